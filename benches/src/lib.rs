@@ -1,0 +1,1 @@
+//! Benchmarks of qhx: host time per token, overhead against other runtimes

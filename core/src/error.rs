@@ -1,0 +1,154 @@
+//! The error type of the workspace: what failed, what was found and expected, and a likely fix.
+
+use std::fmt;
+
+/// Result with [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What sort of thing went wrong. Decides the exit code of the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// An option or argument does not make sense.
+    Usage,
+    /// The manifest is missing, not JSON, or says something it may not.
+    Manifest,
+    /// A file of the bundle is missing, truncated, or not what it claims to be.
+    Artifact,
+    /// A runtime library is missing, or is not one.
+    Runtime,
+    /// A context binary will not load on this device or with this library.
+    Context,
+    /// A graph or one of its tensors is missing or has the wrong shape or dtype.
+    Graph,
+    /// A plugin is missing, incompatible, or misbehaved.
+    Plugin,
+    /// The prompt cannot be used: empty, too long, not UTF-8, of an unknown modality.
+    Prompt,
+    /// Executing a graph failed.
+    Execute,
+    /// The caller asked for the work to stop.
+    Cancelled,
+    /// Reading or writing failed outside the bundle.
+    Io,
+    /// A fault of qhx itself.
+    Internal,
+}
+
+impl ErrorKind {
+    /// The documented process exit code for this kind.
+    pub const fn exit_code(self) -> u8 {
+        match self {
+            Self::Usage => 2,
+            Self::Manifest => 3,
+            Self::Artifact => 4,
+            Self::Runtime => 5,
+            Self::Context => 6,
+            Self::Graph => 7,
+            Self::Plugin => 8,
+            Self::Prompt => 9,
+            Self::Execute => 10,
+            Self::Io => 11,
+            Self::Internal => 70,
+            Self::Cancelled => 130,
+        }
+    }
+
+    /// A stable lower-case name, used in JSON output and across the plugin interface.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Usage => "usage",
+            Self::Manifest => "manifest",
+            Self::Artifact => "artifact",
+            Self::Runtime => "runtime",
+            Self::Context => "context",
+            Self::Graph => "graph",
+            Self::Plugin => "plugin",
+            Self::Prompt => "prompt",
+            Self::Execute => "execute",
+            Self::Cancelled => "cancelled",
+            Self::Io => "io",
+            Self::Internal => "internal",
+        }
+    }
+}
+
+/// A failure that a user can act on.
+///
+/// The message names the file, tensor or option with what was found and expected; the hint is one
+/// likely fix. `Display` prints both.
+#[derive(Debug, Clone)]
+pub struct Error(Box<Inner>);
+
+#[derive(Debug, Clone)]
+struct Inner {
+    kind: ErrorKind,
+    message: String,
+    hint: Option<String>,
+    code: Option<u64>,
+}
+
+impl Error {
+    /// An error of `kind` that says `message`.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self(Box::new(Inner { kind, message: message.into(), hint: None, code: None }))
+    }
+
+    /// Adds one likely fix.
+    #[must_use]
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.0.hint = Some(hint.into());
+        self
+    }
+
+    /// Puts `context` in front of the message: `context: message`.
+    #[must_use]
+    pub fn context(mut self, context: impl fmt::Display) -> Self {
+        self.0.message = format!("{context}: {}", self.0.message);
+        self
+    }
+
+    /// Keeps the number a foreign library answered with.
+    #[must_use]
+    pub fn with_code(mut self, code: u64) -> Self {
+        self.0.code = Some(code);
+        self
+    }
+
+    /// What sort of failure this is.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The message without the hint.
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// The likely fix, when one is known.
+    pub fn hint_text(&self) -> Option<&str> {
+        self.0.hint.as_deref()
+    }
+
+    /// The number a foreign library answered with, when there was one.
+    pub fn code(&self) -> Option<u64> {
+        self.0.code
+    }
+
+    /// An I/O failure on `path`.
+    pub fn io(kind: ErrorKind, path: &std::path::Path, error: &std::io::Error) -> Self {
+        Self::new(kind, format!("{}: {error}", path.display()))
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.message)?;
+        if let Some(hint) = &self.0.hint {
+            write!(f, "\n  hint: {hint}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Error {}

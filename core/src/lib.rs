@@ -1,0 +1,20 @@
+//! qhx-core: backends, tensors, manifests, text and the generation engine.
+//!
+//! The crate knows nothing of model families. What only one family needs is a host-op
+//! ([`op::HostOp`]), selected by name in the bundle's manifest.
+
+pub mod artifacts;
+pub mod backend;
+mod buffer;
+mod cancel;
+mod error;
+pub mod manifest;
+pub mod op;
+mod tensor;
+pub mod workspace;
+
+pub use buffer::{ALIGNMENT, Buffer};
+pub use cancel::CancelToken;
+pub use error::{Error, ErrorKind, Result};
+pub use tensor::{DType, GraphInfo, Port, Quantization, TensorInfo};
+pub use workspace::{BufferId, GraphId, Workspace};

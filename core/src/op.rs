@@ -1,0 +1,241 @@
+//! The host-op as the engine sees it.
+//!
+//! A host-op owns the step logic of one model family: it fills inputs, executes graphs in order
+//! and carries state. It does not own the generation loop. Implementations come from plugins,
+//! through `qhx-plugins`; the engine sees this trait only.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use half::f16;
+use serde::{Deserialize, Serialize};
+
+use crate::artifacts::Artifacts;
+use crate::manifest::Manifest;
+use crate::workspace::GraphStats;
+use crate::{Result, Workspace};
+
+/// What a host-op can be asked to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Task {
+    /// Produce tokens.
+    Generate,
+    /// Produce one vector per text.
+    Embed,
+    /// A task this version of the engine does not know.
+    #[serde(other)]
+    Other,
+}
+
+/// What a prompt segment can carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Modality {
+    /// Token ids.
+    Text,
+    /// RGB8 pixels.
+    Image,
+    /// Mono f32 samples.
+    Audio,
+    /// A modality this version of the engine does not know.
+    #[serde(other)]
+    Other,
+}
+
+/// A piece of a prompt.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Segment<'a> {
+    /// Token ids.
+    Tokens(&'a [u32]),
+    /// Interleaved RGB, 8 bits a channel, `width · height · 3` bytes, rows from the top.
+    Image {
+        /// The pixels.
+        rgb: &'a [u8],
+        /// Pixels in a row.
+        width: u32,
+        /// Rows.
+        height: u32,
+    },
+    /// Mono samples in −1…1.
+    Audio {
+        /// The samples.
+        samples: &'a [f32],
+        /// Samples per second.
+        rate: u32,
+    },
+}
+
+/// What a host-op says of itself before any bundle is opened.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OpDescription {
+    /// The name that manifests select it by.
+    pub name: String,
+    /// One sentence.
+    #[serde(default)]
+    pub summary: String,
+    /// Version of the op.
+    #[serde(default)]
+    pub version: String,
+    /// Tasks it can do.
+    pub tasks: Vec<Task>,
+    /// Segments it understands.
+    #[serde(default)]
+    pub modalities: Vec<Modality>,
+    /// JSON Schema of the manifest's `plan.params`.
+    #[serde(default)]
+    pub params_schema: serde_json::Value,
+}
+
+/// What a host-op says of itself once a bundle is open.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct OpInfo {
+    /// Number of logits, 0 for an op that does not generate.
+    #[serde(default)]
+    pub vocab: usize,
+    /// Positions that the state can hold.
+    #[serde(default)]
+    pub max_ctx: usize,
+    /// Elements of an embedding, 0 for an op that does not embed.
+    #[serde(default)]
+    pub embedding_dim: usize,
+    /// [`HostOp::truncate`] works.
+    #[serde(default)]
+    pub can_truncate: bool,
+    /// [`HostOp::snapshot`] and [`HostOp::restore`] work.
+    #[serde(default)]
+    pub can_snapshot: bool,
+}
+
+/// A saved state of a host-op.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SnapshotId(pub u64);
+
+/// Logits of the last position, in the graph's own precision.
+#[derive(Debug, Clone, Copy)]
+pub enum Logits<'a> {
+    /// Half precision.
+    F16(&'a [f16]),
+    /// Single precision.
+    F32(&'a [f32]),
+}
+
+impl Logits<'_> {
+    /// Number of logits.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F16(values) => values.len(),
+            Self::F32(values) => values.len(),
+        }
+    }
+
+    /// True when there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Time that an op spent in one of its own named parts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SpanStats {
+    /// Name given by the op.
+    pub name: String,
+    /// How often it was entered.
+    pub count: u64,
+    /// Time inside it.
+    pub busy: Duration,
+}
+
+/// The step logic of one model family over one open bundle.
+///
+/// A failed or cancelled call leaves the state as it was after the last complete token; see
+/// [`HostOp::position`].
+pub trait HostOp: Send {
+    /// What the op found when it was opened.
+    fn info(&self) -> &OpInfo;
+
+    /// Forgets everything: position 0.
+    fn reset(&mut self) -> Result<()>;
+
+    /// Consumes segments. Afterwards [`HostOp::logits`] are those of the last position.
+    fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<()>;
+
+    /// Consumes one token. Afterwards [`HostOp::logits`] are those of its position.
+    fn decode(&mut self, token: u32) -> Result<()>;
+
+    /// Logits of the last position consumed. Errors when there are none.
+    fn logits(&self) -> Result<Logits<'_>>;
+
+    /// Positions consumed so far.
+    fn position(&self) -> usize;
+
+    /// Forgets all positions from `position` on.
+    fn truncate(&mut self, position: usize) -> Result<()>;
+
+    /// Saves the state.
+    fn snapshot(&mut self) -> Result<SnapshotId>;
+
+    /// Returns to a saved state, which stays saved.
+    fn restore(&mut self, snapshot: SnapshotId) -> Result<()>;
+
+    /// Frees a saved state. An unknown id is ignored.
+    fn drop_snapshot(&mut self, snapshot: SnapshotId);
+
+    /// Embeds one text: pooling and normalisation are the op's.
+    fn embed(&mut self, segments: &[Segment<'_>]) -> Result<&[f32]>;
+
+    /// Time spent in graphs since the op was opened.
+    fn graph_time(&self) -> Duration;
+
+    /// Time and executions of every graph.
+    fn graph_stats(&self) -> Vec<GraphStats>;
+
+    /// Time in the op's own parts.
+    fn span_stats(&self) -> Vec<SpanStats>;
+}
+
+/// What a host-op is given when it is opened.
+#[derive(Debug)]
+pub struct OpServices {
+    /// The manifest, with unknown keys.
+    pub manifest: Arc<Manifest>,
+    /// The bundle's files.
+    pub artifacts: Artifacts,
+    /// Graphs of all contexts, nothing bound yet.
+    pub workspace: Workspace,
+    /// Threads for `parallel_for`.
+    pub threads: Arc<rayon::ThreadPool>,
+}
+
+/// Where an op comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OpSource {
+    /// Linked into this program.
+    Builtin,
+    /// Loaded from this file.
+    Plugin(std::path::PathBuf),
+}
+
+/// An op that can be opened.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct OpEntry {
+    /// What the op says of itself.
+    pub description: OpDescription,
+    /// Where it comes from.
+    pub source: OpSource,
+}
+
+/// Finds host-ops by name.
+pub trait OpProvider {
+    /// Every op that can be opened, sorted by name.
+    fn list(&self) -> Vec<OpEntry>;
+
+    /// Finds an op. The error lists what is installed.
+    fn find(&self, name: &str) -> Result<OpEntry>;
+
+    /// Opens an op over a bundle.
+    fn open(&self, name: &str, services: OpServices) -> Result<Box<dyn HostOp>>;
+}

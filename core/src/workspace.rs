@@ -1,0 +1,301 @@
+//! The graphs and buffers of one session, addressed by index.
+//!
+//! A [`Workspace`] is the only owner of the right to touch buffer bytes and to execute graphs, so
+//! that the borrow checker excludes one during the other. Names become indices when a session is
+//! opened; the per-token calls ([`Workspace::bind`], [`Workspace::execute`], the byte views) look
+//! up nothing and allocate nothing.
+
+#![expect(unsafe_code, reason = "upholds the exclusive-access contract of Buffer and Graph")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::backend::{Backend, Context, Graph};
+use crate::{Buffer, CancelToken, Error, ErrorKind, GraphInfo, Port, Result};
+
+/// Index of a graph in a [`Workspace`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct GraphId(pub u32);
+
+/// Index of a buffer in a [`Workspace`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BufferId(pub u32);
+
+/// Time spent in one graph.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GraphStats {
+    /// Manifest key of the context.
+    pub context: String,
+    /// Name of the graph.
+    pub graph: String,
+    /// Number of executions.
+    pub executions: u64,
+    /// Time inside the backend's `execute`.
+    pub busy: Duration,
+}
+
+struct Slot {
+    context: String,
+    graph: Box<dyn Graph>,
+    info: Arc<GraphInfo>,
+    bound: Vec<bool>,
+    unbound: usize,
+    executions: u64,
+    busy: Duration,
+}
+
+/// The graphs and buffers of one session.
+pub struct Workspace {
+    backend: Arc<dyn Backend>,
+    buffers: Vec<Buffer>,
+    graphs: Vec<Slot>,
+    cancel: CancelToken,
+    busy: Duration,
+}
+
+impl std::fmt::Debug for Workspace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Workspace")
+            .field("graphs", &self.graphs.len())
+            .field("buffers", &self.buffers.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Workspace {
+    /// An empty workspace over `backend`. `execute` fails with `Cancelled` once `cancel` is set.
+    pub fn new(backend: Arc<dyn Backend>, cancel: CancelToken) -> Self {
+        Self { backend, buffers: Vec::new(), graphs: Vec::new(), cancel, busy: Duration::ZERO }
+    }
+
+    /// Opens every graph of `context` and adds it under the context's manifest key.
+    pub fn add_context(&mut self, key: &str, context: &Arc<dyn Context>) -> Result<()> {
+        for index in 0..context.graphs().len() {
+            let graph = context.open_graph(index)?;
+            let info = Arc::clone(graph.info());
+            let ports = info.inputs.len() + info.outputs.len();
+            self.graphs.push(Slot {
+                context: key.to_owned(),
+                graph,
+                info,
+                bound: vec![false; ports],
+                unbound: ports,
+                executions: 0,
+                busy: Duration::ZERO,
+            });
+        }
+        Ok(())
+    }
+
+    /// Number of graphs.
+    pub fn graph_count(&self) -> usize {
+        self.graphs.len()
+    }
+
+    /// Manifest key of the context and description of a graph.
+    pub fn graph(&self, id: GraphId) -> Result<(&str, &Arc<GraphInfo>)> {
+        let slot = self.graphs.get(id.0 as usize).ok_or_else(|| no_graph(id))?;
+        Ok((&slot.context, &slot.info))
+    }
+
+    /// Finds a graph by name, or by `context/graph` where two contexts hold the same name.
+    pub fn find_graph(&self, name: &str) -> Result<Option<GraphId>> {
+        let mut found = None;
+        for (index, slot) in self.graphs.iter().enumerate() {
+            let qualified = name
+                .strip_prefix(slot.context.as_str())
+                .and_then(|rest| rest.strip_prefix('/'))
+                .is_some_and(|rest| rest == slot.info.name);
+            if qualified {
+                return Ok(Some(GraphId(index as u32)));
+            }
+            if slot.info.name == name {
+                if let Some((_, first)) = found {
+                    return Err(Error::new(
+                        ErrorKind::Graph,
+                        format!(
+                            "graph name {name:?} is ambiguous: contexts {first:?} and {:?} both have it",
+                            slot.context
+                        ),
+                    )
+                    .hint(format!("write it as \"{first}/{name}\" in plan.params")));
+                }
+                found = Some((GraphId(index as u32), slot.context.as_str()));
+            }
+        }
+        Ok(found.map(|(id, _)| id))
+    }
+
+    /// Names of all graphs as `context/graph`, for messages.
+    pub fn graph_names(&self) -> Vec<String> {
+        self.graphs.iter().map(|slot| format!("{}/{}", slot.context, slot.info.name)).collect()
+    }
+
+    /// Allocates a zeroed buffer.
+    pub fn allocate(&mut self, bytes: usize) -> Result<BufferId> {
+        let buffer = self.backend.allocate(bytes)?;
+        self.adopt(buffer)
+    }
+
+    /// Adds a buffer made elsewhere, such as a mapped artifact.
+    pub fn adopt(&mut self, buffer: Buffer) -> Result<BufferId> {
+        let id = u32::try_from(self.buffers.len())
+            .map_err(|_| Error::new(ErrorKind::Internal, "more than 2^32 buffers"))?;
+        self.buffers.push(buffer);
+        Ok(BufferId(id))
+    }
+
+    /// The buffer itself.
+    pub fn buffer(&self, id: BufferId) -> Result<&Buffer> {
+        self.buffers.get(id.0 as usize).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Internal,
+                format!("buffer {} does not exist; there are {}", id.0, self.buffers.len()),
+            )
+        })
+    }
+
+    /// Bytes of a buffer.
+    pub fn bytes(&self, id: BufferId) -> Result<&[u8]> {
+        // SAFETY: writing needs `&mut self`, which the borrow excludes.
+        Ok(unsafe { self.buffer(id)?.bytes() })
+    }
+
+    /// Bytes of a buffer, for writing. Errors for a read-only buffer.
+    pub fn bytes_mut(&mut self, id: BufferId) -> Result<&mut [u8]> {
+        let buffer = self.buffer(id)?;
+        if !buffer.is_writable() {
+            return Err(Error::new(
+                ErrorKind::Internal,
+                format!("buffer {} is a mapped file and cannot be written", id.0),
+            ));
+        }
+        // SAFETY: `&mut self` excludes every other view and every execution.
+        Ok(unsafe { buffer.bytes_mut() })
+    }
+
+    /// Binds `buffer` from byte `offset` on to a port of a graph.
+    ///
+    /// Checks that the port exists, that the buffer holds the tensor's bytes from the offset on,
+    /// that the offset is aligned to the element, and that an output is writable.
+    pub fn bind(
+        &mut self,
+        graph: GraphId,
+        port: Port,
+        buffer: BufferId,
+        offset: usize,
+    ) -> Result<()> {
+        let slot = self.graphs.get_mut(graph.0 as usize).ok_or_else(|| no_graph(graph))?;
+        let memory = self.buffers.get(buffer.0 as usize).ok_or_else(|| {
+            Error::new(ErrorKind::Internal, format!("buffer {} does not exist", buffer.0))
+        })?;
+        let Some(tensor) = slot.info.tensor(port) else {
+            return Err(Error::new(
+                ErrorKind::Graph,
+                format!("graph {:?} has no {port:?}", slot.info.name),
+            ));
+        };
+        let need = tensor.byte_len()?;
+        let have = memory.len().saturating_sub(offset);
+        if have < need {
+            return Err(Error::new(
+                ErrorKind::Graph,
+                format!(
+                    "graph {:?}: tensor {tensor} needs {need} bytes, the buffer bound to it has {have}",
+                    slot.info.name
+                ),
+            ));
+        }
+        if !offset.is_multiple_of(tensor.dtype.size()) {
+            return Err(Error::new(
+                ErrorKind::Graph,
+                format!(
+                    "graph {:?}: tensor {tensor} bound at byte {offset}, not a multiple of {}",
+                    slot.info.name,
+                    tensor.dtype.size()
+                ),
+            ));
+        }
+        if matches!(port, Port::Output(_)) && !memory.is_writable() {
+            return Err(Error::new(
+                ErrorKind::Graph,
+                format!("graph {:?}: output {tensor} bound to a read-only buffer", slot.info.name),
+            ));
+        }
+        slot.graph.bind(port, memory, offset)?;
+        let index = match port {
+            Port::Input(i) => i,
+            Port::Output(i) => slot.info.inputs.len() + i,
+        };
+        if let Some(bound) = slot.bound.get_mut(index)
+            && !*bound
+        {
+            *bound = true;
+            slot.unbound -= 1;
+        }
+        Ok(())
+    }
+
+    /// Executes a graph whose ports are all bound, unless the session is cancelled.
+    pub fn execute(&mut self, graph: GraphId) -> Result<()> {
+        if self.cancel.is_cancelled() {
+            return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
+        }
+        let slot = self.graphs.get_mut(graph.0 as usize).ok_or_else(|| no_graph(graph))?;
+        if slot.unbound > 0 {
+            return Err(unbound(slot));
+        }
+        let start = Instant::now();
+        // SAFETY: all ports are bound, and `&mut self` excludes views of any buffer.
+        let result = unsafe { slot.graph.execute() };
+        let elapsed = start.elapsed();
+        slot.busy += elapsed;
+        slot.executions += 1;
+        self.busy += elapsed;
+        result.map_err(|e| e.context(format_args!("graph {:?}", slot.info.name)))
+    }
+
+    /// Time spent inside `execute` since the workspace was made.
+    pub fn graph_time(&self) -> Duration {
+        self.busy
+    }
+
+    /// Time and executions of every graph.
+    pub fn stats(&self) -> Vec<GraphStats> {
+        self.graphs
+            .iter()
+            .map(|slot| GraphStats {
+                context: slot.context.clone(),
+                graph: slot.info.name.clone(),
+                executions: slot.executions,
+                busy: slot.busy,
+            })
+            .collect()
+    }
+
+    /// The token that cancels executions.
+    pub fn cancel_token(&self) -> &CancelToken {
+        &self.cancel
+    }
+}
+
+fn no_graph(id: GraphId) -> Error {
+    Error::new(ErrorKind::Internal, format!("graph {} does not exist", id.0))
+}
+
+fn unbound(slot: &Slot) -> Error {
+    let names: Vec<_> = slot
+        .info
+        .inputs
+        .iter()
+        .chain(&slot.info.outputs)
+        .zip(&slot.bound)
+        .filter(|(_, bound)| !**bound)
+        .map(|(tensor, _)| tensor.name.as_str())
+        .collect();
+    Error::new(
+        ErrorKind::Graph,
+        format!("graph {:?}: nothing is bound to {}", slot.info.name, names.join(", ")),
+    )
+    .hint("the host-op does not know these tensors; map their roles in plan.params.tensors")
+}

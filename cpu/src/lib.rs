@@ -1,0 +1,1 @@
+//! The CPU backend of qhx: a bundle's graphs as ONNX, in pure Rust

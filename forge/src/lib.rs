@@ -1,0 +1,1 @@
+//! Makes bundles: checkpoint to graphs, context binaries, ONNX and manifest

@@ -1,0 +1,1 @@
+//! The Qwen3.5 host-ops as a dynamic plugin

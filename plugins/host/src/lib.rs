@@ -1,0 +1,1 @@
+//! Finds, checks, loads and lists host-op plugins and adapts them to the engine
