@@ -103,7 +103,7 @@ def drawn_facts(seed, count=4):
 def cases(seed):
     """The golden prompts: the fixed ones plus one drawn fact."""
     fact = drawn_facts(seed)[0]
-    cut = LONG.index("until the morning") + len("until")
+    cut = LONG.index(" from many countries")
     fixed = [(i, LONG[:cut] if p is None else p, n) for i, p, n in CASES]
     return fixed + [("drawn", fact[: fact.index(" was built")], 40)]
 

@@ -11,14 +11,18 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import torch
 import torch.nn.functional as F
 import transformers
+from safetensors.torch import load_file, save_file
 
 import chatml
 import corpus
 import goldens
+
+transformers.utils.logging.disable_progress_bar()
 
 # One line per family: the config class and the causal-LM class of `transformers`.
 FAMILIES = {"qwen35": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM)}
@@ -57,6 +61,18 @@ def batches(seqs, rng, size):
             ids = torch.tensor([seqs[i][0] + [0] * (width - len(seqs[i][0])) for i in rows])
             labels = torch.tensor([seqs[i][1] + [IGNORE] * (width - len(seqs[i][1])) for i in rows])
             yield ids, labels
+
+
+@torch.no_grad()
+def scatter(model):
+    """Starts the scalars of each layer apart from their defaults, and the decays slow, so that mistakes with them show."""
+    for name, p in model.named_parameters():
+        if name.endswith("A_log"):
+            p.uniform_(math.log(0.02), math.log(2.0))
+        elif name.endswith("dt_bias"):
+            p.uniform_(-2.0, 0.5)
+        elif name.endswith("norm.weight"):
+            p.add_(0.15 * torch.randn_like(p))
 
 
 def fit(model, seqs, seed, steps, lr, batch=16, warmup=20):
@@ -99,7 +115,33 @@ def save(model, tok, spec, out):
     ends = [tok.token_to_id("<|im_end|>"), tok.token_to_id("<|endoftext|>")]
     stored.generation_config = transformers.GenerationConfig(eos_token_id=ends, pad_token_id=ends[1], do_sample=False)
     stored.save_pretrained(out, max_shard_size=spec["max_shard_size"])
+    if spec.get("layout") == "published":
+        publish(out, dtype)
     chatml.write_tokenizer(tok, out, spec["model"]["max_position_embeddings"])
+
+
+def publish(out, dtype):
+    """Rewrites a text checkpoint in the layout of the multimodal ones, with a few tensors that a text reader must skip."""
+    text = json.loads((out / "config.json").read_text())
+    extra = {"model.visual.pos_embed.weight": torch.zeros(4, 8, dtype=dtype), "mtp.norm.weight": torch.zeros(8, dtype=dtype)}
+    rename = lambda n: "model.language_model." + n.removeprefix("model.") if n.startswith("model.") else n
+    for file in sorted(out.glob("model*.safetensors")):
+        save_file({rename(n): t for n, t in load_file(file).items()} | extra, file, metadata={"format": "pt"})
+        extra = {}
+    index = out / "model.safetensors.index.json"
+    if index.exists():
+        value = json.loads(index.read_text())
+        value["weight_map"] = {rename(n): f for n, f in value["weight_map"].items()}
+        first = min(value["weight_map"].values())
+        value["weight_map"] |= {"model.visual.pos_embed.weight": first, "mtp.norm.weight": first}
+        index.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+    version = text.pop("transformers_version")
+    text.pop("architectures")
+    nested = {
+        "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": text,
+        "tie_word_embeddings": text["tie_word_embeddings"], "transformers_version": version,
+    }
+    (out / "config.json").write_text(json.dumps(nested, indent=2) + "\n")
 
 
 def produce(family, spec, seed, steps, out, margin, lr):
@@ -113,6 +155,7 @@ def produce(family, spec, seed, steps, out, margin, lr):
     config = config_class(**spec["model"], eos_token_id=end, pad_token_id=end)
     config._attn_implementation = "eager"
     model = model_class(config)
+    scatter(model)
     count = sum(p.numel() for p in model.parameters())
     seqs = sequences(tok, seed)
     print(f"{spec['name']}: {count} parameters, {len(seqs)} sequences, longest {max(len(s[0]) for s in seqs)} tokens", flush=True)
@@ -125,6 +168,8 @@ def produce(family, spec, seed, steps, out, margin, lr):
             break
     else:
         raise SystemExit(f"{spec['name']}: least margin {found['margin']:.3f} < {margin}, or text not learned: {found['missed']}")
+    for f in out.iterdir():
+        f.chmod(0o644)
     size = sum(f.stat().st_size for f in out.iterdir())
     print(f"  {out.name}: {size} bytes; cached, stepped and uncached logits differ by at most {found['drift']:.2e}")
 
@@ -155,6 +200,7 @@ def draw(seed):
         "split": rng.choice(sorted(chatml.SPLIT)),
         "dtype": dtype,
         "keep_f32": ["linear_attn.A_log", "linear_attn.norm.weight"] if dtype == "bfloat16" and rng.random() < 0.5 else [],
+        "layout": rng.choice(["text", "published"]),
         "max_shard_size": rng.choice(["10MB", "700KB"]),
         "model": {
             "vocab_size": size + rng.choice([0, 0, 3, 10]),
@@ -193,7 +239,7 @@ def main():
     for p in sub.choices.values():
         p.add_argument("--out", type=Path, required=True)
         p.add_argument("--seed", type=int, required=True)
-        p.add_argument("--steps", type=int, default=320)
+        p.add_argument("--steps", type=int, default=200)
         p.add_argument("--lr", type=float, default=4e-3)
         p.add_argument("--margin", type=float, default=2.0, help="least top-1 margin over all golden steps, in logits")
         p.add_argument("--threads", type=int, default=2)
