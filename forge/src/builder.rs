@@ -1,0 +1,552 @@
+//! Builds a [`Graph`]: one method per op, shapes inferred and checked, errors that name the node.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use qhx_core::{Error, ErrorKind, Result};
+
+use crate::graph::{
+    BinaryOp, Constant, Elem, Graph, MAX_RANK, Node, Op, Origin, ReduceOp, Tensor, TensorId,
+    UnaryOp,
+};
+use crate::weight::Weight;
+
+/// Builds one graph. Tensors are named `<scope>_<op>_<n>`; inputs and outputs have the given names.
+#[derive(Debug)]
+pub struct GraphBuilder {
+    graph: Graph,
+    names: HashSet<String>,
+    scope: String,
+    scalars: HashMap<(Elem, usize, u32), TensorId>,
+}
+
+impl GraphBuilder {
+    /// An empty graph.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            graph: Graph {
+                name: name.into(),
+                tensors: Vec::new(),
+                nodes: Vec::new(),
+                inputs: Vec::new(),
+                outputs: Vec::new(),
+            },
+            names: HashSet::new(),
+            scope: String::new(),
+            scalars: HashMap::new(),
+        }
+    }
+
+    /// Prefix of the names of tensors made from now on, such as `l3_attn`.
+    pub fn scope(&mut self, scope: impl Into<String>) {
+        self.scope = scope.into();
+    }
+
+    /// The tensor behind an id.
+    pub fn tensor(&self, id: TensorId) -> Result<&Tensor> {
+        self.graph.tensor(id)
+    }
+
+    /// The shape of a tensor.
+    pub fn shape(&self, id: TensorId) -> Result<&[usize]> {
+        Ok(&self.graph.tensor(id)?.shape)
+    }
+
+    /// Adds an input that the caller of the graph gives.
+    pub fn input(&mut self, name: &str, elem: Elem, shape: &[usize]) -> Result<TensorId> {
+        let id = self.push(name.to_owned(), elem, shape.to_vec(), Origin::Input)?;
+        self.graph.inputs.push(id);
+        Ok(id)
+    }
+
+    /// Declares `id` to be the output called `name`.
+    pub fn output(&mut self, name: &str, id: TensorId) -> Result<()> {
+        let tensor = self.graph.tensor(id)?;
+        let direct = matches!(tensor.origin, Origin::Node(_)) && !self.graph.outputs.contains(&id);
+        let id = if direct {
+            id
+        } else {
+            // An input handed through, or one value under two names: give it a node of its own.
+            let shape = tensor.shape.clone();
+            self.reshape(id, &shape)?
+        };
+        self.check_name(name)?;
+        let tensor = &mut self.graph.tensors[id.index()];
+        self.names.remove(&tensor.name);
+        self.names.insert(name.to_owned());
+        tensor.name = name.to_owned();
+        self.graph.outputs.push(id);
+        Ok(())
+    }
+
+    /// A small constant of floats.
+    pub fn constant(
+        &mut self,
+        name: &str,
+        elem: Elem,
+        shape: &[usize],
+        values: Vec<f32>,
+    ) -> Result<TensorId> {
+        if elem == Elem::I32 {
+            return Err(self.bad("constant", name, "float values for element type i32"));
+        }
+        let name = self.qualified(name);
+        let expected: usize = elements(shape).unwrap_or(0);
+        if expected != values.len() {
+            return Err(self.bad(
+                "constant",
+                &name,
+                &format!("{} values for shape {shape:?}, which has {expected}", values.len()),
+            ));
+        }
+        self.push(name, elem, shape.to_vec(), Origin::Constant(Constant::Float(Arc::from(values))))
+    }
+
+    /// One value, of the element type and rank of `like`, for use in a binary op with it.
+    pub fn scalar(&mut self, like: TensorId, value: f32) -> Result<TensorId> {
+        let tensor = self.graph.tensor(like)?;
+        let (elem, rank) = (tensor.elem, tensor.shape.len());
+        if let Some(&id) = self.scalars.get(&(elem, rank, value.to_bits())) {
+            return Ok(id);
+        }
+        let constant = match elem {
+            Elem::Activation | Elem::F32 => Constant::Float(Arc::from([value])),
+            Elem::I32 => Constant::Int(Arc::from([value as i32])),
+        };
+        let name = format!("scalar_{}", self.graph.tensors.len());
+        let id = self.push(name, elem, vec![1; rank], Origin::Constant(constant))?;
+        self.scalars.insert((elem, rank, value.to_bits()), id);
+        Ok(id)
+    }
+
+    /// `x·Wᵀ (+ b)` for x `[m, in]`. The weight's name in the graph is `<scope>_<name>`.
+    pub fn linear(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        weight: Weight,
+        bias: Option<Vec<f32>>,
+    ) -> Result<TensorId> {
+        let name = self.qualified(name);
+        let (rows, cols) = (weight.rows(), weight.cols());
+        let input = self.graph.tensor(x)?;
+        if input.elem != Elem::Activation || input.shape.len() != 2 || input.shape[1] != cols {
+            let found = format!(
+                "input is {input}, expected activation[m, {cols}] for a weight [{rows}, {cols}]"
+            );
+            return Err(self.bad("linear", &name, &found));
+        }
+        let m = input.shape[0];
+        let w = self.push(
+            format!("{name}_weight"),
+            Elem::Activation,
+            vec![rows, cols],
+            Origin::Weight(weight),
+        )?;
+        let mut inputs = vec![x, w];
+        if let Some(bias) = bias {
+            if bias.len() != rows {
+                return Err(self.bad(
+                    "linear",
+                    &name,
+                    &format!("bias of {} values, expected {rows}", bias.len()),
+                ));
+            }
+            let constant = Origin::Constant(Constant::Float(Arc::from(bias)));
+            inputs.push(self.push(
+                format!("{name}_bias"),
+                Elem::Activation,
+                vec![rows],
+                constant,
+            )?);
+        }
+        self.node_named(name, Op::Linear, inputs, Elem::Activation, vec![m, rows])
+    }
+
+    /// Batched product of activations; see [`Op::MatMul`].
+    pub fn matmul(&mut self, a: TensorId, b: TensorId, transpose_b: bool) -> Result<TensorId> {
+        let op = Op::MatMul { transpose_b };
+        let (ta, tb) = (self.graph.tensor(a)?, self.graph.tensor(b)?);
+        let (sa, sb) = (&ta.shape, &tb.shape);
+        let rank = sa.len();
+        let fits = rank >= 2 && sb.len() == rank && ta.elem == tb.elem && ta.elem != Elem::I32 && {
+            let (k, n) = if transpose_b { (rank - 1, rank - 2) } else { (rank - 2, rank - 1) };
+            sa[..rank - 2] == sb[..rank - 2] && sa[rank - 1] == sb[k] && n < rank
+        };
+        if !fits {
+            return Err(self.mismatch(&op, &[a, b], "equal batch dimensions and inner sizes"));
+        }
+        let mut shape = sa.clone();
+        shape[rank - 1] = if transpose_b { sb[rank - 2] } else { sb[rank - 1] };
+        let elem = ta.elem;
+        self.node(op, vec![a, b], elem, shape)
+    }
+
+    /// Element-wise on two tensors of one rank and element type, with broadcasting.
+    pub fn binary(&mut self, op: BinaryOp, a: TensorId, b: TensorId) -> Result<TensorId> {
+        let (ta, tb) = (self.graph.tensor(a)?, self.graph.tensor(b)?);
+        let op = Op::Binary(op);
+        let shape = broadcast(&ta.shape, &tb.shape);
+        let elem = ta.elem;
+        match shape {
+            Some(shape) if ta.elem == tb.elem => self.node(op, vec![a, b], elem, shape),
+            _ => Err(self.mismatch(&op, &[a, b], "one element type, one rank, sizes equal or 1")),
+        }
+    }
+
+    /// a + b
+    pub fn add(&mut self, a: TensorId, b: TensorId) -> Result<TensorId> {
+        self.binary(BinaryOp::Add, a, b)
+    }
+
+    /// a − b
+    pub fn sub(&mut self, a: TensorId, b: TensorId) -> Result<TensorId> {
+        self.binary(BinaryOp::Sub, a, b)
+    }
+
+    /// a · b
+    pub fn mul(&mut self, a: TensorId, b: TensorId) -> Result<TensorId> {
+        self.binary(BinaryOp::Mul, a, b)
+    }
+
+    /// a / b
+    pub fn div(&mut self, a: TensorId, b: TensorId) -> Result<TensorId> {
+        self.binary(BinaryOp::Div, a, b)
+    }
+
+    /// x · value
+    pub fn scale(&mut self, x: TensorId, value: f32) -> Result<TensorId> {
+        let value = self.scalar(x, value)?;
+        self.mul(x, value)
+    }
+
+    /// Element-wise on one floating-point tensor.
+    pub fn unary(&mut self, op: UnaryOp, x: TensorId) -> Result<TensorId> {
+        let tensor = self.graph.tensor(x)?;
+        let op = Op::Unary(op);
+        if tensor.elem == Elem::I32 {
+            return Err(self.mismatch(&op, &[x], "a floating-point tensor"));
+        }
+        let (elem, shape) = (tensor.elem, tensor.shape.clone());
+        self.node(op, vec![x], elem, shape)
+    }
+
+    /// Reduces one axis to size 1.
+    pub fn reduce(&mut self, op: ReduceOp, x: TensorId, axis: usize) -> Result<TensorId> {
+        let tensor = self.graph.tensor(x)?;
+        let op = Op::Reduce { op, axis };
+        let mut shape = tensor.shape.clone();
+        let elem = tensor.elem;
+        match shape.get_mut(axis) {
+            Some(size) => *size = 1,
+            None => return Err(self.mismatch(&op, &[x], &format!("an axis {axis}"))),
+        }
+        self.node(op, vec![x], elem, shape)
+    }
+
+    /// Softmax along the last axis.
+    pub fn softmax(&mut self, x: TensorId) -> Result<TensorId> {
+        let tensor = self.graph.tensor(x)?;
+        if tensor.elem == Elem::I32 {
+            return Err(self.mismatch(&Op::Softmax, &[x], "a floating-point tensor"));
+        }
+        let (elem, shape) = (tensor.elem, tensor.shape.clone());
+        self.node(Op::Softmax, vec![x], elem, shape)
+    }
+
+    /// The same elements in another shape. Nothing is added when the shape is the same and `x` is not
+    /// made an output by it.
+    pub fn reshape(&mut self, x: TensorId, shape: &[usize]) -> Result<TensorId> {
+        let tensor = self.graph.tensor(x)?;
+        let elem = tensor.elem;
+        if elements(shape) != Some(tensor.elements()) {
+            return Err(self.mismatch(
+                &Op::Reshape,
+                &[x],
+                &format!("as many elements as {shape:?}"),
+            ));
+        }
+        self.node(Op::Reshape, vec![x], elem, shape.to_vec())
+    }
+
+    /// Permutes dimensions: output dimension `i` is input dimension `perm[i]`.
+    pub fn transpose(&mut self, x: TensorId, perm: &[usize]) -> Result<TensorId> {
+        let tensor = self.graph.tensor(x)?;
+        let op = Op::Transpose { perm: perm.to_vec() };
+        let mut sorted = perm.to_vec();
+        sorted.sort_unstable();
+        if !sorted.iter().copied().eq(0..tensor.shape.len()) {
+            return Err(self.mismatch(
+                &op,
+                &[x],
+                &format!("a tensor whose dimensions {perm:?} permutes"),
+            ));
+        }
+        let (elem, shape) = (tensor.elem, perm.iter().map(|&i| tensor.shape[i]).collect());
+        self.node(op, vec![x], elem, shape)
+    }
+
+    /// Joins tensors along `axis`. One tensor alone is handed back as it is.
+    pub fn concat(&mut self, inputs: &[TensorId], axis: usize) -> Result<TensorId> {
+        let op = Op::Concat { axis };
+        let Some((&first, rest)) = inputs.split_first() else {
+            return Err(self.bad("concat", &self.scope, "no inputs"));
+        };
+        if rest.is_empty() {
+            return Ok(first);
+        }
+        let tensor = self.graph.tensor(first)?;
+        let (elem, mut shape) = (tensor.elem, tensor.shape.clone());
+        for &id in rest {
+            let other = self.graph.tensor(id)?;
+            let same = other.elem == elem
+                && other.shape.len() == shape.len()
+                && axis < shape.len()
+                && (0..shape.len()).all(|i| i == axis || shape[i] == other.shape[i]);
+            let Some(size) = shape.get(axis).and_then(|n| n.checked_add(*other.shape.get(axis)?))
+            else {
+                return Err(self.mismatch(&op, inputs, &format!("an axis {axis}")));
+            };
+            if !same {
+                return Err(self.mismatch(
+                    &op,
+                    inputs,
+                    &format!("one element type and equal sizes except along axis {axis}"),
+                ));
+            }
+            shape[axis] = size;
+        }
+        self.node(op, inputs.to_vec(), elem, shape)
+    }
+
+    /// Elements `start..end` along `axis`. The whole axis is handed back as it is.
+    pub fn slice(
+        &mut self,
+        x: TensorId,
+        axis: usize,
+        start: usize,
+        end: usize,
+    ) -> Result<TensorId> {
+        let tensor = self.graph.tensor(x)?;
+        let op = Op::Slice { axis, start, end };
+        let elem = tensor.elem;
+        let mut shape = tensor.shape.clone();
+        match shape.get_mut(axis) {
+            Some(size) if start == 0 && end == *size => return Ok(x),
+            Some(size) if start < end && end <= *size => *size = end - start,
+            _ => {
+                let wanted = format!("an axis {axis} with elements {start}..{end}");
+                return Err(self.mismatch(&op, &[x], &wanted));
+            }
+        }
+        self.node(op, vec![x], elem, shape)
+    }
+
+    /// Converts to another element type. Nothing is added when it has that type already.
+    pub fn cast(&mut self, x: TensorId, elem: Elem) -> Result<TensorId> {
+        let tensor = self.graph.tensor(x)?;
+        if tensor.elem == elem {
+            return Ok(x);
+        }
+        let shape = tensor.shape.clone();
+        self.node(Op::Cast, vec![x], elem, shape)
+    }
+
+    /// The finished graph. Errors when it has no output.
+    pub fn finish(self) -> Result<Graph> {
+        if self.graph.outputs.is_empty() {
+            return Err(self.bad("graph", &self.graph.name, "no output"));
+        }
+        Ok(self.graph)
+    }
+
+    fn node(
+        &mut self,
+        op: Op,
+        inputs: Vec<TensorId>,
+        elem: Elem,
+        shape: Vec<usize>,
+    ) -> Result<TensorId> {
+        let name = self.qualified(&format!("{}_{}", op.name(), self.graph.nodes.len()));
+        self.node_named(name, op, inputs, elem, shape)
+    }
+
+    fn node_named(
+        &mut self,
+        name: String,
+        op: Op,
+        inputs: Vec<TensorId>,
+        elem: Elem,
+        shape: Vec<usize>,
+    ) -> Result<TensorId> {
+        for (index, &id) in inputs.iter().enumerate() {
+            let weight = matches!(self.graph.tensor(id)?.origin, Origin::Weight(_));
+            if weight != (op == Op::Linear && index == 1) {
+                return Err(self.mismatch(&op, &inputs, "a weight as second input of linear only"));
+            }
+        }
+        let index = self.graph.nodes.len();
+        let output = self.push(name, elem, shape, Origin::Node(index))?;
+        self.graph.nodes.push(Node { op, inputs, output });
+        Ok(output)
+    }
+
+    fn push(
+        &mut self,
+        name: String,
+        elem: Elem,
+        shape: Vec<usize>,
+        origin: Origin,
+    ) -> Result<TensorId> {
+        self.check_name(&name)?;
+        if shape.is_empty() || shape.len() > MAX_RANK || elements(&shape).is_none_or(|n| n == 0) {
+            return Err(self.bad(
+                "tensor",
+                &name,
+                &format!("shape {shape:?}, expected 1 to {MAX_RANK} dimensions of at least 1"),
+            ));
+        }
+        let id = u32::try_from(self.graph.tensors.len())
+            .map_err(|_| self.bad("tensor", &name, "more than 2^32 tensors"))?;
+        self.names.insert(name.clone());
+        self.graph.tensors.push(Tensor { name, elem, shape, origin });
+        Ok(TensorId(id))
+    }
+
+    fn check_name(&self, name: &str) -> Result<()> {
+        let legal =
+            !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+        if !legal {
+            return Err(self.bad(
+                "tensor",
+                name,
+                "a name of ASCII letters, digits and _ was expected",
+            ));
+        }
+        if self.names.contains(name) {
+            return Err(self.bad("tensor", name, "the name is taken"));
+        }
+        Ok(())
+    }
+
+    fn qualified(&self, name: &str) -> String {
+        if self.scope.is_empty() { name.to_owned() } else { format!("{}_{name}", self.scope) }
+    }
+
+    fn bad(&self, what: &str, name: &str, found: &str) -> Error {
+        Error::new(
+            ErrorKind::Graph,
+            format!("graph {:?}: {what} {name:?}: {found}", self.graph.name),
+        )
+    }
+
+    fn mismatch(&self, op: &Op, inputs: &[TensorId], expected: &str) -> Error {
+        let found: Vec<_> = inputs
+            .iter()
+            .map(|id| self.graph.tensor(*id).map_or_else(|e| e.to_string(), ToString::to_string))
+            .collect();
+        let name = self.qualified(&format!("{}_{}", op.name(), self.graph.nodes.len()));
+        self.bad(op.name(), &name, &format!("found {}; expected {expected}", found.join(", ")))
+    }
+}
+
+/// Number of elements; none when it does not fit.
+fn elements(shape: &[usize]) -> Option<usize> {
+    shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))
+}
+
+fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
+    if a.len() != b.len() {
+        return None;
+    }
+    a.iter()
+        .zip(b)
+        .map(|(&x, &y)| match (x, y) {
+            (x, y) if x == y => Some(x),
+            (x, 1) => Some(x),
+            (1, y) => Some(y),
+            _ => None,
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn builder() -> (GraphBuilder, TensorId) {
+        let mut b = GraphBuilder::new("g");
+        let x = b.input("x", Elem::Activation, &[1, 6]).unwrap();
+        (b, x)
+    }
+
+    #[test]
+    fn shapes_follow_the_ops() {
+        let (mut b, x) = builder();
+        let heads = b.reshape(x, &[3, 2]).unwrap();
+        let wide = b.concat(&[heads, heads], 1).unwrap();
+        let part = b.slice(wide, 1, 1, 3).unwrap();
+        let turned = b.transpose(part, &[1, 0]).unwrap();
+        let product = b.matmul(turned, part, false).unwrap();
+        let row = b.reduce(ReduceOp::Max, product, 0).unwrap();
+        let scaled = b.div(product, row).unwrap();
+        assert_eq!(b.shape(scaled).unwrap(), [2, 2]);
+        b.output("y", scaled).unwrap();
+        let info = b.finish().unwrap().info(Elem::qnn);
+        assert_eq!(info.outputs[0].to_string(), "y f16[2, 2]");
+    }
+
+    #[test]
+    fn errors_name_the_node_and_what_it_found() {
+        let (mut b, x) = builder();
+        b.scope("l7_attn");
+        let y = b.input("y", Elem::F32, &[1, 6]).unwrap();
+        for (error, words) in [
+            (
+                b.add(x, y).unwrap_err(),
+                "add \"l7_attn_add_0\": found x activation[1, 6], y f32[1, 6]",
+            ),
+            (b.reshape(x, &[4, 2]).unwrap_err(), "as many elements as [4, 2]"),
+            (b.slice(x, 1, 4, 9).unwrap_err(), "an axis 1 with elements 4..9"),
+            (b.slice(x, 2, 0, 1).unwrap_err(), "an axis 2"),
+            (b.concat(&[x, y], 0).unwrap_err(), "one element type"),
+            (b.concat(&[x, x], 5).unwrap_err(), "an axis 5"),
+            (b.concat(&[], 0).unwrap_err(), "no inputs"),
+            (b.transpose(x, &[0, 0]).unwrap_err(), "[0, 0] permutes"),
+            (b.matmul(x, x, false).unwrap_err(), "inner sizes"),
+            (b.reduce(ReduceOp::Sum, x, 2).unwrap_err(), "an axis 2"),
+            (b.reshape(x, &[1, 1, 1, 6, 1]).unwrap_err(), "1 to 4 dimensions"),
+            (b.input("x", Elem::F32, &[1]).unwrap_err(), "the name is taken"),
+            (b.input("a b", Elem::F32, &[1]).unwrap_err(), "ASCII letters"),
+            (b.input("z", Elem::F32, &[0]).unwrap_err(), "shape [0]"),
+            (b.input("z", Elem::F32, &[usize::MAX, 2]).unwrap_err(), "dimensions"),
+        ] {
+            let text = error.to_string();
+            assert_eq!(error.kind(), ErrorKind::Graph, "{text}");
+            assert!(text.contains(words), "{text:?} does not say {words:?}");
+            assert!(text.starts_with("graph \"g\""), "{text}");
+        }
+        assert!(b.finish().unwrap_err().to_string().contains("no output"));
+    }
+
+    #[test]
+    fn one_value_may_be_two_outputs_and_an_input_may_be_one() {
+        let (mut b, x) = builder();
+        let y = b.unary(UnaryOp::Exp, x).unwrap();
+        b.output("y", y).unwrap();
+        b.output("again", y).unwrap();
+        b.output("through", x).unwrap();
+        let graph = b.finish().unwrap();
+        let names: Vec<_> = graph.info(Elem::onnx).outputs.into_iter().map(|t| t.name).collect();
+        assert_eq!(names, ["y", "again", "through"]);
+        assert!(graph.outputs().iter().all(|&id| graph.producer(id).is_some()));
+    }
+
+    #[test]
+    fn scalars_are_shared() {
+        let (mut b, x) = builder();
+        let one = b.scalar(x, 2.0).unwrap();
+        assert_eq!(one, b.scalar(x, 2.0).unwrap());
+        assert_ne!(one, b.scalar(x, 3.0).unwrap());
+    }
+}

@@ -1,0 +1,32 @@
+//! What turns graphs into a context binary.
+
+use std::path::Path;
+
+use qhx_core::Result;
+
+use crate::graph::Graph;
+use crate::progress::Progress;
+
+/// Compiles graphs into context binaries for one target.
+///
+/// The graphs of one call share one context. Weights are read through [`crate::weight::Weight`] while
+/// a graph is composed, one at a time. A `Linear` whose weight has [`crate::weight::Storage::Int8`]
+/// becomes a layer with per-output-channel int8 weights; the names, element types
+/// ([`crate::graph::Elem::qnn`]), shapes and order of inputs and outputs are the graph's own.
+pub trait Compiler: Send + Sync {
+    /// The architecture that the binaries are for: `v81`.
+    fn dsp_arch(&self) -> &str;
+
+    /// Name and version of the library behind it, for the manifest.
+    fn version(&self) -> String;
+
+    /// Compiles `graphs` into one context and writes its binary to `out`, a path that does not exist
+    /// yet. `key` is the context's key in the manifest, for messages. Returns the bytes written.
+    fn compile(
+        &self,
+        key: &str,
+        graphs: &[Graph],
+        out: &Path,
+        progress: &mut dyn Progress,
+    ) -> Result<u64>;
+}

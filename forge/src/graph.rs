@@ -1,0 +1,342 @@
+//! The graph that a recipe builds and that is lowered twice: to QNN and to ONNX.
+//!
+//! A [`Graph`] is a list of [`Node`]s in execution order over named [`Tensor`]s. Every node has one
+//! output. The op set is small on purpose: each op is lowered by every backend's lowering, so what can
+//! be said with two ops is not a third one. The builder ([`crate::builder::GraphBuilder`]) infers
+//! shapes and checks every node, so a lowering may rely on what this file says.
+//!
+//! Invariants of a built graph:
+//! - names of tensors are unique and consist of ASCII letters, digits and `_`;
+//! - ranks lie in `1..=`[`MAX_RANK`], no dimension is 0, element counts fit in `usize`;
+//! - a node reads only inputs, constants, weights and outputs of earlier nodes;
+//! - every output is the output of a node, so a lowering can write it in place;
+//! - a weight is read by `Linear` nodes only, as their second input.
+
+use std::fmt;
+use std::sync::Arc;
+
+use qhx_core::{DType, Error, ErrorKind, GraphInfo, Result, TensorInfo};
+
+use crate::weight::Weight;
+
+/// Largest rank of a tensor. The Hexagon backend handles four dimensions everywhere.
+pub const MAX_RANK: usize = 4;
+
+/// Logical element type. What it is in memory depends on the lowering.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Elem {
+    /// f16 in a QNN graph, f32 in an ONNX graph.
+    Activation,
+    /// f32 in both: recurrent state and the arithmetic around it.
+    F32,
+    /// 32-bit integer in both.
+    I32,
+}
+
+impl Elem {
+    /// The element type in a QNN graph.
+    pub const fn qnn(self) -> DType {
+        match self {
+            Self::Activation => DType::F16,
+            Self::F32 => DType::F32,
+            Self::I32 => DType::I32,
+        }
+    }
+
+    /// The element type in an ONNX graph.
+    pub const fn onnx(self) -> DType {
+        match self {
+            Self::Activation | Self::F32 => DType::F32,
+            Self::I32 => DType::I32,
+        }
+    }
+}
+
+impl fmt::Display for Elem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Activation => "activation",
+            Self::F32 => "f32",
+            Self::I32 => "i32",
+        })
+    }
+}
+
+/// Index of a tensor in [`Graph::tensors`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TensorId(pub(crate) u32);
+
+impl TensorId {
+    /// The index.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Values of a small constant, row-major.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Constant {
+    /// For [`Elem::Activation`] (rounded to f16 by the QNN lowering) and [`Elem::F32`].
+    Float(Arc<[f32]>),
+    /// For [`Elem::I32`].
+    Int(Arc<[i32]>),
+}
+
+/// Where a tensor's values come from.
+#[derive(Debug, Clone)]
+pub enum Origin {
+    /// Given by the caller of the graph.
+    Input,
+    /// Stored in the graph: norm weights, biases, scalars.
+    Constant(Constant),
+    /// Stored in the graph, and large: read from the checkpoint when it is lowered.
+    Weight(Weight),
+    /// The output of the node with this index in [`Graph::nodes`].
+    Node(usize),
+}
+
+/// A named tensor of a graph.
+#[derive(Debug, Clone)]
+pub struct Tensor {
+    /// Unique in the graph.
+    pub name: String,
+    /// Element type. `Activation` for weights, whose storage is [`Weight::storage`].
+    pub elem: Elem,
+    /// Row-major dimensions.
+    pub shape: Vec<usize>,
+    /// Where the values come from.
+    pub origin: Origin,
+}
+
+impl Tensor {
+    /// Number of elements. The builder has checked that it fits.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+impl fmt::Display for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}{:?}", self.name, self.elem, self.shape)
+    }
+}
+
+/// Element-wise operation on two tensors of one element type. Shapes broadcast as in NumPy, and have
+/// the same rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum BinaryOp {
+    /// a + b
+    Add,
+    /// a − b
+    Sub,
+    /// a · b
+    Mul,
+    /// a / b
+    Div,
+    /// The larger of a and b.
+    Max,
+}
+
+/// Element-wise operation on one floating-point tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum UnaryOp {
+    /// |x|
+    Abs,
+    /// −x
+    Neg,
+    /// eˣ
+    Exp,
+    /// Natural logarithm.
+    Log,
+    /// 1 / √x
+    Rsqrt,
+    /// 1 / (1 + e⁻ˣ)
+    Sigmoid,
+    /// Hyperbolic tangent.
+    Tanh,
+}
+
+/// What a reduction computes along its axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ReduceOp {
+    /// Sum of the elements.
+    Sum,
+    /// Arithmetic mean of the elements.
+    Mean,
+    /// Largest element.
+    Max,
+}
+
+/// What a node computes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Op {
+    /// `y = x·Wᵀ (+ b)`. Inputs: x `[m, in]`, weight `[out, in]`, optionally bias `[out]` (a constant).
+    /// Output `[m, out]`. QNN's `FullyConnected`.
+    Linear,
+    /// Product of two activations, batched over all dimensions but the last two, which are equal in
+    /// both inputs. Inputs `[…, m, k]` and `[…, k, n]`, or `[…, n, k]` when `transpose_b`.
+    MatMul {
+        /// The second input is `[…, n, k]`.
+        transpose_b: bool,
+    },
+    /// Element-wise on two tensors.
+    Binary(BinaryOp),
+    /// Element-wise on one tensor.
+    Unary(UnaryOp),
+    /// Along one axis, which stays with size 1.
+    Reduce {
+        /// What is computed.
+        op: ReduceOp,
+        /// The axis.
+        axis: usize,
+    },
+    /// Softmax along the last axis.
+    Softmax,
+    /// Same elements in row-major order; the shape is the output's.
+    Reshape,
+    /// Output dimension `i` is input dimension `perm[i]`.
+    Transpose {
+        /// The permutation.
+        perm: Vec<usize>,
+    },
+    /// Joins two or more tensors along `axis`.
+    Concat {
+        /// The axis.
+        axis: usize,
+    },
+    /// Elements `start..end` along `axis`.
+    Slice {
+        /// The axis.
+        axis: usize,
+        /// First index.
+        start: usize,
+        /// One past the last index.
+        end: usize,
+    },
+    /// Converts to the output's element type.
+    Cast,
+}
+
+impl Op {
+    /// Short lower-case name, for tensor names and messages.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Linear => "linear",
+            Self::MatMul { .. } => "matmul",
+            Self::Binary(BinaryOp::Add) => "add",
+            Self::Binary(BinaryOp::Sub) => "sub",
+            Self::Binary(BinaryOp::Mul) => "mul",
+            Self::Binary(BinaryOp::Div) => "div",
+            Self::Binary(BinaryOp::Max) => "max",
+            Self::Unary(UnaryOp::Abs) => "abs",
+            Self::Unary(UnaryOp::Neg) => "neg",
+            Self::Unary(UnaryOp::Exp) => "exp",
+            Self::Unary(UnaryOp::Log) => "log",
+            Self::Unary(UnaryOp::Rsqrt) => "rsqrt",
+            Self::Unary(UnaryOp::Sigmoid) => "sigmoid",
+            Self::Unary(UnaryOp::Tanh) => "tanh",
+            Self::Reduce { op: ReduceOp::Sum, .. } => "reduce_sum",
+            Self::Reduce { op: ReduceOp::Mean, .. } => "reduce_mean",
+            Self::Reduce { op: ReduceOp::Max, .. } => "reduce_max",
+            Self::Softmax => "softmax",
+            Self::Reshape => "reshape",
+            Self::Transpose { .. } => "transpose",
+            Self::Concat { .. } => "concat",
+            Self::Slice { .. } => "slice",
+            Self::Cast => "cast",
+        }
+    }
+}
+
+/// One operation.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// What it computes.
+    pub op: Op,
+    /// What it reads.
+    pub inputs: Vec<TensorId>,
+    /// What it writes.
+    pub output: TensorId,
+}
+
+/// A built graph. See the module's invariants.
+#[derive(Debug, Clone)]
+pub struct Graph {
+    pub(crate) name: String,
+    pub(crate) tensors: Vec<Tensor>,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) inputs: Vec<TensorId>,
+    pub(crate) outputs: Vec<TensorId>,
+}
+
+impl Graph {
+    /// The name in its context.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// All tensors, by [`TensorId::index`].
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// All nodes in execution order.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// What the caller gives, in order.
+    pub fn inputs(&self) -> &[TensorId] {
+        &self.inputs
+    }
+
+    /// What the caller gets, in order.
+    pub fn outputs(&self) -> &[TensorId] {
+        &self.outputs
+    }
+
+    /// The tensor behind an id of this graph.
+    pub fn tensor(&self, id: TensorId) -> Result<&Tensor> {
+        self.tensors.get(id.index()).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Internal,
+                format!("graph {:?} has no tensor {}", self.name, id.index()),
+            )
+        })
+    }
+
+    /// The node that writes `id`; none for inputs, constants and weights.
+    pub fn producer(&self, id: TensorId) -> Option<&Node> {
+        match self.tensors.get(id.index())?.origin {
+            Origin::Node(node) => self.nodes.get(node),
+            _ => None,
+        }
+    }
+
+    /// Names, element types and shapes of inputs and outputs, with `elem` as the mapping of element
+    /// types ([`Elem::qnn`] or [`Elem::onnx`]).
+    pub fn info(&self, elem: impl Fn(Elem) -> DType) -> GraphInfo {
+        let list = |ids: &[TensorId]| {
+            ids.iter()
+                .filter_map(|id| self.tensors.get(id.index()))
+                .map(|t| TensorInfo::new(&t.name, elem(t.elem), t.shape.clone()))
+                .collect()
+        };
+        GraphInfo {
+            name: self.name.clone(),
+            inputs: list(&self.inputs),
+            outputs: list(&self.outputs),
+        }
+    }
+
+    /// Bytes of all weights as they are stored in a QNN graph. For progress and for size estimates.
+    pub fn weight_bytes(&self) -> u64 {
+        self.tensors
+            .iter()
+            .filter_map(|t| match &t.origin {
+                Origin::Weight(weight) => Some(weight.qnn_bytes()),
+                _ => None,
+            })
+            .sum()
+    }
+}

@@ -1,0 +1,30 @@
+//! How a forge tells its caller what it is doing.
+
+/// Receives progress. Called on the thread that called the forge.
+pub trait Progress {
+    /// A stage begins: `what` says which, for people, such as `compile decode_p0`. `total` is the
+    /// number of bytes it handles, 0 when that is not known beforehand.
+    fn stage(&mut self, what: &str, total: u64);
+
+    /// `done` bytes of the current stage are handled.
+    fn advance(&mut self, done: u64);
+
+    /// Something the user should know, such as a missing optional file. One sentence.
+    fn note(&mut self, message: &str);
+
+    /// True when the caller wants the work to stop; the forge then cleans up and returns a
+    /// `Cancelled` error.
+    fn cancelled(&self) -> bool {
+        false
+    }
+}
+
+/// Says nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Silent;
+
+impl Progress for Silent {
+    fn stage(&mut self, _what: &str, _total: u64) {}
+    fn advance(&mut self, _done: u64) {}
+    fn note(&mut self, _message: &str) {}
+}
