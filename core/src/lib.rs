@@ -16,5 +16,6 @@ pub mod workspace;
 pub use buffer::{ALIGNMENT, Buffer};
 pub use cancel::CancelToken;
 pub use error::{Error, ErrorKind, Result};
+pub use manifest::Manifest;
 pub use tensor::{DType, GraphInfo, Port, Quantization, TensorInfo};
 pub use workspace::{BufferId, GraphId, Workspace};
