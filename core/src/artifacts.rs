@@ -90,9 +90,8 @@ impl Artifacts {
     /// The path must be relative and stay below the root, symbolic links included.
     pub fn resolve(&self, pointer: &str, path: &str) -> Result<PathBuf> {
         let relative = Path::new(path);
-        let leaves = relative
-            .components()
-            .any(|c| !matches!(c, Component::Normal(_) | Component::CurDir));
+        let leaves =
+            relative.components().any(|c| !matches!(c, Component::Normal(_) | Component::CurDir));
         if leaves || path.is_empty() {
             return Err(Error::new(
                 ErrorKind::Manifest,
@@ -106,7 +105,9 @@ impl Artifacts {
                 ErrorKind::Artifact,
                 format!("{} (manifest {pointer}): {e}", joined.display()),
             )
-            .hint("the download may be incomplete; compare the folder with the manifest's artifacts")
+            .hint(
+                "the download may be incomplete; compare the folder with the manifest's artifacts",
+            )
         };
         let real = joined.canonicalize().map_err(|e| fail(&e))?;
         let root = self.root.canonicalize().map_err(|e| fail(&e))?;

@@ -154,10 +154,7 @@ impl TensorInfo {
 
     /// Number of elements. Errors when the product does not fit.
     pub fn elements(&self) -> Result<usize> {
-        self.shape
-            .iter()
-            .try_fold(1usize, |n, &d| n.checked_mul(d))
-            .ok_or_else(|| self.too_large())
+        self.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).ok_or_else(|| self.too_large())
     }
 
     /// Number of bytes. Errors when the product does not fit.

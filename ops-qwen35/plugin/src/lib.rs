@@ -1,1 +1,3 @@
-//! The Qwen3.5 host-ops as a dynamic plugin
+//! The Qwen3.5 host-ops as a dynamic plugin.
+
+qhx_op::export_plugin!(qhx_ops_qwen35);

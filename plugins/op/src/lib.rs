@@ -1,1 +1,42 @@
-//! The host-op plugin interface of qhx and the op author's kit
+//! The host-op plugin interface of qhx and the op author's kit.
+//!
+//! A *host-op* is the step logic of one model family: it fills inputs, executes graphs in order
+//! and carries state. An author implements [`Op`], registers it with [`register_ops!`], and turns
+//! the crate into a plugin with [`export_plugin!`] in a thin `cdylib` crate:
+//!
+//! ```ignore
+//! // my-op/src/lib.rs
+//! qhx_op::register_ops!(MyOp);
+//! // my-op/plugin/src/lib.rs
+//! qhx_op::export_plugin!(my_op);
+//! ```
+//!
+//! The author writes safe Rust against [`Host`]; everything that crosses the boundary is in
+//! [`abi`], whose types are frozen for a major version of this crate. Panics are caught inside the
+//! plugin and become errors.
+//!
+//! The kit: [`state`] carries KV caches and recurrent states, [`fill`] writes rotary tables,
+//! masks and embedding rows in whatever dtype and width the graph has, [`kernels`] converts
+//! half-precision slices.
+
+pub mod abi;
+mod error;
+pub mod export;
+pub mod fill;
+mod host;
+pub mod kernels;
+mod op;
+pub mod state;
+mod types;
+
+pub use error::{Error, ErrorCode, Result};
+pub use host::{BufferId, GraphId, Host, LogLevel, SpanId};
+pub use op::{Op, SnapshotId, View};
+pub use types::{
+    DType, GraphInfo, Modality, OpDescription, OpInfo, Port, Segment, Task, TensorInfo,
+};
+
+#[doc(hidden)]
+pub use abi_stable;
+#[doc(hidden)]
+pub use inventory;

@@ -1,0 +1,411 @@
+//! The state carrier: KV caches and recurrent states that graphs take in and give back.
+//!
+//! Tensors are paired by role within a graph:
+//!
+//! - `past_X` in, `new_X` out: the graph gives the new rows of a cache, which are written at the
+//!   current position along the one axis in which both shapes differ (*append*).
+//! - `past_X` in, `present_X` out: the graph gives the whole next state; the two buffers change
+//!   places and nothing is copied (*swap*).
+//!
+//! A step is committed once all of its graphs have executed; until then the state is as before.
+
+use std::ops::Range;
+
+use crate::{BufferId, Error, GraphId, Host, OpInfo, Port, Result, SnapshotId};
+
+/// A cache that grows by rows.
+#[derive(Debug)]
+struct Append {
+    group: usize,
+    past: BufferId,
+    new: BufferId,
+    /// Index into [`StateCarrier::caches`].
+    cache: usize,
+    /// Rows that the graph gives in one execution.
+    rows: usize,
+}
+
+/// Layout of a cache: `outer` blocks of `capacity` rows of `row` bytes.
+#[derive(Debug)]
+struct Cache {
+    role: String,
+    buffer: BufferId,
+    outer: usize,
+    capacity: usize,
+    row: usize,
+}
+
+/// A state that is replaced in each step.
+#[derive(Debug)]
+struct Swap {
+    role: String,
+    group: usize,
+    graph: GraphId,
+    input: usize,
+    output: usize,
+    state: usize,
+}
+
+/// The two buffers of a replaced state. `current` is what the next step reads.
+#[derive(Debug)]
+struct Replaced {
+    role: String,
+    current: BufferId,
+    next: BufferId,
+}
+
+#[derive(Debug)]
+struct Saved {
+    id: u64,
+    position: usize,
+    states: Vec<Vec<u8>>,
+    caches: Vec<Vec<u8>>,
+}
+
+/// Carries the state of a set of graphs from step to step.
+#[derive(Debug)]
+pub struct StateCarrier {
+    caches: Vec<Cache>,
+    appends: Vec<Append>,
+    states: Vec<Replaced>,
+    swaps: Vec<Swap>,
+    saved: Vec<Saved>,
+    next_id: u64,
+    position: usize,
+}
+
+fn partner<'a>(role: &'a str, prefix: &str) -> Option<&'a str> {
+    role.strip_prefix(prefix)
+}
+
+impl StateCarrier {
+    /// Pairs, allocates and binds every state tensor of `groups`.
+    ///
+    /// A group is the graphs of one step, such as the shards of a decoder; a second group, such as
+    /// the graphs that prefill, shares the caches and states of the same roles.
+    pub fn new(host: &mut Host, groups: &[&[GraphId]]) -> Result<Self> {
+        let mut carrier = Self {
+            caches: Vec::new(),
+            appends: Vec::new(),
+            states: Vec::new(),
+            swaps: Vec::new(),
+            saved: Vec::new(),
+            next_id: 1,
+            position: 0,
+        };
+        for (group, graphs) in groups.iter().enumerate() {
+            for &graph in *graphs {
+                carrier.add_graph(host, group, graph)?;
+            }
+        }
+        Ok(carrier)
+    }
+
+    fn add_graph(&mut self, host: &mut Host, group: usize, graph: GraphId) -> Result<()> {
+        let info = host.graph(graph).clone();
+        for (input, tensor) in info.inputs.iter().enumerate() {
+            let Some(role) = partner(&tensor.role, "past_") else { continue };
+            let new = info.output(&format!("new_{role}"));
+            let present = info.output(&format!("present_{role}"));
+            match (new, present) {
+                (Some(output), None) => {
+                    self.add_append(host, group, graph, role, input, output)?;
+                }
+                (None, Some(output)) => {
+                    self.add_swap(host, group, graph, role, input, output)?;
+                }
+                (None, None) => {
+                    return Err(Error::graph(format!(
+                        "graph {:?}: input {tensor} has neither an output new_{role} nor \
+                         present_{role}, so its next value is unknown",
+                        info.name
+                    )));
+                }
+                (Some(_), Some(_)) => {
+                    return Err(Error::graph(format!(
+                        "graph {:?}: input {tensor} has both an output new_{role} and present_{role}",
+                        info.name
+                    )));
+                }
+            }
+        }
+        for tensor in &info.outputs {
+            let role = partner(&tensor.role, "new_").or(partner(&tensor.role, "present_"));
+            if let Some(role) = role
+                && info.input(&format!("past_{role}")).is_none()
+            {
+                return Err(Error::graph(format!(
+                    "graph {:?}: output {tensor} has no input past_{role} to carry it back to",
+                    info.name
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn add_append(
+        &mut self,
+        host: &mut Host,
+        group: usize,
+        graph: GraphId,
+        role: &str,
+        input: usize,
+        output: usize,
+    ) -> Result<()> {
+        let past = host.tensor(graph, Port::Input(input)).clone();
+        let new = host.tensor(graph, Port::Output(output)).clone();
+        let mismatch = |why: &str| {
+            Error::graph(format!(
+                "graph {:?}: {past} and {new} do not fit as a cache and its new rows: {why}",
+                host.graph(graph).name
+            ))
+        };
+        if past.dtype != new.dtype {
+            return Err(mismatch("the dtypes differ"));
+        }
+        if past.shape.len() != new.shape.len() {
+            return Err(mismatch("the ranks differ"));
+        }
+        let differing: Vec<_> =
+            (0..past.shape.len()).filter(|&a| past.shape[a] != new.shape[a]).collect();
+        let &[axis] = &differing[..] else {
+            return Err(mismatch("exactly one dimension must differ, the position"));
+        };
+        if new.shape[axis] > past.shape[axis] {
+            return Err(mismatch("there are more new rows than the cache holds"));
+        }
+        let inner: usize = past.shape[axis + 1..].iter().product();
+        let outer: usize = past.shape[..axis].iter().product();
+        let capacity = past.shape[axis];
+        let row = inner * past.dtype.size();
+        let rows = new.shape[axis];
+
+        let known = self.caches.iter().position(|c| c.role == role);
+        let cache = match known {
+            Some(index) => {
+                let have = &self.caches[index];
+                if (have.outer, have.capacity, have.row) != (outer, capacity, row) {
+                    return Err(mismatch("another graph has this cache in another layout"));
+                }
+                host.bind(graph, Port::Input(input), have.buffer, 0)?;
+                index
+            }
+            None => {
+                let buffer = host.allocate_for(graph, Port::Input(input))?;
+                self.caches.push(Cache { role: role.to_owned(), buffer, outer, capacity, row });
+                self.caches.len() - 1
+            }
+        };
+        let past = self.caches[cache].buffer;
+        let new = host.allocate_for(graph, Port::Output(output))?;
+        self.appends.push(Append { group, past, new, cache, rows });
+        Ok(())
+    }
+
+    fn add_swap(
+        &mut self,
+        host: &mut Host,
+        group: usize,
+        graph: GraphId,
+        role: &str,
+        input: usize,
+        output: usize,
+    ) -> Result<()> {
+        let past = host.tensor(graph, Port::Input(input)).clone();
+        let present = host.tensor(graph, Port::Output(output)).clone();
+        if past.dtype != present.dtype || past.shape != present.shape {
+            return Err(Error::graph(format!(
+                "graph {:?}: {past} and {present} must have the same shape and dtype to replace \
+                 each other",
+                host.graph(graph).name
+            )));
+        }
+        let known = self.states.iter().position(|s| s.role == role);
+        let state = match known {
+            Some(index) => index,
+            None => {
+                let current = host.allocate(past.byte_len())?;
+                let next = host.allocate(past.byte_len())?;
+                self.states.push(Replaced { role: role.to_owned(), current, next });
+                self.states.len() - 1
+            }
+        };
+        let swap = Swap { role: role.to_owned(), group, graph, input, output, state };
+        bind_swap(host, &swap, &self.states[state])?;
+        self.swaps.push(swap);
+        Ok(())
+    }
+
+    /// Positions consumed so far.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// Positions that every cache can hold; `None` without a cache.
+    pub fn capacity(&self) -> Option<usize> {
+        self.caches.iter().map(|c| c.capacity).min()
+    }
+
+    /// True when positions can be forgotten without a snapshot: there are only caches.
+    pub fn can_truncate(&self) -> bool {
+        self.states.is_empty()
+    }
+
+    /// Roles without their prefixes: `k_0`, `conv_1`, ….
+    pub fn roles(&self) -> impl Iterator<Item = &str> {
+        self.caches
+            .iter()
+            .map(|c| c.role.as_str())
+            .chain(self.states.iter().map(|s| s.role.as_str()))
+    }
+
+    /// True when a cache has this role.
+    pub fn has_cache(&self, role: &str) -> bool {
+        self.caches.iter().any(|c| c.role == role)
+    }
+
+    /// True when a replaced state has this role.
+    pub fn has_state(&self, role: &str) -> bool {
+        self.states.iter().any(|s| s.role == role)
+    }
+
+    /// Bytes of all states and caches.
+    pub fn byte_len(&self, host: &Host) -> usize {
+        self.caches.iter().map(|c| host.len(c.buffer)).sum::<usize>()
+            + self.states.iter().map(|s| host.len(s.current)).sum::<usize>()
+    }
+
+    /// Fills in what the carrier knows of an op.
+    pub fn describe(&self, info: &mut OpInfo) {
+        info.can_truncate = self.can_truncate();
+        info.can_snapshot = true;
+    }
+
+    /// Takes over what the graphs of `group` gave: writes `rows` new rows at the position, swaps
+    /// the replaced states, and moves the position on. Copies no state.
+    pub fn commit(&mut self, host: &mut Host, group: usize, rows: usize) -> Result<()> {
+        let position = self.position;
+        for append in self.appends.iter().filter(|a| a.group == group) {
+            let cache = &self.caches[append.cache];
+            if rows > append.rows || position + rows > cache.capacity {
+                return Err(Error::graph(format!(
+                    "past_{}: {rows} rows at position {position} do not fit: the graph gives {} \
+                     rows, the cache holds {}",
+                    cache.role, append.rows, cache.capacity
+                )));
+            }
+            let (source, target) = host.pair(append.new, append.past);
+            for block in 0..cache.outer {
+                let from = block * append.rows * cache.row;
+                let to = (block * cache.capacity + position) * cache.row;
+                let bytes = rows * cache.row;
+                target[to..to + bytes].copy_from_slice(&source[from..from + bytes]);
+            }
+        }
+        self.exchange(host, Some(group))?;
+        self.position += rows;
+        Ok(())
+    }
+
+    fn exchange(&mut self, host: &mut Host, group: Option<usize>) -> Result<()> {
+        // A state may stand in graphs of several groups: exchange it once, bind it everywhere.
+        for index in 0..self.states.len() {
+            let touched = group.is_none_or(|group| {
+                self.swaps.iter().any(|s| s.state == index && s.group == group)
+            });
+            if touched {
+                let state = &mut self.states[index];
+                std::mem::swap(&mut state.current, &mut state.next);
+            }
+        }
+        for swap in &self.swaps {
+            bind_swap(host, swap, &self.states[swap.state])?;
+        }
+        Ok(())
+    }
+
+    /// Forgets everything: states zero, position 0. Cache rows stay; a mask hides them.
+    pub fn reset(&mut self, host: &mut Host) {
+        for state in &self.states {
+            host.bytes_mut(state.current).fill(0);
+        }
+        self.position = 0;
+    }
+
+    /// Forgets all positions from `position` on, where there are only caches.
+    pub fn truncate(&mut self, position: usize) -> Result<()> {
+        if position > self.position {
+            return Err(Error::prompt(format!(
+                "cannot truncate to position {position}: only {} are consumed",
+                self.position
+            )));
+        }
+        if position < self.position && !self.can_truncate() {
+            return Err(Error::unsupported(
+                "truncation: its recurrent state has no rows to drop; restore a snapshot",
+            ));
+        }
+        self.position = position;
+        Ok(())
+    }
+
+    /// Saves the replaced states and the rows written so far. The copy is independent of what
+    /// happens to the state afterwards.
+    pub fn snapshot(&mut self, host: &Host) -> SnapshotId {
+        let id = self.next_id;
+        self.next_id += 1;
+        let states = self.states.iter().map(|s| host.bytes(s.current).to_vec()).collect();
+        let caches = self
+            .caches
+            .iter()
+            .map(|cache| {
+                let bytes = host.bytes(cache.buffer);
+                (0..cache.outer)
+                    .flat_map(|b| &bytes[cache.rows(b, self.position)])
+                    .copied()
+                    .collect()
+            })
+            .collect();
+        self.saved.push(Saved { id, position: self.position, states, caches });
+        SnapshotId(id)
+    }
+
+    /// Returns to a saved state, which stays saved.
+    pub fn restore(&mut self, host: &mut Host, id: SnapshotId) -> Result<()> {
+        let saved = self.saved.iter().find(|s| s.id == id.0).ok_or_else(|| {
+            Error::prompt(format!("snapshot {} does not exist or was dropped", id.0))
+        })?;
+        for (state, bytes) in self.states.iter().zip(&saved.states) {
+            host.bytes_mut(state.current).copy_from_slice(bytes);
+        }
+        for (cache, bytes) in self.caches.iter().zip(&saved.caches) {
+            let length = saved.position * cache.row;
+            let target = host.bytes_mut(cache.buffer);
+            for block in 0..cache.outer {
+                target[cache.rows(block, saved.position)]
+                    .copy_from_slice(&bytes[block * length..(block + 1) * length]);
+            }
+        }
+        self.position = saved.position;
+        Ok(())
+    }
+
+    /// Frees a saved state. An unknown id is ignored.
+    pub fn drop_snapshot(&mut self, id: SnapshotId) {
+        self.saved.retain(|s| s.id != id.0);
+    }
+}
+
+impl Cache {
+    /// Bytes of the first `count` rows of a block.
+    fn rows(&self, block: usize, count: usize) -> Range<usize> {
+        let start = block * self.capacity * self.row;
+        start..start + count * self.row
+    }
+}
+
+fn bind_swap(host: &mut Host, swap: &Swap, state: &Replaced) -> Result<()> {
+    debug_assert_eq!(swap.role, state.role);
+    host.bind(swap.graph, Port::Input(swap.input), state.current, 0)?;
+    host.bind(swap.graph, Port::Output(swap.output), state.next, 0)
+}
