@@ -196,8 +196,10 @@ pub trait HostOp: Send {
     fn span_stats(&self) -> Vec<SpanStats>;
 }
 
+/// Called with the positions of a prompt that are consumed, and their number.
+pub type ProgressFn = Arc<dyn Fn(u64, u64) + Send + Sync>;
+
 /// What a host-op is given when it is opened.
-#[derive(Debug)]
 pub struct OpServices {
     /// The manifest, with unknown keys.
     pub manifest: Arc<Manifest>,
@@ -207,6 +209,18 @@ pub struct OpServices {
     pub workspace: Workspace,
     /// Threads for `parallel_for`.
     pub threads: Arc<rayon::ThreadPool>,
+    /// Told how far a long prompt is.
+    pub progress: Option<ProgressFn>,
+}
+
+impl std::fmt::Debug for OpServices {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OpServices")
+            .field("manifest", &self.manifest.path)
+            .field("workspace", &self.workspace)
+            .field("threads", &self.threads.current_num_threads())
+            .finish_non_exhaustive()
+    }
 }
 
 /// Where an op comes from.

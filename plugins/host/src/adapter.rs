@@ -1,0 +1,267 @@
+//! An open op of a plugin as the engine's [`HostOp`].
+
+#![expect(unsafe_code, reason = "calls a plugin's vtable")]
+
+use std::time::Duration;
+
+use abi_stable::std_types::{RResult, RSlice};
+use half::f16;
+use qhx_core::op::{HostOp, Logits, OpInfo, OpServices, OpSource, Segment, SnapshotId, SpanStats};
+use qhx_core::workspace::GraphStats;
+use qhx_core::{BufferId, Error, ErrorKind, Result};
+use qhx_op::abi::{
+    OpModuleRef, OpObject, RawError, RawResult, RawSegment, RawView, SEGMENT_AUDIO, SEGMENT_IMAGE,
+    SEGMENT_TOKENS, VIEW_F16, VIEW_F32,
+};
+
+use crate::services::{Session, kind};
+
+/// An op behind the plugin interface.
+pub(crate) struct PluginOp {
+    name: String,
+    source: OpSource,
+    object: OpObject,
+    /// Outlives `object`: `Drop` closes the op first.
+    session: Box<Session>,
+    info: OpInfo,
+    logits: Option<RawView>,
+}
+
+// SAFETY: the interface lets an op's calls come from different threads, one at a time, and every
+// call here takes `&mut self`.
+unsafe impl Send for PluginOp {}
+
+impl PluginOp {
+    /// Opens `name` of `module` over a bundle.
+    pub(crate) fn open(
+        name: &str,
+        source: &OpSource,
+        module: OpModuleRef,
+        services: OpServices,
+    ) -> Result<Self> {
+        let session = Session::new(name, services);
+        // SAFETY: the session outlives the op, and its `data` fits its vtable.
+        let opened = unsafe { module.open()(name.into(), session.host()) };
+        let object = match opened {
+            RResult::ROk(object) => object,
+            RResult::RErr(raw) => return Err(error(&session, name, source, raw)),
+        };
+        let mut op = Self {
+            name: name.to_owned(),
+            source: source.clone(),
+            object,
+            session,
+            info: OpInfo::default(),
+            logits: None,
+        };
+        // SAFETY: an open op.
+        let info = unsafe { op.object.vtable.info()(op.object.data) };
+        op.info = serde_json::from_str(&info).map_err(|e| {
+            Error::new(
+                ErrorKind::Plugin,
+                format!("host-op {name:?}: its description of the open model is not valid: {e}"),
+            )
+        })?;
+        Ok(op)
+    }
+
+    fn result<T>(&self, raw: RawResult<T>) -> Result<T> {
+        match raw {
+            RResult::ROk(value) => Ok(value),
+            RResult::RErr(raw) => Err(error(&self.session, &self.name, &self.source, raw)),
+        }
+    }
+
+    /// Checks a view that the op answered with against the buffer it names.
+    fn check(&self, view: RawView, expected: usize, what: &str) -> Result<RawView> {
+        let misbehaved = |why: String| {
+            Error::new(ErrorKind::Plugin, format!("host-op {:?}: {what} {why}", self.name))
+        };
+        let size = match view.dtype {
+            VIEW_F16 => 2,
+            VIEW_F32 => 4,
+            other => return Err(misbehaved(format!("have the unknown dtype {other}"))),
+        };
+        if expected != 0 && view.len != expected as u64 {
+            return Err(misbehaved(format!(
+                "have {} values, the op itself said {expected}",
+                view.len
+            )));
+        }
+        // SAFETY: no call of the op is under way.
+        let bytes = unsafe { self.session.shared() }.workspace.bytes(BufferId(view.buffer))?.len();
+        let end = view.len.checked_mul(size).and_then(|n| n.checked_add(view.offset));
+        if end.is_none_or(|end| end > bytes as u64) || !view.offset.is_multiple_of(size) {
+            return Err(misbehaved(format!(
+                "lie at byte {} of a buffer of {bytes} bytes, which they do not fit",
+                view.offset
+            )));
+        }
+        Ok(view)
+    }
+
+    fn view(&self, view: RawView) -> Result<Logits<'_>> {
+        // SAFETY: no call of the op is under way: calls take `&mut self`.
+        let bytes = unsafe { self.session.shared() }.workspace.bytes(BufferId(view.buffer))?;
+        let start = view.offset as usize;
+        let size = if view.dtype == VIEW_F16 { 2 } else { 4 };
+        let bytes = bytes.get(start..start + view.len as usize * size).unwrap_or(&[]);
+        // SAFETY: every bit pattern is a valid f16 or f32; `align_to` checks alignment.
+        let (f16s, f32s) = unsafe { (bytes.align_to::<f16>(), bytes.align_to::<f32>()) };
+        let aligned = if size == 2 { f16s.0.is_empty() } else { f32s.0.is_empty() };
+        if !aligned {
+            return Err(Error::new(
+                ErrorKind::Plugin,
+                format!("host-op {:?}: its values lie at an unaligned address", self.name),
+            ));
+        }
+        Ok(if size == 2 { Logits::F16(f16s.1) } else { Logits::F32(f32s.1) })
+    }
+}
+
+/// Turns an error of the op into one of the core. One that passed through the op unchanged from a
+/// service keeps its kind, hint and code.
+fn error(session: &Session, name: &str, source: &OpSource, raw: RawError) -> Error {
+    // SAFETY: the call that failed has returned.
+    if let Some(error) = unsafe { session.exclusive() }.take_error(&raw.message) {
+        return error;
+    }
+    if raw.code == qhx_op::ErrorCode::CANCELLED.0 {
+        return Error::new(ErrorKind::Cancelled, "cancelled");
+    }
+    let message: String = raw.message.into();
+    let error = Error::new(kind(raw.code), message);
+    if raw.code != qhx_op::ErrorCode::PANIC.0 {
+        return error;
+    }
+    match source {
+        OpSource::Builtin => error.context(format_args!("host-op {name:?}")),
+        OpSource::Plugin(path) => error
+            .context(format_args!("host-op {name:?} of {}", path.display()))
+            .hint("this is a fault of the plugin; report it to its author"),
+    }
+}
+
+fn raw_segments<'a>(segments: &[Segment<'a>]) -> Vec<RawSegment<'a>> {
+    let empty = RawSegment {
+        kind: SEGMENT_TOKENS,
+        width: 0,
+        height: 0,
+        rate: 0,
+        tokens: RSlice::EMPTY,
+        bytes: RSlice::EMPTY,
+        samples: RSlice::EMPTY,
+    };
+    segments
+        .iter()
+        .map(|segment| match *segment {
+            Segment::Tokens(tokens) => RawSegment { tokens: tokens.into(), ..empty },
+            Segment::Image { rgb, width, height } => {
+                RawSegment { kind: SEGMENT_IMAGE, width, height, bytes: rgb.into(), ..empty }
+            }
+            Segment::Audio { samples, rate } => {
+                RawSegment { kind: SEGMENT_AUDIO, rate, samples: samples.into(), ..empty }
+            }
+        })
+        .collect()
+}
+
+macro_rules! call {
+    ($self:ident.$name:ident($($argument:expr),*)) => {{
+        // SAFETY: an open op; `&mut self` makes it the only call under way.
+        let raw = unsafe { $self.object.vtable.$name()($self.object.data $(, $argument)*) };
+        $self.result(raw)
+    }};
+}
+
+impl HostOp for PluginOp {
+    fn info(&self) -> &OpInfo {
+        &self.info
+    }
+
+    fn reset(&mut self) -> Result<()> {
+        self.logits = None;
+        call!(self.reset())
+    }
+
+    fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<()> {
+        self.logits = None;
+        let raw = raw_segments(segments);
+        let view = call!(self.prefill(raw.as_slice().into()))?;
+        self.logits = Some(self.check(view, self.info.vocab, "logits")?);
+        Ok(())
+    }
+
+    fn decode(&mut self, token: u32) -> Result<()> {
+        self.logits = None;
+        let view = call!(self.decode(token))?;
+        self.logits = Some(self.check(view, self.info.vocab, "logits")?);
+        Ok(())
+    }
+
+    fn logits(&self) -> Result<Logits<'_>> {
+        let view = self.logits.ok_or_else(|| {
+            Error::new(ErrorKind::Internal, "there are no logits: nothing was consumed yet")
+        })?;
+        self.view(view)
+    }
+
+    fn position(&self) -> usize {
+        // SAFETY: an open op; no other call is under way, since those take `&mut self`.
+        unsafe { self.object.vtable.position()(self.object.data) as usize }
+    }
+
+    fn truncate(&mut self, position: usize) -> Result<()> {
+        self.logits = None;
+        call!(self.truncate(position as u64))
+    }
+
+    fn snapshot(&mut self) -> Result<SnapshotId> {
+        call!(self.snapshot()).map(SnapshotId)
+    }
+
+    fn restore(&mut self, snapshot: SnapshotId) -> Result<()> {
+        self.logits = None;
+        call!(self.restore(snapshot.0))
+    }
+
+    fn drop_snapshot(&mut self, snapshot: SnapshotId) {
+        // SAFETY: an open op; `&mut self` makes it the only call under way.
+        unsafe { self.object.vtable.drop_snapshot()(self.object.data, snapshot.0) }
+    }
+
+    fn embed(&mut self, segments: &[Segment<'_>]) -> Result<&[f32]> {
+        let raw = raw_segments(segments);
+        let view = call!(self.embed(raw.as_slice().into()))?;
+        let view = self.check(view, self.info.embedding_dim, "values of the embedding")?;
+        match self.view(view)? {
+            Logits::F32(values) => Ok(values),
+            Logits::F16(_) => Err(Error::new(
+                ErrorKind::Plugin,
+                format!("host-op {:?}: its embedding is f16, expected f32", self.name),
+            )),
+        }
+    }
+
+    fn graph_time(&self) -> Duration {
+        // SAFETY: no call of the op is under way.
+        unsafe { self.session.shared() }.workspace.graph_time()
+    }
+
+    fn graph_stats(&self) -> Vec<GraphStats> {
+        // SAFETY: no call of the op is under way.
+        unsafe { self.session.shared() }.workspace.stats()
+    }
+
+    fn span_stats(&self) -> Vec<SpanStats> {
+        // SAFETY: no call of the op is under way.
+        unsafe { self.session.shared() }.spans().to_vec()
+    }
+}
+
+impl Drop for PluginOp {
+    fn drop(&mut self) {
+        // SAFETY: opened once in `open`, closed only here, before the session is freed.
+        unsafe { self.object.vtable.close()(self.object.data) }
+    }
+}

@@ -1,0 +1,339 @@
+//! The host's side of an open op: the vtable of services over a session's workspace.
+
+#![expect(unsafe_code, reason = "implements functions that a plugin calls through raw pointers")]
+
+use std::cell::UnsafeCell;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use abi_stable::prefix_type::WithMetadata;
+use abi_stable::std_types::{RResult, RStr, RString};
+use qhx_core::op::{OpServices, ProgressFn, SpanStats};
+use qhx_core::{Buffer, BufferId, CancelToken, Error, ErrorKind, GraphId, Port, Workspace};
+use qhx_op::ErrorCode;
+use qhx_op::abi::{
+    HostRef, HostVTable, HostVTableRef, PORT_INPUT, PORT_OUTPUT, ParallelBody, RawBuffer, RawError,
+    RawResult,
+};
+use rayon::prelude::*;
+
+/// Everything behind the `data` pointer that an op gets.
+///
+/// What any thread may use lies outside the cell. The cell is touched only on the thread that
+/// called the op, or while no call is under way.
+pub(crate) struct Session {
+    threads: Arc<rayon::ThreadPool>,
+    cancel: CancelToken,
+    progress: Option<ProgressFn>,
+    op: String,
+    manifest: String,
+    exclusive: UnsafeCell<Exclusive>,
+}
+
+pub(crate) struct Exclusive {
+    pub(crate) workspace: Workspace,
+    artifacts: qhx_core::artifacts::Artifacts,
+    mapped: HashMap<String, u32>,
+    spans: Vec<SpanStats>,
+    /// The last error that a service answered with, with what does not cross the boundary.
+    last_error: Option<Error>,
+}
+
+// SAFETY: the cell is accessed by one thread at a time: the caller of the op (`PluginOp` needs
+// `&mut self` for every call), or a holder of `&PluginOp` between calls.
+unsafe impl Send for Session {}
+
+impl Session {
+    pub(crate) fn new(op: &str, services: OpServices) -> Box<Self> {
+        Box::new(Self {
+            threads: services.threads,
+            cancel: services.workspace.cancel_token().clone(),
+            progress: services.progress,
+            op: op.to_owned(),
+            manifest: services.manifest.raw.to_string(),
+            exclusive: UnsafeCell::new(Exclusive {
+                workspace: services.workspace,
+                artifacts: services.artifacts,
+                mapped: HashMap::new(),
+                spans: Vec::new(),
+                last_error: None,
+            }),
+        })
+    }
+
+    /// The `HostRef` of this session, valid as long as the box lives.
+    pub(crate) fn host(&self) -> HostRef {
+        HostRef { data: std::ptr::from_ref(self).cast_mut().cast(), vtable: VTABLE }
+    }
+
+    /// What the op's calls work on.
+    ///
+    /// # Safety
+    /// No call of the op is under way, and no other reference from this function lives.
+    #[expect(clippy::mut_from_ref, reason = "exclusive access is the caller's contract")]
+    pub(crate) unsafe fn exclusive(&self) -> &mut Exclusive {
+        // SAFETY: the caller's contract.
+        unsafe { &mut *self.exclusive.get() }
+    }
+
+    /// As [`Session::exclusive`], for reading.
+    ///
+    /// # Safety
+    /// No call of the op is under way, and no reference from [`Session::exclusive`] lives.
+    pub(crate) unsafe fn shared(&self) -> &Exclusive {
+        // SAFETY: the caller's contract.
+        unsafe { &*self.exclusive.get() }
+    }
+}
+
+impl Exclusive {
+    pub(crate) fn spans(&self) -> &[SpanStats] {
+        &self.spans
+    }
+
+    /// The error of the host that has this message, with its kind, hint and code.
+    pub(crate) fn take_error(&mut self, message: &str) -> Option<Error> {
+        self.last_error.take().filter(|error| error.to_string() == message)
+    }
+}
+
+const VTABLE: HostVTableRef = {
+    const STATIC: &WithMetadata<HostVTable> = &WithMetadata::new(HostVTable {
+        manifest,
+        graphs,
+        allocate,
+        artifact,
+        bind,
+        execute,
+        parallel_for,
+        threads,
+        log,
+        cancelled,
+        progress,
+        span,
+        span_add,
+    });
+    HostVTableRef(STATIC.static_as_prefix())
+};
+
+/// The session behind `data`.
+unsafe fn session<'a>(data: *mut c_void) -> &'a Session {
+    // SAFETY: `data` is the pointer made in `Session::host`, and the box outlives the op.
+    unsafe { &*data.cast::<Session>() }
+}
+
+fn code(kind: ErrorKind) -> ErrorCode {
+    match kind {
+        ErrorKind::Manifest => ErrorCode::MANIFEST,
+        ErrorKind::Artifact => ErrorCode::ARTIFACT,
+        ErrorKind::Graph => ErrorCode::GRAPH,
+        ErrorKind::Prompt => ErrorCode::PROMPT,
+        ErrorKind::Execute => ErrorCode::EXECUTE,
+        ErrorKind::Cancelled => ErrorCode::CANCELLED,
+        ErrorKind::Context => ErrorCode::CONTEXT,
+        _ => ErrorCode::INTERNAL,
+    }
+}
+
+/// The kind behind a code of the interface.
+pub(crate) fn kind(code: u32) -> ErrorKind {
+    match ErrorCode(code) {
+        ErrorCode::MANIFEST => ErrorKind::Manifest,
+        ErrorCode::ARTIFACT => ErrorKind::Artifact,
+        ErrorCode::GRAPH => ErrorKind::Graph,
+        ErrorCode::PROMPT => ErrorKind::Prompt,
+        ErrorCode::EXECUTE => ErrorKind::Execute,
+        ErrorCode::CANCELLED => ErrorKind::Cancelled,
+        ErrorCode::CONTEXT => ErrorKind::Context,
+        _ => ErrorKind::Plugin,
+    }
+}
+
+/// Runs a service on the session's exclusive part; a panic becomes an error.
+unsafe fn serve<T: abi_stable::StableAbi>(
+    data: *mut c_void,
+    body: impl FnOnce(&mut Exclusive) -> qhx_core::Result<T>,
+) -> RawResult<T> {
+    // SAFETY: a service runs within a call of the op, on its thread, and services do not nest.
+    let exclusive = unsafe { session(data).exclusive() };
+    let result = catch_unwind(AssertUnwindSafe(|| body(exclusive))).unwrap_or_else(|payload| {
+        let text = payload
+            .downcast_ref::<&str>()
+            .copied()
+            .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+            .unwrap_or("(no message)");
+        Err(Error::new(ErrorKind::Internal, format!("the backend panicked: {text}")))
+    });
+    match result {
+        Ok(value) => RResult::ROk(value),
+        Err(error) => {
+            let raw = RawError { code: code(error.kind()).0, message: error.to_string().into() };
+            exclusive.last_error = Some(error);
+            RResult::RErr(raw)
+        }
+    }
+}
+
+unsafe extern "C" fn manifest(data: *mut c_void) -> RString {
+    // SAFETY: the op's `data`.
+    unsafe { session(data) }.manifest.as_str().into()
+}
+
+unsafe extern "C" fn graphs(data: *mut c_void) -> RString {
+    // SAFETY: the op's `data`; within a call.
+    let exclusive = unsafe { session(data).exclusive() };
+    let list: Vec<_> = (0..exclusive.workspace.graph_count())
+        .filter_map(|index| exclusive.workspace.graph(GraphId(index as u32)).ok())
+        .map(|(context, info)| {
+            let mut value = serde_json::to_value(&**info).unwrap_or_default();
+            value["context"] = context.into();
+            value
+        })
+        .collect();
+    serde_json::Value::from(list).to_string().into()
+}
+
+fn raw_buffer(workspace: &Workspace, id: BufferId) -> qhx_core::Result<RawBuffer> {
+    let buffer: &Buffer = workspace.buffer(id)?;
+    Ok(RawBuffer {
+        id: id.0,
+        writable: u32::from(buffer.is_writable()),
+        data: buffer.as_ptr(),
+        len: buffer.len() as u64,
+    })
+}
+
+unsafe extern "C" fn allocate(data: *mut c_void, bytes: u64) -> RawResult<RawBuffer> {
+    let body = |e: &mut Exclusive| {
+        let bytes = usize::try_from(bytes).map_err(|_| {
+            Error::new(ErrorKind::Graph, format!("a buffer of {bytes} bytes cannot be allocated"))
+        })?;
+        let id = e.workspace.allocate(bytes)?;
+        raw_buffer(&e.workspace, id)
+    };
+    // SAFETY: the op's `data`.
+    unsafe { serve(data, body) }
+}
+
+unsafe extern "C" fn artifact(
+    data: *mut c_void,
+    pointer: RStr<'_>,
+    path: RStr<'_>,
+) -> RawResult<RawBuffer> {
+    let body = |e: &mut Exclusive| {
+        if let Some(&id) = e.mapped.get(path.as_str()) {
+            return raw_buffer(&e.workspace, BufferId(id));
+        }
+        let mapped = e.artifacts.open(pointer.as_str(), path.as_str())?;
+        let id = e.workspace.adopt(Buffer::mapped(mapped))?;
+        e.mapped.insert(path.to_string(), id.0);
+        raw_buffer(&e.workspace, id)
+    };
+    // SAFETY: the op's `data`.
+    unsafe { serve(data, body) }
+}
+
+unsafe extern "C" fn bind(
+    data: *mut c_void,
+    graph: u32,
+    port: u32,
+    index: u32,
+    buffer: u32,
+    offset: u64,
+) -> RawResult<()> {
+    let body = |e: &mut Exclusive| {
+        let port = match port {
+            PORT_INPUT => Port::Input(index as usize),
+            PORT_OUTPUT => Port::Output(index as usize),
+            other => {
+                return Err(Error::new(ErrorKind::Plugin, format!("port kind {other} is unknown")));
+            }
+        };
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        e.workspace.bind(GraphId(graph), port, BufferId(buffer), offset)
+    };
+    // SAFETY: the op's `data`.
+    unsafe { serve(data, body) }
+}
+
+unsafe extern "C" fn execute(data: *mut c_void, graph: u32) -> RawResult<()> {
+    // SAFETY: the op's `data`.
+    unsafe { serve(data, |e| e.workspace.execute(GraphId(graph))) }
+}
+
+unsafe extern "C" fn parallel_for(
+    data: *mut c_void,
+    count: u64,
+    context: *mut c_void,
+    body: ParallelBody,
+) {
+    struct Context(*mut c_void);
+    // SAFETY: the op promises that its body may run on several threads.
+    unsafe impl Sync for Context {}
+    impl Context {
+        fn get(&self) -> *mut c_void {
+            self.0
+        }
+    }
+    let context = Context(context);
+    // SAFETY: the op's `data`; the threads lie outside the exclusive part.
+    let threads = unsafe { &session(data).threads };
+    threads.install(|| {
+        (0..count).into_par_iter().for_each(|index| {
+            // SAFETY: `context` belongs to `body` and lives until this function returns.
+            unsafe { (body.call)(context.get(), index) }
+        });
+    });
+}
+
+unsafe extern "C" fn threads(data: *mut c_void) -> u32 {
+    // SAFETY: the op's `data`.
+    unsafe { session(data) }.threads.current_num_threads() as u32
+}
+
+unsafe extern "C" fn log(data: *mut c_void, level: u32, message: RStr<'_>) {
+    // SAFETY: the op's `data`; only the part that any thread may use.
+    let op = unsafe { session(data) }.op.as_str();
+    let message = message.as_str();
+    match level {
+        0 | 1 => tracing::error!(target: "qhx::op", op, "{message}"),
+        2 => tracing::warn!(target: "qhx::op", op, "{message}"),
+        3 => tracing::info!(target: "qhx::op", op, "{message}"),
+        4 => tracing::debug!(target: "qhx::op", op, "{message}"),
+        _ => tracing::trace!(target: "qhx::op", op, "{message}"),
+    }
+}
+
+unsafe extern "C" fn cancelled(data: *mut c_void) -> u32 {
+    // SAFETY: the op's `data`; only the part that any thread may use.
+    u32::from(unsafe { session(data) }.cancel.is_cancelled())
+}
+
+unsafe extern "C" fn progress(data: *mut c_void, done: u64, total: u64) {
+    // SAFETY: the op's `data`; only the part that any thread may use.
+    if let Some(progress) = &unsafe { session(data) }.progress {
+        let _ = catch_unwind(AssertUnwindSafe(|| progress(done, total)));
+    }
+}
+
+unsafe extern "C" fn span(data: *mut c_void, name: RStr<'_>) -> u32 {
+    // SAFETY: the op's `data`; within a call.
+    let spans = unsafe { &mut session(data).exclusive().spans };
+    if let Some(index) = spans.iter().position(|s| s.name == name.as_str()) {
+        return index as u32;
+    }
+    spans.push(SpanStats { name: name.to_string(), count: 0, busy: Duration::ZERO });
+    spans.len() as u32 - 1
+}
+
+unsafe extern "C" fn span_add(data: *mut c_void, span: u32, nanoseconds: u64) {
+    // SAFETY: the op's `data`; within a call.
+    let spans = unsafe { &mut session(data).exclusive().spans };
+    if let Some(span) = spans.get_mut(span as usize) {
+        span.count += 1;
+        span.busy = span.busy.saturating_add(Duration::from_nanos(nanoseconds));
+    }
+}
