@@ -1,0 +1,146 @@
+//! What goes into a generation and what comes out.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// A message of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// `system`, `user` or `assistant`.
+    pub role: String,
+    /// The text.
+    pub content: String,
+}
+
+impl Message {
+    /// A message of `role`.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        Self { role: role.into(), content: content.into() }
+    }
+}
+
+/// What to continue.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Prompt {
+    /// A text, completed as it is.
+    Text(String),
+    /// Token ids, taken as they are.
+    Tokens(Vec<u32>),
+    /// A conversation, rendered with the model's chat template; the assistant answers.
+    Chat {
+        /// The turns so far; the last one is the user's.
+        messages: Vec<Message>,
+        /// Whether the model should think before it answers, where its template knows that.
+        thinking: Option<bool>,
+    },
+}
+
+/// One generation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    /// What to continue.
+    pub prompt: Prompt,
+    /// Greatest number of tokens to generate.
+    pub max_new: usize,
+    /// How the next token is chosen.
+    pub sampling: crate::sampling::SamplingParams,
+    /// Texts that end the answer; none of them appears in it.
+    pub stop: Vec<String>,
+    /// Tokens that end the answer, besides the model's own.
+    pub stop_ids: Vec<u32>,
+    /// Do not end at the model's end-of-text tokens.
+    pub ignore_eos: bool,
+}
+
+impl Request {
+    /// A greedy generation of at most `max_new` tokens.
+    pub fn greedy(prompt: Prompt, max_new: usize) -> Self {
+        Self {
+            prompt,
+            max_new,
+            sampling: crate::sampling::SamplingParams::default(),
+            stop: Vec::new(),
+            stop_ids: Vec::new(),
+            ignore_eos: false,
+        }
+    }
+}
+
+/// Why a generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The model ended its text.
+    Eos,
+    /// A stop text or stop token came.
+    Stop,
+    /// `max_new` tokens were generated, or the context is full.
+    Length,
+    /// The caller asked to stop.
+    Cancelled,
+}
+
+/// Where the time went.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Timings {
+    /// Opening the model: files, contexts, host-op.
+    pub load: Duration,
+    /// Consuming the prompt.
+    pub prefill: Duration,
+    /// From the first sampled token to the last.
+    pub decode: Duration,
+    /// Inside graphs, during prefill and decode.
+    pub graph: Duration,
+    /// Choosing tokens.
+    pub sampling: Duration,
+    /// Everything else during prefill and decode: host-op, text, callbacks.
+    pub host: Duration,
+    /// Decode steps executed.
+    pub decode_steps: usize,
+}
+
+impl Timings {
+    /// Tokens per second while decoding; 0 without a decode step.
+    pub fn decode_tokens_per_second(&self) -> f64 {
+        let seconds = self.decode.as_secs_f64();
+        if seconds > 0.0 { self.decode_steps as f64 / seconds } else { 0.0 }
+    }
+}
+
+/// A finished generation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Generation {
+    /// The text, without special tokens and stop texts.
+    pub text: String,
+    /// Every token that was chosen, the ending one included.
+    pub tokens: Vec<u32>,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens of the prompt whose state was there already.
+    pub reused_tokens: usize,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+    /// Where the time went.
+    pub timings: Timings,
+}
+
+/// Something that happened during a generation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// The prompt is consumed.
+    Prefilled {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Of these, those whose state was there already.
+        reused: usize,
+    },
+    /// A token was chosen.
+    Token {
+        /// The token.
+        id: u32,
+        /// Text that became complete with it; may be empty.
+        text: &'a str,
+    },
+}
