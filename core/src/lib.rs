@@ -5,12 +5,17 @@
 
 pub mod artifacts;
 pub mod backend;
+pub mod bindings;
 mod buffer;
 mod cancel;
 mod error;
 pub mod manifest;
+pub mod null;
 pub mod op;
+pub mod sampling;
+pub mod stop;
 mod tensor;
+pub mod text;
 pub mod workspace;
 
 pub use buffer::{ALIGNMENT, Buffer};

@@ -1,0 +1,171 @@
+//! Where an answer ends: stop tokens and stop strings over streamed text.
+
+use crate::{Error, ErrorKind, Result};
+
+/// Ends an answer at a token id or at a string.
+///
+/// Text goes through [`StopFilter::push`] in pieces. What may be the beginning of a stop string is
+/// held back until it is one or is not, so that no part of a stop string is ever emitted. Where
+/// several stop strings occur, the one that ends first counts; the result does not depend on how
+/// the text is cut into pieces.
+#[derive(Debug, Clone)]
+pub struct StopFilter {
+    strings: Vec<String>,
+    tokens: Vec<u32>,
+    held: String,
+    stopped: Option<usize>,
+}
+
+impl StopFilter {
+    /// Stops at any of these. Errors for an empty string, which would stop everything.
+    pub fn new(strings: Vec<String>, mut tokens: Vec<u32>) -> Result<Self> {
+        if strings.iter().any(String::is_empty) {
+            return Err(Error::new(ErrorKind::Usage, "option stop: a stop string is empty")
+                .hint("leave the option out to stop at the model's own end token only"));
+        }
+        tokens.sort_unstable();
+        tokens.dedup();
+        let longest = strings.iter().map(String::len).max().unwrap_or(0);
+        Ok(Self { strings, tokens, held: String::with_capacity(longest + 256), stopped: None })
+    }
+
+    /// True when the answer ends at this token, which is not part of the text.
+    pub fn is_stop_token(&self, token: u32) -> bool {
+        self.tokens.binary_search(&token).is_ok()
+    }
+
+    /// Takes text and appends to `out` what can be emitted. True once a stop string was found;
+    /// text after that is dropped.
+    pub fn push(&mut self, text: &str, out: &mut String) -> bool {
+        if self.stopped.is_some() {
+            return true;
+        }
+        self.held.push_str(text);
+        let found = self.strings.iter().enumerate().filter_map(|(index, stop)| {
+            let start = self.held.find(stop.as_str())?;
+            Some((start + stop.len(), start, index))
+        });
+        if let Some((_, start, index)) = found.min() {
+            out.push_str(&self.held[..start]);
+            self.held.clear();
+            self.stopped = Some(index);
+            return true;
+        }
+        let keep = self.undecided();
+        let emit = self.held.len() - keep;
+        out.push_str(&self.held[..emit]);
+        self.held.drain(..emit);
+        false
+    }
+
+    /// Appends what was held back to `out`: the answer ended for another reason.
+    pub fn finish(&mut self, out: &mut String) {
+        out.push_str(&self.held);
+        self.held.clear();
+    }
+
+    /// The stop string that ended the answer.
+    pub fn stopped_at(&self) -> Option<&str> {
+        self.stopped.and_then(|index| self.strings.get(index)).map(String::as_str)
+    }
+
+    /// Ready for the next answer.
+    pub fn reset(&mut self) {
+        self.held.clear();
+        self.stopped = None;
+    }
+
+    /// Length of the longest end of the held text that begins a stop string.
+    ///
+    /// A stop string begins with the first byte of a character, so the cut is between characters.
+    fn undecided(&self) -> usize {
+        let held = self.held.as_bytes();
+        let begun = |stop: &String| {
+            let longest = held.len().min(stop.len() - 1);
+            (1..=longest).rev().find(|&n| held[held.len() - n..] == stop.as_bytes()[..n])
+        };
+        self.strings.iter().filter_map(begun).max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filter(strings: &[&str]) -> StopFilter {
+        StopFilter::new(strings.iter().map(|s| (*s).to_owned()).collect(), vec![9, 2, 9]).unwrap()
+    }
+
+    /// Emitted text after each piece, and whether it stopped.
+    fn run(filter: &mut StopFilter, pieces: &[&str]) -> (Vec<String>, bool) {
+        let mut stopped = false;
+        let emitted = pieces.iter().map(|piece| {
+            let mut out = String::new();
+            stopped |= filter.push(piece, &mut out);
+            out
+        });
+        (emitted.collect(), stopped)
+    }
+
+    #[test]
+    fn a_beginning_is_held_back_and_released_when_it_was_none() {
+        let mut stop = filter(&["\nUser:"]);
+        let (emitted, stopped) = run(&mut stop, &["Hi", "\nUs", "ual", "\n", "User: x", "more"]);
+        assert_eq!(emitted, ["Hi", "", "\nUsual", "", "", ""]);
+        assert!(stopped);
+        assert_eq!(stop.stopped_at(), Some("\nUser:"));
+        let mut out = String::new();
+        stop.finish(&mut out);
+        assert_eq!(out, "", "nothing of the stop string comes out at the end");
+    }
+
+    #[test]
+    fn held_text_comes_out_at_the_end() {
+        let mut stop = filter(&["###"]);
+        let (emitted, stopped) = run(&mut stop, &["a##"]);
+        assert_eq!((emitted[0].as_str(), stopped), ("a", false));
+        let mut out = String::new();
+        stop.finish(&mut out);
+        assert_eq!(out, "##");
+    }
+
+    #[test]
+    fn repeated_beginnings_and_wide_characters() {
+        let (emitted, stopped) = run(&mut filter(&["aab"]), &["aaa", "ab"]);
+        assert_eq!((emitted.concat().as_str(), stopped), ("aa", true));
+        let (emitted, _) = run(&mut filter(&["é!"]), &["caf", "é", "?", "é!"]);
+        assert_eq!(emitted, ["caf", "", "é?", ""]);
+    }
+
+    #[test]
+    fn the_result_does_not_depend_on_the_pieces() {
+        let stops = ["abc", "b", "日本", "xx"];
+        let texts = ["aabcb", "zabz", "ac日本abc", "日x本xx", "axbxab", "ccc"];
+        for text in texts {
+            for stop in [&stops[..1], &stops[1..2], &stops[..2], &stops[2..], &stops[..]] {
+                let all = |pieces: &[&str]| {
+                    let mut filter = filter(stop);
+                    let (emitted, stopped) = run(&mut filter, pieces);
+                    let mut text = emitted.concat();
+                    filter.finish(&mut text);
+                    (text, stopped, filter.stopped_at().map(str::to_owned))
+                };
+                let whole = all(&[text]);
+                let characters: Vec<_> = text.split("").collect();
+                assert_eq!(all(&characters), whole, "{text:?} with {stop:?}");
+                for cut in (1..text.len()).filter(|&i| text.is_char_boundary(i)) {
+                    assert_eq!(all(&[&text[..cut], &text[cut..]]), whole, "{text:?} at {cut}");
+                }
+                assert!(stop.iter().all(|s| !whole.0.contains(s)), "{whole:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn tokens_stop_too_and_an_empty_string_is_refused() {
+        let stop = filter(&[]);
+        assert!(stop.is_stop_token(9) && stop.is_stop_token(2) && !stop.is_stop_token(3));
+        let error = StopFilter::new(vec![String::new()], vec![]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Usage);
+    }
+}
