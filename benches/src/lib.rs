@@ -1,1 +1,4 @@
-//! Benchmarks of qhx: host time per token, overhead against other runtimes
+//! Shared parts of the benchmarks: a counting allocator and a table of times.
+
+pub mod allocations;
+pub mod shapes;
