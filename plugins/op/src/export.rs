@@ -46,13 +46,13 @@ macro_rules! register_ops {
     };
 }
 
-/// Makes the crate a plugin with the ops that the named crates register.
+/// Makes the crate a plugin with the ops that the named crates, or this one, register.
 ///
 /// Stands in a crate of its own of type `cdylib`: two exported roots in one program do not link.
 #[macro_export]
 macro_rules! export_plugin {
-    ($($ops:ident),+ $(,)?) => {
-        $(use $ops as _;)+
+    ($($ops:ident),* $(,)?) => {
+        $(use $ops as _;)*
 
         #[doc(hidden)]
         #[allow(unsafe_code, reason = "exports the symbol that a host looks for")]

@@ -1,0 +1,114 @@
+//! Host-ops that misbehave on purpose, each in one way, over the graph `step` with the output
+//! `logits`. They show that a host survives them and says what happened.
+
+#![expect(clippy::panic, reason = "panicking is what some of these ops are for")]
+
+use qhx_op::{
+    DType, Error, Host, Modality, Op, OpDescription, OpInfo, Port, Result, Segment, Task, View,
+};
+
+/// In which way an op misbehaves.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    PanicInOpen,
+    PanicInPrefill,
+    PanicInDecode,
+    NanLogits,
+    WrongLength,
+    BeyondBuffer,
+    EndlessLoop,
+}
+
+struct Faulty<const FAULT: usize> {
+    logits: View,
+    position: usize,
+}
+
+const FAULTS: [(Fault, &str); 7] = [
+    (Fault::PanicInOpen, "test_panic_in_open"),
+    (Fault::PanicInPrefill, "test_panic_in_prefill"),
+    (Fault::PanicInDecode, "test_panic_in_decode"),
+    (Fault::NanLogits, "test_nan_logits"),
+    (Fault::WrongLength, "test_wrong_length"),
+    (Fault::BeyondBuffer, "test_beyond_buffer"),
+    (Fault::EndlessLoop, "test_endless_loop"),
+];
+
+impl<const FAULT: usize> Faulty<FAULT> {
+    const KIND: Fault = FAULTS[FAULT].0;
+
+    fn view(&mut self, host: &mut Host) -> View {
+        match Self::KIND {
+            Fault::NanLogits => host.f32s_mut(self.logits.buffer).fill(f32::NAN),
+            Fault::WrongLength => return View { len: self.logits.len - 1, ..self.logits },
+            Fault::BeyondBuffer => return View { offset: 1 << 40, ..self.logits },
+            _ => {}
+        }
+        self.logits
+    }
+}
+
+impl<const FAULT: usize> Op for Faulty<FAULT> {
+    fn describe() -> OpDescription {
+        OpDescription {
+            name: FAULTS[FAULT].1.to_owned(),
+            summary: "misbehaves on purpose".to_owned(),
+            version: "0.0.1".to_owned(),
+            tasks: vec![Task::Generate],
+            modalities: vec![Modality::Text],
+            params_schema: serde_json::json!({}),
+        }
+    }
+
+    fn open(host: &mut Host) -> Result<Self> {
+        assert!(Self::KIND != Fault::PanicInOpen, "open goes wrong");
+        let graph = host.require_graph("/plan/params/step", "step")?;
+        let port = host.graph(graph).require_output("logits")?;
+        let buffer = host.allocate_for(graph, Port::Output(port))?;
+        let len = host.tensor(graph, Port::Output(port)).elements();
+        Ok(Self { logits: View { buffer, dtype: DType::F32, offset: 0, len }, position: 0 })
+    }
+
+    fn info(&self) -> OpInfo {
+        OpInfo { vocab: self.logits.len, max_ctx: 64, ..OpInfo::default() }
+    }
+
+    fn reset(&mut self, _host: &mut Host) -> Result<()> {
+        self.position = 0;
+        Ok(())
+    }
+
+    fn position(&self) -> usize {
+        self.position
+    }
+
+    fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
+        assert!(Self::KIND != Fault::PanicInPrefill, "prefill goes wrong");
+        for segment in segments {
+            let Segment::Tokens(tokens) = segment else {
+                return Err(Error::prompt("text only"));
+            };
+            self.position += tokens.len();
+        }
+        Ok(self.view(host))
+    }
+
+    fn decode(&mut self, host: &mut Host, token: u32) -> Result<View> {
+        if Self::KIND == Fault::PanicInDecode {
+            panic!("token {token} goes wrong");
+        }
+        if Self::KIND == Fault::EndlessLoop {
+            let graph = host.require_graph("/plan/params/step", "step")?;
+            loop {
+                host.execute(graph)?;
+            }
+        }
+        self.position += 1;
+        Ok(self.view(host))
+    }
+}
+
+qhx_op::register_ops!(Faulty<0>, Faulty<1>, Faulty<2>, Faulty<3>, Faulty<4>, Faulty<5>, Faulty<6>);
+
+// This crate registers and exports in one: nobody links it.
+qhx_op::export_plugin!();
