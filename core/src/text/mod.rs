@@ -1,1 +1,13 @@
-//! Text.
+//! Between text and tokens: tokenizer, streaming detokeniser and chat templates.
+
+mod chat;
+mod jinja;
+mod markers;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod tokenizer;
+
+pub use chat::{ChatTemplate, Message, RenderOptions};
+pub use stream::Detokenizer;
+pub use tokenizer::Tokenizer;

@@ -1,0 +1,375 @@
+//! Tokenizer, stream and templates against what `tokenizers` and `transformers` answer.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::manifest::Manifest;
+use crate::{ErrorKind, Result};
+
+fn fixture(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen35-tied").join(file)
+}
+
+fn fixture_json(file: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(fixture(file)).unwrap()).unwrap()
+}
+
+fn tokenizer() -> Tokenizer {
+    Tokenizer::from_file(&fixture("tokenizer.json")).unwrap()
+}
+
+/// A tokenizer in the manner of sentencepiece: a word begins with `▁`, other characters are bytes.
+fn byte_fallback() -> Tokenizer {
+    let mut vocab = vec!["<unk>", "<s>", "</s>", "▁", "▁Hello", "▁world", "!", "a", "\u{fffd}"]
+        .into_iter()
+        .map(str::to_owned)
+        .collect::<Vec<_>>();
+    vocab.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
+    let vocab: serde_json::Map<_, _> =
+        vocab.into_iter().enumerate().map(|(id, token)| (token, json!(id))).collect();
+    let added = |id, content| {
+        json!({"id": id, "content": content, "special": true, "single_word": false,
+               "lstrip": false, "rstrip": false, "normalized": false})
+    };
+    let document = json!({
+        "version": "1.0",
+        "truncation": {"max_length": 3, "strategy": "LongestFirst", "stride": 0,
+                       "direction": "Right"},
+        "padding": {"strategy": {"Fixed": 40}, "direction": "Right", "pad_to_multiple_of": null,
+                    "pad_id": 0, "pad_type_id": 0, "pad_token": "<unk>"},
+        "added_tokens": [added(1, "<s>"), added(2, "</s>")],
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "▁"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+        "pre_tokenizer": null,
+        "post_processor": {"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+                       {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}},
+                     {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}},
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"}, {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+        "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>", "fuse_unk": true,
+                  "byte_fallback": true, "ignore_merges": true, "vocab": vocab, "merges": []},
+    });
+    let bytes = serde_json::to_vec(&document).unwrap();
+    Tokenizer::from_bytes(Path::new("tokenizer.json"), &bytes).unwrap()
+}
+
+const BYTE: u32 = 9;
+
+fn stream(detokenizer: &mut Detokenizer, ids: &[u32]) -> Vec<String> {
+    let mut pieces: Vec<_> =
+        ids.iter().map(|&id| detokenizer.push(id).unwrap().to_owned()).collect();
+    pieces.push(detokenizer.finish().unwrap().to_owned());
+    pieces
+}
+
+#[test]
+fn prompts_tokenize_as_in_transformers() {
+    let (tokenizer, goldens) = (tokenizer(), fixture_json("goldens.json"));
+    let cases = goldens["cases"].as_array().unwrap();
+    assert!(!cases.is_empty());
+    for case in cases {
+        let ids: Vec<u32> = serde_json::from_value(case["prompt_ids"].clone()).unwrap();
+        let prompt = case["prompt"].as_str().unwrap();
+        assert_eq!(tokenizer.encode(prompt, true).unwrap(), ids, "{prompt:?}");
+        let output: Vec<u32> = serde_json::from_value(case["output_ids"].clone()).unwrap();
+        assert_eq!(tokenizer.decode(&output).unwrap(), case["text"].as_str().unwrap());
+
+        let mut detokenizer = Detokenizer::new(&tokenizer);
+        detokenizer.start(&ids).unwrap();
+        assert_eq!(stream(&mut detokenizer, &output).concat(), case["text"].as_str().unwrap());
+    }
+}
+
+#[test]
+fn truncation_and_padding_of_the_file_are_off() {
+    let ids = byte_fallback().encode("Hello!", true).unwrap();
+    assert_eq!(ids[0], 1, "the post-processor's BOS");
+    assert!(ids.len() > 3 && ids.len() < 40, "{ids:?}");
+    assert_ne!(byte_fallback().encode("Hello!", false).unwrap()[0], 1);
+}
+
+#[test]
+fn files_that_are_no_tokenizer_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    for contents in ["", "{}", "version https://git-lfs.github.com/spec/v1", "{\"model\": 3}"] {
+        let path = dir.path().join("tokenizer.json");
+        std::fs::write(&path, contents).unwrap();
+        let error = Tokenizer::from_file(&path).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Artifact);
+        assert!(error.message().contains("tokenizer.json: not a tokenizer"), "{error}");
+    }
+    let error = Tokenizer::from_file(&dir.path().join("absent.json")).unwrap_err();
+    assert!(error.message().contains("absent.json"), "{error}");
+}
+
+#[test]
+fn a_character_comes_out_whole() {
+    let tokenizer = byte_fallback();
+    let mut detokenizer = Detokenizer::new(&tokenizer);
+    let bytes = |text: &str| text.bytes().map(|b| BYTE + u32::from(b)).collect::<Vec<_>>();
+    let ids = [&[4], bytes("é").as_slice(), &[5], &bytes("你🙂"), &[6]].concat();
+    let pieces = stream(&mut detokenizer, &ids);
+    let expected = ["Hello", "", "é", " world", "", "", "你", "", "", "", "🙂", "!", ""];
+    assert_eq!(pieces, expected);
+}
+
+#[test]
+fn spaces_are_those_of_the_whole_text() {
+    let tokenizer = byte_fallback();
+    let mut detokenizer = Detokenizer::new(&tokenizer);
+    assert_eq!(stream(&mut detokenizer, &[4, 5, 2, 5]), ["Hello", " world", "", " world", ""]);
+    detokenizer.start(&[1, 4]).unwrap();
+    assert_eq!(stream(&mut detokenizer, &[5]), [" world", ""], "it continues the prompt");
+    detokenizer.start(&[1]).unwrap();
+    assert_eq!(stream(&mut detokenizer, &[5]), ["world", ""], "nothing stands before it");
+}
+
+#[test]
+fn bytes_that_are_no_character_come_out_as_replacements() {
+    let tokenizer = byte_fallback();
+    let mut detokenizer = Detokenizer::new(&tokenizer);
+    // An unfinished character at the end is one replacement.
+    assert_eq!(stream(&mut detokenizer, &[4, BYTE + 0xf0, BYTE + 0x9f]).concat(), "Hello\u{fffd}");
+    // Text goes on after bytes that never make sense, and the window does not grow.
+    let mut ids = vec![BYTE + 0x80; 50];
+    ids.extend([BYTE + 0xc3, BYTE + 0xa9, 5]);
+    let text = stream(&mut detokenizer, &ids).concat();
+    assert!(text.starts_with(&"\u{fffd}".repeat(46)), "{text}");
+    assert!(text.ends_with(" world") || text.ends_with("world"), "{text}");
+    assert!(detokenizer_window(&tokenizer, &[BYTE + 0x80; 1000]) <= 8);
+    // A token that is the replacement character itself is only delayed.
+    assert_eq!(stream(&mut detokenizer, &[8, 6]).concat(), "\u{fffd}!");
+}
+
+fn detokenizer_window(tokenizer: &Tokenizer, ids: &[u32]) -> usize {
+    let mut detokenizer = Detokenizer::new(tokenizer);
+    for &id in ids {
+        detokenizer.push(id).unwrap();
+    }
+    detokenizer.window_len()
+}
+
+#[test]
+fn any_tokens_stream_to_their_decoding() {
+    let tokenizer = tokenizer();
+    let mut rng = crate::sampling::Rng::new(7);
+    for _ in 0..300 {
+        let ids: Vec<u32> = (0..rng.below(30)).map(|_| rng.below(428) as u32).collect();
+        let whole = tokenizer.decode(&ids).unwrap();
+        let pieces = stream(&mut Detokenizer::new(&tokenizer), &ids).concat();
+        // Broken bytes may be counted differently; every other character is the same.
+        let squeeze = |text: &str| {
+            text.split('\u{fffd}').filter(|s| !s.is_empty()).collect::<Vec<_>>().join("\u{fffd}")
+        };
+        assert_eq!(squeeze(&pieces), squeeze(&whole), "{ids:?}");
+    }
+}
+
+fn manifest(dir: &Path, chat: Option<Value>) -> Manifest {
+    let mut document = json!({
+        "schema_version": 1,
+        "artifacts": {"contexts": {"d": {"bin": "d.bin"}}, "tokenizer": "tokenizer.json"},
+    });
+    if let Some(chat) = chat {
+        document["chat"] = chat;
+    }
+    Manifest::from_value(&dir.join("m.json"), document, None).unwrap()
+}
+
+fn open(dir: &Path, chat: Option<Value>) -> Result<Option<ChatTemplate>> {
+    let manifest = manifest(dir, chat);
+    let tokenizer = tokenizer();
+    ChatTemplate::open(&manifest, &manifest.open_artifacts(), Some(&tokenizer))
+}
+
+#[test]
+fn conversations_render_as_in_transformers() {
+    let dir = tempfile::tempdir().unwrap();
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(fixture(file), dir.path().join(file)).unwrap();
+    }
+    let template = open(dir.path(), None).unwrap().unwrap();
+    let (tokenizer, goldens) = (tokenizer(), fixture_json("goldens.json"));
+    let cases = goldens["templates"].as_array().unwrap();
+    assert!(cases.len() > 5);
+    for case in cases {
+        let messages: Vec<Message> = serde_json::from_value(case["messages"].clone()).unwrap();
+        let options = RenderOptions {
+            add_generation_prompt: case["add_generation_prompt"].as_bool().unwrap(),
+            enable_thinking: case["enable_thinking"].as_bool(),
+        };
+        let prompt = template.render(&messages, options).unwrap();
+        assert_eq!(prompt, case["rendered"].as_str().unwrap(), "{case}");
+        let ids: Vec<u32> = serde_json::from_value(case["ids"].clone()).unwrap();
+        assert_eq!(tokenizer.encode(&prompt, false).unwrap(), ids);
+    }
+    let error =
+        template.render(&[Message::new("tool", "x")], RenderOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Prompt);
+    assert!(error.message().contains("unexpected role: tool"), "{error}");
+    assert!(template.render(&[], RenderOptions::default()).is_err());
+}
+
+fn conversation() -> Vec<Message> {
+    [("system", "S"), ("user", "A"), ("assistant", "B"), ("user", "C")]
+        .map(|(role, content)| Message::new(role, content))
+        .to_vec()
+}
+
+fn marked(chat: Value, thinking: Option<bool>) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let template = open(dir.path(), Some(chat)).unwrap().unwrap();
+    let options = RenderOptions { enable_thinking: thinking, ..RenderOptions::default() };
+    template.render(&conversation(), options).unwrap()
+}
+
+#[test]
+fn markers_render_chatml_by_default() {
+    let turns = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nA<|im_end|>\n\
+                 <|im_start|>assistant\nB<|im_end|>\n<|im_start|>user\nC<|im_end|>\n";
+    let start = format!("{turns}<|im_start|>assistant\n");
+    let no_think = format!("{start}<think>\n\n</think>\n\n");
+    assert_eq!(marked(json!({}), None), start);
+    // However an author writes the prefills, they mean the same.
+    for (gen_prefill, no_think_prefill) in [
+        ("<|im_start|>assistant\n", "<think>\n\n</think>\n\n"),
+        ("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n\n</think>\n\n"),
+        ("", "<think>\n\n</think>\n\n"),
+    ] {
+        let chat = json!({"assistant": {"gen_prefill": gen_prefill,
+                                        "no_think_prefill": no_think_prefill}});
+        assert_eq!(marked(chat.clone(), None), start, "{chat}");
+        assert_eq!(marked(chat.clone(), Some(true)), start, "{chat}");
+        assert_eq!(marked(chat.clone(), Some(false)), no_think, "{chat}");
+    }
+    for (gen_prefill, no_think_prefill) in [
+        ("<think>\n", "<think>\n\n</think>\n\n"),
+        ("<|im_start|>assistant\n<think>\n", "\n</think>\n\n"),
+    ] {
+        let chat = json!({"assistant": {"gen_prefill": gen_prefill,
+                                        "no_think_prefill": no_think_prefill}});
+        assert_eq!(marked(chat.clone(), Some(true)), format!("{start}<think>\n"), "{chat}");
+        assert_eq!(marked(chat.clone(), Some(false)), no_think, "{chat}");
+    }
+}
+
+#[test]
+fn markers_render_other_forms() {
+    let phi = marked(json!({"assistant": {"gen_prefill": "<|assistant|>\n"}}), None);
+    let expected = "<|system|>\nS<|end|>\n<|user|>\nA<|end|>\n<|assistant|>\nB<|end|>\n\
+                    <|user|>\nC<|end|>\n<|assistant|>\n";
+    assert_eq!(phi, expected);
+    let own = json!({
+        "bos": [428, "!"],
+        "system": {"prefix": "[S]", "suffix": "\n"},
+        "user": {"prefix": "Q: ", "suffix": "\n"},
+        "assistant": {"prefix": "A: ", "suffix": "\n", "gen_prefill": "A:"},
+    });
+    assert_eq!(marked(own, None), "<|endoftext|>![S]S\nQ: A\nA: B\nQ: C\nA: ");
+}
+
+#[test]
+fn the_manifest_decides_the_style() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(open(dir.path(), None).unwrap().is_none(), "nothing says how to chat");
+    let error = open(dir.path(), Some(json!({"style": "jinja"}))).unwrap_err();
+    assert!(error.message().starts_with("/chat/style: \"jinja\", but"), "{error}");
+    let error = open(dir.path(), Some(json!({"bos": [100000]}))).unwrap_err();
+    assert!(error.message().contains("/chat/bos: the tokenizer has no token 100000"), "{error}");
+
+    std::fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
+    std::fs::write(dir.path().join("chat_template.jinja"), "J{{ messages[0].content }}").unwrap();
+    let render = |chat| {
+        let template = open(dir.path(), chat).unwrap()?;
+        Some(template.render(&[Message::new("user", "x")], RenderOptions::default()).unwrap())
+    };
+    assert_eq!(render(None).as_deref(), Some("Jx"));
+    let list = json!({"bos_token": {"content": "<s>"}, "chat_template": [
+        {"name": "tool_use", "template": "T"}, {"name": "default", "template": "{{ bos_token }}D"}]});
+    std::fs::write(dir.path().join("tokenizer_config.json"), list.to_string()).unwrap();
+    assert_eq!(render(None).as_deref(), Some("<s>D"));
+    assert_eq!(render(Some(json!(false))), None);
+    let markers = render(Some(json!({"style": "markers"}))).unwrap();
+    assert_eq!(markers, "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n");
+}
+
+fn jinja(source: &str) -> Result<String> {
+    ChatTemplate::from_jinja(source, "<s>", "</s>")?
+        .render(&conversation(), RenderOptions::default())
+}
+
+#[test]
+fn templates_have_what_transformers_gives_them() {
+    let cases = [
+        ("{{ bos_token }}{{ messages[1:]|length }}{{ eos_token }}", "<s>3</s>"),
+        ("{{ ' a '.strip() }}{{ 'a,b'.split(',')[-1] }}{{ 'ab'.startswith('a') }}", "abTrue"),
+        ("{{ 'x'.upper() }}{{ 'ab'.replace('a', 'c') }}{{ messages[0].get('role') }}", "Xcbsystem"),
+        (
+            "{% for m in messages %}{% if m.role == 'user' %}{% continue %}{% endif %}{{ m.content }}\
+          {% endfor %}",
+            "SB",
+        ),
+        (
+            "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}\
+          {{ ns.n }}",
+            "4",
+        ),
+        ("  {% if true %}\n x\n  {% endif %}\ny\n", " x\ny"),
+        ("{{ messages[0]|tojson }}", r#"{"role": "system", "content": "S"}"#),
+        ("{{ tools is none }}{{ enable_thinking is defined }}", "TrueFalse"),
+        ("{% macro f(x) %}[{{ x }}]{% endmacro %}{{ f(1) }}", "[1]"),
+        (
+            "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+            "SABC",
+        ),
+        ("{{ strftime_now('%Y')|int > 2024 }}", "True"),
+    ];
+    for (source, expected) in cases {
+        assert_eq!(jinja(source).unwrap(), expected, "{source}");
+    }
+    let error = jinja("{{ raise_exception('Only user turns!') }}").unwrap_err();
+    assert!(error.message().contains("Only user turns!"), "{error}");
+}
+
+#[test]
+fn hostile_templates_end_with_an_error() {
+    let deep = format!("{}1{}", "(".repeat(100_000), ")".repeat(100_000));
+    let nested = "{% if true %}".repeat(10_000);
+    let sources = [
+        "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ 'x' * 999999999999 }}",
+        "{% include 'chat_template' %}",
+        "{% include '/etc/passwd' %}",
+        "{{ messages[0].__class__.__mro__ }}",
+        "{% for",
+        &format!("{{{{ {deep} }}}}"),
+        &nested,
+    ];
+    for source in sources {
+        let shown = &source[..source.len().min(60)];
+        let error = jinja(source).err().unwrap_or_else(|| panic!("accepted: {shown}"));
+        assert!(error.message().starts_with("chat template: "), "{shown}: {error}");
+    }
+}
+
+#[test]
+#[ignore = "a measurement: cargo test --release -p qhx-core -- --ignored --nocapture time_per"]
+fn time_per_streamed_token() {
+    let tokenizer = tokenizer();
+    let ids = tokenizer.encode(&"The river Seine runs through Paris. ".repeat(400), true).unwrap();
+    let mut detokenizer = Detokenizer::new(&tokenizer);
+    let start = std::time::Instant::now();
+    for &id in &ids {
+        std::hint::black_box(detokenizer.push(id).unwrap());
+    }
+    println!("{:.2} µs a token", start.elapsed().as_secs_f64() * 1e6 / ids.len() as f64);
+}

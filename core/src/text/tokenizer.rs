@@ -1,0 +1,104 @@
+//! The tokenizer of a bundle: a `tokenizer.json` of Hugging Face `tokenizers`.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::artifacts::Mapped;
+use crate::{Error, ErrorKind, Result};
+
+/// Text to token ids and back. Clones share the vocabulary.
+#[derive(Clone)]
+pub struct Tokenizer {
+    inner: Arc<tokenizers::Tokenizer>,
+    path: Arc<PathBuf>,
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokenizer")
+            .field("path", &self.path)
+            .field("vocab", &self.vocab_size())
+            .finish()
+    }
+}
+
+impl Tokenizer {
+    /// Reads a `tokenizer.json`.
+    ///
+    /// Truncation and padding that the file configures are switched off: whether a text fits is
+    /// for the engine to say, and nothing may be cut in silence.
+    pub fn from_file(path: &Path) -> Result<Self> {
+        let file = Mapped::open(path)?;
+        Self::from_bytes(path, file.bytes())
+    }
+
+    /// Reads the contents of a `tokenizer.json`; `path` is for messages.
+    pub fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Self> {
+        let fail = |why: String| {
+            Error::new(ErrorKind::Artifact, format!("{}: {why}", path.display())).hint(
+                "expected a tokenizer.json of Hugging Face tokenizers; \
+                 a git-lfs pointer or a partial download is not one",
+            )
+        };
+        let parsed = guarded(|| tokenizers::Tokenizer::from_bytes(bytes));
+        let mut inner = parsed.map_err(|e| fail(format!("not a tokenizer: {e}")))?;
+        inner.with_truncation(None).map_err(|e| fail(e.to_string()))?;
+        inner.with_padding(None);
+        Ok(Self { inner: Arc::new(inner), path: Arc::new(path.to_owned()) })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Token ids of a text. Special tokens written out in the text are recognised.
+    ///
+    /// `add_special` adds what the tokenizer's post-processor puts around a text, such as a BOS
+    /// token: on for a text that is completed, off for a rendered conversation, whose template
+    /// writes them.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        let encoding = guarded(|| self.inner.encode_fast(text, add_special));
+        let encoding = encoding.map_err(|e| {
+            let path = self.path.display();
+            Error::new(ErrorKind::Prompt, format!("{path}: the text cannot be tokenized: {e}"))
+        })?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Text of token ids, without special tokens. Bytes that are not UTF-8 become U+FFFD.
+    ///
+    /// A piece of an answer cannot be decoded alone; see [`super::Detokenizer`].
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        guarded(|| self.inner.decode(ids, true)).map_err(|e| {
+            let path = self.path.display();
+            Error::new(ErrorKind::Artifact, format!("{path}: tokens cannot be decoded: {e}"))
+        })
+    }
+
+    /// Number of tokens, added ones included. A model's vocabulary may be padded beyond it.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// The id of a token such as `<|im_end|>`.
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// The token with an id, as the vocabulary spells it.
+    pub fn id_to_token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+}
+
+/// Runs a call into the tokenizer library, some of whose components panic on configurations that
+/// no training produces.
+fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(result) => result.map_err(|e| e.to_string()),
+        Err(_) => Err("the tokenizer's configuration is inconsistent".to_owned()),
+    }
+}
