@@ -31,6 +31,24 @@ impl GraphBuilder {
     /// The factor cancels, so the result is the same in exact arithmetic; in f16 no square overflows
     /// (|x| > 255 would), and `eps` is not lost below the smallest f16.
     pub fn rms_norm(&mut self, x: TensorId, eps: f32, weight: TensorId) -> Result<TensorId> {
+        let (scaled, inverse) = self.inverse_norm(x, eps, ReduceOp::Mean)?;
+        let normed = self.mul(scaled, inverse)?;
+        self.mul(normed, weight)
+    }
+
+    /// `x · rsqrt(Σx² + eps)` along the last axis, with the scaling of [`GraphBuilder::rms_norm`].
+    pub fn l2_norm(&mut self, x: TensorId, eps: f32) -> Result<TensorId> {
+        let unit = self.inverse_norm(x, eps, ReduceOp::Sum)?;
+        self.mul(unit.0, unit.1)
+    }
+
+    /// `x / s` and `rsqrt(reduce((x/s)²) + (√eps/s)²)`; see [`GraphBuilder::rms_norm`].
+    fn inverse_norm(
+        &mut self,
+        x: TensorId,
+        eps: f32,
+        by: ReduceOp,
+    ) -> Result<(TensorId, TensorId)> {
         let axis = self.shape(x)?.len() - 1;
         let root = self.scalar(x, eps.sqrt())?;
         let magnitude = self.unary(UnaryOp::Abs, x)?;
@@ -38,24 +56,11 @@ impl GraphBuilder {
         let s = self.binary(BinaryOp::Max, peak, root)?;
         let scaled = self.div(x, s)?;
         let squares = self.mul(scaled, scaled)?;
-        let mean = self.reduce(ReduceOp::Mean, squares, axis)?;
+        let reduced = self.reduce(by, squares, axis)?;
         let small = self.div(root, s)?;
         let small = self.mul(small, small)?;
-        let sum = self.add(mean, small)?;
-        let inverse = self.unary(UnaryOp::Rsqrt, sum)?;
-        let normed = self.mul(scaled, inverse)?;
-        self.mul(normed, weight)
-    }
-
-    /// `x · rsqrt(Σx² + eps)` along the last axis, for tensors of moderate size or of type f32.
-    pub fn l2_norm(&mut self, x: TensorId, eps: f32) -> Result<TensorId> {
-        let axis = self.shape(x)?.len() - 1;
-        let squares = self.mul(x, x)?;
-        let sum = self.reduce(ReduceOp::Sum, squares, axis)?;
-        let eps = self.scalar(x, eps)?;
-        let sum = self.add(sum, eps)?;
-        let inverse = self.unary(UnaryOp::Rsqrt, sum)?;
-        self.mul(x, inverse)
+        let sum = self.add(reduced, small)?;
+        Ok((scaled, self.unary(UnaryOp::Rsqrt, sum)?))
     }
 
     /// Rotary embedding (Su et al. 2021) of `x` `[heads, d]` in the half-split form, on the first

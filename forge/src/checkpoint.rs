@@ -1,0 +1,377 @@
+//! A Hugging Face checkpoint: `config.json` and safetensors, mapped and read on demand.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use qhx_core::artifacts::Mapped;
+use qhx_core::{DType, Error, ErrorKind, Result};
+use safetensors::SafeTensors;
+use safetensors::tensor::Dtype;
+use serde_json::Value;
+
+use crate::weight::RowSource;
+
+/// The one-file form.
+const SINGLE: &str = "model.safetensors";
+/// The index of the sharded form.
+const INDEX: &str = "model.safetensors.index.json";
+/// Longest JSON file that is read, the index of a very large model included.
+const MAX_JSON: u64 = 64 << 20;
+/// Prefixes of decoder tensors, the longer first: the multimodal nesting and the plain one.
+const PREFIXES: [&str; 2] = ["model.language_model.", "model."];
+/// Length of the header's length.
+const LENGTH: usize = 8;
+
+/// A checkpoint whose files are mapped. Clones of what it hands out keep the mapping.
+#[derive(Debug)]
+pub struct Checkpoint {
+    dir: PathBuf,
+    config: Value,
+    generation: Value,
+    shards: Vec<Mapped>,
+    tensors: BTreeMap<String, Entry>,
+    prefix: &'static str,
+}
+
+#[derive(Debug, Clone)]
+struct Entry {
+    shard: usize,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Range<usize>,
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint in the folder `dir`: reads the headers, maps the files.
+    pub fn open(dir: &Path) -> Result<Self> {
+        if !dir.is_dir() {
+            return Err(Error::new(
+                ErrorKind::Artifact,
+                format!("{}: not a folder", dir.display()),
+            )
+            .hint("give the folder that holds config.json and model.safetensors"));
+        }
+        let config = read_json(&dir.join("config.json"))?;
+        let generation = match read_json(&dir.join("generation_config.json")) {
+            Ok(value) => value,
+            Err(_) if !dir.join("generation_config.json").exists() => Value::Null,
+            Err(error) => return Err(error),
+        };
+        let mut checkpoint = Self {
+            dir: dir.to_owned(),
+            config,
+            generation,
+            shards: Vec::new(),
+            tensors: BTreeMap::new(),
+            prefix: "",
+        };
+        if dir.join(SINGLE).exists() {
+            checkpoint.add_shard(SINGLE, None)?;
+        } else if dir.join(INDEX).exists() {
+            checkpoint.add_indexed()?;
+        } else {
+            return Err(Error::new(
+                ErrorKind::Artifact,
+                format!("{}: holds neither {SINGLE} nor {INDEX}", dir.display()),
+            )
+            .hint("only safetensors checkpoints are read; convert a .bin or .gguf one first"));
+        }
+        checkpoint.prefix = PREFIXES
+            .into_iter()
+            .find(|p| checkpoint.tensors.contains_key(&format!("{p}embed_tokens.weight")))
+            .ok_or_else(|| {
+                let some: Vec<_> =
+                    checkpoint.tensors.keys().take(3).map(String::as_str).collect();
+                Error::new(
+                    ErrorKind::Artifact,
+                    format!(
+                        "{}: no tensor {}embed_tokens.weight or {}embed_tokens.weight among {} (such as {})",
+                        dir.display(),
+                        PREFIXES[1],
+                        PREFIXES[0],
+                        checkpoint.tensors.len(),
+                        some.join(", ")
+                    ),
+                )
+                .hint("the folder holds an adapter or an incomplete download")
+            })?;
+        Ok(checkpoint)
+    }
+
+    /// The folder.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// `config.json`.
+    pub fn config(&self) -> &Value {
+        &self.config
+    }
+
+    /// The text decoder's configuration: `text_config` where there is one.
+    pub fn text_config(&self) -> &Value {
+        self.config.get("text_config").filter(|v| v.is_object()).unwrap_or(&self.config)
+    }
+
+    /// `generation_config.json`, or null.
+    pub fn generation_config(&self) -> &Value {
+        &self.generation
+    }
+
+    /// `architectures[0]`, the model class.
+    pub fn architecture(&self) -> Option<&str> {
+        self.config.pointer("/architectures/0").and_then(Value::as_str)
+    }
+
+    /// True when the decoder has the tensor `name`, given without prefix.
+    pub fn has(&self, name: &str) -> bool {
+        self.entry(name).is_some()
+    }
+
+    /// A matrix of the decoder that yields its rows on demand.
+    pub fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Arc<dyn RowSource>> {
+        Ok(Arc::new(self.open_matrix(name, &shape, shape)?))
+    }
+
+    /// The values of a small tensor of the decoder as f32.
+    pub fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let len = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).unwrap_or(0);
+        let matrix = self.open_matrix(name, shape, [1, len])?;
+        let mut out = vec![0f32; len];
+        matrix.read_f32(0, &mut out)?;
+        if let Some(index) = out.iter().position(|v| !v.is_finite()) {
+            return Err(Error::new(
+                ErrorKind::Artifact,
+                format!("tensor {}: element {index} is {}", matrix.name, out[index]),
+            )
+            .hint("the checkpoint is damaged, or was saved after training diverged"));
+        }
+        Ok(out)
+    }
+
+    fn entry(&self, name: &str) -> Option<(String, &Entry)> {
+        // The head stands beside the decoder, everything else inside it.
+        let full = format!("{}{name}", self.prefix);
+        let key = if self.tensors.contains_key(&full) { full } else { name.to_owned() };
+        self.tensors.get(&key).map(|entry| (key, entry))
+    }
+
+    fn open_matrix(&self, name: &str, shape: &[usize], rows: [usize; 2]) -> Result<Matrix> {
+        let Some((key, entry)) = self.entry(name) else {
+            return Err(Error::new(
+                ErrorKind::Artifact,
+                format!("{}: tensor {}{name} is missing", self.dir.display(), self.prefix),
+            )
+            .hint("config.json describes another model than the safetensors files hold, or a shard is missing"));
+        };
+        if entry.shape != shape {
+            return Err(Error::new(
+                ErrorKind::Artifact,
+                format!(
+                    "{}: tensor {key} has shape {:?}, config.json asks for {shape:?}",
+                    self.dir.display(),
+                    entry.shape
+                ),
+            )
+            .hint("config.json and the safetensors files belong to different models"));
+        }
+        let dtype = match entry.dtype {
+            Dtype::F32 => DType::F32,
+            Dtype::F16 => DType::F16,
+            Dtype::BF16 => DType::Bf16,
+            other => {
+                return Err(Error::new(
+                    ErrorKind::Artifact,
+                    format!("tensor {key} is stored as {other:?}, expected F32, F16 or BF16"),
+                )
+                .hint("take the unquantised checkpoint; the forge quantises itself"));
+            }
+        };
+        let map = self.shards[entry.shard].clone();
+        // Checked when the header was read; a row is sliced with a check again.
+        let bytes = entry.bytes.clone();
+        Ok(Matrix { name: key, map, bytes, dtype, shape: rows })
+    }
+
+    fn add_indexed(&mut self) -> Result<()> {
+        let path = self.dir.join(INDEX);
+        let index = read_json(&path)?;
+        let Some(map) = index.get("weight_map").and_then(Value::as_object) else {
+            return Err(Error::new(
+                ErrorKind::Artifact,
+                format!("{}: no object \"weight_map\"", path.display()),
+            ));
+        };
+        let mut files: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for (tensor, file) in map {
+            let Some(file) = file.as_str().filter(|f| is_plain(f)) else {
+                return Err(Error::new(
+                    ErrorKind::Artifact,
+                    format!(
+                        "{}: weight_map[{tensor:?}] is {file}, expected the name of a file beside it",
+                        path.display()
+                    ),
+                ));
+            };
+            files.entry(file).or_default().push(tensor);
+        }
+        for (file, tensors) in files {
+            self.add_shard(file, Some(&tensors))?;
+        }
+        Ok(())
+    }
+
+    /// Maps a file and notes its tensors; with `listed`, those that the index puts there.
+    fn add_shard(&mut self, file: &str, listed: Option<&[&str]>) -> Result<()> {
+        let path = self.dir.join(file);
+        if !path.exists() {
+            return Err(Error::new(ErrorKind::Artifact, format!("{}: missing", path.display()))
+                .hint(format!("{INDEX} lists it; complete the download")));
+        }
+        let map = Mapped::open(&path)?;
+        let (header, metadata) = SafeTensors::read_metadata(map.bytes()).map_err(|e| {
+            Error::new(
+                ErrorKind::Artifact,
+                format!(
+                    "{}: not a whole safetensors file ({} bytes): {e}",
+                    path.display(),
+                    map.len()
+                ),
+            )
+            .hint("the download may be incomplete, or a Git LFS pointer; download the file again")
+        })?;
+        let base = LENGTH.saturating_add(header);
+        let shard = self.shards.len();
+        for (name, info) in metadata.tensors() {
+            if listed.is_some_and(|listed| !listed.contains(&name.as_str())) {
+                continue;
+            }
+            let (start, end) = info.data_offsets;
+            let bytes = base.checked_add(start).zip(base.checked_add(end)).map(|(a, b)| a..b);
+            let Some(bytes) = bytes.filter(|r| map.bytes().get(r.clone()).is_some()) else {
+                return Err(Error::new(
+                    ErrorKind::Artifact,
+                    format!("{}: tensor {name} lies beyond the end of the file", path.display()),
+                ));
+            };
+            let entry = Entry { shard, dtype: info.dtype, shape: info.shape.clone(), bytes };
+            self.tensors.insert(name, entry);
+        }
+        for name in listed.into_iter().flatten() {
+            if !self.tensors.contains_key(*name) {
+                return Err(Error::new(
+                    ErrorKind::Artifact,
+                    format!(
+                        "{}: tensor {name}, which {INDEX} puts there, is missing",
+                        path.display()
+                    ),
+                )
+                .hint("the index and the shards belong to different downloads"));
+            }
+        }
+        self.shards.push(map);
+        Ok(())
+    }
+}
+
+/// True for the name of a file, without folders.
+fn is_plain(name: &str) -> bool {
+    let mut parts = Path::new(name).components();
+    matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None))
+}
+
+/// Reads a JSON object.
+fn read_json(path: &Path) -> Result<Value> {
+    let fail = |e: &std::io::Error| Error::io(ErrorKind::Artifact, path, e);
+    let length = std::fs::metadata(path).map_err(|e| fail(&e))?.len();
+    if length > MAX_JSON {
+        return Err(Error::new(
+            ErrorKind::Artifact,
+            format!("{}: {length} bytes, more than {MAX_JSON}", path.display()),
+        ));
+    }
+    let bytes = std::fs::read(path).map_err(|e| fail(&e))?;
+    let value: Value = serde_json::from_slice(&bytes).map_err(|e| {
+        Error::new(ErrorKind::Artifact, format!("{}: not JSON: {e}", path.display()))
+    })?;
+    if !value.is_object() {
+        return Err(Error::new(
+            ErrorKind::Artifact,
+            format!("{}: expected a JSON object", path.display()),
+        ));
+    }
+    Ok(value)
+}
+
+/// A mapped tensor, seen as a matrix.
+#[derive(Debug)]
+struct Matrix {
+    name: String,
+    map: Mapped,
+    bytes: Range<usize>,
+    dtype: DType,
+    shape: [usize; 2],
+}
+
+impl Matrix {
+    /// The stored bytes of `len` elements from row `first` on.
+    fn stored(&self, first: usize, len: usize) -> Result<&[u8]> {
+        let size = self.dtype.size();
+        let range = first
+            .checked_mul(self.shape[1])
+            .and_then(|n| n.checked_mul(size))
+            .and_then(|n| n.checked_add(self.bytes.start))
+            .and_then(|start| Some(start..start.checked_add(len.checked_mul(size)?)?))
+            .filter(|r| r.end <= self.bytes.end);
+        range.and_then(|r| self.map.bytes().get(r)).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Internal,
+                format!("tensor {}: {len} elements from row {first} are out of bounds", self.name),
+            )
+        })
+    }
+}
+
+impl RowSource for Matrix {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn shape(&self) -> [usize; 2] {
+        self.shape
+    }
+
+    fn stored_dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
+        let bytes = self.stored(first, out.len())?;
+        match self.dtype {
+            DType::F16 => match bytemuck::try_cast_slice::<u8, f16>(bytes) {
+                Ok(values) => values.convert_to_f32_slice(out),
+                Err(_) => {
+                    // Headers of any length put tensors at odd addresses.
+                    let pairs = bytes.as_chunks::<2>().0;
+                    let values: Vec<f16> = pairs.iter().map(|p| f16::from_le_bytes(*p)).collect();
+                    values.convert_to_f32_slice(out);
+                }
+            },
+            DType::Bf16 => {
+                for (value, pair) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                    *value = f32::from_bits(u32::from(u16::from_le_bytes(*pair)) << 16);
+                }
+            }
+            _ => {
+                for (value, quad) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                    *value = f32::from_le_bytes(*quad);
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,381 @@
+//! Graph nodes to ONNX nodes (opset 18), and weights to the external-data file.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use prost::Message;
+use qhx_core::{DType, Error, ErrorKind, Result};
+
+use super::proto::{
+    ATTRIBUTE_INT, ATTRIBUTE_INTS, AttributeProto, DimensionProto, EXTERNAL, FLOAT, FLOAT16,
+    GraphProto, INT8, INT32, INT64, ModelProto, NodeProto, OperatorSetIdProto,
+    StringStringEntryProto, TensorProto, TensorShapeProto, TensorTypeProto, TypeProto,
+    ValueInfoProto,
+};
+use crate::graph::{
+    BinaryOp, Constant, Elem, Graph, Node, Op, Origin, ReduceOp, Tensor, TensorId, UnaryOp,
+};
+use crate::progress::Progress;
+use crate::weight::{Storage, Weight, fits_f16, stream};
+
+/// Reductions over `axes` as an input of every reduction begin with this version.
+const OPSET: i64 = 18;
+/// The IR version that goes with opset 18.
+const IR_VERSION: i64 = 8;
+/// Tensors in the external-data file begin at multiples of this.
+const ALIGN: u64 = 64;
+
+/// The files of a lowered graph.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Written {
+    /// The ONNX file.
+    pub model: PathBuf,
+    /// The external-data file beside it; none when the graph has no weights.
+    pub data: Option<PathBuf>,
+}
+
+/// Writes `graph` to `<dir>/<graph>.onnx`, its weights to `<dir>/<graph>.onnx_data`.
+///
+/// A weight is stored as f16 where that changes nothing that matters ([`fits_f16`]), else as f32; the
+/// backend computes in f32 either way. [`Storage::Int8`] becomes int8 with `DequantizeLinear` per
+/// output channel.
+pub fn write(graph: &Graph, dir: &Path, progress: &mut dyn Progress) -> Result<Written> {
+    let model_path = dir.join(format!("{}.onnx", graph.name()));
+    let data_name = format!("{}.onnx_data", graph.name());
+    let data_path = dir.join(&data_name);
+    progress.stage(&format!("onnx {}", graph.name()), graph.weight_bytes());
+    let mut lowering = Lowering {
+        graph,
+        out: GraphProto { name: graph.name().to_owned(), ..GraphProto::default() },
+        data: None,
+        data_path,
+        data_name,
+        shapes: HashMap::new(),
+        done: 0,
+        progress,
+    };
+    lowering.run()?;
+    let data = lowering.data.take();
+    let data = match data {
+        Some(mut data) => {
+            data.file.flush().map_err(|e| Error::io(ErrorKind::Io, &data.path, &e))?;
+            Some(data.path)
+        }
+        None => None,
+    };
+    let model = ModelProto {
+        ir_version: IR_VERSION,
+        producer_name: "qhx".to_owned(),
+        graph: Some(lowering.out),
+        opset_import: vec![OperatorSetIdProto { domain: Some(String::new()), version: OPSET }],
+    };
+    std::fs::write(&model_path, model.encode_to_vec())
+        .map_err(|e| Error::io(ErrorKind::Io, &model_path, &e))?;
+    Ok(Written { model: model_path, data })
+}
+
+struct DataFile {
+    path: PathBuf,
+    file: BufWriter<File>,
+    length: u64,
+}
+
+struct Lowering<'a> {
+    graph: &'a Graph,
+    out: GraphProto,
+    data: Option<DataFile>,
+    data_path: PathBuf,
+    data_name: String,
+    /// Names of int64 constants by their values.
+    shapes: HashMap<Vec<i64>, String>,
+    done: u64,
+    progress: &'a mut dyn Progress,
+}
+
+impl Lowering<'_> {
+    fn run(&mut self) -> Result<()> {
+        let graph = self.graph;
+        for tensor in graph.tensors() {
+            match &tensor.origin {
+                Origin::Constant(constant) => self.constant(tensor, constant),
+                Origin::Weight(weight) => self.weight(tensor, weight)?,
+                Origin::Input | Origin::Node(_) => {}
+            }
+        }
+        for node in graph.nodes() {
+            self.node(node)?;
+        }
+        for (ids, list) in
+            [(graph.inputs(), &mut self.out.input), (graph.outputs(), &mut self.out.output)]
+        {
+            for &id in ids {
+                list.push(value_info(graph.tensor(id)?));
+            }
+        }
+        Ok(())
+    }
+
+    fn constant(&mut self, tensor: &Tensor, constant: &Constant) {
+        let (data_type, raw) = match constant {
+            Constant::Float(values) => (FLOAT, bytemuck::cast_slice(values).to_vec()),
+            Constant::Int(values) => (INT32, bytemuck::cast_slice(values).to_vec()),
+        };
+        self.out.initializer.push(TensorProto {
+            dims: dims(&tensor.shape),
+            data_type,
+            name: tensor.name.clone(),
+            raw_data: Some(raw),
+            ..TensorProto::default()
+        });
+    }
+
+    fn weight(&mut self, tensor: &Tensor, weight: &Weight) -> Result<()> {
+        if self.progress.cancelled() {
+            return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
+        }
+        match weight.storage() {
+            Storage::Int8 => {
+                let rows = weight.to_int8()?;
+                let name = &tensor.name;
+                self.external(&format!("{name}.int8"), INT8, &tensor.shape, |file| {
+                    write_all(file, bytemuck::cast_slice(&rows.values))
+                })?;
+                self.out.initializer.push(TensorProto {
+                    dims: dims(&[rows.scales.len()]),
+                    data_type: FLOAT,
+                    name: format!("{name}.scale"),
+                    raw_data: Some(bytemuck::cast_slice(&rows.scales).to_vec()),
+                    ..TensorProto::default()
+                });
+                let inputs = vec![format!("{name}.int8"), format!("{name}.scale")];
+                self.push("DequantizeLinear", inputs, name, vec![int("axis", 0)]);
+            }
+            Storage::Float if fits_f16(&**weight.source())? => {
+                self.external(&tensor.name, FLOAT16, &tensor.shape, |file| {
+                    let mut narrow = Vec::new();
+                    stream(&**weight.source(), |wide| {
+                        narrow.resize(wide.len(), f16::ZERO);
+                        narrow.convert_from_f32_slice(wide);
+                        write_all(file, bytemuck::cast_slice(&narrow))
+                    })
+                })?;
+            }
+            Storage::Float => {
+                self.external(&tensor.name, FLOAT, &tensor.shape, |file| {
+                    stream(&**weight.source(), |wide| write_all(file, bytemuck::cast_slice(wide)))
+                })?;
+            }
+        }
+        self.done += weight.qnn_bytes();
+        self.progress.advance(self.done);
+        Ok(())
+    }
+
+    /// Adds an initialiser whose bytes `fill` appends to the external-data file.
+    fn external(
+        &mut self,
+        name: &str,
+        data_type: i32,
+        shape: &[usize],
+        fill: impl FnOnce(&mut DataFile) -> Result<()>,
+    ) -> Result<()> {
+        let data = match &mut self.data {
+            Some(data) => data,
+            none => {
+                let file = File::create(&self.data_path)
+                    .map_err(|e| Error::io(ErrorKind::Io, &self.data_path, &e))?;
+                none.insert(DataFile {
+                    path: self.data_path.clone(),
+                    file: BufWriter::with_capacity(1 << 20, file),
+                    length: 0,
+                })
+            }
+        };
+        let padding = data.length.next_multiple_of(ALIGN) - data.length;
+        write_all(data, &[0; ALIGN as usize][..padding as usize])?;
+        let offset = data.length;
+        fill(data)?;
+        let length = data.length - offset;
+        let entry =
+            |key: &str, value: String| StringStringEntryProto { key: key.to_owned(), value };
+        self.out.initializer.push(TensorProto {
+            dims: dims(shape),
+            data_type,
+            name: name.to_owned(),
+            raw_data: None,
+            external_data: vec![
+                entry("location", self.data_name.clone()),
+                entry("offset", offset.to_string()),
+                entry("length", length.to_string()),
+            ],
+            data_location: Some(EXTERNAL),
+        });
+        Ok(())
+    }
+
+    fn node(&mut self, node: &Node) -> Result<()> {
+        let output = self.graph.tensor(node.output)?;
+        let mut inputs = Vec::with_capacity(node.inputs.len() + 3);
+        for &id in &node.inputs {
+            inputs.push(self.name(id)?);
+        }
+        let name = &output.name;
+        match &node.op {
+            Op::Linear => self.push("Gemm", inputs, name, vec![int("transB", 1)]),
+            Op::MatMul { transpose_b } => {
+                if *transpose_b {
+                    let rank = output.shape.len() as i64;
+                    let mut perm: Vec<i64> = (0..rank).collect();
+                    perm.swap(rank as usize - 1, rank as usize - 2);
+                    let turned = format!("{name}.bt");
+                    let b = vec![inputs.swap_remove(1)];
+                    self.push("Transpose", b, &turned, vec![ints("perm", perm)]);
+                    inputs.push(turned);
+                }
+                self.push("MatMul", inputs, name, vec![]);
+            }
+            Op::Binary(op) => self.push(binary(*op), inputs, name, vec![]),
+            Op::Unary(UnaryOp::Rsqrt) => {
+                let root = format!("{name}.sqrt");
+                self.push("Sqrt", inputs, &root, vec![]);
+                self.push("Reciprocal", vec![root], name, vec![]);
+            }
+            Op::Unary(op) => self.push(unary(*op), inputs, name, vec![]),
+            Op::Reduce { op, axis } => {
+                inputs.push(self.int64s(vec![*axis as i64]));
+                self.push(reduce(*op), inputs, name, vec![int("keepdims", 1)]);
+            }
+            Op::Softmax => self.push("Softmax", inputs, name, vec![int("axis", -1)]),
+            Op::Reshape => {
+                inputs.push(self.int64s(dims(&output.shape)));
+                self.push("Reshape", inputs, name, vec![]);
+            }
+            Op::Transpose { perm } => {
+                let perm = ints("perm", dims(perm));
+                self.push("Transpose", inputs, name, vec![perm]);
+            }
+            Op::Concat { axis } => {
+                self.push("Concat", inputs, name, vec![int("axis", *axis as i64)])
+            }
+            Op::Slice { axis, start, end } => {
+                for value in [start, end, axis] {
+                    inputs.push(self.int64s(vec![*value as i64]));
+                }
+                self.push("Slice", inputs, name, vec![]);
+            }
+            Op::Cast => {
+                let from = node.inputs.first().map(|&id| self.graph.tensor(id)).transpose()?;
+                if from.is_some_and(|from| from.elem.onnx() == output.elem.onnx()) {
+                    self.push("Identity", inputs, name, vec![]);
+                } else {
+                    let to = int("to", i64::from(data_type(output.elem)));
+                    self.push("Cast", inputs, name, vec![to]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn name(&self, id: TensorId) -> Result<String> {
+        Ok(self.graph.tensor(id)?.name.clone())
+    }
+
+    /// The name of an int64 constant, made once per value. The prefix has a `.`, which no tensor of a
+    /// graph has.
+    fn int64s(&mut self, values: Vec<i64>) -> String {
+        if let Some(name) = self.shapes.get(&values) {
+            return name.clone();
+        }
+        let name = format!("int64.{}", self.shapes.len());
+        self.out.initializer.push(TensorProto {
+            dims: dims(&[values.len()]),
+            data_type: INT64,
+            name: name.clone(),
+            raw_data: Some(bytemuck::cast_slice(&values).to_vec()),
+            ..TensorProto::default()
+        });
+        self.shapes.insert(values, name.clone());
+        name
+    }
+
+    fn push(&mut self, op: &str, input: Vec<String>, output: &str, attribute: Vec<AttributeProto>) {
+        self.out.node.push(NodeProto {
+            input,
+            output: vec![output.to_owned()],
+            name: format!("{output}_node"),
+            op_type: op.to_owned(),
+            attribute,
+        });
+    }
+}
+
+fn write_all(data: &mut DataFile, bytes: &[u8]) -> Result<()> {
+    data.file.write_all(bytes).map_err(|e| {
+        Error::io(ErrorKind::Io, &data.path, &e).hint("is there room on the disk for the f32 twin?")
+    })?;
+    data.length += bytes.len() as u64;
+    Ok(())
+}
+
+const fn binary(op: BinaryOp) -> &'static str {
+    match op {
+        BinaryOp::Add => "Add",
+        BinaryOp::Sub => "Sub",
+        BinaryOp::Mul => "Mul",
+        BinaryOp::Div => "Div",
+        BinaryOp::Max => "Max",
+    }
+}
+
+const fn unary(op: UnaryOp) -> &'static str {
+    match op {
+        UnaryOp::Abs => "Abs",
+        UnaryOp::Neg => "Neg",
+        UnaryOp::Exp => "Exp",
+        UnaryOp::Log => "Log",
+        UnaryOp::Rsqrt => "Reciprocal",
+        UnaryOp::Sigmoid => "Sigmoid",
+        UnaryOp::Tanh => "Tanh",
+    }
+}
+
+const fn reduce(op: ReduceOp) -> &'static str {
+    match op {
+        ReduceOp::Sum => "ReduceSum",
+        ReduceOp::Mean => "ReduceMean",
+        ReduceOp::Max => "ReduceMax",
+    }
+}
+
+fn data_type(elem: Elem) -> i32 {
+    if elem.onnx() == DType::I32 { INT32 } else { FLOAT }
+}
+
+fn value_info(tensor: &Tensor) -> ValueInfoProto {
+    let dim = |&d: &usize| DimensionProto { dim_value: Some(d as i64) };
+    ValueInfoProto {
+        name: tensor.name.clone(),
+        r#type: Some(TypeProto {
+            tensor_type: Some(TensorTypeProto {
+                elem_type: data_type(tensor.elem),
+                shape: Some(TensorShapeProto { dim: tensor.shape.iter().map(dim).collect() }),
+            }),
+        }),
+    }
+}
+
+fn dims(shape: &[usize]) -> Vec<i64> {
+    shape.iter().map(|&d| d as i64).collect()
+}
+
+fn int(name: &str, value: i64) -> AttributeProto {
+    AttributeProto { name: name.to_owned(), i: Some(value), ints: vec![], kind: ATTRIBUTE_INT }
+}
+
+fn ints(name: &str, values: Vec<i64>) -> AttributeProto {
+    AttributeProto { name: name.to_owned(), i: None, ints: values, kind: ATTRIBUTE_INTS }
+}

@@ -1,0 +1,263 @@
+//! The parts of a layer: norms, MLP, gated attention, gated delta net.
+
+use qhx_core::Result;
+
+use super::Config;
+use crate::builder::GraphBuilder;
+use crate::checkpoint::Checkpoint;
+use crate::graph::{Elem, ReduceOp, TensorId, UnaryOp};
+use crate::recipes::Precision;
+use crate::weight::{Storage, Weight};
+
+/// The literal of `l2norm` in the model class; not `rms_norm_eps`.
+const L2_EPS: f32 = 1e-6;
+
+/// Inputs that all full-attention layers of a graph share.
+#[derive(Debug)]
+pub(super) struct Attend {
+    /// `[1, rotary_dim / 2]`
+    pub cos: TensorId,
+    /// `[1, rotary_dim / 2]`
+    pub sin: TensorId,
+    /// `[1, 1, max_ctx + 1]`
+    pub mask: TensorId,
+    /// Positions of the KV cache.
+    pub max_ctx: usize,
+}
+
+/// Builds parts of layers from the tensors of a checkpoint.
+#[derive(Debug)]
+pub(super) struct Layers<'a> {
+    pub checkpoint: &'a Checkpoint,
+    pub config: &'a Config,
+    pub precision: Precision,
+}
+
+impl Layers<'_> {
+    /// `1 + w` of a norm weight: `Qwen3_5RMSNorm` stores the difference from one.
+    pub fn one_plus(&self, name: &str, len: usize) -> Result<Vec<f32>> {
+        let mut values = self.checkpoint.values(name, &[len])?;
+        values.iter_mut().for_each(|w| *w += 1.0);
+        Ok(values)
+    }
+
+    /// The norm of the hidden row before a mixer or an MLP.
+    pub fn norm(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        name: &str,
+        layer: usize,
+    ) -> Result<TensorId> {
+        let part = if name.contains("post_attention") { "post" } else { "pre" };
+        b.scope(format!("l{layer}_{part}"));
+        let weight = b.row("norm", self.one_plus(name, self.config.hidden)?)?;
+        b.rms_norm(x, self.config.eps, weight)
+    }
+
+    /// `Qwen3_5MLP`.
+    pub fn mlp(&self, b: &mut GraphBuilder, x: TensorId, layer: usize) -> Result<TensorId> {
+        b.scope(format!("l{layer}_mlp"));
+        let (hidden, wide) = (self.config.hidden, self.config.intermediate);
+        let part = |name: &str| format!("layers.{layer}.mlp.{name}");
+        let gate = self.linear(b, x, &part("gate_proj"), [wide, hidden], false)?;
+        let up = self.linear(b, x, &part("up_proj"), [wide, hidden], false)?;
+        let gate = b.silu(gate)?;
+        let product = b.mul(gate, up)?;
+        self.linear(b, product, &part("down_proj"), [hidden, wide], false)
+    }
+
+    /// `Qwen3_5Attention`: one query against the cache and itself.
+    ///
+    /// Scores of the cache and of the new token are separate products that are joined before the
+    /// softmax, so that the cache is read where it lies and not copied to append a row.
+    pub fn attention(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        layer: usize,
+        attend: &Attend,
+    ) -> Result<TensorId> {
+        let c = self.config;
+        let (heads, groups, d) = (c.heads, c.kv_heads, c.head_dim);
+        let (repeat, ctx) = (heads / groups, attend.max_ctx);
+        b.scope(format!("l{layer}_attn"));
+        let part = |name: &str| format!("layers.{layer}.self_attn.{name}");
+        let cache = [groups, ctx, d];
+        let past_k = b.input(&format!("past_k_{layer}"), Elem::Activation, &cache)?;
+        let past_v = b.input(&format!("past_v_{layer}"), Elem::Activation, &cache)?;
+
+        // Per head, the query and then its gate.
+        let both =
+            self.linear(b, x, &part("q_proj"), [heads * 2 * d, c.hidden], c.attention_bias)?;
+        let both = b.reshape(both, &[heads, 2 * d])?;
+        let q = b.slice(both, 1, 0, d)?;
+        let gate = b.slice(both, 1, d, 2 * d)?;
+        let gate = b.reshape(gate, &[1, heads * d])?;
+        let k = self.linear(b, x, &part("k_proj"), [groups * d, c.hidden], c.attention_bias)?;
+        let k = b.reshape(k, &[groups, d])?;
+        let v = self.linear(b, x, &part("v_proj"), [groups * d, c.hidden], c.attention_bias)?;
+        let v = b.reshape(v, &[groups, 1, d])?;
+
+        let weight = b.row("q_norm", self.one_plus(&part("q_norm.weight"), d)?)?;
+        let q = b.rms_norm(q, c.eps, weight)?;
+        let weight = b.row("k_norm", self.one_plus(&part("k_norm.weight"), d)?)?;
+        let k = b.rms_norm(k, c.eps, weight)?;
+        let q = b.rope(q, attend.cos, attend.sin)?;
+        let k = b.rope(k, attend.cos, attend.sin)?;
+        let k = b.reshape(k, &[groups, 1, d])?;
+
+        // Query head a uses kv head a / repeat: consecutive heads share one batch of the product.
+        let q = b.scale(q, 1.0 / (d as f32).sqrt())?;
+        let q = b.reshape(q, &[groups, repeat, d])?;
+        let past = b.matmul(q, past_k, true)?;
+        let own = b.matmul(q, k, true)?;
+        let scores = b.concat(&[past, own], 2)?;
+        let scores = b.add(scores, attend.mask)?;
+        let weights = b.softmax(scores)?;
+        let past = b.slice(weights, 2, 0, ctx)?;
+        let own = b.slice(weights, 2, ctx, ctx + 1)?;
+        let past = b.matmul(past, past_v, false)?;
+        let own = b.mul(own, v)?;
+        let mixed = b.add(past, own)?;
+        let mixed = b.reshape(mixed, &[1, heads * d])?;
+        let gate = b.unary(UnaryOp::Sigmoid, gate)?;
+        let gated = b.mul(mixed, gate)?;
+        let out =
+            self.linear(b, gated, &part("o_proj"), [c.hidden, heads * d], c.attention_bias)?;
+        b.output(&format!("new_k_{layer}"), k)?;
+        b.output(&format!("new_v_{layer}"), v)?;
+        Ok(out)
+    }
+
+    /// `Qwen3_5GatedDeltaNet`: the recurrent gated delta rule (Yang et al. 2024) for one token.
+    pub fn delta_net(&self, b: &mut GraphBuilder, x: TensorId, layer: usize) -> Result<TensorId> {
+        let c = self.config;
+        let (key_heads, heads, dk, dv) = (c.key_heads, c.value_heads, c.key_dim, c.value_dim);
+        let (keys, values, channels) = (key_heads * dk, heads * dv, c.conv_dim());
+        b.scope(format!("l{layer}_gdn"));
+        let part = |name: &str| format!("layers.{layer}.linear_attn.{name}");
+        let fifo = [c.kernel - 1, channels];
+        let past_conv = b.input(&format!("past_conv_{layer}"), Elem::Activation, &fifo)?;
+        let past_ssm = b.input(&format!("past_ssm_{layer}"), Elem::F32, &[heads, dk, dv])?;
+
+        // Causal depthwise convolution over the last `kernel` columns, then SiLU.
+        let column = self.linear(b, x, &part("in_proj_qkv"), [channels, c.hidden], false)?;
+        let window = b.concat(&[past_conv, column], 0)?;
+        let present_conv = b.slice(window, 0, 1, c.kernel)?;
+        let taps = self.conv_taps(&part("conv1d.weight"))?;
+        let taps = b.constant("conv", Elem::Activation, &[c.kernel, channels], taps)?;
+        let products = b.mul(window, taps)?;
+        let sums = b.reduce(ReduceOp::Sum, products, 0)?;
+        let mixed = b.silu(sums)?;
+
+        // Queries and keys: unit length, and value head j uses key head j / (heads / key_heads).
+        let head = |b: &mut GraphBuilder, start: usize| {
+            let part = b.slice(mixed, 1, start, start + keys)?;
+            let part = b.reshape(part, &[key_heads, dk])?;
+            let part = b.cast(part, Elem::F32)?;
+            b.l2_norm(part, L2_EPS)
+        };
+        let q = head(b, 0)?;
+        let q = b.scale(q, 1.0 / (dk as f32).sqrt())?;
+        let q = b.repeat_rows(q, heads / key_heads)?;
+        let q = b.reshape(q, &[heads, dk, 1])?;
+        let k = head(b, keys)?;
+        let k = b.repeat_rows(k, heads / key_heads)?;
+        let k = b.reshape(k, &[heads, dk, 1])?;
+        let v = b.slice(mixed, 1, 2 * keys, channels)?;
+        let v = b.reshape(v, &[heads, 1, dv])?;
+        let v = b.cast(v, Elem::F32)?;
+
+        let z = self.linear(b, x, &part("in_proj_z"), [values, c.hidden], false)?;
+        // One output per head: as int8 they would save nothing and cost accuracy where it counts.
+        let small = |b: &mut GraphBuilder, name: &str| {
+            let source =
+                self.checkpoint.matrix(&part(&format!("{name}.weight")), [heads, c.hidden])?;
+            b.linear(name, x, Weight::new(source, Storage::Float), None)
+        };
+        let beta = small(b, "in_proj_b")?;
+        let beta = b.unary(UnaryOp::Sigmoid, beta)?;
+        let beta = b.cast(beta, Elem::F32)?;
+        let beta = b.reshape(beta, &[heads, 1, 1])?;
+        let decay = small(b, "in_proj_a")?;
+        let decay = self.decay(b, decay, &part("A_log"), &part("dt_bias"))?;
+
+        // The state decays, is corrected towards v along k, and is read along q.
+        let state = b.mul(past_ssm, decay)?;
+        let read = b.mul(state, k)?;
+        let read = b.reduce(ReduceOp::Sum, read, 1)?;
+        let error = b.sub(v, read)?;
+        let delta = b.mul(error, beta)?;
+        let update = b.mul(k, delta)?;
+        let state = b.add(state, update)?;
+        let read = b.mul(state, q)?;
+        let out = b.reduce(ReduceOp::Sum, read, 1)?;
+
+        // Gated RMSNorm per head; this weight has no 1 +.
+        let out = b.reshape(out, &[heads, dv])?;
+        let weight = self.checkpoint.values(&part("norm.weight"), &[dv])?;
+        let weight = b.constant("norm", Elem::F32, &[1, dv], weight)?;
+        let out = b.rms_norm(out, c.eps, weight)?;
+        let out = b.cast(out, Elem::Activation)?;
+        let out = b.reshape(out, &[1, values])?;
+        let gate = b.silu(z)?;
+        let gated = b.mul(out, gate)?;
+        let y = self.linear(b, gated, &part("out_proj"), [c.hidden, values], false)?;
+        b.output(&format!("present_conv_{layer}"), present_conv)?;
+        b.output(&format!("present_ssm_{layer}"), state)?;
+        Ok(y)
+    }
+
+    /// `exp(−exp(A_log) · softplus(a + dt_bias))`, as `[heads, 1, 1]`.
+    fn decay(
+        &self,
+        b: &mut GraphBuilder,
+        a: TensorId,
+        a_log: &str,
+        dt_bias: &str,
+    ) -> Result<TensorId> {
+        let heads = self.config.value_heads;
+        let rate = self.checkpoint.values(a_log, &[heads])?;
+        let rate = rate.into_iter().map(|a| -a.exp()).collect();
+        let rate = b.constant("rate", Elem::F32, &[1, heads], rate)?;
+        let bias = self.checkpoint.values(dt_bias, &[heads])?;
+        let bias = b.constant("dt_bias", Elem::F32, &[1, heads], bias)?;
+        let a = b.cast(a, Elem::F32)?;
+        let a = b.add(a, bias)?;
+        let step = b.softplus(a)?;
+        let log = b.mul(step, rate)?;
+        let decay = b.unary(UnaryOp::Exp, log)?;
+        b.reshape(decay, &[heads, 1, 1])
+    }
+
+    /// `conv1d.weight` `[channels, 1, kernel]` as `[kernel, channels]`.
+    fn conv_taps(&self, name: &str) -> Result<Vec<f32>> {
+        let (channels, kernel) = (self.config.conv_dim(), self.config.kernel);
+        let stored = self.checkpoint.values(name, &[channels, 1, kernel])?;
+        let mut taps = vec![0f32; stored.len()];
+        for (channel, row) in stored.chunks_exact(kernel).enumerate() {
+            for (tap, &value) in row.iter().enumerate() {
+                taps[tap * channels + channel] = value;
+            }
+        }
+        Ok(taps)
+    }
+
+    fn linear(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        name: &str,
+        shape: [usize; 2],
+        bias: bool,
+    ) -> Result<TensorId> {
+        let source = self.checkpoint.matrix(&format!("{name}.weight"), shape)?;
+        let storage = self.precision.storage(shape[0], shape[1]);
+        let bias = bias
+            .then(|| self.checkpoint.values(&format!("{name}.bias"), &[shape[0]]))
+            .transpose()?;
+        let short = name.rsplit('.').next().unwrap_or(name);
+        b.linear(short, x, Weight::new(source, storage), bias)
+    }
+}
