@@ -1,12 +1,26 @@
-//! Makes bundles: checkpoint to graphs, context binaries, ONNX and manifest
+//! Makes bundles: checkpoint to graphs, context binaries, ONNX and manifest.
+//!
+//! [`forge`] is the whole way. On it: [`checkpoint`] maps the safetensors, a recipe of [`recipes`] builds
+//! [`graph`]s with the [`builder`], each is lowered to ONNX ([`onnx`]) and, where there is a
+//! [`compile::Compiler`], to a context binary, and everything is put into a folder with its manifest.
 
 pub mod builder;
+mod bundle;
+pub mod check;
 pub mod checkpoint;
 pub mod compile;
+mod forge;
 pub mod graph;
 mod helpers;
 pub mod onnx;
 pub mod progress;
 pub mod quantise;
 pub mod recipes;
+mod text;
 pub mod weight;
+
+pub use forge::{
+    BackendFactory, CheckBackends, ContextReport, DEFAULT_MAX_CTX, ForgeOptions, Report, forge,
+};
+pub use progress::{Progress, Silent};
+pub use recipes::Precision;

@@ -1,5 +1,6 @@
 //! The Qwen3.5 recipe against `transformers`: the ONNX twins of the decode and head graphs, run token by
 //! token, give the logits and greedy tokens of the goldens.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -1,0 +1,278 @@
+//! Compares each compiled graph with its CPU twin on the same random inputs.
+
+use std::sync::Arc;
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use qhx_core::backend::{Backend, ContextSource};
+use qhx_core::{
+    CancelToken, DType, Error, ErrorKind, GraphId, GraphInfo, Port, Result, TensorInfo, Workspace,
+};
+
+use crate::forge::CheckBackends;
+use crate::progress::Progress;
+
+/// Masked positions in an additive mask: safe in f16 and f32 alike.
+const MASKED: f32 = -65504.0;
+
+/// How one output of a compiled graph agrees with its twin.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CheckRow {
+    /// Key of the context.
+    pub context: String,
+    /// Name of the graph.
+    pub graph: String,
+    /// Name of the output.
+    pub output: String,
+    /// Cosine of the two results, 1 for equal directions.
+    pub cosine: f64,
+    /// Largest difference of an element, as a part of the largest element of the twin.
+    pub error: f64,
+}
+
+impl CheckRow {
+    /// f16 arithmetic stays above this, int8 weights included; a wrong graph does not.
+    pub const MIN_COSINE: f64 = 0.995;
+
+    /// True when the two agree.
+    pub fn agrees(&self) -> bool {
+        self.cosine >= Self::MIN_COSINE
+    }
+}
+
+/// Runs every graph of `sources` on both backends.
+///
+/// Inputs are uniform in −1..1 and rounded to f16, so that both backends see the same numbers; an
+/// input called `cmask` masks all but some positions and the last.
+pub(crate) fn compare(
+    sources: &[ContextSource],
+    check: &CheckBackends,
+    progress: &mut dyn Progress,
+) -> Result<Vec<CheckRow>> {
+    let (qnn, cpu) = ((check.qnn)()?, (check.cpu)()?);
+    let mut rows = Vec::new();
+    for source in sources {
+        progress.stage(&format!("check {}", source.key), 0);
+        if progress.cancelled() {
+            return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
+        }
+        let (mut compiled, infos) = open(&qnn, source)?;
+        let (mut twin, twins) = open(&cpu, source)?;
+        for info in &infos {
+            let Some(other) = twins.iter().find(|t| t.name == info.name) else {
+                return Err(Error::new(
+                    ErrorKind::Graph,
+                    format!("context {:?}: graph {:?} has no twin", source.key, info.name),
+                ));
+            };
+            let inputs = random_inputs(info, check.seed)?;
+            let ours = run(&mut compiled, info, &inputs)?;
+            let theirs = run(&mut twin, other, &inputs)?;
+            for (name, values) in ours {
+                let expected = theirs.iter().find(|(n, v)| *n == name && v.len() == values.len());
+                let Some((_, expected)) = expected else {
+                    return Err(Error::new(
+                        ErrorKind::Graph,
+                        format!(
+                            "graph {:?}: output {name:?} of the twin has another size or name",
+                            info.name
+                        ),
+                    ));
+                };
+                let (cosine, error) = distance(&values, expected);
+                rows.push(CheckRow {
+                    context: source.key.clone(),
+                    graph: info.name.clone(),
+                    output: name,
+                    cosine,
+                    error,
+                });
+            }
+        }
+    }
+    if let Some(row) = rows.iter().find(|row| !row.agrees()) {
+        progress.note(&format!(
+            "graph {:?}: output {:?} has cosine {:.6} with its twin, expected at least {}",
+            row.graph,
+            row.output,
+            row.cosine,
+            CheckRow::MIN_COSINE
+        ));
+    }
+    Ok(rows)
+}
+
+/// A workspace with the graphs of one context, and their descriptions.
+fn open(
+    backend: &Arc<dyn Backend>,
+    source: &ContextSource,
+) -> Result<(Workspace, Vec<Arc<GraphInfo>>)> {
+    let context = backend.open_context(source)?;
+    let mut workspace = Workspace::new(Arc::clone(backend), CancelToken::new());
+    workspace.add_context(&source.key, &context)?;
+    Ok((workspace, context.graphs().to_vec()))
+}
+
+type Named = (String, Vec<f32>);
+
+fn random_inputs(info: &GraphInfo, seed: u64) -> Result<Vec<Named>> {
+    let mut random = Random(seed ^ 0x9e37_79b9_7f4a_7c15);
+    info.inputs
+        .iter()
+        .map(|tensor| {
+            let count = tensor.elements()?;
+            let mut values: Vec<f32> = (0..count).map(|_| random.next()).collect();
+            if tensor.name == "cmask" {
+                let open = count / 2;
+                for (index, value) in values.iter_mut().enumerate() {
+                    *value = if index < open || index + 1 == count { 0.0 } else { MASKED };
+                }
+            }
+            Ok((tensor.name.clone(), values))
+        })
+        .collect()
+}
+
+/// Executes a graph with inputs by name and returns its outputs by name.
+fn run(workspace: &mut Workspace, info: &GraphInfo, inputs: &[Named]) -> Result<Vec<Named>> {
+    let graph: GraphId = workspace.find_graph(&info.name)?.ok_or_else(|| {
+        Error::new(ErrorKind::Internal, format!("graph {:?} is not in its context", info.name))
+    })?;
+    for (index, tensor) in info.inputs.iter().enumerate() {
+        let Some((_, values)) = inputs
+            .iter()
+            .find(|(n, v)| *n == tensor.name && Ok(v.len()) == tensor.elements().map_err(drop))
+        else {
+            return Err(Error::new(
+                ErrorKind::Graph,
+                format!("graph {:?}: input {tensor} is not in its twin", info.name),
+            ));
+        };
+        let buffer = workspace.allocate(tensor.byte_len()?)?;
+        encode(tensor, values, workspace.bytes_mut(buffer)?)?;
+        workspace.bind(graph, Port::Input(index), buffer, 0)?;
+    }
+    let mut buffers = Vec::new();
+    for (index, tensor) in info.outputs.iter().enumerate() {
+        let buffer = workspace.allocate(tensor.byte_len()?)?;
+        workspace.bind(graph, Port::Output(index), buffer, 0)?;
+        buffers.push(buffer);
+    }
+    workspace.execute(graph)?;
+    info.outputs
+        .iter()
+        .zip(buffers)
+        .map(|(tensor, buffer)| {
+            Ok((tensor.name.clone(), decode(tensor, workspace.bytes(buffer)?)?))
+        })
+        .collect()
+}
+
+fn encode(tensor: &TensorInfo, values: &[f32], bytes: &mut [u8]) -> Result<()> {
+    let mut half = vec![f16::ZERO; values.len()];
+    half.convert_from_f32_slice(values);
+    match tensor.dtype {
+        DType::F16 => copy(tensor, bytes, bytemuck::cast_slice(&half)),
+        DType::F32 => {
+            let mut wide = vec![0f32; values.len()];
+            half.convert_to_f32_slice(&mut wide);
+            copy(tensor, bytes, bytemuck::cast_slice(&wide))
+        }
+        _ => Err(unsupported(tensor)),
+    }
+}
+
+fn copy(tensor: &TensorInfo, to: &mut [u8], from: &[u8]) -> Result<()> {
+    let to = to.get_mut(..from.len()).ok_or_else(|| unsupported(tensor))?;
+    to.copy_from_slice(from);
+    Ok(())
+}
+
+fn decode(tensor: &TensorInfo, bytes: &[u8]) -> Result<Vec<f32>> {
+    let bytes = bytes.get(..tensor.byte_len()?).ok_or_else(|| unsupported(tensor))?;
+    match tensor.dtype {
+        DType::F16 => {
+            let pairs = bytes.as_chunks::<2>().0;
+            let half: Vec<f16> = pairs.iter().map(|p| f16::from_le_bytes(*p)).collect();
+            let mut wide = vec![0f32; half.len()];
+            half.convert_to_f32_slice(&mut wide);
+            Ok(wide)
+        }
+        DType::F32 => Ok(bytes.as_chunks::<4>().0.iter().map(|q| f32::from_le_bytes(*q)).collect()),
+        _ => Err(unsupported(tensor)),
+    }
+}
+
+fn unsupported(tensor: &TensorInfo) -> Error {
+    Error::new(
+        ErrorKind::Graph,
+        format!("the check cannot handle tensor {tensor}, expected f16 or f32"),
+    )
+}
+
+/// Cosine, and the largest difference relative to the largest expected element. Anything that is not a
+/// number makes them 0 and infinite.
+fn distance(values: &[f32], expected: &[f32]) -> (f64, f64) {
+    let (mut dot, mut left, mut right, mut error, mut peak) = (0f64, 0f64, 0f64, 0f64, 0f64);
+    for (&a, &b) in values.iter().zip(expected) {
+        let (a, b) = (f64::from(a), f64::from(b));
+        if !a.is_finite() || !b.is_finite() {
+            return (0.0, f64::INFINITY);
+        }
+        dot += a * b;
+        left += a * a;
+        right += b * b;
+        error = error.max((a - b).abs());
+        peak = peak.max(b.abs());
+    }
+    if left == 0.0 && right == 0.0 {
+        return (1.0, 0.0);
+    }
+    (dot / (left * right).sqrt().max(f64::MIN_POSITIVE), error / peak.max(f64::MIN_POSITIVE))
+}
+
+/// SplitMix64 (Steele et al. 2014): the same inputs on every machine.
+struct Random(u64);
+
+impl Random {
+    /// Uniform in −1..1.
+    fn next(&mut self) -> f32 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^= z >> 31;
+        (z >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distance_sees_direction_size_and_what_is_not_a_number() {
+        assert_eq!(distance(&[1.0, 2.0], &[1.0, 2.0]).1, 0.0);
+        assert!((distance(&[2.0, 4.0], &[1.0, 2.0]).0 - 1.0).abs() < 1e-12);
+        assert_eq!(distance(&[2.0, 4.0], &[1.0, 2.0]).1, 1.0);
+        assert_eq!(distance(&[f32::NAN], &[1.0]).0, 0.0);
+        assert_eq!(distance(&[0.0], &[0.0]), (1.0, 0.0));
+        assert!(distance(&[0.0], &[1.0]).0 < CheckRow::MIN_COSINE);
+    }
+
+    #[test]
+    fn inputs_are_the_same_every_time_and_the_mask_is_a_mask() {
+        let info = GraphInfo {
+            name: "g".to_owned(),
+            inputs: vec![
+                TensorInfo::new("x", DType::F16, [1, 4]),
+                TensorInfo::new("cmask", DType::F16, [1, 5]),
+            ],
+            outputs: vec![],
+        };
+        let inputs = random_inputs(&info, 7).unwrap();
+        assert_eq!(inputs, random_inputs(&info, 7).unwrap());
+        assert!(inputs[0].1.iter().all(|v| (-1.0..1.0).contains(v)));
+        assert_eq!(inputs[1].1, [0.0, 0.0, MASKED, MASKED, 0.0]);
+    }
+}

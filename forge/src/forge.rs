@@ -1,0 +1,342 @@
+//! The whole way: a checkpoint folder in, a bundle folder out.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use qhx_core::backend::{Backend, ContextSource};
+use qhx_core::{Error, ErrorKind, Result};
+use serde_json::{Map, Value, json};
+
+use crate::bundle::Staging;
+use crate::check::{CheckRow, compare};
+use crate::checkpoint::Checkpoint;
+use crate::compile::Compiler;
+use crate::graph::Origin;
+use crate::progress::Progress;
+use crate::recipes::{Precision, Recipe, RecipeOptions, recipe};
+use crate::weight::{Storage, fits_f16};
+use crate::{onnx, text};
+
+/// Positions of the KV cache when nothing is said: those of the published bundles.
+pub const DEFAULT_MAX_CTX: usize = 1024;
+
+/// Opens a backend. Called when it is needed, so that a missing library is an error only then.
+pub type BackendFactory = Box<dyn Fn() -> Result<Arc<dyn Backend>> + Send + Sync>;
+
+/// The two backends that a check compares.
+pub struct CheckBackends {
+    /// Runs the context binaries.
+    pub qnn: BackendFactory,
+    /// Runs the ONNX twins.
+    pub cpu: BackendFactory,
+    /// Seed of the random inputs.
+    pub seed: u64,
+}
+
+impl std::fmt::Debug for CheckBackends {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CheckBackends").field("seed", &self.seed).finish_non_exhaustive()
+    }
+}
+
+/// What to make and where.
+pub struct ForgeOptions {
+    /// The bundle's folder.
+    pub out: PathBuf,
+    /// Replace `out` when a bundle is there already.
+    pub overwrite: bool,
+    /// Name of the model, of the manifest and of the files; the checkpoint folder's name if none.
+    pub name: Option<String>,
+    /// Precision of the decoder's weights.
+    pub precision: Precision,
+    /// Number of contexts that the decoder's layers are spread over.
+    pub shards: usize,
+    /// Positions of the KV cache; [`DEFAULT_MAX_CTX`], or fewer when the model has fewer, if none.
+    pub max_ctx: Option<usize>,
+    /// Makes the context binaries. Without one the bundle runs on the CPU only.
+    pub compiler: Option<Arc<dyn Compiler>>,
+    /// Write the ONNX twins, which the CPU backend runs.
+    pub onnx: bool,
+    /// Compare each compiled graph with its twin.
+    pub check: Option<CheckBackends>,
+}
+
+impl ForgeOptions {
+    /// fp16, one shard, with ONNX twins, without a compiler and without a check.
+    pub fn new(out: impl Into<PathBuf>) -> Self {
+        Self {
+            out: out.into(),
+            overwrite: false,
+            name: None,
+            precision: Precision::default(),
+            shards: 1,
+            max_ctx: None,
+            compiler: None,
+            onnx: true,
+            check: None,
+        }
+    }
+}
+
+impl std::fmt::Debug for ForgeOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ForgeOptions")
+            .field("out", &self.out)
+            .field("overwrite", &self.overwrite)
+            .field("name", &self.name)
+            .field("precision", &self.precision)
+            .field("shards", &self.shards)
+            .field("max_ctx", &self.max_ctx)
+            .field("dsp_arch", &self.compiler.as_ref().map(|c| c.dsp_arch().to_owned()))
+            .field("onnx", &self.onnx)
+            .field("check", &self.check)
+            .finish()
+    }
+}
+
+/// One context of a made bundle.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ContextReport {
+    /// Key in the manifest.
+    pub key: String,
+    /// Names of its graphs.
+    pub graphs: Vec<String>,
+    /// Bytes of the context binary; none for a bundle that runs on the CPU only.
+    pub binary_bytes: Option<u64>,
+    /// Weights that stay f16 although int8 was asked for.
+    pub float_weights: Vec<String>,
+}
+
+/// What was made.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// The bundle's manifest.
+    pub manifest: PathBuf,
+    /// Model family.
+    pub family: &'static str,
+    /// Architecture of the context binaries; none for a bundle that runs on the CPU only.
+    pub dsp_arch: Option<String>,
+    /// The contexts.
+    pub contexts: Vec<ContextReport>,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// Results of the check; empty when none was asked for.
+    pub check: Vec<CheckRow>,
+}
+
+/// Makes a bundle of the checkpoint in the folder `checkpoint`.
+///
+/// The bundle appears at `options.out` at once when everything is written; after an error or a
+/// cancellation nothing is there. A folder that is not a bundle is never replaced.
+pub fn forge(
+    checkpoint: &Path,
+    options: &ForgeOptions,
+    progress: &mut dyn Progress,
+) -> Result<Report> {
+    if options.compiler.is_none() && !options.onnx {
+        return Err(Error::new(
+            ErrorKind::Usage,
+            "neither context binaries nor ONNX twins are asked for: the bundle would run nowhere",
+        )
+        .hint("give the QNN libraries, or leave the ONNX twins on"));
+    }
+    if options.check.is_some() && (options.compiler.is_none() || !options.onnx) {
+        return Err(Error::new(
+            ErrorKind::Usage,
+            "the check compares context binaries with their ONNX twins, and one of them is not made",
+        )
+        .hint("give the QNN libraries and leave the ONNX twins on, or drop the check"));
+    }
+    let checkpoint = Checkpoint::open(checkpoint)?;
+    let name = model_name(&checkpoint, options.name.as_deref())?;
+    let recipe = recipe(&checkpoint, &recipe_options(&checkpoint, options))?;
+    let mut staging = Staging::new(&options.out, options.overwrite)?;
+    let mut contexts = Map::new();
+    let mut reports = Vec::new();
+    let mut sources = Vec::new();
+    for plan in &recipe.contexts {
+        let mut entry = Map::new();
+        let mut report = ContextReport {
+            key: plan.key.clone(),
+            graphs: plan.graphs.iter().map(|g| g.name().to_owned()).collect(),
+            binary_bytes: None,
+            float_weights: Vec::new(),
+        };
+        let mut source = ContextSource { key: plan.key.clone(), ..ContextSource::default() };
+        if plan.precision == Precision::W8A16 {
+            report.float_weights = float_weights(plan);
+        }
+        if let Some(compiler) = &options.compiler {
+            stop_if_cancelled(progress)?;
+            let file = format!("{name}_{}_{}.bin", plan.key, plan.precision.suffix());
+            let bytes = compiler
+                .compile(&plan.key, &plan.graphs, &staging.path(&file)?, progress)
+                .map_err(|e| e.context(format_args!("context {:?}", plan.key)))?;
+            report.binary_bytes = Some(bytes);
+            source.binary = Some(options.out.join(&file));
+            entry.insert("bin".to_owned(), json!(file));
+        }
+        if options.onnx {
+            let dir = staging.folder("onnx")?;
+            let mut files = Map::new();
+            for graph in &plan.graphs {
+                onnx::write(graph, &dir, progress)?;
+                let file = format!("onnx/{}.onnx", graph.name());
+                source.onnx.push((graph.name().to_owned(), options.out.join(&file)));
+                files.insert(graph.name().to_owned(), json!(file));
+            }
+            entry.insert("onnx".to_owned(), Value::Object(files));
+        }
+        contexts.insert(plan.key.clone(), Value::Object(entry));
+        reports.push(report);
+        sources.push(source);
+    }
+    let mut artifacts = Map::new();
+    artifacts.insert("contexts".to_owned(), Value::Object(contexts));
+    artifacts
+        .insert("embed".to_owned(), embed(&recipe, &name, options.onnx, &mut staging, progress)?);
+    let chat = text::copy(&checkpoint, &mut staging, &mut artifacts, progress)?;
+    if options.compiler.is_none() {
+        progress.note(
+            "no QNN libraries: the bundle has no context binaries and runs on the CPU backend only",
+        );
+    }
+    let mut manifest = manifest(&checkpoint, &recipe, &name, options);
+    artifacts.insert("files".to_owned(), staging.hash(progress)?);
+    manifest.insert("artifacts".to_owned(), Value::Object(artifacts));
+    manifest.insert(
+        "plan".to_owned(),
+        json!({"params": recipe.plan_params, "steps": [{"host": recipe.host_op}]}),
+    );
+    manifest.insert("chat".to_owned(), chat);
+    let manifest_file = format!("{name}.json");
+    staging.write_json(&manifest_file, &Value::Object(manifest))?;
+    stop_if_cancelled(progress)?;
+    let bytes = staging.publish()?;
+    let check = match &options.check {
+        Some(check) => compare(&sources, check, progress)?,
+        None => Vec::new(),
+    };
+    Ok(Report {
+        manifest: options.out.join(manifest_file),
+        family: recipe.family,
+        dsp_arch: options.compiler.as_ref().map(|c| c.dsp_arch().to_owned()),
+        contexts: reports,
+        bytes,
+        check,
+    })
+}
+
+fn recipe_options(checkpoint: &Checkpoint, options: &ForgeOptions) -> RecipeOptions {
+    let positions = checkpoint
+        .text_config()
+        .get("max_position_embeddings")
+        .and_then(Value::as_u64)
+        .and_then(|n| usize::try_from(n).ok())
+        .unwrap_or(DEFAULT_MAX_CTX);
+    let max_ctx = options.max_ctx.unwrap_or_else(|| DEFAULT_MAX_CTX.min(positions));
+    RecipeOptions { precision: options.precision, shards: options.shards, max_ctx }
+}
+
+/// The keys of the manifest that stand before `artifacts`.
+fn manifest(
+    checkpoint: &Checkpoint,
+    recipe: &Recipe,
+    name: &str,
+    options: &ForgeOptions,
+) -> Map<String, Value> {
+    let mut params = recipe.params.clone();
+    for key in ["eos_token_id", "bos_token_id"] {
+        let places =
+            [checkpoint.generation_config(), checkpoint.text_config(), checkpoint.config()];
+        let found = places.into_iter().filter_map(|v| v.get(key)).find(|v| !v.is_null());
+        if let Some(value) = found {
+            params.insert(key.to_owned(), value.clone());
+        }
+    }
+    let compiler = options.compiler.as_ref();
+    let mut model = Map::new();
+    model.insert("name".to_owned(), json!(name));
+    model.insert("family".to_owned(), json!(recipe.family));
+    model.insert("dsp_arch".to_owned(), json!(compiler.map(|c| c.dsp_arch())));
+    model.insert("precision".to_owned(), json!(options.precision.name()));
+    model.insert("made_by".to_owned(), json!(concat!("qhx-forge ", env!("CARGO_PKG_VERSION"))));
+    if let Some(compiler) = compiler {
+        model.insert("compiled_by".to_owned(), json!(compiler.version()));
+    }
+    let mut manifest = Map::new();
+    manifest.insert("schema_version".to_owned(), json!(qhx_core::manifest::SCHEMA_VERSION));
+    manifest.insert("model".to_owned(), Value::Object(model));
+    manifest.insert("params".to_owned(), Value::Object(params));
+    manifest
+}
+
+/// Writes the embedding table: f16, unless that would change the values that the CPU backend is to
+/// agree on with the reference.
+fn embed(
+    recipe: &Recipe,
+    name: &str,
+    exact: bool,
+    staging: &mut Staging,
+    progress: &mut dyn Progress,
+) -> Result<Value> {
+    let table = &*recipe.embed;
+    if !exact || fits_f16(table)? {
+        let file = format!("{name}_embed_f16.bin");
+        staging.write_table(&file, table, true, progress)?;
+        Ok(json!(file))
+    } else {
+        let file = format!("{name}_embed_f32.bin");
+        staging.write_table(&file, table, false, progress)?;
+        Ok(json!({"path": file, "dtype": "f32"}))
+    }
+}
+
+/// The name given, or the checkpoint folder's in lower case; fit for a file name.
+fn model_name(checkpoint: &Checkpoint, given: Option<&str>) -> Result<String> {
+    let folder = checkpoint.dir().canonicalize().ok();
+    let folder = folder.as_deref().and_then(Path::file_name).and_then(|n| n.to_str());
+    let name = match given {
+        Some(name) => name.to_owned(),
+        None => folder.unwrap_or("model").to_lowercase().replace([' ', '+'], "-"),
+    };
+    let legal = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
+    let reserved =
+        qhx_core::manifest::NOT_MANIFESTS.iter().any(|f| f.trim_end_matches(".json") == name);
+    if name.is_empty()
+        || name.len() > 100
+        || name.starts_with('.')
+        || reserved
+        || !name.bytes().all(legal)
+    {
+        return Err(Error::new(
+            ErrorKind::Usage,
+            format!("model name {name:?}: expected letters, digits, '.', '_' and '-', not one of the names of a checkpoint's JSON files"),
+        )
+        .hint("give a name for the model"));
+    }
+    Ok(name)
+}
+
+/// Weights that int8 cannot hold on the NPU; see [`Precision::storage`].
+fn float_weights(plan: &crate::recipes::ContextPlan) -> Vec<String> {
+    let tensors = plan.graphs.iter().flat_map(|g| g.tensors());
+    tensors
+        .filter_map(|t| match &t.origin {
+            Origin::Weight(w)
+                if w.storage() == Storage::Float
+                    && Precision::W8A16.storage(w.rows(), w.cols()) == Storage::Float =>
+            {
+                Some(w.source().name().to_owned())
+            }
+            _ => None,
+        })
+        .collect()
+}
+
+fn stop_if_cancelled(progress: &dyn Progress) -> Result<()> {
+    if progress.cancelled() {
+        return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
+    }
+    Ok(())
+}

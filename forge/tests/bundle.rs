@@ -1,0 +1,215 @@
+//! `forge` on the fixtures: what the folder holds, that it is the same every time, and what is refused.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use qhx_core::manifest::{ChatStyle, Manifest};
+use qhx_core::{DType, ErrorKind, Result};
+use qhx_forge::compile::Compiler;
+use qhx_forge::graph::{Elem, Graph, Origin};
+use qhx_forge::weight::Storage;
+use qhx_forge::{ForgeOptions, Precision, Progress, Silent, forge};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
+}
+
+/// Writes the names of a context's graphs instead of a binary, and keeps the graphs.
+#[derive(Default)]
+struct FakeCompiler {
+    graphs: Mutex<Vec<Graph>>,
+}
+
+impl Compiler for FakeCompiler {
+    fn dsp_arch(&self) -> &str {
+        "v81"
+    }
+
+    fn version(&self) -> String {
+        "fake 1".to_owned()
+    }
+
+    fn compile(
+        &self,
+        key: &str,
+        graphs: &[Graph],
+        out: &Path,
+        _progress: &mut dyn Progress,
+    ) -> Result<u64> {
+        std::fs::write(out, key).unwrap();
+        self.graphs.lock().unwrap().extend_from_slice(graphs);
+        Ok(key.len() as u64)
+    }
+}
+
+/// All files below a folder with their bytes, sorted.
+fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(dir) = folders.pop() {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let name = path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned();
+                found.push((name, std::fs::read(&path).unwrap()));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn a_cpu_bundle_is_whole_readable_and_the_same_every_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let make = |out: &str| {
+        let report =
+            forge(&fixture("qwen35-tied"), &ForgeOptions::new(dir.path().join(out)), &mut Silent)
+                .unwrap();
+        assert_eq!(report.dsp_arch, None);
+        contents(&dir.path().join(out))
+    };
+    let (first, second) = (make("a"), make("b"));
+    assert!(first == second, "two runs differ");
+    let names: Vec<_> = first.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(
+        names,
+        [
+            "onnx/decode.onnx",
+            "onnx/decode.onnx_data",
+            "onnx/lmhead.onnx",
+            "onnx/lmhead.onnx_data",
+            "qwen35-tied.json",
+            "qwen35-tied_embed_f16.bin",
+            "tokenizer.json",
+            "tokenizer_config.json",
+        ]
+    );
+    let manifest = Manifest::load(&dir.path().join("a")).unwrap();
+    assert_eq!(manifest.host_op().unwrap(), "qwen3_5_generate");
+    assert_eq!(manifest.model.dsp_arch, None);
+    assert_eq!(manifest.params.max_ctx, Some(256));
+    assert_eq!(manifest.params.eos_token_id, [430, 428]);
+    assert_eq!(manifest.params.rest["rotary_dim"], 16);
+    assert_eq!(manifest.artifacts.embed.as_ref().unwrap().dtype, DType::F16);
+    assert_eq!(manifest.chat.as_ref().unwrap().style, ChatStyle::Auto);
+    // Every file but the manifest itself is listed with its length.
+    assert_eq!(manifest.artifacts.files.len(), names.len() - 1);
+    for (name, bytes) in first.iter().filter(|(name, _)| !name.ends_with("tied.json")) {
+        assert_eq!(manifest.artifacts.files[name].bytes, Some(bytes.len() as u64), "{name}");
+    }
+    let artifacts = manifest.open_artifacts();
+    let source = manifest.context_source(&artifacts, "decode").unwrap();
+    assert!(source.binary.is_none());
+    assert_eq!(source.onnx.len(), 1);
+}
+
+#[test]
+fn shards_and_int8_reach_the_compiler_under_the_contracts_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let compiler = Arc::new(FakeCompiler::default());
+    let options = ForgeOptions {
+        name: Some("toy".to_owned()),
+        precision: Precision::W8A16,
+        shards: 3,
+        max_ctx: Some(50),
+        compiler: Some(compiler.clone()),
+        onnx: false,
+        ..ForgeOptions::new(dir.path().join("v81"))
+    };
+    let report = forge(&fixture("qwen35-untied"), &options, &mut Silent).unwrap();
+    let manifest = Manifest::load(&report.manifest).unwrap();
+    assert_eq!(manifest.model.dsp_arch, Some(81));
+    let bins: Vec<_> = manifest.artifacts.contexts.iter().map(|c| c.bin.clone().unwrap()).collect();
+    assert_eq!(
+        bins,
+        [
+            "toy_decode_p0_w8.bin",
+            "toy_decode_p1_w8.bin",
+            "toy_decode_p2_w8.bin",
+            "toy_lmhead_f16.bin"
+        ]
+    );
+    assert_eq!(
+        manifest.plan.params["decode"],
+        serde_json::json!(["decode_p0", "decode_p1", "decode_p2"])
+    );
+    let graphs = compiler.graphs.lock().unwrap();
+    // Layers F L | F L | L L F of seven: shard 1 has layers 2 and 3.
+    let info = graphs[1].info(Elem::qnn);
+    let ports: Vec<_> = info.inputs.iter().chain(&info.outputs).map(ToString::to_string).collect();
+    assert_ports(
+        &ports,
+        &[
+            "x f16[1, 120]",
+            "cos f16[1, 6]",
+            "sin f16[1, 6]",
+            "cmask f16[1, 51]",
+            "past_k_2 f16[1, 50, 48]",
+            "past_v_2 f16[1, 50, 48]",
+            "past_conv_3 f16[3, 204]",
+            "past_ssm_3 f32[9, 16, 12]",
+            "new_k_2 f16[1, 1, 48]",
+            "new_v_2 f16[1, 1, 48]",
+            "present_conv_3 f16[3, 204]",
+            "present_ssm_3 f32[9, 16, 12]",
+            "y f16[1, 120]",
+        ],
+    );
+    let int8 = |graph: &Graph| {
+        graph
+            .tensors()
+            .iter()
+            .filter(|t| matches!(&t.origin, Origin::Weight(w) if w.storage() == Storage::Int8))
+            .count()
+    };
+    // 7 attention and MLP weights in layer 2, and 6 large ones in layer 3.
+    assert_eq!(int8(&graphs[1]), 7 + 6);
+    assert_eq!(int8(&graphs[3]), 0);
+}
+
+fn assert_ports(found: &[String], expected: &[&str]) {
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let base = || ForgeOptions::new(&out);
+    for (options, words) in [
+        (ForgeOptions { shards: 0, ..base() }, "0 shards, expected 1 to 5"),
+        (ForgeOptions { shards: 6, ..base() }, "6 shards, expected 1 to 5"),
+        (ForgeOptions { max_ctx: Some(257), ..base() }, "expected 1 to 256"),
+        (ForgeOptions { max_ctx: Some(0), ..base() }, "a context of 0 tokens"),
+        (ForgeOptions { onnx: false, ..base() }, "run nowhere"),
+        (ForgeOptions { name: Some("../up".to_owned()), ..base() }, "\"../up\""),
+        (ForgeOptions { name: Some("tokenizer".to_owned()), ..base() }, "\"tokenizer\""),
+    ] {
+        let error = forge(&fixture("qwen35-tied"), &options, &mut Silent).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+        assert!(error.message().contains(words), "{error}");
+        assert_eq!(contents(dir.path()), []);
+    }
+}
+
+#[test]
+fn a_cancelled_forge_leaves_nothing() {
+    struct Stop;
+    impl Progress for Stop {
+        fn stage(&mut self, _what: &str, _total: u64) {}
+        fn advance(&mut self, _done: u64) {}
+        fn note(&mut self, _message: &str) {}
+        fn cancelled(&self) -> bool {
+            true
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let options = ForgeOptions::new(dir.path().join("out"));
+    let error = forge(&fixture("qwen35-tied"), &options, &mut Stop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}

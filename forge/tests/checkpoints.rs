@@ -1,0 +1,203 @@
+//! Checkpoints that are damaged, incomplete or hostile: an error that says so, never a panic.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::path::{Path, PathBuf};
+
+use qhx_core::{Error, ErrorKind};
+use qhx_forge::checkpoint::Checkpoint;
+use qhx_forge::recipes::{Precision, RecipeOptions, recipe};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
+}
+
+/// A copy of a fixture to damage.
+fn copy(name: &str) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(fixture(name)).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
+    }
+    dir
+}
+
+fn open(dir: &Path) -> Result<(), Error> {
+    let checkpoint = Checkpoint::open(dir)?;
+    let options = RecipeOptions { precision: Precision::Fp16, shards: 1, max_ctx: 64 };
+    recipe(&checkpoint, &options).map(drop)
+}
+
+#[track_caller]
+fn refused(dir: &Path, words: &str) {
+    let error = open(dir).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Artifact, "{error}");
+    assert!(error.to_string().contains(words), "{error}\n  does not say {words:?}");
+}
+
+fn edit_json(path: &Path, edit: impl FnOnce(&mut Value)) {
+    let mut value: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    edit(&mut value);
+    std::fs::write(path, serde_json::to_vec(&value).unwrap()).unwrap();
+}
+
+/// Rewrites the header of a safetensors file, leaving its data.
+fn edit_header(path: &Path, edit: impl FnOnce(&mut Value)) {
+    let bytes = std::fs::read(path).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    edit(&mut header);
+    let header = serde_json::to_vec(&header).unwrap();
+    let mut out = (header.len() as u64).to_le_bytes().to_vec();
+    out.extend_from_slice(&header);
+    out.extend_from_slice(&bytes[8 + length..]);
+    std::fs::write(path, out).unwrap();
+}
+
+#[test]
+fn files_that_are_missing_are_named() {
+    let dir = copy("qwen35-untied");
+    std::fs::remove_file(dir.path().join("model-00002-of-00003.safetensors")).unwrap();
+    refused(dir.path(), "model-00002-of-00003.safetensors: missing");
+    std::fs::remove_file(dir.path().join(INDEX)).unwrap();
+    refused(dir.path(), "holds neither model.safetensors nor");
+    std::fs::remove_file(dir.path().join("config.json")).unwrap();
+    refused(dir.path(), "config.json");
+    refused(&dir.path().join("nowhere"), "not a folder");
+}
+
+#[test]
+fn truncated_and_foreign_files_are_refused() {
+    let dir = copy("qwen35-tied");
+    let path = dir.path().join(SINGLE);
+    let whole = std::fs::read(&path).unwrap();
+    for length in [0, 7, 8, 100, whole.len() / 2, whole.len() - 1] {
+        std::fs::write(&path, &whole[..length]).unwrap();
+        refused(dir.path(), "not a whole safetensors file");
+    }
+    std::fs::write(&path, "version https://git-lfs.github.com/spec/v1\n").unwrap();
+    refused(dir.path(), "Git LFS pointer");
+    let mut longer = whole;
+    longer.push(0);
+    std::fs::write(&path, longer).unwrap();
+    refused(dir.path(), "not a whole safetensors file");
+}
+
+#[test]
+fn hostile_headers_are_refused() {
+    let dir = copy("qwen35-tied");
+    let path = dir.path().join(SINGLE);
+    let whole = std::fs::read(&path).unwrap();
+    for length in [u64::MAX, u64::MAX - 7, 1 << 40, (whole.len() as u64) - 7] {
+        let mut bytes = whole.clone();
+        bytes[..8].copy_from_slice(&length.to_le_bytes());
+        std::fs::write(&path, bytes).unwrap();
+        refused(dir.path(), "not a whole safetensors file");
+    }
+    type Edit = fn(&mut Value);
+    let edits: [(Edit, &str); 6] = [
+        (|t| t["shape"] = json!([u64::MAX, 2]), "not a whole"),
+        (|t| t["data_offsets"] = json!([8, 4]), "not a whole"),
+        (|t| t["data_offsets"] = json!([0, u64::MAX]), "not a whole"),
+        (|t| t["dtype"] = json!("Q4"), "not a whole"),
+        (|t| t["shape"] = json!([137, 439]), "not a whole"),
+        (|t| t["shape"] = json!([136, 439]), "config.json asks for [439, 136]"),
+    ];
+    for (edit, words) in edits {
+        std::fs::write(&path, &whole).unwrap();
+        edit_header(&path, |header| edit(&mut header["model.embed_tokens.weight"]));
+        refused(dir.path(), words);
+    }
+}
+
+#[test]
+fn tensors_that_are_missing_or_of_another_type_are_named() {
+    let dir = copy("qwen35-tied");
+    let path = dir.path().join(SINGLE);
+    let whole = std::fs::read(&path).unwrap();
+    edit_header(&path, |header| {
+        let header = header.as_object_mut().unwrap();
+        let tensor = header.remove("model.layers.2.self_attn.k_norm.weight").unwrap();
+        header.insert("model.layers.2.self_attn.other".to_owned(), tensor);
+    });
+    refused(dir.path(), "tensor model.layers.2.self_attn.k_norm.weight is missing");
+    std::fs::write(&path, &whole).unwrap();
+    edit_header(&path, |header| header["model.norm.weight"]["dtype"] = json!("I16"));
+    refused(dir.path(), "tensor model.norm.weight is stored as I16");
+    std::fs::write(&path, &whole).unwrap();
+    edit_header(&path, |header| {
+        let header = header.as_object_mut().unwrap();
+        let tensor = header.remove("model.embed_tokens.weight").unwrap();
+        header.insert("embed.weight".to_owned(), tensor);
+    });
+    refused(dir.path(), "no tensor model.embed_tokens.weight");
+}
+
+#[test]
+fn an_index_may_not_leave_its_folder_or_lie() {
+    let dir = copy("qwen35-untied");
+    let path = dir.path().join(INDEX);
+    for file in [json!("../model.safetensors"), json!("/etc/passwd"), json!(""), json!(7)] {
+        edit_json(&path, |index| index["weight_map"]["model.norm.weight"] = file.clone());
+        refused(dir.path(), "the name of a file beside it");
+    }
+    edit_json(&path, |index| {
+        index["weight_map"]["model.norm.weight"] = json!("model-00001-of-00003.safetensors");
+    });
+    refused(dir.path(), "tensor model.norm.weight, which model.safetensors.index.json puts there");
+    edit_json(&path, |index| index["weight_map"] = json!([]));
+    refused(dir.path(), "no object \"weight_map\"");
+}
+
+#[test]
+fn a_config_that_makes_no_sense_is_refused() {
+    let dir = copy("qwen35-tied");
+    let path = dir.path().join("config.json");
+    let whole = std::fs::read(&path).unwrap();
+    for (key, value, words) in [
+        ("hidden_size", json!(0), "hidden_size is 0"),
+        ("hidden_size", json!(-1), "hidden_size is -1"),
+        ("hidden_size", json!(u64::MAX), "hidden_size is"),
+        ("hidden_size", json!("136"), "hidden_size is \"136\""),
+        ("hidden_size", Value::Null, "hidden_size is missing"),
+        ("num_hidden_layers", json!(1_000_000), "expected at most"),
+        ("num_hidden_layers", json!(6), "layer_types has 5 entries"),
+        ("layer_types", json!(["full_attention", 1, 2, 3, 4]), "layer_types is 1"),
+        ("num_key_value_heads", json!(4), "a multiple and its divisor"),
+        ("linear_num_key_heads", json!(5), "a multiple and its divisor"),
+        ("linear_conv_kernel_dim", json!(1), "expected at least 2"),
+        ("hidden_act", json!("gelu"), "hidden_act is \"gelu\""),
+        ("rms_norm_eps", json!(-1.0), "rms_norm_eps"),
+        ("rope_parameters", json!({"partial_rotary_factor": 2.0}), "partial_rotary_factor 2"),
+        ("rope_parameters", json!({"rope_theta": -1}), "rope_theta is -1"),
+        ("rope_parameters", json!({"rope_type": "yarn"}), "rope_type is \"yarn\""),
+        ("vocab_size", json!(440), "config.json asks for [440, 136]"),
+        ("architectures", json!(["LlamaForCausalLM"]), "no recipe for architectures[0]"),
+    ] {
+        std::fs::write(&path, &whole).unwrap();
+        edit_json(&path, |config| config[key] = value);
+        refused(dir.path(), words);
+    }
+    std::fs::write(&path, "[]").unwrap();
+    refused(dir.path(), "expected a JSON object");
+    std::fs::write(&path, "{").unwrap();
+    refused(dir.path(), "not JSON");
+}
+
+#[test]
+fn weights_that_are_not_numbers_are_refused() {
+    let dir = copy("qwen35-tied");
+    let path = dir.path().join(SINGLE);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let start = header["model.norm.weight"]["data_offsets"][0].as_u64().unwrap() as usize;
+    // bf16 not-a-number.
+    bytes[8 + length + start..][..2].copy_from_slice(&[0xc0, 0x7f]);
+    std::fs::write(&path, bytes).unwrap();
+    refused(dir.path(), "tensor model.norm.weight: element 0 is NaN");
+}
