@@ -10,7 +10,7 @@ use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::{Elem, Graph};
 use qhx_forge::progress::Silent;
 use qhx_forge::recipes::{Precision, Recipe, RecipeOptions, recipe};
-use qhx_forge::weight::Weight;
+use qhx_forge::weight::{Storage, Weight, fits_f16};
 use rten::{Model, ValueOrView};
 use rten_tensor::Tensor;
 use rten_tensor::prelude::*;
@@ -41,13 +41,18 @@ impl Driver {
             }
             graphs.push((graph.clone(), Model::load_file(&written.model).unwrap()));
         }
-        // The table as the bundle has it: f16.
-        let table = Weight::new(recipe.embed.clone(), qhx_forge::weight::Storage::Float);
+        // The table as the bundle has it: f16, or f32 for a checkpoint whose values f16 would round.
+        let table = Weight::new(recipe.embed.clone(), Storage::Float);
+        let embed = if fits_f16(&*recipe.embed).unwrap() {
+            table.to_f16().unwrap().into_iter().map(f16::to_f32).collect()
+        } else {
+            table.to_f32().unwrap()
+        };
         let number = |key: &str| recipe.params[key].as_f64().unwrap();
         Self {
             graphs,
             state,
-            embed: table.to_f16().unwrap().into_iter().map(f16::to_f32).collect(),
+            embed,
             hidden: number("hidden") as usize,
             position: 0,
             max_ctx: number("max_ctx") as usize,
