@@ -1,0 +1,295 @@
+//! The generation loop.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use super::model::Model;
+use super::types::{Event, FinishReason, Generation, Prompt, Request, Timings};
+use crate::op::{Segment, Task};
+use crate::sampling::Sampler;
+use crate::stop::StopFilter;
+use crate::text::{Detokenizer, Message, RenderOptions};
+use crate::{Error, ErrorKind, Result};
+
+/// A prompt as tokens.
+struct Encoded {
+    tokens: Vec<u32>,
+    /// Number of tokens after which the state is worth saving: the conversation without the
+    /// beginning of the answer, which the next turn may render otherwise.
+    checkpoint: Option<usize>,
+}
+
+/// Text that becomes complete token by token, when the bundle has a tokenizer.
+struct Text {
+    stream: Option<Detokenizer>,
+    stop: StopFilter,
+    /// What the last token completed and may be shown.
+    shown: String,
+    /// All that was shown.
+    whole: String,
+}
+
+impl Text {
+    /// Takes in a token. True when a stop text came.
+    fn push(&mut self, token: u32) -> Result<bool> {
+        self.shown.clear();
+        let Some(stream) = &mut self.stream else { return Ok(false) };
+        let stopped = self.stop.push(stream.push(token)?, &mut self.shown);
+        self.whole.push_str(&self.shown);
+        Ok(stopped)
+    }
+
+    /// Shows what was held back because more could have come.
+    fn finish(&mut self) -> Result<()> {
+        self.shown.clear();
+        let Some(stream) = &mut self.stream else { return Ok(()) };
+        if !self.stop.push(stream.finish()?, &mut self.shown) {
+            self.stop.finish(&mut self.shown);
+        }
+        self.whole.push_str(&self.shown);
+        Ok(())
+    }
+}
+
+impl Model {
+    /// Continues a prompt. `on_event` sees tokens and text as they come and may break off.
+    ///
+    /// State of earlier calls is used as far as the prompt begins with what they consumed.
+    /// Cancelling is no error: the generation so far comes back with
+    /// [`FinishReason::Cancelled`].
+    pub fn generate(
+        &mut self,
+        request: &Request,
+        on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+    ) -> Result<Generation> {
+        self.require(Task::Generate, "generate")?;
+        let prompt = self.encode(&request.prompt)?;
+        self.check_length(&prompt.tokens)?;
+        let vocab = self.op.info().vocab;
+        let mut sampler = Sampler::new(request.sampling.clone(), vocab)?;
+        sampler.accept_prompt(&prompt.tokens);
+        let room = self.op.info().max_ctx.saturating_sub(prompt.tokens.len());
+        let budget = request.max_new.min(room.saturating_add(1));
+        self.consumed.reserve(prompt.tokens.len() + budget.min(1 << 20));
+        let mut ends = request.stop_ids.clone();
+        if !request.ignore_eos {
+            ends.extend_from_slice(&self.manifest.params.eos_token_id);
+        }
+
+        let graph_before = self.op.graph_time();
+        let start = Instant::now();
+        let mut run = Run {
+            tokens: Vec::with_capacity(budget.min(1 << 20)),
+            sampling: Duration::ZERO,
+            steps: 0,
+        };
+        let mut reused = 0;
+        let prefilled = self.consume(&prompt, &mut reused);
+        let prefill = start.elapsed();
+        let decode_start = Instant::now();
+
+        let mut text = self.text(request, &prompt.tokens, ends)?;
+        let finished = match prefilled {
+            Ok(()) => {
+                let tokens = prompt.tokens.len();
+                if on_event(Event::Prefilled { tokens, reused }).is_break() {
+                    Ok(FinishReason::Cancelled)
+                } else {
+                    self.run(request, budget, &mut sampler, &mut text, &mut run, on_event)
+                }
+            }
+            Err(e) if e.kind() == ErrorKind::Cancelled => Ok(FinishReason::Cancelled),
+            Err(e) => Err(e),
+        };
+        self.consumed.settle(self.op.position());
+        let finish_reason = finished?;
+        if text.stop.stopped_at().is_none() {
+            text.finish()?;
+            if let (false, Some(&id)) = (text.shown.is_empty(), run.tokens.last()) {
+                let _ = on_event(Event::Token { id, text: &text.shown });
+            }
+        }
+
+        let decode = decode_start.elapsed();
+        let graph = self.op.graph_time().saturating_sub(graph_before);
+        let timings = Timings {
+            load: self.load,
+            prefill,
+            decode,
+            graph,
+            sampling: run.sampling,
+            host: (prefill + decode).saturating_sub(graph + run.sampling),
+            decode_steps: run.steps,
+        };
+        Ok(Generation {
+            text: text.whole,
+            tokens: run.tokens,
+            prompt_tokens: prompt.tokens.len(),
+            reused_tokens: reused,
+            finish_reason,
+            timings,
+        })
+    }
+
+    /// Tokens of a prompt, as [`Model::generate`] would consume them.
+    pub fn encode_prompt(&self, prompt: &Prompt) -> Result<Vec<u32>> {
+        self.encode(prompt).map(|encoded| encoded.tokens)
+    }
+
+    fn encode(&self, prompt: &Prompt) -> Result<Encoded> {
+        match prompt {
+            Prompt::Tokens(tokens) => Ok(Encoded { tokens: tokens.clone(), checkpoint: None }),
+            Prompt::Text(text) => {
+                if text.is_empty() {
+                    return Err(empty_prompt());
+                }
+                let tokens = self.require_tokenizer()?.encode(text, true)?;
+                Ok(Encoded { tokens, checkpoint: None })
+            }
+            Prompt::Chat { messages, thinking } => self.encode_chat(messages, *thinking),
+        }
+    }
+
+    fn encode_chat(&self, messages: &[Message], thinking: Option<bool>) -> Result<Encoded> {
+        let tokenizer = self.require_tokenizer()?;
+        let chat = self.chat.as_ref().ok_or_else(|| {
+            Error::new(
+                ErrorKind::Usage,
+                format!(
+                    "{}: the model does not chat: neither the manifest's chat nor a chat_template \
+                     in tokenizer_config.json says how",
+                    self.manifest.path.display()
+                ),
+            )
+            .hint("give the text to complete without --chat")
+        })?;
+        let encode = |add_generation_prompt| {
+            let options = RenderOptions { add_generation_prompt, enable_thinking: thinking };
+            tokenizer.encode(&chat.render(messages, options)?, false)
+        };
+        let tokens = encode(true)?;
+        // Some templates refuse a conversation that does not ask for an answer.
+        let closed = encode(false).unwrap_or_default();
+        let common = tokens.iter().zip(&closed).take_while(|(a, b)| a == b).count();
+        Ok(Encoded { checkpoint: (common > 0).then_some(common), tokens })
+    }
+
+    fn check_length(&self, tokens: &[u32]) -> Result<()> {
+        let max_ctx = self.op.info().max_ctx;
+        if tokens.is_empty() {
+            return Err(empty_prompt());
+        }
+        if tokens.len() > max_ctx {
+            return Err(Error::new(
+                ErrorKind::Prompt,
+                format!(
+                    "the prompt has {} tokens, the context of {} holds {max_ctx}",
+                    tokens.len(),
+                    self.manifest.model.name
+                ),
+            )
+            .hint("shorten the prompt, or forge the model with a larger --max-ctx"));
+        }
+        let vocab = self.op.info().vocab;
+        if let Some(token) = tokens.iter().find(|&&t| t as usize >= vocab) {
+            return Err(Error::new(
+                ErrorKind::Prompt,
+                format!("token {token} is outside the model's vocabulary of {vocab}"),
+            ));
+        }
+        Ok(())
+    }
+
+    fn text(&self, request: &Request, prompt: &[u32], ends: Vec<u32>) -> Result<Text> {
+        let stream = self.tokenizer.as_ref().map(|tokenizer| {
+            let mut stream = Detokenizer::new(tokenizer);
+            stream.start(prompt).map(|()| stream)
+        });
+        Ok(Text {
+            stream: stream.transpose()?,
+            stop: StopFilter::new(request.stop.clone(), ends)?,
+            shown: String::new(),
+            whole: String::new(),
+        })
+    }
+
+    /// Brings the op's state to the end of the prompt.
+    fn consume(&mut self, prompt: &Encoded, reused: &mut usize) -> Result<()> {
+        *reused = self.consumed.prepare(&mut *self.op, &prompt.tokens)?;
+        let mut done = *reused;
+        let last = prompt.tokens.len();
+        let stops = prompt.checkpoint.filter(|&c| c > done && c < last);
+        for end in stops.into_iter().chain([last]) {
+            let tokens = &prompt.tokens[done..end];
+            let result = self.op.prefill(&[Segment::Tokens(tokens)]);
+            self.consumed.extend(tokens);
+            if let Err(e) = result {
+                self.consumed.settle(self.op.position());
+                return Err(e);
+            }
+            if end < last {
+                self.consumed.checkpoint(&mut *self.op)?;
+            }
+            done = end;
+        }
+        Ok(())
+    }
+
+    /// Samples and decodes until something ends it. The text's last piece stays held back.
+    fn run(
+        &mut self,
+        request: &Request,
+        budget: usize,
+        sampler: &mut Sampler,
+        text: &mut Text,
+        run: &mut Run,
+        on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+    ) -> Result<FinishReason> {
+        loop {
+            if run.tokens.len() >= budget {
+                return Ok(FinishReason::Length);
+            }
+            if self.cancel.is_cancelled() {
+                return Ok(FinishReason::Cancelled);
+            }
+            let start = Instant::now();
+            let token = sampler.sample(self.op.logits()?)?;
+            sampler.accept(token);
+            run.sampling += start.elapsed();
+            run.tokens.push(token);
+            if text.stop.is_stop_token(token) {
+                let stop = request.stop_ids.contains(&token);
+                return Ok(if stop { FinishReason::Stop } else { FinishReason::Eos });
+            }
+            let stopped = text.push(token)?;
+            if on_event(Event::Token { id: token, text: &text.shown }).is_break() {
+                return Ok(FinishReason::Cancelled);
+            }
+            if stopped {
+                return Ok(FinishReason::Stop);
+            }
+            if run.tokens.len() >= budget {
+                return Ok(FinishReason::Length);
+            }
+            match self.op.decode(token) {
+                Ok(()) => {
+                    self.consumed.extend(&[token]);
+                    run.steps += 1;
+                }
+                Err(e) if e.kind() == ErrorKind::Cancelled => return Ok(FinishReason::Cancelled),
+                Err(e) => return Err(e),
+            }
+        }
+    }
+}
+
+struct Run {
+    tokens: Vec<u32>,
+    sampling: Duration,
+    steps: usize,
+}
+
+fn empty_prompt() -> Error {
+    Error::new(ErrorKind::Prompt, "the prompt is empty")
+        .hint("give a text, or - to read it from standard input")
+}

@@ -1,0 +1,13 @@
+//! The engine: the loop that every family shares.
+//!
+//! [`Model`] opens a bundle, turns a prompt into tokens, has the host-op consume them, samples,
+//! turns tokens into text, and stops for the documented reasons. The host-op only steps.
+
+mod generate;
+mod model;
+mod reuse;
+mod types;
+
+pub use model::{Model, ModelOptions};
+pub use crate::text::Message;
+pub use types::{Event, FinishReason, Generation, Prompt, Request, Timings};

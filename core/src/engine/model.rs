@@ -1,0 +1,205 @@
+//! An open bundle, ready to run.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::reuse::Consumed;
+use crate::backend::{Backend, BackendInfo};
+use crate::manifest::Manifest;
+use crate::op::{
+    HostOp, OpEntry, OpInfo, OpProvider, OpServices, ProgressFn, Segment, SpanStats, Task,
+};
+use crate::text::{ChatTemplate, Tokenizer};
+use crate::workspace::GraphStats;
+use crate::{CancelToken, Error, ErrorKind, Result, Workspace};
+
+/// What [`Model::open`] needs.
+pub struct ModelOptions<'a> {
+    /// The bundle.
+    pub manifest: Arc<Manifest>,
+    /// What executes its graphs.
+    pub backend: Arc<dyn Backend>,
+    /// Where its host-op comes from.
+    pub ops: &'a dyn OpProvider,
+    /// Threads for the op's parallel parts; `None` for one a core.
+    pub threads: Option<usize>,
+    /// Stops a generation within one graph execution.
+    pub cancel: CancelToken,
+    /// Told how far a long prompt is.
+    pub progress: Option<ProgressFn>,
+}
+
+impl std::fmt::Debug for ModelOptions<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ModelOptions")
+            .field("manifest", &self.manifest.path)
+            .field("backend", &self.backend)
+            .field("threads", &self.threads)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An open bundle: contexts loaded, host-op bound, tokenizer read.
+pub struct Model {
+    pub(super) manifest: Arc<Manifest>,
+    pub(super) tokenizer: Option<Tokenizer>,
+    pub(super) chat: Option<ChatTemplate>,
+    pub(super) op: Box<dyn HostOp>,
+    pub(super) consumed: Consumed,
+    pub(super) cancel: CancelToken,
+    pub(super) load: Duration,
+    entry: OpEntry,
+    backend: BackendInfo,
+}
+
+impl std::fmt::Debug for Model {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Model")
+            .field("manifest", &self.manifest.path)
+            .field("op", &self.entry.description.name)
+            .field("backend", &self.backend.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Model {
+    /// Opens a bundle: finds its host-op, loads its contexts, binds and reads everything. Nothing
+    /// is left half-open on failure.
+    pub fn open(options: ModelOptions<'_>) -> Result<Self> {
+        let start = Instant::now();
+        let ModelOptions { manifest, backend, ops, threads, cancel, progress } = options;
+        let entry = ops.find(manifest.host_op()?)?;
+        let artifacts = manifest.open_artifacts();
+
+        let tokenizer = match &manifest.artifacts.tokenizer {
+            Some(_) => Some(Tokenizer::from_file(&manifest.tokenizer_path(&artifacts)?)?),
+            None => None,
+        };
+        let chat = ChatTemplate::open(&manifest, &artifacts, tokenizer.as_ref())?;
+
+        let mut workspace = Workspace::new(Arc::clone(&backend), cancel.clone());
+        for entry in &manifest.artifacts.contexts {
+            let source = manifest.context_source(&artifacts, &entry.key)?;
+            let context = backend.open_context(&source)?;
+            workspace.add_context(&entry.key, &context)?;
+        }
+        let mut pool = rayon::ThreadPoolBuilder::new().thread_name(|i| format!("qhx-{i}"));
+        if let Some(threads) = threads {
+            pool = pool.num_threads(threads.max(1));
+        }
+        let pool = pool.build().map_err(|e| {
+            Error::new(ErrorKind::Internal, format!("the threads of host-ops cannot start: {e}"))
+        })?;
+        let services = OpServices {
+            manifest: Arc::clone(&manifest),
+            artifacts,
+            workspace,
+            threads: Arc::new(pool),
+            progress,
+        };
+        let op = ops
+            .open(&entry.description.name, services)
+            .map_err(|e| e.context(manifest.path.display()))?;
+        Ok(Self {
+            backend: backend.info(),
+            manifest,
+            tokenizer,
+            chat,
+            op,
+            consumed: Consumed::default(),
+            cancel,
+            entry,
+            load: start.elapsed(),
+        })
+    }
+
+    /// The bundle's manifest.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The host-op and where it comes from.
+    pub fn op(&self) -> &OpEntry {
+        &self.entry
+    }
+
+    /// What the host-op found in the bundle.
+    pub fn info(&self) -> &OpInfo {
+        self.op.info()
+    }
+
+    /// What executes the graphs.
+    pub fn backend(&self) -> &BackendInfo {
+        &self.backend
+    }
+
+    /// The tokenizer, when the bundle has one.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_ref()
+    }
+
+    /// True when conversations can be rendered.
+    pub fn can_chat(&self) -> bool {
+        self.chat.is_some()
+    }
+
+    /// Time that opening took.
+    pub fn load_time(&self) -> Duration {
+        self.load
+    }
+
+    /// Forgets everything consumed so far.
+    pub fn reset(&mut self) -> Result<()> {
+        self.consumed.clear(&mut *self.op)
+    }
+
+    /// Time and executions of every graph since the model was opened.
+    pub fn graph_stats(&self) -> Vec<GraphStats> {
+        self.op.graph_stats()
+    }
+
+    /// Time in the host-op's own parts since the model was opened.
+    pub fn span_stats(&self) -> Vec<SpanStats> {
+        self.op.span_stats()
+    }
+
+    /// The host-op itself, for tools that step it by hand. What it consumes that way is not
+    /// known to [`Model::generate`]: call [`Model::reset`] afterwards.
+    pub fn op_mut(&mut self) -> &mut dyn HostOp {
+        &mut *self.op
+    }
+
+    /// Embeds one text.
+    pub fn embed(&mut self, tokens: &[u32]) -> Result<&[f32]> {
+        self.require(Task::Embed, "embed")?;
+        self.op.embed(&[Segment::Tokens(tokens)])
+    }
+
+    pub(super) fn require(&self, task: Task, verb: &str) -> Result<()> {
+        if self.entry.description.tasks.contains(&task) {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Usage,
+            format!(
+                "{}: host-op {:?} does not {verb}; it does {:?}",
+                self.manifest.path.display(),
+                self.entry.description.name,
+                self.entry.description.tasks
+            ),
+        ))
+    }
+
+    pub(super) fn require_tokenizer(&self) -> Result<&Tokenizer> {
+        self.tokenizer.as_ref().ok_or_else(|| {
+            Error::new(
+                ErrorKind::Prompt,
+                format!(
+                    "{}: the bundle has no tokenizer, so a text cannot become tokens",
+                    self.manifest.path.display()
+                ),
+            )
+            .hint("give token ids as the prompt, or name tokenizer.json in artifacts.tokenizer")
+        })
+    }
+}
