@@ -13,6 +13,7 @@ mod error;
 pub mod manifest;
 pub mod null;
 pub mod op;
+pub mod qnn;
 pub mod sampling;
 pub mod stop;
 mod tensor;

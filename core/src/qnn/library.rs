@@ -1,0 +1,491 @@
+//! Opens libQnnHtp and libQnnSystem.
+//!
+//! A library, once opened, stays mapped until the process ends: its worker threads, its
+//! thread-local destructors and the log callbacks have no moment at which they are known to be
+//! through.
+
+#![expect(unsafe_code, reason = "loads libraries and copies their function tables")]
+
+use std::ffi::{CStr, c_char};
+use std::fmt;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::codes::{self, Code};
+use super::sys::{self, CoreTable, Provider, Status, SystemProvider, SystemTable};
+use crate::{Error, ErrorKind, Result};
+
+/// Version of one of the libraries' interfaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct ApiVersion {
+    /// Changes when compatibility breaks.
+    pub major: u32,
+    /// Grows with every addition.
+    pub minor: u32,
+    /// Grows with every repair.
+    pub patch: u32,
+}
+
+impl fmt::Display for ApiVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
+    }
+}
+
+impl From<sys::Version> for ApiVersion {
+    fn from(v: sys::Version) -> Self {
+        Self { major: v.major, minor: v.minor, patch: v.patch }
+    }
+}
+
+impl ApiVersion {
+    /// The QAIRT release that first shipped this version of the core interface, where known.
+    pub fn qairt(self) -> Option<&'static str> {
+        match (self.major, self.minor) {
+            (2, 27) => Some("2.36"),
+            (2, 28) => Some("2.37"),
+            (2, 29) => Some("2.39"),
+            (2, 32) => Some("2.43"),
+            (2, 33) => Some("2.44"),
+            (2, 34) => Some("2.45"),
+            (2, 35) => Some("2.46"),
+            (2, 36) => Some("2.47"),
+            (2, 37) => Some("2.48"),
+            (2, 38) => Some("2.49"),
+            (2, 40) => Some("2.51"),
+            _ => None,
+        }
+    }
+}
+
+/// libQnnHtp, and libQnnSystem beside it. Clones share both.
+#[derive(Clone)]
+pub struct Library(Arc<Inner>);
+
+struct Inner {
+    path: PathBuf,
+    table: CoreTable,
+    provider: String,
+    core: ApiVersion,
+    backend: ApiVersion,
+    build_id: String,
+    system: SystemLibrary,
+}
+
+impl Library {
+    /// Opens the two libraries. Without `system`, `libQnnSystem.so` is taken from the folder of
+    /// `htp`.
+    ///
+    /// The libraries print to standard output when they are loaded: see [`super::stdout`].
+    pub fn open(htp: &Path, system: Option<&Path>) -> Result<Self> {
+        let beside;
+        let system = match system {
+            Some(system) => system,
+            None => {
+                beside = htp.with_file_name(SYSTEM_FILE);
+                &beside
+            }
+        };
+        let system = SystemLibrary::open(system)?;
+        let list: unsafe extern "C" fn(*mut *const *const Provider, *mut u32) -> Status =
+            entry_point(htp, "QnnInterface_getProviders")?;
+        let mut providers = std::ptr::null();
+        let mut count = 0;
+        // SAFETY: both pointers are valid for writing; the library fills them.
+        let status = unsafe { list(&raw mut providers, &raw mut count) };
+        check_list(htp, status, providers.is_null() || count == 0)?;
+        let mut found = Vec::new();
+        for index in 0..count as usize {
+            // SAFETY: the list has `count` pointers to providers that live as long as the library.
+            let provider = unsafe { *providers.add(index) };
+            if provider.is_null() {
+                continue;
+            }
+            // SAFETY: as above; every provider begins with this head.
+            let (name, core, backend) =
+                unsafe { (text((*provider).name), (*provider).core, (*provider).backend) };
+            if core.major != 2 {
+                found.push(format!("{name} with core interface {}", ApiVersion::from(core)));
+                continue;
+            }
+            // SAFETY: the provider is the library's and has core major 2.
+            let table = unsafe { CoreTable::of(provider, core) };
+            return Ok(Self(Arc::new(Inner {
+                path: htp.to_owned(),
+                build_id: build_id(&table),
+                table,
+                provider: name,
+                core: core.into(),
+                backend: backend.into(),
+                system,
+            })));
+        }
+        Err(Error::new(
+            ErrorKind::Runtime,
+            format!(
+                "{}: qhx needs core interface 2.x, the library offers {}",
+                htp.display(),
+                if found.is_empty() { "nothing".to_owned() } else { found.join(", ") }
+            ),
+        )
+        .hint("use libQnnHtp.so of QAIRT 2.36 or newer"))
+    }
+
+    /// Where libQnnHtp was opened.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// The provider's name, `HTP_QTI_AISW`.
+    pub fn provider(&self) -> &str {
+        &self.0.provider
+    }
+
+    /// Version of the core interface.
+    pub fn core_version(&self) -> ApiVersion {
+        self.0.core
+    }
+
+    /// Version of the HTP backend's interface.
+    pub fn backend_version(&self) -> ApiVersion {
+        self.0.backend
+    }
+
+    /// The build, such as `v2.51.0.…`; empty when the library does not say.
+    pub fn build_id(&self) -> &str {
+        &self.0.build_id
+    }
+
+    /// The system library.
+    pub fn system(&self) -> &SystemLibrary {
+        &self.0.system
+    }
+
+    pub(crate) fn table(&self) -> &CoreTable {
+        &self.0.table
+    }
+
+    /// A function of the table, or an error that names it.
+    pub(crate) fn need<T>(&self, function: Option<T>, name: &str) -> Result<T> {
+        function.ok_or_else(|| {
+            Error::new(
+                ErrorKind::Runtime,
+                format!(
+                    "{}: the library (core interface {}) lacks {name}",
+                    self.path().display(),
+                    self.core_version()
+                ),
+            )
+            .hint("use libQnnHtp.so of QAIRT 2.36 or newer")
+        })
+    }
+
+    /// The library's own words for a code, when it has some.
+    pub fn message(&self, code: Code) -> Option<String> {
+        let get = self.table().error_get_message?;
+        let mut message = std::ptr::null();
+        // SAFETY: the pointer is valid for writing; the text is static.
+        let status = unsafe { get(u64::from(code.0), &raw mut message) };
+        // SAFETY: on success the library set a C string.
+        (status == 0 && !message.is_null()).then(|| unsafe { text(message) })
+    }
+}
+
+impl fmt::Debug for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Library")
+            .field("path", &self.0.path)
+            .field("provider", &self.0.provider)
+            .field("core", &self.0.core)
+            .field("backend", &self.0.backend)
+            .field("build_id", &self.0.build_id)
+            .finish_non_exhaustive()
+    }
+}
+
+/// libQnnSystem, which reads the metadata of context binaries. It works without libQnnHtp.
+#[derive(Clone)]
+pub struct SystemLibrary(Arc<SystemInner>);
+
+struct SystemInner {
+    path: PathBuf,
+    table: SystemTable,
+    provider: String,
+    version: ApiVersion,
+}
+
+impl SystemLibrary {
+    /// Opens the library.
+    pub fn open(path: &Path) -> Result<Self> {
+        let list: unsafe extern "C" fn(*mut *const *const SystemProvider, *mut u32) -> Status =
+            entry_point(path, "QnnSystemInterface_getProviders")?;
+        let mut providers = std::ptr::null();
+        let mut count = 0;
+        // SAFETY: both pointers are valid for writing; the library fills them.
+        let status = unsafe { list(&raw mut providers, &raw mut count) };
+        check_list(path, status, providers.is_null() || count == 0)?;
+        for index in 0..count as usize {
+            // SAFETY: the list has `count` pointers to providers that live as long as the library.
+            let provider = unsafe { *providers.add(index) };
+            if provider.is_null() {
+                continue;
+            }
+            // SAFETY: as above; every provider begins with this head.
+            let (name, version) = unsafe { (text((*provider).name), (*provider).api) };
+            if version.major == 1 {
+                // SAFETY: the provider is the library's and has major 1.
+                let table = unsafe { SystemTable::of(provider) };
+                return Ok(Self(Arc::new(SystemInner {
+                    path: path.to_owned(),
+                    table,
+                    provider: name,
+                    version: version.into(),
+                })));
+            }
+        }
+        Err(Error::new(
+            ErrorKind::Runtime,
+            format!("{}: qhx needs system interface 1.x, the library offers none", path.display()),
+        ))
+    }
+
+    /// Where the library was opened.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// Version of the system interface.
+    pub fn version(&self) -> ApiVersion {
+        self.0.version
+    }
+
+    pub(crate) fn table(&self) -> &SystemTable {
+        &self.0.table
+    }
+}
+
+impl fmt::Debug for SystemLibrary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SystemLibrary")
+            .field("path", &self.0.path)
+            .field("provider", &self.0.provider)
+            .field("version", &self.0.version)
+            .finish_non_exhaustive()
+    }
+}
+
+const SYSTEM_FILE: &str = if cfg!(windows) { "QnnSystem.dll" } else { "libQnnSystem.so" };
+
+/// Opens the library and looks up its one entry point.
+fn entry_point<T: Copy>(path: &Path, symbol: &str) -> Result<T> {
+    // A bare name is left to the dynamic loader's search path, anything else is made absolute.
+    let name = if path.components().count() == 1 && !path.exists() {
+        path.to_owned()
+    } else {
+        inspect_file(path)?;
+        std::path::absolute(path).map_err(|e| Error::io(ErrorKind::Runtime, path, &e))?
+    };
+    // SAFETY: loading runs the library's initialisers; the user named this file as a QNN library.
+    let library = unsafe { libloading::Library::new(&name) }.map_err(|e| load_error(path, &e))?;
+    // Never unloaded, as the module says.
+    let library = std::mem::ManuallyDrop::new(library);
+    // SAFETY: the symbol, where it exists, has the type that the caller states: it is the
+    // documented entry point of these libraries.
+    let symbol = unsafe { library.get::<T>(symbol.as_bytes()) }.map_err(|_| {
+        Error::new(
+            ErrorKind::Runtime,
+            format!(
+                "{}: not a QNN library of the expected kind: no symbol {symbol}",
+                path.display()
+            ),
+        )
+        .hint("give libQnnHtp.so as the HTP library and libQnnSystem.so as the system library")
+    })?;
+    Ok(*symbol)
+}
+
+fn check_list(path: &Path, status: Status, empty: bool) -> Result<()> {
+    if status != 0 {
+        return Err(codes::error(
+            ErrorKind::Runtime,
+            format_args!("{}: asking for interface providers", path.display()),
+            status,
+        ));
+    }
+    if empty {
+        return Err(Error::new(
+            ErrorKind::Runtime,
+            format!("{}: the library offers no interface provider", path.display()),
+        ));
+    }
+    Ok(())
+}
+
+/// Refuses what the dynamic loader would refuse, in clearer words.
+fn inspect_file(path: &Path) -> Result<()> {
+    let fail = |e: &std::io::Error| {
+        Error::io(ErrorKind::Runtime, path, e)
+            .hint("give the path of libQnnHtp.so / libQnnSystem.so, or run `qhx runtime install`")
+    };
+    let mut file = std::fs::File::open(path).map_err(|e| fail(&e))?;
+    if !file.metadata().map_err(|e| fail(&e))?.is_file() {
+        return Err(Error::new(
+            ErrorKind::Runtime,
+            format!("{}: a folder, expected a library file", path.display()),
+        )
+        .hint("give the path of the file libQnnHtp.so itself"));
+    }
+    if cfg!(windows) {
+        return Ok(());
+    }
+    let mut head = Vec::with_capacity(20);
+    file.by_ref().take(20).read_to_end(&mut head).map_err(|e| fail(&e))?;
+    if !head.starts_with(b"\x7fELF") || head.len() < 20 {
+        return Err(Error::new(
+            ErrorKind::Runtime,
+            format!("{}: not a shared library (no ELF header)", path.display()),
+        )
+        .hint("the file may be a Git LFS pointer or an incomplete download"));
+    }
+    let machine = match head.get(18..20) {
+        Some(&[low, high]) => u16::from_le_bytes([low, high]),
+        _ => 0,
+    };
+    let wanted: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+    if machine != wanted {
+        let name = |machine| match machine {
+            62 => "x86-64".to_owned(),
+            183 => "AArch64".to_owned(),
+            164 => "Hexagon, so it runs on the DSP (a skel library)".to_owned(),
+            40 => "32-bit ARM".to_owned(),
+            other => format!("machine {other}"),
+        };
+        return Err(Error::new(
+            ErrorKind::Runtime,
+            format!(
+                "{}: the library is for {}, this program needs {}",
+                path.display(),
+                name(machine),
+                name(wanted)
+            ),
+        )
+        .hint("take the library from the folder of this platform in the QAIRT package"));
+    }
+    Ok(())
+}
+
+/// Says which dependency is missing and where it comes from.
+fn load_error(path: &Path, error: &libloading::Error) -> Error {
+    let mut text = error.to_string();
+    if let Some(source) = std::error::Error::source(error) {
+        let source = source.to_string();
+        if !text.contains(&source) {
+            text = source;
+        }
+    }
+    let base =
+        Error::new(ErrorKind::Runtime, format!("{}: cannot be loaded: {text}", path.display()));
+    match missing_dependency(&text) {
+        Some(hint) => base.hint(hint),
+        None => base,
+    }
+}
+
+fn missing_dependency(text: &str) -> Option<&'static str> {
+    if text.contains("libc++_shared") {
+        Some("put libc++_shared.so of the Android NDK beside it and set LD_LIBRARY_PATH")
+    } else if text.contains("libc++") || text.contains("libunwind") {
+        Some(
+            "the libraries of the onnxruntime-qnn wheel find libc++ in the folder \
+             onnxruntime_qnn.libs beside theirs: keep both, or install libc++1",
+        )
+    } else if text.contains("libatomic") {
+        Some("install the system's libatomic1 (Debian, Ubuntu) or libatomic (Fedora)")
+    } else if text.contains("GLIBC_") {
+        Some("the system's C library is older than this library needs (glibc 2.35)")
+    } else if text.contains("cdsprpc") {
+        Some("the vendor's libcdsprpc.so is missing: this device offers no access to its DSP")
+    } else {
+        None
+    }
+}
+
+fn build_id(table: &CoreTable) -> String {
+    let Some(get) = table.backend_get_build_id else { return String::new() };
+    let mut id = std::ptr::null();
+    // SAFETY: the pointer is valid for writing; the text is static.
+    let status = unsafe { get(&raw mut id) };
+    // SAFETY: on success the library set a C string.
+    if status == 0 { unsafe { text(id) } } else { String::new() }
+}
+
+/// Copies a C string; NULL is empty.
+///
+/// # Safety
+/// A non-NULL pointer leads to a NUL-terminated string.
+pub(crate) unsafe fn text(pointer: *const c_char) -> String {
+    if pointer.is_null() {
+        return String::new();
+    }
+    // SAFETY: the caller vouches for the string.
+    unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refuse(name: &str, bytes: &[u8]) -> Error {
+        let folder =
+            std::env::temp_dir().join(format!("qhx-library-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("libQnnSystem.so");
+        std::fs::write(&path, bytes).unwrap();
+        let error = SystemLibrary::open(&path).unwrap_err();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(error.kind(), ErrorKind::Runtime);
+        error
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let error = SystemLibrary::open(Path::new("/nowhere/libQnnSystem.so")).unwrap_err();
+        assert!(error.message().starts_with("/nowhere/libQnnSystem.so: "), "{error}");
+        assert!(error.hint_text().is_some());
+    }
+
+    #[test]
+    fn a_pointer_file_is_not_a_library() {
+        let error = refuse("lfs", b"version https://git-lfs.github.com/spec/v1\n");
+        assert!(error.message().contains("no ELF header"), "{error}");
+    }
+
+    #[test]
+    fn another_machine_is_named() {
+        let mut elf = vec![0u8; 64];
+        elf[..4].copy_from_slice(b"\x7fELF");
+        elf[18] = 164;
+        let error = refuse("skel", &elf);
+        assert!(error.message().contains("Hexagon"), "{error}");
+    }
+
+    #[test]
+    fn a_folder_is_not_a_library() {
+        let error = SystemLibrary::open(&std::env::temp_dir()).unwrap_err();
+        assert!(error.message().contains("a folder"), "{error}");
+    }
+
+    #[test]
+    fn missing_dependencies_have_a_fix() {
+        let line = "libc++.so.1: cannot open shared object file: No such file or directory";
+        assert!(missing_dependency(line).is_some_and(|h| h.contains("onnxruntime_qnn.libs")));
+        assert!(
+            missing_dependency("libatomic.so.1: cannot open")
+                .is_some_and(|h| h.contains("libatomic1"))
+        );
+        assert_eq!(missing_dependency("something else"), None);
+    }
+}

@@ -1,0 +1,121 @@
+//! Keeps standard output for results.
+//!
+//! The QNN libraries print to the process's standard output when they are loaded and later. A
+//! program whose output is read by another one moves descriptor 1 away before it opens them:
+//!
+//! ```no_run
+//! use std::io::Write as _;
+//! let mut results = qhx_core::qnn::stdout::redirect_to_stderr()?;
+//! // … open libraries; whatever they print goes to standard error …
+//! writeln!(results, "the result")?;
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
+//! Nothing in qhx does this on its own: descriptors belong to the program, not to a library.
+
+#![expect(unsafe_code, reason = "duplicates file descriptors")]
+
+use std::fs::File;
+use std::io::{self, Write};
+
+/// The real standard output, while descriptor 1 leads to standard error. Dropping it puts
+/// descriptor 1 back.
+#[derive(Debug)]
+pub struct StdoutGuard(File);
+
+/// Makes descriptor 1 lead to standard error and answers with the former standard output.
+///
+/// Call it before the first library is opened. `println!` writes to standard error from then on.
+pub fn redirect_to_stderr() -> io::Result<StdoutGuard> {
+    io::stdout().flush()?;
+    let real = platform::duplicate(1)?;
+    platform::replace(2, 1)?;
+    Ok(StdoutGuard(real))
+}
+
+impl StdoutGuard {
+    /// The former standard output as a file; descriptor 1 stays redirected.
+    pub fn file(&self) -> io::Result<File> {
+        self.0.try_clone()
+    }
+}
+
+impl Write for StdoutGuard {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+impl Drop for StdoutGuard {
+    fn drop(&mut self) {
+        // Nothing can be done about a failure here: the descriptor then stays redirected.
+        let _ = io::stdout().flush();
+        let _ = platform::restore(&self.0, 1);
+    }
+}
+
+#[cfg(unix)]
+mod platform {
+    use std::fs::File;
+    use std::io;
+    use std::os::fd::{AsRawFd as _, FromRawFd as _};
+
+    pub(super) fn duplicate(fd: i32) -> io::Result<File> {
+        // SAFETY: takes and returns plain numbers.
+        let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) };
+        if copy < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor was just made and nothing else owns it.
+        Ok(unsafe { File::from_raw_fd(copy) })
+    }
+
+    pub(super) fn replace(from: i32, to: i32) -> io::Result<()> {
+        // SAFETY: takes and returns plain numbers.
+        if unsafe { libc::dup2(from, to) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    pub(super) fn restore(file: &File, to: i32) -> io::Result<()> {
+        replace(file.as_raw_fd(), to)
+    }
+}
+
+#[cfg(windows)]
+mod platform {
+    use std::fs::File;
+    use std::io;
+    use std::os::windows::io::{AsRawHandle as _, FromRawHandle as _};
+
+    pub(super) fn duplicate(fd: i32) -> io::Result<File> {
+        // SAFETY: takes and returns plain numbers.
+        let copy = unsafe { libc::dup(fd) };
+        if copy < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor was just made; the file owns its handle from here on.
+        Ok(unsafe { File::from_raw_handle(libc::get_osfhandle(copy) as *mut _) })
+    }
+
+    pub(super) fn replace(from: i32, to: i32) -> io::Result<()> {
+        // SAFETY: takes and returns plain numbers.
+        if unsafe { libc::dup2(from, to) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    pub(super) fn restore(file: &File, to: i32) -> io::Result<()> {
+        let copy = file.try_clone()?;
+        // SAFETY: the C runtime takes over the handle, which `copy` gives up below.
+        let fd = unsafe { libc::open_osfhandle(copy.as_raw_handle() as isize, 0) };
+        std::mem::forget(copy);
+        replace(fd, to)
+    }
+}

@@ -1,0 +1,145 @@
+//! The function tables, copied slot by slot.
+//!
+//! A provider's structure ends right after the last function of its version: what lies behind is
+//! not memory of the library. A table is therefore read only as far as the version says.
+
+#![expect(unsafe_code, reason = "reads the provider's function table")]
+
+use std::ffi::{c_char, c_void};
+
+use super::{
+    BinaryInfo, Config, EventData, Handle, Infrastructure, OpConfig, PlatformInfo, Provider,
+    Status, SystemProvider, Tensor, Version,
+};
+
+/// NULL-terminated list of configurations.
+pub(crate) type ConfigList = *const *const Config;
+/// `(format, level, timestamp, arguments)`. The argument list is a pointer in both calling
+/// conventions that matter: an array that decays on x86-64, a structure passed by reference on
+/// AArch64.
+pub(crate) type LogCallback = unsafe extern "C" fn(*const c_char, u32, u64, *mut c_void);
+
+macro_rules! table {
+    ($(#[$meta:meta])* $name:ident { $($slot:literal $field:ident ( $($arg:ty),* $(,)? );)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy)]
+        pub(crate) struct $name {
+            $(pub $field: Option<unsafe extern "C" fn($($arg),*) -> Status>,)*
+        }
+
+        impl $name {
+            /// Reads the first `slots` slots at `base`; later ones are absent.
+            ///
+            /// # Safety
+            /// `base` points at a function table of at least `slots` slots.
+            unsafe fn read(base: *const *const c_void, slots: usize) -> Self {
+                Self {
+                    $($field: if $slot < slots {
+                        // SAFETY: the slot lies within the table; NULL reads as `None`, anything
+                        // else is a function of this signature.
+                        unsafe { base.add($slot).cast::<Option<_>>().read() }
+                    } else {
+                        None
+                    },)*
+                }
+            }
+        }
+    };
+}
+
+table! {
+    /// Functions of libQnnHtp that qhx calls.
+    CoreTable {
+        1 backend_create(Handle, ConfigList, *mut Handle);
+        4 backend_get_build_id(*mut *const c_char);
+        8 backend_free(Handle);
+        9 context_create(Handle, Handle, ConfigList, *mut Handle);
+        11 context_get_binary_size(Handle, *mut u64);
+        12 context_get_binary(Handle, *mut c_void, u64, *mut u64);
+        13 context_create_from_binary(
+            Handle, Handle, ConfigList, *const c_void, u64, *mut Handle, Handle,
+        );
+        14 context_free(Handle, Handle);
+        15 graph_create(Handle, *const c_char, ConfigList, *mut Handle);
+        18 graph_add_node(Handle, OpConfig);
+        19 graph_finalize(Handle, Handle, Handle);
+        20 graph_retrieve(Handle, *const c_char, *mut Handle);
+        21 graph_execute(Handle, *const Tensor, u32, *mut Tensor, u32, Handle, Handle);
+        24 tensor_create_graph_tensor(Handle, *mut Tensor);
+        25 log_create(LogCallback, u32, *mut Handle);
+        27 log_free(Handle);
+        28 profile_create(Handle, u32, *mut Handle);
+        30 profile_get_events(Handle, *mut *const u64, *mut u32);
+        31 profile_get_sub_events(u64, *mut *const u64, *mut u32);
+        32 profile_get_event_data(u64, *mut EventData);
+        34 profile_free(Handle);
+        37 device_get_platform_info(Handle, *mut *const PlatformInfo);
+        38 device_free_platform_info(Handle, *const PlatformInfo);
+        39 device_get_infrastructure(*mut *const Infrastructure);
+        40 device_create(Handle, ConfigList, *mut Handle);
+        43 device_free(Handle);
+        48 error_get_message(u64, *mut *const c_char);
+    }
+}
+
+table! {
+    /// Functions of libQnnSystem that qhx calls. Slots after these changed places once.
+    SystemTable {
+        0 context_create(*mut Handle);
+        2 get_metadata(Handle, *const c_void, u64, *mut *const BinaryInfo);
+        3 context_free(Handle);
+    }
+}
+
+/// How many slots a core interface 2.`minor` has for certain.
+pub(crate) const fn core_slots(minor: u32) -> usize {
+    match minor {
+        0..27 => 48,
+        27 => 68,
+        28..32 => 69,
+        _ => 71,
+    }
+}
+
+impl CoreTable {
+    /// Reads the table behind `provider`.
+    ///
+    /// # Safety
+    /// `provider` came from `QnnInterface_getProviders` and its core version has major 2.
+    pub(crate) unsafe fn of(provider: *const Provider, core: Version) -> Self {
+        // SAFETY: the caller vouches for the provider; the table begins right after its head.
+        unsafe { Self::read((&raw const (*provider).table).cast(), core_slots(core.minor)) }
+    }
+}
+
+impl SystemTable {
+    /// Reads the table behind `provider`.
+    ///
+    /// # Safety
+    /// `provider` came from `QnnSystemInterface_getProviders` and its version has major 1.
+    pub(crate) unsafe fn of(provider: *const SystemProvider) -> Self {
+        // SAFETY: the caller vouches for the provider; every version has these four slots.
+        unsafe { Self::read((&raw const (*provider).table).cast(), 4) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_grow_with_the_version_and_never_shrink() {
+        let counts: Vec<_> = (0..60).map(core_slots).collect();
+        assert!(counts.is_sorted());
+        assert_eq!((counts[26], counts[27], counts[28], counts[40]), (48, 68, 69, 71));
+    }
+
+    #[test]
+    fn a_slot_beyond_the_version_is_not_read() {
+        // A table of 48 slots: reading slot 48 would leave the array.
+        let slots = [std::ptr::null::<c_void>(); 48];
+        // SAFETY: the array has exactly the slots that are asked for.
+        let table = unsafe { CoreTable::read(slots.as_ptr(), core_slots(20)) };
+        assert!(table.error_get_message.is_none() && table.graph_execute.is_none());
+    }
+}
