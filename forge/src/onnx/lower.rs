@@ -40,8 +40,8 @@ pub struct Written {
 
 /// Writes `graph` to `<dir>/<graph>.onnx`, its weights to `<dir>/<graph>.onnx_data`.
 ///
-/// A weight is stored as f16 where that changes nothing that matters ([`fits_f16`]), else as f32; the
-/// backend computes in f32 either way. [`Storage::Int8`] becomes int8 with `DequantizeLinear` per
+/// A weight is stored as f16 where that changes nothing that matters ([`fits_f16`]), else as f32; a
+/// `Cast` makes it f32, in which the graph computes. [`Storage::Int8`] becomes int8 with `DequantizeLinear` per
 /// output channel.
 pub fn write(graph: &Graph, dir: &Path, progress: &mut dyn Progress) -> Result<Written> {
     let model_path = dir.join(format!("{}.onnx", graph.name()));
@@ -155,7 +155,8 @@ impl Lowering<'_> {
                 self.push("DequantizeLinear", inputs, name, vec![int("axis", 0)]);
             }
             Storage::Float if fits_f16(&**weight.source())? => {
-                self.external(&tensor.name, FLOAT16, &tensor.shape, |file| {
+                let stored = format!("{}.f16", tensor.name);
+                self.external(&stored, FLOAT16, &tensor.shape, |file| {
                     let mut narrow = Vec::new();
                     stream(&**weight.source(), |wide| {
                         narrow.resize(wide.len(), f16::ZERO);
@@ -163,6 +164,8 @@ impl Lowering<'_> {
                         write_all(file, bytemuck::cast_slice(&narrow))
                     })
                 })?;
+                // Loaders that widen f16 themselves take this for a no-op.
+                self.push("Cast", vec![stored], &tensor.name, vec![int("to", i64::from(FLOAT))]);
             }
             Storage::Float => {
                 self.external(&tensor.name, FLOAT, &tensor.shape, |file| {
@@ -284,8 +287,7 @@ impl Lowering<'_> {
         Ok(self.graph.tensor(id)?.name.clone())
     }
 
-    /// The name of an int64 constant, made once per value. The prefix has a `.`, which no tensor of a
-    /// graph has.
+    /// The name of an int64 constant, made once per value. It has a `.`, which no tensor of a graph has.
     fn int64s(&mut self, values: Vec<i64>) -> String {
         if let Some(name) = self.shapes.get(&values) {
             return name.clone();

@@ -99,7 +99,11 @@ impl Layers<'_> {
         let v = self.linear(b, x, &part("v_proj"), [groups * d, c.hidden], c.attention_bias)?;
         let v = b.reshape(v, &[groups, 1, d])?;
 
-        let weight = b.row("q_norm", self.one_plus(&part("q_norm.weight"), d)?)?;
+        // The factor 1 / √d of the scores stands in the norm's weight: what follows is linear in q.
+        let scale = 1.0 / (d as f32).sqrt();
+        let mut weight = self.one_plus(&part("q_norm.weight"), d)?;
+        weight.iter_mut().for_each(|w| *w *= scale);
+        let weight = b.row("q_norm", weight)?;
         let q = b.rms_norm(q, c.eps, weight)?;
         let weight = b.row("k_norm", self.one_plus(&part("k_norm.weight"), d)?)?;
         let k = b.rms_norm(k, c.eps, weight)?;
@@ -108,7 +112,6 @@ impl Layers<'_> {
         let k = b.reshape(k, &[groups, 1, d])?;
 
         // Query head a uses kv head a / repeat: consecutive heads share one batch of the product.
-        let q = b.scale(q, 1.0 / (d as f32).sqrt())?;
         let q = b.reshape(q, &[groups, repeat, d])?;
         let past = b.matmul(q, past_k, true)?;
         let own = b.matmul(q, k, true)?;
