@@ -1,4 +1,4 @@
-//! Makes a bundle for the CPU backend: `cargo run -p qhx-forge --example forge CHECKPOINT OUT`.
+//! Makes a bundle for the CPU backend: `cargo run -p qhx-forge --example forge CHECKPOINT OUT [w8a16]`.
 
 use std::path::PathBuf;
 
@@ -25,7 +25,11 @@ fn main() -> Result<()> {
     let (Some(checkpoint), Some(out)) = (arguments.next(), arguments.next()) else {
         return Err(Error::new(ErrorKind::Usage, "expected CHECKPOINT and OUT"));
     };
-    let report = forge(&checkpoint, &ForgeOptions::new(out), &mut Lines)?;
+    let mut options = ForgeOptions::new(out);
+    if let Some(precision) = arguments.next() {
+        options.precision = precision.to_string_lossy().parse()?;
+    }
+    let report = forge(&checkpoint, &options, &mut Lines)?;
     eprintln!("{}: {} MiB", report.manifest.display(), report.bytes >> 20);
     Ok(())
 }

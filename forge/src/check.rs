@@ -248,7 +248,11 @@ impl Random {
 
 #[cfg(test)]
 mod tests {
+    use qhx_core::null::NullBackend;
+
     use super::*;
+    use crate::forge::BackendFactory;
+    use crate::progress::Silent;
 
     #[test]
     fn distance_sees_direction_size_and_what_is_not_a_number() {
@@ -258,6 +262,49 @@ mod tests {
         assert_eq!(distance(&[f32::NAN], &[1.0]).0, 0.0);
         assert_eq!(distance(&[0.0], &[0.0]), (1.0, 0.0));
         assert!(distance(&[0.0], &[1.0]).0 < CheckRow::MIN_COSINE);
+    }
+
+    /// A backend whose graph `g` hands its input on, each byte changed by `change`.
+    fn backend(dtype: DType, output: &str, change: fn(u8) -> u8) -> BackendFactory {
+        let graph = GraphInfo {
+            name: "g".to_owned(),
+            inputs: vec![TensorInfo::new("x", dtype, [1, 64])],
+            outputs: vec![TensorInfo::new(output, dtype, [1, 64])],
+        };
+        let null = NullBackend::new(vec![("decode".to_owned(), vec![graph])]).with_script(
+            move |_, inputs, outputs| {
+                for (to, from) in outputs[0].iter_mut().zip(inputs[0]) {
+                    *to = change(*from);
+                }
+                Ok(())
+            },
+        );
+        Box::new(move || Ok(Arc::new(null.clone())))
+    }
+
+    fn check(qnn: BackendFactory, cpu: BackendFactory) -> Result<Vec<CheckRow>> {
+        let source = ContextSource { key: "decode".to_owned(), ..ContextSource::default() };
+        compare(&[source], &CheckBackends { qnn, cpu, seed: 1 }, &mut Silent)
+    }
+
+    #[test]
+    fn graphs_that_compute_the_same_agree_across_element_types() {
+        let same: fn(u8) -> u8 = |byte| byte;
+        let rows = check(backend(DType::F16, "y", same), backend(DType::F32, "y", same)).unwrap();
+        assert_eq!(rows.len(), 1);
+        assert_eq!((rows[0].graph.as_str(), rows[0].output.as_str()), ("g", "y"));
+        assert!(rows[0].agrees() && rows[0].cosine > 0.999_999 && rows[0].error == 0.0, "{rows:?}");
+    }
+
+    #[test]
+    fn graphs_that_differ_are_found() {
+        let same: fn(u8) -> u8 = |byte| byte;
+        let rows =
+            check(backend(DType::F32, "y", |byte| byte ^ 0x80), backend(DType::F32, "y", same))
+                .unwrap();
+        assert!(!rows[0].agrees(), "{rows:?}");
+        let error = check(backend(DType::F32, "y", same), backend(DType::F32, "z", same));
+        assert!(error.unwrap_err().message().contains("output \"y\""));
     }
 
     #[test]
