@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use qhx_core::{Error, ErrorKind};
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::recipes::{Precision, RecipeOptions, recipe};
+use qhx_forge::{ForgeOptions, Silent, forge};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -200,4 +201,57 @@ fn weights_that_are_not_numbers_are_refused() {
     bytes[8 + length + start..][..2].copy_from_slice(&[0xc0, 0x7f]);
     std::fs::write(&path, bytes).unwrap();
     refused(dir.path(), "tensor model.norm.weight: element 0 is NaN");
+}
+
+/// The twins of a checkpoint's graphs, as bytes.
+fn twins(dir: &Path) -> Vec<Vec<u8>> {
+    let out = tempfile::tempdir().unwrap();
+    let options =
+        ForgeOptions { name: Some("m".to_owned()), ..ForgeOptions::new(out.path().join("b")) };
+    forge(dir, &options, &mut Silent).unwrap();
+    let files = ["onnx/decode.onnx", "onnx/decode.onnx_data", "onnx/lmhead.onnx_data"];
+    files.iter().map(|file| std::fs::read(out.path().join("b").join(file)).unwrap()).collect()
+}
+
+#[test]
+fn the_multimodal_nesting_gives_the_same_graphs() {
+    let dir = copy("qwen35-tied");
+    edit_json(&dir.path().join("config.json"), |config| {
+        let text = config.clone();
+        *config = json!({
+            "architectures": ["Qwen3_5ForConditionalGeneration"],
+            "model_type": "qwen3_5",
+            "tie_word_embeddings": true,
+            "text_config": text,
+            "vision_config": {"hidden_size": 7},
+        });
+    });
+    edit_header(&dir.path().join(SINGLE), |header| {
+        let names = header.as_object_mut().unwrap();
+        *names = std::mem::take(names)
+            .into_iter()
+            .map(|(name, info)| (name.replacen("model.", "model.language_model.", 1), info))
+            .collect();
+    });
+    assert!(twins(dir.path()) == twins(&fixture("qwen35-tied")), "the graphs differ");
+}
+
+#[test]
+fn a_template_of_its_own_goes_into_the_tokenizers_config() {
+    let dir = copy("qwen35-tied");
+    edit_json(&dir.path().join("tokenizer_config.json"), |config| {
+        config.as_object_mut().unwrap().remove("chat_template");
+    });
+    std::fs::write(dir.path().join("chat_template.jinja"), "{{ messages }}").unwrap();
+    let out = tempfile::tempdir().unwrap();
+    forge(dir.path(), &ForgeOptions::new(out.path().join("b")), &mut Silent).unwrap();
+    let config = std::fs::read(out.path().join("b/tokenizer_config.json")).unwrap();
+    let config: Value = serde_json::from_slice(&config).unwrap();
+    assert_eq!(config["chat_template"], "{{ messages }}");
+    assert_eq!(config["eos_token"], "<|im_end|>");
+    std::fs::remove_file(dir.path().join("tokenizer.json")).unwrap();
+    let error =
+        forge(dir.path(), &ForgeOptions::new(out.path().join("c")), &mut Silent).unwrap_err();
+    assert!(error.message().contains("tokenizer.json"), "{error}");
+    assert!(!out.path().join("c").exists());
 }
