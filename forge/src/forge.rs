@@ -292,30 +292,29 @@ fn embed(
     }
 }
 
-/// The name given, or the checkpoint folder's in lower case; fit for a file name.
+/// The name given, which must be fit for file names, or one made of the checkpoint folder's.
 fn model_name(checkpoint: &Checkpoint, given: Option<&str>) -> Result<String> {
-    let folder = checkpoint.dir().canonicalize().ok();
-    let folder = folder.as_deref().and_then(Path::file_name).and_then(|n| n.to_str());
-    let name = match given {
-        Some(name) => name.to_owned(),
-        None => folder.unwrap_or("model").to_lowercase().replace([' ', '+'], "-"),
+    let legal = |b: char| b.is_ascii_alphanumeric() || matches!(b, '.' | '_' | '-');
+    let reserved = |name: &str| {
+        qhx_core::manifest::NOT_MANIFESTS.iter().any(|f| f.trim_end_matches(".json") == name)
     };
-    let legal = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
-    let reserved =
-        qhx_core::manifest::NOT_MANIFESTS.iter().any(|f| f.trim_end_matches(".json") == name);
-    if name.is_empty()
-        || name.len() > 100
-        || name.starts_with('.')
-        || reserved
-        || !name.bytes().all(legal)
-    {
+    let Some(name) = given else {
+        let folder = checkpoint.dir().canonicalize().unwrap_or_default();
+        let folder = folder.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+        let name: String =
+            folder.chars().take(100).map(|c| if legal(c) { c } else { '-' }).collect();
+        let name = name.trim_start_matches(['.', '-']);
+        return Ok(if name.is_empty() || reserved(name) { "model" } else { name }.to_owned());
+    };
+    let fits = (1..=100).contains(&name.len()) && !name.starts_with('.') && name.chars().all(legal);
+    if !fits || reserved(name) {
         return Err(Error::new(
             ErrorKind::Usage,
-            format!("model name {name:?}: expected letters, digits, '.', '_' and '-', not one of the names of a checkpoint's JSON files"),
+            format!("model name {name:?}: expected up to 100 letters, digits, '.', '_' and '-'"),
         )
-        .hint("give a name for the model"));
+        .hint("it may not begin with '.' or be the name of one of a checkpoint's JSON files"));
     }
-    Ok(name)
+    Ok(name.to_owned())
 }
 
 /// Weights that int8 cannot hold on the NPU; see [`Precision::storage`].
