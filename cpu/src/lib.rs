@@ -1,1 +1,17 @@
-//! The CPU backend of qhx: a bundle's graphs as ONNX, in pure Rust
+//! The CPU backend of qhx: a bundle's graphs as ONNX, in pure Rust.
+//!
+//! Graphs execute on [rten](https://github.com/robertknight/rten). This is what runs where there
+//! is no QNN library, and the reference that results of an NPU are compared with.
+//!
+//! What rten makes of ONNX types shows in the tensors of a graph: `float16` and `double` become
+//! `f32`, `int64` and `bool` become `i32`. Shapes must be fixed.
+//!
+//! Inputs are read where they are bound. rten owns the memory of its results, so that outputs are
+//! copied once into what is bound to them, and it allocates while it runs.
+
+mod backend;
+mod graph;
+mod model;
+mod wire;
+
+pub use backend::{CpuBackend, CpuOptions};

@@ -1,0 +1,116 @@
+//! The backend and its contexts.
+
+use std::fmt;
+use std::sync::Arc;
+
+use qhx_core::backend::{Backend, BackendInfo, Context, ContextSource, Graph};
+use qhx_core::{Error, ErrorKind, GraphInfo, Result};
+use rten::ThreadPool;
+
+use crate::graph::CpuGraph;
+use crate::model::LoadedModel;
+
+/// How graphs execute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CpuOptions {
+    /// Threads of one graph; as many as there are physical cores where it is not given.
+    pub threads: Option<usize>,
+    /// Keep copies of the weights in the layout that matrix products want: twice the memory,
+    /// faster for graphs of many rows (prefill, encoders), of no use for a single row (decode).
+    pub prepack: bool,
+}
+
+/// Executes graphs on the CPU. All contexts share its threads.
+#[derive(Clone)]
+pub struct CpuBackend {
+    options: CpuOptions,
+    threads: Option<Arc<ThreadPool>>,
+}
+
+impl CpuBackend {
+    /// A backend with its own threads. Errors for 0 threads.
+    pub fn new(options: CpuOptions) -> Result<Self> {
+        if let Some(threads @ (0 | 1025..)) = options.threads {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!("option threads: expected a number from 1 to 1024, found {threads}"),
+            )
+            .hint("leave it out for one thread per core"));
+        }
+        let threads = options.threads.map(|n| Arc::new(ThreadPool::with_num_threads(n)));
+        Ok(Self { options, threads })
+    }
+}
+
+impl fmt::Debug for CpuBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CpuBackend").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl Backend for CpuBackend {
+    fn info(&self) -> BackendInfo {
+        let threads = match self.options.threads {
+            Some(n) => format!("threads: {n}"),
+            None => "threads: one per physical core".to_owned(),
+        };
+        let prepack = format!("prepacked weights: {}", self.options.prepack);
+        BackendInfo {
+            name: "cpu".to_owned(),
+            version: format!("{} on rten 0.27", env!("CARGO_PKG_VERSION")),
+            details: vec![threads, prepack],
+        }
+    }
+
+    fn accepts(&self, source: &ContextSource) -> bool {
+        !source.onnx.is_empty()
+    }
+
+    fn open_context(&self, source: &ContextSource) -> Result<Arc<dyn Context>> {
+        if source.onnx.is_empty() {
+            return Err(Error::new(
+                ErrorKind::Context,
+                format!("context {:?} has no ONNX files, which the CPU backend runs", source.key),
+            )
+            .hint("forge the bundle with ONNX, or run it with the qnn backend"));
+        }
+        let mut models: Vec<Arc<LoadedModel>> = Vec::with_capacity(source.onnx.len());
+        for (name, path) in &source.onnx {
+            if models.iter().any(|m| m.info.name == *name) {
+                let key = &source.key;
+                let message = format!("context {key:?} names the graph {name:?} twice");
+                return Err(Error::new(ErrorKind::Context, message));
+            }
+            let model = LoadedModel::open(name, path, self.options.prepack)
+                .map_err(|e| e.context(format_args!("context {:?}", source.key)))?;
+            tracing::debug!(graph = name, path = %path.display(), "opened an ONNX graph");
+            models.push(Arc::new(model));
+        }
+        let infos = models.iter().map(|m| Arc::clone(&m.info)).collect();
+        Ok(Arc::new(CpuContext { models, infos, threads: self.threads.clone() }))
+    }
+}
+
+struct CpuContext {
+    models: Vec<Arc<LoadedModel>>,
+    infos: Vec<Arc<GraphInfo>>,
+    threads: Option<Arc<ThreadPool>>,
+}
+
+impl Context for CpuContext {
+    fn graphs(&self) -> &[Arc<GraphInfo>] {
+        &self.infos
+    }
+
+    fn open_graph(&self, index: usize) -> Result<Box<dyn Graph>> {
+        let model = self.models.get(index).ok_or_else(|| {
+            let count = self.models.len();
+            Error::new(ErrorKind::Internal, format!("graph {index} of {count} does not exist"))
+        })?;
+        Ok(Box::new(CpuGraph::new(Arc::clone(model), self.threads.clone())?))
+    }
+
+    fn resident_bytes(&self) -> u64 {
+        self.models.iter().map(|m| m.weight_bytes()).sum()
+    }
+}

@@ -1,0 +1,142 @@
+//! From an ONNX file to a model with fixed tensors.
+
+#![expect(unsafe_code, reason = "maps the model and its weights")]
+
+use std::collections::HashSet;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+
+use qhx_core::artifacts::Mapped;
+use qhx_core::{DType, Error, ErrorKind, GraphInfo, Result, TensorInfo};
+use rten::{DataType, Dimension, LoadErrorKind, Model, ModelOptions, NodeId, ValueType};
+
+use crate::wire;
+
+/// A model with the description of its tensors.
+pub(crate) struct LoadedModel {
+    pub(crate) model: Model,
+    pub(crate) info: Arc<GraphInfo>,
+}
+
+impl LoadedModel {
+    /// Maps the file and its external data and checks every input and output.
+    pub(crate) fn open(name: &str, path: &Path, prepack: bool) -> Result<Self> {
+        let file = Mapped::open(path).map_err(|e| e.hint(MISSING))?;
+        if file.is_empty() {
+            let message =
+                format!("{}: expected an ONNX model, found an empty file", path.display());
+            return Err(Error::new(ErrorKind::Artifact, message).hint(MISSING));
+        }
+        wire::check(file.bytes()).map_err(|e| load_error(path, LoadErrorKind::ParseError, &e))?;
+        let mut options = ModelOptions::with_all_ops();
+        options.prepack_weights(prepack);
+        let loaded = guarded(|| {
+            // SAFETY: the mapping is read-only. As for every mapped file of a bundle, nobody may
+            // modify it while it is open; `docs/security.md` says so.
+            unsafe { options.load_mmap(path) }
+        });
+        let model = match loaded {
+            Ok(Ok(model)) => model,
+            Ok(Err(e)) => return Err(load_error(path, e.kind(), &e)),
+            Err(panic) => return Err(load_error(path, LoadErrorKind::ParseError, &panic)),
+        };
+        let info = describe(name, &model).map_err(|e| e.context(path.display()))?;
+        Ok(Self { model, info: Arc::new(info) })
+    }
+
+    /// Bytes of the weights, most of which are four bytes wide.
+    pub(crate) fn weight_bytes(&self) -> u64 {
+        4 * self.model.total_params() as u64
+    }
+}
+
+const MISSING: &str =
+    "the download may be incomplete; compare the folder with the manifest's artifacts";
+
+/// Runs a call into rten, which means to refuse broken models with errors, and reports a panic as
+/// one.
+pub(crate) fn guarded<T>(call: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        format!("the model is inconsistent: {}", text.unwrap_or("no reason is known"))
+    })
+}
+
+fn load_error(path: &Path, kind: LoadErrorKind, error: &dyn fmt::Display) -> Error {
+    let (kind, hint) = match kind {
+        LoadErrorKind::ExternalDataError => (
+            ErrorKind::Artifact,
+            "the weights lie in a file beside the model (*.data); copy it along, whole",
+        ),
+        LoadErrorKind::OperatorInvalid => {
+            (ErrorKind::Context, "the CPU backend runs the standard operators that rten implements")
+        }
+        LoadErrorKind::UnknownFileType => (ErrorKind::Artifact, "expected a name ending in .onnx"),
+        LoadErrorKind::OptimizeError | LoadErrorKind::ShapeInferenceFailed => {
+            (ErrorKind::Context, "operators of the model disagree about shapes or types")
+        }
+        _ => (ErrorKind::Artifact, "the file is damaged or truncated, or is not an ONNX model"),
+    };
+    Error::new(kind, format!("{}: {error}", path.display())).hint(hint)
+}
+
+fn describe(name: &str, model: &Model) -> Result<GraphInfo> {
+    let mut names = HashSet::new();
+    let mut side = |side: &str, ids: &[NodeId]| -> Result<Vec<TensorInfo>> {
+        ids.iter()
+            .enumerate()
+            .map(|(index, &id)| {
+                let tensor = tensor(model, id, side, index)?;
+                if !names.insert(tensor.name.clone()) {
+                    let message = format!("{side} {:?} occurs twice", tensor.name);
+                    return Err(Error::new(ErrorKind::Graph, message));
+                }
+                Ok(tensor)
+            })
+            .collect()
+    };
+    Ok(GraphInfo {
+        name: name.to_owned(),
+        inputs: side("input", model.input_ids())?,
+        outputs: side("output", model.output_ids())?,
+    })
+}
+
+fn tensor(model: &Model, id: NodeId, side: &str, index: usize) -> Result<TensorInfo> {
+    let fail = |message: String| Error::new(ErrorKind::Graph, message);
+    let info = model.node_info(id).ok_or_else(|| fail(format!("{side} {index} is no value")))?;
+    let name = info.name().ok_or_else(|| fail(format!("{side} {index} has no name")))?;
+    let dtype = match info.dtype() {
+        Some(ValueType::Tensor(DataType::Float)) => DType::F32,
+        Some(ValueType::Tensor(DataType::Int32)) => DType::I32,
+        Some(ValueType::Tensor(DataType::Int8)) => DType::I8,
+        Some(ValueType::Tensor(DataType::UInt8)) => DType::U8,
+        other => {
+            let found = other.map_or("none".to_owned(), |t| format!("{t:?}"));
+            return Err(fail(format!(
+                "{side} {name:?}: expected float, int32, int8 or uint8, found {found}"
+            )));
+        }
+    };
+    let Some(dimensions) = info.shape() else {
+        return Err(fail(format!("{side} {name:?} has no shape")).hint(FIXED));
+    };
+    let mut shape = Vec::with_capacity(dimensions.len());
+    for (axis, dimension) in dimensions.iter().enumerate() {
+        match dimension {
+            Dimension::Fixed(size) => shape.push(*size),
+            Dimension::Symbolic(symbol) => {
+                let message = format!("{side} {name:?}: axis {axis} is dynamic ({symbol})");
+                return Err(fail(message).hint(FIXED));
+            }
+        }
+    }
+    let tensor = TensorInfo::new(name, dtype, shape);
+    tensor.byte_len()?;
+    Ok(tensor)
+}
+
+const FIXED: &str = "export the model with fixed shapes; the graphs of a bundle have no others";

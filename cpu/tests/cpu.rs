@@ -1,0 +1,329 @@
+//! The CPU backend over hand-made models.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail the test")]
+
+mod onnx;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use onnx::{Dim, FLOAT, FLOAT16, INT8, INT32, INT64, Model, UINT8};
+use qhx_core::backend::{Backend, Context, ContextSource};
+use qhx_core::{CancelToken, DType, Error, ErrorKind, GraphId, Port, Result, Workspace};
+use qhx_cpu::{CpuBackend, CpuOptions};
+
+fn backend() -> CpuBackend {
+    CpuBackend::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap()
+}
+
+fn source(dir: &Path, graphs: &[(&str, &[u8])]) -> ContextSource {
+    let mut source = ContextSource { key: "decode".to_owned(), ..ContextSource::default() };
+    for (name, bytes) in graphs {
+        let path = dir.join(format!("{name}.onnx"));
+        std::fs::write(&path, bytes).unwrap();
+        source.onnx.push(((*name).to_owned(), path));
+    }
+    source
+}
+
+/// `y = x · w + b`, and `z = relu(y)`.
+fn linear() -> Model {
+    Model::default()
+        .input("x", FLOAT, &[2, 3])
+        .weights("w", &[3, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+        .input("b", FLOAT, &[2])
+        .node("MatMul", &["x", "w"], &["xw"])
+        .node("Add", &["xw", "b"], &["y"])
+        .node("Relu", &["y"], &["z"])
+        .output("y", FLOAT, &[2, 2])
+        .output("z", FLOAT, &[2, 2])
+}
+
+fn open(dir: &Path, model: Model) -> Result<Arc<dyn Context>> {
+    backend().open_context(&source(dir, &[("g", &model.build())]))
+}
+
+fn refused(dir: &Path, model: Model) -> Error {
+    open(dir, model).err().expect("the model is accepted")
+}
+
+fn workspace(context: &Arc<dyn Context>) -> (Workspace, GraphId) {
+    let mut workspace = Workspace::new(Arc::new(backend()), CancelToken::new());
+    workspace.add_context("decode", context).unwrap();
+    (workspace, GraphId(0))
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+fn put(workspace: &mut Workspace, buffer: qhx_core::BufferId, values: &[f32]) {
+    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    workspace.bytes_mut(buffer).unwrap()[..bytes.len()].copy_from_slice(&bytes);
+}
+
+#[test]
+fn a_model_is_described_and_computes() {
+    let dir = tempfile::tempdir().unwrap();
+    let context = open(dir.path(), linear()).unwrap();
+    let info = &context.graphs()[0];
+    let tensors: Vec<_> = info.inputs.iter().chain(&info.outputs).map(|t| t.to_string()).collect();
+    assert_eq!(info.name, "g");
+    assert_eq!(tensors, ["x f32[2, 3]", "b f32[2]", "y f32[2, 2]", "z f32[2, 2]"]);
+    assert_eq!(context.resident_bytes(), 24);
+
+    let (mut workspace, graph) = workspace(&context);
+    let buffers = [24, 8, 16, 16].map(|bytes| workspace.allocate(bytes).unwrap());
+    let ports = [Port::Input(0), Port::Input(1), Port::Output(0), Port::Output(1)];
+    for (port, buffer) in ports.into_iter().zip(buffers) {
+        workspace.bind(graph, port, buffer, 0).unwrap();
+    }
+    put(&mut workspace, buffers[0], &[1.0, 0.0, 0.0, 0.0, -1.0, 1.0]);
+    put(&mut workspace, buffers[1], &[0.5, -10.0]);
+    workspace.execute(graph).unwrap();
+    assert_eq!(floats(workspace.bytes(buffers[2]).unwrap()), [1.5, -8.0, 2.5, -8.0]);
+    assert_eq!(floats(workspace.bytes(buffers[3]).unwrap()), [1.5, 0.0, 2.5, 0.0]);
+
+    // What is bound is read again at each execution, and binding again moves an input.
+    put(&mut workspace, buffers[1], &[0.0, 0.0]);
+    workspace.execute(graph).unwrap();
+    assert_eq!(floats(workspace.bytes(buffers[2]).unwrap()), [1.0, 2.0, 2.0, 2.0]);
+    let other = workspace.allocate(64).unwrap();
+    put(&mut workspace, other, &[9.0, 9.0, 100.0, 200.0]);
+    workspace.bind(graph, Port::Input(1), other, 8).unwrap();
+    workspace.execute(graph).unwrap();
+    assert_eq!(floats(workspace.bytes(buffers[2]).unwrap()), [101.0, 202.0, 102.0, 202.0]);
+}
+
+#[test]
+fn an_output_may_lie_where_an_input_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::default()
+        .input("s", FLOAT, &[4])
+        .input("d", FLOAT, &[4])
+        .node("Add", &["s", "d"], &["t"])
+        .output("t", FLOAT, &[4]);
+    let (mut workspace, graph) = workspace(&open(dir.path(), model).unwrap());
+    let state = workspace.allocate(16).unwrap();
+    let delta = workspace.allocate(16).unwrap();
+    put(&mut workspace, delta, &[1.0, 2.0, 3.0, 4.0]);
+    workspace.bind(graph, Port::Input(0), state, 0).unwrap();
+    workspace.bind(graph, Port::Input(1), delta, 0).unwrap();
+    workspace.bind(graph, Port::Output(0), state, 0).unwrap();
+    for _ in 0..3 {
+        workspace.execute(graph).unwrap();
+    }
+    assert_eq!(floats(workspace.bytes(state).unwrap()), [3.0, 6.0, 9.0, 12.0]);
+}
+
+#[test]
+fn types_and_a_result_that_is_not_contiguous() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::default()
+        .input("i", INT32, &[2])
+        .input("q", INT8, &[3])
+        .input("u", UINT8, &[2])
+        .input("l", INT64, &[2])
+        .input("h", FLOAT16, &[2, 3])
+        .node("Identity", &["q"], &["q2"])
+        .node("Identity", &["u"], &["u2"])
+        .node("Add", &["i", "l"], &["sum"])
+        .node("Transpose", &["h"], &["ht"])
+        .output("q2", INT8, &[3])
+        .output("u2", UINT8, &[2])
+        .output("sum", INT32, &[2])
+        .output("ht", FLOAT, &[3, 2]);
+    let context = open(dir.path(), model).unwrap();
+    let info = Arc::clone(&context.graphs()[0]);
+    let dtypes: Vec<_> = info.inputs.iter().map(|t| t.dtype).collect();
+    assert_eq!(dtypes, [DType::I32, DType::I8, DType::U8, DType::I32, DType::F32]);
+    let (mut workspace, graph) = workspace(&context);
+    let all = workspace.allocate(1024).unwrap();
+    let ports = (0..5).map(Port::Input).chain((0..4).map(Port::Output));
+    for (slot, port) in ports.enumerate() {
+        workspace.bind(graph, port, all, 64 * slot).unwrap();
+    }
+    let bytes = workspace.bytes_mut(all).unwrap();
+    bytes[..8].copy_from_slice(&[1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]);
+    bytes[64..67].copy_from_slice(&[1, 0xff, 0x80]);
+    bytes[128..130].copy_from_slice(&[200, 3]);
+    bytes[192..200].copy_from_slice(&[5, 0, 0, 0, 7, 0, 0, 0]);
+    for (i, value) in [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0].iter().enumerate() {
+        bytes[256 + 4 * i..260 + 4 * i].copy_from_slice(&value.to_le_bytes());
+    }
+    workspace.execute(graph).unwrap();
+    let bytes = workspace.bytes(all).unwrap();
+    assert_eq!(bytes[320..323], [1, 0xff, 0x80]);
+    assert_eq!(bytes[384..386], [200, 3]);
+    assert_eq!(bytes[448..456], [6, 0, 0, 0, 6, 0, 0, 0]);
+    assert_eq!(floats(&bytes[512..536]), [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
+}
+
+fn external() -> Model {
+    Model::default()
+        .input("x", FLOAT, &[1, 2])
+        .external("w", &[2, 2], "g.onnx.data", 64)
+        .node("MatMul", &["x", "w"], &["y"])
+        .output("y", FLOAT, &[1, 2])
+}
+
+#[test]
+fn weights_in_a_file_beside_the_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut data = vec![0; 64];
+    data.extend([1.0f32, 2.0, 3.0, 4.0].iter().flat_map(|v| v.to_le_bytes()));
+    std::fs::write(dir.path().join("g.onnx.data"), &data).unwrap();
+    for prepack in [false, true] {
+        let options = CpuOptions { prepack, ..CpuOptions::default() };
+        let backend = CpuBackend::new(options).unwrap();
+        let source = source(dir.path(), &[("g", &external().build())]);
+        let (mut workspace, graph) = workspace(&backend.open_context(&source).unwrap());
+        let buffer = workspace.allocate(16).unwrap();
+        put(&mut workspace, buffer, &[10.0, 1.0]);
+        workspace.bind(graph, Port::Input(0), buffer, 0).unwrap();
+        workspace.bind(graph, Port::Output(0), buffer, 8).unwrap();
+        workspace.execute(graph).unwrap();
+        assert_eq!(floats(&workspace.bytes(buffer).unwrap()[8..]), [13.0, 24.0]);
+    }
+
+    std::fs::write(dir.path().join("g.onnx.data"), &data[..70]).unwrap();
+    let error = refused(dir.path(), external());
+    assert_eq!(error.kind(), ErrorKind::Artifact);
+    assert!(error.message().contains("g.onnx.data"), "{error}");
+    assert!(error.message().contains("too short"), "{error}");
+
+    std::fs::remove_file(dir.path().join("g.onnx.data")).unwrap();
+    let error = refused(dir.path(), external());
+    assert_eq!(error.kind(), ErrorKind::Artifact);
+    assert!(error.message().contains("g.onnx.data"), "{error}");
+    assert!(error.hint_text().unwrap().contains("beside the model"), "{error}");
+}
+
+#[test]
+fn models_that_cannot_run_say_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = || Model::default().output("y", FLOAT, &[2]);
+    let cases = [
+        (
+            base().dynamic_input("x", FLOAT, &[Dim::Named("batch"), Dim::Fixed(2)]).node(
+                "Relu",
+                &["x"],
+                &["y"],
+            ),
+            ErrorKind::Graph,
+            "input \"x\": axis 0 is dynamic (batch)",
+        ),
+        (
+            base().input("x", FLOAT, &[2]).node("Frobnicate", &["x"], &["y"]),
+            ErrorKind::Context,
+            "Frobnicate",
+        ),
+        (
+            base().input("x", 16, &[2]).node("Relu", &["x"], &["y"]),
+            ErrorKind::Graph,
+            "input \"x\": expected float, int32, int8 or uint8",
+        ),
+        (
+            base().input("x", FLOAT, &[1 << 40, 1 << 40]).node("Relu", &["x"], &["y"]),
+            ErrorKind::Graph,
+            "larger than memory can be",
+        ),
+    ];
+    for (model, kind, expected) in cases {
+        let error = refused(dir.path(), model);
+        assert!(error.message().contains(expected), "{expected}: {error}");
+        assert_eq!(error.kind(), kind, "{error}");
+        assert!(error.message().contains("g.onnx"), "{error}");
+        assert!(error.message().starts_with("context \"decode\": "), "{error}");
+    }
+}
+
+#[test]
+fn damaged_files_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = linear().build();
+    let mut cases = vec![Vec::new(), b"version https://git-lfs.github.com/spec/v1".to_vec()];
+    cases.push(vec![0xff; 1000]);
+    // Every truncation is refused or, where only the opset at the end is cut off, still a model.
+    cases.extend((0..whole.len() - 10).step_by(7).map(|cut| whole[..cut].to_vec()));
+    for bytes in cases {
+        let error = backend().open_context(&source(dir.path(), &[("g", &bytes)])).err();
+        let error = error.unwrap_or_else(|| panic!("{} bytes are accepted", bytes.len()));
+        assert!(error.message().contains("g.onnx"), "{error}");
+    }
+    let mut missing = source(dir.path(), &[]);
+    missing.onnx.push(("g".to_owned(), dir.path().join("absent.onnx")));
+    let error = backend().open_context(&missing).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Artifact);
+    assert!(error.message().contains("absent.onnx"), "{error}");
+}
+
+#[test]
+fn a_flipped_byte_never_panics() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = linear().build();
+    for at in 0..whole.len() {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x55;
+        let source = source(dir.path(), &[("g", &bytes)]);
+        let Ok(context) = backend().open_context(&source) else { continue };
+        let (mut workspace, graph) = workspace(&context);
+        let (_, info) = workspace.graph(graph).unwrap();
+        let info = Arc::clone(info);
+        let sizes = info.inputs.iter().chain(&info.outputs).map(|t| t.byte_len().unwrap());
+        if sizes.max().unwrap_or(0) > 1 << 20 {
+            continue;
+        }
+        let inputs = (0..info.inputs.len()).map(Port::Input);
+        for port in inputs.chain((0..info.outputs.len()).map(Port::Output)) {
+            let bytes = info.tensor(port).unwrap().byte_len().unwrap();
+            let buffer = workspace.allocate(bytes).unwrap();
+            workspace.bind(graph, port, buffer, 0).unwrap();
+        }
+        if let Err(error) = workspace.execute(graph) {
+            assert_eq!(error.kind(), ErrorKind::Execute, "byte {at}: {error}");
+        }
+    }
+}
+
+#[test]
+fn contexts_without_onnx_and_options_out_of_range() {
+    let none = ContextSource { key: "vision".to_owned(), ..ContextSource::default() };
+    assert!(!backend().accepts(&none));
+    let error = backend().open_context(&none).err().unwrap();
+    assert!(error.message().contains("context \"vision\" has no ONNX files"), "{error}");
+    let error = CpuBackend::new(CpuOptions { threads: Some(0), prepack: false }).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage);
+    let dir = tempfile::tempdir().unwrap();
+    let model = linear().build();
+    let mut two = source(dir.path(), &[("g", &model), ("h", &model)]);
+    assert_eq!(backend().open_context(&two).unwrap().graphs().len(), 2);
+    two.onnx[1].0 = "g".to_owned();
+    let error = backend().open_context(&two).err().unwrap();
+    assert!(error.message().contains("names the graph \"g\" twice"), "{error}");
+}
+
+#[test]
+#[ignore = "a measurement: cargo test --release -p qhx-cpu -- --ignored --nocapture"]
+fn time_of_an_execution() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, width) in [("small", 8u64), ("1024", 1024)] {
+        let weights: Vec<_> = (0..width * width).map(|i| (i % 7) as f32).collect();
+        let model = Model::default()
+            .input("x", FLOAT, &[1, width])
+            .weights("w", &[width, width], &weights)
+            .node("MatMul", &["x", "w"], &["y"])
+            .output("y", FLOAT, &[1, width]);
+        let (mut workspace, graph) = workspace(&open(dir.path(), model).unwrap());
+        let buffer = workspace.allocate(8 * width as usize).unwrap();
+        workspace.bind(graph, Port::Input(0), buffer, 0).unwrap();
+        workspace.bind(graph, Port::Output(0), buffer, 4 * width as usize).unwrap();
+        let mut best = std::time::Duration::MAX;
+        for _ in 0..500 {
+            let start = std::time::Instant::now();
+            workspace.execute(graph).unwrap();
+            best = best.min(start.elapsed());
+        }
+        println!("{name}: {:.1} µs", best.as_secs_f64() * 1e6);
+    }
+}
