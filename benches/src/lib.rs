@@ -1,4 +1,6 @@
-//! Shared parts of the benchmarks: a counting allocator and a table of times.
+//! Shared parts of the benchmarks: a counting allocator, the process's memory, models of published shapes.
 
 pub mod allocations;
+pub mod hybrid;
+pub mod memory;
 pub mod shapes;

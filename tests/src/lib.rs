@@ -1,1 +1,12 @@
-//! End-to-end tests of qhx against goldens made by another program
+//! Shared parts of the end-to-end tests.
+
+#![expect(clippy::panic, reason = "a test helper that fails says so by panicking")]
+
+#[cfg(feature = "builtin-ops")]
+use qhx_ops_qwen35 as _;
+
+pub mod backends;
+pub mod null_model;
+pub mod plugin_files;
+pub mod suite;
+pub mod toys;

@@ -3,22 +3,17 @@
 //! The graphs execute nothing, so that what remains is qhx: the host-op, the plugin boundary, the
 //! binding of states, sampling. Asserts that a token costs no heap allocation.
 
-use std::fs::File;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use half::f16;
 use qhx_benches::allocations::{self, Counting};
+use qhx_benches::hybrid::open;
 use qhx_benches::shapes::QWEN35_08B;
-use qhx_core::manifest::Manifest;
-use qhx_core::null::NullBackend;
-use qhx_core::op::{HostOp, OpProvider, OpServices, OpSource, Segment};
+use qhx_core::op::{HostOp, OpProvider, OpSource, Segment};
 use qhx_core::sampling::{Sampler, SamplingParams};
-use qhx_core::{CancelToken, Workspace, backend::Backend, backend::ContextSource};
 use qhx_ops_qwen35 as _;
 use qhx_plugins::{PluginOptions, Plugins};
-use serde_json::json;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -26,48 +21,6 @@ static ALLOCATOR: Counting = Counting;
 const TOKENS: u32 = 1000;
 
 type AnyError = Box<dyn std::error::Error>;
-
-fn open(folder: &std::path::Path, plugins: &Plugins) -> Result<Box<dyn HostOp>, AnyError> {
-    let shapes = QWEN35_08B;
-    let embed = folder.join("embed_f16.bin");
-    // A sparse file: the table's size without its bytes on disk.
-    File::create(&embed)?.set_len((shapes.vocab * shapes.hidden * 2) as u64)?;
-    let manifest = json!({
-        "schema_version": 1,
-        "model": {"name": "qwen3.5-0.8b", "family": "qwen3_5", "dsp_arch": null},
-        "params": {
-            "hidden": shapes.hidden, "vocab": shapes.vocab, "n_layers": shapes.layers,
-            "max_ctx": shapes.max_ctx, "head_dim": shapes.head_dim,
-            "rotary_dim": shapes.rotary_dim, "rope_theta": 1e7, "eos_token_id": 0
-        },
-        "artifacts": {
-            "contexts": {"decode": {"bin": "decode.bin"}, "lmhead": {"bin": "lmhead.bin"}},
-            "embed": "embed_f16.bin"
-        },
-        "plan": {
-            "params": {"decode": "decode", "lmhead": "lmhead"},
-            "steps": [{"host": "qwen3_5_generate"}]
-        }
-    });
-    let manifest = Arc::new(Manifest::from_value(&folder.join("bench.json"), manifest, None)?);
-    let backend: Arc<dyn Backend> = Arc::new(NullBackend::new(vec![
-        ("decode".to_owned(), vec![shapes.decode()]),
-        ("lmhead".to_owned(), vec![shapes.lmhead()]),
-    ]));
-    let mut workspace = Workspace::new(Arc::clone(&backend), CancelToken::new());
-    for key in ["decode", "lmhead"] {
-        let source = ContextSource { key: key.to_owned(), ..ContextSource::default() };
-        workspace.add_context(key, &backend.open_context(&source)?)?;
-    }
-    let services = OpServices {
-        artifacts: manifest.open_artifacts(),
-        manifest,
-        workspace,
-        threads: Arc::new(rayon::ThreadPoolBuilder::new().num_threads(1).build()?),
-        progress: None,
-    };
-    Ok(plugins.open("qwen3_5_generate", services)?)
-}
 
 struct Report {
     decode: Duration,
@@ -133,7 +86,7 @@ fn main() -> Result<(), AnyError> {
     for (name, plugins) in &runs {
         let source = plugins.find("qwen3_5_generate")?.source;
         debug_assert_eq!(*name == "linked in", source == OpSource::Builtin);
-        let mut op = open(folder.path(), plugins)?;
+        let mut op = open(folder.path(), plugins, &QWEN35_08B)?;
         // Best of five: what the machine can do, not what else it was doing.
         let mut best = measure(&mut *op)?;
         for _ in 0..4 {

@@ -1,0 +1,26 @@
+//! The backends under test.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use qhx_core::backend::Backend;
+use qhx_core::qnn::{QnnBackend, QnnOptions};
+use qhx_forge::compile::Compiler;
+
+/// The CPU backend.
+pub fn cpu() -> Arc<dyn Backend> {
+    Arc::new(qhx_cpu::CpuBackend::new(qhx_cpu::CpuOptions::default()).expect("the CPU backend"))
+}
+
+/// The QNN backend over the given libraries.
+pub fn qnn((htp, system): &(PathBuf, PathBuf)) -> Arc<dyn Backend> {
+    let options =
+        QnnOptions { htp: htp.clone(), system: Some(system.clone()), ..QnnOptions::default() };
+    Arc::new(QnnBackend::new(options).unwrap_or_else(|e| panic!("{e}")))
+}
+
+/// The compiler of context binaries for a target.
+pub fn compiler(htp: &Path, system: &Path, target: &str) -> Arc<dyn Compiler> {
+    let _ = (htp, system, target);
+    panic!("no compiler yet")
+}

@@ -1,0 +1,212 @@
+//! Toy checkpoints with their goldens, and bundles forged of them.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use qhx_core::backend::Backend;
+use qhx_core::engine::{Model, ModelOptions};
+use qhx_core::manifest::Manifest;
+use qhx_core::op::Logits;
+use qhx_core::{CancelToken, Result};
+use qhx_forge::{ForgeOptions, Precision, Silent, forge};
+use qhx_plugins::{PluginOptions, Plugins};
+use safetensors::SafeTensors;
+use serde::Deserialize;
+
+use crate::plugin_files;
+
+/// `goldens.json` of a fixture.
+#[derive(Debug, Deserialize)]
+pub struct Goldens {
+    /// Prompts and what follows.
+    pub cases: Vec<Case>,
+    /// Conversations.
+    pub chat: Vec<Chat>,
+    /// Logits by `<case>.logits`.
+    #[serde(skip)]
+    logits: Vec<u8>,
+}
+
+/// A prompt and what follows, greedily.
+#[derive(Debug, Deserialize)]
+pub struct Case {
+    /// Name.
+    pub id: String,
+    /// The text.
+    pub prompt: String,
+    /// Its tokens.
+    pub prompt_ids: Vec<u32>,
+    /// What follows, the ending token included.
+    pub output_ids: Vec<u32>,
+    /// The same as text.
+    pub text: String,
+    /// `eos` or `length`.
+    pub finish: String,
+    /// Steps whose logits are recorded.
+    pub logits_steps: Vec<usize>,
+}
+
+/// A conversation.
+#[derive(Debug, Deserialize)]
+pub struct Chat {
+    /// Name.
+    pub id: String,
+    /// System message.
+    pub system: Option<String>,
+    /// Argument of the template.
+    pub enable_thinking: Option<bool>,
+    /// Turns.
+    pub turns: Vec<Turn>,
+}
+
+/// A question and its answer.
+#[derive(Debug, Deserialize)]
+pub struct Turn {
+    /// The question.
+    pub user: String,
+    /// The whole conversation up to the answer.
+    pub prompt_ids: Vec<u32>,
+    /// The answer, the ending token included.
+    pub output_ids: Vec<u32>,
+    /// The answer.
+    pub text: String,
+    /// Whether the prompt begins with all earlier prompts and answers; absent in the first turn.
+    pub prefix_extends: Option<bool>,
+}
+
+impl Goldens {
+    /// Logits after each recorded step of a case, `[steps][vocab]`.
+    pub fn logits(&self, case: &Case) -> Vec<Vec<f32>> {
+        let file = SafeTensors::deserialize(&self.logits).expect("goldens.safetensors is valid");
+        let tensor = file.tensor(&format!("{}.logits", case.id)).expect("the case has logits");
+        let values: Vec<f32> = tensor
+            .data()
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect();
+        values.chunks_exact(tensor.shape()[1]).map(<[f32]>::to_vec).collect()
+    }
+}
+
+/// The folder of a fixture.
+pub fn fixture(name: &str) -> PathBuf {
+    plugin_files::workspace().join("tests/fixtures").join(name)
+}
+
+/// Goldens of a checkpoint folder.
+pub fn goldens(folder: &Path) -> Goldens {
+    let text = std::fs::read_to_string(folder.join("goldens.json")).expect("goldens.json");
+    let mut goldens: Goldens = serde_json::from_str(&text).expect("goldens.json is valid");
+    goldens.logits =
+        std::fs::read(folder.join("goldens.safetensors")).expect("goldens.safetensors");
+    goldens
+}
+
+/// What to forge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Variant {
+    /// Architecture of the context binaries; `None` for the CPU only.
+    pub target: Option<&'static str>,
+    /// Precision of the decoder's weights.
+    pub int8: bool,
+    /// Contexts of the decoder.
+    pub shards: usize,
+}
+
+/// For the CPU, in the checkpoint's precision, one shard.
+pub const CPU: Variant = Variant { target: None, int8: false, shards: 1 };
+
+/// Libraries of QNN, or `None` when the tier cannot run, which is said by name.
+pub fn qnn_tier() -> Option<(PathBuf, PathBuf)> {
+    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    if let (Some(htp), Some(system)) = (set("QHX_QNN_HTP"), set("QHX_QNN_SYSTEM")) {
+        return Some((htp, system));
+    }
+    let required = std::env::var_os("QHX_REQUIRE_TIERS").is_some_and(|v| v == "1");
+    assert!(!required, "qnn tier: QHX_QNN_HTP and QHX_QNN_SYSTEM are not set");
+    eprintln!("skipped: qnn tier (QHX_QNN_HTP is not set)");
+    None
+}
+
+/// Forges a checkpoint once a process and answers with the bundle.
+pub fn bundle(checkpoint: &Path, variant: Variant) -> PathBuf {
+    type Made = HashMap<(PathBuf, Variant), PathBuf>;
+    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
+    static MADE: Mutex<Option<Made>> = Mutex::new(None);
+    let folder = FOLDER.get_or_init(|| tempfile::tempdir().expect("a temporary folder"));
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    let made = made.get_or_insert_with(HashMap::new);
+    let count = made.len();
+    let key = (checkpoint.to_owned(), variant);
+    made.entry(key)
+        .or_insert_with(|| {
+            let mut options = ForgeOptions::new(folder.path().join(format!("bundle-{count}")));
+            options.max_ctx = Some(200);
+            options.shards = variant.shards;
+            options.precision = if variant.int8 { Precision::W8A16 } else { Precision::Fp16 };
+            if let Some(target) = variant.target {
+                let (htp, system) = qnn_tier().expect("asked for only where the tier runs");
+                options.compiler = Some(crate::backends::compiler(&htp, &system, target));
+            }
+            let report = forge(checkpoint, &options, &mut Silent)
+                .unwrap_or_else(|e| panic!("forging {}: {e}", checkpoint.display()));
+            report.manifest
+        })
+        .clone()
+}
+
+/// The plugins under test: the library of the family, or what is linked in.
+pub fn plugins() -> Plugins {
+    let mut options = PluginOptions { only_named: true, ..PluginOptions::default() };
+    if !cfg!(feature = "builtin-ops") {
+        static FILE: OnceLock<PathBuf> = OnceLock::new();
+        let file = FILE.get_or_init(|| plugin_files::build("qhx-ops-qwen35-plugin"));
+        options.files.push(file.clone());
+    }
+    Plugins::discover(&options).expect("the plugin loads")
+}
+
+/// Opens a bundle on a backend.
+pub fn open(manifest: &Path, backend: Arc<dyn Backend>) -> Result<Model> {
+    open_with(manifest, backend, &CancelToken::new())
+}
+
+/// Opens a bundle on a backend, with a way to stop it.
+pub fn open_with(
+    manifest: &Path,
+    backend: Arc<dyn Backend>,
+    cancel: &CancelToken,
+) -> Result<Model> {
+    Model::open(ModelOptions {
+        manifest: Arc::new(Manifest::load(manifest)?),
+        backend,
+        ops: &plugins(),
+        threads: Some(2),
+        cancel: cancel.clone(),
+        progress: None,
+    })
+}
+
+/// Logits as f32.
+pub fn to_f32(logits: Logits<'_>) -> Vec<f32> {
+    match logits {
+        Logits::F32(values) => values.to_vec(),
+        Logits::F16(values) => values.iter().map(|v| v.to_f32()).collect(),
+    }
+}
+
+/// Greatest absolute difference.
+pub fn max_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// Cosine of the angle between two vectors.
+pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let dot = |x: &[f32], y: &[f32]| -> f64 {
+        x.iter().zip(y).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+    };
+    dot(a, b) / (dot(a, a).sqrt() * dot(b, b).sqrt())
+}

@@ -1,0 +1,195 @@
+//! Plugins that misbehave, do not fit, or are none: one clear message, and the host goes on.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use qhx_core::engine::{FinishReason, Prompt, Request};
+use qhx_core::op::OpProvider;
+use qhx_core::{CancelToken, Error, ErrorKind};
+use qhx_plugins::{LoadErrorKind, Plugin, PluginOptions, Plugins};
+use qhx_tests::{null_model, plugin_files};
+
+fn misbehaving() -> &'static PathBuf {
+    static FILE: OnceLock<PathBuf> = OnceLock::new();
+    FILE.get_or_init(|| plugin_files::build("qhx-test-misbehaving-plugin"))
+}
+
+fn only(files: Vec<PathBuf>) -> PluginOptions {
+    PluginOptions { files, only_named: true, ..PluginOptions::default() }
+}
+
+/// Generates a few tokens with one of the misbehaving ops and answers with the error.
+fn failure(op: &str) -> Error {
+    let plugins = Plugins::discover(&only(vec![misbehaving().clone()])).unwrap();
+    let mut model = match null_model::open(op, &plugins, &CancelToken::new()) {
+        Ok(model) => model,
+        Err(error) => return error,
+    };
+    let request = Request::greedy(Prompt::Tokens(vec![1, 2]), 4);
+    model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap_err()
+}
+
+#[test]
+fn a_panic_becomes_an_error_that_names_op_file_and_call() {
+    for (op, call, text) in [
+        ("test_panic_in_open", "open", "open goes wrong"),
+        ("test_panic_in_prefill", "prefill", "prefill goes wrong"),
+        ("test_panic_in_decode", "decode", "token 0 goes wrong"),
+    ] {
+        let error = failure(op);
+        assert_eq!(error.kind(), ErrorKind::Plugin, "{error}");
+        let message = error.to_string();
+        for expected in [op, "misbehaving_plugin", call, text] {
+            assert!(message.contains(expected), "{message:?} lacks {expected:?}");
+        }
+    }
+}
+
+#[test]
+fn an_op_that_panicked_refuses_to_go_on_and_another_one_works() {
+    let plugins = Plugins::discover(&only(vec![misbehaving().clone()])).unwrap();
+    let mut model =
+        null_model::open("test_panic_in_decode", &plugins, &CancelToken::new()).unwrap();
+    let request = Request::greedy(Prompt::Tokens(vec![1, 2]), 4);
+    let mut run = |request: &Request| {
+        model.generate(request, &mut |_| ControlFlow::Continue(())).unwrap_err().to_string()
+    };
+    run(&request);
+    let again = run(&request);
+    assert!(again.contains("open it again"), "{again}");
+    // A fresh one of the same plugin is not affected: one token needs no decode step.
+    let mut fresh =
+        null_model::open("test_panic_in_decode", &plugins, &CancelToken::new()).unwrap();
+    let request = Request::greedy(Prompt::Tokens(vec![1, 2]), 1);
+    let generation = fresh.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(generation.tokens, [0]);
+}
+
+#[test]
+fn nan_logits_are_named_not_sampled() {
+    let message = failure("test_nan_logits").to_string();
+    assert!(message.contains("NaN"), "{message}");
+}
+
+#[test]
+fn logits_of_the_wrong_length_or_place_are_refused() {
+    let message = failure("test_wrong_length").to_string();
+    assert!(message.contains("15 values") && message.contains("16"), "{message}");
+    let message = failure("test_beyond_buffer").to_string();
+    assert!(message.contains("buffer of 64 bytes"), "{message}");
+}
+
+#[test]
+fn cancelling_stops_an_op_that_never_ends() {
+    let plugins = Plugins::discover(&only(vec![misbehaving().clone()])).unwrap();
+    let cancel = CancelToken::new();
+    let mut model = null_model::open("test_endless_loop", &plugins, &cancel).unwrap();
+    let stopper = cancel.clone();
+    let handle = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(200));
+        stopper.cancel();
+    });
+    let start = Instant::now();
+    let request = Request::greedy(Prompt::Tokens(vec![1, 2]), 4);
+    let generation = model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap();
+    handle.join().unwrap();
+    assert_eq!(generation.finish_reason, FinishReason::Cancelled);
+    assert_eq!(generation.tokens.len(), 1, "the first token came before the endless step");
+    assert!(start.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
+fn files_that_are_no_plugin_are_told_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("libqhx_ops_text.so");
+    std::fs::write(&text, "not a library").unwrap();
+    let error = Plugin::load(&text).unwrap_err();
+    assert_eq!(error.kind, LoadErrorKind::NotALibrary, "{error}");
+    assert!(error.to_string().contains("libqhx_ops_text.so"), "{error}");
+
+    let missing = folder.path().join("absent.so");
+    assert_eq!(Plugin::load(&missing).unwrap_err().kind, LoadErrorKind::Missing);
+
+    #[cfg(target_os = "linux")]
+    {
+        let error = ["/lib/x86_64-linux-gnu/libm.so.6", "/lib64/libm.so.6", "/usr/lib/libm.so.6"]
+            .iter()
+            .find(|path| std::path::Path::new(path).exists())
+            .map(|path| Plugin::load(std::path::Path::new(path)).unwrap_err());
+        if let Some(error) = error {
+            assert_eq!(error.kind, LoadErrorKind::NotAPlugin, "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_broken_file_in_a_folder_is_remembered_and_the_others_work() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join(plugin_files::library_name("a_broken")), "?").unwrap();
+    let good = plugin_files::library_name("b_good");
+    std::fs::copy(misbehaving(), folder.path().join(good)).unwrap();
+    let options = PluginOptions {
+        dirs: vec![folder.path().to_owned()],
+        only_named: true,
+        ..PluginOptions::default()
+    };
+    let plugins = Plugins::discover(&options).unwrap();
+    assert!(plugins.find("test_nan_logits").is_ok());
+    let error = plugins.find("no_such_op").unwrap_err().to_string();
+    for expected in ["no_such_op", "test_nan_logits", "a_broken", "--plugin"] {
+        assert!(error.contains(expected), "{error:?} lacks {expected:?}");
+    }
+}
+
+/// A copy of the interface crate under another major version, and a plugin built against it.
+#[test]
+fn a_plugin_of_another_interface_version_is_refused_in_one_sentence() {
+    let root = plugin_files::workspace();
+    let copy = tempfile::tempdir().unwrap();
+    let mut manifest = std::fs::read_to_string(root.join("Cargo.toml")).unwrap();
+    let members = manifest.find("members = [").unwrap();
+    let end = members + manifest[members..].find(']').unwrap() + 1;
+    manifest
+        .replace_range(members..end, "members = [\"plugins/op\", \"tests/plugins/misbehaving\"]");
+    std::fs::write(copy.path().join("Cargo.toml"), manifest).unwrap();
+    std::fs::copy(root.join("Cargo.lock"), copy.path().join("Cargo.lock")).unwrap();
+    for member in ["plugins/op", "tests/plugins/misbehaving"] {
+        copy_folder(&root.join(member), &copy.path().join(member));
+    }
+    let interface = copy.path().join("plugins/op/Cargo.toml");
+    let text = std::fs::read_to_string(&interface).unwrap();
+    let version = qhx_plugins::interface_version();
+    let text = text.replace(&format!("version = \"{version}\""), "version = \"9.0.0\"");
+    assert!(text.contains("9.0.0"));
+    std::fs::write(&interface, text).unwrap();
+
+    // Another name, so that it does not take the place of the plugin of this workspace.
+    let plugin = copy.path().join("tests/plugins/misbehaving/Cargo.toml");
+    let text = std::fs::read_to_string(&plugin).unwrap();
+    let text = text
+        .replace("qhx-test-misbehaving-plugin", "qhx-test-other-interface")
+        .replace("qhx_test_misbehaving_plugin", "qhx_test_other_interface");
+    std::fs::write(&plugin, text).unwrap();
+    let file = plugin_files::build_in(copy.path(), "qhx-test-other-interface");
+    let error = Plugin::load(&file).unwrap_err();
+    assert_eq!(error.kind, LoadErrorKind::Incompatible);
+    let message = error.to_string();
+    assert!(message.contains("9.0.0") && message.contains(version), "{message}");
+    assert_eq!(message.lines().count(), 1, "{message}");
+}
+
+fn copy_folder(from: &std::path::Path, to: &std::path::Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            if entry.file_name() != "target" {
+                copy_folder(&entry.path(), &target);
+            }
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}

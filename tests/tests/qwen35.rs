@@ -1,0 +1,281 @@
+//! Qwen3.5 toys from checkpoint to text, against goldens that `transformers` made.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+
+use qhx_core::backend::Backend;
+use qhx_core::engine::{Event, FinishReason, Message, Model, Prompt, Request};
+use qhx_core::op::Segment;
+use qhx_core::{CancelToken, ErrorKind};
+use qhx_tests::toys::{self, CPU, Case, Variant};
+use qhx_tests::{backends, suite};
+
+const TOYS: [&str; 2] = ["qwen35-tied", "qwen35-untied"];
+
+fn generate(model: &mut Model, request: &Request) -> qhx_core::engine::Generation {
+    model.generate(request, &mut |_| ControlFlow::Continue(())).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Every case from its text, compared in tokens, text and reason.
+fn greedy_exact(model: &mut Model, cases: &[&Case], label: &str) {
+    for case in cases {
+        model.reset().unwrap();
+        let request = Request::greedy(Prompt::Text(case.prompt.clone()), case.output_ids.len());
+        let mut streamed = String::new();
+        let generation = model
+            .generate(&request, &mut |event| {
+                if let Event::Token { text, .. } = event {
+                    streamed.push_str(text);
+                }
+                ControlFlow::Continue(())
+            })
+            .unwrap_or_else(|e| panic!("{label}, {}: {e}", case.id));
+        assert_eq!(generation.tokens, case.output_ids, "{label}, {}", case.id);
+        assert_eq!(generation.text, case.text, "{label}, {}", case.id);
+        assert_eq!(streamed, case.text, "{label}, {}: streamed", case.id);
+        assert_eq!(generation.prompt_tokens, case.prompt_ids.len());
+        let expected = if case.finish == "eos" { FinishReason::Eos } else { FinishReason::Length };
+        assert_eq!(generation.finish_reason, expected, "{label}, {}", case.id);
+    }
+}
+
+/// Steps through the recorded logits of every case.
+fn compare_logits(
+    model: &mut Model,
+    goldens: &toys::Goldens,
+    cases: &[&Case],
+    mut compare: impl FnMut(&str, usize, &[f32], &[f32]),
+) {
+    for case in cases {
+        let recorded = goldens.logits(case);
+        let op = model.op_mut();
+        op.reset().unwrap();
+        op.prefill(&[Segment::Tokens(&case.prompt_ids)]).unwrap();
+        for (step, token) in case.output_ids.iter().enumerate() {
+            if let Some(index) = case.logits_steps.iter().position(|&s| s == step) {
+                let logits = toys::to_f32(op.logits().unwrap());
+                compare(&case.id, step, &logits, &recorded[index]);
+            }
+            op.decode(*token).unwrap();
+        }
+    }
+    model.reset().unwrap();
+}
+
+fn proves_equal(checkpoint: &Path, variant: Variant, backend: Arc<dyn Backend>, most: usize) {
+    let goldens = toys::goldens(checkpoint);
+    let label = format!("{} {variant:?}", checkpoint.display());
+    let cases: Vec<_> = goldens.cases.iter().take(most).collect();
+    let mut model = toys::open(&toys::bundle(checkpoint, variant), backend)
+        .unwrap_or_else(|e| panic!("{label}: {e}"));
+    greedy_exact(&mut model, &cases, &label);
+    let on_cpu = variant.target.is_none();
+    let mut worst = (0.0f32, 1.0f64);
+    compare_logits(&mut model, &goldens, &cases, |id, step, found, expected| {
+        let difference = toys::max_difference(found, expected);
+        let cosine = toys::cosine(found, expected);
+        worst = (worst.0.max(difference), worst.1.min(cosine));
+        if on_cpu {
+            assert!(difference <= 1e-3, "{label}, {id}, step {step}: differs by {difference}");
+        } else {
+            assert!(cosine >= 0.999, "{label}, {id}, step {step}: cosine {cosine}");
+        }
+    });
+    eprintln!("{label}: logits differ by at most {:.2e}, cosine at least {:.6}", worst.0, worst.1);
+}
+
+#[test]
+fn cpu_is_greedy_exact_with_one_and_two_shards() {
+    for toy in TOYS {
+        for shards in [1, 2] {
+            let variant = Variant { shards, ..CPU };
+            proves_equal(&toys::fixture(toy), variant, backends::cpu(), usize::MAX);
+        }
+    }
+}
+
+#[test]
+fn htp_fp16_is_greedy_exact_for_every_target() {
+    let Some(libraries) = toys::qnn_tier() else { return };
+    for toy in TOYS {
+        for (target, shards, most) in
+            [("v81", 1, usize::MAX), ("v81", 2, 4), ("v79", 1, 4), ("v75", 1, 4)]
+        {
+            let variant = Variant { target: Some(target), int8: false, shards };
+            proves_equal(&toys::fixture(toy), variant, backends::qnn(&libraries), most);
+        }
+    }
+}
+
+#[test]
+fn w8a16_passes_the_tolerant_gate() {
+    let Some(libraries) = toys::qnn_tier() else { return };
+    for toy in TOYS {
+        let checkpoint = toys::fixture(toy);
+        let variant = Variant { target: Some("v81"), int8: true, shards: 1 };
+        let mut model =
+            toys::open(&toys::bundle(&checkpoint, variant), backends::qnn(&libraries)).unwrap();
+        let goldens = toys::goldens(&checkpoint);
+        let cases: Vec<_> =
+            goldens.cases.iter().filter(|c| c.prompt_ids.len() < 20).take(5).collect();
+        let passed = cases
+            .iter()
+            .filter(|case| {
+                model.reset().unwrap();
+                let prompt = Prompt::Tokens(case.prompt_ids.clone());
+                let request = Request::greedy(prompt, case.output_ids.len());
+                suite::tolerated(&generate(&mut model, &request).tokens, &case.output_ids)
+            })
+            .count();
+        assert!(passed * 10 >= cases.len() * 6, "{toy}: {passed} of {}", cases.len());
+        eprintln!("{toy} w8a16 v81: {passed} of {} cases pass", cases.len());
+    }
+}
+
+/// Plays a conversation; answers with tokens and reused tokens of each turn.
+fn play(model: &mut Model, chat: &toys::Chat) -> Vec<(Vec<u32>, usize, usize)> {
+    let mut messages = Vec::new();
+    if let Some(system) = &chat.system {
+        messages.push(Message::new("system", system));
+    }
+    let mut played = Vec::new();
+    for turn in &chat.turns {
+        messages.push(Message::new("user", &turn.user));
+        let prompt = Prompt::Chat { messages: messages.clone(), thinking: chat.enable_thinking };
+        assert_eq!(model.encode_prompt(&prompt).unwrap(), turn.prompt_ids, "{}", chat.id);
+        let generation = generate(model, &Request::greedy(prompt, turn.output_ids.len()));
+        assert_eq!(generation.tokens, turn.output_ids, "{}", chat.id);
+        assert_eq!(generation.text, turn.text, "{}", chat.id);
+        messages.push(Message::new("assistant", generation.text));
+        played.push((generation.tokens, generation.prompt_tokens, generation.reused_tokens));
+    }
+    played
+}
+
+#[test]
+fn a_second_turn_consumes_only_what_is_new_and_says_the_same_as_a_replay() {
+    for toy in TOYS {
+        let checkpoint = toys::fixture(toy);
+        let goldens = toys::goldens(&checkpoint);
+        let manifest = toys::bundle(&checkpoint, CPU);
+        for chat in &goldens.chat {
+            let mut model = toys::open(&manifest, backends::cpu()).unwrap();
+            let played = play(&mut model, chat);
+            let steps_before: u64 = model.graph_stats().iter().map(|s| s.executions).sum();
+            let mut consumed = 0;
+            for (index, (turn, (_, prompt, reused))) in chat.turns.iter().zip(&played).enumerate() {
+                if index > 0 {
+                    // Everything up to the end of the earlier question is there in any case; the
+                    // answer as well where the template renders it as it was generated. Its last
+                    // token was chosen, but not consumed.
+                    let earlier = &chat.turns[index - 1];
+                    let least = if turn.prefix_extends == Some(true) {
+                        earlier.prompt_ids.len() + earlier.output_ids.len() - 1
+                    } else {
+                        1
+                    };
+                    assert!(
+                        *reused >= least,
+                        "{toy}, {}: turn {index} reused {reused} of {prompt}",
+                        chat.id
+                    );
+                }
+                consumed += prompt - reused + turn.output_ids.len() - 1;
+            }
+            let decode = model.graph_stats().into_iter().find(|s| s.graph == "decode").unwrap();
+            assert_eq!(decode.executions, consumed as u64, "every step is accounted for");
+            assert!(steps_before > 0);
+
+            // The last turn alone, from nothing: the same tokens.
+            let last = chat.turns.last().unwrap();
+            let mut replay = toys::open(&manifest, backends::cpu()).unwrap();
+            let prompt = Prompt::Tokens(last.prompt_ids.clone());
+            let request = Request::greedy(prompt, last.output_ids.len());
+            assert_eq!(generate(&mut replay, &request).tokens, last.output_ids);
+        }
+    }
+}
+
+#[test]
+fn stop_texts_end_the_answer_and_do_not_appear_in_it() {
+    let checkpoint = toys::fixture("qwen35-tied");
+    let mut model = toys::open(&toys::bundle(&checkpoint, CPU), backends::cpu()).unwrap();
+    let mut request = Request::greedy(Prompt::Text("The capital of France is".into()), 32);
+    request.stop = vec!["Seine".to_owned()];
+    let mut streamed = String::new();
+    let generation = model
+        .generate(&request, &mut |event| {
+            if let Event::Token { text, .. } = event {
+                streamed.push_str(text);
+            }
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    assert_eq!(generation.finish_reason, FinishReason::Stop);
+    assert_eq!(generation.text, " Paris. The river ");
+    assert_eq!(streamed, generation.text);
+}
+
+#[test]
+fn a_full_context_ends_with_length_and_a_longer_prompt_is_refused() {
+    let checkpoint = toys::fixture("qwen35-tied");
+    let mut model = toys::open(&toys::bundle(&checkpoint, CPU), backends::cpu()).unwrap();
+    let max_ctx = model.info().max_ctx;
+    assert_eq!(max_ctx, 200);
+    let mut request = Request::greedy(Prompt::Tokens(vec![5; max_ctx - 3]), 100);
+    request.ignore_eos = true;
+    let generation = generate(&mut model, &request);
+    assert_eq!(generation.finish_reason, FinishReason::Length);
+    assert_eq!(generation.tokens.len(), 4, "three more positions, and the token after the last");
+
+    let request = Request::greedy(Prompt::Tokens(vec![5; max_ctx + 1]), 1);
+    let error = model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Prompt);
+    assert!(error.message().contains("201") && error.message().contains("200"), "{error}");
+}
+
+#[test]
+fn cancelling_keeps_the_text_so_far_and_the_model_usable() {
+    let checkpoint = toys::fixture("qwen35-tied");
+    let goldens = toys::goldens(&checkpoint);
+    let case = goldens.cases.iter().find(|c| c.id == "france").unwrap();
+    let cancel = CancelToken::new();
+    let manifest = toys::bundle(&checkpoint, CPU);
+    let mut model = toys::open_with(&manifest, backends::cpu(), &cancel).unwrap();
+    let request = Request::greedy(Prompt::Text(case.prompt.clone()), 32);
+    let mut seen = 0;
+    let generation = model
+        .generate(&request, &mut |event| {
+            if let Event::Token { .. } = event {
+                seen += 1;
+                if seen == 5 {
+                    cancel.cancel();
+                }
+            }
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    assert_eq!(generation.finish_reason, FinishReason::Cancelled);
+    assert_eq!(generation.tokens, case.output_ids[..5]);
+    cancel.clear();
+    let whole = generate(&mut model, &request);
+    assert_eq!(whole.tokens, case.output_ids);
+}
+
+#[test]
+fn seeded_sampling_repeats_and_another_seed_differs() {
+    let checkpoint = toys::fixture("qwen35-tied");
+    let mut model = toys::open(&toys::bundle(&checkpoint, CPU), backends::cpu()).unwrap();
+    let mut sample = |seed: u64| {
+        model.reset().unwrap();
+        let mut request = Request::greedy(Prompt::Text("The".into()), 24);
+        request.ignore_eos = true;
+        request.sampling.temperature = 3.0;
+        request.sampling.seed = Some(seed);
+        generate(&mut model, &request).tokens
+    };
+    let (first, again, other) = (sample(7), sample(7), sample(8));
+    assert_eq!(first, again);
+    assert_ne!(first, other);
+}
