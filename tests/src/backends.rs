@@ -13,9 +13,21 @@ pub fn cpu() -> Arc<dyn Backend> {
 }
 
 /// The QNN backend over the given libraries.
-pub fn qnn((htp, system): &(PathBuf, PathBuf)) -> Arc<dyn Backend> {
-    let options =
-        QnnOptions { htp: htp.clone(), system: Some(system.clone()), ..QnnOptions::default() };
+pub fn qnn(libraries: &(PathBuf, PathBuf)) -> Arc<dyn Backend> {
+    qnn_device(libraries, None)
+}
+
+/// The QNN backend over the given libraries, as if on a device of the given architecture.
+pub fn qnn_device(
+    (htp, system): &(PathBuf, PathBuf),
+    device_arch: Option<u32>,
+) -> Arc<dyn Backend> {
+    let options = QnnOptions {
+        htp: htp.clone(),
+        system: Some(system.clone()),
+        device_arch,
+        ..QnnOptions::default()
+    };
     Arc::new(QnnBackend::new(options).unwrap_or_else(|e| panic!("{e}")))
 }
 

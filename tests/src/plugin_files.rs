@@ -42,3 +42,17 @@ pub fn build_in(root: &Path, package: &str) -> PathBuf {
     assert!(file.is_file(), "{} was not built", file.display());
     file
 }
+
+/// Copies a folder, without build output.
+pub fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("the copy can be made");
+    for entry in std::fs::read_dir(from).expect("the folder is there") {
+        let entry = entry.expect("the folder can be read");
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        if !source.is_dir() {
+            std::fs::copy(source, target).expect("the copy can be made");
+        } else if entry.file_name() != "target" {
+            copy_folder(&source, &target);
+        }
+    }
+}

@@ -156,7 +156,7 @@ fn a_plugin_of_another_interface_version_is_refused_in_one_sentence() {
     std::fs::write(copy.path().join("Cargo.toml"), manifest).unwrap();
     std::fs::copy(root.join("Cargo.lock"), copy.path().join("Cargo.lock")).unwrap();
     for member in ["plugins/op", "tests/plugins/misbehaving"] {
-        copy_folder(&root.join(member), &copy.path().join(member));
+        plugin_files::copy_folder(&root.join(member), &copy.path().join(member));
     }
     let interface = copy.path().join("plugins/op/Cargo.toml");
     let text = std::fs::read_to_string(&interface).unwrap();
@@ -178,18 +178,4 @@ fn a_plugin_of_another_interface_version_is_refused_in_one_sentence() {
     let message = error.to_string();
     assert!(message.contains("9.0.0") && message.contains(version), "{message}");
     assert_eq!(message.lines().count(), 1, "{message}");
-}
-
-fn copy_folder(from: &std::path::Path, to: &std::path::Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
-        let target = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            if entry.file_name() != "target" {
-                copy_folder(&entry.path(), &target);
-            }
-        } else {
-            std::fs::copy(entry.path(), target).unwrap();
-        }
-    }
 }

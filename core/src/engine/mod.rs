@@ -8,6 +8,6 @@ mod model;
 mod reuse;
 mod types;
 
-pub use model::{Model, ModelOptions};
 pub use crate::text::Message;
+pub use model::{Model, ModelOptions};
 pub use types::{Event, FinishReason, Generation, Prompt, Request, Timings};

@@ -1,0 +1,272 @@
+//! Bundles that are damaged or do not fit: one message that names the thing, nothing half-open.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use qhx_core::backend::Backend;
+use qhx_core::engine::{Model, ModelOptions};
+use qhx_core::manifest::Manifest;
+use qhx_core::null::NullBackend;
+use qhx_core::{CancelToken, DType, Error, ErrorKind, GraphInfo, TensorInfo};
+use qhx_tests::toys::{self, CPU, Variant};
+use qhx_tests::{backends, plugin_files};
+use serde_json::Value;
+
+/// A copy of the tied toy's bundle that a test may damage.
+struct Copy {
+    folder: tempfile::TempDir,
+    manifest: PathBuf,
+}
+
+impl Copy {
+    fn new(variant: Variant) -> Self {
+        let source = toys::bundle(&toys::fixture("qwen35-tied"), variant);
+        let folder = tempfile::tempdir().unwrap();
+        plugin_files::copy_folder(source.parent().unwrap(), folder.path());
+        let manifest = folder.path().join(source.file_name().unwrap());
+        Self { folder, manifest }
+    }
+
+    fn file(&self, end: &str) -> PathBuf {
+        let mut found = Vec::new();
+        let mut folders = vec![self.folder.path().to_owned()];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+                let path = entry.path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if path.to_str().unwrap().ends_with(end) {
+                    found.push(path);
+                }
+            }
+        }
+        found.sort();
+        found.into_iter().next().unwrap_or_else(|| panic!("no file ends with {end}"))
+    }
+
+    fn edit(&self, change: impl FnOnce(&mut Value)) {
+        let mut value: Value = serde_json::from_slice(&fs::read(&self.manifest).unwrap()).unwrap();
+        change(&mut value);
+        fs::write(&self.manifest, value.to_string()).unwrap();
+    }
+
+    fn error(&self, backend: Arc<dyn Backend>) -> Error {
+        toys::open(&self.manifest, backend).map(|_| ()).unwrap_err()
+    }
+}
+
+#[track_caller]
+fn says(error: &Error, kind: ErrorKind, parts: &[&str]) {
+    assert_eq!(error.kind(), kind, "{error}");
+    let text = error.to_string();
+    for part in parts {
+        assert!(text.contains(part), "{text:?} lacks {part:?}");
+    }
+    assert!(text.len() < 1500, "{text}");
+}
+
+fn truncate(path: &Path) {
+    let length = fs::metadata(path).unwrap().len();
+    fs::File::options().write(true).open(path).unwrap().set_len(length / 2).unwrap();
+}
+
+#[test]
+fn a_missing_or_damaged_manifest_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("absent.json");
+    says(&Manifest::load(&path).unwrap_err(), ErrorKind::Manifest, &["absent.json"]);
+
+    let copy = Copy::new(CPU);
+    fs::write(&copy.manifest, b"{\"schema_version\": 1,").unwrap();
+    says(&copy.error(backends::cpu()), ErrorKind::Manifest, &[".json"]);
+    fs::write(&copy.manifest, [0xff, 0xfe, 0x00]).unwrap();
+    says(&copy.error(backends::cpu()), ErrorKind::Manifest, &[".json"]);
+
+    let copy = Copy::new(CPU);
+    copy.edit(|m| m["artifacts"]["contexts"]["decode"]["onnx"] = 7.into());
+    says(
+        &copy.error(backends::cpu()),
+        ErrorKind::Manifest,
+        &["/artifacts/contexts/decode/onnx", "7"],
+    );
+    let copy = Copy::new(CPU);
+    copy.edit(|m| m["artifacts"]["embed"] = "../outside.bin".into());
+    says(
+        &copy.error(backends::cpu()),
+        ErrorKind::Manifest,
+        &["/artifacts/embed", "../outside.bin"],
+    );
+}
+
+#[test]
+fn missing_truncated_and_garbage_files_are_named() {
+    for end in ["embed_f16.bin", "tokenizer.json", ".onnx"] {
+        let copy = Copy::new(CPU);
+        let file = copy.file(end);
+        let name = file.file_name().unwrap().to_str().unwrap().to_owned();
+        fs::remove_file(&file).unwrap();
+        says(&copy.error(backends::cpu()), ErrorKind::Artifact, &[&name]);
+    }
+    for (end, kind) in [
+        ("embed_f16.bin", ErrorKind::Artifact),
+        ("tokenizer.json", ErrorKind::Artifact),
+        (".onnx", ErrorKind::Context),
+        (".onnx_data", ErrorKind::Context),
+    ] {
+        let copy = Copy::new(CPU);
+        let file = copy.file(end);
+        truncate(&file);
+        let error = copy.error(backends::cpu());
+        let name = file.file_name().unwrap().to_str().unwrap();
+        assert!(error.to_string().contains(name), "{error}");
+        assert!(
+            error.kind() == kind || error.kind() == ErrorKind::Artifact,
+            "{:?}: {error}",
+            error.kind()
+        );
+    }
+    let copy = Copy::new(CPU);
+    fs::write(copy.file("tokenizer.json"), b"\x00\x01garbage").unwrap();
+    says(&copy.error(backends::cpu()), ErrorKind::Artifact, &["tokenizer.json"]);
+}
+
+#[test]
+fn damaged_context_binaries_are_named() {
+    let Some(libraries) = toys::qnn_tier() else { return };
+    let variant = Variant { target: Some("v81"), int8: false, shards: 1 };
+    let damage: [(&str, fn(&Path)); 4] = [
+        ("missing", |path| fs::remove_file(path).unwrap()),
+        ("empty", |path| fs::write(path, b"").unwrap()),
+        ("truncated", truncate),
+        ("garbage", |path| fs::write(path, vec![0x5a; 100_000]).unwrap()),
+    ];
+    for (what, damage) in damage {
+        let copy = Copy::new(variant);
+        let file = copy.file("decode_f16.bin");
+        damage(&file);
+        let error = copy.error(backends::qnn(&libraries));
+        assert!(error.to_string().contains("decode_f16.bin"), "{what}: {error}");
+        assert!(
+            matches!(error.kind(), ErrorKind::Artifact | ErrorKind::Context),
+            "{what}: {:?} {error}",
+            error.kind()
+        );
+    }
+}
+
+#[test]
+fn a_bundle_for_another_architecture_is_refused_in_words() {
+    let Some(libraries) = toys::qnn_tier() else { return };
+    let variant = Variant { target: Some("v75"), int8: false, shards: 1 };
+    let bundle = toys::bundle(&toys::fixture("qwen35-tied"), variant);
+    let backend = backends::qnn_device(&libraries, Some(81));
+    let error = toys::open(&bundle, backend).map(|_| ()).unwrap_err();
+    says(&error, ErrorKind::Context, &["v75", "v81"]);
+}
+
+/// The tied toy's graphs as the CPU backend describes them, changed, on a backend that executes
+/// nothing.
+fn with_graphs(change: impl Fn(&mut GraphInfo)) -> Error {
+    let bundle = toys::bundle(&toys::fixture("qwen35-tied"), CPU);
+    let manifest = Manifest::load(&bundle).unwrap();
+    let artifacts = manifest.open_artifacts();
+    let cpu = backends::cpu();
+    let contexts = manifest
+        .artifacts
+        .contexts
+        .iter()
+        .map(|entry| {
+            let source = manifest.context_source(&artifacts, &entry.key).unwrap();
+            let context = cpu.open_context(&source).unwrap();
+            let graphs = context.graphs().iter().map(|graph| {
+                let mut graph = GraphInfo::clone(graph);
+                change(&mut graph);
+                graph
+            });
+            (entry.key.clone(), graphs.collect())
+        })
+        .collect();
+    Model::open(ModelOptions {
+        manifest: Arc::new(manifest),
+        backend: Arc::new(NullBackend::new(contexts)),
+        ops: &toys::plugins(),
+        threads: Some(1),
+        cancel: CancelToken::new(),
+        progress: None,
+    })
+    .map(|_| ())
+    .unwrap_err()
+}
+
+fn tensor<'a>(graph: &'a mut GraphInfo, name: &str) -> Option<&'a mut TensorInfo> {
+    graph.inputs.iter_mut().chain(&mut graph.outputs).find(|t| t.name == name)
+}
+
+#[test]
+fn tensors_that_are_missing_or_do_not_fit_are_named() {
+    let error = with_graphs(|graph| graph.inputs.retain(|t| t.name != "past_ssm_3"));
+    says(&error, ErrorKind::Graph, &["decode", "past_ssm_3"]);
+
+    let error = with_graphs(|graph| {
+        graph.inputs.retain(|t| t.name != "past_ssm_3");
+        graph.outputs.retain(|t| t.name != "present_ssm_3");
+    });
+    says(&error, ErrorKind::Graph, &["layer 3", "past_ssm_3"]);
+
+    let error = with_graphs(|graph| graph.outputs.retain(|t| t.name != "new_k_2"));
+    says(&error, ErrorKind::Graph, &["past_k_2", "new_k_2"]);
+
+    let error = with_graphs(|graph| {
+        if let Some(tensor) = tensor(graph, "past_ssm_1") {
+            tensor.shape[1] += 1;
+        }
+    });
+    says(&error, ErrorKind::Graph, &["past_ssm_1", "present_ssm_1", "shape"]);
+
+    let error = with_graphs(|graph| {
+        if let Some(tensor) = tensor(graph, "cos") {
+            tensor.dtype = DType::I32;
+        }
+    });
+    says(&error, ErrorKind::Graph, &["cos", "i32", "f16 or f32"]);
+
+    let error = with_graphs(|graph| {
+        if let Some(tensor) = tensor(graph, "cmask") {
+            tensor.shape = vec![1, 7];
+        }
+    });
+    says(&error, ErrorKind::Graph, &["cmask", "[1, 7]", "201"]);
+
+    let error = with_graphs(|graph| {
+        if let ("lmhead", Some(tensor)) = (graph.name.clone().as_str(), tensor(graph, "x")) {
+            tensor.dtype = DType::F16;
+        }
+    });
+    says(&error, ErrorKind::Graph, &["decode", "lmhead", "f16", "f32"]);
+
+    // Both ends renamed: nothing is lost when the manifest says how the graph calls it.
+    let error = with_graphs(|graph| {
+        if let ("lmhead", Some(tensor)) = (graph.name.clone().as_str(), tensor(graph, "logits")) {
+            tensor.name = "scores".to_owned();
+        }
+    });
+    says(&error, ErrorKind::Graph, &["lmhead", "logits", "scores", "plan.params.tensors"]);
+}
+
+#[test]
+fn an_unknown_host_op_lists_what_is_installed() {
+    let copy = Copy::new(CPU);
+    copy.edit(|m| m["plan"]["steps"][0]["host"] = "qwen9_generate".into());
+    let error = copy.error(backends::cpu());
+    says(&error, ErrorKind::Plugin, &["qwen9_generate", "qwen3_5_generate", "--plugin"]);
+}
+
+#[test]
+fn a_backend_that_cannot_use_the_bundle_says_so() {
+    let Some(libraries) = toys::qnn_tier() else { return };
+    let copy = Copy::new(CPU);
+    let error = copy.error(backends::qnn(&libraries));
+    assert!(error.to_string().contains("decode"), "{error}");
+    assert!(matches!(error.kind(), ErrorKind::Context | ErrorKind::Artifact), "{error}");
+}
