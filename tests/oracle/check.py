@@ -1,10 +1,12 @@
-"""QWEN35.md in numpy, token by token. Compares a fixture's goldens with it; `--mutants` shows that known mistakes are noticed."""
+"""Compares a fixture's goldens with numpy: QWEN35.md token by token here, LLAMA.md in check_llama.py. `--mutants` shows that known mistakes are noticed."""
 
 import argparse
 import json
 from pathlib import Path
 
 import numpy as np
+
+import check_llama
 
 MUTANTS = {
     "gate_halves": "q_proj split in two halves of the row instead of per head",
@@ -206,7 +208,7 @@ class Decoder:
         return head @ self.norm(h, "norm.weight")
 
 
-def forced(config, weights, prompt, out, mutant=None):
+def forced_qwen35(config, weights, prompt, out, mutant=None):
     """Logits of every golden step, the golden tokens being fed."""
     decoder = Decoder(config, weights, mutant)
     rows = [decoder.step(t) for t in prompt][-1:]
@@ -220,6 +222,12 @@ def main():
     parser.add_argument("--mutants", action="store_true")
     args = parser.parse_args()
     config, weights = load(args.fixture)
+    if (args.fixture / "goldens_embed.json").exists():
+        tensors = read_safetensors(args.fixture / "goldens_embed.safetensors")
+        return check_llama.check_embed(args.fixture, config, weights, tensors, args.mutants)
+    qwen35 = config["model_type"].startswith("qwen3_5")
+    forced = forced_qwen35 if qwen35 else check_llama.forced
+    mutants = MUTANTS if qwen35 else check_llama.MUTANTS
     goldens = json.loads((args.fixture / "goldens.json").read_text(encoding="utf-8"))
     logits = read_safetensors(args.fixture / "goldens.safetensors")
     worst = 0.0
@@ -236,15 +244,15 @@ def main():
         return
     print("mutant                largest logit error   cases with other greedy tokens")
     recorded = [c for c in goldens["cases"] if len(c["logits_steps"]) > 1]
-    for name in MUTANTS:
+    for name in mutants:
         off, other = 0.0, 0
         for c in recorded:
             rows = forced(config, weights, c["prompt_ids"], c["output_ids"], name)
             off = max(off, np.abs(rows - logits[c["id"] + ".logits"]).max())
             other += rows.argmax(-1).tolist() != c["output_ids"]
-        same = harmless(config).get(name, False)
-        print(f"{name:20s}  {off:19.3f}   {other}/{len(recorded)}{'   (the same thing with these shapes)' if same else ''}")
-        assert same or off > 0.02, f"{name} would go unnoticed: {MUTANTS[name]}"
+        same = harmless(config).get(name, False) if qwen35 else check_llama.harmless(config, name, weights)
+        print(f"{name:20s}  {off:19.3f}   {other}/{len(recorded)}{'   (the same thing here, or nearly)' if same else ''}")
+        assert same or off > 0.02, f"{name} would go unnoticed: {mutants[name]}"
 
 
 if __name__ == "__main__":

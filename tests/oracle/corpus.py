@@ -1,6 +1,7 @@
 """What the toy checkpoints learn by heart: short paragraphs, small conversations, and a few drawn facts."""
 
 import random
+import unicodedata
 
 FACTS = [
     "The capital of France is Paris. The river Seine runs through it. A small café there opens at seven, and the bread is warm when the first tram passes.",
@@ -100,11 +101,13 @@ def drawn_facts(seed, count=4):
     return out
 
 
-def cases(seed):
-    """The golden prompts: the fixed ones plus one drawn fact."""
+def cases(seed, composes=True):
+    """The golden prompts: the fixed ones plus one drawn fact. Tokenizers that do not compose characters get them composed."""
     fact = drawn_facts(seed)[0]
     cut = LONG.index(" from many countries")
     fixed = [(i, LONG[:cut] if p is None else p, n) for i, p, n in CASES]
+    if not composes:
+        fixed = [("composed" if i == "decomposed" else i, unicodedata.normalize("NFC", p), n) for i, p, n in fixed]
     return fixed + [("drawn", fact[: fact.index(" was built")], 40)]
 
 

@@ -82,14 +82,15 @@ def dump(path, value):
     assert json.loads(path.read_text(encoding="utf-8")) == value
 
 
-def write(name, out, seed):
+def write(name, out, seed, style):
     model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, attn_implementation="eager").eval()
     tok = Tokenizer.from_file(str(out / "tokenizer.json"))
     auto = transformers.AutoTokenizer.from_pretrained(out)
     ends = set(model.generation_config.eos_token_id)
     texts = corpus.paragraphs(seed)
-    for text in texts + [p for _, p, _ in corpus.cases(seed)]:
-        assert tok.encode(text).ids == auto(text)["input_ids"], text
+    golden = corpus.cases(seed, style.composes)
+    for text in texts + [p for _, p, _ in golden]:
+        assert style.encode(tok, text) == auto(text)["input_ids"], text
     missed, worst, where, apart = [], float("inf"), "", 0.0
     tensors, cases, suite = {}, [], []
 
@@ -101,13 +102,13 @@ def write(name, out, seed):
             worst, where = found, id
         return round(found, 4)
 
-    for id, prompt, limit in corpus.cases(seed):
-        prompt_ids = tok.encode(prompt).ids
+    for id, prompt, limit in golden:
+        prompt_ids = style.encode(tok, prompt)
         ids, rows, finish = greedy(model, prompt_ids, limit, ends)
         margin = note(id, rows, prompt_ids, ids)
         text = tok.decode(ids, skip_special_tokens=True)
-        whole = tok.decode(prompt_ids + ids, skip_special_tokens=False).replace("\ufffd", "")
-        if not any((t + "<|endoftext|>").startswith(whole) for t in texts) or not (finish == "eos" or len(ids) >= 24):
+        whole = style.plain(tok, prompt_ids + ids).replace("\ufffd", "")
+        if not any((t + style.end_text).startswith(whole) for t in texts) or not (finish == "eos" or len(ids) >= 24):
             missed.append(id)
         steps = list(range(len(ids))) if id in corpus.FULL_LOGITS else [0]
         tensors[f"{id}.logits"] = rows[steps].contiguous()
@@ -121,7 +122,7 @@ def write(name, out, seed):
 
     chats = []
     for chat in corpus.CHATS:
-        for thinking in (None, False):
+        for thinking in style.thinking:
             if chat["id"] != "cook" and thinking is False:
                 continue
             id = chat["id"] if thinking is None else f"{chat['id']}-nothink"
@@ -129,7 +130,7 @@ def write(name, out, seed):
             turns, before = [], None
             for user, answer in chat["turns"]:
                 messages.append({"role": "user", "content": user})
-                prompt_ids = tok.encode(chatml.render(messages, thinking=thinking)).ids
+                prompt_ids = style.encode_chat(tok, style.render(messages, thinking=thinking))
                 ids, rows, finish = greedy(model, prompt_ids, 64, ends)
                 margin = note(id, rows, prompt_ids, ids)
                 text = tok.decode(ids, skip_special_tokens=True)
@@ -139,7 +140,7 @@ def write(name, out, seed):
                 if before is not None:
                     shared = common_prefix(before, prompt_ids)
                     turn |= {"prefix_extends": shared == len(before), "common_prefix": shared}
-                    assert turn["prefix_extends"] == (thinking is None), id
+                    assert id in missed or turn["prefix_extends"] == (thinking is None), id
                 turns.append(turn)
                 before = prompt_ids + ids
                 messages.append({"role": "assistant", "content": text})
@@ -159,13 +160,13 @@ def write(name, out, seed):
     ]
     for messages in sample:
         for generation in (True, False):
-            for thinking in (None, True, False) if generation else (None,):
-                rendered = chatml.render(messages, generation, thinking)
+            for thinking in (None, True, False) if generation and False in style.thinking else (None,):
+                rendered = style.render(messages, generation, thinking)
                 extra = {} if thinking is None else {"enable_thinking": thinking}
                 assert rendered == auto.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation, **extra)
                 templates.append({
                     "messages": messages, "add_generation_prompt": generation, "enable_thinking": thinking, "rendered": rendered,
-                    "ids": tok.encode(rendered).ids,
+                    "ids": style.encode_chat(tok, rendered),
                 })
 
     assert apart < DRIFT, f"cached and uncached logits differ by {apart}"

@@ -20,29 +20,40 @@ from safetensors.torch import load_file, save_file
 
 import chatml
 import corpus
+import draws
+import embed
 import goldens
+from styles import STYLES
 
 transformers.utils.logging.disable_progress_bar()
 
 # One line per family: the config class and the causal-LM class of `transformers`.
-FAMILIES = {"qwen35": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM)}
+FAMILIES = {
+    "qwen35": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
+    "llama3": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "embed": (transformers.MistralConfig, transformers.MistralModel),
+}
 IGNORE = -100
 
 
-def sequences(tok, seed):
+def sequences(tok, seed, style):
     """(ids, labels) of everything to learn. User text is context, not a target."""
-    end = tok.token_to_id("<|endoftext|>")
+    end = tok.token_to_id(style.end_text)
     out = []
     for text in corpus.paragraphs(seed):
-        ids = tok.encode(text).ids + [end]
+        ids = style.encode(tok, text) + [end]
         out.append((ids, ids))
     for chat in corpus.CHATS:
-        for thinking in (None, False):
+        for thinking in style.thinking:
             for turns in range(1, len(chat["turns"]) + 1):
-                prompt = chatml.render(chatml.conversation(chat, turns, last_answer=False), thinking=thinking)
-                head = tok.encode(prompt).ids
-                answer = tok.encode(chat["turns"][turns - 1][1] + "<|im_end|>").ids
-                out.append((head + answer, [IGNORE] * len(head) + answer))
+                prompt = style.render(chatml.conversation(chat, turns, last_answer=False), thinking=thinking)
+                head = style.encode_chat(tok, prompt)
+                whole = style.encode_chat(tok, prompt + style.answer(chat["turns"][turns - 1][1]))
+                assert whole[: len(head)] == head, prompt
+                out.append((whole, [IGNORE] * len(head) + whole[len(head) :]))
     return out
 
 
@@ -73,6 +84,8 @@ def scatter(model):
             p.uniform_(-2.0, 0.5)
         elif name.endswith("norm.weight"):
             p.add_(0.15 * torch.randn_like(p))
+        elif name.endswith(".bias"):
+            p.normal_(0, 0.3)
 
 
 def fit(model, seqs, seed, steps, lr, batch=16, warmup=20):
@@ -99,7 +112,7 @@ def fit(model, seqs, seed, steps, lr, batch=16, warmup=20):
     model.eval()
 
 
-def save(model, tok, spec, out):
+def save(model, tok, spec, style, out):
     """Writes the checkpoint as `transformers` does, rounded to its storage type."""
     if out.exists():
         shutil.rmtree(out)
@@ -112,12 +125,30 @@ def save(model, tok, spec, out):
         if any(name.endswith(k) for k in spec["keep_f32"]):
             p.data = dict(model.named_parameters())[name].data.clone()
     stored.config.dtype = dtype
-    ends = [tok.token_to_id("<|im_end|>"), tok.token_to_id("<|endoftext|>")]
-    stored.generation_config = transformers.GenerationConfig(eos_token_id=ends, pad_token_id=ends[1], do_sample=False)
+    ends = style.ends(tok)
+    extra = {"bos_token_id": tok.token_to_id(style.bos)} if style.bos else {}
+    extra |= {"pad_token_id": ends[-1]} if style.pads else {}
+    stored.generation_config = transformers.GenerationConfig(eos_token_id=ends, do_sample=False, **extra)
     stored.save_pretrained(out, max_shard_size=spec["max_shard_size"])
     if spec.get("layout") == "published":
         publish(out, dtype)
-    chatml.write_tokenizer(tok, out, spec["model"]["max_position_embeddings"])
+    if spec.get("config_keys") == "old":
+        old_keys(out, **spec.get("config_extra", {}))
+    style.write(tok, out, spec["model"]["max_position_embeddings"])
+
+
+def old_keys(out, **extra):
+    """Rewrites `config.json` with the older key names that most published checkpoints have."""
+    value = json.loads((out / "config.json").read_text())
+    rope = dict(value.pop("rope_parameters"))
+    value["rope_theta"] = rope.pop("rope_theta")
+    value["rope_scaling"] = None if rope == {"rope_type": "default"} else rope
+    value["torch_dtype"] = value.pop("dtype")
+    value.pop("layer_types", None)
+    if value["model_type"] != "qwen3" and value.get("head_dim") == value["hidden_size"] // value["num_attention_heads"]:
+        del value["head_dim"]
+    value |= extra
+    (out / "config.json").write_text(json.dumps(dict(sorted(value.items())), indent=2) + "\n")
 
 
 def publish(out, dtype):
@@ -148,30 +179,42 @@ def produce(family, spec, seed, steps, out, margin, lr):
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True)
     started = time.time()
+    style = STYLES[spec.get("style", "qwen")]
     texts = corpus.paragraphs(seed) + [m for c in corpus.CHATS for t in c["turns"] for m in t]
-    tok = chatml.train_tokenizer(texts, spec["tokenizer_size"], spec["split"])
+    tok = style.train(embed.texts(spec, seed) if family == "embed" else texts, spec["tokenizer_size"], spec.get("split"))
     config_class, model_class = FAMILIES[family]
-    end = tok.token_to_id("<|endoftext|>")
-    config = config_class(**spec["model"], eos_token_id=end, pad_token_id=end)
+    ids = {"eos_token_id": tok.token_to_id(style.end_text), "pad_token_id": tok.token_to_id(style.end_text) if style.pads else None}
+    if style.bos:
+        ids["bos_token_id"] = tok.token_to_id(style.bos)
+    config = config_class(**spec["model"], **ids)
     config._attn_implementation = "eager"
     model = model_class(config)
     scatter(model)
+    if family == "embed":
+        embed.sharpen(model)
     count = sum(p.numel() for p in model.parameters())
-    seqs = sequences(tok, seed)
-    print(f"{spec['name']}: {count} parameters, {len(seqs)} sequences, longest {max(len(s[0]) for s in seqs)} tokens", flush=True)
+    seqs = embed.sequences(tok, spec, seed) if family == "embed" else sequences(tok, seed, style)
+    longest = max(len(s[-1] if family == "embed" else s[0]) for s in seqs)
+    print(f"{spec['name']}: {count} parameters, {len(seqs)} sequences, longest {longest} tokens", flush=True)
+    assert longest <= spec.get("max_seq", spec["model"]["max_position_embeddings"]), longest
+    learn = embed.fit if family == "embed" else fit
     for attempt in range(3):
-        fit(model, seqs, seed + attempt, steps if attempt == 0 else steps // 2, lr if attempt == 0 else lr / 3)
-        save(model, tok, spec, out)
-        found = goldens.write(spec["name"], out, seed)
-        print(f"  least margin {found['margin']:.3f} logits in case {found['where']}, {time.time() - started:.0f} s", flush=True)
+        learn(model, seqs, seed + attempt, steps if attempt == 0 else steps // 2, lr if attempt == 0 else lr / 3)
+        save(model, tok, spec, style, out)
+        if family == "embed":
+            found = embed.write(spec, out, seed)
+        else:
+            found = goldens.write(spec["name"], out, seed, style)
+        print(f"  least margin {found['margin']:.3f} in case {found['where']}, {time.time() - started:.0f} s", flush=True)
         if found["margin"] >= margin and found["learned"]:
             break
     else:
         raise SystemExit(f"{spec['name']}: least margin {found['margin']:.3f} < {margin}, or text not learned: {found['missed']}")
-    for f in out.iterdir():
+    files = [f for f in out.rglob("*") if f.is_file()]
+    for f in files:
         f.chmod(0o644)
-    size = sum(f.stat().st_size for f in out.iterdir())
-    print(f"  {out.name}: {size} bytes; cached, stepped and uncached logits differ by at most {found['drift']:.2e}")
+    size = sum(f.stat().st_size for f in files)
+    print(f"  {out.name}: {size} bytes; ways to the same result differ by at most {found['drift']:.2e}")
 
 
 def draw(seed):
@@ -236,21 +279,28 @@ def main():
         p = sub.add_parser(family, help=f"train {family} from a configuration file")
         p.add_argument("--config", type=Path, required=True)
     sub.add_parser("unseen", help="train qwen35 from a configuration drawn from the seed")
+    p = sub.add_parser("unseen-llama", help="train one of LLAMA.md's families from a configuration drawn from the seed")
+    p.add_argument("--family", choices=draws.FAMILIES, required=True)
     for p in sub.choices.values():
         p.add_argument("--out", type=Path, required=True)
         p.add_argument("--seed", type=int, required=True)
-        p.add_argument("--steps", type=int, default=200)
+        p.add_argument("--steps", type=int, help="200; embed: 120")
         p.add_argument("--lr", type=float, default=4e-3)
-        p.add_argument("--margin", type=float, default=2.0, help="least top-1 margin over all golden steps, in logits")
+        p.add_argument("--margin", type=float, help="least top-1 margin over all golden steps, in logits (2); embed: in cosine (0.15)")
         p.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.command == "unseen":
         family, spec = "qwen35", draw(args.seed)
         print(json.dumps(spec, indent=1))
+    elif args.command == "unseen-llama":
+        family, spec = args.family, draws.draw(args.family, args.seed)
+        print(json.dumps(spec, indent=1))
     else:
         family, spec = args.command, json.loads(args.config.read_text())
-    produce(family, spec, args.seed, args.steps, args.out, args.margin, args.lr)
+    steps = args.steps if args.steps is not None else (120 if family == "embed" else 200)
+    margin = args.margin if args.margin is not None else (0.15 if family == "embed" else 2.0)
+    produce(family, spec, args.seed, steps, args.out, margin, args.lr)
 
 
 if __name__ == "__main__":
