@@ -2,7 +2,7 @@
 //!
 //! [`forge`] is the whole way. On it: [`checkpoint`] maps the safetensors, a recipe of [`recipes`] builds
 //! [`graph`]s with the [`builder`], each is lowered to ONNX ([`onnx`]) and, where there is a
-//! [`compile::Compiler`], to a context binary, and everything is put into a folder with its manifest.
+//! [`compile::Compiler`] such as [`qnn::QnnCompiler`], to a context binary, and everything is put into a folder with its manifest.
 
 pub mod builder;
 mod bundle;
@@ -14,6 +14,7 @@ pub mod graph;
 mod helpers;
 pub mod onnx;
 pub mod progress;
+pub mod qnn;
 pub mod quantise;
 pub mod recipes;
 mod text;

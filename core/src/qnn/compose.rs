@@ -28,7 +28,9 @@
 #![expect(unsafe_code, reason = "hands tensors and nodes to the library")]
 
 use std::ffi::{CString, c_void};
+use std::fs::File;
 use std::marker::PhantomData;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -231,38 +233,89 @@ impl Composer {
 
     /// The context binary.
     pub fn binary(&self) -> Result<Vec<u8>> {
+        let size = self.binary_size()?;
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(size).map_err(|_| {
+            Error::new(
+                ErrorKind::Context,
+                format!("{}: {size} bytes do not fit memory", self.serialising()),
+            )
+        })?;
+        bytes.resize(size, 0);
+        let written = self.serialise(&mut bytes)?;
+        bytes.truncate(written);
+        Ok(bytes)
+    }
+
+    /// Writes the context binary to a new file at `path`, without a copy of it on the heap. Returns
+    /// its length. After an error the file is gone.
+    pub fn write(&self, path: &Path) -> Result<u64> {
+        let size = self.binary_size()?;
+        let fail = |e: std::io::Error| {
+            Error::io(ErrorKind::Io, path, &e).hint("is there room on the disk for the binary?")
+        };
+        let file = File::create_new(path).map_err(fail)?;
+        let write = || -> Result<u64> {
+            reserve(&file, size as u64).map_err(fail)?;
+            // SAFETY: the file was just made by this process, which alone knows of it; it is not
+            // shortened while it is mapped.
+            let mut map =
+                unsafe { memmap2::MmapOptions::new().len(size).map_mut(&file).map_err(fail)? };
+            let written = self.serialise(&mut map)? as u64;
+            map.flush().map_err(fail)?;
+            drop(map);
+            file.set_len(written).map_err(fail)?;
+            Ok(written)
+        };
+        let result = write();
+        if result.is_err() {
+            let _ = std::fs::remove_file(path);
+        }
+        result
+    }
+
+    fn serialising(&self) -> String {
+        format!("serialising graphs {} for {}", self.graphs.join(", "), self.target)
+    }
+
+    fn binary_size(&self) -> Result<usize> {
         self.check_finished()?;
         if self.graphs.is_empty() {
             return Err(Error::new(ErrorKind::Graph, "the context has no graph to serialise"));
         }
         let library = self.context.0.device().library();
-        let get_size =
-            library.need(library.table().context_get_binary_size, "contextGetBinarySize")?;
-        let get = library.need(library.table().context_get_binary, "contextGetBinary")?;
-        let raw = self.context.0.raw();
+        let get = library.need(library.table().context_get_binary_size, "contextGetBinarySize")?;
         let mark = log::mark();
-        let attempt =
-            || format!("serialising graphs {} for {}", self.graphs.join(", "), self.target);
         let mut size = 0u64;
         // SAFETY: the context is alive, the number is valid for writing.
-        let status = unsafe { get_size(raw, &raw mut size) };
+        let status = unsafe { get(self.context.0.raw(), &raw mut size) };
         if status != 0 {
-            return Err(explain(codes::error(ErrorKind::Context, attempt(), status), mark));
+            let error = codes::error(ErrorKind::Context, self.serialising(), status);
+            return Err(explain(error, mark));
         }
-        let len = usize::try_from(size).unwrap_or(usize::MAX);
-        let mut bytes = Vec::new();
-        bytes.try_reserve_exact(len).map_err(|_| {
-            Error::new(ErrorKind::Context, format!("{}: {size} bytes do not fit memory", attempt()))
-        })?;
-        bytes.resize(len, 0);
+        Ok(usize::try_from(size).unwrap_or(usize::MAX))
+    }
+
+    /// Fills `bytes`, which has the length of [`Self::binary_size`], and says how many are used.
+    fn serialise(&self, bytes: &mut [u8]) -> Result<usize> {
+        let library = self.context.0.device().library();
+        let get = library.need(library.table().context_get_binary, "contextGetBinary")?;
+        let mark = log::mark();
         let mut written = 0u64;
-        // SAFETY: the buffer has the size that is given.
-        let status = unsafe { get(raw, bytes.as_mut_ptr().cast(), size, &raw mut written) };
+        // SAFETY: the context is alive; the buffer has the size that is given.
+        let status = unsafe {
+            get(
+                self.context.0.raw(),
+                bytes.as_mut_ptr().cast(),
+                bytes.len() as u64,
+                &raw mut written,
+            )
+        };
         if status != 0 {
-            return Err(explain(codes::error(ErrorKind::Context, attempt(), status), mark));
+            let error = codes::error(ErrorKind::Context, self.serialising(), status);
+            return Err(explain(error, mark));
         }
-        bytes.truncate(usize::try_from(written).unwrap_or(len).min(len));
-        Ok(bytes)
+        Ok(usize::try_from(written).unwrap_or(usize::MAX).min(bytes.len()))
     }
 
     fn check_finished(&self) -> Result<()> {
@@ -545,6 +598,24 @@ impl GraphComposer<'_> {
             })
             .collect()
     }
+}
+
+/// Gives a new file its length and its place on the disk, so that writing to its mapping cannot
+/// run out of room, which would end the process.
+fn reserve(file: &File, size: u64) -> std::io::Result<()> {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    {
+        use std::os::fd::AsRawFd as _;
+        let size = libc::off_t::try_from(size).map_err(std::io::Error::other)?;
+        // SAFETY: takes plain numbers; the descriptor is open.
+        let error = unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, size) };
+        if error != 0 {
+            return Err(std::io::Error::from_raw_os_error(error));
+        }
+        Ok(())
+    }
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    file.set_len(size)
 }
 
 /// A scalar of up to 32 bits, the rest of the union zero.

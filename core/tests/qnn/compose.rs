@@ -203,3 +203,24 @@ fn a_key_of_the_compiler_carries_text() {
     let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     assert!(!trace["traceEvents"].as_array().unwrap().is_empty());
 }
+
+#[test]
+fn a_binary_written_to_a_file_is_the_binary() {
+    let Some(library) = tier() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("part.bin");
+    let mut context = Composer::new(&library, Target::V75, &[]).unwrap();
+    assert!(context.write(&path).is_err() && !path.exists());
+    let mut graph = context.graph("linear", &[]).unwrap();
+    linear(&mut graph, &weight(39).0);
+    graph.finalize().unwrap();
+    let bytes = context.write(&path).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), bytes);
+    let info =
+        BinaryInfo::read(library.system(), "part.bin", &std::fs::read(&path).unwrap()).unwrap();
+    assert_eq!(info.dsp_arch, Some(75));
+    // A file that is there is never replaced.
+    let error = context.write(&path).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), bytes);
+}

@@ -1,0 +1,305 @@
+//! Graph nodes to nodes of the HTP op package, and weights to constants.
+
+use half::f16;
+use qhx_core::qnn::compose::{GraphComposer, Param, TensorHandle, TensorSpec};
+use qhx_core::{DType, Error, ErrorKind, Quantization, Result};
+
+use crate::graph::{
+    BinaryOp, Constant, Elem, Graph, Node, Op, Origin, ReduceOp, Tensor, TensorId, UnaryOp,
+};
+use crate::progress::Progress;
+use crate::weight::{Storage, Weight, narrow};
+
+/// Declares the tensors of `graph` and adds its nodes. `done` counts the bytes of weights.
+pub(super) fn lower<'c>(
+    graph: &Graph,
+    composer: GraphComposer<'c>,
+    done: &mut u64,
+    progress: &mut dyn Progress,
+) -> Result<GraphComposer<'c>> {
+    let values = vec![None; graph.tensors().len()];
+    let outputs = vec![None; graph.tensors().len()];
+    let mut lowering = Lowering { graph, composer, values, outputs };
+    // Inputs and outputs first: the binary lists them in the order in which they are declared.
+    for &id in graph.inputs() {
+        lowering.input(id)?;
+    }
+    for &id in graph.outputs() {
+        let tensor = graph.tensor(id)?;
+        let spec = TensorSpec::output(&tensor.name, tensor.elem.qnn(), &tensor.shape);
+        let handle = lowering.composer.tensor(spec)?;
+        lowering.set_output(id, handle);
+    }
+    for &id in graph.inputs() {
+        lowering.narrow_input(id)?;
+    }
+    for (index, tensor) in graph.tensors().iter().enumerate() {
+        let handle = match &tensor.origin {
+            Origin::Constant(constant) => lowering.constant(tensor, constant)?,
+            Origin::Weight(weight) => {
+                if progress.cancelled() {
+                    return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
+                }
+                let handle = lowering.weight(tensor, weight)?;
+                *done += weight.qnn_bytes();
+                progress.advance(*done);
+                handle
+            }
+            Origin::Input | Origin::Node(_) => continue,
+        };
+        if let Some(slot) = lowering.values.get_mut(index) {
+            *slot = Some(handle);
+        }
+    }
+    for node in graph.nodes() {
+        lowering.node(node)?;
+    }
+    Ok(lowering.composer)
+}
+
+struct Lowering<'g, 'c> {
+    graph: &'g Graph,
+    composer: GraphComposer<'c>,
+    /// What nodes read: f16 where the graph says f32.
+    values: Vec<Option<TensorHandle>>,
+    /// The declared outputs.
+    outputs: Vec<Option<TensorHandle>>,
+}
+
+impl Lowering<'_, '_> {
+    fn input(&mut self, id: TensorId) -> Result<()> {
+        let tensor = self.graph.tensor(id)?;
+        let spec = TensorSpec::input(&tensor.name, tensor.elem.qnn(), &tensor.shape);
+        let handle = self.composer.tensor(spec)?;
+        self.set(id, handle);
+        Ok(())
+    }
+
+    /// Converts an f32 input for the nodes that read it.
+    fn narrow_input(&mut self, id: TensorId) -> Result<()> {
+        let tensor = self.graph.tensor(id)?;
+        if tensor.elem == Elem::F32 {
+            let wide = self.value(id)?;
+            let name = format!("{}.f16", tensor.name);
+            let spec = TensorSpec::native(&name, DType::F16, &tensor.shape);
+            let handle = self.composer.tensor(spec)?;
+            self.composer.node(&name, "Cast", &[], &[wide], &[handle])?;
+            self.set(id, handle);
+        }
+        Ok(())
+    }
+
+    fn constant(&mut self, tensor: &Tensor, constant: &Constant) -> Result<TensorHandle> {
+        let (name, shape) = (&tensor.name, &tensor.shape);
+        let spec = |dtype, bytes| TensorSpec::constant(name, dtype, shape, bytes);
+        match constant {
+            Constant::Float(values) => {
+                let half = to_f16(values).map_err(|e| e.context(format_args!("{tensor}")))?;
+                self.composer.tensor(spec(DType::F16, bytemuck::cast_slice(&half)))
+            }
+            Constant::Int(values) => {
+                self.composer.tensor(spec(DType::I32, bytemuck::cast_slice(values)))
+            }
+        }
+    }
+
+    fn weight(&mut self, tensor: &Tensor, weight: &Weight) -> Result<TensorHandle> {
+        let (name, shape) = (&tensor.name, &tensor.shape);
+        match weight.storage() {
+            Storage::Float => {
+                let values = weight.to_f16()?;
+                let bytes = bytemuck::cast_slice(&values);
+                self.composer.tensor(TensorSpec::constant(name, DType::F16, shape, bytes))
+            }
+            Storage::Int8 => {
+                if !weight.cols().is_multiple_of(4) {
+                    return Err(Error::new(
+                        ErrorKind::Graph,
+                        format!(
+                            "weight {} has {} inputs; as int8 the NPU library computes wrong numbers \
+                             unless they are a multiple of 4",
+                            weight.source().name(),
+                            weight.cols()
+                        ),
+                    )
+                    .hint("store this weight as f16"));
+                }
+                let rows = weight.to_int8()?;
+                let bytes = bytemuck::cast_slice(&rows.values);
+                let spec = TensorSpec::constant(name, DType::SFixed8, shape, bytes);
+                let quantization =
+                    Quantization::PerAxis { axis: 0, scales: rows.scales, offsets: Vec::new() };
+                self.composer.tensor(spec.quantized(quantization))
+            }
+        }
+    }
+
+    fn node(&mut self, node: &Node) -> Result<()> {
+        let output = self.graph.tensor(node.output)?;
+        let mut inputs = Vec::with_capacity(node.inputs.len());
+        for &id in &node.inputs {
+            inputs.push(self.value(id)?);
+        }
+        let first = node.inputs.first().map(|&id| self.graph.tensor(id)).transpose()?;
+        if node.op == Op::Cast
+            && let (Some(from), [input]) = (first, &inputs[..])
+            && from.elem != Elem::I32
+            && output.elem != Elem::I32
+        {
+            return self.float_cast(node.output, output, *input);
+        }
+        let rank = first.map_or(0, |t| t.shape.len());
+        match &node.op {
+            Op::Linear => self.emit(node.output, "FullyConnected", &[], &inputs),
+            Op::MatMul { transpose_b } => {
+                let params = [
+                    ("transpose_in0", Param::Bool(false)),
+                    ("transpose_in1", Param::Bool(*transpose_b)),
+                ];
+                self.emit(node.output, "MatMul", &params, &inputs)
+            }
+            Op::Binary(op) => self.emit(node.output, binary(*op), &[], &inputs),
+            Op::Unary(op) => self.emit(node.output, unary(*op), &[], &inputs),
+            Op::Reduce { op, axis } => {
+                let axes = [small(*axis)];
+                let params = [("axes", Param::U32s(&[1], &axes)), ("keep_dims", Param::Bool(true))];
+                self.emit(node.output, reduce(*op), &params, &inputs)
+            }
+            Op::Softmax => {
+                let axis = small(rank.saturating_sub(1));
+                let params = [("axis", Param::U32(axis)), ("beta", Param::F32(1.0))];
+                self.emit(node.output, "Softmax", &params, &inputs)
+            }
+            Op::Reshape => self.emit(node.output, "Reshape", &[], &inputs),
+            Op::Transpose { perm } => {
+                let perm: Vec<u32> = perm.iter().map(|&i| small(i)).collect();
+                let params = [("perm", Param::U32s(&[perm.len()], &perm))];
+                self.emit(node.output, "Transpose", &params, &inputs)
+            }
+            Op::Concat { axis } => {
+                self.emit(node.output, "Concat", &[("axis", Param::U32(small(*axis)))], &inputs)
+            }
+            Op::Slice { axis, start, end } => {
+                let shape = first.map_or(&[][..], |t| &t.shape);
+                let mut ranges = Vec::with_capacity(3 * rank);
+                for (i, &size) in shape.iter().enumerate() {
+                    let (from, to) = if i == *axis { (*start, *end) } else { (0, size) };
+                    ranges.extend([small(from).cast_signed(), small(to).cast_signed(), 1]);
+                }
+                let params = [("ranges", Param::I32s(&[rank, 3], &ranges))];
+                self.emit(node.output, "StridedSlice", &params, &inputs)
+            }
+            Op::Cast => self.emit(node.output, "Cast", &[], &inputs),
+        }
+    }
+
+    /// Between f16 and f32 nothing changes inside the graph.
+    fn float_cast(&mut self, id: TensorId, output: &Tensor, input: TensorHandle) -> Result<()> {
+        self.set(id, input);
+        if let Some(declared) = self.output(id) {
+            let op = if output.elem == Elem::F32 { "Cast" } else { "Reshape" };
+            self.composer.node(&output.name, op, &[], &[input], &[declared])?;
+        }
+        Ok(())
+    }
+
+    /// Adds the node that writes `id`.
+    fn emit(
+        &mut self,
+        id: TensorId,
+        op: &str,
+        params: &[(&str, Param<'_>)],
+        inputs: &[TensorHandle],
+    ) -> Result<()> {
+        let tensor = self.graph.tensor(id)?;
+        let name = &tensor.name;
+        let declared = self.output(id);
+        let target = match declared {
+            Some(output) if tensor.elem != Elem::F32 => output,
+            _ => {
+                let dtype = if tensor.elem == Elem::I32 { DType::I32 } else { DType::F16 };
+                let inner = format!("{name}.f16");
+                let own = if declared.is_some() { &inner } else { name };
+                self.composer.tensor(TensorSpec::native(own, dtype, &tensor.shape))?
+            }
+        };
+        self.composer.node(name, op, params, inputs, &[target])?;
+        self.set(id, target);
+        if let Some(output) = declared
+            && output != target
+        {
+            self.composer.node(&format!("{name}.f32"), "Cast", &[], &[target], &[output])?;
+        }
+        Ok(())
+    }
+
+    fn value(&self, id: TensorId) -> Result<TensorHandle> {
+        self.values.get(id.index()).copied().flatten().ok_or_else(|| {
+            Error::new(
+                ErrorKind::Internal,
+                format!(
+                    "graph {:?}: tensor {} is read before it is written",
+                    self.graph.name(),
+                    id.index()
+                ),
+            )
+        })
+    }
+
+    fn output(&self, id: TensorId) -> Option<TensorHandle> {
+        self.outputs.get(id.index()).copied().flatten()
+    }
+
+    fn set(&mut self, id: TensorId, handle: TensorHandle) {
+        if let Some(slot) = self.values.get_mut(id.index()) {
+            *slot = Some(handle);
+        }
+    }
+
+    fn set_output(&mut self, id: TensorId, handle: TensorHandle) {
+        if let Some(slot) = self.outputs.get_mut(id.index()) {
+            *slot = Some(handle);
+        }
+    }
+}
+
+fn to_f16(values: &[f32]) -> Result<Vec<f16>> {
+    let mut half = vec![f16::ZERO; values.len()];
+    narrow(values, &mut half)?;
+    Ok(half)
+}
+
+/// An axis, or an index along one. What does not fit was refused when the tensor was declared.
+fn small(value: usize) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}
+
+const fn binary(op: BinaryOp) -> &'static str {
+    match op {
+        BinaryOp::Add => "ElementWiseAdd",
+        BinaryOp::Sub => "ElementWiseSubtract",
+        BinaryOp::Mul => "ElementWiseMultiply",
+        BinaryOp::Div => "ElementWiseDivide",
+        BinaryOp::Max => "ElementWiseMaximum",
+    }
+}
+
+const fn unary(op: UnaryOp) -> &'static str {
+    match op {
+        UnaryOp::Abs => "ElementWiseAbs",
+        UnaryOp::Neg => "ElementWiseNeg",
+        UnaryOp::Exp => "ElementWiseExp",
+        UnaryOp::Log => "ElementWiseLog",
+        UnaryOp::Rsqrt => "ElementWiseRsqrt",
+        UnaryOp::Sigmoid => "Sigmoid",
+        UnaryOp::Tanh => "Tanh",
+    }
+}
+
+const fn reduce(op: ReduceOp) -> &'static str {
+    match op {
+        ReduceOp::Sum => "ReduceSum",
+        ReduceOp::Mean => "ReduceMean",
+        ReduceOp::Max => "ReduceMax",
+    }
+}

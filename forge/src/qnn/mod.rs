@@ -1,0 +1,145 @@
+//! Lowering to QNN: context binaries for the Hexagon NPU, through libQnnHtp's own graph compiler.
+//!
+//! # Element types
+//! The library computes floating point in f16, whatever the tensors are declared as: a tensor of f32
+//! only costs space. So everything between the graph's inputs and outputs is f16 here, and
+//! [`Elem::F32`](crate::graph::Elem::F32) is f32 in the caller's buffers alone, converted where it
+//! enters and leaves the graph.
+//!
+//! # Weights
+//! f16, or int8 with one scale per output channel and activations in f16
+//! ([`Storage::Int8`](crate::weight::Storage::Int8)). They are converted one at a time; the library
+//! copies each as it is declared.
+
+mod lower;
+
+use std::path::Path;
+
+use qhx_core::qnn::compose::{Composer, GraphConfig};
+use qhx_core::qnn::{BinaryInfo, ContextConfig, Library, Target};
+use qhx_core::{Error, ErrorKind, Result};
+
+use crate::compile::Compiler;
+use crate::graph::{Elem, Graph};
+use crate::progress::Progress;
+
+/// Makes context binaries for one target.
+#[derive(Debug, Clone)]
+pub struct QnnCompiler {
+    library: Library,
+    target: Target,
+    dsp_arch: String,
+    configs: Vec<GraphConfig>,
+    share_weights: bool,
+}
+
+impl QnnCompiler {
+    /// A compiler for `target`.
+    pub fn new(library: Library, target: Target) -> Self {
+        Self {
+            library,
+            target,
+            dsp_arch: target.to_string(),
+            configs: vec![GraphConfig::OptimizationLevel(3)],
+            share_weights: false,
+        }
+    }
+
+    /// Replaces the options that every graph is compiled with.
+    #[must_use]
+    pub fn with_configs(mut self, configs: Vec<GraphConfig>) -> Self {
+        self.configs = configs;
+        self
+    }
+
+    /// Keeps equal weights of the graphs of one context once. Such a context loads on a device only,
+    /// not on x86-64. It makes no difference to a context of one graph.
+    #[must_use]
+    pub fn share_weights(mut self, share: bool) -> Self {
+        self.share_weights = share;
+        self
+    }
+}
+
+impl Compiler for QnnCompiler {
+    fn dsp_arch(&self) -> &str {
+        &self.dsp_arch
+    }
+
+    fn version(&self) -> String {
+        match self.library.core_version().qairt() {
+            Some(qairt) => format!("QAIRT {qairt} ({})", self.library.build_id()),
+            None => self.library.build_id().to_owned(),
+        }
+    }
+
+    fn compile(
+        &self,
+        key: &str,
+        graphs: &[Graph],
+        out: &Path,
+        progress: &mut dyn Progress,
+    ) -> Result<u64> {
+        let mut options = Vec::new();
+        if self.share_weights && graphs.len() > 1 {
+            options.push(ContextConfig::WeightSharing(true));
+        }
+        let mut context = Composer::new(&self.library, self.target, &options)?;
+        let total = graphs.iter().map(Graph::weight_bytes).sum();
+        progress.stage(&format!("compile {key} for {}", self.target), total);
+        let mut done = 0;
+        for graph in graphs {
+            let composed = context.graph(graph.name(), &self.configs)?;
+            let composed = lower::lower(graph, composed, &mut done, progress)?;
+            if progress.cancelled() {
+                return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
+            }
+            composed.finalize()?;
+        }
+        let bytes = context.write(out)?;
+        drop(context);
+        verify(&self.library, self.target, graphs, out)?;
+        Ok(bytes)
+    }
+}
+
+/// Reads the binary back: it has to describe the graphs that were asked for, in their order of inputs
+/// and outputs, because that is what a host-op binds to.
+fn verify(library: &Library, target: Target, graphs: &[Graph], out: &Path) -> Result<()> {
+    let file = qhx_core::artifacts::Mapped::open(out)?;
+    let name = out.display().to_string();
+    let info = BinaryInfo::read(library.system(), &name, file.bytes())?;
+    let wrong = |found: String| {
+        Err(Error::new(ErrorKind::Context, format!("{name}: the compiled binary has {found}"))
+            .hint(
+                "this library may lower graphs in a way that qhx does not know; report its version",
+            ))
+    };
+    if info.dsp_arch.is_some_and(|arch| arch != target.arch) {
+        return wrong(format!("architecture {:?}, expected {}", info.dsp_arch, target.arch));
+    }
+    for graph in graphs {
+        let expected = graph.info(Elem::qnn);
+        let Some(found) = info.graphs.iter().find(|g| g.name == expected.name) else {
+            return wrong(format!("no graph {:?}", expected.name));
+        };
+        let found = found.info()?;
+        for (what, found, expected) in [
+            ("inputs", &found.inputs, &expected.inputs),
+            ("outputs", &found.outputs, &expected.outputs),
+        ] {
+            if found != expected {
+                let list = |tensors: &[qhx_core::TensorInfo]| {
+                    tensors.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+                };
+                return wrong(format!(
+                    "{what} {} in graph {:?}, expected {}",
+                    list(found),
+                    graph.name(),
+                    list(expected)
+                ));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,561 @@
+//! The QNN lowering against the real compiler: every op agrees with its ONNX twin, and the compiled
+//! Qwen3.5 graphs decode the goldens of `transformers`.
+//!
+//! `QHX_QNN_HTP` names libQnnHtp.so and `QHX_QNN_SYSTEM` libQnnSystem.so (by default the one beside
+//! it). Without them every test says that it is skipped; `QHX_REQUIRE_TIERS=1` makes that a failure.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use half::f16;
+use qhx_core::backend::{Backend, ContextSource};
+use qhx_core::qnn::{Library, QnnBackend, QnnOptions, Target};
+use qhx_core::{
+    BufferId, CancelToken, DType, ErrorKind, GraphId, GraphInfo, Port, Result, Workspace,
+};
+use qhx_forge::builder::GraphBuilder;
+use qhx_forge::checkpoint::Checkpoint;
+use qhx_forge::compile::Compiler;
+use qhx_forge::graph::{BinaryOp, Elem, Graph, ReduceOp, UnaryOp};
+use qhx_forge::qnn::QnnCompiler;
+use qhx_forge::recipes::{Precision, Recipe, RecipeOptions, recipe};
+use qhx_forge::weight::{RowSource, Storage, Weight};
+use qhx_forge::{ForgeOptions, Progress, Silent, forge};
+use rten::{Model, ValueOrView};
+use rten_tensor::Tensor;
+use rten_tensor::prelude::*;
+use serde_json::Value;
+
+/// The opened libraries, or `None` after saying that the tier is skipped.
+fn tier() -> Option<Library> {
+    static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
+    let library = LIBRARY.get_or_init(|| {
+        let htp = PathBuf::from(std::env::var_os("QHX_QNN_HTP")?);
+        let system = std::env::var_os("QHX_QNN_SYSTEM").map(PathBuf::from);
+        Some(Library::open(&htp, system.as_deref()).unwrap())
+    });
+    if library.is_none() {
+        eprintln!("skipped: qnn tier (QHX_QNN_HTP is not set)");
+        let required = std::env::var("QHX_REQUIRE_TIERS").is_ok_and(|v| v == "1");
+        assert!(!required, "QHX_REQUIRE_TIERS=1, but QHX_QNN_HTP is not set");
+    }
+    library.clone()
+}
+
+/// Small numbers that do not repeat, the same in every run.
+fn numbers(seed: u32, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12345);
+    let next = |_| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        f16::from_f32((state >> 8) as f32 / (1u32 << 23) as f32 - 1.0).to_f32()
+    };
+    (0..count).map(next).collect()
+}
+
+/// A weight that is made up.
+#[derive(Debug)]
+struct Made {
+    shape: [usize; 2],
+    values: Vec<f32>,
+}
+
+impl RowSource for Made {
+    fn name(&self) -> &str {
+        "made.up.weight"
+    }
+
+    fn shape(&self) -> [usize; 2] {
+        self.shape
+    }
+
+    fn stored_dtype(&self) -> DType {
+        DType::F32
+    }
+
+    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
+        out.copy_from_slice(&self.values[first * self.shape[1]..][..out.len()]);
+        Ok(())
+    }
+}
+
+fn made(seed: u32, shape: [usize; 2], storage: Storage) -> Weight {
+    // Rows of different size, so that a lost scale shows.
+    let mut values = numbers(seed, shape[0] * shape[1]);
+    for (r, row) in values.chunks_exact_mut(shape[1]).enumerate() {
+        row.iter_mut().for_each(|v| *v *= 0.2 + r as f32 / shape[0] as f32);
+    }
+    Weight::new(Arc::new(Made { shape, values }), storage)
+}
+
+/// Graphs compiled into one context and opened, with a buffer for every port.
+struct Compiled {
+    workspace: Workspace,
+    buffers: HashMap<(u32, Port), BufferId>,
+}
+
+impl Compiled {
+    fn new(library: &Library, target: Target, contexts: &[&[Graph]]) -> Self {
+        let backend: Arc<dyn Backend> =
+            Arc::new(QnnBackend::with_library(library, QnnOptions::default()).unwrap());
+        let mut workspace = Workspace::new(Arc::clone(&backend), CancelToken::new());
+        let compiler = QnnCompiler::new(library.clone(), target);
+        let folder = tempfile::tempdir().unwrap();
+        for (index, graphs) in contexts.iter().enumerate() {
+            let key = format!("c{index}");
+            let path = folder.path().join(&key);
+            let bytes = compiler.compile(&key, graphs, &path, &mut Silent).unwrap();
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), bytes);
+            let source = ContextSource { key, binary: Some(path), onnx: vec![] };
+            let context = backend.open_context(&source).unwrap();
+            workspace.add_context(&source.key, &context).unwrap();
+        }
+        let mut buffers = HashMap::new();
+        for id in 0..workspace.graph_count() as u32 {
+            let info = Arc::clone(workspace.graph(GraphId(id)).unwrap().1);
+            let inputs = (0..info.inputs.len()).map(Port::Input);
+            for port in inputs.chain((0..info.outputs.len()).map(Port::Output)) {
+                let bytes = info.tensor(port).unwrap().byte_len().unwrap();
+                let buffer = workspace.allocate(bytes).unwrap();
+                workspace.bind(GraphId(id), port, buffer, 0).unwrap();
+                buffers.insert((id, port), buffer);
+            }
+        }
+        Self { workspace, buffers }
+    }
+
+    fn info(&self, graph: u32) -> Arc<GraphInfo> {
+        Arc::clone(self.workspace.graph(GraphId(graph)).unwrap().1)
+    }
+
+    fn write(&mut self, graph: u32, index: usize, values: &[f32]) {
+        let dtype = self.info(graph).inputs[index].dtype;
+        let bytes: Vec<u8> = match dtype {
+            DType::F16 => values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect(),
+            DType::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            DType::I32 => values.iter().flat_map(|&v| (v as i32).to_le_bytes()).collect(),
+            other => panic!("input of type {other}"),
+        };
+        let buffer = self.buffers[&(graph, Port::Input(index))];
+        self.workspace.bytes_mut(buffer).unwrap().copy_from_slice(&bytes);
+    }
+
+    fn read(&self, graph: u32, index: usize) -> Vec<f32> {
+        let dtype = self.info(graph).outputs[index].dtype;
+        let bytes = self.workspace.bytes(self.buffers[&(graph, Port::Output(index))]).unwrap();
+        match dtype {
+            DType::F16 => bytes
+                .chunks_exact(2)
+                .map(|b| f16::from_le_bytes(b.try_into().unwrap()).to_f32())
+                .collect(),
+            DType::F32 => {
+                bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+            }
+            DType::I32 => bytes
+                .chunks_exact(4)
+                .map(|b| i32::from_le_bytes(b.try_into().unwrap()) as f32)
+                .collect(),
+            other => panic!("output of type {other}"),
+        }
+    }
+
+    fn run(&mut self, graph: u32, inputs: &[Vec<f32>]) -> Vec<Vec<f32>> {
+        for (index, values) in inputs.iter().enumerate() {
+            self.write(graph, index, values);
+        }
+        self.workspace.execute(GraphId(graph)).unwrap();
+        (0..self.info(graph).outputs.len()).map(|i| self.read(graph, i)).collect()
+    }
+}
+
+/// The ONNX twin's outputs for the same inputs.
+fn twin(graph: &Graph, inputs: &[Vec<f32>]) -> Vec<Vec<f32>> {
+    let folder = tempfile::tempdir().unwrap();
+    let written = qhx_forge::onnx::write(graph, folder.path(), &mut Silent).unwrap();
+    let model = Model::load_file(&written.model).unwrap();
+    let info = graph.info(Elem::onnx);
+    let mut values: Vec<(_, ValueOrView<'_>)> = Vec::new();
+    for (tensor, data) in info.inputs.iter().zip(inputs) {
+        let id = model.node_id(&tensor.name).unwrap();
+        if tensor.dtype == DType::I32 {
+            let data: Vec<i32> = data.iter().map(|&v| v as i32).collect();
+            values.push((id, Tensor::from_data(&tensor.shape[..], data).into()));
+        } else {
+            values.push((id, Tensor::from_data(&tensor.shape[..], data.clone()).into()));
+        }
+    }
+    let ids: Vec<_> = info.outputs.iter().map(|t| model.node_id(&t.name).unwrap()).collect();
+    let outputs = model.run(values, &ids, None).unwrap();
+    outputs
+        .into_iter()
+        .zip(&info.outputs)
+        .map(|(value, tensor)| {
+            if tensor.dtype == DType::I32 {
+                let value: Tensor<i32> = value.try_into().unwrap();
+                value.to_vec().into_iter().map(|v| v as f32).collect()
+            } else {
+                let value: Tensor<f32> = value.try_into().unwrap();
+                value.to_vec()
+            }
+        })
+        .collect()
+}
+
+/// The largest difference, relative to the largest expected value.
+fn error(found: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(found.len(), expected.len());
+    let scale = expected.iter().fold(0f32, |m, v| m.max(v.abs()));
+    assert!(scale > 0.0 && found.iter().all(|v| v.is_finite()));
+    found.iter().zip(expected).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / scale
+}
+
+/// Each op on inputs of its own, each result an output.
+fn all_ops() -> Graph {
+    let mut b = GraphBuilder::new("ops");
+    let x = b.input("x", Elem::Activation, &[3, 8]).unwrap();
+    let s = b.input("state", Elem::F32, &[2, 4, 8]).unwrap();
+    let r = b.input("row", Elem::Activation, &[1, 8]).unwrap();
+    let i = b.input("index", Elem::I32, &[1, 8]).unwrap();
+    let mut outputs = Vec::new();
+    let bias = Some(numbers(1, 20));
+    outputs.push(b.linear("lin", x, made(2, [20, 8], Storage::Float), bias).unwrap());
+    outputs.push(b.linear("plain", x, made(3, [36, 8], Storage::Float), None).unwrap());
+    let bias = Some(numbers(4, 36));
+    outputs.push(b.linear("int8", x, made(5, [36, 8], Storage::Int8), bias).unwrap());
+    for op in [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Max] {
+        outputs.push(b.binary(op, x, r).unwrap());
+        outputs.push(b.binary(op, r, x).unwrap());
+    }
+    let magnitude = b.unary(UnaryOp::Abs, x).unwrap();
+    let half = b.scalar(x, 0.5).unwrap();
+    let positive = b.add(magnitude, half).unwrap();
+    outputs.push(b.div(r, positive).unwrap());
+    for op in [UnaryOp::Neg, UnaryOp::Exp, UnaryOp::Sigmoid, UnaryOp::Tanh] {
+        outputs.push(b.unary(op, x).unwrap());
+    }
+    outputs.push(b.unary(UnaryOp::Log, positive).unwrap());
+    outputs.push(b.unary(UnaryOp::Rsqrt, positive).unwrap());
+    for axis in 0..3 {
+        for op in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max] {
+            outputs.push(b.reduce(op, s, axis).unwrap());
+        }
+    }
+    outputs.push(b.softmax(x).unwrap());
+    outputs.push(b.softmax(s).unwrap());
+    outputs.push(b.reshape(s, &[8, 8]).unwrap());
+    outputs.push(b.transpose(s, &[2, 0, 1]).unwrap());
+    outputs.push(b.concat(&[x, r, x], 0).unwrap());
+    outputs.push(b.slice(s, 1, 1, 3).unwrap());
+    outputs.push(b.matmul(s, s, true).unwrap());
+    let turned = b.transpose(s, &[0, 2, 1]).unwrap();
+    outputs.push(b.matmul(s, turned, false).unwrap());
+    let narrow = b.cast(s, Elem::Activation).unwrap();
+    outputs.push(narrow);
+    let wide = b.cast(x, Elem::F32).unwrap();
+    outputs.push(wide);
+    // Through f32 and back, read again by a node.
+    let back = b.cast(wide, Elem::Activation).unwrap();
+    outputs.push(b.add(back, r).unwrap());
+    let float = b.cast(i, Elem::Activation).unwrap();
+    outputs.push(b.mul(float, r).unwrap());
+    let two = b.scalar(i, 2.0).unwrap();
+    outputs.push(b.mul(i, two).unwrap());
+    // Handed through, and one value under two names.
+    outputs.push(x);
+    outputs.push(s);
+    outputs.push(narrow);
+    for (index, id) in outputs.into_iter().enumerate() {
+        b.output(&format!("out_{index}"), id).unwrap();
+    }
+    b.finish().unwrap()
+}
+
+#[test]
+fn every_op_agrees_with_its_onnx_twin_on_every_target() {
+    let Some(library) = tier() else { return };
+    let graph = all_ops();
+    let index: Vec<f32> = (0..8).map(|i| (i * 3 - 5) as f32).collect();
+    let inputs = [numbers(10, 24), numbers(11, 64), numbers(12, 8), index];
+    let expected = twin(&graph, &inputs);
+    for target in Target::ALL {
+        let mut compiled = Compiled::new(&library, target, &[std::slice::from_ref(&graph)]);
+        assert_eq!(*compiled.info(0), graph.info(Elem::qnn));
+        let found = compiled.run(0, &inputs);
+        let mut wrong = Vec::new();
+        for ((output, found), expected) in graph.outputs().iter().zip(&found).zip(&expected) {
+            let error = error(found, expected);
+            // The library's softmax is the coarsest op.
+            if error > 4e-3 {
+                wrong.push(format!("{:?}: {error}", graph.producer(*output).unwrap().op));
+            }
+        }
+        assert!(wrong.is_empty(), "{target}: {wrong:#?}");
+    }
+}
+
+#[test]
+fn graphs_of_one_context_keep_their_own_weights() {
+    let Some(library) = tier() else { return };
+    let graph = |name: &str, rows: usize, seed: u32| {
+        let mut b = GraphBuilder::new(name);
+        let x = b.input("x", Elem::Activation, &[rows, 16]).unwrap();
+        let y = b.linear("lin", x, made(seed, [12, 16], Storage::Float), None).unwrap();
+        b.output("y", y).unwrap();
+        b.finish().unwrap()
+    };
+    let graphs = [graph("prefill", 5, 20), graph("decode", 1, 21)];
+    let mut compiled = Compiled::new(&library, Target::V81, &[&graphs]);
+    for (id, graph) in (0..).zip(&graphs) {
+        assert_eq!(compiled.info(id).name, graph.name());
+        let x = vec![numbers(22, compiled.info(id).inputs[0].elements().unwrap())];
+        let error = error(&compiled.run(id, &x)[0], &twin(graph, &x)[0]);
+        assert!(error < 2e-3, "{}: {error}", graph.name());
+    }
+}
+
+#[test]
+fn int8_weights_with_an_odd_number_of_inputs_are_refused() {
+    let Some(library) = tier() else { return };
+    let mut b = GraphBuilder::new("odd");
+    let x = b.input("x", Elem::Activation, &[1, 66]).unwrap();
+    let y = b.linear("lin", x, made(30, [40, 66], Storage::Int8), None).unwrap();
+    b.output("y", y).unwrap();
+    let graph = b.finish().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("odd.bin");
+    let compiler = QnnCompiler::new(library, Target::V81);
+    let error = compiler.compile("odd", &[graph], &out, &mut Silent).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Graph);
+    assert!(error.message().contains("made.up.weight has 66 inputs"), "{error}");
+    assert!(!out.exists());
+}
+
+#[derive(Default)]
+struct Cancel {
+    total: u64,
+    done: Vec<u64>,
+    after: usize,
+}
+
+impl Progress for Cancel {
+    fn stage(&mut self, _what: &str, total: u64) {
+        self.total = total;
+    }
+
+    fn advance(&mut self, done: u64) {
+        self.done.push(done);
+    }
+
+    fn note(&mut self, _message: &str) {}
+
+    fn cancelled(&self) -> bool {
+        self.done.len() > self.after
+    }
+}
+
+#[test]
+fn progress_counts_weights_and_a_cancelled_compilation_leaves_nothing() {
+    let Some(library) = tier() else { return };
+    let compiler = QnnCompiler::new(library, Target::V81);
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("ops.bin");
+    let mut progress = Cancel { after: usize::MAX, ..Cancel::default() };
+    let graphs = [all_ops()];
+    compiler.compile("ops", &graphs, &out, &mut progress).unwrap();
+    assert_eq!(progress.done.last(), Some(&progress.total));
+    assert_eq!(progress.total, graphs[0].weight_bytes());
+    std::fs::remove_file(&out).unwrap();
+    let mut progress = Cancel { after: 1, ..Cancel::default() };
+    let error = compiler.compile("ops", &graphs, &out, &mut progress).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    assert_eq!(progress.done.len(), 2);
+    assert!(!out.exists());
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
+}
+
+/// Runs the compiled graphs of a recipe as their host-op does.
+struct Driver {
+    compiled: Compiled,
+    embed: Vec<f32>,
+    hidden: usize,
+    position: usize,
+    max_ctx: usize,
+    rotary: usize,
+    theta: f64,
+}
+
+impl Driver {
+    fn new(library: &Library, target: Target, recipe: &Recipe) -> Self {
+        let contexts: Vec<&[Graph]> = recipe.contexts.iter().map(|c| &c.graphs[..]).collect();
+        let table = Weight::new(recipe.embed.clone(), Storage::Float);
+        let number = |key: &str| recipe.params[key].as_f64().unwrap();
+        Self {
+            compiled: Compiled::new(library, target, &contexts),
+            embed: table.to_f16().unwrap().into_iter().map(f16::to_f32).collect(),
+            hidden: number("hidden") as usize,
+            position: 0,
+            max_ctx: number("max_ctx") as usize,
+            rotary: number("rotary_dim") as usize,
+            theta: number("rope_theta"),
+        }
+    }
+
+    fn reset(&mut self) {
+        self.position = 0;
+        for graph in 0..self.compiled.workspace.graph_count() as u32 {
+            let info = self.compiled.info(graph);
+            for (index, tensor) in info.inputs.iter().enumerate() {
+                self.compiled.write(graph, index, &vec![0.0; tensor.elements().unwrap()]);
+            }
+        }
+    }
+
+    /// Logits after `token`.
+    fn step(&mut self, token: usize) -> Vec<f32> {
+        let (position, half) = (self.position, self.rotary / 2);
+        let mut x = self.embed[token * self.hidden..][..self.hidden].to_vec();
+        let angle =
+            |i: usize| position as f64 * self.theta.powf(-2.0 * i as f64 / self.rotary as f64);
+        let table = |f: fn(f64) -> f64| (0..half).map(|i| f(angle(i)) as f32).collect::<Vec<f32>>();
+        let (cos, sin) = (table(f64::cos), table(f64::sin));
+        let mask: Vec<f32> = (0..=self.max_ctx)
+            .map(|i| if i < position || i == self.max_ctx { 0.0 } else { -65504.0 })
+            .collect();
+        let mut logits = Vec::new();
+        for graph in 0..self.compiled.workspace.graph_count() as u32 {
+            let info = self.compiled.info(graph);
+            for (index, tensor) in info.inputs.iter().enumerate() {
+                match tensor.name.as_str() {
+                    "x" => self.compiled.write(graph, index, &x),
+                    "cos" => self.compiled.write(graph, index, &cos),
+                    "sin" => self.compiled.write(graph, index, &sin),
+                    "cmask" => self.compiled.write(graph, index, &mask),
+                    _ => {}
+                }
+            }
+            self.compiled.workspace.execute(GraphId(graph)).unwrap();
+            for (index, tensor) in info.outputs.iter().enumerate() {
+                let value = self.compiled.read(graph, index);
+                let past = |role: &str| {
+                    let name = format!("past_{role}");
+                    info.inputs.iter().position(|t| t.name == name).unwrap()
+                };
+                if let Some(role) = tensor.name.strip_prefix("present_") {
+                    self.compiled.write(graph, past(role), &value);
+                } else if let Some(role) = tensor.name.strip_prefix("new_") {
+                    let input = past(role);
+                    let [heads, ctx, width] = info.inputs[input].shape[..] else {
+                        panic!("a cache [heads, ctx, width]")
+                    };
+                    let buffer = self.compiled.buffers[&(graph, Port::Input(input))];
+                    let cache = self.compiled.workspace.bytes_mut(buffer).unwrap();
+                    for head in 0..heads {
+                        for i in 0..width {
+                            let at = 2 * ((head * ctx + position) * width + i);
+                            let v = f16::from_f32(value[head * width + i]);
+                            cache[at..at + 2].copy_from_slice(&v.to_le_bytes());
+                        }
+                    }
+                } else if tensor.name == "logits" {
+                    logits = value;
+                } else {
+                    x = value;
+                }
+            }
+        }
+        self.position += 1;
+        logits
+    }
+}
+
+fn argmax(logits: &[f32]) -> usize {
+    (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap()
+}
+
+fn ids(value: &Value) -> Vec<usize> {
+    value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as usize).collect()
+}
+
+/// Greedy agreement over the first `cases` goldens, teacher-forced.
+fn greedy(
+    library: &Library,
+    target: Target,
+    (name, precision, shards, cases): (&str, Precision, usize, usize),
+) -> (usize, usize) {
+    let dir = fixture(name);
+    let checkpoint = Checkpoint::open(&dir).unwrap();
+    let options = RecipeOptions { precision, shards, max_ctx: 200 };
+    let recipe = recipe(&checkpoint, &options).unwrap();
+    let goldens: Value =
+        serde_json::from_slice(&std::fs::read(dir.join("goldens.json")).unwrap()).unwrap();
+    let mut driver = Driver::new(library, target, &recipe);
+    let (mut same, mut total) = (0, 0);
+    for case in goldens["cases"].as_array().unwrap().iter().take(cases) {
+        driver.reset();
+        let mut logits = Vec::new();
+        for token in ids(&case["prompt_ids"]) {
+            logits = driver.step(token);
+        }
+        for token in ids(&case["output_ids"]) {
+            total += 1;
+            same += usize::from(argmax(&logits) == token);
+            logits = driver.step(token);
+        }
+    }
+    println!("{name} {precision:?} {target}: greedy {same}/{total}");
+    (same, total)
+}
+
+#[test]
+fn the_tied_model_decodes_as_transformers_does() {
+    let Some(library) = tier() else { return };
+    let (same, total) = greedy(&library, Target::V81, ("qwen35-tied", Precision::Fp16, 1, 4));
+    assert_eq!(same, total);
+}
+
+#[test]
+fn the_untied_model_in_shards_decodes_as_transformers_does_on_older_targets() {
+    let Some(library) = tier() else { return };
+    for target in [Target::V75, Target::V79] {
+        let (same, total) = greedy(&library, target, ("qwen35-untied", Precision::Fp16, 3, 2));
+        assert_eq!(same, total, "{target}");
+    }
+}
+
+#[test]
+fn int8_weights_keep_the_greedy_tokens() {
+    let Some(library) = tier() else { return };
+    let (same, total) = greedy(&library, Target::V81, ("qwen35-tied", Precision::W8A16, 1, 2));
+    assert!(same * 100 >= total * 95, "greedy {same}/{total}");
+}
+
+#[test]
+fn a_bundle_has_context_binaries_for_its_architecture() {
+    let Some(library) = tier() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("v79");
+    let mut options = ForgeOptions::new(&out);
+    options.max_ctx = Some(64);
+    options.onnx = false;
+    options.compiler = Some(Arc::new(QnnCompiler::new(library.clone(), Target::V79)));
+    let report = forge(&fixture("qwen35-tied"), &options, &mut Silent).unwrap();
+    assert_eq!(report.dsp_arch.as_deref(), Some("v79"));
+    let manifest: Value =
+        serde_json::from_slice(&std::fs::read(&report.manifest).unwrap()).unwrap();
+    let compiled_by = manifest["model"]["compiled_by"].as_str().unwrap();
+    assert!(compiled_by.contains(library.build_id()), "{compiled_by}");
+    let backend = QnnBackend::with_library(&library, QnnOptions::default()).unwrap();
+    for context in &report.contexts {
+        let entry = &manifest["artifacts"]["contexts"][&context.key];
+        let path = out.join(entry["bin"].as_str().unwrap());
+        assert_eq!(Some(std::fs::metadata(&path).unwrap().len()), context.binary_bytes);
+        let source = ContextSource { key: context.key.clone(), binary: Some(path), onnx: vec![] };
+        let opened = backend.open_context(&source).unwrap();
+        let names: Vec<_> = opened.graphs().iter().map(|g| g.name.clone()).collect();
+        assert_eq!(names, context.graphs);
+    }
+}
