@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use qhx_core::backend::Backend;
-use qhx_core::qnn::{QnnBackend, QnnOptions};
+use qhx_core::qnn::{Library, QnnBackend, QnnOptions, Target};
 use qhx_forge::compile::Compiler;
+use qhx_forge::qnn::QnnCompiler;
 
 /// The CPU backend.
 pub fn cpu() -> Arc<dyn Backend> {
@@ -31,8 +32,9 @@ pub fn qnn_device(
     Arc::new(QnnBackend::new(options).unwrap_or_else(|e| panic!("{e}")))
 }
 
-/// The compiler of context binaries for a target.
+/// The compiler of context binaries for a target such as `v81`.
 pub fn compiler(htp: &Path, system: &Path, target: &str) -> Arc<dyn Compiler> {
-    let _ = (htp, system, target);
-    panic!("no compiler yet")
+    let library = Library::open(htp, Some(system)).unwrap_or_else(|e| panic!("{e}"));
+    let target = Target::named(target).unwrap_or_else(|| panic!("no target {target}"));
+    Arc::new(QnnCompiler::new(library, target))
 }
