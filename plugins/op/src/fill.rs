@@ -2,16 +2,94 @@
 //!
 //! Each reads width and dtype from the tensor when it is made and says what does not fit.
 
+use std::ops::Range;
+
 use half::f16;
+use serde::Deserialize;
 
 use crate::kernels::{f16_to_f32, f32_to_f16};
 use crate::{BufferId, DType, Error, GraphId, Host, Port, Result};
 
-/// Writes f32 values into a buffer as the tensor's type.
-fn write(host: &mut Host, buffer: BufferId, dtype: DType, values: &[f32]) {
+/// Writes f32 values into a buffer from element `first` on, as the tensor's type.
+fn write(host: &mut Host, buffer: BufferId, dtype: DType, first: usize, values: &[f32]) {
+    let range = first..first + values.len();
     match dtype {
-        DType::F16 => f32_to_f16(values, &mut host.f16s_mut(buffer)[..values.len()]),
-        _ => host.f32s_mut(buffer)[..values.len()].copy_from_slice(values),
+        DType::F16 => f32_to_f16(values, &mut host.f16s_mut(buffer)[range]),
+        _ => host.f32s_mut(buffer)[range].copy_from_slice(values),
+    }
+}
+
+/// How the frequencies of a rotary embedding differ from `θ^(−2i/rotary_dim)`; `params.rope_scaling`
+/// of the manifest. The names are those of `transformers`.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(tag = "rope_type", rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum RopeScaling {
+    /// Not at all.
+    Default,
+    /// All are divided by `factor`.
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+    /// Low frequencies are divided by `factor`, high ones stay, those between are mixed
+    /// (Llama 3.1; `transformers`, `modeling_rope_utils.py`).
+    Llama3 {
+        /// The divisor.
+        factor: f64,
+        /// Wavelengths above the original length divided by this are scaled fully.
+        low_freq_factor: f64,
+        /// Wavelengths below the original length divided by this stay.
+        high_freq_factor: f64,
+        /// Positions the model was trained on at first.
+        original_max_position_embeddings: f64,
+    },
+}
+
+impl RopeScaling {
+    fn apply(self, frequency: f32) -> f32 {
+        match self {
+            Self::Default => frequency,
+            Self::Linear { factor } => frequency / factor as f32,
+            Self::Llama3 {
+                factor,
+                low_freq_factor: low,
+                high_freq_factor: high,
+                original_max_position_embeddings: length,
+            } => {
+                let (factor, low, high) = (factor as f32, low as f32, high as f32);
+                let length = length as f32;
+                let wave = 2.0 * std::f32::consts::PI / frequency;
+                if wave < length / high {
+                    frequency
+                } else if wave > length / low {
+                    frequency / factor
+                } else {
+                    let smooth = (length / wave - low) / (high - low);
+                    (1.0 - smooth) * frequency / factor + smooth * frequency
+                }
+            }
+        }
+    }
+
+    fn check(self) -> Result<()> {
+        let legal = match self {
+            Self::Default => true,
+            Self::Linear { factor } => factor > 0.0,
+            Self::Llama3 {
+                factor,
+                low_freq_factor: low,
+                high_freq_factor: high,
+                original_max_position_embeddings: length,
+            } => factor > 0.0 && low > 0.0 && high > low && length > 0.0,
+        };
+        if legal {
+            return Ok(());
+        }
+        Err(Error::manifest(format!(
+            "manifest /params/rope_scaling: {self:?}: expected positive numbers, \
+             high_freq_factor above low_freq_factor"
+        )))
     }
 }
 
@@ -45,8 +123,29 @@ impl Rope {
         Ok(Self { inverse_frequencies, cos: vec![0.0; 2 * half], sin: vec![0.0; 2 * half] })
     }
 
-    /// Binds the inputs `cos` and `sin` of a graph; `None` when it has neither.
+    /// The same with scaled frequencies.
+    pub fn scaled(mut self, scaling: RopeScaling) -> Result<Self> {
+        scaling.check()?;
+        for frequency in &mut self.inverse_frequencies {
+            *frequency = scaling.apply(*frequency);
+        }
+        Ok(self)
+    }
+
+    /// Binds the inputs `cos` and `sin` of a graph that takes one position; `None` when it has
+    /// neither.
     pub fn bind(&self, host: &mut Host, graph: GraphId) -> Result<Option<RopeSlot>> {
+        self.bind_rows(host, graph, 1)
+    }
+
+    /// Binds the inputs `cos` and `sin` of a graph that takes `rows` positions, one row each;
+    /// `None` when it has neither.
+    pub fn bind_rows(
+        &self,
+        host: &mut Host,
+        graph: GraphId,
+        rows: usize,
+    ) -> Result<Option<RopeSlot>> {
         let info = host.graph(graph);
         let (cos, sin) = match (info.input("cos"), info.input("sin")) {
             (None, None) => return Ok(None),
@@ -59,18 +158,18 @@ impl Rope {
         for port in [cos, sin] {
             let info = host.graph(graph);
             let tensor = &info.inputs[port];
-            let width = tensor.elements();
-            if tensor.dtype != dtype || (width != half && width != 2 * half) {
+            let values = tensor.elements();
+            if tensor.dtype != dtype || (values != rows * half && values != rows * 2 * half) {
                 return Err(Error::graph(format!(
-                    "graph {:?}: tensor {tensor}: expected {dtype} with {half} values (half a \
-                     rotary table) or {} (both halves)",
+                    "graph {:?}: tensor {tensor}: expected {dtype} with {rows} rows of {half} \
+                     values (half a rotary table) or {} (both halves)",
                     info.name,
                     2 * half
                 )));
             }
         }
-        let width = host.graph(graph).inputs[cos].elements();
-        if host.graph(graph).inputs[sin].elements() != width {
+        let width = host.graph(graph).inputs[cos].elements() / rows;
+        if host.graph(graph).inputs[sin].elements() != width * rows {
             return Err(Error::graph(format!(
                 "graph {:?}: cos and sin differ in width",
                 host.graph(graph).name
@@ -78,7 +177,7 @@ impl Rope {
         }
         let cos = host.allocate_for(graph, Port::Input(cos))?;
         let sin = host.allocate_for(graph, Port::Input(sin))?;
-        Ok(Some(RopeSlot { cos, sin, width, dtype }))
+        Ok(Some(RopeSlot { cos, sin, rows, width, dtype }))
     }
 
     /// Computes the tables of a position. [`RopeSlot::write`] puts them into a graph's inputs.
@@ -105,6 +204,7 @@ fn both() -> Error {
 pub struct RopeSlot {
     cos: BufferId,
     sin: BufferId,
+    rows: usize,
     width: usize,
     dtype: DType,
 }
@@ -112,8 +212,35 @@ pub struct RopeSlot {
 impl RopeSlot {
     /// Writes the tables that [`Rope::compute`] made.
     pub fn write(&self, host: &mut Host, rope: &Rope) {
-        write(host, self.cos, self.dtype, &rope.cos[..self.width]);
-        write(host, self.sin, self.dtype, &rope.sin[..self.width]);
+        self.write_row(host, rope, 0);
+    }
+
+    /// Fills all rows with the tables of the positions from `first` on.
+    pub fn fill(&self, host: &mut Host, rope: &mut Rope, first: usize) {
+        for row in 0..self.rows {
+            rope.compute(first + row);
+            self.write_row(host, rope, row);
+        }
+    }
+
+    fn write_row(&self, host: &mut Host, rope: &Rope, row: usize) {
+        let first = row * self.width;
+        write(host, self.cos, self.dtype, first, &rope.cos[..self.width]);
+        write(host, self.sin, self.dtype, first, &rope.sin[..self.width]);
+    }
+}
+
+/// Writes 0 (visible) or the lowest finite value (hidden) into elements of an additive mask.
+fn set(host: &mut Host, buffer: BufferId, dtype: DType, range: Range<usize>, visible: bool) {
+    match dtype {
+        DType::F16 => {
+            let value = if visible { f16::ZERO } else { f16::MIN };
+            host.f16s_mut(buffer)[range].fill(value);
+        }
+        _ => {
+            let value = if visible { 0.0 } else { f32::MIN };
+            host.f32s_mut(buffer)[range].fill(value);
+        }
     }
 }
 
@@ -170,17 +297,122 @@ impl Mask {
         self.open = open;
     }
 
-    fn set(&self, host: &mut Host, range: std::ops::Range<usize>, visible: bool) {
-        match self.dtype {
-            DType::F16 => {
-                let value = if visible { f16::ZERO } else { f16::MIN };
-                host.f16s_mut(self.buffer)[range].fill(value);
-            }
-            _ => {
-                let value = if visible { 0.0 } else { f32::MIN };
-                host.f32s_mut(self.buffer)[range].fill(value);
-            }
+    fn set(&self, host: &mut Host, range: Range<usize>, visible: bool) {
+        set(host, self.buffer, self.dtype, range, visible);
+    }
+}
+
+/// The causal mask of a step of `rows` tokens over a cache, for the input `cmask`
+/// `[rows, capacity + rows]`: the last `rows` columns are the tokens of the step themselves.
+#[derive(Debug)]
+pub struct ChunkMask {
+    buffer: BufferId,
+    dtype: DType,
+    rows: usize,
+    capacity: usize,
+    /// Number of cache slots that are open in every row.
+    open: usize,
+}
+
+impl ChunkMask {
+    /// Binds the input `cmask` of a graph over caches of `capacity` rows; `None` when the graph
+    /// has no such input.
+    pub fn bind(
+        host: &mut Host,
+        graph: GraphId,
+        capacity: usize,
+        rows: usize,
+    ) -> Result<Option<Self>> {
+        let Some(port) = host.graph(graph).input("cmask") else { return Ok(None) };
+        let dtype = host.require_float(graph, Port::Input(port))?;
+        let info = host.graph(graph);
+        let tensor = &info.inputs[port];
+        let width = capacity + rows;
+        if tensor.width() != width || tensor.elements() != rows * width {
+            return Err(Error::graph(format!(
+                "graph {:?}: tensor {tensor}: expected {rows} rows of {width} values (the cache of \
+                 {capacity} and the {rows} tokens of a step)",
+                info.name
+            )));
         }
+        let buffer = host.allocate_for(graph, Port::Input(port))?;
+        let mask = Self { buffer, dtype, rows, capacity, open: 0 };
+        set(host, buffer, dtype, 0..rows * width, false);
+        for row in 0..rows {
+            let own = row * width + capacity;
+            set(host, buffer, dtype, own..own + row + 1, true);
+        }
+        Ok(Some(mask))
+    }
+
+    /// Fills the mask for a step whose first token is at `position`. Only slots that change are
+    /// written.
+    pub fn fill(&mut self, host: &mut Host, position: usize) {
+        let (from, to) = (self.open.min(position), self.open.max(position));
+        if from == to {
+            return;
+        }
+        for row in 0..self.rows {
+            let first = row * (self.capacity + self.rows);
+            set(host, self.buffer, self.dtype, first + from..first + to, position > self.open);
+        }
+        self.open = position;
+    }
+}
+
+/// The mask of an encoder with a fixed length for the input `cmask`: padded positions are hidden
+/// as keys. `[1, length]` hides them from every query; `[length, length]` can be causal too.
+#[derive(Debug)]
+pub struct PaddingMask {
+    buffer: BufferId,
+    dtype: DType,
+    rows: usize,
+    length: usize,
+    causal: bool,
+    /// Number of real tokens that the mask is filled for.
+    real: usize,
+}
+
+impl PaddingMask {
+    /// Binds the input `cmask` of a graph over `length` positions; `None` when the graph has no
+    /// such input.
+    pub fn bind(
+        host: &mut Host,
+        graph: GraphId,
+        length: usize,
+        causal: bool,
+    ) -> Result<Option<Self>> {
+        let Some(port) = host.graph(graph).input("cmask") else { return Ok(None) };
+        let dtype = host.require_float(graph, Port::Input(port))?;
+        let info = host.graph(graph);
+        let tensor = &info.inputs[port];
+        let rows = tensor.elements() / length.max(1);
+        let legal = if causal { rows == length } else { rows == 1 || rows == length };
+        if !legal || tensor.width() != length {
+            return Err(Error::graph(format!(
+                "graph {:?}: tensor {tensor}: expected {} of {length} values for attention that \
+                 is {}",
+                info.name,
+                if causal { format!("{length} rows") } else { format!("1 or {length} rows") },
+                if causal { "causal" } else { "bidirectional" }
+            )));
+        }
+        let buffer = host.allocate_for(graph, Port::Input(port))?;
+        Ok(Some(Self { buffer, dtype, rows, length, causal, real: usize::MAX }))
+    }
+
+    /// Fills the mask for a text of `real` tokens, at least one.
+    pub fn fill(&mut self, host: &mut Host, real: usize) {
+        if real == self.real {
+            return;
+        }
+        for row in 0..self.rows {
+            let first = row * self.length;
+            let open = if self.causal { real.min(row + 1) } else { real };
+            set(host, self.buffer, self.dtype, first..first + open, true);
+            set(host, self.buffer, self.dtype, first + open..first + self.length, false);
+        }
+        self.real = real;
     }
 }
 
@@ -201,7 +433,7 @@ impl Embedding {
     /// the manifest says how many.
     pub fn open(host: &mut Host, hidden: usize, vocab: Option<usize>) -> Result<Self> {
         const POINTER: &str = "/artifacts/embed";
-        #[derive(serde::Deserialize)]
+        #[derive(Deserialize)]
         #[serde(untagged)]
         enum Entry {
             Path(String),
@@ -243,15 +475,20 @@ impl Embedding {
         self.vocab
     }
 
-    /// Checks that a graph's input holds a whole number of rows of f16 or f32.
+    /// Checks that a graph's input holds one row of f16 or f32.
     pub fn check(&self, host: &Host, graph: GraphId, port: Port) -> Result<()> {
+        self.check_rows(host, graph, port, 1)
+    }
+
+    /// Checks that a graph's input holds `rows` rows of f16 or f32.
+    pub fn check_rows(&self, host: &Host, graph: GraphId, port: Port, rows: usize) -> Result<()> {
         host.require_float(graph, port)?;
         let tensor = host.tensor(graph, port);
-        if tensor.elements() == self.hidden {
+        if tensor.elements() == rows * self.hidden {
             return Ok(());
         }
         Err(Error::graph(format!(
-            "graph {:?}: tensor {tensor}: expected {} values, one row of {}",
+            "graph {:?}: tensor {tensor}: expected {rows} x {} values, rows of {}",
             host.graph(graph).name,
             self.hidden,
             self.path
@@ -266,6 +503,42 @@ impl Embedding {
         target: BufferId,
         dtype: DType,
     ) -> Result<()> {
+        self.gather_row(host, token, target, dtype, 0)
+    }
+
+    /// Writes the rows of `tokens` into a buffer of `dtype`, one below the other, and zeros into
+    /// the rows after them. Tokens beyond the buffer's rows are an error.
+    pub fn gather_rows(
+        &self,
+        host: &mut Host,
+        tokens: &[u32],
+        target: BufferId,
+        dtype: DType,
+    ) -> Result<()> {
+        let start = tokens.len() * self.hidden * dtype.size();
+        let have = host.len(target);
+        let rest = host.bytes_mut(target).get_mut(start..).ok_or_else(|| {
+            Error::prompt(format!(
+                "{} tokens do not fit into a graph's input of {} rows",
+                tokens.len(),
+                have / (self.hidden * dtype.size())
+            ))
+        })?;
+        rest.fill(0);
+        for (row, &token) in tokens.iter().enumerate() {
+            self.gather_row(host, token, target, dtype, row)?;
+        }
+        Ok(())
+    }
+
+    fn gather_row(
+        &self,
+        host: &mut Host,
+        token: u32,
+        target: BufferId,
+        dtype: DType,
+        place: usize,
+    ) -> Result<()> {
         let row = token as usize;
         if row >= self.vocab {
             return Err(Error::prompt(format!(
@@ -274,28 +547,67 @@ impl Embedding {
             )));
         }
         let range = row * self.hidden..(row + 1) * self.hidden;
+        let place = place * self.hidden..(place + 1) * self.hidden;
         let (table, out) = host.pair(self.table, target);
         let fail = |_| Error::artifact(format!("{}: table is not aligned", self.path));
         match (self.dtype, dtype) {
             (DType::F16, DType::F16) => {
-                let bytes = self.hidden * 2;
-                out[..bytes].copy_from_slice(&table[row * bytes..(row + 1) * bytes]);
+                out[2 * place.start..2 * place.end]
+                    .copy_from_slice(&table[2 * range.start..2 * range.end]);
             }
             (DType::F16, _) => {
                 let table: &[f16] = bytemuck::try_cast_slice(table).map_err(fail)?;
                 let out: &mut [f32] = bytemuck::try_cast_slice_mut(out).map_err(fail)?;
-                f16_to_f32(&table[range], &mut out[..self.hidden]);
+                f16_to_f32(&table[range], &mut out[place]);
             }
             (_, DType::F16) => {
                 let table: &[f32] = bytemuck::try_cast_slice(table).map_err(fail)?;
                 let out: &mut [f16] = bytemuck::try_cast_slice_mut(out).map_err(fail)?;
-                f32_to_f16(&table[range], &mut out[..self.hidden]);
+                f32_to_f16(&table[range], &mut out[place]);
             }
             (_, _) => {
-                let bytes = self.hidden * 4;
-                out[..bytes].copy_from_slice(&table[row * bytes..(row + 1) * bytes]);
+                out[4 * place.start..4 * place.end]
+                    .copy_from_slice(&table[4 * range.start..4 * range.end]);
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn llama3_scaling_keeps_high_frequencies_divides_low_ones_and_mixes_between() {
+        // Values of `transformers` for theta 1e4, dimension 8, original length 128.
+        let scaling = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings: 128.0,
+        };
+        let rope = Rope::new(8, 1e4).and_then(|rope| rope.scaled(scaling)).unwrap();
+        let expected = [1.0, 0.042_751, 0.001_25, 0.000_125];
+        for (found, expected) in rope.inverse_frequencies.iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-3 * expected, "{found} is not {expected}");
+        }
+        let linear = Rope::new(4, 1e4).unwrap().scaled(RopeScaling::Linear { factor: 2.0 });
+        assert_eq!(linear.unwrap().inverse_frequencies[0], 0.5);
+    }
+
+    #[test]
+    fn scaling_that_makes_no_sense_is_refused() {
+        let scaling = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 4.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings: 128.0,
+        };
+        let error = Rope::new(8, 1e4).unwrap().scaled(scaling).unwrap_err();
+        assert!(error.message().contains("rope_scaling"), "{error}");
+        let unknown = serde_json::json!({"rope_type": "yarn", "factor": 4.0});
+        let error = serde_json::from_value::<RopeScaling>(unknown).unwrap_err();
+        assert!(error.to_string().contains("yarn"), "{error}");
     }
 }

@@ -30,6 +30,8 @@ struct Append {
 struct Cache {
     role: String,
     buffer: BufferId,
+    /// Axis of the position.
+    axis: usize,
     outer: usize,
     capacity: usize,
     row: usize,
@@ -166,10 +168,13 @@ impl StateCarrier {
         if past.shape.len() != new.shape.len() {
             return Err(mismatch("the ranks differ"));
         }
-        let differing: Vec<_> =
-            (0..past.shape.len()).filter(|&a| past.shape[a] != new.shape[a]).collect();
-        let &[axis] = &differing[..] else {
-            return Err(mismatch("exactly one dimension must differ, the position"));
+        let known = self.caches.iter().position(|c| c.role == role);
+        let mut differing = (0..past.shape.len()).filter(|&a| past.shape[a] != new.shape[a]);
+        let axis = match (differing.next(), differing.next(), known) {
+            (Some(axis), None, _) => axis,
+            // As many new rows as the cache has: another graph has told which axis it is.
+            (None, None, Some(index)) => self.caches[index].axis,
+            _ => return Err(mismatch("exactly one dimension must differ, the position")),
         };
         if new.shape[axis] > past.shape[axis] {
             return Err(mismatch("there are more new rows than the cache holds"));
@@ -180,11 +185,10 @@ impl StateCarrier {
         let row = inner * past.dtype.size();
         let rows = new.shape[axis];
 
-        let known = self.caches.iter().position(|c| c.role == role);
         let cache = match known {
             Some(index) => {
                 let have = &self.caches[index];
-                if (have.outer, have.capacity, have.row) != (outer, capacity, row) {
+                if (have.axis, have.outer, have.capacity, have.row) != (axis, outer, capacity, row) {
                     return Err(mismatch("another graph has this cache in another layout"));
                 }
                 host.bind(graph, Port::Input(input), have.buffer, 0)?;
@@ -192,7 +196,8 @@ impl StateCarrier {
             }
             None => {
                 let buffer = host.allocate_for(graph, Port::Input(input))?;
-                self.caches.push(Cache { role: role.to_owned(), buffer, outer, capacity, row });
+                let role = role.to_owned();
+                self.caches.push(Cache { role, buffer, axis, outer, capacity, row });
                 self.caches.len() - 1
             }
         };
@@ -257,6 +262,27 @@ impl StateCarrier {
             .iter()
             .map(|c| c.role.as_str())
             .chain(self.states.iter().map(|s| s.role.as_str()))
+    }
+
+    /// Errors unless every cache and state stands in the graphs of `group`, so that a step of that
+    /// group leaves none behind.
+    pub fn check_complete(&self, host: &Host, group: usize) -> Result<()> {
+        let appended = |index| self.appends.iter().any(|a| a.group == group && a.cache == index);
+        let swapped = |index| self.swaps.iter().any(|s| s.group == group && s.state == index);
+        let cache = (0..self.caches.len()).find(|&i| !appended(i)).map(|i| &self.caches[i].role);
+        let state = (0..self.states.len()).find(|&i| !swapped(i)).map(|i| &self.states[i].role);
+        let Some(role) = cache.or(state) else { return Ok(()) };
+        let names: Vec<_> = host
+            .graphs()
+            .iter()
+            .filter(|g| g.input(&format!("past_{role}")).is_some())
+            .map(|g| format!("{:?}", g.name))
+            .collect();
+        Err(Error::graph(format!(
+            "past_{role} is in {} but in no graph of another step that shares its state; each \
+             step's graphs need every cache",
+            names.join(", ")
+        )))
     }
 
     /// True when a cache has this role.
