@@ -188,7 +188,8 @@ impl StateCarrier {
         let cache = match known {
             Some(index) => {
                 let have = &self.caches[index];
-                if (have.axis, have.outer, have.capacity, have.row) != (axis, outer, capacity, row) {
+                if (have.axis, have.outer, have.capacity, have.row) != (axis, outer, capacity, row)
+                {
                     return Err(mismatch("another graph has this cache in another layout"));
                 }
                 host.bind(graph, Port::Input(input), have.buffer, 0)?;

@@ -1,0 +1,219 @@
+//! `llama_embed_sharded`: an encoder in chained parts.
+
+use std::time::Instant;
+
+use qhx_op::fill::{Embedding, PaddingMask};
+use qhx_op::{
+    BufferId, DType, Error, GraphId, Host, Modality, Op, OpDescription, OpInfo, Port, Result,
+    Segment, SpanId, Task, View,
+};
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::common::{OneOrMany, check_chain, count_tokens, open_embedding, rope, rows_of, tokens};
+use crate::pooling::{Pooler, Pooling};
+
+const NAME: &str = "llama_embed_sharded";
+
+#[derive(Debug, Deserialize)]
+struct Params {
+    parts: OneOrMany,
+    #[serde(default)]
+    causal: bool,
+    #[serde(default)]
+    pooling: Pooling,
+    #[serde(default = "yes")]
+    normalize: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// One part of the encoder.
+#[derive(Debug)]
+struct Part {
+    graph: GraphId,
+    mask: Option<PaddingMask>,
+    span: SpanId,
+}
+
+/// One vector for a text.
+#[derive(Debug)]
+pub struct EmbedSharded {
+    parts: Vec<Part>,
+    embedding: Embedding,
+    /// Input of the first part, `[length, hidden]`.
+    x: (BufferId, DType),
+    /// Output of the last part, `[length, hidden]`.
+    y: (BufferId, DType),
+    pooler: Pooler,
+    vector: View,
+    length: usize,
+    tokens: Vec<u32>,
+    fill_span: SpanId,
+    pool_span: SpanId,
+}
+
+impl Op for EmbedSharded {
+    fn describe() -> OpDescription {
+        OpDescription {
+            name: NAME.to_owned(),
+            summary: "One vector for a text, from a Llama-like encoder in chained parts".to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            tasks: vec![Task::Embed],
+            modalities: vec![Modality::Text],
+            params_schema: json!({
+                "$schema": "https://json-schema.org/draft/2020-12/schema",
+                "type": "object",
+                "required": ["parts"],
+                "properties": {
+                    "parts": {
+                        "description": "Graphs of the encoder, in order; each takes the rows of the one before.",
+                        "oneOf": [
+                            {"type": "string"},
+                            {"type": "array", "items": {"type": "string"}, "minItems": 1}
+                        ]
+                    },
+                    "causal": {
+                        "description": "A token sees only those before it. Needs masks [length, length].",
+                        "type": "boolean",
+                        "default": false
+                    },
+                    "pooling": {
+                        "description": "Which rows become the vector.",
+                        "enum": ["mean", "last", "cls"],
+                        "default": "mean"
+                    },
+                    "normalize": {
+                        "description": "Divide by the Euclidean norm.",
+                        "type": "boolean",
+                        "default": true
+                    },
+                    "tensors": {
+                        "description": "Role to tensor name, where they differ; one * stands for a layer.",
+                        "type": "object",
+                        "additionalProperties": {"type": "string"}
+                    }
+                }
+            }),
+        }
+    }
+
+    fn open(host: &mut Host) -> Result<Self> {
+        let params: Params = host.params()?;
+        let graphs = params.parts.graphs(host, "/plan/params/parts")?;
+        let (first, last) = (graphs[0], graphs[graphs.len() - 1]);
+        let (length, hidden) = rows_of(host, first)?;
+        let embedding = open_embedding(host, first, hidden)?;
+        let input = Port::Input(host.graph(first).require_input("x")?);
+        embedding.check_rows(host, first, input, length)?;
+        let x_dtype = host.require_float(first, input)?;
+        let x = host.allocate_for(first, input)?;
+
+        // The rows go from part to part in buffers that are bound at both ends; a part may write
+        // where the part before its own predecessor wrote.
+        let mut earlier = None;
+        let mut current = x;
+        for pair in graphs.windows(2) {
+            let (output, input) = check_chain(host, pair[0], pair[1])?;
+            let bytes = host.tensor(pair[0], output).byte_len();
+            let buffer = match earlier.filter(|&b| host.len(b) == bytes) {
+                Some(buffer) => buffer,
+                None => host.allocate(bytes)?,
+            };
+            host.bind(pair[0], output, buffer, 0)?;
+            host.bind(pair[1], input, buffer, 0)?;
+            // The first input is filled before part 0 runs, so it takes part too.
+            earlier = Some(current);
+            current = buffer;
+        }
+
+        let output = Port::Output(host.graph(last).require_output("y")?);
+        let y_dtype = host.require_float(last, output)?;
+        let tensor = host.tensor(last, output);
+        let width = tensor.width();
+        if tensor.elements() != length * width {
+            return Err(Error::graph(format!(
+                "graph {:?}: tensor {tensor}: expected {length} rows, one for each position of the \
+                 first part",
+                host.graph(last).name
+            )));
+        }
+        let y = host.allocate_for(last, output)?;
+
+        let mut rope = rope(host, &graphs)?;
+        let mut parts = Vec::with_capacity(graphs.len());
+        for (index, &graph) in graphs.iter().enumerate() {
+            // Positions are the same for every text: the tables are filled once.
+            if let Some(slot) = rope.bind_rows(host, graph, length)? {
+                slot.fill(host, &mut rope, 0);
+            }
+            let mask = PaddingMask::bind(host, graph, length, params.causal)?;
+            let span = host.span(&format!("part {index}"));
+            parts.push(Part { graph, mask, span });
+        }
+        if parts.iter().all(|part| part.mask.is_none()) {
+            return Err(Error::graph(format!(
+                "graph {:?} has no input cmask, so padding of shorter texts could not be hidden; \
+                 if the graphs call it otherwise, say so in plan.params.tensors",
+                host.graph(first).name
+            )));
+        }
+        let vector = host.allocate(width * DType::F32.size())?;
+        Ok(Self {
+            parts,
+            embedding,
+            x: (x, x_dtype),
+            y: (y, y_dtype),
+            pooler: Pooler::new(params.pooling, params.normalize, width),
+            vector: View { buffer: vector, dtype: DType::F32, offset: 0, len: width },
+            length,
+            tokens: Vec::with_capacity(length),
+            fill_span: host.span("fill"),
+            pool_span: host.span("pool"),
+        })
+    }
+
+    fn info(&self) -> OpInfo {
+        OpInfo { max_ctx: self.length, embedding_dim: self.vector.len, ..OpInfo::default() }
+    }
+
+    fn reset(&mut self, _host: &mut Host) -> Result<()> {
+        Ok(())
+    }
+
+    fn position(&self) -> usize {
+        0
+    }
+
+    fn embed(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
+        let start = Instant::now();
+        let real = count_tokens(NAME, segments)?;
+        if real > self.length {
+            return Err(Error::prompt(format!(
+                "the text has {real} tokens, the encoder takes at most {}; shorten or split the \
+                 text, or have it truncated",
+                self.length
+            )));
+        }
+        self.tokens.clear();
+        self.tokens.extend(tokens(segments));
+        self.embedding.gather_rows(host, &self.tokens, self.x.0, self.x.1)?;
+        for part in &mut self.parts {
+            if let Some(mask) = &mut part.mask {
+                mask.fill(host, real);
+            }
+        }
+        host.end(self.fill_span, start);
+        for part in &self.parts {
+            let start = Instant::now();
+            host.execute(part.graph)?;
+            host.end(part.span, start);
+        }
+        let start = Instant::now();
+        self.pooler.pool(host, self.y, real, self.vector.buffer)?;
+        host.end(self.pool_span, start);
+        Ok(self.vector)
+    }
+}

@@ -1,0 +1,19 @@
+//! Host-ops of the Llama family: decoders and encoders of plain softmax attention.
+//!
+//! - [`Generate`] is `llama_generate`: text decoding over graphs with a KV cache, one token at a
+//!   time, and over graphs that take several tokens of a prompt at once.
+//! - [`EmbedSharded`] is `llama_embed_sharded`: one vector for a text, from an encoder that is
+//!   spread over several contexts.
+//!
+//! Llama, Mistral, Qwen2 and Qwen3 differ only inside their graphs, which these ops do not see.
+
+mod common;
+mod embed;
+mod generate;
+mod pass;
+mod pooling;
+
+pub use embed::EmbedSharded;
+pub use generate::Generate;
+
+qhx_op::register_ops!(Generate, EmbedSharded);
