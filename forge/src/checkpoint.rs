@@ -21,8 +21,9 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// Longest JSON file that is read, the index of a very large model included.
 const MAX_JSON: u64 = 64 << 20;
-/// Prefixes of decoder tensors, the longer first: the multimodal nesting and the plain one.
-const PREFIXES: [&str; 2] = ["model.language_model.", "model."];
+/// Prefixes of decoder tensors, the longer first: the multimodal nesting, the plain one, and none for
+/// a model that was saved without its head.
+const PREFIXES: [&str; 3] = ["model.language_model.", "model.", ""];
 /// Length of the header's length.
 const LENGTH: usize = 8;
 

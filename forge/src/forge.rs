@@ -13,12 +13,14 @@ use crate::checkpoint::Checkpoint;
 use crate::compile::Compiler;
 use crate::graph::Origin;
 use crate::progress::Progress;
-use crate::recipes::{Precision, Recipe, RecipeOptions, recipe};
+use crate::recipes::{Precision, Recipe, RecipeOptions, Task, longest, recipe};
 use crate::weight::{Storage, fits_f16};
 use crate::{onnx, text};
 
 /// Positions of the KV cache when nothing is said: those of the published bundles.
 pub const DEFAULT_MAX_CTX: usize = 1024;
+/// Positions of the text that an encoder takes when nothing is said.
+pub const DEFAULT_TEXT: usize = 512;
 
 /// Opens a backend. Called when it is needed, so that a missing library is an error only then.
 pub type BackendFactory = Box<dyn Fn() -> Result<Arc<dyn Backend>> + Send + Sync>;
@@ -47,12 +49,18 @@ pub struct ForgeOptions {
     pub overwrite: bool,
     /// Name of the model, of the manifest and of the files; the checkpoint folder's name if none.
     pub name: Option<String>,
+    /// What the bundle is to do.
+    pub task: Task,
     /// Precision of the decoder's weights.
     pub precision: Precision,
     /// Number of contexts that the decoder's layers are spread over.
     pub shards: usize,
-    /// Positions of the KV cache; [`DEFAULT_MAX_CTX`], or fewer when the model has fewer, if none.
+    /// Positions of the KV cache, or of the text that an encoder takes; [`DEFAULT_MAX_CTX`] or
+    /// [`DEFAULT_TEXT`], or fewer when the model has fewer, if none.
     pub max_ctx: Option<usize>,
+    /// Tokens that the graphs for prompts take at once; the family's own choice if none, and no such
+    /// graph for an empty list.
+    pub prefill: Option<Vec<usize>>,
     /// Makes the context binaries. Without one the bundle runs on the CPU only.
     pub compiler: Option<Arc<dyn Compiler>>,
     /// Write the ONNX twins, which the CPU backend runs.
@@ -68,9 +76,11 @@ impl ForgeOptions {
             out: out.into(),
             overwrite: false,
             name: None,
+            task: Task::default(),
             precision: Precision::default(),
             shards: 1,
             max_ctx: None,
+            prefill: None,
             compiler: None,
             onnx: true,
             check: None,
@@ -84,9 +94,11 @@ impl std::fmt::Debug for ForgeOptions {
             .field("out", &self.out)
             .field("overwrite", &self.overwrite)
             .field("name", &self.name)
+            .field("task", &self.task)
             .field("precision", &self.precision)
             .field("shards", &self.shards)
             .field("max_ctx", &self.max_ctx)
+            .field("prefill", &self.prefill)
             .field("dsp_arch", &self.compiler.as_ref().map(|c| c.dsp_arch().to_owned()))
             .field("onnx", &self.onnx)
             .field("check", &self.check)
@@ -228,14 +240,20 @@ pub fn forge(
 }
 
 fn recipe_options(checkpoint: &Checkpoint, options: &ForgeOptions) -> RecipeOptions {
-    let positions = checkpoint
-        .text_config()
-        .get("max_position_embeddings")
-        .and_then(Value::as_u64)
-        .and_then(|n| usize::try_from(n).ok())
-        .unwrap_or(DEFAULT_MAX_CTX);
-    let max_ctx = options.max_ctx.unwrap_or_else(|| DEFAULT_MAX_CTX.min(positions));
-    RecipeOptions { precision: options.precision, shards: options.shards, max_ctx }
+    let default = match options.task {
+        Task::Generate => DEFAULT_MAX_CTX,
+        Task::Embed => DEFAULT_TEXT,
+    };
+    let max_ctx = options.max_ctx.unwrap_or_else(|| {
+        longest(checkpoint, options.task).map_or(default, |longest| longest.min(default))
+    });
+    RecipeOptions {
+        precision: options.precision,
+        shards: options.shards,
+        max_ctx,
+        task: options.task,
+        prefill: options.prefill.clone(),
+    }
 }
 
 /// The keys of the manifest that stand before `artifacts`.

@@ -29,7 +29,12 @@ fn copy(name: &str) -> TempDir {
 
 fn open(dir: &Path) -> Result<(), Error> {
     let checkpoint = Checkpoint::open(dir)?;
-    let options = RecipeOptions { precision: Precision::Fp16, shards: 1, max_ctx: 64 };
+    let options = RecipeOptions {
+        precision: Precision::Fp16,
+        shards: 1,
+        max_ctx: 64,
+        ..RecipeOptions::default()
+    };
     recipe(&checkpoint, &options).map(drop)
 }
 

@@ -1,6 +1,8 @@
 //! One recipe per family: from a checkpoint to graphs and the plan that runs them.
 
+mod llama;
 mod qwen35;
+mod reader;
 
 use std::sync::Arc;
 
@@ -60,15 +62,50 @@ impl std::str::FromStr for Precision {
     }
 }
 
+/// What a bundle is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Task {
+    /// Produce text.
+    #[default]
+    Generate,
+    /// Produce one vector per text.
+    Embed,
+}
+
+impl Task {
+    /// The name in options.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Generate => "generate",
+            Self::Embed => "embed",
+        }
+    }
+}
+
+impl std::str::FromStr for Task {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        [Self::Generate, Self::Embed].into_iter().find(|t| t.name() == name).ok_or_else(|| {
+            Error::new(ErrorKind::Usage, format!("task {name:?}, expected generate or embed"))
+        })
+    }
+}
+
 /// What a recipe is told.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Default)]
 pub struct RecipeOptions {
     /// Precision of the decoder's weights.
     pub precision: Precision,
     /// Number of contexts that the decoder's layers are spread over.
     pub shards: usize,
-    /// Positions of the KV cache.
+    /// Positions of the KV cache, or of the text that an encoder takes.
     pub max_ctx: usize,
+    /// What the bundle is to do.
+    pub task: Task,
+    /// Tokens that the graphs for prompts take at once; the family's own choice if none, and no such
+    /// graph for an empty list.
+    pub prefill: Option<Vec<usize>>,
 }
 
 /// Graphs that share one context.
@@ -99,20 +136,45 @@ pub struct Recipe {
     pub plan_params: Map<String, Value>,
 }
 
-/// Model classes and what makes their graphs.
-type Maker = fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>;
-const RECIPES: [(&str, Maker); 2] =
-    [("Qwen3_5ForCausalLM", qwen35::recipe), ("Qwen3_5ForConditionalGeneration", qwen35::recipe)];
+/// A model class and what makes its graphs.
+struct Entry {
+    class: &'static str,
+    make: fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>,
+    tasks: &'static [Task],
+    /// Has graphs that take several tokens of a prompt.
+    prefills: bool,
+}
+
+const QWEN35: Entry =
+    Entry { class: "", make: qwen35::recipe, tasks: &[Task::Generate], prefills: false };
+const DECODER: Entry =
+    Entry { class: "", make: llama::recipe, tasks: &[Task::Generate, Task::Embed], prefills: true };
+const ENCODER: Entry = Entry { tasks: &[Task::Embed], ..DECODER };
+
+const RECIPES: [Entry; 12] = [
+    Entry { class: "Qwen3_5ForCausalLM", ..QWEN35 },
+    Entry { class: "Qwen3_5ForConditionalGeneration", ..QWEN35 },
+    Entry { class: "LlamaForCausalLM", ..DECODER },
+    Entry { class: "MistralForCausalLM", ..DECODER },
+    Entry { class: "Qwen2ForCausalLM", ..DECODER },
+    Entry { class: "Qwen3ForCausalLM", ..DECODER },
+    Entry { class: "LlamaModel", ..ENCODER },
+    Entry { class: "MistralModel", ..ENCODER },
+    Entry { class: "Qwen2Model", ..ENCODER },
+    Entry { class: "Qwen3Model", ..ENCODER },
+    Entry { class: "MistralBiDirectionalModel", ..ENCODER },
+    Entry { class: "LlamaBidirectionalModel", ..ENCODER },
+];
 
 /// Model classes that have a recipe.
 pub fn architectures() -> impl Iterator<Item = &'static str> {
-    RECIPES.into_iter().map(|(name, _)| name)
+    RECIPES.into_iter().map(|entry| entry.class)
 }
 
 /// Applies the recipe for the checkpoint's model class.
 pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let found = checkpoint.architecture().unwrap_or_default();
-    let Some((_, make)) = RECIPES.into_iter().find(|(name, _)| *name == found) else {
+    let Some(entry) = RECIPES.into_iter().find(|entry| entry.class == found) else {
         return Err(Error::new(
             ErrorKind::Artifact,
             format!(
@@ -123,5 +185,44 @@ pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe
         )
         .hint("a recipe is a file in forge/src/recipes; see how qwen35 does it"));
     };
-    make(checkpoint, options)
+    if !entry.tasks.contains(&options.task) {
+        let tasks: Vec<_> = entry.tasks.iter().map(|task| task.name()).collect();
+        return Err(Error::new(
+            ErrorKind::Usage,
+            format!(
+                "{}: a {found} has no recipe for the task {}",
+                checkpoint.dir().display(),
+                options.task.name()
+            ),
+        )
+        .hint(format!("ask for the task {}", tasks.join(" or "))));
+    }
+    if options.prefill.as_ref().is_some_and(|rows| !rows.is_empty()) && !entry.prefills {
+        return Err(Error::new(
+            ErrorKind::Usage,
+            format!(
+                "prompt graphs are asked for, but a {found} consumes its prompt token by token"
+            ),
+        )
+        .hint("leave the option away"));
+    }
+    (entry.make)(checkpoint, options)
+}
+
+/// The longest context that a checkpoint's recipe makes for a task; none without a limit.
+pub(crate) fn longest(checkpoint: &Checkpoint, task: Task) -> Option<usize> {
+    let positions = checkpoint
+        .text_config()
+        .get("max_position_embeddings")
+        .and_then(Value::as_u64)
+        .and_then(|n| usize::try_from(n).ok());
+    let class = checkpoint.architecture().unwrap_or_default();
+    let plain = RECIPES.iter().any(|entry| entry.class == class && entry.prefills);
+    // A configuration that cannot be read is reported when the recipe reads it.
+    let window = if plain && task == Task::Generate {
+        llama::window(checkpoint).ok().flatten()
+    } else {
+        None
+    };
+    positions.into_iter().chain(window).min()
 }

@@ -1,0 +1,234 @@
+//! The keys of `config.json` that shape the graphs, checked.
+
+use qhx_core::Result;
+use serde_json::{Value, json};
+
+use crate::checkpoint::Checkpoint;
+use crate::recipes::reader::Reader;
+
+/// More layers than any model has.
+const MAX_LAYERS: usize = 4096;
+/// `rope_theta` of the classes when no key says it.
+const ROPE_THETA: f64 = 1e4;
+
+/// Which of the classes a checkpoint is; they differ in defaults, biases and norms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Llama,
+    Mistral,
+    Qwen2,
+    Qwen3,
+}
+
+impl Kind {
+    /// By the name of the model class: `MistralForCausalLM`, `LlamaBidirectionalModel`, ….
+    pub fn of(class: &str) -> Option<Self> {
+        [
+            ("Llama", Self::Llama),
+            ("Mistral", Self::Mistral),
+            ("Qwen2", Self::Qwen2),
+            ("Qwen3", Self::Qwen3),
+        ]
+        .into_iter()
+        .find(|(prefix, _)| class.starts_with(prefix))
+        .map(|(_, kind)| kind)
+    }
+
+    /// `model.family` of the manifest.
+    pub const fn family(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Mistral => "mistral",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+        }
+    }
+}
+
+/// Sizes and constants of a model.
+#[derive(Debug, Clone)]
+pub(super) struct Config {
+    pub kind: Kind,
+    pub hidden: usize,
+    pub vocab: usize,
+    pub intermediate: usize,
+    pub layers: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub rope_theta: f64,
+    /// `params.rope_scaling` of the manifest, where frequencies are scaled.
+    pub rope_scaling: Option<Value>,
+    pub qkv_bias: bool,
+    pub o_bias: bool,
+    pub mlp_bias: bool,
+    pub qk_norm: bool,
+    pub eps: f32,
+    pub tied: bool,
+    pub max_positions: Option<usize>,
+    /// Least number of positions that a causal layer sees, where one slides.
+    pub window: Option<usize>,
+}
+
+impl Config {
+    /// Reads and checks.
+    pub fn read(checkpoint: &Checkpoint, kind: Kind) -> Result<Self> {
+        let reader = Reader::new(checkpoint);
+        if let Some(act) = reader.get("hidden_act").filter(|v| *v != "silu") {
+            return Err(reader.bad("hidden_act", act, "\"silu\""));
+        }
+        let hidden = reader.size("hidden_size")?;
+        let layers = reader.size("num_hidden_layers")?;
+        if layers > MAX_LAYERS {
+            return Err(reader
+                .fault(format!("num_hidden_layers is {layers}, expected at most {MAX_LAYERS}")));
+        }
+        let heads = reader.size("num_attention_heads")?;
+        // Null means as many as query heads; absent means the default of the class.
+        let kv_heads = match (reader.maybe_size("num_key_value_heads")?, kind) {
+            (Some(groups), _) => groups,
+            (None, _) if reader.value.get("num_key_value_heads").is_some() => heads,
+            (None, Kind::Llama) => heads,
+            (None, Kind::Mistral) => 8,
+            (None, Kind::Qwen2 | Kind::Qwen3) => 32,
+        };
+        if heads % kv_heads != 0 {
+            return Err(reader.fault(format!(
+                "num_attention_heads and num_key_value_heads are {heads} and {kv_heads}, expected \
+                 a multiple and its divisor"
+            )));
+        }
+        let head_dim = match (reader.maybe_size("head_dim")?, kind) {
+            (Some(dim), _) => dim,
+            (None, Kind::Qwen3) => 128,
+            (None, _) => hidden / heads,
+        };
+        if head_dim < 2 || !head_dim.is_multiple_of(2) {
+            return Err(reader.fault(format!("head_dim is {head_dim}, expected an even number")));
+        }
+        let attention_bias = kind != Kind::Mistral && reader.flag("attention_bias")?;
+        let eps = reader.get("rms_norm_eps").map_or(Some(1e-6), Value::as_f64);
+        let max_positions = reader.maybe_size("max_position_embeddings")?;
+        let (rope_theta, rope_scaling) = rope(&reader, max_positions)?;
+        let tied = [checkpoint.config(), reader.value]
+            .into_iter()
+            .find_map(|v| v.get("tie_word_embeddings"))
+            .and_then(Value::as_bool);
+        let config = Self {
+            kind,
+            hidden,
+            vocab: reader.size("vocab_size")?,
+            intermediate: reader.size("intermediate_size")?,
+            layers,
+            heads,
+            kv_heads,
+            head_dim,
+            rope_theta,
+            rope_scaling,
+            qkv_bias: kind == Kind::Qwen2 || attention_bias,
+            o_bias: kind != Kind::Qwen2 && attention_bias,
+            mlp_bias: kind == Kind::Llama && reader.flag("mlp_bias")?,
+            qk_norm: kind == Kind::Qwen3,
+            eps: eps.filter(|e| *e > 0.0 && *e < 1.0).ok_or_else(|| {
+                reader.fault("rms_norm_eps: expected a number between 0 and 1".to_owned())
+            })? as f32,
+            tied: tied.unwrap_or(false),
+            max_positions,
+            window: window(&reader, kind, layers)?,
+        };
+        config.check_biases(&reader)?;
+        Ok(config)
+    }
+
+    /// A bias that the configuration does not foresee would be left out, and the result wrong.
+    fn check_biases(&self, reader: &Reader<'_>) -> Result<()> {
+        for (part, foreseen, key) in [
+            ("self_attn.q_proj", self.qkv_bias, "attention_bias"),
+            ("self_attn.k_proj", self.qkv_bias, "attention_bias"),
+            ("self_attn.v_proj", self.qkv_bias, "attention_bias"),
+            ("self_attn.o_proj", self.o_bias, "attention_bias"),
+            ("mlp.gate_proj", self.mlp_bias, "mlp_bias"),
+            ("mlp.up_proj", self.mlp_bias, "mlp_bias"),
+            ("mlp.down_proj", self.mlp_bias, "mlp_bias"),
+        ] {
+            let name = format!("layers.0.{part}.bias");
+            if !foreseen && reader.checkpoint.has(&name) {
+                return Err(reader.fault(format!(
+                    "the checkpoint holds {name}, which this configuration does not use; expected \
+                     {key}: true, or a checkpoint without it"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Theta, and the manifest's `rope_scaling` where frequencies are scaled.
+fn rope(reader: &Reader<'_>, max_positions: Option<usize>) -> Result<(f64, Option<Value>)> {
+    // The old spelling, where it says something, replaces the new one.
+    let old = reader.get("rope_scaling");
+    let (name, place) = match old {
+        Some(old) => ("rope_scaling", Some(old)),
+        None => ("rope_parameters", reader.get("rope_parameters")),
+    };
+    let inner = |key: &str| place.and_then(|p| p.get(key)).filter(|v| !v.is_null());
+    let theta = match inner("rope_theta").or(reader.get("rope_theta")) {
+        Some(value) => reader.positive("rope_theta", value)?,
+        None => ROPE_THETA,
+    };
+    let kind = inner("rope_type").or(inner("type")).and_then(Value::as_str).unwrap_or("default");
+    let number = |key: &str| match inner(key) {
+        Some(value) => reader.positive(&format!("{name}.{key}"), value),
+        None => Err(reader.fault(format!("{name}.{key} is missing, expected a number"))),
+    };
+    let scaling = match kind {
+        "default" => None,
+        "linear" => Some(json!({"rope_type": "linear", "factor": number("factor")?})),
+        "llama3" => {
+            let original = match (inner("original_max_position_embeddings"), max_positions) {
+                (None, Some(positions)) => positions as f64,
+                _ => number("original_max_position_embeddings")?,
+            };
+            let (low, high) = (number("low_freq_factor")?, number("high_freq_factor")?);
+            if high <= low {
+                return Err(reader.fault(format!(
+                    "{name}: low_freq_factor {low} and high_freq_factor {high}, expected the \
+                     second to be larger"
+                )));
+            }
+            Some(json!({
+                "rope_type": "llama3",
+                "factor": number("factor")?,
+                "low_freq_factor": low,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": original,
+            }))
+        }
+        other => {
+            return Err(reader.fault(format!(
+                "{name}: rope type {other:?}, expected \"default\", \"linear\" or \"llama3\""
+            )));
+        }
+    };
+    Ok((theta, scaling))
+}
+
+/// Positions that the narrowest layer sees, where one slides.
+fn window(reader: &Reader<'_>, kind: Kind, layers: usize) -> Result<Option<usize>> {
+    let said = reader.maybe_size("sliding_window")?;
+    match kind {
+        Kind::Llama => Ok(None),
+        Kind::Mistral if reader.value.get("sliding_window").is_none() => Ok(Some(4096)),
+        Kind::Mistral => Ok(said),
+        Kind::Qwen2 | Kind::Qwen3 => {
+            if !reader.flag("use_sliding_window")? {
+                return Ok(None);
+            }
+            let slides = match reader.get("layer_types").and_then(Value::as_array) {
+                Some(types) => types.iter().any(|t| t == "sliding_attention"),
+                None => reader.maybe_size("max_window_layers")?.unwrap_or(28) < layers,
+            };
+            Ok(said.or(Some(4096)).filter(|_| slides))
+        }
+    }
+}
