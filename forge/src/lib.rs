@@ -24,4 +24,4 @@ pub use forge::{
     BackendFactory, CheckBackends, ContextReport, DEFAULT_MAX_CTX, ForgeOptions, Report, forge,
 };
 pub use progress::{Progress, Silent};
-pub use recipes::Precision;
+pub use recipes::{Precision, Task};

@@ -3,6 +3,8 @@
 #![expect(clippy::panic, reason = "a test helper that fails says so by panicking")]
 
 #[cfg(feature = "builtin-ops")]
+use qhx_ops_llama as _;
+#[cfg(feature = "builtin-ops")]
 use qhx_ops_qwen35 as _;
 
 pub mod backends;

@@ -156,13 +156,14 @@ pub fn bundle(checkpoint: &Path, variant: Variant) -> PathBuf {
         .clone()
 }
 
-/// The plugins under test: the library of the family, or what is linked in.
+/// The plugins under test: the libraries of the families, or what is linked in.
 pub fn plugins() -> Plugins {
     let mut options = PluginOptions { only_named: true, ..PluginOptions::default() };
     if !cfg!(feature = "builtin-ops") {
-        static FILE: OnceLock<PathBuf> = OnceLock::new();
-        let file = FILE.get_or_init(|| plugin_files::build("qhx-ops-qwen35-plugin"));
-        options.files.push(file.clone());
+        static FILES: OnceLock<Vec<PathBuf>> = OnceLock::new();
+        let packages = ["qhx-ops-qwen35-plugin", "qhx-ops-llama-plugin"];
+        let files = FILES.get_or_init(|| packages.map(plugin_files::build).to_vec());
+        options.files.extend_from_slice(files);
     }
     Plugins::discover(&options).expect("the plugin loads")
 }

@@ -218,11 +218,7 @@ pub(crate) fn longest(checkpoint: &Checkpoint, task: Task) -> Option<usize> {
         .and_then(|n| usize::try_from(n).ok());
     let class = checkpoint.architecture().unwrap_or_default();
     let plain = RECIPES.iter().any(|entry| entry.class == class && entry.prefills);
-    // A configuration that cannot be read is reported when the recipe reads it.
-    let window = if plain && task == Task::Generate {
-        llama::window(checkpoint).ok().flatten()
-    } else {
-        None
-    };
-    positions.into_iter().chain(window).min()
+    // What cannot be read is reported when the recipe reads it.
+    let own = if plain { llama::longest(checkpoint, task).ok().flatten() } else { None };
+    positions.into_iter().chain(own).min()
 }

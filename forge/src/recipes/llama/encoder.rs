@@ -41,6 +41,13 @@ impl Encoder {
     }
 }
 
+/// Longest text, in tokens, that `sentence-transformers` gives the checkpoint.
+pub(super) fn max_text(checkpoint: &Checkpoint) -> Result<Option<usize>> {
+    let file = read(&checkpoint.dir().join("sentence_bert_config.json"))?;
+    let said = file.as_ref().and_then(|f| f.get("max_seq_length")).and_then(Value::as_u64);
+    Ok(said.and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0))
+}
+
 /// True when every token sees every other one.
 pub(super) fn bidirectional(config: &Value) -> bool {
     let text = |pointer: &str| config.pointer(pointer).and_then(Value::as_str).unwrap_or_default();

@@ -53,9 +53,12 @@ pub(super) fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result
     }
 }
 
-/// Longest context that needs no sliding window.
-pub(super) fn window(checkpoint: &Checkpoint) -> Result<Option<usize>> {
-    Ok(Config::read(checkpoint, kind(checkpoint)?)?.window)
+/// Longest context of a task: within a sliding window, or as long as an encoder's own texts.
+pub(super) fn longest(checkpoint: &Checkpoint, task: Task) -> Result<Option<usize>> {
+    match task {
+        Task::Generate => Ok(Config::read(checkpoint, kind(checkpoint)?)?.window),
+        Task::Embed => encoder::max_text(checkpoint),
+    }
 }
 
 fn kind(checkpoint: &Checkpoint) -> Result<Kind> {

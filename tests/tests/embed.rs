@@ -1,0 +1,261 @@
+//! The toy encoder from checkpoint to vectors, against goldens that `transformers` made.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use qhx_core::ErrorKind;
+use qhx_core::backend::Backend;
+use qhx_core::engine::Model;
+use qhx_forge::{ForgeOptions, Precision, Silent, Task, forge};
+use qhx_tests::{backends, toys};
+use safetensors::SafeTensors;
+use serde_json::Value;
+
+const TOY: &str = "embed-mistral-toy";
+
+struct Text {
+    id: String,
+    text: String,
+    ids: Vec<u32>,
+    expected: Vec<f32>,
+}
+
+struct Goldens {
+    json: Value,
+    tensors: Vec<u8>,
+    texts: Vec<Text>,
+}
+
+impl Goldens {
+    fn read(folder: &Path) -> Self {
+        let json = std::fs::read(folder.join("goldens_embed.json")).unwrap();
+        let json: Value = serde_json::from_slice(&json).unwrap();
+        let tensors = std::fs::read(folder.join("goldens_embed.safetensors")).unwrap();
+        let mut goldens = Self { json, tensors, texts: Vec::new() };
+        let prefix = |role: &str| {
+            let key = if role == "query" { "query_prefix" } else { "doc_prefix" };
+            goldens.json[key].as_str().unwrap()
+        };
+        let text = |value: &Value| {
+            let id = value["id"].as_str().unwrap().to_owned();
+            let prefix = prefix(value["role"].as_str().unwrap());
+            Text {
+                text: format!("{prefix}{}", value["text"].as_str().unwrap()),
+                ids: ids(&value["ids"]),
+                expected: goldens.vector(&id),
+                id,
+            }
+        };
+        goldens.texts = goldens.json["texts"].as_array().unwrap().iter().map(text).collect();
+        assert!(goldens.texts.len() >= 12);
+        goldens
+    }
+
+    fn vector(&self, name: &str) -> Vec<f32> {
+        let file = SafeTensors::deserialize(&self.tensors).unwrap();
+        let data = file.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}"));
+        data.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+    }
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
+}
+
+struct Bundle {
+    manifest: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+fn bundle(checkpoint: &Path, change: impl FnOnce(&mut ForgeOptions)) -> Bundle {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = ForgeOptions::new(folder.path().join("bundle"));
+    options.task = Task::Embed;
+    change(&mut options);
+    let report = forge(checkpoint, &options, &mut Silent)
+        .unwrap_or_else(|e| panic!("forging {}: {e}", checkpoint.display()));
+    Bundle { manifest: report.manifest, _folder: folder }
+}
+
+fn vectors(model: &mut Model, goldens: &Goldens) -> Vec<Vec<f32>> {
+    goldens
+        .texts
+        .iter()
+        .map(|text| {
+            let tokens = model.tokenizer().unwrap().encode(&text.text, true).unwrap();
+            assert_eq!(tokens, text.ids, "{}", text.id);
+            let vector = model.embed(&tokens).unwrap_or_else(|e| panic!("{}: {e}", text.id));
+            vector.to_vec()
+        })
+        .collect()
+}
+
+/// Every vector near the reference's, and documents in the reference's order.
+fn compare(found: &[Vec<f32>], goldens: &Goldens, least: f64, label: &str) {
+    let mut worst = 1.0f64;
+    for (text, vector) in goldens.texts.iter().zip(found) {
+        let cosine = toys::cosine(vector, &text.expected);
+        worst = worst.min(cosine);
+        assert!(cosine >= least, "{label}, {}: cosine {cosine}", text.id);
+        let norm = vector.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>().sqrt();
+        assert!((norm - 1.0).abs() < 1e-5, "{label}, {}: norm {norm}", text.id);
+    }
+    let vector = |id: &str| &found[goldens.texts.iter().position(|t| t.id == id).unwrap()];
+    for ranking in goldens.json["ranking"].as_array().unwrap() {
+        let query = vector(ranking["query"].as_str().unwrap());
+        let expected: Vec<_> = ranking["documents"].as_array().unwrap().iter().collect();
+        let mut order = expected.clone();
+        let score = |id: &Value| toys::cosine(query, vector(id.as_str().unwrap()));
+        order.sort_by(|a, b| score(b).total_cmp(&score(a)));
+        assert_eq!(order, expected, "{label}, ranking of {}", ranking["query"]);
+    }
+    eprintln!("{label}: least cosine {worst:.8}");
+}
+
+#[test]
+fn cpu_equals_the_reference_and_parts_change_no_bit() {
+    let checkpoint = toys::fixture(TOY);
+    let goldens = Goldens::read(&checkpoint);
+    let mut whole: Option<Vec<Vec<f32>>> = None;
+    for parts in [1, 2, 4] {
+        let bundle = bundle(&checkpoint, |o| o.shards = parts);
+        let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+        assert_eq!(model.info().embedding_dim, 92);
+        assert_eq!(model.info().max_ctx, 180, "max_seq_length of the checkpoint");
+        let found = vectors(&mut model, &goldens);
+        compare(&found, &goldens, 0.99999, &format!("cpu, {parts} parts"));
+        let spans = model.span_stats();
+        for part in 0..parts {
+            let name = format!("part {part}");
+            let span = spans.iter().find(|s| s.name == name).unwrap();
+            assert_eq!(span.count, goldens.texts.len() as u64, "{name}");
+        }
+        match &whole {
+            Some(whole) => assert_eq!(&found, whole, "{parts} parts"),
+            None => whole = Some(found),
+        }
+    }
+}
+
+#[test]
+fn a_text_leaves_no_trace_in_the_next_one() {
+    let checkpoint = toys::fixture(TOY);
+    let goldens = Goldens::read(&checkpoint);
+    let bundle = bundle(&checkpoint, |o| o.shards = 2);
+    let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+    let (short, long) = (&goldens.texts[0].ids, &goldens.json["over"]["ids"]);
+    let alone = model.embed(short).unwrap().to_vec();
+    model.embed(&ids(long)).unwrap();
+    assert_eq!(model.embed(short).unwrap(), alone);
+}
+
+#[test]
+fn pooling_and_normalisation_follow_the_manifest() {
+    let checkpoint = toys::fixture(TOY);
+    let goldens = Goldens::read(&checkpoint);
+    let bundle = bundle(&checkpoint, |_| ());
+    let text = std::fs::read_to_string(&bundle.manifest).unwrap();
+    let mut compared = 0;
+    for pooling in ["last", "cls"] {
+        let changed = text.replace("\"pooling\": \"mean\"", &format!("\"pooling\": \"{pooling}\""));
+        assert_ne!(changed, text);
+        std::fs::write(&bundle.manifest, changed).unwrap();
+        let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+        for entry in goldens.json["texts"].as_array().unwrap() {
+            if !entry["poolings"].as_array().unwrap().contains(&Value::from(pooling)) {
+                continue;
+            }
+            let id = entry["id"].as_str().unwrap();
+            let expected = goldens.vector(&format!("{id}.{pooling}"));
+            let cosine = toys::cosine(model.embed(&ids(&entry["ids"])).unwrap(), &expected);
+            assert!(cosine >= 0.99999, "{id}, {pooling}: cosine {cosine}");
+            compared += 1;
+        }
+    }
+    assert!(compared >= 6);
+    let changed = text.replace("\"normalize\": true", "\"normalize\": false");
+    assert_ne!(changed, text);
+    std::fs::write(&bundle.manifest, changed).unwrap();
+    let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+    let vector = model.embed(&goldens.texts[0].ids).unwrap();
+    let norm = vector.iter().map(|v| v * v).sum::<f32>().sqrt();
+    assert!((norm - 1.0).abs() > 0.05, "norm {norm}");
+    assert!(toys::cosine(vector, &goldens.texts[0].expected) >= 0.99999);
+}
+
+#[test]
+fn a_text_that_is_too_long_is_refused_and_its_first_tokens_are_not() {
+    let checkpoint = toys::fixture(TOY);
+    let goldens = Goldens::read(&checkpoint);
+    let bundle = bundle(&checkpoint, |_| ());
+    let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+    let over = ids(&goldens.json["over"]["ids"]);
+    assert_eq!(over.len(), 180);
+    let mut longer = over.clone();
+    longer.push(7);
+    let error = model.embed(&longer).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Prompt);
+    assert!(error.message().contains("181") && error.message().contains("180"), "{error}");
+    let cosine = toys::cosine(model.embed(&over).unwrap(), &goldens.vector("over"));
+    assert!(cosine >= 0.99999, "cosine {cosine}");
+    let error = model.embed(&[]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Prompt);
+    let error = model.embed(&[100_000]).unwrap_err();
+    assert!(error.message().contains("100000"), "{error}");
+}
+
+#[test]
+fn an_encoder_is_not_forged_for_generation() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = ForgeOptions::new(folder.path().join("bundle"));
+    let error = forge(&toys::fixture(TOY), &options, &mut Silent).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage);
+    assert!(error.to_string().contains("embed"), "{error}");
+}
+
+fn htp(checkpoint: &Path, target: &str, int8: bool, parts: usize) -> Option<(Bundle, Model)> {
+    let libraries = toys::qnn_tier()?;
+    let backend: Arc<dyn Backend> = backends::qnn(&libraries);
+    let bundle = bundle(checkpoint, |o| {
+        o.shards = parts;
+        o.precision = if int8 { Precision::W8A16 } else { Precision::Fp16 };
+        o.compiler = Some(backends::compiler(&libraries.0, &libraries.1, target));
+    });
+    let model = toys::open(&bundle.manifest, backend).unwrap();
+    Some((bundle, model))
+}
+
+#[test]
+fn htp_fp16_is_near_the_reference() {
+    let checkpoint = toys::fixture(TOY);
+    let goldens = Goldens::read(&checkpoint);
+    for (target, parts) in [("v81", 1), ("v81", 4), ("v79", 2), ("v75", 2)] {
+        let Some((_bundle, mut model)) = htp(&checkpoint, target, false, parts) else { return };
+        let found = vectors(&mut model, &goldens);
+        compare(&found, &goldens, 0.9995, &format!("htp {target} fp16, {parts} parts"));
+    }
+}
+
+#[test]
+fn htp_w8a16_is_near_the_reference() {
+    let checkpoint = toys::fixture(TOY);
+    let goldens = Goldens::read(&checkpoint);
+    let Some((_bundle, mut model)) = htp(&checkpoint, "v81", true, 2) else { return };
+    let found = vectors(&mut model, &goldens);
+    compare(&found, &goldens, 0.999, "htp v81 w8a16, 2 parts");
+}
+
+/// Any other encoder with goldens, such as one that `tests/oracle/train.py` made.
+#[test]
+fn checkpoint_of_the_environment_is_near_the_reference() {
+    let Some(dir) = std::env::var_os("QHX_TEST_EMBED") else { return };
+    let checkpoint = PathBuf::from(dir);
+    let goldens = Goldens::read(&checkpoint);
+    for parts in [1, 2] {
+        let bundle = bundle(&checkpoint, |o| o.shards = parts);
+        let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+        compare(&vectors(&mut model, &goldens), &goldens, 0.99999, "cpu");
+    }
+    let Some((_bundle, mut model)) = htp(&checkpoint, "v81", false, 2) else { return };
+    compare(&vectors(&mut model, &goldens), &goldens, 0.9995, "htp v81 fp16");
+}

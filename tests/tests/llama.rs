@@ -1,0 +1,302 @@
+//! Llama-like toys from checkpoint to text, against goldens that `transformers` made.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use qhx_core::ErrorKind;
+use qhx_core::backend::Backend;
+use qhx_core::engine::{FinishReason, Generation, Message, Model, Prompt, Request};
+use qhx_core::op::Segment;
+use qhx_forge::{ForgeOptions, Precision, Silent, forge};
+use qhx_tests::toys::{self, Case};
+use qhx_tests::{backends, suite};
+
+const TOYS: [&str; 4] = ["llama3-toy", "mistral-toy", "qwen3-toy", "qwen2-toy"];
+/// Widths of prompt graphs: the prompts of the goldens lie below, between and above them.
+const WIDTHS: [usize; 2] = [12, 48];
+
+struct Bundle {
+    manifest: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+/// Forges a checkpoint; `target` none makes it for the CPU only.
+fn bundle(checkpoint: &Path, change: impl FnOnce(&mut ForgeOptions)) -> Bundle {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = ForgeOptions::new(folder.path().join("bundle"));
+    options.max_ctx = Some(200);
+    options.prefill = Some(WIDTHS.to_vec());
+    change(&mut options);
+    let report = forge(checkpoint, &options, &mut Silent)
+        .unwrap_or_else(|e| panic!("forging {}: {e}", checkpoint.display()));
+    Bundle { manifest: report.manifest, _folder: folder }
+}
+
+fn generate(model: &mut Model, request: &Request) -> Generation {
+    model.generate(request, &mut |_| ControlFlow::Continue(())).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn greedy_exact(model: &mut Model, cases: &[&Case], label: &str) {
+    for case in cases {
+        model.reset().unwrap();
+        let request = Request::greedy(Prompt::Text(case.prompt.clone()), case.output_ids.len());
+        let generation = generate(model, &request);
+        assert_eq!(generation.prompt_tokens, case.prompt_ids.len(), "{label}, {}", case.id);
+        assert_eq!(generation.tokens, case.output_ids, "{label}, {}", case.id);
+        assert_eq!(generation.text, case.text, "{label}, {}", case.id);
+        let expected = if case.finish == "eos" { FinishReason::Eos } else { FinishReason::Length };
+        assert_eq!(generation.finish_reason, expected, "{label}, {}", case.id);
+    }
+}
+
+/// Executions of a graph so far.
+fn executions(model: &Model, graph: &str) -> u64 {
+    model.graph_stats().iter().find(|s| s.graph == graph).map_or(0, |s| s.executions)
+}
+
+/// Logits at the recorded steps: largest difference and least cosine.
+fn distance(model: &mut Model, goldens: &toys::Goldens, cases: &[&Case]) -> (f32, f64) {
+    let mut worst = (0.0f32, 1.0f64);
+    for case in cases {
+        let recorded = goldens.logits(case);
+        let op = model.op_mut();
+        op.reset().unwrap();
+        op.prefill(&[Segment::Tokens(&case.prompt_ids)]).unwrap();
+        for (step, token) in case.output_ids.iter().enumerate() {
+            if let Some(index) = case.logits_steps.iter().position(|&s| s == step) {
+                let found = toys::to_f32(op.logits().unwrap());
+                let expected = &recorded[index];
+                worst.0 = worst.0.max(toys::max_difference(&found, expected));
+                worst.1 = worst.1.min(toys::cosine(&found, expected));
+            }
+            op.decode(*token).unwrap();
+        }
+    }
+    model.reset().unwrap();
+    worst
+}
+
+#[test]
+fn cpu_equals_the_reference_with_prompts_below_and_above_the_width_of_a_graph() {
+    for toy in TOYS {
+        let checkpoint = toys::fixture(toy);
+        let goldens = toys::goldens(&checkpoint);
+        let cases: Vec<_> = goldens.cases.iter().collect();
+        for shards in [1, 2] {
+            let bundle = bundle(&checkpoint, |o| o.shards = shards);
+            let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+            let label = format!("{toy}, {shards} shards");
+            greedy_exact(&mut model, &cases, &label);
+            let (difference, cosine) = distance(&mut model, &goldens, &cases);
+            eprintln!("{label}: logits differ by at most {difference:.2e}, cosine {cosine:.7}");
+            assert!(difference <= 1e-3, "{label}: logits differ by {difference}");
+        }
+    }
+}
+
+#[test]
+fn a_bundle_without_prompt_graphs_says_the_same_token_by_token() {
+    let checkpoint = toys::fixture("mistral-toy");
+    let goldens = toys::goldens(&checkpoint);
+    let cases: Vec<_> = goldens.cases.iter().collect();
+    let bundle = bundle(&checkpoint, |o| o.prefill = Some(Vec::new()));
+    let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+    greedy_exact(&mut model, &cases, "no prompt graphs");
+}
+
+#[test]
+fn a_prompt_takes_the_fewest_executions() {
+    let checkpoint = toys::fixture("mistral-toy");
+    let bundle = bundle(&checkpoint, |_| ());
+    let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+    let counts = |model: &Model| {
+        ["decode", "prefill12", "prefill48", "lmhead"].map(|graph| executions(model, graph))
+    };
+    for (tokens, expected) in [
+        (1, [1, 0, 0, 1]),
+        (2, [0, 1, 0, 1]),
+        (12, [0, 1, 0, 1]),
+        (13, [0, 0, 1, 1]),
+        (48, [0, 0, 1, 1]),
+        (49, [1, 0, 1, 1]),
+        (100, [0, 1, 2, 1]),
+        (200, [0, 1, 4, 1]),
+    ] {
+        let before = counts(&model);
+        let op = model.op_mut();
+        op.reset().unwrap();
+        op.prefill(&[Segment::Tokens(&vec![7; tokens])]).unwrap();
+        assert_eq!(op.position(), tokens);
+        let after = counts(&model);
+        let found: Vec<_> = after.iter().zip(before).map(|(a, b)| a - b).collect();
+        assert_eq!(found, expected, "{tokens} tokens");
+    }
+    let error = model.op_mut().prefill(&[Segment::Tokens(&[7])]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Prompt);
+    assert!(error.message().contains("200"), "{error}");
+}
+
+/// Plays every conversation; each turn but the first reuses what the earlier one left.
+fn play_all(model: &mut Model, goldens: &toys::Goldens, label: &str) {
+    for chat in &goldens.chat {
+        model.reset().unwrap();
+        let mut messages = Vec::new();
+        if let Some(system) = &chat.system {
+            messages.push(Message::new("system", system));
+        }
+        for (index, turn) in chat.turns.iter().enumerate() {
+            messages.push(Message::new("user", &turn.user));
+            let prompt =
+                Prompt::Chat { messages: messages.clone(), thinking: chat.enable_thinking };
+            let steps = executions(model, "decode");
+            let generation = generate(model, &Request::greedy(prompt, turn.output_ids.len()));
+            let label = format!("{label}, {}, turn {index}", chat.id);
+            assert_eq!(generation.prompt_tokens, turn.prompt_ids.len(), "{label}");
+            assert_eq!(generation.tokens, turn.output_ids, "{label}");
+            assert_eq!(generation.text, turn.text, "{label}");
+            if index > 0 {
+                let earlier = &chat.turns[index - 1];
+                let before = earlier.prompt_ids.iter().chain(&earlier.output_ids);
+                let common = before.zip(&turn.prompt_ids).take_while(|(a, b)| a == b).count();
+                // The last token of an answer is chosen but not consumed.
+                let consumed = earlier.prompt_ids.len() + earlier.output_ids.len() - 1;
+                assert_eq!(generation.reused_tokens, common.min(consumed), "{label}");
+                eprintln!(
+                    "{label}: {} of {} prompt tokens reused, prefill {:.1} ms",
+                    generation.reused_tokens,
+                    generation.prompt_tokens,
+                    generation.timings.prefill.as_secs_f64() * 1e3
+                );
+            }
+            let stepped = (executions(model, "decode") - steps) as usize;
+            assert!(stepped <= turn.output_ids.len(), "{label}: {stepped} decode steps");
+            messages.push(Message::new("assistant", generation.text));
+        }
+    }
+}
+
+#[test]
+fn a_second_turn_reuses_the_longest_common_prefix() {
+    for toy in TOYS {
+        let checkpoint = toys::fixture(toy);
+        let goldens = toys::goldens(&checkpoint);
+        let bundle = bundle(&checkpoint, |_| ());
+        let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+        play_all(&mut model, &goldens, toy);
+    }
+}
+
+fn htp(target: &str, change: impl FnOnce(&mut ForgeOptions)) -> impl FnOnce(&mut ForgeOptions) {
+    let target = target.to_owned();
+    move |options| {
+        let (htp, system) = toys::qnn_tier().unwrap();
+        options.compiler = Some(backends::compiler(&htp, &system, &target));
+        change(options);
+    }
+}
+
+fn qnn() -> Option<Arc<dyn Backend>> {
+    toys::qnn_tier().map(|libraries| backends::qnn(&libraries))
+}
+
+#[test]
+fn htp_fp16_equals_the_reference() {
+    let Some(backend) = qnn() else { return };
+    for toy in TOYS {
+        let checkpoint = toys::fixture(toy);
+        let goldens = toys::goldens(&checkpoint);
+        let cases: Vec<_> = goldens.cases.iter().collect();
+        let bundle = bundle(&checkpoint, htp("v81", |_| ()));
+        let mut model = toys::open(&bundle.manifest, Arc::clone(&backend)).unwrap();
+        greedy_exact(&mut model, &cases, toy);
+        let (difference, cosine) = distance(&mut model, &goldens, &cases);
+        eprintln!("{toy}: logits differ by at most {difference:.2e}, cosine {cosine:.6}");
+        assert!(cosine >= 0.999, "{toy}: cosine {cosine}");
+        play_all(&mut model, &goldens, toy);
+    }
+}
+
+#[test]
+fn htp_fp16_shards_and_other_targets_equal_the_reference() {
+    let Some(backend) = qnn() else { return };
+    for (toy, target, shards) in
+        [("llama3-toy", "v81", 2), ("mistral-toy", "v79", 1), ("qwen3-toy", "v75", 1)]
+    {
+        let checkpoint = toys::fixture(toy);
+        let goldens = toys::goldens(&checkpoint);
+        let cases: Vec<_> = goldens.cases.iter().take(4).collect();
+        let bundle = bundle(&checkpoint, htp(target, |o| o.shards = shards));
+        let mut model = toys::open(&bundle.manifest, Arc::clone(&backend)).unwrap();
+        greedy_exact(&mut model, &cases, &format!("{toy} {target} {shards} shards"));
+    }
+}
+
+#[test]
+fn htp_w8a16_passes_the_tolerant_gate() {
+    let Some(backend) = qnn() else { return };
+    for toy in ["llama3-toy", "mistral-toy", "qwen3-toy"] {
+        let checkpoint = toys::fixture(toy);
+        let goldens = toys::goldens(&checkpoint);
+        let int8 = htp("v81", |o| {
+            o.precision = Precision::W8A16;
+            o.prefill = Some(vec![WIDTHS[0]]);
+        });
+        let bundle = bundle(&checkpoint, int8);
+        let mut model = toys::open(&bundle.manifest, Arc::clone(&backend)).unwrap();
+        let cases: Vec<_> =
+            goldens.cases.iter().filter(|c| c.prompt_ids.len() < 20).take(5).collect();
+        let passed = cases
+            .iter()
+            .filter(|case| {
+                model.reset().unwrap();
+                let prompt = Prompt::Tokens(case.prompt_ids.clone());
+                let request = Request::greedy(prompt, case.output_ids.len());
+                suite::tolerated(&generate(&mut model, &request).tokens, &case.output_ids)
+            })
+            .count();
+        eprintln!("{toy} w8a16: {passed} of {} cases pass", cases.len());
+        assert!(passed * 10 >= cases.len() * 6, "{toy}: {passed} of {}", cases.len());
+    }
+}
+
+/// Any other checkpoint with goldens, such as one that `tests/oracle/train.py` made.
+#[test]
+fn checkpoint_of_the_environment_equals_the_reference() {
+    let Some(dir) = std::env::var_os("QHX_TEST_LLAMA") else { return };
+    let checkpoint = PathBuf::from(dir);
+    let goldens = toys::goldens(&checkpoint);
+    let cases: Vec<_> = goldens.cases.iter().collect();
+    for shards in [1, 2] {
+        let bundle = bundle(&checkpoint, |o| o.shards = shards);
+        let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+        greedy_exact(&mut model, &cases, "cpu");
+        let (difference, _) = distance(&mut model, &goldens, &cases);
+        assert!(difference <= 1e-3, "logits differ by {difference}");
+    }
+    let Some(backend) = qnn() else { return };
+    let bundle = bundle(&checkpoint, htp("v81", |_| ()));
+    let mut model = toys::open(&bundle.manifest, backend).unwrap();
+    greedy_exact(&mut model, &cases, "htp");
+}
+
+#[test]
+fn graphs_that_do_not_fit_the_op_are_named() {
+    let checkpoint = toys::fixture("mistral-toy");
+    let bundle = bundle(&checkpoint, |_| ());
+    let text = std::fs::read_to_string(&bundle.manifest).unwrap();
+    for (from, to, words) in [
+        ("\"decode\": \"decode\"", "\"decode\": \"prefill12\"", ["prefill12", "12 rows"]),
+        ("\"lmhead\": \"lmhead\"", "\"lmhead\": \"nohead\"", ["nohead", "lmhead"]),
+        ("\"max_ctx\": 200", "\"max_ctx\": 201", ["201", "200"]),
+        ("\"n_layers\": 4", "\"n_layers\": 5", ["layer 4", "past_k_4"]),
+        ("\"hidden\": 80", "\"hidden\": 96", ["x f32[1, 80]", "96"]),
+    ] {
+        assert!(text.contains(from), "{from}");
+        std::fs::write(&bundle.manifest, text.replace(from, to)).unwrap();
+        let error = toys::open(&bundle.manifest, backends::cpu()).unwrap_err().to_string();
+        for word in words {
+            assert!(error.contains(word), "{error:?} does not say {word:?}");
+        }
+    }
+}
