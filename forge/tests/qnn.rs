@@ -3,7 +3,7 @@
 //!
 //! `QHX_QNN_HTP` names libQnnHtp.so and `QHX_QNN_SYSTEM` libQnnSystem.so (by default the one beside
 //! it). Without them every test says that it is skipped; `QHX_REQUIRE_TIERS=1` makes that a failure.
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -506,7 +506,7 @@ fn greedy(
             logits = driver.step(token);
         }
     }
-    println!("{name} {precision:?} {target}: greedy {same}/{total}");
+    eprintln!("{name} {precision:?} {target}: greedy {same}/{total}");
     (same, total)
 }
 

@@ -139,6 +139,10 @@ impl Backend for QnnBackend {
                 number(self.platform.soc)
             )
         });
+        details.push(match &self.power {
+            Some(_) => format!("clocks: {}", self.options.perf.name()),
+            None => "clocks: left to the device".to_owned(),
+        });
         let version = match library.core_version().qairt() {
             Some(qairt) => format!("QAIRT {qairt}, build {}", library.build_id()),
             None => library.build_id().to_owned(),

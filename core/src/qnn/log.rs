@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
@@ -37,27 +38,23 @@ impl LogLevel {
 /// Lines of failures that [`failures_since`] remembers.
 const KEPT: usize = 32;
 
-struct Failures {
-    total: u64,
-    lines: VecDeque<String>,
-}
-
-static FAILURES: Mutex<Failures> = Mutex::new(Failures { total: 0, lines: VecDeque::new() });
+static TOTAL: AtomicU64 = AtomicU64::new(0);
+static LINES: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
 
 /// The number of failure lines logged so far, for [`failures_since`].
 pub(crate) fn mark() -> u64 {
-    FAILURES.lock().unwrap_or_else(PoisonError::into_inner).total
+    TOTAL.load(Ordering::Relaxed)
 }
 
 /// The last failure lines logged after `mark`. The log has no owner: a line may come from a call
 /// on another thread.
 pub(crate) fn failures_since(mark: u64) -> Vec<String> {
-    let failures = FAILURES.lock().unwrap_or_else(PoisonError::into_inner);
-    let new = usize::try_from(failures.total - mark.min(failures.total)).unwrap_or(usize::MAX);
-    failures
-        .lines
+    let lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
+    let new = TOTAL.load(Ordering::Relaxed).saturating_sub(mark);
+    let new = usize::try_from(new).unwrap_or(usize::MAX);
+    lines
         .iter()
-        .skip(failures.lines.len().saturating_sub(new))
+        .skip(lines.len().saturating_sub(new))
         // The compiler of 2.51 says this about its own settings whenever it runs.
         .filter(|line| !line.contains("unexpected GraphHtpSettings option"))
         .cloned()
@@ -115,12 +112,12 @@ fn emit(level: u32, line: &str) {
     match level {
         1 => {
             {
-                let mut failures = FAILURES.lock().unwrap_or_else(PoisonError::into_inner);
-                failures.total += 1;
-                if failures.lines.len() == KEPT {
-                    failures.lines.pop_front();
+                let mut lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
+                TOTAL.fetch_add(1, Ordering::Relaxed);
+                if lines.len() == KEPT {
+                    lines.pop_front();
                 }
-                failures.lines.push_back(line.to_owned());
+                lines.push_back(line.to_owned());
             }
             tracing::warn!(target: "qnn", "{line}");
         }

@@ -45,6 +45,34 @@ const CORNER_TURBO: u32 = 0x80;
 const CORNER_MAX: u32 = 0xa0;
 
 impl PerfMode {
+    /// Every mode.
+    pub const ALL: [Self; 9] = [
+        Self::Burst,
+        Self::SustainedHigh,
+        Self::High,
+        Self::Balanced,
+        Self::LowBalanced,
+        Self::HighPowerSaver,
+        Self::PowerSaver,
+        Self::LowPowerSaver,
+        Self::Default,
+    ];
+
+    /// The name in options and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Burst => "burst",
+            Self::SustainedHigh => "sustained-high",
+            Self::High => "high",
+            Self::Balanced => "balanced",
+            Self::LowBalanced => "low-balanced",
+            Self::HighPowerSaver => "high-power-saver",
+            Self::PowerSaver => "power-saver",
+            Self::LowPowerSaver => "low-power-saver",
+            Self::Default => "default",
+        }
+    }
+
     /// `(clock corner, sleep latency in µs, polls for answers)`.
     const fn vote(self) -> (u32, u32, bool) {
         match self {
@@ -169,6 +197,17 @@ impl Drop for Power {
             // SAFETY: the id is registered and not used any more.
             super::device::freed("clock vote", unsafe { destroy(self.id) });
         }
+    }
+}
+
+impl std::str::FromStr for PerfMode {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|mode| mode.name() == name).ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            Error::new(ErrorKind::Usage, format!("perf mode {name:?}, expected one of {names}"))
+        })
     }
 }
 

@@ -5,7 +5,7 @@
 //!
 //! ```no_run
 //! use std::io::Write as _;
-//! let mut results = qhx_core::qnn::stdout::redirect_to_stderr()?;
+//! let mut results = qhx_core::qnn::stdout::redirect_to_stderr()?.into_file()?;
 //! // … open libraries; whatever they print goes to standard error …
 //! writeln!(results, "the result")?;
 //! # Ok::<(), std::io::Error>(())
@@ -34,9 +34,17 @@ pub fn redirect_to_stderr() -> io::Result<StdoutGuard> {
 }
 
 impl StdoutGuard {
-    /// The former standard output as a file; descriptor 1 stays redirected.
+    /// The former standard output as another file.
     pub fn file(&self) -> io::Result<File> {
         self.0.try_clone()
+    }
+
+    /// The former standard output; descriptor 1 stays redirected until the process ends. The right
+    /// choice for a program's `main`: the libraries may print while the process exits.
+    pub fn into_file(self) -> io::Result<File> {
+        let file = self.0.try_clone()?;
+        std::mem::forget(self);
+        Ok(file)
     }
 }
 
@@ -54,6 +62,9 @@ impl Drop for StdoutGuard {
     fn drop(&mut self) {
         // Nothing can be done about a failure here: the descriptor then stays redirected.
         let _ = io::stdout().flush();
+        // What the libraries have printed may still lie in the C library's buffer.
+        // SAFETY: NULL stands for every open stream of the C library, which locks each.
+        unsafe { libc::fflush(std::ptr::null_mut()) };
         let _ = platform::restore(&self.0, 1);
     }
 }

@@ -214,6 +214,20 @@ fn the_backend_says_what_it_is() {
     assert!(info.version.contains(library.build_id()) && !library.build_id().is_empty());
     assert!(info.details.iter().any(|line| line.contains("core interface 2.")));
     assert_eq!(library.provider(), "HTP_QTI_AISW");
+    assert!(info.details.contains(&"clocks: burst".to_owned()), "{info:?}");
+}
+
+#[test]
+fn every_clock_vote_is_accepted() {
+    let Some(library) = tier() else { return };
+    let backend = backend(&library, QnnOptions::default());
+    for mode in PerfMode::ALL {
+        backend.set_perf(mode).unwrap();
+        assert_eq!(mode.name().parse::<PerfMode>().unwrap(), mode);
+    }
+    let silent = QnnOptions { perf: PerfMode::Default, ..QnnOptions::default() };
+    let info = crate::backend(&library, silent).info();
+    assert!(info.details.contains(&"clocks: left to the device".to_owned()), "{info:?}");
 }
 
 #[test]

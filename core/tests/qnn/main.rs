@@ -10,6 +10,7 @@ mod binaries;
 mod compose;
 mod execute;
 mod opening;
+mod process;
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
