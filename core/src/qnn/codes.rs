@@ -34,12 +34,7 @@ const DAMAGED: &str = "the file is damaged or not a context binary; download it 
 
 /// Sorted by code.
 const ENTRIES: &[Entry] = &[
-    fixed(
-        1000,
-        "NOT_SUPPORTED",
-        "the library does not support this here",
-        "a context with shared weights loads on a device only, not on x86",
-    ),
+    entry(1000, "NOT_SUPPORTED", "the library does not support this here"),
     fixed(1002, "MEM_ALLOC", "memory could not be had, or no process domain could be opened", SKEL),
     entry(1003, "SYSTEM", "a system call failed"),
     entry(1004, "INVALID_ARGUMENT", "an argument is not valid"),
@@ -74,7 +69,7 @@ const ENTRIES: &[Entry] = &[
         4000,
         "BACKEND_CANNOT_INITIALIZE",
         "the backend could not be initialised",
-        "run with --log-level debug and read the library's own lines",
+        "log at level debug and read the library's own lines",
     ),
     entry(4002, "BACKEND_INVALID_ARGUMENT", "an argument for the backend is not valid"),
     entry(4003, "BACKEND_NOT_SUPPORTED", "the backend does not support this"),
