@@ -20,7 +20,7 @@ use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::compile::Compiler;
 use qhx_forge::graph::{BinaryOp, Elem, Graph, ReduceOp, UnaryOp};
 use qhx_forge::qnn::QnnCompiler;
-use qhx_forge::recipes::{Precision, Recipe, RecipeOptions, recipe};
+use qhx_forge::recipes::{Precision, Recipe, RecipeOptions, Task, recipe};
 use qhx_forge::weight::{RowSource, Storage, Weight};
 use qhx_forge::{ForgeOptions, Progress, Silent, forge};
 use rten::{Model, ValueOrView};
@@ -488,7 +488,7 @@ fn greedy(
 ) -> (usize, usize) {
     let dir = fixture(name);
     let checkpoint = Checkpoint::open(&dir).unwrap();
-    let options = RecipeOptions { precision, shards, max_ctx: 200 };
+    let options = RecipeOptions { precision, shards, max_ctx: 200, ..RecipeOptions::default() };
     let recipe = recipe(&checkpoint, &options).unwrap();
     let goldens: Value =
         serde_json::from_slice(&std::fs::read(dir.join("goldens.json")).unwrap()).unwrap();
@@ -508,6 +508,66 @@ fn greedy(
     }
     eprintln!("{name} {precision:?} {target}: greedy {same}/{total}");
     (same, total)
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
+    };
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+/// Inputs in −1..1; a mask hides the first half of every row but keeps its last position.
+fn inputs(graph: &Graph) -> Vec<Vec<f32>> {
+    let fill = |(seed, tensor): (u32, &qhx_core::TensorInfo)| {
+        let count = tensor.elements().unwrap();
+        if !tensor.name.contains("mask") {
+            return numbers(50 + seed, count);
+        }
+        let width = *tensor.shape.last().unwrap();
+        (0..count).map(|i| if i % width < width / 2 { -65504.0 } else { 0.0 }).collect()
+    };
+    (0..).zip(&graph.info(Elem::onnx).inputs).map(fill).collect()
+}
+
+#[test]
+fn every_graph_of_every_recipe_agrees_with_its_twin() {
+    let Some(library) = tier() else { return };
+    let mut folders: Vec<_> = std::fs::read_dir(fixture("."))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.join("config.json").exists())
+        .collect();
+    folders.sort();
+    assert!(folders.len() > 1);
+    let mut wrong = Vec::new();
+    for (index, folder) in folders.iter().enumerate() {
+        let checkpoint = Checkpoint::open(folder).unwrap();
+        let precision = [Precision::Fp16, Precision::W8A16][index % 2];
+        let embeds = folder.file_name().unwrap().to_string_lossy().starts_with("embed");
+        let task = if embeds { Task::Embed } else { Task::Generate };
+        let options =
+            RecipeOptions { precision, shards: 2, max_ctx: 64, task, ..RecipeOptions::default() };
+        let recipe = recipe(&checkpoint, &options).unwrap();
+        for context in &recipe.contexts {
+            let target = Target::ALL[index % Target::ALL.len()];
+            let mut compiled = Compiled::new(&library, target, &[&context.graphs]);
+            for (id, graph) in (0..).zip(&context.graphs) {
+                let inputs = inputs(graph);
+                let (found, expected) = (compiled.run(id, &inputs), twin(graph, &inputs));
+                for ((tensor, a), b) in compiled.info(id).outputs.iter().zip(&found).zip(&expected)
+                {
+                    let cosine = cosine(a, b);
+                    if cosine.is_nan() || cosine < 0.998 {
+                        let name = folder.file_name().unwrap().display();
+                        wrong.push(format!("{name} {} {tensor}: {cosine}", graph.name()));
+                    }
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 #[test]
