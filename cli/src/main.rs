@@ -1,2 +1,7 @@
-//! Entry point.
-fn main() {}
+//! The program `qhx`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    qhx::run()
+}

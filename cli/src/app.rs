@@ -1,0 +1,201 @@
+//! From arguments to an exit code: parses, takes standard output over, runs the command, reports.
+
+use std::env;
+use std::ffi::OsString;
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser as _};
+use qhx_core::{Error, ErrorKind, Result};
+use qhx_plugins::{PluginOptions, Plugins};
+use serde_json::json;
+use tracing_subscriber::EnvFilter;
+
+use crate::args::{Cli, Command, GlobalArgs};
+use crate::commands;
+use crate::output::Output;
+use crate::signal::Interrupts;
+
+/// What every command works with.
+pub(crate) struct App {
+    pub output: Output,
+    pub interrupts: Interrupts,
+    pub global: GlobalArgs,
+}
+
+/// How a command ended that did not fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Status {
+    /// Did what was asked.
+    Done,
+    /// A check that was asked for found something.
+    Found,
+    /// Interrupted; what there was is written.
+    Cancelled,
+}
+
+impl Status {
+    fn exit_code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Found => 1,
+            Self::Cancelled => ErrorKind::Cancelled.exit_code(),
+        }
+    }
+}
+
+impl App {
+    /// The host-ops: those linked in and those of plugins.
+    pub(crate) fn plugins(&self) -> Result<Plugins> {
+        Plugins::discover(&PluginOptions {
+            files: self.global.plugins.clone(),
+            dirs: self.global.plugin_dirs.clone(),
+            only_named: false,
+        })
+    }
+}
+
+/// Runs `qhx` with the arguments of the process.
+pub fn run() -> ExitCode {
+    let arguments: Vec<OsString> = env::args_os().collect();
+    let cli = match Cli::try_parse_from(&arguments) {
+        Ok(cli) => cli,
+        Err(e) => return refuse(&e, &arguments),
+    };
+    let json = cli.command.wants_json();
+    start(cli.global, json, |app| dispatch(cli.command, app))
+}
+
+/// Runs `qhx_generate` with the arguments of the process.
+pub fn run_generate() -> ExitCode {
+    let arguments: Vec<OsString> = env::args_os().collect();
+    let args = match commands::classic::ClassicArgs::try_parse_from(&arguments) {
+        Ok(args) => args,
+        Err(e) => return refuse(&e, &arguments),
+    };
+    start(args.global.clone(), false, |app| commands::classic::run(&args, app))
+}
+
+/// The description of the command line, for shell completions.
+pub(crate) fn command() -> clap::Command {
+    Cli::command()
+}
+
+fn dispatch(command: Command, app: &mut App) -> Result<Status> {
+    match command {
+        Command::Generate(args) => commands::generate::run(&args, app),
+        Command::Chat(args) => commands::chat::run(&args, app),
+        Command::Forge(args) => commands::forge::run(&args, app),
+        Command::Inspect(args) => commands::inspect::run(&args, app),
+        Command::Verify(args) => commands::verify::run(&args, app),
+        Command::Runtime(args) => commands::runtime::run(&args, app),
+        Command::Plugins(args) => commands::plugins::run(&args, app),
+        Command::Doctor(args) => commands::doctor::run(&args, app),
+        Command::Demo(args) => commands::demo::run(&args, app),
+        Command::Completions(args) => commands::completions::run(&args, app),
+    }
+}
+
+impl Command {
+    /// True when a program reads the output, and wants failures in it, too.
+    fn wants_json(&self) -> bool {
+        match self {
+            Self::Generate(args) => args.json,
+            Self::Chat(args) => args.json,
+            Self::Forge(args) => args.json,
+            Self::Inspect(args) => args.json,
+            Self::Verify(args) => args.json,
+            Self::Runtime(args) => args.wants_json(),
+            Self::Plugins(args) => args.wants_json(),
+            Self::Doctor(args) => args.json,
+            Self::Demo(args) => args.json,
+            Self::Completions(_) => false,
+        }
+    }
+}
+
+/// Prints help, or says what is wrong with the arguments.
+fn refuse(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
+    // Nobody is left to tell when this cannot be written.
+    let _ = error.print();
+    if !error.use_stderr() {
+        return ExitCode::SUCCESS;
+    }
+    if arguments.iter().any(|a| a == "--json") {
+        let text = error.render().to_string();
+        let message = text.lines().next().unwrap_or_default();
+        let message = message.strip_prefix("error: ").unwrap_or(message);
+        let error = Error::new(ErrorKind::Usage, message).hint("see --help");
+        if let Ok(mut output) = Output::take() {
+            let _ = output.json(&error_json(&error));
+        }
+    }
+    ExitCode::from(ErrorKind::Usage.exit_code())
+}
+
+fn start(
+    global: GlobalArgs,
+    json: bool,
+    command: impl FnOnce(&mut App) -> Result<Status>,
+) -> ExitCode {
+    let mut app = match prepare(global) {
+        Ok(app) => app,
+        Err(e) => {
+            eprintln!("error: {e}");
+            return ExitCode::from(e.kind().exit_code());
+        }
+    };
+    let result = command(&mut app);
+    if app.output.is_closed() {
+        // As `head` does when it has read enough.
+        return ExitCode::SUCCESS;
+    }
+    match result {
+        Ok(status) => ExitCode::from(status.exit_code()),
+        Err(e) => {
+            eprintln!("error: {e}");
+            if json {
+                let _ = app.output.json(&error_json(&e));
+            }
+            ExitCode::from(e.kind().exit_code())
+        }
+    }
+}
+
+fn prepare(global: GlobalArgs) -> Result<App> {
+    log(&global)?;
+    Ok(App { output: Output::take()?, interrupts: Interrupts::install()?, global })
+}
+
+/// A failure for programs.
+pub(crate) fn error_json(error: &Error) -> serde_json::Value {
+    json!({"error": {
+        "kind": error.kind().name(),
+        "message": error.message(),
+        "hint": error.hint_text(),
+        "code": error.code(),
+        "exit_code": error.kind().exit_code(),
+    }})
+}
+
+/// Sends the log to standard error.
+fn log(global: &GlobalArgs) -> Result<()> {
+    let filter = match (&global.log, global.verbose) {
+        (Some(filter), _) => filter.as_str(),
+        (None, 0) => "warn",
+        (None, 1) => "info",
+        (None, 2) => "debug",
+        (None, _) => "trace",
+    };
+    let filter = EnvFilter::try_new(filter).map_err(|e| {
+        Error::new(ErrorKind::Usage, format!("log filter {filter:?}: {e}"))
+            .hint("expected levels by target, such as warn,qnn=debug")
+    })?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal() && crate::vars::get("NO_COLOR").is_none())
+        .without_time()
+        .init();
+    Ok(())
+}

@@ -1,0 +1,192 @@
+//! The arguments of `qhx`: the commands, and the groups of options that several of them share.
+
+use std::path::PathBuf;
+
+use clap::builder::styling::{AnsiColor, Styles};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use qhx_core::sampling::SamplingParams;
+
+use crate::commands;
+use crate::vars;
+
+const STYLES: Styles = Styles::styled()
+    .header(AnsiColor::Green.on_default().bold())
+    .usage(AnsiColor::Green.on_default().bold())
+    .literal(AnsiColor::Cyan.on_default().bold())
+    .placeholder(AnsiColor::Cyan.on_default());
+
+const EXAMPLES: &str = "\
+Examples:
+  qhx demo
+  qhx runtime install
+  qhx forge Qwen3.5-0.8B --out qwen35/v81 --target v81
+  qhx generate qwen35/v81 'The capital of France is' --max-new 32
+  qhx chat qwen35/v81
+
+Results go to standard output, everything else to standard error. Exit codes and environment
+variables are listed in docs/cli.md.";
+
+/// Runs, makes and checks bundles of QNN context binaries.
+#[derive(Debug, Parser)]
+#[command(name = "qhx", version, styles = STYLES, after_help = EXAMPLES, max_term_width = 100)]
+#[command(disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub global: GlobalArgs,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Generate(commands::generate::GenerateArgs),
+    Chat(commands::chat::ChatArgs),
+    Forge(commands::forge::ForgeArgs),
+    Inspect(commands::inspect::InspectArgs),
+    Verify(commands::verify::VerifyArgs),
+    Runtime(commands::runtime::RuntimeArgs),
+    Plugins(commands::plugins::PluginsArgs),
+    Doctor(commands::doctor::DoctorArgs),
+    Demo(commands::demo::DemoArgs),
+    Completions(commands::completions::CompletionsArgs),
+}
+
+/// Options of every command.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct GlobalArgs {
+    /// Load this plugin, before any other; it must load. May be given several times
+    #[arg(long = "plugin", value_name = "FILE", global = true)]
+    pub plugins: Vec<PathBuf>,
+    /// Search this folder for plugins first. May be given several times
+    #[arg(long = "plugin-dir", value_name = "DIR", global = true)]
+    pub plugin_dirs: Vec<PathBuf>,
+    /// Threads for the host's part and for the CPU backend [default: one per core]
+    #[arg(long, value_name = "N", global = true, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// Log more: -v what happens, -vv details, -vvv everything
+    #[arg(short, long, action = ArgAction::Count, global = true)]
+    pub verbose: u8,
+    /// What to log, by target and level, such as `warn,qnn=debug`; overrides -v
+    #[arg(long, value_name = "FILTER", global = true, env = vars::LOG, hide_env_values = true)]
+    pub log: Option<String>,
+}
+
+impl GlobalArgs {
+    /// The number of threads.
+    pub(crate) fn threads(&self) -> Option<usize> {
+        self.threads.map(usize::from)
+    }
+}
+
+/// Which backend is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum BackendChoice {
+    /// qnn when its libraries are there and the bundle has context binaries, otherwise cpu
+    #[default]
+    Auto,
+    /// The bundle's ONNX graphs on the CPU
+    Cpu,
+    /// The bundle's context binaries on the NPU, or on its emulator on x86-64
+    Qnn,
+}
+
+/// Where the QNN libraries are.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "QNN libraries")]
+pub(crate) struct LibraryArgs {
+    /// libQnnHtp.so [default: the installed runtime, see `qhx runtime`]
+    #[arg(long, value_name = "FILE", env = vars::HTP, hide_env_values = true)]
+    pub htp: Option<PathBuf>,
+    /// libQnnSystem.so [default: the one beside libQnnHtp.so]
+    #[arg(long, value_name = "FILE", env = vars::SYSTEM, hide_env_values = true)]
+    pub system: Option<PathBuf>,
+}
+
+/// What executes graphs.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct BackendArgs {
+    /// What executes the graphs. A choice other than auto never falls back
+    #[arg(long, value_name = "BACKEND", value_enum, default_value_t)]
+    pub backend: BackendChoice,
+    #[command(flatten)]
+    pub libraries: LibraryArgs,
+    /// Hexagon architecture of the device, where the library's own word is not to be taken
+    #[arg(long, value_name = "ARCH", value_parser = parse_arch)]
+    pub device_arch: Option<u32>,
+}
+
+/// `v81` or `81`.
+pub(crate) fn parse_arch(text: &str) -> Result<u32, String> {
+    let digits = text.strip_prefix('v').unwrap_or(text);
+    match digits.parse::<u32>() {
+        Ok(arch @ 60..=99) => Ok(arch),
+        _ => Err("expected a Hexagon architecture such as v75, v79 or v81".to_owned()),
+    }
+}
+
+/// How the next token is chosen.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Sampling")]
+pub(crate) struct SamplingArgs {
+    /// Divides the logits; 0 takes the most likely token
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    pub temperature: f32,
+    /// Keep the K most likely tokens; 0 keeps all
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub top_k: usize,
+    /// Keep the most likely tokens whose probabilities sum to P; 1 keeps all
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    pub top_p: f32,
+    /// Keep tokens at least P times as likely as the most likely one; 0 keeps all
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    pub min_p: f32,
+    /// Divides the logits of tokens of the prompt and the answer; 1 is off
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    pub repetition_penalty: f32,
+    /// Subtracted from the logits of tokens of the answer; 0 is off
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub presence_penalty: f32,
+    /// The same, once for each occurrence; 0 is off
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub frequency_penalty: f32,
+    /// Penalties see the last N tokens; 0 means all
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub penalty_window: usize,
+    /// Makes the choices repeatable, on every machine
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+}
+
+impl SamplingArgs {
+    /// The options for the sampler, checked.
+    pub(crate) fn params(&self) -> qhx_core::Result<SamplingParams> {
+        let params = SamplingParams {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            penalty_window: self.penalty_window,
+            seed: self.seed,
+        };
+        params.validate()?;
+        Ok(params)
+    }
+}
+
+/// On or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    On,
+    Off,
+}
+
+impl Switch {
+    pub(crate) fn is_on(self) -> bool {
+        self == Self::On
+    }
+}

@@ -1,0 +1,5 @@
+//! Links host-ops into the program.
+//!
+//! An op registers itself when its crate is linked, and a crate that nothing names is not linked.
+
+use qhx_ops_qwen35 as _;

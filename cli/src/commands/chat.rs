@@ -1,0 +1,250 @@
+//! `qhx chat`: a conversation that keeps its state between turns.
+
+use std::io::{BufRead as _, IsTerminal as _, Write as _};
+use std::path::PathBuf;
+
+use clap::Args;
+use qhx_core::engine::{FinishReason, Message, Model, Prompt, Request};
+use qhx_core::sampling::SamplingParams;
+use qhx_core::{Error, ErrorKind, Result};
+
+use crate::app::{App, Status};
+use crate::args::{BackendArgs, SamplingArgs, Switch};
+use crate::session::{self, Stream};
+use crate::prompt;
+
+const EXAMPLES: &str = "\
+Examples:
+  qhx chat qwen35/v81
+  qhx chat qwen35/v81 --system-prompt 'Answer in one sentence.' --thinking off
+  printf 'Hello!\\nAnd again.\\n' | qhx chat qwen35/v81 --json
+
+Commands:
+  /reset          forget the conversation
+  /system TEXT    forget it and begin with this system message; without TEXT, with none
+  /help           list these
+  /exit           end; so does Ctrl-D
+
+Ctrl-C stops an answer; what there is of it stays in the conversation.";
+
+/// Talk with a model
+///
+/// Each line of standard input is a message; answers stream to standard output. A turn consumes
+/// only what is new: the state of the turns before is kept. Timings go to standard error.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ChatArgs {
+    /// The bundle: its folder, its manifest, or a manifest's name in its folder
+    pub bundle: PathBuf,
+    /// Greatest number of tokens of an answer
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1024)]
+    pub max_new: usize,
+    /// A system message before the conversation
+    #[arg(long, value_name = "TEXT")]
+    pub system_prompt: Option<String>,
+    /// Whether the model thinks before it answers, where its template knows that
+    #[arg(long, value_enum, value_name = "ON|OFF")]
+    pub thinking: Option<Switch>,
+    /// End an answer before this text. May be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// Print one JSON object per answer, one a line
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub backend: BackendArgs,
+}
+
+/// What a line of input asks for.
+#[derive(Debug, PartialEq, Eq)]
+enum Input<'a> {
+    Nothing,
+    Message(&'a str),
+    Reset,
+    System(Option<&'a str>),
+    Help,
+    Exit,
+    Unknown(&'a str),
+}
+
+impl<'a> Input<'a> {
+    fn parse(line: &'a str) -> Self {
+        let trimmed = line.trim();
+        if trimmed.is_empty() {
+            return Self::Nothing;
+        }
+        if !trimmed.starts_with('/') {
+            return Self::Message(line);
+        }
+        let (word, rest) = trimmed.split_once(char::is_whitespace).unwrap_or((trimmed, ""));
+        let rest = Some(rest.trim()).filter(|rest| !rest.is_empty());
+        match word {
+            "/reset" => Self::Reset,
+            "/system" => Self::System(rest),
+            "/help" => Self::Help,
+            "/exit" | "/quit" => Self::Exit,
+            // A path or a fraction is a message, too.
+            _ if word[1..].chars().all(|c| c.is_ascii_lowercase()) => Self::Unknown(word),
+            _ => Self::Message(line),
+        }
+    }
+}
+
+struct Conversation {
+    messages: Vec<Message>,
+    thinking: Option<bool>,
+    max_new: usize,
+    sampling: SamplingParams,
+    stop: Vec<String>,
+    json: bool,
+}
+
+impl Conversation {
+    fn begin(&mut self, system: Option<&str>) {
+        self.messages.clear();
+        self.messages.extend(system.map(|text| Message::new("system", text)));
+    }
+
+    /// One message and its answer. True when the answer was interrupted.
+    fn turn(&mut self, app: &mut App, model: &mut Model, message: &str) -> Result<bool> {
+        self.messages.push(Message::new("user", message));
+        let request = Request {
+            prompt: Prompt::Chat { messages: self.messages.clone(), thinking: self.thinking },
+            max_new: self.max_new,
+            sampling: self.sampling.clone(),
+            stop: self.stop.clone(),
+            stop_ids: Vec::new(),
+            ignore_eos: false,
+        };
+        let stream = if self.json { Stream::Quiet } else { Stream::Text };
+        let generation = match session::generate(app, model, &request, stream) {
+            Ok(generation) => generation,
+            Err(e) => {
+                self.messages.pop();
+                return Err(e);
+            }
+        };
+        app.interrupts.token().clear();
+        if self.json {
+            app.output.json(&session::json(model, &generation))?;
+        }
+        eprintln!("{}", session::summary(&generation));
+        self.messages.push(Message::new("assistant", &*generation.text));
+        Ok(generation.finish_reason == FinishReason::Cancelled)
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
+    let sampling = args.sampling.params()?;
+    let mut model = session::open(app, &args.bundle, None, &args.backend)?;
+    if !model.can_chat() {
+        return Err(Error::new(
+            ErrorKind::Usage,
+            format!("{}: the model does not chat", model.manifest().path.display()),
+        )
+        .hint(
+            "a bundle chats when its manifest has `chat` or its tokenizer_config.json a \
+             chat_template; `qhx generate` completes a text without either",
+        ));
+    }
+    eprintln!("load {:.1} ms", session::ms(model.load_time()));
+    let mut conversation = Conversation {
+        messages: Vec::new(),
+        thinking: args.thinking.map(Switch::is_on),
+        max_new: args.max_new,
+        sampling,
+        stop: args.stop.clone(),
+        json: args.json,
+    };
+    conversation.begin(args.system_prompt.as_deref());
+    let interactive = std::io::stdin().is_terminal();
+    let mut line = Vec::new();
+    loop {
+        if interactive {
+            eprint!("> ");
+            // A prompt that cannot be shown is no reason to stop.
+            let _ = std::io::stderr().flush();
+        }
+        line.clear();
+        let read = std::io::stdin()
+            .lock()
+            .read_until(b'\n', &mut line)
+            .map_err(|e| Error::new(ErrorKind::Io, format!("standard input: {e}")))?;
+        if read == 0 {
+            return Ok(Status::Done);
+        }
+        let result = prompt::utf8(std::mem::take(&mut line)).and_then(|mut text| {
+            prompt::strip_line_end(&mut text);
+            step(app, &mut model, &mut conversation, &text)
+        });
+        match result {
+            Ok(Next::Continue) => {}
+            Ok(Next::Interrupted) if interactive => {}
+            Ok(Next::Interrupted) => return Ok(Status::Cancelled),
+            Ok(Next::Exit) => return Ok(Status::Done),
+            // A person can mend a message; a script cannot.
+            Err(e) if interactive && e.kind() == ErrorKind::Prompt => {
+                eprintln!("error: {e}");
+                eprintln!("(the message is not part of the conversation; /reset begins anew)");
+            }
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+enum Next {
+    Continue,
+    Interrupted,
+    Exit,
+}
+
+fn step(
+    app: &mut App,
+    model: &mut Model,
+    conversation: &mut Conversation,
+    line: &str,
+) -> Result<Next> {
+    match Input::parse(line) {
+        Input::Nothing => {}
+        Input::Message(text) => {
+            if conversation.turn(app, model, text)? {
+                return Ok(Next::Interrupted);
+            }
+        }
+        Input::Reset => {
+            let system = conversation.messages.first().filter(|m| m.role == "system").cloned();
+            conversation.begin(system.as_ref().map(|m| m.content.as_str()));
+            model.reset()?;
+            eprintln!("(the conversation is forgotten)");
+        }
+        Input::System(text) => {
+            conversation.begin(text);
+            model.reset()?;
+            eprintln!("(a new conversation, {} system message)", if text.is_some() { "with a" } else { "without" });
+        }
+        Input::Help => eprintln!("{EXAMPLES}"),
+        Input::Exit => return Ok(Next::Exit),
+        Input::Unknown(word) => eprintln!("unknown command {word}; /help lists the commands"),
+    }
+    Ok(Next::Continue)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Input;
+
+    #[test]
+    fn lines() {
+        assert_eq!(Input::parse("  "), Input::Nothing);
+        assert_eq!(Input::parse("hello"), Input::Message("hello"));
+        assert_eq!(Input::parse("/reset"), Input::Reset);
+        assert_eq!(Input::parse("/system Be brief. "), Input::System(Some("Be brief.")));
+        assert_eq!(Input::parse("/system"), Input::System(None));
+        assert_eq!(Input::parse("/exit"), Input::Exit);
+        assert_eq!(Input::parse("/frobnicate"), Input::Unknown("/frobnicate"));
+        assert_eq!(Input::parse("/etc/hosts?"), Input::Message("/etc/hosts?"));
+    }
+}

@@ -1,0 +1,115 @@
+//! `qhx_generate`: the argument order of published bundles.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+use qhx_core::engine::{Message, Prompt, Request};
+use qhx_core::op::Modality;
+use qhx_core::{Error, ErrorKind, Result};
+
+use crate::app::{App, Status};
+use crate::args::{BackendArgs, BackendChoice, GlobalArgs, LibraryArgs, Switch};
+use crate::session::{self, Stream};
+use crate::prompt;
+
+const EXAMPLES: &str = "\
+Examples:
+  qhx_generate qwen35/qwen3.5-0.8b-1024.json libQnnHtp.so libQnnSystem.so qwen35 64 'The capital of France is'
+  qhx_generate qwen35 cpu - qwen35 64 'The capital of France is'
+
+The prompt is completed as it is; --chat puts it into the model's chat template. A prompt of token
+ids separated by commas is taken as ids. Generation is greedy.";
+
+/// Continues a prompt, with the argument order of published bundles.
+///
+/// Standard output carries the text alone.
+#[derive(Debug, Parser)]
+#[command(name = "qhx_generate", version, after_help = EXAMPLES, max_term_width = 100)]
+pub(crate) struct ClassicArgs {
+    /// The bundle's manifest, or its folder
+    pub manifest: PathBuf,
+    /// libQnnHtp.so, or the word `cpu` to run the bundle's ONNX graphs on the CPU
+    #[arg(value_name = "libQnnHtp.so")]
+    pub htp: PathBuf,
+    /// libQnnSystem.so; `-` with `cpu`
+    #[arg(value_name = "libQnnSystem.so")]
+    pub system: PathBuf,
+    /// The folder that the manifest's paths resolve against
+    #[arg(value_name = "ARTIFACTS_ROOT")]
+    pub root: PathBuf,
+    /// Greatest number of tokens to generate
+    #[arg(value_name = "MAX_NEW")]
+    pub max_new: usize,
+    /// The text to continue, `-` for standard input, or token ids separated by commas
+    pub prompt: OsString,
+    /// An image, for host-ops that take one
+    pub image: Option<PathBuf>,
+    /// The prompt is a user's message, put into the model's chat template
+    #[arg(long)]
+    pub chat: bool,
+    /// Whether the model thinks before it answers, where its template knows that
+    #[arg(long, value_enum, value_name = "ON|OFF", requires = "chat")]
+    pub thinking: Option<Switch>,
+    /// Hexagon architecture of the device, where the library's own word is not to be taken
+    #[arg(long, value_name = "ARCH", value_parser = crate::args::parse_arch)]
+    pub device_arch: Option<u32>,
+    #[command(flatten)]
+    pub global: GlobalArgs,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &ClassicArgs, app: &mut App) -> Result<Status> {
+    let text = prompt::text(Some(&args.prompt))?;
+    let prompt = if args.chat {
+        let messages = vec![Message::new("user", text)];
+        Prompt::Chat { messages, thinking: args.thinking.map(Switch::is_on) }
+    } else if prompt::is_id_list(&text) {
+        Prompt::Tokens(prompt::ids(&text)?)
+    } else {
+        Prompt::Text(text)
+    };
+    let cpu = args.htp == Path::new("cpu");
+    let backend = BackendArgs {
+        backend: if cpu { BackendChoice::Cpu } else { BackendChoice::Qnn },
+        libraries: if cpu {
+            LibraryArgs::default()
+        } else {
+            LibraryArgs { htp: Some(args.htp.clone()), system: Some(args.system.clone()) }
+        },
+        device_arch: args.device_arch,
+    };
+    let mut model = session::open(app, &args.manifest, Some(&args.root), &backend)?;
+    if let Some(image) = &args.image {
+        return Err(no_image(&model, image));
+    }
+    let request = Request::greedy(prompt, args.max_new);
+    let generation = session::generate(app, &mut model, &request, Stream::Text)?;
+    eprintln!(
+        "load {:.1} ms, {}",
+        session::ms(model.load_time()),
+        session::summary(&generation)
+    );
+    Ok(session::status(&generation))
+}
+
+fn no_image(model: &qhx_core::engine::Model, image: &Path) -> Error {
+    let op = &model.op().description;
+    let takes: Vec<_> = op
+        .modalities
+        .iter()
+        .filter_map(|m| serde_json::to_value(m).ok()?.as_str().map(str::to_owned))
+        .collect();
+    let message = if op.modalities.contains(&Modality::Image) {
+        format!("{}: this version of qhx does not read images yet", image.display())
+    } else {
+        format!(
+            "{}: host-op {:?} does not take the modality image; it takes {}",
+            image.display(),
+            op.name,
+            takes.join(", ")
+        )
+    };
+    Error::new(ErrorKind::Prompt, message)
+        .hint("leave the image out, or name a manifest of the bundle that takes images")
+}

@@ -1,0 +1,27 @@
+//! `qhx completions`: completion scripts for shells.
+
+use clap::Args;
+use clap_complete::Shell;
+use qhx_core::{Error, ErrorKind, Result};
+
+use crate::app::{App, Status, command};
+
+/// Print a completion script for a shell
+///
+/// For example: qhx completions bash > ~/.local/share/bash-completion/completions/qhx
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub shell: Shell,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &CompletionsArgs, app: &mut App) -> Result<Status> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut command(), "qhx", &mut script);
+    let script = String::from_utf8(script)
+        .map_err(|e| Error::new(ErrorKind::Internal, format!("the completion script: {e}")))?;
+    app.output.write(&script)?;
+    Ok(Status::Done)
+}

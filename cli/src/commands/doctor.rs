@@ -1,0 +1,217 @@
+//! `qhx doctor`: what works on this machine, and why the rest does not.
+
+use std::path::Path;
+
+use clap::Args;
+use qhx_core::Result;
+use qhx_core::op::OpProvider as _;
+use qhx_core::qnn::{QnnBackend, QnnOptions};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::{plugins, runtime};
+use crate::app::{App, Status};
+use crate::args::LibraryArgs;
+use crate::{backends, cache, vars};
+
+/// Check this machine: libraries, plugins, folders
+///
+/// A check is `ok`, `missing` (not there, and not needed for the rest) or `broken` (there, and
+/// does not work). Exit code 1 when one is broken.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub libraries: LibraryArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Health {
+    Ok,
+    Missing,
+    Broken,
+}
+
+#[derive(Debug, Serialize)]
+struct Check {
+    name: &'static str,
+    health: Health,
+    found: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hint: Option<String>,
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    details: Map<String, Value>,
+}
+
+impl Check {
+    fn new(name: &'static str, health: Health, found: impl Into<String>) -> Self {
+        Self { name, health, found: found.into(), hint: None, details: Map::new() }
+    }
+
+    fn failed(name: &'static str, error: &qhx_core::Error) -> Self {
+        Self {
+            hint: error.hint_text().map(str::to_owned),
+            ..Self::new(name, Health::Broken, error.message())
+        }
+    }
+
+    fn detail(mut self, key: &str, value: impl Into<Value>) -> Self {
+        self.details.insert(key.to_owned(), value.into());
+        self
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &DoctorArgs, app: &mut App) -> Result<Status> {
+    let mut checks = vec![platform(), cpu(), qnn(&args.libraries)];
+    checks.extend(host_ops(app));
+    checks.push(cache_folder());
+    let variables: Map<String, Value> = vars::ALL
+        .iter()
+        .filter_map(|(name, _)| {
+            Some(((*name).to_owned(), vars::get(name)?.to_string_lossy().into()))
+        })
+        .collect();
+    let healthy = checks.iter().all(|check| check.health != Health::Broken);
+    if args.json {
+        let report = json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "healthy": healthy,
+            "checks": checks,
+            "environment": variables,
+        });
+        app.output.json_pretty(&report)?;
+    } else {
+        app.output.write(&text(&checks, &variables))?;
+    }
+    Ok(if healthy { Status::Done } else { Status::Found })
+}
+
+fn text(checks: &[Check], variables: &Map<String, Value>) -> String {
+    let mut text = format!("qhx {}\n", env!("CARGO_PKG_VERSION"));
+    for check in checks {
+        let health = match check.health {
+            Health::Ok => "ok     ",
+            Health::Missing => "missing",
+            Health::Broken => "BROKEN ",
+        };
+        text.push_str(&format!("{health} {:12} {}\n", check.name, check.found));
+        let plain = |v: &Value| v.as_str().map_or_else(|| v.to_string(), str::to_owned);
+        for (key, value) in &check.details {
+            text.push_str(&format!("{:21}{key}: {}\n", "", plain(value)));
+        }
+        if let Some(hint) = &check.hint {
+            text.push_str(&format!("{:21}hint: {hint}\n", ""));
+        }
+    }
+    for (name, purpose) in vars::ALL {
+        match variables.get(name).and_then(Value::as_str) {
+            Some(value) => text.push_str(&format!("env     {name}={value}\n")),
+            None => text.push_str(&format!("env     {name} is not set ({purpose})\n")),
+        }
+    }
+    text
+}
+
+fn platform() -> Check {
+    let found = format!("{} {}", std::env::consts::OS, std::env::consts::ARCH);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let builtin = cfg!(feature = "builtin-ops");
+    Check::new("platform", Health::Ok, found).detail("cores", cores).detail("builtin_ops", builtin)
+}
+
+fn cpu() -> Check {
+    match backends::cpu(None) {
+        Ok(backend) => Check::new("cpu backend", Health::Ok, backend.info().version),
+        Err(e) => Check::failed("cpu backend", &e),
+    }
+}
+
+fn qnn(args: &LibraryArgs) -> Check {
+    const NAME: &str = "qnn backend";
+    let libraries = match args.find() {
+        Ok(Some(libraries)) => libraries,
+        Ok(None) => {
+            return Check {
+                hint: Some(runtime::how_to_get().to_owned()),
+                ..Check::new(NAME, Health::Missing, "no libraries are given or installed")
+            };
+        }
+        Err(e) => return Check::failed(NAME, &e),
+    };
+    let library = match libraries.open() {
+        Ok(library) => library,
+        Err(e) => return Check::failed(NAME, &e),
+    };
+    let backend = match QnnBackend::with_library(&library, QnnOptions::default()) {
+        Ok(backend) => backend,
+        Err(e) => return Check::failed(NAME, &e),
+    };
+    let qairt = library.core_version().qairt().unwrap_or("of unknown release");
+    let platform = backend.platform();
+    let check = Check::new(NAME, Health::Ok, format!("QAIRT {qairt}, {}", libraries.source))
+        .detail("htp", libraries.htp.display().to_string())
+        .detail("system", libraries.system.display().to_string())
+        .detail("build", library.build_id())
+        .detail("core_api", library.core_version().to_string())
+        .detail("htp_api", library.backend_version().to_string())
+        .detail("system_api", library.system().version().to_string());
+    if platform.emulated {
+        return check.detail("device", "emulator of every architecture");
+    }
+    let arch = platform.arch.map_or_else(|| "unknown".to_owned(), |arch| format!("v{arch}"));
+    check.detail("device", arch).detail("soc", platform.soc)
+}
+
+fn host_ops(app: &App) -> Vec<Check> {
+    const NAME: &str = "host-ops";
+    let found = match app.plugins() {
+        Ok(found) => found,
+        Err(e) => return vec![Check::failed(NAME, &e)],
+    };
+    let names: Vec<_> = found.list().into_iter().map(|entry| entry.description.name).collect();
+    let mut checks = vec![if names.is_empty() {
+        Check {
+            hint: Some(
+                "put plugins beside the program or into a folder of QHX_PLUGIN_PATH, or build \
+                 with the feature builtin-ops"
+                    .to_owned(),
+            ),
+            ..Check::new(NAME, Health::Broken, "none is installed")
+        }
+    } else {
+        Check::new(NAME, Health::Ok, names.join(", "))
+    }];
+    for file in plugins::files(&found) {
+        let path = file.file.display().to_string();
+        checks.push(match file.message {
+            Some(message) => Check::new("plugin", Health::Broken, format!("{path}: {message}"))
+                .detail("status", file.status),
+            None => Check::new("plugin", Health::Ok, path)
+                .detail("status", file.status)
+                .detail("interface", file.interface)
+                .detail("ops", file.ops.join(", ")),
+        });
+    }
+    checks
+}
+
+fn cache_folder() -> Check {
+    const NAME: &str = "cache folder";
+    let dir = match cache::dir() {
+        Ok(dir) => dir,
+        Err(e) => return Check::failed(NAME, &e),
+    };
+    // The nearest folder that exists is the one in which the others would be made.
+    let existing = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
+    match tempfile::tempfile_in(existing) {
+        Ok(_) => Check::new(NAME, Health::Ok, dir.display().to_string()),
+        Err(e) => Check {
+            hint: Some(format!("set {} to a folder that qhx may write to", vars::CACHE_DIR)),
+            ..Check::new(NAME, Health::Broken, format!("{}: {e}", dir.display()))
+        },
+    }
+}

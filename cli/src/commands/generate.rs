@@ -1,0 +1,102 @@
+//! `qhx generate`: continues a prompt.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::Args;
+use qhx_core::Result;
+use qhx_core::engine::{Message, Prompt, Request};
+
+use crate::app::{App, Status};
+use crate::args::{BackendArgs, SamplingArgs, Switch};
+use crate::session::{self, Stream};
+use crate::prompt;
+
+const EXAMPLES: &str = "\
+Examples:
+  qhx generate qwen35/v81 'The capital of France is' --max-new 32
+  qhx generate qwen35/v81 --chat 'Name three rivers.' --thinking off --temperature 0.7 --seed 1
+  git diff | qhx generate qwen35/v81 - --system-prompt 'Write a commit message.' --chat
+  qhx generate qwen35/v81 --ids 760,6511,314,9338,369
+  qhx generate qwen35/v81 'Once' --json | jq .timings";
+
+/// Continue a prompt
+///
+/// The text streams to standard output as it is generated. Timings, and which backend runs and
+/// why, go to standard error.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct GenerateArgs {
+    /// The bundle: its folder, its manifest, or a manifest's name in its folder
+    pub bundle: PathBuf,
+    /// The text to continue; `-`, or nothing, reads standard input, without its last line end
+    #[arg(value_name = "PROMPT|-")]
+    pub prompt: Option<OsString>,
+    /// Greatest number of tokens to generate
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
+    pub max_new: usize,
+    /// The prompt is a user's message, put into the model's chat template
+    #[arg(long)]
+    pub chat: bool,
+    /// A system message before it
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    pub system_prompt: Option<String>,
+    /// Whether the model thinks before it answers, where its template knows that
+    #[arg(long, value_enum, value_name = "ON|OFF", requires = "chat")]
+    pub thinking: Option<Switch>,
+    /// The prompt is a list of token ids separated by commas, and ids are printed
+    #[arg(long, conflicts_with = "chat")]
+    pub ids: bool,
+    /// End before this text. May be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// Do not end at the model's end-of-text tokens
+    #[arg(long)]
+    pub ignore_eos: bool,
+    /// Print one JSON object, once all is there
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub backend: BackendArgs,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &GenerateArgs, app: &mut App) -> Result<Status> {
+    let sampling = args.sampling.params()?;
+    let text = prompt::text(args.prompt.as_deref())?;
+    let prompt = if args.ids {
+        Prompt::Tokens(prompt::ids(&text)?)
+    } else if args.chat {
+        let system = args.system_prompt.iter().map(|text| Message::new("system", text));
+        let messages = system.chain([Message::new("user", text)]).collect();
+        Prompt::Chat { messages, thinking: args.thinking.map(Switch::is_on) }
+    } else {
+        Prompt::Text(text)
+    };
+    let request = Request {
+        prompt,
+        max_new: args.max_new,
+        sampling,
+        stop: args.stop.clone(),
+        stop_ids: Vec::new(),
+        ignore_eos: args.ignore_eos,
+    };
+    let mut model = session::open(app, &args.bundle, None, &args.backend)?;
+    let stream = match (args.json, args.ids) {
+        (true, _) => Stream::Quiet,
+        (false, true) => Stream::Ids,
+        (false, false) => Stream::Text,
+    };
+    let generation = session::generate(app, &mut model, &request, stream)?;
+    if args.json {
+        app.output.json(&session::json(&model, &generation))?;
+    }
+    eprintln!(
+        "load {:.1} ms, {}",
+        session::ms(model.load_time()),
+        session::summary(&generation)
+    );
+    Ok(session::status(&generation))
+}

@@ -1,0 +1,340 @@
+//! `qhx inspect`: what a bundle or a context binary holds.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use qhx_core::artifacts::Mapped;
+use qhx_core::qnn::{BinaryInfo, BinaryTensor, SystemLibrary};
+use qhx_core::{DType, GraphInfo, Manifest, Result, TensorInfo};
+use serde::Serialize;
+
+use crate::app::{App, Status};
+use crate::args::LibraryArgs;
+use crate::backends;
+
+const EXAMPLES: &str = "\
+Examples:
+  qhx inspect qwen35/v81
+  qhx inspect qwen35/v81/qwen35_decode_f16.bin
+  qhx inspect qwen35/v81 --json | jq '.contexts[].binary.dsp_arch'";
+
+/// Show a bundle's manifest and contexts, or one context binary
+///
+/// Reading a context binary needs libQnnSystem only, and no device. Without it, file sizes and the
+/// bundle's ONNX graphs are shown.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct InspectArgs {
+    /// A bundle or a context binary
+    #[arg(value_name = "BUNDLE|FILE.bin")]
+    pub path: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub libraries: LibraryArgs,
+}
+
+#[derive(Debug, Serialize)]
+struct BundleReport {
+    manifest: PathBuf,
+    root: PathBuf,
+    model: String,
+    family: Option<String>,
+    dsp_arch: Option<u32>,
+    host_op: Option<String>,
+    params: ParamsReport,
+    files: Vec<SizedFile>,
+    contexts: Vec<ContextReport>,
+    notes: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct ParamsReport {
+    hidden: Option<usize>,
+    vocab: Option<usize>,
+    n_layers: Option<usize>,
+    max_ctx: Option<usize>,
+    eos_token_id: Vec<u32>,
+}
+
+#[derive(Debug, Serialize)]
+struct SizedFile {
+    role: &'static str,
+    path: PathBuf,
+    /// `None` when the file is missing.
+    bytes: Option<u64>,
+}
+
+impl SizedFile {
+    fn of(role: &'static str, path: PathBuf) -> Self {
+        Self { role, bytes: std::fs::metadata(&path).ok().map(|m| m.len()), path }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct ContextReport {
+    key: String,
+    files: Vec<SizedFile>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    binary: Option<BinaryReport>,
+    /// Graphs as ONNX, where the context binary could not be read.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    onnx: Vec<GraphInfo>,
+}
+
+#[derive(Debug, Serialize)]
+struct BinaryReport {
+    path: PathBuf,
+    qairt: Option<String>,
+    shares_weights: bool,
+    #[serde(flatten)]
+    info: BinaryInfo,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &InspectArgs, app: &mut App) -> Result<Status> {
+    if is_context_binary(&args.path) {
+        let system = match args.libraries.system()? {
+            Some(system) => system,
+            None => args.libraries.require("reading a context binary").and_then(|l| {
+                SystemLibrary::open(&l.system)
+            })?,
+        };
+        let report = read_binary(&system, &args.path)?;
+        if args.json {
+            app.output.json_pretty(&report)?;
+        } else {
+            let mut text = String::new();
+            write_binary(&mut text, &report);
+            app.output.write(&text)?;
+        }
+        return Ok(Status::Done);
+    }
+    let report = bundle(args)?;
+    if args.json {
+        app.output.json_pretty(&report)?;
+    } else {
+        app.output.write(&bundle_text(&report))?;
+    }
+    for note in &report.notes {
+        eprintln!("note: {note}");
+    }
+    Ok(Status::Done)
+}
+
+/// A file that is not JSON by its name or its first byte.
+fn is_context_binary(path: &Path) -> bool {
+    use std::io::Read as _;
+    if !path.is_file() || path.extension().is_some_and(|e| e == "json") {
+        return false;
+    }
+    let mut head = [0; 64];
+    let read = std::fs::File::open(path).and_then(|mut f| f.read(&mut head)).unwrap_or(0);
+    let first = head.iter().take(read).find(|b| !b.is_ascii_whitespace());
+    first != Some(&b'{')
+}
+
+fn read_binary(system: &SystemLibrary, path: &Path) -> Result<BinaryReport> {
+    let file = Mapped::open(path)?;
+    let info = BinaryInfo::read(system, &path.display().to_string(), file.bytes())?;
+    Ok(BinaryReport {
+        path: path.to_owned(),
+        qairt: info.qairt(),
+        shares_weights: info.shares_weights(),
+        info,
+    })
+}
+
+fn bundle(args: &InspectArgs) -> Result<BundleReport> {
+    let manifest = Manifest::load(&args.path)?;
+    let artifacts = manifest.open_artifacts();
+    let mut notes = Vec::new();
+    let system = match args.libraries.system() {
+        Ok(Some(system)) => Some(system),
+        Ok(None) => {
+            notes.push(format!(
+                "no libQnnSystem is given or installed: context binaries are not read ({})",
+                super::runtime::how_to_get()
+            ));
+            None
+        }
+        Err(e) if args.libraries.system.is_some() || args.libraries.htp.is_some() => return Err(e),
+        Err(e) => {
+            notes.push(format!("context binaries are not read: {}", e.message()));
+            None
+        }
+    };
+    let mut contexts = Vec::new();
+    for entry in &manifest.artifacts.contexts {
+        let source = match manifest.context_source(&artifacts, &entry.key) {
+            Ok(source) => source,
+            Err(e) => {
+                notes.push(format!("context {:?}: {}", entry.key, e.message()));
+                contexts.push(ContextReport {
+                    key: entry.key.clone(),
+                    files: Vec::new(),
+                    binary: None,
+                    onnx: Vec::new(),
+                });
+                continue;
+            }
+        };
+        let mut files: Vec<_> =
+            source.binary.iter().map(|p| SizedFile::of("context binary", p.clone())).collect();
+        files.extend(source.onnx.iter().map(|(_, p)| SizedFile::of("onnx", p.clone())));
+        let mut binary = None;
+        if let (Some(system), Some(path)) = (&system, &source.binary) {
+            match read_binary(system, path) {
+                Ok(report) => binary = Some(report),
+                Err(e) => notes.push(format!("context {:?}: {}", entry.key, e.message())),
+            }
+        }
+        let mut onnx = Vec::new();
+        if binary.is_none() && !source.onnx.is_empty() {
+            match backends::cpu(Some(1)).and_then(|cpu| cpu.open_context(&source)) {
+                Ok(context) => onnx = context.graphs().iter().map(|g| (**g).clone()).collect(),
+                Err(e) => notes.push(format!("context {:?}: {}", entry.key, e.message())),
+            }
+        }
+        contexts.push(ContextReport { key: entry.key.clone(), files, binary, onnx });
+    }
+    let table = &manifest.artifacts;
+    let listed = [
+        ("embedding table", table.embed.as_ref().map(|e| &e.path)),
+        ("tokenizer", table.tokenizer.as_ref()),
+        ("tokenizer config", table.tokenizer_config.as_ref()),
+    ];
+    let files = listed
+        .into_iter()
+        .filter_map(|(role, path)| Some(SizedFile::of(role, manifest.root.join(path?))))
+        .collect();
+    let params = &manifest.params;
+    Ok(BundleReport {
+        root: manifest.root.clone(),
+        model: manifest.model.name.clone(),
+        family: manifest.model.family.clone(),
+        dsp_arch: manifest.model.dsp_arch,
+        host_op: manifest.host_op().map(str::to_owned).map_err(|e| notes.push(e.message().to_owned())).ok(),
+        params: ParamsReport {
+            hidden: params.hidden,
+            vocab: params.vocab,
+            n_layers: params.n_layers,
+            max_ctx: params.max_ctx,
+            eos_token_id: params.eos_token_id.clone(),
+        },
+        files,
+        contexts,
+        manifest: manifest.path,
+        notes,
+    })
+}
+
+fn bundle_text(report: &BundleReport) -> String {
+    let mut text = String::new();
+    let or_none = |v: Option<String>| v.unwrap_or_else(|| "(not said)".to_owned());
+    let number = |v: Option<usize>| or_none(v.map(|n| n.to_string()));
+    let mut row = |key: &str, value: String| text.push_str(&format!("{key:10} {value}\n"));
+    row("model", report.model.clone());
+    row("family", or_none(report.family.clone()));
+    row("host-op", or_none(report.host_op.clone()));
+    row("dsp arch", or_none(report.dsp_arch.map(|a| format!("v{a}"))));
+    row("layers", number(report.params.n_layers));
+    row("hidden", number(report.params.hidden));
+    row("vocab", number(report.params.vocab));
+    row("max ctx", number(report.params.max_ctx));
+    row("manifest", report.manifest.display().to_string());
+    write_files(&mut text, "", &report.files);
+    for context in &report.contexts {
+        text.push_str(&format!("\ncontext {:?}\n", context.key));
+        write_files(&mut text, "  ", &context.files);
+        match &context.binary {
+            Some(binary) => write_binary(&mut text, binary),
+            None => {
+                for graph in &context.onnx {
+                    write_graph(&mut text, graph);
+                }
+            }
+        }
+    }
+    text
+}
+
+fn write_files(text: &mut String, indent: &str, files: &[SizedFile]) {
+    for file in files {
+        let size = file.bytes.map_or_else(|| "MISSING".to_owned(), size);
+        text.push_str(&format!("{indent}{}: {} ({size})\n", file.role, file.path.display()));
+    }
+}
+
+fn write_binary(text: &mut String, report: &BinaryReport) {
+    let info = &report.info;
+    let arch = info.dsp_arch.map_or_else(|| "unknown".to_owned(), |a| format!("v{a}"));
+    let soc = info.soc_model.map_or_else(|| "unknown".to_owned(), |s| s.to_string());
+    text.push_str(&format!(
+        "  {}, arch {arch}, soc {soc}, QAIRT {} (build {}), blob version {}{}\n",
+        size(info.file_bytes),
+        report.qairt.as_deref().unwrap_or("unknown"),
+        info.build_id,
+        info.blob_version,
+        if report.shares_weights { ", shared weights" } else { "" }
+    ));
+    for graph in &info.graphs {
+        text.push_str(&format!("  graph {:?}\n", graph.name));
+        for (port, tensors) in [("in ", &graph.inputs), ("out", &graph.outputs)] {
+            for tensor in tensors {
+                text.push_str(&format!("    {port} {}\n", binary_tensor(tensor)));
+            }
+        }
+        if let Some(figures) = &graph.figures {
+            let parts = [
+                ("constants", figures.const_bytes),
+                ("ops", figures.op_data_bytes),
+                ("in and out", figures.io_tensor_bytes),
+                ("spill and fill", figures.spill_fill_bytes),
+                ("shared weights", figures.shared_weight_bytes),
+            ];
+            let parts: Vec<_> = parts
+                .iter()
+                .filter_map(|(name, bytes)| Some(format!("{name} {}", size((*bytes)?))))
+                .collect();
+            text.push_str(&format!("    {}\n", parts.join(", ")));
+        }
+    }
+}
+
+fn binary_tensor(tensor: &BinaryTensor) -> String {
+    let dtype = match tensor.dtype {
+        Some(dtype) => dtype.name().to_owned(),
+        None => format!("type {:#x}", tensor.dtype_code),
+    };
+    let format = if tensor.format == 0 { String::new() } else { format!(", format {}", tensor.format) };
+    line(&tensor.name, &dtype, &tensor.shape, tensor.dtype, &format)
+}
+
+fn write_graph(text: &mut String, graph: &GraphInfo) {
+    text.push_str(&format!("  graph {:?} (ONNX)\n", graph.name));
+    for (port, tensors) in [("in ", &graph.inputs), ("out", &graph.outputs)] {
+        for TensorInfo { name, dtype, shape, .. } in tensors {
+            let tensor = line(name, dtype.name(), shape, Some(*dtype), "");
+            text.push_str(&format!("    {port} {tensor}\n"));
+        }
+    }
+}
+
+fn line(name: &str, dtype: &str, shape: &[usize], known: Option<DType>, more: &str) -> String {
+    let elements = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d as u64));
+    let bytes = elements.zip(known).and_then(|(n, d)| n.checked_mul(d.size() as u64));
+    let bytes = bytes.map_or_else(String::new, |b| format!(", {}", size(b)));
+    format!("{name} {dtype}{shape:?}{bytes}{more}")
+}
+
+/// A number of bytes for people.
+pub(crate) fn size(bytes: u64) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        1024..0x10_0000 => format!("{:.1} KiB", bytes as f64 / 1024.0),
+        0x10_0000..0x4000_0000 => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+        _ => format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30)),
+    }
+}

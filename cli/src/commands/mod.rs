@@ -1,0 +1,14 @@
+//! The commands of `qhx`, one module each.
+
+pub(crate) mod chat;
+pub(crate) mod classic;
+pub(crate) mod completions;
+pub(crate) mod demo;
+pub(crate) mod doctor;
+pub(crate) mod forge;
+pub(crate) mod generate;
+pub(crate) mod inspect;
+pub(crate) mod plugins;
+pub(crate) mod runtime;
+pub(crate) mod suite;
+pub(crate) mod verify;

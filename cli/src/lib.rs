@@ -1,0 +1,21 @@
+//! The command line of qhx: the programs `qhx` and `qhx_generate`.
+//!
+//! Each command is a module of `commands`; what they share lies beside it. Standard output carries
+//! results only and is written through `output`; everything else goes to standard error.
+
+mod app;
+mod args;
+mod backends;
+#[cfg(feature = "builtin-ops")]
+mod builtin;
+mod cache;
+mod commands;
+mod fixture;
+mod output;
+mod progress;
+mod prompt;
+mod session;
+mod signal;
+mod vars;
+
+pub use app::{run, run_generate};

@@ -1,0 +1,75 @@
+//! Standard output: results, and nothing else.
+//!
+//! The QNN libraries print to descriptor 1. Before anything can load them, the descriptor is made
+//! to lead to standard error, and results go to the file it led to before.
+
+use std::fs::File;
+use std::io::{self, IsTerminal as _, Write};
+
+use qhx_core::qnn::stdout::{StdoutGuard, redirect_to_stderr};
+use qhx_core::{Error, ErrorKind, Result};
+use serde::Serialize;
+
+/// The real standard output.
+pub(crate) struct Output {
+    guard: StdoutGuard,
+    file: File,
+    terminal: bool,
+    /// The reader is gone: whatever comes now has no use.
+    closed: bool,
+}
+
+impl Output {
+    /// Takes standard output over.
+    pub(crate) fn take() -> Result<Self> {
+        let terminal = io::stdout().is_terminal();
+        let fail = |e: io::Error| Error::new(ErrorKind::Io, format!("standard output: {e}"));
+        let guard = redirect_to_stderr().map_err(fail)?;
+        let file = guard.file().map_err(fail)?;
+        Ok(Self { guard, file, terminal, closed: false })
+    }
+
+    /// True when a person reads along.
+    pub(crate) fn is_terminal(&self) -> bool {
+        self.terminal
+    }
+
+    /// True once the reader has closed its end.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// Writes at once, so that a stream is seen while it comes.
+    pub(crate) fn write(&mut self, text: &str) -> Result<()> {
+        self.file.write_all(text.as_bytes()).map_err(|e| {
+            self.closed = e.kind() == io::ErrorKind::BrokenPipe;
+            Error::new(ErrorKind::Io, format!("standard output: {e}"))
+        })
+    }
+
+    /// Writes a line.
+    pub(crate) fn line(&mut self, text: &str) -> Result<()> {
+        self.write(&format!("{text}\n"))
+    }
+
+    /// Writes a value as one line of JSON.
+    pub(crate) fn json(&mut self, value: &impl Serialize) -> Result<()> {
+        let text = serde_json::to_string(value)
+            .map_err(|e| Error::new(ErrorKind::Internal, format!("the result as JSON: {e}")))?;
+        self.line(&text)
+    }
+
+    /// Writes a value as JSON over several lines, for reports that people read, too.
+    pub(crate) fn json_pretty(&mut self, value: &impl Serialize) -> Result<()> {
+        let text = serde_json::to_string_pretty(value)
+            .map_err(|e| Error::new(ErrorKind::Internal, format!("the result as JSON: {e}")))?;
+        self.line(&text)
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        // A failure was reported where it happened.
+        let _ = self.guard.flush();
+    }
+}

@@ -1,0 +1,161 @@
+//! Opens a bundle, runs a generation on it and says how it went.
+
+use std::io::IsTerminal as _;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use qhx_core::engine::{Event, FinishReason, Generation, Model, ModelOptions, Request, Timings};
+use qhx_core::op::OpSource;
+use qhx_core::{Manifest, Result};
+use serde_json::{Value, json};
+
+use crate::app::{App, Status};
+use crate::args::BackendArgs;
+use crate::progress;
+
+/// Opens the bundle at `path` with the backend that the options choose.
+pub(crate) fn open(
+    app: &App,
+    path: &Path,
+    root: Option<&Path>,
+    backend: &BackendArgs,
+) -> Result<Model> {
+    let manifest = Manifest::load_with_root(path, root)?;
+    let ops = app.plugins()?;
+    // Before libraries are opened: the name is wrong more often than they are.
+    qhx_core::op::OpProvider::find(&ops, manifest.host_op()?)?;
+    let chosen = backend.open(&manifest, app.global.threads())?;
+    eprintln!("backend: {} ({})", chosen.backend.info().name, chosen.reason);
+    let model = Model::open(ModelOptions {
+        manifest: Arc::new(manifest),
+        backend: chosen.backend,
+        ops: &ops,
+        threads: app.global.threads(),
+        cancel: app.interrupts.token().clone(),
+        progress: std::io::stderr().is_terminal().then(progress::prompt),
+    })?;
+    tracing::info!(op = %model.op().description.name, from = %origin(&model), "bundle open");
+    Ok(model)
+}
+
+/// What is written to standard output while tokens come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stream {
+    /// The text.
+    Text,
+    /// Token ids, separated by commas, once all are there.
+    Ids,
+    /// Nothing.
+    Quiet,
+}
+
+/// Generates and streams to standard output. A line ends what was streamed.
+pub(crate) fn generate(
+    app: &mut App,
+    model: &mut Model,
+    request: &Request,
+    stream: Stream,
+) -> Result<Generation> {
+    let _working = app.interrupts.working();
+    let output = &mut app.output;
+    let mut ends_line = false;
+    let mut failed = None;
+    let mut on_event = |event: Event<'_>| {
+        let Event::Token { text, .. } = event else { return ControlFlow::Continue(()) };
+        if stream != Stream::Text || text.is_empty() {
+            return ControlFlow::Continue(());
+        }
+        ends_line = text.ends_with('\n');
+        match output.write(text) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(e) => {
+                failed = Some(e);
+                ControlFlow::Break(())
+            }
+        }
+    };
+    let generation = model.generate(request, &mut on_event)?;
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    match stream {
+        Stream::Text if !ends_line => app.output.write("\n")?,
+        Stream::Ids => app.output.line(&crate::prompt::join(&generation.tokens))?,
+        Stream::Text | Stream::Quiet => {}
+    }
+    Ok(generation)
+}
+
+/// The exit status that a generation deserves.
+pub(crate) fn status(generation: &Generation) -> Status {
+    match generation.finish_reason {
+        FinishReason::Cancelled => Status::Cancelled,
+        _ => Status::Done,
+    }
+}
+
+/// One line about where the time went.
+pub(crate) fn summary(generation: &Generation) -> String {
+    let Generation { timings: t, prompt_tokens, reused_tokens, .. } = generation;
+    format!(
+        "prompt {prompt_tokens} tokens ({reused_tokens} reused) in {:.1} ms, {} tokens in {:.1} ms \
+         ({:.1} tok/s), graphs {:.1} ms, host {:.1} ms, sampling {:.1} ms, finish: {}",
+        ms(t.prefill),
+        generation.tokens.len(),
+        ms(t.decode),
+        t.decode_tokens_per_second(),
+        ms(t.graph),
+        ms(t.host),
+        ms(t.sampling),
+        finish(generation),
+    )
+}
+
+fn finish(generation: &Generation) -> Value {
+    serde_json::to_value(generation.finish_reason).unwrap_or_default()
+}
+
+/// A generation for programs.
+pub(crate) fn json(model: &Model, generation: &Generation) -> Value {
+    json!({
+        "text": generation.text,
+        "tokens": generation.tokens,
+        "prompt_tokens": generation.prompt_tokens,
+        "reused_tokens": generation.reused_tokens,
+        "finish_reason": generation.finish_reason,
+        "timings": timings(&generation.timings),
+        "backend": model.backend().name,
+        "op": model.op().description.name,
+        "plugin": origin(model),
+    })
+}
+
+fn timings(t: &Timings) -> Value {
+    json!({
+        "load_ms": round(t.load),
+        "prefill_ms": round(t.prefill),
+        "decode_ms": round(t.decode),
+        "decode_tok_s": (t.decode_tokens_per_second() * 1e3).round() / 1e3,
+        "graph_ms": round(t.graph),
+        "host_ms": round(t.host),
+        "sampling_ms": round(t.sampling),
+    })
+}
+
+/// The plugin's file, or `builtin`.
+pub(crate) fn origin(model: &Model) -> String {
+    match &model.op().source {
+        OpSource::Builtin => "builtin".to_owned(),
+        OpSource::Plugin(path) => path.display().to_string(),
+    }
+}
+
+pub(crate) fn ms(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+fn round(duration: Duration) -> f64 {
+    (ms(duration) * 1e3).round() / 1e3
+}
