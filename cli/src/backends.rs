@@ -117,8 +117,7 @@ impl BackendArgs {
         let (binaries, onnx) = forms(manifest)?;
         match (libraries, binaries) {
             (Some(libraries), true) => {
-                let backend =
-                    self.qnn(&libraries).map_err(|e| offer_cpu(e, &libraries, onnx))?;
+                let backend = self.qnn(&libraries).map_err(|e| offer_cpu(e, &libraries, onnx))?;
                 let reason = format!("{} {}", libraries.source, libraries.htp.display());
                 Ok(Chosen { backend, reason })
             }

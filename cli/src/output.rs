@@ -4,7 +4,7 @@
 //! to lead to standard error, and results go to the file it led to before.
 
 use std::fs::File;
-use std::io::{self, IsTerminal as _, Write};
+use std::io::{self, Write};
 
 use qhx_core::qnn::stdout::{StdoutGuard, redirect_to_stderr};
 use qhx_core::{Error, ErrorKind, Result};
@@ -14,7 +14,6 @@ use serde::Serialize;
 pub(crate) struct Output {
     guard: StdoutGuard,
     file: File,
-    terminal: bool,
     /// The reader is gone: whatever comes now has no use.
     closed: bool,
 }
@@ -22,16 +21,10 @@ pub(crate) struct Output {
 impl Output {
     /// Takes standard output over.
     pub(crate) fn take() -> Result<Self> {
-        let terminal = io::stdout().is_terminal();
         let fail = |e: io::Error| Error::new(ErrorKind::Io, format!("standard output: {e}"));
         let guard = redirect_to_stderr().map_err(fail)?;
         let file = guard.file().map_err(fail)?;
-        Ok(Self { guard, file, terminal, closed: false })
-    }
-
-    /// True when a person reads along.
-    pub(crate) fn is_terminal(&self) -> bool {
-        self.terminal
+        Ok(Self { guard, file, closed: false })
     }
 
     /// True once the reader has closed its end.

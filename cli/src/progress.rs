@@ -38,7 +38,9 @@ impl ForgeProgress {
 
     /// The same without lines where nobody watches.
     pub(crate) fn quiet(cancel: CancelToken) -> Self {
-        Self { quiet: true, ..Self::new(cancel) }
+        let mut progress = Self::new(cancel);
+        progress.quiet = true;
+        progress
     }
 }
 

@@ -1,2 +1,43 @@
-//! Entry point.
-fn main() {}
+//! `cargo xtask`: the commands that developers and CI run.
+
+mod cargo;
+mod demo;
+mod targets;
+mod test;
+
+use std::process::ExitCode;
+
+const HELP: &str = "\
+Usage: cargo xtask COMMAND
+
+  demo [ARGS…]      build the program and its plugins, then run `qhx demo ARGS…`
+  test [OPTIONS]    run every check and test
+      --require-all   a tier that cannot run is a failure (as does QHX_REQUIRE_TIERS=1)
+      --fast          tests only: no formatting, lints, documentation and licences
+  check-targets     type-check the runtime for phones and laptops
+      --require-all   a target that is not installed is a failure
+";
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let command = arguments.next();
+    let rest: Vec<String> = arguments.collect();
+    let result = match command.as_deref() {
+        Some("demo") => demo::run(&rest),
+        Some("test") => test::Options::parse(&rest).and_then(|options| test::run(&options)),
+        Some("check-targets") => targets::parse(&rest).and_then(targets::run),
+        Some("help" | "--help" | "-h") => {
+            eprint!("{HELP}");
+            return ExitCode::SUCCESS;
+        }
+        Some(other) => Err(format!("unknown command {other:?}\n\n{HELP}")),
+        None => Err(HELP.to_owned()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("error: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -10,8 +10,8 @@ use qhx_core::{Error, ErrorKind, Result};
 
 use crate::app::{App, Status};
 use crate::args::{BackendArgs, SamplingArgs, Switch};
-use crate::session::{self, Stream};
 use crate::prompt;
+use crate::session::{self, Stream};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -223,7 +223,10 @@ fn step(
         Input::System(text) => {
             conversation.begin(text);
             model.reset()?;
-            eprintln!("(a new conversation, {} system message)", if text.is_some() { "with a" } else { "without" });
+            eprintln!(
+                "(a new conversation, {} system message)",
+                if text.is_some() { "with a" } else { "without" }
+            );
         }
         Input::Help => eprintln!("{EXAMPLES}"),
         Input::Exit => return Ok(Next::Exit),

@@ -10,8 +10,8 @@ use qhx_core::{Error, ErrorKind, Result};
 
 use crate::app::{App, Status};
 use crate::args::{BackendArgs, BackendChoice, GlobalArgs, LibraryArgs, Switch};
-use crate::session::{self, Stream};
 use crate::prompt;
+use crate::session::{self, Stream};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -85,11 +85,7 @@ pub(crate) fn run(args: &ClassicArgs, app: &mut App) -> Result<Status> {
     }
     let request = Request::greedy(prompt, args.max_new);
     let generation = session::generate(app, &mut model, &request, Stream::Text)?;
-    eprintln!(
-        "load {:.1} ms, {}",
-        session::ms(model.load_time()),
-        session::summary(&generation)
-    );
+    eprintln!("load {:.1} ms, {}", session::ms(model.load_time()), session::summary(&generation));
     Ok(session::status(&generation))
 }
 

@@ -54,11 +54,7 @@ pub(crate) fn run(args: &DemoArgs, app: &mut App) -> Result<Status> {
     if args.json {
         app.output.json(&session::json(&model, &generation))?;
     }
-    eprintln!(
-        "load {:.1} ms, {}",
-        session::ms(model.load_time()),
-        session::summary(&generation)
-    );
+    eprintln!("load {:.1} ms, {}", session::ms(model.load_time()), session::summary(&generation));
     eprintln!("bundle: {}", bundle.display());
     Ok(session::status(&generation))
 }

@@ -9,8 +9,8 @@ use qhx_core::engine::{Message, Prompt, Request};
 
 use crate::app::{App, Status};
 use crate::args::{BackendArgs, SamplingArgs, Switch};
-use crate::session::{self, Stream};
 use crate::prompt;
+use crate::session::{self, Stream};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -93,10 +93,6 @@ pub(crate) fn run(args: &GenerateArgs, app: &mut App) -> Result<Status> {
     if args.json {
         app.output.json(&session::json(&model, &generation))?;
     }
-    eprintln!(
-        "load {:.1} ms, {}",
-        session::ms(model.load_time()),
-        session::summary(&generation)
-    );
+    eprintln!("load {:.1} ms, {}", session::ms(model.load_time()), session::summary(&generation));
     Ok(session::status(&generation))
 }

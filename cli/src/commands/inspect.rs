@@ -97,9 +97,10 @@ pub(crate) fn run(args: &InspectArgs, app: &mut App) -> Result<Status> {
     if is_context_binary(&args.path) {
         let system = match args.libraries.system()? {
             Some(system) => system,
-            None => args.libraries.require("reading a context binary").and_then(|l| {
-                SystemLibrary::open(&l.system)
-            })?,
+            None => args
+                .libraries
+                .require("reading a context binary")
+                .and_then(|l| SystemLibrary::open(&l.system))?,
         };
         let report = read_binary(&system, &args.path)?;
         if args.json {
@@ -215,7 +216,11 @@ fn bundle(args: &InspectArgs) -> Result<BundleReport> {
         model: manifest.model.name.clone(),
         family: manifest.model.family.clone(),
         dsp_arch: manifest.model.dsp_arch,
-        host_op: manifest.host_op().map(str::to_owned).map_err(|e| notes.push(e.message().to_owned())).ok(),
+        host_op: manifest
+            .host_op()
+            .map(str::to_owned)
+            .map_err(|e| notes.push(e.message().to_owned()))
+            .ok(),
         params: ParamsReport {
             hidden: params.hidden,
             vocab: params.vocab,
@@ -308,7 +313,8 @@ fn binary_tensor(tensor: &BinaryTensor) -> String {
         Some(dtype) => dtype.name().to_owned(),
         None => format!("type {:#x}", tensor.dtype_code),
     };
-    let format = if tensor.format == 0 { String::new() } else { format!(", format {}", tensor.format) };
+    let format =
+        if tensor.format == 0 { String::new() } else { format!(", format {}", tensor.format) };
     line(&tensor.name, &dtype, &tensor.shape, tensor.dtype, &format)
 }
 

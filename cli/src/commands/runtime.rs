@@ -132,7 +132,8 @@ pub(crate) fn run(args: &RuntimeArgs, app: &mut App) -> Result<Status> {
 }
 
 fn not_installed() -> Error {
-    let place = folder().map_or_else(|_| "the cache folder".to_owned(), |f| f.display().to_string());
+    let place =
+        folder().map_or_else(|_| "the cache folder".to_owned(), |f| f.display().to_string());
     Error::new(ErrorKind::Runtime, format!("no QNN libraries are installed in {place}"))
         .hint(how_to_get())
 }
@@ -194,11 +195,11 @@ fn install(force: bool, wheel: Option<&Path>, app: &mut App) -> Result<Status> {
     let python = python()?;
     let wheel = match wheel {
         Some(wheel) => wheel.to_owned(),
-        None => download(&python, staging.path(), &cancel)?,
+        None => download(python, staging.path(), &cancel)?,
     };
     check_wheel(&wheel, &cancel)?;
     let unpacked = staging.path().join(VERSION);
-    unpack(&python, &wheel, &unpacked, &cancel)?;
+    unpack(python, &wheel, &unpacked, &cancel)?;
     let library = load(&unpacked.join(LIBRARY_FOLDER))?;
     if place.exists() {
         std::fs::rename(&place, staging.path().join("replaced")).map_err(|e| io(&place, &e))?;
@@ -226,8 +227,11 @@ fn python() -> Result<&'static str> {
             return Ok(name);
         }
     }
-    Err(Error::new(ErrorKind::Runtime, "python3 is not on the path; its pip downloads the libraries")
-        .hint("install it (Debian, Ubuntu: apt-get install python3 python3-pip)"))
+    Err(Error::new(
+        ErrorKind::Runtime,
+        "python3 is not on the path; its pip downloads the libraries",
+    )
+    .hint("install it (Debian, Ubuntu: apt-get install python3 python3-pip)"))
 }
 
 fn finished(command: &mut Command) -> std::io::Result<Finished> {
@@ -330,8 +334,7 @@ fn check_wheel(wheel: &Path, cancel: &CancelToken) -> Result<()> {
 
 fn unpack(python: &str, wheel: &Path, to: &Path, cancel: &CancelToken) -> Result<()> {
     let waiting = progress::waiting("unpacking");
-    let result =
-        finished(Command::new(python).args(["-m", "zipfile", "-e"]).arg(wheel).arg(to));
+    let result = finished(Command::new(python).args(["-m", "zipfile", "-e"]).arg(wheel).arg(to));
     waiting.finish_and_clear();
     stop_if(cancel)?;
     let result = result.map_err(|e| Error::new(ErrorKind::Io, format!("{python}: {e}")))?;

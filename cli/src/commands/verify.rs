@@ -166,7 +166,10 @@ fn files(args: &VerifyArgs, app: &mut App) -> Result<Status> {
     if manifest.artifacts.files.is_empty() {
         return Err(Error::new(
             ErrorKind::Manifest,
-            format!("{}: /artifacts/files: missing, so no file can be checked", manifest.path.display()),
+            format!(
+                "{}: /artifacts/files: missing, so no file can be checked",
+                manifest.path.display()
+            ),
         )
         .hint("bundles made by `qhx forge` list their files; give a suite to check the answers"));
     }
@@ -232,8 +235,7 @@ pub(crate) fn sha256(file: &mut File, path: &Path, cancel: &CancelToken) -> Resu
         if cancel.is_cancelled() {
             return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
         }
-        let read =
-            file.read(&mut buffer).map_err(|e| Error::io(ErrorKind::Artifact, path, &e))?;
+        let read = file.read(&mut buffer).map_err(|e| Error::io(ErrorKind::Artifact, path, &e))?;
         if read == 0 {
             return Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect());
         }

@@ -1,0 +1,53 @@
+//! Type-checks the runtime for the machines it is made for.
+
+use std::process::Command;
+
+use crate::cargo::{self, Result, cargo};
+
+/// Phones and laptops with a Hexagon NPU.
+const TARGETS: [&str; 3] =
+    ["aarch64-linux-android", "aarch64-unknown-linux-gnu", "aarch64-pc-windows-msvc"];
+
+/// What runs on them.
+const PACKAGES: [&str; 7] = [
+    "qhx-core",
+    "qhx-op",
+    "qhx-plugins",
+    "qhx-cpu",
+    "qhx-ops-qwen35",
+    "qhx-ops-qwen35-plugin",
+    "qhx",
+];
+
+/// Reads the arguments: whether a target that is not installed is a failure.
+pub(crate) fn parse(arguments: &[String]) -> Result<bool> {
+    match arguments {
+        [] => Ok(false),
+        [one] if one == "--require-all" => Ok(true),
+        other => Err(format!("check-targets: unknown arguments {other:?}")),
+    }
+}
+
+/// Checks every installed target.
+pub(crate) fn run(require_all: bool) -> Result<()> {
+    let installed = cargo::output(Command::new("rustup").args(["target", "list", "--installed"]));
+    let installed = installed.unwrap_or_default();
+    let mut missing = Vec::new();
+    for target in TARGETS {
+        if !installed.lines().any(|line| line.trim() == target) {
+            eprintln!("skipped: target {target} (install it: rustup target add {target})");
+            missing.push(target);
+            continue;
+        }
+        let mut check = cargo(&["check", "--target", target]);
+        for package in PACKAGES {
+            check.args(["--package", package]);
+        }
+        check.args(["--features", "qhx/builtin-ops"]);
+        cargo::run(&mut check)?;
+    }
+    if require_all && !missing.is_empty() {
+        return Err(format!("targets that are not installed: {}", missing.join(", ")));
+    }
+    Ok(())
+}

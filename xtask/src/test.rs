@@ -1,0 +1,142 @@
+//! The whole test run.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::cargo::{self, PLUGINS, Result, cargo, program, works};
+use crate::targets;
+
+/// What to run.
+#[derive(Debug, Default)]
+pub(crate) struct Options {
+    require_all: bool,
+    fast: bool,
+}
+
+impl Options {
+    /// Reads the arguments and `QHX_REQUIRE_TIERS`.
+    pub(crate) fn parse(arguments: &[String]) -> Result<Self> {
+        let required = std::env::var("QHX_REQUIRE_TIERS").is_ok_and(|v| v == "1");
+        let mut options = Self { require_all: required, fast: false };
+        for argument in arguments {
+            match argument.as_str() {
+                "--require-all" => options.require_all = true,
+                "--fast" => options.fast = true,
+                other => return Err(format!("test: unknown argument {other:?}")),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// Tiers that did not run, with the reason.
+#[derive(Debug, Default)]
+struct Skipped(Vec<String>);
+
+impl Skipped {
+    fn add(&mut self, tier: &str, why: &str) {
+        eprintln!("skipped: {tier} ({why})");
+        self.0.push(format!("{tier} ({why})"));
+    }
+}
+
+/// Runs everything; stops at the first failure.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let mut skipped = Skipped::default();
+    if !options.fast {
+        lint()?;
+        licences(&mut skipped)?;
+    }
+    // The plugins first: the program finds them beside itself, and the tests by their file.
+    let mut build = cargo(&["build", "--package", "qhx"]);
+    for plugin in PLUGINS {
+        build.args(["--package", plugin]);
+    }
+    cargo::run(&mut build)?;
+    let libraries = runtime(&mut skipped);
+    let test = |arguments: &[&str]| {
+        let mut command = cargo(arguments);
+        if let Some((htp, system)) = &libraries {
+            command.env("QHX_QNN_HTP", htp).env("QHX_QNN_SYSTEM", system);
+        } else {
+            command.env_remove("QHX_REQUIRE_TIERS");
+        }
+        cargo::run(&mut command)
+    };
+    test(&["test", "--workspace"])?;
+    eprintln!("the same with the host-ops linked in");
+    test(&["test", "--package", "qhx", "--package", "qhx-tests", "--features", BUILTIN])?;
+    if !options.fast {
+        targets::run(false)?;
+    }
+    if skipped.0.is_empty() {
+        eprintln!("all tiers passed");
+        return Ok(());
+    }
+    eprintln!("passed, without: {}", skipped.0.join("; "));
+    if options.require_all {
+        return Err(format!(
+            "every tier is required, and some did not run: {}",
+            skipped.0.join("; ")
+        ));
+    }
+    Ok(())
+}
+
+const BUILTIN: &str = "qhx/builtin-ops,qhx-tests/builtin-ops";
+
+fn lint() -> Result<()> {
+    cargo::run(&mut cargo(&["fmt", "--all", "--check"]))?;
+    cargo::run(&mut cargo(&[
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--features",
+        BUILTIN,
+        "--",
+        "--deny",
+        "warnings",
+    ]))?;
+    cargo::run(cargo(&["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "--deny warnings"))
+}
+
+fn licences(skipped: &mut Skipped) -> Result<()> {
+    if !works(&mut cargo(&["deny", "--version"])) {
+        skipped
+            .add("licence check", "cargo-deny is not installed: cargo install --locked cargo-deny");
+        return Ok(());
+    }
+    cargo::run(&mut cargo(&["deny", "check", "bans", "licenses", "sources"]))?;
+    // The advisory database is fetched from the network.
+    if works(&mut cargo(&["deny", "fetch", "db"])) {
+        cargo::run(&mut cargo(&["deny", "check", "advisories"]))?;
+    } else {
+        eprintln!("note: advisories are not checked, as their database cannot be fetched");
+    }
+    Ok(())
+}
+
+/// The QNN libraries: those of the environment, or those that the program installs.
+fn runtime(skipped: &mut Skipped) -> Option<(PathBuf, PathBuf)> {
+    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    if let (Some(htp), Some(system)) = (set("QHX_QNN_HTP"), set("QHX_QNN_SYSTEM")) {
+        return Some((htp, system));
+    }
+    let qhx = program("debug", "qhx");
+    let install = cargo::run(Command::new(&qhx).args(["runtime", "install"]));
+    if let Err(why) = install {
+        skipped.add("qnn tier", &why);
+        return None;
+    }
+    let path = |library: &str| {
+        let printed = cargo::output(Command::new(&qhx).args(["runtime", "path", library]));
+        printed.map(|path| PathBuf::from(path.trim_end()))
+    };
+    match (path("--htp"), path("--system")) {
+        (Ok(htp), Ok(system)) => Some((htp, system)),
+        (Err(why), _) | (_, Err(why)) => {
+            skipped.add("qnn tier", &why);
+            None
+        }
+    }
+}
