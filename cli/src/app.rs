@@ -182,7 +182,8 @@ pub(crate) fn error_json(error: &Error) -> serde_json::Value {
 fn log(global: &GlobalArgs) -> Result<()> {
     let filter = match (&global.log, global.verbose) {
         (Some(filter), _) => filter.as_str(),
-        (None, 0) => "warn",
+        // What the QNN libraries say that matters is part of the errors.
+        (None, 0) => "warn,qnn=error",
         (None, 1) => "info",
         (None, 2) => "debug",
         (None, _) => "trace",

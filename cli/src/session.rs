@@ -113,8 +113,9 @@ pub(crate) fn summary(generation: &Generation) -> String {
     )
 }
 
-fn finish(generation: &Generation) -> Value {
-    serde_json::to_value(generation.finish_reason).unwrap_or_default()
+fn finish(generation: &Generation) -> String {
+    let name = serde_json::to_value(generation.finish_reason).unwrap_or_default();
+    name.as_str().unwrap_or_default().to_owned()
 }
 
 /// A generation for programs.

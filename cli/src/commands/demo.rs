@@ -18,8 +18,8 @@ use crate::session::{self, Stream};
 use crate::{cache, fixture};
 
 const PROMPT: &str = "The capital of France is";
-/// The toy's sentence and the one after it.
-const MAX_NEW: usize = 24;
+/// The end of the sentence and the one after it.
+const MAX_NEW: usize = 23;
 const MAX_CTX: usize = 128;
 
 /// Run a toy model, from its checkpoint to text

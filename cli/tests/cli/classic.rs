@@ -1,0 +1,62 @@
+//! `qhx_generate` and its argument order.
+
+use std::path::Path;
+
+use crate::run::{Program, Run, bundle, folder};
+
+fn classic(manifest: &Path, rest: &[&str]) -> Run {
+    let folder = folder();
+    Program::classic(folder.path())
+        .args([manifest])
+        .args(["cpu", "-"])
+        .args([bundle()])
+        .args(rest)
+        .run()
+}
+
+#[test]
+fn stdout_is_the_text_alone() {
+    let run = classic(&bundle().join("toy.json"), &["4", "The capital of France is"]).ok();
+    assert_eq!(run.stdout, " Paris.\n");
+}
+
+#[test]
+fn a_list_of_ids_is_taken_as_ids() {
+    let run = classic(bundle(), &["4", "277,390,305,220,37,81,287,350,273"]).ok();
+    assert_eq!(run.stdout, " Paris.\n");
+}
+
+#[test]
+fn an_image_for_a_text_model_is_refused() {
+    let run = classic(bundle(), &["4", "Describe this image.", "photo.jpg"]);
+    assert_eq!(run.code, 9);
+    assert_eq!(run.stdout, "");
+    assert!(
+        run.stderr.contains(
+            "photo.jpg: host-op \"qwen3_5_generate\" does not take the modality image; it takes text"
+        ),
+        "{}",
+        run.stderr
+    );
+}
+
+#[test]
+fn a_missing_library_is_named() {
+    let folder = folder();
+    let run = Program::classic(folder.path())
+        .args([bundle()])
+        .args(["./libQnnHtp.so", "./libQnnSystem.so"])
+        .args([bundle()])
+        .args(["4", "The"])
+        .run();
+    assert_eq!(run.code, 5, "{run:?}");
+    assert!(run.stderr.contains("libQnnSystem.so"), "{}", run.stderr);
+}
+
+#[test]
+fn too_few_arguments_are_a_usage_error() {
+    let folder = folder();
+    let run = Program::classic(folder.path()).args(["toy.json", "libQnnHtp.so"]).run();
+    assert_eq!(run.code, 2);
+    assert!(run.stderr.contains("ARTIFACTS_ROOT"), "{}", run.stderr);
+}

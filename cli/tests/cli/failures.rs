@@ -1,0 +1,184 @@
+//! Bad arguments and damaged bundles: one message, a documented exit code, nothing on stdout.
+//!
+//! Hints on the QNN runtime differ between platforms; the snapshots are those of x86-64 Linux.
+
+use std::path::Path;
+
+use crate::run::{Program, bundle, copy_of_bundle, edit_manifest, folder, neutral};
+
+/// Runs `qhx` and answers with the exit code and the neutral message.
+fn fail(folder: &Path, args: &[&str], stdin: &[u8]) -> String {
+    let run = Program::qhx(folder).args(args).stdin(stdin).run();
+    assert_eq!(run.stdout, "", "{run:?}");
+    let message: String = run
+        .stderr
+        .lines()
+        .skip_while(|line| !line.starts_with("error: "))
+        .collect::<Vec<_>>()
+        .join("\n");
+    let args: Vec<_> = args.iter().map(|a| if a.len() > 60 { "[long]" } else { *a }).collect();
+    let call = format!("$ qhx {}", args.join(" "));
+    format!("{}\nexit {}\n{}", neutral(&call, folder), run.code, neutral(&message, folder))
+}
+
+fn generate(folder: &Path, bundle: &Path, args: &[&str], stdin: &[u8]) -> String {
+    let bundle = bundle.to_str().expect("a plain path");
+    let all: Vec<_> = ["generate", bundle].iter().chain(args).copied().collect();
+    fail(folder, &all, stdin)
+}
+
+#[test]
+fn arguments() {
+    let mut seen = Vec::new();
+    let folder = folder();
+    let dir = folder.path();
+    seen.push(fail(dir, &["frobnicate"], b""));
+    seen.push(fail(dir, &["generate"], b""));
+    seen.push(generate(dir, bundle(), &["a", "--top-p", "1.5"], b""));
+    seen.push(generate(dir, bundle(), &["a", "--backend", "gpu"], b""));
+    seen.push(generate(dir, bundle(), &["a", "--threads", "0"], b""));
+    seen.push(generate(dir, bundle(), &["a", "--device-arch", "x1"], b""));
+    insta::assert_snapshot!(seen.join("\n\n"));
+}
+
+#[test]
+fn prompts() {
+    let mut seen = Vec::new();
+    let folder = folder();
+    let dir = folder.path();
+    seen.push(generate(dir, bundle(), &[""], b""));
+    seen.push(generate(dir, bundle(), &["-"], b""));
+    seen.push(generate(dir, bundle(), &["-"], b"caf\xe9"));
+    seen.push(generate(dir, bundle(), &["--ids", "1,two"], b""));
+    seen.push(generate(dir, bundle(), &["--ids", "1,99999"], b""));
+    let long = "word ".repeat(200);
+    seen.push(generate(dir, bundle(), &[&long], b""));
+    insta::assert_snapshot!(seen.join("\n\n"));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_prompt_argument_that_is_not_utf8() {
+    use std::os::unix::ffi::OsStrExt as _;
+    let folder = folder();
+    let run = Program::qhx(folder.path())
+        .args(["generate"])
+        .args([bundle()])
+        .args([std::ffi::OsStr::from_bytes(b"caf\xe9")])
+        .run();
+    assert_eq!(run.code, 9, "{run:?}");
+    assert!(run.stderr.contains("the prompt is not valid UTF-8"), "{}", run.stderr);
+}
+
+#[test]
+fn manifests() {
+    let mut seen = Vec::new();
+    let folder = folder();
+    let dir = folder.path();
+    seen.push(fail(dir, &["generate", "nowhere", "a"], b""));
+    std::fs::create_dir(dir.join("empty")).expect("a folder");
+    seen.push(fail(dir, &["generate", "empty", "a"], b""));
+    std::fs::write(dir.join("garbage.json"), b"{\"schema_version\": 1,").expect("a file");
+    seen.push(fail(dir, &["generate", "garbage.json", "a"], b""));
+    insta::assert_snapshot!(seen.join("\n\n"));
+}
+
+#[test]
+fn an_unknown_host_op_lists_what_is_installed() {
+    let folder = folder();
+    let bundle = copy_of_bundle(folder.path());
+    edit_manifest(&bundle, |m| m["plan"]["steps"][0]["host"] = "other_generate".into());
+    let message = generate(folder.path(), &bundle, &["a"], b"");
+    let first: Vec<_> = message.lines().skip(1).take(2).collect();
+    assert_eq!(
+        first,
+        [
+            "exit 8",
+            "error: host-op \"other_generate\" is not installed; installed: qwen3_5_generate"
+        ]
+    );
+    assert!(message.contains("hint: give its plugin with --plugin FILE"), "{message}");
+}
+
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#[test]
+fn an_explicit_backend_never_falls_back() {
+    let mut seen = Vec::new();
+    let folder = folder();
+    let dir = folder.path();
+    seen.push(generate(dir, bundle(), &["a", "--backend", "qnn"], b""));
+    let message = generate(dir, bundle(), &["a", "--backend", "qnn", "--htp", "none.so"], b"");
+    assert!(message.contains("\nexit 5\n"), "{message}");
+    seen.push(generate(dir, bundle(), &["a", "--system", "none.so"], b""));
+    insta::assert_snapshot!(seen.join("\n\n"));
+}
+
+#[test]
+fn plugins_that_are_none() {
+    let mut seen = Vec::new();
+    let folder = folder();
+    let dir = folder.path();
+    std::fs::write(dir.join("notes.so"), b"not a library").expect("a file");
+    let message = generate(dir, bundle(), &["a", "--plugin", "notes.so"], b"");
+    assert!(message.contains("\nexit 8\nerror: notes.so: "), "{message}");
+    seen.push(generate(dir, bundle(), &["a", "--plugin", "gone.so"], b""));
+    seen.push(generate(dir, bundle(), &["a", "--plugin-dir", "gone"], b""));
+    insta::assert_snapshot!(seen.join("\n\n"));
+}
+
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#[test]
+fn checkpoints() {
+    let mut seen = Vec::new();
+    let folder = folder();
+    let dir = folder.path();
+    seen.push(fail(dir, &["forge", "nowhere", "--out", "out"], b""));
+    seen.push(fail(dir, &["forge", ".", "--out", "out", "--target", "v99"], b""));
+    seen.push(fail(dir, &["forge", ".", "--out", "out", "--target", "v79"], b""));
+    seen.push(fail(dir, &["forge", ".", "--out", "out", "--check"], b""));
+    assert!(!dir.join("out").exists());
+    insta::assert_snapshot!(seen.join("\n\n"));
+}
+
+#[test]
+fn failures_are_json_when_json_is_asked_for() {
+    let folder = folder();
+    let run = Program::qhx(folder.path()).args(["generate", "nowhere", "a", "--json"]).run();
+    assert_eq!(run.code, 3);
+    assert!(run.stderr.starts_with("error: nowhere: no such file"), "{}", run.stderr);
+    insta::assert_json_snapshot!(run.json(), @r#"
+    {
+      "error": {
+        "kind": "manifest",
+        "message": "nowhere: no such file",
+        "hint": "give the bundle's folder or its manifest",
+        "code": null,
+        "exit_code": 3
+      }
+    }
+    "#);
+    let run = Program::qhx(folder.path()).args(["generate", "--json", "--bogus"]).run();
+    assert_eq!(run.code, 2);
+    assert_eq!(run.json()["error"]["kind"], "usage");
+    let run = Program::qhx(folder.path()).args(["runtime", "info", "--json"]).run();
+    assert_eq!(run.code, 5);
+    assert_eq!(run.json()["error"]["kind"], "runtime");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_reader_that_leaves_is_no_failure() {
+    let folder = folder();
+    let program = env!("CARGO_BIN_EXE_qhx");
+    let status = std::process::Command::new("sh")
+        .args([
+            "-c",
+            "\"$0\" completions bash | head -c 10 >/dev/null; exit ${PIPESTATUS:-0}",
+            program,
+        ])
+        .current_dir(folder.path())
+        .stderr(std::process::Stdio::piped())
+        .output()
+        .expect("a shell");
+    assert!(status.stderr.is_empty(), "{}", String::from_utf8_lossy(&status.stderr));
+}

@@ -1,0 +1,170 @@
+//! `qhx generate` and `qhx demo` on the CPU.
+
+use crate::run::{Program, bundle, folder};
+
+const PROMPT: &str = "The capital of France is";
+const SENTENCE: &str = " Paris. The river Seine runs through it.\n";
+const IDS: &str = "277,390,305,220,37,81,287,350,273";
+
+#[test]
+fn text_streams_to_stdout_and_nothing_else_does() {
+    let folder = folder();
+    let run = Program::qhx(folder.path())
+        .args(["generate"])
+        .args([bundle()])
+        .args([PROMPT, "--max-new", "23"])
+        .run()
+        .ok();
+    assert_eq!(run.stdout, SENTENCE);
+    assert!(
+        run.stderr.contains("backend: cpu (no QNN libraries are given or installed)"),
+        "{}",
+        run.stderr
+    );
+    assert!(run.stderr.contains("prompt 9 tokens (0 reused)"), "{}", run.stderr);
+}
+
+#[test]
+fn the_prompt_may_come_from_stdin_without_its_last_line_end() {
+    let folder = folder();
+    for arguments in [&["-"][..], &[]] {
+        let run = Program::qhx(folder.path())
+            .args(["generate"])
+            .args([bundle()])
+            .args(arguments)
+            .args(["--max-new", "23"])
+            .stdin(format!("{PROMPT}\n"))
+            .run()
+            .ok();
+        assert_eq!(run.stdout, SENTENCE);
+    }
+}
+
+#[test]
+fn ids_go_in_and_come_out() {
+    let folder = folder();
+    let run = Program::qhx(folder.path())
+        .args(["generate"])
+        .args([bundle()])
+        .args(["--ids", IDS, "--max-new", "4"])
+        .run()
+        .ok();
+    assert_eq!(run.stdout, "372,281,393,13\n");
+}
+
+#[test]
+fn json_is_one_object_with_everything() {
+    let folder = folder();
+    let run = Program::qhx(folder.path())
+        .args(["generate"])
+        .args([bundle()])
+        .args([PROMPT, "--max-new", "4", "--json", "--backend", "cpu"])
+        .run()
+        .ok();
+    assert_eq!(run.stdout.lines().count(), 1);
+    let mut json = run.json();
+    for (name, value) in json["timings"].as_object_mut().expect("timings") {
+        assert!(value.as_f64().is_some_and(|v| v >= 0.0), "{name}: {value}");
+        *value = "[number]".into();
+    }
+    json["plugin"] = "[plugin]".into();
+    insta::assert_json_snapshot!(json, @r#"
+    {
+      "text": " Paris.",
+      "tokens": [
+        372,
+        281,
+        393,
+        13
+      ],
+      "prompt_tokens": 9,
+      "reused_tokens": 0,
+      "finish_reason": "length",
+      "timings": {
+        "load_ms": "[number]",
+        "prefill_ms": "[number]",
+        "decode_ms": "[number]",
+        "decode_tok_s": "[number]",
+        "graph_ms": "[number]",
+        "host_ms": "[number]",
+        "sampling_ms": "[number]"
+      },
+      "backend": "cpu",
+      "op": "qwen3_5_generate",
+      "plugin": "[plugin]"
+    }
+    "#);
+}
+
+#[test]
+fn the_plugin_is_named_with_its_file() {
+    let folder = folder();
+    let run = Program::qhx(folder.path())
+        .args(["generate"])
+        .args([bundle()])
+        .args([PROMPT, "--max-new", "1", "--json"])
+        .run()
+        .ok();
+    let plugin = run.json()["plugin"].as_str().expect("a string").to_owned();
+    if cfg!(feature = "builtin-ops") {
+        assert_eq!(plugin, "builtin");
+    } else {
+        assert!(plugin.contains("qhx_ops_qwen35_plugin"), "{plugin}");
+    }
+}
+
+#[test]
+fn stop_texts_end_the_answer_and_do_not_appear() {
+    let folder = folder();
+    let run = Program::qhx(folder.path())
+        .args(["generate"])
+        .args([bundle()])
+        .args([PROMPT, "--stop", "nowhere", "--stop", " runs", "--json"])
+        .run()
+        .ok();
+    let json = run.json();
+    assert_eq!(json["text"], " Paris. The river Seine");
+    assert_eq!(json["finish_reason"], "stop");
+}
+
+#[test]
+fn a_seed_gives_the_same_tokens_again() {
+    let folder = folder();
+    let run = |seed: &str| {
+        Program::qhx(folder.path())
+            .args(["generate"])
+            .args([bundle()])
+            .args(["It", "--max-new", "24", "--temperature", "3", "--seed", seed, "--json"])
+            .run()
+            .ok()
+            .json()["tokens"]
+            .clone()
+    };
+    assert_eq!(run("7"), run("7"));
+    assert_ne!(run("7"), run("8"));
+}
+
+#[test]
+fn a_full_context_ends_the_answer() {
+    let folder = folder();
+    let run = Program::qhx(folder.path())
+        .args(["generate"])
+        .args([bundle()])
+        .args([PROMPT, "--max-new", "1000", "--ignore-eos", "--json"])
+        .run()
+        .ok();
+    let json = run.json();
+    assert_eq!(json["finish_reason"], "length");
+    assert_eq!(json["tokens"].as_array().map(Vec::len), Some(192 - 9 + 1));
+}
+
+#[test]
+fn the_demo_completes_a_fact() {
+    let folder = folder();
+    for _ in 0..2 {
+        let run = Program::qhx(folder.path()).args(["demo"]).run().ok();
+        assert_eq!(run.stdout, format!("The capital of France is{SENTENCE}"));
+    }
+    let made = std::fs::read_dir(folder.path().join("cache/demo")).expect("a folder").count();
+    assert_eq!(made, 1, "one bundle, and nothing of its making is left");
+}

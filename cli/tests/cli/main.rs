@@ -1,0 +1,10 @@
+//! Runs the real programs in folders of their own.
+
+mod chat;
+mod classic;
+mod failures;
+mod generate;
+mod qnn;
+mod reports;
+mod run;
+mod verify;

@@ -1,0 +1,64 @@
+//! The tier that needs the QNN libraries: `QHX_QNN_HTP` and `QHX_QNN_SYSTEM` name them.
+
+use std::path::PathBuf;
+
+use crate::run::{Program, checkpoint, folder};
+
+/// The libraries, or `None` when the tier cannot run, which is said by name.
+fn libraries() -> Option<[PathBuf; 2]> {
+    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    if let (Some(htp), Some(system)) = (set("QHX_QNN_HTP"), set("QHX_QNN_SYSTEM")) {
+        return Some([htp, system]);
+    }
+    let required = std::env::var("QHX_REQUIRE_TIERS").is_ok_and(|v| v == "1");
+    assert!(!required, "qnn tier: QHX_QNN_HTP and QHX_QNN_SYSTEM are not set");
+    eprintln!("skipped: qnn tier (QHX_QNN_HTP is not set)");
+    None
+}
+
+/// One test, because compiling takes seconds: forge, check, inspect, verify, generate.
+#[test]
+fn the_whole_way_on_the_library() {
+    let Some([htp, system]) = libraries() else { return };
+    let folder = folder();
+    let qhx =
+        || Program::qhx(folder.path()).env("QHX_QNN_HTP", &htp).env("QHX_QNN_SYSTEM", &system);
+    let forge = qhx()
+        .args(["forge"])
+        .args([checkpoint()])
+        .args(["--out", "toy", "--target", "v79", "--max-ctx", "32", "--check", "--json"])
+        .run()
+        .ok();
+    let report = forge.json();
+    assert_eq!(report["dsp_arch"], "v79");
+    let rows = report["check"].as_array().expect("rows");
+    assert!(!rows.is_empty() && rows.iter().all(|row| row["agrees"] == true), "{report}");
+
+    let inspect = qhx().args(["inspect", "toy", "--json"]).run().ok().json();
+    for context in inspect["contexts"].as_array().expect("contexts") {
+        assert_eq!(context["binary"]["dsp_arch"], 79, "{context}");
+        assert!(context["binary"]["graphs"][0]["inputs"].is_array());
+    }
+    let binary = inspect["contexts"][0]["binary"]["path"].as_str().expect("a path").to_owned();
+    let one = qhx().args(["inspect", &binary]).run().ok();
+    assert!(one.stdout.contains("arch v79, soc 69"), "{}", one.stdout);
+
+    let generate =
+        qhx().args(["generate", "toy", "The capital of France is", "--max-new", "4"]).run().ok();
+    assert_eq!(generate.stdout, " Paris.\n", "the libraries' own output is not on stdout");
+    assert!(generate.stderr.contains("backend: qnn (given "), "{}", generate.stderr);
+
+    let classic = Program::classic(folder.path())
+        .args(["toy/qwen35-tied.json"])
+        .args([&htp, &system])
+        .args(["toy", "4", "The capital of France is"])
+        .run()
+        .ok();
+    assert_eq!(classic.stdout, " Paris.\n");
+
+    let wrong = qhx()
+        .args(["generate", "toy", "a", "--backend", "qnn", "--device-arch", "v81", "--json"])
+        .run();
+    assert_eq!(wrong.code, 6, "{wrong:?}");
+    assert_eq!(wrong.json()["error"]["kind"], "context");
+}

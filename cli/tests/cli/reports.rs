@@ -1,0 +1,140 @@
+//! Reports: inspect, doctor, plugins, completions, help.
+
+use crate::run::{Program, bundle, folder, neutral};
+
+#[test]
+fn inspect_without_libraries_shows_the_onnx_side() {
+    let folder = folder();
+    let run = Program::qhx(folder.path()).args(["inspect"]).args([bundle()]).run().ok();
+    let text = neutral(&run.stdout, folder.path());
+    for part in [
+        "model      toy\n",
+        "host-op    qwen3_5_generate\n",
+        "max ctx    192\n",
+        "embedding table: [bundle]/",
+        "(ONNX)",
+        "past_ssm_",
+    ] {
+        assert!(text.contains(part), "{part:?} is in\n{text}");
+    }
+    assert!(run.stderr.contains("note: no libQnnSystem is given or installed"), "{}", run.stderr);
+    let run = Program::qhx(folder.path()).args(["inspect", "--json"]).args([bundle()]).run().ok();
+    let json = run.json();
+    assert_eq!(json["model"], "toy");
+    assert_eq!(json["params"]["max_ctx"], 192);
+    assert!(json["contexts"].as_array().is_some_and(|c| c.len() >= 2), "{json}");
+    assert!(json["contexts"][0]["onnx"][0]["inputs"].is_array(), "{json}");
+}
+
+#[test]
+fn inspecting_a_context_binary_needs_the_system_library() {
+    let folder = folder();
+    std::fs::write(folder.path().join("x.bin"), b"\0\x01").expect("a file");
+    let run = Program::qhx(folder.path()).args(["inspect", "x.bin"]).run();
+    assert_eq!(run.code, 5);
+    assert!(run.stderr.contains("reading a context binary needs"), "{}", run.stderr);
+}
+
+#[test]
+fn doctor_tells_missing_from_broken() {
+    let folder = folder();
+    let run = Program::qhx(folder.path()).args(["doctor", "--json"]).run().ok();
+    let json = run.json();
+    assert_eq!(json["healthy"], true);
+    let health = |json: &serde_json::Value, name: &str| {
+        let checks = json["checks"].as_array().expect("checks").iter();
+        checks.clone().find(|c| c["name"] == name).expect("the check")["health"].clone()
+    };
+    assert_eq!(health(&json, "cpu backend"), "ok");
+    assert_eq!(health(&json, "qnn backend"), "missing");
+    assert_eq!(health(&json, "host-ops"), "ok");
+    let run = Program::qhx(folder.path())
+        .args(["doctor", "--json"])
+        .env("QHX_QNN_HTP", "/nowhere/libQnnHtp.so")
+        .run();
+    assert_eq!(run.code, 1);
+    let json = run.json();
+    assert_eq!(json["healthy"], false);
+    assert_eq!(health(&json, "qnn backend"), "broken");
+    assert_eq!(json["environment"]["QHX_QNN_HTP"], "/nowhere/libQnnHtp.so");
+    let run = Program::qhx(folder.path()).args(["doctor"]).run().ok();
+    assert!(run.stdout.contains("missing qnn backend"), "{}", run.stdout);
+}
+
+#[test]
+fn plugins_are_listed_with_their_state() {
+    let folder = folder();
+    let plugins = folder.path().join("qhx/plugins");
+    std::fs::create_dir_all(&plugins).expect("a folder");
+    let name = format!("broken.{}", std::env::consts::DLL_EXTENSION);
+    std::fs::write(plugins.join(name), b"not a library").expect("a file");
+    let run = Program::qhx(folder.path()).args(["plugins", "list", "--json"]).run().ok();
+    let json = run.json();
+    assert_eq!(json["ops"][0]["name"], "qwen3_5_generate");
+    let files = json["files"].as_array().expect("files");
+    let broken = files.iter().find(|f| f["status"] == "not_a_library").expect("the broken one");
+    assert!(broken["message"].is_string());
+    let run = Program::qhx(folder.path()).args(["plugins", "list"]).run().ok();
+    assert!(run.stdout.contains("not_a_library: "), "{}", run.stdout);
+}
+
+#[test]
+fn completions_for_every_shell() {
+    let folder = folder();
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let run = Program::qhx(folder.path()).args(["completions", shell]).run().ok();
+        assert!(run.stdout.contains("qhx"), "{shell}");
+        assert!(run.stdout.contains("generate"), "{shell}");
+        assert_eq!(run.stderr, "", "{shell}");
+    }
+}
+
+#[test]
+fn every_command_has_help_with_examples_or_options() {
+    let folder = folder();
+    for command in
+        ["generate", "chat", "forge", "inspect", "verify", "runtime", "plugins", "doctor", "demo"]
+    {
+        let run = Program::qhx(folder.path()).args([command, "--help"]).run().ok();
+        assert!(run.stdout.contains("Usage: qhx "), "{command}: {}", run.stdout);
+        assert_eq!(run.stderr, "", "{command}");
+    }
+    let help = Program::qhx(folder.path()).args(["--help"]).run().ok().stdout;
+    insta::assert_snapshot!(help);
+}
+
+#[test]
+fn runtime_path_says_what_to_do() {
+    let folder = folder();
+    let run = Program::qhx(folder.path()).args(["runtime", "path"]).run();
+    assert_eq!(run.code, 5);
+    assert_eq!(run.stdout, "");
+    assert!(run.stderr.contains("hint: "), "{}", run.stderr);
+}
+
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#[test]
+fn a_wheel_that_is_another_file_is_refused() {
+    let folder = folder();
+    std::fs::write(folder.path().join("x.whl"), b"PK").expect("a file");
+    let run = Program::qhx(folder.path()).args(["runtime", "install", "--wheel", "x.whl"]).run();
+    assert_eq!(run.code, 5, "{run:?}");
+    assert!(run.stderr.contains("x.whl: sha256 "), "{}", run.stderr);
+    let left: Vec<_> = std::fs::read_dir(folder.path().join("cache/qnn"))
+        .expect("a folder")
+        .filter_map(Result::ok)
+        .map(|e| e.file_name())
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#[test]
+fn install_without_python_says_so() {
+    let folder = folder();
+    let run =
+        Program::qhx(folder.path()).args(["runtime", "install"]).env("PATH", folder.path()).run();
+    assert_eq!(run.code, 5, "{run:?}");
+    assert!(run.stderr.contains("python3 is not on the path"), "{}", run.stderr);
+    assert!(run.stderr.contains("apt-get install python3"), "{}", run.stderr);
+}

@@ -1,0 +1,186 @@
+//! Starts the programs and says what they did.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// What a program did.
+#[derive(Debug)]
+pub struct Run {
+    /// Exit code.
+    pub code: i32,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+impl Run {
+    /// Standard output as JSON.
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}: {self:?}"))
+    }
+
+    /// Asserts the exit code 0.
+    pub fn ok(self) -> Self {
+        assert_eq!(self.code, 0, "{self:?}");
+        self
+    }
+}
+
+/// A program with arguments, in an environment without the user's settings.
+pub struct Program {
+    command: Command,
+    stdin: Vec<u8>,
+}
+
+impl Program {
+    fn at(path: &str, folder: &Path) -> Self {
+        plugin();
+        let mut command = Command::new(path);
+        command.current_dir(folder);
+        for name in
+            ["QHX_QNN_HTP", "QHX_QNN_SYSTEM", "QHX_PLUGIN_PATH", "QHX_LOG", "XDG_CACHE_HOME"]
+        {
+            command.env_remove(name);
+        }
+        command
+            .env("HOME", folder)
+            .env("XDG_DATA_HOME", folder)
+            .env("QHX_CACHE_DIR", folder.join("cache"));
+        Self { command, stdin: Vec::new() }
+    }
+
+    /// `qhx`, in `folder`.
+    pub fn qhx(folder: &Path) -> Self {
+        Self::at(env!("CARGO_BIN_EXE_qhx"), folder)
+    }
+
+    /// `qhx_generate`, in `folder`.
+    pub fn classic(folder: &Path) -> Self {
+        Self::at(env!("CARGO_BIN_EXE_qhx_generate"), folder)
+    }
+
+    /// Adds arguments.
+    pub fn args<A: AsRef<std::ffi::OsStr>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.command.args(args);
+        self
+    }
+
+    /// Sets a variable.
+    pub fn env(mut self, name: &str, value: impl AsRef<std::ffi::OsStr>) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    /// Gives standard input.
+    pub fn stdin(mut self, bytes: impl Into<Vec<u8>>) -> Self {
+        self.stdin = bytes.into();
+        self
+    }
+
+    /// Runs it to its end.
+    pub fn run(mut self) -> Run {
+        let command =
+            self.command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the program starts");
+        let mut stdin = child.stdin.take().expect("a pipe");
+        // A program that does not read its input closes the pipe.
+        let _ = stdin.write_all(&self.stdin);
+        drop(stdin);
+        let output = child.wait_with_output().expect("the program ends");
+        Run {
+            code: output.status.code().unwrap_or(-1),
+            stdout: String::from_utf8(output.stdout).expect("results are UTF-8"),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+/// The folder of the workspace.
+fn workspace() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in the workspace")
+}
+
+/// The toy checkpoint.
+pub fn checkpoint() -> PathBuf {
+    workspace().join("tests/fixtures/qwen35-tied")
+}
+
+/// Builds the plugin beside the program, unless the host-ops are linked in.
+fn plugin() {
+    static BUILT: Mutex<bool> = Mutex::new(cfg!(feature = "builtin-ops"));
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    if *built {
+        return;
+    }
+    let profile = Path::new(env!("CARGO_BIN_EXE_qhx")).parent().expect("a folder");
+    let status = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--package", "qhx-ops-qwen35-plugin", "--target-dir"])
+        .arg(profile.parent().expect("a profile lies in the target folder"))
+        .current_dir(workspace())
+        .status()
+        .expect("cargo runs");
+    assert!(status.success(), "the plugin is built");
+    *built = true;
+}
+
+/// A folder that is removed at the end of the test.
+pub fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a temporary folder")
+}
+
+/// A bundle of the toy for the CPU, made once.
+pub fn bundle() -> &'static Path {
+    static BUNDLE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
+    let (_, bundle) = BUNDLE.get_or_init(|| {
+        let folder = folder();
+        let out = folder.path().join("toy");
+        let forge = Program::qhx(folder.path())
+            .args([Path::new("forge"), &checkpoint(), Path::new("--out"), &out])
+            .args(["--name", "toy", "--max-ctx", "192", "--cpu-only"])
+            .run()
+            .ok();
+        assert_eq!(forge.stdout.trim_end(), out.join("toy.json").to_string_lossy());
+        (folder, out)
+    });
+    bundle
+}
+
+/// A copy of the bundle that a test may damage.
+pub fn copy_of_bundle(to: &Path) -> PathBuf {
+    let target = to.join("toy");
+    copy(bundle(), &target);
+    target
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("the copy can be made");
+    for entry in std::fs::read_dir(from).expect("the folder can be read") {
+        let entry = entry.expect("the folder can be read");
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).expect("the copy can be made");
+        }
+    }
+}
+
+/// Changes the manifest of a copied bundle.
+pub fn edit_manifest(bundle: &Path, edit: impl FnOnce(&mut serde_json::Value)) {
+    let path = bundle.join("toy.json");
+    let text = std::fs::read_to_string(&path).expect("the manifest can be read");
+    let mut manifest = serde_json::from_str(&text).expect("the manifest is JSON");
+    edit(&mut manifest);
+    std::fs::write(&path, manifest.to_string()).expect("the manifest can be written");
+}
+
+/// A message without what differs from run to run.
+pub fn neutral(text: &str, folder: &Path) -> String {
+    let mut text = text.replace(&*folder.to_string_lossy(), "[folder]");
+    text = text.replace(&*bundle().to_string_lossy(), "[bundle]");
+    let program = Path::new(env!("CARGO_BIN_EXE_qhx")).parent().expect("a folder");
+    text.replace(&*program.to_string_lossy(), "[program]")
+}

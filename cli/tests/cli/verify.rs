@@ -1,0 +1,88 @@
+//! `qhx verify`: files and suites.
+
+use std::path::Path;
+
+use crate::run::{Program, Run, bundle, checkpoint, copy_of_bundle, folder};
+
+fn verify(bundle: &Path, rest: &[&str]) -> Run {
+    let folder = folder();
+    Program::qhx(folder.path()).args(["verify"]).args([bundle]).args(rest).run()
+}
+
+fn suite() -> String {
+    checkpoint().join("suite.json").to_string_lossy().into_owned()
+}
+
+#[test]
+fn an_intact_bundle() {
+    let run = verify(bundle(), &[]).ok();
+    assert!(run.stdout.lines().count() > 3);
+    assert!(run.stdout.lines().all(|line| line.starts_with("ok ")), "{}", run.stdout);
+}
+
+#[test]
+fn damaged_and_missing_files() {
+    let folder = folder();
+    let bundle = copy_of_bundle(folder.path());
+    let tokenizer = bundle.join("tokenizer.json");
+    let mut bytes = std::fs::read(&tokenizer).expect("the tokenizer");
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&tokenizer, bytes).expect("the tokenizer");
+    std::fs::remove_file(bundle.join("tokenizer_config.json")).expect("the file");
+    let run = verify(&bundle, &[]);
+    assert_eq!(run.code, 1, "{run:?}");
+    assert!(run.stdout.contains("FAIL tokenizer.json: sha256 "), "{}", run.stdout);
+    assert!(run.stdout.contains("FAIL tokenizer_config.json: missing"), "{}", run.stdout);
+    let json = verify(&bundle, &["--json"]).json();
+    assert_eq!(json["passed"], false);
+}
+
+#[test]
+fn the_toy_is_greedy_exact_on_the_cpu() {
+    let run = verify(bundle(), &[&suite(), "--backend", "cpu"]).ok();
+    assert!(run.stdout.contains("passed: "), "{}", run.stdout);
+    assert!(run.stdout.lines().all(|l| !l.starts_with("FAIL")), "{}", run.stdout);
+    let json = verify(bundle(), &[&suite(), "--json", "--gate", "greedy_tol"]).ok().json();
+    assert_eq!(json["passed"], true);
+    assert!(json["cases"].as_array().is_some_and(|c| c.iter().all(|c| c["exact"] == true)));
+}
+
+#[test]
+fn a_wrong_answer_fails_the_suite() {
+    let folder = folder();
+    let path = folder.path().join("suite.json");
+    let suite = r#"{"schema": "npu_suite/v1", "cases": [
+        {"id": "france", "prompt": "The capital of France is", "gold": [372, 281, 393, 13]},
+        {"prompt_ids": [277, 390, 305, 220, 37, 81, 287, 350, 273], "gold": [372, 281, 1, 2]}
+    ]}"#;
+    std::fs::write(&path, suite).expect("a file");
+    let run = verify(bundle(), &[&path.to_string_lossy()]);
+    assert_eq!(run.code, 1, "{run:?}");
+    insta::assert_snapshot!(run.stdout, @r"
+    ok   france: exact
+    FAIL 2: differs from token 2 on, distance 0.500, repeats 0.00
+    FAILED: 1 of 2 cases (greedy_exact, backend cpu)
+    ");
+}
+
+#[test]
+fn suites_that_are_none() {
+    let folder = folder();
+    let path = folder.path().join("suite.json");
+    for (text, message) in [
+        ("[]", "not a suite"),
+        (r#"{"schema": "npu_suite/v2", "cases": []}"#, "expected \"npu_suite/v1\""),
+        (r#"{"schema": "npu_suite/v1", "cases": []}"#, "has no cases"),
+        (
+            r#"{"schema": "npu_suite/v1", "cases": [{"gold": [1]}]}"#,
+            "neither prompt nor prompt_ids",
+        ),
+        (r#"{"schema": "npu_suite/v1", "cases": [{"prompt": "a", "gold": []}]}"#, "gold is empty"),
+    ] {
+        std::fs::write(&path, text).expect("a file");
+        let run = verify(bundle(), &[&path.to_string_lossy()]);
+        assert_eq!(run.code, 4, "{run:?}");
+        assert!(run.stderr.contains(message), "{}", run.stderr);
+    }
+}
