@@ -6,13 +6,12 @@
 use std::fs::File;
 use std::io::{self, Write};
 
-use qhx_core::qnn::stdout::{StdoutGuard, redirect_to_stderr};
+use qhx_core::qnn::stdout::redirect_to_stderr;
 use qhx_core::{Error, ErrorKind, Result};
 use serde::Serialize;
 
 /// The real standard output.
 pub(crate) struct Output {
-    guard: StdoutGuard,
     file: File,
     /// The reader is gone: whatever comes now has no use.
     closed: bool,
@@ -22,9 +21,9 @@ impl Output {
     /// Takes standard output over.
     pub(crate) fn take() -> Result<Self> {
         let fail = |e: io::Error| Error::new(ErrorKind::Io, format!("standard output: {e}"));
-        let guard = redirect_to_stderr().map_err(fail)?;
-        let file = guard.file().map_err(fail)?;
-        Ok(Self { guard, file, closed: false })
+        // For good: the libraries print while the process exits, too.
+        let file = redirect_to_stderr().and_then(|guard| guard.into_file()).map_err(fail)?;
+        Ok(Self { file, closed: false })
     }
 
     /// True once the reader has closed its end.
@@ -57,12 +56,5 @@ impl Output {
         let text = serde_json::to_string_pretty(value)
             .map_err(|e| Error::new(ErrorKind::Internal, format!("the result as JSON: {e}")))?;
         self.line(&text)
-    }
-}
-
-impl Drop for Output {
-    fn drop(&mut self) {
-        // A failure was reported where it happened.
-        let _ = self.guard.flush();
     }
 }

@@ -4,6 +4,8 @@ mod chat;
 mod classic;
 mod failures;
 mod generate;
+#[cfg(unix)]
+mod interrupt;
 mod qnn;
 mod reports;
 mod run;

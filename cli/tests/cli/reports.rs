@@ -70,7 +70,8 @@ fn plugins_are_listed_with_their_state() {
     std::fs::write(plugins.join(name), b"not a library").expect("a file");
     let run = Program::qhx(folder.path()).args(["plugins", "list", "--json"]).run().ok();
     let json = run.json();
-    assert_eq!(json["ops"][0]["name"], "qwen3_5_generate");
+    let ops = json["ops"].as_array().expect("ops");
+    assert!(ops.iter().any(|op| op["name"] == "qwen3_5_generate"), "{json}");
     let files = json["files"].as_array().expect("files");
     let broken = files.iter().find(|f| f["status"] == "not_a_library").expect("the broken one");
     assert!(broken["message"].is_string());

@@ -19,7 +19,7 @@ pub struct Run {
 impl Run {
     /// Standard output as JSON.
     pub fn json(&self) -> serde_json::Value {
-        serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}: {self:?}"))
+        serde_json::from_str(&self.stdout).expect("standard output is JSON")
     }
 
     /// Asserts the exit code 0.
@@ -78,6 +78,16 @@ impl Program {
     pub fn stdin(mut self, bytes: impl Into<Vec<u8>>) -> Self {
         self.stdin = bytes.into();
         self
+    }
+
+    /// Starts it and hands it over as it is.
+    pub fn start(mut self) -> std::process::Child {
+        self.command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts")
     }
 
     /// Runs it to its end.
@@ -155,7 +165,8 @@ pub fn copy_of_bundle(to: &Path) -> PathBuf {
     target
 }
 
-fn copy(from: &Path, to: &Path) {
+/// Copies a folder.
+pub fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).expect("the copy can be made");
     for entry in std::fs::read_dir(from).expect("the folder can be read") {
         let entry = entry.expect("the folder can be read");
