@@ -60,6 +60,7 @@ def session(graph, context, htp, provider, folder):
                           [value(t) for t in graph["outputs"]]),
         opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)],
     )
+    model.ir_version = 10
     path = pathlib.Path(folder) / "context.onnx"
     onnx.save(model, path)
     onnxruntime.register_execution_provider_library("QNN", str(provider))

@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let rounds: usize = rounds.parse()?;
     // The libraries print to standard output, which is for the result.
-    let mut results = stdout::redirect_stdout_to_stderr()?;
+    let mut results = stdout::redirect_to_stderr()?.into_file()?;
     let backend: Arc<dyn Backend> = Arc::new(QnnBackend::new(QnnOptions {
         htp: PathBuf::from(htp),
         system: Some(PathBuf::from(system)),
