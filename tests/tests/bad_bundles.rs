@@ -1,5 +1,7 @@
 //! Bundles that are damaged or do not fit: one message that names the thing, nothing half-open.
 
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -135,7 +137,8 @@ fn missing_truncated_and_garbage_files_are_named() {
 fn damaged_context_binaries_are_named() {
     let Some(libraries) = toys::qnn_tier() else { return };
     let variant = Variant { target: Some("v81"), int8: false, shards: 1 };
-    let damage: [(&str, fn(&Path)); 4] = [
+    type Damage = fn(&Path);
+    let damage: [(&str, Damage); 4] = [
         ("missing", |path| fs::remove_file(path).unwrap()),
         ("empty", |path| fs::write(path, b"").unwrap()),
         ("truncated", truncate),

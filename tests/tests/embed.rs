@@ -1,5 +1,7 @@
 //! The toy encoder from checkpoint to vectors, against goldens that `transformers` made.
 
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

@@ -1,5 +1,7 @@
 //! Llama-like toys from checkpoint to text, against goldens that `transformers` made.
 
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
+
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,5 +1,7 @@
 //! Plugins that misbehave, do not fit, or are none: one clear message, and the host goes on.
 
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
+
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::OnceLock;
