@@ -67,7 +67,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     eprintln!("the same with the host-ops linked in");
     test(&["test", "--package", "qhx", "--package", "qhx-tests", "--features", BUILTIN])?;
     if !options.fast {
-        targets::run(false)?;
+        targets::run(options.require_all)?;
     }
     if skipped.0.is_empty() {
         eprintln!("all tiers passed");
