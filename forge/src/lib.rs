@@ -21,7 +21,8 @@ mod text;
 pub mod weight;
 
 pub use forge::{
-    BackendFactory, CheckBackends, ContextReport, DEFAULT_MAX_CTX, ForgeOptions, Report, forge,
+    BackendFactory, CheckBackends, ContextReport, DEFAULT_MAX_CTX, DEFAULT_TEXT, ForgeOptions,
+    Report, forge,
 };
 pub use progress::{Progress, Silent};
 pub use recipes::{Precision, Task};

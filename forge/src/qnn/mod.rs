@@ -3,7 +3,7 @@
 //! # Element types
 //! The library computes floating point in f16, whatever the tensors are declared as: a tensor of f32
 //! only costs space. So everything between the graph's inputs and outputs is f16 here, and
-//! [`Elem::F32`](crate::graph::Elem::F32) is f32 in the caller's buffers alone, converted where it
+//! [`Elem::F32`] is f32 in the caller's buffers alone, converted where it
 //! enters and leaves the graph.
 //!
 //! # Weights
