@@ -123,9 +123,12 @@ fn random_inputs(info: &GraphInfo, seed: u64) -> Result<Vec<Named>> {
             let count = tensor.elements()?;
             let mut values: Vec<f32> = (0..count).map(|_| random.next()).collect();
             if tensor.name == "cmask" {
-                let open = count / 2;
+                // Row by row: a row with nothing open would compare roundings.
+                let width = tensor.shape.last().copied().unwrap_or(count).max(1);
                 for (index, value) in values.iter_mut().enumerate() {
-                    *value = if index < open || index + 1 == count { 0.0 } else { MASKED };
+                    let column = index % width;
+                    let open = column < width / 2 || column + 1 == width;
+                    *value = if open { 0.0 } else { MASKED };
                 }
             }
             Ok((tensor.name.clone(), values))
@@ -321,5 +324,12 @@ mod tests {
         assert_eq!(inputs, random_inputs(&info, 7).unwrap());
         assert!(inputs[0].1.iter().all(|v| (-1.0..1.0).contains(v)));
         assert_eq!(inputs[1].1, [0.0, 0.0, MASKED, MASKED, 0.0]);
+        let rows = GraphInfo {
+            name: "rows".to_owned(),
+            inputs: vec![TensorInfo::new("cmask", DType::F16, [2, 4])],
+            outputs: vec![],
+        };
+        let mask = random_inputs(&rows, 7).unwrap().remove(0).1;
+        assert_eq!(mask, [0.0, 0.0, MASKED, 0.0, 0.0, 0.0, MASKED, 0.0]);
     }
 }

@@ -1,0 +1,46 @@
+#!/bin/sh
+# Embeds a corpus in one run, in one that is killed and resumed, in two shards and, where ray is installed,
+# under Ray: all give the same rows. usage: check.sh QHX [ROWS]
+set -eu
+qhx=$1
+rows=${2:-10000}
+here=$(cd "$(dirname "$0")" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+python=${PYTHON:-python3}
+
+"$python" - "$rows" "$here/../../tests/fixtures/embed-mistral-toy/goldens_embed.json" > "$work/in.jsonl" <<'PY'
+import json, sys
+texts = [t["text"] for t in json.load(open(sys.argv[2], encoding="utf-8"))["texts"]]
+short = [t for t in texts if len(t) < 60]
+for i in range(int(sys.argv[1])):
+    print(json.dumps({"text": f"{short[i % len(short)]} {i}"}, ensure_ascii=False))
+PY
+
+"$qhx" forge "$here/../../tests/fixtures/embed-mistral-toy" --task embed --max-ctx 48 --cpu-only --out "$work/bundle" > /dev/null
+embed() { "$qhx" embed "$work/bundle" --backend cpu --truncate --input "$work/in.jsonl" "$@"; }
+
+embed --output "$work/one.jsonl"
+
+embed --output "$work/resumed.jsonl" &
+run=$!
+while [ "$(wc -l < "$work/resumed.jsonl" 2> /dev/null || echo 0)" -lt $((rows / 3)) ] && kill -0 $run 2> /dev/null; do sleep 0.1; done
+kill -9 $run 2> /dev/null || true
+wait $run 2> /dev/null || true
+echo "killed after $(wc -l < "$work/resumed.jsonl") of $rows rows"
+embed --output "$work/resumed.jsonl" --resume
+cmp "$work/one.jsonl" "$work/resumed.jsonl"
+echo "resumed: byte for byte the same file"
+
+embed --shard 0/2 --output "$work/0.jsonl" &
+embed --shard 1/2 --output "$work/1.jsonl"
+wait
+cat "$work/0.jsonl" "$work/1.jsonl" > "$work/joined.jsonl"
+echo "two shards: $("$python" "$here/same.py" "$work/one.jsonl" "$work/joined.jsonl")"
+
+if "$python" -c 'import ray.data' 2> /dev/null; then
+    "$python" "$here/ray_embed.py" "$work/bundle" "$work/in.jsonl" "$work/ray.jsonl" --workers 2 --qhx "$qhx" -- --backend cpu --truncate --threads 1
+    echo "ray, two workers: $("$python" "$here/same.py" "$work/one.jsonl" "$work/ray.jsonl")"
+else
+    echo "skipped: ray (not installed)"
+fi
