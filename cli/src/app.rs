@@ -76,6 +76,17 @@ pub fn run_generate() -> ExitCode {
     start(args.global.clone(), false, |app| commands::classic::run(&args, app))
 }
 
+/// Runs `qhx_embed` with the arguments of the process.
+pub fn run_embed() -> ExitCode {
+    let arguments: Vec<OsString> = env::args_os().collect();
+    let args = match commands::embed::classic::EmbedClassicArgs::try_parse_from(&arguments) {
+        Ok(args) => args,
+        Err(e) => return refuse(&e, &arguments),
+    };
+    let json = args.json;
+    start(args.global.clone(), json, |app| commands::embed::classic::run(&args, app))
+}
+
 /// The description of the command line, for shell completions.
 pub(crate) fn command() -> clap::Command {
     Cli::command()
@@ -85,6 +96,7 @@ fn dispatch(command: Command, app: &mut App) -> Result<Status> {
     match command {
         Command::Generate(args) => commands::generate::run(&args, app),
         Command::Chat(args) => commands::chat::run(&args, app),
+        Command::Embed(args) => commands::embed::run(&args, app),
         Command::Forge(args) => commands::forge::run(&args, app),
         Command::Inspect(args) => commands::inspect::run(&args, app),
         Command::Verify(args) => commands::verify::run(&args, app),
@@ -102,6 +114,7 @@ impl Command {
         match self {
             Self::Generate(args) => args.json,
             Self::Chat(args) => args.json,
+            Self::Embed(args) => args.json,
             Self::Forge(args) => args.json,
             Self::Inspect(args) => args.json,
             Self::Verify(args) => args.json,

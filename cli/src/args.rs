@@ -42,6 +42,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     Generate(commands::generate::GenerateArgs),
     Chat(commands::chat::ChatArgs),
+    Embed(commands::embed::EmbedArgs),
     Forge(commands::forge::ForgeArgs),
     Inspect(commands::inspect::InspectArgs),
     Verify(commands::verify::VerifyArgs),

@@ -1,4 +1,4 @@
-//! The command line of qhx: the programs `qhx` and `qhx_generate`.
+//! The command line of qhx: the programs `qhx`, `qhx_generate` and `qhx_embed`.
 //!
 //! Each command is a module of `commands`; what they share lies beside it. Standard output carries
 //! results only and is written through `output`; everything else goes to standard error.
@@ -18,4 +18,4 @@ mod session;
 mod signal;
 mod vars;
 
-pub use app::{run, run_generate};
+pub use app::{run, run_embed, run_generate};

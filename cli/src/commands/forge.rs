@@ -8,7 +8,7 @@ use qhx_core::qnn::{Library, QnnBackend, QnnOptions, Target};
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_forge::compile::Compiler;
 use qhx_forge::qnn::QnnCompiler;
-use qhx_forge::{CheckBackends, ForgeOptions, Precision, Report, forge};
+use qhx_forge::{CheckBackends, ForgeOptions, Precision, Report, Task, forge};
 use serde_json::{Value, json};
 
 use crate::app::{App, Status};
@@ -21,7 +21,9 @@ Examples:
   qhx forge Qwen3.5-0.8B --out qwen35/v81
   qhx forge Qwen3.5-0.8B --out qwen35/v79-w8 --target v79 --precision w8a16 --check
   qhx forge Qwen3.5-4B --out qwen35-4b/v81 --shards 2 --max-ctx 2048
-  qhx forge Qwen3.5-0.8B --out qwen35/cpu --cpu-only";
+  qhx forge Qwen3.5-0.8B --out qwen35/cpu --cpu-only
+  qhx forge Llama-3.2-1B --out llama/v81 --prefill 32,128
+  qhx forge nv-embedcode-7b-v1 --task embed --shards 4 --precision w8a16 --out embedcode/v81";
 
 /// Make a bundle from a Hugging Face checkpoint
 ///
@@ -40,15 +42,23 @@ pub(crate) struct ForgeArgs {
     /// Hexagon architecture of the context binaries [default: v81 when there are QNN libraries]
     #[arg(long, value_enum, value_name = "ARCH")]
     pub target: Option<TargetChoice>,
+    /// What the bundle is to do
+    #[arg(long, value_enum, default_value_t)]
+    pub task: TaskChoice,
     /// Precision of the decoder's weights
     #[arg(long, value_enum, default_value_t)]
     pub precision: PrecisionChoice,
     /// Number of contexts that the decoder's layers are spread over
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub shards: usize,
-    /// Positions of the KV cache [default: 1024, or fewer when the model has fewer]
+    /// Positions of the KV cache, or of the texts of an encoder [default: 1024, an encoder 512, or
+    /// fewer when the model has fewer]
     #[arg(long, value_name = "N")]
     pub max_ctx: Option<usize>,
+    /// Tokens that a graph for prompts takes at once; several are separated by commas, 0 makes none
+    /// [default: 128 where the family has such graphs]
+    #[arg(long, value_name = "P", value_delimiter = ',')]
+    pub prefill: Option<Vec<usize>>,
     /// Compare each context binary with its ONNX graph on random inputs and print the cosines
     #[arg(long, conflicts_with = "cpu_only")]
     pub check: bool,
@@ -88,6 +98,25 @@ impl TargetChoice {
             Self::V75 => Target::V75,
             Self::V79 => Target::V79,
             Self::V81 => Target::V81,
+        }
+    }
+}
+
+/// Tasks of bundles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum TaskChoice {
+    /// Text
+    #[default]
+    Generate,
+    /// One vector for each text
+    Embed,
+}
+
+impl TaskChoice {
+    fn task(self) -> Task {
+        match self {
+            Self::Generate => Task::Generate,
+            Self::Embed => Task::Embed,
         }
     }
 }
@@ -138,9 +167,14 @@ pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
     let options = ForgeOptions {
         overwrite: args.overwrite,
         name: args.name.clone(),
+        task: args.task.task(),
         precision: args.precision.precision(),
         shards: args.shards,
         max_ctx: args.max_ctx,
+        prefill: args
+            .prefill
+            .as_ref()
+            .map(|list| list.iter().copied().filter(|p| *p > 0).collect()),
         compiler: libraries.as_ref().map(|l| compiler(l, target)).transpose()?,
         onnx: !args.no_onnx,
         check,

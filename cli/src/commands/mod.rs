@@ -5,6 +5,7 @@ pub(crate) mod classic;
 pub(crate) mod completions;
 pub(crate) mod demo;
 pub(crate) mod doctor;
+pub(crate) mod embed;
 pub(crate) mod forge;
 pub(crate) mod generate;
 pub(crate) mod inspect;

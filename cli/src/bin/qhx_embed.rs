@@ -1,0 +1,7 @@
+//! The program `qhx_embed`, with the argument order of published bundles.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    qhx::run_embed()
+}

@@ -1,0 +1,134 @@
+//! The arguments of `qhx embed`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use qhx_core::{Error, ErrorKind, Result};
+
+use crate::args::BackendArgs;
+
+const EXAMPLES: &str = "\
+Examples:
+  qhx embed embedcode/v81 'def fib(n): …' 'SELECT 1'
+  qhx embed embedcode/v81 'fibonacci numbers' --role query --json
+  qhx embed embedcode/v81 --input corpus.jsonl --output vectors.jsonl --resume
+  qhx embed embedcode/v81 --input corpus.jsonl --shard 0/4 --output vectors-0.jsonl
+  tail -f new.jsonl | qhx embed embedcode/v81 --input - --json
+
+An input has one text a line: a JSON string, or an object with \"text\" and, where it is not that of
+--role, \"role\" (query or document). Output lines are {\"index\", \"text\", \"embedding\"}; the index is
+the line of the input, from 0.";
+
+/// Turn texts into vectors
+///
+/// Each text becomes one vector, pooled and normalised as the bundle says. Timings go to standard
+/// error.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct EmbedArgs {
+    /// The bundle: its folder, its manifest, or a manifest's name in its folder
+    pub bundle: PathBuf,
+    /// Texts
+    #[arg(value_name = "TEXT", conflicts_with = "input")]
+    pub texts: Vec<String>,
+    /// Take texts from this file of JSON lines; `-` is standard input
+    #[arg(short, long, value_name = "FILE|-")]
+    pub input: Option<PathBuf>,
+    /// Write JSON lines to this file
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Go on where an output that is there already ends
+    #[arg(long, requires = "output", requires = "input", conflicts_with = "overwrite")]
+    pub resume: bool,
+    /// Replace an output that is there already
+    #[arg(long, requires = "output")]
+    pub overwrite: bool,
+    /// Only every N-th text of the input, beginning with text I: I/N with I from 0 to N−1
+    #[arg(long, value_name = "I/N", requires = "input", value_parser = parse_shard)]
+    pub shard: Option<Shard>,
+    /// What a text is when its line does not say
+    #[arg(long, value_enum, value_name = "ROLE", default_value_t)]
+    pub role: Role,
+    /// Put before queries, instead of the bundle's prefix
+    #[arg(long, value_name = "TEXT")]
+    pub prefix_query: Option<String>,
+    /// Put before documents, instead of the bundle's prefix
+    #[arg(long, value_name = "TEXT")]
+    pub prefix_doc: Option<String>,
+    /// Cut texts that are too long, instead of refusing them
+    #[arg(long)]
+    pub truncate: bool,
+    /// Print one JSON object a text
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub backend: BackendArgs,
+}
+
+impl EmbedArgs {
+    /// What clap does not check.
+    pub fn check(&self) -> Result<()> {
+        if self.texts.is_empty() && self.input.is_none() {
+            return Err(Error::new(ErrorKind::Usage, "no text and no input is given")
+                .hint("give texts as arguments, or --input FILE; --input - is standard input"));
+        }
+        for path in [&self.input, &self.output].into_iter().flatten() {
+            if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("parquet")) {
+                return Err(Error::new(
+                    ErrorKind::Usage,
+                    format!("{}: Parquet is not read or written", path.display()),
+                )
+                .hint("convert it to JSON lines; see docs/embeddings.md"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a text is, which decides its prefix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum Role {
+    /// Is searched for with
+    Query,
+    /// Is found
+    #[default]
+    Document,
+}
+
+/// One part of an input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shard {
+    pub index: u64,
+    pub count: u64,
+}
+
+impl Shard {
+    /// True for rows of this part.
+    pub fn has(self, row: u64) -> bool {
+        row % self.count == self.index
+    }
+}
+
+fn parse_shard(text: &str) -> Result<Shard, String> {
+    let parts = text.split_once('/').and_then(|(i, n)| Some((i.parse().ok()?, n.parse().ok()?)));
+    match parts {
+        Some((index, count)) if index < count => Ok(Shard { index, count }),
+        _ => Err("expected I/N with I below N, such as 0/4 to 3/4".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_divide_the_rows() {
+        let shards: Vec<_> = (0..3).map(|i| parse_shard(&format!("{i}/3")).unwrap()).collect();
+        for row in 0..20 {
+            assert_eq!(shards.iter().filter(|s| s.has(row)).count(), 1);
+        }
+        for bad in ["3/3", "0/0", "1", "a/b", "-1/2", ""] {
+            assert!(parse_shard(bad).is_err(), "{bad}");
+        }
+    }
+}
