@@ -22,9 +22,10 @@ embed() { "$qhx" embed "$work/bundle" --backend cpu --truncate --input "$work/in
 
 embed --output "$work/one.jsonl"
 
+: > "$work/resumed.jsonl"
 embed --output "$work/resumed.jsonl" &
 run=$!
-while [ "$(wc -l < "$work/resumed.jsonl" 2> /dev/null || echo 0)" -lt $((rows / 3)) ] && kill -0 $run 2> /dev/null; do sleep 0.1; done
+while [ "$(wc -l < "$work/resumed.jsonl")" -lt $((rows / 3)) ] && kill -0 $run 2> /dev/null; do sleep 0.1; done
 kill -9 $run 2> /dev/null || true
 wait $run 2> /dev/null || true
 echo "killed after $(wc -l < "$work/resumed.jsonl") of $rows rows"

@@ -2,6 +2,7 @@
 
 mod chat;
 mod classic;
+mod embed;
 mod failures;
 mod generate;
 #[cfg(unix)]

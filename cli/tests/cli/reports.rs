@@ -93,9 +93,10 @@ fn completions_for_every_shell() {
 #[test]
 fn every_command_has_help_with_examples_or_options() {
     let folder = folder();
-    for command in
-        ["generate", "chat", "forge", "inspect", "verify", "runtime", "plugins", "doctor", "demo"]
-    {
+    for command in [
+        "generate", "chat", "embed", "forge", "inspect", "verify", "runtime", "plugins", "doctor",
+        "demo",
+    ] {
         let run = Program::qhx(folder.path()).args([command, "--help"]).run().ok();
         assert!(run.stdout.contains("Usage: qhx "), "{command}: {}", run.stdout);
         assert_eq!(run.stderr, "", "{command}");

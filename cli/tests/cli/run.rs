@@ -40,9 +40,15 @@ impl Program {
         plugin();
         let mut command = Command::new(path);
         command.current_dir(folder);
-        for name in
-            ["QHX_QNN_HTP", "QHX_QNN_SYSTEM", "QHX_PLUGIN_PATH", "QHX_LOG", "XDG_CACHE_HOME"]
-        {
+        for name in [
+            "QHX_QNN_HTP",
+            "QHX_QNN_SYSTEM",
+            "QHX_PLUGIN_PATH",
+            "QHX_LOG",
+            "XDG_CACHE_HOME",
+            "QHX_EMB_QUERY_PREFIX",
+            "QHX_EMB_DOC_PREFIX",
+        ] {
             command.env_remove(name);
         }
         command
@@ -60,6 +66,11 @@ impl Program {
     /// `qhx_generate`, in `folder`.
     pub fn classic(folder: &Path) -> Self {
         Self::at(env!("CARGO_BIN_EXE_qhx_generate"), folder)
+    }
+
+    /// `qhx_embed`, in `folder`.
+    pub fn embed(folder: &Path) -> Self {
+        Self::at(env!("CARGO_BIN_EXE_qhx_embed"), folder)
     }
 
     /// Adds arguments.
@@ -127,7 +138,8 @@ fn plugin() {
     }
     let profile = Path::new(env!("CARGO_BIN_EXE_qhx")).parent().expect("a folder");
     let status = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--package", "qhx-ops-qwen35-plugin", "--target-dir"])
+        .args(["build", "--quiet", "--package", "qhx-ops-qwen35-plugin"])
+        .args(["--package", "qhx-ops-llama-plugin", "--target-dir"])
         .arg(profile.parent().expect("a profile lies in the target folder"))
         .current_dir(workspace())
         .status()

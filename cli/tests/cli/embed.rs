@@ -1,0 +1,177 @@
+//! `qhx embed` and `qhx_embed`: rows, shards, resuming, prefixes.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+use crate::run::{Program, Run, folder};
+
+/// A bundle of the toy encoder for the CPU, for texts of at most 40 tokens, made once.
+fn bundle() -> &'static Path {
+    static BUNDLE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
+    let (_, bundle) = BUNDLE.get_or_init(|| {
+        let folder = folder();
+        let out = folder.path().join("encoder");
+        let toys = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+        Program::qhx(folder.path())
+            .args([Path::new("forge"), &toys.join("embed-mistral-toy"), Path::new("--out"), &out])
+            .args(["--task", "embed", "--shards", "2", "--max-ctx", "40", "--cpu-only"])
+            .run()
+            .ok();
+        (folder, out)
+    });
+    bundle
+}
+
+fn embed(folder: &Path, args: &[&str]) -> Run {
+    Program::qhx(folder)
+        .args(["embed"])
+        .args([bundle()])
+        .args(["--backend", "cpu"])
+        .args(args)
+        .run()
+}
+
+fn rows(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect()
+}
+
+/// Writes an input of `count` texts, strings and objects in turn.
+fn input(folder: &Path, count: usize) -> PathBuf {
+    let path = folder.join("in.jsonl");
+    let line = |i: usize| match i % 2 {
+        0 => format!("\"text {i}\"\n"),
+        _ => format!("{{\"text\": \"def f{i}(n): return n\", \"role\": \"document\"}}\n"),
+    };
+    std::fs::write(&path, (0..count).map(line).collect::<String>()).expect("written");
+    path
+}
+
+fn read(folder: &Path, name: &str) -> String {
+    std::fs::read_to_string(folder.join(name)).expect("the output is there")
+}
+
+#[test]
+fn an_interrupted_run_goes_on_where_it_ended() {
+    let folder = folder();
+    input(folder.path(), 30);
+    let files = ["--input", "in.jsonl", "--output", "out.jsonl"];
+    embed(folder.path(), &files).ok();
+    let whole = read(folder.path(), "out.jsonl");
+    let found = rows(&whole);
+    assert_eq!(found.len(), 30);
+    for (index, row) in found.iter().enumerate() {
+        assert_eq!(row["index"], index);
+        assert_eq!(row["embedding"].as_array().map(Vec::len), Some(92));
+    }
+    let again = embed(folder.path(), &files);
+    assert_eq!(again.code, 2);
+    assert!(again.stderr.contains("--resume"), "{}", again.stderr);
+    assert_eq!(read(folder.path(), "out.jsonl"), whole);
+
+    let resume = [&files[..], &["--resume"]].concat();
+    for cut in [0, 7, whole.len() / 2, whole.len() - 1, whole.len()] {
+        std::fs::write(folder.path().join("out.jsonl"), &whole[..cut]).expect("written");
+        embed(folder.path(), &resume).ok();
+        assert_eq!(read(folder.path(), "out.jsonl"), whole, "cut at {cut}");
+    }
+
+    // Another input under the same output.
+    std::fs::write(folder.path().join("in.jsonl"), "\"other\"\n".repeat(40)).expect("written");
+    let other = embed(folder.path(), &resume);
+    assert_eq!(other.code, 2);
+    assert_eq!(read(folder.path(), "out.jsonl"), whole);
+}
+
+#[test]
+fn shards_together_are_the_whole() {
+    let folder = folder();
+    input(folder.path(), 21);
+    let run = |args: &[&str]| {
+        let args = [&["--input", "in.jsonl", "--json"], args].concat();
+        rows(&embed(folder.path(), &args).ok().stdout)
+    };
+    let whole = run(&[]);
+    let mut joined = run(&["--shard", "0/2"]);
+    assert_eq!(joined.len(), 11);
+    joined.extend(run(&["--shard", "1/2"]));
+    joined.sort_by_key(|row| row["index"].as_u64());
+    assert_eq!(joined, whole);
+}
+
+#[test]
+fn a_line_is_answered_from_standard_input_with_the_prefix_of_its_role() {
+    let folder = folder();
+    let lines = "\"add\"\n{\"text\": \"add\", \"role\": \"query\"}\n";
+    let run = Program::qhx(folder.path())
+        .args(["embed"])
+        .args([bundle()])
+        .args(["--backend", "cpu", "--input", "-", "--json"])
+        .stdin(lines)
+        .run()
+        .ok();
+    let found = rows(&run.stdout);
+    assert_eq!(found.len(), 2);
+    assert_ne!(found[0]["embedding"], found[1]["embedding"], "the query has a prefix");
+    let bare = embed(folder.path(), &["add", "--role", "query", "--prefix-query", "", "--json"]);
+    assert_eq!(rows(&bare.ok().stdout)[0]["embedding"], found[0]["embedding"]);
+}
+
+#[test]
+fn a_text_that_is_too_long_is_named_and_what_is_done_stays() {
+    let folder = folder();
+    let long = "word ".repeat(60);
+    std::fs::write(folder.path().join("in.jsonl"), format!("\"a\"\n\"{long}\"\n\"b\"\n"))
+        .expect("written");
+    let files = ["--input", "in.jsonl", "--output", "out.jsonl"];
+    let run = embed(folder.path(), &files);
+    assert_ne!(run.code, 0);
+    assert!(run.stderr.contains("text 1") && run.stderr.contains("40"), "{}", run.stderr);
+    assert!(run.stderr.contains("--truncate"), "{}", run.stderr);
+    assert_eq!(rows(&read(folder.path(), "out.jsonl")).len(), 1);
+    let resume = [&files[..], &["--resume", "--truncate"]].concat();
+    embed(folder.path(), &resume).ok();
+    assert_eq!(rows(&read(folder.path(), "out.jsonl")).len(), 3);
+}
+
+#[test]
+fn bad_lines_and_options_are_named() {
+    let folder = folder();
+    for (line, words) in [("{\"txt\": 1}", "line 2"), ("", "empty"), ("\"a", "line 2")] {
+        std::fs::write(folder.path().join("in.jsonl"), format!("\"a\"\n{line}\n"))
+            .expect("written");
+        let run = embed(folder.path(), &["--input", "in.jsonl"]);
+        assert_ne!(run.code, 0);
+        assert!(run.stderr.contains(words), "{line:?}: {}", run.stderr);
+    }
+    for args in [&[][..], &["--shard", "2/2", "--input", "in.jsonl"], &["--resume", "a"]] {
+        assert_eq!(embed(folder.path(), args).code, 2, "{args:?}");
+    }
+}
+
+#[test]
+fn qhx_embed_prints_cosines_and_follows_the_variables() {
+    let folder = folder();
+    let run = |args: &[&str], prefix: Option<&str>| {
+        let mut program = Program::embed(folder.path())
+            .args([bundle()])
+            .args(["cpu", "-"])
+            .args([bundle()])
+            .args(args);
+        if let Some(prefix) = prefix {
+            program = program.env("QHX_EMB_QUERY_PREFIX", prefix).env("QHX_EMB_DOC_PREFIX", "");
+        }
+        program.run().ok().stdout
+    };
+    let text = run(&["add", "add", "SELECT 1"], None);
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines.len(), 3, "{text}");
+    assert!(lines[0].starts_with("query: dimension 92  norm 1.000000  ["), "{text}");
+    assert!(lines[1].starts_with("document 1: dimension 92  norm 1.000000  cosine "), "{text}");
+    assert!(!lines[1].contains("cosine 1.000000"), "the query has a prefix: {text}");
+    let text = run(&["add", "add", "--json"], Some(""));
+    let found = rows(&text);
+    assert_eq!(found[0]["embedding"], found[1]["embedding"]);
+    assert!((found[1]["cosine"].as_f64().expect("a number") - 1.0).abs() < 1e-6, "{text}");
+}
