@@ -23,7 +23,8 @@ embed() { "$qhx" embed "$work/bundle" --backend cpu --truncate --input "$work/in
 embed --output "$work/one.jsonl"
 
 : > "$work/resumed.jsonl"
-embed --output "$work/resumed.jsonl" &
+# Not through the function: the process itself is to be killed, not a shell around it.
+"$qhx" embed "$work/bundle" --backend cpu --truncate --input "$work/in.jsonl" --output "$work/resumed.jsonl" &
 run=$!
 while [ "$(wc -l < "$work/resumed.jsonl")" -lt $((rows / 3)) ] && kill -0 $run 2> /dev/null; do sleep 0.1; done
 kill -9 $run 2> /dev/null || true
