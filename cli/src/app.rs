@@ -3,11 +3,12 @@
 use std::env;
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
 use qhx_core::{Error, ErrorKind, Result};
-use qhx_plugins::{PluginOptions, Plugins};
+use qhx_plugins::{PluginOptions, Plugins, Prober};
 use serde_json::json;
 use tracing_subscriber::EnvFilter;
 
@@ -47,12 +48,33 @@ impl Status {
 impl App {
     /// The host-ops: those linked in and those of plugins.
     pub(crate) fn plugins(&self) -> Result<Plugins> {
-        Plugins::discover(&PluginOptions {
+        Plugins::discover(&self.plugin_options())
+    }
+
+    /// Which plugins to consider, and how. A plugin that is not installed is tried in a child
+    /// process first: this program with `plugins probe`.
+    pub(crate) fn plugin_options(&self) -> PluginOptions {
+        let prober = probe_program().map(|program| {
+            Prober::new(program, ["plugins", "probe"])
+                .remembering(qhx_plugins::search::memory_file())
+        });
+        PluginOptions {
             files: self.global.plugins.clone(),
             dirs: self.global.plugin_dirs.clone(),
             only_named: false,
-        })
+            no_plugins: self.global.no_plugins,
+            allow_untrusted: self.global.allow_untrusted_plugins,
+            prober,
+        }
     }
+}
+
+/// The program that tries plugins: `qhx` itself, or the one beside `qhx_generate`. Without one
+/// plugins are loaded untried.
+fn probe_program() -> Option<PathBuf> {
+    let exe = env::current_exe().ok()?;
+    let qhx = exe.with_file_name(format!("qhx{}", env::consts::EXE_SUFFIX));
+    qhx.is_file().then_some(qhx)
 }
 
 /// Runs `qhx` with the arguments of the process.

@@ -63,6 +63,12 @@ pub(crate) struct GlobalArgs {
     /// Search this folder for plugins first. May be given several times
     #[arg(long = "plugin-dir", value_name = "DIR", global = true)]
     pub plugin_dirs: Vec<PathBuf>,
+    /// Use only the host-ops that are linked in
+    #[arg(long, global = true, conflicts_with_all = ["plugins", "plugin_dirs"])]
+    pub no_plugins: bool,
+    /// Load plugins that somebody else could change, too; see docs/security.md
+    #[arg(long, global = true)]
+    pub allow_untrusted_plugins: bool,
     /// Threads for the host's part and for the CPU backend [default: one per core]
     #[arg(long, value_name = "N", global = true, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,

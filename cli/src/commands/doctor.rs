@@ -185,15 +185,22 @@ fn host_ops(app: &App) -> Vec<Check> {
     } else {
         Check::new(NAME, Health::Ok, names.join(", "))
     }];
-    for file in plugins::files(&found) {
-        let path = file.file.display().to_string();
-        checks.push(match file.message {
-            Some(message) => Check::new("plugin", Health::Broken, format!("{path}: {message}"))
-                .detail("status", file.status),
-            None => Check::new("plugin", Health::Ok, path)
-                .detail("status", file.status)
-                .detail("interface", file.interface)
-                .detail("ops", file.ops.join(", ")),
+    let files = match plugins::files(&app.plugin_options()) {
+        Ok(files) => files,
+        Err(e) => return vec![Check::failed(NAME, &e)],
+    };
+    for file in files {
+        let path = file.path.display().to_string();
+        let check = match file.reason {
+            Some(reason) => Check::new("plugin", Health::Broken, format!("{path}: {reason}")),
+            None => Check::new("plugin", Health::Ok, path),
+        };
+        let check = check.detail("status", file.status.name());
+        checks.push(match file.interface {
+            Some(interface) => {
+                check.detail("interface", interface).detail("ops", file.ops.join(", "))
+            }
+            None => check,
         });
     }
     checks

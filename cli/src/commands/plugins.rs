@@ -1,11 +1,12 @@
-//! `qhx plugins`: host-ops and where they come from.
+//! `qhx plugins`: what is installed, where it comes from, installing and removing.
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use qhx_core::Result;
 use qhx_core::op::{OpProvider as _, OpSource};
-use qhx_plugins::{PluginStatus, Plugins, interface_version};
+use qhx_core::{Error, ErrorKind, Result};
+use qhx_plugins::store::{Health, Store};
+use qhx_plugins::{Listed, PluginOptions, Plugins, interface_version, survey};
 use serde::Serialize;
 
 use crate::app::{App, Status};
@@ -19,122 +20,248 @@ pub(crate) struct PluginsArgs {
 
 #[derive(Debug, Subcommand)]
 enum PluginsCommand {
-    /// List every host-op, and what became of every plugin file found
+    /// List every plugin file found, without running any plugin's code
     ///
     /// Searched, in this order: --plugin, --plugin-dir, what is linked in, QHX_PLUGIN_PATH, the
-    /// user's data folder, and the program's folder. Status of a file: `loaded`; `shadowed`, its
-    /// host-ops come from an earlier one; `missing`, `not_a_library`, `not_a_plugin`,
-    /// `incompatible` or `misbehaved`, it is not used.
+    /// user's data folder, and the program's folder. What each status means and what to do about
+    /// it stands in docs/plugins.md.
     List {
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
+    /// Copy a plugin into the user's folder, try it in a child process, and record its hash
+    Install {
+        /// The plugin: a dynamic library
+        file: PathBuf,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show a host-op, or the host-ops of a plugin, with the JSON Schema of its parameters
+    ///
+    /// Loads the plugin.
+    Info {
+        /// Name of a host-op, or file name of a plugin
+        name: String,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Hash every installed plugin and compare
+    Verify {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove an installed plugin
+    Remove {
+        /// File name of the plugin, with or without prefix and extension, or one of its host-ops
+        name: String,
+    },
+    /// Load a plugin and print what it has: the child process of the other commands
+    #[command(hide = true)]
+    Probe {
+        /// The plugin
+        file: PathBuf,
+    },
 }
 
 impl PluginsArgs {
     pub(crate) fn wants_json(&self) -> bool {
-        let PluginsCommand::List { json } = &self.command;
-        *json
+        match &self.command {
+            PluginsCommand::List { json }
+            | PluginsCommand::Install { json, .. }
+            | PluginsCommand::Info { json, .. }
+            | PluginsCommand::Verify { json } => *json,
+            PluginsCommand::Remove { .. } | PluginsCommand::Probe { .. } => false,
+        }
     }
 }
 
-/// What is known of a plugin file.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct FileReport {
-    pub file: PathBuf,
-    pub status: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub interface: Option<String>,
-    pub ops: Vec<String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub shadowed: Vec<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub message: Option<String>,
+#[derive(Debug, Serialize)]
+struct ListReport {
+    interface: &'static str,
+    /// Host-ops that can be used, as far as is known without loading.
+    ops: Vec<OpRow>,
+    files: Vec<Listed>,
 }
 
 #[derive(Debug, Serialize)]
-struct OpReport {
+struct OpRow {
     name: String,
-    version: String,
-    summary: String,
     from: String,
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
-    interface: &'static str,
-    ops: Vec<OpReport>,
-    files: Vec<FileReport>,
+/// Every plugin file, as `qhx plugins list` and `qhx doctor` show it.
+pub(crate) fn files(options: &PluginOptions) -> Result<Vec<Listed>> {
+    survey(options)
 }
 
-/// What became of every plugin file.
-pub(crate) fn files(plugins: &Plugins) -> Vec<FileReport> {
-    plugins.files().iter().map(file).collect()
-}
-
-fn file(status: &PluginStatus) -> FileReport {
-    match status {
-        PluginStatus::Loaded { plugin, shadowed } => {
-            let ops: Vec<_> = plugin.ops.iter().map(|op| op.name.clone()).collect();
-            let useless = !shadowed.is_empty() && shadowed.len() == ops.len();
-            FileReport {
-                file: plugin.path.clone(),
-                status: if useless { "shadowed" } else { "loaded" }.to_owned(),
-                interface: Some(plugin.interface.clone()),
-                ops,
-                shadowed: shadowed.clone(),
-                message: None,
-            }
-        }
-        PluginStatus::Failed(error) => {
-            let kind = serde_json::to_value(error.kind).unwrap_or_default();
-            FileReport {
-                file: error.path.clone(),
-                status: kind.as_str().unwrap_or("failed").to_owned(),
-                interface: None,
-                ops: Vec::new(),
-                shadowed: Vec::new(),
-                message: Some(error.message.clone()),
-            }
-        }
+/// One line of a list.
+pub(crate) fn line(row: &Listed) -> String {
+    let mut line = format!("{}: {}", row.status.name(), row.path.display());
+    if !row.ops.is_empty() {
+        line.push_str(&format!("  {}", row.ops.join(", ")));
     }
+    if let Some(interface) = &row.interface {
+        line.push_str(&format!("  (interface {interface})"));
+    }
+    match &row.reason {
+        Some(reason) => line.push_str(&format!("\n    {reason}")),
+        None if !row.shadowed.is_empty() => {
+            line.push_str(&format!("\n    from an earlier one: {}", row.shadowed.join(", ")));
+        }
+        None => {}
+    }
+    line
 }
 
 /// Runs the command.
 pub(crate) fn run(args: &PluginsArgs, app: &mut App) -> Result<Status> {
-    let PluginsCommand::List { json } = args.command;
-    let plugins = app.plugins()?;
-    let ops = plugins.list().into_iter().map(|entry| OpReport {
-        name: entry.description.name,
-        version: entry.description.version,
-        summary: entry.description.summary,
-        from: match entry.source {
-            OpSource::Builtin => "builtin".to_owned(),
-            OpSource::Plugin(path) => path.display().to_string(),
-        },
-    });
-    let report =
-        Report { interface: interface_version(), ops: ops.collect(), files: files(&plugins) };
+    match &args.command {
+        PluginsCommand::List { json } => list(*json, app),
+        PluginsCommand::Install { file, json } => install(file, *json, app),
+        PluginsCommand::Info { name, json } => info(name, *json, app),
+        PluginsCommand::Verify { json } => verify(*json, app),
+        PluginsCommand::Remove { name } => {
+            let removed = store(app)?.remove(name)?;
+            app.output.line(&format!("removed {}", removed.file))?;
+            Ok(Status::Done)
+        }
+        PluginsCommand::Probe { file } => {
+            let mut answer = Vec::new();
+            qhx_plugins::probe::serve(file, &mut answer)
+                .map_err(|e| Error::io(ErrorKind::Io, file, &e))?;
+            app.output.write(&String::from_utf8_lossy(&answer))?;
+            Ok(Status::Done)
+        }
+    }
+}
+
+fn store(app: &App) -> Result<Store> {
+    Ok(Store::for_user()?.allow_untrusted(app.global.allow_untrusted_plugins))
+}
+
+fn list(json: bool, app: &mut App) -> Result<Status> {
+    let options = app.plugin_options();
+    let builtin =
+        Plugins::discover(&PluginOptions { no_plugins: true, ..PluginOptions::default() })?;
+    let mut ops: Vec<_> = builtin
+        .list()
+        .into_iter()
+        .map(|entry| OpRow { name: entry.description.name, from: "builtin".to_owned() })
+        .collect();
+    let files = files(&options)?;
+    for row in files.iter().filter(|row| row.status.is_usable()) {
+        let own = row.ops.iter().filter(|op| !row.shadowed.contains(op));
+        ops.retain(|op| !row.ops.contains(&op.name) || row.shadowed.contains(&op.name));
+        ops.extend(own.map(|op| OpRow { name: op.clone(), from: row.path.display().to_string() }));
+    }
+    ops.sort_by(|a, b| a.name.cmp(&b.name));
+    let report = ListReport { interface: interface_version(), ops, files };
     if json {
         app.output.json_pretty(&report)?;
         return Ok(Status::Done);
     }
-    for op in &report.ops {
-        app.output.line(&format!("{} {}  {}", op.name, op.version, op.from))?;
-        if !op.summary.is_empty() {
-            app.output.line(&format!("    {}", op.summary))?;
-        }
+    for op in report.ops.iter().filter(|op| op.from == "builtin") {
+        app.output.line(&format!("linked in: {}", op.name))?;
     }
-    if report.ops.is_empty() {
-        eprintln!("no host-op is installed");
+    for row in &report.files {
+        app.output.line(&line(row))?;
     }
-    for file in report.files.iter().filter(|file| file.status != "loaded") {
-        let message = match &file.message {
-            Some(message) => message.clone(),
-            None => format!("{} come from an earlier one", file.shadowed.join(", ")),
-        };
-        app.output.line(&format!("{}: {}: {message}", file.status, file.file.display()))?;
+    if report.ops.is_empty() && report.files.is_empty() {
+        eprintln!("no plugin is installed; install one with qhx plugins install FILE");
     }
     Ok(Status::Done)
+}
+
+fn install(file: &std::path::Path, json: bool, app: &mut App) -> Result<Status> {
+    let prober = app.plugin_options().prober;
+    let installed = store(app)?.install(file, prober.as_ref())?;
+    for (op, other) in &installed.conflicts {
+        eprintln!("note: {other} has a host-op {op}, too; see qhx plugins list");
+    }
+    if json {
+        app.output.json_pretty(&installed)?;
+        return Ok(Status::Done);
+    }
+    let ops: Vec<_> = installed.plugin.ops.iter().map(|op| op.name.as_str()).collect();
+    app.output.line(&format!(
+        "{} {}: {} (interface {}, sha256 {})",
+        if installed.replaced { "replaced" } else { "installed" },
+        installed.path.display(),
+        ops.join(", "),
+        installed.plugin.interface,
+        installed.plugin.sha256,
+    ))?;
+    Ok(Status::Done)
+}
+
+#[derive(Debug, Serialize)]
+struct InfoReport {
+    #[serde(flatten)]
+    op: qhx_core::op::OpDescription,
+    source: OpSource,
+}
+
+fn info(name: &str, json: bool, app: &mut App) -> Result<Status> {
+    let plugins = app.plugins()?;
+    let by_file = |entry: &qhx_core::op::OpEntry| match &entry.source {
+        OpSource::Plugin(path) => path.file_name().is_some_and(|file| file == name),
+        OpSource::Builtin => false,
+    };
+    let mut names: Vec<_> = plugins
+        .list()
+        .iter()
+        .filter(|entry| by_file(entry))
+        .map(|entry| entry.description.name.clone())
+        .collect();
+    if names.is_empty() {
+        names.push(name.to_owned());
+    }
+    let ops = names
+        .iter()
+        .map(|name| {
+            let entry = plugins.find(name)?;
+            Ok(InfoReport { op: entry.description, source: entry.source })
+        })
+        .collect::<Result<Vec<_>>>()?;
+    if json {
+        app.output.json_pretty(&ops)?;
+        return Ok(Status::Done);
+    }
+    for InfoReport { op, source } in &ops {
+        app.output.line(&format!("{} {}", op.name, op.version))?;
+        app.output.line(&format!("    {}", op.summary))?;
+        let from = match source {
+            OpSource::Builtin => "linked in".to_owned(),
+            OpSource::Plugin(path) => path.display().to_string(),
+        };
+        app.output.line(&format!("    from: {from}"))?;
+        app.output.line(&format!("    tasks: {:?}, segments: {:?}", op.tasks, op.modalities))?;
+        app.output.line(&format!("    plan.params: {:#}", op.params_schema))?;
+    }
+    Ok(Status::Done)
+}
+
+fn verify(json: bool, app: &mut App) -> Result<Status> {
+    let verified = store(app)?.verify()?;
+    if json {
+        app.output.json_pretty(&verified)?;
+    } else {
+        for plugin in &verified {
+            let health = serde_json::to_value(plugin.health).unwrap_or_default();
+            let health = health.as_str().unwrap_or_default().to_owned();
+            app.output.line(&format!("{health}: {}", plugin.path.display()))?;
+            if let Some(reason) = &plugin.reason {
+                app.output.line(&format!("    {reason}"))?;
+            }
+        }
+        if verified.is_empty() {
+            eprintln!("no plugin is installed");
+        }
+    }
+    let fine = verified.iter().all(|plugin| plugin.health == Health::Ok);
+    Ok(if fine { Status::Done } else { Status::Found })
 }

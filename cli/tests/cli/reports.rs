@@ -73,10 +73,10 @@ fn plugins_are_listed_with_their_state() {
     let ops = json["ops"].as_array().expect("ops");
     assert!(ops.iter().any(|op| op["name"] == "qwen3_5_generate"), "{json}");
     let files = json["files"].as_array().expect("files");
-    let broken = files.iter().find(|f| f["status"] == "not_a_library").expect("the broken one");
-    assert!(broken["message"].is_string());
+    let broken = files.iter().find(|f| f["status"] == "not_installed").expect("the stranger");
+    assert!(broken["reason"].as_str().is_some_and(|why| why.contains("qhx plugins install")));
     let run = Program::qhx(folder.path()).args(["plugins", "list"]).run().ok();
-    assert!(run.stdout.contains("not_a_library: "), "{}", run.stdout);
+    assert!(run.stdout.contains("not installed: "), "{}", run.stdout);
 }
 
 #[test]

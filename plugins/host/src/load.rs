@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "runs code of a dynamic library after its layout was checked")]
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use abi_stable::StableAbi;
 use abi_stable::abi_stability::abi_checking::check_layout_compatibility;
@@ -10,18 +11,27 @@ use abi_stable::library::{LibHeader, LibraryError, RootModule, abi_header_from_p
 use qhx_core::op::OpDescription;
 use qhx_op::abi::OpModuleRef;
 
+use crate::lock::check_op_name;
+use crate::trust::{self, Pinned};
+
 /// Version of the plugin interface that this program speaks.
 pub(crate) fn interface_version() -> &'static str {
     <OpModuleRef as RootModule>::VERSION_STRINGS.version.as_str()
 }
 
 /// Why a file cannot be used as a plugin.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum LoadErrorKind {
     /// The file cannot be read.
     Missing,
+    /// Somebody else could change the file.
+    Untrusted,
+    /// The file is not the one that was installed.
+    Changed,
+    /// The folder loads installed plugins only, and this one is not.
+    NotInstalled,
     /// The file is no dynamic library for this machine.
     NotALibrary,
     /// A dynamic library that exports no plugin.
@@ -30,6 +40,8 @@ pub enum LoadErrorKind {
     Incompatible,
     /// A plugin whose own code failed while it was loaded.
     Misbehaved,
+    /// A plugin whose own code ended the process that loaded it, or never returned.
+    Crashed,
 }
 
 /// Why a file cannot be used as a plugin, in one sentence.
@@ -44,6 +56,12 @@ pub struct LoadError {
     pub message: String,
     /// Everything that is known, which can be thousands of lines.
     pub details: Option<String>,
+}
+
+impl LoadError {
+    pub(crate) fn new(path: &Path, kind: LoadErrorKind, message: impl Into<String>) -> Self {
+        Self { path: path.to_owned(), kind, message: message.into(), details: None }
+    }
 }
 
 /// A loaded plugin. Plugins are never unloaded.
@@ -68,34 +86,124 @@ impl std::fmt::Debug for Plugin {
     }
 }
 
-impl Plugin {
-    /// Loads a plugin. The path is made absolute before the system loader sees it.
-    pub fn load(path: &Path) -> Result<Self, LoadError> {
-        let fail = |kind, message: String| LoadError {
-            path: path.to_owned(),
-            kind,
-            message,
-            details: None,
+/// What is asked of a file before its code runs.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Demands<'a> {
+    /// The folder that it was found in, when that may be another than the real file's.
+    pub(crate) found_in: Option<&'a Path>,
+    /// Do not ask who could change it.
+    pub(crate) allow_untrusted: bool,
+    /// SHA-256 of the file that was installed.
+    pub(crate) sha256: Option<&'a str>,
+}
+
+/// Opens a plugin file and checks who could have changed it and, when it was installed, its hash.
+pub(crate) fn pin(path: &Path, demands: &Demands<'_>) -> Result<Pinned, LoadError> {
+    let fail = |kind, message: String| LoadError::new(path, kind, message);
+    let pinned = Pinned::open(path).map_err(|e| {
+        let kind = match path.canonicalize() {
+            Ok(real) if !real.is_file() => LoadErrorKind::NotALibrary,
+            _ => LoadErrorKind::Missing,
         };
-        let real = path
-            .canonicalize()
-            .map_err(|e| fail(LoadErrorKind::Missing, format!("cannot be read: {e}")))?;
-        if !real.is_file() {
-            return Err(fail(LoadErrorKind::NotALibrary, "not a regular file".to_owned()));
-        }
-        let header = open_header(&real).map_err(|(kind, message)| fail(kind, message))?;
-        let found = header.version_strings().version.as_str().to_owned();
-        let expected = interface_version();
-        if major(&found) != major(expected) {
-            return Err(fail(
-                LoadErrorKind::Incompatible,
+        fail(kind, format!("cannot be read: {e}"))
+    })?;
+    if !demands.allow_untrusted {
+        trust::check(&pinned, demands.found_in).map_err(|why| {
+            fail(
+                LoadErrorKind::Untrusted,
                 format!(
-                    "the plugin was built for interface {found}, this program speaks {expected}; \
-                     rebuild the plugin against qhx-op {}.x",
-                    major(expected)
+                    "not loaded, because somebody else could change it, and a plugin has all your \
+                     rights: {why}; take the right away (chmod go-w), or accept it with \
+                     --allow-untrusted-plugins"
+                ),
+            )
+        })?;
+    }
+    if let Some(expected) = demands.sha256 {
+        let found = pinned
+            .sha256()
+            .map_err(|e| fail(LoadErrorKind::Missing, format!("cannot be read: {e}")))?;
+        if found != expected {
+            return Err(fail(
+                LoadErrorKind::Changed,
+                format!(
+                    "changed since it was installed (sha256 {found}, plugins.lock says \
+                     {expected}); if the change is yours, run qhx plugins install with the new file"
                 ),
             ));
         }
+    }
+    Ok(pinned)
+}
+
+/// What this process has loaded. The files stay open: see [`Pinned::load_path`].
+static LOADED: Mutex<Vec<(Pinned, Plugin)>> = Mutex::new(Vec::new());
+
+impl Plugin {
+    /// Loads a plugin that only the user or the administrator could have changed. The path is made
+    /// absolute before the system loader sees it.
+    pub fn load(path: &Path) -> Result<Self, LoadError> {
+        Self::load_checked(path, &Demands::default())
+    }
+
+    pub(crate) fn load_checked(path: &Path, demands: &Demands<'_>) -> Result<Self, LoadError> {
+        let pinned = pin(path, demands)?;
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = |known: &Pinned| {
+            let numbered = pinned.identity.inode != 0;
+            known.identity.same_file(&pinned.identity) || (!numbered && known.path == pinned.path)
+        };
+        if let Some((known, plugin)) = loaded.iter().find(|(known, _)| same(known)) {
+            if known.identity == pinned.identity {
+                return Ok(Self { path: pinned.path, ..plugin.clone() });
+            }
+            return Err(LoadError::new(
+                path,
+                LoadErrorKind::Changed,
+                "changed since this program loaded it; start the program again",
+            ));
+        }
+        let (plugin, pinned) = Self::load_pinned(path, pinned)?;
+        loaded.push((pinned, plugin.clone()));
+        Ok(plugin)
+    }
+
+    fn load_pinned(path: &Path, pinned: Pinned) -> Result<(Self, Pinned), LoadError> {
+        let fail = |kind, message: String| LoadError::new(path, kind, message);
+        let load_path = pinned.load_path();
+        let header = match open_header(&load_path) {
+            Ok(header) => header,
+            Err((kind, message)) => {
+                let message = message
+                    .replace(&load_path.display().to_string(), &pinned.path.display().to_string());
+                return Err(fail(kind, message));
+            }
+        };
+        if load_path == pinned.path && !pinned.still_there() {
+            return Err(fail(
+                LoadErrorKind::Changed,
+                "was exchanged while it was loaded; try again".to_owned(),
+            ));
+        }
+        let result = Self::from_header(header, &pinned.path, &fail);
+        match result {
+            Ok(plugin) => Ok((plugin, pinned)),
+            Err(error) => {
+                // The library stays loaded, so its path must not come to mean another file.
+                std::mem::forget(pinned);
+                Err(error)
+            }
+        }
+    }
+
+    fn from_header(
+        header: &'static LibHeader,
+        real: &Path,
+        fail: &dyn Fn(LoadErrorKind, String) -> LoadError,
+    ) -> Result<Self, LoadError> {
+        let found = header.version_strings().version.as_str().to_owned();
+        check_interface(&found).map_err(|why| fail(LoadErrorKind::Incompatible, why))?;
+        let expected = interface_version();
         check_layout(header).map_err(|details| LoadError {
             details: Some(details),
             ..fail(
@@ -118,8 +226,21 @@ impl Plugin {
                     .to_owned(),
             ));
         }
-        Ok(Self { path: real, interface: found, ops, module })
+        Ok(Self { path: real.to_owned(), interface: found, ops, module })
     }
+}
+
+/// Checks that a plugin built for interface `found` can be meant for this program.
+pub(crate) fn check_interface(found: &str) -> Result<(), String> {
+    let expected = interface_version();
+    if major(found) == major(expected) {
+        return Ok(());
+    }
+    Err(format!(
+        "the plugin was built for interface {found}, this program speaks {expected}; rebuild the \
+         plugin against qhx-op {}.x",
+        major(expected)
+    ))
 }
 
 /// The ops that a module describes.
@@ -130,11 +251,11 @@ pub(crate) fn describe(module: OpModuleRef) -> Result<Vec<OpDescription>, String
     }
     let ops: Vec<OpDescription> = serde_json::from_str(&text)
         .map_err(|e| format!("the plugin's description of its host-ops is not valid: {e}"))?;
-    for op in &ops {
-        let valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
-        if op.name.is_empty() || !op.name.chars().all(valid) {
+    for (index, op) in ops.iter().enumerate() {
+        check_op_name(&op.name)?;
+        if ops[..index].iter().any(|other| other.name == op.name) {
             return Err(format!(
-                "host-op name {:?}: expected lower-case letters, digits and _",
+                "the plugin offers two host-ops named {:?}; expected one of each name",
                 op.name
             ));
         }

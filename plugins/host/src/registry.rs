@@ -1,15 +1,19 @@
 //! All ops that can be opened, by name.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
-use qhx_core::op::{HostOp, OpEntry, OpProvider, OpServices, OpSource};
+use qhx_core::op::{HostOp, OpDescription, OpEntry, OpProvider, OpServices, OpSource};
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_op::abi::OpModuleRef;
 
 use crate::adapter::PluginOp;
-use crate::load::{LoadError, Plugin, describe};
+use crate::load::{Demands, LoadError, LoadErrorKind, Plugin, check_interface, describe};
+use crate::lock::{Lock, Locked};
+use crate::probe::probe;
 use crate::search::{Place, PluginOptions, default_places, files_in};
+use crate::trust;
 
 /// What became of a plugin file.
 #[derive(Debug, Clone)]
@@ -21,15 +25,40 @@ pub enum PluginStatus {
         /// Names of ops that come from somewhere else.
         shadowed: Vec<String>,
     },
+    /// Installed. It is hashed and loaded when one of its ops is asked for.
+    Installed {
+        /// The file.
+        path: PathBuf,
+        /// Its entry in the lock.
+        plugin: Locked,
+        /// Names of ops that come from somewhere else.
+        shadowed: Vec<String>,
+    },
     /// Not usable.
     Failed(LoadError),
 }
 
+/// Where an op's code comes from.
+#[derive(Clone, Copy)]
+enum Provider {
+    Loaded(OpModuleRef),
+    /// Index into [`Plugins::installed`].
+    Installed(usize),
+}
+
+struct Installed {
+    dir: PathBuf,
+    plugin: Locked,
+    loaded: OnceLock<Result<Plugin, LoadError>>,
+}
+
 /// The ops linked into the program and those of all plugins found.
 pub struct Plugins {
-    ops: BTreeMap<String, (OpEntry, OpModuleRef)>,
+    ops: BTreeMap<String, (OpEntry, Provider)>,
+    installed: Vec<Installed>,
     files: Vec<PluginStatus>,
     searched: Vec<PathBuf>,
+    options: PluginOptions,
 }
 
 impl std::fmt::Debug for Plugins {
@@ -42,29 +71,33 @@ impl std::fmt::Debug for Plugins {
 }
 
 impl Plugins {
-    /// Finds and loads plugins. A file named explicitly must load; one that is found and does not
-    /// load is remembered with the reason.
+    /// Finds plugins and loads those that are not installed. A file named explicitly must load;
+    /// one that is found and does not load is remembered with the reason.
     pub fn discover(options: &PluginOptions) -> Result<Self> {
-        let mut plugins =
-            Self { ops: BTreeMap::new(), files: Vec::new(), searched: options.dirs.clone() };
-        for file in &options.files {
-            let plugin = Plugin::load(file).map_err(|e| {
-                log_details(&e);
-                Error::new(ErrorKind::Plugin, e.to_string())
-            })?;
+        let mut options = options.clone();
+        options.allow_untrusted &= !trust::runs_with_extra_rights();
+        let mut plugins = Self {
+            ops: BTreeMap::new(),
+            installed: Vec::new(),
+            files: Vec::new(),
+            searched: options.dirs.clone(),
+            options,
+        };
+        if plugins.options.no_plugins {
+            plugins.searched.clear();
+            plugins.add_builtin()?;
+            return Ok(plugins);
+        }
+        for file in plugins.options.files.clone() {
+            let plugin = plugins.load_named(&file)?;
             plugins.add(plugin);
         }
-        for dir in &options.dirs {
-            if !dir.is_dir() {
-                return Err(Error::new(
-                    ErrorKind::Usage,
-                    format!("--plugin-dir {}: not a folder", dir.display()),
-                ));
-            }
-            plugins.search(&Place { dir: dir.clone(), why: "--plugin-dir", by_name: false });
+        for dir in plugins.options.dirs.clone() {
+            check_named_dir(&dir)?;
+            plugins.search(&named_place(&dir));
         }
         plugins.add_builtin()?;
-        if !options.only_named {
+        if !plugins.options.only_named {
             for place in default_places() {
                 plugins.search(&place);
                 plugins.searched.push(place.dir);
@@ -73,19 +106,91 @@ impl Plugins {
         Ok(plugins)
     }
 
+    /// A file that the user named: it needs not be installed, but if it is, it must be the one.
+    fn load_named(&self, file: &Path) -> Result<Plugin> {
+        let lock = match file.parent() {
+            Some(dir) => Lock::read(dir)?,
+            None => None,
+        };
+        let name = file.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+        let sha256 = lock.as_ref().and_then(|l| l.get(name)).map(|p| p.sha256.as_str());
+        self.load(file, file.parent(), sha256).map_err(|e| {
+            log_details(&e);
+            Error::new(ErrorKind::Plugin, e.to_string())
+        })
+    }
+
+    fn load(
+        &self,
+        file: &Path,
+        found_in: Option<&Path>,
+        sha256: Option<&str>,
+    ) -> Result<Plugin, LoadError> {
+        let allow_untrusted = self.options.allow_untrusted;
+        let found_in = found_in.filter(|dir| !dir.as_os_str().is_empty());
+        let demands = Demands { found_in, allow_untrusted, sha256 };
+        if let (Some(prober), None) = (&self.options.prober, sha256) {
+            probe(prober, file, &demands)?;
+        }
+        Plugin::load_checked(file, &demands)
+    }
+
     fn search(&mut self, place: &Place) {
+        match Lock::read(&place.dir) {
+            Ok(Some(lock)) => self.search_installed(place, lock),
+            Ok(None) => self.search_loose(place),
+            Err(error) => {
+                let path = place.dir.join(crate::lock::LOCK_FILE);
+                let error = LoadError::new(&path, LoadErrorKind::NotInstalled, error.message());
+                self.files.push(PluginStatus::Failed(error));
+            }
+        }
+    }
+
+    fn search_installed(&mut self, place: &Place, lock: Lock) {
         for file in files_in(place) {
+            let name = file.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+            if lock.get(name).is_none() {
+                self.files.push(PluginStatus::Failed(not_installed(&file)));
+            }
+        }
+        for plugin in lock.plugins {
+            let path = plugin.path(&place.dir);
+            if let Err(why) = check_interface(&plugin.interface) {
+                let error = LoadError::new(&path, LoadErrorKind::Incompatible, why);
+                self.files.push(PluginStatus::Failed(error));
+                continue;
+            }
+            let ops: Vec<OpDescription> = plugin.ops.iter().map(Into::into).collect();
+            let provider = Provider::Installed(self.installed.len());
+            let shadowed = self.register(&ops, &OpSource::Plugin(path.clone()), provider);
+            self.installed.push(Installed {
+                dir: place.dir.clone(),
+                plugin: plugin.clone(),
+                loaded: OnceLock::new(),
+            });
+            self.files.push(PluginStatus::Installed { path, plugin, shadowed });
+        }
+    }
+
+    fn search_loose(&mut self, place: &Place) {
+        for file in files_in(place) {
+            if place.installed_only {
+                self.files.push(PluginStatus::Failed(not_installed(&file)));
+                continue;
+            }
             let known = |status: &PluginStatus| match status {
                 PluginStatus::Loaded { plugin, .. } => {
                     file.canonicalize().is_ok_and(|real| real == plugin.path)
                 }
+                PluginStatus::Installed { path, .. } => *path == file,
                 PluginStatus::Failed(error) => error.path == file,
             };
             if self.files.iter().any(known) {
                 continue;
             }
             tracing::debug!(file = %file.display(), why = place.why, "loading plugin");
-            match Plugin::load(&file) {
+            match self.load(&file, Some(&place.dir), None) {
                 Ok(plugin) => self.add(plugin),
                 Err(error) => {
                     log_details(&error);
@@ -97,22 +202,21 @@ impl Plugins {
 
     fn add(&mut self, plugin: Plugin) {
         let source = OpSource::Plugin(plugin.path.clone());
-        let shadowed = self.register(&plugin.ops, &source, plugin.module);
+        let shadowed = self.register(&plugin.ops, &source, Provider::Loaded(plugin.module));
         self.files.push(PluginStatus::Loaded { plugin, shadowed });
     }
 
     fn add_builtin(&mut self) -> Result<()> {
-        let module = qhx_op::export::module();
-        let ops = describe(module).map_err(|m| Error::new(ErrorKind::Internal, m))?;
-        self.register(&ops, &OpSource::Builtin, module);
+        let ops = builtin_ops()?;
+        self.register(&ops, &OpSource::Builtin, Provider::Loaded(qhx_op::export::module()));
         Ok(())
     }
 
     fn register(
         &mut self,
-        ops: &[qhx_core::op::OpDescription],
+        ops: &[OpDescription],
         source: &OpSource,
-        module: OpModuleRef,
+        provider: Provider,
     ) -> Vec<String> {
         let mut shadowed = Vec::new();
         for description in ops {
@@ -121,7 +225,7 @@ impl Plugins {
                 continue;
             }
             let entry = OpEntry { description: description.clone(), source: source.clone() };
-            self.ops.insert(description.name.clone(), (entry, module));
+            self.ops.insert(description.name.clone(), (entry, provider));
         }
         shadowed
     }
@@ -131,28 +235,86 @@ impl Plugins {
         &self.files
     }
 
-    fn get(&self, name: &str) -> Result<&(OpEntry, OpModuleRef)> {
-        self.ops.get(name).ok_or_else(|| {
-            let installed: Vec<_> = self.ops.keys().map(String::as_str).collect();
-            let mut message = format!("host-op {name:?} is not installed");
-            if installed.is_empty() {
-                message.push_str("; no host-op is");
-            } else {
-                message.push_str(&format!("; installed: {}", installed.join(", ")));
-            }
-            for status in &self.files {
-                if let PluginStatus::Failed(error) = status {
-                    message.push_str(&format!("\n  not usable: {error}"));
-                }
-            }
-            let searched: Vec<_> =
-                self.searched.iter().map(|dir| dir.display().to_string()).collect();
-            Error::new(ErrorKind::Plugin, message).hint(format!(
-                "give its plugin with --plugin FILE, or put it into one of: {}",
-                if searched.is_empty() { "(no folder)".to_owned() } else { searched.join(", ") }
-            ))
-        })
+    /// The op's entry and code. An installed plugin is hashed and loaded here.
+    fn get(&self, name: &str) -> Result<(OpEntry, OpModuleRef)> {
+        let Some((entry, provider)) = self.ops.get(name) else { return Err(self.unknown(name)) };
+        let index = match *provider {
+            Provider::Loaded(module) => return Ok((entry.clone(), module)),
+            Provider::Installed(index) => index,
+        };
+        let installed = &self.installed[index];
+        let file = installed.plugin.path(&installed.dir);
+        let plugin = installed
+            .loaded
+            .get_or_init(|| self.load(&file, Some(&installed.dir), Some(&installed.plugin.sha256)));
+        let plugin = plugin.as_ref().map_err(|error| {
+            log_details(error);
+            Error::new(ErrorKind::Plugin, format!("host-op {name:?}: {error}"))
+        })?;
+        let description = plugin.ops.iter().find(|op| op.name == name).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Plugin,
+                format!(
+                    "{}: plugins.lock lists host-op {name:?}, the plugin has none",
+                    file.display()
+                ),
+            )
+            .hint("run qhx plugins install with the file again")
+        })?;
+        let entry = OpEntry { description: description.clone(), source: entry.source.clone() };
+        Ok((entry, plugin.module))
     }
+
+    fn unknown(&self, name: &str) -> Error {
+        let installed: Vec<_> = self.ops.keys().map(String::as_str).collect();
+        let mut message = format!("host-op {name:?} is not installed");
+        if installed.is_empty() {
+            message.push_str("; no host-op is");
+        } else {
+            message.push_str(&format!("; installed: {}", installed.join(", ")));
+        }
+        for status in &self.files {
+            if let PluginStatus::Failed(error) = status {
+                message.push_str(&format!("\n  not usable: {error}"));
+            }
+        }
+        let error = Error::new(ErrorKind::Plugin, message);
+        if self.options.no_plugins {
+            return error.hint("plugins are switched off with --no-plugins");
+        }
+        let searched: Vec<_> = self.searched.iter().map(|dir| dir.display().to_string()).collect();
+        error.hint(format!(
+            "install its plugin with qhx plugins install FILE, or give it with --plugin FILE; \
+             searched: {}",
+            if searched.is_empty() { "(no folder)".to_owned() } else { searched.join(", ") }
+        ))
+    }
+}
+
+/// Descriptions of the ops linked into the program.
+pub(crate) fn builtin_ops() -> Result<Vec<OpDescription>> {
+    describe(qhx_op::export::module()).map_err(|m| Error::new(ErrorKind::Internal, m))
+}
+
+/// A folder that the user named must be one.
+pub(crate) fn check_named_dir(dir: &Path) -> Result<()> {
+    if dir.is_dir() {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::Usage, format!("--plugin-dir {}: not a folder", dir.display())))
+}
+
+pub(crate) fn named_place(dir: &Path) -> Place {
+    Place { dir: dir.to_owned(), why: "--plugin-dir", by_name: false, installed_only: false }
+}
+
+pub(crate) fn not_installed(file: &Path) -> LoadError {
+    LoadError::new(
+        file,
+        LoadErrorKind::NotInstalled,
+        "not loaded: this folder loads installed plugins only, and plugins.lock does not list it; \
+         run qhx plugins install with the file",
+    )
 }
 
 fn log_details(error: &LoadError) {
@@ -167,11 +329,11 @@ impl OpProvider for Plugins {
     }
 
     fn find(&self, name: &str) -> Result<OpEntry> {
-        self.get(name).map(|(entry, _)| entry.clone())
+        self.get(name).map(|(entry, _)| entry)
     }
 
     fn open(&self, name: &str, services: OpServices) -> Result<Box<dyn HostOp>> {
         let (entry, module) = self.get(name)?;
-        Ok(Box::new(PluginOp::open(name, &entry.source, *module, services)?))
+        Ok(Box::new(PluginOp::open(name, &entry.source, module, services)?))
     }
 }

@@ -4,14 +4,23 @@
 //! 2. folders named with `--plugin-dir`;
 //! 3. ops linked into the program;
 //! 4. folders in `QHX_PLUGIN_PATH`;
-//! 5. the user's data folder, `qhx/plugins` in it;
+//! 5. the user's data folder, `qhx/plugins` in it, for installed plugins;
 //! 6. beside the executable, and `plugins` there.
 //!
 //! Never the working directory and never the bundle: a bundle is data that somebody downloaded.
+//! A program that runs with more rights than its user (set-user-id) skips 4 and 5.
+//!
+//! A folder with a `plugins.lock` loads what the lock lists and nothing else. A folder without one
+//! loads what lies in it, except the user's data folder, which loads installed plugins only. So a
+//! plugin that was just built works beside the executable, with `--plugin` and `--plugin-dir`,
+//! without being installed.
 
 use std::env;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+
+use crate::probe::Prober;
+use crate::trust::runs_with_extra_rights;
 
 /// Which plugins to consider.
 #[derive(Debug, Clone, Default)]
@@ -22,6 +31,13 @@ pub struct PluginOptions {
     pub dirs: Vec<PathBuf>,
     /// Consider nothing but `files`, `dirs` and what is linked in.
     pub only_named: bool,
+    /// Consider nothing but what is linked in.
+    pub no_plugins: bool,
+    /// Do not ask who could change a file. Ignored when the program runs with more rights than its
+    /// user.
+    pub allow_untrusted: bool,
+    /// Tries every plugin that is not installed in a child process before it is loaded.
+    pub prober: Option<Prober>,
 }
 
 /// Variable with folders to search, separated like `PATH`.
@@ -36,35 +52,60 @@ pub struct Place {
     pub why: &'static str,
     /// Only files named like a host-op plugin count: the folder holds other libraries, too.
     pub by_name: bool,
+    /// Only what the folder's lock lists counts, also when there is no lock.
+    pub installed_only: bool,
+}
+
+fn variable(name: &str) -> Option<PathBuf> {
+    env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from)
 }
 
 /// The folder for plugins in the user's data folder, when there is one.
 pub fn user_dir() -> Option<PathBuf> {
-    let set = |name: &str| env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let base = if cfg!(windows) {
-        set("APPDATA")?
-    } else if let Some(data) = set("XDG_DATA_HOME").filter(|p| p.is_absolute()) {
+        variable("APPDATA")?
+    } else if let Some(data) = variable("XDG_DATA_HOME").filter(|p| p.is_absolute()) {
         data
     } else if cfg!(target_os = "macos") {
-        set("HOME")?.join("Library/Application Support")
+        variable("HOME")?.join("Library/Application Support")
     } else {
-        set("HOME")?.join(".local/share")
+        variable("HOME")?.join(".local/share")
     };
     Some(base.join("qhx/plugins"))
 }
 
+/// The file that remembers what came of trying plugins, in the user's cache folder. None when the
+/// program runs with more rights than its user.
+pub fn memory_file() -> Option<PathBuf> {
+    if runs_with_extra_rights() {
+        return None;
+    }
+    let base = if cfg!(windows) {
+        variable("LOCALAPPDATA")?
+    } else if let Some(cache) = variable("XDG_CACHE_HOME").filter(|p| p.is_absolute()) {
+        cache
+    } else if cfg!(target_os = "macos") {
+        variable("HOME")?.join("Library/Caches")
+    } else {
+        variable("HOME")?.join(".cache")
+    };
+    Some(base.join("qhx/plugins-tried.json"))
+}
+
 /// Folders that are searched after what is linked in.
 pub fn default_places() -> Vec<Place> {
+    places(runs_with_extra_rights())
+}
+
+fn places(extra_rights: bool) -> Vec<Place> {
+    let place = |dir, why| Place { dir, why, by_name: false, installed_only: false };
     let mut places = Vec::new();
-    if let Some(value) = env::var_os(PATH_VARIABLE) {
-        places.extend(env::split_paths(&value).filter(|dir| dir.is_absolute()).map(|dir| Place {
-            dir,
-            why: PATH_VARIABLE,
-            by_name: false,
-        }));
+    if let Some(value) = env::var_os(PATH_VARIABLE).filter(|_| !extra_rights) {
+        let dirs = env::split_paths(&value).filter(|dir| dir.is_absolute());
+        places.extend(dirs.map(|dir| place(dir, PATH_VARIABLE)));
     }
-    if let Some(dir) = user_dir() {
-        places.push(Place { dir, why: "the user's data folder", by_name: false });
+    if let Some(dir) = user_dir().filter(|_| !extra_rights) {
+        places.push(Place { installed_only: true, ..place(dir, "the user's data folder") });
     }
     if let Some(dir) = env::current_exe()
         .ok()
@@ -72,8 +113,8 @@ pub fn default_places() -> Vec<Place> {
         .and_then(|exe| exe.parent().map(Path::to_path_buf))
     {
         let plugins = dir.join("plugins");
-        places.push(Place { dir, why: "beside the executable", by_name: true });
-        places.push(Place { dir: plugins, why: "beside the executable", by_name: false });
+        places.push(Place { by_name: true, ..place(dir, "beside the executable") });
+        places.push(place(plugins, "beside the executable"));
     }
     places
 }
@@ -81,16 +122,30 @@ pub fn default_places() -> Vec<Place> {
 /// Plugin files in a folder, sorted by name. A folder that cannot be read has none.
 pub fn files_in(place: &Place) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(&place.dir) else { return Vec::new() };
+    let prefix = format!("{}qhx_ops_", env::consts::DLL_PREFIX);
     let mut files: Vec<_> = entries
         .filter_map(Result::ok)
         .map(|entry| entry.path())
         .filter(|path| path.extension() == Some(OsStr::new(env::consts::DLL_EXTENSION)))
         .filter(|path| {
-            let prefix = format!("{}qhx_ops_", env::consts::DLL_PREFIX);
             let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
-            !place.by_name || name.starts_with(&prefix)
+            !name.starts_with('.') && (!place.by_name || name.starts_with(&prefix))
         })
         .collect();
     files.sort();
     files
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn with_more_rights_than_the_user_only_the_executables_folders_are_searched() {
+        let all = places(false);
+        assert!(all.iter().any(|p| p.installed_only) || user_dir().is_none());
+        let few = places(true);
+        assert!(!few.is_empty());
+        assert!(few.iter().all(|p| p.why == "beside the executable"), "{few:?}");
+    }
 }

@@ -33,6 +33,20 @@ impl Registration {
     pub const fn of<O: Op>() -> Self {
         Self { describe: O::describe, open: open::<O> }
     }
+
+    /// What the op says of itself.
+    pub(crate) fn describe(&self) -> OpDescription {
+        (self.describe)()
+    }
+
+    /// Opens the op; a panic becomes an error.
+    ///
+    /// # Safety
+    /// `host` stays valid as long as the op is open, and its `data` fits its vtable.
+    pub(crate) unsafe fn open_guarded(&self, host: HostRef) -> RawResult<OpObject> {
+        // SAFETY: the caller's contract.
+        guard("open", || unsafe { (self.open)(host) })
+    }
 }
 
 /// Registers ops of this crate, for its plugin and for programs that link it in.

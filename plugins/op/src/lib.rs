@@ -17,12 +17,13 @@
 //!
 //! The kit: [`state`] carries KV caches and recurrent states, [`fill`] writes rotary tables,
 //! masks and embedding rows in whatever dtype and width the graph has, [`kernels`] converts
-//! half-precision slices.
+//! half-precision slices. [`harness`] runs an op in a test.
 
 pub mod abi;
 mod error;
 pub mod export;
 pub mod fill;
+pub mod harness;
 mod host;
 pub mod kernels;
 mod op;

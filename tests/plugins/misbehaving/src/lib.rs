@@ -17,6 +17,7 @@ enum Fault {
     WrongLength,
     BeyondBuffer,
     EndlessLoop,
+    WritePastEnd,
 }
 
 struct Faulty<const FAULT: usize> {
@@ -24,7 +25,7 @@ struct Faulty<const FAULT: usize> {
     position: usize,
 }
 
-const FAULTS: [(Fault, &str); 7] = [
+const FAULTS: [(Fault, &str); 8] = [
     (Fault::PanicInOpen, "test_panic_in_open"),
     (Fault::PanicInPrefill, "test_panic_in_prefill"),
     (Fault::PanicInDecode, "test_panic_in_decode"),
@@ -32,6 +33,7 @@ const FAULTS: [(Fault, &str); 7] = [
     (Fault::WrongLength, "test_wrong_length"),
     (Fault::BeyondBuffer, "test_beyond_buffer"),
     (Fault::EndlessLoop, "test_endless_loop"),
+    (Fault::WritePastEnd, "test_write_past_end"),
 ];
 
 impl<const FAULT: usize> Faulty<FAULT> {
@@ -40,6 +42,10 @@ impl<const FAULT: usize> Faulty<FAULT> {
     fn view(&mut self, host: &mut Host) -> View {
         match Self::KIND {
             Fault::NanLogits => host.f32s_mut(self.logits.buffer).fill(f32::NAN),
+            Fault::WritePastEnd => {
+                let past = self.logits.len;
+                host.f32s_mut(self.logits.buffer)[..=past].fill(1.0);
+            }
             Fault::WrongLength => return View { len: self.logits.len - 1, ..self.logits },
             Fault::BeyondBuffer => return View { offset: 1 << 40, ..self.logits },
             _ => {}
@@ -108,7 +114,16 @@ impl<const FAULT: usize> Op for Faulty<FAULT> {
     }
 }
 
-qhx_op::register_ops!(Faulty<0>, Faulty<1>, Faulty<2>, Faulty<3>, Faulty<4>, Faulty<5>, Faulty<6>);
+qhx_op::register_ops!(
+    Faulty<0>,
+    Faulty<1>,
+    Faulty<2>,
+    Faulty<3>,
+    Faulty<4>,
+    Faulty<5>,
+    Faulty<6>,
+    Faulty<7>,
+);
 
 // This crate registers and exports in one: nobody links it.
 qhx_op::export_plugin!();

@@ -1,0 +1,329 @@
+//! Who may have written a plugin, and which file exactly is loaded.
+//!
+//! A plugin has all rights of the process. So only the user or the administrator may be able to
+//! change a plugin file or the folder it lies in, and what is loaded is the very file that was
+//! checked and hashed: it is opened once, and the system loader gets that open file.
+
+#![expect(unsafe_code, reason = "asks the C library for user ids and groups")]
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use sha2::{Digest, Sha256};
+
+/// An open plugin file.
+#[derive(Debug)]
+pub(crate) struct Pinned {
+    pub(crate) file: File,
+    /// Absolute, without links.
+    pub(crate) path: PathBuf,
+    pub(crate) identity: Identity,
+}
+
+/// Which file it is, and which state of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Identity {
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
+    pub(crate) bytes: u64,
+    pub(crate) modified_ns: i64,
+}
+
+impl Identity {
+    pub(crate) fn of(data: &std::fs::Metadata) -> Self {
+        let modified_ns = data
+            .modified()
+            .ok()
+            .and_then(|t| t.duration_since(UNIX_EPOCH).ok())
+            .and_then(|d| i64::try_from(d.as_nanos()).ok())
+            .unwrap_or(0);
+        let mut identity = Self { device: 0, inode: 0, bytes: data.len(), modified_ns };
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::MetadataExt;
+            identity.device = data.dev();
+            identity.inode = data.ino();
+        }
+        identity
+    }
+
+    /// True for the same file, whatever its state. Never where files have no numbers.
+    pub(crate) fn same_file(&self, other: &Self) -> bool {
+        self.inode != 0 && (self.device, self.inode) == (other.device, other.inode)
+    }
+}
+
+impl Pinned {
+    /// Opens a regular file.
+    pub(crate) fn open(path: &Path) -> std::io::Result<Self> {
+        let path = path.canonicalize()?;
+        let file = File::open(&path)?;
+        let data = file.metadata()?;
+        if !data.is_file() {
+            return Err(std::io::Error::other("not a regular file"));
+        }
+        Ok(Self { file, path, identity: Identity::of(&data) })
+    }
+
+    /// SHA-256 of the content, as hexadecimal digits.
+    pub(crate) fn sha256(&self) -> std::io::Result<String> {
+        use std::io::{Seek, SeekFrom};
+        let mut file = &self.file;
+        file.seek(SeekFrom::Start(0))?;
+        hash(file)
+    }
+
+    /// The path that makes the system loader open this very file: through the process's table of
+    /// open files on Linux. The file must stay open as long as the library is loaded, because the
+    /// loader remembers libraries by the path they were loaded from.
+    pub(crate) fn load_path(&self) -> PathBuf {
+        #[cfg(target_os = "linux")]
+        {
+            use std::os::fd::AsRawFd;
+            let path = PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
+            if path.exists() {
+                return path;
+            }
+        }
+        self.path.clone()
+    }
+
+    /// True while the path still leads to this file. Where the loader opens the path by itself,
+    /// this is asked after loading.
+    pub(crate) fn still_there(&self) -> bool {
+        std::fs::metadata(&self.path).is_ok_and(|data| Identity::of(&data) == self.identity)
+    }
+}
+
+/// SHA-256 of what a reader gives, as hexadecimal digits.
+pub(crate) fn hash(mut reader: impl Read) -> std::io::Result<String> {
+    let mut hasher = Sha256::new();
+    let mut chunk = vec![0_u8; 1 << 16];
+    loop {
+        let read = reader.read(&mut chunk)?;
+        if read == 0 {
+            break;
+        }
+        hasher.update(&chunk[..read]);
+    }
+    let mut text = String::with_capacity(64);
+    for byte in hasher.finalize() {
+        let _ = write!(text, "{byte:02x}");
+    }
+    Ok(text)
+}
+
+/// True when the program runs with more rights than the user who started it: set-user-id,
+/// set-group-id or file capabilities. The environment is then the user's, not the program's.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub fn runs_with_extra_rights() -> bool {
+    // SAFETY: takes and returns plain numbers.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+/// True when the program runs with more rights than the user who started it.
+#[cfg(all(unix, not(any(target_os = "linux", target_os = "android"))))]
+pub fn runs_with_extra_rights() -> bool {
+    // SAFETY: these calls take nothing, return plain numbers and cannot fail.
+    unsafe { libc::geteuid() != libc::getuid() || libc::getegid() != libc::getgid() }
+}
+
+/// True when the program runs with more rights than the user who started it.
+#[cfg(not(unix))]
+pub fn runs_with_extra_rights() -> bool {
+    false
+}
+
+/// Checks that only the user or the administrator can change the file, its folder and the folder
+/// that it was found in.
+#[cfg(unix)]
+pub(crate) fn check(pinned: &Pinned, found_in: Option<&Path>) -> Result<(), String> {
+    let data = pinned.file.metadata().map_err(|e| e.to_string())?;
+    check_one(&pinned.path, &data)?;
+    let real = pinned.path.parent();
+    let found_in = found_in.and_then(|dir| dir.canonicalize().ok());
+    for dir in real.into_iter().chain(found_in.as_deref().filter(|dir| Some(*dir) != real)) {
+        check_dir(dir)?;
+    }
+    Ok(())
+}
+
+/// As [`check`], for a folder alone.
+#[cfg(unix)]
+pub(crate) fn check_dir(dir: &Path) -> Result<(), String> {
+    let data = std::fs::metadata(dir).map_err(|e| format!("its folder {}: {e}", dir.display()))?;
+    check_one(dir, &data)
+}
+
+/// Access rights are not looked at on this system.
+#[cfg(not(unix))]
+pub(crate) fn check(_pinned: &Pinned, _found_in: Option<&Path>) -> Result<(), String> {
+    Ok(())
+}
+
+/// Access rights are not looked at on this system.
+#[cfg(not(unix))]
+pub(crate) fn check_dir(_dir: &Path) -> Result<(), String> {
+    Ok(())
+}
+
+#[cfg(unix)]
+fn check_one(path: &Path, data: &std::fs::Metadata) -> Result<(), String> {
+    use std::os::unix::fs::MetadataExt;
+    const GROUP_WRITES: u32 = 0o020;
+    const OTHERS_WRITE: u32 = 0o002;
+    // SAFETY: takes nothing, returns a plain number and cannot fail.
+    let me = unsafe { libc::geteuid() };
+    let (owner, mode) = (data.uid(), data.mode() & 0o7777);
+    let why = if owner != me && owner != 0 {
+        format!("belongs to user {owner}, expected user {me} (who runs this program) or root")
+    } else if mode & OTHERS_WRITE != 0 {
+        format!("may be changed by every user (mode {mode:o})")
+    } else if mode & GROUP_WRITES != 0 && !is_private_group(owner, data.gid()) {
+        format!("may be changed by group {} (mode {mode:o})", data.gid())
+    } else {
+        return Ok(());
+    };
+    Err(format!("{} {why}", path.display()))
+}
+
+/// True for the group that many systems give each user, with the user's name and nobody else in
+/// it: there a file that the group may write is the ordinary case and nobody else's.
+#[cfg(unix)]
+fn is_private_group(user: u32, group: u32) -> bool {
+    use std::ffi::CStr;
+    /// Enough for a user or a small group; a large group is not a private one.
+    const BUFFER: usize = 16 << 10;
+
+    let mut buffer = vec![0; BUFFER];
+    // SAFETY: all bits zero is a valid `passwd`: pointers and numbers.
+    let mut passwd: libc::passwd = unsafe { std::mem::zeroed() };
+    let mut found = std::ptr::null_mut();
+    // SAFETY: the record, the buffer with its length and the result are valid for writing.
+    let failed = unsafe {
+        libc::getpwuid_r(user, &raw mut passwd, buffer.as_mut_ptr(), buffer.len(), &raw mut found)
+    };
+    if failed != 0 || found.is_null() || passwd.pw_name.is_null() || passwd.pw_gid != group {
+        return false;
+    }
+    // SAFETY: a C string in `buffer`.
+    let user = unsafe { CStr::from_ptr(passwd.pw_name) }.to_owned();
+
+    // SAFETY: all bits zero is a valid `group`: pointers and numbers.
+    let mut record: libc::group = unsafe { std::mem::zeroed() };
+    let mut found = std::ptr::null_mut();
+    // SAFETY: as above; the name was copied out of the buffer.
+    let failed = unsafe {
+        libc::getgrgid_r(group, &raw mut record, buffer.as_mut_ptr(), buffer.len(), &raw mut found)
+    };
+    if failed != 0 || found.is_null() || record.gr_name.is_null() || record.gr_mem.is_null() {
+        return false;
+    }
+    // SAFETY: a C string in `buffer`.
+    if unsafe { CStr::from_ptr(record.gr_name) } != user.as_c_str() {
+        return false;
+    }
+    let mut member = record.gr_mem;
+    loop {
+        // SAFETY: the list ends with a null pointer, and `member` has not passed it.
+        let name = unsafe { *member };
+        if name.is_null() {
+            return true;
+        }
+        // SAFETY: a C string in `buffer`.
+        if unsafe { CStr::from_ptr(name) } != user.as_c_str() {
+            return false;
+        }
+        // SAFETY: not at the end of the list.
+        member = unsafe { member.add(1) };
+    }
+}
+
+#[cfg(test)]
+#[cfg(unix)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn set(path: &Path, mode: u32) {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    fn found(path: &Path) -> Result<(), String> {
+        check(&Pinned::open(path).unwrap(), None)
+    }
+
+    #[test]
+    fn a_file_or_folder_that_everyone_may_change_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("libx.so");
+        std::fs::write(&file, "x").unwrap();
+        set(&file, 0o644);
+        found(&file).unwrap();
+
+        set(&file, 0o646);
+        let why = found(&file).unwrap_err();
+        assert!(why.contains("libx.so may be changed by every user (mode 646)"), "{why}");
+
+        set(&file, 0o644);
+        set(folder.path(), 0o777);
+        let why = found(&file).unwrap_err();
+        assert!(why.contains("every user (mode 777)") && !why.contains("libx.so"), "{why}");
+        set(folder.path(), 0o700);
+    }
+
+    #[test]
+    fn a_link_is_judged_by_both_folders() {
+        let (open, own) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let file = own.path().join("libx.so");
+        std::fs::write(&file, "x").unwrap();
+        set(&file, 0o644);
+        let link = open.path().join("libx.so");
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        set(open.path(), 0o777);
+        let pinned = Pinned::open(&link).unwrap();
+        check(&pinned, None).unwrap();
+        assert!(check(&pinned, Some(open.path())).unwrap_err().contains("mode 777"));
+    }
+
+    #[test]
+    fn a_file_of_somebody_else_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("libx.so");
+        std::fs::write(&file, "x").unwrap();
+        // Only root can give files away; elsewhere there is nothing to test with.
+        if std::os::unix::fs::chown(&file, Some(12345), None).is_ok() {
+            let why = found(&file).unwrap_err();
+            assert!(why.contains("belongs to user 12345"), "{why}");
+        }
+        set(&file, 0o664);
+        if std::os::unix::fs::chown(&file, Some(0), Some(12345)).is_ok() {
+            let why = found(&file).unwrap_err();
+            assert!(why.contains("may be changed by group 12345 (mode 664)"), "{why}");
+        }
+    }
+
+    #[test]
+    fn what_is_hashed_is_the_open_file_not_the_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("libx.so");
+        std::fs::write(&file, "first").unwrap();
+        let pinned = Pinned::open(&file).unwrap();
+        let before = pinned.sha256().unwrap();
+        std::fs::remove_file(&file).unwrap();
+        std::fs::write(&file, "other").unwrap();
+        assert_eq!(pinned.sha256().unwrap(), before);
+        assert!(!pinned.still_there());
+        #[cfg(target_os = "linux")]
+        assert_eq!(std::fs::read(pinned.load_path()).unwrap(), b"first");
+    }
+
+    #[test]
+    fn the_hash_is_sha256() {
+        let expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(hash(&b"abc"[..]).unwrap(), expected);
+    }
+}

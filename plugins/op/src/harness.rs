@@ -1,0 +1,753 @@
+//! Runs an op in a test: scripted graphs, buffers and files in memory; no device, no bundle, no
+//! host program.
+//!
+//! The op is called through the same table of functions that a host calls, so what it answers to a
+//! host it answers here: errors with their codes, panics as errors, refused views.
+//!
+//! ```
+//! use qhx_op::harness::{OpHarness, graph, tensor};
+//! use qhx_op::{DType, Segment};
+//! # use qhx_op::*;
+//! # struct Echo { graph: GraphId, logits: View, position: usize }
+//! # impl Op for Echo {
+//! #     fn describe() -> OpDescription {
+//! #         OpDescription { name: "echo".into(), summary: String::new(), version: String::new(),
+//! #             tasks: vec![Task::Generate], modalities: vec![Modality::Text],
+//! #             params_schema: serde_json::Value::Null }
+//! #     }
+//! #     fn open(host: &mut Host) -> Result<Self> {
+//! #         let graph = host.require_graph("/plan/params/step", "step")?;
+//! #         let port = Port::Output(host.graph(graph).require_output("logits")?);
+//! #         let buffer = host.allocate_for(graph, port)?;
+//! #         Ok(Self { graph, logits: View { buffer, dtype: DType::F32, offset: 0, len: 4 }, position: 0 })
+//! #     }
+//! #     fn info(&self) -> OpInfo { OpInfo { vocab: 4, max_ctx: 8, ..OpInfo::default() } }
+//! #     fn reset(&mut self, _: &mut Host) -> Result<()> { self.position = 0; Ok(()) }
+//! #     fn position(&self) -> usize { self.position }
+//! #     fn prefill(&mut self, host: &mut Host, _: &[Segment<'_>]) -> Result<View> {
+//! #         self.position += 2; host.execute(self.graph)?; Ok(self.logits)
+//! #     }
+//! # }
+//! let mut op = OpHarness::new()
+//!     .graph(graph("step", [], [tensor("logits", DType::F32, [1, 4])]))
+//!     .script(|step| step.set("logits", &[0.0, 1.0, 0.0, 0.0]))
+//!     .open::<Echo>()?;
+//! assert_eq!(op.prefill(&[Segment::Tokens(&[2, 3])])?, [0.0, 1.0, 0.0, 0.0]);
+//! assert_eq!(op.position(), 2);
+//! # Ok::<(), qhx_op::Error>(())
+//! ```
+
+#![expect(unsafe_code, reason = "implements a host's vtable and calls an op's")]
+
+use std::cell::{RefCell, UnsafeCell};
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use abi_stable::prefix_type::WithMetadata;
+use abi_stable::std_types::{RResult, RSlice, RStr, RString};
+use half::f16;
+use serde_json::Value;
+
+use crate::abi::{
+    HostRef, HostVTable, HostVTableRef, OpObject, PORT_INPUT, PORT_OUTPUT, ParallelBody, RawBuffer,
+    RawResult, RawSegment, RawView, SEGMENT_AUDIO, SEGMENT_IMAGE, SEGMENT_TOKENS, VIEW_F16,
+};
+use crate::export::Registration;
+use crate::kernels::{f16_to_f32, f32_to_f16};
+use crate::{
+    DType, Error, ErrorCode, GraphInfo, Op, OpDescription, OpInfo, Result, Segment, SnapshotId,
+    TensorInfo,
+};
+
+/// A tensor for [`graph`].
+pub fn tensor<const RANK: usize>(name: &str, dtype: DType, shape: [usize; RANK]) -> TensorInfo {
+    TensorInfo { name: name.to_owned(), role: name.to_owned(), dtype, shape: shape.to_vec() }
+}
+
+/// A graph of a context of its own name.
+pub fn graph<const I: usize, const O: usize>(
+    name: &str,
+    inputs: [TensorInfo; I],
+    outputs: [TensorInfo; O],
+) -> GraphInfo {
+    GraphInfo {
+        context: name.to_owned(),
+        name: name.to_owned(),
+        inputs: inputs.into(),
+        outputs: outputs.into(),
+    }
+}
+
+/// One execution of a graph, for the script that stands in for its arithmetic.
+#[derive(Debug)]
+pub struct Step<'a> {
+    info: &'a GraphInfo,
+    inputs: &'a [Vec<u8>],
+    outputs: &'a mut [Vec<u8>],
+}
+
+impl Step<'_> {
+    /// The graph's name.
+    pub fn graph(&self) -> &str {
+        &self.info.name
+    }
+
+    /// The values of an f16 or f32 input.
+    pub fn input(&self, name: &str) -> Result<Vec<f32>> {
+        let (index, tensor) = find(&self.info.inputs, name, self.graph())?;
+        floats(&self.inputs[index], tensor.dtype)
+    }
+
+    /// The bytes of an input.
+    pub fn input_bytes(&self, name: &str) -> Result<&[u8]> {
+        let (index, _) = find(&self.info.inputs, name, self.graph())?;
+        Ok(&self.inputs[index])
+    }
+
+    /// Writes an f16 or f32 output.
+    pub fn set(&mut self, name: &str, values: &[f32]) -> Result<()> {
+        let (index, tensor) = find(&self.info.outputs, name, &self.info.name)?;
+        if values.len() != tensor.elements() {
+            return Err(Error::graph(format!(
+                "script of graph {:?}: {} values for {tensor}",
+                self.info.name,
+                values.len()
+            )));
+        }
+        self.outputs[index] = match tensor.dtype {
+            DType::F16 => {
+                let mut half = vec![f16::ZERO; values.len()];
+                f32_to_f16(values, &mut half);
+                bytemuck::cast_slice(&half).to_vec()
+            }
+            DType::F32 => bytemuck::cast_slice(values).to_vec(),
+            other => {
+                return Err(Error::graph(format!("{tensor} is {other}, expected f16 or f32")));
+            }
+        };
+        Ok(())
+    }
+
+    /// The bytes of an output.
+    pub fn output_bytes(&mut self, name: &str) -> Result<&mut [u8]> {
+        let (index, _) = find(&self.info.outputs, name, &self.info.name)?;
+        Ok(&mut self.outputs[index])
+    }
+}
+
+fn find<'a>(list: &'a [TensorInfo], name: &str, graph: &str) -> Result<(usize, &'a TensorInfo)> {
+    list.iter().enumerate().find(|(_, t)| t.name == name).ok_or_else(|| {
+        let names: Vec<_> = list.iter().map(|t| t.name.as_str()).collect();
+        Error::graph(format!("graph {graph:?} has no tensor {name:?} there; it has {names:?}"))
+    })
+}
+
+/// Bytes of any alignment as elements.
+fn elements<T: bytemuck::AnyBitPattern>(bytes: &[u8]) -> Vec<T> {
+    bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
+}
+
+fn floats(bytes: &[u8], dtype: DType) -> Result<Vec<f32>> {
+    match dtype {
+        DType::F16 => {
+            let half: Vec<f16> = elements(bytes);
+            let mut values = vec![0.0; half.len()];
+            f16_to_f32(&half, &mut values);
+            Ok(values)
+        }
+        DType::F32 => Ok(elements(bytes)),
+        other => Err(Error::graph(format!("a tensor of {other}, expected f16 or f32"))),
+    }
+}
+
+type Script = dyn FnMut(&mut Step<'_>) -> Result<()>;
+
+/// What an op is opened over.
+pub struct OpHarness {
+    manifest: Value,
+    graphs: Vec<GraphInfo>,
+    files: HashMap<String, Vec<u8>>,
+    script: Box<Script>,
+}
+
+impl std::fmt::Debug for OpHarness {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OpHarness").field("graphs", &self.graphs).finish_non_exhaustive()
+    }
+}
+
+impl Default for OpHarness {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl OpHarness {
+    /// An empty manifest, no graphs, no files, and a script that leaves outputs as they are.
+    pub fn new() -> Self {
+        Self {
+            manifest: Value::Object(serde_json::Map::new()),
+            graphs: Vec::new(),
+            files: HashMap::new(),
+            script: Box::new(|_| Ok(())),
+        }
+    }
+
+    /// The bundle's manifest.
+    #[must_use]
+    pub fn manifest(mut self, manifest: Value) -> Self {
+        self.manifest = manifest;
+        self
+    }
+
+    /// Adds a graph.
+    #[must_use]
+    pub fn graph(mut self, graph: GraphInfo) -> Self {
+        self.graphs.push(graph);
+        self
+    }
+
+    /// Adds a file of the bundle.
+    #[must_use]
+    pub fn file(mut self, path: &str, bytes: impl Into<Vec<u8>>) -> Self {
+        self.files.insert(path.to_owned(), bytes.into());
+        self
+    }
+
+    /// What every execution of a graph does.
+    #[must_use]
+    pub fn script(mut self, script: impl FnMut(&mut Step<'_>) -> Result<()> + 'static) -> Self {
+        self.script = Box::new(script);
+        self
+    }
+
+    /// Opens an op.
+    pub fn open<O: Op>(self) -> Result<OpenOp> {
+        let registration = Registration::of::<O>();
+        let session = Box::new(Session {
+            manifest: self.manifest.to_string(),
+            files: self.files,
+            script: RefCell::new(self.script),
+            cancelled: AtomicBool::new(false),
+            log: Mutex::new(Vec::new()),
+            progress: RefCell::new(None),
+            spans: AtomicU32::new(0),
+            state: RefCell::new(State {
+                buffers: Vec::new(),
+                bound: self.graphs.iter().map(Bound::new).collect(),
+                executions: vec![0; self.graphs.len()],
+            }),
+            graphs: self.graphs,
+        });
+        let host =
+            HostRef { data: std::ptr::from_ref(&*session).cast_mut().cast(), vtable: VTABLE };
+        // SAFETY: the session is boxed and outlives the op; its address fits the vtable.
+        let object = match unsafe { registration.open_guarded(host) } {
+            RResult::ROk(object) => object,
+            RResult::RErr(error) => return Err(error.into()),
+        };
+        let mut op = OpenOp {
+            object,
+            session,
+            description: registration.describe(),
+            info: OpInfo::default(),
+        };
+        // SAFETY: an open op.
+        let info = unsafe { op.object.vtable.info()(op.object.data) };
+        op.info = serde_json::from_str(&info).map_err(|e| {
+            Error::new(ErrorCode::INTERNAL, format!("the op's info is not valid: {e}"))
+        })?;
+        Ok(op)
+    }
+}
+
+/// An open op under test.
+pub struct OpenOp {
+    object: OpObject,
+    session: Box<Session>,
+    description: OpDescription,
+    info: OpInfo,
+}
+
+impl std::fmt::Debug for OpenOp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OpenOp").field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+macro_rules! call {
+    ($self:ident.$name:ident($($argument:expr),*)) => {{
+        // SAFETY: an open op, and the only call under way.
+        match unsafe { $self.object.vtable.$name()($self.object.data $(, $argument)*) } {
+            RResult::ROk(value) => Ok(value),
+            RResult::RErr(error) => Err(Error::from(error)),
+        }
+    }};
+}
+
+impl OpenOp {
+    /// What the op says of itself.
+    pub fn description(&self) -> &OpDescription {
+        &self.description
+    }
+
+    /// What the op found.
+    pub fn info(&self) -> &OpInfo {
+        &self.info
+    }
+
+    /// Consumes segments; answers with the logits of the last position.
+    pub fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<Vec<f32>> {
+        let raw = raw_segments(segments);
+        let view = call!(self.prefill(RSlice::from_slice(&raw)))?;
+        self.values(view, self.info.vocab)
+    }
+
+    /// Consumes one token; answers with its logits.
+    pub fn decode(&mut self, token: u32) -> Result<Vec<f32>> {
+        let view = call!(self.decode(token))?;
+        self.values(view, self.info.vocab)
+    }
+
+    /// Embeds one text.
+    pub fn embed(&mut self, segments: &[Segment<'_>]) -> Result<Vec<f32>> {
+        let raw = raw_segments(segments);
+        let view = call!(self.embed(RSlice::from_slice(&raw)))?;
+        self.values(view, self.info.embedding_dim)
+    }
+
+    /// Position 0.
+    pub fn reset(&mut self) -> Result<()> {
+        call!(self.reset())
+    }
+
+    /// Positions consumed so far.
+    pub fn position(&self) -> usize {
+        // SAFETY: an open op, and the only call under way.
+        unsafe { self.object.vtable.position()(self.object.data) as usize }
+    }
+
+    /// Forgets all positions from `position` on.
+    pub fn truncate(&mut self, position: usize) -> Result<()> {
+        call!(self.truncate(position as u64))
+    }
+
+    /// Saves the state.
+    pub fn snapshot(&mut self) -> Result<SnapshotId> {
+        call!(self.snapshot()).map(SnapshotId)
+    }
+
+    /// Returns to a saved state.
+    pub fn restore(&mut self, snapshot: SnapshotId) -> Result<()> {
+        call!(self.restore(snapshot.0))
+    }
+
+    /// Frees a saved state.
+    pub fn drop_snapshot(&mut self, snapshot: SnapshotId) {
+        // SAFETY: an open op, and the only call under way.
+        unsafe { self.object.vtable.drop_snapshot()(self.object.data, snapshot.0) }
+    }
+
+    /// Makes the next execution of a graph fail as a cancelled one, or no longer.
+    pub fn cancel(&self, cancelled: bool) {
+        self.session.cancelled.store(cancelled, Ordering::Relaxed);
+    }
+
+    /// How often a graph was executed.
+    pub fn executions(&self, graph: &str) -> usize {
+        let index = self.session.graphs.iter().position(|g| g.name == graph);
+        index.map_or(0, |index| self.session.state.borrow().executions[index])
+    }
+
+    /// Lines that the op wrote to the log.
+    pub fn log(&self) -> Vec<String> {
+        self.session.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The last progress that the op told: done and total.
+    pub fn progress(&self) -> Option<(u64, u64)> {
+        *self.session.progress.borrow()
+    }
+
+    /// The values bound to an f16 or f32 input or output of a graph, as the next execution would
+    /// find them.
+    pub fn bound(&self, graph: &str, tensor: &str) -> Result<Vec<f32>> {
+        let index = self
+            .session
+            .graphs
+            .iter()
+            .position(|g| g.name == graph)
+            .ok_or_else(|| Error::graph(format!("there is no graph {graph:?}")))?;
+        let info = &self.session.graphs[index];
+        let state = self.session.state.borrow();
+        let (bound, port, info) = match find(&info.inputs, tensor, graph) {
+            Ok((port, info)) => (&state.bound[index].inputs, port, info),
+            Err(_) => {
+                let (port, info) = find(&info.outputs, tensor, graph)?;
+                (&state.bound[index].outputs, port, info)
+            }
+        };
+        let bytes = state.read(bound[port], info, graph)?;
+        floats(&bytes, info.dtype)
+    }
+
+    fn values(&self, view: RawView, expected: usize) -> Result<Vec<f32>> {
+        if expected != 0 && view.len != expected as u64 {
+            return Err(Error::new(
+                ErrorCode::INTERNAL,
+                format!("the op answered with {} values, its info says {expected}", view.len),
+            ));
+        }
+        let dtype = if view.dtype == VIEW_F16 { DType::F16 } else { DType::F32 };
+        let state = self.session.state.borrow();
+        let bytes = state.bytes(view.buffer)?;
+        let start = view.offset as usize;
+        let range = start..start.saturating_add(view.len as usize * dtype.size());
+        let bytes = bytes.get(range).ok_or_else(|| {
+            Error::new(ErrorCode::INTERNAL, "the op's answer lies outside its buffer")
+        })?;
+        floats(bytes, dtype)
+    }
+}
+
+impl Drop for OpenOp {
+    fn drop(&mut self) {
+        // SAFETY: opened once, closed only here, before the session is freed.
+        unsafe { self.object.vtable.close()(self.object.data) }
+    }
+}
+
+fn raw_segments<'a>(segments: &[Segment<'a>]) -> Vec<RawSegment<'a>> {
+    let empty = RawSegment {
+        kind: SEGMENT_TOKENS,
+        width: 0,
+        height: 0,
+        rate: 0,
+        tokens: RSlice::EMPTY,
+        bytes: RSlice::EMPTY,
+        samples: RSlice::EMPTY,
+    };
+    let raw = |segment: &Segment<'a>| match *segment {
+        Segment::Tokens(tokens) => RawSegment { tokens: tokens.into(), ..empty },
+        Segment::Image { rgb, width, height } => {
+            RawSegment { kind: SEGMENT_IMAGE, width, height, bytes: rgb.into(), ..empty }
+        }
+        Segment::Audio { samples, rate } => {
+            RawSegment { kind: SEGMENT_AUDIO, rate, samples: samples.into(), ..empty }
+        }
+        Segment::Unknown(kind) => RawSegment { kind, ..empty },
+    };
+    segments.iter().map(raw).collect()
+}
+
+/// Memory that the op writes through pointers, aligned for every element type.
+struct Memory {
+    words: Box<[UnsafeCell<u64>]>,
+    len: usize,
+    writable: bool,
+}
+
+impl Memory {
+    fn new(len: usize, writable: bool) -> Self {
+        let words = (0..len.div_ceil(8)).map(|_| UnsafeCell::new(0)).collect();
+        Self { words, len, writable }
+    }
+
+    fn pointer(&self) -> *mut u8 {
+        self.words.as_ptr().cast_mut().cast()
+    }
+
+    fn read(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len];
+        // SAFETY: `len` bytes lie in the words; no call of the op is writing at this time.
+        unsafe { std::ptr::copy_nonoverlapping(self.pointer(), bytes.as_mut_ptr(), self.len) };
+        bytes
+    }
+
+    fn write(&self, offset: usize, bytes: &[u8]) {
+        debug_assert!(offset + bytes.len() <= self.len);
+        // SAFETY: in bounds, as every caller has checked; the cells allow writing, and no view of
+        // the op lives while a service runs.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.pointer().add(offset), bytes.len());
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Place {
+    buffer: u32,
+    offset: usize,
+}
+
+struct Bound {
+    inputs: Vec<Option<Place>>,
+    outputs: Vec<Option<Place>>,
+}
+
+impl Bound {
+    fn new(graph: &GraphInfo) -> Self {
+        Self { inputs: vec![None; graph.inputs.len()], outputs: vec![None; graph.outputs.len()] }
+    }
+}
+
+struct State {
+    buffers: Vec<Memory>,
+    bound: Vec<Bound>,
+    executions: Vec<usize>,
+}
+
+impl State {
+    fn memory(&self, buffer: u32) -> Result<&Memory> {
+        self.buffers.get(buffer as usize).ok_or_else(|| {
+            Error::new(ErrorCode::INTERNAL, format!("buffer {buffer} does not exist"))
+        })
+    }
+
+    fn bytes(&self, buffer: u32) -> Result<Vec<u8>> {
+        Ok(self.memory(buffer)?.read())
+    }
+
+    fn read(&self, place: Option<Place>, tensor: &TensorInfo, graph: &str) -> Result<Vec<u8>> {
+        let place = bound(place, tensor, graph)?;
+        let bytes = self.bytes(place.buffer)?;
+        Ok(bytes[place.offset..place.offset + tensor.byte_len()].to_vec())
+    }
+}
+
+fn bound(place: Option<Place>, tensor: &TensorInfo, graph: &str) -> Result<Place> {
+    place.ok_or_else(|| {
+        Error::new(ErrorCode::EXECUTE, format!("graph {graph:?}: nothing is bound to {tensor}"))
+    })
+}
+
+/// Everything behind the `data` pointer. Services are called on the thread of the test, except
+/// `log` and `cancelled`, which any thread may call: they touch only what is shared safely.
+struct Session {
+    manifest: String,
+    graphs: Vec<GraphInfo>,
+    files: HashMap<String, Vec<u8>>,
+    script: RefCell<Box<Script>>,
+    cancelled: AtomicBool,
+    log: Mutex<Vec<String>>,
+    progress: RefCell<Option<(u64, u64)>>,
+    spans: AtomicU32,
+    state: RefCell<State>,
+}
+
+const VTABLE: HostVTableRef = {
+    const STATIC: &WithMetadata<HostVTable> = &WithMetadata::new(HostVTable {
+        manifest,
+        graphs,
+        allocate,
+        artifact,
+        bind,
+        execute,
+        parallel_for,
+        threads,
+        log,
+        cancelled,
+        progress,
+        span,
+        span_add,
+    });
+    HostVTableRef(STATIC.static_as_prefix())
+};
+
+/// The session behind `data`.
+unsafe fn session<'a>(data: *mut c_void) -> &'a Session {
+    // SAFETY: `data` is the address of the boxed session, which outlives the op.
+    unsafe { &*data.cast::<Session>() }
+}
+
+fn raw<T: abi_stable::StableAbi>(result: Result<T>) -> RawResult<T> {
+    match result {
+        Ok(value) => RResult::ROk(value),
+        Err(error) => RResult::RErr(error.into()),
+    }
+}
+
+unsafe extern "C" fn manifest(data: *mut c_void) -> RString {
+    // SAFETY: the op's `data`.
+    unsafe { session(data) }.manifest.as_str().into()
+}
+
+unsafe extern "C" fn graphs(data: *mut c_void) -> RString {
+    // SAFETY: the op's `data`.
+    let graphs = unsafe { &session(data).graphs };
+    serde_json::to_string(graphs).unwrap_or_default().into()
+}
+
+impl Session {
+    fn adopt(&self, memory: Memory) -> RawBuffer {
+        let buffers = &mut self.state.borrow_mut().buffers;
+        let buffer = RawBuffer {
+            id: buffers.len() as u32,
+            writable: u32::from(memory.writable),
+            data: memory.pointer(),
+            len: memory.len as u64,
+        };
+        buffers.push(memory);
+        buffer
+    }
+
+    fn bind(&self, graph: u32, port: u32, index: u32, buffer: u32, offset: u64) -> Result<()> {
+        let info = self
+            .graphs
+            .get(graph as usize)
+            .ok_or_else(|| Error::graph(format!("graph {graph} does not exist")))?;
+        let (tensors, output) = match port {
+            PORT_INPUT => (&info.inputs, false),
+            PORT_OUTPUT => (&info.outputs, true),
+            other => return Err(Error::graph(format!("port kind {other} is unknown"))),
+        };
+        let tensor = tensors
+            .get(index as usize)
+            .ok_or_else(|| Error::graph(format!("graph {:?} has no port {index}", info.name)))?;
+        let mut state = self.state.borrow_mut();
+        let memory = state.memory(buffer)?;
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        let (have, need) = (memory.len.saturating_sub(offset), tensor.byte_len());
+        if have < need || (output && !memory.writable) {
+            return Err(Error::graph(format!(
+                "graph {:?}: tensor {tensor} needs {need} bytes{}, the buffer bound to it has {have}",
+                info.name,
+                if output { " to write" } else { "" }
+            )));
+        }
+        let bound = &mut state.bound[graph as usize];
+        let slots = if output { &mut bound.outputs } else { &mut bound.inputs };
+        slots[index as usize] = Some(Place { buffer, offset });
+        Ok(())
+    }
+
+    fn execute(&self, graph: u32) -> Result<()> {
+        if self.cancelled.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorCode::CANCELLED, "cancelled"));
+        }
+        let index = graph as usize;
+        let info = self
+            .graphs
+            .get(index)
+            .ok_or_else(|| Error::graph(format!("graph {graph} does not exist")))?;
+        let mut state = self.state.borrow_mut();
+        let read = |tensors: &[TensorInfo], places: &[Option<Place>]| -> Result<Vec<Vec<u8>>> {
+            let pairs = tensors.iter().zip(places);
+            pairs.map(|(tensor, &place)| state.read(place, tensor, &info.name)).collect()
+        };
+        let inputs = read(&info.inputs, &state.bound[index].inputs)?;
+        let mut outputs = read(&info.outputs, &state.bound[index].outputs)?;
+        let mut step = Step { info, inputs: &inputs, outputs: &mut outputs };
+        (self.script.borrow_mut())(&mut step)?;
+        for ((bytes, tensor), &place) in
+            outputs.iter().zip(&info.outputs).zip(&state.bound[index].outputs)
+        {
+            let place = bound(place, tensor, &info.name)?;
+            state.memory(place.buffer)?.write(place.offset, bytes);
+        }
+        state.executions[index] += 1;
+        Ok(())
+    }
+}
+
+unsafe extern "C" fn allocate(data: *mut c_void, bytes: u64) -> RawResult<RawBuffer> {
+    // SAFETY: the op's `data`.
+    let session = unsafe { session(data) };
+    raw(usize::try_from(bytes)
+        .ok()
+        .filter(|bytes| *bytes <= isize::MAX as usize)
+        .map(|bytes| session.adopt(Memory::new(bytes, true)))
+        .ok_or_else(|| Error::graph(format!("a buffer of {bytes} bytes cannot be allocated"))))
+}
+
+unsafe extern "C" fn artifact(
+    data: *mut c_void,
+    pointer: RStr<'_>,
+    path: RStr<'_>,
+) -> RawResult<RawBuffer> {
+    // SAFETY: the op's `data`.
+    let session = unsafe { session(data) };
+    raw(session.files.get(path.as_str()).map_or_else(
+        || Err(Error::artifact(format!("manifest {pointer}: {path} is not in the harness"))),
+        |bytes| {
+            let memory = Memory::new(bytes.len(), false);
+            memory.write(0, bytes);
+            Ok(session.adopt(memory))
+        },
+    ))
+}
+
+unsafe extern "C" fn bind(
+    data: *mut c_void,
+    graph: u32,
+    port: u32,
+    index: u32,
+    buffer: u32,
+    offset: u64,
+) -> RawResult<()> {
+    // SAFETY: the op's `data`.
+    raw(unsafe { session(data) }.bind(graph, port, index, buffer, offset))
+}
+
+unsafe extern "C" fn execute(data: *mut c_void, graph: u32) -> RawResult<()> {
+    // SAFETY: the op's `data`.
+    raw(unsafe { session(data) }.execute(graph))
+}
+
+unsafe extern "C" fn parallel_for(
+    _data: *mut c_void,
+    count: u64,
+    context: *mut c_void,
+    body: ParallelBody,
+) {
+    struct Context(*mut c_void);
+    // SAFETY: the op promises that its body may run on several threads.
+    unsafe impl Sync for Context {}
+    impl Context {
+        fn get(&self) -> *mut c_void {
+            self.0
+        }
+    }
+    let context = Context(context);
+    let context = &context;
+    // Two threads, so that what must not be shared shows.
+    std::thread::scope(|scope| {
+        for first in 0..2 {
+            scope.spawn(move || {
+                for index in (first..count).step_by(2) {
+                    // SAFETY: `context` belongs to `body` and lives until this function returns.
+                    unsafe { (body.call)(context.get(), index) }
+                }
+            });
+        }
+    });
+}
+
+unsafe extern "C" fn threads(_data: *mut c_void) -> u32 {
+    2
+}
+
+unsafe extern "C" fn log(data: *mut c_void, _level: u32, message: RStr<'_>) {
+    // SAFETY: the op's `data`.
+    let log = unsafe { &session(data).log };
+    log.lock().unwrap_or_else(PoisonError::into_inner).push(message.to_string());
+}
+
+unsafe extern "C" fn cancelled(data: *mut c_void) -> u32 {
+    // SAFETY: the op's `data`.
+    u32::from(unsafe { session(data) }.cancelled.load(Ordering::Relaxed))
+}
+
+unsafe extern "C" fn progress(data: *mut c_void, done: u64, total: u64) {
+    // SAFETY: the op's `data`.
+    *unsafe { session(data) }.progress.borrow_mut() = Some((done, total));
+}
+
+unsafe extern "C" fn span(data: *mut c_void, _name: RStr<'_>) -> u32 {
+    // SAFETY: the op's `data`.
+    unsafe { session(data) }.spans.fetch_add(1, Ordering::Relaxed)
+}
+
+unsafe extern "C" fn span_add(_data: *mut c_void, _span: u32, _nanoseconds: u64) {}

@@ -1,0 +1,112 @@
+//! A plain host-op for the odd libraries of `examples/`: one graph `step` with the output
+//! `logits`, which are all zero.
+
+use qhx_op::{
+    DType, Error, GraphId, Host, Modality, OpDescription, OpInfo, Port, Result, Segment, Task, View,
+};
+
+/// The description of an op called `name`.
+pub fn description(name: &str) -> OpDescription {
+    OpDescription {
+        name: name.to_owned(),
+        summary: "for tests".to_owned(),
+        version: "0.0.1".to_owned(),
+        tasks: vec![Task::Generate],
+        modalities: vec![Modality::Text],
+        params_schema: serde_json::json!({}),
+    }
+}
+
+/// Answers with the zeros of the graph's output.
+#[derive(Debug)]
+pub struct Zeros {
+    /// The graph.
+    pub graph: GraphId,
+    logits: View,
+    position: usize,
+}
+
+impl Zeros {
+    /// Binds the graph `step`.
+    pub fn open(host: &mut Host) -> Result<Self> {
+        let graph = host.require_graph("/plan/params/step", "step")?;
+        let port = Port::Output(host.graph(graph).require_output("logits")?);
+        let buffer = host.allocate_for(graph, port)?;
+        let len = host.tensor(graph, port).elements();
+        let logits = View { buffer, dtype: DType::F32, offset: 0, len };
+        Ok(Self { graph, logits, position: 0 })
+    }
+
+    /// What the op says of itself.
+    pub fn info(&self) -> OpInfo {
+        OpInfo { vocab: self.logits.len, max_ctx: 1 << 20, ..OpInfo::default() }
+    }
+
+    /// Position 0.
+    pub fn reset(&mut self) {
+        self.position = 0;
+    }
+
+    /// Tokens consumed.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// Counts the tokens.
+    pub fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<View> {
+        for segment in segments {
+            let Segment::Tokens(tokens) = segment else {
+                return Err(Error::prompt("text only"));
+            };
+            self.position += tokens.len();
+        }
+        Ok(self.logits)
+    }
+
+    /// Counts the token.
+    pub fn decode(&mut self) -> View {
+        self.position += 1;
+        self.logits
+    }
+}
+
+/// A host-op around [`Zeros`]: `zeros!(Type, "name")`.
+#[macro_export]
+macro_rules! zeros {
+    ($op:ident, $name:expr) => {
+        struct $op($crate::Zeros);
+
+        impl qhx_op::Op for $op {
+            fn describe() -> qhx_op::OpDescription {
+                $crate::description($name)
+            }
+            fn open(host: &mut qhx_op::Host) -> qhx_op::Result<Self> {
+                $crate::Zeros::open(host).map(Self)
+            }
+            fn info(&self) -> qhx_op::OpInfo {
+                self.0.info()
+            }
+            fn reset(&mut self, _host: &mut qhx_op::Host) -> qhx_op::Result<()> {
+                self.0.reset();
+                Ok(())
+            }
+            fn position(&self) -> usize {
+                self.0.position()
+            }
+            fn prefill(
+                &mut self,
+                _host: &mut qhx_op::Host,
+                segments: &[qhx_op::Segment<'_>],
+            ) -> qhx_op::Result<qhx_op::View> {
+                self.0.prefill(segments)
+            }
+            fn decode(
+                &mut self,
+                _host: &mut qhx_op::Host,
+                _token: u32,
+            ) -> qhx_op::Result<qhx_op::View> {
+                Ok(self.0.decode())
+            }
+        }
+    };
+}

@@ -1,0 +1,140 @@
+//! Libraries that are odd as a whole, memory, and many sessions in one process.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test says that it failed by panicking")]
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Barrier;
+
+use qhx_core::CancelToken;
+use qhx_core::engine::{Prompt, Request};
+use qhx_core::op::OpProvider;
+use qhx_plugins::{LoadErrorKind, Plugin, PluginOptions, Plugins};
+use qhx_tests::plugin_files::build_example;
+use qhx_tests::{null_model, plugin_files};
+
+fn odd(name: &str) -> PathBuf {
+    build_example("qhx-test-odd-plugins", name)
+}
+
+fn only(files: &[PathBuf]) -> Plugins {
+    let options =
+        PluginOptions { files: files.to_vec(), only_named: true, ..PluginOptions::default() };
+    Plugins::discover(&options).unwrap()
+}
+
+#[test]
+fn a_panic_in_describe_is_a_reason_not_a_crash() {
+    let error = Plugin::load(&odd("panic_in_describe")).unwrap_err();
+    assert_eq!(error.kind, LoadErrorKind::Misbehaved);
+    let message = error.to_string();
+    assert!(message.contains("panic_in_describe") && message.contains("panicked while describing"));
+}
+
+#[test]
+fn libraries_that_are_odd_as_a_whole_are_refused() {
+    for (name, kind, says) in [
+        ("no_ops", LoadErrorKind::Misbehaved, "no host-op"),
+        ("two_ops_of_one_name", LoadErrorKind::Misbehaved, "two host-ops named \"test_twice\""),
+        ("bad_op_name", LoadErrorKind::Misbehaved, "\"../escape\""),
+        ("wrong_magic", LoadErrorKind::Incompatible, "abi_stable"),
+    ] {
+        let error = Plugin::load(&odd(name)).unwrap_err();
+        let message = error.to_string();
+        assert_eq!(error.kind, kind, "{message}");
+        assert!(message.contains(says) && message.contains(name), "{message}");
+        assert_eq!(message.lines().count(), 1, "{message}");
+    }
+}
+
+#[test]
+fn writing_past_a_buffer_is_a_panic_that_is_caught() {
+    let plugins = only(&[plugin_files::build("qhx-test-misbehaving-plugin")]);
+    let mut model = null_model::open("test_write_past_end", &plugins, &CancelToken::new()).unwrap();
+    let request = Request::greedy(Prompt::Tokens(vec![1]), 2);
+    let error = model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap_err();
+    let message = error.to_string();
+    assert!(message.contains("test_write_past_end") && message.contains("range"), "{message}");
+}
+
+/// Memory of this process in bytes.
+#[cfg(target_os = "linux")]
+fn resident() -> usize {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+    text.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_an_op_allocates_is_freed_with_its_session() {
+    const MIB: usize = 1 << 20;
+    let plugins = only(&[odd("leaks")]);
+    let request = Request::greedy(Prompt::Tokens(vec![1]), 200);
+    let before = resident();
+    for _ in 0..3 {
+        let mut model = null_model::open("test_leaks", &plugins, &CancelToken::new()).unwrap();
+        let tokens = model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap().tokens;
+        assert_eq!(tokens.len(), 200);
+        assert!(resident() > before + 150 * MIB, "the op did not allocate");
+    }
+    // Three sessions took 200 MiB each; what is left is less than one of them took.
+    let left = resident().saturating_sub(before);
+    assert!(left < 100 * MIB, "{} MiB are left", left / MIB);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn opening_and_closing_a_thousand_times_leaves_nothing_behind() {
+    let files = [odd("leaks"), plugin_files::build("qhx-test-misbehaving-plugin")];
+    let open_files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let request = Request::greedy(Prompt::Tokens(vec![1, 2]), 1);
+    let mut round = || {
+        let plugins = only(&files);
+        // Two models of two plugins are open at once.
+        for op in ["test_leaks", "test_panic_in_decode"] {
+            let mut model = null_model::open(op, &plugins, &CancelToken::new()).unwrap();
+            let mut again =
+                null_model::open("test_endless_loop", &plugins, &CancelToken::new()).unwrap();
+            for model in [&mut model, &mut again] {
+                model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap();
+            }
+        }
+    };
+    for _ in 0..20 {
+        round();
+    }
+    let (memory, files_before) = (resident(), open_files());
+    for _ in 0..250 {
+        round();
+    }
+    assert!(open_files() <= files_before + 8, "{} files are open", open_files());
+    let grown = resident().saturating_sub(memory);
+    assert!(grown < 32 << 20, "1,000 sessions left {grown} bytes");
+}
+
+#[test]
+fn two_sessions_on_two_threads_do_not_meet() {
+    let plugins = only(&[plugin_files::build("qhx-test-misbehaving-plugin"), odd("leaks")]);
+    let together = Barrier::new(2);
+    std::thread::scope(|scope| {
+        for op in ["test_leaks", "test_panic_in_decode"] {
+            let (plugins, together) = (&plugins, &together);
+            scope.spawn(move || {
+                let mut model = null_model::open(op, plugins, &CancelToken::new()).unwrap();
+                together.wait();
+                for round in 0..50 {
+                    let prompt = Prompt::Tokens(vec![round % 16; 3]);
+                    let request = Request::greedy(prompt, 1);
+                    let generation =
+                        model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap();
+                    assert_eq!((generation.prompt_tokens, generation.tokens.len()), (3, 1));
+                }
+                // One session's panic is that session's alone.
+                let request = Request::greedy(Prompt::Tokens(vec![1]), 3);
+                let result = model.generate(&request, &mut |_| ControlFlow::Continue(()));
+                assert_eq!(result.is_ok(), op == "test_leaks");
+            });
+        }
+    });
+    assert!(plugins.find("test_leaks").is_ok());
+}
