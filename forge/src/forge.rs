@@ -145,6 +145,16 @@ pub fn forge(
     options: &ForgeOptions,
     progress: &mut dyn Progress,
 ) -> Result<Report> {
+    forge_with(checkpoint, recipe, options, progress)
+}
+
+/// As [`forge`], with a recipe of the caller's, whatever the checkpoint's model class.
+pub fn forge_with(
+    checkpoint: &Path,
+    recipe: impl FnOnce(&Checkpoint, &RecipeOptions) -> Result<Recipe>,
+    options: &ForgeOptions,
+    progress: &mut dyn Progress,
+) -> Result<Report> {
     if options.compiler.is_none() && !options.onnx {
         return Err(Error::new(
             ErrorKind::Usage,

@@ -22,7 +22,7 @@ pub mod weight;
 
 pub use forge::{
     BackendFactory, CheckBackends, ContextReport, DEFAULT_MAX_CTX, DEFAULT_TEXT, ForgeOptions,
-    Report, forge,
+    Report, forge, forge_with,
 };
 pub use progress::{Progress, Silent};
 pub use recipes::{Precision, Task};
