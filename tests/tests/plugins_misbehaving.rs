@@ -88,7 +88,7 @@ fn opening_and_closing_a_thousand_times_leaves_nothing_behind() {
     let files = [odd("leaks"), plugin_files::build("qhx-test-misbehaving-plugin")];
     let open_files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let request = Request::greedy(Prompt::Tokens(vec![1, 2]), 1);
-    let mut round = || {
+    let round = || {
         let plugins = only(&files);
         // Two models of two plugins are open at once.
         for op in ["test_leaks", "test_panic_in_decode"] {
