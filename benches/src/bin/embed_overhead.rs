@@ -5,6 +5,8 @@
 //! pooling. The hidden rows between parts are one buffer bound at both ends, which is checked:
 //! each part finds what the one before has written, and the time of the parts is that of no copy.
 
+#![expect(clippy::print_stdout, reason = "the report is the result")]
+
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
