@@ -208,7 +208,8 @@ fn real_breaks_are_refused_in_one_sentence() {
         }
         false => text,
     };
-    let breaks: [(&str, &dyn Fn(&str, String) -> String); 3] = [
+    type Edit<'a> = &'a dyn Fn(&str, String) -> String;
+    let breaks: [(&str, Edit<'_>); 3] = [
         ("qhx-test-broken-signature", &signature),
         ("qhx-test-broken-layout", &layout),
         ("qhx-test-broken-removed", &removed),
