@@ -9,6 +9,7 @@ The vectors are those of one process, since an embedding depends on its text alo
 import argparse
 import json
 import subprocess
+import sys
 import threading
 
 import ray
@@ -68,10 +69,12 @@ def main():
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--qhx", default="qhx", help="the program")
-    parser.add_argument("options", nargs="*", help="for qhx embed, after --")
-    args = parser.parse_args()
+    # What stands after -- is for qhx embed.
+    own = sys.argv[1:]
+    cut = own.index("--") if "--" in own else len(own)
+    args = parser.parse_args(own[:cut])
 
-    command = [args.qhx, "embed", args.bundle, "--input", "-", "--json", *args.options]
+    command = [args.qhx, "embed", args.bundle, "--input", "-", "--json", *own[cut + 1 :]]
     ray.init(num_cpus=args.workers, include_dashboard=False, log_to_driver=True)
     texts = ray.data.from_items(list(rows(args.input)), override_num_blocks=4 * args.workers)
     vectors = texts.map_batches(
