@@ -114,13 +114,13 @@ fn cpu_is_greedy_exact_with_one_and_two_shards() {
 #[test]
 fn htp_fp16_is_greedy_exact_for_every_target() {
     let Some(libraries) = toys::qnn_tier() else { return };
+    // Every case once. How the op got into the program makes no difference to the NPU, so that a
+    // few do where it is linked in.
+    let most = if cfg!(feature = "builtin-ops") { 2 } else { usize::MAX };
     for toy in TOYS {
-        for (target, shards, most) in [
-            ("v81", 1, (usize::MAX, 1)),
-            ("v81", 2, (2, 0)),
-            ("v79", 1, (2, 0)),
-            ("v75", 1, (2, 0)),
-        ] {
+        for (target, shards, most) in
+            [("v81", 1, (most, 1)), ("v81", 2, (2, 0)), ("v79", 1, (2, 0)), ("v75", 1, (2, 0))]
+        {
             let variant = Variant { target: Some(target), int8: false, shards };
             proves_equal(&toys::fixture(toy), variant, backends::qnn(&libraries), most);
         }
