@@ -176,6 +176,10 @@ impl Plugin {
             Err((kind, message)) => {
                 let message = message
                     .replace(&load_path.display().to_string(), &pinned.path.display().to_string());
+                if kind != LoadErrorKind::NotALibrary {
+                    // It may stay loaded, so its path must not come to mean another file.
+                    std::mem::forget(pinned);
+                }
                 return Err(fail(kind, message));
             }
         };
