@@ -302,28 +302,3 @@ fn contexts_without_onnx_and_options_out_of_range() {
     let error = backend().open_context(&two).err().unwrap();
     assert!(error.message().contains("names the graph \"g\" twice"), "{error}");
 }
-
-#[test]
-#[ignore = "a measurement: cargo test --release -p qhx-cpu -- --ignored --nocapture"]
-fn time_of_an_execution() {
-    let dir = tempfile::tempdir().unwrap();
-    for (name, width) in [("small", 8u64), ("1024", 1024)] {
-        let weights: Vec<_> = (0..width * width).map(|i| (i % 7) as f32).collect();
-        let model = Model::default()
-            .input("x", FLOAT, &[1, width])
-            .weights("w", &[width, width], &weights)
-            .node("MatMul", &["x", "w"], &["y"])
-            .output("y", FLOAT, &[1, width]);
-        let (mut workspace, graph) = workspace(&open(dir.path(), model).unwrap());
-        let buffer = workspace.allocate(8 * width as usize).unwrap();
-        workspace.bind(graph, Port::Input(0), buffer, 0).unwrap();
-        workspace.bind(graph, Port::Output(0), buffer, 4 * width as usize).unwrap();
-        let mut best = std::time::Duration::MAX;
-        for _ in 0..500 {
-            let start = std::time::Instant::now();
-            workspace.execute(graph).unwrap();
-            best = best.min(start.elapsed());
-        }
-        println!("{name}: {:.1} µs", best.as_secs_f64() * 1e6);
-    }
-}

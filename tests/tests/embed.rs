@@ -64,6 +64,9 @@ fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
 }
 
+/// Tokens of the texts that the slow tests take.
+const SHORT: usize = 32;
+
 struct Bundle {
     manifest: PathBuf,
     _folder: tempfile::TempDir,
@@ -105,7 +108,12 @@ fn compare(found: &[Vec<f32>], goldens: &Goldens, least: f64, label: &str) {
     let vector = |id: &str| &found[goldens.texts.iter().position(|t| t.id == id).unwrap()];
     for ranking in goldens.json["ranking"].as_array().unwrap() {
         let query = vector(ranking["query"].as_str().unwrap());
-        let expected: Vec<_> = ranking["documents"].as_array().unwrap().iter().collect();
+        let present = |id: &Value| goldens.texts.iter().any(|t| id == t.id.as_str());
+        if !present(&ranking["query"]) {
+            continue;
+        }
+        let documents = ranking["documents"].as_array().unwrap().iter();
+        let expected: Vec<_> = documents.filter(|id| present(id)).collect();
         let mut order = expected.clone();
         let score = |id: &Value| toys::cosine(query, vector(id.as_str().unwrap()));
         order.sort_by(|a, b| score(b).total_cmp(&score(a)));
@@ -215,12 +223,19 @@ fn an_encoder_is_not_forged_for_generation() {
     assert!(error.to_string().contains("embed"), "{error}");
 }
 
+/// How an op got into the program makes no difference to the NPU: these tests run where it is
+/// loaded as a plugin.
 fn htp(checkpoint: &Path, target: &str, int8: bool, parts: usize) -> Option<(Bundle, Model)> {
+    if cfg!(feature = "builtin-ops") {
+        return None;
+    }
     let libraries = toys::qnn_tier()?;
     let backend: Arc<dyn Backend> = backends::qnn(&libraries);
     let bundle = bundle(checkpoint, |o| {
         o.shards = parts;
         o.precision = if int8 { Precision::W8A16 } else { Precision::Fp16 };
+        // The emulator takes some thirty times as long for int8.
+        o.max_ctx = int8.then_some(SHORT);
         o.compiler = Some(backends::compiler(&libraries.0, &libraries.1, target));
     });
     let model = toys::open(&bundle.manifest, backend).unwrap();
@@ -241,7 +256,9 @@ fn htp_fp16_is_near_the_reference() {
 #[test]
 fn htp_w8a16_is_near_the_reference() {
     let checkpoint = toys::fixture(TOY);
-    let goldens = Goldens::read(&checkpoint);
+    let mut goldens = Goldens::read(&checkpoint);
+    goldens.texts.retain(|text| text.ids.len() <= SHORT);
+    assert!(goldens.texts.len() >= 4, "{} short texts", goldens.texts.len());
     let Some((_bundle, mut model)) = htp(&checkpoint, "v81", true, 2) else { return };
     let found = vectors(&mut model, &goldens);
     compare(&found, &goldens, 0.999, "htp v81 w8a16, 2 parts");

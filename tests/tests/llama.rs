@@ -163,7 +163,7 @@ fn play_all(model: &mut Model, goldens: &toys::Goldens, label: &str) {
             let label = format!("{label}, {}, turn {index}", chat.id);
             assert_eq!(generation.prompt_tokens, turn.prompt_ids.len(), "{label}");
             assert_eq!(generation.tokens, turn.output_ids, "{label}");
-            same_text(&generation.text, &turn.text, &label);
+            assert_eq!(generation.text, turn.text, "{label}");
             if index > 0 {
                 let earlier = &chat.turns[index - 1];
                 let before = earlier.prompt_ids.iter().chain(&earlier.output_ids);
@@ -205,7 +205,12 @@ fn htp(target: &str, change: impl FnOnce(&mut ForgeOptions)) -> impl FnOnce(&mut
     }
 }
 
+/// How an op got into the program makes no difference to the NPU: the tests of this tier run where
+/// it is loaded as a plugin.
 fn qnn() -> Option<Arc<dyn Backend>> {
+    if cfg!(feature = "builtin-ops") {
+        return None;
+    }
     toys::qnn_tier().map(|libraries| backends::qnn(&libraries))
 }
 
@@ -215,14 +220,19 @@ fn htp_fp16_equals_the_reference() {
     for toy in TOYS {
         let checkpoint = toys::fixture(toy);
         let goldens = toys::goldens(&checkpoint);
-        let cases: Vec<_> = goldens.cases.iter().collect();
+        // The shortest, and the longest: below and above the width of every prompt graph.
+        let mut cases: Vec<_> = goldens.cases.iter().collect();
+        cases.sort_by_key(|case| case.prompt_ids.len());
+        cases.drain(3..cases.len() - 1);
         let bundle = bundle(&checkpoint, htp("v81", |_| ()));
         let mut model = toys::open(&bundle.manifest, Arc::clone(&backend)).unwrap();
         greedy_exact(&mut model, &cases, toy);
-        let (difference, cosine) = distance(&mut model, &goldens, &cases);
+        let (difference, cosine) = distance(&mut model, &goldens, &cases[..2]);
         eprintln!("{toy}: logits differ by at most {difference:.2e}, cosine {cosine:.6}");
         assert!(cosine >= 0.999, "{toy}: cosine {cosine}");
-        play_all(&mut model, &goldens, toy);
+        if toy == TOYS[0] {
+            play_all(&mut model, &goldens, toy);
+        }
     }
 }
 
@@ -234,7 +244,7 @@ fn htp_fp16_shards_and_other_targets_equal_the_reference() {
     {
         let checkpoint = toys::fixture(toy);
         let goldens = toys::goldens(&checkpoint);
-        let cases: Vec<_> = goldens.cases.iter().take(4).collect();
+        let cases: Vec<_> = goldens.cases.iter().take(2).collect();
         let bundle = bundle(&checkpoint, htp(target, |o| o.shards = shards));
         let mut model = toys::open(&bundle.manifest, Arc::clone(&backend)).unwrap();
         greedy_exact(&mut model, &cases, &format!("{toy} {target} {shards} shards"));
@@ -254,7 +264,7 @@ fn htp_w8a16_passes_the_tolerant_gate() {
         let bundle = bundle(&checkpoint, int8);
         let mut model = toys::open(&bundle.manifest, Arc::clone(&backend)).unwrap();
         let cases: Vec<_> =
-            goldens.cases.iter().filter(|c| c.prompt_ids.len() < 20).take(5).collect();
+            goldens.cases.iter().filter(|c| c.prompt_ids.len() < 20).take(3).collect();
         let passed = cases
             .iter()
             .filter(|case| {

@@ -201,9 +201,12 @@ impl Model {
     }
 
     fn text(&self, request: &Request, prompt: &[u32], ends: Vec<u32>) -> Result<Text> {
+        // A completed text goes on where the prompt ends; an answer is a text of its own, which
+        // the template takes back as it is.
+        let before = if matches!(request.prompt, Prompt::Chat { .. }) { &[] } else { prompt };
         let stream = self.tokenizer.as_ref().map(|tokenizer| {
             let mut stream = Detokenizer::new(tokenizer);
-            stream.start(prompt).map(|()| stream)
+            stream.start(before).map(|()| stream)
         });
         Ok(Text {
             stream: stream.transpose()?,

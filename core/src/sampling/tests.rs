@@ -185,34 +185,3 @@ fn hostile_logits() {
     let error = sampler.sample(Logits::F32(&masked[..7])).unwrap_err();
     assert_eq!(error.message(), "expected logits of 130 tokens, found 7");
 }
-
-#[test]
-#[ignore = "a measurement: cargo test --release -p qhx-core -- --ignored --nocapture time_per"]
-fn time_per_token_at_a_large_vocabulary() {
-    let vocab = 248_320;
-    let singles = noise(&mut Rng::new(1), vocab);
-    let halves: Vec<_> = singles.iter().map(|&v| f16::from_f32(v)).collect();
-    let base = SamplingParams { seed: Some(1), ..SamplingParams::default() };
-    let warm = SamplingParams { temperature: 0.7, ..base.clone() };
-    let cases = [
-        ("greedy", base.clone()),
-        ("greedy, repetition penalty", SamplingParams { repetition_penalty: 1.1, ..base }),
-        ("temperature", warm.clone()),
-        ("top-k 50, top-p 0.9", SamplingParams { top_k: 50, top_p: 0.9, ..warm.clone() }),
-        ("top-p 0.9", SamplingParams { top_p: 0.9, ..warm.clone() }),
-        ("min-p 0.1", SamplingParams { min_p: 0.1, ..warm }),
-    ];
-    for (name, params) in cases {
-        for (dtype, logits) in [("f16", Logits::F16(&halves)), ("f32", Logits::F32(&singles))] {
-            let mut sampler = Sampler::new(params.clone(), vocab).unwrap();
-            sampler.accept_prompt(&[1, 2, 3]);
-            let mut best = std::time::Duration::MAX;
-            for _ in 0..200 {
-                let start = std::time::Instant::now();
-                std::hint::black_box(sampler.sample(std::hint::black_box(logits)).unwrap());
-                best = best.min(start.elapsed());
-            }
-            println!("{name} {dtype}: {:.1} µs", best.as_secs_f64() * 1e6);
-        }
-    }
-}

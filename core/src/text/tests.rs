@@ -360,16 +360,3 @@ fn hostile_templates_end_with_an_error() {
         assert!(error.message().starts_with("chat template: "), "{shown}: {error}");
     }
 }
-
-#[test]
-#[ignore = "a measurement: cargo test --release -p qhx-core -- --ignored --nocapture time_per"]
-fn time_per_streamed_token() {
-    let tokenizer = tokenizer();
-    let ids = tokenizer.encode(&"The river Seine runs through Paris. ".repeat(400), true).unwrap();
-    let mut detokenizer = Detokenizer::new(&tokenizer);
-    let start = std::time::Instant::now();
-    for &id in &ids {
-        std::hint::black_box(detokenizer.push(id).unwrap());
-    }
-    println!("{:.2} µs a token", start.elapsed().as_secs_f64() * 1e6 / ids.len() as f64);
-}
