@@ -55,11 +55,11 @@ pub(crate) fn works(command: &mut Command) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// The folder of built files for a profile.
-pub(crate) fn target(profile: &str) -> PathBuf {
-    let folder =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
-    root().join(folder).join(profile)
+/// The folder of built files for a profile: beside that of this program's own profile, wherever
+/// cargo was told to build.
+fn target(profile: &str) -> PathBuf {
+    let here = std::env::current_exe().unwrap_or_else(|_| root().join("target/debug/xtask"));
+    here.ancestors().nth(2).unwrap_or(root()).join(profile)
 }
 
 /// The built program.
