@@ -107,11 +107,11 @@ fn compare(found: &[Vec<f32>], goldens: &Goldens, least: f64, label: &str) {
     }
     let vector = |id: &str| &found[goldens.texts.iter().position(|t| t.id == id).unwrap()];
     for ranking in goldens.json["ranking"].as_array().unwrap() {
-        let query = vector(ranking["query"].as_str().unwrap());
         let present = |id: &Value| goldens.texts.iter().any(|t| id == t.id.as_str());
         if !present(&ranking["query"]) {
             continue;
         }
+        let query = vector(ranking["query"].as_str().unwrap());
         let documents = ranking["documents"].as_array().unwrap().iter();
         let expected: Vec<_> = documents.filter(|id| present(id)).collect();
         let mut order = expected.clone();
@@ -246,7 +246,7 @@ fn htp(checkpoint: &Path, target: &str, int8: bool, parts: usize) -> Option<(Bun
 fn htp_fp16_is_near_the_reference() {
     let checkpoint = toys::fixture(TOY);
     let goldens = Goldens::read(&checkpoint);
-    for (target, parts) in [("v81", 1), ("v81", 4), ("v79", 2), ("v75", 2)] {
+    for (target, parts) in [("v81", 4), ("v79", 2), ("v75", 1)] {
         let Some((_bundle, mut model)) = htp(&checkpoint, target, false, parts) else { return };
         let found = vectors(&mut model, &goldens);
         compare(&found, &goldens, 0.9995, &format!("htp {target} fp16, {parts} parts"));
