@@ -65,7 +65,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     };
     test(&["test", "--workspace"])?;
     eprintln!("the same with the host-ops linked in");
-    test(&["test", "--package", "qhx", "--package", "qhx-tests", "--features", BUILTIN])?;
+    test(&["test", "--package", "qhx", "--features", "builtin-ops"])?;
+    let mut families = vec!["test", "--package", "qhx-tests", "--features", "builtin-ops"];
+    for name in FAMILY_TESTS {
+        families.extend(["--test", name]);
+    }
+    test(&families)?;
     if !options.fast {
         targets::run(options.require_all)?;
     }
@@ -82,6 +87,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     Ok(())
 }
+
+/// Tests of `qhx-tests` that run the same with host-ops loaded and linked in. The others are about
+/// plugins.
+const FAMILY_TESTS: [&str; 4] = ["qwen35", "llama", "embed", "bad_bundles"];
 
 const BUILTIN: &str = "qhx/builtin-ops,qhx-tests/builtin-ops";
 
