@@ -2,7 +2,7 @@
 //! reported instead of ending the program, and remembers what came of it.
 //!
 //! The child is a program that calls [`serve`]; the `qhx` command line is one. It prints one line,
-//! which begins with [`MARK`]: whatever the plugin prints besides does not matter.
+//! which begins with `MARK`: whatever the plugin prints besides does not matter.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
