@@ -4,7 +4,7 @@
 //! change a plugin file or the folder it lies in, and what is loaded is the very file that was
 //! checked and hashed: it is opened once, and the system loader gets that open file.
 
-#![expect(unsafe_code, reason = "asks the C library for user ids and groups")]
+#![cfg_attr(unix, expect(unsafe_code, reason = "asks the C library for user ids and groups"))]
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -40,6 +40,7 @@ impl Identity {
             .and_then(|t| t.duration_since(UNIX_EPOCH).ok())
             .and_then(|d| i64::try_from(d.as_nanos()).ok())
             .unwrap_or(0);
+        #[cfg_attr(not(unix), expect(unused_mut, reason = "only Unix has device and inode"))]
         let mut identity = Self { device: 0, inode: 0, bytes: data.len(), modified_ns };
         #[cfg(unix)]
         {
