@@ -24,7 +24,7 @@ fn bundle() -> &'static Path {
     bundle
 }
 
-fn embed(folder: &Path, args: &[&str]) -> Run {
+pub fn embed(folder: &Path, args: &[&str]) -> Run {
     Program::qhx(folder)
         .args(["embed"])
         .args([bundle()])
@@ -33,7 +33,7 @@ fn embed(folder: &Path, args: &[&str]) -> Run {
         .run()
 }
 
-fn rows(text: &str) -> Vec<Value> {
+pub fn rows(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect()
 }
 
@@ -144,6 +144,11 @@ fn bad_lines_and_options_are_named() {
         let run = embed(folder.path(), &["--input", "in.jsonl"]);
         assert_ne!(run.code, 0);
         assert!(run.stderr.contains(words), "{line:?}: {}", run.stderr);
+    }
+    if !cfg!(feature = "parquet") {
+        let run = embed(folder.path(), &["--input", "in.parquet"]);
+        assert_eq!(run.code, 2);
+        assert!(run.stderr.contains("--features parquet"), "{}", run.stderr);
     }
     for args in [&[][..], &["--shard", "2/2", "--input", "in.jsonl"], &["--resume", "a"]] {
         assert_eq!(embed(folder.path(), args).code, 2, "{args:?}");

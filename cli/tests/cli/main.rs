@@ -3,6 +3,8 @@
 mod chat;
 mod classic;
 mod embed;
+#[cfg(feature = "parquet")]
+mod embed_parquet;
 mod failures;
 mod generate;
 #[cfg(unix)]

@@ -1,6 +1,6 @@
 //! The arguments of `qhx embed`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use qhx_core::{Error, ErrorKind, Result};
@@ -13,11 +13,13 @@ Examples:
   qhx embed embedcode/v81 'fibonacci numbers' --role query --json
   qhx embed embedcode/v81 --input corpus.jsonl --output vectors.jsonl --resume
   qhx embed embedcode/v81 --input corpus.jsonl --shard 0/4 --output vectors-0.jsonl
+  qhx embed embedcode/v81 --input corpus.parquet --output vectors.parquet --resume
   tail -f new.jsonl | qhx embed embedcode/v81 --input - --json
 
 An input has one text a line: a JSON string, or an object with \"text\" and, where it is not that of
 --role, \"role\" (query or document). Output lines are {\"index\", \"text\", \"embedding\"}; the index is
-the line of the input, from 0.";
+the line of the input, from 0. Files called .parquet are tables with columns of those names, where qhx
+was built with --features parquet.";
 
 /// Turn texts into vectors
 ///
@@ -31,10 +33,10 @@ pub(crate) struct EmbedArgs {
     /// Texts
     #[arg(value_name = "TEXT", conflicts_with = "input")]
     pub texts: Vec<String>,
-    /// Take texts from this file of JSON lines; `-` is standard input
+    /// Take texts from this file of JSON lines or Parquet table; `-` is standard input
     #[arg(short, long, value_name = "FILE|-")]
     pub input: Option<PathBuf>,
-    /// Write JSON lines to this file
+    /// Write JSON lines, or a Parquet table, to this file
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Go on where an output that is there already ends
@@ -72,17 +74,23 @@ impl EmbedArgs {
             return Err(Error::new(ErrorKind::Usage, "no text and no input is given")
                 .hint("give texts as arguments, or --input FILE; --input - is standard input"));
         }
-        for path in [&self.input, &self.output].into_iter().flatten() {
-            if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("parquet")) {
+        if !cfg!(feature = "parquet") {
+            let files = [&self.input, &self.output].into_iter().flatten();
+            if let Some(path) = files.into_iter().find(|path| is_parquet(path)) {
                 return Err(Error::new(
                     ErrorKind::Usage,
-                    format!("{}: Parquet is not read or written", path.display()),
+                    format!("{}: this qhx was built without Parquet", path.display()),
                 )
-                .hint("convert it to JSON lines; see docs/embeddings.md"));
+                .hint("build it with --features parquet, or convert the file to JSON lines"));
             }
         }
         Ok(())
     }
+}
+
+/// True for the name of a Parquet table.
+pub(crate) fn is_parquet(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e.eq_ignore_ascii_case("parquet"))
 }
 
 /// What a text is, which decides its prefix.

@@ -3,6 +3,8 @@
 mod args;
 pub(crate) mod classic;
 mod encoder;
+#[cfg(feature = "parquet")]
+mod parquet;
 mod rows;
 mod sink;
 
@@ -52,14 +54,14 @@ pub(crate) fn run(args: &EmbedArgs, app: &mut App) -> Result<Status> {
             }
             Err(e) if e.kind() == ErrorKind::Cancelled => break Status::Cancelled,
             Err(e) => {
-                sink.finish()?;
+                sink.finish(false)?;
                 return Err(e.context(format_args!("text {}", row.index)));
             }
         }
         bar.inc(1);
     };
     drop(working);
-    sink.finish()?;
+    sink.finish(matches!(status, Status::Done))?;
     let texts = bar.position() - skipped;
     bar.finish_and_clear();
     eprintln!("{}", summary(&encoder, texts));

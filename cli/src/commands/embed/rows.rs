@@ -1,4 +1,4 @@
-//! The texts: from the command line, a file of JSON lines, or standard input.
+//! The texts: from the command line, a file of JSON lines or a Parquet table, or standard input.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -35,6 +35,8 @@ enum Line {
 enum Source {
     Arguments(VecDeque<String>),
     Lines { name: String, reader: Box<dyn BufRead> },
+    #[cfg(feature = "parquet")]
+    Table { name: String, texts: super::parquet::Texts },
 }
 
 /// The texts of a run, in order.
@@ -61,8 +63,14 @@ impl Rows {
                 name: "standard input".to_owned(),
                 reader: Box::new(BufReader::new(std::io::stdin())),
             },
+            #[cfg(feature = "parquet")]
+            Some(path) if super::args::is_parquet(path) => {
+                let (texts, rows) = super::parquet::Texts::open(path)?;
+                total = Some(share(rows, args.shard));
+                Source::Table { name: path.display().to_string(), texts }
+            }
             Some(path) => {
-                total = Some(count(path, args.shard)?);
+                total = Some(share(count(path)?, args.shard));
                 let file = open(path)?;
                 let reader = Box::new(BufReader::with_capacity(1 << 20, file));
                 Source::Lines { name: path.display().to_string(), reader }
@@ -122,6 +130,19 @@ impl Rows {
                         continue;
                     }
                 }
+                #[cfg(feature = "parquet")]
+                Source::Table { name, texts } => match texts.next(index)? {
+                    Some(_) if !mine => {
+                        self.next += 1;
+                        continue;
+                    }
+                    Some((text, said)) => {
+                        let place = format_args!("{name}: row {index}");
+                        let role = said.map_or(Ok(self.role), |said| role(place, &said))?;
+                        Some(Row { index, text, role })
+                    }
+                    None => None,
+                },
             };
             if row.is_some() {
                 self.next += 1;
@@ -135,8 +156,16 @@ fn open(path: &Path) -> Result<File> {
     File::open(path).map_err(|e| Error::io(ErrorKind::Prompt, path, &e))
 }
 
-/// Lines of a file that belong to the shard. Fast, since every text costs far more than its line.
-fn count(path: &Path, shard: Option<Shard>) -> Result<u64> {
+/// Rows of an input that belong to the shard.
+fn share(rows: u64, shard: Option<Shard>) -> u64 {
+    match shard {
+        None => rows,
+        Some(shard) => rows / shard.count + u64::from(rows % shard.count > shard.index),
+    }
+}
+
+/// Lines of a file. Fast, since every text costs far more than its line.
+fn count(path: &Path) -> Result<u64> {
     let mut reader = BufReader::with_capacity(1 << 20, open(path)?);
     let (mut lines, mut open_line) = (0u64, false);
     loop {
@@ -147,11 +176,7 @@ fn count(path: &Path, shard: Option<Shard>) -> Result<u64> {
         let length = part.len();
         reader.consume(length);
     }
-    lines += u64::from(open_line);
-    Ok(match shard {
-        None => lines,
-        Some(shard) => lines / shard.count + u64::from(lines % shard.count > shard.index),
-    })
+    Ok(lines + u64::from(open_line))
 }
 
 /// Reads a line without its end; false at the end of the input.
@@ -194,16 +219,18 @@ fn parse(name: &str, index: u64, line: &[u8], role: Role) -> Result<Row> {
         Line::Text(text) => (text, None),
         Line::Object { text, role } => (text, role),
     };
-    let role = match said {
-        None => role,
-        Some(said) => Role::from_str(&said, false).map_err(|_| {
-            Error::new(
-                ErrorKind::Prompt,
-                format!("{}: role is {said:?}, expected \"query\" or \"document\"", place()),
-            )
-        })?,
-    };
+    let role = said.map_or(Ok(role), |said| self::role(format_args!("{}", place()), &said))?;
     Ok(Row { index, text, role })
+}
+
+/// What a row says that its text is.
+fn role(place: std::fmt::Arguments<'_>, said: &str) -> Result<Role> {
+    Role::from_str(said, false).map_err(|_| {
+        Error::new(
+            ErrorKind::Prompt,
+            format!("{place}: role is {said:?}, expected \"query\" or \"document\""),
+        )
+    })
 }
 
 #[cfg(test)]

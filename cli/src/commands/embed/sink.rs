@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use qhx_core::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
-use super::args::EmbedArgs;
+use super::args::{EmbedArgs, is_parquet};
 use crate::output::Output;
 
 /// What is lost at most when the machine stops.
@@ -51,6 +51,9 @@ pub(crate) struct Sink {
     target: Target,
     resumed: Resumed,
     line: Vec<u8>,
+    /// The table that the lines become when they are complete.
+    #[cfg(feature = "parquet")]
+    table: Option<PathBuf>,
 }
 
 impl Sink {
@@ -60,14 +63,21 @@ impl Sink {
         let target = match &args.output {
             None if args.json => Target::Json,
             None => Target::People,
-            Some(path) => {
-                let there = path.metadata().is_ok_and(|m| m.len() > 0);
-                if there && !args.resume && !args.overwrite {
-                    return Err(Error::new(
-                        ErrorKind::Usage,
-                        format!("{}: the output is there already", path.display()),
-                    )
-                    .hint("--resume goes on where it ends, --overwrite replaces it"));
+            Some(out) => {
+                let path = &lines(out);
+                for file in [out, path] {
+                    let there = file.metadata().is_ok_and(|m| m.len() > 0);
+                    if there && !args.resume && !args.overwrite {
+                        return Err(Error::new(
+                            ErrorKind::Usage,
+                            format!("{}: the output is there already", file.display()),
+                        )
+                        .hint("--resume goes on where it ends, --overwrite replaces it"));
+                    }
+                }
+                #[cfg(feature = "parquet")]
+                if args.resume && path != out && out.exists() && !path.exists() {
+                    super::parquet::unpack(out, path)?;
                 }
                 let fail = |e: std::io::Error| Error::io(ErrorKind::Io, path, &e);
                 let mut options = OpenOptions::new();
@@ -83,7 +93,13 @@ impl Sink {
                 Target::File { path: path.clone(), writer, flushed: Instant::now() }
             }
         };
-        Ok(Self { target, resumed, line: Vec::new() })
+        Ok(Self {
+            target,
+            resumed,
+            line: Vec::new(),
+            #[cfg(feature = "parquet")]
+            table: args.output.clone().filter(|path| is_parquet(path)),
+        })
     }
 
     /// What an earlier run has written.
@@ -113,15 +129,33 @@ impl Sink {
         }
     }
 
-    /// Writes what is left to the disk.
-    pub fn finish(&mut self) -> Result<()> {
+    /// Writes what is left to the disk. When it is `complete`, lines that are to be a table become
+    /// one.
+    #[cfg_attr(not(feature = "parquet"), expect(unused_variables, reason = "for tables only"))]
+    pub fn finish(&mut self, complete: bool) -> Result<()> {
         if let Target::File { path, writer, .. } = &mut self.target {
             let fail = |e: std::io::Error| Error::io(ErrorKind::Io, path, &e);
             writer.flush().map_err(fail)?;
             writer.get_ref().sync_data().map_err(fail)?;
+            #[cfg(feature = "parquet")]
+            if let Some(table) = self.table.as_ref().filter(|_| complete) {
+                super::parquet::publish(path, table)?;
+                std::fs::remove_file(&*path).map_err(fail)?;
+            }
         }
         Ok(())
     }
+}
+
+/// Where lines are written on their way into the output: the output itself, unless that is a table,
+/// which cannot be continued.
+fn lines(output: &Path) -> PathBuf {
+    if !is_parquet(output) {
+        return output.to_owned();
+    }
+    let mut name = output.as_os_str().to_owned();
+    name.push(".unfinished.jsonl");
+    name.into()
 }
 
 /// Bytes of the whole lines of a file, and what they are.
