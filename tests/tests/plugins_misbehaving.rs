@@ -4,7 +4,7 @@
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
-use std::sync::Barrier;
+use std::sync::{Barrier, Mutex, PoisonError};
 
 use qhx_core::CancelToken;
 use qhx_core::engine::{Prompt, Request};
@@ -57,6 +57,10 @@ fn writing_past_a_buffer_is_a_panic_that_is_caught() {
     assert!(message.contains("test_write_past_end") && message.contains("range"), "{message}");
 }
 
+/// Held by the tests that look at the memory of the process, so that they do not see each other's.
+#[cfg(target_os = "linux")]
+static MEMORY: Mutex<()> = Mutex::new(());
+
 /// Memory of this process in bytes.
 #[cfg(target_os = "linux")]
 fn resident() -> usize {
@@ -68,23 +72,26 @@ fn resident() -> usize {
 #[test]
 fn what_an_op_allocates_is_freed_with_its_session() {
     const MIB: usize = 1 << 20;
+    const SESSIONS: usize = 8;
+    let _alone = MEMORY.lock().unwrap_or_else(PoisonError::into_inner);
     let plugins = only(&[odd("leaks")]);
     let request = Request::greedy(Prompt::Tokens(vec![1]), 200);
     let before = resident();
-    for _ in 0..3 {
+    for _ in 0..SESSIONS {
         let mut model = null_model::open("test_leaks", &plugins, &CancelToken::new()).unwrap();
         let tokens = model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap().tokens;
         assert_eq!(tokens.len(), 200);
         assert!(resident() > before + 150 * MIB, "the op did not allocate");
     }
-    // Three sessions took 200 MiB each; what is left is less than one of them took.
+    // Each took 200 MiB. The allocator may keep what one or two of them freed for the next one.
     let left = resident().saturating_sub(before);
-    assert!(left < 100 * MIB, "{} MiB are left", left / MIB);
+    assert!(left < 500 * MIB, "{} MiB are left of {SESSIONS} sessions", left / MIB);
 }
 
 #[cfg(target_os = "linux")]
 #[test]
 fn opening_and_closing_a_thousand_times_leaves_nothing_behind() {
+    let _alone = MEMORY.lock().unwrap_or_else(PoisonError::into_inner);
     let files = [odd("leaks"), plugin_files::build("qhx-test-misbehaving-plugin")];
     let open_files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let request = Request::greedy(Prompt::Tokens(vec![1, 2]), 1);
