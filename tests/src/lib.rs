@@ -9,6 +9,7 @@ use qhx_ops_qwen35 as _;
 
 pub mod backends;
 pub mod null_model;
+pub mod outside;
 pub mod plugin_files;
 pub mod suite;
 pub mod toys;

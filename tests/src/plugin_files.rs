@@ -36,8 +36,8 @@ pub fn build_example(package: &str, name: &str) -> PathBuf {
     file
 }
 
-/// Runs `cargo build` and answers with the folder of what it builds.
-fn run(root: &Path, what: &[&str]) -> PathBuf {
+/// Runs `cargo build` in a workspace and answers with the folder of what it builds.
+pub(crate) fn run(root: &Path, what: &[&str]) -> PathBuf {
     let _guard = ONE_AT_A_TIME.lock();
     let mut command = Command::new(env!("CARGO"));
     cargo_build(&mut command, root, what);
@@ -70,83 +70,9 @@ fn cargo_build(command: &mut Command, root: &Path, what: &[&str]) {
     );
 }
 
-/// A folder for a copy of a workspace, in the target folder.
-pub fn scratch(name: &str) -> PathBuf {
-    profile_folder().with_file_name("test-workspaces").join(name)
-}
-
-/// A build of a package in a way of its own. What it makes is copied to a place of its own.
-#[derive(Debug, Clone)]
-pub struct Build {
-    root: PathBuf,
-    package: String,
-    args: Vec<String>,
-    toolchain: Option<String>,
-}
-
-impl Build {
-    /// Builds `package` of the workspace at `root`, as cargo does when nothing is said.
-    pub fn new(root: &Path, package: &str) -> Self {
-        let (root, package) = (root.to_owned(), package.to_owned());
-        Self { root, package, args: Vec::new(), toolchain: None }
-    }
-
-    /// Gives cargo more arguments.
-    #[must_use]
-    pub fn args(mut self, args: &[&str]) -> Self {
-        self.args.extend(args.iter().map(|&arg| arg.to_owned()));
-        self
-    }
-
-    /// Builds with another toolchain.
-    #[must_use]
-    pub fn toolchain(mut self, name: &str) -> Self {
-        self.toolchain = Some(name.to_owned());
-        self
-    }
-
-    /// The dynamic library.
-    pub fn library(&self) -> PathBuf {
-        self.build(&library_name(&self.package.replace('-', "_")))
-    }
-
-    /// The program.
-    pub fn program(&self) -> PathBuf {
-        self.build(&format!("{}{}", self.package, std::env::consts::EXE_SUFFIX))
-    }
-
-    fn build(&self, file: &str) -> PathBuf {
-        let _guard = ONE_AT_A_TIME.lock();
-        let mut command = match &self.toolchain {
-            None => Command::new(env!("CARGO")),
-            Some(toolchain) => {
-                let mut command = Command::new("rustup");
-                command.args(["run", toolchain, "cargo"]);
-                // Those of the running toolchain would win otherwise.
-                command.env_remove("RUSTC").env_remove("CARGO").env_remove("RUSTUP_TOOLCHAIN");
-                command
-            }
-        };
-        let mut what = vec!["--package", self.package.as_str()];
-        what.extend(self.args.iter().map(String::as_str));
-        cargo_build(&mut command, &self.root, &what);
-        let release = self.args.iter().any(|arg| arg == "--release");
-        let profile = if release { "release" } else { "debug" };
-        let made = profile_folder().with_file_name(profile).join(file);
-
-        let variant: String = self.args.concat() + self.toolchain.as_deref().unwrap_or_default();
-        let variant = variant.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
-        let folder = scratch("built").join(if variant.is_empty() { "plain" } else { &variant });
-        std::fs::create_dir_all(&folder).expect("the target folder is writable");
-        let copy = folder.join(file);
-        let bytes = std::fs::read(&made).expect("cargo built it");
-        // A file that is loaded already must not be written.
-        if std::fs::read(&copy).ok().as_ref() != Some(&bytes) {
-            let _ = std::fs::remove_file(&copy);
-            std::fs::copy(&made, &copy).expect("the target folder is writable");
-        }
-        copy
-    }
+/// A folder for what tests build otherwise, beside that of the profile.
+pub fn beside(name: &str) -> PathBuf {
+    profile_folder().with_file_name(name)
 }
 
 /// Copies a folder, without build output.

@@ -94,8 +94,18 @@ const FAMILY_TESTS: [&str; 4] = ["qwen35", "llama", "embed", "bad_bundles"];
 
 const BUILTIN: &str = "qhx/builtin-ops,qhx-tests/builtin-ops";
 
+/// What is not part of the workspace.
+const EXAMPLES: [&str; 3] = [
+    "examples/plugin-template/Cargo.toml",
+    "examples/lfm2/op/Cargo.toml",
+    "examples/lfm2/recipe/Cargo.toml",
+];
+
 fn lint() -> Result<()> {
     cargo::run(&mut cargo(&["fmt", "--all", "--check"]))?;
+    for example in EXAMPLES {
+        cargo::run(&mut cargo(&["fmt", "--check", "--manifest-path", example]))?;
+    }
     cargo::run(&mut cargo(&[
         "clippy",
         "--workspace",

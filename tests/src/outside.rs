@@ -1,0 +1,155 @@
+//! The place of somebody who has the program and a clone, and builds a family of their own: an
+//! empty folder outside the repository, and the commands of a page of the documentation.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use sha2::{Digest as _, Sha256};
+
+use crate::plugin_files::{self, library_name, workspace};
+
+/// A code block of a page with commands for a shell.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Block {
+    /// The commands.
+    pub commands: String,
+    /// What the page says that the last of them prints: "It prints `…`."
+    pub prints: Option<String>,
+}
+
+/// The blocks of commands (` ```sh `) under a heading of a page in `docs`.
+pub fn commands(page: &str, heading: &str) -> Vec<Block> {
+    let path = workspace().join("docs").join(page);
+    let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let start = text.find(&format!("\n## {heading}\n"));
+    let start = start.unwrap_or_else(|| panic!("{page} has no section {heading:?}")) + 1;
+    let section = &text[start..];
+    let end = section[3..].find("\n## ").map_or(section.len(), |end| end + 3);
+    let mut blocks: Vec<Block> = Vec::new();
+    let mut lines = section[..end].lines();
+    while let Some(line) = lines.next() {
+        if line.trim() == "```sh" {
+            let body: Vec<_> =
+                lines.by_ref().map(str::trim).take_while(|line| *line != "```").collect();
+            blocks.push(Block { commands: body.join("\n"), prints: None });
+        } else if let Some(rest) = line.trim().strip_prefix("It prints `") {
+            let text = rest.split('`').next().unwrap_or_default();
+            if let Some(block) = blocks.last_mut() {
+                block.prints = Some(text.to_owned());
+            }
+        }
+    }
+    assert!(!blocks.is_empty(), "{page}, section {heading:?}: no commands");
+    blocks
+}
+
+/// The program and the project's plugins, built as `cargo xtask` builds them: files in one folder.
+pub fn programs() -> Vec<PathBuf> {
+    let mut packages = vec!["qhx".to_owned()];
+    let mut names = vec![format!("qhx{}", std::env::consts::EXE_SUFFIX)];
+    let mut families: Vec<_> = fs::read_dir(workspace())
+        .expect("the workspace can be read")
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| name.starts_with("ops-"))
+        .collect();
+    families.sort();
+    for family in families {
+        let package = format!("qhx-{family}-plugin");
+        names.push(library_name(&package.replace('-', "_")));
+        packages.push(package);
+    }
+    let what: Vec<_> = packages.iter().flat_map(|package| ["--package", package]).collect();
+    let folder = plugin_files::run(workspace(), &what);
+    names.into_iter().map(|name| folder.join(name)).collect()
+}
+
+/// SHA-256 of each file.
+pub fn hashes(files: &[PathBuf]) -> Vec<(PathBuf, String)> {
+    let hash = |file: &PathBuf| {
+        let bytes = fs::read(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+        let digest = Sha256::digest(&bytes);
+        (file.clone(), digest.iter().map(|byte| format!("{byte:02x}")).collect())
+    };
+    files.iter().map(hash).collect()
+}
+
+/// An empty folder outside the repository, with `qhx` on the search path and nothing beside it.
+#[derive(Debug)]
+pub struct Outside {
+    root: tempfile::TempDir,
+}
+
+impl Outside {
+    /// Makes the folder and copies the program `qhx` to a place of its own.
+    pub fn new(qhx: &Path) -> Self {
+        let root = tempfile::tempdir().expect("a temporary folder");
+        for folder in ["bin", "work"] {
+            fs::create_dir(root.path().join(folder)).expect("a folder in it");
+        }
+        let name = qhx.file_name().expect("a program has a name");
+        fs::copy(qhx, root.path().join("bin").join(name)).expect("the program can be copied");
+        Self { root }
+    }
+
+    /// The folder in which commands start.
+    pub fn folder(&self) -> PathBuf {
+        self.root.path().join("work")
+    }
+
+    /// Runs blocks of commands one after the other in one shell that stops at the first failure.
+    /// Answers with what each printed, which is what the page says it prints.
+    pub fn run(&self, blocks: &[Block]) -> Vec<String> {
+        let mut script = "set -euo pipefail\n".to_owned();
+        let output = |index: usize| self.root.path().join(format!("block-{index}"));
+        for (index, block) in blocks.iter().enumerate() {
+            script += &format!("exec >'{}'\n{}\n", output(index).display(), block.commands);
+        }
+        let mut shell = Command::new("bash");
+        shell.args(["-c", &script]).current_dir(self.folder());
+        self.environment(&mut shell);
+        let done = shell.output().expect("bash runs");
+        let errors = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "{script}\n{errors}");
+        let printed = |(index, block): (usize, &Block)| {
+            let printed = fs::read_to_string(output(index)).expect("a block's output is text");
+            if let Some(expected) = &block.prints {
+                let last = printed.trim_end_matches('\n');
+                assert!(last.ends_with(expected), "{}\nprints {last:?}", block.commands);
+            }
+            printed
+        };
+        blocks.iter().enumerate().map(printed).collect()
+    }
+
+    /// Runs `qhx` and answers with its success and with what it printed on both streams.
+    pub fn qhx(&self, arguments: &[&str]) -> (bool, String) {
+        let mut command = Command::new(self.root.path().join("bin/qhx"));
+        command.args(arguments).current_dir(self.folder());
+        self.environment(&mut command);
+        let output = command.output().expect("qhx runs");
+        let text = [&output.stdout[..], &output.stderr[..]].map(String::from_utf8_lossy).concat();
+        (output.status.success(), text)
+    }
+
+    fn environment(&self, command: &mut Command) {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let dirs =
+            std::iter::once(self.root.path().join("bin")).chain(std::env::split_paths(&path));
+        let path = std::env::join_paths(dirs).expect("a search path");
+        command
+            .env("PATH", path)
+            .env("QHX", workspace())
+            .env("XDG_DATA_HOME", self.root.path().join("data"))
+            .env("XDG_CACHE_HOME", self.root.path().join("cache"))
+            .env_remove("QHX_PLUGIN_PATH")
+            // What cargo makes lies in the folder, as it would for anybody; what it needs on the
+            // way is kept for the next time.
+            .env_remove("CARGO_TARGET_DIR")
+            .env("CARGO_BUILD_BUILD_DIR", plugin_files::beside("outside"))
+            // The page builds for use, the test for an answer.
+            .env("CARGO_PROFILE_RELEASE_LTO", "off")
+            .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1")
+            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+    }
+}
