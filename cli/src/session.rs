@@ -153,6 +153,13 @@ pub(crate) fn origin(model: &Model) -> String {
     }
 }
 
+/// Time that opening a model took, and of it that of each context.
+pub(crate) fn load(model: &Model) -> String {
+    let contexts = model.context_loads().iter();
+    let contexts: Vec<_> = contexts.map(|c| format!("{} {:.1}", c.key, ms(c.time))).collect();
+    format!("load {:.1} ms ({})", ms(model.load_time()), contexts.join(", "))
+}
+
 pub(crate) fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Embeds a corpus in one run, in one that is killed and resumed, in two shards and, where ray is installed,
-# under Ray: all give the same rows. usage: check.sh QHX [ROWS]
+# Embeds a corpus in one run, in one that is killed and resumed, in two shards and, where pyarrow and ray are
+# installed, from and to Parquet and under Ray: all give the same rows. usage: check.sh QHX [ROWS]
 set -eu
 qhx=$1
 rows=${2:-10000}
@@ -39,6 +39,17 @@ embed --shard 1/2 --output "$work/1.jsonl"
 wait
 cat "$work/0.jsonl" "$work/1.jsonl" > "$work/joined.jsonl"
 echo "two shards: $("$python" "$here/same.py" "$work/one.jsonl" "$work/joined.jsonl")"
+
+if ! "$python" -c 'import pyarrow' 2> /dev/null; then
+    echo "skipped: Parquet (pyarrow is not installed)"
+elif ! "$qhx" embed "$work/bundle" --backend cpu --input "$work/in.parquet" 2>&1 | grep -q 'in.parquet: No such file'; then
+    echo "skipped: Parquet (this qhx is built without --features parquet)"
+else
+    "$python" -c 'import sys; from pyarrow import json, parquet; parquet.write_table(json.read_json(sys.argv[1]), sys.argv[2])' \
+        "$work/in.jsonl" "$work/in.parquet"
+    "$qhx" embed "$work/bundle" --backend cpu --truncate --input "$work/in.parquet" --output "$work/out.parquet"
+    echo "Parquet in and out: $("$python" "$here/same.py" "$work/one.jsonl" "$work/out.parquet")"
+fi
 
 if "$python" -c 'import ray.data' 2> /dev/null; then
     "$python" "$here/ray_embed.py" "$work/bundle" "$work/in.jsonl" "$work/ray.jsonl" --workers 2 --qhx "$qhx" -- --backend cpu --truncate --threads 1

@@ -1,6 +1,8 @@
 """Compares two outputs of `qhx embed`: the same texts and the same vectors, bit for bit.
 
     python same.py vectors.jsonl other.jsonl
+
+Either may be a Parquet table (pip install pyarrow).
 """
 
 import json
@@ -8,14 +10,24 @@ import struct
 import sys
 
 
-def read(path):
-    found = {}
+def rows(path):
+    if path.endswith(".parquet"):
+        from pyarrow import parquet
+
+        for batch in parquet.ParquetFile(path).iter_batches():
+            yield from batch.to_pylist()
+        return
     with open(path, encoding="utf-8") as lines:
         for line in lines:
-            row = json.loads(line)
-            assert row["index"] not in found, f"{path}: index {row['index']} appears twice"
-            vector = struct.pack(f"{len(row['embedding'])}f", *row["embedding"])
-            found[row["index"]] = (row["text"], vector)
+            yield json.loads(line)
+
+
+def read(path):
+    found = {}
+    for row in rows(path):
+        assert row["index"] not in found, f"{path}: index {row['index']} appears twice"
+        vector = struct.pack(f"{len(row['embedding'])}f", *row["embedding"])
+        found[row["index"]] = (row["text"], vector)
     return found
 
 

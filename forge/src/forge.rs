@@ -61,6 +61,9 @@ pub struct ForgeOptions {
     /// Tokens that the graphs for prompts take at once; the family's own choice if none, and no such
     /// graph for an empty list.
     pub prefill: Option<Vec<usize>>,
+    /// Put graphs over the same weights into one context. The compiler has to be told as well: see
+    /// [`crate::qnn::QnnCompiler::share_weights`].
+    pub share_weights: bool,
     /// Makes the context binaries. Without one the bundle runs on the CPU only.
     pub compiler: Option<Arc<dyn Compiler>>,
     /// Write the ONNX twins, which the CPU backend runs.
@@ -81,6 +84,7 @@ impl ForgeOptions {
             shards: 1,
             max_ctx: None,
             prefill: None,
+            share_weights: false,
             compiler: None,
             onnx: true,
             check: None,
@@ -99,6 +103,7 @@ impl std::fmt::Debug for ForgeOptions {
             .field("shards", &self.shards)
             .field("max_ctx", &self.max_ctx)
             .field("prefill", &self.prefill)
+            .field("share_weights", &self.share_weights)
             .field("dsp_arch", &self.compiler.as_ref().map(|c| c.dsp_arch().to_owned()))
             .field("onnx", &self.onnx)
             .field("check", &self.check)
@@ -263,6 +268,7 @@ fn recipe_options(checkpoint: &Checkpoint, options: &ForgeOptions) -> RecipeOpti
         max_ctx,
         task: options.task,
         prefill: options.prefill.clone(),
+        share_weights: options.share_weights,
     }
 }
 

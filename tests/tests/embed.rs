@@ -134,6 +134,11 @@ fn cpu_equals_the_reference_and_parts_change_no_bit() {
         assert_eq!(model.info().max_ctx, 180, "max_seq_length of the checkpoint");
         let found = vectors(&mut model, &goldens);
         compare(&found, &goldens, 0.99999, &format!("cpu, {parts} parts"));
+        let loads: Vec<_> = model.context_loads().iter().map(|c| c.key.as_str()).collect();
+        let keys = (0..parts).map(|part| format!("enc_p{part}"));
+        let keys: Vec<_> = if parts == 1 { vec!["enc".to_owned()] } else { keys.collect() };
+        assert_eq!(loads, keys);
+        assert!(model.context_loads().iter().all(|c| !c.time.is_zero()));
         let spans = model.span_stats();
         for part in 0..parts {
             let name = format!("part {part}");

@@ -65,7 +65,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     };
     test(&["test", "--workspace"])?;
     eprintln!("the same with the host-ops linked in");
-    test(&["test", "--package", "qhx", "--features", "builtin-ops"])?;
+    test(&["test", "--package", "qhx", "--features", "builtin-ops,parquet"])?;
+    ray(&mut skipped)?;
     let mut families = vec!["test", "--package", "qhx-tests", "--features", "builtin-ops"];
     for name in FAMILY_TESTS {
         families.extend(["--test", name]);
@@ -92,7 +93,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// plugins.
 const FAMILY_TESTS: [&str; 4] = ["qwen35", "llama", "embed", "bad_bundles"];
 
-const BUILTIN: &str = "qhx/builtin-ops,qhx-tests/builtin-ops";
+const BUILTIN: &str = "qhx/builtin-ops,qhx/parquet,qhx-tests/builtin-ops";
 
 /// What is not part of the workspace.
 const EXAMPLES: [&str; 3] = [
@@ -133,6 +134,17 @@ fn licences(skipped: &mut Skipped) -> Result<()> {
         eprintln!("note: advisories are not checked, as their database cannot be fetched");
     }
     Ok(())
+}
+
+/// The example that embeds a corpus under Ray, with the Python of `QHX_RAY_PYTHON` or `python3`.
+fn ray(skipped: &mut Skipped) -> Result<()> {
+    let python = std::env::var("QHX_RAY_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    if !works(Command::new(&python).args(["-c", "import ray.data"])) {
+        skipped.add("ray example", "ray is not installed: pip install 'ray[data]'");
+        return Ok(());
+    }
+    let script = cargo::root().join("examples/ray_embed/check.sh");
+    cargo::run(Command::new(script).arg(program("debug", "qhx")).env("PYTHON", python))
 }
 
 /// The QNN libraries: those of the environment, or those that the program installs.

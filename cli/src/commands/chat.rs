@@ -150,7 +150,7 @@ pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
              chat_template; `qhx generate` completes a text without either",
         ));
     }
-    eprintln!("load {:.1} ms", session::ms(model.load_time()));
+    eprintln!("{}", session::load(&model));
     let mut conversation = Conversation {
         messages: Vec::new(),
         thinking: args.thinking.map(Switch::is_on),

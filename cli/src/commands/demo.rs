@@ -54,7 +54,7 @@ pub(crate) fn run(args: &DemoArgs, app: &mut App) -> Result<Status> {
     if args.json {
         app.output.json(&session::json(&model, &generation))?;
     }
-    eprintln!("load {:.1} ms, {}", session::ms(model.load_time()), session::summary(&generation));
+    eprintln!("{}, {}", session::load(&model), session::summary(&generation));
     eprintln!("bundle: {}", bundle.display());
     Ok(session::status(&generation))
 }
@@ -82,7 +82,7 @@ fn bundle(app: &App, libraries: Option<&Libraries>) -> Result<PathBuf> {
         overwrite: true,
         name: Some("qwen35-toy".to_owned()),
         max_ctx: Some(MAX_CTX),
-        compiler: libraries.map(|libraries| compiler(libraries, target)).transpose()?,
+        compiler: libraries.map(|libraries| compiler(libraries, target, false)).transpose()?,
         ..ForgeOptions::new(&out)
     };
     let mut progress = ForgeProgress::quiet(cancel.clone());

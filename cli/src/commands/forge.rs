@@ -59,6 +59,10 @@ pub(crate) struct ForgeArgs {
     /// [default: 128 where the family has such graphs]
     #[arg(long, value_name = "P", value_delimiter = ',')]
     pub prefill: Option<Vec<usize>>,
+    /// Keep weights that prompt and decode graphs have in common once. Such context binaries load on
+    /// devices, not in the emulator
+    #[arg(long, conflicts_with_all = ["cpu_only", "check"])]
+    pub share_weights: bool,
     /// Compare each context binary with its ONNX graph on random inputs and print the cosines
     #[arg(long, conflicts_with = "cpu_only")]
     pub check: bool,
@@ -141,8 +145,13 @@ impl PrecisionChoice {
 }
 
 /// A compiler for `target` over libraries.
-pub(crate) fn compiler(libraries: &Libraries, target: Target) -> Result<Arc<dyn Compiler>> {
-    Ok(Arc::new(QnnCompiler::new(libraries.open()?, target)))
+pub(crate) fn compiler(
+    libraries: &Libraries,
+    target: Target,
+    share_weights: bool,
+) -> Result<Arc<dyn Compiler>> {
+    let compiler = QnnCompiler::new(libraries.open()?, target);
+    Ok(Arc::new(compiler.share_weights(share_weights)))
 }
 
 /// Runs the command.
@@ -155,8 +164,14 @@ pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
         }
         (false, None) => args.libraries.find()?,
     };
-    if libraries.is_none() && (args.check || args.no_onnx) {
-        let option = if args.check { "--check" } else { "--no-onnx" };
+    let needy = [
+        ("--check", args.check),
+        ("--no-onnx", args.no_onnx),
+        ("--share-weights", args.share_weights),
+    ];
+    if libraries.is_none()
+        && let Some((option, _)) = needy.into_iter().find(|(_, given)| *given)
+    {
         args.libraries.require(option)?;
     }
     let target = args.target.map_or(Target::V81, TargetChoice::target);
@@ -175,7 +190,11 @@ pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
             .prefill
             .as_ref()
             .map(|list| list.iter().copied().filter(|p| *p > 0).collect()),
-        compiler: libraries.as_ref().map(|l| compiler(l, target)).transpose()?,
+        share_weights: args.share_weights,
+        compiler: libraries
+            .as_ref()
+            .map(|l| compiler(l, target, args.share_weights))
+            .transpose()?,
         onnx: !args.no_onnx,
         check,
         ..ForgeOptions::new(&args.out)

@@ -93,6 +93,6 @@ pub(crate) fn run(args: &GenerateArgs, app: &mut App) -> Result<Status> {
     if args.json {
         app.output.json(&session::json(&model, &generation))?;
     }
-    eprintln!("load {:.1} ms, {}", session::ms(model.load_time()), session::summary(&generation));
+    eprintln!("{}, {}", session::load(&model), session::summary(&generation));
     Ok(session::status(&generation))
 }

@@ -57,7 +57,12 @@ fn an_interrupted_run_goes_on_where_it_ended() {
     let folder = folder();
     input(folder.path(), 30);
     let files = ["--input", "in.jsonl", "--output", "out.jsonl"];
-    embed(folder.path(), &files).ok();
+    let run = embed(folder.path(), &files).ok();
+    let times = run.stderr.lines().find(|line| line.starts_with("load ")).unwrap_or_default();
+    // What loading and executing each part took.
+    for words in ["(enc_p0 ", ", enc_p1 ", "30 texts", ": enc_p0 ", " ms, enc_p1 "] {
+        assert!(times.contains(words), "{words:?}: {times}");
+    }
     let whole = read(folder.path(), "out.jsonl");
     let found = rows(&whole);
     assert_eq!(found.len(), 30);

@@ -1,6 +1,6 @@
 //! The tier that needs the QNN libraries: `QHX_QNN_HTP` and `QHX_QNN_SYSTEM` name them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::run::{Program, checkpoint, folder};
 
@@ -61,4 +61,44 @@ fn the_whole_way_on_the_library() {
         .run();
     assert_eq!(wrong.code, 6, "{wrong:?}");
     assert_eq!(wrong.json()["error"]["kind"], "context");
+}
+
+/// Prompt and decode graphs that keep their weights once: made and described here, run on a device.
+#[test]
+fn shared_weights_are_kept_once_and_not_loaded_by_the_emulator() {
+    let Some([htp, system]) = libraries() else { return };
+    let folder = folder();
+    let qhx =
+        || Program::qhx(folder.path()).env("QHX_QNN_HTP", &htp).env("QHX_QNN_SYSTEM", &system);
+    let toy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/mistral-toy");
+    let forge = |out: &str, extra: &[&str]| {
+        let report = qhx()
+            .args([Path::new("forge"), &toy, Path::new("--out"), Path::new(out)])
+            .args(["--max-ctx", "48", "--prefill", "8", "--json"])
+            .args(extra)
+            .run()
+            .ok()
+            .json();
+        let contexts = report["contexts"].as_array().expect("contexts").clone();
+        let bytes = contexts.iter().filter(|c| c["key"] != "lmhead");
+        (bytes.map(|c| c["binary_bytes"].as_u64().expect("bytes")).sum::<u64>(), contexts.len())
+    };
+    let (twice, contexts) = forge("apart", &[]);
+    assert_eq!(contexts, 3, "decode, prefill8, lmhead");
+    let (once, contexts) = forge("shared", &["--share-weights"]);
+    assert_eq!(contexts, 2, "the graphs over the same layers share a context");
+    assert!(once * 4 < twice * 3, "{once} bytes shared, {twice} apart");
+
+    let inspect = qhx().args(["inspect", "shared"]).run().ok();
+    assert!(inspect.stdout.contains("shared weights"), "{}", inspect.stdout);
+    let generate = |backend: &str| {
+        qhx()
+            .args(["generate", "shared", "The capital of France is", "--max-new", "4"])
+            .args(["--backend", backend])
+            .run()
+    };
+    let refused = generate("qnn");
+    assert_eq!(refused.code, 6, "{refused:?}");
+    assert!(refused.stderr.contains("share weights"), "{}", refused.stderr);
+    assert_eq!(generate("cpu").ok().stdout, " Paris.\n");
 }

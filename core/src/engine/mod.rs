@@ -9,5 +9,5 @@ mod reuse;
 mod types;
 
 pub use crate::text::Message;
-pub use model::{Model, ModelOptions};
+pub use model::{ContextLoad, Model, ModelOptions};
 pub use types::{Event, FinishReason, Generation, Prompt, Request, Timings};

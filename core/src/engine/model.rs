@@ -39,6 +39,17 @@ impl std::fmt::Debug for ModelOptions<'_> {
     }
 }
 
+/// What loading one context took.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContextLoad {
+    /// Key in the manifest.
+    pub key: String,
+    /// From opening its file until its graphs could be bound.
+    pub time: Duration,
+    /// Bytes that it holds in memory, as far as the backend knows; 0 if it does not.
+    pub resident_bytes: u64,
+}
+
 /// An open bundle: contexts loaded, host-op bound, tokenizer read.
 pub struct Model {
     pub(super) manifest: Arc<Manifest>,
@@ -48,6 +59,7 @@ pub struct Model {
     pub(super) consumed: Consumed,
     pub(super) cancel: CancelToken,
     pub(super) load: Duration,
+    context_loads: Vec<ContextLoad>,
     entry: OpEntry,
     backend: BackendInfo,
 }
@@ -78,10 +90,17 @@ impl Model {
         let chat = ChatTemplate::open(&manifest, &artifacts, tokenizer.as_ref())?;
 
         let mut workspace = Workspace::new(Arc::clone(&backend), cancel.clone());
+        let mut context_loads = Vec::with_capacity(manifest.artifacts.contexts.len());
         for entry in &manifest.artifacts.contexts {
+            let start = Instant::now();
             let source = manifest.context_source(&artifacts, &entry.key)?;
             let context = backend.open_context(&source)?;
             workspace.add_context(&entry.key, &context)?;
+            context_loads.push(ContextLoad {
+                key: entry.key.clone(),
+                time: start.elapsed(),
+                resident_bytes: context.resident_bytes(),
+            });
         }
         let mut pool = rayon::ThreadPoolBuilder::new().thread_name(|i| format!("qhx-{i}"));
         if let Some(threads) = threads {
@@ -110,6 +129,7 @@ impl Model {
             cancel,
             entry,
             load: start.elapsed(),
+            context_loads,
         })
     }
 
@@ -146,6 +166,11 @@ impl Model {
     /// Time that opening took.
     pub fn load_time(&self) -> Duration {
         self.load
+    }
+
+    /// What loading each context took, in the order of the manifest.
+    pub fn context_loads(&self) -> &[ContextLoad] {
+        &self.context_loads
     }
 
     /// Forgets everything consumed so far.

@@ -106,6 +106,8 @@ pub struct RecipeOptions {
     /// Tokens that the graphs for prompts take at once; the family's own choice if none, and no such
     /// graph for an empty list.
     pub prefill: Option<Vec<usize>>,
+    /// Graphs over the same weights stand in one context, whose compiler keeps each weight once.
+    pub share_weights: bool,
 }
 
 /// Graphs that share one context.

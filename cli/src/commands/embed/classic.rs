@@ -113,7 +113,7 @@ pub(crate) fn run(args: &EmbedClassicArgs, app: &mut App) -> Result<Status> {
         let each = session::ms(stats.busy) / stats.executions.max(1) as f64;
         eprintln!("{}: {each:.1} ms a text", stats.graph);
     }
-    eprintln!("load {:.1} ms", session::ms(encoder.model().load_time()));
+    eprintln!("{}", session::load(encoder.model()));
     Ok(Status::Done)
 }
 

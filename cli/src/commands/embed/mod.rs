@@ -91,8 +91,8 @@ fn summary(encoder: &Encoder, texts: u64) -> String {
         .join(", ");
     let each = if texts == 0 { 0.0 } else { session::ms(graphs) / texts as f64 };
     format!(
-        "load {:.1} ms, {texts} texts, {each:.1} ms a text in graphs{}{}",
-        session::ms(model.load_time()),
+        "{}, {texts} texts, {each:.1} ms a text in graphs{}{}",
+        session::load(model),
         if parts.is_empty() { "" } else { ": " },
         parts
     )

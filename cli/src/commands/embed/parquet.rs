@@ -118,8 +118,8 @@ impl Texts {
                 return Ok(Some((texts.value(row).to_owned(), role)));
             }
             let Some(batch) = self.reader.next() else { return Ok(None) };
-            let batch = batch
-                .map_err(|e| Error::new(ErrorKind::Prompt, format!("{}: {e}", self.name)))?;
+            let batch =
+                batch.map_err(|e| Error::new(ErrorKind::Prompt, format!("{}: {e}", self.name)))?;
             let column = |name: &str| {
                 batch.column_by_name(name).and_then(|c| c.as_string_opt::<i32>()).cloned()
             };
@@ -199,8 +199,8 @@ pub(crate) fn publish(lines: &Path, out: &Path) -> Result<()> {
         .set_compression(Compression::ZSTD(ZstdLevel::default()))
         .build();
     let wrong = |e: parquet::errors::ParquetError| fail(out, ErrorKind::Io, e);
-    let mut writer = ArrowWriter::try_new(file.as_file(), Columns::schema(), Some(properties))
-        .map_err(wrong)?;
+    let mut writer =
+        ArrowWriter::try_new(file.as_file(), Columns::schema(), Some(properties)).map_err(wrong)?;
     let mut columns = Columns::new();
     let source = File::open(lines).map_err(|e| Error::io(ErrorKind::Io, lines, &e))?;
     let mut reader = BufReader::with_capacity(1 << 20, source);
@@ -248,9 +248,8 @@ fn unfinished(target: &Path) -> std::io::Result<NamedTempFile> {
 /// Writes the rows of a table as JSON lines, so that a run can go on behind them.
 pub(crate) fn unpack(table: &Path, lines: &Path) -> Result<()> {
     let io = |e: &std::io::Error| Error::io(ErrorKind::Io, lines, e);
-    let strange = || {
-        fail(table, ErrorKind::Usage, "no output of qhx embed").hint("--overwrite replaces it")
-    };
+    let strange =
+        || fail(table, ErrorKind::Usage, "no output of qhx embed").hint("--overwrite replaces it");
     let builder = open(table)?;
     let columns = ["index", "text", "embedding"];
     if columns.iter().any(|column| require(&builder, column).is_none()) {

@@ -34,9 +34,15 @@ enum Line {
 
 enum Source {
     Arguments(VecDeque<String>),
-    Lines { name: String, reader: Box<dyn BufRead> },
+    Lines {
+        name: String,
+        reader: Box<dyn BufRead>,
+    },
     #[cfg(feature = "parquet")]
-    Table { name: String, texts: super::parquet::Texts },
+    Table {
+        name: String,
+        texts: super::parquet::Texts,
+    },
 }
 
 /// The texts of a run, in order.

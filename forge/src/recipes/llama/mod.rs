@@ -144,22 +144,25 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
             ),
         ));
     }
-    let mut contexts = Vec::new();
-    let mut context = |name: &str, graph: Graph, precision: Precision| {
-        contexts.push(ContextPlan { key: name.to_owned(), precision, graphs: vec![graph] });
-    };
+    let mut contexts: Vec<ContextPlan> = Vec::new();
+    let precision = options.precision;
     let mut decode = Vec::new();
     for (name, range) in parts("decode", config, options.shards) {
-        let graph = shard(checkpoint, config, options, &name, range, 1)?;
-        context(&name, graph, options.precision);
+        let graphs = vec![shard(checkpoint, config, options, &name, range, 1)?];
+        contexts.push(ContextPlan { key: name.clone(), precision, graphs });
         decode.push(name);
     }
     let mut prefill = Vec::new();
     for rows in rows {
-        for (name, range) in parts(&format!("prefill{rows}"), config, options.shards) {
+        let widths = parts(&format!("prefill{rows}"), config, options.shards);
+        for (index, (name, range)) in widths.into_iter().enumerate() {
             let graph = shard(checkpoint, config, options, &name, range, rows)?;
-            context(&name, graph, options.precision);
-            prefill.push(name);
+            prefill.push(name.clone());
+            match contexts.get_mut(index).filter(|_| options.share_weights) {
+                // Weights are shared by the graphs of one context.
+                Some(context) => context.graphs.push(graph),
+                None => contexts.push(ContextPlan { key: name, precision, graphs: vec![graph] }),
+            }
         }
     }
     let embed = checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?;
@@ -169,7 +172,11 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
         checkpoint.matrix("lm_head.weight", [config.vocab, config.hidden])?
     };
     let head = lmhead(config, Weight::new(head, Storage::Float))?;
-    context("lmhead", head, Precision::Fp16);
+    contexts.push(ContextPlan {
+        key: "lmhead".to_owned(),
+        precision: Precision::Fp16,
+        graphs: vec![head],
+    });
     let mut plan_params = Map::new();
     plan_params.insert("decode".to_owned(), one_or_many(decode));
     if !prefill.is_empty() {
