@@ -41,7 +41,7 @@ enum Source {
     #[cfg(feature = "parquet")]
     Table {
         name: String,
-        texts: super::parquet::Texts,
+        texts: Box<super::parquet::Texts>,
     },
 }
 
@@ -73,7 +73,7 @@ impl Rows {
             Some(path) if super::args::is_parquet(path) => {
                 let (texts, rows) = super::parquet::Texts::open(path)?;
                 total = Some(share(rows, args.shard));
-                Source::Table { name: path.display().to_string(), texts }
+                Source::Table { name: path.display().to_string(), texts: Box::new(texts) }
             }
             Some(path) => {
                 total = Some(share(count(path)?, args.shard));
