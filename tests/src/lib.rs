@@ -13,3 +13,4 @@ pub mod outside;
 pub mod plugin_files;
 pub mod suite;
 pub mod toys;
+pub mod variants;

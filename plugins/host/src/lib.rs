@@ -10,6 +10,7 @@
 //! plugin in a child process first, and [`survey()`] lists what is there without running any of it.
 
 mod adapter;
+mod header;
 mod load;
 pub mod lock;
 pub mod probe;
@@ -29,5 +30,5 @@ pub use survey::{Listed, Status, survey};
 
 /// Version of the plugin interface that this program speaks.
 pub fn interface_version() -> &'static str {
-    load::interface_version()
+    header::interface_version()
 }

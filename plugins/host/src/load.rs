@@ -1,23 +1,15 @@
-//! Loads one plugin file: symbol, `abi_stable` version, interface version, layout, descriptions.
-
-#![expect(unsafe_code, reason = "runs code of a dynamic library after its layout was checked")]
+//! Loads one plugin file: trust, hash, header ([`crate::header`]), descriptions.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use abi_stable::StableAbi;
-use abi_stable::abi_stability::abi_checking::check_layout_compatibility;
-use abi_stable::library::{LibHeader, LibraryError, RootModule, abi_header_from_path};
+use abi_stable::library::LibHeader;
 use qhx_core::op::OpDescription;
 use qhx_op::abi::OpModuleRef;
 
+use crate::header::{self, Fault, Refusal};
 use crate::lock::check_op_name;
 use crate::trust::{self, Pinned};
-
-/// Version of the plugin interface that this program speaks.
-pub(crate) fn interface_version() -> &'static str {
-    <OpModuleRef as RootModule>::VERSION_STRINGS.version.as_str()
-}
 
 /// Why a file cannot be used as a plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -61,6 +53,17 @@ pub struct LoadError {
 impl LoadError {
     pub(crate) fn new(path: &Path, kind: LoadErrorKind, message: impl Into<String>) -> Self {
         Self { path: path.to_owned(), kind, message: message.into(), details: None }
+    }
+}
+
+impl From<Fault> for LoadErrorKind {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::NotALibrary => Self::NotALibrary,
+            Fault::NotAPlugin => Self::NotAPlugin,
+            Fault::Incompatible => Self::Incompatible,
+            Fault::Misbehaved => Self::Misbehaved,
+        }
     }
 }
 
@@ -171,16 +174,16 @@ impl Plugin {
     fn load_pinned(path: &Path, pinned: Pinned) -> Result<(Self, Pinned), LoadError> {
         let fail = |kind, message: String| LoadError::new(path, kind, message);
         let load_path = pinned.load_path();
-        let header = match open_header(&load_path) {
+        let header = match header::open(&load_path) {
             Ok(header) => header,
-            Err((kind, message)) => {
+            Err(Refusal { fault, message, .. }) => {
                 let message = message
                     .replace(&load_path.display().to_string(), &pinned.path.display().to_string());
-                if kind != LoadErrorKind::NotALibrary {
+                if fault != Fault::NotALibrary {
                     // It may stay loaded, so its path must not come to mean another file.
                     std::mem::forget(pinned);
                 }
-                return Err(fail(kind, message));
+                return Err(fail(fault.into(), message));
             }
         };
         if load_path == pinned.path && !pinned.still_there() {
@@ -205,22 +208,10 @@ impl Plugin {
         real: &Path,
         fail: &dyn Fn(LoadErrorKind, String) -> LoadError,
     ) -> Result<Self, LoadError> {
-        let found = header.version_strings().version.as_str().to_owned();
-        check_interface(&found).map_err(|why| fail(LoadErrorKind::Incompatible, why))?;
-        let expected = interface_version();
-        check_layout(header).map_err(|details| LoadError {
-            details: Some(details),
-            ..fail(
-                LoadErrorKind::Incompatible,
-                format!(
-                    "the plugin says interface {found}, but its types differ from those of this \
-                     program's {expected}; rebuild it against an unmodified qhx-op"
-                ),
-            )
+        let (interface, module) = header::module(header).map_err(|refusal| LoadError {
+            details: refusal.details,
+            ..fail(refusal.fault.into(), refusal.message)
         })?;
-        // SAFETY: the layouts fit, one way or the other; see `check_layout`.
-        let module = unsafe { header.init_root_module_with_unchecked_layout::<OpModuleRef>() }
-            .map_err(|e| fail(LoadErrorKind::Misbehaved, format!("failed while loading: {e}")))?;
         let ops = describe(module).map_err(|m| fail(LoadErrorKind::Misbehaved, m))?;
         if ops.is_empty() {
             return Err(fail(
@@ -230,21 +221,8 @@ impl Plugin {
                     .to_owned(),
             ));
         }
-        Ok(Self { path: real.to_owned(), interface: found, ops, module })
+        Ok(Self { path: real.to_owned(), interface, ops, module })
     }
-}
-
-/// Checks that a plugin built for interface `found` can be meant for this program.
-pub(crate) fn check_interface(found: &str) -> Result<(), String> {
-    let expected = interface_version();
-    if major(found) == major(expected) {
-        return Ok(());
-    }
-    Err(format!(
-        "the plugin was built for interface {found}, this program speaks {expected}; rebuild the \
-         plugin against qhx-op {}.x",
-        major(expected)
-    ))
 }
 
 /// The ops that a module describes.
@@ -265,57 +243,4 @@ pub(crate) fn describe(module: OpModuleRef) -> Result<Vec<OpDescription>, String
         }
     }
     Ok(ops)
-}
-
-fn major(version: &str) -> &str {
-    version.split('.').next().unwrap_or(version)
-}
-
-fn open_header(path: &Path) -> Result<&'static LibHeader, (LoadErrorKind, String)> {
-    let header = abi_header_from_path(path).map_err(|error| match error {
-        LibraryError::GetSymbolError { .. } => (
-            LoadErrorKind::NotAPlugin,
-            "a dynamic library, but not a qhx plugin: it exports no plugin root".to_owned(),
-        ),
-        LibraryError::OpenError { err, .. } => (
-            LoadErrorKind::NotALibrary,
-            format!("cannot be loaded as a dynamic library: {}", one_line(&err.to_string())),
-        ),
-        other => (LoadErrorKind::NotAPlugin, one_line(&other.to_string())),
-    })?;
-    header.upgrade().map_err(|error| {
-        let message = match error {
-            LibraryError::InvalidAbiHeader(found) => format!(
-                "the plugin uses abi_stable {}.{}, this program another; rebuild the plugin \
-                 against the same qhx-op",
-                found.abi_major, found.abi_minor
-            ),
-            other => one_line(&other.to_string()),
-        };
-        (LoadErrorKind::Incompatible, message)
-    })
-}
-
-/// Checks that the plugin's interface fits this program's.
-///
-/// The check asks that every prefix type of the plugin has at least the fields of ours. That
-/// refuses a plugin that is merely older, whose missing fields the program reads as absent. So the
-/// reverse is asked as well: that ours has at least the plugin's. What fits neither way is a real
-/// break.
-fn check_layout(header: &'static LibHeader) -> Result<(), String> {
-    let Err(error) = header.ensure_layout::<OpModuleRef>() else { return Ok(()) };
-    let Some(theirs) = header.layout() else { return Err(error.to_string()) };
-    match check_layout_compatibility(theirs, <OpModuleRef as StableAbi>::LAYOUT) {
-        Ok(()) => Ok(()),
-        Err(_) => Err(error.to_string()),
-    }
-}
-
-pub(crate) fn one_line(text: &str) -> String {
-    let line: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    if line.chars().count() > 300 {
-        line.chars().take(299).chain(std::iter::once('…')).collect()
-    } else {
-        line
-    }
 }

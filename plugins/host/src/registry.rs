@@ -9,7 +9,8 @@ use qhx_core::{Error, ErrorKind, Result};
 use qhx_op::abi::OpModuleRef;
 
 use crate::adapter::PluginOp;
-use crate::load::{Demands, LoadError, LoadErrorKind, Plugin, check_interface, describe};
+use crate::header::check_interface;
+use crate::load::{Demands, LoadError, LoadErrorKind, Plugin, describe};
 use crate::lock::{Lock, Locked};
 use crate::probe::probe;
 use crate::search::{Place, PluginOptions, default_places, files_in};

@@ -269,7 +269,7 @@ pub(crate) fn try_out(
 pub(crate) fn examine(dir: &Path, locked: &Locked, allow_untrusted: bool, hash: bool) -> Verified {
     let path = locked.path(dir);
     let verified = |health, reason: Option<String>| Verified { path: path.clone(), health, reason };
-    if let Err(why) = crate::load::check_interface(&locked.interface) {
+    if let Err(why) = crate::header::check_interface(&locked.interface) {
         return verified(Health::Incompatible, Some(why));
     }
     let known = |data: std::fs::Metadata| {

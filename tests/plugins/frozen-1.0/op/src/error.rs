@@ -1,0 +1,105 @@
+//! Errors of host-ops.
+
+use std::fmt;
+
+use crate::abi::RawError;
+
+/// Result with [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What sort of thing went wrong. The host turns it into its own kinds and exit codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct ErrorCode(pub u32);
+
+impl ErrorCode {
+    /// A fault of the op, or one that fits nothing else.
+    pub const INTERNAL: Self = Self(0);
+    /// The manifest says something it may not.
+    pub const MANIFEST: Self = Self(1);
+    /// A file of the bundle is missing or not what it claims to be.
+    pub const ARTIFACT: Self = Self(2);
+    /// A graph or tensor is missing or has the wrong shape or dtype.
+    pub const GRAPH: Self = Self(3);
+    /// The prompt cannot be used.
+    pub const PROMPT: Self = Self(4);
+    /// Executing a graph failed.
+    pub const EXECUTE: Self = Self(5);
+    /// The host asked for the work to stop.
+    pub const CANCELLED: Self = Self(6);
+    /// The op does not do this.
+    pub const UNSUPPORTED: Self = Self(7);
+    /// The op panicked.
+    pub const PANIC: Self = Self(8);
+    /// A context will not load.
+    pub const CONTEXT: Self = Self(9);
+}
+
+/// A failure with a message that names what was found and what was expected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Error {
+    code: ErrorCode,
+    message: String,
+}
+
+impl Error {
+    /// An error with `code` that says `message`.
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
+    }
+
+    /// The manifest says something it may not.
+    pub fn manifest(message: impl Into<String>) -> Self {
+        Self::new(ErrorCode::MANIFEST, message)
+    }
+
+    /// A graph or tensor is missing or has the wrong shape or dtype.
+    pub fn graph(message: impl Into<String>) -> Self {
+        Self::new(ErrorCode::GRAPH, message)
+    }
+
+    /// The prompt cannot be used.
+    pub fn prompt(message: impl Into<String>) -> Self {
+        Self::new(ErrorCode::PROMPT, message)
+    }
+
+    /// A file of the bundle is missing or not what it claims to be.
+    pub fn artifact(message: impl Into<String>) -> Self {
+        Self::new(ErrorCode::ARTIFACT, message)
+    }
+
+    /// The op does not do this.
+    pub fn unsupported(what: &str) -> Self {
+        Self::new(ErrorCode::UNSUPPORTED, format!("this host-op does not support {what}"))
+    }
+
+    /// What sort of failure this is.
+    pub fn code(&self) -> ErrorCode {
+        self.code
+    }
+
+    /// The message.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<Error> for RawError {
+    fn from(error: Error) -> Self {
+        Self { code: error.code.0, message: error.message.into() }
+    }
+}
+
+impl From<RawError> for Error {
+    fn from(raw: RawError) -> Self {
+        Self { code: ErrorCode(raw.code), message: raw.message.into() }
+    }
+}

@@ -1,0 +1,322 @@
+//! Turns [`Op`] implementations into the functions of the interface, and collects them.
+
+#![expect(unsafe_code, reason = "implements the raw vtable over boxed ops")]
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use abi_stable::StableAbi;
+use abi_stable::prefix_type::WithMetadata;
+use abi_stable::std_types::{RResult, RSlice, RStr, RString};
+
+use crate::abi::{
+    HostRef, OpModule, OpModuleRef, OpObject, OpVTable, OpVTableRef, RawError, RawResult,
+    RawSegment, RawView, SEGMENT_AUDIO, SEGMENT_IMAGE, SEGMENT_TOKENS, VIEW_F16, VIEW_F32,
+};
+use crate::{DType, Error, ErrorCode, Host, Op, OpDescription, Result, Segment, SnapshotId, View};
+
+/// Name of the symbol that a plugin exports: the one that `abi_stable` looks for.
+pub const ROOT_SYMBOL: &str = abi_stable::library::ROOT_MODULE_LOADER_NAME;
+
+/// An op that was registered with [`crate::register_ops!`].
+#[derive(Debug, Clone, Copy)]
+pub struct Registration {
+    describe: fn() -> OpDescription,
+    open: unsafe fn(HostRef) -> Result<OpObject>,
+}
+
+inventory::collect!(Registration);
+
+impl Registration {
+    /// The registration of `O`.
+    pub const fn of<O: Op>() -> Self {
+        Self { describe: O::describe, open: open::<O> }
+    }
+}
+
+/// Registers ops of this crate, for its plugin and for programs that link it in.
+///
+/// A program that links the crate must name it (`use my_ops as _;`), or the linker drops the
+/// registrations.
+#[macro_export]
+macro_rules! register_ops {
+    ($($op:ty),+ $(,)?) => {
+        $($crate::inventory::submit! { $crate::export::Registration::of::<$op>() })+
+    };
+}
+
+/// Makes the crate a plugin with the ops that the named crates, or this one, register.
+///
+/// Stands in a crate of its own of type `cdylib`: two exported roots in one program do not link.
+#[macro_export]
+macro_rules! export_plugin {
+    ($($ops:ident),* $(,)?) => {
+        $(use $ops as _;)*
+
+        #[doc(hidden)]
+        #[allow(unsafe_code, reason = "exports the symbol that a host looks for")]
+        // SAFETY: the name is the one agreed with the host, which checks the layout behind it.
+        #[unsafe(export_name = "_1as_0lib_1header_0root_bmodule_bloader")]
+        pub static QHX_PLUGIN_ROOT: $crate::abi_stable::library::LibHeader =
+            $crate::export::header();
+    };
+}
+
+/// The root of this plugin or program, over all registered ops.
+pub fn module() -> OpModuleRef {
+    MODULE
+}
+
+const MODULE: OpModuleRef = {
+    const STATIC: &WithMetadata<OpModule> =
+        &WithMetadata::new(OpModule { describe, open: open_by_name });
+    OpModuleRef(STATIC.static_as_prefix())
+};
+
+extern "C" fn root() -> abi_stable::library::RootModuleResult {
+    abi_stable::library::__call_root_module_loader(module)
+}
+
+/// The header that [`crate::export_plugin!`] exports.
+pub const fn header() -> abi_stable::library::LibHeader {
+    // SAFETY: `root` answers with an `OpModuleRef`, the type whose layout is recorded.
+    unsafe {
+        abi_stable::library::LibHeader::from_constructor::<OpModuleRef>(
+            root,
+            abi_stable::library::CheckTypeLayout::Yes,
+        )
+    }
+}
+
+/// Descriptions of all registered ops, sorted by name.
+pub fn descriptions() -> Vec<OpDescription> {
+    let mut all: Vec<_> =
+        inventory::iter::<Registration>.into_iter().map(|r| (r.describe)()).collect();
+    all.sort_by(|a, b| a.name.cmp(&b.name));
+    all
+}
+
+extern "C" fn describe() -> RString {
+    let text = catch_unwind(|| serde_json::to_string(&descriptions()).unwrap_or_default());
+    text.unwrap_or_default().into()
+}
+
+unsafe extern "C" fn open_by_name(name: RStr<'_>, host: HostRef) -> RawResult<OpObject> {
+    guard("open", || {
+        let registration = inventory::iter::<Registration>
+            .into_iter()
+            .find(|r| (r.describe)().name == name.as_str())
+            .ok_or_else(|| {
+                Error::new(ErrorCode::UNSUPPORTED, format!("this plugin has no op {name:?}"))
+            })?;
+        // SAFETY: the host vouches for `host`.
+        unsafe { (registration.open)(host) }
+    })
+}
+
+struct Instance<O> {
+    op: O,
+    host: Host,
+    poisoned: bool,
+}
+
+unsafe fn open<O: Op>(host: HostRef) -> Result<OpObject> {
+    // SAFETY: the caller vouches for `host`.
+    let mut host = unsafe { Host::new(host) }?;
+    let op = O::open(&mut host)?;
+    let instance = Box::new(Instance { op, host, poisoned: false });
+    Ok(OpObject { data: Box::into_raw(instance).cast(), vtable: Table::<O>::REF })
+}
+
+struct Table<O>(std::marker::PhantomData<O>);
+
+impl<O: Op> Table<O> {
+    const VALUE: WithMetadata<OpVTable> = WithMetadata::new(OpVTable {
+        close: close::<O>,
+        info: info::<O>,
+        reset: reset::<O>,
+        prefill: prefill::<O>,
+        decode: decode::<O>,
+        position: position::<O>,
+        truncate: truncate::<O>,
+        snapshot: snapshot::<O>,
+        restore: restore::<O>,
+        drop_snapshot: drop_snapshot::<O>,
+        embed: embed::<O>,
+    });
+    const STATIC: &'static WithMetadata<OpVTable> = &Self::VALUE;
+    const REF: OpVTableRef = OpVTableRef(Self::STATIC.static_as_prefix());
+}
+
+fn panic_text(payload: &(dyn Any + Send)) -> &str {
+    payload
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("(no message)")
+}
+
+/// Runs `body`; a panic becomes an error that names the call.
+fn guard<T: StableAbi>(call: &str, body: impl FnOnce() -> Result<T>) -> RawResult<T> {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(value)) => RResult::ROk(value),
+        Ok(Err(error)) => RResult::RErr(RawError::from(error)),
+        Err(payload) => {
+            let text = format!("the host-op panicked in {call}: {}", panic_text(&*payload));
+            // A payload whose own destructor panics must not unwind out of here.
+            std::mem::forget(payload);
+            RResult::RErr(RawError::from(Error::new(ErrorCode::PANIC, text)))
+        }
+    }
+}
+
+/// Runs `body` on the instance. After a panic the op's state is unknown, so it refuses to go on.
+unsafe fn with<O: Op, T: StableAbi>(
+    data: *mut c_void,
+    call: &str,
+    body: impl FnOnce(&mut Instance<O>) -> Result<T>,
+) -> RawResult<T> {
+    // SAFETY: `data` was made by `open::<O>`, whose vtable is the only way here; the host makes
+    // one call at a time.
+    let instance = unsafe { &mut *data.cast::<Instance<O>>() };
+    if instance.poisoned {
+        let error = Error::new(ErrorCode::PANIC, "the host-op panicked before; open it again");
+        return RResult::RErr(error.into());
+    }
+    let result = guard(call, || body(instance));
+    if let RResult::RErr(error) = &result
+        && error.code == ErrorCode::PANIC.0
+    {
+        instance.poisoned = true;
+    }
+    result
+}
+
+unsafe extern "C" fn close<O: Op>(data: *mut c_void) {
+    // SAFETY: made by `Box::into_raw` in `open::<O>`; the host closes once.
+    let instance = unsafe { Box::from_raw(data.cast::<Instance<O>>()) };
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(instance)));
+}
+
+unsafe extern "C" fn info<O: Op>(data: *mut c_void) -> RString {
+    // SAFETY: as the host promises for every call.
+    let text = unsafe {
+        with::<O, RString>(data, "info", |i| {
+            Ok(serde_json::to_string(&i.op.info()).unwrap_or_default().into())
+        })
+    };
+    text.unwrap_or_default()
+}
+
+unsafe extern "C" fn reset<O: Op>(data: *mut c_void) -> RawResult<()> {
+    // SAFETY: as the host promises for every call.
+    unsafe { with::<O, _>(data, "reset", |i| i.op.reset(&mut i.host)) }
+}
+
+fn segments<'a>(raw: &'a [RawSegment<'a>]) -> Vec<Segment<'a>> {
+    raw.iter()
+        .map(|s| match s.kind {
+            SEGMENT_TOKENS => Segment::Tokens(s.tokens.as_slice()),
+            SEGMENT_IMAGE => {
+                Segment::Image { rgb: s.bytes.as_slice(), width: s.width, height: s.height }
+            }
+            SEGMENT_AUDIO => Segment::Audio { samples: s.samples.as_slice(), rate: s.rate },
+            kind => Segment::Unknown(kind),
+        })
+        .collect()
+}
+
+fn raw_view(host: &Host, view: View) -> Result<RawView> {
+    let dtype = match view.dtype {
+        DType::F16 => VIEW_F16,
+        DType::F32 => VIEW_F32,
+        other => {
+            return Err(Error::graph(format!("an output of type {other}; expected f16 or f32")));
+        }
+    };
+    Ok(RawView {
+        buffer: host.raw_id(view.buffer),
+        dtype,
+        offset: view.offset as u64,
+        len: view.len as u64,
+    })
+}
+
+unsafe extern "C" fn prefill<O: Op>(
+    data: *mut c_void,
+    raw: RSlice<'_, RawSegment<'_>>,
+) -> RawResult<RawView> {
+    // SAFETY: as the host promises for every call.
+    unsafe {
+        with::<O, _>(data, "prefill", |i| {
+            let view = i.op.prefill(&mut i.host, &segments(raw.as_slice()))?;
+            raw_view(&i.host, view)
+        })
+    }
+}
+
+unsafe extern "C" fn decode<O: Op>(data: *mut c_void, token: u32) -> RawResult<RawView> {
+    // SAFETY: as the host promises for every call.
+    unsafe {
+        with::<O, _>(data, "decode", |i| {
+            let view = i.op.decode(&mut i.host, token)?;
+            raw_view(&i.host, view)
+        })
+    }
+}
+
+unsafe extern "C" fn position<O: Op>(data: *mut c_void) -> u64 {
+    // SAFETY: as the host promises for every call.
+    let position = unsafe { with::<O, u64>(data, "position", |i| Ok(i.op.position() as u64)) };
+    position.unwrap_or(0)
+}
+
+unsafe extern "C" fn truncate<O: Op>(data: *mut c_void, to: u64) -> RawResult<()> {
+    // SAFETY: as the host promises for every call.
+    unsafe { with::<O, _>(data, "truncate", |i| i.op.truncate(&mut i.host, to as usize)) }
+}
+
+unsafe extern "C" fn snapshot<O: Op>(data: *mut c_void) -> RawResult<u64> {
+    // SAFETY: as the host promises for every call.
+    unsafe { with::<O, _>(data, "snapshot", |i| i.op.snapshot(&mut i.host).map(|s| s.0)) }
+}
+
+unsafe extern "C" fn restore<O: Op>(data: *mut c_void, id: u64) -> RawResult<()> {
+    // SAFETY: as the host promises for every call.
+    unsafe { with::<O, _>(data, "restore", |i| i.op.restore(&mut i.host, SnapshotId(id))) }
+}
+
+unsafe extern "C" fn drop_snapshot<O: Op>(data: *mut c_void, id: u64) {
+    // SAFETY: as the host promises for every call.
+    let _ = unsafe {
+        with::<O, ()>(data, "drop_snapshot", |i| {
+            i.op.drop_snapshot(&mut i.host, SnapshotId(id));
+            Ok(())
+        })
+    };
+}
+
+unsafe extern "C" fn embed<O: Op>(
+    data: *mut c_void,
+    raw: RSlice<'_, RawSegment<'_>>,
+) -> RawResult<RawView> {
+    // SAFETY: as the host promises for every call.
+    unsafe {
+        with::<O, _>(data, "embed", |i| {
+            let view = i.op.embed(&mut i.host, &segments(raw.as_slice()))?;
+            raw_view(&i.host, view)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_exported_symbol_is_the_one_that_hosts_look_for() {
+        assert_eq!(
+            abi_stable::library::ROOT_MODULE_LOADER_NAME,
+            "_1as_0lib_1header_0root_bmodule_bloader"
+        );
+    }
+}

@@ -1,0 +1,285 @@
+//! Old and new plugins in old and new hosts, plugins of broken interfaces, and plugins that were
+//! built otherwise.
+//!
+//! `tests/plugins/frozen-1.0` is the interface as it was at 1.0, with a plugin. A newer interface
+//! is one with an added function in every table and an added field in the root; it is made of the
+//! frozen one and of the present one. A broken one has a changed signature, a changed struct, or a
+//! function less.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test says that it failed by panicking")]
+
+use std::fs;
+use std::io::Write as _;
+use std::ops::ControlFlow;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use qhx_core::CancelToken;
+use qhx_core::engine::{Prompt, Request};
+use qhx_plugins::{LoadErrorKind, Plugin, PluginOptions, Plugins};
+use qhx_tests::null_model;
+use qhx_tests::plugin_files::workspace;
+use qhx_tests::variants::{Edit, Interface, Variant, Way, unchanged};
+
+/// Greedy continuation of the tokens 1, 2 by `test_frozen`: sums, modulo 16.
+const EXPECTED: [u32; 4] = [3, 6, 12, 8];
+
+const FROZEN: Variant =
+    Variant { name: "frozen", interface: Interface::Frozen, edit: unchanged, host: Some(&[]) };
+/// 1.0 and what a later version adds.
+const NEWER: Variant =
+    Variant { name: "newer", interface: Interface::Frozen, edit: newer, host: Some(&["newer"]) };
+/// The present interface and what a later version adds.
+const NEXT: Variant =
+    Variant { name: "next", interface: Interface::Present, edit: newer, host: None };
+
+const PLAIN: Way<'_> = Way { name: "", args: &[], release: false, toolchain: None };
+
+/// Replaces a text that must be there once.
+fn replace(text: &str, from: &str, to: &str) -> String {
+    assert_eq!(text.matches(from).count(), 1, "{from:?} is not there exactly once");
+    text.replace(from, to)
+}
+
+/// Puts `added` before the brace that closes what begins with `head`, which ends with a brace.
+fn append(text: &str, head: &str, added: &str) -> String {
+    let start = text.find(head).unwrap_or_else(|| panic!("{head:?} is not there")) + head.len();
+    let mut depth = 1;
+    let end = text[start..].find(|c: char| {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        depth == 0
+    });
+    let end = start + end.unwrap_or_else(|| panic!("{head:?} is not closed"));
+    let comma = if text[..end].trim_end().ends_with(',') { "" } else { "," };
+    format!("{}{comma}\n{added}\n{}", text[..end].trim_end(), &text[end..])
+}
+
+/// The interface of a later minor version.
+fn newer(path: &str, text: String) -> String {
+    const FIELD: &str = "/// Added.\npub clock: unsafe extern \"C\" fn(data: *mut c_void) -> u64,";
+    const CLOCK: &str = "\nunsafe extern \"C\" fn clock(_data: *mut c_void) -> u64 {\n    7\n}\n";
+    match path {
+        "Cargo.toml" => {
+            let line = text.lines().find(|line| line.starts_with("version = ")).unwrap();
+            replace(&text, line, "version = \"1.99.0\"")
+        }
+        "src/abi.rs" => {
+            let text = append(&text, "pub struct HostVTable {", FIELD);
+            let text = append(&text, "pub struct OpVTable {", FIELD);
+            append(&text, "pub struct OpModule {", "/// Added.\npub era: u64,")
+        }
+        "src/export.rs" => {
+            let text = append(&text, "WithMetadata::new(OpModule {", "era: 2,");
+            append(&text, "WithMetadata::new(OpVTable {", "clock,") + CLOCK
+        }
+        "src/harness.rs" => append(&text, "WithMetadata::new(HostVTable {", "clock,") + CLOCK,
+        // The kit of a newer plugin uses what is new where the host has it.
+        "src/host.rs" => replace(
+            &text,
+            "        host.assign_roles()?;\n",
+            "        host.assign_roles()?;\n        \
+             // SAFETY: as for every service.\n        \
+             let time = host.raw.vtable.clock().map(|clock| unsafe { clock(host.raw.data) });\n        \
+             host.log(LogLevel::Info, &format!(\"clock {time:?}\"));\n",
+        ),
+        _ => text,
+    }
+}
+
+/// Runs the plugin in this program: tokens of a generation, and the version it was built against.
+fn generate(file: &Path) -> (Vec<u32>, String) {
+    let options = PluginOptions {
+        files: vec![file.to_owned()],
+        only_named: true,
+        ..PluginOptions::default()
+    };
+    let plugins = Plugins::discover(&options).unwrap_or_else(|e| panic!("{e}"));
+    let mut model = null_model::open("test_frozen", &plugins, &CancelToken::new()).unwrap();
+    let request = Request::greedy(Prompt::Tokens(vec![1, 2]), 4);
+    let tokens = model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap().tokens;
+    let embedding = model.embed(&[4, 5]).unwrap();
+    assert_eq!(embedding.iter().position(|&v| v == 1.0), Some(9));
+    (tokens, Plugin::load(file).unwrap().interface)
+}
+
+/// Runs a plugin in a host program and answers with the line it prints.
+fn hosted(host: &Path, plugin: &Path) -> String {
+    let output = Command::new(host).arg(plugin).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    format!("{}{errors}", String::from_utf8_lossy(&output.stdout).trim_end())
+}
+
+fn line(host: &str, plugin: &str, added: &str, log: &[&str]) -> String {
+    format!(
+        "host {host} plugin {plugin} tokens {EXPECTED:?} position 5 embedded 9 added {added} log \
+         {log:?}"
+    )
+}
+
+#[test]
+fn the_frozen_interface_is_that_of_1_0() {
+    let read = |file: &str| fs::read_to_string(workspace().join(file)).unwrap();
+    if qhx_plugins::interface_version() == "1.0.0" {
+        assert_eq!(
+            read("plugins/op/src/abi.rs"),
+            read("tests/plugins/frozen-1.0/op/src/abi.rs"),
+            "the interface changed and is still called 1.0.0: give qhx-op a new version"
+        );
+    }
+    let major = qhx_plugins::interface_version().split('.').next();
+    assert_eq!(major, Some("1"), "a new major version needs a frozen plugin of its own");
+}
+
+#[test]
+fn a_frozen_plugin_runs_in_this_host_and_in_a_newer_one() {
+    let frozen = FROZEN.build(PLAIN).plugin;
+    assert_eq!(generate(&frozen), (EXPECTED.to_vec(), "1.0.0".to_owned()));
+    // What the older plugin lacks is absent to the newer host, not a wild pointer.
+    let expected = line("1.99.0", "1.0.0", "None None", &["opened"]);
+    assert_eq!(hosted(&NEWER.build(PLAIN).host, &frozen), expected);
+}
+
+#[test]
+fn a_newer_plugin_runs_in_this_host_and_in_the_frozen_one() {
+    let next = NEXT.build(PLAIN).plugin;
+    assert_eq!(generate(&next), (EXPECTED.to_vec(), "1.99.0".to_owned()));
+    let (frozen, newer) = (FROZEN.build(PLAIN), NEWER.build(PLAIN));
+    for plugin in [&newer.plugin, &next] {
+        // What the older host lacks is absent to the newer plugin.
+        let expected = line("1.0.0", "1.99.0", "not known", &["clock None", "opened"]);
+        assert_eq!(hosted(&frozen.host, plugin), expected);
+    }
+    // Of one age they use what is new.
+    let expected = line("1.99.0", "1.99.0", "Some(2) Some(7)", &["clock Some(7)", "opened"]);
+    assert_eq!(hosted(&newer.host, &newer.plugin), expected);
+    let expected = line("1.0.0", "1.0.0", "not known", &["opened"]);
+    assert_eq!(hosted(&frozen.host, &frozen.plugin), expected);
+}
+
+/// A function answers with another type.
+fn another_signature(path: &str, text: String) -> String {
+    match path {
+        "src/abi.rs" => replace(
+            &text,
+            "pub position: unsafe extern \"C\" fn(data: *mut c_void) -> u64,",
+            "pub position: unsafe extern \"C\" fn(data: *mut c_void) -> RString,",
+        ),
+        "src/export.rs" => {
+            let text = replace(
+                &text,
+                "unsafe extern \"C\" fn position<O: Op>(data: *mut c_void) -> u64 {",
+                "unsafe extern \"C\" fn position<O: Op>(data: *mut c_void) -> RString {",
+            );
+            replace(
+                &text,
+                "    position.unwrap_or(0)\n",
+                "    position.unwrap_or(0).to_string().into()\n",
+            )
+        }
+        _ => text,
+    }
+}
+
+/// Two fields of a struct change places.
+fn another_struct(path: &str, text: String) -> String {
+    const OFFSET: &str = "    /// First byte.\n    pub offset: u64,\n";
+    const LEN: &str = "    /// Number of elements.\n    pub len: u64,\n";
+    match path {
+        "src/abi.rs" => replace(&text, &format!("{OFFSET}{LEN}"), &format!("{LEN}{OFFSET}")),
+        _ => text,
+    }
+}
+
+/// A function that every 1.x has is gone.
+fn a_function_less(path: &str, text: String) -> String {
+    match path {
+        "src/abi.rs" => replace(
+            &text,
+            "    /// Frees a saved state.\n    pub drop_snapshot: unsafe extern \"C\" fn(data: *mut c_void, snapshot: u64),\n",
+            "",
+        ),
+        "src/export.rs" => replace(&text, "        drop_snapshot: drop_snapshot::<O>,\n", ""),
+        _ => text,
+    }
+}
+
+#[test]
+fn real_breaks_are_refused_in_one_sentence() {
+    let frozen_host = FROZEN.build(PLAIN).host;
+    let breaks: [(&str, Edit); 3] =
+        [("signature", another_signature), ("struct", another_struct), ("less", a_function_less)];
+    for (name, edit) in breaks {
+        let broken = Variant { name, interface: Interface::Frozen, edit, host: None };
+        let file = broken.build(PLAIN).plugin;
+        let error = Plugin::load(&file).unwrap_err();
+        assert_eq!(error.kind, LoadErrorKind::Incompatible, "{name}: {error}");
+        let message = error.to_string();
+        assert_eq!(message.lines().count(), 1, "{message}");
+        assert!(message.contains("types differ") && message.contains("rebuild"), "{message}");
+        assert!(error.details.is_some_and(|text| text.lines().count() > 10));
+        let message = hosted(&frozen_host, &file);
+        assert!(message.starts_with("Incompatible: ") && !message.contains('\n'), "{message}");
+    }
+}
+
+#[test]
+fn plugins_that_were_built_otherwise_run() {
+    for way in [
+        Way { name: "-release-lto", release: true, ..PLAIN },
+        Way { name: "-allocator", args: &["--features", "other-allocator"], ..PLAIN },
+    ] {
+        let file = PLUGIN.build(way).plugin;
+        assert_eq!(generate(&file).0, EXPECTED, "{way:?}");
+    }
+}
+
+/// The frozen plugin without a host.
+const PLUGIN: Variant = Variant { name: "otherwise", host: None, ..FROZEN };
+
+/// Works until the plugin panics; then there is nobody to catch it.
+#[test]
+fn a_plugin_that_aborts_on_panic_runs_and_its_panic_ends_the_program() {
+    let way = Way { name: "-abort", args: &["--config", "profile.dev.panic='abort'"], ..PLAIN };
+    let (frozen, aborting) = (FROZEN.build(PLAIN), PLUGIN.build(way).plugin);
+    assert_eq!(generate(&aborting).0, EXPECTED);
+    let panic_in =
+        |plugin: &Path| Command::new(&frozen.host).arg(plugin).arg("13").output().unwrap();
+    let output = panic_in(&frozen.plugin);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.code() == Some(1) && text.contains("token 13 goes wrong"), "{text}");
+    let status = panic_in(&aborting).status;
+    assert_eq!(status.signal(), Some(6), "SIGABRT expected: {status}");
+}
+
+/// The compiler that a command runs, such as `rustc 1.95.0 (59807616e 2026-04-14)`, and its minor
+/// version.
+fn compiler(command: &mut Command) -> Option<(String, u32)> {
+    let output = command.args(["rustc", "--version"]).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    let minor = text.strip_prefix("rustc 1.")?.split('.').next()?.parse().ok()?;
+    Some((text.trim().to_owned(), minor))
+}
+
+#[test]
+fn a_plugin_of_another_toolchain_runs() {
+    /// The `rust-version` of the workspace.
+    const OLDEST: u32 = 92;
+    let list = Command::new("rustup").args(["toolchain", "list"]).output();
+    let list = list.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
+    let own = compiler(Command::new("env").arg("--"));
+    let other = list.lines().filter_map(|line| line.split_whitespace().next()).find(|name| {
+        let theirs = compiler(Command::new("rustup").args(["run", name]));
+        theirs.as_ref().is_some_and(|(_, minor)| *minor >= OLDEST) && theirs != own
+    });
+    let Some(toolchain) = other else {
+        // Not through `eprintln!`, which is shown for failures only.
+        writeln!(std::io::stderr(), "skipped: plugin of another toolchain (only one is installed)")
+            .unwrap();
+        return;
+    };
+    let way = Way { name: "-toolchain", toolchain: Some(toolchain), ..PLAIN };
+    let file = PLUGIN.build(way).plugin;
+    assert_eq!(generate(&file).0, EXPECTED, "{toolchain}");
+}
