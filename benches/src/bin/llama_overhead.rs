@@ -1,0 +1,173 @@
+//! Host time of `llama_generate` at Llama-3.2-1B shapes: per decoded token, and per prompt through
+//! graphs of 128 tokens against the same prompt through the decode graph.
+//!
+//! The graphs execute nothing, so that what remains is qhx. Asserts that a token costs no heap
+//! allocation.
+
+#![expect(clippy::print_stdout, reason = "the report is the result")]
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use qhx_benches::allocations::{self, Counting};
+use qhx_core::backend::{Backend, ContextSource};
+use qhx_core::manifest::Manifest;
+use qhx_core::null::NullBackend;
+use qhx_core::op::{HostOp, OpProvider, OpServices, Segment};
+use qhx_core::{CancelToken, DType, GraphInfo, TensorInfo, Workspace};
+use qhx_ops_llama as _;
+use qhx_plugins::{PluginOptions, Plugins};
+use serde_json::json;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+type AnyError = Box<dyn std::error::Error>;
+
+const LAYERS: usize = 16;
+const HIDDEN: usize = 2048;
+const KV_HEADS: usize = 8;
+const HEAD_DIM: usize = 64;
+const VOCAB: usize = 128_256;
+const MAX_CTX: usize = 2048;
+const WIDTH: usize = 128;
+const PROMPT: usize = 512;
+const TOKENS: u32 = 1000;
+
+fn tensor(name: &str, shape: &[usize]) -> TensorInfo {
+    TensorInfo::new(name, DType::F16, shape.to_vec())
+}
+
+/// A graph over the caches that takes `rows` tokens.
+fn decoder(name: &str, rows: usize) -> GraphInfo {
+    let mut inputs = vec![
+        tensor("x", &[rows, HIDDEN]),
+        tensor("cos", &[rows, HEAD_DIM / 2]),
+        tensor("sin", &[rows, HEAD_DIM / 2]),
+        tensor("cmask", &[rows, MAX_CTX + rows]),
+    ];
+    let mut outputs = vec![tensor("y", &[rows, HIDDEN])];
+    for layer in 0..LAYERS {
+        for kind in ["k", "v"] {
+            let past = format!("past_{kind}_{layer}");
+            inputs.push(tensor(&past, &[KV_HEADS, MAX_CTX, HEAD_DIM]));
+            outputs.push(tensor(&format!("new_{kind}_{layer}"), &[KV_HEADS, rows, HEAD_DIM]));
+        }
+    }
+    GraphInfo { name: name.to_owned(), inputs, outputs }
+}
+
+fn open(folder: &Path, prefill: bool) -> Result<Box<dyn HostOp>, AnyError> {
+    // A sparse file: the table's size without its bytes on disk.
+    let embed = File::create(folder.join("embed_f16.bin"))?;
+    embed.set_len((VOCAB * HIDDEN * 2) as u64)?;
+    let mut contexts = vec![
+        ("decode", decoder("decode", 1)),
+        (
+            "lmhead",
+            GraphInfo {
+                name: "lmhead".to_owned(),
+                inputs: vec![tensor("x", &[1, HIDDEN])],
+                outputs: vec![tensor("logits", &[1, VOCAB])],
+            },
+        ),
+    ];
+    let mut params = json!({"decode": "decode", "lmhead": "lmhead"});
+    if prefill {
+        contexts.push(("prefill", decoder("prefill", WIDTH)));
+        params["prefill"] = "prefill".into();
+    }
+    let files: serde_json::Map<_, _> = contexts
+        .iter()
+        .map(|(key, _)| ((*key).to_owned(), json!({"bin": format!("{key}.bin")})))
+        .collect();
+    let manifest = json!({
+        "schema_version": 1,
+        "model": {"name": "llama-3.2-1b", "family": "llama", "dsp_arch": null},
+        "params": {
+            "hidden": HIDDEN, "vocab": VOCAB, "n_layers": LAYERS, "max_ctx": MAX_CTX,
+            "head_dim": HEAD_DIM, "rope_theta": 5e5, "eos_token_id": 0
+        },
+        "artifacts": {"contexts": files, "embed": "embed_f16.bin"},
+        "plan": {"params": params, "steps": [{"host": "llama_generate"}]}
+    });
+    let path = folder.join("bench.json");
+    let manifest = Arc::new(Manifest::from_value(&path, manifest, None)?);
+    let keys: Vec<_> = contexts.iter().map(|(key, _)| (*key).to_owned()).collect();
+    let contexts = contexts.into_iter().map(|(key, graph)| (key.to_owned(), vec![graph]));
+    let backend: Arc<dyn Backend> = Arc::new(NullBackend::new(contexts.collect()));
+    let mut workspace = Workspace::new(Arc::clone(&backend), CancelToken::new());
+    for key in keys {
+        let source = ContextSource { key: key.clone(), ..ContextSource::default() };
+        workspace.add_context(&key, &backend.open_context(&source)?)?;
+    }
+    let services = OpServices {
+        artifacts: manifest.open_artifacts(),
+        manifest,
+        workspace,
+        threads: Arc::new(rayon::ThreadPoolBuilder::new().num_threads(1).build()?),
+        progress: None,
+    };
+    let options = PluginOptions { only_named: true, ..PluginOptions::default() };
+    Ok(Plugins::discover(&options)?.open("llama_generate", services)?)
+}
+
+/// The best of five, and heap allocations of the last.
+fn best(mut body: impl FnMut() -> Result<(), AnyError>) -> Result<(Duration, u64), AnyError> {
+    let (mut best, mut allocated) = (Duration::MAX, 0);
+    body()?;
+    for _ in 0..5 {
+        let count = allocations::count();
+        let start = Instant::now();
+        body()?;
+        best = best.min(start.elapsed());
+        allocated = allocations::count() - count;
+    }
+    Ok((best, allocated))
+}
+
+fn executions(op: &dyn HostOp) -> u64 {
+    op.graph_stats().iter().map(|graph| graph.executions).sum()
+}
+
+fn main() -> Result<(), AnyError> {
+    let folder = tempfile::tempdir()?;
+    let prompt: Vec<u32> = (0..PROMPT as u32).map(|i| i * 61 % VOCAB as u32).collect();
+    println!("Llama-3.2-1B shapes, null backend, linked in; host time, best of 5");
+    let mut first = None;
+    for prefill in [true, false] {
+        let mut op = open(folder.path(), prefill)?;
+        let (decode, allocated) = best(|| {
+            op.reset()?;
+            for token in 0..TOKENS {
+                op.decode(token * 97 % VOCAB as u32)?;
+            }
+            Ok(())
+        })?;
+        assert_eq!(allocated, 0, "a decode step allocated");
+        let before = executions(&*op);
+        let (prompt_time, _) = best(|| {
+            op.reset()?;
+            op.prefill(&[Segment::Tokens(&prompt)])?;
+            Ok(())
+        })?;
+        let each = (executions(&*op) - before) / 6;
+        let how = if prefill { "prompt graph of 128" } else { "decode graph only" };
+        println!(
+            "{how}: {:.1} µs a token, 0 allocations; prompt of {PROMPT}: {:.2} ms, {each} graph \
+             executions",
+            decode.as_secs_f64() * 1e6 / f64::from(TOKENS),
+            prompt_time.as_secs_f64() * 1e3
+        );
+        match first {
+            None => first = Some(prompt_time),
+            Some(wide) => println!(
+                "host time of the prompt, decode graph only / prompt graph: {:.2}",
+                prompt_time.as_secs_f64() / wide.as_secs_f64()
+            ),
+        }
+    }
+    Ok(())
+}
