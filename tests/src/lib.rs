@@ -8,6 +8,7 @@ use qhx_ops_llama as _;
 use qhx_ops_qwen35 as _;
 
 pub mod backends;
+pub mod letters;
 pub mod null_model;
 pub mod outside;
 pub mod plugin_files;

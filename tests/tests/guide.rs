@@ -4,7 +4,13 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::path::Path;
+
 use qhx_tests::outside::{self, Outside};
+use qhx_tests::plugin_files::workspace;
 
 #[test]
 fn the_steps_lead_from_an_empty_folder_to_generate() {
@@ -29,4 +35,24 @@ fn the_steps_lead_from_an_empty_folder_to_generate() {
     let (success, text) = place.qhx(&["plugins", "verify"]);
     assert!(success && text.contains("libmy_op.so"), "{text}");
     assert_eq!(outside::hashes(&outside::programs()), before, "the programs changed");
+}
+
+#[test]
+fn the_templates_bundle_is_what_its_generator_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    qhx_tests::letters::write(folder.path(), |_| {}).unwrap();
+    let committed = workspace().join("examples/plugin-template/bundle");
+    let files = |folder: &Path| -> BTreeMap<OsString, Vec<u8>> {
+        let entries = fs::read_dir(folder).unwrap().map(Result::unwrap);
+        entries.map(|entry| (entry.file_name(), fs::read(entry.path()).unwrap())).collect()
+    };
+    let (written, committed) = (files(folder.path()), files(&committed));
+    assert!(written.keys().eq(committed.keys()), "{:?}", written.keys());
+    for (name, bytes) in &written {
+        assert!(
+            *bytes == committed[name],
+            "{} is out of date: cargo run -p qhx-tests --bin template_bundle",
+            name.display()
+        );
+    }
 }

@@ -14,7 +14,7 @@ use qhx_plugins::store::{Health, Store};
 use qhx_plugins::{
     Listed, LoadErrorKind, Plugin, PluginOptions, PluginStatus, Plugins, Prober, Status, survey,
 };
-use qhx_tests::{null_model, plugin_files};
+use qhx_tests::{null_model, outside, plugin_files};
 
 fn misbehaving() -> &'static Path {
     static FILE: OnceLock<PathBuf> = OnceLock::new();
@@ -75,6 +75,51 @@ fn an_installed_plugin_is_listed_without_loading_and_runs() {
     assert!(matches!(plugins.files(), [PluginStatus::Installed { .. }]), "{plugins:?}");
     null_model::open("test_nan_logits", &plugins, &CancelToken::new()).unwrap();
     assert!(store.verify().unwrap().iter().all(|v| v.health == Health::Ok));
+}
+
+/// Fifty installed plugins, each of which ends the process that loads it.
+#[cfg(target_os = "linux")]
+#[test]
+fn listing_installed_plugins_loads_none_of_them() {
+    use std::os::unix::fs::MetadataExt as _;
+    const COUNT: usize = 50;
+    let folder = tempfile::tempdir().unwrap();
+    let first = folder.path().join("first");
+    let crashing = plugin_files::build_example("qhx-test-odd-plugins", "crash_on_load");
+    fs::copy(crashing, &first).unwrap();
+    let (hash, data) =
+        (&outside::hashes(std::slice::from_ref(&first))[0].1, fs::metadata(&first).unwrap());
+    let modified = data.mtime() * 1_000_000_000 + data.mtime_nsec();
+    let mut lock = "version = 1\n".to_owned();
+    for index in 0..COUNT {
+        let file = plugin_files::library_name(&format!("crash_{index}"));
+        fs::hard_link(&first, folder.path().join(&file)).unwrap();
+        lock += &format!(
+            "[[plugin]]\nfile = {file:?}\nsha256 = {hash:?}\nbytes = {}\nmodified_ns = {modified}\n\
+             interface = {:?}\n[[plugin.op]]\nname = \"test_crash_{index}\"\ntasks = [\"generate\"]\n",
+            data.len(),
+            qhx_plugins::interface_version(),
+        );
+    }
+    fs::remove_file(&first).unwrap();
+    fs::write(folder.path().join(LOCK_FILE), lock).unwrap();
+
+    let options = PluginOptions {
+        dirs: vec![folder.path().to_owned()],
+        only_named: true,
+        ..PluginOptions::default()
+    };
+    let rows = survey(&options).unwrap();
+    assert!(rows.len() == COUNT && rows.iter().all(|row| row.status == Status::Ok), "{rows:#?}");
+    // Opening a bundle asks who has an op; only the one that has it would be loaded.
+    let plugins = Plugins::discover(&options).unwrap();
+    assert!(plugins.find("no_such_op").is_err());
+    assert_eq!(
+        plugins.list().iter().filter(|op| op.description.name.contains("crash")).count(),
+        COUNT
+    );
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    assert!(!maps.contains("libcrash_"), "a plugin is mapped");
 }
 
 #[test]
