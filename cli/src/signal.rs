@@ -1,12 +1,18 @@
-//! Ctrl-C: the first one asks the work to stop, the second one ends the process.
+//! Ctrl-C: the first one asks the work to stop, the second one ends the process. A time limit does
+//! the same: first it asks, then it ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::time::Duration;
 
 use qhx_core::{CancelToken, Error, ErrorKind, Result};
 
 /// The exit code of an interrupted command.
 pub(crate) const INTERRUPTED: i32 = ErrorKind::Cancelled.exit_code() as i32;
+
+/// How long work that was asked to stop may take to do so.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// Turns Ctrl-C, SIGTERM and SIGHUP into a cancelled token.
 #[derive(Debug, Clone)]
@@ -24,6 +30,12 @@ impl Drop for Working {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }
+}
+
+/// Until it is dropped, the work has a limited time.
+#[derive(Debug)]
+pub(crate) struct TimeLimit {
+    _until_dropped: Sender<()>,
 }
 
 impl Interrupts {
@@ -51,5 +63,28 @@ impl Interrupts {
     pub(crate) fn working(&self) -> Working {
         self.working.store(true, Ordering::Release);
         Working(Arc::clone(&self.working))
+    }
+
+    /// Cancels the work when its time is up, and ends the process when that does not stop it: a
+    /// host-op that calls no service is not asked.
+    pub(crate) fn limit(&self, time: Duration) -> TimeLimit {
+        let (sender, dropped) = mpsc::channel::<()>();
+        let token = self.token.clone();
+        std::thread::spawn(move || {
+            let passes = |time| dropped.recv_timeout(time) == Err(RecvTimeoutError::Timeout);
+            if !passes(time) {
+                return;
+            }
+            token.cancel();
+            if passes(GRACE) {
+                eprintln!(
+                    "error: the time of {} s is up, and the host-op did not stop within {} s more",
+                    time.as_secs_f64(),
+                    GRACE.as_secs()
+                );
+                std::process::exit(INTERRUPTED);
+            }
+        });
+        TimeLimit { _until_dropped: sender }
     }
 }

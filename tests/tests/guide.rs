@@ -56,3 +56,24 @@ fn the_templates_bundle_is_what_its_generator_writes() {
         );
     }
 }
+
+/// The tables of the pages name tests as `file::test`; each is there.
+#[test]
+fn every_test_that_the_page_on_plugins_names_exists() {
+    let page = fs::read_to_string(workspace().join("docs/plugins.md")).unwrap();
+    let rows = page.split_once("## Plugins that misbehave").unwrap().1;
+    let rows: Vec<_> = rows.lines().filter(|l| l.starts_with("| ")).skip(1).collect();
+    assert!(rows.len() > 20, "{} rows", rows.len());
+    for row in rows {
+        let test = row.rsplit('`').nth(1).unwrap_or_default();
+        let (file, name) = test.split_once("::").unwrap_or_else(|| panic!("no test in {row}"));
+        let name = name.rsplit("::").next().unwrap_or(name);
+        let source = workspace().join("tests/tests").join(file).with_extension("rs");
+        let source = fs::read_to_string(&source).unwrap_or_else(|e| panic!("{row}: {e}"));
+        assert!(
+            source.contains(&format!("#[test]\nfn {name}("))
+                || source.contains(&format!("#[test]\n    fn {name}(")),
+            "{row}"
+        );
+    }
+}

@@ -10,8 +10,10 @@ use qhx_core::CancelToken;
 use qhx_core::engine::{Prompt, Request};
 use qhx_core::op::OpProvider;
 use qhx_plugins::{LoadErrorKind, Plugin, PluginOptions, Plugins};
+use qhx_tests::outside::Outside;
 use qhx_tests::plugin_files::build_example;
-use qhx_tests::{null_model, plugin_files};
+use qhx_tests::{letters, null_model, outside, plugin_files};
+use serde_json::json;
 
 fn odd(name: &str) -> PathBuf {
     build_example("qhx-test-odd-plugins", name)
@@ -144,4 +146,27 @@ fn two_sessions_on_two_threads_do_not_meet() {
         }
     });
     assert!(plugins.find("test_leaks").is_ok());
+}
+
+/// The program with `--timeout`, over a bundle for the CPU whose first token comes and whose second
+/// never does.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_time_limit_stops_an_op_and_ends_the_program_when_the_op_does_not_stop() {
+    let _alone = MEMORY.lock().unwrap_or_else(PoisonError::into_inner);
+    let place = Outside::new(&outside::programs()[0]);
+    let plugin = plugin_files::build("qhx-test-misbehaving-plugin");
+    for (op, says) in
+        [("test_endless_loop", "finish: cancelled"), ("test_never_returns", "did not stop within")]
+    {
+        let bundle = place.folder().join(op);
+        letters::write(&bundle, |manifest| {
+            manifest["plan"] = json!({"params": {"step": "decode"}, "steps": [{"host": op}]});
+        })
+        .unwrap();
+        let (bundle, plugin) = (bundle.to_str().unwrap(), plugin.to_str().unwrap());
+        let arguments = ["generate", bundle, "b", "--backend", "cpu", "--timeout", "0.5"];
+        let (success, text) = place.qhx(&[&arguments[..], &["--plugin", plugin]].concat());
+        assert!(!success && text.starts_with('a') && text.contains(says), "{op}: {text}");
+    }
 }

@@ -2,9 +2,9 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
-use qhx_core::Result;
 use qhx_core::engine::{Message, Prompt, Request};
 
 use crate::app::{App, Status};
@@ -53,6 +53,9 @@ pub(crate) struct GenerateArgs {
     /// Do not end at the model's end-of-text tokens
     #[arg(long)]
     pub ignore_eos: bool,
+    /// Stop after this time, as Ctrl-C does; opening the bundle does not count
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub timeout: Option<Duration>,
     /// Print one JSON object, once all is there
     #[arg(long)]
     pub json: bool,
@@ -62,8 +65,16 @@ pub(crate) struct GenerateArgs {
     pub backend: BackendArgs,
 }
 
+/// A time such as `30` or `0.5`.
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| *seconds > 0.0);
+    seconds
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .ok_or_else(|| "expected seconds, such as 30 or 0.5".to_owned())
+}
+
 /// Runs the command.
-pub(crate) fn run(args: &GenerateArgs, app: &mut App) -> Result<Status> {
+pub(crate) fn run(args: &GenerateArgs, app: &mut App) -> qhx_core::Result<Status> {
     let sampling = args.sampling.params()?;
     let text = prompt::text(args.prompt.as_deref())?;
     let prompt = if args.ids {
@@ -89,7 +100,9 @@ pub(crate) fn run(args: &GenerateArgs, app: &mut App) -> Result<Status> {
         (false, true) => Stream::Ids,
         (false, false) => Stream::Text,
     };
+    let limit = args.timeout.map(|time| app.interrupts.limit(time));
     let generation = session::generate(app, &mut model, &request, stream)?;
+    drop(limit);
     if args.json {
         app.output.json(&session::json(&model, &generation))?;
     }

@@ -3,8 +3,11 @@
 
 #![expect(clippy::panic, reason = "panicking is what some of these ops are for")]
 
+use std::time::Duration;
+
 use qhx_op::{
-    DType, Error, Host, Modality, Op, OpDescription, OpInfo, Port, Result, Segment, Task, View,
+    DType, Error, GraphId, Host, Modality, Op, OpDescription, OpInfo, Port, Result, Segment, Task,
+    View,
 };
 
 /// In which way an op misbehaves.
@@ -17,15 +20,17 @@ enum Fault {
     WrongLength,
     BeyondBuffer,
     EndlessLoop,
+    NeverReturns,
     WritePastEnd,
 }
 
 struct Faulty<const FAULT: usize> {
+    graph: GraphId,
     logits: View,
     position: usize,
 }
 
-const FAULTS: [(Fault, &str); 8] = [
+const FAULTS: [(Fault, &str); 9] = [
     (Fault::PanicInOpen, "test_panic_in_open"),
     (Fault::PanicInPrefill, "test_panic_in_prefill"),
     (Fault::PanicInDecode, "test_panic_in_decode"),
@@ -34,6 +39,7 @@ const FAULTS: [(Fault, &str); 8] = [
     (Fault::BeyondBuffer, "test_beyond_buffer"),
     (Fault::EndlessLoop, "test_endless_loop"),
     (Fault::WritePastEnd, "test_write_past_end"),
+    (Fault::NeverReturns, "test_never_returns"),
 ];
 
 impl<const FAULT: usize> Faulty<FAULT> {
@@ -68,11 +74,20 @@ impl<const FAULT: usize> Op for Faulty<FAULT> {
 
     fn open(host: &mut Host) -> Result<Self> {
         assert!(Self::KIND != Fault::PanicInOpen, "open goes wrong");
-        let graph = host.require_graph("/plan/params/step", "step")?;
-        let port = host.graph(graph).require_output("logits")?;
-        let buffer = host.allocate_for(graph, Port::Output(port))?;
-        let len = host.tensor(graph, Port::Output(port)).elements();
-        Ok(Self { logits: View { buffer, dtype: DType::F32, offset: 0, len }, position: 0 })
+        let name: Option<String> = host.value("/plan/params/step")?;
+        let name = name.as_deref().unwrap_or("step");
+        let graph = host.require_graph("/plan/params/step", name)?;
+        for index in 0..host.graph(graph).inputs.len() {
+            host.allocate_for(graph, Port::Input(index))?;
+        }
+        for index in 0..host.graph(graph).outputs.len() {
+            host.allocate_for(graph, Port::Output(index))?;
+        }
+        let port = Port::Output(host.graph(graph).require_output("logits")?);
+        let buffer = host.allocate_for(graph, port)?;
+        let len = host.tensor(graph, port).elements();
+        let logits = View { buffer, dtype: DType::F32, offset: 0, len };
+        Ok(Self { graph, logits, position: 0 })
     }
 
     fn info(&self) -> OpInfo {
@@ -104,9 +119,13 @@ impl<const FAULT: usize> Op for Faulty<FAULT> {
             panic!("token {token} goes wrong");
         }
         if Self::KIND == Fault::EndlessLoop {
-            let graph = host.require_graph("/plan/params/step", "step")?;
             loop {
-                host.execute(graph)?;
+                host.execute(self.graph)?;
+            }
+        }
+        if Self::KIND == Fault::NeverReturns {
+            loop {
+                std::thread::sleep(Duration::from_millis(10));
             }
         }
         self.position += 1;
@@ -123,6 +142,7 @@ qhx_op::register_ops!(
     Faulty<5>,
     Faulty<6>,
     Faulty<7>,
+    Faulty<8>,
 );
 
 // This crate registers and exports in one: nobody links it.
