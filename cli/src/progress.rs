@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressStyle};
 use qhx_core::CancelToken;
 use qhx_core::op::ProgressFn;
 use qhx_forge::Progress;
@@ -13,7 +13,8 @@ use qhx_forge::Progress;
 /// Prompts that are consumed faster than this get no bar.
 const PATIENCE: Duration = Duration::from_millis(700);
 
-const BYTES: &str = "{msg:32} [{bar:30}] {bytes:>11} / {total_bytes:11} {elapsed:>4}";
+const BYTES: &str =
+    "{msg:32} [{bar:24}] {bytes:>11} / {total_bytes:11} {elapsed:>4}, left {eta:>4}{prefix}";
 const SPINNER: &str = "{msg:32} {spinner} {elapsed}";
 const TOKENS: &str = "prompt [{bar:30}] {pos}/{len} tokens";
 
@@ -28,12 +29,26 @@ pub(crate) struct ForgeProgress {
     bar: Option<ProgressBar>,
     terminal: bool,
     quiet: bool,
+    /// Bytes of the whole work, of what this run has made of it, and of what was there before.
+    total: u64,
+    made: u64,
+    kept: u64,
+    begun: Instant,
 }
 
 impl ForgeProgress {
     /// A display that stops the forge when `cancel` is cancelled.
     pub(crate) fn new(cancel: CancelToken) -> Self {
-        Self { cancel, bar: None, terminal: std::io::stderr().is_terminal(), quiet: false }
+        let terminal = std::io::stderr().is_terminal();
+        let begun = Instant::now();
+        Self { cancel, bar: None, terminal, quiet: false, total: 0, made: 0, kept: 0, begun }
+    }
+
+    /// Time for the rest of the work at the rate so far; none before there is one.
+    fn left(&self) -> Option<HumanDuration> {
+        let rest = self.total.saturating_sub(self.made + self.kept) as f64;
+        let ratio = (self.made > 0).then(|| rest / self.made as f64)?;
+        Some(HumanDuration(self.begun.elapsed().mul_f64(ratio.min(1e6))))
     }
 
     /// The same without lines where nobody watches.
@@ -56,10 +71,30 @@ impl Progress for ForgeProgress {
                 ProgressBar::new_spinner().with_style(style(SPINNER))
             };
             bar.set_message(what.to_owned());
+            if let Some(left) = self.left() {
+                bar.set_prefix(format!(", of all {left}"));
+            }
             bar.enable_steady_tick(Duration::from_millis(200));
             self.bar = Some(bar);
         } else if !self.quiet {
-            eprintln!("{what}");
+            let (done, all) = (HumanBytes(self.made + self.kept), HumanBytes(self.total));
+            match self.left() {
+                Some(left) => eprintln!("{what} ({done} of {all}, left {left})"),
+                None => eprintln!("{what}"),
+            }
+        }
+    }
+
+    fn total(&mut self, bytes: u64) {
+        self.total = bytes;
+        self.begun = Instant::now();
+    }
+
+    fn part(&mut self, bytes: u64, kept: bool) {
+        if kept {
+            self.kept += bytes;
+        } else {
+            self.made += bytes;
         }
     }
 

@@ -254,6 +254,38 @@ impl GraphBuilder {
         self.node(Op::Softmax, vec![x], elem, shape)
     }
 
+    /// RMSNorm along the last axis, see [`Op::RmsNorm`]. `weight` is a constant of as many values as
+    /// that axis has, which no other node reads; it becomes one-dimensional.
+    pub fn rms_norm(&mut self, x: TensorId, epsilon: f32, weight: TensorId) -> Result<TensorId> {
+        let (tensor, gain) = (self.graph.tensor(x)?, self.graph.tensor(weight)?);
+        let op = Op::RmsNorm { epsilon };
+        let read_elsewhere = self
+            .graph
+            .nodes
+            .iter()
+            .any(|n| n.inputs.contains(&weight) && !matches!(n.op, Op::RmsNorm { .. }));
+        let fits = tensor.elem != Elem::I32
+            && epsilon > 0.0
+            && matches!(gain.origin, Origin::Constant(Constant::Float(_)))
+            && !read_elsewhere
+            && tensor.shape.last() == Some(&gain.elements())
+            && gain.shape.last() == Some(&gain.elements());
+        if !fits {
+            let expected = "a floating-point tensor, and a constant [n] of its last axis";
+            return Err(self.mismatch(&op, &[x, weight], expected));
+        }
+        let (elem, shape) = (tensor.elem, tensor.shape.clone());
+        let rows = [tensor.elements() / gain.elements(), gain.elements()];
+        let gain = &mut self.graph.tensors[weight.index()];
+        gain.shape = vec![gain.elements()];
+        gain.elem = Elem::Activation;
+        // The NPU library is wrong about some tensors of more dimensions, such as [64, 2, 32].
+        let x = if shape.len() > 2 { self.reshape(x, &rows)? } else { x };
+        let shape_of_rows = if shape.len() > 2 { rows.to_vec() } else { shape.clone() };
+        let y = self.node(op, vec![x, weight], elem, shape_of_rows)?;
+        if shape.len() > 2 { self.reshape(y, &shape) } else { Ok(y) }
+    }
+
     /// The same elements in another shape. Nothing is added when the shape is the same and `x` is not
     /// made an output by it.
     pub fn reshape(&mut self, x: TensorId, shape: &[usize]) -> Result<TensorId> {

@@ -1,49 +1,222 @@
 //! The output folder: filled beside its place under a hidden name, then renamed into it.
 
-use std::fs::File;
+use std::collections::BTreeMap;
+use std::fs::{File, TryLockError};
 use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use half::f16;
 use qhx_core::{Error, ErrorKind, Result, manifest};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
-use tempfile::TempDir;
 
 use crate::progress::Progress;
 use crate::weight::{RowSource, narrow, stream};
 
 /// Bytes that are read at a time when files are hashed.
 const CHUNK: usize = 1 << 20;
+/// Names in a staging folder.
+const ROOT: &str = "bundle";
+const LOCK: &str = "lock";
+const JOURNAL: &str = "finished";
+const NEW_JOURNAL: &str = "finished.new";
 
-/// A bundle in the making. Dropped before [`Staging::publish`], it leaves nothing behind.
+/// A bundle in the making.
+///
+/// It lies in a hidden folder whose name is made of the output's name and of a hash of what it is made
+/// from. When a part is finished, a line of the folder's journal says so, with the hashes of its files. A
+/// process that is killed leaves the folder behind; the next one with the same name takes over the parts
+/// whose files still have these hashes and makes the others again.
 #[derive(Debug)]
 pub(crate) struct Staging {
     /// Beside the output folder, so that the rename stays on one file system.
-    temp: TempDir,
-    /// Inside `temp`, with ordinary permissions.
+    folder: PathBuf,
+    /// Inside `folder`.
     root: PathBuf,
     out: PathBuf,
     overwrite: bool,
+    finished: Vec<Finished>,
+    /// Held as long as this lives: two processes must not fill one folder.
+    _lock: File,
+    /// Parts stay for the next attempt when this is dropped.
+    keep: bool,
+}
+
+/// A line of the journal.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Finished {
+    part: String,
+    /// Hash of what the part is made from.
+    print: String,
+    files: Vec<Hashed>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Hashed {
+    file: String,
+    bytes: u64,
+    sha256: String,
+}
+
+/// A hash under construction, of strings that cannot run into each other.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Print(Sha256);
+
+impl Print {
+    /// Adds one piece.
+    pub fn add(&mut self, piece: &[u8]) {
+        self.0.update((piece.len() as u64).to_le_bytes());
+        self.0.update(piece);
+    }
+
+    /// The hash so far, in hexadecimal.
+    pub fn hex(&self) -> String {
+        hex(self.0.clone())
+    }
 }
 
 impl Staging {
-    /// Checks that `out` may be made or replaced, and makes the hidden folder.
-    pub fn new(out: &Path, overwrite: bool) -> Result<Self> {
+    /// Checks that `out` may be made or replaced, and opens the hidden folder: an earlier one of the
+    /// same `print` with what is whole in it, or a new one.
+    pub fn open(
+        out: &Path,
+        overwrite: bool,
+        print: &str,
+        progress: &mut dyn Progress,
+    ) -> Result<Self> {
         check_place(out, overwrite)?;
         let parent = match out.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        let fail = |e: &std::io::Error| Error::io(ErrorKind::Io, parent, e);
-        std::fs::create_dir_all(parent).map_err(|e| fail(&e))?;
-        let temp = tempfile::Builder::new()
-            .prefix(".qhx-forge-")
-            .tempdir_in(parent)
-            .map_err(|e| fail(&e))?;
-        let root = temp.path().join("bundle");
-        std::fs::create_dir(&root).map_err(|e| Error::io(ErrorKind::Io, &root, &e))?;
-        Ok(Self { temp, root, out: out.to_owned(), overwrite })
+        std::fs::create_dir_all(parent).map_err(|e| Error::io(ErrorKind::Io, parent, &e))?;
+        let name = out.file_name().unwrap_or_default().to_string_lossy();
+        let print = print.get(..16).unwrap_or(print);
+        let folder = parent.join(format!(".qhx-forge-{name}-{print}"));
+        let root = folder.join(ROOT);
+        std::fs::create_dir_all(&root).map_err(|e| Error::io(ErrorKind::Io, &root, &e))?;
+        let lock = lock(&folder.join(LOCK))?;
+        let mut staging = Self {
+            folder,
+            root,
+            out: out.to_owned(),
+            overwrite,
+            finished: Vec::new(),
+            _lock: lock,
+            keep: true,
+        };
+        staging.take_over(progress)?;
+        Ok(staging)
+    }
+
+    /// Reads the journal and removes every file that it does not vouch for.
+    fn take_over(&mut self, progress: &mut dyn Progress) -> Result<()> {
+        let journal = std::fs::read_to_string(self.folder.join(JOURNAL)).unwrap_or_default();
+        // A line that a killed process did not finish is not JSON.
+        let lines = journal.lines().filter_map(|line| serde_json::from_str::<Finished>(line).ok());
+        let lines: Vec<_> = lines.collect();
+        let total = lines.iter().flat_map(|part| &part.files).map(|f| f.bytes).sum();
+        if total > 0 {
+            progress.stage("verify finished parts", total);
+        }
+        let mut done = 0;
+        for part in lines {
+            let mut whole = true;
+            for file in &part.files {
+                let found = hash_file(&self.root, &file.file, &mut done, progress);
+                whole &= match found {
+                    Ok(found) => found == *file,
+                    Err(error) if error.kind() == ErrorKind::Cancelled => return Err(error),
+                    Err(_) => false,
+                };
+            }
+            if whole {
+                self.finished.push(part);
+            }
+        }
+        let known: Vec<_> = self.finished.iter().flat_map(|p| &p.files).map(|f| &f.file).collect();
+        for (file, _) in self.files()? {
+            if !known.contains(&&file) {
+                let path = self.root.join(&file);
+                std::fs::remove_file(&path).map_err(|e| Error::io(ErrorKind::Io, &path, &e))?;
+            }
+        }
+        if !self.finished.is_empty() {
+            let bytes = self.finished.iter().flat_map(|p| &p.files).map(|f| f.bytes).sum::<u64>();
+            progress.note(&format!(
+                "{} parts of an earlier attempt are whole and kept, {bytes} bytes",
+                self.finished.len()
+            ));
+        }
+        self.write_journal()
+    }
+
+    /// True when `part` is there, made from what has this `print`.
+    pub fn has(&self, part: &str, print: &str) -> bool {
+        self.finished.iter().any(|p| p.part == part && p.print == print)
+    }
+
+    /// Bytes of a file of a finished part.
+    pub fn bytes(&self, file: &str) -> Option<u64> {
+        let files = self.finished.iter().flat_map(|p| &p.files);
+        files.into_iter().find(|f| f.file == file).map(|f| f.bytes)
+    }
+
+    /// Hashes the files of a part and notes that it is finished.
+    pub fn finish(
+        &mut self,
+        part: &str,
+        print: &str,
+        files: &[String],
+        progress: &mut dyn Progress,
+    ) -> Result<()> {
+        let mut hashed = Vec::with_capacity(files.len());
+        let total = files.iter().filter_map(|f| std::fs::metadata(self.root.join(f)).ok());
+        progress.stage(&format!("hash {part}"), total.map(|m| m.len()).sum());
+        let mut done = 0;
+        for file in files {
+            hashed.push(hash_file(&self.root, file, &mut done, progress)?);
+        }
+        self.finished.push(Finished {
+            part: part.to_owned(),
+            print: print.to_owned(),
+            files: hashed,
+        });
+        self.write_journal()
+    }
+
+    /// Replaces the journal at once, so that it is never half of one.
+    fn write_journal(&self) -> Result<()> {
+        let mut text = String::new();
+        for part in &self.finished {
+            let line = serde_json::to_string(part)
+                .map_err(|e| Error::new(ErrorKind::Internal, format!("journal: {e}")))?;
+            text.push_str(&line);
+            text.push('\n');
+        }
+        let (path, new) = (self.folder.join(JOURNAL), self.folder.join(NEW_JOURNAL));
+        std::fs::write(&new, text).map_err(|e| Error::io(ErrorKind::Io, &new, &e))?;
+        std::fs::rename(&new, &path).map_err(|e| Error::io(ErrorKind::Io, &path, &e))
+    }
+
+    /// Removes files of a part that an earlier attempt made from something else.
+    pub fn clear(&mut self, part: &str, files: &[String]) {
+        self.finished.retain(|p| p.part != part);
+        for file in files {
+            // Absent as a rule; what cannot be removed fails when it is written.
+            let _ = std::fs::remove_file(self.root.join(file));
+        }
+    }
+
+    /// Says what becomes of the parts when the bundle is not finished: they stay, or go.
+    pub fn keep(&mut self, keep: bool) {
+        self.keep = keep;
+    }
+
+    /// The hidden folder, when finished parts stay in it.
+    pub fn kept(&self) -> Option<&Path> {
+        (self.keep && !self.finished.is_empty()).then_some(&self.folder)
     }
 
     /// Where a new file of the bundle is to be written. Errors when it exists.
@@ -125,39 +298,34 @@ impl Staging {
 
     /// Length and SHA-256 of every file so far, for `artifacts.files`.
     pub fn hash(&self, progress: &mut dyn Progress) -> Result<Value> {
+        let known: BTreeMap<&str, &Hashed> = self
+            .finished
+            .iter()
+            .flat_map(|p| &p.files)
+            .map(|file| (file.file.as_str(), file))
+            .collect();
         let files = self.files()?;
-        progress.stage("hash", files.iter().map(|(_, bytes)| bytes).sum());
-        let mut buffer = vec![0u8; CHUNK];
+        let rest = files.iter().filter(|(name, _)| !known.contains_key(name.as_str()));
+        progress.stage("hash", rest.map(|(_, bytes)| bytes).sum());
         let mut done = 0;
         let mut table = Map::new();
         for (name, bytes) in files {
-            let path = self.root.join(&name);
-            let fail = |e: std::io::Error| Error::io(ErrorKind::Io, &path, &e);
-            let mut file = File::open(&path).map_err(fail)?;
-            let mut hash = Sha256::new();
-            loop {
-                let read = file.read(&mut buffer).map_err(fail)?;
-                let Some(part) = buffer.get(..read).filter(|p| !p.is_empty()) else { break };
-                if progress.cancelled() {
-                    return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
-                }
-                hash.update(part);
-                done += read as u64;
-                progress.advance(done);
-            }
-            let digest: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
+            let digest = match known.get(name.as_str()) {
+                Some(hashed) => hashed.sha256.clone(),
+                None => hash_file(&self.root, &name, &mut done, progress)?.sha256,
+            };
             table.insert(name, json!({"sha256": digest, "bytes": bytes}));
         }
         Ok(Value::Object(table))
     }
 
     /// Puts the folder in its place and returns the bytes of its files.
-    pub fn publish(self) -> Result<u64> {
+    pub fn publish(mut self) -> Result<u64> {
         let bytes = self.files()?.iter().map(|(_, bytes)| bytes).sum();
         let fail = |e: &std::io::Error| Error::io(ErrorKind::Io, &self.out, e);
         // Again: someone may have made it meanwhile.
         check_place(&self.out, self.overwrite)?;
-        let old = self.temp.path().join("replaced");
+        let old = self.folder.join("replaced");
         let replaced = self.out.exists();
         if replaced {
             std::fs::rename(&self.out, &old).map_err(|e| fail(&e))?;
@@ -169,6 +337,7 @@ impl Staging {
             }
             return Err(fail(&e));
         }
+        self.keep = false;
         Ok(bytes)
     }
 
@@ -192,6 +361,61 @@ impl Staging {
         found.sort();
         Ok(found)
     }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if self.kept().is_none() {
+            // What cannot be removed is a hidden folder, and the next attempt's.
+            let _ = std::fs::remove_dir_all(&self.folder);
+        }
+    }
+}
+
+/// Takes the lock of a staging folder.
+fn lock(path: &Path) -> Result<File> {
+    let fail = |e: &std::io::Error| Error::io(ErrorKind::Io, path, e);
+    let file = File::options().create(true).append(true).open(path).map_err(|e| fail(&e))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(Error::new(
+            ErrorKind::Usage,
+            format!("{}: this bundle is being made by another process", path.display()),
+        )
+        .hint("wait for it, or name another folder")),
+        Err(TryLockError::Error(e)) => Err(fail(&e)),
+    }
+}
+
+/// Length and hash of a file below `root`.
+fn hash_file(
+    root: &Path,
+    name: &str,
+    done: &mut u64,
+    progress: &mut dyn Progress,
+) -> Result<Hashed> {
+    let path = root.join(name);
+    let fail = |e: std::io::Error| Error::io(ErrorKind::Io, &path, &e);
+    let mut file = File::open(&path).map_err(fail)?;
+    let mut buffer = vec![0u8; CHUNK];
+    let mut hash = Sha256::new();
+    let mut bytes = 0;
+    loop {
+        let read = file.read(&mut buffer).map_err(fail)?;
+        let Some(part) = buffer.get(..read).filter(|p| !p.is_empty()) else { break };
+        if progress.cancelled() {
+            return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
+        }
+        hash.update(part);
+        bytes += read as u64;
+        *done += read as u64;
+        progress.advance(*done);
+    }
+    Ok(Hashed { file: name.to_owned(), bytes, sha256: hex(hash) })
+}
+
+fn hex(hash: Sha256) -> String {
+    hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// Errors unless `out` does not exist, is an empty folder, or is a bundle that may be replaced.
@@ -243,10 +467,46 @@ mod tests {
         names
     }
 
+    fn open(out: &Path, overwrite: bool) -> Result<Staging> {
+        Staging::open(out, overwrite, "0123456789abcdef0123", &mut Silent)
+    }
+
+    #[test]
+    fn finished_parts_that_are_whole_are_taken_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("v81");
+        let make = |staging: &mut Staging, part: &str, print: &str| {
+            staging.write(part, part.as_bytes()).unwrap();
+            staging.finish(part, print, &[part.to_owned()], &mut Silent).unwrap();
+        };
+        let mut staging = open(&out, false).unwrap();
+        let again = open(&out, false).unwrap_err();
+        assert!(again.message().contains("another process"), "{again}");
+        for (part, print) in [("a", "1"), ("b", "1"), ("c", "1")] {
+            make(&mut staging, part, print);
+        }
+        staging.write("half", b"of a part").unwrap();
+        let root = staging.root.clone();
+        drop(staging);
+        assert_eq!(names(dir.path()), [".qhx-forge-v81-0123456789abcdef"]);
+        // One bit of one file.
+        std::fs::write(root.join("b"), b"c").unwrap();
+        let mut staging = open(&out, false).unwrap();
+        assert!(staging.has("a", "1") && staging.has("c", "1"));
+        assert!(!staging.has("b", "1"), "its file has changed");
+        assert!(!staging.has("a", "2"), "made from something else");
+        assert_eq!(names(&root), ["a", "c"]);
+        assert_eq!(staging.bytes("c"), Some(1));
+        make(&mut staging, "b", "1");
+        assert_eq!(staging.publish().unwrap(), 3);
+        assert_eq!(names(dir.path()), ["v81"]);
+        assert_eq!(names(&out), ["a", "b", "c"]);
+    }
+
     #[test]
     fn nothing_is_left_of_an_abandoned_bundle() {
         let dir = tempfile::tempdir().unwrap();
-        let staging = Staging::new(&dir.path().join("v81"), false).unwrap();
+        let staging = open(&dir.path().join("v81"), false).unwrap();
         staging.write("a.bin", b"abc").unwrap();
         drop(staging);
         assert!(names(dir.path()).is_empty());
@@ -256,7 +516,7 @@ mod tests {
     fn a_bundle_appears_whole_with_hashes_of_its_files() {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("deep/v81");
-        let staging = Staging::new(&out, false).unwrap();
+        let staging = open(&out, false).unwrap();
         staging.folder("onnx").unwrap();
         staging.write("onnx/a", b"abc").unwrap();
         let files = staging.hash(&mut Silent).unwrap();
@@ -275,16 +535,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("v81");
         std::fs::create_dir(&out).unwrap();
-        Staging::new(&out, false).unwrap().publish().unwrap();
+        open(&out, false).unwrap().publish().unwrap();
         std::fs::write(out.join("notes.txt"), "mine").unwrap();
         for overwrite in [false, true] {
-            let error = Staging::new(&out, overwrite).unwrap_err();
+            let error = open(&out, overwrite).unwrap_err();
             assert!(error.message().contains("not a bundle"), "{error}");
         }
         std::fs::write(out.join("m.json"), MANIFEST).unwrap();
-        let error = Staging::new(&out, false).unwrap_err();
+        let error = open(&out, false).unwrap_err();
         assert!(error.message().contains("already"), "{error}");
-        let staging = Staging::new(&out, true).unwrap();
+        let staging = open(&out, true).unwrap();
         staging.write("new", b"").unwrap();
         staging.publish().unwrap();
         assert_eq!(names(&out), ["new"]);

@@ -13,6 +13,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 use serde_json::Value;
 
+use crate::synthetic::Drawn;
 use crate::weight::RowSource;
 
 /// The one-file form.
@@ -31,9 +32,14 @@ const LENGTH: usize = 8;
 #[derive(Debug)]
 pub struct Checkpoint {
     dir: PathBuf,
+    config_path: PathBuf,
+    /// The seed of weights that are drawn instead of read.
+    seed: Option<u64>,
     config: Value,
     generation: Value,
     shards: Vec<Mapped>,
+    /// Paths of the shards.
+    files: Vec<PathBuf>,
     tensors: BTreeMap<String, Entry>,
     prefix: &'static str,
 }
@@ -56,7 +62,8 @@ impl Checkpoint {
             )
             .hint("give the folder that holds config.json and model.safetensors"));
         }
-        let config = read_json(&dir.join("config.json"))?;
+        let config_path = dir.join("config.json");
+        let config = read_json(&config_path)?;
         let generation = match read_json(&dir.join("generation_config.json")) {
             Ok(value) => value,
             Err(_) if !dir.join("generation_config.json").exists() => Value::Null,
@@ -64,9 +71,12 @@ impl Checkpoint {
         };
         let mut checkpoint = Self {
             dir: dir.to_owned(),
+            config_path,
+            seed: None,
             config,
             generation,
             shards: Vec::new(),
+            files: Vec::new(),
             tensors: BTreeMap::new(),
             prefix: "",
         };
@@ -103,9 +113,36 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// The folder.
+    /// A model of the shapes that the file `config`, a `config.json`, describes, with weights drawn
+    /// from `seed`. Every tensor that a recipe asks for is there in the shape that it asks for; files
+    /// beside the configuration are not looked at.
+    pub fn synthetic(config: &Path, seed: u64) -> Result<Self> {
+        Ok(Self {
+            dir: config.to_owned(),
+            config_path: config.to_owned(),
+            seed: Some(seed),
+            config: read_json(config)?,
+            generation: Value::Null,
+            shards: Vec::new(),
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+            prefix: "",
+        })
+    }
+
+    /// The seed, when weights are drawn and not read.
+    pub fn seed(&self) -> Option<u64> {
+        self.seed
+    }
+
+    /// The folder; for a synthetic model the configuration file, beside which nothing is looked for.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// The file that [`Checkpoint::config`] was read from.
+    pub fn config_path(&self) -> &Path {
+        &self.config_path
     }
 
     /// `config.json`.
@@ -128,30 +165,63 @@ impl Checkpoint {
         self.config.pointer("/architectures/0").and_then(Value::as_str)
     }
 
-    /// True when the decoder has the tensor `name`, given without prefix.
+    /// Says which checkpoint this is, without reading all of it: configurations, the table of tensors,
+    /// lengths and times of modification of the files.
+    pub(crate) fn identity(&self) -> String {
+        let mut text = format!("{:?} {} {}", self.seed, self.config, self.generation);
+        for file in &self.files {
+            let metadata = std::fs::metadata(file).ok();
+            let length = metadata.as_ref().map(std::fs::Metadata::len);
+            let time = metadata.and_then(|m| m.modified().ok());
+            text.push_str(&format!(" {} {length:?} {time:?}", file.display()));
+        }
+        for (name, entry) in &self.tensors {
+            text.push_str(&format!(
+                " {name} {:?} {:?} {:?}",
+                entry.dtype, entry.shape, entry.bytes
+            ));
+        }
+        text
+    }
+
+    /// True when the decoder has the tensor `name`, given without prefix. False for a synthetic model,
+    /// which has what its configuration foresees and nothing beyond that.
     pub fn has(&self, name: &str) -> bool {
         self.entry(name).is_some()
     }
 
     /// A matrix of the decoder that yields its rows on demand.
     pub fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Arc<dyn RowSource>> {
-        Ok(Arc::new(self.open_matrix(name, &shape, shape)?))
+        self.source(name, &shape, shape)
     }
 
     /// The values of a small tensor of the decoder as f32.
     pub fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let len = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).unwrap_or(0);
-        let matrix = self.open_matrix(name, shape, [1, len])?;
+        let matrix = self.source(name, shape, [1, len])?;
         let mut out = vec![0f32; len];
         matrix.read_f32(0, &mut out)?;
         if let Some(index) = out.iter().position(|v| !v.is_finite()) {
             return Err(Error::new(
                 ErrorKind::Artifact,
-                format!("tensor {}: element {index} is {}", matrix.name, out[index]),
+                format!("tensor {}: element {index} is {}", matrix.name(), out[index]),
             )
             .hint("the checkpoint is damaged, or was saved after training diverged"));
         }
         Ok(out)
+    }
+
+    /// The tensor `name` of the shape `stored`, seen as the matrix `shape`.
+    fn source(
+        &self,
+        name: &str,
+        stored: &[usize],
+        shape: [usize; 2],
+    ) -> Result<Arc<dyn RowSource>> {
+        match self.seed {
+            Some(seed) => Ok(Arc::new(Drawn::new(seed, name, stored, shape))),
+            None => Ok(Arc::new(self.open_matrix(name, stored, shape)?)),
+        }
     }
 
     fn entry(&self, name: &str) -> Option<(String, &Entry)> {
@@ -275,6 +345,7 @@ impl Checkpoint {
             }
         }
         self.shards.push(map);
+        self.files.push(path);
         Ok(())
     }
 }

@@ -7,11 +7,12 @@ use qhx_core::backend::{Backend, ContextSource};
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
-use crate::bundle::Staging;
+use crate::bundle::{Print, Staging};
 use crate::check::{CheckRow, compare};
 use crate::checkpoint::Checkpoint;
 use crate::compile::Compiler;
-use crate::graph::Origin;
+use crate::graph::{Graph, Origin};
+use crate::plan::{AUTO_SHARDS, CONTEXT_BUDGET, plan};
 use crate::progress::Progress;
 use crate::recipes::{Precision, Recipe, RecipeOptions, Task, longest, recipe};
 use crate::weight::{Storage, fits_f16};
@@ -53,8 +54,11 @@ pub struct ForgeOptions {
     pub task: Task,
     /// Precision of the decoder's weights.
     pub precision: Precision,
-    /// Number of contexts that the decoder's layers are spread over.
+    /// Number of contexts that the decoder's layers are spread over; [`AUTO_SHARDS`] takes as few as
+    /// [`ForgeOptions::context_budget`] allows.
     pub shards: usize,
+    /// Bytes that one context may take on a device, its inputs and outputs included.
+    pub context_budget: u64,
     /// Positions of the KV cache, or of the text that an encoder takes; [`DEFAULT_MAX_CTX`] or
     /// [`DEFAULT_TEXT`], or fewer when the model has fewer, if none.
     pub max_ctx: Option<usize>,
@@ -73,7 +77,7 @@ pub struct ForgeOptions {
 }
 
 impl ForgeOptions {
-    /// fp16, one shard, with ONNX twins, without a compiler and without a check.
+    /// fp16, as few shards as possible, with ONNX twins, without a compiler and without a check.
     pub fn new(out: impl Into<PathBuf>) -> Self {
         Self {
             out: out.into(),
@@ -81,7 +85,8 @@ impl ForgeOptions {
             name: None,
             task: Task::default(),
             precision: Precision::default(),
-            shards: 1,
+            shards: AUTO_SHARDS,
+            context_budget: CONTEXT_BUDGET,
             max_ctx: None,
             prefill: None,
             share_weights: false,
@@ -101,6 +106,7 @@ impl std::fmt::Debug for ForgeOptions {
             .field("task", &self.task)
             .field("precision", &self.precision)
             .field("shards", &self.shards)
+            .field("context_budget", &self.context_budget)
             .field("max_ctx", &self.max_ctx)
             .field("prefill", &self.prefill)
             .field("share_weights", &self.share_weights)
@@ -156,10 +162,27 @@ pub fn forge(
 /// As [`forge`], with a recipe of the caller's, whatever the checkpoint's model class.
 pub fn forge_with(
     checkpoint: &Path,
-    recipe: impl FnOnce(&Checkpoint, &RecipeOptions) -> Result<Recipe>,
+    recipe: impl Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>,
     options: &ForgeOptions,
     progress: &mut dyn Progress,
 ) -> Result<Report> {
+    check_options(options)?;
+    forge_checkpoint(&Checkpoint::open(checkpoint)?, recipe, options, progress)
+}
+
+/// As [`forge_with`], of an opened checkpoint, which may be [synthetic](Checkpoint::synthetic).
+pub fn forge_checkpoint(
+    checkpoint: &Checkpoint,
+    recipe: impl Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>,
+    options: &ForgeOptions,
+    progress: &mut dyn Progress,
+) -> Result<Report> {
+    check_options(options)?;
+    make(checkpoint, recipe, options, progress)
+}
+
+/// Errors when the options contradict each other.
+fn check_options(options: &ForgeOptions) -> Result<()> {
     if options.compiler.is_none() && !options.onnx {
         return Err(Error::new(
             ErrorKind::Usage,
@@ -174,10 +197,90 @@ pub fn forge_with(
         )
         .hint("give the QNN libraries and leave the ONNX twins on, or drop the check"));
     }
-    let checkpoint = Checkpoint::open(checkpoint)?;
-    let name = model_name(&checkpoint, options.name.as_deref())?;
-    let recipe = recipe(&checkpoint, &recipe_options(&checkpoint, options))?;
-    let mut staging = Staging::new(&options.out, options.overwrite)?;
+    Ok(())
+}
+
+fn make(
+    checkpoint: &Checkpoint,
+    recipe: impl Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>,
+    options: &ForgeOptions,
+    progress: &mut dyn Progress,
+) -> Result<Report> {
+    let name = model_name(checkpoint, options.name.as_deref())?;
+    let (plan, recipe) = plan(checkpoint, recipe, options, options.compiler.is_some())?;
+    let print = fingerprint(checkpoint, &plan, &name, options);
+    let mut staging = Staging::open(&options.out, options.overwrite, &print.hex(), progress)?;
+    progress.total(plan.bytes());
+    let made = fill(checkpoint, &recipe, &name, options, &mut staging, progress);
+    let made = match made {
+        Ok(made) => made,
+        Err(error) => {
+            // What is wrong with the input would be wrong with it again.
+            staging.keep(matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Io));
+            return Err(match staging.kept() {
+                Some(folder) => error.hint(format!(
+                    "finished parts stay in {}; the same command goes on from there",
+                    folder.display()
+                )),
+                None => error,
+            });
+        }
+    };
+    let bytes = staging.publish()?;
+    let check = match &options.check {
+        Some(check) => compare(&made.sources, check, progress)?,
+        None => Vec::new(),
+    };
+    Ok(Report {
+        manifest: options.out.join(made.manifest),
+        family: recipe.family,
+        dsp_arch: options.compiler.as_ref().map(|c| c.dsp_arch().to_owned()),
+        contexts: made.contexts,
+        bytes,
+        check,
+    })
+}
+
+/// Hash of all that the files of a bundle depend on, but for the graphs.
+fn fingerprint(
+    checkpoint: &Checkpoint,
+    plan: &crate::plan::Plan,
+    name: &str,
+    options: &ForgeOptions,
+) -> Print {
+    let mut print = Print::default();
+    let compiler = options.compiler.as_ref();
+    for piece in [
+        env!("CARGO_PKG_VERSION"),
+        &checkpoint.identity(),
+        name,
+        options.task.name(),
+        options.precision.name(),
+        &format!("{} {} {:?} {}", plan.shards, plan.max_ctx, options.prefill, options.onnx),
+        compiler.map_or("", |c| c.dsp_arch()),
+        &compiler.map_or_else(String::new, |c| c.version()),
+    ] {
+        print.add(piece.as_bytes());
+    }
+    print
+}
+
+/// What was put into the staging folder.
+struct Made {
+    manifest: String,
+    contexts: Vec<ContextReport>,
+    sources: Vec<ContextSource>,
+}
+
+/// Makes every part that is not there yet, and the manifest.
+fn fill(
+    checkpoint: &Checkpoint,
+    recipe: &Recipe,
+    name: &str,
+    options: &ForgeOptions,
+    staging: &mut Staging,
+    progress: &mut dyn Progress,
+) -> Result<Made> {
     let mut contexts = Map::new();
     let mut reports = Vec::new();
     let mut sources = Vec::new();
@@ -196,19 +299,28 @@ pub fn forge_with(
         if let Some(compiler) = &options.compiler {
             stop_if_cancelled(progress)?;
             let file = format!("{name}_{}_{}.bin", plan.key, plan.precision.suffix());
-            let bytes = compiler
-                .compile(&plan.key, &plan.graphs, &staging.path(&file)?, progress)
-                .map_err(|e| e.context(format_args!("context {:?}", plan.key)))?;
-            report.binary_bytes = Some(bytes);
+            let files = [file.clone()];
+            part(
+                staging,
+                &file,
+                &describe(&plan.graphs),
+                &files,
+                progress,
+                |staging, progress| {
+                    let written =
+                        compiler.compile(&plan.key, &plan.graphs, &staging.path(&file)?, progress);
+                    written.map(drop).map_err(|e| e.context(format_args!("context {:?}", plan.key)))
+                },
+            )?;
+            report.binary_bytes = staging.bytes(&file);
             source.binary = Some(options.out.join(&file));
             entry.insert("bin".to_owned(), json!(file));
         }
         if options.onnx {
-            let dir = staging.folder("onnx")?;
             let mut files = Map::new();
             for graph in &plan.graphs {
-                onnx::write(graph, &dir, progress)?;
-                let file = format!("onnx/{}.onnx", graph.name());
+                stop_if_cancelled(progress)?;
+                let file = onnx_part(graph, staging, progress)?;
                 source.onnx.push((graph.name().to_owned(), options.out.join(&file)));
                 files.insert(graph.name().to_owned(), json!(file));
             }
@@ -220,15 +332,15 @@ pub fn forge_with(
     }
     let mut artifacts = Map::new();
     artifacts.insert("contexts".to_owned(), Value::Object(contexts));
-    artifacts
-        .insert("embed".to_owned(), embed(&recipe, &name, options.onnx, &mut staging, progress)?);
-    let chat = text::copy(&checkpoint, &mut staging, &mut artifacts, progress)?;
+    artifacts.insert("embed".to_owned(), embed(recipe, name, options.onnx, staging, progress)?);
+    let vocab = recipe.embed.shape()[0];
+    let chat = text::copy(checkpoint, vocab, staging, &mut artifacts, progress)?;
     if options.compiler.is_none() {
         progress.note(
             "no QNN libraries: the bundle has no context binaries and runs on the CPU backend only",
         );
     }
-    let mut manifest = manifest(&checkpoint, &recipe, &name, options);
+    let mut manifest = manifest(checkpoint, recipe, name, options);
     artifacts.insert("files".to_owned(), staging.hash(progress)?);
     manifest.insert("artifacts".to_owned(), Value::Object(artifacts));
     manifest.insert(
@@ -239,22 +351,52 @@ pub fn forge_with(
     let manifest_file = format!("{name}.json");
     staging.write_json(&manifest_file, &Value::Object(manifest))?;
     stop_if_cancelled(progress)?;
-    let bytes = staging.publish()?;
-    let check = match &options.check {
-        Some(check) => compare(&sources, check, progress)?,
-        None => Vec::new(),
-    };
-    Ok(Report {
-        manifest: options.out.join(manifest_file),
-        family: recipe.family,
-        dsp_arch: options.compiler.as_ref().map(|c| c.dsp_arch().to_owned()),
-        contexts: reports,
-        bytes,
-        check,
-    })
+    Ok(Made { manifest: manifest_file, contexts: reports, sources })
 }
 
-fn recipe_options(checkpoint: &Checkpoint, options: &ForgeOptions) -> RecipeOptions {
+/// Makes a part unless an earlier attempt has finished it.
+fn part(
+    staging: &mut Staging,
+    name: &str,
+    print: &str,
+    files: &[String],
+    progress: &mut dyn Progress,
+    make: impl FnOnce(&mut Staging, &mut dyn Progress) -> Result<()>,
+) -> Result<()> {
+    let kept = staging.has(name, print);
+    if !kept {
+        staging.clear(name, files);
+        make(staging, progress)?;
+        let there: Vec<_> = files.iter().filter(|f| staging.path(f).is_err()).cloned().collect();
+        staging.finish(name, print, &there, progress)?;
+    }
+    let bytes = files.iter().filter_map(|file| staging.bytes(file)).sum();
+    progress.part(bytes, kept);
+    Ok(())
+}
+
+/// Writes the ONNX twin of a graph and returns the file's name.
+fn onnx_part(graph: &Graph, staging: &mut Staging, progress: &mut dyn Progress) -> Result<String> {
+    let dir = staging.folder("onnx")?;
+    let file = format!("onnx/{}.onnx", graph.name());
+    let files = [file.clone(), format!("{file}_data")];
+    let print = describe(std::slice::from_ref(graph));
+    part(staging, &file, &print, &files, progress, |_, progress| {
+        onnx::write(graph, &dir, progress).map(drop)
+    })?;
+    Ok(file)
+}
+
+/// Hash of what graphs compute.
+fn describe(graphs: &[Graph]) -> String {
+    let mut print = Print::default();
+    for graph in graphs {
+        graph.describe(|piece| print.add(piece));
+    }
+    print.hex()
+}
+
+pub(crate) fn recipe_options(checkpoint: &Checkpoint, options: &ForgeOptions) -> RecipeOptions {
     let default = match options.task {
         Task::Generate => DEFAULT_MAX_CTX,
         Task::Embed => DEFAULT_TEXT,
@@ -315,15 +457,13 @@ fn embed(
     progress: &mut dyn Progress,
 ) -> Result<Value> {
     let table = &*recipe.embed;
-    if !exact || fits_f16(table)? {
-        let file = format!("{name}_embed_f16.bin");
-        staging.write_table(&file, table, true, progress)?;
-        Ok(json!(file))
-    } else {
-        let file = format!("{name}_embed_f32.bin");
-        staging.write_table(&file, table, false, progress)?;
-        Ok(json!({"path": file, "dtype": "f32"}))
-    }
+    let half = !exact || fits_f16(table)?;
+    let file = format!("{name}_embed_{}.bin", if half { "f16" } else { "f32" });
+    let print = format!("{} {:?}", table.name(), table.shape());
+    part(staging, &file, &print, std::slice::from_ref(&file), progress, |staging, progress| {
+        staging.write_table(&file, table, half, progress)
+    })?;
+    Ok(if half { json!(file) } else { json!({"path": file, "dtype": "f32"}) })
 }
 
 /// The name given, which must be fit for file names, or one made of the checkpoint folder's.
@@ -334,7 +474,9 @@ fn model_name(checkpoint: &Checkpoint, given: Option<&str>) -> Result<String> {
     };
     let Some(name) = given else {
         let folder = checkpoint.dir().canonicalize().unwrap_or_default();
-        let folder = folder.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+        // Of a synthetic model it is a file.
+        let folder = if folder.is_file() { folder.file_stem() } else { folder.file_name() };
+        let folder = folder.unwrap_or_default().to_string_lossy().to_lowercase();
         let name: String =
             folder.chars().take(100).map(|c| if legal(c) { c } else { '-' }).collect();
         let name = name.trim_start_matches(['.', '-']);

@@ -168,7 +168,7 @@ pub enum ReduceOp {
 }
 
 /// What a node computes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Op {
     /// `y = x·Wᵀ (+ b)`. Inputs: x `[m, in]`, weight `[out, in]`, optionally bias `[out]` (a constant).
     /// Output `[m, out]`. QNN's `FullyConnected`.
@@ -192,6 +192,12 @@ pub enum Op {
     },
     /// Softmax along the last axis.
     Softmax,
+    /// `x · rsqrt(mean(x²) + epsilon) · w` along the last axis (Zhang and Sennrich 2019). Inputs: x
+    /// `[rows, n]` or `[n]`, and w `[n]`, a constant. The NPU library squares and sums in f32, so nothing overflows.
+    RmsNorm {
+        /// Added to the mean of the squares; positive.
+        epsilon: f32,
+    },
     /// Same elements in row-major order; the shape is the output's.
     Reshape,
     /// Output dimension `i` is input dimension `perm[i]`.
@@ -239,6 +245,7 @@ impl Op {
             Self::Reduce { op: ReduceOp::Mean, .. } => "reduce_mean",
             Self::Reduce { op: ReduceOp::Max, .. } => "reduce_max",
             Self::Softmax => "softmax",
+            Self::RmsNorm { .. } => "rms_norm",
             Self::Reshape => "reshape",
             Self::Transpose { .. } => "transpose",
             Self::Concat { .. } => "concat",
@@ -327,6 +334,29 @@ impl Graph {
             inputs: list(&self.inputs),
             outputs: list(&self.outputs),
         }
+    }
+
+    /// Hands everything that the graph computes to `take`: names, shapes, ops, constants, and of weights
+    /// their names, shapes and storage. Equal graphs over equal checkpoints give equal bytes.
+    pub(crate) fn describe(&self, mut take: impl FnMut(&[u8])) {
+        take(self.name.as_bytes());
+        for tensor in &self.tensors {
+            take(tensor.to_string().as_bytes());
+            match &tensor.origin {
+                Origin::Constant(Constant::Float(values)) => take(bytemuck::cast_slice(values)),
+                Origin::Constant(Constant::Int(values)) => take(bytemuck::cast_slice(values)),
+                Origin::Weight(weight) => {
+                    let (source, storage) = (weight.source(), weight.storage());
+                    take(format!("{} {:?} {storage:?}", source.name(), source.shape()).as_bytes());
+                }
+                Origin::Input => take(b"input"),
+                Origin::Node(node) => take(&node.to_le_bytes()),
+            }
+        }
+        for node in &self.nodes {
+            take(format!("{:?} {:?} {:?}", node.op, node.inputs, node.output).as_bytes());
+        }
+        take(format!("{:?} {:?}", self.inputs, self.outputs).as_bytes());
     }
 
     /// Bytes of all weights as they are stored in a QNN graph. For progress and for size estimates.

@@ -3,7 +3,7 @@
 use qhx_core::Result;
 
 use crate::builder::GraphBuilder;
-use crate::graph::{BinaryOp, Elem, ReduceOp, TensorId, UnaryOp};
+use crate::graph::{BinaryOp, Elem, TensorId, UnaryOp};
 
 impl GraphBuilder {
     /// `x · σ(x)` (Elfwing et al. 2018, `torch.nn.functional.silu`).
@@ -25,42 +25,15 @@ impl GraphBuilder {
         self.add(positive, rest)
     }
 
-    /// RMSNorm along the last axis (Zhang and Sennrich 2019): `x · rsqrt(mean(x²) + eps) · w`.
+    /// `x · rsqrt(Σx² + eps) · gain` along the last axis.
     ///
-    /// Computed on `x / s` with `s = max(max|x|, √eps)`, as `(x/s) · rsqrt(mean((x/s)²) + (√eps/s)²) · w`.
-    /// The factor cancels, so the result is the same in exact arithmetic; in f16 no square overflows
-    /// (|x| > 255 would), and `eps` is not lost below the smallest f16.
-    pub fn rms_norm(&mut self, x: TensorId, eps: f32, weight: TensorId) -> Result<TensorId> {
-        let (scaled, inverse) = self.inverse_norm(x, eps, ReduceOp::Mean)?;
-        let normed = self.mul(scaled, inverse)?;
-        self.mul(normed, weight)
-    }
-
-    /// `x · rsqrt(Σx² + eps)` along the last axis, with the scaling of [`GraphBuilder::rms_norm`].
-    pub fn l2_norm(&mut self, x: TensorId, eps: f32) -> Result<TensorId> {
-        let unit = self.inverse_norm(x, eps, ReduceOp::Sum)?;
-        self.mul(unit.0, unit.1)
-    }
-
-    /// `x / s` and `rsqrt(reduce((x/s)²) + (√eps/s)²)`; see [`GraphBuilder::rms_norm`].
-    fn inverse_norm(
-        &mut self,
-        x: TensorId,
-        eps: f32,
-        by: ReduceOp,
-    ) -> Result<(TensorId, TensorId)> {
-        let axis = self.shape(x)?.len() - 1;
-        let root = self.scalar(x, eps.sqrt())?;
-        let magnitude = self.unary(UnaryOp::Abs, x)?;
-        let peak = self.reduce(ReduceOp::Max, magnitude, axis)?;
-        let s = self.binary(BinaryOp::Max, peak, root)?;
-        let scaled = self.div(x, s)?;
-        let squares = self.mul(scaled, scaled)?;
-        let reduced = self.reduce(by, squares, axis)?;
-        let small = self.div(root, s)?;
-        let small = self.mul(small, small)?;
-        let sum = self.add(reduced, small)?;
-        Ok((scaled, self.unary(UnaryOp::Rsqrt, sum)?))
+    /// As an RMSNorm over the axis of `n` elements: `Σx² + eps = n · (mean(x²) + eps / n)`.
+    pub fn l2_norm(&mut self, x: TensorId, eps: f32, gain: f32) -> Result<TensorId> {
+        let n = self.shape(x)?.last().copied().unwrap_or(1);
+        let weight = vec![gain / (n as f32).sqrt(); n];
+        let name = format!("l2_weight_{}", x.index());
+        let weight = self.constant(&name, Elem::Activation, &[n], weight)?;
+        self.rms_norm(x, eps / n as f32, weight)
     }
 
     /// Rotary embedding (Su et al. 2021) of `x` `[heads, d]` in the half-split form, on the first

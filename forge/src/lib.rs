@@ -9,20 +9,23 @@ mod bundle;
 pub mod check;
 pub mod checkpoint;
 pub mod compile;
+pub mod estimate;
 mod forge;
 pub mod graph;
 mod helpers;
 pub mod onnx;
+pub mod plan;
 pub mod progress;
 pub mod qnn;
 pub mod quantise;
 pub mod recipes;
+mod synthetic;
 mod text;
 pub mod weight;
 
 pub use forge::{
     BackendFactory, CheckBackends, ContextReport, DEFAULT_MAX_CTX, DEFAULT_TEXT, ForgeOptions,
-    Report, forge, forge_with,
+    Report, forge, forge_checkpoint, forge_with,
 };
 pub use progress::{Progress, Silent};
 pub use recipes::{Precision, Task};

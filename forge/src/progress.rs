@@ -12,6 +12,16 @@ pub trait Progress {
     /// Something the user should know, such as a missing optional file. One sentence.
     fn note(&mut self, message: &str);
 
+    /// The whole work writes about `bytes` bytes. Called once, before the first stage of it.
+    fn total(&mut self, bytes: u64) {
+        let _ = bytes;
+    }
+
+    /// A part of `bytes` bytes is finished; `kept` if by an earlier attempt.
+    fn part(&mut self, bytes: u64, kept: bool) {
+        let _ = (bytes, kept);
+    }
+
     /// True when the caller wants the work to stop; the forge then cleans up and returns a
     /// `Cancelled` error.
     fn cancelled(&self) -> bool {

@@ -1,6 +1,7 @@
 //! The tokenizer's files, and what the manifest says of chat.
 
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 
 use qhx_core::{Error, ErrorKind, Result};
 use serde::Deserialize;
@@ -29,13 +30,20 @@ struct AddedToken {
 
 /// Copies the tokenizer's files, names them in `artifacts`, and returns the value of `chat`.
 ///
-/// A chat template that lies in a file of its own is put into the copied `tokenizer_config.json`.
+/// A chat template that lies in a file of its own is put into the copied `tokenizer_config.json`. A
+/// synthetic model gets a tokenizer of its `vocab`, see [`numbers`].
 pub(crate) fn copy(
     checkpoint: &Checkpoint,
+    vocab: usize,
     staging: &mut Staging,
     artifacts: &mut Map<String, Value>,
     progress: &mut dyn Progress,
 ) -> Result<Value> {
+    if checkpoint.seed().is_some() {
+        staging.write(TOKENIZER, numbers(vocab).as_bytes())?;
+        artifacts.insert("tokenizer".to_owned(), json!(TOKENIZER));
+        return Ok(json!(false));
+    }
     let dir = checkpoint.dir();
     let path = dir.join(TOKENIZER);
     let bytes = std::fs::read(&path).map_err(|e| {
@@ -74,6 +82,22 @@ pub(crate) fn copy(
     }
     let tokens = tokenizer.added_tokens.into_iter().map(|t| t.content).collect();
     Ok(chat(&tokens, template))
+}
+
+/// A `tokenizer.json` in which the text of a token is its number, so that `17 4 99` is the prompt of
+/// these three tokens.
+fn numbers(vocab: usize) -> String {
+    let mut text = String::from(
+        r#"{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],"normalizer":null,
+"pre_tokenizer":{"type":"WhitespaceSplit"},"post_processor":null,"decoder":null,
+"model":{"type":"WordLevel","unk_token":"0","vocab":{"0":0"#,
+    );
+    for token in 1..vocab {
+        // Writing to a string cannot fail.
+        let _ = write!(text, ",\n\"{token}\":{token}");
+    }
+    text.push_str("}}}\n");
+    text
 }
 
 /// ChatML markers where the tokenizer has them, `false` for a model without any chat format.

@@ -181,7 +181,6 @@ fn what_makes_no_sense_is_refused_and_leaves_nothing() {
     let out = dir.path().join("out");
     let base = || ForgeOptions::new(&out);
     for (options, words) in [
-        (ForgeOptions { shards: 0, ..base() }, "0 shards, expected 1 to 5"),
         (ForgeOptions { shards: 6, ..base() }, "6 shards, expected 1 to 5"),
         (ForgeOptions { max_ctx: Some(257), ..base() }, "expected 1 to 256"),
         (ForgeOptions { max_ctx: Some(0), ..base() }, "a context of 0 tokens"),

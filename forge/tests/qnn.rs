@@ -18,11 +18,13 @@ use qhx_core::{
 use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::compile::Compiler;
+use qhx_forge::estimate::{DEFAULT_CORNER, EstimateOptions, estimate};
 use qhx_forge::graph::{BinaryOp, Elem, Graph, ReduceOp, UnaryOp};
+use qhx_forge::plan::plan;
 use qhx_forge::qnn::QnnCompiler;
 use qhx_forge::recipes::{Precision, Recipe, RecipeOptions, Task, recipe};
 use qhx_forge::weight::{RowSource, Storage, Weight};
-use qhx_forge::{ForgeOptions, Progress, Silent, forge};
+use qhx_forge::{ForgeOptions, Progress, Silent, forge, forge_checkpoint};
 use rten::{Model, ValueOrView};
 use rten_tensor::Tensor;
 use rten_tensor::prelude::*;
@@ -243,6 +245,12 @@ fn all_ops() -> Graph {
     }
     outputs.push(b.softmax(x).unwrap());
     outputs.push(b.softmax(s).unwrap());
+    for value in [x, s] {
+        let name = format!("gain_{}", value.index());
+        let gain = b.constant(&name, Elem::Activation, &[8], numbers(6, 8)).unwrap();
+        outputs.push(b.rms_norm(value, 1e-6, gain).unwrap());
+        outputs.push(b.l2_norm(value, 1e-6, 0.7).unwrap());
+    }
     outputs.push(b.reshape(s, &[8, 8]).unwrap());
     outputs.push(b.transpose(s, &[2, 0, 1]).unwrap());
     outputs.push(b.concat(&[x, r, x], 0).unwrap());
@@ -291,6 +299,71 @@ fn every_op_agrees_with_its_onnx_twin_on_every_target() {
             }
         }
         assert!(wrong.is_empty(), "{target}: {wrong:#?}");
+    }
+}
+
+#[test]
+fn norms_of_huge_tiny_and_empty_rows_are_those_of_f32() {
+    let Some(library) = tier() else { return };
+    let mut b = GraphBuilder::new("norms");
+    let x = b.input("x", Elem::Activation, &[6, 64]).unwrap();
+    let gain = b.constant("gain", Elem::Activation, &[64], vec![1.0; 64]).unwrap();
+    let rms = b.rms_norm(x, 1e-6, gain).unwrap();
+    b.output("rms", rms).unwrap();
+    let unit = b.l2_norm(x, 1e-6, 1.0).unwrap();
+    b.output("unit", unit).unwrap();
+    let graph = b.finish().unwrap();
+    // Squares of the first overflow f16; those of the third and fourth are lost in it.
+    let scales = [6e4, 300.0, 1e-3, 1e-4, 1.0, 0.0];
+    let mut rows = numbers(40, 6 * 64);
+    for (row, scale) in rows.chunks_exact_mut(64).zip(scales) {
+        row.iter_mut().for_each(|v| *v = f16::from_f32(*v * scale).to_f32());
+    }
+    let inputs = [rows];
+    let expected = twin(&graph, &inputs);
+    for target in Target::ALL {
+        let mut compiled = Compiled::new(&library, target, &[std::slice::from_ref(&graph)]);
+        for (found, expected) in compiled.run(0, &inputs).iter().zip(&expected) {
+            let rows = found.chunks_exact(64).zip(expected.chunks_exact(64)).zip(scales);
+            for ((found, expected), scale) in rows {
+                if scale == 0.0 {
+                    assert!(found.iter().all(|v| *v == 0.0), "{target}: {found:?}");
+                } else {
+                    let error = error(found, expected);
+                    assert!(error < 2e-3, "{target}, row times {scale}: {error}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn norms_of_every_shape_agree_with_their_twins() {
+    let Some(library) = tier() else { return };
+    let shapes: [&[usize]; 8] = [
+        &[64, 2, 20],
+        &[64, 2, 32],
+        &[64, 1, 20],
+        &[20, 4, 64],
+        &[8, 1, 16, 128],
+        &[512, 128],
+        &[130, 1000],
+        &[1, 4096],
+    ];
+    for (index, shape) in shapes.into_iter().enumerate() {
+        let mut b = GraphBuilder::new("norms");
+        let x = b.input("x", Elem::Activation, shape).unwrap();
+        let width = *shape.last().unwrap();
+        let gain = b.row("gain", numbers(3, width)).unwrap();
+        let y = b.rms_norm(x, 1e-6, gain).unwrap();
+        b.output("y", y).unwrap();
+        let graph = b.finish().unwrap();
+        assert_eq!(graph.info(Elem::qnn).outputs[0].shape, shape);
+        let inputs = [numbers(40, shape.iter().product())];
+        let target = Target::ALL[index % Target::ALL.len()];
+        let mut compiled = Compiled::new(&library, target, &[std::slice::from_ref(&graph)]);
+        let error = error(&compiled.run(0, &inputs)[0], &twin(&graph, &inputs)[0]);
+        assert!(error < 2e-3, "{target} {shape:?}: {error}");
     }
 }
 
@@ -620,4 +693,74 @@ fn a_bundle_has_context_binaries_for_its_architecture() {
         let names: Vec<_> = opened.graphs().iter().map(|g| g.name.clone()).collect();
         assert_eq!(names, context.graphs);
     }
+}
+
+/// The configuration of a small Qwen3.5 with round sizes.
+fn small_config(folder: &Path) -> PathBuf {
+    let path = folder.join("small.json");
+    let config = serde_json::json!({
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128,
+        "linear_num_key_heads": 4, "linear_num_value_heads": 8,
+        "linear_key_head_dim": 64, "linear_value_head_dim": 64, "linear_conv_kernel_dim": 4,
+        "max_position_embeddings": 1024, "vocab_size": 6000, "tie_word_embeddings": true,
+    });
+    std::fs::write(&path, config.to_string()).unwrap();
+    path
+}
+
+#[test]
+fn a_plan_says_how_large_the_binaries_become() {
+    let Some(library) = tier() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::synthetic(&small_config(folder.path()), 3).unwrap();
+    for precision in [Precision::Fp16, Precision::W8A16] {
+        let mut options = ForgeOptions::new(folder.path().join(precision.name()));
+        options.precision = precision;
+        options.max_ctx = Some(64);
+        options.shards = 2;
+        options.onnx = false;
+        options.compiler = Some(Arc::new(QnnCompiler::new(library.clone(), Target::V81)));
+        let (plan, _) = plan(&checkpoint, recipe, &options, true).unwrap();
+        let report = forge_checkpoint(&checkpoint, recipe, &options, &mut Silent).unwrap();
+        for (context, part) in report.contexts.iter().zip(&plan.parts) {
+            assert_eq!(context.key, part.key);
+            let ratio = context.binary_bytes.unwrap() as f64 / part.binary_bytes as f64;
+            eprintln!("{} {:?}: {ratio}", part.key, precision);
+            assert!((0.85..1.15).contains(&ratio), "{} {precision:?}: {ratio}", part.key);
+        }
+    }
+}
+
+#[test]
+fn an_estimate_counts_the_weights_and_is_no_faster_than_reading_them() {
+    let Some(library) = tier() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::synthetic(&small_config(folder.path()), 3).unwrap();
+    let made = |precision| {
+        let options = RecipeOptions { precision, shards: 1, max_ctx: 64, ..Default::default() };
+        recipe(&checkpoint, &options).unwrap()
+    };
+    let traces = folder.path().join("traces");
+    let wanted = |corner| EstimateOptions { corner, traces: Some(traces.clone()) };
+    let compiler = QnnCompiler::new(library, Target::V81);
+    let fp16 =
+        estimate(&made(Precision::Fp16), &compiler, &wanted(DEFAULT_CORNER), &mut Silent).unwrap();
+    assert_eq!(fp16.iter().map(|g| g.graph.as_str()).collect::<Vec<_>>(), ["decode", "lmhead"]);
+    for graph in &fp16 {
+        let weights = graph.weight_bytes as f64;
+        assert!((1.0..1.25).contains(&(graph.dma_read_bytes as f64 / weights)), "{graph:?}");
+        assert!(graph.us >= graph.floor_us && graph.floor_us > 0.0, "{graph:?}");
+        assert!((1..=10).contains(&graph.dearest.len()), "{graph:?}");
+        assert!(traces.join(format!("{}.json", graph.graph)).exists());
+    }
+    // A slower clock takes longer; int8 weights are half to read, and dequantised without a model.
+    let slow = estimate(&made(Precision::Fp16), &compiler, &wanted(2), &mut Silent).unwrap();
+    assert!(slow[0].us > fp16[0].us && slow[0].core_mhz < fp16[0].core_mhz);
+    let int8 =
+        estimate(&made(Precision::W8A16), &compiler, &wanted(DEFAULT_CORNER), &mut Silent).unwrap();
+    assert!(int8[0].dma_read_bytes * 10 < fp16[0].dma_read_bytes * 7);
+    let unmodelled: Vec<_> = int8[0].unmodelled.iter().map(|op| op.op.as_str()).collect();
+    assert!(unmodelled.iter().any(|op| op.contains("quant")), "{unmodelled:?}");
 }

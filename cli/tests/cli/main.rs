@@ -12,4 +12,5 @@ mod interrupt;
 mod qnn;
 mod reports;
 mod run;
+mod size;
 mod verify;

@@ -79,6 +79,12 @@ impl Program {
         self
     }
 
+    /// Adds a path.
+    pub fn arg_path(mut self, path: &Path) -> Self {
+        self.command.arg(path);
+        self
+    }
+
     /// Sets a variable.
     pub fn env(mut self, name: &str, value: impl AsRef<std::ffi::OsStr>) -> Self {
         self.command.env(name, value);

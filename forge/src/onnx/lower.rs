@@ -253,6 +253,7 @@ impl Lowering<'_> {
                 self.push(reduce(*op), inputs, name, vec![int("keepdims", 1)]);
             }
             Op::Softmax => self.push("Softmax", inputs, name, vec![int("axis", -1)]),
+            Op::RmsNorm { epsilon } => self.rms_norm(&inputs, name, output, *epsilon),
             Op::Reshape => {
                 inputs.push(self.int64s(dims(&output.shape)));
                 self.push("Reshape", inputs, name, vec![]);
@@ -281,6 +282,31 @@ impl Lowering<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The operator of that name came with opset 23, which loaders do not all know.
+    fn rms_norm(&mut self, inputs: &[String], name: &str, output: &Tensor, epsilon: f32) {
+        let [x, weight] = inputs else { return };
+        let part = |part: &str| format!("{name}.{part}");
+        let axis = output.shape.len() as i64 - 1;
+        let axes = self.int64s(vec![axis]);
+        let small = part("epsilon");
+        self.out.initializer.push(TensorProto {
+            dims: vec![],
+            data_type: FLOAT,
+            name: small.clone(),
+            raw_data: Some(epsilon.to_le_bytes().to_vec()),
+            ..TensorProto::default()
+        });
+        let (squares, mean, sum) = (part("squares"), part("mean"), part("sum"));
+        let (root, inverse, unit) = (part("root"), part("inverse"), part("unit"));
+        self.push("Mul", vec![x.clone(), x.clone()], &squares, vec![]);
+        self.push("ReduceMean", vec![squares, axes], &mean, vec![int("keepdims", 1)]);
+        self.push("Add", vec![mean, small], &sum, vec![]);
+        self.push("Sqrt", vec![sum], &root, vec![]);
+        self.push("Reciprocal", vec![root], &inverse, vec![]);
+        self.push("Mul", vec![x.clone(), inverse], &unit, vec![]);
+        self.push("Mul", vec![unit, weight.clone()], name, vec![]);
     }
 
     fn name(&self, id: TensorId) -> Result<String> {

@@ -170,6 +170,12 @@ impl Lowering<'_, '_> {
                 let params = [("axis", Param::U32(axis)), ("beta", Param::F32(1.0))];
                 self.emit(node.output, "Softmax", &params, &inputs)
             }
+            Op::RmsNorm { epsilon } => {
+                let axes = [small(rank.saturating_sub(1))];
+                let params =
+                    [("axes", Param::U32s(&[1], &axes)), ("epsilon", Param::F32(*epsilon))];
+                self.emit(node.output, "RmsNorm", &params, &inputs)
+            }
             Op::Reshape => self.emit(node.output, "Reshape", &[], &inputs),
             Op::Transpose { perm } => {
                 let perm: Vec<u32> = perm.iter().map(|&i| small(i)).collect();

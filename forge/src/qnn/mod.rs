@@ -52,6 +52,19 @@ impl QnnCompiler {
         self
     }
 
+    /// Adds options that every graph is compiled with.
+    #[must_use]
+    pub fn and_configs(mut self, configs: impl IntoIterator<Item = GraphConfig>) -> Self {
+        self.configs.extend(configs);
+        self
+    }
+
+    /// What a context binary says of itself.
+    pub fn read(&self, binary: &Path) -> Result<BinaryInfo> {
+        let file = qhx_core::artifacts::Mapped::open(binary)?;
+        BinaryInfo::read(self.library.system(), &binary.display().to_string(), file.bytes())
+    }
+
     /// Keeps equal weights of the graphs of one context once. Such a context loads on a device only,
     /// not on x86-64. It makes no difference to a context of one graph.
     #[must_use]

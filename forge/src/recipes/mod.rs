@@ -181,7 +181,7 @@ pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe
             ErrorKind::Artifact,
             format!(
                 "{}: no recipe for architectures[0] = {found:?}; there is one for {}",
-                checkpoint.dir().join("config.json").display(),
+                checkpoint.config_path().display(),
                 architectures().collect::<Vec<_>>().join(", ")
             ),
         )

@@ -62,7 +62,7 @@ impl<'a> Reader<'a> {
     }
 
     pub fn fault(&self, what: String) -> Error {
-        let path = self.checkpoint.dir().join("config.json");
+        let path = self.checkpoint.config_path();
         Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display()))
     }
 }

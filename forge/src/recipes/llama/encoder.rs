@@ -70,7 +70,7 @@ fn pool(checkpoint: &Checkpoint, file: Option<&Value>) -> Result<&'static str> {
             return Ok(name);
         }
     }
-    let path = checkpoint.dir().join("config.json");
+    let path = checkpoint.config_path();
     if file.is_some() {
         let path = checkpoint.dir().join("1_Pooling/config.json");
         return Err(Error::new(

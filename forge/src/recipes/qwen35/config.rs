@@ -184,7 +184,7 @@ impl Reader<'_> {
     }
 
     fn fault(&self, what: String) -> Error {
-        let path = self.checkpoint.dir().join("config.json");
+        let path = self.checkpoint.config_path();
         Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display()))
     }
 }

@@ -144,30 +144,40 @@ impl Layers<'_> {
         let past_conv = b.input(&format!("past_conv_{layer}"), Elem::Activation, &fifo)?;
         let past_ssm = b.input(&format!("past_ssm_{layer}"), Elem::F32, &[heads, dk, dv])?;
 
-        // Causal depthwise convolution over the last `kernel` columns, then SiLU.
+        // Causal depthwise convolution over the last `kernel` columns, then SiLU. As products and a sum
+        // of rows: a reduction over so few rows costs the NPU many times as much.
         let column = self.linear(b, x, &part("in_proj_qkv"), [channels, c.hidden], false)?;
-        let window = b.concat(&[past_conv, column], 0)?;
-        let present_conv = b.slice(window, 0, 1, c.kernel)?;
-        let taps = self.conv_taps(&part("conv1d.weight"))?;
-        let taps = b.constant("conv", Elem::Activation, &[c.kernel, channels], taps)?;
-        let products = b.mul(window, taps)?;
-        let sums = b.reduce(ReduceOp::Sum, products, 0)?;
+        let mut taps = self.conv_taps(&part("conv1d.weight"))?;
+        let newest = taps.split_off((c.kernel - 1) * channels);
+        let older = b.constant("conv_older", Elem::Activation, &fifo, taps)?;
+        let older = b.mul(past_conv, older)?;
+        let newest = b.row("conv_newest", newest)?;
+        let mut sums = b.mul(column, newest)?;
+        for row in 0..c.kernel - 1 {
+            let product = b.slice(older, 0, row, row + 1)?;
+            sums = b.add(sums, product)?;
+        }
+        let present_conv = if c.kernel > 2 {
+            let kept = b.slice(past_conv, 0, 1, c.kernel - 1)?;
+            b.concat(&[kept, column], 0)?
+        } else {
+            column
+        };
         let mixed = b.silu(sums)?;
 
         // Queries and keys: unit length, and value head j uses key head j / (heads / key_heads).
-        let head = |b: &mut GraphBuilder, start: usize| {
+        let head = |b: &mut GraphBuilder, start: usize, gain: f32| {
             let part = b.slice(mixed, 1, start, start + keys)?;
             let part = b.reshape(part, &[key_heads, dk])?;
             let part = b.cast(part, Elem::F32)?;
-            b.l2_norm(part, L2_EPS)
+            b.l2_norm(part, L2_EPS, gain)
         };
-        let q = head(b, 0)?;
-        let q = b.scale(q, 1.0 / (dk as f32).sqrt())?;
+        let q = head(b, 0, 1.0 / (dk as f32).sqrt())?;
         let q = b.repeat_rows(q, heads / key_heads)?;
-        let q = b.reshape(q, &[heads, dk, 1])?;
-        let k = head(b, keys)?;
+        let q = b.reshape(q, &[heads, 1, dk])?;
+        let k = head(b, keys, 1.0)?;
         let k = b.repeat_rows(k, heads / key_heads)?;
-        let k = b.reshape(k, &[heads, dk, 1])?;
+        let k = b.reshape(k, &[heads, 1, dk])?;
         let v = b.slice(mixed, 1, 2 * keys, channels)?;
         let v = b.reshape(v, &[heads, 1, dv])?;
         let v = b.cast(v, Elem::F32)?;
@@ -186,16 +196,25 @@ impl Layers<'_> {
         let decay = small(b, "in_proj_a")?;
         let decay = self.decay(b, decay, &part("A_log"), &part("dt_bias"))?;
 
-        // The state decays, is corrected towards v along k, and is read along q.
-        let state = b.mul(past_ssm, decay)?;
-        let read = b.mul(state, k)?;
-        let read = b.reduce(ReduceOp::Sum, read, 1)?;
-        let error = b.sub(v, read)?;
+        // The state S decays, is corrected towards v along k, and is read along q:
+        //   delta = beta · (v − decay · kS),  S' = decay · S + kᵀ delta,
+        //   out = qS' = decay · qS + (q·k) · delta.
+        // So both reads are one product with the old state, which the NPU's matrix unit computes.
+        let rows = b.concat(&[q, k], 1)?;
+        let reads = b.matmul(rows, past_ssm, false)?;
+        let reads = b.mul(reads, decay)?;
+        let along_q = b.slice(reads, 1, 0, 1)?;
+        let along_k = b.slice(reads, 1, 1, 2)?;
+        let error = b.sub(v, along_k)?;
         let delta = b.mul(error, beta)?;
-        let update = b.mul(k, delta)?;
+        let overlap = b.mul(q, k)?;
+        let overlap = b.reduce(ReduceOp::Sum, overlap, 2)?;
+        let own = b.mul(delta, overlap)?;
+        let out = b.add(along_q, own)?;
+        let state = b.mul(past_ssm, decay)?;
+        let column = b.reshape(k, &[heads, dk, 1])?;
+        let update = b.mul(column, delta)?;
         let state = b.add(state, update)?;
-        let read = b.mul(state, q)?;
-        let out = b.reduce(ReduceOp::Sum, read, 1)?;
 
         // Gated RMSNorm per head; this weight has no 1 +.
         let out = b.reshape(out, &[heads, dv])?;

@@ -1,14 +1,20 @@
-//! `qhx forge`: makes a bundle from a checkpoint.
+//! `qhx forge`: makes a bundle from a checkpoint, or says beforehand what it will be.
+
+mod estimate;
+mod plan;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use qhx_core::qnn::{Library, QnnBackend, QnnOptions, Target};
 use qhx_core::{Error, ErrorKind, Result};
+use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::compile::Compiler;
+use qhx_forge::estimate::{DEFAULT_CORNER, EstimateOptions};
+use qhx_forge::plan::{AUTO_SHARDS, CONTEXT_BUDGET};
 use qhx_forge::qnn::QnnCompiler;
-use qhx_forge::{CheckBackends, ForgeOptions, Precision, Report, Task, forge};
+use qhx_forge::{CheckBackends, ForgeOptions, Precision, Report, Task, forge_checkpoint, recipes};
 use serde_json::{Value, json};
 
 use crate::app::{App, Status};
@@ -23,55 +29,56 @@ Examples:
   qhx forge Qwen3.5-4B --out qwen35-4b/v81 --shards 2 --max-ctx 2048
   qhx forge Qwen3.5-0.8B --out qwen35/cpu --cpu-only
   qhx forge Llama-3.2-1B --out llama/v81 --prefill 32,128
+  qhx forge plan Qwen3.5-4B --max-ctx 4096
+  qhx forge estimate Qwen3.5-0.8B --precision w8a16
+  qhx forge --synthetic tests/configs/qwen3.5-0.8b.json --out sizes/v81
   qhx forge nv-embedcode-7b-v1 --task embed --shards 4 --precision w8a16 --out embedcode/v81";
 
 /// Make a bundle from a Hugging Face checkpoint
 ///
+/// `qhx forge plan` and `qhx forge estimate` say beforehand what a bundle will be and cost.
+///
 /// Reads config.json, the safetensors and tokenizer.json of a folder, and writes context binaries
 /// for one Hexagon architecture, the same graphs as ONNX for the CPU, the embedding table, the
-/// tokenizer and the manifest. The folder appears when everything is written. Prints the path of
-/// the manifest.
+/// tokenizer and the manifest. The folder appears when everything is written; until then finished
+/// parts lie in a hidden folder beside it, and the same command goes on from there after it was
+/// stopped. Prints the path of the manifest.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct ForgeArgs {
+    #[command(subcommand)]
+    pub command: Option<ForgeCommand>,
     /// Folder of the checkpoint
-    pub checkpoint: PathBuf,
+    #[arg(required_unless_present = "synthetic")]
+    pub checkpoint: Option<PathBuf>,
+    /// Instead of a checkpoint: a config.json, with weights drawn at random. The bundle has the
+    /// sizes and speed of the real model and talks nonsense; its tokens are written as numbers
+    #[arg(long, value_name = "CONFIG", conflicts_with = "checkpoint")]
+    pub synthetic: Option<PathBuf>,
+    /// Seed of the random weights
+    #[arg(long, default_value_t = 1, requires = "synthetic")]
+    pub seed: u64,
     /// Folder of the bundle
-    #[arg(short, long, value_name = "DIR")]
-    pub out: PathBuf,
-    /// Hexagon architecture of the context binaries [default: v81 when there are QNN libraries]
-    #[arg(long, value_enum, value_name = "ARCH")]
-    pub target: Option<TargetChoice>,
-    /// What the bundle is to do
-    #[arg(long, value_enum, default_value_t)]
-    pub task: TaskChoice,
-    /// Precision of the decoder's weights
-    #[arg(long, value_enum, default_value_t)]
-    pub precision: PrecisionChoice,
-    /// Number of contexts that the decoder's layers are spread over
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub shards: usize,
-    /// Positions of the KV cache, or of the texts of an encoder [default: 1024, an encoder 512, or
-    /// fewer when the model has fewer]
-    #[arg(long, value_name = "N")]
-    pub max_ctx: Option<usize>,
-    /// Tokens that a graph for prompts takes at once; several are separated by commas, 0 makes none
-    /// [default: 128 where the family has such graphs]
-    #[arg(long, value_name = "P", value_delimiter = ',')]
-    pub prefill: Option<Vec<usize>>,
-    /// Keep weights that prompt and decode graphs have in common once. Such context binaries load on
-    /// devices, not in the emulator
-    #[arg(long, conflicts_with_all = ["cpu_only", "check"])]
-    pub share_weights: bool,
+    #[arg(short, long, value_name = "DIR", required = true)]
+    pub out: Option<PathBuf>,
+    #[command(flatten)]
+    pub shape: ShapeArgs,
     /// Compare each context binary with its ONNX graph on random inputs and print the cosines
-    #[arg(long, conflicts_with = "cpu_only")]
+    #[arg(long, conflicts_with_all = ["cpu_only", "share_weights"])]
     pub check: bool,
     /// Make no context binaries, even where there are QNN libraries
-    #[arg(long, conflicts_with = "target")]
+    #[arg(long, conflicts_with_all = ["target", "share_weights"])]
     pub cpu_only: bool,
     /// Write no ONNX graphs: the bundle then runs on the NPU only
     #[arg(long, conflicts_with_all = ["cpu_only", "check"])]
     pub no_onnx: bool,
+    /// When the bundle is made, estimate what its graphs cost on the device, see `qhx forge estimate`
+    #[arg(long, conflicts_with = "cpu_only")]
+    pub estimate: bool,
+    /// Voltage corner of the estimate; 7 is about turbo
+    #[arg(long, value_name = "N", requires = "estimate", default_value_t = DEFAULT_CORNER)]
+    pub corner: u32,
     /// Name of the model and of the files [default: the checkpoint's folder]
     #[arg(long)]
     pub name: Option<String>,
@@ -83,6 +90,103 @@ pub(crate) struct ForgeArgs {
     pub json: bool,
     #[command(flatten)]
     pub libraries: LibraryArgs,
+}
+
+/// What else the command can do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ForgeCommand {
+    Plan(plan::PlanArgs),
+    Estimate(estimate::EstimateArgs),
+}
+
+/// What shapes the graphs.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ShapeArgs {
+    /// Hexagon architecture of the context binaries [default: v81 when there are QNN libraries]
+    #[arg(long, value_enum, value_name = "ARCH")]
+    pub target: Option<TargetChoice>,
+    /// What the bundle is to do
+    #[arg(long, value_enum, default_value_t)]
+    pub task: TaskChoice,
+    /// Precision of the decoder's weights
+    #[arg(long, value_enum, default_value_t)]
+    pub precision: PrecisionChoice,
+    /// Number of contexts that the decoder's layers are spread over [default: as few as devices can
+    /// load]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub shards: Option<usize>,
+    /// Bytes that one context may take on the device, inputs and outputs included
+    #[arg(long, value_name = "BYTES", default_value_t = CONTEXT_BUDGET)]
+    pub context_budget: u64,
+    /// Positions of the KV cache, or of the texts of an encoder [default: 1024, an encoder 512, or
+    /// fewer when the model has fewer]
+    #[arg(long, value_name = "N")]
+    pub max_ctx: Option<usize>,
+    /// Tokens that a graph for prompts takes at once; several are separated by commas, 0 makes none
+    /// [default: 128 where the family has such graphs]
+    #[arg(long, value_name = "P", value_delimiter = ',')]
+    pub prefill: Option<Vec<usize>>,
+    /// Keep weights that prompt and decode graphs have in common once. Such context binaries load on
+    /// devices, not in the emulator
+    #[arg(long)]
+    pub share_weights: bool,
+}
+
+impl ShapeArgs {
+    /// The options without a compiler.
+    pub(crate) fn options(&self, out: &Path) -> ForgeOptions {
+        ForgeOptions {
+            task: self.task.task(),
+            precision: self.precision.precision(),
+            shards: self.shards.unwrap_or(AUTO_SHARDS),
+            context_budget: self.context_budget,
+            max_ctx: self.max_ctx,
+            prefill: self
+                .prefill
+                .as_ref()
+                .map(|list| list.iter().copied().filter(|p| *p > 0).collect()),
+            share_weights: self.share_weights,
+            ..ForgeOptions::new(out)
+        }
+    }
+
+    pub(crate) fn target(&self) -> Target {
+        self.target.map_or(Target::V81, TargetChoice::target)
+    }
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number @ 1..) => Ok(number),
+        _ => Err("expected a number of at least 1".to_owned()),
+    }
+}
+
+/// A checkpoint's folder, or a configuration alone, which is enough where weights do not matter.
+pub(crate) fn source(path: &Path) -> Result<Checkpoint> {
+    if path.is_dir() {
+        return Checkpoint::open(path);
+    }
+    if path.extension().is_some_and(|e| e == "json") {
+        return Checkpoint::synthetic(path, 1);
+    }
+    Err(Error::new(ErrorKind::Artifact, format!("{}: not a folder", path.display()))
+        .hint("expected the folder of a Hugging Face checkpoint, or a config.json"))
+}
+
+impl ForgeArgs {
+    /// The checkpoint, or the configuration in its place.
+    fn checkpoint(&self) -> Result<Checkpoint> {
+        match (&self.synthetic, &self.checkpoint) {
+            (Some(config), _) => Checkpoint::synthetic(config, self.seed),
+            (None, Some(folder)) => {
+                is_checkpoint(folder)?;
+                Checkpoint::open(folder)
+            }
+            // The parser asks for one of them.
+            (None, None) => Err(Error::new(ErrorKind::Usage, "no checkpoint is given")),
+        }
+    }
 }
 
 /// Architectures that can be compiled for.
@@ -156,25 +260,33 @@ pub(crate) fn compiler(
 
 /// Runs the command.
 pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
-    is_checkpoint(&args.checkpoint)?;
-    let libraries = match (args.cpu_only, args.target) {
+    match &args.command {
+        Some(ForgeCommand::Plan(plan)) => return plan::run(plan, app),
+        Some(ForgeCommand::Estimate(estimate)) => return estimate::run(estimate, app),
+        None => {}
+    }
+    let Some(out) = &args.out else {
+        return Err(Error::new(ErrorKind::Usage, "no folder for the bundle is given"));
+    };
+    let checkpoint = args.checkpoint()?;
+    let libraries = match (args.cpu_only, args.shape.target) {
         (true, _) => None,
         (false, Some(target)) => {
             Some(args.libraries.require(&format!("--target {}", target.target()))?)
         }
         (false, None) => args.libraries.find()?,
     };
-    let needy = [
-        ("--check", args.check),
-        ("--no-onnx", args.no_onnx),
-        ("--share-weights", args.share_weights),
-    ];
-    if libraries.is_none()
-        && let Some((option, _)) = needy.into_iter().find(|(_, given)| *given)
-    {
-        args.libraries.require(option)?;
+    for (asked, option) in [
+        (args.check, "--check"),
+        (args.no_onnx, "--no-onnx"),
+        (args.estimate, "--estimate"),
+        (args.shape.share_weights, "--share-weights"),
+    ] {
+        if asked && libraries.is_none() {
+            args.libraries.require(option)?;
+        }
     }
-    let target = args.target.map_or(Target::V81, TargetChoice::target);
+    let target = args.shape.target();
     let check = match (&libraries, args.check) {
         (Some(libraries), true) => Some(check_backends(libraries.clone(), app.global.threads())),
         _ => None,
@@ -182,29 +294,24 @@ pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
     let options = ForgeOptions {
         overwrite: args.overwrite,
         name: args.name.clone(),
-        task: args.task.task(),
-        precision: args.precision.precision(),
-        shards: args.shards,
-        max_ctx: args.max_ctx,
-        prefill: args
-            .prefill
-            .as_ref()
-            .map(|list| list.iter().copied().filter(|p| *p > 0).collect()),
-        share_weights: args.share_weights,
         compiler: libraries
             .as_ref()
-            .map(|l| compiler(l, target, args.share_weights))
+            .map(|l| compiler(l, target, args.shape.share_weights))
             .transpose()?,
         onnx: !args.no_onnx,
         check,
-        ..ForgeOptions::new(&args.out)
+        ..args.shape.options(out)
     };
     let report = {
         let _working = app.interrupts.working();
         let mut progress = ForgeProgress::new(app.interrupts.token().clone());
-        forge(&args.checkpoint, &options, &mut progress)?
+        forge_checkpoint(&checkpoint, recipes::recipe, &options, &mut progress)?
     };
     print(&report, args, app)?;
+    if let (true, Some(libraries)) = (args.estimate, &libraries) {
+        let wanted = EstimateOptions { corner: args.corner, traces: None };
+        estimate::show(&checkpoint, &options, &wanted, (libraries, target), args.json, app)?;
+    }
     let worst = report.check.iter().filter(|row| !row.agrees()).count();
     if worst > 0 {
         eprintln!("the check found {worst} outputs that differ from their ONNX twins");

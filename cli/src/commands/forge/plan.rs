@@ -1,0 +1,144 @@
+//! `qhx forge plan`: what a bundle will consist of and what making it takes.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use qhx_core::Result;
+use qhx_forge::plan::{Plan, plan};
+use qhx_forge::recipes;
+use serde_json::{Value, json};
+
+use super::{ShapeArgs, source};
+use crate::app::{App, Status};
+
+const EXAMPLES: &str = "\
+Examples:
+  qhx forge plan Qwen3.5-4B
+  qhx forge plan config.json --precision w8a16 --max-ctx 8192
+  qhx forge plan nv-embedcode-7b-v1 --task embed --precision w8a16 --json";
+
+/// Say what a bundle will consist of, and what making it takes
+///
+/// Reads the checkpoint's configuration and the table of its tensors; a config.json alone is
+/// enough. Lists the contexts with their expected sizes, the memory and the time that the forge
+/// needs, and chooses the number of contexts as `qhx forge` does. Fails with the numbers where no
+/// number of contexts would do.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct PlanArgs {
+    /// Folder of the checkpoint, or a config.json
+    pub checkpoint: PathBuf,
+    #[command(flatten)]
+    pub shape: ShapeArgs,
+    /// Plan without context binaries
+    #[arg(long, conflicts_with = "target")]
+    pub cpu_only: bool,
+    /// Plan without ONNX graphs
+    #[arg(long, conflicts_with = "cpu_only")]
+    pub no_onnx: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &PlanArgs, app: &mut App) -> Result<Status> {
+    let checkpoint = source(&args.checkpoint)?;
+    let mut options = args.shape.options(&args.checkpoint);
+    options.onnx = !args.no_onnx;
+    let (plan, _) = plan(&checkpoint, recipes::recipe, &options, !args.cpu_only)?;
+    let memory = memory();
+    if args.json {
+        app.output.json(&plan_json(&plan, memory))?;
+    } else {
+        for line in lines(&plan, memory) {
+            app.output.line(&line)?;
+        }
+    }
+    Ok(Status::Done)
+}
+
+fn lines(plan: &Plan, memory: Option<u64>) -> Vec<String> {
+    let mut lines = vec![format!(
+        "{}: layers in {} {}, context of {} tokens",
+        plan.family,
+        plan.shards,
+        if plan.shards == 1 { "part" } else { "parts" },
+        plan.max_ctx
+    )];
+    for part in &plan.parts {
+        let mut line = format!("  {:<16} {:<6}", part.key, part.precision.name());
+        if plan.compiled {
+            line += &format!(
+                " binary {:>9}, with inputs and outputs {:>9}",
+                mega(part.binary_bytes),
+                mega(part.device_bytes())
+            );
+        }
+        if part.onnx_bytes > 0 {
+            line += &format!(", onnx {:>9}", mega(part.onnx_bytes));
+        }
+        lines.push(line);
+    }
+    lines.push(format!("  {:<16} f16    table  {:>9}", "embedding", mega(plan.embed_bytes)));
+    lines.push(format!("bundle {}, without the tokenizer", mega(plan.bytes())));
+    let minutes = plan.seconds() / 60.0;
+    let time =
+        if minutes < 1.0 { "under a minute".to_owned() } else { format!("{minutes:.0} min") };
+    lines.push(format!("time on two cores about {time}"));
+    let needed = plan.peak_bytes();
+    lines.push(match memory {
+        Some(free) if free < needed => format!(
+            "memory about {}, but only {} is free here: close programs, or raise --shards",
+            mega(needed),
+            mega(free)
+        ),
+        Some(free) => {
+            format!("memory about {} of the {} that is free here", mega(needed), mega(free))
+        }
+        None => format!("memory about {}", mega(needed)),
+    });
+    lines
+}
+
+fn mega(bytes: u64) -> String {
+    format!("{:.0} MB", bytes as f64 / 1e6)
+}
+
+fn plan_json(plan: &Plan, memory: Option<u64>) -> Value {
+    let parts: Vec<_> = plan
+        .parts
+        .iter()
+        .map(|part| {
+            json!({
+                "key": part.key,
+                "graphs": part.graphs,
+                "precision": part.precision.name(),
+                "weight_bytes": part.weight_bytes,
+                "binary_bytes": plan.compiled.then_some(part.binary_bytes),
+                "device_bytes": plan.compiled.then(|| part.device_bytes()),
+                "onnx_bytes": part.onnx_bytes,
+            })
+        })
+        .collect();
+    json!({
+        "family": plan.family,
+        "shards": plan.shards,
+        "max_ctx": plan.max_ctx,
+        "context_budget": plan.budget,
+        "parts": parts,
+        "embed_bytes": plan.embed_bytes,
+        "bytes": plan.bytes(),
+        "peak_memory_bytes": plan.peak_bytes(),
+        "free_memory_bytes": memory,
+        "seconds": plan.seconds().round(),
+    })
+}
+
+/// Bytes of memory that programs can still get, where the system says it.
+fn memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kilobytes * 1024)
+}

@@ -1,0 +1,196 @@
+//! Models of the published shapes: planned, made from random weights, made in several attempts.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::run::{Program, folder};
+
+fn configs() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/configs");
+    let mut found: Vec<_> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|e| e == "json"))
+        .collect();
+    found.sort();
+    assert!(found.len() >= 7);
+    found
+}
+
+/// A model that takes a second or two to make.
+fn config(dir: &Path, layers: usize) -> PathBuf {
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 4096,
+        "vocab_size": 6000,
+        "tie_word_embeddings": true,
+    });
+    let path = dir.join("small-llama.json");
+    std::fs::write(&path, config.to_string()).unwrap();
+    path
+}
+
+#[test]
+fn every_published_model_is_planned_so_that_devices_can_load_it() {
+    let dir = folder();
+    for config in configs() {
+        let name = config.file_stem().unwrap().to_string_lossy().into_owned();
+        let task = if name.contains("embed") { "embed" } else { "generate" };
+        for precision in ["fp16", "w8a16"] {
+            let plan = Program::qhx(dir.path())
+                .args([Path::new("forge"), Path::new("plan"), &config])
+                .args(["--task", task, "--precision", precision, "--json"])
+                .run()
+                .ok()
+                .json();
+            let number = |value: &Value| value.as_u64().unwrap();
+            let parts = plan["parts"].as_array().unwrap();
+            for part in parts {
+                assert!(number(&part["device_bytes"]) <= 3_300_000_000, "{name}: {part}");
+                assert!(number(&part["binary_bytes"]) >= number(&part["weight_bytes"]), "{part}");
+            }
+            let shards = number(&plan["shards"]);
+            let expected = match (name.as_str(), precision) {
+                ("mistral-7b-v0.3" | "nv-embedcode-7b", "fp16") => 5,
+                ("mistral-7b-v0.3" | "nv-embedcode-7b", _) => 3,
+                ("qwen3.5-4b", "fp16") => 3,
+                ("qwen3.5-4b", _) => 2,
+                _ => 1,
+            };
+            assert_eq!(shards, expected, "{name} {precision}");
+        }
+    }
+}
+
+#[test]
+fn a_context_that_no_device_could_load_is_refused_with_its_numbers() {
+    let dir = folder();
+    let config = configs().into_iter().find(|c| c.ends_with("mistral-7b-v0.3.json")).unwrap();
+    let plan = |options: &[&str]| {
+        let words = [Path::new("forge"), Path::new("plan"), &config];
+        Program::qhx(dir.path()).args(words).args(options).run()
+    };
+    let refused = plan(&["--shards", "2"]);
+    assert_eq!(refused.code, 2, "{refused:?}");
+    for words in ["\"decode_p0\"", "with 2 shards", "3300000000", "over 6 shards"] {
+        assert!(refused.stderr.contains(words), "{words}: {refused:?}");
+    }
+    // One layer is larger, however many parts there are.
+    let refused = plan(&["--context-budget", "300000000"]);
+    assert_eq!(refused.code, 2, "{refused:?}");
+    assert!(refused.stderr.contains("cannot be split further"), "{refused:?}");
+    let text = plan(&[]).ok().stdout;
+    for words in ["layers in 5 parts", "decode_p4", "lmhead", "embedding", "memory about"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+}
+
+#[test]
+fn a_synthetic_bundle_talks_in_numbers() {
+    let dir = folder();
+    let config = config(dir.path(), 2);
+    let make = |out: &str, seed: &str| {
+        Program::qhx(dir.path())
+            .args(["forge", "--synthetic"])
+            .arg_path(&config)
+            .args(["--out", out, "--seed", seed, "--cpu-only", "--max-ctx", "64", "--prefill", "0"])
+            .run()
+            .ok();
+        let generate = Program::qhx(dir.path())
+            .args(["generate", out, "17 4 5999", "--max-new", "6", "--backend", "cpu"])
+            .run()
+            .ok();
+        let text = generate.stdout.trim().to_owned();
+        let tokens: Vec<u32> = text.split_whitespace().map(|t| t.parse().unwrap()).collect();
+        assert_eq!(tokens.len(), 6, "{text}");
+        assert!(tokens.iter().all(|t| *t < 6000), "{text}");
+        text
+    };
+    let first = make("a", "1");
+    assert_eq!(make("b", "1"), first, "the same seed, the same model");
+    assert_ne!(make("c", "2"), first, "another seed, another model");
+}
+
+/// Bytes of the files below hidden folders in `dir`.
+fn staged(dir: &Path) -> u64 {
+    fn below(dir: &Path) -> u64 {
+        let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
+        entries
+            .flatten()
+            .map(|entry| match entry.metadata() {
+                Ok(metadata) if metadata.is_dir() => below(&entry.path()),
+                Ok(metadata) => metadata.len(),
+                Err(_) => 0,
+            })
+            .sum()
+    }
+    hidden(dir).iter().map(|folder| below(folder)).sum()
+}
+
+fn hidden(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    entries.filter(|p| p.file_name().unwrap().to_string_lossy().starts_with(".qhx")).collect()
+}
+
+fn contents(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut found = Vec::new();
+    let mut folders = vec![dir.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let bytes = std::fs::read(&path).unwrap();
+                found.push((path.strip_prefix(dir).unwrap().to_owned(), bytes));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn a_forge_that_is_killed_three_times_makes_the_same_bundle() {
+    let dir = folder();
+    let config = config(dir.path(), 8);
+    let forge = |out: &str| {
+        Program::qhx(dir.path()).args(["forge", "--synthetic"]).arg_path(&config).args([
+            "--out",
+            out,
+            "--cpu-only",
+            "--shards",
+            "4",
+            "--prefill",
+            "0",
+        ])
+    };
+    forge("whole").run().ok();
+    let whole = contents(&dir.path().join("whole"));
+    let total: u64 = whole.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+    for percent in [35, 50, 65] {
+        let mut child = forge("parts").start();
+        let begun = Instant::now();
+        while staged(dir.path()) < total * percent / 100 {
+            assert!(child.try_wait().unwrap().is_none(), "it ended before {percent} %");
+            assert!(begun.elapsed() < Duration::from_secs(60), "nothing is written");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!dir.path().join("parts").exists(), "killed at {percent} %");
+        assert_eq!(hidden(dir.path()).len(), 1);
+    }
+    let last = forge("parts").run().ok();
+    assert!(last.stderr.contains("parts of an earlier attempt"), "{last:?}");
+    assert!(contents(&dir.path().join("parts")) == whole, "the bundles differ");
+    assert!(hidden(dir.path()).is_empty());
+}

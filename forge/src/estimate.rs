@@ -1,0 +1,334 @@
+//! What a graph will cost on the device, as the cost model in the QNN library's own compiler sees it.
+//!
+//! On request the compiler writes the schedule that it has made, event by event, as a Chrome trace: which
+//! op runs on which unit from which cycle to which, and how many bytes it moves. This module asks for
+//! it and sums it up. Nothing is executed. Bytes are facts of the compiled graph; times are a model.
+//!
+//! Not modelled: see [`NOT_MODELLED`]. The voltage corner changes what is compiled, so a graph is
+//! compiled once more for its estimate, and the binary is thrown away.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use qhx_core::artifacts::Mapped;
+use qhx_core::qnn::compose::{CompilerValue, GraphConfig};
+use qhx_core::{Error, ErrorKind, Result};
+use serde::Deserialize;
+
+use crate::compile::Compiler as _;
+use crate::progress::Progress;
+use crate::qnn::QnnCompiler;
+use crate::recipes::{ContextPlan, Recipe};
+
+/// The clock that estimates are for when nothing is said: about turbo.
+pub const DEFAULT_CORNER: u32 = 7;
+/// What an estimate leaves out.
+pub const NOT_MODELLED: &str = "calls from the host to the NPU, the host's own work, clock changes, heat \
+     and other users of the memory are not modelled; ops without a cost model count with a guess";
+/// How many ops are listed as dearest.
+const DEAREST: usize = 10;
+/// Transfers of fewer bytes do not show what the memory can do.
+const LARGE: u64 = 1 << 16;
+
+/// What to estimate for.
+#[derive(Debug, Clone, Default)]
+pub struct EstimateOptions {
+    /// Voltage corner of the core, 1 to 12; the higher, the faster the clock.
+    pub corner: u32,
+    /// Where the traces are kept, `<graph>.json`; Perfetto and chrome://tracing show them.
+    pub traces: Option<PathBuf>,
+}
+
+/// One kind of op in a graph, summed over all of its events.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OpCost {
+    /// The library's name.
+    pub op: String,
+    /// What runs it: `HVX`, `HMX` or `DMA`.
+    pub unit: String,
+    /// Events.
+    pub count: usize,
+    /// Their durations together; units and threads run side by side.
+    pub us: f64,
+}
+
+/// The estimate for one execution of a graph.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GraphEstimate {
+    /// Key of its context.
+    pub context: String,
+    /// Name.
+    pub graph: String,
+    /// True for a graph that takes several tokens of a prompt, which a step does not run.
+    pub prompt: bool,
+    /// From the first event to the end of the last.
+    pub us: f64,
+    /// Clock of the core, in MHz.
+    pub core_mhz: f64,
+    /// Bytes of weights as they are stored.
+    pub weight_bytes: u64,
+    /// Bytes read from memory.
+    pub dma_read_bytes: u64,
+    /// Bytes written to memory.
+    pub dma_write_bytes: u64,
+    /// Memory that activations move to when they do not fit the NPU's own.
+    pub spill_fill_bytes: u64,
+    /// Rate at which large transfers run, in bytes per second.
+    pub memory_rate: f64,
+    /// Time that reading the weights takes at that rate: no schedule is faster.
+    pub floor_us: f64,
+    /// Ops whose time is guessed, as the library has no cost model for them.
+    pub unmodelled: Vec<OpCost>,
+    /// The ten kinds of ops that take most time.
+    pub dearest: Vec<OpCost>,
+}
+
+/// Estimates every graph of a recipe.
+pub fn estimate(
+    recipe: &Recipe,
+    compiler: &QnnCompiler,
+    options: &EstimateOptions,
+    progress: &mut dyn Progress,
+) -> Result<Vec<GraphEstimate>> {
+    if let Some(folder) = &options.traces {
+        std::fs::create_dir_all(folder).map_err(|e| Error::io(ErrorKind::Io, folder, &e))?;
+    }
+    let mut found = Vec::new();
+    for context in &recipe.contexts {
+        for graph in &context.graphs {
+            let only = ContextPlan { graphs: vec![graph.clone()], ..context.clone() };
+            let mut estimate = one(&only, compiler, options, progress)
+                .map_err(|e| e.context(format_args!("estimate of {:?}", graph.name())))?;
+            estimate.prompt = is_named(&recipe.plan_params, "prefill", graph.name());
+            found.push(estimate);
+        }
+    }
+    Ok(found)
+}
+
+/// True when `plan.params.<key>` is `name` or a list with it.
+fn is_named(plan: &serde_json::Map<String, serde_json::Value>, key: &str, name: &str) -> bool {
+    match plan.get(key) {
+        Some(serde_json::Value::Array(names)) => names.iter().any(|n| n == name),
+        Some(value) => value == name,
+        None => false,
+    }
+}
+
+/// Compiles a context of one graph with the keys that make the library write what it has scheduled.
+fn one(
+    context: &ContextPlan,
+    compiler: &QnnCompiler,
+    options: &EstimateOptions,
+    progress: &mut dyn Progress,
+) -> Result<GraphEstimate> {
+    let Some(graph) = context.graphs.first() else {
+        return Err(Error::new(ErrorKind::Internal, "a context without a graph"));
+    };
+    let folder =
+        tempfile::tempdir().map_err(|e| Error::io(ErrorKind::Io, &std::env::temp_dir(), &e))?;
+    let trace_path = folder.path().join("trace.json");
+    let stats_path = folder.path().join("costs.csv");
+    let binary = folder.path().join("graph.bin");
+    let text = |path: &Path| CompilerValue::Text(path.display().to_string());
+    let key = |key: &str, value| GraphConfig::Compiler { key: key.to_owned(), value };
+    let compiler = compiler.clone().and_configs([
+        key("sim_trace_final", text(&trace_path)),
+        key("sim_model_stats", text(&stats_path)),
+        key("sim_core_voltage_corner", CompilerValue::U32(options.corner)),
+    ]);
+    compiler.compile(&context.key, &context.graphs, &binary, progress)?;
+    let info = compiler.read(&binary)?;
+    let figures = info.graphs.first().and_then(|g| g.figures);
+    let spill_fill_bytes = figures.and_then(|f| f.spill_fill_bytes).unwrap_or(0);
+    let file = Mapped::open(&trace_path).map_err(|e| {
+        e.hint("this version of the QNN library writes no schedule; take QAIRT 2.51 or newer")
+    })?;
+    let trace: Trace<'_> = serde_json::from_slice(file.bytes()).map_err(|e| {
+        Error::new(ErrorKind::Context, format!("the library's trace cannot be read: {e}"))
+    })?;
+    // Absent where the library does not know the key.
+    let stats = std::fs::read_to_string(&stats_path).unwrap_or_default();
+    let mut estimate = summarise(&trace, &stats);
+    estimate.context.clone_from(&context.key);
+    graph.name().clone_into(&mut estimate.graph);
+    estimate.weight_bytes = graph.weight_bytes();
+    estimate.spill_fill_bytes = spill_fill_bytes;
+    if estimate.memory_rate > 0.0 {
+        estimate.floor_us = estimate.weight_bytes as f64 / estimate.memory_rate * 1e6;
+    }
+    drop(trace);
+    if let Some(folder) = &options.traces {
+        let kept = folder.join(format!("{}.json", graph.name()));
+        std::fs::copy(&trace_path, &kept).map_err(|e| Error::io(ErrorKind::Io, &kept, &e))?;
+    }
+    Ok(estimate)
+}
+
+/// What is read of a trace.
+#[derive(Debug, Deserialize)]
+struct Trace<'a> {
+    #[serde(borrow, rename = "traceEvents")]
+    events: Vec<Event<'a>>,
+    #[serde(rename = "DMA/L2 Access Statistics")]
+    traffic: Traffic,
+    #[serde(rename = "Hextimate Configuration")]
+    machine: Machine,
+}
+
+#[derive(Debug, Deserialize)]
+struct Traffic {
+    total_num_dma_read_bytes: u64,
+    total_num_dma_write_bytes: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Machine {
+    /// In MHz; events count its cycles.
+    sim_core_freq: f64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Event<'a> {
+    #[serde(borrow)]
+    name: Cow<'a, str>,
+    #[serde(borrow)]
+    ph: Cow<'a, str>,
+    #[serde(default)]
+    tid: u32,
+    #[serde(default)]
+    ts: f64,
+    #[serde(default)]
+    dur: f64,
+    #[serde(borrow, default)]
+    args: Arguments<'a>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Arguments<'a> {
+    /// Of the events that name a track.
+    #[serde(borrow, default)]
+    name: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    opcode: Cow<'a, str>,
+    #[serde(default)]
+    dmabytes: u64,
+}
+
+fn summarise(trace: &Trace<'_>, stats: &str) -> GraphEstimate {
+    let mhz = trace.machine.sim_core_freq.max(1.0);
+    let units: BTreeMap<u32, &str> = trace
+        .events
+        .iter()
+        .filter(|e| e.ph == "M" && e.name == "thread_name")
+        .filter_map(|e| {
+            let name = e.args.name.as_deref()?;
+            Some((e.tid, name.split([' ', ':']).next().unwrap_or(name)))
+        })
+        .collect();
+    let guessed = without_model(stats);
+    let mut end = 0f64;
+    let mut rate = 0f64;
+    let mut costs: BTreeMap<(&str, &str), (usize, f64)> = BTreeMap::new();
+    let mut unmodelled: BTreeMap<(&str, &str), (usize, f64)> = BTreeMap::new();
+    for event in trace.events.iter().filter(|e| e.ph == "X") {
+        end = end.max(event.ts + event.dur);
+        let Some(&unit) = units.get(&event.tid) else { continue };
+        // What the scalar thread does is starting and awaiting the others.
+        if !["HVX", "HMX", "DMA"].contains(&unit) {
+            continue;
+        }
+        if unit == "DMA" && event.args.dmabytes >= LARGE && event.dur > 0.0 {
+            rate = rate.max(event.args.dmabytes as f64 / event.dur * mhz * 1e6);
+        }
+        let mut tables = vec![&mut costs];
+        if guessed.contains(&*event.args.opcode) {
+            tables.push(&mut unmodelled);
+        }
+        for table in tables {
+            let entry = table.entry((op_name(&event.name), unit)).or_default();
+            entry.0 += 1;
+            entry.1 += event.dur / mhz;
+        }
+    }
+    let list = |table: BTreeMap<(&str, &str), (usize, f64)>| {
+        let mut list: Vec<_> = table
+            .into_iter()
+            .map(|((op, unit), (count, us))| OpCost {
+                op: op.to_owned(),
+                unit: unit.to_owned(),
+                count,
+                us,
+            })
+            .collect();
+        list.sort_by(|a, b| b.us.total_cmp(&a.us));
+        list
+    };
+    let mut dearest = list(costs);
+    dearest.truncate(DEAREST);
+    GraphEstimate {
+        context: String::new(),
+        graph: String::new(),
+        prompt: false,
+        us: end / mhz,
+        core_mhz: mhz,
+        weight_bytes: 0,
+        dma_read_bytes: trace.traffic.total_num_dma_read_bytes,
+        dma_write_bytes: trace.traffic.total_num_dma_write_bytes,
+        spill_fill_bytes: 0,
+        memory_rate: rate,
+        floor_us: 0.0,
+        unmodelled: list(unmodelled),
+        dearest,
+    }
+}
+
+/// `q::Mul.fp16` and `default_dma (q::ConvLayer.opt.weights_to_vtcm)` without what is around the name.
+fn op_name(name: &str) -> &str {
+    let inner = name.split_once('(').map_or(name, |(_, rest)| rest.trim_end_matches(')'));
+    inner.trim_start_matches("q::")
+}
+
+/// Codes of the ops that the table of cost models says it does not know: lines of
+/// `id,code,unit,status,…`, with the status `exists`, `fallback` or another.
+fn without_model(stats: &str) -> std::collections::BTreeSet<&str> {
+    stats
+        .lines()
+        .skip(1)
+        .filter_map(|line| {
+            let mut fields = line.split(',');
+            let (code, status) = (fields.nth(1)?, fields.nth(1)?);
+            (!matches!(status, "exists" | "fallback")).then_some(code)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_schedule_is_summed_up() {
+        let text = r#"{"traceEvents": [
+            {"name": "thread_name", "ph": "M", "tid": 0, "pid": 0, "args": {"name": "FG:"}},
+            {"name": "thread_name", "ph": "M", "tid": 2, "pid": 0, "args": {"name": "HVX 2:"}},
+            {"name": "thread_name", "ph": "M", "tid": 10, "pid": 0, "args": {"name": "DMA:"}},
+            {"name": "TCM usage", "ph": "C", "pid": 0, "ts": 5, "args": {"TCM usage": 4096}},
+            {"name": "default_dma_start (q::W)", "ph": "X", "tid": 0, "ts": 0, "dur": 150, "args": {"opcode": "W@a"}},
+            {"name": "default_dma (q::W)", "ph": "X", "tid": 10, "ts": 0, "dur": 2000, "args": {"opcode": "W@a", "dmabytes": 131072}},
+            {"name": "q::Mul", "ph": "X", "tid": 2, "ts": 2000, "dur": 500, "args": {"opcode": "Mul@b"}},
+            {"name": "q::Mul", "ph": "X", "tid": 2, "ts": 2500, "dur": 500, "args": {"opcode": "Mul@b"}}],
+            "DMA/L2 Access Statistics": {"total_num_dma_read_bytes": 131072, "total_num_dma_write_bytes": 7},
+            "Hextimate Configuration": {"sim_core_freq": 1000.0, "soc_type": "X"}}"#;
+        let trace: Trace<'_> = serde_json::from_str(text).unwrap();
+        let stats = "opid,name,resource,model status,prediction\n1,W@a,dma,exists,1\n2,Mul@b,hvx,bad_name,1\n";
+        let found = summarise(&trace, stats);
+        assert_eq!((found.us, found.dma_read_bytes, found.dma_write_bytes), (3.0, 131_072, 7));
+        assert_eq!(found.memory_rate, 131_072.0 / 2e-6);
+        let mul = OpCost { op: "Mul".into(), unit: "HVX".into(), count: 2, us: 1.0 };
+        let load = OpCost { op: "W".into(), unit: "DMA".into(), count: 1, us: 2.0 };
+        assert_eq!(found.dearest, [load, mul.clone()]);
+        assert_eq!(found.unmodelled, [mul]);
+    }
+}

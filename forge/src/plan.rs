@@ -1,0 +1,216 @@
+//! What a bundle will consist of and what making it takes, before it is made.
+//!
+//! Sizes follow from the graphs; memory and time from figures measured with QAIRT 2.51 on two x86-64
+//! cores (docs/performance.md), so that they tell minutes from hours and not one minute from two.
+
+use qhx_core::{DType, Error, ErrorKind, Result};
+
+use crate::checkpoint::Checkpoint;
+use crate::forge::{ForgeOptions, recipe_options};
+use crate::graph::{Elem, Graph};
+use crate::recipes::{ContextPlan, Precision, Recipe, RecipeOptions};
+
+/// Shards are chosen so that no context passes its budget.
+pub const AUTO_SHARDS: usize = 0;
+/// What one process of the NPU can map, with room for its own needs: contexts above about 3.5 GB are
+/// refused by devices.
+pub const CONTEXT_BUDGET: u64 = 3_300_000_000;
+/// More shards than any model has layers.
+const MAX_SHARDS: usize = 4096;
+/// Bytes of a binary for each node: its ops, as the compiler cuts them up.
+const NODE_BYTES: u64 = 15_000;
+/// Memory that a compilation takes, as a multiple of the weights, and apart from them.
+const PEAK_FACTOR: f64 = 4.5;
+const PEAK_BASE: u64 = 250 << 20;
+/// Bytes of weights per second.
+const COMPILE_RATE: f64 = 30e6;
+const WRITE_RATE: f64 = 100e6;
+
+/// One context of a bundle.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PartPlan {
+    /// Key in the manifest.
+    pub key: String,
+    /// Names of its graphs.
+    pub graphs: Vec<String>,
+    /// Precision of its weights.
+    pub precision: Precision,
+    /// Bytes of weights as they are stored.
+    pub weight_bytes: u64,
+    /// Expected bytes of the context binary.
+    pub binary_bytes: u64,
+    /// Bytes of inputs and outputs, which a device holds beside the binary.
+    pub io_bytes: u64,
+    /// Expected bytes of the ONNX twins; 0 without.
+    pub onnx_bytes: u64,
+}
+
+impl PartPlan {
+    /// What the context takes of the budget.
+    pub fn device_bytes(&self) -> u64 {
+        self.binary_bytes.saturating_add(self.io_bytes)
+    }
+}
+
+/// What a bundle will consist of.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// Model family.
+    pub family: &'static str,
+    /// Contexts that the layers are spread over.
+    pub shards: usize,
+    /// Positions of the KV cache, or of the texts of an encoder.
+    pub max_ctx: usize,
+    /// The contexts.
+    pub parts: Vec<PartPlan>,
+    /// Bytes of the embedding table.
+    pub embed_bytes: u64,
+    /// Whether context binaries are made.
+    pub compiled: bool,
+    /// Largest size of a context.
+    pub budget: u64,
+}
+
+impl Plan {
+    /// Expected bytes of the bundle, without the tokenizer.
+    pub fn bytes(&self) -> u64 {
+        let part = |p: &PartPlan| p.onnx_bytes + if self.compiled { p.binary_bytes } else { 0 };
+        self.parts.iter().map(part).sum::<u64>() + self.embed_bytes
+    }
+
+    /// The part with the most weights.
+    pub fn largest(&self) -> Option<&PartPlan> {
+        self.parts.iter().max_by_key(|p| p.weight_bytes)
+    }
+
+    /// Expected peak of the memory while the bundle is made.
+    pub fn peak_bytes(&self) -> u64 {
+        let weights = self.largest().map_or(0, |p| p.weight_bytes) as f64;
+        // Without a compiler, some buffers.
+        let factor = if self.compiled { PEAK_FACTOR } else { 0.0 };
+        PEAK_BASE + (weights * factor) as u64
+    }
+
+    /// Expected seconds on two cores.
+    pub fn seconds(&self) -> f64 {
+        let weights: u64 = self.parts.iter().map(|p| p.weight_bytes).sum();
+        let compile = if self.compiled { weights as f64 / COMPILE_RATE } else { 0.0 };
+        compile + self.bytes() as f64 / WRITE_RATE
+    }
+}
+
+/// Plans a bundle, with context binaries if `compiled`, and chooses the number of shards where [`ForgeOptions::shards`] is [`AUTO_SHARDS`].
+///
+/// Errors with the numbers when a context would pass the budget whatever the number of shards, or with
+/// the number that is asked for.
+pub fn plan(
+    checkpoint: &Checkpoint,
+    recipe: impl Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>,
+    options: &ForgeOptions,
+    compiled: bool,
+) -> Result<(Plan, Recipe)> {
+    let mut wanted = recipe_options(checkpoint, options);
+    let automatic = wanted.shards == AUTO_SHARDS;
+    if automatic {
+        wanted.shards = 1;
+    }
+    let mut made = recipe(checkpoint, &wanted)?;
+    let sizes = |recipe: &Recipe, wanted: &RecipeOptions| sizes(recipe, options, wanted, compiled);
+    let mut plan = sizes(&made, &wanted);
+    while let Some(worst) = over_budget(&plan) {
+        if !automatic {
+            return Err(too_large(&plan, worst, suggestion(&plan, worst)));
+        }
+        // As many as would do if layers could be cut anywhere, and at least one more.
+        let ratio = worst.device_bytes().div_ceil(plan.budget.max(1));
+        let more = usize::try_from(ratio).unwrap_or(MAX_SHARDS).saturating_mul(plan.shards);
+        let next = RecipeOptions { shards: more.max(plan.shards + 1), ..wanted.clone() };
+        // A recipe refuses more shards than there are layers.
+        let Ok(finer) = recipe(checkpoint, &next) else {
+            return Err(too_large(&plan, worst, None));
+        };
+        let smaller = sizes(&finer, &next);
+        if over_budget(&smaller).is_some_and(|p| p.device_bytes() >= worst.device_bytes()) {
+            return Err(too_large(&plan, worst, None));
+        }
+        (plan, made) = (smaller, finer);
+    }
+    Ok((plan, made))
+}
+
+/// The largest context that a device could not map. A CPU has no such limit.
+fn over_budget(plan: &Plan) -> Option<&PartPlan> {
+    if !plan.compiled {
+        return None;
+    }
+    let over = plan.parts.iter().filter(|p| p.device_bytes() > plan.budget);
+    over.max_by_key(|p| p.device_bytes())
+}
+
+/// How many shards would do for a context that is one of several.
+fn suggestion(plan: &Plan, part: &PartPlan) -> Option<usize> {
+    let alone = plan.parts.iter().filter(|p| p.key.starts_with("lmhead")).any(|p| p == part);
+    let ratio = part.device_bytes().div_ceil(plan.budget.max(1));
+    (!alone)
+        .then(|| usize::try_from(ratio).unwrap_or(MAX_SHARDS).saturating_mul(plan.shards.max(1)))
+}
+
+fn too_large(plan: &Plan, part: &PartPlan, shards: Option<usize>) -> Error {
+    let error = Error::new(
+        ErrorKind::Usage,
+        format!(
+            "context {:?} would take {} bytes on the device ({} of weights, {} of inputs and \
+             outputs) with {} shards, more than the {} that one process of the NPU can map",
+            part.key,
+            part.device_bytes(),
+            part.weight_bytes,
+            part.io_bytes,
+            plan.shards,
+            plan.budget
+        ),
+    );
+    match (shards, part.precision) {
+        (Some(shards), _) => error.hint(format!("spread the layers over {shards} shards")),
+        (None, Precision::Fp16) => error.hint(
+            "it cannot be split further; w8a16 halves the layers, a shorter context the caches",
+        ),
+        (None, Precision::W8A16) => {
+            error.hint("it cannot be split further; a shorter context may do")
+        }
+    }
+}
+
+fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compiled: bool) -> Plan {
+    let [rows, cols] = recipe.embed.shape();
+    let wide = if options.onnx && recipe.embed.stored_dtype() == DType::F32 { 4 } else { 2 };
+    Plan {
+        family: recipe.family,
+        shards: wanted.shards,
+        max_ctx: wanted.max_ctx,
+        parts: recipe.contexts.iter().map(|context| part(context, options.onnx)).collect(),
+        embed_bytes: (rows as u64).saturating_mul(cols as u64).saturating_mul(wide),
+        compiled,
+        budget: options.context_budget,
+    }
+}
+
+fn part(context: &ContextPlan, onnx: bool) -> PartPlan {
+    let weight_bytes = context.graphs.iter().map(Graph::weight_bytes).sum();
+    let nodes: u64 = context.graphs.iter().map(|g| g.nodes().len() as u64).sum();
+    PartPlan {
+        key: context.key.clone(),
+        graphs: context.graphs.iter().map(|g| g.name().to_owned()).collect(),
+        precision: context.precision,
+        weight_bytes,
+        binary_bytes: weight_bytes + nodes * NODE_BYTES,
+        io_bytes: context.graphs.iter().map(io_bytes).sum(),
+        onnx_bytes: if onnx { weight_bytes + nodes * 200 } else { 0 },
+    }
+}
+
+/// Bytes of a graph's inputs and outputs.
+fn io_bytes(graph: &Graph) -> u64 {
+    let info = graph.info(Elem::qnn);
+    let tensors = info.inputs.iter().chain(&info.outputs);
+    tensors.filter_map(|t| t.byte_len().ok()).map(|n| n as u64).sum()
+}
