@@ -117,6 +117,9 @@ pub(crate) struct BackendArgs {
     /// What executes the graphs. A choice other than auto never falls back
     #[arg(long, value_name = "BACKEND", value_enum, default_value_t)]
     pub backend: BackendChoice,
+    /// Keep at most N contexts loaded, and load the others when their turn comes [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub resident: Option<u16>,
     #[command(flatten)]
     pub libraries: LibraryArgs,
     /// Hexagon architecture of the device, where the library's own word is not to be taken

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use qhx_core::backend::Backend;
 use qhx_core::qnn::{Library, QnnBackend, QnnOptions, SystemLibrary};
+use qhx_core::resident::ResidentBackend;
 use qhx_core::{Error, ErrorKind, Manifest, Result};
 use qhx_cpu::{CpuBackend, CpuOptions};
 
@@ -99,6 +100,14 @@ pub(crate) struct Chosen {
 impl BackendArgs {
     /// Opens the backend for a bundle.
     pub(crate) fn open(&self, manifest: &Manifest, threads: Option<usize>) -> Result<Chosen> {
+        let mut chosen = self.choose(manifest, threads)?;
+        if let Some(limit) = self.resident {
+            chosen.backend = Arc::new(ResidentBackend::new(chosen.backend, limit.into()));
+        }
+        Ok(chosen)
+    }
+
+    fn choose(&self, manifest: &Manifest, threads: Option<usize>) -> Result<Chosen> {
         match self.backend {
             BackendChoice::Cpu => {
                 Ok(Chosen { backend: cpu(threads)?, reason: "asked for".to_owned() })

@@ -14,6 +14,7 @@ pub mod manifest;
 pub mod null;
 pub mod op;
 pub mod qnn;
+pub mod resident;
 pub mod sampling;
 pub mod stop;
 mod tensor;

@@ -17,14 +17,16 @@ pub const AUTO_SHARDS: usize = 0;
 pub const CONTEXT_BUDGET: u64 = 3_300_000_000;
 /// More shards than any model has layers.
 const MAX_SHARDS: usize = 4096;
-/// Bytes of a binary for each node: its ops, as the compiler cuts them up.
-const NODE_BYTES: u64 = 15_000;
+/// Bytes of a binary for each node, and weights for each byte beside them: ops, as the compiler cuts them
+/// up, and what it keeps of a weight for each piece that it loads.
+const NODE_BYTES: u64 = 10_000;
+const WEIGHTS_PER_BYTE: u64 = 300;
 /// Memory that a compilation takes, as a multiple of the weights, and apart from them.
 const PEAK_FACTOR: f64 = 4.5;
 const PEAK_BASE: u64 = 250 << 20;
 /// Bytes of weights per second.
-const COMPILE_RATE: f64 = 30e6;
-const WRITE_RATE: f64 = 100e6;
+const COMPILE_RATE: f64 = 15e6;
+const WRITE_RATE: f64 = 80e6;
 
 /// One context of a bundle.
 #[derive(Debug, Clone, PartialEq)]
@@ -202,7 +204,7 @@ fn part(context: &ContextPlan, onnx: bool) -> PartPlan {
         graphs: context.graphs.iter().map(|g| g.name().to_owned()).collect(),
         precision: context.precision,
         weight_bytes,
-        binary_bytes: weight_bytes + nodes * NODE_BYTES,
+        binary_bytes: weight_bytes + weight_bytes / WEIGHTS_PER_BYTE + nodes * NODE_BYTES,
         io_bytes: context.graphs.iter().map(io_bytes).sum(),
         onnx_bytes: if onnx { weight_bytes + nodes * 200 } else { 0 },
     }

@@ -727,8 +727,8 @@ fn a_plan_says_how_large_the_binaries_become() {
         for (context, part) in report.contexts.iter().zip(&plan.parts) {
             assert_eq!(context.key, part.key);
             let ratio = context.binary_bytes.unwrap() as f64 / part.binary_bytes as f64;
-            eprintln!("{} {:?}: {ratio}", part.key, precision);
-            assert!((0.85..1.15).contains(&ratio), "{} {precision:?}: {ratio}", part.key);
+            // Of a model as small as this, what is not weights is more than a hundredth.
+            assert!((0.8..1.1).contains(&ratio), "{} {precision:?}: {ratio}", part.key);
         }
     }
 }

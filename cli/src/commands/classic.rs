@@ -71,6 +71,7 @@ pub(crate) fn run(args: &ClassicArgs, app: &mut App) -> Result<Status> {
     };
     let cpu = args.htp == Path::new("cpu");
     let backend = BackendArgs {
+        resident: None,
         backend: if cpu { BackendChoice::Cpu } else { BackendChoice::Qnn },
         libraries: if cpu {
             LibraryArgs::default()

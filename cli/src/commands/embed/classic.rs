@@ -63,6 +63,7 @@ pub(crate) struct EmbedClassicArgs {
 pub(crate) fn run(args: &EmbedClassicArgs, app: &mut App) -> Result<Status> {
     let cpu = args.htp == Path::new("cpu");
     let backend = BackendArgs {
+        resident: None,
         backend: if cpu { BackendChoice::Cpu } else { BackendChoice::Qnn },
         libraries: if cpu {
             LibraryArgs::default()

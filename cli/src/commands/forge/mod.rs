@@ -179,10 +179,7 @@ impl ForgeArgs {
     fn checkpoint(&self) -> Result<Checkpoint> {
         match (&self.synthetic, &self.checkpoint) {
             (Some(config), _) => Checkpoint::synthetic(config, self.seed),
-            (None, Some(folder)) => {
-                is_checkpoint(folder)?;
-                Checkpoint::open(folder)
-            }
+            (None, Some(folder)) => Checkpoint::open(folder),
             // The parser asks for one of them.
             (None, None) => Err(Error::new(ErrorKind::Usage, "no checkpoint is given")),
         }
@@ -268,7 +265,9 @@ pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
     let Some(out) = &args.out else {
         return Err(Error::new(ErrorKind::Usage, "no folder for the bundle is given"));
     };
-    let checkpoint = args.checkpoint()?;
+    if let Some(folder) = &args.checkpoint {
+        is_checkpoint(folder)?;
+    }
     let libraries = match (args.cpu_only, args.shape.target) {
         (true, _) => None,
         (false, Some(target)) => {
@@ -286,6 +285,7 @@ pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
             args.libraries.require(option)?;
         }
     }
+    let checkpoint = args.checkpoint()?;
     let target = args.shape.target();
     let check = match (&libraries, args.check) {
         (Some(libraries), true) => Some(check_backends(libraries.clone(), app.global.threads())),
