@@ -257,6 +257,7 @@ fn fingerprint(
         options.task.name(),
         options.precision.name(),
         &format!("{} {} {:?} {}", plan.shards, plan.max_ctx, options.prefill, options.onnx),
+        &options.share_weights.to_string(),
         compiler.map_or("", |c| c.dsp_arch()),
         &compiler.map_or_else(String::new, |c| c.version()),
     ] {

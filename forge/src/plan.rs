@@ -3,11 +3,13 @@
 //! Sizes follow from the graphs; memory and time from figures measured with QAIRT 2.51 on two x86-64
 //! cores (docs/performance.md), so that they tell minutes from hours and not one minute from two.
 
+use std::collections::BTreeMap;
+
 use qhx_core::{DType, Error, ErrorKind, Result};
 
 use crate::checkpoint::Checkpoint;
 use crate::forge::{ForgeOptions, recipe_options};
-use crate::graph::{Elem, Graph};
+use crate::graph::{Elem, Graph, Origin};
 use crate::recipes::{ContextPlan, Precision, Recipe, RecipeOptions};
 
 /// Shards are chosen so that no context passes its budget.
@@ -189,15 +191,17 @@ fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compil
         family: recipe.family,
         shards: wanted.shards,
         max_ctx: wanted.max_ctx,
-        parts: recipe.contexts.iter().map(|context| part(context, options.onnx)).collect(),
+        parts: recipe.contexts.iter().map(|context| part(context, options)).collect(),
         embed_bytes: (rows as u64).saturating_mul(cols as u64).saturating_mul(wide),
         compiled,
         budget: options.context_budget,
     }
 }
 
-fn part(context: &ContextPlan, onnx: bool) -> PartPlan {
-    let weight_bytes = context.graphs.iter().map(Graph::weight_bytes).sum();
+fn part(context: &ContextPlan, options: &ForgeOptions) -> PartPlan {
+    let all_bytes: u64 = context.graphs.iter().map(Graph::weight_bytes).sum();
+    let weight_bytes =
+        if options.share_weights { shared_bytes(&context.graphs) } else { all_bytes };
     let nodes: u64 = context.graphs.iter().map(|g| g.nodes().len() as u64).sum();
     PartPlan {
         key: context.key.clone(),
@@ -206,8 +210,18 @@ fn part(context: &ContextPlan, onnx: bool) -> PartPlan {
         weight_bytes,
         binary_bytes: weight_bytes + weight_bytes / WEIGHTS_PER_BYTE + nodes * NODE_BYTES,
         io_bytes: context.graphs.iter().map(io_bytes).sum(),
-        onnx_bytes: if onnx { weight_bytes + nodes * 200 } else { 0 },
+        onnx_bytes: if options.onnx { all_bytes + nodes * 200 } else { 0 },
     }
+}
+
+/// Bytes of the weights of graphs that keep those in common once.
+fn shared_bytes(graphs: &[Graph]) -> u64 {
+    let tensors = graphs.iter().flat_map(Graph::tensors);
+    let weights = tensors.filter_map(|t| match &t.origin {
+        Origin::Weight(weight) => Some((weight.source().name(), weight.qnn_bytes())),
+        _ => None,
+    });
+    weights.collect::<BTreeMap<_, _>>().into_values().sum()
 }
 
 /// Bytes of a graph's inputs and outputs.

@@ -4,7 +4,8 @@
 //! be read in any order, by any thread, and no tensor is ever held whole. Values are exact in f16.
 //!
 //! The scale keeps activations finite in f16 through any number of layers: matrices are uniform with a
-//! standard deviation of `1/√fan_in`, norm weights lie around 1, everything else around 0.
+//! standard deviation of `1/√fan_in`, `√½` of that where the product is added to the hidden rows, and 1 for
+//! the embedding table; norm weights lie around 1, everything else around 0.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -14,6 +15,9 @@ use crate::weight::RowSource;
 
 /// Standard deviation of biases and of vectors of any other kind.
 const VECTOR: f32 = 0.1;
+/// Matrices whose products are added to the hidden rows. Smaller, so that rounding errors grow less from layer
+/// to layer.
+const OUTPUTS: [&str; 3] = ["o_proj.weight", "out_proj.weight", "down_proj.weight"];
 /// Values that one step of the generator yields.
 const LANES: usize = 4;
 /// Values that are converted at a time.
@@ -35,8 +39,13 @@ impl Drawn {
         let norm = stored.len() == 1 && name.contains("norm") && !name.ends_with("bias");
         let fan_in: usize = stored.iter().skip(1).product();
         let (mean, deviation) = match stored.len() {
+            // The rows that tokens begin with, against what each layer adds to them.
+            2 if name.starts_with("embed_tokens") => (0.0, 1.0),
             1 if norm => (1.0, VECTOR),
             1 => (0.0, VECTOR),
+            _ if OUTPUTS.iter().any(|end| name.ends_with(end)) => {
+                (0.0, (0.5 / fan_in.max(1) as f32).sqrt())
+            }
             _ => (0.0, 1.0 / (fan_in.max(1) as f32).sqrt()),
         };
         let key = name.bytes().fold(mix(seed), |key, byte| mix(key ^ u64::from(byte)));

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use qhx_core::CancelToken;
 use qhx_core::backend::Backend;
 use qhx_core::engine::{Model, ModelOptions};
-use qhx_core::manifest::{Manifest, find};
+use qhx_core::manifest::{self, Manifest};
 use qhx_core::op::{Logits, Segment};
 use qhx_core::qnn::{QnnBackend, QnnOptions};
 use qhx_cpu::{CpuBackend, CpuOptions};
@@ -77,7 +77,7 @@ fn main() -> Result<(), AnyError> {
     };
     let prompt: Vec<u32> = prompt.split(',').map(str::parse).collect::<Result<_, _>>()?;
     let count: usize = count.parse()?;
-    let manifest = find(Path::new(bundle))?;
+    let manifest = manifest::select(Path::new(bundle))?;
     let cpu = Arc::new(CpuBackend::new(CpuOptions::default())?);
     let qnn = Arc::new(QnnBackend::new(QnnOptions {
         htp: PathBuf::from(htp),
