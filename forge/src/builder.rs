@@ -87,8 +87,8 @@ impl GraphBuilder {
         shape: &[usize],
         values: Vec<f32>,
     ) -> Result<TensorId> {
-        if elem == Elem::I32 {
-            return Err(self.bad("constant", name, "float values for element type i32"));
+        if matches!(elem, Elem::I32 | Elem::Int8) {
+            return Err(self.bad("constant", name, "float values for a type of integers"));
         }
         let name = self.qualified(name);
         let expected: usize = elements(shape).unwrap_or(0);
@@ -111,7 +111,7 @@ impl GraphBuilder {
         }
         let constant = match elem {
             Elem::Activation | Elem::F32 => Constant::Float(Arc::from([value])),
-            Elem::I32 => Constant::Int(Arc::from([value as i32])),
+            Elem::I32 | Elem::Int8 => Constant::Int(Arc::from([value as i32])),
         };
         let name = format!("scalar_{}", self.graph.tensors.len());
         let id = self.push(name, elem, vec![1; rank], Origin::Constant(constant))?;
@@ -169,7 +169,8 @@ impl GraphBuilder {
         let (ta, tb) = (self.graph.tensor(a)?, self.graph.tensor(b)?);
         let (sa, sb) = (&ta.shape, &tb.shape);
         let rank = sa.len();
-        let fits = rank >= 2 && sb.len() == rank && ta.elem == tb.elem && ta.elem != Elem::I32 && {
+        let same = ta.elem == tb.elem || (ta.elem, tb.elem) == (Elem::Activation, Elem::Int8);
+        let fits = rank >= 2 && sb.len() == rank && same && ta.elem != Elem::I32 && {
             let (k, n) = if transpose_b { (rank - 1, rank - 2) } else { (rank - 2, rank - 1) };
             sa[..rank - 2] == sb[..rank - 2] && sa[rank - 1] == sb[k] && n < rank
         };
@@ -415,6 +416,10 @@ impl GraphBuilder {
             let weight = matches!(self.graph.tensor(id)?.origin, Origin::Weight(_));
             if weight != (op == Op::Linear && index == 1) {
                 return Err(self.mismatch(&op, &inputs, "a weight as second input of linear only"));
+            }
+            let int8 = self.graph.tensor(id)?.elem == Elem::Int8;
+            if int8 && !(matches!(op, Op::MatMul { .. }) && index == 1) {
+                return Err(self.mismatch(&op, &inputs, "int8 as second input of matmul only"));
             }
         }
         let index = self.graph.nodes.len();

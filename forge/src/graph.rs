@@ -15,7 +15,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use qhx_core::{DType, Error, ErrorKind, GraphInfo, Result, TensorInfo};
+use qhx_core::{DType, Error, ErrorKind, GraphInfo, Quantization, Result, TensorInfo};
 
 use crate::weight::Weight;
 
@@ -31,7 +31,14 @@ pub enum Elem {
     F32,
     /// 32-bit integer in both.
     I32,
+    /// int8 weights that the caller of the graph gives: an input only, read by [`Op::MatMul`] as its
+    /// second input. A value is the integer times [`INT8_STEP`].
+    Int8,
 }
+
+/// What one step of an [`Elem::Int8`] input is worth. A power of two, so that nothing is lost; small
+/// enough that products of activations with the integers stay within f16.
+pub const INT8_STEP: f32 = 1.0 / 128.0;
 
 impl Elem {
     /// The element type in a QNN graph.
@@ -40,6 +47,7 @@ impl Elem {
             Self::Activation => DType::F16,
             Self::F32 => DType::F32,
             Self::I32 => DType::I32,
+            Self::Int8 => DType::SFixed8,
         }
     }
 
@@ -48,6 +56,7 @@ impl Elem {
         match self {
             Self::Activation | Self::F32 => DType::F32,
             Self::I32 => DType::I32,
+            Self::Int8 => DType::I8,
         }
     }
 }
@@ -58,6 +67,7 @@ impl fmt::Display for Elem {
             Self::Activation => "activation",
             Self::F32 => "f32",
             Self::I32 => "i32",
+            Self::Int8 => "int8",
         })
     }
 }
@@ -174,7 +184,8 @@ pub enum Op {
     /// Output `[m, out]`. QNN's `FullyConnected`.
     Linear,
     /// Product of two activations, batched over all dimensions but the last two, which are equal in
-    /// both inputs. Inputs `[…, m, k]` and `[…, k, n]`, or `[…, n, k]` when `transpose_b`.
+    /// both inputs. Inputs `[…, m, k]` and `[…, k, n]`, or `[…, n, k]` when `transpose_b`. The second may
+    /// be [`Elem::Int8`].
     MatMul {
         /// The second input is `[…, n, k]`.
         transpose_b: bool,
@@ -326,7 +337,14 @@ impl Graph {
         let list = |ids: &[TensorId]| {
             ids.iter()
                 .filter_map(|id| self.tensors.get(id.index()))
-                .map(|t| TensorInfo::new(&t.name, elem(t.elem), t.shape.clone()))
+                .map(|t| {
+                    let mut info = TensorInfo::new(&t.name, elem(t.elem), t.shape.clone());
+                    if info.dtype == DType::SFixed8 {
+                        info.quantization =
+                            Quantization::PerTensor { scale: INT8_STEP, offset: 0 };
+                    }
+                    info
+                })
                 .collect()
         };
         GraphInfo {

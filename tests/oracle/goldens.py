@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 import chatml
 import corpus
+import phimoe
 
 # Two ways of computing the same logits may differ by rounding only.
 DRIFT = 2e-3
@@ -89,9 +90,13 @@ def write(name, out, seed, style):
     ends = set(model.generation_config.eos_token_id)
     texts = corpus.paragraphs(seed)
     golden = corpus.cases(seed, style.composes)
+    routed = model.config.model_type == "phimoe"
+    if routed:
+        model.config._experts_implementation = "eager"
+        golden += phimoe.cases(tok, style, seed)
     for text in texts + [p for _, p, _ in golden]:
         assert style.encode(tok, text) == auto(text)["input_ids"], text
-    missed, worst, where, apart = [], float("inf"), "", 0.0
+    missed, worst, where, apart, nearest = [], float("inf"), "", 0.0, float("inf")
     tensors, cases, suite = {}, [], []
 
     def note(id, rows, prompt, ids):
@@ -112,6 +117,9 @@ def write(name, out, seed, style):
             missed.append(id)
         steps = list(range(len(ids))) if id in corpus.FULL_LOGITS else [0]
         tensors[f"{id}.logits"] = rows[steps].contiguous()
+        if routed:
+            tensors[f"{id}.experts"], tensors[f"{id}.multipliers"], near = phimoe.routing(model, prompt_ids + ids[:-1])
+            nearest = min(nearest, near)
         cases.append({
             "id": id, "prompt": prompt, "prompt_ids": prompt_ids, "output_ids": ids, "text": text, "finish": finish,
             "min_margin": margin, "logits_steps": steps,
@@ -176,4 +184,5 @@ def write(name, out, seed, style):
     })
     dump(out / "suite.json", {"schema": "npu_suite/v1", "model": name, "gate": "greedy_exact", "cases": suite})
     save_file(tensors, out / "goldens.safetensors", metadata={"format": "pt"})
-    return {"margin": worst, "where": where, "drift": apart, "learned": not missed, "missed": missed}
+    found = {"margin": worst, "where": where, "drift": apart, "learned": not missed, "missed": missed}
+    return found | {"routing": nearest} if routed else found

@@ -161,4 +161,37 @@ class Mistral(Style):
         super().write(tok, out, max_length, add_bos_token=True, add_eos_token=False, unk_token="<unk>", **more)
 
 
-STYLES = {"qwen": Qwen(), "llama3": Llama3(), "mistral": Mistral()}
+class Phi3(Mistral):
+    """The tokenizer of Mistral without BOS, with marks around each message; a mark takes the line end after it along."""
+
+    bos, end_text, end_turn = None, "<|endoftext|>", "<|end|>"
+    marks = ["<|endoftext|>", "<|assistant|>", "<|system|>", "<|end|>", "<|user|>"]
+    template = (
+        "{%- for message in messages %}"
+        "{%- if message['role'] in ('system', 'user', 'assistant') %}"
+        "{{- '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' }}"
+        "{%- else %}{{- raise_exception('unexpected role: ' + message['role']) }}{%- endif %}"
+        "{%- endfor %}"
+        "{%- if add_generation_prompt %}{{- '<|assistant|>\\n' }}{%- endif %}"
+    )
+
+    def answer(self, text):
+        return text + self.end_turn
+
+    def train(self, texts, size, split=None):
+        tok = super().train(texts, size - len(self.marks))
+        tok.add_special_tokens([AddedToken(t, special=True, normalized=False, rstrip=True) for t in self.marks])
+        tok.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B:1", special_tokens=[])
+        assert tok.get_vocab_size() == size, (tok.get_vocab_size(), size)
+        return tok
+
+    def write(self, tok, out, max_length):
+        super().write(tok, out, max_length)
+        path = out / "tokenizer_config.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
+        config["added_tokens_decoder"] |= {str(tok.token_to_id(t)): entry(t) | {"rstrip": True} for t in self.marks}
+        config["add_bos_token"] = False
+        path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+STYLES = {"qwen": Qwen(), "llama3": Llama3(), "mistral": Mistral(), "phi3": Phi3()}

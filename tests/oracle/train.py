@@ -23,6 +23,7 @@ import corpus
 import draws
 import embed
 import goldens
+import phimoe
 from styles import STYLES
 
 transformers.utils.logging.disable_progress_bar()
@@ -35,6 +36,7 @@ FAMILIES = {
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
     "lfm2": (transformers.Lfm2Config, transformers.Lfm2ForCausalLM),
+    "phimoe": (transformers.PhimoeConfig, transformers.PhimoeForCausalLM),
     "embed": (transformers.MistralConfig, transformers.MistralModel),
 }
 IGNORE = -100
@@ -97,19 +99,25 @@ def fit(model, seqs, seed, steps, lr, batch=16, warmup=20):
     feed = batches(seqs, random.Random(seed), batch)
     model.train()
     start = time.time()
+    note = ""
     for step in range(steps):
         scale = min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * step / steps))
         for group in opt.param_groups:
             group["lr"] = lr * max(scale, 0.01)
         ids, labels = next(feed)
-        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+        with phimoe.Margins(model) as margins:
+            logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
         loss = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels[:, 1:].reshape(-1), ignore_index=IGNORE)
+        if margins.scores:
+            apart = margins.loss(ids.reshape(-1) != 0)
+            note = f"  routing {apart.item():.4f}"
+            loss = loss + apart
         opt.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         opt.step()
         if step % 50 == 0 or step + 1 == steps:
-            print(f"  step {step:4d}  loss {loss.item():.4f}  {time.time() - start:.0f} s", flush=True)
+            print(f"  step {step:4d}  loss {loss.item():.4f}{note}  {time.time() - start:.0f} s", flush=True)
     model.eval()
 
 
@@ -193,6 +201,8 @@ def produce(family, spec, seed, steps, out, margin, lr):
     scatter(model)
     if family == "embed":
         embed.sharpen(model)
+    if family == "phimoe":
+        phimoe.prepare(model)
     count = sum(p.numel() for p in model.parameters())
     seqs = embed.sequences(tok, spec, seed) if family == "embed" else sequences(tok, seed, style)
     longest = max(len(s[-1] if family == "embed" else s[0]) for s in seqs)
@@ -201,12 +211,16 @@ def produce(family, spec, seed, steps, out, margin, lr):
     learn = embed.fit if family == "embed" else fit
     for attempt in range(3):
         learn(model, seqs, seed + attempt, steps if attempt == 0 else steps // 2, lr if attempt == 0 else lr / 3)
+        if spec.get("snap"):
+            phimoe.snap(model)
         save(model, tok, spec, style, out)
         if family == "embed":
             found = embed.write(spec, out, seed)
         else:
             found = goldens.write(spec["name"], out, seed, style)
         print(f"  least margin {found['margin']:.3f} in case {found['where']}, {time.time() - started:.0f} s", flush=True)
+        if "routing" in found:
+            print(f"  least distance of a routing decision {found['routing']:.4f}", flush=True)
         if found["margin"] >= margin and found["learned"]:
             break
     else:
@@ -280,6 +294,7 @@ def main():
         p = sub.add_parser(family, help=f"train {family} from a configuration file")
         p.add_argument("--config", type=Path, required=True)
     sub.add_parser("unseen", help="train qwen35 from a configuration drawn from the seed")
+    sub.add_parser("unseen-phimoe", help="train phimoe from a configuration drawn from the seed")
     p = sub.add_parser("unseen-llama", help="train one of LLAMA.md's families from a configuration drawn from the seed")
     p.add_argument("--family", choices=draws.FAMILIES, required=True)
     for p in sub.choices.values():
@@ -293,6 +308,9 @@ def main():
     torch.set_num_threads(args.threads)
     if args.command == "unseen":
         family, spec = "qwen35", draw(args.seed)
+        print(json.dumps(spec, indent=1))
+    elif args.command == "unseen-phimoe":
+        family, spec = "phimoe", phimoe.draw(args.seed)
         print(json.dumps(spec, indent=1))
     elif args.command == "unseen-llama":
         family, spec = args.family, draws.draw(args.family, args.seed)

@@ -17,7 +17,7 @@ use super::proto::{
     ValueInfoProto,
 };
 use crate::graph::{
-    BinaryOp, Constant, Elem, Graph, Node, Op, Origin, ReduceOp, Tensor, TensorId, UnaryOp,
+    BinaryOp, Constant, Elem, Graph, INT8_STEP, Node, Op, Origin, ReduceOp, Tensor, TensorId, UnaryOp,
 };
 use crate::progress::Progress;
 use crate::weight::{Storage, Weight, fits_f16, stream};
@@ -230,6 +230,12 @@ impl Lowering<'_> {
         match &node.op {
             Op::Linear => self.push("Gemm", inputs, name, vec![int("transB", 1)]),
             Op::MatMul { transpose_b } => {
+                if let Some(&b) = node.inputs.get(1)
+                    && self.graph.tensor(b)?.elem == Elem::Int8
+                    && let Some(input) = inputs.get_mut(1)
+                {
+                    *input = self.dequantized(input, name);
+                }
                 if *transpose_b {
                     let rank = output.shape.len() as i64;
                     let mut perm: Vec<i64> = (0..rank).collect();
@@ -309,6 +315,20 @@ impl Lowering<'_> {
         self.push("Mul", vec![unit, weight.clone()], name, vec![]);
     }
 
+    /// An int8 input as f32, for the node `name`.
+    fn dequantized(&mut self, input: &str, name: &str) -> String {
+        let (scale, wide) = (format!("{name}.step"), format!("{name}.b"));
+        self.out.initializer.push(TensorProto {
+            dims: vec![],
+            data_type: FLOAT,
+            name: scale.clone(),
+            raw_data: Some(INT8_STEP.to_le_bytes().to_vec()),
+            ..TensorProto::default()
+        });
+        self.push("DequantizeLinear", vec![input.to_owned(), scale], &wide, vec![]);
+        wide
+    }
+
     fn name(&self, id: TensorId) -> Result<String> {
         Ok(self.graph.tensor(id)?.name.clone())
     }
@@ -380,7 +400,11 @@ const fn reduce(op: ReduceOp) -> &'static str {
 }
 
 fn data_type(elem: Elem) -> i32 {
-    if elem.onnx() == DType::I32 { INT32 } else { FLOAT }
+    match elem.onnx() {
+        DType::I32 => INT32,
+        DType::I8 => INT8,
+        _ => FLOAT,
+    }
 }
 
 fn value_info(tensor: &Tensor) -> ValueInfoProto {

@@ -5,7 +5,7 @@ use qhx_core::qnn::compose::{GraphComposer, Param, TensorHandle, TensorSpec};
 use qhx_core::{DType, Error, ErrorKind, Quantization, Result};
 
 use crate::graph::{
-    BinaryOp, Constant, Elem, Graph, Node, Op, Origin, ReduceOp, Tensor, TensorId, UnaryOp,
+    BinaryOp, Constant, Elem, Graph, INT8_STEP, Node, Op, Origin, ReduceOp, Tensor, TensorId, UnaryOp,
 };
 use crate::progress::Progress;
 use crate::weight::{Storage, Weight, narrow};
@@ -69,7 +69,10 @@ struct Lowering<'g, 'c> {
 impl Lowering<'_, '_> {
     fn input(&mut self, id: TensorId) -> Result<()> {
         let tensor = self.graph.tensor(id)?;
-        let spec = TensorSpec::input(&tensor.name, tensor.elem.qnn(), &tensor.shape);
+        let mut spec = TensorSpec::input(&tensor.name, tensor.elem.qnn(), &tensor.shape);
+        if tensor.elem == Elem::Int8 {
+            spec = spec.quantized(Quantization::PerTensor { scale: INT8_STEP, offset: 0 });
+        }
         let handle = self.composer.tensor(spec)?;
         self.set(id, handle);
         Ok(())

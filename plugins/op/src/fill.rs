@@ -210,6 +210,25 @@ pub struct RopeSlot {
 }
 
 impl RopeSlot {
+    /// Binds the same tables to the inputs `cos` and `sin` of another graph, so that one fill serves
+    /// both. Errors when they differ in size or element type.
+    pub fn bind_also(&self, host: &mut Host, graph: GraphId) -> Result<()> {
+        for (role, buffer) in [("cos", self.cos), ("sin", self.sin)] {
+            let port = host.graph(graph).require_input(role)?;
+            let info = host.graph(graph);
+            let tensor = &info.inputs[port];
+            if tensor.dtype != self.dtype || tensor.elements() != self.rows * self.width {
+                return Err(Error::graph(format!(
+                    "graph {:?}: tensor {tensor}: expected {} with {} rows of {} values, as in \
+                     the graphs before it",
+                    info.name, self.dtype, self.rows, self.width
+                )));
+            }
+            host.bind(graph, Port::Input(port), buffer, 0)?;
+        }
+        Ok(())
+    }
+
     /// Writes the tables that [`Rope::compute`] made.
     pub fn write(&self, host: &mut Host, rope: &Rope) {
         self.write_row(host, rope, 0);

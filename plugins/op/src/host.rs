@@ -372,6 +372,63 @@ impl Host {
         Ok(())
     }
 
+    /// Fills buffers on the host's threads. Each of `targets` is cut into pieces of `piece` bytes,
+    /// the last one shorter, and `body(sources, target, first, bytes)` is called for every piece:
+    /// the bytes of `sources`, the index in `targets`, the piece's first byte and the piece itself.
+    /// Allocates nothing.
+    ///
+    /// # Panics
+    /// When `piece` is 0, or a target is also a source or occurs twice: faults of the op.
+    pub fn parallel_fill<const N: usize, F>(
+        &mut self,
+        sources: [BufferId; N],
+        targets: &[BufferId],
+        piece: usize,
+        body: F,
+    ) -> Result<()>
+    where
+        F: Fn([&[u8]; N], usize, usize, &mut [u8]) + Sync,
+    {
+        struct Shared<'a>(&'a Host);
+        impl Shared<'_> {
+            fn memory(&self, buffer: BufferId) -> Memory {
+                self.0.memory(buffer)
+            }
+            fn pieces(&self, target: BufferId, piece: usize) -> usize {
+                let memory = self.memory(target);
+                if memory.writable { memory.len.div_ceil(piece) } else { 0 }
+            }
+        }
+        // SAFETY: the methods above only read the list of buffers, which nothing changes meanwhile.
+        unsafe impl Sync for Shared<'_> {}
+
+        assert!(piece > 0, "pieces of 0 bytes");
+        for (i, target) in targets.iter().enumerate() {
+            let data = self.memory(*target).data;
+            let others = targets[..i].iter().chain(&sources).map(|&b| self.memory(b));
+            let apart = others.filter(|m| m.len > 0).all(|m| m.data != data);
+            assert!(apart, "a buffer is filled and read at once");
+        }
+        let shared = Shared(self);
+        let sources = sources.map(|source| self.bytes(source));
+        let count = targets.iter().map(|&target| shared.pieces(target, piece)).sum();
+        self.parallel_for(count, |index| {
+            let (mut target, mut index) = (0, index);
+            while index >= shared.pieces(targets[target], piece) {
+                index -= shared.pieces(targets[target], piece);
+                target += 1;
+            }
+            let memory = shared.memory(targets[target]);
+            let first = index * piece;
+            let len = piece.min(memory.len - first);
+            // SAFETY: the range lies in a writable block of the host, which is alive while the op is
+            // open. Every index makes another piece, targets differ from each other and from the
+            // sources, and `&mut self` excludes every other view and every execution.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(memory.data.add(first), len) };
+            body(sources, target, first, bytes);
+        })
+    }
+
     /// Writes a line to the host's log.
     pub fn log(&self, level: LogLevel, message: &str) {
         service!(self.log(level as u32, message.into()));

@@ -7,11 +7,14 @@
 //! - `past_X` in, `present_X` out: the graph gives the whole next state; the two buffers change
 //!   places and nothing is copied (*swap*).
 //!
+//! A graph that gives `new_X` without taking `past_X`, such as one that consumes a prompt from its
+//! first token on, writes into the cache that another graph has under the same role.
+//!
 //! A step is committed once all of its graphs have executed; until then the state is as before.
 
 use std::ops::Range;
 
-use crate::{BufferId, Error, GraphId, Host, OpInfo, Port, Result, SnapshotId};
+use crate::{BufferId, DType, Error, GraphId, Host, OpInfo, Port, Result, SnapshotId};
 
 /// A cache that grows by rows.
 #[derive(Debug)]
@@ -30,6 +33,7 @@ struct Append {
 struct Cache {
     role: String,
     buffer: BufferId,
+    dtype: DType,
     /// Axis of the position.
     axis: usize,
     outer: usize,
@@ -131,11 +135,17 @@ impl StateCarrier {
                 }
             }
         }
-        for tensor in &info.outputs {
-            let role = partner(&tensor.role, "new_").or(partner(&tensor.role, "present_"));
+        for (output, tensor) in info.outputs.iter().enumerate() {
+            let new = partner(&tensor.role, "new_");
+            let role = new.or(partner(&tensor.role, "present_"));
             if let Some(role) = role
                 && info.input(&format!("past_{role}")).is_none()
             {
+                let cache = self.caches.iter().position(|c| c.role == role);
+                if let (Some(cache), Some(_)) = (cache, new) {
+                    self.add_rows(host, group, graph, output, cache)?;
+                    continue;
+                }
                 return Err(Error::graph(format!(
                     "graph {:?}: output {tensor} has no input past_{role} to carry it back to",
                     info.name
@@ -198,13 +208,49 @@ impl StateCarrier {
             None => {
                 let buffer = host.allocate_for(graph, Port::Input(input))?;
                 let role = role.to_owned();
-                self.caches.push(Cache { role, buffer, axis, outer, capacity, row });
+                let dtype = past.dtype;
+                self.caches.push(Cache { role, buffer, dtype, axis, outer, capacity, row });
                 self.caches.len() - 1
             }
         };
         let past = self.caches[cache].buffer;
         let new = host.allocate_for(graph, Port::Output(output))?;
         self.appends.push(Append { group, past, new, cache, rows });
+        Ok(())
+    }
+
+    /// An output whose rows go into a cache that the graph itself does not read.
+    fn add_rows(
+        &mut self,
+        host: &mut Host,
+        group: usize,
+        graph: GraphId,
+        output: usize,
+        index: usize,
+    ) -> Result<()> {
+        let cache = &self.caches[index];
+        let (past, axis) = (cache.buffer, cache.axis);
+        let new = host.tensor(graph, Port::Output(output));
+        let rows = new.shape.get(axis).copied().unwrap_or(0);
+        let outer: usize = new.shape.iter().take(axis).product();
+        let inner: usize = new.shape.iter().skip(axis + 1).product();
+        let row = inner * new.dtype.size();
+        let fits = (new.dtype, outer, row) == (cache.dtype, cache.outer, cache.row)
+            && (1..=cache.capacity).contains(&rows);
+        if !fits {
+            return Err(Error::graph(format!(
+                "graph {:?}: {new} does not fit the cache past_{} of {} blocks of {} rows of {} \
+                 bytes, {}",
+                host.graph(graph).name,
+                cache.role,
+                cache.outer,
+                cache.capacity,
+                cache.row,
+                cache.dtype
+            )));
+        }
+        let new = host.allocate_for(graph, Port::Output(output))?;
+        self.appends.push(Append { group, past, new, cache: index, rows });
         Ok(())
     }
 

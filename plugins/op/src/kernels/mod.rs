@@ -1,7 +1,12 @@
-//! Slice kernels: half-precision conversion by slices, never value by value.
+//! Slice kernels: half-precision conversion by slices, never value by value, and int8 weights with one
+//! scale a row to floats.
+
+mod int8;
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
+
+pub use int8::{int8_to_f16, int8_to_f32};
 
 /// Converts f32 to f16, rounding to nearest even. Both slices have the same length.
 ///

@@ -1,0 +1,151 @@
+//! The weights of all experts: a mapped file of int8 matrices, and one scale for each of their rows.
+//!
+//! `weights`: for each layer, for each expert: gate, up, down, without gaps, row-major as the graph's
+//! inputs have them, `[outputs, inputs]`: gate and up `[width, hidden]`, down `[hidden, width]`.
+//! `scales`: f32 in the same order, one for each row. A weight is its integer times the row's scale.
+
+use std::ops::Range;
+
+use qhx_op::kernels::f32_to_f16;
+use qhx_op::{BufferId, DType, Error, Host, Result};
+use serde::Deserialize;
+
+/// Where the manifest names the files.
+const POINTER: &str = "/artifacts/experts";
+
+/// `artifacts.experts`. The defaults are the names of the published bundles.
+#[derive(Debug, Deserialize)]
+#[serde(default)]
+struct Files {
+    weights: String,
+    scales: String,
+}
+
+impl Default for Files {
+    fn default() -> Self {
+        Self { weights: "experts_i8.bin".to_owned(), scales: "experts_scale.f32".to_owned() }
+    }
+}
+
+/// The matrices of an expert, in the order in which they lie in the files.
+pub(crate) const MATRICES: [&str; 3] = ["gate", "up", "down"];
+
+/// Sizes of the experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    pub layers: usize,
+    pub experts: usize,
+    pub hidden: usize,
+    /// Width of an expert's inner row.
+    pub width: usize,
+}
+
+impl Sizes {
+    /// Rows and columns of a matrix.
+    pub fn shape(&self, matrix: usize) -> [usize; 2] {
+        if matrix == 2 { [self.hidden, self.width] } else { [self.width, self.hidden] }
+    }
+
+    fn rows(&self) -> usize {
+        2 * self.width + self.hidden
+    }
+
+    /// Values of an expert, and rows; and of all. Errors when they do not fit.
+    fn totals(&self) -> Result<(usize, usize)> {
+        let count = self.layers.checked_mul(self.experts);
+        let values = count.and_then(|n| n.checked_mul(3)).and_then(|n| {
+            n.checked_mul(self.hidden.checked_mul(self.width)?)
+        });
+        let rows = count.and_then(|n| n.checked_mul(self.rows()));
+        values.zip(rows).ok_or_else(|| {
+            Error::manifest(format!("manifest {POINTER}: {self:?} are more values than fit"))
+        })
+    }
+}
+
+/// The mapped files.
+#[derive(Debug)]
+pub(crate) struct Table {
+    pub sizes: Sizes,
+    weights: BufferId,
+    scales: BufferId,
+}
+
+impl Table {
+    /// Maps the files and checks their lengths.
+    pub fn open(host: &mut Host, sizes: Sizes) -> Result<Self> {
+        let files: Files = host.value(POINTER)?.unwrap_or_default();
+        let (values, rows) = sizes.totals()?;
+        let weights = host.artifact(&format!("{POINTER}/weights"), &files.weights)?;
+        let scales = host.artifact(&format!("{POINTER}/scales"), &files.scales)?;
+        let Sizes { layers, experts, hidden, width } = sizes;
+        let what = format!("{layers} layers of {experts} experts of width {width}, hidden {hidden}");
+        check(host, weights, &files.weights, Some(values), &format!("{what}: int8 values"))?;
+        check(host, scales, &files.scales, rows.checked_mul(4), &format!("{what}: f32 scales"))?;
+        let bad = host.f32s(scales).iter().position(|s| !s.is_finite());
+        if let Some(index) = bad {
+            return Err(Error::artifact(format!(
+                "{}: scale {index} is {}, expected a finite number; the file is damaged",
+                files.scales,
+                host.f32s(scales)[index]
+            )));
+        }
+        Ok(Self { sizes, weights, scales })
+    }
+
+    /// The mapped weights and scales.
+    pub fn buffers(&self) -> [BufferId; 2] {
+        [self.weights, self.scales]
+    }
+
+    /// Bytes of a matrix in the weights. The indices are within the sizes.
+    pub fn weights(&self, layer: usize, expert: usize, matrix: usize) -> Range<usize> {
+        let matrix_len = self.sizes.hidden * self.sizes.width;
+        let start = ((layer * self.sizes.experts + expert) * 3 + matrix) * matrix_len;
+        start..start + matrix_len
+    }
+
+    /// Indices of a matrix's scales.
+    pub fn scales(&self, layer: usize, expert: usize, matrix: usize) -> Range<usize> {
+        let first = (layer * self.sizes.experts + expert) * self.sizes.rows();
+        let start = first + matrix * self.sizes.width;
+        start..start + self.sizes.shape(matrix)[0]
+    }
+
+    /// All scales divided by `step` in the element type of a graph's inputs, so that they can be bound
+    /// where they lie.
+    pub fn scaled(&self, host: &mut Host, step: f32, dtype: DType) -> Result<BufferId> {
+        let values: Vec<f32> = host.f32s(self.scales).iter().map(|scale| scale / step).collect();
+        let scaled = host.allocate(values.len() * dtype.size())?;
+        match dtype {
+            DType::F16 => f32_to_f16(&values, host.f16s_mut(scaled)),
+            _ => host.f32s_mut(scaled).copy_from_slice(&values),
+        }
+        Ok(scaled)
+    }
+
+    /// Bytes of the weights of one expert.
+    pub fn expert_bytes(&self) -> usize {
+        3 * self.sizes.hidden * self.sizes.width
+    }
+}
+
+fn check(
+    host: &Host,
+    buffer: BufferId,
+    path: &str,
+    expected: Option<usize>,
+    what: &str,
+) -> Result<()> {
+    let found = host.len(buffer);
+    if expected == Some(found) {
+        return Ok(());
+    }
+    let expected = expected.map_or("more than fit".to_owned(), |bytes| bytes.to_string());
+    let hint = if expected.parse().is_ok_and(|expected: usize| found < expected) {
+        "the file may be truncated; download or copy it again"
+    } else {
+        "the file may belong to another bundle"
+    };
+    Err(Error::artifact(format!("{path}: {found} bytes, expected {expected} ({what}); {hint}")))
+}
