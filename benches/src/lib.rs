@@ -1,6 +1,7 @@
 //! Shared parts of the benchmarks: a counting allocator, the process's memory, models of published shapes.
 
 pub mod allocations;
+pub mod experts;
 pub mod hybrid;
 pub mod memory;
 pub mod shapes;

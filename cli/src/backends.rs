@@ -171,6 +171,9 @@ fn forms(manifest: &Manifest) -> Result<(bool, bool)> {
     let artifacts = manifest.open_artifacts();
     let (mut binaries, mut onnx) = (true, true);
     for entry in &manifest.artifacts.contexts {
+        if entry.optional.is_some() {
+            continue;
+        }
         let source = manifest.context_source(&artifacts, &entry.key)?;
         binaries &= source.binary.as_deref().is_some_and(Path::is_file);
         onnx &= !source.onnx.is_empty() && source.onnx.iter().all(|(_, path)| path.is_file());

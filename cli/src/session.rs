@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use qhx_core::engine::{Event, FinishReason, Generation, Model, ModelOptions, Request, Timings};
-use qhx_core::op::OpSource;
+use qhx_core::op::{OpSource, SpanStats};
 use qhx_core::{Manifest, Result};
 use serde_json::{Value, json};
 
@@ -101,7 +101,7 @@ pub(crate) fn summary(generation: &Generation) -> String {
     let Generation { timings: t, prompt_tokens, reused_tokens, .. } = generation;
     format!(
         "prompt {prompt_tokens} tokens ({reused_tokens} reused) in {:.1} ms, {} tokens in {:.1} ms \
-         ({:.1} tok/s), graphs {:.1} ms, host {:.1} ms, sampling {:.1} ms, finish: {}",
+         ({:.1} tok/s), graphs {:.1} ms, host {:.1} ms, sampling {:.1} ms, finish: {}{}",
         ms(t.prefill),
         generation.tokens.len(),
         ms(t.decode),
@@ -110,7 +110,15 @@ pub(crate) fn summary(generation: &Generation) -> String {
         ms(t.host),
         ms(t.sampling),
         finish(generation),
+        parts(generation),
     )
+}
+
+/// The parts of the host-op that ran.
+fn parts(generation: &Generation) -> String {
+    let part = |span: &SpanStats| format!("{} {:.1} ms", span.name, ms(span.busy));
+    let parts: Vec<_> = generation.spans.iter().map(part).collect();
+    if parts.is_empty() { String::new() } else { format!("; op: {}", parts.join(", ")) }
 }
 
 fn finish(generation: &Generation) -> String {
@@ -126,14 +134,16 @@ pub(crate) fn json(model: &Model, generation: &Generation) -> Value {
         "prompt_tokens": generation.prompt_tokens,
         "reused_tokens": generation.reused_tokens,
         "finish_reason": generation.finish_reason,
-        "timings": timings(&generation.timings),
+        "timings": timings(generation),
         "backend": model.backend().name,
         "op": model.op().description.name,
         "plugin": origin(model),
     })
 }
 
-fn timings(t: &Timings) -> Value {
+fn timings(generation: &Generation) -> Value {
+    let t: &Timings = &generation.timings;
+    let spans = generation.spans.iter().map(|s| (s.name.clone(), json!(round(s.busy))));
     json!({
         "load_ms": round(t.load),
         "prefill_ms": round(t.prefill),
@@ -142,6 +152,7 @@ fn timings(t: &Timings) -> Value {
         "graph_ms": round(t.graph),
         "host_ms": round(t.host),
         "sampling_ms": round(t.sampling),
+        "spans_ms": Value::Object(spans.collect()),
     })
 }
 

@@ -181,6 +181,10 @@ fn encode(tensor: &TensorInfo, values: &[f32], bytes: &mut [u8]) -> Result<()> {
             half.convert_to_f32_slice(&mut wide);
             copy(tensor, bytes, bytemuck::cast_slice(&wide))
         }
+        DType::I8 | DType::SFixed8 => {
+            let steps: Vec<i8> = values.iter().map(|v| (v * 127.0).round() as i8).collect();
+            copy(tensor, bytes, bytemuck::cast_slice(&steps))
+        }
         _ => Err(unsupported(tensor)),
     }
 }
@@ -209,7 +213,7 @@ fn decode(tensor: &TensorInfo, bytes: &[u8]) -> Result<Vec<f32>> {
 fn unsupported(tensor: &TensorInfo) -> Error {
     Error::new(
         ErrorKind::Graph,
-        format!("the check cannot handle tensor {tensor}, expected f16 or f32"),
+        format!("the check cannot handle tensor {tensor}, expected f16, f32 or int8"),
     )
 }
 

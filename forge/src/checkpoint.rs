@@ -195,6 +195,12 @@ impl Checkpoint {
         self.source(name, &shape, shape)
     }
 
+    /// A stack of matrices `[n, rows, cols]` of the decoder, as one matrix `[n · rows, cols]`.
+    pub fn stack(&self, name: &str, shape: [usize; 3]) -> Result<Arc<dyn RowSource>> {
+        let rows = shape[0].saturating_mul(shape[1]);
+        Ok(Arc::new(self.open_matrix(name, &shape, [rows, shape[2]])?))
+    }
+
     /// The values of a small tensor of the decoder as f32.
     pub fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let len = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).unwrap_or(0);

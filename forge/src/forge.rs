@@ -1,5 +1,7 @@
 //! The whole way: a checkpoint folder in, a bundle folder out.
 
+use std::fs::File;
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,7 +16,9 @@ use crate::compile::Compiler;
 use crate::graph::{Graph, Origin};
 use crate::plan::{AUTO_SHARDS, CONTEXT_BUDGET, plan};
 use crate::progress::Progress;
-use crate::recipes::{Precision, Recipe, RecipeOptions, Task, longest, recipe};
+use crate::recipes::{
+    ExpertInputs, Precision, Recipe, RecipeOptions, Tables, Task, longest, recipe,
+};
 use crate::weight::{Storage, fits_f16};
 use crate::{onnx, text};
 
@@ -68,6 +72,8 @@ pub struct ForgeOptions {
     /// Put graphs over the same weights into one context. The compiler has to be told as well: see
     /// [`crate::qnn::QnnCompiler::share_weights`].
     pub share_weights: bool,
+    /// What graphs of experts take as weights, where experts stay on the host.
+    pub expert_inputs: ExpertInputs,
     /// Makes the context binaries. Without one the bundle runs on the CPU only.
     pub compiler: Option<Arc<dyn Compiler>>,
     /// Write the ONNX twins, which the CPU backend runs.
@@ -90,6 +96,7 @@ impl ForgeOptions {
             max_ctx: None,
             prefill: None,
             share_weights: false,
+            expert_inputs: ExpertInputs::default(),
             compiler: None,
             onnx: true,
             check: None,
@@ -110,6 +117,7 @@ impl std::fmt::Debug for ForgeOptions {
             .field("max_ctx", &self.max_ctx)
             .field("prefill", &self.prefill)
             .field("share_weights", &self.share_weights)
+            .field("expert_inputs", &self.expert_inputs)
             .field("dsp_arch", &self.compiler.as_ref().map(|c| c.dsp_arch().to_owned()))
             .field("onnx", &self.onnx)
             .field("check", &self.check)
@@ -258,6 +266,7 @@ fn fingerprint(
         options.precision.name(),
         &format!("{} {} {:?} {}", plan.shards, plan.max_ctx, options.prefill, options.onnx),
         &options.share_weights.to_string(),
+        options.expert_inputs.name(),
         compiler.map_or("", |c| c.dsp_arch()),
         &compiler.map_or_else(String::new, |c| c.version()),
     ] {
@@ -327,6 +336,9 @@ fn fill(
             }
             entry.insert("onnx".to_owned(), Value::Object(files));
         }
+        if let Some(set) = plan.optional {
+            entry.insert("optional".to_owned(), json!(set));
+        }
         contexts.insert(plan.key.clone(), Value::Object(entry));
         reports.push(report);
         sources.push(source);
@@ -334,6 +346,9 @@ fn fill(
     let mut artifacts = Map::new();
     artifacts.insert("contexts".to_owned(), Value::Object(contexts));
     artifacts.insert("embed".to_owned(), embed(recipe, name, options.onnx, staging, progress)?);
+    for table in &recipe.tables {
+        artifacts.insert(table.key.to_owned(), tables(table, name, staging, progress)?);
+    }
     let vocab = recipe.embed.shape()[0];
     let chat = text::copy(checkpoint, vocab, staging, &mut artifacts, progress)?;
     if options.compiler.is_none() {
@@ -412,6 +427,7 @@ pub(crate) fn recipe_options(checkpoint: &Checkpoint, options: &ForgeOptions) ->
         task: options.task,
         prefill: options.prefill.clone(),
         share_weights: options.share_weights,
+        expert_inputs: options.expert_inputs,
     }
 }
 
@@ -465,6 +481,34 @@ fn embed(
         staging.write_table(&file, table, half, progress)
     })?;
     Ok(if half { json!(file) } else { json!({"path": file, "dtype": "f32"}) })
+}
+
+/// Writes further files and returns the object that names them.
+fn tables(
+    tables: &Tables,
+    name: &str,
+    staging: &mut Staging,
+    progress: &mut dyn Progress,
+) -> Result<Value> {
+    let files: Vec<_> = tables.files.iter().map(|t| format!("{name}_{}", t.name)).collect();
+    part(staging, tables.key, tables.key, &files, progress, |staging, progress| {
+        progress.stage(tables.key, tables.source.bytes());
+        let mut writers = Vec::new();
+        for file in &files {
+            let path = staging.path(file)?;
+            let target = File::create(&path).map_err(|e| Error::io(ErrorKind::Io, &path, &e))?;
+            writers.push((path, BufWriter::with_capacity(1 << 20, target)));
+        }
+        let mut targets: Vec<&mut dyn Write> = Vec::new();
+        targets.extend(writers.iter_mut().map(|(_, writer)| writer as &mut dyn Write));
+        tables.source.write(&mut targets, progress)?;
+        for (path, mut writer) in writers {
+            writer.flush().map_err(|e| Error::io(ErrorKind::Io, &path, &e))?;
+        }
+        Ok(())
+    })?;
+    let fields = tables.files.iter().zip(files).map(|(t, file)| (t.field.to_owned(), json!(file)));
+    Ok(Value::Object(fields.collect()))
 }
 
 /// The name given, which must be fit for file names, or one made of the checkpoint folder's.

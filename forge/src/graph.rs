@@ -340,8 +340,7 @@ impl Graph {
                 .map(|t| {
                     let mut info = TensorInfo::new(&t.name, elem(t.elem), t.shape.clone());
                     if info.dtype == DType::SFixed8 {
-                        info.quantization =
-                            Quantization::PerTensor { scale: INT8_STEP, offset: 0 };
+                        info.quantization = Quantization::PerTensor { scale: INT8_STEP, offset: 0 };
                     }
                     info
                 })

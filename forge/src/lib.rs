@@ -28,4 +28,4 @@ pub use forge::{
     Report, forge, forge_checkpoint, forge_with,
 };
 pub use progress::{Progress, Silent};
-pub use recipes::{Precision, Task};
+pub use recipes::{ExpertInputs, Precision, Task};

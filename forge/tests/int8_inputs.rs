@@ -65,7 +65,12 @@ fn integers(seed: u64, count: usize) -> Vec<u8> {
 }
 
 /// Executes the only graph of a context with x, w and scale.
-fn run(backend: &Arc<dyn Backend>, source: &ContextSource, index: usize, inputs: &[Vec<u8>; 3]) -> Vec<f32> {
+fn run(
+    backend: &Arc<dyn Backend>,
+    source: &ContextSource,
+    index: usize,
+    inputs: &[Vec<u8>; 3],
+) -> Vec<f32> {
     let context = backend.open_context(source).unwrap();
     let mut workspace = Workspace::new(Arc::clone(backend), CancelToken::new());
     workspace.add_context("c", &context).unwrap();
@@ -74,7 +79,8 @@ fn run(backend: &Arc<dyn Backend>, source: &ContextSource, index: usize, inputs:
     for (port, tensor) in info.inputs.iter().enumerate() {
         let bytes = &inputs[["x", "w", "scale"].iter().position(|n| *n == tensor.name).unwrap()];
         let bytes: Vec<u8> = if tensor.dtype == DType::F32 {
-            let half: Vec<f16> = bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
+            let half: Vec<f16> =
+                bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
             half.iter().flat_map(|v| v.to_f32().to_le_bytes()).collect()
         } else {
             bytes.clone()
@@ -94,7 +100,9 @@ fn read(workspace: &mut Workspace, id: GraphId, tensor: &qhx_core::TensorInfo) -
     workspace.execute(id).unwrap();
     let bytes = workspace.bytes(buffer).unwrap();
     match tensor.dtype {
-        DType::F16 => bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+        DType::F16 => {
+            bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect()
+        }
         _ => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
     }
 }
@@ -124,12 +132,16 @@ fn int8_inputs_agree_with_their_twin_and_with_the_arithmetic() {
     for (index, case) in CASES.into_iter().enumerate() {
         let (rows, inner, outputs, turned) = case;
         let graph = graph(index, case);
-        let (x, w) = (numbers(index as u64, rows * inner), integers(99 + index as u64, inner * outputs));
-        let scale: Vec<f32> = numbers(7, outputs).iter().map(|v| f16::from_f32(0.1 + v * v).to_f32()).collect();
+        let (x, w) =
+            (numbers(index as u64, rows * inner), integers(99 + index as u64, inner * outputs));
+        let scale: Vec<f32> =
+            numbers(7, outputs).iter().map(|v| f16::from_f32(0.1 + v * v).to_f32()).collect();
         let mut expected = vec![0f32; rows * outputs];
         for r in 0..rows {
             for o in 0..outputs {
-                let weight = |k: usize| f32::from(w[if turned { o * inner + k } else { k * outputs + o }] as i8);
+                let weight = |k: usize| {
+                    f32::from(w[if turned { o * inner + k } else { k * outputs + o }] as i8)
+                };
                 let sum: f32 = (0..inner).map(|k| x[r * inner + k] * weight(k) * INT8_STEP).sum();
                 expected[r * outputs + o] = sum * scale[o];
             }
@@ -137,10 +149,15 @@ fn int8_inputs_agree_with_their_twin_and_with_the_arithmetic() {
         let inputs = [half_bytes(&x), w, half_bytes(&scale)];
         let name = format!("g{index}");
         let written = qhx_forge::onnx::write(&graph, folder.path(), &mut Silent).unwrap();
-        let source = ContextSource { key: "c".into(), binary: None, onnx: vec![(name.clone(), written.model)] };
+        let source = ContextSource {
+            key: "c".into(),
+            binary: None,
+            onnx: vec![(name.clone(), written.model)],
+        };
         let mut note = |what: &str, found: &[f32], most: f32| {
             let peak = expected.iter().fold(0f32, |m, v| m.max(v.abs()));
-            let error = found.iter().zip(&expected).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / peak;
+            let error =
+                found.iter().zip(&expected).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / peak;
             eprintln!("{what} {case:?}: {error:.2e}");
             if !(error <= most) {
                 wrong.push(format!("{what} {case:?}: {error}"));

@@ -117,7 +117,13 @@ impl Ffn {
     }
 
     /// Puts the weights of experts of a layer into the graph's inputs, one for each of its prefixes.
-    pub fn load(&self, host: &mut Host, table: &Table, layer: usize, chosen: &[usize]) -> Result<()> {
+    pub fn load(
+        &self,
+        host: &mut Host,
+        table: &Table,
+        layer: usize,
+        chosen: &[usize],
+    ) -> Result<()> {
         match &self.form {
             Form::Int8 { experts, scales, scale_size } => {
                 let [weights, _] = table.buffers();
@@ -133,11 +139,6 @@ impl Ffn {
             }
             Form::Float { dtype, targets } => fill(host, table, layer, chosen, *dtype, targets),
         }
-    }
-
-    /// True when weights are handed to the graph as they lie in the file.
-    pub fn binds(&self) -> bool {
-        matches!(self.form, Form::Int8 { .. })
     }
 }
 
@@ -188,19 +189,25 @@ fn fill(
     targets: &[BufferId],
 ) -> Result<()> {
     let size = dtype.size();
-    host.parallel_fill(table.buffers(), targets, PIECE, |[weights, scales], target, first, bytes| {
-        let (expert, matrix) = (chosen[target / 3], target % 3);
-        let columns = table.sizes.shape(matrix)[1];
-        let values: &[i8] = bytemuck::cast_slice(&weights[table.weights(layer, expert, matrix)]);
-        let scales: &[f32] = bytemuck::cast_slice(scales);
-        let scales = &scales[table.scales(layer, expert, matrix)];
-        let (first, count) = (first / size, bytes.len() / size);
-        let values = &values[first..first + count];
-        match dtype {
-            DType::F16 => {
-                int8_to_f16(values, scales, columns, first, bytemuck::cast_slice_mut(bytes));
+    host.parallel_fill(
+        table.buffers(),
+        targets,
+        PIECE,
+        |[weights, scales], target, first, bytes| {
+            let (expert, matrix) = (chosen[target / 3], target % 3);
+            let columns = table.sizes.shape(matrix)[1];
+            let values: &[i8] =
+                bytemuck::cast_slice(&weights[table.weights(layer, expert, matrix)]);
+            let scales: &[f32] = bytemuck::cast_slice(scales);
+            let scales = &scales[table.scales(layer, expert, matrix)];
+            let (first, count) = (first / size, bytes.len() / size);
+            let values = &values[first..first + count];
+            match dtype {
+                DType::F16 => {
+                    int8_to_f16(values, scales, columns, first, bytemuck::cast_slice_mut(bytes));
+                }
+                _ => int8_to_f32(values, scales, columns, first, bytemuck::cast_slice_mut(bytes)),
             }
-            _ => int8_to_f32(values, scales, columns, first, bytemuck::cast_slice_mut(bytes)),
-        }
-    })
+        },
+    )
 }

@@ -86,7 +86,13 @@ struct Pair {
 }
 
 impl Pair {
-    fn open(host: &mut Host, graph: GraphId, layers: &Layers, table: &Table, step: f32) -> Result<Self> {
+    fn open(
+        host: &mut Host,
+        graph: GraphId,
+        layers: &Layers,
+        table: &Table,
+        step: f32,
+    ) -> Result<Self> {
         let ffn = Ffn::open(host, graph, &PAIR, table, step)?;
         let x = port(host, graph, Side::Input, "x")?;
         bind(host, graph, x, layers.z)?;
@@ -272,7 +278,11 @@ fn rope(host: &Host) -> Result<Rope> {
 }
 
 /// The names of the graphs for prompts: none when nothing is there, an error when only a part is.
-fn prompt_graphs(host: &Host, params: &Params, layers: usize) -> Result<Option<(Vec<GraphId>, GraphId)>> {
+fn prompt_graphs(
+    host: &Host,
+    params: &Params,
+    layers: usize,
+) -> Result<Option<(Vec<GraphId>, GraphId)>> {
     let mut names = params.prefill.names(host, "/plan/params/prefill", Some(layers))?;
     names.push(params.ffn_prefill.clone());
     let (here, missing): (Vec<_>, Vec<_>) =
@@ -318,9 +328,9 @@ fn check_caches(host: &Host, graphs: &[GraphId], prefix: &str) -> Result<()> {
 /// A number of the manifest against what the graphs say.
 fn agree(host: &Host, key: &str, found: usize, what: &str) -> Result<()> {
     match host.value::<usize>(&format!("/params/{key}"))? {
-        Some(said) if said != found => Err(Error::graph(format!(
-            "{what} {found}, but the manifest's params.{key} is {said}"
-        ))),
+        Some(said) if said != found => {
+            Err(Error::graph(format!("{what} {found}, but the manifest's params.{key} is {said}")))
+        }
         _ => Ok(()),
     }
 }
@@ -333,8 +343,9 @@ impl Op for Generate {
         ]);
         OpDescription {
             name: NAME.to_owned(),
-            summary: "Text generation for PhiMoE decoders: two experts a token, weights on the host"
-                .to_owned(),
+            summary:
+                "Text generation for PhiMoE decoders: two experts a token, weights on the host"
+                    .to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             tasks: vec![Task::Generate],
             modalities: vec![Modality::Text],
@@ -427,7 +438,12 @@ impl Op for Generate {
             )));
         }
         agree(host, "hidden", layers.hidden, "the graphs take rows of")?;
-        agree(host, "n_experts", layers.experts, "the number of experts that the router scores is")?;
+        agree(
+            host,
+            "n_experts",
+            layers.experts,
+            "the number of experts that the router scores is",
+        )?;
         let mask = StepMask::bind(host, &layers.graphs, capacity, window)?;
 
         let ffn = host.require_graph("/plan/params/ffn", &params.ffn)?;

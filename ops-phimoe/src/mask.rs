@@ -21,7 +21,11 @@ pub(crate) struct StepMask {
 }
 
 /// Binds one buffer to the input `cmask` of all graphs, which must be alike.
-fn shared(host: &mut Host, graphs: &[GraphId], elements: &[usize]) -> Result<(BufferId, DType, usize)> {
+fn shared(
+    host: &mut Host,
+    graphs: &[GraphId],
+    elements: &[usize],
+) -> Result<(BufferId, DType, usize)> {
     let mut found: Option<(BufferId, DType, usize)> = None;
     for &graph in graphs {
         let port = Port::Input(host.graph(graph).require_input("cmask")?);

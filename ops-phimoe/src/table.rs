@@ -53,9 +53,9 @@ impl Sizes {
     /// Values of an expert, and rows; and of all. Errors when they do not fit.
     fn totals(&self) -> Result<(usize, usize)> {
         let count = self.layers.checked_mul(self.experts);
-        let values = count.and_then(|n| n.checked_mul(3)).and_then(|n| {
-            n.checked_mul(self.hidden.checked_mul(self.width)?)
-        });
+        let values = count
+            .and_then(|n| n.checked_mul(3))
+            .and_then(|n| n.checked_mul(self.hidden.checked_mul(self.width)?));
         let rows = count.and_then(|n| n.checked_mul(self.rows()));
         values.zip(rows).ok_or_else(|| {
             Error::manifest(format!("manifest {POINTER}: {self:?} are more values than fit"))
@@ -79,7 +79,8 @@ impl Table {
         let weights = host.artifact(&format!("{POINTER}/weights"), &files.weights)?;
         let scales = host.artifact(&format!("{POINTER}/scales"), &files.scales)?;
         let Sizes { layers, experts, hidden, width } = sizes;
-        let what = format!("{layers} layers of {experts} experts of width {width}, hidden {hidden}");
+        let what =
+            format!("{layers} layers of {experts} experts of width {width}, hidden {hidden}");
         check(host, weights, &files.weights, Some(values), &format!("{what}: int8 values"))?;
         check(host, scales, &files.scales, rows.checked_mul(4), &format!("{what}: f32 scales"))?;
         let bad = host.f32s(scales).iter().position(|s| !s.is_finite());
@@ -122,11 +123,6 @@ impl Table {
             _ => host.f32s_mut(scaled).copy_from_slice(&values),
         }
         Ok(scaled)
-    }
-
-    /// Bytes of the weights of one expert.
-    pub fn expert_bytes(&self) -> usize {
-        3 * self.sizes.hidden * self.sizes.width
     }
 }
 

@@ -5,10 +5,13 @@
 #[cfg(feature = "builtin-ops")]
 use qhx_ops_llama as _;
 #[cfg(feature = "builtin-ops")]
+use qhx_ops_phimoe as _;
+#[cfg(feature = "builtin-ops")]
 use qhx_ops_qwen35 as _;
 
 pub mod backends;
 pub mod letters;
+pub mod log;
 pub mod null_model;
 pub mod outside;
 pub mod plugin_files;

@@ -89,6 +89,25 @@ impl Goldens {
     }
 }
 
+/// Where a token went: for each layer two experts with their multipliers.
+pub type Routing = Vec<[(usize, f32); 2]>;
+
+impl Goldens {
+    /// Where every token of a case went, prompt and answer but for the last token.
+    pub fn routing(&self, case: &Case) -> Vec<Routing> {
+        let file = SafeTensors::deserialize(&self.logits).expect("goldens.safetensors is valid");
+        let tensor = |kind: &str| file.tensor(&format!("{}.{kind}", case.id)).expect("routing");
+        let (experts, multipliers) = (tensor("experts"), tensor("multipliers"));
+        let layers = experts.shape()[1];
+        let multipliers = multipliers.data().chunks_exact(4);
+        let multipliers = multipliers.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        let choices: Vec<(usize, f32)> =
+            experts.data().iter().map(|&e| usize::from(e)).zip(multipliers).collect();
+        let tokens = choices.chunks_exact(2 * layers);
+        tokens.map(|token| token.chunks_exact(2).map(|c| [c[0], c[1]]).collect()).collect()
+    }
+}
+
 /// The folder of a fixture.
 pub fn fixture(name: &str) -> PathBuf {
     plugin_files::workspace().join("tests/fixtures").join(name)
@@ -161,7 +180,7 @@ pub fn plugins() -> Plugins {
     let mut options = PluginOptions { only_named: true, ..PluginOptions::default() };
     if !cfg!(feature = "builtin-ops") {
         static FILES: OnceLock<Vec<PathBuf>> = OnceLock::new();
-        let packages = ["qhx-ops-qwen35-plugin", "qhx-ops-llama-plugin"];
+        let packages = ["qhx-ops-qwen35-plugin", "qhx-ops-llama-plugin", "qhx-ops-phimoe-plugin"];
         let files = FILES.get_or_init(|| packages.map(plugin_files::build).to_vec());
         options.files.extend_from_slice(files);
     }
@@ -179,6 +198,7 @@ pub fn open_with(
     backend: Arc<dyn Backend>,
     cancel: &CancelToken,
 ) -> Result<Model> {
+    crate::log::listen();
     Model::open(ModelOptions {
         manifest: Arc::new(Manifest::load(manifest)?),
         backend,

@@ -7,7 +7,8 @@ use std::process::{Command, Stdio};
 pub(crate) type Result<T> = std::result::Result<T, String>;
 
 /// Crates of dynamic plugins that belong beside the program.
-pub(crate) const PLUGINS: [&str; 2] = ["qhx-ops-llama-plugin", "qhx-ops-qwen35-plugin"];
+pub(crate) const PLUGINS: [&str; 3] =
+    ["qhx-ops-llama-plugin", "qhx-ops-phimoe-plugin", "qhx-ops-qwen35-plugin"];
 
 /// The workspace's folder.
 pub(crate) fn root() -> &'static Path {

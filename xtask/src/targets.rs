@@ -9,13 +9,15 @@ const TARGETS: [&str; 3] =
     ["aarch64-linux-android", "aarch64-unknown-linux-gnu", "aarch64-pc-windows-msvc"];
 
 /// What runs on them.
-const PACKAGES: [&str; 9] = [
+const PACKAGES: [&str; 11] = [
     "qhx-core",
     "qhx-op",
     "qhx-plugins",
     "qhx-cpu",
     "qhx-ops-llama",
     "qhx-ops-llama-plugin",
+    "qhx-ops-phimoe",
+    "qhx-ops-phimoe-plugin",
     "qhx-ops-qwen35",
     "qhx-ops-qwen35-plugin",
     "qhx",

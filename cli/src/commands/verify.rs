@@ -1,5 +1,6 @@
 //! `qhx verify`: a bundle's files against their hashes, or its answers against a reference.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -175,11 +176,17 @@ fn files(args: &VerifyArgs, app: &mut App) -> Result<Status> {
     }
     let _working = app.interrupts.working();
     let mut reports = Vec::new();
+    let left_out = left_out(&manifest);
     for path in manifest.artifacts.files.keys() {
-        let message = check_file(&manifest, path, app.interrupts.token())?;
+        let optional = left_out.contains(path);
+        let message = match optional {
+            true => None,
+            false => check_file(&manifest, path, app.interrupts.token())?,
+        };
         let report = FileReport { path: path.clone(), passed: message.is_none(), message };
         if !args.json {
             app.output.line(&match &report.message {
+                None if optional => format!("ok   {path}: left out, optional"),
                 None => format!("ok   {path}"),
                 Some(message) => format!("FAIL {path}: {message}"),
             })?;
@@ -199,12 +206,27 @@ fn files(args: &VerifyArgs, app: &mut App) -> Result<Status> {
 
 /// True when every file that the manifest lists is as it says.
 pub(crate) fn is_intact(manifest: &Manifest, cancel: &CancelToken) -> Result<bool> {
-    for path in manifest.artifacts.files.keys() {
+    let left_out = left_out(manifest);
+    for path in manifest.artifacts.files.keys().filter(|path| !left_out.contains(*path)) {
         if check_file(manifest, path, cancel)?.is_some() {
             return Ok(false);
         }
     }
     Ok(!manifest.artifacts.files.is_empty())
+}
+
+/// Files of optional sets of contexts of which nothing is there in that form, binaries or ONNX.
+fn left_out(manifest: &Manifest) -> BTreeSet<String> {
+    let mut sets: BTreeMap<(&str, bool), Vec<String>> = BTreeMap::new();
+    for entry in &manifest.artifacts.contexts {
+        let Some(set) = &entry.optional else { continue };
+        sets.entry((set, true)).or_default().extend(entry.bin.clone());
+        let onnx = entry.onnx.iter().flat_map(|(_, path)| [path.clone(), format!("{path}_data")]);
+        sets.entry((set, false)).or_default().extend(onnx);
+    }
+    let root = manifest.open_artifacts().root().to_owned();
+    sets.retain(|_, files| files.iter().all(|file| !root.join(file).exists()));
+    sets.into_values().flatten().collect()
 }
 
 /// What is wrong with a file that the manifest lists.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::model::Model;
 use super::types::{Event, FinishReason, Generation, Prompt, Request, Timings};
-use crate::op::{Segment, Task};
+use crate::op::{Segment, SpanStats, Task};
 use crate::sampling::Sampler;
 use crate::stop::StopFilter;
 use crate::text::{Detokenizer, Message, RenderOptions};
@@ -77,6 +77,7 @@ impl Model {
         }
 
         let graph_before = self.op.graph_time();
+        let spans_before = self.op.span_stats();
         let start = Instant::now();
         let mut run = Run {
             tokens: Vec::with_capacity(budget.min(1 << 20)),
@@ -128,6 +129,7 @@ impl Model {
             reused_tokens: reused,
             finish_reason,
             timings,
+            spans: ran(&spans_before, self.op.span_stats()),
         })
     }
 
@@ -295,4 +297,17 @@ struct Run {
 fn empty_prompt() -> Error {
     Error::new(ErrorKind::Prompt, "the prompt is empty")
         .hint("give a text, or - to read it from standard input")
+}
+
+/// What was added to spans, without those that did not run.
+fn ran(before: &[SpanStats], after: Vec<SpanStats>) -> Vec<SpanStats> {
+    let mut spans = after;
+    for span in &mut spans {
+        if let Some(earlier) = before.iter().find(|earlier| earlier.name == span.name) {
+            span.count -= earlier.count.min(span.count);
+            span.busy = span.busy.saturating_sub(earlier.busy);
+        }
+    }
+    spans.retain(|span| span.count > 0);
+    spans
 }

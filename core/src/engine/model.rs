@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::contexts;
 use super::reuse::Consumed;
 use crate::backend::{Backend, BackendInfo};
 use crate::manifest::Manifest;
@@ -90,14 +91,14 @@ impl Model {
         let chat = ChatTemplate::open(&manifest, &artifacts, tokenizer.as_ref())?;
 
         let mut workspace = Workspace::new(Arc::clone(&backend), cancel.clone());
-        let mut context_loads = Vec::with_capacity(manifest.artifacts.contexts.len());
-        for entry in &manifest.artifacts.contexts {
+        let sources = contexts::sources(&manifest, &artifacts, &*backend)?;
+        let mut context_loads = Vec::with_capacity(sources.len());
+        for source in sources {
             let start = Instant::now();
-            let source = manifest.context_source(&artifacts, &entry.key)?;
             let context = backend.open_context(&source)?;
-            workspace.add_context(&entry.key, &context)?;
+            workspace.add_context(&source.key, &context)?;
             context_loads.push(ContextLoad {
-                key: entry.key.clone(),
+                key: source.key.clone(),
                 time: start.elapsed(),
                 resident_bytes: context.resident_bytes(),
             });

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::op::SpanStats;
 use crate::text::Message;
 
 /// What to continue.
@@ -109,6 +110,8 @@ pub struct Generation {
     pub finish_reason: FinishReason,
     /// Where the time went.
     pub timings: Timings,
+    /// The parts of the host-op that ran, in its own words, such as the way that a prompt took.
+    pub spans: Vec<SpanStats>,
 }
 
 /// Something that happened during a generation.

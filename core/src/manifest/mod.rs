@@ -111,6 +111,8 @@ pub struct ContextEntry {
     pub bin: Option<String>,
     /// `onnx`: name and file of every graph.
     pub onnx: Vec<(String, String)>,
+    /// `optional`: name of a set of contexts without which the bundle works, too.
+    pub optional: Option<String>,
     /// The other keys.
     pub rest: Map<String, Value>,
 }

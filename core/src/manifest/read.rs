@@ -147,7 +147,8 @@ fn context(key: &str, node: &Node<'_>) -> Result<ContextEntry> {
         key: key.to_owned(),
         bin: node.get("bin")?.map(|n| n.text()).transpose()?,
         onnx: Vec::new(),
-        rest: rest(node, &["bin", "onnx"])?,
+        optional: node.get("optional")?.map(|n| n.text()).transpose()?,
+        rest: rest(node, &["bin", "onnx", "optional"])?,
     };
     if let Some(onnx) = node.get("onnx")? {
         if onnx.value().is_object() {

@@ -17,7 +17,8 @@ use super::proto::{
     ValueInfoProto,
 };
 use crate::graph::{
-    BinaryOp, Constant, Elem, Graph, INT8_STEP, Node, Op, Origin, ReduceOp, Tensor, TensorId, UnaryOp,
+    BinaryOp, Constant, Elem, Graph, INT8_STEP, Node, Op, Origin, ReduceOp, Tensor, TensorId,
+    UnaryOp,
 };
 use crate::progress::Progress;
 use crate::weight::{Storage, Weight, fits_f16, stream};

@@ -5,7 +5,8 @@ use qhx_core::qnn::compose::{GraphComposer, Param, TensorHandle, TensorSpec};
 use qhx_core::{DType, Error, ErrorKind, Quantization, Result};
 
 use crate::graph::{
-    BinaryOp, Constant, Elem, Graph, INT8_STEP, Node, Op, Origin, ReduceOp, Tensor, TensorId, UnaryOp,
+    BinaryOp, Constant, Elem, Graph, INT8_STEP, Node, Op, Origin, ReduceOp, Tensor, TensorId,
+    UnaryOp,
 };
 use crate::progress::Progress;
 use crate::weight::{Storage, Weight, narrow};

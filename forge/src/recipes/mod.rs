@@ -1,9 +1,13 @@
 //! One recipe per family: from a checkpoint to graphs and the plan that runs them.
 
+mod attention;
 mod llama;
+mod phimoe;
 mod qwen35;
 mod reader;
 
+use std::fmt;
+use std::io::Write;
 use std::sync::Arc;
 
 use qhx_core::{Error, ErrorKind, Result};
@@ -11,6 +15,7 @@ use serde_json::{Map, Value};
 
 use crate::checkpoint::Checkpoint;
 use crate::graph::Graph;
+use crate::progress::Progress;
 use crate::weight::{RowSource, Storage};
 
 /// Precision of the weights. Activations are f16 on the NPU either way.
@@ -92,6 +97,26 @@ impl std::str::FromStr for Task {
     }
 }
 
+/// What the graphs of experts take as weights, for models whose experts stay on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum ExpertInputs {
+    /// The table's own int8 values, and scales; nothing is converted on the host.
+    #[default]
+    Int8,
+    /// f16 values, which the host makes of the table for each token.
+    F16,
+}
+
+impl ExpertInputs {
+    /// The name in options.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Int8 => "int8",
+            Self::F16 => "f16",
+        }
+    }
+}
+
 /// What a recipe is told.
 #[derive(Debug, Clone, Default)]
 pub struct RecipeOptions {
@@ -108,6 +133,8 @@ pub struct RecipeOptions {
     pub prefill: Option<Vec<usize>>,
     /// Graphs over the same weights stand in one context, whose compiler keeps each weight once.
     pub share_weights: bool,
+    /// What graphs of experts take as weights.
+    pub expert_inputs: ExpertInputs,
 }
 
 /// Graphs that share one context.
@@ -119,6 +146,38 @@ pub struct ContextPlan {
     pub precision: Precision,
     /// The graphs.
     pub graphs: Vec<Graph>,
+    /// Name of a set of contexts without which the bundle works, too; all of the set are there or none.
+    pub optional: Option<&'static str>,
+}
+
+/// Further files of a bundle, written in one pass over the checkpoint.
+#[derive(Debug, Clone)]
+pub struct Tables {
+    /// Key in the manifest's `artifacts`, an object of field → path.
+    pub key: &'static str,
+    /// The files, in the order in which the source is given them.
+    pub files: Vec<TableFile>,
+    /// What writes them.
+    pub source: Arc<dyn TableSource>,
+}
+
+/// One of the files of [`Tables`].
+#[derive(Debug, Clone)]
+pub struct TableFile {
+    /// Field of the object in the manifest.
+    pub field: &'static str,
+    /// End of the file's name, after the model's name and `_`.
+    pub name: String,
+}
+
+/// Writes [`Tables`].
+pub trait TableSource: Send + Sync + fmt::Debug {
+    /// Bytes of all files, for progress.
+    fn bytes(&self) -> u64;
+
+    /// Writes all files from their beginnings. Reads the checkpoint part by part, tells how many bytes
+    /// are written, and stops with `Cancelled` when `progress` says so.
+    fn write(&self, files: &mut [&mut dyn Write], progress: &mut dyn Progress) -> Result<()>;
 }
 
 /// What a recipe makes of a checkpoint.
@@ -136,6 +195,8 @@ pub struct Recipe {
     pub params: Map<String, Value>,
     /// `plan.params`.
     pub plan_params: Map<String, Value>,
+    /// Files beside graphs and embedding table.
+    pub tables: Vec<Tables>,
 }
 
 /// A model class and what makes its graphs.
@@ -153,9 +214,14 @@ const DECODER: Entry =
     Entry { class: "", make: llama::recipe, tasks: &[Task::Generate, Task::Embed], prefills: true };
 const ENCODER: Entry = Entry { tasks: &[Task::Embed], ..DECODER };
 
-const RECIPES: [Entry; 12] = [
+const PHIMOE: Entry =
+    Entry { class: "", make: phimoe::recipe, tasks: &[Task::Generate], prefills: true };
+
+const RECIPES: [Entry; 14] = [
     Entry { class: "Qwen3_5ForCausalLM", ..QWEN35 },
     Entry { class: "Qwen3_5ForConditionalGeneration", ..QWEN35 },
+    Entry { class: "PhimoeForCausalLM", ..PHIMOE },
+    Entry { class: "PhiMoEForCausalLM", ..PHIMOE },
     Entry { class: "LlamaForCausalLM", ..DECODER },
     Entry { class: "MistralForCausalLM", ..DECODER },
     Entry { class: "Qwen2ForCausalLM", ..DECODER },

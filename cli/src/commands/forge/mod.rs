@@ -14,7 +14,9 @@ use qhx_forge::compile::Compiler;
 use qhx_forge::estimate::{DEFAULT_CORNER, EstimateOptions};
 use qhx_forge::plan::{AUTO_SHARDS, CONTEXT_BUDGET};
 use qhx_forge::qnn::QnnCompiler;
-use qhx_forge::{CheckBackends, ForgeOptions, Precision, Report, Task, forge_checkpoint, recipes};
+use qhx_forge::{
+    CheckBackends, ExpertInputs, ForgeOptions, Precision, Report, Task, forge_checkpoint, recipes,
+};
 use serde_json::{Value, json};
 
 use crate::app::{App, Status};
@@ -32,6 +34,7 @@ Examples:
   qhx forge plan Qwen3.5-4B --max-ctx 4096
   qhx forge estimate Qwen3.5-0.8B --precision w8a16
   qhx forge --synthetic tests/configs/qwen3.5-0.8b.json --out sizes/v81
+  qhx forge Phi-tiny-MoE-instruct --out phimoe/v79 --target v79 --shards 2 --max-ctx 2048
   qhx forge nv-embedcode-7b-v1 --task embed --shards 4 --precision w8a16 --out embedcode/v81";
 
 /// Make a bundle from a Hugging Face checkpoint
@@ -123,13 +126,16 @@ pub(crate) struct ShapeArgs {
     #[arg(long, value_name = "N")]
     pub max_ctx: Option<usize>,
     /// Tokens that a graph for prompts takes at once; several are separated by commas, 0 makes none
-    /// [default: 128 where the family has such graphs]
+    /// [default: 128 where the family has such graphs, PhiMoE 576]
     #[arg(long, value_name = "P", value_delimiter = ',')]
     pub prefill: Option<Vec<usize>>,
     /// Keep weights that prompt and decode graphs have in common once. Such context binaries load on
     /// devices, not in the emulator
     #[arg(long)]
     pub share_weights: bool,
+    /// What the graphs of experts take, for models whose experts stay on the host
+    #[arg(long, value_enum, value_name = "FORM", default_value_t)]
+    pub experts: ExpertsChoice,
 }
 
 impl ShapeArgs {
@@ -146,6 +152,7 @@ impl ShapeArgs {
                 .as_ref()
                 .map(|list| list.iter().copied().filter(|p| *p > 0).collect()),
             share_weights: self.share_weights,
+            expert_inputs: self.experts.inputs(),
             ..ForgeOptions::new(out)
         }
     }
@@ -241,6 +248,25 @@ impl PrecisionChoice {
         match self {
             Self::Fp16 => Precision::Fp16,
             Self::W8a16 => Precision::W8A16,
+        }
+    }
+}
+
+/// Forms of the experts' weights as graph inputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum ExpertsChoice {
+    /// The table's int8 values as they lie in the file, scaled after the product
+    #[default]
+    Int8,
+    /// f16 values, which the host makes of the table for each token
+    F16,
+}
+
+impl ExpertsChoice {
+    fn inputs(self) -> ExpertInputs {
+        match self {
+            Self::Int8 => ExpertInputs::Int8,
+            Self::F16 => ExpertInputs::F16,
         }
     }
 }

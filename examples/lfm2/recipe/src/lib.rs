@@ -56,6 +56,7 @@ pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe
             key: "decode".to_owned(),
             precision: options.precision,
             graphs,
+            optional: None,
         }],
         embed,
         params: object(json!({
@@ -70,6 +71,7 @@ pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe
             "rope_theta": config.rope_theta,
         })),
         plan_params: object(json!({"decode": "decode", "lmhead": "lmhead"})),
+        tables: Vec::new(),
     })
 }
 

@@ -31,6 +31,7 @@ use std::ops::Range;
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
+use super::attention::Attend;
 use super::{ContextPlan, Precision, Recipe, RecipeOptions, Task};
 use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
@@ -38,7 +39,7 @@ use crate::graph::{Elem, Graph};
 use crate::weight::{Storage, Weight};
 use config::{Config, Kind};
 use encoder::{Encoder, bidirectional};
-use layers::{Attend, Layers};
+use layers::Layers;
 
 /// Tokens that a prompt graph takes when nothing is said.
 const DEFAULT_PREFILL: usize = 128;
@@ -149,7 +150,7 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
     let mut decode = Vec::new();
     for (name, range) in parts("decode", config, options.shards) {
         let graphs = vec![shard(checkpoint, config, options, &name, range, 1)?];
-        contexts.push(ContextPlan { key: name.clone(), precision, graphs });
+        contexts.push(ContextPlan { key: name.clone(), precision, graphs, optional: None });
         decode.push(name);
     }
     let mut prefill = Vec::new();
@@ -161,7 +162,10 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
             match contexts.get_mut(index).filter(|_| options.share_weights) {
                 // Weights are shared by the graphs of one context.
                 Some(context) => context.graphs.push(graph),
-                None => contexts.push(ContextPlan { key: name, precision, graphs: vec![graph] }),
+                None => {
+                    let graphs = vec![graph];
+                    contexts.push(ContextPlan { key: name, precision, graphs, optional: None });
+                }
             }
         }
     }
@@ -176,6 +180,7 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
         key: "lmhead".to_owned(),
         precision: Precision::Fp16,
         graphs: vec![head],
+        optional: None,
     });
     let mut plan_params = Map::new();
     plan_params.insert("decode".to_owned(), one_or_many(decode));
@@ -190,6 +195,7 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
         embed,
         params: params(config, options),
         plan_params,
+        tables: Vec::new(),
     })
 }
 
@@ -210,7 +216,8 @@ fn embed(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -> R
     for (name, range) in parts("enc", config, options.shards) {
         let graph = part(checkpoint, config, options, &name, range, encoder.causal)?;
         let precision = options.precision;
-        contexts.push(ContextPlan { key: name.clone(), precision, graphs: vec![graph] });
+        let graphs = vec![graph];
+        contexts.push(ContextPlan { key: name.clone(), precision, graphs, optional: None });
         names.push(name);
     }
     let mut plan_params = Map::new();
@@ -228,6 +235,7 @@ fn embed(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -> R
         embed: checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?,
         params,
         plan_params,
+        tables: Vec::new(),
     })
 }
 

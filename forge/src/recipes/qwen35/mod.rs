@@ -61,6 +61,7 @@ pub(super) fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result
             key: name.clone(),
             precision: options.precision,
             graphs: vec![graph],
+            optional: None,
         });
         names.push(name);
     }
@@ -74,6 +75,7 @@ pub(super) fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result
         key: "lmhead".to_owned(),
         precision: Precision::Fp16,
         graphs: vec![lmhead(&config, Weight::new(head, Storage::Float))?],
+        optional: None,
     });
     let mut plan_params = Map::new();
     plan_params.insert(
@@ -103,6 +105,7 @@ pub(super) fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result
         embed,
         params,
         plan_params,
+        tables: Vec::new(),
     })
 }
 

@@ -1,0 +1,138 @@
+//! The weights of the experts: where they lie in a checkpoint, and the tables that a bundle has of them.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use qhx_core::{DType, Error, ErrorKind, Result};
+
+use super::config::Config;
+use crate::checkpoint::Checkpoint;
+use crate::progress::Progress;
+use crate::recipes::{TableFile, TableSource, Tables};
+use crate::weight::{RowSource, Storage, Weight};
+
+/// Gate, up and down of one expert.
+type Matrices = [Arc<dyn RowSource>; 3];
+
+/// All experts, layer by layer, read when they are written.
+#[derive(Debug)]
+struct Experts {
+    /// `[layers · experts]`
+    matrices: Vec<Matrices>,
+}
+
+/// Files `experts_i8.bin` and `experts_scale.f32`: for each layer and expert gate `[width, hidden]`, up
+/// `[width, hidden]`, down `[hidden, width]`, row-major int8 without gaps; one f32 scale for each of
+/// these rows in the same order.
+pub(super) fn tables(checkpoint: &Checkpoint, config: &Config) -> Result<Tables> {
+    let mut matrices = Vec::with_capacity(config.layers * config.experts);
+    for layer in 0..config.layers {
+        matrices.extend(layer_experts(checkpoint, config, layer)?);
+    }
+    let file = |field, name: &str| TableFile { field, name: name.to_owned() };
+    Ok(Tables {
+        key: "experts",
+        files: vec![file("weights", "experts_i8.bin"), file("scales", "experts_scale.f32")],
+        source: Arc::new(Experts { matrices }),
+    })
+}
+
+/// The experts of a layer, in the names of published checkpoints (`block_sparse_moe.experts.E.w1`) or
+/// as stacks (`mlp.experts.gate_up_proj`).
+fn layer_experts(checkpoint: &Checkpoint, config: &Config, layer: usize) -> Result<Vec<Matrices>> {
+    let (hidden, width, experts) = (config.hidden, config.width, config.experts);
+    let stacked = format!("layers.{layer}.mlp.experts");
+    if checkpoint.has(&format!("{stacked}.gate_up_proj")) {
+        let gate_up = format!("{stacked}.gate_up_proj");
+        let gate_up = checkpoint.stack(&gate_up, [experts, 2 * width, hidden])?;
+        let down = checkpoint.stack(&format!("{stacked}.down_proj"), [experts, hidden, width])?;
+        return Ok((0..experts)
+            .map(|expert| {
+                let first = 2 * expert * width;
+                [
+                    Rows::of(&gate_up, first, width),
+                    Rows::of(&gate_up, first + width, width),
+                    Rows::of(&down, expert * hidden, hidden),
+                ]
+            })
+            .collect());
+    }
+    (0..experts)
+        .map(|expert| {
+            let part = |name: &str, shape| {
+                let prefix = format!("layers.{layer}.block_sparse_moe.experts.{expert}");
+                checkpoint.matrix(&format!("{prefix}.{name}.weight"), shape)
+            };
+            Ok([
+                part("w1", [width, hidden])?,
+                part("w3", [width, hidden])?,
+                part("w2", [hidden, width])?,
+            ])
+        })
+        .collect()
+}
+
+/// Name of a layer's router.
+pub(super) fn router(checkpoint: &Checkpoint, layer: usize) -> String {
+    let new = format!("layers.{layer}.mlp.router.weight");
+    if checkpoint.has(&new) { new } else { format!("layers.{layer}.block_sparse_moe.gate.weight") }
+}
+
+impl TableSource for Experts {
+    fn bytes(&self) -> u64 {
+        let sizes = self.matrices.iter().flatten().map(|m| m.shape());
+        sizes.map(|[rows, cols]| (rows as u64) * (cols as u64 + 4)).sum()
+    }
+
+    fn write(&self, files: &mut [&mut dyn Write], progress: &mut dyn Progress) -> Result<()> {
+        let [weights, scales] = files else {
+            return Err(Error::new(ErrorKind::Internal, "the experts are two files"));
+        };
+        let fail = |e: std::io::Error| Error::new(ErrorKind::Io, format!("table of experts: {e}"));
+        let mut done = 0;
+        for matrix in self.matrices.iter().flatten() {
+            if progress.cancelled() {
+                return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
+            }
+            let rows = Weight::new(Arc::clone(matrix), Storage::Int8).to_int8()?;
+            weights.write_all(bytemuck::cast_slice(&rows.values)).map_err(fail)?;
+            let bytes: Vec<u8> = rows.scales.iter().flat_map(|s| s.to_le_bytes()).collect();
+            scales.write_all(&bytes).map_err(fail)?;
+            done += (rows.values.len() + bytes.len()) as u64;
+            progress.advance(done);
+        }
+        Ok(())
+    }
+}
+
+/// Some rows of a larger matrix.
+#[derive(Debug)]
+struct Rows {
+    source: Arc<dyn RowSource>,
+    first: usize,
+    count: usize,
+}
+
+impl Rows {
+    fn of(source: &Arc<dyn RowSource>, first: usize, count: usize) -> Arc<dyn RowSource> {
+        Arc::new(Self { source: Arc::clone(source), first, count })
+    }
+}
+
+impl RowSource for Rows {
+    fn name(&self) -> &str {
+        self.source.name()
+    }
+
+    fn shape(&self) -> [usize; 2] {
+        [self.count, self.source.shape()[1]]
+    }
+
+    fn stored_dtype(&self) -> DType {
+        self.source.stored_dtype()
+    }
+
+    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
+        self.source.read_f32(self.first + first, out)
+    }
+}

@@ -1,0 +1,517 @@
+//! PhiMoE toys from checkpoint to text, against goldens that `transformers` made: tokens, logits, and
+//! where every token goes in every layer.
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use qhx_core::backend::Backend;
+use qhx_core::engine::{FinishReason, Generation, Message, Model, Prompt, Request};
+use qhx_core::op::Segment;
+use qhx_core::{Error, ErrorKind};
+use qhx_forge::{ExpertInputs, ForgeOptions, Silent, forge};
+use qhx_tests::toys::{self, Case, Goldens, Routing};
+use qhx_tests::{backends, log};
+use serde_json::Value;
+
+/// Experts on a grid that int8 holds exactly, six of them; and sixteen as training left them.
+const TOYS: [&str; 2] = ["phimoe-6", "phimoe-16"];
+/// Tokens of the prompt graphs: the prompts of the goldens have 3, 30, more than this, and others.
+const WINDOW: usize = 64;
+const BATCHED: &str = "prefill batched";
+const STEPPED: &str = "prefill token by token";
+
+struct Bundle {
+    manifest: PathBuf,
+    folder: tempfile::TempDir,
+}
+
+impl Bundle {
+    /// Changes the manifest.
+    fn edit(&self, change: impl FnOnce(&mut Value)) {
+        let mut value = serde_json::from_slice(&fs::read(&self.manifest).unwrap()).unwrap();
+        change(&mut value);
+        fs::write(&self.manifest, serde_json::to_vec(&value).unwrap()).unwrap();
+    }
+
+    /// The only file whose name ends so.
+    fn file(&self, end: &str) -> PathBuf {
+        let mut found = self.files(|name| name.ends_with(end));
+        assert_eq!(found.len(), 1, "{end}: {found:?}");
+        found.remove(0)
+    }
+
+    fn files(&self, is: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+        let root = self.folder.path().join("bundle");
+        let folders = [root.join("onnx"), root];
+        let entries = folders.iter().filter_map(|f| fs::read_dir(f).ok()).flatten();
+        let mut files: Vec<_> = entries.map(|e| e.unwrap().path()).collect();
+        files.retain(|path| is(path.file_name().unwrap().to_str().unwrap()));
+        files.sort();
+        files
+    }
+
+    /// Removes the prompt graphs in a form: `.onnx` or `.bin`.
+    fn remove_prompt_graphs(&self, form: &str) -> usize {
+        let files = self
+            .files(|name| name.contains(form) && (name.starts_with("pf") || name.contains("_pf")));
+        files.iter().for_each(|file| fs::remove_file(file).unwrap());
+        files.len()
+    }
+
+    fn open(&self, backend: Arc<dyn Backend>) -> Model {
+        toys::open(&self.manifest, backend).unwrap_or_else(|e| panic!("{e}"))
+    }
+}
+
+fn bundle(checkpoint: &Path, change: impl FnOnce(&mut ForgeOptions)) -> Bundle {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = ForgeOptions::new(folder.path().join("bundle"));
+    options.name = Some("toy".to_owned());
+    options.max_ctx = Some(200);
+    options.prefill = Some(vec![WINDOW]);
+    change(&mut options);
+    let report = forge(checkpoint, &options, &mut Silent)
+        .unwrap_or_else(|e| panic!("forging {}: {e}", checkpoint.display()));
+    let bundle = Bundle { manifest: report.manifest, folder };
+    bundle.edit(|m| m["plan"]["params"]["trace_routing"] = true.into());
+    bundle
+}
+
+fn generate(model: &mut Model, request: &Request) -> Generation {
+    model.generate(request, &mut |_| ControlFlow::Continue(())).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// The recorded text is decoded alone, where the decoder drops the space before its first word; what
+/// continues a prompt has it.
+fn same_text(found: &str, expected: &str, label: &str) {
+    let continued = found.strip_prefix(' ').unwrap_or(found);
+    assert!(found == expected || continued == expected, "{label}: {found:?}, not {expected:?}");
+}
+
+/// Where each token of a text went, from the lines of the log; position by position.
+fn routes(lines: &[String], layers: usize) -> Vec<Routing> {
+    let mut found: Vec<Vec<Option<[(usize, f32); 2]>>> = Vec::new();
+    for line in lines.iter().filter_map(|line| line.strip_prefix("routing: position ")) {
+        let words = line.replace([':', ','], "");
+        let words: Vec<_> = words.split_whitespace().collect();
+        let [position, "layer", layer, "expert", a, "x", m1, "expert", b, "x", m2] = words[..]
+        else {
+            panic!("{line:?}")
+        };
+        let (position, layer): (usize, usize) = (position.parse().unwrap(), layer.parse().unwrap());
+        let choice = |e: &str, m: &str| (e.parse().unwrap(), m.parse().unwrap());
+        if found.len() <= position {
+            found.resize(position + 1, vec![None; layers]);
+        }
+        found[position][layer] = Some([choice(a, m1), choice(b, m2)]);
+    }
+    found.into_iter().map(|token| token.into_iter().map(|l| l.unwrap()).collect()).collect()
+}
+
+/// Every case from its text: tokens, text, reason, the way that the prompt took, and where every token
+/// went in every layer. Answers with the largest difference of a multiplier.
+fn equals_the_reference(
+    model: &mut Model,
+    goldens: &Goldens,
+    cases: &[&Case],
+    prompt_graphs: bool,
+    label: &str,
+) -> f32 {
+    let mut apart = 0f32;
+    for case in cases {
+        let label = format!("{label}, {}", case.id);
+        model.reset().unwrap();
+        let request = Request::greedy(Prompt::Text(case.prompt.clone()), case.output_ids.len());
+        let (generation, lines) = log::capture(|| generate(model, &request));
+        assert_eq!(generation.prompt_tokens, case.prompt_ids.len(), "{label}");
+        assert_eq!(generation.tokens, case.output_ids, "{label}");
+        same_text(&generation.text, &case.text, &label);
+        let expected = if case.finish == "eos" { FinishReason::Eos } else { FinishReason::Length };
+        assert_eq!(generation.finish_reason, expected, "{label}");
+
+        let batched = prompt_graphs && (24..=WINDOW).contains(&case.prompt_ids.len());
+        let (ran, other) = if batched { (BATCHED, STEPPED) } else { (STEPPED, BATCHED) };
+        let spans: Vec<_> = generation.spans.iter().map(|s| s.name.as_str()).collect();
+        assert!(spans.contains(&ran) && !spans.contains(&other), "{label}: {spans:?}");
+
+        let expected = goldens.routing(case);
+        let found = routes(&lines, expected[0].len());
+        assert_eq!(found.len(), expected.len(), "{label}: tokens that were routed");
+        for (position, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            for (layer, (found, expected)) in found.iter().zip(expected).enumerate() {
+                for (found, expected) in found.iter().zip(expected) {
+                    let place = format!("{label}: position {position}, layer {layer}");
+                    assert_eq!(found.0, expected.0, "{place}");
+                    apart = apart.max((found.1 - expected.1).abs());
+                }
+            }
+        }
+    }
+    apart
+}
+
+/// Greatest difference and least cosine of logits to the recorded ones, prompts and steps.
+fn distance(model: &mut Model, goldens: &Goldens, cases: &[&Case]) -> (f32, f64) {
+    let mut worst = (0f32, 1f64);
+    for case in cases {
+        let recorded = goldens.logits(case);
+        let op = model.op_mut();
+        op.reset().unwrap();
+        op.prefill(&[Segment::Tokens(&case.prompt_ids)]).unwrap();
+        let last = *case.logits_steps.last().unwrap();
+        for (step, token) in case.output_ids[..=last].iter().enumerate() {
+            if let Some(index) = case.logits_steps.iter().position(|&s| s == step) {
+                let found = toys::to_f32(op.logits().unwrap());
+                worst.0 = worst.0.max(toys::max_difference(&found, &recorded[index]));
+                worst.1 = worst.1.min(toys::cosine(&found, &recorded[index]));
+            }
+            op.decode(*token).unwrap();
+        }
+    }
+    model.reset().unwrap();
+    worst
+}
+
+#[test]
+fn the_goldens_have_prompts_of_every_kind() {
+    for toy in TOYS {
+        let goldens = toys::goldens(&toys::fixture(toy));
+        let lengths: Vec<_> = goldens.cases.iter().map(|c| c.prompt_ids.len()).collect();
+        assert!(lengths.contains(&3) && lengths.contains(&30), "{toy}: {lengths:?}");
+        assert!(lengths.iter().any(|&n| n > WINDOW), "{toy}: {lengths:?}");
+    }
+}
+
+#[test]
+fn cpu_equals_the_reference_in_both_forms_with_and_without_prompt_graphs() {
+    for toy in TOYS {
+        let checkpoint = toys::fixture(toy);
+        let goldens = toys::goldens(&checkpoint);
+        let cases: Vec<_> = goldens.cases.iter().collect();
+        for (inputs, shards, prefill) in [
+            (ExpertInputs::Int8, 2, vec![WINDOW]),
+            (ExpertInputs::F16, 1, vec![WINDOW]),
+            (ExpertInputs::Int8, 3, vec![]),
+        ] {
+            let label = format!("{toy} {inputs:?} {shards} shards, prompt graphs {prefill:?}");
+            let prompt_graphs = !prefill.is_empty();
+            let bundle = bundle(&checkpoint, |o| {
+                (o.expert_inputs, o.shards, o.prefill) = (inputs, shards, Some(prefill));
+            });
+            let mut model = bundle.open(backends::cpu());
+            let apart = equals_the_reference(&mut model, &goldens, &cases, prompt_graphs, &label);
+            let (difference, cosine) = distance(&mut model, &goldens, &cases);
+            eprintln!(
+                "{label}: logits differ by at most {difference:.2e}, cosine {cosine:.6}, \
+                 multipliers by {apart:.2e}"
+            );
+            if toy == TOYS[0] {
+                assert!(difference <= 1e-3 && apart <= 1e-4, "{label}: {difference}, {apart}");
+            } else {
+                // What rounding the experts to int8 costs.
+                assert!(cosine >= 0.999 && apart <= 0.02, "{label}: {cosine}, {apart}");
+            }
+        }
+    }
+}
+
+/// Plays the conversations; tokens, text, and what the state of earlier turns saved.
+fn play_all(model: &mut Model, goldens: &Goldens, label: &str) {
+    for chat in &goldens.chat {
+        model.reset().unwrap();
+        let mut messages = Vec::new();
+        messages.extend(chat.system.iter().map(|s| Message::new("system", s)));
+        for (index, turn) in chat.turns.iter().enumerate() {
+            let label = format!("{label}, {} turn {index}", chat.id);
+            messages.push(Message::new("user", &turn.user));
+            let prompt =
+                Prompt::Chat { messages: messages.clone(), thinking: chat.enable_thinking };
+            assert_eq!(model.encode_prompt(&prompt).unwrap(), turn.prompt_ids, "{label}");
+            let generation = generate(model, &Request::greedy(prompt, turn.output_ids.len()));
+            assert_eq!(generation.tokens, turn.output_ids, "{label}");
+            same_text(&generation.text, &turn.text, &label);
+            assert_eq!(generation.reused_tokens > 0, index > 0, "{label}");
+            messages.push(Message::new("assistant", generation.text));
+        }
+    }
+}
+
+#[test]
+fn conversations_continue_from_a_batched_first_turn() {
+    for toy in TOYS {
+        let checkpoint = toys::fixture(toy);
+        let bundle = bundle(&checkpoint, |_| ());
+        let mut model = bundle.open(backends::cpu());
+        play_all(&mut model, &toys::goldens(&checkpoint), toy);
+    }
+}
+
+#[test]
+fn markers_of_the_manifest_render_what_the_template_does() {
+    let checkpoint = toys::fixture(TOYS[0]);
+    let goldens = toys::goldens(&checkpoint);
+    let bundle = bundle(&checkpoint, |o| o.prefill = Some(vec![]));
+    let file = bundle.file("tokenizer_config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    config.as_object_mut().unwrap().remove("chat_template").unwrap();
+    fs::write(&file, serde_json::to_vec(&config).unwrap()).unwrap();
+    bundle.edit(|m| {
+        m["chat"] = serde_json::json!({"assistant": {"gen_prefill": "<|assistant|>\n"}});
+    });
+    play_all(&mut bundle.open(backends::cpu()), &goldens, "markers");
+}
+
+/// How often graphs whose names begin so were executed.
+fn executions(model: &Model, prefix: &str) -> u64 {
+    let stats = model.graph_stats();
+    stats.iter().filter(|s| s.graph.starts_with(prefix)).map(|s| s.executions).sum()
+}
+
+#[test]
+fn a_batched_prompt_runs_each_expert_once_a_layer_over_its_tokens() {
+    for toy in TOYS {
+        let checkpoint = toys::fixture(toy);
+        let goldens = toys::goldens(&checkpoint);
+        let case = goldens.cases.iter().find(|c| c.id == "thirty").unwrap();
+        let routing = goldens.routing(case);
+        let used: BTreeSet<(usize, usize)> = routing[..case.prompt_ids.len()]
+            .iter()
+            .flat_map(|token| token.iter().enumerate())
+            .flat_map(|(layer, choices)| choices.iter().map(move |(expert, _)| (layer, *expert)))
+            .collect();
+        let layers = routing[0].len() as u64;
+        let bundle = bundle(&checkpoint, |_| ());
+        let mut model = bundle.open(backends::cpu());
+        let op = model.op_mut();
+        op.prefill(&[Segment::Tokens(&case.prompt_ids)]).unwrap();
+        assert_eq!(executions(&model, "pf"), layers);
+        assert_eq!(executions(&model, "ffn_pf"), used.len() as u64);
+        assert_eq!((executions(&model, "a"), executions(&model, "ffn2")), (0, 0));
+        assert_eq!(executions(&model, "lmhead"), 1);
+        model.op_mut().decode(case.output_ids[0]).unwrap();
+        assert_eq!((executions(&model, "a"), executions(&model, "ffn2")), (layers, layers));
+    }
+}
+
+#[test]
+fn without_the_files_of_the_prompt_graphs_only_the_timings_differ() {
+    let checkpoint = toys::fixture(TOYS[0]);
+    let goldens = toys::goldens(&checkpoint);
+    let cases: Vec<_> = goldens.cases.iter().filter(|c| c.prompt_ids.len() < WINDOW).collect();
+    let bundle = bundle(&checkpoint, |o| o.shards = 2);
+    assert_eq!(bundle.remove_prompt_graphs(".onnx"), 9, "4 with weights, and one without");
+    let mut model = bundle.open(backends::cpu());
+    equals_the_reference(&mut model, &goldens, &cases, false, "files removed");
+}
+
+fn says(error: &Error, kind: ErrorKind, words: &[&str]) {
+    assert_eq!(error.kind(), kind, "{error}");
+    for word in words {
+        assert!(error.to_string().contains(word), "{error} does not say {word:?}");
+    }
+}
+
+fn refused(bundle: &Bundle) -> Error {
+    toys::open(&bundle.manifest, backends::cpu()).map(|_| ()).unwrap_err()
+}
+
+#[test]
+fn prompt_graphs_that_are_there_in_part_are_an_error_that_names_what_is_missing() {
+    let checkpoint = toys::fixture(TOYS[0]);
+    for missing in ["pf2.onnx", "ffn_pf.onnx"] {
+        let bundle = bundle(&checkpoint, |o| o.shards = 2);
+        fs::remove_file(bundle.file(missing)).unwrap();
+        says(&refused(&bundle), ErrorKind::Artifact, &[missing, "pf0.onnx", "\"prefill\""]);
+    }
+    // Taken out of the manifest instead.
+    let bundle = bundle(&checkpoint, |o| o.shards = 2);
+    bundle.edit(|m| {
+        m["artifacts"]["contexts"].as_object_mut().unwrap().remove("pf_hi").unwrap();
+    });
+    says(&refused(&bundle), ErrorKind::Graph, &["\"pf0\"", "\"pf2\"", "in part"]);
+}
+
+#[test]
+fn tables_of_experts_that_do_not_fit_are_named() {
+    let checkpoint = toys::fixture(TOYS[0]);
+    let bundle = bundle(&checkpoint, |_| ());
+    let (weights, scales) = (bundle.file("experts_i8.bin"), bundle.file("experts_scale.f32"));
+    let (whole, of_scales) = (fs::read(&weights).unwrap(), fs::read(&scales).unwrap());
+    let length = whole.len().to_string();
+
+    fs::write(&weights, &whole[..whole.len() - 1000]).unwrap();
+    let found = (whole.len() - 1000).to_string();
+    says(&refused(&bundle), ErrorKind::Artifact, &["experts_i8.bin", &found, &length, "truncated"]);
+    fs::write(&weights, [&whole[..], &[0; 7]].concat()).unwrap();
+    says(&refused(&bundle), ErrorKind::Artifact, &["experts_i8.bin", &length, "another bundle"]);
+    fs::write(&weights, &whole).unwrap();
+
+    fs::write(&scales, &of_scales[4..]).unwrap();
+    let length = of_scales.len().to_string();
+    says(&refused(&bundle), ErrorKind::Artifact, &["experts_scale.f32", &length, "truncated"]);
+    let mut bad = of_scales.clone();
+    bad[40..44].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(&scales, bad).unwrap();
+    says(&refused(&bundle), ErrorKind::Artifact, &["experts_scale.f32", "scale 10", "NaN"]);
+    fs::write(&scales, &of_scales).unwrap();
+
+    // Scores for experts that the table does not have.
+    bundle.edit(|m| m["params"]["n_experts"] = 5.into());
+    says(&refused(&bundle), ErrorKind::Graph, &["n_experts is 5", "router", "6"]);
+    bundle.edit(|m| m["params"]["n_experts"] = 6.into());
+    fs::remove_file(&scales).unwrap();
+    says(
+        &refused(&bundle),
+        ErrorKind::Artifact,
+        &["experts_scale.f32", "/artifacts/experts/scales"],
+    );
+}
+
+#[test]
+fn plans_and_sizes_that_do_not_fit_are_named() {
+    let checkpoint = toys::fixture(TOYS[0]);
+    let bundle = bundle(&checkpoint, |_| ());
+    let text = fs::read_to_string(&bundle.manifest).unwrap();
+    let set = |pointer: &str, value: Value| {
+        let mut manifest: Value = serde_json::from_str(&text).unwrap();
+        let (parent, key) = pointer.rsplit_once('/').unwrap();
+        manifest.pointer_mut(parent).unwrap()[key] = value;
+        fs::write(&bundle.manifest, manifest.to_string()).unwrap();
+        refused(&bundle).to_string()
+    };
+    for (pointer, value, words) in [
+        ("/plan/params/decode", "b*".into(), &["/plan/params/decode", "b0", "a/a0"][..]),
+        ("/plan/params/decode", "a".into(), &["/plan/params/decode", "one *"]),
+        ("/plan/params/decode", vec!["a1", "a0", "a2", "a3"].into(), &["a1", "new_k_0"]),
+        ("/plan/params/decode", vec!["a0"].into(), &["1 graphs, expected 4"]),
+        ("/plan/params/ffn", "ffn_pf".into(), &["ffn_pf", "a_gate"]),
+        ("/plan/params/lmhead", "head".into(), &["/plan/params/lmhead", "\"head\""]),
+        ("/plan/params/int8_step", 0.into(), &["/plan/params/int8_step", "positive"]),
+        ("/plan/params/tensors", serde_json::json!({"x": "z"}), &["\"a0\"", "\"z\""]),
+        ("/params/n_layers", 5.into(), &["a4"]),
+        ("/params/hidden", 96.into(), &["84", "params.hidden is 96"]),
+        ("/params/max_ctx", 201.into(), &["201", "200"]),
+        ("/params/head_dim", 10.into(), &["cos", "\"a0\""]),
+    ] {
+        let error = set(pointer, value);
+        for word in words {
+            assert!(error.contains(word), "{pointer}: {error:?} does not say {word:?}");
+        }
+    }
+}
+
+#[test]
+fn a_sliding_window_hides_what_lies_before_it() {
+    let checkpoint = toys::fixture(TOYS[0]);
+    let goldens = toys::goldens(&checkpoint);
+    let case = goldens.cases.iter().find(|c| c.id == "thirty").unwrap();
+    let logits = |window: usize, prefill: Vec<usize>| {
+        let bundle = bundle(&checkpoint, |o| o.prefill = Some(prefill));
+        bundle.edit(|m| m["params"]["sliding_window"] = window.into());
+        let mut model = bundle.open(backends::cpu());
+        let op = model.op_mut();
+        op.prefill(&[Segment::Tokens(&case.prompt_ids)]).unwrap();
+        op.decode(case.output_ids[0]).unwrap();
+        // Back and again: the mask opens what it had closed.
+        op.truncate(10).unwrap();
+        for token in &case.prompt_ids[10..] {
+            op.decode(*token).unwrap();
+        }
+        toys::to_f32(op.logits().unwrap())
+    };
+    let all = logits(200, vec![]);
+    let expected = &goldens.logits(case)[0];
+    assert!(toys::max_difference(&all, expected) <= 1e-3);
+    let narrow = logits(7, vec![]);
+    assert!(toys::max_difference(&narrow, expected) > 0.1, "the window hides something");
+    let batched = logits(7, vec![WINDOW]);
+    assert!(toys::max_difference(&narrow, &batched) <= 1e-3, "both ways alike");
+}
+
+#[test]
+fn a_prompt_that_is_too_long_is_refused_and_a_full_context_ends_the_answer() {
+    let checkpoint = toys::fixture(TOYS[0]);
+    let bundle = bundle(&checkpoint, |_| ());
+    let mut model = bundle.open(backends::cpu());
+    assert_eq!(model.info().max_ctx, 200);
+    let mut request = Request::greedy(Prompt::Tokens(vec![300; 198]), 100);
+    request.ignore_eos = true;
+    let generation = generate(&mut model, &request);
+    assert_eq!(generation.finish_reason, FinishReason::Length);
+    assert_eq!(generation.tokens.len(), 3);
+    let request = Request::greedy(Prompt::Tokens(vec![300; 201]), 1);
+    let error = model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap_err();
+    says(&error, ErrorKind::Prompt, &["201", "200"]);
+}
+
+/// How an op got into the program makes no difference to the NPU: the tests of this tier run where it
+/// is loaded as a plugin.
+fn qnn() -> Option<(Arc<dyn Backend>, (PathBuf, PathBuf))> {
+    if cfg!(feature = "builtin-ops") {
+        return None;
+    }
+    toys::qnn_tier().map(|libraries| (backends::qnn(&libraries), libraries))
+}
+
+#[test]
+fn htp_fp16_equals_the_reference_in_both_forms() {
+    let Some((backend, (htp, system))) = qnn() else { return };
+    for (toy, target, inputs, shards, most) in [
+        (TOYS[0], "v81", ExpertInputs::Int8, 2, usize::MAX),
+        (TOYS[1], "v81", ExpertInputs::F16, 1, usize::MAX),
+        (TOYS[0], "v79", ExpertInputs::F16, 1, 3),
+        (TOYS[1], "v75", ExpertInputs::Int8, 2, 3),
+    ] {
+        let checkpoint = toys::fixture(toy);
+        let goldens = toys::goldens(&checkpoint);
+        let first = ["three", "thirty", "france", "long"];
+        let rank = |case: &&Case| first.iter().position(|id| *id == case.id).unwrap_or(9);
+        let mut cases: Vec<_> = goldens.cases.iter().collect();
+        cases.sort_by_key(rank);
+        cases.truncate(most);
+        let label = format!("{toy} {target} {inputs:?} {shards} shards");
+        let bundle = bundle(&checkpoint, |o| {
+            (o.expert_inputs, o.shards) = (inputs, shards);
+            o.compiler = Some(backends::compiler(&htp, &system, target));
+        });
+        let mut model = bundle.open(Arc::clone(&backend));
+        let apart = equals_the_reference(&mut model, &goldens, &cases, true, &label);
+        let (difference, cosine) = distance(&mut model, &goldens, &cases[..2]);
+        eprintln!("{label}: logits {difference:.2e}, cosine {cosine:.6}, multipliers {apart:.2e}");
+        assert!(cosine >= 0.999 && apart <= 0.02, "{label}: {cosine}, {apart}");
+        if most > 3 {
+            continue;
+        }
+        // The files of the prompt graphs removed: the same tokens.
+        drop(model);
+        assert!(bundle.remove_prompt_graphs(".bin") > 1);
+        let mut model = bundle.open(Arc::clone(&backend));
+        equals_the_reference(&mut model, &goldens, &cases[1..2], false, &label);
+    }
+}
+
+/// Any other checkpoint with goldens, such as one that `tests/oracle/train.py unseen-phimoe` made.
+#[test]
+fn checkpoint_of_the_environment_equals_the_reference() {
+    let Some(dir) = std::env::var_os("QHX_TEST_PHIMOE") else { return };
+    let checkpoint = PathBuf::from(dir);
+    let goldens = toys::goldens(&checkpoint);
+    let cases: Vec<_> = goldens.cases.iter().collect();
+    for inputs in [ExpertInputs::Int8, ExpertInputs::F16] {
+        let cpu = bundle(&checkpoint, |o| o.expert_inputs = inputs);
+        let mut model = cpu.open(backends::cpu());
+        equals_the_reference(&mut model, &goldens, &cases, true, "cpu");
+        let Some((backend, (htp, system))) = qnn() else { continue };
+        let npu = bundle(&checkpoint, |o| {
+            o.expert_inputs = inputs;
+            o.compiler = Some(backends::compiler(&htp, &system, "v81"));
+        });
+        let mut model = npu.open(backend);
+        equals_the_reference(&mut model, &goldens, &cases, true, "htp");
+    }
+}
