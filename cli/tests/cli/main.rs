@@ -9,6 +9,7 @@ mod failures;
 mod generate;
 #[cfg(unix)]
 mod interrupt;
+mod phimoe;
 mod qnn;
 mod reports;
 mod run;

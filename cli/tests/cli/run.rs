@@ -132,7 +132,12 @@ fn workspace() -> &'static Path {
 
 /// The toy checkpoint.
 pub fn checkpoint() -> PathBuf {
-    workspace().join("tests/fixtures/qwen35-tied")
+    fixture("qwen35-tied")
+}
+
+/// A checkpoint of the repository.
+pub fn fixture(name: &str) -> PathBuf {
+    workspace().join("tests/fixtures").join(name)
 }
 
 /// Builds the plugin beside the program, unless the host-ops are linked in.
@@ -145,7 +150,8 @@ fn plugin() {
     let profile = Path::new(env!("CARGO_BIN_EXE_qhx")).parent().expect("a folder");
     let status = Command::new(env!("CARGO"))
         .args(["build", "--quiet", "--package", "qhx-ops-qwen35-plugin"])
-        .args(["--package", "qhx-ops-llama-plugin", "--target-dir"])
+        .args(["--package", "qhx-ops-llama-plugin", "--package", "qhx-ops-phimoe-plugin"])
+        .arg("--target-dir")
         .arg(profile.parent().expect("a profile lies in the target folder"))
         .current_dir(workspace())
         .status()

@@ -1,0 +1,93 @@
+//! A bundle with experts on the host and optional contexts: forge, generate, verify.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::run::{Program, fixture, folder};
+
+/// A bundle with prompt graphs of 64 tokens.
+fn forge(folder: &Path, experts: &str) -> PathBuf {
+    let out = folder.join("phimoe");
+    Program::qhx(folder)
+        .args([Path::new("forge"), &fixture("phimoe-6"), Path::new("--out"), &out])
+        .args(["--name", "toy", "--max-ctx", "128", "--prefill", "64", "--shards", "2"])
+        .args(["--experts", experts, "--cpu-only"])
+        .run()
+        .ok();
+    out
+}
+
+/// The golden case with a prompt of thirty tokens.
+fn case() -> (String, String) {
+    let text = std::fs::read(fixture("phimoe-6").join("goldens.json")).expect("goldens");
+    let goldens: Value = serde_json::from_slice(&text).expect("JSON");
+    let cases = goldens["cases"].as_array().expect("cases");
+    let case = cases.iter().find(|case| case["id"] == "thirty").expect("the case");
+    let ids = |key: &str| -> Vec<String> {
+        let list = case[key].as_array().expect("ids");
+        list.iter().map(ToString::to_string).collect()
+    };
+    (ids("prompt_ids").join(","), ids("output_ids")[..5].join(","))
+}
+
+#[test]
+fn removed_prompt_graphs_change_the_timings_and_not_the_tokens() {
+    let folder = folder();
+    let bundle = forge(folder.path(), "f16");
+    let (prompt, answer) = case();
+    let generate = || {
+        let arguments = ["--ids", &prompt, "--max-new", "5", "--json"];
+        Program::qhx(folder.path()).args(["generate"]).args([&bundle]).args(arguments).run().ok()
+    };
+    let tokens = |json: &Value| {
+        let tokens = json["tokens"].as_array().expect("tokens");
+        tokens.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+    };
+    let run = generate();
+    let json = run.json();
+    assert_eq!(tokens(&json), answer);
+    let spans = &json["timings"]["spans_ms"];
+    assert!(spans["prefill batched"].is_number(), "{spans}");
+    assert!(spans.get("prefill token by token").is_none(), "{spans}");
+
+    let verify = || Program::qhx(folder.path()).args(["verify"]).args([&bundle]).run();
+    verify().ok();
+    let remove = |name: &str| {
+        for file in [format!("{name}.onnx"), format!("{name}.onnx_data")] {
+            let _ = std::fs::remove_file(bundle.join("onnx").join(file));
+        }
+    };
+    remove("ffn_pf");
+    let run = Program::qhx(folder.path()).args(["generate"]).args([&bundle]).args(["a"]).run();
+    assert_ne!(run.code, 0);
+    assert!(run.stderr.contains("onnx/ffn_pf.onnx is missing"), "{}", run.stderr);
+    assert_eq!(verify().code, 1);
+
+    (0..4).for_each(|layer| remove(&format!("pf{layer}")));
+    let json = generate().json();
+    assert_eq!(tokens(&json), answer);
+    let spans = &json["timings"]["spans_ms"];
+    assert!(spans["prefill token by token"].is_number(), "{spans}");
+    let run = verify().ok();
+    assert!(run.stdout.contains("ok   onnx/pf0.onnx: left out, optional"), "{}", run.stdout);
+}
+
+#[test]
+fn a_list_of_ids_and_a_text_for_the_classic_program() {
+    let folder = folder();
+    let bundle = forge(folder.path(), "int8");
+    let classic = |prompt: &str| {
+        let run = Program::classic(folder.path())
+            .args([&bundle.join("toy.json")])
+            .args(["cpu", "-"])
+            .args([&bundle])
+            .args(["5", prompt])
+            .run()
+            .ok();
+        assert!(run.stderr.contains("prefill "), "{}", run.stderr);
+        run.stdout
+    };
+    assert!(!classic(&case().0).trim().is_empty());
+    assert!(classic("The capital of France is").contains("Paris"));
+}
