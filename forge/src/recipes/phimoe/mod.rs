@@ -41,14 +41,20 @@ pub(super) fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result
     let window = check(&config, options)?;
     let layers = Layers { checkpoint, config: &config, precision: options.precision };
     let inputs = options.expert_inputs;
-    let mut contexts = Vec::new();
+    // Graphs that share weights stand in one context, of which no part can be left out.
+    let optional = (!options.share_weights).then_some("prefill");
+    let mut contexts: Vec<ContextPlan> = Vec::new();
     let mut spread = |letter: &str, rows: usize, max_ctx: usize, optional: Option<&'static str>| {
         for shard in 0..options.shards {
             let range = shard * config.layers / options.shards
                 ..(shard + 1) * config.layers / options.shards;
-            let graphs = range
+            let graphs: Vec<_> = range
                 .map(|layer| layers.attention(&format!("{letter}{layer}"), layer, rows, max_ctx))
                 .collect::<Result<_>>()?;
+            if let Some(other) = contexts.get_mut(shard).filter(|_| options.share_weights) {
+                other.graphs.extend(graphs);
+                continue;
+            }
             let key = match options.shards {
                 1 => letter.to_owned(),
                 2 => format!("{letter}_{}", ["lo", "hi"][shard]),
@@ -60,7 +66,7 @@ pub(super) fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result
     };
     spread("a", 1, options.max_ctx, None)?;
     if let Some(window) = window {
-        spread("pf", window, 0, Some("prefill"))?;
+        spread("pf", window, 0, optional)?;
     }
     let mut alone = |graph: crate::graph::Graph, optional| {
         let (key, precision) = (graph.name().to_owned(), Precision::Fp16);
@@ -68,7 +74,7 @@ pub(super) fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result
     };
     alone(pair("ffn2", &config, inputs)?, None);
     if let Some(window) = window {
-        alone(single("ffn_pf", &config, inputs, window)?, Some("prefill"));
+        alone(single("ffn_pf", &config, inputs, window)?, optional);
     }
     alone(layers.head("lmhead_ar1")?, None);
     if contexts.len() > MAX_CONTEXTS {
