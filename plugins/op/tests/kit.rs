@@ -1,0 +1,127 @@
+//! Parts of the kit on a scripted graph: caches that a prompt's graph fills without reading them, and
+//! buffers filled by all threads.
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
+
+use qhx_op::harness::{OpHarness, graph, tensor};
+use qhx_op::state::StateCarrier;
+use qhx_op::{
+    BufferId, DType, GraphId, Host, Modality, Op, OpDescription, OpInfo, Port, Result, Segment,
+    Task, View,
+};
+use serde_json::Value;
+
+struct Toy {
+    graphs: [GraphId; 2],
+    state: StateCarrier,
+    source: BufferId,
+    filled: [BufferId; 2],
+}
+
+const PIECE: usize = 8;
+
+impl Op for Toy {
+    fn describe() -> OpDescription {
+        OpDescription {
+            name: "toy".into(),
+            summary: String::new(),
+            version: String::new(),
+            tasks: vec![Task::Generate],
+            modalities: vec![Modality::Text],
+            params_schema: Value::Null,
+        }
+    }
+
+    fn open(host: &mut Host) -> Result<Self> {
+        let graphs =
+            [host.require_graph("/step", "step")?, host.require_graph("/prompt", "prompt")?];
+        let state = StateCarrier::new(host, &[&graphs[..1], &graphs[1..]])?;
+        state.check_complete(host, 1)?;
+        let logits = Port::Output(host.graph(graphs[0]).require_output("logits")?);
+        host.allocate_for(graphs[0], logits)?;
+        let source = host.allocate(32)?;
+        let filled = [host.allocate(32)?, host.allocate(20)?];
+        Ok(Self { graphs, state, source, filled })
+    }
+
+    fn info(&self) -> OpInfo {
+        OpInfo { vocab: 13, max_ctx: 4, ..OpInfo::default() }
+    }
+
+    fn reset(&mut self, host: &mut Host) -> Result<()> {
+        self.state.reset(host);
+        Ok(())
+    }
+
+    fn position(&self) -> usize {
+        self.state.position()
+    }
+
+    /// Two tokens, of which the graph gives the cache's rows.
+    fn prefill(&mut self, host: &mut Host, _: &[Segment<'_>]) -> Result<View> {
+        host.execute(self.graphs[1])?;
+        self.state.commit(host, 1, 2)?;
+        self.decode(host, 0)
+    }
+
+    fn decode(&mut self, host: &mut Host, _: u32) -> Result<View> {
+        host.execute(self.graphs[0])?;
+        self.state.commit(host, 0, 1)?;
+        host.f32s_mut(self.source).copy_from_slice(&[0., 1., 2., 3., 4., 5., 6., 7.]);
+        host.parallel_fill(
+            [self.source],
+            &self.filled,
+            PIECE,
+            |[source], target, first, bytes| {
+                let source: &[f32] = bytemuck::cast_slice(source);
+                let out: &mut [f32] = bytemuck::cast_slice_mut(bytes);
+                for (i, value) in out.iter_mut().enumerate() {
+                    *value = source[first / 4 + i] + 10.0 * (target + 1) as f32;
+                }
+            },
+        )?;
+        let all: Vec<f32> = self.filled.iter().flat_map(|b| host.f32s(*b)).copied().collect();
+        let logits = host.allocate(13 * 4)?;
+        host.f32s_mut(logits).copy_from_slice(&all);
+        Ok(View { buffer: logits, dtype: DType::F32, offset: 0, len: 13 })
+    }
+}
+
+fn harness(rows: [usize; 3]) -> OpHarness {
+    OpHarness::new()
+        .graph(graph(
+            "step",
+            [tensor("past_k", DType::F32, [2, 4, 3])],
+            [tensor("new_k", DType::F32, [2, 1, 3]), tensor("logits", DType::F32, [1, 13])],
+        ))
+        .graph(graph("prompt", [], [tensor("new_k", DType::F32, rows)]))
+}
+
+#[test]
+fn a_graph_that_does_not_read_the_cache_fills_it_and_pieces_fill_buffers() {
+    let harness = harness([2, 2, 3]).script(|step| {
+        if step.graph() == "prompt" {
+            return step.set("new_k", &[1., 1., 1., 2., 2., 2., 3., 3., 3., 4., 4., 4.]);
+        }
+        let past = step.input("past_k")?;
+        let mut expected = [0f32; 24];
+        for (index, value) in [(0, 1.), (1, 2.), (4, 3.), (5, 4.)] {
+            expected[3 * index..3 * index + 3].fill(value);
+        }
+        assert_eq!(past, expected);
+        step.set("new_k", &[9.; 6])
+    });
+    let mut op = harness.open::<Toy>().unwrap();
+    let filled = op.prefill(&[Segment::Tokens(&[1, 2])]).unwrap();
+    let expected = [10., 11., 12., 13., 14., 15., 16., 17., 20., 21., 22., 23., 24.];
+    assert_eq!(filled, expected);
+    assert_eq!(op.position(), 3);
+}
+
+#[test]
+fn rows_that_do_not_fit_the_cache_are_refused() {
+    for rows in [[2, 5, 3], [3, 2, 3], [2, 2, 4]] {
+        let error = harness(rows).open::<Toy>().unwrap_err().to_string();
+        assert!(error.contains("past_k") && error.contains("\"prompt\""), "{error}");
+    }
+}
