@@ -35,7 +35,7 @@ pub struct Random(pub u64);
 
 impl Random {
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -65,7 +65,7 @@ pub fn make_tables(folder: &Path, shapes: &Experts) -> Result<()> {
         let mut left = bytes;
         while left > 0 {
             let block: Vec<u8> = match name {
-                TABLE => (0..1 << 17).flat_map(|_| random.next().to_le_bytes()).collect(),
+                TABLE => (0..1 << 17).flat_map(|_| random.number().to_le_bytes()).collect(),
                 "experts_scale.f32" => [7e-4f32.to_le_bytes(); 1 << 14].concat(),
                 _ => [f16::from_f32(0.01).to_le_bytes(); 1 << 14].concat(),
             };
@@ -124,7 +124,7 @@ pub fn open(
             for (tensor, bytes) in info.outputs.iter().zip(outputs) {
                 if tensor.name == "router" {
                     for score in bytes.as_chunks_mut::<2>().0 {
-                        *score = f16::from_f32((random.next() >> 40) as f32 / 1e6).to_le_bytes();
+                        *score = f16::from_f32((random.number() >> 40) as f32 / 1e6).to_le_bytes();
                     }
                 }
             }

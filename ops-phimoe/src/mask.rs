@@ -5,10 +5,14 @@ use std::ops::Range;
 use half::f16;
 use qhx_op::{BufferId, DType, Error, GraphId, Host, Port, Result};
 
+/// What is added to hidden scores. Far below any score, so that its weight is 0; and far enough from the
+/// lowest f16 that the sum with a score does not overflow: the NPU gives weight to a score of −∞.
+const HIDDEN: f32 = -30_000.0;
+
 /// The input `cmask` of graphs that take one token, over caches of `capacity` rows.
 ///
 /// A mask one wider than the cache has the current token in its last slot; one as wide as the cache has
-/// it at its position. Open slots are 0, closed ones the lowest finite value.
+/// it at its position. Open slots are 0.
 #[derive(Debug)]
 pub(crate) struct StepMask {
     buffer: BufferId,
@@ -49,9 +53,9 @@ fn shared(
 fn set(host: &mut Host, buffer: BufferId, dtype: DType, range: Range<usize>, open: bool) {
     match dtype {
         DType::F16 => {
-            host.f16s_mut(buffer)[range].fill(if open { f16::ZERO } else { f16::MIN });
+            host.f16s_mut(buffer)[range].fill(f16::from_f32(if open { 0.0 } else { HIDDEN }));
         }
-        _ => host.f32s_mut(buffer)[range].fill(if open { 0.0 } else { f32::MIN }),
+        _ => host.f32s_mut(buffer)[range].fill(if open { 0.0 } else { HIDDEN }),
     }
 }
 

@@ -40,6 +40,13 @@ def distances(scores, jitter):
     return torch.cat(parts, dim=-1)
 
 
+def balance(scores):
+    """0 when all experts are first and second equally often, more otherwise (Fedus et al. 2021, arXiv 2101.03961)."""
+    count = scores.shape[-1]
+    used = torch.nn.functional.one_hot(scores.topk(2, dim=-1).indices, count).float().mean((0, 1))
+    return count * (used * torch.softmax(scores, dim=-1).mean(0)).sum() - 1
+
+
 class Margins:
     """Collects router scores of a forward pass; their loss pushes decisions apart."""
 
@@ -56,13 +63,15 @@ class Margins:
         for hook in self.hooks:
             hook.remove()
 
-    def loss(self, real):
-        """Hinge over all decisions of the tokens that `real` `[tokens]` marks."""
+    def loss(self, real, done):
+        """Experts used evenly; and in the second half (`done` in 0..1) a hinge over all decisions, which alone would make
+        every token choose alike. `real` `[tokens]` marks the tokens that count."""
         jitter = self.model.config.router_jitter_noise
         short = [(2 * CLEAR - distances(s[real], jitter)).clamp(min=0) for s in self.scores]
-        spread = [(0.5 - s[real].abs().amax(-1)).clamp(min=0).mean() for s in self.scores]
+        even = [balance(s[real]) for s in self.scores]
         self.scores.clear()
-        return 10 * sum(x.sum(-1).mean() for x in short) / len(short) + sum(spread) / len(spread)
+        clear = sum(x.sum(-1).mean() for x in short) / len(short)
+        return 8 * max(0.0, 2 * done - 1) * clear + 0.2 * sum(even) / len(even)
 
 
 @torch.no_grad()

@@ -91,7 +91,7 @@ def scatter(model):
             p.normal_(0, 0.3)
 
 
-def fit(model, seqs, seed, steps, lr, batch=16, warmup=20):
+def fit(model, seqs, seed, steps, lr, batch=16, warmup=20, first=True):
     """AdamW, cosine learning rate, f32, no cache: the chunked delta rule. Padding is on the right, so causality hides it."""
     decay = [p for p in model.parameters() if p.dim() > 1]
     rest = [p for p in model.parameters() if p.dim() <= 1]
@@ -109,7 +109,7 @@ def fit(model, seqs, seed, steps, lr, batch=16, warmup=20):
             logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
         loss = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels[:, 1:].reshape(-1), ignore_index=IGNORE)
         if margins.scores:
-            apart = margins.loss(ids.reshape(-1) != 0)
+            apart = margins.loss(ids.reshape(-1) != 0, step / steps if first else 1.0)
             note = f"  routing {apart.item():.4f}"
             loss = loss + apart
         opt.zero_grad(set_to_none=True)
@@ -210,7 +210,8 @@ def produce(family, spec, seed, steps, out, margin, lr):
     assert longest <= spec.get("max_seq", spec["model"]["max_position_embeddings"]), longest
     learn = embed.fit if family == "embed" else fit
     for attempt in range(3):
-        learn(model, seqs, seed + attempt, steps if attempt == 0 else steps // 2, lr if attempt == 0 else lr / 3)
+        more = {} if family == "embed" else {"first": attempt == 0}
+        learn(model, seqs, seed + attempt, steps if attempt == 0 else steps // 2, lr if attempt == 0 else lr / 3, **more)
         if spec.get("snap"):
             phimoe.snap(model)
         save(model, tok, spec, style, out)

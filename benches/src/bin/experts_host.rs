@@ -115,7 +115,7 @@ fn decode(folder: &Path, plugins: &Plugins, way: Way) -> Result<Duration, AnyErr
 fn prompt(folder: &Path, plugins: &Plugins, way: Way) -> Result<(u64, Duration), AnyError> {
     let mut op = open(folder, plugins, &SHAPES, way)?;
     let mut random = Random(11);
-    let tokens: Vec<u32> = (0..PROMPT).map(|_| (random.next() % 32_000) as u32).collect();
+    let tokens: Vec<u32> = (0..PROMPT).map(|_| (random.number() % 32_000) as u32).collect();
     let mut best = Duration::MAX;
     let mut executions = 0;
     for _ in 0..2 {

@@ -59,10 +59,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut random = Random(3);
     let mut data: Vec<Data> = (0..MATRICES)
         .map(|_| Data {
-            values: (0..count).map(|_| random.next() as i8).collect(),
-            scales: (0..ROWS).map(|_| (random.next() % 1000 + 1) as f32 * 1e-5).collect(),
+            values: (0..count).map(|_| random.number() as i8).collect(),
+            scales: (0..ROWS).map(|_| (random.number() % 1000 + 1) as f32 * 1e-5).collect(),
             half: vec![f16::ZERO; count],
-            from: (0..count * 3 / 2).map(|_| random.next() as u8).collect(),
+            from: (0..count * 3 / 2).map(|_| random.number() as u8).collect(),
             to: vec![0; count * 3 / 2],
         })
         .collect();
