@@ -461,14 +461,14 @@ fn qnn() -> Option<(Arc<dyn Backend>, (PathBuf, PathBuf))> {
 fn htp_fp16_equals_the_reference_in_both_forms() {
     let Some((backend, (htp, system))) = qnn() else { return };
     for (toy, target, inputs, shards, most) in [
-        (TOYS[0], "v81", ExpertInputs::Int8, 2, usize::MAX),
-        (TOYS[1], "v81", ExpertInputs::F16, 1, usize::MAX),
-        (TOYS[0], "v79", ExpertInputs::F16, 1, 3),
-        (TOYS[1], "v75", ExpertInputs::Int8, 2, 3),
+        (TOYS[0], "v81", ExpertInputs::Int8, 2, 6),
+        (TOYS[1], "v81", ExpertInputs::F16, 1, 5),
+        (TOYS[0], "v79", ExpertInputs::F16, 1, 2),
+        (TOYS[1], "v75", ExpertInputs::Int8, 2, 2),
     ] {
         let checkpoint = toys::fixture(toy);
         let goldens = toys::goldens(&checkpoint);
-        let first = ["three", "thirty", "france", "long"];
+        let first = ["three", "thirty", "long", "tiny", "france"];
         let rank = |case: &&Case| first.iter().position(|id| *id == case.id).unwrap_or(9);
         let mut cases: Vec<_> = goldens.cases.iter().collect();
         cases.sort_by_key(rank);
@@ -483,7 +483,7 @@ fn htp_fp16_equals_the_reference_in_both_forms() {
         let (difference, cosine) = distance(&mut model, &goldens, &cases[..2]);
         eprintln!("{label}: logits {difference:.2e}, cosine {cosine:.6}, multipliers {apart:.2e}");
         assert!(cosine >= 0.999 && apart <= 0.02, "{label}: {cosine}, {apart}");
-        if most > 3 {
+        if most > 2 {
             continue;
         }
         // The files of the prompt graphs removed: the same tokens.
