@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn every_value_of_every_row_is_rounded_once_to_f32_and_once_to_f16() {
         let columns = 131;
-        let all: Vec<i8> = (0..4 * columns).map(|i| (i * 37 % 255 - 127) as i8).collect();
+        let all: Vec<i8> = (0..4 * columns).map(|i| ((i * 37 % 255) as i16 - 127) as i8).collect();
         let scales = [0.25, 3.1e-4, 1.7, 9e-6];
         let expected: Vec<f16> = all
             .iter()
