@@ -95,7 +95,8 @@ fn same_text(found: &str, expected: &str, label: &str) {
 
 /// Where each token of a text went, from the lines of the log; position by position.
 fn routes(lines: &[String], layers: usize) -> Vec<Routing> {
-    let mut found: Vec<Vec<Option<[(usize, f32); 2]>>> = Vec::new();
+    type Layers = Vec<Option<[(usize, f32); 2]>>;
+    let mut found: Vec<Layers> = Vec::new();
     for line in lines.iter().filter_map(|line| line.strip_prefix("routing: position ")) {
         let words = line.replace([':', ','], "");
         let words: Vec<_> = words.split_whitespace().collect();
