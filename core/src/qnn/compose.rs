@@ -21,8 +21,8 @@
 //! only, so that weights can be converted one at a time. The library's copies, about as much again
 //! during [`GraphComposer::finalize`], and the binary remain: a context takes some four times the
 //! size of its weights at the peak. With glibc, a [`Composer`] makes blocks of weights go back to the
-//! system when they are freed (the allocator would keep them after the first large one), which lowers the peak by a
-//! tenth and leaves nothing of one context when the next is made.
+//! system when they are freed (the allocator would keep them after the first large one), so that
+//! little of one context is left when the next is made; the peak within one stays.
 //!
 //! A failed [`GraphComposer::finalize`] leaves the context without a usable binary: drop the
 //! [`Composer`].
