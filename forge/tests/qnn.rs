@@ -137,6 +137,7 @@ impl Compiled {
             DType::F16 => values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect(),
             DType::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
             DType::I32 => values.iter().flat_map(|&v| (v as i32).to_le_bytes()).collect(),
+            DType::SFixed8 => values.iter().map(|&v| v as i8 as u8).collect(),
             other => panic!("input of type {other}"),
         };
         let buffer = self.buffers[&(graph, Port::Input(index))];
@@ -182,6 +183,9 @@ fn twin(graph: &Graph, inputs: &[Vec<f32>]) -> Vec<Vec<f32>> {
         let id = model.node_id(&tensor.name).unwrap();
         if tensor.dtype == DType::I32 {
             let data: Vec<i32> = data.iter().map(|&v| v as i32).collect();
+            values.push((id, Tensor::from_data(&tensor.shape[..], data).into()));
+        } else if tensor.dtype == DType::I8 {
+            let data: Vec<i8> = data.iter().map(|&v| v as i8).collect();
             values.push((id, Tensor::from_data(&tensor.shape[..], data).into()));
         } else {
             values.push((id, Tensor::from_data(&tensor.shape[..], data.clone()).into()));
@@ -299,6 +303,35 @@ fn every_op_agrees_with_its_onnx_twin_on_every_target() {
             }
         }
         assert!(wrong.is_empty(), "{target}: {wrong:#?}");
+    }
+}
+
+/// Rows of a cache that are hidden hold anything, so that their scores can be anything.
+#[test]
+fn hidden_scores_have_no_weight_whatever_they_are() {
+    const WIDTH: usize = 65;
+    let Some(library) = tier() else { return };
+    let mut b = GraphBuilder::new("attend");
+    let scores = b.input("scores", Elem::Activation, &[4, WIDTH]).unwrap();
+    let mask = b.input("cmask", Elem::Activation, &[1, WIDTH]).unwrap();
+    let sum = b.add(scores, mask).unwrap();
+    let weights = b.softmax(sum).unwrap();
+    b.output("weights", weights).unwrap();
+    let graph = b.finish().unwrap();
+    let mut compiled = Compiled::new(&library, Target::V81, &[std::slice::from_ref(&graph)]);
+    let hidden = |i: usize| (10..WIDTH - 1).contains(&(i % WIDTH));
+    let masks = (0..WIDTH).map(|i| if hidden(i) { qhx_op::fill::HIDDEN } else { 0.0 }).collect();
+    let mut inputs = [Vec::new(), masks];
+    for score in [20_000.0, 100.0, 0.0, -20.0, -100.0, -1000.0, -30_000.0] {
+        inputs[0] = numbers(30, 4 * WIDTH);
+        (0..4 * WIDTH).filter(|&i| hidden(i)).for_each(|i| inputs[0][i] = score);
+        let found = compiled.run(0, &inputs).remove(0);
+        for (row, weights) in found.chunks(WIDTH).enumerate() {
+            let sum: f32 = weights.iter().sum();
+            assert!((sum - 1.0).abs() < 5e-3, "hidden scores of {score}, row {row}: sum {sum}");
+            let leaked = weights.iter().enumerate().filter(|(i, w)| hidden(*i) && **w != 0.0);
+            assert_eq!(leaked.count(), 0, "hidden scores of {score}, row {row}");
+        }
     }
 }
 
@@ -496,7 +529,7 @@ impl Driver {
         let table = |f: fn(f64) -> f64| (0..half).map(|i| f(angle(i)) as f32).collect::<Vec<f32>>();
         let (cos, sin) = (table(f64::cos), table(f64::sin));
         let mask: Vec<f32> = (0..=self.max_ctx)
-            .map(|i| if i < position || i == self.max_ctx { 0.0 } else { -65504.0 })
+            .map(|i| if i < position || i == self.max_ctx { 0.0 } else { -30_000.0 })
             .collect();
         let mut logits = Vec::new();
         for graph in 0..self.compiled.workspace.graph_count() as u32 {
@@ -591,15 +624,19 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }
 
-/// Inputs in −1..1; a mask hides the first half of every row but keeps its last position.
+/// Inputs in −1..1, int8 ones in −127..127; a mask hides the first half of every row but keeps its
+/// last position.
 fn inputs(graph: &Graph) -> Vec<Vec<f32>> {
     let fill = |(seed, tensor): (u32, &qhx_core::TensorInfo)| {
         let count = tensor.elements().unwrap();
+        if tensor.dtype == DType::I8 {
+            return numbers(50 + seed, count).iter().map(|v| (v * 127.0).round()).collect();
+        }
         if !tensor.name.contains("mask") {
             return numbers(50 + seed, count);
         }
         let width = *tensor.shape.last().unwrap();
-        (0..count).map(|i| if i % width < width / 2 { -65504.0 } else { 0.0 }).collect()
+        (0..count).map(|i| if i % width < width / 2 { -30_000.0 } else { 0.0 }).collect()
     };
     (0..).zip(&graph.info(Elem::onnx).inputs).map(fill).collect()
 }

@@ -73,7 +73,7 @@ impl Driver {
         };
         let (cos, sin) = (table(f64::cos), table(f64::sin));
         let mask = (0..=self.max_ctx)
-            .map(|i| if i < position || i == self.max_ctx { 0.0 } else { -65504.0 })
+            .map(|i| if i < position || i == self.max_ctx { 0.0 } else { -30_000.0 })
             .collect::<Vec<f32>>();
         let mask = Tensor::from_data(&[1, self.max_ctx + 1], mask);
         let mut logits = Vec::new();

@@ -3,11 +3,8 @@
 use std::ops::Range;
 
 use half::f16;
+use qhx_op::fill::HIDDEN;
 use qhx_op::{BufferId, DType, Error, GraphId, Host, Port, Result};
-
-/// What is added to hidden scores. Far below any score, so that its weight is 0; and far enough from the
-/// lowest f16 that the sum with a score does not overflow: the NPU gives weight to a score of −∞.
-const HIDDEN: f32 = -30_000.0;
 
 /// The input `cmask` of graphs that take one token, over caches of `capacity` rows.
 ///

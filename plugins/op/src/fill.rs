@@ -249,26 +249,28 @@ impl RopeSlot {
     }
 }
 
-/// Writes 0 (visible) or the lowest finite value (hidden) into elements of an additive mask.
+/// What an additive mask adds to hidden scores.
+///
+/// So far below any score that the weight underflows to 0, and so far above the lowest f16 that the
+/// sum with a score cannot overflow: one score of −∞ makes the NPU's softmax give 0 to the whole
+/// row. Rows of a cache that are hidden hold whatever was there before, so that their scores may be
+/// anything.
+pub const HIDDEN: f32 = -30_000.0;
+
+/// Writes 0 (visible) or [`HIDDEN`] into elements of an additive mask.
 fn set(host: &mut Host, buffer: BufferId, dtype: DType, range: Range<usize>, visible: bool) {
+    let value = if visible { 0.0 } else { HIDDEN };
     match dtype {
-        DType::F16 => {
-            let value = if visible { f16::ZERO } else { f16::MIN };
-            host.f16s_mut(buffer)[range].fill(value);
-        }
-        _ => {
-            let value = if visible { 0.0 } else { f32::MIN };
-            host.f32s_mut(buffer)[range].fill(value);
-        }
+        DType::F16 => host.f16s_mut(buffer)[range].fill(f16::from_f32(value)),
+        _ => host.f32s_mut(buffer)[range].fill(value),
     }
 }
 
-/// The causal mask of a one-token step for the input `cmask`: 0 where the token may look, the
-/// lowest finite value elsewhere.
+/// The causal mask of a one-token step for the input `cmask`: 0 where the token may look,
+/// [`HIDDEN`] elsewhere.
 ///
 /// A mask one wider than the cache has the current token in its last slot; one as wide as the
-/// cache has it at its position, where the graph inserts it. (A finite value instead of −∞ keeps
-/// half-precision softmax free of NaN and gives the same weights: exp underflows to 0.)
+/// cache has it at its position, where the graph inserts it.
 #[derive(Debug)]
 pub struct Mask {
     buffer: BufferId,
