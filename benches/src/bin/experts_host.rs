@@ -40,12 +40,10 @@ fn steps(op: &mut dyn HostOp, tokens: u32) -> Result<Run, AnyError> {
         op.decode(token * 97 % 32_000)?;
     }
     let time = start.elapsed() / tokens;
+    // Before the faults are asked for, which allocates.
+    let allocations = allocations::count() - allocated;
     let after = page_faults();
-    Ok(Run {
-        time,
-        allocations: allocations::count() - allocated,
-        faults: (after.0 - faults.0, after.1 - faults.1),
-    })
+    Ok(Run { time, allocations, faults: (after.0 - faults.0, after.1 - faults.1) })
 }
 
 fn spans(op: &mut dyn HostOp, since: &[(String, Duration)], per: u32) -> String {
@@ -80,8 +78,10 @@ fn decode(folder: &Path, plugins: &Plugins, way: Way) -> Result<Duration, AnyErr
         "  after 1 token {first:.1} MB of the table are mapped in; the chosen experts have {:.1} MB",
         expected as f64 / MB
     );
+    // The kernel maps whole blocks of its page cache, so that some pages around an expert come with it.
+    let around = if way.int8 { 0 } else { SHAPES.layers * 2 * (1 << 20) };
     assert!(
-        first * MB <= expected as f64 * 1.01,
+        first * MB <= (expected + around) as f64,
         "pages of experts that were not chosen were touched"
     );
     let tokens = if way.int8 { 200 } else { 8 };
