@@ -20,9 +20,7 @@
 //! bytes may be overwritten right after): [`GraphComposer::tensor`] borrows them for the call
 //! only, so that weights can be converted one at a time. The library's copies, about as much again
 //! during [`GraphComposer::finalize`], and the binary remain: a context takes some four times the
-//! size of its weights at the peak. With glibc, a [`Composer`] makes blocks of weights go back to the
-//! system when they are freed (the allocator would keep them after the first large one), so that
-//! little of one context is left when the next is made; the peak within one stays.
+//! size of its weights at the peak.
 //!
 //! A failed [`GraphComposer::finalize`] leaves the context without a usable binary: drop the
 //! [`Composer`].
@@ -188,7 +186,6 @@ impl Composer {
 
     /// An empty context on a device that was opened for `target`.
     pub fn on(device: &Device, target: Target, configs: &[ContextConfig]) -> Result<Self> {
-        return_freed_blocks();
         let context = ContextHandle::create(device, configs)?;
         Ok(Self { context: Arc::new(Owner(context)), target, graphs: Vec::new(), unfinished: None })
     }
@@ -600,21 +597,6 @@ impl GraphComposer<'_> {
                 }
             })
             .collect()
-    }
-}
-
-/// Keeps glibc from raising the size above which a block is mapped on its own, and unmapped when it is freed.
-fn return_freed_blocks() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    {
-        static ONCE: std::sync::Once = std::sync::Once::new();
-        ONCE.call_once(|| {
-            // SAFETY: takes plain numbers and may be called at any time. A refusal changes nothing.
-            unsafe {
-                libc::mallopt(libc::M_MMAP_THRESHOLD, 64 << 10);
-                libc::mallopt(libc::M_TRIM_THRESHOLD, 128 << 10);
-            }
-        });
     }
 }
 
