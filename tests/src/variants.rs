@@ -64,9 +64,20 @@ pub fn unchanged(_path: &str, text: String) -> String {
     text
 }
 
+/// What is put beside copied files.
+const ADDED: &str = "header.rs";
+
 /// Copies the text files of `from`, changed by `edit`. What is the same stays untouched, so that
-/// nothing is built twice.
+/// nothing is built twice; what an earlier run copied and is no longer in `from` goes.
 fn copy(from: &Path, to: &Path, under: &str, edit: &dyn Fn(&str, String) -> String) {
+    for entry in fs::read_dir(to).into_iter().flatten().map(|e| e.expect("an entry")) {
+        let (name, path) = (entry.file_name(), entry.path());
+        if from.join(&name).exists() || name == ADDED {
+            continue;
+        }
+        let gone = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        gone.expect("the target folder is writable");
+    }
     for entry in fs::read_dir(from).expect("a folder of sources").map(|e| e.expect("an entry")) {
         let name = entry.file_name().into_string().expect("a name in ASCII");
         let (path, inside) = (entry.path(), format!("{under}{name}"));
@@ -141,7 +152,7 @@ impl Variant {
             copy(&from, &root.join(&host), "", &rename("qhx-test-compat-host", "host"));
             let header = workspace().join("plugins/host/src/header.rs");
             let header = fs::read_to_string(header).expect("the check of headers");
-            write(&root.join(&host).join("src/header.rs"), &header);
+            write(&root.join(&host).join("src").join(ADDED), &header);
             members.push(host);
         }
         write(&root.join("Cargo.toml"), &manifest(&members, &op));

@@ -4,7 +4,7 @@
 //! and carries state. An author implements [`Op`], registers it with [`register_ops!`], and turns
 //! the crate into a plugin with [`export_plugin!`] in a thin `cdylib` crate:
 //!
-//! ```ignore
+//! ```text
 //! // my-op/src/lib.rs
 //! qhx_op::register_ops!(MyOp);
 //! // my-op/plugin/src/lib.rs
