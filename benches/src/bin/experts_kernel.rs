@@ -15,11 +15,11 @@ use rayon::prelude::*;
 
 const ROWS: usize = 4096;
 const COLUMNS: usize = 448;
-/// Matrices that take turns, as many as a token uses in a layer and more than caches near a core hold.
-const MATRICES: usize = 6;
+/// Matrices that take turns: 350 MB, more than caches hold, as are the experts that a token reads.
+const MATRICES: usize = 64;
 /// Values that a thread converts at a time, as the op does.
 const PIECE: usize = 1 << 16;
-const TURNS: usize = 60;
+const TURNS: usize = 12;
 
 struct Data {
     values: Vec<i8>,
