@@ -93,7 +93,7 @@ impl Layers<'_> {
         let both = b.reshape(both, &[heads, 2 * d])?;
         let q = b.slice(both, 1, 0, d)?;
         let gate = b.slice(both, 1, d, 2 * d)?;
-        let gate = b.reshape(gate, &[1, heads * d])?;
+        let gate = b.reshape(gate, &[groups, repeat, d])?;
         let k = self.linear(b, x, &part("k_proj"), [groups * d, c.hidden], c.attention_bias)?;
         let k = b.reshape(k, &[groups, d])?;
         let v = self.linear(b, x, &part("v_proj"), [groups * d, c.hidden], c.attention_bias)?;
@@ -123,9 +123,9 @@ impl Layers<'_> {
         let past = b.matmul(past, past_v, false)?;
         let own = b.mul(own, v)?;
         let mixed = b.add(past, own)?;
-        let mixed = b.reshape(mixed, &[1, heads * d])?;
         let gate = b.unary(UnaryOp::Sigmoid, gate)?;
         let gated = b.mul(mixed, gate)?;
+        let gated = b.reshape(gated, &[1, heads * d])?;
         let out =
             self.linear(b, gated, &part("o_proj"), [c.hidden, heads * d], c.attention_bias)?;
         b.output(&format!("new_k_{layer}"), k)?;
@@ -145,16 +145,23 @@ impl Layers<'_> {
         let past_ssm = b.input(&format!("past_ssm_{layer}"), Elem::F32, &[heads, dk, dv])?;
 
         // Causal depthwise convolution over the last `kernel` columns, then SiLU. As products and a sum
-        // of rows: a reduction over so few rows costs the NPU many times as much.
+        // of columns: a reduction over so few costs the NPU many times as much. A column is laid out as
+        // rows of a head's width, which fill the NPU's tiles and are what follows needs; the library
+        // leaves whatever is in memory in the tiles of constants with an odd number of rows.
+        let width = gcd(dk, dv);
+        let rows = channels / width;
         let column = self.linear(b, x, &part("in_proj_qkv"), [channels, c.hidden], false)?;
         let mut taps = self.conv_taps(&part("conv1d.weight"))?;
         let newest = taps.split_off((c.kernel - 1) * channels);
+        let fifo = [(c.kernel - 1) * rows, width];
         let older = b.constant("conv_older", Elem::Activation, &fifo, taps)?;
-        let older = b.mul(past_conv, older)?;
-        let newest = b.row("conv_newest", newest)?;
-        let mut sums = b.mul(column, newest)?;
-        for row in 0..c.kernel - 1 {
-            let product = b.slice(older, 0, row, row + 1)?;
+        let newest = b.constant("conv_newest", Elem::Activation, &[rows, width], newest)?;
+        let window = b.reshape(past_conv, &fifo)?;
+        let older = b.mul(window, older)?;
+        let current = b.reshape(column, &[rows, width])?;
+        let mut sums = b.mul(current, newest)?;
+        for start in (0..fifo[0]).step_by(rows) {
+            let product = b.slice(older, 0, start, start + rows)?;
             sums = b.add(sums, product)?;
         }
         let present_conv = if c.kernel > 2 {
@@ -167,7 +174,7 @@ impl Layers<'_> {
 
         // Queries and keys: unit length, and value head j uses key head j / (heads / key_heads).
         let head = |b: &mut GraphBuilder, start: usize, gain: f32| {
-            let part = b.slice(mixed, 1, start, start + keys)?;
+            let part = b.slice(mixed, 0, start / width, (start + keys) / width)?;
             let part = b.reshape(part, &[key_heads, dk])?;
             let part = b.cast(part, Elem::F32)?;
             b.l2_norm(part, L2_EPS, gain)
@@ -178,7 +185,7 @@ impl Layers<'_> {
         let k = head(b, keys, 1.0)?;
         let k = b.repeat_rows(k, heads / key_heads)?;
         let k = b.reshape(k, &[heads, 1, dk])?;
-        let v = b.slice(mixed, 1, 2 * keys, channels)?;
+        let v = b.slice(mixed, 0, 2 * keys / width, rows)?;
         let v = b.reshape(v, &[heads, 1, dv])?;
         let v = b.cast(v, Elem::F32)?;
 
@@ -200,8 +207,8 @@ impl Layers<'_> {
         //   delta = beta · (v − decay · kS),  S' = decay · S + kᵀ delta,
         //   out = qS' = decay · qS + (q·k) · delta.
         // So both reads are one product with the old state, which the NPU's matrix unit computes.
-        let rows = b.concat(&[q, k], 1)?;
-        let reads = b.matmul(rows, past_ssm, false)?;
+        let both = b.concat(&[q, k], 1)?;
+        let reads = b.matmul(both, past_ssm, false)?;
         let reads = b.mul(reads, decay)?;
         let along_q = b.slice(reads, 1, 0, 1)?;
         let along_k = b.slice(reads, 1, 1, 2)?;
@@ -222,9 +229,10 @@ impl Layers<'_> {
         let weight = b.constant("norm", Elem::F32, &[1, dv], weight)?;
         let out = b.rms_norm(out, c.eps, weight)?;
         let out = b.cast(out, Elem::Activation)?;
-        let out = b.reshape(out, &[1, values])?;
+        let z = b.reshape(z, &[heads, dv])?;
         let gate = b.silu(z)?;
         let gated = b.mul(out, gate)?;
+        let gated = b.reshape(gated, &[1, values])?;
         let y = self.linear(b, gated, &part("out_proj"), [c.hidden, values], false)?;
         b.output(&format!("present_conv_{layer}"), present_conv)?;
         b.output(&format!("present_ssm_{layer}"), state)?;
@@ -282,4 +290,9 @@ impl Layers<'_> {
         let short = name.rsplit('.').next().unwrap_or(name);
         b.linear(short, x, Weight::new(source, storage), bias)
     }
+}
+
+/// The greatest common divisor (Euclid).
+const fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
