@@ -54,7 +54,7 @@ impl App {
     /// Which plugins to consider, and how. A plugin that is not installed is tried in a child
     /// process first: this program with `plugins probe`.
     pub(crate) fn plugin_options(&self) -> PluginOptions {
-        let prober = probe_program().map(|program| {
+        let prober = this_program().map(|program| {
             Prober::new(program, ["plugins", "probe"])
                 .remembering(qhx_plugins::search::memory_file())
         });
@@ -69,9 +69,9 @@ impl App {
     }
 }
 
-/// The program that tries plugins: `qhx` itself, or the one beside `qhx_generate`. Without one
-/// plugins are loaded untried.
-fn probe_program() -> Option<PathBuf> {
+/// `qhx` itself, or the one beside `qhx_generate`: what tries plugins and compiles parts of bundles.
+/// Without one plugins are loaded untried.
+pub(crate) fn this_program() -> Option<PathBuf> {
     let exe = env::current_exe().ok()?;
     let qhx = exe.with_file_name(format!("qhx{}", env::consts::EXE_SUFFIX));
     qhx.is_file().then_some(qhx)

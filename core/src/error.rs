@@ -88,6 +88,28 @@ struct Inner {
     code: Option<u64>,
 }
 
+impl ErrorKind {
+    /// The kind that is called `name`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [
+            Self::Usage,
+            Self::Manifest,
+            Self::Artifact,
+            Self::Runtime,
+            Self::Context,
+            Self::Graph,
+            Self::Plugin,
+            Self::Prompt,
+            Self::Execute,
+            Self::Cancelled,
+            Self::Io,
+            Self::Internal,
+        ]
+        .into_iter()
+        .find(|kind| kind.name() == name)
+    }
+}
+
 impl Error {
     /// An error of `kind` that says `message`.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {

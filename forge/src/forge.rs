@@ -224,12 +224,17 @@ fn make(
         Ok(made) => made,
         Err(error) => {
             // What is wrong with the input would be wrong with it again.
-            staging.keep(matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Io));
+            let passing = [ErrorKind::Cancelled, ErrorKind::Io, ErrorKind::Runtime];
+            staging.keep(passing.contains(&error.kind()));
             return Err(match staging.kept() {
-                Some(folder) => error.hint(format!(
-                    "finished parts stay in {}; the same command goes on from there",
-                    folder.display()
-                )),
+                Some(folder) => {
+                    let rest = format!(
+                        "finished parts stay in {}; the same command goes on from there",
+                        folder.display()
+                    );
+                    let hint = error.hint_text().map_or(rest.clone(), |h| format!("{h}; {rest}"));
+                    error.hint(hint)
+                }
                 None => error,
             });
         }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::run::{Program, checkpoint, folder};
 
 /// The libraries, or `None` when the tier cannot run, which is said by name.
-fn libraries() -> Option<[PathBuf; 2]> {
+pub fn libraries() -> Option<[PathBuf; 2]> {
     let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     if let (Some(htp), Some(system)) = (set("QHX_QNN_HTP"), set("QHX_QNN_SYSTEM")) {
         return Some([htp, system]);

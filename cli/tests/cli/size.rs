@@ -2,10 +2,12 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::qnn::libraries;
 use crate::run::{Program, folder};
 
 fn configs() -> Vec<PathBuf> {
@@ -160,39 +162,120 @@ fn contents(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     found
 }
 
-#[test]
-fn a_forge_that_is_killed_three_times_makes_the_same_bundle() {
-    let dir = folder();
-    let config = config(dir.path(), 8);
-    let forge = |out: &str| {
-        Program::qhx(dir.path()).args(["forge", "--synthetic"]).arg_path(&config).args([
-            "--out",
-            out,
-            "--cpu-only",
-            "--shards",
-            "4",
-            "--prefill",
-            "0",
-        ])
-    };
+/// Kills a forge three times and lets the fourth attempt finish.
+fn is_whole_after_three_kills(dir: &Path, forge: impl Fn(&str) -> Program) {
     forge("whole").run().ok();
-    let whole = contents(&dir.path().join("whole"));
+    let whole = contents(&dir.join("whole"));
     let total: u64 = whole.iter().map(|(_, bytes)| bytes.len() as u64).sum();
     for percent in [35, 50, 65] {
         let mut child = forge("parts").start();
         let begun = Instant::now();
-        while staged(dir.path()) < total * percent / 100 {
+        while staged(dir) < total * percent / 100 {
             assert!(child.try_wait().unwrap().is_none(), "it ended before {percent} %");
             assert!(begun.elapsed() < Duration::from_secs(60), "nothing is written");
             std::thread::sleep(Duration::from_millis(1));
         }
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(!dir.path().join("parts").exists(), "killed at {percent} %");
-        assert_eq!(hidden(dir.path()).len(), 1);
+        assert!(!dir.join("parts").exists(), "killed at {percent} %");
+        assert_eq!(hidden(dir).len(), 1);
     }
     let last = forge("parts").run().ok();
     assert!(last.stderr.contains("parts of an earlier attempt"), "{last:?}");
-    assert!(contents(&dir.path().join("parts")) == whole, "the bundles differ");
-    assert!(hidden(dir.path()).is_empty());
+    let parts = contents(&dir.join("parts"));
+    let names =
+        |files: &[(PathBuf, Vec<u8>)]| files.iter().map(|f| f.0.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&parts), names(&whole));
+    for ((name, made), (_, expected)) in parts.iter().zip(&whole) {
+        let others = made.iter().zip(expected).filter(|(a, b)| a != b).count();
+        assert!(made == expected, "{}: {others} bytes differ", name.display());
+    }
+    assert!(hidden(dir).is_empty());
+}
+
+#[test]
+fn a_forge_that_is_killed_three_times_makes_the_same_bundle() {
+    let dir = folder();
+    let config = config(dir.path(), 8);
+    is_whole_after_three_kills(dir.path(), |out| {
+        let program = Program::qhx(dir.path()).args(["forge", "--synthetic"]).arg_path(&config);
+        program.args(["--out", out, "--cpu-only", "--shards", "4", "--prefill", "0"])
+    });
+}
+
+#[test]
+fn context_binaries_of_a_forge_that_is_killed_three_times_are_the_same() {
+    let Some([htp, system]) = libraries() else { return };
+    let dir = folder();
+    let config = config(dir.path(), 8);
+    is_whole_after_three_kills(dir.path(), |out| {
+        let program = Program::qhx(dir.path()).args(["forge", "--synthetic"]).arg_path(&config);
+        program
+            .args(["--out", out, "--no-onnx", "--precision", "w8a16", "--shards", "4"])
+            .args(["--max-ctx", "64", "--prefill", "32"])
+            .env("QHX_QNN_HTP", &htp)
+            .env("QHX_QNN_SYSTEM", &system)
+    });
+}
+
+/// The processes that `parent` has started, in Linux's table of processes.
+fn children(parent: u32) -> Vec<u32> {
+    let table = format!("/proc/{parent}/task/{parent}/children");
+    let text = std::fs::read_to_string(table).unwrap_or_default();
+    text.split_whitespace().map(|id| id.parse().unwrap()).collect()
+}
+
+/// A compiler that the system ends for its memory must not take the finished parts with it, and one
+/// whose forge is gone must not go on.
+#[test]
+fn a_compiler_that_is_killed_is_reported_and_ends_with_its_forge() {
+    let Some([htp, system]) = libraries() else { return };
+    let dir = folder();
+    let config = config(dir.path(), 8);
+    let forge = || {
+        let program = Program::qhx(dir.path()).args(["forge", "--synthetic"]).arg_path(&config);
+        program
+            .args(["--out", "parts", "--no-onnx", "--shards", "4", "--prefill", "0", "--json"])
+            .env("QHX_QNN_HTP", &htp)
+            .env("QHX_QNN_SYSTEM", &system)
+    };
+    let compiling = |child: &mut Child, part: &str| {
+        let begun = Instant::now();
+        let file = |staged: &Path| staged.join(format!("bundle/small-llama_{part}_f16.bin"));
+        while !hidden(dir.path()).iter().any(|folder| file(folder).exists()) {
+            assert!(child.try_wait().unwrap().is_none(), "it ended before {part}");
+            assert!(begun.elapsed() < Duration::from_secs(60), "{part} is not written");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        loop {
+            if let [compiler] = children(child.id())[..] {
+                return compiler;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let kill = |id: u32| {
+        let status = Command::new("kill").args(["-KILL", &id.to_string()]).status();
+        assert!(status.unwrap().success());
+    };
+    let mut child = forge().start();
+    kill(compiling(&mut child, "decode_p1"));
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
+    let error: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let message = error["error"]["message"].as_str().unwrap();
+    assert!(message.contains("context \"decode_p") && message.contains("signal: 9"), "{message}");
+    assert!(error["error"]["hint"].as_str().unwrap().contains("--shards"), "{error}");
+
+    let mut child = forge().start();
+    let compiler = compiling(&mut child, "decode_p1");
+    kill(child.id());
+    child.wait().unwrap();
+    let begun = Instant::now();
+    while Path::new(&format!("/proc/{compiler}/exe")).exists() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "the compiler goes on");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let last = forge().run().ok();
+    assert!(last.stderr.contains("parts of an earlier attempt"), "{last:?}");
 }

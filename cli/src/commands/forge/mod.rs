@@ -1,6 +1,7 @@
 //! `qhx forge`: makes a bundle from a checkpoint, or says beforehand what it will be.
 
 mod estimate;
+mod part;
 mod plan;
 
 use std::path::{Path, PathBuf};
@@ -100,6 +101,8 @@ pub(crate) struct ForgeArgs {
 pub(crate) enum ForgeCommand {
     Plan(plan::PlanArgs),
     Estimate(estimate::EstimateArgs),
+    #[command(hide = true)]
+    Part(part::PartArgs),
 }
 
 /// What shapes the graphs.
@@ -286,6 +289,7 @@ pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
     match &args.command {
         Some(ForgeCommand::Plan(plan)) => return plan::run(plan, app),
         Some(ForgeCommand::Estimate(estimate)) => return estimate::run(estimate, app),
+        Some(ForgeCommand::Part(part)) => return part::run(part, app),
         None => {}
     }
     let Some(out) = &args.out else {
@@ -322,7 +326,7 @@ pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
         name: args.name.clone(),
         compiler: libraries
             .as_ref()
-            .map(|l| compiler(l, target, args.shape.share_weights))
+            .map(|l| compiler(l, target, args.shape.share_weights).map(|c| apart(c, app)))
             .transpose()?,
         onnx: !args.no_onnx,
         check,
@@ -344,6 +348,14 @@ pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
         return Ok(Status::Found);
     }
     Ok(Status::Done)
+}
+
+/// The same compiler, each context in a process of its own, where there is a `qhx` to be one.
+fn apart(compiler: Arc<dyn Compiler>, app: &App) -> Arc<dyn Compiler> {
+    match crate::app::this_program() {
+        Some(program) => Arc::new(part::Apart::new(compiler, program, &app.global)),
+        None => compiler,
+    }
 }
 
 fn check_backends(libraries: Libraries, threads: Option<usize>) -> CheckBackends {

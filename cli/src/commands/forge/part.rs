@@ -1,0 +1,265 @@
+//! Compiles each context in a process of its own: `qhx forge part`, which `qhx forge` starts.
+//!
+//! The QNN library numbers what it makes from the start of the process, so that a binary would depend on
+//! what was compiled before it: only a new process makes the same one again after a forge was stopped. The
+//! library also leaves what lies in memory where it rounds sizes up; the allocator of the new process is told
+//! to hand out zeros, so that binaries are equal byte for byte and carry nothing of the process away. And when
+//! the library crashes, or the system ends it for the memory it takes, the forge can say so.
+//!
+//! The part's process writes one JSON object a line: how far it is, then its bytes or its error. It
+//! ends when its standard input closes, and so does not outlive the forge.
+
+use std::ffi::OsString;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use clap::{Args, Parser as _};
+use qhx_core::{CancelToken, Error, ErrorKind, Result};
+use qhx_forge::compile::Compiler;
+use qhx_forge::graph::Graph;
+use qhx_forge::plan::plan;
+use qhx_forge::{Progress, recipes};
+use serde::{Deserialize, Serialize};
+
+use super::ForgeArgs;
+use crate::app::{App, Status};
+use crate::args::{Cli, GlobalArgs};
+use crate::output::Output;
+use crate::signal::INTERRUPTED;
+
+/// How glibc's allocator is told to fill what it hands out with zeros, small blocks included.
+const ALLOCATOR: (&str, &str) =
+    ("GLIBC_TUNABLES", "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0");
+/// How often a forge that waits looks whether it is to stop.
+const TICK: Duration = Duration::from_millis(50);
+
+/// Compile one context, as a part of `qhx forge`
+#[derive(Debug, Args)]
+pub(crate) struct PartArgs {
+    /// Key of the context
+    key: String,
+    /// The binary to write
+    file: PathBuf,
+    /// The command line of the forge
+    #[arg(last = true, required = true)]
+    forge: Vec<OsString>,
+}
+
+/// What the process of a part says.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Said {
+    Stage { what: String, total: u64 },
+    Done(u64),
+    Note(String),
+    Finished(u64),
+    Failed { kind: String, message: String, hint: Option<String>, code: Option<u64> },
+}
+
+/// Compiles in processes of their own.
+pub(super) struct Apart {
+    compiler: Arc<dyn Compiler>,
+    program: PathBuf,
+    options: Vec<OsString>,
+}
+
+impl Apart {
+    /// What `compiler` does, done by `program`, which is `qhx`.
+    pub(super) fn new(compiler: Arc<dyn Compiler>, program: PathBuf, global: &GlobalArgs) -> Self {
+        let mut options: Vec<OsString> = vec!["-v".into(); global.verbose.into()];
+        if let Some(filter) = &global.log {
+            options.extend(["--log".into(), filter.into()]);
+        }
+        Self { compiler, program, options }
+    }
+
+    fn start(&self, key: &str, out: &Path) -> Result<Child> {
+        let (variable, value) = ALLOCATOR;
+        let mut tunables = std::env::var_os(variable).unwrap_or_default();
+        if !tunables.is_empty() {
+            tunables.push(":");
+        }
+        tunables.push(value);
+        Command::new(&self.program)
+            .args(&self.options)
+            .args(["forge", "part", key])
+            .arg(out)
+            .arg("--")
+            .args(std::env::args_os())
+            .env(variable, tunables)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|e| Error::io(ErrorKind::Io, &self.program, &e))
+    }
+}
+
+impl Compiler for Apart {
+    fn dsp_arch(&self) -> &str {
+        self.compiler.dsp_arch()
+    }
+
+    fn version(&self) -> String {
+        self.compiler.version()
+    }
+
+    fn compile(
+        &self,
+        key: &str,
+        _graphs: &[Graph],
+        out: &Path,
+        progress: &mut dyn Progress,
+    ) -> Result<u64> {
+        let mut child = self.start(key, out)?;
+        let result = follow(&lines(&mut child), progress);
+        if result.is_err() {
+            // It has ended, or is not wanted any more.
+            let _ = child.kill();
+        }
+        let status = child.wait().map_err(|e| Error::io(ErrorKind::Io, &self.program, &e))?;
+        match result {
+            Ok(Some(bytes)) => Ok(bytes),
+            Ok(None) => Err(Error::new(
+                ErrorKind::Runtime,
+                format!("the process that compiles it ended with {status} before it was done"),
+            )
+            .hint(
+                "signal 9 mostly means that memory ran out: see `qhx forge plan`, and take more \
+                 --shards; any other signal is a crash of the QNN library",
+            )),
+            Err(error) => {
+                let _ = std::fs::remove_file(out);
+                Err(error)
+            }
+        }
+    }
+}
+
+/// The lines of the child's standard output, read by a thread of their own.
+fn lines(child: &mut Child) -> Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    if let Some(output) = child.stdout.take() {
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines() {
+                let Ok(line) = line else { return };
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    receiver
+}
+
+/// Passes on what the child says until it ends. The bytes it wrote; none when it did not get so far.
+fn follow(lines: &Receiver<String>, progress: &mut dyn Progress) -> Result<Option<u64>> {
+    let mut bytes = None;
+    loop {
+        let line = match lines.recv_timeout(TICK) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Disconnected) => return Ok(bytes),
+            Err(RecvTimeoutError::Timeout) if progress.cancelled() => {
+                return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
+            }
+            Err(RecvTimeoutError::Timeout) => continue,
+        };
+        let said = serde_json::from_str(&line).map_err(|e| {
+            Error::new(ErrorKind::Internal, format!("a part's process said {line:?}: {e}"))
+        })?;
+        match said {
+            Said::Stage { what, total } => progress.stage(&what, total),
+            Said::Done(done) => progress.advance(done),
+            Said::Note(note) => progress.note(&note),
+            Said::Finished(written) => bytes = Some(written),
+            Said::Failed { kind, message, hint, code } => {
+                let kind = ErrorKind::from_name(&kind).unwrap_or(ErrorKind::Internal);
+                let mut error = Error::new(kind, message);
+                if let Some(hint) = hint {
+                    error = error.hint(hint);
+                }
+                return Err(match code {
+                    Some(code) => error.with_code(code),
+                    None => error,
+                });
+            }
+        }
+    }
+}
+
+/// Runs the part.
+pub(super) fn run(args: &PartArgs, app: &mut App) -> Result<Status> {
+    std::thread::spawn(|| {
+        // Nothing is ever written: this returns when the forge has ended.
+        let _ = std::io::stdin().read(&mut [0]);
+        std::process::exit(INTERRUPTED);
+    });
+    let _working = app.interrupts.working();
+    let token = app.interrupts.token().clone();
+    let mut saying = Saying { output: &mut app.output, token };
+    let said = match compile(args, &mut saying) {
+        Ok(bytes) => Said::Finished(bytes),
+        Err(error) => Said::Failed {
+            kind: error.kind().name().to_owned(),
+            message: error.message().to_owned(),
+            hint: error.hint_text().map(str::to_owned),
+            code: error.code(),
+        },
+    };
+    app.output.json(&said)?;
+    Ok(Status::Done)
+}
+
+fn compile(args: &PartArgs, progress: &mut dyn Progress) -> Result<u64> {
+    let cli = Cli::try_parse_from(&args.forge)
+        .map_err(|e| Error::new(ErrorKind::Usage, e.to_string()))?;
+    let crate::args::Command::Forge(forge) = cli.command else {
+        return Err(Error::new(ErrorKind::Usage, "expected the command line of a forge"));
+    };
+    let ForgeArgs { shape, libraries, .. } = &forge;
+    let libraries = libraries.require("a context binary")?;
+    let compiler = super::compiler(&libraries, shape.target(), shape.share_weights)?;
+    let mut options = shape.options(&args.file);
+    options.onnx = !forge.no_onnx;
+    let (_, recipe) = plan(&forge.checkpoint()?, recipes::recipe, &options, true)?;
+    let context = recipe.contexts.iter().find(|c| c.key == args.key).ok_or_else(|| {
+        Error::new(ErrorKind::Internal, format!("the recipe has no context {:?}", args.key))
+    })?;
+    compiler.compile(&context.key, &context.graphs, &args.file, progress)
+}
+
+/// Progress as lines.
+struct Saying<'a> {
+    output: &'a mut Output,
+    token: CancelToken,
+}
+
+impl Saying<'_> {
+    fn say(&mut self, said: &Said) {
+        if self.output.json(said).is_err() {
+            // The forge has ended.
+            self.token.cancel();
+        }
+    }
+}
+
+impl Progress for Saying<'_> {
+    fn stage(&mut self, what: &str, total: u64) {
+        self.say(&Said::Stage { what: what.to_owned(), total });
+    }
+
+    fn advance(&mut self, done: u64) {
+        self.say(&Said::Done(done));
+    }
+
+    fn note(&mut self, message: &str) {
+        self.say(&Said::Note(message.to_owned()));
+    }
+
+    fn cancelled(&self) -> bool {
+        self.token.is_cancelled()
+    }
+}
