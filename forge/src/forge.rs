@@ -219,6 +219,9 @@ fn make(
     let print = fingerprint(checkpoint, &plan, &name, options);
     let mut staging = Staging::open(&options.out, options.overwrite, &print.hex(), progress)?;
     progress.total(plan.bytes());
+    if let Some(warning) = plan.warning() {
+        progress.note(&warning);
+    }
     let made = fill(checkpoint, &recipe, &name, options, &mut staging, progress);
     let made = match made {
         Ok(made) => made,

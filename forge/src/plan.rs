@@ -17,6 +17,8 @@ pub const AUTO_SHARDS: usize = 0;
 /// What one process of the NPU can map, with room for its own needs: contexts above about 3.5 GB are
 /// refused by devices.
 pub const CONTEXT_BUDGET: u64 = 3_300_000_000;
+/// Contexts that a device holds at once.
+pub const MAX_CONTEXTS: usize = 8;
 /// More shards than any model has layers.
 const MAX_SHARDS: usize = 4096;
 /// Bytes of a binary for each node, and weights for each byte beside them: ops, as the compiler cuts them
@@ -69,6 +71,8 @@ pub struct Plan {
     pub parts: Vec<PartPlan>,
     /// Bytes of the embedding table.
     pub embed_bytes: u64,
+    /// The other tables: their keys in the manifest, and their bytes.
+    pub tables: Vec<(&'static str, u64)>,
     /// Whether context binaries are made.
     pub compiled: bool,
     /// Largest size of a context.
@@ -79,7 +83,8 @@ impl Plan {
     /// Expected bytes of the bundle, without the tokenizer.
     pub fn bytes(&self) -> u64 {
         let part = |p: &PartPlan| p.onnx_bytes + if self.compiled { p.binary_bytes } else { 0 };
-        self.parts.iter().map(part).sum::<u64>() + self.embed_bytes
+        let tables = self.tables.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        self.parts.iter().map(part).sum::<u64>() + self.embed_bytes + tables
     }
 
     /// The part with the most weights.
@@ -93,6 +98,16 @@ impl Plan {
         // Without a compiler, some buffers.
         let factor = if self.compiled { PEAK_FACTOR } else { 0.0 };
         PEAK_BASE + (weights * factor) as u64
+    }
+
+    /// What a user should know about running such a bundle, in one sentence; none as a rule.
+    pub fn warning(&self) -> Option<String> {
+        (self.compiled && self.parts.len() > MAX_CONTEXTS).then(|| {
+            format!(
+                "{} contexts are more than the {MAX_CONTEXTS} that a device holds at once: w8a16, fewer                  graphs for prompts (--prefill 0) or shared weights (--share-weights) make fewer of                  them, and --resident loads them in turn",
+                self.parts.len()
+            )
+        })
     }
 
     /// Expected seconds on two cores.
@@ -193,6 +208,7 @@ fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compil
         max_ctx: wanted.max_ctx,
         parts: recipe.contexts.iter().map(|context| part(context, options)).collect(),
         embed_bytes: (rows as u64).saturating_mul(cols as u64).saturating_mul(wide),
+        tables: recipe.tables.iter().map(|t| (t.key, t.source.bytes())).collect(),
         compiled,
         budget: options.context_budget,
     }

@@ -18,7 +18,7 @@ fn configs() -> Vec<PathBuf> {
         .filter(|path| path.extension().is_some_and(|e| e == "json"))
         .collect();
     found.sort();
-    assert!(found.len() >= 7);
+    assert!(found.len() >= 8);
     found
 }
 
@@ -70,6 +70,14 @@ fn every_published_model_is_planned_so_that_devices_can_load_it() {
                 _ => 1,
             };
             assert_eq!(shards, expected, "{name} {precision}");
+            let warned = plan["warning"].as_str().is_some_and(|w| w.contains("--share-weights"));
+            assert_eq!(warned, parts.len() > 8, "{name} {precision}: {plan}");
+            if name == "phi-tiny-moe" {
+                // 32 layers of 16 experts, whose int8 values and scales are the largest file.
+                let experts = 512 * (3 * 448 * 4096 + 4 * (2 * 448 + 4096));
+                assert_eq!(plan["tables"], json!([{"key": "experts", "bytes": experts}]));
+                assert!(number(&plan["bytes"]) > 2 * 1_347_000_000 + experts, "{plan}");
+            }
         }
     }
 }

@@ -81,6 +81,9 @@ fn lines(plan: &Plan, memory: Option<u64>) -> Vec<String> {
         lines.push(line);
     }
     lines.push(format!("  {:<16} f16    table  {:>9}", "embedding", mega(plan.embed_bytes)));
+    for (key, bytes) in &plan.tables {
+        lines.push(format!("  {key:<16}        table  {:>9}", mega(*bytes)));
+    }
     lines.push(format!("bundle {}, without the tokenizer", mega(plan.bytes())));
     let minutes = plan.seconds() / 60.0;
     let time =
@@ -98,6 +101,7 @@ fn lines(plan: &Plan, memory: Option<u64>) -> Vec<String> {
         }
         None => format!("memory about {}", mega(needed)),
     });
+    lines.extend(plan.warning());
     lines
 }
 
@@ -121,6 +125,8 @@ fn plan_json(plan: &Plan, memory: Option<u64>) -> Value {
             })
         })
         .collect();
+    let table = |(key, bytes): &(&str, u64)| json!({"key": key, "bytes": bytes});
+    let tables: Vec<_> = plan.tables.iter().map(table).collect();
     json!({
         "family": plan.family,
         "shards": plan.shards,
@@ -128,10 +134,12 @@ fn plan_json(plan: &Plan, memory: Option<u64>) -> Value {
         "context_budget": plan.budget,
         "parts": parts,
         "embed_bytes": plan.embed_bytes,
+        "tables": tables,
         "bytes": plan.bytes(),
         "peak_memory_bytes": plan.peak_bytes(),
         "free_memory_bytes": memory,
         "seconds": plan.seconds().round(),
+        "warning": plan.warning(),
     })
 }
 

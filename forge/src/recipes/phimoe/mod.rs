@@ -27,13 +27,12 @@ use serde_json::{Map, Value, json};
 use super::{ContextPlan, ExpertInputs, Precision, Recipe, RecipeOptions};
 use crate::checkpoint::Checkpoint;
 use crate::graph::INT8_STEP;
+use crate::plan::MAX_CONTEXTS;
 use config::Config;
 use layers::{Layers, pair, single};
 
 /// Tokens of the longest prompt that goes through the graphs for prompts, when nothing is said.
 const DEFAULT_WINDOW: usize = 576;
-/// Contexts that the NPU holds at once.
-const MAX_CONTEXTS: usize = 8;
 
 /// The recipe.
 pub(super) fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
