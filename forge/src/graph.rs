@@ -162,6 +162,8 @@ pub enum UnaryOp {
     Rsqrt,
     /// 1 / (1 + e⁻ˣ)
     Sigmoid,
+    /// x / (1 + e⁻ˣ) (Elfwing et al. 2018, `torch.nn.functional.silu`)
+    Silu,
     /// Hyperbolic tangent.
     Tanh,
 }
@@ -251,6 +253,7 @@ impl Op {
             Self::Unary(UnaryOp::Log) => "log",
             Self::Unary(UnaryOp::Rsqrt) => "rsqrt",
             Self::Unary(UnaryOp::Sigmoid) => "sigmoid",
+            Self::Unary(UnaryOp::Silu) => "silu",
             Self::Unary(UnaryOp::Tanh) => "tanh",
             Self::Reduce { op: ReduceOp::Sum, .. } => "reduce_sum",
             Self::Reduce { op: ReduceOp::Mean, .. } => "reduce_mean",

@@ -6,10 +6,9 @@ use crate::builder::GraphBuilder;
 use crate::graph::{BinaryOp, Elem, ReduceOp, TensorId, UnaryOp};
 
 impl GraphBuilder {
-    /// `x · σ(x)` (Elfwing et al. 2018, `torch.nn.functional.silu`).
+    /// `x · σ(x)`, see [`UnaryOp::Silu`].
     pub fn silu(&mut self, x: TensorId) -> Result<TensorId> {
-        let gate = self.unary(UnaryOp::Sigmoid, x)?;
-        self.mul(x, gate)
+        self.unary(UnaryOp::Silu, x)
     }
 
     /// `log(1 + eˣ)` as `max(x, 0) + log(1 + e^−|x|)`, which overflows nowhere.

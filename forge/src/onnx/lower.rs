@@ -254,6 +254,12 @@ impl Lowering<'_> {
                 self.push("Sqrt", inputs, &root, vec![]);
                 self.push("Reciprocal", vec![root], name, vec![]);
             }
+            Op::Unary(UnaryOp::Silu) => {
+                let gate = format!("{name}.sigmoid");
+                self.push("Sigmoid", inputs.clone(), &gate, vec![]);
+                inputs.push(gate);
+                self.push("Mul", inputs, name, vec![]);
+            }
             Op::Unary(op) => self.push(unary(*op), inputs, name, vec![]),
             Op::Reduce { op, axis } => {
                 inputs.push(self.int64s(vec![*axis as i64]));
@@ -387,7 +393,7 @@ const fn unary(op: UnaryOp) -> &'static str {
         UnaryOp::Exp => "Exp",
         UnaryOp::Log => "Log",
         UnaryOp::Rsqrt => "Reciprocal",
-        UnaryOp::Sigmoid => "Sigmoid",
+        UnaryOp::Sigmoid | UnaryOp::Silu => "Sigmoid",
         UnaryOp::Tanh => "Tanh",
     }
 }

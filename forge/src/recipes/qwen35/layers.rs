@@ -165,11 +165,12 @@ impl Layers<'_> {
             sums = b.add(sums, product)?;
         }
         let present_conv = if c.kernel > 2 {
-            let kept = b.slice(past_conv, 0, 1, c.kernel - 1)?;
-            b.concat(&[kept, column], 0)?
+            let kept = b.slice(window, 0, rows, fifo[0])?;
+            b.concat(&[kept, current], 0)?
         } else {
-            column
+            current
         };
+        let present_conv = b.reshape(present_conv, &[c.kernel - 1, channels])?;
         let mixed = b.silu(sums)?;
 
         // Queries and keys: unit length, and value head j uses key head j / (heads / key_heads).
