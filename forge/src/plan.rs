@@ -23,7 +23,7 @@ pub const MAX_CONTEXTS: usize = 8;
 const MAX_SHARDS: usize = 4096;
 /// Bytes of a binary for each node, and weights for each byte beside them: ops, as the compiler cuts them
 /// up, and what it keeps of a weight for each piece that it loads.
-const NODE_BYTES: u64 = 10_000;
+const NODE_BYTES: u64 = 4_000;
 const WEIGHTS_PER_BYTE: u64 = 300;
 /// Memory that a compilation takes, as a multiple of the weights, and apart from them.
 const PEAK_FACTOR: f64 = 4.5;
