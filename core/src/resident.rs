@@ -2,7 +2,8 @@
 //!
 //! [`ResidentBackend`] wraps another backend. A context is opened once, so that what is wrong with it
 //! is found at the beginning and its graphs are known; which contexts are in memory afterwards follows
-//! from which graphs are executed: the one that was used longest ago goes when another is needed. Loading
+//! from which graphs are executed: the one that was used longest ago goes when another is needed, and more
+//! of them when the other does not fit the memory beside the rest. Loading
 //! takes as long as it takes, so this pays where contexts run one after another and each for long, as
 //! the parts of an encoder do. Buffers stay where they are.
 
@@ -11,6 +12,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::backend::{Backend, BackendInfo, Context, ContextSource, Graph};
+use crate::qnn::codes::MEM_ALLOC;
 use crate::{Buffer, Error, ErrorKind, GraphInfo, Port, Result};
 
 /// A backend that keeps at most some number of another's contexts loaded.
@@ -94,7 +96,15 @@ impl Origin {
             None => {
                 // First out, then in: both may not fit.
                 loaded.drain(..(loaded.len() + 1).saturating_sub(self.limit));
-                let context = self.inner.open_context(&self.source)?;
+                let context = loop {
+                    match self.inner.open_context(&self.source) {
+                        // Contexts differ in size: fewer than the limit may be all that fit.
+                        Err(error) if error.code() == Some(MEM_ALLOC) && !loaded.is_empty() => {
+                            loaded.remove(0);
+                        }
+                        opened => break opened?,
+                    }
+                };
                 let graphs = context.graphs().iter().map(|_| None).collect();
                 loaded.push(Loaded { key: self.source.key.clone(), context, graphs });
             }
@@ -208,6 +218,8 @@ mod tests {
     #[derive(Debug)]
     struct Counting {
         inner: NullBackend,
+        /// Contexts that fit the memory.
+        room: usize,
         alive: Arc<AtomicUsize>,
         most: AtomicUsize,
         opened: AtomicUsize,
@@ -241,6 +253,9 @@ mod tests {
         }
 
         fn open_context(&self, source: &ContextSource) -> Result<Arc<dyn Context>> {
+            if self.alive.load(Ordering::Relaxed) >= self.room {
+                return Err(Error::new(ErrorKind::Context, "no memory").with_code(MEM_ALLOC));
+            }
             let context = self.inner.open_context(source)?;
             let alive = self.alive.fetch_add(1, Ordering::Relaxed) + 1;
             self.most.fetch_max(alive, Ordering::Relaxed);
@@ -251,6 +266,16 @@ mod tests {
 
     #[test]
     fn contexts_take_turns_and_bindings_survive_it() {
+        take_turns(2, usize::MAX);
+    }
+
+    #[test]
+    fn fewer_contexts_stay_where_the_limit_does_not_fit_the_memory() {
+        take_turns(3, 2);
+    }
+
+    /// Three contexts, of which two stay in memory.
+    fn take_turns(limit: usize, room: usize) {
         let tensor = |name: &str| TensorInfo::new(name, DType::U8, vec![1]);
         let graph = |part: usize| GraphInfo {
             name: format!("part_{part}"),
@@ -266,11 +291,12 @@ mod tests {
         });
         let counting = Arc::new(Counting {
             inner,
+            room,
             alive: Arc::default(),
             most: AtomicUsize::new(0),
             opened: AtomicUsize::new(0),
         });
-        let backend: Arc<dyn Backend> = Arc::new(ResidentBackend::new(counting.clone(), 2));
+        let backend: Arc<dyn Backend> = Arc::new(ResidentBackend::new(counting.clone(), limit));
         let mut workspace = Workspace::new(Arc::clone(&backend), CancelToken::new());
         for part in 0..3 {
             let source = ContextSource { key: format!("c{part}"), ..ContextSource::default() };
