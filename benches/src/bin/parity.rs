@@ -19,6 +19,7 @@ use qhx_core::op::{Logits, Segment};
 use qhx_core::qnn::{QnnBackend, QnnOptions};
 use qhx_cpu::{CpuBackend, CpuOptions};
 use qhx_ops_llama as _;
+use qhx_ops_phimoe as _;
 use qhx_ops_qwen35 as _;
 use qhx_plugins::{PluginOptions, Plugins};
 
