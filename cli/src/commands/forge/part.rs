@@ -84,10 +84,12 @@ impl Apart {
             tunables.push(":");
         }
         tunables.push(value);
+        // Absolute: a relative path may begin like an option.
+        let out = std::path::absolute(out).map_err(|e| Error::io(ErrorKind::Io, out, &e))?;
         Command::new(&self.program)
             .args(&self.options)
             .args(["forge", "part", key])
-            .arg(out)
+            .arg(&out)
             .arg("--")
             .args(std::env::args_os())
             .env(variable, tunables)
