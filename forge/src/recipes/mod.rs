@@ -1,6 +1,7 @@
 //! One recipe per family: from a checkpoint to graphs and the plan that runs them.
 
 mod attention;
+mod layers;
 mod llama;
 mod phimoe;
 mod qwen35;

@@ -4,21 +4,11 @@ use qhx_core::Result;
 
 use super::config::Config;
 use crate::builder::GraphBuilder;
-use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, TensorId};
-use crate::recipes::Precision;
 use crate::recipes::attention::{Attend, Heads, mix, rope};
-use crate::weight::Weight;
+use crate::recipes::layers::Layers;
 
-/// Builds parts of layers from the tensors of a checkpoint.
-#[derive(Debug)]
-pub(super) struct Layers<'a> {
-    pub checkpoint: &'a Checkpoint,
-    pub config: &'a Config,
-    pub precision: Precision,
-}
-
-impl Layers<'_> {
+impl Layers<'_, Config> {
     /// One decoder layer on rows `[rows, hidden]`.
     pub fn layer(
         &self,
@@ -112,22 +102,5 @@ impl Layers<'_> {
         let weight = self.checkpoint.values(&format!("{name}.weight"), &[d])?;
         let weight = b.constant(short, Elem::Activation, &[1, 1, d], weight)?;
         b.rms_norm(x, self.config.eps, weight)
-    }
-
-    fn linear(
-        &self,
-        b: &mut GraphBuilder,
-        x: TensorId,
-        name: &str,
-        shape: [usize; 2],
-        bias: bool,
-    ) -> Result<TensorId> {
-        let source = self.checkpoint.matrix(&format!("{name}.weight"), shape)?;
-        let storage = self.precision.storage(shape[0], shape[1]);
-        let bias = bias
-            .then(|| self.checkpoint.values(&format!("{name}.bias"), &[shape[0]]))
-            .transpose()?;
-        let short = name.rsplit('.').next().unwrap_or(name);
-        b.linear(short, x, Weight::new(source, storage), bias)
     }
 }

@@ -32,6 +32,7 @@ use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
 use super::attention::Attend;
+use super::layers::Layers;
 use super::{ContextPlan, Precision, Recipe, RecipeOptions, Task};
 use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
@@ -39,7 +40,6 @@ use crate::graph::{Elem, Graph};
 use crate::weight::{Storage, Weight};
 use config::{Config, Kind};
 use encoder::{Encoder, bidirectional};
-use layers::Layers;
 
 /// Tokens that a prompt graph takes when nothing is said.
 const DEFAULT_PREFILL: usize = 128;
@@ -292,7 +292,7 @@ fn part(
 }
 
 fn run(
-    layers: &Layers<'_>,
+    layers: &Layers<'_, Config>,
     name: &str,
     range: Range<usize>,
     rows: usize,

@@ -5,21 +5,13 @@ use qhx_core::Result;
 use super::config::Config;
 use super::experts::router;
 use crate::builder::GraphBuilder;
-use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph, TensorId};
+use crate::recipes::ExpertInputs;
 use crate::recipes::attention::{Attend, Heads, mix, rope};
-use crate::recipes::{ExpertInputs, Precision};
+use crate::recipes::layers::Layers;
 use crate::weight::{Storage, Weight};
 
-/// Builds graphs from the tensors of a checkpoint.
-#[derive(Debug)]
-pub(super) struct Layers<'a> {
-    pub checkpoint: &'a Checkpoint,
-    pub config: &'a Config,
-    pub precision: Precision,
-}
-
-impl Layers<'_> {
+impl Layers<'_, Config> {
     /// `rows` tokens through attention and router of a layer, over a cache of `max_ctx` positions, or
     /// from the first token of a text on when that is 0.
     pub fn attention(
@@ -59,6 +51,7 @@ impl Layers<'_> {
         let c = self.config;
         let (rows, d) = (attend.rows, c.head_dim);
         let heads = Heads { query: c.heads, groups: c.kv_heads, dim: d };
+        let (wide, bias) = (heads.query * d, c.attention_bias);
         b.scope("attn");
         let past = if attend.max_ctx == 0 {
             None
@@ -69,9 +62,9 @@ impl Layers<'_> {
             Some((k, v))
         };
         let part = |name: &str| format!("layers.{layer}.self_attn.{name}");
-        let q = self.linear(b, x, &part("q_proj"), [heads.query * d, c.hidden])?;
-        let k = self.linear(b, x, &part("k_proj"), [heads.groups * d, c.hidden])?;
-        let v = self.linear(b, x, &part("v_proj"), [heads.groups * d, c.hidden])?;
+        let q = self.linear(b, x, &part("q_proj"), [wide, c.hidden], bias)?;
+        let k = self.linear(b, x, &part("k_proj"), [heads.groups * d, c.hidden], bias)?;
+        let v = self.linear(b, x, &part("v_proj"), [heads.groups * d, c.hidden], bias)?;
         let q = b.reshape(q, &[rows, heads.query, d])?;
         let k = b.reshape(k, &[rows, heads.groups, d])?;
         let v = b.reshape(v, &[rows, heads.groups, d])?;
@@ -79,7 +72,7 @@ impl Layers<'_> {
         let k = rope(b, k, attend)?;
         let q = b.scale(q, 1.0 / (d as f32).sqrt())?;
         let mixed = mix(b, [q, k, v], past, heads, attend)?;
-        let out = self.linear(b, mixed.out, &part("o_proj"), [c.hidden, heads.query * d])?;
+        let out = self.linear(b, mixed.out, &part("o_proj"), [c.hidden, wide], bias)?;
         b.output(&format!("new_k_{layer}"), mixed.k)?;
         b.output(&format!("new_v_{layer}"), mixed.v)?;
         Ok(out)
@@ -107,21 +100,6 @@ impl Layers<'_> {
         let weight = b.row("norm", self.checkpoint.values(&format!("{name}.weight"), &hidden)?)?;
         let bias = b.row("shift", self.checkpoint.values(&format!("{name}.bias"), &hidden)?)?;
         b.layer_norm(x, self.config.eps, weight, bias)
-    }
-
-    fn linear(
-        &self,
-        b: &mut GraphBuilder,
-        x: TensorId,
-        name: &str,
-        shape: [usize; 2],
-    ) -> Result<TensorId> {
-        let source = self.checkpoint.matrix(&format!("{name}.weight"), shape)?;
-        let storage = self.precision.storage(shape[0], shape[1]);
-        let bias = self.config.attention_bias;
-        let bias = bias.then(|| self.checkpoint.values(&format!("{name}.bias"), &[shape[0]]));
-        let short = name.rsplit('.').next().unwrap_or(name);
-        b.linear(short, x, Weight::new(source, storage), bias.transpose()?)
     }
 }
 

@@ -24,12 +24,13 @@ mod layers;
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
+use super::layers::Layers;
 use super::{ContextPlan, ExpertInputs, Precision, Recipe, RecipeOptions};
 use crate::checkpoint::Checkpoint;
 use crate::graph::INT8_STEP;
 use crate::plan::MAX_CONTEXTS;
 use config::Config;
-use layers::{Layers, pair, single};
+use layers::{pair, single};
 
 /// Tokens of the longest prompt that goes through the graphs for prompts, when nothing is said.
 const DEFAULT_WINDOW: usize = 576;

@@ -4,9 +4,8 @@ use qhx_core::Result;
 
 use super::Config;
 use crate::builder::GraphBuilder;
-use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, ReduceOp, TensorId, UnaryOp};
-use crate::recipes::Precision;
+use crate::recipes::layers::Layers;
 use crate::weight::{Storage, Weight};
 
 /// The literal of `l2norm` in the model class; not `rms_norm_eps`.
@@ -25,15 +24,7 @@ pub(super) struct Attend {
     pub max_ctx: usize,
 }
 
-/// Builds parts of layers from the tensors of a checkpoint.
-#[derive(Debug)]
-pub(super) struct Layers<'a> {
-    pub checkpoint: &'a Checkpoint,
-    pub config: &'a Config,
-    pub precision: Precision,
-}
-
-impl Layers<'_> {
+impl Layers<'_, Config> {
     /// `1 + w` of a norm weight: `Qwen3_5RMSNorm` stores the difference from one.
     pub fn one_plus(&self, name: &str, len: usize) -> Result<Vec<f32>> {
         let mut values = self.checkpoint.values(name, &[len])?;
@@ -273,23 +264,6 @@ impl Layers<'_> {
             }
         }
         Ok(taps)
-    }
-
-    fn linear(
-        &self,
-        b: &mut GraphBuilder,
-        x: TensorId,
-        name: &str,
-        shape: [usize; 2],
-        bias: bool,
-    ) -> Result<TensorId> {
-        let source = self.checkpoint.matrix(&format!("{name}.weight"), shape)?;
-        let storage = self.precision.storage(shape[0], shape[1]);
-        let bias = bias
-            .then(|| self.checkpoint.values(&format!("{name}.bias"), &[shape[0]]))
-            .transpose()?;
-        let short = name.rsplit('.').next().unwrap_or(name);
-        b.linear(short, x, Weight::new(source, storage), bias)
     }
 }
 

@@ -22,13 +22,14 @@ mod layers;
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
+use super::layers::Layers;
 use super::{ContextPlan, Precision, Recipe, RecipeOptions};
 use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
 use crate::weight::{Storage, Weight};
 use config::{Config, LayerKind};
-use layers::{Attend, Layers};
+use layers::Attend;
 
 /// The recipe.
 pub(super) fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
