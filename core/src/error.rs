@@ -54,6 +54,26 @@ impl ErrorKind {
         }
     }
 
+    /// The kind that is called `name`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [
+            Self::Usage,
+            Self::Manifest,
+            Self::Artifact,
+            Self::Runtime,
+            Self::Context,
+            Self::Graph,
+            Self::Plugin,
+            Self::Prompt,
+            Self::Execute,
+            Self::Cancelled,
+            Self::Io,
+            Self::Internal,
+        ]
+        .into_iter()
+        .find(|kind| kind.name() == name)
+    }
+
     /// A stable lower-case name, used in JSON output and across the plugin interface.
     pub const fn name(self) -> &'static str {
         match self {
@@ -86,28 +106,6 @@ struct Inner {
     message: String,
     hint: Option<String>,
     code: Option<u64>,
-}
-
-impl ErrorKind {
-    /// The kind that is called `name`.
-    pub fn from_name(name: &str) -> Option<Self> {
-        [
-            Self::Usage,
-            Self::Manifest,
-            Self::Artifact,
-            Self::Runtime,
-            Self::Context,
-            Self::Graph,
-            Self::Plugin,
-            Self::Prompt,
-            Self::Execute,
-            Self::Cancelled,
-            Self::Io,
-            Self::Internal,
-        ]
-        .into_iter()
-        .find(|kind| kind.name() == name)
-    }
 }
 
 impl Error {

@@ -104,7 +104,9 @@ impl Plan {
     pub fn warning(&self) -> Option<String> {
         (self.compiled && self.parts.len() > MAX_CONTEXTS).then(|| {
             format!(
-                "{} contexts are more than the {MAX_CONTEXTS} that a device holds at once: w8a16, fewer                  graphs for prompts (--prefill 0) or shared weights (--share-weights) make fewer of                  them, and --resident loads them in turn",
+                "{} contexts are more than the {MAX_CONTEXTS} that a device holds at once: w8a16, fewer \
+                 graphs for prompts (--prefill 0) or shared weights (--share-weights) make fewer of \
+                 them, and --resident loads them in turn",
                 self.parts.len()
             )
         })

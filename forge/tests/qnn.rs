@@ -5,10 +5,12 @@
 //! it). Without them every test says that it is skipped; `QHX_REQUIRE_TIERS=1` makes that a failure.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
-use std::cell::RefCell;
+#[path = "../../core/tests/qnn/tier.rs"]
+mod tier;
+
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::Arc;
 
 use half::f16;
 use qhx_core::backend::{Backend, ContextSource};
@@ -30,37 +32,7 @@ use rten::{Model, ValueOrView};
 use rten_tensor::Tensor;
 use rten_tensor::prelude::*;
 use serde_json::Value;
-
-/// The opened libraries, or `None` after saying that the tier is skipped.
-fn tier() -> Option<Library> {
-    static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
-    let library = LIBRARY.get_or_init(|| {
-        let htp = PathBuf::from(std::env::var_os("QHX_QNN_HTP")?);
-        let system = std::env::var_os("QHX_QNN_SYSTEM").map(PathBuf::from);
-        Some(Library::open(&htp, system.as_deref()).unwrap())
-    });
-    if library.is_some() {
-        take_turn();
-    }
-    if library.is_none() {
-        eprintln!("skipped: qnn tier (QHX_QNN_HTP is not set)");
-        let required = std::env::var("QHX_REQUIRE_TIERS").is_ok_and(|v| v == "1");
-        assert!(!required, "QHX_REQUIRE_TIERS=1, but QHX_QNN_HTP is not set");
-    }
-    library.clone()
-}
-
-/// Waits until no other test uses the libraries, and keeps them until the thread of this one ends: in one
-/// process the emulator fails now and then when graphs are compiled and executed side by side.
-fn take_turn() {
-    static TURN: Mutex<()> = Mutex::new(());
-    thread_local! {
-        static MINE: RefCell<Option<MutexGuard<'static, ()>>> = const { RefCell::new(None) };
-    }
-    MINE.with_borrow_mut(|mine| {
-        mine.get_or_insert_with(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
-    });
-}
+use tier::tier;
 
 /// Small numbers that do not repeat, the same in every run.
 fn numbers(seed: u32, count: usize) -> Vec<f32> {

@@ -23,11 +23,12 @@ const fn fixed(code: u16, name: &'static str, meaning: &'static str, fix: &'stat
     Entry { code, name, meaning, fix: Some(fix) }
 }
 
+/// Memory could not be had.
+pub const MEM_ALLOC: u64 = 1002;
+
 const SKEL: &str = "set ADSP_LIBRARY_PATH to the folder with the libQnnHtpV*Skel.so of this \
     device, and close other programs that use the NPU; a process has about 3.5 GB of it, which the \
     contexts of a bundle can take in turn (--resident)";
-/// Memory could not be had.
-pub const MEM_ALLOC: u64 = 1002;
 const RECREATE: &str = "the DSP restarted: open the bundle again";
 const RESTART: &str = "restart the process; if it persists, reboot the device";
 const REBUILD: &str = "rebuild the context with a QAIRT version that is not newer than the runtime \

@@ -11,46 +11,15 @@ mod compose;
 mod execute;
 mod opening;
 mod process;
+mod tier;
 
-use std::cell::RefCell;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::Arc;
 
 use qhx_core::backend::{Backend, ContextSource};
 use qhx_core::qnn::compose::{Composer, GraphComposer, Param, TensorSpec};
 use qhx_core::qnn::{Library, QnnBackend, QnnOptions, Target};
 use qhx_core::{BufferId, CancelToken, DType, GraphId, Port, Quantization, Workspace};
-
-/// The opened libraries, or `None` after saying that the tier is skipped.
-fn tier() -> Option<Library> {
-    static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
-    let library = LIBRARY.get_or_init(|| {
-        let htp = PathBuf::from(std::env::var_os("QHX_QNN_HTP")?);
-        let system = std::env::var_os("QHX_QNN_SYSTEM").map(PathBuf::from);
-        Some(Library::open(&htp, system.as_deref()).unwrap())
-    });
-    if library.is_some() {
-        take_turn();
-    }
-    if library.is_none() {
-        eprintln!("skipped: qnn tier (QHX_QNN_HTP is not set)");
-        let required = std::env::var("QHX_REQUIRE_TIERS").is_ok_and(|v| v == "1");
-        assert!(!required, "QHX_REQUIRE_TIERS=1, but QHX_QNN_HTP is not set");
-    }
-    library.clone()
-}
-
-/// Waits until no other test uses the libraries, and keeps them until the thread of this one ends: in one
-/// process the emulator fails now and then when graphs are compiled and executed side by side.
-fn take_turn() {
-    static TURN: Mutex<()> = Mutex::new(());
-    thread_local! {
-        static MINE: RefCell<Option<MutexGuard<'static, ()>>> = const { RefCell::new(None) };
-    }
-    MINE.with_borrow_mut(|mine| {
-        mine.get_or_insert_with(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
-    });
-}
+use tier::tier;
 
 fn backend(library: &Library, options: QnnOptions) -> Arc<QnnBackend> {
     Arc::new(QnnBackend::with_library(library, options).unwrap())

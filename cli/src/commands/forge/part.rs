@@ -224,8 +224,7 @@ fn compile(args: &PartArgs, progress: &mut dyn Progress) -> Result<u64> {
     let ForgeArgs { shape, libraries, .. } = &forge;
     let libraries = libraries.require("a context binary")?;
     let compiler = super::compiler(&libraries, shape.target(), shape.share_weights)?;
-    let mut options = shape.options(&args.file);
-    options.onnx = !forge.no_onnx;
+    let options = shape.options(&args.file);
     let (_, recipe) = plan(&forge.checkpoint()?, recipes::recipe, &options, true)?;
     let context = recipe.contexts.iter().find(|c| c.key == args.key).ok_or_else(|| {
         Error::new(ErrorKind::Internal, format!("the recipe has no context {:?}", args.key))
