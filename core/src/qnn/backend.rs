@@ -74,7 +74,7 @@ impl QnnBackend {
             let emulated = Platform::is_emulated();
             Platform { arch: None, soc: None, vtcm_mb: None, cores: 0, emulated }
         });
-        let power = (options.perf != PerfMode::Default)
+        let power = (options.perf != PerfMode::DeviceDefault)
             .then(|| Power::open(&device).and_then(|p| p.vote(options.perf).map(|()| p)));
         let power = power.and_then(|power| {
             power
@@ -94,7 +94,7 @@ impl QnnBackend {
         &self.platform
     }
 
-    /// Asks for other clocks, such as [`PerfMode::Default`] while idle.
+    /// Asks for other clocks, such as [`PerfMode::DeviceDefault`] while idle.
     pub fn set_perf(&self, mode: PerfMode) -> Result<()> {
         match &self.power {
             Some(power) => power.vote(mode),

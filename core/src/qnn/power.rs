@@ -33,7 +33,7 @@ pub enum PerfMode {
     /// Lowest clocks.
     LowPowerSaver,
     /// No wish: the device decides.
-    Default,
+    DeviceDefault,
 }
 
 const CORNER_SVS2: u32 = 0x30;
@@ -55,7 +55,7 @@ impl PerfMode {
         Self::HighPowerSaver,
         Self::PowerSaver,
         Self::LowPowerSaver,
-        Self::Default,
+        Self::DeviceDefault,
     ];
 
     /// The name in options and JSON.
@@ -69,7 +69,7 @@ impl PerfMode {
             Self::HighPowerSaver => "high-power-saver",
             Self::PowerSaver => "power-saver",
             Self::LowPowerSaver => "low-power-saver",
-            Self::Default => "default",
+            Self::DeviceDefault => "device-default",
         }
     }
 
@@ -82,7 +82,7 @@ impl PerfMode {
             Self::LowBalanced => (CORNER_NOM, 1000, false),
             Self::HighPowerSaver => (CORNER_SVS_PLUS, 1000, false),
             Self::PowerSaver => (CORNER_SVS, 1000, false),
-            Self::LowPowerSaver | Self::Default => (CORNER_SVS2, 1000, false),
+            Self::LowPowerSaver | Self::DeviceDefault => (CORNER_SVS2, 1000, false),
         }
     }
 }
@@ -124,10 +124,10 @@ impl Power {
         Ok(Self { infrastructure, id, _device: device.clone() })
     }
 
-    /// Votes for `mode`; [`PerfMode::Default`] takes the vote back.
+    /// Votes for `mode`; [`PerfMode::DeviceDefault`] takes the vote back.
     pub(crate) fn vote(&self, mode: PerfMode) -> Result<()> {
         let (corner, latency, polls) = mode.vote();
-        let (power_mode, dcvs, latency) = if mode == PerfMode::Default {
+        let (power_mode, dcvs, latency) = if mode == PerfMode::DeviceDefault {
             (sys::POWER_MODE_SAVER, 1, 2000)
         } else {
             (sys::POWER_MODE_PERFORMANCE, u32::from(!polls), latency)
@@ -189,7 +189,7 @@ impl Power {
 
 impl Drop for Power {
     fn drop(&mut self) {
-        if let Err(error) = self.vote(PerfMode::Default) {
+        if let Err(error) = self.vote(PerfMode::DeviceDefault) {
             tracing::debug!(target: "qnn", %error, "the clock vote was not taken back");
         }
         // SAFETY: the table is the library's and lives as long as the device.

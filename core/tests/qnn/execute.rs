@@ -225,7 +225,7 @@ fn every_clock_vote_is_accepted() {
         backend.set_perf(mode).unwrap();
         assert_eq!(mode.name().parse::<PerfMode>().unwrap(), mode);
     }
-    let silent = QnnOptions { perf: PerfMode::Default, ..QnnOptions::default() };
+    let silent = QnnOptions { perf: PerfMode::DeviceDefault, ..QnnOptions::default() };
     let info = crate::backend(&library, silent).info();
     assert!(info.details.contains(&"clocks: left to the device".to_owned()), "{info:?}");
 }
