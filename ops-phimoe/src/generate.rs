@@ -293,7 +293,7 @@ fn prompt_graphs(
     if !missing.is_empty() {
         return Err(Error::graph(format!(
             "graphs for prompts are there in part: {} are, {} are missing; the contexts that hold \
-             them belong together, complete them or leave them all away",
+             them belong together, complete them, or remove them all",
             listed(&here),
             listed(&missing)
         )));

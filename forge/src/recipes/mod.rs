@@ -273,7 +273,7 @@ pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe
                 "prompt graphs are asked for, but a {found} consumes its prompt token by token"
             ),
         )
-        .hint("leave the option away"));
+        .hint("omit the option"));
     }
     (entry.make)(checkpoint, options)
 }

@@ -205,7 +205,7 @@ fn embed(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -> R
             ErrorKind::Usage,
             "prompt graphs are asked for, but an encoder takes each text in one piece",
         )
-        .hint("leave the option away; the length of the encoder is that of the context"));
+        .hint("omit the option: the length of the encoder is that of the context"));
     }
     let encoder = Encoder::read(checkpoint)?;
     if encoder.causal {

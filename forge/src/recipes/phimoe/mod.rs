@@ -87,7 +87,7 @@ pub(super) fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result
                 contexts.len()
             ),
         )
-        .hint("ask for fewer shards, or leave the graphs for prompts away"));
+        .hint("ask for fewer shards, or omit the prompt graphs with --prefill 0"));
     }
     Ok(Recipe {
         family: "phimoe",
