@@ -14,6 +14,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::args::{Cli, Command, GlobalArgs};
 use crate::commands;
+use crate::helper;
 use crate::output::Output;
 use crate::signal::Interrupts;
 
@@ -80,6 +81,9 @@ pub(crate) fn this_program() -> Option<PathBuf> {
 /// Runs `qhx` with the arguments of the process.
 pub fn run() -> ExitCode {
     let arguments: Vec<OsString> = env::args_os().collect();
+    if let Some(code) = helper::take_over(&arguments) {
+        return code;
+    }
     let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
         Err(e) => return refuse(&e, &arguments),
@@ -91,6 +95,9 @@ pub fn run() -> ExitCode {
 /// Runs `qhx_generate` with the arguments of the process.
 pub fn run_generate() -> ExitCode {
     let arguments: Vec<OsString> = env::args_os().collect();
+    if let Some(code) = helper::take_over(&arguments) {
+        return code;
+    }
     let args = match commands::classic::ClassicArgs::try_parse_from(&arguments) {
         Ok(args) => args,
         Err(e) => return refuse(&e, &arguments),
@@ -101,6 +108,9 @@ pub fn run_generate() -> ExitCode {
 /// Runs `qhx_embed` with the arguments of the process.
 pub fn run_embed() -> ExitCode {
     let arguments: Vec<OsString> = env::args_os().collect();
+    if let Some(code) = helper::take_over(&arguments) {
+        return code;
+    }
     let args = match commands::embed::classic::EmbedClassicArgs::try_parse_from(&arguments) {
         Ok(args) => args,
         Err(e) => return refuse(&e, &arguments),

@@ -11,6 +11,7 @@ mod builtin;
 mod cache;
 mod commands;
 mod fixture;
+mod helper;
 mod output;
 mod progress;
 mod prompt;

@@ -8,6 +8,7 @@ pub mod backend;
 pub mod bindings;
 mod buffer;
 mod cancel;
+pub mod child;
 pub mod engine;
 mod error;
 pub mod manifest;

@@ -1,0 +1,30 @@
+//! The hidden command `helper TASK`: this program as a child of itself, for work that may crash, never end or
+//! take all memory. See [`qhx_core::child`].
+
+use std::ffi::{OsStr, OsString};
+use std::process::ExitCode;
+
+use qhx_core::child::{ChildProgram, Task, serve};
+
+/// The word that makes the program a helper.
+const COMMAND: &str = "helper";
+
+/// Everything that a helper does.
+const TASKS: &[Task] = &[];
+
+/// Does the task when the program was started for one. Otherwise has the process start helpers where it
+/// needs them.
+pub(crate) fn take_over(arguments: &[OsString]) -> Option<ExitCode> {
+    if let [_, command, task @ ..] = arguments
+        && command == OsStr::new(COMMAND)
+    {
+        return Some(serve(task, TASKS));
+    }
+    match ChildProgram::this([COMMAND]) {
+        Ok(program) => program.install(),
+        Err(error) => {
+            tracing::debug!("this program's file is unknown, so it has no helpers: {error}")
+        }
+    }
+    None
+}

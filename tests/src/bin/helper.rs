@@ -1,0 +1,54 @@
+//! Does tasks that misbehave: the child of the tests of `qhx_core::child`.
+
+#![expect(
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "tests what happens to a task that does so"
+)]
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use qhx_core::child::{Task, serve};
+use qhx_core::{Error, ErrorKind};
+
+const TASKS: [Task; 9] = [
+    ("reverse", |input| Ok(input.iter().rev().copied().collect())),
+    ("refuse", |_| Err(Error::new(ErrorKind::Artifact, "x.bin: empty").hint("copy it again"))),
+    ("panic", |_| panic!("on purpose")),
+    ("abort", |_| std::process::abort()),
+    ("exit", |_| std::process::exit(3)),
+    ("hang", |input| {
+        // Where the test looks whether this process is still there.
+        let file = String::from_utf8_lossy(input).into_owned();
+        std::fs::write(file, std::process::id().to_string()).expect("a file");
+        std::thread::sleep(Duration::from_secs(600));
+        Ok(Vec::new())
+    }),
+    ("hoard", |_| {
+        let mut hoard = Vec::new();
+        loop {
+            hoard.push(vec![1_u8; 1 << 20]);
+            std::hint::black_box(&hoard);
+        }
+    }),
+    ("chatter", |_| {
+        println!("{}", "on standard output ".repeat(20_000));
+        eprintln!("{}", "on standard error ".repeat(20_000));
+        Ok(b"the answer".to_vec())
+    }),
+    ("orphan", |_| {
+        // Asks another helper and is ended while it waits.
+        let program = qhx_core::child::ChildProgram::this([] as [&str; 0]).expect("this program");
+        let limits =
+            qhx_core::child::Limits { memory: None, time: Duration::from_secs(600), output: 0 };
+        let file = std::env::var("QHX_TEST_ORPHAN").expect("a file");
+        program
+            .ask("hang", file.into_bytes(), limits)
+            .map_err(|e| Error::new(ErrorKind::Internal, e.to_string()))
+    }),
+];
+
+fn main() -> ExitCode {
+    serve(&std::env::args_os().skip(1).collect::<Vec<_>>(), &TASKS)
+}
