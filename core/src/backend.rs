@@ -1,8 +1,15 @@
 //! What executes graphs.
 //!
-//! A [`Backend`] opens [`Context`]s; a context opens [`Graph`]s; a graph has [`Buffer`]s bound to
-//! its ports and executes. Nothing here knows a model family or a file format other than through
+//! A [`Backend`] opens [`Context`]s; a context opens [`Graph`]s; a graph has memory bound to its
+//! ports and executes. Nothing here knows a model family or a file format other than through
 //! [`ContextSource`].
+//!
+//! # Who may touch bound memory
+//! A graph keeps handles ([`Memory`]) of what is bound to it and touches their bytes in
+//! [`Graph::execute`] only, on the caller's word: every port is bound, and during the call nobody
+//! else writes what is bound to an input, or reads or writes what is bound to an output. One graph
+//! may have the same bytes bound as input and output. [`crate::Workspace`] keeps that word for
+//! safe code; whoever calls `execute` otherwise keeps it alone.
 
 #![expect(unsafe_code, reason = "declares the contract of executing over shared memory")]
 
@@ -11,7 +18,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::{Buffer, GraphInfo, Port, Result};
+use crate::{Buffer, GraphInfo, Memory, Port, Result};
 
 /// The files from which a context can be opened. Each backend takes the form it knows.
 #[derive(Debug, Clone, Default)]
@@ -48,7 +55,7 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
 
     /// Allocates zeroed memory that graphs of this backend can read and write.
     fn allocate(&self, bytes: usize) -> Result<Buffer> {
-        Buffer::heap(bytes)
+        Buffer::zeroed(bytes)
     }
 }
 
@@ -71,15 +78,15 @@ pub trait Graph: Send {
     /// Names, dtypes and shapes of inputs and outputs.
     fn info(&self) -> &Arc<GraphInfo>;
 
-    /// Binds the bytes of `buffer` from `offset` on to a port. The graph keeps a clone.
+    /// Binds the bytes of `memory` from `offset` on to a port. The graph keeps a handle.
     ///
     /// Called through [`crate::Workspace::bind`], which has checked length, alignment and
-    /// writability. Binding again replaces the former buffer and neither copies nor allocates.
-    fn bind(&mut self, port: Port, buffer: &Buffer, offset: usize) -> Result<()>;
+    /// writability. Binding again replaces what was bound and neither copies nor allocates.
+    fn bind(&mut self, port: Port, memory: &Memory, offset: usize) -> Result<()>;
 
-    /// Executes with the bound buffers. Returns when the outputs are written.
+    /// Executes over the bound memory. Returns when the outputs are written.
     ///
     /// # Safety
-    /// Every port is bound, and no reference into a bound buffer is alive during the call.
+    /// The caller vouches for what the [module](self) says about bound memory.
     unsafe fn execute(&mut self) -> Result<()>;
 }

@@ -1,10 +1,10 @@
-//! The buffers bound to the ports of one graph, for backends that execute on the host.
+//! The memory bound to the ports of one graph, for backends that execute on the host.
 
-#![expect(unsafe_code, reason = "views the bytes of bound buffers under the contract of Graph")]
+#![expect(unsafe_code, reason = "views the bytes of bound memory under the contract of Graph")]
 
-use crate::{Buffer, Error, ErrorKind, GraphInfo, Port, Result, TensorInfo};
+use crate::{Error, ErrorKind, GraphInfo, Memory, Port, Result, TensorInfo};
 
-/// A buffer for every input and output of a graph.
+/// Memory for every input and output of a graph.
 #[derive(Debug)]
 pub struct Bindings {
     graph: String,
@@ -17,7 +17,7 @@ struct Slot {
     tensor: String,
     bytes: usize,
     align: usize,
-    bound: Option<(Buffer, usize)>,
+    bound: Option<(Memory, usize)>,
 }
 
 impl Slot {
@@ -41,9 +41,9 @@ impl Bindings {
         })
     }
 
-    /// Keeps a clone of `buffer` for a port. Errors when the tensor does not fit behind `offset`,
+    /// Keeps a handle of `memory` for a port. Errors when the tensor does not fit behind `offset`,
     /// would be misaligned, or is an output in memory that cannot be written.
-    pub fn bind(&mut self, port: Port, buffer: &Buffer, offset: usize) -> Result<()> {
+    pub fn bind(&mut self, port: Port, memory: &Memory, offset: usize) -> Result<()> {
         let (slots, index, writes) = match port {
             Port::Input(i) => (&mut self.inputs, i, false),
             Port::Output(i) => (&mut self.outputs, i, true),
@@ -55,64 +55,64 @@ impl Bindings {
         let Some(slot) = slots.get_mut(index) else {
             return Err(fail("?", format!("there is no {port:?}")));
         };
-        let have = buffer.len().saturating_sub(offset);
-        if have < slot.bytes || offset > buffer.len() {
+        let have = memory.len().saturating_sub(offset);
+        if have < slot.bytes || offset > memory.len() {
             let need = slot.bytes;
             return Err(fail(&slot.tensor, format!("needs {need} bytes, the buffer has {have}")));
         }
-        if !(buffer.as_ptr().addr().wrapping_add(offset)).is_multiple_of(slot.align) {
+        if !(memory.as_ptr().addr().wrapping_add(offset)).is_multiple_of(slot.align) {
             return Err(fail(&slot.tensor, format!("misaligned at byte {offset}")));
         }
-        if writes && !buffer.is_writable() {
+        if writes && !memory.is_writable() {
             return Err(fail(&slot.tensor, "an output bound to a read-only buffer".to_owned()));
         }
-        slot.bound = Some((buffer.clone(), offset));
+        slot.bound = Some((memory.clone(), offset));
         Ok(())
     }
 
     /// The bytes bound to an input.
     ///
     /// # Safety
-    /// Nothing writes the buffer while the slice lives, other than through it.
+    /// Nothing writes the memory while the slice lives, other than through it.
     pub unsafe fn input(&self, index: usize) -> Result<&[u8]> {
-        let (slot, buffer, offset) = self.bound(self.inputs.get(index))?;
+        let (slot, memory, offset) = self.bound(self.inputs.get(index))?;
         // SAFETY: the caller excludes writers; `bind` checked the range.
-        let all = unsafe { buffer.bytes() };
+        let all = unsafe { memory.bytes() };
         Ok(all.get(offset..offset + slot.bytes).unwrap_or_default())
     }
 
     /// The bytes bound to an output.
     ///
     /// # Safety
-    /// Nothing else reads or writes the output's part of the buffer while the slice lives.
+    /// Nothing else reads or writes the output's part of the memory while the slice lives.
     #[expect(clippy::mut_from_ref, reason = "exclusive access is the caller's contract")]
     pub unsafe fn output(&self, index: usize) -> Result<&mut [u8]> {
-        let (slot, buffer, offset) = self.bound(self.outputs.get(index))?;
-        // SAFETY: `bind` checked that the range lies in the writable buffer, so that the pointer
+        let (slot, memory, offset) = self.bound(self.outputs.get(index))?;
+        // SAFETY: `bind` checked that the range lies in writable memory, so that the pointer
         // is valid for its length; the caller excludes all other access to that part.
-        Ok(unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr().add(offset), slot.bytes) })
+        Ok(unsafe { std::slice::from_raw_parts_mut(memory.as_ptr().add(offset), slot.bytes) })
     }
 
     /// Address and length of what is bound to a port, to find overlaps.
     pub fn range(&self, port: Port) -> Result<std::ops::Range<usize>> {
-        let (slot, buffer, offset) = match port {
+        let (slot, memory, offset) = match port {
             Port::Input(i) => self.bound(self.inputs.get(i))?,
             Port::Output(i) => self.bound(self.outputs.get(i))?,
         };
-        let start = buffer.as_ptr().addr() + offset;
+        let start = memory.as_ptr().addr() + offset;
         Ok(start..start + slot.bytes)
     }
 
-    fn bound<'a>(&'a self, slot: Option<&'a Slot>) -> Result<(&'a Slot, &'a Buffer, usize)> {
+    fn bound<'a>(&'a self, slot: Option<&'a Slot>) -> Result<(&'a Slot, &'a Memory, usize)> {
         let graph = &self.graph;
         let Some(slot) = slot else {
             return Err(Error::new(ErrorKind::Internal, format!("graph {graph:?}: no such port")));
         };
-        let Some((buffer, offset)) = &slot.bound else {
+        let Some((memory, offset)) = &slot.bound else {
             let tensor = &slot.tensor;
             let message = format!("graph {graph:?}: nothing is bound to {tensor:?}");
             return Err(Error::new(ErrorKind::Graph, message));
         };
-        Ok((slot, buffer, *offset))
+        Ok((slot, memory, *offset))
     }
 }

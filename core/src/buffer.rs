@@ -1,9 +1,13 @@
 //! Memory that graphs read and write.
 //!
-//! A [`Buffer`] is a reference-counted block with a stable address: graphs keep a clone of every
-//! buffer bound to them, so that a pointer handed to a library cannot dangle. Today the block lies
-//! on the heap or in a mapped file; memory registered with a device becomes another storage
-//! without a change of this interface.
+//! A [`Buffer`] is the one owner of a block with a stable address: who has it reads the bytes through
+//! `&` and writes them through `&mut`, like a `Vec`. A [`Memory`] is a handle to a block, a buffer's
+//! or that of a mapped file: it keeps the block alive and lets nobody touch its bytes without
+//! `unsafe`. Graphs keep the handle of everything bound to them, so that a pointer handed to a
+//! library cannot dangle.
+//!
+//! Today a block lies on the heap or in a mapped file; memory registered with a device becomes
+//! another storage without a change of this interface.
 
 #![expect(unsafe_code, reason = "owns raw memory that foreign libraries write to")]
 
@@ -15,41 +19,65 @@ use std::sync::Arc;
 use crate::artifacts::Mapped;
 use crate::{Error, ErrorKind, Result};
 
-/// Alignment of heap buffers: the widest vector load and the cache line of the device.
+/// Alignment of buffers: the widest vector load and the cache line of the device.
 pub const ALIGNMENT: usize = 128;
 
-/// A block of memory that graphs read and write. Cloning shares the block.
+/// A writable block of memory with one owner. It cannot be cloned; [`Buffer::memory`] is what
+/// graphs are bound to.
+pub struct Buffer(Memory);
+
+/// A handle to a block that graphs read and write. Clones lead to the same block.
 #[derive(Clone)]
-pub struct Buffer(Arc<Storage>);
+pub struct Memory(Arc<Storage>);
 
 enum Storage {
     Heap { pointer: NonNull<u8>, layout: Layout, len: usize },
     Mapped(Mapped),
 }
 
-// SAFETY: the storage is plain bytes. Concurrent access is excluded by the callers of `bytes` and
-// `bytes_mut`, whose contract is stated there.
+// SAFETY: the storage is plain bytes without ties to a thread. Its bytes are reached through the
+// one `Buffer`, whose borrows exclude each other, or through `unsafe` functions of `Memory`.
 unsafe impl Send for Storage {}
 // SAFETY: as above.
 unsafe impl Sync for Storage {}
 
 impl Buffer {
-    /// `len` zeroed bytes on the heap.
-    pub fn heap(len: usize) -> Result<Self> {
+    /// `len` bytes, all zero.
+    pub fn zeroed(len: usize) -> Result<Self> {
         let layout = Layout::from_size_align(len.max(1), ALIGNMENT).map_err(|_| {
             Error::new(ErrorKind::Graph, format!("a buffer of {len} bytes cannot be allocated"))
         })?;
         // SAFETY: the layout has a size of at least one byte.
         let pointer = unsafe { alloc_zeroed(layout) };
         let pointer = NonNull::new(pointer).unwrap_or_else(|| handle_alloc_error(layout));
-        Ok(Self(Arc::new(Storage::Heap { pointer, layout, len })))
+        Ok(Self(Memory(Arc::new(Storage::Heap { pointer, layout, len }))))
     }
 
-    /// A read-only view of a mapped file.
-    pub fn mapped(mapped: Mapped) -> Self {
-        Self(Arc::new(Storage::Mapped(mapped)))
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: this is the block's one owner, so that the borrow excludes other safe access, and
+        // who executes a graph has promised that no such borrow is alive.
+        unsafe { self.0.bytes() }
     }
 
+    /// The bytes, for writing.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`.
+        unsafe { self.0.bytes_mut() }
+    }
+
+    /// The handle that graphs are bound to.
+    pub fn memory(&self) -> &Memory {
+        &self.0
+    }
+
+    /// Gives up the only safe way to the bytes: whoever has the handle answers for them.
+    pub(crate) fn into_memory(self) -> Memory {
+        self.0
+    }
+}
+
+impl Memory {
     /// Length in bytes.
     pub fn len(&self) -> usize {
         match &*self.0 {
@@ -58,7 +86,7 @@ impl Buffer {
         }
     }
 
-    /// True for a buffer of no bytes.
+    /// True for a block of no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -68,7 +96,7 @@ impl Buffer {
         matches!(&*self.0, Storage::Heap { .. })
     }
 
-    /// The address of the first byte. Valid as long as a clone of the buffer lives.
+    /// The address of the first byte. Valid as long as a handle to the block lives.
     pub fn as_ptr(&self) -> *mut u8 {
         match &*self.0 {
             Storage::Heap { pointer, .. } => pointer.as_ptr(),
@@ -76,25 +104,19 @@ impl Buffer {
         }
     }
 
-    /// True when both are the same block.
-    pub fn same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-
     /// The bytes.
     ///
     /// # Safety
-    /// Nothing may write the block while the slice lives: no `bytes_mut`, no executing graph that
-    /// has the buffer bound as an output.
+    /// Nothing writes the block while the slice lives.
     pub unsafe fn bytes(&self) -> &[u8] {
         // SAFETY: pointer and length describe a live block; the caller excludes writers.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
     }
 
-    /// The bytes, for writing. A read-only buffer answers with an empty slice.
+    /// The bytes, for writing. A mapped file answers with an empty slice.
     ///
     /// # Safety
-    /// Nothing else may read or write the block while the slice lives.
+    /// Nothing else reads or writes the block while the slice lives.
     #[expect(clippy::mut_from_ref, reason = "exclusive access is the caller's contract")]
     pub unsafe fn bytes_mut(&self) -> &mut [u8] {
         let len = if self.is_writable() { self.len() } else { 0 };
@@ -103,10 +125,17 @@ impl Buffer {
     }
 }
 
+impl From<Mapped> for Memory {
+    /// A mapped file, which graphs may read.
+    fn from(mapped: Mapped) -> Self {
+        Self(Arc::new(Storage::Mapped(mapped)))
+    }
+}
+
 impl Drop for Storage {
     fn drop(&mut self) {
         if let Self::Heap { pointer, layout, .. } = self {
-            // SAFETY: allocated in `Buffer::heap` with this layout and freed only here.
+            // SAFETY: allocated in `Buffer::zeroed` with this layout and freed only here.
             unsafe { dealloc(pointer.as_ptr(), *layout) }
         }
     }
@@ -114,7 +143,13 @@ impl Drop for Storage {
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Buffer")
+        f.debug_tuple("Buffer").field(&self.0).finish()
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory")
             .field("len", &self.len())
             .field("writable", &self.is_writable())
             .finish()

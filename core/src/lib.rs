@@ -22,7 +22,7 @@ mod tensor;
 pub mod text;
 pub mod workspace;
 
-pub use buffer::{ALIGNMENT, Buffer};
+pub use buffer::{ALIGNMENT, Buffer, Memory};
 pub use cancel::CancelToken;
 pub use error::{Error, ErrorKind, Result};
 pub use manifest::Manifest;

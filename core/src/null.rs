@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::backend::{Backend, BackendInfo, Context, ContextSource, Graph};
 use crate::bindings::Bindings;
-use crate::{Buffer, Error, ErrorKind, GraphInfo, Port, Result};
+use crate::{Error, ErrorKind, GraphInfo, Memory, Port, Result};
 
 /// What a scripted graph does: reads its inputs, which are copies, and writes its outputs.
 pub type Script = dyn FnMut(&GraphInfo, &[&[u8]], &mut [&mut [u8]]) -> Result<()> + Send;
@@ -129,8 +129,8 @@ impl Graph for NullGraph {
         &self.info
     }
 
-    fn bind(&mut self, port: Port, buffer: &Buffer, offset: usize) -> Result<()> {
-        self.bindings.bind(port, buffer, offset)
+    fn bind(&mut self, port: Port, memory: &Memory, offset: usize) -> Result<()> {
+        self.bindings.bind(port, memory, offset)
     }
 
     unsafe fn execute(&mut self) -> Result<()> {
@@ -142,7 +142,7 @@ impl Graph for NullGraph {
                 inputs.push(Vec::new());
                 continue;
             }
-            // SAFETY: the caller has no reference into a bound buffer, and the slice ends here.
+            // SAFETY: the caller vouches for bound memory, and the slice ends here.
             inputs.push(unsafe { self.bindings.input(index)? }.to_vec());
         }
         let mut ranges = Vec::new();
@@ -158,8 +158,8 @@ impl Graph for NullGraph {
         }
         let mut outputs = Vec::new();
         for index in 0..self.info.outputs.len() {
-            // SAFETY: the caller has no reference into a bound buffer, and the outputs' parts do
-            // not overlap as checked above.
+            // SAFETY: the caller vouches for bound memory, and the outputs' parts do not overlap
+            // as checked above.
             outputs.push(unsafe { self.bindings.output(index)? });
         }
         let inputs: Vec<_> = inputs.iter().map(Vec::as_slice).collect();
@@ -171,7 +171,7 @@ impl Graph for NullGraph {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{CancelToken, DType, TensorInfo, Workspace};
+    use crate::{Buffer, CancelToken, DType, TensorInfo, Workspace};
 
     fn graph() -> GraphInfo {
         GraphInfo {
@@ -259,8 +259,9 @@ mod tests {
     #[test]
     fn a_buffer_that_is_too_short_is_refused() {
         let mut bindings = Bindings::new(&graph()).unwrap();
-        let error = bindings.bind(Port::Input(0), &Buffer::heap(6).unwrap(), 3).unwrap_err();
+        let buffer = Buffer::zeroed(6).unwrap();
+        let error = bindings.bind(Port::Input(0), buffer.memory(), 3).unwrap_err();
         assert!(error.message().contains("\"x\": needs 4 bytes, the buffer has 3"), "{error}");
-        assert!(bindings.bind(Port::Input(1), &Buffer::heap(6).unwrap(), 0).is_err());
+        assert!(bindings.bind(Port::Input(1), buffer.memory(), 0).is_err());
     }
 }

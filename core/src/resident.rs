@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::backend::{Backend, BackendInfo, Context, ContextSource, Graph};
 use crate::qnn::codes::MEM_ALLOC;
-use crate::{Buffer, Error, ErrorKind, GraphInfo, Port, Result};
+use crate::{Buffer, Error, ErrorKind, GraphInfo, Memory, Port, Result};
 
 /// A backend that keeps at most some number of another's contexts loaded.
 #[derive(Debug)]
@@ -151,7 +151,7 @@ struct LazyGraph {
     index: usize,
     info: Arc<GraphInfo>,
     /// Inputs, then outputs.
-    bindings: Vec<Option<(Buffer, usize)>>,
+    bindings: Vec<Option<(Memory, usize)>>,
     /// Bindings that the loaded graph does not know yet.
     changed: Vec<bool>,
 }
@@ -161,7 +161,7 @@ impl Graph for LazyGraph {
         &self.info
     }
 
-    fn bind(&mut self, port: Port, buffer: &Buffer, offset: usize) -> Result<()> {
+    fn bind(&mut self, port: Port, memory: &Memory, offset: usize) -> Result<()> {
         let index = match port {
             Port::Input(i) => i,
             Port::Output(i) => self.info.inputs.len().saturating_add(i),
@@ -171,7 +171,7 @@ impl Graph for LazyGraph {
             let name = &self.info.name;
             return Err(Error::new(ErrorKind::Internal, format!("graph {name:?} has no {port:?}")));
         };
-        *binding = Some((buffer.clone(), offset));
+        *binding = Some((memory.clone(), offset));
         *changed = true;
         Ok(())
     }
@@ -193,10 +193,10 @@ impl Graph for LazyGraph {
         };
         let inputs = self.info.inputs.len();
         for (index, (binding, changed)) in self.bindings.iter().zip(&mut self.changed).enumerate() {
-            if let (true, Some((buffer, offset))) = (fresh || *changed, binding) {
+            if let (true, Some((memory, offset))) = (fresh || *changed, binding) {
                 let port =
                     if index < inputs { Port::Input(index) } else { Port::Output(index - inputs) };
-                graph.bind(port, buffer, *offset)?;
+                graph.bind(port, memory, *offset)?;
             }
             *changed = false;
         }

@@ -1,17 +1,24 @@
 //! The graphs and buffers of one session, addressed by index.
 //!
-//! A [`Workspace`] is the only owner of the right to touch buffer bytes and to execute graphs, so
-//! that the borrow checker excludes one during the other. Names become indices when a session is
+//! # Why safe code cannot touch memory that a graph uses
+//! A [`Workspace`] owns its graphs and its buffers. A buffer it was given is gone for the giver
+//! ([`Workspace::adopt`] takes it by value, and it cannot be cloned), one it shares is read-only
+//! ([`Workspace::map`]). Views of bytes borrow the workspace, executing a graph and writing bytes
+//! borrow it mutably: the borrow checker excludes each during the others. That is the promise that
+//! [`Graph::execute`] asks for, and every `unsafe` block here rests on it.
+//!
+//! Names become indices when a session is
 //! opened; the per-token calls ([`Workspace::bind`], [`Workspace::execute`], the byte views) look
 //! up nothing and allocate nothing.
 
-#![expect(unsafe_code, reason = "upholds the exclusive-access contract of Buffer and Graph")]
+#![expect(unsafe_code, reason = "keeps the promise that Graph::execute asks for")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::artifacts::Mapped;
 use crate::backend::{Backend, Context, Graph};
-use crate::{Buffer, CancelToken, Error, ErrorKind, GraphInfo, Port, Result};
+use crate::{Buffer, CancelToken, Error, ErrorKind, GraphInfo, Memory, Port, Result};
 
 /// Index of a graph in a [`Workspace`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -47,7 +54,8 @@ struct Slot {
 /// The graphs and buffers of one session.
 pub struct Workspace {
     backend: Arc<dyn Backend>,
-    buffers: Vec<Buffer>,
+    /// What can be written here came from a [`Buffer`] that was taken by value.
+    buffers: Vec<Memory>,
     graphs: Vec<Slot>,
     cancel: CancelToken,
     busy: Duration,
@@ -137,16 +145,59 @@ impl Workspace {
         self.adopt(buffer)
     }
 
-    /// Adds a buffer made elsewhere, such as a mapped artifact.
+    /// Takes a buffer made elsewhere.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use qhx_core::{Buffer, CancelToken, Workspace, null::NullBackend};
+    /// # let mut workspace = Workspace::new(Arc::new(NullBackend::new(vec![])), CancelToken::new());
+    /// let mut buffer = Buffer::zeroed(4)?;
+    /// buffer.bytes_mut()[0] = 7;
+    /// let id = workspace.adopt(buffer)?;
+    /// assert_eq!(workspace.bytes(id)?, [7, 0, 0, 0]);
+    /// # Ok::<(), qhx_core::Error>(())
+    /// ```
+    ///
+    /// A buffer has one owner: two workspaces cannot have the same one, nor one workspace twice.
+    ///
+    /// ```compile_fail
+    /// # use std::sync::Arc;
+    /// # use qhx_core::{Buffer, CancelToken, Workspace, null::NullBackend};
+    /// # let mut workspace = Workspace::new(Arc::new(NullBackend::new(vec![])), CancelToken::new());
+    /// let mut buffer = Buffer::zeroed(4)?;
+    /// buffer.bytes_mut()[0] = 7;
+    /// let id = workspace.adopt(buffer.clone())?;
+    /// let same = workspace.adopt(buffer)?;
+    /// # Ok::<(), qhx_core::Error>(())
+    /// ```
+    ///
+    /// ```compile_fail
+    /// # use std::sync::Arc;
+    /// # use qhx_core::{Buffer, CancelToken, Workspace, null::NullBackend};
+    /// # let mut workspace = Workspace::new(Arc::new(NullBackend::new(vec![])), CancelToken::new());
+    /// let mut buffer = Buffer::zeroed(4)?;
+    /// let id = workspace.adopt(buffer)?;
+    /// buffer.bytes_mut()[0] = 7;
+    /// # Ok::<(), qhx_core::Error>(())
+    /// ```
     pub fn adopt(&mut self, buffer: Buffer) -> Result<BufferId> {
+        self.add(buffer.into_memory())
+    }
+
+    /// Adds a mapped file, which graphs may read and nobody may write.
+    pub fn map(&mut self, file: Mapped) -> Result<BufferId> {
+        self.add(file.into())
+    }
+
+    fn add(&mut self, memory: Memory) -> Result<BufferId> {
         let id = u32::try_from(self.buffers.len())
             .map_err(|_| Error::new(ErrorKind::Internal, "more than 2^32 buffers"))?;
-        self.buffers.push(buffer);
+        self.buffers.push(memory);
         Ok(BufferId(id))
     }
 
-    /// The buffer itself.
-    pub fn buffer(&self, id: BufferId) -> Result<&Buffer> {
+    /// A handle to a buffer: its length and address.
+    pub fn memory(&self, id: BufferId) -> Result<&Memory> {
         self.buffers.get(id.0 as usize).ok_or_else(|| {
             Error::new(
                 ErrorKind::Internal,
@@ -157,21 +208,21 @@ impl Workspace {
 
     /// Bytes of a buffer.
     pub fn bytes(&self, id: BufferId) -> Result<&[u8]> {
-        // SAFETY: writing needs `&mut self`, which the borrow excludes.
-        Ok(unsafe { self.buffer(id)?.bytes() })
+        // SAFETY: as the module says.
+        Ok(unsafe { self.memory(id)?.bytes() })
     }
 
     /// Bytes of a buffer, for writing. Errors for a read-only buffer.
     pub fn bytes_mut(&mut self, id: BufferId) -> Result<&mut [u8]> {
-        let buffer = self.buffer(id)?;
-        if !buffer.is_writable() {
+        let memory = self.memory(id)?;
+        if !memory.is_writable() {
             return Err(Error::new(
                 ErrorKind::Internal,
                 format!("buffer {} is a mapped file and cannot be written", id.0),
             ));
         }
-        // SAFETY: `&mut self` excludes every other view and every execution.
-        Ok(unsafe { buffer.bytes_mut() })
+        // SAFETY: as the module says.
+        Ok(unsafe { memory.bytes_mut() })
     }
 
     /// Binds `buffer` from byte `offset` on to a port of a graph.
@@ -246,7 +297,7 @@ impl Workspace {
             return Err(unbound(slot));
         }
         let start = Instant::now();
-        // SAFETY: all ports are bound, and `&mut self` excludes views of any buffer.
+        // SAFETY: all ports are bound, to memory of this workspace; as the module says.
         let result = unsafe { slot.graph.execute() };
         let elapsed = start.elapsed();
         slot.busy += elapsed;

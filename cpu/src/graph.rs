@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytemuck::AnyBitPattern;
 use qhx_core::backend::Graph;
 use qhx_core::bindings::Bindings;
-use qhx_core::{Buffer, DType, Error, ErrorKind, GraphInfo, Port, Result, TensorInfo};
+use qhx_core::{DType, Error, ErrorKind, GraphInfo, Memory, Port, Result, TensorInfo};
 use rten::{NodeId, RunOptions, ThreadPool, Value, ValueOrView, ValueView};
 use rten_tensor::prelude::*;
 use rten_tensor::{Tensor, TensorView};
@@ -42,8 +42,8 @@ impl Graph for CpuGraph {
         &self.model.info
     }
 
-    fn bind(&mut self, port: Port, buffer: &Buffer, offset: usize) -> Result<()> {
-        self.bindings.bind(port, buffer, offset)
+    fn bind(&mut self, port: Port, memory: &Memory, offset: usize) -> Result<()> {
+        self.bindings.bind(port, memory, offset)
     }
 
     unsafe fn execute(&mut self) -> Result<()> {
@@ -52,8 +52,8 @@ impl Graph for CpuGraph {
         for (index, (tensor, &id)) in
             info.inputs.iter().zip(self.model.model.input_ids()).enumerate()
         {
-            // SAFETY: the caller has no reference into a bound buffer, and outputs are written
-            // only after `run` has consumed every view.
+            // SAFETY: the caller vouches for bound memory, and outputs are written only after `run`
+            // has consumed every view.
             let bytes = unsafe { self.bindings.input(index)? };
             inputs.push((id, view(tensor, bytes)?.into()));
         }

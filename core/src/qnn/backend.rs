@@ -2,7 +2,7 @@
 //!
 //! A graph keeps its context alive, the context its device, backend and log. Inputs and outputs
 //! are plain memory ("raw client buffers"); memory registered with the DSP becomes another storage
-//! of [`Buffer`] without a change here but in [`QnnGraph::bind`].
+//! of [`crate::Buffer`] without a change here but in [`QnnGraph::bind`].
 //!
 //! The library checks neither the size nor the element type of the memory it is handed: all that
 //! is checked here, when a graph is opened and when memory is bound to it.
@@ -27,7 +27,7 @@ use super::sys::{self, ScaleOffset, Status, Tensor};
 use super::types;
 use crate::artifacts::Mapped;
 use crate::backend::{Backend, BackendInfo, Context, ContextSource, Graph};
-use crate::{Buffer, Error, ErrorKind, GraphInfo, Port, Result};
+use crate::{Error, ErrorKind, GraphInfo, Memory, Port, Result};
 
 /// How the backend is opened.
 #[derive(Debug, Clone, Default)]
@@ -276,8 +276,8 @@ impl Context for QnnContext {
         Ok(Box::new(QnnGraph {
             raw: Raw(raw),
             execute,
-            input_buffers: vec![None; inputs.len()],
-            output_buffers: vec![None; outputs.len()],
+            input_memory: vec![None; inputs.len()],
+            output_memory: vec![None; outputs.len()],
             inputs,
             outputs,
             info: Arc::clone(info),
@@ -353,8 +353,8 @@ struct QnnGraph {
     execute: Execute,
     inputs: Box<[Tensor]>,
     outputs: Box<[Tensor]>,
-    input_buffers: Vec<Option<Buffer>>,
-    output_buffers: Vec<Option<Buffer>>,
+    input_memory: Vec<Option<Memory>>,
+    output_memory: Vec<Option<Memory>>,
     info: Arc<GraphInfo>,
     profile: Option<Profile>,
     recorder: Recorder,
@@ -362,8 +362,8 @@ struct QnnGraph {
     _context: Arc<ContextHandle>,
 }
 
-// SAFETY: the raw pointers lead to memory that the graph owns (`_owned`) or keeps alive (the
-// buffers), and the library may be called from any thread.
+// SAFETY: the raw pointers lead to memory that the graph owns (`_owned`) or keeps alive
+// (what is bound), and the library may be called from any thread.
 unsafe impl Send for QnnGraph {}
 
 impl Graph for QnnGraph {
@@ -371,7 +371,7 @@ impl Graph for QnnGraph {
         &self.info
     }
 
-    fn bind(&mut self, port: Port, buffer: &Buffer, offset: usize) -> Result<()> {
+    fn bind(&mut self, port: Port, memory: &Memory, offset: usize) -> Result<()> {
         let wrong = |message: String| {
             Err(Error::new(ErrorKind::Graph, format!("graph {:?}: {message}", self.info.name)))
         };
@@ -379,24 +379,24 @@ impl Graph for QnnGraph {
             return wrong(format!("there is no {port:?}"));
         };
         let need = tensor.byte_len()?;
-        let have = buffer.len().saturating_sub(offset);
+        let have = memory.len().saturating_sub(offset);
         if have < need {
             return wrong(format!("tensor {tensor} needs {need} bytes, the buffer has {have}"));
         }
-        let (slots, buffers, index) = match port {
-            Port::Input(index) => (&mut self.inputs, &mut self.input_buffers, index),
+        let (slots, kept, index) = match port {
+            Port::Input(index) => (&mut self.inputs, &mut self.input_memory, index),
             Port::Output(index) => {
-                if !buffer.is_writable() {
+                if !memory.is_writable() {
                     return wrong(format!("output {tensor} bound to a read-only buffer"));
                 }
-                (&mut self.outputs, &mut self.output_buffers, index)
+                (&mut self.outputs, &mut self.output_memory, index)
             }
         };
-        if let (Some(slot), Some(keep)) = (slots.get_mut(index), buffers.get_mut(index)) {
-            slot.data = buffer.as_ptr().wrapping_add(offset).cast::<c_void>();
+        if let (Some(slot), Some(keep)) = (slots.get_mut(index), kept.get_mut(index)) {
+            slot.data = memory.as_ptr().wrapping_add(offset).cast::<c_void>();
             // At most `u32::MAX`: checked when the context was opened.
             slot.data_size = need as u32;
-            *keep = Some(buffer.clone());
+            *keep = Some(memory.clone());
         }
         Ok(())
     }
@@ -404,9 +404,9 @@ impl Graph for QnnGraph {
     unsafe fn execute(&mut self) -> Result<()> {
         let mark = log::mark();
         let profile = self.profile.as_ref().map_or(std::ptr::null_mut(), Profile::raw);
-        // SAFETY: the graph's context is alive. Every tensor points to a live buffer of at least
-        // the tensor's bytes, as `bind` has checked; an unbound one has a NULL address, which the
-        // library refuses. The caller excludes references into the buffers.
+        // SAFETY: the graph's context is alive. Every tensor points to live memory of at least the
+        // tensor's bytes, as `bind` has checked; an unbound one has a NULL address, which the
+        // library refuses. The caller vouches for bound memory.
         let status = unsafe {
             (self.execute)(
                 self.raw.0,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use qhx_core::backend::{Backend, ContextSource};
 use qhx_core::qnn::compose::{Composer, TensorSpec};
 use qhx_core::qnn::{PerfMode, Priority, ProfileLevel, QnnOptions, Target};
-use qhx_core::{Buffer, CancelToken, DType, ErrorKind, GraphId, Port, Workspace};
+use qhx_core::{Buffer, CancelToken, DType, ErrorKind, GraphId, Memory, Port, Workspace};
 
 use crate::*;
 
@@ -74,20 +74,21 @@ fn memory_that_does_not_fit_a_tensor_is_refused() {
     let (folder, source) = file(&binary);
     let context = backend.open_context(&source).unwrap();
     let mut graph = context.open_graph(0).unwrap();
-    let small = Buffer::heap(2 * K - 1).unwrap();
-    let error = graph.bind(Port::Input(0), &small, 0).unwrap_err();
+    let small = Buffer::zeroed(2 * K - 1).unwrap();
+    let error = graph.bind(Port::Input(0), small.memory(), 0).unwrap_err();
     assert_eq!(
         error.message(),
         "graph \"linear\": tensor x f16[1, 64] needs 128 bytes, the buffer has 127"
     );
-    let exact = Buffer::heap(2 * K).unwrap();
-    graph.bind(Port::Input(0), &exact, 0).unwrap();
-    assert!(graph.bind(Port::Input(0), &exact, 1).is_err());
-    assert!(graph.bind(Port::Input(0), &exact, usize::MAX).is_err());
-    assert!(graph.bind(Port::Input(1), &exact, 0).is_err());
-    assert!(graph.bind(Port::Output(7), &exact, 0).is_err());
+    let exact = Buffer::zeroed(2 * K).unwrap();
+    let exact = exact.memory();
+    graph.bind(Port::Input(0), exact, 0).unwrap();
+    assert!(graph.bind(Port::Input(0), exact, 1).is_err());
+    assert!(graph.bind(Port::Input(0), exact, usize::MAX).is_err());
+    assert!(graph.bind(Port::Input(1), exact, 0).is_err());
+    assert!(graph.bind(Port::Output(7), exact, 0).is_err());
     let mapped = qhx_core::artifacts::Mapped::open(source.binary.as_ref().unwrap()).unwrap();
-    let error = graph.bind(Port::Output(0), &Buffer::mapped(mapped), 0).unwrap_err();
+    let error = graph.bind(Port::Output(0), &Memory::from(mapped), 0).unwrap_err();
     assert!(error.message().contains("read-only"), "{error}");
     drop(folder);
 }
@@ -132,15 +133,15 @@ fn a_thread_per_context_and_a_thread_per_graph_agree() {
                 let own = backend.open_context(source).unwrap();
                 let context = if thread < 2 { &own } else { shared };
                 let mut graph = context.open_graph(0).unwrap();
-                let input = Buffer::heap(2 * K).unwrap();
-                let output = Buffer::heap(2 * N).unwrap();
-                graph.bind(Port::Input(0), &input, 0).unwrap();
-                graph.bind(Port::Output(0), &output, 0).unwrap();
+                let mut input = Buffer::zeroed(2 * K).unwrap();
+                let output = Buffer::zeroed(2 * N).unwrap();
+                graph.bind(Port::Input(0), input.memory(), 0).unwrap();
+                graph.bind(Port::Output(0), output.memory(), 0).unwrap();
                 for round in 0..20 {
                     let (bytes, x) = f16s(&numbers(100 * thread + round, K));
-                    write(&input, &bytes);
+                    input.bytes_mut().copy_from_slice(&bytes);
                     execute(&mut *graph);
-                    let y = read_f16s(&read(&output));
+                    let y = read_f16s(output.bytes());
                     let error = error(&y, &product(&x, w));
                     assert!(error < 2e-3, "thread {thread}, round {round}: {error}");
                 }
@@ -256,16 +257,4 @@ fn an_int32_input_is_passed_by_its_own_type() {
 fn execute(graph: &mut dyn qhx_core::backend::Graph) {
     // SAFETY: every port is bound and no slice of a buffer is alive.
     unsafe { graph.execute() }.unwrap();
-}
-
-#[expect(unsafe_code, reason = "drives a graph without a workspace")]
-fn write(buffer: &Buffer, bytes: &[u8]) {
-    // SAFETY: the graph that reads the buffer is not executing.
-    unsafe { buffer.bytes_mut() }.copy_from_slice(bytes);
-}
-
-#[expect(unsafe_code, reason = "drives a graph without a workspace")]
-fn read(buffer: &Buffer) -> Vec<u8> {
-    // SAFETY: the graph that writes the buffer is not executing.
-    unsafe { buffer.bytes() }.to_vec()
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use abi_stable::prefix_type::WithMetadata;
 use abi_stable::std_types::{RResult, RStr, RString};
 use qhx_core::op::{OpServices, ProgressFn, SpanStats};
-use qhx_core::{Buffer, BufferId, CancelToken, Error, ErrorKind, GraphId, Port, Workspace};
+use qhx_core::{BufferId, CancelToken, Error, ErrorKind, GraphId, Port, Workspace};
 use qhx_op::ErrorCode;
 use qhx_op::abi::{
     HostRef, HostVTable, HostVTableRef, PORT_INPUT, PORT_OUTPUT, ParallelBody, RawBuffer, RawError,
@@ -197,12 +197,12 @@ unsafe extern "C" fn graphs(data: *mut c_void) -> RString {
 }
 
 fn raw_buffer(workspace: &Workspace, id: BufferId) -> qhx_core::Result<RawBuffer> {
-    let buffer: &Buffer = workspace.buffer(id)?;
+    let memory = workspace.memory(id)?;
     Ok(RawBuffer {
         id: id.0,
-        writable: u32::from(buffer.is_writable()),
-        data: buffer.as_ptr(),
-        len: buffer.len() as u64,
+        writable: u32::from(memory.is_writable()),
+        data: memory.as_ptr(),
+        len: memory.len() as u64,
     })
 }
 
@@ -228,7 +228,7 @@ unsafe extern "C" fn artifact(
             return raw_buffer(&e.workspace, BufferId(id));
         }
         let mapped = e.artifacts.open(pointer.as_str(), path.as_str())?;
-        let id = e.workspace.adopt(Buffer::mapped(mapped))?;
+        let id = e.workspace.map(mapped)?;
         e.mapped.insert(path.to_string(), id.0);
         raw_buffer(&e.workspace, id)
     };
