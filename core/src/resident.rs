@@ -6,9 +6,13 @@
 //! of them when the other does not fit the memory beside the rest. Loading
 //! takes as long as it takes, so this pays where contexts run one after another and each for long, as
 //! the parts of an encoder do. Buffers stay where they are.
+//!
+//! Each opened context is one of its own, whatever its key: models on one backend share the limit and
+//! nothing else. A context leaves the memory when nothing uses it any more, as when its model is closed.
 
 #![expect(unsafe_code, reason = "implements Graph, whose execute is unsafe to call")]
 
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::backend::{Backend, BackendInfo, Context, ContextSource, Graph};
@@ -30,10 +34,13 @@ impl ResidentBackend {
     }
 }
 
-/// A context in memory, with those of its graphs that were used.
+/// A context in memory, with those of its opened graphs that were used.
 struct Loaded {
+    /// [`Origin::id`].
+    id: u64,
     key: String,
     context: Arc<dyn Context>,
+    /// By [`LazyGraph::slot`].
     graphs: Vec<Option<Box<dyn Graph>>>,
 }
 
@@ -55,7 +62,10 @@ impl Backend for ResidentBackend {
     }
 
     fn open_context(&self, source: &ContextSource) -> Result<Arc<dyn Context>> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         let origin = Arc::new(Origin {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            slots: AtomicUsize::new(0),
             inner: Arc::clone(&self.inner),
             source: source.clone(),
             limit: self.limit,
@@ -74,8 +84,12 @@ impl Backend for ResidentBackend {
     }
 }
 
-/// Where a context comes from, and where it is kept while it is loaded.
+/// Where an opened context comes from, and where it is kept while it is loaded.
 struct Origin {
+    /// Told apart from every other opened context of the process.
+    id: u64,
+    /// Graphs opened so far.
+    slots: AtomicUsize,
     inner: Arc<dyn Backend>,
     source: ContextSource,
     limit: usize,
@@ -90,7 +104,7 @@ impl Origin {
     /// The context, loaded if need be in the place of the one that was used longest ago. It becomes the
     /// last of the list, which is in order of use.
     fn load<'l>(&self, loaded: &'l mut Vec<Loaded>) -> Result<&'l mut Loaded> {
-        match loaded.iter().position(|l| l.key == self.source.key) {
+        match loaded.iter().position(|l| l.id == self.id) {
             Some(last) if last + 1 == loaded.len() => {}
             Some(index) => loaded[index..].rotate_left(1),
             None => {
@@ -105,11 +119,17 @@ impl Origin {
                         opened => break opened?,
                     }
                 };
-                let graphs = context.graphs().iter().map(|_| None).collect();
-                loaded.push(Loaded { key: self.source.key.clone(), context, graphs });
+                let key = self.source.key.clone();
+                loaded.push(Loaded { id: self.id, key, context, graphs: Vec::new() });
             }
         }
         loaded.last_mut().ok_or_else(|| Error::new(ErrorKind::Internal, "no context is loaded"))
+    }
+}
+
+impl Drop for Origin {
+    fn drop(&mut self) {
+        self.lock().retain(|loaded| loaded.id != self.id);
     }
 }
 
@@ -132,6 +152,7 @@ impl Context for LazyContext {
         let ports = info.inputs.len() + info.outputs.len();
         let bindings = vec![None; ports];
         Ok(Box::new(LazyGraph {
+            slot: self.origin.slots.fetch_add(1, Ordering::Relaxed),
             origin: Arc::clone(&self.origin),
             index,
             info,
@@ -142,12 +163,16 @@ impl Context for LazyContext {
 
     fn resident_bytes(&self) -> u64 {
         let loaded = self.origin.lock();
-        if loaded.iter().any(|l| l.key == self.origin.source.key) { self.bytes } else { 0 }
+        if loaded.iter().any(|l| l.id == self.origin.id) { self.bytes } else { 0 }
     }
 }
 
 struct LazyGraph {
     origin: Arc<Origin>,
+    /// Place of the graph behind this one in [`Loaded::graphs`]. Nobody else has it, so that two
+    /// openings of one graph have bindings of their own.
+    slot: usize,
+    /// Index in the context.
     index: usize,
     info: Arc<GraphInfo>,
     /// Inputs, then outputs.
@@ -179,17 +204,24 @@ impl Graph for LazyGraph {
     unsafe fn execute(&mut self) -> Result<()> {
         let mut loaded = self.origin.lock();
         let entry = self.origin.load(&mut loaded)?;
-        let (context, slot) = (&entry.context, entry.graphs.get_mut(self.index));
-        let Some(slot) = slot else {
-            return Err(Error::new(
-                ErrorKind::Context,
-                format!("context {:?} has changed since it was opened", entry.key),
-            ));
-        };
+        if entry.graphs.len() <= self.slot {
+            entry.graphs.resize_with(self.slot + 1, || None);
+        }
+        let slot = &mut entry.graphs[self.slot];
         let fresh = slot.is_none();
         let graph = match slot {
             Some(graph) => graph,
-            none => none.insert(context.open_graph(self.index)?),
+            none => {
+                let found = entry.context.graphs().get(self.index);
+                if found.is_none_or(|found| **found != *self.info) {
+                    return Err(Error::new(
+                        ErrorKind::Context,
+                        format!("context {:?} has changed since it was opened", entry.key),
+                    )
+                    .hint("files of a bundle must not be changed while it is open"));
+                }
+                none.insert(entry.context.open_graph(self.index)?)
+            }
         };
         let inputs = self.info.inputs.len();
         for (index, (binding, changed)) in self.bindings.iter().zip(&mut self.changed).enumerate() {
@@ -206,13 +238,21 @@ impl Graph for LazyGraph {
     }
 }
 
+impl Drop for LazyGraph {
+    fn drop(&mut self) {
+        let mut loaded = self.origin.lock();
+        let entry = loaded.iter_mut().find(|l| l.id == self.origin.id);
+        if let Some(slot) = entry.and_then(|entry| entry.graphs.get_mut(self.slot)) {
+            *slot = None;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
     use super::*;
     use crate::null::NullBackend;
-    use crate::{CancelToken, DType, GraphId, TensorInfo, Workspace};
+    use crate::{BufferId, CancelToken, DType, GraphId, TensorInfo, Workspace};
 
     /// Counts contexts that are alive, and how often one was opened.
     #[derive(Debug)]
@@ -256,7 +296,15 @@ mod tests {
             if self.alive.load(Ordering::Relaxed) >= self.room {
                 return Err(Error::new(ErrorKind::Context, "no memory").with_code(MEM_ALLOC));
             }
-            let context = self.inner.open_context(source)?;
+            let factor = source.binary.as_ref().and_then(|p| p.to_str()?.parse::<u8>().ok());
+            let inner = match factor {
+                Some(factor) => self.inner.clone().with_script(move |_, inputs, outputs| {
+                    outputs[0][0] = inputs[0][0].wrapping_mul(factor);
+                    Ok(())
+                }),
+                None => self.inner.clone(),
+            };
+            let context = inner.open_context(source)?;
             let alive = self.alive.fetch_add(1, Ordering::Relaxed) + 1;
             self.most.fetch_max(alive, Ordering::Relaxed);
             self.opened.fetch_add(1, Ordering::Relaxed);
@@ -323,7 +371,88 @@ mod tests {
         assert_eq!(counting.most.load(Ordering::Relaxed), 2);
         assert_eq!(counting.opened.load(Ordering::Relaxed), 9);
         drop(workspace);
-        drop(backend);
         assert_eq!(counting.alive.load(Ordering::Relaxed), 0);
+    }
+
+    /// One context `part` with one graph, which multiplies by the number that its file is called.
+    fn multiplying(room: usize) -> Arc<Counting> {
+        let tensor = |name: &str| TensorInfo::new(name, DType::U8, vec![1]);
+        let graph = GraphInfo {
+            name: "part".to_owned(),
+            inputs: vec![tensor("x")],
+            outputs: vec![tensor("y")],
+        };
+        let contexts = vec![("part".to_owned(), vec![graph])];
+        Arc::new(Counting {
+            inner: NullBackend::new(contexts),
+            room,
+            alive: Arc::default(),
+            most: AtomicUsize::new(0),
+            opened: AtomicUsize::new(0),
+        })
+    }
+
+    fn open(backend: &Arc<dyn Backend>, file: &str) -> Workspace {
+        let binary = Some(file.into());
+        let source = ContextSource { key: "part".to_owned(), binary, ..ContextSource::default() };
+        let context = backend.open_context(&source).unwrap();
+        let mut workspace = Workspace::new(Arc::clone(backend), CancelToken::new());
+        workspace.add_context("part", &context).unwrap();
+        for port in [Port::Input(0), Port::Output(0)] {
+            let buffer = workspace.allocate(1).unwrap();
+            workspace.bind(GraphId(0), port, buffer, 0).unwrap();
+        }
+        workspace
+    }
+
+    fn run(workspace: &mut Workspace, x: u8) -> u8 {
+        workspace.bytes_mut(BufferId(0)).unwrap()[0] = x;
+        workspace.execute(GraphId(0)).unwrap();
+        workspace.bytes(BufferId(1)).unwrap()[0]
+    }
+
+    #[test]
+    fn two_models_with_one_key_have_contexts_of_their_own_until_they_are_closed() {
+        let counting = multiplying(usize::MAX);
+        let backend: Arc<dyn Backend> = Arc::new(ResidentBackend::new(counting.clone(), 2));
+        let mut first = open(&backend, "3");
+        let mut second = open(&backend, "5");
+        assert_eq!((run(&mut first, 2), run(&mut second, 2)), (6, 10));
+        assert_eq!((run(&mut first, 4), run(&mut second, 7)), (12, 35));
+        assert_eq!(counting.alive.load(Ordering::Relaxed), 2);
+        drop(first);
+        assert_eq!(counting.alive.load(Ordering::Relaxed), 1);
+        assert_eq!(run(&mut second, 9), 45);
+        assert_eq!(counting.opened.load(Ordering::Relaxed), 2);
+        drop(second);
+        assert_eq!(counting.alive.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn two_openings_of_one_graph_keep_their_bindings() {
+        let backend: Arc<dyn Backend> = Arc::new(ResidentBackend::new(multiplying(1), 1));
+        let source = ContextSource {
+            key: "part".to_owned(),
+            binary: Some("3".into()),
+            ..ContextSource::default()
+        };
+        let context = backend.open_context(&source).unwrap();
+        let mut workspace = Workspace::new(Arc::clone(&backend), CancelToken::new());
+        workspace.add_context("first", &context).unwrap();
+        workspace.add_context("second", &context).unwrap();
+        let buffers: Vec<_> = (0..4).map(|_| workspace.allocate(1).unwrap()).collect();
+        for graph in 0..2 {
+            let id = GraphId(graph as u32);
+            workspace.bind(id, Port::Input(0), buffers[2 * graph], 0).unwrap();
+            workspace.bind(id, Port::Output(0), buffers[2 * graph + 1], 0).unwrap();
+            workspace.bytes_mut(buffers[2 * graph]).unwrap()[0] = graph as u8 + 1;
+        }
+        for graph in [0, 1, 0] {
+            workspace.execute(GraphId(graph)).unwrap();
+        }
+        workspace.bytes_mut(buffers[0]).unwrap()[0] = 9;
+        workspace.execute(GraphId(0)).unwrap();
+        let results = [1, 3].map(|index| workspace.bytes(buffers[index]).unwrap()[0]);
+        assert_eq!(results, [27, 6]);
     }
 }
