@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use memmap2::Mmap;
 
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, files};
 
 /// A mapped file. Clones share the mapping.
 #[derive(Debug, Clone)]
@@ -21,22 +21,18 @@ pub struct Mapped {
 impl Mapped {
     /// Maps a regular file read-only. An empty file is a mapping of no bytes.
     pub fn open(path: &Path) -> Result<Self> {
+        Self::of(path, &files::open(ErrorKind::Artifact, path)?)
+    }
+
+    fn of(path: &Path, file: &File) -> Result<Self> {
         let fail = |e: std::io::Error| Error::io(ErrorKind::Artifact, path, &e);
-        let file = File::open(path).map_err(fail)?;
-        let metadata = file.metadata().map_err(fail)?;
-        if !metadata.is_file() {
-            return Err(Error::new(
-                ErrorKind::Artifact,
-                format!("{}: not a regular file", path.display()),
-            ));
-        }
-        let map = if metadata.len() == 0 {
+        let map = if file.metadata().map_err(fail)?.len() == 0 {
             None
         } else {
             // SAFETY: the mapping is read-only and private. A file that another process truncates
             // meanwhile raises SIGBUS, as for every program that maps its files; `docs/security.md`
             // states that bundles must not be modified while they are open.
-            Some(Arc::new(unsafe { Mmap::map(&file) }.map_err(fail)?))
+            Some(Arc::new(unsafe { Mmap::map(file) }.map_err(fail)?))
         };
         Ok(Self { path: Arc::from(path), map })
     }

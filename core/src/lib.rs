@@ -11,6 +11,7 @@ mod cancel;
 pub mod child;
 pub mod engine;
 mod error;
+pub mod files;
 pub mod manifest;
 pub mod null;
 pub mod op;

@@ -6,7 +6,7 @@ use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use half::f16;
-use qhx_core::{Error, ErrorKind, Result, manifest};
+use qhx_core::{Error, ErrorKind, Result, files, manifest};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -255,7 +255,7 @@ impl Staging {
     /// Copies a file of the checkpoint.
     pub fn copy(&self, from: &Path, file: &str) -> Result<()> {
         let path = self.path(file)?;
-        let mut source = File::open(from).map_err(|e| Error::io(ErrorKind::Artifact, from, &e))?;
+        let mut source = files::open(ErrorKind::Artifact, from)?;
         let fail = |e: std::io::Error| Error::io(ErrorKind::Io, &path, &e);
         let mut target = File::create(&path).map_err(fail)?;
         std::io::copy(&mut source, &mut target).map_err(fail)?;

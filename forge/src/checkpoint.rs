@@ -8,7 +8,7 @@ use std::sync::Arc;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use qhx_core::artifacts::Mapped;
-use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_core::{DType, Error, ErrorKind, Result, files};
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 use serde_json::Value;
@@ -364,15 +364,7 @@ fn is_plain(name: &str) -> bool {
 
 /// Reads a JSON object.
 fn read_json(path: &Path) -> Result<Value> {
-    let fail = |e: &std::io::Error| Error::io(ErrorKind::Artifact, path, e);
-    let length = std::fs::metadata(path).map_err(|e| fail(&e))?.len();
-    if length > MAX_JSON {
-        return Err(Error::new(
-            ErrorKind::Artifact,
-            format!("{}: {length} bytes, more than {MAX_JSON}", path.display()),
-        ));
-    }
-    let bytes = std::fs::read(path).map_err(|e| fail(&e))?;
+    let bytes = files::read(ErrorKind::Artifact, path, MAX_JSON)?;
     let value: Value = serde_json::from_slice(&bytes).map_err(|e| {
         Error::new(ErrorKind::Artifact, format!("{}: not JSON: {e}", path.display()))
     })?;

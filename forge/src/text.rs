@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_core::{Error, ErrorKind, Result, files};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -11,6 +11,8 @@ use crate::bundle::Staging;
 use crate::checkpoint::Checkpoint;
 use crate::progress::Progress;
 
+/// Longest file that is read; tokenizers of large vocabularies are tens of megabytes.
+const MAX_BYTES: u64 = 256 << 20;
 const TOKENIZER: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
 /// Where newer checkpoints keep the chat template.
@@ -46,9 +48,8 @@ pub(crate) fn copy(
     }
     let dir = checkpoint.dir();
     let path = dir.join(TOKENIZER);
-    let bytes = std::fs::read(&path).map_err(|e| {
-        Error::io(ErrorKind::Artifact, &path, &e)
-            .hint("save the tokenizer with transformers' AutoTokenizer (the fast one) beside the checkpoint")
+    let bytes = files::read(ErrorKind::Artifact, &path, MAX_BYTES).map_err(|e| {
+        e.hint("save the tokenizer with transformers' AutoTokenizer (the fast one) beside the checkpoint")
     })?;
     let tokenizer: Tokenizer = serde_json::from_slice(&bytes).map_err(|e| {
         Error::new(ErrorKind::Artifact, format!("{}: not a tokenizer: {e}", path.display()))
@@ -59,7 +60,7 @@ pub(crate) fn copy(
     let path = dir.join(CONFIG);
     let mut template = false;
     if path.exists() {
-        let bytes = std::fs::read(&path).map_err(|e| Error::io(ErrorKind::Artifact, &path, &e))?;
+        let bytes = files::read(ErrorKind::Artifact, &path, MAX_BYTES)?;
         let mut config: Value = serde_json::from_slice(&bytes).map_err(|e| {
             Error::new(ErrorKind::Artifact, format!("{}: not JSON: {e}", path.display()))
         })?;
@@ -67,8 +68,7 @@ pub(crate) fn copy(
         let beside = dir.join(TEMPLATE);
         match config.as_object_mut() {
             Some(config) if !template && beside.exists() => {
-                let text = std::fs::read_to_string(&beside)
-                    .map_err(|e| Error::io(ErrorKind::Artifact, &beside, &e))?;
+                let text = files::read_text(ErrorKind::Artifact, &beside, MAX_BYTES)?;
                 config.insert("chat_template".to_owned(), json!(text));
                 template = true;
                 staging.write_json(CONFIG, &json!(config))?;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use qhx_core::artifacts::Mapped;
 use qhx_core::qnn::{BinaryInfo, BinaryTensor, SystemLibrary};
-use qhx_core::{DType, GraphInfo, Manifest, Result, TensorInfo};
+use qhx_core::{DType, ErrorKind, GraphInfo, Manifest, Result, TensorInfo, files};
 use serde::Serialize;
 
 use crate::app::{App, Status};
@@ -131,7 +131,8 @@ fn is_context_binary(path: &Path) -> bool {
         return false;
     }
     let mut head = [0; 64];
-    let read = std::fs::File::open(path).and_then(|mut f| f.read(&mut head)).unwrap_or(0);
+    let file = files::open(ErrorKind::Artifact, path).ok();
+    let read = file.and_then(|mut f| f.read(&mut head).ok()).unwrap_or(0);
     let first = head.iter().take(read).find(|b| !b.is_ascii_whitespace());
     first != Some(&b'{')
 }

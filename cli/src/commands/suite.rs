@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use clap::ValueEnum;
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_core::{Error, ErrorKind, Result, files};
 use serde::{Deserialize, Serialize};
 
 /// The schema that is read.
@@ -66,12 +66,7 @@ impl Suite {
             Error::new(ErrorKind::Artifact, format!("{}: {message}", path.display()))
                 .hint(format!("expected a suite of schema {SCHEMA}, see docs/cli.md"))
         };
-        let metadata =
-            std::fs::metadata(path).map_err(|e| Error::io(ErrorKind::Artifact, path, &e))?;
-        if metadata.len() > MAX_BYTES {
-            return Err(fail(format!("larger than {} MiB", MAX_BYTES >> 20)));
-        }
-        let bytes = std::fs::read(path).map_err(|e| Error::io(ErrorKind::Artifact, path, &e))?;
+        let bytes = files::read(ErrorKind::Artifact, path, MAX_BYTES)?;
         let suite: Self =
             serde_json::from_slice(&bytes).map_err(|e| fail(format!("not a suite: {e}")))?;
         if suite.schema != SCHEMA {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use qhx_core::engine::{FinishReason, Prompt, Request};
-use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result};
+use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result, files};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
@@ -239,7 +239,7 @@ fn check_file(manifest: &Manifest, path: &str, cancel: &CancelToken) -> Result<O
         Err(e) => return Err(e),
     };
     let fail = |e: std::io::Error| Error::io(ErrorKind::Artifact, &resolved, &e);
-    let mut file = File::open(&resolved).map_err(fail)?;
+    let mut file = files::open(ErrorKind::Artifact, &resolved)?;
     let found = file.metadata().map_err(fail)?.len();
     if let Some(bytes) = expected.bytes.filter(|bytes| *bytes != found) {
         return Ok(Some(format!("{found} bytes, expected {bytes}")));

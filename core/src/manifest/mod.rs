@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 
 use crate::artifacts::Artifacts;
 use crate::backend::ContextSource;
-use crate::{DType, Error, ErrorKind, Result};
+use crate::{DType, Error, ErrorKind, Result, files};
 
 pub use chat::{ChatSpec, ChatStyle, Marker, Piece, RoleMarkers};
 pub use select::{NOT_MANIFESTS, candidates, select};
@@ -163,7 +163,7 @@ impl Manifest {
     /// one it is the manifest's own folder, or the sub-folder of it that `artifacts_root` names.
     pub fn load_with_root(path: &Path, root: Option<&Path>) -> Result<Self> {
         let file = select(path)?;
-        let bytes = read_bounded(&file)?;
+        let bytes = files::read(ErrorKind::Manifest, &file, MAX_BYTES)?;
         let manifest = reader::parse(&file, &bytes)
             .and_then(|document| {
                 Self::from_value(&file, document, root).map_err(|e| e.context(file.display()))
@@ -284,28 +284,6 @@ impl Manifest {
             Err(e) => Err(e),
         }
     }
-}
-
-fn read_bounded(path: &Path) -> Result<Vec<u8>> {
-    use std::io::Read as _;
-    let fail = |e: std::io::Error| Error::io(ErrorKind::Manifest, path, &e);
-    let file = std::fs::File::open(path).map_err(fail)?;
-    if !file.metadata().map_err(fail)?.is_file() {
-        return Err(Error::new(
-            ErrorKind::Manifest,
-            format!("{}: not a regular file", path.display()),
-        ));
-    }
-    let mut bytes = Vec::new();
-    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(fail)?;
-    if bytes.len() as u64 > MAX_BYTES {
-        return Err(Error::new(
-            ErrorKind::Manifest,
-            format!("{}: larger than {} MiB", path.display(), MAX_BYTES >> 20),
-        )
-        .hint("this is not a manifest; give the bundle's folder or its manifest"));
-    }
-    Ok(bytes)
 }
 
 /// Where a folder was given and its first candidate fails, the others may be what was meant.

@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::codes::{self, Code};
 use super::sys::{self, CoreTable, Provider, Status, SystemProvider, SystemTable};
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, files};
 
 /// Version of one of the libraries' interfaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -324,20 +324,13 @@ fn check_list(path: &Path, status: Status, empty: bool) -> Result<()> {
     Ok(())
 }
 
+const HINT: &str =
+    "give the path of the file libQnnHtp.so or libQnnSystem.so, or run `qhx runtime install`";
+
 /// Refuses what the dynamic loader would refuse, in clearer words.
 fn inspect_file(path: &Path) -> Result<()> {
-    let fail = |e: &std::io::Error| {
-        Error::io(ErrorKind::Runtime, path, e)
-            .hint("give the path of libQnnHtp.so / libQnnSystem.so, or run `qhx runtime install`")
-    };
-    let mut file = std::fs::File::open(path).map_err(|e| fail(&e))?;
-    if !file.metadata().map_err(|e| fail(&e))?.is_file() {
-        return Err(Error::new(
-            ErrorKind::Runtime,
-            format!("{}: a folder, expected a library file", path.display()),
-        )
-        .hint("give the path of the file libQnnHtp.so itself"));
-    }
+    let fail = |e: &std::io::Error| Error::io(ErrorKind::Runtime, path, e).hint(HINT);
+    let mut file = files::open(ErrorKind::Runtime, path).map_err(|e| e.hint(HINT))?;
     if cfg!(windows) {
         return Ok(());
     }

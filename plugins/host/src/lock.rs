@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use qhx_core::op::{Modality, OpDescription, Task};
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_core::{Error, ErrorKind, Result, files};
 use serde::{Deserialize, Serialize};
 
 /// Name of the file in a folder of plugins.
@@ -116,16 +116,12 @@ impl Lock {
                 "install the plugins again: delete the file, then qhx plugins install FILE for each",
             )
         };
-        let length = match std::fs::metadata(&path) {
-            Ok(data) => data.len(),
+        match std::fs::metadata(&path) {
+            Ok(_) => {}
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(bad(format!("cannot be read: {error}"))),
-        };
-        if length > MAX_BYTES {
-            return Err(bad(format!("{length} bytes are too many for a lock of plugins")));
         }
-        let text =
-            std::fs::read_to_string(&path).map_err(|e| bad(format!("cannot be read: {e}")))?;
+        let text = files::read_text(ErrorKind::Plugin, &path, MAX_BYTES)?;
         let document: Document =
             toml::from_str(&text).map_err(|e| bad(format!("not a lock of plugins: {e}")))?;
         if document.version != VERSION {

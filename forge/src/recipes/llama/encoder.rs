@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_core::{Error, ErrorKind, Result, files};
 use serde_json::Value;
 
 use crate::checkpoint::Checkpoint;
@@ -104,7 +104,7 @@ fn read(path: &Path) -> Result<Option<Value>> {
     if !path.exists() {
         return Ok(None);
     }
-    let bytes = std::fs::read(path).map_err(|e| Error::io(ErrorKind::Artifact, path, &e))?;
+    let bytes = files::read(ErrorKind::Artifact, path, 1 << 20)?;
     serde_json::from_slice(&bytes)
         .map(Some)
         .map_err(|e| Error::new(ErrorKind::Artifact, format!("{}: not JSON: {e}", path.display())))
