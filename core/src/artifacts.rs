@@ -24,6 +24,11 @@ impl Mapped {
         Self::of(path, &files::open(ErrorKind::Artifact, path)?)
     }
 
+    /// As [`Mapped::open`], for a file that has to lie below `folder`, links resolved.
+    pub fn open_within(path: &Path, folder: &Path) -> Result<Self> {
+        Self::of(path, &files::open_within(ErrorKind::Artifact, path, folder)?)
+    }
+
     fn of(path: &Path, file: &File) -> Result<Self> {
         let fail = |e: std::io::Error| Error::io(ErrorKind::Artifact, path, &e);
         let map = if file.metadata().map_err(fail)?.len() == 0 {
@@ -67,13 +72,20 @@ impl Mapped {
 #[derive(Debug, Clone)]
 pub struct Artifacts {
     root: PathBuf,
+    bounds: PathBuf,
     mapped: BTreeMap<PathBuf, Mapped>,
 }
 
 impl Artifacts {
     /// Files below `root`.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into(), mapped: BTreeMap::new() }
+        let root = root.into();
+        Self { bounds: root.clone(), root, mapped: BTreeMap::new() }
+    }
+
+    /// Files below `root`, none of which may lie outside of `bounds`, links resolved.
+    pub fn within(root: impl Into<PathBuf>, bounds: impl Into<PathBuf>) -> Self {
+        Self { root: root.into(), bounds: bounds.into(), mapped: BTreeMap::new() }
     }
 
     /// The folder that paths resolve against.
@@ -81,9 +93,16 @@ impl Artifacts {
         &self.root
     }
 
+    /// The folder that no file may lie outside of, links resolved.
+    pub fn bounds(&self) -> &Path {
+        &self.bounds
+    }
+
     /// Resolves a path of the manifest. `pointer` is the JSON pointer of the path, for messages.
     ///
-    /// The path must be relative and stay below the root, symbolic links included.
+    /// The path must be relative and stay below [`Artifacts::bounds`], symbolic links included. A
+    /// file that is opened by the answer may be another one by then: [`Artifacts::open`] and
+    /// [`Artifacts::open_file`] check the file that they open.
     pub fn resolve(&self, pointer: &str, path: &str) -> Result<PathBuf> {
         let relative = Path::new(path);
         let leaves =
@@ -106,14 +125,18 @@ impl Artifacts {
             )
         };
         let real = joined.canonicalize().map_err(|e| fail(&e))?;
-        let root = self.root.canonicalize().map_err(|e| fail(&e))?;
-        if !real.starts_with(&root) {
-            return Err(Error::new(
-                ErrorKind::Manifest,
-                format!("manifest {pointer}: {path:?} is a link out of the bundle's folder"),
-            ));
+        let bounds = self.bounds.canonicalize().map_err(|e| fail(&e))?;
+        if !real.starts_with(&bounds) {
+            return Err(files::leaves(&joined, &bounds).context(format_args!("manifest {pointer}")));
         }
         Ok(joined)
+    }
+
+    /// Opens the file at a path of the manifest.
+    pub fn open_file(&self, pointer: &str, path: &str) -> Result<File> {
+        let resolved = self.resolve(pointer, path)?;
+        files::open_within(ErrorKind::Artifact, &resolved, &self.bounds)
+            .map_err(|e| e.context(format_args!("manifest {pointer}")))
     }
 
     /// Maps the file at a path of the manifest, or answers with the mapping made before.
@@ -122,8 +145,95 @@ impl Artifacts {
         if let Some(mapped) = self.mapped.get(&resolved) {
             return Ok(mapped.clone());
         }
-        let mapped = Mapped::open(&resolved)?;
+        let mapped = Mapped::open_within(&resolved, &self.bounds)
+            .map_err(|e| e.context(format_args!("manifest {pointer}")))?;
         self.mapped.insert(resolved, mapped.clone());
         Ok(mapped)
+    }
+}
+
+#[cfg(unix)]
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::Manifest;
+    use crate::backend::ContextSource;
+
+    const MANIFEST: &str = r#"{
+        "schema_version": 1, "artifacts_root": "files",
+        "artifacts": {"contexts": {"decode": {"bin": "decode.bin"}}},
+        "plan": {"steps": [{"host": "x"}]}
+    }"#;
+
+    /// A bundle with a file, and a secret beside the bundle.
+    fn bundle() -> (tempfile::TempDir, PathBuf, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, secret) = (dir.path().join("bundle"), dir.path().join("secret"));
+        std::fs::create_dir_all(root.join("files")).unwrap();
+        std::fs::create_dir(&secret).unwrap();
+        std::fs::write(secret.join("decode.bin"), b"secret").unwrap();
+        std::fs::write(root.join("files/decode.bin"), b"public").unwrap();
+        std::fs::write(root.join("m.json"), MANIFEST).unwrap();
+        (dir, root, secret)
+    }
+
+    fn refused(error: &Error) {
+        assert_eq!(error.kind(), ErrorKind::Manifest, "{error}");
+        assert!(error.message().contains("a link out of"), "{error}");
+    }
+
+    #[test]
+    fn links_within_the_bundle_are_followed_and_links_out_of_it_are_not() {
+        let (_dir, root, secret) = bundle();
+        symlink("decode.bin", root.join("files/inner.bin")).unwrap();
+        symlink(secret.join("decode.bin"), root.join("files/outer.bin")).unwrap();
+        symlink(&secret, root.join("files/folder")).unwrap();
+        let mut artifacts = Artifacts::within(root.join("files"), &root);
+        assert_eq!(artifacts.open("/p", "inner.bin").unwrap().bytes(), b"public");
+        for path in ["outer.bin", "folder/decode.bin"] {
+            refused(&artifacts.resolve("/p", path).unwrap_err());
+            refused(&artifacts.open("/p", path).unwrap_err());
+            refused(&artifacts.open_file("/p", path).unwrap_err());
+        }
+    }
+
+    #[test]
+    fn an_artifacts_root_that_is_a_link_out_of_the_bundle_is_refused() {
+        let (_dir, root, secret) = bundle();
+        let manifest = Manifest::load(&root).unwrap();
+        let mut artifacts = manifest.open_artifacts();
+        assert_eq!(artifacts.open("/p", "decode.bin").unwrap().bytes(), b"public");
+        // Exchanged after the manifest was read.
+        std::fs::rename(root.join("files"), root.join("moved")).unwrap();
+        symlink(&secret, root.join("files")).unwrap();
+        refused(&manifest.open_artifacts().open("/p", "decode.bin").unwrap_err());
+        let error = Manifest::load(&root).unwrap_err();
+        refused(&error);
+        assert!(error.message().contains("/artifacts_root"), "{error}");
+        // A folder that the user names is the user's choice.
+        let manifest = Manifest::load_with_root(&root, Some(&secret)).unwrap();
+        let mut artifacts = manifest.open_artifacts();
+        assert_eq!(artifacts.open("/p", "decode.bin").unwrap().bytes(), b"secret");
+        // A link within the bundle is one, too.
+        std::fs::remove_file(root.join("files")).unwrap();
+        symlink("moved", root.join("files")).unwrap();
+        Manifest::load(&root).unwrap();
+    }
+
+    #[test]
+    fn a_file_exchanged_between_the_check_and_the_opening_is_refused() {
+        let (_dir, root, secret) = bundle();
+        let manifest = Manifest::load(&root).unwrap();
+        let source = manifest.context_source(&manifest.open_artifacts(), "decode").unwrap();
+        let path = source.binary.clone().unwrap();
+        assert_eq!(source.open(&path).unwrap().bytes(), b"public");
+        std::fs::remove_file(&path).unwrap();
+        symlink(secret.join("decode.bin"), &path).unwrap();
+        refused(&source.open(&path).unwrap_err());
+        // Files that are no bundle's have no bounds.
+        let free = ContextSource { within: None, ..source };
+        assert_eq!(free.open(&path).unwrap().bytes(), b"secret");
     }
 }

@@ -13,11 +13,12 @@
 
 #![expect(unsafe_code, reason = "declares the contract of executing over shared memory")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Serialize;
 
+use crate::artifacts::Mapped;
 use crate::{Buffer, GraphInfo, Memory, Port, Result};
 
 /// The files from which a context can be opened. Each backend takes the form it knows.
@@ -29,6 +30,18 @@ pub struct ContextSource {
     pub binary: Option<PathBuf>,
     /// ONNX files, one per graph. The name is that of the graph.
     pub onnx: Vec<(String, PathBuf)>,
+    /// The folder that none of the files may lie outside of, links resolved; `None` for any.
+    pub within: Option<PathBuf>,
+}
+
+impl ContextSource {
+    /// Maps one of the files, or one that lies beside it.
+    pub fn open(&self, path: &Path) -> Result<Mapped> {
+        match &self.within {
+            Some(folder) => Mapped::open_within(path, folder),
+            None => Mapped::open(path),
+        }
+    }
 }
 
 /// What `qhx doctor` and `--json` say about a backend.

@@ -81,7 +81,7 @@ impl Backend for CpuBackend {
                 let message = format!("context {key:?} names the graph {name:?} twice");
                 return Err(Error::new(ErrorKind::Context, message));
             }
-            let model = LoadedModel::open(name, path, self.options.prepack)
+            let model = LoadedModel::open(name, path, source, self.options.prepack)
                 .map_err(|e| e.context(format_args!("context {:?}", source.key)))?;
             tracing::debug!(graph = name, path = %path.display(), "opened an ONNX graph");
             models.push(Arc::new(model));

@@ -29,7 +29,7 @@ impl CpuGraph {
 
     fn run(&self, inputs: Vec<(NodeId, ValueOrView<'_>)>) -> Result<Vec<Value>> {
         let options = RunOptions::default().with_thread_pool(self.threads.clone());
-        let model = &self.model.model;
+        let model = self.model.model();
         let fail = |message: String| Error::new(ErrorKind::Execute, message);
         guarded(|| model.run(inputs, model.output_ids(), Some(options)))
             .map_err(fail)?
@@ -50,7 +50,7 @@ impl Graph for CpuGraph {
         let info = &self.model.info;
         let mut inputs = Vec::with_capacity(info.inputs.len());
         for (index, (tensor, &id)) in
-            info.inputs.iter().zip(self.model.model.input_ids()).enumerate()
+            info.inputs.iter().zip(self.model.model().input_ids()).enumerate()
         {
             // SAFETY: the caller vouches for bound memory, and outputs are written only after `run`
             // has consumed every view.

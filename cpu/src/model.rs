@@ -5,10 +5,11 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use qhx_core::artifacts::Mapped;
+use qhx_core::backend::ContextSource;
 use qhx_core::{DType, Error, ErrorKind, GraphInfo, Result, TensorInfo};
 use rten::{DataType, Dimension, LoadErrorKind, Model, ModelOptions, NodeId, ValueType};
 
@@ -16,34 +17,53 @@ use crate::wire;
 
 /// A model with the description of its tensors.
 pub(crate) struct LoadedModel {
-    pub(crate) model: Model,
+    // Dropped before the files, into which its weights point.
+    model: Model,
     pub(crate) info: Arc<GraphInfo>,
+    _files: Vec<Mapped>,
 }
 
 impl LoadedModel {
-    /// Maps the file and its external data and checks every input and output.
-    pub(crate) fn open(name: &str, path: &Path, prepack: bool) -> Result<Self> {
-        let file = Mapped::open(path).map_err(|e| e.hint(MISSING))?;
+    /// Maps the file and its external data, as `source` allows, and checks every input and output.
+    pub(crate) fn open(
+        name: &str,
+        path: &Path,
+        source: &ContextSource,
+        prepack: bool,
+    ) -> Result<Self> {
+        let file = source.open(path).map_err(|e| with_hint(e, MISSING))?;
         if file.is_empty() {
             let message =
                 format!("{}: expected an ONNX model, found an empty file", path.display());
             return Err(Error::new(ErrorKind::Artifact, message).hint(MISSING));
         }
-        wire::check(file.bytes()).map_err(|e| load_error(path, LoadErrorKind::ParseError, &e))?;
+        let external = wire::check(file.bytes())
+            .map_err(|e| load_error(path, LoadErrorKind::ParseError, &e))?;
         let mut options = ModelOptions::with_all_ops();
         options.prepack_weights(prepack);
-        let loaded = guarded(|| {
-            // SAFETY: the mapping is read-only. As for every mapped file of a bundle, nobody may
-            // modify it while it is open; `docs/security.md` says so.
-            unsafe { options.load_mmap(path) }
-        });
+        // rten would open the files by itself, wherever links lead; so it gets their bytes.
+        let mut files = vec![file];
+        for location in external {
+            let data = source.open(&beside(path, &location)?).map_err(|e| with_hint(e, BESIDE))?;
+            // SAFETY: `files` keeps the mapping for as long as the model lives.
+            options.external_data_static(&location, unsafe { lasting(&data) });
+            files.push(data);
+        }
+        // SAFETY: as above.
+        let bytes = unsafe { lasting(&files[0]) };
+        let loaded = guarded(|| options.load_static_slice(bytes));
         let model = match loaded {
             Ok(Ok(model)) => model,
             Ok(Err(e)) => return Err(load_error(path, e.kind(), &e)),
             Err(panic) => return Err(load_error(path, LoadErrorKind::ParseError, &panic)),
         };
         let info = describe(name, &model).map_err(|e| e.context(path.display()))?;
-        Ok(Self { model, info: Arc::new(info) })
+        Ok(Self { model, info: Arc::new(info), _files: files })
+    }
+
+    /// The model. What it answers with are copies: nothing of it outlives `self`.
+    pub(crate) fn model(&self) -> &Model {
+        &self.model
     }
 
     /// Bytes of the weights, most of which are four bytes wide.
@@ -54,6 +74,37 @@ impl LoadedModel {
 
 const MISSING: &str =
     "the download may be incomplete; compare the folder with the manifest's artifacts";
+
+const BESIDE: &str = "the weights lie in a file beside the model (*.data); copy it along, whole";
+
+/// A link out of the bundle has a hint of its own.
+fn with_hint(error: Error, hint: &str) -> Error {
+    if error.kind() == ErrorKind::Artifact { error.hint(hint) } else { error }
+}
+
+/// Where the external data `location` of the model at `path` lies: beside it.
+fn beside(path: &Path, location: &str) -> Result<PathBuf> {
+    let mut components = Path::new(location).components();
+    match (components.next(), components.next()) {
+        (Some(Component::Normal(name)), None) => Ok(path.with_file_name(name)),
+        _ => Err(Error::new(
+            ErrorKind::Artifact,
+            format!("{}: the weights lie in {location:?}, expected a file name", path.display()),
+        )
+        .hint("save the model with its external data in the same folder")),
+    }
+}
+
+/// The bytes of a mapped file without a lifetime.
+///
+/// # Safety
+/// The mapping outlives every use of the slice.
+unsafe fn lasting(file: &Mapped) -> &'static [u8] {
+    // SAFETY: pointer and length are those of a slice that lives as long as the mapping, which the
+    // caller vouches for. Nobody may modify a bundle's file while it is open; `docs/security.md`
+    // says so.
+    unsafe { std::slice::from_raw_parts(file.as_ptr(), file.len()) }
+}
 
 /// Runs a call into rten, which means to refuse broken models with errors, and reports a panic as
 /// one.
@@ -67,14 +118,10 @@ pub(crate) fn guarded<T>(call: impl FnOnce() -> T) -> Result<T, String> {
 
 fn load_error(path: &Path, kind: LoadErrorKind, error: &dyn fmt::Display) -> Error {
     let (kind, hint) = match kind {
-        LoadErrorKind::ExternalDataError => (
-            ErrorKind::Artifact,
-            "the weights lie in a file beside the model (*.data); copy it along, whole",
-        ),
+        LoadErrorKind::ExternalDataError => (ErrorKind::Artifact, BESIDE),
         LoadErrorKind::OperatorInvalid => {
             (ErrorKind::Context, "the CPU backend runs the standard operators that rten implements")
         }
-        LoadErrorKind::UnknownFileType => (ErrorKind::Artifact, "expected a name ending in .onnx"),
         LoadErrorKind::OptimizeError | LoadErrorKind::ShapeInferenceFailed => {
             (ErrorKind::Context, "operators of the model disagree about shapes or types")
         }

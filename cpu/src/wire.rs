@@ -3,7 +3,10 @@
 //! The parser of rten 0.27 does not end on a varint of more than ten bytes, and allocates or seeks
 //! by whatever length a field claims. This walk over the messages refuses both: every varint ends,
 //! and every length lies within its message. It reads headers only, so that it takes no time for
-//! weights, and knows of `onnx.proto` just which fields hold messages and packed integers.
+//! weights, and knows of `onnx.proto` just which fields hold messages and packed integers. On its
+//! way it notes the names of the files that hold weights.
+
+use std::collections::BTreeSet;
 
 /// Deepest nesting of subgraphs and other messages.
 const DEPTH: usize = 48;
@@ -25,6 +28,8 @@ enum Kind {
     Shape,
     /// A message of plain fields.
     Plain,
+    /// Key and value of `TensorProto.external_data`.
+    External,
     /// Packed varints.
     Integers,
     /// Bytes, a string, packed floats, or a field that nobody reads.
@@ -36,7 +41,8 @@ impl Kind {
     fn field(self, number: u64) -> Self {
         match (self, number) {
             (Self::Model, 7) | (Self::Attribute, 6 | 11) => Self::Graph,
-            (Self::Model, 8 | 14) | (Self::Tensor, 13) | (Self::Shape, 1) => Self::Plain,
+            (Self::Model, 8 | 14) | (Self::Shape, 1) => Self::Plain,
+            (Self::Tensor, 13) => Self::External,
             (Self::Graph, 1) => Self::Node,
             (Self::Graph, 5) | (Self::Attribute, 5 | 10) | (Self::SparseTensor, 1 | 2) => {
                 Self::Tensor
@@ -55,22 +61,26 @@ impl Kind {
     }
 }
 
-/// Checks a whole file. The error says what is wrong at which byte.
-pub(crate) fn check(model: &[u8]) -> Result<(), String> {
-    let mut walk = Walk { bytes: model, at: 0 };
-    walk.message(Kind::Model, model.len(), 0)
+/// Checks a whole file and answers with the names of the files of external data. The error says
+/// what is wrong at which byte.
+pub(crate) fn check(model: &[u8]) -> Result<BTreeSet<String>, String> {
+    let mut walk = Walk { bytes: model, at: 0, external: BTreeSet::new() };
+    walk.message(Kind::Model, model.len(), 0)?;
+    Ok(walk.external)
 }
 
 struct Walk<'a> {
     bytes: &'a [u8],
     at: usize,
+    external: BTreeSet<String>,
 }
 
-impl Walk<'_> {
+impl<'a> Walk<'a> {
     fn message(&mut self, kind: Kind, end: usize, depth: usize) -> Result<(), String> {
         if depth > DEPTH {
             return Err(format!("messages are nested more than {DEPTH} deep at byte {}", self.at));
         }
+        let (mut key, mut value): (&'a [u8], &'a [u8]) = (&[], &[]);
         while self.at < end {
             let start = self.at;
             let tag = self.varint(end)?;
@@ -91,7 +101,15 @@ impl Walk<'_> {
                         ));
                     };
                     match kind.field(tag >> 3) {
-                        Kind::Opaque => self.at = field_end,
+                        Kind::Opaque => {
+                            let field = self.bytes.get(self.at..field_end).unwrap_or_default();
+                            match (kind, tag >> 3) {
+                                (Kind::External, 1) => key = field,
+                                (Kind::External, 2) => value = field,
+                                _ => {}
+                            }
+                            self.at = field_end;
+                        }
                         Kind::Integers => {
                             while self.at < field_end {
                                 self.varint(field_end)?;
@@ -101,6 +119,13 @@ impl Walk<'_> {
                     }
                 }
                 other => return Err(format!("wire type {other} at byte {start} is not in use")),
+            }
+        }
+        if key == b"location" {
+            let name = std::str::from_utf8(value)
+                .map_err(|_| format!("the file name before byte {end} is not UTF-8"))?;
+            if !self.external.contains(name) {
+                self.external.insert(name.to_owned());
             }
         }
         Ok(())
@@ -142,7 +167,7 @@ mod tests {
     #[test]
     fn framing_faults_are_told_apart() {
         // Model: field 7 (graph) of 2 bytes holds field 1 (node) of 0 bytes.
-        assert_eq!(check(&[0x3a, 2, 0x0a, 0]), Ok(()));
+        assert_eq!(check(&[0x3a, 2, 0x0a, 0]), Ok(BTreeSet::new()));
         let cases: [(&[u8], &str); 6] = [
             (&[0xff; 40], "the number at byte 0 does not fit in 64 bits"),
             (&[0x3a, 3, 0x0a, 0], "the field at byte 0 claims 3 bytes where 2 are left"),

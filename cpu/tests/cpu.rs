@@ -199,6 +199,35 @@ fn weights_in_a_file_beside_the_model() {
     assert!(error.hint_text().unwrap().contains("beside the model"), "{error}");
 }
 
+#[cfg(unix)]
+#[test]
+fn weights_that_a_link_leads_out_of_the_bundle_for_are_refused() {
+    let outside = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let secret = outside.path().join("secret");
+    std::fs::write(&secret, [0; 80]).unwrap();
+    let link = dir.path().join("g.onnx.data");
+    std::os::unix::fs::symlink(&secret, &link).unwrap();
+    let mut source = source(dir.path(), &[("g", &external().build())]);
+    source.within = Some(dir.path().to_owned());
+    let error = backend().open_context(&source).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Manifest);
+    assert!(error.message().contains("g.onnx.data: a link out of"), "{error}");
+    // Within the bundle, links are followed.
+    std::fs::write(dir.path().join("weights"), [0; 80]).unwrap();
+    std::fs::remove_file(&link).unwrap();
+    std::os::unix::fs::symlink("weights", &link).unwrap();
+    backend().open_context(&source).unwrap();
+    // The model itself as a link.
+    let model = source.onnx[0].1.clone();
+    std::fs::rename(&model, outside.path().join("g.onnx")).unwrap();
+    std::os::unix::fs::symlink(outside.path().join("g.onnx"), &model).unwrap();
+    let error = backend().open_context(&source).err().unwrap();
+    assert!(error.message().contains("g.onnx: a link out of"), "{error}");
+    source.within = None;
+    backend().open_context(&source).unwrap();
+}
+
 #[test]
 fn models_that_cannot_run_say_why() {
     let dir = tempfile::tempdir().unwrap();

@@ -151,8 +151,8 @@ fn int8_inputs_agree_with_their_twin_and_with_the_arithmetic() {
         let written = qhx_forge::onnx::write(&graph, folder.path(), &mut Silent).unwrap();
         let source = ContextSource {
             key: "c".into(),
-            binary: None,
             onnx: vec![(name.clone(), written.model)],
+            ..ContextSource::default()
         };
         let mut note = |what: &str, found: &[f32], most: f32| {
             let peak = expected.iter().fold(0f32, |m, v| m.max(v.abs()));
@@ -169,7 +169,8 @@ fn int8_inputs_agree_with_their_twin_and_with_the_arithmetic() {
             let path = folder.path().join(format!("{name}-{target}.bin"));
             let compiler = QnnCompiler::new(library.clone(), target);
             compiler.compile("c", std::slice::from_ref(&graph), &path, &mut Silent).unwrap();
-            let source = ContextSource { key: "c".into(), binary: Some(path), onnx: vec![] };
+            let source =
+                ContextSource { key: "c".into(), binary: Some(path), ..ContextSource::default() };
             let start = std::time::Instant::now();
             let found = run(backend, &source, index, &inputs);
             eprintln!("{:?}", start.elapsed());

@@ -97,7 +97,7 @@ impl Compiled {
             let path = folder.path().join(&key);
             let bytes = compiler.compile(&key, graphs, &path, &mut Silent).unwrap();
             assert_eq!(std::fs::metadata(&path).unwrap().len(), bytes);
-            let source = ContextSource { key, binary: Some(path), onnx: vec![] };
+            let source = ContextSource { key, binary: Some(path), ..ContextSource::default() };
             let context = backend.open_context(&source).unwrap();
             workspace.add_context(&source.key, &context).unwrap();
         }
@@ -737,7 +737,11 @@ fn a_bundle_has_context_binaries_for_its_architecture() {
         let entry = &manifest["artifacts"]["contexts"][&context.key];
         let path = out.join(entry["bin"].as_str().unwrap());
         assert_eq!(Some(std::fs::metadata(&path).unwrap().len()), context.binary_bytes);
-        let source = ContextSource { key: context.key.clone(), binary: Some(path), onnx: vec![] };
+        let source = ContextSource {
+            key: context.key.clone(),
+            binary: Some(path),
+            ..ContextSource::default()
+        };
         let opened = backend.open_context(&source).unwrap();
         let names: Vec<_> = opened.graphs().iter().map(|g| g.name.clone()).collect();
         assert_eq!(names, context.graphs);

@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let source = ContextSource {
         key: "context".to_owned(),
         binary: Some(PathBuf::from(context)),
-        onnx: Vec::new(),
+        ..ContextSource::default()
     };
     let mut workspace = Workspace::new(Arc::clone(&backend), CancelToken::new());
     workspace.add_context("context", &backend.open_context(&source)?)?;

@@ -102,7 +102,7 @@ pub(crate) fn run(args: &InspectArgs, app: &mut App) -> Result<Status> {
                 .require("reading a context binary")
                 .and_then(|l| SystemLibrary::open(&l.system))?,
         };
-        let report = read_binary(&system, &args.path)?;
+        let report = read_binary(&system, &args.path, &Mapped::open(&args.path)?)?;
         if args.json {
             app.output.json_pretty(&report)?;
         } else {
@@ -137,8 +137,7 @@ fn is_context_binary(path: &Path) -> bool {
     first != Some(&b'{')
 }
 
-fn read_binary(system: &SystemLibrary, path: &Path) -> Result<BinaryReport> {
-    let file = Mapped::open(path)?;
+fn read_binary(system: &SystemLibrary, path: &Path, file: &Mapped) -> Result<BinaryReport> {
     let info = BinaryInfo::read(system, &path.display().to_string(), file.bytes())?;
     Ok(BinaryReport {
         path: path.to_owned(),
@@ -187,7 +186,7 @@ fn bundle(args: &InspectArgs) -> Result<BundleReport> {
         files.extend(source.onnx.iter().map(|(_, p)| SizedFile::of("onnx", p.clone())));
         let mut binary = None;
         if let (Some(system), Some(path)) = (&system, &source.binary) {
-            match read_binary(system, path) {
+            match source.open(path).and_then(|file| read_binary(system, path, &file)) {
                 Ok(report) => binary = Some(report),
                 Err(e) => notes.push(format!("context {:?}: {}", entry.key, e.message())),
             }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use qhx_core::engine::{FinishReason, Prompt, Request};
-use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result, files};
+use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
@@ -233,13 +233,14 @@ fn left_out(manifest: &Manifest) -> BTreeSet<String> {
 fn check_file(manifest: &Manifest, path: &str, cancel: &CancelToken) -> Result<Option<String>> {
     let Some(expected) = manifest.artifacts.files.get(path) else { return Ok(None) };
     let artifacts = manifest.open_artifacts();
-    let resolved = match artifacts.resolve(&format!("/artifacts/files/{path}"), path) {
+    let pointer = format!("/artifacts/files/{path}");
+    let resolved = match artifacts.resolve(&pointer, path) {
         Ok(resolved) => resolved,
         Err(e) if e.kind() == ErrorKind::Artifact => return Ok(Some("missing".to_owned())),
         Err(e) => return Err(e),
     };
     let fail = |e: std::io::Error| Error::io(ErrorKind::Artifact, &resolved, &e);
-    let mut file = files::open(ErrorKind::Artifact, &resolved)?;
+    let mut file = artifacts.open_file(&pointer, path)?;
     let found = file.metadata().map_err(fail)?.len();
     if let Some(bytes) = expected.bytes.filter(|bytes| *bytes != found) {
         return Ok(Some(format!("{found} bytes, expected {bytes}")));

@@ -32,14 +32,14 @@ fn files<'a>(entry: &'a ContextEntry, backend: &dyn Backend) -> Vec<&'a str> {
     let key = entry.key.clone();
     let path = |file: &str| Path::new(file).to_owned();
     let binary = entry.bin.as_deref().map(path);
-    let source = ContextSource { key: key.clone(), binary, onnx: Vec::new() };
+    let source = ContextSource { key: key.clone(), binary, ..ContextSource::default() };
     if let Some(bin) = &entry.bin
         && backend.accepts(&source)
     {
         return vec![bin];
     }
     let onnx = entry.onnx.iter().map(|(graph, file)| (graph.clone(), path(file))).collect();
-    let source = ContextSource { key, binary: None, onnx };
+    let source = ContextSource { key, onnx, ..ContextSource::default() };
     if backend.accepts(&source) {
         return entry.onnx.iter().map(|(_, file)| file.as_str()).collect();
     }

@@ -35,6 +35,9 @@ pub struct Manifest {
     pub path: PathBuf,
     /// The folder that the manifest's paths resolve against.
     pub root: PathBuf,
+    /// The folder that no file of the bundle may lie outside of, links resolved: the manifest's
+    /// own, or the one that was given to read it.
+    pub bounds: PathBuf,
     /// `model`.
     pub model: Model,
     /// `params`.
@@ -176,6 +179,15 @@ impl Manifest {
             )
             .hint("give the folder that holds the context binaries"));
         }
+        let resolve = |folder: &Path| {
+            folder.canonicalize().map_err(|e| Error::io(ErrorKind::Manifest, folder, &e))
+        };
+        let bounds = resolve(&manifest.bounds)?;
+        if !resolve(&manifest.root)?.starts_with(&bounds) {
+            return Err(files::leaves(&manifest.root, &bounds)
+                .context(format_args!("{}: /artifacts_root", file.display()))
+                .hint("give the folder on the command line as ARTIFACTS_ROOT instead"));
+        }
         Ok(manifest)
     }
 
@@ -208,7 +220,7 @@ impl Manifest {
 
     /// The bundle's files, below [`Manifest::root`].
     pub fn open_artifacts(&self) -> Artifacts {
-        Artifacts::new(&self.root)
+        Artifacts::within(&self.root, &self.bounds)
     }
 
     /// The entry of a context.
@@ -244,7 +256,8 @@ impl Manifest {
             }
             Err(e) => Err(e),
         };
-        let mut source = ContextSource { key: key.to_owned(), ..ContextSource::default() };
+        let within = Some(artifacts.bounds().to_owned());
+        let mut source = ContextSource { key: key.to_owned(), within, ..ContextSource::default() };
         if let Some(bin) = &entry.bin {
             source.binary = Some(resolve(format!("{base}/bin"), bin)?);
         }

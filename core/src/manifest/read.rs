@@ -27,9 +27,11 @@ pub(super) fn manifest(path: &Path, document: Value, root: Option<&Path>) -> Res
         Some(dir) => Some(dir),
         None => artifacts.get("fixture_dir")?,
     };
+    let (root, bounds) = resolve_root(&node, path, root)?;
     Ok(Manifest {
         path: path.to_owned(),
-        root: resolve_root(&node, path, root)?,
+        root,
+        bounds,
         model: model(&node, path)?,
         params: params(&node)?,
         artifacts: table,
@@ -53,16 +55,17 @@ fn schema_version(node: &Node<'_>) -> Result<()> {
         .hint("this bundle is written for another version of the runtime"))
 }
 
-/// The folder for relative paths. Only the caller may name one outside the manifest's folder.
-fn resolve_root(node: &Node<'_>, path: &Path, given: Option<&Path>) -> Result<PathBuf> {
+/// The folder for relative paths, and the one that no file may lie outside of. Only the caller may
+/// name one outside the manifest's folder.
+fn resolve_root(node: &Node<'_>, path: &Path, given: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
     if let Some(root) = given {
-        return Ok(root.to_owned());
+        return Ok((root.to_owned(), root.to_owned()));
     }
     let folder = match path.parent() {
         Some(p) if !p.as_os_str().is_empty() => p.to_owned(),
         _ => PathBuf::from("."),
     };
-    let Some(node) = node.get("artifacts_root")? else { return Ok(folder) };
+    let Some(node) = node.get("artifacts_root")? else { return Ok((folder.clone(), folder)) };
     let root = node.text()?;
     let relative = Path::new(&root);
     if relative.components().any(|c| !matches!(c, Component::Normal(_) | Component::CurDir)) {
@@ -70,7 +73,7 @@ fn resolve_root(node: &Node<'_>, path: &Path, given: Option<&Path>) -> Result<Pa
             .error(format_args!("{root:?} leaves the manifest's folder"))
             .hint("give the folder on the command line as ARTIFACTS_ROOT instead"));
     }
-    Ok(folder.join(relative))
+    Ok((folder.join(relative), folder))
 }
 
 fn model(node: &Node<'_>, path: &Path) -> Result<Model> {

@@ -25,7 +25,6 @@ use super::preflight::{Destination, preflight};
 use super::profile::{Profile, ProfileLevel, ProfileRecord};
 use super::sys::{self, ScaleOffset, Status, Tensor};
 use super::types;
-use crate::artifacts::Mapped;
 use crate::backend::{Backend, BackendInfo, Context, ContextSource, Graph};
 use crate::{Error, ErrorKind, GraphInfo, Memory, Port, Result};
 
@@ -163,7 +162,7 @@ impl Backend for QnnBackend {
             .hint("this bundle runs on the CPU backend only"));
         };
         let name = path.display().to_string();
-        let file = Mapped::open(path)?;
+        let file = source.open(path)?;
         let info = BinaryInfo::read(self.library().system(), &name, file.bytes())?;
         let arch = self.options.device_arch;
         let core = self.library().core_version();

@@ -93,7 +93,8 @@ fn file(bytes: &[u8]) -> (tempfile::TempDir, ContextSource) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("part.bin");
     std::fs::write(&path, bytes).unwrap();
-    let source = ContextSource { key: "part".to_owned(), binary: Some(path), onnx: Vec::new() };
+    let source =
+        ContextSource { key: "part".to_owned(), binary: Some(path), ..ContextSource::default() };
     (folder, source)
 }
 
