@@ -6,6 +6,7 @@ use std::sync::Arc;
 use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::manifest::Manifest;
 use qhx_core::null::NullBackend;
+use qhx_core::op::ProgressFn;
 use qhx_core::{CancelToken, DType, GraphInfo, Result, TensorInfo};
 use qhx_plugins::Plugins;
 use serde_json::json;
@@ -13,8 +14,18 @@ use serde_json::json;
 /// Number of logits of the graph.
 pub const VOCAB: usize = 16;
 
-/// Opens `op` over a graph `step` with one input `x` and one output `logits`.
+/// Opens `op` over a graph `step` with one output `logits`.
 pub fn open(op: &str, plugins: &Plugins, cancel: &CancelToken) -> Result<Model> {
+    open_with(op, plugins, cancel, None)
+}
+
+/// As [`open`], with a function that is told how far a prompt is.
+pub fn open_with(
+    op: &str,
+    plugins: &Plugins,
+    cancel: &CancelToken,
+    progress: Option<ProgressFn>,
+) -> Result<Model> {
     let manifest = json!({
         "schema_version": 1,
         "model": {"name": "null"},
@@ -36,6 +47,6 @@ pub fn open(op: &str, plugins: &Plugins, cancel: &CancelToken) -> Result<Model> 
         ops: plugins,
         threads: Some(1),
         cancel: cancel.clone(),
-        progress: None,
+        progress,
     })
 }

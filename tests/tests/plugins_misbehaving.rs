@@ -4,11 +4,12 @@
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
-use std::sync::{Barrier, Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
 
 use qhx_core::CancelToken;
-use qhx_core::engine::{Prompt, Request};
-use qhx_core::op::OpProvider;
+use qhx_core::engine::{Model, Prompt, Request};
+use qhx_core::op::{OpProvider, ProgressFn};
 use qhx_plugins::{LoadErrorKind, Plugin, PluginOptions, Plugins};
 use qhx_tests::outside::Outside;
 use qhx_tests::plugin_files::build_example;
@@ -57,6 +58,62 @@ fn writing_past_a_buffer_is_a_panic_that_is_caught() {
     let error = model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap_err();
     let message = error.to_string();
     assert!(message.contains("test_write_past_end") && message.contains("range"), "{message}");
+}
+
+/// A log that throws for every line.
+struct ThrowingLog;
+
+impl tracing::Subscriber for ThrowingLog {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target() == "qhx::op"
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {
+        std::panic::panic_any(Bomb);
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// Panics when it is dropped.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        THROWN.fetch_add(1, Ordering::Relaxed);
+        panic!("the bomb goes off");
+    }
+}
+
+static THROWN: AtomicUsize = AtomicUsize::new(0);
+
+/// Every panic below throws what panics when it is dropped. One that crossed the interface would
+/// abort this process.
+#[test]
+fn what_is_thrown_may_panic_when_it_is_dropped() {
+    let plugins = only(&[plugin_files::build("qhx-test-misbehaving-plugin")]);
+    let progress: ProgressFn = Arc::new(|_, _| std::panic::panic_any(Bomb));
+    let open = || {
+        let cancel = CancelToken::new();
+        null_model::open_with("test_throw_bombs", &plugins, &cancel, Some(progress.clone()))
+    };
+    let run = |model: &mut Model, prompt: &[u32], max_new| {
+        let request = Request::greedy(Prompt::Tokens(prompt.to_vec()), max_new);
+        model.generate(&request, &mut |_| ControlFlow::Continue(()))
+    };
+    let mut model = open().unwrap();
+    let log = tracing::subscriber::with_default(ThrowingLog, || run(&mut model, &[1], 1));
+    assert_eq!(log.unwrap().tokens.len(), 1);
+    assert_eq!(THROWN.load(Ordering::Relaxed), 2, "by the log and by the progress function");
+    let error = run(&mut model, &[1, 2], 1).unwrap_err().to_string();
+    assert!(error.contains("a parallel part of the host-op panicked"), "{error}");
+    drop(model);
+    let error = run(&mut open().unwrap(), &[1], 2).unwrap_err().to_string();
+    assert!(error.contains("test_throw_bombs") && error.contains("panicked in decode"), "{error}");
 }
 
 /// Held by the tests that look at the memory of the process, so that they do not see each other's.

@@ -5,7 +5,6 @@
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +17,7 @@ use qhx_op::abi::{
     HostRef, HostVTable, HostVTableRef, PORT_INPUT, PORT_OUTPUT, ParallelBody, RawBuffer, RawError,
     RawResult,
 };
+use qhx_op::guard::catch;
 use rayon::prelude::*;
 
 /// Everything behind the `data` pointer that an op gets.
@@ -159,13 +159,8 @@ unsafe fn serve<T: abi_stable::StableAbi>(
 ) -> RawResult<T> {
     // SAFETY: a service runs within a call of the op, on its thread, and services do not nest.
     let exclusive = unsafe { session(data).exclusive() };
-    let result = catch_unwind(AssertUnwindSafe(|| body(exclusive))).unwrap_or_else(|payload| {
-        let text = payload
-            .downcast_ref::<&str>()
-            .copied()
-            .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
-            .unwrap_or("(no message)");
-        Err(Error::new(ErrorKind::Internal, format!("the backend panicked: {text}")))
+    let result = catch(|| body(exclusive)).unwrap_or_else(|message| {
+        Err(Error::new(ErrorKind::Internal, format!("the backend panicked: {message}")))
     });
     match result {
         Ok(value) => RResult::ROk(value),
@@ -177,23 +172,32 @@ unsafe fn serve<T: abi_stable::StableAbi>(
     }
 }
 
+/// Runs a service that has no way to fail. A panic in it, such as one of the program's own log or
+/// progress function, is dropped, and the op gets `otherwise`.
+fn shielded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
+    catch(body).unwrap_or(otherwise)
+}
+
 unsafe extern "C" fn manifest(data: *mut c_void) -> RString {
     // SAFETY: the op's `data`.
-    unsafe { session(data) }.manifest.as_str().into()
+    let session = unsafe { session(data) };
+    shielded(RString::new(), || session.manifest.as_str().into())
 }
 
 unsafe extern "C" fn graphs(data: *mut c_void) -> RString {
     // SAFETY: the op's `data`; within a call.
     let exclusive = unsafe { session(data).exclusive() };
-    let list: Vec<_> = (0..exclusive.workspace.graph_count())
-        .filter_map(|index| exclusive.workspace.graph(GraphId(index as u32)).ok())
-        .map(|(context, info)| {
-            let mut value = serde_json::to_value(&**info).unwrap_or_default();
-            value["context"] = context.into();
-            value
-        })
-        .collect();
-    serde_json::Value::from(list).to_string().into()
+    shielded(RString::new(), || {
+        let list: Vec<_> = (0..exclusive.workspace.graph_count())
+            .filter_map(|index| exclusive.workspace.graph(GraphId(index as u32)).ok())
+            .map(|(context, info)| {
+                let mut value = serde_json::to_value(&**info).unwrap_or_default();
+                value["context"] = context.into();
+                value
+            })
+            .collect();
+        serde_json::Value::from(list).to_string().into()
+    })
 }
 
 fn raw_buffer(workspace: &Workspace, id: BufferId) -> qhx_core::Result<RawBuffer> {
@@ -281,59 +285,67 @@ unsafe extern "C" fn parallel_for(
     let context = Context(context);
     // SAFETY: the op's `data`; the threads lie outside the exclusive part.
     let threads = unsafe { &session(data).threads };
-    threads.install(|| {
-        (0..count).into_par_iter().for_each(|index| {
-            // SAFETY: `context` belongs to `body` and lives until this function returns.
-            unsafe { (body.call)(context.get(), index) }
+    shielded((), || {
+        threads.install(|| {
+            (0..count).into_par_iter().for_each(|index| {
+                // SAFETY: `context` belongs to `body` and lives until this function returns.
+                unsafe { (body.call)(context.get(), index) }
+            });
         });
     });
 }
 
 unsafe extern "C" fn threads(data: *mut c_void) -> u32 {
     // SAFETY: the op's `data`.
-    unsafe { session(data) }.threads.current_num_threads() as u32
+    let session = unsafe { session(data) };
+    shielded(1, || session.threads.current_num_threads() as u32)
 }
 
 unsafe extern "C" fn log(data: *mut c_void, level: u32, message: RStr<'_>) {
     // SAFETY: the op's `data`; only the part that any thread may use.
     let op = unsafe { session(data) }.op.as_str();
     let message = message.as_str();
-    match level {
+    shielded((), || match level {
         0 | 1 => tracing::error!(target: "qhx::op", op, "{message}"),
         2 => tracing::warn!(target: "qhx::op", op, "{message}"),
         3 => tracing::info!(target: "qhx::op", op, "{message}"),
         4 => tracing::debug!(target: "qhx::op", op, "{message}"),
         _ => tracing::trace!(target: "qhx::op", op, "{message}"),
-    }
+    });
 }
 
 unsafe extern "C" fn cancelled(data: *mut c_void) -> u32 {
     // SAFETY: the op's `data`; only the part that any thread may use.
-    u32::from(unsafe { session(data) }.cancel.is_cancelled())
+    let session = unsafe { session(data) };
+    shielded(0, || u32::from(session.cancel.is_cancelled()))
 }
 
 unsafe extern "C" fn progress(data: *mut c_void, done: u64, total: u64) {
     // SAFETY: the op's `data`; only the part that any thread may use.
     if let Some(progress) = &unsafe { session(data) }.progress {
-        let _ = catch_unwind(AssertUnwindSafe(|| progress(done, total)));
+        shielded((), || progress(done, total));
     }
 }
 
 unsafe extern "C" fn span(data: *mut c_void, name: RStr<'_>) -> u32 {
     // SAFETY: the op's `data`; within a call.
     let spans = unsafe { &mut session(data).exclusive().spans };
-    if let Some(index) = spans.iter().position(|s| s.name == name.as_str()) {
-        return index as u32;
-    }
-    spans.push(SpanStats { name: name.to_string(), count: 0, busy: Duration::ZERO });
-    spans.len() as u32 - 1
+    shielded(u32::MAX, || {
+        if let Some(index) = spans.iter().position(|s| s.name == name.as_str()) {
+            return index as u32;
+        }
+        spans.push(SpanStats { name: name.to_string(), count: 0, busy: Duration::ZERO });
+        spans.len() as u32 - 1
+    })
 }
 
 unsafe extern "C" fn span_add(data: *mut c_void, span: u32, nanoseconds: u64) {
     // SAFETY: the op's `data`; within a call.
     let spans = unsafe { &mut session(data).exclusive().spans };
-    if let Some(span) = spans.get_mut(span as usize) {
-        span.count += 1;
-        span.busy = span.busy.saturating_add(Duration::from_nanos(nanoseconds));
-    }
+    shielded((), || {
+        if let Some(span) = spans.get_mut(span as usize) {
+            span.count += 1;
+            span.busy = span.busy.saturating_add(Duration::from_nanos(nanoseconds));
+        }
+    });
 }

@@ -2,9 +2,7 @@
 
 #![expect(unsafe_code, reason = "implements the raw vtable over boxed ops")]
 
-use std::any::Any;
 use std::ffi::c_void;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use abi_stable::StableAbi;
 use abi_stable::prefix_type::WithMetadata;
@@ -14,6 +12,7 @@ use crate::abi::{
     HostRef, OpModule, OpModuleRef, OpObject, OpVTable, OpVTableRef, RawError, RawResult,
     RawSegment, RawView, SEGMENT_AUDIO, SEGMENT_IMAGE, SEGMENT_TOKENS, VIEW_F16, VIEW_F32,
 };
+use crate::guard::catch;
 use crate::{DType, Error, ErrorCode, Host, Op, OpDescription, Result, Segment, SnapshotId, View};
 
 /// Name of the symbol that a plugin exports: the one that `abi_stable` looks for.
@@ -112,7 +111,7 @@ pub fn descriptions() -> Vec<OpDescription> {
 }
 
 extern "C" fn describe() -> RString {
-    let text = catch_unwind(|| serde_json::to_string(&descriptions()).unwrap_or_default());
+    let text = catch(|| serde_json::to_string(&descriptions()).unwrap_or_default());
     text.unwrap_or_default().into()
 }
 
@@ -163,23 +162,13 @@ impl<O: Op> Table<O> {
     const REF: OpVTableRef = OpVTableRef(Self::STATIC.static_as_prefix());
 }
 
-fn panic_text(payload: &(dyn Any + Send)) -> &str {
-    payload
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("(no message)")
-}
-
 /// Runs `body`; a panic becomes an error that names the call.
 fn guard<T: StableAbi>(call: &str, body: impl FnOnce() -> Result<T>) -> RawResult<T> {
-    match catch_unwind(AssertUnwindSafe(body)) {
+    match catch(body) {
         Ok(Ok(value)) => RResult::ROk(value),
         Ok(Err(error)) => RResult::RErr(RawError::from(error)),
-        Err(payload) => {
-            let text = format!("the host-op panicked in {call}: {}", panic_text(&*payload));
-            // A payload whose own destructor panics must not unwind out of here.
-            std::mem::forget(payload);
+        Err(message) => {
+            let text = format!("the host-op panicked in {call}: {message}");
             RResult::RErr(RawError::from(Error::new(ErrorCode::PANIC, text)))
         }
     }
@@ -210,7 +199,7 @@ unsafe fn with<O: Op, T: StableAbi>(
 unsafe extern "C" fn close<O: Op>(data: *mut c_void) {
     // SAFETY: made by `Box::into_raw` in `open::<O>`; the host closes once.
     let instance = unsafe { Box::from_raw(data.cast::<Instance<O>>()) };
-    let _ = catch_unwind(AssertUnwindSafe(|| drop(instance)));
+    let _ = catch(|| drop(instance));
 }
 
 unsafe extern "C" fn info<O: Op>(data: *mut c_void) -> RString {

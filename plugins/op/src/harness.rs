@@ -55,6 +55,7 @@ use crate::abi::{
     RawResult, RawSegment, RawView, SEGMENT_AUDIO, SEGMENT_IMAGE, SEGMENT_TOKENS, VIEW_F16,
 };
 use crate::export::Registration;
+use crate::guard::catch;
 use crate::kernels::{f16_to_f32, f32_to_f16};
 use crate::{
     DType, Error, ErrorCode, GraphInfo, Op, OpDescription, OpInfo, Result, Segment, SnapshotId,
@@ -562,7 +563,11 @@ unsafe fn session<'a>(data: *mut c_void) -> &'a Session {
     unsafe { &*data.cast::<Session>() }
 }
 
-fn raw<T: abi_stable::StableAbi>(result: Result<T>) -> RawResult<T> {
+/// Runs a service. A script that panics, as an assertion in it does, becomes an error.
+fn serve<T: abi_stable::StableAbi>(body: impl FnOnce() -> Result<T>) -> RawResult<T> {
+    let result = catch(body).unwrap_or_else(|message| {
+        Err(Error::new(ErrorCode::EXECUTE, format!("the script of the test panicked: {message}")))
+    });
     match result {
         Ok(value) => RResult::ROk(value),
         Err(error) => RResult::RErr(error.into()),
@@ -655,11 +660,13 @@ impl Session {
 unsafe extern "C" fn allocate(data: *mut c_void, bytes: u64) -> RawResult<RawBuffer> {
     // SAFETY: the op's `data`.
     let session = unsafe { session(data) };
-    raw(usize::try_from(bytes)
-        .ok()
-        .filter(|bytes| *bytes <= isize::MAX as usize)
-        .map(|bytes| session.adopt(Memory::new(bytes, true)))
-        .ok_or_else(|| Error::graph(format!("a buffer of {bytes} bytes cannot be allocated"))))
+    serve(|| {
+        usize::try_from(bytes)
+            .ok()
+            .filter(|bytes| *bytes <= isize::MAX as usize)
+            .map(|bytes| session.adopt(Memory::new(bytes, true)))
+            .ok_or_else(|| Error::graph(format!("a buffer of {bytes} bytes cannot be allocated")))
+    })
 }
 
 unsafe extern "C" fn artifact(
@@ -669,14 +676,14 @@ unsafe extern "C" fn artifact(
 ) -> RawResult<RawBuffer> {
     // SAFETY: the op's `data`.
     let session = unsafe { session(data) };
-    raw(session.files.get(path.as_str()).map_or_else(
-        || Err(Error::artifact(format!("manifest {pointer}: {path} is not in the harness"))),
-        |bytes| {
-            let memory = Memory::new(bytes.len(), false);
-            memory.write(0, bytes);
-            Ok(session.adopt(memory))
-        },
-    ))
+    serve(|| {
+        let bytes = session.files.get(path.as_str()).ok_or_else(|| {
+            Error::artifact(format!("manifest {pointer}: {path} is not in the harness"))
+        })?;
+        let memory = Memory::new(bytes.len(), false);
+        memory.write(0, bytes);
+        Ok(session.adopt(memory))
+    })
 }
 
 unsafe extern "C" fn bind(
@@ -688,12 +695,14 @@ unsafe extern "C" fn bind(
     offset: u64,
 ) -> RawResult<()> {
     // SAFETY: the op's `data`.
-    raw(unsafe { session(data) }.bind(graph, port, index, buffer, offset))
+    let session = unsafe { session(data) };
+    serve(|| session.bind(graph, port, index, buffer, offset))
 }
 
 unsafe extern "C" fn execute(data: *mut c_void, graph: u32) -> RawResult<()> {
     // SAFETY: the op's `data`.
-    raw(unsafe { session(data) }.execute(graph))
+    let session = unsafe { session(data) };
+    serve(|| session.execute(graph))
 }
 
 unsafe extern "C" fn parallel_for(

@@ -6,7 +6,6 @@
 #![expect(unsafe_code, reason = "calls the host's vtable and views memory that the host owns")]
 
 use std::ffi::c_void;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -16,6 +15,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::abi::{HostRef, PORT_INPUT, PORT_OUTPUT, ParallelBody, RawBuffer, RawResult};
+use crate::guard::catch;
 use crate::{DType, Error, ErrorCode, GraphInfo, Port, Result, TensorInfo};
 
 /// Index of a graph of the session.
@@ -359,7 +359,7 @@ impl Host {
             // SAFETY: the host hands back the pointer given to `parallel_for`, which does not
             // return before the last call has.
             let shared = unsafe { &*context.cast::<Shared<'_, F>>() };
-            if catch_unwind(AssertUnwindSafe(|| (shared.body)(index as usize))).is_err() {
+            if catch(|| (shared.body)(index as usize)).is_err() {
                 shared.panicked.store(true, Ordering::Relaxed);
             }
         }

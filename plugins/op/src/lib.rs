@@ -23,6 +23,8 @@ pub mod abi;
 mod error;
 pub mod export;
 pub mod fill;
+#[doc(hidden)]
+pub mod guard;
 pub mod harness;
 mod host;
 pub mod kernels;

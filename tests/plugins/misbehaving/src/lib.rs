@@ -3,11 +3,12 @@
 
 #![expect(clippy::panic, reason = "panicking is what some of these ops are for")]
 
+use std::panic::panic_any;
 use std::time::Duration;
 
 use qhx_op::{
-    DType, Error, GraphId, Host, Modality, Op, OpDescription, OpInfo, Port, Result, Segment, Task,
-    View,
+    DType, Error, GraphId, Host, LogLevel, Modality, Op, OpDescription, OpInfo, Port, Result,
+    Segment, Task, View,
 };
 
 /// In which way an op misbehaves.
@@ -22,6 +23,20 @@ enum Fault {
     EndlessLoop,
     NeverReturns,
     WritePastEnd,
+    /// Throws a [`Bomb`] in `decode`, on the host's threads in the second `prefill`, and when it is
+    /// closed.
+    ThrowBombs,
+}
+
+/// What panics when it is dropped, a few times over: each throws the next.
+struct Bomb(u32);
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        if self.0 > 0 && !std::thread::panicking() {
+            panic_any(Bomb(self.0 - 1));
+        }
+    }
 }
 
 struct Faulty<const FAULT: usize> {
@@ -30,7 +45,7 @@ struct Faulty<const FAULT: usize> {
     position: usize,
 }
 
-const FAULTS: [(Fault, &str); 9] = [
+const FAULTS: [(Fault, &str); 10] = [
     (Fault::PanicInOpen, "test_panic_in_open"),
     (Fault::PanicInPrefill, "test_panic_in_prefill"),
     (Fault::PanicInDecode, "test_panic_in_decode"),
@@ -40,6 +55,7 @@ const FAULTS: [(Fault, &str); 9] = [
     (Fault::EndlessLoop, "test_endless_loop"),
     (Fault::WritePastEnd, "test_write_past_end"),
     (Fault::NeverReturns, "test_never_returns"),
+    (Fault::ThrowBombs, "test_throw_bombs"),
 ];
 
 impl<const FAULT: usize> Faulty<FAULT> {
@@ -57,6 +73,14 @@ impl<const FAULT: usize> Faulty<FAULT> {
             _ => {}
         }
         self.logits
+    }
+}
+
+impl<const FAULT: usize> Drop for Faulty<FAULT> {
+    fn drop(&mut self) {
+        if Self::KIND == Fault::ThrowBombs {
+            panic_any(Bomb(3));
+        }
     }
 }
 
@@ -105,6 +129,13 @@ impl<const FAULT: usize> Op for Faulty<FAULT> {
 
     fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
         assert!(Self::KIND != Fault::PanicInPrefill, "prefill goes wrong");
+        if Self::KIND == Fault::ThrowBombs {
+            host.log(LogLevel::Info, "a line");
+            host.progress(1, 2);
+            if self.position > 0 {
+                host.parallel_for(4, |_| panic_any(Bomb(3)))?;
+            }
+        }
         for segment in segments {
             let Segment::Tokens(tokens) = segment else {
                 return Err(Error::prompt("text only"));
@@ -117,6 +148,9 @@ impl<const FAULT: usize> Op for Faulty<FAULT> {
     fn decode(&mut self, host: &mut Host, token: u32) -> Result<View> {
         if Self::KIND == Fault::PanicInDecode {
             panic!("token {token} goes wrong");
+        }
+        if Self::KIND == Fault::ThrowBombs {
+            panic_any(Bomb(3));
         }
         if Self::KIND == Fault::EndlessLoop {
             loop {
@@ -143,6 +177,7 @@ qhx_op::register_ops!(
     Faulty<6>,
     Faulty<7>,
     Faulty<8>,
+    Faulty<9>,
 );
 
 // This crate registers and exports in one: nobody links it.

@@ -1,7 +1,17 @@
-//! Panics when it is asked what it is.
+//! Panics when it is asked what it is, and what it throws panics when it is dropped.
+
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        assert!(std::hint::black_box(false), "the bomb goes off");
+    }
+}
 
 fn name() -> &'static str {
-    assert!(std::hint::black_box(false), "describe goes wrong");
+    if std::hint::black_box(true) {
+        std::panic::panic_any(Bomb);
+    }
     "never"
 }
 
