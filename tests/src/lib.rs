@@ -15,6 +15,7 @@ pub mod log;
 pub mod null_model;
 pub mod outside;
 pub mod plugin_files;
+pub mod poison;
 pub mod suite;
 pub mod toys;
 pub mod variants;

@@ -17,7 +17,7 @@ use qhx_core::sampling::argmax;
 use qhx_plugins::{PluginOptions, Plugins};
 use qhx_tests::outside::{self, Outside};
 use qhx_tests::plugin_files::{library_name, workspace};
-use qhx_tests::{backends, toys};
+use qhx_tests::{backends, poison, toys};
 
 const PAGE: &str = "adding-a-family.md";
 const SECTION: &str = "The worked example: LFM2.5";
@@ -63,10 +63,35 @@ fn the_family_runs_on_both_backends_and_the_programs_stay_the_same_bytes() {
         });
     }
 
+    // A broken row of the embedding table fails its token and spoils no other.
+    let goldens = toys::goldens(&toys::fixture("lfm2-toy"));
+    let prompt = &goldens.cases[0].prompt_ids;
+    let poisoned = (0..).find(|token| !prompt.contains(token)).unwrap();
+    let manifest = Manifest::load(&bundle).unwrap().path;
+    let manifest = poison::bundle(&manifest, &folder.join("poisoned"), poisoned);
+    poison::survives(&mut open(&manifest, &plugin, backends::cpu()), prompt, poisoned);
+
     // It is the plugin that does it: without it the program has no such op.
     let (success, text) = place.qhx(&verify);
     assert!(!success && text.contains("host-op \"lfm2_generate\" is not installed"), "{text}");
     assert_eq!(outside::hashes(&outside::programs()), before, "a program or plugin changed");
+}
+
+fn open(bundle: &Path, plugin: &Path, backend: Arc<dyn Backend>) -> Model {
+    let options = PluginOptions {
+        files: vec![plugin.to_owned()],
+        only_named: true,
+        ..PluginOptions::default()
+    };
+    Model::open(ModelOptions {
+        manifest: Arc::new(Manifest::load(bundle).unwrap()),
+        backend,
+        ops: &Plugins::discover(&options).unwrap(),
+        threads: Some(2),
+        cancel: CancelToken::new(),
+        progress: None,
+    })
+    .unwrap_or_else(|e| panic!("{}: {e}", bundle.display()))
 }
 
 /// Steps through the cases, shortest first: the most likely token is the golden one at every step;
@@ -78,20 +103,7 @@ fn steps(
     most: usize,
     compare: impl Fn(&str, &[f32], &[f32]),
 ) {
-    let options = PluginOptions {
-        files: vec![plugin.to_owned()],
-        only_named: true,
-        ..PluginOptions::default()
-    };
-    let mut model = Model::open(ModelOptions {
-        manifest: Arc::new(Manifest::load(bundle).unwrap()),
-        backend,
-        ops: &Plugins::discover(&options).unwrap(),
-        threads: Some(2),
-        cancel: CancelToken::new(),
-        progress: None,
-    })
-    .unwrap_or_else(|e| panic!("{}: {e}", bundle.display()));
+    let mut model = open(bundle, plugin, backend);
     let goldens = toys::goldens(&toys::fixture("lfm2-toy"));
     let mut cases: Vec<_> = goldens.cases.iter().collect();
     cases.sort_by_key(|case| case.prompt_ids.len() + case.output_ids.len());

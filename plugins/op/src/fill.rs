@@ -253,8 +253,8 @@ impl RopeSlot {
 ///
 /// So far below any score that the weight underflows to 0, and so far above the lowest f16 that the
 /// sum with a score cannot overflow: one score of −∞ makes the NPU's softmax give 0 to the whole
-/// row. Rows of a cache that are hidden hold whatever was there before, so that their scores may be
-/// anything.
+/// row. Rows of a cache that are hidden hold what an earlier text left there, which
+/// [`crate::state::StateCarrier`] has found to be finite.
 pub const HIDDEN: f32 = -30_000.0;
 
 /// Writes 0 (visible) or [`HIDDEN`] into elements of an additive mask.

@@ -11,15 +11,22 @@
 //! first token on, writes into the cache that another graph has under the same role.
 //!
 //! A step is committed once all of its graphs have executed; until then the state is as before.
+//!
+//! Rows of a cache stay when positions are forgotten, and a mask hides them by adding to their scores.
+//! That works for numbers only: NaN and infinity show through any mask. So a row that has one never
+//! gets into a cache; the step that gave it fails.
 
 use std::ops::Range;
 
-use crate::{BufferId, DType, Error, GraphId, Host, OpInfo, Port, Result, SnapshotId};
+use crate::kernels::all_finite;
+use crate::{BufferId, DType, Error, ErrorCode, GraphId, Host, OpInfo, Port, Result, SnapshotId};
 
 /// A cache that grows by rows.
 #[derive(Debug)]
 struct Append {
     group: usize,
+    graph: GraphId,
+    output: usize,
     past: BufferId,
     new: BufferId,
     /// Index into [`StateCarrier::caches`].
@@ -215,7 +222,7 @@ impl StateCarrier {
         };
         let past = self.caches[cache].buffer;
         let new = host.allocate_for(graph, Port::Output(output))?;
-        self.appends.push(Append { group, past, new, cache, rows });
+        self.appends.push(Append { group, graph, output, past, new, cache, rows });
         Ok(())
     }
 
@@ -250,7 +257,7 @@ impl StateCarrier {
             )));
         }
         let new = host.allocate_for(graph, Port::Output(output))?;
-        self.appends.push(Append { group, past, new, cache: index, rows });
+        self.appends.push(Append { group, graph, output, past, new, cache: index, rows });
         Ok(())
     }
 
@@ -356,6 +363,9 @@ impl StateCarrier {
 
     /// Takes over what the graphs of `group` gave: writes `rows` new rows at the position, swaps
     /// the replaced states, and moves the position on. Copies no state.
+    ///
+    /// Errors when the rows do not fit, or when one has a value that is not finite. The state is then
+    /// as it was before the step.
     pub fn commit(&mut self, host: &mut Host, group: usize, rows: usize) -> Result<()> {
         let position = self.position;
         for append in self.appends.iter().filter(|a| a.group == group) {
@@ -367,26 +377,30 @@ impl StateCarrier {
                     cache.role, append.rows, cache.capacity
                 )));
             }
-            let (source, target) = host.pair(append.new, append.past);
-            for block in 0..cache.outer {
-                let from = block * append.rows * cache.row;
-                let to = (block * cache.capacity + position) * cache.row;
-                let bytes = rows * cache.row;
-                target[to..to + bytes].copy_from_slice(&source[from..from + bytes]);
+            let source = host.bytes(append.new);
+            let finite = |block| all_finite(&source[append.block(cache, block, rows)], cache.dtype);
+            if !(0..cache.outer).all(finite) {
+                return Err(not_finite(host, append, position, rows));
             }
         }
-        self.exchange(host, Some(group))?;
+        for append in self.appends.iter().filter(|a| a.group == group) {
+            let cache = &self.caches[append.cache];
+            let (source, target) = host.pair(append.new, append.past);
+            for block in 0..cache.outer {
+                let to = (block * cache.capacity + position) * cache.row;
+                target[to..to + rows * cache.row]
+                    .copy_from_slice(&source[append.block(cache, block, rows)]);
+            }
+        }
+        self.exchange(host, group)?;
         self.position += rows;
         Ok(())
     }
 
-    fn exchange(&mut self, host: &mut Host, group: Option<usize>) -> Result<()> {
+    fn exchange(&mut self, host: &mut Host, group: usize) -> Result<()> {
         // A state may stand in graphs of several groups: exchange it once, bind it everywhere.
         for index in 0..self.states.len() {
-            let touched = group.is_none_or(|group| {
-                self.swaps.iter().any(|s| s.state == index && s.group == group)
-            });
-            if touched {
+            if self.swaps.iter().any(|s| s.state == index && s.group == group) {
                 let state = &mut self.states[index];
                 std::mem::swap(&mut state.current, &mut state.next);
             }
@@ -397,7 +411,8 @@ impl StateCarrier {
         Ok(())
     }
 
-    /// Forgets everything: states zero, position 0. Cache rows stay; a mask hides them.
+    /// Forgets everything: states zero, position 0. Cache rows stay, finite as they are; a mask hides
+    /// them.
     pub fn reset(&mut self, host: &mut Host) {
         for state in &self.states {
             host.bytes_mut(state.current).fill(0);
@@ -466,6 +481,29 @@ impl StateCarrier {
     /// Frees a saved state. An unknown id is ignored.
     pub fn drop_snapshot(&mut self, id: SnapshotId) {
         self.saved.retain(|s| s.id != id.0);
+    }
+}
+
+/// A step gave a row that must not get into a cache.
+fn not_finite(host: &Host, append: &Append, position: usize, rows: usize) -> Error {
+    let place = match rows {
+        1 => format!("position {position}"),
+        _ => format!("positions {position} to {}", position + rows - 1),
+    };
+    let message = format!(
+        "graph {:?}: output {} has NaN or infinite values at {place}, expected numbers; the hidden \
+         state has overflowed, or the weights or the embedding table are damaged",
+        host.graph(append.graph).name,
+        host.tensor(append.graph, Port::Output(append.output))
+    );
+    Error::new(ErrorCode::EXECUTE, message)
+}
+
+impl Append {
+    /// Bytes of the first `count` new rows of a block.
+    fn block(&self, cache: &Cache, block: usize, count: usize) -> Range<usize> {
+        let start = block * self.rows * cache.row;
+        start..start + count * cache.row
     }
 }
 

@@ -3,11 +3,14 @@
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
 use qhx_op::harness::{OpHarness, graph, tensor};
 use qhx_op::state::StateCarrier;
 use qhx_op::{
-    BufferId, DType, GraphId, Host, Modality, Op, OpDescription, OpInfo, Port, Result, Segment,
-    Task, View,
+    BufferId, DType, ErrorCode, GraphId, Host, Modality, Op, OpDescription, OpInfo, Port, Result,
+    Segment, Task, View,
 };
 use serde_json::Value;
 
@@ -124,4 +127,53 @@ fn rows_that_do_not_fit_the_cache_are_refused() {
         let error = harness(rows).open::<Toy>().unwrap_err().to_string();
         assert!(error.contains("past_k") && error.contains("\"prompt\""), "{error}");
     }
+}
+
+/// A toy whose graph `step` gives rows of `new`, and what its cache was at the last step.
+fn counting() -> (OpHarness, Rc<Cell<f32>>, Rc<RefCell<Vec<f32>>>) {
+    let (new, past) = (Rc::new(Cell::new(0.0)), Rc::new(RefCell::new(Vec::new())));
+    let (give, seen) = (Rc::clone(&new), Rc::clone(&past));
+    let harness = harness([2, 2, 3]).script(move |step| {
+        if step.graph() == "step" {
+            *seen.borrow_mut() = step.input("past_k")?;
+            step.set("new_k", &[1., 1., 1., 1., 1., give.get()])?;
+        }
+        Ok(())
+    });
+    (harness, new, past)
+}
+
+/// The cache with the given last values of rows.
+fn cache(rows: &[f32]) -> Vec<f32> {
+    let mut all = vec![0.0; 24];
+    for (row, value) in rows.iter().enumerate() {
+        all[3 * row..3 * row + 3].fill(1.0);
+        all[12 + 3 * row..12 + 3 * row + 3].copy_from_slice(&[1.0, 1.0, *value]);
+    }
+    all
+}
+
+/// The first rows of both blocks.
+fn visible(cache: &[f32], rows: usize) -> Vec<f32> {
+    [&cache[..3 * rows], &cache[12..12 + 3 * rows]].concat()
+}
+
+#[test]
+fn a_row_that_is_not_finite_fails_the_step_and_stays_out_of_the_cache() {
+    let (harness, new, past) = counting();
+    let mut op = harness.open::<Toy>().unwrap();
+    op.decode(0).unwrap();
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        new.set(bad);
+        let error = op.decode(0).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::EXECUTE);
+        let message = error.message();
+        assert!(message.contains("\"step\": output new_k f32[2, 1, 3]"), "{message}");
+        assert!(message.contains("at position 1,"), "{message}");
+        assert_eq!(op.position(), 1, "the step was taken");
+    }
+    new.set(7.0);
+    op.decode(0).unwrap();
+    op.decode(0).unwrap();
+    assert_eq!(*past.borrow(), cache(&[0.0, 7.0]));
 }

@@ -6,6 +6,8 @@ mod int8;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
+use crate::DType;
+
 pub use int8::{int8_to_f16, int8_to_f32};
 
 /// Converts f32 to f16, rounding to nearest even. Both slices have the same length.
@@ -22,4 +24,44 @@ pub fn f32_to_f16(source: &[f32], target: &mut [f16]) {
 /// When the lengths differ.
 pub fn f16_to_f32(source: &[f16], target: &mut [f32]) {
     source.convert_to_f32_slice(target);
+}
+
+/// True when none of the floats of type `dtype` in `bytes` is NaN or infinite: those have all bits of
+/// the exponent set (IEEE 754-2019, 3.4). Other types have no such values.
+pub fn all_finite(bytes: &[u8], dtype: DType) -> bool {
+    const F32: u32 = 0x7f80_0000;
+    let half = |exponent: u16| {
+        let hit =
+            |found, value: &[u8; 2]| found | (u16::from_ne_bytes(*value) & exponent == exponent);
+        !bytes.as_chunks().0.iter().fold(false, hit)
+    };
+    match dtype {
+        DType::F16 => half(0x7c00),
+        DType::Bf16 => half(0x7f80),
+        DType::F32 => {
+            let hit = |found, value: &[u8; 4]| found | (u32::from_ne_bytes(*value) & F32 == F32);
+            !bytes.as_chunks().0.iter().fold(false, hit)
+        }
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_nan_and_infinity_are_not_finite() {
+        let finite = [0.0, -0.0, 1.0, -65504.0, f32::from_bits(0x0001_0000)];
+        for bad in [None, Some(f32::NAN), Some(f32::INFINITY), Some(f32::NEG_INFINITY)] {
+            // In a place that is left over when a vector takes 4, 8 or 16 values.
+            let values: Vec<f32> = finite.iter().cycle().take(37).copied().chain(bad).collect();
+            let halves: Vec<f16> = values.iter().map(|v| f16::from_f32(*v)).collect();
+            let brains: Vec<u16> = values.iter().map(|v| (v.to_bits() >> 16) as u16).collect();
+            assert_eq!(all_finite(bytemuck::cast_slice(&values), DType::F32), bad.is_none());
+            assert_eq!(all_finite(bytemuck::cast_slice(&halves), DType::F16), bad.is_none());
+            assert_eq!(all_finite(bytemuck::cast_slice(&brains), DType::Bf16), bad.is_none());
+            assert!(all_finite(bytemuck::cast_slice(&values), DType::I32), "integers are finite");
+        }
+    }
 }
