@@ -67,7 +67,7 @@ struct Replaced {
     next: BufferId,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Saved {
     id: u64,
     position: usize,
@@ -83,6 +83,8 @@ pub struct StateCarrier {
     states: Vec<Replaced>,
     swaps: Vec<Swap>,
     saved: Vec<Saved>,
+    /// The last one dropped, whose memory the next one takes.
+    spare: Option<Saved>,
     next_id: u64,
     position: usize,
 }
@@ -103,6 +105,7 @@ impl StateCarrier {
             states: Vec::new(),
             swaps: Vec::new(),
             saved: Vec::new(),
+            spare: None,
             next_id: 1,
             position: 0,
         };
@@ -442,19 +445,23 @@ impl StateCarrier {
     pub fn snapshot(&mut self, host: &Host) -> SnapshotId {
         let id = self.next_id;
         self.next_id += 1;
-        let states = self.states.iter().map(|s| host.bytes(s.current).to_vec()).collect();
-        let caches = self
-            .caches
-            .iter()
-            .map(|cache| {
-                let bytes = host.bytes(cache.buffer);
-                (0..cache.outer)
-                    .flat_map(|b| &bytes[cache.rows(b, self.position)])
-                    .copied()
-                    .collect()
-            })
-            .collect();
-        self.saved.push(Saved { id, position: self.position, states, caches });
+        let mut saved = self.spare.take().unwrap_or_default();
+        (saved.id, saved.position) = (id, self.position);
+        saved.states.resize_with(self.states.len(), Vec::new);
+        for (copy, state) in saved.states.iter_mut().zip(&self.states) {
+            copy.clear();
+            copy.extend_from_slice(host.bytes(state.current));
+        }
+        saved.caches.resize_with(self.caches.len(), Vec::new);
+        for (copy, cache) in saved.caches.iter_mut().zip(&self.caches) {
+            copy.clear();
+            copy.reserve_exact(cache.outer * self.position * cache.row);
+            let bytes = host.bytes(cache.buffer);
+            for block in 0..cache.outer {
+                copy.extend_from_slice(&bytes[cache.rows(block, self.position)]);
+            }
+        }
+        self.saved.push(saved);
         SnapshotId(id)
     }
 
@@ -478,9 +485,11 @@ impl StateCarrier {
         Ok(())
     }
 
-    /// Frees a saved state. An unknown id is ignored.
+    /// Frees a saved state, but for its memory, which the next one takes. An unknown id is ignored.
     pub fn drop_snapshot(&mut self, id: SnapshotId) {
-        self.saved.retain(|s| s.id != id.0);
+        if let Some(index) = self.saved.iter().position(|s| s.id == id.0) {
+            self.spare = Some(self.saved.remove(index));
+        }
     }
 }
 

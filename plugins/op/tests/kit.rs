@@ -10,7 +10,7 @@ use qhx_op::harness::{OpHarness, graph, tensor};
 use qhx_op::state::StateCarrier;
 use qhx_op::{
     BufferId, DType, ErrorCode, GraphId, Host, Modality, Op, OpDescription, OpInfo, Port, Result,
-    Segment, Task, View,
+    Segment, SnapshotId, Task, View,
 };
 use serde_json::Value;
 
@@ -65,6 +65,18 @@ impl Op for Toy {
         host.execute(self.graphs[1])?;
         self.state.commit(host, 1, 2)?;
         self.decode(host, 0)
+    }
+
+    fn snapshot(&mut self, host: &mut Host) -> Result<SnapshotId> {
+        Ok(self.state.snapshot(host))
+    }
+
+    fn restore(&mut self, host: &mut Host, snapshot: SnapshotId) -> Result<()> {
+        self.state.restore(host, snapshot)
+    }
+
+    fn drop_snapshot(&mut self, _: &mut Host, snapshot: SnapshotId) {
+        self.state.drop_snapshot(snapshot);
     }
 
     fn decode(&mut self, host: &mut Host, _: u32) -> Result<View> {
@@ -176,4 +188,30 @@ fn a_row_that_is_not_finite_fails_the_step_and_stays_out_of_the_cache() {
     op.decode(0).unwrap();
     op.decode(0).unwrap();
     assert_eq!(*past.borrow(), cache(&[0.0, 7.0]));
+}
+
+#[test]
+fn a_snapshot_in_the_memory_of_one_that_was_dropped_holds_its_own_state() {
+    let (harness, new, past) = counting();
+    let mut op = harness.open::<Toy>().unwrap();
+    let mut step = |op: &mut qhx_op::harness::OpenOp, value| {
+        new.set(value);
+        op.decode(0).unwrap();
+        past.borrow().clone()
+    };
+    step(&mut op, 1.0);
+    let first = op.snapshot().unwrap();
+    step(&mut op, 2.0);
+    step(&mut op, 3.0);
+    let longer = op.snapshot().unwrap();
+    op.drop_snapshot(longer);
+    op.restore(first).unwrap();
+    step(&mut op, 4.0);
+    let second = op.snapshot().unwrap();
+    op.restore(first).unwrap();
+    assert_eq!(visible(&step(&mut op, 5.0), 1), visible(&cache(&[1.0]), 1));
+    op.restore(second).unwrap();
+    assert_eq!(op.position(), 2);
+    assert_eq!(visible(&step(&mut op, 6.0), 2), visible(&cache(&[1.0, 4.0]), 2));
+    assert!(op.restore(longer).unwrap_err().message().contains("was dropped"));
 }
