@@ -142,13 +142,11 @@ impl Op for EmbedSharded {
         }
         let y = host.allocate_for(last, output)?;
 
+        // Positions are the same for every text: the tables are filled once.
         let mut rope = rope(host, &graphs)?;
+        rope.bind_all(host, &graphs, length)?.fill(host, &mut rope, 0);
         let mut parts = Vec::with_capacity(graphs.len());
         for (index, &graph) in graphs.iter().enumerate() {
-            // Positions are the same for every text: the tables are filled once.
-            if let Some(slot) = rope.bind_rows(host, graph, length)? {
-                slot.fill(host, &mut rope, 0);
-            }
             let mask = PaddingMask::bind(host, graph, length, params.causal)?;
             let span = host.span(&format!("part {index}"));
             parts.push(Part { graph, mask, span });

@@ -1,6 +1,6 @@
 //! One way through the decoder: the shards that take `rows` tokens at once.
 
-use qhx_op::fill::{ChunkMask, Embedding, Mask, Rope, RopeSlot};
+use qhx_op::fill::{ChunkMask, Embedding, Mask, Rope, RopeTables};
 use qhx_op::{BufferId, DType, Error, GraphId, Host, Port, Result, View};
 
 use crate::common::{check_chain, rows_of};
@@ -18,7 +18,6 @@ enum StepMask {
 #[derive(Debug)]
 struct Shard {
     graph: GraphId,
-    rope: Option<RopeSlot>,
     mask: Option<StepMask>,
 }
 
@@ -43,6 +42,7 @@ pub(crate) struct Pass {
     /// What the last shard gives.
     pub tail: Tail,
     shards: Vec<Shard>,
+    tables: RopeTables,
     x: BufferId,
     x_dtype: DType,
 }
@@ -80,10 +80,11 @@ impl Pass {
                 } else {
                     ChunkMask::bind(host, graph, capacity, rows)?.map(StepMask::Chunk)
                 };
-                Ok(Shard { graph, rope: rope.bind_rows(host, graph, rows)?, mask })
+                Ok(Shard { graph, mask })
             })
             .collect::<Result<_>>()?;
-        Ok(Self { group, rows, tail, shards, x, x_dtype })
+        let tables = rope.bind_all(host, graphs, rows)?;
+        Ok(Self { group, rows, tail, shards, tables, x, x_dtype })
     }
 
     /// Fills the inputs for `tokens`, at most [`Pass::rows`], the first of them at `position`.
@@ -96,10 +97,8 @@ impl Pass {
         position: usize,
     ) -> Result<()> {
         embedding.gather_rows(host, tokens, self.x, self.x_dtype)?;
+        self.tables.fill(host, rope, position);
         for shard in &mut self.shards {
-            if let Some(slot) = &shard.rope {
-                slot.fill(host, rope, position);
-            }
             match &mut shard.mask {
                 Some(StepMask::One(mask)) => mask.fill(host, position),
                 Some(StepMask::Chunk(mask)) => mask.fill(host, position),

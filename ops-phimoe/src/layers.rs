@@ -1,6 +1,6 @@
 //! The graphs of attention and router, one a layer, and the buffers that all layers share.
 
-use qhx_op::fill::{Rope, RopeSlot};
+use qhx_op::fill::{Rope, RopeTables};
 use qhx_op::kernels::{f16_to_f32, f32_to_f16};
 use qhx_op::{BufferId, DType, Error, GraphId, Host, LogLevel, Port, Result};
 
@@ -93,7 +93,7 @@ pub(crate) struct Layers {
     pub z: Tensor,
     /// Scores, `[rows, experts]`.
     router: Tensor,
-    rope: Option<RopeSlot>,
+    tables: RopeTables,
 }
 
 impl Layers {
@@ -121,12 +121,7 @@ impl Layers {
                 host.graph(first).name
             )));
         }
-        let rope_slot = rope.bind_rows(host, first, rows)?;
-        if let Some(slot) = &rope_slot {
-            for &graph in &graphs[1..] {
-                slot.bind_also(host, graph)?;
-            }
-        }
+        let tables = rope.bind_all(host, &graphs, rows)?;
         let layers = Self {
             rows,
             hidden,
@@ -135,7 +130,7 @@ impl Layers {
             y: share(host, &graphs, Side::Output, "y")?,
             z: share(host, &graphs, Side::Output, "z")?,
             router: share(host, &graphs, Side::Output, "router")?,
-            rope: rope_slot,
+            tables,
             graphs,
         };
         for tensor in [layers.y, layers.z] {
@@ -150,10 +145,8 @@ impl Layers {
     }
 
     /// Fills the rotary tables for tokens from `position` on.
-    pub fn turn(&self, host: &mut Host, rope: &mut Rope, position: usize) {
-        if let Some(slot) = &self.rope {
-            slot.fill(host, rope, position);
-        }
+    pub fn turn(&mut self, host: &mut Host, rope: &mut Rope, position: usize) {
+        self.tables.fill(host, rope, position);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use qhx_op::fill::{Embedding, Mask, Rope, RopeSlot};
+use qhx_op::fill::{Embedding, Mask, Rope, RopeTables};
 use qhx_op::state::StateCarrier;
 use qhx_op::{
     BufferId, DType, Error, GraphId, Host, Modality, Op, OpDescription, OpInfo, Port, Result,
@@ -33,7 +33,6 @@ struct Params {
 #[derive(Debug)]
 struct Shard {
     graph: GraphId,
-    rope: Option<RopeSlot>,
     mask: Option<Mask>,
 }
 
@@ -44,6 +43,7 @@ pub struct Generate {
     head: Option<GraphId>,
     embedding: Embedding,
     rope: Rope,
+    tables: RopeTables,
     state: StateCarrier,
     /// Input of the first shard.
     x: BufferId,
@@ -64,11 +64,8 @@ impl Generate {
         let start = Instant::now();
         let position = self.state.position();
         self.embedding.gather(host, token, self.x, self.x_dtype)?;
-        self.rope.compute(position);
+        self.tables.fill(host, &mut self.rope, position);
         for shard in &mut self.shards {
-            if let Some(slot) = &shard.rope {
-                slot.write(host, &self.rope);
-            }
             if let Some(mask) = &mut shard.mask {
                 mask.fill(host, position);
             }
@@ -285,15 +282,10 @@ impl Op for Generate {
         };
         let rope = Rope::new(rotary_dim, host.value("/params/rope_theta")?.unwrap_or(ROPE_THETA))?;
         let capacity = state.capacity().unwrap_or(0);
+        let tables = rope.bind_all(host, &graphs, 1)?;
         let shards = graphs
             .iter()
-            .map(|&graph| {
-                Ok(Shard {
-                    graph,
-                    rope: rope.bind(host, graph)?,
-                    mask: Mask::bind(host, graph, capacity)?,
-                })
-            })
+            .map(|&graph| Ok(Shard { graph, mask: Mask::bind(host, graph, capacity)? }))
             .collect::<Result<_>>()?;
         let fill_span = host.span("fill");
         let commit_span = host.span("commit");
@@ -302,6 +294,7 @@ impl Op for Generate {
             head,
             embedding,
             rope,
+            tables,
             state,
             x,
             x_dtype,

@@ -180,6 +180,19 @@ impl Rope {
         Ok(Some(RopeSlot { cos, sin, rows, width, dtype }))
     }
 
+    /// Binds the inputs `cos` and `sin` of graphs that take `rows` positions in one step. Graphs
+    /// whose tables are alike read the same buffers; a graph with neither input needs none.
+    pub fn bind_all(&self, host: &mut Host, graphs: &[GraphId], rows: usize) -> Result<RopeTables> {
+        let mut slots: Vec<RopeSlot> = Vec::new();
+        for &graph in graphs {
+            match slots.iter().find(|slot| slot.misfit(host, graph).is_none()) {
+                Some(alike) => alike.bind_also(host, graph)?,
+                None => slots.extend(self.bind_rows(host, graph, rows)?),
+            }
+        }
+        Ok(RopeTables { slots, rows, first: None })
+    }
+
     /// Computes the tables of a position. [`RopeSlot::write`] puts them into a graph's inputs.
     pub fn compute(&mut self, position: usize) {
         let half = self.inverse_frequencies.len();
@@ -213,20 +226,33 @@ impl RopeSlot {
     /// Binds the same tables to the inputs `cos` and `sin` of another graph, so that one fill serves
     /// both. Errors when they differ in size or element type.
     pub fn bind_also(&self, host: &mut Host, graph: GraphId) -> Result<()> {
+        if let Some(error) = self.misfit(host, graph) {
+            return Err(error);
+        }
         for (role, buffer) in [("cos", self.cos), ("sin", self.sin)] {
-            let port = host.graph(graph).require_input(role)?;
-            let info = host.graph(graph);
-            let tensor = &info.inputs[port];
+            let port = Port::Input(host.graph(graph).require_input(role)?);
+            host.bind(graph, port, buffer, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Why a graph cannot read these tables.
+    fn misfit(&self, host: &Host, graph: GraphId) -> Option<Error> {
+        let info = host.graph(graph);
+        for role in ["cos", "sin"] {
+            let tensor = match info.require_input(role) {
+                Ok(port) => &info.inputs[port],
+                Err(error) => return Some(error),
+            };
             if tensor.dtype != self.dtype || tensor.elements() != self.rows * self.width {
-                return Err(Error::graph(format!(
+                return Some(Error::graph(format!(
                     "graph {:?}: tensor {tensor}: expected {} with {} rows of {} values, as in \
                      the graphs before it",
                     info.name, self.dtype, self.rows, self.width
                 )));
             }
-            host.bind(graph, Port::Input(port), buffer, 0)?;
         }
-        Ok(())
+        None
     }
 
     /// Writes the tables that [`Rope::compute`] made.
@@ -246,6 +272,33 @@ impl RopeSlot {
         let first = row * self.width;
         write(host, self.cos, self.dtype, first, &rope.cos[..self.width]);
         write(host, self.sin, self.dtype, first, &rope.sin[..self.width]);
+    }
+}
+
+/// The rotary tables of all graphs of a step, which [`Rope::bind_all`] makes.
+#[derive(Debug)]
+pub struct RopeTables {
+    /// One for each size and element type of `cos` and `sin` among the graphs.
+    slots: Vec<RopeSlot>,
+    rows: usize,
+    /// The position that the tables are filled from.
+    first: Option<usize>,
+}
+
+impl RopeTables {
+    /// Fills all rows with the tables of the positions from `first` on. Each position is computed
+    /// once; tables that are filled from `first` already stay as they are.
+    pub fn fill(&mut self, host: &mut Host, rope: &mut Rope, first: usize) {
+        if self.first == Some(first) || self.slots.is_empty() {
+            return;
+        }
+        for row in 0..self.rows {
+            rope.compute(first + row);
+            for slot in &self.slots {
+                slot.write_row(host, rope, row);
+            }
+        }
+        self.first = Some(first);
     }
 }
 

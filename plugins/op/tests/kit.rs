@@ -215,3 +215,78 @@ fn a_snapshot_in_the_memory_of_one_that_was_dropped_holds_its_own_state() {
     assert_eq!(visible(&step(&mut op, 6.0), 2), visible(&cache(&[1.0, 4.0]), 2));
     assert!(op.restore(longer).unwrap_err().message().contains("was dropped"));
 }
+
+/// Rotary tables of three graphs, two of which are alike.
+struct Turning {
+    rope: qhx_op::fill::Rope,
+    tables: qhx_op::fill::RopeTables,
+    graphs: Vec<GraphId>,
+    logits: View,
+    position: usize,
+}
+
+impl Op for Turning {
+    fn describe() -> OpDescription {
+        OpDescription { name: "turning".into(), ..Toy::describe() }
+    }
+
+    fn open(host: &mut Host) -> Result<Self> {
+        let graphs = ["a", "b", "c"].map(|name| host.require_graph("/graphs", name));
+        let graphs = graphs.into_iter().collect::<Result<Vec<_>>>()?;
+        let rope = qhx_op::fill::Rope::new(4, 1e4)?;
+        let tables = rope.bind_all(host, &graphs, 2)?;
+        let buffer = host.allocate(4)?;
+        let logits = View { buffer, dtype: DType::F32, offset: 0, len: 1 };
+        Ok(Self { rope, tables, graphs, logits, position: 0 })
+    }
+
+    fn info(&self) -> OpInfo {
+        OpInfo { vocab: 1, max_ctx: 64, ..OpInfo::default() }
+    }
+
+    fn reset(&mut self, _: &mut Host) -> Result<()> {
+        self.position = 0;
+        Ok(())
+    }
+
+    fn position(&self) -> usize {
+        self.position
+    }
+
+    fn decode(&mut self, host: &mut Host, _: u32) -> Result<View> {
+        self.tables.fill(host, &mut self.rope, self.position);
+        self.graphs.iter().try_for_each(|&graph| host.execute(graph))?;
+        self.position += 2;
+        Ok(self.logits)
+    }
+}
+
+#[test]
+fn graphs_share_rotary_tables_in_the_form_that_each_has() {
+    let table = |dtype, width| [tensor("cos", dtype, [2, width]), tensor("sin", dtype, [2, width])];
+    let mut op = OpHarness::new()
+        .graph(graph("a", table(DType::F32, 2), []))
+        .graph(graph("b", table(DType::F16, 4), []))
+        .graph(graph("c", table(DType::F32, 2), []))
+        .open::<Turning>()
+        .unwrap();
+    for first in [0.0_f32, 2.0, 0.0, 0.0] {
+        if first == 0.0 {
+            op.reset().unwrap();
+        }
+        op.decode(0).unwrap();
+        for (name, turn) in [("cos", f32::cos as fn(f32) -> f32), ("sin", f32::sin)] {
+            // Angles p and p / 100 of two positions.
+            let half: Vec<f32> = [first, first + 1.0]
+                .into_iter()
+                .flat_map(|p| [turn(p), turn(p * 1e4_f32.powf(-0.5))])
+                .collect();
+            assert_eq!(op.bound("a", name).unwrap(), half);
+            assert_eq!(op.bound("c", name).unwrap(), half);
+            let both = [&half[..2], &half[..2], &half[2..], &half[2..]].concat();
+            let found = op.bound("b", name).unwrap();
+            let close = found.iter().zip(&both).all(|(f, e)| (f - e).abs() < 1e-3);
+            assert!(found.len() == both.len() && close, "{found:?} {both:?}");
+        }
+    }
+}
