@@ -2,7 +2,7 @@
 
 use qhx_op::fill::{Rope, RopeTables};
 use qhx_op::kernels::{f16_to_f32, f32_to_f16};
-use qhx_op::{BufferId, DType, Error, GraphId, Host, LogLevel, Port, Result};
+use qhx_op::{BufferId, DType, Error, ErrorCode, GraphId, Host, LogLevel, Port, Result};
 
 use crate::route::{Choice, sparsemixer};
 
@@ -175,11 +175,12 @@ impl Router {
     ) -> Result<[Choice; 2]> {
         layers.router.read(host, row * layers.experts, &mut self.scores);
         let choices = sparsemixer(&self.scores, self.jitter).ok_or_else(|| {
-            Error::graph(format!(
-                "graph {:?}: the router's scores at position {position} are no numbers; the hidden \
-                 state has overflowed or the weights are damaged",
+            let message = format!(
+                "graph {:?}: the router's scores at position {position} are NaN or infinite; the \
+                 hidden state has overflowed, or the weights or the embedding table are damaged",
                 host.graph(layers.graphs[layer]).name
-            ))
+            );
+            Error::new(ErrorCode::EXECUTE, message)
         })?;
         if self.trace {
             let [a, b] = choices;
