@@ -141,18 +141,25 @@ fn rows_that_do_not_fit_the_cache_are_refused() {
     }
 }
 
-/// A toy whose graph `step` gives rows of `new`, and what its cache was at the last step.
-fn counting() -> (OpHarness, Rc<Cell<f32>>, Rc<RefCell<Vec<f32>>>) {
-    let (new, past) = (Rc::new(Cell::new(0.0)), Rc::new(RefCell::new(Vec::new())));
-    let (give, seen) = (Rc::clone(&new), Rc::clone(&past));
+/// What a test puts into the cache of [`counting`], and what was in it at the last step.
+#[derive(Default, Clone)]
+struct Rows {
+    new: Rc<Cell<f32>>,
+    past: Rc<RefCell<Vec<f32>>>,
+}
+
+/// A toy whose graph `step` gives rows that end with `Rows::new`.
+fn counting() -> (OpHarness, Rows) {
+    let rows = Rows::default();
+    let shared = rows.clone();
     let harness = harness([2, 2, 3]).script(move |step| {
         if step.graph() == "step" {
-            *seen.borrow_mut() = step.input("past_k")?;
-            step.set("new_k", &[1., 1., 1., 1., 1., give.get()])?;
+            *shared.past.borrow_mut() = step.input("past_k")?;
+            step.set("new_k", &[1., 1., 1., 1., 1., shared.new.get()])?;
         }
         Ok(())
     });
-    (harness, new, past)
+    (harness, rows)
 }
 
 /// The cache with the given last values of rows.
@@ -172,7 +179,7 @@ fn visible(cache: &[f32], rows: usize) -> Vec<f32> {
 
 #[test]
 fn a_row_that_is_not_finite_fails_the_step_and_stays_out_of_the_cache() {
-    let (harness, new, past) = counting();
+    let (harness, Rows { new, past }) = counting();
     let mut op = harness.open::<Toy>().unwrap();
     op.decode(0).unwrap();
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -192,9 +199,9 @@ fn a_row_that_is_not_finite_fails_the_step_and_stays_out_of_the_cache() {
 
 #[test]
 fn a_snapshot_in_the_memory_of_one_that_was_dropped_holds_its_own_state() {
-    let (harness, new, past) = counting();
+    let (harness, Rows { new, past }) = counting();
     let mut op = harness.open::<Toy>().unwrap();
-    let mut step = |op: &mut qhx_op::harness::OpenOp, value| {
+    let step = |op: &mut qhx_op::harness::OpenOp, value| {
         new.set(value);
         op.decode(0).unwrap();
         past.borrow().clone()
