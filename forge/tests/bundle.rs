@@ -1,7 +1,7 @@
 //! `forge` on the fixtures: what the folder holds, that it is the same every time, and what is refused.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use qhx_core::manifest::{ChatStyle, Manifest};
@@ -10,10 +10,7 @@ use qhx_forge::compile::Compiler;
 use qhx_forge::graph::{Elem, Graph, Origin};
 use qhx_forge::weight::Storage;
 use qhx_forge::{ForgeOptions, Precision, Progress, Silent, forge};
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
-}
+use qhx_places::fixture;
 
 /// Writes the names of a context's graphs instead of a binary, and keeps the graphs.
 #[derive(Default)]

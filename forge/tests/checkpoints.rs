@@ -1,21 +1,18 @@
 //! Checkpoints that are damaged, incomplete or hostile: an error that says so, never a panic.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use qhx_core::{Error, ErrorKind};
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::recipes::{Precision, RecipeOptions, recipe};
 use qhx_forge::{ForgeOptions, Silent, forge};
+use qhx_places::fixture;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
-}
 
 /// A copy of a fixture to damage.
 fn copy(name: &str) -> TempDir {

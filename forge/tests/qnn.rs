@@ -28,6 +28,7 @@ use qhx_forge::qnn::QnnCompiler;
 use qhx_forge::recipes::{Precision, Recipe, RecipeOptions, Task, recipe};
 use qhx_forge::weight::{RowSource, Storage, Weight};
 use qhx_forge::{ForgeOptions, Progress, Silent, forge, forge_checkpoint};
+use qhx_places::fixture;
 use rten::{Model, ValueOrView};
 use rten_tensor::Tensor;
 use rten_tensor::prelude::*;
@@ -489,10 +490,6 @@ fn progress_counts_weights_and_a_cancelled_compilation_leaves_nothing() {
     assert_eq!(error.kind(), ErrorKind::Cancelled);
     assert_eq!(progress.done.len(), 2);
     assert!(!out.exists());
-}
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
 }
 
 /// Runs the compiled graphs of a recipe as their host-op does.

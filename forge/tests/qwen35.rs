@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use half::f16;
 use qhx_forge::checkpoint::Checkpoint;
@@ -11,6 +11,7 @@ use qhx_forge::graph::{Elem, Graph};
 use qhx_forge::progress::Silent;
 use qhx_forge::recipes::{Precision, Recipe, RecipeOptions, recipe};
 use qhx_forge::weight::{Storage, Weight, fits_f16};
+use qhx_places::fixture;
 use rten::{Model, ValueOrView};
 use rten_tensor::Tensor;
 use rten_tensor::prelude::*;
@@ -165,10 +166,6 @@ fn compare(dir: &Path, precision: Precision, shards: usize) -> (f32, usize, usiz
         }
     }
     (worst, same, total)
-}
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
 }
 
 #[test]

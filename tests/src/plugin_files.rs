@@ -4,10 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
-/// The folder of the workspace.
-pub fn workspace() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."))
-}
+pub use qhx_places::workspace;
 
 /// The file name of a plugin library.
 pub fn library_name(library: &str) -> String {
@@ -39,7 +36,7 @@ pub fn build_example(package: &str, name: &str) -> PathBuf {
 /// Runs `cargo build` in a workspace and answers with the folder of what it builds.
 pub(crate) fn run(root: &Path, what: &[&str]) -> PathBuf {
     let _guard = ONE_AT_A_TIME.lock();
-    let mut command = Command::new(env!("CARGO"));
+    let mut command = qhx_places::cargo();
     cargo_build(&mut command, root, what);
     profile_folder().with_file_name("debug")
 }

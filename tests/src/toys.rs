@@ -10,6 +10,7 @@ use qhx_core::manifest::Manifest;
 use qhx_core::op::Logits;
 use qhx_core::{CancelToken, Result};
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
+pub use qhx_places::fixture;
 use qhx_plugins::{PluginOptions, Plugins};
 use safetensors::SafeTensors;
 use serde::Deserialize;
@@ -106,11 +107,6 @@ impl Goldens {
         let tokens = choices.chunks_exact(2 * layers);
         tokens.map(|token| token.chunks_exact(2).map(|c| [c[0], c[1]]).collect()).collect()
     }
-}
-
-/// The folder of a fixture.
-pub fn fixture(name: &str) -> PathBuf {
-    plugin_files::workspace().join("tests/fixtures").join(name)
 }
 
 /// Goldens of a checkpoint folder.

@@ -175,7 +175,7 @@ impl Variant {
         let root = self.lay_out();
         let target = root.join(format!("target{}", way.name));
         let mut command = match way.toolchain {
-            None => Command::new(env!("CARGO")),
+            None => qhx_places::cargo(),
             Some(toolchain) => {
                 let mut command = Command::new("rustup");
                 command.args(["run", toolchain, "cargo"]);

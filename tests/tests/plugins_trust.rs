@@ -22,7 +22,7 @@ fn misbehaving() -> &'static Path {
 }
 
 fn prober() -> Prober {
-    Prober::new(env!("CARGO_BIN_EXE_probe"), [] as [&str; 0])
+    Prober::new(qhx_places::program("probe"), [] as [&str; 0])
 }
 
 /// A folder of the user's own with one installed plugin.

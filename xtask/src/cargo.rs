@@ -1,5 +1,6 @@
 //! Runs cargo and other programs in the workspace.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -10,17 +11,10 @@ pub(crate) type Result<T> = std::result::Result<T, String>;
 pub(crate) const PLUGINS: [&str; 3] =
     ["qhx-ops-llama-plugin", "qhx-ops-phimoe-plugin", "qhx-ops-qwen35-plugin"];
 
-/// The workspace's folder.
-pub(crate) fn root() -> &'static Path {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent().unwrap_or(here)
-}
-
 /// A cargo command in the workspace.
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
-    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(program);
-    command.args(arguments).current_dir(root());
+    let mut command = qhx_places::cargo();
+    command.args(arguments).current_dir(qhx_places::workspace());
     command
 }
 
@@ -56,16 +50,25 @@ pub(crate) fn works(command: &mut Command) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// The folder of built files for a profile: beside that of this program's own profile, wherever
-/// cargo was told to build.
-fn target(profile: &str) -> PathBuf {
-    let here = std::env::current_exe().unwrap_or_else(|_| root().join("target/debug/xtask"));
-    here.ancestors().nth(2).unwrap_or(root()).join(profile)
+/// Builds packages with more `arguments` and answers with the path of the program `name`, wherever cargo was told to
+/// put it.
+pub(crate) fn build(packages: &[&str], arguments: &[&str], name: &str) -> Result<PathBuf> {
+    let mut build = cargo(&["build", "--message-format", "json-render-diagnostics"]);
+    for package in packages {
+        build.args(["--package", package]);
+    }
+    let messages = output(build.args(arguments))?;
+    executables(&messages).remove(name).ok_or_else(|| format!("cargo built no program {name:?}"))
 }
 
-/// The built program.
-pub(crate) fn program(profile: &str, name: &str) -> PathBuf {
-    target(profile).join(format!("{name}{}", std::env::consts::EXE_SUFFIX))
+/// The programs among cargo's messages, by name.
+fn executables(messages: &str) -> HashMap<String, PathBuf> {
+    let executable = |line: &str| {
+        let message: serde_json::Value = serde_json::from_str(line).ok()?;
+        let (name, path) = (message["target"]["name"].as_str()?, message["executable"].as_str()?);
+        Some((name.to_owned(), PathBuf::from(path)))
+    };
+    messages.lines().filter_map(executable).collect()
 }
 
 fn show(command: &Command) -> String {
@@ -76,4 +79,22 @@ fn show(command: &Command) -> String {
         shown.push_str(&argument.to_string_lossy());
     }
     shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_where_cargo_says() {
+        let messages = concat!(
+            r#"{"reason":"compiler-artifact","target":{"name":"serde"},"executable":null}"#,
+            "\n",
+            r#"{"reason":"compiler-artifact","target":{"name":"qhx"},"executable":"/a b/qhx"}"#,
+            "\nnot a message\n",
+            r#"{"reason":"build-finished","success":true}"#,
+        );
+        let expected = HashMap::from([("qhx".to_owned(), PathBuf::from("/a b/qhx"))]);
+        assert_eq!(executables(messages), expected);
+    }
 }

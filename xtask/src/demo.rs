@@ -2,14 +2,11 @@
 
 use std::process::Command;
 
-use crate::cargo::{self, PLUGINS, Result, cargo, program};
+use crate::cargo::{self, PLUGINS, Result};
 
 /// Runs `qhx demo` with `arguments`.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
-    let mut build = cargo(&["build", "--release", "--package", "qhx"]);
-    for plugin in PLUGINS {
-        build.args(["--package", plugin]);
-    }
-    cargo::run(&mut build)?;
-    cargo::run(Command::new(program("release", "qhx")).arg("demo").args(arguments))
+    let packages = [&["qhx"][..], &PLUGINS].concat();
+    let qhx = cargo::build(&packages, &["--release"], "qhx")?;
+    cargo::run(Command::new(qhx).arg("demo").args(arguments))
 }

@@ -22,6 +22,10 @@ fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let command = arguments.next();
     let rest: Vec<String> = arguments.collect();
+    if qhx_places::find_workspace().is_none() {
+        eprintln!("error: this is no checkout of qhx: run `cargo xtask` inside of one");
+        return ExitCode::FAILURE;
+    }
     let result = match command.as_deref() {
         Some("demo") => demo::run(&rest),
         Some("test") => test::Options::parse(&rest).and_then(|options| test::run(&options)),

@@ -1,9 +1,9 @@
 //! The whole test run.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::cargo::{self, PLUGINS, Result, cargo, program, works};
+use crate::cargo::{self, PLUGINS, Result, cargo, works};
 use crate::targets;
 
 /// What to run.
@@ -48,12 +48,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         licences(&mut skipped)?;
     }
     // The plugins first: the program finds them beside itself, and the tests by their file.
-    let mut build = cargo(&["build", "--package", "qhx"]);
-    for plugin in PLUGINS {
-        build.args(["--package", plugin]);
-    }
-    cargo::run(&mut build)?;
-    let libraries = runtime(&mut skipped);
+    let qhx = cargo::build(&[&["qhx"][..], &PLUGINS].concat(), &[], "qhx")?;
+    let libraries = runtime(&qhx, &mut skipped);
     let test = |arguments: &[&str]| {
         let mut command = cargo(arguments);
         if let Some((htp, system)) = &libraries {
@@ -65,7 +61,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     };
     test(&["test", "--workspace"])?;
     eprintln!("the same with the host-ops linked in");
-    test(&["test", "--package", "qhx", "--features", "builtin-ops,parquet"])?;
+    test(&["test", "--package", "qhx", "--features", PROGRAM])?;
     ray(&mut skipped)?;
     let mut families = vec!["test", "--package", "qhx-tests", "--features", "builtin-ops"];
     for name in FAMILY_TESTS {
@@ -92,6 +88,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// Tests of `qhx-tests` that run the same with host-ops loaded and linked in. The others are about
 /// plugins.
 const FAMILY_TESTS: [&str; 4] = ["qwen35", "llama", "embed", "bad_bundles"];
+
+/// What the program can do beyond the default: host-ops linked in, Parquet files.
+const PROGRAM: &str = "builtin-ops,parquet";
 
 const BUILTIN: &str = "qhx/builtin-ops,qhx/parquet,qhx-tests/builtin-ops";
 
@@ -143,24 +142,24 @@ fn ray(skipped: &mut Skipped) -> Result<()> {
         skipped.add("ray example", "ray is not installed: pip install 'ray[data]'");
         return Ok(());
     }
-    let script = cargo::root().join("examples/ray_embed/check.sh");
-    cargo::run(Command::new(script).arg(program("debug", "qhx")).env("PYTHON", python))
+    let qhx = cargo::build(&["qhx"], &["--features", PROGRAM], "qhx")?;
+    let script = qhx_places::workspace().join("examples/ray_embed/check.sh");
+    cargo::run(Command::new(script).arg(qhx).env("PYTHON", python))
 }
 
 /// The QNN libraries: those of the environment, or those that the program installs.
-fn runtime(skipped: &mut Skipped) -> Option<(PathBuf, PathBuf)> {
+fn runtime(qhx: &Path, skipped: &mut Skipped) -> Option<(PathBuf, PathBuf)> {
     let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     if let (Some(htp), Some(system)) = (set("QHX_QNN_HTP"), set("QHX_QNN_SYSTEM")) {
         return Some((htp, system));
     }
-    let qhx = program("debug", "qhx");
-    let install = cargo::run(Command::new(&qhx).args(["runtime", "install"]));
+    let install = cargo::run(Command::new(qhx).args(["runtime", "install"]));
     if let Err(why) = install {
         skipped.add("qnn tier", &why);
         return None;
     }
     let path = |library: &str| {
-        let printed = cargo::output(Command::new(&qhx).args(["runtime", "path", library]));
+        let printed = cargo::output(Command::new(qhx).args(["runtime", "path", library]));
         printed.map(|path| PathBuf::from(path.trim_end()))
     };
     match (path("--htp"), path("--system")) {

@@ -13,9 +13,9 @@ fn bundle() -> &'static Path {
     let (_, bundle) = BUNDLE.get_or_init(|| {
         let folder = folder();
         let out = folder.path().join("encoder");
-        let toys = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+        let toy = qhx_places::fixture("embed-mistral-toy");
         Program::qhx(folder.path())
-            .args([Path::new("forge"), &toys.join("embed-mistral-toy"), Path::new("--out"), &out])
+            .args([Path::new("forge"), &toy, Path::new("--out"), &out])
             .args(["--task", "embed", "--shards", "2", "--max-ctx", "40", "--cpu-only"])
             .run()
             .ok();

@@ -167,13 +167,10 @@ fn failures_are_json_when_json_is_asked_for() {
 #[test]
 fn a_reader_that_leaves_is_no_failure() {
     let folder = folder();
-    let program = env!("CARGO_BIN_EXE_qhx");
+    let program = qhx_places::program("qhx");
     let status = std::process::Command::new("sh")
-        .args([
-            "-c",
-            "\"$0\" completions bash | head -c 10 >/dev/null; exit ${PIPESTATUS:-0}",
-            program,
-        ])
+        .args(["-c", "\"$0\" completions bash | head -c 10 >/dev/null; exit ${PIPESTATUS:-0}"])
+        .arg(program)
         .current_dir(folder.path())
         .stderr(std::process::Stdio::piped())
         .output()

@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use qhx_places::fixture;
 use serde_json::Value;
 
-use crate::run::{Program, fixture, folder};
+use crate::run::{Program, folder};
 
 /// A bundle with prompt graphs of 64 tokens.
 fn forge(folder: &Path, experts: &str) -> PathBuf {

@@ -70,7 +70,7 @@ fn shared_weights_are_kept_once_and_not_loaded_by_the_emulator() {
     let folder = folder();
     let qhx =
         || Program::qhx(folder.path()).env("QHX_QNN_HTP", &htp).env("QHX_QNN_SYSTEM", &system);
-    let toy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/mistral-toy");
+    let toy = qhx_places::fixture("mistral-toy");
     let forge = |out: &str, extra: &[&str]| {
         let report = qhx()
             .args([Path::new("forge"), &toy, Path::new("--out"), Path::new(out)])

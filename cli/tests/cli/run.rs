@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use qhx_places::{fixture, program};
+
 /// What a program did.
 #[derive(Debug)]
 pub struct Run {
@@ -36,9 +38,9 @@ pub struct Program {
 }
 
 impl Program {
-    fn at(path: &str, folder: &Path) -> Self {
+    fn at(name: &str, folder: &Path) -> Self {
         plugin();
-        let mut command = Command::new(path);
+        let mut command = Command::new(program(name));
         command.current_dir(folder);
         for name in [
             "QHX_QNN_HTP",
@@ -60,17 +62,17 @@ impl Program {
 
     /// `qhx`, in `folder`.
     pub fn qhx(folder: &Path) -> Self {
-        Self::at(env!("CARGO_BIN_EXE_qhx"), folder)
+        Self::at("qhx", folder)
     }
 
     /// `qhx_generate`, in `folder`.
     pub fn classic(folder: &Path) -> Self {
-        Self::at(env!("CARGO_BIN_EXE_qhx_generate"), folder)
+        Self::at("qhx_generate", folder)
     }
 
     /// `qhx_embed`, in `folder`.
     pub fn embed(folder: &Path) -> Self {
-        Self::at(env!("CARGO_BIN_EXE_qhx_embed"), folder)
+        Self::at("qhx_embed", folder)
     }
 
     /// Adds arguments.
@@ -125,19 +127,9 @@ impl Program {
     }
 }
 
-/// The folder of the workspace.
-fn workspace() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in the workspace")
-}
-
 /// The toy checkpoint.
 pub fn checkpoint() -> PathBuf {
     fixture("qwen35-tied")
-}
-
-/// A checkpoint of the repository.
-pub fn fixture(name: &str) -> PathBuf {
-    workspace().join("tests/fixtures").join(name)
 }
 
 /// Builds the plugin beside the program, unless the host-ops are linked in.
@@ -147,13 +139,14 @@ fn plugin() {
     if *built {
         return;
     }
-    let profile = Path::new(env!("CARGO_BIN_EXE_qhx")).parent().expect("a folder");
-    let status = Command::new(env!("CARGO"))
+    let qhx = program("qhx");
+    let profile = qhx.parent().expect("a folder");
+    let status = qhx_places::cargo()
         .args(["build", "--quiet", "--package", "qhx-ops-qwen35-plugin"])
         .args(["--package", "qhx-ops-llama-plugin", "--package", "qhx-ops-phimoe-plugin"])
         .arg("--target-dir")
         .arg(profile.parent().expect("a profile lies in the target folder"))
-        .current_dir(workspace())
+        .current_dir(qhx_places::workspace())
         .status()
         .expect("cargo runs");
     assert!(status.success(), "the plugin is built");
@@ -216,6 +209,7 @@ pub fn edit_manifest(bundle: &Path, edit: impl FnOnce(&mut serde_json::Value)) {
 pub fn neutral(text: &str, folder: &Path) -> String {
     let mut text = text.replace(&*folder.to_string_lossy(), "[folder]");
     text = text.replace(&*bundle().to_string_lossy(), "[bundle]");
-    let program = Path::new(env!("CARGO_BIN_EXE_qhx")).parent().expect("a folder");
-    text.replace(&*program.to_string_lossy(), "[program]")
+    let qhx = program("qhx");
+    let folder = qhx.parent().expect("a folder");
+    text.replace(&*folder.to_string_lossy(), "[program]")
 }

@@ -11,7 +11,7 @@ use crate::qnn::libraries;
 use crate::run::{Program, folder};
 
 fn configs() -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/configs");
+    let folder = qhx_places::workspace().join("tests/configs");
     let mut found: Vec<_> = std::fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().path())

@@ -9,7 +9,7 @@ use crate::manifest::Manifest;
 use crate::{ErrorKind, Result};
 
 fn fixture(file: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen35-tied").join(file)
+    qhx_places::fixture("qwen35-tied").join(file)
 }
 
 fn fixture_json(file: &str) -> Value {

@@ -1,0 +1,108 @@
+//! What `cargo xtask` runs, and where: against stand-ins for cargo and rustup that write down how they are called.
+#![cfg(unix)]
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A checkout with nothing in it but what tells it apart, and programs that write down how they are called.
+struct Scene {
+    root: tempfile::TempDir,
+    _turn: MutexGuard<'static, ()>,
+}
+
+/// Scenes take turns: a process that one test starts while another still writes its programs would keep these open,
+/// and the system runs no program that is open for writing.
+static TURN: Mutex<()> = Mutex::new(());
+
+impl Scene {
+    fn new() -> Self {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let scene = Self { root: tempfile::tempdir().unwrap(), _turn: turn };
+        for folder in ["checkout/xtask", "bin", "built here", "moved"] {
+            fs::create_dir_all(scene.path(folder)).unwrap();
+        }
+        fs::write(scene.path("checkout/xtask/Cargo.toml"), "").unwrap();
+        scene.script(
+            "bin/cargo",
+            r#"echo "$PWD: cargo $*" >> "$SCENE/calls"
+            case "$1" in build)
+                echo "{\"target\":{\"name\":\"qhx\"},\"executable\":\"$SCENE/built here/qhx\"}";;
+            esac"#,
+        );
+        scene.script("bin/rustup", r#"echo "$INSTALLED""#);
+        scene.script("built here/qhx", r#"echo "$0 $*" >> "$SCENE/calls""#);
+        scene
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.root.path().canonicalize().unwrap().join(name)
+    }
+
+    fn script(&self, name: &str, body: &str) {
+        fs::write(self.path(name), format!("#!/bin/sh\n{body}\n")).unwrap();
+        fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// Runs a copy of the program that lies outside of the checkout, as `cargo run` would.
+    fn xtask(&self, arguments: &[&str]) -> Output {
+        self.command(&self.path("checkout/xtask"), arguments).output().unwrap()
+    }
+
+    fn command(&self, manifest: &Path, arguments: &[&str]) -> Command {
+        let program = self.path("moved/xtask");
+        fs::copy(qhx_places::program("xtask"), &program).unwrap();
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .current_dir(self.path("moved"))
+            .env("CARGO_MANIFEST_DIR", manifest)
+            .env("CARGO", self.path("bin/cargo"))
+            .env("PATH", format!("{}:/usr/bin:/bin", self.path("bin").display()))
+            .env("SCENE", self.root.path().canonicalize().unwrap())
+            .env("INSTALLED", "aarch64-linux-android\naarch64-unknown-linux-gnu")
+            .env("QHX_RAY_PYTHON", "false")
+            .env("QHX_QNN_HTP", "libQnnHtp.so")
+            .env("QHX_QNN_SYSTEM", "libQnnSystem.so")
+            .env_remove("QHX_REQUIRE_TIERS");
+        command
+    }
+
+    fn calls(&self) -> String {
+        fs::read_to_string(self.path("calls")).unwrap_or_default()
+    }
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn cargo_runs_in_the_checkout_that_cargo_names_and_programs_lie_where_it_put_them() {
+    let scene = Scene::new();
+    let output = scene.xtask(&["demo", "--backend", "cpu"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let checkout = scene.path("checkout");
+    let calls = scene.calls();
+    let [build, demo] = calls.lines().collect::<Vec<_>>()[..] else { panic!("{calls}") };
+    assert!(build.starts_with(&format!("{}: cargo build ", checkout.display())), "{build}");
+    let qhx = scene.path("built here/qhx");
+    assert_eq!(demo, format!("{} demo --backend cpu", qhx.display()));
+}
+
+#[test]
+fn without_cargo_the_current_folder_tells_the_checkout() {
+    let scene = Scene::new();
+    let mut command = scene.command(&scene.path("moved"), &["demo"]);
+    let output = command.current_dir(scene.path("checkout/xtask")).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(scene.calls().starts_with(&format!("{}: cargo", scene.path("checkout").display())));
+
+    let mut command = scene.command(&scene.path("moved"), &["demo"]);
+    let output = command.env_remove("CARGO_MANIFEST_DIR").output().unwrap();
+    assert!(!output.status.success());
+    assert!(stderr(&output).contains("no checkout of qhx"), "{}", stderr(&output));
+}
