@@ -29,7 +29,7 @@ fn main() -> ExitCode {
     let result = match command.as_deref() {
         Some("demo") => demo::run(&rest),
         Some("test") => test::Options::parse(&rest).and_then(|options| test::run(&options)),
-        Some("check-targets") => targets::parse(&rest).and_then(targets::run),
+        Some("check-targets") => targets::parse(&rest).and_then(targets::check),
         Some("help" | "--help" | "-h") => {
             eprint!("{HELP}");
             return ExitCode::SUCCESS;

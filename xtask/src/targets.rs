@@ -32,8 +32,17 @@ pub(crate) fn parse(arguments: &[String]) -> Result<bool> {
     }
 }
 
-/// Checks every installed target.
-pub(crate) fn run(require_all: bool) -> Result<()> {
+/// Checks every installed target, and fails if one is not installed where all are required.
+pub(crate) fn check(require_all: bool) -> Result<()> {
+    let missing = run()?;
+    if require_all && !missing.is_empty() {
+        return Err(format!("targets that are not installed: {}", missing.join(", ")));
+    }
+    Ok(())
+}
+
+/// Checks every installed target and answers with the others.
+pub(crate) fn run() -> Result<Vec<&'static str>> {
     let installed = cargo::output(Command::new("rustup").args(["target", "list", "--installed"]));
     let installed = installed.unwrap_or_default();
     let mut missing = Vec::new();
@@ -50,8 +59,5 @@ pub(crate) fn run(require_all: bool) -> Result<()> {
         check.args(["--features", "qhx/builtin-ops"]);
         cargo::run(&mut check)?;
     }
-    if require_all && !missing.is_empty() {
-        return Err(format!("targets that are not installed: {}", missing.join(", ")));
-    }
-    Ok(())
+    Ok(missing)
 }

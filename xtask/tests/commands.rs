@@ -106,3 +106,19 @@ fn without_cargo_the_current_folder_tells_the_checkout() {
     assert!(!output.status.success());
     assert!(stderr(&output).contains("no checkout of qhx"), "{}", stderr(&output));
 }
+
+#[test]
+fn the_last_line_of_a_test_run_names_every_tier_and_target_that_was_left_out() {
+    let scene = Scene::new();
+    let output = scene.xtask(&["test"]);
+    let text = stderr(&output);
+    assert!(output.status.success(), "{text}");
+    let last = text.lines().last().unwrap();
+    assert!(last.starts_with("passed, without: "), "{last}");
+    assert!(last.contains("ray") && last.contains("target aarch64-pc-windows-msvc"), "{last}");
+    assert!(!last.contains("android"), "{last}");
+
+    let output = scene.xtask(&["test", "--require-all"]);
+    assert!(!output.status.success());
+    assert!(stderr(&output).contains("target aarch64-pc-windows-msvc"), "{}", stderr(&output));
+}
