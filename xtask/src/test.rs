@@ -89,7 +89,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 /// Tests of `qhx-tests` that run the same with host-ops loaded and linked in. The others are about
 /// plugins.
-const FAMILY_TESTS: [&str; 4] = ["qwen35", "llama", "embed", "bad_bundles"];
+const FAMILY_TESTS: [&str; 5] = ["qwen35", "llama", "phimoe", "embed", "bad_bundles"];
 
 /// What the program can do beyond the default: host-ops linked in, Parquet files.
 const PROGRAM: &str = "builtin-ops,parquet";

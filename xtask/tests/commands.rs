@@ -122,3 +122,20 @@ fn the_last_line_of_a_test_run_names_every_tier_and_target_that_was_left_out() {
     assert!(!output.status.success());
     assert!(stderr(&output).contains("target aarch64-pc-windows-msvc"), "{}", stderr(&output));
 }
+
+#[test]
+fn every_family_is_tested_with_its_op_linked_in() {
+    let scene = Scene::new();
+    assert!(scene.xtask(&["test", "--fast"]).status.success());
+    let calls = scene.calls();
+    let linked = |line: &&str| line.contains("test --package qhx-tests --features builtin-ops");
+    let line = calls.lines().find(linked).unwrap_or_else(|| panic!("{calls}"));
+    let families = fs::read_dir(qhx_places::workspace()).unwrap().filter_map(|entry| {
+        entry.unwrap().file_name().to_str()?.strip_prefix("ops-").map(str::to_owned)
+    });
+    let families: Vec<_> = families.collect();
+    assert!(families.len() >= 3, "{families:?}");
+    for family in families {
+        assert!(line.contains(&format!("--test {family}")), "{family}: {line}");
+    }
+}
