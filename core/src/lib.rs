@@ -9,6 +9,7 @@ pub mod bindings;
 mod buffer;
 mod cancel;
 pub mod child;
+pub mod compare;
 pub mod engine;
 mod error;
 pub mod files;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use qhx_core::backend::{Backend, ContextSource};
+use qhx_core::compare::Distance;
 use qhx_core::{
     CancelToken, DType, Error, ErrorKind, GraphId, GraphInfo, Port, Result, TensorInfo, Workspace,
 };
@@ -80,7 +81,9 @@ pub(crate) fn compare(
                         ),
                     ));
                 };
-                let (cosine, error) = distance(&values, expected);
+                // What is not finite agrees with nothing.
+                let (cosine, error) = Distance::of(&values, expected)
+                    .map_or((0.0, f64::INFINITY), |distance| (distance.cosine, distance.relative));
                 rows.push(CheckRow {
                     context: source.key.clone(),
                     graph: info.name.clone(),
@@ -218,27 +221,6 @@ fn unsupported(tensor: &TensorInfo) -> Error {
     )
 }
 
-/// Cosine, and the largest difference relative to the largest expected element. Anything that is not a
-/// number makes them 0 and infinite.
-fn distance(values: &[f32], expected: &[f32]) -> (f64, f64) {
-    let (mut dot, mut left, mut right, mut error, mut peak) = (0f64, 0f64, 0f64, 0f64, 0f64);
-    for (&a, &b) in values.iter().zip(expected) {
-        let (a, b) = (f64::from(a), f64::from(b));
-        if !a.is_finite() || !b.is_finite() {
-            return (0.0, f64::INFINITY);
-        }
-        dot += a * b;
-        left += a * a;
-        right += b * b;
-        error = error.max((a - b).abs());
-        peak = peak.max(b.abs());
-    }
-    if left == 0.0 && right == 0.0 {
-        return (1.0, 0.0);
-    }
-    (dot / (left * right).sqrt().max(f64::MIN_POSITIVE), error / peak.max(f64::MIN_POSITIVE))
-}
-
 /// SplitMix64 (Steele et al. 2014): the same inputs on every machine.
 struct Random(u64);
 
@@ -261,16 +243,6 @@ mod tests {
     use super::*;
     use crate::forge::BackendFactory;
     use crate::progress::Silent;
-
-    #[test]
-    fn distance_sees_direction_size_and_what_is_not_a_number() {
-        assert_eq!(distance(&[1.0, 2.0], &[1.0, 2.0]).1, 0.0);
-        assert!((distance(&[2.0, 4.0], &[1.0, 2.0]).0 - 1.0).abs() < 1e-12);
-        assert_eq!(distance(&[2.0, 4.0], &[1.0, 2.0]).1, 1.0);
-        assert_eq!(distance(&[f32::NAN], &[1.0]).0, 0.0);
-        assert_eq!(distance(&[0.0], &[0.0]), (1.0, 0.0));
-        assert!(distance(&[0.0], &[1.0]).0 < CheckRow::MIN_COSINE);
-    }
 
     /// A backend whose graph `g` hands its input on, each byte changed by `change`.
     fn backend(dtype: DType, output: &str, change: fn(u8) -> u8) -> BackendFactory {
@@ -302,6 +274,13 @@ mod tests {
         assert_eq!(rows.len(), 1);
         assert_eq!((rows[0].graph.as_str(), rows[0].output.as_str()), ("g", "y"));
         assert!(rows[0].agrees() && rows[0].cosine > 0.999_999 && rows[0].error == 0.0, "{rows:?}");
+    }
+
+    #[test]
+    fn graphs_that_answer_nothing_but_nan_do_not_agree() {
+        let nan: fn(u8) -> u8 = |_| 0xff;
+        let rows = check(backend(DType::F16, "y", nan), backend(DType::F32, "y", nan)).unwrap();
+        assert_eq!((rows[0].agrees(), rows[0].cosine, rows[0].error), (false, 0.0, f64::INFINITY));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use half::f16;
 use qhx_core::backend::{Backend, ContextSource};
+use qhx_core::compare::Distance;
 use qhx_core::qnn::{Library, QnnBackend, QnnOptions, Target};
 use qhx_core::{CancelToken, DType, GraphId, Port, Workspace};
 use qhx_forge::Silent;
@@ -154,12 +155,10 @@ fn int8_inputs_agree_with_their_twin_and_with_the_arithmetic() {
             onnx: vec![(name.clone(), written.model)],
             ..ContextSource::default()
         };
-        let mut note = |what: &str, found: &[f32], most: f32| {
-            let peak = expected.iter().fold(0f32, |m, v| m.max(v.abs()));
-            let error =
-                found.iter().zip(&expected).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / peak;
+        let mut note = |what: &str, found: &[f32], most: f64| {
+            let error = Distance::of(found, &expected).unwrap().relative;
             eprintln!("{what} {case:?}: {error:.2e}");
-            if error.is_nan() || error > most {
+            if error > most {
                 wrong.push(format!("{what} {case:?}: {error}"));
             }
         };

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use half::f16;
 use qhx_core::backend::{Backend, ContextSource};
+use qhx_core::compare::Distance;
 use qhx_core::qnn::{Library, QnnBackend, QnnOptions, Target};
 use qhx_core::{
     BufferId, CancelToken, DType, ErrorKind, GraphId, GraphInfo, Port, Result, Workspace,
@@ -198,11 +199,8 @@ fn twin(graph: &Graph, inputs: &[Vec<f32>]) -> Vec<Vec<f32>> {
 }
 
 /// The largest difference, relative to the largest expected value.
-fn error(found: &[f32], expected: &[f32]) -> f32 {
-    assert_eq!(found.len(), expected.len());
-    let scale = expected.iter().fold(0f32, |m, v| m.max(v.abs()));
-    assert!(scale > 0.0 && found.iter().all(|v| v.is_finite()));
-    found.iter().zip(expected).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / scale
+fn error(found: &[f32], expected: &[f32]) -> f64 {
+    Distance::of(found, expected).unwrap().relative
 }
 
 /// Each op on inputs of its own, each result an output.
@@ -625,14 +623,6 @@ fn greedy(
     (same, total)
 }
 
-fn cosine(a: &[f32], b: &[f32]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    let dot = |a: &[f32], b: &[f32]| -> f64 {
-        a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
-    };
-    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
-}
-
 /// Inputs in −1..1, int8 ones in −127..127; a mask hides the first half of every row but keeps its
 /// last position.
 fn inputs(graph: &Graph) -> Vec<Vec<f32>> {
@@ -679,10 +669,10 @@ fn every_graph_of_every_recipe_agrees_with_its_twin() {
                 let (found, expected) = (compiled.run(id, &inputs), twin(graph, &inputs));
                 for ((tensor, a), b) in compiled.info(id).outputs.iter().zip(&found).zip(&expected)
                 {
-                    let cosine = cosine(a, b);
-                    if cosine.is_nan() || cosine < 0.998 {
+                    let distance = Distance::of(a, b);
+                    if !distance.as_ref().is_ok_and(|distance| distance.cosine >= 0.998) {
                         let name = folder.file_name().unwrap().display();
-                        wrong.push(format!("{name} {} {tensor}: {cosine}", graph.name()));
+                        wrong.push(format!("{name} {} {tensor}: {distance:?}", graph.name()));
                     }
                 }
             }

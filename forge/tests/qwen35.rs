@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use half::f16;
+use qhx_core::compare::Distance;
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::{Elem, Graph};
 use qhx_forge::progress::Silent;
@@ -126,7 +127,7 @@ fn ids(value: &Value) -> Vec<usize> {
 }
 
 /// Greedy agreement and the largest difference of recorded logits, over all cases.
-fn compare(dir: &Path, precision: Precision, shards: usize) -> (f32, usize, usize) {
+fn compare(dir: &Path, precision: Precision, shards: usize) -> (f64, usize, usize) {
     let checkpoint = Checkpoint::open(dir).unwrap();
     let options = RecipeOptions { precision, shards, max_ctx: 200, ..RecipeOptions::default() };
     let recipe = recipe(&checkpoint, &options).unwrap();
@@ -135,7 +136,7 @@ fn compare(dir: &Path, precision: Precision, shards: usize) -> (f32, usize, usiz
         serde_json::from_slice(&std::fs::read(dir.join("goldens.json")).unwrap()).unwrap();
     let recorded = std::fs::read(dir.join("goldens.safetensors")).unwrap();
     let recorded = SafeTensors::deserialize(&recorded).unwrap();
-    let (mut worst, mut same, mut total) = (0f32, 0, 0);
+    let (mut worst, mut same, mut total) = (0f64, 0, 0);
     let mut driver = Driver::new(&recipe, out.path());
     let fresh = driver.state.clone();
     for case in goldens["cases"].as_array().unwrap() {
@@ -156,9 +157,8 @@ fn compare(dir: &Path, precision: Precision, shards: usize) -> (f32, usize, usiz
         }
         for (step, token) in ids(&case["output_ids"]).into_iter().enumerate() {
             if let Some(row) = steps.iter().position(|&s| s == step) {
-                for (a, b) in logits.iter().zip(&expected[row * vocab..][..vocab]) {
-                    worst = worst.max((a - b).abs());
-                }
+                let distance = Distance::of(&logits, &expected[row * vocab..][..vocab]).unwrap();
+                worst = worst.max(distance.largest);
             }
             total += 1;
             same += usize::from(argmax(&logits) == token);

@@ -212,18 +212,3 @@ pub fn to_f32(logits: Logits<'_>) -> Vec<f32> {
         Logits::F16(values) => values.iter().map(|v| v.to_f32()).collect(),
     }
 }
-
-/// Greatest absolute difference.
-pub fn max_difference(a: &[f32], b: &[f32]) -> f32 {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
-}
-
-/// Cosine of the angle between two vectors.
-pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    let dot = |x: &[f32], y: &[f32]| -> f64 {
-        x.iter().zip(y).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
-    };
-    dot(a, b) / (dot(a, a).sqrt() * dot(b, b).sqrt())
-}

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use qhx_core::ErrorKind;
 use qhx_core::backend::Backend;
+use qhx_core::compare::Distance;
 use qhx_core::engine::Model;
 use qhx_forge::{ForgeOptions, Precision, Silent, Task, forge};
 use qhx_tests::{backends, toys};
@@ -95,11 +96,15 @@ fn vectors(model: &mut Model, goldens: &Goldens) -> Vec<Vec<f32>> {
         .collect()
 }
 
+fn cosine(found: &[f32], expected: &[f32]) -> f64 {
+    Distance::of(found, expected).unwrap().cosine
+}
+
 /// Every vector near the reference's, and documents in the reference's order.
 fn compare(found: &[Vec<f32>], goldens: &Goldens, least: f64, label: &str) {
     let mut worst = 1.0f64;
     for (text, vector) in goldens.texts.iter().zip(found) {
-        let cosine = toys::cosine(vector, &text.expected);
+        let cosine = cosine(vector, &text.expected);
         worst = worst.min(cosine);
         assert!(cosine >= least, "{label}, {}: cosine {cosine}", text.id);
         let norm = vector.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>().sqrt();
@@ -115,7 +120,7 @@ fn compare(found: &[Vec<f32>], goldens: &Goldens, least: f64, label: &str) {
         let documents = ranking["documents"].as_array().unwrap().iter();
         let expected: Vec<_> = documents.filter(|id| present(id)).collect();
         let mut order = expected.clone();
-        let score = |id: &Value| toys::cosine(query, vector(id.as_str().unwrap()));
+        let score = |id: &Value| cosine(query, vector(id.as_str().unwrap()));
         order.sort_by(|a, b| score(b).total_cmp(&score(a)));
         assert_eq!(order, expected, "{label}, ranking of {}", ranking["query"]);
     }
@@ -182,7 +187,7 @@ fn pooling_and_normalisation_follow_the_manifest() {
             }
             let id = entry["id"].as_str().unwrap();
             let expected = goldens.vector(&format!("{id}.{pooling}"));
-            let cosine = toys::cosine(model.embed(&ids(&entry["ids"])).unwrap(), &expected);
+            let cosine = cosine(model.embed(&ids(&entry["ids"])).unwrap(), &expected);
             assert!(cosine >= 0.99999, "{id}, {pooling}: cosine {cosine}");
             compared += 1;
         }
@@ -195,7 +200,7 @@ fn pooling_and_normalisation_follow_the_manifest() {
     let vector = model.embed(&goldens.texts[0].ids).unwrap();
     let norm = vector.iter().map(|v| v * v).sum::<f32>().sqrt();
     assert!((norm - 1.0).abs() > 0.05, "norm {norm}");
-    assert!(toys::cosine(vector, &goldens.texts[0].expected) >= 0.99999);
+    assert!(cosine(vector, &goldens.texts[0].expected) >= 0.99999);
 }
 
 #[test]
@@ -211,7 +216,7 @@ fn a_text_that_is_too_long_is_refused_and_its_first_tokens_are_not() {
     let error = model.embed(&longer).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Prompt);
     assert!(error.message().contains("181") && error.message().contains("180"), "{error}");
-    let cosine = toys::cosine(model.embed(&over).unwrap(), &goldens.vector("over"));
+    let cosine = cosine(model.embed(&over).unwrap(), &goldens.vector("over"));
     assert!(cosine >= 0.99999, "cosine {cosine}");
     let error = model.embed(&[]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Prompt);

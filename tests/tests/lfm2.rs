@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use qhx_core::CancelToken;
 use qhx_core::backend::Backend;
+use qhx_core::compare::Distance;
 use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::manifest::Manifest;
 use qhx_core::op::Segment;
@@ -52,13 +53,13 @@ fn the_family_runs_on_both_backends_and_the_programs_stay_the_same_bytes() {
 
     // In steps: logits, where they were recorded.
     steps(&bundle, &plugin, backends::cpu(), usize::MAX, |id, found, expected| {
-        let difference = toys::max_difference(found, expected);
-        assert!(difference <= 1e-3, "cpu, {id}: logits differ by {difference}");
+        let distance = Distance::of(found, expected).unwrap();
+        assert!(distance.largest <= 1e-3, "cpu, {id}: {distance:?}");
     });
     if let Some(libraries) = &libraries {
         let bundle = folder.join("bundle-v81");
         steps(&bundle, &plugin, backends::qnn(libraries), 2, |id, found, expected| {
-            let cosine = toys::cosine(found, expected);
+            let cosine = Distance::of(found, expected).unwrap().cosine;
             assert!(cosine >= 0.999, "qnn, {id}: cosine {cosine}");
         });
     }

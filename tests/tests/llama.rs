@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use qhx_core::ErrorKind;
 use qhx_core::backend::Backend;
+use qhx_core::compare::Distance;
 use qhx_core::engine::{FinishReason, Generation, Message, Model, Prompt, Request};
 use qhx_core::op::Segment;
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
@@ -64,9 +65,9 @@ fn executions(model: &Model, graph: &str) -> u64 {
     model.graph_stats().iter().find(|s| s.graph == graph).map_or(0, |s| s.executions)
 }
 
-/// Logits at the recorded steps: largest difference and least cosine.
-fn distance(model: &mut Model, goldens: &toys::Goldens, cases: &[&Case]) -> (f32, f64) {
-    let mut worst = (0.0f32, 1.0f64);
+/// Logits at the recorded steps: the largest distance.
+fn distance(model: &mut Model, goldens: &toys::Goldens, cases: &[&Case]) -> Distance {
+    let mut distances = Vec::new();
     for case in cases {
         let recorded = goldens.logits(case);
         let op = model.op_mut();
@@ -75,15 +76,13 @@ fn distance(model: &mut Model, goldens: &toys::Goldens, cases: &[&Case]) -> (f32
         for (step, token) in case.output_ids.iter().enumerate() {
             if let Some(index) = case.logits_steps.iter().position(|&s| s == step) {
                 let found = toys::to_f32(op.logits().unwrap());
-                let expected = &recorded[index];
-                worst.0 = worst.0.max(toys::max_difference(&found, expected));
-                worst.1 = worst.1.min(toys::cosine(&found, expected));
+                distances.push(Distance::of(&found, &recorded[index]).unwrap());
             }
             op.decode(*token).unwrap();
         }
     }
     model.reset().unwrap();
-    worst
+    distances.into_iter().reduce(Distance::worse).expect("steps with recorded logits")
 }
 
 #[test]
@@ -97,9 +96,9 @@ fn cpu_equals_the_reference_with_prompts_below_and_above_the_width_of_a_graph() 
             let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
             let label = format!("{toy}, {shards} shards");
             greedy_exact(&mut model, &cases, &label);
-            let (difference, cosine) = distance(&mut model, &goldens, &cases);
-            eprintln!("{label}: logits differ by at most {difference:.2e}, cosine {cosine:.7}");
-            assert!(difference <= 1e-3, "{label}: logits differ by {difference}");
+            let Distance { largest, cosine, .. } = distance(&mut model, &goldens, &cases);
+            eprintln!("{label}: logits differ by at most {largest:.2e}, cosine {cosine:.7}");
+            assert!(largest <= 1e-3, "{label}: logits differ by {largest}");
         }
     }
 }
@@ -227,8 +226,8 @@ fn htp_fp16_equals_the_reference() {
         let bundle = bundle(&checkpoint, htp("v81", |_| ()));
         let mut model = toys::open(&bundle.manifest, Arc::clone(&backend)).unwrap();
         greedy_exact(&mut model, &cases, toy);
-        let (difference, cosine) = distance(&mut model, &goldens, &cases[..2]);
-        eprintln!("{toy}: logits differ by at most {difference:.2e}, cosine {cosine:.6}");
+        let Distance { largest, cosine, .. } = distance(&mut model, &goldens, &cases[..2]);
+        eprintln!("{toy}: logits differ by at most {largest:.2e}, cosine {cosine:.6}");
         assert!(cosine >= 0.999, "{toy}: cosine {cosine}");
         if toy == TOYS[0] {
             play_all(&mut model, &goldens, toy);
@@ -290,8 +289,8 @@ fn checkpoint_of_the_environment_equals_the_reference() {
         let bundle = bundle(&checkpoint, |o| o.shards = shards);
         let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
         greedy_exact(&mut model, &cases, "cpu");
-        let (difference, _) = distance(&mut model, &goldens, &cases);
-        assert!(difference <= 1e-3, "logits differ by {difference}");
+        let largest = distance(&mut model, &goldens, &cases).largest;
+        assert!(largest <= 1e-3, "logits differ by {largest}");
     }
     let Some(backend) = qnn() else { return };
     let bundle = bundle(&checkpoint, htp("v81", |_| ()));

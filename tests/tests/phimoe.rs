@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use qhx_core::backend::Backend;
+use qhx_core::compare::Distance;
 use qhx_core::engine::{FinishReason, Generation, Message, Model, Prompt, Request};
 use qhx_core::op::Segment;
 use qhx_core::{Error, ErrorKind};
@@ -122,8 +123,8 @@ fn equals_the_reference(
     cases: &[&Case],
     prompt_graphs: bool,
     label: &str,
-) -> f32 {
-    let mut apart = 0f32;
+) -> f64 {
+    let (mut multipliers, mut recorded) = (Vec::new(), Vec::new());
     for case in cases {
         let label = format!("{label}, {}", case.id);
         model.reset().unwrap();
@@ -142,7 +143,8 @@ fn equals_the_reference(
                 for (found, expected) in found.iter().zip(expected) {
                     let place = format!("{label}: position {position}, layer {layer}");
                     assert_eq!(found.0, expected.0, "{place}");
-                    apart = apart.max((found.1 - expected.1).abs());
+                    multipliers.push(found.1);
+                    recorded.push(expected.1);
                 }
             }
         }
@@ -152,12 +154,16 @@ fn equals_the_reference(
         let expected = if case.finish == "eos" { FinishReason::Eos } else { FinishReason::Length };
         assert_eq!(generation.finish_reason, expected, "{label}");
     }
-    apart
+    Distance::of(&multipliers, &recorded).unwrap().largest
 }
 
-/// Greatest difference and least cosine of logits to the recorded ones, prompts and steps.
-fn distance(model: &mut Model, goldens: &Goldens, cases: &[&Case]) -> (f32, f64) {
-    let mut worst = (0f32, 1f64);
+fn largest(found: &[f32], expected: &[f32]) -> f64 {
+    Distance::of(found, expected).unwrap().largest
+}
+
+/// Largest distance of logits from the recorded ones, prompts and steps.
+fn distance(model: &mut Model, goldens: &Goldens, cases: &[&Case]) -> Distance {
+    let mut distances = Vec::new();
     for case in cases {
         let recorded = goldens.logits(case);
         let op = model.op_mut();
@@ -167,14 +173,13 @@ fn distance(model: &mut Model, goldens: &Goldens, cases: &[&Case]) -> (f32, f64)
         for (step, token) in case.output_ids[..=last].iter().enumerate() {
             if let Some(index) = case.logits_steps.iter().position(|&s| s == step) {
                 let found = toys::to_f32(op.logits().unwrap());
-                worst.0 = worst.0.max(toys::max_difference(&found, &recorded[index]));
-                worst.1 = worst.1.min(toys::cosine(&found, &recorded[index]));
+                distances.push(Distance::of(&found, &recorded[index]).unwrap());
             }
             op.decode(*token).unwrap();
         }
     }
     model.reset().unwrap();
-    worst
+    distances.into_iter().reduce(Distance::worse).expect("steps with recorded logits")
 }
 
 #[test]
@@ -205,13 +210,13 @@ fn cpu_equals_the_reference_in_both_forms_with_and_without_prompt_graphs() {
             });
             let mut model = bundle.open(backends::cpu());
             let apart = equals_the_reference(&mut model, &goldens, &cases, prompt_graphs, &label);
-            let (difference, cosine) = distance(&mut model, &goldens, &cases);
+            let Distance { largest, cosine, .. } = distance(&mut model, &goldens, &cases);
             eprintln!(
-                "{label}: logits differ by at most {difference:.2e}, cosine {cosine:.6}, \
+                "{label}: logits differ by at most {largest:.2e}, cosine {cosine:.6}, \
                  multipliers by {apart:.2e}"
             );
             if toy == TOYS[0] {
-                assert!(difference <= 1e-3 && apart <= 1e-4, "{label}: {difference}, {apart}");
+                assert!(largest <= 1e-3 && apart <= 1e-4, "{label}: {largest}, {apart}");
             } else {
                 // What rounding the experts to int8 costs.
                 assert!(cosine >= 0.999 && apart <= 0.02, "{label}: {cosine}, {apart}");
@@ -426,11 +431,11 @@ fn a_sliding_window_hides_what_lies_before_it() {
     };
     let all = logits(200, vec![]);
     let expected = &goldens.logits(case)[0];
-    assert!(toys::max_difference(&all, expected) <= 1e-3);
+    assert!(largest(&all, expected) <= 1e-3);
     let narrow = logits(7, vec![]);
-    assert!(toys::max_difference(&narrow, expected) > 0.1, "the window hides something");
+    assert!(largest(&narrow, expected) > 0.1, "the window hides something");
     let batched = logits(7, vec![WINDOW]);
-    assert!(toys::max_difference(&narrow, &batched) <= 1e-3, "both ways alike");
+    assert!(largest(&narrow, &batched) <= 1e-3, "both ways alike");
 }
 
 #[test]
@@ -481,8 +486,8 @@ fn htp_fp16_equals_the_reference_in_both_forms() {
         });
         let mut model = bundle.open(Arc::clone(&backend));
         let apart = equals_the_reference(&mut model, &goldens, &cases, true, &label);
-        let (difference, cosine) = distance(&mut model, &goldens, &cases[..2]);
-        eprintln!("{label}: logits {difference:.2e}, cosine {cosine:.6}, multipliers {apart:.2e}");
+        let Distance { largest, cosine, .. } = distance(&mut model, &goldens, &cases[..2]);
+        eprintln!("{label}: logits {largest:.2e}, cosine {cosine:.6}, multipliers {apart:.2e}");
         assert!(cosine >= 0.999 && apart <= 0.02, "{label}: {cosine}, {apart}");
         if most > 2 {
             continue;

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use qhx_core::backend::Backend;
+use qhx_core::compare::Distance;
 use qhx_core::engine::{Event, FinishReason, Message, Model, Prompt, Request};
 use qhx_core::op::Segment;
 use qhx_core::sampling::argmax;
@@ -87,18 +88,19 @@ fn proves_equal(
         .unwrap_or_else(|e| panic!("{label}: {e}"));
     greedy_exact(&mut model, &cases[..texts.min(cases.len())], &label);
     let on_cpu = variant.target.is_none();
-    let mut worst = (0.0f32, 1.0f64);
+    let mut distances = Vec::new();
     step_exact(&mut model, &goldens, &cases, &label, |id, step, found, expected| {
-        let difference = toys::max_difference(found, expected);
-        let cosine = toys::cosine(found, expected);
-        worst = (worst.0.max(difference), worst.1.min(cosine));
+        let distance = Distance::of(found, expected).unwrap();
+        distances.push(distance);
         if on_cpu {
-            assert!(difference <= 1e-3, "{label}, {id}, step {step}: differs by {difference}");
+            assert!(distance.largest <= 1e-3, "{label}, {id}, step {step}: {distance:?}");
         } else {
-            assert!(cosine >= 0.999, "{label}, {id}, step {step}: cosine {cosine}");
+            assert!(distance.cosine >= 0.999, "{label}, {id}, step {step}: {distance:?}");
         }
     });
-    eprintln!("{label}: logits differ by at most {:.2e}, cosine at least {:.6}", worst.0, worst.1);
+    let worst = distances.into_iter().reduce(Distance::worse).expect("steps with recorded logits");
+    let Distance { largest, cosine, .. } = worst;
+    eprintln!("{label}: logits differ by at most {largest:.2e}, cosine at least {cosine:.6}");
 }
 
 #[test]

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use qhx_core::CancelToken;
 use qhx_core::backend::Backend;
+use qhx_core::compare::Distance;
 use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::manifest::{self, Manifest};
 use qhx_core::op::{Logits, Segment};
@@ -46,13 +47,6 @@ fn logits(model: &mut Model) -> Result<Vec<f32>, AnyError> {
 
 fn best(logits: &[f32]) -> Option<usize> {
     (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]))
-}
-
-fn cosine(a: &[f32], b: &[f32]) -> f64 {
-    let dot = |x: &[f32], y: &[f32]| -> f64 {
-        x.iter().zip(y).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
-    };
-    dot(a, b) / (dot(a, a).sqrt() * dot(b, b).sqrt())
 }
 
 /// How far the largest leads the second, in standard deviations.
@@ -99,7 +93,7 @@ fn main() -> Result<(), AnyError> {
         equal += usize::from(first == other);
         println!(
             "step {step}: cpu {first}, htp {other}, cosine {:.6}, margin {:.4}",
-            cosine(&expected, &found),
+            Distance::of(&found, &expected)?.cosine,
             margin(&expected)
         );
         for model in [&mut cpu, &mut qnn] {

@@ -83,15 +83,16 @@ pub(super) fn nucleus(candidates: &mut Vec<Candidate>, total: u64, top_p: f32) {
 mod tests {
     use super::super::rng::Rng;
     use super::*;
+    use crate::compare::Distance;
 
     #[test]
     fn exp_is_accurate_and_fixed() {
-        let mut worst = 0f64;
-        for step in 0..200_000 {
+        let ratio = |step: u32| {
             let x = -(step as f32) * 28.0 / 200_000.0;
-            let exact = f64::from(x).exp();
-            worst = worst.max(((f64::from(exp(x)) - exact) / exact).abs());
-        }
+            f64::from(exp(x)) / f64::from(x).exp()
+        };
+        let ratios: Vec<f64> = (0..200_000).map(ratio).collect();
+        let worst = Distance::of(&ratios, &vec![1.0; ratios.len()]).unwrap().largest;
         assert!(worst < 1.2e-7, "{worst:e}");
         assert_eq!(exp(0.0), 1.0);
         assert_eq!(fixed(exp(f32::NEG_INFINITY)), 0);

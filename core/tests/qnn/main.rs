@@ -16,6 +16,7 @@ mod tier;
 use std::sync::Arc;
 
 use qhx_core::backend::{Backend, ContextSource};
+use qhx_core::compare::Distance;
 use qhx_core::qnn::compose::{Composer, GraphComposer, Param, TensorSpec};
 use qhx_core::qnn::{Library, QnnBackend, QnnOptions, Target};
 use qhx_core::{BufferId, CancelToken, DType, GraphId, Port, Quantization, Workspace};
@@ -57,10 +58,7 @@ fn product(x: &[f64], w: &[f64]) -> Vec<f64> {
 
 /// The largest difference, relative to the largest expected value.
 fn error(found: &[f64], expected: &[f64]) -> f64 {
-    assert_eq!(found.len(), expected.len());
-    let scale = expected.iter().fold(0.0f64, |m, v| m.max(v.abs()));
-    assert!(scale > 0.0);
-    found.iter().zip(expected).fold(0.0f64, |m, (a, b)| m.max((a - b).abs())) / scale
+    Distance::of(found, expected).unwrap().relative
 }
 
 const K: usize = 64;
