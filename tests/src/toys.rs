@@ -90,6 +90,17 @@ impl Goldens {
     }
 }
 
+impl Turn {
+    /// Tokens of the prompt that need not be consumed again after `earlier`, where the state can be cut back
+    /// anywhere: the common beginning, as far as it was consumed. The last token of an answer is chosen, but not
+    /// consumed.
+    pub fn reusable(&self, earlier: &Self) -> usize {
+        let before = earlier.prompt_ids.iter().chain(&earlier.output_ids);
+        let common = before.zip(&self.prompt_ids).take_while(|(a, b)| a == b).count();
+        common.min(earlier.prompt_ids.len() + earlier.output_ids.len() - 1)
+    }
+}
+
 /// Where a token went: for each layer two experts with their multipliers.
 pub type Routing = Vec<[(usize, f32); 2]>;
 

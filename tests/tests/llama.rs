@@ -164,12 +164,8 @@ fn play_all(model: &mut Model, goldens: &toys::Goldens, label: &str) {
             assert_eq!(generation.tokens, turn.output_ids, "{label}");
             assert_eq!(generation.text, turn.text, "{label}");
             if index > 0 {
-                let earlier = &chat.turns[index - 1];
-                let before = earlier.prompt_ids.iter().chain(&earlier.output_ids);
-                let common = before.zip(&turn.prompt_ids).take_while(|(a, b)| a == b).count();
-                // The last token of an answer is chosen but not consumed.
-                let consumed = earlier.prompt_ids.len() + earlier.output_ids.len() - 1;
-                assert_eq!(generation.reused_tokens, common.min(consumed), "{label}");
+                let reusable = turn.reusable(&chat.turns[index - 1]);
+                assert_eq!(generation.reused_tokens, reusable, "{label}");
                 eprintln!(
                     "{label}: {} of {} prompt tokens reused, prefill {:.1} ms",
                     generation.reused_tokens,
