@@ -280,11 +280,13 @@ impl GraphBuilder {
         let gain = &mut self.graph.tensors[weight.index()];
         gain.shape = vec![gain.elements()];
         gain.elem = Elem::Activation;
+        if shape.len() == 2 {
+            return self.node(op, vec![x, weight], elem, shape);
+        }
         // The NPU library is wrong about some tensors of more dimensions, such as [64, 2, 32].
-        let x = if shape.len() > 2 { self.reshape(x, &rows)? } else { x };
-        let shape_of_rows = if shape.len() > 2 { rows.to_vec() } else { shape.clone() };
-        let y = self.node(op, vec![x, weight], elem, shape_of_rows)?;
-        if shape.len() > 2 { self.reshape(y, &shape) } else { Ok(y) }
+        let x = self.reshape(x, &rows)?;
+        let y = self.node(op, vec![x, weight], elem, rows.to_vec())?;
+        self.reshape(y, &shape)
     }
 
     /// The same elements in another shape. Nothing is added when the shape is the same and `x` is not

@@ -154,7 +154,8 @@ pub enum UnaryOp {
     Abs,
     /// −x
     Neg,
-    /// eˣ
+    /// eˣ. On the NPU, x is kept between −40, where eˣ is 0 in f16, and 11.086, beyond which f16 overflows:
+    /// the library answers with NaN outside.
     Exp,
     /// Natural logarithm.
     Log,
@@ -206,7 +207,8 @@ pub enum Op {
     /// Softmax along the last axis.
     Softmax,
     /// `x · rsqrt(mean(x²) + epsilon) · w` along the last axis (Zhang and Sennrich 2019). Inputs: x
-    /// `[rows, n]` or `[n]`, and w `[n]`, a constant. The NPU library squares and sums in f32, so nothing overflows.
+    /// `[rows, n]`, and w `[n]`, a constant. The NPU library squares and sums in f32, so nothing
+    /// overflows. The builder makes rows of any other shape, as the library is wrong about some of them.
     RmsNorm {
         /// Added to the mean of the squares; positive.
         epsilon: f32,

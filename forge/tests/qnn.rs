@@ -23,7 +23,7 @@ use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::compile::Compiler;
 use qhx_forge::estimate::{DEFAULT_CORNER, EstimateOptions, estimate};
-use qhx_forge::graph::{BinaryOp, Elem, Graph, ReduceOp, UnaryOp};
+use qhx_forge::graph::{BinaryOp, Elem, Graph, Op, ReduceOp, UnaryOp};
 use qhx_forge::plan::plan;
 use qhx_forge::qnn::QnnCompiler;
 use qhx_forge::recipes::{Precision, Recipe, RecipeOptions, Task, recipe};
@@ -293,6 +293,99 @@ fn every_op_agrees_with_its_onnx_twin_on_every_target() {
     }
 }
 
+/// The library's own exponential answers with NaN for −89, −104 and 200, and for all that overflows f16.
+#[test]
+fn exponentials_are_finite_and_right_for_every_argument() {
+    const ARGUMENTS: [f32; 16] = [
+        -60_000.0, -200.0, -104.0, -89.0, -88.0, -40.0, -17.5, -10.0, -1.0, 0.0, 1.0, 11.0, 12.0,
+        40.0, 200.0, 60_000.0,
+    ];
+    /// The largest f16 whose exponential f16 can hold.
+    const LARGEST: f64 = 11.0859375;
+    /// The value, and what f16 may lose of it.
+    type Function<'f> = &'f dyn Fn(f64) -> (f64, f64);
+    let Some(library) = tier() else { return };
+    let softplus = |x: f64| x.max(0.0) + (-x.abs()).exp().ln_1p();
+    // What f16 may lose: 1 + eˣ is rounded before its logarithm is taken, and the rate multiplies that.
+    let decay = |x: f64, rate: f64| {
+        let expected = (-rate * softplus(x)).exp();
+        (expected, rate * expected * 2f64.powi(-11))
+    };
+    let functions: [(&str, Function<'_>); 4] = [
+        ("exp", &|x| (x.min(LARGEST).exp(), 0.0)),
+        ("softplus", &|x| (softplus(x), 0.0)),
+        ("decay", &|x| decay(x, 30.0)),
+        // The product overflows f16.
+        ("fast_decay", &|x| decay(x, 9000.0)),
+    ];
+    for (elem, target) in
+        [Elem::Activation, Elem::F32].into_iter().flat_map(|e| Target::ALL.map(|t| (e, t)))
+    {
+        let mut b = GraphBuilder::new("exponentials");
+        let x = b.input("x", elem, &[1, ARGUMENTS.len()]).unwrap();
+        let exp = b.unary(UnaryOp::Exp, x).unwrap();
+        b.output("exp", exp).unwrap();
+        let softplus = b.softplus(x).unwrap();
+        b.output("softplus", softplus).unwrap();
+        for (name, rate) in [("decay", -30.0), ("fast_decay", -9000.0)] {
+            let log = b.scale(softplus, rate).unwrap();
+            let decay = b.unary(UnaryOp::Exp, log).unwrap();
+            b.output(name, decay).unwrap();
+        }
+        let graph = b.finish().unwrap();
+        let mut compiled = Compiled::new(&library, target, &[std::slice::from_ref(&graph)]);
+        for (found, (name, function)) in
+            compiled.run(0, &[ARGUMENTS.to_vec()]).iter().zip(functions)
+        {
+            for (x, found) in ARGUMENTS.into_iter().zip(found) {
+                assert!(found.is_finite(), "{elem} {target}: {name}({x}) is {found}");
+                let (expected, lost) = function(f64::from(x));
+                let close = (f64::from(*found) - expected).abs() <= 2e-3 * expected.max(0.1) + lost;
+                assert!(close, "{elem} {target}: {name}({x}) is {found}, expected {expected}");
+            }
+        }
+    }
+}
+
+/// A state that a token wipes out: `exp(A_log) · softplus(…)` is far above 88.
+#[test]
+fn a_state_that_decays_at_once_stays_finite() {
+    let Some(library) = tier() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixture("qwen35-tied").join(file), dir.path().join(file)).unwrap();
+    }
+    let path = dir.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let table: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    for layer in [0, 1, 3] {
+        let tensor = &table[format!("model.layers.{layer}.linear_attn.A_log")];
+        assert_eq!(tensor["dtype"], "F32");
+        let start = 8 + header + tensor["data_offsets"][0].as_u64().unwrap() as usize;
+        for (head, value) in [4.6f32, 4.8, 5.0, 5.2, 5.4, 9.0].into_iter().enumerate() {
+            bytes[start + 4 * head..][..4].copy_from_slice(&value.to_le_bytes());
+        }
+    }
+    std::fs::write(&path, bytes).unwrap();
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let options = RecipeOptions { shards: 1, max_ctx: 64, ..RecipeOptions::default() };
+    let recipe = recipe(&checkpoint, &options).unwrap();
+    let graph = &recipe.contexts[0].graphs[0];
+    let inputs = inputs(graph);
+    let expected = twin(graph, &inputs);
+    for target in Target::ALL {
+        let mut compiled = Compiled::new(&library, target, &[std::slice::from_ref(graph)]);
+        let found = compiled.run(0, &inputs);
+        for ((tensor, found), expected) in
+            compiled.info(0).outputs.iter().zip(&found).zip(&expected)
+        {
+            let error = error(found, expected);
+            assert!(error < 2e-2, "{target} {tensor}: {error}");
+        }
+    }
+}
+
 /// Rows of a cache that are hidden hold anything, so that their scores can be anything.
 #[test]
 fn hidden_scores_have_no_weight_whatever_they_are() {
@@ -384,7 +477,10 @@ fn norms_of_huge_tiny_and_empty_rows_are_those_of_f32() {
 #[test]
 fn norms_of_every_shape_agree_with_their_twins() {
     let Some(library) = tier() else { return };
-    let shapes: [&[usize]; 8] = [
+    let shapes: [&[usize]; 11] = [
+        &[128],
+        &[1, 4, 64, 128],
+        &[2, 64, 32],
         &[64, 2, 20],
         &[64, 2, 32],
         &[64, 1, 20],
@@ -403,6 +499,9 @@ fn norms_of_every_shape_agree_with_their_twins() {
         b.output("y", y).unwrap();
         let graph = b.finish().unwrap();
         assert_eq!(graph.info(Elem::qnn).outputs[0].shape, shape);
+        // The library is given rows, whatever the shape.
+        let norm = graph.nodes().iter().find(|n| matches!(n.op, Op::RmsNorm { .. })).unwrap();
+        assert_eq!(graph.tensor(norm.inputs[0]).unwrap().shape.len(), 2, "{shape:?}");
         let inputs = [numbers(40, shape.iter().product())];
         let target = Target::ALL[index % Target::ALL.len()];
         let mut compiled = Compiled::new(&library, target, &[std::slice::from_ref(&graph)]);

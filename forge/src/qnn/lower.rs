@@ -13,6 +13,12 @@ use crate::graph::{
 use crate::progress::Progress;
 use crate::weight::{Storage, Weight, narrow};
 
+/// Smallest exponent that the library is given. Its `ElementWiseExp` answers with NaN for some arguments
+/// below −88.4, such as −89. In f16, eˣ is 0 from −17.4 on.
+const MIN_EXPONENT: f32 = -40.0;
+/// Largest f16 whose exponential is finite in f16. Beyond it the library answers with NaN.
+const MAX_EXPONENT: f32 = 11.085_938;
+
 /// Declares the tensors of `graph` and adds its nodes. `done` counts the bytes of weights.
 pub(super) fn lower<'c>(
     graph: &Graph,
@@ -168,6 +174,7 @@ impl Lowering<'_, '_> {
                 self.emit(node.output, "MatMul", &params, &inputs)
             }
             Op::Binary(op) => self.emit(node.output, binary(*op), &[], &inputs),
+            Op::Unary(UnaryOp::Exp) => self.exp(node.output, output, &inputs),
             Op::Unary(op) => match unary(*op) {
                 Some(name) => self.emit(node.output, name, &[], &inputs),
                 None => self.gate(node.output, output, *op, &inputs),
@@ -221,6 +228,14 @@ impl Lowering<'_, '_> {
         Ok(())
     }
 
+    /// eˣ of x between [`MIN_EXPONENT`] and [`MAX_EXPONENT`].
+    fn exp(&mut self, id: TensorId, tensor: &Tensor, inputs: &[TensorHandle]) -> Result<()> {
+        let range =
+            [("min_value", Param::F32(MIN_EXPONENT)), ("max_value", Param::F32(MAX_EXPONENT))];
+        let clamped = self.between(tensor, "clamped", "ReluMinMax", &range, inputs)?;
+        self.emit(id, "ElementWiseExp", &[], &[clamped])
+    }
+
     /// With `h = x / 2`: `σ(x) = ½ (tanh h + 1)` and `x · σ(x) = h (tanh h + 1)`.
     ///
     /// The library's own `Sigmoid` is coarse where it follows a product: off by up to 0.4 % instead of the
@@ -237,9 +252,9 @@ impl Lowering<'_, '_> {
         };
         let half = self.scalar(0.5, tensor)?;
         let one = self.scalar(1.0, tensor)?;
-        let h = self.between(tensor, "half", "ElementWiseMultiply", &[x, half])?;
-        let tanh = self.between(tensor, "tanh", "Tanh", &[h])?;
-        let sum = self.between(tensor, "sum", "ElementWiseAdd", &[tanh, one])?;
+        let h = self.between(tensor, "half", "ElementWiseMultiply", &[], &[x, half])?;
+        let tanh = self.between(tensor, "tanh", "Tanh", &[], &[h])?;
+        let sum = self.between(tensor, "sum", "ElementWiseAdd", &[], &[tanh, one])?;
         let factor = if op == UnaryOp::Silu { h } else { half };
         self.emit(id, "ElementWiseMultiply", &[], &[sum, factor])
     }
@@ -248,13 +263,14 @@ impl Lowering<'_, '_> {
     fn between(
         &mut self,
         tensor: &Tensor,
-        part: &str,
+        suffix: &str,
         op: &str,
+        params: &[(&str, Param<'_>)],
         inputs: &[TensorHandle],
     ) -> Result<TensorHandle> {
-        let name = format!("{}.{part}", tensor.name);
+        let name = format!("{}.{suffix}", tensor.name);
         let output = self.composer.tensor(TensorSpec::native(&name, DType::F16, &tensor.shape))?;
-        self.composer.node(&name, op, &[], inputs, &[output])?;
+        self.composer.node(&name, op, params, inputs, &[output])?;
         Ok(output)
     }
 
@@ -353,16 +369,15 @@ const fn binary(op: BinaryOp) -> &'static str {
     }
 }
 
-/// The library's op; none for those that [`Lowering::gate`] puts together.
+/// The library's op; none for those that [`Lowering::exp`] and [`Lowering::gate`] put together.
 const fn unary(op: UnaryOp) -> Option<&'static str> {
     match op {
         UnaryOp::Abs => Some("ElementWiseAbs"),
         UnaryOp::Neg => Some("ElementWiseNeg"),
-        UnaryOp::Exp => Some("ElementWiseExp"),
         UnaryOp::Log => Some("ElementWiseLog"),
         UnaryOp::Rsqrt => Some("ElementWiseRsqrt"),
         UnaryOp::Tanh => Some("Tanh"),
-        UnaryOp::Sigmoid | UnaryOp::Silu => None,
+        UnaryOp::Exp | UnaryOp::Sigmoid | UnaryOp::Silu => None,
     }
 }
 
