@@ -90,7 +90,7 @@ impl Progress for ForgeProgress {
         self.begun = Instant::now();
     }
 
-    fn part(&mut self, bytes: u64, kept: bool) {
+    fn finished(&mut self, bytes: u64, kept: bool) {
         if kept {
             self.kept += bytes;
         } else {

@@ -524,9 +524,9 @@ mod tests {
         let (mut b, x) = builder();
         let heads = b.reshape(x, &[3, 2]).unwrap();
         let wide = b.concat(&[heads, heads], 1).unwrap();
-        let part = b.slice(wide, 1, 1, 3).unwrap();
-        let turned = b.transpose(part, &[1, 0]).unwrap();
-        let product = b.matmul(turned, part, false).unwrap();
+        let columns = b.slice(wide, 1, 1, 3).unwrap();
+        let transposed = b.transpose(columns, &[1, 0]).unwrap();
+        let product = b.matmul(transposed, columns, false).unwrap();
         let row = b.reduce(ReduceOp::Max, product, 0).unwrap();
         let scaled = b.div(product, row).unwrap();
         assert_eq!(b.shape(scaled).unwrap(), [2, 2]);

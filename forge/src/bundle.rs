@@ -25,9 +25,10 @@ const NEW_JOURNAL: &str = "finished.new";
 /// A bundle in the making.
 ///
 /// It lies in a hidden folder whose name is made of the output's name and of a hash of what it is made
-/// from. When a part is finished, a line of the folder's journal says so, with the hashes of its files. A
-/// process that is killed leaves the folder behind; the next one with the same name takes over the parts
-/// whose files still have these hashes and makes the others again.
+/// from. What is made and finished as a whole is an *artifact*: a context binary, an ONNX graph with its
+/// weights, a table. When one is finished, a line of the folder's journal says so, with the hashes of its
+/// files. A process that is killed leaves the folder behind; the next one with the same name takes over the
+/// artifacts whose files still have these hashes and makes the others again.
 #[derive(Debug)]
 pub(crate) struct Staging {
     /// Beside the output folder, so that the rename stays on one file system.
@@ -39,16 +40,16 @@ pub(crate) struct Staging {
     finished: Vec<Finished>,
     /// Held as long as this lives: two processes must not fill one folder.
     _lock: File,
-    /// Parts stay for the next attempt when this is dropped.
+    /// Artifacts stay for the next attempt when this is dropped.
     keep: bool,
 }
 
 /// A line of the journal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Finished {
-    part: String,
-    /// Hash of what the part is made from.
-    print: String,
+    artifact: String,
+    /// Of what the artifact is made from.
+    fingerprint: String,
     files: Vec<Hashed>,
 }
 
@@ -61,13 +62,13 @@ struct Hashed {
 
 /// A hash under construction, of strings that cannot run into each other.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Print(Sha256);
+pub(crate) struct Fingerprint(Sha256);
 
-impl Print {
-    /// Adds one piece.
-    pub fn add(&mut self, piece: &[u8]) {
-        self.0.update((piece.len() as u64).to_le_bytes());
-        self.0.update(piece);
+impl Fingerprint {
+    /// Adds one string.
+    pub fn add(&mut self, bytes: &[u8]) {
+        self.0.update((bytes.len() as u64).to_le_bytes());
+        self.0.update(bytes);
     }
 
     /// The hash so far, in hexadecimal.
@@ -78,11 +79,11 @@ impl Print {
 
 impl Staging {
     /// Checks that `out` may be made or replaced, and opens the hidden folder: an earlier one of the
-    /// same `print` with what is whole in it, or a new one.
+    /// same `fingerprint` with what is whole in it, or a new one.
     pub fn open(
         out: &Path,
         overwrite: bool,
-        print: &str,
+        fingerprint: &str,
         progress: &mut dyn Progress,
     ) -> Result<Self> {
         check_place(out, overwrite)?;
@@ -92,8 +93,8 @@ impl Staging {
         };
         std::fs::create_dir_all(parent).map_err(|e| Error::io(ErrorKind::Io, parent, &e))?;
         let name = out.file_name().unwrap_or_default().to_string_lossy();
-        let print = print.get(..16).unwrap_or(print);
-        let folder = parent.join(format!(".qhx-forge-{name}-{print}"));
+        let fingerprint = fingerprint.get(..16).unwrap_or(fingerprint);
+        let folder = parent.join(format!(".qhx-forge-{name}-{fingerprint}"));
         let root = folder.join(ROOT);
         std::fs::create_dir_all(&root).map_err(|e| Error::io(ErrorKind::Io, &root, &e))?;
         let lock = lock(&folder.join(LOCK))?;
@@ -116,14 +117,14 @@ impl Staging {
         // A line that a killed process did not finish is not JSON.
         let lines = journal.lines().filter_map(|line| serde_json::from_str::<Finished>(line).ok());
         let lines: Vec<_> = lines.collect();
-        let total = lines.iter().flat_map(|part| &part.files).map(|f| f.bytes).sum();
+        let total = lines.iter().flat_map(|f| &f.files).map(|f| f.bytes).sum();
         if total > 0 {
-            progress.stage("verify finished parts", total);
+            progress.stage("verify finished artifacts", total);
         }
         let mut done = 0;
-        for part in lines {
+        for artifact in lines {
             let mut whole = true;
-            for file in &part.files {
+            for file in &artifact.files {
                 let found = hash_file(&self.root, &file.file, &mut done, progress);
                 whole &= match found {
                     Ok(found) => found == *file,
@@ -132,10 +133,10 @@ impl Staging {
                 };
             }
             if whole {
-                self.finished.push(part);
+                self.finished.push(artifact);
             }
         }
-        let known: Vec<_> = self.finished.iter().flat_map(|p| &p.files).map(|f| &f.file).collect();
+        let known: Vec<_> = self.finished.iter().flat_map(|f| &f.files).map(|f| &f.file).collect();
         for (file, _) in self.files()? {
             if !known.contains(&&file) {
                 let path = self.root.join(&file);
@@ -143,44 +144,44 @@ impl Staging {
             }
         }
         if !self.finished.is_empty() {
-            let bytes = self.finished.iter().flat_map(|p| &p.files).map(|f| f.bytes).sum::<u64>();
+            let bytes = self.finished.iter().flat_map(|f| &f.files).map(|f| f.bytes).sum::<u64>();
             progress.note(&format!(
-                "{} parts of an earlier attempt are whole and kept, {bytes} bytes",
+                "{} artifacts of an earlier attempt are whole and kept, {bytes} bytes",
                 self.finished.len()
             ));
         }
         self.write_journal()
     }
 
-    /// True when `part` is there, made from what has this `print`.
-    pub fn has(&self, part: &str, print: &str) -> bool {
-        self.finished.iter().any(|p| p.part == part && p.print == print)
+    /// True when `artifact` is there, made from what has this `fingerprint`.
+    pub fn has(&self, artifact: &str, fingerprint: &str) -> bool {
+        self.finished.iter().any(|f| f.artifact == artifact && f.fingerprint == fingerprint)
     }
 
-    /// Bytes of a file of a finished part.
+    /// Bytes of a file of a finished artifact.
     pub fn bytes(&self, file: &str) -> Option<u64> {
-        let files = self.finished.iter().flat_map(|p| &p.files);
+        let files = self.finished.iter().flat_map(|f| &f.files);
         files.into_iter().find(|f| f.file == file).map(|f| f.bytes)
     }
 
-    /// Hashes the files of a part and notes that it is finished.
+    /// Hashes the files of an artifact and notes that it is finished.
     pub fn finish(
         &mut self,
-        part: &str,
-        print: &str,
+        artifact: &str,
+        fingerprint: &str,
         files: &[String],
         progress: &mut dyn Progress,
     ) -> Result<()> {
         let mut hashed = Vec::with_capacity(files.len());
         let total = files.iter().filter_map(|f| std::fs::metadata(self.root.join(f)).ok());
-        progress.stage(&format!("hash {part}"), total.map(|m| m.len()).sum());
+        progress.stage(&format!("hash {artifact}"), total.map(|m| m.len()).sum());
         let mut done = 0;
         for file in files {
             hashed.push(hash_file(&self.root, file, &mut done, progress)?);
         }
         self.finished.push(Finished {
-            part: part.to_owned(),
-            print: print.to_owned(),
+            artifact: artifact.to_owned(),
+            fingerprint: fingerprint.to_owned(),
             files: hashed,
         });
         self.write_journal()
@@ -189,8 +190,8 @@ impl Staging {
     /// Replaces the journal at once, so that it is never half of one.
     fn write_journal(&self) -> Result<()> {
         let mut text = String::new();
-        for part in &self.finished {
-            let line = serde_json::to_string(part)
+        for artifact in &self.finished {
+            let line = serde_json::to_string(artifact)
                 .map_err(|e| Error::new(ErrorKind::Internal, format!("journal: {e}")))?;
             text.push_str(&line);
             text.push('\n');
@@ -200,21 +201,21 @@ impl Staging {
         std::fs::rename(&new, &path).map_err(|e| Error::io(ErrorKind::Io, &path, &e))
     }
 
-    /// Removes files of a part that an earlier attempt made from something else.
-    pub fn clear(&mut self, part: &str, files: &[String]) {
-        self.finished.retain(|p| p.part != part);
+    /// Removes files of an artifact that an earlier attempt made from something else.
+    pub fn clear(&mut self, artifact: &str, files: &[String]) {
+        self.finished.retain(|f| f.artifact != artifact);
         for file in files {
             // Absent as a rule; what cannot be removed fails when it is written.
             let _ = std::fs::remove_file(self.root.join(file));
         }
     }
 
-    /// Says what becomes of the parts when the bundle is not finished: they stay, or go.
+    /// Says what becomes of the artifacts when the bundle is not finished: they stay, or go.
     pub fn keep(&mut self, keep: bool) {
         self.keep = keep;
     }
 
-    /// The hidden folder, when finished parts stay in it.
+    /// The hidden folder, when finished artifacts stay in it.
     pub fn kept(&self) -> Option<&Path> {
         (self.keep && !self.finished.is_empty()).then_some(&self.folder)
     }
@@ -225,7 +226,7 @@ impl Staging {
         if path.exists() {
             return Err(Error::new(
                 ErrorKind::Internal,
-                format!("two parts of the bundle are called {file}"),
+                format!("two files of the bundle are called {file}"),
             ));
         }
         Ok(path)
@@ -301,7 +302,7 @@ impl Staging {
         let known: BTreeMap<&str, &Hashed> = self
             .finished
             .iter()
-            .flat_map(|p| &p.files)
+            .flat_map(|f| &f.files)
             .map(|file| (file.file.as_str(), file))
             .collect();
         let files = self.files()?;
@@ -472,20 +473,20 @@ mod tests {
     }
 
     #[test]
-    fn finished_parts_that_are_whole_are_taken_over() {
+    fn finished_artifacts_that_are_whole_are_taken_over() {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("v81");
-        let make = |staging: &mut Staging, part: &str, print: &str| {
-            staging.write(part, part.as_bytes()).unwrap();
-            staging.finish(part, print, &[part.to_owned()], &mut Silent).unwrap();
+        let make = |staging: &mut Staging, name: &str, fingerprint: &str| {
+            staging.write(name, name.as_bytes()).unwrap();
+            staging.finish(name, fingerprint, &[name.to_owned()], &mut Silent).unwrap();
         };
         let mut staging = open(&out, false).unwrap();
         let again = open(&out, false).unwrap_err();
         assert!(again.message().contains("another process"), "{again}");
-        for (part, print) in [("a", "1"), ("b", "1"), ("c", "1")] {
-            make(&mut staging, part, print);
+        for name in ["a", "b", "c"] {
+            make(&mut staging, name, "1");
         }
-        staging.write("half", b"of a part").unwrap();
+        staging.write("half", b"of an artifact").unwrap();
         let root = staging.root.clone();
         drop(staging);
         assert_eq!(names(dir.path()), [".qhx-forge-v81-0123456789abcdef"]);
@@ -525,7 +526,7 @@ mod tests {
             "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
         );
         assert_eq!(files["onnx/a"]["bytes"], 3);
-        assert!(staging.write("onnx/a", b"").unwrap_err().message().contains("two parts"));
+        assert!(staging.write("onnx/a", b"").unwrap_err().message().contains("two files"));
         assert_eq!(staging.publish().unwrap(), 3);
         assert_eq!(names(&dir.path().join("deep")), ["v81"]);
     }

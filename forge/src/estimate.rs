@@ -26,8 +26,8 @@ pub const DEFAULT_CORNER: u32 = 7;
 /// What an estimate leaves out.
 pub const NOT_MODELLED: &str = "calls from the host to the NPU, the host's own work, clock changes, heat \
      and other users of the memory are not modelled; ops without a cost model count with a guess";
-/// How many ops are listed as dearest.
-const DEAREST: usize = 10;
+/// How many of the most expensive ops are listed.
+const MOST_EXPENSIVE: usize = 10;
 /// Transfers of fewer bytes do not show what the memory can do.
 const LARGE: u64 = 1 << 16;
 
@@ -81,7 +81,7 @@ pub struct GraphEstimate {
     /// Ops whose time is guessed, as the library has no cost model for them.
     pub unmodelled: Vec<OpCost>,
     /// The ten kinds of ops that take most time.
-    pub dearest: Vec<OpCost>,
+    pub most_expensive: Vec<OpCost>,
 }
 
 /// Estimates every graph of a recipe.
@@ -265,8 +265,8 @@ fn summarise(trace: &Trace<'_>, stats: &str) -> GraphEstimate {
         list.sort_by(|a, b| b.us.total_cmp(&a.us));
         list
     };
-    let mut dearest = list(costs);
-    dearest.truncate(DEAREST);
+    let mut most_expensive = list(costs);
+    most_expensive.truncate(MOST_EXPENSIVE);
     GraphEstimate {
         context: String::new(),
         graph: String::new(),
@@ -280,7 +280,7 @@ fn summarise(trace: &Trace<'_>, stats: &str) -> GraphEstimate {
         memory_rate: rate,
         floor_us: 0.0,
         unmodelled: list(unmodelled),
-        dearest,
+        most_expensive,
     }
 }
 
@@ -328,7 +328,7 @@ mod tests {
         assert_eq!(found.memory_rate, 131_072.0 / 2e-6);
         let mul = OpCost { op: "Mul".into(), unit: "HVX".into(), count: 2, us: 1.0 };
         let load = OpCost { op: "W".into(), unit: "DMA".into(), count: 1, us: 2.0 };
-        assert_eq!(found.dearest, [load, mul.clone()]);
+        assert_eq!(found.most_expensive, [load, mul.clone()]);
         assert_eq!(found.unmodelled, [mul]);
     }
 }

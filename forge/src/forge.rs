@@ -9,7 +9,7 @@ use qhx_core::backend::{Backend, ContextSource};
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
-use crate::bundle::{Print, Staging};
+use crate::bundle::{Fingerprint, Staging};
 use crate::check::{CheckRow, compare};
 use crate::checkpoint::Checkpoint;
 use crate::compile::Compiler;
@@ -216,8 +216,8 @@ fn make(
 ) -> Result<Report> {
     let name = model_name(checkpoint, options.name.as_deref())?;
     let (plan, recipe) = plan(checkpoint, recipe, options, options.compiler.is_some())?;
-    let print = fingerprint(checkpoint, &plan, &name, options);
-    let mut staging = Staging::open(&options.out, options.overwrite, &print.hex(), progress)?;
+    let fingerprint = fingerprint(checkpoint, &plan, &name, options).hex();
+    let mut staging = Staging::open(&options.out, options.overwrite, &fingerprint, progress)?;
     progress.total(plan.bytes());
     if let Some(warning) = plan.warning() {
         progress.note(&warning);
@@ -232,7 +232,7 @@ fn make(
             return Err(match staging.kept() {
                 Some(folder) => {
                     let rest = format!(
-                        "finished parts stay in {}; the same command goes on from there",
+                        "what is finished stays in {}; the same command goes on from there",
                         folder.display()
                     );
                     let hint = error.hint_text().map_or(rest.clone(), |h| format!("{h}; {rest}"));
@@ -263,10 +263,10 @@ fn fingerprint(
     plan: &crate::plan::Plan,
     name: &str,
     options: &ForgeOptions,
-) -> Print {
-    let mut print = Print::default();
+) -> Fingerprint {
+    let mut fingerprint = Fingerprint::default();
     let compiler = options.compiler.as_ref();
-    for piece in [
+    for text in [
         env!("CARGO_PKG_VERSION"),
         &checkpoint.identity(),
         name,
@@ -278,9 +278,9 @@ fn fingerprint(
         compiler.map_or("", |c| c.dsp_arch()),
         &compiler.map_or_else(String::new, |c| c.version()),
     ] {
-        print.add(piece.as_bytes());
+        fingerprint.add(text.as_bytes());
     }
-    print
+    fingerprint
 }
 
 /// What was put into the staging folder.
@@ -290,7 +290,7 @@ struct Made {
     sources: Vec<ContextSource>,
 }
 
-/// Makes every part that is not there yet, and the manifest.
+/// Makes every artifact that is not there yet, and the manifest.
 fn fill(
     checkpoint: &Checkpoint,
     recipe: &Recipe,
@@ -318,7 +318,7 @@ fn fill(
             stop_if_cancelled(progress)?;
             let file = format!("{name}_{}_{}.bin", plan.key, plan.precision.suffix());
             let files = [file.clone()];
-            part(
+            artifact(
                 staging,
                 &file,
                 &describe(&plan.graphs),
@@ -338,7 +338,7 @@ fn fill(
             let mut files = Map::new();
             for graph in &plan.graphs {
                 stop_if_cancelled(progress)?;
-                let file = onnx_part(graph, staging, progress)?;
+                let file = onnx_twin(graph, staging, progress)?;
                 source.onnx.push((graph.name().to_owned(), options.out.join(&file)));
                 files.insert(graph.name().to_owned(), json!(file));
             }
@@ -378,34 +378,34 @@ fn fill(
     Ok(Made { manifest: manifest_file, contexts: reports, sources })
 }
 
-/// Makes a part unless an earlier attempt has finished it.
-fn part(
+/// Makes an artifact unless an earlier attempt has finished it.
+fn artifact(
     staging: &mut Staging,
     name: &str,
-    print: &str,
+    fingerprint: &str,
     files: &[String],
     progress: &mut dyn Progress,
     make: impl FnOnce(&mut Staging, &mut dyn Progress) -> Result<()>,
 ) -> Result<()> {
-    let kept = staging.has(name, print);
+    let kept = staging.has(name, fingerprint);
     if !kept {
         staging.clear(name, files);
         make(staging, progress)?;
         let there: Vec<_> = files.iter().filter(|f| staging.path(f).is_err()).cloned().collect();
-        staging.finish(name, print, &there, progress)?;
+        staging.finish(name, fingerprint, &there, progress)?;
     }
     let bytes = files.iter().filter_map(|file| staging.bytes(file)).sum();
-    progress.part(bytes, kept);
+    progress.finished(bytes, kept);
     Ok(())
 }
 
 /// Writes the ONNX twin of a graph and returns the file's name.
-fn onnx_part(graph: &Graph, staging: &mut Staging, progress: &mut dyn Progress) -> Result<String> {
+fn onnx_twin(graph: &Graph, staging: &mut Staging, progress: &mut dyn Progress) -> Result<String> {
     let dir = staging.folder("onnx")?;
     let file = format!("onnx/{}.onnx", graph.name());
     let files = [file.clone(), format!("{file}_data")];
-    let print = describe(std::slice::from_ref(graph));
-    part(staging, &file, &print, &files, progress, |_, progress| {
+    let fingerprint = describe(std::slice::from_ref(graph));
+    artifact(staging, &file, &fingerprint, &files, progress, |_, progress| {
         onnx::write(graph, &dir, progress).map(drop)
     })?;
     Ok(file)
@@ -413,11 +413,11 @@ fn onnx_part(graph: &Graph, staging: &mut Staging, progress: &mut dyn Progress) 
 
 /// Hash of what graphs compute.
 fn describe(graphs: &[Graph]) -> String {
-    let mut print = Print::default();
+    let mut fingerprint = Fingerprint::default();
     for graph in graphs {
-        graph.describe(|piece| print.add(piece));
+        graph.describe(|bytes| fingerprint.add(bytes));
     }
-    print.hex()
+    fingerprint.hex()
 }
 
 pub(crate) fn recipe_options(checkpoint: &Checkpoint, options: &ForgeOptions) -> RecipeOptions {
@@ -484,8 +484,9 @@ fn embed(
     let table = &*recipe.embed;
     let half = !exact || fits_f16(table)?;
     let file = format!("{name}_embed_{}.bin", if half { "f16" } else { "f32" });
-    let print = format!("{} {:?}", table.name(), table.shape());
-    part(staging, &file, &print, std::slice::from_ref(&file), progress, |staging, progress| {
+    let made_from = format!("{} {:?}", table.name(), table.shape());
+    let files = std::slice::from_ref(&file);
+    artifact(staging, &file, &made_from, files, progress, |staging, progress| {
         staging.write_table(&file, table, half, progress)
     })?;
     Ok(if half { json!(file) } else { json!({"path": file, "dtype": "f32"}) })
@@ -499,7 +500,7 @@ fn tables(
     progress: &mut dyn Progress,
 ) -> Result<Value> {
     let files: Vec<_> = tables.files.iter().map(|t| format!("{name}_{}", t.name)).collect();
-    part(staging, tables.key, tables.key, &files, progress, |staging, progress| {
+    artifact(staging, tables.key, tables.key, &files, progress, |staging, progress| {
         progress.stage(tables.key, tables.source.bytes());
         let mut writers = Vec::new();
         for file in &files {

@@ -34,7 +34,7 @@ const WRITE_RATE: f64 = 80e6;
 
 /// One context of a bundle.
 #[derive(Debug, Clone, PartialEq)]
-pub struct PartPlan {
+pub struct ContextSizes {
     /// Key in the manifest.
     pub key: String,
     /// Names of its graphs.
@@ -51,7 +51,7 @@ pub struct PartPlan {
     pub onnx_bytes: u64,
 }
 
-impl PartPlan {
+impl ContextSizes {
     /// What the context takes of the budget.
     pub fn device_bytes(&self) -> u64 {
         self.binary_bytes.saturating_add(self.io_bytes)
@@ -68,7 +68,7 @@ pub struct Plan {
     /// Positions of the KV cache, or of the texts of an encoder.
     pub max_ctx: usize,
     /// The contexts.
-    pub parts: Vec<PartPlan>,
+    pub contexts: Vec<ContextSizes>,
     /// Bytes of the embedding table.
     pub embed_bytes: u64,
     /// The other tables: their keys in the manifest, and their bytes.
@@ -82,19 +82,20 @@ pub struct Plan {
 impl Plan {
     /// Expected bytes of the bundle, without the tokenizer.
     pub fn bytes(&self) -> u64 {
-        let part = |p: &PartPlan| p.onnx_bytes + if self.compiled { p.binary_bytes } else { 0 };
+        let context =
+            |c: &ContextSizes| c.onnx_bytes + if self.compiled { c.binary_bytes } else { 0 };
         let tables = self.tables.iter().map(|(_, bytes)| bytes).sum::<u64>();
-        self.parts.iter().map(part).sum::<u64>() + self.embed_bytes + tables
+        self.contexts.iter().map(context).sum::<u64>() + self.embed_bytes + tables
     }
 
-    /// The part with the most weights.
-    pub fn largest(&self) -> Option<&PartPlan> {
-        self.parts.iter().max_by_key(|p| p.weight_bytes)
+    /// The context with the most weights.
+    pub fn largest(&self) -> Option<&ContextSizes> {
+        self.contexts.iter().max_by_key(|c| c.weight_bytes)
     }
 
     /// Expected peak of the memory while the bundle is made.
     pub fn peak_bytes(&self) -> u64 {
-        let weights = self.largest().map_or(0, |p| p.weight_bytes) as f64;
+        let weights = self.largest().map_or(0, |c| c.weight_bytes) as f64;
         // Without a compiler, some buffers.
         let factor = if self.compiled { PEAK_FACTOR } else { 0.0 };
         PEAK_BASE + (weights * factor) as u64
@@ -102,27 +103,29 @@ impl Plan {
 
     /// What a user should know about running such a bundle, in one sentence; none as a rule.
     pub fn warning(&self) -> Option<String> {
-        (self.compiled && self.parts.len() > MAX_CONTEXTS).then(|| {
+        (self.compiled && self.contexts.len() > MAX_CONTEXTS).then(|| {
             format!(
                 "{} contexts are more than the {MAX_CONTEXTS} that a device holds at once: w8a16, fewer \
                  graphs for prompts (--prefill 0) or shared weights (--share-weights) make fewer of \
                  them, and --resident loads them in turn",
-                self.parts.len()
+                self.contexts.len()
             )
         })
     }
 
     /// Expected seconds on two cores.
     pub fn seconds(&self) -> f64 {
-        let weights: u64 = self.parts.iter().map(|p| p.weight_bytes).sum();
+        let weights: u64 = self.contexts.iter().map(|c| c.weight_bytes).sum();
         let compile = if self.compiled { weights as f64 / COMPILE_RATE } else { 0.0 };
         compile + self.bytes() as f64 / WRITE_RATE
     }
 }
 
-/// Plans a bundle, with context binaries if `compiled`, and chooses the number of shards where [`ForgeOptions::shards`] is [`AUTO_SHARDS`].
+/// Plans a bundle, with context binaries if `compiled`, and chooses the number of shards where
+/// [`ForgeOptions::shards`] is [`AUTO_SHARDS`].
 ///
-/// Errors with the numbers when a context would pass the budget whatever the number of shards, or with
+/// Errors when two graphs, contexts or tables of the recipe have one name, and with the numbers when a context
+/// would pass the budget whatever the number of shards, or with
 /// the number that is asked for.
 pub fn plan(
     checkpoint: &Checkpoint,
@@ -151,7 +154,7 @@ pub fn plan(
             return Err(too_large(&plan, worst, None));
         };
         let smaller = sizes(&finer, &next);
-        if over_budget(&smaller).is_some_and(|p| p.device_bytes() >= worst.device_bytes()) {
+        if over_budget(&smaller).is_some_and(|c| c.device_bytes() >= worst.device_bytes()) {
             return Err(too_large(&plan, worst, None));
         }
         (plan, made) = (smaller, finer);
@@ -160,37 +163,37 @@ pub fn plan(
 }
 
 /// The largest context that a device could not map. A CPU has no such limit.
-fn over_budget(plan: &Plan) -> Option<&PartPlan> {
+fn over_budget(plan: &Plan) -> Option<&ContextSizes> {
     if !plan.compiled {
         return None;
     }
-    let over = plan.parts.iter().filter(|p| p.device_bytes() > plan.budget);
-    over.max_by_key(|p| p.device_bytes())
+    let over = plan.contexts.iter().filter(|c| c.device_bytes() > plan.budget);
+    over.max_by_key(|c| c.device_bytes())
 }
 
 /// How many shards would do for a context that is one of several.
-fn suggestion(plan: &Plan, part: &PartPlan) -> Option<usize> {
-    let alone = plan.parts.iter().filter(|p| p.key.starts_with("lmhead")).any(|p| p == part);
-    let ratio = part.device_bytes().div_ceil(plan.budget.max(1));
+fn suggestion(plan: &Plan, context: &ContextSizes) -> Option<usize> {
+    let alone = plan.contexts.iter().filter(|c| c.key.starts_with("lmhead")).any(|c| c == context);
+    let ratio = context.device_bytes().div_ceil(plan.budget.max(1));
     (!alone)
         .then(|| usize::try_from(ratio).unwrap_or(MAX_SHARDS).saturating_mul(plan.shards.max(1)))
 }
 
-fn too_large(plan: &Plan, part: &PartPlan, shards: Option<usize>) -> Error {
+fn too_large(plan: &Plan, context: &ContextSizes, shards: Option<usize>) -> Error {
     let error = Error::new(
         ErrorKind::Usage,
         format!(
             "context {:?} would take {} bytes on the device ({} of weights, {} of inputs and \
              outputs) with {} shards, more than the {} that one process of the NPU can map",
-            part.key,
-            part.device_bytes(),
-            part.weight_bytes,
-            part.io_bytes,
+            context.key,
+            context.device_bytes(),
+            context.weight_bytes,
+            context.io_bytes,
             plan.shards,
             plan.budget
         ),
     );
-    match (shards, part.precision) {
+    match (shards, context.precision) {
         (Some(shards), _) => error.hint(format!("spread the layers over {shards} shards")),
         (None, Precision::Fp16) => error.hint(
             "it cannot be split further; w8a16 halves the layers, a shorter context the caches",
@@ -208,7 +211,7 @@ fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compil
         family: recipe.family,
         shards: wanted.shards,
         max_ctx: wanted.max_ctx,
-        parts: recipe.contexts.iter().map(|context| part(context, options)).collect(),
+        contexts: recipe.contexts.iter().map(|context| context_sizes(context, options)).collect(),
         embed_bytes: (rows as u64).saturating_mul(cols as u64).saturating_mul(wide),
         tables: recipe.tables.iter().map(|t| (t.key, t.source.bytes())).collect(),
         compiled,
@@ -216,12 +219,12 @@ fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compil
     }
 }
 
-fn part(context: &ContextPlan, options: &ForgeOptions) -> PartPlan {
+fn context_sizes(context: &ContextPlan, options: &ForgeOptions) -> ContextSizes {
     let all_bytes: u64 = context.graphs.iter().map(Graph::weight_bytes).sum();
     let weight_bytes =
         if options.share_weights { shared_bytes(&context.graphs) } else { all_bytes };
     let nodes: u64 = context.graphs.iter().map(|g| g.nodes().len() as u64).sum();
-    PartPlan {
+    ContextSizes {
         key: context.key.clone(),
         graphs: context.graphs.iter().map(|g| g.name().to_owned()).collect(),
         precision: context.precision,

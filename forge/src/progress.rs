@@ -17,8 +17,9 @@ pub trait Progress {
         let _ = bytes;
     }
 
-    /// A part of `bytes` bytes is finished; `kept` if by an earlier attempt.
-    fn part(&mut self, bytes: u64, kept: bool) {
+    /// An artifact of `bytes` bytes is finished, such as a context binary or a table; `kept` if by an earlier
+    /// attempt.
+    fn finished(&mut self, bytes: u64, kept: bool) {
         let _ = (bytes, kept);
     }
 

@@ -33,13 +33,13 @@ const CASES: [Case; 11] = [
     (1, 90, 53, true),
 ];
 
-fn graph(index: usize, (rows, inner, outputs, turned): Case) -> Graph {
+fn graph(index: usize, (rows, inner, outputs, transposed): Case) -> Graph {
     let mut b = GraphBuilder::new(format!("g{index}"));
     let x = b.input("x", Elem::Activation, &[rows, inner]).unwrap();
-    let shape = if turned { [outputs, inner] } else { [inner, outputs] };
+    let shape = if transposed { [outputs, inner] } else { [inner, outputs] };
     let w = b.input("w", Elem::Int8, &shape).unwrap();
     let scale = b.input("scale", Elem::Activation, &[1, outputs]).unwrap();
-    let product = b.matmul(x, w, turned).unwrap();
+    let product = b.matmul(x, w, transposed).unwrap();
     let y = b.mul(product, scale).unwrap();
     b.output("y", y).unwrap();
     b.finish().unwrap()
@@ -131,7 +131,7 @@ fn int8_inputs_agree_with_their_twin_and_with_the_arithmetic() {
     }
     let mut wrong = Vec::new();
     for (index, case) in CASES.into_iter().enumerate() {
-        let (rows, inner, outputs, turned) = case;
+        let (rows, inner, outputs, transposed) = case;
         let graph = graph(index, case);
         let (x, w) =
             (numbers(index as u64, rows * inner), integers(99 + index as u64, inner * outputs));
@@ -141,7 +141,7 @@ fn int8_inputs_agree_with_their_twin_and_with_the_arithmetic() {
         for r in 0..rows {
             for o in 0..outputs {
                 let weight = |k: usize| {
-                    f32::from(w[if turned { o * inner + k } else { k * outputs + o }] as i8)
+                    f32::from(w[if transposed { o * inner + k } else { k * outputs + o }] as i8)
                 };
                 let sum: f32 = (0..inner).map(|k| x[r * inner + k] * weight(k) * INT8_STEP).sum();
                 expected[r * outputs + o] = sum * scale[o];

@@ -247,8 +247,8 @@ fn all_ops() -> Graph {
     outputs.push(b.concat(&[x, r, x], 0).unwrap());
     outputs.push(b.slice(s, 1, 1, 3).unwrap());
     outputs.push(b.matmul(s, s, true).unwrap());
-    let turned = b.transpose(s, &[0, 2, 1]).unwrap();
-    outputs.push(b.matmul(s, turned, false).unwrap());
+    let transposed = b.transpose(s, &[0, 2, 1]).unwrap();
+    outputs.push(b.matmul(s, transposed, false).unwrap());
     let narrow = b.cast(s, Elem::Activation).unwrap();
     outputs.push(narrow);
     let wide = b.cast(x, Elem::F32).unwrap();
@@ -863,11 +863,11 @@ fn a_plan_says_how_large_the_binaries_become() {
         options.compiler = Some(Arc::new(QnnCompiler::new(library.clone(), Target::V81)));
         let (plan, _) = plan(&checkpoint, recipe, &options, true).unwrap();
         let report = forge_checkpoint(&checkpoint, recipe, &options, &mut Silent).unwrap();
-        for (context, part) in report.contexts.iter().zip(&plan.parts) {
-            assert_eq!(context.key, part.key);
-            let ratio = context.binary_bytes.unwrap() as f64 / part.binary_bytes as f64;
+        for (context, planned) in report.contexts.iter().zip(&plan.contexts) {
+            assert_eq!(context.key, planned.key);
+            let ratio = context.binary_bytes.unwrap() as f64 / planned.binary_bytes as f64;
             // Of a model as small as this, what is not weights is more than a hundredth.
-            assert!((0.8..1.1).contains(&ratio), "{} {precision:?}: {ratio}", part.key);
+            assert!((0.8..1.1).contains(&ratio), "{} {precision:?}: {ratio}", planned.key);
         }
     }
 }
@@ -891,7 +891,7 @@ fn an_estimate_counts_the_weights_and_is_no_faster_than_reading_them() {
         let weights = graph.weight_bytes as f64;
         assert!((1.0..1.25).contains(&(graph.dma_read_bytes as f64 / weights)), "{graph:?}");
         assert!(graph.us >= graph.floor_us && graph.floor_us > 0.0, "{graph:?}");
-        assert!((1..=10).contains(&graph.dearest.len()), "{graph:?}");
+        assert!((1..=10).contains(&graph.most_expensive.len()), "{graph:?}");
         assert!(traces.join(format!("{}.json", graph.graph)).exists());
     }
     // A slower clock takes longer; int8 weights are half to read, and dequantised without a model.

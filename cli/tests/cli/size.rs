@@ -56,10 +56,13 @@ fn every_published_model_is_planned_so_that_devices_can_load_it() {
                 .ok()
                 .json();
             let number = |value: &Value| value.as_u64().unwrap();
-            let parts = plan["parts"].as_array().unwrap();
-            for part in parts {
-                assert!(number(&part["device_bytes"]) <= 3_300_000_000, "{name}: {part}");
-                assert!(number(&part["binary_bytes"]) >= number(&part["weight_bytes"]), "{part}");
+            let contexts = plan["contexts"].as_array().unwrap();
+            for context in contexts {
+                assert!(number(&context["device_bytes"]) <= 3_300_000_000, "{name}: {context}");
+                assert!(
+                    number(&context["binary_bytes"]) >= number(&context["weight_bytes"]),
+                    "{context}"
+                );
             }
             let shards = number(&plan["shards"]);
             let expected = match (name.as_str(), precision) {
@@ -71,7 +74,11 @@ fn every_published_model_is_planned_so_that_devices_can_load_it() {
             };
             assert_eq!(shards, expected, "{name} {precision}");
             let warning = plan["warning"].as_str().unwrap_or_default();
-            assert_eq!(warning.contains("--share-weights"), parts.len() > 8, "{name}: {warning}");
+            assert_eq!(
+                warning.contains("--share-weights"),
+                contexts.len() > 8,
+                "{name}: {warning}"
+            );
             assert!(!warning.contains("  "), "{warning}");
             if name == "phi-tiny-moe" {
                 // 32 layers of 16 experts, whose int8 values and scales are the largest file.
@@ -96,12 +103,12 @@ fn a_context_that_no_device_could_load_is_refused_with_its_numbers() {
     for words in ["context \"", "with 2 shards", "3300000000", "over 6 shards"] {
         assert!(refused.stderr.contains(words), "{words}: {refused:?}");
     }
-    // One layer is larger, however many parts there are.
+    // One layer is larger, however many shards there are.
     let refused = plan(&["--context-budget", "300000000"]);
     assert_eq!(refused.code, 2, "{refused:?}");
     assert!(refused.stderr.contains("cannot be split further"), "{refused:?}");
     let text = plan(&[]).ok().stdout;
-    for words in ["layers in 5 parts", "decode_p4", "lmhead", "embedding", "memory about"] {
+    for words in ["layers in 5 shards", "decode_p4", "lmhead", "embedding", "memory about"] {
         assert!(text.contains(words), "{words}: {text}");
     }
 }
@@ -190,7 +197,7 @@ fn is_whole_after_three_kills(dir: &Path, forge: impl Fn(&str) -> Program) {
         assert_eq!(hidden(dir).len(), 1);
     }
     let last = forge("parts").run().ok();
-    assert!(last.stderr.contains("parts of an earlier attempt"), "{last:?}");
+    assert!(last.stderr.contains("artifacts of an earlier attempt"), "{last:?}");
     let parts = contents(&dir.join("parts"));
     let names =
         |files: &[(PathBuf, Vec<u8>)]| files.iter().map(|f| f.0.clone()).collect::<Vec<_>>();
@@ -234,7 +241,7 @@ fn children(parent: u32) -> Vec<u32> {
     text.split_whitespace().map(|id| id.parse().unwrap()).collect()
 }
 
-/// A compiler that the system ends for its memory must not take the finished parts with it, and one
+/// A compiler that the system ends for its memory must not take the finished contexts with it, and one
 /// whose forge is gone must not go on.
 #[test]
 fn a_compiler_that_is_killed_is_reported_and_ends_with_its_forge() {
@@ -286,5 +293,5 @@ fn a_compiler_that_is_killed_is_reported_and_ends_with_its_forge() {
         std::thread::sleep(Duration::from_millis(20));
     }
     let last = forge().run().ok();
-    assert!(last.stderr.contains("parts of an earlier attempt"), "{last:?}");
+    assert!(last.stderr.contains("artifacts of an earlier attempt"), "{last:?}");
 }

@@ -241,10 +241,10 @@ impl Lowering<'_> {
                     let rank = output.shape.len() as i64;
                     let mut perm: Vec<i64> = (0..rank).collect();
                     perm.swap(rank as usize - 1, rank as usize - 2);
-                    let turned = format!("{name}.bt");
+                    let transposed = format!("{name}.bt");
                     let b = vec![inputs.swap_remove(1)];
-                    self.push("Transpose", b, &turned, vec![ints("perm", perm)]);
-                    inputs.push(turned);
+                    self.push("Transpose", b, &transposed, vec![ints("perm", perm)]);
+                    inputs.push(transposed);
                 }
                 self.push("MatMul", inputs, name, vec![]);
             }
@@ -300,10 +300,10 @@ impl Lowering<'_> {
     /// The operator of that name came with opset 23, which loaders do not all know.
     fn rms_norm(&mut self, inputs: &[String], name: &str, output: &Tensor, epsilon: f32) {
         let [x, weight] = inputs else { return };
-        let part = |part: &str| format!("{name}.{part}");
+        let inner = |suffix: &str| format!("{name}.{suffix}");
         let axis = output.shape.len() as i64 - 1;
         let axes = self.int64s(vec![axis]);
-        let small = part("epsilon");
+        let small = inner("epsilon");
         self.out.initializer.push(TensorProto {
             dims: vec![],
             data_type: FLOAT,
@@ -311,8 +311,8 @@ impl Lowering<'_> {
             raw_data: Some(epsilon.to_le_bytes().to_vec()),
             ..TensorProto::default()
         });
-        let (squares, mean, sum) = (part("squares"), part("mean"), part("sum"));
-        let (root, inverse, unit) = (part("root"), part("inverse"), part("unit"));
+        let (squares, mean, sum) = (inner("squares"), inner("mean"), inner("sum"));
+        let (root, inverse, unit) = (inner("root"), inner("inverse"), inner("unit"));
         self.push("Mul", vec![x.clone(), x.clone()], &squares, vec![]);
         self.push("ReduceMean", vec![squares, axes], &mean, vec![int("keepdims", 1)]);
         self.push("Add", vec![mean, small], &sum, vec![]);

@@ -176,7 +176,7 @@ pub trait TableSource: Send + Sync + fmt::Debug {
     /// Bytes of all files, for progress.
     fn bytes(&self) -> u64;
 
-    /// Writes all files from their beginnings. Reads the checkpoint part by part, tells how many bytes
+    /// Writes all files from their beginnings. Reads the checkpoint matrix by matrix, tells how many bytes
     /// are written, and stops with `Cancelled` when `progress` says so.
     fn write(&self, files: &mut [&mut dyn Write], progress: &mut dyn Progress) -> Result<()>;
 }

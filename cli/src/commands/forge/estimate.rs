@@ -129,7 +129,7 @@ fn lines(graphs: &[GraphEstimate], target: Target, corner: u32) -> Vec<String> {
             mega(graph.dma_write_bytes),
             mega(graph.spill_fill_bytes)
         ));
-        for op in &graph.dearest {
+        for op in &graph.most_expensive {
             lines.push(cost("  ", op));
         }
         for op in &graph.unmodelled {
@@ -185,7 +185,7 @@ fn estimate_json(graphs: &[GraphEstimate], target: Target, corner: u32) -> Value
                 "memory_bytes_per_second": graph.memory_rate,
                 "weight_floor_us": graph.floor_us,
                 "without_cost_model": ops(&graph.unmodelled),
-                "dearest": ops(&graph.dearest),
+                "most_expensive": ops(&graph.most_expensive),
             })
         })
         .collect();

@@ -1,8 +1,8 @@
 //! `qhx forge`: makes a bundle from a checkpoint, or says beforehand what it will be.
 
 mod estimate;
-mod part;
 mod plan;
+mod subprocess;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,6 +24,7 @@ use crate::app::{App, Status};
 use crate::args::LibraryArgs;
 use crate::backends::{self, Libraries};
 use crate::progress::ForgeProgress;
+use subprocess::SubprocessCompiler;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -45,7 +46,7 @@ Examples:
 /// Reads config.json, the safetensors and tokenizer.json of a folder, and writes context binaries
 /// for one Hexagon architecture, the same graphs as ONNX for the CPU, the embedding table, the
 /// tokenizer and the manifest. The folder appears when everything is written; until then finished
-/// parts lie in a hidden folder beside it, and the same command goes on from there after it was
+/// context binaries, graphs and tables lie in a hidden folder beside it, and the same command goes on from there after it was
 /// stopped. Prints the path of the manifest.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -102,7 +103,7 @@ pub(crate) enum ForgeCommand {
     Plan(plan::PlanArgs),
     Estimate(estimate::EstimateArgs),
     #[command(hide = true)]
-    Part(part::PartArgs),
+    CompileContext(subprocess::CompileContextArgs),
 }
 
 /// What shapes the graphs.
@@ -289,7 +290,7 @@ pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
     match &args.command {
         Some(ForgeCommand::Plan(plan)) => return plan::run(plan, app),
         Some(ForgeCommand::Estimate(estimate)) => return estimate::run(estimate, app),
-        Some(ForgeCommand::Part(part)) => return part::run(part, app),
+        Some(ForgeCommand::CompileContext(context)) => return subprocess::run(context, app),
         None => {}
     }
     let Some(out) = &args.out else {
@@ -326,7 +327,7 @@ pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
         name: args.name.clone(),
         compiler: libraries
             .as_ref()
-            .map(|l| compiler(l, target, args.shape.share_weights).map(|c| apart(c, app)))
+            .map(|l| compiler(l, target, args.shape.share_weights).map(|c| in_subprocesses(c, app)))
             .transpose()?,
         onnx: !args.no_onnx,
         check,
@@ -351,9 +352,9 @@ pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
 }
 
 /// The same compiler, each context in a process of its own, where there is a `qhx` to be one.
-fn apart(compiler: Arc<dyn Compiler>, app: &App) -> Arc<dyn Compiler> {
+fn in_subprocesses(compiler: Arc<dyn Compiler>, app: &App) -> Arc<dyn Compiler> {
     match crate::app::this_program() {
-        Some(program) => Arc::new(part::Apart::new(compiler, program, &app.global)),
+        Some(program) => Arc::new(SubprocessCompiler::new(compiler, program, &app.global)),
         None => compiler,
     }
 }

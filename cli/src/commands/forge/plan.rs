@@ -63,20 +63,20 @@ fn lines(plan: &Plan, memory: Option<u64>) -> Vec<String> {
         "{}: layers in {} {}, context of {} tokens",
         plan.family,
         plan.shards,
-        if plan.shards == 1 { "part" } else { "parts" },
+        if plan.shards == 1 { "shard" } else { "shards" },
         plan.max_ctx
     )];
-    for part in &plan.parts {
-        let mut line = format!("  {:<16} {:<6}", part.key, part.precision.name());
+    for context in &plan.contexts {
+        let mut line = format!("  {:<16} {:<6}", context.key, context.precision.name());
         if plan.compiled {
             line += &format!(
                 " binary {:>9}, with inputs and outputs {:>9}",
-                mega(part.binary_bytes),
-                mega(part.device_bytes())
+                mega(context.binary_bytes),
+                mega(context.device_bytes())
             );
         }
-        if part.onnx_bytes > 0 {
-            line += &format!(", onnx {:>9}", mega(part.onnx_bytes));
+        if context.onnx_bytes > 0 {
+            line += &format!(", onnx {:>9}", mega(context.onnx_bytes));
         }
         lines.push(line);
     }
@@ -110,18 +110,18 @@ fn mega(bytes: u64) -> String {
 }
 
 fn plan_json(plan: &Plan, memory: Option<u64>) -> Value {
-    let parts: Vec<_> = plan
-        .parts
+    let contexts: Vec<_> = plan
+        .contexts
         .iter()
-        .map(|part| {
+        .map(|context| {
             json!({
-                "key": part.key,
-                "graphs": part.graphs,
-                "precision": part.precision.name(),
-                "weight_bytes": part.weight_bytes,
-                "binary_bytes": plan.compiled.then_some(part.binary_bytes),
-                "device_bytes": plan.compiled.then(|| part.device_bytes()),
-                "onnx_bytes": part.onnx_bytes,
+                "key": context.key,
+                "graphs": context.graphs,
+                "precision": context.precision.name(),
+                "weight_bytes": context.weight_bytes,
+                "binary_bytes": plan.compiled.then_some(context.binary_bytes),
+                "device_bytes": plan.compiled.then(|| context.device_bytes()),
+                "onnx_bytes": context.onnx_bytes,
             })
         })
         .collect();
@@ -132,7 +132,7 @@ fn plan_json(plan: &Plan, memory: Option<u64>) -> Value {
         "shards": plan.shards,
         "max_ctx": plan.max_ctx,
         "context_budget": plan.budget,
-        "parts": parts,
+        "contexts": contexts,
         "embed_bytes": plan.embed_bytes,
         "tables": tables,
         "bytes": plan.bytes(),

@@ -142,7 +142,7 @@ impl Config {
 
     /// A bias that the configuration does not foresee would be left out, and the result wrong.
     fn check_biases(&self, reader: &Reader<'_>) -> Result<()> {
-        for (part, foreseen, key) in [
+        for (module, foreseen, key) in [
             ("self_attn.q_proj", self.qkv_bias, "attention_bias"),
             ("self_attn.k_proj", self.qkv_bias, "attention_bias"),
             ("self_attn.v_proj", self.qkv_bias, "attention_bias"),
@@ -151,7 +151,7 @@ impl Config {
             ("mlp.up_proj", self.mlp_bias, "mlp_bias"),
             ("mlp.down_proj", self.mlp_bias, "mlp_bias"),
         ] {
-            let name = format!("layers.0.{part}.bias");
+            let name = format!("layers.0.{module}.bias");
             if !foreseen && reader.checkpoint.has(&name) {
                 return Err(reader.fault(format!(
                     "the checkpoint holds {name}, which this configuration does not use; expected \

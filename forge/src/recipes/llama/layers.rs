@@ -39,12 +39,12 @@ impl Layers<'_, Config> {
         b.scope(format!("l{layer}_mlp"));
         let (hidden, wide) = (self.config.hidden, self.config.intermediate);
         let bias = self.config.mlp_bias;
-        let part = |name: &str| format!("layers.{layer}.mlp.{name}");
-        let gate = self.linear(b, x, &part("gate_proj"), [wide, hidden], bias)?;
-        let up = self.linear(b, x, &part("up_proj"), [wide, hidden], bias)?;
+        let tensor = |name: &str| format!("layers.{layer}.mlp.{name}");
+        let gate = self.linear(b, x, &tensor("gate_proj"), [wide, hidden], bias)?;
+        let up = self.linear(b, x, &tensor("up_proj"), [wide, hidden], bias)?;
         let gate = b.silu(gate)?;
         let product = b.mul(gate, up)?;
-        self.linear(b, product, &part("down_proj"), [hidden, wide], bias)
+        self.linear(b, product, &tensor("down_proj"), [hidden, wide], bias)
     }
 
     /// Grouped-query attention; see [`mix`].
@@ -59,7 +59,7 @@ impl Layers<'_, Config> {
         let (heads, groups, d) = (c.heads, c.kv_heads, c.head_dim);
         let (rows, ctx) = (attend.rows, attend.max_ctx);
         b.scope(format!("l{layer}_attn"));
-        let part = |name: &str| format!("layers.{layer}.self_attn.{name}");
+        let tensor = |name: &str| format!("layers.{layer}.self_attn.{name}");
         let past = if ctx == 0 {
             None
         } else {
@@ -69,14 +69,14 @@ impl Layers<'_, Config> {
             Some((k, v))
         };
 
-        let q = self.linear(b, x, &part("q_proj"), [heads * d, c.hidden], c.qkv_bias)?;
-        let k = self.linear(b, x, &part("k_proj"), [groups * d, c.hidden], c.qkv_bias)?;
-        let v = self.linear(b, x, &part("v_proj"), [groups * d, c.hidden], c.qkv_bias)?;
+        let q = self.linear(b, x, &tensor("q_proj"), [heads * d, c.hidden], c.qkv_bias)?;
+        let k = self.linear(b, x, &tensor("k_proj"), [groups * d, c.hidden], c.qkv_bias)?;
+        let v = self.linear(b, x, &tensor("v_proj"), [groups * d, c.hidden], c.qkv_bias)?;
         let q = b.reshape(q, &[rows, heads, d])?;
         let k = b.reshape(k, &[rows, groups, d])?;
         let v = b.reshape(v, &[rows, groups, d])?;
         let (q, k) = if c.qk_norm {
-            (self.head_norm(b, q, &part("q_norm"))?, self.head_norm(b, k, &part("k_norm"))?)
+            (self.head_norm(b, q, &tensor("q_norm"))?, self.head_norm(b, k, &tensor("k_norm"))?)
         } else {
             (q, k)
         };
@@ -87,7 +87,7 @@ impl Layers<'_, Config> {
         let heads = Heads { query: heads, groups, dim: d };
         let mixed = mix(b, [q, k, v], past, heads, attend)?;
         let out =
-            self.linear(b, mixed.out, &part("o_proj"), [c.hidden, heads.query * d], c.o_bias)?;
+            self.linear(b, mixed.out, &tensor("o_proj"), [c.hidden, heads.query * d], c.o_bias)?;
         if past.is_some() {
             b.output(&format!("new_k_{layer}"), mixed.k)?;
             b.output(&format!("new_v_{layer}"), mixed.v)?;

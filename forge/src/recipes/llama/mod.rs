@@ -103,8 +103,8 @@ fn check_window(config: &Config, options: &RecipeOptions) -> Result<()> {
     .hint(format!("make the bundle for a context of at most {window} tokens")))
 }
 
-/// Names of the parts of `name`, and their layers.
-fn parts(name: &str, config: &Config, shards: usize) -> Vec<(String, Range<usize>)> {
+/// Names of the shards of `name`, and their layers.
+fn shards(name: &str, config: &Config, shards: usize) -> Vec<(String, Range<usize>)> {
     let layers = config.layers;
     (0..shards)
         .map(|shard| {
@@ -148,16 +148,16 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
     let mut contexts: Vec<ContextPlan> = Vec::new();
     let precision = options.precision;
     let mut decode = Vec::new();
-    for (name, range) in parts("decode", config, options.shards) {
-        let graphs = vec![shard(checkpoint, config, options, &name, range, 1)?];
+    for (name, range) in shards("decode", config, options.shards) {
+        let graphs = vec![decoder_shard(checkpoint, config, options, &name, range, 1)?];
         contexts.push(ContextPlan { key: name.clone(), precision, graphs, optional: None });
         decode.push(name);
     }
     let mut prefill = Vec::new();
     for rows in rows {
-        let widths = parts(&format!("prefill{rows}"), config, options.shards);
+        let widths = shards(&format!("prefill{rows}"), config, options.shards);
         for (index, (name, range)) in widths.into_iter().enumerate() {
-            let graph = shard(checkpoint, config, options, &name, range, rows)?;
+            let graph = decoder_shard(checkpoint, config, options, &name, range, rows)?;
             prefill.push(name.clone());
             match contexts.get_mut(index).filter(|_| options.share_weights) {
                 // Weights are shared by the graphs of one context.
@@ -213,8 +213,8 @@ fn embed(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -> R
     }
     let mut contexts = Vec::new();
     let mut names = Vec::new();
-    for (name, range) in parts("enc", config, options.shards) {
-        let graph = part(checkpoint, config, options, &name, range, encoder.causal)?;
+    for (name, range) in shards("enc", config, options.shards) {
+        let graph = encoder_shard(checkpoint, config, options, &name, range, encoder.causal)?;
         let precision = options.precision;
         let graphs = vec![graph];
         contexts.push(ContextPlan { key: name.clone(), precision, graphs, optional: None });
@@ -265,7 +265,7 @@ fn params(config: &Config, options: &RecipeOptions) -> Map<String, Value> {
 }
 
 /// `rows` tokens through the layers of `range`, over caches.
-fn shard(
+fn decoder_shard(
     checkpoint: &Checkpoint,
     config: &Config,
     options: &RecipeOptions,
@@ -278,7 +278,7 @@ fn shard(
 }
 
 /// A text with its padding through the layers of `range`.
-fn part(
+fn encoder_shard(
     checkpoint: &Checkpoint,
     config: &Config,
     options: &RecipeOptions,

@@ -64,9 +64,9 @@ fn layer_experts(checkpoint: &Checkpoint, config: &Config, layer: usize) -> Resu
                 checkpoint.matrix(&format!("{prefix}.{name}.weight"), shape)
             };
             Ok([
-                part("w1", [width, hidden])?,
-                part("w3", [width, hidden])?,
-                part("w2", [hidden, width])?,
+                matrix("w1", [width, hidden])?,
+                matrix("w3", [width, hidden])?,
+                matrix("w2", [hidden, width])?,
             ])
         })
         .collect()

@@ -61,10 +61,10 @@ impl Layers<'_, Config> {
             let v = b.input(&format!("past_v_{layer}"), Elem::Activation, &cache)?;
             Some((k, v))
         };
-        let part = |name: &str| format!("layers.{layer}.self_attn.{name}");
-        let q = self.linear(b, x, &part("q_proj"), [wide, c.hidden], bias)?;
-        let k = self.linear(b, x, &part("k_proj"), [heads.groups * d, c.hidden], bias)?;
-        let v = self.linear(b, x, &part("v_proj"), [heads.groups * d, c.hidden], bias)?;
+        let tensor = |name: &str| format!("layers.{layer}.self_attn.{name}");
+        let q = self.linear(b, x, &tensor("q_proj"), [wide, c.hidden], bias)?;
+        let k = self.linear(b, x, &tensor("k_proj"), [heads.groups * d, c.hidden], bias)?;
+        let v = self.linear(b, x, &tensor("v_proj"), [heads.groups * d, c.hidden], bias)?;
         let q = b.reshape(q, &[rows, heads.query, d])?;
         let k = b.reshape(k, &[rows, heads.groups, d])?;
         let v = b.reshape(v, &[rows, heads.groups, d])?;
@@ -72,7 +72,7 @@ impl Layers<'_, Config> {
         let k = rope(b, k, attend)?;
         let q = b.scale(q, 1.0 / (d as f32).sqrt())?;
         let mixed = mix(b, [q, k, v], past, heads, attend)?;
-        let out = self.linear(b, mixed.out, &part("o_proj"), [c.hidden, wide], bias)?;
+        let out = self.linear(b, mixed.out, &tensor("o_proj"), [c.hidden, wide], bias)?;
         b.output(&format!("new_k_{layer}"), mixed.k)?;
         b.output(&format!("new_v_{layer}"), mixed.v)?;
         Ok(out)

@@ -40,8 +40,8 @@ impl Layers<'_, Config> {
         name: &str,
         layer: usize,
     ) -> Result<TensorId> {
-        let part = if name.contains("post_attention") { "post" } else { "pre" };
-        b.scope(format!("l{layer}_{part}"));
+        let place = if name.contains("post_attention") { "post" } else { "pre" };
+        b.scope(format!("l{layer}_{place}"));
         let weight = b.row("norm", self.one_plus(name, self.config.hidden)?)?;
         b.rms_norm(x, self.config.eps, weight)
     }
@@ -50,12 +50,12 @@ impl Layers<'_, Config> {
     pub fn mlp(&self, b: &mut GraphBuilder, x: TensorId, layer: usize) -> Result<TensorId> {
         b.scope(format!("l{layer}_mlp"));
         let (hidden, wide) = (self.config.hidden, self.config.intermediate);
-        let part = |name: &str| format!("layers.{layer}.mlp.{name}");
-        let gate = self.linear(b, x, &part("gate_proj"), [wide, hidden], false)?;
-        let up = self.linear(b, x, &part("up_proj"), [wide, hidden], false)?;
+        let tensor = |name: &str| format!("layers.{layer}.mlp.{name}");
+        let gate = self.linear(b, x, &tensor("gate_proj"), [wide, hidden], false)?;
+        let up = self.linear(b, x, &tensor("up_proj"), [wide, hidden], false)?;
         let gate = b.silu(gate)?;
         let product = b.mul(gate, up)?;
-        self.linear(b, product, &part("down_proj"), [hidden, wide], false)
+        self.linear(b, product, &tensor("down_proj"), [hidden, wide], false)
     }
 
     /// `Qwen3_5Attention`: one query against the cache and itself.
@@ -73,30 +73,30 @@ impl Layers<'_, Config> {
         let (heads, groups, d) = (c.heads, c.kv_heads, c.head_dim);
         let (repeat, ctx) = (heads / groups, attend.max_ctx);
         b.scope(format!("l{layer}_attn"));
-        let part = |name: &str| format!("layers.{layer}.self_attn.{name}");
+        let tensor = |name: &str| format!("layers.{layer}.self_attn.{name}");
         let cache = [groups, ctx, d];
         let past_k = b.input(&format!("past_k_{layer}"), Elem::Activation, &cache)?;
         let past_v = b.input(&format!("past_v_{layer}"), Elem::Activation, &cache)?;
 
         // Per head, the query and then its gate.
         let both =
-            self.linear(b, x, &part("q_proj"), [heads * 2 * d, c.hidden], c.attention_bias)?;
+            self.linear(b, x, &tensor("q_proj"), [heads * 2 * d, c.hidden], c.attention_bias)?;
         let both = b.reshape(both, &[heads, 2 * d])?;
         let q = b.slice(both, 1, 0, d)?;
         let gate = b.slice(both, 1, d, 2 * d)?;
         let gate = b.reshape(gate, &[groups, repeat, d])?;
-        let k = self.linear(b, x, &part("k_proj"), [groups * d, c.hidden], c.attention_bias)?;
+        let k = self.linear(b, x, &tensor("k_proj"), [groups * d, c.hidden], c.attention_bias)?;
         let k = b.reshape(k, &[groups, d])?;
-        let v = self.linear(b, x, &part("v_proj"), [groups * d, c.hidden], c.attention_bias)?;
+        let v = self.linear(b, x, &tensor("v_proj"), [groups * d, c.hidden], c.attention_bias)?;
         let v = b.reshape(v, &[groups, 1, d])?;
 
         // The factor 1 / √d of the scores stands in the norm's weight: what follows is linear in q.
         let scale = 1.0 / (d as f32).sqrt();
-        let mut weight = self.one_plus(&part("q_norm.weight"), d)?;
+        let mut weight = self.one_plus(&tensor("q_norm.weight"), d)?;
         weight.iter_mut().for_each(|w| *w *= scale);
         let weight = b.row("q_norm", weight)?;
         let q = b.rms_norm(q, c.eps, weight)?;
-        let weight = b.row("k_norm", self.one_plus(&part("k_norm.weight"), d)?)?;
+        let weight = b.row("k_norm", self.one_plus(&tensor("k_norm.weight"), d)?)?;
         let k = b.rms_norm(k, c.eps, weight)?;
         let q = b.rope(q, attend.cos, attend.sin)?;
         let k = b.rope(k, attend.cos, attend.sin)?;
@@ -118,7 +118,7 @@ impl Layers<'_, Config> {
         let gated = b.mul(mixed, gate)?;
         let gated = b.reshape(gated, &[1, heads * d])?;
         let out =
-            self.linear(b, gated, &part("o_proj"), [c.hidden, heads * d], c.attention_bias)?;
+            self.linear(b, gated, &tensor("o_proj"), [c.hidden, heads * d], c.attention_bias)?;
         b.output(&format!("new_k_{layer}"), k)?;
         b.output(&format!("new_v_{layer}"), v)?;
         Ok(out)
@@ -130,7 +130,7 @@ impl Layers<'_, Config> {
         let (key_heads, heads, dk, dv) = (c.key_heads, c.value_heads, c.key_dim, c.value_dim);
         let (keys, values, channels) = (key_heads * dk, heads * dv, c.conv_dim());
         b.scope(format!("l{layer}_gdn"));
-        let part = |name: &str| format!("layers.{layer}.linear_attn.{name}");
+        let tensor = |name: &str| format!("layers.{layer}.linear_attn.{name}");
         let fifo = [c.kernel - 1, channels];
         let past_conv = b.input(&format!("past_conv_{layer}"), Elem::Activation, &fifo)?;
         let past_ssm = b.input(&format!("past_ssm_{layer}"), Elem::F32, &[heads, dk, dv])?;
@@ -141,8 +141,8 @@ impl Layers<'_, Config> {
         // leaves whatever is in memory in the tiles of constants with an odd number of rows.
         let width = gcd(dk, dv);
         let rows = channels / width;
-        let column = self.linear(b, x, &part("in_proj_qkv"), [channels, c.hidden], false)?;
-        let mut taps = self.conv_taps(&part("conv1d.weight"))?;
+        let column = self.linear(b, x, &tensor("in_proj_qkv"), [channels, c.hidden], false)?;
+        let mut taps = self.conv_taps(&tensor("conv1d.weight"))?;
         let newest = taps.split_off((c.kernel - 1) * channels);
         let fifo = [(c.kernel - 1) * rows, width];
         let older = b.constant("conv_older", Elem::Activation, &fifo, taps)?;
@@ -166,10 +166,10 @@ impl Layers<'_, Config> {
 
         // Queries and keys: unit length, and value head j uses key head j / (heads / key_heads).
         let head = |b: &mut GraphBuilder, start: usize, gain: f32| {
-            let part = b.slice(mixed, 0, start / width, (start + keys) / width)?;
-            let part = b.reshape(part, &[key_heads, dk])?;
-            let part = b.cast(part, Elem::F32)?;
-            b.l2_norm(part, L2_EPS, gain)
+            let head = b.slice(mixed, 0, start / width, (start + keys) / width)?;
+            let head = b.reshape(head, &[key_heads, dk])?;
+            let head = b.cast(head, Elem::F32)?;
+            b.l2_norm(head, L2_EPS, gain)
         };
         let q = head(b, 0, 1.0 / (dk as f32).sqrt())?;
         let q = b.repeat_rows(q, heads / key_heads)?;
@@ -181,11 +181,11 @@ impl Layers<'_, Config> {
         let v = b.reshape(v, &[heads, 1, dv])?;
         let v = b.cast(v, Elem::F32)?;
 
-        let z = self.linear(b, x, &part("in_proj_z"), [values, c.hidden], false)?;
+        let z = self.linear(b, x, &tensor("in_proj_z"), [values, c.hidden], false)?;
         // One output per head: as int8 they would save nothing and cost accuracy where it counts.
         let small = |b: &mut GraphBuilder, name: &str| {
             let source =
-                self.checkpoint.matrix(&part(&format!("{name}.weight")), [heads, c.hidden])?;
+                self.checkpoint.matrix(&tensor(&format!("{name}.weight")), [heads, c.hidden])?;
             b.linear(name, x, Weight::new(source, Storage::Float), None)
         };
         let beta = small(b, "in_proj_b")?;
@@ -193,7 +193,7 @@ impl Layers<'_, Config> {
         let beta = b.cast(beta, Elem::F32)?;
         let beta = b.reshape(beta, &[heads, 1, 1])?;
         let decay = small(b, "in_proj_a")?;
-        let decay = self.decay(b, decay, &part("A_log"), &part("dt_bias"))?;
+        let decay = self.decay(b, decay, &tensor("A_log"), &tensor("dt_bias"))?;
 
         // The state S decays, is corrected towards v along k, and is read along q:
         //   delta = beta · (v − decay · kS),  S' = decay · S + kᵀ delta,
@@ -217,7 +217,7 @@ impl Layers<'_, Config> {
 
         // Gated RMSNorm per head; this weight has no 1 +.
         let out = b.reshape(out, &[heads, dv])?;
-        let weight = self.checkpoint.values(&part("norm.weight"), &[dv])?;
+        let weight = self.checkpoint.values(&tensor("norm.weight"), &[dv])?;
         let weight = b.constant("norm", Elem::F32, &[1, dv], weight)?;
         let out = b.rms_norm(out, c.eps, weight)?;
         let out = b.cast(out, Elem::Activation)?;
@@ -225,7 +225,7 @@ impl Layers<'_, Config> {
         let gate = b.silu(z)?;
         let gated = b.mul(out, gate)?;
         let gated = b.reshape(gated, &[1, values])?;
-        let y = self.linear(b, gated, &part("out_proj"), [c.hidden, values], false)?;
+        let y = self.linear(b, gated, &tensor("out_proj"), [c.hidden, values], false)?;
         b.output(&format!("present_conv_{layer}"), present_conv)?;
         b.output(&format!("present_ssm_{layer}"), state)?;
         Ok(y)

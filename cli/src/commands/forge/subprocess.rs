@@ -1,4 +1,4 @@
-//! Compiles each context in a process of its own: `qhx forge part`, which `qhx forge` starts.
+//! Compiles each context in a process of its own: `qhx forge compile-context`, which `qhx forge` starts.
 //!
 //! The QNN library numbers what it makes from the start of the process, so that a binary would depend on
 //! what was compiled before it: only a new process makes the same one again after a forge was stopped. The
@@ -6,7 +6,7 @@
 //! to hand out zeros, so that binaries are equal byte for byte and carry nothing of the process away. And when
 //! the library crashes, or the system ends it for the memory it takes, the forge can say so.
 //!
-//! The part's process writes one JSON object a line: how far it is, then its bytes or its error. It
+//! That process writes one JSON object a line: how far it is, then its bytes or its error. It
 //! ends when its standard input closes, and so does not outlive the forge.
 
 use std::ffi::OsString;
@@ -37,9 +37,9 @@ const ALLOCATOR: (&str, &str) =
 /// How often a forge that waits looks whether it is to stop.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Compile one context, as a part of `qhx forge`
+/// Compile one context, for `qhx forge`
 #[derive(Debug, Args)]
-pub(crate) struct PartArgs {
+pub(crate) struct CompileContextArgs {
     /// Key of the context
     key: String,
     /// The binary to write
@@ -49,10 +49,10 @@ pub(crate) struct PartArgs {
     forge: Vec<OsString>,
 }
 
-/// What the process of a part says.
+/// What the process that compiles tells the forge.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Said {
+enum Message {
     Stage { what: String, total: u64 },
     Done(u64),
     Note(String),
@@ -61,13 +61,13 @@ enum Said {
 }
 
 /// Compiles in processes of their own.
-pub(super) struct Apart {
+pub(super) struct SubprocessCompiler {
     compiler: Arc<dyn Compiler>,
     program: PathBuf,
     options: Vec<OsString>,
 }
 
-impl Apart {
+impl SubprocessCompiler {
     /// What `compiler` does, done by `program`, which is `qhx`.
     pub(super) fn new(compiler: Arc<dyn Compiler>, program: PathBuf, global: &GlobalArgs) -> Self {
         let mut options: Vec<OsString> = vec!["-v".into(); global.verbose.into()];
@@ -88,7 +88,7 @@ impl Apart {
         let out = std::path::absolute(out).map_err(|e| Error::io(ErrorKind::Io, out, &e))?;
         Command::new(&self.program)
             .args(&self.options)
-            .args(["forge", "part", key])
+            .args(["forge", "compile-context", key])
             .arg(&out)
             .arg("--")
             .args(std::env::args_os())
@@ -100,7 +100,7 @@ impl Apart {
     }
 }
 
-impl Compiler for Apart {
+impl Compiler for SubprocessCompiler {
     fn dsp_arch(&self) -> &str {
         self.compiler.dsp_arch()
     }
@@ -169,15 +169,18 @@ fn follow(lines: &Receiver<String>, progress: &mut dyn Progress) -> Result<Optio
             }
             Err(RecvTimeoutError::Timeout) => continue,
         };
-        let said = serde_json::from_str(&line).map_err(|e| {
-            Error::new(ErrorKind::Internal, format!("a part's process said {line:?}: {e}"))
+        let message = serde_json::from_str(&line).map_err(|e| {
+            Error::new(
+                ErrorKind::Internal,
+                format!("the process that compiles wrote {line:?}: {e}"),
+            )
         })?;
-        match said {
-            Said::Stage { what, total } => progress.stage(&what, total),
-            Said::Done(done) => progress.advance(done),
-            Said::Note(note) => progress.note(&note),
-            Said::Finished(written) => bytes = Some(written),
-            Said::Failed { kind, message, hint, code } => {
+        match message {
+            Message::Stage { what, total } => progress.stage(&what, total),
+            Message::Done(done) => progress.advance(done),
+            Message::Note(note) => progress.note(&note),
+            Message::Finished(written) => bytes = Some(written),
+            Message::Failed { kind, message, hint, code } => {
                 let kind = ErrorKind::from_name(&kind).unwrap_or(ErrorKind::Internal);
                 let mut error = Error::new(kind, message);
                 if let Some(hint) = hint {
@@ -192,8 +195,8 @@ fn follow(lines: &Receiver<String>, progress: &mut dyn Progress) -> Result<Optio
     }
 }
 
-/// Runs the part.
-pub(super) fn run(args: &PartArgs, app: &mut App) -> Result<Status> {
+/// Runs the command.
+pub(super) fn run(args: &CompileContextArgs, app: &mut App) -> Result<Status> {
     std::thread::spawn(|| {
         // Nothing is ever written: this returns when the forge has ended.
         let _ = std::io::stdin().read(&mut [0]);
@@ -201,21 +204,21 @@ pub(super) fn run(args: &PartArgs, app: &mut App) -> Result<Status> {
     });
     let _working = app.interrupts.working();
     let token = app.interrupts.token().clone();
-    let mut saying = Saying { output: &mut app.output, token };
-    let said = match compile(args, &mut saying) {
-        Ok(bytes) => Said::Finished(bytes),
-        Err(error) => Said::Failed {
+    let mut progress = MessageProgress { output: &mut app.output, token };
+    let message = match compile(args, &mut progress) {
+        Ok(bytes) => Message::Finished(bytes),
+        Err(error) => Message::Failed {
             kind: error.kind().name().to_owned(),
             message: error.message().to_owned(),
             hint: error.hint_text().map(str::to_owned),
             code: error.code(),
         },
     };
-    app.output.json(&said)?;
+    app.output.json(&message)?;
     Ok(Status::Done)
 }
 
-fn compile(args: &PartArgs, progress: &mut dyn Progress) -> Result<u64> {
+fn compile(args: &CompileContextArgs, progress: &mut dyn Progress) -> Result<u64> {
     let cli = Cli::try_parse_from(&args.forge)
         .map_err(|e| Error::new(ErrorKind::Usage, e.to_string()))?;
     let crate::args::Command::Forge(forge) = cli.command else {
@@ -232,32 +235,32 @@ fn compile(args: &PartArgs, progress: &mut dyn Progress) -> Result<u64> {
     compiler.compile(&context.key, &context.graphs, &args.file, progress)
 }
 
-/// Progress as lines.
-struct Saying<'a> {
+/// Progress as messages to the forge.
+struct MessageProgress<'a> {
     output: &'a mut Output,
     token: CancelToken,
 }
 
-impl Saying<'_> {
-    fn say(&mut self, said: &Said) {
-        if self.output.json(said).is_err() {
+impl MessageProgress<'_> {
+    fn send(&mut self, message: &Message) {
+        if self.output.json(message).is_err() {
             // The forge has ended.
             self.token.cancel();
         }
     }
 }
 
-impl Progress for Saying<'_> {
+impl Progress for MessageProgress<'_> {
     fn stage(&mut self, what: &str, total: u64) {
-        self.say(&Said::Stage { what: what.to_owned(), total });
+        self.send(&Message::Stage { what: what.to_owned(), total });
     }
 
     fn advance(&mut self, done: u64) {
-        self.say(&Said::Done(done));
+        self.send(&Message::Done(done));
     }
 
     fn note(&mut self, message: &str) {
-        self.say(&Said::Note(message.to_owned()));
+        self.send(&Message::Note(message.to_owned()));
     }
 
     fn cancelled(&self) -> bool {
