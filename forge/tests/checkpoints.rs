@@ -180,6 +180,7 @@ fn a_config_that_makes_no_sense_is_refused() {
         ("rope_parameters", json!({"rope_type": "yarn"}), "rope_type is \"yarn\""),
         ("vocab_size", json!(440), "config.json asks for [440, 136]"),
         ("architectures", json!(["GPT2LMHeadModel"]), "no recipe for architectures[0]"),
+        ("architectures", json!(["GPT2LMHeadModel"]), "docs/adding-a-family.md has the steps"),
     ] {
         std::fs::write(&path, &whole).unwrap();
         edit_json(&path, |config| config[key] = value);

@@ -252,7 +252,10 @@ pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe
                 architectures().collect::<Vec<_>>().join(", ")
             ),
         )
-        .hint("a recipe is a file in forge/src/recipes; see how qwen35 does it"));
+        .hint(
+            "a class of your own needs a recipe and a host-op, and no change to qhx: \
+             docs/adding-a-family.md has the steps, examples/lfm2 is one",
+        ));
     };
     if !entry.tasks.contains(&options.task) {
         let tasks: Vec<_> = entry.tasks.iter().map(|task| task.name()).collect();
