@@ -20,7 +20,7 @@ use crate::recipes::{
     ExpertInputs, Precision, Recipe, RecipeOptions, Tables, Task, longest, recipe,
 };
 use crate::weight::{Storage, fits_f16};
-use crate::{onnx, text};
+use crate::{names, onnx, text};
 
 /// Positions of the KV cache when nothing is said: those of the published bundles.
 pub const DEFAULT_MAX_CTX: usize = 1024;
@@ -316,7 +316,7 @@ fn fill(
         }
         if let Some(compiler) = &options.compiler {
             stop_if_cancelled(progress)?;
-            let file = format!("{name}_{}_{}.bin", plan.key, plan.precision.suffix());
+            let file = names::context_file(name, plan);
             let files = [file.clone()];
             artifact(
                 staging,
@@ -402,7 +402,7 @@ fn artifact(
 /// Writes the ONNX twin of a graph and returns the file's name.
 fn onnx_twin(graph: &Graph, staging: &mut Staging, progress: &mut dyn Progress) -> Result<String> {
     let dir = staging.folder("onnx")?;
-    let file = format!("onnx/{}.onnx", graph.name());
+    let file = names::onnx_file(graph.name());
     let files = [file.clone(), format!("{file}_data")];
     let fingerprint = describe(std::slice::from_ref(graph));
     artifact(staging, &file, &fingerprint, &files, progress, |_, progress| {
@@ -499,7 +499,7 @@ fn tables(
     staging: &mut Staging,
     progress: &mut dyn Progress,
 ) -> Result<Value> {
-    let files: Vec<_> = tables.files.iter().map(|t| format!("{name}_{}", t.name)).collect();
+    let files: Vec<_> = tables.files.iter().map(|t| names::table_file(name, &t.name)).collect();
     artifact(staging, tables.key, tables.key, &files, progress, |staging, progress| {
         progress.stage(tables.key, tables.source.bytes());
         let mut writers = Vec::new();

@@ -13,6 +13,7 @@ pub mod estimate;
 mod forge;
 pub mod graph;
 mod helpers;
+mod names;
 pub mod onnx;
 pub mod plan;
 pub mod progress;

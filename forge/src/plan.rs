@@ -10,6 +10,7 @@ use qhx_core::{DType, Error, ErrorKind, Result};
 use crate::checkpoint::Checkpoint;
 use crate::forge::{ForgeOptions, recipe_options};
 use crate::graph::{Elem, Graph, Origin};
+use crate::names;
 use crate::recipes::{ContextPlan, Precision, Recipe, RecipeOptions};
 
 /// Shards are chosen so that no context passes its budget.
@@ -32,7 +33,7 @@ const PEAK_BASE: u64 = 250 << 20;
 const COMPILE_RATE: f64 = 15e6;
 const WRITE_RATE: f64 = 80e6;
 
-/// One context of a bundle.
+/// Expected sizes of one context of a bundle.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ContextSizes {
     /// Key in the manifest.
@@ -139,6 +140,7 @@ pub fn plan(
         wanted.shards = 1;
     }
     let mut made = recipe(checkpoint, &wanted)?;
+    names::check(&made)?;
     let sizes = |recipe: &Recipe, wanted: &RecipeOptions| sizes(recipe, options, wanted, compiled);
     let mut plan = sizes(&made, &wanted);
     while let Some(worst) = over_budget(&plan) {
@@ -153,6 +155,7 @@ pub fn plan(
         let Ok(finer) = recipe(checkpoint, &next) else {
             return Err(too_large(&plan, worst, None));
         };
+        names::check(&finer)?;
         let smaller = sizes(&finer, &next);
         if over_budget(&smaller).is_some_and(|c| c.device_bytes() >= worst.device_bytes()) {
             return Err(too_large(&plan, worst, None));

@@ -6,10 +6,13 @@ use std::sync::{Arc, Mutex};
 
 use qhx_core::manifest::{ChatStyle, Manifest};
 use qhx_core::{DType, ErrorKind, Result};
+use qhx_forge::builder::GraphBuilder;
+use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::compile::Compiler;
-use qhx_forge::graph::{Elem, Graph, Origin};
+use qhx_forge::graph::{Elem, Graph, Origin, UnaryOp};
+use qhx_forge::recipes::{RecipeOptions, recipe};
 use qhx_forge::weight::Storage;
-use qhx_forge::{ForgeOptions, Precision, Progress, Silent, forge};
+use qhx_forge::{ForgeOptions, Precision, Progress, Silent, forge, forge_with};
 use qhx_places::fixture;
 
 /// Writes the names of a context's graphs instead of a binary, and keeps the graphs.
@@ -188,6 +191,32 @@ fn what_makes_no_sense_is_refused_and_leaves_nothing() {
         let error = forge(&fixture("qwen35-tied"), &options, &mut Silent).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
         assert!(error.message().contains(words), "{error}");
+        assert_eq!(contents(dir.path()), []);
+    }
+}
+
+#[test]
+fn two_graphs_of_one_name_are_refused_with_their_contexts() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["decode", "Decode"] {
+        let twice = |checkpoint: &Checkpoint, options: &RecipeOptions| {
+            let mut made = recipe(checkpoint, options)?;
+            let mut b = GraphBuilder::new(name);
+            let x = b.input("x", Elem::Activation, &[1, 4])?;
+            let y = b.unary(UnaryOp::Neg, x)?;
+            b.output("y", y)?;
+            made.contexts[1].graphs.push(b.finish()?);
+            Ok(made)
+        };
+        let options = ForgeOptions::new(dir.path().join("out"));
+        let error = forge_with(&fixture("qwen35-tied"), twice, &options, &mut Silent).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Graph, "{error}");
+        for words in [
+            "graph \"decode\" of context \"decode\"".to_owned(),
+            format!("graph {name:?} of context \"lmhead\""),
+        ] {
+            assert!(error.message().contains(&words), "{error}");
+        }
         assert_eq!(contents(dir.path()), []);
     }
 }
