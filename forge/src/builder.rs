@@ -99,6 +99,10 @@ impl GraphBuilder {
                 &format!("{} values for shape {shape:?}, which has {expected}", values.len()),
             ));
         }
+        if let Some(index) = values.iter().position(|v| !v.is_finite()) {
+            let found = format!("value {index} is {}, expected a finite number", values[index]);
+            return Err(self.bad("constant", &name, &found));
+        }
         self.push(name, elem, shape.to_vec(), Origin::Constant(Constant::Float(Arc::from(values))))
     }
 

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::progress::Progress;
-use crate::weight::{RowSource, narrow, stream};
+use crate::weight::{F16_OVERFLOW, RowSource, beyond_f16, narrow, stream};
 
 /// Bytes that are read at a time when files are hashed.
 const CHUNK: usize = 1 << 20;
@@ -263,12 +263,14 @@ impl Staging {
         Ok(())
     }
 
-    /// Writes a table's rows as raw little-endian f16 or f32.
+    /// Writes a table's rows as raw little-endian f16 or f32. Errors when a value does not fit f16 where the
+    /// table is written so, or is `for_npu`, which computes in f16.
     pub fn write_table(
         &self,
         file: &str,
         table: &dyn RowSource,
         as_f16: bool,
+        for_npu: bool,
         progress: &mut dyn Progress,
     ) -> Result<()> {
         let path = self.path(file)?;
@@ -285,9 +287,12 @@ impl Staging {
             }
             if as_f16 {
                 half.resize(wide.len(), f16::ZERO);
-                narrow(wide, &mut half).map_err(|e| e.context(table.name()))?;
+                narrow(wide, &mut half).map_err(|_| beyond_f16(table))?;
                 target.write_all(bytemuck::cast_slice(&half)).map_err(|e| fail(&e))?;
             } else {
+                if for_npu && wide.iter().any(|v| v.abs() >= F16_OVERFLOW) {
+                    return Err(beyond_f16(table));
+                }
                 target.write_all(bytemuck::cast_slice(wide)).map_err(|e| fail(&e))?;
             }
             done += wide.len() as u64 * size;

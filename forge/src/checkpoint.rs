@@ -14,7 +14,7 @@ use safetensors::tensor::Dtype;
 use serde_json::Value;
 
 use crate::synthetic::Drawn;
-use crate::weight::RowSource;
+use crate::weight::{RowSource, read};
 
 /// The one-file form.
 const SINGLE: &str = "model.safetensors";
@@ -206,14 +206,7 @@ impl Checkpoint {
         let len = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).unwrap_or(0);
         let matrix = self.source(name, shape, [1, len])?;
         let mut out = vec![0f32; len];
-        matrix.read_f32(0, &mut out)?;
-        if let Some(index) = out.iter().position(|v| !v.is_finite()) {
-            return Err(Error::new(
-                ErrorKind::Artifact,
-                format!("tensor {}: element {index} is {}", matrix.name(), out[index]),
-            )
-            .hint("the checkpoint is damaged, or was saved after training diverged"));
-        }
+        read(&*matrix, 0, &mut out)?;
         Ok(out)
     }
 

@@ -353,7 +353,7 @@ fn fill(
     }
     let mut artifacts = Map::new();
     artifacts.insert("contexts".to_owned(), Value::Object(contexts));
-    artifacts.insert("embed".to_owned(), embed(recipe, name, options.onnx, staging, progress)?);
+    artifacts.insert("embed".to_owned(), embed(recipe, name, options, staging, progress)?);
     for table in &recipe.tables {
         artifacts.insert(table.key.to_owned(), tables(table, name, staging, progress)?);
     }
@@ -477,17 +477,18 @@ fn manifest(
 fn embed(
     recipe: &Recipe,
     name: &str,
-    exact: bool,
+    options: &ForgeOptions,
     staging: &mut Staging,
     progress: &mut dyn Progress,
 ) -> Result<Value> {
     let table = &*recipe.embed;
-    let half = !exact || fits_f16(table)?;
-    let file = format!("{name}_embed_{}.bin", if half { "f16" } else { "f32" });
+    let half = !options.onnx || fits_f16(table)?;
+    let for_npu = options.compiler.is_some();
+    let file = names::embed_file(name, half);
     let made_from = format!("{} {:?}", table.name(), table.shape());
     let files = std::slice::from_ref(&file);
     artifact(staging, &file, &made_from, files, progress, |staging, progress| {
-        staging.write_table(&file, table, half, progress)
+        staging.write_table(&file, table, half, for_npu, progress)
     })?;
     Ok(if half { json!(file) } else { json!({"path": file, "dtype": "f32"}) })
 }

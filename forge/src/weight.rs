@@ -26,8 +26,14 @@ pub trait RowSource: Send + Sync + fmt::Debug {
     /// Element type in the checkpoint: f16, bf16 or f32.
     fn stored_dtype(&self) -> DType;
 
-    /// Writes whole rows from `first` on into `out`, whose length is a multiple of the columns.
+    /// Writes whole rows from `first` on into `out`, whose length is a multiple of the columns. The values
+    /// are those of the checkpoint, and may be NaN or infinite; [`read`] refuses such values.
     fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()>;
+
+    /// The row of the checkpoint's tensor that row 0 is, for messages.
+    fn first_row(&self) -> usize {
+        0
+    }
 }
 
 /// How a weight is stored in the lowered graphs.
@@ -81,15 +87,16 @@ impl Weight {
         }
     }
 
-    /// All values as f16, row-major. Read in parallel. Errors when a value does not fit.
+    /// All values as f16, row-major. Read in parallel. Errors when a value does not fit, as all reading does
+    /// when a value is NaN or infinite.
     pub fn to_f16(&self) -> Result<Vec<f16>> {
         let mut out = self.zeroed(f16::ZERO)?;
         let cols = self.cols();
         let rows = rows_per_block(cols);
         out.par_chunks_mut(rows * cols).enumerate().try_for_each(|(block, chunk)| {
             let mut wide = vec![0f32; chunk.len()];
-            self.source.read_f32(block * rows, &mut wide)?;
-            narrow(&wide, chunk).map_err(|e| e.context(self.source.name()))
+            read(&*self.source, block * rows, &mut wide)?;
+            narrow(&wide, chunk).map_err(|_| beyond_f16(&*self.source))
         })?;
         Ok(out)
     }
@@ -110,7 +117,7 @@ impl Weight {
         let blocks = values.par_chunks_mut(rows * cols).zip(scales.par_chunks_mut(rows));
         blocks.enumerate().try_for_each(|(block, (values, scales))| {
             let mut wide = vec![0f32; values.len()];
-            self.source.read_f32(block * rows, &mut wide)?;
+            read(&*self.source, block * rows, &mut wide)?;
             let pairs = wide.chunks_exact(cols).zip(values.chunks_exact_mut(cols));
             for ((row, out), scale) in pairs.zip(scales) {
                 *scale = quantise_row(row, out).map_err(|e| e.context(self.source.name()))?;
@@ -149,17 +156,109 @@ pub fn stream(source: &dyn RowSource, mut take: impl FnMut(&[f32]) -> Result<()>
     Ok(())
 }
 
-/// Rounds to f16. Errors when a finite value overflows or one is not a number.
-pub fn narrow(wide: &[f32], out: &mut [f16]) -> Result<()> {
-    out.convert_from_f32_slice(wide);
-    // Largest magnitude that still rounds to 65504.
-    let fits = wide.iter().fold(true, |fits, w| fits & (w.abs() < 65520.0));
-    if fits {
+/// Reads whole rows from `first` on into `out`. Errors when one of the values is NaN or infinite: the message
+/// says which value of the tensor is the first such, and how many there are.
+pub fn read(source: &dyn RowSource, first: usize, out: &mut [f32]) -> Result<()> {
+    source.read_f32(first, out)?;
+    if out.iter().fold(true, |finite, v| finite & v.is_finite()) {
         return Ok(());
     }
-    let worst = wide.iter().copied().find(|w| w.is_nan() || w.abs() >= 65520.0).unwrap_or(f32::NAN);
-    Err(Error::new(ErrorKind::Artifact, format!("a weight is {worst}, which f16 cannot hold"))
-        .hint("the checkpoint is damaged, or needs a backend with f32 weights"))
+    Err(not_finite(source))
+}
+
+/// What is wrong with a tensor that has values which are NaN or infinite.
+fn not_finite(source: &dyn RowSource) -> Error {
+    let Bad { first, value, count, total, .. } = match Bad::find(source, |v| !v.is_finite()) {
+        Ok(bad) => bad,
+        Err(error) => return error,
+    };
+    Error::new(
+        ErrorKind::Artifact,
+        format!(
+            "tensor {}: element {first} is {value}; {count} of {total} values are NaN or infinite",
+            source.name()
+        ),
+    )
+    .hint("the checkpoint is damaged, or was saved after training diverged; download it again")
+}
+
+/// What is wrong with a tensor that has values which f16 cannot hold.
+pub(crate) fn beyond_f16(source: &dyn RowSource) -> Error {
+    let found = Bad::find(source, |v| v.is_finite() && v.abs() >= F16_OVERFLOW);
+    let Bad { first, value, count, total, peak } = match found {
+        Ok(bad) => bad,
+        Err(error) => return error,
+    };
+    Error::new(
+        ErrorKind::Artifact,
+        format!(
+            "tensor {}: element {first} is {value}, and f16 holds at most {}; {count} of {total} values are \
+             too large, the largest magnitude is {peak}",
+            source.name(),
+            f16::MAX
+        ),
+    )
+    .hint("the NPU computes in f16; a bundle for the CPU only (`--cpu-only`) keeps f32 weights as they are")
+}
+
+/// Values of a tensor that cannot be used.
+struct Bad {
+    /// Index in the row-major tensor of the checkpoint.
+    first: usize,
+    value: f32,
+    count: usize,
+    /// Values looked at.
+    total: usize,
+    /// Largest magnitude of the bad ones.
+    peak: f32,
+}
+
+impl Bad {
+    /// Looks at all values of a tensor of which one is known to be `bad`.
+    fn find(source: &dyn RowSource, bad: impl Fn(f32) -> bool) -> Result<Self> {
+        let [rows, cols] = source.shape();
+        let mut found = Self {
+            first: 0,
+            value: f32::NAN,
+            count: 0,
+            total: rows.saturating_mul(cols),
+            peak: 0.0,
+        };
+        let window = rows_per_block(cols).min(rows.max(1));
+        let mut wide = vec![0f32; window * cols];
+        for first in (0..rows).step_by(window) {
+            let part = wide.get_mut(..window.min(rows - first) * cols).unwrap_or_default();
+            source.read_f32(first, part)?;
+            for (index, &value) in part.iter().enumerate().filter(|(_, v)| bad(**v)) {
+                if found.count == 0 {
+                    found.first = (source.first_row() + first) * cols + index;
+                    found.value = value;
+                }
+                found.count += 1;
+                found.peak = found.peak.max(value.abs());
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Smallest magnitude that f16 rounds to infinity.
+pub(crate) const F16_OVERFLOW: f32 = 65520.0;
+
+/// Rounds to f16. Errors when a value is too large for it or not a number.
+pub fn narrow(wide: &[f32], out: &mut [f16]) -> Result<()> {
+    out.convert_from_f32_slice(wide);
+    if wide.iter().fold(true, |fits, w| fits & (w.abs() < F16_OVERFLOW)) {
+        return Ok(());
+    }
+    let fits = |w: &f32| w.abs() < F16_OVERFLOW;
+    let index = wide.iter().position(|w| !fits(w)).unwrap_or(0);
+    let worst = wide.get(index).copied().unwrap_or(f32::NAN);
+    Err(Error::new(
+        ErrorKind::Artifact,
+        format!("value {index} is {worst}, and f16 holds at most {}", f16::MAX),
+    )
+    .hint("the NPU computes in f16; a bundle for the CPU only (`--cpu-only`) keeps f32 values as they are"))
 }
 
 /// True when rounding to f16 changes nothing that matters: no value by more than 2⁻¹⁷ of the
@@ -194,9 +293,92 @@ fn read_rows(source: &dyn RowSource, first: usize, out: &mut [f32]) -> Result<()
     let rows = rows_per_block(cols);
     out.par_chunks_mut(rows * cols)
         .enumerate()
-        .try_for_each(|(block, chunk)| source.read_f32(first + block * rows, chunk))
+        .try_for_each(|(block, chunk)| read(source, first + block * rows, chunk))
 }
 
 fn rows_per_block(cols: usize) -> usize {
     (BLOCK / cols.max(1)).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A matrix of 300,000 values, so that it is read in several blocks, with some replaced.
+    #[derive(Debug)]
+    struct Made(Vec<(usize, f32)>);
+
+    const COLS: usize = 100;
+
+    impl RowSource for Made {
+        fn name(&self) -> &str {
+            "layers.0.made.weight"
+        }
+
+        fn shape(&self) -> [usize; 2] {
+            [3000, COLS]
+        }
+
+        fn stored_dtype(&self) -> DType {
+            DType::F32
+        }
+
+        fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
+            out.fill(0.25);
+            let begin = first * COLS;
+            for (index, value) in &self.0 {
+                if let Some(out) = index.checked_sub(begin).and_then(|i| out.get_mut(i)) {
+                    *out = *value;
+                }
+            }
+            Ok(())
+        }
+    }
+
+    /// Every way to read a weight.
+    fn errors(values: &[(usize, f32)]) -> [Option<Error>; 5] {
+        let source: Arc<dyn RowSource> = Arc::new(Made(values.to_vec()));
+        let weight = Weight::new(Arc::clone(&source), Storage::Float);
+        [
+            weight.to_f16().err(),
+            weight.to_f32().err(),
+            weight.to_int8().err(),
+            stream(&*source, |_| Ok(())).err(),
+            fits_f16(&*source).err(),
+        ]
+    }
+
+    #[test]
+    fn values_that_are_not_numbers_are_named_with_their_number() {
+        for (value, word) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (-f32::INFINITY, "-inf")] {
+            for error in errors(&[(299_999, f32::NAN), (170_001, value), (250_000, f32::INFINITY)])
+            {
+                let error = error.expect("a refusal");
+                assert_eq!(error.kind(), ErrorKind::Artifact);
+                assert_eq!(
+                    error.message(),
+                    format!(
+                        "tensor layers.0.made.weight: element 170001 is {word}; 3 of 300000 values are \
+                         NaN or infinite"
+                    )
+                );
+            }
+        }
+        assert!(errors(&[(7, 65_519.0), (8, -1e-30)]).iter().all(Option::is_none));
+    }
+
+    #[test]
+    fn values_beyond_f16_are_named_with_their_magnitude() {
+        let [half, wide, int8, streamed, fits] =
+            errors(&[(200_000, -70_000.0), (200_005, 81_000.0)]);
+        let error = half.expect("a refusal");
+        assert_eq!(
+            error.message(),
+            "tensor layers.0.made.weight: element 200000 is -70000, and f16 holds at most 65504; 2 of \
+             300000 values are too large, the largest magnitude is 81000"
+        );
+        assert!(error.hint_text().is_some_and(|hint| hint.contains("--cpu-only")), "{error}");
+        // Other forms hold them.
+        assert!([wide, int8, streamed, fits].iter().all(Option::is_none));
+    }
 }

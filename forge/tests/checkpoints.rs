@@ -2,11 +2,14 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::path::Path;
+use std::sync::Arc;
 
+use half::{bf16, f16};
 use qhx_core::{Error, ErrorKind};
 use qhx_forge::checkpoint::Checkpoint;
+use qhx_forge::graph::Graph;
 use qhx_forge::recipes::{Precision, RecipeOptions, recipe};
-use qhx_forge::{ForgeOptions, Silent, forge};
+use qhx_forge::{ForgeOptions, Progress, Silent, forge};
 use qhx_places::fixture;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -192,18 +195,105 @@ fn a_config_that_makes_no_sense_is_refused() {
     refused(dir.path(), "not JSON");
 }
 
+/// Writes a value over an element of a tensor, as the tensor's type has it.
+fn set_element(dir: &Path, tensor: &str, index: usize, value: f32) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if !name.starts_with("model") || !name.ends_with(".safetensors") {
+            continue;
+        }
+        let mut bytes = std::fs::read(&path).unwrap();
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+        let Some(info) = header.get(tensor) else { continue };
+        let start = 8 + length + info["data_offsets"][0].as_u64().unwrap() as usize;
+        let stored = match info["dtype"].as_str().unwrap() {
+            "BF16" => bf16::from_f32(value).to_le_bytes().to_vec(),
+            "F16" => f16::from_f32(value).to_le_bytes().to_vec(),
+            "F32" => value.to_le_bytes().to_vec(),
+            other => unreachable!("{other}"),
+        };
+        bytes[start + index * stored.len()..][..stored.len()].copy_from_slice(&stored);
+        std::fs::write(&path, bytes).unwrap();
+        return;
+    }
+    unreachable!("{} has no tensor {tensor}", dir.display());
+}
+
+/// What the forge says to a checkpoint of which nothing may be left.
+fn forge_error(dir: &Path, edit: impl FnOnce(&mut ForgeOptions)) -> Error {
+    let out = tempfile::tempdir().unwrap();
+    let mut options = ForgeOptions::new(out.path().join("b"));
+    edit(&mut options);
+    let error = forge(dir, &options, &mut Silent).unwrap_err();
+    assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 0, "{error}");
+    error
+}
+
 #[test]
 fn weights_that_are_not_numbers_are_refused() {
-    let dir = copy("qwen35-tied");
-    let path = dir.path().join(SINGLE);
-    let mut bytes = std::fs::read(&path).unwrap();
-    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
-    let start = header["model.norm.weight"]["data_offsets"][0].as_u64().unwrap() as usize;
-    // bf16 not-a-number.
-    bytes[8 + length + start..][..2].copy_from_slice(&[0xc0, 0x7f]);
-    std::fs::write(&path, bytes).unwrap();
-    refused(dir.path(), "tensor model.norm.weight: element 0 is NaN");
+    for (toy, tensor, index) in [
+        // bf16, f16 and f32; small values, weights of graphs, embedding tables, heads, experts.
+        ("qwen35-tied", "model.norm.weight", 0),
+        ("qwen35-tied", "model.layers.0.linear_attn.A_log", 5),
+        ("qwen35-tied", "model.layers.2.mlp.down_proj.weight", 1234),
+        ("qwen35-tied", "model.embed_tokens.weight", 77),
+        ("qwen35-untied", "model.layers.0.self_attn.q_proj.weight", 3),
+        ("qwen35-untied", "model.embed_tokens.weight", 0),
+        ("qwen35-untied", "lm_head.weight", 500),
+        ("mistral-toy", "model.embed_tokens.weight", 99),
+        ("mistral-toy", "model.layers.0.mlp.up_proj.weight", 9),
+        ("phimoe-16", "model.layers.1.block_sparse_moe.experts.3.w2.weight", 11),
+    ] {
+        for (value, word) in [(f32::NAN, "NaN"), (f32::NEG_INFINITY, "-inf")] {
+            let dir = copy(toy);
+            set_element(dir.path(), tensor, index, value);
+            let error = forge_error(dir.path(), |_| {});
+            assert_eq!(error.kind(), ErrorKind::Artifact, "{error}");
+            let words = format!("tensor {tensor}: element {index} is {word}; 1 of ");
+            assert!(error.message().contains(&words), "{error}\n  does not say {words:?}");
+        }
+    }
+}
+
+#[test]
+fn an_embedding_beyond_f16_is_for_the_cpu_only() {
+    struct Compiler;
+    impl qhx_forge::compile::Compiler for Compiler {
+        fn dsp_arch(&self) -> &str {
+            "v81"
+        }
+
+        fn version(&self) -> String {
+            "fake 1".to_owned()
+        }
+
+        fn compile(
+            &self,
+            key: &str,
+            _graphs: &[Graph],
+            out: &Path,
+            _progress: &mut dyn Progress,
+        ) -> Result<u64, Error> {
+            std::fs::write(out, key).unwrap();
+            Ok(key.len() as u64)
+        }
+    }
+    let dir = copy("mistral-toy");
+    set_element(dir.path(), "model.embed_tokens.weight", 99, -70_000.0);
+    for onnx in [true, false] {
+        let error = forge_error(dir.path(), |options| {
+            options.compiler = Some(Arc::new(Compiler));
+            options.onnx = onnx;
+        });
+        assert_eq!(error.kind(), ErrorKind::Artifact, "{error}");
+        let words =
+            "tensor model.embed_tokens.weight: element 99 is -70000, and f16 holds at most 65504";
+        assert!(error.message().contains(words), "{error}");
+    }
+    let out = tempfile::tempdir().unwrap();
+    forge(dir.path(), &ForgeOptions::new(out.path().join("b")), &mut Silent).unwrap();
 }
 
 /// The twins of a checkpoint's graphs, as bytes.

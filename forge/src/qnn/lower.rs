@@ -11,7 +11,7 @@ use crate::graph::{
     UnaryOp,
 };
 use crate::progress::Progress;
-use crate::weight::{Storage, Weight, narrow};
+use crate::weight::{F16_OVERFLOW, Storage, Weight, beyond_f16, narrow};
 
 /// Smallest exponent that the library is given. Its `ElementWiseExp` answers with NaN for some arguments
 /// below −88.4, such as −89. In f16, eˣ is 0 from −17.4 on.
@@ -140,6 +140,10 @@ impl Lowering<'_, '_> {
                     .hint("store this weight as f16"));
                 }
                 let rows = weight.to_int8()?;
+                // The library widens the integers to f16.
+                if rows.scales.iter().any(|scale| scale * 127.0 >= F16_OVERFLOW) {
+                    return Err(beyond_f16(&**weight.source()));
+                }
                 let bytes = bytemuck::cast_slice(&rows.values);
                 let spec = TensorSpec::constant(name, DType::SFixed8, shape, bytes);
                 let quantization =

@@ -135,4 +135,8 @@ impl RowSource for Rows {
     fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
         self.source.read_f32(self.first + first, out)
     }
+
+    fn first_row(&self) -> usize {
+        self.source.first_row() + self.first
+    }
 }
