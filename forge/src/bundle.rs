@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
+use crate::checkpoint::MAX_JSON;
 use crate::progress::Progress;
 use crate::weight::{F16_OVERFLOW, RowSource, beyond_f16, narrow, stream};
 
@@ -113,13 +114,20 @@ impl Staging {
 
     /// Reads the journal and removes every file that it does not vouch for.
     fn take_over(&mut self, progress: &mut dyn Progress) -> Result<()> {
-        let journal = std::fs::read_to_string(self.folder.join(JOURNAL)).unwrap_or_default();
+        // Absent in a new folder. What cannot be read vouches for nothing.
+        let journal = files::read(ErrorKind::Io, &self.folder.join(JOURNAL), MAX_JSON);
+        let journal = journal.unwrap_or_default();
         // A line that a killed process did not finish is not JSON.
-        let lines = journal.lines().filter_map(|line| serde_json::from_str::<Finished>(line).ok());
+        let lines = journal
+            .split(|byte| *byte == b'\n')
+            .filter_map(|line| serde_json::from_slice::<Finished>(line).ok());
         let lines: Vec<_> = lines.collect();
-        let total = lines.iter().flat_map(|f| &f.files).map(|f| f.bytes).sum();
-        if total > 0 {
-            progress.stage("verify finished artifacts", total);
+        let total = |list: &[Finished]| {
+            let bytes = list.iter().flat_map(|f| &f.files).map(|f| f.bytes);
+            bytes.fold(0u64, u64::saturating_add)
+        };
+        if total(&lines) > 0 {
+            progress.stage("verify finished artifacts", total(&lines));
         }
         let mut done = 0;
         for artifact in lines {
@@ -144,10 +152,10 @@ impl Staging {
             }
         }
         if !self.finished.is_empty() {
-            let bytes = self.finished.iter().flat_map(|f| &f.files).map(|f| f.bytes).sum::<u64>();
             progress.note(&format!(
-                "{} artifacts of an earlier attempt are whole and kept, {bytes} bytes",
-                self.finished.len()
+                "{} artifacts of an earlier attempt are whole and kept, {} bytes",
+                self.finished.len(),
+                total(&self.finished)
             ));
         }
         self.write_journal()
@@ -220,6 +228,11 @@ impl Staging {
         (self.keep && !self.finished.is_empty()).then_some(&self.folder)
     }
 
+    /// The folder that becomes the bundle.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// Where a new file of the bundle is to be written. Errors when it exists.
     pub fn path(&self, file: &str) -> Result<PathBuf> {
         let path = self.root.join(file);
@@ -251,16 +264,6 @@ impl Staging {
             .map_err(|e| Error::new(ErrorKind::Internal, format!("{file}: {e}")))?;
         text.push(b'\n');
         self.write(file, &text)
-    }
-
-    /// Copies a file of the checkpoint.
-    pub fn copy(&self, from: &Path, file: &str) -> Result<()> {
-        let path = self.path(file)?;
-        let mut source = files::open(ErrorKind::Artifact, from)?;
-        let fail = |e: std::io::Error| Error::io(ErrorKind::Io, &path, &e);
-        let mut target = File::create(&path).map_err(fail)?;
-        std::io::copy(&mut source, &mut target).map_err(fail)?;
-        Ok(())
     }
 
     /// Writes a table's rows as raw little-endian f16 or f32. Errors when a value does not fit f16 where the

@@ -1,6 +1,6 @@
 //! A Hugging Face checkpoint: `config.json` and safetensors, mapped and read on demand.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const SINGLE: &str = "model.safetensors";
 /// The index of the sharded form.
 const INDEX: &str = "model.safetensors.index.json";
 /// Longest JSON file that is read, the index of a very large model included.
-const MAX_JSON: u64 = 64 << 20;
+pub(crate) const MAX_JSON: u64 = 64 << 20;
 /// Prefixes of decoder tensors, the longer first: the multimodal nesting, the plain one, and none for
 /// a model that was saved without its head.
 const PREFIXES: [&str; 3] = ["model.language_model.", "model.", ""];
@@ -315,9 +315,10 @@ impl Checkpoint {
             .hint("the download may be incomplete, or a Git LFS pointer; download the file again")
         })?;
         let base = LENGTH.saturating_add(header);
+        let wanted = listed.map(|listed| listed.iter().copied().collect::<BTreeSet<_>>());
         let shard = self.shards.len();
         for (name, info) in metadata.tensors() {
-            if listed.is_some_and(|listed| !listed.contains(&name.as_str())) {
+            if wanted.as_ref().is_some_and(|wanted| !wanted.contains(name.as_str())) {
                 continue;
             }
             let (start, end) = info.data_offsets;
@@ -355,12 +356,16 @@ fn is_plain(name: &str) -> bool {
     matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None))
 }
 
-/// Reads a JSON object.
-fn read_json(path: &Path) -> Result<Value> {
+/// Reads a JSON value.
+pub(crate) fn read_json_value(path: &Path) -> Result<Value> {
     let bytes = files::read(ErrorKind::Artifact, path, MAX_JSON)?;
-    let value: Value = serde_json::from_slice(&bytes).map_err(|e| {
-        Error::new(ErrorKind::Artifact, format!("{}: not JSON: {e}", path.display()))
-    })?;
+    serde_json::from_slice(&bytes)
+        .map_err(|e| Error::new(ErrorKind::Artifact, format!("{}: not JSON: {e}", path.display())))
+}
+
+/// Reads a JSON object.
+pub(crate) fn read_json(path: &Path) -> Result<Value> {
+    let value = read_json_value(path)?;
     if !value.is_object() {
         return Err(Error::new(
             ErrorKind::Artifact,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use qhx_core::backend::{Backend, ContextSource};
+use qhx_core::manifest::Manifest;
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
@@ -299,6 +300,11 @@ fn fill(
     staging: &mut Staging,
     progress: &mut dyn Progress,
 ) -> Result<Made> {
+    // First, and before hours of compiling, what may be refused at once.
+    let vocab = recipe.embed.shape()[0];
+    let token_ids = text::token_ids(checkpoint, vocab)?;
+    let mut text_artifacts = Map::new();
+    let chat = text::copy(checkpoint, vocab, staging, &mut text_artifacts, progress)?;
     let mut contexts = Map::new();
     let mut reports = Vec::new();
     let mut sources = Vec::new();
@@ -357,14 +363,13 @@ fn fill(
     for table in &recipe.tables {
         artifacts.insert(table.key.to_owned(), tables(table, name, staging, progress)?);
     }
-    let vocab = recipe.embed.shape()[0];
-    let chat = text::copy(checkpoint, vocab, staging, &mut artifacts, progress)?;
+    artifacts.append(&mut text_artifacts);
     if options.compiler.is_none() {
         progress.note(
             "no QNN libraries: the bundle has no context binaries and runs on the CPU backend only",
         );
     }
-    let mut manifest = manifest(checkpoint, recipe, name, options);
+    let mut manifest = manifest(recipe, token_ids, name, options);
     artifacts.insert("files".to_owned(), staging.hash(progress)?);
     manifest.insert("artifacts".to_owned(), Value::Object(artifacts));
     manifest.insert(
@@ -374,8 +379,21 @@ fn fill(
     manifest.insert("chat".to_owned(), chat);
     let manifest_file = format!("{name}.json");
     staging.write_json(&manifest_file, &Value::Object(manifest))?;
+    check_manifest(&staging.root().join(&manifest_file))
+        .map_err(|e| e.context("the bundle that was made cannot be opened"))?;
     stop_if_cancelled(progress)?;
     Ok(Made { manifest: manifest_file, contexts: reports, sources })
+}
+
+/// Reads the manifest as qhx does, and looks for the files that it names.
+fn check_manifest(path: &Path) -> Result<()> {
+    let manifest = Manifest::load(path)?;
+    manifest.host_op()?;
+    let artifacts = manifest.open_artifacts();
+    for context in &manifest.artifacts.contexts {
+        manifest.context_source(&artifacts, &context.key)?;
+    }
+    Ok(())
 }
 
 /// Makes an artifact unless an earlier attempt has finished it.
@@ -441,20 +459,13 @@ pub(crate) fn recipe_options(checkpoint: &Checkpoint, options: &ForgeOptions) ->
 
 /// The keys of the manifest that stand before `artifacts`.
 fn manifest(
-    checkpoint: &Checkpoint,
     recipe: &Recipe,
+    token_ids: Map<String, Value>,
     name: &str,
     options: &ForgeOptions,
 ) -> Map<String, Value> {
     let mut params = recipe.params.clone();
-    for key in ["eos_token_id", "bos_token_id"] {
-        let places =
-            [checkpoint.generation_config(), checkpoint.text_config(), checkpoint.config()];
-        let found = places.into_iter().filter_map(|v| v.get(key)).find(|v| !v.is_null());
-        if let Some(value) = found {
-            params.insert(key.to_owned(), value.clone());
-        }
-    }
+    params.extend(token_ids);
     let compiler = options.compiler.as_ref();
     let mut model = Map::new();
     model.insert("name".to_owned(), json!(name));

@@ -2,13 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::path::Path;
 
+use qhx_core::manifest::{Manifest, SCHEMA_VERSION};
+use qhx_core::text::{ChatTemplate, Tokenizer};
 use qhx_core::{Error, ErrorKind, Result, files};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::bundle::Staging;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, read_json};
 use crate::progress::Progress;
 
 /// Longest file that is read; tokenizers of large vocabularies are tens of megabytes.
@@ -20,7 +23,7 @@ const TEMPLATE: &str = "chat_template.jinja";
 
 /// The only key of `tokenizer.json` that is read here.
 #[derive(Deserialize)]
-struct Tokenizer {
+struct TokenizerFile {
     #[serde(default)]
     added_tokens: Vec<AddedToken>,
 }
@@ -32,8 +35,9 @@ struct AddedToken {
 
 /// Copies the tokenizer's files, names them in `artifacts`, and returns the value of `chat`.
 ///
-/// A chat template that lies in a file of its own is put into the copied `tokenizer_config.json`. A
-/// synthetic model gets a tokenizer of its `vocab`, see [`numbers`].
+/// A chat template that lies in a file of its own is put into the copied `tokenizer_config.json`, in place of
+/// one that is there, as `transformers` does. A synthetic model gets a tokenizer of its `vocab`, see
+/// [`numbers`]. Errors when qhx itself would refuse one of the files.
 pub(crate) fn copy(
     checkpoint: &Checkpoint,
     vocab: usize,
@@ -41,47 +45,120 @@ pub(crate) fn copy(
     artifacts: &mut Map<String, Value>,
     progress: &mut dyn Progress,
 ) -> Result<Value> {
+    artifacts.insert("tokenizer".to_owned(), json!(TOKENIZER));
     if checkpoint.seed().is_some() {
         staging.write(TOKENIZER, numbers(vocab).as_bytes())?;
-        artifacts.insert("tokenizer".to_owned(), json!(TOKENIZER));
+        Tokenizer::from_file(&staging.root().join(TOKENIZER))?;
         return Ok(json!(false));
     }
     let dir = checkpoint.dir();
     let path = dir.join(TOKENIZER);
-    let bytes = files::read(ErrorKind::Artifact, &path, MAX_BYTES).map_err(|e| {
-        e.hint("save the tokenizer with transformers' AutoTokenizer (the fast one) beside the checkpoint")
-    })?;
-    let tokenizer: Tokenizer = serde_json::from_slice(&bytes).map_err(|e| {
+    if !path.exists() {
+        return Err(Error::new(ErrorKind::Artifact, format!("{}: missing", path.display())).hint(
+            "save the tokenizer with transformers' AutoTokenizer (the fast one) beside the checkpoint",
+        ));
+    }
+    let tokenizer = Tokenizer::from_file(&path)?;
+    if tokenizer.vocab_size() > vocab {
+        progress.note(&format!(
+            "{} has {} tokens and the model {vocab}: a text with one of the others cannot be used",
+            path.display(),
+            tokenizer.vocab_size()
+        ));
+    }
+    let bytes = files::read(ErrorKind::Artifact, &path, MAX_BYTES)?;
+    let added: TokenizerFile = serde_json::from_slice(&bytes).map_err(|e| {
         Error::new(ErrorKind::Artifact, format!("{}: not a tokenizer: {e}", path.display()))
     })?;
-    staging.copy(&path, TOKENIZER)?;
-    artifacts.insert("tokenizer".to_owned(), json!(TOKENIZER));
+    staging.write(TOKENIZER, &bytes)?;
 
-    let path = dir.join(CONFIG);
-    let mut template = false;
-    if path.exists() {
-        let bytes = files::read(ErrorKind::Artifact, &path, MAX_BYTES)?;
-        let mut config: Value = serde_json::from_slice(&bytes).map_err(|e| {
-            Error::new(ErrorKind::Artifact, format!("{}: not JSON: {e}", path.display()))
-        })?;
-        template = config.get("chat_template").is_some_and(|t| !t.is_null());
-        let beside = dir.join(TEMPLATE);
-        match config.as_object_mut() {
-            Some(config) if !template && beside.exists() => {
-                let text = files::read_text(ErrorKind::Artifact, &beside, MAX_BYTES)?;
-                config.insert("chat_template".to_owned(), json!(text));
-                template = true;
-                staging.write_json(CONFIG, &json!(config))?;
-            }
-            _ => staging.copy(&path, CONFIG)?,
+    let template = copy_config(dir, staging)?;
+    match template {
+        None => progress.note(
+            "the checkpoint has neither tokenizer_config.json nor chat_template.jinja: no chat \
+             template in the bundle",
+        ),
+        Some(_) => {
+            artifacts.insert("tokenizer_config".to_owned(), json!(CONFIG));
         }
-        artifacts.insert("tokenizer_config".to_owned(), json!(CONFIG));
-    } else {
-        progress
-            .note("the checkpoint has no tokenizer_config.json: no chat template in the bundle");
     }
-    let tokens = tokenizer.added_tokens.into_iter().map(|t| t.content).collect();
-    Ok(chat(&tokens, template))
+    let tokens = added.added_tokens.into_iter().map(|t| t.content).collect();
+    let chat = chat(&tokens, template == Some(true));
+    check_template(staging.root(), artifacts, &chat, &tokenizer)
+        .map_err(|e| e.context(dir.display()))?;
+    Ok(chat)
+}
+
+/// Copies `tokenizer_config.json` with the chat template that counts. Says whether there is one; none when
+/// there is nothing to copy.
+fn copy_config(dir: &Path, staging: &Staging) -> Result<Option<bool>> {
+    let (path, template) = (dir.join(CONFIG), dir.join(TEMPLATE));
+    let config = path.exists().then(|| read_json(&path)).transpose()?;
+    if !template.exists() {
+        let Some(config) = config else { return Ok(None) };
+        staging.write(CONFIG, &files::read(ErrorKind::Artifact, &path, MAX_BYTES)?)?;
+        return Ok(Some(config.get("chat_template").is_some_and(|t| !t.is_null())));
+    }
+    let text = files::read_text(ErrorKind::Artifact, &template, MAX_BYTES)?;
+    let mut config = config.unwrap_or_else(|| json!({}));
+    if let Some(config) = config.as_object_mut() {
+        config.insert("chat_template".to_owned(), json!(text));
+    }
+    staging.write_json(CONFIG, &config)?;
+    Ok(Some(true))
+}
+
+/// Reads the chat template of the folder `root` as qhx does when it opens the bundle.
+fn check_template(
+    root: &Path,
+    artifacts: &Map<String, Value>,
+    chat: &Value,
+    tokenizer: &Tokenizer,
+) -> Result<()> {
+    let document = json!({
+        "schema_version": SCHEMA_VERSION,
+        "host_only": true,
+        "artifacts": artifacts,
+        "chat": chat,
+    });
+    let manifest = Manifest::from_value(&root.join("manifest.json"), document, None)?;
+    ChatTemplate::open(&manifest, &manifest.open_artifacts(), Some(tokenizer)).map(drop)
+}
+
+/// `eos_token_id` and `bos_token_id` for the manifest, each from the first configuration that has it. Errors
+/// when one is not the id of one of the `vocab` tokens.
+pub(crate) fn token_ids(checkpoint: &Checkpoint, vocab: usize) -> Result<Map<String, Value>> {
+    let generation = checkpoint.dir().join("generation_config.json");
+    let places = [
+        (&*generation, checkpoint.generation_config()),
+        (checkpoint.config_path(), checkpoint.text_config()),
+        (checkpoint.config_path(), checkpoint.config()),
+    ];
+    let is_token = |id: &Value| id.as_u64().is_some_and(|id| id < vocab as u64);
+    let mut ids = Map::new();
+    for (key, many) in [("eos_token_id", true), ("bos_token_id", false)] {
+        let found = places.iter().filter_map(|(path, config)| Some((path, config.get(key)?)));
+        let Some((path, value)) = found.into_iter().find(|(_, value)| !value.is_null()) else {
+            continue;
+        };
+        let fits = match value.as_array() {
+            Some(list) => many && list.iter().all(is_token),
+            None => is_token(value),
+        };
+        if !fits {
+            let list = if many { ", or a list of such" } else { "" };
+            return Err(Error::new(
+                ErrorKind::Artifact,
+                format!(
+                    "{}: {key} is {value}, expected the number of one of the model's {vocab} tokens{list}",
+                    path.display()
+                ),
+            )
+            .hint("the file may belong to another model; correct the id, or remove it"));
+        }
+        ids.insert(key.to_owned(), value.clone());
+    }
+    Ok(ids)
 }
 
 /// A `tokenizer.json` in which the text of a token is its number, so that `17 4 99` is the prompt of

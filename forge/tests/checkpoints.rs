@@ -296,6 +296,60 @@ fn an_embedding_beyond_f16_is_for_the_cpu_only() {
     forge(dir.path(), &ForgeOptions::new(out.path().join("b")), &mut Silent).unwrap();
 }
 
+#[test]
+fn token_ids_that_the_bundle_could_not_use_are_refused() {
+    for (file, key, value, words) in [
+        ("generation_config.json", "eos_token_id", json!(100_000), "eos_token_id is 100000"),
+        ("generation_config.json", "eos_token_id", json!([1, -3]), "eos_token_id is [1,-3]"),
+        ("generation_config.json", "bos_token_id", json!("<s>"), "bos_token_id is \"<s>\""),
+        ("generation_config.json", "bos_token_id", json!([1]), "bos_token_id is [1]"),
+        ("config.json", "bos_token_id", json!(1.5), "bos_token_id is 1.5"),
+    ] {
+        let dir = copy("qwen35-tied");
+        edit_json(&dir.path().join("generation_config.json"), |config| {
+            config.as_object_mut().unwrap().remove("bos_token_id");
+        });
+        edit_json(&dir.path().join(file), |config| config[key] = value);
+        let error = forge_error(dir.path(), |_| {});
+        assert_eq!(error.kind(), ErrorKind::Artifact, "{error}");
+        assert!(error.message().contains(words), "{error}");
+        assert!(error.message().contains(file), "{error}");
+    }
+}
+
+#[test]
+fn text_files_that_qhx_refuses_are_refused() {
+    // A tokenizer that is JSON and no tokenizer; templates that do not parse, in either place.
+    let tokenizer = |dir: &Path| edit_json(&dir.join("tokenizer.json"), |t| t["model"] = json!({}));
+    let config = |dir: &Path| {
+        edit_json(&dir.join("tokenizer_config.json"), |c| c["chat_template"] = json!("{% if %}"));
+    };
+    let beside = |dir: &Path| std::fs::write(dir.join("chat_template.jinja"), "{{ a").unwrap();
+    let list = |dir: &Path| std::fs::write(dir.join("tokenizer_config.json"), "[]").unwrap();
+    // A file that is too long to be one.
+    let long = |dir: &Path| {
+        std::fs::File::create(dir.join("tokenizer_config.json"))
+            .unwrap()
+            .set_len(65 << 20)
+            .unwrap();
+    };
+    type Damage<'d> = &'d dyn Fn(&Path);
+    let cases: [(Damage<'_>, &str); 5] = [
+        (&long, "tokenizer_config.json: larger than 64 MiB"),
+        (&tokenizer, "tokenizer.json"),
+        (&config, "chat_template"),
+        (&beside, "chat_template"),
+        (&list, "tokenizer_config.json"),
+    ];
+    for (damage, words) in cases {
+        let dir = copy("qwen35-tied");
+        damage(dir.path());
+        let error = forge_error(dir.path(), |_| {});
+        assert!(error.to_string().contains(words), "{error}\n  does not say {words:?}");
+        assert!(error.message().contains(&dir.path().display().to_string()), "{error}");
+    }
+}
+
 /// The twins of a checkpoint's graphs, as bytes.
 fn twins(dir: &Path) -> Vec<Vec<u8>> {
     let out = tempfile::tempdir().unwrap();
@@ -332,19 +386,25 @@ fn the_multimodal_nesting_gives_the_same_graphs() {
 #[test]
 fn a_template_of_its_own_goes_into_the_tokenizers_config() {
     let dir = copy("qwen35-tied");
-    edit_json(&dir.path().join("tokenizer_config.json"), |config| {
-        config.as_object_mut().unwrap().remove("chat_template");
-    });
+    let path = dir.path().join("tokenizer_config.json");
     std::fs::write(dir.path().join("chat_template.jinja"), "{{ messages }}").unwrap();
-    let out = tempfile::tempdir().unwrap();
-    forge(dir.path(), &ForgeOptions::new(out.path().join("b")), &mut Silent).unwrap();
-    let config = std::fs::read(out.path().join("b/tokenizer_config.json")).unwrap();
-    let config: Value = serde_json::from_slice(&config).unwrap();
-    assert_eq!(config["chat_template"], "{{ messages }}");
-    assert_eq!(config["eos_token"], "<|im_end|>");
+    let template = |edit: &dyn Fn()| {
+        edit();
+        let out = tempfile::tempdir().unwrap();
+        forge(dir.path(), &ForgeOptions::new(out.path().join("b")), &mut Silent).unwrap();
+        let config = std::fs::read(out.path().join("b/tokenizer_config.json")).unwrap();
+        let config: Value = serde_json::from_slice(&config).unwrap();
+        assert_eq!(config["chat_template"], "{{ messages }}");
+        config
+    };
+    // In place of the one that is there, as transformers has it; where there is none; without a file.
+    assert_eq!(template(&|| ())["eos_token"], "<|im_end|>");
+    let remove = || {
+        edit_json(&path, |config| drop(config.as_object_mut().unwrap().remove("chat_template")));
+    };
+    assert_eq!(template(&remove)["eos_token"], "<|im_end|>");
+    template(&|| std::fs::remove_file(&path).unwrap());
     std::fs::remove_file(dir.path().join("tokenizer.json")).unwrap();
-    let error =
-        forge(dir.path(), &ForgeOptions::new(out.path().join("c")), &mut Silent).unwrap_err();
+    let error = forge_error(dir.path(), |_| {});
     assert!(error.message().contains("tokenizer.json"), "{error}");
-    assert!(!out.path().join("c").exists());
 }

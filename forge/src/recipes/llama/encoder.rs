@@ -4,10 +4,10 @@
 
 use std::path::Path;
 
-use qhx_core::{Error, ErrorKind, Result, files};
+use qhx_core::{Error, ErrorKind, Result};
 use serde_json::Value;
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, read_json_value};
 
 /// How a text becomes a vector.
 #[derive(Debug, Clone, PartialEq)]
@@ -104,10 +104,7 @@ fn read(path: &Path) -> Result<Option<Value>> {
     if !path.exists() {
         return Ok(None);
     }
-    let bytes = files::read(ErrorKind::Artifact, path, 1 << 20)?;
-    serde_json::from_slice(&bytes)
-        .map(Some)
-        .map_err(|e| Error::new(ErrorKind::Artifact, format!("{}: not JSON: {e}", path.display())))
+    read_json_value(path).map(Some)
 }
 
 #[cfg(test)]

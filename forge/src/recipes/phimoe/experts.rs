@@ -59,7 +59,7 @@ fn layer_experts(checkpoint: &Checkpoint, config: &Config, layer: usize) -> Resu
     }
     (0..experts)
         .map(|expert| {
-            let part = |name: &str, shape| {
+            let matrix = |name: &str, shape| {
                 let prefix = format!("layers.{layer}.block_sparse_moe.experts.{expert}");
                 checkpoint.matrix(&format!("{prefix}.{name}.weight"), shape)
             };
