@@ -1,17 +1,18 @@
 //! The output folder: filled beside its place under a hidden name, then renamed into it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, TryLockError};
 use std::io::{BufWriter, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use half::f16;
-use qhx_core::{Error, ErrorKind, Result, files, manifest};
+use qhx_core::manifest::{self, Manifest};
+use qhx_core::{Error, ErrorKind, Result, files};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::checkpoint::MAX_JSON;
+use crate::checkpoint::{Checkpoint, MAX_JSON};
 use crate::progress::Progress;
 use crate::weight::{F16_OVERFLOW, RowSource, beyond_f16, narrow, stream};
 
@@ -22,6 +23,9 @@ const ROOT: &str = "bundle";
 const LOCK: &str = "lock";
 const JOURNAL: &str = "finished";
 const NEW_JOURNAL: &str = "finished.new";
+const REPLACED: &str = "replaced";
+/// Files that a message names.
+const NAMED: usize = 3;
 
 /// A bundle in the making.
 ///
@@ -43,6 +47,8 @@ pub(crate) struct Staging {
     _lock: File,
     /// Artifacts stay for the next attempt when this is dropped.
     keep: bool,
+    /// The bundle is in its place.
+    published: bool,
 }
 
 /// A line of the journal.
@@ -98,6 +104,17 @@ impl Staging {
         let folder = parent.join(format!(".qhx-forge-{name}-{fingerprint}"));
         let root = folder.join(ROOT);
         std::fs::create_dir_all(&root).map_err(|e| Error::io(ErrorKind::Io, &root, &e))?;
+        for folder in [&folder, &root] {
+            let metadata = std::fs::symlink_metadata(folder)
+                .map_err(|e| Error::io(ErrorKind::Io, folder, &e))?;
+            if !metadata.is_dir() {
+                return Err(Error::new(
+                    ErrorKind::Usage,
+                    format!("{}: a link, expected a folder of the forge's own", folder.display()),
+                )
+                .hint("remove the link"));
+            }
+        }
         let lock = lock(&folder.join(LOCK))?;
         let mut staging = Self {
             folder,
@@ -107,9 +124,24 @@ impl Staging {
             finished: Vec::new(),
             _lock: lock,
             keep: true,
+            published: false,
         };
+        staging.recover()?;
         staging.take_over(progress)?;
         Ok(staging)
+    }
+
+    /// Puts an old bundle back, or away, whose replacement a killed process did not finish.
+    fn recover(&self) -> Result<()> {
+        let old = self.folder.join(REPLACED);
+        if !old.exists() {
+            return Ok(());
+        }
+        if self.out.exists() {
+            return std::fs::remove_dir_all(&old).map_err(|e| Error::io(ErrorKind::Io, &old, &e));
+        }
+        std::fs::rename(&old, &self.out).map_err(|e| Error::io(ErrorKind::Io, &old, &e))?;
+        check_place(&self.out, self.overwrite)
     }
 
     /// Reads the journal and removes every file that it does not vouch for.
@@ -328,53 +360,64 @@ impl Staging {
         Ok(Value::Object(table))
     }
 
-    /// Puts the folder in its place and returns the bytes of its files.
+    /// Puts the folder in its place and returns the bytes of its files. An old bundle is removed.
     pub fn publish(mut self) -> Result<u64> {
         let bytes = self.files()?.iter().map(|(_, bytes)| bytes).sum();
         let fail = |e: &std::io::Error| Error::io(ErrorKind::Io, &self.out, e);
         // Again: someone may have made it meanwhile.
         check_place(&self.out, self.overwrite)?;
-        let old = self.folder.join("replaced");
+        let old = self.folder.join(REPLACED);
         let replaced = self.out.exists();
         if replaced {
             std::fs::rename(&self.out, &old).map_err(|e| fail(&e))?;
         }
-        if let Err(e) = std::fs::rename(&self.root, &self.out) {
+        // Once more where nobody adds to it: what is removed now is the bundle and nothing else.
+        let placed = if replaced { check_files(&old, &self.out) } else { Ok(()) }
+            .and_then(|()| std::fs::rename(&self.root, &self.out).map_err(|e| fail(&e)));
+        if let Err(error) = placed {
             if replaced {
                 // The old bundle back in its place; the error to report is the first one.
                 let _ = std::fs::rename(&old, &self.out);
             }
-            return Err(fail(&e));
+            return Err(error);
         }
         self.keep = false;
+        self.published = true;
         Ok(bytes)
     }
 
     /// Relative names, with `/`, and lengths of all files, sorted.
     fn files(&self) -> Result<Vec<(String, u64)>> {
-        let mut found = Vec::new();
-        let mut folders = vec![(self.root.clone(), String::new())];
-        while let Some((folder, prefix)) = folders.pop() {
-            let fail = |e: std::io::Error| Error::io(ErrorKind::Io, &folder, &e);
-            for entry in std::fs::read_dir(&folder).map_err(fail)? {
-                let entry = entry.map_err(fail)?;
-                let metadata = entry.metadata().map_err(fail)?;
-                let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
-                if metadata.is_dir() {
-                    folders.push((entry.path(), format!("{name}/")));
-                } else {
-                    found.push((name, metadata.len()));
-                }
+        files_below(&self.root)
+    }
+}
+
+/// Relative names, with `/`, and lengths of all files below a folder, sorted. A link is a file.
+fn files_below(root: &Path) -> Result<Vec<(String, u64)>> {
+    let mut found = Vec::new();
+    let mut folders = vec![(root.to_owned(), String::new())];
+    while let Some((folder, prefix)) = folders.pop() {
+        let fail = |e: std::io::Error| Error::io(ErrorKind::Io, &folder, &e);
+        for entry in std::fs::read_dir(&folder).map_err(fail)? {
+            let entry = entry.map_err(fail)?;
+            let metadata = entry.metadata().map_err(fail)?;
+            let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
+            if metadata.is_dir() {
+                folders.push((entry.path(), format!("{name}/")));
+            } else {
+                found.push((name, metadata.len()));
             }
         }
-        found.sort();
-        Ok(found)
     }
+    found.sort();
+    Ok(found)
 }
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        if self.kept().is_none() {
+        // An old bundle that could not be put back.
+        let holds_old = !self.published && self.folder.join(REPLACED).exists();
+        if self.kept().is_none() && !holds_old {
             // What cannot be removed is a hidden folder, and the next attempt's.
             let _ = std::fs::remove_dir_all(&self.folder);
         }
@@ -441,23 +484,115 @@ fn check_place(out: &Path, overwrite: bool) -> Result<()> {
     if entries.next().is_none() {
         return Ok(());
     }
-    if !is_bundle(out) {
+    let Some(listed) = listed(out)? else {
         return Err(usage("exists and is not a bundle, so it is left alone")
             .hint("name a new folder for the bundle"));
-    }
+    };
     if !overwrite {
         return Err(usage("a bundle is there already")
             .hint("ask for it to be replaced, or name another folder"));
     }
-    Ok(())
+    only_listed(out, out, &listed)
 }
 
-/// True when some top-level JSON file of the folder is a manifest.
-fn is_bundle(folder: &Path) -> bool {
-    manifest::candidates(folder)
-        .unwrap_or_default()
-        .iter()
-        .any(|file| manifest::Manifest::load(file).is_ok())
+/// Errors unless `folder`, a bundle that was at `place`, holds nothing but what its manifests list.
+fn check_files(folder: &Path, place: &Path) -> Result<()> {
+    only_listed(folder, place, &listed(folder)?.unwrap_or_default())
+}
+
+fn only_listed(folder: &Path, place: &Path, listed: &BTreeSet<String>) -> Result<()> {
+    let mut others = files_below(folder)?;
+    others.retain(|(name, _)| !listed.contains(name));
+    if others.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<_> = others.iter().take(NAMED).map(|(name, _)| format!("{name:?}")).collect();
+    let more = if others.len() > NAMED { ", …" } else { "" };
+    Err(Error::new(
+        ErrorKind::Usage,
+        format!(
+            "{}: {} files there are not listed in the bundle's manifest, so nothing is replaced: {}{more}",
+            place.display(),
+            others.len(),
+            names.join(", ")
+        ),
+    )
+    .hint("move them to another folder, or name another folder for the bundle"))
+}
+
+/// Names of the files that the manifests in a folder list, and of the manifests; none when the folder holds
+/// no manifest.
+fn listed(folder: &Path) -> Result<Option<BTreeSet<String>>> {
+    let mut names = BTreeSet::new();
+    for file in manifest::candidates(folder)? {
+        let Ok(manifest) = Manifest::load(&file) else { continue };
+        names.extend(file.file_name().map(|name| name.to_string_lossy().into_owned()));
+        let root = manifest.root.strip_prefix(folder).unwrap_or(Path::new(""));
+        let table = &manifest.artifacts;
+        let contexts = table.contexts.iter().flat_map(|context| {
+            context.bin.iter().chain(context.onnx.iter().map(|(_, path)| path))
+        });
+        let paths = contexts
+            .chain(table.files.keys())
+            .chain(table.embed.iter().map(|embed| &embed.path))
+            .chain(&table.tokenizer)
+            .chain(&table.tokenizer_config);
+        names.extend(paths.filter_map(|path| plain(&root.join(path))));
+    }
+    Ok((!names.is_empty()).then_some(names))
+}
+
+/// A relative path in the form of [`files_below`]; none when it leaves the folder.
+fn plain(path: &Path) -> Option<String> {
+    let mut names = Vec::new();
+    for component in path.components() {
+        match component {
+            Component::Normal(name) => names.push(name.to_str()?),
+            Component::CurDir => {}
+            _ => return None,
+        }
+    }
+    Some(names.join("/"))
+}
+
+/// Errors when the checkpoint lies in `out`, by whatever path it is reached, or when `out` holds something
+/// and lies in the checkpoint: replacing `out` would remove what the bundle is made from.
+pub(crate) fn check_apart(checkpoint: &Checkpoint, out: &Path) -> Result<()> {
+    let Ok(place) = out.canonicalize() else { return Ok(()) };
+    let dir = checkpoint.dir();
+    let fail = |e: std::io::Error| Error::io(ErrorKind::Artifact, dir, &e);
+    let mut inputs = vec![dir.to_owned()];
+    if dir.is_dir() {
+        for entry in std::fs::read_dir(dir).map_err(fail)? {
+            inputs.push(entry.map_err(fail)?.path());
+        }
+    }
+    for input in &inputs {
+        // A link to nothing is not read, either.
+        let Ok(real) = input.canonicalize() else { continue };
+        // A folder of the checkpoint that is `out` itself is judged below.
+        if real.starts_with(&place) && (real != place || input == dir) {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!("{}: the checkpoint's {} lies in there", out.display(), input.display()),
+            )
+            .hint("name a folder for the bundle that holds nothing of the checkpoint"));
+        }
+    }
+    let used = std::fs::read_dir(&place).is_ok_and(|mut entries| entries.next().is_some());
+    let dir = dir.canonicalize().map_err(fail)?;
+    if used && place.starts_with(&dir) {
+        return Err(Error::new(
+            ErrorKind::Usage,
+            format!(
+                "{}: lies in the checkpoint's folder {} and holds files, so it is left alone",
+                out.display(),
+                dir.display()
+            ),
+        )
+        .hint("name a new folder for the bundle"));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -550,6 +685,7 @@ mod tests {
             let error = open(&out, overwrite).unwrap_err();
             assert!(error.message().contains("not a bundle"), "{error}");
         }
+        std::fs::remove_file(out.join("notes.txt")).unwrap();
         std::fs::write(out.join("m.json"), MANIFEST).unwrap();
         let error = open(&out, false).unwrap_err();
         assert!(error.message().contains("already"), "{error}");
@@ -557,6 +693,58 @@ mod tests {
         staging.write("new", b"").unwrap();
         staging.publish().unwrap();
         assert_eq!(names(&out), ["new"]);
+        assert_eq!(names(dir.path()), ["v81"]);
+    }
+
+    /// A bundle of a manifest, a listed file and one in a folder.
+    fn bundle(out: &Path) {
+        std::fs::create_dir_all(out.join("weights")).unwrap();
+        let mut manifest: Value = serde_json::from_str(MANIFEST).unwrap();
+        manifest["artifacts"] =
+            json!({"tokenizer": "./tokenizer.json", "files": {"weights/a.bin": {}, "../b": {}}});
+        std::fs::write(out.join("m.json"), manifest.to_string()).unwrap();
+        std::fs::write(out.join("tokenizer.json"), "{}").unwrap();
+        std::fs::write(out.join("weights/a.bin"), "a").unwrap();
+    }
+
+    #[test]
+    fn a_bundle_with_other_files_in_it_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("v81");
+        bundle(&out);
+        open(&out, true).unwrap();
+        for name in ["notes.txt", "weights/b.bin", "b", "old.json"] {
+            std::fs::write(out.join(name), "mine").unwrap();
+            let error = open(&out, true).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Usage);
+            assert!(error.message().contains("1 files there are not listed"), "{error}");
+            assert!(error.message().contains(&format!("{name:?}")), "{error}");
+            assert_eq!(std::fs::read(out.join(name)).unwrap(), b"mine");
+            std::fs::remove_file(out.join(name)).unwrap();
+        }
+        // One that comes while the new bundle is made.
+        let staging = open(&out, true).unwrap();
+        staging.write("new", b"").unwrap();
+        std::fs::write(out.join("notes.txt"), "mine").unwrap();
+        assert!(staging.publish().unwrap_err().message().contains("\"notes.txt\""));
+        assert_eq!(names(&out), ["m.json", "notes.txt", "tokenizer.json", "weights"]);
+    }
+
+    #[test]
+    fn an_old_bundle_that_was_being_replaced_comes_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("v81");
+        bundle(&out);
+        // Killed between the two renames.
+        let folder = open(&out, true).unwrap().folder.clone();
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::rename(&out, folder.join(REPLACED)).unwrap();
+        let error = open(&out, false).unwrap_err();
+        assert!(error.message().contains("already"), "{error}");
+        assert_eq!(names(&out), ["m.json", "tokenizer.json", "weights"]);
+        let staging = open(&out, true).unwrap();
+        staging.write("new", b"").unwrap();
+        staging.publish().unwrap();
         assert_eq!(names(dir.path()), ["v81"]);
     }
 }

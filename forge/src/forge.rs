@@ -10,7 +10,7 @@ use qhx_core::manifest::Manifest;
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
-use crate::bundle::{Fingerprint, Staging};
+use crate::bundle::{Fingerprint, Staging, check_apart};
 use crate::check::{CheckRow, compare};
 use crate::checkpoint::Checkpoint;
 use crate::compile::Compiler;
@@ -216,6 +216,7 @@ fn make(
     progress: &mut dyn Progress,
 ) -> Result<Report> {
     let name = model_name(checkpoint, options.name.as_deref())?;
+    check_apart(checkpoint, &options.out)?;
     let (plan, recipe) = plan(checkpoint, recipe, options, options.compiler.is_some())?;
     let fingerprint = fingerprint(checkpoint, &plan, &name, options).hex();
     let mut staging = Staging::open(&options.out, options.overwrite, &fingerprint, progress)?;

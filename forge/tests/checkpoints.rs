@@ -350,6 +350,77 @@ fn text_files_that_qhx_refuses_are_refused() {
     }
 }
 
+/// The folders of a forge that has its checkpoint and its bundle in one place, or nearly so.
+#[test]
+fn a_bundle_never_replaces_what_it_is_made_from() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let replace = |checkpoint: &Path, out: &Path| {
+        let options =
+            ForgeOptions { overwrite: true, name: Some("m".to_owned()), ..ForgeOptions::new(out) };
+        forge(checkpoint, &options, &mut Silent)
+    };
+    replace(&fixture("qwen35-tied"), &out).unwrap();
+    let checkpoint = copy("qwen35-tied");
+    // Inside the bundle, by its own path and by a link; a manifest that lists it makes no difference.
+    let inside = out.join("checkpoint");
+    std::fs::rename(checkpoint.keep(), &inside).unwrap();
+    edit_json(&out.join("m.json"), |manifest| {
+        for entry in std::fs::read_dir(&inside).unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            manifest["artifacts"]["files"][format!("checkpoint/{name}")] = json!({});
+        }
+    });
+    let whole = files(&inside);
+    let refused = |checkpoint: &Path, out: &Path| {
+        let error = replace(checkpoint, out).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
+        assert!(error.message().contains("checkpoint"), "{error}");
+        assert_eq!(files(&inside), whole, "{error}");
+    };
+    refused(&inside, &out);
+    refused(&inside, &inside);
+    refused(&inside, &dir.path().join("out/../out"));
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::symlink;
+        let link = dir.path().join("link");
+        symlink(&inside, &link).unwrap();
+        refused(&link, &out);
+        // A folder of links into the bundle, as download caches make them.
+        let links = dir.path().join("links");
+        std::fs::create_dir(&links).unwrap();
+        for name in &whole {
+            symlink(inside.join(name), links.join(name)).unwrap();
+        }
+        refused(&links, &out);
+    }
+    // The bundle inside the checkpoint: made there, and not replaced there.
+    let outside = dir.path().join("moved");
+    std::fs::rename(&inside, &outside).unwrap();
+    let bundle = outside.join("v81");
+    replace(&outside, &bundle).unwrap();
+    let error = replace(&outside, &bundle).unwrap_err();
+    assert!(error.message().contains("lies in the checkpoint's folder"), "{error}");
+    // A file with two names, one of them in the bundle, keeps the other.
+    let apart = copy("qwen35-tied");
+    let shared = apart.path().join("tokenizer.json");
+    std::fs::remove_file(out.join("tokenizer.json")).unwrap();
+    std::fs::hard_link(&shared, out.join("tokenizer.json")).unwrap();
+    let bytes = std::fs::read(&shared).unwrap();
+    replace(apart.path(), &out).unwrap();
+    assert_eq!(std::fs::read(&shared).unwrap(), bytes);
+}
+
+/// Names of a folder's files, sorted.
+fn files(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).unwrap();
+    let mut names: Vec<_> =
+        entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
 /// The twins of a checkpoint's graphs, as bytes.
 fn twins(dir: &Path) -> Vec<Vec<u8>> {
     let out = tempfile::tempdir().unwrap();

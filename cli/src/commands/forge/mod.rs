@@ -87,7 +87,7 @@ pub(crate) struct ForgeArgs {
     /// Name of the model and of the files [default: the checkpoint's folder]
     #[arg(long)]
     pub name: Option<String>,
-    /// Replace a bundle that is there already
+    /// Replace a bundle that is there already, unless its folder holds other files, too
     #[arg(long)]
     pub overwrite: bool,
     /// Print one JSON object
