@@ -11,7 +11,7 @@
 
 #![expect(unsafe_code, reason = "owns raw memory that foreign libraries write to")]
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -43,13 +43,17 @@ unsafe impl Sync for Storage {}
 
 impl Buffer {
     /// `len` bytes, all zero.
+    ///
+    /// Memory that the system does not have is an error, and so are sizes that no memory has.
     pub fn zeroed(len: usize) -> Result<Self> {
-        let layout = Layout::from_size_align(len.max(1), ALIGNMENT).map_err(|_| {
+        let fail = || {
             Error::new(ErrorKind::Graph, format!("a buffer of {len} bytes cannot be allocated"))
-        })?;
+                .hint("the model needs more memory than there is; a smaller context needs less")
+        };
+        let layout = Layout::from_size_align(len.max(1), ALIGNMENT).map_err(|_| fail())?;
         // SAFETY: the layout has a size of at least one byte.
         let pointer = unsafe { alloc_zeroed(layout) };
-        let pointer = NonNull::new(pointer).unwrap_or_else(|| handle_alloc_error(layout));
+        let pointer = NonNull::new(pointer).ok_or_else(fail)?;
         Ok(Self(Memory(Arc::new(Storage::Heap { pointer, layout, len }))))
     }
 
@@ -153,5 +157,21 @@ impl fmt::Debug for Memory {
             .field("len", &self.len())
             .field("writable", &self.is_writable())
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_does_not_exist_is_an_error_that_says_how_much() {
+        // More than any address space, more than any allocation, and just more than there is.
+        for len in [usize::MAX, isize::MAX as usize, isize::MAX as usize - 4096, 1 << 57] {
+            let error = Buffer::zeroed(len).unwrap_err();
+            let expected = format!("a buffer of {len} bytes cannot be allocated");
+            assert!(error.message().starts_with(&expected), "{error}");
+            assert!(error.hint_text().is_some());
+        }
     }
 }
