@@ -6,12 +6,19 @@
 //! `unsafe`. Graphs keep the handle of everything bound to them, so that a pointer handed to a
 //! library cannot dangle.
 //!
-//! Today a block lies on the heap or in a mapped file; memory registered with a device becomes
+//! # Guard pages
+//! A library that is handed a buffer may write more than the file it loaded admits to. Every buffer
+//! therefore ends at a page that nobody may touch: a write behind the end raises SIGSEGV there (on
+//! Windows an access violation) and does not reach other memory. Buffers begin at multiples of
+//! [`ALIGNMENT`], so that up to `ALIGNMENT - 1` bytes behind the end are not guarded where the
+//! length is no multiple of it. A buffer takes whole pages, one more of address space, and two of
+//! the system's mappings.
+//!
+//! Today a block lies in pages of its own or in a mapped file; memory registered with a device becomes
 //! another storage without a change of this interface.
 
 #![expect(unsafe_code, reason = "owns raw memory that foreign libraries write to")]
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -31,7 +38,8 @@ pub struct Buffer(Memory);
 pub struct Memory(Arc<Storage>);
 
 enum Storage {
-    Heap { pointer: NonNull<u8>, layout: Layout, len: usize },
+    /// The last page is the guard; `pointer` leads into the pages before.
+    Pages { pointer: NonNull<u8>, len: usize, _pages: region::Allocation },
     Mapped(Mapped),
 }
 
@@ -46,15 +54,31 @@ impl Buffer {
     ///
     /// Memory that the system does not have is an error, and so are sizes that no memory has.
     pub fn zeroed(len: usize) -> Result<Self> {
-        let fail = || {
-            Error::new(ErrorKind::Graph, format!("a buffer of {len} bytes cannot be allocated"))
+        let fail = |why: &dyn fmt::Display| {
+            let message = format!("a buffer of {len} bytes cannot be allocated: {why}");
+            Error::new(ErrorKind::Graph, message)
                 .hint("the model needs more memory than there is; a smaller context needs less")
         };
-        let layout = Layout::from_size_align(len.max(1), ALIGNMENT).map_err(|_| fail())?;
-        // SAFETY: the layout has a size of at least one byte.
-        let pointer = unsafe { alloc_zeroed(layout) };
-        let pointer = NonNull::new(pointer).ok_or_else(fail)?;
-        Ok(Self(Memory(Arc::new(Storage::Heap { pointer, layout, len }))))
+        let guard = region::page::size();
+        let body = len.max(1).checked_next_multiple_of(ALIGNMENT);
+        let sizes = body.and_then(|body| {
+            let usable = body.checked_next_multiple_of(guard)?;
+            let total = usable.checked_add(guard).filter(|&n| n <= isize::MAX as usize)?;
+            Some((body, usable, total))
+        });
+        let Some((body, usable, total)) = sizes else {
+            return Err(fail(&"it is larger than memory can be"));
+        };
+        let mut pages =
+            region::alloc(total, region::Protection::READ_WRITE).map_err(|e| fail(&e))?;
+        let base: *mut u8 = pages.as_mut_ptr();
+        // SAFETY: the page behind the first `usable` bytes belongs to the allocation, and nothing
+        // leads to it.
+        unsafe { region::protect(base.wrapping_add(usable), guard, region::Protection::NONE) }
+            .map_err(|e| fail(&e))?;
+        // The body's end is the guard's beginning. Fresh pages of the system are zero.
+        let pointer = NonNull::new(base.wrapping_add(usable - body)).ok_or_else(|| fail(&"NULL"))?;
+        Ok(Self(Memory(Arc::new(Storage::Pages { pointer, len, _pages: pages }))))
     }
 
     /// The bytes.
@@ -85,7 +109,7 @@ impl Memory {
     /// Length in bytes.
     pub fn len(&self) -> usize {
         match &*self.0 {
-            Storage::Heap { len, .. } => *len,
+            Storage::Pages { len, .. } => *len,
             Storage::Mapped(mapped) => mapped.len(),
         }
     }
@@ -97,13 +121,13 @@ impl Memory {
 
     /// False for a mapped file, which a graph may read and nobody may write.
     pub fn is_writable(&self) -> bool {
-        matches!(&*self.0, Storage::Heap { .. })
+        matches!(&*self.0, Storage::Pages { .. })
     }
 
     /// The address of the first byte. Valid as long as a handle to the block lives.
     pub fn as_ptr(&self) -> *mut u8 {
         match &*self.0 {
-            Storage::Heap { pointer, .. } => pointer.as_ptr(),
+            Storage::Pages { pointer, .. } => pointer.as_ptr(),
             Storage::Mapped(mapped) => mapped.as_ptr().cast_mut(),
         }
     }
@@ -136,15 +160,6 @@ impl From<Mapped> for Memory {
     }
 }
 
-impl Drop for Storage {
-    fn drop(&mut self) {
-        if let Self::Heap { pointer, layout, .. } = self {
-            // SAFETY: allocated in `Buffer::zeroed` with this layout and freed only here.
-            unsafe { dealloc(pointer.as_ptr(), *layout) }
-        }
-    }
-}
-
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Buffer").field(&self.0).finish()
@@ -169,9 +184,50 @@ mod tests {
         // More than any address space, more than any allocation, and just more than there is.
         for len in [usize::MAX, isize::MAX as usize, isize::MAX as usize - 4096, 1 << 57] {
             let error = Buffer::zeroed(len).unwrap_err();
-            let expected = format!("a buffer of {len} bytes cannot be allocated");
+            let expected = format!("a buffer of {len} bytes cannot be allocated: ");
             assert!(error.message().starts_with(&expected), "{error}");
             assert!(error.hint_text().is_some());
         }
+    }
+
+    #[test]
+    fn a_buffer_is_zero_aligned_and_ends_at_a_page_that_nobody_may_touch() {
+        let page = region::page::size();
+        for len in [0, 1, 127, 128, 129, page - 1, page, page + 1, 5 * page + 300] {
+            let mut buffer = Buffer::zeroed(len).unwrap();
+            assert_eq!(buffer.bytes().len(), len);
+            assert!(buffer.bytes().iter().all(|b| *b == 0));
+            buffer.bytes_mut().fill(7);
+            let start = buffer.memory().as_ptr().addr();
+            assert!(start.is_multiple_of(ALIGNMENT));
+            let guard = (start + len.max(1)).next_multiple_of(ALIGNMENT);
+            assert!(guard.is_multiple_of(page), "{len}: the end is {} off", guard % page);
+            let last = region::query((guard - 1) as *const u8).unwrap();
+            let behind = region::query(guard as *const u8).unwrap();
+            assert_eq!(last.protection(), region::Protection::READ_WRITE);
+            assert_eq!(behind.protection(), region::Protection::NONE, "{len}");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_write_behind_the_end_ends_the_process() {
+        use std::os::unix::process::ExitStatusExt as _;
+        const CHILD: &str = "QHX_TEST_OVERRUN";
+        if std::env::var_os(CHILD).is_some() {
+            let buffer = Buffer::zeroed(2 * ALIGNMENT).unwrap();
+            let end = buffer.memory().as_ptr().wrapping_add(2 * ALIGNMENT);
+            // SAFETY: none: this is what a library does whose file understates an output. The page
+            // is the buffer's guard, so that the process ends here.
+            unsafe { end.write_volatile(1) };
+            return;
+        }
+        let name = "buffer::tests::a_write_behind_the_end_ends_the_process";
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        assert_eq!(output.status.signal(), Some(libc::SIGSEGV), "{output:?}");
     }
 }
