@@ -97,41 +97,17 @@ impl Library {
         // SAFETY: both pointers are valid for writing; the library fills them.
         let status = unsafe { list(&raw mut providers, &raw mut count) };
         check_list(htp, status, providers.is_null() || count == 0)?;
-        let mut found = Vec::new();
-        for index in 0..count as usize {
-            // SAFETY: the list has `count` pointers to providers that live as long as the library.
-            let provider = unsafe { *providers.add(index) };
-            if provider.is_null() {
-                continue;
-            }
-            // SAFETY: as above; every provider begins with this head.
-            let (name, core, backend) =
-                unsafe { (text((*provider).name), (*provider).core, (*provider).backend) };
-            if core.major != 2 {
-                found.push(format!("{name} with core interface {}", ApiVersion::from(core)));
-                continue;
-            }
-            // SAFETY: the provider is the library's and has core major 2.
-            let table = unsafe { CoreTable::of(provider, core) };
-            return Ok(Self(Arc::new(Inner {
-                path: htp.to_owned(),
-                build_id: build_id(&table),
-                table,
-                provider: name,
-                core: core.into(),
-                backend: backend.into(),
-                system,
-            })));
-        }
-        Err(Error::new(
-            ErrorKind::Runtime,
-            format!(
-                "{}: qhx needs core interface 2.x, the library offers {}",
-                htp.display(),
-                if found.is_empty() { "nothing".to_owned() } else { found.join(", ") }
-            ),
-        )
-        .hint("use libQnnHtp.so of QAIRT 2.36 or newer"))
+        // SAFETY: the library answered with a list of `count` providers that live as long as it.
+        let chosen = unsafe { choose(htp, std::slice::from_raw_parts(providers, count as usize))? };
+        Ok(Self(Arc::new(Inner {
+            path: htp.to_owned(),
+            build_id: build_id(&chosen.table),
+            table: chosen.table,
+            provider: chosen.name,
+            core: chosen.core.into(),
+            backend: chosen.backend.into(),
+            system,
+        })))
     }
 
     /// Where libQnnHtp was opened.
@@ -194,6 +170,44 @@ impl Library {
     }
 }
 
+/// What is taken of a provider.
+struct Chosen {
+    name: String,
+    core: sys::Version,
+    backend: sys::Version,
+    table: CoreTable,
+}
+
+/// The first provider of an interface that qhx knows the layout of.
+///
+/// # Safety
+/// Every provider of the list is NULL, or begins with its head and has the table of its version.
+unsafe fn choose(htp: &Path, providers: &[*const Provider]) -> Result<Chosen> {
+    let mut found = Vec::new();
+    for &provider in providers.iter().filter(|provider| !provider.is_null()) {
+        // SAFETY: the caller vouches for the head.
+        let (name, core, backend) =
+            unsafe { (text((*provider).name), (*provider).core, (*provider).backend) };
+        if core.major != 2 || core.minor < sys::CORE_FLOOR {
+            found.push(format!("{name} with core interface {}", ApiVersion::from(core)));
+            continue;
+        }
+        // SAFETY: the version is one that the table is known of; the caller vouches for the rest.
+        let table = unsafe { CoreTable::of(provider, core) };
+        return Ok(Chosen { name, core, backend, table });
+    }
+    Err(Error::new(
+        ErrorKind::Runtime,
+        format!(
+            "{}: qhx needs core interface 2.{} or a later 2.x, the library offers {}",
+            htp.display(),
+            sys::CORE_FLOOR,
+            if found.is_empty() { "nothing".to_owned() } else { found.join(", ") }
+        ),
+    )
+    .hint("use libQnnHtp.so of QAIRT 2.36 or newer"))
+}
+
 impl fmt::Debug for Library {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Library")
@@ -227,6 +241,7 @@ impl SystemLibrary {
         // SAFETY: both pointers are valid for writing; the library fills them.
         let status = unsafe { list(&raw mut providers, &raw mut count) };
         check_list(path, status, providers.is_null() || count == 0)?;
+        let mut found = None;
         for index in 0..count as usize {
             // SAFETY: the list has `count` pointers to providers that live as long as the library.
             let provider = unsafe { *providers.add(index) };
@@ -235,8 +250,9 @@ impl SystemLibrary {
             }
             // SAFETY: as above; every provider begins with this head.
             let (name, version) = unsafe { (text((*provider).name), (*provider).api) };
-            if version.major == 1 {
-                // SAFETY: the provider is the library's and has major 1.
+            found = Some(ApiVersion::from(version));
+            if version.major == 1 && version.minor >= sys::SYSTEM_FLOOR {
+                // SAFETY: the provider is the library's and of a version whose table is known.
                 let table = unsafe { SystemTable::of(provider) };
                 return Ok(Self(Arc::new(SystemInner {
                     path: path.to_owned(),
@@ -248,8 +264,14 @@ impl SystemLibrary {
         }
         Err(Error::new(
             ErrorKind::Runtime,
-            format!("{}: qhx needs system interface 1.x, the library offers none", path.display()),
-        ))
+            format!(
+                "{}: qhx needs system interface 1.{} or a later 1.x, the library offers {}",
+                path.display(),
+                sys::SYSTEM_FLOOR,
+                found.map_or("nothing".to_owned(), |version| version.to_string())
+            ),
+        )
+        .hint("use libQnnSystem.so of QAIRT 2.36 or newer"))
     }
 
     /// Where the library was opened.
@@ -441,6 +463,27 @@ mod tests {
         std::fs::remove_dir_all(&folder).unwrap();
         assert_eq!(error.kind(), ErrorKind::Runtime);
         error
+    }
+
+    #[test]
+    fn a_core_interface_that_is_too_old_is_refused_with_both_versions() {
+        // As long as the head: reading any slot of the table would leave it.
+        let provider = |major, minor| Provider {
+            backend_id: 6,
+            name: c"HTP_QTI_AISW".as_ptr(),
+            core: sys::Version { major, minor, patch: 1 },
+            backend: sys::Version { major: 5, minor: 1, patch: 0 },
+            table: [],
+        };
+        let old = [provider(2, 26), provider(1, 40), provider(3, 0)];
+        let list = [&raw const old[0], std::ptr::null(), &raw const old[1], &raw const old[2]];
+        // SAFETY: all have heads, and none is of a version whose table is read.
+        let error = unsafe { choose(Path::new("libQnnHtp.so"), &list) }.err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Runtime);
+        for part in ["needs core interface 2.27", "2.26.1", "1.40.1", "3.0.1", "libQnnHtp.so"] {
+            assert!(error.message().contains(part), "{error}");
+        }
+        assert!(error.hint_text().unwrap().contains("QAIRT 2.36"), "{error}");
     }
 
     #[test]

@@ -91,11 +91,18 @@ table! {
     }
 }
 
-/// How many slots a core interface 2.`minor` has for certain.
+/// The oldest core interface 2.x whose table and structures are known to be as long as they are
+/// read here (QAIRT 2.36).
+pub(crate) const CORE_FLOOR: u32 = 27;
+
+/// The oldest system interface 1.x whose table is known to have the four slots that are read.
+pub(crate) const SYSTEM_FLOOR: u32 = 1;
+
+/// How many slots a core interface 2.`minor` has for certain, from [`CORE_FLOOR`] on.
 pub(crate) const fn core_slots(minor: u32) -> usize {
     match minor {
-        0..27 => 48,
-        27 => 68,
+        0..CORE_FLOOR => 0,
+        CORE_FLOOR => 68,
         28..32 => 69,
         _ => 71,
     }
@@ -105,7 +112,8 @@ impl CoreTable {
     /// Reads the table behind `provider`.
     ///
     /// # Safety
-    /// `provider` came from `QnnInterface_getProviders` and its core version has major 2.
+    /// `provider` came from `QnnInterface_getProviders` and its core version is 2.[`CORE_FLOOR`] or
+    /// a later 2.x.
     pub(crate) unsafe fn of(provider: *const Provider, core: Version) -> Self {
         // SAFETY: the caller vouches for the provider; the table begins right after its head.
         unsafe { Self::read((&raw const (*provider).table).cast(), core_slots(core.minor)) }
@@ -116,9 +124,10 @@ impl SystemTable {
     /// Reads the table behind `provider`.
     ///
     /// # Safety
-    /// `provider` came from `QnnSystemInterface_getProviders` and its version has major 1.
+    /// `provider` came from `QnnSystemInterface_getProviders` and its version is
+    /// 1.[`SYSTEM_FLOOR`] or a later 1.x.
     pub(crate) unsafe fn of(provider: *const SystemProvider) -> Self {
-        // SAFETY: the caller vouches for the provider; every version has these four slots.
+        // SAFETY: the caller vouches for the provider; these versions have these four slots.
         unsafe { Self::read((&raw const (*provider).table).cast(), 4) }
     }
 }
@@ -131,15 +140,15 @@ mod tests {
     fn slots_grow_with_the_version_and_never_shrink() {
         let counts: Vec<_> = (0..60).map(core_slots).collect();
         assert!(counts.is_sorted());
-        assert_eq!((counts[26], counts[27], counts[28], counts[40]), (48, 68, 69, 71));
+        assert_eq!((counts[26], counts[27], counts[28], counts[40]), (0, 68, 69, 71));
     }
 
     #[test]
     fn a_slot_beyond_the_version_is_not_read() {
-        // A table of 48 slots: reading slot 48 would leave the array.
-        let slots = [std::ptr::null::<c_void>(); 48];
+        // A table of 22 slots: reading slot 24 would leave the array.
+        let slots = [std::ptr::null::<c_void>(); 22];
         // SAFETY: the array has exactly the slots that are asked for.
-        let table = unsafe { CoreTable::read(slots.as_ptr(), core_slots(20)) };
+        let table = unsafe { CoreTable::read(slots.as_ptr(), slots.len()) };
         assert!(table.error_get_message.is_none() && table.graph_execute.is_none());
     }
 }
