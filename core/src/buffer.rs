@@ -39,7 +39,11 @@ pub struct Memory(Arc<Storage>);
 
 enum Storage {
     /// The last page is the guard; `pointer` leads into the pages before.
-    Pages { pointer: NonNull<u8>, len: usize, _pages: region::Allocation },
+    Pages {
+        pointer: NonNull<u8>,
+        len: usize,
+        _pages: region::Allocation,
+    },
     Mapped(Mapped),
 }
 
@@ -77,7 +81,8 @@ impl Buffer {
         unsafe { region::protect(base.wrapping_add(usable), guard, region::Protection::NONE) }
             .map_err(|e| fail(&e))?;
         // The body's end is the guard's beginning. Fresh pages of the system are zero.
-        let pointer = NonNull::new(base.wrapping_add(usable - body)).ok_or_else(|| fail(&"NULL"))?;
+        let pointer =
+            NonNull::new(base.wrapping_add(usable - body)).ok_or_else(|| fail(&"NULL"))?;
         Ok(Self(Memory(Arc::new(Storage::Pages { pointer, len, _pages: pages }))))
     }
 

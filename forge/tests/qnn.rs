@@ -94,11 +94,15 @@ impl Compiled {
         let mut workspace = Workspace::new(Arc::clone(&backend), CancelToken::new());
         let compiler = QnnCompiler::new(library.clone(), target);
         let folder = tempfile::tempdir().unwrap();
+        let path = |key: &str| folder.path().join(key);
         for (index, graphs) in contexts.iter().enumerate() {
             let key = format!("c{index}");
-            let path = folder.path().join(&key);
-            let bytes = compiler.compile(&key, graphs, &path, &mut Silent).unwrap();
-            assert_eq!(std::fs::metadata(&path).unwrap().len(), bytes);
+            let bytes = compiler.compile(&key, graphs, &path(&key), &mut Silent).unwrap();
+            assert_eq!(std::fs::metadata(path(&key)).unwrap().len(), bytes);
+        }
+        for index in 0..contexts.len() {
+            let key = format!("c{index}");
+            let path = path(&key);
             let source = ContextSource { key, binary: Some(path), ..ContextSource::default() };
             let context = backend.open_context(&source).unwrap();
             workspace.add_context(&source.key, &context).unwrap();

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::codes;
 use super::context::{ContextConfig, ContextHandle, Priority};
 use super::device::{Device, Platform, Raw, explain};
+use super::gate::Call;
 use super::info::{BinaryInfo, BinaryTensor};
 use super::library::Library;
 use super::log::{self, LogLevel};
@@ -256,9 +257,11 @@ impl Context for QnnContext {
         let retrieve = library.need(library.table().graph_retrieve, "graphRetrieve")?;
         let execute = library.need(library.table().graph_execute, "graphExecute")?;
         let name = c_string(&info.name)?;
+        let call = Call::enter()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the context is alive, the name is a C string, the pointer is valid for writing.
         let status = unsafe { retrieve(self.handle.raw(), name.as_ptr(), &raw mut raw) };
+        drop(call);
         if status != 0 {
             return Err(codes::error(
                 ErrorKind::Graph,
@@ -401,6 +404,7 @@ impl Graph for QnnGraph {
     }
 
     unsafe fn execute(&mut self) -> Result<()> {
+        let call = Call::enter()?;
         let mark = log::mark();
         let profile = self.profile.as_ref().map_or(std::ptr::null_mut(), Profile::raw);
         // SAFETY: the graph's context is alive. Every tensor points to live memory of at least the
@@ -417,6 +421,7 @@ impl Graph for QnnGraph {
                 std::ptr::null_mut(),
             )
         };
+        drop(call);
         if status != 0 {
             let attempt = format_args!("executing on the NPU");
             return Err(explain(codes::error(ErrorKind::Execute, attempt, status), mark));

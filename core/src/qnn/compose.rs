@@ -22,6 +22,12 @@
 //! during [`GraphComposer::finalize`], and the binary remain: a context takes some four times the
 //! size of its weights at the peak.
 //!
+//! # Not beside executing
+//! In one process the library fails or crashes when one thread compiles graphs while another
+//! executes some. While a [`Composer`] exists, contexts and graphs of other threads therefore wait
+//! with opening, executing and closing, and [`Composer::new`] waits for those calls that are under
+//! way. A composer stays on its thread. `qhx forge` compiles in processes of its own.
+//!
 //! A failed [`GraphComposer::finalize`] leaves the context without a usable binary: drop the
 //! [`Composer`].
 
@@ -31,13 +37,13 @@ use std::ffi::{CString, c_void};
 use std::fs::File;
 use std::marker::PhantomData;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::backend::c_string;
 use super::codes::{self, Code};
 use super::context::{ContextConfig, ContextHandle, with_list};
 use super::device::{Device, Raw, Target, explain};
+use super::gate::Composing;
 use super::library::Library;
 use super::log::{self, LogLevel};
 use super::sys::{
@@ -163,31 +169,33 @@ pub enum Param<'a> {
 /// A context under construction.
 #[derive(Debug)]
 pub struct Composer {
-    context: Arc<Owner>,
+    context: Owner,
     target: Target,
     graphs: Vec<String>,
     unfinished: Option<String>,
 }
 
-struct Owner(ContextHandle);
+// Fields drop in order: the context first.
+struct Owner(ContextHandle, Composing);
 
 impl std::fmt::Debug for Owner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Owner").field(self.0.device()).finish()
+        f.debug_tuple("Owner").field(self.0.device()).field(&self.1).finish()
     }
 }
 
 impl Composer {
-    /// An empty context for `target`.
+    /// An empty context for `target`. Waits until no other thread executes.
     pub fn new(library: &Library, target: Target, configs: &[ContextConfig]) -> Result<Self> {
         let device = Device::open(library, LogLevel::Error, Some(target))?;
         Self::on(&device, target, configs)
     }
 
-    /// An empty context on a device that was opened for `target`.
+    /// As [`Composer::new`], on a device that was opened for `target`.
     pub fn on(device: &Device, target: Target, configs: &[ContextConfig]) -> Result<Self> {
-        let context = ContextHandle::create(device, configs)?;
-        Ok(Self { context: Arc::new(Owner(context)), target, graphs: Vec::new(), unfinished: None })
+        let composing = Composing::begin();
+        let context = Owner(ContextHandle::create(device, configs)?, composing);
+        Ok(Self { context, target, graphs: Vec::new(), unfinished: None })
     }
 
     /// The chip that the context is for.

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::codes;
 use super::device::{Device, Raw, explain, freed};
+use super::gate::Call;
 use super::log;
 use super::profile::Profile;
 use super::sys::{self, Config, ConfigValue, Handle, HtpContextConfig};
@@ -58,10 +59,13 @@ pub enum ContextConfig {
 pub(crate) struct ContextHandle {
     raw: Raw,
     device: Device,
+    /// Graphs are composed in it; otherwise they are executed.
+    composed: bool,
 }
 
 impl ContextHandle {
-    /// An empty context, for graphs that are to be composed.
+    /// An empty context, for graphs that are to be composed. The caller holds a
+    /// [`super::gate::Composing`] until it is dropped.
     pub(crate) fn create(device: &Device, configs: &[ContextConfig]) -> Result<Self> {
         let library = device.library();
         let create = library.need(library.table().context_create, "contextCreate")?;
@@ -75,7 +79,7 @@ impl ContextHandle {
             let error = codes::error(ErrorKind::Context, "creating a context", status);
             return Err(explain(error, mark));
         }
-        Ok(Self { raw: Raw(raw), device: device.clone() })
+        Ok(Self { raw: Raw(raw), device: device.clone(), composed: true })
     }
 
     /// A context from a binary. The bytes are not needed any more afterwards.
@@ -86,6 +90,7 @@ impl ContextHandle {
         profile: Option<&Profile>,
         attempt: impl fmt::Display,
     ) -> Result<Self> {
+        let _call = Call::enter().map_err(|e| e.context(&attempt))?;
         let library = device.library();
         let create =
             library.need(library.table().context_create_from_binary, "contextCreateFromBinary")?;
@@ -110,7 +115,7 @@ impl ContextHandle {
         if status != 0 {
             return Err(explain(codes::error(ErrorKind::Context, attempt, status), mark));
         }
-        Ok(Self { raw: Raw(raw), device: device.clone() })
+        Ok(Self { raw: Raw(raw), device: device.clone(), composed: false })
     }
 
     pub(crate) fn raw(&self) -> Handle {
@@ -125,6 +130,8 @@ impl ContextHandle {
 impl Drop for ContextHandle {
     fn drop(&mut self) {
         if let Some(free) = self.device.library().table().context_free {
+            // Where it fails, this thread composes itself, and waiting would not end.
+            let _call = if self.composed { None } else { Call::enter().ok() };
             // SAFETY: the handle is alive, and every graph of it holds a reference to this.
             freed("context", unsafe { free(self.raw.0, std::ptr::null_mut()) });
         }

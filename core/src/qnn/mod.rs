@@ -7,6 +7,7 @@
 //! | [`preflight`] | says in words why a binary will not load |
 //! | [`backend`](QnnBackend) | executes context binaries |
 //! | [`compose`] | makes context binaries |
+//! | `gate` | keeps compiling and executing apart within one process |
 //! | [`stdout`] | keeps the libraries' chatter out of the results |
 //!
 //! The libraries are loaded at run time from paths that the user gives; on x86-64 they hold an
@@ -19,6 +20,7 @@ pub mod codes;
 pub mod compose;
 mod context;
 mod device;
+mod gate;
 mod info;
 mod library;
 mod log;

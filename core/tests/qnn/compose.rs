@@ -48,6 +48,39 @@ fn a_context_holds_several_graphs() {
 }
 
 #[test]
+fn threads_that_compile_and_threads_that_execute_take_turns() {
+    let Some(library) = tier() else { return };
+    let binary = linear_binary(&library, Target::V81, 28);
+    let backend: Arc<dyn Backend> = backend(&library, QnnOptions::default());
+    let (_, w) = weight(28);
+    std::thread::scope(|scope| {
+        for seed in 0..2 {
+            let library = &library;
+            scope.spawn(move || {
+                for round in 0..6 {
+                    assert!(
+                        !linear_binary(library, Target::V79, 50 + 10 * seed + round).is_empty()
+                    );
+                }
+            });
+        }
+        for thread in 0..2 {
+            let (backend, binary, w) = (&backend, &binary, &w);
+            scope.spawn(move || {
+                for open in 0..4 {
+                    let mut session = Session::open(Arc::clone(backend), binary);
+                    for round in 0..10 {
+                        let (input, x) = f16s(&numbers(1000 * thread + 10 * open + round, K));
+                        let found = error(&read_f16s(&session.run(0, &input)), &product(&x, w));
+                        assert!(found < 2e-3, "thread {thread}, round {round}: {found}");
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
 fn contexts_for_different_chips_can_be_under_way_at_once() {
     let Some(library) = tier() else { return };
     let mut contexts: Vec<_> =
