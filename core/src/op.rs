@@ -95,6 +95,10 @@ pub struct OpInfo {
     /// Number of logits, 0 for an op that does not generate.
     #[serde(default)]
     pub vocab: usize,
+    /// Token ids that the op can consume are below this, 0 where it does not say: rows of the
+    /// embedding table. Logits beyond belong to no token.
+    #[serde(default)]
+    pub input_vocab: usize,
     /// Positions that the state can hold.
     #[serde(default)]
     pub max_ctx: usize,

@@ -321,7 +321,12 @@ impl Op for Generate {
     }
 
     fn info(&self) -> OpInfo {
-        let mut info = OpInfo { vocab: self.vocab, max_ctx: self.max_ctx, ..OpInfo::default() };
+        let mut info = OpInfo {
+            vocab: self.vocab,
+            input_vocab: self.embedding.vocab(),
+            max_ctx: self.max_ctx,
+            ..OpInfo::default()
+        };
         self.state.describe(&mut info);
         info
     }

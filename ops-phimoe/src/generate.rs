@@ -511,8 +511,12 @@ impl Op for Generate {
     }
 
     fn info(&self) -> OpInfo {
-        let mut info =
-            OpInfo { vocab: self.head.logits.len, max_ctx: self.max_ctx, ..OpInfo::default() };
+        let mut info = OpInfo {
+            vocab: self.head.logits.len,
+            input_vocab: self.embedding.vocab(),
+            max_ctx: self.max_ctx,
+            ..OpInfo::default()
+        };
         self.state.describe(&mut info);
         info
     }

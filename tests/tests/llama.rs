@@ -191,6 +191,36 @@ fn a_second_turn_reuses_the_longest_common_prefix() {
     }
 }
 
+#[test]
+fn logits_beyond_the_embedding_table_are_never_chosen() {
+    for toy in ["mistral-toy", "qwen35-tied", "phimoe-6"] {
+        let bundle = bundle(&toys::fixture(toy), |o| o.prefill = None);
+        let text = std::fs::read(&bundle.manifest).unwrap();
+        let mut manifest: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        let hidden = manifest["params"]["hidden"].as_u64().unwrap();
+        let vocab = manifest["params"].as_object_mut().unwrap().remove("vocab").unwrap();
+        let rows = vocab.as_u64().unwrap() / 2;
+        std::fs::write(&bundle.manifest, manifest.to_string()).unwrap();
+        let embed = &manifest["artifacts"]["embed"];
+        let embed = embed["path"].as_str().or(embed.as_str()).unwrap();
+        let table = bundle.manifest.with_file_name(embed);
+        let table = std::fs::File::options().write(true).open(table).unwrap();
+        let width = table.metadata().unwrap().len() / vocab.as_u64().unwrap() / hidden;
+        table.set_len(rows * hidden * width).unwrap();
+
+        let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+        let mut request = Request::greedy(Prompt::Tokens(vec![1, 2, 3]), 40);
+        request.ignore_eos = true;
+        generate(&mut model, &request);
+        // So hot that every token is about as likely.
+        request.sampling.temperature = 100.0;
+        request.sampling.seed = Some(1);
+        let tokens = generate(&mut model, &request).tokens;
+        assert_eq!(tokens.len(), 40, "{toy}");
+        assert!(tokens.iter().all(|&id| u64::from(id) < rows), "{toy}: {tokens:?}");
+    }
+}
+
 fn htp(target: &str, change: impl FnOnce(&mut ForgeOptions)) -> impl FnOnce(&mut ForgeOptions) {
     let target = target.to_owned();
     move |options| {

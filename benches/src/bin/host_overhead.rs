@@ -6,6 +6,7 @@
 #![expect(clippy::print_stdout, reason = "the report is the result")]
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use half::f16;
@@ -13,7 +14,7 @@ use qhx_benches::allocations::{self, Counting};
 use qhx_benches::hybrid::open;
 use qhx_benches::shapes::QWEN35_08B;
 use qhx_core::op::{HostOp, OpProvider, OpSource, Segment};
-use qhx_core::sampling::{Sampler, SamplingParams};
+use qhx_core::sampling::{AllowedTokens, Sampler, SamplingParams};
 use qhx_ops_qwen35 as _;
 use qhx_plugins::{PluginOptions, Plugins};
 
@@ -121,8 +122,12 @@ fn main() -> Result<(), AnyError> {
         .map(|i| f16::from_f32(((i * 7919) % 100_003) as f32 / 5000.0 - 10.0))
         .collect();
     logits[200_000] = f16::from_f32(30.0);
+    // A padded vocabulary, and an id that the tokenizer does not know.
+    let known = |id| id < 248_077 && id != 100_000;
+    let allowed = Arc::new(AllowedTokens::select(QWEN35_08B.vocab, known));
     let report = |label: &str, params: SamplingParams| -> Result<(), AnyError> {
-        let mut sampler = Sampler::new(params, QWEN35_08B.vocab)?;
+        let allowed = Arc::clone(&allowed);
+        let mut sampler = Sampler::restricted(params, QWEN35_08B.vocab, allowed)?;
         let logits = qhx_core::op::Logits::F16(&logits);
         for _ in 0..10 {
             sampler.sample(logits)?;

@@ -1,12 +1,13 @@
 //! The generation loop.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::model::Model;
+use super::model::{Model, input_vocab};
 use super::types::{Event, FinishReason, Generation, Prompt, Request, Timings};
 use crate::op::{Segment, SpanStats, Task};
-use crate::sampling::Sampler;
+use crate::sampling::{AllowedTokens, Sampler};
 use crate::stop::StopFilter;
 use crate::text::{Detokenizer, Message, RenderOptions};
 use crate::{Error, ErrorKind, Result};
@@ -65,8 +66,9 @@ impl Model {
         self.require(Task::Generate, "generate")?;
         let prompt = self.encode(&request.prompt)?;
         self.check_length(&prompt.tokens)?;
+        let allowed = self.allowed(&request.stop_ids)?;
         let vocab = self.op.info().vocab;
-        let mut sampler = Sampler::new(request.sampling.clone(), vocab)?;
+        let mut sampler = Sampler::restricted(request.sampling.clone(), vocab, allowed)?;
         sampler.accept_prompt(&prompt.tokens);
         let room = self.op.info().max_ctx.saturating_sub(prompt.tokens.len());
         let budget = request.max_new.min(room.saturating_add(1));
@@ -192,7 +194,7 @@ impl Model {
             )
             .hint("shorten the prompt, or forge the model with a larger --max-ctx"));
         }
-        let vocab = self.op.info().vocab;
+        let vocab = input_vocab(self.op.info(), &self.manifest);
         if let Some(token) = tokens.iter().find(|&&t| t as usize >= vocab) {
             return Err(Error::new(
                 ErrorKind::Prompt,
@@ -200,6 +202,29 @@ impl Model {
             ));
         }
         Ok(())
+    }
+
+    /// What may be chosen where `stop_ids` end the answer: they are not turned into text, so that
+    /// the tokenizer need not know them.
+    fn allowed(&self, stop_ids: &[u32]) -> Result<Arc<AllowedTokens>> {
+        let count = input_vocab(self.op.info(), &self.manifest);
+        let unknown = |&&id: &&u32| (id as usize) < count && !self.allowed.contains(id);
+        if stop_ids.iter().find(unknown).is_some() {
+            let allowed = |id| self.allowed.contains(id) || stop_ids.contains(&id);
+            return Ok(Arc::new(AllowedTokens::select(count, allowed)));
+        }
+        if self.allowed.is_empty() {
+            return Err(Error::new(
+                ErrorKind::Artifact,
+                format!(
+                    "{}: no token can be generated: the tokenizer knows none of the {count} tokens \
+                     of the model",
+                    self.manifest.path.display()
+                ),
+            )
+            .hint("artifacts.tokenizer is another model's, or a file was damaged"));
+        }
+        Ok(Arc::clone(&self.allowed))
     }
 
     fn text(&self, request: &Request, prompt: &[u32], ends: Vec<u32>) -> Result<Text> {

@@ -7,6 +7,8 @@ mod contexts;
 mod generate;
 mod model;
 mod reuse;
+#[cfg(test)]
+mod tests;
 mod types;
 
 pub use crate::text::Message;

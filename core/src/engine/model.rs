@@ -10,6 +10,7 @@ use crate::manifest::Manifest;
 use crate::op::{
     HostOp, OpEntry, OpInfo, OpProvider, OpServices, ProgressFn, Segment, SpanStats, Task,
 };
+use crate::sampling::AllowedTokens;
 use crate::text::{ChatTemplate, Tokenizer};
 use crate::workspace::GraphStats;
 use crate::{CancelToken, Error, ErrorKind, Result, Workspace};
@@ -57,6 +58,8 @@ pub struct Model {
     pub(super) tokenizer: Option<Tokenizer>,
     pub(super) chat: Option<ChatTemplate>,
     pub(super) op: Box<dyn HostOp>,
+    /// What may be chosen: tokens that the op can consume and the tokenizer knows.
+    pub(super) allowed: Arc<AllowedTokens>,
     pub(super) consumed: Consumed,
     pub(super) cancel: CancelToken,
     pub(super) load: Duration,
@@ -120,8 +123,10 @@ impl Model {
         let op = ops
             .open(&entry.description.name, services)
             .map_err(|e| e.context(manifest.path.display()))?;
+        let allowed = allowed_tokens(op.info(), &manifest, tokenizer.as_ref());
         Ok(Self {
             backend: backend.info(),
+            allowed: Arc::new(allowed),
             manifest,
             tokenizer,
             chat,
@@ -228,4 +233,23 @@ impl Model {
             .hint("give token ids as the prompt, or name tokenizer.json in artifacts.tokenizer")
         })
     }
+}
+
+/// Token ids that the op can consume are below this.
+pub(super) fn input_vocab(info: &OpInfo, manifest: &Manifest) -> usize {
+    // An op of an earlier interface does not say it. The manifest's number is that of the table's
+    // rows, which the kit checks.
+    let said = Some(info.input_vocab).filter(|&rows| rows > 0).or(manifest.params.vocab);
+    said.unwrap_or(info.vocab).min(info.vocab)
+}
+
+fn allowed_tokens(
+    info: &OpInfo,
+    manifest: &Manifest,
+    tokenizer: Option<&Tokenizer>,
+) -> AllowedTokens {
+    let count = input_vocab(info, manifest);
+    let Some(tokenizer) = tokenizer else { return AllowedTokens::below(count) };
+    let ends = &manifest.params.eos_token_id;
+    AllowedTokens::select(count, |id| tokenizer.id_to_token(id).is_some() || ends.contains(&id))
 }

@@ -5,6 +5,8 @@
 //! equal to +0, infinities at ±0x7c00 and NaN beyond them. Maximum and minimum of `i16` are single
 //! vector instructions on SSE2 and NEON, which the loops below are written to become.
 
+use std::ops::Range;
+
 use half::f16;
 use half::slice::HalfFloatSliceExt as _;
 
@@ -24,18 +26,51 @@ const BLOCK: usize = 4096;
 ///
 /// Errors when a logit is NaN, when all are −∞, and when there are none.
 pub fn argmax(logits: Logits<'_>) -> Result<u32> {
+    argmax_within(logits, &[Range { start: 0, end: logits.len() }])
+}
+
+/// As [`argmax`], of the logits in `runs`, which are ascending and end within the logits. What the
+/// others are makes no difference.
+pub(super) fn argmax_within(logits: Logits<'_>, runs: &[Range<usize>]) -> Result<u32> {
     match logits {
-        Logits::F16(values) => argmax_f16(values),
-        Logits::F32(values) => argmax_f32(values),
+        Logits::F16(values) => best(values, runs, largest_f16),
+        Logits::F32(values) => best(values, runs, largest_f32),
     }
 }
+
+/// The largest value of some, which is above −∞, and its index.
+type Largest<K> = Option<(K, usize)>;
+
+/// The largest of several runs' largest values.
+fn best<T, K: PartialOrd>(
+    values: &[T],
+    runs: &[Range<usize>],
+    largest: impl Fn(&[T]) -> Result<Largest<K>, NotANumber>,
+) -> Result<u32> {
+    let mut best: Largest<K> = None;
+    for run in runs {
+        let found = largest(values.get(run.clone()).unwrap_or(&[]));
+        let found = found.map_err(|NotANumber(index)| nan(run.start + index))?;
+        if let Some((value, index)) = found
+            && best.as_ref().is_none_or(|(best, _)| value > *best)
+        {
+            best = Some((value, run.start + index));
+        }
+    }
+    let none = || nothing(runs.iter().map(Range::len).sum());
+    best.map(|(_, index)| index as u32).ok_or_else(none)
+}
+
+/// The index of a value that is NaN.
+#[derive(Debug)]
+struct NotANumber(usize);
 
 fn key(bits: u16) -> i16 {
     let sign = (bits as i16) >> 15;
     (((bits & 0x7fff) as i16) ^ sign).wrapping_sub(sign)
 }
 
-fn argmax_f16(values: &[f16]) -> Result<u32> {
+fn largest_f16(values: &[f16]) -> Result<Largest<i16>, NotANumber> {
     let bits: &[u16] = values.reinterpret_cast();
     let (mut best, mut block) = (i16::MIN, 0);
     let mut lowest = i16::MAX;
@@ -47,14 +82,14 @@ fn argmax_f16(values: &[f16]) -> Result<u32> {
         }
     }
     if best > INFINITY || lowest < -INFINITY {
-        return Err(nan(values.iter().position(|v| v.is_nan())));
+        return Err(NotANumber(values.iter().position(|v| v.is_nan()).unwrap_or_default()));
     }
     if best <= -INFINITY {
-        return Err(nothing(values.len()));
+        return Ok(None);
     }
     let start = block * BLOCK;
     let within = bits[start..].iter().position(|&b| key(b) == best);
-    Ok((start + within.unwrap_or(0)) as u32)
+    Ok(Some((best, start + within.unwrap_or(0))))
 }
 
 /// Largest and smallest key.
@@ -79,19 +114,25 @@ fn extremes(bits: &[u16]) -> (i16, i16) {
 
 /// As [`argmax`], for single precision.
 pub(super) fn argmax_f32(values: &[f32]) -> Result<u32> {
+    argmax(Logits::F32(values))
+}
+
+fn largest_f32(values: &[f32]) -> Result<Largest<f32>, NotANumber> {
     let (mut best, mut block) = (f32::NEG_INFINITY, 0);
     for (index, part) in values.chunks(BLOCK).enumerate() {
-        let high = max_f32(part).ok_or_else(|| nan(values.iter().position(|v| v.is_nan())))?;
+        let Some(high) = max_f32(part) else {
+            return Err(NotANumber(values.iter().position(|v| v.is_nan()).unwrap_or_default()));
+        };
         if high > best {
             (best, block) = (high, index);
         }
     }
     if best == f32::NEG_INFINITY {
-        return Err(nothing(values.len()));
+        return Ok(None);
     }
     let start = block * BLOCK;
     let within = values[start..].iter().position(|&v| v == best);
-    Ok((start + within.unwrap_or(0)) as u32)
+    Ok(Some((best, start + within.unwrap_or(0))))
 }
 
 /// The largest value; `None` when one is NaN.
@@ -115,8 +156,7 @@ pub(super) fn max_f32(values: &[f32]) -> Option<f32> {
     valid.then(|| high.into_iter().fold(f32::NEG_INFINITY, f32::max))
 }
 
-pub(super) fn nan(index: Option<usize>) -> Error {
-    let index = index.unwrap_or_default();
+pub(super) fn nan(index: usize) -> Error {
     Error::new(ErrorKind::Execute, format!("the logit of token {index} is NaN"))
         .hint("the graph overflowed or a weight file is damaged; `qhx verify` checks the files")
 }

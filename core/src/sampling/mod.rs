@@ -9,6 +9,7 @@
 //! A seed gives the same tokens on every machine: the generator, `exp` and the order of sums are
 //! fixed here. After [`Sampler::new`] nothing allocates.
 
+mod allowed;
 mod argmax;
 mod history;
 mod params;
@@ -19,14 +20,16 @@ mod weights;
 
 use std::cmp::Ordering;
 use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Arc;
 
 use half::slice::HalfFloatSliceExt as _;
 
 use crate::op::Logits;
 use crate::{Error, ErrorKind, Result};
 
+pub use allowed::AllowedTokens;
 pub use argmax::argmax;
-use argmax::{argmax_f32, max_f32, nan, nothing};
+use argmax::{argmax_f32, argmax_within, max_f32, nan, nothing};
 use history::History;
 pub use params::SamplingParams;
 pub use rng::Rng;
@@ -53,9 +56,11 @@ impl Candidate {
 pub struct Sampler {
     params: SamplingParams,
     vocab: usize,
+    allowed: Arc<AllowedTokens>,
     seed: u64,
     rng: Rng,
     history: History,
+    /// Scores of the ids below the end of those allowed.
     scores: Vec<f32>,
     blocks: Vec<f32>,
     candidates: Vec<Candidate>,
@@ -64,19 +69,38 @@ pub struct Sampler {
 impl Sampler {
     /// A sampler for logits of `vocab` tokens. Errors when an option is out of range.
     pub fn new(params: SamplingParams, vocab: usize) -> Result<Self> {
+        Self::restricted(params, vocab, Arc::new(AllowedTokens::below(vocab)))
+    }
+
+    /// A sampler for logits of `vocab` tokens that chooses among `allowed` only; what the other
+    /// logits are makes no difference. Errors when an option is out of range, and when an allowed
+    /// token has no logit.
+    pub fn restricted(
+        params: SamplingParams,
+        vocab: usize,
+        allowed: Arc<AllowedTokens>,
+    ) -> Result<Self> {
         params.validate()?;
+        let end = allowed.end();
+        if end > vocab {
+            return Err(Error::new(
+                ErrorKind::Internal,
+                format!("token {} may be chosen, but there are {vocab} logits", end - 1),
+            ));
+        }
         let plain_argmax = params.is_greedy() && !params.has_penalties();
-        let scratch = if plain_argmax { 0 } else { vocab };
-        let pool = if params.is_greedy() { 0 } else { vocab };
+        let scratch = if plain_argmax { 0 } else { end };
+        let pool = if params.is_greedy() { 0 } else { end };
         let seed = params.seed.unwrap_or_else(|| RandomState::new().hash_one(0));
         Ok(Self {
-            history: History::new(&params, vocab),
+            history: History::new(&params, end),
             scores: vec![0.0; scratch],
             blocks: Vec::with_capacity(pool.div_ceil(BLOCK)),
             candidates: Vec::with_capacity(pool),
             rng: Rng::new(seed),
             params,
             vocab,
+            allowed,
             seed,
         })
     }
@@ -109,7 +133,7 @@ impl Sampler {
         self.history.push(token, true);
     }
 
-    /// Chooses a token. Errors when a logit is NaN or all are −∞.
+    /// Chooses a token. Errors when an allowed one's logit is NaN, or all of them are −∞.
     pub fn sample(&mut self, logits: Logits<'_>) -> Result<u32> {
         if logits.len() != self.vocab {
             let (found, vocab) = (logits.len(), self.vocab);
@@ -119,11 +143,15 @@ impl Sampler {
             ));
         }
         if self.params.is_greedy() && !self.params.has_penalties() {
-            return argmax(logits);
+            return argmax_within(logits, self.allowed.runs());
         }
+        let end = self.allowed.end();
         match logits {
-            Logits::F16(values) => values.convert_to_f32_slice(&mut self.scores),
-            Logits::F32(values) => self.scores.copy_from_slice(values),
+            Logits::F16(values) => values[..end].convert_to_f32_slice(&mut self.scores),
+            Logits::F32(values) => self.scores.copy_from_slice(&values[..end]),
+        }
+        for gap in self.allowed.gaps() {
+            self.scores[gap].fill(f32::NEG_INFINITY);
         }
         self.history.apply(&self.params, &mut self.scores);
         if self.params.is_greedy() {
@@ -143,16 +171,17 @@ impl Sampler {
             }
             let high = max_f32(block).unwrap_or(f32::NAN);
             if high.is_nan() {
-                return Err(nan(self.scores.iter().position(|v| v.is_nan())));
+                let index = self.scores.iter().position(|v| v.is_nan());
+                return Err(nan(index.unwrap_or_default()));
             }
             max = max.max(high);
             self.blocks.push(high);
         }
         if max == f32::NEG_INFINITY {
-            return Err(nothing(self.vocab));
+            return Err(nothing(self.allowed.len()));
         }
         let top_k = self.params.top_k;
-        let (total, complete) = if top_k > 0 && top_k < self.vocab {
+        let (total, complete) = if top_k > 0 && top_k < self.scores.len() {
             self.keep_top_k(top_k, max);
             (self.candidates.iter().map(|c| weights::fixed(c.value)).sum(), true)
         } else {

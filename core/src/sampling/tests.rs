@@ -186,3 +186,41 @@ fn hostile_logits() {
     let error = sampler.sample(Logits::F32(&masked[..7])).unwrap_err();
     assert_eq!(error.message(), "expected logits of 130 tokens, found 7");
 }
+
+#[test]
+fn what_is_not_allowed_is_never_chosen_whatever_its_logit_is() {
+    // The largest logits, NaN among them, belong to ids that may not be chosen.
+    let allowed = AllowedTokens::select(260, |id| id != 7 && !(64..130).contains(&id));
+    let mut logits = noise(&mut Rng::new(4), 300);
+    for id in [7, 64, 100, 129, 260, 299] {
+        logits[id] = [40.0, f32::INFINITY, f32::NAN][id % 3];
+    }
+    let halves: Vec<_> = logits.iter().map(|&v| f16::from_f32(v)).collect();
+    let best = |id: &usize| (logits[*id], std::cmp::Reverse(*id));
+    let expected = (0..260).filter(|&id| allowed.contains(id as u32));
+    let expected = expected.max_by(|a, b| best(a).partial_cmp(&best(b)).unwrap()).unwrap();
+    let greedy = SamplingParams::default();
+    let penalties = SamplingParams { presence_penalty: 1.0, ..greedy.clone() };
+    let plain = SamplingParams { temperature: 50.0, seed: Some(1), ..greedy.clone() };
+    let top_k = SamplingParams { top_k: 280, ..plain.clone() };
+    let top_p = SamplingParams { top_p: 0.9, min_p: 0.001, ..plain.clone() };
+    let allowed = Arc::new(allowed);
+    for params in [greedy, penalties, plain, top_k, top_p] {
+        let choices_differ = params.temperature > 0.0;
+        let mut sampler = Sampler::restricted(params, 300, Arc::clone(&allowed)).unwrap();
+        sampler.accept_prompt(&[7, 100, 299]);
+        let mut seen = std::collections::BTreeSet::new();
+        for round in 0..400 {
+            let logits = if round % 2 == 0 { Logits::F32(&logits) } else { Logits::F16(&halves) };
+            seen.insert(sampler.sample(logits).unwrap());
+        }
+        assert!(seen.iter().all(|&id| allowed.contains(id)), "{seen:?}");
+        if choices_differ {
+            assert!(seen.len() > 50, "{seen:?}");
+        } else {
+            assert_eq!(seen.into_iter().collect::<Vec<_>>(), [expected as u32]);
+        }
+    }
+    let error = Sampler::restricted(SamplingParams::default(), 259, allowed).unwrap_err();
+    assert_eq!(error.message(), "token 259 may be chosen, but there are 259 logits");
+}

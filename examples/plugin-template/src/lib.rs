@@ -109,8 +109,12 @@ impl Op for MyOp {
     }
 
     fn info(&self) -> OpInfo {
-        let mut info =
-            OpInfo { vocab: self.logits.len, max_ctx: self.max_ctx, ..OpInfo::default() };
+        let mut info = OpInfo {
+            vocab: self.logits.len,
+            input_vocab: self.embedding.vocab(),
+            max_ctx: self.max_ctx,
+            ..OpInfo::default()
+        };
         self.state.describe(&mut info);
         info
     }

@@ -146,8 +146,12 @@ impl Op for Generate {
     }
 
     fn info(&self) -> OpInfo {
-        let mut info =
-            OpInfo { vocab: self.logits.len, max_ctx: self.max_ctx, ..OpInfo::default() };
+        let mut info = OpInfo {
+            vocab: self.logits.len,
+            input_vocab: self.embedding.vocab(),
+            max_ctx: self.max_ctx,
+            ..OpInfo::default()
+        };
         self.state.describe(&mut info);
         info
     }

@@ -1,0 +1,229 @@
+//! The engine over a host-op that is scripted: no graph, no plugin.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::manifest::Manifest;
+use crate::null::NullBackend;
+use crate::op::{
+    HostOp, Logits, Modality, OpDescription, OpEntry, OpInfo, OpProvider, OpServices, OpSource,
+    Segment, SnapshotId, SpanStats, Task,
+};
+use crate::sampling::SamplingParams;
+use crate::workspace::GraphStats;
+use crate::{CancelToken, ErrorKind, Result};
+
+const VOCAB: usize = 8;
+
+/// An op that answers with the logits that it is given, whatever it consumes.
+struct Scripted {
+    info: OpInfo,
+    position: usize,
+    logits: Vec<f32>,
+}
+
+impl Scripted {
+    fn new(logits: [f32; VOCAB]) -> Self {
+        let info = OpInfo { vocab: VOCAB, max_ctx: 64, can_truncate: true, ..OpInfo::default() };
+        Self { info, position: 0, logits: logits.to_vec() }
+    }
+}
+
+impl HostOp for Scripted {
+    fn info(&self) -> &OpInfo {
+        &self.info
+    }
+
+    fn reset(&mut self) -> Result<()> {
+        self.position = 0;
+        Ok(())
+    }
+
+    fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<()> {
+        for segment in segments {
+            let Segment::Tokens(tokens) = segment else { panic!("{segment:?}") };
+            self.position += tokens.len();
+        }
+        Ok(())
+    }
+
+    fn decode(&mut self, _token: u32) -> Result<()> {
+        self.position += 1;
+        Ok(())
+    }
+
+    fn logits(&self) -> Result<Logits<'_>> {
+        Ok(Logits::F32(&self.logits))
+    }
+
+    fn position(&self) -> usize {
+        self.position
+    }
+
+    fn truncate(&mut self, position: usize) -> Result<()> {
+        self.position = position;
+        Ok(())
+    }
+
+    fn snapshot(&mut self) -> Result<SnapshotId> {
+        Ok(SnapshotId(self.position as u64))
+    }
+
+    fn restore(&mut self, snapshot: SnapshotId) -> Result<()> {
+        self.position = snapshot.0 as usize;
+        Ok(())
+    }
+
+    fn drop_snapshot(&mut self, _snapshot: SnapshotId) {}
+
+    fn embed(&mut self, _segments: &[Segment<'_>]) -> Result<&[f32]> {
+        Ok(&self.logits)
+    }
+
+    fn graph_time(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn graph_stats(&self) -> Vec<GraphStats> {
+        Vec::new()
+    }
+
+    fn span_stats(&self) -> Vec<SpanStats> {
+        Vec::new()
+    }
+}
+
+/// Provides one op, once.
+struct Once(Mutex<Option<Scripted>>);
+
+impl Once {
+    fn entry() -> OpEntry {
+        let description = OpDescription {
+            name: "scripted".to_owned(),
+            summary: String::new(),
+            version: String::new(),
+            tasks: vec![Task::Generate, Task::Embed],
+            modalities: vec![Modality::Text],
+            params_schema: Value::Null,
+        };
+        OpEntry { description, source: OpSource::Builtin }
+    }
+}
+
+impl OpProvider for Once {
+    fn list(&self) -> Vec<OpEntry> {
+        vec![Self::entry()]
+    }
+
+    fn find(&self, _name: &str) -> Result<OpEntry> {
+        Ok(Self::entry())
+    }
+
+    fn open(&self, _name: &str, _services: OpServices) -> Result<Box<dyn HostOp>> {
+        let op = self.0.lock().unwrap().take().unwrap();
+        Ok(Box::new(op))
+    }
+}
+
+/// A model of `op`. `manifest` may add parameters and artifacts, whose files lie in `folder`.
+fn open_in(folder: &Path, op: Scripted, manifest: Value) -> Result<Model> {
+    let mut all = json!({
+        "schema_version": 1,
+        "host_only": true,
+        "model": {"name": "scripted"},
+        "artifacts": {},
+        "plan": {"steps": [{"host": "scripted"}]}
+    });
+    for (key, value) in manifest.as_object().unwrap() {
+        all[key] = value.clone();
+    }
+    let manifest = Manifest::from_value(&folder.join("scripted.json"), all, Some(folder))?;
+    Model::open(ModelOptions {
+        manifest: Arc::new(manifest),
+        backend: Arc::new(NullBackend::new(Vec::new())),
+        ops: &Once(Mutex::new(Some(op))),
+        threads: Some(1),
+        cancel: CancelToken::new(),
+        progress: None,
+    })
+}
+
+fn open(op: Scripted) -> Model {
+    open_in(&std::env::temp_dir(), op, json!({})).unwrap()
+}
+
+/// Opens a model with a tokenizer of words for some ids.
+fn open_with_words(op: Scripted, words: &[(&str, u32)], chat: Value) -> Model {
+    let folder = tempfile::tempdir().unwrap();
+    let words: Value = words.iter().map(|(word, id)| ((*word).to_owned(), json!(id))).collect();
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+        "normalizer": null, "post_processor": null,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "decoder": {"type": "Fuse"},
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "a"}
+    });
+    std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let manifest = json!({"artifacts": {"tokenizer": "tokenizer.json"}, "chat": chat});
+    open_in(folder.path(), op, manifest).unwrap()
+}
+
+fn request(tokens: &[u32], max_new: usize) -> Request {
+    Request::greedy(Prompt::Tokens(tokens.to_vec()), max_new)
+}
+
+fn sampled(tokens: &[u32], max_new: usize) -> Request {
+    let sampling = SamplingParams { temperature: 2.0, seed: Some(3), ..SamplingParams::default() };
+    Request { sampling, ..request(tokens, max_new) }
+}
+
+fn generate(model: &mut Model, request: &Request) -> Result<Generation> {
+    model.generate(request, &mut |_| ControlFlow::Continue(()))
+}
+
+/// The last of the logits are the largest.
+const RISING: [f32; VOCAB] = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0];
+
+#[test]
+fn padding_of_the_vocabulary_is_never_chosen() {
+    let rows = |input_vocab| {
+        let mut op = Scripted::new(RISING);
+        op.info.input_vocab = input_vocab;
+        op
+    };
+    let said_by_op = || open(rows(5));
+    let said_by_manifest =
+        || open_in(&std::env::temp_dir(), rows(0), json!({"params": {"vocab": 5}})).unwrap();
+    for mut model in [said_by_op(), said_by_manifest()] {
+        assert_eq!(generate(&mut model, &request(&[1], 3)).unwrap().tokens, [4, 4, 4]);
+        let tokens = generate(&mut model, &sampled(&[1], 60)).unwrap().tokens;
+        assert!(tokens.iter().all(|&id| id < 5) && tokens.contains(&2), "{tokens:?}");
+        let error = generate(&mut model, &request(&[5], 1)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Prompt);
+        assert!(error.message().contains("token 5 is outside the model's vocabulary of 5"));
+    }
+    assert_eq!(generate(&mut open(rows(0)), &request(&[1], 1)).unwrap().tokens, [7]);
+}
+
+#[test]
+fn a_token_that_the_tokenizer_does_not_know_is_never_chosen() {
+    let words = [("a", 0), ("b", 1), ("c", 3)];
+    let mut model = open_with_words(Scripted::new(RISING), &words, json!(false));
+    assert_eq!(generate(&mut model, &request(&[1], 2)).unwrap().tokens, [3, 3]);
+    let tokens = generate(&mut model, &sampled(&[1], 60)).unwrap().tokens;
+    assert!(tokens.iter().all(|id| [0, 1, 3].contains(id)) && tokens.contains(&1), "{tokens:?}");
+    // A token that ends the answer is not turned into text.
+    let stop = Request { stop_ids: vec![6], ..request(&[1], 3) };
+    let generation = generate(&mut model, &stop).unwrap();
+    assert_eq!((generation.tokens, generation.finish_reason), (vec![6], FinishReason::Stop));
+
+    let mut model = open_with_words(Scripted::new(RISING), &[("a", 100)], json!(false));
+    let error = generate(&mut model, &request(&[1], 1)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Artifact);
+    assert!(error.message().contains("none of the 8 tokens"), "{error}");
+}
