@@ -64,6 +64,7 @@ impl Model {
         on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<Generation> {
         self.require(Task::Generate, "generate")?;
+        self.op.require_logits()?;
         let prompt = self.encode(&request.prompt)?;
         self.check_length(&prompt.tokens)?;
         let allowed = self.allowed(&request.stop_ids)?;
@@ -245,7 +246,7 @@ impl Model {
 
     /// Brings the op's state to the end of the prompt.
     fn consume(&mut self, prompt: &Encoded, reused: &mut usize) -> Result<()> {
-        *reused = self.consumed.prepare(&mut *self.op, &prompt.tokens)?;
+        *reused = self.consumed.prepare(&mut self.op, &prompt.tokens)?;
         let mut done = *reused;
         let last = prompt.tokens.len();
         let stops = prompt.checkpoint.filter(|&c| c > done && c < last);
@@ -258,7 +259,7 @@ impl Model {
                 return Err(e);
             }
             if end < last {
-                self.consumed.checkpoint(&mut *self.op)?;
+                self.consumed.checkpoint(&mut self.op)?;
             }
             done = end;
         }
@@ -283,7 +284,8 @@ impl Model {
                 return Ok(FinishReason::Cancelled);
             }
             let start = Instant::now();
-            let token = sampler.sample(self.op.logits()?)?;
+            let token = sampler.sample(self.op.logits()?);
+            let token = token.map_err(|e| self.op.about_logits(e))?;
             sampler.accept(token);
             run.sampling += start.elapsed();
             run.tokens.push(token);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::checked::Checked;
 use super::contexts;
 use super::reuse::Consumed;
 use crate::backend::{Backend, BackendInfo};
@@ -57,7 +58,7 @@ pub struct Model {
     pub(super) manifest: Arc<Manifest>,
     pub(super) tokenizer: Option<Tokenizer>,
     pub(super) chat: Option<ChatTemplate>,
-    pub(super) op: Box<dyn HostOp>,
+    pub(super) op: Checked,
     /// What may be chosen: tokens that the op can consume and the tokenizer knows.
     pub(super) allowed: Arc<AllowedTokens>,
     pub(super) consumed: Consumed,
@@ -123,6 +124,7 @@ impl Model {
         let op = ops
             .open(&entry.description.name, services)
             .map_err(|e| e.context(manifest.path.display()))?;
+        let op = Checked::new(op, &entry.description.name);
         let allowed = allowed_tokens(op.info(), &manifest, tokenizer.as_ref());
         Ok(Self {
             backend: backend.info(),
@@ -181,7 +183,7 @@ impl Model {
 
     /// Forgets everything consumed so far.
     pub fn reset(&mut self) -> Result<()> {
-        self.consumed.clear(&mut *self.op)
+        self.consumed.clear(&mut self.op)
     }
 
     /// Time and executions of every graph since the model was opened.
@@ -195,9 +197,10 @@ impl Model {
     }
 
     /// The host-op itself, for tools that step it by hand. What it consumes that way is not
-    /// known to [`Model::generate`]: call [`Model::reset`] afterwards.
+    /// known to [`Model::generate`]: call [`Model::reset`] afterwards. An op that does not keep its
+    /// promises is named in the error.
     pub fn op_mut(&mut self) -> &mut dyn HostOp {
-        &mut *self.op
+        &mut self.op
     }
 
     /// Embeds one text.

@@ -20,17 +20,47 @@ use crate::{CancelToken, ErrorKind, Result};
 
 const VOCAB: usize = 8;
 
+/// What an op does wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    None,
+    /// Its position stays after a prompt.
+    PromptUncounted,
+    /// Its position stays after a token.
+    TokenUncounted,
+    /// A prompt counts twice.
+    CountedTwice,
+    TruncateIgnored,
+    RestoreIgnored,
+    ResetIgnored,
+}
+
 /// An op that answers with the logits that it is given, whatever it consumes.
 struct Scripted {
     info: OpInfo,
     position: usize,
     logits: Vec<f32>,
+    fault: Fault,
 }
 
 impl Scripted {
     fn new(logits: [f32; VOCAB]) -> Self {
         let info = OpInfo { vocab: VOCAB, max_ctx: 64, can_truncate: true, ..OpInfo::default() };
-        Self { info, position: 0, logits: logits.to_vec() }
+        Self { info, position: 0, logits: logits.to_vec(), fault: Fault::None }
+    }
+
+    fn with_fault(fault: Fault) -> Self {
+        let mut op = Self { fault, ..Self::new(RISING) };
+        if fault == Fault::RestoreIgnored {
+            (op.info.can_truncate, op.info.can_snapshot) = (false, true);
+        }
+        op
+    }
+
+    fn to(&mut self, position: usize, unless: Fault) {
+        if self.fault != unless {
+            self.position = position;
+        }
     }
 }
 
@@ -40,20 +70,21 @@ impl HostOp for Scripted {
     }
 
     fn reset(&mut self) -> Result<()> {
-        self.position = 0;
+        self.to(0, Fault::ResetIgnored);
         Ok(())
     }
 
     fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<()> {
         for segment in segments {
             let Segment::Tokens(tokens) = segment else { panic!("{segment:?}") };
-            self.position += tokens.len();
+            let times = if self.fault == Fault::CountedTwice { 2 } else { 1 };
+            self.to(self.position + times * tokens.len(), Fault::PromptUncounted);
         }
         Ok(())
     }
 
     fn decode(&mut self, _token: u32) -> Result<()> {
-        self.position += 1;
+        self.to(self.position + 1, Fault::TokenUncounted);
         Ok(())
     }
 
@@ -66,7 +97,7 @@ impl HostOp for Scripted {
     }
 
     fn truncate(&mut self, position: usize) -> Result<()> {
-        self.position = position;
+        self.to(position, Fault::TruncateIgnored);
         Ok(())
     }
 
@@ -75,7 +106,7 @@ impl HostOp for Scripted {
     }
 
     fn restore(&mut self, snapshot: SnapshotId) -> Result<()> {
-        self.position = snapshot.0 as usize;
+        self.to(snapshot.0 as usize, Fault::RestoreIgnored);
         Ok(())
     }
 
@@ -226,4 +257,58 @@ fn a_token_that_the_tokenizer_does_not_know_is_never_chosen() {
     let error = generate(&mut model, &request(&[1], 1)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Artifact);
     assert!(error.message().contains("none of the 8 tokens"), "{error}");
+}
+
+#[test]
+fn an_op_whose_position_is_not_what_it_consumed_is_named() {
+    let says = |error: crate::Error, words: &str| {
+        assert_eq!(error.kind(), ErrorKind::Plugin, "{error}");
+        let all = ["\"scripted\"", words, "report it to its author"];
+        assert!(all.iter().all(|words| error.to_string().contains(words)), "{error}");
+    };
+    for (fault, words) in [
+        (Fault::PromptUncounted, "after a prompt at position 0 its position is 0, expected 3"),
+        (Fault::CountedTwice, "after a prompt at position 0 its position is 6, expected 3"),
+        (Fault::TokenUncounted, "after one token at position 3 its position is 3, expected 4"),
+    ] {
+        let mut model = open(Scripted::with_fault(fault));
+        says(generate(&mut model, &request(&[1, 2, 3], 2)).unwrap_err(), words);
+    }
+    // A second prompt that departs from the first.
+    let mut model = open(Scripted::with_fault(Fault::TruncateIgnored));
+    generate(&mut model, &request(&[1, 2, 3], 2)).unwrap();
+    let error = generate(&mut model, &request(&[1, 2, 4], 2)).unwrap_err();
+    says(error, "its position is 4, expected 2");
+    let mut model = open(Scripted::with_fault(Fault::ResetIgnored));
+    generate(&mut model, &request(&[1, 2, 3], 2)).unwrap();
+    says(model.reset().unwrap_err(), "after a reset its position is 4, expected 0");
+
+    let mut model = open(Scripted::with_fault(Fault::RestoreIgnored));
+    let op = model.op_mut();
+    op.prefill(&[Segment::Tokens(&[1, 2])]).unwrap();
+    let saved = op.snapshot().unwrap();
+    op.decode(3).unwrap();
+    says(op.restore(saved).unwrap_err(), "its position is 3, expected 2");
+}
+
+#[test]
+fn logits_that_are_wrong_are_named_with_the_op() {
+    let mut op = Scripted::new(RISING);
+    op.info.vocab = VOCAB - 1;
+    let error = generate(&mut open(op), &request(&[1], 1)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Plugin);
+    let words = "host-op \"scripted\": a prompt gave 8 logits, but its info says 7";
+    assert!(error.message().contains(words), "{error}");
+
+    let mut op = Scripted::new(RISING);
+    op.info.vocab = 0;
+    let error = generate(&mut open(op), &request(&[1], 1)).unwrap_err();
+    assert!(error.message().contains("its info says 0 logits"), "{error}");
+
+    let mut op = Scripted::new(RISING);
+    op.logits[6] = f32::NAN;
+    let error = generate(&mut open(op), &request(&[1, 2], 1)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Execute);
+    let words = "host-op \"scripted\", logits of position 2: the logit of token 6 is NaN";
+    assert!(error.message().contains(words), "{error}");
 }

@@ -1,0 +1,164 @@
+//! A host-op, held to what every host-op promises.
+//!
+//! An op that forgets to count a token, or returns to another state than it was asked for, would give
+//! a wrong text and no error. Here such an op is named.
+
+use std::time::Duration;
+
+use crate::op::{HostOp, Logits, OpInfo, Segment, SnapshotId, SpanStats};
+use crate::workspace::GraphStats;
+use crate::{Error, ErrorKind, Result};
+
+/// Checks an op after every call that succeeds. A call that fails is its own error.
+pub(super) struct Checked {
+    op: Box<dyn HostOp>,
+    name: String,
+    /// Positions of saved states.
+    saved: Vec<(SnapshotId, usize)>,
+}
+
+impl Checked {
+    /// Checks `op`, which messages call `name`.
+    pub(super) fn new(op: Box<dyn HostOp>, name: &str) -> Self {
+        Self { op, name: name.to_owned(), saved: Vec::new() }
+    }
+
+    /// What the op did wrong, and what its author may have forgotten.
+    fn wrong(&self, what: impl std::fmt::Display, forgotten: &str) -> Error {
+        let message = format!("host-op {:?}: {what}", self.name);
+        Error::new(ErrorKind::Plugin, message)
+            .hint(format!("{forgotten}; this is a fault of the op, report it to its author"))
+    }
+
+    fn expect_position(&self, expected: usize, call: &str) -> Result<()> {
+        let found = self.op.position();
+        if found == expected {
+            return Ok(());
+        }
+        let what = format!("after {call} its position is {found}, expected {expected}");
+        Err(self.wrong(what, "it forgot to set its position"))
+    }
+
+    /// After a call that consumed segments, of which there were `positions` if that is known.
+    fn expect_consumed(&self, before: usize, positions: Option<usize>, call: &str) -> Result<()> {
+        let found = self.op.position();
+        let (right, expected) = match positions {
+            Some(positions) => (found == before + positions, (before + positions).to_string()),
+            None => (found > before, format!("more than {before}")),
+        };
+        if !right {
+            let what = format!(
+                "after {call} at position {before} its position is {found}, expected {expected}"
+            );
+            return Err(self.wrong(what, "it forgot to commit its state"));
+        }
+        let (found, said) = (self.op.logits()?.len(), self.op.info().vocab);
+        if found != said {
+            let what = format!("{call} gave {found} logits, but its info says {said}");
+            return Err(self.wrong(what, "its OpInfo.vocab is not the number of logits"));
+        }
+        Ok(())
+    }
+
+    /// Errors unless the op said how many logits it gives.
+    pub(super) fn require_logits(&self) -> Result<()> {
+        match self.op.info().vocab {
+            0 => {
+                Err(self
+                    .wrong("it generates, but its info says 0 logits", "it forgot OpInfo.vocab"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// An error of choosing among the op's logits, with where they are from.
+    pub(super) fn about_logits(&self, error: Error) -> Error {
+        let position = self.op.position();
+        error.context(format_args!("host-op {:?}, logits of position {position}", self.name))
+    }
+}
+
+/// Positions that segments take, when they are all text: a token takes one. How many an image or
+/// a sound takes is the op's to know.
+fn positions(segments: &[Segment<'_>]) -> Option<usize> {
+    let tokens = |segment: &Segment<'_>| match segment {
+        Segment::Tokens(tokens) => Some(tokens.len()),
+        Segment::Image { .. } | Segment::Audio { .. } => None,
+    };
+    segments.iter().map(tokens).sum()
+}
+
+impl HostOp for Checked {
+    fn info(&self) -> &OpInfo {
+        self.op.info()
+    }
+
+    fn reset(&mut self) -> Result<()> {
+        self.op.reset()?;
+        self.expect_position(0, "a reset")
+    }
+
+    fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<()> {
+        let before = self.op.position();
+        self.op.prefill(segments)?;
+        self.expect_consumed(before, positions(segments), "a prompt")
+    }
+
+    fn decode(&mut self, token: u32) -> Result<()> {
+        let before = self.op.position();
+        self.op.decode(token)?;
+        self.expect_consumed(before, Some(1), "one token")
+    }
+
+    fn logits(&self) -> Result<Logits<'_>> {
+        self.op.logits()
+    }
+
+    fn position(&self) -> usize {
+        self.op.position()
+    }
+
+    fn truncate(&mut self, position: usize) -> Result<()> {
+        let expected = position.min(self.op.position());
+        self.op.truncate(position)?;
+        self.expect_position(expected, "forgetting what lies behind")
+    }
+
+    fn snapshot(&mut self) -> Result<SnapshotId> {
+        let position = self.op.position();
+        let id = self.op.snapshot()?;
+        self.expect_position(position, "saving its state")?;
+        self.saved.retain(|(saved, _)| *saved != id);
+        self.saved.push((id, position));
+        Ok(id)
+    }
+
+    fn restore(&mut self, snapshot: SnapshotId) -> Result<()> {
+        self.op.restore(snapshot)?;
+        match self.saved.iter().find(|(saved, _)| *saved == snapshot) {
+            Some((_, position)) => self.expect_position(*position, "returning to a saved state"),
+            None => Ok(()),
+        }
+    }
+
+    fn drop_snapshot(&mut self, snapshot: SnapshotId) {
+        self.saved.retain(|(saved, _)| *saved != snapshot);
+        self.op.drop_snapshot(snapshot);
+    }
+
+    fn embed(&mut self, segments: &[Segment<'_>]) -> Result<&[f32]> {
+        self.op.embed(segments)
+    }
+
+    fn graph_time(&self) -> Duration {
+        self.op.graph_time()
+    }
+
+    fn graph_stats(&self) -> Vec<GraphStats> {
+        self.op.graph_stats()
+    }
+
+    fn span_stats(&self) -> Vec<SpanStats> {
+        self.op.span_stats()
+    }
+}
