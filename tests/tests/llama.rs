@@ -157,7 +157,7 @@ fn play_all(model: &mut Model, goldens: &toys::Goldens, label: &str) {
             messages.push(Message::new("user", &turn.user));
             let prompt =
                 Prompt::Chat { messages: messages.clone(), thinking: chat.enable_thinking };
-            let steps = executions(model, "decode");
+            let (steps, heads) = (executions(model, "decode"), executions(model, "lmhead"));
             let generation = generate(model, &Request::greedy(prompt, turn.output_ids.len()));
             let label = format!("{label}, {}, turn {index}", chat.id);
             assert_eq!(generation.prompt_tokens, turn.prompt_ids.len(), "{label}");
@@ -175,6 +175,9 @@ fn play_all(model: &mut Model, goldens: &toys::Goldens, label: &str) {
             }
             let stepped = (executions(model, "decode") - steps) as usize;
             assert!(stepped <= turn.output_ids.len(), "{label}: {stepped} decode steps");
+            // One at the end of the prompt, and one a step: the prompt is consumed in one piece.
+            let heads = (executions(model, "lmhead") - heads) as usize;
+            assert_eq!(heads, turn.output_ids.len(), "{label}: executions of the head");
             messages.push(Message::new("assistant", &turn.text));
         }
     }

@@ -225,8 +225,8 @@ fn cpu_equals_the_reference_in_both_forms_with_and_without_prompt_graphs() {
     }
 }
 
-/// Plays the conversations; tokens, text, and what the state of earlier turns saved.
-fn play_all(model: &mut Model, goldens: &Goldens, label: &str) {
+/// Plays the conversations; tokens, text, what the state of earlier turns saved, and what ran.
+fn play_all(model: &mut Model, goldens: &Goldens, prompt_graphs: bool, label: &str) {
     for chat in &goldens.chat {
         model.reset().unwrap();
         let mut messages = Vec::new();
@@ -237,12 +237,21 @@ fn play_all(model: &mut Model, goldens: &Goldens, label: &str) {
             let prompt =
                 Prompt::Chat { messages: messages.clone(), thinking: chat.enable_thinking };
             assert_eq!(model.encode_prompt(&prompt).unwrap(), turn.prompt_ids, "{label}");
+            let heads = executions(model, "lmhead");
             let generation = generate(model, &Request::greedy(prompt, turn.output_ids.len()));
             assert_eq!(generation.tokens, turn.output_ids, "{label}");
             same_text(&generation.text, &turn.text, &label);
             let earlier = index.checked_sub(1).map(|index| &chat.turns[index]);
             let reusable = earlier.map_or(0, |earlier| turn.reusable(earlier));
             assert_eq!(generation.reused_tokens, reusable, "{label}");
+            // The prompt is consumed in one piece: the graphs for prompts take a first one whole.
+            let fits = (24..=WINDOW).contains(&turn.prompt_ids.len());
+            let batched = prompt_graphs && index == 0 && fits;
+            let (ran, other) = if batched { (BATCHED, STEPPED) } else { (STEPPED, BATCHED) };
+            let times = |name| generation.spans.iter().find(|s| s.name == name).map(|s| s.count);
+            assert_eq!((times(ran), times(other)), (Some(1), None), "{label}");
+            let heads = (executions(model, "lmhead") - heads) as usize;
+            assert_eq!(heads, turn.output_ids.len(), "{label}: executions of the head");
             messages.push(Message::new("assistant", generation.text));
         }
     }
@@ -254,7 +263,7 @@ fn conversations_continue_from_a_batched_first_turn() {
         let checkpoint = toys::fixture(toy);
         let bundle = bundle(&checkpoint, |_| ());
         let mut model = bundle.open(backends::cpu());
-        play_all(&mut model, &toys::goldens(&checkpoint), toy);
+        play_all(&mut model, &toys::goldens(&checkpoint), true, toy);
     }
 }
 
@@ -270,7 +279,7 @@ fn markers_of_the_manifest_render_what_the_template_does() {
     bundle.edit(|m| {
         m["chat"] = serde_json::json!({"assistant": {"gen_prefill": "<|assistant|>\n"}});
     });
-    play_all(&mut bundle.open(backends::cpu()), &goldens, "markers");
+    play_all(&mut bundle.open(backends::cpu()), &goldens, false, "markers");
 }
 
 /// How often graphs whose names begin so were executed.

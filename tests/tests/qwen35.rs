@@ -186,7 +186,7 @@ fn a_second_turn_consumes_only_what_is_new_and_says_the_same_as_a_replay() {
         for chat in &goldens.chat {
             let mut model = toys::open(&manifest, backends::cpu()).unwrap();
             let played = play(&mut model, chat);
-            let mut consumed = 0;
+            let (mut consumed, mut heads) = (0, 0);
             for (index, (turn, (_, prompt, reused))) in chat.turns.iter().zip(&played).enumerate() {
                 if index > 0 {
                     // Where the template renders the earlier answer as it was generated, all that was consumed;
@@ -202,9 +202,16 @@ fn a_second_turn_consumes_only_what_is_new_and_says_the_same_as_a_replay() {
                     assert_eq!(*reused, expected, "{toy}, {}: turn {index} of {prompt}", chat.id);
                 }
                 consumed += prompt - reused + turn.output_ids.len() - 1;
+                // One at the end of the prompt, one a step, and one where the prompt was cut to
+                // save the state for the next turn.
+                heads += 1 + turn.output_ids.len();
             }
-            let decode = model.graph_stats().into_iter().find(|s| s.graph == "decode").unwrap();
-            assert_eq!(decode.executions, consumed as u64, "every step is accounted for");
+            let executions = |model: &Model, graph: &str| {
+                let stats = model.graph_stats();
+                stats.iter().find(|s| s.graph == graph).map_or(0, |s| s.executions as usize)
+            };
+            assert_eq!(executions(&model, "decode"), consumed, "every step is accounted for");
+            assert_eq!(executions(&model, "lmhead"), heads, "as are those of the head");
 
             // The last turn alone, from nothing: the same tokens.
             let last = chat.turns.last().unwrap();
@@ -212,6 +219,8 @@ fn a_second_turn_consumes_only_what_is_new_and_says_the_same_as_a_replay() {
             let prompt = Prompt::Tokens(last.prompt_ids.clone());
             let request = Request::greedy(prompt, last.output_ids.len());
             assert_eq!(generate(&mut replay, &request).tokens, last.output_ids);
+            // A prompt of which no state is saved is consumed in one piece.
+            assert_eq!(executions(&replay, "lmhead"), last.output_ids.len());
         }
     }
 }

@@ -5,20 +5,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::model::{Model, input_vocab};
+use super::prompt::{self, Encoded};
+use super::reuse;
 use super::types::{Event, FinishReason, Generation, Prompt, Request, Timings};
-use crate::op::{Segment, SpanStats, Task};
+use crate::op::{HostOp as _, Segment, SpanStats, Task};
 use crate::sampling::{AllowedTokens, Sampler};
 use crate::stop::StopFilter;
-use crate::text::{Detokenizer, Message, RenderOptions};
+use crate::text::{ChatTemplate, Detokenizer, RenderOptions};
 use crate::{Error, ErrorKind, Result};
-
-/// A prompt as tokens.
-struct Encoded {
-    tokens: Vec<u32>,
-    /// Number of tokens after which the state is worth saving: the conversation without the
-    /// beginning of the answer, which the next turn may render otherwise.
-    checkpoint: Option<usize>,
-}
 
 /// Text that becomes complete token by token, when the bundle has a tokenizer.
 struct Text {
@@ -65,7 +59,7 @@ impl Model {
     ) -> Result<Generation> {
         self.require(Task::Generate, "generate")?;
         self.op.require_logits()?;
-        let prompt = self.encode(&request.prompt)?;
+        let prompt = self.encode(&request.prompt, reuse::saves(self.op.info()))?;
         self.check_length(&prompt.tokens)?;
         let allowed = self.allowed(&request.stop_ids)?;
         let vocab = self.op.info().vocab;
@@ -138,26 +132,30 @@ impl Model {
 
     /// Tokens of a prompt, as [`Model::generate`] would consume them.
     pub fn encode_prompt(&self, prompt: &Prompt) -> Result<Vec<u32>> {
-        self.encode(prompt).map(|encoded| encoded.tokens)
+        self.encode(prompt, false).map(|encoded| encoded.tokens)
     }
 
-    fn encode(&self, prompt: &Prompt) -> Result<Encoded> {
+    /// Tokens of a prompt; with `checkpoint`, also where to save the state.
+    fn encode(&self, prompt: &Prompt, checkpoint: bool) -> Result<Encoded> {
         match prompt {
-            Prompt::Tokens(tokens) => Ok(Encoded { tokens: tokens.clone(), checkpoint: None }),
-            Prompt::Text(text) => {
-                if text.is_empty() {
-                    return Err(empty_prompt());
-                }
-                let tokens = self.require_tokenizer()?.encode(text, true)?;
-                Ok(Encoded { tokens, checkpoint: None })
+            Prompt::Tokens(tokens) => Ok(Encoded::plain(tokens.clone())),
+            Prompt::Text(text) if text.is_empty() => Err(prompt::empty()),
+            Prompt::Text(text) => self.require_tokenizer()?.encode(text, true).map(Encoded::plain),
+            Prompt::Chat { messages, thinking } => {
+                let tokenizer = self.require_tokenizer()?;
+                let chat = self.require_chat()?;
+                let render = |add_generation_prompt| {
+                    let enable_thinking = *thinking;
+                    let options = RenderOptions { add_generation_prompt, enable_thinking };
+                    chat.render(messages, options)
+                };
+                Encoded::chat(tokenizer, render, checkpoint)
             }
-            Prompt::Chat { messages, thinking } => self.encode_chat(messages, *thinking),
         }
     }
 
-    fn encode_chat(&self, messages: &[Message], thinking: Option<bool>) -> Result<Encoded> {
-        let tokenizer = self.require_tokenizer()?;
-        let chat = self.chat.as_ref().ok_or_else(|| {
+    fn require_chat(&self) -> Result<&ChatTemplate> {
+        self.chat.as_ref().ok_or_else(|| {
             Error::new(
                 ErrorKind::Usage,
                 format!(
@@ -167,22 +165,13 @@ impl Model {
                 ),
             )
             .hint("give the text to complete without --chat")
-        })?;
-        let encode = |add_generation_prompt| {
-            let options = RenderOptions { add_generation_prompt, enable_thinking: thinking };
-            tokenizer.encode(&chat.render(messages, options)?, false)
-        };
-        let tokens = encode(true)?;
-        // Some templates refuse a conversation that does not ask for an answer.
-        let closed = encode(false).unwrap_or_default();
-        let common = tokens.iter().zip(&closed).take_while(|(a, b)| a == b).count();
-        Ok(Encoded { checkpoint: (common > 0).then_some(common), tokens })
+        })
     }
 
     fn check_length(&self, tokens: &[u32]) -> Result<()> {
         let max_ctx = self.op.info().max_ctx;
         if tokens.is_empty() {
-            return Err(empty_prompt());
+            return Err(prompt::empty());
         }
         if tokens.len() > max_ctx {
             return Err(Error::new(
@@ -231,7 +220,7 @@ impl Model {
     fn text(&self, request: &Request, prompt: &[u32], ends: Vec<u32>) -> Result<Text> {
         // A completed text goes on where the prompt ends; an answer is a text of its own, which
         // the template takes back as it is.
-        let before = if matches!(request.prompt, Prompt::Chat { .. }) { &[] } else { prompt };
+        let before = if request.prompt.is_chat() { &[] } else { prompt };
         let stream = self.tokenizer.as_ref().map(|tokenizer| {
             let mut stream = Detokenizer::new(tokenizer);
             stream.start(before).map(|()| stream)
@@ -249,7 +238,10 @@ impl Model {
         *reused = self.consumed.prepare(&mut self.op, &prompt.tokens)?;
         let mut done = *reused;
         let last = prompt.tokens.len();
-        let stops = prompt.checkpoint.filter(|&c| c > done && c < last);
+        // Cut only where the state is then saved: every piece costs an execution of the head.
+        let wanted =
+            |&c: &usize| c > done && self.consumed.wants(self.op.info(), &prompt.tokens[..c]);
+        let stops = prompt.checkpoint.filter(wanted);
         for end in stops.into_iter().chain([last]) {
             let tokens = &prompt.tokens[done..end];
             let result = self.op.prefill(&[Segment::Tokens(tokens)]);
@@ -319,11 +311,6 @@ struct Run {
     tokens: Vec<u32>,
     sampling: Duration,
     steps: usize,
-}
-
-fn empty_prompt() -> Error {
-    Error::new(ErrorKind::Prompt, "the prompt is empty")
-        .hint("give a text, or - to read it from standard input")
 }
 
 /// What was added to spans, without those that did not run.

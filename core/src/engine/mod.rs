@@ -7,6 +7,7 @@ mod checked;
 mod contexts;
 mod generate;
 mod model;
+mod prompt;
 mod reuse;
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@
 //! or the latest snapshot that the prompt begins with is restored, or everything is consumed anew.
 
 use crate::Result;
-use crate::op::{HostOp, SnapshotId};
+use crate::op::{HostOp, OpInfo, SnapshotId};
 
 /// Snapshots kept: the end of the last turn, and the one before for a repeated question.
 const KEPT: usize = 2;
@@ -21,6 +21,11 @@ struct Checkpoint {
 pub(super) struct Consumed {
     tokens: Vec<u32>,
     checkpoints: Vec<Checkpoint>,
+}
+
+/// True when states of such an op are saved for the next turn. One that can be cut back needs none.
+pub(super) fn saves(info: &OpInfo) -> bool {
+    info.can_snapshot && !info.can_truncate
 }
 
 impl Consumed {
@@ -68,14 +73,13 @@ impl Consumed {
         self.tokens.truncate(position);
     }
 
-    /// Saves the state as it is, when the op can and it is not saved yet.
+    /// True when the state that `tokens` lead to is worth saving, and not saved yet.
+    pub(super) fn wants(&self, info: &OpInfo, tokens: &[u32]) -> bool {
+        saves(info) && self.checkpoints.iter().all(|c| c.tokens != tokens)
+    }
+
+    /// Saves the state as it is.
     pub(super) fn checkpoint(&mut self, op: &mut dyn HostOp) -> Result<()> {
-        if !op.info().can_snapshot || op.info().can_truncate {
-            return Ok(());
-        }
-        if self.checkpoints.iter().any(|c| c.tokens == self.tokens) {
-            return Ok(());
-        }
         if self.checkpoints.len() >= KEPT {
             op.drop_snapshot(self.checkpoints.remove(0).id);
         }

@@ -16,7 +16,7 @@ use crate::op::{
 };
 use crate::sampling::SamplingParams;
 use crate::workspace::GraphStats;
-use crate::{CancelToken, ErrorKind, Result};
+use crate::{CancelToken, Error, ErrorKind, Result};
 
 const VOCAB: usize = 8;
 
@@ -33,6 +33,8 @@ enum Fault {
     TruncateIgnored,
     RestoreIgnored,
     ResetIgnored,
+    /// Its state cannot be saved.
+    SnapshotFails,
 }
 
 /// An op that answers with the logits that it is given, whatever it consumes.
@@ -41,20 +43,25 @@ struct Scripted {
     position: usize,
     logits: Vec<f32>,
     fault: Fault,
+    /// Number of tokens of every prompt that it consumed.
+    prompts: Arc<Mutex<Vec<usize>>>,
 }
 
 impl Scripted {
     fn new(logits: [f32; VOCAB]) -> Self {
         let info = OpInfo { vocab: VOCAB, max_ctx: 64, can_truncate: true, ..OpInfo::default() };
-        Self { info, position: 0, logits: logits.to_vec(), fault: Fault::None }
+        let (logits, prompts) = (logits.to_vec(), Arc::default());
+        Self { info, position: 0, logits, fault: Fault::None, prompts }
     }
 
     fn with_fault(fault: Fault) -> Self {
-        let mut op = Self { fault, ..Self::new(RISING) };
-        if fault == Fault::RestoreIgnored {
-            (op.info.can_truncate, op.info.can_snapshot) = (false, true);
-        }
-        op
+        Self { fault, ..Self::new(RISING) }
+    }
+
+    /// As ops are whose state has no rows to drop.
+    fn recurrent(mut self) -> Self {
+        (self.info.can_truncate, self.info.can_snapshot) = (false, true);
+        self
     }
 
     fn to(&mut self, position: usize, unless: Fault) {
@@ -77,6 +84,7 @@ impl HostOp for Scripted {
     fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<()> {
         for segment in segments {
             let Segment::Tokens(tokens) = segment else { panic!("{segment:?}") };
+            self.prompts.lock().unwrap().push(tokens.len());
             let times = if self.fault == Fault::CountedTwice { 2 } else { 1 };
             self.to(self.position + times * tokens.len(), Fault::PromptUncounted);
         }
@@ -102,6 +110,9 @@ impl HostOp for Scripted {
     }
 
     fn snapshot(&mut self) -> Result<SnapshotId> {
+        if self.fault == Fault::SnapshotFails {
+            return Err(Error::new(ErrorKind::Plugin, "no memory for a snapshot"));
+        }
         Ok(SnapshotId(self.position as u64))
     }
 
@@ -188,8 +199,12 @@ fn open(op: Scripted) -> Model {
     open_in(&std::env::temp_dir(), op, json!({})).unwrap()
 }
 
-/// Opens a model with a tokenizer of words for some ids.
-fn open_with_words(op: Scripted, words: &[(&str, u32)], chat: Value) -> Model {
+/// A template that ends what was said with the word `b` when an answer is asked for.
+const TEMPLATE: &str =
+    "{% for m in messages %}{{ m.content }} {% endfor %}{% if add_generation_prompt %}b{% endif %}";
+
+/// Opens a model with a tokenizer of words for some ids, and with [`TEMPLATE`].
+fn open_with_words(op: Scripted, words: &[(&str, u32)]) -> Model {
     let folder = tempfile::tempdir().unwrap();
     let words: Value = words.iter().map(|(word, id)| ((*word).to_owned(), json!(id))).collect();
     let tokenizer = json!({
@@ -199,10 +214,15 @@ fn open_with_words(op: Scripted, words: &[(&str, u32)], chat: Value) -> Model {
         "decoder": {"type": "Fuse"},
         "model": {"type": "WordLevel", "vocab": words, "unk_token": "a"}
     });
+    let config = json!({"chat_template": TEMPLATE});
     std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
-    let manifest = json!({"artifacts": {"tokenizer": "tokenizer.json"}, "chat": chat});
+    std::fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    let manifest = json!({"artifacts": {"tokenizer": "tokenizer.json"}});
     open_in(folder.path(), op, manifest).unwrap()
 }
+
+const LETTERS: [(&str, u32); VOCAB] =
+    [("a", 0), ("b", 1), ("c", 2), ("d", 3), ("e", 4), ("f", 5), ("g", 6), ("h", 7)];
 
 fn request(tokens: &[u32], max_new: usize) -> Request {
     Request::greedy(Prompt::Tokens(tokens.to_vec()), max_new)
@@ -244,7 +264,7 @@ fn padding_of_the_vocabulary_is_never_chosen() {
 #[test]
 fn a_token_that_the_tokenizer_does_not_know_is_never_chosen() {
     let words = [("a", 0), ("b", 1), ("c", 3)];
-    let mut model = open_with_words(Scripted::new(RISING), &words, json!(false));
+    let mut model = open_with_words(Scripted::new(RISING), &words);
     assert_eq!(generate(&mut model, &request(&[1], 2)).unwrap().tokens, [3, 3]);
     let tokens = generate(&mut model, &sampled(&[1], 60)).unwrap().tokens;
     assert!(tokens.iter().all(|id| [0, 1, 3].contains(id)) && tokens.contains(&1), "{tokens:?}");
@@ -253,7 +273,7 @@ fn a_token_that_the_tokenizer_does_not_know_is_never_chosen() {
     let generation = generate(&mut model, &stop).unwrap();
     assert_eq!((generation.tokens, generation.finish_reason), (vec![6], FinishReason::Stop));
 
-    let mut model = open_with_words(Scripted::new(RISING), &[("a", 100)], json!(false));
+    let mut model = open_with_words(Scripted::new(RISING), &[("a", 100)]);
     let error = generate(&mut model, &request(&[1], 1)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Artifact);
     assert!(error.message().contains("none of the 8 tokens"), "{error}");
@@ -261,7 +281,7 @@ fn a_token_that_the_tokenizer_does_not_know_is_never_chosen() {
 
 #[test]
 fn an_op_whose_position_is_not_what_it_consumed_is_named() {
-    let says = |error: crate::Error, words: &str| {
+    let says = |error: Error, words: &str| {
         assert_eq!(error.kind(), ErrorKind::Plugin, "{error}");
         let all = ["\"scripted\"", words, "report it to its author"];
         assert!(all.iter().all(|words| error.to_string().contains(words)), "{error}");
@@ -283,7 +303,7 @@ fn an_op_whose_position_is_not_what_it_consumed_is_named() {
     generate(&mut model, &request(&[1, 2, 3], 2)).unwrap();
     says(model.reset().unwrap_err(), "after a reset its position is 4, expected 0");
 
-    let mut model = open(Scripted::with_fault(Fault::RestoreIgnored));
+    let mut model = open(Scripted::with_fault(Fault::RestoreIgnored).recurrent());
     let op = model.op_mut();
     op.prefill(&[Segment::Tokens(&[1, 2])]).unwrap();
     let saved = op.snapshot().unwrap();
@@ -311,4 +331,33 @@ fn logits_that_are_wrong_are_named_with_the_op() {
     assert_eq!(error.kind(), ErrorKind::Execute);
     let words = "host-op \"scripted\", logits of position 2: the logit of token 6 is NaN";
     assert!(error.message().contains(words), "{error}");
+}
+
+/// Asks a conversation of `messages` for two tokens.
+fn chat(model: &mut Model, messages: &[&str]) -> Generation {
+    let roles = ["user", "assistant"].into_iter().cycle();
+    let messages = messages.iter().zip(roles).map(|(text, role)| Message::new(role, *text));
+    let prompt = Prompt::Chat { messages: messages.collect(), thinking: None };
+    generate(model, &Request::greedy(prompt, 2)).unwrap()
+}
+
+#[test]
+fn a_chat_prompt_is_cut_only_where_the_state_is_saved() {
+    let turns = |op: Scripted| {
+        let prompts = Arc::clone(&op.prompts);
+        let mut model = open_with_words(op, &LETTERS);
+        let reused: Vec<_> = [&["a c"][..], &["a c"], &["a c", "d", "e"]]
+            .iter()
+            .map(|messages| chat(&mut model, messages).reused_tokens)
+            .collect();
+        let prompts = prompts.lock().unwrap().clone();
+        (reused, prompts)
+    };
+    // The prompts are "a c b", the same again, and "a c d e b".
+    assert_eq!(turns(Scripted::new(RISING)), (vec![0, 2, 2], vec![3, 1, 3]));
+    let saved = (vec![0, 2, 2], vec![2, 1, 1, 2, 1]);
+    assert_eq!(turns(Scripted::new(RISING).recurrent()), saved);
+    let mut neither = Scripted::new(RISING);
+    neither.info.can_truncate = false;
+    assert_eq!(turns(neither), (vec![0, 0, 0], vec![3, 3, 5]));
 }

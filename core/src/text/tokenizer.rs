@@ -61,11 +61,27 @@ impl Tokenizer {
     /// writes them.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
         let encoding = guarded(|| self.inner.encode_fast(text, add_special));
-        let encoding = encoding.map_err(|e| {
-            let path = self.path.display();
-            Error::new(ErrorKind::Prompt, format!("{path}: the text cannot be tokenized: {e}"))
-        })?;
+        let encoding = encoding.map_err(|e| self.not_tokenized(&e))?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// As [`Tokenizer::encode`], with the number of tokens that lie in the first `bytes` of the
+    /// text: those that any text which begins so begins with, unless the place lies in a word.
+    pub fn encode_with_prefix(
+        &self,
+        text: &str,
+        add_special: bool,
+        bytes: usize,
+    ) -> Result<(Vec<u32>, usize)> {
+        let encoding = guarded(|| self.inner.encode(text, add_special));
+        let encoding = encoding.map_err(|e| self.not_tokenized(&e))?;
+        let within = encoding.get_offsets().iter().take_while(|(_, end)| *end <= bytes).count();
+        Ok((encoding.get_ids().to_vec(), within))
+    }
+
+    fn not_tokenized(&self, why: &str) -> Error {
+        let path = self.path.display();
+        Error::new(ErrorKind::Prompt, format!("{path}: the text cannot be tokenized: {why}"))
     }
 
     /// Text of token ids, without special tokens. Bytes that are not UTF-8 become U+FFFD.
