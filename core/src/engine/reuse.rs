@@ -3,6 +3,7 @@
 //! A conversation's next prompt usually begins with everything consumed so far. Then only the rest
 //! is consumed. Where it departs from what was consumed, the op's state is cut back if it can be,
 //! or the latest snapshot that the prompt begins with is restored, or everything is consumed anew.
+//! A snapshot that cannot be taken costs the next turn that, and this one nothing.
 
 use crate::Result;
 use crate::op::{HostOp, OpInfo, SnapshotId};
@@ -78,13 +79,18 @@ impl Consumed {
         saves(info) && self.checkpoints.iter().all(|c| c.tokens != tokens)
     }
 
-    /// Saves the state as it is.
+    /// Saves the state as it is. Where that fails and leaves the state alone, nothing is saved.
     pub(super) fn checkpoint(&mut self, op: &mut dyn HostOp) -> Result<()> {
         if self.checkpoints.len() >= KEPT {
             op.drop_snapshot(self.checkpoints.remove(0).id);
         }
-        let id = op.snapshot()?;
-        self.checkpoints.push(Checkpoint { tokens: self.tokens.clone(), id });
+        match op.snapshot() {
+            Ok(id) => self.checkpoints.push(Checkpoint { tokens: self.tokens.clone(), id }),
+            Err(e) if op.position() == self.tokens.len() => tracing::warn!(
+                "the state could not be saved, so the next turn consumes the conversation anew: {e}"
+            ),
+            Err(e) => return Err(e),
+        }
         Ok(())
     }
 

@@ -361,3 +361,13 @@ fn a_chat_prompt_is_cut_only_where_the_state_is_saved() {
     neither.info.can_truncate = false;
     assert_eq!(turns(neither), (vec![0, 0, 0], vec![3, 3, 5]));
 }
+
+#[test]
+fn a_state_that_cannot_be_saved_costs_only_its_reuse() {
+    let op = Scripted::with_fault(Fault::SnapshotFails).recurrent();
+    let mut model = open_with_words(op, &LETTERS);
+    for _ in 0..2 {
+        let generation = chat(&mut model, &["a c"]);
+        assert_eq!((generation.tokens, generation.reused_tokens), (vec![7, 7], 0));
+    }
+}
