@@ -22,7 +22,19 @@ pub(crate) fn open(
     root: Option<&Path>,
     backend: &BackendArgs,
 ) -> Result<Model> {
+    open_checked(app, path, root, backend, |_| Ok(()))
+}
+
+/// As [`open`]; `check` sees the manifest before anything else of the bundle is loaded.
+pub(crate) fn open_checked(
+    app: &App,
+    path: &Path,
+    root: Option<&Path>,
+    backend: &BackendArgs,
+    check: impl FnOnce(&Manifest) -> Result<()>,
+) -> Result<Model> {
     let manifest = Manifest::load_with_root(path, root)?;
+    check(&manifest)?;
     let ops = app.plugins()?;
     // Before libraries are opened: the name is wrong more often than they are.
     qhx_core::op::OpProvider::find(&ops, manifest.host_op()?)?;

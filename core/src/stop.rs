@@ -17,12 +17,18 @@ pub struct StopFilter {
 }
 
 impl StopFilter {
-    /// Stops at any of these. Errors for an empty string, which would stop everything.
-    pub fn new(strings: Vec<String>, mut tokens: Vec<u32>) -> Result<Self> {
+    /// Errors for an empty string, which would stop everything.
+    pub fn check(strings: &[String]) -> Result<()> {
         if strings.iter().any(String::is_empty) {
             return Err(Error::new(ErrorKind::Usage, "option stop: a stop string is empty")
                 .hint("leave the option out to stop at the model's own end token only"));
         }
+        Ok(())
+    }
+
+    /// Stops at any of these. Errors as [`StopFilter::check`] does.
+    pub fn new(strings: Vec<String>, mut tokens: Vec<u32>) -> Result<Self> {
+        Self::check(&strings)?;
         tokens.sort_unstable();
         tokens.dedup();
         let longest = strings.iter().map(String::len).max().unwrap_or(0);

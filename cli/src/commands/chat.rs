@@ -107,17 +107,22 @@ impl Conversation {
         self.messages.extend(system.map(|text| Message::new("system", text)));
     }
 
-    /// One message and its answer. True when the answer was interrupted.
-    fn turn(&mut self, app: &mut App, model: &mut Model, message: &str) -> Result<bool> {
-        self.messages.push(Message::new("user", message));
-        let request = Request {
+    /// What the model is asked for, with the messages so far.
+    fn request(&self) -> Request {
+        Request {
             prompt: Prompt::Chat { messages: self.messages.clone(), thinking: self.thinking },
             max_new: self.max_new,
             sampling: self.sampling.clone(),
             stop: self.stop.clone(),
             stop_ids: Vec::new(),
             ignore_eos: false,
-        };
+        }
+    }
+
+    /// One message and its answer. True when the answer was interrupted.
+    fn turn(&mut self, app: &mut App, model: &mut Model, message: &str) -> Result<bool> {
+        self.messages.push(Message::new("user", message));
+        let request = self.request();
         let stream = if self.json { Stream::Quiet } else { Stream::Text };
         let generation = match session::generate(app, model, &request, stream) {
             Ok(generation) => generation,
@@ -139,7 +144,18 @@ impl Conversation {
 /// Runs the command.
 pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
     let sampling = args.sampling.params()?;
-    let mut model = session::open(app, &args.bundle, None, &args.backend)?;
+    let mut conversation = Conversation {
+        messages: Vec::new(),
+        thinking: args.thinking.map(Switch::is_on),
+        max_new: args.max_new,
+        sampling,
+        stop: args.stop.clone(),
+        json: args.json,
+    };
+    conversation.begin(args.system_prompt.as_deref());
+    let request = conversation.request();
+    let check = |manifest: &_| request.check(manifest);
+    let mut model = session::open_checked(app, &args.bundle, None, &args.backend, check)?;
     if !model.can_chat() {
         return Err(Error::new(
             ErrorKind::Usage,
@@ -151,15 +167,6 @@ pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
         ));
     }
     eprintln!("{}", session::load(&model));
-    let mut conversation = Conversation {
-        messages: Vec::new(),
-        thinking: args.thinking.map(Switch::is_on),
-        max_new: args.max_new,
-        sampling,
-        stop: args.stop.clone(),
-        json: args.json,
-    };
-    conversation.begin(args.system_prompt.as_deref());
     let interactive = std::io::stdin().is_terminal();
     let mut line = Vec::new();
     loop {

@@ -94,7 +94,8 @@ pub(crate) fn run(args: &GenerateArgs, app: &mut App) -> qhx_core::Result<Status
         stop_ids: Vec::new(),
         ignore_eos: args.ignore_eos,
     };
-    let mut model = session::open(app, &args.bundle, None, &args.backend)?;
+    let check = |manifest: &_| request.check(manifest);
+    let mut model = session::open_checked(app, &args.bundle, None, &args.backend, check)?;
     let stream = match (args.json, args.ids) {
         (true, _) => Stream::Quiet,
         (false, true) => Stream::Ids,

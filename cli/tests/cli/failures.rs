@@ -177,3 +177,23 @@ fn a_reader_that_leaves_is_no_failure() {
         .expect("a shell");
     assert!(status.stderr.is_empty(), "{}", String::from_utf8_lossy(&status.stderr));
 }
+
+#[test]
+fn stop_texts_are_checked_before_the_bundle_is_loaded() {
+    let folder = folder();
+    let bundle = copy_of_bundle(folder.path());
+    edit_manifest(&bundle, |manifest| {
+        let artifacts = manifest["artifacts"].as_object_mut().expect("an object");
+        artifacts.remove("tokenizer").expect("a tokenizer");
+    });
+    for (command, stop, says) in [
+        (&["generate", "--ids", "5"][..], "", "a stop string is empty"),
+        (&["generate", "--ids", "5"], "x", "\"x\" would never be found"),
+        (&["chat"], "", "a stop string is empty"),
+    ] {
+        let program = Program::qhx(folder.path()).args(&command[..1]).arg_path(&bundle);
+        let run = program.args(&command[1..]).args(["--stop", stop]).run();
+        assert_eq!(run.code, 2, "{run:?}");
+        assert!(run.stderr.contains(says) && !run.stderr.contains("backend:"), "{}", run.stderr);
+    }
+}

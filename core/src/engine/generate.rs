@@ -59,6 +59,7 @@ impl Model {
     ) -> Result<Generation> {
         self.require(Task::Generate, "generate")?;
         self.op.require_logits()?;
+        request.check(&self.manifest)?;
         let prompt = self.encode(&request.prompt, reuse::saves(self.op.info()))?;
         self.check_length(&prompt.tokens)?;
         let allowed = self.allowed(&request.stop_ids)?;
@@ -72,6 +73,7 @@ impl Model {
         if !request.ignore_eos {
             ends.extend_from_slice(&self.manifest.params.eos_token_id);
         }
+        let mut text = self.text(request, &prompt.tokens, ends)?;
 
         let graph_before = self.op.graph_time();
         let spans_before = self.op.span_stats();
@@ -86,7 +88,6 @@ impl Model {
         let prefill = start.elapsed();
         let decode_start = Instant::now();
 
-        let mut text = self.text(request, &prompt.tokens, ends)?;
         let finished = match prefilled {
             Ok(()) => {
                 let tokens = prompt.tokens.len();

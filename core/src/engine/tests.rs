@@ -371,3 +371,16 @@ fn a_state_that_cannot_be_saved_costs_only_its_reuse() {
         assert_eq!((generation.tokens, generation.reused_tokens), (vec![7, 7], 0));
     }
 }
+
+#[test]
+fn stop_texts_are_checked_before_anything_runs() {
+    for (stop, words) in [("", "a stop string is empty"), ("x", "\"x\" would never be found")] {
+        let op = Scripted::new(RISING);
+        let prompts = Arc::clone(&op.prompts);
+        let stop = Request { stop: vec![stop.to_owned()], ..request(&[1], 1) };
+        let error = generate(&mut open(op), &stop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Usage);
+        assert!(error.message().contains(words), "{error}");
+        assert!(prompts.lock().unwrap().is_empty(), "the prompt was consumed");
+    }
+}

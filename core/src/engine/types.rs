@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::manifest::Manifest;
 use crate::op::SpanStats;
+use crate::stop::StopFilter;
 use crate::text::Message;
+use crate::{Error, ErrorKind, Result};
 
 /// What to continue.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,6 +53,25 @@ impl Request {
             stop: Vec::new(),
             stop_ids: Vec::new(),
             ignore_eos: false,
+        }
+    }
+
+    /// Checks what can be checked before anything is loaded or run: the options of sampling, and
+    /// the stop texts, which need a tokenizer. [`super::Model::generate`] does so itself.
+    pub fn check(&self, manifest: &Manifest) -> Result<()> {
+        self.sampling.validate()?;
+        StopFilter::check(&self.stop)?;
+        match self.stop.first() {
+            Some(text) if manifest.artifacts.tokenizer.is_none() => Err(Error::new(
+                ErrorKind::Usage,
+                format!(
+                    "option stop: {text:?} would never be found: {} names no tokenizer, so that \
+                     tokens do not become text",
+                    manifest.path.display()
+                ),
+            )
+            .hint("leave the option out, or name tokenizer.json in artifacts.tokenizer")),
+            _ => Ok(()),
         }
     }
 }
