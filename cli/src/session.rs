@@ -75,7 +75,7 @@ pub(crate) fn generate(
     let mut ends_line = false;
     let mut failed = None;
     let mut on_event = |event: Event<'_>| {
-        let Event::Token { text, .. } = event else { return ControlFlow::Continue(()) };
+        let Some(text) = event.text() else { return ControlFlow::Continue(()) };
         if stream != Stream::Text || text.is_empty() {
             return ControlFlow::Continue(());
         }

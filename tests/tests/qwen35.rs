@@ -29,9 +29,7 @@ fn greedy_exact(model: &mut Model, cases: &[&Case], label: &str) {
         let mut streamed = String::new();
         let generation = model
             .generate(&request, &mut |event| {
-                if let Event::Token { text, .. } = event {
-                    streamed.push_str(text);
-                }
+                streamed.push_str(event.text().unwrap_or_default());
                 ControlFlow::Continue(())
             })
             .unwrap_or_else(|e| panic!("{label}, {}: {e}", case.id));
@@ -234,9 +232,7 @@ fn stop_texts_end_the_answer_and_do_not_appear_in_it() {
     let mut streamed = String::new();
     let generation = model
         .generate(&request, &mut |event| {
-            if let Event::Token { text, .. } = event {
-                streamed.push_str(text);
-            }
+            streamed.push_str(event.text().unwrap_or_default());
             ControlFlow::Continue(())
         })
         .unwrap();

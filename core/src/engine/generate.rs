@@ -46,12 +46,25 @@ impl Text {
     }
 }
 
+/// Who hears of a generation, until they break it off.
+struct Listener<'a> {
+    on_event: &'a mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+    broke: bool,
+}
+
+impl Listener<'_> {
+    /// Tells of an event. True when the generation is broken off.
+    fn tell(&mut self, event: Event<'_>) -> bool {
+        self.broke = self.broke || (self.on_event)(event).is_break();
+        self.broke
+    }
+}
+
 impl Model {
-    /// Continues a prompt. `on_event` sees tokens and text as they come and may break off.
+    /// Continues a prompt. `on_event` sees tokens and text as they come and may break off: then the
+    /// generation so far comes back with [`FinishReason::Cancelled`], as after a cancellation.
     ///
     /// State of earlier calls is used as far as the prompt begins with what they consumed.
-    /// Cancelling is no error: the generation so far comes back with
-    /// [`FinishReason::Cancelled`].
     pub fn generate(
         &mut self,
         request: &Request,
@@ -77,6 +90,7 @@ impl Model {
 
         let graph_before = self.op.graph_time();
         let spans_before = self.op.span_stats();
+        let mut listener = Listener { on_event, broke: false };
         let start = Instant::now();
         let mut run = Run {
             tokens: Vec::with_capacity(budget.min(1 << 20)),
@@ -91,10 +105,10 @@ impl Model {
         let finished = match prefilled {
             Ok(()) => {
                 let tokens = prompt.tokens.len();
-                if on_event(Event::Prefilled { tokens, reused }).is_break() {
+                if listener.tell(Event::Prefilled { tokens, reused }) {
                     Ok(FinishReason::Cancelled)
                 } else {
-                    self.run(request, budget, &mut sampler, &mut text, &mut run, on_event)
+                    self.run(request, budget, &mut sampler, &mut text, &mut run, &mut listener)
                 }
             }
             Err(e) if e.kind() == ErrorKind::Cancelled => Ok(FinishReason::Cancelled),
@@ -104,8 +118,8 @@ impl Model {
         let finish_reason = finished?;
         if text.stop.stopped_at().is_none() {
             text.finish()?;
-            if let (false, Some(&id)) = (text.shown.is_empty(), run.tokens.last()) {
-                let _ = on_event(Event::Token { id, text: &text.shown });
+            if !text.shown.is_empty() {
+                listener.tell(Event::Rest { text: &text.shown });
             }
         }
 
@@ -267,7 +281,7 @@ impl Model {
         sampler: &mut Sampler,
         text: &mut Text,
         run: &mut Run,
-        on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+        listener: &mut Listener<'_>,
     ) -> Result<FinishReason> {
         loop {
             if run.tokens.len() >= budget {
@@ -287,7 +301,7 @@ impl Model {
                 return Ok(if stop { FinishReason::Stop } else { FinishReason::Eos });
             }
             let stopped = text.push(token)?;
-            if on_event(Event::Token { id: token, text: &text.shown }).is_break() {
+            if listener.tell(Event::Token { id: token, text: &text.shown }) {
                 return Ok(FinishReason::Cancelled);
             }
             if stopped {

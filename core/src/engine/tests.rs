@@ -384,3 +384,32 @@ fn stop_texts_are_checked_before_anything_runs() {
         assert!(prompts.lock().unwrap().is_empty(), "the prompt was consumed");
     }
 }
+
+/// Events as words, until `broken` of them came.
+fn events(model: &mut Model, request: &Request, broken: usize) -> (Vec<String>, Generation) {
+    let mut seen = Vec::new();
+    let generation = model.generate(request, &mut |event| {
+        seen.push(match event {
+            Event::Prefilled { tokens, .. } => format!("prompt {tokens}"),
+            Event::Token { id, text } => format!("token {id} {text}"),
+            Event::Rest { text } => format!("rest {text}"),
+        });
+        if seen.len() == broken { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    (seen, generation.unwrap())
+}
+
+#[test]
+fn held_back_text_comes_in_an_event_of_its_own_and_none_comes_after_a_break() {
+    let mut model = open_with_words(Scripted::new(RISING), &LETTERS);
+    let request = Request { stop: vec!["hx".to_owned()], ..request(&[1], 3) };
+    let all = ["prompt 1", "token 7 ", "token 7 h", "token 7 h", "rest h"];
+    let (seen, generation) = events(&mut model, &request, usize::MAX);
+    assert_eq!((seen, generation.text.as_str()), (all.map(str::to_owned).to_vec(), "hhh"));
+    for broken in 1..=4 {
+        let (seen, generation) = events(&mut model, &request, broken);
+        assert_eq!(seen, all[..broken], "a break at event {broken}");
+        assert_eq!(generation.finish_reason, FinishReason::Cancelled);
+        assert_eq!(generation.tokens.len(), broken - 1);
+    }
+}

@@ -137,6 +137,11 @@ pub struct Generation {
 }
 
 /// Something that happened during a generation.
+///
+/// [`Event::Prefilled`] comes first, then an [`Event::Token`] for every token but the one that ends
+/// the answer by its id, and last, if there is any, [`Event::Rest`]. The texts together are
+/// [`Generation::text`]. Once the callback breaks off, no further event comes, and what was held back
+/// is in [`Generation::text`] only.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum Event<'a> {
@@ -154,4 +159,20 @@ pub enum Event<'a> {
         /// Text that became complete with it; may be empty.
         text: &'a str,
     },
+    /// The answer has ended, and with it what was held back because more could have come: the
+    /// beginning of a stop text, or bytes of an incomplete character.
+    Rest {
+        /// The text, never empty.
+        text: &'a str,
+    },
+}
+
+impl<'a> Event<'a> {
+    /// The part of the answer's text that came with the event.
+    pub fn text(&self) -> Option<&'a str> {
+        match *self {
+            Self::Token { text, .. } | Self::Rest { text } => Some(text),
+            Self::Prefilled { .. } => None,
+        }
+    }
 }
