@@ -34,6 +34,8 @@ pub(crate) enum Status {
     Found,
     /// Interrupted; what there was is written.
     Cancelled,
+    /// A part of the work failed, which is said already; the rest is done.
+    Reported(ErrorKind),
 }
 
 impl Status {
@@ -42,6 +44,7 @@ impl Status {
             Self::Done => 0,
             Self::Found => 1,
             Self::Cancelled => ErrorKind::Cancelled.exit_code(),
+            Self::Reported(kind) => kind.exit_code(),
         }
     }
 }

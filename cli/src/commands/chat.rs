@@ -8,7 +8,7 @@ use qhx_core::engine::{FinishReason, Message, Model, Prompt, Request};
 use qhx_core::sampling::SamplingParams;
 use qhx_core::{Error, ErrorKind, Result};
 
-use crate::app::{App, Status};
+use crate::app::{App, Status, error_json};
 use crate::args::{BackendArgs, SamplingArgs, Switch};
 use crate::prompt;
 use crate::session::{self, Stream};
@@ -31,6 +31,9 @@ Ctrl-C stops an answer; what there is of it stays in the conversation.";
 ///
 /// Each line of standard input is a message; answers stream to standard output. A turn consumes
 /// only what is new: the state of the turns before is kept. Timings go to standard error.
+///
+/// A message that cannot be used, such as one that the context has no room for, is left out of the
+/// conversation, and the next one is read.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ChatArgs {
@@ -169,6 +172,8 @@ pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
     eprintln!("{}", session::load(&model));
     let interactive = std::io::stdin().is_terminal();
     let mut line = Vec::new();
+    // What a script's messages failed with; a person has seen it.
+    let mut status = Status::Done;
     loop {
         if interactive {
             eprint!("> ");
@@ -181,7 +186,7 @@ pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
             .read_until(b'\n', &mut line)
             .map_err(|e| Error::new(ErrorKind::Io, format!("standard input: {e}")))?;
         if read == 0 {
-            return Ok(Status::Done);
+            return Ok(status);
         }
         let result = prompt::utf8(std::mem::take(&mut line)).and_then(|mut text| {
             prompt::strip_line_end(&mut text);
@@ -191,11 +196,17 @@ pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
             Ok(Next::Continue) => {}
             Ok(Next::Interrupted) if interactive => {}
             Ok(Next::Interrupted) => return Ok(Status::Cancelled),
-            Ok(Next::Exit) => return Ok(Status::Done),
-            // A person can mend a message; a script cannot.
-            Err(e) if interactive && e.kind() == ErrorKind::Prompt => {
+            Ok(Next::Exit) => return Ok(status),
+            // The message is at fault, and the next one may be better.
+            Err(e) if e.kind() == ErrorKind::Prompt => {
                 eprintln!("error: {e}");
                 eprintln!("(the message is not part of the conversation; /reset begins anew)");
+                if args.json {
+                    app.output.json(&error_json(&e))?;
+                }
+                if !interactive {
+                    status = Status::Reported(e.kind());
+                }
             }
             Err(e) => return Err(e),
         }

@@ -54,9 +54,27 @@ fn answers_go_to_stdout_and_timings_to_stderr() {
 }
 
 #[test]
-fn a_bad_message_ends_a_script() {
+fn a_message_that_does_not_fit_is_left_out_and_the_next_one_is_answered() {
     let folder = folder();
-    let run = Program::qhx(folder.path()).args(["chat"]).args([bundle()]).stdin(*b"a\xffb\n").run();
+    // The context holds 192 tokens.
+    let long = "What colour is the sky? ".repeat(60);
+    let input = [b"a\xffb\n", long.as_bytes(), b"\nWhat colour is the sky?\n"].concat();
+    let chat = |more: &[&str]| {
+        let chat = Program::qhx(folder.path()).args(["chat"]).args([bundle()]);
+        chat.args(["--max-new", "12"]).args(more).stdin(&*input).run()
+    };
+    let run = chat(&["--json"]);
     assert_eq!(run.code, 9, "{run:?}");
-    assert!(run.stderr.contains("not valid UTF-8: byte 1 is 0xff"), "{}", run.stderr);
+    let lines: Vec<Value> =
+        run.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON lines")).collect();
+    assert_eq!(lines.len(), 3, "a line a message: {run:?}");
+    let message = |line: &Value| line["error"]["message"].as_str().unwrap_or_default().to_owned();
+    assert!(message(&lines[0]).contains("not valid UTF-8: byte 1 is 0xff"), "{run:?}");
+    assert!(message(&lines[1]).contains("the context of toy holds 192"), "{run:?}");
+    let alone = turns("What colour is the sky?\n", &[]);
+    assert_eq!(lines[2]["tokens"], alone[0]["tokens"]);
+
+    let run = chat(&[]);
+    assert_eq!((run.code, run.stdout.lines().count()), (9, 1), "{run:?}");
+    assert!(run.stderr.contains("error:") && run.stderr.contains("holds 192"), "{run:?}");
 }
