@@ -78,6 +78,30 @@ impl Checked {
     }
 }
 
+/// Errors for a vector that is near nothing: one with a value that is not finite, or only zeros.
+fn check_embedding(name: &str, vector: &[f32]) -> Result<()> {
+    let wrong = |what: String, why: &str| {
+        Err(Error::new(ErrorKind::Execute, format!("host-op {name:?}: {what}")).hint(why))
+    };
+    if let Some(index) = vector.iter().position(|value| !value.is_finite()) {
+        let (value, count) = (vector[index], vector.len());
+        return wrong(
+            format!(
+                "value {index} of the embedding's {count} is {value}, expected a finite number"
+            ),
+            "a graph overflowed or a weight file is damaged; `qhx verify` checks the files",
+        );
+    }
+    if vector.iter().all(|value| *value == 0.0) {
+        return wrong(
+            format!("all {} values of the embedding are 0", vector.len()),
+            "the last graph did not write its output, or a weight file is damaged; `qhx verify` \
+             checks the files",
+        );
+    }
+    Ok(())
+}
+
 /// Positions that segments take, when they are all text: a token takes one. How many an image or
 /// a sound takes is the op's to know.
 fn positions(segments: &[Segment<'_>]) -> Option<usize> {
@@ -147,7 +171,9 @@ impl HostOp for Checked {
     }
 
     fn embed(&mut self, segments: &[Segment<'_>]) -> Result<&[f32]> {
-        self.op.embed(segments)
+        let vector = self.op.embed(segments)?;
+        check_embedding(&self.name, vector)?;
+        Ok(vector)
     }
 
     fn graph_time(&self) -> Duration {

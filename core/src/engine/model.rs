@@ -203,7 +203,8 @@ impl Model {
         &mut self.op
     }
 
-    /// Embeds one text.
+    /// Embeds one text. Errors when the vector is zero or not finite: nothing can be compared with
+    /// it.
     pub fn embed(&mut self, tokens: &[u32]) -> Result<&[f32]> {
         self.require(Task::Embed, "embed")?;
         self.op.embed(&[Segment::Tokens(tokens)])

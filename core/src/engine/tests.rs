@@ -413,3 +413,18 @@ fn held_back_text_comes_in_an_event_of_its_own_and_none_comes_after_a_break() {
         assert_eq!(generation.tokens.len(), broken - 1);
     }
 }
+
+#[test]
+fn an_embedding_that_is_zero_or_not_finite_is_an_error() {
+    assert_eq!(open(Scripted::new(RISING)).embed(&[1]).unwrap(), RISING);
+    for (wrong, words) in [
+        ([0.0, 1.0, f32::NAN, 0.0, 0.0, 0.0, 0.0, 0.0], "value 2 of the embedding's 8 is NaN"),
+        ([f32::NEG_INFINITY; VOCAB], "value 0 of the embedding's 8 is -inf"),
+        ([0.0, -0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], "all 8 values of the embedding are 0"),
+    ] {
+        let error = open(Scripted::new(wrong)).embed(&[1]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Execute);
+        let all = ["host-op \"scripted\"", words, "`qhx verify`"];
+        assert!(all.iter().all(|words| error.to_string().contains(words)), "{error}");
+    }
+}
