@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use qhx_op::fill::{Embedding, PaddingMask};
 use qhx_op::{
-    BufferId, DType, Error, GraphId, Host, Modality, Op, OpDescription, OpInfo, Port, Result,
-    Segment, SpanId, Task, View,
+    BufferId, DType, Error, GraphId, GraphInfo, Host, Modality, Op, OpDescription, OpInfo, Port,
+    Result, Segment, SpanId, Task, TensorInfo, View,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -103,6 +103,7 @@ impl Op for EmbedSharded {
     fn open(host: &mut Host) -> Result<Self> {
         let params: Params = host.params()?;
         let graphs = params.parts.graphs(host, "/plan/params/parts")?;
+        check_all_parts(host, &graphs)?;
         let (first, last) = (graphs[0], graphs[graphs.len() - 1]);
         let (length, hidden) = rows_of(host, first)?;
         let embedding = open_embedding(host, first, hidden)?;
@@ -213,5 +214,31 @@ impl Op for EmbedSharded {
         self.pooler.pool(host, self.y, real, self.vector.buffer)?;
         host.end(self.pool_span, start);
         Ok(self.vector)
+    }
+}
+
+/// Errors for a graph that is a part by its rows, but is not named: without it a piece of an encoder
+/// would run and answer.
+fn check_all_parts(host: &Host, parts: &[GraphId]) -> Result<()> {
+    let ends = |graph: &GraphInfo| {
+        let (x, y) = (graph.input("x")?, graph.output("y")?);
+        let rows = |tensor: &TensorInfo| (tensor.dtype, tensor.shape.clone());
+        Some([rows(&graph.inputs[x]), rows(&graph.outputs[y])])
+    };
+    let named: Vec<_> = parts.iter().map(|&part| host.graph(part)).collect();
+    let chained: Vec<_> = named.iter().filter_map(|part| ends(part)).flatten().collect();
+    let forgotten = host.graphs().iter().find(|graph| {
+        let is = |part: &&GraphInfo| (&part.context, &part.name) == (&graph.context, &graph.name);
+        let fits = ends(graph).is_some_and(|ends| ends.iter().any(|rows| chained.contains(rows)));
+        fits && !named.iter().any(is)
+    });
+    match forgotten {
+        Some(graph) => Err(Error::manifest(format!(
+            "manifest /plan/params/parts: graph {:?} of context {:?} takes or gives the same rows as \
+             the parts, but is not among them; name every part in order, or remove the context \
+             from the manifest",
+            graph.name, graph.context
+        ))),
+        None => Ok(()),
     }
 }

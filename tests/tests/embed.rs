@@ -204,6 +204,23 @@ fn pooling_and_normalisation_follow_the_manifest() {
 }
 
 #[test]
+fn a_part_that_the_plan_does_not_name_is_an_error() {
+    let bundle = bundle(&toys::fixture(TOY), |o| o.shards = 4);
+    let text = std::fs::read(&bundle.manifest).unwrap();
+    let manifest: Value = serde_json::from_slice(&text).unwrap();
+    for missing in 0..4 {
+        let mut manifest = manifest.clone();
+        let parts = manifest["plan"]["params"]["parts"].as_array_mut().unwrap();
+        let part = parts.remove(missing);
+        std::fs::write(&bundle.manifest, manifest.to_string()).unwrap();
+        let error = toys::open(&bundle.manifest, backends::cpu()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Manifest);
+        let words = ["/plan/params/parts", part.as_str().unwrap(), "not among them"];
+        assert!(words.iter().all(|word| error.message().contains(word)), "{error}");
+    }
+}
+
+#[test]
 fn a_text_that_is_too_long_is_refused_and_its_first_tokens_are_not() {
     let checkpoint = toys::fixture(TOY);
     let goldens = Goldens::read(&checkpoint);
