@@ -25,6 +25,8 @@ pub(crate) const MAX_JSON: u64 = 64 << 20;
 /// Prefixes of decoder tensors, the longer first: the multimodal nesting, the plain one, and none for
 /// a model that was saved without its head.
 const PREFIXES: [&str; 3] = ["model.language_model.", "model.", ""];
+/// More values than any norm, bias or convolution has; the largest are biases of a head.
+const MAX_VALUES: usize = 1 << 22;
 /// Length of the header's length.
 const LENGTH: usize = 8;
 
@@ -203,7 +205,17 @@ impl Checkpoint {
 
     /// The values of a small tensor of the decoder as f32.
     pub fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
-        let len = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).unwrap_or(0);
+        let len = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+        let Some(len) = len.filter(|len| *len <= MAX_VALUES) else {
+            return Err(Error::new(
+                ErrorKind::Artifact,
+                format!(
+                    "{}: tensor {name} would have the shape {shape:?}, expected at most {MAX_VALUES} values",
+                    self.config_path.display()
+                ),
+            )
+            .hint("a size in the configuration is wrong"));
+        };
         let matrix = self.source(name, shape, [1, len])?;
         let mut out = vec![0f32; len];
         read(&*matrix, 0, &mut out)?;

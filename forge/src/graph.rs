@@ -389,6 +389,6 @@ impl Graph {
                 Origin::Weight(weight) => Some(weight.qnn_bytes()),
                 _ => None,
             })
-            .sum()
+            .fold(0, u64::saturating_add)
     }
 }

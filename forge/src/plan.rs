@@ -83,10 +83,10 @@ pub struct Plan {
 impl Plan {
     /// Expected bytes of the bundle, without the tokenizer.
     pub fn bytes(&self) -> u64 {
-        let context =
-            |c: &ContextSizes| c.onnx_bytes + if self.compiled { c.binary_bytes } else { 0 };
-        let tables = self.tables.iter().map(|(_, bytes)| bytes).sum::<u64>();
-        self.contexts.iter().map(context).sum::<u64>() + self.embed_bytes + tables
+        let binary = |c: &ContextSizes| if self.compiled { c.binary_bytes } else { 0 };
+        let contexts = self.contexts.iter().flat_map(|c| [c.onnx_bytes, binary(c)]);
+        let tables = self.tables.iter().map(|(_, bytes)| *bytes);
+        total(contexts.chain(tables).chain([self.embed_bytes]))
     }
 
     /// The context with the most weights.
@@ -99,7 +99,7 @@ impl Plan {
         let weights = self.largest().map_or(0, |c| c.weight_bytes) as f64;
         // Without a compiler, some buffers.
         let factor = if self.compiled { PEAK_FACTOR } else { 0.0 };
-        PEAK_BASE + (weights * factor) as u64
+        PEAK_BASE.saturating_add((weights * factor) as u64)
     }
 
     /// What a user should know about running such a bundle, in one sentence; none as a rule.
@@ -116,7 +116,7 @@ impl Plan {
 
     /// Expected seconds on two cores.
     pub fn seconds(&self) -> f64 {
-        let weights: u64 = self.contexts.iter().map(|c| c.weight_bytes).sum();
+        let weights = total(self.contexts.iter().map(|c| c.weight_bytes));
         let compile = if self.compiled { weights as f64 / COMPILE_RATE } else { 0.0 };
         compile + self.bytes() as f64 / WRITE_RATE
     }
@@ -223,7 +223,7 @@ fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compil
 }
 
 fn context_sizes(context: &ContextPlan, options: &ForgeOptions) -> ContextSizes {
-    let all_bytes: u64 = context.graphs.iter().map(Graph::weight_bytes).sum();
+    let all_bytes = total(context.graphs.iter().map(Graph::weight_bytes));
     let weight_bytes =
         if options.share_weights { shared_bytes(&context.graphs) } else { all_bytes };
     let nodes: u64 = context.graphs.iter().map(|g| g.nodes().len() as u64).sum();
@@ -232,9 +232,9 @@ fn context_sizes(context: &ContextPlan, options: &ForgeOptions) -> ContextSizes 
         graphs: context.graphs.iter().map(|g| g.name().to_owned()).collect(),
         precision: context.precision,
         weight_bytes,
-        binary_bytes: weight_bytes + weight_bytes / WEIGHTS_PER_BYTE + nodes * NODE_BYTES,
-        io_bytes: context.graphs.iter().map(io_bytes).sum(),
-        onnx_bytes: if options.onnx { all_bytes + nodes * 200 } else { 0 },
+        binary_bytes: total([weight_bytes, weight_bytes / WEIGHTS_PER_BYTE, nodes * NODE_BYTES]),
+        io_bytes: total(context.graphs.iter().map(io_bytes)),
+        onnx_bytes: if options.onnx { total([all_bytes, nodes * 200]) } else { 0 },
     }
 }
 
@@ -245,12 +245,17 @@ fn shared_bytes(graphs: &[Graph]) -> u64 {
         Origin::Weight(weight) => Some((weight.source().name(), weight.qnn_bytes())),
         _ => None,
     });
-    weights.collect::<BTreeMap<_, _>>().into_values().sum()
+    total(weights.collect::<BTreeMap<_, _>>().into_values())
 }
 
 /// Bytes of a graph's inputs and outputs.
 fn io_bytes(graph: &Graph) -> u64 {
     let info = graph.info(Elem::qnn);
     let tensors = info.inputs.iter().chain(&info.outputs);
-    tensors.filter_map(|t| t.byte_len().ok()).map(|n| n as u64).sum()
+    total(tensors.map(|t| t.byte_len().map_or(u64::MAX, |n| n as u64)))
+}
+
+/// A sum of sizes. Those of a configuration that makes no sense may be larger than any number of bytes.
+fn total(sizes: impl IntoIterator<Item = u64>) -> u64 {
+    sizes.into_iter().fold(0, u64::saturating_add)
 }

@@ -8,6 +8,7 @@ use half::{bf16, f16};
 use qhx_core::{Error, ErrorKind};
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::Graph;
+use qhx_forge::plan::plan;
 use qhx_forge::recipes::{Precision, RecipeOptions, recipe};
 use qhx_forge::{ForgeOptions, Progress, Silent, forge};
 use qhx_places::fixture;
@@ -193,6 +194,60 @@ fn a_config_that_makes_no_sense_is_refused() {
     refused(dir.path(), "expected a JSON object");
     std::fs::write(&path, "{").unwrap();
     refused(dir.path(), "not JSON");
+}
+
+/// A configuration alone is enough for a plan, and may ask for anything.
+#[test]
+fn sizes_beyond_all_bytes_are_planned_or_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config.json");
+    let huge = 1 << 24;
+    for (toy, sizes) in [
+        (
+            "qwen2-toy",
+            vec![("num_attention_heads", huge), ("head_dim", huge), ("num_key_value_heads", huge)],
+        ),
+        (
+            "mistral-toy",
+            vec![("num_attention_heads", 1 << 21), ("head_dim", 1 << 20), ("hidden_size", 1 << 20)],
+        ),
+        (
+            "mistral-toy",
+            vec![("intermediate_size", huge), ("vocab_size", huge), ("hidden_size", 1 << 20)],
+        ),
+        (
+            "phimoe-16",
+            vec![
+                ("intermediate_size", huge),
+                ("hidden_size", 1 << 20),
+                ("num_local_experts", 4096),
+            ],
+        ),
+        ("qwen35-tied", vec![("hidden_size", huge), ("intermediate_size", huge)]),
+    ] {
+        std::fs::copy(fixture(toy).join("config.json"), &path).unwrap();
+        edit_json(&path, |config| {
+            for (key, size) in &sizes {
+                config[*key] = json!(size);
+            }
+            config["num_hidden_layers"] =
+                json!(config["num_hidden_layers"].as_u64().unwrap().min(4));
+        });
+        let checkpoint = Checkpoint::synthetic(&path, 1).unwrap();
+        for compiled in [false, true] {
+            let options =
+                ForgeOptions { prefill: Some(vec![]), ..ForgeOptions::new(dir.path().join("b")) };
+            match plan(&checkpoint, recipe, &options, compiled) {
+                Ok((plan, _)) => {
+                    assert!(plan.bytes() > 1 << 40, "{toy} {sizes:?}: {}", plan.bytes())
+                }
+                Err(error) => {
+                    let kinds = [ErrorKind::Artifact, ErrorKind::Graph, ErrorKind::Usage];
+                    assert!(kinds.contains(&error.kind()), "{toy} {sizes:?}: {error}");
+                }
+            }
+        }
+    }
 }
 
 /// Writes a value over an element of a tensor, as the tensor's type has it.

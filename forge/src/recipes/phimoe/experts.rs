@@ -81,7 +81,8 @@ pub(super) fn router(checkpoint: &Checkpoint, layer: usize) -> String {
 impl TableSource for Experts {
     fn bytes(&self) -> u64 {
         let sizes = self.matrices.iter().flatten().map(|m| m.shape());
-        sizes.map(|[rows, cols]| (rows as u64) * (cols as u64 + 4)).sum()
+        let bytes = sizes.map(|[rows, cols]| (rows as u64).saturating_mul(cols as u64 + 4));
+        bytes.fold(0, u64::saturating_add)
     }
 
     fn write(&self, files: &mut [&mut dyn Write], progress: &mut dyn Progress) -> Result<()> {
