@@ -20,6 +20,8 @@ const TOKENIZER: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
 /// Where newer checkpoints keep the chat template.
 const TEMPLATE: &str = "chat_template.jinja";
+/// Where older checkpoints keep the special tokens.
+const SPECIAL: &str = "special_tokens_map.json";
 
 /// The only key of `tokenizer.json` that is read here.
 #[derive(Deserialize)]
@@ -35,8 +37,8 @@ struct AddedToken {
 
 /// Copies the tokenizer's files, names them in `artifacts`, and returns the value of `chat`.
 ///
-/// A chat template that lies in a file of its own is put into the copied `tokenizer_config.json`, in place of
-/// one that is there, as `transformers` does. A synthetic model gets a tokenizer of its `vocab`, see
+/// A chat template and special tokens that lie in files of their own are put into the copied
+/// `tokenizer_config.json`, see [`copy_config`]. A synthetic model gets a tokenizer of its `vocab`, see
 /// [`numbers`]. Errors when qhx itself would refuse one of the files.
 pub(crate) fn copy(
     checkpoint: &Checkpoint,
@@ -89,23 +91,36 @@ pub(crate) fn copy(
     Ok(chat)
 }
 
-/// Copies `tokenizer_config.json` with the chat template that counts. Says whether there is one; none when
-/// there is nothing to copy.
+/// Copies `tokenizer_config.json` with the chat template and the special tokens that `transformers` would take.
+/// Says whether there is a template; none when there is nothing to copy.
+///
+/// A `chat_template.jinja` counts before the template of the configuration. A configuration without
+/// `added_tokens_decoder` is of the older form, which has its special tokens in `special_tokens_map.json`.
 fn copy_config(dir: &Path, staging: &Staging) -> Result<Option<bool>> {
-    let (path, template) = (dir.join(CONFIG), dir.join(TEMPLATE));
-    let config = path.exists().then(|| read_json(&path)).transpose()?;
-    if !template.exists() {
-        let Some(config) = config else { return Ok(None) };
-        staging.write(CONFIG, &files::read(ErrorKind::Artifact, &path, MAX_BYTES)?)?;
-        return Ok(Some(config.get("chat_template").is_some_and(|t| !t.is_null())));
+    let [path, template, special] = [CONFIG, TEMPLATE, SPECIAL].map(|name| dir.join(name));
+    let found = if path.exists() { Some(read_json(&path)?) } else { None };
+    if found.is_none() && !template.exists() {
+        return Ok(None);
     }
-    let text = files::read_text(ErrorKind::Artifact, &template, MAX_BYTES)?;
-    let mut config = config.unwrap_or_else(|| json!({}));
+    let mut config = found.clone().unwrap_or_else(|| json!({}));
     if let Some(config) = config.as_object_mut() {
-        config.insert("chat_template".to_owned(), json!(text));
+        if !config.contains_key("added_tokens_decoder")
+            && special.exists()
+            && let Value::Object(tokens) = read_json(&special)?
+        {
+            config.extend(tokens);
+        }
+        if template.exists() {
+            let text = files::read_text(ErrorKind::Artifact, &template, MAX_BYTES)?;
+            config.insert("chat_template".to_owned(), json!(text));
+        }
     }
-    staging.write_json(CONFIG, &config)?;
-    Ok(Some(true))
+    if found.as_ref() == Some(&config) {
+        staging.write(CONFIG, &files::read(ErrorKind::Artifact, &path, MAX_BYTES)?)?;
+    } else {
+        staging.write_json(CONFIG, &config)?;
+    }
+    Ok(Some(config.get("chat_template").is_some_and(|t| !t.is_null())))
 }
 
 /// Reads the chat template of the folder `root` as qhx does when it opens the bundle.

@@ -510,7 +510,7 @@ fn the_multimodal_nesting_gives_the_same_graphs() {
 }
 
 #[test]
-fn a_template_of_its_own_goes_into_the_tokenizers_config() {
+fn a_template_and_tokens_of_their_own_go_into_the_tokenizers_config() {
     let dir = copy("qwen35-tied");
     let path = dir.path().join("tokenizer_config.json");
     std::fs::write(dir.path().join("chat_template.jinja"), "{{ messages }}").unwrap();
@@ -529,7 +529,13 @@ fn a_template_of_its_own_goes_into_the_tokenizers_config() {
         edit_json(&path, |config| drop(config.as_object_mut().unwrap().remove("chat_template")));
     };
     assert_eq!(template(&remove)["eos_token"], "<|im_end|>");
-    template(&|| std::fs::remove_file(&path).unwrap());
+    let without_file = template(&|| std::fs::remove_file(&path).unwrap());
+    // The older form: special tokens in a file of their own.
+    assert_eq!(without_file["eos_token"]["content"], "<|im_end|>");
+    let older = || std::fs::write(&path, r#"{"model_max_length": 256}"#).unwrap();
+    assert_eq!(template(&older)["eos_token"]["content"], "<|im_end|>");
+    let newer = || std::fs::write(&path, r#"{"added_tokens_decoder": {}}"#).unwrap();
+    assert_eq!(template(&newer)["eos_token"], Value::Null);
     std::fs::remove_file(dir.path().join("tokenizer.json")).unwrap();
     let error = forge_error(dir.path(), |_| {});
     assert!(error.message().contains("tokenizer.json"), "{error}");
