@@ -250,6 +250,30 @@ fn sizes_beyond_all_bytes_are_planned_or_refused() {
     }
 }
 
+#[cfg(unix)]
+#[test]
+fn pipes_in_the_place_of_files_are_refused_and_not_waited_for() {
+    for name in [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+    ] {
+        let dir = copy("qwen35-tied");
+        let path = dir.path().join(name);
+        if path.exists() {
+            std::fs::remove_file(&path).unwrap();
+        }
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let error = forge_error(dir.path(), |_| {});
+        assert_eq!(error.kind(), ErrorKind::Artifact, "{error}");
+        assert!(error.message().contains(name), "{error}");
+        assert!(error.message().contains("expected a regular file"), "{error}");
+    }
+}
+
 /// Writes a value over an element of a tensor, as the tensor's type has it.
 fn set_element(dir: &Path, tensor: &str, index: usize, value: f32) {
     for entry in std::fs::read_dir(dir).unwrap() {
