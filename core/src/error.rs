@@ -1,6 +1,9 @@
 //! The error type of the workspace: what failed, what was found and expected, and a likely fix.
 
+use std::borrow::Cow;
 use std::fmt;
+
+use crate::escape::shown;
 
 /// Result with [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -97,6 +100,10 @@ impl ErrorKind {
 ///
 /// The message names the file, tensor or option with what was found and expected; the hint is one
 /// likely fix. `Display` prints both.
+///
+/// Messages quote what strangers wrote. Whatever an error is given passes through
+/// [`crate::escape::shown`]: message and hint are one line each, of bounded length, and cannot
+/// steer a terminal.
 #[derive(Debug, Clone)]
 pub struct Error(Box<Inner>);
 
@@ -111,20 +118,20 @@ struct Inner {
 impl Error {
     /// An error of `kind` that says `message`.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner { kind, message: message.into(), hint: None, code: None }))
+        Self(Box::new(Inner { kind, message: safe(message.into()), hint: None, code: None }))
     }
 
     /// Adds one likely fix.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
-        self.0.hint = Some(hint.into());
+        self.0.hint = Some(safe(hint.into()));
         self
     }
 
     /// Puts `context` in front of the message: `context: message`.
     #[must_use]
     pub fn context(mut self, context: impl fmt::Display) -> Self {
-        self.0.message = format!("{context}: {}", self.0.message);
+        self.0.message = safe(format!("{}: {}", shown(&context.to_string()), self.0.message));
         self
     }
 
@@ -161,6 +168,14 @@ impl Error {
     }
 }
 
+/// A text that may be shown.
+fn safe(text: String) -> String {
+    match shown(&text) {
+        Cow::Borrowed(_) => text,
+        Cow::Owned(safe) => safe,
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.message)?;
@@ -172,3 +187,26 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_part_of_an_error_steers_a_terminal_or_fills_the_screen() {
+        let hostile = format!("\u{1b}[2J\nerror: all is well\u{202e}{}", "x".repeat(1 << 20));
+        let error = Error::new(ErrorKind::Prompt, format!("name {hostile} is unknown"))
+            .context(&hostile)
+            .context("bundle/manifest.json")
+            .hint(&hostile);
+        let text = error.to_string();
+        assert_eq!(text.lines().count(), 2, "{text}");
+        assert!(!text.contains(['\u{1b}', '\u{202e}']), "{text}");
+        assert!(text.len() < 3 * crate::escape::MAX_SHOWN, "{} bytes", text.len());
+        assert!(
+            error.message().starts_with("bundle/manifest.json: \\u{1b}[2J\\nerror: "),
+            "{text}"
+        );
+        assert!(error.message().ends_with(" is unknown"), "{text}");
+    }
+}

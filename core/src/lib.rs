@@ -12,6 +12,7 @@ pub mod child;
 pub mod compare;
 pub mod engine;
 mod error;
+pub mod escape;
 pub mod files;
 pub mod manifest;
 pub mod null;

@@ -122,8 +122,8 @@ impl Lock {
             Err(error) => return Err(bad(format!("cannot be read: {error}"))),
         }
         let text = files::read_text(ErrorKind::Plugin, &path, MAX_BYTES)?;
-        let document: Document =
-            toml::from_str(&text).map_err(|e| bad(format!("not a lock of plugins: {e}")))?;
+        let document: Document = toml::from_str(&text)
+            .map_err(|e| bad(format!("not a lock of plugins: {}", e.message())))?;
         if document.version != VERSION {
             return Err(bad(format!(
                 "version {}, expected {VERSION}; another version of qhx wrote it",

@@ -276,7 +276,7 @@ impl Plugins {
         }
         for status in &self.files {
             if let PluginStatus::Failed(error) = status {
-                message.push_str(&format!("\n  not usable: {error}"));
+                message.push_str(&format!("; not usable: {error}"));
             }
         }
         let error = Error::new(ErrorKind::Plugin, message);
