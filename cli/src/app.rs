@@ -2,7 +2,7 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::io::IsTerminal as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -16,7 +16,9 @@ use crate::args::{Cli, Command, GlobalArgs};
 use crate::commands;
 use crate::helper;
 use crate::output::Output;
+use crate::panics::Panics;
 use crate::signal::Interrupts;
+use crate::stderr;
 
 /// What every command works with.
 pub(crate) struct App {
@@ -164,11 +166,12 @@ impl Command {
 
 /// Prints help, or says what is wrong with the arguments.
 fn refuse(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
-    // Nobody is left to tell when this cannot be written.
-    let _ = error.print();
     if !error.use_stderr() {
+        // Help for a reader that has left is no failure.
+        let _ = error.print();
         return ExitCode::SUCCESS;
     }
+    stderr::usage(error);
     if arguments.iter().any(|a| a == "--json") {
         let text = error.render().to_string();
         let message = text.lines().next().unwrap_or_default();
@@ -186,14 +189,17 @@ fn start(
     json: bool,
     command: impl FnOnce(&mut App) -> Result<Status>,
 ) -> ExitCode {
+    let panics = Panics::install();
     let mut app = match prepare(global) {
         Ok(app) => app,
         Err(e) => {
-            eprintln!("error: {e}");
+            stderr::error(&e);
             return ExitCode::from(e.kind().exit_code());
         }
     };
-    let result = command(&mut app);
+    // What a panic leaves behind is dropped, but for the output, which writes whole lines.
+    let result = catch_unwind(AssertUnwindSafe(|| command(&mut app)))
+        .unwrap_or_else(|_| Err(panics.error()));
     if app.output.is_closed() {
         // As `head` does when it has read enough.
         return ExitCode::SUCCESS;
@@ -201,7 +207,7 @@ fn start(
     match result {
         Ok(status) => ExitCode::from(status.exit_code()),
         Err(e) => {
-            eprintln!("error: {e}");
+            stderr::error(&e);
             if json {
                 let _ = app.output.json(&error_json(&e));
             }
@@ -242,8 +248,8 @@ fn log(global: &GlobalArgs) -> Result<()> {
     })?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal() && crate::vars::get("NO_COLOR").is_none())
+        .with_writer(|| stderr::Log)
+        .with_ansi(stderr::colours())
         .without_time()
         .init();
     Ok(())

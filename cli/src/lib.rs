@@ -3,6 +3,9 @@
 //! Each command is a module of `commands`; what they share lies beside it. Standard output carries
 //! results only and is written through `output`; everything else goes to standard error.
 
+#[macro_use]
+mod stderr;
+
 mod app;
 mod args;
 mod backends;
@@ -13,6 +16,7 @@ mod commands;
 mod fixture;
 mod helper;
 mod output;
+mod panics;
 mod progress;
 mod prompt;
 mod session;

@@ -79,8 +79,8 @@ impl Progress for ForgeProgress {
         } else if !self.quiet {
             let (done, all) = (HumanBytes(self.made + self.kept), HumanBytes(self.total));
             match self.left() {
-                Some(left) => eprintln!("{what} ({done} of {all}, left {left})"),
-                None => eprintln!("{what}"),
+                Some(left) => say!("{what} ({done} of {all}, left {left})"),
+                None => say!("{what}"),
             }
         }
     }
@@ -106,8 +106,8 @@ impl Progress for ForgeProgress {
 
     fn note(&mut self, message: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("note: {message}")),
-            None => eprintln!("note: {message}"),
+            Some(bar) => bar.suspend(|| say!("note: {message}")),
+            None => say!("note: {message}"),
         }
     }
 
@@ -152,7 +152,7 @@ pub(crate) fn prompt() -> ProgressFn {
 /// A spinner with a message, for waiting.
 pub(crate) fn waiting(message: &str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
-        eprintln!("{message}");
+        say!("{message}");
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::new_spinner().with_style(style("{msg} {spinner} {elapsed}"));

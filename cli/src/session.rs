@@ -39,7 +39,7 @@ pub(crate) fn open_checked(
     // Before libraries are opened: the name is wrong more often than they are.
     qhx_core::op::OpProvider::find(&ops, manifest.host_op()?)?;
     let chosen = backend.open(&manifest, app.global.threads())?;
-    eprintln!("backend: {} ({})", chosen.backend.info().name, chosen.reason);
+    say!("backend: {} ({})", chosen.backend.info().name, chosen.reason);
     let model = Model::open(ModelOptions {
         manifest: Arc::new(manifest),
         backend: chosen.backend,

@@ -77,7 +77,7 @@ impl Interrupts {
             }
             token.cancel();
             if passes(GRACE) {
-                eprintln!(
+                say!(
                     "error: the time of {} s is up, and the host-op did not stop within {} s more",
                     time.as_secs_f64(),
                     GRACE.as_secs()

@@ -1,6 +1,6 @@
 //! `qhx chat`: a conversation that keeps its state between turns.
 
-use std::io::{BufRead as _, IsTerminal as _, Write as _};
+use std::io::{BufRead as _, IsTerminal as _};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -12,6 +12,7 @@ use crate::app::{App, Status, error_json};
 use crate::args::{BackendArgs, SamplingArgs, Switch};
 use crate::prompt;
 use crate::session::{self, Stream};
+use crate::stderr;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -138,7 +139,7 @@ impl Conversation {
         if self.json {
             app.output.json(&session::json(model, &generation))?;
         }
-        eprintln!("{}", session::summary(&generation));
+        say!("{}", session::summary(&generation));
         self.messages.push(Message::new("assistant", &*generation.text));
         Ok(generation.finish_reason == FinishReason::Cancelled)
     }
@@ -169,16 +170,14 @@ pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
              chat_template; `qhx generate` completes a text without either",
         ));
     }
-    eprintln!("{}", session::load(&model));
+    say!("{}", session::load(&model));
     let interactive = std::io::stdin().is_terminal();
     let mut line = Vec::new();
     // What a script's messages failed with; a person has seen it.
     let mut status = Status::Done;
     loop {
         if interactive {
-            eprint!("> ");
-            // A prompt that cannot be shown is no reason to stop.
-            let _ = std::io::stderr().flush();
+            stderr::ask("> ");
         }
         line.clear();
         let read = std::io::stdin()
@@ -199,8 +198,8 @@ pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
             Ok(Next::Exit) => return Ok(status),
             // The message is at fault, and the next one may be better.
             Err(e) if e.kind() == ErrorKind::Prompt => {
-                eprintln!("error: {e}");
-                eprintln!("(the message is not part of the conversation; /reset begins anew)");
+                stderr::error(&e);
+                say!("(the message is not part of the conversation; /reset begins anew)");
                 if args.json {
                     app.output.json(&error_json(&e))?;
                 }
@@ -236,19 +235,19 @@ fn step(
             let system = conversation.messages.first().filter(|m| m.role == "system").cloned();
             conversation.begin(system.as_ref().map(|m| m.content.as_str()));
             model.reset()?;
-            eprintln!("(the conversation is forgotten)");
+            say!("(the conversation is forgotten)");
         }
         Input::System(text) => {
             conversation.begin(text);
             model.reset()?;
-            eprintln!(
+            say!(
                 "(a new conversation, {} system message)",
                 if text.is_some() { "with a" } else { "without" }
             );
         }
-        Input::Help => eprintln!("{EXAMPLES}"),
+        Input::Help => stderr::lines(EXAMPLES),
         Input::Exit => return Ok(Next::Exit),
-        Input::Unknown(word) => eprintln!("unknown command {word}; /help lists the commands"),
+        Input::Unknown(word) => say!("unknown command {word}; /help lists the commands"),
     }
     Ok(Next::Continue)
 }

@@ -86,7 +86,7 @@ pub(crate) fn run(args: &ClassicArgs, app: &mut App) -> Result<Status> {
     }
     let request = Request::greedy(prompt, args.max_new);
     let generation = session::generate(app, &mut model, &request, Stream::Text)?;
-    eprintln!("{}, {}", session::load(&model), session::summary(&generation));
+    say!("{}, {}", session::load(&model), session::summary(&generation));
     Ok(session::status(&generation))
 }
 

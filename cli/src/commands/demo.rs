@@ -54,8 +54,8 @@ pub(crate) fn run(args: &DemoArgs, app: &mut App) -> Result<Status> {
     if args.json {
         app.output.json(&session::json(&model, &generation))?;
     }
-    eprintln!("{}, {}", session::load(&model), session::summary(&generation));
-    eprintln!("bundle: {}", bundle.display());
+    say!("{}, {}", session::load(&model), session::summary(&generation));
+    say!("bundle: {}", bundle.display());
     Ok(session::status(&generation))
 }
 
@@ -77,7 +77,7 @@ fn bundle(app: &App, libraries: Option<&Libraries>) -> Result<PathBuf> {
         .tempdir_in(&parent)
         .map_err(|e| Error::io(ErrorKind::Io, &parent, &e))?;
     fixture::write(checkpoint.path())?;
-    eprintln!("making the toy's bundle for {form}");
+    say!("making the toy's bundle for {form}");
     let options = ForgeOptions {
         overwrite: true,
         name: Some("qwen35-toy".to_owned()),

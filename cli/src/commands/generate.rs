@@ -107,6 +107,6 @@ pub(crate) fn run(args: &GenerateArgs, app: &mut App) -> qhx_core::Result<Status
     if args.json {
         app.output.json(&session::json(&model, &generation))?;
     }
-    eprintln!("{}, {}", session::load(&model), session::summary(&generation));
+    say!("{}, {}", session::load(&model), session::summary(&generation));
     Ok(session::status(&generation))
 }

@@ -177,7 +177,7 @@ fn install(force: bool, wheel: Option<&Path>, app: &mut App) -> Result<Status> {
         .hint(how_to_get()));
     }
     if let Some(folder) = installed().filter(|_| !force) {
-        eprintln!("QNN libraries {VERSION} are installed already");
+        say!("QNN libraries {VERSION} are installed already");
         app.output.line(&folder.display().to_string())?;
         return Ok(Status::Done);
     }
@@ -210,7 +210,7 @@ fn install(force: bool, wheel: Option<&Path>, app: &mut App) -> Result<Status> {
         Err(_) if installed().is_some() => {}
         Err(e) => return Err(io(&place, &e)),
     }
-    eprintln!(
+    say!(
         "installed QNN libraries {VERSION}: QAIRT {}, build {}",
         library.core_version().qairt().unwrap_or("unknown"),
         library.build_id()

@@ -199,7 +199,7 @@ fn files(args: &VerifyArgs, app: &mut App) -> Result<Status> {
         app.output.json(&report)?;
     }
     if !passed {
-        eprintln!("files differ from the manifest: download or forge the bundle again");
+        say!("files differ from the manifest: download or forge the bundle again");
     }
     Ok(if passed { Status::Done } else { Status::Found })
 }

@@ -14,4 +14,6 @@ mod qnn;
 mod reports;
 mod run;
 mod size;
+#[cfg(target_os = "linux")]
+mod streams;
 mod verify;

@@ -110,10 +110,19 @@ impl Program {
     }
 
     /// Runs it to its end.
-    pub fn run(mut self) -> Run {
-        let command =
-            self.command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("the program starts");
+    pub fn run(self) -> Run {
+        self.run_with(Stdio::piped(), Stdio::piped())
+    }
+
+    /// As [`Program::run`], with these streams; what does not go into a pipe is not in the answer.
+    pub fn run_with(mut self, stdout: impl Into<Stdio>, stderr: impl Into<Stdio>) -> Run {
+        let mut child = self
+            .command
+            .stdin(Stdio::piped())
+            .stdout(stdout)
+            .stderr(stderr)
+            .spawn()
+            .expect("the program starts");
         let mut stdin = child.stdin.take().expect("a pipe");
         // A program that does not read its input closes the pipe.
         let _ = stdin.write_all(&self.stdin);

@@ -112,9 +112,9 @@ pub(crate) fn run(args: &EmbedClassicArgs, app: &mut App) -> Result<Status> {
     }
     for stats in encoder.model().graph_stats() {
         let each = session::ms(stats.busy) / stats.executions.max(1) as f64;
-        eprintln!("{}: {each:.1} ms a text", stats.graph);
+        say!("{}: {each:.1} ms a text", stats.graph);
     }
-    eprintln!("{}", session::load(encoder.model()));
+    say!("{}", session::load(encoder.model()));
     Ok(Status::Done)
 }
 

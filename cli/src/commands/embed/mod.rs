@@ -32,7 +32,7 @@ pub(crate) fn run(args: &EmbedArgs, app: &mut App) -> Result<Status> {
     let mut rows = Rows::open(args)?;
     let skipped = rows.skip(sink.resumed())?;
     if skipped > 0 {
-        eprintln!("resume: {skipped} texts are in the output already");
+        say!("resume: {skipped} texts are in the output already");
     }
     let model = session::open(app, &args.bundle, None, &args.backend)?;
     let query = args.prefix_query.clone();
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &EmbedArgs, app: &mut App) -> Result<Status> {
     sink.finish(matches!(status, Status::Done))?;
     let texts = bar.position() - skipped;
     bar.finish_and_clear();
-    eprintln!("{}", summary(&encoder, texts));
+    say!("{}", summary(&encoder, texts));
     Ok(status)
 }
 

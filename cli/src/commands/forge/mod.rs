@@ -345,7 +345,7 @@ pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
     }
     let worst = report.check.iter().filter(|row| !row.agrees()).count();
     if worst > 0 {
-        eprintln!("the check found {worst} outputs that differ from their ONNX twins");
+        say!("the check found {worst} outputs that differ from their ONNX twins");
         return Ok(Status::Found);
     }
     Ok(Status::Done)
@@ -373,7 +373,7 @@ fn check_backends(libraries: Libraries, threads: Option<usize>) -> CheckBackends
 fn print(report: &Report, args: &ForgeArgs, app: &mut App) -> Result<()> {
     for context in &report.contexts {
         if !context.float_weights.is_empty() {
-            eprintln!(
+            say!(
                 "note: context {:?}: {} weights stay f16, as int8 does not fit their shape: {}",
                 context.key,
                 context.float_weights.len(),
@@ -388,7 +388,7 @@ fn print(report: &Report, args: &ForgeArgs, app: &mut App) -> Result<()> {
         Some(arch) => format!("context binaries for {arch}"),
         None => "ONNX graphs for the CPU only".to_owned(),
     };
-    eprintln!(
+    say!(
         "{}: {} contexts, {}, {:.1} MiB",
         report.family,
         report.contexts.len(),
