@@ -3,9 +3,11 @@
 //! The QNN libraries print to descriptor 1. Before anything can load them, the descriptor is made
 //! to lead to standard error, and results go to the file it led to before.
 
+use std::fmt::Arguments;
 use std::fs::File;
 use std::io::{self, Write};
 
+use qhx_core::escape::escaped;
 use qhx_core::qnn::stdout::redirect_to_stderr;
 use qhx_core::{Error, ErrorKind, Result};
 use serde::Serialize;
@@ -31,7 +33,7 @@ impl Output {
         self.closed
     }
 
-    /// Writes at once, so that a stream is seen while it comes.
+    /// Writes the text as it is, at once, so that a stream is seen while it comes.
     pub(crate) fn write(&mut self, text: &str) -> Result<()> {
         self.file.write_all(text.as_bytes()).map_err(|e| {
             self.closed = e.kind() == io::ErrorKind::BrokenPipe;
@@ -39,22 +41,39 @@ impl Output {
         })
     }
 
-    /// Writes a line.
+    /// Writes a line of a report. What stands in it of files is written with escapes.
     pub(crate) fn line(&mut self, text: &str) -> Result<()> {
-        self.write(&format!("{text}\n"))
+        self.write(&format!("{}\n", escaped(text)))
+    }
+
+    /// Writes a report.
+    pub(crate) fn report(&mut self, report: &Report) -> Result<()> {
+        self.write(&report.0)
     }
 
     /// Writes a value as one line of JSON.
     pub(crate) fn json(&mut self, value: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string(value)
             .map_err(|e| Error::new(ErrorKind::Internal, format!("the result as JSON: {e}")))?;
-        self.line(&text)
+        self.write(&format!("{text}\n"))
     }
 
     /// Writes a value as JSON over several lines, for reports that people read, too.
     pub(crate) fn json_pretty(&mut self, value: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string_pretty(value)
             .map_err(|e| Error::new(ErrorKind::Internal, format!("the result as JSON: {e}")))?;
-        self.line(&text)
+        self.write(&format!("{text}\n"))
+    }
+}
+
+/// Lines for people. What stands in them of files is written with escapes.
+#[derive(Debug, Default)]
+pub(crate) struct Report(String);
+
+impl Report {
+    /// Adds a line.
+    pub(crate) fn line(&mut self, text: Arguments<'_>) {
+        self.0.push_str(&escaped(&text.to_string()));
+        self.0.push('\n');
     }
 }

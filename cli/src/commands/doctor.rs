@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 use super::{plugins, runtime};
 use crate::app::{App, Status};
 use crate::args::LibraryArgs;
+use crate::output::Report;
 use crate::{backends, cache, vars};
 
 /// Check this machine: libraries, plugins, folders
@@ -85,32 +86,33 @@ pub(crate) fn run(args: &DoctorArgs, app: &mut App) -> Result<Status> {
         });
         app.output.json_pretty(&report)?;
     } else {
-        app.output.write(&text(&checks, &variables))?;
+        app.output.report(&text(&checks, &variables))?;
     }
     Ok(if healthy { Status::Done } else { Status::Found })
 }
 
-fn text(checks: &[Check], variables: &Map<String, Value>) -> String {
-    let mut text = format!("qhx {}\n", env!("CARGO_PKG_VERSION"));
+fn text(checks: &[Check], variables: &Map<String, Value>) -> Report {
+    let mut text = Report::default();
+    text.line(format_args!("qhx {}", env!("CARGO_PKG_VERSION")));
     for check in checks {
         let health = match check.health {
             Health::Ok => "ok     ",
             Health::Missing => "missing",
             Health::Broken => "BROKEN ",
         };
-        text.push_str(&format!("{health} {:12} {}\n", check.name, check.found));
+        text.line(format_args!("{health} {:12} {}", check.name, check.found));
         let plain = |v: &Value| v.as_str().map_or_else(|| v.to_string(), str::to_owned);
         for (key, value) in &check.details {
-            text.push_str(&format!("{:21}{key}: {}\n", "", plain(value)));
+            text.line(format_args!("{:21}{key}: {}", "", plain(value)));
         }
         if let Some(hint) = &check.hint {
-            text.push_str(&format!("{:21}hint: {hint}\n", ""));
+            text.line(format_args!("{:21}hint: {hint}", ""));
         }
     }
     for (name, purpose) in vars::ALL {
         match variables.get(name).and_then(Value::as_str) {
-            Some(value) => text.push_str(&format!("env     {name}={value}\n")),
-            None => text.push_str(&format!("env     {name} is not set ({purpose})\n")),
+            Some(value) => text.line(format_args!("env     {name}={value}")),
+            None => text.line(format_args!("env     {name} is not set ({purpose})")),
         }
     }
     text

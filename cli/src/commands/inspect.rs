@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::app::{App, Status};
 use crate::args::LibraryArgs;
 use crate::backends;
+use crate::output::Report;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -106,9 +107,9 @@ pub(crate) fn run(args: &InspectArgs, app: &mut App) -> Result<Status> {
         if args.json {
             app.output.json_pretty(&report)?;
         } else {
-            let mut text = String::new();
+            let mut text = Report::default();
             write_binary(&mut text, &report);
-            app.output.write(&text)?;
+            app.output.report(&text)?;
         }
         return Ok(Status::Done);
     }
@@ -116,10 +117,10 @@ pub(crate) fn run(args: &InspectArgs, app: &mut App) -> Result<Status> {
     if args.json {
         app.output.json_pretty(&report)?;
     } else {
-        app.output.write(&bundle_text(&report))?;
+        app.output.report(&bundle_text(&report))?;
     }
     for note in &report.notes {
-        eprintln!("note: {note}");
+        say!("note: {note}");
     }
     Ok(Status::Done)
 }
@@ -235,11 +236,11 @@ fn bundle(args: &InspectArgs) -> Result<BundleReport> {
     })
 }
 
-fn bundle_text(report: &BundleReport) -> String {
-    let mut text = String::new();
+fn bundle_text(report: &BundleReport) -> Report {
+    let mut text = Report::default();
     let or_none = |v: Option<String>| v.unwrap_or_else(|| "(not said)".to_owned());
     let number = |v: Option<usize>| or_none(v.map(|n| n.to_string()));
-    let mut row = |key: &str, value: String| text.push_str(&format!("{key:10} {value}\n"));
+    let mut row = |key: &str, value: String| text.line(format_args!("{key:10} {value}"));
     row("model", report.model.clone());
     row("family", or_none(report.family.clone()));
     row("host-op", or_none(report.host_op.clone()));
@@ -251,7 +252,8 @@ fn bundle_text(report: &BundleReport) -> String {
     row("manifest", report.manifest.display().to_string());
     write_files(&mut text, "", &report.files);
     for context in &report.contexts {
-        text.push_str(&format!("\ncontext {:?}\n", context.key));
+        text.line(format_args!(""));
+        text.line(format_args!("context {:?}", context.key));
         write_files(&mut text, "  ", &context.files);
         match &context.binary {
             Some(binary) => write_binary(&mut text, binary),
@@ -265,19 +267,19 @@ fn bundle_text(report: &BundleReport) -> String {
     text
 }
 
-fn write_files(text: &mut String, indent: &str, files: &[SizedFile]) {
+fn write_files(text: &mut Report, indent: &str, files: &[SizedFile]) {
     for file in files {
         let size = file.bytes.map_or_else(|| "MISSING".to_owned(), size);
-        text.push_str(&format!("{indent}{}: {} ({size})\n", file.role, file.path.display()));
+        text.line(format_args!("{indent}{}: {} ({size})", file.role, file.path.display()));
     }
 }
 
-fn write_binary(text: &mut String, report: &BinaryReport) {
+fn write_binary(text: &mut Report, report: &BinaryReport) {
     let info = &report.info;
     let arch = info.dsp_arch.map_or_else(|| "unknown".to_owned(), |a| format!("v{a}"));
     let soc = info.soc_model.map_or_else(|| "unknown".to_owned(), |s| s.to_string());
-    text.push_str(&format!(
-        "  {}, arch {arch}, soc {soc}, QAIRT {} (build {}), blob version {}{}\n",
+    text.line(format_args!(
+        "  {}, arch {arch}, soc {soc}, QAIRT {} (build {}), blob version {}{}",
         size(info.file_bytes),
         report.qairt.as_deref().unwrap_or("unknown"),
         info.build_id,
@@ -285,10 +287,10 @@ fn write_binary(text: &mut String, report: &BinaryReport) {
         if report.shares_weights { ", shared weights" } else { "" }
     ));
     for graph in &info.graphs {
-        text.push_str(&format!("  graph {:?}\n", graph.name));
+        text.line(format_args!("  graph {:?}", graph.name));
         for (port, tensors) in [("in ", &graph.inputs), ("out", &graph.outputs)] {
             for tensor in tensors {
-                text.push_str(&format!("    {port} {}\n", binary_tensor(tensor)));
+                text.line(format_args!("    {port} {}", binary_tensor(tensor)));
             }
         }
         if let Some(figures) = &graph.figures {
@@ -303,7 +305,7 @@ fn write_binary(text: &mut String, report: &BinaryReport) {
                 .iter()
                 .filter_map(|(name, bytes)| Some(format!("{name} {}", size((*bytes)?))))
                 .collect();
-            text.push_str(&format!("    {}\n", parts.join(", ")));
+            text.line(format_args!("    {}", parts.join(", ")));
         }
     }
 }
@@ -318,12 +320,12 @@ fn binary_tensor(tensor: &BinaryTensor) -> String {
     line(&tensor.name, &dtype, &tensor.shape, tensor.dtype, &format)
 }
 
-fn write_graph(text: &mut String, graph: &GraphInfo) {
-    text.push_str(&format!("  graph {:?} (ONNX)\n", graph.name));
+fn write_graph(text: &mut Report, graph: &GraphInfo) {
+    text.line(format_args!("  graph {:?} (ONNX)", graph.name));
     for (port, tensors) in [("in ", &graph.inputs), ("out", &graph.outputs)] {
         for TensorInfo { name, dtype, shape, .. } in tensors {
             let tensor = line(name, dtype.name(), shape, Some(*dtype), "");
-            text.push_str(&format!("    {port} {tensor}\n"));
+            text.line(format_args!("    {port} {tensor}"));
         }
     }
 }

@@ -10,6 +10,7 @@ use qhx_plugins::{Listed, PluginOptions, Plugins, interface_version, survey};
 use serde::Serialize;
 
 use crate::app::{App, Status};
+use crate::output::Report;
 
 /// Host-ops and the plugins they come from
 #[derive(Debug, Args)]
@@ -98,8 +99,8 @@ pub(crate) fn files(options: &PluginOptions) -> Result<Vec<Listed>> {
     survey(options)
 }
 
-/// One line of a list.
-pub(crate) fn line(row: &Listed) -> String {
+/// Adds a file to a list.
+fn show(row: &Listed, list: &mut Report) {
     let mut line = format!("{}: {}", row.status.name(), row.path.display());
     if !row.ops.is_empty() {
         line.push_str(&format!("  {}", row.ops.join(", ")));
@@ -107,14 +108,14 @@ pub(crate) fn line(row: &Listed) -> String {
     if let Some(interface) = &row.interface {
         line.push_str(&format!("  (interface {interface})"));
     }
+    list.line(format_args!("{line}"));
     match &row.reason {
-        Some(reason) => line.push_str(&format!("\n    {reason}")),
+        Some(reason) => list.line(format_args!("    {reason}")),
         None if !row.shadowed.is_empty() => {
-            line.push_str(&format!("\n    from an earlier one: {}", row.shadowed.join(", ")));
+            list.line(format_args!("    from an earlier one: {}", row.shadowed.join(", ")));
         }
         None => {}
     }
-    line
 }
 
 /// Runs the command.
@@ -164,14 +165,16 @@ fn list(json: bool, app: &mut App) -> Result<Status> {
         app.output.json_pretty(&report)?;
         return Ok(Status::Done);
     }
+    let mut lines = Report::default();
     for op in report.ops.iter().filter(|op| op.from == "builtin") {
-        app.output.line(&format!("linked in: {}", op.name))?;
+        lines.line(format_args!("linked in: {}", op.name));
     }
     for row in &report.files {
-        app.output.line(&line(row))?;
+        show(row, &mut lines);
     }
+    app.output.report(&lines)?;
     if report.ops.is_empty() && report.files.is_empty() {
-        eprintln!("no plugin is installed; install one with qhx plugins install FILE");
+        say!("no plugin is installed; install one with qhx plugins install FILE");
     }
     Ok(Status::Done)
 }
@@ -180,7 +183,7 @@ fn install(file: &std::path::Path, json: bool, app: &mut App) -> Result<Status> 
     let prober = app.plugin_options().prober;
     let installed = store(app)?.install(file, prober.as_ref())?;
     for (op, other) in &installed.conflicts {
-        eprintln!("note: {other} has a host-op {op}, too; see qhx plugins list");
+        say!("note: {other} has a host-op {op}, too; see qhx plugins list");
     }
     if json {
         app.output.json_pretty(&installed)?;
@@ -240,7 +243,9 @@ fn info(name: &str, json: bool, app: &mut App) -> Result<Status> {
         };
         app.output.line(&format!("    from: {from}"))?;
         app.output.line(&format!("    tasks: {:?}, segments: {:?}", op.tasks, op.modalities))?;
-        app.output.line(&format!("    plan.params: {:#}", op.params_schema))?;
+        for line in format!("    plan.params: {:#}", op.params_schema).lines() {
+            app.output.line(line)?;
+        }
     }
     Ok(Status::Done)
 }
@@ -259,7 +264,7 @@ fn verify(json: bool, app: &mut App) -> Result<Status> {
             }
         }
         if verified.is_empty() {
-            eprintln!("no plugin is installed");
+            say!("no plugin is installed");
         }
     }
     let fine = verified.iter().all(|plugin| plugin.health == Health::Ok);

@@ -1,12 +1,10 @@
-//! Streams that nobody reads or that are full.
+//! Streams that nobody reads or that are full, and files whose names and contents want to steer the terminal.
 
 use std::fs::File;
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::run::{
-    Program, Run, bundle, checkpoint, fixture, folder,
-};
+use crate::run::{Program, Run, bundle, checkpoint, copy_of_bundle, edit_manifest, folder};
 
 /// A pipe whose reader has left.
 fn broken_pipe() -> Stdio {
@@ -72,7 +70,7 @@ fn commands_do_their_work_when_nobody_takes_what_they_say() {
 #[test]
 fn texts_are_embedded_when_nobody_takes_what_is_said() {
     let run = same_without_listener(|folder| {
-        let toy = fixture("embed-mistral-toy");
+        let toy = qhx_places::fixture("embed-mistral-toy");
         Program::qhx(folder)
             .args([Path::new("forge"), &toy])
             .args(["--task", "embed", "--max-ctx", "40", "--cpu-only", "--out", "encoder"])
@@ -121,11 +119,12 @@ fn a_reader_of_results_that_left_ends_the_command_quietly() {
 #[test]
 fn closed_streams_are_no_failure() {
     let folder = folder();
-    let program = env!("CARGO_BIN_EXE_qhx");
+    let program = qhx_places::program("qhx");
     for (redirect, stdout) in [("2>&-", true), (">&- 2>&-", false), ("<&- >&- 2>&-", false)] {
         let script = format!("\"$0\" generate \"$1\" Once -n 4 -vvv {redirect}");
         let output = std::process::Command::new("sh")
-            .args(["-c", &script, program])
+            .args(["-c", &script])
+            .arg(&program)
             .arg(bundle())
             .current_dir(folder.path())
             .output()
@@ -133,4 +132,70 @@ fn closed_streams_are_no_failure() {
         assert_eq!(output.status.code(), Some(0), "{redirect}");
         assert_eq!(output.stdout.is_empty(), !stdout, "{redirect}");
     }
+}
+
+/// Clears the screen, goes back to the first column and claims something else.
+const HOSTILE: &str = "\u{1b}[2J\u{9b}2J\rx\nerror: all is lost\u{202e}\u{2028}";
+
+fn is_harmless(run: &Run, what: &str) {
+    for text in [&run.stderr, &run.stdout] {
+        assert!(
+            !text.contains(['\u{1b}', '\u{9b}', '\r', '\u{202e}', '\u{2028}']),
+            "{what}: {run:?}"
+        );
+        assert!(!text.lines().any(|l| l.starts_with("error: all is lost")), "{what}: {run:?}");
+    }
+    assert!(run.stderr.len() < 10_000, "{what}: {} bytes", run.stderr.len());
+}
+
+#[test]
+fn names_in_files_do_not_steer_the_terminal() {
+    let folder = folder();
+    let toy = copy_of_bundle(folder.path());
+    let run = |args: &[&str]| {
+        Program::qhx(folder.path()).args(&args[..1]).args([&toy]).args(&args[1..]).run()
+    };
+    let long = format!("{HOSTILE}{}", "y".repeat(1 << 20));
+    for name in [HOSTILE, &long] {
+        edit_manifest(&toy, |m| m["plan"]["steps"][0]["host"] = name.into());
+        let found = run(&["generate", "a", "--json"]);
+        assert_ne!(found.code, 0);
+        is_harmless(&found, "host-op");
+        let message = found.json()["error"]["message"].as_str().expect("a message").to_owned();
+        assert!(message.len() < 4_000, "{} bytes", message.len());
+    }
+    edit_manifest(&toy, |m| m["plan"]["steps"][0]["host"] = "qwen3_5_generate".into());
+    edit_manifest(&toy, |m| m["model"]["name"] = HOSTILE.into());
+    let inspect = run(&["inspect"]).ok();
+    assert!(inspect.stdout.starts_with("model      \\u{1b}[2J"), "{inspect:?}");
+    is_harmless(&inspect, "inspect");
+    // A file's name, in a message and in a note.
+    let odd = format!("{HOSTILE}.json");
+    std::fs::write(folder.path().join(&odd), "{").expect("written");
+    is_harmless(&Program::qhx(folder.path()).args(["generate", &odd, "a"]).run(), "file");
+    is_harmless(
+        &Program::qhx(folder.path()).args(["generate", "x", HOSTILE, HOSTILE]).run(),
+        "usage",
+    );
+    std::fs::create_dir(folder.path().join("plugins")).expect("made");
+    std::fs::write(folder.path().join("plugins").join(format!("{HOSTILE}.so")), "x")
+        .expect("written");
+    let list = ["plugins", "list", "--plugin-dir", "plugins"];
+    let list = Program::qhx(folder.path()).args(list).run();
+    assert!(list.stdout.contains("\\u{1b}[2J"), "{list:?}");
+    is_harmless(&list, "plugins");
+}
+
+#[test]
+fn what_the_log_quotes_does_not_steer_the_terminal() {
+    let folder = folder();
+    let toy = copy_of_bundle(folder.path());
+    let odd = folder.path().join(HOSTILE);
+    std::fs::rename(&toy, &odd).expect("renamed");
+    let run =
+        Program::qhx(folder.path()).args(["generate"]).args([&odd]).args(["a", "-n", "1", "-vvv"]);
+    let run = run.run().ok();
+    assert!(run.stderr.contains("DEBUG"), "{}", run.stderr);
+    assert!(!run.stderr.contains(['\u{1b}', '\u{9b}', '\r', '\u{202e}']), "{}", run.stderr);
+    assert!(!run.stderr.contains("\nerror: "), "{}", run.stderr);
 }
