@@ -1,5 +1,7 @@
 //! Makes a bundle for the CPU backend: `cargo run -p qhx-forge --example forge CHECKPOINT OUT [w8a16]`.
 
+#![expect(clippy::print_stderr, reason = "an example, whose report is what it prints")]
+
 use std::path::PathBuf;
 
 use qhx_core::{Error, ErrorKind, Result};

@@ -697,6 +697,7 @@ fn ids(value: &Value) -> Vec<usize> {
 }
 
 /// Greedy agreement over the first `cases` goldens, teacher-forced.
+#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
 fn greedy(
     library: &Library,
     target: Target,

@@ -144,6 +144,7 @@ pub struct Variant {
 pub const CPU: Variant = Variant { target: None, int8: false, shards: 1 };
 
 /// Libraries of QNN, or `None` when the tier cannot run, which is said by name.
+#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
 pub fn qnn_tier() -> Option<(PathBuf, PathBuf)> {
     let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     if let (Some(htp), Some(system)) = (set("QHX_QNN_HTP"), set("QHX_QNN_SYSTEM")) {

@@ -71,6 +71,7 @@ fn step_exact(
 }
 
 /// The first `most` cases, shortest first, step by step; the first `texts` of them as texts.
+#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
 fn proves_equal(
     checkpoint: &Path,
     variant: Variant,

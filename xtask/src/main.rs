@@ -1,5 +1,7 @@
 //! `cargo xtask`: the commands that developers and CI run.
 
+#![expect(clippy::print_stderr, reason = "a developer's tool, whose report is what it prints")]
+
 mod cargo;
 mod demo;
 mod targets;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::run::{Program, checkpoint, folder};
 
 /// The libraries, or `None` when the tier cannot run, which is said by name.
+#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
 pub fn libraries() -> Option<[PathBuf; 2]> {
     let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     if let (Some(htp), Some(system)) = (set("QHX_QNN_HTP"), set("QHX_QNN_SYSTEM")) {

@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use qhx_core::qnn::Library;
 
 /// The opened libraries, or `None` after saying that the tier is skipped.
+#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
 pub fn tier() -> Option<Library> {
     static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
     let library = LIBRARY.get_or_init(|| {

@@ -2,6 +2,7 @@
 
 #![expect(
     clippy::panic,
+    clippy::print_stderr,
     clippy::print_stdout,
     reason = "tests what happens to a task that does so"
 )]
