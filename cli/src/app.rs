@@ -6,7 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::error::ContextValue;
 use clap::{CommandFactory as _, Parser as _};
+use qhx_core::escape::shown;
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_plugins::{PluginOptions, Plugins, Prober};
 use serde_json::json;
@@ -91,7 +93,7 @@ pub fn run() -> ExitCode {
     }
     let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
-        Err(e) => return refuse(&e, &arguments),
+        Err(e) => return refuse(e, &arguments),
     };
     let json = cli.command.wants_json();
     start(cli.global, json, |app| dispatch(cli.command, app))
@@ -105,7 +107,7 @@ pub fn run_generate() -> ExitCode {
     }
     let args = match commands::classic::ClassicArgs::try_parse_from(&arguments) {
         Ok(args) => args,
-        Err(e) => return refuse(&e, &arguments),
+        Err(e) => return refuse(e, &arguments),
     };
     start(args.global.clone(), false, |app| commands::classic::run(&args, app))
 }
@@ -118,7 +120,7 @@ pub fn run_embed() -> ExitCode {
     }
     let args = match commands::embed::classic::EmbedClassicArgs::try_parse_from(&arguments) {
         Ok(args) => args,
-        Err(e) => return refuse(&e, &arguments),
+        Err(e) => return refuse(e, &arguments),
     };
     let json = args.json;
     start(args.global.clone(), json, |app| commands::embed::classic::run(&args, app))
@@ -165,13 +167,14 @@ impl Command {
 }
 
 /// Prints help, or says what is wrong with the arguments.
-fn refuse(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
+fn refuse(mut error: clap::Error, arguments: &[OsString]) -> ExitCode {
     if !error.use_stderr() {
         // Help for a reader that has left is no failure.
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
-    stderr::usage(error);
+    escape_arguments(&mut error);
+    stderr::usage(&error);
     if arguments.iter().any(|a| a == "--json") {
         let text = error.render().to_string();
         let message = text.lines().next().unwrap_or_default();
@@ -182,6 +185,26 @@ fn refuse(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
         }
     }
     ExitCode::from(ErrorKind::Usage.exit_code())
+}
+
+/// Writes what an error quotes of the arguments with escapes.
+fn escape_arguments(error: &mut clap::Error) {
+    let quoted: Vec<_> = error
+        .context()
+        .filter_map(|(kind, value)| {
+            let safe = match value {
+                ContextValue::String(text) => ContextValue::String(shown(text).into_owned()),
+                ContextValue::Strings(texts) => {
+                    ContextValue::Strings(texts.iter().map(|t| shown(t).into_owned()).collect())
+                }
+                _ => return None,
+            };
+            Some((kind, safe))
+        })
+        .collect();
+    for (kind, safe) in quoted {
+        error.insert(kind, safe);
+    }
 }
 
 fn start(
