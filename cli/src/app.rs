@@ -154,7 +154,7 @@ impl Command {
             Self::Generate(args) => args.json,
             Self::Chat(args) => args.json,
             Self::Embed(args) => args.json,
-            Self::Forge(args) => args.json,
+            Self::Forge(args) => args.wants_json(),
             Self::Inspect(args) => args.json,
             Self::Verify(args) => args.json,
             Self::Runtime(args) => args.wants_json(),

@@ -161,6 +161,11 @@ fn failures_are_json_when_json_is_asked_for() {
     let run = Program::qhx(folder.path()).args(["runtime", "info", "--json"]).run();
     assert_eq!(run.code, 5);
     assert_eq!(run.json()["error"]["kind"], "runtime");
+    for command in ["plan", "estimate"] {
+        let run = Program::qhx(folder.path()).args(["forge", command, "nowhere", "--json"]).run();
+        assert_eq!(run.code, 4, "{run:?}");
+        assert_eq!(run.json()["error"]["kind"], "artifact", "{command}");
+    }
 }
 
 #[cfg(target_os = "linux")]

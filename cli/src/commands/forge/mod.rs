@@ -186,6 +186,16 @@ pub(crate) fn source(path: &Path) -> Result<Checkpoint> {
 }
 
 impl ForgeArgs {
+    /// True when a program reads the output, of whichever of the commands is asked for.
+    pub(crate) fn wants_json(&self) -> bool {
+        match &self.command {
+            Some(ForgeCommand::Plan(plan)) => plan.json,
+            Some(ForgeCommand::Estimate(estimate)) => estimate.json,
+            Some(ForgeCommand::CompileContext(_)) => false,
+            None => self.json,
+        }
+    }
+
     /// The checkpoint, or the configuration in its place.
     fn checkpoint(&self) -> Result<Checkpoint> {
         match (&self.synthetic, &self.checkpoint) {
