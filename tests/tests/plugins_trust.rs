@@ -197,6 +197,18 @@ fn removing_takes_the_file_and_its_entry() {
 }
 
 #[test]
+fn copies_of_an_installation_that_was_stopped_are_removed() {
+    let (_folder, store) = installed();
+    let left = store.dir().join(format!(".installing-x7Gq2{}", std::env::consts::DLL_SUFFIX));
+    fs::write(&left, "half a library").unwrap();
+    let own = store.dir().join("installing-notes.txt");
+    fs::write(&own, "mine").unwrap();
+    store.install(misbehaving(), None).unwrap();
+    assert!(!left.exists());
+    assert!(own.exists(), "a file of another name stays");
+}
+
+#[test]
 fn what_is_no_plugin_is_not_installed() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::new(folder.path().join("plugins"));

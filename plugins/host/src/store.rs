@@ -13,6 +13,9 @@ use crate::lock::{LOCK_FILE, Lock, Locked, is_file_name};
 use crate::probe::{Probed, Prober, probe};
 use crate::trust::{self, Identity, Pinned};
 
+/// Names of copies that are being tried begin with this.
+const COPY_PREFIX: &str = ".installing-";
+
 /// A folder of installed plugins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Store {
@@ -127,11 +130,12 @@ impl Store {
             })?;
         }
         let _guard = self.guard()?;
+        self.remove_leftovers();
         let mut lock = self.lock()?;
 
         // The name ends as a library's must: some loaders ask.
         let mut copy = tempfile::Builder::new()
-            .prefix(".installing-")
+            .prefix(COPY_PREFIX)
             .suffix(&format!(".{extension}"))
             .tempfile_in(&self.dir)
             .map_err(io(&self.dir))?;
@@ -238,6 +242,19 @@ impl Store {
     fn lock(&self) -> Result<Lock> {
         Ok(Lock::read(&self.dir)?
             .unwrap_or_else(|| Lock { dir: self.dir.clone(), plugins: Vec::new() }))
+    }
+
+    /// Removes copies of installations that were stopped. Only the holder of the guard makes copies,
+    /// so that none of those there is in use.
+    fn remove_leftovers(&self) {
+        let Ok(entries) = std::fs::read_dir(&self.dir) else { return };
+        for entry in entries.flatten() {
+            let is_copy = entry.file_name().to_str().is_some_and(|n| n.starts_with(COPY_PREFIX));
+            if is_copy && entry.file_type().is_ok_and(|kind| kind.is_file()) {
+                // One that stays is loaded by nobody: it is not in the lock.
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
     }
 
     /// Keeps two programs from changing the lock at once.
