@@ -168,6 +168,29 @@ fn failures_are_json_when_json_is_asked_for() {
     }
 }
 
+/// The user's folders lie where absolute paths say; a relative one would be anybody's working directory.
+#[cfg(unix)]
+#[test]
+fn a_home_that_is_not_absolute_is_none() {
+    let folder = folder();
+    let dir = folder.path();
+    let here = |args: &[&str]| {
+        Program::qhx(dir)
+            .args(args)
+            .env("HOME", "relative")
+            .env("XDG_DATA_HOME", "")
+            .env("QHX_CACHE_DIR", "")
+            .run()
+    };
+    let run = here(&["plugins", "install", "any.so"]);
+    assert_eq!(run.code, 8, "{run:?}");
+    assert!(run.stderr.contains("XDG_DATA_HOME"), "{}", run.stderr);
+    let run = here(&["demo", "--backend", "cpu"]);
+    assert_eq!(run.code, 11, "{run:?}");
+    assert!(run.stderr.contains("HOME is not set to an absolute path"), "{}", run.stderr);
+    assert!(!dir.join("relative").exists());
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn a_reader_that_leaves_is_no_failure() {

@@ -56,20 +56,22 @@ pub struct Place {
     pub installed_only: bool,
 }
 
-fn variable(name: &str) -> Option<PathBuf> {
-    env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from)
+/// The folder that a variable names. One that is not absolute is passed over, as the XDG base
+/// directory specification demands: it would depend on the working directory, which may be anybody's.
+fn folder(name: &str) -> Option<PathBuf> {
+    env::var_os(name).map(PathBuf::from).filter(|folder| folder.is_absolute())
 }
 
 /// The folder for plugins in the user's data folder, when there is one.
 pub fn user_dir() -> Option<PathBuf> {
     let base = if cfg!(windows) {
-        variable("APPDATA")?
-    } else if let Some(data) = variable("XDG_DATA_HOME").filter(|p| p.is_absolute()) {
+        folder("APPDATA")?
+    } else if let Some(data) = folder("XDG_DATA_HOME") {
         data
     } else if cfg!(target_os = "macos") {
-        variable("HOME")?.join("Library/Application Support")
+        folder("HOME")?.join("Library/Application Support")
     } else {
-        variable("HOME")?.join(".local/share")
+        folder("HOME")?.join(".local/share")
     };
     Some(base.join("qhx/plugins"))
 }
@@ -81,13 +83,13 @@ pub fn memory_file() -> Option<PathBuf> {
         return None;
     }
     let base = if cfg!(windows) {
-        variable("LOCALAPPDATA")?
-    } else if let Some(cache) = variable("XDG_CACHE_HOME").filter(|p| p.is_absolute()) {
+        folder("LOCALAPPDATA")?
+    } else if let Some(cache) = folder("XDG_CACHE_HOME") {
         cache
     } else if cfg!(target_os = "macos") {
-        variable("HOME")?.join("Library/Caches")
+        folder("HOME")?.join("Library/Caches")
     } else {
-        variable("HOME")?.join(".cache")
+        folder("HOME")?.join(".cache")
     };
     Some(base.join("qhx/plugins-tried.json"))
 }

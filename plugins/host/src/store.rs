@@ -82,7 +82,7 @@ impl Store {
         }
         crate::search::user_dir().map(Self::new).ok_or_else(|| {
             Error::new(ErrorKind::Plugin, "there is no folder for the user's data")
-                .hint("set HOME, or XDG_DATA_HOME to an absolute path")
+                .hint("set HOME or XDG_DATA_HOME to an absolute path")
         })
     }
 
