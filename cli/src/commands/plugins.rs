@@ -1,6 +1,6 @@
 //! `qhx plugins`: what is installed, where it comes from, installing and removing.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use qhx_core::op::{OpProvider as _, OpSource};
@@ -179,11 +179,13 @@ fn list(json: bool, app: &mut App) -> Result<Status> {
     Ok(Status::Done)
 }
 
-fn install(file: &std::path::Path, json: bool, app: &mut App) -> Result<Status> {
+fn install(file: &Path, json: bool, app: &mut App) -> Result<Status> {
     let prober = app.plugin_options().prober;
     let installed = store(app)?.install(file, prober.as_ref())?;
-    for (op, other) in &installed.conflicts {
-        say!("note: {other} has a host-op {op}, too; see qhx plugins list");
+    for op in &installed.plugin.ops {
+        if let Some(note) = rivals(&op.name, &installed.path, app)? {
+            say!("note: {note}");
+        }
     }
     if json {
         app.output.json_pretty(&installed)?;
@@ -199,6 +201,35 @@ fn install(file: &std::path::Path, json: bool, app: &mut App) -> Result<Status> 
         installed.plugin.sha256,
     ))?;
     Ok(Status::Done)
+}
+
+/// Where else a host-op of a plugin that was just installed comes from, and which of them is used.
+fn rivals(op: &str, installed: &Path, app: &App) -> Result<Option<String>> {
+    let mut options = app.plugin_options();
+    // Those of this call alone decide nothing for later ones.
+    options.files.clear();
+    options.dirs.clear();
+    let with: Vec<_> =
+        files(&options)?.into_iter().filter(|row| row.ops.iter().any(|o| o == op)).collect();
+    let used = with.iter().find(|row| !row.shadowed.iter().any(|o| o == op)).map(|row| &row.path);
+    let used = match used {
+        Some(path) if path == installed => {
+            let others = with.iter().filter(|row| row.path != installed && row.status.is_usable());
+            let others: Vec<_> = others.map(|row| row.path.display().to_string()).collect();
+            let note = format!(
+                "host-op {op} comes from this plugin now, and no longer from {}; qhx plugins list \
+                 shows the order",
+                others.join(", ")
+            );
+            return Ok((!others.is_empty()).then_some(note));
+        }
+        Some(path) => path.display().to_string(),
+        None => "the program, in which it is linked".to_owned(),
+    };
+    Ok(Some(format!(
+        "host-op {op} still comes from {used}, which is searched before this plugin; qhx plugins \
+         list shows the order"
+    )))
 }
 
 #[derive(Debug, Serialize)]
