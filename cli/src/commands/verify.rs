@@ -95,7 +95,9 @@ fn answers(args: &VerifyArgs, path: &Path, app: &mut App) -> Result<Status> {
         let request = Request::greedy(prompt, max_new);
         let generation = session::generate(app, &mut model, &request, Stream::Quiet)
             .map_err(|e| e.context(format_args!("case {id}")))?;
-        if generation.finish_reason == FinishReason::Cancelled {
+        // Also where the signal came with the last token, which ends a generation by itself.
+        let cancelled = app.interrupts.token().is_cancelled();
+        if cancelled || generation.finish_reason == FinishReason::Cancelled {
             return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
         }
         let mut answer = &generation.tokens[..];
@@ -174,7 +176,7 @@ fn files(args: &VerifyArgs, app: &mut App) -> Result<Status> {
         )
         .hint("bundles made by `qhx forge` list their files; give a suite to check the answers"));
     }
-    let _working = app.interrupts.working();
+    // Nothing is to be kept: a signal ends the process at once, also while a file is read that never ends.
     let mut reports = Vec::new();
     let left_out = left_out(&manifest);
     for path in manifest.artifacts.files.keys() {

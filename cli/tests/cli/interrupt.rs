@@ -1,13 +1,84 @@
 //! Ctrl-C keeps what there is.
 
 use std::io::Read as _;
-use std::process::Command;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
 
-use crate::run::{Program, checkpoint, copy, folder};
+use crate::run::{Program, bundle, checkpoint, copy, copy_of_bundle, edit_manifest, folder};
 
 fn interrupt(id: u32) {
-    let status = Command::new("kill").args(["-INT", &id.to_string()]).status();
+    signal("-INT", id);
+}
+
+fn signal(name: &str, id: u32) {
+    let status = Command::new("kill").args([name, &id.to_string()]).status();
     assert!(status.expect("kill runs").success());
+}
+
+/// The exit code, within ten seconds.
+fn code(mut child: Child) -> Option<i32> {
+    let begun = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().expect("a child") {
+            return status.code();
+        }
+        if begun.elapsed() > Duration::from_secs(10) {
+            child.kill().expect("killed");
+            child.wait().expect("it ends");
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn the_first_signal_ends_a_check_of_files() {
+    let folder = folder();
+    let bundle = copy_of_bundle(folder.path());
+    // A file that takes minutes to hash, and takes no space.
+    let large = std::fs::File::create(bundle.join("large.bin")).expect("created");
+    large.set_len(1 << 38).expect("a sparse file");
+    edit_manifest(&bundle, |m| {
+        m["artifacts"]["files"]["a.bin"] = serde_json::json!({"sha256": "0".repeat(64)});
+        m["artifacts"]["files"]["large.bin"] = serde_json::json!({"sha256": "0".repeat(64)});
+    });
+    std::fs::write(bundle.join("a.bin"), "a").expect("written");
+    for name in ["-TERM", "-INT"] {
+        let mut child = Program::qhx(folder.path()).args(["verify"]).args([&bundle]).start();
+        let mut stdout = child.stdout.take().expect("a pipe");
+        stdout.read_exact(&mut [0; 4]).expect("the first file is checked");
+        signal(name, child.id());
+        assert_eq!(code(child), Some(130), "{name}");
+    }
+
+    // One that never comes: refused, or waited for until the signal.
+    std::fs::remove_file(bundle.join("large.bin")).expect("removed");
+    let made = Command::new("mkfifo").arg(bundle.join("large.bin")).status();
+    assert!(made.expect("mkfifo runs").success());
+    let child = Program::qhx(folder.path()).args(["verify"]).args([&bundle]).start();
+    std::thread::sleep(Duration::from_secs(1));
+    signal("-TERM", child.id());
+    assert!(matches!(code(child), Some(130 | 1)));
+}
+
+#[test]
+fn the_first_signal_ends_a_suite() {
+    let folder = folder();
+    let case = r#"{"prompt": "The capital of France is", "gold": [372, 281], "max_new": 150}"#;
+    let cases = vec![case; 3000].join(", ");
+    let suite = format!("{{\"schema\": \"npu_suite/v1\", \"cases\": [{cases}]}}");
+    std::fs::write(folder.path().join("suite.json"), suite).expect("written");
+    for name in ["-TERM", "-INT"] {
+        let mut child = Program::qhx(folder.path())
+            .args(["verify"])
+            .args([bundle()])
+            .args(["suite.json"])
+            .start();
+        let mut stdout = child.stdout.take().expect("a pipe");
+        stdout.read_exact(&mut [0; 4]).expect("the first case is done");
+        signal(name, child.id());
+        assert_eq!(code(child), Some(130), "{name}");
+    }
 }
 
 #[test]
