@@ -126,7 +126,7 @@ fn answers(args: &VerifyArgs, path: &Path, app: &mut App) -> Result<Status> {
         app.output.json(&report)?;
     } else {
         app.output.line(&format!(
-            "{}: {} of {} cases ({}, backend {})",
+            "{}: {} of {} cases passed ({}, backend {})",
             if report.passed { "passed" } else { "FAILED" },
             report.cases_passed,
             report.cases.len(),

@@ -62,7 +62,7 @@ fn a_wrong_answer_fails_the_suite() {
     insta::assert_snapshot!(run.stdout, @r"
     ok   france: exact
     FAIL 2: differs from token 2 on, distance 0.500, repeats 0.00
-    FAILED: 1 of 2 cases (greedy_exact, backend cpu)
+    FAILED: 1 of 2 cases passed (greedy_exact, backend cpu)
     ");
 }
 
