@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::run::{Program, Run, folder};
 
 /// A bundle of the toy encoder for the CPU, for texts of at most 40 tokens, made once.
-fn bundle() -> &'static Path {
+pub fn bundle() -> &'static Path {
     static BUNDLE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, bundle) = BUNDLE.get_or_init(|| {
         let folder = folder();
@@ -22,6 +22,11 @@ fn bundle() -> &'static Path {
         (folder, out)
     });
     bundle
+}
+
+/// The manifest of a copy of it.
+pub fn manifest(copy: &Path) -> PathBuf {
+    copy.join("embed-mistral-toy.json")
 }
 
 pub fn embed(folder: &Path, args: &[&str]) -> Run {
@@ -48,7 +53,7 @@ fn input(folder: &Path, count: usize) -> PathBuf {
     path
 }
 
-fn read(folder: &Path, name: &str) -> String {
+pub fn read(folder: &Path, name: &str) -> String {
     std::fs::read_to_string(folder.join(name)).expect("the output is there")
 }
 

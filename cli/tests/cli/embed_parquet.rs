@@ -93,7 +93,7 @@ fn a_table_gives_the_vectors_of_the_same_lines() {
     let left: Vec<_> = std::fs::read_dir(folder.path())
         .expect("the folder")
         .map(|e| e.expect("an entry").file_name().into_string().expect("a name"))
-        .filter(|name| name.contains("unfinished") || name.starts_with(".qhx"))
+        .filter(|name| name.contains("unfinished") || name.starts_with(".qhx-embed-"))
         .collect();
     assert!(left.is_empty(), "{left:?}");
 }
@@ -116,12 +116,28 @@ fn an_interrupted_table_goes_on_where_it_ended() {
     assert!(run.stderr.contains(", 0 texts"), "{}", run.stderr);
     assert_eq!(table(&out), whole);
 
+    // A run that fails leaves the table as it is, and so does one with other options.
+    let run = embed(folder.path(), &[&files[..], &["--overwrite", "--plugin", "gone.so"]].concat());
+    assert_ne!(run.code, 0);
+    assert_eq!(table(&out), whole);
+    let run = embed(folder.path(), &[&resume[..], &["--prefix-doc", "new: "]].concat());
+    assert_eq!(run.code, 2, "{run:?}");
+    assert!(run.stderr.contains("\"new: \" now"), "{}", run.stderr);
+    assert_eq!(table(&out), whole);
+    assert!(!unfinished.exists());
+
     // Stopped in the middle of a line.
     let args = ["--input", files[1], "--output", "lines.jsonl"];
     embed(folder.path(), &args).ok();
     let text = std::fs::read_to_string(folder.path().join("lines.jsonl")).expect("written");
     std::fs::remove_file(&out).expect("removed");
     std::fs::write(&unfinished, &text[..text.len() / 2]).expect("written");
+    // The record of the lines, as that of lines that are to become the table.
+    let record = |name: &str| folder.path().join(format!(".{name}.qhx-embed.json"));
+    let made = std::fs::read_to_string(record("lines.jsonl")).expect("a record");
+    let mut made: Value = serde_json::from_str(&made).expect("JSON");
+    made["unfinished"] = made["output"].take();
+    std::fs::write(record("out.parquet"), made.to_string()).expect("written");
     let run = embed(folder.path(), &files);
     assert_eq!(run.code, 2);
     assert!(run.stderr.contains("--resume"), "{}", run.stderr);

@@ -3,6 +3,7 @@
 mod chat;
 mod classic;
 mod embed;
+mod embed_files;
 #[cfg(feature = "parquet")]
 mod embed_parquet;
 mod failures;
@@ -10,6 +11,8 @@ mod generate;
 #[cfg(unix)]
 mod interrupt;
 mod phimoe;
+#[cfg(not(feature = "builtin-ops"))]
+mod plugins;
 mod qnn;
 mod reports;
 mod run;

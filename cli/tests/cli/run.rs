@@ -99,6 +99,16 @@ impl Program {
         self
     }
 
+    /// As [`Program::start`], with a pipe for standard input.
+    pub fn start_with_stdin(mut self) -> std::process::Child {
+        self.command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the program starts")
+    }
+
     /// Starts it and hands it over as it is.
     pub fn start(mut self) -> std::process::Child {
         self.command
@@ -207,11 +217,15 @@ pub fn copy(from: &Path, to: &Path) {
 
 /// Changes the manifest of a copied bundle.
 pub fn edit_manifest(bundle: &Path, edit: impl FnOnce(&mut serde_json::Value)) {
-    let path = bundle.join("toy.json");
-    let text = std::fs::read_to_string(&path).expect("the manifest can be read");
-    let mut manifest = serde_json::from_str(&text).expect("the manifest is JSON");
-    edit(&mut manifest);
-    std::fs::write(&path, manifest.to_string()).expect("the manifest can be written");
+    edit_json(&bundle.join("toy.json"), edit);
+}
+
+/// Changes a file of JSON.
+pub fn edit_json(path: &Path, edit: impl FnOnce(&mut serde_json::Value)) {
+    let text = std::fs::read_to_string(path).expect("the file can be read");
+    let mut document = serde_json::from_str(&text).expect("the file is JSON");
+    edit(&mut document);
+    std::fs::write(path, document.to_string()).expect("the file can be written");
 }
 
 /// A message without what differs from run to run.

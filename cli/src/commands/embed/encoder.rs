@@ -48,6 +48,14 @@ impl Encoder {
         &self.model
     }
 
+    /// What is put before texts of a role.
+    pub fn prefix(&self, role: Role) -> &str {
+        match role {
+            Role::Query => &self.query,
+            Role::Document => &self.document,
+        }
+    }
+
     /// The vector of a text.
     pub fn embed(&mut self, text: &str, role: Role) -> Result<&[f32]> {
         let Some(tokenizer) = self.model.tokenizer() else {

@@ -3,8 +3,10 @@
 mod args;
 pub(crate) mod classic;
 mod encoder;
+mod fingerprint;
 #[cfg(feature = "parquet")]
 mod parquet;
+mod record;
 mod rows;
 mod sink;
 
@@ -19,53 +21,61 @@ use qhx_core::{ErrorKind, Result};
 use crate::app::{App, Status};
 use crate::session;
 use encoder::Encoder;
+use fingerprint::Fingerprint;
 use rows::Rows;
-use sink::{Sink, Vector};
+use sink::{Claim, Sink};
 
 const BAR: &str = "embed [{bar:30}] {pos}/{len} texts {per_sec} {eta}";
 
 /// Runs the command.
 pub(crate) fn run(args: &EmbedArgs, app: &mut App) -> Result<Status> {
     args.check()?;
-    // What is there already is read before a model is loaded for it.
-    let mut sink = Sink::open(args)?;
+    // The output is touched when everything else is open, and claimed before a model is loaded for it.
     let mut rows = Rows::open(args)?;
-    let skipped = rows.skip(sink.resumed())?;
-    if skipped > 0 {
-        say!("resume: {skipped} texts are in the output already");
-    }
+    let claim = Claim::new(args, &rows)?;
     let model = session::open(app, &args.bundle, None, &args.backend)?;
     let query = args.prefix_query.clone();
     let document = args.prefix_doc.clone();
     let mut encoder = Encoder::new(model, query, document, args.truncate)?;
-    let bar = bar(rows.total()?, skipped);
+    let mut sink = claim.open(Fingerprint::new(&encoder, args), &mut rows)?;
+    let skipped = sink.resumed();
+    if skipped > 0 {
+        say!("resume: {skipped} texts are in the output already");
+    }
+    let bar = bar(rows.total(), skipped);
     let working = app.interrupts.working();
-    let status = loop {
-        if app.interrupts.token().is_cancelled() {
-            break Status::Cancelled;
-        }
-        let Some(row) = rows.next()? else { break Status::Done };
-        match encoder.embed(&row.text, row.role) {
-            Ok(embedding) => {
-                sink.write(
-                    &mut app.output,
-                    &Vector { index: row.index, text: &row.text, embedding },
-                )?;
-            }
-            Err(e) if e.kind() == ErrorKind::Cancelled => break Status::Cancelled,
-            Err(e) => {
-                sink.finish(false)?;
-                return Err(e.context(format_args!("text {}", row.index)));
-            }
-        }
-        bar.inc(1);
-    };
+    let result = embed_all(&mut rows, &mut encoder, &mut sink, &bar, app);
     drop(working);
-    sink.finish(matches!(status, Status::Done))?;
+    // What is done stays, whatever ended the run.
+    let finished = sink.finish(matches!(result, Ok(Status::Done)));
+    let status = result?;
+    finished?;
     let texts = bar.position() - skipped;
     bar.finish_and_clear();
     say!("{}", summary(&encoder, texts));
     Ok(status)
+}
+
+/// Embeds the rows until there are no more.
+fn embed_all(
+    rows: &mut Rows,
+    encoder: &mut Encoder,
+    sink: &mut Sink,
+    bar: &ProgressBar,
+    app: &mut App,
+) -> Result<Status> {
+    loop {
+        if app.interrupts.token().is_cancelled() {
+            return Ok(Status::Cancelled);
+        }
+        let Some(row) = rows.next()? else { return Ok(Status::Done) };
+        match encoder.embed(&row.text, row.role) {
+            Ok(vector) => sink.write(&mut app.output, &row, vector)?,
+            Err(e) if e.kind() == ErrorKind::Cancelled => return Ok(Status::Cancelled),
+            Err(e) => return Err(e.context(format_args!("text {}", row.index))),
+        }
+        bar.inc(1);
+    }
 }
 
 fn bar(total: Option<u64>, done: u64) -> ProgressBar {

@@ -22,6 +22,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tempfile::NamedTempFile;
 
+use super::rows::MAX_LINE;
 use super::sink::Vector;
 
 /// Rows that are held in memory at a time.
@@ -112,6 +113,13 @@ impl Texts {
                         ErrorKind::Prompt,
                         format!("{}: row {index} has no text", self.name),
                     ));
+                }
+                if texts.value(row).len() > MAX_LINE {
+                    return Err(Error::new(
+                        ErrorKind::Prompt,
+                        format!("{}: row {index} is longer than {} MiB", self.name, MAX_LINE >> 20),
+                    )
+                    .hint("split the text"));
                 }
                 let role = roles.as_ref().filter(|roles| roles.is_valid(row));
                 let role = role.map(|roles| roles.value(row).to_owned());

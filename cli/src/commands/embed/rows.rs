@@ -2,18 +2,19 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Seek as _};
 use std::path::Path;
 
 use clap::ValueEnum as _;
 use qhx_core::{Error, ErrorKind, Result};
+use same_file::Handle;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use super::args::{EmbedArgs, Role, Shard};
-use super::sink::Resumed;
 
-/// Longest line that is read.
-const MAX_LINE: usize = 64 << 20;
+/// Bytes of the longest line, and of the longest text of a table. No encoder takes a text near it.
+pub(crate) const MAX_LINE: usize = 4 << 20;
 
 /// One text.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,12 +25,11 @@ pub(crate) struct Row {
     pub role: Role,
 }
 
-/// A line of the input.
+/// A line of the input that is an object.
 #[derive(Deserialize)]
-#[serde(untagged)]
-enum Line {
-    Text(String),
-    Object { text: String, role: Option<String> },
+struct Line {
+    text: String,
+    role: Option<String>,
 }
 
 enum Source {
@@ -54,67 +54,56 @@ pub(crate) struct Rows {
     role: Role,
     total: Option<u64>,
     line: Vec<u8>,
+    input: Option<Handle>,
 }
 
 impl Rows {
     /// Opens the input.
     pub fn open(args: &EmbedArgs) -> Result<Self> {
         let mut total = None;
+        let mut input = None;
         let source = match &args.input {
             None => {
                 total = Some(args.texts.len() as u64);
                 Source::Arguments(args.texts.iter().cloned().collect())
             }
-            Some(path) if path == Path::new("-") => Source::Lines {
-                name: "standard input".to_owned(),
-                reader: Box::new(BufReader::new(std::io::stdin())),
-            },
+            Some(path) if path == Path::new("-") => {
+                input = Handle::stdin().ok();
+                let reader = Box::new(BufReader::new(std::io::stdin()));
+                Source::Lines { name: "standard input".to_owned(), reader }
+            }
             #[cfg(feature = "parquet")]
             Some(path) if super::args::is_parquet(path) => {
                 let (texts, rows) = super::parquet::Texts::open(path)?;
+                input = Handle::from_path(path).ok();
                 total = Some(share(rows, args.shard));
                 Source::Table { name: path.display().to_string(), texts: Box::new(texts) }
             }
             Some(path) => {
-                total = Some(share(count(path)?, args.shard));
-                let file = open(path)?;
+                let mut file = open(path)?;
+                let fail = |e: std::io::Error| Error::io(ErrorKind::Io, path, &e);
+                // A pipe can be read once.
+                if file.metadata().map_err(fail)?.is_file() {
+                    total = Some(share(count(&file).map_err(fail)?, args.shard));
+                    file.rewind().map_err(fail)?;
+                }
+                input = file.try_clone().and_then(Handle::from_file).ok();
                 let reader = Box::new(BufReader::with_capacity(1 << 20, file));
                 Source::Lines { name: path.display().to_string(), reader }
             }
         };
         let (shard, role) = (args.shard, args.role);
-        Ok(Self { source, next: 0, shard, role, total, line: Vec::new() })
+        Ok(Self { source, next: 0, shard, role, total, line: Vec::new(), input })
+    }
+
+    /// The file that is read.
+    pub fn input(&self) -> Option<&Handle> {
+        self.input.as_ref()
     }
 
     /// Number of texts, where it is known before they are read.
-    pub fn total(&self) -> Result<Option<u64>> {
-        Ok(self.total)
-    }
-
-    /// Passes over the texts that an earlier run has written, and checks that they are the same.
-    /// Answers with their number.
-    pub fn skip(&mut self, done: &Resumed) -> Result<u64> {
-        for number in 0..done.rows {
-            let last = number + 1 == done.rows;
-            let row = self.next()?;
-            let fits = match (&row, &done.last) {
-                (Some(row), Some((index, text))) if last => {
-                    row.index == *index && row.text == *text
-                }
-                (row, _) => row.is_some(),
-            };
-            if !fits {
-                return Err(Error::new(
-                    ErrorKind::Usage,
-                    format!(
-                        "the output has {} texts that are not the first of this input",
-                        done.rows
-                    ),
-                )
-                .hint("resume with the same --input and --shard, or write to another output"));
-            }
-        }
-        Ok(done.rows)
+    pub fn total(&self) -> Option<u64> {
+        self.total
     }
 
     /// The next text of the shard.
@@ -127,7 +116,7 @@ impl Rows {
                     texts.pop_front().map(|text| Row { index, text, role: self.role })
                 }
                 Source::Lines { name, reader } => {
-                    if !read_line(name, reader, &mut self.line)? {
+                    if !read_line(name, index, reader, &mut self.line)? {
                         None
                     } else if mine {
                         Some(parse(name, index, &self.line, self.role)?)
@@ -171,11 +160,11 @@ fn share(rows: u64, shard: Option<Shard>) -> u64 {
 }
 
 /// Lines of a file. Fast, since every text costs far more than its line.
-fn count(path: &Path) -> Result<u64> {
-    let mut reader = BufReader::with_capacity(1 << 20, open(path)?);
+fn count(file: &File) -> std::io::Result<u64> {
+    let mut reader = BufReader::with_capacity(1 << 20, file);
     let (mut lines, mut open_line) = (0u64, false);
     loop {
-        let part = reader.fill_buf().map_err(|e| Error::io(ErrorKind::Io, path, &e))?;
+        let part = reader.fill_buf()?;
         let Some(last) = part.last() else { break };
         open_line = *last != b'\n';
         lines += part.iter().filter(|b| **b == b'\n').count() as u64;
@@ -185,8 +174,9 @@ fn count(path: &Path) -> Result<u64> {
     Ok(lines + u64::from(open_line))
 }
 
-/// Reads a line without its end; false at the end of the input.
-fn read_line(name: &str, reader: &mut dyn BufRead, line: &mut Vec<u8>) -> Result<bool> {
+/// Reads line `index` without its end; false at the end of the input. No more is held than the
+/// longest line.
+fn read_line(name: &str, index: u64, reader: &mut dyn BufRead, line: &mut Vec<u8>) -> Result<bool> {
     line.clear();
     let fail = |e| Error::new(ErrorKind::Io, format!("{name}: {e}"));
     loop {
@@ -195,15 +185,17 @@ fn read_line(name: &str, reader: &mut dyn BufRead, line: &mut Vec<u8>) -> Result
             return Ok(!line.is_empty());
         }
         let end = part.iter().position(|b| *b == b'\n');
-        line.extend_from_slice(&part[..end.unwrap_or(part.len())]);
-        let used = end.map_or(part.len(), |end| end + 1);
-        reader.consume(used);
-        if line.len() > MAX_LINE {
+        let piece = &part[..end.unwrap_or(part.len())];
+        if line.len() + piece.len() > MAX_LINE {
             return Err(Error::new(
                 ErrorKind::Prompt,
-                format!("{name}: a line is longer than {} MiB", MAX_LINE >> 20),
-            ));
+                format!("{name}: line {} is longer than {} MiB", index + 1, MAX_LINE >> 20),
+            )
+            .hint("expected one text a line, each a JSON string or an object; split the text"));
         }
+        line.extend_from_slice(piece);
+        let used = end.map_or(part.len(), |end| end + 1);
+        reader.consume(used);
         if end.is_some() {
             return Ok(true);
         }
@@ -212,19 +204,21 @@ fn read_line(name: &str, reader: &mut dyn BufRead, line: &mut Vec<u8>) -> Result
 
 fn parse(name: &str, index: u64, line: &[u8], role: Role) -> Result<Row> {
     let place = || format!("{name}: line {}", index + 1);
-    let line: Line = serde_json::from_slice(line).map_err(|e| {
-        let e = if line.iter().all(u8::is_ascii_whitespace) {
-            "it is empty".to_owned()
-        } else {
-            e.to_string()
-        };
-        Error::new(ErrorKind::Prompt, format!("{}: {e}", place()))
+    let wrong = |why: String| {
+        Error::new(ErrorKind::Prompt, format!("{}: {why}", place()))
             .hint("expected a JSON string, or an object with \"text\"")
-    })?;
-    let (text, said) = match line {
-        Line::Text(text) => (text, None),
-        Line::Object { text, role } => (text, role),
     };
+    let parsed = match line.trim_ascii_start().first() {
+        None => return Err(wrong("it is empty".to_owned())),
+        Some(b'"') => serde_json::from_slice(line).map(|text| Line { text, role: None }),
+        Some(b'{') => serde_json::from_slice(line),
+        // The place in the line, where it is no JSON at all.
+        Some(_) => match serde_json::from_slice::<IgnoredAny>(line) {
+            Ok(_) => return Err(wrong("it is neither a string nor an object".to_owned())),
+            Err(e) => Err(e),
+        },
+    };
+    let Line { text, role: said } = parsed.map_err(|e| wrong(e.to_string()))?;
     let role = said.map_or(Ok(role), |said| self::role(format_args!("{}", place()), &said))?;
     Ok(Row { index, text, role })
 }
@@ -253,6 +247,10 @@ mod tests {
             ("", "empty"),
             ("{\"txt\": 1}", "line 5"),
             ("{\"text\":\"a\",\"role\":\"x\"}", "\"x\""),
+            ("{\"txt\": 1}", "missing field `text`"),
+            ("[\"a\"]", "line 5: it is neither a string nor an object"),
+            ("7", "neither"),
+            ("nonsense", "line 5: expected ident"),
         ] {
             let error = parse(line).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
@@ -264,10 +262,22 @@ mod tests {
         for (text, lines) in [("a\nb\n", 2), ("a\nb", 2), ("", 0), ("\n", 1)] {
             let mut reader = BufReader::with_capacity(1, text.as_bytes());
             let (mut line, mut found) = (Vec::new(), 0);
-            while read_line("in", &mut reader, &mut line).unwrap() {
+            while read_line("in", 0, &mut reader, &mut line).unwrap() {
                 found += 1;
             }
             assert_eq!(found, lines, "{text:?}");
         }
+    }
+    #[test]
+    fn no_line_is_read_beyond_the_longest() {
+        // Without an end: it would be read for ever.
+        let mut endless = BufReader::new(std::io::repeat(b'x'));
+        let mut line = Vec::new();
+        let error = read_line("in.jsonl", 6, &mut endless, &mut line).unwrap_err().to_string();
+        assert!(error.contains("in.jsonl: line 7 is longer than 4 MiB"), "{error}");
+        assert!(line.capacity() <= 2 * MAX_LINE, "{}", line.capacity());
+        let whole = "x".repeat(MAX_LINE) + "\nrest";
+        assert!(read_line("in", 0, &mut whole.as_bytes(), &mut line).unwrap());
+        assert_eq!(line.len(), MAX_LINE);
     }
 }

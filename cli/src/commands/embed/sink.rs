@@ -6,9 +6,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use qhx_core::{Error, ErrorKind, Result};
+use same_file::Handle;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 use super::args::{EmbedArgs, is_parquet};
+use super::fingerprint::Fingerprint;
+use super::record::{Made, Record, Slot};
+use super::rows::{Row, Rows};
 use crate::output::Output;
 
 /// What is lost at most when the machine stops.
@@ -25,23 +30,318 @@ pub(crate) struct Vector<'a> {
 }
 
 /// As much of a line as a later run has to know.
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize)]
 struct Written {
     index: u64,
     text: String,
 }
 
-/// What an earlier run has written.
-#[derive(Debug, Default)]
-pub(crate) struct Resumed {
-    /// Whole lines.
-    pub rows: u64,
-    /// Index and text of the last of them.
-    pub last: Option<(u64, String)>,
+/// An output that is claimed and not touched yet.
+pub(crate) enum Claim {
+    /// One JSON object a text on standard output.
+    Json,
+    /// A line for people.
+    People,
+    /// A file.
+    File(Box<Claimed>),
+}
+
+/// A file that no other run writes.
+pub(crate) struct Claimed {
+    /// The output.
+    output: PathBuf,
+    /// Where rows are written: the output itself, or a file beside it that becomes the output when it is complete.
+    lines: PathBuf,
+    slot: Slot,
+    record: Record,
+    resume: bool,
+}
+
+impl Claim {
+    /// Finds out whether the output may be written, and keeps other runs from it.
+    pub fn new(args: &EmbedArgs, rows: &Rows) -> Result<Self> {
+        let Some(output) = &args.output else {
+            return Ok(if args.json { Self::Json } else { Self::People });
+        };
+        // Behind a link: what the link leads to is written, beside it the rest.
+        let output = &output.canonicalize().unwrap_or_else(|_| output.clone());
+        let unfinished = &unfinished(output);
+        for file in [output, unfinished] {
+            if file.exists() && !file.is_file() {
+                return Err(Error::new(
+                    ErrorKind::Usage,
+                    format!("{}: not a regular file", file.display()),
+                )
+                .hint(
+                    "without --output, rows go to standard output; --json prints whole vectors",
+                ));
+            }
+            if there(file) && !args.resume && !args.overwrite {
+                return Err(Error::new(
+                    ErrorKind::Usage,
+                    format!("{}: the output is there already", file.display()),
+                )
+                .hint("--resume goes on where it ends, --overwrite replaces it"));
+            }
+        }
+        let record = Record::lock(output)?;
+        for file in [output, unfinished, record.path()] {
+            if rows.input().is_some_and(|input| Handle::from_path(file).is_ok_and(|f| f == *input))
+            {
+                return Err(Error::new(
+                    ErrorKind::Usage,
+                    format!("{}: input and output are one file", file.display()),
+                )
+                .hint("write to another output"));
+            }
+        }
+        let mut claimed = Claimed {
+            output: output.clone(),
+            lines: output.clone(),
+            slot: Slot::Output,
+            record,
+            resume: args.resume,
+        };
+        claimed.recover(unfinished)?;
+        // A table cannot be continued, and what is replaced stays until there is something in its place.
+        if is_parquet(output) || args.overwrite || there(unfinished) {
+            claimed.lines.clone_from(unfinished);
+            claimed.slot = Slot::Unfinished;
+        }
+        Ok(Self::File(Box::new(claimed)))
+    }
+
+    /// Opens the output. A run that resumes checks what is there against its own settings and its input, passes over the
+    /// texts that are done, and cuts off a row that was not finished.
+    pub fn open(self, settings: Fingerprint, rows: &mut Rows) -> Result<Sink> {
+        let target = match self {
+            Self::Json => Target::Json,
+            Self::People => Target::People,
+            Self::File(claimed) => Target::File(Box::new(claimed.open(settings, rows)?)),
+        };
+        Ok(Sink { target })
+    }
+}
+
+impl Claimed {
+    /// Writes down what a run did that ended between making its rows the output and saying so.
+    fn recover(&mut self, unfinished: &Path) -> Result<()> {
+        if self.record.was_publishing() && !unfinished.exists() {
+            self.record.published()?;
+        }
+        Ok(())
+    }
+
+    fn open(mut self, settings: Fingerprint, rows: &mut Rows) -> Result<Lines> {
+        #[cfg(feature = "parquet")]
+        if self.resume && is_parquet(&self.output) && !there(&self.lines) && there(&self.output) {
+            // Before the rows are there for a later run to find.
+            let made = self.record.made(Slot::Output).cloned().ok_or_else(|| self.unknown())?;
+            compare(&self.output, &made, &settings)?;
+            super::parquet::unpack(&self.output, &self.lines)?;
+            self.record.set(Slot::Unfinished, made)?;
+        }
+        let path = &self.lines;
+        let fail = |e: std::io::Error| Error::io(ErrorKind::Io, path, &e);
+        let mut made = Made { with: settings, ..Made::default() };
+        let mut digest = Sha256::new();
+        let mut end = 0;
+        if self.resume && there(path) {
+            let then = self.record.made(self.slot).ok_or_else(|| self.unknown())?;
+            compare(path, then, &made.with)?;
+            let done = Done::check(path, then, rows)?;
+            (made.rows, digest, end) = (done.rows, done.digest, done.end);
+        }
+        let mut options = OpenOptions::new();
+        let mut file = options.write(true).create(true).truncate(false).open(path).map_err(fail)?;
+        file.set_len(end).map_err(fail)?;
+        file.seek(SeekFrom::Start(end)).map_err(fail)?;
+        if let (Slot::Unfinished, Ok(replaced)) = (self.slot, self.output.metadata()) {
+            file.set_permissions(replaced.permissions()).map_err(fail)?;
+        }
+        // After the file is cut: a record of rows that are not there does no harm, the reverse would.
+        made.of = hex(&digest);
+        self.record.set(self.slot, made.clone())?;
+        Ok(Lines {
+            writer: BufWriter::with_capacity(1 << 20, file),
+            flushed: Instant::now(),
+            resumed: made.rows,
+            made,
+            digest,
+            line: Vec::new(),
+            output: self.output,
+            path: self.lines,
+            slot: self.slot,
+            record: self.record,
+        })
+    }
+
+    fn unknown(&self) -> Error {
+        Error::new(
+            ErrorKind::Usage,
+            format!(
+                "{}: there is no record of how its rows were made in {}",
+                self.lines.display(),
+                self.record.path().display()
+            ),
+        )
+        .hint("move the record along with its output; --overwrite begins anew")
+    }
+}
+
+/// Refuses rows that were made otherwise.
+fn compare(path: &Path, then: &Made, now: &Fingerprint) -> Result<()> {
+    match then.with.differences(now) {
+        None => Ok(()),
+        Some(words) => Err(Error::new(
+            ErrorKind::Usage,
+            format!("{}: its rows were made otherwise: {words}", path.display()),
+        )
+        .hint("resume with the same bundle and options, or write to another output")),
+    }
+}
+
+/// Rows of an earlier run that are those of this input.
+struct Done {
+    rows: u64,
+    /// Bytes that they take.
+    end: u64,
+    /// Over the same rows of the input.
+    digest: Sha256,
+}
+
+impl Done {
+    /// Compares the rows that were written for sure with the input, which is then behind them.
+    fn check(path: &Path, made: &Made, rows: &mut Rows) -> Result<Self> {
+        let fail = |e: std::io::Error| Error::io(ErrorKind::Io, path, &e);
+        let differ = |why: String| {
+            Error::new(ErrorKind::Usage, format!("{}: {why}", path.display()))
+                .hint("resume with the same --input and --shard, or write to another output")
+        };
+        let mut reader = BufReader::with_capacity(1 << 20, File::open(path).map_err(fail)?);
+        let mut line = Vec::new();
+        let mut done = Self { rows: 0, end: 0, digest: Sha256::new() };
+        while done.rows < made.rows {
+            line.clear();
+            let length = reader.read_until(b'\n', &mut line).map_err(fail)?;
+            if line.last() != Some(&b'\n') {
+                break;
+            }
+            let number = done.rows + 1;
+            let written: Written = serde_json::from_slice(&line)
+                .map_err(|e| differ(format!("line {number} is no line of qhx embed: {e}")))?;
+            let Some(row) = rows.next()? else {
+                return Err(differ(format!(
+                    "line {number} has no text in the input, which is shorter"
+                )));
+            };
+            if (row.index, &row.text) != (written.index, &written.text) {
+                return Err(differ(format!(
+                    "line {number} is text {} {:?}, the input has text {} {:?} there",
+                    written.index,
+                    start(&written.text),
+                    row.index,
+                    start(&row.text)
+                )));
+            }
+            add(&mut done.digest, &row);
+            done.rows = number;
+            done.end += length as u64;
+        }
+        // Lines have no roles. Of a file that somebody has cut, only the texts are compared.
+        if done.rows == made.rows && hex(&done.digest) != made.of {
+            return Err(differ("a role in the input is another one than it was".to_owned()));
+        }
+        Ok(done)
+    }
+}
+
+/// The beginning of a text, for messages.
+fn start(text: &str) -> &str {
+    const SHOWN: usize = 60;
+    text.char_indices().nth(SHOWN).and_then(|(end, _)| text.get(..end)).unwrap_or(text)
+}
+
+/// Adds a row of the input: its index, its role and its text, each of a length that is known before it.
+fn add(digest: &mut Sha256, row: &Row) {
+    digest.update(row.index.to_le_bytes());
+    digest.update([row.role as u8]);
+    digest.update((row.text.len() as u64).to_le_bytes());
+    digest.update(row.text.as_bytes());
+}
+
+fn hex(digest: &Sha256) -> String {
+    digest.clone().finalize().iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Rows on their way into an output.
+struct Lines {
+    output: PathBuf,
+    path: PathBuf,
+    slot: Slot,
+    record: Record,
+    writer: BufWriter<File>,
+    flushed: Instant,
+    resumed: u64,
+    made: Made,
+    digest: Sha256,
+    line: Vec<u8>,
+}
+
+impl Lines {
+    fn write(&mut self, row: &Row, vector: &[f32]) -> Result<()> {
+        self.line.clear();
+        let line = Vector { index: row.index, text: &row.text, embedding: vector };
+        serde_json::to_writer(&mut self.line, &line)
+            .map_err(|e| Error::new(ErrorKind::Internal, format!("a vector as JSON: {e}")))?;
+        self.line.push(b'\n');
+        let written = self.writer.write_all(&self.line);
+        written.map_err(|e| Error::io(ErrorKind::Io, &self.path, &e))?;
+        add(&mut self.digest, row);
+        self.made.rows += 1;
+        if self.flushed.elapsed() > FLUSH {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Hands the rows to the system, then says in the record that they are there.
+    fn flush(&mut self) -> Result<()> {
+        self.writer.flush().map_err(|e| Error::io(ErrorKind::Io, &self.path, &e))?;
+        self.made.of = hex(&self.digest);
+        self.record.set(self.slot, self.made.clone())?;
+        self.flushed = Instant::now();
+        Ok(())
+    }
+
+    fn finish(mut self, complete: bool) -> Result<()> {
+        self.flush()?;
+        let fail = |e: std::io::Error| Error::io(ErrorKind::Io, &self.path, &e);
+        self.writer.get_ref().sync_data().map_err(fail)?;
+        if self.slot == Slot::Output {
+            return Ok(());
+        }
+        if !complete {
+            say!("what is done lies in {}; --resume goes on with it", self.path.display());
+            return Ok(());
+        }
+        self.record.publishing()?;
+        #[cfg(feature = "parquet")]
+        if is_parquet(&self.output) {
+            super::parquet::publish(&self.path, &self.output)?;
+            std::fs::remove_file(&self.path).map_err(fail)?;
+            return self.record.published();
+        }
+        // Windows renames no file that is open.
+        drop(self.writer);
+        std::fs::rename(&self.path, &self.output)
+            .map_err(|e| Error::io(ErrorKind::Io, &self.output, &e))?;
+        self.record.published()
+    }
 }
 
 enum Target {
-    File { path: PathBuf, writer: BufWriter<File>, flushed: Instant },
+    File(Box<Lines>),
     Json,
     People,
 }
@@ -49,145 +349,49 @@ enum Target {
 /// Takes vectors.
 pub(crate) struct Sink {
     target: Target,
-    resumed: Resumed,
-    line: Vec<u8>,
-    /// The table that the lines become when they are complete.
-    #[cfg(feature = "parquet")]
-    table: Option<PathBuf>,
 }
 
 impl Sink {
-    /// Opens the output. A line that an earlier run did not finish is cut off.
-    pub fn open(args: &EmbedArgs) -> Result<Self> {
-        let mut resumed = Resumed::default();
-        let target = match &args.output {
-            None if args.json => Target::Json,
-            None => Target::People,
-            Some(out) => {
-                let path = &lines(out);
-                for file in [out, path] {
-                    let there = file.metadata().is_ok_and(|m| m.len() > 0);
-                    if there && !args.resume && !args.overwrite {
-                        return Err(Error::new(
-                            ErrorKind::Usage,
-                            format!("{}: the output is there already", file.display()),
-                        )
-                        .hint("--resume goes on where it ends, --overwrite replaces it"));
-                    }
-                }
-                #[cfg(feature = "parquet")]
-                if args.resume && path != out && out.exists() && !path.exists() {
-                    super::parquet::unpack(out, path)?;
-                }
-                let fail = |e: std::io::Error| Error::io(ErrorKind::Io, path, &e);
-                let mut options = OpenOptions::new();
-                options.write(true).create(true).read(true).truncate(!args.resume);
-                let mut file = options.open(path).map_err(fail)?;
-                if args.resume {
-                    let (end, found) = whole_lines(path, &file)?;
-                    resumed = found;
-                    file.set_len(end).map_err(fail)?;
-                    file.seek(SeekFrom::Start(end)).map_err(fail)?;
-                }
-                let writer = BufWriter::with_capacity(1 << 20, file);
-                Target::File { path: path.clone(), writer, flushed: Instant::now() }
-            }
-        };
-        Ok(Self {
-            target,
-            resumed,
-            line: Vec::new(),
-            #[cfg(feature = "parquet")]
-            table: args.output.clone().filter(|path| is_parquet(path)),
-        })
+    /// Number of texts that an earlier run has done.
+    pub fn resumed(&self) -> u64 {
+        match &self.target {
+            Target::File(lines) => lines.resumed,
+            Target::Json | Target::People => 0,
+        }
     }
 
-    /// What an earlier run has written.
-    pub fn resumed(&self) -> &Resumed {
-        &self.resumed
-    }
-
-    /// Writes a vector.
-    pub fn write(&mut self, output: &mut Output, vector: &Vector<'_>) -> Result<()> {
+    /// Writes the vector of a text.
+    pub fn write(&mut self, output: &mut Output, row: &Row, vector: &[f32]) -> Result<()> {
+        let line = Vector { index: row.index, text: &row.text, embedding: vector };
         match &mut self.target {
-            Target::Json => output.json(vector),
-            Target::People => output.line(&line(vector)),
-            Target::File { path, writer, flushed } => {
-                let fail = |e: std::io::Error| Error::io(ErrorKind::Io, path, &e);
-                self.line.clear();
-                serde_json::to_writer(&mut self.line, vector).map_err(|e| {
-                    Error::new(ErrorKind::Internal, format!("a vector as JSON: {e}"))
-                })?;
-                self.line.push(b'\n');
-                writer.write_all(&self.line).map_err(fail)?;
-                if flushed.elapsed() > FLUSH {
-                    writer.flush().map_err(fail)?;
-                    *flushed = Instant::now();
-                }
-                Ok(())
-            }
+            Target::Json => output.json(&line),
+            Target::People => output.line(&people(&line)),
+            Target::File(lines) => lines.write(row, vector),
         }
     }
 
-    /// Writes what is left to the disk. When it is `complete`, lines that are to be a table become
-    /// one.
-    #[cfg_attr(not(feature = "parquet"), expect(unused_variables, reason = "for tables only"))]
-    pub fn finish(&mut self, complete: bool) -> Result<()> {
-        if let Target::File { path, writer, .. } = &mut self.target {
-            let fail = |e: std::io::Error| Error::io(ErrorKind::Io, path, &e);
-            writer.flush().map_err(fail)?;
-            writer.get_ref().sync_data().map_err(fail)?;
-            #[cfg(feature = "parquet")]
-            if let Some(table) = self.table.as_ref().filter(|_| complete) {
-                super::parquet::publish(path, table)?;
-                std::fs::remove_file(&*path).map_err(fail)?;
-            }
+    /// Writes what is left to the disk. When it is `complete`, rows that lie beside the output become the output.
+    pub fn finish(self, complete: bool) -> Result<()> {
+        match self.target {
+            Target::File(lines) => lines.finish(complete),
+            Target::Json | Target::People => Ok(()),
         }
-        Ok(())
     }
 }
 
-/// Where lines are written on their way into the output: the output itself, unless that is a table,
-/// which cannot be continued.
-fn lines(output: &Path) -> PathBuf {
-    if !is_parquet(output) {
-        return output.to_owned();
-    }
+/// True for a file that is not empty.
+fn there(file: &Path) -> bool {
+    file.metadata().is_ok_and(|m| m.len() > 0)
+}
+
+/// Where rows lie until they become the output: the output is a table, or is to stay until then.
+fn unfinished(output: &Path) -> PathBuf {
     let mut name = output.as_os_str().to_owned();
     name.push(".unfinished.jsonl");
     name.into()
 }
 
-/// Bytes of the whole lines of a file, and what they are.
-fn whole_lines(path: &Path, file: &File) -> Result<(u64, Resumed)> {
-    let fail = |e: std::io::Error| Error::io(ErrorKind::Io, path, &e);
-    let mut reader = BufReader::with_capacity(1 << 20, file);
-    let (mut end, mut rows) = (0u64, 0u64);
-    let (mut line, mut last) = (Vec::new(), Vec::new());
-    loop {
-        line.clear();
-        let length = reader.read_until(b'\n', &mut line).map_err(fail)?;
-        if length == 0 || line.last() != Some(&b'\n') {
-            break;
-        }
-        end += length as u64;
-        rows += 1;
-        std::mem::swap(&mut line, &mut last);
-    }
-    if rows == 0 {
-        return Ok((0, Resumed::default()));
-    }
-    let written: Written = serde_json::from_slice(&last).map_err(|e| {
-        Error::new(
-            ErrorKind::Usage,
-            format!("{}: line {rows} is no line of qhx embed: {e}", path.display()),
-        )
-        .hint("--overwrite replaces the file")
-    })?;
-    Ok((end, Resumed { rows, last: Some((written.index, written.text)) }))
-}
-
-fn line(vector: &Vector<'_>) -> String {
+fn people(vector: &Vector<'_>) -> String {
     let first: Vec<_> = vector.embedding.iter().take(SHOWN).map(|v| format!("{v:.5}")).collect();
     let more = if vector.embedding.len() > SHOWN { ", …" } else { "" };
     format!(
@@ -215,27 +419,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_that_was_not_finished_does_not_count() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("out.jsonl");
-        let whole = "{\"index\":0,\"text\":\"a\",\"embedding\":[1.0]}\n\
-                     {\"index\":2,\"text\":\"b\",\"embedding\":[0.5]}\n";
-        std::fs::write(&path, format!("{whole}{{\"index\":4,\"te")).unwrap();
-        let (end, resumed) = whole_lines(&path, &File::open(&path).unwrap()).unwrap();
-        assert_eq!(end, whole.len() as u64);
-        assert_eq!(resumed.rows, 2);
-        assert_eq!(resumed.last, Some((2, "b".to_owned())));
-        std::fs::write(&path, "{\"ind").unwrap();
-        assert_eq!(whole_lines(&path, &File::open(&path).unwrap()).unwrap().0, 0);
-        std::fs::write(&path, "notes\n").unwrap();
-        assert!(whole_lines(&path, &File::open(&path).unwrap()).is_err());
-    }
-
-    #[test]
     fn people_see_the_first_values() {
         let vector = Vector { index: 3, text: "", embedding: &[0.6, 0.8, 0.0, 0.0, 0.0] };
         let expected = "3  dimension 5  norm 1.000000  [0.60000, 0.80000, 0.00000, 0.00000, …]";
-        assert_eq!(line(&vector), expected);
+        assert_eq!(people(&vector), expected);
         assert!((cosine(&[1.0, 0.0], &[1.0, 1.0]) - 0.5f64.sqrt()).abs() < 1e-9);
     }
 }
