@@ -3,6 +3,8 @@
 mod chat;
 mod jinja;
 mod markers;
+#[cfg(test)]
+mod samples;
 mod stream;
 #[cfg(test)]
 mod tests;

@@ -1,73 +1,16 @@
-//! Tokenizer, stream and templates against what `tokenizers` and `transformers` answer.
+//! Tokenizer and templates against what `tokenizers` and `transformers` answer.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Value, json};
 
+use super::samples::{byte_level as tokenizer, fixture};
 use super::*;
 use crate::manifest::Manifest;
 use crate::{ErrorKind, Result};
 
-fn fixture(file: &str) -> PathBuf {
-    qhx_places::fixture("qwen35-tied").join(file)
-}
-
 fn fixture_json(file: &str) -> Value {
     serde_json::from_slice(&std::fs::read(fixture(file)).unwrap()).unwrap()
-}
-
-fn tokenizer() -> Tokenizer {
-    Tokenizer::from_file(&fixture("tokenizer.json")).unwrap()
-}
-
-/// A tokenizer in the manner of sentencepiece: a word begins with `▁`, other characters are bytes.
-fn byte_fallback() -> Tokenizer {
-    let mut vocab = vec!["<unk>", "<s>", "</s>", "▁", "▁Hello", "▁world", "!", "a", "\u{fffd}"]
-        .into_iter()
-        .map(str::to_owned)
-        .collect::<Vec<_>>();
-    vocab.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
-    let vocab: serde_json::Map<_, _> =
-        vocab.into_iter().enumerate().map(|(id, token)| (token, json!(id))).collect();
-    let added = |id, content| {
-        json!({"id": id, "content": content, "special": true, "single_word": false,
-               "lstrip": false, "rstrip": false, "normalized": false})
-    };
-    let document = json!({
-        "version": "1.0",
-        "truncation": {"max_length": 3, "strategy": "LongestFirst", "stride": 0,
-                       "direction": "Right"},
-        "padding": {"strategy": {"Fixed": 40}, "direction": "Right", "pad_to_multiple_of": null,
-                    "pad_id": 0, "pad_type_id": 0, "pad_token": "<unk>"},
-        "added_tokens": [added(1, "<s>"), added(2, "</s>")],
-        "normalizer": {"type": "Sequence", "normalizers": [
-            {"type": "Prepend", "prepend": "▁"},
-            {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
-        "pre_tokenizer": null,
-        "post_processor": {"type": "TemplateProcessing",
-            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
-                       {"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}},
-                     {"Sequence": {"id": "B", "type_id": 0}}],
-            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}},
-        "decoder": {"type": "Sequence", "decoders": [
-            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-            {"type": "ByteFallback"}, {"type": "Fuse"},
-            {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
-        "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>", "fuse_unk": true,
-                  "byte_fallback": true, "ignore_merges": true, "vocab": vocab, "merges": []},
-    });
-    let bytes = serde_json::to_vec(&document).unwrap();
-    Tokenizer::from_bytes(Path::new("tokenizer.json"), &bytes).unwrap()
-}
-
-const BYTE: u32 = 9;
-
-fn stream(detokenizer: &mut Detokenizer, ids: &[u32]) -> Vec<String> {
-    let mut pieces: Vec<_> =
-        ids.iter().map(|&id| detokenizer.push(id).unwrap().to_owned()).collect();
-    pieces.push(detokenizer.finish().unwrap().to_owned());
-    pieces
 }
 
 #[test]
@@ -81,19 +24,7 @@ fn prompts_tokenize_as_in_transformers() {
         assert_eq!(tokenizer.encode(prompt, true).unwrap(), ids, "{prompt:?}");
         let output: Vec<u32> = serde_json::from_value(case["output_ids"].clone()).unwrap();
         assert_eq!(tokenizer.decode(&output).unwrap(), case["text"].as_str().unwrap());
-
-        let mut detokenizer = Detokenizer::new(&tokenizer);
-        detokenizer.start(&ids).unwrap();
-        assert_eq!(stream(&mut detokenizer, &output).concat(), case["text"].as_str().unwrap());
     }
-}
-
-#[test]
-fn truncation_and_padding_of_the_file_are_off() {
-    let ids = byte_fallback().encode("Hello!", true).unwrap();
-    assert_eq!(ids[0], 1, "the post-processor's BOS");
-    assert!(ids.len() > 3 && ids.len() < 40, "{ids:?}");
-    assert_ne!(byte_fallback().encode("Hello!", false).unwrap()[0], 1);
 }
 
 #[test]
@@ -108,69 +39,6 @@ fn files_that_are_no_tokenizer_are_named() {
     }
     let error = Tokenizer::from_file(&dir.path().join("absent.json")).unwrap_err();
     assert!(error.message().contains("absent.json"), "{error}");
-}
-
-#[test]
-fn a_character_comes_out_whole() {
-    let tokenizer = byte_fallback();
-    let mut detokenizer = Detokenizer::new(&tokenizer);
-    let bytes = |text: &str| text.bytes().map(|b| BYTE + u32::from(b)).collect::<Vec<_>>();
-    let ids = [&[4], bytes("é").as_slice(), &[5], &bytes("你🙂"), &[6]].concat();
-    let pieces = stream(&mut detokenizer, &ids);
-    let expected = ["Hello", "", "é", " world", "", "", "你", "", "", "", "🙂", "!", ""];
-    assert_eq!(pieces, expected);
-}
-
-#[test]
-fn spaces_are_those_of_the_whole_text() {
-    let tokenizer = byte_fallback();
-    let mut detokenizer = Detokenizer::new(&tokenizer);
-    assert_eq!(stream(&mut detokenizer, &[4, 5, 2, 5]), ["Hello", " world", "", " world", ""]);
-    detokenizer.start(&[1, 4]).unwrap();
-    assert_eq!(stream(&mut detokenizer, &[5]), [" world", ""], "it continues the prompt");
-    detokenizer.start(&[1]).unwrap();
-    assert_eq!(stream(&mut detokenizer, &[5]), ["world", ""], "nothing stands before it");
-}
-
-#[test]
-fn bytes_that_are_no_character_come_out_as_replacements() {
-    let tokenizer = byte_fallback();
-    let mut detokenizer = Detokenizer::new(&tokenizer);
-    // An unfinished character at the end is one replacement.
-    assert_eq!(stream(&mut detokenizer, &[4, BYTE + 0xf0, BYTE + 0x9f]).concat(), "Hello\u{fffd}");
-    // Text goes on after bytes that never make sense, and the window does not grow.
-    let mut ids = vec![BYTE + 0x80; 50];
-    ids.extend([BYTE + 0xc3, BYTE + 0xa9, 5]);
-    let text = stream(&mut detokenizer, &ids).concat();
-    assert!(text.starts_with(&"\u{fffd}".repeat(46)), "{text}");
-    assert!(text.ends_with(" world") || text.ends_with("world"), "{text}");
-    assert!(detokenizer_window(&tokenizer, &[BYTE + 0x80; 1000]) <= 8);
-    // A token that is the replacement character itself is only delayed.
-    assert_eq!(stream(&mut detokenizer, &[8, 6]).concat(), "\u{fffd}!");
-}
-
-fn detokenizer_window(tokenizer: &Tokenizer, ids: &[u32]) -> usize {
-    let mut detokenizer = Detokenizer::new(tokenizer);
-    for &id in ids {
-        detokenizer.push(id).unwrap();
-    }
-    detokenizer.window_len()
-}
-
-#[test]
-fn any_tokens_stream_to_their_decoding() {
-    let tokenizer = tokenizer();
-    let mut rng = crate::sampling::Rng::new(7);
-    for _ in 0..300 {
-        let ids: Vec<u32> = (0..rng.below(30)).map(|_| rng.below(428) as u32).collect();
-        let whole = tokenizer.decode(&ids).unwrap();
-        let pieces = stream(&mut Detokenizer::new(&tokenizer), &ids).concat();
-        // Broken bytes may be counted differently; every other character is the same.
-        let squeeze = |text: &str| {
-            text.split('\u{fffd}').filter(|s| !s.is_empty()).collect::<Vec<_>>().join("\u{fffd}")
-        };
-        assert_eq!(squeeze(&pieces), squeeze(&whole), "{ids:?}");
-    }
 }
 
 fn manifest(dir: &Path, chat: Option<Value>) -> Manifest {

@@ -1,9 +1,14 @@
 //! The tokenizer of a bundle: a `tokenizer.json` of Hugging Face `tokenizers`.
 
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use tokenizers::decoders::DecoderWrapper;
 
 use crate::artifacts::Mapped;
 use crate::{Error, ErrorKind, Result};
@@ -88,10 +93,33 @@ impl Tokenizer {
     ///
     /// A piece of an answer cannot be decoded alone; see [`super::Detokenizer`].
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        guarded(|| self.inner.decode(ids, true)).map_err(|e| {
+        // Some decoders of the library panic on no tokens at all.
+        if !ids.iter().any(|&id| self.visible_token(id).is_some()) {
+            return Ok(String::new());
+        }
+        self.guard_decoding(|| self.inner.decode(ids, true))
+    }
+
+    /// Runs a part of the decoder.
+    pub(super) fn guard_decoding<T>(
+        &self,
+        call: impl FnOnce() -> tokenizers::Result<T>,
+    ) -> Result<T> {
+        guarded(call).map_err(|e| {
             let path = self.path.display();
             Error::new(ErrorKind::Artifact, format!("{path}: tokens cannot be decoded: {e}"))
         })
+    }
+
+    /// What makes text of tokens; without one they are joined by spaces.
+    pub(super) fn decoder(&self) -> Option<&DecoderWrapper> {
+        self.inner.get_decoder()
+    }
+
+    /// The token with an id, unless it has no text: a special one, or none at all.
+    pub(super) fn visible_token(&self, id: u32) -> Option<String> {
+        let token = self.inner.id_to_token(id)?;
+        (!self.inner.get_added_vocabulary().is_special_token(&token)).then_some(token)
     }
 
     /// Number of tokens, added ones included. A model's vocabulary may be padded beyond it.
