@@ -2,16 +2,18 @@
 
 #[cfg(test)]
 mod tests;
+mod vet;
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tokenizers::decoders::DecoderWrapper;
+use tokenizers::DecoderWrapper;
 
 use crate::artifacts::Mapped;
 use crate::{Error, ErrorKind, Result};
+use vet::Refusal;
 
 /// Text to token ids and back. Clones share the vocabulary.
 #[derive(Clone)]
@@ -40,16 +42,29 @@ impl Tokenizer {
     }
 
     /// Reads the contents of a `tokenizer.json`; `path` is for messages.
+    ///
+    /// This is all that decides whether a file is accepted: what it asks for is bounded before the
+    /// library reads it (see `docs/security.md`), and nothing is checked later.
     pub fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Self> {
-        let fail = |why: String| {
-            Error::new(ErrorKind::Artifact, format!("{}: {why}", path.display())).hint(
+        let fail = |why: String, hint: &str| {
+            Error::new(ErrorKind::Artifact, format!("{}: {why}", path.display())).hint(hint)
+        };
+        let foreign = |why: String| {
+            fail(
+                format!("not a tokenizer: {why}"),
                 "expected a tokenizer.json of Hugging Face tokenizers; \
                  a git-lfs pointer or a partial download is not one",
             )
         };
+        vet::vet(bytes).map_err(|refusal| match refusal {
+            Refusal::Foreign(why) => foreign(why),
+            Refusal::Excessive(why) => {
+                fail(why, "no tokenizer in use asks for this; take the file its authors published")
+            }
+        })?;
         let parsed = guarded(|| tokenizers::Tokenizer::from_bytes(bytes));
-        let mut inner = parsed.map_err(|e| fail(format!("not a tokenizer: {e}")))?;
-        inner.with_truncation(None).map_err(|e| fail(e.to_string()))?;
+        let mut inner = parsed.map_err(|e| foreign(e))?;
+        inner.with_truncation(None).map_err(|e| foreign(e.to_string()))?;
         inner.with_padding(None);
         Ok(Self { inner: Arc::new(inner), path: Arc::new(path.to_owned()) })
     }

@@ -1,6 +1,31 @@
-//! Tokenizers, good and hostile.
+//! Tokenizers that truncate, are too much, are not understood, or get too long a text.
 
-use super::super::samples::byte_fallback;
+use std::path::Path;
+
+use base64::Engine as _;
+use serde_json::{Value, json};
+
+use super::super::samples::{
+    byte_fallback, byte_fallback_json, fixture, open, unigram, word_piece,
+};
+use super::*;
+
+fn refused(document: &Value) -> String {
+    let bytes = serde_json::to_vec(document).unwrap();
+    let error = Tokenizer::from_bytes(Path::new("tokenizer.json"), &bytes).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Artifact);
+    assert!(error.hint_text().is_some(), "{error}");
+    let message = error.message().strip_prefix("tokenizer.json: ").unwrap().to_owned();
+    assert!(message.len() < 300, "{message}");
+    message
+}
+
+/// The sample tokenizer with another part.
+fn with(part: &str, value: Value) -> Value {
+    let mut document = byte_fallback_json();
+    document[part] = value;
+    document
+}
 
 #[test]
 fn truncation_and_padding_of_the_file_are_off() {
@@ -8,4 +33,118 @@ fn truncation_and_padding_of_the_file_are_off() {
     assert_eq!(ids[0], 1, "the post-processor's BOS");
     assert!(ids.len() > 3 && ids.len() < 40, "{ids:?}");
     assert_ne!(byte_fallback().encode("Hello!", false).unwrap()[0], 1);
+}
+
+#[test]
+fn files_that_ask_for_too_much_are_refused_by_the_component() {
+    let replace = |pattern: &str, content: &str| json!({"type": "Replace", "pattern": {"String": pattern}, "content": content});
+    let sequence = |key: &str, members: Vec<Value>| json!({"type": "Sequence", key: members});
+    let mut nested = replace("a", "b");
+    for _ in 0..20 {
+        nested = sequence("normalizers", vec![nested]);
+    }
+    let mut charsmap = u32::MAX.to_le_bytes().to_vec();
+    charsmap.resize(10_900, 0);
+    let charsmap = base64::engine::general_purpose::STANDARD.encode(charsmap);
+    let template = |single: Value| {
+        json!({"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens":
+            {"<s>": {"id": "<s>", "ids": vec![1; 600], "tokens": vec!["<s>"; 600]}}})
+    };
+    let text = json!({"Sequence": {"id": "A", "type_id": 0}});
+    let special = |id: &str| json!({"SpecialToken": {"id": id, "type_id": 0}});
+    let vocab = |token: String| json!({"type": "BPE", "vocab": {token: 0}, "merges": []});
+
+    for (part, value, words) in [
+        (
+            "normalizer",
+            sequence("normalizers", vec![replace("a", "aaaaaaaaaa"); 12]),
+            "/normalizer/normalizers/3: what the normalizer makes of a text may become 10000 times \
+             as long with it, at most 4096",
+        ),
+        (
+            "normalizer",
+            json!({"type": "Replace", "pattern": {"Regex": ""}, "content": "x".repeat(5000)}),
+            "/normalizer: what the normalizer makes",
+        ),
+        (
+            "normalizer",
+            json!({"type": "Prepend", "prepend": "▁".repeat(2000)}),
+            "/normalizer: what the normalizer makes",
+        ),
+        (
+            "normalizer",
+            json!({"type": "Precompiled", "precompiled_charsmap": charsmap}),
+            "/normalizer/precompiled_charsmap: its header says that 4294967295 bytes follow",
+        ),
+        ("normalizer", nested, "nested more than 16 deep"),
+        (
+            "pre_tokenizer",
+            json!({"type": "Split", "pattern": {"Regex": "a".repeat(100_000)},
+                   "behavior": "Isolated", "invert": false}),
+            "/pre_tokenizer/pattern: 100000 bytes",
+        ),
+        (
+            "pre_tokenizer",
+            sequence(
+                "pretokenizers",
+                vec![
+                    json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true});
+                    300
+                ],
+            ),
+            "/pre_tokenizer/pretokenizers/255: one of more than 256 components",
+        ),
+        ("pre_tokenizer", json!({"type": "FixedLength", "length": 0}), "/pre_tokenizer/length: 0"),
+        (
+            "decoder",
+            sequence("decoders", vec![replace("a", "aaaaaaaaaa"); 12]),
+            "/decoder/decoders/2: what the decoder makes of a token",
+        ),
+        (
+            "post_processor",
+            template(json!([text, text])),
+            "/post_processor/single: the text 2 times",
+        ),
+        (
+            "post_processor",
+            template(json!([special("<s>"), text, special("<s>")])),
+            "/post_processor: 1200 tokens are added to a text",
+        ),
+        (
+            "post_processor",
+            template(json!([text, special("</s>")])),
+            "/post_processor/single/1: \"</s>\" is not among special_tokens",
+        ),
+        ("model", vocab("x".repeat(20_000)), "/model/vocab: a token of 20000 bytes"),
+        (
+            "model",
+            json!({"type": "WordPiece", "unk_token": "u", "continuing_subword_prefix": "##",
+                   "max_input_chars_per_word": 1_000_000_000, "vocab": {"u": 0}}),
+            "/model/max_input_chars_per_word: 1000000000",
+        ),
+    ] {
+        let found = refused(&with(part, value));
+        assert!(found.contains(words), "{part}: {found}, expected {words}");
+    }
+}
+
+#[test]
+fn what_published_tokenizers_ask_for_is_accepted() {
+    // T5: a table of SentencePiece (an empty trie here), white space stripped and joined.
+    let mut charsmap = 4_u32.to_le_bytes().to_vec();
+    charsmap.extend([0; 4]);
+    charsmap.extend("صلى الله عليه وسلم\0".bytes());
+    let charsmap = base64::engine::general_purpose::STANDARD.encode(charsmap);
+    open(&with(
+        "normalizer",
+        json!({"type": "Sequence", "normalizers": [
+            {"type": "Precompiled", "precompiled_charsmap": charsmap},
+            {"type": "Strip", "strip_left": false, "strip_right": true},
+            {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}]}),
+    ));
+    for toy in ["llama3-toy", "mistral-toy", "phimoe-6", "qwen2-toy", "qwen3-toy", "lfm2-toy"] {
+        Tokenizer::from_file(&fixture("").join("..").join(toy).join("tokenizer.json")).unwrap();
+    }
+    unigram();
+    word_piece();
 }

@@ -1,0 +1,374 @@
+//! What a `tokenizer.json` may ask for, looked at before the library reads it.
+//!
+//! The library trusts its files: a header of four bytes decides about gigabytes, and a normalizer
+//! runs over the added tokens while the file is read. A process cannot survive running out of
+//! memory, so sizes are bounded here, far above those of published tokenizers.
+
+use std::fmt;
+
+use base64::Engine as _;
+use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+
+/// Bytes of a file. The largest published ones have 35 MB; the library needs up to some dozen
+/// times as much memory while it reads.
+const MAX_FILE: usize = 64 << 20;
+
+/// Bytes of one token. The library keeps a node a byte, or a copy for each unfinished word.
+const MAX_TOKEN: usize = 16 << 10;
+
+/// Bytes of a pattern.
+const MAX_PATTERN: usize = 64 << 10;
+
+/// Components of one part, such as the members of a `Sequence`.
+const MAX_COMPONENTS: usize = 256;
+
+/// How often a `Sequence` may stand in a `Sequence`.
+const MAX_DEPTH: usize = 16;
+
+/// How many times as long normalizers together may make a text. Llama 2's make it 12 times as
+/// long at most, T5's 44 times.
+const MAX_NORMALIZED: usize = 4096;
+
+/// The same of decoders and a token.
+const MAX_DECODED: usize = 256;
+
+/// Tokens that the post-processor may add to a text.
+const MAX_ADDED: usize = 1024;
+
+/// Characters of a word that WordPiece compares with its vocabulary, which takes the square of it.
+const MAX_WORD: u64 = 10_000;
+
+/// A `tokenizer.json` in as much detail as bounds need.
+#[derive(Deserialize)]
+pub(super) struct Document {
+    #[serde(default)]
+    pub normalizer: Value,
+    #[serde(default)]
+    pub pre_tokenizer: Value,
+    #[serde(default)]
+    pub post_processor: Value,
+    #[serde(default)]
+    pub decoder: Value,
+    #[serde(default)]
+    pub added_tokens: Vec<Added>,
+    #[serde(default)]
+    pub truncation: Option<Truncation>,
+    pub model: Model,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Added {
+    #[serde(default)]
+    content: String,
+    #[serde(default)]
+    lstrip: bool,
+    #[serde(default)]
+    rstrip: bool,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Truncation {
+    #[serde(default)]
+    pub direction: String,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Model {
+    #[serde(default, rename = "type")]
+    pub kind: Option<String>,
+    #[serde(default)]
+    pub vocab: Vocab,
+    #[serde(default)]
+    pub unk_token: Option<String>,
+    #[serde(default)]
+    pub fuse_unk: Option<bool>,
+    #[serde(default)]
+    pub byte_fallback: Option<bool>,
+    #[serde(default)]
+    max_input_chars_per_word: u64,
+}
+
+/// The lengths of a vocabulary's tokens.
+#[derive(Debug, Default)]
+pub(super) struct Vocab {
+    pub bytes: usize,
+    pub chars: usize,
+}
+
+impl Vocab {
+    fn add(&mut self, token: &str) {
+        self.bytes = self.bytes.max(token.len());
+        self.chars = self.chars.max(token.chars().count());
+    }
+}
+
+impl<'de> Deserialize<'de> for Vocab {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Tokens;
+        impl<'de> Visitor<'de> for Tokens {
+            type Value = Vocab;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("tokens with their ids or scores")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Vocab, A::Error> {
+                let mut vocab = Vocab::default();
+                while let Some((token, IgnoredAny)) = map.next_entry::<String, _>()? {
+                    vocab.add(&token);
+                }
+                Ok(vocab)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vocab, A::Error> {
+                let mut vocab = Vocab::default();
+                while let Some((token, _)) = seq.next_element::<(String, IgnoredAny)>()? {
+                    vocab.add(&token);
+                }
+                Ok(vocab)
+            }
+        }
+        deserializer.deserialize_any(Tokens)
+    }
+}
+
+/// What bounds the work on a text.
+pub(super) struct Vetted {
+    pub document: Document,
+    /// How many times as long the normalizer may make a text.
+    pub growth: usize,
+    /// The longest token in bytes, and where tokens are written in the byte-level alphabet in
+    /// characters of it.
+    pub longest: usize,
+    /// Some added token takes the white space around it.
+    pub strips: bool,
+}
+
+/// Why a file is refused.
+pub(super) enum Refusal {
+    /// It is no such file.
+    Foreign(String),
+    /// It asks for more than is allowed.
+    Excessive(String),
+}
+
+/// Reads a file's bounds and refuses what is beyond them.
+pub(super) fn vet(bytes: &[u8]) -> Result<Vetted, Refusal> {
+    if bytes.len() > MAX_FILE {
+        return Err(Refusal::Excessive(format!(
+            "{} bytes, a tokenizer may have {MAX_FILE}",
+            bytes.len()
+        )));
+    }
+    let document: Document =
+        serde_json::from_slice(bytes).map_err(|e| Refusal::Foreign(e.to_string()))?;
+    bounds(document).map_err(Refusal::Excessive)
+}
+
+fn bounds(document: Document) -> Result<Vetted, String> {
+    let vocab = &document.model.vocab;
+    let added = document.added_tokens.iter().map(|t| t.content.len()).max().unwrap_or_default();
+    for (what, longest) in [("/model/vocab", vocab.bytes), ("/added_tokens", added)] {
+        if longest > MAX_TOKEN {
+            return Err(format!(
+                "{what}: a token of {longest} bytes, at most {MAX_TOKEN} are allowed"
+            ));
+        }
+    }
+    let word = document.model.max_input_chars_per_word;
+    if word > MAX_WORD {
+        let key = "/model/max_input_chars_per_word";
+        return Err(format!("{key}: {word}, at most {MAX_WORD} are allowed"));
+    }
+    let mut normalizer = Part::new("what the normalizer makes of a text", MAX_NORMALIZED);
+    normalizer.add("/normalizer", &document.normalizer, 0)?;
+    Part::new("what the pre-tokenizer makes of a text", MAX_NORMALIZED).add(
+        "/pre_tokenizer",
+        &document.pre_tokenizer,
+        0,
+    )?;
+    Part::new("what the decoder makes of a token", MAX_DECODED).add(
+        "/decoder",
+        &document.decoder,
+        0,
+    )?;
+    Part::new("what the post-processor makes of a text", 1).add(
+        "/post_processor",
+        &document.post_processor,
+        0,
+    )?;
+
+    // The library normalizes the added tokens, too.
+    let growth = normalizer.growth;
+    let all: usize = document.added_tokens.iter().map(|t| t.content.len()).sum();
+    if growth > 64 && all.saturating_mul(growth) > MAX_FILE {
+        return Err(format!(
+            "/added_tokens: {all} bytes, which the normalizer may make {growth} times as many"
+        ));
+    }
+    let tokens = if byte_level(&document) { vocab.chars } else { vocab.bytes };
+    Ok(Vetted {
+        growth,
+        longest: tokens.max(added.saturating_mul(growth)).max(char::MAX.len_utf8()),
+        strips: document.added_tokens.iter().any(|t| t.lstrip || t.rstrip),
+        document,
+    })
+}
+
+/// True when text becomes bytes of the byte-level alphabet before it becomes tokens.
+pub(super) fn byte_level(document: &Document) -> bool {
+    let mut found = false;
+    for part in [&document.normalizer, &document.pre_tokenizer] {
+        each(part, &mut |component| {
+            found |= component.get("type").and_then(Value::as_str) == Some("ByteLevel");
+        });
+    }
+    found
+}
+
+/// Keys under which a component lists others.
+pub(super) const MEMBERS: [&str; 4] = ["normalizers", "pretokenizers", "processors", "decoders"];
+
+/// Calls `visit` with each component of a part that is no list of others.
+pub(super) fn each(part: &Value, visit: &mut dyn FnMut(&Map<String, Value>)) {
+    let Value::Object(component) = part else { return };
+    let mut members = MEMBERS.iter().filter_map(|key| component.get(*key)?.as_array()).peekable();
+    if members.peek().is_none() {
+        visit(component);
+    }
+    for member in members.flatten() {
+        each(member, visit);
+    }
+}
+
+/// One part of the file, component by component.
+struct Part {
+    result: &'static str,
+    most: usize,
+    components: usize,
+    growth: usize,
+    added: usize,
+}
+
+impl Part {
+    fn new(result: &'static str, most: usize) -> Self {
+        Self { result, most, components: 0, growth: 1, added: 0 }
+    }
+
+    fn add(&mut self, path: &str, value: &Value, depth: usize) -> Result<(), String> {
+        let Value::Object(component) = value else { return Ok(()) };
+        self.components += 1;
+        if depth > MAX_DEPTH {
+            return Err(format!("{path}: nested more than {MAX_DEPTH} deep"));
+        }
+        if self.components > MAX_COMPONENTS {
+            return Err(format!("{path}: one of more than {MAX_COMPONENTS} components"));
+        }
+        self.component(path, component)?;
+        for key in MEMBERS {
+            let members = component.get(key).and_then(Value::as_array);
+            for (i, member) in members.into_iter().flatten().enumerate() {
+                self.add(&format!("{path}/{key}/{i}"), member, depth + 1)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What a component may do is told by its keys: `type` is optional in old files.
+    fn component(&mut self, path: &str, component: &Map<String, Value>) -> Result<(), String> {
+        let text = |key: &str| component.get(key).and_then(Value::as_str);
+        let mut factor = 1;
+        if let Some(pattern) = component.get("pattern") {
+            let literal = pattern.get("String").and_then(Value::as_str);
+            let regex = pattern.get("Regex").and_then(Value::as_str);
+            let length = literal.or(regex).map_or(0, str::len);
+            if length > MAX_PATTERN {
+                return Err(format!(
+                    "{path}/pattern: {length} bytes, at most {MAX_PATTERN} are allowed"
+                ));
+            }
+            if let Some(content) = text("content") {
+                // A regular expression may match nothing between any two characters.
+                factor = match literal.map_or(0, str::len) {
+                    0 => 1 + content.len(),
+                    matched => content.len().div_ceil(matched),
+                };
+            }
+        }
+        if let Some(prefix) = text("prepend") {
+            // It stands before each piece between two added tokens.
+            factor = 1 + prefix.len();
+        }
+        if let Some(charsmap) = text("precompiled_charsmap") {
+            // The shortest thing replaced that makes it longer in practice has three bytes.
+            factor = longest_replacement(charsmap)
+                .map_err(|why| format!("{path}/precompiled_charsmap: {why}"))?
+                .div_ceil(3);
+        }
+        self.growth = self.growth.saturating_mul(factor.max(1));
+        if self.growth > self.most {
+            return Err(format!(
+                "{path}: {} may become {} times as long with it, at most {} times are allowed",
+                self.result, self.growth, self.most
+            ));
+        }
+        if component.get("length").and_then(Value::as_u64) == Some(0) {
+            return Err(format!("{path}/length: 0, pieces have at least one character"));
+        }
+        self.template(path, component)
+    }
+
+    /// Bounds what a `TemplateProcessing` adds to a text.
+    fn template(&mut self, path: &str, component: &Map<String, Value>) -> Result<(), String> {
+        let pieces = component.get("single").and_then(Value::as_array);
+        let mut texts = 0;
+        for (i, piece) in pieces.into_iter().flatten().enumerate() {
+            texts += usize::from(piece.get("Sequence").is_some());
+            if piece.pointer("/Sequence/id").and_then(Value::as_str) == Some("B") {
+                return Err(format!("{path}/single/{i}: B, but one text alone is A"));
+            }
+            let Some(id) = piece.pointer("/SpecialToken/id").and_then(Value::as_str) else {
+                continue;
+            };
+            let special = component.get("special_tokens").and_then(|tokens| tokens.get(id));
+            let Some(special) = special else {
+                return Err(format!("{path}/single/{i}: {id:?} is not among special_tokens"));
+            };
+            let ids = special.get("ids").and_then(Value::as_array).map_or(0, Vec::len);
+            self.added = self.added.saturating_add(ids);
+        }
+        if texts > 1 {
+            return Err(format!("{path}/single: the text {texts} times, expected once"));
+        }
+        if self.added > MAX_ADDED {
+            return Err(format!(
+                "{path}: {} tokens are added to a text, at most {MAX_ADDED} are allowed",
+                self.added
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The longest text that a table of SentencePiece puts in the place of another, in bytes.
+///
+/// Source of the layout: `spm_precompiled` 0.1.4: the bytes of the trie as a little-endian u32,
+/// the trie, then texts that each end with a zero byte.
+fn longest_replacement(charsmap: &str) -> Result<usize, String> {
+    let table = base64::engine::general_purpose::STANDARD
+        .decode(charsmap)
+        .map_err(|e| format!("not base64: {e}"))?;
+    let Some((header, rest)) = table.split_first_chunk::<4>() else {
+        return Err(format!("{} bytes, its header alone has 4", table.len()));
+    };
+    let trie = u32::from_le_bytes(*header) as usize;
+    if trie == 0 || trie > rest.len() {
+        return Err(format!(
+            "its header says that {trie} bytes follow as a trie, there are {}",
+            rest.len()
+        ));
+    }
+    Ok(rest[trie..].split(|&byte| byte == 0).map(<[u8]>::len).max().unwrap_or_default())
+}
