@@ -1,5 +1,6 @@
 //! The tokenizer of a bundle: a `tokenizer.json` of Hugging Face `tokenizers`.
 
+mod blame;
 #[cfg(test)]
 mod tests;
 mod vet;
@@ -63,7 +64,7 @@ impl Tokenizer {
             }
         })?;
         let parsed = guarded(|| tokenizers::Tokenizer::from_bytes(bytes));
-        let mut inner = parsed.map_err(|e| foreign(e))?;
+        let mut inner = parsed.map_err(|e| foreign(blame::blame(bytes, &e)))?;
         inner.with_truncation(None).map_err(|e| foreign(e.to_string()))?;
         inner.with_padding(None);
         Ok(Self { inner: Arc::new(inner), path: Arc::new(path.to_owned()) })

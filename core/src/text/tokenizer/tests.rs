@@ -148,3 +148,37 @@ fn what_published_tokenizers_ask_for_is_accepted() {
     unigram();
     word_piece();
 }
+
+#[test]
+fn a_part_that_is_not_understood_is_named() {
+    let sequence =
+        |member: Value| json!({"type": "Sequence", "decoders": [{"type": "Fuse"}, member]});
+    for (part, value, words) in [
+        (
+            "model",
+            json!({"type": "Neural", "vocab": {}}),
+            "/model: type \"Neural\" is not understood: no such component",
+        ),
+        ("model", json!({"vocab": 1.5}), "not a tokenizer"),
+        ("model", json!({"type": "BPE", "vocab": {}}), "/model: type \"BPE\" is not understood: "),
+        ("normalizer", json!({"type": "Upper"}), "/normalizer: type \"Upper\" is not understood"),
+        (
+            "normalizer",
+            json!({"a": 1}),
+            "/normalizer: a component without a type is not understood",
+        ),
+        ("pre_tokenizer", json!(3), "/pre_tokenizer: "),
+        ("post_processor", json!({"type": "Nothing"}), "/post_processor: type \"Nothing\""),
+        (
+            "decoder",
+            sequence(json!({"type": "Unspell"})),
+            "/decoder/decoders/1: type \"Unspell\" is not understood",
+        ),
+        ("added_tokens", json!([{"id": 1, "content": "x"}]), "/added_tokens/0: missing field"),
+    ] {
+        let found = refused(&with(part, value));
+        assert!(found.contains(words), "{part}: {found}");
+        assert!(found.starts_with("not a tokenizer: "), "{found}");
+        assert!(!found.contains("untagged"), "{found}");
+    }
+}
