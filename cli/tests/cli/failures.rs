@@ -56,6 +56,19 @@ fn prompts() {
     insta::assert_snapshot!(seen.join("\n\n"));
 }
 
+#[test]
+fn a_prompt_of_ten_megabytes_is_refused_by_its_length() {
+    let folder = folder();
+    let bundle = bundle().to_str().expect("a plain path");
+    let run = Program::qhx(folder.path())
+        .args(["generate", bundle, "-"])
+        .stdin("word ".repeat(2 << 20).as_bytes())
+        .run();
+    assert_eq!(run.code, 9, "{run:?}");
+    assert!(run.stderr.contains("the text is too long: a text of 10485760 bytes"), "{run:?}");
+    assert!(run.stderr.contains("the context holds 192"), "{run:?}");
+}
+
 #[cfg(unix)]
 #[test]
 fn a_prompt_argument_that_is_not_utf8() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::model::{Model, input_vocab};
-use super::prompt::{self, Encoded};
+use super::prompt::{self, Encoded, Reader};
 use super::reuse;
 use super::types::{Event, FinishReason, Generation, Prompt, Request, Timings};
 use crate::op::{HostOp as _, Segment, SpanStats, Task};
@@ -155,16 +155,16 @@ impl Model {
         match prompt {
             Prompt::Tokens(tokens) => Ok(Encoded::plain(tokens.clone())),
             Prompt::Text(text) if text.is_empty() => Err(prompt::empty()),
-            Prompt::Text(text) => self.require_tokenizer()?.encode(text, true).map(Encoded::plain),
+            Prompt::Text(text) => self.reader()?.text(text),
             Prompt::Chat { messages, thinking } => {
-                let tokenizer = self.require_tokenizer()?;
+                let reader = self.reader()?;
                 let chat = self.require_chat()?;
                 let render = |add_generation_prompt| {
                     let enable_thinking = *thinking;
                     let options = RenderOptions { add_generation_prompt, enable_thinking };
                     chat.render(messages, options)
                 };
-                Encoded::chat(tokenizer, render, checkpoint)
+                reader.chat(render, checkpoint)
             }
         }
     }
@@ -181,6 +181,11 @@ impl Model {
             )
             .hint("give the text to complete without --chat")
         })
+    }
+
+    fn reader(&self) -> Result<Reader<'_>> {
+        let tokenizer = self.require_tokenizer()?;
+        Ok(Reader { tokenizer, max_ctx: self.op.info().max_ctx, cancel: &self.cancel })
     }
 
     fn check_length(&self, tokens: &[u32]) -> Result<()> {

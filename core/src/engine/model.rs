@@ -181,6 +181,11 @@ impl Model {
         &self.context_loads
     }
 
+    /// Stops what the model is doing, also from another thread.
+    pub fn cancel_token(&self) -> &CancelToken {
+        &self.cancel
+    }
+
     /// Forgets everything consumed so far.
     pub fn reset(&mut self) -> Result<()> {
         self.consumed.clear(&mut self.op)

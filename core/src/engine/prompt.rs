@@ -2,7 +2,7 @@
 
 use super::types::Prompt;
 use crate::text::Tokenizer;
-use crate::{Error, ErrorKind, Result};
+use crate::{CancelToken, Error, ErrorKind, Result};
 
 /// A prompt as tokens.
 #[derive(Debug, PartialEq, Eq)]
@@ -18,25 +18,44 @@ impl Encoded {
     pub(super) fn plain(tokens: Vec<u32>) -> Self {
         Self { tokens, checkpoint: None }
     }
+}
+
+/// Turns texts into tokens, unless they are too long by their length.
+#[derive(Debug)]
+pub(super) struct Reader<'a> {
+    pub tokenizer: &'a Tokenizer,
+    pub max_ctx: usize,
+    pub cancel: &'a CancelToken,
+}
+
+impl Reader<'_> {
+    /// Tokens of a text to continue.
+    pub(super) fn text(&self, text: &str) -> Result<Encoded> {
+        self.tokenizer.encode_within(text, true, self.max_ctx, self.cancel).map(Encoded::plain)
+    }
 
     /// Tokens of a conversation, which `render` renders with or without the beginning of an answer.
     /// `checkpoint` asks for the place to save the state at, which takes a second rendering.
     pub(super) fn chat(
-        tokenizer: &Tokenizer,
+        &self,
         render: impl Fn(bool) -> Result<String>,
         checkpoint: bool,
-    ) -> Result<Self> {
+    ) -> Result<Encoded> {
         let text = render(true)?;
+        let Self { tokenizer, max_ctx, cancel } = *self;
         if !checkpoint {
-            return tokenizer.encode(&text, false).map(Self::plain);
+            return tokenizer.encode_within(&text, false, max_ctx, cancel).map(Encoded::plain);
         }
         // Some templates refuse a conversation that does not ask for an answer.
         let closed = render(false).unwrap_or_default();
         let common = text.bytes().zip(closed.bytes()).take_while(|(a, b)| a == b).count();
-        let (tokens, within) = tokenizer.encode_with_prefix(&text, false, common)?;
+        let (tokens, within) =
+            tokenizer.within(&text, max_ctx, cancel, move |tokenizer, text| {
+                tokenizer.encode_with_prefix(text, false, common)
+            })?;
         // Nothing is saved before the first token, nor after the last.
         let checkpoint = Some(within).filter(|&n| n > 0 && n < tokens.len());
-        Ok(Self { tokens, checkpoint })
+        Ok(Encoded { tokens, checkpoint })
     }
 }
 
@@ -81,7 +100,9 @@ mod tests {
             let text = if answer { Some(open) } else { closed };
             text.map(str::to_owned).ok_or_else(|| Error::new(ErrorKind::Prompt, "refused"))
         };
-        (Encoded::chat(&tokenizer(), render, checkpoint).unwrap(), rendered.get())
+        let (tokenizer, cancel) = (tokenizer(), CancelToken::new());
+        let reader = Reader { tokenizer: &tokenizer, max_ctx: 64, cancel: &cancel };
+        (reader.chat(render, checkpoint).unwrap(), rendered.get())
     }
 
     #[test]

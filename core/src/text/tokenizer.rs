@@ -1,6 +1,7 @@
 //! The tokenizer of a bundle: a `tokenizer.json` of Hugging Face `tokenizers`.
 
 mod blame;
+mod size;
 #[cfg(test)]
 mod tests;
 mod vet;
@@ -8,19 +9,25 @@ mod vet;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use tokenizers::DecoderWrapper;
 
 use crate::artifacts::Mapped;
-use crate::{Error, ErrorKind, Result};
+use crate::{CancelToken, Error, ErrorKind, Result};
+use size::Size;
 use vet::Refusal;
+
+/// Texts of more bytes are tokenized on a thread of their own, which nobody has to wait for.
+const AT_ONCE: usize = 32 << 10;
 
 /// Text to token ids and back. Clones share the vocabulary.
 #[derive(Clone)]
 pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
     path: Arc<PathBuf>,
+    size: Size,
 }
 
 impl fmt::Debug for Tokenizer {
@@ -57,7 +64,7 @@ impl Tokenizer {
                  a git-lfs pointer or a partial download is not one",
             )
         };
-        vet::vet(bytes).map_err(|refusal| match refusal {
+        let vetted = vet::vet(bytes).map_err(|refusal| match refusal {
             Refusal::Foreign(why) => foreign(why),
             Refusal::Excessive(why) => {
                 fail(why, "no tokenizer in use asks for this; take the file its authors published")
@@ -67,7 +74,8 @@ impl Tokenizer {
         let mut inner = parsed.map_err(|e| foreign(blame::blame(bytes, &e)))?;
         inner.with_truncation(None).map_err(|e| foreign(e.to_string()))?;
         inner.with_padding(None);
-        Ok(Self { inner: Arc::new(inner), path: Arc::new(path.to_owned()) })
+        let size = Size::of(&vetted, |token| inner.token_to_id(token).is_some());
+        Ok(Self { inner: Arc::new(inner), path: Arc::new(path.to_owned()), size })
     }
 
     /// The file.
@@ -98,6 +106,46 @@ impl Tokenizer {
         let encoding = encoding.map_err(|e| self.not_tokenized(&e))?;
         let within = encoding.get_offsets().iter().take_while(|(_, end)| *end <= bytes).count();
         Ok((encoding.get_ids().to_vec(), within))
+    }
+
+    /// [`Tokenizer::encode`] for a text that is of use only within `max_tokens` tokens; see
+    /// [`Tokenizer::within`].
+    pub fn encode_within(
+        &self,
+        text: &str,
+        add_special: bool,
+        max_tokens: usize,
+        cancel: &CancelToken,
+    ) -> Result<Vec<u32>> {
+        self.within(text, max_tokens, cancel, move |tokenizer, text| {
+            tokenizer.encode(text, add_special)
+        })
+    }
+
+    /// Tokenizes a text that is of use only within `max_tokens` tokens, by `job`.
+    ///
+    /// A text that is longer for certain is an error at once, of the kind [`ErrorKind::Prompt`];
+    /// one whose length does not tell is tokenized, and may come out as more. Cancelling ends the
+    /// wait for a long text with [`ErrorKind::Cancelled`].
+    pub fn within<T: Send + 'static>(
+        &self,
+        text: &str,
+        max_tokens: usize,
+        cancel: &CancelToken,
+        job: impl FnOnce(&Self, &str) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        if let Some(why) = self.size.exceeds(text, max_tokens) {
+            return Err(Error::new(
+                ErrorKind::Prompt,
+                format!("the text is too long: {why}, the context holds {max_tokens}"),
+            )
+            .hint("shorten the text, or forge the model with a larger --max-ctx"));
+        }
+        if text.len() <= AT_ONCE {
+            return job(self, text);
+        }
+        let (tokenizer, text) = (self.clone(), text.to_owned());
+        beside(cancel, move || job(&tokenizer, &text))
     }
 
     fn not_tokenized(&self, why: &str) -> Error {
@@ -151,6 +199,32 @@ impl Tokenizer {
     /// The token with an id, as the vocabulary spells it.
     pub fn id_to_token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
+    }
+}
+
+/// Runs a job that cannot be interrupted on a thread of its own. Once cancelled, nobody waits for
+/// it, and what it answers is dropped.
+fn beside<T: Send + 'static>(
+    cancel: &CancelToken,
+    job: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let (send, receive) = mpsc::channel();
+    let thread = std::thread::Builder::new().name("qhx-tokenizer".to_owned());
+    let run = move || {
+        // Nobody listens after a cancel.
+        let _ = send.send(job());
+    };
+    let internal = |why: String| Error::new(ErrorKind::Internal, format!("tokenizing: {why}"));
+    thread.spawn(run).map_err(|e| internal(e.to_string()))?;
+    loop {
+        match receive.recv_timeout(Duration::from_millis(20)) {
+            Ok(result) => return result,
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(e) => return Err(internal(e.to_string())),
+        }
+        if cancel.is_cancelled() {
+            return Err(Error::new(ErrorKind::Cancelled, "cancelled while tokenizing"));
+        }
     }
 }
 

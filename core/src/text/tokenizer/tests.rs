@@ -6,9 +6,10 @@ use base64::Engine as _;
 use serde_json::{Value, json};
 
 use super::super::samples::{
-    byte_fallback, byte_fallback_json, fixture, open, unigram, word_piece,
+    byte_fallback, byte_fallback_json, byte_level, fixture, open, unigram, word_piece,
 };
 use super::*;
+use crate::sampling::Rng;
 
 fn refused(document: &Value) -> String {
     let bytes = serde_json::to_vec(document).unwrap();
@@ -181,4 +182,83 @@ fn a_part_that_is_not_understood_is_named() {
         assert!(found.starts_with("not a tokenizer: "), "{found}");
         assert!(!found.contains("untagged"), "{found}");
     }
+}
+
+#[test]
+fn a_text_is_too_long_by_its_length() {
+    let cancel = CancelToken::new();
+    let large = "word ".repeat(2_000_000);
+    for tokenizer in [byte_level(), byte_fallback(), unigram(), word_piece()] {
+        let error = tokenizer.encode_within(&large, true, 256, &cancel).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Prompt);
+        assert!(error.message().contains("the context holds 256"), "{error}");
+    }
+    // Some size is too much for any context.
+    let huge = " ".repeat(64 << 20);
+    let error = byte_level().encode_within(&huge, true, usize::MAX, &cancel).unwrap_err();
+    assert!(error.message().contains("at most 16777216 are tokenized at once"), "{error}");
+}
+
+#[test]
+fn no_text_that_fits_is_too_long() {
+    let mut roberta = byte_fallback_json();
+    roberta["added_tokens"][0]["lstrip"] = json!(true);
+    roberta["normalizer"] = json!({"type": "NFKC"});
+    let mut shortening = byte_fallback_json();
+    shortening["normalizer"] =
+        json!({"type": "Replace", "pattern": {"String": "aaaa"}, "content": "a"});
+    let mut removing = byte_fallback_json();
+    removing["pre_tokenizer"] = json!({"type": "Split", "pattern": {"String": "a"},
+                                       "behavior": "Removed", "invert": false});
+    let tokenizers = [
+        byte_level(),
+        byte_fallback(),
+        unigram(),
+        word_piece(),
+        open(&roberta),
+        open(&shortening),
+        open(&removing),
+    ];
+    let words = [
+        "            ",
+        "\n\n\n\n",
+        "aaaaaaaa",
+        "Hello",
+        " world",
+        "é",
+        "e\u{301}",
+        "𝐀𝐀𝐀𝐀",
+        "\u{212a}",
+        "🙂",
+        "你好",
+        "<s>",
+        "<|im_start|>",
+        "\u{1}\u{2}",
+        "qqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqq",
+    ];
+    let mut rng = Rng::new(3);
+    for _ in 0..400 {
+        let mut text = String::new();
+        let favourite = words[rng.below(words.len() as u64) as usize];
+        for _ in 0..rng.below(60) {
+            let other = words[rng.below(words.len() as u64) as usize];
+            text.push_str(if rng.below(3) == 0 { other } else { favourite });
+        }
+        for tokenizer in &tokenizers {
+            let tokens = tokenizer.encode(&text, false).unwrap().len();
+            assert_eq!(tokenizer.size.exceeds(&text, tokens), None, "{tokenizer:?} {text:?}");
+        }
+    }
+}
+
+#[test]
+fn nobody_waits_for_a_long_text_once_cancelled() {
+    let cancel = CancelToken::new();
+    cancel.cancel();
+    let text = "word ".repeat(100_000);
+    let error = byte_level().encode_within(&text, true, 1 << 20, &cancel).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    cancel.clear();
+    let ids = byte_level().encode_within(&text[..50_000], true, 1 << 20, &cancel).unwrap();
+    assert_eq!(ids, byte_level().encode(&text[..50_000], true).unwrap());
 }

@@ -1,0 +1,164 @@
+//! How long a text can be that is at most so many tokens.
+//!
+//! Tokenizing takes seconds for ten megabytes, and gigabytes of memory for more. A text that
+//! cannot fit a context is known by its length alone, in most cases: a token covers only so many
+//! bytes. Where that does not hold, as for tokenizers that make one token of any unknown word, a
+//! text is refused only from a length on that no context was made for.
+
+use serde_json::{Map, Value};
+
+use super::super::stream;
+use super::vet::{Vetted, byte_level, each};
+
+/// Bytes of a text that are tokenized at all. The library needs about 150 bytes of memory for
+/// each, and more where the normalizer makes the text longer.
+const MAX_TEXT: usize = 16 << 20;
+
+/// The same after normalization.
+const MAX_NORMALIZED: usize = 256 << 20;
+
+/// Texts of this many bytes are tokenized whatever the context is, where tokens have no bound.
+const ALWAYS: usize = 1 << 20;
+
+/// How many times the longest token a token may cover on average there.
+const GENEROUS: usize = 16;
+
+/// How many bytes of text tokens cover.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Size {
+    /// Bytes of text that one token covers at most, or generously where `sound` is false.
+    token: usize,
+    /// No text of more bytes a token exists.
+    sound: bool,
+    /// White space may come to no token, so that only other characters are counted.
+    skips_space: bool,
+    /// Bytes that are tokenized at all.
+    most: usize,
+}
+
+impl Size {
+    /// The sizes of a tokenizer. `has` says whether its vocabulary has a token.
+    pub fn of(vetted: &Vetted, has: impl Fn(&str) -> bool) -> Self {
+        let document = &vetted.document;
+        let mut skips_space = vetted.strips;
+        let mut token = Some(vetted.longest);
+        each(&document.normalizer, &mut |component| {
+            let shrinks = shrinks(component, &mut skips_space);
+            token = token.zip(shrinks).map(|(token, times)| token.saturating_mul(times));
+        });
+        each(&document.pre_tokenizer, &mut |component| {
+            if !keeps(component, &mut skips_space) {
+                token = None;
+            }
+        });
+        if !tokens_cover_all(vetted, has) {
+            token = None;
+        }
+        Self {
+            token: token.unwrap_or(vetted.longest.saturating_mul(GENEROUS)),
+            sound: token.is_some(),
+            skips_space,
+            most: MAX_TEXT.min(MAX_NORMALIZED / vetted.growth.max(1)),
+        }
+    }
+
+    /// Says why a text cannot be `tokens` tokens or fewer, if its length tells.
+    pub fn exceeds(&self, text: &str, tokens: usize) -> Option<String> {
+        if text.len() > self.most {
+            return Some(format!(
+                "a text of {} bytes, at most {} are tokenized at once",
+                text.len(),
+                self.most
+            ));
+        }
+        let limit = self.limit(tokens);
+        if text.len() <= limit {
+            return None;
+        }
+        let counted = if self.skips_space {
+            text.chars().filter(|c| !c.is_whitespace()).map(char::len_utf8).sum()
+        } else {
+            text.len()
+        };
+        (counted > limit).then(|| {
+            if self.sound {
+                let fewest = counted.div_ceil(self.token);
+                format!("a text of {} bytes is at least {fewest} tokens", text.len())
+            } else {
+                format!("a text of {} bytes for {tokens} tokens", text.len())
+            }
+        })
+    }
+
+    /// How much of a text is enough for its first, or last, `tokens` tokens.
+    pub fn enough(&self, tokens: usize) -> usize {
+        // Twice as much, so that the cut is far from the last token that stays.
+        self.limit(tokens).saturating_mul(2).max(ALWAYS / 16).min(self.most)
+    }
+
+    fn limit(&self, tokens: usize) -> usize {
+        let limit = self.token.saturating_mul(tokens);
+        if self.sound { limit } else { limit.max(ALWAYS) }
+    }
+}
+
+fn kind(component: &Map<String, Value>) -> &str {
+    component.get("type").and_then(Value::as_str).unwrap_or_default()
+}
+
+/// How many bytes a normalizer may make one of; `None` where it drops characters.
+fn shrinks(component: &Map<String, Value>, skips_space: &mut bool) -> Option<usize> {
+    match kind(component) {
+        "Prepend" | "ByteLevel" => Some(1),
+        // Four bytes of a mathematical letter become one; compositions make less of a difference.
+        "NFC" | "NFD" | "NFKC" | "NFKD" | "Lowercase" => Some(4),
+        "Strip" => {
+            *skips_space = true;
+            Some(1)
+        }
+        "Replace" => {
+            let pattern = component.get("pattern")?.get("String")?.as_str()?;
+            let content = component.get("content")?.as_str()?;
+            (!content.is_empty()).then(|| pattern.len().div_ceil(content.len()).max(1))
+        }
+        _ => None,
+    }
+}
+
+/// False where a pre-tokenizer drops more than white space.
+fn keeps(component: &Map<String, Value>, skips_space: &mut bool) -> bool {
+    match kind(component) {
+        "ByteLevel" | "Metaspace" | "Digits" | "UnicodeScripts" | "FixedLength" => true,
+        "Split" | "Punctuation" => {
+            component.get("behavior").and_then(Value::as_str) != Some("Removed")
+        }
+        "Whitespace" | "WhitespaceSplit" | "BertPreTokenizer" => {
+            *skips_space = true;
+            true
+        }
+        _ => false,
+    }
+}
+
+/// True when every byte of a text is in some token no longer than the longest of the vocabulary.
+fn tokens_cover_all(vetted: &Vetted, has: impl Fn(&str) -> bool) -> bool {
+    let model = &vetted.document.model;
+    let fallback = || {
+        model.byte_fallback == Some(true)
+            && (0..=u8::MAX).all(|byte| has(&format!("<0x{byte:02X}>")))
+    };
+    match model.kind.as_deref() {
+        Some("BPE") => {
+            let alphabet = || {
+                // The characters of the byte-level alphabet; see `stream::level_byte`.
+                let level = |c: &char| stream::level_byte(*c).is_some();
+                (0x21..0x144).filter_map(char::from_u32).filter(level).all(|c| has(&c.to_string()))
+            };
+            // One unknown character is one token, of four bytes at most.
+            let unknown = model.unk_token.is_some() && model.fuse_unk != Some(true);
+            unknown || fallback() || (byte_level(&vetted.document) && alphabet())
+        }
+        Some("Unigram") => fallback(),
+        _ => false,
+    }
+}
