@@ -146,6 +146,48 @@ fn a_text_that_is_too_long_is_named_and_what_is_done_stays() {
 }
 
 #[test]
+fn a_truncated_text_keeps_the_special_token_that_is_pooled() {
+    let folder = folder();
+    let copied = folder.path().join("encoder");
+    crate::run::copy(bundle(), &copied);
+    let edit = |file: &str, change: &dyn Fn(&mut Value)| {
+        let path = copied.join(file);
+        let text = std::fs::read_to_string(&path).expect("the file is there");
+        let mut value = serde_json::from_str(&text).expect("it is JSON");
+        change(&mut value);
+        std::fs::write(&path, value.to_string()).expect("written");
+    };
+    edit("embed-mistral-toy.json", &|manifest| {
+        manifest["plan"]["params"]["pooling"] = "last".into()
+    });
+    edit("tokenizer.json", &|tokenizer| {
+        let processor = &mut tokenizer["post_processor"];
+        let end = serde_json::json!({"SpecialToken": {"id": "</s>", "type_id": 0}});
+        processor["single"].as_array_mut().expect("pieces").push(end);
+        processor["special_tokens"]["</s>"] =
+            serde_json::json!({"id": "</s>", "ids": [2], "tokens": ["</s>"]});
+    });
+    let path = copied.join("tokenizer.json");
+    let tokenizer = qhx_core::text::Tokenizer::from_file(&path).expect("a tokenizer");
+    // The longest text that fits with both special tokens, and one that begins with it.
+    let fits = (1..40)
+        .map(|words| vec!["x"; words].join(" "))
+        .rfind(|text| tokenizer.encode(text, true).expect("tokens").len() <= 40)
+        .expect("some text fits");
+    assert_eq!(tokenizer.encode(&fits, true).expect("tokens").len(), 40);
+    let vector = |text: &str| {
+        let run = Program::qhx(folder.path())
+            .args(["embed"])
+            .args([&copied])
+            .args(["--backend", "cpu", "--json", "--truncate", text])
+            .run()
+            .ok();
+        rows(&run.stdout)[0]["embedding"].clone()
+    };
+    assert_eq!(vector(&vec!["x"; 300].join(" ")), vector(&fits), "both end with the same token");
+}
+
+#[test]
 fn bad_lines_and_options_are_named() {
     let folder = folder();
     for (line, words) in [("{\"txt\": 1}", "line 2"), ("", "empty"), ("\"a", "line 2")] {

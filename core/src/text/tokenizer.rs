@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use tokenizers::DecoderWrapper;
+use tokenizers::{DecoderWrapper, PostProcessor as _, TruncationDirection};
 
 use crate::artifacts::Mapped;
 use crate::{CancelToken, Error, ErrorKind, Result};
@@ -28,6 +28,8 @@ pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
     path: Arc<PathBuf>,
     size: Size,
+    /// The side on which texts are cut.
+    cut: TruncationDirection,
 }
 
 impl fmt::Debug for Tokenizer {
@@ -74,8 +76,12 @@ impl Tokenizer {
         let mut inner = parsed.map_err(|e| foreign(blame::blame(bytes, &e)))?;
         inner.with_truncation(None).map_err(|e| foreign(e.to_string()))?;
         inner.with_padding(None);
+        let cut = match vetted.document.truncation.as_ref().map(|t| t.direction.as_str()) {
+            Some("Left") => TruncationDirection::Left,
+            _ => TruncationDirection::Right,
+        };
         let size = Size::of(&vetted, |token| inner.token_to_id(token).is_some());
-        Ok(Self { inner: Arc::new(inner), path: Arc::new(path.to_owned()), size })
+        Ok(Self { inner: Arc::new(inner), path: Arc::new(path.to_owned()), size, cut })
     }
 
     /// The file.
@@ -146,6 +152,55 @@ impl Tokenizer {
         }
         let (tokenizer, text) = (self.clone(), text.to_owned());
         beside(cancel, move || job(&tokenizer, &text))
+    }
+
+    /// Token ids of as much of a text as fits into `max_tokens` with all that the post-processor
+    /// adds, such as a BOS and an EOS token: the text itself is cut, before they are added.
+    ///
+    /// It is cut on the right unless the file's `truncation` says left. Of a text that is far too
+    /// long only a part is tokenized; where a single word without an end is longer than that part,
+    /// the word's tokens may be others than those of the whole.
+    pub fn encode_truncated(
+        &self,
+        text: &str,
+        max_tokens: usize,
+        cancel: &CancelToken,
+    ) -> Result<Vec<u32>> {
+        let added = self.inner.get_post_processor().map_or(0, |p| p.added_tokens(false));
+        let Some(room) = max_tokens.checked_sub(added) else {
+            return Err(Error::new(
+                ErrorKind::Prompt,
+                format!(
+                    "{}: {added} special tokens stand around each text, more than the {max_tokens} \
+                     that fit",
+                    self.path.display()
+                ),
+            ));
+        };
+        let enough = self.size.enough(max_tokens);
+        let part = if text.len() <= enough {
+            text
+        } else if self.cut == TruncationDirection::Left {
+            &text[text.ceil_char_boundary(text.len() - enough)..]
+        } else {
+            &text[..text.floor_char_boundary(enough)]
+        };
+        let tokenizer = self.clone();
+        let encode = move |text: &str| {
+            let encoding = guarded(|| {
+                let mut encoding = tokenizer.inner.encode_fast(text, false)?;
+                encoding.truncate(room, 0, tokenizer.cut);
+                // What was cut off would be post-processed, too.
+                encoding.take_overflowing();
+                tokenizer.inner.post_process(encoding, None, true)
+            });
+            encoding.map(|e| e.get_ids().to_vec()).map_err(|e| tokenizer.not_tokenized(&e))
+        };
+        if part.len() <= AT_ONCE {
+            return encode(part);
+        }
+        let part = part.to_owned();
+        beside(cancel, move || encode(&part))
     }
 
     fn not_tokenized(&self, why: &str) -> Error {

@@ -74,18 +74,26 @@ impl Encoder {
             Role::Document => &self.document,
         });
         self.text.push_str(text);
-        let mut tokens = tokenizer.encode(&self.text, true)?;
-        let longest = self.model.info().max_ctx;
-        if tokens.len() > longest {
-            if !self.truncate {
+        let (longest, cancel) = (self.model.info().max_ctx, self.model.cancel_token());
+        let tokens = if self.truncate {
+            tokenizer.encode_truncated(&self.text, longest, cancel)?
+        } else {
+            let split = "split the text, or cut it with --truncate";
+            let tokens = tokenizer.encode_within(&self.text, true, longest, cancel);
+            let tokens = tokens.map_err(|e| match e.kind() {
+                ErrorKind::Prompt => e.hint(split),
+                _ => e,
+            })?;
+            if tokens.len() > longest {
+                let found = tokens.len();
                 return Err(Error::new(
                     ErrorKind::Prompt,
-                    format!("{} tokens, the encoder takes at most {longest}", tokens.len()),
+                    format!("{found} tokens, the encoder takes at most {longest}"),
                 )
-                .hint("split the text, or cut it with --truncate"));
+                .hint(split));
             }
-            tokens.truncate(longest);
-        }
+            tokens
+        };
         self.model.embed(&tokens)
     }
 }

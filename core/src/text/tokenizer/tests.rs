@@ -6,7 +6,7 @@ use base64::Engine as _;
 use serde_json::{Value, json};
 
 use super::super::samples::{
-    byte_fallback, byte_fallback_json, byte_level, fixture, open, unigram, word_piece,
+    byte_fallback, byte_fallback_json, byte_level, open, unigram, word_piece,
 };
 use super::*;
 use crate::sampling::Rng;
@@ -34,6 +34,44 @@ fn truncation_and_padding_of_the_file_are_off() {
     assert_eq!(ids[0], 1, "the post-processor's BOS");
     assert!(ids.len() > 3 && ids.len() < 40, "{ids:?}");
     assert_ne!(byte_fallback().encode("Hello!", false).unwrap()[0], 1);
+}
+
+#[test]
+fn texts_are_cut_as_by_the_tokenizers_package() {
+    let toy = qhx_places::fixture("embed-mistral-toy");
+    let read = |file: &str| -> Value {
+        serde_json::from_slice(&std::fs::read(toy.join(file)).unwrap()).unwrap()
+    };
+    let (mut document, goldens) = (read("tokenizer.json"), read("truncation.json"));
+    let cancel = CancelToken::new();
+    let mut cut = 0;
+    for group in goldens.as_array().unwrap() {
+        document["post_processor"] = group["post_processor"].clone();
+        let direction = if group["direction"] == "left" { "Left" } else { "Right" };
+        document["truncation"] = json!({"direction": direction, "max_length": 5,
+                                        "strategy": "LongestFirst", "stride": 0});
+        let tokenizer = open(&document);
+        for case in group["cases"].as_array().unwrap() {
+            let (text, most) = (case["text"].as_str().unwrap(), case["max"].as_u64().unwrap());
+            let ids: Vec<u32> = serde_json::from_value(case["ids"].clone()).unwrap();
+            let found = tokenizer.encode_truncated(text, most as usize, &cancel).unwrap();
+            assert_eq!(found, ids, "{} {direction} {text:?} {most}", group["name"]);
+            cut += usize::from(tokenizer.encode(text, true).unwrap().len() > ids.len());
+        }
+    }
+    assert!(cut > 50, "{cut}");
+}
+
+#[test]
+fn a_text_that_is_far_too_long_is_cut_before_it_is_tokenized() {
+    let tokenizer = byte_level();
+    let cancel = CancelToken::new();
+    let text = "The capital of France is Paris. ".repeat(40_000);
+    let few = tokenizer.encode(&text[..4000], true).unwrap();
+    let found = tokenizer.encode_truncated(&text, 256, &cancel).unwrap();
+    assert_eq!(found, few[..256]);
+    let error = word_piece().encode_truncated("do", 1, &cancel).unwrap_err();
+    assert!(error.message().contains("2 special tokens stand around each text"), "{error}");
 }
 
 #[test]
@@ -144,7 +182,7 @@ fn what_published_tokenizers_ask_for_is_accepted() {
             {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}]}),
     ));
     for toy in ["llama3-toy", "mistral-toy", "phimoe-6", "qwen2-toy", "qwen3-toy", "lfm2-toy"] {
-        Tokenizer::from_file(&fixture("").join("..").join(toy).join("tokenizer.json")).unwrap();
+        Tokenizer::from_file(&qhx_places::fixture(toy).join("tokenizer.json")).unwrap();
     }
     unigram();
     word_piece();
@@ -257,6 +295,8 @@ fn nobody_waits_for_a_long_text_once_cancelled() {
     cancel.cancel();
     let text = "word ".repeat(100_000);
     let error = byte_level().encode_within(&text, true, 1 << 20, &cancel).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    let error = byte_level().encode_truncated(&text, 1 << 20, &cancel).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Cancelled);
     cancel.clear();
     let ids = byte_level().encode_within(&text[..50_000], true, 1 << 20, &cancel).unwrap();
