@@ -69,6 +69,25 @@ fn a_prompt_of_ten_megabytes_is_refused_by_its_length() {
     assert!(run.stderr.contains("the context holds 192"), "{run:?}");
 }
 
+#[test]
+fn a_panic_of_the_tokenizer_library_is_an_error_and_nothing_else() {
+    let folder = folder();
+    let bundle = copy_of_bundle(folder.path());
+    let path = bundle.join("tokenizer.json");
+    let text = std::fs::read_to_string(&path).expect("the tokenizer");
+    let mut tokenizer: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    // A trie of one node, outside of which the library looks for every letter.
+    tokenizer["normalizer"] = serde_json::json!({
+        "type": "Precompiled", "precompiled_charsmap": "BAAAAAAAAAA="});
+    std::fs::write(&path, tokenizer.to_string()).expect("written");
+    let bundle = bundle.to_str().expect("a plain path");
+    let run = Program::qhx(folder.path()).args(["generate", bundle, "a"]).run();
+    assert_ne!(run.code, 0, "{run:?}");
+    assert!(run.stderr.contains("tokenizer.json: "), "{run:?}");
+    assert!(run.stderr.contains("the tokenizer's configuration is inconsistent"), "{run:?}");
+    assert!(!run.stderr.contains("panicked"), "{run:?}");
+}
+
 #[cfg(unix)]
 #[test]
 fn a_prompt_argument_that_is_not_utf8() {
