@@ -155,10 +155,17 @@ impl BackendArgs {
             htp: libraries.htp.clone(),
             system: Some(libraries.system.clone()),
             device_arch: self.device_arch,
+            tried: contexts_tried(),
             ..QnnOptions::default()
         };
         Ok(Arc::new(QnnBackend::new(options)?))
     }
+}
+
+/// The file that remembers which context binaries a child process has tried, in the user's cache
+/// folder.
+pub(crate) fn contexts_tried() -> Option<PathBuf> {
+    Some(qhx_plugins::search::memory_file()?.with_file_name("contexts-tried.json"))
 }
 
 /// The CPU backend.

@@ -9,12 +9,14 @@ use std::sync::Arc;
 
 use memmap2::Mmap;
 
-use crate::{Error, ErrorKind, Result, files};
+use crate::files::{self, FileIdentity};
+use crate::{Error, ErrorKind, Result};
 
 /// A mapped file. Clones share the mapping.
 #[derive(Debug, Clone)]
 pub struct Mapped {
     path: Arc<Path>,
+    identity: Arc<FileIdentity>,
     map: Option<Arc<Mmap>>,
 }
 
@@ -31,7 +33,8 @@ impl Mapped {
 
     fn of(path: &Path, file: &File) -> Result<Self> {
         let fail = |e: std::io::Error| Error::io(ErrorKind::Artifact, path, &e);
-        let map = if file.metadata().map_err(fail)?.len() == 0 {
+        let identity = FileIdentity::of(&file.metadata().map_err(fail)?);
+        let map = if identity.bytes == 0 {
             None
         } else {
             // SAFETY: the mapping is read-only and private. A file that another process truncates
@@ -39,12 +42,17 @@ impl Mapped {
             // states that bundles must not be modified while they are open.
             Some(Arc::new(unsafe { Mmap::map(file) }.map_err(fail)?))
         };
-        Ok(Self { path: Arc::from(path), map })
+        Ok(Self { path: Arc::from(path), identity: Arc::new(identity), map })
     }
 
     /// Where the file lies.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The file that was opened, and its state then.
+    pub fn identity(&self) -> &FileIdentity {
+        &self.identity
     }
 
     /// The bytes.

@@ -9,8 +9,40 @@
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use serde::{Deserialize, Serialize};
 
 use crate::{Error, ErrorKind, Result};
+
+/// What tells a file and its state apart from others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileIdentity {
+    /// 0 on systems other than Unix.
+    pub device: u64,
+    /// 0 on systems other than Unix.
+    pub inode: u64,
+    /// Length.
+    pub bytes: u64,
+    /// Nanoseconds from 1970 to the last change of the contents.
+    pub modified_ns: i64,
+}
+
+impl FileIdentity {
+    /// That of a file with this metadata.
+    pub fn of(data: &std::fs::Metadata) -> Self {
+        let modified = data.modified().ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok());
+        let modified_ns = modified.and_then(|d| i64::try_from(d.as_nanos()).ok()).unwrap_or(0);
+        #[cfg(unix)]
+        let (device, inode) = {
+            use std::os::unix::fs::MetadataExt as _;
+            (data.dev(), data.ino())
+        };
+        #[cfg(not(unix))]
+        let (device, inode) = (0, 0);
+        Self { device, inode, bytes: data.len(), modified_ns }
+    }
+}
 
 /// Opens a regular file for reading. Errors are of `kind`; what is not a regular file is named.
 pub fn open(kind: ErrorKind, path: &Path) -> Result<File> {

@@ -139,7 +139,7 @@ fn is_context_binary(path: &Path) -> bool {
 }
 
 fn read_binary(system: &SystemLibrary, path: &Path, file: &Mapped) -> Result<BinaryReport> {
-    let info = BinaryInfo::read(system, &path.display().to_string(), file.bytes())?;
+    let info = BinaryInfo::open(system, file, backends::contexts_tried().as_deref())?;
     Ok(BinaryReport {
         path: path.to_owned(),
         qairt: info.qairt(),
@@ -282,7 +282,7 @@ fn write_binary(text: &mut Report, report: &BinaryReport) {
         "  {}, arch {arch}, soc {soc}, QAIRT {} (build {}), blob version {}{}",
         size(info.file_bytes),
         report.qairt.as_deref().unwrap_or("unknown"),
-        info.build_id,
+        info.build_id.escape_debug(),
         info.blob_version,
         if report.shares_weights { ", shared weights" } else { "" }
     ));
@@ -334,7 +334,7 @@ fn line(name: &str, dtype: &str, shape: &[usize], known: Option<DType>, more: &s
     let elements = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d as u64));
     let bytes = elements.zip(known).and_then(|(n, d)| n.checked_mul(d.size() as u64));
     let bytes = bytes.map_or_else(String::new, |b| format!(", {}", size(b)));
-    format!("{name} {dtype}{shape:?}{bytes}{more}")
+    format!("{} {dtype}{shape:?}{bytes}{more}", name.escape_debug())
 }
 
 /// A number of bytes for people.

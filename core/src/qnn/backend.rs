@@ -46,6 +46,8 @@ pub struct QnnOptions {
     pub perf: PerfMode,
     /// Scheduling priority of the contexts.
     pub priority: Priority,
+    /// File that remembers which context binaries a child process has tried: see [`super::probe`].
+    pub tried: Option<PathBuf>,
 }
 
 /// Executes context binaries on the NPU, or on the library's emulator of it.
@@ -164,7 +166,7 @@ impl Backend for QnnBackend {
         };
         let name = path.display().to_string();
         let file = source.open(path)?;
-        let info = BinaryInfo::read(self.library().system(), &name, file.bytes())?;
+        let info = BinaryInfo::open(self.library().system(), &file, self.options.tried.as_deref())?;
         let arch = self.options.device_arch;
         let core = self.library().core_version();
         preflight(&name, &info, &Destination::new(&self.platform, arch, core))?;

@@ -1,15 +1,16 @@
 //! What a context binary says about itself, read without loading it.
 
-#![expect(unsafe_code, reason = "copies the metadata that the system library answers with")]
+#![expect(unsafe_code, reason = "asks the system library for metadata")]
 
-use std::ffi::c_void;
+use std::path::Path;
 
 use serde::Serialize;
 
 use super::codes;
-use super::library::{ApiVersion, SystemLibrary, text};
-use super::sys::{self, ContextBlob, GraphBlob, QuantizeParams, ScaleOffset, Tensor};
-use super::types;
+use super::library::{ApiVersion, SystemLibrary};
+use super::metadata::{self, Fault};
+use super::{probe, sys};
+use crate::artifacts::Mapped;
 use crate::{DType, Error, ErrorKind, GraphInfo, Quantization, Result, TensorInfo};
 
 /// The metadata of a context binary.
@@ -94,6 +95,14 @@ pub struct BinaryTensor {
 }
 
 impl BinaryInfo {
+    /// Reads the metadata of a file, in a process of its own first where the program has helpers
+    /// ([`crate::child`]): some damaged files crash the library. `tried` remembers which files were
+    /// tried.
+    pub fn open(system: &SystemLibrary, file: &Mapped, tried: Option<&Path>) -> Result<Self> {
+        probe::try_file(system, file, tried)?;
+        Self::read(system, &file.path().display().to_string(), file.bytes())
+    }
+
     /// Reads the metadata of `bytes`. `name` is the file's name, for messages.
     pub fn read(system: &SystemLibrary, name: &str, bytes: &[u8]) -> Result<Self> {
         if bytes.is_empty() {
@@ -114,8 +123,8 @@ impl BinaryInfo {
             return Err(not_a_binary(name, bytes, status));
         }
         // SAFETY: on success `info` leads to a description of the version it states. All of it is
-        // copied here, and `handle` is freed afterwards.
-        unsafe { copy_info(info, name, bytes.len() as u64) }
+        // checked and copied here, and `handle` is freed afterwards.
+        unsafe { metadata::copy(info, bytes.len() as u64) }.map_err(|e| damaged(name, e))
     }
 
     /// True when graphs of the binary share weights.
@@ -187,6 +196,21 @@ impl BinaryTensor {
     }
 }
 
+/// The library read the file, but what it says of it makes no sense.
+fn damaged(name: &str, fault: Fault) -> Error {
+    match fault {
+        Fault::Version(version) => Error::new(
+            ErrorKind::Context,
+            format!("{name}: metadata of version {version}, qhx knows versions 1 to 3"),
+        )
+        .hint("update qhx, or use libQnnSystem.so of the QAIRT version that made the binary"),
+        Fault::Content(what) => {
+            Error::new(ErrorKind::Artifact, format!("{name}: the metadata is damaged: {what}"))
+                .hint("download the file again and compare its size and hash with the bundle's")
+        }
+    }
+}
+
 fn not_a_binary(name: &str, bytes: &[u8], status: u64) -> Error {
     let what = if bytes.starts_with(b"version https://git-lfs") {
         "a Git LFS pointer"
@@ -243,204 +267,4 @@ impl Drop for SystemContext<'_> {
             super::device::freed("system context", unsafe { free(self.raw) });
         }
     }
-}
-
-/// # Safety
-/// `info` leads to a description that the system library made and still owns.
-unsafe fn copy_info(
-    info: *const sys::BinaryInfo,
-    name: &str,
-    file_bytes: u64,
-) -> Result<BinaryInfo> {
-    // SAFETY: the caller vouches for the description; the version says which member of the union
-    // is set, and every pointer in it leads to as many elements as the count beside it says.
-    unsafe {
-        let version = (*info).version;
-        match version {
-            1 | 2 => {
-                // Version 1 ends before `platform`, which is not read.
-                let body = &(*info).body.v1;
-                Ok(BinaryInfo {
-                    file_bytes,
-                    backend_id: body.backend_id,
-                    build_id: text(body.build_id),
-                    core_version: body.core.into(),
-                    backend_version: body.backend.into(),
-                    blob_version: body.blob_version.into(),
-                    blob_bytes: body.blob_size,
-                    dsp_arch: None,
-                    soc_model: None,
-                    graphs: copy_graphs(body.graphs, body.graph_count),
-                })
-            }
-            3 => {
-                let body = &(*info).body.v3;
-                let metadata = body.metadata.cast::<ContextBlob>();
-                let fits = body.metadata_size as usize >= size_of::<ContextBlob>();
-                let dsp_arch =
-                    (fits && !metadata.is_null()).then(|| metadata.read_unaligned().dsp_arch);
-                Ok(BinaryInfo {
-                    file_bytes,
-                    backend_id: body.backend_id,
-                    build_id: text(body.build_id),
-                    core_version: body.core.into(),
-                    backend_version: body.backend.into(),
-                    blob_version: body.blob_version.into(),
-                    blob_bytes: body.blob_size,
-                    dsp_arch,
-                    soc_model: Some(body.soc_model),
-                    graphs: copy_graphs(body.graphs, body.graph_count),
-                })
-            }
-            _ => Err(Error::new(
-                ErrorKind::Context,
-                format!("{name}: metadata of version {version}, qhx knows versions 1 to 3"),
-            )
-            .hint("update qhx, or use libQnnSystem.so of the QAIRT version that made the binary")),
-        }
-    }
-}
-
-/// # Safety
-/// `graphs` leads to `count` descriptions.
-unsafe fn copy_graphs(graphs: *const sys::GraphInfo, count: u32) -> Vec<BinaryGraph> {
-    if graphs.is_null() {
-        return Vec::new();
-    }
-    (0..count as usize)
-        .map(|i| {
-            // SAFETY: the index is below the count; versions before 3 end before `blob_size`,
-            // which is read for version 3 only.
-            unsafe {
-                let graph = graphs.add(i);
-                BinaryGraph {
-                    name: text((*graph).name),
-                    inputs: copy_tensors((*graph).inputs, (*graph).input_count),
-                    outputs: copy_tensors((*graph).outputs, (*graph).output_count),
-                    figures: if (*graph).version >= 3 {
-                        copy_figures((*graph).blob, (*graph).blob_size)
-                    } else {
-                        None
-                    },
-                }
-            }
-        })
-        .collect()
-}
-
-/// # Safety
-/// `blob` is NULL or leads to `size` bytes.
-unsafe fn copy_figures(blob: *const c_void, size: u32) -> Option<GraphFigures> {
-    if blob.is_null() || size < 16 {
-        return None;
-    }
-    let size = size as usize;
-    let mut copy = [0u8; size_of::<GraphBlob>()];
-    // SAFETY: copies no more than the blob and the array hold.
-    unsafe {
-        std::ptr::copy_nonoverlapping(blob.cast::<u8>(), copy.as_mut_ptr(), size.min(copy.len()));
-    }
-    // SAFETY: the array has the structure's size, and any bytes are valid for its plain numbers.
-    let values: GraphBlob = unsafe { copy.as_ptr().cast::<GraphBlob>().read_unaligned() };
-    macro_rules! field {
-        ($name:ident) => {{
-            let end = std::mem::offset_of!(GraphBlob, $name) + size_of_val(&values.$name);
-            (end <= size).then_some(values.$name)
-        }};
-    }
-    let first = values.version == 1;
-    let second = first && values.version2 == 2;
-    Some(GraphFigures {
-        spill_fill_bytes: field!(spill_fill).filter(|_| first),
-        vtcm: field!(vtcm).filter(|_| first),
-        optimization_level: field!(optimization).filter(|_| first),
-        hvx_threads: field!(hvx_threads).filter(|_| first),
-        io_tensor_bytes: field!(io_tensors).filter(|_| second),
-        op_data_bytes: field!(op_data).filter(|_| second),
-        const_bytes: field!(constants).filter(|_| second),
-        ddr_tensor_bytes: field!(ddr_tensors).filter(|_| second),
-        shared_weight_bytes: field!(shared_weights).filter(|_| second),
-    })
-}
-
-/// # Safety
-/// `tensors` leads to `count` tensors.
-unsafe fn copy_tensors(tensors: *const Tensor, count: u32) -> Vec<BinaryTensor> {
-    if tensors.is_null() {
-        return Vec::new();
-    }
-    (0..count as usize)
-        .map(|i| {
-            // SAFETY: the index is below the count. Both versions have these fields at these
-            // places; those of version 2 alone are not read.
-            unsafe {
-                let tensor = tensors.add(i);
-                let rank = if (*tensor).dimensions.is_null() { 0 } else { (*tensor).rank as usize };
-                let code = (*tensor).data_type;
-                BinaryTensor {
-                    id: (*tensor).id,
-                    name: text((*tensor).name),
-                    dtype: types::dtype(code),
-                    dtype_code: code,
-                    format: (*tensor).data_format,
-                    shape: (0..rank).map(|d| (*tensor).dimensions.add(d).read() as usize).collect(),
-                    quantization: copy_quantization(&(*tensor).quantize),
-                }
-            }
-        })
-        .collect()
-}
-
-/// # Safety
-/// The parameters are the library's, so that their encoding says which member of the union is set.
-unsafe fn copy_quantization(params: &QuantizeParams) -> Quantization {
-    if params.definition != sys::QUANT_DEFINED {
-        return Quantization::None;
-    }
-    // SAFETY: the caller vouches for the encoding; lists have as many elements as it says.
-    unsafe {
-        match params.encoding {
-            sys::ENCODING_SCALE_OFFSET => {
-                let ScaleOffset { scale, offset } = params.value.scale_offset;
-                Quantization::PerTensor { scale, offset }
-            }
-            sys::ENCODING_BW_SCALE_OFFSET => {
-                let value = params.value.bw;
-                if value.bitwidth == 8 || value.bitwidth == 16 || value.bitwidth == 32 {
-                    Quantization::PerTensor { scale: value.scale, offset: value.offset }
-                } else {
-                    Quantization::Other { code: params.encoding }
-                }
-            }
-            sys::ENCODING_AXIS_SCALE_OFFSET => {
-                let value = params.value.axis;
-                let values = slice(value.values, value.count);
-                Quantization::PerAxis {
-                    axis: usize::try_from(value.axis).unwrap_or(0),
-                    scales: values.iter().map(|v| v.scale).collect(),
-                    offsets: values.iter().map(|v| v.offset).collect(),
-                }
-            }
-            sys::ENCODING_BW_AXIS_SCALE_OFFSET if params.value.bw_axis.bitwidth == 8 => {
-                let value = params.value.bw_axis;
-                Quantization::PerAxis {
-                    axis: usize::try_from(value.axis).unwrap_or(0),
-                    scales: slice(value.scales, value.count).to_vec(),
-                    offsets: slice(value.offsets, value.count).to_vec(),
-                }
-            }
-            sys::UNDEFINED => Quantization::None,
-            code => Quantization::Other { code },
-        }
-    }
-}
-
-/// # Safety
-/// `pointer` is NULL or leads to `count` elements that outlive the use of the slice.
-unsafe fn slice<'a, T>(pointer: *const T, count: u32) -> &'a [T] {
-    if pointer.is_null() {
-        return &[];
-    }
-    // SAFETY: the caller vouches for the list.
-    unsafe { std::slice::from_raw_parts(pointer, count as usize) }
 }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`library`](Library) | opens the two libraries |
 //! | [`info`](BinaryInfo) | reads a context binary's metadata without loading it |
+//! | [`probe`] | has a child process read that metadata first |
 //! | [`preflight`] | says in words why a binary will not load |
 //! | [`backend`](QnnBackend) | executes context binaries |
 //! | [`compose`] | makes context binaries |
@@ -24,8 +25,10 @@ mod gate;
 mod info;
 mod library;
 mod log;
+mod metadata;
 mod power;
 mod preflight;
+pub mod probe;
 mod profile;
 pub mod stdout;
 mod sys;
