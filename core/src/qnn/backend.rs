@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::codes;
 use super::context::{ContextConfig, ContextHandle, Priority};
 use super::device::{Device, Platform, Raw, explain};
-use super::gate::Call;
+use super::gate::Shared;
 use super::info::{BinaryInfo, BinaryTensor};
 use super::library::Library;
 use super::log::{self, LogLevel};
@@ -259,7 +259,7 @@ impl Context for QnnContext {
         let retrieve = library.need(library.table().graph_retrieve, "graphRetrieve")?;
         let execute = library.need(library.table().graph_execute, "graphExecute")?;
         let name = c_string(&info.name)?;
-        let call = Call::enter()?;
+        let call = Shared::enter();
         let mut raw = std::ptr::null_mut();
         // SAFETY: the context is alive, the name is a C string, the pointer is valid for writing.
         let status = unsafe { retrieve(self.handle.raw(), name.as_ptr(), &raw mut raw) };
@@ -406,7 +406,7 @@ impl Graph for QnnGraph {
     }
 
     unsafe fn execute(&mut self) -> Result<()> {
-        let call = Call::enter()?;
+        let call = Shared::enter();
         let mark = log::mark();
         let profile = self.profile.as_ref().map_or(std::ptr::null_mut(), Profile::raw);
         // SAFETY: the graph's context is alive. Every tensor points to live memory of at least the

@@ -24,9 +24,9 @@
 //!
 //! # Not beside executing
 //! In one process the library fails or crashes when one thread compiles graphs while another
-//! executes some. While a [`Composer`] exists, contexts and graphs of other threads therefore wait
-//! with opening, executing and closing, and [`Composer::new`] waits for those calls that are under
-//! way. A composer stays on its thread. `qhx forge` compiles in processes of its own.
+//! executes some. While a [`Composer`] exists, other threads therefore wait with composing and
+//! with opening, executing and closing, and [`Composer::new`] waits for what they have under way.
+//! A composer stays on its thread. `qhx forge` compiles in processes of its own.
 //!
 //! A failed [`GraphComposer::finalize`] leaves the context without a usable binary: drop the
 //! [`Composer`].
@@ -43,7 +43,7 @@ use super::backend::c_string;
 use super::codes::{self, Code};
 use super::context::{ContextConfig, ContextHandle, with_list};
 use super::device::{Device, Raw, Target, explain};
-use super::gate::Composing;
+use super::gate::Exclusive;
 use super::library::Library;
 use super::log::{self, LogLevel};
 use super::sys::{
@@ -176,7 +176,7 @@ pub struct Composer {
 }
 
 // Fields drop in order: the context first.
-struct Owner(ContextHandle, Composing);
+struct Owner(ContextHandle, Exclusive);
 
 impl std::fmt::Debug for Owner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -185,16 +185,17 @@ impl std::fmt::Debug for Owner {
 }
 
 impl Composer {
-    /// An empty context for `target`. Waits until no other thread executes.
+    /// An empty context for `target`. Waits until no other thread composes or executes.
     pub fn new(library: &Library, target: Target, configs: &[ContextConfig]) -> Result<Self> {
+        let _exclusive = Exclusive::begin();
         let device = Device::open(library, LogLevel::Error, Some(target))?;
         Self::on(&device, target, configs)
     }
 
     /// As [`Composer::new`], on a device that was opened for `target`.
     pub fn on(device: &Device, target: Target, configs: &[ContextConfig]) -> Result<Self> {
-        let composing = Composing::begin();
-        let context = Owner(ContextHandle::create(device, configs)?, composing);
+        let exclusive = Exclusive::begin();
+        let context = Owner(ContextHandle::create(device, configs)?, exclusive);
         Ok(Self { context, target, graphs: Vec::new(), unfinished: None })
     }
 

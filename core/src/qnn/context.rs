@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::codes;
 use super::device::{Device, Raw, explain, freed};
-use super::gate::Call;
+use super::gate::Shared;
 use super::log;
 use super::profile::Profile;
 use super::sys::{self, Config, ConfigValue, Handle, HtpContextConfig};
@@ -65,7 +65,7 @@ pub(crate) struct ContextHandle {
 
 impl ContextHandle {
     /// An empty context, for graphs that are to be composed. The caller holds a
-    /// [`super::gate::Composing`] until it is dropped.
+    /// [`super::gate::Exclusive`] until it is dropped.
     pub(crate) fn create(device: &Device, configs: &[ContextConfig]) -> Result<Self> {
         let library = device.library();
         let create = library.need(library.table().context_create, "contextCreate")?;
@@ -90,7 +90,7 @@ impl ContextHandle {
         profile: Option<&Profile>,
         attempt: impl fmt::Display,
     ) -> Result<Self> {
-        let _call = Call::enter().map_err(|e| e.context(&attempt))?;
+        let _call = Shared::enter();
         let library = device.library();
         let create =
             library.need(library.table().context_create_from_binary, "contextCreateFromBinary")?;
@@ -130,8 +130,7 @@ impl ContextHandle {
 impl Drop for ContextHandle {
     fn drop(&mut self) {
         if let Some(free) = self.device.library().table().context_free {
-            // Where it fails, this thread composes itself, and waiting would not end.
-            let _call = if self.composed { None } else { Call::enter().ok() };
+            let _call = (!self.composed).then(Shared::enter);
             // SAFETY: the handle is alive, and every graph of it holds a reference to this.
             freed("context", unsafe { free(self.raw.0, std::ptr::null_mut()) });
         }

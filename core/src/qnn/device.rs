@@ -9,6 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::codes;
+use super::gate::Exclusive;
 use super::library::Library;
 use super::log::{self, LogLevel};
 use super::sys::{self, Config, ConfigValue, Handle};
@@ -101,6 +102,7 @@ unsafe impl Sync for Raw {}
 impl Device {
     /// Opens the machine's device, or with `target` a device to compile for.
     pub fn open(library: &Library, level: LogLevel, target: Option<Target>) -> Result<Self> {
+        let _exclusive = Exclusive::begin();
         let backend = BackendHandle::create(LogHandle::create(library, level)?)?;
         let raw = match target {
             None => create_device(&backend, std::ptr::null(), "opening the device")?,
@@ -244,6 +246,7 @@ impl Drop for DeviceHandle {
         if let Some(free) = self.backend.log.library.table().device_free
             && !self.raw.0.is_null()
         {
+            let _exclusive = Exclusive::begin();
             // SAFETY: the handle is alive, and every context that used it holds a clone.
             freed("device", unsafe { free(self.raw.0) });
         }
@@ -253,6 +256,7 @@ impl Drop for DeviceHandle {
 impl Drop for BackendHandle {
     fn drop(&mut self) {
         if let Some(free) = self.log.library.table().backend_free {
+            let _exclusive = Exclusive::begin();
             // SAFETY: the handle is alive; the device was freed before.
             freed("backend", unsafe { free(self.raw.0) });
         }
@@ -262,6 +266,7 @@ impl Drop for BackendHandle {
 impl Drop for LogHandle {
     fn drop(&mut self) {
         if let Some(free) = self.library.table().log_free {
+            let _exclusive = Exclusive::begin();
             // SAFETY: the handle is alive; the backend was freed before.
             freed("log", unsafe { free(self.raw.0) });
         }

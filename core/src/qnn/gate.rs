@@ -2,43 +2,39 @@
 //!
 //! The library fails and crashes now and then when one thread compiles graphs while another
 //! executes some, a lock around each call notwithstanding: a context under composition does not
-//! bear it that others execute between two of its calls. So the rule spans the whole of a
-//! composition: from the making of a context for compiling until it is freed, no other thread
-//! opens, executes or frees anything that is executed. It waits until the composition is over;
-//! a composition waits until those calls are through. Compositions go side by side, and so do
-//! executions.
+//! bear it that others execute between two of its calls. It does not bear either that a device
+//! is opened or closed beside it. So the rule spans the whole of a composition: from the making of a
+//! context for compiling until it is freed, no other thread composes, opens, executes or closes
+//! anything. Executions go side by side.
 //!
-//! A thread's own calls come one after the other, so that it may execute while it composes. A
-//! composition stays on its thread ([`Composing`] is not `Send`), which keeps that true. Two
-//! threads that both compose and both execute would wait for each other for ever: there the call
-//! fails.
+//! | who | takes |
+//! |---|---|
+//! | a composition, and opening or closing a device | [`Exclusive`] |
+//! | opening, executing or closing what is executed | [`Shared`] |
 //!
-//! The calls in question are made in [`super::context`], [`super::backend`] and [`super::compose`]
-//! only, each under this gate, so that safe code has no way around it.
+//! A thread's own calls come one after the other, so that it may execute while it composes, and
+//! compose several contexts at once. A composition stays on its thread ([`Exclusive`] is not
+//! `Send`), which keeps that true, and no thread waits for itself.
+//!
+//! The calls in question are made in this module's siblings only, each under this gate, so that
+//! safe code has no way around it.
 
-use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
 
-use crate::{Error, ErrorKind, Result};
-
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
-    /// Compositions of all threads.
-    composing: usize,
-    /// Threads that wait to compose: no other call begins before them.
+    /// The thread that has the library for itself, and how often.
+    owner: Option<(ThreadId, usize)>,
+    /// Threads that wait to own it: no other thread's shared call begins before them.
     waiting: usize,
-    /// Calls of all threads under way.
+    /// Shared calls of all threads under way.
     calls: usize,
 }
 
-static STATE: Mutex<State> = Mutex::new(State { composing: 0, waiting: 0, calls: 0 });
+static STATE: Mutex<State> = Mutex::new(State { owner: None, waiting: 0, calls: 0 });
 static CHANGED: Condvar = Condvar::new();
-
-thread_local! {
-    /// Compositions of this thread.
-    static OWN: Cell<usize> = const { Cell::new(0) };
-}
 
 fn lock() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -48,59 +44,68 @@ fn wait(state: MutexGuard<'static, State>) -> MutexGuard<'static, State> {
     CHANGED.wait(state).unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A composition of this thread, until it is dropped.
+/// The library for this thread alone, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Composing(PhantomData<*const ()>);
+pub(crate) struct Exclusive(PhantomData<*const ()>);
 
-impl Composing {
-    /// Waits until no call is under way.
+impl Exclusive {
+    /// Waits until no other thread uses the library. Not to be asked for within a [`Shared`] call.
     pub(crate) fn begin() -> Self {
+        let this = std::thread::current().id();
         let mut state = lock();
+        if let Some((owner, depth)) = &mut state.owner
+            && *owner == this
+        {
+            *depth += 1;
+            return Self(PhantomData);
+        }
         state.waiting += 1;
-        while state.calls > 0 {
+        while state.owner.is_some() || state.calls > 0 {
             state = wait(state);
         }
         state.waiting -= 1;
-        state.composing += 1;
-        OWN.set(OWN.get() + 1);
+        state.owner = Some((this, 1));
         Self(PhantomData)
     }
 }
 
-impl Drop for Composing {
+impl Drop for Exclusive {
     fn drop(&mut self) {
-        lock().composing -= 1;
-        OWN.set(OWN.get() - 1);
-        CHANGED.notify_all();
+        let mut state = lock();
+        state.owner = match state.owner {
+            Some((owner, depth)) if depth > 1 => Some((owner, depth - 1)),
+            _ => None,
+        };
+        if state.owner.is_none() {
+            CHANGED.notify_all();
+        }
     }
 }
 
-/// A call under way, until it is dropped.
+/// A call that goes beside others of its kind, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Call(PhantomData<*const ()>);
+pub(crate) struct Shared(PhantomData<*const ()>);
 
-impl Call {
-    /// Waits until no other thread composes. Fails where this thread composes, too.
-    pub(crate) fn enter() -> Result<Self> {
-        let own = OWN.get();
+impl Shared {
+    /// Waits until no other thread has the library for itself.
+    pub(crate) fn enter() -> Self {
+        let this = std::thread::current().id();
         let mut state = lock();
-        while state.composing > own || (own == 0 && state.waiting > 0) {
-            if own > 0 {
-                return Err(Error::new(
-                    ErrorKind::Context,
-                    "two threads compile graphs, and one of them wants to execute some: \
-                     the QNN library crashes when both happen at once",
-                )
-                .hint("drop the thread's Composer first, or compile in a process of its own"));
+        loop {
+            let free = match state.owner {
+                Some((owner, _)) => owner == this,
+                None => state.waiting == 0,
+            };
+            if free {
+                state.calls += 1;
+                return Self(PhantomData);
             }
             state = wait(state);
         }
-        state.calls += 1;
-        Ok(Self(PhantomData))
     }
 }
 
-impl Drop for Call {
+impl Drop for Shared {
     fn drop(&mut self) {
         let mut state = lock();
         state.calls -= 1;
@@ -126,43 +131,30 @@ mod tests {
 
     /// The gate is the process's, so that one test walks through all of it.
     #[test]
-    fn compositions_and_calls_of_different_threads_wait_for_each_other() {
+    fn what_is_exclusive_and_what_is_shared_wait_for_each_other() {
         const SHORT: Duration = Duration::from_millis(50);
         const LONG: Duration = Duration::from_secs(20);
-        let composing = Composing::begin();
-        // Another composition, and calls of this thread, go on.
-        elsewhere(|| drop(Composing::begin())).recv_timeout(LONG).unwrap();
-        drop(Call::enter().unwrap());
-        // A call of another thread waits until the composition is over.
-        let call = elsewhere(|| Call::enter().map(drop));
-        assert!(call.recv_timeout(SHORT).is_err());
-        drop(composing);
-        call.recv_timeout(LONG).unwrap().unwrap();
-        // A composition waits for the calls under way; a new call waits for the composition.
-        let first = Call::enter().unwrap();
-        elsewhere(|| Call::enter().map(drop)).recv_timeout(LONG).unwrap().unwrap();
-        let composition = elsewhere(|| drop(Composing::begin()));
-        assert!(composition.recv_timeout(SHORT).is_err());
-        let late = elsewhere(|| Call::enter().map(drop));
-        assert!(late.recv_timeout(SHORT).is_err());
+        let exclusive = || elsewhere(|| drop(Exclusive::begin()));
+        let shared = || elsewhere(|| drop(Shared::enter()));
+        // The owner goes on, as often as it likes.
+        let (first, second) = (Exclusive::begin(), Exclusive::begin());
+        drop(Shared::enter());
         drop(first);
-        composition.recv_timeout(LONG).unwrap();
-        late.recv_timeout(LONG).unwrap().unwrap();
-        // Two threads that compose and execute would wait for each other.
-        let (stop, until) = channel::<()>();
-        let (send, begun) = channel();
-        let other = std::thread::spawn(move || {
-            let _composing = Composing::begin();
-            send.send(()).unwrap();
-            until.recv().unwrap_err();
-        });
-        begun.recv_timeout(LONG).unwrap();
-        let composing = Composing::begin();
-        let error = Call::enter().unwrap_err();
-        assert!(error.message().contains("two threads compile"), "{error}");
-        drop(stop);
-        other.join().unwrap();
-        Call::enter().unwrap();
-        drop(composing);
+        // Another thread waits until all of it is over.
+        let (composes, executes) = (exclusive(), shared());
+        assert!(composes.recv_timeout(SHORT).is_err() && executes.recv_timeout(SHORT).is_err());
+        drop(second);
+        composes.recv_timeout(LONG).unwrap();
+        executes.recv_timeout(LONG).unwrap();
+        // Shared calls go side by side. What is exclusive waits for them, and later ones for it.
+        let call = Shared::enter();
+        shared().recv_timeout(LONG).unwrap();
+        let composes = exclusive();
+        assert!(composes.recv_timeout(SHORT).is_err());
+        let late = shared();
+        assert!(late.recv_timeout(SHORT).is_err());
+        drop(call);
+        composes.recv_timeout(LONG).unwrap();
+        late.recv_timeout(LONG).unwrap();
     }
 }

@@ -63,6 +63,7 @@ fn the_encoding_of_inputs_and_outputs_is_read() {
     graph.node("y", "Dequantize", &[], &[x], &[y]).unwrap();
     graph.finalize().unwrap();
     let binary = context.binary().unwrap();
+    drop(context);
     let info = BinaryInfo::read(library.system(), "a.bin", &binary).unwrap();
     assert_eq!(info.graphs[0].inputs[0].dtype, Some(DType::UFixed16));
     assert_eq!(info.graphs[0].inputs[0].quantization, quantization);
@@ -173,6 +174,7 @@ fn weights_shared_by_graphs_are_refused_on_the_emulator() {
         graph.finalize().unwrap();
     }
     let binary = context.binary().unwrap();
+    drop(context);
     let info = BinaryInfo::read(library.system(), "a.bin", &binary).unwrap();
     assert!(info.shares_weights(), "{info:?}");
     if qhx_core::qnn::Platform::is_emulated() {

@@ -19,6 +19,7 @@ fn constants_may_be_freed_as_soon_as_they_are_declared() {
     graph.node("y", "FullyConnected", &[], &[x, wt], &[y]).unwrap();
     graph.finalize().unwrap();
     let binary = context.binary().unwrap();
+    drop(context);
     let mut session = Session::open(backend(&library, QnnOptions::default()), &binary);
     let (input, x) = f16s(&numbers(31, K));
     assert!(error(&read_f16s(&session.run(0, &input)), &product(&x, &w)) < 2e-3);
@@ -36,6 +37,7 @@ fn a_context_holds_several_graphs() {
     }
     assert_eq!(context.graphs(), ["g32", "g33"]);
     let binary = context.binary().unwrap();
+    drop(context);
     let (input, x) = f16s(&numbers(34, K));
     for (index, seed) in [(0, 32), (1, 33)] {
         let backend = backend(&library, QnnOptions::default());
@@ -45,6 +47,34 @@ fn a_context_holds_several_graphs() {
         let error = error(&read_f16s(&session.run(index, &input)), &product(&x, &weight(seed).1));
         assert!(error < 2e-3, "g{seed}: {error}");
     }
+}
+
+#[test]
+fn what_another_thread_executes_waits_until_a_composition_is_over() {
+    let Some(library) = tier() else { return };
+    let binary = linear_binary(&library, Target::V81, 28);
+    let backend: Arc<dyn Backend> = backend(&library, QnnOptions::default());
+    let mut session = Session::open(Arc::clone(&backend), &binary);
+    let (input, x) = f16s(&numbers(29, K));
+    let expected = product(&x, &weight(28).1);
+    let mut context = Composer::new(&library, Target::V79, &[]).unwrap();
+    let (send, executed) = std::sync::mpsc::channel();
+    let other = std::thread::spawn(move || {
+        send.send(session.run(0, &input)).unwrap();
+        drop(session);
+        send.send(Session::open(backend, &binary).run(0, &input)).unwrap();
+    });
+    let short = std::time::Duration::from_millis(200);
+    assert!(executed.recv_timeout(short).is_err(), "executed beside a composition");
+    let mut graph = context.graph("linear", &[]).unwrap();
+    linear(&mut graph, &weight(30).0);
+    graph.finalize().unwrap();
+    assert!(executed.recv_timeout(short).is_err(), "executed beside a composition");
+    drop(context);
+    for y in executed {
+        assert!(error(&read_f16s(&y), &expected) < 2e-3);
+    }
+    other.join().unwrap();
 }
 
 #[test]
@@ -109,6 +139,7 @@ fn parameters_of_every_kind_reach_the_op() {
         graph.node("y", op, params, &[x], &[y]).unwrap();
         graph.finalize().unwrap();
         let binary = context.binary().unwrap();
+        drop(context);
         let mut session = Session::open(backend(&library, QnnOptions::default()), &binary);
         read_f16s(&session.run(0, &f16s(input).0))
     };

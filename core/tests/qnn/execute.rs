@@ -38,6 +38,7 @@ fn int8_weights_with_f16_activations_keep_their_scales() {
         graph.node("y", "FullyConnected", &[], &[x, w8], &[y]).unwrap();
         graph.finalize().unwrap();
         let binary = context.binary().unwrap();
+        drop(context);
         let mut session = Session::open(backend(&library, QnnOptions::default()), &binary);
         let y = read_f16s(&session.run(0, &input));
         let error = error(&y, &product(&self::f16s(&numbers(3, K)).1, &w));
@@ -244,6 +245,7 @@ fn an_int32_input_is_passed_by_its_own_type() {
     graph.node("y", "Gather", &axis, &[table, index], &[y]).unwrap();
     graph.finalize().unwrap();
     let binary = context.binary().unwrap();
+    drop(context);
     let mut session = Session::open(backend(&library, QnnOptions::default()), &binary);
     let (_, info) = session.workspace.graph(GraphId(0)).unwrap();
     assert_eq!(info.inputs[0].dtype, DType::I32);

@@ -26,8 +26,9 @@ pub fn tier() -> Option<Library> {
     library.clone()
 }
 
-/// Waits until no other test uses the libraries, and keeps them until the thread of this one ends: in one
-/// process the emulator fails now and then when graphs are compiled and executed side by side.
+/// Waits until no other test uses the libraries, and keeps them until the thread of this one ends. Within the
+/// process qhx itself keeps compiling and executing apart; but some tests load damaged files and open and close
+/// backends at will, and executions beside those failed in one run of seven.
 fn take_turn() {
     static TURN: Mutex<()> = Mutex::new(());
     thread_local! {
