@@ -5,6 +5,8 @@
 //!   `v79` or `v81`, in `fp16` or `w8a16`, made by the given QNN libraries.
 
 use std::ffi::OsString;
+use std::fmt::Display;
+use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -14,18 +16,23 @@ use qhx_core::{Error, ErrorKind, Result};
 use qhx_forge::qnn::QnnCompiler;
 use qhx_forge::{ForgeOptions, Progress, forge_with};
 
-/// Prints stages and notes to stderr.
+/// Writes a line to stderr, if somebody reads it: `eprintln!` would panic otherwise.
+fn tell(line: impl Display) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// Tells stages and notes.
 struct Lines;
 
 impl Progress for Lines {
     fn stage(&mut self, what: &str, total: u64) {
-        eprintln!("{what} ({} MiB)", total >> 20);
+        tell(format_args!("{what} ({} MiB)", total >> 20));
     }
 
     fn advance(&mut self, _done: u64) {}
 
     fn note(&mut self, message: &str) {
-        eprintln!("note: {message}");
+        tell(format_args!("note: {message}"));
     }
 }
 
@@ -50,7 +57,7 @@ fn run() -> Result<()> {
         }
     };
     let report = forge_with(Path::new(checkpoint), lfm2_forge::recipe, &options, &mut Lines)?;
-    eprintln!("{}: {} MiB", report.manifest.display(), report.bytes >> 20);
+    tell(format_args!("{}: {} MiB", report.manifest.display(), report.bytes >> 20));
     Ok(())
 }
 
@@ -58,7 +65,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("lfm2-forge: {error}");
+            tell(format_args!("lfm2-forge: {error}"));
             ExitCode::from(error.kind().exit_code())
         }
     }
