@@ -534,6 +534,32 @@ fn graphs_of_one_context_keep_their_own_weights() {
     }
 }
 
+/// The NPU computes in f16, also with the values of int8 weights.
+#[test]
+fn weights_beyond_f16_are_refused_in_every_form() {
+    let Some(library) = tier() else { return };
+    let compiler = QnnCompiler::new(library, Target::V81);
+    for storage in [Storage::Float, Storage::Int8] {
+        let mut values = numbers(7, 40 * 64);
+        (values[130], values[2000]) = (70_000.0, -1e9);
+        let weight = Weight::new(Arc::new(Made { shape: [40, 64], values }), storage);
+        let mut b = GraphBuilder::new("large");
+        let x = b.input("x", Elem::Activation, &[1, 64]).unwrap();
+        let y = b.linear("lin", x, weight, None).unwrap();
+        b.output("y", y).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("large.bin");
+        let error =
+            compiler.compile("large", &[b.finish().unwrap()], &out, &mut Silent).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Artifact, "{storage:?}: {error}");
+        let words =
+            "tensor made.up.weight: element 130 is 70000, and f16 holds at most 65504; 2 of 2560";
+        assert!(error.message().contains(words), "{storage:?}: {error}");
+        assert!(error.message().contains("1000000000"), "{storage:?}: {error}");
+        assert!(!out.exists());
+    }
+}
+
 #[test]
 fn int8_weights_with_an_odd_number_of_inputs_are_refused() {
     let Some(library) = tier() else { return };
