@@ -143,6 +143,12 @@ pub struct Variant {
 /// For the CPU, in the checkpoint's precision, one shard.
 pub const CPU: Variant = Variant { target: None, int8: false, shards: 1 };
 
+/// Whether every toy runs with every architecture, precision and number of shards on the emulator (`QHX_FULL=1`, which
+/// `cargo xtask test --full` sets). Otherwise each family, precision and architecture runs with one toy at least.
+pub fn full_matrix() -> bool {
+    std::env::var_os("QHX_FULL").is_some_and(|v| v == "1")
+}
+
 /// Libraries of QNN, or `None` when the tier cannot run, which is said by name.
 #[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
 pub fn qnn_tier() -> Option<(PathBuf, PathBuf)> {

@@ -275,6 +275,10 @@ fn htp_fp16_is_near_the_reference() {
     let checkpoint = toys::fixture(TOY);
     let goldens = Goldens::read(&checkpoint);
     for (target, parts) in [("v81", 4), ("v79", 2), ("v75", 1)] {
+        // The parts of v79 are those of v81 in other places.
+        if target == "v79" && !toys::full_matrix() {
+            continue;
+        }
         let Some((_bundle, mut model)) = htp(&checkpoint, target, false, parts) else { return };
         let found = vectors(&mut model, &goldens);
         compare(&found, &goldens, 0.9995, &format!("htp {target} fp16, {parts} parts"));

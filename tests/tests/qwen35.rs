@@ -115,15 +115,21 @@ fn cpu_is_greedy_exact_with_one_and_two_shards() {
 #[test]
 fn htp_fp16_is_greedy_exact_for_every_target() {
     let Some(libraries) = toys::qnn_tier() else { return };
-    // Every case once. How the op got into the program makes no difference to the NPU, so that a
-    // few do where it is linked in.
-    let most = if cfg!(feature = "builtin-ops") { 2 } else { usize::MAX };
-    for toy in TOYS {
-        for (target, shards, most) in
-            [("v81", 1, (most, 1)), ("v81", 2, (2, 0)), ("v79", 1, (2, 0)), ("v75", 1, (2, 0))]
-        {
-            let variant = Variant { target: Some(target), int8: false, shards };
-            proves_equal(&toys::fixture(toy), variant, backends::qnn(&libraries), most);
+    // How the op got into the program makes no difference to the NPU, so that a few cases do where it is linked in.
+    let most = match (cfg!(feature = "builtin-ops"), toys::full_matrix()) {
+        (true, _) => 2,
+        (false, false) => 4,
+        (false, true) => usize::MAX,
+    };
+    for (index, toy) in TOYS.into_iter().enumerate() {
+        let forms =
+            [("v81", 1, (most, 1)), ("v81", 2, (2, 0)), ("v79", 1, (2, 0)), ("v75", 1, (2, 0))];
+        for (form, (target, shards, most)) in forms.into_iter().enumerate() {
+            // The toys share the forms out, unless each is to have them all.
+            if toys::full_matrix() || form % TOYS.len() == index {
+                let variant = Variant { target: Some(target), int8: false, shards };
+                proves_equal(&toys::fixture(toy), variant, backends::qnn(&libraries), most);
+            }
         }
     }
 }
@@ -134,7 +140,7 @@ fn w8a16_passes_the_tolerant_gate() {
         return;
     }
     let Some(libraries) = toys::qnn_tier() else { return };
-    for toy in TOYS {
+    for toy in if toys::full_matrix() { &TOYS[..] } else { &TOYS[..1] } {
         let checkpoint = toys::fixture(toy);
         let variant = Variant { target: Some("v81"), int8: true, shards: 1 };
         let mut model =

@@ -16,6 +16,8 @@ Usage: cargo xtask COMMAND
   test [OPTIONS]    run every check and test
       --require-all   a tier that cannot run is a failure (as does QHX_REQUIRE_TIERS=1)
       --fast          tests only: no formatting, lints, documentation and licences
+      --full          every toy with every architecture, precision and number of shards on the
+                      emulator
   check-targets     type-check the runtime for phones and laptops
       --require-all   a target that is not installed is a failure
 ";

@@ -11,17 +11,19 @@ use crate::targets;
 pub(crate) struct Options {
     require_all: bool,
     fast: bool,
+    full: bool,
 }
 
 impl Options {
     /// Reads the arguments and `QHX_REQUIRE_TIERS`.
     pub(crate) fn parse(arguments: &[String]) -> Result<Self> {
         let required = std::env::var("QHX_REQUIRE_TIERS").is_ok_and(|v| v == "1");
-        let mut options = Self { require_all: required, fast: false };
+        let mut options = Self { require_all: required, ..Self::default() };
         for argument in arguments {
             match argument.as_str() {
                 "--require-all" => options.require_all = true,
                 "--fast" => options.fast = true,
+                "--full" => options.full = true,
                 other => return Err(format!("test: unknown argument {other:?}")),
             }
         }
@@ -57,6 +59,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         } else {
             command.env_remove("QHX_REQUIRE_TIERS");
         }
+        command.env("QHX_FULL", if options.full { "1" } else { "0" });
         cargo::run(&mut command)
     };
     test(&["test", "--workspace"])?;

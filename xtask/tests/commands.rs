@@ -25,10 +25,12 @@ impl Scene {
         for folder in ["checkout/xtask", "bin", "built here", "moved"] {
             fs::create_dir_all(scene.path(folder)).unwrap();
         }
-        fs::write(scene.path("checkout/xtask/Cargo.toml"), "").unwrap();
+        for file in ["checkout/xtask/Cargo.toml", "checkout/Cargo.lock"] {
+            fs::write(scene.path(file), "").unwrap();
+        }
         scene.script(
             "bin/cargo",
-            r#"echo "$PWD: cargo $*" >> "$SCENE/calls"
+            r#"echo "$PWD: cargo $* (full $QHX_FULL)" >> "$SCENE/calls"
             case "$1" in build)
                 echo "{\"target\":{\"name\":\"qhx\"},\"executable\":\"$SCENE/built here/qhx\"}";;
             esac"#,
@@ -137,5 +139,17 @@ fn every_family_is_tested_with_its_op_linked_in() {
     assert!(families.len() >= 3, "{families:?}");
     for family in families {
         assert!(line.contains(&format!("--test {family}")), "{family}: {line}");
+    }
+}
+
+#[test]
+fn the_whole_matrix_runs_only_where_it_is_asked_for() {
+    for (options, expected) in [(&["test"][..], "(full 0)"), (&["test", "--full"], "(full 1)")] {
+        let scene = Scene::new();
+        assert!(scene.xtask(options).status.success());
+        let calls = scene.calls();
+        let tests: Vec<_> = calls.lines().filter(|line| line.contains("cargo test ")).collect();
+        assert!(tests.len() >= 3, "{calls}");
+        assert!(tests.iter().all(|line| line.ends_with(expected)), "{options:?}: {calls}");
     }
 }
