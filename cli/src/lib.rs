@@ -14,6 +14,8 @@ mod builtin;
 mod cache;
 mod commands;
 mod fixture;
+#[doc(hidden)]
+pub mod fuzzing;
 mod helper;
 mod output;
 mod panics;

@@ -17,7 +17,8 @@ Usage: cargo xtask COMMAND
       --require-all   a tier that cannot run is a failure (as does QHX_REQUIRE_TIERS=1)
       --fast          tests only: no formatting, lints, documentation and licences
       --full          every toy with every architecture, precision and number of shards on the
-                      emulator
+                      emulator, and a minute of fuzzing a target instead of 20 seconds
+  fuzz [ARGS…]      feed damaged files to what reads files; --help says more
   check-targets     type-check the runtime for phones and laptops
       --require-all   a target that is not installed is a failure
 ";
@@ -33,6 +34,9 @@ fn main() -> ExitCode {
     let result = match command.as_deref() {
         Some("demo") => demo::run(&rest),
         Some("test") => test::Options::parse(&rest).and_then(|options| test::run(&options)),
+        Some("fuzz") => {
+            cargo::run(cargo::cargo(&["run", "--package", "qhx-fuzz", "--"]).args(&rest))
+        }
         Some("check-targets") => targets::parse(&rest).and_then(targets::check),
         Some("help" | "--help" | "-h") => {
             eprint!("{HELP}");

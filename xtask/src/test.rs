@@ -60,6 +60,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             command.env_remove("QHX_REQUIRE_TIERS");
         }
         command.env("QHX_FULL", if options.full { "1" } else { "0" });
+        command.env("QHX_FUZZ_SECONDS", if options.full { "60" } else { "20" });
         cargo::run(&mut command)
     };
     test(&["test", "--workspace"])?;
@@ -121,7 +122,24 @@ fn lint() -> Result<()> {
         "--deny",
         "warnings",
     ]))?;
-    cargo::run(cargo(&["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "--deny warnings"))
+    cargo::run(cargo(&["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "--deny warnings"))?;
+    fuzz_targets()
+}
+
+/// Type-checks the targets of `cargo fuzz`, with what the workspace was built with.
+fn fuzz_targets() -> Result<()> {
+    let root = qhx_places::workspace();
+    let lock = |folder: &Path| folder.join("Cargo.lock");
+    std::fs::copy(lock(root), lock(&root.join("fuzz")))
+        .map_err(|e| format!("fuzz/Cargo.lock: {e}"))?;
+    let manifest = root.join("fuzz/Cargo.toml");
+    let mut check = cargo(&["check", "--manifest-path"]);
+    check.arg(manifest);
+    if std::env::var_os("CARGO_TARGET_DIR").is_none() {
+        check.arg("--target-dir").arg(root.join("target"));
+    }
+    // libFuzzer is C++, and only linking needs it: a file that is named instead is never read.
+    cargo::run(check.env("CUSTOM_LIBFUZZER_PATH", root.join("libfuzzer.a")))
 }
 
 fn licences(skipped: &mut Skipped) -> Result<()> {

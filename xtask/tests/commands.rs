@@ -22,7 +22,7 @@ impl Scene {
     fn new() -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let scene = Self { root: tempfile::tempdir().unwrap(), _turn: turn };
-        for folder in ["checkout/xtask", "bin", "built here", "moved"] {
+        for folder in ["checkout/xtask", "checkout/fuzz", "bin", "built here", "moved"] {
             fs::create_dir_all(scene.path(folder)).unwrap();
         }
         for file in ["checkout/xtask/Cargo.toml", "checkout/Cargo.lock"] {
@@ -30,7 +30,7 @@ impl Scene {
         }
         scene.script(
             "bin/cargo",
-            r#"echo "$PWD: cargo $* (full $QHX_FULL)" >> "$SCENE/calls"
+            r#"echo "$PWD: cargo $* (full $QHX_FULL, fuzz $QHX_FUZZ_SECONDS)" >> "$SCENE/calls"
             case "$1" in build)
                 echo "{\"target\":{\"name\":\"qhx\"},\"executable\":\"$SCENE/built here/qhx\"}";;
             esac"#,
@@ -143,13 +143,20 @@ fn every_family_is_tested_with_its_op_linked_in() {
 }
 
 #[test]
-fn the_whole_matrix_runs_only_where_it_is_asked_for() {
-    for (options, expected) in [(&["test"][..], "(full 0)"), (&["test", "--full"], "(full 1)")] {
+fn the_whole_matrix_and_a_minute_of_fuzzing_run_only_where_they_are_asked_for() {
+    for (options, expected) in
+        [(&["test"][..], "(full 0, fuzz 20)"), (&["test", "--full"], "(full 1, fuzz 60)")]
+    {
         let scene = Scene::new();
         assert!(scene.xtask(options).status.success());
         let calls = scene.calls();
         let tests: Vec<_> = calls.lines().filter(|line| line.contains("cargo test ")).collect();
         assert!(tests.len() >= 3, "{calls}");
         assert!(tests.iter().all(|line| line.ends_with(expected)), "{options:?}: {calls}");
+        let fuzz = "cargo check --manifest-path ";
+        assert!(
+            calls.lines().any(|line| line.contains(fuzz) && line.contains("/fuzz/Cargo.toml")),
+            "{calls}"
+        );
     }
 }

@@ -11,6 +11,7 @@ mod rows;
 mod sink;
 
 pub(crate) use args::EmbedArgs;
+pub(crate) use rows::Rows;
 
 use std::io::IsTerminal as _;
 use std::time::Duration;
@@ -22,7 +23,6 @@ use crate::app::{App, Status};
 use crate::session;
 use encoder::Encoder;
 use fingerprint::Fingerprint;
-use rows::Rows;
 use sink::{Claim, Sink};
 
 const BAR: &str = "embed [{bar:30}] {pos}/{len} texts {per_sec} {eta}";

@@ -1,0 +1,178 @@
+//! What is fuzzed: functions that take any bytes for a file of one kind and read it as the programs do.
+//!
+//! A target may answer with an error. It may not panic, abort, run out of memory, or take long. libFuzzer
+//! (`fuzz/fuzz_targets`) and the runner of this crate, which needs no other compiler than the workspace's, call the
+//! same functions.
+
+pub mod mutate;
+pub mod run;
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use qhx_core::backend::{Backend as _, ContextSource};
+use qhx_core::manifest::Manifest;
+use qhx_core::text::{ChatTemplate, Message, RenderOptions};
+use qhx_core::{Error, ErrorKind, Result};
+use qhx_cpu::{CpuBackend, CpuOptions};
+use qhx_forge::checkpoint::Checkpoint;
+use qhx_plugins::lock::Lock;
+
+/// What reads one kind of file.
+#[derive(Debug, Clone, Copy)]
+pub struct Target {
+    /// Name of the target and of its folder of seeds.
+    pub name: &'static str,
+    /// Reads the bytes.
+    pub read: fn(&[u8]) -> Result<()>,
+}
+
+/// All targets.
+pub const TARGETS: [Target; 7] = [
+    Target { name: "manifest", read: manifest },
+    Target { name: "onnx", read: onnx },
+    Target { name: "safetensors", read: safetensors },
+    Target { name: "plugins_lock", read: plugins_lock },
+    Target { name: "chat_template", read: chat_template },
+    Target { name: "suite", read: suite },
+    Target { name: "rows", read: rows },
+];
+
+/// Targets that go wrong when a file begins with `!`, each in its way: for the test of the runner.
+pub const FAULTY: [Target; 4] = [
+    Target { name: "faulty_panic", read: faulty_panic },
+    Target { name: "faulty_recursion", read: faulty_recursion },
+    Target { name: "faulty_memory", read: faulty_memory },
+    Target { name: "faulty_hang", read: faulty_hang },
+];
+
+/// The target called `name`.
+pub fn target(name: &str) -> Option<Target> {
+    TARGETS.into_iter().chain(FAULTY).find(|target| target.name == name)
+}
+
+/// A bundle's manifest, and what is looked up in it when a model is opened.
+pub fn manifest(data: &[u8]) -> Result<()> {
+    let manifest = Manifest::load(&write("manifest.json", data)?)?;
+    let artifacts = manifest.open_artifacts();
+    manifest.host_op()?;
+    // The files are not there, which is an error of another kind.
+    for entry in &manifest.artifacts.contexts {
+        let _ = manifest.context_source(&artifacts, &entry.key);
+    }
+    let _ = (manifest.tokenizer_path(&artifacts), manifest.tokenizer_config_path(&artifacts));
+    Ok(())
+}
+
+/// A graph as an ONNX file: its framing (`cpu/src/wire.rs`), and what the CPU backend makes of a file whose framing is
+/// sound.
+pub fn onnx(data: &[u8]) -> Result<()> {
+    static BACKEND: OnceLock<Result<CpuBackend>> = OnceLock::new();
+    let open = || CpuBackend::new(CpuOptions { threads: Some(1), ..CpuOptions::default() });
+    let backend = BACKEND.get_or_init(open).as_ref().map_err(Error::clone)?;
+    let model = write("graph.onnx", data)?;
+    let onnx = vec![("graph".to_owned(), model)];
+    let source = ContextSource { key: "context".to_owned(), onnx, ..ContextSource::default() };
+    backend.open_context(&source).map(drop)
+}
+
+/// A checkpoint's weights: the header, and the tensors `a` and `b`, which the seeds have.
+pub fn safetensors(data: &[u8]) -> Result<()> {
+    let file = write("model.safetensors", data)?;
+    let dir = folder(&file);
+    let config = dir.join("config.json");
+    if !config.exists() {
+        std::fs::write(&config, r#"{"architectures":["LlamaForCausalLM"]}"#)
+            .map_err(|e| Error::io(ErrorKind::Io, &config, &e))?;
+    }
+    let checkpoint = Checkpoint::open(dir)?;
+    checkpoint.values("a", &[2, 3])?;
+    checkpoint.matrix("b", [4, 2])?.read_f32(1, &mut [0.0; 6])
+}
+
+/// The list of installed plugins.
+pub fn plugins_lock(data: &[u8]) -> Result<()> {
+    let file = write("plugins.lock", data)?;
+    let lock = Lock::read(folder(&file))?;
+    let Some(lock) = lock else {
+        return Err(Error::new(ErrorKind::Internal, "the lock was not read"));
+    };
+    lock.plugins.iter().try_for_each(|plugin| {
+        let path = plugin.path(folder(&file));
+        let inside = path.parent() == Some(folder(&file)) && lock.get(&plugin.file).is_some();
+        inside.then_some(()).ok_or_else(|| Error::new(ErrorKind::Internal, "a plugin elsewhere"))
+    })
+}
+
+/// A model's chat template, compiled and rendered.
+pub fn chat_template(data: &[u8]) -> Result<()> {
+    let source = std::str::from_utf8(data)
+        .map_err(|e| Error::new(ErrorKind::Artifact, format!("not UTF-8: {e}")))?;
+    let template = ChatTemplate::from_jinja(source, "<s>", "</s>")?;
+    let messages = [
+        Message::new("system", "You are brief."),
+        Message::new("user", "What is the capital of France?"),
+        Message::new("assistant", "<think>easy</think>Paris."),
+        Message::new("user", "And of Japan?"),
+    ];
+    template.render(&messages, RenderOptions::default()).map(drop)
+}
+
+/// A suite of prompts with reference answers.
+pub fn suite(data: &[u8]) -> Result<()> {
+    qhx::fuzzing::suite(&write("suite.json", data)?)
+}
+
+/// Texts to embed, as JSON lines.
+pub fn rows(data: &[u8]) -> Result<()> {
+    qhx::fuzzing::rows(&write("rows.jsonl", data)?)
+}
+
+fn faulty(data: &[u8], fault: impl FnOnce()) -> Result<()> {
+    if data.first() == Some(&b'!') {
+        fault();
+    }
+    Ok(())
+}
+
+fn faulty_panic(data: &[u8]) -> Result<()> {
+    faulty(data, || assert!(data.is_empty(), "a planted fault"))
+}
+
+fn faulty_recursion(data: &[u8]) -> Result<()> {
+    fn deeper(depth: u64) -> u64 {
+        let frame = std::hint::black_box([depth; 64]);
+        if frame[1] == u64::MAX { 0 } else { deeper(depth + 1).wrapping_add(frame[2]) }
+    }
+    faulty(data, || {
+        std::hint::black_box(deeper(0));
+    })
+}
+
+fn faulty_memory(data: &[u8]) -> Result<()> {
+    faulty(data, || {
+        std::hint::black_box(vec![1u8; 1 << 40]);
+    })
+}
+
+fn faulty_hang(data: &[u8]) -> Result<()> {
+    faulty(data, || {
+        loop {
+            std::thread::sleep(std::time::Duration::from_secs(1));
+        }
+    })
+}
+
+/// Puts the bytes into a file, in a folder of the process that holds only one file of this name.
+fn write(name: &str, data: &[u8]) -> Result<PathBuf> {
+    static FOLDER: OnceLock<std::result::Result<tempfile::TempDir, String>> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| tempfile::tempdir().map_err(|e| e.to_string()));
+    let folder = folder.as_ref().map_err(|e| Error::new(ErrorKind::Io, e))?;
+    let path = folder.path().join(name);
+    std::fs::write(&path, data).map_err(|e| Error::io(ErrorKind::Io, &path, &e))?;
+    Ok(path)
+}
+
+fn folder(file: &Path) -> &Path {
+    file.parent().unwrap_or(Path::new("."))
+}
