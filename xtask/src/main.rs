@@ -4,6 +4,7 @@
 
 mod cargo;
 mod demo;
+mod miri;
 mod targets;
 mod test;
 
@@ -19,6 +20,7 @@ Usage: cargo xtask COMMAND
       --full          every toy with every architecture, precision and number of shards on the
                       emulator, and a minute of fuzzing a target instead of 20 seconds
   fuzz [ARGS…]      feed damaged files to what reads files; --help says more
+  miri              run the tests of the op author's kit under Miri (needs a nightly toolchain)
   check-targets     type-check the runtime for phones and laptops
       --require-all   a target that is not installed is a failure
 ";
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
         Some("fuzz") => {
             cargo::run(cargo::cargo(&["run", "--package", "qhx-fuzz", "--"]).args(&rest))
         }
+        Some("miri") => miri::run(),
         Some("check-targets") => targets::parse(&rest).and_then(targets::check),
         Some("help" | "--help" | "-h") => {
             eprint!("{HELP}");

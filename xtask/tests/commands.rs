@@ -160,3 +160,21 @@ fn the_whole_matrix_and_a_minute_of_fuzzing_run_only_where_they_are_asked_for() 
         );
     }
 }
+
+#[test]
+fn miri_runs_with_the_nightly_toolchain_or_says_how_to_get_it() {
+    let scene = Scene::new();
+    scene.script("bin/rustup", r#"echo "$PWD: rustup $* (cargo $CARGO)" >> "$SCENE/calls""#);
+    let output = scene.xtask(&["miri"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let test = format!(
+        "{}: rustup run nightly cargo miri test --package qhx-op --lib (cargo )",
+        scene.path("checkout").display()
+    );
+    assert_eq!(scene.calls().lines().last(), Some(&*test));
+
+    scene.script("bin/rustup", "exit 1");
+    let output = scene.xtask(&["miri"]);
+    assert!(!output.status.success());
+    assert!(stderr(&output).contains("rustup toolchain install nightly"), "{}", stderr(&output));
+}
