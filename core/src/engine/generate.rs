@@ -161,8 +161,12 @@ impl Model {
                 let chat = self.require_chat()?;
                 let render = |add_generation_prompt| {
                     let enable_thinking = *thinking;
-                    let options = RenderOptions { add_generation_prompt, enable_thinking };
-                    chat.render(messages, options)
+                    let options = RenderOptions {
+                        add_generation_prompt,
+                        enable_thinking,
+                        arguments: self.template_arguments.clone(),
+                    };
+                    chat.render(messages, &options)
                 };
                 reader.chat(render, checkpoint)
             }

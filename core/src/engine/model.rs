@@ -58,6 +58,7 @@ pub struct Model {
     pub(super) manifest: Arc<Manifest>,
     pub(super) tokenizer: Option<Tokenizer>,
     pub(super) chat: Option<ChatTemplate>,
+    pub(super) template_arguments: serde_json::Map<String, serde_json::Value>,
     pub(super) op: Checked,
     /// What may be chosen: tokens that the op can consume and the tokenizer knows.
     pub(super) allowed: Arc<AllowedTokens>,
@@ -132,6 +133,7 @@ impl Model {
             manifest,
             tokenizer,
             chat,
+            template_arguments: serde_json::Map::new(),
             op,
             consumed: Consumed::default(),
             cancel,
@@ -169,6 +171,15 @@ impl Model {
     /// True when conversations can be rendered.
     pub fn can_chat(&self) -> bool {
         self.chat.is_some()
+    }
+
+    /// Gives the chat template further variables, from the next prompt on. See
+    /// [`RenderOptions::arguments`](crate::text::RenderOptions::arguments).
+    pub fn set_template_arguments(
+        &mut self,
+        arguments: serde_json::Map<String, serde_json::Value>,
+    ) {
+        self.template_arguments = arguments;
     }
 
     /// Time that opening took.

@@ -1,13 +1,13 @@
 //! From a conversation to a prompt.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::Tokenizer;
-use super::jinja::JinjaTemplate;
+use super::jinja::{JinjaTemplate, Template};
 use super::markers::Markers;
 use crate::artifacts::{Artifacts, Mapped};
 use crate::manifest::{ChatSpec, ChatStyle, Manifest};
@@ -30,17 +30,20 @@ impl Message {
 }
 
 /// How a conversation is rendered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RenderOptions {
     /// End with what an answer begins with, so that the model answers.
     pub add_generation_prompt: bool,
     /// Whether the model should think first; `None` leaves it to the template.
     pub enable_thinking: Option<bool>,
+    /// Further variables of a Jinja template, such as `reasoning_effort`. They come before all others of the same
+    /// name; the manifest's markers know none.
+    pub arguments: Map<String, Value>,
 }
 
 impl Default for RenderOptions {
     fn default() -> Self {
-        Self { add_generation_prompt: true, enable_thinking: None }
+        Self { add_generation_prompt: true, enable_thinking: None, arguments: Map::new() }
     }
 }
 
@@ -63,8 +66,9 @@ impl fmt::Debug for ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// The template of a bundle: Jinja from `tokenizer_config.json` (or `chat_template.jinja`
-    /// beside it), otherwise the manifest's markers. `None` for a model that only completes text.
+    /// The template of a bundle: Jinja, otherwise the manifest's markers. `None` for a model that only completes text.
+    ///
+    /// It comes from `tokenizer_config.json`, or from `chat_template.jinja` beside the tokenizer.
     pub fn open(
         manifest: &Manifest,
         artifacts: &Artifacts,
@@ -82,7 +86,8 @@ impl ChatTemplate {
             if style == ChatStyle::Jinja {
                 return Err(Error::new(
                     ErrorKind::Manifest,
-                    "/chat/style: \"jinja\", but tokenizer_config.json has no chat_template",
+                    "/chat/style: \"jinja\", but there is no chat_template.jinja, and \
+                     tokenizer_config.json has no chat_template",
                 )
                 .hint("add the tokenizer_config.json of the model, or use \"markers\""));
             }
@@ -95,15 +100,19 @@ impl ChatTemplate {
         Markers::new(spec, tokenizer).map(|markers| Self(Form::Markers(Box::new(markers))))
     }
 
-    /// A template in Jinja with the special tokens that it may name.
+    /// A template in Jinja with the special tokens that it may name. 
     pub fn from_jinja(source: &str, bos_token: &str, eos_token: &str) -> Result<Self> {
-        let template = JinjaTemplate::new(source, bos_token, eos_token)?;
+        let tokens = [("bos_token", bos_token), ("eos_token", eos_token)];
+        let tokens =
+            tokens.map(|(name, token)| (name.to_owned(), token.into())).into_iter().collect();
+        let template = Template { source: source.to_owned(), tokens };
+        let template = JinjaTemplate::here(template, "chat template")?;
         Ok(Self(Form::Jinja(Box::new(template))))
     }
 
     /// The prompt. It holds its special tokens as text: encode it with
     /// [`Tokenizer::encode`] and `add_special` off.
-    pub fn render(&self, messages: &[Message], options: RenderOptions) -> Result<String> {
+    pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String> {
         if messages.is_empty() {
             return Err(Error::new(ErrorKind::Prompt, "the conversation has no messages"));
         }
@@ -117,44 +126,57 @@ impl ChatTemplate {
 /// Reads the Jinja template of a bundle, when it has one.
 fn jinja(manifest: &Manifest, artifacts: &Artifacts) -> Result<Option<JinjaTemplate>> {
     let config_path = manifest.tokenizer_config_path(artifacts)?;
-    let mut config = Value::Null;
+    let config = config_path.as_deref().map(json).transpose()?.unwrap_or_default();
+    let mut found = None;
     if let Some(path) = &config_path {
-        let file = Mapped::open(path)?;
-        config = serde_json::from_slice(file.bytes()).map_err(|e| {
-            Error::new(ErrorKind::Artifact, format!("{}: not valid JSON: {e}", path.display()))
-        })?;
+        found = named_template(path, &config)?.map(|source| (source, path.clone()));
     }
-    let path = config_path.as_deref().unwrap_or(Path::new("tokenizer_config.json"));
-    let mut source = named_template(path, &config)?;
-    let mut origin = path.to_owned();
-    if source.is_none()
-        && let Some(beside) = beside_tokenizer(manifest, artifacts)?
+    if found.is_none()
+        && let Some(path) = beside_tokenizer(manifest, artifacts, "chat_template.jinja")?
     {
-        let file = Mapped::open(&beside)?;
-        let text = std::str::from_utf8(file.bytes()).map_err(|e| {
-            Error::new(ErrorKind::Artifact, format!("{}: not UTF-8: {e}", beside.display()))
-        })?;
-        source = Some(text.to_owned());
-        origin = beside;
+        found = Some((text(&path)?, path));
     }
-    let Some(source) = source else { return Ok(None) };
-    let token = |key| special_token(&config, key);
-    JinjaTemplate::new(&source, token("bos_token"), token("eos_token"))
-        .map(Some)
-        .map_err(|e| e.context(origin.display()))
+    let Some((source, path)) = found else { return Ok(None) };
+    let template = Template { source, tokens: special_tokens(&config) };
+    JinjaTemplate::here(template, &format!("{}: chat template", path.display())).map(Some)
 }
 
+fn json(path: &Path) -> Result<Value> {
+    let file = Mapped::open(path)?;
+    serde_json::from_slice(file.bytes()).map_err(|e| {
+        Error::new(ErrorKind::Artifact, format!("{}: not valid JSON: {e}", path.display()))
+    })
+}
+
+fn text(path: &Path) -> Result<String> {
+    let file = Mapped::open(path)?;
+    let text = std::str::from_utf8(file.bytes()).map_err(|e| {
+        Error::new(ErrorKind::Artifact, format!("{}: not UTF-8: {e}", path.display()))
+    })?;
+    Ok(text.to_owned())
+}
+
+/// The file `name` beside the tokenizer, or beside its configuration.
 fn beside_tokenizer(
     manifest: &Manifest,
     artifacts: &Artifacts,
-) -> Result<Option<std::path::PathBuf>> {
-    let Some(tokenizer) = &manifest.artifacts.tokenizer else { return Ok(None) };
-    let beside = Path::new(tokenizer).with_file_name("chat_template.jinja");
-    match artifacts.resolve("/artifacts/tokenizer", &beside.to_string_lossy()) {
-        Ok(path) => Ok(Some(path)),
-        Err(e) if e.kind() == ErrorKind::Artifact => Ok(None),
-        Err(e) => Err(e),
+    name: &str,
+) -> Result<Option<PathBuf>> {
+    let files = &manifest.artifacts;
+    let files = [
+        ("/artifacts/tokenizer", &files.tokenizer),
+        ("/artifacts/tokenizer_config", &files.tokenizer_config),
+    ];
+    for (place, file) in files {
+        let Some(file) = file else { continue };
+        let beside = Path::new(file).with_file_name(name);
+        match artifacts.resolve(place, &beside.to_string_lossy()) {
+            Ok(path) => return Ok(Some(path)),
+            Err(e) if e.kind() == ErrorKind::Artifact => {}
+            Err(e) => return Err(e),
+        }
     }
+    Ok(None)
 }
 
 /// `chat_template`: a string, or a list of `{name, template}` of which `default` is meant.
@@ -186,11 +208,21 @@ fn named_template(path: &Path, config: &Value) -> Result<Option<String>> {
     }
 }
 
-/// A special token is a string, or an object with `content`.
-fn special_token<'a>(config: &'a Value, key: &str) -> &'a str {
-    let token = config.get(key);
-    token
-        .and_then(Value::as_str)
-        .or_else(|| token.and_then(|t| t.get("content")).and_then(Value::as_str))
-        .unwrap_or_default()
+/// The special tokens that are set, by the names that templates use. A token is a string, or an object with `content`.
+fn special_tokens(config: &Value) -> Map<String, Value> {
+    let token = |value: &Value| {
+        let token = value.as_str().or_else(|| value.get("content").and_then(Value::as_str));
+        token.map(Value::from)
+    };
+    let names = ["bos", "eos", "unk", "sep", "pad", "cls", "mask"];
+    let mut tokens: Map<String, Value> = names
+        .iter()
+        .map(|name| format!("{name}_token"))
+        .filter_map(|name| config.get(&name).and_then(token).map(|token| (name, token)))
+        .collect();
+    if let Some(Value::Array(more)) = config.get("additional_special_tokens") {
+        let more = more.iter().filter_map(token).collect();
+        tokens.insert("additional_special_tokens".to_owned(), Value::Array(more));
+    }
+    tokens
 }

@@ -107,7 +107,7 @@ impl Markers {
         })
     }
 
-    pub(super) fn render(&self, messages: &[Message], options: RenderOptions) -> Result<String> {
+    pub(super) fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String> {
         let mut prompt = self.bos.clone();
         for (index, message) in messages.iter().enumerate() {
             let [prefix, suffix] = match message.role.as_str() {

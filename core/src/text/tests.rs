@@ -73,17 +73,18 @@ fn conversations_render_as_in_transformers() {
         let options = RenderOptions {
             add_generation_prompt: case["add_generation_prompt"].as_bool().unwrap(),
             enable_thinking: case["enable_thinking"].as_bool(),
+            ..RenderOptions::default()
         };
-        let prompt = template.render(&messages, options).unwrap();
+        let prompt = template.render(&messages, &options).unwrap();
         assert_eq!(prompt, case["rendered"].as_str().unwrap(), "{case}");
         let ids: Vec<u32> = serde_json::from_value(case["ids"].clone()).unwrap();
         assert_eq!(tokenizer.encode(&prompt, false).unwrap(), ids);
     }
     let error =
-        template.render(&[Message::new("tool", "x")], RenderOptions::default()).unwrap_err();
+        template.render(&[Message::new("tool", "x")], &RenderOptions::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Prompt);
     assert!(error.message().contains("unexpected role: tool"), "{error}");
-    assert!(template.render(&[], RenderOptions::default()).is_err());
+    assert!(template.render(&[], &RenderOptions::default()).is_err());
 }
 
 fn conversation() -> Vec<Message> {
@@ -96,7 +97,7 @@ fn marked(chat: Value, thinking: Option<bool>) -> String {
     let dir = tempfile::tempdir().unwrap();
     let template = open(dir.path(), Some(chat)).unwrap().unwrap();
     let options = RenderOptions { enable_thinking: thinking, ..RenderOptions::default() };
-    template.render(&conversation(), options).unwrap()
+    template.render(&conversation(), &options).unwrap()
 }
 
 #[test]
@@ -157,7 +158,7 @@ fn the_manifest_decides_the_style() {
     std::fs::write(dir.path().join("chat_template.jinja"), "J{{ messages[0].content }}").unwrap();
     let render = |chat| {
         let template = open(dir.path(), chat).unwrap()?;
-        Some(template.render(&[Message::new("user", "x")], RenderOptions::default()).unwrap())
+        Some(template.render(&[Message::new("user", "x")], &RenderOptions::default()).unwrap())
     };
     assert_eq!(render(None).as_deref(), Some("Jx"));
     let list = json!({"bos_token": {"content": "<s>"}, "chat_template": [
@@ -171,7 +172,7 @@ fn the_manifest_decides_the_style() {
 
 fn jinja(source: &str) -> Result<String> {
     ChatTemplate::from_jinja(source, "<s>", "</s>")?
-        .render(&conversation(), RenderOptions::default())
+        .render(&conversation(), &RenderOptions::default())
 }
 
 #[test]
