@@ -68,7 +68,7 @@ impl fmt::Debug for ChatTemplate {
 impl ChatTemplate {
     /// The template of a bundle: Jinja, otherwise the manifest's markers. `None` for a model that only completes text.
     ///
-    /// It comes from `tokenizer_config.json`, or from `chat_template.jinja` beside the tokenizer.
+    /// As in `transformers`, `chat_template.jinja` beside the tokenizer comes before `tokenizer_config.json`.
     pub fn open(
         manifest: &Manifest,
         artifacts: &Artifacts,
@@ -100,7 +100,7 @@ impl ChatTemplate {
         Markers::new(spec, tokenizer).map(|markers| Self(Form::Markers(Box::new(markers))))
     }
 
-    /// A template in Jinja with the special tokens that it may name. 
+    /// A template in Jinja with the special tokens that it may name. It is compiled and rendered in this process.
     pub fn from_jinja(source: &str, bos_token: &str, eos_token: &str) -> Result<Self> {
         let tokens = [("bos_token", bos_token), ("eos_token", eos_token)];
         let tokens =
@@ -128,16 +128,30 @@ fn jinja(manifest: &Manifest, artifacts: &Artifacts) -> Result<Option<JinjaTempl
     let config_path = manifest.tokenizer_config_path(artifacts)?;
     let config = config_path.as_deref().map(json).transpose()?.unwrap_or_default();
     let mut found = None;
-    if let Some(path) = &config_path {
+    // What lies in the folder of further templates has a name, and `default` is the one that is meant.
+    for file in ["additional_chat_templates/default.jinja", "chat_template.jinja"] {
+        if let Some(path) = beside_tokenizer(manifest, artifacts, file)? {
+            found = Some((text(&path)?, path));
+            break;
+        }
+    }
+    if let (None, Some(path)) = (&found, &config_path) {
         found = named_template(path, &config)?.map(|source| (source, path.clone()));
     }
-    if found.is_none()
-        && let Some(path) = beside_tokenizer(manifest, artifacts, "chat_template.jinja")?
-    {
-        found = Some((text(&path)?, path));
-    }
     let Some((source, path)) = found else { return Ok(None) };
-    let template = Template { source, tokens: special_tokens(&config) };
+    let mut tokens = config;
+    // A configuration without this key is of the older form, which keeps the tokens in a file of their own.
+    if tokens.get("added_tokens_decoder").is_none()
+        && let Some(path) = beside_tokenizer(manifest, artifacts, "special_tokens_map.json")?
+    {
+        let map = json(&path)?;
+        if tokens.is_null() {
+            tokens = map;
+        } else if let (Value::Object(tokens), Value::Object(map)) = (&mut tokens, map) {
+            tokens.extend(map);
+        }
+    }
+    let template = Template { source, tokens: special_tokens(&tokens) };
     JinjaTemplate::here(template, &format!("{}: chat template", path.display())).map(Some)
 }
 

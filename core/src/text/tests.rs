@@ -161,6 +161,12 @@ fn the_manifest_decides_the_style() {
         Some(template.render(&[Message::new("user", "x")], &RenderOptions::default()).unwrap())
     };
     assert_eq!(render(None).as_deref(), Some("Jx"));
+    // As in `transformers`, the file comes before the configuration.
+    let config = json!({"chat_template": "C{{ bos_token }}", "added_tokens_decoder": {}, "bos_token": "<b>"});
+    std::fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    assert_eq!(render(None).as_deref(), Some("Jx"));
+    std::fs::remove_file(dir.path().join("chat_template.jinja")).unwrap();
+    assert_eq!(render(None).as_deref(), Some("C<b>"));
     let list = json!({"bos_token": {"content": "<s>"}, "chat_template": [
         {"name": "tool_use", "template": "T"}, {"name": "default", "template": "{{ bos_token }}D"}]});
     std::fs::write(dir.path().join("tokenizer_config.json"), list.to_string()).unwrap();
@@ -173,6 +179,36 @@ fn the_manifest_decides_the_style() {
 fn jinja(source: &str) -> Result<String> {
     ChatTemplate::from_jinja(source, "<s>", "</s>")?
         .render(&conversation(), &RenderOptions::default())
+}
+
+#[test]
+fn special_tokens_are_those_of_transformers() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |file: &str, text: &str| std::fs::write(dir.path().join(file), text).unwrap();
+    write("tokenizer.json", "{}");
+    write(
+        "chat_template.jinja",
+        "{{ bos_token }}{{ eos_token }}{{ additional_special_tokens }}{{ pad_token is defined }}",
+    );
+    let render = || {
+        let template = open(dir.path(), None).unwrap().unwrap();
+        template.render(&[Message::new("user", "x")], &RenderOptions::default()).unwrap()
+    };
+    assert_eq!(render(), "False");
+    let map = json!({"eos_token": {"content": "</m>"}, "additional_special_tokens": ["<a>"]});
+    write("special_tokens_map.json", &map.to_string());
+    assert_eq!(render(), "</m>['<a>']False", "without a configuration");
+    write(
+        "tokenizer_config.json",
+        r#"{"bos_token": "<c>", "eos_token": "</c>", "pad_token": null}"#,
+    );
+    assert_eq!(render(), "<c></m>['<a>']False", "the map comes before an old configuration");
+    let config = json!({"added_tokens_decoder": {}, "bos_token": "<c>", "eos_token": "</c>"});
+    write("tokenizer_config.json", &config.to_string());
+    assert_eq!(render(), "<c></c>False", "a newer one says everything itself");
+    std::fs::create_dir(dir.path().join("additional_chat_templates")).unwrap();
+    write("additional_chat_templates/tool_use.jinja", "T");
+    assert_eq!(render(), "<c></c>False", "one of another name is not the default");
 }
 
 #[test]
