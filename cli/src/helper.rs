@@ -10,7 +10,7 @@ use qhx_core::child::{ChildProgram, Task, serve};
 const COMMAND: &str = "helper";
 
 /// Everything that a helper does.
-const TASKS: &[Task] = &[qhx_core::qnn::probe::TASK];
+const TASKS: &[Task] = &[qhx_core::qnn::probe::TASK, qhx_core::text::CHAT_TEMPLATE_TASK];
 
 /// Does the task when the program was started for one. Otherwise has the process start helpers where it
 /// needs them.

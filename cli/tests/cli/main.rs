@@ -19,4 +19,5 @@ mod run;
 mod size;
 #[cfg(target_os = "linux")]
 mod streams;
+mod templates;
 mod verify;

@@ -68,7 +68,8 @@ impl fmt::Debug for ChatTemplate {
 impl ChatTemplate {
     /// The template of a bundle: Jinja, otherwise the manifest's markers. `None` for a model that only completes text.
     ///
-    /// As in `transformers`, `chat_template.jinja` beside the tokenizer comes before `tokenizer_config.json`.
+    /// As in `transformers`, `chat_template.jinja` beside the tokenizer comes before `tokenizer_config.json`. A program
+    /// that has installed a [`ChildProgram`](crate::child::ChildProgram) compiles and renders there.
     pub fn open(
         manifest: &Manifest,
         artifacts: &Artifacts,
@@ -152,7 +153,7 @@ fn jinja(manifest: &Manifest, artifacts: &Artifacts) -> Result<Option<JinjaTempl
         }
     }
     let template = Template { source, tokens: special_tokens(&tokens) };
-    JinjaTemplate::here(template, &format!("{}: chat template", path.display())).map(Some)
+    JinjaTemplate::open(template, &format!("{}: chat template", path.display())).map(Some)
 }
 
 fn json(path: &Path) -> Result<Value> {

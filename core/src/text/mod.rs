@@ -11,5 +11,6 @@ mod tests;
 mod tokenizer;
 
 pub use chat::{ChatTemplate, Message, RenderOptions};
+pub use jinja::TASK as CHAT_TEMPLATE_TASK;
 pub use stream::Detokenizer;
 pub use tokenizer::Tokenizer;

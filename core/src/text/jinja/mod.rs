@@ -9,12 +9,16 @@
 //! | `source` | bounds a template and writes differently what the engine understands otherwise |
 //! | `filters`, `checks`, `methods` | the filters, tests and methods of Jinja2 and Python |
 //! | `python`, `json`, `time` | values, JSON and dates as Python writes them |
+//! | `helper` | renders in a process of its own |
 //!
 //! A template is a program from a stranger. What it may do is bounded here: steps, depth, what a variable holds, what
-//! is written. It runs on a thread with a stack of its own, and a panic ends the thread alone.
+//! is written. It runs on a thread with a stack of its own, and a panic ends the thread alone. The engine itself
+//! allocates beyond these bounds in places, so that a program that can do so renders in a child process with limits
+//! of the operating system; see [`crate::child`].
 
 mod checks;
 mod filters;
+mod helper;
 mod json;
 mod methods;
 mod python;
@@ -30,6 +34,9 @@ use std::thread;
 
 use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Environment, Error as JinjaError, ErrorKind as JinjaErrorKind, Value};
+use serde::{Deserialize, Serialize};
+
+pub use helper::TASK;
 
 use super::chat::{Message, RenderOptions};
 use crate::{Error, ErrorKind, Result};
@@ -65,11 +72,12 @@ pub(super) struct JinjaTemplate {
     template: Template,
     /// Where it comes from, for messages.
     origin: String,
-    environment: Environment<'static>,
+    /// Without a program for child processes: the compiled template.
+    environment: Option<Environment<'static>>,
 }
 
 /// A template with the special tokens that it may name.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Template {
     pub source: String,
     pub tokens: serde_json::Map<String, serde_json::Value>,
@@ -80,12 +88,37 @@ impl JinjaTemplate {
     pub(super) fn here(template: Template, origin: &str) -> Result<Self> {
         let environment =
             on_a_thread(|| compile(&template.source)).map_err(|e| artifact(&e, origin))?;
-        Ok(Self { template, origin: origin.to_owned(), environment })
+        Ok(Self { template, origin: origin.to_owned(), environment: Some(environment) })
+    }
+
+    /// Compiles a template in a child process where the program has one, and later renders it there.
+    pub(super) fn open(template: Template, origin: &str) -> Result<Self> {
+        match crate::child::program() {
+            None => Self::here(template, origin),
+            Some(program) => {
+                let check = helper::Request { template, context: None };
+                helper::ask(program, &check, origin, ErrorKind::Artifact)?;
+                let template = check.template;
+                Ok(Self { template, origin: origin.to_owned(), environment: None })
+            }
+        }
     }
 
     pub(super) fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String> {
         let context = context(messages, options, &self.template)?;
-        on_a_thread(|| render(&self.environment, &context)).map_err(|e| prompt(&e, &self.origin))
+        match (&self.environment, crate::child::program()) {
+            (Some(environment), _) => {
+                on_a_thread(|| render(environment, &context)).map_err(|e| prompt(&e, &self.origin))
+            }
+            (None, Some(program)) => {
+                let request =
+                    helper::Request { template: self.template.clone(), context: Some(context) };
+                helper::ask(program, &request, &self.origin, ErrorKind::Prompt)
+            }
+            (None, None) => {
+                Err(Error::new(ErrorKind::Internal, "the program has no helper any more"))
+            }
+        }
     }
 }
 

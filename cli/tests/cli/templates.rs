@@ -1,0 +1,101 @@
+//! Chat templates from strangers: whatever one does, there is one clear error that names it.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::run::{Program, Run, copy_of_bundle, folder};
+
+fn with_template(folder: &Path, template: &str) -> PathBuf {
+    let bundle = copy_of_bundle(folder);
+    std::fs::write(bundle.join("chat_template.jinja"), template).expect("a template");
+    bundle
+}
+
+fn chat(folder: &Path, bundle: &Path, more: &[&str]) -> Run {
+    let bundle = bundle.to_str().expect("a plain path");
+    Program::qhx(folder).args(["generate", bundle, "Hi", "--chat", "-n", "1"]).args(more).run()
+}
+
+/// One error, with the code of what cannot be compiled (4) or rendered (9).
+fn assert_refused(run: &Run, code: i32, what: &str) {
+    assert_eq!(run.code, code, "{what}: {run:?}");
+    assert_eq!(run.stdout, "", "{what}");
+    let errors: Vec<_> = run.stderr.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert_eq!(errors.len(), 1, "{what}: {run:?}");
+    assert!(errors[0].contains("chat_template.jinja: chat template: "), "{what}: {run:?}");
+    assert!(run.stderr.len() < 4000, "{what}: {} bytes", run.stderr.len());
+}
+
+#[test]
+fn a_template_that_nests_too_deep_does_not_abort() {
+    for (what, template) in [
+        ("not", format!("{{{{ {}1 }}}}", "not ".repeat(6000))),
+        ("attributes", format!("{{{{ a{} }}}}", ".a".repeat(12_000))),
+        ("filters", format!("{{{{ 1{} }}}}", "|string".repeat(4000))),
+        ("brackets", format!("{{{{ {}1{} }}}}", "(".repeat(100_000), ")".repeat(100_000))),
+    ] {
+        let folder = folder();
+        let bundle = with_template(folder.path(), &template);
+        assert_refused(&chat(folder.path(), &bundle, &[]), 4, what);
+        // Even where nobody chats, opening the bundle is an error and no abort.
+        let inspect = Program::qhx(folder.path()).args(["inspect"]).arg_path(&bundle).run();
+        assert_eq!(inspect.code, 0, "{what}: {inspect:?}");
+        let talk = Program::qhx(folder.path()).args(["chat"]).arg_path(&bundle).stdin("Hi\n").run();
+        assert_refused(&talk, 4, what);
+    }
+}
+
+#[test]
+fn a_template_that_grows_without_end_is_stopped() {
+    let variables: String =
+        (0..60).map(|i| format!("{{% set v{i} = messages[0].content * 8000000 %}}")).collect();
+    for (what, template, reason) in [
+        (
+            "namespace",
+            "{% set n = namespace() %}{% set n.a = n %}{{ n }}".to_owned(),
+            "a namespace cannot be kept",
+        ),
+        (
+            "nested",
+            "{% set n = namespace(x=[]) %}{% for i in range(90000) %}{% set n.x = [n.x] %}{% endfor %}"
+                .to_owned(),
+            "nested deeper than",
+        ),
+        ("batch", "{{ [1]|batch(1000000000, 'x') }}".to_owned(), "1000000000 is more than"),
+        (
+            "doubled",
+            format!("{{% set s = 'x' %}}{}", "{% set s = s + s %}".repeat(60)),
+            "a text grows beyond",
+        ),
+        ("memory", variables, "it needs more than 512 MiB of memory"),
+    ] {
+        let folder = folder();
+        let bundle = with_template(folder.path(), &template);
+        let run = chat(folder.path(), &bundle, &[]);
+        assert_refused(&run, 9, what);
+        assert!(run.stderr.contains(reason), "{what}: {run:?}");
+    }
+}
+
+#[test]
+fn a_template_that_never_ends_is_stopped() {
+    let folder = folder();
+    let template = "{% set s = 'x' * 10000000 %}{% for i in range(99999) %}\
+                    {% set t = s|upper|lower|title|length %}{% endfor %}";
+    let bundle = with_template(folder.path(), template);
+    let start = Instant::now();
+    let run = chat(folder.path(), &bundle, &[]);
+    assert_refused(&run, 9, "endless");
+    assert!(run.stderr.contains("it had not ended after 10 s"), "{run:?}");
+    assert!(start.elapsed() < Duration::from_secs(120), "{:?}", start.elapsed());
+}
+
+#[test]
+fn what_a_template_says_cannot_write_to_the_terminal() {
+    let folder = folder();
+    let template = format!("{{{{ raise_exception('\\x1b[2Jerror: {}') }}}}", "long ".repeat(5000));
+    let bundle = with_template(folder.path(), &template);
+    let run = chat(folder.path(), &bundle, &[]);
+    assert_refused(&run, 9, "escape");
+    assert!(!run.stderr.contains('\u{1b}'), "{run:?}");
+}
