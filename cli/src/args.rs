@@ -136,6 +136,23 @@ pub(crate) fn parse_arch(text: &str) -> Result<u32, String> {
     }
 }
 
+/// A variable of the chat template: its name, and JSON or else a text.
+pub(crate) type TemplateArg = (String, serde_json::Value);
+
+/// `reasoning_effort=high`.
+pub(crate) fn parse_template_arg(text: &str) -> Result<TemplateArg, String> {
+    let (name, value) =
+        text.split_once('=').ok_or("expected KEY=VALUE, such as reasoning_effort=high")?;
+    let is_name = |name: &str| {
+        name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+            && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+    };
+    if !is_name(name) {
+        return Err(format!("{name:?} cannot be the name of a variable"));
+    }
+    Ok((name.to_owned(), serde_json::from_str(value).unwrap_or_else(|_| value.into())))
+}
+
 /// How the next token is chosen.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Sampling")]

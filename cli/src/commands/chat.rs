@@ -9,7 +9,7 @@ use qhx_core::sampling::SamplingParams;
 use qhx_core::{Error, ErrorKind, Result};
 
 use crate::app::{App, Status, error_json};
-use crate::args::{BackendArgs, SamplingArgs, Switch};
+use crate::args::{BackendArgs, SamplingArgs, Switch, TemplateArg, parse_template_arg};
 use crate::prompt;
 use crate::session::{self, Stream};
 use crate::stderr;
@@ -49,6 +49,10 @@ pub(crate) struct ChatArgs {
     /// Whether the model thinks before it answers, where its template knows that
     #[arg(long, value_enum, value_name = "ON|OFF")]
     pub thinking: Option<Switch>,
+    /// A further variable of the chat template: KEY=VALUE, where VALUE is JSON or else a text. May be given several
+    /// times
+    #[arg(long = "template-arg", value_name = "KEY=VALUE", value_parser = parse_template_arg)]
+    pub template_args: Vec<TemplateArg>,
     /// End an answer before this text. May be given several times
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
@@ -170,6 +174,7 @@ pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
              chat_template; `qhx generate` completes a text without either",
         ));
     }
+    model.set_template_arguments(args.template_args.iter().cloned().collect());
     say!("{}", session::load(&model));
     let interactive = std::io::stdin().is_terminal();
     let mut line = Vec::new();

@@ -9,7 +9,9 @@ use qhx_core::op::Modality;
 use qhx_core::{Error, ErrorKind, Result};
 
 use crate::app::{App, Status};
-use crate::args::{BackendArgs, BackendChoice, GlobalArgs, LibraryArgs, Switch};
+use crate::args::{
+    BackendArgs, BackendChoice, GlobalArgs, LibraryArgs, Switch, TemplateArg, parse_template_arg,
+};
 use crate::prompt;
 use crate::session::{self, Stream};
 
@@ -51,6 +53,10 @@ pub(crate) struct ClassicArgs {
     /// Whether the model thinks before it answers, where its template knows that
     #[arg(long, value_enum, value_name = "ON|OFF", requires = "chat")]
     pub thinking: Option<Switch>,
+    /// A further variable of the chat template: KEY=VALUE, where VALUE is JSON or else a text. May be given several
+    /// times
+    #[arg(long = "template-arg", value_name = "KEY=VALUE", value_parser = parse_template_arg, requires = "chat")]
+    pub template_args: Vec<TemplateArg>,
     /// Hexagon architecture of the device, where the library's own word is not to be taken
     #[arg(long, value_name = "ARCH", value_parser = crate::args::parse_arch)]
     pub device_arch: Option<u32>,
@@ -84,6 +90,7 @@ pub(crate) fn run(args: &ClassicArgs, app: &mut App) -> Result<Status> {
     if let Some(image) = &args.image {
         return Err(no_image(&model, image));
     }
+    model.set_template_arguments(args.template_args.iter().cloned().collect());
     let request = Request::greedy(prompt, args.max_new);
     let generation = session::generate(app, &mut model, &request, Stream::Text)?;
     say!("{}, {}", session::load(&model), session::summary(&generation));

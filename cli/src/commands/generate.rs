@@ -8,7 +8,7 @@ use clap::Args;
 use qhx_core::engine::{Message, Prompt, Request};
 
 use crate::app::{App, Status};
-use crate::args::{BackendArgs, SamplingArgs, Switch};
+use crate::args::{BackendArgs, SamplingArgs, Switch, TemplateArg, parse_template_arg};
 use crate::prompt;
 use crate::session::{self, Stream};
 
@@ -44,6 +44,10 @@ pub(crate) struct GenerateArgs {
     /// Whether the model thinks before it answers, where its template knows that
     #[arg(long, value_enum, value_name = "ON|OFF", requires = "chat")]
     pub thinking: Option<Switch>,
+    /// A further variable of the chat template: KEY=VALUE, where VALUE is JSON or else a text. May be given several
+    /// times
+    #[arg(long = "template-arg", value_name = "KEY=VALUE", value_parser = parse_template_arg, requires = "chat")]
+    pub template_args: Vec<TemplateArg>,
     /// The prompt is a list of token ids separated by commas, and ids are printed
     #[arg(long, conflicts_with = "chat")]
     pub ids: bool,
@@ -96,6 +100,7 @@ pub(crate) fn run(args: &GenerateArgs, app: &mut App) -> qhx_core::Result<Status
     };
     let check = |manifest: &_| request.check(manifest);
     let mut model = session::open_checked(app, &args.bundle, None, &args.backend, check)?;
+    model.set_template_arguments(args.template_args.iter().cloned().collect());
     let stream = match (args.json, args.ids) {
         (true, _) => Stream::Quiet,
         (false, true) => Stream::Ids,

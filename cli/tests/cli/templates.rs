@@ -99,3 +99,20 @@ fn what_a_template_says_cannot_write_to_the_terminal() {
     assert_refused(&run, 9, "escape");
     assert!(!run.stderr.contains('\u{1b}'), "{run:?}");
 }
+
+#[test]
+fn template_arguments_reach_the_template() {
+    let folder = folder();
+    let template = "{{ raise_exception(effort ~ '|' ~ (number + 1) ~ '|' ~ list ~ '|' ~ text) }}";
+    let bundle = with_template(folder.path(), template);
+    let args = ["effort=high", "number=41", "list=[true]", "text=a=b c"];
+    let args: Vec<_> = args.iter().flat_map(|arg| ["--template-arg", arg]).collect();
+    let run = chat(folder.path(), &bundle, &args);
+    assert_refused(&run, 9, "arguments");
+    assert!(run.stderr.contains("high|42|[True]|a=b c"), "{run:?}");
+    let talk = Program::qhx(folder.path()).args(["chat"]).arg_path(&bundle).args(&args);
+    assert!(talk.stdin("Hi\n").run().stderr.contains("high|42|[True]|a=b c"));
+    let run = chat(folder.path(), &bundle, &["--template-arg", "no value"]);
+    assert_eq!(run.code, 2, "{run:?}");
+    assert!(run.stderr.contains("expected KEY=VALUE"), "{run:?}");
+}
