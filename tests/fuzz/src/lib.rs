@@ -115,7 +115,7 @@ pub fn chat_template(data: &[u8]) -> Result<()> {
         Message::new("assistant", "<think>easy</think>Paris."),
         Message::new("user", "And of Japan?"),
     ];
-    template.render(&messages, RenderOptions::default()).map(drop)
+    template.render(&messages, &RenderOptions::default()).map(drop)
 }
 
 /// A suite of prompts with reference answers.
