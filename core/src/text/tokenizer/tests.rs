@@ -158,8 +158,8 @@ fn files_that_ask_for_too_much_are_refused_by_the_component() {
         (
             "model",
             json!({"type": "WordPiece", "unk_token": "u", "continuing_subword_prefix": "##",
-                   "max_input_chars_per_word": 1_000_000_000, "vocab": {"u": 0}}),
-            "/model/max_input_chars_per_word: 1000000000",
+                   "max_input_chars_per_word": 9_999, "vocab": {"u": 0}}),
+            "/model/max_input_chars_per_word: 9999, at most 1000",
         ),
     ] {
         let found = refused(&with(part, value));

@@ -37,8 +37,9 @@ const MAX_DECODED: usize = 256;
 /// Tokens that the post-processor may add to a text.
 const MAX_ADDED: usize = 1024;
 
-/// Characters of a word that WordPiece compares with its vocabulary, which takes the square of it.
-const MAX_WORD: u64 = 10_000;
+/// Characters of a word that WordPiece compares with its vocabulary, which takes their cube in time.
+/// Published tokenizers have 100 or 200.
+const MAX_WORD: u64 = 1000;
 
 /// A `tokenizer.json` in as much detail as bounds need.
 #[derive(Deserialize)]
