@@ -254,6 +254,10 @@ pub trait OpProvider {
     /// Finds an op. The error lists what is installed.
     fn find(&self, name: &str) -> Result<OpEntry>;
 
+    /// Checks what a manifest gives the op in `plan.params` against the op's own description of it.
+    /// The error names the key, what was found and what was expected.
+    fn check_params(&self, entry: &OpEntry, manifest: &Manifest) -> Result<()>;
+
     /// Opens an op over a bundle.
     fn open(&self, name: &str, services: OpServices) -> Result<Box<dyn HostOp>>;
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use qhx_op::fill::{Embedding, PaddingMask};
 use qhx_op::{
     BufferId, DType, Error, GraphId, GraphInfo, Host, Modality, Op, OpDescription, OpInfo, Port,
-    Result, Segment, SpanId, Task, TensorInfo, View,
+    Result, Segment, SpanId, Task, TensorInfo, View, schema,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -68,13 +68,9 @@ impl Op for EmbedSharded {
                 "type": "object",
                 "required": ["parts"],
                 "properties": {
-                    "parts": {
-                        "description": "Graphs of the encoder, in order; each takes the rows of the one before.",
-                        "oneOf": [
-                            {"type": "string"},
-                            {"type": "array", "items": {"type": "string"}, "minItems": 1}
-                        ]
-                    },
+                    "parts": schema::graphs(
+                        "Graphs of the encoder, in order; each takes the rows of the one before."
+                    ),
                     "causal": {
                         "description": "A token sees only those before it. Needs masks [length, length].",
                         "type": "boolean",
@@ -90,11 +86,7 @@ impl Op for EmbedSharded {
                         "type": "boolean",
                         "default": true
                     },
-                    "tensors": {
-                        "description": "Role to tensor name, where they differ; one * stands for a layer.",
-                        "type": "object",
-                        "additionalProperties": {"type": "string"}
-                    }
+                    "tensors": schema::tensors(["x", "y", "cos", "sin", "cmask"])
                 }
             }),
         }

@@ -6,7 +6,7 @@ use qhx_op::fill::{Embedding, Rope};
 use qhx_op::state::StateCarrier;
 use qhx_op::{
     Error, GraphId, Host, Modality, Op, OpDescription, OpInfo, Port, Result, Segment, SnapshotId,
-    SpanId, Task, View,
+    SpanId, Task, View, schema,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -15,6 +15,8 @@ use crate::common::{OneOrMany, count_tokens, open_embedding, rope, rows_of, toke
 use crate::pass::{Pass, Tail};
 
 const NAME: &str = "llama_generate";
+/// Roles of tensors that are no state.
+const ROLES: [&str; 6] = ["x", "y", "cos", "sin", "cmask", "logits"];
 
 #[derive(Debug, Deserialize)]
 struct Params {
@@ -185,10 +187,6 @@ fn check_layers(state: &StateCarrier, layers: usize) -> Result<()> {
 
 impl Op for Generate {
     fn describe() -> OpDescription {
-        let graphs = json!([
-            {"type": "string"},
-            {"type": "array", "items": {"type": "string"}, "minItems": 1}
-        ]);
         OpDescription {
             name: NAME.to_owned(),
             summary: "Text generation for Llama-like decoders (Llama, Mistral, Qwen2, Qwen3)"
@@ -201,23 +199,16 @@ impl Op for Generate {
                 "type": "object",
                 "required": ["decode"],
                 "properties": {
-                    "decode": {
-                        "description": "Graph that takes one token, or its shards in order.",
-                        "oneOf": graphs
-                    },
-                    "prefill": {
-                        "description": "Graphs that take several tokens of a prompt. Those with as many rows of x are the shards of one step, in order; several numbers of rows may be there.",
-                        "oneOf": graphs
-                    },
+                    "decode": schema::graphs("Graph that takes one token, or its shards in order."),
+                    "prefill": schema::graphs(
+                        "Graphs that take several tokens of a prompt. Those with as many rows of x \
+                         are the shards of one step, in order; several numbers of rows may be there."
+                    ),
                     "lmhead": {
                         "description": "Graph from hidden row to logits; absent when the last decode graph gives logits.",
                         "type": "string"
                     },
-                    "tensors": {
-                        "description": "Role to tensor name, where they differ; one * stands for a layer.",
-                        "type": "object",
-                        "additionalProperties": {"type": "string"}
-                    }
+                    "tensors": schema::tensors(ROLES.into_iter().chain(schema::STATE_ROLES))
                 }
             }),
         }

@@ -21,6 +21,13 @@ pub(crate) const PAIR: [&str; 2] = ["a_", "b_"];
 /// Prefix of the only expert of a graph for several tokens.
 pub(crate) const SINGLE: [&str; 1] = [""];
 
+/// The roles of all weight inputs, and of their scales.
+pub(crate) fn roles() -> Vec<String> {
+    let role = |prefix| MATRICES.iter().map(move |matrix| format!("{prefix}{matrix}"));
+    let weights = PAIR.into_iter().chain(SINGLE).flat_map(role);
+    weights.flat_map(|role| [format!("{role}_scale"), role]).collect()
+}
+
 /// The inputs of one expert.
 #[derive(Debug)]
 struct Expert {

@@ -6,7 +6,7 @@ use qhx_op::fill::{Embedding, Rope, RopeScaling};
 use qhx_op::state::StateCarrier;
 use qhx_op::{
     Error, GraphId, Host, Modality, Op, OpDescription, OpInfo, Result, Segment, SnapshotId, SpanId,
-    Task, View,
+    Task, View, schema,
 };
 use serde_json::json;
 
@@ -19,6 +19,9 @@ use crate::prefill::Batched;
 use crate::table::{Sizes, Table};
 
 const NAME: &str = "phimoe_generate";
+/// Roles of tensors that are neither state nor an expert's weights.
+const ROLES: [&str; 11] =
+    ["x", "y", "z", "router", "cos", "sin", "cmask", "residual", "m1", "m2", "logits"];
 /// Base of the rotary frequencies when the manifest does not say (RoFormer, arXiv 2104.09864).
 const ROPE_THETA: f64 = 1e4;
 /// `router_jitter_noise` of the model class.
@@ -341,6 +344,8 @@ impl Op for Generate {
             {"type": "string", "description": "A name with one * for the layer's number."},
             {"type": "array", "items": {"type": "string"}, "minItems": 1}
         ]);
+        let weights = ffn::roles();
+        let weights = weights.iter().map(String::as_str);
         OpDescription {
             name: NAME.to_owned(),
             summary:
@@ -381,23 +386,23 @@ impl Op for Generate {
                     "prefill_min": {
                         "description": "Tokens of the shortest prompt that goes through prefill.",
                         "default": 24,
-                        "type": "integer"
+                        "type": "integer",
+                        "minimum": 0
                     },
                     "int8_step": {
                         "description": "What one step of int8 weight inputs is worth inside the graphs, their encoding's scale.",
                         "default": 1.0,
-                        "type": "number"
+                        "type": "number",
+                        "exclusiveMinimum": 0
                     },
                     "trace_routing": {
                         "description": "Log every routing decision, at level debug.",
                         "default": false,
                         "type": "boolean"
                     },
-                    "tensors": {
-                        "description": "Role to tensor name, where they differ; one * stands for a layer.",
-                        "type": "object",
-                        "additionalProperties": {"type": "string"}
-                    }
+                    "tensors": schema::tensors(
+                        ROLES.into_iter().chain(schema::STATE_ROLES).chain(weights)
+                    )
                 }
             }),
         }

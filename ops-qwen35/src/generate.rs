@@ -6,11 +6,13 @@ use qhx_op::fill::{Embedding, Mask, Rope, RopeTables};
 use qhx_op::state::StateCarrier;
 use qhx_op::{
     BufferId, DType, Error, GraphId, Host, Modality, Op, OpDescription, OpInfo, Port, Result,
-    Segment, SnapshotId, SpanId, Task, View,
+    Segment, SnapshotId, SpanId, Task, View, schema,
 };
 use serde::Deserialize;
 use serde_json::json;
 
+/// Roles of tensors that are no state.
+const ROLES: [&str; 6] = ["x", "y", "cos", "sin", "cmask", "logits"];
 /// Fraction of a head that is rotated when the manifest does not say: the family's own.
 const ROTARY_FRACTION: f64 = 0.25;
 /// Base of the rotary frequencies when the manifest does not say: the family's own.
@@ -163,22 +165,12 @@ impl Op for Generate {
                 "type": "object",
                 "required": ["decode"],
                 "properties": {
-                    "decode": {
-                        "description": "Decode graph, or the shards in order.",
-                        "oneOf": [
-                            {"type": "string"},
-                            {"type": "array", "items": {"type": "string"}, "minItems": 1}
-                        ]
-                    },
+                    "decode": schema::graphs("Decode graph, or the shards in order."),
                     "lmhead": {
                         "description": "Graph from hidden row to logits; absent when the last decode graph gives logits.",
                         "type": "string"
                     },
-                    "tensors": {
-                        "description": "Role to tensor name, where they differ; one * stands for a layer.",
-                        "type": "object",
-                        "additionalProperties": {"type": "string"}
-                    }
+                    "tensors": schema::tensors(ROLES.into_iter().chain(schema::STATE_ROLES))
                 }
             }),
         }

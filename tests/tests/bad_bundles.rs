@@ -13,7 +13,7 @@ use qhx_core::null::NullBackend;
 use qhx_core::{CancelToken, DType, Error, ErrorKind, GraphInfo, TensorInfo};
 use qhx_tests::toys::{self, CPU, Variant};
 use qhx_tests::{backends, plugin_files};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// A copy of the tied toy's bundle that a test may damage.
 struct Copy {
@@ -99,6 +99,35 @@ fn a_missing_or_damaged_manifest_is_named() {
         ErrorKind::Manifest,
         &["/artifacts/embed", "../outside.bin"],
     );
+}
+
+#[test]
+fn parameters_that_the_op_cannot_use_are_named_by_their_place() {
+    let tensors = |role: &str, name: &str| json!({role: name});
+    for (key, value, parts) in [
+        ("decode", 7.into(), &["plan.params.decode:", "found 7", "a string or an array"][..]),
+        ("decode", json!(["decode", 7]), &["plan.params.decode[1]:", "found 7", "a string"]),
+        ("decode", json!([]), &["plan.params.decode:", "found []", "at least 1 items"]),
+        ("decode", Value::Null, &["plan.params.decode: missing"]),
+        ("lmhead", json!({}), &["plan.params.lmhead:", "found {}", "expected a string"]),
+        (
+            "tensors",
+            tensors("lgits", "logits"),
+            &["plan.params.tensors.lgits:", "did you mean \"logits\"?"],
+        ),
+    ] {
+        let copy = Copy::new(CPU);
+        copy.edit(|m| m["plan"]["params"][key] = value.clone());
+        let manifest = copy.manifest.to_str().unwrap().to_owned();
+        let error = copy.error(backends::cpu());
+        says(&error, ErrorKind::Manifest, &[parts, &["\"qwen3_5_generate\"", &manifest]].concat());
+    }
+
+    // What an op does not know is no error: published bundles have such keys.
+    let copy = Copy::new(CPU);
+    copy.edit(|m| m["plan"]["params"]["of_another_tool"] = json!({"decode": 7}));
+    copy.edit(|m| m["plan"]["params"]["tensors"] = tensors("logits", "logits"));
+    toys::open(&copy.manifest, backends::cpu()).unwrap();
 }
 
 #[test]

@@ -407,7 +407,7 @@ fn plans_and_sizes_that_do_not_fit_are_named() {
         ("/plan/params/decode", vec!["a0"].into(), &["1 graphs, expected 4"]),
         ("/plan/params/ffn", "ffn_pf".into(), &["ffn_pf", "a_gate"]),
         ("/plan/params/lmhead", "head".into(), &["/plan/params/lmhead", "\"head\""]),
-        ("/plan/params/int8_step", 0.into(), &["/plan/params/int8_step", "positive"]),
+        ("/plan/params/int8_step", 0.into(), &["plan.params.int8_step", "found 0", "more than 0"]),
         ("/plan/params/tensors", serde_json::json!({"x": "z"}), &["\"a0\"", "\"z\""]),
         ("/params/n_layers", 5.into(), &["a4"]),
         ("/params/hidden", 96.into(), &["84", "params.hidden is 96"]),

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use qhx_core::artifacts::Mapped;
+use qhx_core::op::OpProvider as _;
 use qhx_core::qnn::{BinaryInfo, BinaryTensor, SystemLibrary};
 use qhx_core::{DType, ErrorKind, GraphInfo, Manifest, Result, TensorInfo, files};
 use serde::Serialize;
@@ -113,7 +114,7 @@ pub(crate) fn run(args: &InspectArgs, app: &mut App) -> Result<Status> {
         }
         return Ok(Status::Done);
     }
-    let report = bundle(args)?;
+    let report = bundle(args, app)?;
     if args.json {
         app.output.json_pretty(&report)?;
     } else {
@@ -148,7 +149,7 @@ fn read_binary(system: &SystemLibrary, path: &Path, file: &Mapped) -> Result<Bin
     })
 }
 
-fn bundle(args: &InspectArgs) -> Result<BundleReport> {
+fn bundle(args: &InspectArgs, app: &App) -> Result<BundleReport> {
     let manifest = Manifest::load(&args.path)?;
     let artifacts = manifest.open_artifacts();
     let mut notes = Vec::new();
@@ -212,6 +213,12 @@ fn bundle(args: &InspectArgs) -> Result<BundleReport> {
         .filter_map(|(role, path)| Some(SizedFile::of(role, manifest.root.join(path?))))
         .collect();
     let params = &manifest.params;
+    let plugins = app.plugins()?;
+    if let Ok(entry) = manifest.host_op().and_then(|name| plugins.find(name))
+        && let Err(error) = plugins.check_params(&entry, &manifest)
+    {
+        notes.push(error.to_string());
+    }
     Ok(BundleReport {
         root: manifest.root.clone(),
         model: manifest.model.name.clone(),

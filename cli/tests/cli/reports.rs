@@ -1,6 +1,6 @@
 //! Reports: inspect, doctor, plugins, completions, help.
 
-use crate::run::{Program, bundle, folder, neutral};
+use crate::run::{Program, bundle, copy_of_bundle, edit_manifest, folder, neutral};
 
 #[test]
 fn inspect_without_libraries_shows_the_onnx_side() {
@@ -24,6 +24,19 @@ fn inspect_without_libraries_shows_the_onnx_side() {
     assert_eq!(json["params"]["max_ctx"], 192);
     assert!(json["contexts"].as_array().is_some_and(|c| c.len() >= 2), "{json}");
     assert!(json["contexts"][0]["onnx"][0]["inputs"].is_array(), "{json}");
+}
+
+#[test]
+fn inspect_says_of_parameters_what_opening_the_bundle_says() {
+    let folder = folder();
+    let bundle = copy_of_bundle(folder.path());
+    edit_manifest(&bundle, |m| m["plan"]["params"]["decode"] = 7.into());
+    let says = "plan.params.decode: found 7, expected a string or an array";
+    let inspect = Program::qhx(folder.path()).args(["inspect", "toy"]).run().ok();
+    assert!(inspect.stderr.contains(says), "{}", inspect.stderr);
+    let generate = Program::qhx(folder.path()).args(["generate", "toy", "a"]).run();
+    assert_eq!(generate.code, 3);
+    assert!(generate.stderr.contains(says), "{}", generate.stderr);
 }
 
 #[test]

@@ -87,6 +87,7 @@ impl Model {
         let start = Instant::now();
         let ModelOptions { manifest, backend, ops, threads, cancel, progress } = options;
         let entry = ops.find(manifest.host_op()?)?;
+        ops.check_params(&entry, &manifest).map_err(|e| e.context(manifest.path.display()))?;
         let artifacts = manifest.open_artifacts();
 
         let tokenizer = match &manifest.artifacts.tokenizer {

@@ -7,9 +7,12 @@ use qhx_op::fill::{Embedding, Mask, Rope, RopeSlot};
 use qhx_op::state::StateCarrier;
 use qhx_op::{
     BufferId, DType, Error, GraphId, Host, Modality, Op, OpDescription, OpInfo, Port, Result,
-    Segment, SnapshotId, Task, View,
+    Segment, SnapshotId, Task, View, schema,
 };
 use serde::Deserialize;
+
+/// CHANGE: roles of tensors that are no state. A manifest may say how a graph calls them.
+const ROLES: [&str; 5] = ["x", "cos", "sin", "cmask", "logits"];
 
 /// CHANGE: what the op reads from `plan.params` of the manifest.
 #[derive(Debug, Deserialize)]
@@ -65,7 +68,10 @@ impl Op for MyOp {
             params_schema: serde_json::json!({
                 "type": "object",
                 "required": ["decode"],
-                "properties": {"decode": {"type": "string"}}
+                "properties": {
+                    "decode": {"type": "string"},
+                    "tensors": schema::tensors(ROLES.into_iter().chain(schema::STATE_ROLES))
+                }
             }),
         }
     }

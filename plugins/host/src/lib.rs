@@ -13,6 +13,8 @@ mod adapter;
 mod header;
 mod load;
 pub mod lock;
+mod nearest;
+mod params;
 pub mod probe;
 mod registry;
 pub mod search;

@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use qhx_core::op::{HostOp, OpDescription, OpEntry, OpProvider, OpServices, OpSource};
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_core::{Error, ErrorKind, Manifest, Result};
 use qhx_op::abi::OpModuleRef;
 
 use crate::adapter::PluginOp;
 use crate::header::check_interface;
 use crate::load::{Demands, LoadError, LoadErrorKind, Plugin, describe};
 use crate::lock::{Lock, Locked};
+use crate::params;
 use crate::probe::probe;
 use crate::search::{Place, PluginOptions, default_places, files_in};
 use crate::trust;
@@ -331,6 +332,10 @@ impl OpProvider for Plugins {
 
     fn find(&self, name: &str) -> Result<OpEntry> {
         self.get(name).map(|(entry, _)| entry)
+    }
+
+    fn check_params(&self, entry: &OpEntry, manifest: &Manifest) -> Result<()> {
+        params::check(&entry.description, manifest)
     }
 
     fn open(&self, name: &str, services: OpServices) -> Result<Box<dyn HostOp>> {

@@ -17,7 +17,7 @@
 //!
 //! The kit: [`state`] carries KV caches and recurrent states, [`fill`] writes rotary tables,
 //! masks and embedding rows in whatever dtype and width the graph has, [`kernels`] converts
-//! half-precision slices. [`harness`] runs an op in a test.
+//! half-precision slices, [`schema`] says what `plan.params` may hold. [`harness`] runs an op in a test.
 
 pub mod abi;
 mod error;
@@ -29,6 +29,7 @@ pub mod harness;
 mod host;
 pub mod kernels;
 mod op;
+pub mod schema;
 pub mod state;
 mod types;
 

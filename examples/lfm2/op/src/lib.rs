@@ -9,10 +9,13 @@ use qhx_op::fill::{Embedding, Mask, Rope, RopeSlot};
 use qhx_op::state::StateCarrier;
 use qhx_op::{
     BufferId, DType, Error, GraphId, Host, Modality, Op, OpDescription, OpInfo, Port, Result,
-    Segment, SnapshotId, Task, View,
+    Segment, SnapshotId, Task, View, schema,
 };
 use serde::Deserialize;
 use serde_json::json;
+
+/// Roles of tensors that are no state.
+const ROLES: [&str; 6] = ["x", "y", "cos", "sin", "cmask", "logits"];
 
 /// `plan.params` of the manifest.
 #[derive(Debug, Deserialize)]
@@ -91,7 +94,8 @@ impl Op for Generate {
                 "required": ["decode", "lmhead"],
                 "properties": {
                     "decode": {"type": "string", "description": "Graph of one token's layers."},
-                    "lmhead": {"type": "string", "description": "Graph from hidden row to logits."}
+                    "lmhead": {"type": "string", "description": "Graph from hidden row to logits."},
+                    "tensors": schema::tensors(ROLES.into_iter().chain(schema::STATE_ROLES))
                 }
             }),
         }
