@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use crate::artifacts::Mapped;
 use crate::backend::{Backend, Context, Graph};
-use crate::{Buffer, CancelToken, Error, ErrorKind, GraphInfo, Memory, Port, Result};
+use crate::{Buffer, CancelToken, Error, ErrorKind, GraphInfo, Memory, Port, Result, TensorInfo};
 
 /// Index of a graph in a [`Workspace`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -45,7 +45,8 @@ struct Slot {
     context: String,
     graph: Box<dyn Graph>,
     info: Arc<GraphInfo>,
-    bound: Vec<bool>,
+    /// For each input, then each output: the buffer bound to it, and the byte that it begins at.
+    bound: Vec<Option<(BufferId, usize)>>,
     unbound: usize,
     executions: u64,
     busy: Duration,
@@ -86,7 +87,7 @@ impl Workspace {
                 context: key.to_owned(),
                 graph,
                 info,
-                bound: vec![false; ports],
+                bound: vec![None; ports],
                 unbound: ports,
                 executions: 0,
                 busy: Duration::ZERO,
@@ -279,12 +280,27 @@ impl Workspace {
             Port::Output(i) => slot.info.inputs.len() + i,
         };
         if let Some(bound) = slot.bound.get_mut(index)
-            && !*bound
+            && bound.replace((buffer, offset)).is_none()
         {
-            *bound = true;
             slot.unbound -= 1;
         }
         Ok(())
+    }
+
+    /// The outputs of graphs that are bound to a buffer: graph, tensor, and the byte of the buffer
+    /// that the tensor begins at.
+    pub fn outputs_in(
+        &self,
+        buffer: BufferId,
+    ) -> impl Iterator<Item = (&GraphInfo, &TensorInfo, usize)> {
+        self.graphs.iter().flat_map(move |slot| {
+            let bound = slot.bound.iter().skip(slot.info.inputs.len());
+            let outputs = slot.info.outputs.iter().zip(bound);
+            outputs.filter_map(move |(tensor, bound)| {
+                let offset = bound.filter(|(id, _)| *id == buffer)?.1;
+                Some((&*slot.info, tensor, offset))
+            })
+        })
     }
 
     /// Executes a graph whose ports are all bound, unless the session is cancelled.
@@ -341,12 +357,15 @@ fn unbound(slot: &Slot) -> Error {
         .iter()
         .chain(&slot.info.outputs)
         .zip(&slot.bound)
-        .filter(|(_, bound)| !**bound)
+        .filter(|(_, bound)| bound.is_none())
         .map(|(tensor, _)| tensor.name.as_str())
         .collect();
     Error::new(
         ErrorKind::Graph,
         format!("graph {:?}: nothing is bound to {}", slot.info.name, names.join(", ")),
     )
-    .hint("the host-op does not know these tensors; map their roles in plan.params.tensors")
+    .hint(
+        "the host-op does not know these tensors: map their roles in plan.params.tensors; or the op \
+         forgot to bind them, which is a fault of the op",
+    )
 }

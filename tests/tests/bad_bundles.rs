@@ -115,6 +115,16 @@ fn parameters_that_the_op_cannot_use_are_named_by_their_place() {
             tensors("lgits", "logits"),
             &["plan.params.tensors.lgits:", "did you mean \"logits\"?"],
         ),
+        (
+            "tensors",
+            tensors("logits", "lgits"),
+            &["plan.params.tensors.logits:", "name \"lgits\"", "graph \"lmhead\" has \"logits\""],
+        ),
+        (
+            "tensors",
+            tensors("past_k_*", "pst_k_*"),
+            &["plan.params.tensors.past_k_*:", "\"pst_k_*\"", "has \"past_k_2\""],
+        ),
     ] {
         let copy = Copy::new(CPU);
         copy.edit(|m| m["plan"]["params"][key] = value.clone());

@@ -76,11 +76,30 @@ fn nan_logits_are_named_not_sampled() {
 }
 
 #[test]
-fn logits_of_the_wrong_length_or_place_are_refused() {
-    let message = failure("test_wrong_length").to_string();
-    assert!(message.contains("15 values") && message.contains("16"), "{message}");
+fn logits_that_are_not_what_the_graph_writes_are_refused_by_op_graph_and_tensor() {
+    let place = ["graph \"step\"", "tensor logits f32[1, 16]"];
+    for (op, found, expected) in [
+        ("test_wrong_length", "15 f32 values", "a row of 16 f32 values"),
+        ("test_wrong_dtype", "16 f16 values", "a row of 16 f32 values"),
+        ("test_wrong_vocab", "OpInfo.vocab is 17", "16 values"),
+    ] {
+        let error = failure(op);
+        assert_eq!(error.kind(), ErrorKind::Plugin, "{error}");
+        let message = error.to_string();
+        for part in [op, found, expected, place[0], place[1]] {
+            assert!(message.contains(part), "{message:?} lacks {part:?}");
+        }
+    }
     let message = failure("test_beyond_buffer").to_string();
     assert!(message.contains("buffer of 64 bytes"), "{message}");
+}
+
+#[test]
+fn a_tensor_that_nothing_is_bound_to_may_be_the_ops_fault() {
+    let message = failure("test_forgets_to_bind").to_string();
+    for part in ["\"step\"", "nothing is bound to logits", "plan.params.tensors", "the op forgot"] {
+        assert!(message.contains(part), "{message:?} lacks {part:?}");
+    }
 }
 
 #[test]

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use abi_stable::std_types::{RResult, RSlice};
 use half::f16;
-use qhx_core::op::{HostOp, Logits, OpInfo, OpServices, OpSource, Segment, SnapshotId, SpanStats};
+use qhx_core::op::{
+    HostOp, Logits, OpEntry, OpInfo, OpServices, OpSource, Segment, SnapshotId, SpanStats, Task,
+};
 use qhx_core::workspace::GraphStats;
 use qhx_core::{BufferId, Error, ErrorKind, Result};
 use qhx_op::abi::{
@@ -14,7 +16,9 @@ use qhx_op::abi::{
     SEGMENT_TOKENS, VIEW_F16, VIEW_F32,
 };
 
+use crate::names;
 use crate::services::{Session, kind};
+use crate::views::{self, Kind};
 
 /// An op behind the plugin interface.
 pub(crate) struct PluginOp {
@@ -25,6 +29,8 @@ pub(crate) struct PluginOp {
     session: Box<Session>,
     info: OpInfo,
     logits: Option<RawView>,
+    /// The last logits that were found to be what their graph writes.
+    agreed: Option<RawView>,
 }
 
 // SAFETY: the interface lets an op's calls come from different threads, one at a time, and every
@@ -32,13 +38,11 @@ pub(crate) struct PluginOp {
 unsafe impl Send for PluginOp {}
 
 impl PluginOp {
-    /// Opens `name` of `module` over a bundle.
-    pub(crate) fn open(
-        name: &str,
-        source: &OpSource,
-        module: OpModuleRef,
-        services: OpServices,
-    ) -> Result<Self> {
+    /// Opens an op of `module` over a bundle.
+    pub(crate) fn open(entry: &OpEntry, module: OpModuleRef, services: OpServices) -> Result<Self> {
+        let OpEntry { description, source } = entry;
+        let name = description.name.as_str();
+        names::check(name, &services.manifest, &services.workspace)?;
         let session = Session::new(name, services);
         // SAFETY: the session outlives the op, and its `data` fits its vtable.
         let opened = unsafe { module.open()(name.into(), session.host()) };
@@ -53,6 +57,7 @@ impl PluginOp {
             session,
             info: OpInfo::default(),
             logits: None,
+            agreed: None,
         };
         // SAFETY: an open op.
         let info = unsafe { op.object.vtable.info()(op.object.data) };
@@ -62,6 +67,15 @@ impl PluginOp {
                 format!("host-op {name:?}: its description of the open model is not valid: {e}"),
             )
         })?;
+        if op.info.vocab == 0 && description.tasks == [Task::Generate] {
+            return Err(Error::new(
+                ErrorKind::Plugin,
+                format!(
+                    "host-op {name:?}: OpInfo.vocab is 0, expected the number of logits of an op that \
+                     generates"
+                ),
+            ));
+        }
         Ok(op)
     }
 
@@ -72,8 +86,38 @@ impl PluginOp {
         }
     }
 
+    /// Checks the logits that the op answered with, and what it says of their number.
+    fn check_logits(&mut self, view: RawView) -> Result<RawView> {
+        let view = self.check(view, "logits")?;
+        let same = |a: &RawView| {
+            (a.buffer, a.dtype, a.offset, a.len) == (view.buffer, view.dtype, view.offset, view.len)
+        };
+        if self.agreed.as_ref().is_some_and(same) {
+            return Ok(view);
+        }
+        // SAFETY: no call of the op is under way.
+        let workspace = &unsafe { self.session.shared() }.workspace;
+        views::agree(&self.name, Kind::Logits, view, workspace)?;
+        if view.len != self.info.vocab as u64 {
+            let written = workspace.outputs_in(BufferId(view.buffer)).next();
+            let place = written.map_or(String::new(), |(graph, tensor, _)| {
+                format!(", which graph {:?} writes as tensor {tensor}", graph.name)
+            });
+            return Err(Error::new(
+                ErrorKind::Plugin,
+                format!(
+                    "host-op {:?}: OpInfo.vocab is {}, but its logits have {} values{place}",
+                    self.name, self.info.vocab, view.len
+                ),
+            )
+            .hint("the two must be one number; this is a fault of the op, tell its author"));
+        }
+        self.agreed = Some(view);
+        Ok(view)
+    }
+
     /// Checks a view that the op answered with against the buffer it names.
-    fn check(&self, view: RawView, expected: usize, what: &str) -> Result<RawView> {
+    fn check(&self, view: RawView, what: &str) -> Result<RawView> {
         let misbehaved = |why: String| {
             Error::new(ErrorKind::Plugin, format!("host-op {:?}: {what} {why}", self.name))
         };
@@ -82,12 +126,6 @@ impl PluginOp {
             VIEW_F32 => 4,
             other => return Err(misbehaved(format!("have the unknown dtype {other}"))),
         };
-        if expected != 0 && view.len != expected as u64 {
-            return Err(misbehaved(format!(
-                "have {} values, the op itself said {expected}",
-                view.len
-            )));
-        }
         // SAFETY: no call of the op is under way.
         let bytes = unsafe { self.session.shared() }.workspace.bytes(BufferId(view.buffer))?.len();
         let end = view.len.checked_mul(size).and_then(|n| n.checked_add(view.offset));
@@ -188,14 +226,14 @@ impl HostOp for PluginOp {
         self.logits = None;
         let raw = raw_segments(segments);
         let view = call!(self.prefill(raw.as_slice().into()))?;
-        self.logits = Some(self.check(view, self.info.vocab, "logits")?);
+        self.logits = Some(self.check_logits(view)?);
         Ok(())
     }
 
     fn decode(&mut self, token: u32) -> Result<()> {
         self.logits = None;
         let view = call!(self.decode(token))?;
-        self.logits = Some(self.check(view, self.info.vocab, "logits")?);
+        self.logits = Some(self.check_logits(view)?);
         Ok(())
     }
 
@@ -233,7 +271,20 @@ impl HostOp for PluginOp {
     fn embed(&mut self, segments: &[Segment<'_>]) -> Result<&[f32]> {
         let raw = raw_segments(segments);
         let view = call!(self.embed(raw.as_slice().into()))?;
-        let view = self.check(view, self.info.embedding_dim, "values of the embedding")?;
+        let view = self.check(view, "values of the embedding")?;
+        let said = self.info.embedding_dim as u64;
+        if said != 0 && view.len != said {
+            return Err(Error::new(
+                ErrorKind::Plugin,
+                format!(
+                    "host-op {:?}: OpInfo.embedding_dim is {said}, but its embedding has {} values",
+                    self.name, view.len
+                ),
+            ));
+        }
+        // SAFETY: no call of the op is under way.
+        let workspace = &unsafe { self.session.shared() }.workspace;
+        views::agree(&self.name, Kind::Embedding, view, workspace)?;
         match self.view(view)? {
             Logits::F32(values) => Ok(values),
             Logits::F16(_) => Err(Error::new(

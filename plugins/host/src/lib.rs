@@ -13,6 +13,7 @@ mod adapter;
 mod header;
 mod load;
 pub mod lock;
+mod names;
 mod nearest;
 mod params;
 pub mod probe;
@@ -22,6 +23,7 @@ mod services;
 pub mod store;
 mod survey;
 pub mod trust;
+mod views;
 
 pub use load::{LoadError, LoadErrorKind, Plugin};
 pub use probe::Prober;

@@ -340,6 +340,6 @@ impl OpProvider for Plugins {
 
     fn open(&self, name: &str, services: OpServices) -> Result<Box<dyn HostOp>> {
         let (entry, module) = self.get(name)?;
-        Ok(Box::new(PluginOp::open(name, &entry.source, module, services)?))
+        Ok(Box::new(PluginOp::open(&entry, module, services)?))
     }
 }

@@ -19,6 +19,9 @@ enum Fault {
     PanicInDecode,
     NanLogits,
     WrongLength,
+    WrongDtype,
+    WrongVocab,
+    ForgetsToBind,
     BeyondBuffer,
     EndlessLoop,
     NeverReturns,
@@ -45,7 +48,7 @@ struct Faulty<const FAULT: usize> {
     position: usize,
 }
 
-const FAULTS: [(Fault, &str); 10] = [
+const FAULTS: [(Fault, &str); 13] = [
     (Fault::PanicInOpen, "test_panic_in_open"),
     (Fault::PanicInPrefill, "test_panic_in_prefill"),
     (Fault::PanicInDecode, "test_panic_in_decode"),
@@ -56,6 +59,9 @@ const FAULTS: [(Fault, &str); 10] = [
     (Fault::WritePastEnd, "test_write_past_end"),
     (Fault::NeverReturns, "test_never_returns"),
     (Fault::ThrowBombs, "test_throw_bombs"),
+    (Fault::WrongDtype, "test_wrong_dtype"),
+    (Fault::WrongVocab, "test_wrong_vocab"),
+    (Fault::ForgetsToBind, "test_forgets_to_bind"),
 ];
 
 impl<const FAULT: usize> Faulty<FAULT> {
@@ -68,6 +74,7 @@ impl<const FAULT: usize> Faulty<FAULT> {
                 let past = self.logits.len;
                 host.f32s_mut(self.logits.buffer)[..=past].fill(1.0);
             }
+            Fault::WrongDtype => return View { dtype: DType::F16, ..self.logits },
             Fault::WrongLength => return View { len: self.logits.len - 1, ..self.logits },
             Fault::BeyondBuffer => return View { offset: 1 << 40, ..self.logits },
             _ => {}
@@ -104,18 +111,22 @@ impl<const FAULT: usize> Op for Faulty<FAULT> {
         for index in 0..host.graph(graph).inputs.len() {
             host.allocate_for(graph, Port::Input(index))?;
         }
-        for index in 0..host.graph(graph).outputs.len() {
-            host.allocate_for(graph, Port::Output(index))?;
-        }
         let port = Port::Output(host.graph(graph).require_output("logits")?);
-        let buffer = host.allocate_for(graph, port)?;
         let len = host.tensor(graph, port).elements();
+        let buffer = host.allocate(len * DType::F32.size())?;
+        if Self::KIND != Fault::ForgetsToBind {
+            for index in 0..host.graph(graph).outputs.len() {
+                host.allocate_for(graph, Port::Output(index))?;
+            }
+            host.bind(graph, port, buffer, 0)?;
+        }
         let logits = View { buffer, dtype: DType::F32, offset: 0, len };
         Ok(Self { graph, logits, position: 0 })
     }
 
     fn info(&self) -> OpInfo {
-        OpInfo { vocab: self.logits.len, max_ctx: 64, ..OpInfo::default() }
+        let vocab = self.logits.len + usize::from(Self::KIND == Fault::WrongVocab);
+        OpInfo { vocab, max_ctx: 64, ..OpInfo::default() }
     }
 
     fn reset(&mut self, _host: &mut Host) -> Result<()> {
@@ -135,6 +146,9 @@ impl<const FAULT: usize> Op for Faulty<FAULT> {
             if self.position > 0 {
                 host.parallel_for(4, |_| panic_any(Bomb(3)))?;
             }
+        }
+        if Self::KIND == Fault::ForgetsToBind {
+            host.execute(self.graph)?;
         }
         for segment in segments {
             let Segment::Tokens(tokens) = segment else {
@@ -178,6 +192,9 @@ qhx_op::register_ops!(
     Faulty<7>,
     Faulty<8>,
     Faulty<9>,
+    Faulty<10>,
+    Faulty<11>,
+    Faulty<12>,
 );
 
 // This crate registers and exports in one: nobody links it.
