@@ -1,5 +1,6 @@
-//! Host time of `llama_generate` at Llama-3.2-1B shapes: per decoded token, and per prompt through
-//! graphs of 128 tokens against the same prompt through the decode graph.
+//! Host time of `llama_generate` at Llama-3.2-1B shapes: per decoded token, per prompt through graphs
+//! of 128 tokens against the same prompt through the decode graph, and per snapshot; with the layers
+//! in one graph and in four.
 //!
 //! The graphs execute nothing, so that what remains is qhx. Asserts that a token costs no heap
 //! allocation.
@@ -7,6 +8,7 @@
 #![expect(clippy::print_stdout, reason = "the report is the result")]
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,8 +42,13 @@ fn tensor(name: &str, shape: &[usize]) -> TensorInfo {
     TensorInfo::new(name, DType::F16, shape.to_vec())
 }
 
-/// A graph over the caches that takes `rows` tokens.
-fn decoder(name: &str, rows: usize) -> GraphInfo {
+/// Graphs over the caches that take `rows` tokens, one for each shard of the layers.
+fn decoder(name: &str, rows: usize, shards: usize) -> Vec<GraphInfo> {
+    let each = LAYERS / shards;
+    (0..shards).map(|i| shard(&format!("{name}{i}"), rows, i * each..(i + 1) * each)).collect()
+}
+
+fn shard(name: &str, rows: usize, layers: Range<usize>) -> GraphInfo {
     let mut inputs = vec![
         tensor("x", &[rows, HIDDEN]),
         tensor("cos", &[rows, HEAD_DIM / 2]),
@@ -49,7 +56,7 @@ fn decoder(name: &str, rows: usize) -> GraphInfo {
         tensor("cmask", &[rows, MAX_CTX + rows]),
     ];
     let mut outputs = vec![tensor("y", &[rows, HIDDEN])];
-    for layer in 0..LAYERS {
+    for layer in layers {
         for kind in ["k", "v"] {
             let past = format!("past_{kind}_{layer}");
             inputs.push(tensor(&past, &[KV_HEADS, MAX_CTX, HEAD_DIM]));
@@ -59,25 +66,23 @@ fn decoder(name: &str, rows: usize) -> GraphInfo {
     GraphInfo { name: name.to_owned(), inputs, outputs }
 }
 
-fn open(folder: &Path, prefill: bool) -> Result<Box<dyn HostOp>, AnyError> {
+fn open(folder: &Path, prefill: bool, shards: usize) -> Result<Box<dyn HostOp>, AnyError> {
     // A sparse file: the table's size without its bytes on disk.
     let embed = File::create(folder.join("embed_f16.bin"))?;
     embed.set_len((VOCAB * HIDDEN * 2) as u64)?;
-    let mut contexts = vec![
-        ("decode", decoder("decode", 1)),
-        (
-            "lmhead",
-            GraphInfo {
-                name: "lmhead".to_owned(),
-                inputs: vec![tensor("x", &[1, HIDDEN])],
-                outputs: vec![tensor("logits", &[1, VOCAB])],
-            },
-        ),
-    ];
-    let mut params = json!({"decode": "decode", "lmhead": "lmhead"});
+    let names = |graphs: &[GraphInfo]| graphs.iter().map(|g| g.name.clone()).collect::<Vec<_>>();
+    let lmhead = GraphInfo {
+        name: "lmhead".to_owned(),
+        inputs: vec![tensor("x", &[1, HIDDEN])],
+        outputs: vec![tensor("logits", &[1, VOCAB])],
+    };
+    let decode = decoder("decode", 1, shards);
+    let mut params = json!({"decode": names(&decode), "lmhead": "lmhead"});
+    let mut contexts = vec![("decode", decode), ("lmhead", vec![lmhead])];
     if prefill {
-        contexts.push(("prefill", decoder("prefill", WIDTH)));
-        params["prefill"] = "prefill".into();
+        let graphs = decoder("prefill", WIDTH, shards);
+        params["prefill"] = names(&graphs).into();
+        contexts.push(("prefill", graphs));
     }
     let files: serde_json::Map<_, _> = contexts
         .iter()
@@ -96,7 +101,7 @@ fn open(folder: &Path, prefill: bool) -> Result<Box<dyn HostOp>, AnyError> {
     let path = folder.join("bench.json");
     let manifest = Arc::new(Manifest::from_value(&path, manifest, None)?);
     let keys: Vec<_> = contexts.iter().map(|(key, _)| (*key).to_owned()).collect();
-    let contexts = contexts.into_iter().map(|(key, graph)| (key.to_owned(), vec![graph]));
+    let contexts = contexts.into_iter().map(|(key, graphs)| (key.to_owned(), graphs));
     let backend: Arc<dyn Backend> = Arc::new(NullBackend::new(contexts.collect()));
     let mut workspace = Workspace::new(Arc::clone(&backend), CancelToken::new());
     for key in keys {
@@ -137,8 +142,8 @@ fn main() -> Result<(), AnyError> {
     let prompt: Vec<u32> = (0..PROMPT as u32).map(|i| i * 61 % VOCAB as u32).collect();
     println!("Llama-3.2-1B shapes, null backend, linked in; host time, best of 5");
     let mut first = None;
-    for prefill in [true, false] {
-        let mut op = open(folder.path(), prefill)?;
+    for (prefill, shards) in [(true, 1), (true, 4), (false, 1)] {
+        let mut op = open(folder.path(), prefill, shards)?;
         let (decode, allocated) = best(|| {
             op.reset()?;
             for token in 0..TOKENS {
@@ -155,14 +160,28 @@ fn main() -> Result<(), AnyError> {
         })?;
         let each = (executions(&*op) - before) / 6;
         let how = if prefill { "prompt graph of 128" } else { "decode graph only" };
+        // The prompt is consumed: the state holds its rows.
+        let (save, _) = best(|| {
+            let id = op.snapshot()?;
+            op.drop_snapshot(id);
+            Ok(())
+        })?;
+        let id = op.snapshot()?;
+        let (restore, _) = best(|| Ok(op.restore(id)?))?;
         println!(
-            "{how}: {:.1} µs a token, 0 allocations; prompt of {PROMPT}: {:.2} ms, {each} graph \
+            "{how}, {shards} shards: snapshot of {PROMPT} positions {:.2} ms, restore {:.2} ms",
+            save.as_secs_f64() * 1e3,
+            restore.as_secs_f64() * 1e3
+        );
+        println!(
+            "{how}, {shards} shards: {:.1} µs a token, 0 allocations; prompt of {PROMPT}: {:.2} ms, {each} graph \
              executions",
             decode.as_secs_f64() * 1e6 / f64::from(TOKENS),
             prompt_time.as_secs_f64() * 1e3
         );
         match first {
             None => first = Some(prompt_time),
+            Some(_) if prefill => {}
             Some(wide) => println!(
                 "host time of the prompt, decode graph only / prompt graph: {:.2}",
                 prompt_time.as_secs_f64() / wide.as_secs_f64()
