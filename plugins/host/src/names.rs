@@ -34,7 +34,8 @@ pub(crate) fn check(op: &str, manifest: &Manifest, workspace: &Workspace) -> Res
             ),
         );
         let mut names: Vec<_> = tensors().map(|tensor| tensor.name.as_str()).collect();
-        let like = names.iter().copied().find(|other| nearly(name, other));
+        let like = names.iter().filter_map(|other| Some((distance(name, other)?, *other)));
+        let like = like.min_by_key(|(distance, _)| *distance).map(|(_, other)| other);
         let near = like.or_else(|| nearest(name, names.iter().copied()));
         let owner = near.and_then(|near| {
             let has = |t: &qhx_core::TensorInfo| t.name == near;
@@ -68,15 +69,17 @@ fn matches(role: &str, name: &str, tensor: &str) -> bool {
         .is_some_and(|middle| !middle.is_empty())
 }
 
-/// Whether a tensor is nearly what a name with a `*` means: one side of the `*` is right, and the other
-/// is misspelt.
-fn nearly(name: &str, tensor: &str) -> bool {
-    let Some((head, tail)) = name.split_once('*') else { return false };
+/// How far a tensor is from what a name with a `*` means, when one side of the `*` is right and the
+/// other is nearly.
+fn distance(name: &str, tensor: &str) -> Option<usize> {
+    let (head, tail) = name.split_once('*')?;
     let number = |c: char| c.is_ascii_digit();
-    let (Some(first), Some(last)) = (tensor.find(number), tensor.rfind(number)) else {
-        return false;
-    };
+    let (first, last) = (tensor.find(number)?, tensor.rfind(number)?);
     let (own_head, own_tail) = (&tensor[..first], &tensor[last + 1..]);
-    let near = |a: &str, b: &str| nearest(a, std::iter::once(b)).is_some();
-    (head == own_head && near(tail, own_tail)) || (tail == own_tail && near(head, own_head))
+    let (name, other) = match (head == own_head, tail == own_tail) {
+        (true, _) => (tail, own_tail),
+        (_, true) => (head, own_head),
+        _ => return None,
+    };
+    nearest(name, std::iter::once(other)).map(|other| strsim::damerau_levenshtein(name, other))
 }
