@@ -1,11 +1,10 @@
 //! Keeps compiling and executing apart within one process.
 //!
 //! The library fails and crashes now and then when one thread compiles graphs while another
-//! executes some, a lock around each call notwithstanding: a context under composition does not
-//! bear it that others execute between two of its calls. It does not bear either that a device
-//! is opened or closed beside it. So the rule spans the whole of a composition: from the making of a
-//! context for compiling until it is freed, no other thread composes, opens, executes or closes
-//! anything. Executions go side by side.
+//! executes some, a lock around each call notwithstanding. Why is not known. It was seen when
+//! others executed, or opened or closed a device, between two calls of a composition. So the rule
+//! spans the whole of a composition: from the making of a context for compiling until it is freed,
+//! no other thread composes, opens, executes or closes anything. Executions go side by side.
 //!
 //! | who | takes |
 //! |---|---|
