@@ -162,7 +162,7 @@ impl BackendArgs {
     }
 }
 
-/// The file that remembers which context binaries a child process has tried, in the user's cache
+/// The file that remembers which context binaries crashed a child process, in the user's cache
 /// folder.
 pub(crate) fn contexts_tried() -> Option<PathBuf> {
     Some(qhx_plugins::search::memory_file()?.with_file_name("contexts-tried.json"))

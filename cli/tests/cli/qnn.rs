@@ -64,6 +64,43 @@ fn the_whole_way_on_the_library() {
     assert_eq!(wrong.json()["error"]["kind"], "context");
 }
 
+/// Inverted bytes of a small context binary. The first ones crashed the library that this was written with.
+const FLIPPED: [usize; 40] = [
+    168, 182, 183, 258, 259, 432, 440, 443, 538, 539, 670, 671, 7, 60, 113, 166, 219, 272, 325,
+    378, 431, 484, 537, 590, 643, 696, 749, 802, 855, 908, 961, 1014, 1067, 1120, 1173, 1226, 1279,
+    1332, 1385, 1438,
+];
+
+#[test]
+fn damaged_context_binaries_end_inspect_with_one_message() {
+    const MOST_OUTPUT: usize = 64 << 10;
+    let Some([htp, system]) = libraries() else { return };
+    let folder = folder();
+    let qhx =
+        || Program::qhx(folder.path()).env("QHX_QNN_HTP", &htp).env("QHX_QNN_SYSTEM", &system);
+    qhx()
+        .arg_path(Path::new("forge"))
+        .arg_path(&checkpoint())
+        .args(["--out", "toy", "--target", "v79", "--max-ctx", "32"])
+        .run()
+        .ok();
+    let sound = std::fs::read(folder.path().join("toy/qwen35-tied_lmhead_f16.bin"))
+        .expect("the forge wrote it");
+    let damaged = folder.path().join("damaged.bin");
+    for place in FLIPPED {
+        let mut bytes = sound.clone();
+        bytes[place] ^= 0xff;
+        std::fs::write(&damaged, bytes).expect("the copy can be written");
+        let run = qhx().args(["inspect", "damaged.bin"]).run();
+        // What a byte changes may be harmless. A signal is no exit code, which is -1 here.
+        assert!([0, 4, 6].contains(&run.code), "byte {place}: {run:?}");
+        assert!(run.stdout.len() + run.stderr.len() < MOST_OUTPUT, "byte {place}: {run:?}");
+        if run.code != 0 {
+            assert!(run.stderr.starts_with("error: damaged.bin"), "byte {place}: {run:?}");
+        }
+    }
+}
+
 /// Prompt and decode graphs that keep their weights once: made and described here, run on a device.
 #[test]
 fn shared_weights_are_kept_once_and_not_loaded_by_the_emulator() {

@@ -46,7 +46,7 @@ pub struct QnnOptions {
     pub perf: PerfMode,
     /// Scheduling priority of the contexts.
     pub priority: Priority,
-    /// File that remembers which context binaries a child process has tried: see [`super::probe`].
+    /// File that remembers which context binaries crashed a child process: see [`super::probe`].
     pub tried: Option<PathBuf>,
 }
 

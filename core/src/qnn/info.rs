@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::codes;
 use super::library::{ApiVersion, SystemLibrary};
@@ -14,7 +14,7 @@ use crate::artifacts::Mapped;
 use crate::{DType, Error, ErrorKind, GraphInfo, Quantization, Result, TensorInfo};
 
 /// The metadata of a context binary.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BinaryInfo {
     /// Length of the file.
     pub file_bytes: u64,
@@ -39,7 +39,7 @@ pub struct BinaryInfo {
 }
 
 /// One graph of a binary.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BinaryGraph {
     /// Name of the graph.
     pub name: String,
@@ -52,7 +52,7 @@ pub struct BinaryGraph {
 }
 
 /// Figures of one graph. A figure that the binary does not carry is `None`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct GraphFigures {
     /// Memory for intermediate values that do not fit the tightly coupled memory.
     pub spill_fill_bytes: Option<u64>,
@@ -75,7 +75,7 @@ pub struct GraphFigures {
 }
 
 /// An input or output as the binary describes it.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BinaryTensor {
     /// The number by which the library knows it.
     pub id: u32,
@@ -90,20 +90,20 @@ pub struct BinaryTensor {
     /// Row-major dimensions.
     pub shape: Vec<usize>,
     /// Encoding of a quantised type.
-    #[serde(skip_serializing_if = "Quantization::is_none")]
+    #[serde(default, skip_serializing_if = "Quantization::is_none")]
     pub quantization: Quantization,
 }
 
 impl BinaryInfo {
-    /// Reads the metadata of a file, in a process of its own first where the program has helpers
-    /// ([`crate::child`]): some damaged files crash the library. `tried` remembers which files were
-    /// tried.
+    /// Reads the metadata of a file, in a process of its own where the program has helpers
+    /// ([`crate::child`]): some damaged files crash the library. `tried` is the file that remembers
+    /// which ones did.
     pub fn open(system: &SystemLibrary, file: &Mapped, tried: Option<&Path>) -> Result<Self> {
-        probe::try_file(system, file, tried)?;
-        Self::read(system, &file.path().display().to_string(), file.bytes())
+        probe::read(system, file, tried)
     }
 
-    /// Reads the metadata of `bytes`. `name` is the file's name, for messages.
+    /// Reads the metadata of `bytes` in this very process, which some damaged files crash. `name` is
+    /// the file's name, for messages.
     pub fn read(system: &SystemLibrary, name: &str, bytes: &[u8]) -> Result<Self> {
         if bytes.is_empty() {
             return Err(Error::new(

@@ -12,14 +12,14 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::codes::{self, Code};
 use super::sys::{self, CoreTable, Provider, Status, SystemProvider, SystemTable};
 use crate::{Error, ErrorKind, Result, files};
 
 /// Version of one of the libraries' interfaces.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ApiVersion {
     /// Changes when compatibility breaks.
     pub major: u32,

@@ -3,7 +3,7 @@
 //! A damaged or hostile file passes through the library as it is: counts that no model has, names
 //! that are missing or never end. All that is read here has a limit, so that neither memory nor
 //! output grows beyond what a model could need, and the first thing that makes no sense ends it.
-//! Whether a pointer leads to memory cannot be checked; that is what [`super::probe`] is for.
+//! Whether a pointer leads to memory cannot be checked; that is why [`super::probe`] reads in a child.
 
 #![expect(unsafe_code, reason = "reads structures of the system library")]
 
@@ -242,12 +242,13 @@ impl Reader {
             Ok(match params.encoding {
                 sys::ENCODING_SCALE_OFFSET => {
                     let ScaleOffset { scale, offset } = params.value.scale_offset;
-                    Quantization::PerTensor { scale, offset }
+                    Quantization::PerTensor { scale: finite(scale, at)?, offset }
                 }
                 sys::ENCODING_BW_SCALE_OFFSET => {
                     let value = params.value.bw;
                     if value.bitwidth == 8 || value.bitwidth == 16 || value.bitwidth == 32 {
-                        Quantization::PerTensor { scale: value.scale, offset: value.offset }
+                        let scale = finite(value.scale, at)?;
+                        Quantization::PerTensor { scale, offset: value.offset }
                     } else {
                         Quantization::Other { code: params.encoding }
                     }
@@ -257,13 +258,14 @@ impl Reader {
                     let values = self.scales(value.values, value.count, at)?;
                     Quantization::PerAxis {
                         axis: usize::try_from(value.axis).unwrap_or(0),
-                        scales: values.iter().map(|v| v.scale).collect(),
+                        scales: finite_all(values.iter().map(|v| v.scale), at)?,
                         offsets: values.iter().map(|v| v.offset).collect(),
                     }
                 }
                 sys::ENCODING_BW_AXIS_SCALE_OFFSET if params.value.bw_axis.bitwidth == 8 => {
                     let value = params.value.bw_axis;
-                    let scales = self.scales(value.scales, value.count, at)?.to_vec();
+                    let scales = self.scales(value.scales, value.count, at)?;
+                    let scales = finite_all(scales.iter().copied(), at)?;
                     // All zero where there are none.
                     let offsets = if value.offsets.is_null() {
                         Vec::new()
@@ -301,6 +303,18 @@ impl Reader {
         // SAFETY: the caller vouches for the list, which is neither NULL nor misaligned.
         Ok(unsafe { std::slice::from_raw_parts(pointer, count as usize) })
     }
+}
+
+/// A scale that numbers can be multiplied by; JSON has no others either.
+fn finite(scale: f32, at: &dyn fmt::Display) -> Checked<f32> {
+    if scale.is_finite() {
+        return Ok(scale);
+    }
+    Err(format!("{at}: a scale is {scale}, expected a finite number"))
+}
+
+fn finite_all(scales: impl Iterator<Item = f32>, at: &dyn fmt::Display) -> Checked<Vec<f32>> {
+    scales.map(|scale| finite(scale, at)).collect()
 }
 
 /// A list that has elements is there, and aligned.
@@ -451,6 +465,26 @@ mod tests {
         assert_eq!(graph.outputs[0].dtype, Some(DType::F16));
     }
 
+    /// What a child reads goes to the parent as JSON.
+    #[test]
+    fn a_description_survives_json() {
+        let scales = [0.1, f32::MIN_POSITIVE, 1e-45, f32::MAX, 0.000_5]
+            .map(|scale| ScaleOffset { scale, offset: -3 });
+        let axis = QuantizeParams {
+            definition: sys::QUANT_DEFINED,
+            encoding: sys::ENCODING_AXIS_SCALE_OFFSET,
+            value: sys::Encoding {
+                axis: sys::AxisScaleOffset { axis: 1, count: 5, values: scales.as_ptr() },
+            },
+        };
+        let plain = tensor(c"x \"\x01", &[1, 5]);
+        let unknown = Tensor { data_type: 0x7777, ..plain };
+        let info =
+            read(&[graph(&[plain, unknown], &[Tensor { quantize: axis, ..plain }])]).unwrap();
+        let text = serde_json::to_vec(&info).unwrap();
+        assert_eq!(serde_json::from_slice::<BinaryInfo>(&text).unwrap(), info);
+    }
+
     #[test]
     fn what_makes_no_sense_is_refused_by_its_place() {
         let good = tensor(c"x", &[1]);
@@ -466,6 +500,11 @@ mod tests {
                 },
             },
         };
+        let endless = QuantizeParams {
+            definition: sys::QUANT_DEFINED,
+            encoding: sys::ENCODING_SCALE_OFFSET,
+            value: sys::Encoding { scale_offset: ScaleOffset { scale: f32::INFINITY, offset: 0 } },
+        };
         let nameless = Tensor { name: std::ptr::null(), ..good };
         let tensors = [
             (nameless, "the name is missing"),
@@ -479,6 +518,7 @@ mod tests {
                 "the list of dimensions is missing, expected 1 entries",
             ),
             (Tensor { quantize: scales, ..good }, "4294967295 scales, expected at most 1048576"),
+            (Tensor { quantize: endless, ..good }, "a scale is inf, expected a finite number"),
         ];
         for (tensor, expected) in tensors {
             let fault = read(&[graph(&[good], &[good, tensor])]).unwrap_err();

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`library`](Library) | opens the two libraries |
 //! | [`info`](BinaryInfo) | reads a context binary's metadata without loading it |
-//! | [`probe`] | has a child process read that metadata first |
+//! | [`probe`] | has a child process read that metadata |
 //! | [`preflight`] | says in words why a binary will not load |
 //! | [`backend`](QnnBackend) | executes context binaries |
 //! | [`compose`] | makes context binaries |

@@ -1,11 +1,13 @@
-//! Has a child process read a context binary's metadata first, so that a file that crashes the
-//! system library is reported instead of ending the program, and remembers what came of it.
+//! Has a child process read a context binary's metadata, so that a file that crashes the system
+//! library is reported instead of ending the program.
 //!
-//! It takes a program that has helpers ([`crate::child`]), such as the command line; elsewhere the
-//! file is read at once. What the child reads does not matter, only that it comes through: the
-//! parent reads the file again. Loading a context into the NPU is not tried this way.
+//! It takes a program that has helpers ([`crate::child`]), such as the command line. There the
+//! child answers with the whole [`BinaryInfo`], and the parent never gives the file's metadata to
+//! the library. Elsewhere the library reads it in the process itself. A file that crashes or hangs
+//! the library is remembered. Loading a context into the NPU is not tried this way.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -19,110 +21,128 @@ use crate::files::{self, FileIdentity};
 use crate::{Error, ErrorKind, Result};
 
 /// What a helper does for this module: a program with helpers lists it among its tasks.
-pub const TASK: Task = ("context-metadata", read);
+pub const TASK: Task = ("context-metadata", answer);
 
 /// A child that has not read the metadata by then never will.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Memory of the child besides the file.
+/// Memory of the child besides the file, in bytes.
 const MEMORY: u64 = 2 << 30;
 
+/// Bytes of the answer. All that [`super::metadata`] lets through takes less as JSON.
+const ANSWER: usize = 96 << 20;
+
+/// What the child is to read. Paths need not be UTF-8.
 #[derive(Debug, Serialize, Deserialize)]
 struct Request {
-    system: PathBuf,
-    file: PathBuf,
+    system: OsString,
+    file: OsString,
+    /// The file that the parent opened.
+    identity: FileIdentity,
+    /// The file's name in messages.
+    name: String,
 }
 
-fn read(input: &[u8]) -> Result<Vec<u8>> {
-    let request: Request = serde_json::from_slice(input)
-        .map_err(|e| Error::new(ErrorKind::Internal, format!("{}: {e}", TASK.0)))?;
-    let system = SystemLibrary::open(&request.system)?;
-    let file = Mapped::open(&request.file)?;
-    // An error is no crash: the parent gets the same one.
-    let _ = BinaryInfo::read(&system, "", file.bytes());
-    Ok(Vec::new())
+/// The child's part: the metadata as JSON.
+fn answer(input: &[u8]) -> Result<Vec<u8>> {
+    let internal = |e: serde_json::Error| Error::new(ErrorKind::Internal, e.to_string());
+    let request: Request = serde_json::from_slice(input).map_err(internal)?;
+    let file = Mapped::open(Path::new(&request.file))?;
+    if *file.identity() != request.identity {
+        return Err(Error::new(
+            ErrorKind::Artifact,
+            format!("{}: the file changed while it was opened", request.name),
+        )
+        .hint("try again when nothing writes to it"));
+    }
+    let system = SystemLibrary::open(Path::new(&request.system))?;
+    let info = BinaryInfo::read(&system, &request.name, file.bytes())?;
+    serde_json::to_vec(&info).map_err(internal)
 }
 
-/// Refuses a file whose metadata crashes the library.
-pub(super) fn try_file(system: &SystemLibrary, file: &Mapped, memory: Option<&Path>) -> Result<()> {
-    let Some(program) = crate::child::program() else { return Ok(()) };
+/// Reads the metadata, in a child where the program has one. `memory` is the file that remembers
+/// which binaries crashed a child.
+pub(super) fn read(
+    system: &SystemLibrary,
+    file: &Mapped,
+    memory: Option<&Path>,
+) -> Result<BinaryInfo> {
+    let Some(program) = crate::child::program() else {
+        return BinaryInfo::read(system, &file.path().display().to_string(), file.bytes());
+    };
     let library = format!("{} {}", system.path().display(), system.version());
-    try_with(program, system.path(), &library, file, memory)
+    read_in_child(program, system.path(), &library, file, memory)
 }
 
-fn try_with(
+fn read_in_child(
     program: &ChildProgram,
     system: &Path,
     library: &str,
     file: &Mapped,
     memory: Option<&Path>,
-) -> Result<()> {
+) -> Result<BinaryInfo> {
     let path = std::path::absolute(file.path())
         .map_err(|e| Error::io(ErrorKind::Artifact, file.path(), &e))?;
+    let name = file.path().display();
+    let refused = |failure: &str| {
+        let message = format!("{name}: its metadata cannot be read: {failure}");
+        Error::new(ErrorKind::Artifact, message)
+            .hint("download the file again and compare its size and hash with the bundle's")
+    };
     let known = memory.and_then(|memory| Memory::read(memory, library).files.remove(&path));
-    let failure = match known {
-        Some(known) if known.identity == *file.identity() => known.failure,
-        _ => {
-            let request = Request { system: system.to_owned(), file: path.clone() };
-            let Some(failure) = ask(program, &request, file.len() as u64) else { return Ok(()) };
+    if let Some(known) = known.filter(|known| known.identity == *file.identity()) {
+        return Err(refused(&known.failure));
+    }
+    let internal = |e: serde_json::Error| {
+        Error::new(ErrorKind::Internal, format!("{name}: asking a helper for its metadata: {e}"))
+    };
+    let request = Request {
+        system: system.as_os_str().to_owned(),
+        file: path.as_os_str().to_owned(),
+        identity: file.identity().clone(),
+        name: name.to_string(),
+    };
+    let limits = Limits {
+        memory: Some(MEMORY.saturating_add(file.len() as u64)),
+        time: PATIENCE,
+        output: ANSWER,
+    };
+    let input = serde_json::to_vec(&request).map_err(internal)?;
+    match program.ask(TASK.0, input, limits) {
+        Ok(answer) => serde_json::from_slice(&answer).map_err(internal),
+        Err(
+            failure @ (ChildFailure::Crashed(_)
+            | ChildFailure::TimedOut(_)
+            | ChildFailure::OutOfMemory(_)),
+        ) => {
+            let failure = failure.to_string();
+            let error = refused(&failure);
             if let Some(memory) = memory {
-                remember(memory, library, path, file.identity().clone(), failure.clone());
+                remember(memory, library, path, Failed { identity: request.identity, failure });
             }
-            failure
+            Err(error)
         }
-    };
-    match failure {
-        None => Ok(()),
-        Some(failure) => Err(Error::new(
-            ErrorKind::Artifact,
-            format!("{}: its metadata cannot be read: {failure}", file.path().display()),
-        )
-        .hint("download the file again and compare its size and hash with the bundle's")),
+        Err(failure) => Err(failure.into_error(ErrorKind::Artifact, name)),
     }
 }
 
-/// What came of it: nothing, or why the child did not come through. `None` where nothing can be
-/// said of the file.
-fn ask(program: &ChildProgram, request: &Request, file_bytes: u64) -> Option<Option<String>> {
-    let limits =
-        Limits { memory: Some(MEMORY.saturating_add(file_bytes)), time: PATIENCE, output: 0 };
-    let answer = match serde_json::to_vec(request) {
-        Ok(input) => program.ask(TASK.0, input, limits).map_err(|e| (e.to_string(), Some(e))),
-        // A path that is not UTF-8.
-        Err(e) => Err((e.to_string(), None)),
-    };
-    match answer {
-        Ok(_) => Some(None),
-        Err((
-            said,
-            Some(
-                ChildFailure::Crashed(_) | ChildFailure::TimedOut(_) | ChildFailure::OutOfMemory(_),
-            ),
-        )) => Some(Some(said)),
-        Err((said, _)) => {
-            tracing::warn!("{}: not tried in a process of its own: {said}", request.file.display());
-            None
-        }
-    }
-}
-
-/// What came of earlier tries, by path.
+/// Files that crashed a child, by path.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Memory {
     version: u32,
-    /// The system library that the answers are for.
+    /// The system library that read them.
     library: String,
-    files: BTreeMap<PathBuf, Tried>,
+    files: BTreeMap<PathBuf, Failed>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Tried {
+struct Failed {
     identity: FileIdentity,
-    failure: Option<String>,
+    failure: String,
 }
 
 impl Memory {
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const MAX_BYTES: u64 = 16 << 20;
 
     /// What a file remembers; nothing when it cannot be read or is of another version.
@@ -138,17 +158,11 @@ impl Memory {
     }
 }
 
-/// Best effort: a program that may not write there asks again the next time.
-fn remember(
-    memory: &Path,
-    library: &str,
-    path: PathBuf,
-    identity: FileIdentity,
-    failure: Option<String>,
-) {
+/// Best effort: a program that may not write there asks a child again the next time.
+fn remember(memory: &Path, library: &str, path: PathBuf, failed: Failed) {
     let mut known = Memory::read(memory, library);
     known.files.retain(|path, _| path.exists());
-    known.files.insert(path, Tried { identity, failure });
+    known.files.insert(path, failed);
     let write = || -> std::io::Result<()> {
         if let Some(folder) = memory.parent() {
             std::fs::create_dir_all(folder)?;
@@ -166,14 +180,42 @@ fn remember(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::qnn::ApiVersion;
 
     /// A helper that runs a line of shell instead of the task.
     fn helper(line: &str) -> ChildProgram {
         ChildProgram { program: "/bin/sh".into(), arguments: vec!["-c".into(), line.into()] }
     }
 
+    /// A helper that gives this answer.
+    fn answers(dir: &Path, failed: u8, answer: &serde_json::Value) -> ChildProgram {
+        let body = serde_json::to_vec(answer).unwrap();
+        let mut bytes = b"qhxA".to_vec();
+        bytes.push(failed);
+        bytes.extend((body.len() as u64).to_le_bytes());
+        bytes.extend(body);
+        let file = dir.join("answer");
+        std::fs::write(&file, bytes).unwrap();
+        helper(&format!("cat '{}'", file.display()))
+    }
+
+    fn info() -> BinaryInfo {
+        let version = ApiVersion { major: 1, minor: 2, patch: 3 };
+        BinaryInfo {
+            file_bytes: 5,
+            backend_id: 6,
+            build_id: "v2.51.0".to_owned(),
+            core_version: version,
+            backend_version: version,
+            blob_version: version,
+            blob_bytes: 0,
+            dsp_arch: Some(79),
+            soc_model: None,
+            graphs: Vec::new(),
+        }
+    }
+
     const CRASHES: &str = "kill -SEGV $$";
-    const COMES_THROUGH: &str = r"printf 'qhxA\000\000\000\000\000\000\000\000\000'";
 
     #[test]
     fn a_file_that_crashes_a_child_is_refused_and_remembered_until_it_changes() {
@@ -181,34 +223,51 @@ mod tests {
         let memory = dir.path().join("cache/tried.json");
         let path = dir.path().join("part.bin");
         std::fs::write(&path, b"first").unwrap();
-        let attempt = |line: &str, library: &str| {
+        let sound = answers(dir.path(), 0, &serde_json::to_value(info()).unwrap());
+        let crashes = helper(CRASHES);
+        let attempt = |program: &ChildProgram, library: &str| {
             let file = Mapped::open(&path).unwrap();
-            try_with(&helper(line), Path::new("libQnnSystem.so"), library, &file, Some(&memory))
+            read_in_child(program, Path::new("libQnnSystem.so"), library, &file, Some(&memory))
         };
-        let error = attempt(CRASHES, "1.15").unwrap_err();
+        let error = attempt(&crashes, "1.15").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Artifact);
         assert!(error.message().contains("part.bin: its metadata cannot be read"), "{error}");
         assert!(error.message().contains("signal 11"), "{error}");
         // The next time no child is asked.
-        let again = attempt(COMES_THROUGH, "1.15").unwrap_err();
+        let again = attempt(&sound, "1.15").unwrap_err();
         assert_eq!(again.message(), error.message());
-        // Another library may read it.
-        attempt(COMES_THROUGH, "1.16").unwrap();
-        attempt(CRASHES, "1.16").unwrap();
-        // A changed file is tried again.
+        // Another library may read it, and what it read is what the parent gets.
+        assert_eq!(attempt(&sound, "1.16").unwrap(), info());
+        attempt(&crashes, "1.16").unwrap_err();
+        // A changed file is read again.
         std::fs::write(&path, b"second").unwrap();
-        attempt(CRASHES, "1.16").unwrap_err();
+        assert_eq!(attempt(&sound, "1.16").unwrap(), info());
     }
 
     #[test]
-    fn what_cannot_be_tried_is_not_held_against_the_file() {
+    fn an_error_of_the_child_is_the_parents_and_not_held_against_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let memory = dir.path().join("tried.json");
         let path = dir.path().join("part.bin");
         std::fs::write(&path, b"x").unwrap();
         let file = Mapped::open(&path).unwrap();
+        let attempt = |program: &ChildProgram| {
+            read_in_child(program, Path::new("s"), "1", &file, Some(&memory)).unwrap_err()
+        };
+        let said = serde_json::json!({
+            "kind": "context", "message": "part.bin: too new", "hint": "update qhx", "code": 5005,
+        });
+        let error = attempt(&answers(dir.path(), 1, &said));
+        assert_eq!((error.kind(), error.code()), (ErrorKind::Context, Some(5005)));
+        assert_eq!(error.message(), "part.bin: too new");
+        assert_eq!(error.hint_text(), Some("update qhx"));
+        let error = attempt(&answers(dir.path(), 0, &serde_json::json!({"graphs": 7})));
+        assert_eq!(error.kind(), ErrorKind::Internal);
+        assert!(error.message().contains("part.bin: asking a helper"), "{error}");
+        // The file is not read without a child where the program has one.
         let nowhere = ChildProgram { program: "/nowhere/qhx".into(), arguments: Vec::new() };
-        try_with(&nowhere, Path::new("s"), "1", &file, Some(&memory)).unwrap();
+        let error = attempt(&nowhere);
+        assert!(error.message().contains("/nowhere/qhx: cannot be started"), "{error}");
         assert!(!memory.exists());
     }
 }
