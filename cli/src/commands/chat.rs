@@ -170,8 +170,9 @@ pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
             format!("{}: the model does not chat", model.manifest().path.display()),
         )
         .hint(
-            "a bundle chats when its manifest has `chat` or its tokenizer_config.json a \
-             chat_template; `qhx generate` completes a text without either",
+            "a bundle chats when its manifest has `chat`, or when a chat_template.jinja or a \
+             tokenizer_config.json with a chat_template lies beside the tokenizer; `qhx generate` \
+             completes a text without either",
         ));
     }
     model.set_template_arguments(args.template_args.iter().cloned().collect());

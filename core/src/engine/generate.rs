@@ -178,8 +178,8 @@ impl Model {
             Error::new(
                 ErrorKind::Usage,
                 format!(
-                    "{}: the model does not chat: neither the manifest's chat nor a chat_template \
-                     in tokenizer_config.json says how",
+                    "{}: the model does not chat: neither the manifest's chat nor a chat template \
+                     beside the tokenizer says how",
                     self.manifest.path.display()
                 ),
             )
