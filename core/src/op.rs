@@ -172,6 +172,11 @@ pub trait HostOp: Send {
     /// Logits of the last position consumed. Errors when there are none.
     fn logits(&self) -> Result<Logits<'_>>;
 
+    /// Which graph writes the logits, and as which tensor, where that is known: for messages.
+    fn logits_origin(&self) -> Option<String> {
+        None
+    }
+
     /// Positions consumed so far.
     fn position(&self) -> usize;
 

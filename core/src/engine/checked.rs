@@ -73,8 +73,9 @@ impl Checked {
 
     /// An error of choosing among the op's logits, with where they are from.
     pub(super) fn about_logits(&self, error: Error) -> Error {
+        let place = self.op.logits_origin().unwrap_or_else(|| "logits".to_owned());
         let position = self.op.position();
-        error.context(format_args!("host-op {:?}, logits of position {position}", self.name))
+        error.context(format_args!("host-op {:?}, {place}, position {position}", self.name))
     }
 }
 
@@ -136,6 +137,10 @@ impl HostOp for Checked {
 
     fn logits(&self) -> Result<Logits<'_>> {
         self.op.logits()
+    }
+
+    fn logits_origin(&self) -> Option<String> {
+        self.op.logits_origin()
     }
 
     fn position(&self) -> usize {

@@ -329,7 +329,7 @@ fn logits_that_are_wrong_are_named_with_the_op() {
     op.logits[6] = f32::NAN;
     let error = generate(&mut open(op), &request(&[1, 2], 1)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Execute);
-    let words = "host-op \"scripted\", logits of position 2: the logit of token 6 is NaN";
+    let words = "host-op \"scripted\", logits, position 2: the logit of token 6 is NaN";
     assert!(error.message().contains(words), "{error}");
 }
 

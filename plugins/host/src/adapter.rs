@@ -244,6 +244,12 @@ impl HostOp for PluginOp {
         self.view(view)
     }
 
+    fn logits_origin(&self) -> Option<String> {
+        // SAFETY: no call of the op is under way.
+        let workspace = &unsafe { self.session.shared() }.workspace;
+        views::origin(self.logits?, workspace)
+    }
+
     fn position(&self) -> usize {
         // SAFETY: an open op; no other call is under way, since those take `&mut self`.
         unsafe { self.object.vtable.position()(self.object.data) as usize }

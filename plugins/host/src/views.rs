@@ -53,6 +53,16 @@ pub(crate) fn agree(op: &str, kind: Kind, view: RawView, workspace: &Workspace) 
     .hint("the op must take the view's dtype and length from the tensor; tell its author"))
 }
 
+/// The graph and tensor that write where a view begins, for messages. `None` where no graph does.
+pub(crate) fn origin(view: RawView, workspace: &Workspace) -> Option<String> {
+    let mut outputs = workspace.outputs_in(BufferId(view.buffer));
+    let (graph, tensor, _) = outputs.find(|(_, tensor, start)| {
+        let bytes = tensor.byte_len().unwrap_or_default();
+        (*start..start.saturating_add(bytes)).contains(&(view.offset as usize))
+    })?;
+    Some(format!("graph {:?}, tensor {tensor}", graph.name))
+}
+
 /// Whether so many values are a row of the tensor, or all of it.
 fn is_row(tensor: &TensorInfo, len: u64) -> bool {
     let mut row = 1_u64;
