@@ -93,7 +93,7 @@ mod tests {
         let cases = [
             (r#"{"temperature": -1}"#, "option temperature: expected 0 (greedy) or"),
             (r#"{"temperature": 1e-9}"#, "option temperature: expected 0 (greedy) or"),
-            (r#"{"temperature": 1e39}"#, "option temperature: expected"),
+            (r#"{"temperature": 1e38}"#, "option temperature: expected"),
             (r#"{"top_p": 0}"#, "option top_p: expected a number above 0 and up to 1, found 0"),
             (r#"{"top_p": 1.5}"#, "option top_p: expected a number above 0 and up to 1, found 1.5"),
             (r#"{"min_p": 2}"#, "option min_p: expected a number from 0 to 1, found 2"),
