@@ -416,8 +416,8 @@ fn text_files_that_qhx_refuses_are_refused() {
     let cases: [(Damage<'_>, &str); 5] = [
         (&long, "tokenizer_config.json: larger than 64 MiB"),
         (&tokenizer, "tokenizer.json"),
-        (&config, "chat_template"),
-        (&beside, "chat_template"),
+        (&config, "tokenizer_config.json: chat template"),
+        (&beside, "chat template"),
         (&list, "tokenizer_config.json"),
     ];
     for (damage, words) in cases {
