@@ -44,7 +44,7 @@ fn the_family_runs_on_both_backends_and_the_programs_stay_the_same_bytes() {
     let cases = toys::goldens(&toys::fixture("lfm2-toy")).cases.len();
     let verify = ["verify", bundle.to_str().unwrap(), suite.to_str().unwrap(), "--backend", "cpu"];
     let (success, text) = place.qhx(&[&verify[..], &["--plugin", plugin_file]].concat());
-    let passed = format!("passed: {cases} of {cases} cases (greedy_exact, backend ");
+    let passed = format!("passed: {cases} of {cases} cases passed (greedy_exact, backend ");
     assert!(success && text.contains(&format!("{passed}cpu)")), "{text}");
     if libraries.is_some() {
         let text = &printed[on_npu];
