@@ -312,14 +312,13 @@ impl Op for Generate {
     }
 
     fn info(&self) -> OpInfo {
-        let mut info = OpInfo {
-            vocab: self.vocab,
-            input_vocab: self.embedding.vocab(),
-            max_ctx: self.max_ctx,
-            ..OpInfo::default()
-        };
+        let mut info = OpInfo { vocab: self.vocab, max_ctx: self.max_ctx, ..OpInfo::default() };
         self.state.describe(&mut info);
         info
+    }
+
+    fn input_vocab(&self) -> usize {
+        self.embedding.vocab()
     }
 
     fn reset(&mut self, host: &mut Host) -> Result<()> {

@@ -298,14 +298,14 @@ impl Op for Generate {
     }
 
     fn info(&self) -> OpInfo {
-        let mut info = OpInfo {
-            vocab: self.logits.len,
-            input_vocab: self.embedding.vocab(),
-            max_ctx: self.max_ctx,
-            ..OpInfo::default()
-        };
+        let mut info =
+            OpInfo { vocab: self.logits.len, max_ctx: self.max_ctx, ..OpInfo::default() };
         self.state.describe(&mut info);
         info
+    }
+
+    fn input_vocab(&self) -> usize {
+        self.embedding.vocab()
     }
 
     fn reset(&mut self, host: &mut Host) -> Result<()> {

@@ -13,7 +13,9 @@ use crate::abi::{
     RawSegment, RawView, SEGMENT_AUDIO, SEGMENT_IMAGE, SEGMENT_TOKENS, VIEW_F16, VIEW_F32,
 };
 use crate::guard::catch;
-use crate::{DType, Error, ErrorCode, Host, Op, OpDescription, Result, Segment, SnapshotId, View};
+use crate::{
+    DType, Error, ErrorCode, Host, Op, OpDescription, OpInfo, Result, Segment, SnapshotId, View,
+};
 
 /// Name of the symbol that a plugin exports: the one that `abi_stable` looks for.
 pub const ROOT_SYMBOL: &str = abi_stable::library::ROOT_MODULE_LOADER_NAME;
@@ -202,11 +204,21 @@ unsafe extern "C" fn close<O: Op>(data: *mut c_void) {
     let _ = catch(|| drop(instance));
 }
 
+/// What crosses as an op's info. [`OpInfo`] itself does not grow, so that ops which write out all
+/// its fields still compile.
+#[derive(serde::Serialize)]
+struct Info {
+    #[serde(flatten)]
+    info: OpInfo,
+    input_vocab: usize,
+}
+
 unsafe extern "C" fn info<O: Op>(data: *mut c_void) -> RString {
     // SAFETY: as the host promises for every call.
     let text = unsafe {
         with::<O, RString>(data, "info", |i| {
-            Ok(serde_json::to_string(&i.op.info()).unwrap_or_default().into())
+            let info = Info { info: i.op.info(), input_vocab: i.op.input_vocab() };
+            Ok(serde_json::to_string(&info).unwrap_or_default().into())
         })
     };
     text.unwrap_or_default()

@@ -36,6 +36,13 @@ pub trait Op: Sized + Send + 'static {
     /// What was found on opening.
     fn info(&self) -> OpInfo;
 
+    /// Token ids that the op can consume are below this: rows of its embedding table. Fewer than
+    /// [`OpInfo::vocab`] where the logits are padded; the logits beyond are never chosen. 0 takes
+    /// the manifest's `params.vocab`, or else [`OpInfo::vocab`].
+    fn input_vocab(&self) -> usize {
+        0
+    }
+
     /// Forgets everything: position 0.
     fn reset(&mut self, host: &mut Host) -> Result<()>;
 

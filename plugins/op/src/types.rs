@@ -209,10 +209,6 @@ pub struct OpDescription {
 pub struct OpInfo {
     /// Number of logits, 0 for an op that does not generate.
     pub vocab: usize,
-    /// Token ids that the op can consume are below this: rows of its embedding table. Fewer than
-    /// `vocab` where that is padded; the logits beyond are never chosen. 0 takes the manifest's
-    /// `params.vocab`, or else `vocab`.
-    pub input_vocab: usize,
     /// Positions that the state can hold.
     pub max_ctx: usize,
     /// Elements of an embedding, 0 for an op that does not embed.
