@@ -16,7 +16,7 @@
 //! This is no sandbox: the child has the rights of the parent.
 //!
 //! To the child's standard input go the length of the input (8 bytes, little-endian) and the input. Back come
-//! [`MAGIC`], one byte that says whether the task failed, the length of the answer and the answer.
+//! `qhxA`, one byte that says whether the task failed, the length of the answer and the answer.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read, Write};
