@@ -4,7 +4,10 @@
 //! f32 and the slice conversion of `half`, which uses the machine's own instructions where it has some.
 //! All give the same bits: the product is rounded to f32 and then to f16, to nearest even.
 
-#![expect(unsafe_code, reason = "vector loads and stores, and calls of code for a CPU feature")]
+#![cfg_attr(
+    target_arch = "x86_64",
+    expect(unsafe_code, reason = "vector loads and stores, and calls of code for a CPU feature")
+)]
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
