@@ -1,57 +1,11 @@
-//! The arguments of `qhx`: the commands, and the groups of options that several of them share.
+//! Groups of options that several commands share.
 
 use std::path::PathBuf;
 
-use clap::builder::styling::{AnsiColor, Styles};
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, ValueEnum};
 use qhx_core::sampling::SamplingParams;
 
-use crate::commands;
 use crate::vars;
-
-const STYLES: Styles = Styles::styled()
-    .header(AnsiColor::Green.on_default().bold())
-    .usage(AnsiColor::Green.on_default().bold())
-    .literal(AnsiColor::Cyan.on_default().bold())
-    .placeholder(AnsiColor::Cyan.on_default());
-
-const EXAMPLES: &str = "\
-Examples:
-  qhx demo
-  qhx runtime install
-  qhx forge Qwen3.5-0.8B --out qwen35/v81 --target v81
-  qhx generate qwen35/v81 'The capital of France is' --max-new 32
-  qhx chat qwen35/v81
-
-Results go to standard output, everything else to standard error. Exit codes and environment
-variables are listed in docs/cli.md.";
-
-/// Runs, makes and checks bundles of QNN context binaries.
-#[derive(Debug, Parser)]
-#[command(name = "qhx", version, styles = STYLES, after_help = EXAMPLES, max_term_width = 100)]
-#[command(disable_help_subcommand = true)]
-pub(crate) struct Cli {
-    #[command(flatten)]
-    pub global: GlobalArgs,
-    #[command(subcommand)]
-    pub command: Command,
-}
-
-/// What to do.
-#[derive(Debug, Subcommand)]
-pub(crate) enum Command {
-    Generate(commands::generate::GenerateArgs),
-    Chat(commands::chat::ChatArgs),
-    Embed(commands::embed::EmbedArgs),
-    Forge(commands::forge::ForgeArgs),
-    Inspect(commands::inspect::InspectArgs),
-    Verify(commands::verify::VerifyArgs),
-    Runtime(commands::runtime::RuntimeArgs),
-    Plugins(commands::plugins::PluginsArgs),
-    Doctor(commands::doctor::DoctorArgs),
-    Demo(commands::demo::DemoArgs),
-    Completions(commands::completions::CompletionsArgs),
-}
 
 /// Options of every command.
 #[derive(Debug, Clone, Args)]

@@ -1,95 +1,16 @@
-//! Finds the QNN libraries and decides what executes a bundle's graphs.
+//! Decides what executes a bundle's graphs, and opens it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use qhx_core::backend::Backend;
-use qhx_core::qnn::{Library, QnnBackend, QnnOptions, SystemLibrary};
+use qhx_core::qnn::{QnnBackend, QnnOptions};
 use qhx_core::resident::ResidentBackend;
 use qhx_core::{Error, ErrorKind, Manifest, Result};
 use qhx_cpu::{CpuBackend, CpuOptions};
 
-use crate::args::{BackendArgs, BackendChoice, LibraryArgs};
-use crate::commands::runtime;
-
-/// File name of the HTP library.
-pub(crate) const HTP_FILE: &str = if cfg!(windows) { "QnnHtp.dll" } else { "libQnnHtp.so" };
-/// File name of the system library.
-pub(crate) const SYSTEM_FILE: &str =
-    if cfg!(windows) { "QnnSystem.dll" } else { "libQnnSystem.so" };
-
-/// Paths of the two QNN libraries.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Libraries {
-    pub htp: PathBuf,
-    pub system: PathBuf,
-    /// Where they come from, for people.
-    pub source: &'static str,
-}
-
-impl Libraries {
-    /// Opens both.
-    pub(crate) fn open(&self) -> Result<Library> {
-        Library::open(&self.htp, Some(&self.system))
-    }
-}
-
-impl LibraryArgs {
-    /// The libraries: those given, or else those installed, or else those beside the program.
-    /// `None` when there are none.
-    pub(crate) fn find(&self) -> Result<Option<Libraries>> {
-        match (&self.htp, &self.system) {
-            (Some(htp), system) => {
-                let system = system.clone().unwrap_or_else(|| htp.with_file_name(SYSTEM_FILE));
-                return Ok(Some(Libraries { htp: htp.clone(), system, source: "given" }));
-            }
-            (None, Some(system)) => {
-                return Err(Error::new(
-                    ErrorKind::Usage,
-                    format!("the system library {} is given without libQnnHtp", system.display()),
-                )
-                .hint("give --htp FILE as well, or neither"));
-            }
-            (None, None) => {}
-        }
-        if let Some(folder) = runtime::installed() {
-            return Ok(Some(in_folder(&folder, "installed runtime")));
-        }
-        Ok(beside_program())
-    }
-
-    /// As [`LibraryArgs::find`]; none is an error.
-    pub(crate) fn require(&self, what: &str) -> Result<Libraries> {
-        self.find()?.ok_or_else(|| {
-            Error::new(
-                ErrorKind::Runtime,
-                format!(
-                    "{what} needs {HTP_FILE} and {SYSTEM_FILE}: none are given and none installed"
-                ),
-            )
-            .hint(runtime::how_to_get())
-        })
-    }
-
-    /// The system library alone, which reads metadata.
-    pub(crate) fn system(&self) -> Result<Option<SystemLibrary>> {
-        let path = match &self.system {
-            Some(system) => Some(system.clone()),
-            None => self.find()?.map(|libraries| libraries.system),
-        };
-        path.map(|path| SystemLibrary::open(&path)).transpose()
-    }
-}
-
-fn in_folder(folder: &Path, source: &'static str) -> Libraries {
-    Libraries { htp: folder.join(HTP_FILE), system: folder.join(SYSTEM_FILE), source }
-}
-
-fn beside_program() -> Option<Libraries> {
-    let program = std::env::current_exe().ok()?.canonicalize().ok()?;
-    let libraries = in_folder(program.parent()?, "beside the program");
-    (libraries.htp.is_file() && libraries.system.is_file()).then_some(libraries)
-}
+use crate::args::{BackendArgs, BackendChoice};
+use crate::runtime::{self, Libraries};
 
 /// A backend and the reason for it.
 pub(crate) struct Chosen {

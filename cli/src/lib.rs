@@ -1,7 +1,8 @@
 //! The command line of qhx: the programs `qhx`, `qhx_generate` and `qhx_embed`.
 //!
-//! Each command is a module of `commands`; what they share lies beside it. Standard output carries
-//! results only and is written through `output`; everything else goes to standard error.
+//! `run` reads the arguments and starts a command. Each command is a module of `commands`; what they share lies beside
+//! them and knows none of them. Standard output carries results only and is written through `output`; everything else
+//! goes to standard error.
 
 #[macro_use]
 mod stderr;
@@ -19,10 +20,14 @@ pub mod fuzzing;
 mod helper;
 mod output;
 mod panics;
+mod program;
 mod progress;
 mod prompt;
+mod run;
+mod runtime;
 mod session;
 mod signal;
+mod status;
 mod vars;
 
-pub use app::{run, run_embed, run_generate};
+pub use run::{run, run_embed, run_generate};

@@ -11,6 +11,7 @@ use qhx_core::escape::escaped;
 use qhx_core::qnn::stdout::redirect_to_stderr;
 use qhx_core::{Error, ErrorKind, Result};
 use serde::Serialize;
+use serde_json::json;
 
 /// The real standard output.
 pub(crate) struct Output {
@@ -56,6 +57,17 @@ impl Output {
         let text = serde_json::to_string(value)
             .map_err(|e| Error::new(ErrorKind::Internal, format!("the result as JSON: {e}")))?;
         self.write(&format!("{text}\n"))
+    }
+
+    /// Writes a failure for programs.
+    pub(crate) fn error(&mut self, error: &Error) -> Result<()> {
+        self.json(&json!({"error": {
+            "kind": error.kind().name(),
+            "message": error.message(),
+            "hint": error.hint_text(),
+            "code": error.code(),
+            "exit_code": error.kind().exit_code(),
+        }}))
     }
 
     /// Writes a value as JSON over several lines, for reports that people read, too.

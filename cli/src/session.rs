@@ -11,9 +11,10 @@ use qhx_core::op::{OpSource, SpanStats};
 use qhx_core::{Manifest, Result};
 use serde_json::{Value, json};
 
-use crate::app::{App, Status};
+use crate::app::App;
 use crate::args::BackendArgs;
 use crate::progress;
+use crate::status::Status;
 
 /// Opens the bundle at `path` with the backend that the options choose.
 pub(crate) fn open(

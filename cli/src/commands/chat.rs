@@ -8,10 +8,11 @@ use qhx_core::engine::{FinishReason, Message, Model, Prompt, Request};
 use qhx_core::sampling::SamplingParams;
 use qhx_core::{Error, ErrorKind, Result};
 
-use crate::app::{App, Status, error_json};
+use crate::app::App;
 use crate::args::{BackendArgs, SamplingArgs, Switch, TemplateArg, parse_template_arg};
 use crate::prompt;
 use crate::session::{self, Stream};
+use crate::status::Status;
 use crate::stderr;
 
 const EXAMPLES: &str = "\
@@ -207,7 +208,7 @@ pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
                 stderr::error(&e);
                 say!("(the message is not part of the conversation; /reset begins anew)");
                 if args.json {
-                    app.output.json(&error_json(&e))?;
+                    app.output.error(&e)?;
                 }
                 if !interactive {
                     status = Status::Reported(e.kind());

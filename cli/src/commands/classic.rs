@@ -8,12 +8,13 @@ use qhx_core::engine::{Message, Prompt, Request};
 use qhx_core::op::Modality;
 use qhx_core::{Error, ErrorKind, Result};
 
-use crate::app::{App, Status};
+use crate::app::App;
 use crate::args::{
     BackendArgs, BackendChoice, GlobalArgs, LibraryArgs, Switch, TemplateArg, parse_template_arg,
 };
 use crate::prompt;
 use crate::session::{self, Stream};
+use crate::status::Status;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -4,7 +4,8 @@ use clap::Args;
 use clap_complete::Shell;
 use qhx_core::{Error, ErrorKind, Result};
 
-use crate::app::{App, Status, command};
+use crate::app::App;
+use crate::status::Status;
 
 /// Print a completion script for a shell
 ///
@@ -16,10 +17,14 @@ pub(crate) struct CompletionsArgs {
     pub shell: Shell,
 }
 
-/// Runs the command.
-pub(crate) fn run(args: &CompletionsArgs, app: &mut App) -> Result<Status> {
+/// Runs the command. `program` describes the command line.
+pub(crate) fn run(
+    args: &CompletionsArgs,
+    mut program: clap::Command,
+    app: &mut App,
+) -> Result<Status> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut command(), "qhx", &mut script);
+    clap_complete::generate(args.shell, &mut program, "qhx", &mut script);
     let script = String::from_utf8(script)
         .map_err(|e| Error::new(ErrorKind::Internal, format!("the completion script: {e}")))?;
     app.output.write(&script)?;

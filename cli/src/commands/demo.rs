@@ -8,13 +8,14 @@ use qhx_core::qnn::Target;
 use qhx_core::{Error, ErrorKind, Manifest, Result};
 use qhx_forge::{ForgeOptions, forge};
 
-use super::forge::compiler;
+use super::forge::compiler::compiler;
 use super::verify::is_intact;
-use crate::app::{App, Status};
+use crate::app::App;
 use crate::args::{BackendArgs, BackendChoice};
-use crate::backends::Libraries;
 use crate::progress::ForgeProgress;
+use crate::runtime::Libraries;
 use crate::session::{self, Stream};
+use crate::status::Status;
 use crate::{cache, fixture};
 
 const PROMPT: &str = "The capital of France is";

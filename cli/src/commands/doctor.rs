@@ -9,11 +9,12 @@ use qhx_core::qnn::{QnnBackend, QnnOptions};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::{plugins, runtime};
-use crate::app::{App, Status};
+use super::plugins;
+use crate::app::App;
 use crate::args::LibraryArgs;
 use crate::output::Report;
-use crate::{backends, cache, vars};
+use crate::status::Status;
+use crate::{backends, cache, runtime, vars};
 
 /// Check this machine: libraries, plugins, folders
 ///

@@ -7,10 +7,11 @@ use std::time::Duration;
 use clap::Args;
 use qhx_core::engine::{Message, Prompt, Request};
 
-use crate::app::{App, Status};
+use crate::app::App;
 use crate::args::{BackendArgs, SamplingArgs, Switch, TemplateArg, parse_template_arg};
 use crate::prompt;
 use crate::session::{self, Stream};
+use crate::status::Status;
 
 const EXAMPLES: &str = "\
 Examples:

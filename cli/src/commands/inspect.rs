@@ -9,10 +9,12 @@ use qhx_core::qnn::{BinaryInfo, BinaryTensor, SystemLibrary};
 use qhx_core::{DType, ErrorKind, GraphInfo, Manifest, Result, TensorInfo, files};
 use serde::Serialize;
 
-use crate::app::{App, Status};
+use crate::app::App;
 use crate::args::LibraryArgs;
 use crate::backends;
 use crate::output::Report;
+use crate::runtime;
+use crate::status::Status;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -158,7 +160,7 @@ fn bundle(args: &InspectArgs, app: &App) -> Result<BundleReport> {
         Ok(None) => {
             notes.push(format!(
                 "no libQnnSystem is given or installed: context binaries are not read ({})",
-                super::runtime::how_to_get()
+                runtime::how_to_get()
             ));
             None
         }

@@ -1,4 +1,4 @@
-//! `qhx runtime`: fetches the QNN libraries and says where they are.
+//! `qhx runtime`: fetches the QNN libraries ([`crate::runtime`]) and says where they are.
 //!
 //! The libraries are Qualcomm's and come from the wheel `onnxruntime-qnn` on the Python package
 //! index, which pip downloads. The wheel's two folders stay side by side: the libraries look for
@@ -15,20 +15,19 @@ use qhx_core::{CancelToken, Error, ErrorKind, Result};
 use serde_json::json;
 
 use super::verify::sha256;
-use crate::app::{App, Status};
+use crate::app::App;
 use crate::args::LibraryArgs;
-use crate::backends::{HTP_FILE, SYSTEM_FILE};
-use crate::{cache, progress};
+use crate::progress;
+use crate::runtime::{
+    HTP_FILE, LIBRARY_FOLDER, SYSTEM_FILE, VERSION, can_install, folder, how_to_get, installed,
+};
+use crate::status::Status;
 
 /// The wheel's name on the package index.
 const PACKAGE: &str = "onnxruntime-qnn";
-/// The wheel's version; it holds QAIRT 2.51.
-pub(crate) const VERSION: &str = "2.7.0";
 const PLATFORM: &str = "manylinux_2_35_x86_64";
 const WHEEL: &str = "onnxruntime_qnn-2.7.0-cp311-cp311-manylinux_2_35_x86_64.whl";
 const WHEEL_SHA256: &str = "c56c01562b8534fe8980cfea4601408d950c065f8251fb862ce82101c52c9849";
-/// The folder of the wheel that holds the libraries.
-const LIBRARY_FOLDER: &str = "onnxruntime_qnn";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -85,31 +84,6 @@ enum RuntimeCommand {
 impl RuntimeArgs {
     pub(crate) fn wants_json(&self) -> bool {
         matches!(self.command, RuntimeCommand::Info { json: true, .. })
-    }
-}
-
-/// Where the libraries are installed, or will be.
-fn folder() -> Result<PathBuf> {
-    Ok(cache::dir()?.join("qnn").join(VERSION))
-}
-
-/// The folder of the installed libraries.
-pub(crate) fn installed() -> Option<PathBuf> {
-    let folder = folder().ok()?.join(LIBRARY_FOLDER);
-    (folder.join(HTP_FILE).is_file() && folder.join(SYSTEM_FILE).is_file()).then_some(folder)
-}
-
-/// True where the wheel's libraries run.
-pub(crate) const fn can_install() -> bool {
-    cfg!(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu"))
-}
-
-/// What to do where the libraries are missing.
-pub(crate) fn how_to_get() -> &'static str {
-    if can_install() {
-        "run `qhx runtime install`, or give --htp FILE --system FILE"
-    } else {
-        "give --htp FILE --system FILE with the libraries of the QAIRT SDK for this platform"
     }
 }
 

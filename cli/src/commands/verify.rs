@@ -12,9 +12,10 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use super::suite::{Gate, Score, Suite, suite_passes};
-use crate::app::{App, Status};
+use crate::app::App;
 use crate::args::BackendArgs;
 use crate::session::{self, Stream};
+use crate::status::Status;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -9,8 +9,9 @@ use serde_json::json;
 use super::args::Role;
 use super::encoder::Encoder;
 use super::sink::{cosine, norm};
-use crate::app::{App, Status};
+use crate::app::App;
 use crate::args::{BackendArgs, BackendChoice, GlobalArgs, LibraryArgs};
+use crate::status::Status;
 use crate::{session, vars};
 
 const EXAMPLES: &str = "\

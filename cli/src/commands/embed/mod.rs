@@ -7,6 +7,7 @@ mod fingerprint;
 #[cfg(feature = "parquet")]
 mod parquet;
 mod record;
+mod row;
 mod rows;
 mod sink;
 
@@ -19,8 +20,9 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use qhx_core::{ErrorKind, Result};
 
-use crate::app::{App, Status};
+use crate::app::App;
 use crate::session;
+use crate::status::Status;
 use encoder::Encoder;
 use fingerprint::Fingerprint;
 use sink::{Claim, Sink};

@@ -22,8 +22,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tempfile::NamedTempFile;
 
-use super::rows::MAX_LINE;
-use super::sink::Vector;
+use super::row::{MAX_LINE, Vector};
 
 /// Rows that are held in memory at a time.
 const BATCH: usize = 1024;

@@ -12,18 +12,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::args::{EmbedArgs, Role, Shard};
-
-/// Bytes of the longest line, and of the longest text of a table. No encoder takes a text near it.
-pub(crate) const MAX_LINE: usize = 4 << 20;
-
-/// One text.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Row {
-    /// Place in the input, from 0.
-    pub index: u64,
-    pub text: String,
-    pub role: Role,
-}
+use super::row::{MAX_LINE, Row};
 
 /// A line of the input that is an object.
 #[derive(Deserialize)]

@@ -7,27 +7,20 @@ use std::time::{Duration, Instant};
 
 use qhx_core::{Error, ErrorKind, Result};
 use same_file::Handle;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
 use super::args::{EmbedArgs, is_parquet};
 use super::fingerprint::Fingerprint;
 use super::record::{Made, Record, Slot};
-use super::rows::{Row, Rows};
+use super::row::{Row, Vector};
+use super::rows::Rows;
 use crate::output::Output;
 
 /// What is lost at most when the machine stops.
 const FLUSH: Duration = Duration::from_secs(1);
 /// Values of a vector that people are shown.
 const SHOWN: usize = 4;
-
-/// One line of the output.
-#[derive(Debug, Serialize)]
-pub(crate) struct Vector<'a> {
-    pub index: u64,
-    pub text: &'a str,
-    pub embedding: &'a [f32],
-}
 
 /// As much of a line as a later run has to know.
 #[derive(Debug, Deserialize)]

@@ -1,56 +1,19 @@
 //! `qhx forge estimate`: what the graphs will cost on the device, as the QNN compiler sees it.
 
-use std::path::PathBuf;
-
-use clap::Args;
 use qhx_core::Result;
 use qhx_core::qnn::Target;
 use qhx_forge::checkpoint::Checkpoint;
-use qhx_forge::estimate::{
-    DEFAULT_CORNER, EstimateOptions, GraphEstimate, NOT_MODELLED, OpCost, estimate,
-};
+use qhx_forge::estimate::{EstimateOptions, GraphEstimate, NOT_MODELLED, OpCost, estimate};
 use qhx_forge::plan::plan;
 use qhx_forge::qnn::QnnCompiler;
 use qhx_forge::{ForgeOptions, recipes};
 use serde_json::{Value, json};
 
-use super::{ShapeArgs, source};
-use crate::app::{App, Status};
-use crate::args::LibraryArgs;
-use crate::backends::Libraries;
+use super::args::{EstimateArgs, source};
+use crate::app::App;
 use crate::progress::ForgeProgress;
-
-const EXAMPLES: &str = "\
-Examples:
-  qhx forge estimate Qwen3.5-0.8B
-  qhx forge estimate config.json --target v79 --precision w8a16 --corner 5
-  qhx forge estimate Qwen3.5-0.8B --trace traces    # then open traces/decode.json in Perfetto";
-
-/// Estimate what the graphs cost on the device, without one
-///
-/// Compiles every graph and sums up the schedule that the QNN compiler makes for the target: time,
-/// bytes read and written, and the ops that take most time. Weights do not matter, so that a
-/// config.json alone is enough. Bytes are facts of the compiled graphs; times come from the
-/// compiler's cost model and are no measurement.
-#[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
-pub(crate) struct EstimateArgs {
-    /// Folder of the checkpoint, or a config.json
-    pub checkpoint: PathBuf,
-    #[command(flatten)]
-    pub shape: ShapeArgs,
-    /// Voltage corner of the core, 1 to 12; 7 is about turbo
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_CORNER)]
-    pub corner: u32,
-    /// Keep the schedules in this folder, for Perfetto
-    #[arg(long, value_name = "DIR")]
-    pub trace: Option<PathBuf>,
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
-    #[command(flatten)]
-    pub libraries: LibraryArgs,
-}
+use crate::runtime::Libraries;
+use crate::status::Status;
 
 /// Runs the command.
 pub(super) fn run(args: &EstimateArgs, app: &mut App) -> Result<Status> {

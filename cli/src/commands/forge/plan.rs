@@ -1,45 +1,13 @@
 //! `qhx forge plan`: what a bundle will consist of and what making it takes.
 
-use std::path::PathBuf;
-
-use clap::Args;
 use qhx_core::Result;
 use qhx_forge::plan::{Plan, plan};
 use qhx_forge::recipes;
 use serde_json::{Value, json};
 
-use super::{ShapeArgs, source};
-use crate::app::{App, Status};
-
-const EXAMPLES: &str = "\
-Examples:
-  qhx forge plan Qwen3.5-4B
-  qhx forge plan config.json --precision w8a16 --max-ctx 8192
-  qhx forge plan nv-embedcode-7b-v1 --task embed --precision w8a16 --json";
-
-/// Say what a bundle will consist of, and what making it takes
-///
-/// Reads the checkpoint's configuration and the table of its tensors; a config.json alone is
-/// enough. Lists the contexts with their expected sizes, the memory and the time that the forge
-/// needs, and chooses the number of contexts as `qhx forge` does. Fails with the numbers where no
-/// number of contexts would do.
-#[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
-pub(crate) struct PlanArgs {
-    /// Folder of the checkpoint, or a config.json
-    pub checkpoint: PathBuf,
-    #[command(flatten)]
-    pub shape: ShapeArgs,
-    /// Plan without context binaries
-    #[arg(long, conflicts_with = "target")]
-    pub cpu_only: bool,
-    /// Plan without ONNX graphs
-    #[arg(long, conflicts_with = "cpu_only")]
-    pub no_onnx: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
-}
+use super::args::{PlanArgs, source};
+use crate::app::App;
+use crate::status::Status;
 
 /// Runs the command.
 pub(super) fn run(args: &PlanArgs, app: &mut App) -> Result<Status> {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use clap::{Args, Parser as _};
+use clap::{Parser, Subcommand};
 use qhx_core::{CancelToken, Error, ErrorKind, Result};
 use qhx_forge::compile::Compiler;
 use qhx_forge::graph::Graph;
@@ -25,11 +25,13 @@ use qhx_forge::plan::plan;
 use qhx_forge::{Progress, recipes};
 use serde::{Deserialize, Serialize};
 
-use super::ForgeArgs;
-use crate::app::{App, Status};
-use crate::args::{Cli, GlobalArgs};
+use super::args::{CompileContextArgs, ForgeArgs};
+use super::compiler::compiler;
+use crate::app::App;
+use crate::args::GlobalArgs;
 use crate::output::Output;
 use crate::signal::INTERRUPTED;
+use crate::status::Status;
 
 /// How glibc's allocator is told to fill what it hands out with zeros, small blocks included.
 const ALLOCATOR: (&str, &str) =
@@ -37,16 +39,18 @@ const ALLOCATOR: (&str, &str) =
 /// How often a forge that waits looks whether it is to stop.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Compile one context, for `qhx forge`
-#[derive(Debug, Args)]
-pub(crate) struct CompileContextArgs {
-    /// Key of the context
-    key: String,
-    /// The binary to write
-    file: PathBuf,
-    /// The command line of the forge
-    #[arg(last = true, required = true)]
-    forge: Vec<OsString>,
+/// The command line of the forge that started this process.
+#[derive(Debug, Parser)]
+struct ForgeLine {
+    #[command(flatten)]
+    _global: GlobalArgs,
+    #[command(subcommand)]
+    command: ForgeCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ForgeCommand {
+    Forge(ForgeArgs),
 }
 
 /// What the process that compiles tells the forge.
@@ -219,14 +223,12 @@ pub(super) fn run(args: &CompileContextArgs, app: &mut App) -> Result<Status> {
 }
 
 fn compile(args: &CompileContextArgs, progress: &mut dyn Progress) -> Result<u64> {
-    let cli = Cli::try_parse_from(&args.forge)
+    let line = ForgeLine::try_parse_from(&args.forge)
         .map_err(|e| Error::new(ErrorKind::Usage, e.to_string()))?;
-    let crate::args::Command::Forge(forge) = cli.command else {
-        return Err(Error::new(ErrorKind::Usage, "expected the command line of a forge"));
-    };
+    let ForgeCommand::Forge(forge) = line.command;
     let ForgeArgs { shape, libraries, .. } = &forge;
     let libraries = libraries.require("a context binary")?;
-    let compiler = super::compiler(&libraries, shape.target(), shape.share_weights)?;
+    let compiler = compiler(&libraries, shape.target(), shape.share_weights)?;
     let options = shape.options(&args.file);
     let (_, recipe) = plan(&forge.checkpoint()?, recipes::recipe, &options, true)?;
     let context = recipe.contexts.iter().find(|c| c.key == args.key).ok_or_else(|| {

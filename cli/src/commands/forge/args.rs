@@ -1,0 +1,347 @@
+//! The arguments of `qhx forge` and of its own commands.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand, ValueEnum};
+use qhx_core::qnn::Target;
+use qhx_core::{Error, ErrorKind, Result};
+use qhx_forge::checkpoint::Checkpoint;
+use qhx_forge::estimate::DEFAULT_CORNER;
+use qhx_forge::plan::{AUTO_SHARDS, CONTEXT_BUDGET};
+use qhx_forge::{ExpertInputs, ForgeOptions, Precision, Task};
+
+use crate::args::LibraryArgs;
+
+const EXAMPLES: &str = "\
+Examples:
+  qhx forge Qwen3.5-0.8B --out qwen35/v81
+  qhx forge Qwen3.5-0.8B --out qwen35/v79-w8 --target v79 --precision w8a16 --check
+  qhx forge Qwen3.5-4B --out qwen35-4b/v81 --shards 2 --max-ctx 2048
+  qhx forge Qwen3.5-0.8B --out qwen35/cpu --cpu-only
+  qhx forge Llama-3.2-1B --out llama/v81 --prefill 32,128
+  qhx forge plan Qwen3.5-4B --max-ctx 4096
+  qhx forge estimate Qwen3.5-0.8B --precision w8a16
+  qhx forge --synthetic tests/configs/qwen3.5-0.8b.json --out sizes/v81
+  qhx forge Phi-tiny-MoE-instruct --out phimoe/v79 --target v79 --shards 2 --max-ctx 2048
+  qhx forge nv-embedcode-7b-v1 --task embed --shards 4 --precision w8a16 --out embedcode/v81";
+
+const PLAN_EXAMPLES: &str = "\
+Examples:
+  qhx forge plan Qwen3.5-4B
+  qhx forge plan config.json --precision w8a16 --max-ctx 8192
+  qhx forge plan nv-embedcode-7b-v1 --task embed --precision w8a16 --json";
+
+const ESTIMATE_EXAMPLES: &str = "\
+Examples:
+  qhx forge estimate Qwen3.5-0.8B
+  qhx forge estimate config.json --target v79 --precision w8a16 --corner 5
+  qhx forge estimate Qwen3.5-0.8B --trace traces    # then open traces/decode.json in Perfetto";
+
+/// Make a bundle from a Hugging Face checkpoint
+///
+/// `qhx forge plan` and `qhx forge estimate` say beforehand what a bundle will be and cost.
+///
+/// Reads config.json, the safetensors and tokenizer.json of a folder, and writes context binaries
+/// for one Hexagon architecture, the same graphs as ONNX for the CPU, the embedding table, the
+/// tokenizer and the manifest. The folder appears when everything is written; until then finished
+/// context binaries, graphs and tables lie in a hidden folder beside it, and the same command goes on from there after it was
+/// stopped. Prints the path of the manifest.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(crate) struct ForgeArgs {
+    #[command(subcommand)]
+    pub command: Option<ForgeCommand>,
+    /// Folder of the checkpoint
+    #[arg(required_unless_present = "synthetic")]
+    pub checkpoint: Option<PathBuf>,
+    /// Instead of a checkpoint: a config.json, with weights drawn at random. The bundle has the
+    /// sizes and speed of the real model and talks nonsense; its tokens are written as numbers
+    #[arg(long, value_name = "CONFIG", conflicts_with = "checkpoint")]
+    pub synthetic: Option<PathBuf>,
+    /// Seed of the random weights
+    #[arg(long, default_value_t = 1, requires = "synthetic")]
+    pub seed: u64,
+    /// Folder of the bundle
+    #[arg(short, long, value_name = "DIR", required = true)]
+    pub out: Option<PathBuf>,
+    #[command(flatten)]
+    pub shape: ShapeArgs,
+    /// Compare each context binary with its ONNX graph on random inputs and print the cosines
+    #[arg(long, conflicts_with_all = ["cpu_only", "share_weights"])]
+    pub check: bool,
+    /// Make no context binaries, even where there are QNN libraries
+    #[arg(long, conflicts_with_all = ["target", "share_weights"])]
+    pub cpu_only: bool,
+    /// Write no ONNX graphs: the bundle then runs on the NPU only
+    #[arg(long, conflicts_with_all = ["cpu_only", "check"])]
+    pub no_onnx: bool,
+    /// When the bundle is made, estimate what its graphs cost on the device, see `qhx forge estimate`
+    #[arg(long, conflicts_with = "cpu_only")]
+    pub estimate: bool,
+    /// Voltage corner of the estimate; 7 is about turbo
+    #[arg(long, value_name = "N", requires = "estimate", default_value_t = DEFAULT_CORNER)]
+    pub corner: u32,
+    /// Name of the model and of the files [default: the checkpoint's folder]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Replace a bundle that is there already, unless its folder holds other files, too
+    #[arg(long)]
+    pub overwrite: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub libraries: LibraryArgs,
+}
+
+/// What else the command can do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ForgeCommand {
+    Plan(PlanArgs),
+    Estimate(EstimateArgs),
+    #[command(hide = true)]
+    CompileContext(CompileContextArgs),
+}
+
+/// Say what a bundle will consist of, and what making it takes
+///
+/// Reads the checkpoint's configuration and the table of its tensors; a config.json alone is
+/// enough. Lists the contexts with their expected sizes, the memory and the time that the forge
+/// needs, and chooses the number of contexts as `qhx forge` does. Fails with the numbers where no
+/// number of contexts would do.
+#[derive(Debug, Args)]
+#[command(after_help = PLAN_EXAMPLES)]
+pub(crate) struct PlanArgs {
+    /// Folder of the checkpoint, or a config.json
+    pub checkpoint: PathBuf,
+    #[command(flatten)]
+    pub shape: ShapeArgs,
+    /// Plan without context binaries
+    #[arg(long, conflicts_with = "target")]
+    pub cpu_only: bool,
+    /// Plan without ONNX graphs
+    #[arg(long, conflicts_with = "cpu_only")]
+    pub no_onnx: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Estimate what the graphs cost on the device, without one
+///
+/// Compiles every graph and sums up the schedule that the QNN compiler makes for the target: time,
+/// bytes read and written, and the ops that take most time. Weights do not matter, so that a
+/// config.json alone is enough. Bytes are facts of the compiled graphs; times come from the
+/// compiler's cost model and are no measurement.
+#[derive(Debug, Args)]
+#[command(after_help = ESTIMATE_EXAMPLES)]
+pub(crate) struct EstimateArgs {
+    /// Folder of the checkpoint, or a config.json
+    pub checkpoint: PathBuf,
+    #[command(flatten)]
+    pub shape: ShapeArgs,
+    /// Voltage corner of the core, 1 to 12; 7 is about turbo
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_CORNER)]
+    pub corner: u32,
+    /// Keep the schedules in this folder, for Perfetto
+    #[arg(long, value_name = "DIR")]
+    pub trace: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub libraries: LibraryArgs,
+}
+
+/// Compile one context, for `qhx forge`
+#[derive(Debug, Args)]
+pub(crate) struct CompileContextArgs {
+    /// Key of the context
+    pub key: String,
+    /// The binary to write
+    pub file: PathBuf,
+    /// The command line of the forge
+    #[arg(last = true, required = true)]
+    pub forge: Vec<OsString>,
+}
+
+/// What shapes the graphs.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ShapeArgs {
+    /// Hexagon architecture of the context binaries [default: v81 when there are QNN libraries]
+    #[arg(long, value_enum, value_name = "ARCH")]
+    pub target: Option<TargetChoice>,
+    /// What the bundle is to do
+    #[arg(long, value_enum, default_value_t)]
+    pub task: TaskChoice,
+    /// Precision of the decoder's weights
+    #[arg(long, value_enum, default_value_t)]
+    pub precision: PrecisionChoice,
+    /// Number of contexts that the decoder's layers are spread over [default: as few as devices can
+    /// load]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub shards: Option<usize>,
+    /// Bytes that one context may take on the device, inputs and outputs included
+    #[arg(long, value_name = "BYTES", default_value_t = CONTEXT_BUDGET)]
+    pub context_budget: u64,
+    /// Positions of the KV cache, or of the texts of an encoder [default: 1024, an encoder 512, or
+    /// fewer when the model has fewer]
+    #[arg(long, value_name = "N")]
+    pub max_ctx: Option<usize>,
+    /// Tokens that a graph for prompts takes at once; several are separated by commas, 0 makes none
+    /// [default: 128 where the family has such graphs, PhiMoE 576]
+    #[arg(long, value_name = "P", value_delimiter = ',')]
+    pub prefill: Option<Vec<usize>>,
+    /// Keep weights that prompt and decode graphs have in common once. Such context binaries load on
+    /// devices, not in the emulator
+    #[arg(long)]
+    pub share_weights: bool,
+    /// What the graphs of experts take, for models whose experts stay on the host
+    #[arg(long, value_enum, value_name = "FORM", default_value_t)]
+    pub experts: ExpertsChoice,
+}
+
+impl ShapeArgs {
+    /// The options without a compiler.
+    pub(crate) fn options(&self, out: &Path) -> ForgeOptions {
+        ForgeOptions {
+            task: self.task.task(),
+            precision: self.precision.precision(),
+            shards: self.shards.unwrap_or(AUTO_SHARDS),
+            context_budget: self.context_budget,
+            max_ctx: self.max_ctx,
+            prefill: self
+                .prefill
+                .as_ref()
+                .map(|list| list.iter().copied().filter(|p| *p > 0).collect()),
+            share_weights: self.share_weights,
+            expert_inputs: self.experts.inputs(),
+            ..ForgeOptions::new(out)
+        }
+    }
+
+    pub(crate) fn target(&self) -> Target {
+        self.target.map_or(Target::V81, TargetChoice::target)
+    }
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number @ 1..) => Ok(number),
+        _ => Err("expected a number of at least 1".to_owned()),
+    }
+}
+
+/// A checkpoint's folder, or a configuration alone, which is enough where weights do not matter.
+pub(crate) fn source(path: &Path) -> Result<Checkpoint> {
+    if path.is_dir() {
+        return Checkpoint::open(path);
+    }
+    if path.extension().is_some_and(|e| e == "json") {
+        return Checkpoint::synthetic(path, 1);
+    }
+    Err(Error::new(ErrorKind::Artifact, format!("{}: not a folder", path.display()))
+        .hint("expected the folder of a Hugging Face checkpoint, or a config.json"))
+}
+
+impl ForgeArgs {
+    /// True when a program reads the output, of whichever of the commands is asked for.
+    pub(crate) fn wants_json(&self) -> bool {
+        match &self.command {
+            Some(ForgeCommand::Plan(plan)) => plan.json,
+            Some(ForgeCommand::Estimate(estimate)) => estimate.json,
+            Some(ForgeCommand::CompileContext(_)) => false,
+            None => self.json,
+        }
+    }
+
+    /// The checkpoint, or the configuration in its place.
+    pub(super) fn checkpoint(&self) -> Result<Checkpoint> {
+        match (&self.synthetic, &self.checkpoint) {
+            (Some(config), _) => Checkpoint::synthetic(config, self.seed),
+            (None, Some(folder)) => Checkpoint::open(folder),
+            // The parser asks for one of them.
+            (None, None) => Err(Error::new(ErrorKind::Usage, "no checkpoint is given")),
+        }
+    }
+}
+
+/// Architectures that can be compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TargetChoice {
+    /// Snapdragon 8 Gen 3
+    V75,
+    /// Snapdragon 8 Elite
+    V79,
+    /// Snapdragon 8 Elite Gen 5
+    V81,
+}
+
+impl TargetChoice {
+    pub(super) fn target(self) -> Target {
+        match self {
+            Self::V75 => Target::V75,
+            Self::V79 => Target::V79,
+            Self::V81 => Target::V81,
+        }
+    }
+}
+
+/// Tasks of bundles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum TaskChoice {
+    /// Text
+    #[default]
+    Generate,
+    /// One vector for each text
+    Embed,
+}
+
+impl TaskChoice {
+    fn task(self) -> Task {
+        match self {
+            Self::Generate => Task::Generate,
+            Self::Embed => Task::Embed,
+        }
+    }
+}
+
+/// Precisions of weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum PrecisionChoice {
+    /// f16 weights
+    #[default]
+    Fp16,
+    /// int8 weights with one scale per output channel, f16 activations; the head stays f16
+    W8a16,
+}
+
+impl PrecisionChoice {
+    fn precision(self) -> Precision {
+        match self {
+            Self::Fp16 => Precision::Fp16,
+            Self::W8a16 => Precision::W8A16,
+        }
+    }
+}
+
+/// Forms of the experts' weights as graph inputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum ExpertsChoice {
+    /// The table's int8 values as they lie in the file, scaled after the product
+    #[default]
+    Int8,
+    /// f16 values, which the host makes of the table for each token
+    F16,
+}
+
+impl ExpertsChoice {
+    fn inputs(self) -> ExpertInputs {
+        match self {
+            Self::Int8 => ExpertInputs::Int8,
+            Self::F16 => ExpertInputs::F16,
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! What compiles the graphs of a bundle.
+
+use std::sync::Arc;
+
+use qhx_core::Result;
+use qhx_core::qnn::Target;
+use qhx_forge::compile::Compiler;
+use qhx_forge::qnn::QnnCompiler;
+
+use crate::runtime::Libraries;
+
+/// A compiler for `target` over libraries.
+pub(crate) fn compiler(
+    libraries: &Libraries,
+    target: Target,
+    share_weights: bool,
+) -> Result<Arc<dyn Compiler>> {
+    let compiler = QnnCompiler::new(libraries.open()?, target);
+    Ok(Arc::new(compiler.share_weights(share_weights)))
+}

@@ -1,0 +1,118 @@
+//! The QNN libraries on this machine: what their files are called, where they are installed, which of them is taken.
+
+use std::path::{Path, PathBuf};
+
+use qhx_core::qnn::{Library, SystemLibrary};
+use qhx_core::{Error, ErrorKind, Result};
+
+use crate::args::LibraryArgs;
+use crate::cache;
+
+/// File name of the HTP library.
+pub(crate) const HTP_FILE: &str = if cfg!(windows) { "QnnHtp.dll" } else { "libQnnHtp.so" };
+/// File name of the system library.
+pub(crate) const SYSTEM_FILE: &str =
+    if cfg!(windows) { "QnnSystem.dll" } else { "libQnnSystem.so" };
+
+/// Version of the wheel that `qhx runtime install` fetches; it holds QAIRT 2.51.
+pub(crate) const VERSION: &str = "2.7.0";
+/// The folder of the wheel that holds the libraries.
+pub(crate) const LIBRARY_FOLDER: &str = "onnxruntime_qnn";
+
+/// Where the libraries are installed, or will be.
+pub(crate) fn folder() -> Result<PathBuf> {
+    Ok(cache::dir()?.join("qnn").join(VERSION))
+}
+
+/// The folder of the installed libraries.
+pub(crate) fn installed() -> Option<PathBuf> {
+    let folder = folder().ok()?.join(LIBRARY_FOLDER);
+    (folder.join(HTP_FILE).is_file() && folder.join(SYSTEM_FILE).is_file()).then_some(folder)
+}
+
+/// True where the wheel's libraries run.
+pub(crate) const fn can_install() -> bool {
+    cfg!(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu"))
+}
+
+/// What to do where the libraries are missing.
+pub(crate) fn how_to_get() -> &'static str {
+    if can_install() {
+        "run `qhx runtime install`, or give --htp FILE --system FILE"
+    } else {
+        "give --htp FILE --system FILE with the libraries of the QAIRT SDK for this platform"
+    }
+}
+
+/// Paths of the two QNN libraries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Libraries {
+    pub htp: PathBuf,
+    pub system: PathBuf,
+    /// Where they come from, for people.
+    pub source: &'static str,
+}
+
+impl Libraries {
+    /// Opens both.
+    pub(crate) fn open(&self) -> Result<Library> {
+        Library::open(&self.htp, Some(&self.system))
+    }
+}
+
+impl LibraryArgs {
+    /// The libraries: those given, or else those installed, or else those beside the program.
+    /// `None` when there are none.
+    pub(crate) fn find(&self) -> Result<Option<Libraries>> {
+        match (&self.htp, &self.system) {
+            (Some(htp), system) => {
+                let system = system.clone().unwrap_or_else(|| htp.with_file_name(SYSTEM_FILE));
+                return Ok(Some(Libraries { htp: htp.clone(), system, source: "given" }));
+            }
+            (None, Some(system)) => {
+                return Err(Error::new(
+                    ErrorKind::Usage,
+                    format!("the system library {} is given without libQnnHtp", system.display()),
+                )
+                .hint("give --htp FILE as well, or neither"));
+            }
+            (None, None) => {}
+        }
+        if let Some(folder) = installed() {
+            return Ok(Some(in_folder(&folder, "installed runtime")));
+        }
+        Ok(beside_program())
+    }
+
+    /// As [`LibraryArgs::find`]; none is an error.
+    pub(crate) fn require(&self, what: &str) -> Result<Libraries> {
+        self.find()?.ok_or_else(|| {
+            Error::new(
+                ErrorKind::Runtime,
+                format!(
+                    "{what} needs {HTP_FILE} and {SYSTEM_FILE}: none are given and none installed"
+                ),
+            )
+            .hint(how_to_get())
+        })
+    }
+
+    /// The system library alone, which reads metadata.
+    pub(crate) fn system(&self) -> Result<Option<SystemLibrary>> {
+        let path = match &self.system {
+            Some(system) => Some(system.clone()),
+            None => self.find()?.map(|libraries| libraries.system),
+        };
+        path.map(|path| SystemLibrary::open(&path)).transpose()
+    }
+}
+
+fn in_folder(folder: &Path, source: &'static str) -> Libraries {
+    Libraries { htp: folder.join(HTP_FILE), system: folder.join(SYSTEM_FILE), source }
+}
+
+fn beside_program() -> Option<Libraries> {
+    let program = std::env::current_exe().ok()?.canonicalize().ok()?;
+    let libraries = in_folder(program.parent()?, "beside the program");
+    (libraries.htp.is_file() && libraries.system.is_file()).then_some(libraries)
+}
