@@ -1,0 +1,118 @@
+//! Bundles with context binaries, their plans and estimates.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use qhx_core::backend::{Backend, ContextSource};
+use qhx_core::qnn::{QnnBackend, QnnOptions, Target};
+use qhx_forge::checkpoint::Checkpoint;
+use qhx_forge::estimate::{DEFAULT_CORNER, EstimateOptions, estimate};
+use qhx_forge::plan::plan;
+use qhx_forge::qnn::QnnCompiler;
+use qhx_forge::recipes::{Precision, RecipeOptions, recipe};
+use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint};
+use qhx_places::fixture;
+use serde_json::Value;
+
+use crate::tier::tier;
+
+#[test]
+fn a_bundle_has_context_binaries_for_its_architecture() {
+    let Some(library) = tier() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("v79");
+    let mut options = ForgeOptions::new(&out);
+    options.max_ctx = Some(64);
+    options.onnx = false;
+    options.compiler = Some(Arc::new(QnnCompiler::new(library.clone(), Target::V79)));
+    let report = forge(&fixture("qwen35-tied"), &options, &mut Silent).unwrap();
+    assert_eq!(report.dsp_arch.as_deref(), Some("v79"));
+    let manifest: Value =
+        serde_json::from_slice(&std::fs::read(&report.manifest).unwrap()).unwrap();
+    let compiled_by = manifest["model"]["compiled_by"].as_str().unwrap();
+    assert!(compiled_by.contains(library.build_id()), "{compiled_by}");
+    let backend = QnnBackend::with_library(&library, QnnOptions::default()).unwrap();
+    for context in &report.contexts {
+        let entry = &manifest["artifacts"]["contexts"][&context.key];
+        let path = out.join(entry["bin"].as_str().unwrap());
+        assert_eq!(Some(std::fs::metadata(&path).unwrap().len()), context.binary_bytes);
+        let source = ContextSource {
+            key: context.key.clone(),
+            binary: Some(path),
+            ..ContextSource::default()
+        };
+        let opened = backend.open_context(&source).unwrap();
+        let names: Vec<_> = opened.graphs().iter().map(|g| g.name.clone()).collect();
+        assert_eq!(names, context.graphs);
+    }
+}
+
+/// The configuration of a small Qwen3.5 with round sizes.
+fn small_config(folder: &Path) -> PathBuf {
+    let path = folder.join("small.json");
+    let config = serde_json::json!({
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128,
+        "linear_num_key_heads": 4, "linear_num_value_heads": 8,
+        "linear_key_head_dim": 64, "linear_value_head_dim": 64, "linear_conv_kernel_dim": 4,
+        "max_position_embeddings": 1024, "vocab_size": 6000, "tie_word_embeddings": true,
+    });
+    std::fs::write(&path, config.to_string()).unwrap();
+    path
+}
+
+#[test]
+fn a_plan_says_how_large_the_binaries_become() {
+    let Some(library) = tier() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::synthetic(&small_config(folder.path()), 3).unwrap();
+    for precision in [Precision::Fp16, Precision::W8A16] {
+        let mut options = ForgeOptions::new(folder.path().join(precision.name()));
+        options.precision = precision;
+        options.max_ctx = Some(64);
+        options.shards = 2;
+        options.onnx = false;
+        options.compiler = Some(Arc::new(QnnCompiler::new(library.clone(), Target::V81)));
+        let (plan, _) = plan(&checkpoint, recipe, &options, true).unwrap();
+        let report = forge_checkpoint(&checkpoint, recipe, &options, &mut Silent).unwrap();
+        for (context, planned) in report.contexts.iter().zip(&plan.contexts) {
+            assert_eq!(context.key, planned.key);
+            let ratio = context.binary_bytes.unwrap() as f64 / planned.binary_bytes as f64;
+            // Of a model as small as this, what is not weights is more than a hundredth.
+            assert!((0.8..1.1).contains(&ratio), "{} {precision:?}: {ratio}", planned.key);
+        }
+    }
+}
+
+#[test]
+fn an_estimate_counts_the_weights_and_is_no_faster_than_reading_them() {
+    let Some(library) = tier() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::synthetic(&small_config(folder.path()), 3).unwrap();
+    let made = |precision| {
+        let options = RecipeOptions { precision, shards: 1, max_ctx: 64, ..Default::default() };
+        recipe(&checkpoint, &options).unwrap()
+    };
+    let traces = folder.path().join("traces");
+    let wanted = |corner| EstimateOptions { corner, traces: Some(traces.clone()) };
+    let compiler = QnnCompiler::new(library, Target::V81);
+    let fp16 =
+        estimate(&made(Precision::Fp16), &compiler, &wanted(DEFAULT_CORNER), &mut Silent).unwrap();
+    assert_eq!(fp16.iter().map(|g| g.graph.as_str()).collect::<Vec<_>>(), ["decode", "lmhead"]);
+    for graph in &fp16 {
+        let weights = graph.weight_bytes as f64;
+        assert!((1.0..1.25).contains(&(graph.dma_read_bytes as f64 / weights)), "{graph:?}");
+        assert!(graph.us >= graph.floor_us && graph.floor_us > 0.0, "{graph:?}");
+        assert!((1..=10).contains(&graph.most_expensive.len()), "{graph:?}");
+        assert!(traces.join(format!("{}.json", graph.graph)).exists());
+    }
+    // A slower clock takes longer; int8 weights are half to read, and dequantised without a model.
+    let slow = estimate(&made(Precision::Fp16), &compiler, &wanted(2), &mut Silent).unwrap();
+    assert!(slow[0].us > fp16[0].us && slow[0].core_mhz < fp16[0].core_mhz);
+    let int8 =
+        estimate(&made(Precision::W8A16), &compiler, &wanted(DEFAULT_CORNER), &mut Silent).unwrap();
+    assert!(int8[0].dma_read_bytes * 10 < fp16[0].dma_read_bytes * 7);
+    let unmodelled: Vec<_> = int8[0].unmodelled.iter().map(|op| op.op.as_str()).collect();
+    assert!(unmodelled.iter().any(|op| op.contains("quant")), "{unmodelled:?}");
+}

@@ -1,0 +1,121 @@
+//! What the compiler does with weights it cannot take, with several graphs, and when it is stopped.
+
+use std::sync::Arc;
+
+use qhx_core::ErrorKind;
+use qhx_core::qnn::Target;
+use qhx_forge::builder::GraphBuilder;
+use qhx_forge::compile::Compiler;
+use qhx_forge::graph::Elem;
+use qhx_forge::qnn::QnnCompiler;
+use qhx_forge::weight::{Storage, Weight};
+use qhx_forge::{Progress, Silent};
+
+use crate::ops::all_ops;
+use crate::support::{Compiled, Made, error, made, numbers, twin};
+use crate::tier::tier;
+
+#[test]
+fn graphs_of_one_context_keep_their_own_weights() {
+    let Some(library) = tier() else { return };
+    let graph = |name: &str, rows: usize, seed: u32| {
+        let mut b = GraphBuilder::new(name);
+        let x = b.input("x", Elem::Activation, &[rows, 16]).unwrap();
+        let y = b.linear("lin", x, made(seed, [12, 16], Storage::Float), None).unwrap();
+        b.output("y", y).unwrap();
+        b.finish().unwrap()
+    };
+    let graphs = [graph("prefill", 5, 20), graph("decode", 1, 21)];
+    let mut compiled = Compiled::new(&library, Target::V81, &[&graphs]);
+    for (id, graph) in (0..).zip(&graphs) {
+        assert_eq!(compiled.info(id).name, graph.name());
+        let x = vec![numbers(22, compiled.info(id).inputs[0].elements().unwrap())];
+        let error = error(&compiled.run(id, &x)[0], &twin(graph, &x)[0]);
+        assert!(error < 2e-3, "{}: {error}", graph.name());
+    }
+}
+
+/// The NPU computes in f16, also with the values of int8 weights.
+#[test]
+fn weights_beyond_f16_are_refused_in_every_form() {
+    let Some(library) = tier() else { return };
+    let compiler = QnnCompiler::new(library, Target::V81);
+    for storage in [Storage::Float, Storage::Int8] {
+        let mut values = numbers(7, 40 * 64);
+        (values[130], values[2000]) = (70_000.0, -1e9);
+        let weight = Weight::new(Arc::new(Made { shape: [40, 64], values }), storage);
+        let mut b = GraphBuilder::new("large");
+        let x = b.input("x", Elem::Activation, &[1, 64]).unwrap();
+        let y = b.linear("lin", x, weight, None).unwrap();
+        b.output("y", y).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("large.bin");
+        let error =
+            compiler.compile("large", &[b.finish().unwrap()], &out, &mut Silent).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Artifact, "{storage:?}: {error}");
+        let words =
+            "tensor made.up.weight: element 130 is 70000, and f16 holds at most 65504; 2 of 2560";
+        assert!(error.message().contains(words), "{storage:?}: {error}");
+        assert!(error.message().contains("1000000000"), "{storage:?}: {error}");
+        assert!(!out.exists());
+    }
+}
+
+#[test]
+fn int8_weights_with_an_odd_number_of_inputs_are_refused() {
+    let Some(library) = tier() else { return };
+    let mut b = GraphBuilder::new("odd");
+    let x = b.input("x", Elem::Activation, &[1, 66]).unwrap();
+    let y = b.linear("lin", x, made(30, [40, 66], Storage::Int8), None).unwrap();
+    b.output("y", y).unwrap();
+    let graph = b.finish().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("odd.bin");
+    let compiler = QnnCompiler::new(library, Target::V81);
+    let error = compiler.compile("odd", &[graph], &out, &mut Silent).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Graph);
+    assert!(error.message().contains("made.up.weight has 66 inputs"), "{error}");
+    assert!(!out.exists());
+}
+
+#[derive(Default)]
+struct Cancel {
+    total: u64,
+    done: Vec<u64>,
+    after: usize,
+}
+
+impl Progress for Cancel {
+    fn stage(&mut self, _what: &str, total: u64) {
+        self.total = total;
+    }
+
+    fn advance(&mut self, done: u64) {
+        self.done.push(done);
+    }
+
+    fn note(&mut self, _message: &str) {}
+
+    fn cancelled(&self) -> bool {
+        self.done.len() > self.after
+    }
+}
+
+#[test]
+fn progress_counts_weights_and_a_cancelled_compilation_leaves_nothing() {
+    let Some(library) = tier() else { return };
+    let compiler = QnnCompiler::new(library, Target::V81);
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("ops.bin");
+    let mut progress = Cancel { after: usize::MAX, ..Cancel::default() };
+    let graphs = [all_ops()];
+    compiler.compile("ops", &graphs, &out, &mut progress).unwrap();
+    assert_eq!(progress.done.last(), Some(&progress.total));
+    assert_eq!(progress.total, graphs[0].weight_bytes());
+    std::fs::remove_file(&out).unwrap();
+    let mut progress = Cancel { after: 1, ..Cancel::default() };
+    let error = compiler.compile("ops", &graphs, &out, &mut progress).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    assert_eq!(progress.done.len(), 2);
+    assert!(!out.exists());
+}

@@ -1,0 +1,213 @@
+//! Graphs of recipes: agreement with their twins, and with the goldens of `transformers`.
+
+use half::f16;
+use qhx_core::compare::Distance;
+use qhx_core::qnn::{Library, Target};
+use qhx_core::{GraphId, Port};
+use qhx_forge::checkpoint::Checkpoint;
+use qhx_forge::graph::Graph;
+use qhx_forge::recipes::{Precision, Recipe, RecipeOptions, Task, recipe};
+use qhx_forge::weight::{Storage, Weight};
+use qhx_places::fixture;
+use serde_json::Value;
+
+use crate::support::{Compiled, inputs, twin};
+use crate::tier::tier;
+
+/// Runs the compiled graphs of a recipe as their host-op does.
+struct Driver {
+    compiled: Compiled,
+    embed: Vec<f32>,
+    hidden: usize,
+    position: usize,
+    max_ctx: usize,
+    rotary: usize,
+    theta: f64,
+}
+
+impl Driver {
+    fn new(library: &Library, target: Target, recipe: &Recipe) -> Self {
+        let contexts: Vec<&[Graph]> = recipe.contexts.iter().map(|c| &c.graphs[..]).collect();
+        let table = Weight::new(recipe.embed.clone(), Storage::Float);
+        let number = |key: &str| recipe.params[key].as_f64().unwrap();
+        Self {
+            compiled: Compiled::new(library, target, &contexts),
+            embed: table.to_f16().unwrap().into_iter().map(f16::to_f32).collect(),
+            hidden: number("hidden") as usize,
+            position: 0,
+            max_ctx: number("max_ctx") as usize,
+            rotary: number("rotary_dim") as usize,
+            theta: number("rope_theta"),
+        }
+    }
+
+    fn reset(&mut self) {
+        self.position = 0;
+        for graph in 0..self.compiled.workspace.graph_count() as u32 {
+            let info = self.compiled.info(graph);
+            for (index, tensor) in info.inputs.iter().enumerate() {
+                self.compiled.write(graph, index, &vec![0.0; tensor.elements().unwrap()]);
+            }
+        }
+    }
+
+    /// Logits after `token`.
+    fn step(&mut self, token: usize) -> Vec<f32> {
+        let (position, half) = (self.position, self.rotary / 2);
+        let mut x = self.embed[token * self.hidden..][..self.hidden].to_vec();
+        let angle =
+            |i: usize| position as f64 * self.theta.powf(-2.0 * i as f64 / self.rotary as f64);
+        let table = |f: fn(f64) -> f64| (0..half).map(|i| f(angle(i)) as f32).collect::<Vec<f32>>();
+        let (cos, sin) = (table(f64::cos), table(f64::sin));
+        let mask: Vec<f32> = (0..=self.max_ctx)
+            .map(|i| if i < position || i == self.max_ctx { 0.0 } else { -30_000.0 })
+            .collect();
+        let mut logits = Vec::new();
+        for graph in 0..self.compiled.workspace.graph_count() as u32 {
+            let info = self.compiled.info(graph);
+            for (index, tensor) in info.inputs.iter().enumerate() {
+                match tensor.name.as_str() {
+                    "x" => self.compiled.write(graph, index, &x),
+                    "cos" => self.compiled.write(graph, index, &cos),
+                    "sin" => self.compiled.write(graph, index, &sin),
+                    "cmask" => self.compiled.write(graph, index, &mask),
+                    _ => {}
+                }
+            }
+            self.compiled.workspace.execute(GraphId(graph)).unwrap();
+            for (index, tensor) in info.outputs.iter().enumerate() {
+                let value = self.compiled.read(graph, index);
+                let past = |role: &str| {
+                    let name = format!("past_{role}");
+                    info.inputs.iter().position(|t| t.name == name).unwrap()
+                };
+                if let Some(role) = tensor.name.strip_prefix("present_") {
+                    self.compiled.write(graph, past(role), &value);
+                } else if let Some(role) = tensor.name.strip_prefix("new_") {
+                    let input = past(role);
+                    let [heads, ctx, width] = info.inputs[input].shape[..] else {
+                        panic!("a cache [heads, ctx, width]")
+                    };
+                    let buffer = self.compiled.buffers[&(graph, Port::Input(input))];
+                    let cache = self.compiled.workspace.bytes_mut(buffer).unwrap();
+                    for head in 0..heads {
+                        for i in 0..width {
+                            let at = 2 * ((head * ctx + position) * width + i);
+                            let v = f16::from_f32(value[head * width + i]);
+                            cache[at..at + 2].copy_from_slice(&v.to_le_bytes());
+                        }
+                    }
+                } else if tensor.name == "logits" {
+                    logits = value;
+                } else {
+                    x = value;
+                }
+            }
+        }
+        self.position += 1;
+        logits
+    }
+}
+
+fn argmax(logits: &[f32]) -> usize {
+    (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap()
+}
+
+fn ids(value: &Value) -> Vec<usize> {
+    value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as usize).collect()
+}
+
+/// Greedy agreement over the first `cases` goldens, teacher-forced.
+#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
+fn greedy(
+    library: &Library,
+    target: Target,
+    (name, precision, shards, cases): (&str, Precision, usize, usize),
+) -> (usize, usize) {
+    let dir = fixture(name);
+    let checkpoint = Checkpoint::open(&dir).unwrap();
+    let options = RecipeOptions { precision, shards, max_ctx: 200, ..RecipeOptions::default() };
+    let recipe = recipe(&checkpoint, &options).unwrap();
+    let goldens: Value =
+        serde_json::from_slice(&std::fs::read(dir.join("goldens.json")).unwrap()).unwrap();
+    let mut driver = Driver::new(library, target, &recipe);
+    let (mut same, mut total) = (0, 0);
+    for case in goldens["cases"].as_array().unwrap().iter().take(cases) {
+        driver.reset();
+        let mut logits = Vec::new();
+        for token in ids(&case["prompt_ids"]) {
+            logits = driver.step(token);
+        }
+        for token in ids(&case["output_ids"]) {
+            total += 1;
+            same += usize::from(argmax(&logits) == token);
+            logits = driver.step(token);
+        }
+    }
+    eprintln!("{name} {precision:?} {target}: greedy {same}/{total}");
+    (same, total)
+}
+
+#[test]
+fn every_graph_of_every_recipe_agrees_with_its_twin() {
+    let Some(library) = tier() else { return };
+    let mut folders: Vec<_> = std::fs::read_dir(fixture("."))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.join("config.json").exists())
+        // A toy for recipes outside the workspace: there is none here.
+        .filter(|path| !path.ends_with("lfm2-toy"))
+        .collect();
+    folders.sort();
+    assert!(folders.len() > 1);
+    let mut wrong = Vec::new();
+    for (index, folder) in folders.iter().enumerate() {
+        let checkpoint = Checkpoint::open(folder).unwrap();
+        let precision = [Precision::Fp16, Precision::W8A16][index % 2];
+        let embeds = folder.file_name().unwrap().to_string_lossy().starts_with("embed");
+        let task = if embeds { Task::Embed } else { Task::Generate };
+        let options =
+            RecipeOptions { precision, shards: 2, max_ctx: 64, task, ..RecipeOptions::default() };
+        let recipe = recipe(&checkpoint, &options).unwrap();
+        for context in &recipe.contexts {
+            let target = Target::ALL[index % Target::ALL.len()];
+            let mut compiled = Compiled::new(&library, target, &[&context.graphs]);
+            for (id, graph) in (0..).zip(&context.graphs) {
+                let inputs = inputs(graph);
+                let (found, expected) = (compiled.run(id, &inputs), twin(graph, &inputs));
+                for ((tensor, a), b) in compiled.info(id).outputs.iter().zip(&found).zip(&expected)
+                {
+                    let distance = Distance::of(a, b);
+                    if !distance.as_ref().is_ok_and(|distance| distance.cosine >= 0.998) {
+                        let name = folder.file_name().unwrap().display();
+                        wrong.push(format!("{name} {} {tensor}: {distance:?}", graph.name()));
+                    }
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn the_tied_model_decodes_as_transformers_does() {
+    let Some(library) = tier() else { return };
+    let (same, total) = greedy(&library, Target::V81, ("qwen35-tied", Precision::Fp16, 1, 4));
+    assert_eq!(same, total);
+}
+
+#[test]
+fn the_untied_model_in_shards_decodes_as_transformers_does_on_older_targets() {
+    let Some(library) = tier() else { return };
+    for target in [Target::V75, Target::V79] {
+        let (same, total) = greedy(&library, target, ("qwen35-untied", Precision::Fp16, 3, 2));
+        assert_eq!(same, total, "{target}");
+    }
+}
+
+#[test]
+fn int8_weights_keep_the_greedy_tokens() {
+    let Some(library) = tier() else { return };
+    let (same, total) = greedy(&library, Target::V81, ("qwen35-tied", Precision::W8A16, 1, 2));
+    assert!(same * 100 >= total * 95, "greedy {same}/{total}");
+}

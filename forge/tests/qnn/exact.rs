@@ -1,0 +1,160 @@
+//! Ops where f16 or the library would lose or spoil values: exponentials, gates, masks.
+
+use half::f16;
+use qhx_core::qnn::Target;
+use qhx_forge::builder::GraphBuilder;
+use qhx_forge::checkpoint::Checkpoint;
+use qhx_forge::graph::{Elem, UnaryOp};
+use qhx_forge::recipes::{RecipeOptions, recipe};
+use qhx_forge::weight::Storage;
+use qhx_places::fixture;
+use serde_json::Value;
+
+use crate::support::{Compiled, error, inputs, made, numbers, twin};
+use crate::tier::tier;
+
+/// The library's own exponential answers with NaN for −89, −104 and 200, and for all that overflows f16.
+#[test]
+fn exponentials_are_finite_and_right_for_every_argument() {
+    const ARGUMENTS: [f32; 16] = [
+        -60_000.0, -200.0, -104.0, -89.0, -88.0, -40.0, -17.5, -10.0, -1.0, 0.0, 1.0, 11.0, 12.0,
+        40.0, 200.0, 60_000.0,
+    ];
+    /// The largest f16 whose exponential f16 can hold.
+    const LARGEST: f64 = 11.0859375;
+    /// The value, and what f16 may lose of it.
+    type Function<'f> = &'f dyn Fn(f64) -> (f64, f64);
+    let Some(library) = tier() else { return };
+    let softplus = |x: f64| x.max(0.0) + (-x.abs()).exp().ln_1p();
+    // What f16 may lose: 1 + eˣ is rounded before its logarithm is taken, and the rate multiplies that.
+    let decay = |x: f64, rate: f64| {
+        let expected = (-rate * softplus(x)).exp();
+        (expected, rate * expected * 2f64.powi(-11))
+    };
+    let functions: [(&str, Function<'_>); 4] = [
+        ("exp", &|x| (x.min(LARGEST).exp(), 0.0)),
+        ("softplus", &|x| (softplus(x), 0.0)),
+        ("decay", &|x| decay(x, 30.0)),
+        // The product overflows f16.
+        ("fast_decay", &|x| decay(x, 9000.0)),
+    ];
+    for (elem, target) in
+        [Elem::Activation, Elem::F32].into_iter().flat_map(|e| Target::ALL.map(|t| (e, t)))
+    {
+        let mut b = GraphBuilder::new("exponentials");
+        let x = b.input("x", elem, &[1, ARGUMENTS.len()]).unwrap();
+        let exp = b.unary(UnaryOp::Exp, x).unwrap();
+        b.output("exp", exp).unwrap();
+        let softplus = b.softplus(x).unwrap();
+        b.output("softplus", softplus).unwrap();
+        for (name, rate) in [("decay", -30.0), ("fast_decay", -9000.0)] {
+            let log = b.scale(softplus, rate).unwrap();
+            let decay = b.unary(UnaryOp::Exp, log).unwrap();
+            b.output(name, decay).unwrap();
+        }
+        let graph = b.finish().unwrap();
+        let mut compiled = Compiled::new(&library, target, &[std::slice::from_ref(&graph)]);
+        for (found, (name, function)) in
+            compiled.run(0, &[ARGUMENTS.to_vec()]).iter().zip(functions)
+        {
+            for (x, found) in ARGUMENTS.into_iter().zip(found) {
+                assert!(found.is_finite(), "{elem} {target}: {name}({x}) is {found}");
+                let (expected, lost) = function(f64::from(x));
+                let close = (f64::from(*found) - expected).abs() <= 2e-3 * expected.max(0.1) + lost;
+                assert!(close, "{elem} {target}: {name}({x}) is {found}, expected {expected}");
+            }
+        }
+    }
+}
+
+/// A state that a token wipes out: `exp(A_log) · softplus(…)` is far above 88.
+#[test]
+fn a_state_that_decays_at_once_stays_finite() {
+    let Some(library) = tier() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixture("qwen35-tied").join(file), dir.path().join(file)).unwrap();
+    }
+    let path = dir.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let table: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    for layer in [0, 1, 3] {
+        let tensor = &table[format!("model.layers.{layer}.linear_attn.A_log")];
+        assert_eq!(tensor["dtype"], "F32");
+        let start = 8 + header + tensor["data_offsets"][0].as_u64().unwrap() as usize;
+        for (head, value) in [4.6f32, 4.8, 5.0, 5.2, 5.4, 9.0].into_iter().enumerate() {
+            bytes[start + 4 * head..][..4].copy_from_slice(&value.to_le_bytes());
+        }
+    }
+    std::fs::write(&path, bytes).unwrap();
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let options = RecipeOptions { shards: 1, max_ctx: 64, ..RecipeOptions::default() };
+    let recipe = recipe(&checkpoint, &options).unwrap();
+    let graph = &recipe.contexts[0].graphs[0];
+    let inputs = inputs(graph);
+    let expected = twin(graph, &inputs);
+    for target in Target::ALL {
+        let mut compiled = Compiled::new(&library, target, &[std::slice::from_ref(graph)]);
+        let found = compiled.run(0, &inputs);
+        for ((tensor, found), expected) in
+            compiled.info(0).outputs.iter().zip(&found).zip(&expected)
+        {
+            let error = error(found, expected);
+            assert!(error < 2e-2, "{target} {tensor}: {error}");
+        }
+    }
+}
+
+/// Rows of a cache that are hidden hold anything, so that their scores can be anything.
+#[test]
+fn hidden_scores_have_no_weight_whatever_they_are() {
+    const WIDTH: usize = 65;
+    let Some(library) = tier() else { return };
+    let mut b = GraphBuilder::new("attend");
+    let scores = b.input("scores", Elem::Activation, &[4, WIDTH]).unwrap();
+    let mask = b.input("cmask", Elem::Activation, &[1, WIDTH]).unwrap();
+    let sum = b.add(scores, mask).unwrap();
+    let weights = b.softmax(sum).unwrap();
+    b.output("weights", weights).unwrap();
+    let graph = b.finish().unwrap();
+    let mut compiled = Compiled::new(&library, Target::V81, &[std::slice::from_ref(&graph)]);
+    let hidden = |i: usize| (10..WIDTH - 1).contains(&(i % WIDTH));
+    let masks = (0..WIDTH).map(|i| if hidden(i) { qhx_op::fill::HIDDEN } else { 0.0 }).collect();
+    let mut inputs = [Vec::new(), masks];
+    for score in [20_000.0, 100.0, 0.0, -20.0, -100.0, -1000.0, -30_000.0] {
+        inputs[0] = numbers(30, 4 * WIDTH);
+        (0..4 * WIDTH).filter(|&i| hidden(i)).for_each(|i| inputs[0][i] = score);
+        let found = compiled.run(0, &inputs).remove(0);
+        for (row, weights) in found.chunks(WIDTH).enumerate() {
+            let sum: f32 = weights.iter().sum();
+            assert!((sum - 1.0).abs() < 5e-3, "hidden scores of {score}, row {row}: sum {sum}");
+            let leaked = weights.iter().enumerate().filter(|(i, w)| hidden(*i) && **w != 0.0);
+            assert_eq!(leaked.count(), 0, "hidden scores of {score}, row {row}");
+        }
+    }
+}
+
+/// The library's `Sigmoid` is off by 0.4 % where it follows a product.
+#[test]
+fn a_sigmoid_after_a_product_is_as_exact_as_f16() {
+    let Some(library) = tier() else { return };
+    let mut b = GraphBuilder::new("gates");
+    let x = b.input("x", Elem::Activation, &[1, 1024]).unwrap();
+    let gate = b.linear("gate", x, made(1, [1024, 1024], Storage::Float), None).unwrap();
+    let sigmoid = b.unary(UnaryOp::Sigmoid, gate).unwrap();
+    let gate = b.linear("swish", x, made(3, [1024, 1024], Storage::Float), None).unwrap();
+    let silu = b.silu(gate).unwrap();
+    b.output("sigmoid", sigmoid).unwrap();
+    b.output("silu", silu).unwrap();
+    let graph = b.finish().unwrap();
+    let inputs = [numbers(2, 1024).iter().map(|v| v * 0.3).collect::<Vec<_>>()];
+    let expected = twin(&graph, &inputs);
+    for target in Target::ALL {
+        let mut compiled = Compiled::new(&library, target, &[std::slice::from_ref(&graph)]);
+        for (found, expected) in compiled.run(0, &inputs).iter().zip(&expected) {
+            let error = error(found, expected);
+            assert!(error < 1.2e-3, "{target}: {error}");
+        }
+    }
+}

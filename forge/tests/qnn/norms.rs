@@ -1,0 +1,80 @@
+//! Norms of rows of any size and tensors of any shape.
+
+use half::f16;
+use qhx_core::qnn::Target;
+use qhx_forge::builder::GraphBuilder;
+use qhx_forge::graph::{Elem, Op};
+
+use crate::support::{Compiled, error, numbers, twin};
+use crate::tier::tier;
+
+#[test]
+fn norms_of_huge_tiny_and_empty_rows_are_those_of_f32() {
+    let Some(library) = tier() else { return };
+    let mut b = GraphBuilder::new("norms");
+    let x = b.input("x", Elem::Activation, &[6, 64]).unwrap();
+    let gain = b.constant("gain", Elem::Activation, &[64], vec![1.0; 64]).unwrap();
+    let rms = b.rms_norm(x, 1e-6, gain).unwrap();
+    b.output("rms", rms).unwrap();
+    let unit = b.l2_norm(x, 1e-6, 1.0).unwrap();
+    b.output("unit", unit).unwrap();
+    let graph = b.finish().unwrap();
+    // Squares of the first overflow f16; those of the third and fourth are lost in it.
+    let scales = [6e4, 300.0, 1e-3, 1e-4, 1.0, 0.0];
+    let mut rows = numbers(40, 6 * 64);
+    for (row, scale) in rows.chunks_exact_mut(64).zip(scales) {
+        row.iter_mut().for_each(|v| *v = f16::from_f32(*v * scale).to_f32());
+    }
+    let inputs = [rows];
+    let expected = twin(&graph, &inputs);
+    for target in Target::ALL {
+        let mut compiled = Compiled::new(&library, target, &[std::slice::from_ref(&graph)]);
+        for (found, expected) in compiled.run(0, &inputs).iter().zip(&expected) {
+            let rows = found.chunks_exact(64).zip(expected.chunks_exact(64)).zip(scales);
+            for ((found, expected), scale) in rows {
+                if scale == 0.0 {
+                    assert!(found.iter().all(|v| *v == 0.0), "{target}: {found:?}");
+                } else {
+                    let error = error(found, expected);
+                    assert!(error < 2e-3, "{target}, row times {scale}: {error}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn norms_of_every_shape_agree_with_their_twins() {
+    let Some(library) = tier() else { return };
+    let shapes: [&[usize]; 11] = [
+        &[128],
+        &[1, 4, 64, 128],
+        &[2, 64, 32],
+        &[64, 2, 20],
+        &[64, 2, 32],
+        &[64, 1, 20],
+        &[20, 4, 64],
+        &[8, 1, 16, 128],
+        &[512, 128],
+        &[130, 1000],
+        &[1, 4096],
+    ];
+    for (index, shape) in shapes.into_iter().enumerate() {
+        let mut b = GraphBuilder::new("norms");
+        let x = b.input("x", Elem::Activation, shape).unwrap();
+        let width = *shape.last().unwrap();
+        let gain = b.row("gain", numbers(3, width)).unwrap();
+        let y = b.rms_norm(x, 1e-6, gain).unwrap();
+        b.output("y", y).unwrap();
+        let graph = b.finish().unwrap();
+        assert_eq!(graph.info(Elem::qnn).outputs[0].shape, shape);
+        // The library is given rows, whatever the shape.
+        let norm = graph.nodes().iter().find(|n| matches!(n.op, Op::RmsNorm { .. })).unwrap();
+        assert_eq!(graph.tensor(norm.inputs[0]).unwrap().shape.len(), 2, "{shape:?}");
+        let inputs = [numbers(40, shape.iter().product())];
+        let target = Target::ALL[index % Target::ALL.len()];
+        let mut compiled = Compiled::new(&library, target, &[std::slice::from_ref(&graph)]);
+        let error = error(&compiled.run(0, &inputs)[0], &twin(&graph, &inputs)[0]);
+        assert!(error < 2e-3, "{target} {shape:?}: {error}");
+    }
+}

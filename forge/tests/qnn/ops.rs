@@ -1,0 +1,99 @@
+//! Every op, on inputs of its own, against its ONNX twin.
+
+use qhx_core::qnn::Target;
+use qhx_forge::builder::GraphBuilder;
+use qhx_forge::graph::{BinaryOp, Elem, Graph, ReduceOp, UnaryOp};
+use qhx_forge::weight::Storage;
+
+use crate::support::{Compiled, error, made, numbers, twin};
+use crate::tier::tier;
+
+/// Each op on inputs of its own, each result an output.
+pub(crate) fn all_ops() -> Graph {
+    let mut b = GraphBuilder::new("ops");
+    let x = b.input("x", Elem::Activation, &[3, 8]).unwrap();
+    let s = b.input("state", Elem::F32, &[2, 4, 8]).unwrap();
+    let r = b.input("row", Elem::Activation, &[1, 8]).unwrap();
+    let i = b.input("index", Elem::I32, &[1, 8]).unwrap();
+    let mut outputs = Vec::new();
+    let bias = Some(numbers(1, 20));
+    outputs.push(b.linear("lin", x, made(2, [20, 8], Storage::Float), bias).unwrap());
+    outputs.push(b.linear("plain", x, made(3, [36, 8], Storage::Float), None).unwrap());
+    let bias = Some(numbers(4, 36));
+    outputs.push(b.linear("int8", x, made(5, [36, 8], Storage::Int8), bias).unwrap());
+    for op in [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Max] {
+        outputs.push(b.binary(op, x, r).unwrap());
+        outputs.push(b.binary(op, r, x).unwrap());
+    }
+    let magnitude = b.unary(UnaryOp::Abs, x).unwrap();
+    let half = b.scalar(x, 0.5).unwrap();
+    let positive = b.add(magnitude, half).unwrap();
+    outputs.push(b.div(r, positive).unwrap());
+    for op in [UnaryOp::Neg, UnaryOp::Exp, UnaryOp::Sigmoid, UnaryOp::Silu, UnaryOp::Tanh] {
+        outputs.push(b.unary(op, x).unwrap());
+    }
+    outputs.push(b.unary(UnaryOp::Log, positive).unwrap());
+    outputs.push(b.unary(UnaryOp::Rsqrt, positive).unwrap());
+    for axis in 0..3 {
+        for op in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max] {
+            outputs.push(b.reduce(op, s, axis).unwrap());
+        }
+    }
+    outputs.push(b.softmax(x).unwrap());
+    outputs.push(b.softmax(s).unwrap());
+    for value in [x, s] {
+        let name = format!("gain_{}", value.index());
+        let gain = b.constant(&name, Elem::Activation, &[8], numbers(6, 8)).unwrap();
+        outputs.push(b.rms_norm(value, 1e-6, gain).unwrap());
+        outputs.push(b.l2_norm(value, 1e-6, 0.7).unwrap());
+    }
+    outputs.push(b.reshape(s, &[8, 8]).unwrap());
+    outputs.push(b.transpose(s, &[2, 0, 1]).unwrap());
+    outputs.push(b.concat(&[x, r, x], 0).unwrap());
+    outputs.push(b.slice(s, 1, 1, 3).unwrap());
+    outputs.push(b.matmul(s, s, true).unwrap());
+    let transposed = b.transpose(s, &[0, 2, 1]).unwrap();
+    outputs.push(b.matmul(s, transposed, false).unwrap());
+    let narrow = b.cast(s, Elem::Activation).unwrap();
+    outputs.push(narrow);
+    let wide = b.cast(x, Elem::F32).unwrap();
+    outputs.push(wide);
+    // Through f32 and back, read again by a node.
+    let back = b.cast(wide, Elem::Activation).unwrap();
+    outputs.push(b.add(back, r).unwrap());
+    let float = b.cast(i, Elem::Activation).unwrap();
+    outputs.push(b.mul(float, r).unwrap());
+    let two = b.scalar(i, 2.0).unwrap();
+    outputs.push(b.mul(i, two).unwrap());
+    // Handed through, and one value under two names.
+    outputs.push(x);
+    outputs.push(s);
+    outputs.push(narrow);
+    for (index, id) in outputs.into_iter().enumerate() {
+        b.output(&format!("out_{index}"), id).unwrap();
+    }
+    b.finish().unwrap()
+}
+
+#[test]
+fn every_op_agrees_with_its_onnx_twin_on_every_target() {
+    let Some(library) = tier() else { return };
+    let graph = all_ops();
+    let index: Vec<f32> = (0..8).map(|i| (i * 3 - 5) as f32).collect();
+    let inputs = [numbers(10, 24), numbers(11, 64), numbers(12, 8), index];
+    let expected = twin(&graph, &inputs);
+    for target in Target::ALL {
+        let mut compiled = Compiled::new(&library, target, &[std::slice::from_ref(&graph)]);
+        assert_eq!(*compiled.info(0), graph.info(Elem::qnn));
+        let found = compiled.run(0, &inputs);
+        let mut wrong = Vec::new();
+        for ((output, found), expected) in graph.outputs().iter().zip(&found).zip(&expected) {
+            let error = error(found, expected);
+            // The library's softmax is the coarsest op.
+            if error > 4e-3 {
+                wrong.push(format!("{:?}: {error}", graph.producer(*output).unwrap().op));
+            }
+        }
+        assert!(wrong.is_empty(), "{target}: {wrong:#?}");
+    }
+}
