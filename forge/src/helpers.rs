@@ -12,6 +12,9 @@ impl GraphBuilder {
     }
 
     /// `log(1 + eˣ)` as `max(x, 0) + log(1 + e^−|x|)`, which overflows nowhere.
+    ///
+    /// Of a small `e`, the sum `s = 1 + e` keeps little. What it lost, `e − (s − 1)`, is added to the
+    /// logarithm times the logarithm's derivative `1 / s`: `log(1 + e) = log s + (e − (s − 1)) / s`.
     pub fn softplus(&mut self, x: TensorId) -> Result<TensorId> {
         let zero = self.scalar(x, 0.0)?;
         let one = self.scalar(x, 1.0)?;
@@ -20,7 +23,11 @@ impl GraphBuilder {
         let negated = self.unary(UnaryOp::Neg, magnitude)?;
         let small = self.unary(UnaryOp::Exp, negated)?;
         let sum = self.add(small, one)?;
-        let rest = self.unary(UnaryOp::Log, sum)?;
+        let log = self.unary(UnaryOp::Log, sum)?;
+        let kept = self.sub(sum, one)?;
+        let lost = self.sub(small, kept)?;
+        let correction = self.div(lost, sum)?;
+        let rest = self.add(log, correction)?;
         self.add(positive, rest)
     }
 
