@@ -236,6 +236,20 @@ impl GraphBuilder {
         self.node(op, vec![x], elem, shape)
     }
 
+    /// x between `min` and `max`, see [`Op::Clamp`]. `min` is at most `max`; one of them may be infinite.
+    pub fn clamp(&mut self, x: TensorId, min: f32, max: f32) -> Result<TensorId> {
+        let tensor = self.graph.tensor(x)?;
+        let op = Op::Clamp { min, max };
+        let bounds = min <= max && min < f32::INFINITY && max > f32::NEG_INFINITY;
+        if tensor.elem == Elem::I32 || !bounds {
+            let expected =
+                format!("a floating-point tensor, and bounds in order, not {min} and {max}");
+            return Err(self.mismatch(&op, &[x], &expected));
+        }
+        let (elem, shape) = (tensor.elem, tensor.shape.clone());
+        self.node(op, vec![x], elem, shape)
+    }
+
     /// Reduces one axis to size 1.
     pub fn reduce(&mut self, op: ReduceOp, x: TensorId, axis: usize) -> Result<TensorId> {
         let tensor = self.graph.tensor(x)?;

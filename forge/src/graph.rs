@@ -145,6 +145,8 @@ pub enum BinaryOp {
     Div,
     /// The larger of a and b.
     Max,
+    /// The smaller of a and b.
+    Min,
 }
 
 /// Element-wise operation on one floating-point tensor.
@@ -167,6 +169,27 @@ pub enum UnaryOp {
     Silu,
     /// Hyperbolic tangent.
     Tanh,
+    /// max(x, 0)
+    Relu,
+    /// `½x · (1 + erf(x / √2))` (Hendrycks and Gimpel 2016, arXiv 1606.08415; `torch.nn.functional.gelu`).
+    Gelu,
+    /// `½x · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`, which the same paper gives as an approximation, and which
+    /// checkpoints name `gelu_pytorch_tanh`.
+    GeluTanh,
+}
+
+impl UnaryOp {
+    /// `a` and `b` of `½x · (1 + tanh(x · (a + b·x²)))`, the form of a GELU on the NPU; none for other ops.
+    ///
+    /// The form is that of [`UnaryOp::GeluTanh`]. With the other two numbers it is within 2.8e-4 of
+    /// [`UnaryOp::Gelu`], whose erf the NPU library does not have; its own `Gelu` is off by up to 8e-3.
+    pub(crate) const fn gelu_terms(self) -> Option<[f32; 2]> {
+        match self {
+            Self::Gelu => Some([0.800_157_1, 0.034_700_893]),
+            Self::GeluTanh => Some([0.797_884_56, 0.035_677_407]),
+            _ => None,
+        }
+    }
 }
 
 /// What a reduction computes along its axis.
@@ -203,6 +226,13 @@ pub enum Op {
         op: ReduceOp,
         /// The axis.
         axis: usize,
+    },
+    /// x, or the nearer of two bounds where x lies outside.
+    Clamp {
+        /// Smallest value of the output.
+        min: f32,
+        /// Largest value of the output.
+        max: f32,
     },
     /// Softmax along the last axis.
     Softmax,
@@ -249,6 +279,7 @@ impl Op {
             Self::Binary(BinaryOp::Mul) => "mul",
             Self::Binary(BinaryOp::Div) => "div",
             Self::Binary(BinaryOp::Max) => "max",
+            Self::Binary(BinaryOp::Min) => "min",
             Self::Unary(UnaryOp::Abs) => "abs",
             Self::Unary(UnaryOp::Neg) => "neg",
             Self::Unary(UnaryOp::Exp) => "exp",
@@ -257,6 +288,10 @@ impl Op {
             Self::Unary(UnaryOp::Sigmoid) => "sigmoid",
             Self::Unary(UnaryOp::Silu) => "silu",
             Self::Unary(UnaryOp::Tanh) => "tanh",
+            Self::Unary(UnaryOp::Relu) => "relu",
+            Self::Unary(UnaryOp::Gelu) => "gelu",
+            Self::Unary(UnaryOp::GeluTanh) => "gelu_tanh",
+            Self::Clamp { .. } => "clamp",
             Self::Reduce { op: ReduceOp::Sum, .. } => "reduce_sum",
             Self::Reduce { op: ReduceOp::Mean, .. } => "reduce_mean",
             Self::Reduce { op: ReduceOp::Max, .. } => "reduce_max",

@@ -11,6 +11,21 @@ impl GraphBuilder {
         self.unary(UnaryOp::Silu, x)
     }
 
+    /// `max(x, 0)`, see [`UnaryOp::Relu`].
+    pub fn relu(&mut self, x: TensorId) -> Result<TensorId> {
+        self.unary(UnaryOp::Relu, x)
+    }
+
+    /// GELU by the error function, see [`UnaryOp::Gelu`].
+    pub fn gelu(&mut self, x: TensorId) -> Result<TensorId> {
+        self.unary(UnaryOp::Gelu, x)
+    }
+
+    /// GELU by the hyperbolic tangent, see [`UnaryOp::GeluTanh`].
+    pub fn gelu_tanh(&mut self, x: TensorId) -> Result<TensorId> {
+        self.unary(UnaryOp::GeluTanh, x)
+    }
+
     /// `log(1 + eˣ)` as `max(x, 0) + log(1 + e^−|x|)`, which overflows nowhere.
     ///
     /// Of a small `e`, the sum `s = 1 + e` keeps little. What it lost, `e − (s − 1)`, is added to the

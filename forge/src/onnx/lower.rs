@@ -56,6 +56,7 @@ pub fn write(graph: &Graph, dir: &Path, progress: &mut dyn Progress) -> Result<W
         data_path,
         data_name,
         shapes: HashMap::new(),
+        scalars: HashMap::new(),
         done: 0,
         progress,
     };
@@ -93,6 +94,8 @@ struct Lowering<'a> {
     data_name: String,
     /// Names of int64 constants by their values.
     shapes: HashMap<Vec<i64>, String>,
+    /// Names of constants without dimensions by the bits of their values.
+    scalars: HashMap<u32, String>,
     done: u64,
     progress: &'a mut dyn Progress,
 }
@@ -260,7 +263,13 @@ impl Lowering<'_> {
                 inputs.push(gate);
                 self.push("Mul", inputs, name, vec![]);
             }
+            Op::Unary(op @ (UnaryOp::Gelu | UnaryOp::GeluTanh)) => self.gelu(&inputs, name, *op),
             Op::Unary(op) => self.push(unary(*op), inputs, name, vec![]),
+            Op::Clamp { min, max } => {
+                inputs.push(self.scalar(*min));
+                inputs.push(self.scalar(*max));
+                self.push("Clip", inputs, name, vec![]);
+            }
             Op::Reduce { op, axis } => {
                 inputs.push(self.int64s(vec![*axis as i64]));
                 self.push(reduce(*op), inputs, name, vec![int("keepdims", 1)]);
@@ -303,14 +312,7 @@ impl Lowering<'_> {
         let inner = |suffix: &str| format!("{name}.{suffix}");
         let axis = output.shape.len() as i64 - 1;
         let axes = self.int64s(vec![axis]);
-        let small = inner("epsilon");
-        self.out.initializer.push(TensorProto {
-            dims: vec![],
-            data_type: FLOAT,
-            name: small.clone(),
-            raw_data: Some(epsilon.to_le_bytes().to_vec()),
-            ..TensorProto::default()
-        });
+        let small = self.scalar(epsilon);
         let (squares, mean, sum) = (inner("squares"), inner("mean"), inner("sum"));
         let (root, inverse, unit) = (inner("root"), inner("inverse"), inner("unit"));
         self.push("Mul", vec![x.clone(), x.clone()], &squares, vec![]);
@@ -322,22 +324,60 @@ impl Lowering<'_> {
         self.push("Mul", vec![unit, weight.clone()], name, vec![]);
     }
 
+    /// Both forms of the GELU. The operator of that name came with opset 20, which loaders do not all know.
+    fn gelu(&mut self, inputs: &[String], name: &str, op: UnaryOp) {
+        let [x] = inputs else { return };
+        let inner = |suffix: &str| format!("{name}.{suffix}");
+        let (argument, curve, sum, half) =
+            (inner("argument"), inner("curve"), inner("sum"), inner("half"));
+        match op.gelu_terms() {
+            Some([linear, cubic]) if op == UnaryOp::GeluTanh => {
+                let (squares, inner_cubic, factor) =
+                    (inner("squares"), inner("cubic"), inner("factor"));
+                let (linear, cubic) = (self.scalar(linear), self.scalar(cubic));
+                self.push("Mul", vec![x.clone(), x.clone()], &squares, vec![]);
+                self.push("Mul", vec![squares, cubic], &inner_cubic, vec![]);
+                self.push("Add", vec![inner_cubic, linear], &factor, vec![]);
+                self.push("Mul", vec![x.clone(), factor], &argument, vec![]);
+            }
+            _ => {
+                let root = self.scalar(std::f32::consts::FRAC_1_SQRT_2);
+                self.push("Mul", vec![x.clone(), root], &argument, vec![]);
+            }
+        }
+        let (one, one_half) = (self.scalar(1.0), self.scalar(0.5));
+        self.push(unary(op), vec![argument], &curve, vec![]);
+        self.push("Add", vec![curve, one], &sum, vec![]);
+        self.push("Mul", vec![x.clone(), one_half], &half, vec![]);
+        self.push("Mul", vec![half, sum], name, vec![]);
+    }
+
     /// An int8 input as f32, for the node `name`.
     fn dequantized(&mut self, input: &str, name: &str) -> String {
-        let (scale, wide) = (format!("{name}.step"), format!("{name}.b"));
-        self.out.initializer.push(TensorProto {
-            dims: vec![],
-            data_type: FLOAT,
-            name: scale.clone(),
-            raw_data: Some(INT8_STEP.to_le_bytes().to_vec()),
-            ..TensorProto::default()
-        });
+        let (scale, wide) = (self.scalar(INT8_STEP), format!("{name}.b"));
         self.push("DequantizeLinear", vec![input.to_owned(), scale], &wide, vec![]);
         wide
     }
 
     fn name(&self, id: TensorId) -> Result<String> {
         Ok(self.graph.tensor(id)?.name.clone())
+    }
+
+    /// The name of a constant without dimensions, made once per value.
+    fn scalar(&mut self, value: f32) -> String {
+        if let Some(name) = self.scalars.get(&value.to_bits()) {
+            return name.clone();
+        }
+        let name = format!("scalar.{}", self.scalars.len());
+        self.out.initializer.push(TensorProto {
+            dims: vec![],
+            data_type: FLOAT,
+            name: name.clone(),
+            raw_data: Some(value.to_le_bytes().to_vec()),
+            ..TensorProto::default()
+        });
+        self.scalars.insert(value.to_bits(), name.clone());
+        name
     }
 
     /// The name of an int64 constant, made once per value. It has a `.`, which no tensor of a graph has.
@@ -383,6 +423,7 @@ const fn binary(op: BinaryOp) -> &'static str {
         BinaryOp::Mul => "Mul",
         BinaryOp::Div => "Div",
         BinaryOp::Max => "Max",
+        BinaryOp::Min => "Min",
     }
 }
 
@@ -394,7 +435,9 @@ const fn unary(op: UnaryOp) -> &'static str {
         UnaryOp::Log => "Log",
         UnaryOp::Rsqrt => "Reciprocal",
         UnaryOp::Sigmoid | UnaryOp::Silu => "Sigmoid",
-        UnaryOp::Tanh => "Tanh",
+        UnaryOp::Tanh | UnaryOp::GeluTanh => "Tanh",
+        UnaryOp::Relu => "Relu",
+        UnaryOp::Gelu => "Erf",
     }
 }
 

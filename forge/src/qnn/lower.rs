@@ -179,10 +179,15 @@ impl Lowering<'_, '_> {
             }
             Op::Binary(op) => self.emit(node.output, binary(*op), &[], &inputs),
             Op::Unary(UnaryOp::Exp) => self.exp(node.output, output, &inputs),
-            Op::Unary(op) => match unary(*op) {
-                Some(name) => self.emit(node.output, name, &[], &inputs),
-                None => self.gate(node.output, output, *op, &inputs),
+            Op::Unary(op) => match (unary(*op), op.gelu_terms()) {
+                (Some(name), _) => self.emit(node.output, name, &[], &inputs),
+                (None, Some(terms)) => self.gelu(node.output, output, terms, &inputs),
+                (None, None) => self.gate(node.output, output, *op, &inputs),
             },
+            Op::Clamp { min, max } => {
+                let params = [("min_value", Param::F32(*min)), ("max_value", Param::F32(*max))];
+                self.emit(node.output, "ReluMinMax", &params, &inputs)
+            }
             Op::Reduce { op, axis } => {
                 let axes = [small(*axis)];
                 let params = [("axes", Param::U32s(&[1], &axes)), ("keep_dims", Param::Bool(true))];
@@ -255,11 +260,43 @@ impl Lowering<'_, '_> {
             return Err(Error::new(ErrorKind::Internal, format!("{tensor}: not one input")));
         };
         let half = self.scalar(0.5, tensor)?;
-        let one = self.scalar(1.0, tensor)?;
         let h = self.between(tensor, "half", "ElementWiseMultiply", &[], &[x, half])?;
-        let tanh = self.between(tensor, "tanh", "Tanh", &[], &[h])?;
-        let sum = self.between(tensor, "sum", "ElementWiseAdd", &[], &[tanh, one])?;
         let factor = if op == UnaryOp::Silu { h } else { half };
+        self.times_one_plus_tanh(id, tensor, factor, h)
+    }
+
+    /// `½x · (1 + tanh(x · (a + b·x²)))`. Where x² overflows, the tangent is ±1 as it should be.
+    fn gelu(
+        &mut self,
+        id: TensorId,
+        tensor: &Tensor,
+        [a, b]: [f32; 2],
+        inputs: &[TensorHandle],
+    ) -> Result<()> {
+        let &[x] = inputs else {
+            return Err(Error::new(ErrorKind::Internal, format!("{tensor}: not one input")));
+        };
+        let [a, b, half] =
+            [self.scalar(a, tensor)?, self.scalar(b, tensor)?, self.scalar(0.5, tensor)?];
+        let squares = self.between(tensor, "squares", "ElementWiseMultiply", &[], &[x, x])?;
+        let cubic = self.between(tensor, "cubic", "ElementWiseMultiply", &[], &[squares, b])?;
+        let terms = self.between(tensor, "terms", "ElementWiseAdd", &[], &[cubic, a])?;
+        let argument = self.between(tensor, "argument", "ElementWiseMultiply", &[], &[x, terms])?;
+        let h = self.between(tensor, "half", "ElementWiseMultiply", &[], &[x, half])?;
+        self.times_one_plus_tanh(id, tensor, h, argument)
+    }
+
+    /// `factor · (1 + tanh(argument))`
+    fn times_one_plus_tanh(
+        &mut self,
+        id: TensorId,
+        tensor: &Tensor,
+        factor: TensorHandle,
+        argument: TensorHandle,
+    ) -> Result<()> {
+        let one = self.scalar(1.0, tensor)?;
+        let tanh = self.between(tensor, "tanh", "Tanh", &[], &[argument])?;
+        let sum = self.between(tensor, "sum", "ElementWiseAdd", &[], &[tanh, one])?;
         self.emit(id, "ElementWiseMultiply", &[], &[sum, factor])
     }
 
@@ -370,10 +407,12 @@ const fn binary(op: BinaryOp) -> &'static str {
         BinaryOp::Mul => "ElementWiseMultiply",
         BinaryOp::Div => "ElementWiseDivide",
         BinaryOp::Max => "ElementWiseMaximum",
+        BinaryOp::Min => "ElementWiseMinimum",
     }
 }
 
-/// The library's op; none for those that [`Lowering::exp`] and [`Lowering::gate`] put together.
+/// The library's op; none for those that [`Lowering::exp`], [`Lowering::gate`] and [`Lowering::gelu`] put
+/// together.
 const fn unary(op: UnaryOp) -> Option<&'static str> {
     match op {
         UnaryOp::Abs => Some("ElementWiseAbs"),
@@ -381,7 +420,8 @@ const fn unary(op: UnaryOp) -> Option<&'static str> {
         UnaryOp::Log => Some("ElementWiseLog"),
         UnaryOp::Rsqrt => Some("ElementWiseRsqrt"),
         UnaryOp::Tanh => Some("Tanh"),
-        UnaryOp::Exp | UnaryOp::Sigmoid | UnaryOp::Silu => None,
+        UnaryOp::Relu => Some("Relu"),
+        UnaryOp::Exp | UnaryOp::Sigmoid | UnaryOp::Silu | UnaryOp::Gelu | UnaryOp::GeluTanh => None,
     }
 }
 

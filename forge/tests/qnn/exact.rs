@@ -4,7 +4,7 @@ use half::f16;
 use qhx_core::qnn::Target;
 use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
-use qhx_forge::graph::{Elem, UnaryOp};
+use qhx_forge::graph::{Elem, Graph, UnaryOp};
 use qhx_forge::recipes::{RecipeOptions, recipe};
 use qhx_forge::weight::Storage;
 use qhx_places::fixture;
@@ -66,6 +66,63 @@ fn exponentials_are_finite_and_right_for_every_argument() {
                 let (expected, allowed) = function(f64::from(x));
                 let close = (f64::from(*found) - expected).abs() <= allowed;
                 assert!(close, "{elem} {target}: {name}({x}) is {found}, expected {expected}");
+            }
+        }
+    }
+}
+
+/// Both forms of the GELU at some arguments, by `torch.nn.functional.gelu`.
+const GELUS: [(f32, f32, f32); 5] = [
+    (-3.0, -0.004_049_694, -0.003_637_392),
+    (-1.0, -0.158_655_25, -0.158_808),
+    (0.5, 0.345_731_23, 0.345_714),
+    (1.0, 0.841_344_77, 0.841_192),
+    (2.5, 2.484_475_9, 2.484_915_3),
+];
+
+/// `gelu` and `gelu_tanh` of rows `[3, width]`.
+fn gelus(width: usize) -> Graph {
+    let mut b = GraphBuilder::new("gelus");
+    let x = b.input("x", Elem::Activation, &[3, width]).unwrap();
+    let exact = b.gelu(x).unwrap();
+    b.output("gelu", exact).unwrap();
+    let tanh = b.gelu_tanh(x).unwrap();
+    b.output("gelu_tanh", tanh).unwrap();
+    b.finish().unwrap()
+}
+
+#[test]
+fn the_twins_of_gelus_are_those_of_torch() {
+    let x = GELUS.map(|(x, ..)| x).repeat(3);
+    let [exact, tanh] = &twin(&gelus(GELUS.len()), &[x])[..] else { panic!("two outputs") };
+    for (i, (x, gelu, gelu_tanh)) in GELUS.into_iter().enumerate() {
+        assert!((exact[i] - gelu).abs() < 1e-6, "gelu({x}) is {}, expected {gelu}", exact[i]);
+        let found = tanh[i];
+        assert!((found - gelu_tanh).abs() < 1e-6, "gelu_tanh({x}) is {found}, not {gelu_tanh}");
+    }
+}
+
+/// The library's own `Gelu` is off by up to 8e-3.
+#[test]
+fn gelus_are_as_exact_as_f16() {
+    const WIDTH: usize = 515;
+    let Some(library) = tier() else { return };
+    let graph = gelus(WIDTH);
+    let mut x: Vec<f32> = (0..3 * WIDTH)
+        .map(|i| f16::from_f32(i as f32 / (3 * WIDTH) as f32 * 24.0 - 12.0).to_f32())
+        .collect();
+    x[..8].copy_from_slice(&[-60_000.0, -2000.0, -300.0, -0.0, 0.0, 300.0, 2000.0, 60_000.0]);
+    let inputs = [x];
+    let expected = twin(&graph, &inputs);
+    for target in Target::ALL {
+        let mut compiled = Compiled::new(&library, target, &[std::slice::from_ref(&graph)]);
+        let found = compiled.run(0, &inputs);
+        for ((name, found), expected) in ["gelu", "gelu_tanh"].iter().zip(&found).zip(&expected) {
+            for ((x, found), expected) in inputs[0].iter().zip(found).zip(expected) {
+                assert!(found.is_finite(), "{target}: {name}({x}) is {found}");
+                let allowed = 1e-3 + expected.abs() / 1024.0;
+                let close = (found - expected).abs() <= allowed;
+                assert!(close, "{target}: {name}({x}) is {found}, expected {expected}");
             }
         }
     }

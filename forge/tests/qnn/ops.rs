@@ -21,7 +21,7 @@ pub(crate) fn all_ops() -> Graph {
     outputs.push(b.linear("plain", x, made(3, [36, 8], Storage::Float), None).unwrap());
     let bias = Some(numbers(4, 36));
     outputs.push(b.linear("int8", x, made(5, [36, 8], Storage::Int8), bias).unwrap());
-    for op in [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Max] {
+    for op in [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Max, BinaryOp::Min] {
         outputs.push(b.binary(op, x, r).unwrap());
         outputs.push(b.binary(op, r, x).unwrap());
     }
@@ -31,6 +31,13 @@ pub(crate) fn all_ops() -> Graph {
     outputs.push(b.div(r, positive).unwrap());
     for op in [UnaryOp::Neg, UnaryOp::Exp, UnaryOp::Sigmoid, UnaryOp::Silu, UnaryOp::Tanh] {
         outputs.push(b.unary(op, x).unwrap());
+    }
+    for value in [x, s] {
+        outputs.push(b.relu(value).unwrap());
+        outputs.push(b.gelu(value).unwrap());
+        outputs.push(b.gelu_tanh(value).unwrap());
+        outputs.push(b.clamp(value, -0.3, 0.6).unwrap());
+        outputs.push(b.clamp(value, f32::NEG_INFINITY, 0.25).unwrap());
     }
     outputs.push(b.unary(UnaryOp::Log, positive).unwrap());
     outputs.push(b.unary(UnaryOp::Rsqrt, positive).unwrap());
