@@ -1,0 +1,76 @@
+//! The layout of a cache: where the row of a position lies, and which positions it holds.
+
+use std::ops::Range;
+
+use crate::{BufferId, DType, Host};
+
+/// A cache of `outer` blocks of `capacity` rows of `row` bytes.
+#[derive(Debug)]
+pub(super) struct Cache {
+    pub role: String,
+    pub buffer: BufferId,
+    pub dtype: DType,
+    /// Axis of the position.
+    pub axis: usize,
+    pub outer: usize,
+    pub capacity: usize,
+    pub row: usize,
+    /// For a ring, where the row of position p is in slot p mod `capacity`: the positions that a
+    /// token sees, itself included.
+    pub window: Option<usize>,
+}
+
+impl Cache {
+    /// True when `rows` rows at `position` have a place.
+    pub fn has_room(&self, position: usize, rows: usize) -> bool {
+        let end = position.checked_add(rows);
+        end.is_some_and(|end| self.window.is_some() || end <= self.capacity)
+    }
+
+    /// Rows of a block that have been written when positions below `end` have been.
+    pub fn used(&self, end: usize) -> usize {
+        end.min(self.capacity)
+    }
+
+    /// The first position that a token at `position` needs, and the first that is held once those
+    /// below `written` have been written.
+    pub fn needs_and_holds(&self, position: usize, written: usize) -> (usize, usize) {
+        let before = self.window.map_or(position, |window| window.saturating_sub(1));
+        let holds = match self.window {
+            Some(_) => written.saturating_sub(self.capacity),
+            None => 0,
+        };
+        (position.saturating_sub(before), holds)
+    }
+
+    /// Bytes of the first `count` rows of a block.
+    pub fn rows(&self, block: usize, count: usize) -> Range<usize> {
+        let start = block * self.capacity * self.row;
+        start..start + count * self.row
+    }
+
+    /// Copies the first `rows` rows of each block of `source`, which has `stride` rows a block, to the
+    /// slots of the positions from `position` on. There is room for them, and not more than
+    /// `capacity`.
+    pub fn write(
+        &self,
+        host: &mut Host,
+        source: BufferId,
+        stride: usize,
+        position: usize,
+        rows: usize,
+    ) {
+        let (source, target) = host.pair(source, self.buffer);
+        let slot = if self.window.is_some() { position % self.capacity } else { position };
+        let head = rows.min(self.capacity - slot) * self.row;
+        for block in 0..self.outer {
+            let from = block * stride * self.row;
+            let rows = &source[from..from + rows * self.row];
+            let start = block * self.capacity * self.row;
+            let to = start + slot * self.row;
+            target[to..to + head].copy_from_slice(&rows[..head]);
+            // What is left of a ring's rows begins again at its first slot.
+            target[start..start + rows.len() - head].copy_from_slice(&rows[head..]);
+        }
+    }
+}

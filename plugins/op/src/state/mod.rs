@@ -1,0 +1,273 @@
+//! The state carrier: KV caches and recurrent states that graphs take in and give back.
+//!
+//! Tensors are paired by role within a graph:
+//!
+//! | a graph has | what it means |
+//! |---|---|
+//! | `past_X` in, `new_X` out | a cache: the new rows are written at the current position, along the one axis in which both shapes differ (*append*) |
+//! | `past_X` in, `present_X` out | a state that is replaced: the two buffers change places, and nothing is copied (*swap*) |
+//! | `new_X` out, no `past_X` | its rows go into the cache that another graph has, such as those of a prompt's first tokens |
+//! | `past_X` in, neither output | it reads the cache that another graph writes, its *donor*: the same buffer, nothing is copied |
+//! | `row_X` in beside such a `past_X` | the donor's `new_X` of this step, before it is in the cache: the same buffer |
+//!
+//! A **ring** ([`StateCarrier::with_rings`]) is a cache for sliding attention: the row of position p is
+//! in slot p mod capacity, so it holds the last positions only. [`crate::fill::CausalMask::ring`] makes
+//! the mask for it.
+//!
+//! A step is committed once all of its graphs have executed; until then the state is as before.
+//!
+//! Rows of a cache stay when positions are forgotten, and a mask hides them by adding to their scores.
+//! That works for numbers only: NaN and infinity show through any mask. So a row that has one never
+//! gets into a cache; the step that gave it fails.
+
+mod cache;
+mod saved;
+mod wiring;
+
+use crate::kernels::all_finite;
+use crate::{Error, ErrorCode, GraphId, Host, OpInfo, Port, Result, SnapshotId};
+use cache::Cache;
+use saved::Snapshots;
+use wiring::{Append, Wiring};
+
+/// Carries the state of a set of graphs from step to step.
+#[derive(Debug)]
+pub struct StateCarrier {
+    wiring: Wiring,
+    snapshots: Snapshots,
+    position: usize,
+    /// Positions below this have been written to the caches, also those that were forgotten since.
+    /// A ring holds the last of them.
+    written: usize,
+}
+
+impl StateCarrier {
+    /// Pairs, allocates and binds every state tensor of `groups`.
+    ///
+    /// A group is the graphs of one step in their order, such as the shards of a decoder; a second
+    /// group, such as the graphs that prefill, shares the caches and states of the same roles.
+    pub fn new(host: &mut Host, groups: &[&[GraphId]]) -> Result<Self> {
+        Self::with_rings(host, groups, |_| None)
+    }
+
+    /// The same, where some caches are rings: `window` gives for a role without its prefix (`k_0`)
+    /// the number of positions that a token of its layer sees, itself included, or `None` when all.
+    /// The graph says how many slots a ring has: at least window − 1, and as many as a step has rows.
+    pub fn with_rings(
+        host: &mut Host,
+        groups: &[&[GraphId]],
+        window: impl Fn(&str) -> Option<usize>,
+    ) -> Result<Self> {
+        let wiring = Wiring::new(host, groups, &window)?;
+        Ok(Self { wiring, snapshots: Snapshots::default(), position: 0, written: 0 })
+    }
+
+    /// Positions consumed so far.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// Positions that every cache can hold; `None` where all are rings, or there is none.
+    pub fn capacity(&self) -> Option<usize> {
+        self.full().map(|c| c.capacity).min()
+    }
+
+    /// Rows of the cache of a role.
+    pub fn capacity_of(&self, role: &str) -> Option<usize> {
+        self.wiring.cache(role).map(|index| self.wiring.caches[index].capacity)
+    }
+
+    fn full(&self) -> impl Iterator<Item = &Cache> {
+        self.wiring.caches.iter().filter(|c| c.window.is_none())
+    }
+
+    fn rings(&self) -> impl Iterator<Item = &Cache> {
+        self.wiring.caches.iter().filter(|c| c.window.is_some())
+    }
+
+    /// True when any position can be returned to without a snapshot: there are only caches, and
+    /// each holds all positions. [`StateCarrier::truncate`] may work for some where this is false.
+    pub fn can_truncate(&self) -> bool {
+        self.keeps(self.capacity().unwrap_or(usize::MAX))
+    }
+
+    /// True when nothing is lost in a context of `positions`.
+    fn keeps(&self, positions: usize) -> bool {
+        self.wiring.states.is_empty() && self.rings().all(|c| c.capacity >= positions)
+    }
+
+    /// Roles without their prefixes: `k_0`, `conv_1`, ….
+    pub fn roles(&self) -> impl Iterator<Item = &str> {
+        let caches = self.wiring.caches.iter().map(|c| c.role.as_str());
+        caches.chain(self.wiring.states.iter().map(|s| s.role.as_str()))
+    }
+
+    /// Errors unless every cache and state is written by the graphs of `group`, so that a step of that
+    /// group leaves none behind.
+    pub fn check_complete(&self, host: &Host, group: usize) -> Result<()> {
+        let Wiring { caches, appends, states, swaps } = &self.wiring;
+        let appended = |index| appends.iter().any(|a| a.group == group && a.cache == index);
+        let swapped = |index| swaps.iter().any(|s| s.group == group && s.state == index);
+        let cache = (0..caches.len()).find(|&i| !appended(i)).map(|i| &caches[i].role);
+        let state = (0..states.len()).find(|&i| !swapped(i)).map(|i| &states[i].role);
+        let Some(role) = cache.or(state) else { return Ok(()) };
+        let names: Vec<_> = host
+            .graphs()
+            .iter()
+            .filter(|g| g.input(&format!("past_{role}")).is_some())
+            .map(|g| format!("{:?}", g.name))
+            .collect();
+        Err(Error::graph(format!(
+            "past_{role} is in {} but in no graph of another step that shares its state; each \
+             step's graphs need every cache",
+            names.join(", ")
+        )))
+    }
+
+    /// True when a cache has this role.
+    pub fn has_cache(&self, role: &str) -> bool {
+        self.wiring.cache(role).is_some()
+    }
+
+    /// True when a replaced state has this role.
+    pub fn has_state(&self, role: &str) -> bool {
+        self.wiring.states.iter().any(|s| s.role == role)
+    }
+
+    /// Bytes of all states and caches.
+    pub fn byte_len(&self, host: &Host) -> usize {
+        self.wiring.caches.iter().map(|c| host.len(c.buffer)).sum::<usize>()
+            + self.wiring.states.iter().map(|s| host.len(s.current)).sum::<usize>()
+    }
+
+    /// Fills in what the carrier knows of an op whose `max_ctx` is known.
+    pub fn describe(&self, info: &mut OpInfo) {
+        let most = self.capacity().unwrap_or(usize::MAX);
+        info.can_truncate =
+            self.keeps(if info.max_ctx == 0 { most } else { most.min(info.max_ctx) });
+        info.can_snapshot = true;
+    }
+
+    /// Takes over what the graphs of `group` gave: writes `rows` new rows at the position, swaps
+    /// the replaced states, and moves the position on. Copies no state.
+    ///
+    /// Errors when the rows do not fit, or when one has a value that is not finite. The state is then
+    /// as it was before the step.
+    pub fn commit(&mut self, host: &mut Host, group: usize, rows: usize) -> Result<()> {
+        let position = self.position;
+        let Wiring { caches, appends, .. } = &self.wiring;
+        for append in appends.iter().filter(|a| a.group == group) {
+            let cache = &caches[append.cache];
+            if rows > append.rows || !cache.has_room(position, rows) {
+                return Err(Error::graph(format!(
+                    "past_{}: {rows} rows at position {position} do not fit: the graph gives {} \
+                     rows, the cache holds {}",
+                    cache.role, append.rows, cache.capacity
+                )));
+            }
+            let source = host.bytes(append.new);
+            let finite = |block| all_finite(&source[append.block(cache, block, rows)], cache.dtype);
+            if !(0..cache.outer).all(finite) {
+                return Err(not_finite(host, append, position, rows));
+            }
+        }
+        for append in appends.iter().filter(|a| a.group == group) {
+            caches[append.cache].write(host, append.new, append.rows, position, rows);
+        }
+        self.exchange(host, group)?;
+        self.position += rows;
+        self.written = self.written.max(self.position);
+        Ok(())
+    }
+
+    fn exchange(&mut self, host: &mut Host, group: usize) -> Result<()> {
+        let Wiring { states, swaps, .. } = &mut self.wiring;
+        // A state may stand in graphs of several groups: exchange it once, bind it everywhere.
+        for (index, state) in states.iter_mut().enumerate() {
+            if swaps.iter().any(|s| s.state == index && s.group == group) {
+                std::mem::swap(&mut state.current, &mut state.next);
+            }
+        }
+        swaps.iter().try_for_each(|swap| swap.bind(host, &states[swap.state]))
+    }
+
+    /// Forgets everything: states zero, position 0. Cache rows stay, finite as they are; a mask hides
+    /// them.
+    pub fn reset(&mut self, host: &mut Host) {
+        for state in &self.wiring.states {
+            host.bytes_mut(state.current).fill(0);
+        }
+        (self.position, self.written) = (0, 0);
+    }
+
+    /// Forgets all positions from `position` on. Errors, and leaves all as it is, where a state is
+    /// replaced as a whole, or where a ring no longer holds what a token at `position` sees.
+    pub fn truncate(&mut self, position: usize) -> Result<()> {
+        if position > self.position {
+            return Err(Error::prompt(format!(
+                "cannot truncate to position {position}: only {} are consumed",
+                self.position
+            )));
+        }
+        if position == self.position {
+            return Ok(());
+        }
+        if !self.wiring.states.is_empty() {
+            return Err(Error::unsupported(
+                "truncation: its recurrent state has no rows to drop; restore a snapshot",
+            ));
+        }
+        if position == 0 {
+            (self.position, self.written) = (0, 0);
+            return Ok(());
+        }
+        for cache in self.rings() {
+            let (needs, holds) = cache.needs_and_holds(position, self.written);
+            if needs < holds {
+                return Err(Error::new(
+                    ErrorCode::UNSUPPORTED,
+                    format!(
+                        "cannot truncate to position {position}: a token there sees the rows of \
+                         past_{} from position {needs} on, but its ring of {} slots holds those \
+                         from {holds} on; restore a snapshot",
+                        cache.role, cache.capacity
+                    ),
+                ));
+            }
+        }
+        self.position = position;
+        Ok(())
+    }
+
+    /// Saves the replaced states, the rows written so far, and rings as a whole. The copy is
+    /// independent of what happens to the state afterwards.
+    pub fn snapshot(&mut self, host: &Host) -> SnapshotId {
+        self.snapshots.save(host, &self.wiring, self.position, self.written)
+    }
+
+    /// Returns to a saved state, which stays saved.
+    pub fn restore(&mut self, host: &mut Host, id: SnapshotId) -> Result<()> {
+        (self.position, self.written) = self.snapshots.restore(host, &self.wiring, id)?;
+        Ok(())
+    }
+
+    /// Frees a saved state, but for its memory, which the next one takes. An unknown id is ignored.
+    pub fn drop_snapshot(&mut self, id: SnapshotId) {
+        self.snapshots.drop(id);
+    }
+}
+
+/// A step gave a row that must not get into a cache.
+fn not_finite(host: &Host, append: &Append, position: usize, rows: usize) -> Error {
+    let place = match rows {
+        1 => format!("position {position}"),
+        _ => format!("positions {position} to {}", position + rows - 1),
+    };
+    let message = format!(
+        "graph {:?}: output {} has NaN or infinite values at {place}, expected numbers; the hidden \
+         state has overflowed, or the weights or the embedding table are damaged",
+        host.graph(append.graph).name,
+        host.tensor(append.graph, Port::Output(append.output))
+    );
+    Error::new(ErrorCode::EXECUTE, message)
+}

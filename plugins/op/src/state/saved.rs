@@ -1,0 +1,97 @@
+//! Snapshots: copies of states and of the rows of caches.
+
+use super::cache::Cache;
+use super::wiring::Wiring;
+use crate::{Error, Host, Result, SnapshotId};
+
+#[derive(Debug, Default)]
+struct Saved {
+    id: u64,
+    position: usize,
+    written: usize,
+    states: Vec<Vec<u8>>,
+    caches: Vec<Vec<u8>>,
+}
+
+impl Saved {
+    /// Rows of a block that are saved: those below the position, or all of a ring.
+    fn rows(&self, cache: &Cache) -> usize {
+        cache.used(if cache.window.is_some() { self.written } else { self.position })
+    }
+}
+
+/// The snapshots of a carrier.
+#[derive(Debug, Default)]
+pub(super) struct Snapshots {
+    saved: Vec<Saved>,
+    /// The last one dropped, whose memory the next one takes.
+    spare: Option<Saved>,
+    last_id: u64,
+}
+
+impl Snapshots {
+    /// Copies what `wiring` holds.
+    pub fn save(
+        &mut self,
+        host: &Host,
+        wiring: &Wiring,
+        position: usize,
+        written: usize,
+    ) -> SnapshotId {
+        self.last_id += 1;
+        let mut saved = self.spare.take().unwrap_or_default();
+        (saved.id, saved.position, saved.written) = (self.last_id, position, written);
+        let mut states = std::mem::take(&mut saved.states);
+        states.resize_with(wiring.states.len(), Vec::new);
+        for (copy, state) in states.iter_mut().zip(&wiring.states) {
+            copy.clear();
+            copy.extend_from_slice(host.bytes(state.current));
+        }
+        let mut caches = std::mem::take(&mut saved.caches);
+        caches.resize_with(wiring.caches.len(), Vec::new);
+        for (copy, cache) in caches.iter_mut().zip(&wiring.caches) {
+            let rows = saved.rows(cache);
+            copy.clear();
+            copy.reserve_exact(cache.outer * rows * cache.row);
+            let bytes = host.bytes(cache.buffer);
+            for block in 0..cache.outer {
+                copy.extend_from_slice(&bytes[cache.rows(block, rows)]);
+            }
+        }
+        (saved.states, saved.caches) = (states, caches);
+        self.saved.push(saved);
+        SnapshotId(self.last_id)
+    }
+
+    /// Copies a snapshot back; answers with its position and with what was written.
+    pub fn restore(
+        &self,
+        host: &mut Host,
+        wiring: &Wiring,
+        id: SnapshotId,
+    ) -> Result<(usize, usize)> {
+        let saved = self.saved.iter().find(|s| s.id == id.0).ok_or_else(|| {
+            Error::prompt(format!("snapshot {} does not exist or was dropped", id.0))
+        })?;
+        for (state, bytes) in wiring.states.iter().zip(&saved.states) {
+            host.bytes_mut(state.current).copy_from_slice(bytes);
+        }
+        for (cache, bytes) in wiring.caches.iter().zip(&saved.caches) {
+            let rows = saved.rows(cache);
+            let length = rows * cache.row;
+            let target = host.bytes_mut(cache.buffer);
+            for block in 0..cache.outer {
+                target[cache.rows(block, rows)]
+                    .copy_from_slice(&bytes[block * length..(block + 1) * length]);
+            }
+        }
+        Ok((saved.position, saved.written))
+    }
+
+    /// Frees a snapshot, but for its memory. An unknown id is ignored.
+    pub fn drop(&mut self, id: SnapshotId) {
+        if let Some(index) = self.saved.iter().position(|s| s.id == id.0) {
+            self.spare = Some(self.saved.remove(index));
+        }
+    }
+}

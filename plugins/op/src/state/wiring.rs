@@ -1,0 +1,387 @@
+//! Pairs the state tensors of graphs, allocates their buffers and binds them.
+
+use std::ops::Range;
+
+use super::cache::Cache;
+use crate::{BufferId, Error, GraphId, GraphInfo, Host, Port, Result};
+
+/// A graph's new rows of a cache.
+#[derive(Debug)]
+pub(super) struct Append {
+    pub group: usize,
+    pub graph: GraphId,
+    pub output: usize,
+    pub new: BufferId,
+    /// Index into [`Wiring::caches`].
+    pub cache: usize,
+    /// Rows that the graph gives in one execution.
+    pub rows: usize,
+}
+
+impl Append {
+    /// Bytes of the first `count` new rows of a block.
+    pub fn block(&self, cache: &Cache, block: usize, count: usize) -> Range<usize> {
+        let start = block * self.rows * cache.row;
+        start..start + count * cache.row
+    }
+}
+
+/// A state that a graph replaces.
+#[derive(Debug)]
+pub(super) struct Swap {
+    pub group: usize,
+    pub graph: GraphId,
+    pub input: usize,
+    pub output: usize,
+    /// Index into [`Wiring::states`].
+    pub state: usize,
+}
+
+impl Swap {
+    /// Binds the buffers as they stand.
+    pub fn bind(&self, host: &mut Host, state: &Replaced) -> Result<()> {
+        host.bind(self.graph, Port::Input(self.input), state.current, 0)?;
+        host.bind(self.graph, Port::Output(self.output), state.next, 0)
+    }
+}
+
+/// The two buffers of a replaced state. `current` is what the next step reads.
+#[derive(Debug)]
+pub(super) struct Replaced {
+    pub role: String,
+    pub current: BufferId,
+    pub next: BufferId,
+}
+
+/// How the graphs of all groups share caches and states.
+#[derive(Debug, Default)]
+pub(super) struct Wiring {
+    pub caches: Vec<Cache>,
+    pub appends: Vec<Append>,
+    pub states: Vec<Replaced>,
+    pub swaps: Vec<Swap>,
+}
+
+/// What a graph does with an input `past_X`.
+enum Use {
+    Append { output: usize },
+    Swap { output: usize },
+    Read,
+}
+
+fn use_of(info: &GraphInfo, input: usize, role: &str) -> Result<Use> {
+    let new = info.output(&format!("new_{role}"));
+    let present = info.output(&format!("present_{role}"));
+    match (new, present) {
+        (Some(output), None) => Ok(Use::Append { output }),
+        (None, Some(output)) => Ok(Use::Swap { output }),
+        (None, None) => Ok(Use::Read),
+        (Some(_), Some(_)) => Err(Error::graph(format!(
+            "graph {:?}: input {} has both an output new_{role} and present_{role}",
+            info.name, info.inputs[input]
+        ))),
+    }
+}
+
+/// Inputs `past_X` of a graph with their X.
+fn pasts(info: &GraphInfo) -> impl Iterator<Item = (usize, &str)> {
+    info.inputs
+        .iter()
+        .enumerate()
+        .filter_map(|(input, tensor)| Some((input, tensor.role.strip_prefix("past_")?)))
+}
+
+impl Wiring {
+    /// Wires `groups`. `window` says which roles are rings.
+    pub fn new(
+        host: &mut Host,
+        groups: &[&[GraphId]],
+        window: &dyn Fn(&str) -> Option<usize>,
+    ) -> Result<Self> {
+        let mut wiring = Self::default();
+        // Graphs that read and write tell the layout of a cache, so they come first.
+        for (group, &graphs) in groups.iter().enumerate() {
+            for &graph in graphs {
+                wiring.add_pairs(host, group, graph, window)?;
+            }
+        }
+        for (group, &graphs) in groups.iter().enumerate() {
+            for &graph in graphs {
+                wiring.add_writers(host, group, graph)?;
+            }
+        }
+        for (group, &graphs) in groups.iter().enumerate() {
+            for (place, &graph) in graphs.iter().enumerate() {
+                wiring.add_reader(host, group, &graphs[..place], graph)?;
+            }
+        }
+        Ok(wiring)
+    }
+
+    /// Index of the cache of a role.
+    pub fn cache(&self, role: &str) -> Option<usize> {
+        self.caches.iter().position(|c| c.role == role)
+    }
+
+    fn add_pairs(
+        &mut self,
+        host: &mut Host,
+        group: usize,
+        graph: GraphId,
+        window: &dyn Fn(&str) -> Option<usize>,
+    ) -> Result<()> {
+        let info = host.graph(graph).clone();
+        for (input, role) in pasts(&info) {
+            match use_of(&info, input, role)? {
+                Use::Append { output } => {
+                    self.add_append(host, group, graph, role, [input, output], window(role))?;
+                }
+                Use::Swap { output } => {
+                    self.add_swap(host, group, graph, role, [input, output])?;
+                }
+                Use::Read => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Outputs without the input that they continue.
+    fn add_writers(&mut self, host: &mut Host, group: usize, graph: GraphId) -> Result<()> {
+        let info = host.graph(graph).clone();
+        for (output, tensor) in info.outputs.iter().enumerate() {
+            let new = tensor.role.strip_prefix("new_");
+            let Some(role) = new.or(tensor.role.strip_prefix("present_")) else { continue };
+            if info.input(&format!("past_{role}")).is_some() {
+                continue;
+            }
+            match self.cache(role) {
+                Some(cache) if new.is_some() => {
+                    self.add_rows(host, group, graph, output, cache)?;
+                }
+                _ => {
+                    return Err(Error::graph(format!(
+                        "graph {:?}: output {tensor} has no input past_{role} to carry it back to",
+                        info.name
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Inputs that read what another graph, the donor, writes: its cache, and its rows of this step.
+    fn add_reader(
+        &self,
+        host: &mut Host,
+        group: usize,
+        before: &[GraphId],
+        graph: GraphId,
+    ) -> Result<()> {
+        let info = host.graph(graph).clone();
+        for (input, role) in pasts(&info) {
+            let Use::Read = use_of(&info, input, role)? else { continue };
+            let past = &info.inputs[input];
+            let Some(index) = self.cache(role) else {
+                return Err(Error::graph(format!(
+                    "graph {:?}: input {past} has neither an output new_{role} nor \
+                     present_{role}, and no other graph takes past_{role} and gives new_{role}, so \
+                     its next value is unknown",
+                    info.name
+                )));
+            };
+            let cache = &self.caches[index];
+            let axis = cache.axis;
+            let outer = past.shape.iter().take(axis).product::<usize>();
+            let inner = past.shape.iter().skip(axis + 1).product::<usize>();
+            let found =
+                (past.dtype, outer, past.shape.get(axis).copied(), inner * past.dtype.size());
+            if found != (cache.dtype, cache.outer, Some(cache.capacity), cache.row) {
+                return Err(unlike(&info, input, cache));
+            }
+            host.bind(graph, Port::Input(input), cache.buffer, 0)?;
+            let Some(fresh) = info.input(&format!("row_{role}")) else { continue };
+            let donor = self
+                .appends
+                .iter()
+                .find(|a| a.cache == index && a.group == group && before.contains(&a.graph));
+            let Some(donor) = donor else {
+                return Err(Error::graph(format!(
+                    "graph {:?}: input {} takes the rows that a graph before it in the same step \
+                     gives as new_{role}, but none does; name the graphs of the step in their order",
+                    info.name, info.inputs[fresh]
+                )));
+            };
+            let rows = host.tensor(donor.graph, Port::Output(donor.output));
+            let tensor = &info.inputs[fresh];
+            if (tensor.dtype, tensor.elements()) != (rows.dtype, rows.elements()) {
+                return Err(Error::graph(format!(
+                    "graph {:?}: input {tensor} must be like output {rows} of graph {:?}, whose \
+                     rows it takes",
+                    info.name,
+                    host.graph(donor.graph).name
+                )));
+            }
+            host.bind(graph, Port::Input(fresh), donor.new, 0)?;
+        }
+        Ok(())
+    }
+
+    fn add_append(
+        &mut self,
+        host: &mut Host,
+        group: usize,
+        graph: GraphId,
+        role: &str,
+        [input, output]: [usize; 2],
+        window: Option<usize>,
+    ) -> Result<()> {
+        let past = host.tensor(graph, Port::Input(input)).clone();
+        let new = host.tensor(graph, Port::Output(output)).clone();
+        let mismatch = |why: &str| {
+            Error::graph(format!(
+                "graph {:?}: {past} and {new} do not fit as a cache and its new rows: {why}",
+                host.graph(graph).name
+            ))
+        };
+        if past.dtype != new.dtype {
+            return Err(mismatch("the dtypes differ"));
+        }
+        if past.shape.len() != new.shape.len() {
+            return Err(mismatch("the ranks differ"));
+        }
+        let known = self.cache(role);
+        let mut differing = (0..past.shape.len()).filter(|&a| past.shape[a] != new.shape[a]);
+        let axis = match (differing.next(), differing.next(), known) {
+            (Some(axis), None, _) => axis,
+            // As many new rows as the cache has: another graph has told which axis it is.
+            (None, None, Some(index)) => self.caches[index].axis,
+            _ => return Err(mismatch("exactly one dimension must differ, the position")),
+        };
+        let (capacity, rows) = (past.shape[axis], new.shape[axis]);
+        if rows > capacity {
+            return Err(mismatch(&match window {
+                Some(_) => format!(
+                    "a step of {rows} rows does not fit a ring of {capacity} slots; make the ring \
+                     larger or the step smaller"
+                ),
+                None => "there are more new rows than the cache holds".to_owned(),
+            }));
+        }
+        if let Some(window) = window
+            && (window == 0 || window - 1 > capacity)
+        {
+            return Err(mismatch(&format!(
+                "a ring of {capacity} slots does not hold what a window of {window} positions sees"
+            )));
+        }
+        let inner: usize = past.shape[axis + 1..].iter().product();
+        let outer: usize = past.shape[..axis].iter().product();
+        let row = inner * past.dtype.size();
+
+        let cache = match known {
+            Some(index) => {
+                let have = &self.caches[index];
+                if (have.dtype, have.axis, have.outer, have.capacity, have.row)
+                    != (past.dtype, axis, outer, capacity, row)
+                {
+                    return Err(mismatch("another graph has this cache in another layout"));
+                }
+                host.bind(graph, Port::Input(input), have.buffer, 0)?;
+                index
+            }
+            None => {
+                let buffer = host.allocate_for(graph, Port::Input(input))?;
+                let role = role.to_owned();
+                let dtype = past.dtype;
+                self.caches.push(Cache { role, buffer, dtype, axis, outer, capacity, row, window });
+                self.caches.len() - 1
+            }
+        };
+        let new = host.allocate_for(graph, Port::Output(output))?;
+        self.appends.push(Append { group, graph, output, new, cache, rows });
+        Ok(())
+    }
+
+    /// An output whose rows go into a cache that the graph itself does not read.
+    fn add_rows(
+        &mut self,
+        host: &mut Host,
+        group: usize,
+        graph: GraphId,
+        output: usize,
+        index: usize,
+    ) -> Result<()> {
+        let cache = &self.caches[index];
+        let axis = cache.axis;
+        let new = host.tensor(graph, Port::Output(output));
+        let rows = new.shape.get(axis).copied().unwrap_or(0);
+        let outer: usize = new.shape.iter().take(axis).product();
+        let inner: usize = new.shape.iter().skip(axis + 1).product();
+        let row = inner * new.dtype.size();
+        let fits = (new.dtype, outer, row) == (cache.dtype, cache.outer, cache.row)
+            && (1..=cache.capacity).contains(&rows);
+        if !fits {
+            return Err(Error::graph(format!(
+                "graph {:?}: {new} does not fit the cache past_{} of {} blocks of {} rows of {} \
+                 bytes, {}",
+                host.graph(graph).name,
+                cache.role,
+                cache.outer,
+                cache.capacity,
+                cache.row,
+                cache.dtype
+            )));
+        }
+        let new = host.allocate_for(graph, Port::Output(output))?;
+        self.appends.push(Append { group, graph, output, new, cache: index, rows });
+        Ok(())
+    }
+
+    fn add_swap(
+        &mut self,
+        host: &mut Host,
+        group: usize,
+        graph: GraphId,
+        role: &str,
+        [input, output]: [usize; 2],
+    ) -> Result<()> {
+        let past = host.tensor(graph, Port::Input(input)).clone();
+        let present = host.tensor(graph, Port::Output(output)).clone();
+        if past.dtype != present.dtype || past.shape != present.shape {
+            return Err(Error::graph(format!(
+                "graph {:?}: {past} and {present} must have the same shape and dtype to replace \
+                 each other",
+                host.graph(graph).name
+            )));
+        }
+        let known = self.states.iter().position(|s| s.role == role);
+        let state = match known {
+            Some(index) => index,
+            None => {
+                let current = host.allocate(past.byte_len())?;
+                let next = host.allocate(past.byte_len())?;
+                self.states.push(Replaced { role: role.to_owned(), current, next });
+                self.states.len() - 1
+            }
+        };
+        let swap = Swap { group, graph, input, output, state };
+        swap.bind(host, &self.states[state])?;
+        self.swaps.push(swap);
+        Ok(())
+    }
+}
+
+/// An input has not the layout of the cache that it reads.
+fn unlike(info: &GraphInfo, input: usize, cache: &Cache) -> Error {
+    Error::graph(format!(
+        "graph {:?}: input {} does not fit the cache past_{} that another graph writes: {} blocks of \
+         {} rows of {} bytes, {}",
+        info.name,
+        info.inputs[input],
+        cache.role,
+        cache.outer,
+        cache.capacity,
+        cache.row,
+        cache.dtype
+    ))
+}
