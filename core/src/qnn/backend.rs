@@ -14,6 +14,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use qhx_qnn_sys::{self as sys, ScaleOffset, Status, Tensor};
+
 use super::codes;
 use super::context::{ContextConfig, ContextHandle, Priority};
 use super::device::{Device, Platform, Raw, explain};
@@ -24,7 +26,6 @@ use super::log::{self, LogLevel};
 use super::power::{PerfMode, Power};
 use super::preflight::{Destination, preflight};
 use super::profile::{Profile, ProfileLevel, ProfileRecord};
-use super::sys::{self, ScaleOffset, Status, Tensor};
 use super::types;
 use crate::backend::{Backend, BackendInfo, Context, ContextSource, Graph};
 use crate::{Error, ErrorKind, GraphInfo, Memory, Port, Result};

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use qhx_qnn_sys as sys;
+
 use crate::{Error, ErrorKind};
 
 /// The code in the low 16 bits of a status.
@@ -24,7 +26,7 @@ const fn fixed(code: u16, name: &'static str, meaning: &'static str, fix: &'stat
 }
 
 /// Memory could not be had.
-pub const MEM_ALLOC: u64 = 1002;
+pub const MEM_ALLOC: u64 = sys::STATUS_MEM_ALLOC as u64;
 
 const SKEL: &str = "set ADSP_LIBRARY_PATH to the folder with the libQnnHtpV*Skel.so of this \
     device, and close other programs that use the NPU; a process has about 3.5 GB of it, which the \

@@ -39,6 +39,11 @@ use std::marker::PhantomData;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use qhx_qnn_sys::{
+    self as sys, Config, ConfigValue, HtpGraphConfig, HtpGraphValue, OpConfig, ParamValue, Scalar,
+    ScalarValue, ScaleOffset, Tensor,
+};
+
 use super::backend::c_string;
 use super::codes::{self, Code};
 use super::context::{ContextConfig, ContextHandle, with_list};
@@ -46,10 +51,6 @@ use super::device::{Device, Raw, Target, explain};
 use super::gate::Exclusive;
 use super::library::Library;
 use super::log::{self, LogLevel};
-use super::sys::{
-    self, Config, ConfigValue, HtpGraphConfig, HtpGraphValue, OpConfig, ParamValue, Scalar,
-    ScalarValue, ScaleOffset, Tensor,
-};
 use super::types;
 use crate::{DType, Error, ErrorKind, Quantization, Result, TensorInfo};
 

@@ -5,6 +5,7 @@
 use std::ffi::c_void;
 use std::fmt;
 
+use qhx_qnn_sys::{self as sys, Config, ConfigValue, Handle, HtpContextConfig};
 use serde::{Deserialize, Serialize};
 
 use super::codes;
@@ -12,7 +13,6 @@ use super::device::{Device, Raw, explain, freed};
 use super::gate::Shared;
 use super::log;
 use super::profile::Profile;
-use super::sys::{self, Config, ConfigValue, Handle, HtpContextConfig};
 use crate::{ErrorKind, Result};
 
 /// Which context runs first when several want the NPU.
@@ -33,10 +33,10 @@ pub enum Priority {
 impl Priority {
     const fn code(self) -> u32 {
         match self {
-            Self::Low => 0,
-            Self::Normal => 100,
-            Self::NormalHigh => 150,
-            Self::High => 200,
+            Self::Low => sys::PRIORITY_LOW,
+            Self::Normal => sys::PRIORITY_NORMAL,
+            Self::NormalHigh => sys::PRIORITY_NORMAL_HIGH,
+            Self::High => sys::PRIORITY_HIGH,
         }
     }
 }

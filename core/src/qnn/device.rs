@@ -6,13 +6,13 @@ use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 
+use qhx_qnn_sys::{self as sys, Config, ConfigValue, Handle};
 use serde::{Deserialize, Serialize};
 
 use super::codes;
 use super::gate::Exclusive;
 use super::library::Library;
 use super::log::{self, LogLevel};
-use super::sys::{self, Config, ConfigValue, Handle};
 use crate::{Error, ErrorKind, Result};
 
 /// The chip that graphs are compiled for.

@@ -1,16 +1,8 @@
-//! What a context binary says about itself, read without loading it.
-
-#![expect(unsafe_code, reason = "asks the system library for metadata")]
-
-use std::path::Path;
+//! What a context binary says about itself.
 
 use serde::{Deserialize, Serialize};
 
-use super::codes;
-use super::library::{ApiVersion, SystemLibrary};
-use super::metadata::{self, Fault};
-use super::{probe, sys};
-use crate::artifacts::Mapped;
+use super::library::ApiVersion;
 use crate::{DType, Error, ErrorKind, GraphInfo, Quantization, Result, TensorInfo};
 
 /// The metadata of a context binary.
@@ -95,38 +87,6 @@ pub struct BinaryTensor {
 }
 
 impl BinaryInfo {
-    /// Reads the metadata of a file, in a process of its own where the program has helpers
-    /// ([`crate::child`]): some damaged files crash the library. `tried` is the file that remembers
-    /// which ones did.
-    pub fn open(system: &SystemLibrary, file: &Mapped, tried: Option<&Path>) -> Result<Self> {
-        probe::read(system, file, tried)
-    }
-
-    /// Reads the metadata of `bytes` in this very process, which some damaged files crash. `name` is
-    /// the file's name, for messages.
-    pub fn read(system: &SystemLibrary, name: &str, bytes: &[u8]) -> Result<Self> {
-        if bytes.is_empty() {
-            return Err(Error::new(
-                ErrorKind::Artifact,
-                format!("{name}: the file is empty, expected a QNN context binary"),
-            )
-            .hint("the download may be incomplete"));
-        }
-        let handle = SystemContext::create(system)?;
-        let get = need(system, system.table().get_metadata, "systemContextGetMetaData")?;
-        let mut info = std::ptr::null();
-        // SAFETY: the handle is alive; the library reads the bytes, whose length is given, and
-        // answers with a description that lives until the handle is freed.
-        let status =
-            unsafe { get(handle.raw, bytes.as_ptr().cast(), bytes.len() as u64, &raw mut info) };
-        if status != 0 || info.is_null() {
-            return Err(not_a_binary(name, bytes, status));
-        }
-        // SAFETY: on success `info` leads to a description of the version it states. All of it is
-        // checked and copied here, and `handle` is freed afterwards.
-        unsafe { metadata::copy(info, bytes.len() as u64) }.map_err(|e| damaged(name, e))
-    }
-
     /// True when graphs of the binary share weights.
     pub fn shares_weights(&self) -> bool {
         self.graphs.iter().filter_map(|g| g.figures?.shared_weight_bytes).any(|bytes| bytes > 0)
@@ -193,78 +153,5 @@ impl BinaryTensor {
             ));
         }
         Ok(info)
-    }
-}
-
-/// The library read the file, but what it says of it makes no sense.
-fn damaged(name: &str, fault: Fault) -> Error {
-    match fault {
-        Fault::Version(version) => Error::new(
-            ErrorKind::Context,
-            format!("{name}: metadata of version {version}, qhx knows versions 1 to 3"),
-        )
-        .hint("update qhx, or use libQnnSystem.so of the QAIRT version that made the binary"),
-        Fault::Content(what) => {
-            Error::new(ErrorKind::Artifact, format!("{name}: the metadata is damaged: {what}"))
-                .hint("download the file again and compare its size and hash with the bundle's")
-        }
-    }
-}
-
-fn not_a_binary(name: &str, bytes: &[u8], status: u64) -> Error {
-    let what = if bytes.starts_with(b"version https://git-lfs") {
-        "a Git LFS pointer"
-    } else if bytes.starts_with(b"\x7fELF") {
-        "a shared library"
-    } else {
-        "not a QNN context binary, or cut off or damaged"
-    };
-    codes::error(
-        ErrorKind::Artifact,
-        format_args!("{name} ({} bytes): {what}", bytes.len()),
-        status,
-    )
-    .hint("download the file again and compare its size and hash with the bundle's")
-}
-
-fn need<T>(system: &SystemLibrary, function: Option<T>, name: &str) -> Result<T> {
-    function.ok_or_else(|| {
-        Error::new(
-            ErrorKind::Runtime,
-            format!(
-                "{}: the library (system interface {}) lacks {name}",
-                system.path().display(),
-                system.version()
-            ),
-        )
-        .hint("use libQnnSystem.so of QAIRT 2.36 or newer")
-    })
-}
-
-/// Owns what the description points into.
-struct SystemContext<'a> {
-    raw: sys::Handle,
-    system: &'a SystemLibrary,
-}
-
-impl<'a> SystemContext<'a> {
-    fn create(system: &'a SystemLibrary) -> Result<Self> {
-        let create = need(system, system.table().context_create, "systemContextCreate")?;
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: the pointer is valid for writing.
-        let status = unsafe { create(&raw mut raw) };
-        if status != 0 {
-            return Err(codes::error(ErrorKind::Runtime, "opening a system context", status));
-        }
-        Ok(Self { raw, system })
-    }
-}
-
-impl Drop for SystemContext<'_> {
-    fn drop(&mut self) {
-        if let Some(free) = self.system.table().context_free {
-            // SAFETY: the handle is alive and what it owns was copied.
-            super::device::freed("system context", unsafe { free(self.raw) });
-        }
     }
 }

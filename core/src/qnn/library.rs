@@ -12,10 +12,12 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use qhx_qnn_sys::{
+    self as sys, CoreTable, GetProviders, Provider, Status, SystemProvider, SystemTable,
+};
 use serde::{Deserialize, Serialize};
 
 use super::codes::{self, Code};
-use super::sys::{self, CoreTable, Provider, Status, SystemProvider, SystemTable};
 use crate::{Error, ErrorKind, Result, files};
 
 /// Version of one of the libraries' interfaces.
@@ -90,8 +92,7 @@ impl Library {
             }
         };
         let system = SystemLibrary::open(system)?;
-        let list: unsafe extern "C" fn(*mut *const *const Provider, *mut u32) -> Status =
-            entry_point(htp, "QnnInterface_getProviders")?;
+        let list: GetProviders<Provider> = entry_point(htp, sys::CORE_ENTRY)?;
         let mut providers = std::ptr::null();
         let mut count = 0;
         // SAFETY: both pointers are valid for writing; the library fills them.
@@ -234,8 +235,7 @@ struct SystemInner {
 impl SystemLibrary {
     /// Opens the library.
     pub fn open(path: &Path) -> Result<Self> {
-        let list: unsafe extern "C" fn(*mut *const *const SystemProvider, *mut u32) -> Status =
-            entry_point(path, "QnnSystemInterface_getProviders")?;
+        let list: GetProviders<SystemProvider> = entry_point(path, sys::SYSTEM_ENTRY)?;
         let mut providers = std::ptr::null();
         let mut count = 0;
         // SAFETY: both pointers are valid for writing; the library fills them.

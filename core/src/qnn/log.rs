@@ -8,6 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use qhx_qnn_sys as sys;
 use serde::{Deserialize, Serialize};
 
 /// How much the libraries say.
@@ -31,7 +32,7 @@ pub enum LogLevel {
 
 impl LogLevel {
     pub(crate) const fn code(self) -> u32 {
-        self as u32 + 1
+        sys::LOG_ERROR + self as u32
     }
 }
 
@@ -105,10 +106,10 @@ fn emit(level: u32, line: &str) {
     }
     match level {
         // The compiler of 2.51 says this about its own settings whenever it runs.
-        1 if line.contains("unexpected GraphHtpSettings option") => {
+        sys::LOG_ERROR if line.contains("unexpected GraphHtpSettings option") => {
             tracing::debug!(target: "qnn", "{line}");
         }
-        1 => {
+        sys::LOG_ERROR => {
             {
                 let mut lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
                 TOTAL.fetch_add(1, Ordering::Relaxed);

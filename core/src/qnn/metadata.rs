@@ -10,8 +10,9 @@
 use std::ffi::{c_char, c_void};
 use std::fmt;
 
+use qhx_qnn_sys::{self as sys, ContextBlob, GraphBlob, QuantizeParams, ScaleOffset, Tensor};
+
 use super::info::{BinaryGraph, BinaryInfo, BinaryTensor, GraphFigures};
-use super::sys::{self, ContextBlob, GraphBlob, QuantizeParams, ScaleOffset, Tensor};
 use super::types;
 use crate::Quantization;
 

@@ -31,7 +31,6 @@ mod preflight;
 pub mod probe;
 mod profile;
 pub mod stdout;
-mod sys;
 mod types;
 
 pub use backend::{QnnBackend, QnnOptions};
@@ -43,3 +42,4 @@ pub use log::LogLevel;
 pub use power::PerfMode;
 pub use preflight::{Destination, preflight};
 pub use profile::{ProfileEvent, ProfileLevel, ProfileRecord};
+mod read;

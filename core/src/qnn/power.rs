@@ -4,11 +4,11 @@
 
 use std::fmt;
 
+use qhx_qnn_sys::{self as sys, DcvsV3, Infrastructure, PowerConfig, PowerValue};
 use serde::{Deserialize, Serialize};
 
 use super::codes;
 use super::device::Device;
-use super::sys::{self, DcvsV3, Infrastructure, PowerConfig, PowerValue};
 use crate::{Error, ErrorKind, Result};
 
 /// How fast the NPU is asked to run.
@@ -35,14 +35,6 @@ pub enum PerfMode {
     /// No wish: the device decides.
     DeviceDefault,
 }
-
-const CORNER_SVS2: u32 = 0x30;
-const CORNER_SVS: u32 = 0x40;
-const CORNER_SVS_PLUS: u32 = 0x50;
-const CORNER_NOM: u32 = 0x60;
-const CORNER_NOM_PLUS: u32 = 0x70;
-const CORNER_TURBO: u32 = 0x80;
-const CORNER_MAX: u32 = 0xa0;
 
 impl PerfMode {
     /// Every mode.
@@ -76,13 +68,13 @@ impl PerfMode {
     /// `(clock corner, sleep latency in µs, polls for answers)`.
     const fn vote(self) -> (u32, u32, bool) {
         match self {
-            Self::Burst => (CORNER_MAX, 40, true),
-            Self::SustainedHigh | Self::High => (CORNER_TURBO, 100, true),
-            Self::Balanced => (CORNER_NOM_PLUS, 1000, false),
-            Self::LowBalanced => (CORNER_NOM, 1000, false),
-            Self::HighPowerSaver => (CORNER_SVS_PLUS, 1000, false),
-            Self::PowerSaver => (CORNER_SVS, 1000, false),
-            Self::LowPowerSaver | Self::DeviceDefault => (CORNER_SVS2, 1000, false),
+            Self::Burst => (sys::CORNER_MAX, 40, true),
+            Self::SustainedHigh | Self::High => (sys::CORNER_TURBO, 100, true),
+            Self::Balanced => (sys::CORNER_NOM_PLUS, 1000, false),
+            Self::LowBalanced => (sys::CORNER_NOM, 1000, false),
+            Self::HighPowerSaver => (sys::CORNER_SVS_PLUS, 1000, false),
+            Self::PowerSaver => (sys::CORNER_SVS, 1000, false),
+            Self::LowPowerSaver | Self::DeviceDefault => (sys::CORNER_SVS2, 1000, false),
         }
     }
 }

@@ -1,12 +1,12 @@
 //! Says in words, before a context is loaded, why it will not load.
 
+use qhx_qnn_sys::BACKEND_HTP as HTP;
+
 use super::device::Platform;
 use super::info::BinaryInfo;
 use super::library::ApiVersion;
 use crate::{Error, ErrorKind, Result};
 
-/// The library's number of the HTP backend.
-const HTP: u32 = 6;
 /// Core interface of the first library that writes and reads blobs of version 4.
 const BLOB_4_SINCE: ApiVersion = ApiVersion { major: 2, minor: 38, patch: 0 };
 /// What one process domain of the NPU was seen to hold.

@@ -60,18 +60,17 @@ fn answer(input: &[u8]) -> Result<Vec<u8>> {
     serde_json::to_vec(&info).map_err(internal)
 }
 
-/// Reads the metadata, in a child where the program has one. `memory` is the file that remembers
-/// which binaries crashed a child.
-pub(super) fn read(
-    system: &SystemLibrary,
-    file: &Mapped,
-    memory: Option<&Path>,
-) -> Result<BinaryInfo> {
-    let Some(program) = crate::child::program() else {
-        return BinaryInfo::read(system, &file.path().display().to_string(), file.bytes());
-    };
-    let library = format!("{} {}", system.path().display(), system.version());
-    read_in_child(program, system.path(), &library, file, memory)
+impl BinaryInfo {
+    /// Reads the metadata of a file, in a process of its own where the program has helpers
+    /// ([`crate::child`]): some damaged files crash the library. `tried` is the file that remembers
+    /// which ones did.
+    pub fn open(system: &SystemLibrary, file: &Mapped, tried: Option<&Path>) -> Result<Self> {
+        let Some(program) = crate::child::program() else {
+            return Self::read(system, &file.path().display().to_string(), file.bytes());
+        };
+        let library = format!("{} {}", system.path().display(), system.version());
+        read_in_child(program, system.path(), &library, file, tried)
+    }
 }
 
 fn read_in_child(

@@ -2,12 +2,12 @@
 
 #![expect(unsafe_code, reason = "walks the library's event tree")]
 
+use qhx_qnn_sys::{self as sys, EventData, Handle};
 use serde::{Deserialize, Serialize};
 
 use super::codes;
 use super::device::{Device, Raw, freed};
 use super::library::text;
-use super::sys::{EventData, Handle};
 use crate::{ErrorKind, Result};
 
 /// How much is measured.
@@ -63,8 +63,8 @@ impl Profile {
     pub(crate) fn create(device: &Device, level: ProfileLevel) -> Result<Option<Self>> {
         let code = match level {
             ProfileLevel::Off => return Ok(None),
-            ProfileLevel::Basic => 1,
-            ProfileLevel::Detailed => 2,
+            ProfileLevel::Basic => sys::PROFILE_BASIC,
+            ProfileLevel::Detailed => sys::PROFILE_DETAILED,
         };
         let library = device.library();
         let create = library.need(library.table().profile_create, "profileCreate")?;
@@ -154,10 +154,10 @@ unsafe fn list(ids: *const u64, count: u32) -> Vec<u64> {
 
 const fn unit_name(unit: u32) -> &'static str {
     match unit {
-        1 => "us",
-        2 => "bytes",
-        3 => "cycles",
-        4 => "count",
+        sys::UNIT_MICROSECONDS => "us",
+        sys::UNIT_BYTES => "bytes",
+        sys::UNIT_CYCLES => "cycles",
+        sys::UNIT_COUNT => "count",
         _ => "",
     }
 }

@@ -1,28 +1,29 @@
 //! Element types and encodings: the library's numbers and qhx's names.
 
-use super::sys::{self, AxisScaleOffset, Encoding, QuantizeParams, ScaleOffset};
+use qhx_qnn_sys::{self as sys, AxisScaleOffset, Encoding, QuantizeParams, ScaleOffset};
+
 use crate::{DType, Quantization};
 
 const DTYPES: [(u32, DType); 19] = [
-    (0x008, DType::I8),
-    (0x016, DType::I16),
-    (0x032, DType::I32),
-    (0x064, DType::I64),
-    (0x108, DType::U8),
-    (0x116, DType::U16),
-    (0x132, DType::U32),
-    (0x164, DType::U64),
-    (0x216, DType::F16),
-    (0x226, DType::Bf16),
-    (0x232, DType::F32),
-    (0x264, DType::F64),
-    (0x308, DType::SFixed8),
-    (0x316, DType::SFixed16),
-    (0x332, DType::SFixed32),
-    (0x408, DType::UFixed8),
-    (0x416, DType::UFixed16),
-    (0x432, DType::UFixed32),
-    (0x508, DType::Bool),
+    (sys::TYPE_INT_8, DType::I8),
+    (sys::TYPE_INT_16, DType::I16),
+    (sys::TYPE_INT_32, DType::I32),
+    (sys::TYPE_INT_64, DType::I64),
+    (sys::TYPE_UINT_8, DType::U8),
+    (sys::TYPE_UINT_16, DType::U16),
+    (sys::TYPE_UINT_32, DType::U32),
+    (sys::TYPE_UINT_64, DType::U64),
+    (sys::TYPE_FLOAT_16, DType::F16),
+    (sys::TYPE_BFLOAT_16, DType::Bf16),
+    (sys::TYPE_FLOAT_32, DType::F32),
+    (sys::TYPE_FLOAT_64, DType::F64),
+    (sys::TYPE_SFIXED_8, DType::SFixed8),
+    (sys::TYPE_SFIXED_16, DType::SFixed16),
+    (sys::TYPE_SFIXED_32, DType::SFixed32),
+    (sys::TYPE_UFIXED_8, DType::UFixed8),
+    (sys::TYPE_UFIXED_16, DType::UFixed16),
+    (sys::TYPE_UFIXED_32, DType::UFixed32),
+    (sys::TYPE_BOOL, DType::Bool),
 ];
 
 /// qhx's name of the library's number.

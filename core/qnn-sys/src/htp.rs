@@ -2,19 +2,19 @@
 
 use std::ffi::{c_char, c_void};
 
-use super::{Scalar, Status, layout};
+use crate::{Scalar, Status, layout};
 
 // Device ----------------------------------------------------------------------------------------
 
-pub(crate) const DEVICE_SOC: u32 = 0;
-pub(crate) const DEVICE_ARCH: u32 = 1;
+pub const DEVICE_SOC: u32 = 0;
+pub const DEVICE_ARCH: u32 = 1;
 /// From this minor version of the backend interface on, the union lies at byte 8.
-pub(crate) const DEVICE_WIDE_SINCE: u32 = 47;
+pub const DEVICE_WIDE_SINCE: u32 = 47;
 
 /// Device configuration up to backend interface 5.46: the union lies at byte 4.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct DeviceConfigNarrow {
+pub struct DeviceConfigNarrow {
     pub option: u32,
     pub value: [u32; 2],
 }
@@ -23,15 +23,16 @@ layout!(DeviceConfigNarrow, 12, option @ 0, value @ 4);
 /// Device configuration from backend interface 5.47 on: the union lies at byte 8.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
-pub(crate) struct DeviceConfigWide {
+pub struct DeviceConfigWide {
     pub option: u32,
     pub _reserved: u32,
     pub value: [u32; 2],
 }
 layout!(DeviceConfigWide, 16, option @ 0, value @ 8);
 
+/// What HTP says of a device.
 #[repr(C)]
-pub(crate) struct HtpDeviceExtension {
+pub struct HtpDeviceExtension {
     pub kind: u32,
     pub vtcm_mb: u64,
     pub soc: u32,
@@ -45,13 +46,14 @@ layout!(
 
 // Context ---------------------------------------------------------------------------------------
 
-pub(crate) const HTP_CONTEXT_WEIGHT_SHARING: u32 = 1;
-pub(crate) const HTP_CONTEXT_FILE_READ_BUDGET: u32 = 3;
-pub(crate) const HTP_CONTEXT_EXTENDED_UDMA: u32 = 11;
+pub const HTP_CONTEXT_WEIGHT_SHARING: u32 = 1;
+pub const HTP_CONTEXT_FILE_READ_BUDGET: u32 = 3;
+pub const HTP_CONTEXT_EXTENDED_UDMA: u32 = 11;
 
+/// An option of a context: one of the `HTP_CONTEXT_*`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct HtpContextConfig {
+pub struct HtpContextConfig {
     pub option: u32,
     pub value: [u64; 2],
 }
@@ -59,25 +61,27 @@ layout!(HtpContextConfig, 24, option @ 0, value @ 8);
 
 // Graph -----------------------------------------------------------------------------------------
 
-pub(crate) const HTP_GRAPH_OPTIMIZATION: u32 = 1;
-pub(crate) const HTP_GRAPH_VTCM_MB: u32 = 3;
-pub(crate) const HTP_GRAPH_HVX_THREADS: u32 = 6;
-pub(crate) const HTP_GRAPH_FINALIZE: u32 = 7;
+pub const HTP_GRAPH_OPTIMIZATION: u32 = 1;
+pub const HTP_GRAPH_VTCM_MB: u32 = 3;
+pub const HTP_GRAPH_HVX_THREADS: u32 = 6;
+pub const HTP_GRAPH_FINALIZE: u32 = 7;
 
 /// Kind of [`HTP_GRAPH_OPTIMIZATION`]: the effort of finalisation, 1 to 3.
-pub(crate) const OPTIMIZATION_LEVEL: u32 = 3;
+pub const OPTIMIZATION_LEVEL: u32 = 3;
 
+/// An option of a graph: one of the `HTP_GRAPH_*`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct HtpGraphConfig {
+pub struct HtpGraphConfig {
     pub option: u32,
     pub value: HtpGraphValue,
 }
 layout!(HtpGraphConfig, 56, option @ 0, value @ 8);
 
+/// Value of a [`HtpGraphConfig`]; the option says which member is set.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) union HtpGraphValue {
+pub union HtpGraphValue {
     pub word: u32,
     pub number: u64,
     pub optimization: Optimization,
@@ -85,9 +89,10 @@ pub(crate) union HtpGraphValue {
     pub opaque: [u64; 6],
 }
 
+/// An optimisation of the graph compiler and how much of it.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct Optimization {
+pub struct Optimization {
     pub kind: u32,
     pub value: f32,
 }
@@ -96,7 +101,7 @@ layout!(Optimization, 8, kind @ 0, value @ 4);
 /// A key of the graph compiler with its value.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct FinalizeEntry {
+pub struct FinalizeEntry {
     pub key: *const c_char,
     pub value: Scalar,
 }
@@ -108,7 +113,7 @@ layout!(FinalizeEntry, 24, key @ 0, value @ 8);
 /// field before reading it.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct GraphBlob {
+pub struct GraphBlob {
     pub version: u32,
     pub spill_fill: u64,
     pub vtcm: u32,
@@ -134,7 +139,7 @@ layout!(
 /// Metadata of a context.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct ContextBlob {
+pub struct ContextBlob {
     pub version: u32,
     pub dsp_arch: u32,
 }
@@ -142,16 +147,25 @@ layout!(ContextBlob, 8, version @ 0, dsp_arch @ 4);
 
 // Power -----------------------------------------------------------------------------------------
 
-pub(crate) const POWER_DCVS_V3: u32 = 1;
-pub(crate) const POWER_RPC_LATENCY: u32 = 2;
-pub(crate) const POWER_RPC_POLLING: u32 = 3;
+pub const POWER_DCVS_V3: u32 = 1;
+pub const POWER_RPC_LATENCY: u32 = 2;
+pub const POWER_RPC_POLLING: u32 = 3;
 
-pub(crate) const POWER_MODE_SAVER: u32 = 4;
-pub(crate) const POWER_MODE_PERFORMANCE: u32 = 0x10;
+pub const POWER_MODE_SAVER: u32 = 4;
+pub const POWER_MODE_PERFORMANCE: u32 = 0x10;
+
+// Voltage corners, from the lowest.
+pub const CORNER_SVS2: u32 = 0x30;
+pub const CORNER_SVS: u32 = 0x40;
+pub const CORNER_SVS_PLUS: u32 = 0x50;
+pub const CORNER_NOM: u32 = 0x60;
+pub const CORNER_NOM_PLUS: u32 = 0x70;
+pub const CORNER_TURBO: u32 = 0x80;
+pub const CORNER_MAX: u32 = 0xa0;
 
 /// What `deviceGetInfrastructure` answers with, for HTP.
 #[repr(C)]
-pub(crate) struct Infrastructure {
+pub struct Infrastructure {
     pub kind: u32,
     pub create_power_config: Option<unsafe extern "C" fn(u32, u32, *mut u32) -> Status>,
     pub destroy_power_config: Option<unsafe extern "C" fn(u32) -> Status>,
@@ -163,17 +177,19 @@ layout!(
     set_power_config @ 24, set_memory_config @ 32,
 );
 
+/// An option of a clock vote: one of the `POWER_*`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct PowerConfig {
+pub struct PowerConfig {
     pub option: u32,
     pub value: PowerValue,
 }
 layout!(PowerConfig, 68, option @ 0, value @ 4);
 
+/// Value of a [`PowerConfig`]; the option says which member is set.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) union PowerValue {
+pub union PowerValue {
     pub word: u32,
     pub dcvs: DcvsV3,
     pub opaque: [u32; 16],
@@ -182,7 +198,7 @@ pub(crate) union PowerValue {
 /// Dynamic clock and voltage scaling, version 3.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct DcvsV3 {
+pub struct DcvsV3 {
     pub context: u32,
     pub set_enable: u32,
     pub enable: u32,

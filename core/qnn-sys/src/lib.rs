@@ -1,20 +1,35 @@
-//! The C interface of the QNN libraries: layouts and numbers, no logic.
+//! The C interface of the QNN libraries: layouts, numbers and function tables, no policy.
+//!
+//! Nothing is linked. A program opens libQnnHtp and libQnnSystem at run time, looks up
+//! [`CORE_ENTRY`] and [`SYSTEM_ENTRY`] and copies the tables behind a provider with
+//! [`CoreTable::of`] and [`SystemTable::of`]. Which library is good enough, which function is
+//! called when and what an answer means is the caller's matter: `qhx-core` has all of that.
 //!
 //! Every structure that crosses the boundary has its size and offsets asserted at compile time.
-//! The definitions hold for 64-bit targets, the only ones the libraries exist for.
+//! The definitions hold for 64-bit targets, the only ones the libraries exist for. They were
+//! written from measurements and the public documentation; fields that qhx never reads are there
+//! for the layout alone.
 
+#![expect(
+    missing_docs,
+    reason = "fields and numbers mean what the vendor's documentation says of those of like names"
+)]
+#![expect(missing_debug_implementations, reason = "most structures hold a union or raw pointers")]
+
+mod data_type;
 mod htp;
 mod table;
 
 use std::ffi::{c_char, c_void};
 
-pub(crate) use htp::*;
-pub(crate) use table::*;
+pub use data_type::*;
+pub use htp::*;
+pub use table::*;
 
 /// What every function answers with; the code is in the low 16 bits, 0 is success.
-pub(crate) type Status = u64;
+pub type Status = u64;
 /// A handle. The library hands out small integers; NULL is none.
-pub(crate) type Handle = *mut c_void;
+pub type Handle = *mut c_void;
 
 /// Asserts size and offsets of an FFI structure at compile time.
 macro_rules! layout {
@@ -27,18 +42,32 @@ macro_rules! layout {
 }
 pub(crate) use layout;
 
+/// Version of an interface or a format.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct Version {
+pub struct Version {
     pub major: u32,
     pub minor: u32,
     pub patch: u32,
 }
 layout!(Version, 12, major @ 0, minor @ 4, patch @ 8);
 
+/// Number of the HTP backend, in a provider and in a context binary.
+pub const BACKEND_HTP: u32 = 6;
+
+/// The code in the low 16 bits of a status: memory could not be had.
+pub const STATUS_MEM_ALLOC: u16 = 1002;
+
+/// Name of the entry point of libQnnHtp, a [`GetProviders`] of [`Provider`].
+pub const CORE_ENTRY: &str = "QnnInterface_getProviders";
+/// Name of the entry point of libQnnSystem, a [`GetProviders`] of [`SystemProvider`].
+pub const SYSTEM_ENTRY: &str = "QnnSystemInterface_getProviders";
+/// Answers with a list of pointers to providers and its length. Both belong to the library.
+pub type GetProviders<P> = unsafe extern "C" fn(*mut *const *const P, *mut u32) -> Status;
+
 /// Head of a provider of libQnnHtp; the function table follows.
 #[repr(C)]
-pub(crate) struct Provider {
+pub struct Provider {
     pub backend_id: u32,
     pub name: *const c_char,
     pub core: Version,
@@ -49,7 +78,7 @@ layout!(Provider, 40, backend_id @ 0, name @ 8, core @ 16, backend @ 28, table @
 
 /// Head of a provider of libQnnSystem; the function table follows.
 #[repr(C)]
-pub(crate) struct SystemProvider {
+pub struct SystemProvider {
     pub backend_id: u32,
     pub name: *const c_char,
     pub api: Version,
@@ -59,52 +88,66 @@ layout!(SystemProvider, 32, backend_id @ 0, name @ 8, api @ 16, table @ 32);
 
 // Tensors ---------------------------------------------------------------------------------------
 
-pub(crate) const TENSOR_V1: u32 = 1;
+pub const TENSOR_V1: u32 = 1;
 
-pub(crate) const TENSOR_APP_WRITE: u32 = 0;
-pub(crate) const TENSOR_APP_READ: u32 = 1;
-pub(crate) const TENSOR_NATIVE: u32 = 3;
-pub(crate) const TENSOR_STATIC: u32 = 4;
+/// An input: the host writes it before execution.
+pub const TENSOR_APP_WRITE: u32 = 0;
+/// An output: the host reads it after execution.
+pub const TENSOR_APP_READ: u32 = 1;
+/// A tensor between two nodes.
+pub const TENSOR_NATIVE: u32 = 3;
+/// A tensor whose bytes are part of the binary.
+pub const TENSOR_STATIC: u32 = 4;
 
-pub(crate) const MEM_RAW: u32 = 0;
+/// The tensor's data is plain memory of the caller.
+pub const MEM_RAW: u32 = 0;
 
-pub(crate) const QUANT_DEFINED: u32 = 1;
-pub(crate) const UNDEFINED: u32 = 0x7fff_ffff;
+pub const QUANT_DEFINED: u32 = 1;
+/// No encoding, no definition, no data type.
+pub const UNDEFINED: u32 = 0x7fff_ffff;
 
-pub(crate) const ENCODING_SCALE_OFFSET: u32 = 0;
-pub(crate) const ENCODING_AXIS_SCALE_OFFSET: u32 = 1;
-pub(crate) const ENCODING_BW_SCALE_OFFSET: u32 = 2;
-pub(crate) const ENCODING_BW_AXIS_SCALE_OFFSET: u32 = 3;
+/// `value` holds a [`ScaleOffset`].
+pub const ENCODING_SCALE_OFFSET: u32 = 0;
+/// `value` holds an [`AxisScaleOffset`].
+pub const ENCODING_AXIS_SCALE_OFFSET: u32 = 1;
+/// `value` holds a [`BwScaleOffset`].
+pub const ENCODING_BW_SCALE_OFFSET: u32 = 2;
+/// `value` holds a [`BwAxisScaleOffset`].
+pub const ENCODING_BW_AXIS_SCALE_OFFSET: u32 = 3;
 
+/// Encoding of a whole tensor, or of one index along an axis: real = (q + offset) · scale.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct ScaleOffset {
+pub struct ScaleOffset {
     pub scale: f32,
     pub offset: i32,
 }
 layout!(ScaleOffset, 8, scale @ 0, offset @ 4);
 
+/// Encoding with one [`ScaleOffset`] for each index along `axis`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct AxisScaleOffset {
+pub struct AxisScaleOffset {
     pub axis: i32,
     pub count: u32,
     pub values: *const ScaleOffset,
 }
 layout!(AxisScaleOffset, 16, axis @ 0, count @ 4, values @ 8);
 
+/// Encoding of a whole tensor whose integers have `bitwidth` bits.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct BwScaleOffset {
+pub struct BwScaleOffset {
     pub bitwidth: u32,
     pub scale: f32,
     pub offset: i32,
 }
 layout!(BwScaleOffset, 12, bitwidth @ 0, scale @ 4, offset @ 8);
 
+/// Encoding by axis of integers of `bitwidth` bits; `offsets` is NULL where all are 0.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct BwAxisScaleOffset {
+pub struct BwAxisScaleOffset {
     pub bitwidth: u32,
     pub axis: i32,
     pub count: u32,
@@ -116,7 +159,7 @@ layout!(BwAxisScaleOffset, 32, bitwidth @ 0, axis @ 4, count @ 8, scales @ 16, o
 /// Encodings that qhx does not interpret keep their bytes in `opaque`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) union Encoding {
+pub union Encoding {
     pub scale_offset: ScaleOffset,
     pub axis: AxisScaleOffset,
     pub bw: BwScaleOffset,
@@ -124,9 +167,11 @@ pub(crate) union Encoding {
     pub opaque: [u64; 4],
 }
 
+/// How a tensor is quantised: `encoding` says which member of `value` is set, where `definition`
+/// is [`QUANT_DEFINED`].
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct QuantizeParams {
+pub struct QuantizeParams {
     pub definition: u32,
     pub encoding: u32,
     pub value: Encoding,
@@ -134,14 +179,15 @@ pub(crate) struct QuantizeParams {
 layout!(QuantizeParams, 40, definition @ 0, encoding @ 4, value @ 8);
 
 impl QuantizeParams {
-    pub(crate) const NONE: Self =
+    /// Not quantised.
+    pub const NONE: Self =
         Self { definition: UNDEFINED, encoding: UNDEFINED, value: Encoding { opaque: [0; 4] } };
 }
 
 /// A tensor of version 1 or 2. Version 1 ends before `is_dynamic`; arrays step by the whole.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct Tensor {
+pub struct Tensor {
     pub version: u32,
     pub _reserved: u32,
     pub id: u32,
@@ -167,15 +213,14 @@ layout!(
 
 // Ops -------------------------------------------------------------------------------------------
 
-pub(crate) const OP_CONFIG_V1: u32 = 1;
-pub(crate) const PARAM_SCALAR: u32 = 0;
-pub(crate) const PARAM_TENSOR: u32 = 1;
+pub const OP_CONFIG_V1: u32 = 1;
+pub const PARAM_SCALAR: u32 = 0;
+pub const PARAM_TENSOR: u32 = 1;
 
-pub(crate) const TYPE_STRING: u32 = 0x608;
-
+/// Value of a scalar parameter; the data type says which member is set.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) union ScalarValue {
+pub union ScalarValue {
     pub f32: f32,
     pub u32: u32,
     pub i32: i32,
@@ -184,24 +229,27 @@ pub(crate) union ScalarValue {
     pub bits: u64,
 }
 
+/// A scalar parameter.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct Scalar {
+pub struct Scalar {
     pub data_type: u32,
     pub value: ScalarValue,
 }
 layout!(Scalar, 16, data_type @ 0, value @ 8);
 
+/// Value of a parameter; the kind says which member is set.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) union ParamValue {
+pub union ParamValue {
     pub scalar: Scalar,
     pub tensor: Tensor,
 }
 
+/// A named parameter of a node, of kind [`PARAM_SCALAR`] or [`PARAM_TENSOR`].
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct Param {
+pub struct Param {
     pub kind: u32,
     pub name: *const c_char,
     pub value: ParamValue,
@@ -211,7 +259,7 @@ layout!(Param, 160, kind @ 0, name @ 8, value @ 16);
 /// Passed by value to `graphAddNode`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct OpConfig {
+pub struct OpConfig {
     pub version: u32,
     pub name: *const c_char,
     pub package: *const c_char,
@@ -234,35 +282,44 @@ layout!(
 /// them are NULL-terminated arrays of pointers.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct Config {
+pub struct Config {
     pub option: u32,
     pub value: ConfigValue,
 }
 layout!(Config, 16, option @ 0, value @ 8);
 
+/// Value of a [`Config`]; the option says which member is set.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) union ConfigValue {
+pub union ConfigValue {
     pub pointer: *const c_void,
     pub number: u64,
     pub word: u32,
 }
 
 /// Option of every configuration list that carries a backend's own structure.
-pub(crate) const CONFIG_CUSTOM: u32 = 0;
-pub(crate) const CONTEXT_PRIORITY: u32 = 1;
+pub const CONFIG_CUSTOM: u32 = 0;
+/// Option of a context: `number` is one of the `PRIORITY_*`.
+pub const CONTEXT_PRIORITY: u32 = 1;
+
+pub const PRIORITY_LOW: u32 = 0;
+pub const PRIORITY_NORMAL: u32 = 100;
+pub const PRIORITY_NORMAL_HIGH: u32 = 150;
+pub const PRIORITY_HIGH: u32 = 200;
 
 // Context binaries ------------------------------------------------------------------------------
 
+/// What the system library says of a context binary; `version` says which member of `body` is set.
 #[repr(C)]
-pub(crate) struct BinaryInfo {
+pub struct BinaryInfo {
     pub version: u32,
     pub body: BinaryInfoBody,
 }
 layout!(BinaryInfo, 144, version @ 0, body @ 8);
 
+/// Body of a [`BinaryInfo`]: `v1` for versions 1 and 2, `v3` for version 3.
 #[repr(C)]
-pub(crate) union BinaryInfoBody {
+pub union BinaryInfoBody {
     pub v1: BinaryInfoV1,
     pub v3: BinaryInfoV3,
 }
@@ -270,7 +327,7 @@ pub(crate) union BinaryInfoBody {
 /// Versions 1 and 2; version 2 adds `platform`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct BinaryInfoV1 {
+pub struct BinaryInfoV1 {
     pub backend_id: u32,
     pub build_id: *const c_char,
     pub core: Version,
@@ -293,9 +350,10 @@ layout!(
     tensor_count @ 96, tensors @ 104, graph_count @ 112, graphs @ 120, platform @ 128,
 );
 
+/// Version 3: with metadata of the backend, for HTP a [`ContextBlob`].
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct BinaryInfoV3 {
+pub struct BinaryInfoV3 {
     pub backend_id: u32,
     pub build_id: *const c_char,
     pub core: Version,
@@ -321,7 +379,7 @@ layout!(
 /// One graph of a binary, versions 1 to 3. Only version 3 has the blob.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct GraphInfo {
+pub struct GraphInfo {
     pub version: u32,
     pub name: *const c_char,
     pub input_count: u32,
@@ -341,10 +399,26 @@ layout!(
     end_op @ 84,
 );
 
+// Log -------------------------------------------------------------------------------------------
+
+/// Levels of the log: this one logs failures, each higher number more.
+pub const LOG_ERROR: u32 = 1;
+
 // Profile ---------------------------------------------------------------------------------------
 
+/// Level of a profile: times of whole calls.
+pub const PROFILE_BASIC: u32 = 1;
+/// Level of a profile: also the cycles of every node.
+pub const PROFILE_DETAILED: u32 = 2;
+
+pub const UNIT_MICROSECONDS: u32 = 1;
+pub const UNIT_BYTES: u32 = 2;
+pub const UNIT_CYCLES: u32 = 3;
+pub const UNIT_COUNT: u32 = 4;
+
+/// One measurement of a profile.
 #[repr(C)]
-pub(crate) struct EventData {
+pub struct EventData {
     pub kind: u32,
     pub unit: u32,
     pub value: u64,
@@ -354,8 +428,9 @@ layout!(EventData, 24, kind @ 0, unit @ 4, value @ 8, identifier @ 16);
 
 // Platform --------------------------------------------------------------------------------------
 
+/// The machine's devices.
 #[repr(C)]
-pub(crate) struct PlatformInfo {
+pub struct PlatformInfo {
     pub version: u32,
     pub _reserved: u32,
     pub device_count: u32,
@@ -363,8 +438,9 @@ pub(crate) struct PlatformInfo {
 }
 layout!(PlatformInfo, 24, version @ 0, device_count @ 8, devices @ 16);
 
+/// One device of the machine.
 #[repr(C)]
-pub(crate) struct HardwareDevice {
+pub struct HardwareDevice {
     pub version: u32,
     pub _reserved: u32,
     pub id: u32,

@@ -7,23 +7,23 @@
 
 use std::ffi::{c_char, c_void};
 
-use super::{
+use crate::{
     BinaryInfo, Config, EventData, Handle, Infrastructure, OpConfig, PlatformInfo, Provider,
     Status, SystemProvider, Tensor, Version,
 };
 
 /// NULL-terminated list of configurations.
-pub(crate) type ConfigList = *const *const Config;
+pub type ConfigList = *const *const Config;
 /// `(format, level, timestamp, arguments)`. The argument list is a pointer in both calling
 /// conventions that matter: an array that decays on x86-64, a structure passed by reference on
 /// AArch64.
-pub(crate) type LogCallback = unsafe extern "C" fn(*const c_char, u32, u64, *mut c_void);
+pub type LogCallback = unsafe extern "C" fn(*const c_char, u32, u64, *mut c_void);
 
 macro_rules! table {
     ($(#[$meta:meta])* $name:ident { $($slot:literal $field:ident ( $($arg:ty),* $(,)? );)* }) => {
         $(#[$meta])*
         #[derive(Clone, Copy)]
-        pub(crate) struct $name {
+        pub struct $name {
             $(pub $field: Option<unsafe extern "C" fn($($arg),*) -> Status>,)*
         }
 
@@ -93,13 +93,13 @@ table! {
 
 /// The oldest core interface 2.x whose table and structures are known to be as long as they are
 /// read here (QAIRT 2.36).
-pub(crate) const CORE_FLOOR: u32 = 27;
+pub const CORE_FLOOR: u32 = 27;
 
 /// The oldest system interface 1.x whose table is known to have the four slots that are read.
-pub(crate) const SYSTEM_FLOOR: u32 = 1;
+pub const SYSTEM_FLOOR: u32 = 1;
 
 /// How many slots a core interface 2.`minor` has for certain, from [`CORE_FLOOR`] on.
-pub(crate) const fn core_slots(minor: u32) -> usize {
+pub const fn core_slots(minor: u32) -> usize {
     match minor {
         0..CORE_FLOOR => 0,
         CORE_FLOOR => 68,
@@ -114,7 +114,7 @@ impl CoreTable {
     /// # Safety
     /// `provider` came from `QnnInterface_getProviders` and its core version is 2.[`CORE_FLOOR`] or
     /// a later 2.x.
-    pub(crate) unsafe fn of(provider: *const Provider, core: Version) -> Self {
+    pub unsafe fn of(provider: *const Provider, core: Version) -> Self {
         // SAFETY: the caller vouches for the provider; the table begins right after its head.
         unsafe { Self::read((&raw const (*provider).table).cast(), core_slots(core.minor)) }
     }
@@ -126,7 +126,7 @@ impl SystemTable {
     /// # Safety
     /// `provider` came from `QnnSystemInterface_getProviders` and its version is
     /// 1.[`SYSTEM_FLOOR`] or a later 1.x.
-    pub(crate) unsafe fn of(provider: *const SystemProvider) -> Self {
+    pub unsafe fn of(provider: *const SystemProvider) -> Self {
         // SAFETY: the caller vouches for the provider; these versions have these four slots.
         unsafe { Self::read((&raw const (*provider).table).cast(), 4) }
     }
