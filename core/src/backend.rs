@@ -4,14 +4,26 @@
 //! ports and executes. Nothing here knows a model family or a file format other than through
 //! [`ContextSource`].
 //!
-//! # Who may touch bound memory
-//! A graph keeps handles ([`Memory`]) of what is bound to it and touches their bytes in
-//! [`Graph::execute`] only, on the caller's word: every port is bound, and during the call nobody
-//! else writes what is bound to an input, or reads or writes what is bound to an output. One graph
-//! may have the same bytes bound as input and output. [`crate::Workspace`] keeps that word for
-//! safe code; whoever calls `execute` otherwise keeps it alone.
+//! # Contract
+//! Two sides meet at [`Graph`]: the *implementation* of a backend, which hands addresses to a library
+//! or reads and writes them itself, and the *caller* of [`Graph::execute`]. For safe code the caller
+//! is [`crate::Workspace`]; whoever calls `execute` otherwise keeps the caller's clauses alone. SAFETY
+//! comments cite the clauses by name.
+//!
+//! | clause | who | guarantees |
+//! |---|---|---|
+//! | *alive* | implementation | A graph keeps a [`Memory`] handle of everything bound to it, and everything that it executes in: context, device, library. An address that it handed on is valid until the port is bound anew or the graph is dropped. |
+//! | *sized* | implementation | [`Graph::bind`] is safe to call. No byte is touched and no address handed on before the implementation itself has checked that the port exists, that the tensor's bytes lie within the memory from the offset on, that they are aligned where it needs that, and that an output's memory may be written. |
+//! | *confined* | implementation | It touches bound bytes within `execute` only, and no thread of it does so any more when `execute` returns, be it with an error. Inputs are read. Of an output no byte but the tensor's is written. |
+//! | *bound* | caller | Every port is bound when `execute` is called. |
+//! | *exclusive* | caller | While `execute` runs, nobody else writes what is bound to an input, or reads or writes what is bound to an output. The same bytes may be bound to an input and an output of one graph, whose implementation copes with that. |
+//! | *threads* | both | A [`Backend`] and a [`Context`] are called from any threads at once. A [`Graph`] is called from one thread at a time, and not always the same one. |
+//!
+//! An implementation relies on nothing else. Names, shapes and sizes come from a file that may be
+//! hostile, so that every product of them is checked. Inputs may hold any bits. After an error the
+//! outputs may hold any bits, too, and the graph may be executed again.
 
-#![expect(unsafe_code, reason = "declares the contract of executing over shared memory")]
+#![expect(unsafe_code, reason = "declares a function that is unsafe to call")]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -93,13 +105,13 @@ pub trait Graph: Send {
 
     /// Binds the bytes of `memory` from `offset` on to a port. The graph keeps a handle.
     ///
-    /// Called through [`crate::Workspace::bind`], which has checked length, alignment and
-    /// writability. Binding again replaces what was bound and neither copies nor allocates.
+    /// [`crate::Workspace::bind`] checks first, so that all backends refuse in the same words.
+    /// Binding again replaces what was bound and neither copies nor allocates.
     fn bind(&mut self, port: Port, memory: &Memory, offset: usize) -> Result<()>;
 
     /// Executes over the bound memory. Returns when the outputs are written.
     ///
     /// # Safety
-    /// The caller vouches for what the [module](self) says about bound memory.
+    /// The caller guarantees *bound* and *exclusive* of the [module's contract](self#contract).
     unsafe fn execute(&mut self) -> Result<()>;
 }

@@ -1,6 +1,6 @@
 //! The memory bound to the ports of one graph, for backends that execute on the host.
 
-#![expect(unsafe_code, reason = "views the bytes of bound memory under the contract of Graph")]
+#![expect(unsafe_code, reason = "views bound memory under the contract of graphs")]
 
 use crate::{Error, ErrorKind, GraphInfo, Memory, Port, Result, TensorInfo};
 
@@ -76,7 +76,7 @@ impl Bindings {
     /// Nothing writes the memory while the slice lives, other than through it.
     pub unsafe fn input(&self, index: usize) -> Result<&[u8]> {
         let (slot, memory, offset) = self.bound(self.inputs.get(index))?;
-        // SAFETY: the caller excludes writers; `bind` checked the range.
+        // SAFETY: the caller excludes writers (exclusive).
         let all = unsafe { memory.bytes() };
         Ok(all.get(offset..offset + slot.bytes).unwrap_or_default())
     }
@@ -88,8 +88,8 @@ impl Bindings {
     #[expect(clippy::mut_from_ref, reason = "exclusive access is the caller's contract")]
     pub unsafe fn output(&self, index: usize) -> Result<&mut [u8]> {
         let (slot, memory, offset) = self.bound(self.outputs.get(index))?;
-        // SAFETY: `bind` checked that the range lies in writable memory, so that the pointer
-        // is valid for its length; the caller excludes all other access to that part.
+        // SAFETY: sized: `bind` checked that the range lies in writable memory, which `memory` keeps
+        // alive; the caller excludes all other access to it (exclusive).
         Ok(unsafe { std::slice::from_raw_parts_mut(memory.as_ptr().add(offset), slot.bytes) })
     }
 

@@ -142,7 +142,7 @@ impl Graph for NullGraph {
                 inputs.push(Vec::new());
                 continue;
             }
-            // SAFETY: the caller vouches for bound memory, and the slice ends here.
+            // SAFETY: contract of `crate::backend`: exclusive. The slice ends here.
             inputs.push(unsafe { self.bindings.input(index)? }.to_vec());
         }
         let mut ranges = Vec::new();
@@ -158,8 +158,8 @@ impl Graph for NullGraph {
         }
         let mut outputs = Vec::new();
         for index in 0..self.info.outputs.len() {
-            // SAFETY: the caller vouches for bound memory, and the outputs' parts do not overlap
-            // as checked above.
+            // SAFETY: contract of `crate::backend`: exclusive. The outputs' parts do not overlap, as
+            // was just checked.
             outputs.push(unsafe { self.bindings.output(index)? });
         }
         let inputs: Vec<_> = inputs.iter().map(Vec::as_slice).collect();

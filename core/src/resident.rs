@@ -232,8 +232,8 @@ impl Graph for LazyGraph {
             }
             *changed = false;
         }
-        // SAFETY: the caller vouches that all ports are bound, which are bound alike to the graph
-        // behind this one, and that no reference into a buffer is alive.
+        // SAFETY: contract of `crate::backend`: the caller guarantees bound and exclusive, and what is
+        // bound here was just bound alike to the graph behind this one.
         unsafe { graph.execute() }
     }
 }

@@ -1,17 +1,20 @@
 //! The graphs and buffers of one session, addressed by index.
 //!
-//! # Why safe code cannot touch memory that a graph uses
-//! A [`Workspace`] owns its graphs and its buffers. A buffer it was given is gone for the giver
-//! ([`Workspace::adopt`] takes it by value, and it cannot be cloned), one it shares is read-only
-//! ([`Workspace::map`]). Views of bytes borrow the workspace, executing a graph and writing bytes
-//! borrow it mutably: the borrow checker excludes each during the others. That is the promise that
-//! [`Graph::execute`] asks for, and every `unsafe` block here rests on it.
+//! Names become indices when a session is opened; the per-token calls ([`Workspace::bind`],
+//! [`Workspace::execute`], the byte views) look up nothing and allocate nothing.
 //!
-//! Names become indices when a session is
-//! opened; the per-token calls ([`Workspace::bind`], [`Workspace::execute`], the byte views) look
-//! up nothing and allocate nothing.
+//! # Contract
+//! A workspace is the caller that [`crate::backend`] speaks of, on behalf of safe code. It keeps
+//! *bound* and *exclusive* by these clauses, which the SAFETY comments cite by name:
+//!
+//! | clause | what holds |
+//! |---|---|
+//! | *owned* | A workspace owns its graphs, and the only safe way to the bytes of what they write. A buffer that it was given is gone for the giver: [`Workspace::adopt`] takes it by value, and it cannot be cloned. What it shares is read-only: [`Workspace::map`]. |
+//! | *borrowed* | Views of bytes borrow the workspace. Executing a graph and writing bytes borrow it mutably. The borrow checker thus excludes each during the others. |
+//! | *counted* | A graph with a port that nothing is bound to is not executed. |
+//! | *lent* | [`Workspace::memory`] lends a handle, which leads to bytes through `unsafe` only. Who goes that way, as the host of plugins does, sees to it that nothing is read or written by it while a graph executes. |
 
-#![expect(unsafe_code, reason = "keeps the promise that Graph::execute asks for")]
+#![expect(unsafe_code, reason = "keeps the caller's part of the contract of graphs")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -209,7 +212,7 @@ impl Workspace {
 
     /// Bytes of a buffer.
     pub fn bytes(&self, id: BufferId) -> Result<&[u8]> {
-        // SAFETY: as the module says.
+        // SAFETY: contract: owned, borrowed.
         Ok(unsafe { self.memory(id)?.bytes() })
     }
 
@@ -222,7 +225,7 @@ impl Workspace {
                 format!("buffer {} is a mapped file and cannot be written", id.0),
             ));
         }
-        // SAFETY: as the module says.
+        // SAFETY: contract: owned, borrowed.
         Ok(unsafe { memory.bytes_mut() })
     }
 
@@ -313,7 +316,7 @@ impl Workspace {
             return Err(unbound(slot));
         }
         let start = Instant::now();
-        // SAFETY: all ports are bound, to memory of this workspace; as the module says.
+        // SAFETY: contract: counted is *bound*; owned and borrowed are *exclusive*.
         let result = unsafe { slot.graph.execute() };
         let elapsed = start.elapsed();
         slot.busy += elapsed;

@@ -52,7 +52,7 @@ impl Graph for CpuGraph {
         for (index, (tensor, &id)) in
             info.inputs.iter().zip(self.model.model().input_ids()).enumerate()
         {
-            // SAFETY: the caller vouches for bound memory, and outputs are written only after `run`
+            // SAFETY: contract of `qhx_core::backend`: exclusive. Outputs are written only after `run`
             // has consumed every view.
             let bytes = unsafe { self.bindings.input(index)? };
             inputs.push((id, view(tensor, bytes)?.into()));
@@ -63,7 +63,8 @@ impl Graph for CpuGraph {
             check(tensor, value)?;
         }
         for (index, (tensor, value)) in info.outputs.iter().zip(&values).enumerate() {
-            // SAFETY: as above; the slice ends before the next output's begins.
+            // SAFETY: contract of `qhx_core::backend`: exclusive. The slice ends before the next
+            // output's begins.
             let bytes = unsafe { self.bindings.output(index)? };
             write(tensor, value, bytes)?;
         }

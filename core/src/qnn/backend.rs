@@ -262,7 +262,7 @@ impl Context for QnnContext {
         let name = c_string(&info.name)?;
         let call = Shared::enter();
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the context is alive, the name is a C string, the pointer is valid for writing.
+        // SAFETY: contract: handles, arguments, answers.
         let status = unsafe { retrieve(self.handle.raw(), name.as_ptr(), &raw mut raw) };
         drop(call);
         if status != 0 {
@@ -367,8 +367,7 @@ struct QnnGraph {
     _context: Arc<ContextHandle>,
 }
 
-// SAFETY: the raw pointers lead to memory that the graph owns (`_owned`) or keeps alive
-// (what is bound), and the library may be called from any thread.
+// SAFETY: contract: threads; the raw pointers lead to what the graph keeps (`_owned`, and *alive*).
 unsafe impl Send for QnnGraph {}
 
 impl Graph for QnnGraph {
@@ -410,9 +409,8 @@ impl Graph for QnnGraph {
         let call = Shared::enter();
         let mark = log::mark();
         let profile = self.profile.as_ref().map_or(std::ptr::null_mut(), Profile::raw);
-        // SAFETY: the graph's context is alive. Every tensor points to live memory of at least the
-        // tensor's bytes, as `bind` has checked; an unbound one has a NULL address, which the
-        // library refuses. The caller vouches for bound memory.
+        // SAFETY: contract: handles, arguments; of [`crate::backend`]: alive, sized, and from the
+        // caller bound and exclusive. Overruns of an output end at its buffer's guard page.
         let status = unsafe {
             (self.execute)(
                 self.raw.0,

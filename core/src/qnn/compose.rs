@@ -220,7 +220,7 @@ impl Composer {
         let mut raw = std::ptr::null_mut();
         let mark = log::mark();
         let status = with_configs(configs, |list| {
-            // SAFETY: the context is alive, name and list live during the call.
+            // SAFETY: contract: handles, arguments, answers.
             unsafe { create(self.context.0.raw(), c_name.as_ptr(), list, &raw mut raw) }
         })?;
         if status != 0 {
@@ -297,7 +297,7 @@ impl Composer {
         let get = library.need(library.table().context_get_binary_size, "contextGetBinarySize")?;
         let mark = log::mark();
         let mut size = 0u64;
-        // SAFETY: the context is alive, the number is valid for writing.
+        // SAFETY: contract: handles, answers.
         let status = unsafe { get(self.context.0.raw(), &raw mut size) };
         if status != 0 {
             let error = codes::error(ErrorKind::Context, self.serialising(), status);
@@ -312,7 +312,7 @@ impl Composer {
         let get = library.need(library.table().context_get_binary, "contextGetBinary")?;
         let mark = log::mark();
         let mut written = 0u64;
-        // SAFETY: the context is alive; the buffer has the size that is given.
+        // SAFETY: contract: handles, answers; the buffer has the size that is given.
         let status = unsafe {
             get(
                 self.context.0.raw(),
@@ -447,8 +447,7 @@ impl GraphComposer<'_> {
             outputs: outputs.as_ptr(),
         };
         let mark = log::mark();
-        // SAFETY: the graph is alive; everything the configuration points to lives during the
-        // call, and tensors point to names and dimensions that `owned` keeps.
+        // SAFETY: contract: handles, arguments; tensors point to what `owned` keeps.
         let status = unsafe { add(self.raw.0, config) };
         if status != 0 {
             let attempt = format_args!("graph {:?}: adding node {name:?} ({op_type})", self.name);
@@ -463,7 +462,7 @@ impl GraphComposer<'_> {
         let library = self.composer.context.0.device().library();
         let finalize = library.need(library.table().graph_finalize, "graphFinalize")?;
         let mark = log::mark();
-        // SAFETY: the graph is alive; no profile, no signal.
+        // SAFETY: contract: handles; no profile, no signal.
         let status = unsafe { finalize(self.raw.0, std::ptr::null_mut(), std::ptr::null_mut()) };
         if status != 0 {
             return Err(self.compile_error(status, &log::failures_since(mark)));
@@ -558,8 +557,7 @@ impl GraphComposer<'_> {
             is_produced: 0,
         };
         let mark = log::mark();
-        // SAFETY: the graph is alive; everything the tensor points to lives during the call, and
-        // the library copies the data (it does not write to it) and fills in the id.
+        // SAFETY: contract: handles, arguments, answers (the id). The data is read, not written.
         let status = unsafe { create(self.raw.0, &raw mut raw) };
         if status != 0 {
             let attempt = format_args!("graph {:?}: declaring tensor {info}", self.name);

@@ -72,7 +72,7 @@ impl ContextHandle {
         let mut raw = std::ptr::null_mut();
         let mark = log::mark();
         let status = with_configs(configs, |list| {
-            // SAFETY: backend and device are alive; the list lives during the call.
+            // SAFETY: contract: handles, arguments, answers.
             unsafe { create(device.backend(), device.raw(), list, &raw mut raw) }
         });
         if status != 0 {
@@ -98,8 +98,7 @@ impl ContextHandle {
         let mut raw = std::ptr::null_mut();
         let mark = log::mark();
         let status = with_configs(configs, |list| {
-            // SAFETY: handles are alive; the list and the bytes live during the call, and none of
-            // the options given makes the library keep a pointer to the bytes.
+            // SAFETY: contract: handles, arguments (no option given lets the library keep the bytes), answers.
             unsafe {
                 create(
                     device.backend(),
@@ -131,7 +130,7 @@ impl Drop for ContextHandle {
     fn drop(&mut self) {
         if let Some(free) = self.device.library().table().context_free {
             let _call = (!self.composed).then(Shared::enter);
-            // SAFETY: the handle is alive, and every graph of it holds a reference to this.
+            // SAFETY: contract: handles.
             freed("context", unsafe { free(self.raw.0, std::ptr::null_mut()) });
         }
     }

@@ -93,10 +93,9 @@ struct LogHandle {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Raw(pub(crate) Handle);
 
-// SAFETY: a handle is a number that the library looks up under its own locks; its functions may
-// be called from any thread.
+// SAFETY: contract: handles, threads.
 unsafe impl Send for Raw {}
-// SAFETY: as above.
+// SAFETY: contract: handles, threads.
 unsafe impl Sync for Raw {}
 
 impl Device {
@@ -133,7 +132,7 @@ impl Device {
             library.need(library.table().device_get_platform_info, "deviceGetPlatformInfo")?;
         let log = self.0.backend.log.raw.0;
         let mut info = std::ptr::null();
-        // SAFETY: the log handle is alive, the pointer is valid for writing.
+        // SAFETY: contract: handles, answers.
         let status = unsafe { get(log, &raw mut info) };
         if status != 0 {
             return Err(codes::error(ErrorKind::Runtime, "asking for the platform", status));
@@ -148,8 +147,7 @@ impl Device {
         if info.is_null() {
             return Ok(platform);
         }
-        // SAFETY: on success the library answers with a platform description that lives until it
-        // is freed below; the first device and its extension are read where they exist.
+        // SAFETY: contract: answers, lists; the description lives until it is freed below.
         unsafe {
             if (*info).device_count > 0 && !(*info).devices.is_null() {
                 let device = &*(*info).devices;
@@ -163,7 +161,7 @@ impl Device {
             }
         }
         if let Some(free) = library.table().device_free_platform_info {
-            // SAFETY: the description came from this library and is not used any more.
+            // SAFETY: contract: handles; the description is this library's and not used any more.
             let status = unsafe { free(log, info) };
             if status != 0 {
                 tracing::debug!(target: "qnn", status, "freeing the platform description failed");
@@ -183,7 +181,7 @@ fn create_device(backend: &BackendHandle, list: sys::ConfigList, attempt: &str) 
     let library = &backend.log.library;
     let create = library.need(library.table().device_create, "deviceCreate")?;
     let mut raw = std::ptr::null_mut();
-    // SAFETY: the log is alive; the list is NULL or a NULL-terminated list of live entries.
+    // SAFETY: contract: handles, arguments, answers.
     let status = unsafe { create(backend.log.raw.0, list, &raw mut raw) };
     if status != 0 {
         return Err(codes::error(ErrorKind::Runtime, attempt, status));
@@ -218,7 +216,7 @@ impl LogHandle {
     fn create(library: &Library, level: LogLevel) -> Result<Self> {
         let create = library.need(library.table().log_create, "logCreate")?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the callback is a static function that is safe to call from any thread.
+        // SAFETY: contract: answers; the callback is a static function that any thread may call.
         let status = unsafe { create(log::callback, level.code(), &raw mut raw) };
         if status != 0 {
             return Err(codes::error(ErrorKind::Runtime, "opening the QNN log", status));
@@ -232,7 +230,7 @@ impl BackendHandle {
         let library = &log.library;
         let create = library.need(library.table().backend_create, "backendCreate")?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the log handle is alive and outlives the backend.
+        // SAFETY: contract: handles, answers.
         let status = unsafe { create(log.raw.0, std::ptr::null(), &raw mut raw) };
         if status != 0 {
             return Err(codes::error(ErrorKind::Runtime, "opening the QNN backend", status));
@@ -247,7 +245,7 @@ impl Drop for DeviceHandle {
             && !self.raw.0.is_null()
         {
             let _exclusive = Exclusive::begin();
-            // SAFETY: the handle is alive, and every context that used it holds a clone.
+            // SAFETY: contract: handles.
             freed("device", unsafe { free(self.raw.0) });
         }
     }
@@ -257,7 +255,7 @@ impl Drop for BackendHandle {
     fn drop(&mut self) {
         if let Some(free) = self.log.library.table().backend_free {
             let _exclusive = Exclusive::begin();
-            // SAFETY: the handle is alive; the device was freed before.
+            // SAFETY: contract: handles.
             freed("backend", unsafe { free(self.raw.0) });
         }
     }
@@ -267,7 +265,7 @@ impl Drop for LogHandle {
     fn drop(&mut self) {
         if let Some(free) = self.library.table().log_free {
             let _exclusive = Exclusive::begin();
-            // SAFETY: the handle is alive; the backend was freed before.
+            // SAFETY: contract: handles.
             freed("log", unsafe { free(self.raw.0) });
         }
     }

@@ -95,10 +95,10 @@ impl Library {
         let list: GetProviders<Provider> = entry_point(htp, sys::CORE_ENTRY)?;
         let mut providers = std::ptr::null();
         let mut count = 0;
-        // SAFETY: both pointers are valid for writing; the library fills them.
+        // SAFETY: contract: answers.
         let status = unsafe { list(&raw mut providers, &raw mut count) };
         check_list(htp, status, providers.is_null() || count == 0)?;
-        // SAFETY: the library answered with a list of `count` providers that live as long as it.
+        // SAFETY: contract: answers, lists, tables.
         let chosen = unsafe { choose(htp, std::slice::from_raw_parts(providers, count as usize))? };
         Ok(Self(Arc::new(Inner {
             path: htp.to_owned(),
@@ -164,9 +164,9 @@ impl Library {
     pub fn message(&self, code: Code) -> Option<String> {
         let get = self.table().error_get_message?;
         let mut message = std::ptr::null();
-        // SAFETY: the pointer is valid for writing; the text is static.
+        // SAFETY: contract: answers.
         let status = unsafe { get(u64::from(code.0), &raw mut message) };
-        // SAFETY: on success the library set a C string.
+        // SAFETY: contract: texts.
         (status == 0 && !message.is_null()).then(|| unsafe { text(message) })
     }
 }
@@ -238,21 +238,21 @@ impl SystemLibrary {
         let list: GetProviders<SystemProvider> = entry_point(path, sys::SYSTEM_ENTRY)?;
         let mut providers = std::ptr::null();
         let mut count = 0;
-        // SAFETY: both pointers are valid for writing; the library fills them.
+        // SAFETY: contract: answers.
         let status = unsafe { list(&raw mut providers, &raw mut count) };
         check_list(path, status, providers.is_null() || count == 0)?;
         let mut found = None;
         for index in 0..count as usize {
-            // SAFETY: the list has `count` pointers to providers that live as long as the library.
+            // SAFETY: contract: lists.
             let provider = unsafe { *providers.add(index) };
             if provider.is_null() {
                 continue;
             }
-            // SAFETY: as above; every provider begins with this head.
+            // SAFETY: contract: tables, texts.
             let (name, version) = unsafe { (text((*provider).name), (*provider).api) };
             found = Some(ApiVersion::from(version));
             if version.major == 1 && version.minor >= sys::SYSTEM_FLOOR {
-                // SAFETY: the provider is the library's and of a version whose table is known.
+                // SAFETY: contract: tables; the version is one that the table is known of.
                 let table = unsafe { SystemTable::of(provider) };
                 return Ok(Self(Arc::new(SystemInner {
                     path: path.to_owned(),
@@ -431,9 +431,9 @@ fn missing_dependency(text: &str) -> Option<&'static str> {
 fn build_id(table: &CoreTable) -> String {
     let Some(get) = table.backend_get_build_id else { return String::new() };
     let mut id = std::ptr::null();
-    // SAFETY: the pointer is valid for writing; the text is static.
+    // SAFETY: contract: answers.
     let status = unsafe { get(&raw mut id) };
-    // SAFETY: on success the library set a C string.
+    // SAFETY: contract: texts.
     if status == 0 { unsafe { text(id) } } else { String::new() }
 }
 

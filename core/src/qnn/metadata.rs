@@ -120,7 +120,7 @@ impl Reader {
             if !(1..=3).contains(&graph.version) {
                 return Err(format!("{at}: version {}, expected 1 to 3", graph.version));
             }
-            // SAFETY: as above; counts and pointers of the description belong together.
+            // SAFETY: contract: lists, texts.
             copied.push(unsafe {
                 BinaryGraph {
                     name: self.name(graph.name, &at)?,
@@ -159,7 +159,7 @@ impl Reader {
             // the same places; those of version 2 alone are not read.
             let tensor = unsafe { tensors.add(index) };
             let at = format_args!("{graph}: {side} {index} of {count}");
-            // SAFETY: as above.
+            // SAFETY: contract: lists.
             copied.push(unsafe { self.tensor(tensor, &at)? });
         }
         Ok(copied)
@@ -192,10 +192,10 @@ impl Reader {
             return Err(format!("{at}: {rank} dimensions, expected at most {MAX_RANK}"));
         }
         list(dimensions, rank, format_args!("{at}: the list of dimensions"))?;
-        // SAFETY: the list has `rank` numbers.
+        // SAFETY: contract: lists.
         let shape: Vec<usize> =
             (0..rank as usize).map(|d| unsafe { dimensions.add(d).read() } as usize).collect();
-        // SAFETY: the tensor's name is NULL or a C string, its parameters are the library's.
+        // SAFETY: contract: texts, lists.
         let (name, quantization) =
             unsafe { (self.name(name, at)?, self.quantization(&quantize, at)?) };
         let dtype = types::dtype(code);
@@ -238,7 +238,7 @@ impl Reader {
         if params.definition != sys::QUANT_DEFINED {
             return Ok(Quantization::None);
         }
-        // SAFETY: the caller vouches for the encoding; lists have as many elements as it says.
+        // SAFETY: contract: lists; the caller vouches for the encoding.
         unsafe {
             Ok(match params.encoding {
                 sys::ENCODING_SCALE_OFFSET => {

@@ -12,9 +12,28 @@
 //! | [`stdout`] | keeps the libraries' chatter out of the results |
 //!
 //! The libraries are loaded at run time from paths that the user gives; on x86-64 they hold an
-//! emulator of the NPU. The layouts of their C interface are written down in `sys` and asserted
-//! at compile time. Handles are owned by types that free them in the right order; nothing outside
-//! this module sees one.
+//! emulator of the NPU. The layouts of their C interface are those of `qhx-qnn-sys`. Nothing outside
+//! this module sees a handle.
+//!
+//! # Contract with the libraries
+//! What this module guarantees to them, and what it relies on. SAFETY comments cite the clauses by
+//! name; those of memory bound to graphs are in [`crate::backend`].
+//!
+//! | clause | who | what |
+//! |---|---|---|
+//! | *handles* | this module | A handle is passed while it is alive: the type that owns it keeps the owners of what it was made from (graph, context, device, backend, log), and frees it once, in its `drop`, before theirs. |
+//! | *arguments* | this module | What an argument points to, lists and texts included, is laid out as `qhx-qnn-sys` says and lives during the call. Lists of configurations end with NULL. |
+//! | | the library | It reads arguments within the call and keeps no pointer to them (measured for the bytes of constants and of binaries). |
+//! | *answers* | this module | Pointers for answers are valid for writing. An answer is read only where the status says success. |
+//! | | the library | It writes no more than the type, or the length that it is given. |
+//! | *texts* | the library | A text is NULL or ends with NUL, and lives as long as what it describes. It is copied at once. |
+//! | *lists* | the library | A pointer with a count leads to that many entries. |
+//! | *tables* | the library | A provider has the head, and the function table that its version says. Both, and the table of clock control, stay where they are: a library is never unloaded. |
+//! | *threads* | the library | It locks what it shares: every function may be called from any thread, but for what `gate` keeps apart. |
+//!
+//! A context binary may be hostile, and the system library passes on what stands in it. Of such a
+//! description *texts* and *lists* do not hold: `metadata` checks every number and pointer as far as
+//! that can be done, and [`probe`] has a child process do it.
 
 mod backend;
 pub mod codes;
@@ -30,6 +49,7 @@ mod power;
 mod preflight;
 pub mod probe;
 mod profile;
+mod read;
 pub mod stdout;
 mod types;
 
@@ -42,4 +62,3 @@ pub use log::LogLevel;
 pub use power::PerfMode;
 pub use preflight::{Destination, preflight};
 pub use profile::{ProfileEvent, ProfileLevel, ProfileRecord};
-mod read;

@@ -87,9 +87,9 @@ pub(crate) struct Power {
     _device: Device,
 }
 
-// SAFETY: the infrastructure is a static table of functions that may be called from any thread.
+// SAFETY: contract: tables, threads.
 unsafe impl Send for Power {}
-// SAFETY: as above.
+// SAFETY: contract: tables, threads.
 unsafe impl Sync for Power {}
 
 impl Power {
@@ -99,16 +99,16 @@ impl Power {
         let get =
             library.need(library.table().device_get_infrastructure, "deviceGetInfrastructure")?;
         let mut infrastructure = std::ptr::null();
-        // SAFETY: the pointer is valid for writing.
+        // SAFETY: contract: answers.
         let status = unsafe { get(&raw mut infrastructure) };
         if status != 0 || infrastructure.is_null() {
             return Err(codes::error(ErrorKind::Runtime, "asking for clock control", status));
         }
         let mut id = 0;
-        // SAFETY: the table is the library's and lives as long as it.
+        // SAFETY: contract: tables.
         let create = unsafe { (*infrastructure).create_power_config };
         let create = library.need(create, "createPowerConfigId")?;
-        // SAFETY: device 0, core 0 are the first of each; the id is valid for writing.
+        // SAFETY: contract: answers; device 0 and core 0 are the first of each.
         let status = unsafe { create(0, 0, &raw mut id) };
         if status != 0 {
             return Err(codes::error(ErrorKind::Runtime, "registering for clock control", status));
@@ -163,14 +163,14 @@ impl Power {
     }
 
     fn set(&self, configs: &[PowerConfig]) -> Result<()> {
-        // SAFETY: the table is the library's and lives as long as the device.
+        // SAFETY: contract: tables.
         let set = unsafe { (*self.infrastructure).set_power_config };
         let set = set.ok_or_else(|| {
             Error::new(ErrorKind::Runtime, "the QNN library offers no setPowerConfig")
         })?;
         let mut list: Vec<*const PowerConfig> = configs.iter().map(std::ptr::from_ref).collect();
         list.push(std::ptr::null());
-        // SAFETY: the id is registered; the list is NULL-terminated and lives during the call.
+        // SAFETY: contract: arguments; the id is registered.
         let status = unsafe { set(self.id, list.as_ptr()) };
         if status != 0 {
             return Err(codes::error(ErrorKind::Runtime, "voting for a clock", status));
@@ -184,7 +184,7 @@ impl Drop for Power {
         if let Err(error) = self.vote(PerfMode::DeviceDefault) {
             tracing::debug!(target: "qnn", %error, "the clock vote was not taken back");
         }
-        // SAFETY: the table is the library's and lives as long as the device.
+        // SAFETY: contract: tables.
         if let Some(destroy) = unsafe { (*self.infrastructure).destroy_power_config } {
             // SAFETY: the id is registered and not used any more.
             super::device::freed("clock vote", unsafe { destroy(self.id) });

@@ -69,7 +69,7 @@ impl Profile {
         let library = device.library();
         let create = library.need(library.table().profile_create, "profileCreate")?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the backend is alive, the pointer is valid for writing.
+        // SAFETY: contract: handles, answers.
         let status = unsafe { create(device.backend(), code, &raw mut raw) };
         if status != 0 {
             return Err(codes::error(ErrorKind::Runtime, "opening a profile", status));
@@ -87,19 +87,19 @@ impl Profile {
         let get = library.need(library.table().profile_get_events, "profileGetEvents")?;
         let mut ids = std::ptr::null();
         let mut count = 0;
-        // SAFETY: the handle is alive, the pointers are valid for writing.
+        // SAFETY: contract: handles, answers.
         let status = unsafe { get(self.raw.0, &raw mut ids, &raw mut count) };
         if status != 0 {
             return Err(codes::error(ErrorKind::Runtime, "reading a profile", status));
         }
-        // SAFETY: on success the list has `count` ids and lives as long as the profile.
+        // SAFETY: contract: lists.
         Ok(unsafe { list(ids, count) }.into_iter().filter_map(|id| self.event(id, 0)).collect())
     }
 
     fn event(&self, id: u64, depth: u32) -> Option<ProfileEvent> {
         let table = self.device.library().table();
         let mut data = EventData { kind: 0, unit: 0, value: 0, identifier: std::ptr::null() };
-        // SAFETY: the id came from this profile, the structure is valid for writing.
+        // SAFETY: contract: answers; the id came from this profile.
         if unsafe { table.profile_get_event_data?(id, &raw mut data) } != 0 {
             return None;
         }
@@ -109,14 +109,14 @@ impl Profile {
         {
             let mut ids = std::ptr::null();
             let mut count = 0;
-            // SAFETY: as above.
+            // SAFETY: contract: answers; the id came from this profile.
             if unsafe { get(id, &raw mut ids, &raw mut count) } == 0 {
-                // SAFETY: on success the list has `count` ids and lives as long as the profile.
+                // SAFETY: contract: lists.
                 let ids = unsafe { list(ids, count) };
                 events = ids.into_iter().filter_map(|id| self.event(id, depth + 1)).collect();
             }
         }
-        // SAFETY: the identifier is NULL or a C string of the profile.
+        // SAFETY: contract: texts.
         let identifier = unsafe { text(data.identifier) };
         let name = match kind_name(data.kind) {
             Some(name) => name.to_owned(),
@@ -136,7 +136,7 @@ impl Profile {
 impl Drop for Profile {
     fn drop(&mut self) {
         if let Some(free) = self.device.library().table().profile_free {
-            // SAFETY: the handle is alive and used by no call.
+            // SAFETY: contract: handles; no call uses it.
             freed("profile", unsafe { free(self.raw.0) });
         }
     }
