@@ -83,8 +83,20 @@ def dump(path, value):
     assert json.loads(path.read_text(encoding="utf-8")) == value
 
 
+@torch.no_grad()
+def scale_as_stored(model, out):
+    """Gemma multiplies embedding rows with √hidden, rounded to the type that the weights are loaded in. The goldens are
+    computed in f32, but with the factor of the type that the weights are stored in, in which the model was trained."""
+    scale = getattr(model.get_input_embeddings(), "embed_scale", None)
+    if scale is not None:
+        config = json.loads((out / "config.json").read_text())
+        stored = getattr(torch, config.get("dtype") or config["torch_dtype"])
+        scale.copy_(scale.to(stored).to(scale.dtype))
+
+
 def write(name, out, seed, style):
     model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, attn_implementation="eager").eval()
+    scale_as_stored(model, out)
     tok = Tokenizer.from_file(str(out / "tokenizer.json"))
     auto = transformers.AutoTokenizer.from_pretrained(out)
     ends = set(model.generation_config.eos_token_id)

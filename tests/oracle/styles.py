@@ -1,4 +1,4 @@
-"""Tokenizers and chat templates of the families: Qwen (chatml.py), Llama 3, and the SentencePiece-like one of Mistral."""
+"""Tokenizers and chat templates of the families: Qwen (chatml.py), Llama 3, and the SentencePiece-like ones of Mistral and Gemma."""
 
 import collections
 import json
@@ -131,13 +131,15 @@ class Mistral(Style):
         "{%- endfor %}"
     )
 
+    lead, marks_text = "▁", "[INST] [/INST]"
+
     def answer(self, text):
         return " " + text + self.end_turn
 
     def train(self, texts, size, split=None):
-        marked = ["▁" + t.replace(" ", "▁") for t in [*texts, "[INST] [/INST]"]]
+        marked = [self.lead + t.replace(" ", "▁") for t in [*texts, self.marks_text]]
         counts = collections.Counter(c for t in marked for c in t)
-        common = {c for c, n in counts.items() if n >= 4} | set("▁[]/INST")
+        common = {c for c, n in counts.items() if n >= 4} | set(self.marks_text.replace(" ", "▁"))
         rare = "[^" + "".join(re.escape(c) for c in sorted(common)) + "]+"
         words = [part for t in marked for word in re.findall("▁?[^▁]*", t) for part in re.split(rare, word) if part]
         fixed = self.added + [f"<0x{b:02X}>" for b in range(256)]
@@ -148,14 +150,21 @@ class Mistral(Style):
         vocab = {t: i for i, t in enumerate(fixed)} | {t: i + len(fixed) for t, i in learned["vocab"].items()}
         merges = [tuple(m) for m in learned["merges"]]
         tok = Tokenizer(BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+        self.surround(tok)
+        tok.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in self.added])
+        front = f"{self.bos} $A" if self.bos else "$A"
+        tok.post_processor = processors.TemplateProcessing(
+            single=front, pair=f"{front} {front.replace('$A', '$B:1')}", special_tokens=[(self.bos, tok.token_to_id(self.bos))] if self.bos else []
+        )
+        assert tok.get_vocab_size() == size, (tok.get_vocab_size(), size)
+        return tok
+
+    def surround(self, tok):
+        """What goes before and after the vocabulary."""
         tok.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
         tok.decoder = decoders.Sequence(
             [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         )
-        tok.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in self.added])
-        tok.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B:1", special_tokens=[("<s>", 1)])
-        assert tok.get_vocab_size() == size, (tok.get_vocab_size(), size)
-        return tok
 
     def write(self, tok, out, max_length, **more):
         super().write(tok, out, max_length, add_bos_token=True, add_eos_token=False, unk_token="<unk>", **more)
@@ -181,7 +190,6 @@ class Phi3(Mistral):
     def train(self, texts, size, split=None):
         tok = super().train(texts, size - len(self.marks))
         tok.add_special_tokens([AddedToken(t, special=True, normalized=False, rstrip=True) for t in self.marks])
-        tok.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B:1", special_tokens=[])
         assert tok.get_vocab_size() == size, (tok.get_vocab_size(), size)
         return tok
 
@@ -194,4 +202,37 @@ class Phi3(Mistral):
         path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-STYLES = {"qwen": Qwen(), "llama3": Llama3(), "mistral": Mistral(), "phi3": Phi3()}
+class Gemma(Mistral):
+    """The tokenizer of Mistral without a space in front; the template calls the assistant `model` and has no system turn."""
+
+    bos, end_text, end_turn = "<bos>", "<eos>", "<end_of_turn>"
+    added = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
+    lead, marks_text = "", "user\nmodel\n"
+    template = (
+        "{{ bos_token }}"
+        "{%- if messages[0]['role'] == 'system' %}"
+        "{%- set first_user_prefix = messages[0]['content'] + '\n\n' %}{%- set loop_messages = messages[1:] %}"
+        "{%- else %}{%- set first_user_prefix = '' %}{%- set loop_messages = messages %}{%- endif %}"
+        "{%- for message in loop_messages %}"
+        "{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{%- endif %}"
+        "{%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}"
+        "{{ '<start_of_turn>' + role + '\n' + (first_user_prefix if loop.first else '') }}"
+        "{{ message['content'] | trim }}{{ '<end_of_turn>\n' }}"
+        "{%- endfor %}"
+        "{%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{%- endif %}"
+    )
+
+    def answer(self, text):
+        return text + self.end_turn
+
+    def surround(self, tok):
+        tok.normalizer = normalizers.Replace(" ", "▁")
+        tok.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
+        tok.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+
+    def write(self, tok, out, max_length):
+        super().write(tok, out, max_length, pad_token="<pad>")
+
+
+STYLES = {"qwen": Qwen(), "llama3": Llama3(), "mistral": Mistral(), "phi3": Phi3(), "gemma": Gemma()}

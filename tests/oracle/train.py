@@ -36,6 +36,7 @@ FAMILIES = {
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
     "lfm2": (transformers.Lfm2Config, transformers.Lfm2ForCausalLM),
+    "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
     "phimoe": (transformers.PhimoeConfig, transformers.PhimoeForCausalLM),
     "embed": (transformers.MistralConfig, transformers.MistralModel),
 }
@@ -150,6 +151,11 @@ def old_keys(out, **extra):
     """Rewrites `config.json` with the older key names that most published checkpoints have."""
     value = json.loads((out / "config.json").read_text())
     rope = dict(value.pop("rope_parameters"))
+    if "sliding_attention" in rope:
+        value["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        value["sliding_window_pattern"] = 1 + value["layer_types"].index("full_attention")
+        value.pop("_sliding_window_pattern", None)
+        rope = rope["full_attention"]
     value["rope_theta"] = rope.pop("rope_theta")
     value["rope_scaling"] = None if rope == {"rope_type": "default"} else rope
     value["torch_dtype"] = value.pop("dtype")
