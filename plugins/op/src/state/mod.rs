@@ -217,13 +217,9 @@ impl StateCarrier {
                 "truncation: its recurrent state has no rows to drop; restore a snapshot",
             ));
         }
-        if position == 0 {
-            (self.position, self.written) = (0, 0);
-            return Ok(());
-        }
         for cache in self.rings() {
             let (needs, holds) = cache.needs_and_holds(position, self.written);
-            if needs < holds {
+            if needs < position && needs < holds {
                 return Err(Error::new(
                     ErrorCode::UNSUPPORTED,
                     format!(
@@ -236,6 +232,9 @@ impl StateCarrier {
             }
         }
         self.position = position;
+        if position == 0 {
+            self.written = 0;
+        }
         Ok(())
     }
 

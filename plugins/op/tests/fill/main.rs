@@ -1,0 +1,10 @@
+//! What the host fills in, and the caches beside it, over scripted graphs.
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
+
+mod donors;
+mod embedding;
+mod mask;
+mod probe;
+mod rings;
+mod rope;
