@@ -65,6 +65,36 @@ fn two_ropes_of_two_bases_fill_their_own_inputs_of_all_shards() {
 }
 
 #[test]
+fn graphs_share_rotary_tables_in_the_form_that_each_has() {
+    let harness = OpHarness::new()
+        .graph(graph("a", tables(["cos", "sin"], DType::F32, [2, 2]), []))
+        .graph(graph("b", tables(["cos", "sin"], DType::F16, [2, 4]), []))
+        .graph(graph("c", tables(["cos", "sin"], DType::F32, [2, 2]), []));
+    let mut op = probe(harness, |host| {
+        let graphs = graphs(host, ["a", "b", "c"])?;
+        let mut rope = Rope::new(4, 1e4)?;
+        let mut tables = rope.bind_all(host, &graphs, 2)?;
+        Ok(Box::new(move |host, first| {
+            tables.fill(host, &mut rope, first as usize);
+            Ok(())
+        }))
+    })
+    .unwrap();
+    for first in [0, 2, 0, 0] {
+        op.decode(first).unwrap();
+        for (name, turn) in [("cos", f32::cos as fn(f32) -> f32), ("sin", f32::sin)] {
+            // Angles p and p / 100 of two positions.
+            let angles = [first, first + 1].map(|p| [p as f32, p as f32 * 1e4_f32.powf(-0.5)]);
+            let half: Vec<f32> = angles.into_iter().flatten().map(turn).collect();
+            check(&op, "a", name, &half);
+            check(&op, "c", name, &half);
+            let both = [&half[..2], &half[..2], &half[2..], &half[2..]].concat();
+            close(&op.bound("b", name).unwrap(), &both, 1e-3);
+        }
+    }
+}
+
+#[test]
 fn a_proportional_table_is_a_half_a_whole_or_the_pairs_that_turn() {
     let widths = [("half", 4), ("whole", 8), ("turned", 2)];
     let harness = widths.iter().fold(OpHarness::new(), |harness, (name, width)| {
