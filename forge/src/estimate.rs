@@ -19,7 +19,7 @@ use serde::Deserialize;
 use crate::compile::Compiler as _;
 use crate::progress::Progress;
 use crate::qnn::QnnCompiler;
-use crate::recipes::{ContextPlan, Recipe};
+use crate::recipe::{ContextPlan, Recipe};
 
 /// The clock that estimates are for when nothing is said: about turbo.
 pub const DEFAULT_CORNER: u32 = 7;

@@ -17,9 +17,8 @@ use crate::compile::Compiler;
 use crate::graph::{Graph, Origin};
 use crate::plan::{AUTO_SHARDS, CONTEXT_BUDGET, plan};
 use crate::progress::Progress;
-use crate::recipes::{
-    ExpertInputs, Precision, Recipe, RecipeOptions, Tables, Task, longest, recipe,
-};
+use crate::recipe::{ExpertInputs, Precision, Recipe, RecipeOptions, Tables, Task};
+use crate::recipes::{longest, recipe};
 use crate::weight::{Storage, fits_f16};
 use crate::{names, onnx, text};
 
@@ -145,7 +144,7 @@ pub struct Report {
     /// The bundle's manifest.
     pub manifest: PathBuf,
     /// Model family.
-    pub family: &'static str,
+    pub family: String,
     /// Architecture of the context binaries; none for a bundle that runs on the CPU only.
     pub dsp_arch: Option<String>,
     /// The contexts.
@@ -351,7 +350,7 @@ fn fill(
             }
             entry.insert("onnx".to_owned(), Value::Object(files));
         }
-        if let Some(set) = plan.optional {
+        if let Some(set) = &plan.optional {
             entry.insert("optional".to_owned(), json!(set));
         }
         contexts.insert(plan.key.clone(), Value::Object(entry));
@@ -362,7 +361,7 @@ fn fill(
     artifacts.insert("contexts".to_owned(), Value::Object(contexts));
     artifacts.insert("embed".to_owned(), embed(recipe, name, options, staging, progress)?);
     for table in &recipe.tables {
-        artifacts.insert(table.key.to_owned(), tables(table, name, staging, progress)?);
+        artifacts.insert(table.key.clone(), tables(table, name, staging, progress)?);
     }
     artifacts.append(&mut text_artifacts);
     if options.compiler.is_none() {
@@ -513,8 +512,8 @@ fn tables(
     progress: &mut dyn Progress,
 ) -> Result<Value> {
     let files: Vec<_> = tables.files.iter().map(|t| names::table_file(name, &t.name)).collect();
-    artifact(staging, tables.key, tables.key, &files, progress, |staging, progress| {
-        progress.stage(tables.key, tables.source.bytes());
+    artifact(staging, &tables.key, &tables.key, &files, progress, |staging, progress| {
+        progress.stage(&tables.key, tables.source.bytes());
         let mut writers = Vec::new();
         for file in &files {
             let path = staging.path(file)?;
@@ -529,7 +528,7 @@ fn tables(
         }
         Ok(())
     })?;
-    let fields = tables.files.iter().zip(files).map(|(t, file)| (t.field.to_owned(), json!(file)));
+    let fields = tables.files.iter().zip(files).map(|(t, file)| (t.field.clone(), json!(file)));
     Ok(Value::Object(fields.collect()))
 }
 
@@ -561,7 +560,7 @@ fn model_name(checkpoint: &Checkpoint, given: Option<&str>) -> Result<String> {
 }
 
 /// Weights that int8 cannot hold on the NPU; see [`Precision::storage`].
-fn float_weights(plan: &crate::recipes::ContextPlan) -> Vec<String> {
+fn float_weights(plan: &crate::recipe::ContextPlan) -> Vec<String> {
     let tensors = plan.graphs.iter().flat_map(|g| g.tensors());
     tensors
         .filter_map(|t| match &t.origin {

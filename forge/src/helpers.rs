@@ -6,6 +6,11 @@ use crate::builder::GraphBuilder;
 use crate::graph::{BinaryOp, Elem, ReduceOp, TensorId, UnaryOp};
 
 impl GraphBuilder {
+    /// Size of the last axis.
+    pub fn width(&self, x: TensorId) -> Result<usize> {
+        Ok(self.shape(x)?.last().copied().unwrap_or(1))
+    }
+
     /// `x · σ(x)`, see [`UnaryOp::Silu`].
     pub fn silu(&mut self, x: TensorId) -> Result<TensorId> {
         self.unary(UnaryOp::Silu, x)
@@ -50,7 +55,7 @@ impl GraphBuilder {
     ///
     /// As an RMSNorm over the axis of `n` elements: `Σx² + eps = n · (mean(x²) + eps / n)`.
     pub fn l2_norm(&mut self, x: TensorId, eps: f32, gain: f32) -> Result<TensorId> {
-        let n = self.shape(x)?.last().copied().unwrap_or(1);
+        let n = self.width(x)?;
         let weight = vec![gain / (n as f32).sqrt(); n];
         let name = format!("l2_weight_{}", x.index());
         let weight = self.constant(&name, Elem::Activation, &[n], weight)?;
@@ -71,24 +76,6 @@ impl GraphBuilder {
         let centred = self.sub(x, mean)?;
         let normed = self.rms_norm(centred, eps, weight)?;
         self.add(normed, bias)
-    }
-
-    /// Rotary embedding (Su et al. 2021) of `x` `[heads, d]` in the half-split form, on the first
-    /// `2·half` elements of every head; the rest pass. `cos` and `sin` are half tables `[1, half]`.
-    pub fn rope(&mut self, x: TensorId, cos: TensorId, sin: TensorId) -> Result<TensorId> {
-        let width = self.shape(x)?[1];
-        let half = self.shape(cos)?[1];
-        let first = self.slice(x, 1, 0, half)?;
-        let second = self.slice(x, 1, half, 2 * half)?;
-        let first_cos = self.mul(first, cos)?;
-        let second_sin = self.mul(second, sin)?;
-        let second_cos = self.mul(second, cos)?;
-        let first_sin = self.mul(first, sin)?;
-        let mut parts = vec![self.sub(first_cos, second_sin)?, self.add(second_cos, first_sin)?];
-        if width > 2 * half {
-            parts.push(self.slice(x, 1, 2 * half, width)?);
-        }
-        self.concat(&parts, 1)
     }
 
     /// Repeats every row of `x` `[rows, width]` `times` times in place (`repeat_interleave`).

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use qhx_core::{Error, ErrorKind, Result};
 
-use crate::recipes::{ContextPlan, Recipe};
+use crate::recipe::{ContextPlan, Recipe};
 
 /// Keys of the manifest's `artifacts` that no recipe gives.
 const RESERVED: [&str; 5] = ["contexts", "embed", "files", "tokenizer", "tokenizer_config"];
@@ -52,8 +52,8 @@ pub(crate) fn check(recipe: &Recipe) -> Result<()> {
     }
     for table in &recipe.tables {
         let owner = format!("tables {:?}", table.key);
-        check_name(&owner, table.key)?;
-        if RESERVED.contains(&table.key) {
+        check_name(&owner, &table.key)?;
+        if RESERVED.contains(&table.key.as_str()) {
             return Err(taken(&format!("artifacts.{}", table.key), &owner, "the forge"));
         }
         keys.take(&format!("artifacts.{}", table.key), &owner)?;
@@ -116,7 +116,7 @@ mod tests {
     use crate::builder::GraphBuilder;
     use crate::graph::{Elem, Graph, UnaryOp};
     use crate::progress::Progress;
-    use crate::recipes::{Precision, TableFile, TableSource, Tables};
+    use crate::recipe::{Precision, TableFile, TableSource, Tables};
     use crate::weight::RowSource;
 
     #[derive(Debug)]
@@ -159,17 +159,15 @@ mod tests {
     }
 
     /// Contexts with the names of their graphs, and tables with the names of their files.
-    fn recipe(contexts: &[(&str, &[&str])], tables: &[(&'static str, &[&str])]) -> Recipe {
+    fn recipe(contexts: &[(&str, &[&str])], tables: &[(&str, &[&str])]) -> Recipe {
         Recipe {
-            family: "toy",
-            host_op: "toy",
+            family: "toy".to_owned(),
+            host_op: "toy".to_owned(),
             contexts: contexts
                 .iter()
-                .map(|(key, graphs)| ContextPlan {
-                    key: (*key).to_owned(),
-                    precision: Precision::Fp16,
-                    graphs: graphs.iter().map(|name| graph(name)).collect(),
-                    optional: None,
+                .map(|(key, graphs)| {
+                    let graphs = graphs.iter().map(|name| graph(name)).collect();
+                    ContextPlan::new((*key).to_owned(), Precision::Fp16, graphs)
                 })
                 .collect(),
             embed: Arc::new(Nothing),
@@ -178,10 +176,13 @@ mod tests {
             tables: tables
                 .iter()
                 .map(|(key, files)| Tables {
-                    key,
+                    key: (*key).to_owned(),
                     files: files
                         .iter()
-                        .map(|name| TableFile { field: "file", name: (*name).to_owned() })
+                        .map(|name| TableFile {
+                            field: "file".to_owned(),
+                            name: (*name).to_owned(),
+                        })
                         .collect(),
                     source: Arc::new(Nothing),
                 })

@@ -11,15 +11,13 @@ use crate::checkpoint::Checkpoint;
 use crate::forge::{ForgeOptions, recipe_options};
 use crate::graph::{Elem, Graph, Origin};
 use crate::names;
-use crate::recipes::{ContextPlan, Precision, Recipe, RecipeOptions};
+use crate::recipe::{ContextPlan, MAX_CONTEXTS, Precision, Recipe, RecipeOptions};
 
 /// Shards are chosen so that no context passes its budget.
 pub const AUTO_SHARDS: usize = 0;
 /// What one process of the NPU can map, with room for its own needs: contexts above about 3.5 GB are
 /// refused by devices.
 pub const CONTEXT_BUDGET: u64 = 3_300_000_000;
-/// Contexts that a device holds at once.
-pub const MAX_CONTEXTS: usize = 8;
 /// More shards than any model has layers.
 const MAX_SHARDS: usize = 4096;
 /// Bytes of a binary for each node, and weights for each byte beside them: ops, as the compiler cuts them
@@ -63,7 +61,7 @@ impl ContextSizes {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     /// Model family.
-    pub family: &'static str,
+    pub family: String,
     /// Contexts that the layers are spread over.
     pub shards: usize,
     /// Positions of the KV cache, or of the texts of an encoder.
@@ -73,7 +71,7 @@ pub struct Plan {
     /// Bytes of the embedding table.
     pub embed_bytes: u64,
     /// The other tables: their keys in the manifest, and their bytes.
-    pub tables: Vec<(&'static str, u64)>,
+    pub tables: Vec<(String, u64)>,
     /// Whether context binaries are made.
     pub compiled: bool,
     /// Largest size of a context.
@@ -211,12 +209,12 @@ fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compil
     let [rows, cols] = recipe.embed.shape();
     let wide = if options.onnx && recipe.embed.stored_dtype() == DType::F32 { 4 } else { 2 };
     Plan {
-        family: recipe.family,
+        family: recipe.family.clone(),
         shards: wanted.shards,
         max_ctx: wanted.max_ctx,
         contexts: recipe.contexts.iter().map(|context| context_sizes(context, options)).collect(),
         embed_bytes: (rows as u64).saturating_mul(cols as u64).saturating_mul(wide),
-        tables: recipe.tables.iter().map(|t| (t.key, t.source.bytes())).collect(),
+        tables: recipe.tables.iter().map(|t| (t.key.clone(), t.source.bytes())).collect(),
         compiled,
         budget: options.context_budget,
     }

@@ -10,7 +10,8 @@ use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::compile::Compiler;
 use qhx_forge::graph::{Elem, Graph, Origin, UnaryOp};
-use qhx_forge::recipes::{Recipe, RecipeOptions, recipe};
+use qhx_forge::recipe::{Recipe, RecipeOptions};
+use qhx_forge::recipes::recipe;
 use qhx_forge::weight::Storage;
 use qhx_forge::{ForgeOptions, Precision, Progress, Silent, forge, forge_with};
 use qhx_places::fixture;
@@ -225,7 +226,7 @@ fn two_graphs_of_one_name_are_refused_with_their_contexts() {
 fn a_manifest_that_qhx_could_not_read_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let recipe = |checkpoint: &Checkpoint, options: &RecipeOptions| {
-        Ok(Recipe { host_op: "../op", ..recipe(checkpoint, options)? })
+        Ok(Recipe { host_op: "../op".to_owned(), ..recipe(checkpoint, options)? })
     };
     let options = ForgeOptions::new(dir.path().join("out"));
     let error = forge_with(&fixture("qwen35-tied"), recipe, &options, &mut Silent).unwrap_err();

@@ -93,7 +93,7 @@ fn plan_json(plan: &Plan, memory: Option<u64>) -> Value {
             })
         })
         .collect();
-    let table = |(key, bytes): &(&str, u64)| json!({"key": key, "bytes": bytes});
+    let table = |(key, bytes): &(String, u64)| json!({"key": key, "bytes": bytes});
     let tables: Vec<_> = plan.tables.iter().map(table).collect();
     json!({
         "family": plan.family,

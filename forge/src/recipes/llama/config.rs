@@ -4,10 +4,8 @@ use qhx_core::Result;
 use serde_json::{Value, json};
 
 use crate::checkpoint::Checkpoint;
-use crate::recipes::reader::Reader;
+use crate::kit::{Heads, Reader};
 
-/// More layers than any model has.
-const MAX_LAYERS: usize = 4096;
 /// `rope_theta` of the classes when no key says it.
 const ROPE_THETA: f64 = 1e4;
 
@@ -53,9 +51,7 @@ pub(super) struct Config {
     pub vocab: usize,
     pub intermediate: usize,
     pub layers: usize,
-    pub heads: usize,
-    pub kv_heads: usize,
-    pub head_dim: usize,
+    pub heads: Heads,
     pub rope_theta: f64,
     /// `params.rope_scaling` of the manifest, where frequencies are scaled.
     pub rope_scaling: Option<Value>,
@@ -74,65 +70,33 @@ impl Config {
     /// Reads and checks.
     pub fn read(checkpoint: &Checkpoint, kind: Kind) -> Result<Self> {
         let reader = Reader::new(checkpoint);
-        if let Some(act) = reader.get("hidden_act").filter(|v| *v != "silu") {
-            return Err(reader.bad("hidden_act", act, "\"silu\""));
-        }
+        reader.only("hidden_act", &json!("silu"))?;
         let hidden = reader.size("hidden_size")?;
-        let layers = reader.size("num_hidden_layers")?;
-        if layers > MAX_LAYERS {
-            return Err(reader
-                .fault(format!("num_hidden_layers is {layers}, expected at most {MAX_LAYERS}")));
-        }
-        let heads = reader.size("num_attention_heads")?;
-        // Null means as many as query heads; absent means the default of the class.
-        let kv_heads = match (reader.maybe_size("num_key_value_heads")?, kind) {
-            (Some(groups), _) => groups,
-            (None, _) if reader.value.get("num_key_value_heads").is_some() => heads,
-            (None, Kind::Llama) => heads,
-            (None, Kind::Mistral) => 8,
-            (None, Kind::Qwen2 | Kind::Qwen3) => 32,
+        let layers = reader.layers()?;
+        let groups = match kind {
+            Kind::Llama => None,
+            Kind::Mistral => Some(8),
+            Kind::Qwen2 | Kind::Qwen3 => Some(32),
         };
-        if heads % kv_heads != 0 {
-            return Err(reader.fault(format!(
-                "num_attention_heads and num_key_value_heads are {heads} and {kv_heads}, expected \
-                 a multiple and its divisor"
-            )));
-        }
-        let head_dim = match (reader.maybe_size("head_dim")?, kind) {
-            (Some(dim), _) => dim,
-            (None, Kind::Qwen3) => 128,
-            (None, _) => hidden / heads,
-        };
-        if head_dim < 2 || !head_dim.is_multiple_of(2) {
-            return Err(reader.fault(format!("head_dim is {head_dim}, expected an even number")));
-        }
+        let dim = (kind == Kind::Qwen3).then_some(128);
         let attention_bias = kind != Kind::Mistral && reader.flag("attention_bias")?;
-        let eps = reader.get("rms_norm_eps").map_or(Some(1e-6), Value::as_f64);
         let max_positions = reader.maybe_size("max_position_embeddings")?;
         let (rope_theta, rope_scaling) = rope(&reader, max_positions)?;
-        let tied = [checkpoint.config(), reader.value]
-            .into_iter()
-            .find_map(|v| v.get("tie_word_embeddings"))
-            .and_then(Value::as_bool);
         let config = Self {
             kind,
             hidden,
             vocab: reader.size("vocab_size")?,
             intermediate: reader.size("intermediate_size")?,
             layers,
-            heads,
-            kv_heads,
-            head_dim,
+            heads: reader.heads(hidden, groups, dim)?,
             rope_theta,
             rope_scaling,
             qkv_bias: kind == Kind::Qwen2 || attention_bias,
             o_bias: kind != Kind::Qwen2 && attention_bias,
             mlp_bias: kind == Kind::Llama && reader.flag("mlp_bias")?,
             qk_norm: kind == Kind::Qwen3,
-            eps: eps.filter(|e| *e > 0.0 && *e < 1.0).ok_or_else(|| {
-                reader.fault("rms_norm_eps: expected a number between 0 and 1".to_owned())
-            })? as f32,
-            tied: tied.unwrap_or(false),
+            eps: reader.epsilon(&["rms_norm_eps"], 1e-6)?,
+            tied: reader.tied(false),
             max_positions,
             window: window(&reader, kind, layers)?,
         };
@@ -140,7 +104,7 @@ impl Config {
         Ok(config)
     }
 
-    /// A bias that the configuration does not foresee would be left out, and the result wrong.
+    /// Biases that the configuration does not foresee are refused.
     fn check_biases(&self, reader: &Reader<'_>) -> Result<()> {
         for (module, foreseen, key) in [
             ("self_attn.q_proj", self.qkv_bias, "attention_bias"),
@@ -151,12 +115,8 @@ impl Config {
             ("mlp.up_proj", self.mlp_bias, "mlp_bias"),
             ("mlp.down_proj", self.mlp_bias, "mlp_bias"),
         ] {
-            let name = format!("layers.0.{module}.bias");
-            if !foreseen && reader.checkpoint.has(&name) {
-                return Err(reader.fault(format!(
-                    "the checkpoint holds {name}, which this configuration does not use; expected \
-                     {key}: true, or a checkpoint without it"
-                )));
+            if !foreseen {
+                reader.unforeseen(&format!("layers.0.{module}.bias"), key)?;
             }
         }
         Ok(())
@@ -165,21 +125,15 @@ impl Config {
 
 /// Theta, and the manifest's `rope_scaling` where frequencies are scaled.
 fn rope(reader: &Reader<'_>, max_positions: Option<usize>) -> Result<(f64, Option<Value>)> {
-    // The old spelling, where it says something, replaces the new one.
-    let old = reader.get("rope_scaling");
-    let (name, place) = match old {
-        Some(old) => ("rope_scaling", Some(old)),
-        None => ("rope_parameters", reader.get("rope_parameters")),
-    };
-    let inner = |key: &str| place.and_then(|p| p.get(key)).filter(|v| !v.is_null());
-    let theta = match inner("rope_theta").or(reader.get("rope_theta")) {
-        Some(value) => reader.positive("rope_theta", value)?,
-        None => ROPE_THETA,
-    };
+    let name = reader.rope_key();
+    let inner = |key: &str| reader.get(&format!("{name}.{key}"));
+    let theta = reader.positive(&[&format!("{name}.rope_theta"), "rope_theta"])?;
+    let theta = theta.unwrap_or(ROPE_THETA);
     let kind = inner("rope_type").or(inner("type")).and_then(Value::as_str).unwrap_or("default");
-    let number = |key: &str| match inner(key) {
-        Some(value) => reader.positive(&format!("{name}.{key}"), value),
-        None => Err(reader.fault(format!("{name}.{key} is missing, expected a number"))),
+    let number = |key: &str| {
+        let key = format!("{name}.{key}");
+        let found = reader.positive(&[&key])?;
+        found.ok_or_else(|| reader.fault(format!("{key} is missing, expected a number")))
     };
     let scaling = match kind {
         "default" => None,
@@ -218,7 +172,7 @@ fn window(reader: &Reader<'_>, kind: Kind, layers: usize) -> Result<Option<usize
     let said = reader.maybe_size("sliding_window")?;
     match kind {
         Kind::Llama => Ok(None),
-        Kind::Mistral if reader.value.get("sliding_window").is_none() => Ok(Some(4096)),
+        Kind::Mistral if !reader.says("sliding_window") => Ok(Some(4096)),
         Kind::Mistral => Ok(said),
         Kind::Qwen2 | Kind::Qwen3 => {
             if !reader.flag("use_sliding_window")? {

@@ -8,7 +8,7 @@ use qhx_core::{DType, Error, ErrorKind, Result};
 use super::config::Config;
 use crate::checkpoint::Checkpoint;
 use crate::progress::Progress;
-use crate::recipes::{TableFile, TableSource, Tables};
+use crate::recipe::{TableFile, TableSource, Tables};
 use crate::weight::{RowSource, Storage, Weight};
 
 /// Gate, up and down of one expert.
@@ -29,9 +29,10 @@ pub(super) fn tables(checkpoint: &Checkpoint, config: &Config) -> Result<Tables>
     for layer in 0..config.layers {
         matrices.extend(layer_experts(checkpoint, config, layer)?);
     }
-    let file = |field, name: &str| TableFile { field, name: name.to_owned() };
+    let file =
+        |field: &str, name: &str| TableFile { field: field.to_owned(), name: name.to_owned() };
     Ok(Tables {
-        key: "experts",
+        key: "experts".to_owned(),
         files: vec![file("weights", "experts_i8.bin"), file("scales", "experts_scale.f32")],
         source: Arc::new(Experts { matrices }),
     })
@@ -72,10 +73,11 @@ fn layer_experts(checkpoint: &Checkpoint, config: &Config, layer: usize) -> Resu
         .collect()
 }
 
-/// Name of a layer's router.
+/// Where a layer's router is.
 pub(super) fn router(checkpoint: &Checkpoint, layer: usize) -> String {
-    let new = format!("layers.{layer}.mlp.router.weight");
-    if checkpoint.has(&new) { new } else { format!("layers.{layer}.block_sparse_moe.gate.weight") }
+    let new = format!("layers.{layer}.mlp.router");
+    let found = checkpoint.has(&format!("{new}.weight"));
+    if found { new } else { format!("layers.{layer}.block_sparse_moe.gate") }
 }
 
 impl TableSource for Experts {

@@ -6,101 +6,52 @@ use super::config::Config;
 use super::experts::router;
 use crate::builder::GraphBuilder;
 use crate::graph::{Elem, Graph, TensorId};
-use crate::recipes::ExpertInputs;
-use crate::recipes::attention::{Attend, Heads, mix, rope};
-use crate::recipes::layers::Layers;
-use crate::weight::{Storage, Weight};
+use crate::kit::{Attend, AttendInputs, Attention, Layers};
+use crate::recipe::ExpertInputs;
 
-impl Layers<'_, Config> {
-    /// `rows` tokens through attention and router of a layer, over a cache of `max_ctx` positions, or
-    /// from the first token of a text on when that is 0.
-    pub fn attention(
-        &self,
-        name: &str,
-        layer: usize,
-        rows: usize,
-        max_ctx: usize,
-    ) -> Result<Graph> {
-        let c = self.config;
-        let mut b = GraphBuilder::new(name);
-        let x = b.input("x", Elem::Activation, &[rows, c.hidden])?;
-        let attend = Attend::inputs(&mut b, c.head_dim, rows, rows, max_ctx)?;
-        b.scope("pre");
-        let normed = self.norm(&mut b, x, &format!("layers.{layer}.input_layernorm"))?;
-        let mixed = self.attend(&mut b, normed, layer, &attend)?;
-        let y = b.add(x, mixed)?;
-        b.scope("post");
-        let z = self.norm(&mut b, y, &format!("layers.{layer}.post_attention_layernorm"))?;
-        // Scores decide; they stay in the precision of activations.
-        let weight =
-            self.checkpoint.matrix(&router(self.checkpoint, layer), [c.experts, c.hidden])?;
-        let scores = b.linear("gate", z, Weight::new(weight, Storage::Float), None)?;
-        b.output("y", y)?;
-        b.output("z", z)?;
-        b.output("router", scores)?;
-        b.finish()
-    }
+/// `rows` tokens through attention and router of a layer, over a cache of `max_ctx` positions, or
+/// from the first token of a text on when that is 0.
+pub(super) fn attention(
+    layers: &Layers<'_>,
+    config: &Config,
+    name: &str,
+    layer: usize,
+    rows: usize,
+    max_ctx: usize,
+) -> Result<Graph> {
+    let tensor = |part: &str| format!("layers.{layer}.{part}");
+    let mut b = GraphBuilder::new(name);
+    let x = b.input("x", Elem::Activation, &[rows, config.hidden])?;
+    let attend = Attend::inputs(&mut b, &AttendInputs::new(config.heads.dim, rows, max_ctx))?;
+    b.scope("attn");
+    let normed = layers.layer_norm(&mut b, x, &tensor("input_layernorm"))?;
+    let attention = Attention {
+        qkv_bias: config.attention_bias,
+        out_bias: config.attention_bias,
+        ..Attention::new(tensor("self_attn"), layer, config.heads)
+    };
+    let mixed = layers.attention(&mut b, normed, &attention, &attend)?;
+    let y = b.add(x, mixed)?;
+    b.scope("post");
+    let z = layers.layer_norm(&mut b, y, &tensor("post_attention_layernorm"))?;
+    // Scores decide; they stay in the precision of activations.
+    let router = router(layers.checkpoint, layer);
+    let scores = layers.exact_linear(&mut b, z, &router, config.experts, false)?;
+    b.output("y", y)?;
+    b.output("z", z)?;
+    b.output("router", scores)?;
+    b.finish()
+}
 
-    fn attend(
-        &self,
-        b: &mut GraphBuilder,
-        x: TensorId,
-        layer: usize,
-        attend: &Attend,
-    ) -> Result<TensorId> {
-        let c = self.config;
-        let (rows, d) = (attend.rows, c.head_dim);
-        let heads = Heads { query: c.heads, groups: c.kv_heads, dim: d };
-        let (wide, bias) = (heads.query * d, c.attention_bias);
-        b.scope("attn");
-        let past = if attend.max_ctx == 0 {
-            None
-        } else {
-            let cache = [heads.groups, attend.max_ctx, d];
-            let k = b.input(&format!("past_k_{layer}"), Elem::Activation, &cache)?;
-            let v = b.input(&format!("past_v_{layer}"), Elem::Activation, &cache)?;
-            Some((k, v))
-        };
-        let tensor = |name: &str| format!("layers.{layer}.self_attn.{name}");
-        let q = self.linear(b, x, &tensor("q_proj"), [wide, c.hidden], bias)?;
-        let k = self.linear(b, x, &tensor("k_proj"), [heads.groups * d, c.hidden], bias)?;
-        let v = self.linear(b, x, &tensor("v_proj"), [heads.groups * d, c.hidden], bias)?;
-        let q = b.reshape(q, &[rows, heads.query, d])?;
-        let k = b.reshape(k, &[rows, heads.groups, d])?;
-        let v = b.reshape(v, &[rows, heads.groups, d])?;
-        let q = rope(b, q, attend)?;
-        let k = rope(b, k, attend)?;
-        let q = b.scale(q, 1.0 / (d as f32).sqrt())?;
-        let mixed = mix(b, [q, k, v], past, heads, attend)?;
-        let out = self.linear(b, mixed.out, &tensor("o_proj"), [c.hidden, wide], bias)?;
-        b.output(&format!("new_k_{layer}"), mixed.k)?;
-        b.output(&format!("new_v_{layer}"), mixed.v)?;
-        Ok(out)
-    }
-
-    /// Residual to logits: the final norm and the head.
-    pub fn head(&self, name: &str) -> Result<Graph> {
-        let c = self.config;
-        let mut b = GraphBuilder::new(name);
-        let x = b.input("x", Elem::Activation, &[1, c.hidden])?;
-        b.scope("final");
-        let normed = self.norm(&mut b, x, "norm")?;
-        let tensor = if c.tied { "embed_tokens.weight" } else { "lm_head.weight" };
-        let weight = self.checkpoint.matrix(tensor, [c.vocab, c.hidden])?;
-        let bias = c.head_bias.then(|| self.checkpoint.values("lm_head.bias", &[c.vocab]));
-        let weight = Weight::new(weight, Storage::Float);
-        let logits = b.linear("head", normed, weight, bias.transpose()?)?;
-        b.output("logits", logits)?;
-        b.finish()
-    }
-
-    /// LayerNorm with weight and bias.
-    fn norm(&self, b: &mut GraphBuilder, x: TensorId, name: &str) -> Result<TensorId> {
-        let hidden = [self.config.hidden];
-        let weight = b.row("norm", self.checkpoint.values(&format!("{name}.weight"), &hidden)?)?;
-        let bias = b.row("shift", self.checkpoint.values(&format!("{name}.bias"), &hidden)?)?;
-        b.layer_norm(x, self.config.eps, weight, bias)
-    }
+/// Residual to logits: the final norm and the head.
+pub(super) fn head(layers: &Layers<'_>, config: &Config, name: &str) -> Result<Graph> {
+    let mut b = GraphBuilder::new(name);
+    let x = b.input("x", Elem::Activation, &[1, config.hidden])?;
+    b.scope("final");
+    let normed = layers.layer_norm(&mut b, x, "norm")?;
+    let logits = layers.head(&mut b, normed, config.vocab, config.tied, config.head_bias)?;
+    b.output("logits", logits)?;
+    b.finish()
 }
 
 /// The two experts of a token: `y = residual + m1 · a(x) + m2 · b(x)`.

@@ -24,13 +24,12 @@ mod layers;
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
-use super::layers::Layers;
-use super::{ContextPlan, ExpertInputs, Precision, Recipe, RecipeOptions};
 use crate::checkpoint::Checkpoint;
-use crate::graph::INT8_STEP;
-use crate::plan::MAX_CONTEXTS;
+use crate::graph::{Graph, INT8_STEP};
+use crate::kit::{DecoderParams, Layers, check_shape, object, prompt_rows};
+use crate::recipe::{ContextPlan, ExpertInputs, MAX_CONTEXTS, Precision, Recipe, RecipeOptions};
 use config::Config;
-use layers::{pair, single};
+use layers::{attention, head, pair, single};
 
 /// Tokens of the longest prompt that goes through the graphs for prompts, when nothing is said.
 const DEFAULT_WINDOW: usize = 576;
@@ -39,17 +38,20 @@ const DEFAULT_WINDOW: usize = 576;
 pub(super) fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let config = Config::read(checkpoint)?;
     let window = check(&config, options)?;
-    let layers = Layers { checkpoint, config: &config, precision: options.precision };
+    let layers = Layers::new(checkpoint, options.precision, config.eps);
     let inputs = options.expert_inputs;
     // Graphs that share weights stand in one context, of which no part can be left out.
-    let optional = (!options.share_weights).then_some("prefill");
+    let optional = (!options.share_weights).then(|| "prefill".to_owned());
     let mut contexts: Vec<ContextPlan> = Vec::new();
-    let mut spread = |letter: &str, rows: usize, max_ctx: usize, optional: Option<&'static str>| {
+    let mut spread = |letter: &str, rows: usize, max_ctx: usize, optional: Option<String>| {
         for shard in 0..options.shards {
             let range = shard * config.layers / options.shards
                 ..(shard + 1) * config.layers / options.shards;
             let graphs: Vec<_> = range
-                .map(|layer| layers.attention(&format!("{letter}{layer}"), layer, rows, max_ctx))
+                .map(|layer| {
+                    let name = format!("{letter}{layer}");
+                    attention(&layers, &config, &name, layer, rows, max_ctx)
+                })
                 .collect::<Result<_>>()?;
             if let Some(other) = contexts.get_mut(shard).filter(|_| options.share_weights) {
                 other.graphs.extend(graphs);
@@ -60,15 +62,16 @@ pub(super) fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result
                 2 => format!("{letter}_{}", ["lo", "hi"][shard]),
                 _ => format!("{letter}_p{shard}"),
             };
+            let optional = optional.clone();
             contexts.push(ContextPlan { key, precision: options.precision, graphs, optional });
         }
         Ok::<_, Error>(())
     };
     spread("a", 1, options.max_ctx, None)?;
     if let Some(window) = window {
-        spread("pf", window, 0, optional)?;
+        spread("pf", window, 0, optional.clone())?;
     }
-    let mut alone = |graph: crate::graph::Graph, optional| {
+    let mut alone = |graph: Graph, optional| {
         let (key, precision) = (graph.name().to_owned(), Precision::Fp16);
         contexts.push(ContextPlan { key, precision, graphs: vec![graph], optional });
     };
@@ -76,7 +79,7 @@ pub(super) fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result
     if let Some(window) = window {
         alone(single("ffn_pf", &config, inputs, window)?, optional);
     }
-    alone(layers.head("lmhead_ar1")?, None);
+    alone(head(&layers, &config, "lmhead_ar1")?, None);
     if contexts.len() > MAX_CONTEXTS {
         return Err(Error::new(
             ErrorKind::Usage,
@@ -90,8 +93,8 @@ pub(super) fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result
         .hint("ask for fewer shards, or omit the prompt graphs with --prefill 0"));
     }
     Ok(Recipe {
-        family: "phimoe",
-        host_op: "phimoe_generate",
+        family: "phimoe".to_owned(),
+        host_op: "phimoe_generate".to_owned(),
         contexts,
         embed: checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?,
         params: params(&config, options),
@@ -102,57 +105,30 @@ pub(super) fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result
 
 /// Checks the options; answers with the tokens that the graphs for prompts take, if there are any.
 fn check(config: &Config, options: &RecipeOptions) -> Result<Option<usize>> {
-    let usage = |message| Err(Error::new(ErrorKind::Usage, message));
-    if options.shards == 0 || options.shards > config.layers {
-        return usage(format!(
-            "{} shards, expected 1 to {}, the number of layers",
-            options.shards, config.layers
-        ));
-    }
-    if options.max_ctx == 0 || config.max_positions.is_some_and(|max| options.max_ctx > max) {
-        return usage(format!(
-            "a context of {} tokens, expected 1 to {}, the model's max_position_embeddings",
-            options.max_ctx,
-            config.max_positions.unwrap_or(usize::MAX)
-        ));
-    }
-    let window = match options.prefill.as_deref() {
-        None => Some(DEFAULT_WINDOW.min(options.max_ctx)).filter(|window| *window > 1),
-        Some([]) => None,
-        Some([window]) => Some(*window),
-        Some(list) => {
-            return usage(format!(
+    check_shape(options, config.layers, config.max_positions)?;
+    if let Some(list) = options.prefill.as_ref().filter(|list| list.len() > 1) {
+        return Err(Error::new(
+            ErrorKind::Usage,
+            format!(
                 "{} sizes of prompt graphs, expected one: a prompt goes through them whole",
                 list.len()
-            ));
-        }
-    };
-    match window {
-        Some(rows) if rows < 2 || rows > options.max_ctx => usage(format!(
-            "prompt graphs of {rows} tokens, expected 2 to {}, the context",
-            options.max_ctx
-        )),
-        _ => Ok(window),
+            ),
+        ));
     }
+    Ok(prompt_rows(options, DEFAULT_WINDOW)?.pop())
 }
 
 fn params(config: &Config, options: &RecipeOptions) -> Map<String, Value> {
-    let value = json!({
-        "hidden": config.hidden,
-        "vocab": config.vocab,
-        "n_layers": config.layers,
-        "max_ctx": options.max_ctx,
-        "n_heads": config.heads,
-        "n_kv_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "kv_dim": config.kv_heads * config.head_dim,
-        "rope_theta": config.rope_theta,
+    let Config { hidden, vocab, layers, heads, rope_theta, .. } = *config;
+    let mut params =
+        DecoderParams { hidden, vocab, layers, heads, rope_theta }.map(options.max_ctx);
+    params.extend(object(json!({
         "n_experts": config.experts,
         "expert_width": config.width,
         "router_jitter_noise": config.jitter,
         "sliding_window": config.window,
-    });
-    object(value)
+    })));
+    params
 }
 
 fn plan_params(inputs: ExpertInputs, window: Option<usize>) -> Map<String, Value> {
@@ -165,11 +141,4 @@ fn plan_params(inputs: ExpertInputs, window: Option<usize>) -> Map<String, Value
         plan.insert("int8_step".to_owned(), json!(INT8_STEP));
     }
     plan
-}
-
-fn object(value: Value) -> Map<String, Value> {
-    match value {
-        Value::Object(map) => map,
-        _ => Map::new(),
-    }
 }

@@ -2,66 +2,23 @@
 
 use qhx_core::Result;
 
-use super::Config;
+use super::config::Config;
 use crate::builder::GraphBuilder;
 use crate::graph::{Elem, ReduceOp, TensorId, UnaryOp};
-use crate::recipes::layers::Layers;
-use crate::weight::{Storage, Weight};
+use crate::kit::{Attend, Layers, mix, rope};
 
 /// The literal of `l2norm` in the model class; not `rms_norm_eps`.
 const L2_EPS: f32 = 1e-6;
 
-/// Inputs that all full-attention layers of a graph share.
-#[derive(Debug)]
-pub(super) struct Attend {
-    /// `[1, rotary_dim / 2]`
-    pub cos: TensorId,
-    /// `[1, rotary_dim / 2]`
-    pub sin: TensorId,
-    /// `[1, 1, max_ctx + 1]`
-    pub mask: TensorId,
-    /// Positions of the KV cache.
-    pub max_ctx: usize,
+/// Builds the layers of a model.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Model<'a> {
+    pub layers: Layers<'a>,
+    pub config: &'a Config,
 }
 
-impl Layers<'_, Config> {
-    /// `1 + w` of a norm weight: `Qwen3_5RMSNorm` stores the difference from one.
-    pub fn one_plus(&self, name: &str, len: usize) -> Result<Vec<f32>> {
-        let mut values = self.checkpoint.values(name, &[len])?;
-        values.iter_mut().for_each(|w| *w += 1.0);
-        Ok(values)
-    }
-
-    /// The norm of the hidden row before a mixer or an MLP.
-    pub fn norm(
-        &self,
-        b: &mut GraphBuilder,
-        x: TensorId,
-        name: &str,
-        layer: usize,
-    ) -> Result<TensorId> {
-        let place = if name.contains("post_attention") { "post" } else { "pre" };
-        b.scope(format!("l{layer}_{place}"));
-        let weight = b.row("norm", self.one_plus(name, self.config.hidden)?)?;
-        b.rms_norm(x, self.config.eps, weight)
-    }
-
-    /// `Qwen3_5MLP`.
-    pub fn mlp(&self, b: &mut GraphBuilder, x: TensorId, layer: usize) -> Result<TensorId> {
-        b.scope(format!("l{layer}_mlp"));
-        let (hidden, wide) = (self.config.hidden, self.config.intermediate);
-        let tensor = |name: &str| format!("layers.{layer}.mlp.{name}");
-        let gate = self.linear(b, x, &tensor("gate_proj"), [wide, hidden], false)?;
-        let up = self.linear(b, x, &tensor("up_proj"), [wide, hidden], false)?;
-        let gate = b.silu(gate)?;
-        let product = b.mul(gate, up)?;
-        self.linear(b, product, &tensor("down_proj"), [hidden, wide], false)
-    }
-
-    /// `Qwen3_5Attention`: one query against the cache and itself.
-    ///
-    /// Scores of the cache and of the new token are separate products that are joined before the
-    /// softmax, so that the cache is read where it lies and not copied to append a row.
+impl Model<'_> {
+    /// `Qwen3_5Attention`: one query against the cache and itself, its result gated.
     pub fn attention(
         &self,
         b: &mut GraphBuilder,
@@ -69,67 +26,40 @@ impl Layers<'_, Config> {
         layer: usize,
         attend: &Attend,
     ) -> Result<TensorId> {
-        let c = self.config;
-        let (heads, groups, d) = (c.heads, c.kv_heads, c.head_dim);
-        let (repeat, ctx) = (heads / groups, attend.max_ctx);
-        b.scope(format!("l{layer}_attn"));
+        let (layers, c) = (&self.layers, self.config);
+        let (query, groups, d) = (c.heads.query, c.heads.groups, c.heads.dim);
         let tensor = |name: &str| format!("layers.{layer}.self_attn.{name}");
-        let cache = [groups, ctx, d];
-        let past_k = b.input(&format!("past_k_{layer}"), Elem::Activation, &cache)?;
-        let past_v = b.input(&format!("past_v_{layer}"), Elem::Activation, &cache)?;
+        let past = attend.past(b, layer, c.heads)?;
 
         // Per head, the query and then its gate.
-        let both =
-            self.linear(b, x, &tensor("q_proj"), [heads * 2 * d, c.hidden], c.attention_bias)?;
-        let both = b.reshape(both, &[heads, 2 * d])?;
-        let q = b.slice(both, 1, 0, d)?;
-        let gate = b.slice(both, 1, d, 2 * d)?;
-        let gate = b.reshape(gate, &[groups, repeat, d])?;
-        let k = self.linear(b, x, &tensor("k_proj"), [groups * d, c.hidden], c.attention_bias)?;
-        let k = b.reshape(k, &[groups, d])?;
-        let v = self.linear(b, x, &tensor("v_proj"), [groups * d, c.hidden], c.attention_bias)?;
-        let v = b.reshape(v, &[groups, 1, d])?;
+        let both = layers.linear(b, x, &tensor("q_proj"), query * 2 * d, c.attention_bias)?;
+        let both = b.reshape(both, &[1, query, 2 * d])?;
+        let q = b.slice(both, 2, 0, d)?;
+        let gate = b.slice(both, 2, d, 2 * d)?;
+        let k = layers.linear(b, x, &tensor("k_proj"), groups * d, c.attention_bias)?;
+        let k = b.reshape(k, &[1, groups, d])?;
+        let v = layers.linear(b, x, &tensor("v_proj"), groups * d, c.attention_bias)?;
+        let v = b.reshape(v, &[1, groups, d])?;
 
-        // The factor 1 / √d of the scores stands in the norm's weight: what follows is linear in q.
-        let scale = 1.0 / (d as f32).sqrt();
-        let mut weight = self.one_plus(&tensor("q_norm.weight"), d)?;
-        weight.iter_mut().for_each(|w| *w *= scale);
-        let weight = b.row("q_norm", weight)?;
-        let q = b.rms_norm(q, c.eps, weight)?;
-        let weight = b.row("k_norm", self.one_plus(&tensor("k_norm.weight"), d)?)?;
-        let k = b.rms_norm(k, c.eps, weight)?;
-        let q = b.rope(q, attend.cos, attend.sin)?;
-        let k = b.rope(k, attend.cos, attend.sin)?;
-        let k = b.reshape(k, &[groups, 1, d])?;
-
-        // Query head a uses kv head a / repeat: consecutive heads share one batch of the product.
-        let q = b.reshape(q, &[groups, repeat, d])?;
-        let past = b.matmul(q, past_k, true)?;
-        let own = b.matmul(q, k, true)?;
-        let scores = b.concat(&[past, own], 2)?;
-        let scores = b.add(scores, attend.mask)?;
-        let weights = b.softmax(scores)?;
-        let past = b.slice(weights, 2, 0, ctx)?;
-        let own = b.slice(weights, 2, ctx, ctx + 1)?;
-        let past = b.matmul(past, past_v, false)?;
-        let own = b.mul(own, v)?;
-        let mixed = b.add(past, own)?;
+        // What follows is linear in q: the factor of the scores stands in the norm's weight.
+        let q = layers.scaled_norm(b, q, &tensor("q_norm"), c.heads.scale())?;
+        let k = layers.norm(b, k, &tensor("k_norm"))?;
+        let (q, k) = (rope(b, q, attend)?, rope(b, k, attend)?);
+        let mixed = mix(b, [q, k, v], past, c.heads, attend)?;
+        let gate = b.reshape(gate, &[groups, query / groups, d])?;
         let gate = b.unary(UnaryOp::Sigmoid, gate)?;
-        let gated = b.mul(mixed, gate)?;
-        let gated = b.reshape(gated, &[1, heads * d])?;
-        let out =
-            self.linear(b, gated, &tensor("o_proj"), [c.hidden, heads * d], c.attention_bias)?;
-        b.output(&format!("new_k_{layer}"), k)?;
-        b.output(&format!("new_v_{layer}"), v)?;
+        let gated = b.mul(mixed.out, gate)?;
+        let gated = b.reshape(gated, &[1, query * d])?;
+        let out = layers.linear(b, gated, &tensor("o_proj"), c.hidden, c.attention_bias)?;
+        mixed.outputs(b, layer)?;
         Ok(out)
     }
 
     /// `Qwen3_5GatedDeltaNet`: the recurrent gated delta rule (Yang et al. 2024) for one token.
     pub fn delta_net(&self, b: &mut GraphBuilder, x: TensorId, layer: usize) -> Result<TensorId> {
-        let c = self.config;
+        let (layers, c) = (&self.layers, self.config);
         let (key_heads, heads, dk, dv) = (c.key_heads, c.value_heads, c.key_dim, c.value_dim);
         let (keys, values, channels) = (key_heads * dk, heads * dv, c.conv_dim());
-        b.scope(format!("l{layer}_gdn"));
         let tensor = |name: &str| format!("layers.{layer}.linear_attn.{name}");
         let fifo = [c.kernel - 1, channels];
         let past_conv = b.input(&format!("past_conv_{layer}"), Elem::Activation, &fifo)?;
@@ -141,7 +71,7 @@ impl Layers<'_, Config> {
         // leaves whatever is in memory in the tiles of constants with an odd number of rows.
         let width = gcd(dk, dv);
         let rows = channels / width;
-        let column = self.linear(b, x, &tensor("in_proj_qkv"), [channels, c.hidden], false)?;
+        let column = layers.linear(b, x, &tensor("in_proj_qkv"), channels, false)?;
         let mut taps = self.conv_taps(&tensor("conv1d.weight"))?;
         let newest = taps.split_off((c.kernel - 1) * channels);
         let fifo = [(c.kernel - 1) * rows, width];
@@ -181,18 +111,13 @@ impl Layers<'_, Config> {
         let v = b.reshape(v, &[heads, 1, dv])?;
         let v = b.cast(v, Elem::F32)?;
 
-        let z = self.linear(b, x, &tensor("in_proj_z"), [values, c.hidden], false)?;
+        let z = layers.linear(b, x, &tensor("in_proj_z"), values, false)?;
         // One output per head: as int8 they would save nothing and cost accuracy where it counts.
-        let small = |b: &mut GraphBuilder, name: &str| {
-            let source =
-                self.checkpoint.matrix(&tensor(&format!("{name}.weight")), [heads, c.hidden])?;
-            b.linear(name, x, Weight::new(source, Storage::Float), None)
-        };
-        let beta = small(b, "in_proj_b")?;
+        let beta = layers.exact_linear(b, x, &tensor("in_proj_b"), heads, false)?;
         let beta = b.unary(UnaryOp::Sigmoid, beta)?;
         let beta = b.cast(beta, Elem::F32)?;
         let beta = b.reshape(beta, &[heads, 1, 1])?;
-        let decay = small(b, "in_proj_a")?;
+        let decay = layers.exact_linear(b, x, &tensor("in_proj_a"), heads, false)?;
         let decay = self.decay(b, decay, &tensor("A_log"), &tensor("dt_bias"))?;
 
         // The state S decays, is corrected towards v along k, and is read along q:
@@ -217,7 +142,7 @@ impl Layers<'_, Config> {
 
         // Gated RMSNorm per head; this weight has no 1 +.
         let out = b.reshape(out, &[heads, dv])?;
-        let weight = self.checkpoint.values(&tensor("norm.weight"), &[dv])?;
+        let weight = self.layers.checkpoint.values(&tensor("norm.weight"), &[dv])?;
         let weight = b.constant("norm", Elem::F32, &[1, dv], weight)?;
         let out = b.rms_norm(out, c.eps, weight)?;
         let out = b.cast(out, Elem::Activation)?;
@@ -225,7 +150,7 @@ impl Layers<'_, Config> {
         let gate = b.silu(z)?;
         let gated = b.mul(out, gate)?;
         let gated = b.reshape(gated, &[1, values])?;
-        let y = self.linear(b, gated, &tensor("out_proj"), [c.hidden, values], false)?;
+        let y = layers.linear(b, gated, &tensor("out_proj"), c.hidden, false)?;
         b.output(&format!("present_conv_{layer}"), present_conv)?;
         b.output(&format!("present_ssm_{layer}"), state)?;
         Ok(y)
@@ -240,10 +165,10 @@ impl Layers<'_, Config> {
         dt_bias: &str,
     ) -> Result<TensorId> {
         let heads = self.config.value_heads;
-        let rate = self.checkpoint.values(a_log, &[heads])?;
+        let rate = self.layers.checkpoint.values(a_log, &[heads])?;
         let rate = rate.into_iter().map(|a| -a.exp()).collect();
         let rate = b.constant("rate", Elem::F32, &[1, heads], rate)?;
-        let bias = self.checkpoint.values(dt_bias, &[heads])?;
+        let bias = self.layers.checkpoint.values(dt_bias, &[heads])?;
         let bias = b.constant("dt_bias", Elem::F32, &[1, heads], bias)?;
         let a = b.cast(a, Elem::F32)?;
         let a = b.add(a, bias)?;
@@ -256,7 +181,7 @@ impl Layers<'_, Config> {
     /// `conv1d.weight` `[channels, 1, kernel]` as `[kernel, channels]`.
     fn conv_taps(&self, name: &str) -> Result<Vec<f32>> {
         let (channels, kernel) = (self.config.conv_dim(), self.config.kernel);
-        let stored = self.checkpoint.values(name, &[channels, 1, kernel])?;
+        let stored = self.layers.checkpoint.values(name, &[channels, 1, kernel])?;
         let mut taps = vec![0f32; stored.len()];
         for (channel, row) in stored.chunks_exact(kernel).enumerate() {
             for (tap, &value) in row.iter().enumerate() {

@@ -1,0 +1,298 @@
+//! Softmax attention of decoders and encoders, and the inputs that its layers share.
+
+use qhx_core::Result;
+
+use super::layers::Layers;
+use crate::builder::GraphBuilder;
+use crate::graph::{Elem, TensorId};
+
+/// Inputs that attention layers of a graph share, and the sizes that go with them.
+///
+/// A model in which some layers slide over the last positions and others see all of them has two of these in
+/// one graph, each with inputs of its own.
+#[derive(Debug, Clone, Copy)]
+pub struct Attend {
+    /// `[rows, 1, rotary / 2]`
+    pub cos: TensorId,
+    /// `[rows, 1, rotary / 2]`
+    pub sin: TensorId,
+    /// `[1, 1, rows or 1, width]`; `[1, 1, width]` for one row.
+    pub mask: TensorId,
+    /// Tokens that the graph takes at once.
+    pub rows: usize,
+    /// Rows of the layers' caches: positions of the context, or of a window where the host keeps the cache as a
+    /// ring. 0 without caches.
+    pub capacity: usize,
+}
+
+/// Names and sizes of the inputs of an [`Attend`].
+#[derive(Debug, Clone, Copy)]
+pub struct AttendInputs<'a> {
+    /// Names of the cosines, the sines and the mask. That of the mask begins with `cmask`: then
+    /// [`crate::ForgeOptions::check`] knows it for one.
+    pub names: [&'a str; 3],
+    /// Elements of a head that are turned: all, or the first of them. Even.
+    pub rotary: usize,
+    /// Tokens that the graph takes at once.
+    pub rows: usize,
+    /// Rows of the mask: [`AttendInputs::rows`], or 1 where all tokens see the same.
+    pub mask_rows: usize,
+    /// See [`Attend::capacity`].
+    pub capacity: usize,
+}
+
+impl AttendInputs<'_> {
+    /// The names `cos`, `sin` and `cmask`.
+    pub const NAMES: [&'static str; 3] = ["cos", "sin", "cmask"];
+
+    /// Inputs under [`AttendInputs::NAMES`], a row of the mask for each token.
+    pub const fn new(rotary: usize, rows: usize, capacity: usize) -> Self {
+        Self { names: Self::NAMES, rotary, rows, mask_rows: rows, capacity }
+    }
+}
+
+impl Attend {
+    /// Adds inputs for cosines and sines `[rows, rotary / 2]`, and for the mask
+    /// `[mask_rows, capacity + rows]`, which is added to the scores. Its last `rows` columns are the graph's
+    /// own tokens.
+    pub fn inputs(b: &mut GraphBuilder, inputs: &AttendInputs<'_>) -> Result<Self> {
+        let AttendInputs { names: [cos, sin, mask], rows, mask_rows, capacity, .. } = *inputs;
+        let (half, width) = (inputs.rotary / 2, capacity + rows);
+        let cos = b.input(cos, Elem::Activation, &[rows, half])?;
+        let sin = b.input(sin, Elem::Activation, &[rows, half])?;
+        let mask = b.input(mask, Elem::Activation, &[mask_rows, width])?;
+        let cos = b.reshape(cos, &[rows, 1, half])?;
+        let sin = b.reshape(sin, &[rows, 1, half])?;
+        let mask = match rows {
+            1 => b.reshape(mask, &[1, 1, width])?,
+            _ => b.reshape(mask, &[1, 1, mask_rows, width])?,
+        };
+        Ok(Self { cos, sin, mask, rows, capacity })
+    }
+
+    /// Adds the cache of a layer as the inputs `past_k_<layer>` and `past_v_<layer>`, keys and values
+    /// `[groups, capacity, dim]`; none without caches.
+    pub fn past(
+        &self,
+        b: &mut GraphBuilder,
+        layer: usize,
+        heads: Heads,
+    ) -> Result<Option<(TensorId, TensorId)>> {
+        if self.capacity == 0 {
+            return Ok(None);
+        }
+        let cache = [heads.groups, self.capacity, heads.dim];
+        let k = b.input(&format!("past_k_{layer}"), Elem::Activation, &cache)?;
+        let v = b.input(&format!("past_v_{layer}"), Elem::Activation, &cache)?;
+        Ok(Some((k, v)))
+    }
+}
+
+/// Heads of an attention layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heads {
+    /// Heads of queries, a multiple of `groups`.
+    pub query: usize,
+    /// Heads of keys and values.
+    pub groups: usize,
+    /// Elements of a head.
+    pub dim: usize,
+}
+
+impl Heads {
+    /// 1 / √dim, which multiplies the scores (Vaswani et al. 2017, arXiv 1706.03762).
+    pub fn scale(self) -> f32 {
+        1.0 / (self.dim as f32).sqrt()
+    }
+}
+
+/// One attention layer of the usual form, for [`Layers::attention`].
+#[derive(Debug, Clone)]
+pub struct Attention<'a> {
+    /// Where its tensors are: `layers.3.self_attn`.
+    pub name: String,
+    /// Number in the names of its caches.
+    pub layer: usize,
+    /// Its heads.
+    pub heads: Heads,
+    /// Multiplies the scores.
+    pub scale: f32,
+    /// Norms of the heads of queries and keys, where there are any: `q_norm`, `k_norm`.
+    pub norms: Option<[&'a str; 2]>,
+    /// `q_proj`, `k_proj` and `v_proj` have biases.
+    pub qkv_bias: bool,
+    /// The projection back to hidden rows: `o_proj`.
+    pub out: &'a str,
+    /// That projection has a bias.
+    pub out_bias: bool,
+    /// Keys and values of the graph's tokens are outputs, `new_k_<layer>` and `new_v_<layer>`
+    /// `[groups, rows, dim]`: keys after norm and rope.
+    pub cached: bool,
+}
+
+impl<'a> Attention<'a> {
+    /// Scores scaled by 1 / √dim, no norms, no biases, `o_proj`, over a cache.
+    pub fn new(name: impl Into<String>, layer: usize, heads: Heads) -> Self {
+        Self {
+            name: name.into(),
+            layer,
+            heads,
+            scale: heads.scale(),
+            norms: None,
+            qkv_bias: false,
+            out: "o_proj",
+            out_bias: false,
+            cached: true,
+        }
+    }
+}
+
+impl Layers<'_> {
+    /// An attention layer of the usual form, on rows `[rows, hidden]`: `q_proj`, `k_proj` and `v_proj`, norms of
+    /// the heads where there are any, rope, [`mix`], and the projection back.
+    pub fn attention(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        attention: &Attention<'_>,
+        attend: &Attend,
+    ) -> Result<TensorId> {
+        let Attention { layer, heads, scale, norms, qkv_bias: bias, .. } = *attention;
+        let (rows, hidden) = (attend.rows, b.width(x)?);
+        let past = attend.past(b, layer, heads)?;
+        let tensor = |part: &str| format!("{}.{part}", attention.name);
+        let q = self.linear(b, x, &tensor("q_proj"), heads.query * heads.dim, bias)?;
+        let k = self.linear(b, x, &tensor("k_proj"), heads.groups * heads.dim, bias)?;
+        let v = self.linear(b, x, &tensor("v_proj"), heads.groups * heads.dim, bias)?;
+        let q = b.reshape(q, &[rows, heads.query, heads.dim])?;
+        let k = b.reshape(k, &[rows, heads.groups, heads.dim])?;
+        let v = b.reshape(v, &[rows, heads.groups, heads.dim])?;
+        let (q, k) = match norms {
+            // What follows is linear in q: the factor of the scores stands in the norm's weight.
+            Some([of_q, of_k]) => {
+                let q = self.scaled_norm(b, q, &tensor(of_q), scale)?;
+                let k = self.norm(b, k, &tensor(of_k))?;
+                (rope(b, q, attend)?, rope(b, k, attend)?)
+            }
+            None => {
+                let (q, k) = (rope(b, q, attend)?, rope(b, k, attend)?);
+                (b.scale(q, scale)?, k)
+            }
+        };
+        let mixed = mix(b, [q, k, v], past, heads, attend)?;
+        let joined = b.reshape(mixed.out, &[rows, heads.query * heads.dim])?;
+        let out = self.linear(b, joined, &tensor(attention.out), hidden, attention.out_bias)?;
+        if attention.cached {
+            mixed.outputs(b, layer)?;
+        }
+        Ok(out)
+    }
+}
+
+/// What attention gives.
+#[derive(Debug, Clone, Copy)]
+pub struct Mixed {
+    /// `[rows, query, dim]` in the order of its elements: `[groups, query / groups, dim]` for one row.
+    pub out: TensorId,
+    /// The graph's own keys `[groups, rows, dim]`.
+    pub k: TensorId,
+    /// The graph's own values `[groups, rows, dim]`.
+    pub v: TensorId,
+}
+
+impl Mixed {
+    /// Declares keys and values to be the outputs `new_k_<layer>` and `new_v_<layer>`.
+    pub fn outputs(&self, b: &mut GraphBuilder, layer: usize) -> Result<()> {
+        b.output(&format!("new_k_{layer}"), self.k)?;
+        b.output(&format!("new_v_{layer}"), self.v)
+    }
+}
+
+/// Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245): query head `a` uses key
+/// head `a / (query / groups)`, so the query heads of a group are rows of one product.
+///
+/// Scores of the cache and of the graph's own tokens are separate products that are joined
+/// before the softmax, so that the cache is read where it lies and not copied to append rows.
+///
+/// q `[rows, query, dim]` is rotated and scaled, k `[rows, groups, dim]` rotated, v `[rows, groups, dim]`;
+/// `past` are keys and values of the cache, `[groups, capacity, dim]`.
+pub fn mix(
+    b: &mut GraphBuilder,
+    [q, k, v]: [TensorId; 3],
+    past: Option<(TensorId, TensorId)>,
+    heads: Heads,
+    attend: &Attend,
+) -> Result<Mixed> {
+    let (groups, d) = (heads.groups, heads.dim);
+    let (repeat, rows, ctx) = (heads.query / groups, attend.rows, attend.capacity);
+    // Groups first: [groups, repeat · rows, d] against [groups, rows, d].
+    let (q, k, v) = if rows == 1 {
+        (
+            b.reshape(q, &[groups, repeat, d])?,
+            b.reshape(k, &[groups, 1, d])?,
+            b.reshape(v, &[groups, 1, d])?,
+        )
+    } else {
+        let q = b.reshape(q, &[rows, groups, repeat, d])?;
+        let q = b.transpose(q, &[1, 2, 0, 3])?;
+        (
+            b.reshape(q, &[groups, repeat * rows, d])?,
+            b.transpose(k, &[1, 0, 2])?,
+            b.transpose(v, &[1, 0, 2])?,
+        )
+    };
+    let own = b.matmul(q, k, true)?;
+    let scores = match past {
+        Some((past_k, _)) => {
+            let old = b.matmul(q, past_k, true)?;
+            b.concat(&[old, own], 2)?
+        }
+        None => own,
+    };
+    let weights = if rows == 1 {
+        let scores = b.add(scores, attend.mask)?;
+        b.softmax(scores)?
+    } else {
+        let scores = b.reshape(scores, &[groups, repeat, rows, ctx + rows])?;
+        let scores = b.add(scores, attend.mask)?;
+        let weights = b.softmax(scores)?;
+        b.reshape(weights, &[groups, repeat * rows, ctx + rows])?
+    };
+    let own = b.slice(weights, 2, ctx, ctx + rows)?;
+    // With one row the product is one of a column and a row.
+    let own = if rows == 1 { b.mul(own, v)? } else { b.matmul(own, v, false)? };
+    let mixed = match past {
+        Some((_, past_v)) => {
+            let old = b.slice(weights, 2, 0, ctx)?;
+            let old = b.matmul(old, past_v, false)?;
+            b.add(old, own)?
+        }
+        None => own,
+    };
+    let out = if rows == 1 {
+        mixed
+    } else {
+        let mixed = b.reshape(mixed, &[groups, repeat, rows, d])?;
+        let mixed = b.transpose(mixed, &[2, 0, 1, 3])?;
+        b.reshape(mixed, &[rows, heads.query, d])?
+    };
+    Ok(Mixed { out, k, v })
+}
+
+/// Rotary embedding of heads `[rows, heads, dim]` in the half-split form (RoFormer, arXiv 2104.09864): each row
+/// has the tables of its own position. The first `rotary` elements of a head are turned, the rest pass.
+pub fn rope(b: &mut GraphBuilder, x: TensorId, attend: &Attend) -> Result<TensorId> {
+    let (cos, sin) = (attend.cos, attend.sin);
+    let (half, width) = (b.width(cos)?, b.width(x)?);
+    let first = b.slice(x, 2, 0, half)?;
+    let second = b.slice(x, 2, half, 2 * half)?;
+    let first_cos = b.mul(first, cos)?;
+    let second_sin = b.mul(second, sin)?;
+    let second_cos = b.mul(second, cos)?;
+    let first_sin = b.mul(first, sin)?;
+    let mut parts = vec![b.sub(first_cos, second_sin)?, b.add(second_cos, first_sin)?];
+    if width > 2 * half {
+        parts.push(b.slice(x, 2, 2 * half, width)?);
+    }
+    b.concat(&parts, 2)
+}

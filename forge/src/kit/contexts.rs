@@ -1,0 +1,164 @@
+//! From graphs to the contexts of a bundle and the plan that runs them.
+
+use std::ops::Range;
+
+use qhx_core::{Error, ErrorKind, Result};
+use serde_json::{Map, Value, json};
+
+use super::attention::Heads;
+use crate::graph::Graph;
+use crate::recipe::{ContextPlan, Precision, RecipeOptions};
+
+/// Errors when there are more shards than layers, or when the context is longer than the model's.
+pub fn check_shape(
+    options: &RecipeOptions,
+    layers: usize,
+    max_positions: Option<usize>,
+) -> Result<()> {
+    if options.shards == 0 || options.shards > layers {
+        return Err(Error::new(
+            ErrorKind::Usage,
+            format!("{} shards, expected 1 to {layers}, the number of layers", options.shards),
+        ));
+    }
+    if options.max_ctx == 0 || max_positions.is_some_and(|max| options.max_ctx > max) {
+        return Err(Error::new(
+            ErrorKind::Usage,
+            format!(
+                "a context of {} tokens, expected 1 to {}, the model's max_position_embeddings",
+                options.max_ctx,
+                max_positions.unwrap_or(usize::MAX)
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Names of the shards of `name`, and their layers: `name` alone, or `name_p0`, `name_p1`, ….
+pub fn shards(name: &str, layers: usize, shards: usize) -> Vec<(String, Range<usize>)> {
+    (0..shards)
+        .map(|shard| {
+            let range = shard * layers / shards..(shard + 1) * layers / shards;
+            let name = if shards == 1 { name.to_owned() } else { format!("{name}_p{shard}") };
+            (name, range)
+        })
+        .collect()
+}
+
+/// The numbers of tokens that graphs for prompts take at once, ascending: those of the options, each from 2 to
+/// the context, or else `default`, as far as it fits.
+pub fn prompt_rows(options: &RecipeOptions, default: usize) -> Result<Vec<usize>> {
+    let Some(asked) = &options.prefill else {
+        let rows = default.min(options.max_ctx);
+        return Ok(if rows > 1 { vec![rows] } else { Vec::new() });
+    };
+    let mut rows = asked.clone();
+    rows.sort_unstable();
+    rows.dedup();
+    if let Some(bad) = rows.iter().find(|p| **p < 2 || **p > options.max_ctx) {
+        return Err(Error::new(
+            ErrorKind::Usage,
+            format!(
+                "a prompt graph of {bad} tokens, expected 2 to {}, the context",
+                options.max_ctx
+            ),
+        ));
+    }
+    Ok(rows)
+}
+
+/// Contexts of a decoder, and `plan.params`.
+#[derive(Debug, Clone)]
+pub struct Decoder {
+    /// The contexts, in the order in which a step runs them.
+    pub contexts: Vec<ContextPlan>,
+    /// The graphs' names under `decode`, `prefill` (where there are such graphs) and `lmhead`.
+    pub plan_params: Map<String, Value>,
+}
+
+/// The contexts of a decoder of `layers` layers: graphs `decode` for one token, graphs `prefill<P>` for each P of
+/// `prompts`, spread over shards as the options say, and the graph of the head.
+///
+/// `make` makes the graph of the given name that takes some rows of tokens through some layers. With
+/// [`RecipeOptions::share_weights`] the graphs of the same layers stand in one context.
+pub fn decoder(
+    options: &RecipeOptions,
+    layers: usize,
+    prompts: &[usize],
+    make: impl Fn(&str, Range<usize>, usize) -> Result<Graph>,
+    head: Graph,
+) -> Result<Decoder> {
+    let precision = options.precision;
+    let mut contexts: Vec<ContextPlan> = Vec::new();
+    let mut decode = Vec::new();
+    for (name, range) in shards("decode", layers, options.shards) {
+        contexts.push(ContextPlan::new(name.clone(), precision, vec![make(&name, range, 1)?]));
+        decode.push(name);
+    }
+    let mut prefill = Vec::new();
+    for &rows in prompts {
+        let parts = shards(&format!("prefill{rows}"), layers, options.shards);
+        for (index, (name, range)) in parts.into_iter().enumerate() {
+            let graph = make(&name, range, rows)?;
+            prefill.push(name.clone());
+            match contexts.get_mut(index).filter(|_| options.share_weights) {
+                // Weights are shared by the graphs of one context.
+                Some(context) => context.graphs.push(graph),
+                None => contexts.push(ContextPlan::new(name, precision, vec![graph])),
+            }
+        }
+    }
+    let mut plan_params = Map::new();
+    plan_params.insert("decode".to_owned(), one_or_many(decode));
+    if !prefill.is_empty() {
+        plan_params.insert("prefill".to_owned(), one_or_many(prefill));
+    }
+    plan_params.insert("lmhead".to_owned(), json!(head.name()));
+    contexts.push(ContextPlan::new(head.name().to_owned(), Precision::Fp16, vec![head]));
+    Ok(Decoder { contexts, plan_params })
+}
+
+/// What `params` of the manifest says of every decoder.
+#[derive(Debug, Clone, Copy)]
+pub struct DecoderParams {
+    /// Width of the hidden rows.
+    pub hidden: usize,
+    /// Tokens of the vocabulary.
+    pub vocab: usize,
+    /// Number of layers.
+    pub layers: usize,
+    /// Heads of attention.
+    pub heads: Heads,
+    /// Base of the rotary embedding.
+    pub rope_theta: f64,
+}
+
+impl DecoderParams {
+    /// The keys, for a bundle with a context of `max_ctx` tokens. A family adds its own.
+    pub fn map(&self, max_ctx: usize) -> Map<String, Value> {
+        object(json!({
+            "hidden": self.hidden,
+            "vocab": self.vocab,
+            "n_layers": self.layers,
+            "max_ctx": max_ctx,
+            "n_heads": self.heads.query,
+            "n_kv_heads": self.heads.groups,
+            "head_dim": self.heads.dim,
+            "kv_dim": self.heads.groups * self.heads.dim,
+            "rope_theta": self.rope_theta,
+        }))
+    }
+}
+
+/// The members of a JSON object, as `json!` writes one; none of any other value.
+pub fn object(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(map) => map,
+        _ => Map::new(),
+    }
+}
+
+/// One name as a string, several as a list: how `plan.params` names graphs.
+pub fn one_or_many(names: Vec<String>) -> Value {
+    if let [name] = names.as_slice() { json!(name) } else { json!(names) }
+}

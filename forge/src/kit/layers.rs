@@ -1,0 +1,173 @@
+//! Parts of layers, from the tensors of a checkpoint.
+
+use qhx_core::Result;
+
+use crate::builder::GraphBuilder;
+use crate::checkpoint::Checkpoint;
+use crate::graph::{Elem, Graph, TensorId};
+use crate::recipe::Precision;
+use crate::weight::{Storage, Weight};
+
+/// Builds parts of layers from the tensors of a checkpoint. Names of tensors are given without the decoder's
+/// prefix and, as far as nothing else is said, without `.weight`: `layers.3.mlp.up_proj`. The last part of such a
+/// name is the weight's name in the graph, after the builder's scope.
+#[derive(Debug, Clone, Copy)]
+pub struct Layers<'a> {
+    /// Holds the tensors.
+    pub checkpoint: &'a Checkpoint,
+    /// Of the weights that may be quantised.
+    pub precision: Precision,
+    /// Epsilon of the norms.
+    pub eps: f32,
+    /// Added to the weights of the norms: 0, or 1 where a checkpoint stores the difference from one, as Gemma's
+    /// do.
+    pub norm_offset: f32,
+}
+
+impl<'a> Layers<'a> {
+    /// Layers whose norms have the weights that the checkpoint stores.
+    pub const fn new(checkpoint: &'a Checkpoint, precision: Precision, eps: f32) -> Self {
+        Self { checkpoint, precision, eps, norm_offset: 0.0 }
+    }
+
+    /// `x·Wᵀ (+ b)` for x `[rows, in]`, with the tensors `<name>.weight` `[outputs, in]` and, if `bias`,
+    /// `<name>.bias`. Gives `[rows, outputs]`.
+    pub fn linear(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        name: &str,
+        outputs: usize,
+        bias: bool,
+    ) -> Result<TensorId> {
+        let storage = self.precision.storage(outputs, b.width(x)?);
+        self.project(b, x, name, outputs, storage, bias)
+    }
+
+    /// As [`Layers::linear`], with a weight that is never quantised: for few outputs on which much depends.
+    pub fn exact_linear(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        name: &str,
+        outputs: usize,
+        bias: bool,
+    ) -> Result<TensorId> {
+        self.project(b, x, name, outputs, Storage::Float, bias)
+    }
+
+    fn project(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        name: &str,
+        outputs: usize,
+        storage: Storage,
+        bias: bool,
+    ) -> Result<TensorId> {
+        let source = self.checkpoint.matrix(&format!("{name}.weight"), [outputs, b.width(x)?])?;
+        let bias = bias
+            .then(|| self.checkpoint.values(&format!("{name}.bias"), &[outputs]))
+            .transpose()?;
+        b.linear(last_part(name), x, Weight::new(source, storage), bias)
+    }
+
+    /// RMSNorm (Zhang and Sennrich 2019, arXiv 1910.07467) along the last axis of x, hidden rows or heads, with
+    /// the tensor `<name>.weight` of that axis.
+    pub fn norm(&self, b: &mut GraphBuilder, x: TensorId, name: &str) -> Result<TensorId> {
+        self.scaled_norm(b, x, name, 1.0)
+    }
+
+    /// As [`Layers::norm`], the result times `scale`.
+    pub fn scaled_norm(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        name: &str,
+        scale: f32,
+    ) -> Result<TensorId> {
+        let mut weight = self.checkpoint.values(&format!("{name}.weight"), &[b.width(x)?])?;
+        weight.iter_mut().for_each(|w| *w = (*w + self.norm_offset) * scale);
+        let weight = b.row(last_part(name), weight)?;
+        b.rms_norm(x, self.eps, weight)
+    }
+
+    /// LayerNorm (Ba et al. 2016, arXiv 1607.06450) along the last axis of x, with the tensors `<name>.weight` and
+    /// `<name>.bias` of that axis.
+    pub fn layer_norm(&self, b: &mut GraphBuilder, x: TensorId, name: &str) -> Result<TensorId> {
+        let (width, short) = ([b.width(x)?], last_part(name));
+        let weight = self.checkpoint.values(&format!("{name}.weight"), &width)?;
+        let bias = self.checkpoint.values(&format!("{name}.bias"), &width)?;
+        let weight = b.row(&format!("{short}_weight"), weight)?;
+        let bias = b.row(&format!("{short}_bias"), bias)?;
+        b.layer_norm(x, self.eps, weight, bias)
+    }
+
+    /// A gated MLP (Shazeer 2020, arXiv 2002.05202) on rows `[rows, hidden]`: `down(act(gate(x)) · up(x))`.
+    /// `act` is a method of the builder, such as [`GraphBuilder::silu`].
+    pub fn mlp(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        mlp: &Mlp<'_>,
+        act: impl Fn(&mut GraphBuilder, TensorId) -> Result<TensorId>,
+    ) -> Result<TensorId> {
+        let hidden = b.width(x)?;
+        let [gate, up, down] = mlp.parts.map(|part| format!("{}.{part}", mlp.name));
+        let gate = self.linear(b, x, &gate, mlp.width, mlp.bias)?;
+        let up = self.linear(b, x, &up, mlp.width, mlp.bias)?;
+        let gate = act(b, gate)?;
+        let product = b.mul(gate, up)?;
+        self.linear(b, product, &down, hidden, mlp.bias)
+    }
+
+    /// Logits `[rows, vocab]` of normalised rows: with `lm_head`, or with the embedding table if `tied`. The
+    /// weight is never quantised.
+    pub fn head(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        vocab: usize,
+        tied: bool,
+        bias: bool,
+    ) -> Result<TensorId> {
+        let name = if tied { "embed_tokens" } else { "lm_head" };
+        let weight = self.checkpoint.matrix(&format!("{name}.weight"), [vocab, b.width(x)?])?;
+        let bias = bias.then(|| self.checkpoint.values("lm_head.bias", &[vocab])).transpose()?;
+        b.linear("head", x, Weight::new(weight, Storage::Float), bias)
+    }
+
+    /// The graph `lmhead`: a normalised row `x` `[1, hidden]` to `logits` `[1, vocab]`, see [`Layers::head`].
+    pub fn lmhead(&self, hidden: usize, vocab: usize, tied: bool) -> Result<Graph> {
+        let mut b = GraphBuilder::new("lmhead");
+        let x = b.input("x", Elem::Activation, &[1, hidden])?;
+        let logits = self.head(&mut b, x, vocab, tied, false)?;
+        b.output("logits", logits)?;
+        b.finish()
+    }
+}
+
+/// A gated MLP, for [`Layers::mlp`].
+#[derive(Debug, Clone)]
+pub struct Mlp<'a> {
+    /// Where its tensors are: `layers.3.mlp`.
+    pub name: String,
+    /// The projections for the gate, up and down.
+    pub parts: [&'a str; 3],
+    /// Elements between them.
+    pub width: usize,
+    /// The projections have biases.
+    pub bias: bool,
+}
+
+impl Mlp<'_> {
+    /// `gate_proj`, `up_proj` and `down_proj` without biases.
+    pub fn new(name: impl Into<String>, width: usize) -> Self {
+        Self { name: name.into(), parts: ["gate_proj", "up_proj", "down_proj"], width, bias: false }
+    }
+}
+
+/// `up_proj` of `layers.3.mlp.up_proj`.
+fn last_part(name: &str) -> &str {
+    name.rsplit('.').next().unwrap_or(name)
+}

@@ -1,0 +1,23 @@
+//! What recipes are built from: ours, and those of any other program.
+//!
+//! | part | for |
+//! |---|---|
+//! | [`Reader`] | checked values of `config.json` |
+//! | [`Layers`] | projections, norms, MLPs and heads from the tensors of a checkpoint |
+//! | [`Attention`], [`Attend`], [`mix`], [`rope`] | softmax attention over a cache or within a text |
+//! | [`decoder`], [`shards`], [`prompt_rows`], [`check_shape`] | graphs to contexts, and the plan that runs them |
+//! | [`DecoderParams`], [`object`], [`one_or_many`] | keys of the manifest |
+//!
+//! The ops beneath are methods of [`crate::builder::GraphBuilder`].
+
+mod attention;
+mod contexts;
+mod layers;
+mod reader;
+
+pub use attention::{Attend, AttendInputs, Attention, Heads, Mixed, mix, rope};
+pub use contexts::{
+    Decoder, DecoderParams, check_shape, decoder, object, one_or_many, prompt_rows, shards,
+};
+pub use layers::{Layers, Mlp};
+pub use reader::Reader;

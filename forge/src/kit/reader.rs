@@ -1,0 +1,217 @@
+//! Reads checked values from the configuration of a checkpoint.
+
+use qhx_core::{Error, ErrorKind, Result};
+use serde_json::Value;
+
+use super::attention::Heads;
+use crate::checkpoint::Checkpoint;
+
+/// Larger than any size of a model, small enough that products of a few do not overflow.
+const MAX_SIZE: u64 = 1 << 24;
+/// More layers than any model has.
+const MAX_LAYERS: usize = 4096;
+
+/// The decoder's part of `config.json`. A key may be a path, `rope_parameters.rope_theta`; a value of null counts
+/// as absent. Errors name the file, the key, what was found and what was expected.
+#[derive(Debug, Clone, Copy)]
+pub struct Reader<'a> {
+    checkpoint: &'a Checkpoint,
+    value: &'a Value,
+}
+
+impl<'a> Reader<'a> {
+    /// Of [`Checkpoint::text_config`].
+    pub fn new(checkpoint: &'a Checkpoint) -> Self {
+        Self { checkpoint, value: checkpoint.text_config() }
+    }
+
+    /// The value of a key; none when it is absent or null.
+    pub fn get(&self, key: &str) -> Option<&'a Value> {
+        self.find(key).filter(|v| !v.is_null())
+    }
+
+    /// True when the key is there, its value null or not.
+    pub fn says(&self, key: &str) -> bool {
+        self.find(key).is_some()
+    }
+
+    fn find(&self, key: &str) -> Option<&'a Value> {
+        key.split('.').try_fold(self.value, |value, part| value.get(part))
+    }
+
+    /// The first of several keys that is there, with its value: spellings of one thing, the preferred first.
+    pub fn first<'k>(&self, keys: &[&'k str]) -> Option<(&'k str, &'a Value)> {
+        keys.iter().find_map(|key| Some((*key, self.get(key)?)))
+    }
+
+    /// A size that must be there.
+    pub fn size(&self, key: &str) -> Result<usize> {
+        self.maybe_size(key)?
+            .ok_or_else(|| self.fault(format!("{key} is missing, expected a size")))
+    }
+
+    /// A size; none when it is absent or null.
+    pub fn maybe_size(&self, key: &str) -> Result<Option<usize>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let size = value.as_u64().filter(|n| (1..=MAX_SIZE).contains(n)).map(|n| n as usize);
+        match size {
+            Some(size) => Ok(Some(size)),
+            None => Err(self.bad(key, value, &format!("a number from 1 to {MAX_SIZE}"))),
+        }
+    }
+
+    /// A size, or that of the configuration class.
+    pub fn size_or(&self, key: &str, default: usize) -> Result<usize> {
+        Ok(self.maybe_size(key)?.unwrap_or(default))
+    }
+
+    /// A size of at most `most`.
+    pub fn bounded(&self, key: &str, most: usize) -> Result<usize> {
+        let size = self.size(key)?;
+        if size > most {
+            return Err(self.fault(format!("{key} is {size}, expected at most {most}")));
+        }
+        Ok(size)
+    }
+
+    /// `num_hidden_layers`.
+    pub fn layers(&self) -> Result<usize> {
+        self.bounded("num_hidden_layers", MAX_LAYERS)
+    }
+
+    /// The kind of each layer, by its name under `key`; none when the key is absent or null.
+    pub fn kinds<T: Copy>(
+        &self,
+        key: &str,
+        layers: usize,
+        names: &[(&str, T)],
+    ) -> Result<Option<Vec<T>>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let list = value.as_array().map_or(&[][..], Vec::as_slice);
+        if list.len() != layers {
+            return Err(self.fault(format!(
+                "{key} has {} entries, expected {layers} (num_hidden_layers)",
+                list.len()
+            )));
+        }
+        let kind = |found: &Value| {
+            let named = names.iter().find(|(name, _)| found == name).map(|(_, kind)| *kind);
+            named.ok_or_else(|| {
+                let names: Vec<_> = names.iter().map(|(name, _)| format!("{name:?}")).collect();
+                self.bad(key, found, &names.join(" or "))
+            })
+        };
+        list.iter().map(kind).collect::<Result<_>>().map(Some)
+    }
+
+    /// A switch that is off when absent.
+    pub fn flag(&self, key: &str) -> Result<bool> {
+        self.flag_or(key, false)
+    }
+
+    /// A switch, or how the configuration class has it.
+    pub fn flag_or(&self, key: &str, default: bool) -> Result<bool> {
+        match self.get(key) {
+            None => Ok(default),
+            Some(value) => value.as_bool().ok_or_else(|| self.bad(key, value, "true or false")),
+        }
+    }
+
+    /// A finite positive number under the first of the keys that is there.
+    pub fn positive(&self, keys: &[&str]) -> Result<Option<f64>> {
+        let Some((key, value)) = self.first(keys) else { return Ok(None) };
+        match value.as_f64().filter(|v| v.is_finite() && *v > 0.0) {
+            Some(number) => Ok(Some(number)),
+            None => Err(self.bad(key, value, "a positive number")),
+        }
+    }
+
+    /// The epsilon of norms, above 0 and below 1, under the first of the keys that is there, or that of the
+    /// configuration class.
+    pub fn epsilon(&self, keys: &[&str], default: f32) -> Result<f32> {
+        let Some((key, value)) = self.first(keys) else { return Ok(default) };
+        match value.as_f64().filter(|e| *e > 0.0 && *e < 1.0) {
+            Some(eps) => Ok(eps as f32),
+            None => Err(self.bad(key, value, "a number between 0 and 1")),
+        }
+    }
+
+    /// Errors when a key is there and says anything but `expected`.
+    pub fn only(&self, key: &str, expected: &Value) -> Result<()> {
+        match self.get(key) {
+            Some(found) if found != expected => Err(self.bad(key, found, &expected.to_string())),
+            _ => Ok(()),
+        }
+    }
+
+    /// `num_attention_heads`, `num_key_value_heads` and `head_dim`, checked. `groups` and `dim` are what the
+    /// configuration class has where the last two are absent; without them, one group for each head, and heads
+    /// that together are `hidden` wide. A `num_key_value_heads` of null means one group for each head.
+    pub fn heads(&self, hidden: usize, groups: Option<usize>, dim: Option<usize>) -> Result<Heads> {
+        let query = self.size("num_attention_heads")?;
+        let default = groups.filter(|_| !self.says("num_key_value_heads")).unwrap_or(query);
+        let groups = self.size_or("num_key_value_heads", default)?;
+        if !query.is_multiple_of(groups) {
+            return Err(self.fault(format!(
+                "num_attention_heads and num_key_value_heads are {query} and {groups}, expected \
+                 a multiple and its divisor"
+            )));
+        }
+        let dim = self.size_or("head_dim", dim.unwrap_or(hidden / query))?;
+        if dim < 2 || !dim.is_multiple_of(2) {
+            return Err(self.fault(format!("head_dim is {dim}, expected an even number")));
+        }
+        Ok(Heads { query, groups, dim })
+    }
+
+    /// Base of the rotary embedding, or that of the configuration class. Frequencies that are scaled are refused
+    /// by name.
+    pub fn rope_theta(&self, default: f64) -> Result<f64> {
+        // The old spelling, where it says something, replaces the new one.
+        let place = self.rope_key();
+        let spellings = ["rope_type", "type"].map(|key| format!("{place}.{key}"));
+        let kind = self.first(&[&spellings[0], &spellings[1]]);
+        if let Some((key, kind)) = kind.filter(|(_, kind)| **kind != "default") {
+            return Err(self.bad(key, kind, "\"default\""));
+        }
+        let theta = self.positive(&[&format!("{place}.rope_theta"), "rope_theta"])?;
+        Ok(theta.unwrap_or(default))
+    }
+
+    /// Where the parameters of the rotary embedding are: `rope_scaling` where that says something, as in older
+    /// checkpoints, else `rope_parameters`.
+    pub fn rope_key(&self) -> &'static str {
+        if self.get("rope_scaling").is_some() { "rope_scaling" } else { "rope_parameters" }
+    }
+
+    /// `tie_word_embeddings`, where in nested configurations the top level governs the head; or how the
+    /// configuration class has it.
+    pub fn tied(&self, default: bool) -> bool {
+        let values = [self.checkpoint.config(), self.value];
+        let said = values.into_iter().find_map(|v| v.get("tie_word_embeddings"));
+        said.and_then(Value::as_bool).unwrap_or(default)
+    }
+
+    /// Errors when the checkpoint holds the tensor `name` although `key` does not foresee it: it would be left
+    /// out, and the result wrong.
+    pub fn unforeseen(&self, name: &str, key: &str) -> Result<()> {
+        if !self.checkpoint.has(name) {
+            return Ok(());
+        }
+        Err(self.fault(format!(
+            "the checkpoint holds {name}, which this configuration does not use; expected {key}: true, or a \
+             checkpoint without it"
+        )))
+    }
+
+    /// An error that says what a key is and what was expected of it.
+    pub fn bad(&self, key: &str, found: &Value, expected: &str) -> Error {
+        self.fault(format!("{key} is {found}, expected {expected}"))
+    }
+
+    /// An error of the configuration file.
+    pub fn fault(&self, what: String) -> Error {
+        let path = self.checkpoint.config_path();
+        Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display()))
+    }
+}

@@ -1,0 +1,203 @@
+//! What a recipe is told, and what it makes of a checkpoint: graphs, tables and the plan that runs them.
+
+use std::fmt;
+use std::io::Write;
+use std::sync::Arc;
+
+use qhx_core::{Error, ErrorKind, Result};
+use serde_json::{Map, Value};
+
+use crate::graph::Graph;
+use crate::progress::Progress;
+use crate::weight::{RowSource, Storage};
+
+/// Contexts that a device holds at once.
+pub const MAX_CONTEXTS: usize = 8;
+
+/// Precision of the weights. Activations are f16 on the NPU either way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Precision {
+    /// f16 weights.
+    #[default]
+    Fp16,
+    /// int8 weights with one scale per output channel in the decoder; the head stays f16.
+    W8A16,
+}
+
+impl Precision {
+    /// The name in options and manifests.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fp16 => "fp16",
+            Self::W8A16 => "w8a16",
+        }
+    }
+
+    /// Ends the name of a context binary.
+    pub const fn suffix(self) -> &'static str {
+        match self {
+            Self::Fp16 => "f16",
+            Self::W8A16 => "w8",
+        }
+    }
+
+    /// How a decoder weight of `rows` outputs and `cols` inputs is stored.
+    ///
+    /// The NPU library gives wrong numbers, and no error, for int8 weights whose inputs are not a
+    /// multiple of 4 (unless the outputs are few); those stay f16.
+    pub const fn storage(self, rows: usize, cols: usize) -> Storage {
+        match self {
+            Self::W8A16 if rows > 0 && cols.is_multiple_of(4) => Storage::Int8,
+            _ => Storage::Float,
+        }
+    }
+}
+
+impl std::str::FromStr for Precision {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        [Self::Fp16, Self::W8A16].into_iter().find(|p| p.name() == name).ok_or_else(|| {
+            Error::new(ErrorKind::Usage, format!("precision {name:?}, expected fp16 or w8a16"))
+        })
+    }
+}
+
+/// What a bundle is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Task {
+    /// Produce text.
+    #[default]
+    Generate,
+    /// Produce one vector per text.
+    Embed,
+}
+
+impl Task {
+    /// The name in options.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Generate => "generate",
+            Self::Embed => "embed",
+        }
+    }
+}
+
+impl std::str::FromStr for Task {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        [Self::Generate, Self::Embed].into_iter().find(|t| t.name() == name).ok_or_else(|| {
+            Error::new(ErrorKind::Usage, format!("task {name:?}, expected generate or embed"))
+        })
+    }
+}
+
+/// What the graphs of experts take as weights, for models whose experts stay on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum ExpertInputs {
+    /// The table's own int8 values, and scales; nothing is converted on the host.
+    #[default]
+    Int8,
+    /// f16 values, which the host makes of the table for each token.
+    F16,
+}
+
+impl ExpertInputs {
+    /// The name in options.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Int8 => "int8",
+            Self::F16 => "f16",
+        }
+    }
+}
+
+/// What a recipe is told.
+#[derive(Debug, Clone, Default)]
+pub struct RecipeOptions {
+    /// Precision of the decoder's weights.
+    pub precision: Precision,
+    /// Number of contexts that the decoder's layers are spread over.
+    pub shards: usize,
+    /// Positions of the KV cache, or of the text that an encoder takes.
+    pub max_ctx: usize,
+    /// What the bundle is to do.
+    pub task: Task,
+    /// Tokens that the graphs for prompts take at once; the family's own choice if none, and no such
+    /// graph for an empty list.
+    pub prefill: Option<Vec<usize>>,
+    /// Graphs over the same weights stand in one context, whose compiler keeps each weight once.
+    pub share_weights: bool,
+    /// What graphs of experts take as weights.
+    pub expert_inputs: ExpertInputs,
+}
+
+/// Graphs that share one context.
+#[derive(Debug, Clone)]
+pub struct ContextPlan {
+    /// Key in the manifest, and part of the file's name.
+    pub key: String,
+    /// Precision of its weights.
+    pub precision: Precision,
+    /// The graphs.
+    pub graphs: Vec<Graph>,
+    /// Name of a set of contexts without which the bundle works, too; all of the set are there or none.
+    pub optional: Option<String>,
+}
+
+impl ContextPlan {
+    /// A context that the bundle needs.
+    pub const fn new(key: String, precision: Precision, graphs: Vec<Graph>) -> Self {
+        Self { key, precision, graphs, optional: None }
+    }
+}
+
+/// Further files of a bundle, written in one pass over the checkpoint.
+#[derive(Debug, Clone)]
+pub struct Tables {
+    /// Key in the manifest's `artifacts`, an object of field → path.
+    pub key: String,
+    /// The files, in the order in which the source is given them.
+    pub files: Vec<TableFile>,
+    /// What writes them.
+    pub source: Arc<dyn TableSource>,
+}
+
+/// One of the files of [`Tables`].
+#[derive(Debug, Clone)]
+pub struct TableFile {
+    /// Field of the object in the manifest.
+    pub field: String,
+    /// End of the file's name, after the model's name and `_`.
+    pub name: String,
+}
+
+/// Writes [`Tables`].
+pub trait TableSource: Send + Sync + fmt::Debug {
+    /// Bytes of all files, for progress.
+    fn bytes(&self) -> u64;
+
+    /// Writes all files from their beginnings. Reads the checkpoint matrix by matrix, tells how many bytes
+    /// are written, and stops with `Cancelled` when `progress` says so.
+    fn write(&self, files: &mut [&mut dyn Write], progress: &mut dyn Progress) -> Result<()>;
+}
+
+/// What a recipe makes of a checkpoint.
+#[derive(Debug, Clone)]
+pub struct Recipe {
+    /// `model.family`.
+    pub family: String,
+    /// `plan.steps[0].host`: the host-op that runs the graphs.
+    pub host_op: String,
+    /// The contexts, in the order in which a step runs them.
+    pub contexts: Vec<ContextPlan>,
+    /// The embedding table `[vocab, hidden]`.
+    pub embed: Arc<dyn RowSource>,
+    /// `params` of the manifest, without token ids.
+    pub params: Map<String, Value>,
+    /// `plan.params`.
+    pub plan_params: Map<String, Value>,
+    /// Files beside graphs and embedding table.
+    pub tables: Vec<Tables>,
+}
