@@ -145,6 +145,7 @@ pub fn open(
         workspace,
         threads: Arc::new(threads),
         progress: None,
+        dump: None,
     };
     plugins.open("phimoe_generate", services)
 }

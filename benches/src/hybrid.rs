@@ -57,6 +57,7 @@ pub fn open(folder: &Path, plugins: &Plugins, shapes: &Hybrid) -> Result<Box<dyn
         workspace,
         threads: Arc::new(rayon::ThreadPoolBuilder::new().num_threads(1).build().map_err(pool)?),
         progress: None,
+        dump: None,
     };
     plugins.open("qwen3_5_generate", services)
 }

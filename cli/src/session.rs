@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use qhx_core::dump::Dump;
 use qhx_core::engine::{Event, FinishReason, Generation, Model, ModelOptions, Request, Timings};
 use qhx_core::op::{OpSource, SpanStats};
 use qhx_core::{Manifest, Result};
@@ -23,15 +24,17 @@ pub(crate) fn open(
     root: Option<&Path>,
     backend: &BackendArgs,
 ) -> Result<Model> {
-    open_checked(app, path, root, backend, |_| Ok(()))
+    open_checked(app, path, root, backend, None, |_| Ok(()))
 }
 
-/// As [`open`]; `check` sees the manifest before anything else of the bundle is loaded.
+/// As [`open`]; `check` sees the manifest before anything else of the bundle is loaded, and arrays of
+/// the model go to `dump`.
 pub(crate) fn open_checked(
     app: &App,
     path: &Path,
     root: Option<&Path>,
     backend: &BackendArgs,
+    dump: Option<Arc<Dump>>,
     check: impl FnOnce(&Manifest) -> Result<()>,
 ) -> Result<Model> {
     let manifest = Manifest::load_with_root(path, root)?;
@@ -48,6 +51,7 @@ pub(crate) fn open_checked(
         threads: app.global.threads(),
         cancel: app.interrupts.token().clone(),
         progress: std::io::stderr().is_terminal().then(progress::prompt),
+        dump,
     })?;
     tracing::info!(op = %model.op().description.name, from = %origin(&model), "bundle open");
     Ok(model)

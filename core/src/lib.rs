@@ -10,6 +10,7 @@ mod buffer;
 mod cancel;
 pub mod child;
 pub mod compare;
+pub mod dump;
 pub mod engine;
 mod error;
 pub mod escape;

@@ -8,9 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use half::f16;
+use half::slice::HalfFloatSliceExt as _;
 use serde::{Deserialize, Serialize};
 
 use crate::artifacts::Artifacts;
+use crate::dump::Dump;
 use crate::manifest::Manifest;
 use crate::workspace::GraphStats;
 use crate::{Result, Workspace};
@@ -139,6 +141,14 @@ impl Logits<'_> {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+
+    /// A copy in single precision.
+    pub fn to_f32(&self) -> Vec<f32> {
+        match self {
+            Self::F16(values) => values.to_f32_vec(),
+            Self::F32(values) => values.to_vec(),
+        }
+    }
 }
 
 /// Time that an op spent in one of its own named parts.
@@ -220,6 +230,8 @@ pub struct OpServices {
     pub threads: Arc<rayon::ThreadPool>,
     /// Told how far a long prompt is.
     pub progress: Option<ProgressFn>,
+    /// Where arrays go that the op makes.
+    pub dump: Option<Arc<Dump>>,
 }
 
 impl std::fmt::Debug for OpServices {

@@ -3,29 +3,47 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use qhx_core::dump::Dump;
 use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::manifest::Manifest;
 use qhx_core::null::NullBackend;
 use qhx_core::op::ProgressFn;
-use qhx_core::{CancelToken, DType, GraphInfo, Result, TensorInfo};
+use qhx_core::{CancelToken, DType, Error, GraphInfo, Result, TensorInfo};
 use qhx_plugins::Plugins;
 use serde_json::json;
 
 /// Number of logits of the graph.
 pub const VOCAB: usize = 16;
 
-/// Opens `op` over a graph `step` with one output `logits`.
-pub fn open(op: &str, plugins: &Plugins, cancel: &CancelToken) -> Result<Model> {
-    open_with(op, plugins, cancel, None)
+/// What a model has besides its op.
+#[derive(Default)]
+pub struct Setup {
+    /// Stops it.
+    pub cancel: CancelToken,
+    /// Told how far a prompt is.
+    pub progress: Option<ProgressFn>,
+    /// Where arrays go.
+    pub dump: Option<Arc<Dump>>,
+    /// What executing the graph fails with.
+    pub failure: Option<Error>,
 }
 
-/// As [`open`], with a function that is told how far a prompt is.
-pub fn open_with(
-    op: &str,
-    plugins: &Plugins,
-    cancel: &CancelToken,
-    progress: Option<ProgressFn>,
-) -> Result<Model> {
+impl std::fmt::Debug for Setup {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Setup")
+            .field("dump", &self.dump)
+            .field("failure", &self.failure)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Opens `op` over a graph `step` with one output `logits`.
+pub fn open(op: &str, plugins: &Plugins, cancel: &CancelToken) -> Result<Model> {
+    open_with(op, plugins, Setup { cancel: cancel.clone(), ..Setup::default() })
+}
+
+/// As [`open`], with everything that a model can have.
+pub fn open_with(op: &str, plugins: &Plugins, setup: Setup) -> Result<Model> {
     let manifest = json!({
         "schema_version": 1,
         "model": {"name": "null"},
@@ -41,12 +59,17 @@ pub fn open_with(
         inputs: vec![],
         outputs: vec![TensorInfo::new("logits", DType::F32, [1, VOCAB])],
     };
+    let mut backend = NullBackend::new(vec![("step".to_owned(), vec![graph])]);
+    if let Some(error) = setup.failure {
+        backend = backend.with_outputs(move |_, _| Err(error.clone()));
+    }
     Model::open(ModelOptions {
         manifest: Arc::new(manifest),
-        backend: Arc::new(NullBackend::new(vec![("step".to_owned(), vec![graph])])),
+        backend: Arc::new(backend),
         ops: plugins,
         threads: Some(1),
-        cancel: cancel.clone(),
-        progress,
+        cancel: setup.cancel,
+        progress: setup.progress,
+        dump: setup.dump,
     })
 }

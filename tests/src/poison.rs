@@ -9,7 +9,6 @@ use qhx_core::op::Segment;
 use serde_json::Value;
 
 use crate::plugin_files::copy_folder;
-use crate::toys::to_f32;
 
 /// Copies the bundle of a manifest into `folder` and makes the embedding row of `token` NaN. Answers
 /// with the manifest of the copy.
@@ -42,7 +41,7 @@ pub fn survives(model: &mut Model, prompt: &[u32], poisoned: u32) {
     let op = model.op_mut();
     let logits = |op: &mut dyn qhx_core::op::HostOp, tokens: &[u32]| {
         op.prefill(&[Segment::Tokens(tokens)]).expect("the prompt is fine");
-        let logits = to_f32(op.logits().expect("there are logits"));
+        let logits = op.logits().expect("there are logits").to_f32();
         assert!(logits.iter().all(|value| value.is_finite()), "{logits:?}");
         logits
     };

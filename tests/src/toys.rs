@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use qhx_core::backend::Backend;
 use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::manifest::Manifest;
-use qhx_core::op::Logits;
 use qhx_core::{CancelToken, Result};
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
 pub use qhx_places::fixture;
@@ -220,13 +219,6 @@ pub fn open_with(
         threads: Some(2),
         cancel: cancel.clone(),
         progress: None,
+        dump: None,
     })
-}
-
-/// Logits as f32.
-pub fn to_f32(logits: Logits<'_>) -> Vec<f32> {
-    match logits {
-        Logits::F32(values) => values.to_vec(),
-        Logits::F16(values) => values.iter().map(|v| v.to_f32()).collect(),
-    }
 }

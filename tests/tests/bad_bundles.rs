@@ -236,6 +236,7 @@ fn with_graphs(change: impl Fn(&mut GraphInfo)) -> Error {
         threads: Some(1),
         cancel: CancelToken::new(),
         progress: None,
+        dump: None,
     })
     .map(|_| ())
     .unwrap_err()

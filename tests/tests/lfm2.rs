@@ -91,6 +91,7 @@ fn open(bundle: &Path, plugin: &Path, backend: Arc<dyn Backend>) -> Model {
         threads: Some(2),
         cancel: CancelToken::new(),
         progress: None,
+        dump: None,
     })
     .unwrap_or_else(|e| panic!("{}: {e}", bundle.display()))
 }
@@ -120,7 +121,7 @@ fn steps(
             let logits = op.logits().unwrap();
             assert_eq!(argmax(logits).unwrap(), *token, "{}, step {step}", case.id);
             if let Some(index) = case.logits_steps.iter().position(|&s| s == step) {
-                compare(&case.id, &toys::to_f32(logits), &recorded[index]);
+                compare(&case.id, &logits.to_f32(), &recorded[index]);
             }
         }
     }

@@ -75,7 +75,7 @@ fn distance(model: &mut Model, goldens: &toys::Goldens, cases: &[&Case]) -> Dist
         op.prefill(&[Segment::Tokens(&case.prompt_ids)]).unwrap();
         for (step, token) in case.output_ids.iter().enumerate() {
             if let Some(index) = case.logits_steps.iter().position(|&s| s == step) {
-                let found = toys::to_f32(op.logits().unwrap());
+                let found = op.logits().unwrap().to_f32();
                 distances.push(Distance::of(&found, &recorded[index]).unwrap());
             }
             op.decode(*token).unwrap();

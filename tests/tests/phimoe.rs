@@ -172,7 +172,7 @@ fn distance(model: &mut Model, goldens: &Goldens, cases: &[&Case]) -> Distance {
         let last = *case.logits_steps.last().unwrap();
         for (step, token) in case.output_ids[..=last].iter().enumerate() {
             if let Some(index) = case.logits_steps.iter().position(|&s| s == step) {
-                let found = toys::to_f32(op.logits().unwrap());
+                let found = op.logits().unwrap().to_f32();
                 distances.push(Distance::of(&found, &recorded[index]).unwrap());
             }
             op.decode(*token).unwrap();
@@ -438,7 +438,7 @@ fn a_sliding_window_hides_what_lies_before_it() {
         for token in &case.prompt_ids[10..] {
             op.decode(*token).unwrap();
         }
-        toys::to_f32(op.logits().unwrap())
+        op.logits().unwrap().to_f32()
     };
     let all = logits(200, vec![]);
     let expected = &goldens.logits(case)[0];

@@ -11,9 +11,10 @@ use qhx_core::CancelToken;
 use qhx_core::engine::{Model, Prompt, Request};
 use qhx_core::op::{OpProvider, ProgressFn};
 use qhx_plugins::{LoadErrorKind, Plugin, PluginOptions, Plugins};
+use qhx_tests::null_model::{self, Setup};
 use qhx_tests::outside::Outside;
 use qhx_tests::plugin_files::build_example;
-use qhx_tests::{letters, null_model, outside, plugin_files};
+use qhx_tests::{letters, outside, plugin_files};
 use serde_json::json;
 
 fn odd(name: &str) -> PathBuf {
@@ -98,8 +99,8 @@ fn what_is_thrown_may_panic_when_it_is_dropped() {
     let plugins = only(&[plugin_files::build("qhx-test-misbehaving-plugin")]);
     let progress: ProgressFn = Arc::new(|_, _| std::panic::panic_any(Bomb));
     let open = || {
-        let cancel = CancelToken::new();
-        null_model::open_with("test_throw_bombs", &plugins, &cancel, Some(progress.clone()))
+        let setup = Setup { progress: Some(progress.clone()), ..Setup::default() };
+        null_model::open_with("test_throw_bombs", &plugins, setup)
     };
     let run = |model: &mut Model, prompt: &[u32], max_new| {
         let request = Request::greedy(Prompt::Tokens(prompt.to_vec()), max_new);

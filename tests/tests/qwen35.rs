@@ -63,7 +63,7 @@ fn step_exact(
             let logits = op.logits().unwrap();
             assert_eq!(argmax(logits).unwrap(), *token, "{label}, {}, step {step}", case.id);
             if let Some(index) = case.logits_steps.iter().position(|&s| s == step) {
-                compare(&case.id, step, &toys::to_f32(logits), &recorded[index]);
+                compare(&case.id, step, &logits.to_f32(), &recorded[index]);
             }
         }
     }

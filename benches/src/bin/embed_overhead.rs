@@ -83,6 +83,7 @@ fn open(backend: NullBackend) -> Result<(tempfile::TempDir, Box<dyn HostOp>), An
         workspace,
         threads: Arc::new(rayon::ThreadPoolBuilder::new().num_threads(1).build()?),
         progress: None,
+        dump: None,
     };
     let options = PluginOptions { only_named: true, ..PluginOptions::default() };
     let op = Plugins::discover(&options)?.open("llama_embed_sharded", services)?;

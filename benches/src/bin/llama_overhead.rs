@@ -114,6 +114,7 @@ fn open(folder: &Path, prefill: bool, shards: usize) -> Result<Box<dyn HostOp>, 
         workspace,
         threads: Arc::new(rayon::ThreadPoolBuilder::new().num_threads(1).build()?),
         progress: None,
+        dump: None,
     };
     let options = PluginOptions { only_named: true, ..PluginOptions::default() };
     Ok(Plugins::discover(&options)?.open("llama_generate", services)?)

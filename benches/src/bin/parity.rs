@@ -35,6 +35,7 @@ fn open(manifest: &Path, backend: Arc<dyn Backend>) -> Result<Model, AnyError> {
         threads: None,
         cancel: CancelToken::new(),
         progress: None,
+        dump: None,
     })?)
 }
 

@@ -77,6 +77,7 @@ fn open(folder: &Path, plugins: &Plugins) -> Result<Box<dyn HostOp>, AnyError> {
         workspace: workspace()?.0,
         threads: Arc::new(rayon::ThreadPoolBuilder::new().num_threads(1).build()?),
         progress: None,
+        dump: None,
     };
     Ok(plugins.open("bench_trivial", services)?)
 }

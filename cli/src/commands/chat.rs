@@ -164,7 +164,7 @@ pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
     conversation.begin(args.system_prompt.as_deref());
     let request = conversation.request();
     let check = |manifest: &_| request.check(manifest);
-    let mut model = session::open_checked(app, &args.bundle, None, &args.backend, check)?;
+    let mut model = session::open_checked(app, &args.bundle, None, &args.backend, None, check)?;
     if !model.can_chat() {
         return Err(Error::new(
             ErrorKind::Usage,

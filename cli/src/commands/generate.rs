@@ -2,9 +2,11 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use qhx_core::dump::Dump;
 use qhx_core::engine::{Message, Prompt, Request};
 
 use crate::app::App;
@@ -61,6 +63,10 @@ pub(crate) struct GenerateArgs {
     /// Stop after this time, as Ctrl-C does; opening the bundle does not count
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub timeout: Option<Duration>,
+    /// Write arrays that the model makes to this folder as .npy files, to compare them with a reference's:
+    /// `logits.npy` after the prompt, and what the host-op offers
+    #[arg(long, value_name = "DIR")]
+    pub dump: Option<PathBuf>,
     /// Print one JSON object, once all is there
     #[arg(long)]
     pub json: bool,
@@ -100,7 +106,8 @@ pub(crate) fn run(args: &GenerateArgs, app: &mut App) -> qhx_core::Result<Status
         ignore_eos: args.ignore_eos,
     };
     let check = |manifest: &_| request.check(manifest);
-    let mut model = session::open_checked(app, &args.bundle, None, &args.backend, check)?;
+    let dump = args.dump.as_deref().map(Dump::create).transpose()?.map(Arc::new);
+    let mut model = session::open_checked(app, &args.bundle, None, &args.backend, dump, check)?;
     model.set_template_arguments(args.template_args.iter().cloned().collect());
     let stream = match (args.json, args.ids) {
         (true, _) => Stream::Quiet,

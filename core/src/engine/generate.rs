@@ -279,6 +279,10 @@ impl Model {
             }
             done = end;
         }
+        if let Some(dump) = &self.dump {
+            let logits = self.op.logits()?;
+            dump.write("logits", &[logits.len()], &logits.to_f32())?;
+        }
         Ok(())
     }
 

@@ -7,6 +7,7 @@ use super::checked::Checked;
 use super::contexts;
 use super::reuse::Consumed;
 use crate::backend::{Backend, BackendInfo};
+use crate::dump::Dump;
 use crate::manifest::Manifest;
 use crate::op::{
     HostOp, OpEntry, OpInfo, OpProvider, OpServices, ProgressFn, Segment, SpanStats, Task,
@@ -30,6 +31,8 @@ pub struct ModelOptions<'a> {
     pub cancel: CancelToken,
     /// Told how far a long prompt is.
     pub progress: Option<ProgressFn>,
+    /// Where to write what the host-op makes, and the logits of each prompt's last position.
+    pub dump: Option<Arc<Dump>>,
 }
 
 impl std::fmt::Debug for ModelOptions<'_> {
@@ -64,6 +67,7 @@ pub struct Model {
     pub(super) allowed: Arc<AllowedTokens>,
     pub(super) consumed: Consumed,
     pub(super) cancel: CancelToken,
+    pub(super) dump: Option<Arc<Dump>>,
     pub(super) load: Duration,
     context_loads: Vec<ContextLoad>,
     entry: OpEntry,
@@ -85,7 +89,7 @@ impl Model {
     /// is left half-open on failure.
     pub fn open(options: ModelOptions<'_>) -> Result<Self> {
         let start = Instant::now();
-        let ModelOptions { manifest, backend, ops, threads, cancel, progress } = options;
+        let ModelOptions { manifest, backend, ops, threads, cancel, progress, dump } = options;
         let entry = ops.find(manifest.host_op()?)?;
         ops.check_params(&entry, &manifest).map_err(|e| e.context(manifest.path.display()))?;
         let artifacts = manifest.open_artifacts();
@@ -122,6 +126,7 @@ impl Model {
             workspace,
             threads: Arc::new(pool),
             progress,
+            dump: dump.clone(),
         };
         let op = ops
             .open(&entry.description.name, services)
@@ -138,6 +143,7 @@ impl Model {
             op,
             consumed: Consumed::default(),
             cancel,
+            dump,
             entry,
             load: start.elapsed(),
             context_loads,

@@ -192,6 +192,7 @@ fn open_in(folder: &Path, op: Scripted, manifest: Value) -> Result<Model> {
         threads: Some(1),
         cancel: CancelToken::new(),
         progress: None,
+        dump: None,
     })
 }
 
