@@ -135,6 +135,13 @@ impl Error {
         self
     }
 
+    /// Says `message` instead; everything else stays.
+    #[must_use]
+    pub fn with_message(mut self, message: impl Into<String>) -> Self {
+        self.0.message = safe(message.into());
+        self
+    }
+
     /// Keeps the number a foreign library answered with.
     #[must_use]
     pub fn with_code(mut self, code: u64) -> Self {

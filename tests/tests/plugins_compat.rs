@@ -16,10 +16,10 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::Command;
 
-use qhx_core::CancelToken;
 use qhx_core::engine::{Prompt, Request};
+use qhx_core::{CancelToken, Error, ErrorKind};
 use qhx_plugins::{LoadErrorKind, Plugin, PluginOptions, Plugins};
-use qhx_tests::null_model;
+use qhx_tests::null_model::{self, Setup};
 use qhx_tests::plugin_files::workspace;
 use qhx_tests::variants::{Edit, Interface, Variant, Way, unchanged};
 
@@ -139,6 +139,25 @@ fn a_frozen_plugin_runs_in_this_host_and_in_a_newer_one() {
     // What the older plugin lacks is absent to the newer host, not a wild pointer.
     let expected = line("1.99.0", "1.0.0", "None None", &["opened"]);
     assert_eq!(hosted(&NEWER.build(PLAIN).host, &frozen), expected);
+}
+
+/// What a plugin of 1.0 cannot hand back, the host knows by the message.
+#[test]
+fn an_error_of_the_host_keeps_its_hint_through_a_frozen_plugin() {
+    let options = PluginOptions {
+        files: vec![FROZEN.build(PLAIN).plugin],
+        only_named: true,
+        ..PluginOptions::default()
+    };
+    let plugins = Plugins::discover(&options).unwrap();
+    let cause = Error::new(ErrorKind::Runtime, "the device is gone").hint("plug it in");
+    let failure = Some(cause.with_code(1003));
+    let setup = Setup { failure, ..Setup::default() };
+    let mut model = null_model::open_with("test_frozen", &plugins, setup).unwrap();
+    let request = Request::greedy(Prompt::Tokens(vec![1, 2]), 4);
+    let error = model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap_err();
+    let parts = (error.kind(), error.hint_text(), error.code());
+    assert_eq!(parts, (ErrorKind::Runtime, Some("plug it in"), Some(1003)), "{error}");
 }
 
 #[test]

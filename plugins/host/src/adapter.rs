@@ -157,11 +157,11 @@ impl PluginOp {
     }
 }
 
-/// Turns an error of the op into one of the core. One that passed through the op unchanged from a
-/// service keeps its kind, hint and code.
+/// Turns an error of the op into one of the core. One of a service that passed through the op keeps
+/// its kind, hint and code.
 fn error(session: &Session, name: &str, source: &OpSource, raw: RawError) -> Error {
     // SAFETY: the call that failed has returned.
-    if let Some(error) = unsafe { session.exclusive() }.take_error(&raw.message) {
+    if let Some(error) = unsafe { session.exclusive() }.errors.take(&raw.message) {
         return error;
     }
     if raw.code == qhx_op::ErrorCode::CANCELLED.0 {

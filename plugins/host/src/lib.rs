@@ -10,6 +10,7 @@
 //! plugin in a child process first, and [`survey()`] lists what is there without running any of it.
 
 mod adapter;
+mod errors;
 mod header;
 mod load;
 pub mod lock;

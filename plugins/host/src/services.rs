@@ -9,16 +9,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use abi_stable::prefix_type::WithMetadata;
-use abi_stable::std_types::{RResult, RStr, RString};
+use abi_stable::std_types::{RResult, RSlice, RStr, RString};
+use qhx_core::dump::Dump;
 use qhx_core::op::{OpServices, ProgressFn, SpanStats};
 use qhx_core::{BufferId, CancelToken, Error, ErrorKind, GraphId, Port, Workspace};
 use qhx_op::ErrorCode;
 use qhx_op::abi::{
     HostRef, HostVTable, HostVTableRef, PORT_INPUT, PORT_OUTPUT, ParallelBody, RawBuffer, RawError,
-    RawResult,
+    RawResult, VIEW_F16, VIEW_F32,
 };
 use qhx_op::guard::catch;
 use rayon::prelude::*;
+
+use crate::errors::Errors;
 
 /// Everything behind the `data` pointer that an op gets.
 ///
@@ -28,6 +31,7 @@ pub(crate) struct Session {
     threads: Arc<rayon::ThreadPool>,
     cancel: CancelToken,
     progress: Option<ProgressFn>,
+    dump: Option<Arc<Dump>>,
     op: String,
     manifest: String,
     exclusive: UnsafeCell<Exclusive>,
@@ -38,8 +42,7 @@ pub(crate) struct Exclusive {
     artifacts: qhx_core::artifacts::Artifacts,
     mapped: HashMap<String, u32>,
     spans: Vec<SpanStats>,
-    /// The last error that a service answered with, with what does not cross the boundary.
-    last_error: Option<Error>,
+    pub(crate) errors: Errors,
 }
 
 // SAFETY: the cell is accessed by one thread at a time: the caller of the op (`PluginOp` needs
@@ -52,6 +55,7 @@ impl Session {
             threads: services.threads,
             cancel: services.workspace.cancel_token().clone(),
             progress: services.progress,
+            dump: services.dump,
             op: op.to_owned(),
             manifest: services.manifest.raw.to_string(),
             exclusive: UnsafeCell::new(Exclusive {
@@ -59,7 +63,7 @@ impl Session {
                 artifacts: services.artifacts,
                 mapped: HashMap::new(),
                 spans: Vec::new(),
-                last_error: None,
+                errors: Errors::default(),
             }),
         })
     }
@@ -93,11 +97,6 @@ impl Exclusive {
     pub(crate) fn spans(&self) -> &[SpanStats] {
         &self.spans
     }
-
-    /// The error of the host that has this message, with its kind, hint and code.
-    pub(crate) fn take_error(&mut self, message: &str) -> Option<Error> {
-        self.last_error.take().filter(|error| error.to_string() == message)
-    }
 }
 
 const VTABLE: HostVTableRef = {
@@ -115,6 +114,10 @@ const VTABLE: HostVTableRef = {
         progress,
         span,
         span_add,
+        dumping,
+        dump,
+        error_token,
+        failing_with,
     });
     HostVTableRef(STATIC.static_as_prefix())
 };
@@ -165,8 +168,8 @@ unsafe fn serve<T: abi_stable::StableAbi>(
     match result {
         Ok(value) => RResult::ROk(value),
         Err(error) => {
-            let raw = RawError { code: code(error.kind()).0, message: error.to_string().into() };
-            exclusive.last_error = Some(error);
+            let raw = RawError { code: code(error.kind()).0, message: error.message().into() };
+            exclusive.errors.keep(error);
             RResult::RErr(raw)
         }
     }
@@ -348,4 +351,53 @@ unsafe extern "C" fn span_add(data: *mut c_void, span: u32, nanoseconds: u64) {
             span.busy = span.busy.saturating_add(Duration::from_nanos(nanoseconds));
         }
     });
+}
+
+unsafe extern "C" fn dumping(data: *mut c_void) -> u32 {
+    // SAFETY: the op's `data`; only the part that any thread may use.
+    u32::from(unsafe { session(data) }.dump.is_some())
+}
+
+unsafe extern "C" fn dump(
+    data: *mut c_void,
+    name: RStr<'_>,
+    dtype: u32,
+    shape: RSlice<'_, u64>,
+    bytes: RSlice<'_, u8>,
+) -> RawResult<()> {
+    // SAFETY: the op's `data`; only the part that any thread may use.
+    let Some(files) = &unsafe { session(data) }.dump else { return RResult::ROk(()) };
+    let body = |_: &mut Exclusive| {
+        let values: Vec<f32> = match dtype {
+            VIEW_F16 => bytes
+                .chunks_exact(2)
+                .map(|b| half::f16::from_ne_bytes([b[0], b[1]]).to_f32())
+                .collect(),
+            VIEW_F32 => bytes
+                .chunks_exact(4)
+                .map(|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
+                .collect(),
+            other => {
+                let message = format!("dump {name:?}: the dtype {other} is unknown");
+                return Err(Error::new(ErrorKind::Plugin, message));
+            }
+        };
+        let shape: Vec<_> =
+            shape.iter().map(|&n| usize::try_from(n).unwrap_or(usize::MAX)).collect();
+        files.write(&name, &shape, &values)
+    };
+    // SAFETY: the op's `data`.
+    unsafe { serve(data, body) }
+}
+
+unsafe extern "C" fn error_token(data: *mut c_void) -> u64 {
+    // SAFETY: the op's `data`; within a call.
+    let errors = unsafe { &mut session(data).exclusive().errors };
+    shielded(0, || errors.token())
+}
+
+unsafe extern "C" fn failing_with(data: *mut c_void, token: u64) {
+    // SAFETY: the op's `data`; within a call.
+    let errors = unsafe { &mut session(data).exclusive().errors };
+    shielded((), || errors.named = Some(token));
 }

@@ -11,6 +11,7 @@
     missing_debug_implementations,
     reason = "the derive of the prefix types does not forward attributes"
 )]
+#![expect(unsafe_code, reason = "the derive reads fields that the other side may lack")]
 
 use std::ffi::c_void;
 
@@ -167,6 +168,24 @@ pub struct HostVTable {
     /// Adds time to a named part.
     #[sabi(last_prefix_field)]
     pub span_add: unsafe extern "C" fn(data: *mut c_void, span: u32, nanoseconds: u64),
+    /// Since 1.1. 1 when `dump` writes files. The answer stays the same while the op is open.
+    pub dumping: unsafe extern "C" fn(data: *mut c_void) -> u32,
+    /// Since 1.1. Writes an array to a file named after it. `dtype` is `VIEW_*`, `bytes` are the
+    /// elements in row-major order and the machine's byte order. `name` consists of ASCII letters,
+    /// digits and `_`. Does nothing when `dumping` answers 0.
+    pub dump: unsafe extern "C" fn(
+        data: *mut c_void,
+        name: RStr<'_>,
+        dtype: u32,
+        shape: RSlice<'_, u64>,
+        bytes: RSlice<'_, u8>,
+    ) -> RawResult<()>,
+    /// Since 1.1. The number of the error that a service has just answered with; 0 when the host does
+    /// not keep it. It stands for what does not cross the boundary, such as the error's hint.
+    pub error_token: unsafe extern "C" fn(data: *mut c_void) -> u64,
+    /// Since 1.1. Says, just before a call of the op fails, that it does so because of the error
+    /// with this number. The op may have added to the message.
+    pub failing_with: unsafe extern "C" fn(data: *mut c_void, token: u64),
 }
 
 /// The op's side of an open op.

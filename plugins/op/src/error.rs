@@ -36,16 +36,38 @@ impl ErrorCode {
 }
 
 /// A failure with a message that names what was found and what was expected.
+///
+/// An error of one of the host's services knows which of the host's errors it is. When an op answers
+/// with it, also with [context](Error::context), the user sees the host's own kind, hint and code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     code: ErrorCode,
     message: String,
+    /// The host's number of it, 0 for an error of the op's own.
+    token: u64,
 }
 
 impl Error {
     /// An error with `code` that says `message`.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+        Self { code, message: message.into(), token: 0 }
+    }
+
+    /// An error of a service, with the host's number of it.
+    pub(crate) fn of_service(raw: RawError, token: u64) -> Self {
+        Self { token, ..raw.into() }
+    }
+
+    /// Puts `context` in front of the message: `context: message`.
+    #[must_use]
+    pub fn context(mut self, context: impl fmt::Display) -> Self {
+        self.message = format!("{context}: {}", self.message);
+        self
+    }
+
+    /// The host's number of the error; `None` for an error of the op's own.
+    pub(crate) fn token(&self) -> Option<u64> {
+        (self.token != 0).then_some(self.token)
     }
 
     /// The manifest says something it may not.
@@ -100,6 +122,6 @@ impl From<Error> for RawError {
 
 impl From<RawError> for Error {
     fn from(raw: RawError) -> Self {
-        Self { code: ErrorCode(raw.code), message: raw.message.into() }
+        Self::new(ErrorCode(raw.code), String::from(raw.message))
     }
 }

@@ -10,12 +10,11 @@ use abi_stable::std_types::{RResult, RSlice, RStr, RString};
 
 use crate::abi::{
     HostRef, OpModule, OpModuleRef, OpObject, OpVTable, OpVTableRef, RawError, RawResult,
-    RawSegment, RawView, SEGMENT_AUDIO, SEGMENT_IMAGE, SEGMENT_TOKENS, VIEW_F16, VIEW_F32,
+    RawSegment, RawView, SEGMENT_AUDIO, SEGMENT_IMAGE, SEGMENT_TOKENS,
 };
 use crate::guard::catch;
-use crate::{
-    DType, Error, ErrorCode, Host, Op, OpDescription, OpInfo, Result, Segment, SnapshotId, View,
-};
+use crate::host::raw_dtype;
+use crate::{Error, ErrorCode, Host, Op, OpDescription, OpInfo, Result, Segment, SnapshotId, View};
 
 /// Name of the symbol that a plugin exports: the one that `abi_stable` looks for.
 pub const ROOT_SYMBOL: &str = abi_stable::library::ROOT_MODULE_LOADER_NAME;
@@ -139,7 +138,7 @@ struct Instance<O> {
 unsafe fn open<O: Op>(host: HostRef) -> Result<OpObject> {
     // SAFETY: the caller vouches for `host`.
     let mut host = unsafe { Host::new(host) }?;
-    let op = O::open(&mut host)?;
+    let op = O::open(&mut host).inspect_err(|error| host.failing_with(error))?;
     let instance = Box::new(Instance { op, host, poisoned: false });
     Ok(OpObject { data: Box::into_raw(instance).cast(), vtable: Table::<O>::REF })
 }
@@ -189,7 +188,8 @@ unsafe fn with<O: Op, T: StableAbi>(
         let error = Error::new(ErrorCode::PANIC, "the host-op panicked before; open it again");
         return RResult::RErr(error.into());
     }
-    let result = guard(call, || body(instance));
+    let result =
+        guard(call, || body(instance).inspect_err(|error| instance.host.failing_with(error)));
     if let RResult::RErr(error) = &result
         && error.code == ErrorCode::PANIC.0
     {
@@ -243,16 +243,9 @@ fn segments<'a>(raw: &'a [RawSegment<'a>]) -> Vec<Segment<'a>> {
 }
 
 fn raw_view(host: &Host, view: View) -> Result<RawView> {
-    let dtype = match view.dtype {
-        DType::F16 => VIEW_F16,
-        DType::F32 => VIEW_F32,
-        other => {
-            return Err(Error::graph(format!("an output of type {other}; expected f16 or f32")));
-        }
-    };
     Ok(RawView {
         buffer: host.raw_id(view.buffer),
-        dtype,
+        dtype: raw_dtype(view.dtype)?,
         offset: view.offset as u64,
         len: view.len as u64,
     })

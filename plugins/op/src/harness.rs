@@ -163,6 +163,17 @@ fn floats(bytes: &[u8], dtype: DType) -> Result<Vec<f32>> {
     }
 }
 
+/// An array that an op dumped.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Dumped {
+    /// What the op called it.
+    pub name: String,
+    /// Row-major dimensions.
+    pub shape: Vec<u64>,
+    /// Its elements.
+    pub values: Vec<f32>,
+}
+
 type Script = dyn FnMut(&mut Step<'_>) -> Result<()>;
 
 /// What an op is opened over.
@@ -171,6 +182,7 @@ pub struct OpHarness {
     graphs: Vec<GraphInfo>,
     files: HashMap<String, Vec<u8>>,
     script: Box<Script>,
+    dumping: bool,
 }
 
 impl std::fmt::Debug for OpHarness {
@@ -193,6 +205,7 @@ impl OpHarness {
             graphs: Vec::new(),
             files: HashMap::new(),
             script: Box::new(|_| Ok(())),
+            dumping: false,
         }
     }
 
@@ -224,6 +237,13 @@ impl OpHarness {
         self
     }
 
+    /// Keeps what the op dumps, for [`OpenOp::dumped`].
+    #[must_use]
+    pub fn dumping(mut self) -> Self {
+        self.dumping = true;
+        self
+    }
+
     /// Opens an op.
     pub fn open<O: Op>(self) -> Result<OpenOp> {
         let registration = Registration::of::<O>();
@@ -235,6 +255,7 @@ impl OpHarness {
             log: Mutex::new(Vec::new()),
             progress: RefCell::new(None),
             spans: AtomicU32::new(0),
+            dumps: self.dumping.then(|| RefCell::new(Vec::new())),
             state: RefCell::new(State {
                 buffers: Vec::new(),
                 bound: self.graphs.iter().map(Bound::new).collect(),
@@ -365,6 +386,11 @@ impl OpenOp {
     /// Lines that the op wrote to the log.
     pub fn log(&self) -> Vec<String> {
         self.session.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The arrays that the op dumped so far, when the harness is [dumping](OpHarness::dumping).
+    pub fn dumped(&self) -> Vec<Dumped> {
+        self.session.dumps.as_ref().map_or_else(Vec::new, |dumps| dumps.borrow().clone())
     }
 
     /// The last progress that the op told: done and total.
@@ -535,6 +561,7 @@ struct Session {
     log: Mutex<Vec<String>>,
     progress: RefCell<Option<(u64, u64)>>,
     spans: AtomicU32,
+    dumps: Option<RefCell<Vec<Dumped>>>,
     state: RefCell<State>,
 }
 
@@ -553,6 +580,10 @@ const VTABLE: HostVTableRef = {
         progress,
         span,
         span_add,
+        dumping,
+        dump,
+        error_token,
+        failing_with,
     });
     HostVTableRef(STATIC.static_as_prefix())
 };
@@ -760,3 +791,38 @@ unsafe extern "C" fn span(data: *mut c_void, _name: RStr<'_>) -> u32 {
 }
 
 unsafe extern "C" fn span_add(_data: *mut c_void, _span: u32, _nanoseconds: u64) {}
+
+unsafe extern "C" fn dumping(data: *mut c_void) -> u32 {
+    // SAFETY: the op's `data`.
+    u32::from(unsafe { session(data) }.dumps.is_some())
+}
+
+unsafe extern "C" fn dump(
+    data: *mut c_void,
+    name: RStr<'_>,
+    dtype: u32,
+    shape: RSlice<'_, u64>,
+    bytes: RSlice<'_, u8>,
+) -> RawResult<()> {
+    // SAFETY: the op's `data`.
+    let Some(dumps) = &unsafe { session(data) }.dumps else { return RResult::ROk(()) };
+    serve(|| {
+        let dtype = if dtype == VIEW_F16 { DType::F16 } else { DType::F32 };
+        let (values, shape) = (floats(&bytes, dtype)?, shape.to_vec());
+        if shape.iter().product::<u64>() != values.len() as u64 {
+            return Err(Error::graph(format!(
+                "dump {name:?}: {} values, expected the shape {shape:?}",
+                values.len()
+            )));
+        }
+        dumps.borrow_mut().push(Dumped { name: name.to_string(), shape, values });
+        Ok(())
+    })
+}
+
+/// Errors of the harness cross whole.
+unsafe extern "C" fn error_token(_data: *mut c_void) -> u64 {
+    0
+}
+
+unsafe extern "C" fn failing_with(_data: *mut c_void, _token: u64) {}

@@ -14,9 +14,11 @@ use half::f16;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::abi::{HostRef, PORT_INPUT, PORT_OUTPUT, ParallelBody, RawBuffer, RawResult};
+use crate::abi::{
+    HostRef, PORT_INPUT, PORT_OUTPUT, ParallelBody, RawBuffer, RawResult, VIEW_F16, VIEW_F32,
+};
 use crate::guard::catch;
-use crate::{DType, Error, ErrorCode, GraphInfo, Port, Result, TensorInfo};
+use crate::{DType, Error, ErrorCode, GraphInfo, Port, Result, TensorInfo, View};
 
 /// Index of a graph of the session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -60,6 +62,7 @@ pub struct Host {
     manifest: Value,
     graphs: Vec<GraphInfo>,
     buffers: Vec<Memory>,
+    dumping: bool,
 }
 
 impl std::fmt::Debug for Host {
@@ -74,13 +77,6 @@ impl std::fmt::Debug for Host {
 // SAFETY: the host promises that an op's calls may come from different threads, one at a time,
 // and so does the op: the pointers are not tied to a thread.
 unsafe impl Send for Host {}
-
-fn result<T>(raw: RawResult<T>) -> Result<T> {
-    match raw {
-        RResult::ROk(value) => Ok(value),
-        RResult::RErr(error) => Err(error.into()),
-    }
-}
 
 macro_rules! service {
     ($self:ident.$name:ident($($argument:expr),*)) => {{
@@ -97,7 +93,15 @@ impl Host {
     /// # Safety
     /// `raw` stays valid as long as the value lives, and its `data` fits its vtable.
     pub(crate) unsafe fn new(raw: HostRef) -> Result<Self> {
-        let mut host = Self { raw, manifest: Value::Null, graphs: Vec::new(), buffers: Vec::new() };
+        let mut host = Self {
+            raw,
+            manifest: Value::Null,
+            graphs: Vec::new(),
+            buffers: Vec::new(),
+            dumping: false,
+        };
+        // SAFETY: `data` belongs to this vtable.
+        host.dumping = raw.vtable.dumping().is_some_and(|call| unsafe { call(raw.data) } != 0);
         let manifest = service!(host.manifest());
         host.manifest = serde_json::from_str(&manifest)
             .map_err(|e| Error::manifest(format!("the host's manifest is not JSON: {e}")))?;
@@ -107,6 +111,27 @@ impl Host {
         })?;
         host.assign_roles()?;
         Ok(host)
+    }
+
+    /// What a service answered, its error with the host's number of it.
+    fn result<T>(&self, raw: RawResult<T>) -> Result<T> {
+        match raw {
+            RResult::ROk(value) => Ok(value),
+            RResult::RErr(error) => {
+                let call = self.raw.vtable.error_token();
+                // SAFETY: `data` belongs to this vtable.
+                let token = call.map_or(0, |call| unsafe { call(self.raw.data) });
+                Err(Error::of_service(error, token))
+            }
+        }
+    }
+
+    /// Tells the host which of its errors the op is about to fail with.
+    pub(crate) fn failing_with(&self, error: &Error) {
+        if let (Some(token), Some(call)) = (error.token(), self.raw.vtable.failing_with()) {
+            // SAFETY: `data` belongs to this vtable.
+            unsafe { call(self.raw.data, token) }
+        }
     }
 
     /// Gives every tensor its role from `plan.params.tensors`: `{"role": "name in the graph"}`,
@@ -229,7 +254,7 @@ impl Host {
 
     /// Allocates zeroed memory that graphs can read and write.
     pub fn allocate(&mut self, bytes: usize) -> Result<BufferId> {
-        let raw = result(service!(self.allocate(bytes as u64)))?;
+        let raw = self.result(service!(self.allocate(bytes as u64)))?;
         self.adopt(raw)
     }
 
@@ -243,7 +268,7 @@ impl Host {
 
     /// Maps a file of the bundle, read-only. `pointer` is the JSON pointer of `path`.
     pub fn artifact(&mut self, pointer: &str, path: &str) -> Result<BufferId> {
-        let raw = result(service!(self.artifact(pointer.into(), path.into())))?;
+        let raw = self.result(service!(self.artifact(pointer.into(), path.into())))?;
         self.adopt(raw)
     }
 
@@ -334,13 +359,13 @@ impl Host {
             Port::Output(i) => (PORT_OUTPUT, i),
         };
         let id = self.raw_id(buffer);
-        result(service!(self.bind(graph.0, kind, index as u32, id, offset as u64)))
+        self.result(service!(self.bind(graph.0, kind, index as u32, id, offset as u64)))
     }
 
     /// Executes a graph with everything bound. Fails with [`ErrorCode::CANCELLED`] when the work
     /// should stop.
     pub fn execute(&mut self, graph: GraphId) -> Result<()> {
-        result(service!(self.execute(graph.0)))
+        self.result(service!(self.execute(graph.0)))
     }
 
     /// Number of threads behind [`Host::parallel_for`].
@@ -455,6 +480,54 @@ impl Host {
         service!(self.span_add(span.0, nanoseconds));
     }
 
+    /// True when [`Host::dump`] writes files: with `qhx generate --dump DIR`. An op that has to
+    /// compute what it dumps asks first.
+    pub fn dumping(&self) -> bool {
+        self.dumping
+    }
+
+    /// Writes what lies in a buffer to the file `NAME.npy` as f32, so that it can be compared with a
+    /// reference: row-major, `shape` elements of f16 or f32. A second array of that name becomes
+    /// `NAME-2.npy`. The name consists of ASCII letters, digits and `_`.
+    ///
+    /// Does nothing, and allocates nothing, unless [`Host::dumping`].
+    pub fn dump(&self, name: &str, view: View, shape: &[usize]) -> Result<()> {
+        if !self.dumping {
+            return Ok(());
+        }
+        let dtype = raw_dtype(view.dtype)?;
+        let range = view.len.checked_mul(view.dtype.size());
+        let range = range.and_then(|bytes| Some(view.offset..view.offset.checked_add(bytes)?));
+        let bytes =
+            range.and_then(|range| self.bytes(view.buffer).get(range)).ok_or_else(|| {
+                Error::graph(format!(
+                    "dump {name:?}: {} {} values at byte {} do not lie in a buffer of {} bytes",
+                    view.len,
+                    view.dtype,
+                    view.offset,
+                    self.len(view.buffer)
+                ))
+            })?;
+        self.dump_bytes(name, dtype, shape, bytes)
+    }
+
+    /// As [`Host::dump`], for values that lie in no buffer.
+    pub fn dump_values(&self, name: &str, values: &[f32], shape: &[usize]) -> Result<()> {
+        if !self.dumping {
+            return Ok(());
+        }
+        self.dump_bytes(name, VIEW_F32, shape, bytemuck::cast_slice(values))
+    }
+
+    fn dump_bytes(&self, name: &str, dtype: u32, shape: &[usize], bytes: &[u8]) -> Result<()> {
+        let Some(call) = self.raw.vtable.dump() else { return Ok(()) };
+        let shape: Vec<u64> = shape.iter().map(|&n| n as u64).collect();
+        // SAFETY: `data` belongs to this vtable; the arguments are valid for the duration of the call.
+        let raw =
+            unsafe { call(self.raw.data, name.into(), dtype, shape[..].into(), bytes.into()) };
+        self.result(raw)
+    }
+
     /// Checks that a tensor holds floats the kit can fill: f16 or f32.
     pub fn require_float(&self, graph: GraphId, port: Port) -> Result<DType> {
         let tensor = self.tensor(graph, port);
@@ -465,6 +538,15 @@ impl Host {
                 self.graph(graph).name
             ))),
         }
+    }
+}
+
+/// `VIEW_*` of a type that views can have.
+pub(crate) fn raw_dtype(dtype: DType) -> Result<u32> {
+    match dtype {
+        DType::F16 => Ok(VIEW_F16),
+        DType::F32 => Ok(VIEW_F32),
+        other => Err(Error::graph(format!("an output of type {other}; expected f16 or f32"))),
     }
 }
 
