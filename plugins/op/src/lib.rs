@@ -15,14 +15,16 @@
 //! [`abi`], whose types are frozen for a major version of this crate. Panics are caught inside the
 //! plugin and become errors.
 //!
-//! The kit: [`state`] carries KV caches and recurrent states, [`fill`] writes rotary tables,
+//! The kit: [`decoder`] is the step of a decoder in one piece, [`state`] carries KV caches and recurrent states, [`fill`] writes rotary tables,
 //! masks and embedding rows in whatever dtype and width the graph has, [`kernels`] converts
 //! half-precision slices, [`schema`] says what `plan.params` may hold. [`harness`] runs an op in a test.
 
 pub mod abi;
+pub mod decoder;
 mod error;
 pub mod export;
 pub mod fill;
+mod graphs;
 #[doc(hidden)]
 pub mod guard;
 pub mod harness;
@@ -31,14 +33,19 @@ pub mod kernels;
 mod op;
 pub mod schema;
 pub mod state;
+pub mod text;
 mod types;
+mod view;
 
 pub use error::{Error, ErrorCode, Result};
+pub use graphs::OneOrMany;
+pub use half::f16;
 pub use host::{BufferId, GraphId, Host, LogLevel, SpanId};
-pub use op::{Op, SnapshotId, View};
+pub use op::Op;
 pub use types::{
     DType, GraphInfo, Modality, OpDescription, OpInfo, Port, Segment, Task, TensorInfo,
 };
+pub use view::{SnapshotId, View};
 
 #[doc(hidden)]
 pub use abi_stable;

@@ -1,23 +1,8 @@
 //! What an author implements.
 
-use crate::{BufferId, DType, Error, Host, OpDescription, OpInfo, Result, Segment};
-
-/// A saved state of an op.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct SnapshotId(pub u64);
-
-/// A run of floats in a buffer: logits or an embedding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct View {
-    /// The buffer.
-    pub buffer: BufferId,
-    /// [`DType::F16`] or [`DType::F32`].
-    pub dtype: DType,
-    /// First byte.
-    pub offset: usize,
-    /// Number of elements.
-    pub len: usize,
-}
+use crate::decoder::Decoder;
+use crate::state::StateCarrier;
+use crate::{Error, Host, OpDescription, OpInfo, Result, Segment, SnapshotId, View};
 
 /// The step logic of one model family over one open bundle.
 ///
@@ -25,6 +10,11 @@ pub struct View {
 /// logits. A call that fails, also because [`Host::execute`] says that the work is cancelled,
 /// must leave the state as it was after the last complete token: change state (swap, append,
 /// count) only once the last graph of a step has executed.
+///
+/// Besides [`Op::describe`] and [`Op::open`], an op writes what the kit does not do for it: nothing
+/// when it is a [`Decoder`] and gives it back in [`Op::decoder`] and [`Op::decoder_mut`]; otherwise
+/// [`Op::info`] and the steps. What concerns the state alone goes to the [`StateCarrier`] of
+/// [`Op::state`] and [`Op::state_mut`].
 pub trait Op: Sized + Send + 'static {
     /// What the op is, before any bundle is opened.
     fn describe() -> OpDescription;
@@ -33,55 +23,98 @@ pub trait Op: Sized + Send + 'static {
     /// which is wrong.
     fn open(host: &mut Host) -> Result<Self>;
 
+    /// The decoder that the op is, for the calls that the op does not answer itself.
+    fn decoder(&self) -> Option<&Decoder> {
+        None
+    }
+
+    /// As [`Op::decoder`], to run it.
+    fn decoder_mut(&mut self) -> Option<&mut Decoder> {
+        None
+    }
+
+    /// What the op carries from step to step, for the calls that the op does not answer itself.
+    fn state(&self) -> Option<&StateCarrier> {
+        self.decoder().map(Decoder::state)
+    }
+
+    /// As [`Op::state`], to change it.
+    fn state_mut(&mut self) -> Option<&mut StateCarrier> {
+        self.decoder_mut().map(Decoder::state_mut)
+    }
+
     /// What was found on opening.
-    fn info(&self) -> OpInfo;
+    fn info(&self) -> OpInfo {
+        self.decoder().map(Decoder::info).unwrap_or_default()
+    }
 
     /// Token ids that the op can consume are below this: rows of its embedding table. Fewer than
     /// [`OpInfo::vocab`] where the logits are padded; the logits beyond are never chosen. 0 takes
     /// the manifest's `params.vocab`, or else [`OpInfo::vocab`].
     fn input_vocab(&self) -> usize {
-        0
+        self.decoder().map_or(0, Decoder::input_vocab)
     }
 
     /// Forgets everything: position 0.
-    fn reset(&mut self, host: &mut Host) -> Result<()>;
+    fn reset(&mut self, host: &mut Host) -> Result<()> {
+        if let Some(state) = self.state_mut() {
+            state.reset(host);
+        }
+        Ok(())
+    }
 
     /// Positions consumed so far.
-    fn position(&self) -> usize;
+    fn position(&self) -> usize {
+        self.state().map_or(0, StateCarrier::position)
+    }
 
     /// Consumes segments; answers with the logits of the last position.
     fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
-        let _ = (host, segments);
-        Err(Error::unsupported("generation"))
+        match self.decoder_mut() {
+            Some(decoder) => decoder.prefill(host, segments),
+            None => Err(Error::unsupported("generation")),
+        }
     }
 
     /// Consumes one token; answers with the logits of its position. Must not allocate.
     fn decode(&mut self, host: &mut Host, token: u32) -> Result<View> {
-        let _ = (host, token);
-        Err(Error::unsupported("generation"))
+        match self.decoder_mut() {
+            Some(decoder) => decoder.decode(host, token),
+            None => Err(Error::unsupported("generation")),
+        }
     }
 
     /// Forgets all positions from `position` on.
     fn truncate(&mut self, host: &mut Host, position: usize) -> Result<()> {
-        let _ = (host, position);
-        Err(Error::unsupported("truncation"))
+        let _ = host;
+        match self.state_mut() {
+            Some(state) => state.truncate(position),
+            None => Err(Error::unsupported("truncation")),
+        }
     }
 
     /// Saves the state.
     fn snapshot(&mut self, host: &mut Host) -> Result<SnapshotId> {
-        let _ = host;
-        Err(Error::unsupported("snapshots"))
+        match self.state_mut() {
+            Some(state) => Ok(state.snapshot(host)),
+            None => Err(Error::unsupported("snapshots")),
+        }
     }
 
     /// Returns to a saved state, which stays saved.
     fn restore(&mut self, host: &mut Host, snapshot: SnapshotId) -> Result<()> {
-        let _ = (host, snapshot);
-        Err(Error::unsupported("snapshots"))
+        match self.state_mut() {
+            Some(state) => state.restore(host, snapshot),
+            None => Err(Error::unsupported("snapshots")),
+        }
     }
 
     /// Frees a saved state. An unknown id is ignored.
     fn drop_snapshot(&mut self, host: &mut Host, snapshot: SnapshotId) {
-        let _ = (host, snapshot);
+        let _ = host;
+        if let Some(state) = self.state_mut() {
+            state.drop_snapshot(snapshot);
+        }
     }
 
     /// Embeds one text: pooling and normalisation are the op's. Answers with f32.

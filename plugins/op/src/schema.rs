@@ -4,7 +4,33 @@
 use serde_json::{Map, Value, json};
 
 /// Roles of the tensors that a [`crate::state::StateCarrier`] pairs.
-pub const STATE_ROLES: [&str; 3] = ["past_*", "new_*", "present_*"];
+pub const STATE_ROLES: [&str; 4] = ["past_*", "new_*", "present_*", "row_*"];
+
+/// Roles of the tensors that a [`crate::decoder::Decoder`] knows by itself, besides its state.
+pub const DECODER_ROLES: [&str; 6] = ["x", "y", "cos", "sin", "cmask", "logits"];
+
+/// `plan.params` of an op that is a [`crate::decoder::Decoder`], with the roles of further tensors
+/// that it fills.
+pub fn decoder<'a>(roles: impl IntoIterator<Item = &'a str>) -> Value {
+    json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "required": ["decode"],
+        "properties": {
+            "decode": graphs("Graph that takes one token, or its shards in order."),
+            "prefill": graphs(
+                "Graphs that take several tokens of a prompt. Those with as many rows of x are the \
+                 shards of one step, in order; several numbers of rows may be there."
+            ),
+            "lmhead": {
+                "description":
+                    "Graph from hidden row to logits; absent when the last decode graph gives logits.",
+                "type": "string"
+            },
+            "tensors": tensors(DECODER_ROLES.into_iter().chain(STATE_ROLES).chain(roles))
+        }
+    })
+}
 
 /// A parameter that names one graph, or several in order.
 pub fn graphs(description: &str) -> Value {

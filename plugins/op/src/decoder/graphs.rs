@@ -1,0 +1,163 @@
+//! The graphs of a decoder, and whether they are complete.
+
+use serde::Deserialize;
+
+use super::head::LMHEAD;
+use crate::fill::Embedding;
+use crate::state::StateCarrier;
+use crate::{Error, GraphId, Host, OneOrMany, Result};
+
+const DECODE: &str = "/plan/params/decode";
+const PREFILL: &str = "/plan/params/prefill";
+
+/// What `plan.params` says of a decoder ([`crate::schema::decoder`]).
+#[derive(Debug, Deserialize)]
+struct Params {
+    decode: OneOrMany,
+    prefill: Option<OneOrMany>,
+    lmhead: Option<String>,
+}
+
+/// What a layer carries from token to token: the roles of its tensors without their prefix and
+/// without the layer's number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LayerState<'a> {
+    /// Caches `past_X_i` → `new_X_i`, such as `["k", "v"]`.
+    Caches(&'a [&'a str]),
+    /// Replaced states `past_X_i` → `present_X_i`, such as `["conv"]`.
+    States(&'a [&'a str]),
+}
+
+impl<'a> LayerState<'a> {
+    fn roles(self) -> &'a [&'a str] {
+        match self {
+            Self::Caches(roles) | Self::States(roles) => roles,
+        }
+    }
+
+    fn has(self, state: &StateCarrier, role: &str, layer: usize) -> bool {
+        let role = format!("{role}_{layer}");
+        match self {
+            Self::Caches(_) => state.has_cache(&role),
+            Self::States(_) => state.has_state(&role),
+        }
+    }
+
+    /// `past_k_3/past_v_3`.
+    fn names(self, layer: usize) -> String {
+        let names: Vec<_> =
+            self.roles().iter().map(|role| format!("past_{role}_{layer}")).collect();
+        names.join("/")
+    }
+}
+
+/// The graphs of a decoder, as `plan.params` names them: `decode` takes one token, those of `prefill`
+/// take several, `lmhead` makes logits of a hidden row.
+#[derive(Debug)]
+pub struct DecoderGraphs {
+    /// Graphs of a step with their number of rows: those for one token, and then those for prompts,
+    /// the narrowest first.
+    pub(super) passes: Vec<(usize, Vec<GraphId>)>,
+    pub(super) head: Option<GraphId>,
+    hidden: usize,
+}
+
+impl DecoderGraphs {
+    /// Finds the graphs. Graphs of `prefill` with as many rows of `x` are the shards of one pass.
+    pub fn find(host: &Host) -> Result<Self> {
+        let params: Params = host.params()?;
+        let decode = params.decode.graphs(host, DECODE)?;
+        let (rows, hidden) = host.rows_of(decode[0], host.input(decode[0], "x")?)?;
+        if rows != 1 {
+            return Err(Error::graph(format!(
+                "graph {:?}: x has {rows} rows, expected 1 for manifest {DECODE}; name graphs that \
+                 take several tokens in {PREFILL}",
+                host.graph(decode[0]).name
+            )));
+        }
+        let mut passes = vec![(1, decode)];
+        if let Some(prefill) = &params.prefill {
+            for graph in prefill.graphs(host, PREFILL)? {
+                let (rows, _) = host.rows_of(graph, host.input(graph, "x")?)?;
+                match passes.iter_mut().skip(1).find(|(have, _)| *have == rows) {
+                    Some((_, shards)) => shards.push(graph),
+                    // A one-row graph among them would do what decode does.
+                    None if rows > 1 => passes.push((rows, vec![graph])),
+                    None => {}
+                }
+            }
+            passes.sort_by_key(|(rows, _)| *rows);
+        }
+        let head = params.lmhead.map(|name| host.require_graph(LMHEAD, &name)).transpose()?;
+        Ok(Self { passes, head, hidden })
+    }
+
+    /// Groups for [`StateCarrier::new`]: the number of a group is that of its pass.
+    pub fn groups(&self) -> Vec<&[GraphId]> {
+        self.passes.iter().map(|(_, graphs)| graphs.as_slice()).collect()
+    }
+
+    /// Values of a hidden row.
+    pub fn hidden(&self) -> usize {
+        self.hidden
+    }
+
+    /// Opens the embedding table `artifacts.embed` for rows of [`DecoderGraphs::hidden`] values, and
+    /// checks the manifest's own numbers, `params.hidden` and `params.vocab`.
+    pub fn embedding(&self, host: &mut Host) -> Result<Embedding> {
+        host.embedding_for(self.passes[0].1[0])
+    }
+
+    /// Checks that each layer carries the state of one of `kinds`, and all of it. The manifest says
+    /// in `params.n_layers` how many layers there are; where it does not, nothing is checked.
+    pub fn check_layers(
+        &self,
+        host: &Host,
+        state: &StateCarrier,
+        kinds: &[LayerState<'_>],
+    ) -> Result<()> {
+        let Some(layers) = host.value::<usize>("/params/n_layers")? else { return Ok(()) };
+        for layer in 0..layers {
+            self.check_layer(host, state, kinds, layer, layers)?;
+        }
+        Ok(())
+    }
+
+    fn check_layer(
+        &self,
+        host: &Host,
+        state: &StateCarrier,
+        kinds: &[LayerState<'_>],
+        layer: usize,
+        layers: usize,
+    ) -> Result<()> {
+        let has = |kind: &LayerState<'_>, role: &str| kind.has(state, role, layer);
+        let begun = kinds.iter().filter(|kind| kind.roles().iter().any(|role| has(kind, role)));
+        let begun: Vec<_> = begun.collect();
+        let what = match begun[..] {
+            [] => {
+                let names: Vec<_> = kinds.iter().map(|kind| kind.names(layer)).collect();
+                format!(
+                    "have no {}; expected that of each of the manifest's {layers} layers \
+                     (params.n_layers)",
+                    names.join(" and no ")
+                )
+            }
+            [kind] => {
+                let missing = kind.roles().iter().filter(|role| !has(kind, role));
+                let missing: Vec<_> = missing.map(|role| format!("past_{role}_{layer}")).collect();
+                if missing.is_empty() {
+                    return Ok(());
+                }
+                format!("lack {}; the layer's other state is there", missing.join(" and "))
+            }
+            _ => {
+                let names: Vec<_> = begun.iter().map(|kind| kind.names(layer)).collect();
+                format!("have both {}; expected one of them", names.join(" and "))
+            }
+        };
+        let names = self.passes[0].1.iter().map(|&graph| host.graph(graph).name.as_str());
+        let names = names.collect::<Vec<_>>().join(", ");
+        Err(Error::graph(format!("layer {layer}: the decode graphs ({names}) {what}")))
+    }
+}

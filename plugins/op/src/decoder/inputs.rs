@@ -1,0 +1,117 @@
+//! What fills the inputs of a decoder's graphs.
+
+use std::fmt;
+
+use crate::fill::{CausalMask, Embedding, FloatInput, Rope, RopeTables, StepMask};
+use crate::{GraphId, Host, Result};
+
+/// The graphs that take so many tokens in one step.
+#[derive(Debug, Clone, Copy)]
+pub struct Pass<'a> {
+    /// Its number: 0 takes one token; those for prompts follow, the narrowest first.
+    pub index: usize,
+    /// The shards, in order.
+    pub graphs: &'a [GraphId],
+    /// Tokens of a step.
+    pub rows: usize,
+}
+
+/// The tokens of one step.
+#[derive(Debug, Clone, Copy)]
+pub struct Chunk<'a> {
+    /// Number of the pass that takes them.
+    pub pass: usize,
+    /// At most as many as the pass has rows. What the graphs give for the rows after them is not
+    /// looked at.
+    pub tokens: &'a [u32],
+    /// Position of the first.
+    pub position: usize,
+}
+
+/// Fills inputs of a decoder's graphs. Ropes, masks and the embedding are the kit's; an op may bring
+/// others.
+pub trait Filler: fmt::Debug + Send {
+    /// Finds, checks and binds the inputs in the graphs of a pass. Called once for each pass, in the
+    /// order of their numbers.
+    fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()>;
+
+    /// Fills the inputs for a step. Must not allocate.
+    fn fill(&mut self, host: &mut Host, chunk: Chunk<'_>) -> Result<()>;
+}
+
+/// Rows of the embedding table for the input `x` of the first shard.
+#[derive(Debug)]
+pub(super) struct EmbeddingRows {
+    embedding: Embedding,
+    inputs: Vec<FloatInput>,
+}
+
+impl EmbeddingRows {
+    pub fn of(embedding: Embedding) -> Self {
+        Self { embedding, inputs: Vec::new() }
+    }
+}
+
+impl Filler for EmbeddingRows {
+    fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()> {
+        let first = pass.graphs[0];
+        self.embedding.check_rows(host, first, host.input(first, "x")?, pass.rows)?;
+        self.inputs.push(FloatInput::require(host, first, "x")?);
+        Ok(())
+    }
+
+    fn fill(&mut self, host: &mut Host, chunk: Chunk<'_>) -> Result<()> {
+        let input = self.inputs[chunk.pass];
+        self.embedding.gather_rows(host, chunk.tokens, input.buffer(), input.dtype())
+    }
+}
+
+/// Rotary tables of all passes.
+#[derive(Debug)]
+pub(super) struct RotaryTables {
+    rope: Rope,
+    tables: Vec<RopeTables>,
+}
+
+impl RotaryTables {
+    pub fn of(rope: Rope) -> Self {
+        Self { rope, tables: Vec::new() }
+    }
+}
+
+impl Filler for RotaryTables {
+    fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()> {
+        self.tables.push(self.rope.bind_all(host, pass.graphs, pass.rows)?);
+        Ok(())
+    }
+
+    fn fill(&mut self, host: &mut Host, chunk: Chunk<'_>) -> Result<()> {
+        self.tables[chunk.pass].fill(host, &mut self.rope, chunk.position);
+        Ok(())
+    }
+}
+
+/// A causal mask of all passes.
+#[derive(Debug)]
+pub(super) struct Masks {
+    mask: CausalMask,
+    masks: Vec<StepMask>,
+}
+
+impl Masks {
+    pub fn of(mask: CausalMask) -> Self {
+        Self { mask, masks: Vec::new() }
+    }
+}
+
+impl Filler for Masks {
+    fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()> {
+        self.masks.push(self.mask.bind(host, pass.graphs, pass.rows)?);
+        Ok(())
+    }
+
+    fn fill(&mut self, host: &mut Host, chunk: Chunk<'_>) -> Result<()> {
+        self.masks[chunk.pass].fill(host, chunk.position);
+        Ok(())
+    }
+}

@@ -1,0 +1,293 @@
+//! The step of a decoder: one token, or a prompt in chunks, through shards and a head.
+//!
+//! ```
+//! use qhx_op::decoder::{Decoder, DecoderGraphs, LayerState};
+//! use qhx_op::fill::{CausalMask, Rope};
+//! use qhx_op::state::StateCarrier;
+//! use qhx_op::{Host, Result};
+//!
+//! fn open(host: &mut Host) -> Result<Decoder> {
+//!     let graphs = DecoderGraphs::find(host)?;
+//!     let state = StateCarrier::new(host, &graphs.groups())?;
+//!     graphs.check_layers(host, &state, &[LayerState::Caches(&["k", "v"])])?;
+//!     let mask = CausalMask::new(state.capacity().unwrap_or(0));
+//!     let rope = Rope::from_params(host, "/params")?;
+//!     Decoder::builder("my_generate", graphs, state).rope(rope).mask(mask).open(host)
+//! }
+//! ```
+//!
+//! An op that is such a decoder and nothing else gives it back in [`crate::Op::decoder`]; the other
+//! methods then have nothing to do. A model with two ropes or two kinds of mask adds both, under
+//! names of their own; what fills other inputs is a [`Filler`].
+
+mod graphs;
+mod head;
+mod inputs;
+
+use std::time::Instant;
+
+pub use graphs::{DecoderGraphs, LayerState};
+pub use head::{Head, HiddenRows};
+pub use inputs::{Chunk, Filler, Pass};
+
+use crate::fill::{CausalMask, Embedding, Rope};
+use crate::state::StateCarrier;
+use crate::text::{check_room, count_tokens, max_ctx, tokens};
+use crate::{Error, GraphId, Host, OpInfo, Result, Segment, SpanId, View};
+use head::Tail;
+use inputs::{EmbeddingRows, Masks, RotaryTables};
+
+/// What a [`Decoder`] is made of. [`Decoder::builder`] makes one.
+#[derive(Debug)]
+#[must_use]
+pub struct DecoderBuilder {
+    op: &'static str,
+    graphs: DecoderGraphs,
+    state: StateCarrier,
+    embedding: Option<Embedding>,
+    fillers: Vec<Box<dyn Filler>>,
+}
+
+impl DecoderBuilder {
+    /// The table that rows of `x` come from, instead of [`DecoderGraphs::embedding`].
+    pub fn embedding(mut self, embedding: Embedding) -> Self {
+        self.embedding = Some(embedding);
+        self
+    }
+
+    /// Adds rotary tables.
+    pub fn rope(self, rope: Rope) -> Self {
+        self.filler(RotaryTables::of(rope))
+    }
+
+    /// Adds a causal mask.
+    pub fn mask(self, mask: CausalMask) -> Self {
+        self.filler(Masks::of(mask))
+    }
+
+    /// Adds what fills other inputs.
+    pub fn filler(mut self, filler: impl Filler + 'static) -> Self {
+        self.fillers.push(Box::new(filler));
+        self
+    }
+
+    /// Binds everything, and checks that the passes fit each other, the head and the manifest.
+    pub fn open(self, host: &mut Host) -> Result<Decoder> {
+        let Self { op, graphs, state, embedding, mut fillers } = self;
+        let embedding = match embedding {
+            Some(embedding) => embedding,
+            None => graphs.embedding(host)?,
+        };
+        let input_vocab = embedding.vocab();
+        fillers.insert(0, Box::new(EmbeddingRows::of(embedding)));
+        let max_ctx = max_ctx(host, state.capacity())?;
+        let replaces = state.roles().any(|role| state.has_state(role));
+        let mut passes = Vec::with_capacity(graphs.passes.len());
+        for (index, (rows, shards)) in graphs.passes.into_iter().enumerate() {
+            state.check_complete(host, index)?;
+            for pair in shards.windows(2) {
+                host.chain(pair[0], pair[1])?;
+            }
+            for filler in &mut fillers {
+                filler.bind(host, Pass { index, graphs: &shards, rows })?;
+            }
+            let tail = Tail::bind(host, shards[shards.len() - 1], rows)?;
+            passes.push(Shards { graphs: shards, rows, tail, only_full: replaces && rows > 1 });
+        }
+        let head = match graphs.head {
+            Some(graph) => {
+                let rows = |pass: &Shards| pass.tail.hidden(host, pass.rows, graph);
+                let sources = passes.iter().map(rows).collect::<Result<_>>()?;
+                Some(Head::open(host, graph, sources)?)
+            }
+            None => None,
+        };
+        let vocab = vocab(host, &passes, head.as_ref())?;
+        if vocab < input_vocab {
+            return Err(Error::graph(format!(
+                "the graphs give {vocab} logits, expected at least {input_vocab}, one for each row \
+                 of the embedding table"
+            )));
+        }
+        let widest = passes.iter().map(|pass| pass.rows).max().unwrap_or(1);
+        Ok(Decoder {
+            op,
+            passes,
+            head,
+            fillers,
+            state,
+            vocab,
+            input_vocab,
+            max_ctx,
+            chunk: Vec::with_capacity(widest),
+            fill_span: host.span("fill"),
+            commit_span: host.span("commit"),
+        })
+    }
+}
+
+/// Number of logits, the same in every pass that gives some.
+fn vocab(host: &Host, passes: &[Shards], head: Option<&Head>) -> Result<usize> {
+    if let Some(head) = head {
+        return Ok(head.logits().len);
+    }
+    let step = &passes[STEP];
+    let Some(logits) = step.tail.logits(0) else {
+        host.output(step.graphs[step.graphs.len() - 1], "logits")?;
+        return Ok(0);
+    };
+    for pass in passes {
+        match pass.tail.logits(0) {
+            Some(view) if view.len != logits.len => {
+                return Err(Error::graph(format!(
+                    "the graphs that take {} tokens give {} logits, expected {} as those that take \
+                     one",
+                    pass.rows, view.len, logits.len
+                )));
+            }
+            _ => {}
+        }
+    }
+    Ok(logits.len)
+}
+
+/// The shards that take so many tokens in one step.
+#[derive(Debug)]
+struct Shards {
+    graphs: Vec<GraphId>,
+    rows: usize,
+    tail: Tail,
+    /// A state that is replaced as a whole would take in the rows after the last token, too.
+    only_full: bool,
+}
+
+/// The pass that takes one token.
+const STEP: usize = 0;
+
+/// A decoder over bound graphs. Its state is as it was after the last step that succeeded.
+#[derive(Debug)]
+pub struct Decoder {
+    op: &'static str,
+    /// The one-token pass, and then those for prompts, the narrowest first. The number of a pass is
+    /// that of its group in the state carrier.
+    passes: Vec<Shards>,
+    head: Option<Head>,
+    fillers: Vec<Box<dyn Filler>>,
+    state: StateCarrier,
+    vocab: usize,
+    input_vocab: usize,
+    max_ctx: usize,
+    /// Tokens of the chunk under way; holds as many as the widest pass takes.
+    chunk: Vec<u32>,
+    fill_span: SpanId,
+    commit_span: SpanId,
+}
+
+impl Decoder {
+    /// A decoder of `graphs` with `state`, which has paired the tensors of
+    /// [`DecoderGraphs::groups`]. `op` is the op's name, for messages.
+    pub fn builder(op: &'static str, graphs: DecoderGraphs, state: StateCarrier) -> DecoderBuilder {
+        DecoderBuilder { op, graphs, state, embedding: None, fillers: Vec::new() }
+    }
+
+    /// What the op says of itself.
+    pub fn info(&self) -> OpInfo {
+        let mut info = OpInfo { vocab: self.vocab, max_ctx: self.max_ctx, ..OpInfo::default() };
+        self.state.describe(&mut info);
+        info
+    }
+
+    /// Rows of the embedding table.
+    pub fn input_vocab(&self) -> usize {
+        self.input_vocab
+    }
+
+    /// What it carries from step to step.
+    pub fn state(&self) -> &StateCarrier {
+        &self.state
+    }
+
+    /// What it carries from step to step.
+    pub fn state_mut(&mut self) -> &mut StateCarrier {
+        &mut self.state
+    }
+
+    /// Consumes the tokens of a prompt of text only; answers with the logits of the last. What was
+    /// consumed before a failure stays.
+    pub fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
+        let total = count_tokens(self.op, segments)?;
+        check_room(self.state.position(), total, self.max_ctx)?;
+        let mut prompt = tokens(segments);
+        let mut done = 0;
+        loop {
+            let mut left = total - done;
+            let mut pass = self.choose(left);
+            if left > 1 && left <= self.passes[pass].rows && !self.gives_logits(pass) {
+                // The last token goes through a graph that gives logits.
+                left -= 1;
+                pass = self.choose(left);
+            }
+            let count = left.min(self.passes[pass].rows);
+            self.chunk.clear();
+            self.chunk.extend(prompt.by_ref().take(count));
+            done += count;
+            let view = self.step(host, pass, done == total)?;
+            host.progress(done, total);
+            if done == total {
+                return last(view);
+            }
+        }
+    }
+
+    /// Consumes one token; answers with its logits. Allocates nothing.
+    pub fn decode(&mut self, host: &mut Host, token: u32) -> Result<View> {
+        check_room(self.state.position(), 1, self.max_ctx)?;
+        self.chunk.clear();
+        self.chunk.push(token);
+        last(self.step(host, STEP, true)?)
+    }
+
+    /// Runs `self.chunk` through a pass and commits the state last, so that a failure leaves it as
+    /// it was. With `logits`, answers with those of the last token.
+    fn step(&mut self, host: &mut Host, pass: usize, logits: bool) -> Result<Option<View>> {
+        let start = Instant::now();
+        let Shards { graphs, tail, .. } = &self.passes[pass];
+        let chunk = Chunk { pass, tokens: &self.chunk, position: self.state.position() };
+        self.fillers.iter_mut().try_for_each(|filler| filler.fill(host, chunk))?;
+        host.end(self.fill_span, start);
+        graphs.iter().try_for_each(|&graph| host.execute(graph))?;
+        let row = self.chunk.len() - 1;
+        let view = match &mut self.head {
+            _ if !logits => None,
+            Some(head) => Some(head.run(host, pass, row)?),
+            None => tail.logits(row),
+        };
+        let start = Instant::now();
+        self.state.commit(host, pass, self.chunk.len())?;
+        host.end(self.commit_span, start);
+        Ok(view)
+    }
+
+    /// The pass for the next chunk of `left` tokens: of those for prompts, the narrowest that takes
+    /// them all, else the widest that they fill. So a prompt needs the fewest executions, and they
+    /// pad the least.
+    fn choose(&self, left: usize) -> usize {
+        if left == 1 {
+            return STEP;
+        }
+        let fits = |pass: &usize| {
+            let Shards { rows, only_full, .. } = self.passes[*pass];
+            rows == left || rows > left && !only_full
+        };
+        let narrowest = (1..self.passes.len()).find(fits);
+        narrowest.or_else(|| self.passes.iter().rposition(|p| p.rows <= left)).unwrap_or(STEP)
+    }
+
+    fn gives_logits(&self, pass: usize) -> bool {
+        self.head.is_some() || self.passes[pass].tail.logits(0).is_some()
+    }
+}
+
+fn last(view: Option<View>) -> Result<View> {
+    view.ok_or_else(|| Error::graph("the last step gave no logits"))
+}

@@ -1,0 +1,108 @@
+//! Graphs by the names that a manifest gives them, tensors by role, and chains of graphs.
+
+use serde::Deserialize;
+
+use crate::fill::Embedding;
+use crate::{BufferId, Error, GraphId, Host, Port, Result, View};
+
+/// A parameter that names one graph, or several in order ([`crate::schema::graphs`]).
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum OneOrMany {
+    /// A name.
+    One(String),
+    /// Names.
+    Many(Vec<String>),
+}
+
+impl OneOrMany {
+    /// The names.
+    pub fn names(&self) -> &[String] {
+        match self {
+            Self::One(name) => std::slice::from_ref(name),
+            Self::Many(names) => names,
+        }
+    }
+
+    /// The graphs named at `pointer` of the manifest, at least one. Errors when one is not there.
+    pub fn graphs(&self, host: &Host, pointer: &str) -> Result<Vec<GraphId>> {
+        if self.names().is_empty() {
+            return Err(Error::manifest(format!("manifest {pointer}: no graph is named")));
+        }
+        self.names().iter().map(|name| host.require_graph(pointer, name)).collect()
+    }
+}
+
+impl Host {
+    /// The input with a role; the error lists what the graph has.
+    pub fn input(&self, graph: GraphId, role: &str) -> Result<Port> {
+        self.graph(graph).require_input(role).map(Port::Input)
+    }
+
+    /// The output with a role; the error lists what the graph has.
+    pub fn output(&self, graph: GraphId, role: &str) -> Result<Port> {
+        self.graph(graph).require_output(role).map(Port::Output)
+    }
+
+    /// Allocates a buffer for a tensor of f16 or f32, binds it, and answers with a view of all of it.
+    pub fn view_for(&mut self, graph: GraphId, port: Port) -> Result<View> {
+        let dtype = self.require_float(graph, port)?;
+        let len = self.tensor(graph, port).elements();
+        Ok(View { buffer: self.allocate_for(graph, port)?, dtype, offset: 0, len })
+    }
+
+    /// Rows of a tensor `[…, width]`, and their width. Errors when it is empty.
+    pub fn rows_of(&self, graph: GraphId, port: Port) -> Result<(usize, usize)> {
+        let tensor = self.tensor(graph, port);
+        match (tensor.elements(), tensor.width()) {
+            (0, _) | (_, 0) => {
+                let graph = &self.graph(graph).name;
+                Err(Error::graph(format!("graph {graph:?}: tensor {tensor} is empty")))
+            }
+            (elements, width) => Ok((elements / width, width)),
+        }
+    }
+
+    /// Opens the embedding table `artifacts.embed` for rows of a graph's input `x`. Errors when the
+    /// manifest's own numbers, `params.hidden` and `params.vocab`, are others.
+    pub fn embedding_for(&mut self, graph: GraphId) -> Result<Embedding> {
+        let input = self.input(graph, "x")?;
+        let (_, hidden) = self.rows_of(graph, input)?;
+        if let Some(said) = self.value::<usize>("/params/hidden")?
+            && said != hidden
+        {
+            return Err(Error::graph(format!(
+                "graph {:?}: tensor {}: expected rows of {said} values, the manifest's \
+                 params.hidden",
+                self.graph(graph).name,
+                self.tensor(graph, input)
+            )));
+        }
+        let vocab = self.value("/params/vocab")?;
+        Embedding::open(self, hidden, vocab)
+    }
+
+    /// Checks that the output `y` of one graph can be the input `x` of the next.
+    pub fn check_chain(&self, from: GraphId, to: GraphId) -> Result<(Port, Port)> {
+        let (output, input) = (self.output(from, "y")?, self.input(to, "x")?);
+        let (source, target) = (self.tensor(from, output), self.tensor(to, input));
+        if source.dtype != target.dtype || source.elements() != target.elements() {
+            return Err(Error::graph(format!(
+                "graph {:?} hands on {source}, but graph {:?} takes {target}; both must have the \
+                 same dtype and number of values",
+                self.graph(from).name,
+                self.graph(to).name
+            )));
+        }
+        Ok((output, input))
+    }
+
+    /// Binds one new buffer as the output `y` of one graph and the input `x` of the next, so that
+    /// rows pass without a copy.
+    pub fn chain(&mut self, from: GraphId, to: GraphId) -> Result<BufferId> {
+        let (output, input) = self.check_chain(from, to)?;
+        let buffer = self.allocate_for(from, output)?;
+        self.bind(to, input, buffer, 0)?;
+        Ok(buffer)
+    }
+}

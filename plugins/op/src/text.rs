@@ -1,0 +1,59 @@
+//! Prompts of text only, and the room they need.
+
+use crate::{Error, Host, Result, Segment};
+
+/// Number of tokens of a prompt. Errors when it holds anything but text, or nothing; `op` is the
+/// op's name, for the message.
+pub fn count_tokens(op: &str, segments: &[Segment<'_>]) -> Result<usize> {
+    let mut total = 0;
+    for segment in segments {
+        let found = match segment {
+            Segment::Tokens(tokens) => {
+                total += tokens.len();
+                continue;
+            }
+            Segment::Image { .. } => "an image",
+            Segment::Audio { .. } => "audio",
+            _ => "a segment of an unknown kind",
+        };
+        return Err(Error::prompt(format!("{op} takes text only; the prompt has {found}")));
+    }
+    if total == 0 {
+        return Err(Error::prompt("the prompt has no tokens"));
+    }
+    Ok(total)
+}
+
+/// Tokens of text segments, in order. Other segments have none.
+pub fn tokens<'a>(segments: &'a [Segment<'a>]) -> impl Iterator<Item = u32> + 'a {
+    segments.iter().flat_map(|segment| {
+        match segment {
+            Segment::Tokens(tokens) => tokens,
+            _ => &[][..],
+        }
+        .iter()
+        .copied()
+    })
+}
+
+/// Positions that an op can hold: `params.max_ctx`, or else the `capacity` of its caches. Without
+/// either there is no limit. Errors when the manifest says more than the caches hold.
+pub fn max_ctx(host: &Host, capacity: Option<usize>) -> Result<usize> {
+    match (capacity, host.value::<usize>("/params/max_ctx")?) {
+        (Some(capacity), Some(said)) if said > capacity => Err(Error::graph(format!(
+            "the manifest's params.max_ctx is {said}, but the KV cache of the decode graphs holds \
+             {capacity} rows"
+        ))),
+        (capacity, said) => Ok(said.or(capacity).unwrap_or(usize::MAX)),
+    }
+}
+
+/// Errors unless `tokens` more fit at `position` into a context of `max_ctx`.
+pub fn check_room(position: usize, tokens: usize, max_ctx: usize) -> Result<()> {
+    if position.checked_add(tokens).is_some_and(|end| end <= max_ctx) {
+        return Ok(());
+    }
+    Err(Error::prompt(format!(
+        "{tokens} tokens at position {position} do not fit into the context of {max_ctx} tokens"
+    )))
+}

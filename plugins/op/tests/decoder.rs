@@ -1,0 +1,282 @@
+//! The kit's decoder on scripted graphs: which graphs a prompt goes through, what they find in their
+//! inputs, and what does not fit.
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
+
+use qhx_op::decoder::{Chunk, Decoder, DecoderGraphs, Filler, LayerState, Pass};
+use qhx_op::fill::{CausalMask, FloatInput};
+use qhx_op::harness::{OpHarness, OpenOp, Step, graph, tensor};
+use qhx_op::state::StateCarrier;
+use qhx_op::{
+    DType, ErrorCode, GraphInfo, Host, Modality, Op, OpDescription, Result, Segment, Task,
+    TensorInfo, schema,
+};
+use serde_json::{Value, json};
+
+/// Writes the position of the first token into the input `place`, where a graph has it.
+#[derive(Debug, Default)]
+struct Place(Vec<Vec<FloatInput>>);
+
+impl Filler for Place {
+    fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()> {
+        assert_eq!(pass.index, self.0.len(), "passes come in order");
+        self.0.push(FloatInput::bind_all(host, pass.graphs, "place")?);
+        Ok(())
+    }
+
+    fn fill(&mut self, host: &mut Host, chunk: Chunk<'_>) -> Result<()> {
+        self.0[chunk.pass].iter().try_for_each(|i| i.write(host, &[chunk.position as f32]))
+    }
+}
+
+struct Toy(Decoder);
+
+impl Op for Toy {
+    fn describe() -> OpDescription {
+        OpDescription {
+            name: "toy".into(),
+            summary: String::new(),
+            version: String::new(),
+            tasks: vec![Task::Generate],
+            modalities: vec![Modality::Text],
+            params_schema: schema::decoder(["place"]),
+        }
+    }
+
+    fn open(host: &mut Host) -> Result<Self> {
+        let graphs = DecoderGraphs::find(host)?;
+        let state = StateCarrier::new(host, &graphs.groups())?;
+        let kinds = [LayerState::Caches(&["k"]), LayerState::States(&["a", "b"])];
+        graphs.check_layers(host, &state, &kinds)?;
+        let mask = CausalMask::new(state.capacity().unwrap_or(0));
+        let decoder = Decoder::builder("toy", graphs, state);
+        decoder.mask(mask).filler(Place::default()).open(host).map(Self)
+    }
+
+    fn decoder(&self) -> Option<&Decoder> {
+        Some(&self.0)
+    }
+
+    fn decoder_mut(&mut self) -> Option<&mut Decoder> {
+        Some(&mut self.0)
+    }
+}
+
+const F32: DType = DType::F32;
+
+/// Rows of three tokens in two values: token t is [t, -t].
+fn harness(params: Value, manifest: Value) -> OpHarness {
+    let rows = (0..3_u8).map(f32::from).flat_map(|t| [t, -t]);
+    let table: Vec<u8> = rows.flat_map(f32::to_le_bytes).collect();
+    OpHarness::new()
+        .manifest(json!({
+            "artifacts": {"embed": {"path": "embed.bin", "dtype": "f32"}},
+            "params": manifest,
+            "plan": {"params": params}
+        }))
+        .file("embed.bin", table)
+        .script(run)
+}
+
+/// Hidden rows are those that came in; a cache's new rows are their first values; a state counts the
+/// rows; logits are a hidden row and the place.
+fn run(step: &mut Step<'_>) -> Result<()> {
+    let x = step.input("x")?;
+    let rows = x.len() / 2;
+    let place = step.input("place").map_or(0.0, |place| place[0]);
+    if step.graph() == "head" {
+        return step.set("logits", &[x[0], x[1], 7.0]);
+    }
+    if let Ok(past) = step.input("past_k_0") {
+        let keys: Vec<_> = x.iter().step_by(2).copied().collect();
+        step.set("new_k_0", &keys)?;
+        let mask = step.input("cmask")?;
+        for (row, mask) in mask.chunks_exact(past.len() + rows).enumerate() {
+            let seen = mask.iter().filter(|value| **value == 0.0).count();
+            assert_eq!(seen, place as usize + row + 1, "row {row} at {place}");
+        }
+    }
+    for state in ["a", "b"] {
+        if let Ok(past) = step.input(&format!("past_{state}_0")) {
+            step.set(&format!("present_{state}_0"), &[past[0] + rows as f32])?;
+        }
+    }
+    let logits: Vec<_> = x.chunks_exact(2).flat_map(|row| [row[0], row[1], place]).collect();
+    step.set("y", &x).or_else(|_| step.set("logits", &logits))
+}
+
+const ROOM: usize = 9;
+
+/// A graph of `rows` tokens with a cache, and the output `out` of `width` values a row.
+fn cached(name: &str, rows: usize, out: &str, width: usize) -> GraphInfo {
+    graph(
+        name,
+        [
+            tensor("x", F32, [rows, 2]),
+            tensor("place", F32, [1]),
+            tensor("cmask", F32, [rows, ROOM + rows]),
+            tensor("past_k_0", F32, [ROOM, 1]),
+        ],
+        [tensor(out, F32, [rows, width]), tensor("new_k_0", F32, [rows, 1])],
+    )
+}
+
+fn replaced(name: &str, rows: usize) -> GraphInfo {
+    let state = |name: &str| tensor(name, F32, [1]);
+    graph(
+        name,
+        [tensor("x", F32, [rows, 2]), state("past_a_0"), state("past_b_0")],
+        [tensor("y", F32, [rows, 2]), state("present_a_0"), state("present_b_0")],
+    )
+}
+
+fn head() -> GraphInfo {
+    graph("head", [tensor("x", F32, [1, 2])], [tensor("logits", F32, [1, 3])])
+}
+
+fn executions<const N: usize>(op: &OpenOp, graphs: [&str; N]) -> [usize; N] {
+    graphs.map(|graph| op.executions(graph))
+}
+
+#[test]
+fn a_prompt_goes_through_the_fewest_steps_and_the_head_once() {
+    let params = json!({"decode": "one", "prefill": ["four", "two"], "lmhead": "head"});
+    let mut op = harness(params, json!({"n_layers": 1, "vocab": 3}))
+        .graph(cached("one", 1, "y", 2))
+        .graph(cached("two", 2, "y", 2))
+        .graph(cached("four", 4, "y", 2))
+        .graph(head())
+        .open::<Toy>()
+        .unwrap();
+    assert_eq!((op.info().vocab, op.info().max_ctx), (3, ROOM));
+    assert!(op.info().can_truncate && op.info().can_snapshot);
+
+    // Six tokens: four, and two.
+    let logits = op.prefill(&[Segment::Tokens(&[1, 2, 1, 2, 1]), Segment::Tokens(&[2])]).unwrap();
+    assert_eq!(logits, [2.0, -2.0, 7.0]);
+    assert_eq!(executions(&op, ["one", "two", "four", "head"]), [0, 1, 1, 1]);
+    assert_eq!(op.bound("one", "past_k_0").unwrap()[..6], [1.0, 2.0, 1.0, 2.0, 1.0, 2.0]);
+    assert_eq!(op.progress(), Some((6, 6)));
+    // Three more fill the widest but for a row, which counts for nothing.
+    assert_eq!(op.prefill(&[Segment::Tokens(&[0, 0, 1])]).unwrap(), [1.0, -1.0, 7.0]);
+    assert_eq!((op.position(), op.executions("four")), (9, 2));
+    let error = op.decode(1).unwrap_err();
+    let expected = "1 tokens at position 9 do not fit into the context of 9 tokens";
+    assert_eq!((error.code(), error.message()), (ErrorCode::PROMPT, expected));
+
+    // The calls that the op did not write.
+    op.truncate(4).unwrap();
+    let saved = op.snapshot().unwrap();
+    assert_eq!(op.decode(2).unwrap(), [2.0, -2.0, 7.0]);
+    op.restore(saved).unwrap();
+    assert_eq!(op.position(), 4);
+    op.drop_snapshot(saved);
+    assert!(op.restore(saved).is_err());
+    op.reset().unwrap();
+    assert_eq!(op.position(), 0);
+    let error = op.prefill(&[Segment::Audio { samples: &[], rate: 1 }]).unwrap_err();
+    assert_eq!(error.message(), "toy takes text only; the prompt has audio");
+}
+
+#[test]
+fn without_a_head_the_last_token_goes_where_logits_come_from() {
+    let params = json!({"decode": "one", "prefill": "four"});
+    let mut op = harness(params, json!({}))
+        .graph(cached("one", 1, "logits", 3))
+        .graph(cached("four", 4, "y", 2))
+        .open::<Toy>()
+        .unwrap();
+    assert_eq!(op.prefill(&[Segment::Tokens(&[1, 1, 1, 2])]).unwrap(), [2.0, -2.0, 3.0]);
+    assert_eq!(executions(&op, ["one", "four"]), [1, 1]);
+
+    // Where prompts' graphs give logits, too, those of the last row are taken.
+    let params = json!({"decode": "one", "prefill": "four"});
+    let mut op = harness(params, json!({}))
+        .graph(cached("one", 1, "logits", 3))
+        .graph(cached("four", 4, "logits", 3))
+        .open::<Toy>()
+        .unwrap();
+    assert_eq!(op.prefill(&[Segment::Tokens(&[1, 1, 2])]).unwrap(), [2.0, -2.0, 0.0]);
+    assert_eq!(executions(&op, ["one", "four"]), [0, 1]);
+}
+
+#[test]
+fn a_replaced_state_takes_in_full_chunks_only() {
+    let params = json!({"decode": "one", "prefill": "four", "lmhead": "head"});
+    let mut op = harness(params, json!({"n_layers": 1, "max_ctx": 20}))
+        .graph(replaced("one", 1))
+        .graph(replaced("four", 4))
+        .graph(head())
+        .open::<Toy>()
+        .unwrap();
+    op.prefill(&[Segment::Tokens(&[1; 7])]).unwrap();
+    assert_eq!(executions(&op, ["one", "four", "head"]), [3, 1, 1]);
+    assert_eq!(op.bound("one", "past_a_0").unwrap(), [7.0]);
+    op.prefill(&[Segment::Tokens(&[1; 4])]).unwrap();
+    assert_eq!(executions(&op, ["one", "four", "head"]), [3, 2, 2]);
+    assert!(!op.info().can_truncate);
+}
+
+#[test]
+fn what_does_not_fit_is_named() {
+    let one = |change: &dyn Fn(&mut GraphInfo)| {
+        let mut one = cached("one", 1, "y", 2);
+        change(&mut one);
+        one
+    };
+    let fail = |graphs: Vec<GraphInfo>, params: Value, manifest: Value| {
+        let harness = harness(params, manifest);
+        let harness = graphs.into_iter().fold(harness, OpHarness::graph);
+        harness.open::<Toy>().unwrap_err().message().to_owned()
+    };
+    let names = || json!({"decode": "one", "lmhead": "head"});
+    let none = json!({});
+
+    let error = fail(vec![one(&|_| {}), head()], names(), json!({"n_layers": 2}));
+    let expected = "layer 1: the decode graphs (one) have no past_k_1 and no past_a_1/past_b_1; \
+                    expected that of each of the manifest's 2 layers (params.n_layers)";
+    assert_eq!(error, expected);
+    let half = |graph: &mut GraphInfo| {
+        graph.inputs.retain(|t| t.name != "past_b_0");
+        graph.outputs.retain(|t| t.name != "present_b_0");
+    };
+    let mut lacking = replaced("one", 1);
+    half(&mut lacking);
+    let error = fail(vec![lacking, head()], names(), json!({"n_layers": 1}));
+    assert!(error.contains("(one) lack past_b_0; the layer's other state is there"), "{error}");
+    let mut both = replaced("one", 1);
+    both.inputs.push(tensor("past_k_0", F32, [ROOM, 1]));
+    both.outputs.push(tensor("new_k_0", F32, [1, 1]));
+    let error = fail(vec![both, head()], names(), json!({"n_layers": 1}));
+    assert!(error.contains("both past_k_0 and past_a_0/past_b_0"), "{error}");
+
+    let error = fail(vec![one(&|_| {}), head()], names(), json!({"max_ctx": 10}));
+    assert!(error.contains("max_ctx is 10") && error.contains("holds 9 rows"), "{error}");
+    let error = fail(vec![one(&|_| {}), head()], names(), json!({"hidden": 3}));
+    assert!(error.contains("rows of 3 values, the manifest's params.hidden"), "{error}");
+
+    let half = |tensor: &TensorInfo| TensorInfo { dtype: DType::F16, ..tensor.clone() };
+    let mut narrow = head();
+    narrow.inputs[0] = half(&narrow.inputs[0]);
+    let error = fail(vec![one(&|_| {}), narrow], names(), none.clone());
+    assert!(error.contains("\"one\": tensor y f32[1, 2]: expected 1 times"), "{error}");
+    assert!(error.contains("x f16[1, 2], the row that graph \"head\""), "{error}");
+    let mut few = head();
+    few.outputs[0] = tensor("logits", F32, [1, 2]);
+    let error = fail(vec![one(&|_| {}), few], names(), none.clone());
+    assert!(error.contains("give 2 logits, expected at least 3"), "{error}");
+
+    let error = fail(vec![one(&|_| {})], json!({"decode": "one"}), none.clone());
+    assert!(error.contains("has no output \"logits\""), "{error}");
+    let error = fail(vec![cached("one", 2, "y", 2), head()], names(), none.clone());
+    assert!(error.contains("x has 2 rows, expected 1 for manifest /plan/params/decode"), "{error}");
+    let chained = json!({"decode": ["one", "next"], "lmhead": "head"});
+    let next = graph("next", [tensor("x", F32, [1, 3])], [tensor("y", F32, [1, 2])]);
+    let error = fail(vec![one(&|_| {}), next, head()], chained, none);
+    assert!(
+        error.contains("hands on y f32[1, 2], but graph \"next\" takes x f32[1, 3]"),
+        "{error}"
+    );
+    let error = fail(vec![], json!({"decode": []}), json!({}));
+    assert_eq!(error, "manifest /plan/params/decode: no graph is named");
+}
