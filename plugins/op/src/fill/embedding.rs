@@ -5,6 +5,7 @@ use std::ops::Range;
 use half::f16;
 use serde::Deserialize;
 
+use super::input::FloatInput;
 use crate::kernels::{f16_to_f32, f32_to_f16};
 use crate::{BufferId, DType, Error, GraphId, Host, Port, Result};
 
@@ -98,6 +99,25 @@ impl Embedding {
     /// Values of a row.
     pub fn hidden(&self) -> usize {
         self.hidden
+    }
+
+    /// Allocates and binds the input `role` of a graph, which holds `rows` rows of this table.
+    pub fn bind(
+        &self,
+        host: &mut Host,
+        graph: GraphId,
+        role: &str,
+        rows: usize,
+    ) -> Result<FloatInput> {
+        let port = Port::Input(host.graph(graph).require_input(role)?);
+        self.check_rows(host, graph, port, rows)?;
+        FloatInput::require(host, graph, role)
+    }
+
+    /// Writes the rows of `tokens` into a bound input, one below the other, and zeros into the rows
+    /// after them. More tokens than rows are an error.
+    pub fn fill(&self, host: &mut Host, tokens: &[u32], input: &FloatInput) -> Result<()> {
+        self.gather_rows(host, tokens, input.buffer(), input.dtype())
     }
 
     /// Checks that a graph's input holds one row of f16 or f32.

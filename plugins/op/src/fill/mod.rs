@@ -12,7 +12,7 @@
 //! | `cmask` of all earlier positions | [`CausalMask::new`], [`CausalMask::bind`] | [`StepMask::fill`] |
 //! | a mask of another name, a window, ring caches | [`CausalMask::named`], [`CausalMask::window`], [`CausalMask::ring`] | [`StepMask::fill`] |
 //! | an encoder's mask | [`PaddingMask::bind_all`] | [`PaddingMask::fill`] |
-//! | rows of a table, scaled or not | [`Embedding::open_at`], [`Embedding::scaled`] | [`Embedding::gather_rows`] |
+//! | `x`: rows of a table, scaled or not | [`Embedding::open`] or [`Embedding::open_at`], [`Embedding::scaled`], [`Embedding::bind`] | [`Embedding::fill`] |
 //! | anything else | [`FloatInput::require`] or [`FloatInput::bind_all`] | [`FloatInput::write`], [`FloatInput::fill`] |
 //!
 //! Caches, rings and donors are in [`crate::state`].

@@ -48,8 +48,8 @@ impl Rope {
         let (pairs, turning) = (self.pairs(), self.turning());
         if pairs == 0 {
             return Err(Error::manifest(format!(
-                "manifest /params: rotary_dim or head_dim is missing, which the rotary tables {} of \
-                 graph {:?} are made for",
+                "manifest: rotary_dim or head_dim is missing where the rope is described, usually \
+                 /params; the rotary tables {} of graph {:?} are made for it",
                 roles.join(" and "),
                 info.name
             )));

@@ -1,9 +1,9 @@
 //! Embedding tables: several, in either float type, with a factor.
 
 use half::f16;
+use qhx_op::DType;
 use qhx_op::fill::Embedding;
 use qhx_op::harness::{OpHarness, graph, tensor};
-use qhx_op::{DType, Port};
 use serde_json::json;
 
 use crate::probe::{close, opened, probe};
@@ -35,13 +35,11 @@ fn rows_of_any_table_are_scaled_into_any_float_input() {
             let mut op = probe(harness(), move |host| {
                 let table = Embedding::open_at(host, pointer, 3, Some(4))?.scaled(factor)?;
                 assert_eq!((table.vocab(), table.hidden()), (4, 3));
-                let (graph, port) = (host.require_graph("/", "g")?, Port::Input(input));
-                table.check_rows(host, graph, port, 3)?;
-                let x = host.allocate_for(graph, port)?;
-                let dtype = host.require_float(graph, port)?;
+                let graph = host.require_graph("/", "g")?;
+                let x = table.bind(host, graph, name, 3)?;
                 Ok(Box::new(move |host, _| {
-                    table.gather_rows(host, &[3, 1, 3], x, dtype)?;
-                    table.gather_rows(host, &[2, 1], x, dtype)
+                    table.fill(host, &[3, 1, 3], &x)?;
+                    table.fill(host, &[2, 1], &x)
                 }))
             })
             .unwrap();
@@ -94,6 +92,12 @@ fn a_table_that_does_not_fit_names_its_file_and_its_place() {
         let vocab = fail("/artifacts/embed_layers", 3, Some(usize::MAX));
         assert!(vocab.contains("floats: 48 bytes are 4 rows"), "{vocab}");
         let table = Embedding::open(host, 3, None)?;
+        let graph = host.require_graph("/", "g")?;
+        let wide = table.bind(host, graph, "f16", 2).unwrap_err();
+        assert!(wide.message().contains("f16 f16[3, 3]: expected 2 x 3 values, rows of halves"));
+        let x = table.bind(host, graph, "f16", 3)?;
+        let many = table.fill(host, &[0; 4], &x).unwrap_err();
+        assert!(many.message().contains("4 tokens do not fit into a graph's input of 3 rows"));
         assert!(table.scaled(f32::NAN).unwrap_err().message().contains("halves: a factor of NaN"));
         Ok(())
     })
