@@ -37,7 +37,11 @@ pub(crate) fn open_checked(
     dump: Option<Arc<Dump>>,
     check: impl FnOnce(&Manifest) -> Result<()>,
 ) -> Result<Model> {
-    let manifest = Manifest::load_with_root(path, root)?;
+    let mut manifest = Manifest::load_with_root(path, root)?;
+    // Bundles of others leave out what their form of conversations implies.
+    if let Some(chat) = &mut manifest.chat {
+        qhx_forge::chat::complete(chat);
+    }
     check(&manifest)?;
     let ops = app.plugins()?;
     // Before libraries are opened: the name is wrong more often than they are.

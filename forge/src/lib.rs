@@ -6,6 +6,7 @@
 
 pub mod builder;
 mod bundle;
+pub mod chat;
 pub mod check;
 pub mod checkpoint;
 pub mod compile;

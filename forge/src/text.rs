@@ -1,6 +1,5 @@
 //! The tokenizer's files, and what the manifest says of chat.
 
-use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -11,6 +10,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::bundle::Staging;
+use crate::chat;
 use crate::checkpoint::{Checkpoint, read_json};
 use crate::progress::Progress;
 
@@ -85,7 +85,7 @@ pub(crate) fn copy(
         }
     }
     let tokens = added.added_tokens.into_iter().map(|t| t.content).collect();
-    let chat = chat(&tokens, template == Some(true));
+    let chat = chat::of_tokens(&tokens, template == Some(true));
     check_template(staging.root(), artifacts, &chat, &tokenizer)
         .map_err(|e| e.context(dir.display()))?;
     Ok(chat)
@@ -190,39 +190,4 @@ fn numbers(vocab: usize) -> String {
     }
     text.push_str("}}}\n");
     text
-}
-
-/// ChatML markers where the tokenizer has them, `false` for a model without any chat format.
-fn chat(tokens: &BTreeSet<String>, template: bool) -> Value {
-    let has = |token: &str| tokens.contains(token);
-    if has("<|im_start|>") && has("<|im_end|>") {
-        let answer = "<|im_start|>assistant\n";
-        let mut assistant = Map::new();
-        assistant.insert("gen_prefill".to_owned(), json!(answer));
-        if has("<think>") && has("</think>") {
-            let closed = format!("{answer}<think>\n\n</think>\n\n");
-            assistant.insert("no_think_prefill".to_owned(), json!(closed));
-        }
-        return json!({"bos": [], "assistant": assistant});
-    }
-    if template { json!({"style": "jinja"}) } else { json!(false) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn chat_follows_the_tokenizers_markers() {
-        let set = |tokens: &[&str]| tokens.iter().map(|t| (*t).to_owned()).collect();
-        let full = chat(&set(&["<|im_start|>", "<|im_end|>", "<think>", "</think>"]), true);
-        assert_eq!(
-            full["assistant"]["no_think_prefill"],
-            "<|im_start|>assistant\n<think>\n\n</think>\n\n"
-        );
-        let plain = chat(&set(&["<|im_start|>", "<|im_end|>"]), true);
-        assert_eq!(plain["assistant"], json!({"gen_prefill": "<|im_start|>assistant\n"}));
-        assert_eq!(chat(&set(&[]), true), json!({"style": "jinja"}));
-        assert_eq!(chat(&set(&[]), false), json!(false));
-    }
 }

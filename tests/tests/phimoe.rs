@@ -277,7 +277,9 @@ fn markers_of_the_manifest_render_what_the_template_does() {
     config.as_object_mut().unwrap().remove("chat_template").unwrap();
     fs::write(&file, serde_json::to_vec(&config).unwrap()).unwrap();
     bundle.edit(|m| {
-        m["chat"] = serde_json::json!({"assistant": {"gen_prefill": "<|assistant|>\n"}});
+        let markers = |role: &str| serde_json::json!({"prefix": format!("<|{role}|>\n"), "suffix": "<|end|>\n"});
+        let roles = ["system", "user", "assistant"].map(|role| (role.to_owned(), markers(role)));
+        m["chat"] = Value::Object(roles.into_iter().collect());
     });
     play_all(&mut bundle.open(backends::cpu()), &goldens, false, "markers");
 }

@@ -15,7 +15,7 @@ pub enum Piece {
 /// A marker: nothing, a string, a token id, or a list of these.
 pub type Marker = Vec<Piece>;
 
-/// What stands before and after the text of one role. `None` is the default of the format.
+/// What stands before and after the text of one role. `None`: the manifest does not say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RoleMarkers {
     /// Before the text.
@@ -27,7 +27,7 @@ pub struct RoleMarkers {
 /// Whether the conversation is rendered from markers or by the tokenizer's Jinja template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ChatStyle {
-    /// Jinja when `tokenizer_config.json` has a template, otherwise markers.
+    /// Jinja when there is a template beside the tokenizer, otherwise markers.
     #[default]
     Auto,
     /// Markers.
@@ -51,7 +51,7 @@ pub struct ChatSpec {
     pub user: RoleMarkers,
     /// `chat.assistant.prefix` and `.suffix`: around earlier answers.
     pub assistant: RoleMarkers,
-    /// `chat.assistant.gen_prefill`: what the answer to generate begins with.
+    /// `chat.assistant.gen_prefill`: what the answer to generate begins with; without it, `assistant.prefix`.
     pub gen_prefill: Option<Marker>,
     /// `chat.assistant.no_think_prefill`: the same when thinking is off.
     pub no_think_prefill: Option<Marker>,

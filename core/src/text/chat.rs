@@ -3,49 +3,15 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::Tokenizer;
 use super::jinja::{JinjaTemplate, Template};
 use super::markers::Markers;
+use super::message::{Message, RenderOptions};
 use crate::artifacts::{Artifacts, Mapped};
 use crate::manifest::{ChatSpec, ChatStyle, Manifest};
 use crate::{Error, ErrorKind, Result};
-
-/// A message of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Message {
-    /// `system`, `user` or `assistant`.
-    pub role: String,
-    /// The text.
-    pub content: String,
-}
-
-impl Message {
-    /// A message of `role`.
-    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Self { role: role.into(), content: content.into() }
-    }
-}
-
-/// How a conversation is rendered.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RenderOptions {
-    /// End with what an answer begins with, so that the model answers.
-    pub add_generation_prompt: bool,
-    /// Whether the model should think first; `None` leaves it to the template.
-    pub enable_thinking: Option<bool>,
-    /// Further variables of a Jinja template, such as `reasoning_effort`. They come before all others of the same
-    /// name; the manifest's markers know none.
-    pub arguments: Map<String, Value>,
-}
-
-impl Default for RenderOptions {
-    fn default() -> Self {
-        Self { add_generation_prompt: true, enable_thinking: None, arguments: Map::new() }
-    }
-}
 
 /// How a model wants conversations written.
 pub struct ChatTemplate(Form);
@@ -96,7 +62,8 @@ impl ChatTemplate {
         spec.map(|spec| Self::from_markers(spec, tokenizer)).transpose()
     }
 
-    /// A template of the manifest's markers. The tokenizer spells markers given as token ids.
+    /// A template of the manifest's markers. The tokenizer spells markers given as token ids. A marker that the manifest
+    /// does not give is missed when a conversation needs it.
     pub fn from_markers(spec: &ChatSpec, tokenizer: Option<&Tokenizer>) -> Result<Self> {
         Markers::new(spec, tokenizer).map(|markers| Self(Form::Markers(Box::new(markers))))
     }

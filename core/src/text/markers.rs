@@ -1,138 +1,111 @@
 //! Conversations from the manifest's markers.
 
 use super::Tokenizer;
-use super::chat::{Message, RenderOptions};
+use super::message::{Message, RenderOptions};
 use crate::manifest::{ChatSpec, Marker, Piece, RoleMarkers};
 use crate::{Error, ErrorKind, Result};
 
-/// Markers of a known form, used where the manifest does not give its own.
-struct Format {
-    /// What tells the form from others.
-    signs: &'static [&'static str],
-    system: [&'static str; 2],
-    user: [&'static str; 2],
-    assistant: [&'static str; 2],
+/// What stands around the texts of one role, as far as the manifest says.
+#[derive(Debug)]
+struct Role {
+    name: &'static str,
+    prefix: Option<String>,
+    suffix: Option<String>,
 }
-
-/// ChatML, which is the default, and the form of Phi-3.
-const FORMATS: [Format; 2] = [
-    Format {
-        signs: &["<|im_start|>"],
-        system: ["<|im_start|>system\n", "<|im_end|>\n"],
-        user: ["<|im_start|>user\n", "<|im_end|>\n"],
-        assistant: ["<|im_start|>assistant\n", "<|im_end|>\n"],
-    },
-    Format {
-        signs: &["<|assistant|>", "<|user|>"],
-        system: ["<|system|>\n", "<|end|>\n"],
-        user: ["<|user|>\n", "<|end|>\n"],
-        assistant: ["<|assistant|>\n", "<|end|>\n"],
-    },
-];
 
 /// All markers as text.
 #[derive(Debug)]
 pub(super) struct Markers {
     bos: String,
-    system: [String; 2],
-    user: [String; 2],
-    assistant: [String; 2],
-    generation: String,
-    generation_without_thinking: String,
+    roles: [Role; 3],
+    /// What an answer begins with, and what it begins with when thinking is off.
+    generation: Option<String>,
+    generation_without_thinking: Option<String>,
 }
 
 impl Markers {
     pub(super) fn new(spec: &ChatSpec, tokenizer: Option<&Tokenizer>) -> Result<Self> {
         let text = |place: &str, marker: &Marker| spell(place, marker, tokenizer);
-        let role = |name: &str, markers: &RoleMarkers| {
-            let one = |part: &str, marker: &Option<Marker>| {
-                marker.as_ref().map(|m| text(&format!("/chat/{name}/{part}"), m)).transpose()
-            };
-            Ok::<_, Error>([one("prefix", &markers.prefix)?, one("suffix", &markers.suffix)?])
+        let given = |role: &str, key: &str, marker: &Option<Marker>| {
+            marker.as_ref().map(|m| text(&format!("/chat/{role}/{key}"), m)).transpose()
         };
-        let system = role("system", &spec.system)?;
-        let user = role("user", &spec.user)?;
-        let assistant = role("assistant", &spec.assistant)?;
-        let prefill = |key: &str, marker: &Option<Marker>| {
-            let marker = marker.as_ref();
-            marker.map(|m| text(&format!("/chat/assistant/{key}"), m)).transpose()
+        let role = |name: &'static str, markers: &RoleMarkers| {
+            let prefix = given(name, "prefix", &markers.prefix)?;
+            let suffix = given(name, "suffix", &markers.suffix)?;
+            Ok::<_, Error>(Role { name, prefix, suffix })
         };
-        let generation = prefill("gen_prefill", &spec.gen_prefill)?;
-        let without = prefill("no_think_prefill", &spec.no_think_prefill)?;
-
-        let given = [&system, &user, &assistant].into_iter().flatten();
-        let given: Vec<_> = given.chain([&generation, &without]).flatten().collect();
-        let format = FORMATS
-            .iter()
-            .find(|f| f.signs.iter().any(|sign| given.iter().any(|text| text.contains(sign))))
-            .unwrap_or(&FORMATS[0]);
-        let or = |[prefix, suffix]: [Option<String>; 2], default: [&str; 2]| {
-            [
-                prefix.unwrap_or_else(|| default[0].to_owned()),
-                suffix.unwrap_or_else(|| default[1].to_owned()),
-            ]
+        let roles = [
+            role("system", &spec.system)?,
+            role("user", &spec.user)?,
+            role("assistant", &spec.assistant)?,
+        ];
+        let thinking = given("assistant", "gen_prefill", &spec.gen_prefill)?;
+        let without = given("assistant", "no_think_prefill", &spec.no_think_prefill)?;
+        let prefix = roles[2].prefix.clone();
+        let header = prefix.as_deref().unwrap_or_default().trim_end();
+        // A prefill may repeat the prefix, also with other space after it.
+        let body = |prefill: String| match prefill.strip_prefix(header) {
+            Some(rest) if !header.is_empty() => rest.trim_start().to_owned(),
+            _ => prefill,
         };
-        let assistant_prefix_given = assistant[0].is_some();
-        let mut assistant = or(assistant, format.assistant);
-        let header = assistant[0].trim_end();
-        // What the answer begins with after the assistant's header. A prefill with a header of its
-        // own, such as `<|assistant|>` without a line break, also spells that of earlier answers.
-        let mut header_spelled = None;
-        let mut body = |prefill: Option<&String>| -> String {
-            let Some(text) = prefill else { return String::new() };
-            let Some(rest) = text.strip_prefix(header).filter(|_| !header.is_empty()) else {
-                return text.clone();
-            };
-            let spaces = rest.len() - rest.trim_start().len();
-            header_spelled = Some(format!("{header}{}", &rest[..spaces]));
-            rest[spaces..].to_owned()
-        };
-        let without = without.as_ref().map(|text| body(Some(text)));
-        let thinking = body(generation.as_ref());
-        if let Some(spelled) = header_spelled.filter(|_| !assistant_prefix_given) {
-            assistant[0] = spelled;
-        }
-        let without = match without {
-            None => thinking.clone(),
-            Some(text) if text.starts_with(thinking.trim_end()) => text,
-            Some(text) => format!("{thinking}{text}"),
+        let thinking = thinking.map(body);
+        let begin = thinking.clone().unwrap_or_default();
+        let without = without.map(body).map(|text| match text.starts_with(begin.trim_end()) {
+            true => text,
+            false => format!("{begin}{text}"),
+        });
+        let without = without.or(thinking.clone());
+        let after_prefix = |body: Option<String>| match (&prefix, body) {
+            (None, body) => body,
+            (Some(prefix), body) => Some(format!("{prefix}{}", body.unwrap_or_default())),
         };
         Ok(Self {
             bos: text("/chat/bos", &spec.bos)?,
-            system: or(system, format.system),
-            user: or(user, format.user),
-            generation: format!("{}{thinking}", assistant[0]),
-            generation_without_thinking: format!("{}{without}", assistant[0]),
-            assistant,
+            generation: after_prefix(thinking),
+            generation_without_thinking: after_prefix(without),
+            roles,
         })
     }
 
     pub(super) fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String> {
         let mut prompt = self.bos.clone();
         for (index, message) in messages.iter().enumerate() {
-            let [prefix, suffix] = match message.role.as_str() {
-                "system" => &self.system,
-                "user" => &self.user,
-                "assistant" => &self.assistant,
-                other => {
-                    return Err(Error::new(
-                        ErrorKind::Prompt,
-                        format!("message {index}: role {other:?} is unknown"),
-                    )
-                    .hint("roles are system, user and assistant"));
-                }
-            };
-            prompt.push_str(prefix);
+            let role = self.roles.iter().find(|r| r.name == message.role).ok_or_else(|| {
+                Error::new(
+                    ErrorKind::Prompt,
+                    format!("message {index}: role {:?} is unknown", message.role),
+                )
+                .hint("roles are system, user and assistant")
+            })?;
+            prompt.push_str(required(role.name, "prefix", &role.prefix)?);
             prompt.push_str(&message.content);
-            prompt.push_str(suffix);
+            prompt.push_str(required(role.name, "suffix", &role.suffix)?);
         }
         if options.add_generation_prompt {
             let thinks = options.enable_thinking != Some(false);
             let without = &self.generation_without_thinking;
-            prompt.push_str(if thinks { &self.generation } else { without });
+            let begin = if thinks { &self.generation } else { without };
+            prompt.push_str(required("assistant", "gen_prefill", begin)?);
         }
         Ok(prompt)
     }
+}
+
+/// A marker that the conversation needs.
+fn required<'a>(role: &str, key: &str, marker: &'a Option<String>) -> Result<&'a str> {
+    marker.as_deref().ok_or_else(|| {
+        Error::new(
+            ErrorKind::Manifest,
+            format!(
+                "manifest /chat/{role}/{key}: missing, and the bundle has no chat template, so \
+                 this conversation cannot be rendered"
+            ),
+        )
+        .hint(
+            "give the marker (\"\" for none, see docs/manifest.md), or put the model's \
+             chat_template.jinja beside the tokenizer",
+        )
+    })
 }
 
 /// A marker as text.

@@ -3,6 +3,7 @@
 mod chat;
 mod jinja;
 mod markers;
+mod message;
 #[cfg(test)]
 mod samples;
 mod stream;
@@ -10,7 +11,8 @@ mod stream;
 mod tests;
 mod tokenizer;
 
-pub use chat::{ChatTemplate, Message, RenderOptions};
+pub use chat::ChatTemplate;
 pub use jinja::TASK as CHAT_TEMPLATE_TASK;
+pub use message::{Message, RenderOptions};
 pub use stream::Detokenizer;
 pub use tokenizer::Tokenizer;

@@ -100,49 +100,71 @@ fn marked(chat: Value, thinking: Option<bool>) -> String {
     template.render(&conversation(), &options).unwrap()
 }
 
-#[test]
-fn markers_render_chatml_by_default() {
-    let turns = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nA<|im_end|>\n\
-                 <|im_start|>assistant\nB<|im_end|>\n<|im_start|>user\nC<|im_end|>\n";
-    let start = format!("{turns}<|im_start|>assistant\n");
-    let no_think = format!("{start}<think>\n\n</think>\n\n");
-    assert_eq!(marked(json!({}), None), start);
-    // However an author writes the prefills, they mean the same.
-    for (gen_prefill, no_think_prefill) in [
-        ("<|im_start|>assistant\n", "<think>\n\n</think>\n\n"),
-        ("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n\n</think>\n\n"),
-        ("", "<think>\n\n</think>\n\n"),
-    ] {
-        let chat = json!({"assistant": {"gen_prefill": gen_prefill,
-                                        "no_think_prefill": no_think_prefill}});
-        assert_eq!(marked(chat.clone(), None), start, "{chat}");
-        assert_eq!(marked(chat.clone(), Some(true)), start, "{chat}");
-        assert_eq!(marked(chat.clone(), Some(false)), no_think, "{chat}");
-    }
-    for (gen_prefill, no_think_prefill) in [
-        ("<think>\n", "<think>\n\n</think>\n\n"),
-        ("<|im_start|>assistant\n<think>\n", "\n</think>\n\n"),
-    ] {
-        let chat = json!({"assistant": {"gen_prefill": gen_prefill,
-                                        "no_think_prefill": no_think_prefill}});
-        assert_eq!(marked(chat.clone(), Some(true)), format!("{start}<think>\n"), "{chat}");
-        assert_eq!(marked(chat.clone(), Some(false)), no_think, "{chat}");
-    }
-}
-
-#[test]
-fn markers_render_other_forms() {
-    let phi = marked(json!({"assistant": {"gen_prefill": "<|assistant|>\n"}}), None);
-    let expected = "<|system|>\nS<|end|>\n<|user|>\nA<|end|>\n<|assistant|>\nB<|end|>\n\
-                    <|user|>\nC<|end|>\n<|assistant|>\n";
-    assert_eq!(phi, expected);
-    let own = json!({
+/// Markers of a made-up form, with other ways to begin an answer where `assistant` gives them.
+fn own_markers(assistant: Value) -> Value {
+    let mut chat = json!({
         "bos": [428, "!"],
         "system": {"prefix": "[S]", "suffix": "\n"},
         "user": {"prefix": "Q: ", "suffix": "\n"},
-        "assistant": {"prefix": "A: ", "suffix": "\n", "gen_prefill": "A:"},
+        "assistant": {"prefix": "[A] \n", "suffix": "\n"},
     });
-    assert_eq!(marked(own, None), "<|endoftext|>![S]S\nQ: A\nA: B\nQ: C\nA: ");
+    let given = assistant.as_object().unwrap().clone();
+    chat["assistant"].as_object_mut().unwrap().extend(given);
+    chat
+}
+
+#[test]
+fn markers_render_what_the_manifest_says() {
+    let turns = "<|endoftext|>![S]S\nQ: A\n[A] \nB\nQ: C\n";
+    let start = format!("{turns}[A] \n");
+    assert_eq!(marked(own_markers(json!({})), None), start);
+    // However an author writes the prefills, they mean the same.
+    for (gen_prefill, no_think_prefill) in [
+        ("[A] \n", "<think>\n\n</think>"),
+        ("[A]", "<think>\n\n</think>"),
+        ("[A]\n", "[A] \n<think>\n\n</think>"),
+        ("", "<think>\n\n</think>"),
+    ] {
+        let chat =
+            own_markers(json!({"gen_prefill": gen_prefill, "no_think_prefill": no_think_prefill}));
+        assert_eq!(marked(chat.clone(), None), start, "{chat}");
+        assert_eq!(marked(chat.clone(), Some(true)), start, "{chat}");
+        let without = format!("{start}<think>\n\n</think>");
+        assert_eq!(marked(chat.clone(), Some(false)), without, "{chat}");
+    }
+    for (gen_prefill, no_think_prefill) in
+        [("<think>\n", "<think>\n\n</think>"), ("[A] \n<think>\n", "\n</think>")]
+    {
+        let chat =
+            own_markers(json!({"gen_prefill": gen_prefill, "no_think_prefill": no_think_prefill}));
+        assert_eq!(marked(chat.clone(), Some(true)), format!("{start}<think>\n"), "{chat}");
+        let without = format!("{start}<think>\n\n</think>");
+        assert_eq!(marked(chat.clone(), Some(false)), without, "{chat}");
+    }
+    let chat = own_markers(json!({"gen_prefill": "[A] \n<think>\n"}));
+    assert_eq!(marked(chat, Some(false)), format!("{start}<think>\n"), "nothing switches it off");
+}
+
+#[test]
+fn a_marker_that_a_conversation_needs_is_missed_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let chat =
+        json!({"user": {"prefix": "Q: ", "suffix": "\n"}, "assistant": {"gen_prefill": "A: "}});
+    let template = open(dir.path(), Some(chat)).unwrap().unwrap();
+    let options = RenderOptions::default();
+    let render = |messages: &[Message]| template.render(messages, &options);
+    let conversation = conversation();
+    assert_eq!(render(&conversation[1..2]).unwrap(), "Q: A\nA: ");
+    for (messages, missing) in
+        [(&conversation[..], "/chat/system/prefix"), (&conversation[1..], "/chat/assistant/prefix")]
+    {
+        let error = render(messages).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Manifest);
+        assert!(error.message().contains(&format!("{missing}: missing")), "{error}");
+    }
+    let template = open(dir.path(), Some(json!({}))).unwrap().unwrap();
+    let error = template.render(&conversation, &options).unwrap_err();
+    assert!(error.message().contains("/chat/system/prefix: missing"), "{error}");
 }
 
 #[test]
@@ -172,8 +194,10 @@ fn the_manifest_decides_the_style() {
     std::fs::write(dir.path().join("tokenizer_config.json"), list.to_string()).unwrap();
     assert_eq!(render(None).as_deref(), Some("<s>D"));
     assert_eq!(render(Some(json!(false))), None);
-    let markers = render(Some(json!({"style": "markers"}))).unwrap();
-    assert_eq!(markers, "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n");
+    let mut markers = own_markers(json!({}));
+    markers["style"] = json!("markers");
+    markers["bos"] = json!([]);
+    assert_eq!(render(Some(markers)).as_deref(), Some("Q: x\n[A] \n"));
 }
 
 fn jinja(source: &str) -> Result<String> {

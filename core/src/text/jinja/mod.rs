@@ -38,7 +38,7 @@ use serde::{Deserialize, Serialize};
 
 pub use helper::TASK;
 
-use super::chat::{Message, RenderOptions};
+use super::message::{Message, RenderOptions};
 use crate::{Error, ErrorKind, Result};
 
 /// Instructions that one rendering may execute: a second or so.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value};
 
 use super::{JinjaTemplate, Template};
-use crate::text::chat::{Message, RenderOptions};
+use crate::text::{Message, RenderOptions};
 use crate::{ErrorKind, Result};
 
 fn fixture() -> Value {
