@@ -145,7 +145,13 @@ impl Conversation {
             app.output.json(&session::json(model, &generation))?;
         }
         say!("{}", session::summary(&generation));
-        self.messages.push(Message::new("assistant", &*generation.text));
+        if generation.prompt_tokens == 0 {
+            // Interrupted before it was tokenized: the next turn is not to wait for it again.
+            self.messages.pop();
+            say!("(the message is not part of the conversation)");
+        } else {
+            self.messages.push(Message::new("assistant", &*generation.text));
+        }
         Ok(generation.finish_reason == FinishReason::Cancelled)
     }
 }

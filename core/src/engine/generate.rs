@@ -73,7 +73,11 @@ impl Model {
         self.require(Task::Generate, "generate")?;
         self.op.require_logits()?;
         request.check(&self.manifest)?;
-        let prompt = self.encode(&request.prompt, reuse::saves(self.op.info()))?;
+        let prompt = match self.encode(&request.prompt, reuse::saves(self.op.info())) {
+            // Before a token was consumed: nothing is there, and nothing is lost.
+            Err(e) if e.kind() == ErrorKind::Cancelled => return Ok(self.nothing()),
+            prompt => prompt?,
+        };
         self.check_length(&prompt.tokens)?;
         let allowed = self.allowed(&request.stop_ids)?;
         let vocab = self.op.info().vocab;
@@ -143,6 +147,19 @@ impl Model {
             timings,
             spans: ran(&spans_before, self.op.span_stats()),
         })
+    }
+
+    /// A generation that was cancelled before it began.
+    fn nothing(&self) -> Generation {
+        Generation {
+            text: String::new(),
+            tokens: Vec::new(),
+            prompt_tokens: 0,
+            reused_tokens: 0,
+            finish_reason: FinishReason::Cancelled,
+            timings: Timings { load: self.load, ..Timings::default() },
+            spans: Vec::new(),
+        }
     }
 
     /// Tokens of a prompt, as [`Model::generate`] would consume them.
@@ -304,8 +321,17 @@ impl Model {
                 return Ok(FinishReason::Cancelled);
             }
             let start = Instant::now();
-            let token = sampler.sample(self.op.logits()?);
-            let token = token.map_err(|e| self.op.about_logits(e))?;
+            let token = match sampler.sample(self.op.logits()?) {
+                Ok(token) => token,
+                Err(e) => {
+                    let error = self.op.about_logits(e);
+                    // What made the logits unusable may lie in the state, and in what is saved of it.
+                    if let Err(e) = self.consumed.clear(&mut self.op) {
+                        tracing::warn!("the state could not be reset: {e}");
+                    }
+                    return Err(error);
+                }
+            };
             sampler.accept(token);
             run.sampling += start.elapsed();
             run.tokens.push(token);

@@ -35,6 +35,8 @@ enum Fault {
     ResetIgnored,
     /// Its state cannot be saved.
     SnapshotFails,
+    /// Its logits are no numbers until it is reset.
+    NotANumber,
 }
 
 /// An op that answers with the logits that it is given, whatever it consumes.
@@ -55,7 +57,8 @@ impl Scripted {
     }
 
     fn with_fault(fault: Fault) -> Self {
-        Self { fault, ..Self::new(RISING) }
+        let logits = if fault == Fault::NotANumber { [f32::NAN; VOCAB] } else { RISING };
+        Self { fault, ..Self::new(logits) }
     }
 
     /// As ops are whose state has no rows to drop.
@@ -78,6 +81,10 @@ impl HostOp for Scripted {
 
     fn reset(&mut self) -> Result<()> {
         self.to(0, Fault::ResetIgnored);
+        if self.fault == Fault::NotANumber {
+            self.fault = Fault::None;
+            self.logits.copy_from_slice(&RISING);
+        }
         Ok(())
     }
 
@@ -371,6 +378,36 @@ fn a_state_that_cannot_be_saved_costs_only_its_reuse() {
         let generation = chat(&mut model, &["a c"]);
         assert_eq!((generation.tokens, generation.reused_tokens), (vec![7, 7], 0));
     }
+}
+
+#[test]
+fn the_turn_after_logits_that_are_no_numbers_starts_anew() {
+    let cut_back = Scripted::with_fault(Fault::NotANumber);
+    let recurrent = Scripted::with_fault(Fault::NotANumber).recurrent();
+    for op in [cut_back, recurrent] {
+        let mut model = open_with_words(op, &LETTERS);
+        let prompt = Prompt::Chat { messages: vec![Message::new("user", "a c")], thinking: None };
+        let error = generate(&mut model, &Request::greedy(prompt, 2)).unwrap_err();
+        assert!(error.message().contains("NaN"), "{error}");
+        let generation = chat(&mut model, &["a c"]);
+        assert_eq!((generation.tokens, generation.reused_tokens), (vec![7, 7], 0));
+    }
+}
+
+#[test]
+fn a_prompt_whose_tokenization_is_cancelled_is_a_cancelled_generation() {
+    let mut op = Scripted::new(RISING);
+    op.info.max_ctx = 1 << 20;
+    let prompts = Arc::clone(&op.prompts);
+    let mut model = open_with_words(op, &LETTERS);
+    model.cancel_token().cancel();
+    // Long enough to be tokenized beside what waits for it.
+    let long = Request::greedy(Prompt::Text("a ".repeat(100_000)), 2);
+    let generation = generate(&mut model, &long).unwrap();
+    assert_eq!(generation.finish_reason, FinishReason::Cancelled);
+    assert!(generation.tokens.is_empty() && prompts.lock().unwrap().is_empty());
+    model.cancel_token().clear();
+    assert_eq!(generate(&mut model, &long).unwrap().tokens, [7, 7], "the next one runs");
 }
 
 #[test]
