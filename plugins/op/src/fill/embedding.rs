@@ -237,23 +237,36 @@ impl Embedding {
     ) -> Result<()> {
         let range = self.row(token)?;
         let place = place * self.hidden..(place + 1) * self.hidden;
-        let (table, out) = host.pair(self.table, target);
-        if dtype == self.dtype && self.scale == 1.0 {
-            let size = dtype.size();
-            out[size * place.start..size * place.end]
-                .copy_from_slice(&table[size * range.start..size * range.end]);
-            return Ok(());
+        if dtype != self.dtype || self.scale != 1.0 {
+            return self.convert(host, range.start, target, dtype, place);
         }
+        let (table, out) = host.pair(self.table, target);
+        let size = dtype.size();
+        out[size * place.start..size * place.end]
+            .copy_from_slice(&table[size * range.start..size * range.end]);
+        Ok(())
+    }
+
+    /// Writes elements of the table from `first` on, scaled, to a place in a buffer of `dtype`.
+    fn convert(
+        &self,
+        host: &mut Host,
+        first: usize,
+        target: BufferId,
+        dtype: DType,
+        place: Range<usize>,
+    ) -> Result<()> {
+        let (table, out) = host.pair(self.table, target);
         if dtype != DType::F16 {
             let out: &mut [f32] =
                 bytemuck::try_cast_slice_mut(out).map_err(|_| self.misaligned())?;
-            return self.load(table, range.start, &mut out[place]);
+            return self.load(table, first, &mut out[place]);
         }
         let out: &mut [f16] = bytemuck::try_cast_slice_mut(out).map_err(|_| self.misaligned())?;
         let mut block = [0.0; BLOCK];
         for (index, out) in out[place].chunks_mut(BLOCK).enumerate() {
             let block = &mut block[..out.len()];
-            self.load(table, range.start + index * BLOCK, block)?;
+            self.load(table, first + index * BLOCK, block)?;
             f32_to_f16(block, out);
         }
         Ok(())

@@ -60,17 +60,33 @@ impl Cache {
         position: usize,
         rows: usize,
     ) {
-        let (source, target) = host.pair(source, self.buffer);
         let slot = if self.window.is_some() { position % self.capacity } else { position };
-        let head = rows.min(self.capacity - slot) * self.row;
-        for block in 0..self.outer {
-            let from = block * stride * self.row;
-            let rows = &source[from..from + rows * self.row];
-            let start = block * self.capacity * self.row;
-            let to = start + slot * self.row;
-            target[to..to + head].copy_from_slice(&rows[..head]);
+        let head = rows.min(self.capacity - slot);
+        let (source, target) = host.pair(source, self.buffer);
+        self.copy(source, stride, 0, target, slot, head);
+        if head < rows {
             // What is left of a ring's rows begins again at its first slot.
-            target[start..start + rows.len() - head].copy_from_slice(&rows[head..]);
+            self.copy(source, stride, head, target, 0, rows - head);
+        }
+    }
+
+    /// Copies `count` rows of each block from row `from` to slot `to`.
+    fn copy(
+        &self,
+        source: &[u8],
+        stride: usize,
+        from: usize,
+        target: &mut [u8],
+        to: usize,
+        count: usize,
+    ) {
+        let bytes = count * self.row;
+        let (from, to) = (from * self.row, to * self.row);
+        // A row of no bytes would make blocks of none.
+        let sources = source.chunks_exact((stride * self.row).max(1));
+        let targets = target.chunks_exact_mut((self.capacity * self.row).max(1));
+        for (source, target) in sources.zip(targets).take(self.outer) {
+            target[to..to + bytes].copy_from_slice(&source[from..from + bytes]);
         }
     }
 }

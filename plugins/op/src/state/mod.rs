@@ -24,7 +24,6 @@ mod cache;
 mod saved;
 mod wiring;
 
-use crate::kernels::all_finite;
 use crate::{Error, ErrorCode, GraphId, Host, OpInfo, Port, Result, SnapshotId};
 use cache::Cache;
 use saved::Snapshots;
@@ -165,9 +164,7 @@ impl StateCarrier {
                     cache.role, append.rows, cache.capacity
                 )));
             }
-            let source = host.bytes(append.new);
-            let finite = |block| all_finite(&source[append.block(cache, block, rows)], cache.dtype);
-            if !(0..cache.outer).all(finite) {
+            if !append.is_finite(host, cache, rows) {
                 return Err(not_finite(host, append, position, rows));
             }
         }

@@ -1,8 +1,7 @@
 //! Pairs the state tensors of graphs, allocates their buffers and binds them.
 
-use std::ops::Range;
-
 use super::cache::Cache;
+use crate::kernels::all_finite;
 use crate::{BufferId, Error, GraphId, GraphInfo, Host, Port, Result};
 
 /// A graph's new rows of a cache.
@@ -19,10 +18,15 @@ pub(super) struct Append {
 }
 
 impl Append {
-    /// Bytes of the first `count` new rows of a block.
-    pub fn block(&self, cache: &Cache, block: usize, count: usize) -> Range<usize> {
-        let start = block * self.rows * cache.row;
-        start..start + count * cache.row
+    /// True when no value of the first `count` new rows is NaN or infinite.
+    pub fn is_finite(&self, host: &Host, cache: &Cache, count: usize) -> bool {
+        let source = host.bytes(self.new);
+        let block = self.rows * cache.row;
+        if count == self.rows {
+            return all_finite(&source[..cache.outer * block], cache.dtype);
+        }
+        (0..cache.outer)
+            .all(|i| all_finite(&source[i * block..i * block + count * cache.row], cache.dtype))
     }
 }
 
