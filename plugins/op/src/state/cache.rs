@@ -27,7 +27,7 @@ impl Cache {
         end.is_some_and(|end| self.window.is_some() || end <= self.capacity)
     }
 
-    /// Rows of a block that have been written when positions below `end` have been.
+    /// Rows of a block that hold positions below `end`: all slots of a ring, once they are in use.
     pub fn used(&self, end: usize) -> usize {
         end.min(self.capacity)
     }

@@ -1,6 +1,5 @@
 //! Snapshots: copies of states and of the rows of caches.
 
-use super::cache::Cache;
 use super::wiring::Wiring;
 use crate::{Error, Host, Result, SnapshotId};
 
@@ -11,13 +10,6 @@ struct Saved {
     written: usize,
     states: Vec<Vec<u8>>,
     caches: Vec<Vec<u8>>,
-}
-
-impl Saved {
-    /// Rows of a block that are saved: those below the position, or all of a ring.
-    fn rows(&self, cache: &Cache) -> usize {
-        cache.used(if cache.window.is_some() { self.written } else { self.position })
-    }
 }
 
 /// The snapshots of a carrier.
@@ -41,16 +33,14 @@ impl Snapshots {
         self.last_id += 1;
         let mut saved = self.spare.take().unwrap_or_default();
         (saved.id, saved.position, saved.written) = (self.last_id, position, written);
-        let mut states = std::mem::take(&mut saved.states);
-        states.resize_with(wiring.states.len(), Vec::new);
-        for (copy, state) in states.iter_mut().zip(&wiring.states) {
+        saved.states.resize_with(wiring.states.len(), Vec::new);
+        for (copy, state) in saved.states.iter_mut().zip(&wiring.states) {
             copy.clear();
             copy.extend_from_slice(host.bytes(state.current));
         }
-        let mut caches = std::mem::take(&mut saved.caches);
-        caches.resize_with(wiring.caches.len(), Vec::new);
-        for (copy, cache) in caches.iter_mut().zip(&wiring.caches) {
-            let rows = saved.rows(cache);
+        saved.caches.resize_with(wiring.caches.len(), Vec::new);
+        for (copy, cache) in saved.caches.iter_mut().zip(&wiring.caches) {
+            let rows = cache.used(position);
             copy.clear();
             copy.reserve_exact(cache.outer * rows * cache.row);
             let bytes = host.bytes(cache.buffer);
@@ -58,7 +48,6 @@ impl Snapshots {
                 copy.extend_from_slice(&bytes[cache.rows(block, rows)]);
             }
         }
-        (saved.states, saved.caches) = (states, caches);
         self.saved.push(saved);
         SnapshotId(self.last_id)
     }
@@ -77,7 +66,7 @@ impl Snapshots {
             host.bytes_mut(state.current).copy_from_slice(bytes);
         }
         for (cache, bytes) in wiring.caches.iter().zip(&saved.caches) {
-            let rows = saved.rows(cache);
+            let rows = cache.used(saved.position);
             let length = rows * cache.row;
             let target = host.bytes_mut(cache.buffer);
             for block in 0..cache.outer {
