@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use qhx_core::{Error, ErrorKind, Result};
 
@@ -11,7 +12,12 @@ use crate::graph::{
 };
 use crate::weight::Weight;
 
-/// Builds one graph. Tensors are named `<scope>_<op>_<n>`; inputs and outputs have the given names.
+mod conv;
+mod finish;
+mod gather;
+
+/// Builds one graph. Nodes, and the tensors that they write, are named `<scope>_<op>_<n>`; inputs and outputs of
+/// the graph have the given names.
 #[derive(Debug)]
 pub struct GraphBuilder {
     graph: Graph,
@@ -23,8 +29,10 @@ pub struct GraphBuilder {
 impl GraphBuilder {
     /// An empty graph.
     pub fn new(name: impl Into<String>) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         Self {
             graph: Graph {
+                identity: NEXT.fetch_add(1, Ordering::Relaxed),
                 name: name.into(),
                 tensors: Vec::new(),
                 nodes: Vec::new(),
@@ -37,7 +45,7 @@ impl GraphBuilder {
         }
     }
 
-    /// Prefix of the names of tensors made from now on, such as `l3_attn`.
+    /// Prefix of the names of nodes and tensors made from now on, such as `l3_attn`.
     pub fn scope(&mut self, scope: impl Into<String>) {
         self.scope = scope.into();
     }
@@ -71,10 +79,9 @@ impl GraphBuilder {
             self.reshape(id, &shape)?
         };
         self.check_name(name)?;
-        let tensor = &mut self.graph.tensors[id.index()];
-        self.names.remove(&tensor.name);
         self.names.insert(name.to_owned());
-        tensor.name = name.to_owned();
+        // The old name stays that of the node.
+        name.clone_into(&mut self.graph.tensors[id.index()].name);
         self.graph.outputs.push(id);
         Ok(())
     }
@@ -141,30 +148,33 @@ impl GraphBuilder {
             return Err(self.bad("linear", &name, &found));
         }
         let m = input.shape[0];
-        let w = self.push(
-            format!("{name}_weight"),
-            Elem::Activation,
-            vec![rows, cols],
-            Origin::Weight(weight),
-        )?;
-        let mut inputs = vec![x, w];
-        if let Some(bias) = bias {
-            if bias.len() != rows {
-                return Err(self.bad(
-                    "linear",
-                    &name,
-                    &format!("bias of {} values, expected {rows}", bias.len()),
-                ));
-            }
-            let constant = Origin::Constant(Constant::Float(Arc::from(bias)));
-            inputs.push(self.push(
-                format!("{name}_bias"),
-                Elem::Activation,
-                vec![rows],
-                constant,
-            )?);
-        }
+        let mut inputs = vec![x, self.weight(&name, weight, vec![rows, cols])?];
+        inputs.extend(self.bias("linear", &name, bias, rows)?);
         self.node_named(name, Op::Linear, inputs, Elem::Activation, vec![m, rows])
+    }
+
+    /// The weight of the node `name`, seen as a tensor of `shape`.
+    fn weight(&mut self, name: &str, weight: Weight, shape: Vec<usize>) -> Result<TensorId> {
+        let origin = Origin::Weight(weight);
+        self.push(format!("{name}_weight"), Elem::Activation, shape, origin)
+    }
+
+    /// The bias of the node `name` with `rows` outputs.
+    fn bias(
+        &mut self,
+        op: &str,
+        name: &str,
+        bias: Option<Vec<f32>>,
+        rows: usize,
+    ) -> Result<Option<TensorId>> {
+        let Some(bias) = bias else { return Ok(None) };
+        if bias.len() != rows {
+            let found = format!("bias of {} values, expected {rows}", bias.len());
+            return Err(self.bad(op, name, &found));
+        }
+        let constant = Origin::Constant(Constant::Float(Arc::from(bias)));
+        let name = format!("{name}_bias");
+        self.push(name, Elem::Activation, vec![rows], constant).map(Some)
     }
 
     /// Batched product of activations; see [`Op::MatMul`].
@@ -276,28 +286,12 @@ impl GraphBuilder {
     /// RMSNorm along the last axis, see [`Op::RmsNorm`]. `weight` is a constant of as many values as
     /// that axis has, which no other node reads; it becomes one-dimensional.
     pub fn rms_norm(&mut self, x: TensorId, epsilon: f32, weight: TensorId) -> Result<TensorId> {
-        let (tensor, gain) = (self.graph.tensor(x)?, self.graph.tensor(weight)?);
-        let op = Op::RmsNorm { epsilon };
-        let read_elsewhere = self
-            .graph
-            .nodes
-            .iter()
-            .any(|n| n.inputs.contains(&weight) && !matches!(n.op, Op::RmsNorm { .. }));
-        let fits = tensor.elem != Elem::I32
-            && epsilon > 0.0
-            && matches!(gain.origin, Origin::Constant(Constant::Float(_)))
-            && !read_elsewhere
-            && tensor.shape.last() == Some(&gain.elements())
-            && gain.shape.last() == Some(&gain.elements());
-        if !fits {
-            let expected = "a floating-point tensor, and a constant [n] of its last axis";
-            return Err(self.mismatch(&op, &[x, weight], expected));
-        }
+        let tensor = self.graph.tensor(x)?;
         let (elem, shape) = (tensor.elem, tensor.shape.clone());
-        let rows = [tensor.elements() / gain.elements(), gain.elements()];
-        let gain = &mut self.graph.tensors[weight.index()];
-        gain.shape = vec![gain.elements()];
-        gain.elem = Elem::Activation;
+        let width = shape.last().copied().unwrap_or(1);
+        let rows = [tensor.elements() / width, width];
+        let op = Op::RmsNorm { epsilon };
+        self.norm_vectors(&op, epsilon, &[x, weight])?;
         if shape.len() == 2 {
             return self.node(op, vec![x, weight], elem, shape);
         }
@@ -305,6 +299,49 @@ impl GraphBuilder {
         let x = self.reshape(x, &rows)?;
         let y = self.node(op, vec![x, weight], elem, rows.to_vec())?;
         self.reshape(y, &shape)
+    }
+
+    /// LayerNorm along the last axis, see [`Op::LayerNorm`]. `weight` and `bias` are constants of as many values
+    /// as that axis has, which no node but a norm reads; they become one-dimensional.
+    pub fn layer_norm(
+        &mut self,
+        x: TensorId,
+        epsilon: f32,
+        weight: TensorId,
+        bias: TensorId,
+    ) -> Result<TensorId> {
+        let op = Op::LayerNorm { epsilon };
+        self.norm_vectors(&op, epsilon, &[x, weight, bias])?;
+        let tensor = self.graph.tensor(x)?;
+        let (elem, shape) = (tensor.elem, tensor.shape.clone());
+        self.node(op, vec![x, weight, bias], elem, shape)
+    }
+
+    /// Checks the inputs of a norm, x and constants of its last axis, and makes the constants one-dimensional.
+    fn norm_vectors(&mut self, op: &Op, epsilon: f32, inputs: &[TensorId]) -> Result<()> {
+        let Some((&x, vectors)) = inputs.split_first() else { return Ok(()) };
+        let tensor = self.graph.tensor(x)?;
+        let width = tensor.shape.last().copied().unwrap_or(0);
+        let mut fits = tensor.elem != Elem::I32 && epsilon > 0.0;
+        for &id in vectors {
+            let vector = self.graph.tensor(id)?;
+            let norm = |op: &Op| matches!(op, Op::RmsNorm { .. } | Op::LayerNorm { .. });
+            let elsewhere = self.graph.nodes.iter().any(|n| n.inputs.contains(&id) && !norm(&n.op));
+            fits &= matches!(vector.origin, Origin::Constant(Constant::Float(_)))
+                && !elsewhere
+                && vector.elements() == width
+                && vector.shape.last() == Some(&width);
+        }
+        if !fits {
+            let expected = "a floating-point tensor, and constants [n] of its last axis";
+            return Err(self.mismatch(op, inputs, expected));
+        }
+        for id in vectors {
+            let vector = &mut self.graph.tensors[id.index()];
+            vector.shape = vec![width];
+            vector.elem = Elem::Activation;
+        }
+        Ok(())
     }
 
     /// The same elements in another shape. Nothing is added when the shape is the same and `x` is not
@@ -405,14 +442,6 @@ impl GraphBuilder {
         self.node(Op::Cast, vec![x], elem, shape)
     }
 
-    /// The finished graph. Errors when it has no output.
-    pub fn finish(self) -> Result<Graph> {
-        if self.graph.outputs.is_empty() {
-            return Err(self.bad("graph", &self.graph.name, "no output"));
-        }
-        Ok(self.graph)
-    }
-
     fn node(
         &mut self,
         op: Op,
@@ -434,8 +463,12 @@ impl GraphBuilder {
     ) -> Result<TensorId> {
         for (index, &id) in inputs.iter().enumerate() {
             let weight = matches!(self.graph.tensor(id)?.origin, Origin::Weight(_));
-            if weight != (op == Op::Linear && index == 1) {
-                return Err(self.mismatch(&op, &inputs, "a weight as second input of linear only"));
+            let layer = matches!(op, Op::Linear | Op::Conv2d(_)) && index == 1;
+            let table = op == Op::Gather && index == 0;
+            if weight && !layer && !table || layer && !weight {
+                let expected =
+                    "a weight as second input of linear and conv2d or table of gather only";
+                return Err(self.mismatch(&op, &inputs, expected));
             }
             let int8 = self.graph.tensor(id)?.elem == Elem::Int8;
             if int8 && !(matches!(op, Op::MatMul { .. }) && index == 1) {
@@ -443,8 +476,8 @@ impl GraphBuilder {
             }
         }
         let index = self.graph.nodes.len();
-        let output = self.push(name, elem, shape, Origin::Node(index))?;
-        self.graph.nodes.push(Node { op, inputs, output });
+        let output = self.push(name.clone(), elem, shape, Origin::Node(index))?;
+        self.graph.nodes.push(Node { name, op, inputs, output });
         Ok(output)
     }
 
@@ -463,11 +496,11 @@ impl GraphBuilder {
                 &format!("shape {shape:?}, expected 1 to {MAX_RANK} dimensions of at least 1"),
             ));
         }
-        let id = u32::try_from(self.graph.tensors.len())
+        let index = u32::try_from(self.graph.tensors.len())
             .map_err(|_| self.bad("tensor", &name, "more than 2^32 tensors"))?;
         self.names.insert(name.clone());
         self.graph.tensors.push(Tensor { name, elem, shape, origin });
-        Ok(TensorId(id))
+        Ok(TensorId { graph: self.graph.identity, index })
     }
 
     fn check_name(&self, name: &str) -> Result<()> {
@@ -491,19 +524,25 @@ impl GraphBuilder {
     }
 
     fn bad(&self, what: &str, name: &str, found: &str) -> Error {
-        Error::new(
-            ErrorKind::Graph,
-            format!("graph {:?}: {what} {name:?}: {found}", self.graph.name),
-        )
+        self.fault(&format!("{what} {name:?}: {found}"))
+    }
+
+    fn fault(&self, what: &str) -> Error {
+        Error::new(ErrorKind::Graph, format!("graph {:?}: {what}", self.graph.name))
     }
 
     fn mismatch(&self, op: &Op, inputs: &[TensorId], expected: &str) -> Error {
+        self.misused(op.name(), inputs, expected)
+    }
+
+    /// Says what `op`, an op or a layer put together from several, was given instead of what it takes.
+    pub(crate) fn misused(&self, op: &str, inputs: &[TensorId], expected: &str) -> Error {
         let found: Vec<_> = inputs
             .iter()
             .map(|id| self.graph.tensor(*id).map_or_else(|e| e.to_string(), ToString::to_string))
             .collect();
-        let name = self.qualified(&format!("{}_{}", op.name(), self.graph.nodes.len()));
-        self.bad(op.name(), &name, &format!("found {}; expected {expected}", found.join(", ")))
+        let name = self.qualified(&format!("{op}_{}", self.graph.nodes.len()));
+        self.bad(op, &name, &format!("found {}; expected {expected}", found.join(", ")))
     }
 }
 
@@ -528,82 +567,4 @@ fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn builder() -> (GraphBuilder, TensorId) {
-        let mut b = GraphBuilder::new("g");
-        let x = b.input("x", Elem::Activation, &[1, 6]).unwrap();
-        (b, x)
-    }
-
-    #[test]
-    fn shapes_follow_the_ops() {
-        let (mut b, x) = builder();
-        let heads = b.reshape(x, &[3, 2]).unwrap();
-        let wide = b.concat(&[heads, heads], 1).unwrap();
-        let columns = b.slice(wide, 1, 1, 3).unwrap();
-        let transposed = b.transpose(columns, &[1, 0]).unwrap();
-        let product = b.matmul(transposed, columns, false).unwrap();
-        let row = b.reduce(ReduceOp::Max, product, 0).unwrap();
-        let scaled = b.div(product, row).unwrap();
-        assert_eq!(b.shape(scaled).unwrap(), [2, 2]);
-        b.output("y", scaled).unwrap();
-        let info = b.finish().unwrap().info(Elem::qnn);
-        assert_eq!(info.outputs[0].to_string(), "y f16[2, 2]");
-    }
-
-    #[test]
-    fn errors_name_the_node_and_what_it_found() {
-        let (mut b, x) = builder();
-        b.scope("l7_attn");
-        let y = b.input("y", Elem::F32, &[1, 6]).unwrap();
-        for (error, words) in [
-            (
-                b.add(x, y).unwrap_err(),
-                "add \"l7_attn_add_0\": found x activation[1, 6], y f32[1, 6]",
-            ),
-            (b.reshape(x, &[4, 2]).unwrap_err(), "as many elements as [4, 2]"),
-            (b.slice(x, 1, 4, 9).unwrap_err(), "an axis 1 with elements 4..9"),
-            (b.slice(x, 2, 0, 1).unwrap_err(), "an axis 2"),
-            (b.concat(&[x, y], 0).unwrap_err(), "one element type"),
-            (b.concat(&[x, x], 5).unwrap_err(), "an axis 5"),
-            (b.concat(&[], 0).unwrap_err(), "no inputs"),
-            (b.transpose(x, &[0, 0]).unwrap_err(), "[0, 0] permutes"),
-            (b.matmul(x, x, false).unwrap_err(), "inner sizes"),
-            (b.reduce(ReduceOp::Sum, x, 2).unwrap_err(), "an axis 2"),
-            (b.reshape(x, &[1, 1, 1, 6, 1]).unwrap_err(), "1 to 4 dimensions"),
-            (b.input("x", Elem::F32, &[1]).unwrap_err(), "the name is taken"),
-            (b.input("a b", Elem::F32, &[1]).unwrap_err(), "ASCII letters"),
-            (b.input("z", Elem::F32, &[0]).unwrap_err(), "shape [0]"),
-            (b.input("z", Elem::F32, &[usize::MAX, 2]).unwrap_err(), "dimensions"),
-        ] {
-            let text = error.to_string();
-            assert_eq!(error.kind(), ErrorKind::Graph, "{text}");
-            assert!(text.contains(words), "{text:?} does not say {words:?}");
-            assert!(text.starts_with("graph \"g\""), "{text}");
-        }
-        assert!(b.finish().unwrap_err().to_string().contains("no output"));
-    }
-
-    #[test]
-    fn one_value_may_be_two_outputs_and_an_input_may_be_one() {
-        let (mut b, x) = builder();
-        let y = b.unary(UnaryOp::Exp, x).unwrap();
-        b.output("y", y).unwrap();
-        b.output("again", y).unwrap();
-        b.output("through", x).unwrap();
-        let graph = b.finish().unwrap();
-        let names: Vec<_> = graph.info(Elem::onnx).outputs.into_iter().map(|t| t.name).collect();
-        assert_eq!(names, ["y", "again", "through"]);
-        assert!(graph.outputs().iter().all(|&id| graph.producer(id).is_some()));
-    }
-
-    #[test]
-    fn scalars_are_shared() {
-        let (mut b, x) = builder();
-        let one = b.scalar(x, 2.0).unwrap();
-        assert_eq!(one, b.scalar(x, 2.0).unwrap());
-        assert_ne!(one, b.scalar(x, 3.0).unwrap());
-    }
-}
+mod tests;

@@ -10,7 +10,7 @@
 //! - ranks lie in `1..=`[`MAX_RANK`], no dimension is 0, element counts fit in `usize`;
 //! - a node reads only inputs, constants, weights and outputs of earlier nodes;
 //! - every output is the output of a node, so a lowering can write it in place;
-//! - a weight is read by `Linear` nodes only, as their second input.
+//! - a weight is the second input of `Linear` and `Conv2d` nodes or the first of `Gather` nodes, nothing else.
 
 use std::fmt;
 use std::sync::Arc;
@@ -72,14 +72,17 @@ impl fmt::Display for Elem {
     }
 }
 
-/// Index of a tensor in [`Graph::tensors`].
+/// A tensor of one graph. Another graph, and its builder, refuse it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TensorId(pub(crate) u32);
+pub struct TensorId {
+    pub(crate) graph: u64,
+    pub(crate) index: u32,
+}
 
 impl TensorId {
-    /// The index.
+    /// Its index in [`Graph::tensors`].
     pub const fn index(self) -> usize {
-        self.0 as usize
+        self.index as usize
     }
 }
 
@@ -203,6 +206,57 @@ pub enum ReduceOp {
     Max,
 }
 
+/// How the filters of an [`Op::Conv2d`] move. Pairs are rows and columns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Conv2d {
+    /// Size of a filter.
+    pub kernel: [usize; 2],
+    /// Steps from one output to the next.
+    pub stride: [usize; 2],
+    /// Zeros before the first and behind the last row, and before the first and behind the last column; at most
+    /// `dilation · (kernel − 1)` of them, so that every filter sees an element.
+    pub padding: [[usize; 2]; 2],
+    /// Distance of the elements that a filter sees.
+    pub dilation: [usize; 2],
+    /// Groups that channels are cut into; each output sees the inputs of its group. As many as there are input
+    /// channels make a depthwise convolution.
+    pub groups: usize,
+}
+
+impl Conv2d {
+    /// A filter that moves by one element, without padding.
+    pub const fn new(kernel: [usize; 2]) -> Self {
+        Self { kernel, stride: [1, 1], padding: [[0, 0]; 2], dilation: [1, 1], groups: 1 }
+    }
+}
+
+/// How the filters of a convolution along one axis move, see [`Conv2d`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Conv1d {
+    /// Size of a filter.
+    pub kernel: usize,
+    /// Steps from one output to the next.
+    pub stride: usize,
+    /// Zeros before the first and behind the last element.
+    pub padding: [usize; 2],
+    /// Distance of the elements that a filter sees.
+    pub dilation: usize,
+    /// Groups that channels are cut into.
+    pub groups: usize,
+}
+
+impl Conv1d {
+    /// A filter that moves by one element, without padding.
+    pub const fn new(kernel: usize) -> Self {
+        Self { kernel, stride: 1, padding: [0, 0], dilation: 1, groups: 1 }
+    }
+
+    /// A filter that sees an element and those before it, zeros before the first one.
+    pub const fn causal(kernel: usize) -> Self {
+        Self { padding: [kernel.saturating_sub(1), 0], ..Self::new(kernel) }
+    }
+}
+
 /// What a node computes.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Op {
@@ -243,6 +297,22 @@ pub enum Op {
         /// Added to the mean of the squares; positive.
         epsilon: f32,
     },
+    /// `(x − mean(x)) · rsqrt(variance(x) + epsilon) · w + b` along the last axis (Ba et al. 2016, arXiv
+    /// 1607.06450). Inputs: x of any shape, w `[n]` and b `[n]`, constants. The NPU library takes mean and
+    /// variance in f32.
+    LayerNorm {
+        /// Added to the variance; positive.
+        epsilon: f32,
+    },
+    /// Cross-correlation as `torch.nn.Conv2d` has it. Inputs: x `[n, in, rows, columns]`, weight
+    /// `[out, in / groups, kernel rows, kernel columns]`, optionally bias `[out]` (a constant). Output
+    /// `[n, out, rows', columns']` with `rows' = (rows + padding − dilation · (kernel − 1) − 1) / stride + 1`,
+    /// rounded down, and columns alike.
+    Conv2d(Conv2d),
+    /// Rows of a table. Inputs: the table `[size, width]`, a weight or another tensor, and indices `[m]`, an
+    /// [`Elem::I32`]. Output `[m, width]`. The builder makes rows of any other axis, as the NPU library is
+    /// wrong about some of them. An index outside of `0..size` is an error of the NPU when the graph runs.
+    Gather,
     /// Same elements in row-major order; the shape is the output's.
     Reshape,
     /// Output dimension `i` is input dimension `perm[i]`.
@@ -297,6 +367,9 @@ impl Op {
             Self::Reduce { op: ReduceOp::Max, .. } => "reduce_max",
             Self::Softmax => "softmax",
             Self::RmsNorm { .. } => "rms_norm",
+            Self::LayerNorm { .. } => "layer_norm",
+            Self::Conv2d(_) => "conv2d",
+            Self::Gather => "gather",
             Self::Reshape => "reshape",
             Self::Transpose { .. } => "transpose",
             Self::Concat { .. } => "concat",
@@ -309,6 +382,8 @@ impl Op {
 /// One operation.
 #[derive(Debug, Clone)]
 pub struct Node {
+    /// Its name, with the scope that it was made in. That of its output, unless that is an output of the graph.
+    pub name: String,
     /// What it computes.
     pub op: Op,
     /// What it reads.
@@ -320,6 +395,8 @@ pub struct Node {
 /// A built graph. See the module's invariants.
 #[derive(Debug, Clone)]
 pub struct Graph {
+    /// What the ids of its tensors carry.
+    pub(crate) identity: u64,
     pub(crate) name: String,
     pub(crate) tensors: Vec<Tensor>,
     pub(crate) nodes: Vec<Node>,
@@ -355,11 +432,13 @@ impl Graph {
 
     /// The tensor behind an id of this graph.
     pub fn tensor(&self, id: TensorId) -> Result<&Tensor> {
-        self.tensors.get(id.index()).ok_or_else(|| {
+        let own = id.graph == self.identity;
+        self.tensors.get(id.index()).filter(|_| own).ok_or_else(|| {
             Error::new(
-                ErrorKind::Internal,
-                format!("graph {:?} has no tensor {}", self.name, id.index()),
+                ErrorKind::Graph,
+                format!("graph {:?}: tensor {} belongs to another graph", self.name, id.index()),
             )
+            .hint("give a builder the tensors that it made itself")
         })
     }
 
@@ -410,10 +489,13 @@ impl Graph {
                 Origin::Node(node) => take(&node.to_le_bytes()),
             }
         }
+        // Without the identity, which is another in every process.
+        let list = |ids: &[TensorId]| ids.iter().map(|id| id.index).collect::<Vec<_>>();
         for node in &self.nodes {
-            take(format!("{:?} {:?} {:?}", node.op, node.inputs, node.output).as_bytes());
+            let Node { name, op, inputs, output } = node;
+            take(format!("{name} {op:?} {:?} {}", list(inputs), output.index).as_bytes());
         }
-        take(format!("{:?} {:?}", self.inputs, self.outputs).as_bytes());
+        take(format!("{:?} {:?}", list(&self.inputs), list(&self.outputs)).as_bytes());
     }
 
     /// Bytes of all weights as they are stored in a QNN graph. For progress and for size estimates.

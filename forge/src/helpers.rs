@@ -3,7 +3,7 @@
 use qhx_core::Result;
 
 use crate::builder::GraphBuilder;
-use crate::graph::{BinaryOp, Elem, ReduceOp, TensorId, UnaryOp};
+use crate::graph::{BinaryOp, Elem, TensorId, UnaryOp};
 
 impl GraphBuilder {
     /// Size of the last axis.
@@ -60,22 +60,6 @@ impl GraphBuilder {
         let name = format!("l2_weight_{}", x.index());
         let weight = self.constant(&name, Elem::Activation, &[n], weight)?;
         self.rms_norm(x, eps / n as f32, weight)
-    }
-
-    /// LayerNorm along the last axis (Ba et al. 2016, arXiv 1607.06450), `(x − mean) · rsqrt(variance +
-    /// eps) · w + b`, as the RMSNorm of `x − mean`.
-    pub fn layer_norm(
-        &mut self,
-        x: TensorId,
-        eps: f32,
-        weight: TensorId,
-        bias: TensorId,
-    ) -> Result<TensorId> {
-        let axis = self.shape(x)?.len() - 1;
-        let mean = self.reduce(ReduceOp::Mean, x, axis)?;
-        let centred = self.sub(x, mean)?;
-        let normed = self.rms_norm(centred, eps, weight)?;
-        self.add(normed, bias)
     }
 
     /// Repeats every row of `x` `[rows, width]` `times` times in place (`repeat_interleave`).

@@ -11,8 +11,8 @@ use prost::Message;
 use qhx_core::{DType, Error, ErrorKind, Result};
 
 use super::proto::{
-    ATTRIBUTE_INT, ATTRIBUTE_INTS, AttributeProto, DimensionProto, EXTERNAL, FLOAT, FLOAT16,
-    GraphProto, INT8, INT32, INT64, ModelProto, NodeProto, OperatorSetIdProto,
+    ATTRIBUTE_FLOAT, ATTRIBUTE_INT, ATTRIBUTE_INTS, AttributeProto, DimensionProto, EXTERNAL,
+    FLOAT, FLOAT16, GraphProto, INT8, INT32, INT64, ModelProto, NodeProto, OperatorSetIdProto,
     StringStringEntryProto, TensorProto, TensorShapeProto, TensorTypeProto, TypeProto,
     ValueInfoProto,
 };
@@ -231,6 +231,8 @@ impl Lowering<'_> {
             inputs.push(self.name(id)?);
         }
         let name = &output.name;
+        // What values between the nodes of one op are named after.
+        let inner = &node.name;
         match &node.op {
             Op::Linear => self.push("Gemm", inputs, name, vec![int("transB", 1)]),
             Op::MatMul { transpose_b } => {
@@ -238,13 +240,13 @@ impl Lowering<'_> {
                     && self.graph.tensor(b)?.elem == Elem::Int8
                     && let Some(input) = inputs.get_mut(1)
                 {
-                    *input = self.dequantized(input, name);
+                    *input = self.dequantized(input, inner);
                 }
                 if *transpose_b {
                     let rank = output.shape.len() as i64;
                     let mut perm: Vec<i64> = (0..rank).collect();
                     perm.swap(rank as usize - 1, rank as usize - 2);
-                    let transposed = format!("{name}.bt");
+                    let transposed = format!("{inner}.bt");
                     let b = vec![inputs.swap_remove(1)];
                     self.push("Transpose", b, &transposed, vec![ints("perm", perm)]);
                     inputs.push(transposed);
@@ -253,17 +255,19 @@ impl Lowering<'_> {
             }
             Op::Binary(op) => self.push(binary(*op), inputs, name, vec![]),
             Op::Unary(UnaryOp::Rsqrt) => {
-                let root = format!("{name}.sqrt");
+                let root = format!("{inner}.sqrt");
                 self.push("Sqrt", inputs, &root, vec![]);
                 self.push("Reciprocal", vec![root], name, vec![]);
             }
             Op::Unary(UnaryOp::Silu) => {
-                let gate = format!("{name}.sigmoid");
+                let gate = format!("{inner}.sigmoid");
                 self.push("Sigmoid", inputs.clone(), &gate, vec![]);
                 inputs.push(gate);
                 self.push("Mul", inputs, name, vec![]);
             }
-            Op::Unary(op @ (UnaryOp::Gelu | UnaryOp::GeluTanh)) => self.gelu(&inputs, name, *op),
+            Op::Unary(op @ (UnaryOp::Gelu | UnaryOp::GeluTanh)) => {
+                self.gelu(&inputs, node, name, *op);
+            }
             Op::Unary(op) => self.push(unary(*op), inputs, name, vec![]),
             Op::Clamp { min, max } => {
                 inputs.push(self.scalar(*min));
@@ -275,7 +279,23 @@ impl Lowering<'_> {
                 self.push(reduce(*op), inputs, name, vec![int("keepdims", 1)]);
             }
             Op::Softmax => self.push("Softmax", inputs, name, vec![int("axis", -1)]),
-            Op::RmsNorm { epsilon } => self.rms_norm(&inputs, name, output, *epsilon),
+            Op::RmsNorm { epsilon } => self.rms_norm(&inputs, node, output, *epsilon),
+            Op::LayerNorm { epsilon } => {
+                let attributes = vec![int("axis", -1), float("epsilon", *epsilon)];
+                self.push("LayerNormalization", inputs, name, attributes);
+            }
+            Op::Conv2d(conv) => {
+                let [[top, bottom], [left, right]] = conv.padding;
+                let attributes = vec![
+                    ints("kernel_shape", dims(&conv.kernel)),
+                    ints("strides", dims(&conv.stride)),
+                    ints("pads", dims(&[top, left, bottom, right])),
+                    ints("dilations", dims(&conv.dilation)),
+                    int("group", conv.groups as i64),
+                ];
+                self.push("Conv", inputs, name, attributes);
+            }
+            Op::Gather => self.push("Gather", inputs, name, vec![int("axis", 0)]),
             Op::Reshape => {
                 inputs.push(self.int64s(dims(&output.shape)));
                 self.push("Reshape", inputs, name, vec![]);
@@ -303,13 +323,16 @@ impl Lowering<'_> {
                 }
             }
         }
+        if let Some(last) = self.out.node.last_mut() {
+            last.name = format!("{}_node", node.name);
+        }
         Ok(())
     }
 
     /// The operator of that name came with opset 23, which loaders do not all know.
-    fn rms_norm(&mut self, inputs: &[String], name: &str, output: &Tensor, epsilon: f32) {
+    fn rms_norm(&mut self, inputs: &[String], node: &Node, output: &Tensor, epsilon: f32) {
         let [x, weight] = inputs else { return };
-        let inner = |suffix: &str| format!("{name}.{suffix}");
+        let inner = |suffix: &str| format!("{}.{suffix}", node.name);
         let axis = output.shape.len() as i64 - 1;
         let axes = self.int64s(vec![axis]);
         let small = self.scalar(epsilon);
@@ -321,13 +344,13 @@ impl Lowering<'_> {
         self.push("Sqrt", vec![sum], &root, vec![]);
         self.push("Reciprocal", vec![root], &inverse, vec![]);
         self.push("Mul", vec![x.clone(), inverse], &unit, vec![]);
-        self.push("Mul", vec![unit, weight.clone()], name, vec![]);
+        self.push("Mul", vec![unit, weight.clone()], &output.name, vec![]);
     }
 
     /// Both forms of the GELU. The operator of that name came with opset 20, which loaders do not all know.
-    fn gelu(&mut self, inputs: &[String], name: &str, op: UnaryOp) {
+    fn gelu(&mut self, inputs: &[String], node: &Node, name: &str, op: UnaryOp) {
         let [x] = inputs else { return };
-        let inner = |suffix: &str| format!("{name}.{suffix}");
+        let inner = |suffix: &str| format!("{}.{suffix}", node.name);
         let (argument, curve, sum, half) =
             (inner("argument"), inner("curve"), inner("sum"), inner("half"));
         match op.gelu_terms() {
@@ -474,10 +497,17 @@ fn dims(shape: &[usize]) -> Vec<i64> {
     shape.iter().map(|&d| d as i64).collect()
 }
 
+fn float(name: &str, value: f32) -> AttributeProto {
+    let kind = ATTRIBUTE_FLOAT;
+    AttributeProto { name: name.to_owned(), f: Some(value), kind, ..AttributeProto::default() }
+}
+
 fn int(name: &str, value: i64) -> AttributeProto {
-    AttributeProto { name: name.to_owned(), i: Some(value), ints: vec![], kind: ATTRIBUTE_INT }
+    let kind = ATTRIBUTE_INT;
+    AttributeProto { name: name.to_owned(), i: Some(value), kind, ..AttributeProto::default() }
 }
 
 fn ints(name: &str, values: Vec<i64>) -> AttributeProto {
-    AttributeProto { name: name.to_owned(), i: None, ints: values, kind: ATTRIBUTE_INTS }
+    let kind = ATTRIBUTE_INTS;
+    AttributeProto { name: name.to_owned(), ints: values, kind, ..AttributeProto::default() }
 }

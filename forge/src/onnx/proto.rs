@@ -13,6 +13,8 @@ pub const INT64: i32 = 7;
 /// `TensorProto.DataType`.
 pub const FLOAT16: i32 = 10;
 /// `AttributeProto.AttributeType`.
+pub const ATTRIBUTE_FLOAT: i32 = 1;
+/// `AttributeProto.AttributeType`.
 pub const ATTRIBUTE_INT: i32 = 2;
 /// `AttributeProto.AttributeType`.
 pub const ATTRIBUTE_INTS: i32 = 7;
@@ -71,6 +73,8 @@ pub struct NodeProto {
 pub struct AttributeProto {
     #[prost(string, tag = "1")]
     pub name: String,
+    #[prost(float, optional, tag = "2")]
+    pub f: Option<f32>,
     #[prost(int64, optional, tag = "3")]
     pub i: Option<i64>,
     #[prost(int64, repeated, packed = "false", tag = "8")]

@@ -7,8 +7,8 @@ use qhx_core::qnn::compose::{GraphComposer, Param, TensorHandle, TensorSpec};
 use qhx_core::{DType, Error, ErrorKind, Quantization, Result};
 
 use crate::graph::{
-    BinaryOp, Constant, Elem, Graph, INT8_STEP, Node, Op, Origin, ReduceOp, Tensor, TensorId,
-    UnaryOp,
+    BinaryOp, Constant, Conv2d, Elem, Graph, INT8_STEP, Node, Op, Origin, ReduceOp, Tensor,
+    TensorId, UnaryOp,
 };
 use crate::progress::Progress;
 use crate::weight::{F16_OVERFLOW, Storage, Weight, beyond_f16, narrow};
@@ -122,9 +122,14 @@ impl Lowering<'_, '_> {
         let (name, shape) = (&tensor.name, &tensor.shape);
         match weight.storage() {
             Storage::Float => {
-                let values = weight.to_f16()?;
+                let mut values = weight.to_f16()?;
+                let mut shape = shape.clone();
+                if let &[out, inner, rows, columns] = &shape[..] {
+                    values = channels_last(&values, out, inner, rows * columns);
+                    shape = vec![rows, columns, inner, out];
+                }
                 let bytes = bytemuck::cast_slice(&values);
-                self.composer.tensor(TensorSpec::constant(name, DType::F16, shape, bytes))
+                self.composer.tensor(TensorSpec::constant(name, DType::F16, &shape, bytes))
             }
             Storage::Int8 => {
                 if !weight.cols().is_multiple_of(4) {
@@ -165,53 +170,61 @@ impl Lowering<'_, '_> {
             && from.elem != Elem::I32
             && output.elem != Elem::I32
         {
-            return self.float_cast(node.output, output, *input);
+            return self.float_cast(node, output, *input);
         }
         let rank = first.map_or(0, |t| t.shape.len());
         match &node.op {
-            Op::Linear => self.emit(node.output, "FullyConnected", &[], &inputs),
+            Op::Linear => self.emit(node, "FullyConnected", &[], &inputs),
             Op::MatMul { transpose_b } => {
                 let params = [
                     ("transpose_in0", Param::Bool(false)),
                     ("transpose_in1", Param::Bool(*transpose_b)),
                 ];
-                self.emit(node.output, "MatMul", &params, &inputs)
+                self.emit(node, "MatMul", &params, &inputs)
             }
-            Op::Binary(op) => self.emit(node.output, binary(*op), &[], &inputs),
-            Op::Unary(UnaryOp::Exp) => self.exp(node.output, output, &inputs),
+            Op::Binary(op) => self.emit(node, binary(*op), &[], &inputs),
+            Op::Unary(UnaryOp::Exp) => self.exp(node, output, &inputs),
             Op::Unary(op) => match (unary(*op), op.gelu_terms()) {
-                (Some(name), _) => self.emit(node.output, name, &[], &inputs),
-                (None, Some(terms)) => self.gelu(node.output, output, terms, &inputs),
-                (None, None) => self.gate(node.output, output, *op, &inputs),
+                (Some(name), _) => self.emit(node, name, &[], &inputs),
+                (None, Some(terms)) => self.gelu(node, output, terms, &inputs),
+                (None, None) => self.gate(node, output, *op, &inputs),
             },
             Op::Clamp { min, max } => {
                 let params = [("min_value", Param::F32(*min)), ("max_value", Param::F32(*max))];
-                self.emit(node.output, "ReluMinMax", &params, &inputs)
+                self.emit(node, "ReluMinMax", &params, &inputs)
             }
             Op::Reduce { op, axis } => {
                 let axes = [small(*axis)];
                 let params = [("axes", Param::U32s(&[1], &axes)), ("keep_dims", Param::Bool(true))];
-                self.emit(node.output, reduce(*op), &params, &inputs)
+                self.emit(node, reduce(*op), &params, &inputs)
             }
             Op::Softmax => {
                 let axis = small(rank.saturating_sub(1));
                 let params = [("axis", Param::U32(axis)), ("beta", Param::F32(1.0))];
-                self.emit(node.output, "Softmax", &params, &inputs)
+                self.emit(node, "Softmax", &params, &inputs)
             }
             Op::RmsNorm { epsilon } => {
                 let axes = [small(rank.saturating_sub(1))];
                 let params =
                     [("axes", Param::U32s(&[1], &axes)), ("epsilon", Param::F32(*epsilon))];
-                self.emit(node.output, "RmsNorm", &params, &inputs)
+                self.emit(node, "RmsNorm", &params, &inputs)
             }
-            Op::Reshape => self.emit(node.output, "Reshape", &[], &inputs),
+            Op::LayerNorm { epsilon } => {
+                let axes = [small(rank.saturating_sub(1))];
+                let params =
+                    [("axes", Param::U32s(&[1], &axes)), ("epsilon", Param::F32(*epsilon))];
+                self.emit(node, "LayerNorm", &params, &inputs)
+            }
+            Op::Conv2d(conv) => self.conv2d(node, conv, &inputs),
+            Op::Gather => self.emit(node, "Gather", &[("axis", Param::I32(0))], &inputs),
+            Op::Reshape => self.emit(node, "Reshape", &[], &inputs),
             Op::Transpose { perm } => {
                 let perm: Vec<u32> = perm.iter().map(|&i| small(i)).collect();
                 let params = [("perm", Param::U32s(&[perm.len()], &perm))];
-                self.emit(node.output, "Transpose", &params, &inputs)
+                self.emit(node, "Transpose", &params, &inputs)
             }
             Op::Concat { axis } => {
-                self.emit(node.output, "Concat", &[("axis", Param::U32(small(*axis)))], &inputs)
+                self.emit(node, "Concat", &[("axis", Param::U32(small(*axis)))], &inputs)
             }
             Op::Slice { axis, start, end } => {
                 let shape = first.map_or(&[][..], |t| &t.shape);
@@ -221,28 +234,28 @@ impl Lowering<'_, '_> {
                     ranges.extend([small(from).cast_signed(), small(to).cast_signed(), 1]);
                 }
                 let params = [("ranges", Param::I32s(&[rank, 3], &ranges))];
-                self.emit(node.output, "StridedSlice", &params, &inputs)
+                self.emit(node, "StridedSlice", &params, &inputs)
             }
-            Op::Cast => self.emit(node.output, "Cast", &[], &inputs),
+            Op::Cast => self.emit(node, "Cast", &[], &inputs),
         }
     }
 
     /// Between f16 and f32 nothing changes inside the graph.
-    fn float_cast(&mut self, id: TensorId, output: &Tensor, input: TensorHandle) -> Result<()> {
-        self.set(id, input);
-        if let Some(declared) = self.output(id) {
+    fn float_cast(&mut self, node: &Node, output: &Tensor, input: TensorHandle) -> Result<()> {
+        self.set(node.output, input);
+        if let Some(declared) = self.output(node.output) {
             let op = if output.elem == Elem::F32 { "Cast" } else { "Reshape" };
-            self.composer.node(&output.name, op, &[], &[input], &[declared])?;
+            self.composer.node(&node.name, op, &[], &[input], &[declared])?;
         }
         Ok(())
     }
 
     /// eˣ of x between [`MIN_EXPONENT`] and [`MAX_EXPONENT`].
-    fn exp(&mut self, id: TensorId, tensor: &Tensor, inputs: &[TensorHandle]) -> Result<()> {
+    fn exp(&mut self, node: &Node, tensor: &Tensor, inputs: &[TensorHandle]) -> Result<()> {
         let range =
             [("min_value", Param::F32(MIN_EXPONENT)), ("max_value", Param::F32(MAX_EXPONENT))];
-        let clamped = self.between(tensor, "clamped", "ReluMinMax", &range, inputs)?;
-        self.emit(id, "ElementWiseExp", &[], &[clamped])
+        let clamped = self.between(node, &tensor.shape, "clamped", "ReluMinMax", &range, inputs)?;
+        self.emit(node, "ElementWiseExp", &[], &[clamped])
     }
 
     /// With `h = x / 2`: `σ(x) = ½ (tanh h + 1)` and `x · σ(x) = h (tanh h + 1)`.
@@ -251,7 +264,7 @@ impl Lowering<'_, '_> {
     /// 0.03 % of this form, and hardly faster as long as weights stream in.
     fn gate(
         &mut self,
-        id: TensorId,
+        node: &Node,
         tensor: &Tensor,
         op: UnaryOp,
         inputs: &[TensorHandle],
@@ -260,15 +273,16 @@ impl Lowering<'_, '_> {
             return Err(Error::new(ErrorKind::Internal, format!("{tensor}: not one input")));
         };
         let half = self.scalar(0.5, tensor)?;
-        let h = self.between(tensor, "half", "ElementWiseMultiply", &[], &[x, half])?;
+        let h =
+            self.between(node, &tensor.shape, "half", "ElementWiseMultiply", &[], &[x, half])?;
         let factor = if op == UnaryOp::Silu { h } else { half };
-        self.times_one_plus_tanh(id, tensor, factor, h)
+        self.times_one_plus_tanh(node, tensor, factor, h)
     }
 
     /// `½x · (1 + tanh(x · (a + b·x²)))`. Where x² overflows, the tangent is ±1 as it should be.
     fn gelu(
         &mut self,
-        id: TensorId,
+        node: &Node,
         tensor: &Tensor,
         [a, b]: [f32; 2],
         inputs: &[TensorHandle],
@@ -278,39 +292,86 @@ impl Lowering<'_, '_> {
         };
         let [a, b, half] =
             [self.scalar(a, tensor)?, self.scalar(b, tensor)?, self.scalar(0.5, tensor)?];
-        let squares = self.between(tensor, "squares", "ElementWiseMultiply", &[], &[x, x])?;
-        let cubic = self.between(tensor, "cubic", "ElementWiseMultiply", &[], &[squares, b])?;
-        let terms = self.between(tensor, "terms", "ElementWiseAdd", &[], &[cubic, a])?;
-        let argument = self.between(tensor, "argument", "ElementWiseMultiply", &[], &[x, terms])?;
-        let h = self.between(tensor, "half", "ElementWiseMultiply", &[], &[x, half])?;
-        self.times_one_plus_tanh(id, tensor, h, argument)
+        let squares =
+            self.between(node, &tensor.shape, "squares", "ElementWiseMultiply", &[], &[x, x])?;
+        let cubic =
+            self.between(node, &tensor.shape, "cubic", "ElementWiseMultiply", &[], &[squares, b])?;
+        let terms =
+            self.between(node, &tensor.shape, "terms", "ElementWiseAdd", &[], &[cubic, a])?;
+        let argument =
+            self.between(node, &tensor.shape, "argument", "ElementWiseMultiply", &[], &[x, terms])?;
+        let h =
+            self.between(node, &tensor.shape, "half", "ElementWiseMultiply", &[], &[x, half])?;
+        self.times_one_plus_tanh(node, tensor, h, argument)
     }
 
     /// `factor · (1 + tanh(argument))`
     fn times_one_plus_tanh(
         &mut self,
-        id: TensorId,
+        node: &Node,
         tensor: &Tensor,
         factor: TensorHandle,
         argument: TensorHandle,
     ) -> Result<()> {
         let one = self.scalar(1.0, tensor)?;
-        let tanh = self.between(tensor, "tanh", "Tanh", &[], &[argument])?;
-        let sum = self.between(tensor, "sum", "ElementWiseAdd", &[], &[tanh, one])?;
-        self.emit(id, "ElementWiseMultiply", &[], &[sum, factor])
+        let tanh = self.between(node, &tensor.shape, "tanh", "Tanh", &[], &[argument])?;
+        let sum = self.between(node, &tensor.shape, "sum", "ElementWiseAdd", &[], &[tanh, one])?;
+        self.emit(node, "ElementWiseMultiply", &[], &[sum, factor])
     }
 
-    /// A node on the way to `tensor`, of its shape.
+    /// The library wants channels last. It cancels the transpositions between two convolutions, and between a
+    /// convolution and others that the graph has, by itself.
+    fn conv2d(&mut self, node: &Node, conv: &Conv2d, inputs: &[TensorHandle]) -> Result<()> {
+        let shape = |id: Option<&TensorId>| {
+            let tensor = id.map(|&id| self.graph.tensor(id)).transpose()?;
+            match tensor.map(|t| &t.shape[..]) {
+                Some(&[a, b, c, d]) => Ok([a, b, c, d]),
+                _ => Err(Error::new(
+                    ErrorKind::Internal,
+                    format!("{}: a convolution without four dimensions", node.name),
+                )),
+            }
+        };
+        let [n, channels, rows, columns] = shape(node.inputs.first())?;
+        let [_, inner, ..] = shape(node.inputs.get(1))?;
+        let [_, out, out_rows, out_columns] = shape(Some(&node.output))?;
+        let perm = |perm: &'static [u32; 4]| [("perm", Param::U32s(&[4], perm))];
+        let Some((&x, filter)) = inputs.split_first() else { return Ok(()) };
+        let last = [n, rows, columns, channels];
+        let x = self.between(node, &last, "x", "Transpose", &perm(&[0, 2, 3, 1]), &[x])?;
+        let pair = |[a, b]: [usize; 2]| [small(a), small(b)];
+        let (stride, dilation) = (pair(conv.stride), pair(conv.dilation));
+        let [[top, bottom], [left, right]] = conv.padding.map(pair);
+        let padding = [top, bottom, left, right];
+        let group = ("group", Param::U32(small(conv.groups)));
+        let params = [
+            ("stride", Param::U32s(&[2], &stride)),
+            ("pad_amount", Param::U32s(&[2, 2], &padding)),
+            ("dilation", Param::U32s(&[2], &dilation)),
+            group,
+        ];
+        // With several outputs a channel and a dilation, `DepthWiseConv2d` computes wrong numbers.
+        let depthwise = conv.groups > 1 && inner == 1 && out == channels;
+        let (op, params) =
+            if depthwise { ("DepthWiseConv2d", &params[..3]) } else { ("Conv2d", &params[..]) };
+        let last = [n, out_rows, out_columns, out];
+        let filtered: Vec<_> = std::iter::once(x).chain(filter.iter().copied()).collect();
+        let y = self.between(node, &last, "y", op, params, &filtered)?;
+        self.emit(node, "Transpose", &perm(&[0, 3, 1, 2]), &[y])
+    }
+
+    /// A step on the way to the output of `node`.
     fn between(
         &mut self,
-        tensor: &Tensor,
+        node: &Node,
+        shape: &[usize],
         suffix: &str,
         op: &str,
         params: &[(&str, Param<'_>)],
         inputs: &[TensorHandle],
     ) -> Result<TensorHandle> {
-        let name = format!("{}.{suffix}", tensor.name);
-        let output = self.composer.tensor(TensorSpec::native(&name, DType::F16, &tensor.shape))?;
+        let name = format!("{}.{suffix}", node.name);
+        let output = self.composer.tensor(TensorSpec::native(&name, DType::F16, shape))?;
         self.composer.node(&name, op, params, inputs, &[output])?;
         Ok(output)
     }
@@ -329,16 +390,16 @@ impl Lowering<'_, '_> {
         Ok(scalar)
     }
 
-    /// Adds the node that writes `id`.
+    /// Adds the op that writes the output of `node`.
     fn emit(
         &mut self,
-        id: TensorId,
+        node: &Node,
         op: &str,
         params: &[(&str, Param<'_>)],
         inputs: &[TensorHandle],
     ) -> Result<()> {
+        let (name, id) = (&node.name, node.output);
         let tensor = self.graph.tensor(id)?;
-        let name = &tensor.name;
         let declared = self.output(id);
         let target = match declared {
             Some(output) if tensor.elem != Elem::F32 => output,
@@ -387,6 +448,16 @@ impl Lowering<'_, '_> {
             *slot = Some(handle);
         }
     }
+}
+
+/// A filter `[out, inner, taps]` as `[taps, inner, out]`.
+fn channels_last(filter: &[f16], out: usize, inner: usize, taps: usize) -> Vec<f16> {
+    let mut turned = Vec::with_capacity(filter.len());
+    for (tap, channel) in (0..taps).flat_map(|tap| (0..inner).map(move |channel| (tap, channel))) {
+        let first = channel * taps + tap;
+        turned.extend(filter.iter().skip(first).step_by(inner * taps).take(out));
+    }
+    turned
 }
 
 fn to_f16(values: &[f32]) -> Result<Vec<f16>> {

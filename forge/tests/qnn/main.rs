@@ -10,6 +10,7 @@ mod tier;
 
 mod bundle;
 mod compiler;
+mod conv;
 mod decode;
 mod exact;
 mod norms;

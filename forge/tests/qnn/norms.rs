@@ -78,3 +78,34 @@ fn norms_of_every_shape_agree_with_their_twins() {
         assert!(error < 2e-3, "{target} {shape:?}: {error}");
     }
 }
+
+/// Rows far from zero, with one huge value, large and small: mean and squares in f16 would be wrong.
+#[test]
+fn layer_norms_of_any_rows_are_those_of_f32() {
+    const WIDTH: usize = 130;
+    let Some(library) = tier() else { return };
+    let mut b = GraphBuilder::new("norms");
+    let x = b.input("x", Elem::Activation, &[3, 2, WIDTH]).unwrap();
+    let weight = b.row("weight", numbers(1, WIDTH).iter().map(|v| v + 1.0).collect()).unwrap();
+    let bias = b.row("bias", numbers(2, WIDTH)).unwrap();
+    let y = b.layer_norm(x, 1e-6, weight, bias).unwrap();
+    b.output("y", y).unwrap();
+    let graph = b.finish().unwrap();
+    let mut rows = numbers(41, 6 * WIDTH);
+    let moves = [(1.0, 0.0), (1.0, 60.0), (1.0, 100.0), (3000.0, 0.0), (1e-3, 0.0), (0.0, 7.0)];
+    for (row, (scale, mean)) in rows.chunks_exact_mut(WIDTH).zip(moves) {
+        row.iter_mut().for_each(|v| *v = f16::from_f32(*v * scale + mean).to_f32());
+    }
+    rows[3] = 20_000.0;
+    let inputs = [rows];
+    let expected = twin(&graph, &inputs);
+    for target in Target::ALL {
+        let mut compiled = Compiled::new(&library, target, &[std::slice::from_ref(&graph)]);
+        let found = compiled.run(0, &inputs);
+        let rows = found[0].chunks_exact(WIDTH).zip(expected[0].chunks_exact(WIDTH));
+        for ((found, expected), moved) in rows.zip(moves) {
+            let error = error(found, expected);
+            assert!(error < 3e-3, "{target}, row of {moved:?}: {error}");
+        }
+    }
+}

@@ -53,6 +53,8 @@ pub(crate) fn all_ops() -> Graph {
         let gain = b.constant(&name, Elem::Activation, &[8], numbers(6, 8)).unwrap();
         outputs.push(b.rms_norm(value, 1e-6, gain).unwrap());
         outputs.push(b.l2_norm(value, 1e-6, 0.7).unwrap());
+        let shift = b.row(&format!("shift_{}", value.index()), numbers(7, 8)).unwrap();
+        outputs.push(b.layer_norm(value, 1e-6, gain, shift).unwrap());
     }
     outputs.push(b.reshape(s, &[8, 8]).unwrap());
     outputs.push(b.transpose(s, &[2, 0, 1]).unwrap());
