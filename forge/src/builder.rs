@@ -50,6 +50,20 @@ impl GraphBuilder {
         self.scope = scope.into();
     }
 
+    /// Builds with `scope` behind the present scope, to which it then returns: `attn` within `l3` is
+    /// `l3_attn`.
+    pub fn scoped<T>(
+        &mut self,
+        scope: &str,
+        build: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
+        let inner = self.qualified(scope);
+        let outer = std::mem::replace(&mut self.scope, inner);
+        let built = build(self);
+        self.scope = outer;
+        built
+    }
+
     /// The tensor behind an id.
     pub fn tensor(&self, id: TensorId) -> Result<&Tensor> {
         self.graph.tensor(id)

@@ -10,7 +10,8 @@
 //! - ranks lie in `1..=`[`MAX_RANK`], no dimension is 0, element counts fit in `usize`;
 //! - a node reads only inputs, constants, weights and outputs of earlier nodes;
 //! - every output is the output of a node, so a lowering can write it in place;
-//! - a weight is the second input of `Linear` and `Conv2d` nodes or the first of `Gather` nodes, nothing else.
+//! - a weight is the second input of `Linear` and `Conv2d` nodes or the first of `Gather` nodes, nothing else;
+//! - every tensor but an output is read by a node.
 
 use std::fmt;
 use std::sync::Arc;

@@ -191,6 +191,39 @@ fn bounds_are_in_order() {
 }
 
 #[test]
+fn what_nothing_reads_is_named() {
+    /// Builds on input x.
+    type Build<'b> = &'b dyn Fn(&mut GraphBuilder, TensorId) -> Result<TensorId>;
+    let cases: [(Build<'_>, &str); 4] = [
+        (&|b, x| b.input("cos", Elem::F32, &[1, 3]).and(Ok(x)), "the input cos f32[1, 3]"),
+        (
+            &|b, x| b.row("gain", vec![1.0; 3]).and(Ok(x)),
+            "the constant l2_mlp_gain activation[1, 3]",
+        ),
+        (
+            &|b, x| b.table("rows", weight(3, 4)).and(Ok(x)),
+            "the weight l2_mlp_rows activation[3, 4]",
+        ),
+        (
+            &|b, x| {
+                let half = b.scale(x, 0.5)?;
+                b.relu(half).and(Ok(x))
+            },
+            "the output of relu l2_mlp_relu_1 activation[1, 6]",
+        ),
+    ];
+    for (build, words) in cases {
+        let (mut b, x) = builder();
+        b.scope("l2_mlp");
+        let y = build(&mut b, x).unwrap();
+        b.output("y", y).unwrap();
+        let error = b.finish().unwrap_err();
+        assert_eq!(error.message(), format!("graph \"g\": nothing reads {words}"));
+        assert!(error.hint_text().is_some_and(|hint| hint.contains("leave it out")), "{error}");
+    }
+}
+
+#[test]
 fn tensors_of_another_builder_are_refused() {
     let (mut b, x) = builder();
     let (mut other, theirs) = builder();
@@ -208,4 +241,20 @@ fn tensors_of_another_builder_are_refused() {
     let graph = other.finish().unwrap();
     assert!(graph.tensor(y).is_ok() && graph.tensor(x).is_err());
     assert!(graph.producer(y).is_some());
+}
+
+#[test]
+fn scopes_nest_and_end() {
+    let (mut b, x) = builder();
+    b.scope("l3");
+    let inner = b.scoped("attn", |b| b.scoped("q", |b| b.relu(x))).unwrap();
+    let outer = b.relu(inner).unwrap();
+    assert!(b.scoped("bad", |b| b.slice(x, 9, 0, 1)).is_err());
+    let last = b.relu(outer).unwrap();
+    let names = [inner, outer, last].map(|id| b.tensor(id).unwrap().name.clone());
+    assert_eq!(names, ["l3_attn_q_relu_0", "l3_relu_1", "l3_relu_2"]);
+    // An output has the name that it is given; its node keeps the scope.
+    b.output("y", last).unwrap();
+    let graph = b.finish().unwrap();
+    assert_eq!(graph.producer(last).unwrap().name, "l3_relu_2");
 }
