@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use qhx_op::fill::{CausalMask, FloatInput, HIDDEN};
 use qhx_op::harness::{OpHarness, Step, graph, tensor};
 use qhx_op::state::StateCarrier;
-use qhx_op::{DType, ErrorCode, GraphInfo, Host, OpInfo, Result, SnapshotId};
+use qhx_op::{DType, ErrorCode, GraphId, GraphInfo, Host, OpInfo, Result, SnapshotId};
 
 use crate::probe::{opened, probe};
 
@@ -75,6 +75,14 @@ fn layers(name: &str, rows: usize, sliding: Sliding) -> GraphInfo {
     )
 }
 
+/// A graph whose layer reads the sliding layer's rows.
+fn reader(name: &str, rows: usize, sliding: Sliding) -> GraphInfo {
+    let GraphInfo { mut inputs, .. } = layers(name, rows, sliding);
+    inputs.retain(|tensor| tensor.name.ends_with("_local"));
+    inputs.push(tensor("row_local", F32, [2, rows, 1]));
+    GraphInfo { inputs, ..graph(name, [], []) }
+}
+
 /// Values of a cache or of the step's rows that a row of a mask shows, in order of size.
 fn seen(mask: &[f32], values: &[f32]) -> Vec<f32> {
     assert_eq!(mask.len(), values.len());
@@ -91,57 +99,82 @@ fn seen(mask: &[f32], values: &[f32]) -> Vec<f32> {
     seen
 }
 
-/// Stands in for a graph: checks what its attention would see, and gives the values of x as rows.
-fn attend(step: &mut Step<'_>, model: &Model, real: usize, sliding: Sliding) -> Result<()> {
-    let x = step.input("x")?;
-    let rows = x.len();
-    let (full, local) = (step.input("past_full")?, step.input("past_local")?);
-    let (full_mask, local_mask) = (step.input("cmask")?, step.input("cmask_local")?);
+/// Row `row` of a mask of `rows` rows.
+fn row_of(mask: &[f32], rows: usize, row: usize) -> &[f32] {
+    let width = mask.len() / rows;
+    &mask[row * width..(row + 1) * width]
+}
+
+/// Checks what a sliding layer sees of the ring and of the step's rows `x`.
+fn attend_local(
+    step: &Step<'_>,
+    model: &Model,
+    x: &[f32],
+    real: usize,
+    sliding: Sliding,
+) -> Result<()> {
+    let (past, mask) = (step.input("past_local")?, step.input("cmask_local")?);
+    let (first, second) = past.split_at(sliding.slots);
+    assert!(first.iter().zip(second).all(|(a, b)| *a == -b), "the blocks differ");
+    let mut values = first.to_vec();
     let position = model.rows.len();
-    let first: Vec<f32> = full.chunks(2).map(|row| row[0]).chain(x.iter().copied()).collect();
-    let mut local: Vec<f32> = local.chunks(sliding.slots).next().unwrap().to_vec();
     if sliding.inserted {
         for (row, value) in x.iter().enumerate() {
-            local[(position + row) % sliding.slots] = *value;
+            values[(position + row) % sliding.slots] = *value;
         }
     } else {
-        local.extend(&x);
+        values.extend(x);
     }
     for row in 0..real {
-        let mut expected: Vec<f32> = model.rows.iter().chain(&x[..=row]).copied().collect();
-        let mut last = expected[expected.len().saturating_sub(sliding.window)..].to_vec();
-        expected.sort_by(f32::total_cmp);
+        let all: Vec<f32> = model.rows.iter().chain(&x[..=row]).copied().collect();
+        let mut last = all[all.len().saturating_sub(sliding.window)..].to_vec();
         last.sort_by(f32::total_cmp);
-        let at = |mask: &[f32], row: usize| {
-            let width = mask.len() / rows;
-            mask[row * width..(row + 1) * width].to_vec()
-        };
-        assert_eq!(seen(&at(&full_mask, row), &first), expected, "full, position {position}");
-        assert_eq!(seen(&at(&local_mask, row), &local), last, "ring, position {position}");
+        let found = seen(row_of(&mask, x.len(), row), &values);
+        assert_eq!(found, last, "{} at position {position}", step.graph());
     }
-    let full: Vec<f32> = x.iter().flat_map(|v| [*v, -*v]).collect();
-    let local: Vec<f32> = x.iter().copied().chain(x.iter().map(|v| -*v)).collect();
-    step.set("new_full", &full)?;
-    step.set("new_local", &local)
+    Ok(())
+}
+
+/// Stands in for a graph: checks what its attention would see, and gives the values of x as rows,
+/// twice: in two columns or in two blocks.
+fn attend(step: &mut Step<'_>, model: &Model, real: usize, sliding: Sliding) -> Result<()> {
+    if step.graph().starts_with("reader") {
+        let rows = step.input("row_local")?;
+        return attend_local(step, model, &rows[..rows.len() / 2], real, sliding);
+    }
+    let x = step.input("x")?;
+    attend_local(step, model, &x, real, sliding)?;
+    let (past, mask) = (step.input("past_full")?, step.input("cmask")?);
+    assert!(past.chunks(2).all(|row| row[0] == -row[1]), "the columns differ");
+    let values: Vec<f32> = past.chunks(2).map(|row| row[0]).chain(x.iter().copied()).collect();
+    for row in 0..real {
+        let mut all: Vec<f32> = model.rows.iter().chain(&x[..=row]).copied().collect();
+        all.sort_by(f32::total_cmp);
+        assert_eq!(seen(row_of(&mask, x.len(), row), &values), all, "full cache");
+    }
+    let columns: Vec<f32> = x.iter().flat_map(|v| [*v, -*v]).collect();
+    let blocks: Vec<f32> = x.iter().copied().chain(x.iter().map(|v| -*v)).collect();
+    step.set("new_full", &columns)?;
+    step.set("new_local", &blocks)
 }
 
 /// The graphs of a step with what the host fills.
 struct Pass {
-    graph: qhx_op::GraphId,
+    graphs: [GraphId; 2],
     x: FloatInput,
     masks: [qhx_op::fill::StepMask; 2],
 }
 
 impl Pass {
-    fn open(host: &mut Host, name: &str, rows: usize, sliding: Sliding) -> Result<Self> {
-        let graph = host.require_graph("/", name)?;
+    fn open(host: &mut Host, names: [&str; 2], rows: usize, sliding: Sliding) -> Result<Self> {
+        let graphs = names.map(|name| host.find_graph(name).unwrap());
         let local = CausalMask::new(sliding.slots).named("cmask_local").window(sliding.window);
         Ok(Self {
-            graph,
-            x: FloatInput::require(host, graph, "x")?,
+            graphs,
+            x: FloatInput::require(host, graphs[0], "x")?,
             masks: [
-                CausalMask::new(CONTEXT).bind(host, &[graph], rows)?,
-                local.ring().bind(host, &[graph], rows)?,
+                CausalMask::new(CONTEXT).bind(host, &graphs, rows)?,
+                local.ring().bind(host, &graphs, rows)?,
             ],
         })
     }
@@ -153,15 +186,19 @@ fn any_sequence_shows_what_a_list_would(sliding: Sliding, seed: u64) -> Result<(
     let shared = model.clone();
     let harness = OpHarness::new()
         .graph(layers("one", 1, sliding))
+        .graph(reader("reader", 1, sliding))
         .graph(layers("chunk", CHUNK, sliding))
+        .graph(reader("reader_chunk", CHUNK, sliding))
         .script(move |step| {
             let (model, real) = &*shared.lock().unwrap();
             attend(step, model, *real, sliding)
         });
     let mut op = probe(harness, move |host| {
-        let mut passes =
-            [Pass::open(host, "one", 1, sliding)?, Pass::open(host, "chunk", CHUNK, sliding)?];
-        let groups = passes.each_ref().map(|pass| [pass.graph]);
+        let mut passes = [
+            Pass::open(host, ["one", "reader"], 1, sliding)?,
+            Pass::open(host, ["chunk", "reader_chunk"], CHUNK, sliding)?,
+        ];
+        let groups = passes.each_ref().map(|pass| pass.graphs);
         let mut state =
             StateCarrier::with_rings(host, &groups.each_ref().map(|g| &g[..]), |role| {
                 (role == "local").then_some(sliding.window)
@@ -193,7 +230,7 @@ fn any_sequence_shows_what_a_list_would(sliding: Sliding, seed: u64) -> Result<(
                     drop(guard);
                     pass.x.write(host, &x)?;
                     pass.masks.iter_mut().for_each(|mask| mask.fill(host, position));
-                    host.execute(pass.graph)?;
+                    pass.graphs.iter().try_for_each(|&graph| host.execute(graph))?;
                     let group = usize::from(rows > 1);
                     if bad {
                         // A step that is not taken over leaves all as it was.
