@@ -74,16 +74,16 @@ impl Hybrid {
                 outputs.push(f32(format!("present_ssm_{i}")));
             }
         }
-        GraphInfo { name: "decode".to_owned(), inputs, outputs }
+        GraphInfo::new("decode", inputs, outputs)
     }
 
     /// The lm-head graph.
     pub fn lmhead(&self) -> GraphInfo {
-        GraphInfo {
-            name: "lmhead".to_owned(),
-            inputs: vec![TensorInfo::new("x", DType::F16, vec![1, self.hidden])],
-            outputs: vec![TensorInfo::new("logits", DType::F16, vec![1, self.vocab])],
-        }
+        GraphInfo::new(
+            "lmhead",
+            [TensorInfo::new("x", DType::F16, vec![1, self.hidden])],
+            [TensorInfo::new("logits", DType::F16, vec![1, self.vocab])],
+        )
     }
 
     /// Bytes of the recurrent states, without convolution FIFOs and KV caches.
@@ -156,7 +156,7 @@ impl Experts {
             let new = vec![self.kv_heads, rows, self.head_dim];
             outputs.push(f16(&format!("new_{kind}_{layer}"), new));
         }
-        GraphInfo { name: format!("{name}{layer}"), inputs, outputs }
+        GraphInfo::new(format!("{name}{layer}"), inputs, outputs)
     }
 
     /// One or two experts over `rows` tokens, with int8 or f16 weights as inputs.
@@ -181,16 +181,16 @@ impl Experts {
             }
         }
         let outputs = vec![f16("y", vec![rows, self.hidden])];
-        GraphInfo { name: name.to_owned(), inputs, outputs }
+        GraphInfo::new(name, inputs, outputs)
     }
 
     /// The head.
     pub fn lmhead(&self) -> GraphInfo {
-        GraphInfo {
-            name: "lmhead_ar1".to_owned(),
-            inputs: vec![TensorInfo::new("x", DType::F16, vec![1, self.hidden])],
-            outputs: vec![TensorInfo::new("logits", DType::F16, vec![1, self.vocab])],
-        }
+        GraphInfo::new(
+            "lmhead_ar1",
+            [TensorInfo::new("x", DType::F16, vec![1, self.hidden])],
+            [TensorInfo::new("logits", DType::F16, vec![1, self.vocab])],
+        )
     }
 
     /// Bytes of one expert's int8 weights.

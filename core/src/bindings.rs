@@ -24,7 +24,7 @@ impl Slot {
     fn new(tensor: &TensorInfo) -> Result<Self> {
         Ok(Self {
             tensor: tensor.name.clone(),
-            bytes: tensor.byte_len()?,
+            bytes: tensor.try_byte_len().map_err(Error::size)?,
             align: tensor.dtype.size(),
             bound: None,
         })

@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use qhx_types::SizeError;
+
 use crate::escape::shown;
 
 /// Result with [`Error`].
@@ -119,6 +121,12 @@ impl Error {
     /// An error of `kind` that says `message`.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self(Box::new(Inner { kind, message: safe(message.into()), hint: None, code: None }))
+    }
+
+    /// A tensor's size is no number of bytes.
+    // No `From`: a second one would make the type of `?` ambiguous elsewhere.
+    pub fn size(error: SizeError) -> Self {
+        Self::new(ErrorKind::Graph, error.to_string())
     }
 
     /// Adds one likely fix.

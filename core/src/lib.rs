@@ -22,7 +22,6 @@ pub mod qnn;
 pub mod resident;
 pub mod sampling;
 pub mod stop;
-mod tensor;
 pub mod text;
 pub mod workspace;
 
@@ -30,5 +29,5 @@ pub use buffer::{ALIGNMENT, Buffer, Memory};
 pub use cancel::CancelToken;
 pub use error::{Error, ErrorKind, Result};
 pub use manifest::Manifest;
-pub use tensor::{DType, GraphInfo, Port, Quantization, TensorInfo};
+pub use qhx_types::{DType, GraphInfo, MissingTensor, Port, Quantization, SizeError, TensorInfo};
 pub use workspace::{BufferId, GraphId, Workspace};

@@ -174,14 +174,11 @@ mod tests {
     use crate::{Buffer, CancelToken, DType, TensorInfo, Workspace};
 
     fn graph() -> GraphInfo {
-        GraphInfo {
-            name: "double".to_owned(),
-            inputs: vec![TensorInfo::new("x", DType::U8, [4])],
-            outputs: vec![
-                TensorInfo::new("y", DType::U8, [4]),
-                TensorInfo::new("z", DType::U8, [2]),
-            ],
-        }
+        GraphInfo::new(
+            "double",
+            [TensorInfo::new("x", DType::U8, [4])],
+            [TensorInfo::new("y", DType::U8, [4]), TensorInfo::new("z", DType::U8, [2])],
+        )
     }
 
     fn open(backend: NullBackend) -> (Workspace, crate::GraphId) {

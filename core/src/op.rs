@@ -9,111 +9,14 @@ use std::time::Duration;
 
 use half::f16;
 use half::slice::HalfFloatSliceExt as _;
-use serde::{Deserialize, Serialize};
+pub use qhx_types::{Modality, OpDescription, OpInfo, OpenInfo, Segment, Task};
+use serde::Serialize;
 
 use crate::artifacts::Artifacts;
 use crate::dump::Dump;
 use crate::manifest::Manifest;
 use crate::workspace::GraphStats;
 use crate::{Result, Workspace};
-
-/// What a host-op can be asked to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Task {
-    /// Produce tokens.
-    Generate,
-    /// Produce one vector per text.
-    Embed,
-    /// A task this version of the engine does not know.
-    #[serde(other)]
-    Other,
-}
-
-/// What a prompt segment can carry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Modality {
-    /// Token ids.
-    Text,
-    /// RGB8 pixels.
-    Image,
-    /// Mono f32 samples.
-    Audio,
-    /// A modality this version of the engine does not know.
-    #[serde(other)]
-    Other,
-}
-
-/// A piece of a prompt.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Segment<'a> {
-    /// Token ids.
-    Tokens(&'a [u32]),
-    /// Interleaved RGB, 8 bits a channel, `width · height · 3` bytes, rows from the top.
-    Image {
-        /// The pixels.
-        rgb: &'a [u8],
-        /// Pixels in a row.
-        width: u32,
-        /// Rows.
-        height: u32,
-    },
-    /// Mono samples in −1…1.
-    Audio {
-        /// The samples.
-        samples: &'a [f32],
-        /// Samples per second.
-        rate: u32,
-    },
-}
-
-/// What a host-op says of itself before any bundle is opened.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct OpDescription {
-    /// The name that manifests select it by.
-    pub name: String,
-    /// One sentence.
-    #[serde(default)]
-    pub summary: String,
-    /// Version of the op.
-    #[serde(default)]
-    pub version: String,
-    /// Tasks it can do.
-    pub tasks: Vec<Task>,
-    /// Segments it understands.
-    #[serde(default)]
-    pub modalities: Vec<Modality>,
-    /// JSON Schema of the manifest's `plan.params`.
-    #[serde(default)]
-    pub params_schema: serde_json::Value,
-}
-
-/// What a host-op says of itself once a bundle is open.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct OpInfo {
-    /// Number of logits, 0 for an op that does not generate.
-    #[serde(default)]
-    pub vocab: usize,
-    /// Token ids that the op can consume are below this, 0 where it does not say: rows of the
-    /// embedding table. Logits beyond belong to no token.
-    #[serde(default)]
-    pub input_vocab: usize,
-    /// Positions that the state can hold.
-    #[serde(default)]
-    pub max_ctx: usize,
-    /// Elements of an embedding, 0 for an op that does not embed.
-    #[serde(default)]
-    pub embedding_dim: usize,
-    /// [`HostOp::truncate`] works.
-    #[serde(default)]
-    pub can_truncate: bool,
-    /// [`HostOp::snapshot`] and [`HostOp::restore`] work.
-    #[serde(default)]
-    pub can_snapshot: bool,
-}
 
 /// A saved state of a host-op.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -169,6 +72,12 @@ pub struct SpanStats {
 pub trait HostOp: Send {
     /// What the op found when it was opened.
     fn info(&self) -> &OpInfo;
+
+    /// Token ids that the op can consume are below this, 0 where it does not say: rows of the
+    /// embedding table. Logits beyond belong to no token.
+    fn input_vocab(&self) -> usize {
+        0
+    }
 
     /// Forgets everything: position 0.
     fn reset(&mut self) -> Result<()>;

@@ -325,11 +325,8 @@ mod tests {
     /// Three contexts, of which two stay in memory.
     fn take_turns(limit: usize, room: usize) {
         let tensor = |name: &str| TensorInfo::new(name, DType::U8, vec![1]);
-        let graph = |part: usize| GraphInfo {
-            name: format!("part_{part}"),
-            inputs: vec![tensor("x")],
-            outputs: vec![tensor("y")],
-        };
+        let graph =
+            |part: usize| GraphInfo::new(format!("part_{part}"), [tensor("x")], [tensor("y")]);
         let contexts = (0..3).map(|part| (format!("c{part}"), vec![graph(part)])).collect();
         let inner = NullBackend::new(contexts).with_script(|info, inputs, outputs| {
             // Each part multiplies by its number, so that an order or a buffer mixed up shows.
@@ -377,11 +374,7 @@ mod tests {
     /// One context `part` with one graph, which multiplies by the number that its file is called.
     fn multiplying(room: usize) -> Arc<Counting> {
         let tensor = |name: &str| TensorInfo::new(name, DType::U8, vec![1]);
-        let graph = GraphInfo {
-            name: "part".to_owned(),
-            inputs: vec![tensor("x")],
-            outputs: vec![tensor("y")],
-        };
+        let graph = GraphInfo::new("part", [tensor("x")], [tensor("y")]);
         let contexts = vec![("part".to_owned(), vec![graph])];
         Arc::new(Counting {
             inner: NullBackend::new(contexts),

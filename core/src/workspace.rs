@@ -250,7 +250,7 @@ impl Workspace {
                 format!("graph {:?} has no {port:?}", slot.info.name),
             ));
         };
-        let need = tensor.byte_len()?;
+        let need = tensor.try_byte_len().map_err(Error::size)?;
         let have = memory.len().saturating_sub(offset);
         if have < need {
             return Err(Error::new(

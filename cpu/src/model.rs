@@ -145,11 +145,7 @@ fn describe(name: &str, model: &Model) -> Result<GraphInfo> {
             })
             .collect()
     };
-    Ok(GraphInfo {
-        name: name.to_owned(),
-        inputs: side("input", model.input_ids())?,
-        outputs: side("output", model.output_ids())?,
-    })
+    Ok(GraphInfo::new(name, side("input", model.input_ids())?, side("output", model.output_ids())?))
 }
 
 fn tensor(model: &Model, id: NodeId, side: &str, index: usize) -> Result<TensorInfo> {
@@ -182,7 +178,7 @@ fn tensor(model: &Model, id: NodeId, side: &str, index: usize) -> Result<TensorI
         }
     }
     let tensor = TensorInfo::new(name, dtype, shape);
-    tensor.byte_len()?;
+    tensor.try_byte_len().map_err(Error::size)?;
     Ok(tensor)
 }
 

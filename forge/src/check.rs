@@ -124,7 +124,7 @@ fn random_inputs(info: &GraphInfo, seed: u64) -> Result<Vec<Named>> {
     info.inputs
         .iter()
         .map(|tensor| {
-            let count = tensor.elements()?;
+            let count = tensor.try_elements().map_err(Error::size)?;
             let mut values: Vec<f32> = (0..count).map(|_| random.next()).collect();
             if tensor.name.starts_with("cmask") {
                 // Row by row: a row with nothing open would compare roundings.
@@ -148,20 +148,20 @@ fn run(workspace: &mut Workspace, info: &GraphInfo, inputs: &[Named]) -> Result<
     for (index, tensor) in info.inputs.iter().enumerate() {
         let Some((_, values)) = inputs
             .iter()
-            .find(|(n, v)| *n == tensor.name && Ok(v.len()) == tensor.elements().map_err(drop))
+            .find(|(n, v)| *n == tensor.name && Ok(v.len()) == tensor.try_elements().map_err(drop))
         else {
             return Err(Error::new(
                 ErrorKind::Graph,
                 format!("graph {:?}: input {tensor} is not in its twin", info.name),
             ));
         };
-        let buffer = workspace.allocate(tensor.byte_len()?)?;
+        let buffer = workspace.allocate(tensor.try_byte_len().map_err(Error::size)?)?;
         encode(tensor, values, workspace.bytes_mut(buffer)?)?;
         workspace.bind(graph, Port::Input(index), buffer, 0)?;
     }
     let mut buffers = Vec::new();
     for (index, tensor) in info.outputs.iter().enumerate() {
-        let buffer = workspace.allocate(tensor.byte_len()?)?;
+        let buffer = workspace.allocate(tensor.try_byte_len().map_err(Error::size)?)?;
         workspace.bind(graph, Port::Output(index), buffer, 0)?;
         buffers.push(buffer);
     }
@@ -200,7 +200,9 @@ fn copy(tensor: &TensorInfo, to: &mut [u8], from: &[u8]) -> Result<()> {
 }
 
 fn decode(tensor: &TensorInfo, bytes: &[u8]) -> Result<Vec<f32>> {
-    let bytes = bytes.get(..tensor.byte_len()?).ok_or_else(|| unsupported(tensor))?;
+    let bytes = bytes
+        .get(..tensor.try_byte_len().map_err(Error::size)?)
+        .ok_or_else(|| unsupported(tensor))?;
     match tensor.dtype {
         DType::F16 => {
             let pairs = bytes.as_chunks::<2>().0;
@@ -246,11 +248,11 @@ mod tests {
 
     /// A backend whose graph `g` hands its input on, each byte changed by `change`.
     fn backend(dtype: DType, output: &str, change: fn(u8) -> u8) -> BackendFactory {
-        let graph = GraphInfo {
-            name: "g".to_owned(),
-            inputs: vec![TensorInfo::new("x", dtype, [1, 64])],
-            outputs: vec![TensorInfo::new(output, dtype, [1, 64])],
-        };
+        let graph = GraphInfo::new(
+            "g",
+            [TensorInfo::new("x", dtype, [1, 64])],
+            [TensorInfo::new(output, dtype, [1, 64])],
+        );
         let null = NullBackend::new(vec![("decode".to_owned(), vec![graph])]).with_script(
             move |_, inputs, outputs| {
                 for (to, from) in outputs[0].iter_mut().zip(inputs[0]) {
@@ -296,23 +298,19 @@ mod tests {
 
     #[test]
     fn inputs_are_the_same_every_time_and_the_mask_is_a_mask() {
-        let info = GraphInfo {
-            name: "g".to_owned(),
-            inputs: vec![
+        let info = GraphInfo::new(
+            "g",
+            [
                 TensorInfo::new("x", DType::F16, [1, 4]),
                 TensorInfo::new("cmask", DType::F16, [1, 5]),
             ],
-            outputs: vec![],
-        };
+            [],
+        );
         let inputs = random_inputs(&info, 7).unwrap();
         assert_eq!(inputs, random_inputs(&info, 7).unwrap());
         assert!(inputs[0].1.iter().all(|v| (-1.0..1.0).contains(v)));
         assert_eq!(inputs[1].1, [0.0, 0.0, MASKED, MASKED, 0.0]);
-        let rows = GraphInfo {
-            name: "rows".to_owned(),
-            inputs: vec![TensorInfo::new("cmask", DType::F16, [2, 4])],
-            outputs: vec![],
-        };
+        let rows = GraphInfo::new("rows", [TensorInfo::new("cmask", DType::F16, [2, 4])], []);
         let mask = random_inputs(&rows, 7).unwrap().remove(0).1;
         assert_eq!(mask, [0.0, 0.0, MASKED, 0.0, 0.0, 0.0, MASKED, 0.0]);
     }

@@ -440,8 +440,8 @@ fn describe(graphs: &[Graph]) -> String {
 
 pub(crate) fn recipe_options(checkpoint: &Checkpoint, options: &ForgeOptions) -> RecipeOptions {
     let default = match options.task {
-        Task::Generate => DEFAULT_MAX_CTX,
         Task::Embed => DEFAULT_TEXT,
+        _ => DEFAULT_MAX_CTX,
     };
     let max_ctx = options.max_ctx.unwrap_or_else(|| {
         longest(checkpoint, options.task).map_or(default, |longest| longest.min(default))

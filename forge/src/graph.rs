@@ -464,13 +464,9 @@ impl Graph {
                     }
                     info
                 })
-                .collect()
+                .collect::<Vec<_>>()
         };
-        GraphInfo {
-            name: self.name.clone(),
-            inputs: list(&self.inputs),
-            outputs: list(&self.outputs),
-        }
+        GraphInfo::new(&self.name, list(&self.inputs), list(&self.outputs))
     }
 
     /// Hands everything that the graph computes to `take`: names, shapes, ops, constants, and of weights

@@ -250,7 +250,7 @@ fn shared_bytes(graphs: &[Graph]) -> u64 {
 fn io_bytes(graph: &Graph) -> u64 {
     let info = graph.info(Elem::qnn);
     let tensors = info.inputs.iter().chain(&info.outputs);
-    total(tensors.map(|t| t.byte_len().map_or(u64::MAX, |n| n as u64)))
+    total(tensors.map(|t| t.try_byte_len().map_or(u64::MAX, |n| n as u64)))
 }
 
 /// A sum of sizes. Those of a configuration that makes no sense may be larger than any number of bytes.

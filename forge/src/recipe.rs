@@ -4,6 +4,7 @@ use std::fmt;
 use std::io::Write;
 use std::sync::Arc;
 
+pub use qhx_core::op::Task;
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value};
 
@@ -59,36 +60,6 @@ impl std::str::FromStr for Precision {
     fn from_str(name: &str) -> Result<Self> {
         [Self::Fp16, Self::W8A16].into_iter().find(|p| p.name() == name).ok_or_else(|| {
             Error::new(ErrorKind::Usage, format!("precision {name:?}, expected fp16 or w8a16"))
-        })
-    }
-}
-
-/// What a bundle is to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Task {
-    /// Produce text.
-    #[default]
-    Generate,
-    /// Produce one vector per text.
-    Embed,
-}
-
-impl Task {
-    /// The name in options.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Generate => "generate",
-            Self::Embed => "embed",
-        }
-    }
-}
-
-impl std::str::FromStr for Task {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        [Self::Generate, Self::Embed].into_iter().find(|t| t.name() == name).ok_or_else(|| {
-            Error::new(ErrorKind::Usage, format!("task {name:?}, expected generate or embed"))
         })
     }
 }

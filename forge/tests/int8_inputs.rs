@@ -96,7 +96,7 @@ fn run(
 }
 
 fn read(workspace: &mut Workspace, id: GraphId, tensor: &qhx_core::TensorInfo) -> Vec<f32> {
-    let buffer = workspace.allocate(tensor.byte_len().unwrap()).unwrap();
+    let buffer = workspace.allocate(tensor.try_byte_len().unwrap()).unwrap();
     workspace.bind(id, Port::Output(0), buffer, 0).unwrap();
     workspace.execute(id).unwrap();
     let bytes = workspace.bytes(buffer).unwrap();

@@ -54,11 +54,7 @@ pub fn open_with(op: &str, plugins: &Plugins, setup: Setup) -> Result<Model> {
     std::fs::write(folder.join("step.bin"), b"").expect("the temporary folder is writable");
     let manifest =
         Manifest::from_value(&folder.join("null.json"), manifest, Some(Path::new(&folder)))?;
-    let graph = GraphInfo {
-        name: "step".to_owned(),
-        inputs: vec![],
-        outputs: vec![TensorInfo::new("logits", DType::F32, [1, VOCAB])],
-    };
+    let graph = GraphInfo::new("step", [], [TensorInfo::new("logits", DType::F32, [1, VOCAB])]);
     let mut backend = NullBackend::new(vec![("step".to_owned(), vec![graph])]);
     if let Some(error) = setup.failure {
         backend = backend.with_outputs(move |_, _| Err(error.clone()));

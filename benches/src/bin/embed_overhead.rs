@@ -36,16 +36,16 @@ const TEXTS: u32 = 50;
 
 fn part(index: usize) -> GraphInfo {
     let f16 = |name: &str, shape: [usize; 2]| TensorInfo::new(name, DType::F16, shape);
-    GraphInfo {
-        name: format!("enc_p{index}"),
-        inputs: vec![
+    GraphInfo::new(
+        format!("enc_p{index}"),
+        [
             f16("x", [LENGTH, HIDDEN]),
             f16("cos", [LENGTH, HEAD_DIM / 2]),
             f16("sin", [LENGTH, HEAD_DIM / 2]),
             f16("cmask", [1, LENGTH]),
         ],
-        outputs: vec![f16("y", [LENGTH, HIDDEN])],
-    }
+        [f16("y", [LENGTH, HIDDEN])],
+    )
 }
 
 fn open(backend: NullBackend) -> Result<(tempfile::TempDir, Box<dyn HostOp>), AnyError> {

@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         [(&info.inputs, Port::Input as fn(usize) -> Port), (&info.outputs, Port::Output)]
     {
         for (index, tensor) in ports.iter().enumerate() {
-            let buffer = workspace.allocate(tensor.byte_len()?)?;
+            let buffer = workspace.allocate(tensor.try_byte_len()?)?;
             workspace.bind(graph, port(index), buffer, 0)?;
         }
     }

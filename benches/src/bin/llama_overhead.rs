@@ -63,7 +63,7 @@ fn shard(name: &str, rows: usize, layers: Range<usize>) -> GraphInfo {
             outputs.push(tensor(&format!("new_{kind}_{layer}"), &[KV_HEADS, rows, HEAD_DIM]));
         }
     }
-    GraphInfo { name: name.to_owned(), inputs, outputs }
+    GraphInfo::new(name, inputs, outputs)
 }
 
 fn open(folder: &Path, prefill: bool, shards: usize) -> Result<Box<dyn HostOp>, AnyError> {
@@ -71,11 +71,8 @@ fn open(folder: &Path, prefill: bool, shards: usize) -> Result<Box<dyn HostOp>, 
     let embed = File::create(folder.join("embed_f16.bin"))?;
     embed.set_len((VOCAB * HIDDEN * 2) as u64)?;
     let names = |graphs: &[GraphInfo]| graphs.iter().map(|g| g.name.clone()).collect::<Vec<_>>();
-    let lmhead = GraphInfo {
-        name: "lmhead".to_owned(),
-        inputs: vec![tensor("x", &[1, HIDDEN])],
-        outputs: vec![tensor("logits", &[1, VOCAB])],
-    };
+    let lmhead =
+        GraphInfo::new("lmhead", [tensor("x", &[1, HIDDEN])], [tensor("logits", &[1, VOCAB])]);
     let decode = decoder("decode", 1, shards);
     let mut params = json!({"decode": names(&decode), "lmhead": "lmhead"});
     let mut contexts = vec![("decode", decode), ("lmhead", vec![lmhead])];

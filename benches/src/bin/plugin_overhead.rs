@@ -49,11 +49,7 @@ impl Direct {
 }
 
 fn workspace() -> Result<(Workspace, GraphId), AnyError> {
-    let graph = GraphInfo {
-        name: "step".to_owned(),
-        inputs: vec![],
-        outputs: vec![TensorInfo::new("logits", DType::F32, [1, VOCAB])],
-    };
+    let graph = GraphInfo::new("step", [], [TensorInfo::new("logits", DType::F32, [1, VOCAB])]);
     let backend = Arc::new(NullBackend::new(vec![("step".to_owned(), vec![graph])]));
     let source = ContextSource { key: "step".to_owned(), ..ContextSource::default() };
     let context = backend.open_context(&source)?;

@@ -108,7 +108,7 @@ fn check_embedding(name: &str, vector: &[f32]) -> Result<()> {
 fn positions(segments: &[Segment<'_>]) -> Option<usize> {
     let tokens = |segment: &Segment<'_>| match segment {
         Segment::Tokens(tokens) => Some(tokens.len()),
-        Segment::Image { .. } | Segment::Audio { .. } => None,
+        _ => None,
     };
     segments.iter().map(tokens).sum()
 }
@@ -116,6 +116,10 @@ fn positions(segments: &[Segment<'_>]) -> Option<usize> {
 impl HostOp for Checked {
     fn info(&self) -> &OpInfo {
         self.op.info()
+    }
+
+    fn input_vocab(&self) -> usize {
+        self.op.input_vocab()
     }
 
     fn reset(&mut self) -> Result<()> {

@@ -225,7 +225,7 @@ impl Model {
             )
             .hint("shorten the prompt, or forge the model with a larger --max-ctx"));
         }
-        let vocab = input_vocab(self.op.info(), &self.manifest);
+        let vocab = input_vocab(&self.op, &self.manifest);
         if let Some(token) = tokens.iter().find(|&&t| t as usize >= vocab) {
             return Err(Error::new(
                 ErrorKind::Prompt,
@@ -238,7 +238,7 @@ impl Model {
     /// What may be chosen where `stop_ids` end the answer: they are not turned into text, so that
     /// the tokenizer need not know them.
     fn allowed(&self, stop_ids: &[u32]) -> Result<Arc<AllowedTokens>> {
-        let count = input_vocab(self.op.info(), &self.manifest);
+        let count = input_vocab(&self.op, &self.manifest);
         let unknown = |&&id: &&u32| (id as usize) < count && !self.allowed.contains(id);
         if stop_ids.iter().find(unknown).is_some() {
             let allowed = |id| self.allowed.contains(id) || stop_ids.contains(&id);

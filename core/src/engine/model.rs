@@ -132,7 +132,7 @@ impl Model {
             .open(&entry.description.name, services)
             .map_err(|e| e.context(manifest.path.display()))?;
         let op = Checked::new(op, &entry.description.name);
-        let allowed = allowed_tokens(op.info(), &manifest, tokenizer.as_ref());
+        let allowed = allowed_tokens(&op, &manifest, tokenizer.as_ref());
         Ok(Self {
             backend: backend.info(),
             allowed: Arc::new(allowed),
@@ -263,19 +263,20 @@ impl Model {
 }
 
 /// Token ids that the op can consume are below this.
-pub(super) fn input_vocab(info: &OpInfo, manifest: &Manifest) -> usize {
+pub(super) fn input_vocab(op: &dyn HostOp, manifest: &Manifest) -> usize {
     // An op of an earlier interface does not say it. The manifest's number is that of the table's
     // rows, which the kit checks.
-    let said = Some(info.input_vocab).filter(|&rows| rows > 0).or(manifest.params.vocab);
-    said.unwrap_or(info.vocab).min(info.vocab)
+    let said = Some(op.input_vocab()).filter(|&rows| rows > 0).or(manifest.params.vocab);
+    let vocab = op.info().vocab;
+    said.unwrap_or(vocab).min(vocab)
 }
 
 fn allowed_tokens(
-    info: &OpInfo,
+    op: &dyn HostOp,
     manifest: &Manifest,
     tokenizer: Option<&Tokenizer>,
 ) -> AllowedTokens {
-    let count = input_vocab(info, manifest);
+    let count = input_vocab(op, manifest);
     let Some(tokenizer) = tokenizer else { return AllowedTokens::below(count) };
     let ends = &manifest.params.eos_token_id;
     AllowedTokens::select(count, |id| tokenizer.id_to_token(id).is_some() || ends.contains(&id))

@@ -42,6 +42,7 @@ enum Fault {
 /// An op that answers with the logits that it is given, whatever it consumes.
 struct Scripted {
     info: OpInfo,
+    input_vocab: usize,
     position: usize,
     logits: Vec<f32>,
     fault: Fault,
@@ -53,7 +54,7 @@ impl Scripted {
     fn new(logits: [f32; VOCAB]) -> Self {
         let info = OpInfo { vocab: VOCAB, max_ctx: 64, can_truncate: true, ..OpInfo::default() };
         let (logits, prompts) = (logits.to_vec(), Arc::default());
-        Self { info, position: 0, logits, fault: Fault::None, prompts }
+        Self { info, input_vocab: 0, position: 0, logits, fault: Fault::None, prompts }
     }
 
     fn with_fault(fault: Fault) -> Self {
@@ -77,6 +78,10 @@ impl Scripted {
 impl HostOp for Scripted {
     fn info(&self) -> &OpInfo {
         &self.info
+    }
+
+    fn input_vocab(&self) -> usize {
+        self.input_vocab
     }
 
     fn reset(&mut self) -> Result<()> {
@@ -252,7 +257,7 @@ const RISING: [f32; VOCAB] = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0];
 fn padding_of_the_vocabulary_is_never_chosen() {
     let rows = |input_vocab| {
         let mut op = Scripted::new(RISING);
-        op.info.input_vocab = input_vocab;
+        op.input_vocab = input_vocab;
         op
     };
     let said_by_op = || open(rows(5));

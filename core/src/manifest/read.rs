@@ -176,7 +176,8 @@ fn embed(node: &Node<'_>) -> Result<EmbedEntry> {
     if node.value().is_object()
         && let Some(name) = node.get("dtype")?
     {
-        dtype = DType::deserialize(name.value()).map_err(|_| {
+        let known = DType::deserialize(name.value()).ok().filter(|dtype| *dtype != DType::Other);
+        dtype = known.ok_or_else(|| {
             name.error(format_args!("expected a dtype such as \"f16\", found {}", name.value()))
         })?;
     }

@@ -382,7 +382,7 @@ impl Graph for QnnGraph {
         let Some(tensor) = self.info.tensor(port) else {
             return wrong(format!("there is no {port:?}"));
         };
-        let need = tensor.byte_len()?;
+        let need = tensor.try_byte_len().map_err(Error::size)?;
         let have = memory.len().saturating_sub(offset);
         if have < need {
             return wrong(format!("tensor {tensor} needs {need} bytes, the buffer has {have}"));

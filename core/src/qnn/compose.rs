@@ -399,10 +399,8 @@ impl GraphComposer<'_> {
     /// Declares a tensor. The bytes of a constant may be freed afterwards.
     pub fn tensor(&mut self, spec: TensorSpec<'_>) -> Result<TensorHandle> {
         let info = TensorInfo {
-            name: spec.name.to_owned(),
-            dtype: spec.dtype,
-            shape: spec.shape.to_vec(),
             quantization: spec.quantization,
+            ..TensorInfo::new(spec.name, spec.dtype, spec.shape)
         };
         let raw = self.declare(&info, spec.kind)?;
         let index = u32::try_from(self.tensors.len())
@@ -502,7 +500,7 @@ impl GraphComposer<'_> {
         let wrong = |message: String| {
             Error::new(ErrorKind::Graph, format!("graph {:?}: tensor {info}: {message}", self.name))
         };
-        let bytes = info.byte_len()?;
+        let bytes = info.try_byte_len().map_err(Error::size)?;
         let (kind, data, size) = match kind {
             Kind::Input => (sys::TENSOR_APP_WRITE, std::ptr::null(), 0),
             Kind::Output => (sys::TENSOR_APP_READ, std::ptr::null(), 0),

@@ -109,11 +109,7 @@ impl BinaryGraph {
         let convert = |tensors: &[BinaryTensor]| -> Result<Vec<TensorInfo>> {
             tensors.iter().map(|t| t.info(&self.name)).collect()
         };
-        Ok(GraphInfo {
-            name: self.name.clone(),
-            inputs: convert(&self.inputs)?,
-            outputs: convert(&self.outputs)?,
-        })
+        Ok(GraphInfo::new(&self.name, convert(&self.inputs)?, convert(&self.outputs)?))
     }
 }
 
@@ -140,12 +136,10 @@ impl BinaryTensor {
             .hint("compile the graph without native layouts of its inputs and outputs"));
         }
         let info = TensorInfo {
-            name: self.name.clone(),
-            dtype,
-            shape: self.shape.clone(),
             quantization: self.quantization.clone(),
+            ..TensorInfo::new(&self.name, dtype, self.shape.as_slice())
         };
-        let bytes = info.byte_len()?;
+        let bytes = info.try_byte_len().map_err(Error::size)?;
         if u32::try_from(bytes).is_err() {
             return Err(Error::new(
                 ErrorKind::Graph,

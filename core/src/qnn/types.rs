@@ -66,7 +66,7 @@ pub(crate) fn encode(quantization: &Quantization, values: &mut Vec<ScaleOffset>)
                 value,
             }
         }
-        Quantization::None | Quantization::Other { .. } => QuantizeParams::NONE,
+        _ => QuantizeParams::NONE,
     }
 }
 

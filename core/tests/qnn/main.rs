@@ -116,7 +116,7 @@ impl Session {
         let id = GraphId(graph);
         let info = Arc::clone(workspace.graph(id).unwrap().1);
         let mut bind = |port, tensor: &qhx_core::TensorInfo| {
-            let buffer = workspace.allocate(tensor.byte_len().unwrap()).unwrap();
+            let buffer = workspace.allocate(tensor.try_byte_len().unwrap()).unwrap();
             workspace.bind(id, port, buffer, 0).unwrap();
             buffer
         };

@@ -47,7 +47,7 @@ impl Driver {
         for graph in 0..self.compiled.workspace.graph_count() as u32 {
             let info = self.compiled.info(graph);
             for (index, tensor) in info.inputs.iter().enumerate() {
-                self.compiled.write(graph, index, &vec![0.0; tensor.elements().unwrap()]);
+                self.compiled.write(graph, index, &vec![0.0; tensor.elements()]);
             }
         }
     }

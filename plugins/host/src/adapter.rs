@@ -4,16 +4,16 @@
 
 use std::time::Duration;
 
-use abi_stable::std_types::{RResult, RSlice};
+use abi_stable::std_types::RResult;
 use half::f16;
 use qhx_core::op::{
-    HostOp, Logits, OpEntry, OpInfo, OpServices, OpSource, Segment, SnapshotId, SpanStats, Task,
+    HostOp, Logits, OpEntry, OpInfo, OpServices, OpSource, OpenInfo, Segment, SnapshotId,
+    SpanStats, Task,
 };
 use qhx_core::workspace::GraphStats;
 use qhx_core::{BufferId, Error, ErrorKind, Result};
 use qhx_op::abi::{
-    OpModuleRef, OpObject, RawError, RawResult, RawSegment, RawView, SEGMENT_AUDIO, SEGMENT_IMAGE,
-    SEGMENT_TOKENS, VIEW_F16, VIEW_F32,
+    OpModuleRef, OpObject, RawError, RawResult, RawSegment, RawView, VIEW_F16, VIEW_F32,
 };
 
 use crate::names;
@@ -27,7 +27,7 @@ pub(crate) struct PluginOp {
     object: OpObject,
     /// Outlives `object`: `Drop` closes the op first.
     session: Box<Session>,
-    info: OpInfo,
+    info: OpenInfo,
     logits: Option<RawView>,
     /// The last logits that were found to be what their graph writes.
     agreed: Option<RawView>,
@@ -55,7 +55,7 @@ impl PluginOp {
             source: source.clone(),
             object,
             session,
-            info: OpInfo::default(),
+            info: OpenInfo::default(),
             logits: None,
             agreed: None,
         };
@@ -67,7 +67,7 @@ impl PluginOp {
                 format!("host-op {name:?}: its description of the open model is not valid: {e}"),
             )
         })?;
-        if op.info.vocab == 0 && description.tasks == [Task::Generate] {
+        if op.info.info.vocab == 0 && description.tasks == [Task::Generate] {
             return Err(Error::new(
                 ErrorKind::Plugin,
                 format!(
@@ -98,7 +98,7 @@ impl PluginOp {
         // SAFETY: no call of the op is under way.
         let workspace = &unsafe { self.session.shared() }.workspace;
         views::agree(&self.name, Kind::Logits, view, workspace)?;
-        if view.len != self.info.vocab as u64 {
+        if view.len != self.info.info.vocab as u64 {
             let written = workspace.outputs_in(BufferId(view.buffer)).next();
             let place = written.map_or(String::new(), |(graph, tensor, _)| {
                 format!(", which graph {:?} writes as tensor {tensor}", graph.name)
@@ -107,7 +107,7 @@ impl PluginOp {
                 ErrorKind::Plugin,
                 format!(
                     "host-op {:?}: OpInfo.vocab is {}, but its logits have {} values{place}",
-                    self.name, self.info.vocab, view.len
+                    self.name, self.info.info.vocab, view.len
                 ),
             )
             .hint("the two must be one number; this is a fault of the op, tell its author"));
@@ -180,30 +180,6 @@ fn error(session: &Session, name: &str, source: &OpSource, raw: RawError) -> Err
     }
 }
 
-fn raw_segments<'a>(segments: &[Segment<'a>]) -> Vec<RawSegment<'a>> {
-    let empty = RawSegment {
-        kind: SEGMENT_TOKENS,
-        width: 0,
-        height: 0,
-        rate: 0,
-        tokens: RSlice::EMPTY,
-        bytes: RSlice::EMPTY,
-        samples: RSlice::EMPTY,
-    };
-    segments
-        .iter()
-        .map(|segment| match *segment {
-            Segment::Tokens(tokens) => RawSegment { tokens: tokens.into(), ..empty },
-            Segment::Image { rgb, width, height } => {
-                RawSegment { kind: SEGMENT_IMAGE, width, height, bytes: rgb.into(), ..empty }
-            }
-            Segment::Audio { samples, rate } => {
-                RawSegment { kind: SEGMENT_AUDIO, rate, samples: samples.into(), ..empty }
-            }
-        })
-        .collect()
-}
-
 macro_rules! call {
     ($self:ident.$name:ident($($argument:expr),*)) => {{
         // SAFETY: an open op; `&mut self` makes it the only call under way.
@@ -214,7 +190,11 @@ macro_rules! call {
 
 impl HostOp for PluginOp {
     fn info(&self) -> &OpInfo {
-        &self.info
+        &self.info.info
+    }
+
+    fn input_vocab(&self) -> usize {
+        self.info.input_vocab
     }
 
     fn reset(&mut self) -> Result<()> {
@@ -224,7 +204,7 @@ impl HostOp for PluginOp {
 
     fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<()> {
         self.logits = None;
-        let raw = raw_segments(segments);
+        let raw: Vec<RawSegment<'_>> = segments.iter().map(|&segment| segment.into()).collect();
         let view = call!(self.prefill(raw.as_slice().into()))?;
         self.logits = Some(self.check_logits(view)?);
         Ok(())
@@ -275,10 +255,10 @@ impl HostOp for PluginOp {
     }
 
     fn embed(&mut self, segments: &[Segment<'_>]) -> Result<&[f32]> {
-        let raw = raw_segments(segments);
+        let raw: Vec<RawSegment<'_>> = segments.iter().map(|&segment| segment.into()).collect();
         let view = call!(self.embed(raw.as_slice().into()))?;
         let view = self.check(view, "values of the embedding")?;
-        let said = self.info.embedding_dim as u64;
+        let said = self.info.info.embedding_dim as u64;
         if said != 0 && view.len != said {
             return Err(Error::new(
                 ErrorKind::Plugin,

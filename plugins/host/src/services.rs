@@ -12,7 +12,7 @@ use abi_stable::prefix_type::WithMetadata;
 use abi_stable::std_types::{RResult, RSlice, RStr, RString};
 use qhx_core::dump::Dump;
 use qhx_core::op::{OpServices, ProgressFn, SpanStats};
-use qhx_core::{BufferId, CancelToken, Error, ErrorKind, GraphId, Port, Workspace};
+use qhx_core::{BufferId, CancelToken, Error, ErrorKind, GraphId, GraphInfo, Port, Workspace};
 use qhx_op::ErrorCode;
 use qhx_op::abi::{
     HostRef, HostVTable, HostVTableRef, PORT_INPUT, PORT_OUTPUT, ParallelBody, RawBuffer, RawError,
@@ -193,13 +193,9 @@ unsafe extern "C" fn graphs(data: *mut c_void) -> RString {
     shielded(RString::new(), || {
         let list: Vec<_> = (0..exclusive.workspace.graph_count())
             .filter_map(|index| exclusive.workspace.graph(GraphId(index as u32)).ok())
-            .map(|(context, info)| {
-                let mut value = serde_json::to_value(&**info).unwrap_or_default();
-                value["context"] = context.into();
-                value
-            })
+            .map(|(context, info)| GraphInfo { context: context.to_owned(), ..(**info).clone() })
             .collect();
-        serde_json::Value::from(list).to_string().into()
+        serde_json::to_string(&list).unwrap_or_default().into()
     })
 }
 

@@ -22,7 +22,7 @@ pub(crate) fn agree(op: &str, kind: Kind, view: RawView, workspace: &Workspace) 
     let mut differing = None;
     for (graph, tensor, start) in workspace.outputs_in(BufferId(view.buffer)) {
         let start = start as u64;
-        let last = start.saturating_add(tensor.byte_len()? as u64);
+        let last = start.saturating_add(tensor.try_byte_len().map_err(Error::size)? as u64);
         if view.offset >= last || end <= start {
             continue;
         }
@@ -57,7 +57,7 @@ pub(crate) fn agree(op: &str, kind: Kind, view: RawView, workspace: &Workspace) 
 pub(crate) fn origin(view: RawView, workspace: &Workspace) -> Option<String> {
     let mut outputs = workspace.outputs_in(BufferId(view.buffer));
     let (graph, tensor, _) = outputs.find(|(_, tensor, start)| {
-        let bytes = tensor.byte_len().unwrap_or_default();
+        let bytes = tensor.try_byte_len().unwrap_or_default();
         (*start..start.saturating_add(bytes)).contains(&(view.offset as usize))
     })?;
     Some(format!("graph {:?}, tensor {tensor}", graph.name))

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use qhx_types::{MissingTensor, SizeError};
+
 use crate::abi::RawError;
 
 /// Result with [`Error`].
@@ -113,6 +115,22 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+impl From<MissingTensor> for Error {
+    fn from(missing: MissingTensor) -> Self {
+        Self::graph(format!(
+            "{missing}. If the graph calls it otherwise, say so in the manifest: plan.params.tensors \
+             {{\"{}\": \"name in the graph\"}}",
+            missing.role
+        ))
+    }
+}
+
+impl From<SizeError> for Error {
+    fn from(error: SizeError) -> Self {
+        Self::graph(error.to_string())
+    }
+}
 
 impl From<Error> for RawError {
     fn from(error: Error) -> Self {

@@ -10,11 +10,13 @@ use abi_stable::std_types::{RResult, RSlice, RStr, RString};
 
 use crate::abi::{
     HostRef, OpModule, OpModuleRef, OpObject, OpVTable, OpVTableRef, RawError, RawResult,
-    RawSegment, RawView, SEGMENT_AUDIO, SEGMENT_IMAGE, SEGMENT_TOKENS,
+    RawSegment, RawView,
 };
+use qhx_types::OpenInfo;
+
 use crate::guard::catch;
 use crate::host::raw_dtype;
-use crate::{Error, ErrorCode, Host, Op, OpDescription, OpInfo, Result, Segment, SnapshotId, View};
+use crate::{Error, ErrorCode, Host, Op, OpDescription, Result, Segment, SnapshotId, View};
 
 /// Name of the symbol that a plugin exports: the one that `abi_stable` looks for.
 pub const ROOT_SYMBOL: &str = abi_stable::library::ROOT_MODULE_LOADER_NAME;
@@ -204,20 +206,11 @@ unsafe extern "C" fn close<O: Op>(data: *mut c_void) {
     let _ = catch(|| drop(instance));
 }
 
-/// What crosses as an op's info. [`OpInfo`] itself does not grow, so that ops which write out all
-/// its fields still compile.
-#[derive(serde::Serialize)]
-struct Info {
-    #[serde(flatten)]
-    info: OpInfo,
-    input_vocab: usize,
-}
-
 unsafe extern "C" fn info<O: Op>(data: *mut c_void) -> RString {
     // SAFETY: as the host promises for every call.
     let text = unsafe {
         with::<O, RString>(data, "info", |i| {
-            let info = Info { info: i.op.info(), input_vocab: i.op.input_vocab() };
+            let info = OpenInfo { info: i.op.info(), input_vocab: i.op.input_vocab() };
             Ok(serde_json::to_string(&info).unwrap_or_default().into())
         })
     };
@@ -229,17 +222,8 @@ unsafe extern "C" fn reset<O: Op>(data: *mut c_void) -> RawResult<()> {
     unsafe { with::<O, _>(data, "reset", |i| i.op.reset(&mut i.host)) }
 }
 
-fn segments<'a>(raw: &'a [RawSegment<'a>]) -> Vec<Segment<'a>> {
-    raw.iter()
-        .map(|s| match s.kind {
-            SEGMENT_TOKENS => Segment::Tokens(s.tokens.as_slice()),
-            SEGMENT_IMAGE => {
-                Segment::Image { rgb: s.bytes.as_slice(), width: s.width, height: s.height }
-            }
-            SEGMENT_AUDIO => Segment::Audio { samples: s.samples.as_slice(), rate: s.rate },
-            kind => Segment::Unknown(kind),
-        })
-        .collect()
+fn segments<'a>(raw: &'a RSlice<'_, RawSegment<'a>>) -> Vec<Segment<'a>> {
+    raw.iter().map(Segment::from).collect()
 }
 
 fn raw_view(host: &Host, view: View) -> Result<RawView> {
@@ -258,7 +242,7 @@ unsafe extern "C" fn prefill<O: Op>(
     // SAFETY: as the host promises for every call.
     unsafe {
         with::<O, _>(data, "prefill", |i| {
-            let view = i.op.prefill(&mut i.host, &segments(raw.as_slice()))?;
+            let view = i.op.prefill(&mut i.host, &segments(&raw))?;
             raw_view(&i.host, view)
         })
     }
@@ -312,7 +296,7 @@ unsafe extern "C" fn embed<O: Op>(
     // SAFETY: as the host promises for every call.
     unsafe {
         with::<O, _>(data, "embed", |i| {
-            let view = i.op.embed(&mut i.host, &segments(raw.as_slice()))?;
+            let view = i.op.embed(&mut i.host, &segments(&raw))?;
             raw_view(&i.host, view)
         })
     }

@@ -36,12 +36,12 @@ impl OneOrMany {
 impl Host {
     /// The input with a role; the error lists what the graph has.
     pub fn input(&self, graph: GraphId, role: &str) -> Result<Port> {
-        self.graph(graph).require_input(role).map(Port::Input)
+        Ok(Port::Input(self.graph(graph).require_input(role)?))
     }
 
     /// The output with a role; the error lists what the graph has.
     pub fn output(&self, graph: GraphId, role: &str) -> Result<Port> {
-        self.graph(graph).require_output(role).map(Port::Output)
+        Ok(Port::Output(self.graph(graph).require_output(role)?))
     }
 
     /// Allocates a buffer for a tensor of f16 or f32, binds it, and answers with a view of all of it.

@@ -52,7 +52,7 @@ use serde_json::Value;
 
 use crate::abi::{
     HostRef, HostVTable, HostVTableRef, OpObject, PORT_INPUT, PORT_OUTPUT, ParallelBody, RawBuffer,
-    RawResult, RawSegment, RawView, SEGMENT_AUDIO, SEGMENT_IMAGE, SEGMENT_TOKENS, VIEW_F16,
+    RawResult, RawSegment, RawView, VIEW_F16,
 };
 use crate::export::Registration;
 use crate::guard::catch;
@@ -64,7 +64,7 @@ use crate::{
 
 /// A tensor for [`graph`].
 pub fn tensor<const RANK: usize>(name: &str, dtype: DType, shape: [usize; RANK]) -> TensorInfo {
-    TensorInfo { name: name.to_owned(), role: name.to_owned(), dtype, shape: shape.to_vec() }
+    TensorInfo { role: name.to_owned(), ..TensorInfo::new(name, dtype, shape) }
 }
 
 /// A graph of a context of its own name.
@@ -73,12 +73,7 @@ pub fn graph<const I: usize, const O: usize>(
     inputs: [TensorInfo; I],
     outputs: [TensorInfo; O],
 ) -> GraphInfo {
-    GraphInfo {
-        context: name.to_owned(),
-        name: name.to_owned(),
-        inputs: inputs.into(),
-        outputs: outputs.into(),
-    }
+    GraphInfo { context: name.to_owned(), ..GraphInfo::new(name, inputs, outputs) }
 }
 
 /// One execution of a graph, for the script that stands in for its arithmetic.
@@ -322,7 +317,7 @@ impl OpenOp {
 
     /// Consumes segments; answers with the logits of the last position.
     pub fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<Vec<f32>> {
-        let raw = raw_segments(segments);
+        let raw: Vec<RawSegment<'_>> = segments.iter().map(|&segment| segment.into()).collect();
         let view = call!(self.prefill(RSlice::from_slice(&raw)))?;
         self.values(view, self.info.vocab)
     }
@@ -335,7 +330,7 @@ impl OpenOp {
 
     /// Embeds one text.
     pub fn embed(&mut self, segments: &[Segment<'_>]) -> Result<Vec<f32>> {
-        let raw = raw_segments(segments);
+        let raw: Vec<RawSegment<'_>> = segments.iter().map(|&segment| segment.into()).collect();
         let view = call!(self.embed(RSlice::from_slice(&raw)))?;
         self.values(view, self.info.embedding_dim)
     }
@@ -444,29 +439,6 @@ impl Drop for OpenOp {
         // SAFETY: opened once, closed only here, before the session is freed.
         unsafe { self.object.vtable.close()(self.object.data) }
     }
-}
-
-fn raw_segments<'a>(segments: &[Segment<'a>]) -> Vec<RawSegment<'a>> {
-    let empty = RawSegment {
-        kind: SEGMENT_TOKENS,
-        width: 0,
-        height: 0,
-        rate: 0,
-        tokens: RSlice::EMPTY,
-        bytes: RSlice::EMPTY,
-        samples: RSlice::EMPTY,
-    };
-    let raw = |segment: &Segment<'a>| match *segment {
-        Segment::Tokens(tokens) => RawSegment { tokens: tokens.into(), ..empty },
-        Segment::Image { rgb, width, height } => {
-            RawSegment { kind: SEGMENT_IMAGE, width, height, bytes: rgb.into(), ..empty }
-        }
-        Segment::Audio { samples, rate } => {
-            RawSegment { kind: SEGMENT_AUDIO, rate, samples: samples.into(), ..empty }
-        }
-        Segment::Unknown(kind) => RawSegment { kind, ..empty },
-    };
-    segments.iter().map(raw).collect()
 }
 
 /// Memory that the op writes through pointers, aligned for every element type.

@@ -32,9 +32,9 @@ mod host;
 pub mod kernels;
 mod op;
 pub mod schema;
+mod segment;
 pub mod state;
 pub mod text;
-mod types;
 mod view;
 
 pub use error::{Error, ErrorCode, Result};
@@ -42,8 +42,9 @@ pub use graphs::OneOrMany;
 pub use half::f16;
 pub use host::{BufferId, GraphId, Host, LogLevel, SpanId};
 pub use op::Op;
-pub use types::{
-    DType, GraphInfo, Modality, OpDescription, OpInfo, Port, Segment, Task, TensorInfo,
+pub use qhx_types::{
+    DType, GraphInfo, MissingTensor, Modality, OpDescription, OpInfo, Port, Quantization, Segment,
+    SizeError, Task, TensorInfo,
 };
 pub use view::{SnapshotId, View};
 

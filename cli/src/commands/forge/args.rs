@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
 use qhx_core::qnn::Target;
 use qhx_core::{Error, ErrorKind, Result};
@@ -174,8 +175,8 @@ pub(crate) struct ShapeArgs {
     #[arg(long, value_enum, value_name = "ARCH")]
     pub target: Option<TargetChoice>,
     /// What the bundle is to do
-    #[arg(long, value_enum, default_value_t)]
-    pub task: TaskChoice,
+    #[arg(long, value_parser = task(), default_value = Task::default().name())]
+    pub task: Task,
     /// Precision of the decoder's weights
     #[arg(long, value_enum, default_value_t)]
     pub precision: PrecisionChoice,
@@ -207,7 +208,7 @@ impl ShapeArgs {
     /// The options without a compiler.
     pub(crate) fn options(&self, out: &Path) -> ForgeOptions {
         ForgeOptions {
-            task: self.task.task(),
+            task: self.task,
             precision: self.precision.precision(),
             shards: self.shards.unwrap_or(AUTO_SHARDS),
             context_budget: self.context_budget,
@@ -289,23 +290,15 @@ impl TargetChoice {
     }
 }
 
-/// Tasks of bundles.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub(crate) enum TaskChoice {
-    /// Text
-    #[default]
-    Generate,
-    /// One vector for each text
-    Embed,
-}
-
-impl TaskChoice {
-    fn task(self) -> Task {
-        match self {
-            Self::Generate => Task::Generate,
-            Self::Embed => Task::Embed,
-        }
-    }
+/// Reads a task of bundles, with a word on each for the help.
+fn task() -> impl TypedValueParser<Value = Task> {
+    let help = |task| match task {
+        Task::Embed => "One vector for each text",
+        _ => "Text",
+    };
+    let values = Task::ALL.map(|task| PossibleValue::new(task.name()).help(help(task)));
+    PossibleValuesParser::new(values)
+        .try_map(|name| Task::from_name(&name).ok_or("no task has this name"))
 }
 
 /// Precisions of weights.

@@ -53,6 +53,7 @@ pub(super) fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result
     match options.task {
         Task::Generate => generate(checkpoint, &config, options),
         Task::Embed => embed(checkpoint, &config, options),
+        other => Err(no_graphs(other)),
     }
 }
 
@@ -61,7 +62,13 @@ pub(super) fn longest(checkpoint: &Checkpoint, task: Task) -> Result<Option<usiz
     match task {
         Task::Generate => Ok(Config::read(checkpoint, kind(checkpoint)?)?.window),
         Task::Embed => encoder::max_text(checkpoint),
+        other => Err(no_graphs(other)),
     }
+}
+
+/// The table of recipes lets no other task through.
+fn no_graphs(task: Task) -> Error {
+    Error::new(ErrorKind::Internal, format!("no graphs are known for the task {}", task.name()))
 }
 
 fn kind(checkpoint: &Checkpoint) -> Result<Kind> {

@@ -1,10 +1,8 @@
-//! Data types, quantisation encodings and the description of a graph's tensors.
+//! Element types and quantisation encodings.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-
-use crate::{Error, ErrorKind, Result};
 
 /// Element type of a tensor. The names are those of the JSON forms (`f16`, `sfixed8`, …).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -49,16 +47,20 @@ pub enum DType {
     UFixed16,
     /// Quantised unsigned 32-bit.
     UFixed32,
+    /// A type that this version does not know.
+    #[serde(other)]
+    Other,
 }
 
 impl DType {
-    /// Bytes of one element.
+    /// Bytes of one element, 0 for [`DType::Other`].
     pub const fn size(self) -> usize {
         match self {
             Self::I8 | Self::U8 | Self::Bool | Self::SFixed8 | Self::UFixed8 => 1,
             Self::F16 | Self::Bf16 | Self::I16 | Self::U16 | Self::SFixed16 | Self::UFixed16 => 2,
             Self::F32 | Self::I32 | Self::U32 | Self::SFixed32 | Self::UFixed32 => 4,
             Self::F64 | Self::I64 | Self::U64 => 8,
+            Self::Other => 0,
         }
     }
 
@@ -84,6 +86,7 @@ impl DType {
             Self::UFixed8 => "ufixed8",
             Self::UFixed16 => "ufixed16",
             Self::UFixed32 => "ufixed32",
+            Self::Other => "other",
         }
     }
 }
@@ -94,7 +97,8 @@ impl fmt::Display for DType {
     }
 }
 
-/// How integers of a quantised tensor map to reals: `real = (q + offset) · scale`.
+/// How integers of a quantised tensor map to reals: `real = (q + offset) · scale`. The zero point, the
+/// integer that stands for 0, is `-offset`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(tag = "encoding", rename_all = "snake_case")]
 #[non_exhaustive]
@@ -123,6 +127,9 @@ pub enum Quantization {
         /// `Qnn_QuantizationEncoding_t`.
         code: u32,
     },
+    /// An encoding that this version does not know.
+    #[serde(other)]
+    Unknown,
 }
 
 impl Quantization {
@@ -132,73 +139,16 @@ impl Quantization {
     }
 }
 
-/// Name, element type and shape of one input or output of a graph.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct TensorInfo {
-    /// The name in the graph.
-    pub name: String,
-    /// Element type.
-    pub dtype: DType,
-    /// Row-major dimensions.
-    pub shape: Vec<usize>,
-    /// Encoding, for quantised types.
-    #[serde(default, skip_serializing_if = "Quantization::is_none")]
-    pub quantization: Quantization,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl TensorInfo {
-    /// A tensor without quantisation.
-    pub fn new(name: impl Into<String>, dtype: DType, shape: impl Into<Vec<usize>>) -> Self {
-        Self { name: name.into(), dtype, shape: shape.into(), quantization: Quantization::None }
+    #[test]
+    fn what_a_newer_side_says_is_read_as_unknown() {
+        let dtype: DType = serde_json::from_str("\"f8e4m3\"").unwrap();
+        assert_eq!((dtype, dtype.size()), (DType::Other, 0));
+        let blocks = r#"{"encoding": "per_block", "block": 32, "scales": [1.0]}"#;
+        let encoding: Quantization = serde_json::from_str(blocks).unwrap();
+        assert_eq!(encoding, Quantization::Unknown);
     }
-
-    /// Number of elements. Errors when the product does not fit.
-    pub fn elements(&self) -> Result<usize> {
-        self.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).ok_or_else(|| self.too_large())
-    }
-
-    /// Number of bytes. Errors when the product does not fit.
-    pub fn byte_len(&self) -> Result<usize> {
-        self.elements()?.checked_mul(self.dtype.size()).ok_or_else(|| self.too_large())
-    }
-
-    fn too_large(&self) -> Error {
-        Error::new(ErrorKind::Graph, format!("tensor {self} is larger than memory can be"))
-    }
-}
-
-impl fmt::Display for TensorInfo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}{:?}", self.name, self.dtype, self.shape)
-    }
-}
-
-/// Inputs and outputs of one graph.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct GraphInfo {
-    /// The name in the context.
-    pub name: String,
-    /// Inputs in the graph's order.
-    pub inputs: Vec<TensorInfo>,
-    /// Outputs in the graph's order.
-    pub outputs: Vec<TensorInfo>,
-}
-
-impl GraphInfo {
-    /// The tensor behind a port.
-    pub fn tensor(&self, port: Port) -> Option<&TensorInfo> {
-        match port {
-            Port::Input(i) => self.inputs.get(i),
-            Port::Output(i) => self.outputs.get(i),
-        }
-    }
-}
-
-/// One input or output of a graph, by index.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Port {
-    /// Index into [`GraphInfo::inputs`].
-    Input(usize),
-    /// Index into [`GraphInfo::outputs`].
-    Output(usize),
 }

@@ -1,0 +1,159 @@
+//! Host-ops: what they can be asked to do, what they say of themselves, what they consume.
+
+use serde::{Deserialize, Serialize};
+
+/// What an op can be asked to do, and what a bundle is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Task {
+    /// Produce tokens.
+    #[default]
+    Generate,
+    /// Produce one vector per text.
+    Embed,
+    /// A task that this version does not know.
+    #[serde(other)]
+    Other,
+}
+
+impl Task {
+    /// Every task that this version knows.
+    pub const ALL: [Self; 2] = [Self::Generate, Self::Embed];
+
+    /// The name in options and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Generate => "generate",
+            Self::Embed => "embed",
+            Self::Other => "other",
+        }
+    }
+
+    /// The task of [`Task::ALL`] that is called `name`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|task| task.name() == name)
+    }
+}
+
+/// What a prompt segment can carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Modality {
+    /// Token ids.
+    Text,
+    /// RGB8 pixels.
+    Image,
+    /// Mono f32 samples.
+    Audio,
+    /// A modality that this version does not know.
+    #[serde(other)]
+    Other,
+}
+
+/// A piece of a prompt.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum Segment<'a> {
+    /// Token ids.
+    Tokens(&'a [u32]),
+    /// Interleaved RGB, 8 bits a channel, rows from the top.
+    Image {
+        /// `width · height · 3` bytes.
+        rgb: &'a [u8],
+        /// Pixels in a row.
+        width: u32,
+        /// Rows.
+        height: u32,
+    },
+    /// Mono samples in −1…1.
+    Audio {
+        /// The samples.
+        samples: &'a [f32],
+        /// Samples per second.
+        rate: u32,
+    },
+    /// A kind of segment that this version does not know, by its number in the plugin interface.
+    Unknown(u32),
+}
+
+/// What an op says of itself before any bundle is opened.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OpDescription {
+    /// The name that manifests select it by: lower-case letters, digits and `_`.
+    pub name: String,
+    /// One sentence.
+    #[serde(default)]
+    pub summary: String,
+    /// Version of the op.
+    #[serde(default)]
+    pub version: String,
+    /// Tasks it can do.
+    pub tasks: Vec<Task>,
+    /// Segments it understands.
+    #[serde(default)]
+    pub modalities: Vec<Modality>,
+    /// JSON Schema of the manifest's `plan.params`.
+    #[serde(default)]
+    pub params_schema: serde_json::Value,
+}
+
+/// What an op says of itself once a bundle is open.
+///
+/// The struct does not grow: ops write out all its fields, and shall compile with a later kit. What
+/// is added is a method of the op and stands in [`OpenInfo`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OpInfo {
+    /// Number of logits, 0 for an op that does not generate.
+    pub vocab: usize,
+    /// Positions that the state can hold.
+    pub max_ctx: usize,
+    /// Elements of an embedding, 0 for an op that does not embed.
+    pub embedding_dim: usize,
+    /// The op can forget the positions from a given one on.
+    pub can_truncate: bool,
+    /// The op can save its state and return to it.
+    pub can_snapshot: bool,
+}
+
+/// What an open op tells its host, as it crosses the boundary: [`OpInfo`] and what came later.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OpenInfo {
+    /// What ops of the first interface say.
+    #[serde(flatten)]
+    pub info: OpInfo,
+    /// Token ids that the op can consume are below this, 0 where it does not say: rows of the
+    /// embedding table. Logits beyond belong to no token.
+    pub input_vocab: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_open_op_is_read_whatever_its_version() {
+        let first =
+            r#"{"vocab":7,"max_ctx":5,"embedding_dim":0,"can_truncate":true,"can_snapshot":false}"#;
+        let open: OpenInfo = serde_json::from_str(first).unwrap();
+        assert_eq!((open.info.vocab, open.info.can_truncate, open.input_vocab), (7, true, 0));
+        let text = serde_json::to_string(&OpenInfo { input_vocab: 6, ..open }).unwrap();
+        assert_eq!(text, first.replace('}', r#","input_vocab":6}"#));
+        let later: OpenInfo = serde_json::from_str(r#"{"vocab":7,"beams":4}"#).unwrap();
+        assert_eq!(later.info, OpInfo { vocab: 7, ..OpInfo::default() });
+    }
+
+    #[test]
+    fn tasks_have_one_name_each_and_unknown_ones_are_told_apart() {
+        for task in Task::ALL {
+            assert_eq!(Task::from_name(task.name()), Some(task));
+            assert_eq!(serde_json::to_value(task).unwrap(), task.name());
+        }
+        assert_eq!(Task::from_name("other"), None);
+        let tasks: Vec<Task> = serde_json::from_str(r#"["generate", "transcribe"]"#).unwrap();
+        assert_eq!(tasks, [Task::Generate, Task::Other]);
+    }
+}

@@ -1,0 +1,45 @@
+//! Pieces of a prompt, as they cross the boundary.
+
+use abi_stable::std_types::RSlice;
+
+use crate::Segment;
+use crate::abi::{RawSegment, SEGMENT_AUDIO, SEGMENT_IMAGE, SEGMENT_TOKENS};
+
+impl<'a> From<Segment<'a>> for RawSegment<'a> {
+    fn from(segment: Segment<'a>) -> Self {
+        let empty = Self {
+            kind: SEGMENT_TOKENS,
+            width: 0,
+            height: 0,
+            rate: 0,
+            tokens: RSlice::EMPTY,
+            bytes: RSlice::EMPTY,
+            samples: RSlice::EMPTY,
+        };
+        match segment {
+            Segment::Tokens(tokens) => Self { tokens: tokens.into(), ..empty },
+            Segment::Image { rgb, width, height } => {
+                Self { kind: SEGMENT_IMAGE, width, height, bytes: rgb.into(), ..empty }
+            }
+            Segment::Audio { samples, rate } => {
+                Self { kind: SEGMENT_AUDIO, rate, samples: samples.into(), ..empty }
+            }
+            Segment::Unknown(kind) => Self { kind, ..empty },
+            // A kind that has no number here yet: the op refuses it as one that it does not know.
+            _ => Self { kind: u32::MAX, ..empty },
+        }
+    }
+}
+
+impl<'a> From<&'a RawSegment<'a>> for Segment<'a> {
+    fn from(raw: &'a RawSegment<'a>) -> Self {
+        match raw.kind {
+            SEGMENT_TOKENS => Self::Tokens(raw.tokens.as_slice()),
+            SEGMENT_IMAGE => {
+                Self::Image { rgb: raw.bytes.as_slice(), width: raw.width, height: raw.height }
+            }
+            SEGMENT_AUDIO => Self::Audio { samples: raw.samples.as_slice(), rate: raw.rate },
+            kind => Self::Unknown(kind),
+        }
+    }
+}
