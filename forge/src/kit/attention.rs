@@ -284,6 +284,10 @@ pub fn mix(
 pub fn rope(b: &mut GraphBuilder, x: TensorId, attend: &Attend) -> Result<TensorId> {
     let (cos, sin) = (attend.cos, attend.sin);
     let (half, width) = (b.width(cos)?, b.width(x)?);
+    if 2 * half > width {
+        let expected = format!("tables of at most {} for heads of {width}", width / 2);
+        return Err(b.misused("rope", &[x, cos, sin], &expected));
+    }
     let first = b.slice(x, 2, 0, half)?;
     let second = b.slice(x, 2, half, 2 * half)?;
     let first_cos = b.mul(first, cos)?;
