@@ -203,6 +203,16 @@ impl Checkpoint {
         Ok(Arc::new(self.open_matrix(name, &shape, [rows, shape[2]])?))
     }
 
+    /// A tensor of several dimensions, such as the filters of a convolution, as a matrix with one row for each
+    /// element of its first dimension.
+    pub fn rows(&self, name: &str, shape: &[usize]) -> Result<Arc<dyn RowSource>> {
+        let Some((&rows, rest)) = shape.split_first() else {
+            return Err(Error::new(ErrorKind::Internal, format!("tensor {name}: no dimensions")));
+        };
+        let cols = rest.iter().fold(1usize, |n, &d| n.saturating_mul(d));
+        self.source(name, shape, [rows, cols])
+    }
+
     /// The values of a small tensor of the decoder as f32.
     pub fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let len = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));

@@ -3,8 +3,10 @@
 use qhx_core::GraphId;
 use qhx_core::qnn::Target;
 use qhx_forge::builder::GraphBuilder;
+use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::{Conv1d, Conv2d, Elem, Graph, TensorId};
-use qhx_forge::weight::Storage;
+use qhx_forge::weight::{Storage, Weight};
+use qhx_places::fixture;
 
 use crate::support::{Compiled, error, made, numbers, twin};
 use crate::tier::tier;
@@ -102,6 +104,32 @@ fn the_twins_of_convolutions_are_as_defined() {
         let error = error(found, &convolved(&picture, shape, &filter, out, &conv));
         assert!(error < 1e-5, "{conv:?}: {error}");
     }
+}
+
+/// Filters of a checkpoint have three or four dimensions.
+#[test]
+fn filters_of_a_checkpoint_convolve() {
+    let checkpoint = Checkpoint::open(&fixture("qwen35-tied")).unwrap();
+    let size = |key: &str| checkpoint.text_config()[key].as_u64().unwrap() as usize;
+    let keys = size("linear_num_key_heads") * size("linear_key_head_dim");
+    let values = size("linear_num_value_heads") * size("linear_value_head_dim");
+    let (channels, kernel, length) = (2 * keys + values, size("linear_conv_kernel_dim"), 9);
+    let name = "layers.0.linear_attn.conv1d.weight";
+    let source = checkpoint.rows(name, &[channels, 1, kernel]).unwrap();
+    assert_eq!(source.shape(), [channels, kernel]);
+    let mut b = GraphBuilder::new("checkpoint");
+    let x = b.input("x", Elem::Activation, &[1, channels, length]).unwrap();
+    let conv = Conv1d { groups: channels, ..Conv1d::causal(kernel) };
+    let y = b.conv1d("conv", x, Weight::new(source, Storage::Float), None, conv).unwrap();
+    let sequence = numbers(60, channels * length);
+    let found = &twin(&outputs(b, vec![y]), std::slice::from_ref(&sequence))[0];
+    let filter = checkpoint.values(name, &[channels, 1, kernel]).unwrap();
+    let flat =
+        Conv2d { padding: [[0, 0], [kernel - 1, 0]], groups: channels, ..Conv2d::new([1, kernel]) };
+    let expected = convolved(&sequence, [1, channels, 1, length], &filter, channels, &flat);
+    assert!(error(found, &expected) < 1e-5);
+    let error = checkpoint.rows(name, &[channels, kernel]).unwrap_err();
+    assert!(error.message().contains("conv1d.weight has shape"), "{error}");
 }
 
 fn convolutions() -> Graph {
