@@ -93,6 +93,15 @@ impl Compiler for QnnCompiler {
         out: &Path,
         progress: &mut dyn Progress,
     ) -> Result<u64> {
+        for (index, graph) in graphs.iter().enumerate() {
+            if graphs.iter().take(index).any(|other| other.name() == graph.name()) {
+                return Err(Error::new(
+                    ErrorKind::Graph,
+                    format!("context {key:?}: two graphs are called {:?}", graph.name()),
+                )
+                .hint("give each graph a name of its own"));
+            }
+        }
         let mut options = Vec::new();
         if self.share_weights && graphs.len() > 1 {
             options.push(ContextConfig::WeightSharing(true));

@@ -35,6 +35,17 @@ fn graphs_of_one_context_keep_their_own_weights() {
     }
 }
 
+#[test]
+fn two_graphs_of_one_name_in_a_context_are_refused() {
+    let Some(library) = tier() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("twice.bin");
+    let compiler = QnnCompiler::new(library, Target::V81);
+    let error = compiler.compile("twice", &[all_ops(), all_ops()], &out, &mut Silent).unwrap_err();
+    assert_eq!(error.message(), "context \"twice\": two graphs are called \"ops\"");
+    assert!(!out.exists());
+}
+
 /// The NPU computes in f16, also with the values of int8 weights.
 #[test]
 fn weights_beyond_f16_are_refused_in_every_form() {
