@@ -76,7 +76,8 @@ pub struct GraphEstimate {
     pub spill_fill_bytes: u64,
     /// Rate at which large transfers run, in bytes per second.
     pub memory_rate: f64,
-    /// Time that reading the weights takes at that rate: no schedule is faster.
+    /// Time that reading the weights takes at that rate, of tables the rows that are gathered: no schedule is
+    /// faster.
     pub floor_us: f64,
     /// Ops whose time is guessed, as the library has no cost model for them.
     pub unmodelled: Vec<OpCost>,
@@ -156,7 +157,8 @@ fn one(
     estimate.weight_bytes = graph.weight_bytes();
     estimate.spill_fill_bytes = spill_fill_bytes;
     if estimate.memory_rate > 0.0 {
-        estimate.floor_us = estimate.weight_bytes as f64 / estimate.memory_rate * 1e6;
+        let read = graph.weight_bytes_read();
+        estimate.floor_us = read as f64 / estimate.memory_rate * 1e6;
     }
     drop(trace);
     if let Some(folder) = &options.traces {

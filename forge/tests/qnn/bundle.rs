@@ -5,16 +5,20 @@ use std::sync::Arc;
 
 use qhx_core::backend::{Backend, ContextSource};
 use qhx_core::qnn::{QnnBackend, QnnOptions, Target};
+use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
-use qhx_forge::estimate::{DEFAULT_CORNER, EstimateOptions, estimate};
+use qhx_forge::estimate::{DEFAULT_CORNER, EstimateOptions, OpCost, estimate};
+use qhx_forge::graph::{Conv2d, Elem};
 use qhx_forge::plan::plan;
 use qhx_forge::qnn::QnnCompiler;
 use qhx_forge::recipe::{Precision, RecipeOptions};
 use qhx_forge::recipes::recipe;
+use qhx_forge::weight::Storage;
 use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint};
 use qhx_places::fixture;
 use serde_json::Value;
 
+use crate::support::made;
 use crate::tier::tier;
 
 #[test]
@@ -116,4 +120,47 @@ fn an_estimate_counts_the_weights_and_is_no_faster_than_reading_them() {
     assert!(int8[0].dma_read_bytes * 10 < fp16[0].dma_read_bytes * 7);
     let unmodelled: Vec<_> = int8[0].unmodelled.iter().map(|op| op.op.as_str()).collect();
     assert!(unmodelled.iter().any(|op| op.contains("quant")), "{unmodelled:?}");
+}
+
+/// A stage of a vision tower: what it reads counts, and every op that takes time is named.
+#[test]
+fn an_estimate_counts_convolutions_and_tables() {
+    let Some(library) = tier() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::synthetic(&small_config(folder.path()), 3).unwrap();
+    let options = RecipeOptions { shards: 1, max_ctx: 64, ..Default::default() };
+    let mut recipe = recipe(&checkpoint, &options).unwrap();
+    let mut b = GraphBuilder::new("stage");
+    let x = b.input("x", Elem::Activation, &[1, 64, 16, 16]).unwrap();
+    let places = b.input("places", Elem::I32, &[64]).unwrap();
+    let conv = Conv2d { stride: [2, 2], padding: [[1, 1], [1, 1]], ..Conv2d::new([3, 3]) };
+    let filters = made(1, [256, 64 * 9], Storage::Float);
+    let y = b.conv2d("down", x, filters, None, conv).unwrap();
+    let y = b.reshape(y, &[256, 64]).unwrap();
+    let y = b.transpose(y, &[1, 0]).unwrap();
+    let table = b.table("positions", made(2, [512, 256], Storage::Float)).unwrap();
+    let rows = b.gather(table, places, 0).unwrap();
+    let y = b.add(y, rows).unwrap();
+    let weight = b.row("weight", vec![1.0; 256]).unwrap();
+    let bias = b.row("bias", vec![0.0; 256]).unwrap();
+    let y = b.layer_norm(y, 1e-6, weight, bias).unwrap();
+    let y = b.gelu(y).unwrap();
+    b.output("y", y).unwrap();
+    recipe.contexts.truncate(1);
+    recipe.contexts[0].graphs = vec![b.finish().unwrap()];
+    let compiler = QnnCompiler::new(library, Target::V81);
+    let wanted = EstimateOptions { corner: DEFAULT_CORNER, traces: None };
+    let found = &estimate(&recipe, &compiler, &wanted, &mut Silent).unwrap()[0];
+    assert_eq!(found.weight_bytes, 2 * (256 * 64 * 9 + 512 * 256));
+    // Of the table, 64 rows are read.
+    let read = 2 * (256 * 64 * 9 + 64 * 256);
+    assert!((read..found.weight_bytes).contains(&found.dma_read_bytes), "{found:?}");
+    let floor = read as f64 / found.memory_rate * 1e6;
+    assert!((found.floor_us / floor - 1.0).abs() < 1e-9, "{found:?}");
+    assert!(found.us >= found.floor_us && found.floor_us > 0.0, "{found:?}");
+    for op in ["ConvLayer", "layernorm", "Tanh"] {
+        let named = |cost: &OpCost| cost.op.contains(op);
+        assert!(found.most_expensive.iter().any(named), "{op}: {found:?}");
+    }
+    assert_eq!(found.unmodelled, []);
 }
