@@ -77,7 +77,7 @@ const GELUS: [(f32, f32, f32); 5] = [
     (-3.0, -0.004_049_694, -0.003_637_392),
     (-1.0, -0.158_655_25, -0.158_808),
     (0.5, 0.345_731_23, 0.345_714),
-    (1.0, 0.841_344_77, 0.841_192),
+    (1.0, 0.841_344_8, 0.841_192),
     (2.5, 2.484_475_9, 2.484_915_3),
 ];
 
@@ -103,7 +103,7 @@ fn the_twins_of_gelus_are_those_of_torch() {
     }
 }
 
-/// The library's own `Gelu` is off by up to 8e-3.
+/// The library's own `Gelu` is off by 0.016 at 12, and makes 60,064 of 60,000.
 #[test]
 fn gelus_are_as_exact_as_f16() {
     const WIDTH: usize = 515;
