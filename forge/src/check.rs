@@ -10,7 +10,7 @@ use qhx_core::{
     CancelToken, DType, Error, ErrorKind, GraphId, GraphInfo, Port, Result, TensorInfo, Workspace,
 };
 
-use crate::forge::CheckBackends;
+use crate::options::CheckBackends;
 use crate::progress::Progress;
 
 /// Masked positions in an additive mask: what host-ops write there. The sum with a score must not
@@ -243,7 +243,7 @@ mod tests {
     use qhx_core::null::NullBackend;
 
     use super::*;
-    use crate::forge::BackendFactory;
+    use crate::options::BackendFactory;
     use crate::progress::Silent;
 
     /// A backend whose graph `g` hands its input on, each byte changed by `change`.

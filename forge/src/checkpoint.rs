@@ -22,16 +22,18 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// Longest JSON file that is read, the index of a very large model included.
 pub(crate) const MAX_JSON: u64 = 64 << 20;
-/// Prefixes of decoder tensors, the longer first: the multimodal nesting, the plain one, and none for
-/// a model that was saved without its head.
+/// Prefixes of decoder tensors, the longer first: the multimodal nesting, the plain one, and none for the head and
+/// for a model that was saved without one.
 const PREFIXES: [&str; 3] = ["model.language_model.", "model.", ""];
+/// Tensors that a message names as examples of what there is.
+const NAMED: usize = 3;
 /// More values than any norm, bias or convolution has; the largest are biases of a head.
 const MAX_VALUES: usize = 1 << 22;
 /// Length of the header's length.
 const LENGTH: usize = 8;
 
 /// A checkpoint whose files are mapped. Clones of what it hands out keep the mapping.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Checkpoint {
     dir: PathBuf,
     config_path: PathBuf,
@@ -42,8 +44,9 @@ pub struct Checkpoint {
     shards: Vec<Mapped>,
     /// Paths of the shards.
     files: Vec<PathBuf>,
-    tensors: BTreeMap<String, Entry>,
-    prefix: &'static str,
+    tensors: Arc<BTreeMap<String, Entry>>,
+    /// The names under which a tensor is looked for.
+    names: fn(&str) -> Vec<String>,
 }
 
 #[derive(Debug, Clone)]
@@ -79,8 +82,8 @@ impl Checkpoint {
             generation,
             shards: Vec::new(),
             files: Vec::new(),
-            tensors: BTreeMap::new(),
-            prefix: "",
+            tensors: Arc::default(),
+            names: usual_names,
         };
         if dir.join(SINGLE).exists() {
             checkpoint.add_shard(SINGLE, None)?;
@@ -93,25 +96,6 @@ impl Checkpoint {
             )
             .hint("only safetensors checkpoints are read; convert a .bin or .gguf one first"));
         }
-        checkpoint.prefix = PREFIXES
-            .into_iter()
-            .find(|p| checkpoint.tensors.contains_key(&format!("{p}embed_tokens.weight")))
-            .ok_or_else(|| {
-                let some: Vec<_> =
-                    checkpoint.tensors.keys().take(3).map(String::as_str).collect();
-                Error::new(
-                    ErrorKind::Artifact,
-                    format!(
-                        "{}: no tensor {}embed_tokens.weight or {}embed_tokens.weight among {} (such as {})",
-                        dir.display(),
-                        PREFIXES[1],
-                        PREFIXES[0],
-                        checkpoint.tensors.len(),
-                        some.join(", ")
-                    ),
-                )
-                .hint("the folder holds an adapter or an incomplete download")
-            })?;
         Ok(checkpoint)
     }
 
@@ -127,8 +111,8 @@ impl Checkpoint {
             generation: Value::Null,
             shards: Vec::new(),
             files: Vec::new(),
-            tensors: BTreeMap::new(),
-            prefix: "",
+            tensors: Arc::default(),
+            names: usual_names,
         })
     }
 
@@ -177,7 +161,7 @@ impl Checkpoint {
             let time = metadata.and_then(|m| m.modified().ok());
             text.push_str(&format!(" {} {length:?} {time:?}", file.display()));
         }
-        for (name, entry) in &self.tensors {
+        for (name, entry) in &*self.tensors {
             text.push_str(&format!(
                 " {name} {:?} {:?} {:?}",
                 entry.dtype, entry.shape, entry.bytes
@@ -245,21 +229,45 @@ impl Checkpoint {
         }
     }
 
+    /// The same checkpoint, whose tensors have other names: `names` gives those that are tried for a name that a
+    /// recipe asks for, in order. Without this they are the name with the prefixes `model.language_model.` and
+    /// `model.`, and the name alone.
+    ///
+    /// For checkpoints of other layouts: `|name| vec![format!("language_model.model.{name}")]`.
+    #[must_use]
+    pub fn renamed(&self, names: fn(&str) -> Vec<String>) -> Self {
+        Self { names, ..self.clone() }
+    }
+
     fn entry(&self, name: &str) -> Option<(String, &Entry)> {
-        // The head stands beside the decoder, everything else inside it.
-        let full = format!("{}{name}", self.prefix);
-        let key = if self.tensors.contains_key(&full) { full } else { name.to_owned() };
-        self.tensors.get(&key).map(|entry| (key, entry))
+        let names = (self.names)(name).into_iter();
+        names
+            .filter_map(|name| self.tensors.get_key_value(&name))
+            .next()
+            .map(|(k, e)| (k.clone(), e))
+    }
+
+    fn missing(&self, name: &str) -> Error {
+        let tried = (self.names)(name);
+        let some: Vec<_> = self.tensors.keys().take(NAMED).map(String::as_str).collect();
+        Error::new(
+            ErrorKind::Artifact,
+            format!(
+                "{}: no tensor {} among {} (such as {})",
+                self.dir.display(),
+                tried.join(" or "),
+                self.tensors.len(),
+                some.join(", ")
+            ),
+        )
+        .hint(
+            "config.json describes another model than the safetensors files hold, or the folder holds an adapter or \
+             an incomplete download",
+        )
     }
 
     fn open_matrix(&self, name: &str, shape: &[usize], rows: [usize; 2]) -> Result<Matrix> {
-        let Some((key, entry)) = self.entry(name) else {
-            return Err(Error::new(
-                ErrorKind::Artifact,
-                format!("{}: tensor {}{name} is missing", self.dir.display(), self.prefix),
-            )
-            .hint("config.json describes another model than the safetensors files hold, or a shard is missing"));
-        };
+        let Some((key, entry)) = self.entry(name) else { return Err(self.missing(name)) };
         if entry.shape != shape {
             return Err(Error::new(
                 ErrorKind::Artifact,
@@ -339,6 +347,7 @@ impl Checkpoint {
         let base = LENGTH.saturating_add(header);
         let wanted = listed.map(|listed| listed.iter().copied().collect::<BTreeSet<_>>());
         let shard = self.shards.len();
+        let tensors = Arc::make_mut(&mut self.tensors);
         for (name, info) in metadata.tensors() {
             if wanted.as_ref().is_some_and(|wanted| !wanted.contains(name.as_str())) {
                 continue;
@@ -352,10 +361,10 @@ impl Checkpoint {
                 ));
             };
             let entry = Entry { shard, dtype: info.dtype, shape: info.shape.clone(), bytes };
-            self.tensors.insert(name, entry);
+            tensors.insert(name, entry);
         }
         for name in listed.into_iter().flatten() {
-            if !self.tensors.contains_key(*name) {
+            if !tensors.contains_key(*name) {
                 return Err(Error::new(
                     ErrorKind::Artifact,
                     format!(
@@ -370,6 +379,11 @@ impl Checkpoint {
         self.files.push(path);
         Ok(())
     }
+}
+
+/// The name of a decoder's tensor under each of [`PREFIXES`].
+fn usual_names(name: &str) -> Vec<String> {
+    PREFIXES.map(|prefix| format!("{prefix}{name}")).to_vec()
 }
 
 /// True for the name of a file, without folders.

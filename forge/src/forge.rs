@@ -3,9 +3,8 @@
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use qhx_core::backend::{Backend, ContextSource};
+use qhx_core::backend::ContextSource;
 use qhx_core::manifest::Manifest;
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
@@ -13,117 +12,14 @@ use serde_json::{Map, Value, json};
 use crate::bundle::{Fingerprint, Staging, check_apart};
 use crate::check::{CheckRow, compare};
 use crate::checkpoint::Checkpoint;
-use crate::compile::Compiler;
 use crate::graph::{Graph, Origin};
-use crate::plan::{AUTO_SHARDS, CONTEXT_BUDGET, plan};
+use crate::options::ForgeOptions;
+use crate::plan::plan;
 use crate::progress::Progress;
-use crate::recipe::{ExpertInputs, Precision, Recipe, RecipeOptions, Tables, Task};
-use crate::recipes::{longest, recipe};
+use crate::recipe::{Precision, Recipe, RecipeOptions, Tables};
+use crate::registry::recipe;
 use crate::weight::{Storage, fits_f16};
 use crate::{names, onnx, text};
-
-/// Positions of the KV cache when nothing is said: those of the published bundles.
-pub const DEFAULT_MAX_CTX: usize = 1024;
-/// Positions of the text that an encoder takes when nothing is said.
-pub const DEFAULT_TEXT: usize = 512;
-
-/// Opens a backend. Called when it is needed, so that a missing library is an error only then.
-pub type BackendFactory = Box<dyn Fn() -> Result<Arc<dyn Backend>> + Send + Sync>;
-
-/// The two backends that a check compares.
-pub struct CheckBackends {
-    /// Runs the context binaries.
-    pub qnn: BackendFactory,
-    /// Runs the ONNX twins.
-    pub cpu: BackendFactory,
-    /// Seed of the random inputs.
-    pub seed: u64,
-}
-
-impl std::fmt::Debug for CheckBackends {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CheckBackends").field("seed", &self.seed).finish_non_exhaustive()
-    }
-}
-
-/// What to make and where.
-pub struct ForgeOptions {
-    /// The bundle's folder.
-    pub out: PathBuf,
-    /// Replace `out` when a bundle is there already.
-    pub overwrite: bool,
-    /// Name of the model, of the manifest and of the files; the checkpoint folder's name if none.
-    pub name: Option<String>,
-    /// What the bundle is to do.
-    pub task: Task,
-    /// Precision of the decoder's weights.
-    pub precision: Precision,
-    /// Number of contexts that the decoder's layers are spread over; [`AUTO_SHARDS`] takes as few as
-    /// [`ForgeOptions::context_budget`] allows.
-    pub shards: usize,
-    /// Bytes that one context may take on a device, its inputs and outputs included.
-    pub context_budget: u64,
-    /// Positions of the KV cache, or of the text that an encoder takes; [`DEFAULT_MAX_CTX`] or
-    /// [`DEFAULT_TEXT`], or fewer when the model has fewer, if none.
-    pub max_ctx: Option<usize>,
-    /// Tokens that the graphs for prompts take at once; the family's own choice if none, and no such
-    /// graph for an empty list.
-    pub prefill: Option<Vec<usize>>,
-    /// Put graphs over the same weights into one context. The compiler has to be told as well: see
-    /// [`crate::qnn::QnnCompiler::share_weights`].
-    pub share_weights: bool,
-    /// What graphs of experts take as weights, where experts stay on the host.
-    pub expert_inputs: ExpertInputs,
-    /// Makes the context binaries. Without one the bundle runs on the CPU only.
-    pub compiler: Option<Arc<dyn Compiler>>,
-    /// Write the ONNX twins, which the CPU backend runs.
-    pub onnx: bool,
-    /// Compare each compiled graph with its twin.
-    pub check: Option<CheckBackends>,
-}
-
-impl ForgeOptions {
-    /// fp16, as few shards as possible, with ONNX twins, without a compiler and without a check.
-    pub fn new(out: impl Into<PathBuf>) -> Self {
-        Self {
-            out: out.into(),
-            overwrite: false,
-            name: None,
-            task: Task::default(),
-            precision: Precision::default(),
-            shards: AUTO_SHARDS,
-            context_budget: CONTEXT_BUDGET,
-            max_ctx: None,
-            prefill: None,
-            share_weights: false,
-            expert_inputs: ExpertInputs::default(),
-            compiler: None,
-            onnx: true,
-            check: None,
-        }
-    }
-}
-
-impl std::fmt::Debug for ForgeOptions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ForgeOptions")
-            .field("out", &self.out)
-            .field("overwrite", &self.overwrite)
-            .field("name", &self.name)
-            .field("task", &self.task)
-            .field("precision", &self.precision)
-            .field("shards", &self.shards)
-            .field("context_budget", &self.context_budget)
-            .field("max_ctx", &self.max_ctx)
-            .field("prefill", &self.prefill)
-            .field("share_weights", &self.share_weights)
-            .field("expert_inputs", &self.expert_inputs)
-            .field("dsp_arch", &self.compiler.as_ref().map(|c| c.dsp_arch().to_owned()))
-            .field("onnx", &self.onnx)
-            .field("check", &self.check)
-            .finish()
-    }
-}
 
 /// One context of a made bundle.
 #[derive(Debug, Clone, PartialEq)]
@@ -275,7 +171,7 @@ fn fingerprint(
         options.precision.name(),
         &format!("{} {} {:?} {}", plan.shards, plan.max_ctx, options.prefill, options.onnx),
         &options.share_weights.to_string(),
-        options.expert_inputs.name(),
+        &format!("{:?}", options.recipe_options),
         compiler.map_or("", |c| c.dsp_arch()),
         &compiler.map_or_else(String::new, |c| c.version()),
     ] {
@@ -436,25 +332,6 @@ fn describe(graphs: &[Graph]) -> String {
         graph.describe(|bytes| fingerprint.add(bytes));
     }
     fingerprint.hex()
-}
-
-pub(crate) fn recipe_options(checkpoint: &Checkpoint, options: &ForgeOptions) -> RecipeOptions {
-    let default = match options.task {
-        Task::Embed => DEFAULT_TEXT,
-        _ => DEFAULT_MAX_CTX,
-    };
-    let max_ctx = options.max_ctx.unwrap_or_else(|| {
-        longest(checkpoint, options.task).map_or(default, |longest| longest.min(default))
-    });
-    RecipeOptions {
-        precision: options.precision,
-        shards: options.shards,
-        max_ctx,
-        task: options.task,
-        prefill: options.prefill.clone(),
-        share_weights: options.share_weights,
-        expert_inputs: options.expert_inputs,
-    }
 }
 
 /// The keys of the manifest that stand before `artifacts`.

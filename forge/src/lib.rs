@@ -1,11 +1,12 @@
 //! Makes bundles: checkpoint to graphs, context binaries, ONNX and manifest.
 //!
-//! [`forge`] is the whole way. On it: [`checkpoint`] maps the safetensors, a recipe of [`recipes`] builds
+//! [`forge`] is the whole way. On it: [`checkpoint`] maps the safetensors, a recipe ([`registry`]) builds
 //! [`graph`]s with the [`kit`] and the [`builder`], each is lowered to ONNX ([`onnx`]) and, where there is a
 //! [`compile::Compiler`] such as [`qnn::QnnCompiler`], to a context binary, and everything is put into a folder with its manifest.
 
 pub mod builder;
 mod bundle;
+mod chain;
 pub mod chat;
 pub mod check;
 pub mod checkpoint;
@@ -17,19 +18,29 @@ mod helpers;
 pub mod kit;
 mod names;
 pub mod onnx;
+mod options;
 pub mod plan;
+#[cfg(feature = "program")]
+pub mod program;
 pub mod progress;
 pub mod qnn;
 pub mod quantise;
 pub mod recipe;
-pub mod recipes;
+mod recipes;
+pub mod registry;
 mod synthetic;
 mod text;
 pub mod weight;
 
-pub use forge::{
-    BackendFactory, CheckBackends, ContextReport, DEFAULT_MAX_CTX, DEFAULT_TEXT, ForgeOptions,
-    Report, forge, forge_checkpoint, forge_with,
+pub use forge::{ContextReport, Report, forge, forge_checkpoint, forge_with};
+#[doc(hidden)]
+pub use inventory;
+pub use options::{
+    AUTO_SHARDS, BackendFactory, CONTEXT_BUDGET, CheckBackends, DEFAULT_MAX_CTX, DEFAULT_TEXT,
+    ForgeOptions,
 };
+#[cfg(feature = "program")]
+pub use program::main;
 pub use progress::{Progress, Silent};
-pub use recipe::{ExpertInputs, Precision, Task};
+pub use recipe::{Precision, Task};
+pub use registry::{RecipeEntry, RecipeOption, architectures};

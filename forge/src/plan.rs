@@ -8,16 +8,11 @@ use std::collections::BTreeMap;
 use qhx_core::{DType, Error, ErrorKind, Result};
 
 use crate::checkpoint::Checkpoint;
-use crate::forge::{ForgeOptions, recipe_options};
 use crate::graph::{Elem, Graph, Origin};
-use crate::names;
+use crate::options::{AUTO_SHARDS, ForgeOptions};
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, Precision, Recipe, RecipeOptions};
+use crate::{chain, names};
 
-/// Shards are chosen so that no context passes its budget.
-pub const AUTO_SHARDS: usize = 0;
-/// What one process of the NPU can map, with room for its own needs: contexts above about 3.5 GB are
-/// refused by devices.
-pub const CONTEXT_BUDGET: u64 = 3_300_000_000;
 /// More shards than any model has layers.
 const MAX_SHARDS: usize = 4096;
 /// Bytes of a binary for each node, and weights for each byte beside them: ops, as the compiler cuts them
@@ -123,7 +118,8 @@ impl Plan {
 /// Plans a bundle, with context binaries if `compiled`, and chooses the number of shards where
 /// [`ForgeOptions::shards`] is [`AUTO_SHARDS`].
 ///
-/// Errors when two graphs, contexts or tables of the recipe have one name, and with the numbers when a context
+/// Errors when two graphs, contexts or tables of the recipe have one name, when graphs that run one after the
+/// other do not fit, and with the numbers when a context
 /// would pass the budget whatever the number of shards, or with
 /// the number that is asked for.
 pub fn plan(
@@ -132,13 +128,13 @@ pub fn plan(
     options: &ForgeOptions,
     compiled: bool,
 ) -> Result<(Plan, Recipe)> {
-    let mut wanted = recipe_options(checkpoint, options);
+    let mut wanted = options.for_recipe(checkpoint);
     let automatic = wanted.shards == AUTO_SHARDS;
     if automatic {
         wanted.shards = 1;
     }
     let mut made = recipe(checkpoint, &wanted)?;
-    names::check(&made)?;
+    check(&made)?;
     let sizes = |recipe: &Recipe, wanted: &RecipeOptions| sizes(recipe, options, wanted, compiled);
     let mut plan = sizes(&made, &wanted);
     while let Some(worst) = over_budget(&plan) {
@@ -153,7 +149,7 @@ pub fn plan(
         let Ok(finer) = recipe(checkpoint, &next) else {
             return Err(too_large(&plan, worst, None));
         };
-        names::check(&finer)?;
+        check(&finer)?;
         let smaller = sizes(&finer, &next);
         if over_budget(&smaller).is_some_and(|c| c.device_bytes() >= worst.device_bytes()) {
             return Err(too_large(&plan, worst, None));
@@ -161,6 +157,12 @@ pub fn plan(
         (plan, made) = (smaller, finer);
     }
     Ok((plan, made))
+}
+
+/// Checks the graphs of a recipe against each other.
+fn check(recipe: &Recipe) -> Result<()> {
+    names::check(recipe)?;
+    chain::check(recipe)
 }
 
 /// The largest context that a device could not map. A CPU has no such limit.

@@ -1,5 +1,6 @@
 //! What a recipe is told, and what it makes of a checkpoint: graphs, tables and the plan that runs them.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Write;
 use std::sync::Arc;
@@ -64,26 +65,6 @@ impl std::str::FromStr for Precision {
     }
 }
 
-/// What the graphs of experts take as weights, for models whose experts stay on the host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum ExpertInputs {
-    /// The table's own int8 values, and scales; nothing is converted on the host.
-    #[default]
-    Int8,
-    /// f16 values, which the host makes of the table for each token.
-    F16,
-}
-
-impl ExpertInputs {
-    /// The name in options.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Int8 => "int8",
-            Self::F16 => "f16",
-        }
-    }
-}
-
 /// What a recipe is told.
 #[derive(Debug, Clone, Default)]
 pub struct RecipeOptions {
@@ -100,8 +81,15 @@ pub struct RecipeOptions {
     pub prefill: Option<Vec<usize>>,
     /// Graphs over the same weights stand in one context, whose compiler keeps each weight once.
     pub share_weights: bool,
-    /// What graphs of experts take as weights.
-    pub expert_inputs: ExpertInputs,
+    /// Options that only the family's recipe knows: names and values.
+    pub choices: BTreeMap<String, String>,
+}
+
+impl RecipeOptions {
+    /// The value of an option that the recipe registers; none where the recipe is applied without it.
+    pub fn choice(&self, name: &str) -> Option<&str> {
+        self.choices.get(name).map(String::as_str)
+    }
 }
 
 /// Graphs that share one context.

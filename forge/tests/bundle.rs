@@ -11,7 +11,7 @@ use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::compile::Compiler;
 use qhx_forge::graph::{Elem, Graph, Origin, UnaryOp};
 use qhx_forge::recipe::{Recipe, RecipeOptions};
-use qhx_forge::recipes::recipe;
+use qhx_forge::registry::recipe;
 use qhx_forge::weight::Storage;
 use qhx_forge::{ForgeOptions, Precision, Progress, Silent, forge, forge_with};
 use qhx_places::fixture;
@@ -218,6 +218,36 @@ fn two_graphs_of_one_name_are_refused_with_their_contexts() {
         ] {
             assert!(error.message().contains(&words), "{error}");
         }
+        assert_eq!(contents(dir.path()), []);
+    }
+}
+
+#[test]
+fn graphs_that_do_not_hand_on_what_the_next_one_reads_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for (elem, width, words) in [
+        (
+            Elem::F32,
+            136,
+            "graph \"decode\" writes y f32[1, 136], and graph \"lmhead\" after it reads x act",
+        ),
+        (Elem::Activation, 32, "graph \"decode\" writes y activation[1, 32], and graph \"lmhead\""),
+    ] {
+        let broken = |checkpoint: &Checkpoint, options: &RecipeOptions| {
+            let mut made = recipe(checkpoint, options)?;
+            let mut b = GraphBuilder::new("decode");
+            let x = b.input("x", Elem::Activation, &[1, 136])?;
+            let y = b.slice(x, 1, 0, width)?;
+            let y = b.unary(UnaryOp::Neg, y)?;
+            let y = b.cast(y, elem)?;
+            b.output("y", y)?;
+            made.contexts[0].graphs = vec![b.finish()?];
+            Ok(made)
+        };
+        let options = ForgeOptions::new(dir.path().join("out"));
+        let error = forge_with(&fixture("qwen35-tied"), broken, &options, &mut Silent).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Graph, "{error}");
+        assert!(error.message().contains(words), "{error}");
         assert_eq!(contents(dir.path()), []);
     }
 }

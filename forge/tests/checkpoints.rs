@@ -10,7 +10,7 @@ use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::Graph;
 use qhx_forge::plan::plan;
 use qhx_forge::recipe::{Precision, RecipeOptions};
-use qhx_forge::recipes::recipe;
+use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Progress, Silent, forge};
 use qhx_places::fixture;
 use serde_json::{Value, json};
@@ -132,7 +132,10 @@ fn tensors_that_are_missing_or_of_another_type_are_named() {
         let tensor = header.remove("model.layers.2.self_attn.k_norm.weight").unwrap();
         header.insert("model.layers.2.self_attn.other".to_owned(), tensor);
     });
-    refused(dir.path(), "tensor model.layers.2.self_attn.k_norm.weight is missing");
+    refused(
+        dir.path(),
+        "or model.layers.2.self_attn.k_norm.weight or layers.2.self_attn.k_norm.weight among",
+    );
     std::fs::write(&path, &whole).unwrap();
     edit_header(&path, |header| header["model.norm.weight"]["dtype"] = json!("I16"));
     refused(dir.path(), "tensor model.norm.weight is stored as I16");
@@ -142,7 +145,35 @@ fn tensors_that_are_missing_or_of_another_type_are_named() {
         let tensor = header.remove("model.embed_tokens.weight").unwrap();
         header.insert("embed.weight".to_owned(), tensor);
     });
-    refused(dir.path(), "no tensor model.embed_tokens.weight");
+    refused(
+        dir.path(),
+        "no tensor model.language_model.embed_tokens.weight or model.embed_tokens.weight or embed",
+    );
+}
+
+#[test]
+fn a_recipe_may_say_under_which_names_tensors_are_looked_for() {
+    let dir = copy("qwen35-tied");
+    let plain = Checkpoint::open(dir.path()).unwrap();
+    let name = "layers.0.input_layernorm.weight";
+    let expected = plain.values(name, &[136]).unwrap();
+    edit_header(&dir.path().join(SINGLE), |header| {
+        let tensors = header.as_object_mut().unwrap();
+        let renamed = |key: String| key.replace("model.", "decoder.inner.");
+        *tensors = std::mem::take(tensors).into_iter().map(|(k, v)| (renamed(k), v)).collect();
+    });
+    let moved = Checkpoint::open(dir.path()).unwrap();
+    let error = moved.values(name, &[136]).unwrap_err();
+    assert!(
+        error.message().contains("model.layers.0.input_layernorm.weight or layers.0"),
+        "{error}"
+    );
+    let inner = moved.renamed(|name| vec![format!("decoder.inner.{name}"), name.to_owned()]);
+    assert_eq!(inner.values(name, &[136]).unwrap(), expected);
+    assert!(inner.has(name) && !moved.has(name));
+    let error = inner.values("layers.0.other.weight", &[136]).unwrap_err();
+    let words = "no tensor decoder.inner.layers.0.other.weight or layers.0.other.weight among";
+    assert!(error.message().contains(words), "{error}");
 }
 
 #[test]

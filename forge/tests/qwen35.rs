@@ -11,7 +11,7 @@ use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::{Elem, Graph};
 use qhx_forge::progress::Silent;
 use qhx_forge::recipe::{Precision, Recipe, RecipeOptions};
-use qhx_forge::recipes::recipe;
+use qhx_forge::registry::recipe;
 use qhx_forge::weight::{Storage, Weight, fits_f16};
 use qhx_places::fixture;
 use rten::{Model, ValueOrView};

@@ -14,7 +14,7 @@ use qhx_core::compare::Distance;
 use qhx_core::engine::{FinishReason, Generation, Message, Model, Prompt, Request};
 use qhx_core::op::Segment;
 use qhx_core::{Error, ErrorKind};
-use qhx_forge::{ExpertInputs, ForgeOptions, Silent, forge};
+use qhx_forge::{ForgeOptions, Silent, forge};
 use qhx_tests::toys::{self, Case, Goldens, Routing};
 use qhx_tests::{backends, log};
 use serde_json::Value;
@@ -25,6 +25,14 @@ const TOYS: [&str; 2] = ["phimoe-6", "phimoe-16"];
 const WINDOW: usize = 64;
 const BATCHED: &str = "prefill batched";
 const STEPPED: &str = "prefill token by token";
+
+/// What the graphs of experts take.
+const INT8: &str = "int8";
+const F16: &str = "f16";
+
+fn experts(options: &mut ForgeOptions, inputs: &str) {
+    options.recipe_options.insert("experts".to_owned(), inputs.to_owned());
+}
 
 struct Bundle {
     manifest: PathBuf,
@@ -198,15 +206,14 @@ fn cpu_equals_the_reference_in_both_forms_with_and_without_prompt_graphs() {
         let checkpoint = toys::fixture(toy);
         let goldens = toys::goldens(&checkpoint);
         let cases: Vec<_> = goldens.cases.iter().collect();
-        for (inputs, shards, prefill) in [
-            (ExpertInputs::Int8, 2, vec![WINDOW]),
-            (ExpertInputs::F16, 1, vec![WINDOW]),
-            (ExpertInputs::Int8, 3, vec![]),
-        ] {
-            let label = format!("{toy} {inputs:?} {shards} shards, prompt graphs {prefill:?}");
+        for (inputs, shards, prefill) in
+            [(INT8, 2, vec![WINDOW]), (F16, 1, vec![WINDOW]), (INT8, 3, vec![])]
+        {
+            let label = format!("{toy} {inputs} {shards} shards, prompt graphs {prefill:?}");
             let prompt_graphs = !prefill.is_empty();
             let bundle = bundle(&checkpoint, |o| {
-                (o.expert_inputs, o.shards, o.prefill) = (inputs, shards, Some(prefill));
+                (o.shards, o.prefill) = (shards, Some(prefill));
+                experts(o, inputs);
             });
             let mut model = bundle.open(backends::cpu());
             let apart = equals_the_reference(&mut model, &goldens, &cases, prompt_graphs, &label);
@@ -481,10 +488,10 @@ fn htp_fp16_equals_the_reference_in_both_forms() {
     let Some((backend, (htp, system))) = qnn() else { return };
     let full = toys::full_matrix();
     for (toy, target, inputs, shards, most) in [
-        (TOYS[0], "v81", ExpertInputs::Int8, 2, if full { 6 } else { 3 }),
-        (TOYS[1], "v81", ExpertInputs::F16, 1, if full { 5 } else { 0 }),
-        (TOYS[0], "v79", ExpertInputs::F16, 1, 2),
-        (TOYS[1], "v75", ExpertInputs::Int8, 2, 2),
+        (TOYS[0], "v81", INT8, 2, if full { 6 } else { 3 }),
+        (TOYS[1], "v81", F16, 1, if full { 5 } else { 0 }),
+        (TOYS[0], "v79", F16, 1, 2),
+        (TOYS[1], "v75", INT8, 2, 2),
     ] {
         if most == 0 {
             continue;
@@ -496,9 +503,10 @@ fn htp_fp16_equals_the_reference_in_both_forms() {
         let mut cases: Vec<_> = goldens.cases.iter().collect();
         cases.sort_by_key(rank);
         cases.truncate(most);
-        let label = format!("{toy} {target} {inputs:?} {shards} shards");
+        let label = format!("{toy} {target} {inputs} {shards} shards");
         let bundle = bundle(&checkpoint, |o| {
-            (o.expert_inputs, o.shards) = (inputs, shards);
+            o.shards = shards;
+            experts(o, inputs);
             o.compiler = Some(backends::compiler(&htp, &system, target));
         });
         let mut model = bundle.open(Arc::clone(&backend));
@@ -524,13 +532,13 @@ fn checkpoint_of_the_environment_equals_the_reference() {
     let checkpoint = PathBuf::from(dir);
     let goldens = toys::goldens(&checkpoint);
     let cases: Vec<_> = goldens.cases.iter().collect();
-    for inputs in [ExpertInputs::Int8, ExpertInputs::F16] {
-        let cpu = bundle(&checkpoint, |o| o.expert_inputs = inputs);
+    for inputs in [INT8, F16] {
+        let cpu = bundle(&checkpoint, |o| experts(o, inputs));
         let mut model = cpu.open(backends::cpu());
         equals_the_reference(&mut model, &goldens, &cases, true, "cpu");
         let Some((backend, (htp, system))) = qnn() else { continue };
         let npu = bundle(&checkpoint, |o| {
-            o.expert_inputs = inputs;
+            experts(o, inputs);
             o.compiler = Some(backends::compiler(&htp, &system, "v81"));
         });
         let mut model = npu.open(backend);

@@ -12,7 +12,7 @@ use qhx_forge::graph::{Conv2d, Elem};
 use qhx_forge::plan::plan;
 use qhx_forge::qnn::QnnCompiler;
 use qhx_forge::recipe::{Precision, RecipeOptions};
-use qhx_forge::recipes::recipe;
+use qhx_forge::registry::recipe;
 use qhx_forge::weight::Storage;
 use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint};
 use qhx_places::fixture;

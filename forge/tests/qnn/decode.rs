@@ -7,7 +7,7 @@ use qhx_core::{GraphId, Port};
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::Graph;
 use qhx_forge::recipe::{Precision, Recipe, RecipeOptions, Task};
-use qhx_forge::recipes::recipe;
+use qhx_forge::registry::recipe;
 use qhx_forge::weight::{Storage, Weight};
 use qhx_places::fixture;
 use serde_json::Value;

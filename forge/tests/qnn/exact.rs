@@ -6,7 +6,7 @@ use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::{Elem, Graph, UnaryOp};
 use qhx_forge::recipe::RecipeOptions;
-use qhx_forge::recipes::recipe;
+use qhx_forge::registry::recipe;
 use qhx_forge::weight::Storage;
 use qhx_places::fixture;
 use serde_json::Value;

@@ -39,6 +39,8 @@ use crate::kit::{
     prompt_rows, shards,
 };
 use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
+use crate::register_recipe;
+use crate::registry::RecipeEntry;
 use config::{Config, Kind};
 use encoder::{Encoder, bidirectional};
 use layers::layer;
@@ -46,8 +48,28 @@ use layers::layer;
 /// Tokens that a prompt graph takes when nothing is said.
 const DEFAULT_PREFILL: usize = 128;
 
-/// The recipe.
-pub(super) fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
+const DECODERS: [&str; 4] =
+    ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"];
+const ENCODERS: [&str; 6] = [
+    "LlamaModel",
+    "MistralModel",
+    "Qwen2Model",
+    "Qwen3Model",
+    "MistralBiDirectionalModel",
+    "LlamaBidirectionalModel",
+];
+
+register_recipe!(
+    RecipeEntry::new(&DECODERS, recipe)
+        .tasks(&[Task::Generate, Task::Embed])
+        .prompt_graphs()
+        .longest(longest)
+);
+register_recipe!(
+    RecipeEntry::new(&ENCODERS, recipe).tasks(&[Task::Embed]).prompt_graphs().longest(longest)
+);
+
+fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let config = Config::read(checkpoint, kind(checkpoint)?)?;
     check_shape(options, config.layers, config.max_positions)?;
     match options.task {
@@ -58,11 +80,12 @@ pub(super) fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result
 }
 
 /// Longest context of a task: within a sliding window, or as long as an encoder's own texts.
-pub(super) fn longest(checkpoint: &Checkpoint, task: Task) -> Result<Option<usize>> {
+fn longest(checkpoint: &Checkpoint, task: Task) -> Option<usize> {
+    // What cannot be read is reported when the recipe reads it.
     match task {
-        Task::Generate => Ok(Config::read(checkpoint, kind(checkpoint)?)?.window),
-        Task::Embed => encoder::max_text(checkpoint),
-        other => Err(no_graphs(other)),
+        Task::Generate => Config::read(checkpoint, kind(checkpoint).ok()?).ok()?.window,
+        Task::Embed => encoder::max_text(checkpoint).ok()?,
+        _ => None,
     }
 }
 

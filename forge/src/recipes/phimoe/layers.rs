@@ -7,7 +7,15 @@ use super::experts::router;
 use crate::builder::GraphBuilder;
 use crate::graph::{Elem, Graph, TensorId};
 use crate::kit::{Attend, AttendInputs, Attention, Layers};
-use crate::recipe::ExpertInputs;
+
+/// What graphs of experts take as weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ExpertInputs {
+    /// The table's own int8 values, and scales; nothing is converted on the host.
+    Int8,
+    /// f16 values, which the host makes of the table for each token.
+    F16,
+}
 
 /// `rows` tokens through attention and router of a layer, over a cache of `max_ctx` positions, or
 /// from the first token of a text on when that is 0.

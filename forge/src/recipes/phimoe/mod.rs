@@ -27,19 +27,37 @@ use serde_json::{Map, Value, json};
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Graph, INT8_STEP};
 use crate::kit::{DecoderParams, Layers, check_shape, object, prompt_rows};
-use crate::recipe::{ContextPlan, ExpertInputs, MAX_CONTEXTS, Precision, Recipe, RecipeOptions};
+use crate::recipe::{ContextPlan, MAX_CONTEXTS, Precision, Recipe, RecipeOptions};
+use crate::register_recipe;
+use crate::registry::{RecipeEntry, RecipeOption};
 use config::Config;
-use layers::{attention, head, pair, single};
+use layers::{ExpertInputs, attention, head, pair, single};
 
 /// Tokens of the longest prompt that goes through the graphs for prompts, when nothing is said.
 const DEFAULT_WINDOW: usize = 576;
 
-/// The recipe.
-pub(super) fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
+/// What graphs of experts take as weights.
+const EXPERTS: RecipeOption = RecipeOption {
+    name: "experts",
+    values: &["int8", "f16"],
+    help: "what the graphs of experts take: the table's int8 values, or f16 that the host makes of them",
+};
+
+// The older of the two names stands in older checkpoints.
+register_recipe!(
+    RecipeEntry::new(&["PhimoeForCausalLM", "PhiMoEForCausalLM"], recipe)
+        .prompt_graphs()
+        .options(&[EXPERTS])
+);
+
+fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let config = Config::read(checkpoint)?;
     let window = check(&config, options)?;
     let layers = Layers::new(checkpoint, options.precision, config.eps);
-    let inputs = options.expert_inputs;
+    let inputs = match options.choice(EXPERTS.name) {
+        Some("f16") => ExpertInputs::F16,
+        _ => ExpertInputs::Int8,
+    };
     // Graphs that share weights stand in one context, of which no part can be left out.
     let optional = (!options.share_weights).then(|| "prefill".to_owned());
     let mut contexts: Vec<ContextPlan> = Vec::new();

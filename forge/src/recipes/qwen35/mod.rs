@@ -29,11 +29,17 @@ use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
 use crate::kit::{Attend, AttendInputs, Decoder, DecoderParams, Layers, Mlp, check_shape, decoder};
 use crate::recipe::{Recipe, RecipeOptions};
+use crate::register_recipe;
+use crate::registry::RecipeEntry;
 use config::{Config, LayerKind};
 use layers::Model;
 
-/// The recipe.
-pub(super) fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
+register_recipe!(RecipeEntry::new(
+    &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
+    recipe
+));
+
+fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let config = Config::read(checkpoint)?;
     check_shape(options, config.layers.len(), config.max_positions)?;
     // `Qwen3_5RMSNorm` stores the difference from one.

@@ -1,0 +1,143 @@
+//! What a forge is asked to make and where, and the backends that check it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use qhx_core::Result;
+use qhx_core::backend::Backend;
+
+use crate::checkpoint::Checkpoint;
+use crate::compile::Compiler;
+use crate::recipe::{Precision, RecipeOptions, Task};
+use crate::registry::longest;
+
+/// Positions of the KV cache when nothing is said: those of the published bundles.
+pub const DEFAULT_MAX_CTX: usize = 1024;
+/// Positions of the text that an encoder takes when nothing is said.
+pub const DEFAULT_TEXT: usize = 512;
+/// Shards are chosen so that no context passes its budget.
+pub const AUTO_SHARDS: usize = 0;
+/// What one process of the NPU can map, with room for its own needs: contexts above about 3.5 GB are
+/// refused by devices.
+pub const CONTEXT_BUDGET: u64 = 3_300_000_000;
+
+/// Opens a backend. Called when it is needed, so that a missing library is an error only then.
+pub type BackendFactory = Box<dyn Fn() -> Result<Arc<dyn Backend>> + Send + Sync>;
+
+/// The two backends that a check compares.
+pub struct CheckBackends {
+    /// Runs the context binaries.
+    pub qnn: BackendFactory,
+    /// Runs the ONNX twins.
+    pub cpu: BackendFactory,
+    /// Seed of the random inputs.
+    pub seed: u64,
+}
+
+impl std::fmt::Debug for CheckBackends {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CheckBackends").field("seed", &self.seed).finish_non_exhaustive()
+    }
+}
+
+/// What to make and where.
+pub struct ForgeOptions {
+    /// The bundle's folder.
+    pub out: PathBuf,
+    /// Replace `out` when a bundle is there already.
+    pub overwrite: bool,
+    /// Name of the model, of the manifest and of the files; the checkpoint folder's name if none.
+    pub name: Option<String>,
+    /// What the bundle is to do.
+    pub task: Task,
+    /// Precision of the decoder's weights.
+    pub precision: Precision,
+    /// Number of contexts that the decoder's layers are spread over; [`AUTO_SHARDS`] takes as few as
+    /// [`ForgeOptions::context_budget`] allows.
+    pub shards: usize,
+    /// Bytes that one context may take on a device, its inputs and outputs included.
+    pub context_budget: u64,
+    /// Positions of the KV cache, or of the text that an encoder takes; [`DEFAULT_MAX_CTX`] or
+    /// [`DEFAULT_TEXT`], or fewer when the model has fewer, if none.
+    pub max_ctx: Option<usize>,
+    /// Tokens that the graphs for prompts take at once; the family's own choice if none, and no such
+    /// graph for an empty list.
+    pub prefill: Option<Vec<usize>>,
+    /// Put graphs over the same weights into one context. The compiler has to be told as well: see
+    /// [`crate::qnn::QnnCompiler::share_weights`].
+    pub share_weights: bool,
+    /// Options that only the family's recipe knows: names and values.
+    pub recipe_options: BTreeMap<String, String>,
+    /// Makes the context binaries. Without one the bundle runs on the CPU only.
+    pub compiler: Option<Arc<dyn Compiler>>,
+    /// Write the ONNX twins, which the CPU backend runs.
+    pub onnx: bool,
+    /// Compare each compiled graph with its twin.
+    pub check: Option<CheckBackends>,
+}
+
+impl ForgeOptions {
+    /// fp16, as few shards as possible, with ONNX twins, without a compiler and without a check.
+    pub fn new(out: impl Into<PathBuf>) -> Self {
+        Self {
+            out: out.into(),
+            overwrite: false,
+            name: None,
+            task: Task::default(),
+            precision: Precision::default(),
+            shards: AUTO_SHARDS,
+            context_budget: CONTEXT_BUDGET,
+            max_ctx: None,
+            prefill: None,
+            share_weights: false,
+            recipe_options: BTreeMap::new(),
+            compiler: None,
+            onnx: true,
+            check: None,
+        }
+    }
+}
+
+impl std::fmt::Debug for ForgeOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ForgeOptions")
+            .field("out", &self.out)
+            .field("overwrite", &self.overwrite)
+            .field("name", &self.name)
+            .field("task", &self.task)
+            .field("precision", &self.precision)
+            .field("shards", &self.shards)
+            .field("context_budget", &self.context_budget)
+            .field("max_ctx", &self.max_ctx)
+            .field("prefill", &self.prefill)
+            .field("share_weights", &self.share_weights)
+            .field("recipe_options", &self.recipe_options)
+            .field("dsp_arch", &self.compiler.as_ref().map(|c| c.dsp_arch().to_owned()))
+            .field("onnx", &self.onnx)
+            .field("check", &self.check)
+            .finish()
+    }
+}
+
+impl ForgeOptions {
+    /// What the checkpoint's recipe is told.
+    pub(crate) fn for_recipe(&self, checkpoint: &Checkpoint) -> RecipeOptions {
+        let default = match self.task {
+            Task::Embed => DEFAULT_TEXT,
+            _ => DEFAULT_MAX_CTX,
+        };
+        let max_ctx = self.max_ctx.unwrap_or_else(|| {
+            longest(checkpoint, self.task).map_or(default, |longest| longest.min(default))
+        });
+        RecipeOptions {
+            precision: self.precision,
+            shards: self.shards,
+            max_ctx,
+            task: self.task,
+            prefill: self.prefill.clone(),
+            share_weights: self.share_weights,
+            choices: self.recipe_options.clone(),
+        }
+    }
+}

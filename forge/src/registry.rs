@@ -1,0 +1,283 @@
+//! The recipes that a program has: those of this crate, and those that any other crate registers.
+
+use std::collections::BTreeMap;
+
+use qhx_core::{Error, ErrorKind, Result};
+use serde_json::Value;
+
+use crate::checkpoint::Checkpoint;
+use crate::recipe::{Recipe, RecipeOptions, Task};
+
+/// Makes graphs and a plan of a checkpoint.
+pub type MakeRecipe = fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>;
+
+/// A recipe and what it is for. See [`register_recipe!`](crate::register_recipe).
+#[derive(Debug, Clone, Copy)]
+pub struct RecipeEntry {
+    classes: &'static [&'static str],
+    make: MakeRecipe,
+    tasks: &'static [Task],
+    prompt_graphs: bool,
+    longest: fn(&Checkpoint, Task) -> Option<usize>,
+    options: &'static [RecipeOption],
+}
+
+/// An option that only some recipes know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecipeOption {
+    /// Its name.
+    pub name: &'static str,
+    /// What it may be, the default first.
+    pub values: &'static [&'static str],
+    /// What it is for, in one line.
+    pub help: &'static str,
+}
+
+impl RecipeEntry {
+    /// A recipe for checkpoints whose `architectures[0]` is one of `classes`. It generates text, and consumes
+    /// prompts token by token.
+    pub const fn new(classes: &'static [&'static str], make: MakeRecipe) -> Self {
+        Self {
+            classes,
+            make,
+            tasks: &[Task::Generate],
+            prompt_graphs: false,
+            longest: |_, _| None,
+            options: &[],
+        }
+    }
+
+    /// The tasks that it has graphs for.
+    pub const fn tasks(self, tasks: &'static [Task]) -> Self {
+        Self { tasks, ..self }
+    }
+
+    /// It has graphs that take several tokens of a prompt, see [`RecipeOptions::prefill`].
+    pub const fn prompt_graphs(self) -> Self {
+        Self { prompt_graphs: true, ..self }
+    }
+
+    /// What bounds the context beside `max_position_embeddings`, such as a sliding window; none where nothing
+    /// does. The context that is made when nothing is said is no longer.
+    pub const fn longest(self, longest: fn(&Checkpoint, Task) -> Option<usize>) -> Self {
+        Self { longest, ..self }
+    }
+
+    /// The options that it knows beside those of every recipe, see [`RecipeOptions::choice`].
+    pub const fn options(self, options: &'static [RecipeOption]) -> Self {
+        Self { options, ..self }
+    }
+
+    /// All of its options with their values, given or default.
+    fn choices(&self, given: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>> {
+        let usage = |message: String| Error::new(ErrorKind::Usage, message);
+        for name in given.keys() {
+            if self.options.iter().all(|option| option.name != name) {
+                let known: Vec<_> = self.options.iter().map(|option| option.name).collect();
+                let hint = match known.as_slice() {
+                    [] => "its recipe has no options of its own".to_owned(),
+                    names => format!("its recipe has {}", names.join(", ")),
+                };
+                let classes = self.classes.join(", ");
+                return Err(usage(format!("{classes}: no recipe option {name:?}")).hint(hint));
+            }
+        }
+        let mut choices = BTreeMap::new();
+        for option in self.options {
+            let default = option.values.first().copied().unwrap_or_default();
+            let value = given.get(option.name).map_or(default, String::as_str);
+            if !option.values.contains(&value) {
+                return Err(usage(format!(
+                    "recipe option {}: {value:?}, expected {}",
+                    option.name,
+                    option.values.join(" or ")
+                )));
+            }
+            choices.insert(option.name.to_owned(), value.to_owned());
+        }
+        Ok(choices)
+    }
+}
+
+/// An entry, and the crate that registers it.
+#[derive(Debug)]
+#[doc(hidden)]
+pub struct Registration {
+    pub entry: RecipeEntry,
+    pub package: &'static str,
+}
+
+inventory::collect!(Registration);
+
+/// Registers a [`RecipeEntry`], a constant expression: [`forge`](crate::forge()), plans, estimates and the program
+/// ([`crate::main`]) find it by the model class of the checkpoint.
+///
+/// What a crate registers is in a program that refers to the crate, with `use my_recipe as _;` for instance.
+///
+/// ```
+/// use qhx_core::Result;
+/// use qhx_forge::checkpoint::Checkpoint;
+/// use qhx_forge::recipe::{Recipe, RecipeOptions};
+/// use qhx_forge::{RecipeEntry, architectures, register_recipe};
+///
+/// fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
+/// #    let _ = (checkpoint, options);
+///     // …
+/// #    Err(qhx_core::Error::new(qhx_core::ErrorKind::Graph, "an example"))
+/// }
+///
+/// register_recipe!(RecipeEntry::new(&["MyForCausalLM"], recipe).prompt_graphs());
+///
+/// assert!(architectures()?.contains(&"MyForCausalLM"));
+/// # Ok::<(), qhx_core::Error>(())
+/// ```
+#[macro_export]
+macro_rules! register_recipe {
+    ($entry:expr) => {
+        $crate::inventory::submit! {
+            $crate::registry::Registration { entry: $entry, package: env!("CARGO_PKG_NAME") }
+        }
+    };
+}
+
+/// The entries by class. Errors when two crates, or one twice, register the same class.
+fn by_class<'a>(
+    registered: impl IntoIterator<Item = &'a Registration>,
+) -> Result<BTreeMap<&'static str, &'a Registration>> {
+    let mut found = BTreeMap::new();
+    for registration in registered {
+        for class in registration.entry.classes {
+            let Some(first): Option<&Registration> = found.insert(*class, registration) else {
+                continue;
+            };
+            let mut packages = [first.package, registration.package];
+            packages.sort_unstable();
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!(
+                    "the model class {class} has two recipes, one of the crate {} and one of {}",
+                    packages[0], packages[1]
+                ),
+            )
+            .hint("build the program with one of them"));
+        }
+    }
+    Ok(found)
+}
+
+fn registered() -> Result<BTreeMap<&'static str, &'static Registration>> {
+    by_class(inventory::iter::<Registration>)
+}
+
+/// Model classes that have a recipe, sorted.
+pub fn architectures() -> Result<Vec<&'static str>> {
+    Ok(registered()?.into_keys().collect())
+}
+
+/// Applies the recipe for the checkpoint's model class.
+pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
+    let found = checkpoint.architecture().unwrap_or_default();
+    let recipes = registered()?;
+    let Some(Registration { entry, .. }) = recipes.get(found) else {
+        let classes: Vec<_> = recipes.into_keys().collect();
+        return Err(Error::new(
+            ErrorKind::Artifact,
+            format!(
+                "{}: no recipe for architectures[0] = {found:?}; there is one for {}",
+                checkpoint.config_path().display(),
+                classes.join(", ")
+            ),
+        )
+        .hint(
+            "a class of your own needs a recipe and a host-op, and no change to qhx: \
+             docs/adding-a-family.md has the steps, examples/lfm2 is one",
+        ));
+    };
+    if !entry.tasks.contains(&options.task) {
+        let tasks: Vec<_> = entry.tasks.iter().map(|task| task.name()).collect();
+        return Err(Error::new(
+            ErrorKind::Usage,
+            format!(
+                "{}: a {found} has no recipe for the task {}",
+                checkpoint.dir().display(),
+                options.task.name()
+            ),
+        )
+        .hint(format!("ask for the task {}", tasks.join(" or "))));
+    }
+    if options.prefill.as_ref().is_some_and(|rows| !rows.is_empty()) && !entry.prompt_graphs {
+        return Err(Error::new(
+            ErrorKind::Usage,
+            format!(
+                "prompt graphs are asked for, but a {found} consumes its prompt token by token"
+            ),
+        )
+        .hint("omit the option"));
+    }
+    let choices = entry.choices(&options.choices)?;
+    (entry.make)(checkpoint, &RecipeOptions { choices, ..options.clone() })
+}
+
+/// The longest context that a checkpoint's recipe makes for a task; none without a limit.
+pub(crate) fn longest(checkpoint: &Checkpoint, task: Task) -> Option<usize> {
+    let positions = checkpoint
+        .text_config()
+        .get("max_position_embeddings")
+        .and_then(Value::as_u64)
+        .and_then(|n| usize::try_from(n).ok());
+    // What is wrong here is reported when the recipe is applied.
+    let recipes = registered().unwrap_or_default();
+    let found = recipes.get(checkpoint.architecture().unwrap_or_default());
+    let own = found.and_then(|found| (found.entry.longest)(checkpoint, task));
+    positions.into_iter().chain(own).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPTION: RecipeOption =
+        RecipeOption { name: "form", values: &["int8", "f16"], help: "what it takes" };
+
+    fn nothing(_: &Checkpoint, _: &RecipeOptions) -> Result<Recipe> {
+        Err(Error::new(ErrorKind::Internal, "never made"))
+    }
+
+    fn registration(classes: &'static [&'static str], package: &'static str) -> Registration {
+        Registration { entry: RecipeEntry::new(classes, nothing), package }
+    }
+
+    #[test]
+    fn a_class_that_two_crates_register_is_an_error_that_names_both() {
+        let [first, second, third] = [
+            registration(&["A", "B"], "mine"),
+            registration(&["C"], "yours"),
+            registration(&["D", "B"], "theirs"),
+        ];
+        let classes: Vec<_> = by_class([&second, &first]).unwrap().into_keys().collect();
+        assert_eq!(classes, ["A", "B", "C"]);
+        for order in [[&first, &second, &third], [&third, &second, &first]] {
+            let error = by_class(order).unwrap_err();
+            assert_eq!(
+                error.message(),
+                "the model class B has two recipes, one of the crate mine and one of theirs"
+            );
+        }
+    }
+
+    #[test]
+    fn options_that_a_recipe_does_not_know_are_refused_with_those_it_does() {
+        let entry = RecipeEntry::new(&["A"], nothing).options(&[OPTION]);
+        let choose = |pairs: &[(&str, &str)]| {
+            let given = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+            entry.choices(&given.collect())
+        };
+        assert_eq!(choose(&[]).unwrap()["form"], "int8");
+        assert_eq!(choose(&[("form", "f16")]).unwrap()["form"], "f16");
+        let error = choose(&[("form", "f32")]).unwrap_err();
+        assert_eq!(error.message(), "recipe option form: \"f32\", expected int8 or f16");
+        let error = choose(&[("from", "f16")]).unwrap_err();
+        assert_eq!(error.message(), "A: no recipe option \"from\"");
+        assert_eq!(error.hint_text(), Some("its recipe has form"));
+    }
+}
