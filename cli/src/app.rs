@@ -2,6 +2,7 @@
 
 use qhx_core::Result;
 use qhx_plugins::{PluginOptions, Plugins, Prober};
+use qhx_terminal::program::Terminal;
 
 use crate::args::GlobalArgs;
 use crate::output::Output;
@@ -15,7 +16,22 @@ pub(crate) struct App {
     pub global: GlobalArgs,
 }
 
+impl AsMut<Output> for App {
+    fn as_mut(&mut self) -> &mut Output {
+        &mut self.output
+    }
+}
+
 impl App {
+    /// What the commands of other crates work with.
+    pub(crate) fn terminal(&mut self) -> Terminal<'_> {
+        Terminal {
+            output: &mut self.output,
+            interrupts: &self.interrupts,
+            process: &self.global.process,
+        }
+    }
+
     /// The host-ops: those linked in and those of plugins.
     pub(crate) fn plugins(&self) -> Result<Plugins> {
         Plugins::discover(&self.plugin_options())

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
-use clap::{ArgAction, Args, ValueEnum};
+use clap::{Args, ValueEnum};
 use qhx_core::sampling::SamplingParams;
 
-use crate::vars;
+pub(crate) use qhx_terminal::args::LibraryArgs;
+use qhx_terminal::args::ProcessArgs;
 
 /// Options of every command.
 #[derive(Debug, Clone, Args)]
@@ -23,22 +24,8 @@ pub(crate) struct GlobalArgs {
     /// Load plugins that somebody else could change, too; see docs/security.md
     #[arg(long, global = true)]
     pub allow_untrusted_plugins: bool,
-    /// Threads for the host's part and for the CPU backend [default: one per core]
-    #[arg(long, value_name = "N", global = true, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub threads: Option<u16>,
-    /// Log more: -v what happens, -vv details, -vvv everything
-    #[arg(short, long, action = ArgAction::Count, global = true)]
-    pub verbose: u8,
-    /// What to log, by target and level, such as `warn,qnn=debug`; overrides -v
-    #[arg(long, value_name = "FILTER", global = true, env = vars::LOG, hide_env_values = true)]
-    pub log: Option<String>,
-}
-
-impl GlobalArgs {
-    /// The number of threads.
-    pub(crate) fn threads(&self) -> Option<usize> {
-        self.threads.map(usize::from)
-    }
+    #[command(flatten)]
+    pub process: ProcessArgs,
 }
 
 /// Which backend is asked for.
@@ -51,18 +38,6 @@ pub(crate) enum BackendChoice {
     Cpu,
     /// The bundle's context binaries on the NPU, or on its emulator on x86-64
     Qnn,
-}
-
-/// Where the QNN libraries are.
-#[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "QNN libraries")]
-pub(crate) struct LibraryArgs {
-    /// libQnnHtp.so [default: the installed runtime, see `qhx runtime`]
-    #[arg(long, value_name = "FILE", env = vars::HTP, hide_env_values = true)]
-    pub htp: Option<PathBuf>,
-    /// libQnnSystem.so [default: the one beside libQnnHtp.so]
-    #[arg(long, value_name = "FILE", env = vars::SYSTEM, hide_env_values = true)]
-    pub system: Option<PathBuf>,
 }
 
 /// What executes graphs.

@@ -4,30 +4,25 @@
 //! them and knows none of them. Standard output carries results only and is written through `output`; everything else
 //! goes to standard error.
 
-#[macro_use]
-mod stderr;
+#[macro_use(say)]
+extern crate qhx_terminal;
 
 mod app;
 mod args;
 mod backends;
 #[cfg(feature = "builtin-ops")]
 mod builtin;
-mod cache;
 mod commands;
 mod fixture;
 #[doc(hidden)]
 pub mod fuzzing;
-mod helper;
-mod output;
-mod panics;
 mod program;
 mod progress;
 mod prompt;
 mod run;
-mod runtime;
 mod session;
-mod signal;
-mod status;
 mod vars;
+
+use qhx_terminal::{cache, output, runtime, signal, status, stderr};
 
 pub use run::{run, run_embed, run_generate};

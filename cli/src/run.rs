@@ -2,31 +2,18 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
-use clap::builder::styling::{AnsiColor, Styles};
-use clap::error::ContextValue;
 use clap::{CommandFactory as _, Parser, Subcommand};
-use qhx_core::escape::shown;
-use qhx_core::{Error, ErrorKind, Result};
-use tracing_subscriber::EnvFilter;
+use qhx_core::Result;
+use qhx_forge::program::ForgeArgs;
+use qhx_terminal::helper;
+use qhx_terminal::program::{self, STYLES, refuse};
 
 use crate::app::App;
 use crate::args::GlobalArgs;
 use crate::commands;
-use crate::helper;
-use crate::output::Output;
-use crate::panics::Panics;
-use crate::signal::Interrupts;
 use crate::status::Status;
-use crate::stderr;
-
-const STYLES: Styles = Styles::styled()
-    .header(AnsiColor::Green.on_default().bold())
-    .usage(AnsiColor::Green.on_default().bold())
-    .literal(AnsiColor::Cyan.on_default().bold())
-    .placeholder(AnsiColor::Cyan.on_default());
 
 const EXAMPLES: &str = "\
 Examples:
@@ -56,7 +43,7 @@ enum Command {
     Generate(commands::generate::GenerateArgs),
     Chat(commands::chat::ChatArgs),
     Embed(commands::embed::EmbedArgs),
-    Forge(commands::forge::args::ForgeArgs),
+    Forge(ForgeArgs),
     Inspect(commands::inspect::InspectArgs),
     Verify(commands::verify::VerifyArgs),
     Runtime(commands::runtime::RuntimeArgs),
@@ -142,103 +129,11 @@ impl Command {
     }
 }
 
-/// Prints help, or says what is wrong with the arguments.
-fn refuse(mut error: clap::Error, arguments: &[OsString]) -> ExitCode {
-    if !error.use_stderr() {
-        // Help for a reader that has left is no failure.
-        let _ = error.print();
-        return ExitCode::SUCCESS;
-    }
-    escape_arguments(&mut error);
-    stderr::usage(&error);
-    if arguments.iter().any(|a| a == "--json") {
-        let text = error.render().to_string();
-        let message = text.lines().next().unwrap_or_default();
-        let message = message.strip_prefix("error: ").unwrap_or(message);
-        let error = Error::new(ErrorKind::Usage, message).hint("see --help");
-        if let Ok(mut output) = Output::take() {
-            let _ = output.error(&error);
-        }
-    }
-    ExitCode::from(ErrorKind::Usage.exit_code())
-}
-
-/// Writes what an error quotes of the arguments with escapes.
-fn escape_arguments(error: &mut clap::Error) {
-    let quoted: Vec<_> = error
-        .context()
-        .filter_map(|(kind, value)| {
-            let safe = match value {
-                ContextValue::String(text) => ContextValue::String(shown(text).into_owned()),
-                ContextValue::Strings(texts) => {
-                    ContextValue::Strings(texts.iter().map(|t| shown(t).into_owned()).collect())
-                }
-                _ => return None,
-            };
-            Some((kind, safe))
-        })
-        .collect();
-    for (kind, safe) in quoted {
-        error.insert(kind, safe);
-    }
-}
-
 fn start(
     global: GlobalArgs,
     json: bool,
     command: impl FnOnce(&mut App) -> Result<Status>,
 ) -> ExitCode {
-    let panics = Panics::install();
-    let mut app = match prepare(global) {
-        Ok(app) => app,
-        Err(e) => {
-            stderr::error(&e);
-            return ExitCode::from(e.kind().exit_code());
-        }
-    };
-    // What a panic leaves behind is dropped, but for the output, which writes whole lines.
-    let result = catch_unwind(AssertUnwindSafe(|| command(&mut app)))
-        .unwrap_or_else(|_| Err(panics.error()));
-    if app.output.is_closed() {
-        // As `head` does when it has read enough.
-        return ExitCode::SUCCESS;
-    }
-    match result {
-        Ok(status) => ExitCode::from(status.exit_code()),
-        Err(e) => {
-            stderr::error(&e);
-            if json {
-                let _ = app.output.error(&e);
-            }
-            ExitCode::from(e.kind().exit_code())
-        }
-    }
-}
-
-fn prepare(global: GlobalArgs) -> Result<App> {
-    log(&global)?;
-    Ok(App { output: Output::take()?, interrupts: Interrupts::install()?, global })
-}
-
-/// Sends the log to standard error.
-fn log(global: &GlobalArgs) -> Result<()> {
-    let filter = match (&global.log, global.verbose) {
-        (Some(filter), _) => filter.as_str(),
-        // What the QNN libraries say that matters is part of the errors.
-        (None, 0) => "warn,qnn=error",
-        (None, 1) => "info",
-        (None, 2) => "debug",
-        (None, _) => "trace",
-    };
-    let filter = EnvFilter::try_new(filter).map_err(|e| {
-        Error::new(ErrorKind::Usage, format!("log filter {filter:?}: {e}"))
-            .hint("expected levels by target, such as warn,qnn=debug")
-    })?;
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(|| stderr::Log)
-        .with_ansi(stderr::colours())
-        .without_time()
-        .init();
-    Ok(())
+    let process = global.process.clone();
+    program::run(&process, json, |output, interrupts| App { output, interrupts, global }, command)
 }

@@ -46,13 +46,13 @@ pub(crate) fn open_checked(
     let ops = app.plugins()?;
     // Before libraries are opened: the name is wrong more often than they are.
     qhx_core::op::OpProvider::find(&ops, manifest.host_op()?)?;
-    let chosen = backend.open(&manifest, app.global.threads())?;
+    let chosen = backend.open(&manifest, app.global.process.threads())?;
     say!("backend: {} ({})", chosen.backend.info().name, chosen.reason);
     let model = Model::open(ModelOptions {
         manifest: Arc::new(manifest),
         backend: chosen.backend,
         ops: &ops,
-        threads: app.global.threads(),
+        threads: app.global.process.threads(),
         cancel: app.interrupts.token().clone(),
         progress: std::io::stderr().is_terminal().then(progress::prompt),
         dump,

@@ -1,19 +1,6 @@
 //! Every environment variable that qhx reads. `docs/cli.md` describes them; `qhx doctor` shows them.
 
-use std::env;
-use std::ffi::OsString;
-use std::path::PathBuf;
-
-/// libQnnHtp, where `--htp` is not given.
-pub(crate) const HTP: &str = "QHX_QNN_HTP";
-/// libQnnSystem, where `--system` is not given.
-pub(crate) const SYSTEM: &str = "QHX_QNN_SYSTEM";
-/// Folder for what qhx downloads and makes.
-pub(crate) const CACHE_DIR: &str = "QHX_CACHE_DIR";
-/// What is logged, where `--log` is not given.
-pub(crate) const LOG: &str = "QHX_LOG";
-/// The user's cache folder, of the XDG base directory specification.
-pub(crate) const XDG_CACHE_HOME: &str = "XDG_CACHE_HOME";
+pub(crate) use qhx_terminal::vars::{CACHE_DIR, HTP, LOG, SYSTEM, XDG_CACHE_HOME, get};
 
 /// Put before queries by `qhx_embed`, instead of the bundle's prefix.
 pub(crate) const QUERY_PREFIX: &str = "QHX_EMB_QUERY_PREFIX";
@@ -33,13 +20,3 @@ pub(crate) const ALL: [(&str, &str); 10] = [
     ("LD_LIBRARY_PATH", "folders of the dynamic loader"),
     ("ADSP_LIBRARY_PATH", "folders in which the DSP looks for its libraries"),
 ];
-
-/// The value of a variable that is set and not empty.
-pub(crate) fn get(name: &str) -> Option<OsString> {
-    env::var_os(name).filter(|value| !value.is_empty())
-}
-
-/// As [`get`], for a path.
-pub(crate) fn path(name: &str) -> Option<PathBuf> {
-    get(name).map(PathBuf::from)
-}

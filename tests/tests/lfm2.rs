@@ -31,7 +31,7 @@ fn the_family_runs_on_both_backends_and_the_programs_stay_the_same_bytes() {
     let folder = place.folder().join("lfm2");
     let mut blocks = outside::commands(PAGE, SECTION);
     let libraries = toys::qnn_tier();
-    let on_npu = blocks.iter().position(|block| block.commands.contains("QHX_QNN_HTP")).unwrap();
+    let on_npu = blocks.iter().position(|block| block.commands.contains("--target")).unwrap();
     if libraries.is_none() {
         blocks.truncate(on_npu);
     }

@@ -6,9 +6,9 @@ use clap::Args;
 use qhx_core::engine::{Prompt, Request};
 use qhx_core::qnn::Target;
 use qhx_core::{Error, ErrorKind, Manifest, Result};
+use qhx_forge::program::compiler;
 use qhx_forge::{ForgeOptions, forge};
 
-use super::forge::compiler::compiler;
 use super::verify::is_intact;
 use crate::app::App;
 use crate::args::{BackendArgs, BackendChoice};

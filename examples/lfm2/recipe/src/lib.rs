@@ -20,13 +20,16 @@ use qhx_forge::graph::{Elem, Graph, ReduceOp, TensorId};
 use qhx_forge::kit::{
     Attend, AttendInputs, Attention, DecoderParams, Layers, Mlp, check_shape, object,
 };
+use qhx_forge::RecipeEntry;
 use qhx_forge::recipe::{ContextPlan, Recipe, RecipeOptions};
 use serde_json::json;
 
 use config::Config;
 
+qhx_forge::register_recipe!(RecipeEntry::new(&["Lfm2ForCausalLM"], recipe));
+
 /// The graphs of a checkpoint, and the plan that runs them with `lfm2_generate`.
-pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
+fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     if options.shards != 1 {
         return Err(Error::new(
             ErrorKind::Usage,

@@ -1,4 +1,5 @@
-//! Compiles each context in a process of its own: `qhx forge compile-context`, which `qhx forge` starts.
+//! Compiles each context in a process of its own: the program with its hidden command `compile-context`, so that it has
+//! the recipes of the forge that starts it.
 //!
 //! The QNN library numbers what it makes from the start of the process, so that a binary would depend on
 //! what was compiled before it: only a new process makes the same one again after a forge was stopped. The
@@ -17,41 +18,27 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use clap::{Parser, Subcommand};
 use qhx_core::{CancelToken, Error, ErrorKind, Result};
-use qhx_forge::compile::Compiler;
-use qhx_forge::graph::Graph;
-use qhx_forge::plan::plan;
-use qhx_forge::{Progress, recipes};
+use qhx_terminal::args::ProcessArgs;
+use qhx_terminal::output::Output;
+use qhx_terminal::program::Terminal;
+use qhx_terminal::signal::INTERRUPTED;
+use qhx_terminal::status::Status;
 use serde::{Deserialize, Serialize};
 
+use super::Program;
 use super::args::{CompileContextArgs, ForgeArgs};
 use super::compiler::compiler;
-use crate::app::App;
-use crate::args::GlobalArgs;
-use crate::output::Output;
-use crate::signal::INTERRUPTED;
-use crate::status::Status;
+use crate::compile::Compiler;
+use crate::graph::Graph;
+use crate::plan::plan;
+use crate::{Progress, registry};
 
 /// How glibc's allocator is told to fill what it hands out with zeros, small blocks included.
 const ALLOCATOR: (&str, &str) =
     ("GLIBC_TUNABLES", "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0");
 /// How often a forge that waits looks whether it is to stop.
 const TICK: Duration = Duration::from_millis(50);
-
-/// The command line of the forge that started this process.
-#[derive(Debug, Parser)]
-struct ForgeLine {
-    #[command(flatten)]
-    _global: GlobalArgs,
-    #[command(subcommand)]
-    command: ForgeCommand,
-}
-
-#[derive(Debug, Subcommand)]
-enum ForgeCommand {
-    Forge(ForgeArgs),
-}
 
 /// What the process that compiles tells the forge.
 #[derive(Debug, Serialize, Deserialize)]
@@ -67,18 +54,24 @@ enum Message {
 /// Compiles in processes of their own.
 pub(super) struct SubprocessCompiler {
     compiler: Arc<dyn Compiler>,
-    program: PathBuf,
+    file: PathBuf,
+    program: Program,
     options: Vec<OsString>,
 }
 
 impl SubprocessCompiler {
-    /// What `compiler` does, done by `program`, which is `qhx`.
-    pub(super) fn new(compiler: Arc<dyn Compiler>, program: PathBuf, global: &GlobalArgs) -> Self {
-        let mut options: Vec<OsString> = vec!["-v".into(); global.verbose.into()];
-        if let Some(filter) = &global.log {
+    /// What `compiler` does, done by `file`, which is the program.
+    pub(super) fn new(
+        compiler: Arc<dyn Compiler>,
+        file: &Path,
+        program: &Program,
+        process: &ProcessArgs,
+    ) -> Self {
+        let mut options: Vec<OsString> = vec!["-v".into(); process.verbose.into()];
+        if let Some(filter) = &process.log {
             options.extend(["--log".into(), filter.into()]);
         }
-        Self { compiler, program, options }
+        Self { compiler, file: file.to_owned(), program: program.clone(), options }
     }
 
     fn start(&self, key: &str, out: &Path) -> Result<Child> {
@@ -90,17 +83,18 @@ impl SubprocessCompiler {
         tunables.push(value);
         // Absolute: a relative path may begin like an option.
         let out = std::path::absolute(out).map_err(|e| Error::io(ErrorKind::Io, out, &e))?;
-        Command::new(&self.program)
-            .args(&self.options)
-            .args(["forge", "compile-context", key])
+        Command::new(&self.file)
+            .args(self.program.words)
+            .args(["compile-context", key])
             .arg(&out)
+            .args(&self.options)
             .arg("--")
             .args(std::env::args_os())
             .env(variable, tunables)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(|e| Error::io(ErrorKind::Io, &self.program, &e))
+            .map_err(|e| Error::io(ErrorKind::Io, &self.file, &e))
     }
 }
 
@@ -126,17 +120,18 @@ impl Compiler for SubprocessCompiler {
             // It has ended, or is not wanted any more.
             let _ = child.kill();
         }
-        let status = child.wait().map_err(|e| Error::io(ErrorKind::Io, &self.program, &e))?;
+        let status = child.wait().map_err(|e| Error::io(ErrorKind::Io, &self.file, &e))?;
         match result {
             Ok(Some(bytes)) => Ok(bytes),
             Ok(None) => Err(Error::new(
                 ErrorKind::Runtime,
                 format!("the process that compiles it ended with {status} before it was done"),
             )
-            .hint(
-                "signal 9 mostly means that memory ran out: see `qhx forge plan`, and take more \
-                 --shards; any other signal is a crash of the QNN library",
-            )),
+            .hint(format!(
+                "signal 9 mostly means that memory ran out: see `{} plan`, and take more --shards; \
+                 any other signal is a crash of the QNN library",
+                self.program.name
+            ))),
             Err(error) => {
                 let _ = std::fs::remove_file(out);
                 Err(error)
@@ -200,16 +195,20 @@ fn follow(lines: &Receiver<String>, progress: &mut dyn Progress) -> Result<Optio
 }
 
 /// Runs the command.
-pub(super) fn run(args: &CompileContextArgs, app: &mut App) -> Result<Status> {
+pub(super) fn run(
+    args: &CompileContextArgs,
+    program: &Program,
+    terminal: Terminal<'_>,
+) -> Result<Status> {
     std::thread::spawn(|| {
         // Nothing is ever written: this returns when the forge has ended.
         let _ = std::io::stdin().read(&mut [0]);
         std::process::exit(INTERRUPTED);
     });
-    let _working = app.interrupts.working();
-    let token = app.interrupts.token().clone();
-    let mut progress = MessageProgress { output: &mut app.output, token };
-    let message = match compile(args, &mut progress) {
+    let _working = terminal.interrupts.working();
+    let token = terminal.interrupts.token().clone();
+    let mut progress = MessageProgress { output: terminal.output, token };
+    let message = match compile(args, program, &mut progress) {
         Ok(bytes) => Message::Finished(bytes),
         Err(error) => Message::Failed {
             kind: error.kind().name().to_owned(),
@@ -218,19 +217,22 @@ pub(super) fn run(args: &CompileContextArgs, app: &mut App) -> Result<Status> {
             code: error.code(),
         },
     };
-    app.output.json(&message)?;
+    progress.output.json(&message)?;
     Ok(Status::Done)
 }
 
-fn compile(args: &CompileContextArgs, progress: &mut dyn Progress) -> Result<u64> {
-    let line = ForgeLine::try_parse_from(&args.forge)
-        .map_err(|e| Error::new(ErrorKind::Usage, e.to_string()))?;
-    let ForgeCommand::Forge(forge) = line.command;
+fn compile(
+    args: &CompileContextArgs,
+    program: &Program,
+    progress: &mut dyn Progress,
+) -> Result<u64> {
+    let forge =
+        (program.parse)(&args.forge).map_err(|e| Error::new(ErrorKind::Usage, e.to_string()))?;
     let ForgeArgs { shape, libraries, .. } = &forge;
     let libraries = libraries.require("a context binary")?;
     let compiler = compiler(&libraries, shape.target(), shape.share_weights)?;
     let options = shape.options(&args.file);
-    let (_, recipe) = plan(&forge.checkpoint()?, recipes::recipe, &options, true)?;
+    let (_, recipe) = plan(&forge.checkpoint()?, registry::recipe, &options, true)?;
     let context = recipe.contexts.iter().find(|c| c.key == args.key).ok_or_else(|| {
         Error::new(ErrorKind::Internal, format!("the recipe has no context {:?}", args.key))
     })?;

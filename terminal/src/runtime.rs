@@ -9,34 +9,33 @@ use crate::args::LibraryArgs;
 use crate::cache;
 
 /// File name of the HTP library.
-pub(crate) const HTP_FILE: &str = if cfg!(windows) { "QnnHtp.dll" } else { "libQnnHtp.so" };
+pub const HTP_FILE: &str = if cfg!(windows) { "QnnHtp.dll" } else { "libQnnHtp.so" };
 /// File name of the system library.
-pub(crate) const SYSTEM_FILE: &str =
-    if cfg!(windows) { "QnnSystem.dll" } else { "libQnnSystem.so" };
+pub const SYSTEM_FILE: &str = if cfg!(windows) { "QnnSystem.dll" } else { "libQnnSystem.so" };
 
 /// Version of the wheel that `qhx runtime install` fetches; it holds QAIRT 2.51.
-pub(crate) const VERSION: &str = "2.7.0";
+pub const VERSION: &str = "2.7.0";
 /// The folder of the wheel that holds the libraries.
-pub(crate) const LIBRARY_FOLDER: &str = "onnxruntime_qnn";
+pub const LIBRARY_FOLDER: &str = "onnxruntime_qnn";
 
 /// Where the libraries are installed, or will be.
-pub(crate) fn folder() -> Result<PathBuf> {
+pub fn folder() -> Result<PathBuf> {
     Ok(cache::dir()?.join("qnn").join(VERSION))
 }
 
 /// The folder of the installed libraries.
-pub(crate) fn installed() -> Option<PathBuf> {
+pub fn installed() -> Option<PathBuf> {
     let folder = folder().ok()?.join(LIBRARY_FOLDER);
     (folder.join(HTP_FILE).is_file() && folder.join(SYSTEM_FILE).is_file()).then_some(folder)
 }
 
 /// True where the wheel's libraries run.
-pub(crate) const fn can_install() -> bool {
+pub const fn can_install() -> bool {
     cfg!(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu"))
 }
 
 /// What to do where the libraries are missing.
-pub(crate) fn how_to_get() -> &'static str {
+pub fn how_to_get() -> &'static str {
     if can_install() {
         "run `qhx runtime install`, or give --htp FILE --system FILE"
     } else {
@@ -46,8 +45,10 @@ pub(crate) fn how_to_get() -> &'static str {
 
 /// Paths of the two QNN libraries.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Libraries {
+pub struct Libraries {
+    /// libQnnHtp.
     pub htp: PathBuf,
+    /// libQnnSystem.
     pub system: PathBuf,
     /// Where they come from, for people.
     pub source: &'static str,
@@ -55,7 +56,7 @@ pub(crate) struct Libraries {
 
 impl Libraries {
     /// Opens both.
-    pub(crate) fn open(&self) -> Result<Library> {
+    pub fn open(&self) -> Result<Library> {
         Library::open(&self.htp, Some(&self.system))
     }
 }
@@ -63,7 +64,7 @@ impl Libraries {
 impl LibraryArgs {
     /// The libraries: those given, or else those installed, or else those beside the program.
     /// `None` when there are none.
-    pub(crate) fn find(&self) -> Result<Option<Libraries>> {
+    pub fn find(&self) -> Result<Option<Libraries>> {
         match (&self.htp, &self.system) {
             (Some(htp), system) => {
                 let system = system.clone().unwrap_or_else(|| htp.with_file_name(SYSTEM_FILE));
@@ -85,7 +86,7 @@ impl LibraryArgs {
     }
 
     /// As [`LibraryArgs::find`]; none is an error.
-    pub(crate) fn require(&self, what: &str) -> Result<Libraries> {
+    pub fn require(&self, what: &str) -> Result<Libraries> {
         self.find()?.ok_or_else(|| {
             Error::new(
                 ErrorKind::Runtime,
@@ -98,7 +99,7 @@ impl LibraryArgs {
     }
 
     /// The system library alone, which reads metadata.
-    pub(crate) fn system(&self) -> Result<Option<SystemLibrary>> {
+    pub fn system(&self) -> Result<Option<SystemLibrary>> {
         let path = match &self.system {
             Some(system) => Some(system.clone()),
             None => self.find()?.map(|libraries| libraries.system),

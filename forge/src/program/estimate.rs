@@ -2,27 +2,27 @@
 
 use qhx_core::Result;
 use qhx_core::qnn::Target;
-use qhx_forge::checkpoint::Checkpoint;
-use qhx_forge::estimate::{EstimateOptions, GraphEstimate, NOT_MODELLED, OpCost, estimate};
-use qhx_forge::plan::plan;
-use qhx_forge::qnn::QnnCompiler;
-use qhx_forge::{ForgeOptions, recipes};
+use qhx_terminal::program::Terminal;
+use qhx_terminal::runtime::Libraries;
+use qhx_terminal::status::Status;
 use serde_json::{Value, json};
 
 use super::args::{EstimateArgs, source};
-use crate::app::App;
-use crate::progress::ForgeProgress;
-use crate::runtime::Libraries;
-use crate::status::Status;
+use super::progress::ForgeProgress;
+use crate::checkpoint::Checkpoint;
+use crate::estimate::{EstimateOptions, GraphEstimate, NOT_MODELLED, OpCost, estimate};
+use crate::plan::plan;
+use crate::qnn::QnnCompiler;
+use crate::{ForgeOptions, registry};
 
 /// Runs the command.
-pub(super) fn run(args: &EstimateArgs, app: &mut App) -> Result<Status> {
+pub(super) fn run(args: &EstimateArgs, terminal: Terminal<'_>) -> Result<Status> {
     let checkpoint = source(&args.checkpoint)?;
     let libraries = args.libraries.require("an estimate")?;
     let options = args.shape.options(&args.checkpoint);
     let wanted = EstimateOptions { corner: args.corner, traces: args.trace.clone() };
     let compiler = (&libraries, args.shape.target());
-    show(&checkpoint, &options, &wanted, compiler, args.json, app)?;
+    show(&checkpoint, &options, &wanted, compiler, args.json, terminal)?;
     Ok(Status::Done)
 }
 
@@ -33,20 +33,20 @@ pub(super) fn show(
     wanted: &EstimateOptions,
     (libraries, target): (&Libraries, Target),
     as_json: bool,
-    app: &mut App,
+    terminal: Terminal<'_>,
 ) -> Result<()> {
-    let (_, recipe) = plan(checkpoint, recipes::recipe, options, true)?;
+    let (_, recipe) = plan(checkpoint, registry::recipe, options, true)?;
     let compiler = QnnCompiler::new(libraries.open()?, target);
     let graphs = {
-        let _working = app.interrupts.working();
-        let mut progress = ForgeProgress::new(app.interrupts.token().clone());
+        let _working = terminal.interrupts.working();
+        let mut progress = ForgeProgress::new(terminal.interrupts.token().clone());
         estimate(&recipe, &compiler, wanted, &mut progress)?
     };
     if as_json {
-        return app.output.json(&estimate_json(&graphs, target, wanted.corner));
+        return terminal.output.json(&estimate_json(&graphs, target, wanted.corner));
     }
     for line in lines(&graphs, target, wanted.corner) {
-        app.output.line(&line)?;
+        terminal.output.line(&line)?;
     }
     Ok(())
 }

@@ -7,12 +7,11 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
 use qhx_core::qnn::Target;
 use qhx_core::{Error, ErrorKind, Result};
-use qhx_forge::checkpoint::Checkpoint;
-use qhx_forge::estimate::DEFAULT_CORNER;
-use qhx_forge::plan::{AUTO_SHARDS, CONTEXT_BUDGET};
-use qhx_forge::{ExpertInputs, ForgeOptions, Precision, Task};
+use qhx_terminal::args::LibraryArgs;
 
-use crate::args::LibraryArgs;
+use crate::checkpoint::Checkpoint;
+use crate::estimate::DEFAULT_CORNER;
+use crate::{AUTO_SHARDS, CONTEXT_BUDGET, ForgeOptions, Precision, Task};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -51,50 +50,50 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-pub(crate) struct ForgeArgs {
+pub struct ForgeArgs {
     #[command(subcommand)]
-    pub command: Option<ForgeCommand>,
+    pub(crate) command: Option<ForgeCommand>,
     /// Folder of the checkpoint
     #[arg(required_unless_present = "synthetic")]
-    pub checkpoint: Option<PathBuf>,
+    pub(crate) checkpoint: Option<PathBuf>,
     /// Instead of a checkpoint: a config.json, with weights drawn at random. The bundle has the
     /// sizes and speed of the real model and talks nonsense; its tokens are written as numbers
     #[arg(long, value_name = "CONFIG", conflicts_with = "checkpoint")]
-    pub synthetic: Option<PathBuf>,
+    pub(crate) synthetic: Option<PathBuf>,
     /// Seed of the random weights
     #[arg(long, default_value_t = 1, requires = "synthetic")]
-    pub seed: u64,
+    pub(crate) seed: u64,
     /// Folder of the bundle
     #[arg(short, long, value_name = "DIR", required = true)]
-    pub out: Option<PathBuf>,
+    pub(crate) out: Option<PathBuf>,
     #[command(flatten)]
-    pub shape: ShapeArgs,
+    pub(crate) shape: ShapeArgs,
     /// Compare each context binary with its ONNX graph on random inputs and print the cosines
     #[arg(long, conflicts_with_all = ["cpu_only", "share_weights"])]
-    pub check: bool,
+    pub(crate) check: bool,
     /// Make no context binaries, even where there are QNN libraries
     #[arg(long, conflicts_with_all = ["target", "share_weights"])]
-    pub cpu_only: bool,
+    pub(crate) cpu_only: bool,
     /// Write no ONNX graphs: the bundle then runs on the NPU only
     #[arg(long, conflicts_with_all = ["cpu_only", "check"])]
-    pub no_onnx: bool,
+    pub(crate) no_onnx: bool,
     /// When the bundle is made, estimate what its graphs cost on the device, see `qhx forge estimate`
     #[arg(long, conflicts_with = "cpu_only")]
-    pub estimate: bool,
+    pub(crate) estimate: bool,
     /// Voltage corner of the estimate; 7 is about turbo
     #[arg(long, value_name = "N", requires = "estimate", default_value_t = DEFAULT_CORNER)]
-    pub corner: u32,
+    pub(crate) corner: u32,
     /// Name of the model and of the files [default: the checkpoint's folder]
     #[arg(long)]
-    pub name: Option<String>,
+    pub(crate) name: Option<String>,
     /// Replace a bundle that is there already, unless its folder holds other files, too
     #[arg(long)]
-    pub overwrite: bool,
+    pub(crate) overwrite: bool,
     /// Print one JSON object
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
     #[command(flatten)]
-    pub libraries: LibraryArgs,
+    pub(crate) libraries: LibraryArgs,
 }
 
 /// What else the command can do.
@@ -199,14 +198,20 @@ pub(crate) struct ShapeArgs {
     /// devices, not in the emulator
     #[arg(long)]
     pub share_weights: bool,
-    /// What the graphs of experts take, for models whose experts stay on the host
-    #[arg(long, value_enum, value_name = "FORM", default_value_t)]
-    pub experts: ExpertsChoice,
+    /// What the graphs of experts take, for models whose experts stay on the host: short for
+    /// `--recipe-option experts=FORM` [default: int8]
+    #[arg(long, value_enum, value_name = "FORM")]
+    pub experts: Option<ExpertsChoice>,
+    /// An option that the recipe of the model's class has beside these. May be given several times
+    #[arg(long = "recipe-option", value_name = "KEY=VALUE", value_parser = key_and_value)]
+    pub recipe_options: Vec<(String, String)>,
 }
 
 impl ShapeArgs {
     /// The options without a compiler.
     pub(crate) fn options(&self, out: &Path) -> ForgeOptions {
+        let experts = self.experts.map(|form| ("experts".to_owned(), form.name().to_owned()));
+        let experts = experts.into_iter();
         ForgeOptions {
             task: self.task,
             precision: self.precision.precision(),
@@ -218,7 +223,7 @@ impl ShapeArgs {
                 .as_ref()
                 .map(|list| list.iter().copied().filter(|p| *p > 0).collect()),
             share_weights: self.share_weights,
-            expert_inputs: self.experts.inputs(),
+            recipe_options: experts.chain(self.recipe_options.iter().cloned()).collect(),
             ..ForgeOptions::new(out)
         }
     }
@@ -226,6 +231,12 @@ impl ShapeArgs {
     pub(crate) fn target(&self) -> Target {
         self.target.map_or(Target::V81, TargetChoice::target)
     }
+}
+
+/// `experts=f16`.
+fn key_and_value(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE, such as experts=f16")?;
+    Ok((key.to_owned(), value.to_owned()))
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
@@ -249,7 +260,7 @@ pub(crate) fn source(path: &Path) -> Result<Checkpoint> {
 
 impl ForgeArgs {
     /// True when a program reads the output, of whichever of the commands is asked for.
-    pub(crate) fn wants_json(&self) -> bool {
+    pub fn wants_json(&self) -> bool {
         match &self.command {
             Some(ForgeCommand::Plan(plan)) => plan.json,
             Some(ForgeCommand::Estimate(estimate)) => estimate.json,
@@ -321,20 +332,19 @@ impl PrecisionChoice {
 }
 
 /// Forms of the experts' weights as graph inputs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ExpertsChoice {
     /// The table's int8 values as they lie in the file, scaled after the product
-    #[default]
     Int8,
     /// f16 values, which the host makes of the table for each token
     F16,
 }
 
 impl ExpertsChoice {
-    fn inputs(self) -> ExpertInputs {
+    fn name(self) -> &'static str {
         match self {
-            Self::Int8 => ExpertInputs::Int8,
-            Self::F16 => ExpertInputs::F16,
+            Self::Int8 => "int8",
+            Self::F16 => "f16",
         }
     }
 }

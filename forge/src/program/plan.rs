@@ -1,26 +1,26 @@
 //! `qhx forge plan`: what a bundle will consist of and what making it takes.
 
 use qhx_core::Result;
-use qhx_forge::plan::{Plan, plan};
-use qhx_forge::recipes;
+use qhx_terminal::program::Terminal;
+use qhx_terminal::status::Status;
 use serde_json::{Value, json};
 
 use super::args::{PlanArgs, source};
-use crate::app::App;
-use crate::status::Status;
+use crate::plan::{Plan, plan};
+use crate::registry;
 
 /// Runs the command.
-pub(super) fn run(args: &PlanArgs, app: &mut App) -> Result<Status> {
+pub(super) fn run(args: &PlanArgs, terminal: Terminal<'_>) -> Result<Status> {
     let checkpoint = source(&args.checkpoint)?;
     let mut options = args.shape.options(&args.checkpoint);
     options.onnx = !args.no_onnx;
-    let (plan, _) = plan(&checkpoint, recipes::recipe, &options, !args.cpu_only)?;
+    let (plan, _) = plan(&checkpoint, registry::recipe, &options, !args.cpu_only)?;
     let memory = memory();
     if args.json {
-        app.output.json(&plan_json(&plan, memory))?;
+        terminal.output.json(&plan_json(&plan, memory))?;
     } else {
         for line in lines(&plan, memory) {
-            app.output.line(&line)?;
+            terminal.output.line(&line)?;
         }
     }
     Ok(Status::Done)

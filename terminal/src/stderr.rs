@@ -11,33 +11,34 @@ use qhx_core::Error;
 use qhx_core::escape::shown;
 
 /// Writes a line to standard error, with the arguments of `format!`.
+#[macro_export]
 macro_rules! say {
     ($($part:tt)*) => { $crate::stderr::line(format_args!($($part)*)) };
 }
 
 /// Writes a line.
-pub(crate) fn line(text: Arguments<'_>) {
+pub fn line(text: Arguments<'_>) {
     write(&format!("{}\n", shown(&text.to_string())));
 }
 
 /// Writes lines of our own, such as examples, as they are.
-pub(crate) fn lines(text: &str) {
+pub fn lines(text: &str) {
     write(&format!("{text}\n"));
 }
 
 /// Asks for input, where a person is there to give it.
-pub(crate) fn ask(question: &str) {
+pub fn ask(question: &str) {
     write(question);
 }
 
 /// Writes why a command failed, with the hint on a line of its own.
-pub(crate) fn error(error: &Error) {
+pub fn error(error: &Error) {
     let hint = error.hint_text().map(|hint| format!("\n  hint: {hint}")).unwrap_or_default();
     write(&format!("error: {}{hint}\n", error.message()));
 }
 
 /// Writes what clap says, in its colours where they are seen.
-pub(crate) fn usage(error: &clap::Error) {
+pub fn usage(error: &clap::Error) {
     let text = error.render();
     let text = if colours() { text.ansi().to_string() } else { text.to_string() };
     for line in text.lines() {
@@ -46,12 +47,13 @@ pub(crate) fn usage(error: &clap::Error) {
 }
 
 /// True when colours are seen and wanted.
-pub(crate) fn colours() -> bool {
+pub fn colours() -> bool {
     io::stderr().is_terminal() && crate::vars::get("NO_COLOR").is_none()
 }
 
 /// Where the log goes.
-pub(crate) struct Log;
+#[derive(Debug)]
+pub struct Log;
 
 impl Write for Log {
     /// Takes a record, which ends with a line end.

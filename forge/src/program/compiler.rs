@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use qhx_core::Result;
 use qhx_core::qnn::Target;
-use qhx_forge::compile::Compiler;
-use qhx_forge::qnn::QnnCompiler;
+use qhx_terminal::runtime::Libraries;
 
-use crate::runtime::Libraries;
+use crate::compile::Compiler;
+use crate::qnn::QnnCompiler;
 
 /// A compiler for `target` over libraries.
-pub(crate) fn compiler(
+pub fn compiler(
     libraries: &Libraries,
     target: Target,
     share_weights: bool,

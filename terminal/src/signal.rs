@@ -9,14 +9,14 @@ use std::time::Duration;
 use qhx_core::{CancelToken, Error, ErrorKind, Result};
 
 /// The exit code of an interrupted command.
-pub(crate) const INTERRUPTED: i32 = ErrorKind::Cancelled.exit_code() as i32;
+pub const INTERRUPTED: i32 = ErrorKind::Cancelled.exit_code() as i32;
 
 /// How long work that was asked to stop may take to do so.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Turns Ctrl-C, SIGTERM and SIGHUP into a cancelled token.
 #[derive(Debug, Clone)]
-pub(crate) struct Interrupts {
+pub struct Interrupts {
     token: CancelToken,
     /// Something is under way that looks at the token. Otherwise Ctrl-C ends the process at once.
     working: Arc<AtomicBool>,
@@ -24,7 +24,7 @@ pub(crate) struct Interrupts {
 
 /// Until it is dropped, the first Ctrl-C only cancels.
 #[derive(Debug)]
-pub(crate) struct Working(Arc<AtomicBool>);
+pub struct Working(Arc<AtomicBool>);
 
 impl Drop for Working {
     fn drop(&mut self) {
@@ -34,13 +34,13 @@ impl Drop for Working {
 
 /// Until it is dropped, the work has a limited time.
 #[derive(Debug)]
-pub(crate) struct TimeLimit {
+pub struct TimeLimit {
     _until_dropped: Sender<()>,
 }
 
 impl Interrupts {
     /// Installs the handler. Once per process.
-    pub(crate) fn install() -> Result<Self> {
+    pub fn install() -> Result<Self> {
         let interrupts =
             Self { token: CancelToken::new(), working: Arc::new(AtomicBool::new(false)) };
         let Self { token, working } = interrupts.clone();
@@ -55,19 +55,19 @@ impl Interrupts {
     }
 
     /// The token that the first Ctrl-C cancels.
-    pub(crate) fn token(&self) -> &CancelToken {
+    pub fn token(&self) -> &CancelToken {
         &self.token
     }
 
     /// Says that work has begun that looks at the token.
-    pub(crate) fn working(&self) -> Working {
+    pub fn working(&self) -> Working {
         self.working.store(true, Ordering::Release);
         Working(Arc::clone(&self.working))
     }
 
     /// Cancels the work when its time is up, and ends the process when that does not stop it: a
     /// host-op that calls no service is not asked.
-    pub(crate) fn limit(&self, time: Duration) -> TimeLimit {
+    pub fn limit(&self, time: Duration) -> TimeLimit {
         let (sender, dropped) = mpsc::channel::<()>();
         let token = self.token.clone();
         std::thread::spawn(move || {

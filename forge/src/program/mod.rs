@@ -1,37 +1,63 @@
-//! `qhx forge`: makes a bundle from a checkpoint, or says beforehand what it will be.
+//! The commands of every program with recipes: forging itself, `plan`, `estimate`, and a process for each context.
+//!
+//! `qhx forge` has them as its own; a program around a recipe of another crate gets them with [`main`].
 
-pub(crate) mod args;
-pub(crate) mod compiler;
+mod args;
+mod compiler;
 mod estimate;
+mod main;
 mod plan;
+mod progress;
 mod subprocess;
 
-use std::path::Path;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use qhx_core::qnn::{Library, QnnBackend, QnnOptions};
 use qhx_core::{Error, ErrorKind, Result};
-use qhx_forge::compile::Compiler;
-use qhx_forge::estimate::EstimateOptions;
-use qhx_forge::{CheckBackends, ForgeOptions, Report, forge_checkpoint, recipes};
+use qhx_cpu::{CpuBackend, CpuOptions};
+use qhx_terminal::output::Output;
+use qhx_terminal::program::Terminal;
+use qhx_terminal::runtime::Libraries;
+use qhx_terminal::say;
+use qhx_terminal::status::Status;
 use serde_json::{Value, json};
 
-use crate::app::App;
-use crate::backends;
-use crate::program::this_program;
-use crate::progress::ForgeProgress;
-use crate::runtime::Libraries;
-use crate::status::Status;
-use args::{ForgeArgs, ForgeCommand};
-use compiler::compiler;
+use crate::compile::Compiler;
+use crate::estimate::EstimateOptions;
+use crate::options::{CheckBackends, ForgeOptions};
+use crate::registry;
+use crate::{Report, forge_checkpoint};
+use args::ForgeCommand;
 use subprocess::SubprocessCompiler;
 
-/// Runs the command.
-pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
+pub use args::ForgeArgs;
+pub use compiler::compiler;
+pub use main::main;
+pub use progress::ForgeProgress;
+
+/// The program that the commands are part of.
+#[derive(Debug, Clone)]
+pub struct Program {
+    /// How people call it to forge: `qhx forge`.
+    pub name: String,
+    /// The file that is started again for each context. None: contexts are compiled in this process.
+    pub file: Option<PathBuf>,
+    /// The words between the file and a command of the forge.
+    pub words: &'static [&'static str],
+    /// Reads the arguments of a process that forges, its file first.
+    pub parse: fn(&[OsString]) -> Result<ForgeArgs, clap::Error>,
+}
+
+/// Runs the command that the arguments ask for.
+pub fn run(args: &ForgeArgs, program: &Program, terminal: Terminal<'_>) -> Result<Status> {
     match &args.command {
-        Some(ForgeCommand::Plan(plan)) => return plan::run(plan, app),
-        Some(ForgeCommand::Estimate(estimate)) => return estimate::run(estimate, app),
-        Some(ForgeCommand::CompileContext(context)) => return subprocess::run(context, app),
+        Some(ForgeCommand::Plan(plan)) => return plan::run(plan, terminal),
+        Some(ForgeCommand::Estimate(estimate)) => return estimate::run(estimate, terminal),
+        Some(ForgeCommand::CompileContext(context)) => {
+            return subprocess::run(context, program, terminal);
+        }
         None => {}
     }
     let Some(out) = &args.out else {
@@ -60,7 +86,9 @@ pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
     let checkpoint = args.checkpoint()?;
     let target = args.shape.target();
     let check = match (&libraries, args.check) {
-        (Some(libraries), true) => Some(check_backends(libraries.clone(), app.global.threads())),
+        (Some(libraries), true) => {
+            Some(check_backends(libraries.clone(), terminal.process.threads()))
+        }
         _ => None,
     };
     let options = ForgeOptions {
@@ -68,21 +96,22 @@ pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
         name: args.name.clone(),
         compiler: libraries
             .as_ref()
-            .map(|l| compiler(l, target, args.shape.share_weights).map(|c| in_subprocesses(c, app)))
-            .transpose()?,
+            .map(|l| compiler(l, target, args.shape.share_weights))
+            .transpose()?
+            .map(|compiler| in_subprocesses(compiler, program, &terminal)),
         onnx: !args.no_onnx,
         check,
         ..args.shape.options(out)
     };
     let report = {
-        let _working = app.interrupts.working();
-        let mut progress = ForgeProgress::new(app.interrupts.token().clone());
-        forge_checkpoint(&checkpoint, recipes::recipe, &options, &mut progress)?
+        let _working = terminal.interrupts.working();
+        let mut progress = ForgeProgress::new(terminal.interrupts.token().clone());
+        forge_checkpoint(&checkpoint, registry::recipe, &options, &mut progress)?
     };
-    print(&report, args, app)?;
+    print(&report, args, terminal.output)?;
     if let (true, Some(libraries)) = (args.estimate, &libraries) {
         let wanted = EstimateOptions { corner: args.corner, traces: None };
-        estimate::show(&checkpoint, &options, &wanted, (libraries, target), args.json, app)?;
+        estimate::show(&checkpoint, &options, &wanted, (libraries, target), args.json, terminal)?;
     }
     let worst = report.check.iter().filter(|row| !row.agrees()).count();
     if worst > 0 {
@@ -92,10 +121,14 @@ pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
     Ok(Status::Done)
 }
 
-/// The same compiler, each context in a process of its own, where there is a `qhx` to be one.
-fn in_subprocesses(compiler: Arc<dyn Compiler>, app: &App) -> Arc<dyn Compiler> {
-    match this_program() {
-        Some(program) => Arc::new(SubprocessCompiler::new(compiler, program, &app.global)),
+/// The same compiler, each context in a process of its own, where there is a file to start.
+fn in_subprocesses(
+    compiler: Arc<dyn Compiler>,
+    program: &Program,
+    terminal: &Terminal<'_>,
+) -> Arc<dyn Compiler> {
+    match &program.file {
+        Some(file) => Arc::new(SubprocessCompiler::new(compiler, file, program, terminal.process)),
         None => compiler,
     }
 }
@@ -106,12 +139,15 @@ fn check_backends(libraries: Libraries, threads: Option<usize>) -> CheckBackends
             let library = Library::open(&libraries.htp, Some(&libraries.system))?;
             Ok(Arc::new(QnnBackend::with_library(&library, QnnOptions::default())?))
         }),
-        cpu: Box::new(move || backends::cpu(threads)),
+        cpu: Box::new(move || {
+            let options = CpuOptions { threads, ..CpuOptions::default() };
+            Ok(Arc::new(CpuBackend::new(options)?))
+        }),
         seed: 1,
     }
 }
 
-fn print(report: &Report, args: &ForgeArgs, app: &mut App) -> Result<()> {
+fn print(report: &Report, args: &ForgeArgs, output: &mut Output) -> Result<()> {
     for context in &report.contexts {
         if !context.float_weights.is_empty() {
             say!(
@@ -123,7 +159,7 @@ fn print(report: &Report, args: &ForgeArgs, app: &mut App) -> Result<()> {
         }
     }
     if args.json {
-        return app.output.json(&report_json(report));
+        return output.json(&report_json(report));
     }
     let what = match &report.dsp_arch {
         Some(arch) => format!("context binaries for {arch}"),
@@ -136,9 +172,9 @@ fn print(report: &Report, args: &ForgeArgs, app: &mut App) -> Result<()> {
         what,
         report.bytes as f64 / f64::from(1 << 20)
     );
-    app.output.line(&report.manifest.display().to_string())?;
+    output.line(&report.manifest.display().to_string())?;
     for row in &report.check {
-        app.output.line(&format!(
+        output.line(&format!(
             "check {} {} {}: cosine {:.6}, largest error {:.2e}{}",
             row.context,
             row.graph,

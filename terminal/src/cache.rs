@@ -7,7 +7,7 @@ use qhx_core::{Error, ErrorKind, Result};
 use crate::vars;
 
 /// `$QHX_CACHE_DIR`, or `qhx` in the user's cache folder.
-pub(crate) fn dir() -> Result<PathBuf> {
+pub fn dir() -> Result<PathBuf> {
     if let Some(dir) = vars::path(vars::CACHE_DIR) {
         return std::path::absolute(&dir).map_err(|e| Error::io(ErrorKind::Io, &dir, &e));
     }

@@ -14,7 +14,7 @@ const TASKS: &[Task] = &[qhx_core::qnn::probe::TASK, qhx_core::text::CHAT_TEMPLA
 
 /// Does the task when the program was started for one. Otherwise has the process start helpers where it
 /// needs them.
-pub(crate) fn take_over(arguments: &[OsString]) -> Option<ExitCode> {
+pub fn take_over(arguments: &[OsString]) -> Option<ExitCode> {
     if let [_, command, task @ ..] = arguments
         && command == OsStr::new(COMMAND)
     {

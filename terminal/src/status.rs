@@ -4,7 +4,7 @@ use qhx_core::ErrorKind;
 
 /// How a command ended that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Status {
+pub enum Status {
     /// Did what was asked.
     Done,
     /// A check that was asked for found something.
@@ -17,7 +17,7 @@ pub(crate) enum Status {
 
 impl Status {
     /// The exit code of the process.
-    pub(crate) fn exit_code(self) -> u8 {
+    pub fn exit_code(self) -> u8 {
         match self {
             Self::Done => 0,
             Self::Found => 1,

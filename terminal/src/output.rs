@@ -14,7 +14,8 @@ use serde::Serialize;
 use serde_json::json;
 
 /// The real standard output.
-pub(crate) struct Output {
+#[derive(Debug)]
+pub struct Output {
     file: File,
     /// The reader is gone: whatever comes now has no use.
     closed: bool,
@@ -22,7 +23,7 @@ pub(crate) struct Output {
 
 impl Output {
     /// Takes standard output over.
-    pub(crate) fn take() -> Result<Self> {
+    pub fn take() -> Result<Self> {
         let fail = |e: io::Error| Error::new(ErrorKind::Io, format!("standard output: {e}"));
         // For good: the libraries print while the process exits, too.
         let file = redirect_to_stderr().and_then(|guard| guard.into_file()).map_err(fail)?;
@@ -30,12 +31,12 @@ impl Output {
     }
 
     /// True once the reader has closed its end.
-    pub(crate) fn is_closed(&self) -> bool {
+    pub fn is_closed(&self) -> bool {
         self.closed
     }
 
     /// Writes the text as it is, at once, so that a stream is seen while it comes.
-    pub(crate) fn write(&mut self, text: &str) -> Result<()> {
+    pub fn write(&mut self, text: &str) -> Result<()> {
         self.file.write_all(text.as_bytes()).map_err(|e| {
             self.closed = e.kind() == io::ErrorKind::BrokenPipe;
             Error::new(ErrorKind::Io, format!("standard output: {e}"))
@@ -43,24 +44,24 @@ impl Output {
     }
 
     /// Writes a line of a report. What stands in it of files is written with escapes.
-    pub(crate) fn line(&mut self, text: &str) -> Result<()> {
+    pub fn line(&mut self, text: &str) -> Result<()> {
         self.write(&format!("{}\n", escaped(text)))
     }
 
     /// Writes a report.
-    pub(crate) fn report(&mut self, report: &Report) -> Result<()> {
+    pub fn report(&mut self, report: &Report) -> Result<()> {
         self.write(&report.0)
     }
 
     /// Writes a value as one line of JSON.
-    pub(crate) fn json(&mut self, value: &impl Serialize) -> Result<()> {
+    pub fn json(&mut self, value: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string(value)
             .map_err(|e| Error::new(ErrorKind::Internal, format!("the result as JSON: {e}")))?;
         self.write(&format!("{text}\n"))
     }
 
     /// Writes a failure for programs.
-    pub(crate) fn error(&mut self, error: &Error) -> Result<()> {
+    pub fn error(&mut self, error: &Error) -> Result<()> {
         self.json(&json!({"error": {
             "kind": error.kind().name(),
             "message": error.message(),
@@ -71,7 +72,7 @@ impl Output {
     }
 
     /// Writes a value as JSON over several lines, for reports that people read, too.
-    pub(crate) fn json_pretty(&mut self, value: &impl Serialize) -> Result<()> {
+    pub fn json_pretty(&mut self, value: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string_pretty(value)
             .map_err(|e| Error::new(ErrorKind::Internal, format!("the result as JSON: {e}")))?;
         self.write(&format!("{text}\n"))
@@ -80,11 +81,11 @@ impl Output {
 
 /// Lines for people. What stands in them of files is written with escapes.
 #[derive(Debug, Default)]
-pub(crate) struct Report(String);
+pub struct Report(String);
 
 impl Report {
     /// Adds a line.
-    pub(crate) fn line(&mut self, text: Arguments<'_>) {
+    pub fn line(&mut self, text: Arguments<'_>) {
         self.0.push_str(&escaped(&text.to_string()));
         self.0.push('\n');
     }
