@@ -110,7 +110,7 @@ pub struct Registration {
 inventory::collect!(Registration);
 
 /// Registers a [`RecipeEntry`], a constant expression: [`forge`](crate::forge()), plans, estimates and the program
-/// ([`crate::main`]) find it by the model class of the checkpoint.
+/// (`qhx_forge::main()`) find it by the model class of the checkpoint.
 ///
 /// What a crate registers is in a program that refers to the crate, with `use my_recipe as _;` for instance.
 ///

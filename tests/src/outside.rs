@@ -124,12 +124,18 @@ impl Outside {
 
     /// Runs `qhx` and answers with its success and with what it printed on both streams.
     pub fn qhx(&self, arguments: &[&str]) -> (bool, String) {
-        let mut command = Command::new(self.root.path().join("bin/qhx"));
+        let (code, streams) = self.program(&self.root.path().join("bin/qhx"), arguments);
+        (code == Some(0), streams.concat())
+    }
+
+    /// Runs any program. Its exit code, and what it printed as results and otherwise.
+    pub fn program(&self, file: &Path, arguments: &[&str]) -> (Option<i32>, [String; 2]) {
+        let mut command = Command::new(file);
         command.args(arguments).current_dir(self.folder());
         self.environment(&mut command);
-        let output = command.output().expect("qhx runs");
-        let text = [&output.stdout[..], &output.stderr[..]].map(String::from_utf8_lossy).concat();
-        (output.status.success(), text)
+        let output = command.output().unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), [text(&output.stdout), text(&output.stderr)])
     }
 
     fn environment(&self, command: &mut Command) {

@@ -64,6 +64,8 @@ fn the_family_runs_on_both_backends_and_the_programs_stay_the_same_bytes() {
         });
     }
 
+    every_command_knows_the_family(&place, &folder, libraries.is_some());
+
     // A broken row of the embedding table fails its token and spoils no other.
     let goldens = toys::goldens(&toys::fixture("lfm2-toy"));
     let prompt = &goldens.cases[0].prompt_ids;
@@ -76,6 +78,34 @@ fn the_family_runs_on_both_backends_and_the_programs_stay_the_same_bytes() {
     let (success, text) = place.qhx(&verify);
     assert!(!success && text.contains("host-op \"lfm2_generate\" is not installed"), "{text}");
     assert_eq!(outside::hashes(&outside::programs()), before, "a program or plugin changed");
+}
+
+/// The program around the recipe can do all that `qhx forge` can.
+fn every_command_knows_the_family(place: &Outside, folder: &Path, libraries: bool) {
+    let program = folder.join("target/release/lfm2-forge");
+    let toy = toys::fixture("lfm2-toy");
+    let (toy, config) = (toy.to_str().unwrap(), toy.join("config.json"));
+    let config = config.to_str().unwrap();
+    let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+
+    let (code, [plan, _]) = place.program(&program, &["plan", config, "--json"]);
+    assert_eq!((code, json(&plan)["family"].as_str()), (Some(0), Some("lfm2")), "{plan}");
+    let synthetic = ["--synthetic", config, "--out", "drawn", "--cpu-only", "--json"];
+    let (code, [report, said]) = place.program(&program, &synthetic);
+    assert_eq!((code, json(&report)["family"].as_str()), (Some(0), Some("lfm2")), "{said}");
+    let (code, [error, said]) = place.program(&program, &["nowhere", "--out", "x", "--json"]);
+    let error = json(&error);
+    assert_eq!((code, &error["error"]["exit_code"]), (Some(4), &4.into()), "{said}");
+    assert!(said.starts_with("error: nowhere: not a folder"), "{said}");
+    let (code, [_, said]) = place.program(&program, &[toy, "--out", "x", "--recipe-option", "a=b"]);
+    assert!(code == Some(2) && said.contains("no recipe option \"a\""), "{code:?} {said}");
+    let (code, [help, _]) = place.program(&program, &["--help"]);
+    assert!(code == Some(0) && help.contains("Lfm2ForCausalLM, LlamaForCausalLM"), "{help}");
+    if libraries {
+        let (code, [estimate, said]) = place.program(&program, &["estimate", config, "--json"]);
+        assert_eq!(code, Some(0), "{said}");
+        assert_eq!(json(&estimate)["graphs"][0]["graph"], "decode", "{estimate}");
+    }
 }
 
 fn open(bundle: &Path, plugin: &Path, backend: Arc<dyn Backend>) -> Model {

@@ -4,10 +4,10 @@
 
 mod args;
 mod compiler;
-mod estimate;
 mod main;
-mod plan;
 mod progress;
+mod show_estimate;
+mod show_plan;
 mod subprocess;
 
 use std::ffi::OsString;
@@ -53,8 +53,8 @@ pub struct Program {
 /// Runs the command that the arguments ask for.
 pub fn run(args: &ForgeArgs, program: &Program, terminal: Terminal<'_>) -> Result<Status> {
     match &args.command {
-        Some(ForgeCommand::Plan(plan)) => return plan::run(plan, terminal),
-        Some(ForgeCommand::Estimate(estimate)) => return estimate::run(estimate, terminal),
+        Some(ForgeCommand::Plan(plan)) => return show_plan::run(plan, terminal),
+        Some(ForgeCommand::Estimate(estimate)) => return show_estimate::run(estimate, terminal),
         Some(ForgeCommand::CompileContext(context)) => {
             return subprocess::run(context, program, terminal);
         }
@@ -111,7 +111,14 @@ pub fn run(args: &ForgeArgs, program: &Program, terminal: Terminal<'_>) -> Resul
     print(&report, args, terminal.output)?;
     if let (true, Some(libraries)) = (args.estimate, &libraries) {
         let wanted = EstimateOptions { corner: args.corner, traces: None };
-        estimate::show(&checkpoint, &options, &wanted, (libraries, target), args.json, terminal)?;
+        show_estimate::show(
+            &checkpoint,
+            &options,
+            &wanted,
+            (libraries, target),
+            args.json,
+            terminal,
+        )?;
     }
     let worst = report.check.iter().filter(|row| !row.agrees()).count();
     if worst > 0 {

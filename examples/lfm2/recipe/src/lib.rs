@@ -20,13 +20,13 @@ use qhx_forge::graph::{Elem, Graph, ReduceOp, TensorId};
 use qhx_forge::kit::{
     Attend, AttendInputs, Attention, DecoderParams, Layers, Mlp, check_shape, object,
 };
-use qhx_forge::RecipeEntry;
 use qhx_forge::recipe::{ContextPlan, Recipe, RecipeOptions};
+use qhx_forge::{RecipeEntry, register_recipe};
 use serde_json::json;
 
 use config::Config;
 
-qhx_forge::register_recipe!(RecipeEntry::new(&["Lfm2ForCausalLM"], recipe));
+register_recipe!(RecipeEntry::new(&["Lfm2ForCausalLM"], recipe));
 
 /// The graphs of a checkpoint, and the plan that runs them with `lfm2_generate`.
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {

@@ -89,7 +89,7 @@ fn longest(checkpoint: &Checkpoint, task: Task) -> Option<usize> {
     }
 }
 
-/// The table of recipes lets no other task through.
+/// The registration lets no other task through.
 fn no_graphs(task: Task) -> Error {
     Error::new(ErrorKind::Internal, format!("no graphs are known for the task {}", task.name()))
 }
