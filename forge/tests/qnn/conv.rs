@@ -132,7 +132,7 @@ fn filters_of_a_checkpoint_convolve() {
     assert!(error.message().contains("conv1d.weight has shape"), "{error}");
 }
 
-fn convolutions() -> Graph {
+pub(crate) fn convolutions() -> Graph {
     let mut b = GraphBuilder::new("convolutions");
     let picture = b.input("picture", Elem::Activation, &[2, 6, 13, 9]).unwrap();
     let sequence = b.input("sequence", Elem::Activation, &[2, 5, 31]).unwrap();
@@ -156,7 +156,7 @@ fn convolutions() -> Graph {
     outputs(b, results)
 }
 
-fn gathers() -> Graph {
+pub(crate) fn gathers() -> Graph {
     let mut b = GraphBuilder::new("gathers");
     let cube = b.input("cube", Elem::Activation, &[4, 11, 6]).unwrap();
     let state = b.input("state", Elem::F32, &[2, 11, 3, 5]).unwrap();

@@ -4,7 +4,9 @@ use qhx_core::qnn::Target;
 use qhx_forge::builder::GraphBuilder;
 use qhx_forge::graph::{BinaryOp, Elem, Graph, ReduceOp, UnaryOp};
 use qhx_forge::weight::Storage;
+use qhx_places::workspace;
 
+use crate::conv::{convolutions, gathers};
 use crate::support::{Compiled, error, made, numbers, twin};
 use crate::tier::tier;
 
@@ -104,5 +106,20 @@ fn every_op_agrees_with_its_onnx_twin_on_every_target() {
             }
         }
         assert!(wrong.is_empty(), "{target}: {wrong:#?}");
+    }
+}
+
+/// The page says of each operator what it becomes and how exact it is.
+#[test]
+fn the_page_of_operators_lists_them_all() {
+    let page = std::fs::read_to_string(workspace().join("docs/operators.md")).unwrap();
+    let cells = page.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" |"));
+    let listed: Vec<_> = cells.map(|(cell, _)| cell).collect();
+    for graph in [all_ops(), convolutions(), gathers()] {
+        for node in graph.nodes() {
+            let name = format!("`{}`", node.op.name());
+            let found = listed.iter().any(|cell| cell.contains(&name));
+            assert!(found, "{name} has no line in the table of docs/operators.md");
+        }
     }
 }
