@@ -58,8 +58,9 @@ impl PaddingMask {
         Ok(Self { inputs, length, causal, real: usize::MAX })
     }
 
-    /// Fills the mask for a text of `real` tokens, at least one.
+    /// Fills the mask for a text of `real` tokens, at least one and at most as many as positions.
     pub fn fill(&mut self, host: &mut Host, real: usize) {
+        let real = real.min(self.length);
         if real == self.real {
             return;
         }
