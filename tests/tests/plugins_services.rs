@@ -141,7 +141,7 @@ fn an_error_of_the_host_comes_back_through_an_op_with_kind_hint_and_code() {
         let error = fail(token);
         let message = error.message();
         assert_eq!(parts(&error), parts(&cause), "{token}: {error}");
-        let expected = format!("{context}{}", cause.message());
+        let expected = format!("{context}graph \"step\": {}", cause.message());
         assert!(message.ends_with(&expected), "{message}");
         assert_eq!(message.matches("plug it in").count(), 0, "{message}");
     }
