@@ -2,15 +2,15 @@
 
 use std::time::Instant;
 
-use qhx_op::fill::{Embedding, PaddingMask};
+use qhx_op::fill::{Embedding, PaddingMask, Rope};
+use qhx_op::text::{count_tokens, tokens};
 use qhx_op::{
-    BufferId, DType, Error, GraphId, GraphInfo, Host, Modality, Op, OpDescription, OpInfo, Port,
-    Result, Segment, SpanId, Task, TensorInfo, View, schema,
+    BufferId, DType, Error, GraphId, GraphInfo, Host, Modality, OneOrMany, Op, OpDescription,
+    OpInfo, Result, Segment, SpanId, Task, TensorInfo, View, schema,
 };
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::common::{OneOrMany, check_chain, count_tokens, open_embedding, rope, rows_of, tokens};
 use crate::pooling::{Pooler, Pooling};
 
 const NAME: &str = "llama_embed_sharded";
@@ -30,18 +30,12 @@ fn yes() -> bool {
     true
 }
 
-/// One part of the encoder.
-#[derive(Debug)]
-struct Part {
-    graph: GraphId,
-    mask: Option<PaddingMask>,
-    span: SpanId,
-}
-
 /// One vector for a text.
 #[derive(Debug)]
 pub struct EmbedSharded {
-    parts: Vec<Part>,
+    /// With the names of their times.
+    parts: Vec<(GraphId, SpanId)>,
+    mask: PaddingMask,
     embedding: Embedding,
     /// Input of the first part, `[length, hidden]`.
     x: (BufferId, DType),
@@ -97,19 +91,18 @@ impl Op for EmbedSharded {
         let graphs = params.parts.graphs(host, "/plan/params/parts")?;
         check_all_parts(host, &graphs)?;
         let (first, last) = (graphs[0], graphs[graphs.len() - 1]);
-        let (length, hidden) = rows_of(host, first)?;
-        let embedding = open_embedding(host, first, hidden)?;
-        let input = Port::Input(host.graph(first).require_input("x")?);
+        let input = host.input(first, "x")?;
+        let (length, _) = host.rows_of(first, input)?;
+        let embedding = host.embedding_for(first)?;
         embedding.check_rows(host, first, input, length)?;
-        let x_dtype = host.require_float(first, input)?;
-        let x = host.allocate_for(first, input)?;
+        let View { buffer: x, dtype: x_dtype, .. } = host.view_for(first, input)?;
 
         // The rows go from part to part in buffers that are bound at both ends; a part may write
         // where the part before its own predecessor wrote.
         let mut earlier = None;
         let mut current = x;
         for pair in graphs.windows(2) {
-            let (output, input) = check_chain(host, pair[0], pair[1])?;
+            let (output, input) = host.check_chain(pair[0], pair[1])?;
             let bytes = host.tensor(pair[0], output).byte_len();
             let buffer = match earlier.filter(|&b| host.len(b) == bytes) {
                 Some(buffer) => buffer,
@@ -122,8 +115,7 @@ impl Op for EmbedSharded {
             current = buffer;
         }
 
-        let output = Port::Output(host.graph(last).require_output("y")?);
-        let y_dtype = host.require_float(last, output)?;
+        let output = host.output(last, "y")?;
         let tensor = host.tensor(last, output);
         let width = tensor.width();
         if tensor.elements() != length * width {
@@ -133,27 +125,25 @@ impl Op for EmbedSharded {
                 host.graph(last).name
             )));
         }
-        let y = host.allocate_for(last, output)?;
+        let View { buffer: y, dtype: y_dtype, .. } = host.view_for(last, output)?;
 
         // Positions are the same for every text: the tables are filled once.
-        let mut rope = rope(host, &graphs)?;
+        let mut rope = Rope::from_params(host, "/params")?;
         rope.bind_all(host, &graphs, length)?.fill(host, &mut rope, 0);
-        let mut parts = Vec::with_capacity(graphs.len());
-        for (index, &graph) in graphs.iter().enumerate() {
-            let mask = PaddingMask::bind(host, graph, length, params.causal)?;
-            let span = host.span(&format!("part {index}"));
-            parts.push(Part { graph, mask, span });
-        }
-        if parts.iter().all(|part| part.mask.is_none()) {
+        let mask = PaddingMask::bind_all(host, &graphs, length, params.causal)?;
+        if graphs.iter().all(|&graph| host.graph(graph).input("cmask").is_none()) {
             return Err(Error::graph(format!(
                 "graph {:?} has no input cmask, so padding of shorter texts could not be hidden; \
                  if the graphs call it otherwise, say so in plan.params.tensors",
                 host.graph(first).name
             )));
         }
+        let span = |(index, &graph)| (graph, host.span(&format!("part {index}")));
+        let parts = graphs.iter().enumerate().map(span).collect();
         let vector = host.allocate(width * DType::F32.size())?;
         Ok(Self {
             parts,
+            mask,
             embedding,
             x: (x, x_dtype),
             y: (y, y_dtype),
@@ -170,14 +160,6 @@ impl Op for EmbedSharded {
         OpInfo { max_ctx: self.length, embedding_dim: self.vector.len, ..OpInfo::default() }
     }
 
-    fn reset(&mut self, _host: &mut Host) -> Result<()> {
-        Ok(())
-    }
-
-    fn position(&self) -> usize {
-        0
-    }
-
     fn embed(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
         let start = Instant::now();
         let real = count_tokens(NAME, segments)?;
@@ -191,16 +173,12 @@ impl Op for EmbedSharded {
         self.tokens.clear();
         self.tokens.extend(tokens(segments));
         self.embedding.gather_rows(host, &self.tokens, self.x.0, self.x.1)?;
-        for part in &mut self.parts {
-            if let Some(mask) = &mut part.mask {
-                mask.fill(host, real);
-            }
-        }
+        self.mask.fill(host, real);
         host.end(self.fill_span, start);
-        for part in &self.parts {
+        for &(graph, span) in &self.parts {
             let start = Instant::now();
-            host.execute(part.graph)?;
-            host.end(part.span, start);
+            host.execute(graph)?;
+            host.end(span, start);
         }
         let start = Instant::now();
         self.pooler.pool(host, self.y, real, self.vector.buffer)?;

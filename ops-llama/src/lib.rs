@@ -7,10 +7,8 @@
 //!
 //! Llama, Mistral, Qwen2 and Qwen3 differ only inside their graphs, which these ops do not see.
 
-mod common;
 mod embed;
 mod generate;
-mod pass;
 mod pooling;
 
 pub use embed::EmbedSharded;
