@@ -2,150 +2,33 @@
 
 use std::time::Instant;
 
-use qhx_op::fill::{Embedding, Rope, RopeScaling};
+use qhx_op::decoder::Head;
+use qhx_op::fill::{CausalMask, Embedding, Rope, StepMask};
 use qhx_op::state::StateCarrier;
+use qhx_op::text::{check_room, count_tokens, max_ctx, tokens};
 use qhx_op::{
-    Error, GraphId, Host, Modality, Op, OpDescription, OpInfo, Result, Segment, SnapshotId, SpanId,
-    Task, View, schema,
+    Error, GraphId, Host, Modality, Op, OpDescription, OpInfo, Result, Segment, Task, View, schema,
 };
 use serde_json::json;
 
-use crate::ffn::{self, Ffn, PAIR};
-use crate::head::Head;
-use crate::layers::{Layers, Router, Side, Tensor, bind, port};
-use crate::mask::{StepMask, bind_prompt_mask};
+use crate::ffn::{self, PAIR};
+use crate::layers::{Layers, Router};
 use crate::names::{Params, require};
+use crate::pair::Pair;
 use crate::prefill::Batched;
+use crate::spans::Spans;
 use crate::table::{Sizes, Table};
 
 const NAME: &str = "phimoe_generate";
 /// Roles of tensors that are neither state nor an expert's weights.
 const ROLES: [&str; 11] =
     ["x", "y", "z", "router", "cos", "sin", "cmask", "residual", "m1", "m2", "logits"];
-/// Base of the rotary frequencies when the manifest does not say (RoFormer, arXiv 2104.09864).
-const ROPE_THETA: f64 = 1e4;
 /// `router_jitter_noise` of the model class.
 const JITTER: f32 = 0.01;
 /// The step of one token, in the state carrier and for the head.
 const STEP: usize = 0;
 /// The step of a prompt.
 const PROMPT: usize = 1;
-
-/// The named parts of the op's time.
-#[derive(Debug)]
-pub(crate) struct Spans {
-    /// Embedding rows, rotary tables, masks.
-    pub fill: SpanId,
-    /// Choosing experts.
-    pub route: SpanId,
-    /// Getting experts' weights into the graphs.
-    pub experts: SpanId,
-    /// Gathering and scattering tokens of a prompt.
-    pub scatter: SpanId,
-    /// Writing cache rows.
-    commit: SpanId,
-    /// Prompts that went through the graphs for prompts, graphs included.
-    batched: SpanId,
-    /// Prompts that went through the graphs for one token, graphs included.
-    stepped: SpanId,
-}
-
-impl Spans {
-    fn new(host: &Host) -> Self {
-        Self {
-            fill: host.span("fill"),
-            route: host.span("route"),
-            experts: host.span("experts"),
-            scatter: host.span("gather and scatter"),
-            commit: host.span("commit"),
-            batched: host.span("prefill batched"),
-            stepped: host.span("prefill token by token"),
-        }
-    }
-
-    /// Runs a part and adds its time.
-    pub fn time<T>(
-        &self,
-        host: &mut Host,
-        span: SpanId,
-        part: impl FnOnce(&mut Host) -> Result<T>,
-    ) -> Result<T> {
-        let start = Instant::now();
-        let result = part(host);
-        host.end(span, start);
-        result
-    }
-}
-
-/// The graph of the two experts of a token, and how it is chained with the layers.
-#[derive(Debug)]
-struct Pair {
-    ffn: Ffn,
-    multipliers: [Tensor; 2],
-    /// Where the experts' sum comes out when the graph does not add the residual itself.
-    sum: Option<Tensor>,
-    /// Two rows for adding it.
-    rows: [Vec<f32>; 2],
-}
-
-impl Pair {
-    fn open(
-        host: &mut Host,
-        graph: GraphId,
-        layers: &Layers,
-        table: &Table,
-        step: f32,
-    ) -> Result<Self> {
-        let ffn = Ffn::open(host, graph, &PAIR, table, step)?;
-        let x = port(host, graph, Side::Input, "x")?;
-        bind(host, graph, x, layers.z)?;
-        let output = port(host, graph, Side::Output, "y")?;
-        let sum = if host.graph(graph).input("residual").is_some() {
-            let residual = port(host, graph, Side::Input, "residual")?;
-            bind(host, graph, residual, layers.y)?;
-            bind(host, graph, output, layers.x)?;
-            None
-        } else {
-            let dtype = host.require_float(graph, output)?;
-            let info = host.tensor(graph, output);
-            if info.elements() != layers.hidden {
-                return Err(Error::graph(format!(
-                    "graph {:?}: tensor {info}: expected {} values, a hidden row",
-                    host.graph(graph).name,
-                    layers.hidden
-                )));
-            }
-            Some(Tensor { buffer: host.allocate_for(graph, output)?, dtype })
-        };
-        let mut multiplier = |role: &str| {
-            let port = port(host, graph, Side::Input, role)?;
-            let dtype = host.require_float(graph, port)?;
-            if host.tensor(graph, port).elements() != 1 {
-                return Err(Error::graph(format!(
-                    "graph {:?}: tensor {}: expected one value",
-                    host.graph(graph).name,
-                    host.tensor(graph, port)
-                )));
-            }
-            Ok(Tensor { buffer: host.allocate_for(graph, port)?, dtype })
-        };
-        let multipliers = [multiplier("m1")?, multiplier("m2")?];
-        let row = || if sum.is_some() { vec![0.0; layers.hidden] } else { Vec::new() };
-        Ok(Self { ffn, multipliers, sum, rows: [row(), row()] })
-    }
-
-    /// The next residual where the graph gives only what the experts add.
-    fn add_residual(&mut self, host: &mut Host, layers: &Layers) {
-        let Some(sum) = self.sum else { return };
-        let [rest, added] = &mut self.rows;
-        layers.y.read(host, 0, rest);
-        sum.read(host, 0, added);
-        for (rest, added) in rest.iter_mut().zip(added) {
-            *rest += *added;
-        }
-        layers.x.write(host, rest);
-    }
-}
 
 /// Text generation for PhiMoE decoders.
 #[derive(Debug)]
@@ -175,7 +58,7 @@ impl Generate {
         spans.time(host, spans.fill, |host| {
             let x = self.layers.x;
             self.embedding.gather(host, token, x.buffer, x.dtype)?;
-            self.layers.turn(host, &mut self.rope, position);
+            self.layers.fill_rope(host, &mut self.rope, position);
             self.mask.fill(host, position);
             Ok(())
         })?;
@@ -193,7 +76,7 @@ impl Generate {
             host.execute(self.pair.ffn.graph)?;
             self.pair.add_residual(host, &self.layers);
         }
-        let view = logits.then(|| self.head.run(host, STEP, &self.layers, 0)).transpose()?;
+        let view = logits.then(|| self.head.run(host, STEP, 0)).transpose()?;
         spans.time(host, spans.commit, |host| self.state.commit(host, STEP, 1))?;
         Ok(view)
     }
@@ -213,7 +96,7 @@ impl Generate {
             &mut self.router,
             spans,
         )?;
-        let view = self.head.run(host, PROMPT, &batched.layers, self.prompt.len() - 1)?;
+        let view = self.head.run(host, PROMPT, self.prompt.len() - 1)?;
         let count = self.prompt.len();
         spans.time(host, spans.commit, |host| self.state.commit(host, PROMPT, count))?;
         Ok(view)
@@ -231,52 +114,6 @@ impl Generate {
             }
         }
         Err(Error::prompt("the prompt has no tokens"))
-    }
-
-    fn check_room(&self, tokens: usize) -> Result<()> {
-        let position = self.state.position();
-        if position + tokens <= self.max_ctx {
-            return Ok(());
-        }
-        Err(Error::prompt(format!(
-            "{tokens} tokens at position {position} do not fit into the context of {} tokens",
-            self.max_ctx
-        )))
-    }
-
-    /// Collects the tokens of the prompt.
-    fn read(&mut self, segments: &[Segment<'_>]) -> Result<()> {
-        self.prompt.clear();
-        for segment in segments {
-            let found = match segment {
-                Segment::Tokens(tokens) => {
-                    self.check_room(self.prompt.len() + tokens.len())?;
-                    self.prompt.extend_from_slice(tokens);
-                    continue;
-                }
-                Segment::Image { .. } => "an image",
-                Segment::Audio { .. } => "audio",
-                _ => "a segment of an unknown kind",
-            };
-            return Err(Error::prompt(format!("{NAME} takes text only; the prompt has {found}")));
-        }
-        if self.prompt.is_empty() {
-            return Err(Error::prompt("the prompt has no tokens"));
-        }
-        Ok(())
-    }
-}
-
-fn rope(host: &Host) -> Result<Rope> {
-    let Some(dim) = host.value::<usize>("/params/head_dim")? else {
-        return Err(Error::manifest(
-            "manifest /params: head_dim is missing, which the rotary tables are made for",
-        ));
-    };
-    let rope = Rope::new(dim, host.value("/params/rope_theta")?.unwrap_or(ROPE_THETA))?;
-    match host.value::<RopeScaling>("/params/rope_scaling")? {
-        Some(scaling) => rope.scaled(scaling),
-        None => Ok(rope),
     }
 }
 
@@ -326,6 +163,24 @@ fn check_caches(host: &Host, graphs: &[GraphId], prefix: &str) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Binds the mask of all graphs of a step, each of which must have one, over caches of `capacity`
+/// rows, and fills it for the first token. `window`: how many positions a token sees, itself
+/// included.
+fn bind_mask(
+    host: &mut Host,
+    layers: &Layers,
+    capacity: usize,
+    window: Option<usize>,
+) -> Result<StepMask> {
+    for &graph in &layers.graphs {
+        host.input(graph, "cmask")?;
+    }
+    let mask = CausalMask::new(capacity).window(window.unwrap_or(usize::MAX));
+    let mut mask = mask.bind(host, &layers.graphs, layers.rows)?;
+    mask.fill(host, 0);
+    Ok(mask)
 }
 
 /// A number of the manifest against what the graphs say.
@@ -425,15 +280,9 @@ impl Op for Generate {
             state.check_complete(host, group)?;
         }
         let capacity = state.capacity().unwrap_or(0);
-        let max_ctx = host.value::<usize>("/params/max_ctx")?.unwrap_or(capacity);
-        if max_ctx > capacity {
-            return Err(Error::graph(format!(
-                "the manifest's params.max_ctx is {max_ctx}, but the KV cache of the graphs holds \
-                 {capacity} rows"
-            )));
-        }
+        let max_ctx = max_ctx(host, Some(capacity))?;
         let window = host.value::<usize>("/params/sliding_window")?.filter(|w| *w > 0);
-        let rope = rope(host)?;
+        let rope = Rope::from_params(host, "/params")?;
         let layers = Layers::open(host, decode, &rope)?;
         if layers.rows != 1 {
             return Err(Error::graph(format!(
@@ -442,14 +291,13 @@ impl Op for Generate {
                 layers.rows
             )));
         }
-        agree(host, "hidden", layers.hidden, "the graphs take rows of")?;
         agree(
             host,
             "n_experts",
             layers.experts,
             "the number of experts that the router scores is",
         )?;
-        let mask = StepMask::bind(host, &layers.graphs, capacity, window)?;
+        let mask = bind_mask(host, &layers, capacity, window)?;
 
         let ffn = host.require_graph("/plan/params/ffn", &params.ffn)?;
         let sizes = Sizes {
@@ -477,21 +325,24 @@ impl Op for Generate {
                         layers.x.dtype
                     )));
                 }
-                bind_prompt_mask(host, &prompt.graphs, prompt.rows, window)?;
+                // A prompt begins at its first token, so that the mask stays as it is.
+                bind_mask(host, &prompt, 0, window)?;
                 Some(Batched::open(host, prompt, ffn, &table, params.int8_step)?)
             }
             None => None,
         };
-        let mut steps = vec![&layers];
-        steps.extend(batched.as_ref().map(|batched| &batched.layers));
+        let mut rows = vec![layers.residual(host)?];
+        if let Some(batched) = &batched {
+            rows.push(batched.layers.residual(host)?);
+        }
         let head = host.require_graph("/plan/params/lmhead", &params.lmhead)?;
-        let head = Head::open(host, head, &steps)?;
-        let embedding = Embedding::open(host, layers.hidden, host.value("/params/vocab")?)?;
-        if head.logits.len < embedding.vocab() {
+        let head = Head::open(host, head, rows)?;
+        let embedding = host.embedding_for(layers.graphs[0])?;
+        if head.logits().len < embedding.vocab() {
             return Err(Error::graph(format!(
                 "the graphs give {} logits, expected at least {}, one for each row of the embedding \
                  table",
-                head.logits.len,
+                head.logits().len,
                 embedding.vocab()
             )));
         }
@@ -517,7 +368,7 @@ impl Op for Generate {
 
     fn info(&self) -> OpInfo {
         let mut info =
-            OpInfo { vocab: self.head.logits.len, max_ctx: self.max_ctx, ..OpInfo::default() };
+            OpInfo { vocab: self.head.logits().len, max_ctx: self.max_ctx, ..OpInfo::default() };
         self.state.describe(&mut info);
         info
     }
@@ -526,18 +377,19 @@ impl Op for Generate {
         self.embedding.vocab()
     }
 
-    fn reset(&mut self, host: &mut Host) -> Result<()> {
-        self.state.reset(host);
-        Ok(())
+    fn state(&self) -> Option<&StateCarrier> {
+        Some(&self.state)
     }
 
-    fn position(&self) -> usize {
-        self.state.position()
+    fn state_mut(&mut self) -> Option<&mut StateCarrier> {
+        Some(&mut self.state)
     }
 
     fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
-        self.read(segments)?;
-        let count = self.prompt.len();
+        let count = count_tokens(NAME, segments)?;
+        check_room(self.state.position(), count, self.max_ctx)?;
+        self.prompt.clear();
+        self.prompt.extend(tokens(segments));
         let fits = self.state.position() == 0
             && count >= self.prefill_min
             && self.batched.as_ref().is_some_and(|batched| count <= batched.layers.rows);
@@ -552,23 +404,7 @@ impl Op for Generate {
     }
 
     fn decode(&mut self, host: &mut Host, token: u32) -> Result<View> {
-        self.check_room(1)?;
+        check_room(self.state.position(), 1, self.max_ctx)?;
         self.step(host, token, true)?.ok_or_else(|| Error::graph("the step gave no logits"))
-    }
-
-    fn truncate(&mut self, _host: &mut Host, position: usize) -> Result<()> {
-        self.state.truncate(position)
-    }
-
-    fn snapshot(&mut self, host: &mut Host) -> Result<SnapshotId> {
-        Ok(self.state.snapshot(host))
-    }
-
-    fn restore(&mut self, host: &mut Host, snapshot: SnapshotId) -> Result<()> {
-        self.state.restore(host, snapshot)
-    }
-
-    fn drop_snapshot(&mut self, _host: &mut Host, snapshot: SnapshotId) {
-        self.state.drop_snapshot(snapshot);
     }
 }

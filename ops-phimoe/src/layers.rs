@@ -1,8 +1,9 @@
 //! The graphs of attention and router, one a layer, and the buffers that all layers share.
 
+use qhx_op::decoder::HiddenRows;
 use qhx_op::fill::{Rope, RopeTables};
 use qhx_op::kernels::{f16_to_f32, f32_to_f16};
-use qhx_op::{BufferId, DType, Error, ErrorCode, GraphId, Host, LogLevel, Port, Result};
+use qhx_op::{BufferId, DType, Error, ErrorCode, GraphId, Host, LogLevel, Port, Result, View};
 
 use crate::route::{Choice, sparsemixer};
 
@@ -32,22 +33,6 @@ impl Tensor {
     }
 }
 
-/// Which side of a graph a tensor is on.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Side {
-    Input,
-    Output,
-}
-
-/// A port by its role.
-pub(crate) fn port(host: &Host, graph: GraphId, side: Side, role: &str) -> Result<Port> {
-    let info = host.graph(graph);
-    Ok(match side {
-        Side::Input => Port::Input(info.require_input(role)?),
-        Side::Output => Port::Output(info.require_output(role)?),
-    })
-}
-
 /// Binds a buffer that is there already to a port, which must be of its size and type.
 pub(crate) fn bind(host: &mut Host, graph: GraphId, port: Port, tensor: Tensor) -> Result<()> {
     let info = host.tensor(graph, port);
@@ -62,14 +47,16 @@ pub(crate) fn bind(host: &mut Host, graph: GraphId, port: Port, tensor: Tensor) 
     host.bind(graph, port, tensor.buffer, 0)
 }
 
+/// Finds a port of a graph by its role: [`Host::input`] or [`Host::output`].
+type Find = fn(&Host, GraphId, &str) -> Result<Port>;
+
 /// Binds one new buffer to the port of that role in all graphs.
-fn share(host: &mut Host, graphs: &[GraphId], side: Side, role: &str) -> Result<Tensor> {
-    let first = port(host, graphs[0], side, role)?;
-    let dtype = host.require_float(graphs[0], first)?;
-    let buffer = host.allocate_for(graphs[0], first)?;
+fn share(host: &mut Host, graphs: &[GraphId], find: Find, role: &str) -> Result<Tensor> {
+    let first = find(host, graphs[0], role)?;
+    let View { buffer, dtype, .. } = host.view_for(graphs[0], first)?;
     let tensor = Tensor { buffer, dtype };
     for &graph in &graphs[1..] {
-        let port = port(host, graph, side, role)?;
+        let port = find(host, graph, role)?;
         bind(host, graph, port, tensor)?;
     }
     Ok(tensor)
@@ -102,17 +89,8 @@ impl Layers {
         let Some(&first) = graphs.first() else {
             return Err(Error::manifest("manifest /plan/params: a step without graphs"));
         };
-        let x = port(host, first, Side::Input, "x")?;
-        let info = host.tensor(first, x);
-        let (hidden, elements) = (info.width(), info.elements());
-        if elements == 0 {
-            return Err(Error::graph(format!(
-                "graph {:?}: tensor {info} is empty",
-                host.graph(first).name
-            )));
-        }
-        let rows = elements / hidden;
-        let router = port(host, first, Side::Output, "router")?;
+        let (rows, hidden) = host.rows_of(first, host.input(first, "x")?)?;
+        let router = host.output(first, "router")?;
         let info = host.tensor(first, router);
         let experts = info.elements() / rows;
         if experts < 2 || info.elements() != rows * experts {
@@ -126,26 +104,34 @@ impl Layers {
             rows,
             hidden,
             experts,
-            x: share(host, &graphs, Side::Input, "x")?,
-            y: share(host, &graphs, Side::Output, "y")?,
-            z: share(host, &graphs, Side::Output, "z")?,
-            router: share(host, &graphs, Side::Output, "router")?,
+            x: share(host, &graphs, Host::input, "x")?,
+            y: share(host, &graphs, Host::output, "y")?,
+            z: share(host, &graphs, Host::output, "z")?,
+            router: share(host, &graphs, Host::output, "router")?,
             tables,
             graphs,
         };
         for tensor in [layers.y, layers.z] {
-            if host.len(tensor.buffer) != elements * tensor.dtype.size() {
+            if host.len(tensor.buffer) != rows * hidden * tensor.dtype.size() {
                 return Err(Error::graph(format!(
-                    "graph {:?}: y and z must have as many values as x, {elements}",
-                    host.graph(first).name
+                    "graph {:?}: y and z must have as many values as x, {}",
+                    host.graph(first).name,
+                    rows * hidden
                 )));
             }
         }
         Ok(layers)
     }
 
+    /// Rows of the residual, for the head.
+    pub fn residual(&self, host: &Host) -> Result<HiddenRows> {
+        let (graph, Tensor { buffer, dtype }) = (self.graphs[0], self.x);
+        let view = View { buffer, dtype, offset: 0, len: self.rows * self.hidden };
+        Ok(HiddenRows { graph, port: host.input(graph, "x")?, view, rows: self.rows })
+    }
+
     /// Fills the rotary tables for tokens from `position` on.
-    pub fn turn(&mut self, host: &mut Host, rope: &mut Rope, position: usize) {
+    pub fn fill_rope(&mut self, host: &mut Host, rope: &mut Rope, position: usize) {
         self.tables.fill(host, rope, position);
     }
 }

@@ -8,12 +8,12 @@
 
 mod ffn;
 mod generate;
-mod head;
 mod layers;
-mod mask;
 mod names;
+mod pair;
 mod prefill;
 mod route;
+mod spans;
 mod table;
 
 pub use generate::Generate;

@@ -7,9 +7,9 @@ use qhx_op::kernels::{f16_to_f32, f32_to_f16};
 use qhx_op::{BufferId, DType, Error, GraphId, Host, Result};
 
 use crate::ffn::{Ffn, SINGLE};
-use crate::generate::Spans;
-use crate::layers::{Layers, Router, Side, Tensor, port};
+use crate::layers::{Layers, Router, Tensor};
 use crate::route::Choice;
+use crate::spans::Spans;
 use crate::table::Table;
 
 /// Values that are widened at a time.
@@ -44,8 +44,8 @@ impl Batched {
         table: &Table,
         step: f32,
     ) -> Result<Self> {
-        let input = port(host, ffn, Side::Input, "x")?;
-        let output = port(host, ffn, Side::Output, "y")?;
+        let input = host.input(ffn, "x")?;
+        let output = host.output(ffn, "y")?;
         let dtype = host.require_float(ffn, input)?;
         let (x, y) = (host.tensor(ffn, input), host.tensor(ffn, output));
         if dtype != layers.z.dtype
@@ -95,7 +95,7 @@ impl Batched {
         spans.time(host, spans.fill, |host| {
             let x = self.layers.x;
             embedding.gather_rows(host, tokens, x.buffer, x.dtype)?;
-            self.layers.turn(host, rope, 0);
+            self.layers.fill_rope(host, rope, 0);
             Ok(())
         })?;
         for layer in 0..self.layers.graphs.len() {

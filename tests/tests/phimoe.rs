@@ -419,7 +419,7 @@ fn plans_and_sizes_that_do_not_fit_are_named() {
         ("/plan/params/int8_step", 0.into(), &["plan.params.int8_step", "found 0", "more than 0"]),
         ("/plan/params/tensors", serde_json::json!({"x": "z"}), &["\"a0\"", "\"z\""]),
         ("/params/n_layers", 5.into(), &["a4"]),
-        ("/params/hidden", 96.into(), &["84", "params.hidden is 96"]),
+        ("/params/hidden", 96.into(), &["84", "96", "params.hidden"]),
         ("/params/max_ctx", 201.into(), &["201", "200"]),
         ("/params/head_dim", 10.into(), &["cos", "\"a0\""]),
     ] {
