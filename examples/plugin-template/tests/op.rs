@@ -71,5 +71,5 @@ fn what_does_not_fit_is_said() {
     let mut op = harness().open::<MyOp>().unwrap();
     assert!(op.decode(4).unwrap_err().message().contains("vocabulary of 4"));
     let error = op.prefill(&[Segment::Tokens(&[0; 7])]).unwrap_err();
-    assert!(error.message().contains("context of 6 tokens is full"), "{error}");
+    assert!(error.message().contains("do not fit into the context of 6 tokens"), "{error}");
 }
