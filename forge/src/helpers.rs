@@ -3,7 +3,7 @@
 use qhx_core::Result;
 
 use crate::builder::GraphBuilder;
-use crate::graph::{BinaryOp, Elem, TensorId, UnaryOp};
+use crate::graph::{Elem, TensorId, UnaryOp};
 
 impl GraphBuilder {
     /// Size of the last axis.
@@ -36,9 +36,8 @@ impl GraphBuilder {
     /// Of a small `e`, the sum `s = 1 + e` keeps little. What it lost, `e − (s − 1)`, is added to the
     /// logarithm times the logarithm's derivative `1 / s`: `log(1 + e) = log s + (e − (s − 1)) / s`.
     pub fn softplus(&mut self, x: TensorId) -> Result<TensorId> {
-        let zero = self.scalar(x, 0.0)?;
         let one = self.scalar(x, 1.0)?;
-        let positive = self.binary(BinaryOp::Max, x, zero)?;
+        let positive = self.relu(x)?;
         let magnitude = self.unary(UnaryOp::Abs, x)?;
         let negated = self.unary(UnaryOp::Neg, magnitude)?;
         let small = self.unary(UnaryOp::Exp, negated)?;
