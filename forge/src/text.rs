@@ -18,8 +18,8 @@ use crate::progress::Progress;
 const MAX_BYTES: u64 = 256 << 20;
 const TOKENIZER: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
-/// Where newer checkpoints keep the chat template.
-const TEMPLATE: &str = "chat_template.jinja";
+/// Where newer checkpoints keep the chat template; the first that is there counts.
+const TEMPLATES: [&str; 2] = ["additional_chat_templates/default.jinja", "chat_template.jinja"];
 /// Where older checkpoints keep the special tokens.
 const SPECIAL: &str = "special_tokens_map.json";
 
@@ -94,12 +94,13 @@ pub(crate) fn copy(
 /// Copies `tokenizer_config.json` with the chat template and the special tokens that `transformers` would take.
 /// Says whether there is a template; none when there is nothing to copy.
 ///
-/// A `chat_template.jinja` counts before the template of the configuration. A configuration without
+/// A template in a file of its own counts before that of the configuration. A configuration without
 /// `added_tokens_decoder` is of the older form, which has its special tokens in `special_tokens_map.json`.
 fn copy_config(dir: &Path, staging: &Staging) -> Result<Option<bool>> {
-    let [path, template, special] = [CONFIG, TEMPLATE, SPECIAL].map(|name| dir.join(name));
+    let [path, special] = [CONFIG, SPECIAL].map(|name| dir.join(name));
+    let template = TEMPLATES.iter().map(|name| dir.join(name)).find(|path| path.exists());
     let found = if path.exists() { Some(read_json(&path)?) } else { None };
-    if found.is_none() && !template.exists() {
+    if found.is_none() && template.is_none() {
         return Ok(None);
     }
     let mut config = found.clone().unwrap_or_else(|| json!({}));
@@ -110,7 +111,7 @@ fn copy_config(dir: &Path, staging: &Staging) -> Result<Option<bool>> {
         {
             config.extend(tokens);
         }
-        if template.exists() {
+        if let Some(template) = template {
             let text = files::read_text(ErrorKind::Artifact, &template, MAX_BYTES)?;
             config.insert("chat_template".to_owned(), json!(text));
         }

@@ -592,6 +592,14 @@ fn a_template_and_tokens_of_their_own_go_into_the_tokenizers_config() {
     assert_eq!(template(&older)["eos_token"]["content"], "<|im_end|>");
     let newer = || std::fs::write(&path, r#"{"added_tokens_decoder": {}}"#).unwrap();
     assert_eq!(template(&newer)["eos_token"], Value::Null);
+    // Of two in files of their own, transformers has the one that it reads last.
+    std::fs::create_dir(dir.path().join("additional_chat_templates")).unwrap();
+    for (name, text) in
+        [("chat_template", "{{ unused }}"), ("additional_chat_templates/default", "{{ messages }}")]
+    {
+        std::fs::write(dir.path().join(format!("{name}.jinja")), text).unwrap();
+    }
+    template(&|| ());
     std::fs::remove_file(dir.path().join("tokenizer.json")).unwrap();
     let error = forge_error(dir.path(), |_| {});
     assert!(error.message().contains("tokenizer.json"), "{error}");

@@ -96,7 +96,8 @@ fn jinja(manifest: &Manifest, artifacts: &Artifacts) -> Result<Option<JinjaTempl
     let config_path = manifest.tokenizer_config_path(artifacts)?;
     let config = config_path.as_deref().map(json).transpose()?.unwrap_or_default();
     let mut found = None;
-    // What lies in the folder of further templates has a name, and `default` is the one that is meant.
+    // What lies in the folder of further templates has a name, and `default` is the one that is meant: `transformers`
+    // reads them after `chat_template.jinja`, which has that name, too.
     for file in ["additional_chat_templates/default.jinja", "chat_template.jinja"] {
         if let Some(path) = beside_tokenizer(manifest, artifacts, file)? {
             found = Some((text(&path)?, path));

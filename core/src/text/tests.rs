@@ -187,6 +187,12 @@ fn the_manifest_decides_the_style() {
     let config = json!({"chat_template": "C{{ bos_token }}", "added_tokens_decoder": {}, "bos_token": "<b>"});
     std::fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
     assert_eq!(render(None).as_deref(), Some("Jx"));
+    // `transformers` reads the further templates last, so that one of this name replaces the file's.
+    let further = dir.path().join("additional_chat_templates");
+    std::fs::create_dir(&further).unwrap();
+    std::fs::write(further.join("default.jinja"), "D{{ messages[0].content }}").unwrap();
+    assert_eq!(render(None).as_deref(), Some("Dx"));
+    std::fs::remove_dir_all(&further).unwrap();
     std::fs::remove_file(dir.path().join("chat_template.jinja")).unwrap();
     assert_eq!(render(None).as_deref(), Some("C<b>"));
     let list = json!({"bos_token": {"content": "<s>"}, "chat_template": [
