@@ -12,6 +12,8 @@ use qhx_core::null::NullBackend;
 use qhx_core::op::{HostOp, OpProvider, OpServices};
 use qhx_core::{CancelToken, Error, ErrorKind, Result, Workspace};
 use qhx_plugins::Plugins;
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
 use serde_json::json;
 
 use crate::shapes::Experts;
@@ -29,28 +31,13 @@ pub struct Way {
     pub threads: usize,
 }
 
-/// SplitMix64 (Steele et al. 2014).
-#[derive(Debug, Clone)]
-pub struct Random(pub u64);
-
-impl Random {
-    /// The next number.
-    pub fn number(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-}
-
 /// The name of the table of weights in the folder.
 pub const TABLE: &str = "experts_i8.bin";
 
 /// Makes the tables in `folder`, filled with numbers, unless they are there already.
 pub fn make_tables(folder: &Path, shapes: &Experts) -> Result<()> {
     let fail = |path: &Path, e: std::io::Error| Error::io(ErrorKind::Io, path, &e);
-    let mut random = Random(1);
+    let mut random = SplitMix64::seed_from_u64(1);
     for (name, bytes) in [
         (TABLE, shapes.table_bytes()),
         ("experts_scale.f32", shapes.scale_bytes()),
@@ -65,7 +52,7 @@ pub fn make_tables(folder: &Path, shapes: &Experts) -> Result<()> {
         let mut left = bytes;
         while left > 0 {
             let block: Vec<u8> = match name {
-                TABLE => (0..1 << 17).flat_map(|_| random.number().to_le_bytes()).collect(),
+                TABLE => (0..1 << 17).flat_map(|_| random.next_u64().to_le_bytes()).collect(),
                 "experts_scale.f32" => [7e-4f32.to_le_bytes(); 1 << 14].concat(),
                 _ => [f16::from_f32(0.01).to_le_bytes(); 1 << 14].concat(),
             };
@@ -119,12 +106,13 @@ pub fn open(
     let manifest = Arc::new(Manifest::from_value(&folder.join("bench.json"), manifest, None)?);
     let mut backend = NullBackend::new(contexts);
     if way.random {
-        let mut random = Random(7);
+        let mut random = SplitMix64::seed_from_u64(7);
         backend = backend.with_outputs(move |info, outputs| {
             for (tensor, bytes) in info.outputs.iter().zip(outputs) {
                 if tensor.name == "router" {
                     for score in bytes.as_chunks_mut::<2>().0 {
-                        *score = f16::from_f32((random.number() >> 40) as f32 / 1e6).to_le_bytes();
+                        *score =
+                            f16::from_f32((random.next_u64() >> 40) as f32 / 1e6).to_le_bytes();
                     }
                 }
             }

@@ -9,6 +9,8 @@ use qhx_core::compare::Distance;
 use qhx_core::{
     CancelToken, DType, Error, ErrorKind, GraphId, GraphInfo, Port, Result, TensorInfo, Workspace,
 };
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
 
 use crate::options::CheckBackends;
 use crate::progress::Progress;
@@ -120,12 +122,15 @@ fn open(
 type Named = (String, Vec<f32>);
 
 fn random_inputs(info: &GraphInfo, seed: u64) -> Result<Vec<Named>> {
-    let mut random = Random(seed ^ 0x9e37_79b9_7f4a_7c15);
+    // The same inputs on every machine.
+    let mut random = SplitMix64::seed_from_u64(seed ^ 0x9e37_79b9_7f4a_7c15);
+    // Uniform in −1..1.
+    let mut number = || (random.next_u64() >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
     info.inputs
         .iter()
         .map(|tensor| {
             let count = tensor.try_elements().map_err(Error::size)?;
-            let mut values: Vec<f32> = (0..count).map(|_| random.next()).collect();
+            let mut values: Vec<f32> = (0..count).map(|_| number()).collect();
             if tensor.name.starts_with("cmask") {
                 // Row by row: a row with nothing open would compare roundings.
                 let width = tensor.shape.last().copied().unwrap_or(count).max(1);
@@ -221,21 +226,6 @@ fn unsupported(tensor: &TensorInfo) -> Error {
         ErrorKind::Graph,
         format!("the check cannot handle tensor {tensor}, expected f16, f32 or int8"),
     )
-}
-
-/// SplitMix64 (Steele et al. 2014): the same inputs on every machine.
-struct Random(u64);
-
-impl Random {
-    /// Uniform in −1..1.
-    fn next(&mut self) -> f32 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^= z >> 31;
-        (z >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    }
 }
 
 #[cfg(test)]

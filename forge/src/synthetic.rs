@@ -10,6 +10,8 @@
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use qhx_core::{DType, Result};
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
 
 use crate::weight::RowSource;
 
@@ -103,12 +105,9 @@ impl RowSource for Drawn {
     }
 }
 
-/// The output function of SplitMix64 (Steele, Lea and Flood 2014), after one step of its counter.
-fn mix(state: u64) -> u64 {
-    let mut z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+/// The first number of SplitMix64 (Steele, Lea and Flood 2014) for a seed.
+fn mix(seed: u64) -> u64 {
+    SplitMix64::seed_from_u64(seed).next_u64()
 }
 
 #[cfg(test)]

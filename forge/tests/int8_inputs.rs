@@ -15,6 +15,8 @@ use qhx_forge::builder::GraphBuilder;
 use qhx_forge::compile::Compiler;
 use qhx_forge::graph::{Elem, Graph, INT8_STEP};
 use qhx_forge::qnn::QnnCompiler;
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
 
 /// Rows, inner size, outputs, and whether the weight is `[outputs, inner]`.
 type Case = (usize, usize, usize, bool);
@@ -45,24 +47,15 @@ fn graph(index: usize, (rows, inner, outputs, transposed): Case) -> Graph {
     b.finish().unwrap()
 }
 
-/// SplitMix64 (Steele et al. 2014).
-fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 fn numbers(seed: u64, count: usize) -> Vec<f32> {
-    let mut state = seed;
-    let next = |_| (random(&mut state) >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
+    let mut random = SplitMix64::seed_from_u64(seed);
+    let next = |_| (random.next_u64() >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
     (0..count).map(next).map(|v| f16::from_f32(v).to_f32()).collect()
 }
 
 fn integers(seed: u64, count: usize) -> Vec<u8> {
-    let mut state = seed;
-    (0..count).map(|_| ((random(&mut state) % 255) as i16 - 127) as i8 as u8).collect()
+    let mut random = SplitMix64::seed_from_u64(seed);
+    (0..count).map(|_| ((random.next_u64() % 255) as i16 - 127) as i8 as u8).collect()
 }
 
 /// Executes the only graph of a context with x, w and scale.

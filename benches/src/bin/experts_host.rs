@@ -10,12 +10,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use qhx_benches::allocations::{self, Counting};
-use qhx_benches::experts::{Random, TABLE, Way, make_tables, open};
+use qhx_benches::experts::{TABLE, Way, make_tables, open};
 use qhx_benches::memory::{mapped_resident, page_faults, peak_and_anonymous};
 use qhx_benches::shapes::PHI_TINY_MOE as SHAPES;
 use qhx_core::op::{HostOp, Segment};
 use qhx_ops_phimoe as _;
 use qhx_plugins::{PluginOptions, Plugins};
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -114,8 +116,8 @@ fn decode(folder: &Path, plugins: &Plugins, way: Way) -> Result<Duration, AnyErr
 /// The prompt on one way: graph executions and host time.
 fn prompt(folder: &Path, plugins: &Plugins, way: Way) -> Result<(u64, Duration), AnyError> {
     let mut op = open(folder, plugins, &SHAPES, way)?;
-    let mut random = Random(11);
-    let tokens: Vec<u32> = (0..PROMPT).map(|_| (random.number() % 32_000) as u32).collect();
+    let mut random = SplitMix64::seed_from_u64(11);
+    let tokens: Vec<u32> = (0..PROMPT).map(|_| (random.next_u64() % 32_000) as u32).collect();
     let mut best = Duration::MAX;
     let mut executions = 0;
     for _ in 0..2 {

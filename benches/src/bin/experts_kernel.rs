@@ -9,8 +9,9 @@
 use std::time::{Duration, Instant};
 
 use half::f16;
-use qhx_benches::experts::Random;
 use qhx_op::kernels::int8_to_f16;
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
 use rayon::prelude::*;
 
 const ROWS: usize = 4096;
@@ -56,13 +57,13 @@ fn time(data: &mut [Data], run: impl Fn(&mut Data)) -> Duration {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let json = std::env::args().any(|a| a == "--json");
     let count = ROWS * COLUMNS;
-    let mut random = Random(3);
+    let mut random = SplitMix64::seed_from_u64(3);
     let mut data: Vec<Data> = (0..MATRICES)
         .map(|_| Data {
-            values: (0..count).map(|_| random.number() as i8).collect(),
-            scales: (0..ROWS).map(|_| (random.number() % 1000 + 1) as f32 * 1e-5).collect(),
+            values: (0..count).map(|_| random.next_u64() as i8).collect(),
+            scales: (0..ROWS).map(|_| (random.next_u64() % 1000 + 1) as f32 * 1e-5).collect(),
             half: vec![f16::ZERO; count],
-            from: (0..count * 3 / 2).map(|_| random.number() as u8).collect(),
+            from: (0..count * 3 / 2).map(|_| random.next_u64() as u8).collect(),
             to: vec![0; count * 3 / 2],
         })
         .collect();

@@ -2,7 +2,9 @@
 
 use std::io::Read as _;
 use std::process::{Child, Command};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use wait_timeout::ChildExt as _;
 
 use crate::run::{Program, bundle, checkpoint, copy, copy_of_bundle, edit_manifest, folder};
 
@@ -17,18 +19,12 @@ fn signal(name: &str, id: u32) {
 
 /// The exit code, within ten seconds.
 fn code(mut child: Child) -> Option<i32> {
-    let begun = Instant::now();
-    loop {
-        if let Some(status) = child.try_wait().expect("a child") {
-            return status.code();
-        }
-        if begun.elapsed() > Duration::from_secs(10) {
-            child.kill().expect("killed");
-            child.wait().expect("it ends");
-            return None;
-        }
-        std::thread::sleep(Duration::from_millis(20));
+    if let Some(status) = child.wait_timeout(Duration::from_secs(10)).expect("a child") {
+        return status.code();
     }
+    child.kill().expect("killed");
+    child.wait().expect("it ends");
+    None
 }
 
 #[test]

@@ -9,10 +9,11 @@ use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use qhx_core::op::OpDescription;
 use serde::{Deserialize, Serialize};
+use wait_timeout::ChildExt as _;
 
 use crate::load::{Demands, LoadError, LoadErrorKind, Plugin, pin};
 use crate::trust::Identity;
@@ -181,20 +182,12 @@ fn describe_status(status: ExitStatus) -> String {
 
 /// Waits for the child, and ends it when it takes too long.
 fn wait(child: &mut Child, patience: Duration) -> Option<ExitStatus> {
-    let start = Instant::now();
-    loop {
-        match child.try_wait() {
-            Ok(Some(status)) => return Some(status),
-            Ok(None) if start.elapsed() < patience => {
-                std::thread::sleep(Duration::from_millis(2));
-            }
-            _ => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return None;
-            }
-        }
+    if let Ok(Some(status)) = child.wait_timeout(patience) {
+        return Some(status);
     }
+    let _ = child.kill();
+    let _ = child.wait();
+    None
 }
 
 /// What came of earlier probes, by path.

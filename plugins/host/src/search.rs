@@ -19,6 +19,8 @@ use std::env;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
+use etcetera::{BaseStrategy, choose_base_strategy};
+
 use crate::probe::Prober;
 use crate::trust::runs_with_extra_rights;
 
@@ -56,24 +58,16 @@ pub struct Place {
     pub installed_only: bool,
 }
 
-/// The folder that a variable names. One that is not absolute is passed over, as the XDG base
-/// directory specification demands: it would depend on the working directory, which may be anybody's.
-fn folder(name: &str) -> Option<PathBuf> {
-    env::var_os(name).map(PathBuf::from).filter(|folder| folder.is_absolute())
+/// A folder of the user's. One that is not absolute is passed over, as the XDG base directory specification demands: it
+/// would depend on the working directory, which may be anybody's.
+fn users(folder: impl Fn(&dyn BaseStrategy) -> PathBuf) -> Option<PathBuf> {
+    let strategy = choose_base_strategy().ok()?;
+    Some(folder(&strategy)).filter(|folder| folder.is_absolute())
 }
 
 /// The folder for plugins in the user's data folder, when there is one.
 pub fn user_dir() -> Option<PathBuf> {
-    let base = if cfg!(windows) {
-        folder("APPDATA")?
-    } else if let Some(data) = folder("XDG_DATA_HOME") {
-        data
-    } else if cfg!(target_os = "macos") {
-        folder("HOME")?.join("Library/Application Support")
-    } else {
-        folder("HOME")?.join(".local/share")
-    };
-    Some(base.join("qhx/plugins"))
+    users(|folders| folders.data_dir()).map(|data| data.join("qhx/plugins"))
 }
 
 /// The file that remembers what came of trying plugins, in the user's cache folder. None when the
@@ -82,16 +76,7 @@ pub fn memory_file() -> Option<PathBuf> {
     if runs_with_extra_rights() {
         return None;
     }
-    let base = if cfg!(windows) {
-        folder("LOCALAPPDATA")?
-    } else if let Some(cache) = folder("XDG_CACHE_HOME") {
-        cache
-    } else if cfg!(target_os = "macos") {
-        folder("HOME")?.join("Library/Caches")
-    } else {
-        folder("HOME")?.join(".cache")
-    };
-    Some(base.join("qhx/plugins-tried.json"))
+    users(|folders| folders.cache_dir()).map(|cache| cache.join("qhx/plugins-tried.json"))
 }
 
 /// Folders that are searched after what is linked in.

@@ -4,7 +4,10 @@
 //! change a plugin file or the folder it lies in, and what is loaded is the very file that was
 //! checked and hashed: it is opened once, and the system loader gets that open file.
 
-#![cfg_attr(unix, expect(unsafe_code, reason = "asks the C library for user ids and groups"))]
+#![cfg_attr(
+    any(target_os = "linux", target_os = "android"),
+    expect(unsafe_code, reason = "asks the C library how the program was started")
+)]
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -128,8 +131,8 @@ pub fn runs_with_extra_rights() -> bool {
 /// True when the program runs with more rights than the user who started it.
 #[cfg(all(unix, not(any(target_os = "linux", target_os = "android"))))]
 pub fn runs_with_extra_rights() -> bool {
-    // SAFETY: these calls take nothing, return plain numbers and cannot fail.
-    unsafe { libc::geteuid() != libc::getuid() || libc::getegid() != libc::getgid() }
+    use nix::unistd::{getegid, geteuid, getgid, getuid};
+    geteuid() != getuid() || getegid() != getgid()
 }
 
 /// True when the program runs with more rights than the user who started it.
@@ -176,8 +179,7 @@ fn check_one(path: &Path, data: &std::fs::Metadata) -> Result<(), String> {
     use std::os::unix::fs::MetadataExt;
     const GROUP_WRITES: u32 = 0o020;
     const OTHERS_WRITE: u32 = 0o002;
-    // SAFETY: takes nothing, returns a plain number and cannot fail.
-    let me = unsafe { libc::geteuid() };
+    let me = nix::unistd::geteuid().as_raw();
     let (owner, mode) = (data.uid(), data.mode() & 0o7777);
     let why = if owner != me && owner != 0 {
         format!("belongs to user {owner}, expected user {me} (who runs this program) or root")
@@ -195,52 +197,12 @@ fn check_one(path: &Path, data: &std::fs::Metadata) -> Result<(), String> {
 /// it: there a file that the group may write is the ordinary case and nobody else's.
 #[cfg(unix)]
 fn is_private_group(user: u32, group: u32) -> bool {
-    use std::ffi::CStr;
-    /// Enough for a user or a small group; a large group is not a private one.
-    const BUFFER: usize = 16 << 10;
-
-    let mut buffer = vec![0; BUFFER];
-    // SAFETY: all bits zero is a valid `passwd`: pointers and numbers.
-    let mut passwd: libc::passwd = unsafe { std::mem::zeroed() };
-    let mut found = std::ptr::null_mut();
-    // SAFETY: the record, the buffer with its length and the result are valid for writing.
-    let failed = unsafe {
-        libc::getpwuid_r(user, &raw mut passwd, buffer.as_mut_ptr(), buffer.len(), &raw mut found)
-    };
-    if failed != 0 || found.is_null() || passwd.pw_name.is_null() || passwd.pw_gid != group {
-        return false;
-    }
-    // SAFETY: a C string in `buffer`.
-    let user = unsafe { CStr::from_ptr(passwd.pw_name) }.to_owned();
-
-    // SAFETY: all bits zero is a valid `group`: pointers and numbers.
-    let mut record: libc::group = unsafe { std::mem::zeroed() };
-    let mut found = std::ptr::null_mut();
-    // SAFETY: as above; the name was copied out of the buffer.
-    let failed = unsafe {
-        libc::getgrgid_r(group, &raw mut record, buffer.as_mut_ptr(), buffer.len(), &raw mut found)
-    };
-    if failed != 0 || found.is_null() || record.gr_name.is_null() || record.gr_mem.is_null() {
-        return false;
-    }
-    // SAFETY: a C string in `buffer`.
-    if unsafe { CStr::from_ptr(record.gr_name) } != user.as_c_str() {
-        return false;
-    }
-    let mut member = record.gr_mem;
-    loop {
-        // SAFETY: the list ends with a null pointer, and `member` has not passed it.
-        let name = unsafe { *member };
-        if name.is_null() {
-            return true;
-        }
-        // SAFETY: a C string in `buffer`.
-        if unsafe { CStr::from_ptr(name) } != user.as_c_str() {
-            return false;
-        }
-        // SAFETY: not at the end of the list.
-        member = unsafe { member.add(1) };
-    }
+    use nix::unistd::{Gid, Group, Uid, User};
+    let Ok(Some(user)) = User::from_uid(Uid::from_raw(user)) else { return false };
+    let Ok(Some(group)) = Group::from_gid(Gid::from_raw(group)) else { return false };
+    user.gid == group.gid
+        && group.name == user.name
+        && group.mem.iter().all(|member| *member == user.name)
 }
 
 #[cfg(test)]
