@@ -21,8 +21,7 @@ mod progress;
 mod prompt;
 mod run;
 mod session;
-mod vars;
 
-use qhx_terminal::{cache, output, runtime, signal, status, stderr};
+use qhx_terminal::{cache, output, runtime, signal, status, stderr, vars};
 
 pub use run::{run, run_embed, run_generate};

@@ -14,6 +14,7 @@ use crate::app::App;
 use crate::args::GlobalArgs;
 use crate::commands;
 use crate::status::Status;
+use crate::vars;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -24,11 +25,15 @@ Examples:
   qhx chat qwen35/v81
 
 Results go to standard output, everything else to standard error. Exit codes and environment
-variables are listed in docs/cli.md.";
+variables are described in docs/cli.md.";
+
+fn after_help() -> String {
+    format!("{EXAMPLES}\n\n{}", vars::help(&[]))
+}
 
 /// Runs, makes and checks bundles of QNN context binaries.
 #[derive(Debug, Parser)]
-#[command(name = "qhx", version, styles = STYLES, after_help = EXAMPLES, max_term_width = 100)]
+#[command(name = "qhx", version, styles = STYLES, after_help = after_help(), max_term_width = 100)]
 #[command(disable_help_subcommand = true)]
 struct Cli {
     #[command(flatten)]

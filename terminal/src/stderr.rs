@@ -10,6 +10,8 @@ use std::io::{self, IsTerminal as _, Write};
 use qhx_core::Error;
 use qhx_core::escape::shown;
 
+use crate::vars;
+
 /// Writes a line to standard error, with the arguments of `format!`.
 #[macro_export]
 macro_rules! say {
@@ -48,7 +50,7 @@ pub fn usage(error: &clap::Error) {
 
 /// True when colours are seen and wanted.
 pub fn colours() -> bool {
-    io::stderr().is_terminal() && crate::vars::get("NO_COLOR").is_none()
+    io::stderr().is_terminal() && vars::get(vars::NO_COLOR).is_none()
 }
 
 /// Where the log goes.

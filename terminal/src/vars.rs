@@ -1,8 +1,27 @@
-//! Environment variables that every program reads.
+//! Every environment variable that the programs read, declared once.
+//!
+//! The table of `docs/cli.md` and the one under `qhx --help` are made of [`ALL`], and `qhx doctor` shows those that are
+//! set. `INSTA_UPDATE=always cargo test -p qhx-terminal vars` writes the page's table anew.
 
 use std::env;
 use std::ffi::OsString;
+use std::fmt::Write as _;
 use std::path::PathBuf;
+
+/// An environment variable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// What it is, for `--help`.
+    pub what: &'static str,
+    /// What else the page says of it.
+    pub more: &'static str,
+    /// What holds where it is not set; empty for nothing.
+    pub default: &'static str,
+    /// Who reads it.
+    pub reader: &'static str,
+}
 
 /// libQnnHtp, where `--htp` is not given.
 pub const HTP: &str = "QHX_QNN_HTP";
@@ -10,10 +29,120 @@ pub const HTP: &str = "QHX_QNN_HTP";
 pub const SYSTEM: &str = "QHX_QNN_SYSTEM";
 /// Folder for what qhx downloads and makes.
 pub const CACHE_DIR: &str = "QHX_CACHE_DIR";
+/// Folders that are searched for plugins.
+pub const PLUGIN_PATH: &str = "QHX_PLUGIN_PATH";
 /// What is logged, where `--log` is not given.
 pub const LOG: &str = "QHX_LOG";
-/// The user's cache folder, of the XDG base directory specification.
-pub const XDG_CACHE_HOME: &str = "XDG_CACHE_HOME";
+/// Put before queries by `qhx_embed`, instead of the bundle's prefix.
+pub const QUERY_PREFIX: &str = "QHX_EMB_QUERY_PREFIX";
+/// Put before documents by `qhx_embed`, instead of the bundle's prefix.
+pub const DOC_PREFIX: &str = "QHX_EMB_DOC_PREFIX";
+/// No colours are wanted, see <https://no-color.org>.
+pub const NO_COLOR: &str = "NO_COLOR";
+/// Settings of glibc's allocator; `qhx forge` adds some for the processes that compile.
+pub const GLIBC_TUNABLES: &str = "GLIBC_TUNABLES";
+
+/// All of them, in the order of the page.
+pub const ALL: [Variable; 14] = [
+    Variable {
+        name: HTP,
+        what: "path of libQnnHtp",
+        more: "as `--htp`; `export QHX_QNN_HTP=\"$(qhx runtime path --htp)\"` for the installed one",
+        default: "the installed runtime",
+        reader: "what opens QNN libraries",
+    },
+    Variable {
+        name: SYSTEM,
+        what: "path of libQnnSystem",
+        more: "as `--system`",
+        default: "beside libQnnHtp",
+        reader: "what opens QNN libraries",
+    },
+    Variable {
+        name: CACHE_DIR,
+        what: "folder of the QNN runtime and of the demo's bundles",
+        more: "",
+        default: "`qhx` in the user's cache folder",
+        reader: "`qhx runtime`, `qhx demo`",
+    },
+    Variable {
+        name: PLUGIN_PATH,
+        what: "folders that are searched for plugins",
+        more: "separated like `PATH`; absolute ones only",
+        default: "",
+        reader: "what runs host-ops",
+    },
+    Variable {
+        name: LOG,
+        what: "what is logged",
+        more: "as `--log`: levels by target, such as `warn,qnn=debug`",
+        default: "`warn,qnn=error`",
+        reader: "all",
+    },
+    Variable {
+        name: QUERY_PREFIX,
+        what: "put before the query",
+        more: "set and empty means none",
+        default: "the bundle's prefix",
+        reader: "`qhx_embed`",
+    },
+    Variable {
+        name: DOC_PREFIX,
+        what: "put before documents",
+        more: "set and empty means none",
+        default: "the bundle's prefix",
+        reader: "`qhx_embed`",
+    },
+    Variable {
+        name: "XDG_CACHE_HOME",
+        what: "the user's cache folder",
+        more: "remembers in `qhx` what came of trying plugins and context binaries; absolute, or passed over",
+        default: "`.cache` in `HOME`",
+        reader: "all, but on Windows",
+    },
+    Variable {
+        name: "XDG_DATA_HOME",
+        what: "the user's data folder",
+        more: "installed plugins are in `qhx/plugins` in it; absolute, or passed over",
+        default: "`.local/share` in `HOME`",
+        reader: "what runs host-ops, but on Windows",
+    },
+    Variable {
+        name: "HOME",
+        what: "the user's folder",
+        more: "absolute, or passed over",
+        default: "that of the system's user database",
+        reader: "all, but on Windows",
+    },
+    Variable {
+        name: NO_COLOR,
+        what: "no colours on the terminal",
+        more: "",
+        default: "colours on a terminal",
+        reader: "all",
+    },
+    Variable {
+        name: GLIBC_TUNABLES,
+        what: "settings of glibc's allocator",
+        more: "those that make binaries come out the same are added for the processes that compile",
+        default: "",
+        reader: "`qhx forge`",
+    },
+    Variable {
+        name: "LD_LIBRARY_PATH",
+        what: "folders of libraries",
+        more: "",
+        default: "",
+        reader: "the dynamic loader",
+    },
+    Variable {
+        name: "ADSP_LIBRARY_PATH",
+        what: "folders of the DSP's libraries",
+        more: "",
+        default: "",
+        reader: "the DSP's loader, on devices",
+    },
+];
 
 /// The value of a variable that is set and not empty.
 pub fn get(name: &str) -> Option<OsString> {
@@ -23,4 +152,89 @@ pub fn get(name: &str) -> Option<OsString> {
 /// As [`get`], for a path.
 pub fn path(name: &str) -> Option<PathBuf> {
     get(name).map(PathBuf::from)
+}
+
+/// What `--help` says of the variables named `names`; of all for none.
+pub fn help(names: &[&str]) -> String {
+    let mut text = "Environment variables:".to_owned();
+    for variable in ALL.iter().filter(|v| names.is_empty() || names.contains(&v.name)) {
+        // Writing to a string does not fail.
+        let _ = write!(text, "\n  {:22}{}", variable.name, variable.what);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// The table of the page.
+    fn table() -> String {
+        let mut text = "| variable | meaning | default | read by |\n|---|---|---|---|\n".to_owned();
+        for Variable { name, what, more, default, reader } in ALL {
+            let more = if more.is_empty() { String::new() } else { format!("; {more}") };
+            let default = if default.is_empty() { "none" } else { default };
+            text.push_str(&format!("| `{name}` | {what}{more} | {default} | {reader} |\n"));
+        }
+        text
+    }
+
+    #[test]
+    fn the_page_lists_what_the_programs_read() {
+        const HEADING: &str = "## Environment variables\n\n";
+        let path = qhx_places::workspace().join("docs/cli.md");
+        let page = std::fs::read_to_string(&path).expect("the page");
+        let (before, rest) = page.split_once(HEADING).expect("the heading");
+        let end = rest.find("\n\n").expect("what follows the table") + 1;
+        let table = table();
+        if get("INSTA_UPDATE").is_some_and(|value| value == "always") {
+            let page = format!("{before}{HEADING}{table}{}", &rest[end..]);
+            std::fs::write(&path, page).expect("written");
+        } else {
+            assert_eq!(
+                rest[..end],
+                table,
+                "run: INSTA_UPDATE=always cargo test -p qhx-terminal vars"
+            );
+        }
+    }
+
+    /// Names of variables of ours in the source files of a folder.
+    fn named(folder: &Path, names: &mut Vec<String>) {
+        for entry in std::fs::read_dir(folder).expect("a folder").map(|e| e.expect("an entry")) {
+            let path = entry.path();
+            if path.is_dir() {
+                named(&path, names);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                let text = std::fs::read_to_string(&path).expect("a source file");
+                let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+                names.extend(words.filter(|w| w.starts_with("QHX_")).map(str::to_owned));
+            }
+        }
+    }
+
+    #[test]
+    fn every_variable_of_ours_is_declared() {
+        // The symbol of a plugin's root module, and what tests set for themselves.
+        let other = |name: &str| name == "QHX_PLUGIN_ROOT" || name.starts_with("QHX_TEST_");
+        let mut names = Vec::new();
+        for folder in [
+            "cli/src",
+            "terminal/src",
+            "core/src",
+            "cpu/src",
+            "forge/src",
+            "plugins/host/src",
+            "plugins/op/src",
+        ] {
+            named(&qhx_places::workspace().join(folder), &mut names);
+        }
+        names.retain(|name| !other(name) && name != "QHX_");
+        assert!(names.iter().any(|name| name == CACHE_DIR), "the files are read");
+        for name in names {
+            assert!(ALL.iter().any(|v| v.name == name), "{name} is not in vars::ALL");
+        }
+    }
 }

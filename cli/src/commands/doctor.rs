@@ -14,7 +14,8 @@ use crate::app::App;
 use crate::args::LibraryArgs;
 use crate::output::Report;
 use crate::status::Status;
-use crate::{backends, cache, runtime, vars};
+use crate::vars::{self, Variable};
+use crate::{backends, cache, runtime};
 
 /// Check this machine: libraries, plugins, folders
 ///
@@ -73,8 +74,9 @@ pub(crate) fn run(args: &DoctorArgs, app: &mut App) -> Result<Status> {
     checks.push(cache_folder());
     let variables: Map<String, Value> = vars::ALL
         .iter()
-        .filter_map(|(name, _)| {
-            Some(((*name).to_owned(), vars::get(name)?.to_string_lossy().into()))
+        .filter_map(|variable| {
+            let value = vars::get(variable.name)?.to_string_lossy().into();
+            Some((variable.name.to_owned(), value))
         })
         .collect();
     let healthy = checks.iter().all(|check| check.health != Health::Broken);
@@ -110,10 +112,10 @@ fn text(checks: &[Check], variables: &Map<String, Value>) -> Report {
             text.line(format_args!("{:21}hint: {hint}", ""));
         }
     }
-    for (name, purpose) in vars::ALL {
+    for Variable { name, what, .. } in vars::ALL {
         match variables.get(name).and_then(Value::as_str) {
             Some(value) => text.line(format_args!("env     {name}={value}")),
-            None => text.line(format_args!("env     {name} is not set ({purpose})")),
+            None => text.line(format_args!("env     {name} is not set ({what})")),
         }
     }
     text
@@ -178,11 +180,11 @@ fn host_ops(app: &App) -> Vec<Check> {
     let names: Vec<_> = found.list().into_iter().map(|entry| entry.description.name).collect();
     let mut checks = vec![if names.is_empty() {
         Check {
-            hint: Some(
-                "put plugins beside the program or into a folder of QHX_PLUGIN_PATH, or build \
-                 with the feature builtin-ops"
-                    .to_owned(),
-            ),
+            hint: Some(format!(
+                "put plugins beside the program or into a folder of {}, or build with the feature \
+                 builtin-ops",
+                vars::PLUGIN_PATH
+            )),
             ..Check::new(NAME, Health::Broken, "none is installed")
         }
     } else {

@@ -22,6 +22,7 @@ use crate::runtime::{
     HTP_FILE, LIBRARY_FOLDER, SYSTEM_FILE, VERSION, can_install, folder, how_to_get, installed,
 };
 use crate::status::Status;
+use crate::vars;
 
 /// The wheel's name on the package index.
 const PACKAGE: &str = "onnxruntime-qnn";
@@ -247,8 +248,14 @@ fn download(python: &str, folder: &Path, cancel: &CancelToken) -> Result<PathBuf
     Ok(wheel)
 }
 
+/// What to do where there is no room.
+fn other_folder() -> String {
+    format!("{} names another folder for the libraries", vars::CACHE_DIR)
+}
+
 /// What pip's complaint means.
 fn pip_failure(python: &str, stderr: &str) -> Error {
+    let other_folder = other_folder();
     let has = |needles: &[&str]| needles.iter().any(|needle| stderr.contains(needle));
     let (message, hint) = if has(&["No module named pip"]) {
         ("has no pip", "install it (Debian, Ubuntu: apt-get install python3-pip)")
@@ -277,7 +284,7 @@ fn pip_failure(python: &str, stderr: &str) -> Error {
             "pip may use a mirror that lacks it: set PIP_INDEX_URL, or give a downloaded wheel with --wheel FILE",
         )
     } else if has(&["No space left"]) {
-        ("ran out of disk space", "QHX_CACHE_DIR names another folder for the libraries")
+        ("ran out of disk space", &*other_folder)
     } else {
         ("could not download the libraries", "give a downloaded wheel with --wheel FILE")
     };
@@ -318,7 +325,7 @@ fn unpack(python: &str, wheel: &Path, to: &Path, cancel: &CancelToken) -> Result
     let stderr = String::from_utf8_lossy(&result.stderr);
     let last = stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
     Err(Error::new(ErrorKind::Io, format!("{}: cannot be unpacked: {last}", wheel.display()))
-        .hint("QHX_CACHE_DIR names another folder for the libraries"))
+        .hint(other_folder()))
 }
 
 /// Opens both libraries, to see that they can be used here.

@@ -24,6 +24,7 @@ use qhx_terminal::output::Output;
 use qhx_terminal::program::Terminal;
 use qhx_terminal::signal::INTERRUPTED;
 use qhx_terminal::status::Status;
+use qhx_terminal::vars;
 use serde::{Deserialize, Serialize};
 
 use super::Program;
@@ -36,7 +37,7 @@ use crate::{Progress, registry};
 
 /// How glibc's allocator is told to fill what it hands out with zeros, small blocks included.
 const ALLOCATOR: (&str, &str) =
-    ("GLIBC_TUNABLES", "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0");
+    (vars::GLIBC_TUNABLES, "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0");
 /// How often a forge that waits looks whether it is to stop.
 const TICK: Duration = Duration::from_millis(50);
 

@@ -19,8 +19,12 @@ Examples:
   qhx_embed embedcode/nv-embedcode-7b.json libQnnHtp.so libQnnSystem.so embedcode 'fibonacci' 'def fib(n): …'
   qhx_embed embedcode cpu - embedcode 'fibonacci' 'def fib(n): …' --json
 
-The first text is the query, the others are documents. QHX_EMB_QUERY_PREFIX and QHX_EMB_DOC_PREFIX
-are put before them, instead of the bundle's prefixes; set and empty means none.";
+The first text is the query, the others are documents. The two variables replace the bundle's prefixes;
+set and empty means none.";
+
+fn after_help() -> String {
+    format!("{EXAMPLES}\n\n{}", vars::help(&[vars::QUERY_PREFIX, vars::DOC_PREFIX]))
+}
 
 /// Values of a vector that people are shown.
 const SHOWN: usize = 6;
@@ -29,7 +33,7 @@ const SHOWN: usize = 6;
 ///
 /// Prints dimension, norm and first values, and the cosine of each document to the query.
 #[derive(Debug, Parser)]
-#[command(name = "qhx_embed", version, after_help = EXAMPLES, max_term_width = 100)]
+#[command(name = "qhx_embed", version, after_help = after_help(), max_term_width = 100)]
 pub(crate) struct EmbedClassicArgs {
     /// The bundle's manifest, or its folder
     pub manifest: PathBuf,
