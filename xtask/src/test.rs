@@ -101,10 +101,12 @@ const PROGRAM: &str = "builtin-ops,parquet";
 const BUILTIN: &str = "qhx/builtin-ops,qhx/parquet,qhx-tests/builtin-ops";
 
 /// What is not part of the workspace.
-const EXAMPLES: [&str; 3] = [
+const EXAMPLES: [&str; 5] = [
     "examples/plugin-template/Cargo.toml",
     "examples/lfm2/op/Cargo.toml",
     "examples/lfm2/recipe/Cargo.toml",
+    "examples/gemma3/op/Cargo.toml",
+    "examples/gemma3/recipe/Cargo.toml",
 ];
 
 fn lint() -> Result<()> {

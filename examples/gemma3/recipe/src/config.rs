@@ -55,7 +55,10 @@ impl Config {
             intermediate: reader.size_or("intermediate_size", 9216)?,
             sliding: sliding(&reader)?,
             window: reader.size_or("sliding_window", 4096)?,
-            heads: reader.heads(hidden, Some(4), Some(256))?,
+            heads: match reader.get("num_attention_heads") {
+                Some(_) => reader.heads(hidden, Some(4), Some(256))?,
+                None => Heads { query: 8, groups: 4, dim: 256 },
+            },
             scale: (1.0 / scalar.sqrt()) as f32,
             embed_scale: embed_scale(&reader, checkpoint, hidden)?,
             full: rope(&reader, "full_attention", "rope_theta", 1e6)?,
@@ -106,11 +109,18 @@ fn rope(reader: &Reader<'_>, kind: &str, old_theta: &str, theta: f64) -> Result<
         _ => &*new,
     };
     let theta = reader.positive(&[&format!("{new}.rope_theta"), old_theta])?.unwrap_or(theta);
-    let scaling = reader.first(&[&format!("{place}.rope_type"), &format!("{place}.type")]);
-    let factor = match scaling {
+    let keys = ["rope_type", "type"].map(|key| format!("{place}.{key}"));
+    let factor = match reader.first(&keys.each_ref().map(String::as_str)) {
         None => None,
         Some((_, value)) if value == "default" => None,
-        Some((_, value)) if value == "linear" => reader.positive(&[&format!("{place}.factor")])?,
+        Some((_, value)) if value == "linear" => {
+            let key = format!("{place}.factor");
+            let factor = reader.positive(&[&key])?;
+            Some(
+                factor
+                    .ok_or_else(|| reader.fault(format!("{key} is missing, expected a number")))?,
+            )
+        }
         Some((key, value)) => return Err(reader.bad(key, value, "\"default\" or \"linear\"")),
     };
     Ok(Rope { theta, factor: factor.unwrap_or(1.0) })

@@ -11,19 +11,21 @@
 //! | `past_k_i`, `past_v_i` → `new_k_i`, `new_v_i` | `[kv_heads, rows, head_dim]` → `[kv_heads, P, head_dim]` | keys after norm and rope |
 //! | head: `x` → `logits` | `[1, hidden]` → `[1, vocab]` | |
 //!
-//! `rows` is `max_ctx` for full layers. For sliding ones it is the window, and the host keeps the cache as a ring.
+//! `rows` is `max_ctx` for full layers. For sliding ones it is the window, or P of the widest graph where that is
+//! more, and the host keeps the cache as a ring.
 
 mod config;
 
 use std::ops::Range;
 
 use qhx_core::Result;
+use qhx_forge::RecipeEntry;
 use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::{Elem, Graph, TensorId};
 use qhx_forge::kit::{
-    Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, check_shape, decoder,
-    prompt_rows,
+    Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, check_shape, decoder,
+    object, prompt_rows,
 };
 use qhx_forge::recipe::{Recipe, RecipeOptions};
 use serde_json::json;
@@ -33,25 +35,42 @@ use config::{Config, Rope};
 /// Tokens that a prompt graph takes when nothing is said.
 const DEFAULT_PREFILL: usize = 128;
 
-/// The hidden rows between layers are those of the reference times this. Published checkpoints have values there
-/// beyond the largest f16, 65,504. Each layer normalises what it reads and what it adds, so the factor stands in the
+/// The hidden rows between layers are those of the reference times this. In published checkpoints the sums there
+/// exceed the largest f16, 65,504. Each layer normalises what it reads and what it adds, so the factor stands in the
 /// weights of the norms, and the result is the same.
 const RESIDUAL: f32 = 1.0 / 64.0;
 
+qhx_forge::register_recipe!(
+    RecipeEntry::new(&["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"], recipe)
+        .prompt_graphs()
+);
+
+/// Names of a tensor: in checkpoints of text, in multimodal ones as `transformers` 5 saves them, and as published.
+/// The head stands beside the decoder.
+fn names(name: &str) -> Vec<String> {
+    ["model.", "model.language_model.", "language_model.model.", "language_model.", ""]
+        .map(|prefix| format!("{prefix}{name}"))
+        .to_vec()
+}
+
 /// The graphs of a checkpoint, and the plan that runs them with `gemma3_generate`.
-pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
+fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
+    let checkpoint = &checkpoint.renamed(names);
     let config = Config::read(checkpoint)?;
     let (layers, max_ctx) = (config.sliding.len(), options.max_ctx);
     check_shape(options, layers, Some(config.max_positions))?;
-    let parts = Layers {
-        norm_offset: 1.0,
-        ..Layers::new(checkpoint, options.precision, config.eps)
-    };
+    let prompts = prompt_rows(options, DEFAULT_PREFILL)?;
+    let window = config.window.min(max_ctx);
+    // A step writes all of its rows into the ring at once.
+    let ring = prompts.iter().fold(window, |ring, rows| ring.max(*rows));
+    let parts =
+        Layers { norm_offset: 1.0, ..Layers::new(checkpoint, options.precision, config.eps) };
+    let model = Model { parts, config: &config, capacities: [max_ctx, ring] };
     let Decoder { contexts, plan_params } = decoder(
         options,
         layers,
-        &prompt_rows(options, DEFAULT_PREFILL)?,
-        |name, range, rows| run(&parts, &config, name, range, rows, max_ctx),
+        &prompts,
+        |name, range, rows| model.graph(name, range, rows),
         parts.lmhead(config.hidden, config.vocab, config.tied)?,
     )?;
     let mut params = DecoderParams {
@@ -63,17 +82,17 @@ pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe
     }
     .map(max_ctx);
     let scaling = |rope: Rope| json!({"rope_type": "linear", "factor": rope.factor});
-    params.insert("rope_scaling".to_owned(), scaling(config.full));
-    params.insert(
-        "local".to_owned(),
-        json!({
+    params.extend(object(json!({
+        "embed_scale": config.embed_scale,
+        "rope_scaling": scaling(config.full),
+        "local": {
+            "layers": (0..layers).filter(|layer| config.sliding[*layer]).collect::<Vec<_>>(),
+            "window": window,
             "head_dim": config.heads.dim,
             "rope_theta": config.local.theta,
             "rope_scaling": scaling(config.local),
-            "window": config.window,
-        }),
-    );
-    params.insert("embed_scale".to_owned(), json!(config.embed_scale));
+        },
+    })));
     Ok(Recipe {
         family: "gemma3".to_owned(),
         host_op: "gemma3_generate".to_owned(),
@@ -85,72 +104,78 @@ pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe
     })
 }
 
-/// `rows` tokens through the layers of `range`, over caches.
-fn run(
-    parts: &Layers<'_>,
-    config: &Config,
-    name: &str,
-    range: Range<usize>,
-    rows: usize,
-    max_ctx: usize,
-) -> Result<Graph> {
-    let mut b = GraphBuilder::new(name);
-    let (first, last) = (range.start == 0, range.end == config.sliding.len());
-    let mut h = b.input("x", Elem::Activation, &[rows, config.hidden])?;
-    let mut attend = |names, capacity| {
-        let inputs = AttendInputs { names, ..AttendInputs::new(config.heads.dim, rows, capacity) };
-        Attend::inputs(&mut b, &inputs)
-    };
-    let kinds = &config.sliding[range.clone()];
-    let full = kinds.contains(&false).then(|| attend(AttendInputs::NAMES, max_ctx)).transpose()?;
-    let local = ["cos_local", "sin_local", "cmask_local"];
-    let ring = config.window.min(max_ctx);
-    let local = kinds.contains(&true).then(|| attend(local, ring)).transpose()?;
-    if first {
-        h = b.scale(h, RESIDUAL)?;
-    }
-    for layer in range {
-        let attend = if config.sliding[layer] { &local } else { &full };
-        if let Some(attend) = attend {
-            h = self::layer(parts, config, &mut b, h, layer, attend)?;
-        }
-    }
-    if last {
-        b.scope("final");
-        h = parts.norm(&mut b, h, "norm")?;
-    }
-    b.output("y", h)?;
-    b.finish()
+/// Makes the graphs of the decoder.
+struct Model<'a> {
+    parts: Layers<'a>,
+    config: &'a Config,
+    /// Rows of the caches of full and of sliding layers.
+    capacities: [usize; 2],
 }
 
-/// `Gemma3DecoderLayer` on rows `[rows, hidden]`: attention and a GELU-gated MLP, each between two norms.
-fn layer(
-    parts: &Layers<'_>,
-    config: &Config,
-    b: &mut GraphBuilder,
-    h: TensorId,
-    layer: usize,
-    attend: &Attend,
-) -> Result<TensorId> {
-    let tensor = |part: &str| format!("layers.{layer}.{part}");
-    b.scope(format!("l{layer}_attn"));
-    let normed = parts.norm(b, h, &tensor("input_layernorm"))?;
-    let attention = Attention {
-        scale: config.scale,
-        norms: Some(["q_norm", "k_norm"]),
-        qkv_bias: config.attention_bias,
-        out_bias: config.attention_bias,
-        ..Attention::new(&tensor("self_attn"), layer, config.heads)
-    };
-    let mixed = parts.attention(b, normed, &attention, attend)?;
-    let mixed = parts.scaled_norm(b, mixed, &tensor("post_attention_layernorm"), RESIDUAL)?;
-    let h = b.add(h, mixed)?;
-    b.scope(format!("l{layer}_mlp"));
-    let normed = parts.norm(b, h, &tensor("pre_feedforward_layernorm"))?;
-    let names = ["gate_proj", "up_proj", "down_proj"].map(|name| tensor(&format!("mlp.{name}")));
-    let [gate, up, down] = names.each_ref().map(String::as_str);
-    let gelu = GraphBuilder::gelu_tanh;
-    let out = parts.mlp(b, normed, [gate, up, down], config.intermediate, gelu, false)?;
-    let out = parts.scaled_norm(b, out, &tensor("post_feedforward_layernorm"), RESIDUAL)?;
-    b.add(h, out)
+impl Model<'_> {
+    /// `rows` tokens through the layers of `range`, over caches.
+    fn graph(&self, name: &str, range: Range<usize>, rows: usize) -> Result<Graph> {
+        let config = self.config;
+        let mut b = GraphBuilder::new(name);
+        let mut h = b.input("x", Elem::Activation, &[rows, config.hidden])?;
+        let kinds = &config.sliding[range.clone()];
+        let mut attend = |kind: usize, names| {
+            let used = kinds.contains(&(kind == 1));
+            let sizes = AttendInputs::new(config.heads.dim, rows, self.capacities[kind]);
+            let inputs = AttendInputs { names, ..sizes };
+            used.then(|| Attend::inputs(&mut b, &inputs)).transpose()
+        };
+        let full = attend(0, AttendInputs::NAMES)?;
+        let local = attend(1, ["cos_local", "sin_local", "cmask_local"])?;
+        if range.start == 0 {
+            h = b.scale(h, RESIDUAL)?;
+        }
+        for layer in range.clone() {
+            let attend = if config.sliding[layer] { &local } else { &full };
+            if let Some(attend) = attend {
+                h = self.layer(&mut b, h, layer, attend)?;
+            }
+        }
+        if range.end == config.sliding.len() {
+            b.scope("final");
+            h = self.residual().norm(&mut b, h, "norm")?;
+        }
+        b.output("y", h)?;
+        b.finish()
+    }
+
+    /// Norms of the hidden rows between layers: as of the reference, their epsilon beside a mean of squares.
+    fn residual(&self) -> Layers<'_> {
+        Layers { eps: self.parts.eps * RESIDUAL * RESIDUAL, ..self.parts }
+    }
+
+    /// `Gemma3DecoderLayer` on rows `[rows, hidden]`: attention and a GELU-gated MLP, each between two norms.
+    fn layer(
+        &self,
+        b: &mut GraphBuilder,
+        h: TensorId,
+        layer: usize,
+        attend: &Attend,
+    ) -> Result<TensorId> {
+        let (config, parts) = (self.config, &self.parts);
+        let tensor = |part: &str| format!("layers.{layer}.{part}");
+        b.scope(format!("l{layer}_attn"));
+        let normed = self.residual().norm(b, h, &tensor("input_layernorm"))?;
+        let attention = Attention {
+            scale: config.scale,
+            norms: Some(["q_norm", "k_norm"]),
+            qkv_bias: config.attention_bias,
+            out_bias: config.attention_bias,
+            ..Attention::new(tensor("self_attn"), layer, config.heads)
+        };
+        let mixed = parts.attention(b, normed, &attention, attend)?;
+        let mixed = parts.scaled_norm(b, mixed, &tensor("post_attention_layernorm"), RESIDUAL)?;
+        let h = b.add(h, mixed)?;
+        b.scope(format!("l{layer}_mlp"));
+        let normed = self.residual().norm(b, h, &tensor("pre_feedforward_layernorm"))?;
+        let mlp = Mlp::new(tensor("mlp"), config.intermediate);
+        let out = parts.mlp(b, normed, &mlp, GraphBuilder::gelu_tanh)?;
+        let out = parts.scaled_norm(b, out, &tensor("post_feedforward_layernorm"), RESIDUAL)?;
+        b.add(h, out)
+    }
 }
