@@ -107,12 +107,14 @@ fn manifest(members: &[String], op: &str) -> String {
         .filter(|line| !line.starts_with("qhx-"))
         .map(|line| format!("{line}\n"))
         .collect();
+    let types = workspace().join("core/types");
     format!(
         "[workspace]\nresolver = \"3\"\nmembers = {members:?}\n\n\
          [workspace.package]\nedition = \"2024\"\nrust-version = \"1.92\"\n\
          license = \"MIT OR Apache-2.0\"\npublish = false\n\n\
          [workspace.lints.rust]\n\n\
-         [workspace.dependencies]\nqhx-op = {{ path = {op:?} }}\n{dependencies}\n\
+         [workspace.dependencies]\nqhx-op = {{ path = {op:?} }}\n\
+         qhx-types = {{ path = {types:?} }}\n{dependencies}\n\
          [profile.release]\nlto = true\ncodegen-units = 1\n"
     )
 }
