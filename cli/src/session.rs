@@ -130,7 +130,7 @@ pub(crate) fn summary(generation: &Generation) -> String {
         ms(t.graph),
         ms(t.host),
         ms(t.sampling),
-        finish(generation),
+        generation.finish_reason.name(),
         parts(generation),
     )
 }
@@ -140,11 +140,6 @@ fn parts(generation: &Generation) -> String {
     let part = |span: &SpanStats| format!("{} {:.1} ms", span.name, ms(span.busy));
     let parts: Vec<_> = generation.spans.iter().map(part).collect();
     if parts.is_empty() { String::new() } else { format!("; op: {}", parts.join(", ")) }
-}
-
-fn finish(generation: &Generation) -> String {
-    let name = serde_json::to_value(generation.finish_reason).unwrap_or_default();
-    name.as_str().unwrap_or_default().to_owned()
 }
 
 /// A generation for programs.

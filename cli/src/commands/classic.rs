@@ -100,11 +100,7 @@ pub(crate) fn run(args: &ClassicArgs, app: &mut App) -> Result<Status> {
 
 fn no_image(model: &qhx_core::engine::Model, image: &Path) -> Error {
     let op = &model.op().description;
-    let takes: Vec<_> = op
-        .modalities
-        .iter()
-        .filter_map(|m| serde_json::to_value(m).ok()?.as_str().map(str::to_owned))
-        .collect();
+    let takes: Vec<_> = op.modalities.iter().map(|modality| modality.name()).collect();
     let message = if op.modalities.contains(&Modality::Image) {
         format!("{}: this version of qhx does not read images yet", image.display())
     } else {

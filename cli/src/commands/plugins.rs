@@ -288,9 +288,8 @@ fn verify(json: bool, app: &mut App) -> Result<Status> {
         app.output.json_pretty(&verified)?;
     } else {
         for plugin in &verified {
-            let health = serde_json::to_value(plugin.health).unwrap_or_default();
-            let health = health.as_str().unwrap_or_default().to_owned();
-            app.output.line(&format!("{health}: {}", plugin.path.display()))?;
+            let (health, path) = (plugin.health.name(), plugin.path.display());
+            app.output.line(&format!("{health}: {path}"))?;
             if let Some(reason) = &plugin.reason {
                 app.output.line(&format!("    {reason}"))?;
             }

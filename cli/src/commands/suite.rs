@@ -31,6 +31,16 @@ pub(crate) enum Gate {
     GreedyTol,
 }
 
+impl Gate {
+    /// The name in options and reports.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::GreedyExact => "greedy_exact",
+            Self::GreedyTol => "greedy_tol",
+        }
+    }
+}
+
 /// A suite file.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Suite {

@@ -90,6 +90,18 @@ pub enum FinishReason {
     Cancelled,
 }
 
+impl FinishReason {
+    /// The name in messages and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Eos => "eos",
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
 /// Where the time went.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Timings {

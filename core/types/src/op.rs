@@ -52,6 +52,18 @@ pub enum Modality {
     Other,
 }
 
+impl Modality {
+    /// The name in messages and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Image => "image",
+            Self::Audio => "audio",
+            Self::Other => "other",
+        }
+    }
+}
+
 /// A piece of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]

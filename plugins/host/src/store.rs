@@ -53,6 +53,19 @@ pub enum Health {
     Untrusted,
 }
 
+impl Health {
+    /// The name in reports and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Changed => "changed",
+            Self::Missing => "missing",
+            Self::Incompatible => "incompatible",
+            Self::Untrusted => "untrusted",
+        }
+    }
+}
+
 /// One plugin as [`Store::verify`] found it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Verified {
