@@ -27,8 +27,8 @@ const MAX_COMPONENTS: usize = 256;
 /// How often a `Sequence` may stand in a `Sequence`.
 const MAX_DEPTH: usize = 16;
 
-/// How many times as long normalizers together may make a text. Llama 2's make it 12 times as
-/// long at most, T5's 44 times.
+/// How many times as long normalizers together may make a text. Those of published models make it
+/// 44 times as long at most.
 const MAX_NORMALIZED: usize = 4096;
 
 /// The same of decoders and a token.
