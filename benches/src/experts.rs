@@ -36,7 +36,7 @@ pub const TABLE: &str = "experts_i8.bin";
 
 /// Makes the tables in `folder`, filled with numbers, unless they are there already.
 pub fn make_tables(folder: &Path, shapes: &Experts) -> Result<()> {
-    let fail = |path: &Path, e: std::io::Error| Error::io(ErrorKind::Io, path, &e);
+    let fail = |path: &Path, e: std::io::Error| Error::io(ErrorKind::Io, path, e);
     let mut random = SplitMix64::seed_from_u64(1);
     for (name, bytes) in [
         (TABLE, shapes.table_bytes()),

@@ -22,7 +22,7 @@ pub fn open(folder: &Path, plugins: &Plugins, shapes: &Hybrid) -> Result<Box<dyn
         // A sparse file: the table's size without its bytes on disk.
         File::create(&embed)
             .and_then(|file| file.set_len((shapes.vocab * shapes.hidden * 2) as u64))
-            .map_err(|e| Error::io(ErrorKind::Io, &embed, &e))?;
+            .map_err(|e| Error::io(ErrorKind::Io, &embed, e))?;
     }
     let manifest = json!({
         "schema_version": 1,

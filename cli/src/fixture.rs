@@ -23,10 +23,10 @@ const FILES: &[(&str, &[u8])] = files![
 
 /// Writes the checkpoint into a folder.
 pub(crate) fn write(dir: &Path) -> Result<()> {
-    std::fs::create_dir_all(dir).map_err(|e| Error::io(ErrorKind::Io, dir, &e))?;
+    std::fs::create_dir_all(dir).map_err(|e| Error::io(ErrorKind::Io, dir, e))?;
     for (name, bytes) in FILES {
         let path = dir.join(name);
-        std::fs::write(&path, bytes).map_err(|e| Error::io(ErrorKind::Io, &path, &e))?;
+        std::fs::write(&path, bytes).map_err(|e| Error::io(ErrorKind::Io, &path, e))?;
     }
     Ok(())
 }

@@ -30,8 +30,8 @@ struct Line {
 /// Where a line is not a text.
 pub fn rows(path: &Path) -> Result<()> {
     let words = ["embed".as_ref(), "bundle".as_ref(), "--input".as_ref(), path.as_os_str()];
-    let line =
-        Line::try_parse_from(words).map_err(|e| Error::new(ErrorKind::Usage, e.to_string()))?;
+    let line = Line::try_parse_from(words)
+        .map_err(|e| Error::new(ErrorKind::Usage, e.to_string()).with_source(e))?;
     let mut rows = Rows::open(&line.args)?;
     while rows.next()?.is_some() {}
     Ok(())

@@ -34,7 +34,7 @@ fn from_stdin() -> Result<String> {
         .lock()
         .take(MAX_BYTES + 1)
         .read_to_end(&mut bytes)
-        .map_err(|e| Error::new(ErrorKind::Io, format!("standard input: {e}")))?;
+        .map_err(|e| Error::caused(ErrorKind::Io, "standard input", e))?;
     if bytes.len() as u64 > MAX_BYTES {
         return Err(Error::new(
             ErrorKind::Prompt,

@@ -32,7 +32,7 @@ impl Mapped {
     }
 
     fn of(path: &Path, file: &File) -> Result<Self> {
-        let fail = |e: std::io::Error| Error::io(ErrorKind::Artifact, path, &e);
+        let fail = |e: std::io::Error| Error::io(ErrorKind::Artifact, path, e);
         let identity = FileIdentity::of(&file.metadata().map_err(fail)?);
         let map = if identity.bytes == 0 {
             None
@@ -123,17 +123,18 @@ impl Artifacts {
             .hint("paths in a manifest are relative to its folder, without `..`"));
         }
         let joined = self.root.join(relative);
-        let fail = |e: &std::io::Error| {
-            Error::new(
+        let fail = |e: std::io::Error| {
+            Error::caused(
                 ErrorKind::Artifact,
-                format!("{} (manifest {pointer}): {e}", joined.display()),
+                format_args!("{} (manifest {pointer})", joined.display()),
+                e,
             )
             .hint(
                 "the download may be incomplete; compare the folder with the manifest's artifacts",
             )
         };
-        let real = joined.canonicalize().map_err(|e| fail(&e))?;
-        let bounds = self.bounds.canonicalize().map_err(|e| fail(&e))?;
+        let real = joined.canonicalize().map_err(fail)?;
+        let bounds = self.bounds.canonicalize().map_err(fail)?;
         if !real.starts_with(&bounds) {
             return Err(files::leaves(&joined, &bounds).context(format_args!("manifest {pointer}")));
         }

@@ -25,7 +25,7 @@ impl Dump {
     /// Arrays go to `folder`, which is made if it is not there. Errors when it holds arrays already:
     /// those of two runs could not be told apart.
     pub fn create(folder: &Path) -> Result<Self> {
-        let failed = |e: std::io::Error| Error::io(ErrorKind::Io, folder, &e);
+        let failed = |e: std::io::Error| Error::io(ErrorKind::Io, folder, e);
         std::fs::create_dir_all(folder).map_err(failed)?;
         for entry in std::fs::read_dir(folder).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
@@ -70,7 +70,7 @@ impl Dump {
             _ => format!("{name}-{count}.npy"),
         };
         let path = self.folder.join(file);
-        write_npy(&path, shape, values).map_err(|e| Error::io(ErrorKind::Io, &path, &e))
+        write_npy(&path, shape, values).map_err(|e| Error::io(ErrorKind::Io, &path, e))
     }
 }
 

@@ -1,7 +1,10 @@
 //! The error type of the workspace: what failed, what was found and expected, and a likely fix.
 
 use std::borrow::Cow;
+use std::error::Error as StdError;
 use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
 
 use qhx_types::SizeError;
 
@@ -100,8 +103,13 @@ impl ErrorKind {
 
 /// A failure that a user can act on.
 ///
-/// The message names the file, tensor or option with what was found and expected; the hint is one
-/// likely fix. `Display` prints both.
+/// The message names the file, tensor or option with what was found and expected, and says what the
+/// cause said; the hint is one likely fix. `Display` gives the message. Whoever prints for people
+/// takes [`Error::report`], which adds the hint.
+///
+/// [`source`](StdError::source) is the cause, where it came from elsewhere: a [`std::io::Error`], a
+/// [`serde_json::Error`], an error of another library. Since the message has its words, a printed
+/// chain would say them twice: sources are there to be downcast.
 ///
 /// Messages quote what strangers wrote. Whatever an error is given passes through
 /// [`crate::escape::shown`]: message and hint are one line each, of bounded length, and cannot
@@ -115,18 +123,34 @@ struct Inner {
     message: String,
     hint: Option<String>,
     code: Option<u64>,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
 impl Error {
     /// An error of `kind` that says `message`.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner { kind, message: safe(message.into()), hint: None, code: None }))
+        let message = safe(message.into());
+        Self(Box::new(Inner { kind, message, hint: None, code: None, source: None }))
+    }
+
+    /// A failure of `what` with its cause: the message is `what: source`.
+    pub fn caused(
+        kind: ErrorKind,
+        what: impl fmt::Display,
+        source: impl StdError + Send + Sync + 'static,
+    ) -> Self {
+        Self::new(kind, format!("{what}: {source}")).with_source(source)
+    }
+
+    /// An I/O failure on `path`.
+    pub fn io(kind: ErrorKind, path: &Path, error: std::io::Error) -> Self {
+        Self::caused(kind, path.display(), error)
     }
 
     /// A tensor's size is no number of bytes.
     // No `From`: a second one would make the type of `?` ambiguous elsewhere.
     pub fn size(error: SizeError) -> Self {
-        Self::new(ErrorKind::Graph, error.to_string())
+        Self::new(ErrorKind::Graph, error.to_string()).with_source(error)
     }
 
     /// Adds one likely fix.
@@ -157,6 +181,13 @@ impl Error {
         self
     }
 
+    /// Keeps the cause, whose words the message has already.
+    #[must_use]
+    pub fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
+        self.0.source = Some(Arc::new(source));
+        self
+    }
+
     /// What sort of failure this is.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
@@ -177,9 +208,23 @@ impl Error {
         self.0.code
     }
 
-    /// An I/O failure on `path`.
-    pub fn io(kind: ErrorKind, path: &std::path::Path, error: &std::io::Error) -> Self {
-        Self::new(kind, format!("{}: {error}", path.display()))
+    /// Message and hint, for people: the hint stands on a second line.
+    pub fn report(&self) -> Report<'_> {
+        Report(self)
+    }
+}
+
+/// An [`Error`] for people: [`Error::report`].
+#[derive(Debug, Clone, Copy)]
+pub struct Report<'a>(&'a Error);
+
+impl fmt::Display for Report<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)?;
+        match self.0.hint_text() {
+            Some(hint) => write!(f, "\n  hint: {hint}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -193,15 +238,15 @@ fn safe(text: String) -> String {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.message)?;
-        if let Some(hint) = &self.0.hint {
-            write!(f, "\n  hint: {hint}")?;
-        }
-        Ok(())
+        f.write_str(&self.0.message)
     }
 }
 
-impl std::error::Error for Error {}
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -214,7 +259,8 @@ mod tests {
             .context(&hostile)
             .context("bundle/manifest.json")
             .hint(&hostile);
-        let text = error.to_string();
+        assert_eq!(error.to_string(), error.message());
+        let text = error.report().to_string();
         assert_eq!(text.lines().count(), 2, "{text}");
         assert!(!text.contains(['\u{1b}', '\u{202e}']), "{text}");
         assert!(text.len() < 3 * crate::escape::MAX_SHOWN, "{} bytes", text.len());
@@ -223,5 +269,21 @@ mod tests {
             "{text}"
         );
         assert!(error.message().ends_with(" is unknown"), "{text}");
+    }
+
+    #[test]
+    fn a_cause_is_said_once_and_stays_to_be_looked_at() {
+        let denied = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
+        let error = Error::io(ErrorKind::Artifact, Path::new("a.bin"), denied)
+            .hint("look at its rights")
+            .context("context \"decode\"");
+        // Clones and contexts keep the cause; what prints the chain's head alone misses nothing.
+        let error: Box<dyn StdError> = Box::new(error.clone());
+        assert_eq!(error.to_string(), "context \"decode\": a.bin: permission denied");
+        let cause = error.source().and_then(|e| e.downcast_ref::<std::io::Error>()).unwrap();
+        assert_eq!(cause.kind(), std::io::ErrorKind::PermissionDenied);
+        let own = Error::new(ErrorKind::Prompt, "the prompt is empty");
+        assert!(own.source().is_none());
+        assert_eq!(own.report().to_string(), "the prompt is empty");
     }
 }

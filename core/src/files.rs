@@ -56,11 +56,11 @@ pub fn open(kind: ErrorKind, path: &Path) -> Result<File> {
         Err(e) => {
             return Err(match std::fs::metadata(path) {
                 Ok(found) if !found.is_file() => wrong(found.file_type()),
-                _ => Error::io(kind, path, &e),
+                _ => Error::io(kind, path, e),
             });
         }
     };
-    let found = file.metadata().map_err(|e| Error::io(kind, path, &e))?;
+    let found = file.metadata().map_err(|e| Error::io(kind, path, e))?;
     if found.is_file() { Ok(file) } else { Err(wrong(found.file_type())) }
 }
 
@@ -70,8 +70,8 @@ pub fn open(kind: ErrorKind, path: &Path) -> Result<File> {
 /// resolved after the file was opened, and on Unix the file found there must be the opened one.
 pub fn open_within(kind: ErrorKind, path: &Path, folder: &Path) -> Result<File> {
     let file = open(kind, path)?;
-    let real = place(&file, path).map_err(|e| Error::io(kind, path, &e))?;
-    let folder = folder.canonicalize().map_err(|e| Error::io(kind, folder, &e))?;
+    let real = place(&file, path).map_err(|e| Error::io(kind, path, e))?;
+    let folder = folder.canonicalize().map_err(|e| Error::io(kind, folder, e))?;
     if real.starts_with(&folder) { Ok(file) } else { Err(leaves(path, &folder)) }
 }
 
@@ -81,7 +81,7 @@ pub fn read(kind: ErrorKind, path: &Path, limit: u64) -> Result<Vec<u8>> {
     let file = open(kind, path)?;
     file.take(limit.saturating_add(1))
         .read_to_end(&mut bytes)
-        .map_err(|e| Error::io(kind, path, &e))?;
+        .map_err(|e| Error::io(kind, path, e))?;
     if bytes.len() as u64 > limit {
         let limit = match limit >> 20 {
             0 => format!("{limit} bytes"),
@@ -96,7 +96,7 @@ pub fn read(kind: ErrorKind, path: &Path, limit: u64) -> Result<Vec<u8>> {
 /// Reads a regular file of at most `limit` bytes of UTF-8.
 pub fn read_text(kind: ErrorKind, path: &Path, limit: u64) -> Result<String> {
     String::from_utf8(read(kind, path, limit)?)
-        .map_err(|e| Error::new(kind, format!("{}: not UTF-8: {e}", path.display())))
+        .map_err(|e| Error::caused(kind, format_args!("{}: not UTF-8", path.display()), e))
 }
 
 /// The error for a file that links lead out of `folder`.

@@ -27,7 +27,7 @@ pub mod workspace;
 
 pub use buffer::{ALIGNMENT, Buffer, Memory};
 pub use cancel::CancelToken;
-pub use error::{Error, ErrorKind, Result};
+pub use error::{Error, ErrorKind, Report, Result};
 pub use manifest::Manifest;
 pub use qhx_types::{DType, GraphInfo, MissingTensor, Port, Quantization, SizeError, TensorInfo};
 pub use workspace::{BufferId, GraphId, Workspace};

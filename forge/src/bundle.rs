@@ -98,15 +98,15 @@ impl Staging {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        std::fs::create_dir_all(parent).map_err(|e| Error::io(ErrorKind::Io, parent, &e))?;
+        std::fs::create_dir_all(parent).map_err(|e| Error::io(ErrorKind::Io, parent, e))?;
         let name = out.file_name().unwrap_or_default().to_string_lossy();
         let fingerprint = fingerprint.get(..16).unwrap_or(fingerprint);
         let folder = parent.join(format!(".qhx-forge-{name}-{fingerprint}"));
         let root = folder.join(ROOT);
-        std::fs::create_dir_all(&root).map_err(|e| Error::io(ErrorKind::Io, &root, &e))?;
+        std::fs::create_dir_all(&root).map_err(|e| Error::io(ErrorKind::Io, &root, e))?;
         for folder in [&folder, &root] {
             let metadata = std::fs::symlink_metadata(folder)
-                .map_err(|e| Error::io(ErrorKind::Io, folder, &e))?;
+                .map_err(|e| Error::io(ErrorKind::Io, folder, e))?;
             if !metadata.is_dir() {
                 return Err(Error::new(
                     ErrorKind::Usage,
@@ -138,9 +138,9 @@ impl Staging {
             return Ok(());
         }
         if self.out.exists() {
-            return std::fs::remove_dir_all(&old).map_err(|e| Error::io(ErrorKind::Io, &old, &e));
+            return std::fs::remove_dir_all(&old).map_err(|e| Error::io(ErrorKind::Io, &old, e));
         }
-        std::fs::rename(&old, &self.out).map_err(|e| Error::io(ErrorKind::Io, &old, &e))?;
+        std::fs::rename(&old, &self.out).map_err(|e| Error::io(ErrorKind::Io, &old, e))?;
         check_place(&self.out, self.overwrite)
     }
 
@@ -180,7 +180,7 @@ impl Staging {
         for (file, _) in self.files()? {
             if !known.contains(&&file) {
                 let path = self.root.join(&file);
-                std::fs::remove_file(&path).map_err(|e| Error::io(ErrorKind::Io, &path, &e))?;
+                std::fs::remove_file(&path).map_err(|e| Error::io(ErrorKind::Io, &path, e))?;
             }
         }
         if !self.finished.is_empty() {
@@ -232,13 +232,13 @@ impl Staging {
         let mut text = String::new();
         for artifact in &self.finished {
             let line = serde_json::to_string(artifact)
-                .map_err(|e| Error::new(ErrorKind::Internal, format!("journal: {e}")))?;
+                .map_err(|e| Error::caused(ErrorKind::Internal, "journal", e))?;
             text.push_str(&line);
             text.push('\n');
         }
         let (path, new) = (self.folder.join(JOURNAL), self.folder.join(NEW_JOURNAL));
-        std::fs::write(&new, text).map_err(|e| Error::io(ErrorKind::Io, &new, &e))?;
-        std::fs::rename(&new, &path).map_err(|e| Error::io(ErrorKind::Io, &path, &e))
+        std::fs::write(&new, text).map_err(|e| Error::io(ErrorKind::Io, &new, e))?;
+        std::fs::rename(&new, &path).map_err(|e| Error::io(ErrorKind::Io, &path, e))
     }
 
     /// Removes files of an artifact that an earlier attempt made from something else.
@@ -280,20 +280,20 @@ impl Staging {
     /// A folder inside the bundle, made if need be.
     pub fn folder(&self, name: &str) -> Result<PathBuf> {
         let path = self.root.join(name);
-        std::fs::create_dir_all(&path).map_err(|e| Error::io(ErrorKind::Io, &path, &e))?;
+        std::fs::create_dir_all(&path).map_err(|e| Error::io(ErrorKind::Io, &path, e))?;
         Ok(path)
     }
 
     /// Writes bytes as a file.
     pub fn write(&self, file: &str, bytes: &[u8]) -> Result<()> {
         let path = self.path(file)?;
-        std::fs::write(&path, bytes).map_err(|e| Error::io(ErrorKind::Io, &path, &e))
+        std::fs::write(&path, bytes).map_err(|e| Error::io(ErrorKind::Io, &path, e))
     }
 
     /// Writes JSON, indented.
     pub fn write_json(&self, file: &str, value: &Value) -> Result<()> {
         let mut text = serde_json::to_vec_pretty(value)
-            .map_err(|e| Error::new(ErrorKind::Internal, format!("{file}: {e}")))?;
+            .map_err(|e| Error::caused(ErrorKind::Internal, format_args!("{file}"), e))?;
         text.push(b'\n');
         self.write(file, &text)
     }
@@ -309,11 +309,11 @@ impl Staging {
         progress: &mut dyn Progress,
     ) -> Result<()> {
         let path = self.path(file)?;
-        let fail = |e: &std::io::Error| Error::io(ErrorKind::Io, &path, e);
+        let fail = |e: std::io::Error| Error::io(ErrorKind::Io, &path, e);
         let size = if as_f16 { 2 } else { 4 };
         let [rows, cols] = table.shape();
         progress.stage("embedding table", (rows as u64).saturating_mul(cols as u64 * size));
-        let mut target = BufWriter::new(File::create(&path).map_err(|e| fail(&e))?);
+        let mut target = BufWriter::new(File::create(&path).map_err(fail)?);
         let mut half = Vec::new();
         let mut done = 0;
         stream(table, |wide| {
@@ -323,18 +323,18 @@ impl Staging {
             if as_f16 {
                 half.resize(wide.len(), f16::ZERO);
                 narrow(wide, &mut half).map_err(|_| beyond_f16(table))?;
-                target.write_all(bytemuck::cast_slice(&half)).map_err(|e| fail(&e))?;
+                target.write_all(bytemuck::cast_slice(&half)).map_err(fail)?;
             } else {
                 if for_npu && wide.iter().any(|v| v.abs() >= F16_OVERFLOW) {
                     return Err(beyond_f16(table));
                 }
-                target.write_all(bytemuck::cast_slice(wide)).map_err(|e| fail(&e))?;
+                target.write_all(bytemuck::cast_slice(wide)).map_err(fail)?;
             }
             done += wide.len() as u64 * size;
             progress.advance(done);
             Ok(())
         })?;
-        target.flush().map_err(|e| fail(&e))
+        target.flush().map_err(fail)
     }
 
     /// Length and SHA-256 of every file so far, for `artifacts.files`.
@@ -363,17 +363,17 @@ impl Staging {
     /// Puts the folder in its place and returns the bytes of its files. An old bundle is removed.
     pub fn publish(mut self) -> Result<u64> {
         let bytes = self.files()?.iter().map(|(_, bytes)| bytes).sum();
-        let fail = |e: &std::io::Error| Error::io(ErrorKind::Io, &self.out, e);
+        let fail = |e: std::io::Error| Error::io(ErrorKind::Io, &self.out, e);
         // Again: someone may have made it meanwhile.
         check_place(&self.out, self.overwrite)?;
         let old = self.folder.join(REPLACED);
         let replaced = self.out.exists();
         if replaced {
-            std::fs::rename(&self.out, &old).map_err(|e| fail(&e))?;
+            std::fs::rename(&self.out, &old).map_err(fail)?;
         }
         // Once more where nobody adds to it: what is removed now is the bundle and nothing else.
         let placed = if replaced { check_files(&old, &self.out) } else { Ok(()) }
-            .and_then(|()| std::fs::rename(&self.root, &self.out).map_err(|e| fail(&e)));
+            .and_then(|()| std::fs::rename(&self.root, &self.out).map_err(fail));
         if let Err(error) = placed {
             if replaced {
                 // The old bundle back in its place; the error to report is the first one.
@@ -397,7 +397,7 @@ fn files_below(root: &Path) -> Result<Vec<(String, u64)>> {
     let mut found = Vec::new();
     let mut folders = vec![(root.to_owned(), String::new())];
     while let Some((folder, prefix)) = folders.pop() {
-        let fail = |e: std::io::Error| Error::io(ErrorKind::Io, &folder, &e);
+        let fail = |e: std::io::Error| Error::io(ErrorKind::Io, &folder, e);
         for entry in std::fs::read_dir(&folder).map_err(fail)? {
             let entry = entry.map_err(fail)?;
             let metadata = entry.metadata().map_err(fail)?;
@@ -426,8 +426,8 @@ impl Drop for Staging {
 
 /// Takes the lock of a staging folder.
 fn lock(path: &Path) -> Result<File> {
-    let fail = |e: &std::io::Error| Error::io(ErrorKind::Io, path, e);
-    let file = File::options().create(true).append(true).open(path).map_err(|e| fail(&e))?;
+    let fail = |e: std::io::Error| Error::io(ErrorKind::Io, path, e);
+    let file = File::options().create(true).append(true).open(path).map_err(fail)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(Error::new(
@@ -435,7 +435,7 @@ fn lock(path: &Path) -> Result<File> {
             format!("{}: this bundle is being made by another process", path.display()),
         )
         .hint("wait for it, or name another folder")),
-        Err(TryLockError::Error(e)) => Err(fail(&e)),
+        Err(TryLockError::Error(e)) => Err(fail(e)),
     }
 }
 
@@ -447,7 +447,7 @@ fn hash_file(
     progress: &mut dyn Progress,
 ) -> Result<Hashed> {
     let path = root.join(name);
-    let fail = |e: std::io::Error| Error::io(ErrorKind::Io, &path, &e);
+    let fail = |e: std::io::Error| Error::io(ErrorKind::Io, &path, e);
     let mut file = File::open(&path).map_err(fail)?;
     let mut buffer = vec![0u8; CHUNK];
     let mut hash = Sha256::new();
@@ -480,7 +480,7 @@ fn check_place(out: &Path, overwrite: bool) -> Result<()> {
     if !metadata.is_dir() {
         return Err(usage("exists and is not a folder").hint("name a new folder for the bundle"));
     }
-    let mut entries = std::fs::read_dir(out).map_err(|e| Error::io(ErrorKind::Io, out, &e))?;
+    let mut entries = std::fs::read_dir(out).map_err(|e| Error::io(ErrorKind::Io, out, e))?;
     if entries.next().is_none() {
         return Ok(());
     }
@@ -560,7 +560,7 @@ fn plain(path: &Path) -> Option<String> {
 pub(crate) fn check_apart(checkpoint: &Checkpoint, out: &Path) -> Result<()> {
     let Ok(place) = out.canonicalize() else { return Ok(()) };
     let dir = checkpoint.dir();
-    let fail = |e: std::io::Error| Error::io(ErrorKind::Artifact, dir, &e);
+    let fail = |e: std::io::Error| Error::io(ErrorKind::Artifact, dir, e);
     let mut inputs = vec![dir.to_owned()];
     if dir.is_dir() {
         for entry in std::fs::read_dir(dir).map_err(fail)? {

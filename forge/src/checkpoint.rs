@@ -334,13 +334,14 @@ impl Checkpoint {
         }
         let map = Mapped::open(&path)?;
         let (header, metadata) = SafeTensors::read_metadata(map.bytes()).map_err(|e| {
-            Error::new(
+            Error::caused(
                 ErrorKind::Artifact,
-                format!(
-                    "{}: not a whole safetensors file ({} bytes): {e}",
+                format_args!(
+                    "{}: not a whole safetensors file ({} bytes)",
                     path.display(),
                     map.len()
                 ),
+                e,
             )
             .hint("the download may be incomplete, or a Git LFS pointer; download the file again")
         })?;
@@ -395,8 +396,9 @@ fn is_plain(name: &str) -> bool {
 /// Reads a JSON value.
 pub(crate) fn read_json_value(path: &Path) -> Result<Value> {
     let bytes = files::read(ErrorKind::Artifact, path, MAX_JSON)?;
-    serde_json::from_slice(&bytes)
-        .map_err(|e| Error::new(ErrorKind::Artifact, format!("{}: not JSON: {e}", path.display())))
+    serde_json::from_slice(&bytes).map_err(|e| {
+        Error::caused(ErrorKind::Artifact, format_args!("{}: not JSON", path.display()), e)
+    })
 }
 
 /// Reads a JSON object.

@@ -93,7 +93,7 @@ pub fn estimate(
     progress: &mut dyn Progress,
 ) -> Result<Vec<GraphEstimate>> {
     if let Some(folder) = &options.traces {
-        std::fs::create_dir_all(folder).map_err(|e| Error::io(ErrorKind::Io, folder, &e))?;
+        std::fs::create_dir_all(folder).map_err(|e| Error::io(ErrorKind::Io, folder, e))?;
     }
     let mut found = Vec::new();
     for context in &recipe.contexts {
@@ -128,7 +128,7 @@ fn one(
         return Err(Error::new(ErrorKind::Internal, "a context without a graph"));
     };
     let folder =
-        tempfile::tempdir().map_err(|e| Error::io(ErrorKind::Io, &std::env::temp_dir(), &e))?;
+        tempfile::tempdir().map_err(|e| Error::io(ErrorKind::Io, &std::env::temp_dir(), e))?;
     let trace_path = folder.path().join("trace.json");
     let stats_path = folder.path().join("costs.csv");
     let binary = folder.path().join("graph.bin");
@@ -146,9 +146,8 @@ fn one(
     let file = Mapped::open(&trace_path).map_err(|e| {
         e.hint("this version of the QNN library writes no schedule; take QAIRT 2.51 or newer")
     })?;
-    let trace: Trace<'_> = serde_json::from_slice(file.bytes()).map_err(|e| {
-        Error::new(ErrorKind::Context, format!("the library's trace cannot be read: {e}"))
-    })?;
+    let trace: Trace<'_> = serde_json::from_slice(file.bytes())
+        .map_err(|e| Error::caused(ErrorKind::Context, "the library's trace cannot be read", e))?;
     // Absent where the library does not know the key.
     let stats = std::fs::read_to_string(&stats_path).unwrap_or_default();
     let mut estimate = summarise(&trace, &stats);
@@ -163,7 +162,7 @@ fn one(
     drop(trace);
     if let Some(folder) = &options.traces {
         let kept = folder.join(format!("{}.json", graph.name()));
-        std::fs::copy(&trace_path, &kept).map_err(|e| Error::io(ErrorKind::Io, &kept, &e))?;
+        std::fs::copy(&trace_path, &kept).map_err(|e| Error::io(ErrorKind::Io, &kept, e))?;
     }
     Ok(estimate)
 }

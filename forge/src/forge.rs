@@ -394,14 +394,14 @@ fn tables(
         let mut writers = Vec::new();
         for file in &files {
             let path = staging.path(file)?;
-            let target = File::create(&path).map_err(|e| Error::io(ErrorKind::Io, &path, &e))?;
+            let target = File::create(&path).map_err(|e| Error::io(ErrorKind::Io, &path, e))?;
             writers.push((path, BufWriter::with_capacity(1 << 20, target)));
         }
         let mut targets: Vec<&mut dyn Write> = Vec::new();
         targets.extend(writers.iter_mut().map(|(_, writer)| writer as &mut dyn Write));
         tables.source.write(&mut targets, progress)?;
         for (path, mut writer) in writers {
-            writer.flush().map_err(|e| Error::io(ErrorKind::Io, &path, &e))?;
+            writer.flush().map_err(|e| Error::io(ErrorKind::Io, &path, e))?;
         }
         Ok(())
     })?;

@@ -70,7 +70,7 @@ pub(crate) fn copy(
     }
     let bytes = files::read(ErrorKind::Artifact, &path, MAX_BYTES)?;
     let added: TokenizerFile = serde_json::from_slice(&bytes).map_err(|e| {
-        Error::new(ErrorKind::Artifact, format!("{}: not a tokenizer: {e}", path.display()))
+        Error::caused(ErrorKind::Artifact, format_args!("{}: not a tokenizer", path.display()), e)
     })?;
     staging.write(TOKENIZER, &bytes)?;
 

@@ -44,7 +44,7 @@ fn open(dir: &Path) -> Result<(), Error> {
 fn refused(dir: &Path, words: &str) {
     let error = open(dir).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Artifact, "{error}");
-    assert!(error.to_string().contains(words), "{error}\n  does not say {words:?}");
+    assert!(error.report().to_string().contains(words), "{error}\n  does not say {words:?}");
 }
 
 fn edit_json(path: &Path, edit: impl FnOnce(&mut Value)) {
@@ -456,7 +456,7 @@ fn text_files_that_qhx_refuses_are_refused() {
         let dir = copy("qwen35-tied");
         damage(dir.path());
         let error = forge_error(dir.path(), |_| {});
-        assert!(error.to_string().contains(words), "{error}\n  does not say {words:?}");
+        assert!(error.report().to_string().contains(words), "{error}\n  does not say {words:?}");
         assert!(error.message().contains(&dir.path().display().to_string()), "{error}");
     }
 }

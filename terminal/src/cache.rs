@@ -10,7 +10,7 @@ use crate::vars;
 /// `$QHX_CACHE_DIR`, or `qhx` in the user's cache folder.
 pub fn dir() -> Result<PathBuf> {
     if let Some(dir) = vars::path(vars::CACHE_DIR) {
-        return std::path::absolute(&dir).map_err(|e| Error::io(ErrorKind::Io, &dir, &e));
+        return std::path::absolute(&dir).map_err(|e| Error::io(ErrorKind::Io, &dir, e));
     }
     // A folder that is not absolute is passed over, as the XDG base directory specification demands.
     let cache = choose_base_strategy().ok().map(|user| user.cache_dir());

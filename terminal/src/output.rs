@@ -24,7 +24,7 @@ pub struct Output {
 impl Output {
     /// Takes standard output over.
     pub fn take() -> Result<Self> {
-        let fail = |e: io::Error| Error::new(ErrorKind::Io, format!("standard output: {e}"));
+        let fail = |e: io::Error| Error::caused(ErrorKind::Io, "standard output", e);
         // For good: the libraries print while the process exits, too.
         let file = redirect_to_stderr().and_then(|guard| guard.into_file()).map_err(fail)?;
         Ok(Self { file, closed: false })
@@ -39,7 +39,7 @@ impl Output {
     pub fn write(&mut self, text: &str) -> Result<()> {
         self.file.write_all(text.as_bytes()).map_err(|e| {
             self.closed = e.kind() == io::ErrorKind::BrokenPipe;
-            Error::new(ErrorKind::Io, format!("standard output: {e}"))
+            Error::caused(ErrorKind::Io, "standard output", e)
         })
     }
 
@@ -56,7 +56,7 @@ impl Output {
     /// Writes a value as one line of JSON.
     pub fn json(&mut self, value: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string(value)
-            .map_err(|e| Error::new(ErrorKind::Internal, format!("the result as JSON: {e}")))?;
+            .map_err(|e| Error::caused(ErrorKind::Internal, "the result as JSON", e))?;
         self.write(&format!("{text}\n"))
     }
 
@@ -74,7 +74,7 @@ impl Output {
     /// Writes a value as JSON over several lines, for reports that people read, too.
     pub fn json_pretty(&mut self, value: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string_pretty(value)
-            .map_err(|e| Error::new(ErrorKind::Internal, format!("the result as JSON: {e}")))?;
+            .map_err(|e| Error::caused(ErrorKind::Internal, "the result as JSON", e))?;
         self.write(&format!("{text}\n"))
     }
 }

@@ -128,7 +128,7 @@ fn log(process: &ProcessArgs) -> Result<()> {
         (None, _) => "trace",
     };
     let filter = EnvFilter::try_new(filter).map_err(|e| {
-        Error::new(ErrorKind::Usage, format!("log filter {filter:?}: {e}"))
+        Error::caused(ErrorKind::Usage, format_args!("log filter {filter:?}"), e)
             .hint("expected levels by target, such as warn,qnn=debug")
     })?;
     tracing_subscriber::fmt()

@@ -50,7 +50,7 @@ impl Interrupts {
             }
             token.cancel();
         })
-        .map_err(|e| Error::new(ErrorKind::Internal, format!("Ctrl-C cannot be handled: {e}")))?;
+        .map_err(|e| Error::caused(ErrorKind::Internal, "Ctrl-C cannot be handled", e))?;
         Ok(interrupts)
     }
 

@@ -73,9 +73,9 @@ fn manifest() -> Value {
 pub fn write(out: &Path, edit: impl FnOnce(&mut Value)) -> Result<()> {
     let put = |name: &str, bytes: &[u8]| {
         let file = out.join(name);
-        fs::write(&file, bytes).map_err(|e| Error::io(ErrorKind::Io, &file, &e))
+        fs::write(&file, bytes).map_err(|e| Error::io(ErrorKind::Io, &file, e))
     };
-    fs::create_dir_all(out).map_err(|e| Error::io(ErrorKind::Io, out, &e))?;
+    fs::create_dir_all(out).map_err(|e| Error::io(ErrorKind::Io, out, e))?;
     onnx::write(&graph()?, out, &mut Silent)?;
     let rows: Vec<u8> = turned(0).into_iter().flat_map(f32::to_le_bytes).collect();
     put("embed_f32.bin", &rows)?;

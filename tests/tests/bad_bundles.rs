@@ -61,7 +61,7 @@ impl Copy {
 #[track_caller]
 fn says(error: &Error, kind: ErrorKind, parts: &[&str]) {
     assert_eq!(error.kind(), kind, "{error}");
-    let text = error.to_string();
+    let text = error.report().to_string();
     for part in parts {
         assert!(text.contains(part), "{text:?} lacks {part:?}");
     }
@@ -160,7 +160,7 @@ fn missing_truncated_and_garbage_files_are_named() {
         truncate(&file);
         let error = copy.error(backends::cpu());
         let name = file.file_name().unwrap().to_str().unwrap();
-        assert!(error.to_string().contains(name), "{error}");
+        assert!(error.report().to_string().contains(name), "{error}");
         assert!(
             error.kind() == kind || error.kind() == ErrorKind::Artifact,
             "{:?}: {error}",
@@ -188,7 +188,7 @@ fn damaged_context_binaries_are_named() {
         let file = copy.file("decode_f16.bin");
         damage(&file);
         let error = copy.error(backends::qnn(&libraries));
-        assert!(error.to_string().contains("decode_f16.bin"), "{what}: {error}");
+        assert!(error.report().to_string().contains("decode_f16.bin"), "{what}: {error}");
         assert!(
             matches!(error.kind(), ErrorKind::Artifact | ErrorKind::Context),
             "{what}: {:?} {error}",
@@ -310,6 +310,6 @@ fn a_backend_that_cannot_use_the_bundle_says_so() {
     let Some(libraries) = toys::qnn_tier() else { return };
     let copy = Copy::new(CPU);
     let error = copy.error(backends::qnn(&libraries));
-    assert!(error.to_string().contains("decode"), "{error}");
+    assert!(error.report().to_string().contains("decode"), "{error}");
     assert!(matches!(error.kind(), ErrorKind::Context | ErrorKind::Artifact), "{error}");
 }

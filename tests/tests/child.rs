@@ -37,7 +37,7 @@ fn what_a_task_prints_is_no_part_of_its_answer() {
 fn an_error_of_the_task_keeps_kind_message_and_hint() {
     let error = fail("refuse", b"", LIMITS).into_error(ErrorKind::Internal, "unused");
     assert_eq!(error.kind(), ErrorKind::Artifact);
-    assert_eq!(error.to_string(), "x.bin: empty\n  hint: copy it again");
+    assert_eq!(error.report().to_string(), "x.bin: empty\n  hint: copy it again");
     for (task, expected) in [("panic", "task panicked"), ("unheard-of", "no task \"unheard-of\"")] {
         let error = fail(task, b"", LIMITS).into_error(ErrorKind::Artifact, "unused");
         assert_eq!(error.kind(), ErrorKind::Internal);

@@ -248,7 +248,7 @@ fn an_encoder_is_not_forged_for_generation() {
     let options = ForgeOptions::new(folder.path().join("bundle"));
     let error = forge(&toys::fixture(TOY), &options, &mut Silent).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage);
-    assert!(error.to_string().contains("embed"), "{error}");
+    assert!(error.report().to_string().contains("embed"), "{error}");
 }
 
 /// How an op got into the program makes no difference to the NPU: these tests run where it is

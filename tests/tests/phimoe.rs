@@ -337,7 +337,7 @@ fn without_the_files_of_the_prompt_graphs_only_the_timings_differ() {
 fn says(error: &Error, kind: ErrorKind, words: &[&str]) {
     assert_eq!(error.kind(), kind, "{error}");
     for word in words {
-        assert!(error.to_string().contains(word), "{error} does not say {word:?}");
+        assert!(error.report().to_string().contains(word), "{error} does not say {word:?}");
     }
 }
 

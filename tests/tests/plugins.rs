@@ -42,7 +42,7 @@ fn a_panic_becomes_an_error_that_names_op_file_and_call() {
     ] {
         let error = failure(op);
         assert_eq!(error.kind(), ErrorKind::Plugin, "{error}");
-        let message = error.to_string();
+        let message = error.report().to_string();
         for expected in [op, "misbehaving_plugin", call, text] {
             assert!(message.contains(expected), "{message:?} lacks {expected:?}");
         }
@@ -56,7 +56,11 @@ fn an_op_that_panicked_refuses_to_go_on_and_another_one_works() {
         null_model::open("test_panic_in_decode", &plugins, &CancelToken::new()).unwrap();
     let request = Request::greedy(Prompt::Tokens(vec![1, 2]), 4);
     let mut run = |request: &Request| {
-        model.generate(request, &mut |_| ControlFlow::Continue(())).unwrap_err().to_string()
+        model
+            .generate(request, &mut |_| ControlFlow::Continue(()))
+            .unwrap_err()
+            .report()
+            .to_string()
     };
     run(&request);
     let again = run(&request);
@@ -87,7 +91,7 @@ fn logits_that_are_not_what_the_graph_writes_are_refused_by_op_graph_and_tensor(
     ] {
         let error = failure(op);
         assert_eq!(error.kind(), ErrorKind::Plugin, "{error}");
-        let message = error.to_string();
+        let message = error.report().to_string();
         for part in [op, found, expected, place[0], place[1]] {
             assert!(message.contains(part), "{message:?} lacks {part:?}");
         }
@@ -160,7 +164,7 @@ fn a_broken_file_in_a_folder_is_remembered_and_the_others_work() {
     };
     let plugins = Plugins::discover(&options).unwrap();
     assert!(plugins.find("test_nan_logits").is_ok());
-    let error = plugins.find("no_such_op").unwrap_err().to_string();
+    let error = plugins.find("no_such_op").unwrap_err().report().to_string();
     for expected in ["no_such_op", "test_nan_logits", "a_broken", "--plugin"] {
         assert!(error.contains(expected), "{error:?} lacks {expected:?}");
     }

@@ -57,7 +57,7 @@ fn writing_past_a_buffer_is_a_panic_that_is_caught() {
     let mut model = null_model::open("test_write_past_end", &plugins, &CancelToken::new()).unwrap();
     let request = Request::greedy(Prompt::Tokens(vec![1]), 2);
     let error = model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap_err();
-    let message = error.to_string();
+    let message = error.report().to_string();
     assert!(message.contains("test_write_past_end") && message.contains("range"), "{message}");
 }
 
@@ -110,10 +110,10 @@ fn what_is_thrown_may_panic_when_it_is_dropped() {
     let log = tracing::subscriber::with_default(ThrowingLog, || run(&mut model, &[1], 1));
     assert_eq!(log.unwrap().tokens.len(), 1);
     assert_eq!(THROWN.load(Ordering::Relaxed), 2, "by the log and by the progress function");
-    let error = run(&mut model, &[1, 2], 1).unwrap_err().to_string();
+    let error = run(&mut model, &[1, 2], 1).unwrap_err().report().to_string();
     assert!(error.contains("a parallel part of the host-op panicked"), "{error}");
     drop(model);
-    let error = run(&mut open().unwrap(), &[1], 2).unwrap_err().to_string();
+    let error = run(&mut open().unwrap(), &[1], 2).unwrap_err().report().to_string();
     assert!(error.contains("test_throw_bombs") && error.contains("panicked in decode"), "{error}");
 }
 

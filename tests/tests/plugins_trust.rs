@@ -129,7 +129,7 @@ fn a_flipped_byte_is_noticed_when_loading_and_verifying() {
     let plugins = Plugins::discover(&dir(&store)).unwrap();
     let error = plugins.find("test_nan_logits").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Plugin);
-    let message = error.to_string();
+    let message = error.report().to_string();
     for expected in ["test_nan_logits", "changed since it was installed", "sha256", "install"] {
         assert!(message.contains(expected), "{message:?} lacks {expected:?}");
     }
@@ -137,7 +137,9 @@ fn a_flipped_byte_is_noticed_when_loading_and_verifying() {
 
     // Named outright, it is refused as well: the lock beside it knows better.
     let options = PluginOptions { files: vec![file(&store)], ..PluginOptions::default() };
-    assert!(Plugins::discover(&options).unwrap_err().to_string().contains("changed since"));
+    assert!(
+        Plugins::discover(&options).unwrap_err().report().to_string().contains("changed since")
+    );
 }
 
 #[test]
@@ -188,7 +190,7 @@ fn the_second_plugin_with_the_same_ops_is_shadowed() {
 #[test]
 fn removing_takes_the_file_and_its_entry() {
     let (_folder, store) = installed();
-    let error = store.remove("no_such_plugin").unwrap_err().to_string();
+    let error = store.remove("no_such_plugin").unwrap_err().report().to_string();
     assert!(error.contains("no_such_plugin") && error.contains("misbehaving"), "{error}");
     store.remove("test_endless_loop").unwrap();
     assert!(!file(&store).exists());
@@ -214,9 +216,10 @@ fn what_is_no_plugin_is_not_installed() {
     let store = Store::new(folder.path().join("plugins"));
     let text = folder.path().join(plugin_files::library_name("text"));
     fs::write(&text, "no library").unwrap();
-    let error = store.install(&text, Some(&prober())).unwrap_err().to_string();
+    let error = store.install(&text, Some(&prober())).unwrap_err().report().to_string();
     assert!(error.contains("not installed") && error.contains("text"), "{error}");
-    let error = store.install(&folder.path().join("notes.txt"), None).unwrap_err().to_string();
+    let error =
+        store.install(&folder.path().join("notes.txt"), None).unwrap_err().report().to_string();
     assert!(error.contains("cargo build"), "{error}");
     assert!(store.plugins().unwrap().is_empty());
     let left: Vec<_> = fs::read_dir(store.dir()).unwrap().map(|e| e.unwrap().file_name()).collect();
@@ -240,7 +243,7 @@ fn a_file_that_others_may_change_is_refused_unless_that_is_accepted() {
     let mut options = PluginOptions { files: vec![copy], ..PluginOptions::default() };
     options.only_named = true;
     assert_eq!(only_row(&options).status, Status::Untrusted);
-    assert!(Plugins::discover(&options).unwrap_err().to_string().contains("mode 666"));
+    assert!(Plugins::discover(&options).unwrap_err().report().to_string().contains("mode 666"));
     options.allow_untrusted = true;
     assert!(Plugins::discover(&options).unwrap().find("test_nan_logits").is_ok());
 }
@@ -254,7 +257,7 @@ fn without_plugins_nothing_is_loaded_not_even_what_is_named() {
     };
     let plugins = Plugins::discover(&options).unwrap();
     assert!(plugins.files().is_empty());
-    let error = plugins.find("test_nan_logits").unwrap_err().to_string();
+    let error = plugins.find("test_nan_logits").unwrap_err().report().to_string();
     assert!(error.contains("--no-plugins"), "{error}");
     assert!(survey(&options).unwrap().is_empty());
 }
@@ -277,7 +280,7 @@ fn the_library_in_memory_is_the_hashed_file_not_the_path() {
     let later = std::time::SystemTime::now() + std::time::Duration::from_secs(60);
     fs::File::options().write(true).open(&path).unwrap().set_modified(later).unwrap();
     let again = Plugins::discover(&dir(&store)).unwrap();
-    let error = again.find("test_nan_logits").unwrap_err().to_string();
+    let error = again.find("test_nan_logits").unwrap_err().report().to_string();
     assert!(error.contains("changed since this program loaded it"), "{error}");
 }
 
@@ -306,13 +309,14 @@ mod crashing {
         let prober = prober().remembering(Some(memory.clone()));
         let options = named(file.clone(), prober.clone());
         assert_eq!(only_row(&options).status, Status::Untried);
-        let message = Plugins::discover(&options).unwrap_err().to_string();
+        let message = Plugins::discover(&options).unwrap_err().report().to_string();
         assert!(message.contains("crash_on_load") && message.contains("signal 6"), "{message}");
         assert_eq!(only_row(&options).status, Status::Crashed);
 
         // Remembered: a prober that cannot be started is not needed any more.
         let absent = Prober::new("/no/such/program", [] as [&str; 0]).remembering(Some(memory));
-        let message = Plugins::discover(&named(file.clone(), absent)).unwrap_err().to_string();
+        let message =
+            Plugins::discover(&named(file.clone(), absent)).unwrap_err().report().to_string();
         assert!(message.contains("signal 6"), "{message}");
 
         // Found in a folder it is passed over, and the others work.
@@ -329,7 +333,8 @@ mod crashing {
         assert!(Plugins::discover(&options).unwrap().find("test_nan_logits").is_ok());
 
         let store = Store::new(folder.path().join("store"));
-        let message = store.install(&file, options.prober.as_ref()).unwrap_err().to_string();
+        let message =
+            store.install(&file, options.prober.as_ref()).unwrap_err().report().to_string();
         assert!(message.contains("not installed") && message.contains("signal 6"), "{message}");
     }
 
@@ -338,8 +343,10 @@ mod crashing {
     fn a_plugin_that_hangs_while_loading_is_given_up() {
         let mut prober = prober();
         prober.patience = Duration::from_millis(500);
-        let message =
-            Plugins::discover(&named(odd("hang_on_load"), prober)).unwrap_err().to_string();
+        let message = Plugins::discover(&named(odd("hang_on_load"), prober))
+            .unwrap_err()
+            .report()
+            .to_string();
         assert!(message.contains("had not ended after 0.5 s"), "{message}");
     }
 }

@@ -196,7 +196,7 @@ pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
         let read = std::io::stdin()
             .lock()
             .read_until(b'\n', &mut line)
-            .map_err(|e| Error::new(ErrorKind::Io, format!("standard input: {e}")))?;
+            .map_err(|e| Error::caused(ErrorKind::Io, "standard input", e))?;
         if read == 0 {
             return Ok(status);
         }

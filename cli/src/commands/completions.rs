@@ -26,7 +26,7 @@ pub(crate) fn run(
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut program, "qhx", &mut script);
     let script = String::from_utf8(script)
-        .map_err(|e| Error::new(ErrorKind::Internal, format!("the completion script: {e}")))?;
+        .map_err(|e| Error::caused(ErrorKind::Internal, "the completion script", e))?;
     app.output.write(&script)?;
     Ok(Status::Done)
 }

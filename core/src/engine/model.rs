@@ -118,7 +118,7 @@ impl Model {
             pool = pool.num_threads(threads.max(1));
         }
         let pool = pool.build().map_err(|e| {
-            Error::new(ErrorKind::Internal, format!("the threads of host-ops cannot start: {e}"))
+            Error::caused(ErrorKind::Internal, "the threads of host-ops cannot start", e)
         })?;
         let services = OpServices {
             manifest: Arc::clone(&manifest),

@@ -87,7 +87,8 @@ impl Consumed {
         match op.snapshot() {
             Ok(id) => self.checkpoints.push(Checkpoint { tokens: self.tokens.clone(), id }),
             Err(e) if op.position() == self.tokens.len() => tracing::warn!(
-                "the state could not be saved, so the next turn consumes the conversation anew: {e}"
+                "the state could not be saved, so the next turn consumes the conversation anew: {}",
+                e.report()
             ),
             Err(e) => return Err(e),
         }

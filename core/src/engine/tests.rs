@@ -297,7 +297,7 @@ fn an_op_whose_position_is_not_what_it_consumed_is_named() {
     let says = |error: Error, words: &str| {
         assert_eq!(error.kind(), ErrorKind::Plugin, "{error}");
         let all = ["\"scripted\"", words, "report it to its author"];
-        assert!(all.iter().all(|words| error.to_string().contains(words)), "{error}");
+        assert!(all.iter().all(|words| error.report().to_string().contains(words)), "{error}");
     };
     for (fault, words) in [
         (Fault::PromptUncounted, "after a prompt at position 0 its position is 0, expected 3"),
@@ -468,6 +468,6 @@ fn an_embedding_that_is_zero_or_not_finite_is_an_error() {
         let error = open(Scripted::new(wrong)).embed(&[1]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Execute);
         let all = ["host-op \"scripted\"", words, "`qhx verify`"];
-        assert!(all.iter().all(|words| error.to_string().contains(words)), "{error}");
+        assert!(all.iter().all(|words| error.report().to_string().contains(words)), "{error}");
     }
 }

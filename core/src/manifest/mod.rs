@@ -180,7 +180,7 @@ impl Manifest {
             .hint("give the folder that holds the context binaries"));
         }
         let resolve = |folder: &Path| {
-            folder.canonicalize().map_err(|e| Error::io(ErrorKind::Manifest, folder, &e))
+            folder.canonicalize().map_err(|e| Error::io(ErrorKind::Manifest, folder, e))
         };
         let bounds = resolve(&manifest.bounds)?;
         if !resolve(&manifest.root)?.starts_with(&bounds) {

@@ -25,7 +25,8 @@ pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<Value> {
     }
     match serde_json::from_slice::<Strict>(bytes) {
         Ok(Strict(value)) => Ok(value),
-        Err(e) => fail(format!("not valid JSON: {e}"), "check the file with a JSON validator"),
+        Err(e) => fail(format!("not valid JSON: {e}"), "check the file with a JSON validator")
+            .map_err(|error| error.with_source(e)),
     }
 }
 

@@ -18,7 +18,7 @@ pub const NOT_MANIFESTS: [&str; 6] = [
 ///
 /// These are the top-level `*.json` files, without [`NOT_MANIFESTS`] and without hidden files.
 pub fn candidates(folder: &Path) -> Result<Vec<PathBuf>> {
-    let fail = |e: std::io::Error| Error::io(ErrorKind::Manifest, folder, &e);
+    let fail = |e: std::io::Error| Error::io(ErrorKind::Manifest, folder, e);
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(fail)? {
         let path = entry.map_err(fail)?.path();

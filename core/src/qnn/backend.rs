@@ -73,7 +73,7 @@ impl QnnBackend {
     pub fn with_library(library: &Library, options: QnnOptions) -> Result<Self> {
         let device = Device::open(library, options.log, None)?;
         let platform = device.platform().unwrap_or_else(|error| {
-            tracing::warn!(target: "qnn", %error, "the library does not describe the device");
+            tracing::warn!(target: "qnn", error = %error.report(), "the library does not describe the device");
             let emulated = Platform::is_emulated();
             Platform { arch: None, soc: None, vtcm_mb: None, cores: 0, emulated }
         });
@@ -81,7 +81,7 @@ impl QnnBackend {
             .then(|| Power::open(&device).and_then(|p| p.vote(options.perf).map(|()| p)));
         let power = power.and_then(|power| {
             power
-                .inspect_err(|error| tracing::warn!(target: "qnn", %error, "clocks are left alone"))
+                .inspect_err(|error| tracing::warn!(target: "qnn", error = %error.report(), "clocks are left alone"))
                 .ok()
         });
         Ok(Self { power, device, platform, options, records: Arc::default() })
@@ -224,7 +224,9 @@ impl Recorder {
                 };
                 self.records.lock().unwrap_or_else(PoisonError::into_inner).push(record);
             }
-            Err(error) => tracing::debug!(target: "qnn", %error, "a profile was not read"),
+            Err(error) => {
+                tracing::debug!(target: "qnn", error = %error.report(), "a profile was not read")
+            }
         }
     }
 }

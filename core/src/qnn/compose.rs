@@ -262,7 +262,7 @@ impl Composer {
     pub fn write(&self, path: &Path) -> Result<u64> {
         let size = self.binary_size()?;
         let fail = |e: std::io::Error| {
-            Error::io(ErrorKind::Io, path, &e).hint("is there room on the disk for the binary?")
+            Error::io(ErrorKind::Io, path, e).hint("is there room on the disk for the binary?")
         };
         let file = File::create_new(path).map_err(fail)?;
         let write = || -> Result<u64> {

@@ -285,15 +285,6 @@ pub(crate) fn explain(error: Error, mark: u64) -> Error {
         return error;
     }
     let last: Vec<_> = lines.iter().rev().take(4).rev().map(String::as_str).collect();
-    let mut with = Error::new(
-        error.kind(),
-        format!("{}; the library says: {}", error.message(), last.join(" | ")),
-    );
-    if let Some(code) = error.code() {
-        with = with.with_code(code);
-    }
-    match error.hint_text() {
-        Some(hint) => with.hint(hint),
-        None => with,
-    }
+    let message = format!("{}; the library says: {}", error.message(), last.join(" | "));
+    error.with_message(message)
 }

@@ -308,10 +308,10 @@ fn entry_point<T: Copy>(path: &Path, symbol: &str) -> Result<T> {
         path.to_owned()
     } else {
         inspect_file(path)?;
-        std::path::absolute(path).map_err(|e| Error::io(ErrorKind::Runtime, path, &e))?
+        std::path::absolute(path).map_err(|e| Error::io(ErrorKind::Runtime, path, e))?
     };
     // SAFETY: loading runs the library's initialisers; the user named this file as a QNN library.
-    let library = unsafe { libloading::Library::new(&name) }.map_err(|e| load_error(path, &e))?;
+    let library = unsafe { libloading::Library::new(&name) }.map_err(|e| load_error(path, e))?;
     // Never unloaded, as the module says.
     let library = std::mem::ManuallyDrop::new(library);
     // SAFETY: the symbol, where it exists, has the type that the caller states: it is the
@@ -351,13 +351,13 @@ const HINT: &str =
 
 /// Refuses what the dynamic loader would refuse, in clearer words.
 fn inspect_file(path: &Path) -> Result<()> {
-    let fail = |e: &std::io::Error| Error::io(ErrorKind::Runtime, path, e).hint(HINT);
+    let fail = |e: std::io::Error| Error::io(ErrorKind::Runtime, path, e).hint(HINT);
     let mut file = files::open(ErrorKind::Runtime, path).map_err(|e| e.hint(HINT))?;
     if cfg!(windows) {
         return Ok(());
     }
     let mut head = Vec::with_capacity(20);
-    file.by_ref().take(20).read_to_end(&mut head).map_err(|e| fail(&e))?;
+    file.by_ref().take(20).read_to_end(&mut head).map_err(fail)?;
     if !head.starts_with(b"\x7fELF") || head.len() < 20 {
         return Err(Error::new(
             ErrorKind::Runtime,
@@ -393,16 +393,17 @@ fn inspect_file(path: &Path) -> Result<()> {
 }
 
 /// Says which dependency is missing and where it comes from.
-fn load_error(path: &Path, error: &libloading::Error) -> Error {
+fn load_error(path: &Path, error: libloading::Error) -> Error {
     let mut text = error.to_string();
-    if let Some(source) = std::error::Error::source(error) {
+    if let Some(source) = std::error::Error::source(&error) {
         let source = source.to_string();
         if !text.contains(&source) {
             text = source;
         }
     }
     let base =
-        Error::new(ErrorKind::Runtime, format!("{}: cannot be loaded: {text}", path.display()));
+        Error::new(ErrorKind::Runtime, format!("{}: cannot be loaded: {text}", path.display()))
+            .with_source(error);
     match missing_dependency(&text) {
         Some(hint) => base.hint(hint),
         None => base,

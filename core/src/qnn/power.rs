@@ -157,7 +157,7 @@ impl Power {
         if let Err(error) =
             self.set(&[word(sys::POWER_RPC_LATENCY, 100), word(sys::POWER_RPC_POLLING, polling)])
         {
-            tracing::debug!(target: "qnn", %error, "RPC latency is left as it is");
+            tracing::debug!(target: "qnn", error = %error.report(), "RPC latency is left as it is");
         }
         Ok(())
     }
@@ -182,7 +182,7 @@ impl Power {
 impl Drop for Power {
     fn drop(&mut self) {
         if let Err(error) = self.vote(PerfMode::DeviceDefault) {
-            tracing::debug!(target: "qnn", %error, "the clock vote was not taken back");
+            tracing::debug!(target: "qnn", error = %error.report(), "the clock vote was not taken back");
         }
         // SAFETY: contract: tables.
         if let Some(destroy) = unsafe { (*self.infrastructure).destroy_power_config } {

@@ -45,7 +45,8 @@ struct Request {
 
 /// The child's part: the metadata as JSON.
 fn answer(input: &[u8]) -> Result<Vec<u8>> {
-    let internal = |e: serde_json::Error| Error::new(ErrorKind::Internal, e.to_string());
+    let internal =
+        |e: serde_json::Error| Error::new(ErrorKind::Internal, e.to_string()).with_source(e);
     let request: Request = serde_json::from_slice(input).map_err(internal)?;
     let file = Mapped::open(Path::new(&request.file))?;
     if *file.identity() != request.identity {
@@ -81,7 +82,7 @@ fn read_in_child(
     memory: Option<&Path>,
 ) -> Result<BinaryInfo> {
     let path = std::path::absolute(file.path())
-        .map_err(|e| Error::io(ErrorKind::Artifact, file.path(), &e))?;
+        .map_err(|e| Error::io(ErrorKind::Artifact, file.path(), e))?;
     let name = file.path().display();
     let refused = |failure: &str| {
         let message = format!("{name}: its metadata cannot be read: {failure}");
@@ -93,7 +94,11 @@ fn read_in_child(
         return Err(refused(&known.failure));
     }
     let internal = |e: serde_json::Error| {
-        Error::new(ErrorKind::Internal, format!("{name}: asking a helper for its metadata: {e}"))
+        Error::caused(
+            ErrorKind::Internal,
+            format_args!("{name}: asking a helper for its metadata"),
+            e,
+        )
     };
     let request = Request {
         system: system.as_os_str().to_owned(),

@@ -127,14 +127,14 @@ fn jinja(manifest: &Manifest, artifacts: &Artifacts) -> Result<Option<JinjaTempl
 fn json(path: &Path) -> Result<Value> {
     let file = Mapped::open(path)?;
     serde_json::from_slice(file.bytes()).map_err(|e| {
-        Error::new(ErrorKind::Artifact, format!("{}: not valid JSON: {e}", path.display()))
+        Error::caused(ErrorKind::Artifact, format_args!("{}: not valid JSON", path.display()), e)
     })
 }
 
 fn text(path: &Path) -> Result<String> {
     let file = Mapped::open(path)?;
     let text = std::str::from_utf8(file.bytes()).map_err(|e| {
-        Error::new(ErrorKind::Artifact, format!("{}: not UTF-8: {e}", path.display()))
+        Error::caused(ErrorKind::Artifact, format_args!("{}: not UTF-8", path.display()), e)
     })?;
     Ok(text.to_owned())
 }

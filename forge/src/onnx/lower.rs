@@ -64,7 +64,7 @@ pub fn write(graph: &Graph, dir: &Path, progress: &mut dyn Progress) -> Result<W
     let data = lowering.data.take();
     let data = match data {
         Some(mut data) => {
-            data.file.flush().map_err(|e| Error::io(ErrorKind::Io, &data.path, &e))?;
+            data.file.flush().map_err(|e| Error::io(ErrorKind::Io, &data.path, e))?;
             Some(data.path)
         }
         None => None,
@@ -76,7 +76,7 @@ pub fn write(graph: &Graph, dir: &Path, progress: &mut dyn Progress) -> Result<W
         opset_import: vec![OperatorSetIdProto { domain: Some(String::new()), version: OPSET }],
     };
     std::fs::write(&model_path, model.encode_to_vec())
-        .map_err(|e| Error::io(ErrorKind::Io, &model_path, &e))?;
+        .map_err(|e| Error::io(ErrorKind::Io, &model_path, e))?;
     Ok(Written { model: model_path, data })
 }
 
@@ -194,7 +194,7 @@ impl Lowering<'_> {
             Some(data) => data,
             none => {
                 let file = File::create(&self.data_path)
-                    .map_err(|e| Error::io(ErrorKind::Io, &self.data_path, &e))?;
+                    .map_err(|e| Error::io(ErrorKind::Io, &self.data_path, e))?;
                 none.insert(DataFile {
                     path: self.data_path.clone(),
                     file: BufWriter::with_capacity(1 << 20, file),
@@ -433,7 +433,7 @@ impl Lowering<'_> {
 
 fn write_all(data: &mut DataFile, bytes: &[u8]) -> Result<()> {
     data.file.write_all(bytes).map_err(|e| {
-        Error::io(ErrorKind::Io, &data.path, &e).hint("is there room on the disk for the f32 twin?")
+        Error::io(ErrorKind::Io, &data.path, e).hint("is there room on the disk for the f32 twin?")
     })?;
     data.length += bytes.len() as u64;
     Ok(())

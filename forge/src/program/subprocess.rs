@@ -83,7 +83,7 @@ impl SubprocessCompiler {
         }
         tunables.push(value);
         // Absolute: a relative path may begin like an option.
-        let out = std::path::absolute(out).map_err(|e| Error::io(ErrorKind::Io, out, &e))?;
+        let out = std::path::absolute(out).map_err(|e| Error::io(ErrorKind::Io, out, e))?;
         Command::new(&self.file)
             .args(self.program.words)
             .args(["compile-context", key])
@@ -95,7 +95,7 @@ impl SubprocessCompiler {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(|e| Error::io(ErrorKind::Io, &self.file, &e))
+            .map_err(|e| Error::io(ErrorKind::Io, &self.file, e))
     }
 }
 
@@ -121,7 +121,7 @@ impl Compiler for SubprocessCompiler {
             // It has ended, or is not wanted any more.
             let _ = child.kill();
         }
-        let status = child.wait().map_err(|e| Error::io(ErrorKind::Io, &self.file, &e))?;
+        let status = child.wait().map_err(|e| Error::io(ErrorKind::Io, &self.file, e))?;
         match result {
             Ok(Some(bytes)) => Ok(bytes),
             Ok(None) => Err(Error::new(
@@ -170,9 +170,10 @@ fn follow(lines: &Receiver<String>, progress: &mut dyn Progress) -> Result<Optio
             Err(RecvTimeoutError::Timeout) => continue,
         };
         let message = serde_json::from_str(&line).map_err(|e| {
-            Error::new(
+            Error::caused(
                 ErrorKind::Internal,
-                format!("the process that compiles wrote {line:?}: {e}"),
+                format_args!("the process that compiles wrote {line:?}"),
+                e,
             )
         })?;
         match message {
@@ -227,8 +228,8 @@ fn compile(
     program: &Program,
     progress: &mut dyn Progress,
 ) -> Result<u64> {
-    let forge =
-        (program.parse)(&args.forge).map_err(|e| Error::new(ErrorKind::Usage, e.to_string()))?;
+    let forge = (program.parse)(&args.forge)
+        .map_err(|e| Error::new(ErrorKind::Usage, e.to_string()).with_source(e))?;
     let ForgeArgs { shape, libraries, .. } = &forge;
     let libraries = libraries.require("a context binary")?;
     let compiler = compiler(&libraries, shape.target(), shape.share_weights)?;

@@ -62,9 +62,10 @@ impl PluginOp {
         // SAFETY: an open op.
         let info = unsafe { op.object.vtable.info()(op.object.data) };
         op.info = serde_json::from_str(&info).map_err(|e| {
-            Error::new(
+            Error::caused(
                 ErrorKind::Plugin,
-                format!("host-op {name:?}: its description of the open model is not valid: {e}"),
+                format_args!("host-op {name:?}: its description of the open model is not valid"),
+                e,
             )
         })?;
         if op.info.info.vocab == 0 && description.tasks == [Task::Generate] {

@@ -141,8 +141,9 @@ impl Lock {
         self.plugins.sort_by(|a, b| a.file.cmp(&b.file));
         let path = self.dir.join(LOCK_FILE);
         let document = Document { version: VERSION, plugins: self.plugins.clone() };
-        let text = toml::to_string_pretty(&document)
-            .map_err(|e| Error::new(ErrorKind::Internal, format!("{}: {e}", path.display())))?;
+        let text = toml::to_string_pretty(&document).map_err(|e| {
+            Error::caused(ErrorKind::Internal, format_args!("{}", path.display()), e)
+        })?;
         let write = || -> std::io::Result<()> {
             let mut file = tempfile::NamedTempFile::new_in(&self.dir)?;
             file.write_all(HEADER.as_bytes())?;
@@ -152,7 +153,7 @@ impl Lock {
             file.persist(&path).map_err(|e| e.error)?;
             Ok(())
         };
-        write().map_err(|e| Error::io(ErrorKind::Io, &path, &e))
+        write().map_err(|e| Error::io(ErrorKind::Io, &path, e))
     }
 
     /// The entry of a file name.

@@ -343,7 +343,10 @@ mod tests {
         ] {
             let error = check_with(schema.clone(), params).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Manifest);
-            assert!(error.to_string().contains(expected), "{error} does not say {expected:?}");
+            assert!(
+                error.report().to_string().contains(expected),
+                "{error} does not say {expected:?}"
+            );
         }
         assert!(check_with(schema, json!({"decode": "a", "mode": null, "other": 7})).is_ok());
     }
@@ -377,7 +380,7 @@ mod tests {
     fn what_a_message_quotes_is_short_and_plain() {
         let schema = json!({"properties": {"a": {"type": "integer"}}});
         let text = format!("\u{1b}[2J{}", "x".repeat(1 << 20));
-        let error = check_with(schema, json!({"a": text})).unwrap_err().to_string();
+        let error = check_with(schema, json!({"a": text})).unwrap_err().report().to_string();
         assert!(error.len() < 200 && !error.contains('\u{1b}'), "{error}");
     }
 }

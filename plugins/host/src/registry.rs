@@ -118,7 +118,7 @@ impl Plugins {
         let sha256 = lock.as_ref().and_then(|l| l.get(name)).map(|p| p.sha256.as_str());
         self.load(file, file.parent(), sha256).map_err(|e| {
             log_details(&e);
-            Error::new(ErrorKind::Plugin, e.to_string())
+            Error::new(ErrorKind::Plugin, e.to_string()).with_source(e)
         })
     }
 
@@ -251,7 +251,7 @@ impl Plugins {
             .get_or_init(|| self.load(&file, Some(&installed.dir), Some(&installed.plugin.sha256)));
         let plugin = plugin.as_ref().map_err(|error| {
             log_details(error);
-            Error::new(ErrorKind::Plugin, format!("host-op {name:?}: {error}"))
+            Error::caused(ErrorKind::Plugin, format_args!("host-op {name:?}"), error.clone())
         })?;
         let description = plugin.ops.iter().find(|op| op.name == name).ok_or_else(|| {
             Error::new(

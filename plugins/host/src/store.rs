@@ -133,7 +133,7 @@ impl Store {
             Pinned::open(file).map_err(|e| plugin_error(format!("cannot be read: {e}")))?;
         let io = |path: &Path| {
             let path = path.to_owned();
-            move |e: std::io::Error| Error::io(ErrorKind::Io, &path, &e)
+            move |e: std::io::Error| Error::io(ErrorKind::Io, &path, e)
         };
         create_private(&self.dir).map_err(io(&self.dir))?;
         if !self.allow_untrusted {
@@ -207,7 +207,7 @@ impl Store {
         let path = found.path(&self.dir);
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(Error::io(ErrorKind::Io, &path, &error))
+                Err(Error::io(ErrorKind::Io, &path, error))
             }
             _ => Ok(found),
         }
@@ -273,7 +273,7 @@ impl Store {
     /// Keeps two programs from changing the lock at once.
     fn guard(&self) -> Result<File> {
         let path = self.dir.join(format!(".{LOCK_FILE}.guard"));
-        let io = |e: std::io::Error| Error::io(ErrorKind::Io, &path, &e);
+        let io = |e: std::io::Error| Error::io(ErrorKind::Io, &path, e);
         let file =
             File::options().create(true).truncate(false).write(true).open(&path).map_err(io)?;
         file.lock().map_err(io)?;

@@ -83,7 +83,7 @@ pub fn safetensors(data: &[u8]) -> Result<()> {
     let config = dir.join("config.json");
     if !config.exists() {
         std::fs::write(&config, r#"{"architectures":["LlamaForCausalLM"]}"#)
-            .map_err(|e| Error::io(ErrorKind::Io, &config, &e))?;
+            .map_err(|e| Error::io(ErrorKind::Io, &config, e))?;
     }
     let checkpoint = Checkpoint::open(dir)?;
     checkpoint.values("a", &[2, 3])?;
@@ -169,7 +169,7 @@ fn write(name: &str, data: &[u8]) -> Result<PathBuf> {
     let folder = FOLDER.get_or_init(|| tempfile::tempdir().map_err(|e| e.to_string()));
     let folder = folder.as_ref().map_err(|e| Error::new(ErrorKind::Io, e))?;
     let path = folder.path().join(name);
-    std::fs::write(&path, data).map_err(|e| Error::io(ErrorKind::Io, &path, &e))?;
+    std::fs::write(&path, data).map_err(|e| Error::io(ErrorKind::Io, &path, e))?;
     Ok(path)
 }
 

@@ -58,7 +58,7 @@ fn read(name: &str, file: &Path) -> Result<(), String> {
     let data = std::fs::read(file).map_err(|e| format!("{}: {e}", file.display()))?;
     match (target.read)(&data) {
         Ok(()) => println!("accepted"),
-        Err(error) => println!("refused: {error}"),
+        Err(error) => println!("refused: {}", error.report()),
     }
     Ok(())
 }

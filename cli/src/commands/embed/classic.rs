@@ -94,7 +94,7 @@ pub(crate) fn run(args: &EmbedClassicArgs, app: &mut App) -> Result<Status> {
         if args.json {
             // Written as f32: the shortest digits that give the same bits.
             let embedding = serde_json::to_string(vector)
-                .map_err(|e| Error::new(ErrorKind::Internal, format!("a vector as JSON: {e}")))?;
+                .map_err(|e| Error::caused(ErrorKind::Internal, "a vector as JSON", e))?;
             let line = format!(
                 "{{\"index\":{index},\"text\":{},\"dimension\":{},\"norm\":{},\"cosine\":{},\"embedding\":{embedding}}}",
                 json!(text),

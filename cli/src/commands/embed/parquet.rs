@@ -34,7 +34,7 @@ fn fail(path: &Path, kind: ErrorKind, why: impl std::fmt::Display) -> Error {
 }
 
 fn open(path: &Path) -> Result<ParquetRecordBatchReaderBuilder<File>> {
-    let file = File::open(path).map_err(|e| Error::io(ErrorKind::Prompt, path, &e))?;
+    let file = File::open(path).map_err(|e| Error::io(ErrorKind::Prompt, path, e))?;
     // Without the writer's Arrow types, a column of strings has one type whoever wrote it.
     let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
     ParquetRecordBatchReaderBuilder::try_new_with_options(file, options)
@@ -125,8 +125,8 @@ impl Texts {
                 return Ok(Some((texts.value(row).to_owned(), role)));
             }
             let Some(batch) = self.reader.next() else { return Ok(None) };
-            let batch =
-                batch.map_err(|e| Error::new(ErrorKind::Prompt, format!("{}: {e}", self.name)))?;
+            let batch = batch
+                .map_err(|e| Error::caused(ErrorKind::Prompt, format_args!("{}", self.name), e))?;
             let column = |name: &str| {
                 batch.column_by_name(name).and_then(|c| c.as_string_opt::<i32>()).cloned()
             };
@@ -200,8 +200,8 @@ impl Columns {
 
 /// Makes the table `out` of JSON lines. It appears whole, or not at all.
 pub(crate) fn publish(lines: &Path, out: &Path) -> Result<()> {
-    let io = |e: &std::io::Error| Error::io(ErrorKind::Io, out, e);
-    let file = unfinished(out).map_err(|e| io(&e))?;
+    let io = |e: std::io::Error| Error::io(ErrorKind::Io, out, e);
+    let file = unfinished(out).map_err(io)?;
     let properties = WriterProperties::builder()
         .set_compression(Compression::ZSTD(ZstdLevel::default()))
         .build();
@@ -209,13 +209,13 @@ pub(crate) fn publish(lines: &Path, out: &Path) -> Result<()> {
     let mut writer =
         ArrowWriter::try_new(file.as_file(), Columns::schema(), Some(properties)).map_err(wrong)?;
     let mut columns = Columns::new();
-    let source = File::open(lines).map_err(|e| Error::io(ErrorKind::Io, lines, &e))?;
+    let source = File::open(lines).map_err(|e| Error::io(ErrorKind::Io, lines, e))?;
     let mut reader = BufReader::with_capacity(1 << 20, source);
     let mut line = Vec::new();
     for number in 1.. {
         line.clear();
         let length = reader.read_until(b'\n', &mut line);
-        let end = length.map_err(|e| Error::io(ErrorKind::Io, lines, &e))? == 0;
+        let end = length.map_err(|e| Error::io(ErrorKind::Io, lines, e))? == 0;
         if !end {
             columns.push(&line).ok_or_else(|| {
                 let why = format_args!("line {number} is no line of qhx embed");
@@ -234,8 +234,8 @@ pub(crate) fn publish(lines: &Path, out: &Path) -> Result<()> {
         }
     }
     writer.close().map_err(wrong)?;
-    file.as_file().sync_data().map_err(|e| io(&e))?;
-    file.persist(out).map_err(|e| io(&e.error))?;
+    file.as_file().sync_data().map_err(io)?;
+    file.persist(out).map_err(|e| io(e.error))?;
     Ok(())
 }
 
@@ -254,7 +254,7 @@ fn unfinished(target: &Path) -> std::io::Result<NamedTempFile> {
 
 /// Writes the rows of a table as JSON lines, so that a run can go on behind them.
 pub(crate) fn unpack(table: &Path, lines: &Path) -> Result<()> {
-    let io = |e: &std::io::Error| Error::io(ErrorKind::Io, lines, e);
+    let io = |e: std::io::Error| Error::io(ErrorKind::Io, lines, e);
     let strange =
         || fail(table, ErrorKind::Usage, "no output of qhx embed").hint("--overwrite replaces it");
     let builder = open(table)?;
@@ -262,7 +262,7 @@ pub(crate) fn unpack(table: &Path, lines: &Path) -> Result<()> {
     if columns.iter().any(|column| require(&builder, column).is_none()) {
         return Err(strange());
     }
-    let mut file = BufWriter::new(unfinished(lines).map_err(|e| io(&e))?);
+    let mut file = BufWriter::new(unfinished(lines).map_err(io)?);
     for batch in read(table, builder, &columns)? {
         let batch = batch.map_err(|e| fail(table, ErrorKind::Prompt, e))?;
         let index = batch.column_by_name("index").and_then(|c| c.as_primitive_opt::<Int64Type>());
@@ -279,11 +279,11 @@ pub(crate) fn unpack(table: &Path, lines: &Path) -> Result<()> {
                 text: text.value(row),
                 embedding: values.values(),
             };
-            serde_json::to_writer(&mut file, &line).map_err(|e| io(&e.into()))?;
-            file.write_all(b"\n").map_err(|e| io(&e))?;
+            serde_json::to_writer(&mut file, &line).map_err(|e| io(e.into()))?;
+            file.write_all(b"\n").map_err(io)?;
         }
     }
-    let file = file.into_inner().map_err(|e| io(e.error()))?;
-    file.persist(lines).map_err(|e| io(&e.error))?;
+    let file = file.into_inner().map_err(|e| io(e.into_error()))?;
+    file.persist(lines).map_err(|e| io(e.error))?;
     Ok(())
 }

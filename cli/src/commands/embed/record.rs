@@ -63,7 +63,7 @@ impl Record {
     /// Locks and reads the record of `output`. Errors at once when another run writes the same output.
     pub fn lock(output: &Path) -> Result<Self> {
         let path = path_of(output)?;
-        let fail = |e: std::io::Error| Error::io(ErrorKind::Io, &path, &e);
+        let fail = |e: std::io::Error| Error::io(ErrorKind::Io, &path, e);
         let mut file = loop {
             let mut options = OpenOptions::new();
             let file = options.read(true).write(true).create(true).truncate(false).open(&path);
@@ -158,7 +158,7 @@ impl Record {
     fn write(&mut self) -> Result<()> {
         SCHEMA.clone_into(&mut self.content.schema);
         let mut text = serde_json::to_vec_pretty(&self.content)
-            .map_err(|e| Error::new(ErrorKind::Internal, format!("a record as JSON: {e}")))?;
+            .map_err(|e| Error::caused(ErrorKind::Internal, "a record as JSON", e))?;
         text.push(b'\n');
         self.empty = false;
         // In place, as the lock is on the file; whole before what is left of a longer one is cut off.
@@ -166,7 +166,7 @@ impl Record {
             .seek(SeekFrom::Start(0))
             .and_then(|_| self.file.write_all(&text))
             .and_then(|()| self.file.set_len(text.len() as u64))
-            .map_err(|e| Error::io(ErrorKind::Io, &self.path, &e))
+            .map_err(|e| Error::io(ErrorKind::Io, &self.path, e))
     }
 }
 

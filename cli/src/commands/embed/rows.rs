@@ -70,7 +70,7 @@ impl Rows {
             }
             Some(path) => {
                 let mut file = open(path)?;
-                let fail = |e: std::io::Error| Error::io(ErrorKind::Io, path, &e);
+                let fail = |e: std::io::Error| Error::io(ErrorKind::Io, path, e);
                 // A pipe can be read once.
                 if file.metadata().map_err(fail)?.is_file() {
                     total = Some(share(count(&file).map_err(fail)?, args.shard));
@@ -137,7 +137,7 @@ impl Rows {
 }
 
 fn open(path: &Path) -> Result<File> {
-    File::open(path).map_err(|e| Error::io(ErrorKind::Prompt, path, &e))
+    File::open(path).map_err(|e| Error::io(ErrorKind::Prompt, path, e))
 }
 
 /// Rows of an input that belong to the shard.
@@ -167,7 +167,7 @@ fn count(file: &File) -> std::io::Result<u64> {
 /// longest line.
 fn read_line(name: &str, index: u64, reader: &mut dyn BufRead, line: &mut Vec<u8>) -> Result<bool> {
     line.clear();
-    let fail = |e| Error::new(ErrorKind::Io, format!("{name}: {e}"));
+    let fail = |e| Error::caused(ErrorKind::Io, format_args!("{name}"), e);
     loop {
         let part = reader.fill_buf().map_err(fail)?;
         if part.is_empty() {

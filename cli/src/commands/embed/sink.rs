@@ -135,7 +135,7 @@ impl Claimed {
             self.record.set(Slot::Unfinished, made)?;
         }
         let path = &self.lines;
-        let fail = |e: std::io::Error| Error::io(ErrorKind::Io, path, &e);
+        let fail = |e: std::io::Error| Error::io(ErrorKind::Io, path, e);
         let mut made = Made { with: settings, ..Made::default() };
         let mut digest = Sha256::new();
         let mut end = 0;
@@ -206,7 +206,7 @@ struct Done {
 impl Done {
     /// Compares the rows that were written for sure with the input, which is then behind them.
     fn check(path: &Path, made: &Made, rows: &mut Rows) -> Result<Self> {
-        let fail = |e: std::io::Error| Error::io(ErrorKind::Io, path, &e);
+        let fail = |e: std::io::Error| Error::io(ErrorKind::Io, path, e);
         let differ = |why: String| {
             Error::new(ErrorKind::Usage, format!("{}: {why}", path.display()))
                 .hint("resume with the same --input and --shard, or write to another output")
@@ -286,10 +286,10 @@ impl Lines {
         self.line.clear();
         let line = Vector { index: row.index, text: &row.text, embedding: vector };
         serde_json::to_writer(&mut self.line, &line)
-            .map_err(|e| Error::new(ErrorKind::Internal, format!("a vector as JSON: {e}")))?;
+            .map_err(|e| Error::caused(ErrorKind::Internal, "a vector as JSON", e))?;
         self.line.push(b'\n');
         let written = self.writer.write_all(&self.line);
-        written.map_err(|e| Error::io(ErrorKind::Io, &self.path, &e))?;
+        written.map_err(|e| Error::io(ErrorKind::Io, &self.path, e))?;
         add(&mut self.digest, row);
         self.made.rows += 1;
         if self.flushed.elapsed() > FLUSH {
@@ -300,7 +300,7 @@ impl Lines {
 
     /// Hands the rows to the system, then says in the record that they are there.
     fn flush(&mut self) -> Result<()> {
-        self.writer.flush().map_err(|e| Error::io(ErrorKind::Io, &self.path, &e))?;
+        self.writer.flush().map_err(|e| Error::io(ErrorKind::Io, &self.path, e))?;
         self.made.of = hex(&self.digest);
         self.record.set(self.slot, self.made.clone())?;
         self.flushed = Instant::now();
@@ -309,7 +309,7 @@ impl Lines {
 
     fn finish(mut self, complete: bool) -> Result<()> {
         self.flush()?;
-        let fail = |e: std::io::Error| Error::io(ErrorKind::Io, &self.path, &e);
+        let fail = |e: std::io::Error| Error::io(ErrorKind::Io, &self.path, e);
         self.writer.get_ref().sync_data().map_err(fail)?;
         if self.slot == Slot::Output {
             return Ok(());
@@ -328,7 +328,7 @@ impl Lines {
         // Windows renames no file that is open.
         drop(self.writer);
         std::fs::rename(&self.path, &self.output)
-            .map_err(|e| Error::io(ErrorKind::Io, &self.output, &e))?;
+            .map_err(|e| Error::io(ErrorKind::Io, &self.output, e))?;
         self.record.published()
     }
 }

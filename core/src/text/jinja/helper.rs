@@ -31,7 +31,7 @@ pub(super) fn ask(
     kind: ErrorKind,
 ) -> Result<String> {
     let input = serde_json::to_vec(request)
-        .map_err(|e| Error::new(ErrorKind::Internal, format!("the template as JSON: {e}")))?;
+        .map_err(|e| Error::caused(ErrorKind::Internal, "the template as JSON", e))?;
     let answer = program.ask(TASK.0, input, LIMITS).map_err(|failure| match failure {
         crate::child::ChildFailure::Task(error) => error.context(origin),
         failure => failure.into_error(kind, origin),
@@ -42,7 +42,7 @@ pub(super) fn ask(
 
 fn answer(input: &[u8]) -> Result<Vec<u8>> {
     let Request { template, context } = serde_json::from_slice(input)
-        .map_err(|e| Error::new(ErrorKind::Internal, format!("the template as JSON: {e}")))?;
+        .map_err(|e| Error::caused(ErrorKind::Internal, "the template as JSON", e))?;
     // The parent puts the template's name before the message.
     let environment = super::on_a_thread(|| super::compile(&template.source))
         .map_err(|why| Error::new(ErrorKind::Artifact, why).hint(super::HINT))?;

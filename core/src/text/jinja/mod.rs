@@ -139,7 +139,7 @@ fn context(
     template: &Template,
 ) -> Result<serde_json::Map<String, serde_json::Value>> {
     let messages = serde_json::to_value(messages)
-        .map_err(|e| Error::new(ErrorKind::Internal, format!("the conversation as JSON: {e}")))?;
+        .map_err(|e| Error::caused(ErrorKind::Internal, "the conversation as JSON", e))?;
     let mut context = template.tokens.clone();
     for (name, value) in [
         ("messages", messages),

@@ -91,7 +91,7 @@ impl TableSource for Experts {
         let [weights, scales] = files else {
             return Err(Error::new(ErrorKind::Internal, "the experts are two files"));
         };
-        let fail = |e: std::io::Error| Error::new(ErrorKind::Io, format!("table of experts: {e}"));
+        let fail = |e: std::io::Error| Error::caused(ErrorKind::Io, "table of experts", e);
         let mut done = 0;
         for matrix in self.matrices.iter().flatten() {
             if progress.cancelled() {
