@@ -1,6 +1,7 @@
 //! The recipes that a program has: those of this crate, and those that any other crate registers.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::Value;
@@ -31,6 +32,12 @@ pub struct RecipeOption {
     pub values: &'static [&'static str],
     /// What it is for, in one line.
     pub help: &'static str,
+}
+
+impl fmt::Display for RecipeOption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}: {}", self.name, self.values.join("|"), self.help)
+    }
 }
 
 impl RecipeEntry {
@@ -73,10 +80,10 @@ impl RecipeEntry {
         let usage = |message: String| Error::new(ErrorKind::Usage, message);
         for name in given.keys() {
             if self.options.iter().all(|option| option.name != name) {
-                let known: Vec<_> = self.options.iter().map(|option| option.name).collect();
+                let known: Vec<_> = self.options.iter().map(ToString::to_string).collect();
                 let hint = match known.as_slice() {
                     [] => "its recipe has no options of its own".to_owned(),
-                    names => format!("its recipe has {}", names.join(", ")),
+                    options => format!("its recipe has {}", options.join("; ")),
                 };
                 let classes = self.classes.join(", ");
                 return Err(usage(format!("{classes}: no recipe option {name:?}")).hint(hint));
@@ -278,6 +285,6 @@ mod tests {
         assert_eq!(error.message(), "recipe option form: \"f32\", expected int8 or f16");
         let error = choose(&[("from", "f16")]).unwrap_err();
         assert_eq!(error.message(), "A: no recipe option \"from\"");
-        assert_eq!(error.hint_text(), Some("its recipe has form"));
+        assert_eq!(error.hint_text(), Some("its recipe has form=int8|f16: what it takes"));
     }
 }
