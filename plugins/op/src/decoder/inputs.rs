@@ -54,15 +54,12 @@ impl EmbeddingRows {
 
 impl Filler for EmbeddingRows {
     fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()> {
-        let first = pass.graphs[0];
-        self.embedding.check_rows(host, first, host.input(first, "x")?, pass.rows)?;
-        self.inputs.push(FloatInput::require(host, first, "x")?);
+        self.inputs.push(self.embedding.bind(host, pass.graphs[0], "x", pass.rows)?);
         Ok(())
     }
 
     fn fill(&mut self, host: &mut Host, chunk: Chunk<'_>) -> Result<()> {
-        let input = self.inputs[chunk.pass];
-        self.embedding.gather_rows(host, chunk.tokens, input.buffer(), input.dtype())
+        self.embedding.fill(host, chunk.tokens, &self.inputs[chunk.pass])
     }
 }
 
