@@ -2,6 +2,7 @@
 
 use qhx_core::Result;
 use qhx_plugins::{PluginOptions, Plugins, Prober};
+use qhx_terminal::helper;
 use qhx_terminal::program::Terminal;
 
 use crate::args::GlobalArgs;
@@ -38,11 +39,10 @@ impl App {
     }
 
     /// Which plugins to consider, and how. A plugin that is not installed is tried in a child
-    /// process first: this program with `plugins probe`.
+    /// process first: this program as a helper.
     pub(crate) fn plugin_options(&self) -> PluginOptions {
         let prober = this_program().map(|program| {
-            Prober::new(program, ["plugins", "probe"])
-                .remembering(qhx_plugins::search::memory_file())
+            Prober::new(program, [helper::COMMAND]).remembering(qhx_plugins::search::memory_file())
         });
         PluginOptions {
             files: self.global.plugins.clone(),

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 use qhx_core::Result;
+use qhx_core::child::Task;
 use qhx_forge::program::ForgeArgs;
 use qhx_terminal::helper;
 use qhx_terminal::program::{self, STYLES, refuse};
@@ -58,10 +59,13 @@ enum Command {
     Completions(commands::completions::CompletionsArgs),
 }
 
+/// What a helper of these programs does besides what every helper does: it tries plugins.
+const TASKS: &[Task] = &[qhx_plugins::probe::TASK];
+
 /// Runs `qhx` with the arguments of the process.
 pub fn run() -> ExitCode {
     let arguments: Vec<OsString> = env::args_os().collect();
-    if let Some(code) = helper::take_over(&arguments) {
+    if let Some(code) = helper::take_over(&arguments, TASKS) {
         return code;
     }
     let cli = match Cli::try_parse_from(&arguments) {
@@ -75,7 +79,7 @@ pub fn run() -> ExitCode {
 /// Runs `qhx_generate` with the arguments of the process.
 pub fn run_generate() -> ExitCode {
     let arguments: Vec<OsString> = env::args_os().collect();
-    if let Some(code) = helper::take_over(&arguments) {
+    if let Some(code) = helper::take_over(&arguments, TASKS) {
         return code;
     }
     let args = match commands::classic::ClassicArgs::try_parse_from(&arguments) {
@@ -88,7 +92,7 @@ pub fn run_generate() -> ExitCode {
 /// Runs `qhx_embed` with the arguments of the process.
 pub fn run_embed() -> ExitCode {
     let arguments: Vec<OsString> = env::args_os().collect();
-    if let Some(code) = helper::take_over(&arguments) {
+    if let Some(code) = helper::take_over(&arguments, TASKS) {
         return code;
     }
     let args = match commands::embed::classic::EmbedClassicArgs::try_parse_from(&arguments) {

@@ -7,18 +7,18 @@ use std::process::ExitCode;
 use qhx_core::child::{ChildProgram, Task, serve};
 
 /// The word that makes the program a helper.
-const COMMAND: &str = "helper";
+pub const COMMAND: &str = "helper";
 
-/// Everything that a helper does.
+/// What every helper does.
 const TASKS: &[Task] = &[qhx_core::qnn::probe::TASK, qhx_core::text::CHAT_TEMPLATE_TASK];
 
 /// Does the task when the program was started for one. Otherwise has the process start helpers where it
-/// needs them.
-pub fn take_over(arguments: &[OsString]) -> Option<ExitCode> {
+/// needs them. `tasks`: what this program's helper does besides.
+pub fn take_over(arguments: &[OsString], tasks: &[Task]) -> Option<ExitCode> {
     if let [_, command, task @ ..] = arguments
         && command == OsStr::new(COMMAND)
     {
-        return Some(serve(task, TASKS));
+        return Some(serve(task, &[TASKS, tasks].concat()));
     }
     match ChildProgram::this([COMMAND]) {
         Ok(program) => program.install(),

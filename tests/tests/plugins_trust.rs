@@ -226,6 +226,31 @@ fn what_is_no_plugin_is_not_installed() {
     assert!(left.iter().all(|name| name.to_string_lossy().contains("guard")), "{left:?}");
 }
 
+/// Nobody writes into it, so that whoever opened it would wait for ever.
+#[cfg(unix)]
+#[test]
+fn a_fifo_named_like_a_plugin_is_named_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join(plugin_files::library_name("qhx_ops_fifo"));
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let dirs = vec![folder.path().to_owned()];
+    let prober = Some(prober());
+    let options = PluginOptions { dirs, only_named: true, prober, ..PluginOptions::default() };
+    let (send, receive) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let found =
+            Plugins::discover(&options).unwrap().find("no_such_op").unwrap_err().to_string();
+        let listed = only_row(&options).reason.unwrap();
+        let loaded = Plugin::load(&fifo).unwrap_err().to_string();
+        let store = Store::new(fifo.with_file_name("store"));
+        let installed = store.install(&fifo, options.prober.as_ref()).unwrap_err().to_string();
+        send.send([found, listed, loaded, installed])
+    });
+    for message in receive.recv_timeout(Duration::from_secs(60)).expect("nothing waits for it") {
+        assert!(message.contains("a FIFO, expected a regular file"), "{message}");
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn a_file_that_others_may_change_is_refused_unless_that_is_accepted() {

@@ -5,6 +5,7 @@
 #![expect(clippy::print_stdout, reason = "the report is what it prints")]
 
 use std::path::Path;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -103,12 +104,12 @@ fn time_op(op: &mut dyn HostOp) -> Result<Duration, AnyError> {
     })
 }
 
-fn main() -> Result<(), AnyError> {
+fn main() -> Result<ExitCode, AnyError> {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
-    if let [flag, file] = &arguments[..]
+    if let [flag, task @ ..] = &arguments[..]
         && flag == "--probe"
     {
-        return Ok(qhx_plugins::probe::serve(Path::new(file), &mut std::io::stdout())?);
+        return Ok(qhx_core::child::serve(task, &[qhx_plugins::probe::TASK]));
     }
     let folder = tempfile::tempdir()?;
     let exe = std::env::current_exe()?;
@@ -185,5 +186,5 @@ fn main() -> Result<(), AnyError> {
     let start = Instant::now();
     Plugins::discover(&dir(&loose))?;
     println!("  load {PLUGINS} that are not installed {:8.2}", milliseconds(start));
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }

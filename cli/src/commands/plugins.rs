@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
+use qhx_core::Result;
 use qhx_core::op::{OpProvider as _, OpSource};
-use qhx_core::{Error, ErrorKind, Result};
 use qhx_plugins::store::{Health, Store};
 use qhx_plugins::{Listed, PluginOptions, Plugins, interface_version, survey};
 use serde::Serialize;
@@ -61,12 +61,6 @@ enum PluginsCommand {
         /// File name of the plugin, with or without prefix and extension, or one of its host-ops
         name: String,
     },
-    /// Load a plugin and print what it has: the child process of the other commands
-    #[command(hide = true)]
-    Probe {
-        /// The plugin
-        file: PathBuf,
-    },
 }
 
 impl PluginsArgs {
@@ -76,7 +70,7 @@ impl PluginsArgs {
             | PluginsCommand::Install { json, .. }
             | PluginsCommand::Info { json, .. }
             | PluginsCommand::Verify { json } => *json,
-            PluginsCommand::Remove { .. } | PluginsCommand::Probe { .. } => false,
+            PluginsCommand::Remove { .. } => false,
         }
     }
 }
@@ -129,13 +123,6 @@ pub(crate) fn run(args: &PluginsArgs, app: &mut App) -> Result<Status> {
         PluginsCommand::Remove { name } => {
             let removed = store(app)?.remove(name)?;
             app.output.line(&format!("removed {}", removed.file))?;
-            Ok(Status::Done)
-        }
-        PluginsCommand::Probe { file } => {
-            let mut answer = Vec::new();
-            qhx_plugins::probe::serve(file, &mut answer)
-                .map_err(|e| Error::io(ErrorKind::Io, file, e))?;
-            app.output.write(&String::from_utf8_lossy(&answer))?;
             Ok(Status::Done)
         }
     }

@@ -43,7 +43,7 @@ impl AsMut<Output> for App {
 /// The program is started again, with a hidden command, for each context and for work that may crash.
 pub fn main() -> ExitCode {
     let arguments: Vec<OsString> = env::args_os().collect();
-    if let Some(code) = helper::take_over(&arguments) {
+    if let Some(code) = helper::take_over(&arguments, &[]) {
         return code;
     }
     let Line { forge, process } = match line(&arguments) {

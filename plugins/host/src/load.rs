@@ -154,7 +154,8 @@ impl Plugin {
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         let same = |known: &Pinned| {
             let numbered = pinned.identity.inode != 0;
-            known.identity.same_file(&pinned.identity) || (!numbered && known.path == pinned.path)
+            trust::same_file(&known.identity, &pinned.identity)
+                || (!numbered && known.path == pinned.path)
         };
         if let Some((known, plugin)) = loaded.iter().find(|(known, _)| same(known)) {
             if known.identity == pinned.identity {

@@ -1,25 +1,31 @@
 //! Loads a plugin in a child process first, so that one that crashes while it is loaded is
 //! reported instead of ending the program, and remembers what came of it.
 //!
-//! The child is a program that calls [`serve`]; the `qhx` command line is one. It prints one line,
-//! which begins with `MARK`: whatever the plugin prints besides does not matter.
+//! The child is a program that has [`TASK`] among its tasks ([`qhx_core::child`]); the `qhx` command
+//! line is one.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+use qhx_core::child::{ChildFailure, ChildProgram, Limits, Task};
+use qhx_core::files::{self, FileIdentity};
 use qhx_core::op::OpDescription;
+use qhx_core::{Error, ErrorKind};
 use serde::{Deserialize, Serialize};
-use wait_timeout::ChildExt as _;
 
 use crate::load::{Demands, LoadError, LoadErrorKind, Plugin, pin};
-use crate::trust::Identity;
 
-/// Begins the line with the answer.
-const MARK: &str = "qhx-probe: ";
+/// The child's part: loads the plugin whose path it gets, and answers with what it has. What else
+/// the process does is up to the plugin.
+pub const TASK: Task = ("plugin", serve);
+
+/// Bytes of an answer. Descriptions of ops, with their schemas, have room in it.
+const MOST_BYTES: usize = 16 << 20;
+
+/// Bytes of the file that remembers.
+const MOST_REMEMBERED: u64 = 64 << 20;
 
 /// A plugin that has not answered by then never will.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -27,10 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// How to start the child, and where to remember.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prober {
-    /// The program; it gets `arguments` and then the plugin's path.
-    pub program: PathBuf,
-    /// Come before the path.
-    pub arguments: Vec<OsString>,
+    /// The program.
+    pub child: ChildProgram,
     /// File that remembers what came of earlier probes; `None` to remember nothing.
     pub memory: Option<PathBuf>,
     /// How long the child may take.
@@ -38,17 +42,14 @@ pub struct Prober {
 }
 
 impl Prober {
-    /// Starts `program` with `arguments` and the plugin's path.
+    /// Starts `program` with `arguments`, after which come those of [`qhx_core::child::serve`].
     pub fn new<A: Into<OsString>>(
         program: impl Into<PathBuf>,
         arguments: impl IntoIterator<Item = A>,
     ) -> Self {
-        Self {
-            program: program.into(),
-            arguments: arguments.into_iter().map(Into::into).collect(),
-            memory: None,
-            patience: PATIENCE,
-        }
+        let arguments = arguments.into_iter().map(Into::into).collect();
+        let child = ChildProgram { program: program.into(), arguments };
+        Self { child, memory: None, patience: PATIENCE }
     }
 
     /// Remembers in `file`.
@@ -75,17 +76,27 @@ enum Answer {
     Failed { kind: LoadErrorKind, message: String },
 }
 
-/// The child's part: loads the plugin and prints the answer. What else the process does is up to
-/// the plugin.
-pub fn serve(path: &Path, out: &mut dyn Write) -> std::io::Result<()> {
+fn serve(path: &[u8]) -> qhx_core::Result<Vec<u8>> {
     let demands = Demands { allow_untrusted: true, ..Demands::default() };
-    let answer = match Plugin::load_checked(path, &demands) {
+    let answer = match Plugin::load_checked(&path_of(path), &demands) {
         Ok(plugin) => Answer::Loaded(Probed { interface: plugin.interface, ops: plugin.ops }),
         Err(error) => Answer::Failed { kind: error.kind, message: error.message },
     };
-    let answer = serde_json::to_string(&answer).map_err(std::io::Error::other)?;
-    writeln!(out, "\n{MARK}{answer}")?;
-    out.flush()
+    serde_json::to_vec(&answer)
+        .map_err(|e| Error::new(ErrorKind::Internal, format!("the answer of a probe: {e}")))
+}
+
+/// A path on its way to the child.
+#[cfg(unix)]
+fn path_of(bytes: &[u8]) -> PathBuf {
+    use std::os::unix::ffi::OsStrExt as _;
+    std::ffi::OsStr::from_bytes(bytes).into()
+}
+
+/// A path on its way to the child.
+#[cfg(not(unix))]
+fn path_of(bytes: &[u8]) -> PathBuf {
+    String::from_utf8_lossy(bytes).into_owned().into()
 }
 
 /// Loads a plugin in a child process, or remembers what came of it when the file is the same.
@@ -114,7 +125,7 @@ pub(crate) fn probe(
 /// What is remembered of a file, without starting anything.
 pub(crate) fn recalled(prober: &Prober, path: &Path) -> Option<Result<Probed, LoadError>> {
     let real = path.canonicalize().ok()?;
-    let identity = Identity::of(&std::fs::metadata(&real).ok()?);
+    let identity = FileIdentity::of(&std::fs::metadata(&real).ok()?);
     Some(match recall(prober, &real, &identity)? {
         Answer::Loaded(probed) => Ok(probed),
         Answer::Failed { kind, message } => Err(LoadError::new(path, kind, message)),
@@ -122,72 +133,30 @@ pub(crate) fn recalled(prober: &Prober, path: &Path) -> Option<Result<Probed, Lo
 }
 
 fn ask(prober: &Prober, path: &Path, real: &Path) -> Result<Answer, LoadError> {
-    let fail = |message: String| LoadError::new(path, LoadErrorKind::Misbehaved, message);
-    let mut child = Command::new(&prober.program)
-        .args(&prober.arguments)
-        .arg(real)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .map_err(|e| {
-            fail(format!(
-                "cannot be tried in a process of its own: {}: {e}",
-                prober.program.display()
-            ))
-        })?;
-    let Some(mut stdout) = child.stdout.take() else {
-        return Err(fail("cannot be tried: the child has no output".to_owned()));
-    };
-    // Read on another thread: a child that prints much and one that hangs must both end.
-    let reader = std::thread::spawn(move || {
-        let mut text = Vec::new();
-        let _ = stdout.read_to_end(&mut text);
-        text
-    });
+    let limits = Limits { memory: None, time: prober.patience, output: MOST_BYTES };
+    let input = real.as_os_str().as_encoded_bytes().to_vec();
     let crashed = |message: String| {
-        Ok(Answer::Failed {
-            kind: LoadErrorKind::Crashed,
-            message: format!("not loaded: {message}"),
-        })
+        let message = format!("not loaded: {message}");
+        Ok(Answer::Failed { kind: LoadErrorKind::Crashed, message })
     };
-    let Some(status) = wait(&mut child, prober.patience) else {
-        return crashed(format!(
-            "loading it had not ended after {} s when it was tried in a process of its own",
-            prober.patience.as_secs_f32()
-        ));
+    let bytes = match prober.child.ask(TASK.0, input, limits) {
+        Ok(bytes) => bytes,
+        Err(ChildFailure::Crashed(how)) => {
+            return crashed(format!("loading it ended the process that tried it ({how})"));
+        }
+        Err(ChildFailure::TimedOut(time)) => {
+            return crashed(format!(
+                "loading it had not ended after {} s when it was tried in a process of its own",
+                time.as_secs_f32()
+            ));
+        }
+        Err(failure) => {
+            let message = format!("cannot be tried in a process of its own: {failure}");
+            return Err(LoadError::new(path, LoadErrorKind::Misbehaved, message));
+        }
     };
-    let text = reader.join().unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
-    let answer = text.lines().rev().find_map(|line| line.strip_prefix(MARK));
-    match answer.map(serde_json::from_str) {
-        Some(Ok(answer)) if status.success() => Ok(answer),
-        _ => crashed(format!(
-            "loading it ended the process that tried it ({})",
-            describe_status(status)
-        )),
-    }
-}
-
-fn describe_status(status: ExitStatus) -> String {
-    #[cfg(unix)]
-    if let Some(signal) = std::os::unix::process::ExitStatusExt::signal(&status) {
-        return format!("signal {signal}");
-    }
-    match status.code() {
-        Some(code) => format!("exit code {code}"),
-        None => "no exit code".to_owned(),
-    }
-}
-
-/// Waits for the child, and ends it when it takes too long.
-fn wait(child: &mut Child, patience: Duration) -> Option<ExitStatus> {
-    if let Ok(Some(status)) = child.wait_timeout(patience) {
-        return Some(status);
-    }
-    let _ = child.kill();
-    let _ = child.wait();
-    None
+    serde_json::from_slice(&bytes)
+        .or_else(|e| crashed(format!("what it answered is no answer: {e}")))
 }
 
 /// What came of earlier probes, by path.
@@ -212,7 +181,8 @@ impl Memory {
 
     /// What a file remembers; nothing when it cannot be read or is of another version.
     fn read(path: &Path) -> Self {
-        let read = std::fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        let read = files::read(ErrorKind::Io, path, MOST_REMEMBERED).ok();
+        let read = read.and_then(|text| serde_json::from_slice(&text).ok());
         match read {
             Some(Self { version: Self::VERSION, interface, files })
                 if interface == crate::interface_version() =>
@@ -228,7 +198,7 @@ impl Memory {
     }
 }
 
-fn recall(prober: &Prober, path: &Path, identity: &Identity) -> Option<Answer> {
+fn recall(prober: &Prober, path: &Path, identity: &FileIdentity) -> Option<Answer> {
     let known = Memory::read(prober.memory.as_deref()?).files.remove(path)?;
     let same = (known.inode, known.bytes, known.modified_ns)
         == (identity.inode, identity.bytes, identity.modified_ns);
@@ -236,7 +206,7 @@ fn recall(prober: &Prober, path: &Path, identity: &Identity) -> Option<Answer> {
 }
 
 /// Best effort: a program that may not write there asks again the next time.
-fn remember(prober: &Prober, path: &Path, identity: &Identity, answer: &Answer) {
+fn remember(prober: &Prober, path: &Path, identity: &FileIdentity, answer: &Answer) {
     let Some(file) = prober.memory.as_deref() else { return };
     let Some(dir) = file.parent() else { return };
     let mut memory = Memory::read(file);

@@ -5,13 +5,14 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use qhx_core::files::FileIdentity;
 use qhx_core::{Error, ErrorKind, Result};
 use serde::Serialize;
 
 use crate::load::{Demands, LoadError, LoadErrorKind, Plugin, pin};
 use crate::lock::{LOCK_FILE, Lock, Locked, is_file_name};
 use crate::probe::{Probed, Prober, probe};
-use crate::trust::{self, Identity, Pinned};
+use crate::trust::{self, Pinned};
 
 /// Names of copies that are being tried begin with this.
 const COPY_PREFIX: &str = ".installing-";
@@ -155,10 +156,10 @@ impl Store {
         std::io::copy(&mut &source.file, copy.as_file_mut()).map_err(io(file))?;
         copy.as_file_mut().flush().map_err(io(copy.path()))?;
         copy.as_file().sync_all().map_err(io(copy.path()))?;
-        let identity = Identity::of(&copy.as_file().metadata().map_err(io(copy.path()))?);
+        let identity = FileIdentity::of(&copy.as_file().metadata().map_err(io(copy.path()))?);
 
         let sha256 = {
-            let pinned = Pinned::open(copy.path()).map_err(io(copy.path()))?;
+            let pinned = Pinned::open(copy.path()).map_err(plugin_error)?;
             pinned.sha256().map_err(io(copy.path()))?
         };
         let demands = Demands {
@@ -303,7 +304,7 @@ pub(crate) fn examine(dir: &Path, locked: &Locked, allow_untrusted: bool, hash: 
         return verified(Health::Incompatible, Some(why));
     }
     let known = |data: std::fs::Metadata| {
-        let identity = Identity::of(&data);
+        let identity = FileIdentity::of(&data);
         (identity.bytes, identity.modified_ns) == (locked.bytes, locked.modified_ns)
     };
     let read = hash || !std::fs::metadata(&path).is_ok_and(known);

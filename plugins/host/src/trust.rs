@@ -13,8 +13,9 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
 
+use qhx_core::ErrorKind;
+use qhx_core::files::{self, FileIdentity};
 use sha2::{Digest, Sha256};
 
 /// An open plugin file.
@@ -23,53 +24,24 @@ pub(crate) struct Pinned {
     pub(crate) file: File,
     /// Absolute, without links.
     pub(crate) path: PathBuf,
-    pub(crate) identity: Identity,
+    pub(crate) identity: FileIdentity,
 }
 
-/// Which file it is, and which state of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Identity {
-    pub(crate) device: u64,
-    pub(crate) inode: u64,
-    pub(crate) bytes: u64,
-    pub(crate) modified_ns: i64,
-}
-
-impl Identity {
-    pub(crate) fn of(data: &std::fs::Metadata) -> Self {
-        let modified_ns = data
-            .modified()
-            .ok()
-            .and_then(|t| t.duration_since(UNIX_EPOCH).ok())
-            .and_then(|d| i64::try_from(d.as_nanos()).ok())
-            .unwrap_or(0);
-        #[cfg_attr(not(unix), expect(unused_mut, reason = "only Unix has device and inode"))]
-        let mut identity = Self { device: 0, inode: 0, bytes: data.len(), modified_ns };
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::MetadataExt;
-            identity.device = data.dev();
-            identity.inode = data.ino();
-        }
-        identity
-    }
-
-    /// True for the same file, whatever its state. Never where files have no numbers.
-    pub(crate) fn same_file(&self, other: &Self) -> bool {
-        self.inode != 0 && (self.device, self.inode) == (other.device, other.inode)
-    }
+/// True for the same file, whatever its state. Never where files have no numbers.
+pub(crate) fn same_file(a: &FileIdentity, b: &FileIdentity) -> bool {
+    a.inode != 0 && (a.device, a.inode) == (b.device, b.inode)
 }
 
 impl Pinned {
-    /// Opens a regular file.
-    pub(crate) fn open(path: &Path) -> std::io::Result<Self> {
-        let path = path.canonicalize()?;
-        let file = File::open(&path)?;
-        let data = file.metadata()?;
-        if !data.is_file() {
-            return Err(std::io::Error::other("not a regular file"));
-        }
-        Ok(Self { file, path, identity: Identity::of(&data) })
+    /// Opens a regular file without waiting for anybody. Errors say why not, without the path.
+    pub(crate) fn open(path: &Path) -> Result<Self, String> {
+        let path = path.canonicalize().map_err(|e| e.to_string())?;
+        let file = files::open(ErrorKind::Plugin, &path).map_err(|e| {
+            let named = format!("{}: ", path.display());
+            e.message().strip_prefix(&named).unwrap_or(e.message()).to_owned()
+        })?;
+        let identity = FileIdentity::of(&file.metadata().map_err(|e| e.to_string())?);
+        Ok(Self { file, path, identity })
     }
 
     /// SHA-256 of the content, as hexadecimal digits.
@@ -98,7 +70,7 @@ impl Pinned {
     /// True while the path still leads to this file. Where the loader opens the path by itself,
     /// this is asked after loading.
     pub(crate) fn still_there(&self) -> bool {
-        std::fs::metadata(&self.path).is_ok_and(|data| Identity::of(&data) == self.identity)
+        std::fs::metadata(&self.path).is_ok_and(|data| FileIdentity::of(&data) == self.identity)
     }
 }
 

@@ -1,8 +1,8 @@
-//! Loads the plugin it is given and prints what it has: the child that tries plugins in tests.
+//! Loads the plugin it is asked for and says what it has: the child that tries plugins in tests.
 
-use std::path::PathBuf;
+use std::process::ExitCode;
 
-fn main() -> std::io::Result<()> {
-    let file = std::env::args_os().nth(1).map(PathBuf::from).unwrap_or_default();
-    qhx_plugins::probe::serve(&file, &mut std::io::stdout())
+fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    qhx_core::child::serve(&arguments, &[qhx_plugins::probe::TASK])
 }
