@@ -81,7 +81,7 @@ impl Config {
             tied: reader.tied(false),
             max_positions: reader.maybe_size("max_position_embeddings")?,
         };
-        if config.value_heads % config.key_heads != 0 {
+        if !config.value_heads.is_multiple_of(config.key_heads) {
             return Err(reader.fault(format!(
                 "linear_num_value_heads and linear_num_key_heads are {} and {}, expected a multiple and its \
                  divisor",
