@@ -30,8 +30,8 @@ fn family(line: &str) -> Option<&'static str> {
 
 /// Adds the Rust files below a folder.
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
+    for entry in fs::read_dir(folder).expect("a folder of sources") {
+        let path = entry.expect("an entry of it").path();
         if path.is_dir() {
             collect(&path, files);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
@@ -42,8 +42,8 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
 
 /// The file of `mod name;` in `declaring`.
 fn module(declaring: &Path, name: &str) -> PathBuf {
-    let stem = declaring.file_stem().unwrap();
-    let folder = declaring.parent().unwrap();
+    let stem = declaring.file_stem().expect("a file has a name");
+    let folder = declaring.parent().expect("a file has a folder");
     match stem.to_str() {
         Some("lib" | "mod") => folder.join(format!("{name}.rs")),
         _ => folder.join(stem).join(format!("{name}.rs")),
