@@ -16,6 +16,7 @@ pub mod null_model;
 pub mod outside;
 pub mod plugin_files;
 pub mod poison;
+pub mod replay;
 pub mod suite;
 pub mod toys;
 pub mod variants;

@@ -4,10 +4,16 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
+use qhx_core::CancelToken;
+use qhx_core::backend::Backend;
+use qhx_core::engine::Model;
+use qhx_plugins::{PluginOptions, Plugins};
 use sha2::{Digest as _, Sha256};
 
 use crate::plugin_files::{self, library_name, workspace};
+use crate::toys;
 
 /// A code block of a page with commands for a shell.
 #[derive(Debug, PartialEq, Eq)]
@@ -72,6 +78,18 @@ pub fn hashes(files: &[PathBuf]) -> Vec<(PathBuf, String)> {
         (file.clone(), digest.iter().map(|byte| format!("{byte:02x}")).collect())
     };
     files.iter().map(hash).collect()
+}
+
+/// Opens a bundle with one plugin, and none that is installed.
+pub fn open(bundle: &Path, plugin: &Path, backend: Arc<dyn Backend>) -> Model {
+    let options = PluginOptions {
+        files: vec![plugin.to_owned()],
+        only_named: true,
+        ..PluginOptions::default()
+    };
+    let plugins = Plugins::discover(&options).unwrap_or_else(|e| panic!("{e}"));
+    toys::open_by(bundle, backend, &plugins, &CancelToken::new())
+        .unwrap_or_else(|e| panic!("{}: {e}", bundle.display()))
 }
 
 /// An empty folder outside the repository, with `qhx` on the search path and nothing beside it.

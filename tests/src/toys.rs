@@ -211,11 +211,21 @@ pub fn open_with(
     backend: Arc<dyn Backend>,
     cancel: &CancelToken,
 ) -> Result<Model> {
+    open_by(manifest, backend, &plugins(), cancel)
+}
+
+/// Opens a bundle on a backend with the given plugins.
+pub fn open_by(
+    manifest: &Path,
+    backend: Arc<dyn Backend>,
+    plugins: &Plugins,
+    cancel: &CancelToken,
+) -> Result<Model> {
     crate::log::listen();
     Model::open(ModelOptions {
         manifest: Arc::new(Manifest::load(manifest)?),
         backend,
-        ops: &plugins(),
+        ops: plugins,
         threads: Some(2),
         cancel: cancel.clone(),
         progress: None,

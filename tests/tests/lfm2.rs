@@ -6,18 +6,11 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
 
-use qhx_core::CancelToken;
-use qhx_core::backend::Backend;
-use qhx_core::compare::Distance;
-use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::manifest::Manifest;
-use qhx_core::op::Segment;
-use qhx_core::sampling::argmax;
-use qhx_plugins::{PluginOptions, Plugins};
 use qhx_tests::outside::{self, Outside};
 use qhx_tests::plugin_files::{library_name, workspace};
+use qhx_tests::replay::{shortest, step_exact};
 use qhx_tests::{backends, poison, toys};
 
 const PAGE: &str = "adding-a-family.md";
@@ -52,27 +45,26 @@ fn the_family_runs_on_both_backends_and_the_programs_stay_the_same_bytes() {
     }
 
     // In steps: logits, where they were recorded.
-    steps(&bundle, &plugin, backends::cpu(), usize::MAX, |id, found, expected| {
-        let distance = Distance::of(found, expected).unwrap();
-        assert!(distance.largest <= 1e-3, "cpu, {id}: {distance:?}");
-    });
+    let goldens = toys::goldens(&toys::fixture("lfm2-toy"));
+    let mut model = outside::open(&bundle, &plugin, backends::cpu());
+    let every = shortest(&goldens, usize::MAX);
+    let distance = step_exact(&mut model, &goldens, &every, "cpu");
+    assert!(distance.largest <= 1e-3, "cpu: {distance:?}");
     if let Some(libraries) = &libraries {
         let bundle = folder.join("bundle-v81");
-        steps(&bundle, &plugin, backends::qnn(libraries), 2, |id, found, expected| {
-            let cosine = Distance::of(found, expected).unwrap().cosine;
-            assert!(cosine >= 0.999, "qnn, {id}: cosine {cosine}");
-        });
+        let mut model = outside::open(&bundle, &plugin, backends::qnn(libraries));
+        let distance = step_exact(&mut model, &goldens, &shortest(&goldens, 2), "qnn");
+        assert!(distance.cosine >= 0.999, "qnn: {distance:?}");
     }
 
     every_command_knows_the_family(&place, &folder, libraries.is_some());
 
     // A broken row of the embedding table fails its token and spoils no other.
-    let goldens = toys::goldens(&toys::fixture("lfm2-toy"));
     let prompt = &goldens.cases[0].prompt_ids;
     let poisoned = (0..).find(|token| !prompt.contains(token)).unwrap();
     let manifest = Manifest::load(&bundle).unwrap().path;
     let manifest = poison::bundle(&manifest, &folder.join("poisoned"), poisoned);
-    poison::survives(&mut open(&manifest, &plugin, backends::cpu()), prompt, poisoned);
+    poison::survives(&mut outside::open(&manifest, &plugin, backends::cpu()), prompt, poisoned);
 
     // It is the plugin that does it: without it the program has no such op.
     let (success, text) = place.qhx(&verify);
@@ -108,71 +100,27 @@ fn every_command_knows_the_family(place: &Outside, folder: &Path, libraries: boo
     }
 }
 
-fn open(bundle: &Path, plugin: &Path, backend: Arc<dyn Backend>) -> Model {
-    let options = PluginOptions {
-        files: vec![plugin.to_owned()],
-        only_named: true,
-        ..PluginOptions::default()
-    };
-    Model::open(ModelOptions {
-        manifest: Arc::new(Manifest::load(bundle).unwrap()),
-        backend,
-        ops: &Plugins::discover(&options).unwrap(),
-        threads: Some(2),
-        cancel: CancelToken::new(),
-        progress: None,
-        dump: None,
-    })
-    .unwrap_or_else(|e| panic!("{}: {e}", bundle.display()))
-}
-
-/// Steps through the cases, shortest first: the most likely token is the golden one at every step;
-/// `compare` gets logits and recorded ones.
-fn steps(
-    bundle: &Path,
-    plugin: &Path,
-    backend: Arc<dyn Backend>,
-    most: usize,
-    compare: impl Fn(&str, &[f32], &[f32]),
-) {
-    let mut model = open(bundle, plugin, backend);
-    let goldens = toys::goldens(&toys::fixture("lfm2-toy"));
-    let mut cases: Vec<_> = goldens.cases.iter().collect();
-    cases.sort_by_key(|case| case.prompt_ids.len() + case.output_ids.len());
-    for case in cases.into_iter().take(most) {
-        let recorded = goldens.logits(case);
-        let op = model.op_mut();
-        op.reset().unwrap();
-        op.prefill(&[Segment::Tokens(&case.prompt_ids)]).unwrap();
-        for (step, token) in case.output_ids.iter().enumerate() {
-            if step > 0 {
-                op.decode(case.output_ids[step - 1]).unwrap();
-            }
-            let logits = op.logits().unwrap();
-            assert_eq!(argmax(logits).unwrap(), *token, "{}, step {step}", case.id);
-            if let Some(index) = case.logits_steps.iter().position(|&s| s == step) {
-                compare(&case.id, &logits.to_f32(), &recorded[index]);
-            }
-        }
-    }
-}
-
 #[test]
 fn the_page_counts_its_lines() {
     let page = fs::read_to_string(workspace().join("docs").join(PAGE)).unwrap();
-    for file in ["op/src/lib.rs", "recipe/src/lib.rs", "recipe/src/config.rs", "recipe/src/main.rs"]
-    {
-        let text = fs::read_to_string(workspace().join("examples/lfm2").join(file)).unwrap();
-        let said = format!("`{file}`, {} lines", text.lines().count());
-        assert!(page.contains(&said), "{PAGE} does not say {said:?}");
+    for example in ["lfm2", "gemma3"] {
+        let files =
+            ["op/src/lib.rs", "recipe/src/lib.rs", "recipe/src/config.rs", "recipe/src/main.rs"];
+        for file in files {
+            let path = workspace().join("examples").join(example).join(file);
+            let text = fs::read_to_string(path).unwrap();
+            let said = format!("`{file}`, {} lines", text.lines().count());
+            assert!(page.contains(&said), "{PAGE} does not say {said:?}");
+        }
     }
 }
 
 /// The op sees the interface crate and nothing else of the runtime.
 #[test]
 fn the_op_depends_on_the_interface_alone() {
-    for manifest in ["examples/lfm2/op/Cargo.toml", "examples/plugin-template/Cargo.toml"] {
-        let text = fs::read_to_string(workspace().join(manifest)).unwrap();
+    for folder in ["lfm2/op", "gemma3/op", "plugin-template"] {
+        let manifest = format!("examples/{folder}/Cargo.toml");
+        let text = fs::read_to_string(workspace().join(&manifest)).unwrap();
         let ours: Vec<_> = text.lines().filter(|line| line.starts_with("qhx")).collect();
         assert!(
             matches!(ours[..], [line] if line.starts_with("qhx-op = ")),

@@ -2,17 +2,17 @@
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use qhx_core::ErrorKind;
 use qhx_core::backend::Backend;
 use qhx_core::compare::Distance;
-use qhx_core::engine::{FinishReason, Generation, Message, Model, Prompt, Request};
+use qhx_core::engine::{Message, Model, Prompt, Request};
 use qhx_core::op::Segment;
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
-use qhx_tests::toys::{self, Case};
+use qhx_tests::replay::{generate, greedy_exact, step_exact};
+use qhx_tests::toys;
 use qhx_tests::{backends, suite};
 
 const TOYS: [&str; 4] = ["llama3-toy", "mistral-toy", "qwen3-toy", "qwen2-toy"];
@@ -36,53 +36,9 @@ fn bundle(checkpoint: &Path, change: impl FnOnce(&mut ForgeOptions)) -> Bundle {
     Bundle { manifest: report.manifest, _folder: folder }
 }
 
-fn generate(model: &mut Model, request: &Request) -> Generation {
-    model.generate(request, &mut |_| ControlFlow::Continue(())).unwrap_or_else(|e| panic!("{e}"))
-}
-
-/// The recorded text is decoded alone, where a SentencePiece-like decoder drops the space before
-/// its first word; what continues a prompt has it.
-fn same_text(found: &str, expected: &str, label: &str) {
-    let continued = found.strip_prefix(' ').unwrap_or(found);
-    assert!(found == expected || continued == expected, "{label}: {found:?}, not {expected:?}");
-}
-
-fn greedy_exact(model: &mut Model, cases: &[&Case], label: &str) {
-    for case in cases {
-        model.reset().unwrap();
-        let request = Request::greedy(Prompt::Text(case.prompt.clone()), case.output_ids.len());
-        let generation = generate(model, &request);
-        assert_eq!(generation.prompt_tokens, case.prompt_ids.len(), "{label}, {}", case.id);
-        assert_eq!(generation.tokens, case.output_ids, "{label}, {}", case.id);
-        same_text(&generation.text, &case.text, &format!("{label}, {}", case.id));
-        let expected = if case.finish == "eos" { FinishReason::Eos } else { FinishReason::Length };
-        assert_eq!(generation.finish_reason, expected, "{label}, {}", case.id);
-    }
-}
-
 /// Executions of a graph so far.
 fn executions(model: &Model, graph: &str) -> u64 {
     model.graph_stats().iter().find(|s| s.graph == graph).map_or(0, |s| s.executions)
-}
-
-/// Logits at the recorded steps: the largest distance.
-fn distance(model: &mut Model, goldens: &toys::Goldens, cases: &[&Case]) -> Distance {
-    let mut distances = Vec::new();
-    for case in cases {
-        let recorded = goldens.logits(case);
-        let op = model.op_mut();
-        op.reset().unwrap();
-        op.prefill(&[Segment::Tokens(&case.prompt_ids)]).unwrap();
-        for (step, token) in case.output_ids.iter().enumerate() {
-            if let Some(index) = case.logits_steps.iter().position(|&s| s == step) {
-                let found = op.logits().unwrap().to_f32();
-                distances.push(Distance::of(&found, &recorded[index]).unwrap());
-            }
-            op.decode(*token).unwrap();
-        }
-    }
-    model.reset().unwrap();
-    distances.into_iter().reduce(Distance::worse).expect("steps with recorded logits")
 }
 
 #[test]
@@ -96,7 +52,7 @@ fn cpu_equals_the_reference_with_prompts_below_and_above_the_width_of_a_graph() 
             let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
             let label = format!("{toy}, {shards} shards");
             greedy_exact(&mut model, &cases, &label);
-            let Distance { largest, cosine, .. } = distance(&mut model, &goldens, &cases);
+            let Distance { largest, cosine, .. } = step_exact(&mut model, &goldens, &cases, &label);
             eprintln!("{label}: logits differ by at most {largest:.2e}, cosine {cosine:.7}");
             assert!(largest <= 1e-3, "{label}: logits differ by {largest}");
         }
@@ -257,7 +213,7 @@ fn htp_fp16_equals_the_reference() {
         let bundle = bundle(&checkpoint, htp("v81", |_| ()));
         let mut model = toys::open(&bundle.manifest, Arc::clone(&backend)).unwrap();
         greedy_exact(&mut model, &cases, toy);
-        let Distance { largest, cosine, .. } = distance(&mut model, &goldens, &cases[..2]);
+        let Distance { largest, cosine, .. } = step_exact(&mut model, &goldens, &cases[..2], toy);
         eprintln!("{toy}: logits differ by at most {largest:.2e}, cosine {cosine:.6}");
         assert!(cosine >= 0.999, "{toy}: cosine {cosine}");
         if toy == TOYS[0] {
@@ -320,7 +276,7 @@ fn checkpoint_of_the_environment_equals_the_reference() {
         let bundle = bundle(&checkpoint, |o| o.shards = shards);
         let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
         greedy_exact(&mut model, &cases, "cpu");
-        let largest = distance(&mut model, &goldens, &cases).largest;
+        let largest = step_exact(&mut model, &goldens, &cases, "cpu").largest;
         assert!(largest <= 1e-3, "logits differ by {largest}");
     }
     let Some(backend) = qnn() else { return };

@@ -1,0 +1,92 @@
+//! Goldens played again: prompts, steps and conversations, compared with what `transformers` gave.
+
+use std::ops::ControlFlow;
+
+use qhx_core::compare::Distance;
+use qhx_core::engine::{FinishReason, Generation, Message, Model, Prompt, Request};
+use qhx_core::op::Segment;
+use qhx_core::sampling::argmax;
+
+use crate::toys::{Case, Chat, Goldens};
+
+/// Generates to the end.
+pub fn generate(model: &mut Model, request: &Request) -> Generation {
+    model.generate(request, &mut |_| ControlFlow::Continue(())).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// The recorded text is decoded alone, where a SentencePiece-like decoder drops the space before its first word;
+/// what continues a prompt has it.
+pub fn same_text(found: &str, expected: &str, label: &str) {
+    let continued = found.strip_prefix(' ').unwrap_or(found);
+    assert!(found == expected || continued == expected, "{label}: {found:?}, not {expected:?}");
+}
+
+/// Every case from its text, compared in tokens, text and reason.
+pub fn greedy_exact(model: &mut Model, cases: &[&Case], label: &str) {
+    for case in cases {
+        model.reset().unwrap_or_else(|e| panic!("{e}"));
+        let request = Request::greedy(Prompt::Text(case.prompt.clone()), case.output_ids.len());
+        let generation = generate(model, &request);
+        assert_eq!(generation.prompt_tokens, case.prompt_ids.len(), "{label}, {}", case.id);
+        assert_eq!(generation.tokens, case.output_ids, "{label}, {}", case.id);
+        same_text(&generation.text, &case.text, &format!("{label}, {}", case.id));
+        let expected = if case.finish == "eos" { FinishReason::Eos } else { FinishReason::Length };
+        assert_eq!(generation.finish_reason, expected, "{label}, {}", case.id);
+    }
+}
+
+/// The `most` cases with the fewest tokens.
+pub fn shortest(goldens: &Goldens, most: usize) -> Vec<&Case> {
+    let mut cases: Vec<_> = goldens.cases.iter().collect();
+    cases.sort_by_key(|case| case.prompt_ids.len() + case.output_ids.len());
+    cases.truncate(most);
+    cases
+}
+
+/// Steps through every case: the most likely token is the golden one at every step. Answers with the largest distance
+/// of recorded logits.
+pub fn step_exact(model: &mut Model, goldens: &Goldens, cases: &[&Case], label: &str) -> Distance {
+    let mut worst: Option<Distance> = None;
+    for case in cases {
+        let label = format!("{label}, {}", case.id);
+        let recorded = goldens.logits(case);
+        let op = model.op_mut();
+        op.reset().unwrap_or_else(|e| panic!("{label}: {e}"));
+        op.prefill(&[Segment::Tokens(&case.prompt_ids)]).unwrap_or_else(|e| panic!("{label}: {e}"));
+        for (step, token) in case.output_ids.iter().enumerate() {
+            if step > 0 {
+                op.decode(case.output_ids[step - 1]).unwrap_or_else(|e| panic!("{label}: {e}"));
+            }
+            let logits = op.logits().expect("there are logits");
+            assert_eq!(argmax(logits).ok(), Some(*token), "{label}, step {step}");
+            if let Some(index) = case.logits_steps.iter().position(|&s| s == step) {
+                let found = Distance::of(&logits.to_f32(), &recorded[index]);
+                let found = found.unwrap_or_else(|e| panic!("{label}, step {step}: {e}"));
+                worst = Some(worst.map_or(found, |worst| worst.worse(found)));
+            }
+        }
+    }
+    model.reset().unwrap_or_else(|e| panic!("{e}"));
+    worst.expect("steps with recorded logits")
+}
+
+/// Plays a conversation: prompts, answers and texts are the golden ones. Answers with what each turn generated.
+pub fn play(model: &mut Model, chat: &Chat) -> Vec<Generation> {
+    let mut messages = Vec::new();
+    if let Some(system) = &chat.system {
+        messages.push(Message::new("system", system));
+    }
+    let mut played = Vec::new();
+    for turn in &chat.turns {
+        messages.push(Message::new("user", &turn.user));
+        let prompt = Prompt::Chat { messages: messages.clone(), thinking: chat.enable_thinking };
+        let ids = model.encode_prompt(&prompt).unwrap_or_else(|e| panic!("{}: {e}", chat.id));
+        assert_eq!(ids, turn.prompt_ids, "{}", chat.id);
+        let generation = generate(model, &Request::greedy(prompt, turn.output_ids.len()));
+        assert_eq!(generation.tokens, turn.output_ids, "{}", chat.id);
+        assert_eq!(generation.text, turn.text, "{}", chat.id);
+        messages.push(Message::new("assistant", &turn.text));
+        played.push(generation);
+    }
+    played
+}
