@@ -1,0 +1,266 @@
+//! A second family from outside, `examples/gemma3`: layers that slide over the last positions among layers that see
+//! all. Built by the commands of `docs/adding-a-family.md`, run by programs that do not know it, compared with
+//! goldens that `transformers` made.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use qhx_core::compare::Distance;
+use qhx_core::engine::{Model, Prompt, Request};
+use qhx_tests::outside::{self, Outside};
+use qhx_tests::plugin_files::library_name;
+use qhx_tests::replay::{generate, greedy_exact, play, shortest, step_exact};
+use qhx_tests::toys::{self, Case, Goldens};
+use qhx_tests::{backends, suite};
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
+
+const PAGE: &str = "adding-a-family.md";
+const SECTION: &str = "A second example: Gemma 3";
+const TOY: &str = "gemma3-toy";
+/// Positions that a sliding layer of the toy sees.
+const WINDOW: usize = 12;
+/// Logits on the CPU differ by rounding only. A tenth of what other families are allowed: the error function's GELU
+/// in the place of the tanh moves no logit of this toy by more than 1.6e-3.
+const CPU_DISTANCE: f64 = 1e-4;
+
+/// What the page's commands made: the folder with the program, the plugin and the bundles.
+struct Made {
+    place: Outside,
+    folder: PathBuf,
+    plugin: PathBuf,
+    goldens: Goldens,
+}
+
+impl Made {
+    fn forge(&self, checkpoint: &Path, out: &str, options: &[&str]) -> PathBuf {
+        let bundle = self.folder.join(out);
+        let paths = [checkpoint.to_str().unwrap(), "--out", bundle.to_str().unwrap()];
+        let program = self.folder.join("target/release/gemma3-forge");
+        let (code, streams) = self.place.program(&program, &[&paths[..], options].concat());
+        assert_eq!(code, Some(0), "{out}: {streams:?}");
+        bundle
+    }
+
+    fn open(&self, bundle: &Path) -> Model {
+        outside::open(bundle, &self.plugin, backends::cpu())
+    }
+
+    fn cases(&self) -> Vec<&Case> {
+        self.goldens.cases.iter().collect()
+    }
+}
+
+#[test]
+fn sliding_and_full_layers_equal_the_reference_on_both_backends() {
+    let programs = outside::programs();
+    let place = Outside::new(&programs[0]);
+    let mut blocks = outside::commands(PAGE, SECTION);
+    let libraries = toys::qnn_tier();
+    if libraries.is_none() {
+        blocks.truncate(blocks.iter().position(|b| b.commands.contains("--target")).unwrap());
+    }
+    place.run(&blocks);
+    let folder = place.folder().join("gemma3");
+    let plugin = folder.join("target/release").join(library_name("gemma3_op"));
+    let made = Made { place, plugin, folder, goldens: toys::goldens(&toys::fixture(TOY)) };
+
+    let bundle = made.folder.join("bundle");
+    the_reference_s_tokens_and_logits(&made, &bundle);
+    a_context_shorter_than_the_window(&made);
+    going_back(&mut made.open(&bundle), &made.goldens);
+    the_logits_that_are_dumped(&made, &bundle);
+    other_spellings(&made, &bundle);
+    if let Some(libraries) = &libraries {
+        the_npu(&made, libraries);
+    }
+}
+
+/// With prompts in chunks that are wider than the window, as the page makes them, in narrower ones, and token by token.
+#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
+fn the_reference_s_tokens_and_logits(made: &Made, wide: &Path) {
+    let longest = made.goldens.cases.iter().map(|case| case.prompt_ids.len()).max();
+    assert!(longest.unwrap() > 6 * WINDOW, "a prompt goes around the rings several times");
+    let toy = toys::fixture(TOY);
+    let narrow =
+        made.forge(&toy, "narrow", &["--cpu-only", "--max-ctx", "200", "--prefill", "5,7"]);
+    let steps = made.forge(&toy, "steps", &["--cpu-only", "--max-ctx", "200", "--prefill", "0"]);
+    let shards = made.forge(&toy, "shards", &["--cpu-only", "--max-ctx", "200", "--shards", "3"]);
+    for (bundle, label) in [
+        (wide, "prompts in chunks of 16"),
+        (&narrow, "prompts in chunks of 5 and 7"),
+        (&steps, "prompts token by token"),
+        (&shards, "three shards"),
+    ] {
+        let mut model = made.open(bundle);
+        greedy_exact(&mut model, &made.cases(), label);
+        let Distance { largest, cosine, .. } =
+            step_exact(&mut model, &made.goldens, &made.cases(), label);
+        eprintln!("{label}: logits differ by at most {largest:.2e}, cosine {cosine:.7}");
+        assert!(largest <= CPU_DISTANCE, "{label}: logits differ by {largest:e}");
+        for chat in &made.goldens.chat {
+            model.reset().unwrap();
+            let played = play(&mut model, chat);
+            for (index, pair) in chat.turns.windows(2).enumerate() {
+                let reused = played[index + 1].reused_tokens;
+                assert_eq!(reused, pair[1].reusable(&pair[0]), "{label}, {}, {index}", chat.id);
+            }
+        }
+    }
+}
+
+/// There the rings hold all positions.
+fn a_context_shorter_than_the_window(made: &Made) {
+    let context = WINDOW - 2;
+    let options = ["--cpu-only", "--max-ctx", &context.to_string(), "--prefill", "0"];
+    let bundle = made.forge(&toys::fixture(TOY), "short", &options);
+    let case = made.goldens.cases.iter().find(|case| case.id == "tiny").unwrap();
+    let request = Request::greedy(Prompt::Text(case.prompt.clone()), case.output_ids.len());
+    let tokens = generate(&mut made.open(&bundle), &request).tokens;
+    let expected = context - case.prompt_ids.len();
+    assert!(tokens.len() >= expected, "{tokens:?}");
+    assert_eq!(tokens, case.output_ids[..tokens.len()]);
+}
+
+/// The rings no longer hold what a token in the middle of an earlier text sees, so the model goes back to what was
+/// saved there; and says the same as at first.
+fn going_back(model: &mut Model, goldens: &Goldens) {
+    let turn = &goldens.chat[0].turns[0];
+    assert!(turn.output_ids.len() > 2 * WINDOW);
+    let chat = Prompt::Chat {
+        messages: vec![qhx_core::engine::Message::new("user", &turn.user)],
+        thinking: None,
+    };
+    let request = Request::greedy(chat, turn.output_ids.len());
+    model.reset().unwrap();
+    assert_eq!(generate(model, &request).tokens, turn.output_ids);
+    let again = generate(model, &request);
+    assert_eq!(again.tokens, turn.output_ids);
+    assert!(again.reused_tokens > 0, "the second time consumed the whole question again");
+}
+
+/// `qhx generate --dump` writes the logits after the prompt.
+fn the_logits_that_are_dumped(made: &Made, bundle: &Path) {
+    let case = &made.goldens.cases[0];
+    let folder = made.folder.join("dump");
+    let [bundle, plugin, dump] = [bundle, &made.plugin, &folder].map(|p| p.to_str().unwrap());
+    let (success, text) = made.place.qhx(&[
+        "generate",
+        bundle,
+        &case.prompt,
+        "--max-new",
+        "1",
+        "--backend",
+        "cpu",
+        "--plugin",
+        plugin,
+        "--dump",
+        dump,
+    ]);
+    assert!(success, "{text}");
+    let bytes = fs::read(folder.join("logits.npy")).unwrap();
+    let expected = &made.goldens.logits(case)[0];
+    let values = bytes[bytes.len() - 4 * expected.len()..].chunks_exact(4);
+    let found: Vec<_> = values.map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    let distance = Distance::of(&found, expected).unwrap();
+    assert!(distance.largest <= CPU_DISTANCE, "{distance:?}");
+}
+
+/// The configuration that `transformers` 5 writes, and the layout of the multimodal checkpoints, whose decoder has
+/// another prefix: the same graphs and the same parameters.
+fn other_spellings(made: &Made, bundle: &Path) {
+    let toy = toys::fixture(TOY);
+    let mut config: Value =
+        serde_json::from_slice(&fs::read(toy.join("config.json")).unwrap()).unwrap();
+    let text = config.as_object_mut().unwrap();
+    for key in ["rope_theta", "rope_local_base_freq", "rope_scaling", "sliding_window_pattern"] {
+        assert!(text.remove(key).is_some(), "{key}");
+    }
+    let dtype = text.remove("torch_dtype").unwrap();
+    let kinds = ["sliding_attention", "sliding_attention", "full_attention"];
+    let kinds: Vec<_> = kinds.into_iter().cycle().take(7).collect();
+    text.insert("layer_types".to_owned(), json!(kinds));
+    text.insert(
+        "rope_parameters".to_owned(),
+        json!({
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        }),
+    );
+    let nested = json!({
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "dtype": dtype,
+        "text_config": text,
+    });
+    let other = made.folder.join("other");
+    for prefix in ["language_model.model.", "model.language_model."] {
+        let _ = fs::remove_dir_all(&other);
+        qhx_tests::plugin_files::copy_folder(&toy, &other);
+        fs::write(other.join("config.json"), nested.to_string()).unwrap();
+        let bytes = fs::read(toy.join("model.safetensors")).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let rename = |name: &str| format!("{prefix}{}", name.strip_prefix("model.").unwrap());
+        let vision = TensorView::new(tensors.tensors()[0].1.dtype(), vec![0], &[]).unwrap();
+        let renamed = tensors.iter().map(|(name, tensor)| (rename(name), tensor));
+        let renamed = renamed.chain([("vision_tower.weight".to_owned(), vision)]);
+        let file = safetensors::serialize(renamed, None).unwrap();
+        fs::write(other.join("model.safetensors"), file).unwrap();
+        let name =
+            ["--name", TOY, "--cpu-only", "--max-ctx", "200", "--prefill", "16", "--overwrite"];
+        let same = made.forge(&other, "same", &name);
+        let manifest = |bundle: &Path| {
+            let path = qhx_core::manifest::Manifest::load(bundle).unwrap().path;
+            let value: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+            (value["params"].clone(), value["plan"].clone(), onnx(&value))
+        };
+        assert_eq!(manifest(&same), manifest(bundle), "{prefix}");
+    }
+}
+
+/// Hashes of the ONNX graphs and their weights.
+fn onnx(manifest: &Value) -> Vec<(String, String)> {
+    let files = manifest["artifacts"]["files"].as_object().unwrap();
+    let files = files.iter().filter(|(path, _)| path.starts_with("onnx"));
+    let files: Vec<_> = files
+        .map(|(path, file)| (path.clone(), file["sha256"].as_str().unwrap().to_owned()))
+        .collect();
+    assert!(!files.is_empty(), "{manifest}");
+    files
+}
+
+/// On the emulator: prompts around the ring with the prompt graph and in steps, in fp16; int8 weights by the tolerant
+/// gate.
+#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
+fn the_npu(made: &Made, libraries: &(PathBuf, PathBuf)) {
+    let (most, full) = if toys::full_matrix() { (usize::MAX, true) } else { (2, false) };
+    let mut model =
+        outside::open(&made.folder.join("bundle-v81"), &made.plugin, backends::qnn(libraries));
+    let mut cases = shortest(&made.goldens, most);
+    // A prompt of more than one chunk.
+    cases.extend(made.goldens.cases.iter().find(|case| case.id == "ends").filter(|_| !full));
+    greedy_exact(&mut model, &cases[cases.len() - 1..], "fp16");
+    let Distance { largest, cosine, .. } = step_exact(&mut model, &made.goldens, &cases, "fp16");
+    eprintln!("v81 fp16: logits differ by at most {largest:.2e}, cosine {cosine:.7}");
+    assert!(cosine >= 0.999, "fp16: cosine {cosine}");
+    if full {
+        for chat in &made.goldens.chat {
+            model.reset().unwrap();
+            play(&mut model, chat);
+        }
+    }
+    drop(model);
+    let int8 = ["--target", "v79", "--precision", "w8a16", "--max-ctx", "200", "--prefill", "16"];
+    let bundle = made.forge(&toys::fixture(TOY), "bundle-int8", &int8);
+    let mut model = outside::open(&bundle, &made.plugin, backends::qnn(libraries));
+    for case in shortest(&made.goldens, if full { usize::MAX } else { 1 }) {
+        model.reset().unwrap();
+        let request = Request::greedy(Prompt::Text(case.prompt.clone()), case.output_ids.len());
+        let found = generate(&mut model, &request).tokens;
+        assert!(suite::tolerated(&found, &case.output_ids), "w8a16, {}: {found:?}", case.id);
+    }
+}
