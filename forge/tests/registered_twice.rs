@@ -1,5 +1,4 @@
 //! A program with two recipes for one model class. A file of its own: what it registers is in the whole program.
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_forge::checkpoint::Checkpoint;
