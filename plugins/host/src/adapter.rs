@@ -4,7 +4,6 @@
 
 use std::time::Duration;
 
-use abi_stable::std_types::RResult;
 use half::f16;
 use qhx_core::op::{
     HostOp, Logits, OpEntry, OpInfo, OpServices, OpSource, OpenInfo, Segment, SnapshotId,
@@ -13,7 +12,7 @@ use qhx_core::op::{
 use qhx_core::workspace::GraphStats;
 use qhx_core::{BufferId, Error, ErrorKind, Result};
 use qhx_op::abi::{
-    OpModuleRef, OpObject, RawError, RawResult, RawSegment, RawView, VIEW_F16, VIEW_F32,
+    OpModuleRef, OpObject, RResult, RawError, RawResult, RawSegment, RawView, VIEW_F16, VIEW_F32,
 };
 
 use crate::names;

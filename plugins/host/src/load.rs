@@ -3,9 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use abi_stable::library::LibHeader;
 use qhx_core::op::OpDescription;
-use qhx_op::abi::OpModuleRef;
+use qhx_op::abi::{LibHeader, OpModuleRef};
 
 use crate::header::{self, Fault, Refusal};
 use crate::lock::check_op_name;

@@ -8,15 +8,13 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 
-use abi_stable::prefix_type::WithMetadata;
-use abi_stable::std_types::{RResult, RSlice, RStr, RString};
 use qhx_core::dump::Dump;
 use qhx_core::op::{OpServices, ProgressFn, SpanStats};
 use qhx_core::{BufferId, CancelToken, Error, ErrorKind, GraphId, GraphInfo, Port, Workspace};
 use qhx_op::ErrorCode;
 use qhx_op::abi::{
-    HostRef, HostVTable, HostVTableRef, PORT_INPUT, PORT_OUTPUT, ParallelBody, RawBuffer, RawError,
-    RawResult, VIEW_F16, VIEW_F32,
+    HostRef, HostVTable, HostVTableRef, PORT_INPUT, PORT_OUTPUT, ParallelBody, RResult, RSlice,
+    RStr, RString, RawBuffer, RawError, RawResult, StableAbi, VIEW_F16, VIEW_F32, WithMetadata,
 };
 use qhx_op::guard::catch;
 use rayon::prelude::*;
@@ -156,7 +154,7 @@ pub(crate) fn kind(code: u32) -> ErrorKind {
 }
 
 /// Runs a service on the session's exclusive part; a panic becomes an error.
-unsafe fn serve<T: abi_stable::StableAbi>(
+unsafe fn serve<T: StableAbi>(
     data: *mut c_void,
     body: impl FnOnce(&mut Exclusive) -> qhx_core::Result<T>,
 ) -> RawResult<T> {

@@ -15,11 +15,19 @@
 
 use std::ffi::c_void;
 
-use abi_stable::StableAbi;
-use abi_stable::library::RootModule;
 use abi_stable::package_version_strings;
 use abi_stable::sabi_types::VersionStrings;
-use abi_stable::std_types::{RResult, RSlice, RStr, RString};
+/// What the boundary is made of. This module and the host's loader are the only ones that name the
+/// crate it comes from.
+pub use abi_stable::{
+    StableAbi,
+    library::{
+        __call_root_module_loader, CheckTypeLayout, LibHeader, ROOT_MODULE_LOADER_NAME, RootModule,
+        RootModuleResult,
+    },
+    prefix_type::WithMetadata,
+    std_types::{RResult, RSlice, RStr, RString},
+};
 
 /// An error: code of [`crate::ErrorCode`] and message.
 #[repr(C)]

@@ -4,13 +4,10 @@
 
 use std::ffi::c_void;
 
-use abi_stable::StableAbi;
-use abi_stable::prefix_type::WithMetadata;
-use abi_stable::std_types::{RResult, RSlice, RStr, RString};
-
 use crate::abi::{
-    HostRef, OpModule, OpModuleRef, OpObject, OpVTable, OpVTableRef, RawError, RawResult,
-    RawSegment, RawView,
+    __call_root_module_loader, CheckTypeLayout, HostRef, LibHeader, OpModule, OpModuleRef,
+    OpObject, OpVTable, OpVTableRef, ROOT_MODULE_LOADER_NAME, RResult, RSlice, RStr, RString,
+    RawError, RawResult, RawSegment, RawView, RootModuleResult, StableAbi, WithMetadata,
 };
 use qhx_types::OpenInfo;
 
@@ -19,7 +16,7 @@ use crate::host::raw_dtype;
 use crate::{Error, ErrorCode, Host, Op, OpDescription, Result, Segment, SnapshotId, View};
 
 /// Name of the symbol that a plugin exports: the one that `abi_stable` looks for.
-pub const ROOT_SYMBOL: &str = abi_stable::library::ROOT_MODULE_LOADER_NAME;
+pub const ROOT_SYMBOL: &str = ROOT_MODULE_LOADER_NAME;
 
 /// An op that was registered with [`crate::register_ops!`].
 #[derive(Debug, Clone, Copy)]
@@ -74,7 +71,7 @@ macro_rules! export_plugin {
         #[allow(unsafe_code, reason = "exports the symbol that a host looks for")]
         // SAFETY: the name is the one agreed with the host, which checks the layout behind it.
         #[unsafe(export_name = "_1as_0lib_1header_0root_bmodule_bloader")]
-        pub static QHX_PLUGIN_ROOT: $crate::abi_stable::library::LibHeader =
+        pub static QHX_PLUGIN_ROOT: $crate::abi::LibHeader =
             $crate::export::header();
     };
 }
@@ -90,19 +87,14 @@ const MODULE: OpModuleRef = {
     OpModuleRef(STATIC.static_as_prefix())
 };
 
-extern "C" fn root() -> abi_stable::library::RootModuleResult {
-    abi_stable::library::__call_root_module_loader(module)
+extern "C" fn root() -> RootModuleResult {
+    __call_root_module_loader(module)
 }
 
 /// The header that [`crate::export_plugin!`] exports.
-pub const fn header() -> abi_stable::library::LibHeader {
+pub const fn header() -> LibHeader {
     // SAFETY: `root` answers with an `OpModuleRef`, the type whose layout is recorded.
-    unsafe {
-        abi_stable::library::LibHeader::from_constructor::<OpModuleRef>(
-            root,
-            abi_stable::library::CheckTypeLayout::Yes,
-        )
-    }
+    unsafe { LibHeader::from_constructor::<OpModuleRef>(root, CheckTypeLayout::Yes) }
 }
 
 /// Descriptions of all registered ops, sorted by name.
@@ -304,11 +296,10 @@ unsafe extern "C" fn embed<O: Op>(
 
 #[cfg(test)]
 mod tests {
+    use super::ROOT_MODULE_LOADER_NAME;
+
     #[test]
     fn the_exported_symbol_is_the_one_that_hosts_look_for() {
-        assert_eq!(
-            abi_stable::library::ROOT_MODULE_LOADER_NAME,
-            "_1as_0lib_1header_0root_bmodule_bloader"
-        );
+        assert_eq!(ROOT_MODULE_LOADER_NAME, "_1as_0lib_1header_0root_bmodule_bloader");
     }
 }

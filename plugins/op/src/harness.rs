@@ -45,14 +45,13 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use abi_stable::prefix_type::WithMetadata;
-use abi_stable::std_types::{RResult, RSlice, RStr, RString};
 use half::f16;
 use serde_json::Value;
 
 use crate::abi::{
-    HostRef, HostVTable, HostVTableRef, OpObject, PORT_INPUT, PORT_OUTPUT, ParallelBody, RawBuffer,
-    RawResult, RawSegment, RawView, VIEW_F16,
+    HostRef, HostVTable, HostVTableRef, OpObject, PORT_INPUT, PORT_OUTPUT, ParallelBody, RResult,
+    RSlice, RStr, RString, RawBuffer, RawResult, RawSegment, RawView, StableAbi, VIEW_F16,
+    WithMetadata,
 };
 use crate::export::Registration;
 use crate::guard::catch;
@@ -567,7 +566,7 @@ unsafe fn session<'a>(data: *mut c_void) -> &'a Session {
 }
 
 /// Runs a service. A script that panics, as an assertion in it does, becomes an error.
-fn serve<T: abi_stable::StableAbi>(body: impl FnOnce() -> Result<T>) -> RawResult<T> {
+fn serve<T: StableAbi>(body: impl FnOnce() -> Result<T>) -> RawResult<T> {
     let result = catch(body).unwrap_or_else(|message| {
         Err(Error::new(ErrorCode::EXECUTE, format!("the script of the test panicked: {message}")))
     });

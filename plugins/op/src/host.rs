@@ -9,13 +9,13 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use abi_stable::std_types::RResult;
 use half::f16;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::abi::{
-    HostRef, PORT_INPUT, PORT_OUTPUT, ParallelBody, RawBuffer, RawResult, VIEW_F16, VIEW_F32,
+    HostRef, PORT_INPUT, PORT_OUTPUT, ParallelBody, RResult, RawBuffer, RawResult, VIEW_F16,
+    VIEW_F32,
 };
 use crate::guard::catch;
 use crate::{DType, Error, ErrorCode, GraphInfo, Port, Result, TensorInfo, View};

@@ -49,6 +49,4 @@ pub use qhx_types::{
 pub use view::{SnapshotId, View};
 
 #[doc(hidden)]
-pub use abi_stable;
-#[doc(hidden)]
 pub use inventory;

@@ -1,6 +1,6 @@
 //! Pieces of a prompt, as they cross the boundary.
 
-use abi_stable::std_types::RSlice;
+use crate::abi::RSlice;
 
 use crate::Segment;
 use crate::abi::{RawSegment, SEGMENT_AUDIO, SEGMENT_IMAGE, SEGMENT_TOKENS};
