@@ -102,7 +102,7 @@ fn logits_that_are_not_what_the_graph_writes_are_refused_by_op_graph_and_tensor(
 
 #[test]
 fn a_tensor_that_nothing_is_bound_to_may_be_the_ops_fault() {
-    let message = failure("test_forgets_to_bind").to_string();
+    let message = failure("test_forgets_to_bind").report().to_string();
     for part in ["\"step\"", "nothing is bound to logits", "plan.params.tensors", "the op forgot"] {
         assert!(message.contains(part), "{message:?} lacks {part:?}");
     }
@@ -178,11 +178,11 @@ fn a_plugin_of_another_interface_version_is_refused_in_one_sentence() {
     let mut manifest = std::fs::read_to_string(root.join("Cargo.toml")).unwrap();
     let members = manifest.find("members = [").unwrap();
     let end = members + manifest[members..].find(']').unwrap() + 1;
-    manifest
-        .replace_range(members..end, "members = [\"plugins/op\", \"tests/plugins/misbehaving\"]");
+    let needed = ["core/types", "plugins/op", "tests/plugins/misbehaving"];
+    manifest.replace_range(members..end, &format!("members = {needed:?}"));
     std::fs::write(copy.path().join("Cargo.toml"), manifest).unwrap();
     std::fs::copy(root.join("Cargo.lock"), copy.path().join("Cargo.lock")).unwrap();
-    for member in ["plugins/op", "tests/plugins/misbehaving"] {
+    for member in needed {
         plugin_files::copy_folder(&root.join(member), &copy.path().join(member));
     }
     let interface = copy.path().join("plugins/op/Cargo.toml");
