@@ -9,14 +9,17 @@ use std::time::Duration;
 
 use half::f16;
 use half::slice::HalfFloatSliceExt as _;
-pub use qhx_types::{Modality, OpDescription, OpInfo, OpenInfo, Segment, Task};
+pub use qhx_types::{
+    Alpha, AudioRules, ImageRules, MediaRules, Modality, OpDescription, OpInfo, OpenInfo, Piece,
+    Placement, Segment, Task, VideoRules,
+};
 use serde::Serialize;
 
 use crate::artifacts::Artifacts;
 use crate::dump::Dump;
 use crate::manifest::Manifest;
 use crate::workspace::GraphStats;
-use crate::{Result, Workspace};
+use crate::{Error, ErrorKind, Result, Workspace};
 
 /// A saved state of a host-op.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -77,6 +80,24 @@ pub trait HostOp: Send {
     /// embedding table. Logits beyond belong to no token.
     fn input_vocab(&self) -> usize {
         0
+    }
+
+    /// Tokens that stand for pictures, sounds and videos: no text becomes one.
+    fn placeholders(&self) -> &[u32] {
+        &[]
+    }
+
+    /// How files become what the op is given.
+    fn media_rules(&self) -> MediaRules {
+        MediaRules::default()
+    }
+
+    /// Where a picture, sound or video stands among the tokens of a prompt, and how many positions it
+    /// takes. Errors when the op does not take it.
+    fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
+        let _ = segment;
+        Err(Error::new(ErrorKind::Prompt, "the host-op takes text only")
+            .hint("leave the pictures, sounds and videos out, or use a bundle that takes them"))
     }
 
     /// Forgets everything: position 0.

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::op::{HostOp, Logits, OpInfo, Segment, SnapshotId, SpanStats};
+use crate::op::{HostOp, Logits, MediaRules, OpInfo, Placement, Segment, SnapshotId, SpanStats};
 use crate::workspace::GraphStats;
 use crate::{Error, ErrorKind, Result};
 
@@ -120,6 +120,18 @@ impl HostOp for Checked {
 
     fn input_vocab(&self) -> usize {
         self.op.input_vocab()
+    }
+
+    fn placeholders(&self) -> &[u32] {
+        self.op.placeholders()
+    }
+
+    fn media_rules(&self) -> MediaRules {
+        self.op.media_rules()
+    }
+
+    fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
+        self.op.place(segment)
     }
 
     fn reset(&mut self) -> Result<()> {

@@ -1,5 +1,5 @@
 //! The descriptions that both sides of the plugin interface speak in: tensors and graphs, tasks, what
-//! an op says of itself, pieces of a prompt.
+//! an op says of itself, pieces of a prompt and where they stand.
 //!
 //! `qhx-core` and `qhx-op` use these types and hand them on under their own names; an op's author
 //! depends on `qhx-op` alone. What crosses the boundary crosses as JSON, in the serde forms of these
@@ -9,8 +9,10 @@
 
 mod dtype;
 mod graph;
+mod media;
 mod op;
 
 pub use dtype::{DType, Quantization};
 pub use graph::{GraphInfo, MissingTensor, Port, SizeError, TensorInfo};
+pub use media::{Alpha, AudioRules, ImageRules, MediaRules, Piece, Placement, VideoRules};
 pub use op::{Modality, OpDescription, OpInfo, OpenInfo, Segment, Task};

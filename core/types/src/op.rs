@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::MediaRules;
+
 /// What an op can be asked to do, and what a bundle is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -47,6 +49,8 @@ pub enum Modality {
     Image,
     /// Mono f32 samples.
     Audio,
+    /// RGB8 frames with their times.
+    Video,
     /// A modality that this version does not know.
     #[serde(other)]
     Other,
@@ -59,6 +63,7 @@ impl Modality {
             Self::Text => "text",
             Self::Image => "image",
             Self::Audio => "audio",
+            Self::Video => "video",
             Self::Other => "other",
         }
     }
@@ -85,6 +90,17 @@ pub enum Segment<'a> {
         samples: &'a [f32],
         /// Samples per second.
         rate: u32,
+    },
+    /// Frames of one size, interleaved RGB, 8 bits a channel, rows from the top.
+    Video {
+        /// `width · height · 3` bytes a frame, one frame behind the other.
+        rgb: &'a [u8],
+        /// Pixels in a row.
+        width: u32,
+        /// Rows of one frame.
+        height: u32,
+        /// When each frame is shown, in seconds from the beginning of the video.
+        times: &'a [f32],
     },
     /// A kind of segment that this version does not know, by its number in the plugin interface.
     Unknown(u32),
@@ -131,7 +147,7 @@ pub struct OpInfo {
 }
 
 /// What an open op tells its host, as it crosses the boundary: [`OpInfo`] and what came later.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OpenInfo {
     /// What ops of the first interface say.
@@ -140,6 +156,16 @@ pub struct OpenInfo {
     /// Token ids that the op can consume are below this, 0 where it does not say: rows of the
     /// embedding table. Logits beyond belong to no token.
     pub input_vocab: usize,
+    /// Tokens that stand for pictures, sounds and videos: no text becomes one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub placeholders: Vec<u32>,
+    /// How files become what the op is given.
+    #[serde(skip_serializing_if = "is_default")]
+    pub media: MediaRules,
+}
+
+fn is_default(rules: &MediaRules) -> bool {
+    *rules == MediaRules::default()
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use half::f16;
 use qhx_core::op::{
-    HostOp, Logits, OpEntry, OpInfo, OpServices, OpSource, OpenInfo, Segment, SnapshotId,
-    SpanStats, Task,
+    HostOp, Logits, MediaRules, OpEntry, OpInfo, OpServices, OpSource, OpenInfo, Placement,
+    Segment, SnapshotId, SpanStats, Task,
 };
 use qhx_core::workspace::GraphStats;
 use qhx_core::{BufferId, Error, ErrorKind, Result};
@@ -195,6 +195,30 @@ impl HostOp for PluginOp {
 
     fn input_vocab(&self) -> usize {
         self.info.input_vocab
+    }
+
+    fn placeholders(&self) -> &[u32] {
+        &self.info.placeholders
+    }
+
+    fn media_rules(&self) -> MediaRules {
+        self.info.media
+    }
+
+    fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
+        let Some(place) = self.object.vtable.place() else {
+            let message =
+                format!("host-op {:?} takes text only: it is of plugin interface 1.0", self.name);
+            return Err(Error::new(ErrorKind::Prompt, message)
+                .hint("leave the pictures, sounds and videos out, or install a newer plugin"));
+        };
+        // SAFETY: an open op; no other call is under way, since those take `&mut self`.
+        let raw = unsafe { place(self.object.data, (*segment).into()) };
+        let text = self.result(raw)?;
+        serde_json::from_str(&text).map_err(|e| {
+            let what = format_args!("host-op {:?}: the placement of a segment", self.name);
+            Error::caused(ErrorKind::Plugin, what, e)
+        })
     }
 
     fn reset(&mut self) -> Result<()> {

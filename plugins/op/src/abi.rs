@@ -48,6 +48,9 @@ pub const SEGMENT_TOKENS: u32 = 0;
 pub const SEGMENT_IMAGE: u32 = 1;
 /// `kind` of [`RawSegment`]: `samples` are mono f32, with `rate`.
 pub const SEGMENT_AUDIO: u32 = 2;
+/// `kind` of [`RawSegment`], since 1.1: `bytes` are RGB8 frames one behind the other, with `width` and
+/// `height` of one; `samples` are the seconds at which each is shown.
+pub const SEGMENT_VIDEO: u32 = 3;
 
 /// A piece of a prompt.
 #[repr(C)]
@@ -241,6 +244,10 @@ pub struct OpVTable {
         data: *mut c_void,
         segments: RSlice<'_, RawSegment<'_>>,
     ) -> RawResult<RawView>,
+    /// Since 1.1. Says where a picture, sound or video stands among the tokens, as JSON of
+    /// [`crate::Placement`]. Called before it is consumed, also more than once.
+    pub place:
+        unsafe extern "C" fn(data: *mut c_void, segment: RawSegment<'_>) -> RawResult<RString>,
 }
 
 /// The root of a plugin.

@@ -152,6 +152,7 @@ impl<O: Op> Table<O> {
         restore: restore::<O>,
         drop_snapshot: drop_snapshot::<O>,
         embed: embed::<O>,
+        place: place::<O>,
     });
     const STATIC: &'static WithMetadata<OpVTable> = &Self::VALUE;
     const REF: OpVTableRef = OpVTableRef(Self::STATIC.static_as_prefix());
@@ -202,7 +203,12 @@ unsafe extern "C" fn info<O: Op>(data: *mut c_void) -> RString {
     // SAFETY: as the host promises for every call.
     let text = unsafe {
         with::<O, RString>(data, "info", |i| {
-            let info = OpenInfo { info: i.op.info(), input_vocab: i.op.input_vocab() };
+            let info = OpenInfo {
+                info: i.op.info(),
+                input_vocab: i.op.input_vocab(),
+                placeholders: i.op.placeholders(),
+                media: i.op.media_rules(),
+            };
             Ok(serde_json::to_string(&info).unwrap_or_default().into())
         })
     };
@@ -290,6 +296,20 @@ unsafe extern "C" fn embed<O: Op>(
         with::<O, _>(data, "embed", |i| {
             let view = i.op.embed(&mut i.host, &segments(&raw))?;
             raw_view(&i.host, view)
+        })
+    }
+}
+
+unsafe extern "C" fn place<O: Op>(
+    data: *mut c_void,
+    segment: RawSegment<'_>,
+) -> RawResult<RString> {
+    // SAFETY: as the host promises for every call.
+    unsafe {
+        with::<O, RString>(data, "place", |i| {
+            let placement = i.op.place(&Segment::from(&segment))?;
+            let text = serde_json::to_string(&placement);
+            text.map(RString::from).map_err(|e| Error::new(ErrorCode::INTERNAL, e.to_string()))
         })
     }
 }

@@ -57,9 +57,10 @@ use crate::export::Registration;
 use crate::guard::catch;
 use crate::kernels::{f16_to_f32, f32_to_f16};
 use crate::{
-    DType, Error, ErrorCode, GraphInfo, Op, OpDescription, OpInfo, Result, Segment, SnapshotId,
-    TensorInfo,
+    DType, Error, ErrorCode, GraphInfo, MediaRules, Op, OpDescription, OpInfo, Placement, Result,
+    Segment, SnapshotId, TensorInfo,
 };
+use qhx_types::OpenInfo;
 
 /// A tensor for [`graph`].
 pub fn tensor<const RANK: usize>(name: &str, dtype: DType, shape: [usize; RANK]) -> TensorInfo {
@@ -268,11 +269,11 @@ impl OpHarness {
             object,
             session,
             description: registration.describe(),
-            info: OpInfo::default(),
+            open: OpenInfo::default(),
         };
         // SAFETY: an open op.
         let info = unsafe { op.object.vtable.info()(op.object.data) };
-        op.info = serde_json::from_str(&info).map_err(|e| {
+        op.open = serde_json::from_str(&info).map_err(|e| {
             Error::new(ErrorCode::INTERNAL, format!("the op's info is not valid: {e}"))
         })?;
         Ok(op)
@@ -284,12 +285,12 @@ pub struct OpenOp {
     object: OpObject,
     session: Box<Session>,
     description: OpDescription,
-    info: OpInfo,
+    open: OpenInfo,
 }
 
 impl std::fmt::Debug for OpenOp {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("OpenOp").field("info", &self.info).finish_non_exhaustive()
+        f.debug_struct("OpenOp").field("info", &self.open).finish_non_exhaustive()
     }
 }
 
@@ -311,27 +312,50 @@ impl OpenOp {
 
     /// What the op found.
     pub fn info(&self) -> &OpInfo {
-        &self.info
+        &self.open.info
+    }
+
+    /// Where a picture, sound or video stands among the tokens.
+    pub fn place(&mut self, segment: Segment<'_>) -> Result<Placement> {
+        let unknown = || Error::unsupported("placing segments");
+        let place = self.object.vtable.place().ok_or_else(unknown)?;
+        // SAFETY: an open op, and the only call under way.
+        match unsafe { place(self.object.data, segment.into()) } {
+            RResult::ROk(text) => serde_json::from_str(&text).map_err(|e| {
+                Error::new(ErrorCode::INTERNAL, format!("the op's placement is not valid: {e}"))
+            }),
+            RResult::RErr(error) => Err(error.into()),
+        }
+    }
+
+    /// Tokens that stand for pictures, sounds and videos.
+    pub fn placeholders(&self) -> &[u32] {
+        &self.open.placeholders
+    }
+
+    /// How files become what the op is given.
+    pub fn media_rules(&self) -> MediaRules {
+        self.open.media
     }
 
     /// Consumes segments; answers with the logits of the last position.
     pub fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<Vec<f32>> {
         let raw: Vec<RawSegment<'_>> = segments.iter().map(|&segment| segment.into()).collect();
         let view = call!(self.prefill(RSlice::from_slice(&raw)))?;
-        self.values(view, self.info.vocab)
+        self.values(view, self.open.info.vocab)
     }
 
     /// Consumes one token; answers with its logits.
     pub fn decode(&mut self, token: u32) -> Result<Vec<f32>> {
         let view = call!(self.decode(token))?;
-        self.values(view, self.info.vocab)
+        self.values(view, self.open.info.vocab)
     }
 
     /// Embeds one text.
     pub fn embed(&mut self, segments: &[Segment<'_>]) -> Result<Vec<f32>> {
         let raw: Vec<RawSegment<'_>> = segments.iter().map(|&segment| segment.into()).collect();
         let view = call!(self.embed(RSlice::from_slice(&raw)))?;
-        self.values(view, self.info.embedding_dim)
+        self.values(view, self.open.info.embedding_dim)
     }
 
     /// Position 0.

@@ -43,8 +43,9 @@ pub use half::f16;
 pub use host::{BufferId, GraphId, Host, LogLevel, SpanId};
 pub use op::Op;
 pub use qhx_types::{
-    DType, GraphInfo, MissingTensor, Modality, OpDescription, OpInfo, Port, Quantization, Segment,
-    SizeError, Task, TensorInfo,
+    Alpha, AudioRules, DType, GraphInfo, ImageRules, MediaRules, MissingTensor, Modality,
+    OpDescription, OpInfo, Piece, Placement, Port, Quantization, Segment, SizeError, Task,
+    TensorInfo, VideoRules,
 };
 pub use view::{SnapshotId, View};
 

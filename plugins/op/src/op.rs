@@ -2,7 +2,9 @@
 
 use crate::decoder::Decoder;
 use crate::state::StateCarrier;
-use crate::{Error, Host, OpDescription, OpInfo, Result, Segment, SnapshotId, View};
+use crate::{
+    Error, Host, MediaRules, OpDescription, OpInfo, Placement, Result, Segment, SnapshotId, View,
+};
 
 /// The step logic of one model family over one open bundle.
 ///
@@ -55,6 +57,25 @@ pub trait Op: Sized + Send + 'static {
         self.decoder().map_or(0, Decoder::input_vocab)
     }
 
+    /// Tokens that stand for pictures, sounds and videos. The host turns no text into one of them, and
+    /// takes no prompt of tokens that holds one.
+    fn placeholders(&self) -> Vec<u32> {
+        Vec::new()
+    }
+
+    /// How the host turns files into the pixels and samples of [`Segment`].
+    fn media_rules(&self) -> MediaRules {
+        MediaRules::default()
+    }
+
+    /// Says where a picture, sound or video stands among the tokens of a prompt, and how many
+    /// positions it takes. The host asks before [`Op::prefill`] gets the segment, also more than once.
+    /// Sizes are all that this should look at.
+    fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
+        let found = crate::text::kind(segment);
+        Err(Error::unsupported(&format!("{found} in a prompt")))
+    }
+
     /// Forgets everything: position 0.
     fn reset(&mut self, host: &mut Host) -> Result<()> {
         if let Some(state) = self.state_mut() {
@@ -68,7 +89,8 @@ pub trait Op: Sized + Send + 'static {
         self.state().map_or(0, StateCarrier::position)
     }
 
-    /// Consumes segments; answers with the logits of the last position.
+    /// Consumes segments; answers with the logits of the last position. A picture, sound or video
+    /// takes the positions that [`Op::place`] said.
     fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
         match self.decoder_mut() {
             Some(decoder) => decoder.prefill(host, segments),

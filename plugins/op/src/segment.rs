@@ -3,7 +3,7 @@
 use crate::abi::RSlice;
 
 use crate::Segment;
-use crate::abi::{RawSegment, SEGMENT_AUDIO, SEGMENT_IMAGE, SEGMENT_TOKENS};
+use crate::abi::{RawSegment, SEGMENT_AUDIO, SEGMENT_IMAGE, SEGMENT_TOKENS, SEGMENT_VIDEO};
 
 impl<'a> From<Segment<'a>> for RawSegment<'a> {
     fn from(segment: Segment<'a>) -> Self {
@@ -24,6 +24,10 @@ impl<'a> From<Segment<'a>> for RawSegment<'a> {
             Segment::Audio { samples, rate } => {
                 Self { kind: SEGMENT_AUDIO, rate, samples: samples.into(), ..empty }
             }
+            Segment::Video { rgb, width, height, times } => {
+                let (bytes, samples) = (rgb.into(), times.into());
+                Self { kind: SEGMENT_VIDEO, width, height, bytes, samples, ..empty }
+            }
             Segment::Unknown(kind) => Self { kind, ..empty },
             // A kind that has no number here yet: the op refuses it as one that it does not know.
             _ => Self { kind: u32::MAX, ..empty },
@@ -39,6 +43,12 @@ impl<'a> From<&'a RawSegment<'a>> for Segment<'a> {
                 Self::Image { rgb: raw.bytes.as_slice(), width: raw.width, height: raw.height }
             }
             SEGMENT_AUDIO => Self::Audio { samples: raw.samples.as_slice(), rate: raw.rate },
+            SEGMENT_VIDEO => Self::Video {
+                rgb: raw.bytes.as_slice(),
+                width: raw.width,
+                height: raw.height,
+                times: raw.samples.as_slice(),
+            },
             kind => Self::Unknown(kind),
         }
     }

@@ -7,21 +7,27 @@ use crate::{Error, Host, Result, Segment};
 pub fn count_tokens(op: &str, segments: &[Segment<'_>]) -> Result<usize> {
     let mut total = 0;
     for segment in segments {
-        let found = match segment {
-            Segment::Tokens(tokens) => {
-                total += tokens.len();
-                continue;
-            }
-            Segment::Image { .. } => "an image",
-            Segment::Audio { .. } => "audio",
-            _ => "a segment of an unknown kind",
+        let Segment::Tokens(tokens) = segment else {
+            let found = kind(segment);
+            return Err(Error::prompt(format!("{op} takes text only; the prompt has {found}")));
         };
-        return Err(Error::prompt(format!("{op} takes text only; the prompt has {found}")));
+        total += tokens.len();
     }
     if total == 0 {
         return Err(Error::prompt("the prompt has no tokens"));
     }
     Ok(total)
+}
+
+/// What a segment is, for messages.
+pub fn kind(segment: &Segment<'_>) -> &'static str {
+    match segment {
+        Segment::Tokens(_) => "text",
+        Segment::Image { .. } => "an image",
+        Segment::Audio { .. } => "audio",
+        Segment::Video { .. } => "a video",
+        _ => "a segment of an unknown kind",
+    }
 }
 
 /// Tokens of text segments, in order. Other segments have none.
