@@ -49,7 +49,7 @@ TEMPLATE = r"""{%- if messages[0].role == 'system' %}
 {%- endif %}"""
 
 
-def train_tokenizer(texts, size, split):
+def train_tokenizer(texts, size, split, added=ADDED):
     """Byte-level BPE of exactly `size` ids, the added tokens included."""
     tok = Tokenizer(BPE())
     tok.normalizer = normalizers.NFC()
@@ -61,18 +61,18 @@ def train_tokenizer(texts, size, split):
     )
     tok.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=size - len(ADDED),
+        vocab_size=size - len(added),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tok.train_from_iterator(texts, trainer)
-    for text, special in ADDED:
+    for text, special in added:
         tok.add_tokens([AddedToken(text, special=special, normalized=False)])
     assert tok.get_vocab_size() == size, (tok.get_vocab_size(), size)
     return tok
 
 
-def write_tokenizer(tok, out, max_length):
+def write_tokenizer(tok, out, max_length, added=ADDED, template=TEMPLATE):
     tok.save(str(out / "tokenizer.json"))
     entry = lambda text, special: {
         "content": text, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": special,
@@ -80,10 +80,10 @@ def write_tokenizer(tok, out, max_length):
     config = {
         "add_bos_token": False,
         "add_prefix_space": False,
-        "added_tokens_decoder": {str(tok.token_to_id(t)): entry(t, s) for t, s in ADDED},
+        "added_tokens_decoder": {str(tok.token_to_id(t)): entry(t, s) for t, s in added},
         "additional_special_tokens": ["<|im_start|>", "<|im_end|>"],
         "bos_token": None,
-        "chat_template": TEMPLATE,
+        "chat_template": template,
         "clean_up_tokenization_spaces": False,
         "eos_token": "<|im_end|>",
         "errors": "replace",
