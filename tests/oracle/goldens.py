@@ -94,9 +94,11 @@ def scale_as_stored(model, out):
         scale.copy_(scale.to(stored).to(scale.dtype))
 
 
-def write(name, out, seed, style):
-    model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, attn_implementation="eager").eval()
-    scale_as_stored(model, out)
+def write(name, out, seed, style, model=None):
+    """Goldens of text. `model` is the checkpoint as loaded, where its class is not found by `AutoModelForCausalLM`."""
+    if model is None:
+        model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, attn_implementation="eager").eval()
+        scale_as_stored(model, out)
     tok = Tokenizer.from_file(str(out / "tokenizer.json"))
     auto = transformers.AutoTokenizer.from_pretrained(out)
     ends = set(model.generation_config.eos_token_id)

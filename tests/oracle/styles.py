@@ -235,4 +235,33 @@ class Gemma(Mistral):
         super().write(tok, out, max_length, pad_token="<pad>")
 
 
-STYLES = {"qwen": Qwen(), "llama3": Llama3(), "mistral": Mistral(), "phi3": Phi3(), "gemma": Gemma()}
+class Gemma4(Gemma):
+    """As Gemma, with turns of any role, thoughts in a channel, and marks for pictures, clips and films."""
+
+    end_turn = "<turn|>"
+    added = [
+        "<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|image>", "<|audio>", "<|image|>",
+        "<|audio|>", "<image|>", "<audio|>", "<|video|>",
+    ]
+    marks_text = "user\nmodel\nsystem\nthought\n"
+    template = (
+        "{{- bos_token }}"
+        "{%- for message in messages %}"
+        "{%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}"
+        "{{- '<|turn>' + role + '\n' }}"
+        "{%- if message['content'] is string %}"
+        "{%- if role == 'model' and '<channel|>' in message['content'] %}{{- message['content'].split('<channel|>')[-1] | trim }}"
+        "{%- else %}{{- message['content'] | trim }}{%- endif %}"
+        "{%- else %}{%- for part in message['content'] %}"
+        "{%- if part['type'] == 'text' %}{{- part['text'] | trim }}"
+        "{%- elif part['type'] == 'image' %}{{- '<|image|>' }}"
+        "{%- elif part['type'] == 'audio' %}{{- '<|audio|>' }}"
+        "{%- elif part['type'] == 'video' %}{{- '<|video|>' }}{%- endif %}"
+        "{%- endfor %}{%- endif %}"
+        "{{- '<turn|>\n' }}"
+        "{%- endfor %}"
+        "{%- if add_generation_prompt %}{{- '<|turn>model\n' }}{%- endif %}"
+    )
+
+
+STYLES = {"qwen": Qwen(), "llama3": Llama3(), "mistral": Mistral(), "phi3": Phi3(), "gemma": Gemma(), "gemma4": Gemma4()}

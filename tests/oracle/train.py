@@ -304,6 +304,8 @@ def main():
     sub.add_parser("unseen-phimoe", help="train phimoe from a configuration drawn from the seed")
     p = sub.add_parser("unseen-llama", help="train one of LLAMA.md's families from a configuration drawn from the seed")
     p.add_argument("--family", choices=draws.FAMILIES, required=True)
+    p = sub.add_parser("gemma4", help="train gemma4 with its pictures and clips from a configuration file")
+    p.add_argument("--config", type=Path, required=True)
     for p in sub.choices.values():
         p.add_argument("--out", type=Path, required=True)
         p.add_argument("--seed", type=int, required=True)
@@ -326,6 +328,10 @@ def main():
         family, spec = args.command, json.loads(args.config.read_text())
     steps = args.steps if args.steps is not None else (120 if family == "embed" else 200)
     margin = args.margin if args.margin is not None else (0.15 if family == "embed" else 2.0)
+    if family == "gemma4":
+        import gemma4
+
+        return gemma4.produce(spec, args.seed, steps, args.out, margin, args.lr)
     produce(family, spec, args.seed, steps, args.out, margin, args.lr)
 
 
