@@ -405,7 +405,13 @@ fn tables(
         }
         Ok(())
     })?;
-    let fields = tables.files.iter().zip(files).map(|(t, file)| (t.field.clone(), json!(file)));
+    let fields = tables.files.iter().zip(files).map(|(table, file)| {
+        let value = match table.dtype {
+            Some(dtype) => json!({"path": file, "dtype": dtype}),
+            None => json!(file),
+        };
+        (table.field.clone(), value)
+    });
     Ok(Value::Object(fields.collect()))
 }
 

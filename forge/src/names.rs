@@ -182,6 +182,7 @@ mod tests {
                         .map(|name| TableFile {
                             field: "file".to_owned(),
                             name: (*name).to_owned(),
+                            dtype: None,
                         })
                         .collect(),
                     source: Arc::new(Nothing),

@@ -53,8 +53,8 @@ pub struct ForgeOptions {
     pub task: Task,
     /// Precision of the decoder's weights.
     pub precision: Precision,
-    /// Number of contexts that the decoder's layers are spread over; [`AUTO_SHARDS`] takes as few as
-    /// [`ForgeOptions::context_budget`] allows.
+    /// Number of contexts that the decoder's layers are spread over; [`AUTO_SHARDS`] takes the family's
+    /// own number, one for most, or as many more as [`ForgeOptions::context_budget`] asks for.
     pub shards: usize,
     /// Bytes that one context may take on a device, its inputs and outputs included.
     pub context_budget: u64,

@@ -11,6 +11,7 @@ use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph, Origin};
 use crate::options::{AUTO_SHARDS, ForgeOptions};
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, Precision, Recipe, RecipeOptions};
+use crate::registry::least_shards;
 use crate::{chain, names};
 
 /// More shards than any model has layers.
@@ -131,7 +132,7 @@ pub fn plan(
     let mut wanted = options.for_recipe(checkpoint);
     let automatic = wanted.shards == AUTO_SHARDS;
     if automatic {
-        wanted.shards = 1;
+        wanted.shards = least_shards(checkpoint);
     }
     let mut made = recipe(checkpoint, &wanted)?;
     check(&made)?;

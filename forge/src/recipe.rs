@@ -6,7 +6,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 pub use qhx_core::op::Task;
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_core::{DType, Error, ErrorKind, Result};
 use serde_json::{Map, Value};
 
 use crate::graph::Graph;
@@ -130,6 +130,8 @@ pub struct TableFile {
     pub field: String,
     /// End of the file's name, after the model's name and `_`.
     pub name: String,
+    /// Element type, where the manifest says it: `{"path": …, "dtype": …}` instead of the path alone.
+    pub dtype: Option<DType>,
 }
 
 /// Writes [`Tables`].

@@ -19,6 +19,7 @@ pub struct RecipeEntry {
     make: MakeRecipe,
     tasks: &'static [Task],
     prompt_graphs: bool,
+    shards: usize,
     longest: fn(&Checkpoint, Task) -> Option<usize>,
     options: &'static [RecipeOption],
 }
@@ -49,6 +50,7 @@ impl RecipeEntry {
             make,
             tasks: &[Task::Generate],
             prompt_graphs: false,
+            shards: 1,
             longest: |_, _| None,
             options: &[],
         }
@@ -62,6 +64,11 @@ impl RecipeEntry {
     /// It has graphs that take several tokens of a prompt, see [`RecipeOptions::prefill`].
     pub const fn prompt_graphs(self) -> Self {
         Self { prompt_graphs: true, ..self }
+    }
+
+    /// The contexts that its layers are spread over where nothing is said and they fit; 1 without this.
+    pub const fn shards(self, shards: usize) -> Self {
+        Self { shards, ..self }
     }
 
     /// What bounds the context beside `max_position_embeddings`, such as a sliding window; none where nothing
@@ -223,6 +230,16 @@ pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe
     }
     let choices = entry.choices(&options.choices)?;
     (entry.make)(checkpoint, &RecipeOptions { choices, ..options.clone() })
+}
+
+/// The fewest shards that a checkpoint's recipe makes where nothing is said, see [`RecipeEntry::shards`].
+pub(crate) fn least_shards(checkpoint: &Checkpoint) -> usize {
+    // What is wrong here is reported when the recipe is applied.
+    let recipes = registered().unwrap_or_default();
+    let found = recipes.get(checkpoint.architecture().unwrap_or_default());
+    let layers = checkpoint.text_config().get("num_hidden_layers").and_then(Value::as_u64);
+    let most = layers.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX).max(1);
+    found.map_or(1, |found| found.entry.shards).min(most)
 }
 
 /// The longest context that a checkpoint's recipe makes for a task; none without a limit.

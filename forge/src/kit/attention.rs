@@ -49,6 +49,15 @@ impl AttendInputs<'_> {
     pub const fn new(rotary: usize, rows: usize, capacity: usize) -> Self {
         Self { names: Self::NAMES, rotary, rows, mask_rows: rows, capacity }
     }
+
+    /// Adds inputs for cosines and sines `[rows, rotary / 2]` alone, for [`rotate`]; gives them as
+    /// `[rows, 1, rotary / 2]`.
+    pub fn tables(&self, b: &mut GraphBuilder) -> Result<[TensorId; 2]> {
+        let ([cos, sin, _], half) = (self.names, self.rotary / 2);
+        let cos = b.input(cos, Elem::Activation, &[self.rows, half])?;
+        let sin = b.input(sin, Elem::Activation, &[self.rows, half])?;
+        Ok([b.reshape(cos, &[self.rows, 1, half])?, b.reshape(sin, &[self.rows, 1, half])?])
+    }
 }
 
 impl Attend {
@@ -56,13 +65,10 @@ impl Attend {
     /// `[mask_rows, capacity + rows]`, which is added to the scores. Its last `rows` columns are the graph's
     /// own tokens.
     pub fn inputs(b: &mut GraphBuilder, inputs: &AttendInputs<'_>) -> Result<Self> {
-        let AttendInputs { names: [cos, sin, mask], rows, mask_rows, capacity, .. } = *inputs;
-        let (half, width) = (inputs.rotary / 2, capacity + rows);
-        let cos = b.input(cos, Elem::Activation, &[rows, half])?;
-        let sin = b.input(sin, Elem::Activation, &[rows, half])?;
+        let AttendInputs { names: [_, _, mask], rows, mask_rows, capacity, .. } = *inputs;
+        let width = capacity + rows;
+        let [cos, sin] = inputs.tables(b)?;
         let mask = b.input(mask, Elem::Activation, &[mask_rows, width])?;
-        let cos = b.reshape(cos, &[rows, 1, half])?;
-        let sin = b.reshape(sin, &[rows, 1, half])?;
         let mask = match rows {
             1 => b.reshape(mask, &[1, 1, width])?,
             _ => b.reshape(mask, &[1, 1, mask_rows, width])?,
@@ -282,7 +288,11 @@ pub fn mix(
 /// Rotary embedding of heads `[rows, heads, dim]` in the half-split form (RoFormer, arXiv 2104.09864): each row
 /// has the tables of its own position. The first `rotary` elements of a head are turned, the rest pass.
 pub fn rope(b: &mut GraphBuilder, x: TensorId, attend: &Attend) -> Result<TensorId> {
-    let (cos, sin) = (attend.cos, attend.sin);
+    rotate(b, x, [attend.cos, attend.sin])
+}
+
+/// As [`rope`], with cosines and sines `[rows, 1, rotary / 2]`, which may be constants.
+pub fn rotate(b: &mut GraphBuilder, x: TensorId, [cos, sin]: [TensorId; 2]) -> Result<TensorId> {
     let (half, width) = (b.width(cos)?, b.width(x)?);
     if 2 * half > width {
         let expected = format!("tables of at most {} for heads of {width}", width / 2);

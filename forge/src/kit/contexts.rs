@@ -36,13 +36,20 @@ pub fn check_shape(
 
 /// Names of the shards of `name`, and their layers: `name` alone, or `name_p0`, `name_p1`, ….
 pub fn shards(name: &str, layers: usize, shards: usize) -> Vec<(String, Range<usize>)> {
-    (0..shards)
-        .map(|shard| {
-            let range = shard * layers / shards..(shard + 1) * layers / shards;
-            let name = if shards == 1 { name.to_owned() } else { format!("{name}_p{shard}") };
-            (name, range)
-        })
-        .collect()
+    named(name, &even(layers, shards))
+}
+
+/// `layers` layers in so many ranges, as even as can be.
+fn even(layers: usize, shards: usize) -> Vec<Range<usize>> {
+    (0..shards).map(|shard| shard * layers / shards..(shard + 1) * layers / shards).collect()
+}
+
+fn named(name: &str, ranges: &[Range<usize>]) -> Vec<(String, Range<usize>)> {
+    let name = |shard: usize| match ranges.len() {
+        1 => name.to_owned(),
+        _ => format!("{name}_p{shard}"),
+    };
+    ranges.iter().enumerate().map(|(shard, range)| (name(shard), range.clone())).collect()
 }
 
 /// The numbers of tokens that graphs for prompts take at once, ascending: those of the options, each from 2 to
@@ -88,18 +95,39 @@ pub fn decoder(
     make: impl Fn(&str, Range<usize>, usize) -> Result<Graph>,
     head: Graph,
 ) -> Result<Decoder> {
+    let ranges = even(layers, options.shards);
+    decoder_of(
+        options,
+        &ranges,
+        prompts,
+        |name, range, rows| make(name, range, rows).map(Some),
+        head,
+    )
+}
+
+/// As [`decoder`], with the layers of each shard. `make` gives none where a prompt does not need the layers: those
+/// behind the last cache, which only its last token passes.
+pub fn decoder_of(
+    options: &RecipeOptions,
+    ranges: &[Range<usize>],
+    prompts: &[usize],
+    make: impl Fn(&str, Range<usize>, usize) -> Result<Option<Graph>>,
+    head: Graph,
+) -> Result<Decoder> {
     let precision = options.precision;
     let mut contexts: Vec<ContextPlan> = Vec::new();
     let mut decode = Vec::new();
-    for (name, range) in shards("decode", layers, options.shards) {
-        contexts.push(ContextPlan::new(name.clone(), precision, vec![make(&name, range, 1)?]));
+    for (name, range) in named("decode", ranges) {
+        let graph = make(&name, range, 1)?.into_iter().collect();
+        contexts.push(ContextPlan::new(name.clone(), precision, graph));
         decode.push(name);
     }
     let mut prefill = Vec::new();
     for &rows in prompts {
-        let parts = shards(&format!("prefill{rows}"), layers, options.shards);
-        for (index, (name, range)) in parts.into_iter().enumerate() {
-            let graph = make(&name, range, rows)?;
+        for (index, (name, range)) in
+            named(&format!("prefill{rows}"), ranges).into_iter().enumerate()
+        {
+            let Some(graph) = make(&name, range, rows)? else { continue };
             prefill.push(name.clone());
             match contexts.get_mut(index).filter(|_| options.share_weights) {
                 // Weights are shared by the graphs of one context.

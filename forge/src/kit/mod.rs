@@ -4,8 +4,9 @@
 //! |---|---|
 //! | [`Reader`] | checked values of `config.json` |
 //! | [`Layers`] | projections, norms, MLPs and heads from the tensors of a checkpoint |
-//! | [`Attention`], [`Attend`], [`mix`], [`rope`] | softmax attention over a cache or within a text |
-//! | [`decoder`], [`shards`], [`prompt_rows`], [`check_shape`] | graphs to contexts, and the plan that runs them |
+//! | [`Attention`], [`Attend`], [`mix`], [`rope`], [`rotate`] | softmax attention over a cache or within a text |
+//! | [`decoder`], [`decoder_of`], [`shards`], [`prompt_rows`], [`check_shape`] | graphs to contexts, and the plan that runs them |
+//! | [`matrices`] | tensors of the checkpoint as files that the host reads |
 //! | [`DecoderParams`], [`object`], [`one_or_many`] | keys of the manifest |
 //!
 //! The ops beneath are methods of [`crate::builder::GraphBuilder`].
@@ -13,11 +14,14 @@
 mod attention;
 mod contexts;
 mod layers;
+mod matrices;
 mod reader;
 
-pub use attention::{Attend, AttendInputs, Attention, Heads, Mixed, mix, rope};
+pub use attention::{Attend, AttendInputs, Attention, Heads, Mixed, mix, rope, rotate};
 pub use contexts::{
-    Decoder, DecoderParams, check_shape, decoder, object, one_or_many, prompt_rows, shards,
+    Decoder, DecoderParams, check_shape, decoder, decoder_of, object, one_or_many, prompt_rows,
+    shards,
 };
 pub use layers::{Layers, Mlp};
+pub use matrices::{MatrixFile, matrices};
 pub use reader::Reader;

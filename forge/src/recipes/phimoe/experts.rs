@@ -29,8 +29,11 @@ pub(super) fn tables(checkpoint: &Checkpoint, config: &Config) -> Result<Tables>
     for layer in 0..config.layers {
         matrices.extend(layer_experts(checkpoint, config, layer)?);
     }
-    let file =
-        |field: &str, name: &str| TableFile { field: field.to_owned(), name: name.to_owned() };
+    let file = |field: &str, name: &str| TableFile {
+        field: field.to_owned(),
+        name: name.to_owned(),
+        dtype: None,
+    };
     Ok(Tables {
         key: "experts".to_owned(),
         files: vec![file("weights", "experts_i8.bin"), file("scales", "experts_scale.f32")],
