@@ -18,6 +18,7 @@
 //! The kit: [`decoder`] is the step of a decoder in one piece, [`state`] carries KV caches and recurrent states, [`fill`] writes rotary tables,
 //! masks and embedding rows in whatever dtype and width the graph has, [`kernels`] converts
 //! half-precision slices, [`schema`] says what `plan.params` may hold. [`harness`] runs an op in a test.
+//! With the feature `vision`, the module `vision` shapes pictures for a vision tower.
 
 pub mod abi;
 pub mod decoder;
@@ -36,6 +37,8 @@ mod segment;
 pub mod state;
 pub mod text;
 mod view;
+#[cfg(feature = "vision")]
+pub mod vision;
 
 pub use error::{Error, ErrorCode, Result};
 pub use graphs::OneOrMany;

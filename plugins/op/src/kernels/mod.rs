@@ -1,7 +1,10 @@
-//! Slice kernels: half-precision conversion by slices, never value by value, and int8 weights with one
-//! scale a row to floats.
+//! Slice kernels: half-precision conversion by slices, never value by value, int8 weights with one
+//! scale a row to floats, and, with the feature `vision` or `audio`, dense layers in f32.
 
 mod int8;
+#[cfg(feature = "dense")]
+mod linear;
+mod parallel;
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -9,6 +12,9 @@ use half::slice::HalfFloatSliceExt;
 use crate::DType;
 
 pub use int8::{int8_to_f16, int8_to_f32};
+#[cfg(feature = "dense")]
+pub use linear::Linear;
+pub use parallel::parallel_chunks;
 
 /// Converts f32 to f16, rounding to nearest even. Both slices have the same length.
 ///

@@ -1,0 +1,28 @@
+//! From a picture to what a vision tower takes: sizes, resizing, normalising, patches, positions.
+//!
+//! The host gives RGB8 pixels ([`crate::Segment::Image`]). An op, in this order:
+//!
+//! 1. checks them once: [`Picture::new`];
+//! 2. chooses a size: [`smart_resize`], [`aspect_ratio_preserving_size`], or its graph's own;
+//! 3. resizes: [`Resizer::resize`];
+//! 4. cuts patches, and normalises on the way: [`Patchify::write`] with a [`Normalisation`];
+//! 5. embeds the patches: [`crate::kernels::Linear`], with learned positions added
+//!    ([`resample_positions`], [`add_axial_positions`]);
+//! 6. fills rotary tables: [`axial_rope`].
+//!
+//! Buffers belong to the caller, who makes them once. Results are those of the processors of
+//! `transformers`, to the bit up to step 4.
+
+mod normalise;
+mod patchify;
+mod picture;
+mod positions;
+mod resize;
+mod size;
+
+pub use normalise::Normalisation;
+pub use patchify::{Grid, PatchLayout, Patchify};
+pub use picture::Picture;
+pub use positions::{AxialOrder, add_axial_positions, axial_rope, pool_mean, resample_positions};
+pub use resize::{Filter, Resizer};
+pub use size::{Size, aspect_ratio_preserving_size, smart_resize};

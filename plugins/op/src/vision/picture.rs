@@ -1,0 +1,63 @@
+//! Checked RGB8 pixels.
+
+use super::Size;
+use crate::{Error, Result, Segment};
+
+/// Pixels of a picture, red, green and blue, in rows from the top; at least one pixel.
+#[derive(Clone, Copy)]
+pub struct Picture<'a> {
+    rgb: &'a [u8],
+    size: Size,
+}
+
+impl std::fmt::Debug for Picture<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Picture").field("size", &self.size).finish_non_exhaustive()
+    }
+}
+
+impl<'a> Picture<'a> {
+    /// Errors unless `rgb` has three bytes for each of `width · height` pixels, and there are some.
+    pub fn new(rgb: &'a [u8], width: u32, height: u32) -> Result<Self> {
+        let size = Size { width, height };
+        if size.area() == 0 {
+            return Err(Error::prompt(format!(
+                "a picture of {size} pixels has none; expected at least 1×1"
+            )));
+        }
+        if size.rgb_len() != Some(rgb.len()) {
+            return Err(Error::prompt(format!(
+                "a picture of {size} pixels has {} bytes, expected three for each pixel",
+                rgb.len()
+            )));
+        }
+        Ok(Self { rgb, size })
+    }
+
+    /// The picture of a segment. Errors when the segment is none, or is not sound.
+    pub fn of_segment(segment: &Segment<'a>) -> Result<Self> {
+        match *segment {
+            Segment::Image { rgb, width, height } => Self::new(rgb, width, height),
+            _ => Err(Error::prompt("a segment is not a picture, but one was expected")),
+        }
+    }
+
+    /// Three bytes a pixel.
+    pub fn rgb(&self) -> &'a [u8] {
+        self.rgb
+    }
+
+    /// Pixels.
+    pub fn size(&self) -> Size {
+        self.size
+    }
+
+    /// The bytes of row `y`, from column `x` on.
+    ///
+    /// # Panics
+    /// When the picture has no such pixel.
+    pub(super) fn row_from(&self, y: usize, x: usize) -> &'a [u8] {
+        let width = self.size.width as usize;
+        &self.rgb[(y * width + x) * 3..(y + 1) * width * 3]
+    }
+}

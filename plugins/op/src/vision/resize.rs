@@ -1,0 +1,96 @@
+//! Resizing as torchvision does it for u8 pixels.
+
+use fast_image_resize::images::{Image, ImageRef};
+use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions};
+
+use super::{Picture, Size};
+use crate::{Error, ErrorCode, Result};
+
+/// Pixels that a picture may have, also between the passes: 800 MB.
+const MAX_PIXELS: u64 = 1 << 28;
+
+/// The kernel of a resampling. Both widen by the scale where a picture shrinks (antialias).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Filter {
+    /// Keys' cubic with a = −0.5 (Catmull-Rom): `BICUBIC` of torchvision with antialias, and of PIL.
+    #[default]
+    Bicubic,
+    /// The triangle: `BILINEAR` of both.
+    Bilinear,
+}
+
+/// Resizes pictures, and keeps its memory from one to the next.
+///
+/// Gives the bits of `torchvision.transforms.v2.functional.resize` for u8 tensors on a CPU with
+/// `antialias=True`: the horizontal pass comes first, and its result is rounded and cut to u8 before
+/// the vertical one. (`fast_image_resize` called once takes another order: up to 23 levels off.)
+#[derive(Debug, Default)]
+pub struct Resizer {
+    filter: Filter,
+    resizer: fast_image_resize::Resizer,
+    /// The picture after the horizontal pass.
+    narrowed: Vec<u8>,
+    done: Vec<u8>,
+}
+
+impl Resizer {
+    /// A resizer that uses `filter`.
+    pub fn new(filter: Filter) -> Self {
+        Self { filter, ..Self::default() }
+    }
+
+    /// The picture, as large as `to`; the same pixels where it is so already. The answer lies in the
+    /// resizer until the next call. Errors when `to` has no pixels, or a result, that of the horizontal
+    /// pass included, more than 2²⁸.
+    pub fn resize<'a>(&'a mut self, picture: Picture<'a>, to: Size) -> Result<Picture<'a>> {
+        let from = picture.size();
+        let middle = Size { width: to.width, height: from.height };
+        if to.area() == 0 || to.area().max(middle.area()) > MAX_PIXELS {
+            return Err(Error::prompt(format!(
+                "a picture of {from} pixels cannot become {to}: expected at least one pixel, and at \
+                 most {MAX_PIXELS} for each of {to} and {middle}"
+            )));
+        }
+        let mut rgb = picture.rgb();
+        if middle != from {
+            scale(&mut self.resizer, self.filter, rgb, from, &mut self.narrowed, middle)?;
+            rgb = &self.narrowed;
+        }
+        if to != middle {
+            scale(&mut self.resizer, self.filter, rgb, middle, &mut self.done, to)?;
+            rgb = &self.done;
+        }
+        Picture::new(rgb, to.width, to.height)
+    }
+}
+
+/// One pass, from pixels of size `from` to pixels of size `to`.
+fn scale(
+    resizer: &mut fast_image_resize::Resizer,
+    filter: Filter,
+    source: &[u8],
+    from: Size,
+    target: &mut Vec<u8>,
+    to: Size,
+) -> Result<()> {
+    let failed = |why: &dyn std::fmt::Display| {
+        Error::new(
+            ErrorCode::INTERNAL,
+            format!("resizing a picture from {from} to {to} pixels: {why}"),
+        )
+    };
+    let len = to.rgb_len().ok_or_else(|| failed(&"too many bytes"))?;
+    let missing = len.saturating_sub(target.len());
+    target.try_reserve_exact(missing).map_err(|e| failed(&e))?;
+    target.resize(len, 0);
+    let source =
+        ImageRef::new(from.width, from.height, source, PixelType::U8x3).map_err(|e| failed(&e))?;
+    let mut image = Image::from_slice_u8(to.width, to.height, target, PixelType::U8x3)
+        .map_err(|e| failed(&e))?;
+    let filter = match filter {
+        Filter::Bicubic => FilterType::CatmullRom,
+        Filter::Bilinear => FilterType::Bilinear,
+    };
+    let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(filter)).use_alpha(false);
+    resizer.resize(&source, &mut image, &options).map_err(|e| failed(&e))
+}

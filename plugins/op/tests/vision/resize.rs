@@ -1,0 +1,113 @@
+//! Sizes and resizing.
+
+use qhx_op::Segment;
+use qhx_op::vision::{Filter, Picture, Resizer, Size, aspect_ratio_preserving_size, smart_resize};
+use serde::Deserialize;
+
+use super::{goldens, picture, sha256};
+
+fn size([width, height]: [u32; 2]) -> Size {
+    Size { width, height }
+}
+
+#[derive(Deserialize)]
+struct Resize {
+    filter: String,
+    seed: u32,
+    from: [u32; 2],
+    to: [u32; 2],
+    sha256: String,
+    last_row: Vec<u8>,
+}
+
+#[test]
+fn every_size_gives_the_bytes_of_torchvision() {
+    let (mut bicubic, mut bilinear) = (Resizer::default(), Resizer::new(Filter::Bilinear));
+    let cases: Vec<Resize> = goldens("/resize");
+    assert!(cases.len() >= 2 * 8, "eight sizes with each filter");
+    for case in cases {
+        let [width, height] = case.from;
+        let rgb = picture(width, height, case.seed);
+        let source = Picture::new(&rgb, width, height).unwrap();
+        let resizer = match case.filter.as_str() {
+            "bicubic" => &mut bicubic,
+            _ => &mut bilinear,
+        };
+        let what = format!("{} {:?} to {:?}", case.filter, case.from, case.to);
+        let done = resizer.resize(source, size(case.to)).unwrap();
+        assert_eq!(done.size(), size(case.to), "{what}");
+        let row = case.to[0] as usize * 3;
+        let last = &done.rgb()[done.rgb().len() - row..];
+        assert_eq!(last[..case.last_row.len()], case.last_row, "{what}");
+        assert_eq!(sha256(done.rgb()), case.sha256, "{what}");
+    }
+}
+
+#[test]
+fn a_resizer_keeps_nothing_of_the_picture_before() {
+    let mut used = Resizer::default();
+    let (large, small) = (picture(90, 80, 1), picture(33, 41, 2));
+    let large = Picture::new(&large, 90, 80).unwrap();
+    let small = Picture::new(&small, 33, 41).unwrap();
+    used.resize(large, size([64, 96])).unwrap();
+    let to = size([16, 16]);
+    let again = used.resize(small, to).unwrap().rgb().to_vec();
+    assert_eq!(again, Resizer::default().resize(small, to).unwrap().rgb());
+    // Same size: the very pixels.
+    let same = used.resize(small, small.size()).unwrap();
+    assert_eq!(same.rgb().as_ptr(), small.rgb().as_ptr());
+}
+
+#[derive(Deserialize)]
+struct Smart {
+    from: [u32; 2],
+    factor: u32,
+    pixels: [u64; 2],
+    to: Option<[u32; 2]>,
+}
+
+#[derive(Deserialize)]
+struct Budget {
+    from: [u32; 2],
+    patch: u32,
+    pool: u32,
+    patches: u32,
+    to: Option<[u32; 2]>,
+}
+
+#[test]
+fn target_sizes_are_those_of_the_processors() {
+    let smart: Vec<Smart> = goldens("/sizes/smart_resize");
+    for case in &smart {
+        let [least, most] = case.pixels;
+        let to = smart_resize(size(case.from), case.factor, least, most).ok();
+        assert_eq!(to, case.to.map(size), "{:?}, factor {}", case.from, case.factor);
+    }
+    assert!(smart.iter().any(|case| case.to.is_none()), "a refused ratio");
+    for case in goldens::<Vec<Budget>>("/sizes/aspect_ratio_preserving_size") {
+        let Budget { patch, pool, patches, .. } = case;
+        let to = aspect_ratio_preserving_size(size(case.from), patch, pool, patches).ok();
+        assert_eq!(to, case.to.map(size), "{:?}, {patch}, {pool}, {patches}", case.from);
+    }
+}
+
+#[test]
+fn pixels_that_are_no_picture_are_refused() {
+    for (bytes, width, height) in
+        [(0, 0, 4), (0, 4, 0), (47, 4, 4), (49, 4, 4), (3, u32::MAX, u32::MAX)]
+    {
+        let error = Picture::new(&vec![0; bytes], width, height).unwrap_err();
+        assert!(error.message().contains(&format!("{width}×{height}")), "{error}");
+        assert!(error.message().contains("expected"), "{error}");
+    }
+    let tokens = Segment::Tokens(&[1]);
+    assert!(Picture::of_segment(&tokens).unwrap_err().message().contains("not a picture"));
+    let rgb = [7; 12];
+    let segment = Segment::Image { rgb: &rgb, width: 2, height: 2 };
+    let found = Picture::of_segment(&segment).unwrap();
+    assert_eq!(found.rgb(), rgb);
+    for to in [[0, 4], [4, 0], [u32::MAX, 1], [1, u32::MAX]] {
+        let error = Resizer::default().resize(found, size(to)).unwrap_err();
+        assert!(error.message().contains("2×2"), "{error}");
+    }
+}
