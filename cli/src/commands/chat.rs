@@ -246,7 +246,8 @@ fn step(
         }
         Input::Reset => {
             let system = conversation.messages.first().filter(|m| m.role == "system").cloned();
-            conversation.begin(system.as_ref().map(|m| m.content.as_str()));
+            conversation
+                .begin(system.as_ref().map(|m| m.content.texts().next().unwrap_or_default()));
             model.reset()?;
             say!("(the conversation is forgotten)");
         }

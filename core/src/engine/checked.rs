@@ -60,6 +60,13 @@ impl Checked {
         Ok(())
     }
 
+    /// Consumes segments that take `positions`, as the op said when it placed them.
+    pub(super) fn consume(&mut self, segments: &[Segment<'_>], positions: usize) -> Result<()> {
+        let before = self.op.position();
+        self.op.prefill(segments)?;
+        self.expect_consumed(before, Some(positions), "a prompt")
+    }
+
     /// Errors unless the op said how many logits it gives.
     pub(super) fn require_logits(&self) -> Result<()> {
         match self.op.info().vocab {

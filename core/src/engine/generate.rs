@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use super::model::{Model, input_vocab};
 use super::prompt::{self, Encoded, Reader};
 use super::reuse;
-use super::types::{Event, FinishReason, Generation, Prompt, Request, Timings};
-use crate::op::{HostOp as _, Segment, SpanStats, Task};
+use super::sequence::Sequence;
+use super::types::{Event, FinishReason, Generation, Part, Prompt, Request, Timings};
+use crate::op::{HostOp as _, SpanStats, Task};
 use crate::sampling::{AllowedTokens, Sampler};
 use crate::stop::StopFilter;
-use crate::text::{ChatTemplate, Detokenizer, RenderOptions};
+use crate::text::{ChatTemplate, Detokenizer, Message, RenderOptions};
 use crate::{Error, ErrorKind, Result};
 
 /// Text that becomes complete token by token, when the bundle has a tokenizer.
@@ -78,19 +79,20 @@ impl Model {
             Err(e) if e.kind() == ErrorKind::Cancelled => return Ok(self.nothing()),
             prompt => prompt?,
         };
-        self.check_length(&prompt.tokens)?;
+        self.check_length(&prompt)?;
         let allowed = self.allowed(&request.stop_ids)?;
         let vocab = self.op.info().vocab;
         let mut sampler = Sampler::restricted(request.sampling.clone(), vocab, allowed)?;
-        sampler.accept_prompt(&prompt.tokens);
-        let room = self.op.info().max_ctx.saturating_sub(prompt.tokens.len());
+        let tokens = &prompt.sequence.tokens;
+        sampler.accept_prompt(tokens);
+        let room = self.op.info().max_ctx.saturating_sub(tokens.len());
         let budget = request.max_new.min(room.saturating_add(1));
-        self.consumed.reserve(prompt.tokens.len() + budget.min(1 << 20));
+        self.consumed.reserve(tokens.len() + budget.min(1 << 20));
         let mut ends = request.stop_ids.clone();
         if !request.ignore_eos {
             ends.extend_from_slice(&self.manifest.params.eos_token_id);
         }
-        let mut text = self.text(request, &prompt.tokens, ends)?;
+        let mut text = self.text(request, tokens, ends)?;
 
         let graph_before = self.op.graph_time();
         let spans_before = self.op.span_stats();
@@ -108,7 +110,7 @@ impl Model {
 
         let finished = match prefilled {
             Ok(()) => {
-                let tokens = prompt.tokens.len();
+                let tokens = tokens.len();
                 if listener.tell(Event::Prefilled { tokens, reused }) {
                     Ok(FinishReason::Cancelled)
                 } else {
@@ -141,7 +143,7 @@ impl Model {
         Ok(Generation {
             text: text.whole,
             tokens: run.tokens,
-            prompt_tokens: prompt.tokens.len(),
+            prompt_tokens: prompt.sequence.len(),
             reused_tokens: reused,
             finish_reason,
             timings,
@@ -162,30 +164,40 @@ impl Model {
         }
     }
 
-    /// Tokens of a prompt, as [`Model::generate`] would consume them.
+    /// Tokens of a prompt, as [`Model::generate`] would consume them. Where a picture, sound or video
+    /// lies, the token that stands for it stands at each of its positions.
     pub fn encode_prompt(&self, prompt: &Prompt) -> Result<Vec<u32>> {
-        self.encode(prompt, false).map(|encoded| encoded.tokens)
+        self.encode(prompt, false).map(|encoded| encoded.sequence.tokens)
     }
 
-    /// Tokens of a prompt; with `checkpoint`, also where to save the state.
+    /// Embeds a prompt of parts; see [`Model::embed`]. Errors as there, and as those of
+    /// [`Model::generate`] about the prompt.
+    pub fn embed_prompt(&mut self, prompt: &Prompt) -> Result<&[f32]> {
+        self.require(Task::Embed, "embed")?;
+        let encoded = self.encode(prompt, false)?;
+        self.check_length(&encoded)?;
+        self.op.embed(&encoded.segments(0..encoded.sequence.len()))
+    }
+
+    /// Positions of a prompt; with `checkpoint`, also where to save the state.
     fn encode(&self, prompt: &Prompt, checkpoint: bool) -> Result<Encoded> {
         match prompt {
             Prompt::Tokens(tokens) => Ok(Encoded::plain(tokens.clone())),
             Prompt::Text(text) if text.is_empty() => Err(prompt::empty()),
-            Prompt::Text(text) => self.reader()?.text(text),
+            Prompt::Text(text) => self.reader().parts(&[Part::Text(text.clone())]),
+            Prompt::Parts(parts) => self.reader().parts(parts),
             Prompt::Chat { messages, thinking } => {
-                let reader = self.reader()?;
                 let chat = self.require_chat()?;
-                let render = |add_generation_prompt| {
-                    let enable_thinking = *thinking;
+                let render = |messages: &[Message], media: &[String], add_generation_prompt| {
                     let options = RenderOptions {
                         add_generation_prompt,
-                        enable_thinking,
+                        enable_thinking: *thinking,
                         arguments: self.template_arguments.clone(),
+                        media: media.to_vec(),
                     };
                     chat.render(messages, &options)
                 };
-                reader.chat(render, checkpoint)
+                self.reader().chat(messages, render, checkpoint)
             }
         }
     }
@@ -204,26 +216,45 @@ impl Model {
         })
     }
 
-    fn reader(&self) -> Result<Reader<'_>> {
-        let tokenizer = self.require_tokenizer()?;
-        Ok(Reader { tokenizer, max_ctx: self.op.info().max_ctx, cancel: &self.cancel })
+    fn reader(&self) -> Reader<'_> {
+        Reader {
+            model: &self.manifest.model.name,
+            op: &self.op,
+            tokenizer: self.require_tokenizer(),
+            max_ctx: self.op.info().max_ctx,
+            cancel: &self.cancel,
+        }
     }
 
-    fn check_length(&self, tokens: &[u32]) -> Result<()> {
+    fn check_length(&self, prompt: &Encoded) -> Result<()> {
         let max_ctx = self.op.info().max_ctx;
+        let Sequence { tokens, spans } = &prompt.sequence;
         if tokens.is_empty() {
             return Err(prompt::empty());
         }
         if tokens.len() > max_ctx {
+            let unit = if spans.is_empty() { "tokens" } else { "positions" };
+            let end = prompt.at(max_ctx);
+            let end = end.map_or(String::new(), |media| format!("; it ends inside {media}"));
             return Err(Error::new(
                 ErrorKind::Prompt,
                 format!(
-                    "the prompt has {} tokens, the context of {} holds {max_ctx}",
+                    "the prompt has {} {unit}, the context of {} holds {max_ctx}{end}",
                     tokens.len(),
                     self.manifest.model.name
                 ),
             )
             .hint("shorten the prompt, or forge the model with a larger --max-ctx"));
+        }
+        let placeholders = self.op.placeholders();
+        let is_placeholder = |&(at, token): &(usize, &u32)| {
+            placeholders.contains(token)
+                && !spans.iter().any(|span| (span.start..span.end()).contains(&at))
+        };
+        if !placeholders.is_empty()
+            && let Some((_, &token)) = tokens.iter().enumerate().find(is_placeholder)
+        {
+            return Err(self.reader().unexpected(token));
         }
         let vocab = input_vocab(&self.op, &self.manifest);
         if let Some(token) = tokens.iter().find(|&&t| t as usize >= vocab) {
@@ -276,17 +307,16 @@ impl Model {
 
     /// Brings the op's state to the end of the prompt.
     fn consume(&mut self, prompt: &Encoded, reused: &mut usize) -> Result<()> {
-        *reused = self.consumed.prepare(&mut self.op, &prompt.tokens)?;
+        let sequence = &prompt.sequence;
+        *reused = self.consumed.prepare(&mut self.op, sequence)?;
         let mut done = *reused;
-        let last = prompt.tokens.len();
+        let last = sequence.len();
         // Cut only where the state is then saved: every piece costs an execution of the head.
-        let wanted =
-            |&c: &usize| c > done && self.consumed.wants(self.op.info(), &prompt.tokens[..c]);
+        let wanted = |&c: &usize| c > done && self.consumed.wants(self.op.info(), sequence, c);
         let stops = prompt.checkpoint.filter(wanted);
         for end in stops.into_iter().chain([last]) {
-            let tokens = &prompt.tokens[done..end];
-            let result = self.op.prefill(&[Segment::Tokens(tokens)]);
-            self.consumed.extend(tokens);
+            let result = self.op.consume(&prompt.segments(done..end), end - done);
+            self.consumed.extend(sequence, done..end);
             if let Err(e) = result {
                 self.consumed.settle(self.op.position());
                 return Err(e);
@@ -351,7 +381,7 @@ impl Model {
             }
             match self.op.decode(token) {
                 Ok(()) => {
-                    self.consumed.extend(&[token]);
+                    self.consumed.push(token);
                     run.steps += 1;
                 }
                 Err(e) if e.kind() == ErrorKind::Cancelled => return Ok(FinishReason::Cancelled),

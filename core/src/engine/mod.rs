@@ -9,10 +9,11 @@ mod generate;
 mod model;
 mod prompt;
 mod reuse;
+mod sequence;
 #[cfg(test)]
 mod tests;
 mod types;
 
-pub use crate::text::Message;
+pub use crate::text::{Content, ContentPart, Message};
 pub use model::{ContextLoad, Model, ModelOptions};
-pub use types::{Event, FinishReason, Generation, Prompt, Request, Timings};
+pub use types::{Event, FinishReason, Generation, Part, Prompt, Request, Timings};

@@ -1,14 +1,25 @@
-//! From a prompt to tokens.
+//! From a prompt to positions: tokens, and among them pictures, sounds and videos.
 
-use super::types::Prompt;
-use crate::text::Tokenizer;
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use super::sequence::{Key, Sequence, Span};
+use super::types::{Part, Prompt};
+use crate::media::Media;
+use crate::op::{HostOp, Piece, Placement, Segment};
+use crate::text::{Content, Message, Tokenizer};
 use crate::{CancelToken, Error, ErrorKind, Result};
 
-/// A prompt as tokens.
-#[derive(Debug, PartialEq, Eq)]
+/// Positions that one picture, sound or video may take where the op has no limit of its own.
+const MOST_POSITIONS: usize = 1 << 24;
+
+/// A prompt as positions.
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Encoded {
-    pub tokens: Vec<u32>,
-    /// Number of tokens after which the state is worth saving: the conversation without the
+    pub sequence: Sequence,
+    /// What lies at each span of the sequence: all of it, or some frames.
+    media: Vec<(Media, Option<(usize, usize)>)>,
+    /// Number of positions after which the state is worth saving: the conversation without the
     /// beginning of the answer, which the next turn may render otherwise.
     pub checkpoint: Option<usize>,
 }
@@ -16,47 +27,434 @@ pub(super) struct Encoded {
 impl Encoded {
     /// Tokens that are taken as they are.
     pub(super) fn plain(tokens: Vec<u32>) -> Self {
-        Self { tokens, checkpoint: None }
+        Self { sequence: Sequence { tokens, ..Sequence::default() }, ..Self::default() }
+    }
+
+    /// The segments of some positions. A span lies within them whole or not at all.
+    pub(super) fn segments(&self, range: Range<usize>) -> Vec<Segment<'_>> {
+        let (mut segments, mut done) = (Vec::new(), range.start);
+        let tokens = |range: Range<usize>| {
+            let tokens = &self.sequence.tokens[range];
+            (!tokens.is_empty()).then_some(Segment::Tokens(tokens))
+        };
+        for (span, (media, frames)) in self.sequence.spans.iter().zip(&self.media) {
+            if !range.contains(&span.start) {
+                continue;
+            }
+            segments.extend(tokens(done..span.start));
+            segments.extend(match *frames {
+                None => Some(media.segment()),
+                Some((first, end)) => media.frames(first, end),
+            });
+            done = span.end();
+        }
+        segments.extend(tokens(done..range.end));
+        segments
+    }
+
+    /// Adds what a prompt holds for the picture, sound or video number `index`.
+    fn place(
+        &mut self,
+        reader: &Reader<'_>,
+        index: usize,
+        media: &Media,
+        pieces: Vec<Piece>,
+    ) -> Result<()> {
+        for piece in pieces {
+            match piece {
+                Piece::Tokens(tokens) => self.sequence.tokens.extend(tokens),
+                Piece::Text(text) => {
+                    self.sequence.tokens.extend(reader.tokenizer()?.encode(&text, false)?);
+                }
+                Piece::Part { token, positions, frames } => {
+                    let start = self.sequence.len();
+                    let most = reader.max_ctx.min(MOST_POSITIONS);
+                    if positions > most {
+                        let message = format!(
+                            "{} {} takes {positions} positions, the context of {} holds {most}",
+                            media.noun(),
+                            index + 1,
+                            reader.model
+                        );
+                        return Err(Error::new(ErrorKind::Prompt, message).hint(
+                            "take a smaller one, or forge the model with a larger --max-ctx",
+                        ));
+                    }
+                    let there =
+                        frames.is_none_or(|(first, end)| media.frames(first, end).is_some());
+                    if positions == 0 || !there {
+                        let message = format!(
+                            "the host-op places {} {} at {positions} positions with frames {frames:?}, \
+                             expected at least one position and frames that are there: {media:?}",
+                            media.noun(),
+                            index + 1
+                        );
+                        return Err(Error::new(ErrorKind::Plugin, message)
+                            .hint("this is a fault of the op, report it to its author"));
+                    }
+                    let key = Key::new(media, frames);
+                    self.sequence.spans.push(Span { start, positions, key });
+                    self.sequence.tokens.resize(start + positions, token);
+                    self.media.push((media.clone(), frames));
+                }
+                other => {
+                    let message =
+                        format!("the host-op places a piece of an unknown kind: {other:?}");
+                    return Err(Error::new(ErrorKind::Plugin, message));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The picture, sound or video that lies at a position, as words.
+    pub(super) fn at(&self, position: usize) -> Option<String> {
+        let spans = self.sequence.spans.iter().zip(&self.media);
+        let mut counted: Vec<&Media> = Vec::new();
+        for (span, (media, _)) in spans {
+            if !counted.last().is_some_and(|last| last.id() == media.id()) {
+                counted.push(media);
+            }
+            if (span.start..span.end()).contains(&position) {
+                let (number, noun) = (counted.len(), media.noun());
+                return Some(format!(
+                    "{noun} {number} of the prompt, which takes positions {} to {}",
+                    span.start,
+                    span.end() - 1
+                ));
+            }
+        }
+        None
     }
 }
 
-/// Turns texts into tokens, unless they are too long by their length.
-#[derive(Debug)]
+/// What an op says of the pictures, sounds and videos in a prompt; see [`HostOp`].
+pub(super) trait Places {
+    fn placeholders(&self) -> &[u32];
+    fn place(&self, segment: &Segment<'_>) -> Result<Placement>;
+}
+
+impl<O: HostOp> Places for O {
+    fn placeholders(&self) -> &[u32] {
+        HostOp::placeholders(self)
+    }
+
+    fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
+        HostOp::place(self, segment)
+    }
+}
+
+/// Turns prompts into positions, unless their texts are too long by their length.
 pub(super) struct Reader<'a> {
-    pub tokenizer: &'a Tokenizer,
+    /// Name of the model, for messages.
+    pub model: &'a str,
+    pub op: &'a dyn Places,
+    pub tokenizer: Result<&'a Tokenizer>,
     pub max_ctx: usize,
     pub cancel: &'a CancelToken,
 }
 
-impl Reader<'_> {
-    /// Tokens of a text to continue.
-    pub(super) fn text(&self, text: &str) -> Result<Encoded> {
-        self.tokenizer.encode_within(text, true, self.max_ctx, self.cancel).map(Encoded::plain)
+/// Marks places in a text of tokens that are spelt there and not meant. Unicode has these characters for
+/// use within a program.
+const BREAKS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
+
+/// Keeps texts from becoming tokens that stand for pictures, sounds and videos.
+#[derive(Debug, Default)]
+struct Guard {
+    words: Vec<String>,
+    /// What stands within such a word in a text, where any text has one.
+    mark: Option<char>,
+}
+
+impl Guard {
+    /// A guard of `texts` against `words`.
+    fn new(words: Vec<String>, texts: &[&str]) -> Result<Self> {
+        let spelt = |text: &&str| words.iter().any(|word| text.contains(word.as_str()));
+        if !texts.iter().any(spelt) {
+            return Ok(Self { words, mark: None });
+        }
+        let unused = |mark: &char| !texts.iter().any(|text| text.contains(*mark));
+        let mark = BREAKS.into_iter().find(unused).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Prompt,
+                "the text spells tokens that stand for pictures or sounds",
+            )
+            .hint("leave them out, or leave out the noncharacters U+FDD0 to U+FDEF")
+        })?;
+        Ok(Self { words, mark: Some(mark) })
     }
 
-    /// Tokens of a conversation, which `render` renders with or without the beginning of an answer.
+    /// The text with a mark within every word.
+    fn guard(&self, text: &str) -> String {
+        let Some(mark) = self.mark else { return text.to_owned() };
+        self.words.iter().fold(text.to_owned(), |text, word| {
+            let mut chars = word.chars();
+            let first = chars.next().map_or(String::new(), String::from);
+            text.replace(word.as_str(), &format!("{first}{mark}{}", chars.as_str()))
+        })
+    }
+}
+
+/// A picture, sound or video that has no place yet.
+struct Waiting<'a> {
+    index: usize,
+    media: &'a Media,
+    placement: Placement,
+}
+
+impl Reader<'_> {
+    fn tokenizer(&self) -> Result<&Tokenizer> {
+        self.tokenizer.as_ref().copied().map_err(Clone::clone)
+    }
+
+    fn place<'m>(&self, media: impl Iterator<Item = &'m Media>) -> Result<Vec<Waiting<'m>>> {
+        let place = |(index, media): (usize, &'m Media)| {
+            let about = |e: Error| e.context(format_args!("{} {}", media.noun(), index + 1));
+            let placement = self.op.place(&media.segment()).map_err(about)?;
+            Ok(Waiting { index, media, placement })
+        };
+        media.enumerate().map(place).collect()
+    }
+
+    /// How the tokenizer spells the tokens that no text may become.
+    fn words(&self, waiting: &[Waiting<'_>]) -> Vec<String> {
+        let Ok(tokenizer) = self.tokenizer() else { return Vec::new() };
+        let markers = waiting.iter().map(|w| w.placement.marker);
+        let ids = self.op.placeholders().iter().copied().chain(markers);
+        let mut words: Vec<_> = ids.filter_map(|id| tokenizer.id_to_token(id)).collect();
+        words.retain(|word| !word.is_empty());
+        words.sort_unstable();
+        words.dedup();
+        words
+    }
+
+    fn spell(&self, token: u32) -> Result<String> {
+        self.tokenizer()?.id_to_token(token).ok_or_else(|| {
+            let message = format!(
+                "token {token}, which stands for a picture, sound or video, is not in the tokenizer"
+            );
+            Error::new(ErrorKind::Artifact, message)
+                .hint("artifacts.tokenizer is another model's, or plan.params names a wrong token")
+        })
+    }
+
+    /// Positions of parts to continue.
+    pub(super) fn parts(&self, parts: &[Part]) -> Result<Encoded> {
+        let media = parts.iter().filter_map(|part| match part {
+            Part::Media(media) => Some(media),
+            Part::Text(_) | Part::Tokens(_) => None,
+        });
+        let mut waiting: VecDeque<_> = self.place(media)?.into();
+        // Texts that follow each other are one: what they spell together counts, too.
+        let mut runs: Vec<Part> = Vec::new();
+        for part in parts {
+            match (runs.last_mut(), part) {
+                (Some(Part::Text(before)), Part::Text(text)) => before.push_str(text),
+                (_, part) => runs.push(part.clone()),
+            }
+        }
+        let texts = runs.iter().filter_map(|part| match part {
+            Part::Text(text) => Some(text.as_str()),
+            Part::Tokens(_) | Part::Media(_) => None,
+        });
+        let texts: Vec<_> = texts.collect();
+        let guard = Guard::new(self.words(waiting.make_contiguous()), &texts)?;
+        // What stands around a text, such as a BOS token, is for one that has no tokens given.
+        let add_special = !runs.iter().any(|part| matches!(part, Part::Tokens(_)));
+        let mut encoded = Encoded::default();
+        for run in runs.chunk_by(|a, b| is_tokens(a) == is_tokens(b)) {
+            let mut ids = Vec::new();
+            if let Ok(tokenizer) = self.tokenizer() {
+                let (mut text, mut markers) = (String::new(), waiting.iter());
+                for part in run {
+                    match part {
+                        Part::Text(part) => text.push_str(&guard.guard(part)),
+                        Part::Tokens(tokens) => ids.extend_from_slice(tokens),
+                        Part::Media(_) => {
+                            let marker = markers.next().map(|w| w.placement.marker);
+                            text.push_str(&marker.map_or(Ok(String::new()), |m| self.spell(m))?);
+                        }
+                    }
+                }
+                if !text.is_empty() {
+                    ids = self.encode(tokenizer, &text, add_special, guard.mark)?;
+                }
+            } else {
+                for part in run {
+                    match part {
+                        Part::Text(_) => return Err(self.tokenizer().err().unwrap_or_else(empty)),
+                        Part::Tokens(tokens) => ids.extend_from_slice(tokens),
+                        Part::Media(_) => ids.extend(waiting.get(0).map(|w| w.placement.marker)),
+                    }
+                }
+            }
+            let here = run.iter().filter(|part| matches!(part, Part::Media(_))).count();
+            let rest = waiting.split_off(here);
+            self.assemble(&mut encoded, &ids, None, &mut waiting, true)?;
+            waiting = rest;
+        }
+        Ok(encoded)
+    }
+
+    /// Positions of a conversation, which `render` renders with or without the beginning of an answer;
+    /// it is given the messages and what stands for each picture, sound and video.
     /// `checkpoint` asks for the place to save the state at, which takes a second rendering.
     pub(super) fn chat(
         &self,
-        render: impl Fn(bool) -> Result<String>,
+        messages: &[Message],
+        render: impl Fn(&[Message], &[String], bool) -> Result<String>,
         checkpoint: bool,
     ) -> Result<Encoded> {
-        let text = render(true)?;
-        let Self { tokenizer, max_ctx, cancel } = *self;
+        let tokenizer = self.tokenizer()?;
+        let mut waiting: VecDeque<_> =
+            self.place(messages.iter().flat_map(|message| message.content.media()))?.into();
+        let texts: Vec<_> = messages.iter().flat_map(|message| message.content.texts()).collect();
+        let guard = Guard::new(self.words(waiting.make_contiguous()), &texts)?;
+        let guarded: Vec<Message>;
+        let messages = if guard.mark.is_some() {
+            let content = |content: &Content| content.map_texts(&|text| guard.guard(text));
+            let message = |m: &Message| Message::new(m.role.clone(), content(&m.content));
+            guarded = messages.iter().map(message).collect();
+            &guarded
+        } else {
+            messages
+        };
+        let spelt = |w: &Waiting<'_>| {
+            let Placement { opening, marker, closing, .. } = &w.placement;
+            let tokens = opening.iter().chain([marker]).chain(closing);
+            tokens.map(|&token| self.spell(token)).collect::<Result<String>>()
+        };
+        let spelt = waiting.iter().map(spelt).collect::<Result<Vec<_>>>()?;
+
+        let text = render(messages, &spelt, true)?;
+        let mut encoded = Encoded::default();
         if !checkpoint {
-            return tokenizer.encode_within(&text, false, max_ctx, cancel).map(Encoded::plain);
+            let ids = self.encode(tokenizer, &text, false, guard.mark)?;
+            self.assemble(&mut encoded, &ids, None, &mut waiting, false)?;
+            return Ok(encoded);
         }
         // Some templates refuse a conversation that does not ask for an answer.
-        let closed = render(false).unwrap_or_default();
+        let closed = render(messages, &spelt, false).unwrap_or_default();
         let common = text.bytes().zip(closed.bytes()).take_while(|(a, b)| a == b).count();
-        let (tokens, within) =
-            tokenizer.within(&text, max_ctx, cancel, move |tokenizer, text| {
-                tokenizer.encode_with_prefix(text, false, common)
+        let mark = guard.mark;
+        let (ids, within) =
+            tokenizer.within(&text, self.max_ctx, self.cancel, move |tokenizer, text| {
+                encode_with_prefix(tokenizer, text, mark, common)
             })?;
-        // Nothing is saved before the first token, nor after the last.
-        let checkpoint = Some(within).filter(|&n| n > 0 && n < tokens.len());
-        Ok(Encoded { tokens, checkpoint })
+        self.assemble(&mut encoded, &ids, Some(within), &mut waiting, false)?;
+        Ok(encoded)
     }
+
+    /// Tokens of a text, which is tokenized apart before and after each `mark`.
+    fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        text: &str,
+        add_special: bool,
+        mark: Option<char>,
+    ) -> Result<Vec<u32>> {
+        let Some(mark) = mark else {
+            return tokenizer.encode_within(text, add_special, self.max_ctx, self.cancel);
+        };
+        tokenizer.within(text, self.max_ctx, self.cancel, move |tokenizer, text| {
+            let (ids, _) = encode_with_prefix(tokenizer, text, Some(mark), 0)?;
+            if !add_special {
+                return Ok(ids);
+            }
+            let (mut around, after) = tokenizer.around()?;
+            around.extend(ids);
+            around.extend(after);
+            Ok(around)
+        })
+    }
+
+    /// Adds tokens, and in the place of each marker what waits for it. `within` is a number of the
+    /// tokens; the positions that these take become the checkpoint. `wrap` is for a text that no
+    /// template wrote.
+    fn assemble(
+        &self,
+        encoded: &mut Encoded,
+        ids: &[u32],
+        within: Option<usize>,
+        waiting: &mut VecDeque<Waiting<'_>>,
+        wrap: bool,
+    ) -> Result<()> {
+        let placeholders = self.op.placeholders();
+        let mut positions_within = 0;
+        for (index, &id) in ids.iter().enumerate() {
+            if within == Some(index) {
+                positions_within = encoded.sequence.len();
+            }
+            if let Some(next) = waiting.iter().position(|w| w.placement.marker == id) {
+                let Some(Waiting { index, media, placement }) = waiting.remove(next) else {
+                    continue;
+                };
+                let Placement { opening, closing, pieces, .. } = placement;
+                if wrap {
+                    encoded.sequence.tokens.extend(opening);
+                }
+                encoded.place(self, index, media, pieces)?;
+                if wrap {
+                    encoded.sequence.tokens.extend(closing);
+                }
+            } else if placeholders.contains(&id) {
+                return Err(self.unexpected(id));
+            } else {
+                encoded.sequence.tokens.push(id);
+            }
+        }
+        if let Some(missing) = waiting.front() {
+            let (noun, marker) = (missing.media.noun(), self.spell(missing.placement.marker)?);
+            let message = format!(
+                "{noun} {} has no place in the prompt: expected the token {marker:?} for it",
+                missing.index + 1
+            );
+            return Err(Error::new(ErrorKind::Prompt, message).hint(
+                "the chat template or the tokenizer is that of a model without pictures and sounds, or the \
+                 template takes them from the user's messages only",
+            ));
+        }
+        // Nothing is saved before the first position, nor after the last.
+        if within.is_some_and(|within| within < ids.len()) {
+            let place = encoded.sequence.floor(positions_within);
+            encoded.checkpoint = Some(place).filter(|&n| n > 0);
+        }
+        Ok(())
+    }
+
+    /// The error of a token that stands for media where there is none.
+    pub(super) fn unexpected(&self, token: u32) -> Error {
+        let spelt = self.spell(token).map_or(String::new(), |text| format!(" ({text:?})"));
+        let message = format!(
+            "token {token}{spelt} stands for a picture, sound or video, and the prompt has none there"
+        );
+        Error::new(ErrorKind::Prompt, message)
+            .hint("give pictures, sounds and videos as parts of the prompt, not as tokens")
+    }
+}
+
+fn is_tokens(part: &Part) -> bool {
+    matches!(part, Part::Tokens(_))
+}
+
+/// Tokens of a text that is tokenized apart before and after each `mark`, and how many lie in its first
+/// `bytes`.
+fn encode_with_prefix(
+    tokenizer: &Tokenizer,
+    text: &str,
+    mark: Option<char>,
+    bytes: usize,
+) -> Result<(Vec<u32>, usize)> {
+    let Some(mark) = mark else { return tokenizer.encode_with_prefix(text, false, bytes) };
+    let (mut ids, mut within, mut start) = (Vec::new(), 0, 0);
+    for piece in text.split(mark) {
+        let (piece_ids, n) =
+            tokenizer.encode_with_prefix(piece, false, bytes.saturating_sub(start))?;
+        ids.extend(piece_ids);
+        within += n;
+        start += piece.len() + mark.len_utf8();
+    }
+    Ok((ids, within))
 }
 
 /// The error of a prompt without text or tokens.
@@ -81,6 +479,18 @@ mod tests {
 
     use super::*;
 
+    struct TextOnly;
+
+    impl Places for TextOnly {
+        fn placeholders(&self) -> &[u32] {
+            &[]
+        }
+
+        fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
+            panic!("{segment:?}")
+        }
+    }
+
     fn tokenizer() -> Tokenizer {
         let words = json!({"?": 0, "hi": 1, "you": 2, "<end>": 3, "<answer>": 4, "hiyou": 5});
         let json = json!({
@@ -95,23 +505,29 @@ mod tests {
     /// The encoded conversation, and how often it was rendered.
     fn encode(open: &str, closed: Option<&str>, checkpoint: bool) -> (Encoded, usize) {
         let rendered = Cell::new(0);
-        let render = |answer: bool| {
+        let render = |_: &[Message], _: &[String], answer: bool| {
             rendered.set(rendered.get() + 1);
             let text = if answer { Some(open) } else { closed };
             text.map(str::to_owned).ok_or_else(|| Error::new(ErrorKind::Prompt, "refused"))
         };
         let (tokenizer, cancel) = (tokenizer(), CancelToken::new());
-        let reader = Reader { tokenizer: &tokenizer, max_ctx: 64, cancel: &cancel };
-        (reader.chat(render, checkpoint).unwrap(), rendered.get())
+        let reader = Reader {
+            model: "m",
+            op: &TextOnly,
+            tokenizer: Ok(&tokenizer),
+            max_ctx: 64,
+            cancel: &cancel,
+        };
+        (reader.chat(&[], render, checkpoint).unwrap(), rendered.get())
     }
 
     #[test]
     fn a_conversation_is_rendered_once_where_nothing_is_saved() {
         let (open, closed) = ("hi <end> <answer>", Some("hi <end>"));
         let tokens = vec![1, 3, 4];
-        let plain = Encoded { tokens: tokens.clone(), checkpoint: None };
-        assert_eq!(encode(open, closed, false), (plain, 1));
-        assert_eq!(encode(open, closed, true), (Encoded { tokens, checkpoint: Some(2) }, 2));
+        assert_eq!(encode(open, closed, false), (Encoded::plain(tokens.clone()), 1));
+        let cut = Encoded { checkpoint: Some(2), ..Encoded::plain(tokens) };
+        assert_eq!(encode(open, closed, true), (cut, 2));
     }
 
     #[test]

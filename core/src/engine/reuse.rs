@@ -3,8 +3,12 @@
 //! A conversation's next prompt usually begins with everything consumed so far. Then only the rest
 //! is consumed. Where it departs from what was consumed, the op's state is cut back if it can be,
 //! or the latest snapshot that the prompt begins with is restored, or everything is consumed anew.
+//! A picture, sound or video is the same when its content is, whatever stands at its positions.
 //! A snapshot that cannot be taken costs the next turn that, and this one nothing.
 
+use std::ops::Range;
+
+use super::sequence::Sequence;
 use crate::Result;
 use crate::op::{HostOp, OpInfo, SnapshotId};
 
@@ -13,14 +17,14 @@ const KEPT: usize = 2;
 
 #[derive(Debug)]
 struct Checkpoint {
-    tokens: Vec<u32>,
+    sequence: Sequence,
     id: SnapshotId,
 }
 
-/// The tokens that the op's state stands for, with snapshots of earlier points.
+/// The positions that the op's state stands for, with snapshots of earlier points.
 #[derive(Debug, Default)]
 pub(super) struct Consumed {
-    tokens: Vec<u32>,
+    sequence: Sequence,
     checkpoints: Vec<Checkpoint>,
 }
 
@@ -30,53 +34,60 @@ pub(super) fn saves(info: &OpInfo) -> bool {
 }
 
 impl Consumed {
-    /// Makes the op's state one that `prompt` begins with and leaves at least one token to
-    /// consume. Answers with the number of tokens that the state stands for.
-    pub(super) fn prepare(&mut self, op: &mut dyn HostOp, prompt: &[u32]) -> Result<usize> {
+    /// Makes the op's state one that `prompt` begins with and leaves at least one position to
+    /// consume. Answers with the number of positions that the state stands for.
+    pub(super) fn prepare(&mut self, op: &mut dyn HostOp, prompt: &Sequence) -> Result<usize> {
         self.settle(op.position());
-        let common = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        let usable = common.min(prompt.len().saturating_sub(1));
-        if usable == self.tokens.len() && usable == op.position() {
+        let common = self.sequence.common(prompt);
+        let usable = prompt.floor(common.min(prompt.len().saturating_sub(1)));
+        if usable == self.sequence.len() && usable == op.position() {
             return Ok(usable);
         }
         if op.info().can_truncate && usable > 0 {
             op.truncate(usable)?;
-            self.tokens.truncate(usable);
+            self.sequence.truncate(usable);
             return Ok(usable);
         }
         let best = self
             .checkpoints
             .iter()
-            .filter(|c| c.tokens.len() < prompt.len() && prompt.starts_with(&c.tokens))
-            .max_by_key(|c| c.tokens.len());
+            .filter(|c| c.sequence.len() < prompt.len() && c.sequence.begins(prompt))
+            .max_by_key(|c| c.sequence.len());
         if let Some(checkpoint) = best {
             op.restore(checkpoint.id)?;
-            self.tokens.clone_from(&checkpoint.tokens);
-            return Ok(self.tokens.len());
+            self.sequence.clone_from(&checkpoint.sequence);
+            return Ok(self.sequence.len());
         }
-        self.tokens.clear();
+        self.sequence.clear();
         op.reset()?;
         Ok(0)
     }
 
-    /// Notes that the op consumed `tokens`.
-    pub(super) fn extend(&mut self, tokens: &[u32]) {
-        self.tokens.extend_from_slice(tokens);
+    /// Notes that the op consumed the positions `range` of a prompt.
+    pub(super) fn extend(&mut self, prompt: &Sequence, range: Range<usize>) {
+        self.sequence.extend(prompt, range);
+    }
+
+    /// Notes that the op consumed a token.
+    pub(super) fn push(&mut self, token: u32) {
+        self.sequence.tokens.push(token);
     }
 
     /// Makes room, so that noting tokens does not allocate.
     pub(super) fn reserve(&mut self, tokens: usize) {
-        self.tokens.reserve(tokens);
+        self.sequence.tokens.reserve(tokens);
     }
 
     /// After a call that failed part-way: keeps what the op says it has consumed.
     pub(super) fn settle(&mut self, position: usize) {
-        self.tokens.truncate(position);
+        self.sequence.truncate(position);
     }
 
-    /// True when the state that `tokens` lead to is worth saving, and not saved yet.
-    pub(super) fn wants(&self, info: &OpInfo, tokens: &[u32]) -> bool {
-        saves(info) && self.checkpoints.iter().all(|c| c.tokens != tokens)
+    /// True when the state that the first `end` positions of a prompt lead to is worth saving, and
+    /// not saved yet.
+    pub(super) fn wants(&self, info: &OpInfo, prompt: &Sequence, end: usize) -> bool {
+        let saved = |c: &Checkpoint| c.sequence.len() == end && c.sequence.begins(prompt);
+        saves(info) && !self.checkpoints.iter().any(saved)
     }
 
     /// Saves the state as it is. Where that fails and leaves the state alone, nothing is saved.
@@ -85,8 +96,8 @@ impl Consumed {
             op.drop_snapshot(self.checkpoints.remove(0).id);
         }
         match op.snapshot() {
-            Ok(id) => self.checkpoints.push(Checkpoint { tokens: self.tokens.clone(), id }),
-            Err(e) if op.position() == self.tokens.len() => tracing::warn!(
+            Ok(id) => self.checkpoints.push(Checkpoint { sequence: self.sequence.clone(), id }),
+            Err(e) if op.position() == self.sequence.len() => tracing::warn!(
                 "the state could not be saved, so the next turn consumes the conversation anew: {}",
                 e.report()
             ),
@@ -100,7 +111,7 @@ impl Consumed {
         for checkpoint in self.checkpoints.drain(..) {
             op.drop_snapshot(checkpoint.id);
         }
-        self.tokens.clear();
+        self.sequence.clear();
         op.reset()
     }
 }

@@ -1,5 +1,7 @@
 //! The engine over a host-op that is scripted: no graph, no plugin.
 
+mod parts;
+
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -12,7 +14,7 @@ use crate::manifest::Manifest;
 use crate::null::NullBackend;
 use crate::op::{
     HostOp, Logits, Modality, OpDescription, OpEntry, OpInfo, OpProvider, OpServices, OpSource,
-    Segment, SnapshotId, SpanStats, Task,
+    Placement, Segment, SnapshotId, SpanStats, Task,
 };
 use crate::sampling::SamplingParams;
 use crate::workspace::GraphStats;
@@ -48,13 +50,16 @@ struct Scripted {
     fault: Fault,
     /// Number of tokens of every prompt that it consumed.
     prompts: Arc<Mutex<Vec<usize>>>,
+    /// Where it places pictures and videos, if it takes them.
+    eyes: Option<parts::Eyes>,
 }
 
 impl Scripted {
     fn new(logits: [f32; VOCAB]) -> Self {
         let info = OpInfo { vocab: VOCAB, max_ctx: 64, can_truncate: true, ..OpInfo::default() };
         let (logits, prompts) = (logits.to_vec(), Arc::default());
-        Self { info, input_vocab: 0, position: 0, logits, fault: Fault::None, prompts }
+        let fault = Fault::None;
+        Self { info, input_vocab: 0, position: 0, logits, fault, prompts, eyes: None }
     }
 
     fn with_fault(fault: Fault) -> Self {
@@ -84,6 +89,17 @@ impl HostOp for Scripted {
         self.input_vocab
     }
 
+    fn placeholders(&self) -> &[u32] {
+        self.eyes.as_ref().map_or(&[], |eyes| &eyes.placeholders)
+    }
+
+    fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
+        match &self.eyes {
+            Some(eyes) => eyes.place(segment),
+            None => Err(Error::new(ErrorKind::Prompt, "scripted takes text only")),
+        }
+    }
+
     fn reset(&mut self) -> Result<()> {
         self.to(0, Fault::ResetIgnored);
         if self.fault == Fault::NotANumber {
@@ -95,10 +111,14 @@ impl HostOp for Scripted {
 
     fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<()> {
         for segment in segments {
-            let Segment::Tokens(tokens) = segment else { panic!("{segment:?}") };
-            self.prompts.lock().unwrap().push(tokens.len());
+            let positions = match (segment, &self.eyes) {
+                (Segment::Tokens(tokens), _) => tokens.len(),
+                (segment, Some(eyes)) => eyes.see(segment),
+                (segment, None) => panic!("{segment:?}"),
+            };
+            self.prompts.lock().unwrap().push(positions);
             let times = if self.fault == Fault::CountedTwice { 2 } else { 1 };
-            self.to(self.position + times * tokens.len(), Fault::PromptUncounted);
+            self.to(self.position + times * positions, Fault::PromptUncounted);
         }
         Ok(())
     }
@@ -213,15 +233,19 @@ fn open(op: Scripted) -> Model {
 }
 
 /// A template that ends what was said with the word `b` when an answer is asked for.
-const TEMPLATE: &str =
-    "{% for m in messages %}{{ m.content }} {% endfor %}{% if add_generation_prompt %}b{% endif %}";
+const TEMPLATE: &str = "{% for m in messages %}{% if m.content is string %}{{ m.content }} {% else %}\
+    {% for part in m.content %}{% if part.type == 'text' %}{{ part.text }} {% elif m.role == 'user' %}\
+    {{ '<' + part.type + '>' }} {% endif %}{% endfor %}{% endif %}{% endfor %}\
+    {% if add_generation_prompt %}b{% endif %}";
 
 /// Opens a model with a tokenizer of words for some ids, and with [`TEMPLATE`].
 fn open_with_words(op: Scripted, words: &[(&str, u32)]) -> Model {
     let folder = tempfile::tempdir().unwrap();
+    let special = words.iter().filter(|(word, _)| word.starts_with('<'));
+    let added: Vec<_> = special.map(|(word, id)| crate::text::samples::added(*id, word)).collect();
     let words: Value = words.iter().map(|(word, id)| ((*word).to_owned(), json!(id))).collect();
     let tokenizer = json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
         "normalizer": null, "post_processor": null,
         "pre_tokenizer": {"type": "WhitespaceSplit"},
         "decoder": {"type": "Fuse"},

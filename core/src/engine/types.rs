@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::manifest::Manifest;
+use crate::media::Media;
 use crate::op::SpanStats;
 use crate::stop::StopFilter;
 use crate::text::Message;
@@ -17,6 +18,8 @@ pub enum Prompt {
     Text(String),
     /// Token ids, taken as they are.
     Tokens(Vec<u32>),
+    /// Texts, tokens, pictures, sounds and videos, completed as they are.
+    Parts(Vec<Part>),
     /// A conversation, rendered with the model's chat template; the assistant answers.
     Chat {
         /// The turns so far; the last one is the user's.
@@ -24,6 +27,17 @@ pub enum Prompt {
         /// Whether the model should think before it answers, where its template knows that.
         thinking: Option<bool>,
     },
+}
+
+/// A part of a prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Part {
+    /// A text. It is tokenized together with its neighbours.
+    Text(String),
+    /// Token ids, taken as they are. What a tokenizer puts around a text is then theirs to have.
+    Tokens(Vec<u32>),
+    /// A picture, sound or video.
+    Media(Media),
 }
 
 /// One generation.
@@ -136,9 +150,9 @@ pub struct Generation {
     pub text: String,
     /// Every token that was chosen, the ending one included.
     pub tokens: Vec<u32>,
-    /// Tokens of the prompt.
+    /// Positions of the prompt: its tokens, and those of pictures, sounds and videos.
     pub prompt_tokens: usize,
-    /// Tokens of the prompt whose state was there already.
+    /// Positions of the prompt whose state was there already.
     pub reused_tokens: usize,
     /// Why it ended.
     pub finish_reason: FinishReason,
@@ -159,7 +173,7 @@ pub struct Generation {
 pub enum Event<'a> {
     /// The prompt is consumed.
     Prefilled {
-        /// Tokens of the prompt.
+        /// Positions of the prompt.
         tokens: usize,
         /// Of these, those whose state was there already.
         reused: usize,

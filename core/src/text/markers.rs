@@ -1,7 +1,7 @@
 //! Conversations from the manifest's markers.
 
 use super::Tokenizer;
-use super::message::{Message, RenderOptions};
+use super::message::{Content, ContentPart, Message, RenderOptions};
 use crate::manifest::{ChatSpec, Marker, Piece, RoleMarkers};
 use crate::{Error, ErrorKind, Result};
 
@@ -69,6 +69,7 @@ impl Markers {
 
     pub(super) fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String> {
         let mut prompt = self.bos.clone();
+        let mut media = options.media.iter();
         for (index, message) in messages.iter().enumerate() {
             let role = self.roles.iter().find(|r| r.name == message.role).ok_or_else(|| {
                 Error::new(
@@ -78,7 +79,19 @@ impl Markers {
                 .hint("roles are system, user and assistant")
             })?;
             prompt.push_str(required(role.name, "prefix", &role.prefix)?);
-            prompt.push_str(&message.content);
+            match &message.content {
+                Content::Text(text) => prompt.push_str(text),
+                Content::Parts(parts) => {
+                    for part in parts {
+                        match part {
+                            ContentPart::Text(text) => prompt.push_str(text),
+                            ContentPart::Media(_) => {
+                                prompt.push_str(media.next().map_or("", String::as_str));
+                            }
+                        }
+                    }
+                }
+            }
             prompt.push_str(required(role.name, "suffix", &role.suffix)?);
         }
         if options.add_generation_prompt {

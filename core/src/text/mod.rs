@@ -5,7 +5,7 @@ mod jinja;
 mod markers;
 mod message;
 #[cfg(test)]
-mod samples;
+pub(crate) mod samples;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -13,6 +13,6 @@ mod tokenizer;
 
 pub use chat::ChatTemplate;
 pub use jinja::TASK as CHAT_TEMPLATE_TASK;
-pub use message::{Message, RenderOptions};
+pub use message::{Content, ContentPart, Message, RenderOptions};
 pub use stream::Detokenizer;
 pub use tokenizer::Tokenizer;

@@ -114,6 +114,16 @@ impl Tokenizer {
         Ok((encoding.get_ids().to_vec(), within))
     }
 
+    /// What the post-processor puts before and after a text, such as a BOS and an EOS token.
+    pub fn around(&self) -> Result<(Vec<u32>, Vec<u32>)> {
+        const PROBE: &str = "a";
+        let (inner, all) = (self.encode(PROBE, false)?, self.encode(PROBE, true)?);
+        let at = all.windows(inner.len().max(1)).position(|window| window == inner);
+        let at = at.unwrap_or(all.len());
+        let after = all.get(at + inner.len()..).unwrap_or_default().to_vec();
+        Ok((all[..at].to_vec(), after))
+    }
+
     /// [`Tokenizer::encode`] for a text that is of use only within `max_tokens` tokens; see
     /// [`Tokenizer::within`].
     pub fn encode_within(
