@@ -16,8 +16,8 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::Command;
 
-use qhx_core::engine::{Prompt, Request};
-use qhx_core::{CancelToken, Error, ErrorKind};
+use qhx_core::engine::{Part, Prompt, Request};
+use qhx_core::{CancelToken, Error, ErrorKind, Media};
 use qhx_plugins::{LoadErrorKind, Plugin, PluginOptions, Plugins};
 use qhx_tests::null_model::{self, Setup};
 use qhx_tests::plugin_files::workspace;
@@ -139,6 +139,23 @@ fn a_frozen_plugin_runs_in_this_host_and_in_a_newer_one() {
     // What the older plugin lacks is absent to the newer host, not a wild pointer.
     let expected = line("1.99.0", "1.0.0", "None None", &["opened"]);
     assert_eq!(hosted(&NEWER.build(PLAIN).host, &frozen), expected);
+}
+
+#[test]
+fn a_frozen_plugin_is_never_given_a_picture() {
+    let options = PluginOptions {
+        files: vec![FROZEN.build(PLAIN).plugin],
+        only_named: true,
+        ..PluginOptions::default()
+    };
+    let plugins = Plugins::discover(&options).unwrap();
+    let mut model = null_model::open("test_frozen", &plugins, &CancelToken::new()).unwrap();
+    let picture = Part::Media(Media::image(vec![0; 12], 2, 2).unwrap());
+    let parts = vec![Part::Tokens(vec![1]), picture];
+    let request = Request::greedy(Prompt::Parts(parts), 4);
+    let error = model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap_err();
+    let words = "image 1: host-op \"test_frozen\" takes text only: it is of plugin interface 1.0";
+    assert_eq!((error.kind(), error.message()), (ErrorKind::Prompt, words));
 }
 
 /// What a plugin of 1.0 cannot hand back, the host knows by the message.
