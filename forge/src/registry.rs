@@ -29,7 +29,7 @@ pub struct RecipeEntry {
 pub struct RecipeOption {
     /// Its name.
     pub name: &'static str,
-    /// What it may be, the default first.
+    /// What it may be, the default first. Any text, and none where it is not given, when the list is empty.
     pub values: &'static [&'static str],
     /// What it is for, in one line.
     pub help: &'static str,
@@ -37,7 +37,8 @@ pub struct RecipeOption {
 
 impl fmt::Display for RecipeOption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}={}: {}", self.name, self.values.join("|"), self.help)
+        let values = if self.values.is_empty() { "…".to_owned() } else { self.values.join("|") };
+        write!(f, "{}={values}: {}", self.name, self.help)
     }
 }
 
@@ -98,9 +99,11 @@ impl RecipeEntry {
         }
         let mut choices = BTreeMap::new();
         for option in self.options {
-            let default = option.values.first().copied().unwrap_or_default();
-            let value = given.get(option.name).map_or(default, String::as_str);
-            if !option.values.contains(&value) {
+            let default = option.values.first().copied();
+            let Some(value) = given.get(option.name).map(String::as_str).or(default) else {
+                continue;
+            };
+            if !option.values.is_empty() && !option.values.contains(&value) {
                 return Err(usage(format!(
                     "recipe option {}: {value:?}, expected {}",
                     option.name,
@@ -262,6 +265,7 @@ mod tests {
 
     const OPTION: RecipeOption =
         RecipeOption { name: "form", values: &["int8", "f16"], help: "what it takes" };
+    const FREE: RecipeOption = RecipeOption { name: "size", values: &[], help: "how large it is" };
 
     fn nothing(_: &Checkpoint, _: &RecipeOptions) -> Result<Recipe> {
         Err(Error::new(ErrorKind::Internal, "never made"))
@@ -303,5 +307,14 @@ mod tests {
         let error = choose(&[("from", "f16")]).unwrap_err();
         assert_eq!(error.message(), "A: no recipe option \"from\"");
         assert_eq!(error.hint_text(), Some("its recipe has form=int8|f16: what it takes"));
+    }
+
+    #[test]
+    fn an_option_without_listed_values_takes_any_and_has_no_default() {
+        let entry = RecipeEntry::new(&["A"], nothing).options(&[OPTION, FREE]);
+        let given = BTreeMap::from([("size".to_owned(), "32,64".to_owned())]);
+        assert_eq!(entry.choices(&given).unwrap()["size"], "32,64");
+        assert!(!entry.choices(&BTreeMap::new()).unwrap().contains_key("size"));
+        assert_eq!(FREE.to_string(), "size=…: how large it is");
     }
 }
