@@ -6,8 +6,9 @@ use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
 use super::attention::Heads;
-use crate::graph::Graph;
+use crate::graph::{Graph, Origin, Tensor};
 use crate::recipe::{ContextPlan, Precision, RecipeOptions};
+use crate::weight::Storage;
 
 /// Errors when there are more shards than layers, or when the context is longer than the model's.
 pub fn check_shape(
@@ -142,7 +143,13 @@ pub fn decoder_of(
         plan_params.insert("prefill".to_owned(), one_or_many(prefill));
     }
     plan_params.insert("lmhead".to_owned(), json!(head.name()));
-    contexts.push(ContextPlan::new(head.name().to_owned(), Precision::Fp16, vec![head]));
+    let int8 = |tensor: &Tensor| match &tensor.origin {
+        Origin::Weight(weight) => weight.storage() == Storage::Int8,
+        _ => false,
+    };
+    let precision =
+        if head.tensors().iter().any(int8) { Precision::W8A16 } else { Precision::Fp16 };
+    contexts.push(ContextPlan::new(head.name().to_owned(), precision, vec![head]));
     Ok(Decoder { contexts, plan_params })
 }
 

@@ -2,6 +2,7 @@
 
 use qhx_core::Result;
 
+use super::attention::{Attend, Attention};
 use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph, TensorId};
@@ -22,12 +23,14 @@ pub struct Layers<'a> {
     /// Added to the weights of the norms: 0, or 1 where a checkpoint stores the difference from one, as Gemma's
     /// do.
     pub norm_offset: f32,
+    /// How the head's weight is stored.
+    pub head: Storage,
 }
 
 impl<'a> Layers<'a> {
-    /// Layers whose norms have the weights that the checkpoint stores.
+    /// Layers whose norms have the weights that the checkpoint stores, and whose head is not quantised.
     pub const fn new(checkpoint: &'a Checkpoint, precision: Precision, eps: f32) -> Self {
-        Self { checkpoint, precision, eps, norm_offset: 0.0 }
+        Self { checkpoint, precision, eps, norm_offset: 0.0, head: Storage::Float }
     }
 
     /// `x·Wᵀ (+ b)` for x `[rows, in]`, with the tensors `<name>.weight` `[outputs, in]` and, if `bias`,
@@ -121,8 +124,31 @@ impl<'a> Layers<'a> {
         self.linear(b, product, &down, hidden, mlp.bias)
     }
 
+    /// A decoder layer of the usual form on rows `[rows, hidden]`: [`Layers::attention`] and a SwiGLU
+    /// ([`Layers::mlp`] with SiLU), each after an RMSNorm and added to the rows. `name` is where its tensors are,
+    /// `layers.3`; the scopes are `l3_attn` and `l3_mlp`.
+    pub fn block(
+        &self,
+        b: &mut GraphBuilder,
+        h: TensorId,
+        name: &str,
+        attention: &Attention<'_>,
+        mlp: &Mlp<'_>,
+        attend: &Attend,
+    ) -> Result<TensorId> {
+        let layer = attention.layer;
+        b.scope(format!("l{layer}_attn"));
+        let normed = self.norm(b, h, &format!("{name}.input_layernorm"))?;
+        let mixed = self.attention(b, normed, attention, attend)?;
+        let h = b.add(h, mixed)?;
+        b.scope(format!("l{layer}_mlp"));
+        let normed = self.norm(b, h, &format!("{name}.post_attention_layernorm"))?;
+        let out = self.mlp(b, normed, mlp, GraphBuilder::silu)?;
+        b.add(h, out)
+    }
+
     /// Logits `[rows, vocab]` of normalised rows: with `lm_head`, or with the embedding table if `tied`. The
-    /// weight is never quantised.
+    /// weight is stored as the field `head` says.
     pub fn head(
         &self,
         b: &mut GraphBuilder,
@@ -134,7 +160,7 @@ impl<'a> Layers<'a> {
         let name = if tied { "embed_tokens" } else { "lm_head" };
         let weight = self.checkpoint.matrix(&format!("{name}.weight"), [vocab, b.width(x)?])?;
         let bias = bias.then(|| self.checkpoint.values("lm_head.bias", &[vocab])).transpose()?;
-        b.linear("head", x, Weight::new(weight, Storage::Float), bias)
+        b.linear("head", x, Weight::new(weight, self.head), bias)
     }
 
     /// The graph `lmhead`: a normalised row `x` `[1, hidden]` to `logits` `[1, vocab]`, see [`Layers::head`].

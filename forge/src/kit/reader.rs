@@ -11,18 +11,35 @@ const MAX_SIZE: u64 = 1 << 24;
 /// More layers than any model has.
 const MAX_LAYERS: usize = 4096;
 
-/// The decoder's part of `config.json`. A key may be a path, `rope_parameters.rope_theta`; a value of null counts
-/// as absent. Errors name the file, the key, what was found and what was expected.
+/// A part of `config.json`, the decoder's as a rule. A key may be a path, `rope_parameters.rope_theta`; a value of
+/// null counts as absent. Errors name the file, the key, what was found and what was expected.
 #[derive(Debug, Clone, Copy)]
 pub struct Reader<'a> {
     checkpoint: &'a Checkpoint,
     value: &'a Value,
+    /// Stands before what messages say: `vision_config`, or nothing.
+    place: &'a str,
 }
 
 impl<'a> Reader<'a> {
     /// Of [`Checkpoint::text_config`].
     pub fn new(checkpoint: &'a Checkpoint) -> Self {
-        Self { checkpoint, value: checkpoint.text_config() }
+        Self { checkpoint, value: checkpoint.text_config(), place: "" }
+    }
+
+    /// Of the whole file, for keys beside `text_config`.
+    pub fn whole(checkpoint: &'a Checkpoint) -> Self {
+        Self { checkpoint, value: checkpoint.config(), place: "" }
+    }
+
+    /// Of the object `key` of the whole file, such as `vision_config`. Errors when there is none.
+    pub fn part(checkpoint: &'a Checkpoint, key: &'a str) -> Result<Self> {
+        let whole = Self::whole(checkpoint);
+        match whole.get(key) {
+            Some(value) if value.is_object() => Ok(Self { checkpoint, value, place: key }),
+            Some(value) => Err(whole.bad(key, value, "an object")),
+            None => Err(whole.fault(format!("{key} is missing, expected an object"))),
+        }
     }
 
     /// The value of a key; none when it is absent or null.
@@ -212,6 +229,7 @@ impl<'a> Reader<'a> {
     /// An error of the configuration file.
     pub fn fault(&self, what: String) -> Error {
         let path = self.checkpoint.config_path();
-        Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display()))
+        let place = if self.place.is_empty() { String::new() } else { format!("{}: ", self.place) };
+        Error::new(ErrorKind::Artifact, format!("{}: {place}{what}", path.display()))
     }
 }

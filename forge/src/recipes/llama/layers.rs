@@ -16,21 +16,14 @@ pub(super) fn layer(
     layer: usize,
     attend: &Attend,
 ) -> Result<TensorId> {
-    let tensor = |part: &str| format!("layers.{layer}.{part}");
-    b.scope(format!("l{layer}_attn"));
-    let normed = layers.norm(b, h, &tensor("input_layernorm"))?;
+    let name = format!("layers.{layer}");
     let attention = Attention {
         norms: config.qk_norm.then_some(["q_norm", "k_norm"]),
         qkv_bias: config.qkv_bias,
         out_bias: config.o_bias,
         cached: attend.capacity > 0,
-        ..Attention::new(tensor("self_attn"), layer, config.heads)
+        ..Attention::new(format!("{name}.self_attn"), layer, config.heads)
     };
-    let mixed = layers.attention(b, normed, &attention, attend)?;
-    let h = b.add(h, mixed)?;
-    b.scope(format!("l{layer}_mlp"));
-    let normed = layers.norm(b, h, &tensor("post_attention_layernorm"))?;
-    let mlp = Mlp { bias: config.mlp_bias, ..Mlp::new(tensor("mlp"), config.intermediate) };
-    let out = layers.mlp(b, normed, &mlp, GraphBuilder::silu)?;
-    b.add(h, out)
+    let mlp = Mlp { bias: config.mlp_bias, ..Mlp::new(format!("{name}.mlp"), config.intermediate) };
+    layers.block(b, h, &name, &attention, &mlp, attend)
 }
