@@ -19,7 +19,13 @@ use crate::weight::RowSource;
 const VECTOR: f32 = 0.1;
 /// Matrices whose products are added to the hidden rows. Smaller, so that rounding errors grow less from layer
 /// to layer.
-const OUTPUTS: [&str; 3] = ["o_proj.weight", "out_proj.weight", "down_proj.weight"];
+const OUTPUTS: [&str; 5] = [
+    "o_proj.weight",
+    "out_proj.weight",
+    "down_proj.weight",
+    "attn.proj.weight",
+    "linear_fc2.weight",
+];
 /// Values that one step of the generator yields.
 const LANES: usize = 4;
 /// Values that are converted at a time.

@@ -24,6 +24,7 @@ Examples:
   qhx forge estimate Qwen3.5-0.8B --precision w8a16
   qhx forge --synthetic tests/configs/qwen3.5-0.8b.json --out sizes/v81
   qhx forge Phi-tiny-MoE-instruct --out phimoe/v79 --target v79 --shards 2 --max-ctx 2048
+  qhx forge Qwen3-VL-2B-Instruct --image-patches 256,512,1024 --out qwen3vl/v81
   qhx forge nv-embedcode-7b-v1 --task embed --shards 4 --precision w8a16 --out embedcode/v81";
 
 const PLAN_EXAMPLES: &str = "\
@@ -202,6 +203,14 @@ pub(crate) struct ShapeArgs {
     /// `--recipe-option experts=FORM` [default: int8]
     #[arg(long, value_enum, value_name = "FORM")]
     pub experts: Option<ExpertsChoice>,
+    /// Side of the square that pictures are stretched to, in pixels, for models that see: short for
+    /// `--recipe-option image-size=N` [default: 512]
+    #[arg(long, value_name = "N", conflicts_with = "image_patches")]
+    pub image_size: Option<String>,
+    /// Patches of the vision graphs, separated by commas, for models that see. Pictures keep their
+    /// shape: short for `--recipe-option image-patches=N,…`
+    #[arg(long, value_name = "N")]
+    pub image_patches: Option<String>,
     /// An option that the recipe of the model's class has beside these. May be given several times
     #[arg(long = "recipe-option", value_name = "KEY=VALUE", value_parser = key_and_value)]
     pub recipe_options: Vec<(String, String)>,
@@ -210,8 +219,12 @@ pub(crate) struct ShapeArgs {
 impl ShapeArgs {
     /// The options without a compiler.
     pub(crate) fn options(&self, out: &Path) -> ForgeOptions {
-        let experts = self.experts.map(|form| ("experts".to_owned(), form.name().to_owned()));
-        let experts = experts.into_iter();
+        let own = [
+            ("experts", self.experts.map(|form| form.name().to_owned())),
+            ("image-size", self.image_size.clone()),
+            ("image-patches", self.image_patches.clone()),
+        ];
+        let own = own.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
         ForgeOptions {
             task: self.task,
             precision: self.precision.precision(),
@@ -223,7 +236,7 @@ impl ShapeArgs {
                 .as_ref()
                 .map(|list| list.iter().copied().filter(|p| *p > 0).collect()),
             share_weights: self.share_weights,
-            recipe_options: experts.chain(self.recipe_options.iter().cloned()).collect(),
+            recipe_options: own.chain(self.recipe_options.iter().cloned()).collect(),
             ..ForgeOptions::new(out)
         }
     }

@@ -3,3 +3,4 @@
 mod llama;
 mod phimoe;
 mod qwen35;
+mod qwen3vl;

@@ -1,0 +1,120 @@
+//! What the host does before the vision graph: the tables of patch embedding and learned positions, and how a
+//! picture's size is chosen.
+
+use std::path::Path;
+
+use qhx_core::{Error, ErrorKind, Result};
+use serde_json::{Map, Value, json};
+
+use super::config::Vision;
+use super::vision::Patches;
+use crate::checkpoint::{Checkpoint, read_json_value};
+use crate::kit::{MatrixFile, matrices, object};
+use crate::recipe::Tables;
+
+/// Least and greatest area that published processors say, for checkpoints that come without their file.
+const IMAGE_PIXELS: [u64; 2] = [65_536, 16_777_216];
+
+/// Files `vis_patch_embed_f32` `[hidden, 3 · frames · patch · patch]`, `vis_patch_embed_bias_f32` `[hidden]` and
+/// `vis_pos_embed_f32` `[side², hidden]`, all as the checkpoint has them.
+pub(super) fn tables(checkpoint: &Checkpoint, vision: &Vision) -> Result<Tables> {
+    let Vision { hidden, temporal, patch, side, .. } = *vision;
+    let projection = "visual.patch_embed.proj";
+    let weight =
+        checkpoint.rows(&format!("{projection}.weight"), &[hidden, 3, temporal, patch, patch])?;
+    let bias = checkpoint.rows(&format!("{projection}.bias"), &[hidden])?;
+    let positions = checkpoint.matrix("visual.pos_embed.weight", [side * side, hidden])?;
+    Ok(matrices(
+        "vision",
+        vec![
+            MatrixFile::wide("patch_embed", "vis_patch_embed", weight),
+            MatrixFile::wide("patch_embed_bias", "vis_patch_embed_bias", bias),
+            MatrixFile::wide("pos_embed", "vis_pos_embed", positions),
+        ],
+    ))
+}
+
+/// `params.vision` of the manifest: what the host needs to know to make patches of a picture.
+pub(super) fn params(
+    checkpoint: &Checkpoint,
+    vision: &Vision,
+    patches: &[Patches],
+) -> Result<Map<String, Value>> {
+    let image = Processor::read(checkpoint)?;
+    let mut params = object(json!({
+        "hidden": vision.hidden,
+        "head_dim": vision.dim(),
+        "rope_theta": vision.rope_theta,
+        "patch_size": vision.patch,
+        "temporal_patch_size": vision.temporal,
+        "merge_size": vision.merge,
+        "pos_side": vision.side,
+        "n_deepstack": vision.deepstack.len(),
+        "image_mean": image.mean,
+        "image_std": image.std,
+    }));
+    let sizes = match patches {
+        [Patches::Square(side)] => json!({"image_size": side * vision.patch}),
+        _ => {
+            let most = patches.iter().map(|patches| patches.count()).max().unwrap_or(0);
+            let most = (most as u64).saturating_mul((vision.patch * vision.patch) as u64);
+            let [min, max] = image.pixels.map(|pixels| pixels.min(most));
+            json!({"min_pixels": min, "max_pixels": max})
+        }
+    };
+    params.append(&mut object(sizes));
+    Ok(params)
+}
+
+/// What a processor's file says of pictures.
+struct Processor {
+    /// Least and greatest area.
+    pixels: [u64; 2],
+    mean: [f64; 3],
+    std: [f64; 3],
+}
+
+impl Processor {
+    fn read(checkpoint: &Checkpoint) -> Result<Self> {
+        let path = checkpoint.dir().join("preprocessor_config.json");
+        // Beside a configuration alone nothing is looked for.
+        let file = if path.is_file() { read_json_value(&path)? } else { Value::Null };
+        let number = |keys: [&str; 2], default: u64| {
+            let found = keys.iter().find_map(|key| file.pointer(key)).filter(|v| !v.is_null());
+            let Some(value) = found else { return Ok(default) };
+            value
+                .as_u64()
+                .filter(|n| (1..=1 << 40).contains(n))
+                .ok_or_else(|| bad(&path, keys[0], value))
+        };
+        let triple = |key: &str| {
+            let Some(value) = file.get(key).filter(|v| !v.is_null()) else { return Ok([0.5; 3]) };
+            let numbers: Option<Vec<f64>> =
+                value.as_array().and_then(|list| list.iter().map(Value::as_f64).collect());
+            let numbers = numbers.and_then(|list| <[f64; 3]>::try_from(list).ok());
+            numbers.ok_or_else(|| bad(&path, key, value))
+        };
+        // Areas, whatever the keys are called.
+        let least = number(["/size/shortest_edge", "/min_pixels"], IMAGE_PIXELS[0])?;
+        let most = number(["/size/longest_edge", "/max_pixels"], IMAGE_PIXELS[1])?;
+        let (mean, std) = (triple("image_mean")?, triple("image_std")?);
+        if least > most || std.contains(&0.0) {
+            return Err(Error::new(
+                ErrorKind::Artifact,
+                format!(
+                    "{}: areas from {least} to {most} and image_std {std:?}, expected the first to be at most the \
+                     second, and no zeros",
+                    path.display()
+                ),
+            ));
+        }
+        Ok(Self { pixels: [least, most], mean, std })
+    }
+}
+
+fn bad(path: &Path, key: &str, found: &Value) -> Error {
+    Error::new(
+        ErrorKind::Artifact,
+        format!("{}: {} is {found}, expected numbers", path.display(), key.trim_start_matches('/')),
+    )
+}

@@ -1,0 +1,293 @@
+//! The Qwen3-VL recipe: the ONNX twins of its vision graphs give the features of `transformers`, for a fixed size and
+//! for any grid; both spellings of the configuration make the same graphs; what cannot be made is refused.
+#![expect(clippy::panic, clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::path::Path;
+
+use qhx_core::compare::Distance;
+use qhx_forge::checkpoint::Checkpoint;
+use qhx_forge::graph::{Elem, Graph};
+use qhx_forge::progress::Silent;
+use qhx_forge::recipe::{Precision, Recipe, RecipeOptions};
+use qhx_forge::registry::recipe;
+use qhx_places::fixture;
+use rten::{Model, ValueOrView};
+use rten_tensor::Tensor;
+use rten_tensor::prelude::*;
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+
+const TOY: &str = "qwen3vl-toy";
+const HIDDEN: usize = 60;
+const PATCH_VALUES: usize = 3 * 2 * 8 * 8;
+const SIDE: usize = 7;
+const QUARTER: usize = 5;
+
+fn options(choices: &[(&str, &str)]) -> RecipeOptions {
+    RecipeOptions {
+        shards: 1,
+        max_ctx: 200,
+        choices: choices.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+        ..RecipeOptions::default()
+    }
+}
+
+fn made(folder: &Path, choices: &[(&str, &str)]) -> Recipe {
+    recipe(&Checkpoint::open(folder).unwrap(), &options(choices)).unwrap()
+}
+
+fn refused(choices: &[(&str, &str)]) -> String {
+    let checkpoint = Checkpoint::open(&fixture(TOY)).unwrap();
+    recipe(&checkpoint, &options(choices)).unwrap_err().report().to_string()
+}
+
+fn graphs(recipe: &Recipe) -> impl Iterator<Item = &Graph> {
+    recipe.contexts.iter().flat_map(|context| &context.graphs)
+}
+
+/// Row and column of a patch: squares of two by two in raster order.
+fn place(patch: usize, columns: usize) -> [usize; 2] {
+    let (square, inner) = (patch / 4, patch % 4);
+    let across = columns / 2;
+    [square / across * 2 + inner / 2, square % across * 2 + inner % 2]
+}
+
+/// The tables of the host: patch embedding, its bias, positions.
+struct Tables(Vec<Vec<f32>>);
+
+impl Tables {
+    fn of(recipe: &Recipe) -> Self {
+        let mut files = vec![Vec::new(); 3];
+        {
+            let mut targets: Vec<&mut dyn std::io::Write> =
+                files.iter_mut().map(|file| file as &mut dyn std::io::Write).collect();
+            recipe.tables[0].source.write(&mut targets, &mut Silent).unwrap();
+        }
+        let floats = |bytes: &Vec<u8>| {
+            bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+        };
+        Self(files.iter().map(floats).collect())
+    }
+
+    /// Patches of u8 levels to rows for the vision graph.
+    fn embed(&self, pixels: &[u8], [rows, columns]: [usize; 2]) -> Vec<f32> {
+        let [weight, bias, positions] = self.0.as_slice() else { panic!("three tables") };
+        let mut out = Vec::new();
+        for (patch, levels) in pixels.chunks_exact(PATCH_VALUES).enumerate() {
+            let values: Vec<f32> = levels.iter().map(|&v| (f32::from(v) - 127.5) / 127.5).collect();
+            let [row, column] = place(patch, columns);
+            let scale =
+                |index: usize, count: usize| (index * (SIDE - 1)) as f32 / (count - 1) as f32;
+            let (y, x) = (scale(row, rows), scale(column, columns));
+            for channel in 0..HIDDEN {
+                let filter = &weight[channel * PATCH_VALUES..][..PATCH_VALUES];
+                let product: f32 = filter.iter().zip(&values).map(|(w, v)| w * v).sum();
+                let mut position = 0.0;
+                for (down, fy) in [(0, 1.0 - y.fract()), (1, y.fract())] {
+                    for (right, fx) in [(0, 1.0 - x.fract()), (1, x.fract())] {
+                        let row = (y as usize + down).min(SIDE - 1);
+                        let column = (x as usize + right).min(SIDE - 1);
+                        position += fy * fx * positions[(row * SIDE + column) * HIDDEN + channel];
+                    }
+                }
+                out.push(product + bias[channel] + position);
+            }
+        }
+        out
+    }
+}
+
+/// Greatest difference of the features of all pictures of a mode from those of `transformers`.
+fn worst(recipe: &Recipe, mode: &str) -> f64 {
+    let dir = fixture(TOY);
+    let goldens: Value =
+        serde_json::from_slice(&std::fs::read(dir.join("goldens.json")).unwrap()).unwrap();
+    let recorded = std::fs::read(dir.join("goldens.safetensors")).unwrap();
+    let recorded = SafeTensors::deserialize(&recorded).unwrap();
+    let tables = Tables::of(recipe);
+    let out = tempfile::tempdir().unwrap();
+    let mut worst = 0f64;
+    let graphs: Vec<_> = graphs(recipe).filter(|g| g.name().starts_with("vision")).collect();
+    for picture in goldens["pictures"].as_array().unwrap() {
+        if picture["mode"] != mode {
+            continue;
+        }
+        let id = format!("{}.{mode}", picture["id"].as_str().unwrap());
+        let grid: [usize; 2] = serde_json::from_value(picture["grid"].clone()).unwrap();
+        let patches = grid[0] * grid[1];
+        let rows = |graph: &Graph| graph.info(Elem::onnx).inputs[0].shape[0];
+        let graph = graphs.iter().find(|graph| rows(graph) >= patches).unwrap();
+        let written = qhx_forge::onnx::write(graph, out.path(), &mut Silent).unwrap();
+        let model = Model::load_file(&written.model).unwrap();
+        let (rows, info) = (rows(graph), graph.info(Elem::onnx));
+        let pixels = recorded.tensor(&format!("{id}.pixels")).unwrap();
+        let mut x = tables.embed(pixels.data(), grid);
+        // What lies in the rows after the last patch must not matter.
+        x.resize(rows * HIDDEN, 0.7);
+        let mut tables = [vec![0.3f32; rows * 2 * QUARTER], vec![0.3f32; rows * 2 * QUARTER]];
+        for patch in 0..patches {
+            for (axis, at) in place(patch, grid[1]).into_iter().enumerate() {
+                for i in 0..QUARTER {
+                    let angle = at as f32 * 1e4f32.powf(-((2 * i) as f32) / (2 * QUARTER) as f32);
+                    let index = patch * 2 * QUARTER + axis * QUARTER + i;
+                    (tables[0][index], tables[1][index]) = (angle.cos(), angle.sin());
+                }
+            }
+        }
+        let [cos, sin] = tables;
+        let mask = (0..rows).map(|row| if row < patches { 0.0 } else { -30_000.0 }).collect();
+        let values = [("x", x), ("cos", cos), ("sin", sin), ("cmask", mask)];
+        let inputs: Vec<_> = info
+            .inputs
+            .iter()
+            .map(|tensor| {
+                let (_, data) = values.iter().find(|(name, _)| *name == tensor.name).unwrap();
+                (
+                    model.node_id(&tensor.name).unwrap(),
+                    Tensor::from_data(&tensor.shape, data.clone()),
+                )
+            })
+            .collect();
+        let inputs =
+            inputs.iter().map(|(id, value)| (*id, ValueOrView::from(value.view()))).collect();
+        let ids: Vec<_> = info.outputs.iter().map(|t| model.node_id(&t.name).unwrap()).collect();
+        let outputs = model.run(inputs, &ids, None).unwrap();
+        assert_eq!(outputs.len(), 4);
+        for (tensor, value) in info.outputs.iter().zip(outputs) {
+            let value: Tensor<f32> = value.try_into().unwrap();
+            let expected = recorded.tensor(&format!("{id}.{}", tensor.name)).unwrap();
+            let expected: Vec<f32> = expected
+                .data()
+                .chunks_exact(4)
+                .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+                .collect();
+            let found = &value.to_vec()[..expected.len()];
+            worst = worst.max(Distance::of(found, &expected).unwrap().largest);
+        }
+    }
+    worst
+}
+
+#[test]
+fn features_of_stretched_pictures_equal_the_reference() {
+    let recipe = made(&fixture(TOY), &[("image-size", "48")]);
+    assert_eq!(recipe.params["vision"]["image_size"], 48);
+    let worst = worst(&recipe, "fixed");
+    println!("features differ by at most {worst:.2e}");
+    assert!(worst < 1e-4, "features differ by {worst}");
+}
+
+#[test]
+fn features_of_pictures_of_any_shape_equal_the_reference() {
+    let recipe = made(&fixture(TOY), &[("image-patches", "48,24, 32")]);
+    let names: Vec<_> = graphs(&recipe).map(Graph::name).take(3).collect();
+    assert_eq!(names, ["vision24", "vision32", "vision48"]);
+    assert_eq!(recipe.params["vision"]["max_pixels"], 48 * 64);
+    let worst = worst(&recipe, "native");
+    println!("features differ by at most {worst:.2e}");
+    assert!(worst < 1e-4, "features differ by {worst}");
+}
+
+#[test]
+fn int8_weights_of_vision_tower_and_head_are_asked_for_one_by_one() {
+    let precisions = |choices: &[(&str, &str)]| {
+        let all = [&[("image-size", "48")], choices].concat();
+        let recipe = made(&fixture(TOY), &all);
+        recipe
+            .contexts
+            .iter()
+            .map(|context| (context.key.clone(), context.precision))
+            .collect::<Vec<_>>()
+    };
+    let keyed = |key: &str, precision| (key.to_owned(), precision);
+    let (f16, int8) = (Precision::Fp16, Precision::W8A16);
+    let found = precisions(&[]);
+    assert_eq!(found[0], keyed("vision", f16));
+    assert_eq!(found[found.len() - 1], keyed("lmhead", f16));
+    let found = precisions(&[("vision", "int8"), ("head", "int8")]);
+    assert_eq!(found[0], keyed("vision", int8));
+    assert_eq!(found[1], keyed("decode", f16));
+    assert_eq!(found[found.len() - 1], keyed("lmhead", int8));
+    let recipe = made(&fixture(TOY), &[("image-size", "48"), ("vision", "int8")]);
+    let worst = worst(&recipe, "fixed");
+    assert!((1e-3..1.0).contains(&worst), "features differ by {worst}");
+}
+
+/// The configuration as `transformers` 5 writes it.
+fn respelled(dir: &Path) {
+    for entry in std::fs::read_dir(fixture(TOY)).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() {
+            std::fs::copy(&path, dir.join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    edit(dir, |config| {
+        let text = config["text_config"].as_object_mut().unwrap();
+        let mut rope = text.remove("rope_scaling").unwrap();
+        rope["rope_theta"] = text.remove("rope_theta").unwrap();
+        text.insert("rope_parameters".to_owned(), rope);
+        let vision = &mut config["vision_config"];
+        vision["model_type"] = json!("qwen3_vl_vision");
+        vision["rope_parameters"] = json!({"rope_type": "axial", "rope_theta": 10000.0});
+    });
+}
+
+fn edit(dir: &Path, change: impl FnOnce(&mut Value)) {
+    let path = dir.join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    change(&mut config);
+    std::fs::write(path, config.to_string()).unwrap();
+}
+
+#[test]
+fn both_spellings_of_the_configuration_say_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    respelled(dir.path());
+    let choices = [("image-size", "48")];
+    let (old, new) = (made(&fixture(TOY), &choices), made(dir.path(), &choices));
+    assert_eq!(old.params, new.params);
+    let shapes = |recipe: &Recipe| graphs(recipe).map(|g| g.info(Elem::onnx)).collect::<Vec<_>>();
+    assert_eq!(shapes(&old), shapes(&new));
+}
+
+#[test]
+fn what_a_configuration_lacks_or_contradicts_is_named() {
+    for (pointer, value, words) in [
+        ("/text_config/rope_theta", Value::Null, "rope_theta is missing"),
+        ("/text_config/rope_scaling/mrope_section", Value::Null, "mrope_section is missing"),
+        ("/text_config/rope_scaling/mrope_section", json!([5, 3, 3]), "add up to 10"),
+        ("/image_token_id", json!(436), "image_token_id is 436"),
+        ("/vision_config", Value::Null, "vision_config is missing"),
+        ("/vision_config/num_heads", json!(4), "vision_config: hidden_size and num_heads"),
+        ("/vision_config/num_position_embeddings", json!(50), "expected a square"),
+        ("/vision_config/deepstack_visual_indexes", json!([1, 7]), "below 7"),
+        ("/vision_config/deepstack_visual_indexes", json!([1, 1]), "different"),
+        ("/vision_config/out_hidden_size", json!(60), "out_hidden_size is 60, expected 104"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        respelled(dir.path());
+        std::fs::copy(fixture(TOY).join("config.json"), dir.path().join("config.json")).unwrap();
+        edit(dir.path(), |config| *config.pointer_mut(pointer).unwrap() = value);
+        let checkpoint = Checkpoint::open(dir.path()).unwrap();
+        let error = recipe(&checkpoint, &options(&[("image-size", "48")])).unwrap_err();
+        assert!(error.message().contains(words), "{error}\n  does not say {words:?}");
+    }
+}
+
+#[test]
+fn sizes_that_no_graph_can_have_are_refused() {
+    for (choices, words) in [
+        (&[("image-size", "50")][..], "a multiple of 16"),
+        (&[("image-size", "many")], "\"many\""),
+        (&[("image-size", "48"), ("image-patches", "32")], "both given"),
+        (&[("image-patches", "32,33")], "multiples of 4"),
+        (&[("image-patches", "")], "multiples of 4"),
+        // 200 positions, and not one for a question.
+        (&[("image-patches", "32,800")], "takes 200 tokens"),
+        (&[], "takes 1024 tokens"),
+        (&[("image-patches", "4,8,12,16,20,24,28,32")], "11 contexts, expected at most 8"),
+    ] {
+        let said = refused(choices);
+        assert!(said.contains(words), "{choices:?}: {said}\n  does not say {words:?}");
+    }
+}
