@@ -17,6 +17,7 @@ pub mod outside;
 pub mod plugin_files;
 pub mod poison;
 pub mod replay;
+pub mod senses;
 pub mod suite;
 pub mod toys;
 pub mod variants;

@@ -10,7 +10,8 @@ use crate::backend::{Backend, BackendInfo};
 use crate::dump::Dump;
 use crate::manifest::Manifest;
 use crate::op::{
-    HostOp, OpEntry, OpInfo, OpProvider, OpServices, ProgressFn, Segment, SpanStats, Task,
+    HostOp, MediaRules, OpEntry, OpInfo, OpProvider, OpServices, ProgressFn, Segment, SpanStats,
+    Task,
 };
 use crate::sampling::AllowedTokens;
 use crate::text::{ChatTemplate, Tokenizer};
@@ -163,6 +164,11 @@ impl Model {
     /// What the host-op found in the bundle.
     pub fn info(&self) -> &OpInfo {
         self.op.info()
+    }
+
+    /// How files become the pictures, sounds and videos that the host-op takes.
+    pub fn media_rules(&self) -> MediaRules {
+        self.op.media_rules()
     }
 
     /// What executes the graphs.
