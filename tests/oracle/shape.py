@@ -2,6 +2,7 @@
 pictures and sound that an integer formula gives, so that no picture or clip has to be stored.
 
     shape.py vision ../fixtures/shape
+    shape.py audio ../fixtures/shape
 """
 
 import argparse
@@ -207,15 +208,90 @@ def vision():
     }
 
 
+def sound(kind, count):
+    """Samples as a 16-bit file has them, as f32; from integers only, so that they are the same everywhere."""
+    n = np.arange(count, dtype=np.int64)
+    if kind == "silence":
+        wave = n * 0
+    elif kind == "click":
+        wave = np.where(n == count // 5, 29491, 0) + np.where(n == count - 3, -16384, 0)
+    elif kind == "noise":
+        with np.errstate(over="ignore"):
+            h = n.astype(np.uint32) * np.uint32(2654435761)
+            h = (h ^ (h >> np.uint32(15))) * np.uint32(2246822519)
+            h = h ^ (h >> np.uint32(13))
+        wave = (h & np.uint32(16383)).astype(np.int64) - 8192
+    else:
+        start, sweep, loud = {"tone": (90000000, 0, 2), "chirp": (20000000, 24000, 1), "faint": (300000000, 0, 400)}[kind]
+        phase = (n * start + n * n * sweep) & 0xFFFFFFFF
+        x = (phase >> 16) - 32768
+        wave = (x * (32768 - np.abs(x)) >> 13) // loud
+    return (np.clip(wave, -32768, 32767) / 32768.0).astype(np.float32)
+
+
+SOUNDS = [
+    ("chirp", 6400), ("silence", 2000), ("click", 4001), ("noise", 5555), ("tone", 3333), ("faint", 2563), ("noise", 1),
+    ("noise", 160), ("noise", 161), ("tone", 320), ("tone", 321), ("chirp", 48001),
+]
+
+
+def audio():
+    """Log-mel features of two front ends, their rows in one list: the JSON says where a case's rows begin."""
+    from transformers import WhisperFeatureExtractor
+    from transformers.audio_utils import mel_filter_bank, window_function
+    from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
+
+    rows, cases, filters, place = [], [], [], 0
+
+    def keep(kind, count, front, features, **more):
+        nonlocal place
+        frames = list(range(len(features))) if len(features) <= 48 else list(range(0, len(features), 23))
+        chosen = np.asarray(features, dtype=np.float32)[frames].ravel()
+        cases.append({"front": front, "sound": kind, "samples": count, "frames": len(features), "kept": frames,
+                      "at": place, **more})
+        rows.append(chosen)
+        place += chosen.size
+
+    extractor = Gemma4AudioFeatureExtractor()
+    for kind, count in SOUNDS:
+        out = extractor([sound(kind, count)])
+        features, mask = out["input_features"][0], out["input_features_mask"][0]
+        valid = int(mask.sum())
+        assert mask[:valid].all() and (features[valid:] == 0).all()
+        # The class transforms in f32, which shows where a mel beside a loud tone is nearly 0. So keep what the same
+        # method gives for f64, too, and how far the class is from it.
+        padded = np.zeros((1, -(-count // 128) * 128))
+        padded[0, :count] = sound(kind, count)
+        exact, _ = extractor._extract_spectrogram(padded, np.arange(padded.shape[1]) < count)
+        exact = np.where(mask[:, None], exact, 0.0)
+        rounding = float(np.abs(exact - features).max()) if len(features) else 0.0
+        keep(kind, count, "magnitude_ln", features, valid=valid, rounding=rounding)
+        keep(kind, count, "magnitude_ln", exact, valid=valid, rounding=0.0)
+    extractor = WhisperFeatureExtractor()
+    for kind, count in [("chirp", 48001), ("click", 4001), ("faint", 2563)]:
+        features = extractor(sound(kind, count), sampling_rate=16000, return_tensors="np")["input_features"][0].T
+        assert features.shape == (3000, 80)
+        keep(kind, count, "power_log10", features[: count // 160 + 4])
+    for scale, norm, low in [("htk", None, 0.0), ("slaney", "slaney", 0.0), ("htk", "slaney", 125.0), ("slaney", None, 60.0)]:
+        bank = mel_filter_bank(33, 12, low, 7600.0, 16000, norm=norm, mel_scale=scale)
+        filters.append({"scale": scale, "area_norm": norm is not None, "min_hz": low, "values": decimals(bank.T)})
+    hann = [decimals(window_function(9, "hann", periodic=periodic)) for periodic in (True, False)]
+    ends = {f"{kind} {count}": int(round(float(sound(kind, count).astype(np.float64).sum()) * 32768)) for kind, count in SOUNDS}
+    return {"sums": ends, "hann": {"periodic": hann[0], "symmetric": hann[1]}, "filters": filters, "cases": cases}, rows
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=["vision"])
+    parser.add_argument("kind", choices=["vision", "audio"])
     parser.add_argument("out", type=pathlib.Path)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.kind == "vision":
-        lines = json.dumps(vision(), indent=1)
-        (arguments.out / "vision.json").write_text(compact(lines))
+        goldens = vision()
+    else:
+        goldens, rows = audio()
+        (arguments.out / "audio.f32").write_bytes(np.concatenate(rows).astype("<f4").tobytes())
+    (arguments.out / f"{arguments.kind}.json").write_text(compact(json.dumps(goldens, indent=1)))
 
 
 def compact(text):

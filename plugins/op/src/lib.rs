@@ -18,9 +18,12 @@
 //! The kit: [`decoder`] is the step of a decoder in one piece, [`state`] carries KV caches and recurrent states, [`fill`] writes rotary tables,
 //! masks and embedding rows in whatever dtype and width the graph has, [`kernels`] converts
 //! half-precision slices, [`schema`] says what `plan.params` may hold. [`harness`] runs an op in a test.
-//! With the feature `vision`, the module `vision` shapes pictures for a vision tower.
+//! With the feature `vision`, the module `vision` shapes pictures for a vision tower; with `audio`, the
+//! module `audio` makes log-mel features of sound.
 
 pub mod abi;
+#[cfg(feature = "audio")]
+pub mod audio;
 pub mod decoder;
 mod error;
 pub mod export;
