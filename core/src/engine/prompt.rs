@@ -13,12 +13,22 @@ use crate::{CancelToken, Error, ErrorKind, Result};
 /// Positions that one picture, sound or video may take where the op has no limit of its own.
 const MOST_POSITIONS: usize = 1 << 24;
 
+/// A picture, sound or video that has a place.
+#[derive(Debug, PartialEq, Eq)]
+struct Placed {
+    /// Such as `image 2`.
+    name: String,
+    media: Media,
+    /// Of a video that is consumed in pieces.
+    frames: Option<(usize, usize)>,
+}
+
 /// A prompt as positions.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Encoded {
     pub sequence: Sequence,
-    /// What lies at each span of the sequence: all of it, or some frames.
-    media: Vec<(Media, Option<(usize, usize)>)>,
+    /// What lies at each span of the sequence.
+    media: Vec<Placed>,
     /// Number of positions after which the state is worth saving: the conversation without the
     /// beginning of the answer, which the next turn may render otherwise.
     pub checkpoint: Option<usize>,
@@ -37,14 +47,14 @@ impl Encoded {
             let tokens = &self.sequence.tokens[range];
             (!tokens.is_empty()).then_some(Segment::Tokens(tokens))
         };
-        for (span, (media, frames)) in self.sequence.spans.iter().zip(&self.media) {
+        for (span, placed) in self.sequence.spans.iter().zip(&self.media) {
             if !range.contains(&span.start) {
                 continue;
             }
             segments.extend(tokens(done..span.start));
-            segments.extend(match *frames {
-                None => Some(media.segment()),
-                Some((first, end)) => media.frames(first, end),
+            segments.extend(match placed.frames {
+                None => Some(placed.media.segment()),
+                Some((first, end)) => placed.media.frames(first, end),
             });
             done = span.end();
         }
@@ -52,28 +62,21 @@ impl Encoded {
         segments
     }
 
-    /// Adds what a prompt holds for the picture, sound or video number `index`.
-    fn place(
-        &mut self,
-        reader: &Reader<'_>,
-        index: usize,
-        media: &Media,
-        pieces: Vec<Piece>,
-    ) -> Result<()> {
-        for piece in pieces {
+    /// Adds what a prompt holds for a picture, sound or video.
+    fn place(&mut self, reader: &Reader<'_>, part: &Waiting<'_>) -> Result<()> {
+        let Waiting { name, media, placement } = part;
+        for piece in &placement.pieces {
             match piece {
                 Piece::Tokens(tokens) => self.sequence.tokens.extend(tokens),
                 Piece::Text(text) => {
-                    self.sequence.tokens.extend(reader.tokenizer()?.encode(&text, false)?);
+                    self.sequence.tokens.extend(reader.tokenizer()?.encode(text, false)?);
                 }
-                Piece::Part { token, positions, frames } => {
+                &Piece::Part { token, positions, frames } => {
                     let start = self.sequence.len();
                     let most = reader.max_ctx.min(MOST_POSITIONS);
                     if positions > most {
                         let message = format!(
-                            "{} {} takes {positions} positions, the context of {} holds {most}",
-                            media.noun(),
-                            index + 1,
+                            "{name} takes {positions} positions, the context of {} holds {most}",
                             reader.model
                         );
                         return Err(Error::new(ErrorKind::Prompt, message).hint(
@@ -84,10 +87,8 @@ impl Encoded {
                         frames.is_none_or(|(first, end)| media.frames(first, end).is_some());
                     if positions == 0 || !there {
                         let message = format!(
-                            "the host-op places {} {} at {positions} positions with frames {frames:?}, \
-                             expected at least one position and frames that are there: {media:?}",
-                            media.noun(),
-                            index + 1
+                            "the host-op places {name} at {positions} positions with frames {frames:?}, \
+                             expected at least one position and frames that are there: {media:?}"
                         );
                         return Err(Error::new(ErrorKind::Plugin, message)
                             .hint("this is a fault of the op, report it to its author"));
@@ -95,7 +96,7 @@ impl Encoded {
                     let key = Key::new(media, frames);
                     self.sequence.spans.push(Span { start, positions, key });
                     self.sequence.tokens.resize(start + positions, token);
-                    self.media.push((media.clone(), frames));
+                    self.media.push(Placed { name: name.clone(), media: (*media).clone(), frames });
                 }
                 other => {
                     let message =
@@ -109,22 +110,11 @@ impl Encoded {
 
     /// The picture, sound or video that lies at a position, as words.
     pub(super) fn at(&self, position: usize) -> Option<String> {
-        let spans = self.sequence.spans.iter().zip(&self.media);
-        let mut counted: Vec<&Media> = Vec::new();
-        for (span, (media, _)) in spans {
-            if !counted.last().is_some_and(|last| last.id() == media.id()) {
-                counted.push(media);
-            }
-            if (span.start..span.end()).contains(&position) {
-                let (number, noun) = (counted.len(), media.noun());
-                return Some(format!(
-                    "{noun} {number} of the prompt, which takes positions {} to {}",
-                    span.start,
-                    span.end() - 1
-                ));
-            }
-        }
-        None
+        let mut spans = self.sequence.spans.iter().zip(&self.media);
+        let (span, placed) =
+            spans.find(|(span, _)| (span.start..span.end()).contains(&position))?;
+        let (first, last) = (span.start, span.end() - 1);
+        Some(format!("{} of the prompt, which takes positions {first} to {last}", placed.name))
     }
 }
 
@@ -197,7 +187,8 @@ impl Guard {
 
 /// A picture, sound or video that has no place yet.
 struct Waiting<'a> {
-    index: usize,
+    /// Such as `image 2`.
+    name: String,
     media: &'a Media,
     placement: Placement,
 }
@@ -207,17 +198,20 @@ impl Reader<'_> {
         self.tokenizer.as_ref().copied().map_err(Clone::clone)
     }
 
-    fn place<'m>(&self, media: impl Iterator<Item = &'m Media>) -> Result<Vec<Waiting<'m>>> {
-        let place = |(index, media): (usize, &'m Media)| {
-            let about = |e: Error| e.context(format_args!("{} {}", media.noun(), index + 1));
-            let placement = self.op.place(&media.segment()).map_err(about)?;
-            Ok(Waiting { index, media, placement })
-        };
-        media.enumerate().map(place).collect()
+    fn place<'m>(&self, media: impl Iterator<Item = &'m Media>) -> Result<VecDeque<Waiting<'m>>> {
+        let mut waiting: VecDeque<Waiting<'m>> = VecDeque::new();
+        for media in media {
+            let noun = media.noun();
+            let before = waiting.iter().filter(|w| w.media.noun() == noun).count();
+            let name = format!("{noun} {}", before + 1);
+            let placement = self.op.place(&media.segment()).map_err(|e| e.context(&name))?;
+            waiting.push_back(Waiting { name, media, placement });
+        }
+        Ok(waiting)
     }
 
     /// How the tokenizer spells the tokens that no text may become.
-    fn words(&self, waiting: &[Waiting<'_>]) -> Vec<String> {
+    fn words(&self, waiting: &VecDeque<Waiting<'_>>) -> Vec<String> {
         let Ok(tokenizer) = self.tokenizer() else { return Vec::new() };
         let markers = waiting.iter().map(|w| w.placement.marker);
         let ids = self.op.placeholders().iter().copied().chain(markers);
@@ -244,7 +238,7 @@ impl Reader<'_> {
             Part::Media(media) => Some(media),
             Part::Text(_) | Part::Tokens(_) => None,
         });
-        let mut waiting: VecDeque<_> = self.place(media)?.into();
+        let mut waiting = self.place(media)?;
         // Texts that follow each other are one: what they spell together counts, too.
         let mut runs: Vec<Part> = Vec::new();
         for part in parts {
@@ -258,7 +252,7 @@ impl Reader<'_> {
             Part::Tokens(_) | Part::Media(_) => None,
         });
         let texts: Vec<_> = texts.collect();
-        let guard = Guard::new(self.words(waiting.make_contiguous()), &texts)?;
+        let guard = Guard::new(self.words(&waiting), &texts)?;
         // What stands around a text, such as a BOS token, is for one that has no tokens given.
         let add_special = !runs.iter().any(|part| matches!(part, Part::Tokens(_)));
         let mut encoded = Encoded::default();
@@ -280,11 +274,12 @@ impl Reader<'_> {
                     ids = self.encode(tokenizer, &text, add_special, guard.mark)?;
                 }
             } else {
+                let mut markers = waiting.iter().map(|w| w.placement.marker);
                 for part in run {
                     match part {
                         Part::Text(_) => return Err(self.tokenizer().err().unwrap_or_else(empty)),
                         Part::Tokens(tokens) => ids.extend_from_slice(tokens),
-                        Part::Media(_) => ids.extend(waiting.get(0).map(|w| w.placement.marker)),
+                        Part::Media(_) => ids.extend(markers.next()),
                     }
                 }
             }
@@ -306,10 +301,10 @@ impl Reader<'_> {
         checkpoint: bool,
     ) -> Result<Encoded> {
         let tokenizer = self.tokenizer()?;
-        let mut waiting: VecDeque<_> =
-            self.place(messages.iter().flat_map(|message| message.content.media()))?.into();
+        let mut waiting =
+            self.place(messages.iter().flat_map(|message| message.content.media()))?;
         let texts: Vec<_> = messages.iter().flat_map(|message| message.content.texts()).collect();
-        let guard = Guard::new(self.words(waiting.make_contiguous()), &texts)?;
+        let guard = Guard::new(self.words(&waiting), &texts)?;
         let guarded: Vec<Message>;
         let messages = if guard.mark.is_some() {
             let content = |content: &Content| content.map_texts(&|text| guard.guard(text));
@@ -386,14 +381,12 @@ impl Reader<'_> {
                 positions_within = encoded.sequence.len();
             }
             if let Some(next) = waiting.iter().position(|w| w.placement.marker == id) {
-                let Some(Waiting { index, media, placement }) = waiting.remove(next) else {
-                    continue;
-                };
-                let Placement { opening, closing, pieces, .. } = placement;
+                let Some(part) = waiting.remove(next) else { continue };
+                let Placement { opening, closing, .. } = &part.placement;
                 if wrap {
                     encoded.sequence.tokens.extend(opening);
                 }
-                encoded.place(self, index, media, pieces)?;
+                encoded.place(self, &part)?;
                 if wrap {
                     encoded.sequence.tokens.extend(closing);
                 }
@@ -404,11 +397,9 @@ impl Reader<'_> {
             }
         }
         if let Some(missing) = waiting.front() {
-            let (noun, marker) = (missing.media.noun(), self.spell(missing.placement.marker)?);
-            let message = format!(
-                "{noun} {} has no place in the prompt: expected the token {marker:?} for it",
-                missing.index + 1
-            );
+            let (name, marker) = (&missing.name, self.spell(missing.placement.marker)?);
+            let message =
+                format!("{name} has no place in the prompt: expected the token {marker:?} for it");
             return Err(Error::new(ErrorKind::Prompt, message).hint(
                 "the chat template or the tokenizer is that of a model without pictures and sounds, or the \
                  template takes them from the user's messages only",
