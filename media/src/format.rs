@@ -1,0 +1,145 @@
+//! What kind of file it is, by its first bytes.
+
+use qhx_core::Result;
+
+use crate::Source;
+
+/// First bytes that are looked at.
+pub(crate) const HEAD: usize = 4096;
+
+/// A format that is decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    Png,
+    Jpeg,
+    Webp,
+    Gif,
+    Wav,
+    Flac,
+    Ogg,
+    Mp3,
+}
+
+/// What a file is wanted for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Picture,
+    Sound,
+    Video,
+}
+
+impl Kind {
+    fn expected(self) -> &'static str {
+        match self {
+            Self::Picture => "a picture (PNG, JPEG, WebP, GIF)",
+            Self::Sound => "a sound (WAV, FLAC, MP3, Ogg Vorbis)",
+            Self::Video => "a video (a folder of pictures, an animated GIF, PNG or WebP)",
+        }
+    }
+
+    fn fix(self) -> &'static str {
+        match self {
+            Self::Picture => "convert it to PNG",
+            Self::Sound => "convert it to WAV: ffmpeg -i FILE out.wav",
+            Self::Video => {
+                "turn it into a folder of pictures: ffmpeg -i FILE -vf fps=2 FOLDER/%05d.png"
+            }
+        }
+    }
+}
+
+impl Format {
+    /// The name that users know.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Png => "PNG",
+            Self::Jpeg => "JPEG",
+            Self::Webp => "WebP",
+            Self::Gif => "GIF",
+            Self::Wav => "WAV",
+            Self::Flac => "FLAC",
+            Self::Ogg => "Ogg",
+            Self::Mp3 => "MP3",
+        }
+    }
+
+    /// The format of a file that begins with `head`.
+    fn of(head: &[u8]) -> Option<Self> {
+        match head {
+            [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1a, b'\n', ..] => Some(Self::Png),
+            [0xff, 0xd8, 0xff, ..] => Some(Self::Jpeg),
+            [b'G', b'I', b'F', b'8', b'7' | b'9', b'a', ..] => Some(Self::Gif),
+            [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => Some(Self::Webp),
+            [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'A', b'V', b'E', ..] => Some(Self::Wav),
+            [b'f', b'L', b'a', b'C', ..] => Some(Self::Flac),
+            [b'O', b'g', b'g', b'S', ..] if !contains(head, b"OpusHead") => Some(Self::Ogg),
+            // A frame of layer III, with or without checksum, of MPEG 1, 2 or 2.5.
+            [0xff, second, ..] if second & 0xe6 == 0xe2 => Some(Self::Mp3),
+            _ => None,
+        }
+    }
+
+    fn kind(self) -> Kind {
+        match self {
+            Self::Png | Self::Jpeg | Self::Webp | Self::Gif => Kind::Picture,
+            Self::Wav | Self::Flac | Self::Ogg | Self::Mp3 => Kind::Sound,
+        }
+    }
+
+    /// The format of a file that begins with `head`, if it may serve as `wanted`.
+    ///
+    /// # Errors
+    ///
+    /// The file is of another kind, or of no kind that is decoded: the message says of which.
+    pub fn expect(source: &Source, head: &[u8], wanted: Kind) -> Result<Self> {
+        let refused = |found: &str, fix: &str| {
+            let expected = wanted.expected();
+            Err(source.refused(format!("found {found}, expected {expected}")).hint(fix))
+        };
+        match Self::of(head) {
+            Some(format) if format.kind() == wanted => Ok(format),
+            Some(format) if wanted == Kind::Video && format.kind() == Kind::Picture => Ok(format),
+            Some(format) => {
+                let (what, fix) = match format.kind() {
+                    Kind::Sound => ("sound", "give it as a sound"),
+                    _ => ("picture", "give it as a picture"),
+                };
+                refused(&format!("a {what} ({})", format.name()), fix)
+            }
+            None => {
+                let found = describe(head);
+                refused(
+                    &found,
+                    if found == "text" { "is this the file that was meant?" } else { wanted.fix() },
+                )
+            }
+        }
+    }
+}
+
+/// What a file is that is not decoded.
+fn describe(head: &[u8]) -> String {
+    if contains(head, b"OpusHead") {
+        return "an Ogg file with Opus sound".to_owned();
+    }
+    if let Some(kind) = infer::get(head) {
+        return format!("a file of type {}", kind.mime_type());
+    }
+    let whole = match std::str::from_utf8(head) {
+        Ok(text) => text,
+        // The last character may go on behind the head.
+        Err(e) if e.error_len().is_none() => {
+            std::str::from_utf8(head.get(..e.valid_up_to()).unwrap_or_default()).unwrap_or_default()
+        }
+        Err(_) => "",
+    };
+    if !whole.is_empty() && !whole.contains(|c: char| c.is_control() && !c.is_whitespace()) {
+        return "text".to_owned();
+    }
+    let first: Vec<String> = head.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    format!("a file of unknown type that begins with the bytes {}", first.join(" "))
+}
+
+fn contains(head: &[u8], part: &[u8]) -> bool {
+    head.windows(part.len()).any(|window| window == part)
+}

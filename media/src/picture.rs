@@ -1,0 +1,153 @@
+//! Pictures.
+
+use std::io::Cursor;
+
+use image::codecs::gif::GifDecoder;
+use image::codecs::png::PngDecoder;
+use image::codecs::webp::WebPDecoder;
+use image::metadata::Orientation;
+use image::{ColorType, DynamicImage, ImageDecoder, RgbImage};
+use qhx_core::{ErrorKind, Result};
+
+use crate::format::{Format, HEAD, Kind};
+use crate::{ImageRules, Limits, Source, jpeg, pixels};
+
+/// A decoded picture.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Picture {
+    /// Red, green and blue of each pixel, row by row from the top: `width · height · 3` values.
+    pub rgb: Vec<u8>,
+    /// Pixels in a row.
+    pub width: u32,
+    /// Rows.
+    pub height: u32,
+}
+
+impl std::fmt::Debug for Picture {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Picture({} × {})", self.width, self.height)
+    }
+}
+
+/// Decodes a picture: PNG, JPEG, WebP, GIF; of an animation the first frame.
+///
+/// Greys, palettes, CMYK and 16-bit values become RGB of 8 bits each. Colour profiles are not applied, which is what
+/// `transformers` does. The EXIF orientation is applied where the rules say so.
+///
+/// # Errors
+///
+/// [`ErrorKind::Io`] where the file cannot be read; [`ErrorKind::Prompt`] where it is no picture, is broken or cut off,
+/// or larger than the limits.
+pub fn picture(source: &Source, rules: &ImageRules, limits: &Limits) -> Result<Picture> {
+    let bytes = source.read(limits).map_err(|e| match (e.kind(), source) {
+        (ErrorKind::Io, Source::File(path)) if path.is_dir() => {
+            e.hint("a folder of pictures is a video")
+        }
+        _ => e,
+    })?;
+    let format = Format::expect(source, bytes.get(..HEAD).unwrap_or(&bytes), Kind::Picture)?;
+    let raw = decode(source, format, &bytes, limits)?;
+    drop(bytes);
+    finish(source, raw, rules)
+}
+
+/// What a decoder gives.
+pub(crate) struct Raw {
+    pub pixels: Vec<u8>,
+    pub color: ColorType,
+    pub width: u32,
+    pub height: u32,
+    pub orientation: Orientation,
+}
+
+fn decode(source: &Source, format: Format, bytes: &[u8], limits: &Limits) -> Result<Raw> {
+    let broken = |e| source.broken(format.name(), e);
+    let reader = Cursor::new(bytes);
+    let allowance = allowance(limits);
+    match format {
+        Format::Png => {
+            let decoder = PngDecoder::with_limits(reader, allowance).map_err(broken)?;
+            read(source, format, decoder, limits)
+        }
+        Format::Gif => {
+            let mut decoder = GifDecoder::new(reader).map_err(broken)?;
+            decoder.set_limits(allowance).map_err(broken)?;
+            read(source, format, decoder, limits)
+        }
+        Format::Webp => {
+            let decoder = WebPDecoder::new(reader).map_err(broken)?;
+            read(source, format, decoder, limits)
+        }
+        _ => jpeg::decode(source, bytes, limits),
+    }
+}
+
+/// What decoders of the crate `image` may take beside the pixels that they are given.
+pub(crate) fn allowance(limits: &Limits) -> image::Limits {
+    let mut allowance = image::Limits::no_limits();
+    // Buffers of a picture as large as may be, with 16-bit values; and text and profiles beside it.
+    allowance.max_alloc = Some(limits.pixels.saturating_mul(8).saturating_add(64 << 20));
+    allowance
+}
+
+fn read(
+    source: &Source,
+    format: Format,
+    mut decoder: impl ImageDecoder,
+    limits: &Limits,
+) -> Result<Raw> {
+    let (width, height) = decoder.dimensions();
+    check_size(source, width, height, limits)?;
+    // A damaged EXIF block is no reason to refuse the picture.
+    let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+    let color = decoder.color_type();
+    let len = usize::try_from(decoder.total_bytes()).unwrap_or(usize::MAX);
+    let mut pixels = zeroed(source, len)?;
+    decoder.read_image(&mut pixels).map_err(|e| source.broken(format.name(), e))?;
+    Ok(Raw { pixels, color, width, height, orientation })
+}
+
+/// Refuses a picture without pixels, and one with too many.
+pub(crate) fn check_size(source: &Source, width: u32, height: u32, limits: &Limits) -> Result<()> {
+    let pixels = u64::from(width) * u64::from(height);
+    if pixels == 0 {
+        return Err(source
+            .refused(format!("a picture of {width} × {height} pixels"))
+            .hint("save it anew with another program"));
+    }
+    if pixels > limits.pixels {
+        let most = limits.pixels as f64 / 1e6;
+        return Err(source
+            .refused(format!(
+                "{width} × {height} pixels are {:.1} megapixels, at most {most:.1} are read",
+                pixels as f64 / 1e6
+            ))
+            .hint("scale it down first: a model sees a few megapixels of it at most"));
+    }
+    Ok(())
+}
+
+/// A buffer of zeros, if there is memory for it.
+pub(crate) fn zeroed(source: &Source, len: usize) -> Result<Vec<u8>> {
+    let mut buffer = Vec::new();
+    buffer.try_reserve_exact(len).map_err(|e| {
+        source
+            .refused(format!("no memory for {len} bytes of pixels: {e}"))
+            .hint("scale it down first")
+    })?;
+    buffer.resize(len, 0);
+    Ok(buffer)
+}
+
+fn finish(source: &Source, raw: Raw, rules: &ImageRules) -> Result<Picture> {
+    let Raw { pixels, color, width, height, orientation } = raw;
+    let odd = || source.broken("picture", format_args!("{width} × {height} pixels of {color:?}"));
+    let rgb = pixels::to_rgb(pixels, color, rules.alpha).ok_or_else(odd)?;
+    let image = RgbImage::from_raw(width, height, rgb).ok_or_else(odd)?;
+    let mut image = DynamicImage::ImageRgb8(image);
+    if rules.upright {
+        image.apply_orientation(orientation);
+    }
+    let (width, height) = (image.width(), image.height());
+    Ok(Picture { rgb: image.into_rgb8().into_raw(), width, height })
+}

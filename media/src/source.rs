@@ -1,0 +1,225 @@
+//! Where a picture or sound comes from, and its bytes.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::fs::File;
+use std::io::{Cursor, Read, Seek, SeekFrom};
+use std::path::PathBuf;
+
+use data_url::DataUrl;
+use qhx_core::{Error, ErrorKind, Result, files};
+use symphonia::core::io::MediaSource;
+
+use crate::Limits;
+
+/// Where a picture, sound or video comes from.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Source {
+    /// A file; for videos, a folder, too.
+    File(PathBuf),
+    /// Bytes of a file that lies in memory.
+    Bytes {
+        /// What messages call it.
+        name: String,
+        /// The file's bytes.
+        bytes: Vec<u8>,
+    },
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => f.debug_tuple("File").field(path).finish(),
+            Self::Bytes { name, bytes } => {
+                f.debug_struct("Bytes").field("name", name).field("len", &bytes.len()).finish()
+            }
+        }
+    }
+}
+
+/// What messages call the source: the path, the name of the bytes.
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => path.display().fmt(f),
+            Self::Bytes { name, .. } => f.write_str(name),
+        }
+    }
+}
+
+impl Source {
+    /// The source that a user wrote: a `data:` URL, or else a path.
+    ///
+    /// # Errors
+    ///
+    /// A URL without a comma, with a media type that is neither image, audio nor video, with text that is not base64,
+    /// or with more bytes than the limit.
+    pub fn parse(text: &str, limits: &Limits) -> Result<Self> {
+        let scheme = text.trim_start().get(..5);
+        if !scheme.is_some_and(|scheme| scheme.eq_ignore_ascii_case("data:")) {
+            return Ok(Self::File(PathBuf::from(text)));
+        }
+        let refused = |what: String| Error::new(ErrorKind::Prompt, format!("data URL: {what}"));
+        let form = "the form is data:image/png;base64,iVBORw0…";
+        let url = DataUrl::process(text)
+            .map_err(|_| refused("no comma before the data".to_owned()).hint(form))?;
+        let kind = url.mime_type();
+        let media = ["image", "audio", "video"].contains(&kind.type_.as_str())
+            || kind.matches("application", "octet-stream");
+        if !media {
+            let what = format!("media type {kind}, expected image/…, audio/… or video/…");
+            return Err(refused(what).hint(form));
+        }
+        // The text takes at least as many bytes as what it stands for.
+        if text.len() as u64 / 4 * 3 > limits.bytes {
+            return Err(refused(format!("larger than {}", size(limits.bytes))));
+        }
+        let (bytes, _) = url.decode_to_vec().map_err(|e| {
+            refused(format!("not base64: {e}"))
+                .hint("was it cut off, or is it base64 of the kind for file names (- and _)?")
+        })?;
+        Ok(Self::Bytes { name: format!("data URL ({kind})"), bytes })
+    }
+
+    /// All bytes.
+    pub(crate) fn read(&self, limits: &Limits) -> Result<Cow<'_, [u8]>> {
+        let bytes = match self {
+            Self::File(path) => Cow::Owned(files::read(ErrorKind::Io, path, limits.bytes)?),
+            Self::Bytes { bytes, .. } => Cow::Borrowed(bytes.as_slice()),
+        };
+        self.check_size(bytes.len() as u64, limits)?;
+        Ok(bytes)
+    }
+
+    /// The bytes as a stream, and their number.
+    pub(crate) fn open(&self, limits: &Limits) -> Result<Stream<'_>> {
+        match self {
+            Self::File(path) => {
+                let file = files::open(ErrorKind::Io, path)?;
+                let len = file.metadata().map_err(|e| Error::io(ErrorKind::Io, path, e))?.len();
+                self.check_size(len, limits)?;
+                Ok(Stream { bytes: Bytes::File(file), len })
+            }
+            Self::Bytes { bytes, .. } => {
+                let len = bytes.len() as u64;
+                self.check_size(len, limits)?;
+                Ok(Stream { bytes: Bytes::Memory(Cursor::new(bytes)), len })
+            }
+        }
+    }
+
+    fn check_size(&self, bytes: u64, limits: &Limits) -> Result<()> {
+        if bytes == 0 {
+            return Err(self
+                .refused("the file is empty (0 bytes)")
+                .hint("copy or download it again"));
+        }
+        if bytes > limits.bytes {
+            return Err(self.refused(format!("larger than {}", size(limits.bytes))));
+        }
+        Ok(())
+    }
+
+    /// The error that says `what` of this source.
+    pub(crate) fn refused(&self, what: impl fmt::Display) -> Error {
+        Error::new(ErrorKind::Prompt, format!("{self}: {what}"))
+    }
+
+    /// The error of a file that a decoder could not read to its end.
+    pub(crate) fn broken(&self, format: &str, why: impl fmt::Display) -> Error {
+        self.refused(format!("a broken or cut-off {format} file: {why}"))
+            .hint("copy or download it again, or save it anew with another program")
+    }
+}
+
+/// Bytes as symphonia reads them.
+pub(crate) struct Stream<'a> {
+    bytes: Bytes<'a>,
+    pub len: u64,
+}
+
+enum Bytes<'a> {
+    File(File),
+    Memory(Cursor<&'a Vec<u8>>),
+}
+
+impl Read for Stream<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        match &mut self.bytes {
+            Bytes::File(file) => file.read(buf),
+            Bytes::Memory(bytes) => bytes.read(buf),
+        }
+    }
+}
+
+impl Seek for Stream<'_> {
+    fn seek(&mut self, to: SeekFrom) -> std::io::Result<u64> {
+        match &mut self.bytes {
+            Bytes::File(file) => file.seek(to),
+            Bytes::Memory(bytes) => bytes.seek(to),
+        }
+    }
+}
+
+impl MediaSource for Stream<'_> {
+    fn is_seekable(&self) -> bool {
+        true
+    }
+
+    fn byte_len(&self) -> Option<u64> {
+        Some(self.len)
+    }
+}
+
+/// A number of bytes for people.
+fn size(bytes: u64) -> String {
+    match bytes >> 20 {
+        0 => format!("{bytes} bytes"),
+        mebibytes => format!("{mebibytes} MiB"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Result<Source> {
+        Source::parse(text, &Limits::default())
+    }
+
+    #[test]
+    fn an_argument_is_a_path_or_a_data_url() {
+        assert_eq!(parsed("a/b.png").unwrap(), Source::File("a/b.png".into()));
+        assert_eq!(parsed("data/b.png").unwrap(), Source::File("data/b.png".into()));
+        let url = parsed("data:image/png;base64,iVBO\nRw0=").unwrap();
+        assert_eq!(url.to_string(), "data URL (image/png)");
+        let Source::Bytes { bytes, .. } = url else { panic!("{url:?}") };
+        assert_eq!(bytes, b"\x89PNG\r");
+        let Source::Bytes { bytes, .. } = parsed("DATA:audio/wav,RIFF%00").unwrap() else {
+            panic!("not bytes")
+        };
+        assert_eq!(bytes, b"RIFF\0");
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_data_url_is_said() {
+        let cases = [
+            ("data:image/png;base64", "no comma"),
+            ("data:text/html;base64,PGI+", "media type text/html, expected image/…"),
+            ("data:,hello", "media type text/plain"),
+            ("data:image/png;base64,iVBO!w0=", "not base64: symbol with codepoint 33"),
+            ("data:image/png;base64,iVBOR", "not base64"),
+            ("data:image/png;base64,iVBO-w0_", "not base64"),
+        ];
+        for (text, says) in cases {
+            let error = parsed(text).unwrap_err();
+            assert!(error.message().starts_with("data URL: "), "{error}");
+            assert!(error.message().contains(says), "{text}: {error}");
+            assert!(error.hint_text().is_some(), "{text}: {error}");
+        }
+        let limits = Limits { bytes: 1 << 20, ..Limits::default() };
+        let large = format!("data:image/png;base64,{}", "A".repeat(2 << 20));
+        let error = Source::parse(&large, &limits).unwrap_err();
+        assert_eq!(error.message(), "data URL: larger than 1 MiB");
+    }
+}

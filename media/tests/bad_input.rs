@@ -1,0 +1,300 @@
+//! Files that are no pictures or sounds, are broken, or cost too much. Each is one error that names the file.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test's helpers fail the test")]
+
+mod common;
+
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use common::fixture;
+use qhx_core::{Error, ErrorKind};
+use qhx_media::{AudioRules, ImageRules, Limits, Source, picture, sound};
+
+fn bytes(name: &str, bytes: impl Into<Vec<u8>>) -> Source {
+    Source::Bytes { name: name.to_owned(), bytes: bytes.into() }
+}
+
+fn no_picture(source: &Source) -> Error {
+    picture(source, &ImageRules::default(), &Limits::default()).unwrap_err()
+}
+
+fn no_sound(source: &Source) -> Error {
+    sound(source, &AudioRules::default(), &Limits::default()).unwrap_err()
+}
+
+/// The message begins with the name, and there is a likely fix.
+#[track_caller]
+fn says(error: &Error, name: &str, what: &str) {
+    assert!(error.message().starts_with(&format!("{name}: ")), "{error}");
+    assert!(error.message().contains(what), "{error}");
+    assert!(error.hint_text().is_some(), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Prompt, "{error}");
+}
+
+fn png_header(width: u32, height: u32) -> Vec<u8> {
+    let mut header = b"IHDR".to_vec();
+    header.extend(width.to_be_bytes());
+    header.extend(height.to_be_bytes());
+    header.extend([8, 2, 0, 0, 0]);
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(&header);
+    let mut png = b"\x89PNG\r\n\x1a\n\0\0\0\x0d".to_vec();
+    png.extend(header);
+    png.extend(crc.finalize().to_be_bytes());
+    png.extend(b"\0\0\0\x04IDATabcd");
+    png
+}
+
+#[test]
+fn pictures_with_too_many_pixels_are_refused_by_their_header() {
+    let error = no_picture(&bytes("bomb.png", png_header(50_000, 50_000)));
+    says(&error, "bomb.png", "50000 × 50000 pixels are 2500.0 megapixels, at most 120.0 are read");
+    let mut gif = b"GIF89a\xff\xff\xff\xff\0\0\0".to_vec();
+    gif.extend(b",\0\0\0\0\xff\xff\xff\xff\0\x02\x02L\x01\0;");
+    says(&no_picture(&bytes("bomb.gif", gif)), "bomb.gif", "65535 × 65535 pixels");
+    let mut webp = b"RIFF\x30\0\0\0WEBPVP8X\x0a\0\0\0\0\0\0\0".to_vec();
+    webp.extend([0xff, 0xff, 0, 0xff, 0xff, 0]);
+    webp.extend(b"VP8L\x10\0\0\0/\xff\xff\xff\x0f\0\0\0\0\0\0\0\0\0\0\0");
+    let error = no_picture(&bytes("bomb.webp", webp));
+    assert!(error.message().starts_with("bomb.webp: "), "{error}");
+    // A phone's picture of 108 megapixels may be read; here it is only a header.
+    says(
+        &no_picture(&bytes("phone.png", png_header(12_000, 9_000))),
+        "phone.png",
+        "broken or cut-off PNG",
+    );
+}
+
+#[test]
+fn jpeg_headers_are_judged_before_pixels_are_allocated() {
+    let mut jpeg = std::fs::read(fixture("baseline.jpg")).unwrap();
+    let frame = jpeg.windows(2).position(|marker| marker == [0xff, 0xc0]).unwrap();
+    jpeg[frame + 5..frame + 9].fill(0xff);
+    says(&no_picture(&bytes("bomb.jpg", jpeg)), "bomb.jpg", "65535 × 65535 pixels");
+}
+
+#[test]
+fn pictures_without_pixels_are_refused() {
+    says(&no_picture(&bytes("flat.png", png_header(0, 5))), "flat.png", "");
+    says(&no_picture(&bytes("flat.gif", b"GIF89a\0\0\x05\0\0\0\0;")), "flat.gif", "");
+    let mut jpeg = std::fs::read(fixture("baseline.jpg")).unwrap();
+    let frame = jpeg.windows(2).position(|marker| marker == [0xff, 0xc0]).unwrap();
+    jpeg[frame + 5..frame + 7].fill(0);
+    says(&no_picture(&bytes("flat.jpg", jpeg)), "flat.jpg", "");
+}
+
+#[test]
+fn a_picture_of_which_a_part_is_missing_is_no_picture() {
+    let names = [
+        "baseline.jpg",
+        "progressive.jpg",
+        "cmyk.jpg",
+        "rgba.png",
+        "grey16.png",
+        "palette.png",
+        "lossy.webp",
+        "lossless.webp",
+        "alpha.webp",
+        "still.gif",
+    ];
+    for name in names {
+        let whole = std::fs::read(fixture(name)).unwrap();
+        for percent in [3, 30, 60, 90] {
+            let cut =
+                bytes(&format!("cut {name}"), &whole[..(whole.len() * percent / 100).max(13)]);
+            let error = no_picture(&cut);
+            says(&error, &format!("cut {name}"), "broken or cut-off");
+        }
+    }
+}
+
+#[test]
+fn what_is_no_picture_is_named() {
+    let heic = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic";
+    let avif = b"\0\0\0\x1cftypavif\0\0\0\0avifmif1miaf";
+    let cases: [(&str, &[u8], &str, &str); 10] = [
+        ("notes.png", "Straße\nand so on".as_bytes(), "found text", "meant"),
+        ("a.heic", heic, "image/heif", "convert it to PNG"),
+        ("a.avif", avif, "image/avif", "convert it to PNG"),
+        ("a.tiff", b"II*\0\x08\0\0\0\0\0\0\0", "image/tiff", "convert it to PNG"),
+        ("a.bmp", b"BM\x46\0\0\0\0\0\0\0\x36\0\0\0", "image/bmp", "convert it to PNG"),
+        ("a.pdf", b"%PDF-1.7\n%\xff\xff", "application/pdf", "convert it to PNG"),
+        ("a.wav", b"RIFF\x24\0\0\0WAVEfmt ", "found a sound (WAV)", "as a sound"),
+        ("a.mp3", b"\xff\xfb\x90\x64\0\0", "found a sound (MP3)", "as a sound"),
+        ("a.bin", b"\0\x01\x02\x03", "begins with the bytes 00 01 02 03", "convert it"),
+        ("short", b"\x89", "begins with the bytes 89", "convert it"),
+    ];
+    for (name, content, what, fix) in cases {
+        let error = no_picture(&bytes(name, content));
+        says(&error, name, what);
+        assert!(error.message().contains("expected a picture (PNG, JPEG, WebP, GIF)"), "{error}");
+        assert!(error.hint_text().unwrap().contains(fix), "{}", error.report());
+    }
+}
+
+#[test]
+fn what_is_no_sound_is_named() {
+    let cases: [(&str, Vec<u8>, &str); 6] = [
+        ("notes.wav", b"la la la".to_vec(), "found text"),
+        ("a.m4a", b"\0\0\0\x20ftypM4A \0\0\0\0M4A mp42isom".to_vec(), "audio/m4a"),
+        ("a.aac", b"\xff\xf1\x50\x80\x02\x1f\xfc".to_vec(), "audio/aac"),
+        ("a.aiff", b"FORM\0\0\0\x10AIFFCOMM".to_vec(), "audio/x-aiff"),
+        ("a.opus", std::fs::read(fixture("opus.ogg")).unwrap(), "an Ogg file with Opus sound"),
+        ("a.png", std::fs::read(fixture("la.png")).unwrap(), "found a picture (PNG)"),
+    ];
+    for (name, content, what) in cases {
+        let error = no_sound(&bytes(name, content));
+        says(&error, name, what);
+        assert!(
+            error.message().contains("expected a sound (WAV, FLAC, MP3, Ogg Vorbis)"),
+            "{error}"
+        );
+    }
+    let error = no_sound(&Source::File(fixture("ima_adpcm.wav")));
+    assert!(error.message().contains("a WAV file whose coding is not understood"), "{error}");
+}
+
+#[test]
+fn what_is_no_file_is_an_error_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let empty = dir.path().join("empty.png");
+    std::fs::write(&empty, "").unwrap();
+    let gone = dir.path().join("gone.png");
+    let mut cases = vec![
+        (empty, "the file is empty (0 bytes)"),
+        (gone, "such file"),
+        (dir.path().to_owned(), "a folder, expected a regular file"),
+    ];
+    if cfg!(unix) {
+        let fifo = dir.path().join("fifo");
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        cases.push((fifo, "a FIFO, expected a regular file"));
+        cases.push((Path::new("/dev/zero").to_owned(), "a device, expected a regular file"));
+    }
+    for (path, what) in cases {
+        let source = Source::File(path.clone());
+        let (send, receive) = mpsc::channel();
+        std::thread::spawn(move || send.send((no_picture(&source), no_sound(&source))));
+        let (first, second) = receive.recv_timeout(Duration::from_secs(20)).expect(what);
+        for error in [first, second] {
+            assert!(error.message().starts_with(&path.display().to_string()), "{error}");
+            assert!(error.message().contains(what), "{error}");
+        }
+    }
+}
+
+#[test]
+fn files_larger_than_the_limit_are_not_read() {
+    let mut limits = Limits::default();
+    limits.bytes = 1000;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("large");
+    std::fs::write(&path, [0; 1001]).unwrap();
+    for source in [Source::File(path), bytes("large", [0; 1001])] {
+        let pixels = picture(&source, &ImageRules::default(), &limits).unwrap_err();
+        let samples = sound(&source, &AudioRules::default(), &limits).unwrap_err();
+        assert!(
+            pixels.message().ends_with("large: larger than 1000 bytes")
+                || pixels.message() == "large: larger than 1000 bytes",
+            "{pixels}"
+        );
+        assert!(samples.message().ends_with("larger than 1000 bytes"), "{samples}");
+    }
+}
+
+/// A WAV header of 16-bit mono at 16 kHz that promises so many bytes, and what follows it.
+fn wav(rate: u32, riff: u32, data: u32, body: &[u8]) -> Vec<u8> {
+    let mut wav = b"RIFF".to_vec();
+    wav.extend(riff.to_le_bytes());
+    wav.extend(b"WAVEfmt \x10\0\0\0\x01\0\x01\0");
+    wav.extend(rate.to_le_bytes());
+    wav.extend(rate.wrapping_mul(2).to_le_bytes());
+    wav.extend(b"\x02\0\x10\0data");
+    wav.extend(data.to_le_bytes());
+    wav.extend(body);
+    wav
+}
+
+#[test]
+fn headers_that_promise_more_sound_than_there_is_are_refused() {
+    let hours = 10 * 3600 * 16_000 * 2;
+    let body = [1; 1000];
+    let error = no_sound(&bytes("ten.wav", wav(16_000, hours + 36, hours, &body)));
+    says(&error, "ten.wav", "its header says 1152000000 bytes of sound, the file has 1044 in all");
+    for (riff, data) in [(u32::MAX - 8, u32::MAX - 44), (1036, 4_000_000_000), (1036, u32::MAX)] {
+        let error = no_sound(&bytes("four.wav", wav(16_000, riff, data, &body)));
+        says(&error, "four.wav", "broken or cut-off WAV");
+    }
+    let error = no_sound(&bytes("pipe.wav", wav(16_000, u32::MAX, u32::MAX, &body)));
+    says(&error, "pipe.wav", "header does not say how long it is");
+    for rate in [0, 1, 999, 768_001, u32::MAX] {
+        let error = no_sound(&bytes("rate.wav", wav(rate, 1036, 1000, &body)));
+        says(&error, "rate.wav", "");
+    }
+    let error = no_sound(&bytes("none.wav", wav(16_000, 36, 0, &[])));
+    assert_eq!(error.message(), "none.wav: holds no sound (0 samples)");
+}
+
+#[test]
+fn a_sound_that_really_is_long_is_refused_before_it_is_decoded() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ten.wav");
+    let bytes = 10 * 3600 * 2000;
+    std::fs::write(&path, wav(1000, bytes + 36, bytes, &[])).unwrap();
+    std::fs::File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(u64::from(bytes) + 44)
+        .unwrap();
+    let error = no_sound(&Source::File(path.clone()));
+    says(
+        &error,
+        &path.display().to_string(),
+        "a sound of 36000 seconds or more, at most 7200 are read",
+    );
+    let mut limits = Limits::default();
+    limits.seconds = 0;
+    for name in ["tone.mp3", "tone.ogg", "tone16.flac"] {
+        let source = Source::File(fixture(name));
+        let error = sound(&source, &AudioRules::default(), &limits).unwrap_err();
+        assert!(error.message().contains("at most 0 are read"), "{error}");
+    }
+}
+
+#[test]
+fn a_sound_of_which_a_part_is_missing_is_no_sound() {
+    for name in ["tone.mp3", "tone.ogg", "tone16.flac", "tone24.flac", "double.wav", "pcm_24.wav"] {
+        let whole = std::fs::read(fixture(name)).unwrap();
+        for percent in [2, 30, 60, 90] {
+            let cut =
+                bytes(&format!("cut {name}"), &whole[..(whole.len() * percent / 100).max(12)]);
+            says(&no_sound(&cut), &format!("cut {name}"), "broken or cut-off");
+        }
+    }
+}
+
+#[test]
+fn samples_that_are_no_numbers_are_named() {
+    for (value, shown) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (f32::NEG_INFINITY, "-inf")] {
+        let mut samples = vec![0.25f32; 3000];
+        samples[1600] = value;
+        for rate in [16_000, 8_000] {
+            let spec = hound::WavSpec {
+                channels: 1,
+                sample_rate: rate,
+                bits_per_sample: 32,
+                sample_format: hound::SampleFormat::Float,
+            };
+            let mut file = std::io::Cursor::new(Vec::new());
+            let mut writer = hound::WavWriter::new(&mut file, spec).unwrap();
+            samples.iter().for_each(|&sample| writer.write_sample(sample).unwrap());
+            writer.finalize().unwrap();
+            let seconds = 1600.0 / f64::from(rate);
+            let what = format!("sample 1600 (at {seconds:.3} s) is {shown}, expected −1 to 1");
+            says(&no_sound(&bytes("bad.wav", file.into_inner())), "bad.wav", &what);
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Sounds, compared with what libsndfile reads from the same files, and with what they were made of.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test's helpers fail the test")]
+
+mod common;
+
+use std::f64::consts::TAU;
+
+use common::{file, fixture};
+use hound::{SampleFormat, WavSpec, WavWriter};
+use qhx_media::{AudioRules, Limits, Source, sound};
+
+fn read_at(source: &Source, rate: u32) -> Vec<f32> {
+    let mut rules = AudioRules::default();
+    rules.rate = rate;
+    let sound =
+        sound(source, &rules, &Limits::default()).unwrap_or_else(|e| panic!("{}", e.report()));
+    assert_eq!(sound.rate, rate);
+    assert!(sound.samples.iter().all(|sample| sample.is_finite()));
+    sound.samples
+}
+
+fn golden(name: &str) -> Vec<f32> {
+    let reader = hound::WavReader::open(fixture(&format!("{name}.wav"))).unwrap();
+    reader.into_samples::<f32>().map(Result::unwrap).collect()
+}
+
+/// A WAV file in memory with these samples, the channels one behind the other in each frame.
+fn wav<T: hound::Sample + Copy>(rate: u32, channels: u16, bits: u16, samples: &[T]) -> Source {
+    let float = bits == 32;
+    let sample_format = if float { SampleFormat::Float } else { SampleFormat::Int };
+    let spec = WavSpec { channels, sample_rate: rate, bits_per_sample: bits, sample_format };
+    let mut bytes = std::io::Cursor::new(Vec::new());
+    let mut writer = WavWriter::new(&mut bytes, spec).unwrap();
+    samples.iter().for_each(|&sample| writer.write_sample(sample).unwrap());
+    writer.finalize().unwrap();
+    Source::Bytes { name: "made.wav".to_owned(), bytes: bytes.into_inner() }
+}
+
+fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+#[test]
+fn every_coding_gives_what_libsndfile_gives() {
+    let exact = [
+        "tone16.flac",
+        "tone24.flac",
+        "extensible.wav",
+        "pcm_u8.wav",
+        "pcm_24.wav",
+        "pcm_32.wav",
+        "double.wav",
+        "alaw.wav",
+        "ulaw.wav",
+    ];
+    for name in exact {
+        assert_eq!(largest_difference(&read_at(&file(name), 16_000), &golden(name)), 0.0, "{name}");
+    }
+    for name in ["tone.mp3", "tone.ogg"] {
+        let off = largest_difference(&read_at(&file(name), 16_000), &golden(name));
+        assert!(off < 1e-5, "{name}: {off}");
+    }
+}
+
+#[test]
+fn integers_are_divided_by_a_power_of_two_and_channels_averaged() {
+    let mono = wav(16_000, 1, 16, &[0i16, 1, -1, 32_767, -32_768, 12_345]);
+    let expected = [0, 1, -1, 32_767, -32_768, 12_345].map(|v: i32| v as f32 / 32_768.0);
+    assert_eq!(read_at(&mono, 16_000), expected);
+    let stereo = wav(16_000, 2, 16, &[32_767i16, -32_768, 100, 201]);
+    assert_eq!(read_at(&stereo, 16_000), [-0.5 / 32_768.0, 150.5 / 32_768.0]);
+    let many = wav(16_000, 5, 32, &[0.5f32, 0.25, 0.125, -0.5, 0.375]);
+    assert_eq!(read_at(&many, 16_000), [0.15]);
+    let large = wav(16_000, 2, 32, &[f32::MAX, f32::MAX, 2.5, -1.0]);
+    assert_eq!(read_at(&large, 16_000), [f32::MAX, 0.75]);
+}
+
+#[test]
+fn the_wanted_rate_is_left_alone() {
+    let samples: Vec<f32> = (0..5000).map(|i| ((i * i) as f32 * 1e-3).sin()).collect();
+    assert_eq!(read_at(&wav(16_000, 1, 32, &samples), 16_000), samples);
+    assert_eq!(read_at(&wav(44_100, 1, 32, &samples), 44_100), samples);
+}
+
+/// Sines of these frequencies with a soft beginning and end.
+fn sines(frequencies: &[f64], rate: u32, seconds: f64) -> Vec<f32> {
+    let count = (seconds * f64::from(rate)).ceil() as usize;
+    let at = |i: usize| {
+        let t = i as f64 / f64::from(rate);
+        let fade = (t.min(seconds - t) / 0.1).clamp(0.0, 1.0);
+        let fade = 0.5 - 0.5 * (fade * TAU / 2.0).cos();
+        frequencies.iter().map(|f| 0.25 * fade * (TAU * f * t).sin()).sum::<f64>() as f32
+    };
+    (0..count).map(at).collect()
+}
+
+#[test]
+fn other_rates_become_the_same_sound() {
+    for from in [8_000, 11_025, 22_050, 24_000, 44_100, 48_000, 96_000, 44_101] {
+        let frequencies: &[f64] =
+            if from == 8_000 { &[300.0, 1234.0, 3500.0] } else { &[300.0, 1234.0, 5000.0] };
+        let given = wav(from, 1, 32, &sines(frequencies, from, 1.0));
+        let off = largest_difference(&read_at(&given, 16_000), &sines(frequencies, 16_000, 1.0));
+        assert!(off < 2e-5, "{from} Hz: {off}");
+    }
+}
+
+#[test]
+fn what_the_lower_rate_cannot_hold_does_not_fold_back() {
+    for (from, frequency) in [(44_100, 9_000.0), (48_000, 12_000.0), (22_050, 8_500.0)] {
+        let given = wav(from, 1, 32, &sines(&[frequency], from, 1.0));
+        let rest = read_at(&given, 16_000).iter().fold(0.0f32, |most, v| most.max(v.abs()));
+        assert!(rest < 1e-4, "{frequency} Hz at {from}: {rest}");
+    }
+}
+
+#[test]
+fn a_resampled_sound_has_its_length() {
+    for (from, count) in [(44_100, 1), (44_100, 100), (8_000, 12_345), (48_000, 4_096)] {
+        let given = wav(from, 1, 16, &vec![1000i16; count]);
+        let expected = (count as u64 * 16_000).div_ceil(u64::from(from));
+        assert_eq!(read_at(&given, 16_000).len() as u64, expected, "{count} at {from}");
+    }
+}
+
+#[test]
+fn tags_before_the_sound_are_skipped() {
+    let mut bytes = b"ID3\x04\0\0\0\0\x4f\x0a".to_vec();
+    bytes.resize(10 + 0x4f * 128 + 10, b'x');
+    bytes.extend(std::fs::read(fixture("tone.mp3")).unwrap());
+    let tagged = Source::Bytes { name: "tagged".to_owned(), bytes };
+    assert_eq!(read_at(&tagged, 16_000), read_at(&file("tone.mp3"), 16_000));
+}
