@@ -16,6 +16,7 @@ use qhx_core::text::{ChatTemplate, Message, RenderOptions};
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_cpu::{CpuBackend, CpuOptions};
 use qhx_forge::checkpoint::Checkpoint;
+use qhx_media::{AudioRules, ImageRules, Limits, Source, VideoRules};
 use qhx_plugins::lock::Lock;
 
 /// What reads one kind of file.
@@ -28,7 +29,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 10] = [
     Target { name: "manifest", read: manifest },
     Target { name: "onnx", read: onnx },
     Target { name: "safetensors", read: safetensors },
@@ -36,6 +37,9 @@ pub const TARGETS: [Target; 7] = [
     Target { name: "chat_template", read: chat_template },
     Target { name: "suite", read: suite },
     Target { name: "rows", read: rows },
+    Target { name: "picture", read: picture },
+    Target { name: "sound", read: sound },
+    Target { name: "video", read: video },
 ];
 
 /// Targets that go wrong when a file begins with `!`, each in its way: for the test of the runner.
@@ -126,6 +130,45 @@ pub fn suite(data: &[u8]) -> Result<()> {
 /// Texts to embed, as JSON lines.
 pub fn rows(data: &[u8]) -> Result<()> {
     qhx::fuzzing::rows(&write("rows.jsonl", data)?)
+}
+
+/// A picture of any format.
+pub fn picture(data: &[u8]) -> Result<()> {
+    let picture = qhx_media::picture(&source(data), &ImageRules::default(), &limits())?;
+    let expected = picture.width as usize * picture.height as usize * 3;
+    assert!(picture.rgb.len() == expected && expected > 0, "pixels are missing");
+    Ok(())
+}
+
+/// A sound of any format, which is resampled unless it has 24 kHz.
+pub fn sound(data: &[u8]) -> Result<()> {
+    let mut rules = AudioRules::default();
+    rules.rate = 24_000;
+    let sound = qhx_media::sound(&source(data), &rules, &limits())?;
+    let finite = sound.samples.iter().all(|sample| sample.is_finite());
+    assert!(finite && !sound.samples.is_empty(), "a sample is no number");
+    Ok(())
+}
+
+/// An animation of any format.
+pub fn video(data: &[u8]) -> Result<()> {
+    let (rules, images) = (VideoRules::default(), ImageRules::default());
+    let frames = qhx_media::video(&source(data), &rules, &images, &limits())?;
+    let size = frames.width as usize * frames.height as usize * 3;
+    let rising = frames.times.is_sorted();
+    assert!(rising && frames.rgb.len() == frames.times.len() * size, "frames are missing");
+    Ok(())
+}
+
+fn source(data: &[u8]) -> Source {
+    Source::Bytes { name: "bytes".to_owned(), bytes: data.to_vec() }
+}
+
+fn limits() -> Limits {
+    let mut limits = Limits::default();
+    (limits.pixels, limits.video_pixels) = (1 << 20, 1 << 20);
+    (limits.frames, limits.seconds) = (1000, 100);
+    limits
 }
 
 fn faulty(data: &[u8], fault: impl FnOnce()) -> Result<()> {
