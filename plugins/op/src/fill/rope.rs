@@ -308,11 +308,17 @@ impl Rope {
         let (pairs, turning) = (self.pairs(), self.turning());
         let (cos_low, cos_high) = self.cos.split_at_mut(pairs);
         let (sin_low, sin_high) = self.sin.split_at_mut(pairs);
-        for (i, (&frequency, &axis)) in self.inverse_frequencies.iter().zip(&self.axes).enumerate()
-        {
-            let (sin, cos) = (position[usize::from(axis)] as f32 * frequency).sin_cos();
-            cos_low[i] = cos;
-            sin_low[i] = sin;
+        let tables = cos_low.iter_mut().zip(sin_low.iter_mut()).zip(&self.inverse_frequencies);
+        let turn = |((cos, sin), &frequency): ((&mut f32, &mut f32), &f32), position: f32| {
+            (*sin, *cos) = (position * frequency).sin_cos();
+        };
+        // Converted once: a conversion for each pair costs as much as a few of the products.
+        let components = position.map(|component| component as f32);
+        if position == [position[0]; 3] {
+            tables.for_each(|pair| turn(pair, components[0]));
+        } else {
+            let axes = self.axes.iter().map(|&axis| components[usize::from(axis)]);
+            tables.zip(axes).for_each(|(pair, component)| turn(pair, component));
         }
         cos_high[..turning].copy_from_slice(&cos_low[..turning]);
         sin_high[..turning].copy_from_slice(&sin_low[..turning]);
