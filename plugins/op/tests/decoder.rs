@@ -3,13 +3,13 @@
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
-use qhx_op::decoder::{Chunk, Decoder, DecoderGraphs, Filler, LayerState, Pass};
+use qhx_op::decoder::{Chunk, Decoder, DecoderGraphs, Filler, LayerState, Pass, SoftRows};
 use qhx_op::fill::{CausalMask, FloatInput};
 use qhx_op::harness::{OpHarness, OpenOp, Step, graph, tensor};
 use qhx_op::state::StateCarrier;
 use qhx_op::{
     DType, ErrorCode, GraphInfo, Host, Modality, Op, OpDescription, Result, Segment, Task,
-    TensorInfo, schema,
+    TensorInfo, View, schema,
 };
 use serde_json::{Value, json};
 
@@ -60,6 +60,34 @@ impl Op for Toy {
     fn decoder_mut(&mut self) -> Option<&mut Decoder> {
         Some(&mut self.0)
     }
+
+    /// A picture becomes a soft token [r, g] for each pixel.
+    fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
+        if segments
+            .iter()
+            .all(|segment| matches!(segment, Segment::Tokens(_) | Segment::Audio { .. }))
+        {
+            return self.0.prefill(host, segments);
+        }
+        let (mut tokens, mut rows): (_, Vec<(_, Vec<f32>)>) = (Vec::new(), Vec::new());
+        for segment in segments {
+            match segment {
+                Segment::Tokens(text) => tokens.extend_from_slice(text),
+                Segment::Image { rgb, .. } => {
+                    let pixels = rgb.chunks_exact(3);
+                    rows.push((
+                        tokens.len(),
+                        pixels.flat_map(|p| [f32::from(p[0]), f32::from(p[1])]).collect(),
+                    ));
+                    tokens.resize(tokens.len() + rgb.len() / 3, 0);
+                }
+                _ => panic!("{segment:?}"),
+            }
+        }
+        let soft: Vec<_> =
+            rows.iter().map(|(first, values)| SoftRows { first: *first, values }).collect();
+        self.0.prefill_soft(host, &tokens, &soft)
+    }
 }
 
 const F32: DType = DType::F32;
@@ -87,7 +115,8 @@ fn run(step: &mut Step<'_>) -> Result<()> {
     if step.graph() == "head" {
         return step.set("logits", &[x[0], x[1], 7.0]);
     }
-    if let Ok(past) = step.input("past_k_0") {
+    let cached = step.input("past_k_0").ok();
+    if let Some(past) = &cached {
         let keys: Vec<_> = x.iter().step_by(2).copied().collect();
         step.set("new_k_0", &keys)?;
         let mask = step.input("cmask")?;
@@ -102,7 +131,9 @@ fn run(step: &mut Step<'_>) -> Result<()> {
         }
     }
     let logits: Vec<_> = x.chunks_exact(2).flat_map(|row| [row[0], row[1], place]).collect();
-    step.set("y", &x).or_else(|_| step.set("logits", &logits))
+    let given = step.set("y", &x).or_else(|_| step.set("logits", &logits));
+    // A graph that only fills a cache gives neither.
+    given.or_else(|error| cached.map(drop).ok_or(error))
 }
 
 const ROOM: usize = 9;
@@ -215,6 +246,68 @@ fn a_replaced_state_takes_in_full_chunks_only() {
     op.prefill(&[Segment::Tokens(&[1; 4])]).unwrap();
     assert_eq!(executions(&op, ["one", "four", "head"]), [3, 2, 2]);
     assert!(!op.info().can_truncate);
+}
+
+#[test]
+fn graphs_that_write_no_state_see_the_last_token_of_a_prompt_only() {
+    let params =
+        json!({"decode": ["one", "rest"], "prefill": ["four", "four_rest"], "lmhead": "head"});
+    let rest = |name: &str, rows: usize| {
+        graph(name, [tensor("x", F32, [rows, 2])], [tensor("y", F32, [rows, 2])])
+    };
+    let mut op = harness(params, json!({}))
+        .graph(cached("one", 1, "y", 2))
+        .graph(rest("rest", 1))
+        .graph(cached("four", 4, "y", 2))
+        .graph(rest("four_rest", 4))
+        .graph(head())
+        .open::<Toy>()
+        .unwrap();
+    let graphs = ["one", "rest", "four", "four_rest", "head"];
+    assert_eq!(op.prefill(&[Segment::Tokens(&[1, 1, 1, 1, 1, 2])]).unwrap(), [2.0, -2.0, 7.0]);
+    assert_eq!(executions(&op, graphs), [0, 0, 2, 1, 1]);
+    assert_eq!(op.decode(1).unwrap(), [1.0, -1.0, 7.0]);
+    assert_eq!(executions(&op, graphs), [1, 1, 2, 1, 2]);
+
+    // Graphs for prompts may end with the last state: they give no y.
+    let mut fill = cached("four", 4, "y", 2);
+    fill.outputs.retain(|tensor| tensor.name != "y");
+    let params = json!({"decode": ["one", "rest"], "prefill": "four", "lmhead": "head"});
+    let mut op = harness(params, json!({}))
+        .graph(cached("one", 1, "y", 2))
+        .graph(rest("rest", 1))
+        .graph(fill)
+        .graph(head())
+        .open::<Toy>()
+        .unwrap();
+    let graphs = ["one", "rest", "four", "head"];
+    assert_eq!(op.prefill(&[Segment::Tokens(&[1, 1, 1, 1, 1, 2])]).unwrap(), [2.0, -2.0, 7.0]);
+    assert_eq!(executions(&op, graphs), [2, 1, 1, 1]);
+    assert_eq!(op.bound("one", "past_k_0").unwrap()[..6], [1.0, 1.0, 1.0, 1.0, 1.0, 2.0]);
+}
+
+#[test]
+fn soft_tokens_stand_where_the_prompt_has_them_whatever_its_chunks() {
+    let pixels = [10, 11, 0, 20, 21, 0, 30, 31, 0, 40, 41, 0];
+    let picture = |count: usize| Segment::Image { rgb: &pixels[..3 * count], width: 1, height: 1 };
+    for prefill in [json!(["four", "two"]), json!([])] {
+        let mut params = json!({"decode": "one", "lmhead": "head"});
+        if prefill != json!([]) {
+            params["prefill"] = prefill;
+        }
+        let mut op = harness(params, json!({}))
+            .graph(cached("one", 1, "y", 2))
+            .graph(cached("two", 2, "y", 2))
+            .graph(cached("four", 4, "y", 2))
+            .graph(head())
+            .open::<Toy>()
+            .unwrap();
+        // The first picture goes over the border of two chunks.
+        let prompt = [Segment::Tokens(&[1, 2]), picture(4), Segment::Tokens(&[1]), picture(2)];
+        assert_eq!(op.prefill(&prompt).unwrap(), [20.0, 21.0, 7.0]);
+        let keys = op.bound("one", "past_k_0").unwrap();
+        assert_eq!(keys, [1.0, 2.0, 10.0, 20.0, 30.0, 40.0, 1.0, 10.0, 20.0]);
+    }
 }
 
 #[test]

@@ -26,6 +26,34 @@ pub struct Chunk<'a> {
     pub tokens: &'a [u32],
     /// Position of the first.
     pub position: usize,
+    /// Index of the first in the prompt that is being consumed; 0 for a token that is decoded.
+    pub index: usize,
+    /// Rows that stand in the prompt instead of those of its tokens, in order.
+    pub soft: &'a [SoftRows<'a>],
+}
+
+impl<'a> Chunk<'a> {
+    /// The soft rows of this step, `hidden` values each, with the row of the step that each one is.
+    pub fn soft_rows(self, hidden: usize) -> impl Iterator<Item = (usize, &'a [f32])> {
+        let steps = self.index..self.index + self.tokens.len();
+        self.soft.iter().flat_map(move |soft| {
+            let before = steps.start.saturating_sub(soft.first);
+            let rows = soft.values.chunks_exact(hidden.max(1)).enumerate().skip(before);
+            let (steps, first) = (steps.clone(), soft.first);
+            let places = rows.map(move |(row, values)| (first + row, values));
+            let here = places.take_while(move |(place, _)| *place < steps.end);
+            here.map(move |(place, values)| (place - self.index, values))
+        })
+    }
+}
+
+/// Hidden rows that stand in a prompt instead of those of its tokens: what a picture or a sound becomes.
+#[derive(Debug, Clone, Copy)]
+pub struct SoftRows<'a> {
+    /// Index in the prompt of the token that the first row stands for.
+    pub first: usize,
+    /// The rows, one behind the other.
+    pub values: &'a [f32],
 }
 
 /// Fills inputs of a decoder's graphs. Ropes, masks and the embedding are the kit's; an op may bring
@@ -59,7 +87,12 @@ impl Filler for EmbeddingRows {
     }
 
     fn fill(&mut self, host: &mut Host, chunk: Chunk<'_>) -> Result<()> {
-        self.embedding.fill(host, chunk.tokens, &self.inputs[chunk.pass])
+        let input = &self.inputs[chunk.pass];
+        self.embedding.fill(host, chunk.tokens, input)?;
+        let hidden = self.embedding.hidden();
+        chunk
+            .soft_rows(hidden)
+            .try_for_each(|(row, values)| input.write_at(host, row * hidden, values))
     }
 }
 

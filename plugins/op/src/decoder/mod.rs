@@ -28,7 +28,7 @@ use std::time::Instant;
 
 pub use graphs::{DecoderGraphs, LayerState};
 pub use head::{Head, HiddenRows};
-pub use inputs::{Chunk, Filler, Pass};
+pub use inputs::{Chunk, Filler, Pass, SoftRows};
 
 use crate::fill::{CausalMask, Embedding, Rope};
 use crate::state::StateCarrier;
@@ -78,7 +78,7 @@ impl DecoderBuilder {
             Some(embedding) => embedding,
             None => graphs.embedding(host)?,
         };
-        let input_vocab = embedding.vocab();
+        let (input_vocab, hidden) = (embedding.vocab(), embedding.hidden());
         fillers.insert(0, Box::new(EmbeddingRows::of(embedding)));
         let max_ctx = max_ctx(host, state.capacity())?;
         let replaces = state.roles().any(|role| state.has_state(role));
@@ -92,12 +92,21 @@ impl DecoderBuilder {
                 filler.bind(host, Pass { index, graphs: &shards, rows })?;
             }
             let tail = Tail::bind(host, shards[shards.len() - 1], rows)?;
-            passes.push(Shards { graphs: shards, rows, tail, only_full: replaces && rows > 1 });
+            let writes = shards.iter().rposition(|&graph| state.writes(index, graph));
+            let fills = writes.map_or(shards.len(), |last| last + 1);
+            let only_full = replaces && rows > 1;
+            passes.push(Shards { graphs: shards, rows, fills, tail, source: None, only_full });
         }
         let head = match graphs.head {
             Some(graph) => {
-                let rows = |pass: &Shards| pass.tail.hidden(host, pass.rows, graph);
-                let sources = passes.iter().map(rows).collect::<Result<_>>()?;
+                let mut sources = Vec::new();
+                for (index, pass) in passes.iter_mut().enumerate() {
+                    // Graphs for prompts may end where the last state is written.
+                    if index == STEP || !matches!(pass.tail, Tail::None) {
+                        pass.source = Some(sources.len());
+                        sources.push(pass.tail.hidden(host, pass.rows, graph)?);
+                    }
+                }
                 Some(Head::open(host, graph, sources)?)
             }
             None => None,
@@ -118,6 +127,7 @@ impl DecoderBuilder {
             state,
             vocab,
             input_vocab,
+            hidden,
             max_ctx,
             chunk: Vec::with_capacity(widest),
             fill_span: host.span("fill"),
@@ -156,7 +166,11 @@ fn vocab(host: &Host, passes: &[Shards], head: Option<&Head>) -> Result<usize> {
 struct Shards {
     graphs: Vec<GraphId>,
     rows: usize,
+    /// Graphs up to the last that writes state: all that a token needs whose logits nobody wants.
+    fills: usize,
     tail: Tail,
+    /// Number of its rows among those that the head reads.
+    source: Option<usize>,
     /// A state that is replaced as a whole would take in the rows after the last token, too.
     only_full: bool,
 }
@@ -176,6 +190,8 @@ pub struct Decoder {
     state: StateCarrier,
     vocab: usize,
     input_vocab: usize,
+    /// Values of a row of `x`.
+    hidden: usize,
     max_ctx: usize,
     /// Tokens of the chunk under way; holds as many as the widest pass takes.
     chunk: Vec<u32>,
@@ -216,8 +232,46 @@ impl Decoder {
     /// consumed before a failure stays.
     pub fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
         let total = count_tokens(self.op, segments)?;
+        self.consume(host, total, tokens(segments), &[])
+    }
+
+    /// Consumes a prompt in which `soft` rows stand instead of those of some tokens; answers with the logits of the
+    /// last token. What was consumed before a failure stays.
+    ///
+    /// Errors when rows are not as wide as `x`, or stand beyond the prompt.
+    pub fn prefill_soft(
+        &mut self,
+        host: &mut Host,
+        prompt: &[u32],
+        soft: &[SoftRows<'_>],
+    ) -> Result<View> {
+        for SoftRows { first, values } in soft {
+            let rows = values.len() / self.hidden.max(1);
+            let fits = first.checked_add(rows).is_some_and(|end| end <= prompt.len());
+            if !fits || rows * self.hidden != values.len() {
+                return Err(Error::prompt(format!(
+                    "{} values of soft tokens from token {first} on, expected rows of {} for some of the {} tokens",
+                    values.len(),
+                    self.hidden,
+                    prompt.len()
+                )));
+            }
+        }
+        if prompt.is_empty() {
+            return Err(Error::prompt("the prompt has no tokens"));
+        }
+        self.consume(host, prompt.len(), prompt.iter().copied(), soft)
+    }
+
+    /// Consumes `total` tokens of `prompt`.
+    fn consume(
+        &mut self,
+        host: &mut Host,
+        total: usize,
+        mut prompt: impl Iterator<Item = u32>,
+        soft: &[SoftRows<'_>],
+    ) -> Result<View> {
         check_room(self.state.position(), total, self.max_ctx)?;
-        let mut prompt = tokens(segments);
         let mut done = 0;
         loop {
             let mut left = total - done;
@@ -230,8 +284,8 @@ impl Decoder {
             let count = left.min(self.passes[pass].rows);
             self.chunk.clear();
             self.chunk.extend(prompt.by_ref().take(count));
+            let view = self.step(host, pass, done, soft, done + count == total)?;
             done += count;
-            let view = self.step(host, pass, done == total)?;
             host.progress(done, total);
             if done == total {
                 return last(view);
@@ -244,23 +298,33 @@ impl Decoder {
         check_room(self.state.position(), 1, self.max_ctx)?;
         self.chunk.clear();
         self.chunk.push(token);
-        last(self.step(host, STEP, true)?)
+        last(self.step(host, STEP, 0, &[], true)?)
     }
 
-    /// Runs `self.chunk` through a pass and commits the state last, so that a failure leaves it as
-    /// it was. With `logits`, answers with those of the last token.
-    fn step(&mut self, host: &mut Host, pass: usize, logits: bool) -> Result<Option<View>> {
+    /// Runs `self.chunk`, which begins with the token `index` of the prompt, through a pass and commits the state
+    /// last, so that a failure leaves it as it was. With `logits`, answers with those of the last token; without,
+    /// graphs that write no state are left out.
+    fn step(
+        &mut self,
+        host: &mut Host,
+        pass: usize,
+        index: usize,
+        soft: &[SoftRows<'_>],
+        logits: bool,
+    ) -> Result<Option<View>> {
         let start = Instant::now();
-        let Shards { graphs, tail, .. } = &self.passes[pass];
-        let chunk = Chunk { pass, tokens: &self.chunk, position: self.state.position() };
+        let Shards { graphs, fills, tail, source, .. } = &self.passes[pass];
+        let position = self.state.position();
+        let chunk = Chunk { pass, tokens: &self.chunk, position, index, soft };
         self.fillers.iter_mut().try_for_each(|filler| filler.fill(host, chunk))?;
         host.end(self.fill_span, start);
+        let graphs = if logits { graphs.as_slice() } else { &graphs[..*fills] };
         graphs.iter().try_for_each(|&graph| host.execute(graph))?;
         let row = self.chunk.len() - 1;
-        let view = match &mut self.head {
+        let view = match (&mut self.head, *source) {
             _ if !logits => None,
-            Some(head) => Some(head.run(host, pass, row)?),
-            None => tail.logits(row),
+            (Some(head), Some(source)) => Some(head.run(host, source, row)?),
+            _ => tail.logits(row),
         };
         let start = Instant::now();
         self.state.commit(host, pass, self.chunk.len())?;
@@ -284,7 +348,8 @@ impl Decoder {
     }
 
     fn gives_logits(&self, pass: usize) -> bool {
-        self.head.is_some() || self.passes[pass].tail.logits(0).is_some()
+        let Shards { tail, source, .. } = &self.passes[pass];
+        source.is_some() || tail.logits(0).is_some()
     }
 }
 

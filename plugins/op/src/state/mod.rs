@@ -123,6 +123,13 @@ impl StateCarrier {
         )))
     }
 
+    /// True when a step of `group` takes a cache's new rows or a replaced state from `graph`.
+    pub fn writes(&self, group: usize, graph: GraphId) -> bool {
+        let Wiring { appends, swaps, .. } = &self.wiring;
+        appends.iter().any(|a| (a.group, a.graph) == (group, graph))
+            || swaps.iter().any(|s| (s.group, s.graph) == (group, graph))
+    }
+
     /// True when a cache has this role.
     pub fn has_cache(&self, role: &str) -> bool {
         self.wiring.cache(role).is_some()
