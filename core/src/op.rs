@@ -55,6 +55,21 @@ impl Logits<'_> {
             Self::F32(values) => values.to_vec(),
         }
     }
+
+    /// The scores, in single precision: `c · tanh(logits / c)` for a [`HostOp::softcap`] of c (Gemma 2,
+    /// arXiv 2408.00118), else the logits.
+    pub fn capped(&self, softcap: Option<f32>) -> Vec<f32> {
+        let mut values = self.to_f32();
+        cap(&mut values, softcap);
+        values
+    }
+}
+
+/// Makes scores of logits, see [`Logits::capped`].
+pub(crate) fn cap(values: &mut [f32], softcap: Option<f32>) {
+    if let Some(cap) = softcap {
+        values.iter_mut().for_each(|value| *value = cap * (*value / cap).tanh());
+    }
 }
 
 /// Time that an op spent in one of its own named parts.
@@ -80,6 +95,12 @@ pub trait HostOp: Send {
     /// embedding table. Logits beyond belong to no token.
     fn input_vocab(&self) -> usize {
         0
+    }
+
+    /// c, where the scores of tokens are `c · tanh(logits / c)`, see [`Logits::capped`]; positive and
+    /// finite.
+    fn softcap(&self) -> Option<f32> {
+        None
     }
 
     /// Tokens that stand for pictures, sounds and videos: no text becomes one.

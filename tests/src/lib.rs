@@ -3,6 +3,8 @@
 #![expect(clippy::panic, reason = "a test helper that fails says so by panicking")]
 
 #[cfg(feature = "builtin-ops")]
+use qhx_ops_gemma4 as _;
+#[cfg(feature = "builtin-ops")]
 use qhx_ops_llama as _;
 #[cfg(feature = "builtin-ops")]
 use qhx_ops_phimoe as _;

@@ -193,7 +193,12 @@ pub fn plugins() -> Plugins {
     let mut options = PluginOptions { only_named: true, ..PluginOptions::default() };
     if !cfg!(feature = "builtin-ops") {
         static FILES: OnceLock<Vec<PathBuf>> = OnceLock::new();
-        let packages = ["qhx-ops-qwen35-plugin", "qhx-ops-llama-plugin", "qhx-ops-phimoe-plugin"];
+        let packages = [
+            "qhx-ops-gemma4-plugin",
+            "qhx-ops-llama-plugin",
+            "qhx-ops-phimoe-plugin",
+            "qhx-ops-qwen35-plugin",
+        ];
         let files = FILES.get_or_init(|| packages.map(plugin_files::build).to_vec());
         options.files.extend_from_slice(files);
     }

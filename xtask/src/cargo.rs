@@ -8,8 +8,12 @@ use std::process::{Command, Stdio};
 pub(crate) type Result<T> = std::result::Result<T, String>;
 
 /// Crates of dynamic plugins that belong beside the program.
-pub(crate) const PLUGINS: [&str; 3] =
-    ["qhx-ops-llama-plugin", "qhx-ops-phimoe-plugin", "qhx-ops-qwen35-plugin"];
+pub(crate) const PLUGINS: [&str; 4] = [
+    "qhx-ops-gemma4-plugin",
+    "qhx-ops-llama-plugin",
+    "qhx-ops-phimoe-plugin",
+    "qhx-ops-qwen35-plugin",
+];
 
 /// A cargo command in the workspace.
 pub(crate) fn cargo(arguments: &[&str]) -> Command {

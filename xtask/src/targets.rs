@@ -9,11 +9,13 @@ const TARGETS: [&str; 3] =
     ["aarch64-linux-android", "aarch64-unknown-linux-gnu", "aarch64-pc-windows-msvc"];
 
 /// What runs on them.
-const PACKAGES: [&str; 11] = [
+const PACKAGES: [&str; 13] = [
     "qhx-core",
     "qhx-op",
     "qhx-plugins",
     "qhx-cpu",
+    "qhx-ops-gemma4",
+    "qhx-ops-gemma4-plugin",
     "qhx-ops-llama",
     "qhx-ops-llama-plugin",
     "qhx-ops-phimoe",

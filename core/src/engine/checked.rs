@@ -129,6 +129,10 @@ impl HostOp for Checked {
         self.op.input_vocab()
     }
 
+    fn softcap(&self) -> Option<f32> {
+        self.op.softcap()
+    }
+
     fn placeholders(&self) -> &[u32] {
         self.op.placeholders()
     }

@@ -82,7 +82,8 @@ impl Model {
         self.check_length(&prompt)?;
         let allowed = self.allowed(&request.stop_ids)?;
         let vocab = self.op.info().vocab;
-        let mut sampler = Sampler::restricted(request.sampling.clone(), vocab, allowed)?;
+        let mut sampler = Sampler::restricted(request.sampling.clone(), vocab, allowed)?
+            .softcapped(self.op.softcap());
         let tokens = &prompt.sequence.tokens;
         sampler.accept_prompt(tokens);
         let room = self.op.info().max_ctx.saturating_sub(tokens.len());
@@ -327,8 +328,8 @@ impl Model {
             done = end;
         }
         if let Some(dump) = &self.dump {
-            let logits = self.op.logits()?;
-            dump.write("logits", &[logits.len()], &logits.to_f32())?;
+            let logits = self.op.logits()?.capped(self.op.softcap());
+            dump.write("logits", &[logits.len()], &logits)?;
         }
         Ok(())
     }

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use half::slice::HalfFloatSliceExt as _;
 
-use crate::op::Logits;
+use crate::op::{Logits, cap};
 use crate::{Error, ErrorKind, Result};
 
 pub use allowed::AllowedTokens;
@@ -57,6 +57,7 @@ pub struct Sampler {
     params: SamplingParams,
     vocab: usize,
     allowed: Arc<AllowedTokens>,
+    softcap: Option<f32>,
     seed: u64,
     rng: Rng,
     history: History,
@@ -101,8 +102,15 @@ impl Sampler {
             params,
             vocab,
             allowed,
+            softcap: None,
             seed,
         })
+    }
+
+    /// The same for an op with a [`crate::op::HostOp::softcap`]. It comes before penalties and all else.
+    #[must_use]
+    pub fn softcapped(self, softcap: Option<f32>) -> Self {
+        Self { softcap, ..self }
     }
 
     /// The options.
@@ -150,6 +158,7 @@ impl Sampler {
             Logits::F16(values) => values[..end].convert_to_f32_slice(&mut self.scores),
             Logits::F32(values) => self.scores.copy_from_slice(&values[..end]),
         }
+        cap(&mut self.scores, self.softcap);
         for gap in self.allowed.gaps() {
             self.scores[gap].fill(f32::NEG_INFINITY);
         }

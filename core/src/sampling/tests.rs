@@ -4,6 +4,35 @@ use half::f16;
 
 use super::*;
 
+/// Beyond the cap all logits are nearly the same score, so that any of them may be drawn; the most likely stays the
+/// most likely, and a penalty that would mean little among the logits counts among the scores.
+#[test]
+fn a_softcap_flattens_what_is_drawn_and_keeps_the_most_likely() {
+    let logits = [0.0, 400.0, 300.0, 200.0];
+    let sampler = |temperature, repetition_penalty, cap| {
+        let params = SamplingParams {
+            temperature,
+            repetition_penalty,
+            seed: Some(3),
+            ..SamplingParams::default()
+        };
+        Sampler::new(params, logits.len()).unwrap().softcapped(cap)
+    };
+    let mut drawn = [0; 4];
+    let mut capped = sampler(1.0, 1.0, Some(30.0));
+    for _ in 0..300 {
+        drawn[capped.sample(Logits::F32(&logits)).unwrap() as usize] += 1;
+    }
+    assert!(drawn[0] == 0 && drawn[1..].iter().all(|&n| n > 60), "{drawn:?}");
+    let mut plain = sampler(1.0, 1.0, None);
+    assert!((0..50).all(|_| plain.sample(Logits::F32(&logits)).unwrap() == 1));
+    for (penalty, cap, expected) in [(1.0, Some(30.0), 1), (1.1, Some(30.0), 2), (1.1, None, 1)] {
+        let mut greedy = sampler(0.0, penalty, cap);
+        greedy.accept(1);
+        assert_eq!(greedy.sample(Logits::F32(&logits)).unwrap(), expected, "{penalty} {cap:?}");
+    }
+}
+
 /// Probabilities after every step of `transformers`, by full sorts in `f64`.
 fn reference(params: &SamplingParams, logits: &[f32], prompt: &[u32], answer: &[u32]) -> Vec<f64> {
     let mut scores: Vec<f64> = logits.iter().map(|&v| f64::from(v)).collect();

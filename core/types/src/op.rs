@@ -159,6 +159,9 @@ pub struct OpenInfo {
     /// Tokens that stand for pictures, sounds and videos: no text becomes one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub placeholders: Vec<u32>,
+    /// c, where scores are `c · tanh(logits / c)` (Gemma 2, arXiv 2408.00118); none where they are the logits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub softcap: Option<f32>,
     /// How files become what the op is given.
     #[serde(skip_serializing_if = "is_default")]
     pub media: MediaRules,
@@ -180,6 +183,9 @@ mod tests {
         assert_eq!((open.info.vocab, open.info.can_truncate, open.input_vocab), (7, true, 0));
         let text = serde_json::to_string(&OpenInfo { input_vocab: 6, ..open }).unwrap();
         assert_eq!(text, first.replace('}', r#","input_vocab":6}"#));
+        let capped = OpenInfo { softcap: Some(30.0), ..OpenInfo::default() };
+        let text = serde_json::to_string(&capped).unwrap();
+        assert_eq!(serde_json::from_str::<OpenInfo>(&text).unwrap(), capped);
         let later: OpenInfo = serde_json::from_str(r#"{"vocab":7,"beams":4}"#).unwrap();
         assert_eq!(later.info, OpInfo { vocab: 7, ..OpInfo::default() });
     }

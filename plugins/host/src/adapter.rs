@@ -197,6 +197,10 @@ impl HostOp for PluginOp {
         self.info.input_vocab
     }
 
+    fn softcap(&self) -> Option<f32> {
+        self.info.softcap.filter(|cap| cap.is_finite() && *cap > 0.0)
+    }
+
     fn placeholders(&self) -> &[u32] {
         &self.info.placeholders
     }

@@ -207,6 +207,7 @@ unsafe extern "C" fn info<O: Op>(data: *mut c_void) -> RString {
                 info: i.op.info(),
                 input_vocab: i.op.input_vocab(),
                 placeholders: i.op.placeholders(),
+                softcap: i.op.softcap(),
                 media: i.op.media_rules(),
             };
             Ok(serde_json::to_string(&info).unwrap_or_default().into())

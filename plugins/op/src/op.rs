@@ -76,6 +76,12 @@ pub trait Op: Sized + Send + 'static {
         Err(Error::unsupported(&format!("{found} in a prompt")))
     }
 
+    /// c, where the scores of tokens are `c · tanh(logits / c)` (Gemma 2, arXiv 2408.00118): the host
+    /// applies it where it draws a token. The most likely token is the same without.
+    fn softcap(&self) -> Option<f32> {
+        None
+    }
+
     /// Forgets everything: position 0.
     fn reset(&mut self, host: &mut Host) -> Result<()> {
         if let Some(state) = self.state_mut() {

@@ -91,6 +91,12 @@ impl Embedding {
         Ok(self)
     }
 
+    /// The mapped file with its element type, f16 or f32, for arithmetic that reads all of it. The scale is not
+    /// applied.
+    pub fn table(&self) -> (BufferId, DType) {
+        (self.table, self.dtype)
+    }
+
     /// Number of rows.
     pub fn vocab(&self) -> usize {
         self.vocab

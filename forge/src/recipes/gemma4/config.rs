@@ -1,0 +1,314 @@
+//! The keys of `config.json` that shape the decoder, checked. Both spellings are read: that of published
+//! checkpoints (`global_head_dim`), and the one that `transformers` 5 writes (`per_layer_config`).
+
+use std::ops::Range;
+
+use qhx_core::Result;
+use serde_json::{Value, json};
+
+use crate::checkpoint::Checkpoint;
+use crate::kit::{Heads, Reader};
+
+/// Sizes and constants of a decoder; where a key is absent, those of `Gemma4TextConfig`.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Config {
+    pub hidden: usize,
+    pub vocab: usize,
+    /// Width of the MLP of layers with keys of their own.
+    pub intermediate: usize,
+    /// The MLP of layers without keys of their own is twice as wide.
+    pub double_wide: bool,
+    /// For each layer whether it slides over the last positions; the others see all of them.
+    pub sliding: Vec<bool>,
+    /// Positions that a sliding layer sees, the current one included.
+    pub window: usize,
+    /// Layers at the end that read the keys and values of a donor.
+    pub shared: usize,
+    /// Heads of full and of sliding layers.
+    pub heads: [Heads; 2],
+    /// Ropes of full and of sliding layers.
+    pub ropes: [Rope; 2],
+    /// Values of a per-layer input.
+    pub ple: usize,
+    /// Row of the per-layer table that stands at positions of pictures and sounds.
+    pub pad: usize,
+    /// c in `c · tanh(logits / c)`.
+    pub softcap: Option<f64>,
+    pub eps: f32,
+    pub tied: bool,
+    pub max_positions: usize,
+}
+
+/// Rotary embedding of one kind of layers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Rope {
+    pub theta: f64,
+    /// Share of the pairs that turn, where not all do (`proportional`).
+    pub share: Option<f64>,
+}
+
+impl Config {
+    pub fn read(checkpoint: &Checkpoint) -> Result<Self> {
+        let reader = Reader::new(checkpoint);
+        refuse_variants(&reader)?;
+        reader.only("hidden_activation", &json!("gelu_pytorch_tanh"))?;
+        reader.only("attention_bias", &json!(false))?;
+        let layers = match reader.get("num_hidden_layers") {
+            Some(_) => reader.layers()?,
+            None => 30,
+        };
+        let sliding = sliding(&reader, layers)?;
+        let shared = shared(&reader, &sliding)?;
+        let heads = heads(&reader, &sliding)?;
+        let vocab = reader.size_or("vocab_size", 262_144)?;
+        reader.only("vocab_size_per_layer_input", &json!(vocab))?;
+        let pad = reader.get("pad_token_id").map_or(Some(0), Value::as_u64);
+        let pad = pad.and_then(|id| usize::try_from(id).ok()).filter(|id| *id < vocab);
+        Ok(Self {
+            hidden: reader.size_or("hidden_size", 2304)?,
+            vocab,
+            intermediate: reader.size_or("intermediate_size", 9216)?,
+            double_wide: reader.flag("use_double_wide_mlp")?,
+            window: reader.size_or("sliding_window", 512)?,
+            shared,
+            heads,
+            ropes: [
+                rope(&reader, "full_attention", 1e6, Some(0.25))?,
+                rope(&reader, "sliding_attention", 1e4, None)?,
+            ],
+            ple: reader.size_or("hidden_size_per_layer_input", 256)?,
+            pad: pad.ok_or_else(|| {
+                reader.fault(format!("pad_token_id is no token, expected 0 to {}", vocab - 1))
+            })?,
+            softcap: reader.positive(&["final_logit_softcapping"])?,
+            eps: reader.epsilon(&["rms_norm_eps"], 1e-6)?,
+            tied: reader.tied(true),
+            max_positions: reader.size_or("max_position_embeddings", 131_072)?,
+            sliding,
+        })
+    }
+
+    /// Number of layers.
+    pub fn layers(&self) -> usize {
+        self.sliding.len()
+    }
+
+    /// The first layer that reads a donor's keys and values; the number of layers where none does.
+    pub fn first_shared(&self) -> usize {
+        self.layers() - self.shared
+    }
+
+    /// The layer whose keys and values `layer` reads, itself where it has its own: the last of the same kind before
+    /// [`Config::first_shared`] (`Gemma4TextConfig.kv_sharing_modes`).
+    pub fn donor(&self, layer: usize) -> usize {
+        let kind = self.sliding.get(layer);
+        let before = 0..self.first_shared().min(layer + 1);
+        before.rev().find(|donor| self.sliding.get(*donor) == kind).unwrap_or(layer)
+    }
+
+    /// Width of a layer's MLP.
+    pub fn mlp_width(&self, layer: usize) -> usize {
+        let wide = self.double_wide && layer >= self.first_shared();
+        if wide { 2 * self.intermediate } else { self.intermediate }
+    }
+
+    /// The layers of each of `count` parts. Layers that read a donor's keys are in parts of their own, since prompts
+    /// skip them; 3 parts of E4B's 42 layers are the published `[0, 12)`, `[12, 24)` and `[24, 42)`.
+    pub fn parts(&self, count: usize) -> Vec<Range<usize>> {
+        let (layers, own) = (self.layers(), self.first_shared());
+        let even = |from: usize, to: usize, parts: usize| {
+            let cut = move |part: usize| from + part * (to - from) / parts;
+            (0..parts).map(move |part| cut(part)..cut(part + 1))
+        };
+        if count < 2 || self.shared == 0 {
+            return even(0, layers, count.max(1)).collect();
+        }
+        // Rounded to the next number; at least one part each, and no more than there are layers.
+        let rounded = (2 * count * self.shared + layers) / (2 * layers);
+        let behind = rounded.clamp(count.saturating_sub(own).max(1), (count - 1).min(self.shared));
+        even(0, own, count - behind).chain(even(own, layers, behind)).collect()
+    }
+}
+
+/// Errors for what the larger models of the family have.
+fn refuse_variants(reader: &Reader<'_>) -> Result<()> {
+    let larger = |key: &str, is: &str| {
+        Err(reader.fault(format!(
+            "{key}: {is}, as in the 26B and 31B models; there is a recipe for E2B and E4B only"
+        )))
+    };
+    if reader.flag("enable_moe_block")? {
+        return larger("enable_moe_block", "experts");
+    }
+    if reader.flag("attention_k_eq_v")? {
+        return larger("attention_k_eq_v", "keys that are values, too");
+    }
+    if reader.get("use_bidirectional_attention").is_some() {
+        return larger("use_bidirectional_attention", "attention in both directions");
+    }
+    if reader.get("hidden_size_per_layer_input").is_some_and(|width| width == 0) {
+        return larger("hidden_size_per_layer_input", "no per-layer inputs");
+    }
+    Ok(())
+}
+
+/// `layer_types`, or else all layers but each sixth slide. The last is always full.
+fn sliding(reader: &Reader<'_>, layers: usize) -> Result<Vec<bool>> {
+    let names = [("sliding_attention", true), ("full_attention", false)];
+    let mut kinds = match reader.kinds("layer_types", layers, &names)? {
+        Some(kinds) => kinds,
+        None => (1..=layers).map(|layer| !layer.is_multiple_of(6)).collect(),
+    };
+    if let Some(last) = kinds.last_mut() {
+        *last = false;
+    }
+    Ok(kinds)
+}
+
+fn shared(reader: &Reader<'_>, sliding: &[bool]) -> Result<usize> {
+    let value = reader.get("num_kv_shared_layers");
+    let shared = value.map_or(Some(0), Value::as_u64).and_then(|n| usize::try_from(n).ok());
+    let own = shared.and_then(|shared| sliding.len().checked_sub(shared)).filter(|own| *own > 0);
+    let (Some(shared), Some(own)) = (shared, own) else {
+        return Err(reader.fault(format!(
+            "num_kv_shared_layers is {}, expected fewer than the {} layers",
+            value.unwrap_or(&Value::Null),
+            sliding.len()
+        )));
+    };
+    let (before, behind) = sliding.split_at(own);
+    match behind.iter().find(|kind| !before.contains(kind)) {
+        None => Ok(shared),
+        Some(kind) => Err(reader.fault(format!(
+            "num_kv_shared_layers is {shared}, but none of the {own} layers before them is a {} layer, whose keys \
+             and values the others would read",
+            if *kind { "sliding_attention" } else { "full_attention" }
+        ))),
+    }
+}
+
+/// Heads of full and of sliding layers.
+fn heads(reader: &Reader<'_>, sliding: &[bool]) -> Result<[Heads; 2]> {
+    let common = match reader.get("num_attention_heads") {
+        Some(_) => reader.heads(reader.size_or("hidden_size", 2304)?, Some(4), Some(256))?,
+        None => Heads { query: 8, groups: 4, dim: 256 },
+    };
+    let full = Heads { dim: reader.size_or("global_head_dim", 512)?, ..common };
+    let each = match reader.get("per_layer_config") {
+        None => return checked(reader, [full, common]),
+        Some(Value::Object(each)) => each,
+        Some(other) => return Err(reader.bad("per_layer_config", other, "an object")),
+    };
+    let mut found: [Option<Heads>; 2] = [None; 2];
+    for (layer, slides) in sliding.iter().enumerate() {
+        // Keys are numbers of layers, with zeros in front where there are ten or more.
+        let own = each.iter().find(|(key, _)| key.parse() == Ok(layer));
+        let mut heads = common;
+        for (name, target) in
+            [("head_dim", &mut heads.dim), ("num_key_value_heads", &mut heads.groups)]
+        {
+            let Some((key, _)) = own.filter(|(_, own)| own.get(name).is_some()) else { continue };
+            *target = reader.size_or(&format!("per_layer_config.{key}.{name}"), *target)?;
+        }
+        let kind = &mut found[usize::from(*slides)];
+        if kind.is_some_and(|kind| kind != heads) {
+            return Err(reader.fault(format!(
+                "per_layer_config: layer {layer} has other heads than the layers of its kind before it; expected the \
+                 same for all full and for all sliding layers"
+            )));
+        }
+        *kind = Some(heads);
+    }
+    checked(reader, found.map(|heads| heads.unwrap_or(common)))
+}
+
+fn checked(reader: &Reader<'_>, heads: [Heads; 2]) -> Result<[Heads; 2]> {
+    for Heads { query, groups, dim } in heads {
+        if !query.is_multiple_of(groups) || dim < 2 || !dim.is_multiple_of(2) {
+            return Err(reader.fault(format!(
+                "{query} heads of {dim} values over {groups} of keys, expected a multiple and an even width"
+            )));
+        }
+    }
+    Ok(heads)
+}
+
+fn rope(reader: &Reader<'_>, kind: &str, theta: f64, share: Option<f64>) -> Result<Rope> {
+    let at = |key: &str| format!("rope_parameters.{kind}.{key}");
+    let theta = reader.positive(&[&at("rope_theta")])?.unwrap_or(theta);
+    let says = reader.get(&format!("rope_parameters.{kind}")).is_some();
+    let share = match reader.get(&at("rope_type")).and_then(Value::as_str) {
+        None if !says => share,
+        None | Some("default") => None,
+        Some("proportional") => {
+            Some(reader.positive(&[&at("partial_rotary_factor")])?.unwrap_or(1.0))
+        }
+        Some(other) => {
+            return Err(reader.bad(
+                &at("rope_type"),
+                &json!(other),
+                "\"default\" or \"proportional\"",
+            ));
+        }
+    };
+    if share.is_some_and(|share| share > 1.0) {
+        return Err(reader.fault(format!("{} is above 1", at("partial_rotary_factor"))));
+    }
+    reader.only(&at("factor"), &json!(1.0))?;
+    Ok(Rope { theta, share })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A configuration of so many layers, each `full`-th of which is full.
+    fn config(layers: usize, full: usize, shared: usize) -> Config {
+        let heads = Heads { query: 8, groups: 2, dim: 256 };
+        let rope = Rope { theta: 1e4, share: None };
+        Config {
+            hidden: 64,
+            vocab: 100,
+            intermediate: 128,
+            double_wide: true,
+            sliding: (1..=layers).map(|layer| !layer.is_multiple_of(full)).collect(),
+            window: 512,
+            shared,
+            heads: [heads; 2],
+            ropes: [rope; 2],
+            ple: 16,
+            pad: 0,
+            softcap: None,
+            eps: 1e-6,
+            tied: true,
+            max_positions: 512,
+        }
+    }
+
+    #[test]
+    fn parts_and_donors_are_those_of_the_published_bundle() {
+        let e4b = config(42, 6, 18);
+        assert_eq!(e4b.parts(3), [0..12, 12..24, 24..42]);
+        assert_eq!((e4b.donor(24), e4b.donor(29), e4b.donor(40)), (22, 23, 22));
+        assert_eq!((e4b.donor(5), e4b.donor(22)), (5, 22));
+        assert_eq!((e4b.mlp_width(23), e4b.mlp_width(24)), (128, 256));
+        let e2b = config(35, 5, 20);
+        assert_eq!((e2b.donor(15), e2b.donor(19)), (13, 14));
+    }
+
+    #[test]
+    fn any_number_of_parts_covers_all_layers_and_cuts_before_those_that_share() {
+        for (layers, shared) in [(42, 18), (35, 20), (9, 4), (7, 1), (6, 5), (5, 0)] {
+            let config = config(layers, 2, shared);
+            for count in 1..=layers {
+                let parts = config.parts(count);
+                assert_eq!(parts.len(), count, "{layers} {shared}");
+                assert!(parts.iter().all(|part| !part.is_empty()), "{parts:?}");
+                assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start), "{parts:?}");
+                assert_eq!((parts[0].start, parts[count - 1].end), (0, layers));
+                let cut = parts.iter().any(|part| part.end == config.first_shared());
+                assert!(cut || count == 1, "{parts:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! The graphs of the decoder.
+//!
+//! Arithmetic: `transformers`, `models/gemma4/modeling_gemma4.py`, `Gemma4TextDecoderLayer`.
+
+use std::ops::Range;
+
+use qhx_core::{Error, ErrorKind, Result};
+
+use super::config::Config;
+use crate::builder::GraphBuilder;
+use crate::graph::{Elem, Graph, TensorId};
+use crate::kit::{Attend, AttendInputs, Heads, Layers, mix, rope, rotate};
+
+/// Makes the graphs of the decoder.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Model<'a> {
+    pub parts: Layers<'a>,
+    pub config: &'a Config,
+    /// Rows of the caches of full and of sliding layers.
+    pub capacities: [usize; 2],
+    /// The products of an MLP are smaller by 2 to this power before they are added up.
+    pub down_shift: i32,
+}
+
+/// Keys and values that the layers of a graph read: the cache, and the rows of the graph's own tokens.
+#[derive(Debug, Clone, Copy)]
+struct Shared {
+    layer: usize,
+    past: Option<(TensorId, TensorId)>,
+    /// `[rows, groups, dim]`
+    k: TensorId,
+    v: TensorId,
+}
+
+/// What the layers of a graph have in common.
+struct Inputs {
+    /// `[rows, layers of the graph · ple]`
+    ple: Option<TensorId>,
+    /// First layer of the graph.
+    first: usize,
+    /// Rotary tables of full and of sliding layers, where the graph has such.
+    tables: [Option<[TensorId; 2]>; 2],
+    /// All that attention of such layers takes.
+    attend: [Option<Attend>; 2],
+    shared: Vec<Shared>,
+}
+
+impl Model<'_> {
+    /// `rows` tokens through the layers of `range`, over caches.
+    ///
+    /// A graph for prompts, of several rows, only fills caches: it ends with the keys and values of the last layer that
+    /// has some, and gives no `y` there. Layers after that are not in such a graph.
+    pub fn graph(&self, name: &str, range: Range<usize>, rows: usize) -> Result<Graph> {
+        let config = self.config;
+        let fills = rows > 1 && config.shared > 0;
+        let range = if fills { range.start..range.end.min(config.first_shared()) } else { range };
+        // Of the last layer with a cache such a graph needs keys and values alone.
+        let ends = fills && range.end == config.first_shared();
+        let attending = range.start..range.end - usize::from(ends);
+        let mut b = GraphBuilder::new(name);
+        let mut x = b.input("x", Elem::Activation, &[rows, config.hidden])?;
+        let mut inputs = Inputs {
+            ple: None,
+            first: range.start,
+            tables: [None; 2],
+            attend: [None; 2],
+            shared: Vec::new(),
+        };
+        if !attending.is_empty() {
+            let width = attending.len() * config.ple;
+            inputs.ple = Some(b.input("ple", Elem::Activation, &[rows, width])?);
+        }
+        for (kind, names) in
+            [["cos_f", "sin_f", "cmask_f"], ["cos_s", "sin_s", "cmask_s"]].into_iter().enumerate()
+        {
+            let among = |layers: &Range<usize>| {
+                config.sliding.get(layers.clone()).unwrap_or_default().contains(&(kind == 1))
+            };
+            let sizes = AttendInputs::new(config.heads[kind].dim, rows, self.capacities[kind]);
+            let sizes = AttendInputs { names, ..sizes };
+            if among(&attending) {
+                let attend = Attend::inputs(&mut b, &sizes)?;
+                inputs.tables[kind] = Some([attend.cos, attend.sin]);
+                inputs.attend[kind] = Some(attend);
+            } else if among(&range) {
+                inputs.tables[kind] = Some(sizes.tables(&mut b)?);
+            }
+        }
+        for layer in range.clone() {
+            b.scope(format!("l{layer}_attn"));
+            let h = self.parts.norm(&mut b, x, &format!("layers.{layer}.input_layernorm"))?;
+            if !attending.contains(&layer) {
+                let [k, v] = self.own(&mut b, h, layer, rows, &inputs)?;
+                for (role, own) in [("k", k), ("v", v)] {
+                    let own = b.transpose(own, &[1, 0, 2])?;
+                    b.output(&format!("new_{role}_{layer}"), own)?;
+                }
+                return b.finish();
+            }
+            x = self.layer(&mut b, x, h, layer, &mut inputs)?;
+        }
+        if range.end == config.layers() {
+            b.scope("final");
+            x = self.parts.norm(&mut b, x, "norm")?;
+        }
+        b.output("y", x)?;
+        b.finish()
+    }
+
+    /// A layer on rows x `[rows, hidden]`, of which h is the norm.
+    fn layer(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        h: TensorId,
+        layer: usize,
+        inputs: &mut Inputs,
+    ) -> Result<TensorId> {
+        let parts = &self.parts;
+        let tensor = |part: &str| format!("layers.{layer}.{part}");
+        let mixed = self.attention(b, h, layer, inputs)?;
+        let mixed = parts.norm(b, mixed, &tensor("post_attention_layernorm"))?;
+        let x = b.add(x, mixed)?;
+        b.scope(format!("l{layer}_mlp"));
+        let h = parts.norm(b, x, &tensor("pre_feedforward_layernorm"))?;
+        let out = self.mlp(b, h, layer)?;
+        let x = b.add(x, out)?;
+        b.scope(format!("l{layer}_ple"));
+        let out = self.per_layer_input(b, x, layer, inputs)?;
+        let x = b.add(x, out)?;
+        let scalar = parts.checkpoint.values(&tensor("layer_scalar"), &[1])?;
+        b.scale(x, scalar.first().copied().unwrap_or(1.0))
+    }
+
+    /// `Gemma4TextAttention`: queries, keys and values are normalised head by head, the values without a weight, and
+    /// scores are not scaled.
+    fn attention(
+        &self,
+        b: &mut GraphBuilder,
+        h: TensorId,
+        layer: usize,
+        inputs: &mut Inputs,
+    ) -> Result<TensorId> {
+        let (config, parts) = (self.config, &self.parts);
+        let (heads, kind) = (self.heads(layer), self.kind(layer));
+        let Some(attend) = inputs.attend[kind] else { return Err(outside(layer)) };
+        let name = |part: &str| format!("layers.{layer}.self_attn.{part}");
+        let q = parts.linear(b, h, &name("q_proj"), heads.query * heads.dim, false)?;
+        let q = b.reshape(q, &[attend.rows, heads.query, heads.dim])?;
+        let q = parts.norm(b, q, &name("q_norm"))?;
+        let q = rope(b, q, &attend)?;
+        let own = layer < config.first_shared();
+        let shared = if own {
+            let past = attend.past(b, layer, heads)?;
+            let [k, v] = self.own(b, h, layer, attend.rows, inputs)?;
+            inputs.shared.push(Shared { layer, past, k, v });
+            Shared { layer, past, k, v }
+        } else {
+            self.donated(b, layer, &attend, inputs)?
+        };
+        let mixed = mix(b, [q, shared.k, shared.v], shared.past, heads, &attend)?;
+        if own {
+            mixed.outputs(b, layer)?;
+        }
+        let joined = b.reshape(mixed.out, &[attend.rows, heads.query * heads.dim])?;
+        parts.linear(b, joined, &name("o_proj"), config.hidden, false)
+    }
+
+    /// 0 for a full layer, 1 for a sliding one.
+    fn kind(&self, layer: usize) -> usize {
+        usize::from(self.config.sliding.get(layer) == Some(&true))
+    }
+
+    fn heads(&self, layer: usize) -> Heads {
+        self.config.heads[self.kind(layer)]
+    }
+
+    /// A layer's own keys and values `[rows, groups, dim]`, of rows h that are normalised.
+    fn own(
+        &self,
+        b: &mut GraphBuilder,
+        h: TensorId,
+        layer: usize,
+        rows: usize,
+        inputs: &Inputs,
+    ) -> Result<[TensorId; 2]> {
+        let parts = &self.parts;
+        let Heads { groups, dim, .. } = self.heads(layer);
+        let Some(tables) = inputs.tables[self.kind(layer)] else { return Err(outside(layer)) };
+        let name = |part: &str| format!("layers.{layer}.self_attn.{part}");
+        let k = parts.linear(b, h, &name("k_proj"), groups * dim, false)?;
+        let v = parts.linear(b, h, &name("v_proj"), groups * dim, false)?;
+        let k = b.reshape(k, &[rows, groups, dim])?;
+        let v = b.reshape(v, &[rows, groups, dim])?;
+        let k = parts.norm(b, k, &name("k_norm"))?;
+        Ok([rotate(b, k, tables)?, plain_norm(b, v, parts.eps)?])
+    }
+
+    /// The keys and values of a layer's donor: of this graph, or inputs `past_k_<donor>`, `row_k_<donor>` and so on.
+    fn donated(
+        &self,
+        b: &mut GraphBuilder,
+        layer: usize,
+        attend: &Attend,
+        inputs: &mut Inputs,
+    ) -> Result<Shared> {
+        let (donor, heads) = (self.config.donor(layer), self.heads(layer));
+        if let Some(shared) = inputs.shared.iter().find(|shared| shared.layer == donor) {
+            return Ok(*shared);
+        }
+        let past = attend.past(b, donor, heads)?;
+        let Heads { groups, dim, .. } = heads;
+        let mut row = |role: &str| {
+            let name = format!("row_{role}_{donor}");
+            let row = b.input(&name, Elem::Activation, &[groups, attend.rows, dim])?;
+            b.transpose(row, &[1, 0, 2])
+        };
+        let shared = Shared { layer: donor, past, k: row("k")?, v: row("v")? };
+        inputs.shared.push(shared);
+        Ok(shared)
+    }
+
+    /// The gated MLP and the norm behind it, which takes away the factor 2^-[`Model::down_shift`] of its products: so
+    /// their sum does not leave the range in which f16 is precise, however wide the MLP is.
+    fn mlp(&self, b: &mut GraphBuilder, h: TensorId, layer: usize) -> Result<TensorId> {
+        let parts = &self.parts;
+        let width = self.config.mlp_width(layer);
+        let name = |part: &str| format!("layers.{layer}.mlp.{part}");
+        let gate = parts.linear(b, h, &name("gate_proj"), width, false)?;
+        let up = parts.linear(b, h, &name("up_proj"), width, false)?;
+        let gate = b.gelu_tanh(gate)?;
+        let factor = 2f32.powi(-self.down_shift);
+        let up = if self.down_shift == 0 { up } else { b.scale(up, factor)? };
+        let product = b.mul(gate, up)?;
+        let out = parts.linear(b, product, &name("down_proj"), self.config.hidden, false)?;
+        let behind = Layers { eps: parts.eps * factor * factor, ..*parts };
+        behind.norm(b, out, &format!("layers.{layer}.post_feedforward_layernorm"))
+    }
+
+    /// What a layer adds of its per-layer input; its gate reads rows that are not normalised.
+    fn per_layer_input(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        layer: usize,
+        inputs: &Inputs,
+    ) -> Result<TensorId> {
+        let (parts, width) = (&self.parts, self.config.ple);
+        let tensor = |part: &str| format!("layers.{layer}.{part}");
+        let gate = parts.linear(b, x, &tensor("per_layer_input_gate"), width, false)?;
+        let gate = b.gelu_tanh(gate)?;
+        let first = (layer - inputs.first) * width;
+        let Some(ple) = inputs.ple else { return Err(outside(layer)) };
+        let own = b.slice(ple, 1, first, first + width)?;
+        let product = b.mul(gate, own)?;
+        let out =
+            parts.linear(b, product, &tensor("per_layer_projection"), self.config.hidden, false)?;
+        parts.norm(b, out, &tensor("post_per_layer_input_norm"))
+    }
+}
+
+fn outside(layer: usize) -> Error {
+    Error::new(ErrorKind::Internal, format!("layer {layer} is outside its graph"))
+}
+
+/// RMSNorm without a weight along the last axis.
+pub(super) fn plain_norm(b: &mut GraphBuilder, x: TensorId, eps: f32) -> Result<TensorId> {
+    let width = b.width(x)?;
+    let ones =
+        b.constant(&format!("ones_{}", x.index()), Elem::Activation, &[width], vec![1.0; width])?;
+    b.rms_norm(x, eps, ones)
+}

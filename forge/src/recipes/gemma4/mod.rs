@@ -1,0 +1,145 @@
+//! The recipe for Gemma 4 (`Gemma4ForCausalLM`, `Gemma4ForConditionalGeneration`; E2B and E4B).
+//!
+//! Arithmetic: `transformers`, `models/gemma4/modeling_gemma4.py`. Graphs `decode` take one token, graphs
+//! `prefill<P>` take P tokens of a prompt over the same caches; the head is a graph of its own.
+//!
+//! | tensor | shape, P = 1 for `decode` | |
+//! |---|---|---|
+//! | `x` → `y` | `[P, hidden]` | embedding rows times `params.embed_scale` in; normalised rows out |
+//! | `ple` | `[P, layers · width]` | per-layer inputs of the graph's layers |
+//! | `cos_f`, `sin_f`; `cos_s`, `sin_s` | `[P, head_dim / 2]` | half tables of full and of sliding layers |
+//! | `cmask_f`; `cmask_s` | `[P, rows + P]` | added to scores; the last P slots are the graph's own tokens |
+//! | `past_k_i`, `past_v_i` → `new_k_i`, `new_v_i` | `[kv_heads, rows, head_dim]` → `[kv_heads, P, head_dim]` | keys after norm and rope, values after their norm |
+//! | `row_k_i`, `row_v_i` | `[kv_heads, 1, head_dim]` | what a donor in an earlier graph gave for the token |
+//! | head: `x` → `logits` | `[1, hidden]` → `[1, vocab]` | before the softcap |
+//!
+//! `rows` is `max_ctx` for full layers. For sliding ones it is the window, or P of the widest graph where that is
+//! more, and the host keeps the cache as a ring.
+//!
+//! The last layers have no keys of their own: they read those of a donor, the last layer of their kind that has some.
+//! They write no cache, so only the last token of a prompt passes them, and graphs `prefill<P>` end before them: with
+//! the keys and values of the last layer that has some, and without `y`.
+
+mod config;
+mod decoder;
+
+use qhx_core::Result;
+use serde_json::{Map, Value, json};
+
+use crate::checkpoint::Checkpoint;
+use crate::kit::{
+    Decoder, DecoderParams, Layers, MatrixFile, check_shape, decoder_of, matrices, object,
+    prompt_rows,
+};
+use crate::recipe::{Recipe, RecipeOptions, Tables};
+use crate::register_recipe;
+use crate::registry::{RecipeEntry, RecipeOption};
+use config::{Config, Rope};
+use decoder::Model;
+
+/// Tokens that a prompt graph takes when nothing is said.
+const DEFAULT_PREFILL: usize = 128;
+/// Contexts of the decoder when nothing is said, as published.
+const PARTS: usize = 3;
+
+const DOWN_SHIFT: RecipeOption = RecipeOption {
+    name: "down-shift",
+    values: &["4", "0", "2", "6", "8"],
+    help: "products of an MLP are divided by 2 to this power before they are added up; its norm takes that back",
+};
+
+register_recipe!(
+    RecipeEntry::new(&["Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"], recipe)
+        .prompt_graphs()
+        .shards(PARTS)
+        .options(&[DOWN_SHIFT])
+);
+
+fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
+    let config = Config::read(checkpoint)?;
+    let max_ctx = options.max_ctx;
+    check_shape(options, config.layers(), Some(config.max_positions))?;
+    let prompts = prompt_rows(options, DEFAULT_PREFILL)?;
+    let window = config.window.min(max_ctx);
+    // A step writes all of its rows into the ring at once.
+    let ring = prompts.iter().fold(window, |ring, rows| ring.max(*rows));
+    let parts = Layers::new(checkpoint, options.precision, config.eps);
+    let down_shift = options.choice(DOWN_SHIFT.name).and_then(|k| k.parse().ok()).unwrap_or(0);
+    let model = Model { parts, config: &config, capacities: [max_ctx, ring], down_shift };
+    let Decoder { contexts, plan_params } = decoder_of(
+        options,
+        &config.parts(options.shards),
+        &prompts,
+        |name, range, rows| {
+            let skipped = rows > 1 && range.start >= config.first_shared();
+            (!skipped).then(|| model.graph(name, range, rows)).transpose()
+        },
+        parts.lmhead(config.hidden, config.vocab, config.tied)?,
+    )?;
+    Ok(Recipe {
+        family: "gemma4".to_owned(),
+        host_op: "gemma4_split_generate".to_owned(),
+        contexts,
+        embed: checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?,
+        params: params(&config, max_ctx, window),
+        plan_params,
+        tables: vec![per_layer_tables(checkpoint, &config)?],
+    })
+}
+
+fn params(config: &Config, max_ctx: usize, window: usize) -> Map<String, Value> {
+    let [full, sliding] = config.heads;
+    let mut params = DecoderParams {
+        hidden: config.hidden,
+        vocab: config.vocab,
+        layers: config.layers(),
+        heads: sliding,
+        rope_theta: config.ropes[1].theta,
+    }
+    .map(max_ctx);
+    let scaling = |rope: Rope| match rope.share {
+        None => json!({"rope_type": "default"}),
+        Some(share) => json!({"rope_type": "proportional", "partial_rotary_factor": share}),
+    };
+    params.extend(object(json!({
+        "embed_scale": (config.hidden as f64).sqrt() as f32,
+        "kv_shared_layers": config.shared,
+        "full": {
+            "head_dim": full.dim,
+            "rope_theta": config.ropes[0].theta,
+            "rope_scaling": scaling(config.ropes[0]),
+        },
+        "sliding": {
+            "layers": (0..config.layers()).filter(|i| config.sliding[*i]).collect::<Vec<_>>(),
+            "window": window,
+            "head_dim": sliding.dim,
+            "rope_theta": config.ropes[1].theta,
+            "rope_scaling": scaling(config.ropes[1]),
+        },
+        "ple": {"width": config.ple, "pad_token_id": config.pad, "eps": config.eps},
+        "final_logit_softcapping": config.softcap,
+    })));
+    params
+}
+
+/// What makes per-layer inputs: the table `[vocab, layers · width]`, the projection `[layers · width, hidden]` and the
+/// norm `[width]`. The table is the largest tensor of a model, 5.6 GB at E4B; it is written some rows at a time.
+fn per_layer_tables(checkpoint: &Checkpoint, config: &Config) -> Result<Tables> {
+    let width = config.layers().saturating_mul(config.ple);
+    let file = |field: &str, name: &str, shape| {
+        let source = checkpoint.matrix(&format!("{name}.weight"), shape)?;
+        Ok::<_, qhx_core::Error>(MatrixFile::stored(field, &format!("ple_{field}"), source))
+    };
+    Ok(matrices(
+        "ple",
+        vec![
+            file("table", "embed_tokens_per_layer", [config.vocab, width])?,
+            file("proj", "per_layer_model_projection", [width, config.hidden])?,
+            MatrixFile::stored(
+                "norm",
+                "ple_norm",
+                checkpoint.rows("per_layer_projection_norm.weight", &[config.ple])?,
+            ),
+        ],
+    ))
+}

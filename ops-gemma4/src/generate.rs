@@ -1,0 +1,73 @@
+//! `gemma4_split_generate`: decoding with a KV cache, prompts in chunks.
+
+use qhx_op::decoder::{Decoder, DecoderGraphs};
+use qhx_op::fill::{CausalMask, Rope};
+use qhx_op::state::StateCarrier;
+use qhx_op::{Host, Modality, Op, OpDescription, Result, Task, schema};
+
+use crate::layout::Layout;
+use crate::per_layer::{PLE, PerLayerInputs};
+
+const NAME: &str = "gemma4_split_generate";
+/// Tables and mask of full layers, and of sliding ones.
+const FULL: [&str; 3] = ["cos_f", "sin_f", "cmask_f"];
+const SLIDING: [&str; 3] = ["cos_s", "sin_s", "cmask_s"];
+
+/// Text generation for Gemma 4.
+#[derive(Debug)]
+pub struct Generate {
+    decoder: Decoder,
+    softcap: Option<f32>,
+}
+
+impl Op for Generate {
+    fn describe() -> OpDescription {
+        OpDescription {
+            name: NAME.to_owned(),
+            summary: "Text generation for Gemma 4".to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            tasks: vec![Task::Generate],
+            modalities: vec![Modality::Text],
+            params_schema: schema::decoder(FULL.into_iter().chain(SLIDING).chain([PLE])),
+        }
+    }
+
+    fn open(host: &mut Host) -> Result<Self> {
+        let graphs = DecoderGraphs::find(host)?;
+        let layout = Layout::read(host)?;
+        let state =
+            StateCarrier::with_rings(host, &graphs.groups(), |role| layout.window_of(role))?;
+        layout.check(host, &graphs, &state)?;
+        let [full_cos, full_sin, full_mask] = FULL;
+        let [cos, sin, mask] = SLIDING;
+        let full = CausalMask::new(state.capacity().unwrap_or(0)).named(full_mask);
+        let ring = layout.ring(&state).unwrap_or(0);
+        let sliding = CausalMask::new(ring).named(mask).window(layout.sliding.window).ring();
+        let scale = host.require("/params/embed_scale")?;
+        let embedding = graphs.embedding(host)?.scaled(scale)?;
+        let rows = graphs.embedding(host)?.scaled(scale)?;
+        let per_layer = PerLayerInputs::open(host, rows, layout.layers)?;
+        let softcap = host.value("/params/final_logit_softcapping")?;
+        let decoder = Decoder::builder(NAME, graphs, state)
+            .embedding(embedding)
+            .rope(Rope::from_params(host, "/params/full")?.named(full_cos, full_sin))
+            .rope(Rope::from_params(host, "/params/sliding")?.named(cos, sin))
+            .mask(full)
+            .mask(sliding)
+            .filler(per_layer)
+            .open(host)?;
+        Ok(Self { decoder, softcap })
+    }
+
+    fn decoder(&self) -> Option<&Decoder> {
+        Some(&self.decoder)
+    }
+
+    fn decoder_mut(&mut self) -> Option<&mut Decoder> {
+        Some(&mut self.decoder)
+    }
+
+    fn softcap(&self) -> Option<f32> {
+        self.softcap
+    }
+}

@@ -1,0 +1,14 @@
+//! The host-op of Gemma 4: [`Generate`] is `gemma4_split_generate`.
+//!
+//! Full layers see all positions, sliding ones the last of a window. Each kind has heads of its own width, rotary
+//! tables and a mask of its own, and the caches of sliding layers are rings. The last layers read keys and values of a
+//! donor: the kit's state carrier binds the donor's cache and its fresh row to them, so that nothing is copied. Since
+//! they write no cache, only the last token of a prompt passes them.
+
+mod generate;
+mod layout;
+mod per_layer;
+
+pub use generate::Generate;
+
+qhx_op::register_ops!(Generate);
