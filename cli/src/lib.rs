@@ -16,11 +16,13 @@ mod commands;
 mod fixture;
 #[doc(hidden)]
 pub mod fuzzing;
+mod media;
 mod program;
 mod progress;
 mod prompt;
 mod run;
 mod session;
+mod time;
 
 use qhx_terminal::{cache, output, runtime, signal, status, stderr, vars};
 

@@ -46,8 +46,8 @@ struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 enum Command {
-    Generate(commands::generate::GenerateArgs),
-    Chat(commands::chat::ChatArgs),
+    Generate(Box<commands::generate::GenerateArgs>),
+    Chat(Box<commands::chat::ChatArgs>),
     Embed(commands::embed::EmbedArgs),
     Forge(ForgeArgs),
     Inspect(commands::inspect::InspectArgs),

@@ -4,7 +4,6 @@ use std::io::IsTerminal as _;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use qhx_core::dump::Dump;
 use qhx_core::engine::{Event, FinishReason, Generation, Model, ModelOptions, Request, Timings};
@@ -14,8 +13,10 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::args::BackendArgs;
+use crate::media::{self, Attached, Attachment};
 use crate::progress;
 use crate::status::Status;
+use crate::time::{millis, ms};
 
 /// Opens the bundle at `path` with the backend that the options choose.
 pub(crate) fn open(
@@ -24,19 +25,29 @@ pub(crate) fn open(
     root: Option<&Path>,
     backend: &BackendArgs,
 ) -> Result<Model> {
-    open_checked(app, path, root, backend, None, |_| Ok(()))
+    open_checked(app, path, backend, Opening { root, ..Opening::default() }, |_| Ok(()))
 }
 
-/// As [`open`]; `check` sees the manifest before anything else of the bundle is loaded, and arrays of
-/// the model go to `dump`.
+/// What opening a bundle may depend on.
+#[derive(Debug, Default)]
+pub(crate) struct Opening<'a> {
+    /// The folder that the manifest's paths resolve against.
+    pub root: Option<&'a Path>,
+    /// Where arrays of the model go.
+    pub dump: Option<Arc<Dump>>,
+    /// What the host-op has to take; the files are looked at before anything is loaded.
+    pub attachments: &'a [Attachment],
+}
+
+/// As [`open`]; `check` sees the manifest before anything else of the bundle is loaded.
 pub(crate) fn open_checked(
     app: &App,
     path: &Path,
-    root: Option<&Path>,
     backend: &BackendArgs,
-    dump: Option<Arc<Dump>>,
+    opening: Opening<'_>,
     check: impl FnOnce(&Manifest) -> Result<()>,
 ) -> Result<Model> {
+    let Opening { root, dump, attachments } = opening;
     let mut manifest = Manifest::load_with_root(path, root)?;
     // Bundles of others leave out what their form of conversations implies.
     if let Some(chat) = &mut manifest.chat {
@@ -45,7 +56,11 @@ pub(crate) fn open_checked(
     check(&manifest)?;
     let ops = app.plugins()?;
     // Before libraries are opened: the name is wrong more often than they are.
-    qhx_core::op::OpProvider::find(&ops, manifest.host_op()?)?;
+    let entry = qhx_core::op::OpProvider::find(&ops, manifest.host_op()?)?;
+    for attachment in attachments {
+        attachment.check_taken(&entry.description)?;
+        attachment.check()?;
+    }
     let chosen = backend.open(&manifest, app.global.process.threads())?;
     say!("backend: {} ({})", chosen.backend.info().name, chosen.reason);
     let model = Model::open(ModelOptions {
@@ -142,13 +157,14 @@ fn parts(generation: &Generation) -> String {
     if parts.is_empty() { String::new() } else { format!("; op: {}", parts.join(", ")) }
 }
 
-/// A generation for programs.
-pub(crate) fn json(model: &Model, generation: &Generation) -> Value {
+/// A generation for programs, with the pictures and sounds of its prompt.
+pub(crate) fn json(model: &Model, generation: &Generation, attached: &[Attached]) -> Value {
     json!({
         "text": generation.text,
         "tokens": generation.tokens,
         "prompt_tokens": generation.prompt_tokens,
         "reused_tokens": generation.reused_tokens,
+        "media": media::json(attached),
         "finish_reason": generation.finish_reason,
         "timings": timings(generation),
         "backend": model.backend().name,
@@ -159,15 +175,15 @@ pub(crate) fn json(model: &Model, generation: &Generation) -> Value {
 
 fn timings(generation: &Generation) -> Value {
     let t: &Timings = &generation.timings;
-    let spans = generation.spans.iter().map(|s| (s.name.clone(), json!(round(s.busy))));
+    let spans = generation.spans.iter().map(|s| (s.name.clone(), json!(millis(s.busy))));
     json!({
-        "load_ms": round(t.load),
-        "prefill_ms": round(t.prefill),
-        "decode_ms": round(t.decode),
+        "load_ms": millis(t.load),
+        "prefill_ms": millis(t.prefill),
+        "decode_ms": millis(t.decode),
         "decode_tok_s": (t.decode_tokens_per_second() * 1e3).round() / 1e3,
-        "graph_ms": round(t.graph),
-        "host_ms": round(t.host),
-        "sampling_ms": round(t.sampling),
+        "graph_ms": millis(t.graph),
+        "host_ms": millis(t.host),
+        "sampling_ms": millis(t.sampling),
         "spans_ms": Value::Object(spans.collect()),
     })
 }
@@ -185,12 +201,4 @@ pub(crate) fn load(model: &Model) -> String {
     let contexts = model.context_loads().iter();
     let contexts: Vec<_> = contexts.map(|c| format!("{} {:.1}", c.key, ms(c.time))).collect();
     format!("load {:.1} ms ({})", ms(model.load_time()), contexts.join(", "))
-}
-
-pub(crate) fn ms(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1e3
-}
-
-fn round(duration: Duration) -> f64 {
-    (ms(duration) * 1e3).round() / 1e3
 }

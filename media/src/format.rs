@@ -4,9 +4,6 @@ use qhx_core::Result;
 
 use crate::Source;
 
-/// First bytes that are looked at.
-pub(crate) const HEAD: usize = 4096;
-
 /// A format that is decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {

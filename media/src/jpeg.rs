@@ -8,7 +8,7 @@ use zune_jpeg::zune_core::bytestream::ZCursor;
 use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
 
-use crate::picture::{Raw, check_size, zeroed};
+use crate::raw::{Raw, check_size, zeroed};
 use crate::{Limits, Source};
 
 /// Decodes a JPEG file. CMYK becomes RGB, with inverted values as Adobe's programs write them.

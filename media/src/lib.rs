@@ -6,6 +6,9 @@
 //! | [`sound`] | WAV, FLAC, MP3, Ogg Vorbis | [`Sound`]: one channel of f32 samples at the rate of the rules |
 //! | [`video`] | a folder of pictures, an animated GIF, PNG or WebP | [`Frames`]: sampled frames with their times |
 //!
+//! [`read`] gives any of them as a part of a prompt ([`Media`](qhx_core::Media)), and [`check`] looks at the first bytes
+//! only.
+//!
 //! What a file is follows from its content, never from its name. The family's rules ([`ImageRules`], [`AudioRules`],
 //! [`VideoRules`]) say how it is turned into pixels and samples. What is further done to these (resizing, patches,
 //! spectra) is the op's.
@@ -16,48 +19,20 @@
 
 mod format;
 mod jpeg;
+mod limits;
+mod part;
 mod picture;
 mod pixels;
+mod raw;
 mod resample;
 mod sound;
 mod source;
 mod video;
 
+pub use limits::Limits;
+pub use part::{check, read};
 pub use picture::{Picture, picture};
 pub use qhx_core::op::{Alpha, AudioRules, ImageRules, VideoRules};
 pub use sound::{Sound, sound};
 pub use source::Source;
 pub use video::{Frames, video};
-
-/// The most that one file may cost. What is larger is refused before memory is taken for it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-#[non_exhaustive]
-pub struct Limits {
-    /// Bytes of a file: 512 MiB.
-    pub bytes: u64,
-    /// Pixels of a picture: 120 million, so that a phone's picture of 108 megapixels passes. Decoding takes at most
-    /// about ten bytes a pixel (a progressive JPEG in full colour), 1.1 GiB at the limit, and three bytes stay. No
-    /// model sees more than a few megapixels of it.
-    pub pixels: u64,
-    /// Pixels of all frames of a video that are kept: 256 million, 768 MB. These are 768 frames of 640 × 480, or two
-    /// minutes of 1920 × 1080 at one frame a second.
-    pub video_pixels: u64,
-    /// Frames that an animation or a folder may hold: 100,000. All of an animation's are decoded, and those that are
-    /// not kept are dropped at once. An animation's frames together may also not have more than 64 times the pixels of
-    /// `video_pixels`, which bounds the time.
-    pub frames: u64,
-    /// Seconds of a sound: two hours, 439 MiB of samples at 16 kHz.
-    pub seconds: u32,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            bytes: 512 << 20,
-            pixels: 120_000_000,
-            video_pixels: 256_000_000,
-            frames: 100_000,
-            seconds: 2 * 3600,
-        }
-    }
-}

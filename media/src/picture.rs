@@ -6,10 +6,12 @@ use image::codecs::gif::GifDecoder;
 use image::codecs::png::PngDecoder;
 use image::codecs::webp::WebPDecoder;
 use image::metadata::Orientation;
-use image::{ColorType, DynamicImage, ImageDecoder, RgbImage};
-use qhx_core::{ErrorKind, Result};
+use image::{DynamicImage, ImageDecoder, RgbImage};
+use qhx_core::{Media, Result};
 
-use crate::format::{Format, HEAD, Kind};
+use crate::format::{Format, Kind};
+use crate::raw::{Raw, allowance, check_size, zeroed};
+use crate::source::HEAD;
 use crate::{ImageRules, Limits, Source, jpeg, pixels};
 
 /// A decoded picture.
@@ -21,6 +23,13 @@ pub struct Picture {
     pub width: u32,
     /// Rows.
     pub height: u32,
+}
+
+impl Picture {
+    /// As a part of a prompt.
+    pub fn into_media(self) -> Result<Media> {
+        Media::image(self.rgb, self.width, self.height)
+    }
 }
 
 impl std::fmt::Debug for Picture {
@@ -36,28 +45,14 @@ impl std::fmt::Debug for Picture {
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Io`] where the file cannot be read; [`ErrorKind::Prompt`] where it is no picture, is broken or cut off,
+/// [`ErrorKind::Io`](qhx_core::ErrorKind) where the file cannot be read; [`ErrorKind::Prompt`](qhx_core::ErrorKind) where it is no picture, is broken or cut off,
 /// or larger than the limits.
 pub fn picture(source: &Source, rules: &ImageRules, limits: &Limits) -> Result<Picture> {
-    let bytes = source.read(limits).map_err(|e| match (e.kind(), source) {
-        (ErrorKind::Io, Source::File(path)) if path.is_dir() => {
-            e.hint("a folder of pictures is a video")
-        }
-        _ => e,
-    })?;
+    let bytes = source.read(limits)?;
     let format = Format::expect(source, bytes.get(..HEAD).unwrap_or(&bytes), Kind::Picture)?;
     let raw = decode(source, format, &bytes, limits)?;
     drop(bytes);
     finish(source, raw, rules)
-}
-
-/// What a decoder gives.
-pub(crate) struct Raw {
-    pub pixels: Vec<u8>,
-    pub color: ColorType,
-    pub width: u32,
-    pub height: u32,
-    pub orientation: Orientation,
 }
 
 fn decode(source: &Source, format: Format, bytes: &[u8], limits: &Limits) -> Result<Raw> {
@@ -82,14 +77,6 @@ fn decode(source: &Source, format: Format, bytes: &[u8], limits: &Limits) -> Res
     }
 }
 
-/// What decoders of the crate `image` may take beside the pixels that they are given.
-pub(crate) fn allowance(limits: &Limits) -> image::Limits {
-    let mut allowance = image::Limits::no_limits();
-    // Buffers of a picture as large as may be, with 16-bit values; and text and profiles beside it.
-    allowance.max_alloc = Some(limits.pixels.saturating_mul(8).saturating_add(64 << 20));
-    allowance
-}
-
 fn read(
     source: &Source,
     format: Format,
@@ -105,38 +92,6 @@ fn read(
     let mut pixels = zeroed(source, len)?;
     decoder.read_image(&mut pixels).map_err(|e| source.broken(format.name(), e))?;
     Ok(Raw { pixels, color, width, height, orientation })
-}
-
-/// Refuses a picture without pixels, and one with too many.
-pub(crate) fn check_size(source: &Source, width: u32, height: u32, limits: &Limits) -> Result<()> {
-    let pixels = u64::from(width) * u64::from(height);
-    if pixels == 0 {
-        return Err(source
-            .refused(format!("a picture of {width} × {height} pixels"))
-            .hint("save it anew with another program"));
-    }
-    if pixels > limits.pixels {
-        let most = limits.pixels as f64 / 1e6;
-        return Err(source
-            .refused(format!(
-                "{width} × {height} pixels are {:.1} megapixels, at most {most:.1} are read",
-                pixels as f64 / 1e6
-            ))
-            .hint("scale it down first: a model sees a few megapixels of it at most"));
-    }
-    Ok(())
-}
-
-/// A buffer of zeros, if there is memory for it.
-pub(crate) fn zeroed(source: &Source, len: usize) -> Result<Vec<u8>> {
-    let mut buffer = Vec::new();
-    buffer.try_reserve_exact(len).map_err(|e| {
-        source
-            .refused(format!("no memory for {len} bytes of pixels: {e}"))
-            .hint("scale it down first")
-    })?;
-    buffer.resize(len, 0);
-    Ok(buffer)
 }
 
 fn finish(source: &Source, raw: Raw, rules: &ImageRules) -> Result<Picture> {

@@ -1,17 +1,16 @@
 //! Sounds.
 
-use std::io::{ErrorKind as IoErrorKind, Read as _, Seek as _, SeekFrom};
+use std::io::ErrorKind as IoErrorKind;
 
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_core::{Error, ErrorKind, Media, Result};
 use symphonia::core::codecs::audio::{AudioCodecParameters, AudioDecoder, AudioDecoderOptions};
 use symphonia::core::errors::Error as SymphoniaError;
 use symphonia::core::formats::{FormatOptions, FormatReader, TrackType};
 use symphonia::core::io::{MediaSourceStream, ReadBytes as _};
 use symphonia::default::formats::{FlacReader, MpaReader, OggReader, WavReader};
 
-use crate::format::{Format, HEAD, Kind};
+use crate::format::{Format, Kind};
 use crate::resample::Resampler;
-use crate::source::Stream;
 use crate::{AudioRules, Limits, Source};
 
 /// Rates that files may have, and that may be asked for.
@@ -30,6 +29,13 @@ pub struct Sound {
     pub samples: Vec<f32>,
     /// Samples per second.
     pub rate: u32,
+}
+
+impl Sound {
+    /// As a part of a prompt.
+    pub fn into_media(self) -> Result<Media> {
+        Media::audio(self.samples, self.rate)
+    }
 }
 
 impl std::fmt::Debug for Sound {
@@ -111,8 +117,7 @@ struct Opened<'a> {
 impl<'a> Opened<'a> {
     fn new(source: &'a Source, limits: &Limits) -> Result<Self> {
         let mut stream = source.open(limits)?;
-        let (start, head) =
-            head(&mut stream).map_err(|e| Error::caused(ErrorKind::Io, source, e))?;
+        let (start, head) = stream.head(source)?;
         let format = Format::expect(source, &head, Kind::Sound)?;
         let broken = |e: SymphoniaError| source.broken(format.name(), plain(&e));
         let bytes = stream.len;
@@ -246,25 +251,6 @@ impl<'a> Opened<'a> {
             }
         }
     }
-}
-
-/// Where the sound begins behind tags of ID3, and the first bytes there.
-fn head(stream: &mut Stream<'_>) -> std::io::Result<(u64, Vec<u8>)> {
-    let mut start = 0u64;
-    let mut head = Vec::new();
-    // Several tags are rare; more than a few are a trick.
-    for _ in 0..4 {
-        stream.seek(SeekFrom::Start(start))?;
-        head.clear();
-        stream.by_ref().take(HEAD as u64).read_to_end(&mut head)?;
-        let [b'I', b'D', b'3', _, _, flags, sizes @ ..] = head.as_slice() else { break };
-        let Some(sizes) = sizes.first_chunk::<4>() else { break };
-        let size = sizes.iter().fold(0u64, |size, &byte| size << 7 | u64::from(byte & 0x7f));
-        let footer = if flags & 0x10 == 0 { 0 } else { 10 };
-        start = start.saturating_add(10 + size + footer);
-    }
-    stream.seek(SeekFrom::Start(0))?;
-    Ok((start, head))
 }
 
 /// Whether the first frame of an MP3 file says how many there are.

@@ -12,6 +12,9 @@ use symphonia::core::io::MediaSource;
 
 use crate::Limits;
 
+/// First bytes that are looked at to tell formats apart.
+pub(crate) const HEAD: usize = 4096;
+
 /// Where a picture, sound or video comes from.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Source {
@@ -81,6 +84,10 @@ impl Source {
         Ok(Self::Bytes { name: format!("data URL ({kind})"), bytes })
     }
 
+    pub(crate) fn is_folder(&self) -> bool {
+        matches!(self, Self::File(path) if path.is_dir())
+    }
+
     /// All bytes.
     pub(crate) fn read(&self, limits: &Limits) -> Result<Cow<'_, [u8]>> {
         let bytes = match self {
@@ -136,6 +143,31 @@ impl Source {
 pub(crate) struct Stream<'a> {
     bytes: Bytes<'a>,
     pub len: u64,
+}
+
+impl Stream<'_> {
+    /// Where the content begins behind tags of ID3, and its first bytes. The stream is at its beginning afterwards.
+    pub fn head(&mut self, source: &Source) -> Result<(u64, Vec<u8>)> {
+        self.read_head().map_err(|e| Error::caused(ErrorKind::Io, source, e))
+    }
+
+    fn read_head(&mut self) -> std::io::Result<(u64, Vec<u8>)> {
+        let mut start = 0u64;
+        let mut head = Vec::new();
+        // Several tags are rare; more than a few are a trick.
+        for _ in 0..4 {
+            self.seek(SeekFrom::Start(start))?;
+            head.clear();
+            self.by_ref().take(HEAD as u64).read_to_end(&mut head)?;
+            let [b'I', b'D', b'3', _, _, flags, sizes @ ..] = head.as_slice() else { break };
+            let Some(sizes) = sizes.first_chunk::<4>() else { break };
+            let size = sizes.iter().fold(0u64, |size, &byte| size << 7 | u64::from(byte & 0x7f));
+            let footer = if flags & 0x10 == 0 { 0 } else { 10 };
+            start = start.saturating_add(10 + size + footer);
+        }
+        self.seek(SeekFrom::Start(0))?;
+        Ok((start, head))
+    }
 }
 
 enum Bytes<'a> {

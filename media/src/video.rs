@@ -7,10 +7,11 @@ use image::codecs::gif::GifDecoder;
 use image::codecs::png::PngDecoder;
 use image::codecs::webp::WebPDecoder;
 use image::{AnimationDecoder as _, ColorType, ImageDecoder as _};
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_core::{Error, ErrorKind, Media, Result};
 
-use crate::format::{Format, HEAD, Kind};
-use crate::picture::{allowance, check_size, zeroed};
+use crate::format::{Format, Kind};
+use crate::raw::{allowance, check_size, zeroed};
+use crate::source::HEAD;
 use crate::{ImageRules, Limits, Source, VideoRules, picture, pixels};
 
 /// An animation's frames together may have so many times the pixels of those that are kept.
@@ -27,6 +28,13 @@ pub struct Frames {
     pub height: u32,
     /// Seconds from the beginning at which each frame begins.
     pub times: Vec<f32>,
+}
+
+impl Frames {
+    /// As a part of a prompt.
+    pub fn into_media(self) -> Result<Media> {
+        Media::video(self.rgb, self.width, self.height, self.times)
+    }
 }
 
 impl std::fmt::Debug for Frames {

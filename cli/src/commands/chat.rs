@@ -5,13 +5,15 @@ use std::path::PathBuf;
 
 use clap::Args;
 use qhx_core::engine::{FinishReason, Message, Model, Prompt, Request};
+use qhx_core::op::Modality;
 use qhx_core::sampling::SamplingParams;
 use qhx_core::{Error, ErrorKind, Result};
 
 use crate::app::App;
 use crate::args::{BackendArgs, SamplingArgs, Switch, TemplateArg, parse_template_arg};
+use crate::media::{self, Attached, Attachment};
 use crate::prompt;
-use crate::session::{self, Stream};
+use crate::session::{self, Opening, Stream};
 use crate::status::Status;
 use crate::stderr;
 
@@ -22,6 +24,9 @@ Examples:
   printf 'Hello!\\nAnd again.\\n' | qhx chat qwen35/v81 --json
 
 Commands:
+  /image FILE     the next message has this picture, before its text or where it says <image>
+  /audio FILE     the same with a sound, and <audio>
+  /video PATH     the same with a video, and <video>
   /reset          forget the conversation
   /system TEXT    forget it and begin with this system message; without TEXT, with none
   /help           list these
@@ -71,6 +76,7 @@ pub(crate) struct ChatArgs {
 enum Input<'a> {
     Nothing,
     Message(&'a str),
+    Attach(Modality, &'a str),
     Reset,
     System(Option<&'a str>),
     Help,
@@ -92,6 +98,9 @@ impl<'a> Input<'a> {
         match word {
             "/reset" => Self::Reset,
             "/system" => Self::System(rest),
+            "/image" => Self::Attach(Modality::Image, rest.unwrap_or_default()),
+            "/audio" => Self::Attach(Modality::Audio, rest.unwrap_or_default()),
+            "/video" => Self::Attach(Modality::Video, rest.unwrap_or_default()),
             "/help" => Self::Help,
             "/exit" | "/quit" => Self::Exit,
             // A path or a fraction is a message, too.
@@ -103,6 +112,8 @@ impl<'a> Input<'a> {
 
 struct Conversation {
     messages: Vec<Message>,
+    /// What the next message has besides its text.
+    attached: Vec<Attached>,
     thinking: Option<bool>,
     max_new: usize,
     sampling: SamplingParams,
@@ -113,6 +124,7 @@ struct Conversation {
 impl Conversation {
     fn begin(&mut self, system: Option<&str>) {
         self.messages.clear();
+        self.attached.clear();
         self.messages.extend(system.map(|text| Message::new("system", text)));
     }
 
@@ -128,9 +140,25 @@ impl Conversation {
         }
     }
 
+    /// Reads a file for the next message.
+    fn attach(&mut self, model: &Model, modality: Modality, file: &str) -> Result<()> {
+        if file.is_empty() {
+            let message = format!("/{} names no file", modality.name());
+            return Err(Error::new(ErrorKind::Prompt, message).hint("/help lists the commands"));
+        }
+        let attachment = Attachment::new(modality, file.into())?;
+        attachment.check_taken(&model.op().description)?;
+        let attached = media::read(&[attachment], model, None)?;
+        media::say(&attached);
+        self.attached.extend(attached);
+        Ok(())
+    }
+
     /// One message and its answer. True when the answer was interrupted.
     fn turn(&mut self, app: &mut App, model: &mut Model, message: &str) -> Result<bool> {
-        self.messages.push(Message::new("user", message));
+        let content = media::content(message.to_owned(), &self.attached)?;
+        self.messages.push(Message::new("user", content));
+        let attached = std::mem::take(&mut self.attached);
         let request = self.request();
         let stream = if self.json { Stream::Quiet } else { Stream::Text };
         let generation = match session::generate(app, model, &request, stream) {
@@ -142,7 +170,7 @@ impl Conversation {
         };
         app.interrupts.token().clear();
         if self.json {
-            app.output.json(&session::json(model, &generation))?;
+            app.output.json(&session::json(model, &generation, &attached))?;
         }
         say!("{}", session::summary(&generation));
         if generation.prompt_tokens == 0 {
@@ -161,6 +189,7 @@ pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
     let sampling = args.sampling.params()?;
     let mut conversation = Conversation {
         messages: Vec::new(),
+        attached: Vec::new(),
         thinking: args.thinking.map(Switch::is_on),
         max_new: args.max_new,
         sampling,
@@ -170,7 +199,8 @@ pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
     conversation.begin(args.system_prompt.as_deref());
     let request = conversation.request();
     let check = |manifest: &_| request.check(manifest);
-    let mut model = session::open_checked(app, &args.bundle, None, &args.backend, None, check)?;
+    let opening = Opening::default();
+    let mut model = session::open_checked(app, &args.bundle, &args.backend, opening, check)?;
     if !model.can_chat() {
         return Err(Error::new(
             ErrorKind::Usage,
@@ -204,15 +234,16 @@ pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
             prompt::strip_line_end(&mut text);
             step(app, &mut model, &mut conversation, &text)
         });
+        let result = result.or_else(refused);
         match result {
             Ok(Next::Continue) => {}
             Ok(Next::Interrupted) if interactive => {}
             Ok(Next::Interrupted) => return Ok(Status::Cancelled),
             Ok(Next::Exit) => return Ok(status),
-            // The message is at fault, and the next one may be better.
-            Err(e) if e.kind() == ErrorKind::Prompt => {
+            // The message or the file is at fault, and the next one may be better.
+            Ok(Next::Refused(e, note)) => {
                 stderr::error(&e);
-                say!("(the message is not part of the conversation; /reset begins anew)");
+                say!("{note}");
                 if args.json {
                     app.output.error(&e)?;
                 }
@@ -229,6 +260,14 @@ enum Next {
     Continue,
     Interrupted,
     Exit,
+    /// Something about the input, and what that means for the conversation.
+    Refused(Error, &'static str),
+}
+
+/// What an error about a message means.
+fn refused(e: Error) -> Result<Next> {
+    let note = "(the message is not part of the conversation; /reset begins anew)";
+    if e.kind() == ErrorKind::Prompt { Ok(Next::Refused(e, note)) } else { Err(e) }
 }
 
 fn step(
@@ -242,6 +281,12 @@ fn step(
         Input::Message(text) => {
             if conversation.turn(app, model, text)? {
                 return Ok(Next::Interrupted);
+            }
+        }
+        Input::Attach(modality, file) => {
+            // Also a file that is not there: all of it is the user's to mend.
+            if let Err(e) = conversation.attach(model, modality, file) {
+                return Ok(Next::Refused(e, "(the next message goes without it)"));
             }
         }
         Input::Reset => {
@@ -268,7 +313,7 @@ fn step(
 
 #[cfg(test)]
 mod tests {
-    use super::Input;
+    use super::{Input, Modality};
 
     #[test]
     fn lines() {
@@ -277,6 +322,8 @@ mod tests {
         assert_eq!(Input::parse("/reset"), Input::Reset);
         assert_eq!(Input::parse("/system Be brief. "), Input::System(Some("Be brief.")));
         assert_eq!(Input::parse("/system"), Input::System(None));
+        assert_eq!(Input::parse("/image a b.png "), Input::Attach(Modality::Image, "a b.png"));
+        assert_eq!(Input::parse("/audio"), Input::Attach(Modality::Audio, ""));
         assert_eq!(Input::parse("/exit"), Input::Exit);
         assert_eq!(Input::parse("/frobnicate"), Input::Unknown("/frobnicate"));
         assert_eq!(Input::parse("/etc/hosts?"), Input::Message("/etc/hosts?"));

@@ -4,16 +4,17 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
+use qhx_core::Result;
 use qhx_core::engine::{Message, Prompt, Request};
 use qhx_core::op::Modality;
-use qhx_core::{Error, ErrorKind, Result};
 
 use crate::app::App;
 use crate::args::{
     BackendArgs, BackendChoice, GlobalArgs, LibraryArgs, Switch, TemplateArg, parse_template_arg,
 };
+use crate::media::{self, Attachment};
 use crate::prompt;
-use crate::session::{self, Stream};
+use crate::session::{self, Opening, Stream};
 use crate::status::Status;
 
 const EXAMPLES: &str = "\
@@ -46,7 +47,7 @@ pub(crate) struct ClassicArgs {
     pub max_new: usize,
     /// The text to continue, `-` for standard input, or token ids separated by commas
     pub prompt: OsString,
-    /// An image, for host-ops that take one
+    /// A picture, for host-ops that take one: it stands before the prompt, or where a text says <image>
     pub image: Option<PathBuf>,
     /// The prompt is a user's message, put into the model's chat template
     #[arg(long)]
@@ -68,14 +69,10 @@ pub(crate) struct ClassicArgs {
 /// Runs the command.
 pub(crate) fn run(args: &ClassicArgs, app: &mut App) -> Result<Status> {
     let text = prompt::text(Some(&args.prompt))?;
-    let prompt = if args.chat {
-        let messages = vec![Message::new("user", text)];
-        Prompt::Chat { messages, thinking: args.thinking.map(Switch::is_on) }
-    } else if prompt::is_id_list(&text) {
-        Prompt::Tokens(prompt::ids(&text)?)
-    } else {
-        Prompt::Text(text)
-    };
+    let image = args.image.iter().cloned();
+    let image = image.map(|file| Attachment::new(Modality::Image, file.into()));
+    let attachments = image.collect::<Result<Vec<_>>>()?;
+    media::check_marks(&text, &attachments)?;
     let cpu = args.htp == Path::new("cpu");
     let backend = BackendArgs {
         resident: None,
@@ -87,30 +84,22 @@ pub(crate) fn run(args: &ClassicArgs, app: &mut App) -> Result<Status> {
         },
         device_arch: args.device_arch,
     };
-    let mut model = session::open(app, &args.manifest, Some(&args.root), &backend)?;
-    if let Some(image) = &args.image {
-        return Err(no_image(&model, image));
-    }
+    let opening =
+        Opening { root: Some(&args.root), attachments: &attachments, ..Opening::default() };
+    let mut model = session::open_checked(app, &args.manifest, &backend, opening, |_| Ok(()))?;
+    let attached = media::read(&attachments, &model, None)?;
+    let prompt = if args.chat {
+        let messages = vec![Message::new("user", media::content(text, &attached)?)];
+        Prompt::Chat { messages, thinking: args.thinking.map(Switch::is_on) }
+    } else if prompt::is_id_list(&text) {
+        media::tokens(prompt::ids(&text)?, &attached)
+    } else {
+        media::completion(text, &attached)?
+    };
     model.set_template_arguments(args.template_args.iter().cloned().collect());
     let request = Request::greedy(prompt, args.max_new);
     let generation = session::generate(app, &mut model, &request, Stream::Text)?;
+    media::say(&attached);
     say!("{}, {}", session::load(&model), session::summary(&generation));
     Ok(session::status(&generation))
-}
-
-fn no_image(model: &qhx_core::engine::Model, image: &Path) -> Error {
-    let op = &model.op().description;
-    let takes: Vec<_> = op.modalities.iter().map(|modality| modality.name()).collect();
-    let message = if op.modalities.contains(&Modality::Image) {
-        format!("{}: this version of qhx does not read images yet", image.display())
-    } else {
-        format!(
-            "{}: host-op {:?} does not take the modality image; it takes {}",
-            image.display(),
-            op.name,
-            takes.join(", ")
-        )
-    };
-    Error::new(ErrorKind::Prompt, message)
-        .hint("leave the image out, or name a manifest of the bundle that takes images")
 }

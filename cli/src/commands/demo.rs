@@ -53,7 +53,7 @@ pub(crate) fn run(args: &DemoArgs, app: &mut App) -> Result<Status> {
     let stream = if args.json { Stream::Quiet } else { Stream::Text };
     let generation = session::generate(app, &mut model, &request, stream)?;
     if args.json {
-        app.output.json(&session::json(&model, &generation))?;
+        app.output.json(&session::json(&model, &generation, &[]))?;
     }
     say!("{}, {}", session::load(&model), session::summary(&generation));
     say!("bundle: {}", bundle.display());

@@ -11,8 +11,9 @@ use qhx_core::engine::{Message, Prompt, Request};
 
 use crate::app::App;
 use crate::args::{BackendArgs, SamplingArgs, Switch, TemplateArg, parse_template_arg};
+use crate::media::{self, MediaArgs};
 use crate::prompt;
-use crate::session::{self, Stream};
+use crate::session::{self, Opening, Stream};
 use crate::status::Status;
 
 const EXAMPLES: &str = "\
@@ -20,6 +21,7 @@ Examples:
   qhx generate qwen35/v81 'The capital of France is' --max-new 32
   qhx generate qwen35/v81 --chat 'Name three rivers.' --thinking off --temperature 0.7 --seed 1
   git diff | qhx generate qwen35/v81 - --system-prompt 'Write a commit message.' --chat
+  qhx generate qwen3vl/v81 --chat 'What is in this picture?' --image photograph.jpg
   qhx generate qwen35/v81 --ids 760,6511,314,9338,369
   qhx generate qwen35/v81 'Once' --json | jq .timings";
 
@@ -52,7 +54,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long = "template-arg", value_name = "KEY=VALUE", value_parser = parse_template_arg, requires = "chat")]
     pub template_args: Vec<TemplateArg>,
     /// The prompt is a list of token ids separated by commas, and ids are printed
-    #[arg(long, conflicts_with = "chat")]
+    #[arg(long, conflicts_with_all = ["chat", "image", "audio", "video"])]
     pub ids: bool,
     /// End before this text. May be given several times
     #[arg(long, value_name = "TEXT")]
@@ -71,6 +73,8 @@ pub(crate) struct GenerateArgs {
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
+    pub media: MediaArgs,
+    #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]
     pub backend: BackendArgs,
@@ -88,17 +92,12 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 pub(crate) fn run(args: &GenerateArgs, app: &mut App) -> qhx_core::Result<Status> {
     let sampling = args.sampling.params()?;
     let text = prompt::text(args.prompt.as_deref())?;
-    let prompt = if args.ids {
-        Prompt::Tokens(prompt::ids(&text)?)
-    } else if args.chat {
-        let system = args.system_prompt.iter().map(|text| Message::new("system", text));
-        let messages = system.chain([Message::new("user", text)]).collect();
-        Prompt::Chat { messages, thinking: args.thinking.map(Switch::is_on) }
-    } else {
-        Prompt::Text(text)
-    };
-    let request = Request {
-        prompt,
+    let attachments = args.media.attachments()?;
+    media::check_marks(&text, &attachments)?;
+    let ids = if args.ids { prompt::ids(&text)? } else { Vec::new() };
+    let mut request = Request {
+        // What is attached is read by the rules of the model, once it is open.
+        prompt: Prompt::Tokens(ids),
         max_new: args.max_new,
         sampling,
         stop: args.stop.clone(),
@@ -107,8 +106,18 @@ pub(crate) fn run(args: &GenerateArgs, app: &mut App) -> qhx_core::Result<Status
     };
     let check = |manifest: &_| request.check(manifest);
     let dump = args.dump.as_deref().map(Dump::create).transpose()?.map(Arc::new);
-    let mut model = session::open_checked(app, &args.bundle, None, &args.backend, dump, check)?;
+    let opening = Opening { dump, attachments: &attachments, ..Opening::default() };
+    let mut model = session::open_checked(app, &args.bundle, &args.backend, opening, check)?;
     model.set_template_arguments(args.template_args.iter().cloned().collect());
+    let attached = media::read(&attachments, &model, args.media.fps)?;
+    if args.chat {
+        let system = args.system_prompt.iter().map(|text| Message::new("system", text));
+        let user = Message::new("user", media::content(text, &attached)?);
+        let messages = system.chain([user]).collect();
+        request.prompt = Prompt::Chat { messages, thinking: args.thinking.map(Switch::is_on) };
+    } else if !args.ids {
+        request.prompt = media::completion(text, &attached)?;
+    }
     let stream = match (args.json, args.ids) {
         (true, _) => Stream::Quiet,
         (false, true) => Stream::Ids,
@@ -118,8 +127,9 @@ pub(crate) fn run(args: &GenerateArgs, app: &mut App) -> qhx_core::Result<Status
     let generation = session::generate(app, &mut model, &request, stream)?;
     drop(limit);
     if args.json {
-        app.output.json(&session::json(&model, &generation))?;
+        app.output.json(&session::json(&model, &generation, &attached))?;
     }
+    media::say(&attached);
     say!("{}, {}", session::load(&model), session::summary(&generation));
     Ok(session::status(&generation))
 }

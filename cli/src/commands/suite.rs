@@ -1,10 +1,14 @@
 //! Suites of prompts with reference answers (`npu_suite/v1`), and the gates that judge answers.
 
-use std::path::Path;
+use std::path::{Component, Path};
 
 use clap::ValueEnum;
+use qhx_core::op::Modality;
 use qhx_core::{Error, ErrorKind, Result, files};
+use qhx_media::Source;
 use serde::{Deserialize, Serialize};
+
+use crate::media::Attachment;
 
 /// The schema that is read.
 pub(crate) const SCHEMA: &str = "npu_suite/v1";
@@ -62,6 +66,12 @@ pub(crate) struct Case {
     /// Used instead of `prompt` where it is given.
     #[serde(default)]
     pub prompt_ids: Option<Vec<u32>>,
+    /// Pictures, as paths beside the suite. They stand before the prompt, or where it says `<image>`.
+    #[serde(default)]
+    pub images: Vec<String>,
+    /// Sounds, as paths beside the suite. They stand before the prompt behind the pictures, or where it says `<audio>`.
+    #[serde(default)]
+    pub audio: Vec<String>,
     /// Tokens of the reference answer, with or without the one that ends it.
     pub gold: Vec<u32>,
     /// Tokens to generate; as many as the reference has, if not given.
@@ -93,12 +103,29 @@ impl Suite {
             if case.prompt.is_none() && case.prompt_ids.is_none() {
                 return Err(fail(format!("case {name}: neither prompt nor prompt_ids")));
             }
+            let is_beside = |file: &&String| {
+                let mut steps = Path::new(file).components();
+                !file.is_empty() && steps.all(|step| matches!(step, Component::Normal(_)))
+            };
+            if let Some(file) = case.images.iter().chain(&case.audio).find(|file| !is_beside(file))
+            {
+                return Err(fail(format!("case {name}: {file:?} is no path beside the suite")));
+            }
         }
         Ok(suite)
     }
 }
 
 impl Case {
+    /// Pictures and sounds of the case, of a suite in this folder.
+    pub(crate) fn attachments(&self, folder: &Path) -> Vec<Attachment> {
+        let of = |modality| {
+            move |file: &String| Attachment { modality, source: Source::File(folder.join(file)) }
+        };
+        let images = self.images.iter().map(of(Modality::Image));
+        images.chain(self.audio.iter().map(of(Modality::Audio))).collect()
+    }
+
     /// The id, or the position in the suite.
     pub(crate) fn name(&self, index: usize) -> String {
         self.id.clone().unwrap_or_else(|| (index + 1).to_string())

@@ -6,7 +6,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use qhx_core::engine::{FinishReason, Prompt, Request};
+use qhx_core::engine::{FinishReason, Request};
 use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
@@ -14,7 +14,8 @@ use sha2::{Digest as _, Sha256};
 use super::suite::{Gate, Score, Suite, suite_passes};
 use crate::app::App;
 use crate::args::BackendArgs;
-use crate::session::{self, Stream};
+use crate::media;
+use crate::session::{self, Opening, Stream};
 use crate::status::Status;
 
 const EXAMPLES: &str = "\
@@ -77,14 +78,22 @@ struct SuiteReport {
 fn answers(args: &VerifyArgs, path: &Path, app: &mut App) -> Result<Status> {
     let suite = Suite::load(path)?;
     let gate = args.gate.or(suite.gate).unwrap_or_default();
-    let mut model = session::open(app, &args.bundle, None, &args.backend)?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let attachments: Vec<_> =
+        suite.cases.iter().flat_map(|case| case.attachments(folder)).collect();
+    let opening = Opening { attachments: &attachments, ..Opening::default() };
+    let mut model = session::open_checked(app, &args.bundle, &args.backend, opening, |_| Ok(()))?;
     let ends = model.manifest().params.eos_token_id.clone();
     let mut cases = Vec::new();
     for (index, case) in suite.cases.iter().enumerate() {
         let id = case.name(index);
+        let of_case = |e: Error| e.context(format_args!("case {id}"));
+        let attached = media::read(&case.attachments(folder), &model, None).map_err(of_case)?;
         let prompt = match (&case.prompt_ids, &case.prompt) {
-            (Some(ids), _) => Prompt::Tokens(ids.clone()),
-            (None, text) => Prompt::Text(text.clone().unwrap_or_default()),
+            (Some(ids), _) => media::tokens(ids.clone(), &attached),
+            (None, text) => {
+                media::completion(text.clone().unwrap_or_default(), &attached).map_err(of_case)?
+            }
         };
         let is_end = |token: Option<&u32>| token.is_some_and(|t| ends.contains(t));
         let gold = match case.gold.split_last() {
@@ -94,8 +103,8 @@ fn answers(args: &VerifyArgs, path: &Path, app: &mut App) -> Result<Status> {
         let max_new = case.max_new.unwrap_or(case.gold.len());
         model.reset()?;
         let request = Request::greedy(prompt, max_new);
-        let generation = session::generate(app, &mut model, &request, Stream::Quiet)
-            .map_err(|e| e.context(format_args!("case {id}")))?;
+        let generation =
+            session::generate(app, &mut model, &request, Stream::Quiet).map_err(of_case)?;
         // Also where the signal came with the last token, which ends a generation by itself.
         let cancelled = app.interrupts.token().is_cancelled();
         if cancelled || generation.finish_reason == FinishReason::Cancelled {

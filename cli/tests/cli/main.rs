@@ -10,6 +10,7 @@ mod failures;
 mod generate;
 #[cfg(unix)]
 mod interrupt;
+mod media;
 mod phimoe;
 #[cfg(not(feature = "builtin-ops"))]
 mod plugins;

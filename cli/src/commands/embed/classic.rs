@@ -12,7 +12,7 @@ use super::sink::{cosine, norm};
 use crate::app::App;
 use crate::args::{BackendArgs, BackendChoice, GlobalArgs, LibraryArgs};
 use crate::status::Status;
-use crate::{session, vars};
+use crate::{session, time, vars};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -116,7 +116,7 @@ pub(crate) fn run(args: &EmbedClassicArgs, app: &mut App) -> Result<Status> {
         ))?;
     }
     for stats in encoder.model().graph_stats() {
-        let each = session::ms(stats.busy) / stats.executions.max(1) as f64;
+        let each = time::ms(stats.busy) / stats.executions.max(1) as f64;
         say!("{}: {each:.1} ms a text", stats.graph);
     }
     say!("{}", session::load(encoder.model()));

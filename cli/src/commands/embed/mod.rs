@@ -23,6 +23,7 @@ use qhx_core::{ErrorKind, Result};
 use crate::app::App;
 use crate::session;
 use crate::status::Status;
+use crate::time;
 use encoder::Encoder;
 use fingerprint::Fingerprint;
 use sink::{Claim, Sink};
@@ -98,10 +99,10 @@ fn summary(encoder: &Encoder, texts: u64) -> String {
         .graph_stats()
         .iter()
         .filter(|s| s.executions > 0)
-        .map(|s| format!("{} {:.1} ms", s.graph, session::ms(s.busy) / s.executions as f64))
+        .map(|s| format!("{} {:.1} ms", s.graph, time::ms(s.busy) / s.executions as f64))
         .collect::<Vec<_>>()
         .join(", ");
-    let each = if texts == 0 { 0.0 } else { session::ms(graphs) / texts as f64 };
+    let each = if texts == 0 { 0.0 } else { time::ms(graphs) / texts as f64 };
     format!(
         "{}, {texts} texts, {each:.1} ms a text in graphs{}{}",
         session::load(model),

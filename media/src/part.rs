@@ -1,0 +1,49 @@
+//! Any file as a part of a prompt.
+
+use qhx_core::op::{MediaRules, Modality};
+use qhx_core::{Error, ErrorKind, Media, Result};
+
+use crate::format::{Format, Kind};
+use crate::{Limits, Source, picture, sound, video};
+
+/// Whether a file is there and of a format that may serve as `wanted`, by its first bytes: for an answer before a model
+/// is loaded.
+///
+/// # Errors
+///
+/// As those of [`read`], as far as the first bytes show them.
+pub fn check(source: &Source, wanted: Modality, limits: &Limits) -> Result<()> {
+    let kind = match wanted {
+        Modality::Image => Kind::Picture,
+        Modality::Audio => Kind::Sound,
+        Modality::Video if source.is_folder() => return Ok(()),
+        Modality::Video => Kind::Video,
+        other => return Err(no_file(source, other)),
+    };
+    let (_, head) = source.open(limits)?.head(source)?;
+    Format::expect(source, &head, kind).map(drop)
+}
+
+/// Decodes a file as a part of a prompt.
+///
+/// # Errors
+///
+/// As those of [`picture`], [`sound`] and [`video`]; and for a modality that no file has.
+pub fn read(
+    source: &Source,
+    wanted: Modality,
+    rules: &MediaRules,
+    limits: &Limits,
+) -> Result<Media> {
+    match wanted {
+        Modality::Image => picture(source, &rules.image, limits)?.into_media(),
+        Modality::Audio => sound(source, &rules.audio, limits)?.into_media(),
+        Modality::Video => video(source, &rules.video, &rules.image, limits)?.into_media(),
+        other => Err(no_file(source, other)),
+    }
+}
+
+fn no_file(source: &Source, wanted: Modality) -> Error {
+    let what = format!("{source}: no file is {}", wanted.name());
+    Error::new(ErrorKind::Usage, what).hint("expected image, audio or video")
+}
