@@ -216,6 +216,19 @@ impl Checkpoint {
         Ok(out)
     }
 
+    /// The value of a tensor without dimensions, such as a bound; it may be infinite.
+    pub fn scalar(&self, name: &str) -> Result<f32> {
+        let mut value = [0f32];
+        self.source(name, &[], [1, 1])?.read_f32(0, &mut value)?;
+        match value {
+            [value] if value.is_nan() => {
+                let what = format!("tensor {name} is NaN, expected a number");
+                Err(Error::new(ErrorKind::Artifact, what))
+            }
+            [value] => Ok(value),
+        }
+    }
+
     /// The tensor `name` of the shape `stored`, seen as the matrix `shape`.
     fn source(
         &self,

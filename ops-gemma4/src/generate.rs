@@ -3,9 +3,14 @@
 use qhx_op::decoder::{Decoder, DecoderGraphs};
 use qhx_op::fill::{CausalMask, Rope};
 use qhx_op::state::StateCarrier;
-use qhx_op::{Host, Modality, Op, OpDescription, Result, Task, schema};
+use qhx_op::{
+    Alpha, Host, MediaRules, Modality, Op, OpDescription, Placement, Result, Segment, Task, View,
+    schema,
+};
+use serde_json::Value;
 
 use crate::layout::Layout;
+use crate::media::Media;
 use crate::per_layer::{PLE, PerLayerInputs};
 
 const NAME: &str = "gemma4_split_generate";
@@ -13,10 +18,24 @@ const NAME: &str = "gemma4_split_generate";
 const FULL: [&str; 3] = ["cos_f", "sin_f", "cmask_f"];
 const SLIDING: [&str; 3] = ["cos_s", "sin_s", "cmask_s"];
 
+/// `plan.params`: that of a decoder, and the graphs of the towers.
+fn params_schema() -> Value {
+    let roles = FULL.into_iter().chain(SLIDING).chain([PLE, "mel", "keep"]);
+    let mut params = schema::decoder(roles);
+    for (key, what) in [
+        ("vision", "Graph of the tower for pictures, or several for different numbers of patches."),
+        ("audio_enc", "Graph of the tower for sound, or several for different lengths."),
+    ] {
+        params["properties"][key] = schema::graphs(what);
+    }
+    params
+}
+
 /// Text generation for Gemma 4.
 #[derive(Debug)]
 pub struct Generate {
     decoder: Decoder,
+    media: Media,
     softcap: Option<f32>,
 }
 
@@ -27,8 +46,8 @@ impl Op for Generate {
             summary: "Text generation for Gemma 4".to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             tasks: vec![Task::Generate],
-            modalities: vec![Modality::Text],
-            params_schema: schema::decoder(FULL.into_iter().chain(SLIDING).chain([PLE])),
+            modalities: vec![Modality::Text, Modality::Image, Modality::Audio],
+            params_schema: params_schema(),
         }
     }
 
@@ -47,6 +66,7 @@ impl Op for Generate {
         let embedding = graphs.embedding(host)?.scaled(scale)?;
         let rows = graphs.embedding(host)?.scaled(scale)?;
         let per_layer = PerLayerInputs::open(host, rows, layout.layers)?;
+        let media = Media::open(host, graphs.hidden())?;
         let softcap = host.value("/params/final_logit_softcapping")?;
         let decoder = Decoder::builder(NAME, graphs, state)
             .embedding(embedding)
@@ -56,7 +76,7 @@ impl Op for Generate {
             .mask(sliding)
             .filler(per_layer)
             .open(host)?;
-        Ok(Self { decoder, softcap })
+        Ok(Self { decoder, media, softcap })
     }
 
     fn decoder(&self) -> Option<&Decoder> {
@@ -65,6 +85,30 @@ impl Op for Generate {
 
     fn decoder_mut(&mut self) -> Option<&mut Decoder> {
         Some(&mut self.decoder)
+    }
+
+    fn placeholders(&self) -> Vec<u32> {
+        self.media.placeholders()
+    }
+
+    /// `transformers` leaves pictures as they lie in the file, and drops transparency.
+    fn media_rules(&self) -> MediaRules {
+        let mut rules = MediaRules::default();
+        rules.image.upright = false;
+        rules.image.alpha = Alpha::Drop;
+        rules
+    }
+
+    fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
+        self.media.place(segment)
+    }
+
+    fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
+        if segments.iter().all(|segment| matches!(segment, Segment::Tokens(_))) {
+            return self.decoder.prefill(host, segments);
+        }
+        let prompt = self.media.prompt(host, segments)?;
+        self.decoder.prefill_soft(host, &prompt.tokens, &prompt.soft())
     }
 
     fn softcap(&self) -> Option<f32> {

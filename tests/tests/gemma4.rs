@@ -2,16 +2,28 @@
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use qhx_core::backend::Backend;
 use qhx_core::compare::Distance;
-use qhx_core::engine::{Message, Model, Prompt, Request};
-use qhx_core::op::Segment;
+use qhx_core::dump::Dump;
+use qhx_core::engine::{Content, ContentPart, Message, Model, ModelOptions, Part, Prompt, Request};
+use qhx_core::manifest::Manifest;
+use qhx_core::op::{AudioRules, ImageRules, Segment};
+use qhx_core::{CancelToken, ErrorKind, Media};
+use qhx_forge::checkpoint::Checkpoint;
+use qhx_forge::plan::plan;
+use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
+use qhx_media::{Limits, Source};
 use qhx_tests::replay::{generate, greedy_exact, play, shortest, step_exact};
 use qhx_tests::toys::{self, Case, Goldens};
 use qhx_tests::{backends, plugin_files, suite};
+use safetensors::SafeTensors;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 const TOY: &str = "gemma4-toy";
@@ -58,6 +70,7 @@ fn try_bundle(
     options.name = Some(TOY.to_owned());
     options.max_ctx = Some(200);
     options.prefill = Some(vec![24]);
+    options.recipe_options.insert("towers".to_owned(), "none".to_owned());
     change(&mut options);
     let report = forge(checkpoint, &options, &mut Silent)?;
     Ok(Bundle { manifest: report.manifest, _folder: folder })
@@ -69,6 +82,14 @@ fn bundle(change: impl FnOnce(&mut ForgeOptions)) -> Bundle {
 
 fn goldens() -> Goldens {
     toys::goldens(&toys::fixture(TOY))
+}
+
+/// With the towers for pictures and sound, and more recipe options.
+fn with_towers(given: &[(&str, &str)]) -> impl Fn(&mut ForgeOptions) {
+    let short = [("towers", "all"), ("audio-tokens", "54")];
+    let given = short.iter().chain(given).map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+    let given: BTreeMap<_, _> = given.collect();
+    move |options: &mut ForgeOptions| options.recipe_options.extend(given.clone())
 }
 
 /// Executions of a graph so far.
@@ -180,8 +201,8 @@ fn both_spellings_of_the_configuration_make_the_same_bundle() {
         assert!(hashes.iter().any(|(file, _)| file.starts_with("onnx/decode_p0")), "{hashes:?}");
         (manifest["params"].clone(), manifest["plan"].clone(), hashes)
     };
-    let other = try_bundle(other.path(), |_| ()).unwrap_or_else(|e| panic!("{e}"));
-    assert_eq!(made(&other), made(&bundle(|_| ())));
+    let other = try_bundle(other.path(), with_towers(&[])).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(made(&other), made(&bundle(with_towers(&[]))));
 }
 
 #[test]
@@ -283,5 +304,314 @@ fn the_npu_equals_the_reference() {
         let request = Request::greedy(Prompt::Text(case.prompt.clone()), case.output_ids.len());
         let found = generate(&mut model, &request).tokens;
         assert!(suite::tolerated(&found, &case.output_ids), "w8a16, {}: {found:?}", case.id);
+    }
+}
+
+/// The sizes of the published bundle's files follow from the configuration of E4B.
+#[test]
+fn a_bundle_of_the_published_size_has_the_published_parts() {
+    let config = qhx_places::workspace().join("tests/configs/gemma-4-e4b.json");
+    let checkpoint = Checkpoint::synthetic(&config, 1).unwrap();
+    let mut options = ForgeOptions::new("bundle");
+    options.precision = Precision::W8A16;
+    options.prefill = Some(Vec::new());
+    let (plan, recipe) = plan(&checkpoint, recipe, &options, true).unwrap();
+    let near = |found: u64, gigabytes: f64| {
+        let found = found as f64 / 1e9;
+        assert!((found / gigabytes - 1.0).abs() < 0.01, "{found} GB, expected {gigabytes}");
+    };
+    for (key, gigabytes) in [
+        ("decode_p0", 1.14),
+        ("decode_p1", 1.14),
+        ("decode_p2", 1.66),
+        ("lmhead", 1.342),
+        ("vision", 0.331),
+    ] {
+        near(plan.contexts.iter().find(|c| c.key == key).unwrap().weight_bytes, gigabytes);
+    }
+    near(plan.embed_bytes, 1.342);
+    let table = plan.tables.iter().find(|(key, _)| key == "ple").unwrap();
+    near(table.1, 5.692);
+    assert_eq!(recipe.params["vision"]["max_soft_tokens"], 280);
+    assert_eq!(recipe.plan_params["decode"], json!(["decode_p0", "decode_p1", "decode_p2"]));
+}
+
+/// What the goldens have of pictures and sound.
+#[derive(Deserialize)]
+struct MediaGoldens {
+    media: Vec<MediaCase>,
+    media_chat: MediaChat,
+}
+
+#[derive(Deserialize)]
+struct MediaCase {
+    id: String,
+    parts: Vec<MediaPart>,
+    prompt_ids: Vec<u32>,
+    output_ids: Vec<u32>,
+    text: String,
+}
+
+#[derive(Deserialize)]
+struct MediaChat {
+    turns: Vec<MediaTurn>,
+}
+
+#[derive(Deserialize)]
+struct MediaTurn {
+    user: Value,
+    prompt_ids: Vec<u32>,
+    output_ids: Vec<u32>,
+    text: String,
+}
+
+#[derive(Deserialize, Clone)]
+#[serde(rename_all = "snake_case")]
+enum MediaPart {
+    Text(String),
+    Image(String),
+    Audio(String),
+}
+
+impl MediaPart {
+    /// The picture or clip from its file, as the op's rules want it; none for text.
+    fn media(&self) -> Option<Media> {
+        let file = |name: String| Source::File(toys::fixture(TOY).join(name));
+        let limits = Limits::default();
+        Some(match self {
+            Self::Text(_) => return None,
+            Self::Image(id) => {
+                let source = file(format!("{id}.png"));
+                let found = qhx_media::picture(&source, &ImageRules::default(), &limits).unwrap();
+                Media::image(found.rgb, found.width, found.height).unwrap()
+            }
+            Self::Audio(id) => {
+                let source = file(format!("{id}.wav"));
+                let found = qhx_media::sound(&source, &AudioRules::default(), &limits).unwrap();
+                Media::audio(found.samples, found.rate).unwrap()
+            }
+        })
+    }
+}
+
+impl MediaCase {
+    fn request(&self) -> Request {
+        let part = |part: &MediaPart| match part {
+            MediaPart::Text(text) => Part::Text(text.clone()),
+            other => Part::Media(other.media().unwrap()),
+        };
+        let parts = self.parts.iter().map(part).collect();
+        Request::greedy(Prompt::Parts(parts), self.output_ids.len())
+    }
+}
+
+fn media_goldens() -> MediaGoldens {
+    serde_json::from_slice(&fs::read(toys::fixture(TOY).join("goldens.json")).unwrap()).unwrap()
+}
+
+/// A tensor of the goldens.
+fn golden(name: &str) -> Vec<f32> {
+    let bytes = fs::read(toys::fixture(TOY).join("goldens.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let data = file.tensor(name).unwrap().data().chunks_exact(4);
+    data.map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+/// A model that dumps what its op offers.
+struct Dumping {
+    model: Model,
+    folder: tempfile::TempDir,
+    /// Arrays read so far, by name.
+    read: BTreeMap<String, usize>,
+}
+
+impl Dumping {
+    fn open(bundle: &Bundle, backend: Arc<dyn Backend>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let model = Model::open(ModelOptions {
+            manifest: Arc::new(Manifest::load(&bundle.manifest).unwrap()),
+            backend,
+            ops: &toys::plugins(),
+            threads: Some(2),
+            cancel: CancelToken::new(),
+            progress: None,
+            dump: Some(Arc::new(Dump::create(&folder.path().join("dump")).unwrap())),
+        });
+        Self { model: model.unwrap(), folder, read: BTreeMap::new() }
+    }
+
+    /// The next array of a name: its last `count` values.
+    fn next(&mut self, name: &str, count: usize) -> Vec<f32> {
+        let read = self.read.entry(name.to_owned()).or_default();
+        *read += 1;
+        let file = if *read == 1 { format!("{name}.npy") } else { format!("{name}-{read}.npy") };
+        let bytes = fs::read(self.folder.path().join("dump").join(file)).unwrap();
+        let values = bytes[bytes.len() - 4 * count..].chunks_exact(4);
+        values.map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    }
+}
+
+/// Distance of what was dumped from a golden tensor.
+fn distance(dumping: &mut Dumping, name: &str, tensor: &str) -> Distance {
+    let expected = golden(tensor);
+    let found = dumping.next(name, expected.len());
+    Distance::of(&found, &expected).unwrap()
+}
+
+/// Says the words of pictures and clips, one, several, and both in one prompt; and what lies on the way equals the
+/// reference: mel frames, soft tokens, logits.
+#[test]
+#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
+fn pictures_and_clips_say_the_same() {
+    let bundle = bundle(with_towers(&[]));
+    let mut dumping = Dumping::open(&bundle, backends::cpu());
+    for case in &media_goldens().media {
+        dumping.model.reset().unwrap();
+        let generation = generate(&mut dumping.model, &case.request());
+        assert_eq!(generation.prompt_tokens, case.prompt_ids.len(), "{}", case.id);
+        assert_eq!(generation.tokens, case.output_ids, "{}", case.id);
+        assert_eq!(generation.text.trim_start(), case.text.trim_start(), "{}", case.id);
+        for part in &case.parts {
+            let soft = match part {
+                MediaPart::Text(_) => continue,
+                MediaPart::Image(id) => {
+                    distance(&mut dumping, "image_soft", &format!("image.{id}.soft"))
+                }
+                MediaPart::Audio(id) => {
+                    // Frames beyond the clip are zeros in the reference.
+                    let mut expected = golden(&format!("audio.{id}.mel"));
+                    while expected.ends_with(&[0.0; 44]) {
+                        expected.truncate(expected.len() - 44);
+                    }
+                    let mel = dumping.next("mel", expected.len());
+                    let mel = Distance::of(&mel, &expected).unwrap();
+                    assert!(mel.largest <= 2e-4, "{id}: mel {mel:?}");
+                    distance(&mut dumping, "audio_soft", &format!("audio.{id}.soft"))
+                }
+            };
+            eprintln!("{}: soft tokens {:.1e}, cosine {:.8}", case.id, soft.largest, soft.cosine);
+            assert!(soft.cosine >= 0.999_999 && soft.largest <= 1e-3, "{}: {soft:?}", case.id);
+        }
+        let mut expected = golden(&format!("{}.logits", case.id));
+        expected.truncate(490);
+        let logits = Distance::of(&dumping.next("logits", 490), &expected).unwrap();
+        assert!(logits.largest <= 1e-3, "{}: logits {logits:?}", case.id);
+    }
+}
+
+/// A larger budget, several graphs: the smallest that holds a picture or clip takes it.
+#[test]
+fn each_picture_and_clip_goes_through_the_smallest_graph() {
+    let sizes = [("image-patches", "540,1200"), ("image-tokens", "140"), ("audio-tokens", "18,54")];
+    let bundle = bundle(with_towers(&sizes));
+    let mut dumping = Dumping::open(&bundle, backends::cpu());
+    let flag = MediaPart::Image("flag".to_owned()).media().unwrap();
+    let short = Request::greedy(Prompt::Parts(vec![Part::Media(flag)]), 1);
+    generate(&mut dumping.model, &short);
+    let soft = distance(&mut dumping, "image_soft", "image.flag.soft140");
+    assert!(soft.cosine >= 0.999_999 && soft.largest <= 1e-3, "{soft:?}");
+    let stop = MediaPart::Audio("stop".to_owned()).media().unwrap();
+    let bread = MediaPart::Audio("bread".to_owned()).media().unwrap();
+    for clip in [stop, bread] {
+        dumping.model.reset().unwrap();
+        generate(&mut dumping.model, &Request::greedy(Prompt::Parts(vec![Part::Media(clip)]), 1));
+    }
+    for (id, tensor) in [("stop", "audio.stop.soft"), ("bread", "audio.bread.soft")] {
+        let soft = distance(&mut dumping, "audio_soft", tensor);
+        assert!(soft.cosine >= 0.999_999, "{id}: {soft:?}");
+    }
+    let graphs = ["vision_540", "vision_1200", "audio_enc_18", "audio_enc_54"];
+    let found = graphs.map(|graph| executions(&dumping.model, graph));
+    assert_eq!(found, [0, 1, 1, 1]);
+}
+
+#[test]
+fn a_conversation_goes_on_after_a_picture() {
+    let bundle = bundle(with_towers(&[]));
+    let mut model = bundle.open();
+    let mut messages: Vec<Message> = Vec::new();
+    for (index, turn) in media_goldens().media_chat.turns.iter().enumerate() {
+        let content: Content = match turn.user.as_str() {
+            Some(text) => text.into(),
+            None => {
+                let parts: Vec<MediaPart> = serde_json::from_value(turn.user.clone()).unwrap();
+                let part = |part: &MediaPart| match part {
+                    MediaPart::Text(text) => ContentPart::Text(text.clone()),
+                    other => ContentPart::Media(other.media().unwrap()),
+                };
+                parts.iter().map(part).collect::<Vec<_>>().into()
+            }
+        };
+        messages.push(Message::new("user", content));
+        let prompt = Prompt::Chat { messages: messages.clone(), thinking: None };
+        let generation = generate(&mut model, &Request::greedy(prompt, turn.output_ids.len()));
+        assert_eq!(generation.prompt_tokens, turn.prompt_ids.len(), "turn {index}");
+        assert_eq!((generation.tokens, &*generation.text), (turn.output_ids.clone(), &*turn.text));
+        assert_eq!(generation.reused_tokens > 0, index > 0, "turn {index}");
+        assert_eq!(executions(&model, "vision"), 1, "turn {index}");
+        messages.push(Message::new("assistant", turn.text.as_str()));
+    }
+}
+
+#[test]
+fn media_that_a_bundle_cannot_take_are_refused_in_a_sentence() {
+    let refused = |model: &mut Model, media: Media| {
+        let request = Request::greedy(Prompt::Parts(vec![Part::Media(media)]), 1);
+        let error = model.generate(&request, &mut |_| std::ops::ControlFlow::Continue(()));
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Prompt, "{error}");
+        error.to_string()
+    };
+    let picture = || MediaPart::Image("tree".to_owned()).media().unwrap();
+    let clip = |samples: usize, rate: u32| Media::audio(vec![0.1; samples], rate).unwrap();
+    let mut text = bundle(|_| ()).open();
+    let error = refused(&mut text, picture());
+    assert!(error.contains("the bundle takes no pictures: it has no graphs \"vision\""), "{error}");
+    let error = refused(&mut text, clip(16_000, 16_000));
+    assert!(error.contains("the bundle takes no sound"), "{error}");
+    let mut model = bundle(with_towers(&[("image-patches", "540")])).open();
+    let error = refused(&mut model, picture());
+    assert!(error.contains("becomes 594 patches, but the bundle's graphs take 540"), "{error}");
+    let error = refused(&mut model, clip(100, 16_000));
+    assert!(error.contains("shorter than one frame"), "{error}");
+    let error = refused(&mut model, clip(16_000 * 3, 16_000));
+    assert!(error.contains("is 75 soft tokens, the bundle takes 54 (2.2 s) at most"), "{error}");
+    let error = refused(&mut model, clip(8_000, 8_000));
+    assert!(error.contains("8000 samples a second, expected 16000"), "{error}");
+    let film = Media::video(vec![0; 12], 2, 2, vec![0.0]).unwrap();
+    let error = refused(&mut model, film);
+    assert!(error.contains("the prompt has a video"), "{error}");
+}
+
+/// On the emulator: a picture and a spoken sentence in fp16.
+#[test]
+#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
+fn the_npu_sees_and_hears() {
+    let Some(libraries) = toys::qnn_tier().filter(|_| !cfg!(feature = "builtin-ops")) else {
+        return;
+    };
+    let (htp, system) = &libraries;
+    let full = toys::full_matrix();
+    let patches = if full { "630" } else { "540" };
+    let bundle = bundle(|o| {
+        with_towers(&[("image-patches", patches)])(o);
+        o.compiler = Some(backends::compiler(htp, system, "v81"));
+    });
+    let mut dumping = Dumping::open(&bundle, backends::qnn(&libraries));
+    for case in media_goldens().media.iter().filter(|c| full || ["boat", "noon"].contains(&&*c.id))
+    {
+        dumping.model.reset().unwrap();
+        let generation = generate(&mut dumping.model, &case.request());
+        assert_eq!(generation.tokens, case.output_ids, "{}", case.id);
+        for part in &case.parts {
+            let (name, tensor) = match part {
+                MediaPart::Text(_) => continue,
+                MediaPart::Image(id) => ("image_soft", format!("image.{id}.soft")),
+                MediaPart::Audio(id) => ("audio_soft", format!("audio.{id}.soft")),
+            };
+            let soft = distance(&mut dumping, name, &tensor);
+            eprintln!("{}: soft tokens {:.1e}, cosine {:.7}", case.id, soft.largest, soft.cosine);
+            assert!(soft.cosine >= 0.999, "{}: {soft:?}", case.id);
+        }
     }
 }

@@ -70,6 +70,8 @@ fn every_published_model_is_planned_so_that_devices_can_load_it() {
                 ("mistral-7b-v0.3" | "nv-embedcode-7b", _) => 3,
                 ("qwen3.5-4b", "fp16") => 3,
                 ("qwen3.5-4b", _) => 2,
+                ("gemma-4-e4b", "fp16") => 6,
+                ("gemma-4-e4b" | "gemma-4-e2b", _) => 3,
                 _ => 1,
             };
             assert_eq!(shards, expected, "{name} {precision}");

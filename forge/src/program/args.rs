@@ -211,6 +211,10 @@ pub(crate) struct ShapeArgs {
     /// shape: short for `--recipe-option image-patches=N,…`
     #[arg(long, value_name = "N")]
     pub image_patches: Option<String>,
+    /// Soft tokens that a picture becomes at most, for models with a budget: short for
+    /// `--recipe-option image-tokens=N`
+    #[arg(long, value_name = "N")]
+    pub image_tokens: Option<String>,
     /// An option that the recipe of the model's class has beside these. May be given several times
     #[arg(long = "recipe-option", value_name = "KEY=VALUE", value_parser = key_and_value)]
     pub recipe_options: Vec<(String, String)>,
@@ -223,6 +227,7 @@ impl ShapeArgs {
             ("experts", self.experts.map(|form| form.name().to_owned())),
             ("image-size", self.image_size.clone()),
             ("image-patches", self.image_patches.clone()),
+            ("image-tokens", self.image_tokens.clone()),
         ];
         let own = own.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
         ForgeOptions {

@@ -20,28 +20,40 @@
 //! They write no cache, so only the last token of a prompt passes them, and graphs `prefill<P>` end before them: with
 //! the keys and values of the last layer that has some, and without `y`.
 
+mod audio;
 mod config;
 mod decoder;
+mod towers;
+mod vision;
 
 use qhx_core::Result;
 use serde_json::{Map, Value, json};
 
 use crate::checkpoint::Checkpoint;
+use crate::graph::Graph;
 use crate::kit::{
-    Decoder, DecoderParams, Layers, MatrixFile, check_shape, decoder_of, matrices, object,
-    prompt_rows,
+    Decoder, DecoderParams, Layers, MatrixFile, Reader, check_shape, decoder_of, matrices, object,
+    one_or_many, prompt_rows,
 };
-use crate::recipe::{Recipe, RecipeOptions, Tables};
+use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Tables};
 use crate::register_recipe;
 use crate::registry::{RecipeEntry, RecipeOption};
+use audio::{AUDIO_TOKENS, Audio};
 use config::{Config, Rope};
 use decoder::Model;
+use vision::{IMAGE_PATCHES, IMAGE_TOKENS, Vision};
 
 /// Tokens that a prompt graph takes when nothing is said.
 const DEFAULT_PREFILL: usize = 128;
 /// Contexts of the decoder when nothing is said, as published.
 const PARTS: usize = 3;
 
+/// Which of the towers become graphs.
+const TOWERS: RecipeOption = RecipeOption {
+    name: "towers",
+    values: &["all", "none", "vision", "audio"],
+    help: "the towers of the checkpoint that the bundle has: for pictures (vision), for sound (audio)",
+};
 const DOWN_SHIFT: RecipeOption = RecipeOption {
     name: "down-shift",
     values: &["4", "0", "2", "6", "8"],
@@ -52,7 +64,7 @@ register_recipe!(
     RecipeEntry::new(&["Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"], recipe)
         .prompt_graphs()
         .shards(PARTS)
-        .options(&[DOWN_SHIFT])
+        .options(&[TOWERS, IMAGE_PATCHES, IMAGE_TOKENS, AUDIO_TOKENS, DOWN_SHIFT])
 );
 
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
@@ -66,7 +78,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let parts = Layers::new(checkpoint, options.precision, config.eps);
     let down_shift = options.choice(DOWN_SHIFT.name).and_then(|k| k.parse().ok()).unwrap_or(0);
     let model = Model { parts, config: &config, capacities: [max_ctx, ring], down_shift };
-    let Decoder { contexts, plan_params } = decoder_of(
+    let Decoder { mut contexts, mut plan_params } = decoder_of(
         options,
         &config.parts(options.shards),
         &prompts,
@@ -76,15 +88,56 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         },
         parts.lmhead(config.hidden, config.vocab, config.tied)?,
     )?;
+    let mut params = params(&config, max_ctx, window);
+    let mut tables = vec![per_layer_tables(checkpoint, &config)?];
+    let mut add = |key: &str, graphs: Vec<Graph>| {
+        let names = graphs.iter().map(|graph| graph.name().to_owned()).collect();
+        plan_params.insert(key.to_owned(), one_or_many(names));
+        let context = ContextPlan::new(key.to_owned(), Precision::Fp16, graphs);
+        contexts.push(ContextPlan { optional: Some(key.to_owned()), ..context });
+    };
+    if wants(checkpoint, options, "vision") {
+        let vision = Vision::read(checkpoint, options)?;
+        add("vision", vision.graphs(checkpoint)?);
+        tables.push(vision.tables(checkpoint, config.hidden)?);
+        let mut said = vision.params();
+        said.extend(tokens(checkpoint, ["image_token_id", "boi_token_id", "eoi_token_id"])?);
+        params.insert("vision".to_owned(), Value::Object(said));
+    }
+    if wants(checkpoint, options, "audio") {
+        let audio = Audio::read(checkpoint, options)?;
+        add("audio_enc", audio.graphs(checkpoint)?);
+        tables.push(audio.tables(checkpoint, config.hidden)?);
+        let ends = ["eoa_token_id", "eoa_token_index"];
+        let end = ends.into_iter().find(|key| checkpoint.config().get(*key).is_some());
+        let mut said = audio.params();
+        let keys = ["audio_token_id", "boa_token_id", end.unwrap_or(ends[0])];
+        said.extend(tokens(checkpoint, keys)?);
+        params.insert("audio".to_owned(), Value::Object(said));
+    }
     Ok(Recipe {
         family: "gemma4".to_owned(),
         host_op: "gemma4_split_generate".to_owned(),
         contexts,
         embed: checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?,
-        params: params(&config, max_ctx, window),
+        params,
         plan_params,
-        tables: vec![per_layer_tables(checkpoint, &config)?],
+        tables,
     })
+}
+
+/// Whether the checkpoint has a tower, and the bundle shall have it.
+fn wants(checkpoint: &Checkpoint, options: &RecipeOptions, tower: &str) -> bool {
+    let there = checkpoint.config().get(format!("{tower}_config")).is_some_and(Value::is_object);
+    there && options.choice(TOWERS.name).is_none_or(|towers| towers == "all" || towers == tower)
+}
+
+/// The tokens `token_id`, `begin_token_id` and `end_token_id` of a kind of media, from these keys of the configuration.
+fn tokens(checkpoint: &Checkpoint, keys: [&str; 3]) -> Result<Map<String, Value>> {
+    let reader = Reader::whole(checkpoint);
+    let names = ["token_id", "begin_token_id", "end_token_id"];
+    let id = |(name, key): (&str, &str)| Ok((name.to_owned(), json!(reader.size(key)?)));
+    names.into_iter().zip(keys).map(id).collect()
 }
 
 fn params(config: &Config, max_ctx: usize, window: usize) -> Map<String, Value> {

@@ -1,0 +1,129 @@
+//! What the towers for pictures and for sound have in common.
+
+use std::sync::Arc;
+
+use qhx_core::{DType, Error, ErrorKind, Result};
+use serde_json::Value;
+
+use crate::builder::GraphBuilder;
+use crate::checkpoint::{Checkpoint, read_json};
+use crate::graph::TensorId;
+use crate::recipe::RecipeOptions;
+use crate::weight::{RowSource, Storage, Weight};
+
+/// A linear layer whose input and output are cut to bounds that the checkpoint gives (`Gemma4ClippableLinear`).
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Clipped<'a> {
+    pub checkpoint: &'a Checkpoint,
+    /// `use_clipped_linears`
+    pub clips: bool,
+}
+
+impl Clipped<'_> {
+    /// x `[rows, in]` to `[rows, outputs]`.
+    pub fn linear(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        name: &str,
+        outputs: usize,
+    ) -> Result<TensorId> {
+        self.linear_of(b, x, name, self.weight(name, outputs, b.width(x)?)?)
+    }
+
+    /// The weight `<name>.linear.weight`.
+    pub fn weight(&self, name: &str, outputs: usize, inputs: usize) -> Result<Arc<dyn RowSource>> {
+        self.checkpoint.matrix(&format!("{name}.linear.weight"), [outputs, inputs])
+    }
+
+    /// As [`Clipped::linear`], with a weight made of that in the checkpoint.
+    pub fn linear_of(
+        &self,
+        b: &mut GraphBuilder,
+        x: TensorId,
+        name: &str,
+        weight: Arc<dyn RowSource>,
+    ) -> Result<TensorId> {
+        let x = self.clip(b, x, name, "input")?;
+        let short = name.rsplit('.').next().unwrap_or(name);
+        let y = b.linear(short, x, Weight::new(weight, Storage::Float), None)?;
+        self.clip(b, y, name, "output")
+    }
+
+    fn clip(&self, b: &mut GraphBuilder, x: TensorId, name: &str, side: &str) -> Result<TensorId> {
+        // Bounds that are drawn would not be in order.
+        if !self.clips || self.checkpoint.seed().is_some() {
+            return Ok(x);
+        }
+        let [min, max] = ["min", "max"].map(|end| format!("{name}.{side}_{end}"));
+        let bounds = [self.checkpoint.scalar(&min)?, self.checkpoint.scalar(&max)?];
+        match bounds {
+            [f32::NEG_INFINITY, f32::INFINITY] => Ok(x),
+            [low, high] if low <= high => b.clamp(x, low, high),
+            [low, high] => Err(Error::new(
+                ErrorKind::Artifact,
+                format!("tensors {min} and {max} are {low} and {high}, expected bounds in order"),
+            )),
+        }
+    }
+}
+
+/// A matrix whose rows stand in another order.
+#[derive(Debug)]
+pub(super) struct Reordered {
+    pub source: Arc<dyn RowSource>,
+    /// For each row the one that it is in the source.
+    pub order: Vec<usize>,
+}
+
+impl RowSource for Reordered {
+    fn name(&self) -> &str {
+        self.source.name()
+    }
+
+    fn shape(&self) -> [usize; 2] {
+        [self.order.len(), self.source.shape()[1]]
+    }
+
+    fn stored_dtype(&self) -> DType {
+        self.source.stored_dtype()
+    }
+
+    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
+        let rows = out.chunks_exact_mut(self.source.shape()[1].max(1));
+        let order = self.order.get(first..).unwrap_or_default();
+        order.iter().zip(rows).try_for_each(|(&row, out)| self.source.read_f32(row, out))
+    }
+}
+
+/// `processor_config.json` of a checkpoint, an object; null where there is none.
+pub(super) fn processor(checkpoint: &Checkpoint) -> Result<Value> {
+    let path = checkpoint.dir().join("processor_config.json");
+    if !path.is_file() {
+        return Ok(Value::Null);
+    }
+    read_json(&path)
+}
+
+/// Numbers of a recipe option, ascending and without repetition; none where it is not given.
+pub(super) fn numbers(
+    options: &RecipeOptions,
+    name: &str,
+    legal: std::ops::RangeInclusive<usize>,
+) -> Result<Option<Vec<usize>>> {
+    let Some(text) = options.choice(name) else { return Ok(None) };
+    let numbers = text.split(',').map(|n| n.trim().parse().ok().filter(|n| legal.contains(n)));
+    let Some(mut numbers) = numbers.collect::<Option<Vec<usize>>>() else {
+        return Err(Error::new(
+            ErrorKind::Usage,
+            format!(
+                "recipe option {name}: {text:?}, expected numbers from {} to {} with commas between them",
+                legal.start(),
+                legal.end()
+            ),
+        ));
+    };
+    numbers.sort_unstable();
+    numbers.dedup();
+    Ok(Some(numbers))
+}

@@ -1,0 +1,268 @@
+//! The tower for pictures: its graphs, and what the host needs around them.
+//!
+//! Arithmetic: `transformers`, `models/gemma4/modeling_gemma4.py`, `Gemma4VisionModel`. A graph `vision` takes the
+//! patches of a picture, fewer than it has room for:
+//!
+//! | tensor | shape | |
+//! |---|---|---|
+//! | `x` → `y` | `[patches, hidden]` | embedded patches with their positions in; rows before pooling out |
+//! | `cos`, `sin` | `[patches, head_dim / 2]` | angles of the column, then of the row |
+//! | `cmask` | `[1, patches]` | added to scores: hides the patches that are not there |
+//!
+//! In a checkpoint the first half of a head turns by the column and the second by the row, each as a rotary embedding
+//! of its own. Here the rows of the query and key weights are reordered, so that one rotary embedding over the whole
+//! head does both; scores do not depend on the order of a head's elements.
+
+use std::sync::Arc;
+
+use qhx_core::{Error, ErrorKind, Result};
+use serde_json::{Map, Value, json};
+
+use super::decoder::plain_norm;
+use super::towers::{Clipped, Reordered, numbers, processor};
+use crate::builder::GraphBuilder;
+use crate::checkpoint::Checkpoint;
+use crate::graph::{Elem, Graph, TensorId};
+use crate::kit::{
+    Attend, AttendInputs, Heads, Layers, MatrixFile, Reader, matrices, mix, object, rope,
+};
+use crate::recipe::{Precision, RecipeOptions, Tables};
+use crate::registry::RecipeOption;
+
+/// Numbers of patches that graphs take.
+pub(super) const IMAGE_PATCHES: RecipeOption = RecipeOption {
+    name: "image-patches",
+    values: &[],
+    help: "patches of the graphs for pictures, such as 630,2304; each picture goes through the smallest that holds it",
+};
+/// The budget of soft tokens.
+pub(super) const IMAGE_TOKENS: RecipeOption = RecipeOption {
+    name: "image-tokens",
+    values: &[],
+    help: "soft tokens that a picture becomes at most: 70, 140, 280, 560 or 1120; processor_config.json says it else",
+};
+/// Budgets that the processor takes.
+const BUDGETS: [usize; 5] = [70, 140, 280, 560, 1120];
+const DEFAULT_BUDGET: usize = 280;
+
+/// Sizes and constants of the tower.
+#[derive(Debug, Clone)]
+pub(super) struct Vision {
+    hidden: usize,
+    intermediate: usize,
+    layers: usize,
+    heads: Heads,
+    /// Pixels of a patch's side.
+    patch: usize,
+    /// Patches of the side of a soft token.
+    pool: usize,
+    /// Entries of the table of positions, for each axis.
+    entries: usize,
+    theta: f64,
+    clips: bool,
+    eps: f32,
+    /// Soft tokens of a picture at most.
+    budget: usize,
+    /// Patches of the graphs, ascending.
+    patches: Vec<usize>,
+}
+
+impl Vision {
+    /// Reads `vision_config`.
+    pub fn read(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Self> {
+        let reader = Reader::part(checkpoint, "vision_config")?;
+        reader.only("hidden_activation", &json!("gelu_pytorch_tanh"))?;
+        reader.only("standardize", &json!(false))?;
+        reader.only("attention_bias", &json!(false))?;
+        let hidden = reader.size_or("hidden_size", 768)?;
+        let heads = match reader.get("num_attention_heads") {
+            Some(_) => reader.heads(hidden, Some(12), Some(64))?,
+            None => Heads { query: 12, groups: 12, dim: 64 },
+        };
+        if !heads.dim.is_multiple_of(4) {
+            return Err(
+                reader.fault(format!("head_dim is {}, expected a multiple of 4", heads.dim))
+            );
+        }
+        let pool = reader.size_or("pooling_kernel_size", 3)?;
+        let budget = budget(checkpoint, options)?;
+        let all = budget.saturating_mul(pool).saturating_mul(pool);
+        let least = pool * pool;
+        let patches =
+            numbers(options, IMAGE_PATCHES.name, least..=all)?.unwrap_or_else(|| vec![all]);
+        let theta = reader.positive(&["rope_parameters.rope_theta"])?.unwrap_or(100.0);
+        Ok(Self {
+            hidden,
+            intermediate: reader.size_or("intermediate_size", 3072)?,
+            layers: match reader.get("num_hidden_layers") {
+                Some(_) => reader.layers()?,
+                None => 16,
+            },
+            heads,
+            patch: reader.size_or("patch_size", 16)?,
+            pool,
+            entries: reader.size_or("position_embedding_size", 10_240)?,
+            theta,
+            clips: reader.flag("use_clipped_linears")?,
+            eps: reader.epsilon(&["rms_norm_eps"], 1e-6)?,
+            budget,
+            patches,
+        })
+    }
+
+    /// The graphs, for the smallest number of patches first.
+    pub fn graphs(&self, checkpoint: &Checkpoint) -> Result<Vec<Graph>> {
+        let name = |patches: usize| match self.patches.len() {
+            1 => "vision".to_owned(),
+            _ => format!("vision_{patches}"),
+        };
+        self.patches.iter().map(|&n| self.graph(checkpoint, &name(n), n)).collect()
+    }
+
+    /// Patch embedding, positions and projector, in the names of published files.
+    pub fn tables(&self, checkpoint: &Checkpoint, hidden: usize) -> Result<Tables> {
+        let pixels = 3 * self.patch * self.patch;
+        let embedder = "vision_tower.patch_embedder";
+        let table = |field: &str, file: &str, source| MatrixFile::wide(field, file, source);
+        let projector = "embed_vision.embedding_projection.weight";
+        Ok(matrices(
+            "vision",
+            vec![
+                table(
+                    "patch_embed",
+                    "g4v_patch_embed",
+                    checkpoint
+                        .matrix(&format!("{embedder}.input_proj.weight"), [self.hidden, pixels])?,
+                ),
+                table(
+                    "pos_table",
+                    "g4v_pos_table",
+                    checkpoint.stack(
+                        &format!("{embedder}.position_embedding_table"),
+                        [2, self.entries, self.hidden],
+                    )?,
+                ),
+                table("proj", "g4v_proj_w", checkpoint.matrix(projector, [hidden, self.hidden])?),
+            ],
+        ))
+    }
+
+    /// `params.vision` of the manifest.
+    pub fn params(&self) -> Map<String, Value> {
+        object(json!({
+            "hidden": self.hidden,
+            "patch_size": self.patch,
+            "pooling_kernel_size": self.pool,
+            "head_dim": self.heads.dim,
+            "rope_theta": self.theta,
+            "position_embedding_size": self.entries,
+            "max_soft_tokens": self.budget,
+            "eps": self.eps,
+        }))
+    }
+
+    fn graph(&self, checkpoint: &Checkpoint, name: &str, patches: usize) -> Result<Graph> {
+        let parts = Layers::new(checkpoint, Precision::Fp16, self.eps);
+        let clipped = Clipped { checkpoint, clips: self.clips };
+        let mut b = GraphBuilder::new(name);
+        let mut x = b.input("x", Elem::Activation, &[patches, self.hidden])?;
+        let inputs = AttendInputs { mask_rows: 1, ..AttendInputs::new(self.heads.dim, patches, 0) };
+        let attend = Attend::inputs(&mut b, &inputs)?;
+        for layer in 0..self.layers {
+            let at = format!("vision_tower.encoder.layers.{layer}");
+            b.scope(format!("l{layer}_attn"));
+            let h = parts.norm(&mut b, x, &format!("{at}.input_layernorm"))?;
+            let mixed = self.attention(&mut b, h, &at, clipped, &attend)?;
+            let mixed = parts.norm(&mut b, mixed, &format!("{at}.post_attention_layernorm"))?;
+            x = b.add(x, mixed)?;
+            b.scope(format!("l{layer}_mlp"));
+            let h = parts.norm(&mut b, x, &format!("{at}.pre_feedforward_layernorm"))?;
+            let gate =
+                clipped.linear(&mut b, h, &format!("{at}.mlp.gate_proj"), self.intermediate)?;
+            let up = clipped.linear(&mut b, h, &format!("{at}.mlp.up_proj"), self.intermediate)?;
+            let gate = b.gelu_tanh(gate)?;
+            let product = b.mul(gate, up)?;
+            let out =
+                clipped.linear(&mut b, product, &format!("{at}.mlp.down_proj"), self.hidden)?;
+            let out = parts.norm(&mut b, out, &format!("{at}.post_feedforward_layernorm"))?;
+            x = b.add(x, out)?;
+        }
+        b.output("y", x)?;
+        b.finish()
+    }
+
+    /// `Gemma4VisionAttention`: scores are not scaled, values are normalised without a weight.
+    fn attention(
+        &self,
+        b: &mut GraphBuilder,
+        h: TensorId,
+        at: &str,
+        clipped: Clipped<'_>,
+        attend: &Attend,
+    ) -> Result<TensorId> {
+        let Heads { query, groups, dim } = self.heads;
+        let name = |part: &str| format!("{at}.self_attn.{part}");
+        let mut turned = |part: &str, norm: &str, heads: usize| {
+            let source = clipped.weight(&name(part), heads * dim, self.hidden)?;
+            let order =
+                (0..heads * dim).map(|row| row / dim * dim + place(row % dim, dim)).collect();
+            let x = clipped.linear_of(b, h, &name(part), Arc::new(Reordered { source, order }))?;
+            let x = b.reshape(x, &[attend.rows, heads, dim])?;
+            let weight = clipped.checkpoint.values(&format!("{}.weight", name(norm)), &[dim])?;
+            let weight = (0..dim).map(|i| weight.get(place(i, dim)).copied().unwrap_or(1.0));
+            let weight = weight.collect();
+            let weight = b.row(norm, weight)?;
+            let x = b.rms_norm(x, self.eps, weight)?;
+            rope(b, x, attend)
+        };
+        let q = turned("q_proj", "q_norm", query)?;
+        let k = turned("k_proj", "k_norm", groups)?;
+        let v = clipped.linear(b, h, &name("v_proj"), groups * dim)?;
+        let v = b.reshape(v, &[attend.rows, groups, dim])?;
+        let v = plain_norm(b, v, self.eps)?;
+        let mixed = mix(b, [q, k, v], None, self.heads, attend)?;
+        let joined = b.reshape(mixed.out, &[attend.rows, query * dim])?;
+        clipped.linear(b, joined, &name("o_proj"), self.hidden)
+    }
+}
+
+/// The element of a head in the checkpoint that is element `i` in the graph: the first elements of the column's pairs,
+/// those of the row's, and then the second elements of both.
+const fn place(i: usize, dim: usize) -> usize {
+    let quarter = dim / 4;
+    match i / quarter {
+        1 => i + quarter,
+        2 => i - quarter,
+        _ => i,
+    }
+}
+
+/// `max_soft_tokens`: the option, what the processor's configuration says, or what its class has.
+fn budget(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<usize> {
+    if let Some(numbers) = numbers(options, IMAGE_TOKENS.name, 1..=1120)? {
+        return match numbers[..] {
+            [budget] if BUDGETS.contains(&budget) => Ok(budget),
+            _ => Err(Error::new(
+                ErrorKind::Usage,
+                format!(
+                    "recipe option {}: {numbers:?}, expected 70, 140, 280, 560 or 1120",
+                    IMAGE_TOKENS.name
+                ),
+            )),
+        };
+    }
+    let said = processor(checkpoint)?;
+    let Some(said) = said.pointer("/image_processor/max_soft_tokens") else {
+        return Ok(DEFAULT_BUDGET);
+    };
+    let budget = said.as_u64().and_then(|n| usize::try_from(n).ok());
+    budget.filter(|budget| BUDGETS.contains(budget)).ok_or_else(|| {
+        Error::new(
+            ErrorKind::Artifact,
+            format!(
+                "{}: image_processor.max_soft_tokens is {said}, expected 70, 140, 280, 560 or 1120",
+                checkpoint.dir().join("processor_config.json").display()
+            ),
+        )
+    })
+}

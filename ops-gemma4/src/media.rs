@@ -1,0 +1,121 @@
+//! Prompts of text, pictures and sound: tokens, and the rows that stand instead of some of them.
+
+use qhx_op::audio::Clip;
+use qhx_op::decoder::SoftRows;
+use qhx_op::vision::Picture;
+use qhx_op::{Error, Host, Piece, Placement, Result, Segment};
+
+use crate::audio::Audio;
+use crate::tower::MediaTokens;
+use crate::vision::Vision;
+
+/// The towers that a bundle has.
+#[derive(Debug)]
+pub(crate) struct Media {
+    vision: Option<Vision>,
+    audio: Option<Audio>,
+}
+
+/// A prompt with its media as soft tokens.
+#[derive(Debug, Default)]
+pub(crate) struct Prompt {
+    pub tokens: Vec<u32>,
+    /// Where rows stand instead of tokens, and the rows.
+    soft: Vec<(usize, Vec<f32>)>,
+}
+
+impl Prompt {
+    pub fn soft(&self) -> Vec<SoftRows<'_>> {
+        self.soft.iter().map(|(first, values)| SoftRows { first: *first, values }).collect()
+    }
+}
+
+impl Media {
+    /// `hidden` is the width of the decoder's rows.
+    pub fn open(host: &mut Host, hidden: usize) -> Result<Self> {
+        Ok(Self { vision: Vision::open(host, hidden)?, audio: Audio::open(host, hidden)? })
+    }
+
+    /// Tokens that stand for pictures and sound.
+    pub fn placeholders(&self) -> Vec<u32> {
+        let vision = self.vision.as_ref().map(Vision::tokens);
+        let audio = self.audio.as_ref().map(Audio::tokens);
+        vision.into_iter().chain(audio).map(|tokens| tokens.token_id).collect()
+    }
+
+    /// Begin mark, soft tokens, end mark.
+    pub fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
+        let (MediaTokens { token_id, begin_token_id, end_token_id }, positions) = match segment {
+            Segment::Image { .. } => {
+                let vision = self.vision.as_ref().ok_or_else(|| without("pictures", "vision"))?;
+                (vision.tokens(), vision.count(Picture::of_segment(segment)?)?)
+            }
+            Segment::Audio { .. } => {
+                let audio = self.audio.as_ref().ok_or_else(|| without("sound", "audio"))?;
+                let clip = Clip::of_segment(segment, audio.rate())?;
+                (audio.tokens(), audio.count(clip.samples().len())?)
+            }
+            other => return Err(unknown(other)),
+        };
+        let part = Piece::Part { token: token_id, positions, frames: None };
+        let pieces =
+            vec![Piece::Tokens(vec![begin_token_id]), part, Piece::Tokens(vec![end_token_id])];
+        Ok(Placement { marker: token_id, pieces, ..Placement::default() })
+    }
+
+    /// Runs the towers. The marks around pictures and sound are tokens of the prompt already.
+    pub fn prompt(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<Prompt> {
+        let mut prompt = Prompt::default();
+        for segment in segments {
+            let (token, rows, count) = match segment {
+                Segment::Tokens(tokens) => {
+                    prompt.tokens.extend_from_slice(tokens);
+                    continue;
+                }
+                Segment::Image { .. } => {
+                    let vision =
+                        self.vision.as_mut().ok_or_else(|| without("pictures", "vision"))?;
+                    let picture = Picture::of_segment(segment)?;
+                    let rows = vision.soft_tokens(host, picture)?;
+                    let count = vision.count(picture)?;
+                    dump(host, "image_soft", &rows, count)?;
+                    (vision.tokens().token_id, rows, count)
+                }
+                Segment::Audio { .. } => {
+                    let audio = self.audio.as_mut().ok_or_else(|| without("sound", "audio"))?;
+                    let clip = Clip::of_segment(segment, audio.rate())?;
+                    let rows = audio.soft_tokens(host, clip)?;
+                    let count = audio.count(clip.samples().len())?;
+                    dump(host, "audio_soft", &rows, count)?;
+                    (audio.tokens().token_id, rows, count)
+                }
+                other => return Err(unknown(other)),
+            };
+            prompt.soft.push((prompt.tokens.len(), rows));
+            prompt.tokens.resize(prompt.tokens.len() + count, token);
+        }
+        Ok(prompt)
+    }
+}
+
+fn dump(host: &Host, name: &str, rows: &[f32], count: usize) -> Result<()> {
+    host.dump_values(name, rows, &[count, rows.len() / count.max(1)])
+}
+
+fn without(what: &str, tower: &str) -> Error {
+    Error::prompt(format!(
+        "the bundle takes no {what}: it has no graphs {tower:?}; forge a checkpoint with that tower, and without \
+         towers=none"
+    ))
+}
+
+fn unknown(segment: &Segment<'_>) -> Error {
+    let what = if matches!(segment, Segment::Video { .. }) {
+        "a video"
+    } else {
+        "a segment of an unknown kind"
+    };
+    Error::prompt(format!(
+        "gemma4_split_generate takes text, pictures and sound; the prompt has {what}"
+    ))
+}
