@@ -1,5 +1,6 @@
 //! What fills the inputs of a decoder's graphs.
 
+use std::any::Any;
 use std::fmt;
 
 use crate::fill::{CausalMask, Embedding, FloatInput, Rope, RopeTables, StepMask};
@@ -58,7 +59,7 @@ pub struct SoftRows<'a> {
 
 /// Fills inputs of a decoder's graphs. Ropes, masks and the embedding are the kit's; an op may bring
 /// others.
-pub trait Filler: fmt::Debug + Send {
+pub trait Filler: Any + fmt::Debug + Send {
     /// Finds, checks and binds the inputs in the graphs of a pass. Called once for each pass, in the
     /// order of their numbers.
     fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()>;

@@ -24,6 +24,7 @@ mod graphs;
 mod head;
 mod inputs;
 
+use std::any::Any;
 use std::time::Instant;
 
 pub use graphs::{DecoderGraphs, LayerState};
@@ -216,6 +217,15 @@ impl Decoder {
     /// Rows of the embedding table.
     pub fn input_vocab(&self) -> usize {
         self.input_vocab
+    }
+
+    /// The first filler of a type, such as one that has to know what a prompt holds before the prompt
+    /// is consumed.
+    pub fn filler_mut<F: Filler>(&mut self) -> Option<&mut F> {
+        self.fillers.iter_mut().find_map(|filler| {
+            let filler: &mut dyn Any = &mut **filler;
+            filler.downcast_mut()
+        })
     }
 
     /// What it carries from step to step.

@@ -22,11 +22,13 @@
 
 mod cache;
 mod saved;
+mod track;
 mod wiring;
 
 use crate::{Error, ErrorCode, GraphId, Host, OpInfo, Port, Result, SnapshotId};
 use cache::Cache;
 use saved::Snapshots;
+pub use track::PositionTrack;
 use wiring::{Append, Wiring};
 
 /// Carries the state of a set of graphs from step to step.

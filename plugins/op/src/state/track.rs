@@ -1,0 +1,154 @@
+//! Where tokens and pictures stand for a rotary embedding of three axes (M-RoPE).
+
+use crate::{Error, Result, SnapshotId};
+
+/// Positions in time, height and width of each slot of a cache, where pictures stand among text
+/// (`Qwen3VLModel.get_rope_index` of `transformers`).
+///
+/// Text counts on by one on all axes. A picture of `rows` by `columns` tokens at position s has s in
+/// time, s + row in height and s + column in width, and the text behind it goes on at
+/// s + max(rows, columns): slots and positions part. So this belongs to the state; an op tells it what
+/// it tells the [`super::StateCarrier`].
+#[derive(Debug, Default)]
+pub struct PositionTrack {
+    pictures: Vec<Placed>,
+    saved: Vec<(SnapshotId, Vec<Placed>)>,
+}
+
+/// A picture in the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Placed {
+    slot: usize,
+    /// Position in time; those in height and width begin with it.
+    first: usize,
+    columns: usize,
+    /// Tokens of it that are there.
+    tokens: usize,
+}
+
+impl Placed {
+    fn end(self) -> usize {
+        self.slot + self.tokens
+    }
+
+    /// How far the text behind it moves on.
+    fn extent(self) -> usize {
+        self.tokens.div_ceil(self.columns).max(self.tokens.min(self.columns))
+    }
+}
+
+impl PositionTrack {
+    /// A track of text alone.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The positions of a slot in time, height and width. Allocates nothing.
+    pub fn at(&self, slot: usize) -> [usize; 3] {
+        let before = self.pictures.partition_point(|picture| picture.slot <= slot);
+        let Some(picture) = self.pictures[..before].last() else { return [slot; 3] };
+        if slot < picture.end() {
+            let token = slot - picture.slot;
+            let (row, column) = (token / picture.columns, token % picture.columns);
+            return [picture.first, picture.first + row, picture.first + column];
+        }
+        [picture.first + picture.extent() + slot - picture.end(); 3]
+    }
+
+    /// Puts a picture of `rows` by `columns` tokens into the slots from `slot` on. Errors when there
+    /// is one already behind that, or when it has no tokens.
+    pub fn place(&mut self, slot: usize, rows: usize, columns: usize) -> Result<()> {
+        let free = self.pictures.last().is_none_or(|last| last.end() <= slot);
+        let tokens = rows.checked_mul(columns).filter(|tokens| *tokens > 0 && free);
+        let tokens = tokens.ok_or_else(|| {
+            Error::prompt(format!(
+                "a picture of {rows} by {columns} tokens at slot {slot}: expected one with tokens, \
+                 behind those that are there"
+            ))
+        })?;
+        let [first, ..] = self.at(slot);
+        self.pictures.push(Placed { slot, first, columns, tokens });
+        Ok(())
+    }
+
+    /// Forgets all slots from `slot` on. Of a picture that is cut through, the first tokens stay.
+    pub fn truncate(&mut self, slot: usize) {
+        self.pictures.retain(|picture| picture.slot < slot);
+        if let Some(last) = self.pictures.last_mut() {
+            last.tokens = last.tokens.min(slot - last.slot);
+        }
+    }
+
+    /// Forgets everything but what is saved.
+    pub fn reset(&mut self) {
+        self.pictures.clear();
+    }
+
+    /// Saves the track with a snapshot of the state.
+    pub fn save(&mut self, snapshot: SnapshotId) {
+        self.saved.push((snapshot, self.pictures.clone()));
+    }
+
+    /// Returns to what was saved with a snapshot. An unknown one is left to the state to report.
+    pub fn restore(&mut self, snapshot: SnapshotId) {
+        if let Some((_, pictures)) = self.saved.iter().find(|(id, _)| *id == snapshot) {
+            self.pictures.clone_from(pictures);
+        }
+    }
+
+    /// Frees what was saved with a snapshot.
+    pub fn forget(&mut self, snapshot: SnapshotId) {
+        self.saved.retain(|(id, _)| *id != snapshot);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(track: &PositionTrack, slots: std::ops::Range<usize>) -> Vec<[usize; 3]> {
+        slots.map(|slot| track.at(slot)).collect()
+    }
+
+    #[test]
+    fn pictures_stand_as_squares_and_text_goes_on_behind_the_longer_side() {
+        let mut track = PositionTrack::new();
+        assert_eq!(all(&track, 0..2), [[0; 3], [1; 3]]);
+        track.place(2, 2, 3).unwrap();
+        let picture = [[2, 2, 2], [2, 2, 3], [2, 2, 4], [2, 3, 2], [2, 3, 3], [2, 3, 4]];
+        assert_eq!(all(&track, 2..8), picture);
+        assert_eq!(all(&track, 8..10), [[5; 3], [6; 3]]);
+        // Higher than wide, with one token of text between.
+        track.place(9, 2, 1).unwrap();
+        assert_eq!(all(&track, 8..13), [[5, 5, 5], [6, 6, 6], [6, 7, 6], [8; 3], [9; 3]]);
+        for (slot, rows, columns) in [(10, 1, 1), (11, 0, 4), (20, usize::MAX, 2)] {
+            assert!(track.place(slot, rows, columns).is_err(), "{slot} {rows} {columns}");
+        }
+        assert_eq!(track.at(12), [9; 3]);
+    }
+
+    #[test]
+    fn what_is_cut_off_and_what_is_saved_comes_back() {
+        let mut track = PositionTrack::new();
+        track.place(1, 2, 2).unwrap();
+        track.save(SnapshotId(1));
+        track.place(6, 1, 2).unwrap();
+        track.truncate(6);
+        assert_eq!(track.at(6), [4; 3]);
+        // Three of four tokens reach as far down as all; one does not.
+        track.truncate(4);
+        assert_eq!(all(&track, 3..5), [[1, 2, 1], [3; 3]]);
+        track.truncate(2);
+        assert_eq!(track.at(2), [2; 3]);
+        track.truncate(1);
+        assert_eq!(track.at(5), [5; 3]);
+        track.restore(SnapshotId(1));
+        assert_eq!(all(&track, 4..6), [[1, 2, 2], [3; 3]]);
+        track.reset();
+        track.restore(SnapshotId(2));
+        assert_eq!(track.at(5), [5; 3]);
+        track.forget(SnapshotId(1));
+        track.restore(SnapshotId(1));
+        assert_eq!(track.at(5), [5; 3]);
+    }
+}
