@@ -5,4 +5,5 @@
 use qhx_ops_gemma4 as _;
 use qhx_ops_llama as _;
 use qhx_ops_phimoe as _;
+use qhx_ops_qwen3vl as _;
 use qhx_ops_qwen35 as _;

@@ -9,6 +9,8 @@ use qhx_ops_llama as _;
 #[cfg(feature = "builtin-ops")]
 use qhx_ops_phimoe as _;
 #[cfg(feature = "builtin-ops")]
+use qhx_ops_qwen3vl as _;
+#[cfg(feature = "builtin-ops")]
 use qhx_ops_qwen35 as _;
 
 pub mod backends;
@@ -16,6 +18,7 @@ pub mod letters;
 pub mod log;
 pub mod null_model;
 pub mod outside;
+pub mod pictures;
 pub mod plugin_files;
 pub mod poison;
 pub mod replay;

@@ -198,6 +198,7 @@ pub fn plugins() -> Plugins {
             "qhx-ops-llama-plugin",
             "qhx-ops-phimoe-plugin",
             "qhx-ops-qwen35-plugin",
+            "qhx-ops-qwen3vl-plugin",
         ];
         let files = FILES.get_or_init(|| packages.map(plugin_files::build).to_vec());
         options.files.extend_from_slice(files);

@@ -8,11 +8,12 @@ use std::process::{Command, Stdio};
 pub(crate) type Result<T> = std::result::Result<T, String>;
 
 /// Crates of dynamic plugins that belong beside the program.
-pub(crate) const PLUGINS: [&str; 4] = [
+pub(crate) const PLUGINS: [&str; 5] = [
     "qhx-ops-gemma4-plugin",
     "qhx-ops-llama-plugin",
     "qhx-ops-phimoe-plugin",
     "qhx-ops-qwen35-plugin",
+    "qhx-ops-qwen3vl-plugin",
 ];
 
 /// A cargo command in the workspace.

@@ -9,7 +9,7 @@ const TARGETS: [&str; 3] =
     ["aarch64-linux-android", "aarch64-unknown-linux-gnu", "aarch64-pc-windows-msvc"];
 
 /// What runs on them.
-const PACKAGES: [&str; 13] = [
+const PACKAGES: [&str; 15] = [
     "qhx-core",
     "qhx-op",
     "qhx-plugins",
@@ -22,6 +22,8 @@ const PACKAGES: [&str; 13] = [
     "qhx-ops-phimoe-plugin",
     "qhx-ops-qwen35",
     "qhx-ops-qwen35-plugin",
+    "qhx-ops-qwen3vl",
+    "qhx-ops-qwen3vl-plugin",
     "qhx",
 ];
 

@@ -1,0 +1,208 @@
+//! From the pixels of a picture, or of the frames of a video, to the rows that the vision graph takes.
+
+use std::time::Instant;
+
+use qhx_op::kernels::Linear;
+use qhx_op::vision::{
+    Grid, Normalisation, PatchLayout, Patchify, Picture, Resizer, Size, resample_positions,
+    smart_resize,
+};
+use qhx_op::{Error, Host, Result, Segment, SpanId};
+
+use crate::settings::Settings;
+use crate::tables::{Positions, Tables};
+use crate::tower::{Features, Tower};
+
+/// Everything between pixels and rows for the decoder.
+#[derive(Debug)]
+pub(crate) struct Eye {
+    tower: Tower,
+    tables: Tables,
+    settings: Settings,
+    patchify: Patchify,
+    normalisation: Normalisation,
+    /// One for each frame of a patch.
+    resizers: Vec<Resizer>,
+    /// Patches of a picture.
+    pixels: Vec<f32>,
+    span: SpanId,
+}
+
+impl Eye {
+    /// Opens what a bundle has for pictures; none where it has no vision graph. `width` are the values of a row of the
+    /// decoder.
+    pub fn open(host: &mut Host, width: usize) -> Result<Option<Self>> {
+        let settings = Settings::read(host)?;
+        let Some(tower) = Tower::open(host, &settings, width)? else { return Ok(None) };
+        let fixed = tower.fixed().map(|side| side * side);
+        let tables = Tables::open(host, &settings, tower.hidden(), fixed)?;
+        let Settings { patch_size, merge_size, temporal_patch_size, image_mean, image_std, .. } =
+            settings;
+        Ok(Some(Self {
+            patchify: Patchify::new(patch_size, merge_size, PatchLayout::ChannelsFirst)?,
+            normalisation: Normalisation::mean_std(image_mean, image_std, 1.0 / 255.0)?,
+            resizers: (0..temporal_patch_size).map(|_| Resizer::default()).collect(),
+            pixels: Vec::new(),
+            span: host.span("vision"),
+            tower,
+            tables,
+            settings,
+        }))
+    }
+
+    /// Layers that get rows of their own.
+    pub fn layers(&self) -> usize {
+        self.tower.layers()
+    }
+
+    /// Frames of a patch.
+    pub fn frames(&self) -> usize {
+        self.settings.temporal_patch_size
+    }
+
+    /// Rows and columns of tokens that a segment takes, by its size alone; of a video, each patch in time.
+    pub fn tokens(&self, segment: &Segment<'_>) -> Result<Grid> {
+        self.grid(self.target(segment)?)?.blocks(self.settings.merge_size)
+    }
+
+    /// The size that a picture or frame is resized to.
+    fn target(&self, segment: &Segment<'_>) -> Result<Size> {
+        let (size, video) = match *segment {
+            Segment::Image { width, height, .. } => (Size { width, height }, false),
+            Segment::Video { width, height, .. } => (Size { width, height }, true),
+            _ => {
+                return Err(Error::prompt(format!(
+                    "{}, expected a picture or a video",
+                    qhx_op::text::kind(segment)
+                )));
+            }
+        };
+        if size.area() == 0 {
+            return Err(Error::prompt(format!(
+                "a picture of {size} pixels has none; expected at least 1×1"
+            )));
+        }
+        let Settings { patch_size, merge_size, min_pixels, max_pixels, .. } = self.settings;
+        if let Some(side) = self.tower.fixed() {
+            let side = (side * patch_size) as u32;
+            return Ok(Size { width: side, height: side });
+        }
+        let factor = (patch_size * merge_size) as u32;
+        if !video {
+            return smart_resize(size, factor, min_pixels, max_pixels);
+        }
+        // A frame may be as small as one token. What is smaller than that grows first.
+        let least = u64::from(factor).pow(2);
+        smart_resize(grown(size, factor), factor, least.min(max_pixels), max_pixels)
+    }
+
+    fn grid(&self, size: Size) -> Result<Grid> {
+        let grid = self.patchify.grid(size)?;
+        let most = self.tower.most();
+        if grid.patches() > most {
+            return Err(Error::prompt(format!(
+                "a picture that becomes {size} pixels has {} patches, expected at most {most}, which the largest vision \
+                 graph takes; cut the picture into parts that are less long",
+                grid.patches()
+            )));
+        }
+        Ok(grid)
+    }
+
+    /// Features of a picture, or of the frames of one patch in time, the last one again where there are too few.
+    pub fn look(&mut self, host: &mut Host, segment: &Segment<'_>) -> Result<Features> {
+        let start = Instant::now();
+        let size = self.target(segment)?;
+        let grid = self.grid(size)?;
+        let frames = frames(segment)?;
+        let Self { tower, tables, settings, patchify, normalisation, resizers, pixels, span } =
+            self;
+        let (Some(first), wanted) = (frames.first(), resizers.len()) else {
+            return Err(Error::prompt("a video without frames"));
+        };
+        if frames.len() > wanted {
+            return Err(Error::prompt(format!(
+                "{} frames in one patch, expected at most {wanted}",
+                frames.len()
+            )));
+        }
+        let moving = frames.len() > 1 || matches!(segment, Segment::Video { .. });
+        let (weight, shown) = match (moving, &tables.moving) {
+            (false, _) => {
+                let shown = vec![resizers[0].resize(*first, size)?];
+                (&tables.still, shown)
+            }
+            (true, Some(weight)) => {
+                let all = resizers.iter_mut().enumerate();
+                let shown = all.map(|(index, resizer)| {
+                    let frame = frames.get(index).or(frames.last()).unwrap_or(first);
+                    resizer.resize(*frame, size)
+                });
+                (weight, shown.collect::<Result<_>>()?)
+            }
+            (true, None) => {
+                return Err(Error::prompt(
+                    "this bundle takes no videos: its patch embedding is summed over the frames of a patch",
+                ));
+            }
+        };
+        let length = patchify.patch_len(shown.len());
+        pixels.clear();
+        pixels.resize(grid.patches() * length, 0.0);
+        patchify.write(&shown, normalisation, pixels)?;
+        let plane = settings.patch_size * settings.patch_size;
+        host.dump_values("pixel_values", pixels, &[grid.patches(), 3, shown.len(), plane])?;
+        let hidden = tower.hidden();
+        let features = tower.run(host, grid, |host, rows| {
+            match &tables.positions {
+                Positions::Square(table, side) => {
+                    let table = table.values(host);
+                    resample_positions(table, *side, hidden, grid, settings.merge_size, rows)?;
+                }
+                Positions::Grid(table) => rows.copy_from_slice(table.values(host)),
+            }
+            let (weight, bias) = (weight.values(host), tables.bias.values(host));
+            Linear::new(weight, Some(bias), length, hidden)?.add(host, pixels, rows)
+        })?;
+        host.end(*span, start);
+        if host.dumping() {
+            let tokens = grid.patches() / settings.unit();
+            let shape = [tokens, features.embeds.len() / tokens.max(1)];
+            host.dump_values("embeds", &features.embeds, &shape)?;
+            for (layer, values) in features.deepstack.iter().enumerate() {
+                host.dump_values(&format!("deepstack_{layer}"), values, &shape)?;
+            }
+        }
+        Ok(features)
+    }
+}
+
+/// The frames of a segment: of a picture, itself.
+fn frames<'a>(segment: &Segment<'a>) -> Result<Vec<Picture<'a>>> {
+    match *segment {
+        Segment::Video { rgb, width, height, times } => {
+            let bytes = rgb.len().checked_div(times.len()).unwrap_or(0);
+            if bytes == 0 || bytes * times.len() != rgb.len() {
+                return Err(Error::prompt(format!(
+                    "{} bytes for {} frames of a video",
+                    rgb.len(),
+                    times.len()
+                )));
+            }
+            rgb.chunks_exact(bytes).map(|frame| Picture::new(frame, width, height)).collect()
+        }
+        _ => Picture::of_segment(segment).map(|picture| vec![picture]),
+    }
+}
+
+/// A frame one of whose sides is less than `factor`, enlarged until none is (`smart_resize` of
+/// `Qwen3VLVideoProcessor`).
+fn grown(size: Size, factor: u32) -> Size {
+    if size.width.min(size.height) >= factor {
+        return size;
+    }
+    let scale =
+        (f64::from(factor) / f64::from(size.height)).max(f64::from(factor) / f64::from(size.width));
+    let side = |side: u32| (f64::from(side) * scale) as u32;
+    Size { width: side(size.width), height: side(size.height) }
+}

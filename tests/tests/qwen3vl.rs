@@ -1,0 +1,531 @@
+//! Qwen3-VL from pixels to text against `transformers`: patches, features, positions, logits, tokens; pictures stretched
+//! and in their own shape, several in a prompt, a video, chats that keep a picture, texts alone.
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use qhx_core::backend::Backend;
+use qhx_core::compare::Distance;
+use qhx_core::dump::Dump;
+use qhx_core::engine::{Message, Model, ModelOptions, Part, Prompt, Request};
+use qhx_core::manifest::Manifest;
+use qhx_core::op::Segment;
+use qhx_core::sampling::argmax;
+use qhx_core::{CancelToken, ErrorKind, Media};
+use qhx_forge::{ForgeOptions, Precision, Silent, forge};
+use qhx_tests::pictures::{Case, Sights, answer, segments};
+use qhx_tests::toys::{self, fixture, full_matrix, qnn_tier};
+use qhx_tests::{backends, replay};
+use serde_json::{Value, json};
+
+const TOY: &str = "qwen3vl-toy";
+/// Vision graphs for the three areas that pictures of the toy have.
+const SHAPES: &str = "24,32,48";
+/// Logits and features on the CPU differ by rounding only.
+const CPU_DISTANCE: f64 = 1e-3;
+/// `image_pad` and `video_pad` of the toy.
+const PADS: [u32; 2] = [429, 430];
+
+fn sights() -> &'static Sights {
+    static SIGHTS: OnceLock<Sights> = OnceLock::new();
+    SIGHTS.get_or_init(|| Sights::of(&fixture(TOY)))
+}
+
+/// What to make of the toy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Form {
+    target: Option<&'static str>,
+    /// Pictures keep their shape.
+    native: bool,
+    shards: usize,
+    /// Rows of the prompt graph; 0 for none.
+    prompt: usize,
+    int8: bool,
+}
+
+const FIXED: Form = Form { target: None, native: false, shards: 1, prompt: 16, int8: false };
+/// Pictures in their shape, prompts in chunks of a size that cuts through rows of pictures.
+const NATIVE: Form = Form { native: true, shards: 2, prompt: 7, ..FIXED };
+
+impl Form {
+    fn mode(self) -> &'static str {
+        if self.native { "native" } else { "fixed" }
+    }
+
+    /// Makes it once a process.
+    fn bundle(self) -> PathBuf {
+        static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
+        static MADE: Mutex<Option<HashMap<Form, PathBuf>>> = Mutex::new(None);
+        let folder = FOLDER.get_or_init(|| tempfile::tempdir().unwrap());
+        let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+        let made = made.get_or_insert_with(HashMap::new);
+        let count = made.len();
+        made.entry(self)
+            .or_insert_with(|| self.forge(&folder.path().join(count.to_string())))
+            .clone()
+    }
+
+    fn forge(self, out: &Path) -> PathBuf {
+        let mut options = ForgeOptions::new(out);
+        options.max_ctx = Some(200);
+        options.shards = self.shards;
+        options.prefill = Some([self.prompt].into_iter().filter(|rows| *rows > 0).collect());
+        let (key, value) =
+            if self.native { ("image-patches", SHAPES) } else { ("image-size", "48") };
+        options.recipe_options.insert(key.to_owned(), value.to_owned());
+        if self.int8 {
+            options.precision = Precision::W8A16;
+            for key in ["vision", "head"] {
+                options.recipe_options.insert(key.to_owned(), "int8".to_owned());
+            }
+        }
+        if let Some(target) = self.target {
+            let (htp, system) = qnn_tier().unwrap();
+            options.compiler = Some(backends::compiler(&htp, &system, target));
+        }
+        forge(&fixture(TOY), &options, &mut Silent)
+            .unwrap_or_else(|e| panic!("{self:?}: {e}"))
+            .manifest
+    }
+
+    fn open(self) -> Model {
+        open(&self.bundle(), backends::cpu(), None).unwrap()
+    }
+}
+
+fn open(
+    manifest: &Path,
+    backend: Arc<dyn Backend>,
+    dump: Option<&Path>,
+) -> qhx_core::Result<Model> {
+    qhx_tests::log::listen();
+    Model::open(ModelOptions {
+        manifest: Arc::new(Manifest::load(manifest)?),
+        backend,
+        ops: &toys::plugins(),
+        threads: Some(2),
+        cancel: CancelToken::new(),
+        progress: None,
+        dump: dump.map(|folder| Arc::new(Dump::create(folder).unwrap())),
+    })
+}
+
+/// Every case through the engine: tokens of the prompt, of the answer, text.
+fn greedy_exact(model: &mut Model, cases: &[&Case], label: &str) {
+    for case in cases {
+        let label = format!("{label}, {}", case.id);
+        model.reset().unwrap();
+        let prompt = sights().prompt(case);
+        let ids = model.encode_prompt(&prompt).unwrap_or_else(|e| panic!("{label}: {e}"));
+        assert_eq!(ids, case.golden.prompt_ids, "{label}");
+        let generation = answer(model, prompt, &case.golden);
+        assert_eq!(generation.tokens, case.golden.output_ids, "{label}");
+        assert_eq!(generation.prompt_tokens, case.golden.prompt_ids.len(), "{label}");
+        replay::same_text(&generation.text, &case.golden.text, &label);
+    }
+}
+
+/// Steps through cases: the most likely token is the golden one, and logits agree.
+fn step_exact(model: &mut Model, cases: &[&Case], label: &str) -> Distance {
+    let mut worst: Option<Distance> = None;
+    for case in cases {
+        let label = format!("{label}, {}", case.id);
+        let (media, recorded) = (sights().media(case), sights().logits(&case.id));
+        let op = model.op_mut();
+        op.reset().unwrap();
+        op.prefill(&segments(&case.golden.prompt_ids, &PADS, &media))
+            .unwrap_or_else(|e| panic!("{label}: {e}"));
+        assert_eq!(op.position(), case.golden.prompt_ids.len(), "{label}");
+        for (step, token) in case.golden.output_ids.iter().enumerate() {
+            if step > 0 {
+                op.decode(case.golden.output_ids[step - 1]).unwrap();
+            }
+            let logits = op.logits().unwrap();
+            assert_eq!(argmax(logits).ok(), Some(*token), "{label}, step {step}");
+            if let Some(index) = case.golden.logits_steps.iter().position(|s| *s == step) {
+                let found = Distance::of(&logits.to_f32(), &recorded[index]).unwrap();
+                worst = Some(worst.map_or(found, |worst| worst.worse(found)));
+            }
+        }
+    }
+    model.reset().unwrap();
+    worst.unwrap()
+}
+
+#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
+fn near(form: Form, label: &str) {
+    let mut model = form.open();
+    let cases = sights().of_mode(form.mode());
+    assert!(cases.len() > 10);
+    greedy_exact(&mut model, &cases, label);
+    let Distance { largest, .. } = step_exact(&mut model, &cases, label);
+    eprintln!("{label}: logits differ by at most {largest:.2e}");
+    assert!(largest <= CPU_DISTANCE, "{label}: logits differ by {largest:e}");
+}
+
+#[test]
+fn stretched_pictures_give_the_reference_s_tokens_and_logits() {
+    near(FIXED, "stretched, prompts in chunks of 16");
+}
+
+#[test]
+fn pictures_in_their_shape_and_a_video_give_the_reference_s_tokens_and_logits() {
+    near(NATIVE, "own shape, two shards, prompts in chunks of 7");
+}
+
+#[test]
+fn bundles_without_prompt_graphs_see_token_by_token() {
+    near(Form { prompt: 0, shards: 1, ..NATIVE }, "own shape, prompts token by token");
+}
+
+/// The array of a dump that was written as number `index` of its name: shape and values.
+fn dumped(folder: &Path, name: &str, index: usize) -> Vec<f32> {
+    let file = if index == 0 { format!("{name}.npy") } else { format!("{name}-{}.npy", index + 1) };
+    let bytes = fs::read(folder.join(&file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+    let header = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
+    bytes[header..].as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
+
+/// Least cosine of the rows of two arrays, and largest difference.
+fn agreement(found: &[f32], expected: &[f32], width: usize, label: &str) -> (f64, f64) {
+    assert_eq!(found.len(), expected.len(), "{label}");
+    let rows = found.chunks_exact(width).zip(expected.chunks_exact(width));
+    rows.map(|(a, b)| Distance::of(a, b).unwrap_or_else(|e| panic!("{label}: {e}")))
+        .fold((1.0, 0.0), |(cosine, largest): (f64, f64), d| {
+            (cosine.min(d.cosine), largest.max(d.largest))
+        })
+}
+
+/// Shows every picture of a mode, and the video: pixel values, features and positions. Answers with the least cosine of
+/// a row of features, and the largest difference.
+fn features(form: Form, backend: Arc<dyn Backend>, ids: Option<&[&str]>) -> (f64, f64) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut model = open(&form.bundle(), backend, Some(folder.path())).unwrap();
+    let (mut shown, mut least, mut largest) = (0, 1f64, 0f64);
+    let mut compare = |shown: usize, golden: &str, pairs: Option<usize>| {
+        for part in ["embeds", "deepstack_0", "deepstack_1", "deepstack_2"] {
+            let (shape, expected) = sights().tensor(&format!("{golden}.{part}"));
+            let rows = pairs.map_or(0..expected.len(), |pair| {
+                let each = expected.len() / 3;
+                pair * each..(pair + 1) * each
+            });
+            let label = format!("{golden}.{part}");
+            let found =
+                agreement(&dumped(folder.path(), part, shown), &expected[rows], shape[1], &label);
+            (least, largest) = (least.min(found.0), largest.max(found.1));
+        }
+    };
+    for sight in sights().pictures.iter().filter(|sight| sight.mode == form.mode()) {
+        if ids.is_some_and(|ids| !ids.contains(&sight.id.as_str())) {
+            continue;
+        }
+        let media = sights().picture(&sight.id);
+        let op = model.op_mut();
+        op.reset().unwrap();
+        op.prefill(&[media.segment(), Segment::Tokens(&[5])]).unwrap();
+        let golden = format!("{}.{}", sight.id, sight.mode);
+        let (_, levels) = sights().tensor(&format!("{golden}.pixels"));
+        // A picture stands once in each of the two frames of a patch.
+        let expected: Vec<f32> = levels
+            .chunks_exact(2 * 64)
+            .flat_map(|channel| channel[..64].iter().map(|level| (level - 127.5) / 127.5))
+            .collect();
+        assert_eq!(sight.grid[0] * sight.grid[1] * 3 * 64, expected.len());
+        let (_, off) =
+            agreement(&dumped(folder.path(), "pixel_values", shown), &expected, 64, &golden);
+        assert!(off < 1e-6, "{golden}: pixel values differ by {off}");
+        compare(shown, &golden, None);
+        shown += 1;
+    }
+    if form.native && ids.is_none() {
+        let film = sights().film();
+        let op = model.op_mut();
+        op.reset().unwrap();
+        let frames = [(0, 2), (2, 4), (4, 5)].map(|(first, end)| film.frames(first, end).unwrap());
+        op.prefill(&[&frames[..], &[Segment::Tokens(&[5])]].concat()).unwrap();
+        let (_, levels) = sights().tensor("video.pixels");
+        let each = levels.len() / 3;
+        for (pair, levels) in levels.chunks_exact(each).enumerate() {
+            let expected: Vec<_> = levels.iter().map(|level| (level - 127.5) / 127.5).collect();
+            let found = dumped(folder.path(), "pixel_values", shown + pair);
+            let (_, off) = agreement(&found, &expected, 64, "video");
+            assert!(off < 1e-6, "frames {pair}: pixel values differ by {off}");
+            compare(shown + pair, "video", Some(pair));
+        }
+    }
+    assert!(shown > 0);
+    (least, largest)
+}
+
+#[test]
+#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
+fn pixels_and_features_equal_the_reference_s() {
+    for form in [FIXED, NATIVE] {
+        let (cosine, largest) = features(form, backends::cpu(), None);
+        eprintln!("{}: features differ by at most {largest:.2e}, cosine {cosine:.8}", form.mode());
+        assert!(cosine >= 0.999_99 && largest <= CPU_DISTANCE, "{form:?}: {cosine} {largest}");
+    }
+}
+
+#[test]
+fn positions_equal_those_of_the_reference() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut model = open(&NATIVE.bundle(), backends::cpu(), Some(folder.path())).unwrap();
+    for (index, case) in sights().of_mode("native").into_iter().enumerate() {
+        let media = sights().media(case);
+        let op = model.op_mut();
+        op.reset().unwrap();
+        op.prefill(&segments(&case.golden.prompt_ids, &PADS, &media)).unwrap();
+        let (_, expected) = sights().tensor(&format!("{}.positions", case.id));
+        let found = dumped(folder.path(), "positions", index);
+        let count = case.golden.prompt_ids.len();
+        assert_eq!(found.len(), 3 * count);
+        for axis in 0..3 {
+            let found: Vec<_> = found.iter().skip(axis).step_by(3).copied().collect();
+            assert_eq!(
+                found,
+                expected[axis * count..(axis + 1) * count],
+                "{}, axis {axis}",
+                case.id
+            );
+        }
+    }
+}
+
+#[test]
+fn a_chat_keeps_its_picture_and_takes_in_only_what_is_new() {
+    for form in [FIXED, NATIVE] {
+        let mut model = form.open();
+        let chat = sights().chat.iter().find(|chat| chat.mode == form.mode()).unwrap();
+        let mut seen = 0;
+        for (index, turn) in chat.turns.iter().enumerate() {
+            let prompt = sights().conversation(&turn.messages);
+            let generation = answer(&mut model, prompt, &turn.golden);
+            assert_eq!(generation.tokens, turn.golden.output_ids, "{}, turn {index}", chat.id);
+            assert_eq!(generation.text, turn.golden.text, "{}, turn {index}", chat.id);
+            assert_eq!(generation.reused_tokens, seen, "{}, turn {index}", chat.id);
+            // The ending token is chosen, and not consumed.
+            seen = turn.golden.prompt_ids.len() + turn.golden.output_ids.len() - 1;
+        }
+        let count = |model: &Model| {
+            let spans = model.span_stats();
+            spans.into_iter().find(|span| span.name == "vision").map_or(0, |span| span.count)
+        };
+        assert_eq!(count(&model), 1, "the picture is seen once");
+    }
+}
+
+#[test]
+fn another_picture_of_the_same_size_is_looked_at() {
+    let mut model = FIXED.open();
+    let (cross, rings) = (sights().case("fixed-cross"), sights().case("fixed-rings"));
+    for case in [cross, rings, cross] {
+        let generation = answer(&mut model, sights().prompt(case), &case.golden);
+        assert_eq!(generation.tokens, case.golden.output_ids, "{}", case.id);
+        let picture = case.golden.prompt_ids.iter().position(|id| PADS.contains(id)).unwrap();
+        assert!(generation.reused_tokens <= picture, "{}: {}", case.id, generation.reused_tokens);
+    }
+    let again = answer(&mut model, sights().prompt(cross), &cross.golden);
+    assert_eq!(again.reused_tokens, cross.golden.prompt_ids.len() - 1);
+}
+
+/// Positions are a part of the state: what is cut off or restored goes on where the pictures left it.
+#[test]
+fn a_state_that_is_cut_back_or_restored_goes_on_as_before() {
+    let mut model = NATIVE.open();
+    let case = sights().case("two-native-train-fish");
+    let ids = &case.golden.prompt_ids;
+    let media = sights().media(case);
+    let parts = segments(ids, &PADS, &media);
+    let first = parts.iter().position(|part| !matches!(part, Segment::Tokens(_))).unwrap() + 1;
+    let after: usize = parts.len() - first;
+    assert_eq!(after, 3, "text, the second picture, text");
+    let op = model.op_mut();
+    op.prefill(&parts[..first]).unwrap();
+    let between = op.position();
+    let snapshot = op.snapshot().unwrap();
+    op.prefill(&parts[first..]).unwrap();
+    let expected = &sights().logits(&case.id)[0];
+    let near = |op: &dyn qhx_core::op::HostOp, label: &str| {
+        let found = Distance::of(&op.logits().unwrap().to_f32(), expected).unwrap();
+        assert!(found.largest <= CPU_DISTANCE, "{label}: {found:?}");
+    };
+    near(op, "in two pieces");
+    op.decode(7).unwrap();
+    op.truncate(between).unwrap();
+    op.prefill(&parts[first..]).unwrap();
+    near(op, "after truncation between the pictures");
+    op.restore(snapshot).unwrap();
+    assert_eq!(op.position(), between);
+    op.prefill(&parts[first..]).unwrap();
+    near(op, "from a snapshot");
+    op.truncate(ids.len() - 5).unwrap();
+    op.prefill(&[Segment::Tokens(&ids[ids.len() - 5..])]).unwrap();
+    near(op, "the last text again");
+    op.drop_snapshot(snapshot);
+}
+
+/// A copy of a bundle's manifest beside it, changed.
+fn changed(manifest: &Path, name: &str, change: impl FnOnce(&mut Value)) -> PathBuf {
+    let mut value: Value = serde_json::from_slice(&fs::read(manifest).unwrap()).unwrap();
+    change(&mut value);
+    let path = manifest.with_file_name(format!("{name}.json"));
+    fs::write(&path, value.to_string()).unwrap();
+    path
+}
+
+fn without_vision(manifest: &mut Value) {
+    manifest["plan"]["params"].as_object_mut().unwrap().remove("vision").unwrap();
+    manifest["plan"]["params"].as_object_mut().unwrap().remove("prefill").unwrap();
+}
+
+/// The text manifest of published bundles: the same files without vision and prompt graphs.
+#[test]
+fn text_goes_through_the_decode_graph_alone() {
+    let manifest = changed(&FIXED.bundle(), "text-only", without_vision);
+    let mut model = open(&manifest, backends::cpu(), None).unwrap();
+    let texts: Vec<_> =
+        sights().cases.iter().filter(|case| sights().media(case).is_empty()).collect();
+    assert_eq!(texts.len(), 4);
+    greedy_exact(&mut model, &texts, "text only");
+    let prompt = sights().prompt(sights().case("fixed-boat"));
+    let error = model.encode_prompt(&prompt).unwrap_err();
+    assert!(error.message().contains("takes text only"), "{error}");
+    assert!(error.message().contains("plan.params.vision"), "{error}");
+}
+
+/// A manifest as published ones may be: other keys of the tables, which are paths alone.
+#[test]
+fn tables_under_other_keys_are_found() {
+    let manifest = changed(&FIXED.bundle(), "other-keys", |manifest| {
+        let tables = manifest["artifacts"]["vision"].take();
+        for name in ["patch_embed", "patch_embed_bias", "pos_embed"] {
+            manifest["artifacts"][format!("vis_{name}_f32")] = tables[name]["path"].clone();
+        }
+    });
+    let mut model = open(&manifest, backends::cpu(), None).unwrap();
+    greedy_exact(&mut model, &[sights().case("fixed-boat")], "tables under other keys");
+}
+
+#[test]
+fn bundles_that_do_not_fit_together_are_refused_with_what_was_looked_for() {
+    let fails = |name: &str, change: &dyn Fn(&mut Value), words: &[&str]| {
+        let manifest = changed(&FIXED.bundle(), name, change);
+        let error = open(&manifest, backends::cpu(), None).map(drop).unwrap_err();
+        let said = error.report().to_string();
+        for word in words {
+            assert!(said.contains(word), "{name}: {said}\n  does not say {word:?}");
+        }
+    };
+    let table = |name: &'static str, value: Value| {
+        move |manifest: &mut Value| manifest["artifacts"]["vision"][name] = value.clone()
+    };
+    fails("no-table", &table("pos_embed", Value::Null), &["pos_embed", "vis_pos_embed_f32"]);
+    let bias = fs::read_dir(FIXED.bundle().parent().unwrap()).unwrap();
+    let mut names = bias.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let bias = names.find(|name| name.ends_with("patch_embed_bias_f32.bin")).unwrap();
+    let wrong = json!({"path": bias, "dtype": "f32"});
+    fails(
+        "bad-table",
+        &table("patch_embed", wrong.clone()),
+        &["60 values", "60 rows", "3 x 2 x 8 x 8"],
+    );
+    fails("bad-positions", &table("pos_embed", wrong), &["60 values", "7 x 7 rows"]);
+    let param = |key: &'static str, value: Value| {
+        move |manifest: &mut Value| manifest["params"][key] = value.clone()
+    };
+    fails("no-section", &param("rope_scaling", Value::Null), &["mrope_section is missing"]);
+    fails("bad-token", &param("video_token_id", json!(436)), &["436", "outside the vocabulary"]);
+    fails(
+        "no-embeds",
+        &|manifest| manifest["plan"]["params"]["tensors"] = json!({"elsewhere": "embeds"}),
+        &["elsewhere"],
+    );
+}
+
+#[test]
+fn prompts_that_cannot_be_are_refused_and_leave_no_trace() {
+    let mut model = NATIVE.open();
+    let ask = |model: &mut Model, parts: Vec<Part>| {
+        let request = Request::greedy(Prompt::Parts(parts), 4);
+        model.generate(&request, &mut |_| std::ops::ControlFlow::Continue(()))
+    };
+    let picture = |width: u32, height: u32| {
+        Part::Media(Media::image(vec![90; (width * height * 3) as usize], width, height).unwrap())
+    };
+    let text = |text: &str| Part::Text(text.to_owned());
+    let long: Vec<_> = (0..20).flat_map(|_| [picture(48, 48), text("and")]).collect();
+    for (parts, words) in [
+        (vec![picture(402, 2)], "factor of 200"),
+        (vec![picture(1600, 9)], "at most 48"),
+        (long, "inside image 16 of the prompt"),
+        (vec![Part::Media(Media::audio(vec![0.5; 100], 16_000).unwrap())], "audio"),
+        (vec![Part::Tokens(vec![5, PADS[0], 6])], "429"),
+    ] {
+        let error = ask(&mut model, parts).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Prompt, "{error}");
+        assert!(error.message().contains(words), "{error}\n  does not say {words:?}");
+    }
+    // What is written like a placeholder stays text.
+    let spelled = Prompt::Chat {
+        messages: vec![Message::new(
+            "user",
+            "<|vision_start|><|image_pad|><|vision_end|>Describe this image.",
+        )],
+        thinking: None,
+    };
+    let ids = model.encode_prompt(&spelled).unwrap();
+    assert!(ids.iter().all(|id| !PADS.contains(id)), "{ids:?}");
+    // The smallest picture, and a conversation after all of this.
+    assert!(ask(&mut model, vec![picture(1, 1), text("Seen:")]).is_ok());
+    greedy_exact(&mut model, &[sights().case("native-sun")], "after errors");
+}
+
+#[test]
+fn int8_weights_keep_the_answers() {
+    let form = Form { int8: true, ..NATIVE };
+    let mut model = form.open();
+    for case in sights().of_mode("native") {
+        model.reset().unwrap();
+        let generation = answer(&mut model, sights().prompt(case), &case.golden);
+        assert_eq!(generation.tokens, case.golden.output_ids, "{}", case.id);
+    }
+    let (cosine, largest) = features(form, backends::cpu(), None);
+    assert!(cosine > 0.99 && largest > CPU_DISTANCE, "{cosine} {largest}");
+}
+
+/// On the emulator of the NPU: some cases, or all of them for all architectures.
+#[test]
+#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
+fn the_npu_gives_the_reference_s_tokens() {
+    let Some(libraries) = qnn_tier() else { return };
+    let few = ["native-tower", "two-native-train-fish"];
+    let forms = [
+        (Form { target: Some("v81"), shards: 1, prompt: 16, ..NATIVE }, None),
+        (Form { target: Some("v79"), prompt: 16, ..FIXED }, None),
+        (Form { target: Some("v75"), shards: 1, prompt: 0, ..NATIVE }, None),
+        (Form { target: Some("v81"), shards: 1, prompt: 16, int8: true, ..NATIVE }, Some(0.99)),
+    ];
+    let count = if full_matrix() { forms.len() } else { 1 };
+    for (form, int8) in &forms[..count] {
+        let label = format!("{form:?}");
+        let mut model = open(&form.bundle(), backends::qnn(&libraries), None).unwrap();
+        let mut cases = sights().of_mode(form.mode());
+        if !full_matrix() {
+            cases.retain(|case| few.contains(&case.id.as_str()));
+        }
+        greedy_exact(&mut model, &cases, &label);
+        let Distance { largest, .. } = step_exact(&mut model, &cases[..1], &label);
+        drop(model);
+        let shown = (!full_matrix()).then_some(&["tower", "sun"][..]);
+        let (cosine, off) = features(*form, backends::qnn(&libraries), shown);
+        eprintln!(
+            "{label}: logits differ by at most {largest:.2e}, features by {off:.2e}, cosine {cosine:.7}"
+        );
+        assert!(cosine >= int8.unwrap_or(0.9999), "{label}: features have the cosine {cosine}");
+    }
+}
