@@ -46,10 +46,10 @@ struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 enum Command {
-    Generate(Box<commands::generate::GenerateArgs>),
-    Chat(Box<commands::chat::ChatArgs>),
+    Generate(commands::generate::GenerateArgs),
+    Chat(commands::chat::ChatArgs),
     Embed(commands::embed::EmbedArgs),
-    Forge(ForgeArgs),
+    Forge(Box<ForgeArgs>),
     Inspect(commands::inspect::InspectArgs),
     Verify(commands::verify::VerifyArgs),
     Runtime(commands::runtime::RuntimeArgs),
