@@ -119,6 +119,9 @@ fn describe(head: &[u8]) -> String {
     if contains(head, b"OpusHead") {
         return "an Ogg file with Opus sound".to_owned();
     }
+    if head.starts_with(b"RF64") {
+        return "an RF64 file (WAV for more than 4 GB)".to_owned();
+    }
     if let Some(kind) = infer::get(head) {
         return format!("a file of type {}", kind.mime_type());
     }

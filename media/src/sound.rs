@@ -119,7 +119,7 @@ impl<'a> Opened<'a> {
         let mut stream = source.open(limits)?;
         let (start, head) = stream.head(source)?;
         let format = Format::expect(source, &head, Kind::Sound)?;
-        let broken = |e: SymphoniaError| source.broken(format.name(), plain(&e));
+        let broken = |e: SymphoniaError| unread(source, format, &e);
         let bytes = stream.len;
         let mut stream = MediaSourceStream::new(Box::new(stream), Default::default());
         stream.ignore_bytes(start).map_err(|e| broken(e.into()))?;
@@ -212,7 +212,7 @@ impl<'a> Opened<'a> {
     }
 
     fn broken(&self, e: &SymphoniaError) -> Error {
-        self.source.broken(self.format.name(), plain(e))
+        unread(self.source, self.format, e)
     }
 
     fn too_long(&self, frames: u64, limits: &Limits) -> Error {
@@ -260,11 +260,15 @@ fn counts_frames(head: &[u8]) -> bool {
     first.windows(4).any(|window| tags.contains(&window))
 }
 
-fn plain(e: &SymphoniaError) -> String {
+/// The error of a file that a decoder does not read.
+fn unread(source: &Source, format: Format, e: &SymphoniaError) -> Error {
     match e {
         SymphoniaError::IoError(e) if e.kind() == IoErrorKind::UnexpectedEof => {
-            "it ends in the middle of the sound".to_owned()
+            source.broken(format.name(), "it ends in the middle of the sound")
         }
-        e => e.to_string(),
+        SymphoniaError::Unsupported(what) => source
+            .refused(format_args!("a {} file of a kind that is not read: {what}", format.name()))
+            .hint("convert it to plain WAV: ffmpeg -i FILE out.wav"),
+        e => source.broken(format.name(), e),
     }
 }

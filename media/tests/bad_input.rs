@@ -136,13 +136,14 @@ fn what_is_no_picture_is_named() {
 
 #[test]
 fn what_is_no_sound_is_named() {
-    let cases: [(&str, Vec<u8>, &str); 6] = [
+    let cases: [(&str, Vec<u8>, &str); 7] = [
         ("notes.wav", b"la la la".to_vec(), "found text"),
         ("a.m4a", b"\0\0\0\x20ftypM4A \0\0\0\0M4A mp42isom".to_vec(), "audio/m4a"),
         ("a.aac", b"\xff\xf1\x50\x80\x02\x1f\xfc".to_vec(), "audio/aac"),
         ("a.aiff", b"FORM\0\0\0\x10AIFFCOMM".to_vec(), "audio/x-aiff"),
         ("a.opus", std::fs::read(fixture("opus.ogg")).unwrap(), "an Ogg file with Opus sound"),
         ("a.png", std::fs::read(fixture("la.png")).unwrap(), "found a picture (PNG)"),
+        ("a.w64", b"RF64\xff\xff\xff\xffWAVEds64".to_vec(), "an RF64 file"),
     ];
     for (name, content, what) in cases {
         let error = no_sound(&bytes(name, content));
@@ -154,6 +155,11 @@ fn what_is_no_sound_is_named() {
     }
     let error = no_sound(&Source::File(fixture("ima_adpcm.wav")));
     assert!(error.message().contains("a WAV file whose coding is not understood"), "{error}");
+    let mut odd = std::fs::read(fixture("extensible.wav")).unwrap();
+    let kind = odd.windows(4).position(|four| four == [1, 0, 0, 0]).unwrap();
+    odd[kind] = 9;
+    let error = no_sound(&bytes("odd.wav", odd));
+    says(&error, "odd.wav", "a WAV file of a kind that is not read");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Time and memory of taking in a 12-megapixel photograph: a JPEG file that this program makes first.
+//! Time and memory of taking in a 12-megapixel photograph: a JPEG file that this program makes first. It is decoded,
+//! and then resized as vision towers get it.
 
 #![expect(clippy::print_stdout, reason = "the report is the result")]
 
@@ -10,9 +11,12 @@ use image::codecs::jpeg::JpegEncoder;
 use image::{ExtendedColorType, ImageEncoder as _};
 use qhx_benches::memory::peak_and_anonymous;
 use qhx_media::{ImageRules, Limits, Source, picture};
+use qhx_op::vision::{Filter, Picture, Resizer, Size};
 
 const WIDTH: u32 = 4000;
 const HEIGHT: u32 = 3000;
+/// What it is resized to: three quarters of a megapixel.
+const TARGET: Size = Size { width: 1024, height: 768 };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // A process of its own decodes, so that making the file does not count.
@@ -64,5 +68,13 @@ fn decode(path: &Path) -> Result<(), Box<dyn std::error::Error>> {
         mb(peak),
         mb(held)
     );
+    let start = Instant::now();
+    let mut resizer = Resizer::new(Filter::Bicubic);
+    let pixels = Picture::new(&picture.rgb, picture.width, picture.height)?;
+    let small = resizer.resize(pixels, TARGET)?;
+    let time = start.elapsed();
+    let (peak, _) = peak_and_anonymous();
+    println!("resized to {} in {:.0} ms", small.size(), time.as_secs_f64() * 1e3);
+    println!("peak RSS {:.1} MB", mb(peak));
     Ok(())
 }
