@@ -58,6 +58,9 @@ pub struct MelOptions {
 /// A filter is never asked for more often; a manifest that says so would only cost memory.
 const MAX_MELS: usize = 1 << 12;
 
+/// A triangle is never narrower, in hertz: its weights would leave the range of f32.
+const NARROWEST: f64 = 1e-3;
+
 /// A bank of triangular filters (`mel_filter_bank` of `transformers.audio_utils`, triangles in hertz).
 /// Only the bins within a triangle are stored.
 #[derive(Debug, Clone)]
@@ -87,6 +90,13 @@ impl MelFilters {
         let (mut filters, mut weights) = (Vec::with_capacity(mels), Vec::new());
         for mel in 0..mels {
             let (left, centre, right) = (corner(mel), corner(mel + 1), corner(mel + 2));
+            if right - left < NARROWEST {
+                return Err(Error::manifest(format!(
+                    "{mels} mel filters from {min_hz} to {max_hz} Hz: filter {mel} is {} Hz wide, \
+                     expected at least {NARROWEST}; take fewer or a wider range",
+                    right - left
+                )));
+            }
             let scale = if area_norm { 2.0 / (right - left) } else { 1.0 };
             let weight = |bin: usize| {
                 let f = frequency(bin);
@@ -151,6 +161,9 @@ mod tests {
             let error = MelFilters::new(&options, 16_000, 257).unwrap_err();
             assert!(error.message().contains("16000"), "{error}");
         }
+        let narrow = MelOptions { max_hz: 1e-200, area_norm: true, ..sound.clone() };
+        let error = MelFilters::new(&narrow, 16_000, 257).unwrap_err();
+        assert!(error.message().contains("Hz wide"), "{error}");
         assert!(MelFilters::new(&sound, 16_000, 1).is_err());
         assert!(MelFilters::new(&sound, 0, 257).is_err());
     }

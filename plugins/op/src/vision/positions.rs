@@ -176,7 +176,7 @@ fn table_of(what: &str, table: &[f32], rows: Option<usize>, width: usize) -> Res
     if expected == Some(table.len()) {
         return Ok(());
     }
-    let rows = rows.map_or("too many".to_owned(), |rows| rows.to_string());
+    let rows = rows.map_or("more".to_owned(), |rows| rows.to_string());
     Err(Error::artifact(format!(
         "a table of {what} of {} numbers: expected {rows} rows of {width}",
         table.len()
