@@ -6,6 +6,7 @@
 
 pub mod mutate;
 pub mod run;
+mod shape;
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -29,7 +30,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 12] = [
     Target { name: "manifest", read: manifest },
     Target { name: "onnx", read: onnx },
     Target { name: "safetensors", read: safetensors },
@@ -40,6 +41,8 @@ pub const TARGETS: [Target; 10] = [
     Target { name: "picture", read: picture },
     Target { name: "sound", read: sound },
     Target { name: "video", read: video },
+    Target { name: "patches", read: patches },
+    Target { name: "log_mel", read: log_mel },
 ];
 
 /// Targets that go wrong when a file begins with `!`, each in its way: for the test of the runner.
@@ -169,6 +172,16 @@ fn limits() -> Limits {
     (limits.pixels, limits.video_pixels) = (1 << 20, 1 << 20);
     (limits.frames, limits.seconds) = (1000, 100);
     limits
+}
+
+/// What the op author's kit makes of a picture: sizes, patches, positions.
+pub fn patches(data: &[u8]) -> Result<()> {
+    shape::patches(data)
+}
+
+/// What the op author's kit makes of a sound: log-mel features.
+pub fn log_mel(data: &[u8]) -> Result<()> {
+    shape::log_mel(data)
 }
 
 fn faulty(data: &[u8], fault: impl FnOnce()) -> Result<()> {
