@@ -184,7 +184,7 @@ impl Checkpoint {
     /// A stack of matrices `[n, rows, cols]` of the decoder, as one matrix `[n · rows, cols]`.
     pub fn stack(&self, name: &str, shape: [usize; 3]) -> Result<Arc<dyn RowSource>> {
         let rows = shape[0].saturating_mul(shape[1]);
-        Ok(Arc::new(self.open_matrix(name, &shape, [rows, shape[2]])?))
+        self.source(name, &shape, [rows, shape[2]])
     }
 
     /// A tensor of several dimensions, such as the filters of a convolution, as a matrix with one row for each
