@@ -2,7 +2,6 @@
 
 use qhx_core::Result;
 
-use super::attention::{Attend, Attention};
 use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph, TensorId};
@@ -122,29 +121,6 @@ impl<'a> Layers<'a> {
         let gate = act(b, gate)?;
         let product = b.mul(gate, up)?;
         self.linear(b, product, &down, hidden, mlp.bias)
-    }
-
-    /// A decoder layer of the usual form on rows `[rows, hidden]`: [`Layers::attention`] and a SwiGLU
-    /// ([`Layers::mlp`] with SiLU), each after an RMSNorm and added to the rows. `name` is where its tensors are,
-    /// `layers.3`; the scopes are `l3_attn` and `l3_mlp`.
-    pub fn block(
-        &self,
-        b: &mut GraphBuilder,
-        h: TensorId,
-        name: &str,
-        attention: &Attention<'_>,
-        mlp: &Mlp<'_>,
-        attend: &Attend,
-    ) -> Result<TensorId> {
-        let layer = attention.layer;
-        b.scope(format!("l{layer}_attn"));
-        let normed = self.norm(b, h, &format!("{name}.input_layernorm"))?;
-        let mixed = self.attention(b, normed, attention, attend)?;
-        let h = b.add(h, mixed)?;
-        b.scope(format!("l{layer}_mlp"));
-        let normed = self.norm(b, h, &format!("{name}.post_attention_layernorm"))?;
-        let out = self.mlp(b, normed, mlp, GraphBuilder::silu)?;
-        b.add(h, out)
     }
 
     /// Logits `[rows, vocab]` of normalised rows: with `lm_head`, or with the embedding table if `tied`. The

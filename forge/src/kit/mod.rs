@@ -12,6 +12,7 @@
 //! The ops beneath are methods of [`crate::builder::GraphBuilder`].
 
 mod attention;
+mod block;
 mod contexts;
 mod layers;
 mod matrices;
