@@ -429,7 +429,23 @@ def write(spec, out, seed, vision):
         "cases": cases, "chat": chats,
     })
     save_file(tensors, out / "goldens.safetensors", metadata={"format": "pt"})
+    goldens.dump(out / "suite.json", suite(spec["name"], cases, ends))
     return worst, missed, apart
+
+
+def suite(name, cases, ends):
+    """Prompts without a template whose pictures are as large in either mode: for bundles of both."""
+    out = []
+    for case in cases:
+        parts = case.get("prompt", [])
+        images = [f"pictures/{part['id']}.png" for part in parts if part["type"] == "image"]
+        if not parts or images not in ([], ["pictures/cross.png"]):
+            continue
+        text = "".join(part["text"] for part in parts if part["type"] == "text")
+        gold = [token for token in case["output_ids"] if token not in ends]
+        more = {"images": images} if images else {}
+        out.append({"id": case["id"], "prompt": text, **more, "gold": gold, "max_new": len(case["output_ids"])})
+    return {"schema": "npu_suite/v1", "model": name, "gate": "greedy_exact", "cases": out}
 
 
 def main():
