@@ -262,7 +262,6 @@ fn features(form: Form, backend: Arc<dyn Backend>, ids: Option<&[&str]>) -> (f64
 }
 
 #[test]
-#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
 fn pixels_and_features_equal_the_reference_s() {
     for form in [FIXED, NATIVE] {
         let (cosine, largest) = features(form, backends::cpu(), None);
@@ -500,7 +499,6 @@ fn int8_weights_keep_the_answers() {
 
 /// On the emulator of the NPU: some cases, or all of them for all architectures.
 #[test]
-#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
 fn the_npu_gives_the_reference_s_tokens() {
     let Some(libraries) = qnn_tier() else { return };
     let few = ["native-tower", "two-native-train-fish"];
