@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use qhx_core::backend::Backend;
 use qhx_core::compare::Distance;
 use qhx_core::dump::Dump;
-use qhx_core::engine::{Message, Model, ModelOptions, Part, Prompt, Request};
+use qhx_core::engine::{Model, ModelOptions, Part, Prompt, Request};
 use qhx_core::manifest::Manifest;
 use qhx_core::op::Segment;
 use qhx_core::sampling::argmax;
@@ -462,23 +462,11 @@ fn prompts_that_cannot_be_are_refused_and_leave_no_trace() {
         (vec![picture(402, 2)], "factor of 200"),
         (vec![picture(1600, 9)], "at most 48"),
         (long, "inside image 16 of the prompt"),
-        (vec![Part::Media(Media::audio(vec![0.5; 100], 16_000).unwrap())], "audio"),
-        (vec![Part::Tokens(vec![5, PADS[0], 6])], "429"),
     ] {
         let error = ask(&mut model, parts).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Prompt, "{error}");
         assert!(error.message().contains(words), "{error}\n  does not say {words:?}");
     }
-    // What is written like a placeholder stays text.
-    let spelled = Prompt::Chat {
-        messages: vec![Message::new(
-            "user",
-            "<|vision_start|><|image_pad|><|vision_end|>Describe this image.",
-        )],
-        thinking: None,
-    };
-    let ids = model.encode_prompt(&spelled).unwrap();
-    assert!(ids.iter().all(|id| !PADS.contains(id)), "{ids:?}");
     // The smallest picture, and a conversation after all of this.
     assert!(ask(&mut model, vec![picture(1, 1), text("Seen:")]).is_ok());
     greedy_exact(&mut model, &[sights().case("native-sun")], "after errors");
