@@ -1,7 +1,8 @@
 //! Resizing as torchvision does it for u8 pixels.
 
-use fast_image_resize::images::{Image, ImageRef};
-use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions};
+use fast_image_resize::images::{TypedImage, TypedImageRef};
+use fast_image_resize::pixels::U8x3;
+use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions};
 
 use super::{Picture, Size};
 use crate::{Error, ErrorCode, Result};
@@ -83,14 +84,15 @@ fn scale(
     let missing = len.saturating_sub(target.len());
     target.try_reserve_exact(missing).map_err(|e| failed(&e))?;
     target.resize(len, 0);
-    let source =
-        ImageRef::new(from.width, from.height, source, PixelType::U8x3).map_err(|e| failed(&e))?;
-    let mut image = Image::from_slice_u8(to.width, to.height, target, PixelType::U8x3)
+    // Views of one type of pixel: the others would be compiled into this crate, for minutes.
+    let source = TypedImageRef::<U8x3>::from_buffer(from.width, from.height, source)
         .map_err(|e| failed(&e))?;
+    let mut image =
+        TypedImage::<U8x3>::from_buffer(to.width, to.height, target).map_err(|e| failed(&e))?;
     let filter = match filter {
         Filter::Bicubic => FilterType::CatmullRom,
         Filter::Bilinear => FilterType::Bilinear,
     };
     let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(filter)).use_alpha(false);
-    resizer.resize(&source, &mut image, &options).map_err(|e| failed(&e))
+    resizer.resize_typed(&source, &mut image, &options).map_err(|e| failed(&e))
 }
