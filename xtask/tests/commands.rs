@@ -145,7 +145,7 @@ fn every_family_is_tested_with_its_op_linked_in() {
 #[test]
 fn the_whole_matrix_and_a_minute_of_fuzzing_run_only_where_they_are_asked_for() {
     for (options, expected) in
-        [(&["test"][..], "(full 0, fuzz 20)"), (&["test", "--full"], "(full 1, fuzz 60)")]
+        [(&["test"][..], "(full 0, fuzz 8)"), (&["test", "--full"], "(full 1, fuzz 60)")]
     {
         let scene = Scene::new();
         assert!(scene.xtask(options).status.success());
