@@ -56,8 +56,8 @@ impl Logits<'_> {
         }
     }
 
-    /// The scores, in single precision: `c · tanh(logits / c)` for a [`HostOp::softcap`] of c (Gemma 2,
-    /// arXiv 2408.00118), else the logits.
+    /// The scores, in single precision: `c · tanh(logits / c)` for a [`HostOp::softcap`] of c
+    /// (arXiv 2408.00118, section 2), else the logits.
     pub fn capped(&self, softcap: Option<f32>) -> Vec<f32> {
         let mut values = self.to_f32();
         cap(&mut values, softcap);

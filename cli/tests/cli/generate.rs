@@ -85,6 +85,7 @@ fn json_is_one_object_with_everything() {
       ],
       "prompt_tokens": 9,
       "reused_tokens": 0,
+      "media": [],
       "finish_reason": "length",
       "timings": {
         "load_ms": "[number]",

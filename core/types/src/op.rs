@@ -159,7 +159,8 @@ pub struct OpenInfo {
     /// Tokens that stand for pictures, sounds and videos: no text becomes one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub placeholders: Vec<u32>,
-    /// c, where scores are `c · tanh(logits / c)` (Gemma 2, arXiv 2408.00118); none where they are the logits.
+    /// c, where scores are `c · tanh(logits / c)` (arXiv 2408.00118, section 2); none where they are
+    /// the logits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub softcap: Option<f32>,
     /// How files become what the op is given.
