@@ -66,7 +66,7 @@ pub fn sound(source: &Source, rules: &AudioRules, limits: &Limits) -> Result<Sou
     if let Some(frames) = declared.filter(|&frames| frames > most) {
         return Err(file.too_long(frames, limits));
     }
-    let mut resampler = Resampler::new(rate, rules.rate)?;
+    let mut resampler = Resampler::new(rate, rules.rate);
     let (mut frames, mut interleaved, mut mono) = (0u64, Vec::new(), Vec::new());
     while let Some(channels) = file.next(decoder.as_mut(), &mut interleaved)? {
         mix(&interleaved, channels, &mut mono);
@@ -79,10 +79,10 @@ pub fn sound(source: &Source, rules: &AudioRules, limits: &Limits) -> Result<Sou
         if frames > most {
             return Err(file.too_long(frames, limits));
         }
-        resampler.push(&mono)?;
+        resampler.push(&mono);
     }
     file.check_length(frames)?;
-    let samples = resampler.finish()?;
+    let samples = resampler.finish();
     if let Some(at) = samples.iter().position(|sample| !sample.is_finite()) {
         let value = samples.get(at).copied().unwrap_or_default();
         return Err(file.not_a_number(value, at as u64 * u64::from(rate) / u64::from(rules.rate)));
