@@ -48,11 +48,25 @@ struct Slot {
     context: String,
     graph: Box<dyn Graph>,
     info: Arc<GraphInfo>,
-    /// For each input, then each output: the buffer bound to it, and the byte that it begins at.
-    bound: Vec<Option<(BufferId, usize)>>,
+    /// Of each input, then of each output.
+    places: Vec<Place>,
     unbound: usize,
     executions: u64,
     busy: Duration,
+}
+
+/// What can be bound to a port, and what is.
+struct Place {
+    /// Bytes of the tensor. Computed once: states are bound anew for every token.
+    bytes: usize,
+    /// The buffer, and the byte that the tensor begins at.
+    bound: Option<(BufferId, usize)>,
+}
+
+impl Place {
+    fn new(tensor: &TensorInfo) -> Result<Self> {
+        Ok(Self { bytes: tensor.try_byte_len().map_err(Error::size)?, bound: None })
+    }
 }
 
 /// The graphs and buffers of one session.
@@ -85,13 +99,14 @@ impl Workspace {
         for index in 0..context.graphs().len() {
             let graph = context.open_graph(index)?;
             let info = Arc::clone(graph.info());
-            let ports = info.inputs.len() + info.outputs.len();
+            let tensors = info.inputs.iter().chain(&info.outputs);
+            let places = tensors.map(Place::new).collect::<Result<Vec<_>>>()?;
             self.graphs.push(Slot {
                 context: key.to_owned(),
                 graph,
                 info,
-                bound: vec![None; ports],
-                unbound: ports,
+                unbound: places.len(),
+                places,
                 executions: 0,
                 busy: Duration::ZERO,
             });
@@ -244,13 +259,18 @@ impl Workspace {
         let memory = self.buffers.get(buffer.0 as usize).ok_or_else(|| {
             Error::new(ErrorKind::Internal, format!("buffer {} does not exist", buffer.0))
         })?;
-        let Some(tensor) = slot.info.tensor(port) else {
+        let index = match port {
+            Port::Input(i) => i,
+            Port::Output(i) => slot.info.inputs.len().saturating_add(i),
+        };
+        let (Some(tensor), Some(place)) = (slot.info.tensor(port), slot.places.get_mut(index))
+        else {
             return Err(Error::new(
                 ErrorKind::Graph,
                 format!("graph {:?} has no {port:?}", slot.info.name),
             ));
         };
-        let need = tensor.try_byte_len().map_err(Error::size)?;
+        let need = place.bytes;
         let have = memory.len().saturating_sub(offset);
         if have < need {
             return Err(Error::new(
@@ -278,13 +298,7 @@ impl Workspace {
             ));
         }
         slot.graph.bind(port, memory, offset)?;
-        let index = match port {
-            Port::Input(i) => i,
-            Port::Output(i) => slot.info.inputs.len() + i,
-        };
-        if let Some(bound) = slot.bound.get_mut(index)
-            && bound.replace((buffer, offset)).is_none()
-        {
+        if place.bound.replace((buffer, offset)).is_none() {
             slot.unbound -= 1;
         }
         Ok(())
@@ -297,10 +311,10 @@ impl Workspace {
         buffer: BufferId,
     ) -> impl Iterator<Item = (&GraphInfo, &TensorInfo, usize)> {
         self.graphs.iter().flat_map(move |slot| {
-            let bound = slot.bound.iter().skip(slot.info.inputs.len());
-            let outputs = slot.info.outputs.iter().zip(bound);
-            outputs.filter_map(move |(tensor, bound)| {
-                let offset = bound.filter(|(id, _)| *id == buffer)?.1;
+            let places = slot.places.iter().skip(slot.info.inputs.len());
+            let outputs = slot.info.outputs.iter().zip(places);
+            outputs.filter_map(move |(tensor, place)| {
+                let offset = place.bound.filter(|(id, _)| *id == buffer)?.1;
                 Some((&*slot.info, tensor, offset))
             })
         })
@@ -359,8 +373,8 @@ fn unbound(slot: &Slot) -> Error {
         .inputs
         .iter()
         .chain(&slot.info.outputs)
-        .zip(&slot.bound)
-        .filter(|(_, bound)| bound.is_none())
+        .zip(&slot.places)
+        .filter(|(_, place)| place.bound.is_none())
         .map(|(tensor, _)| tensor.name.as_str())
         .collect();
     Error::new(

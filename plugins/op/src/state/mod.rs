@@ -188,12 +188,11 @@ impl StateCarrier {
 
     fn exchange(&mut self, host: &mut Host, group: usize) -> Result<()> {
         let Wiring { states, swaps, .. } = &mut self.wiring;
-        // A state may stand in graphs of several groups: exchange it once, bind it everywhere.
-        for (index, state) in states.iter_mut().enumerate() {
-            if swaps.iter().any(|s| s.state == index && s.group == group) {
-                std::mem::swap(&mut state.current, &mut state.next);
-            }
+        for swap in swaps.iter().filter(|swap| swap.group == group && swap.exchanges) {
+            let state = &mut states[swap.state];
+            std::mem::swap(&mut state.current, &mut state.next);
         }
+        // A state may stand in graphs of several groups: bind it everywhere.
         swaps.iter().try_for_each(|swap| swap.bind(host, &states[swap.state]))
     }
 

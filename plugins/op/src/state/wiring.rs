@@ -19,6 +19,7 @@ pub(super) struct Append {
 
 impl Append {
     /// True when no value of the first `count` new rows is NaN or infinite.
+    #[inline]
     pub fn is_finite(&self, host: &Host, cache: &Cache, count: usize) -> bool {
         let source = host.bytes(self.new);
         let block = self.rows * cache.row;
@@ -39,10 +40,13 @@ pub(super) struct Swap {
     pub output: usize,
     /// Index into [`Wiring::states`].
     pub state: usize,
+    /// True for one swap of each state in a group, which is the one that exchanges its buffers.
+    pub exchanges: bool,
 }
 
 impl Swap {
     /// Binds the buffers as they stand.
+    #[inline]
     pub fn bind(&self, host: &mut Host, state: &Replaced) -> Result<()> {
         host.bind(self.graph, Port::Input(self.input), state.current, 0)?;
         host.bind(self.graph, Port::Output(self.output), state.next, 0)
@@ -368,7 +372,8 @@ impl Wiring {
                 self.states.len() - 1
             }
         };
-        let swap = Swap { group, graph, input, output, state };
+        let exchanges = !self.swaps.iter().any(|s| (s.group, s.state) == (group, state));
+        let swap = Swap { group, graph, input, output, state, exchanges };
         swap.bind(host, &self.states[state])?;
         self.swaps.push(swap);
         Ok(())
