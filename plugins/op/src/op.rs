@@ -72,8 +72,7 @@ pub trait Op: Sized + Send + 'static {
     /// positions it takes. The host asks before [`Op::prefill`] gets the segment, also more than once.
     /// Sizes are all that this should look at.
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
-        let found = crate::text::kind(segment);
-        Err(Error::unsupported(&format!("{found} in a prompt")))
+        Err(crate::text::not_taken(&Self::describe(), segment))
     }
 
     /// c, where the scores of tokens are `c · tanh(logits / c)` (Gemma 2, arXiv 2408.00118): the host

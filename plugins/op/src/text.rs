@@ -1,6 +1,6 @@
 //! Prompts of text only, and the room they need.
 
-use crate::{Error, Host, Result, Segment};
+use crate::{Error, Host, Modality, OpDescription, Result, Segment};
 
 /// Number of tokens of a prompt. Errors when it holds anything but text, or nothing; `op` is the
 /// op's name, for the message.
@@ -28,6 +28,21 @@ pub fn kind(segment: &Segment<'_>) -> &'static str {
         Segment::Video { .. } => "a video",
         _ => "a segment of an unknown kind",
     }
+}
+
+/// The error of a segment that an op does not take: it says which ones the op takes.
+pub fn not_taken(op: &OpDescription, segment: &Segment<'_>) -> Error {
+    let media = op.modalities.iter().filter_map(|modality| match modality {
+        Modality::Image => Some("images"),
+        Modality::Audio => Some("audio"),
+        Modality::Video => Some("videos"),
+        _ => None,
+    });
+    let taken = match media.collect::<Vec<_>>().as_slice() {
+        [] => "text only".to_owned(),
+        [first @ .., last] => format!("{} and {last}", [&["text"], first].concat().join(", ")),
+    };
+    Error::prompt(format!("{} takes {taken}; the prompt has {}", op.name, kind(segment)))
 }
 
 /// Tokens of text segments, in order. Other segments have none.
