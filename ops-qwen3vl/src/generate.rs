@@ -2,12 +2,12 @@
 
 use qhx_op::decoder::{Decoder, DecoderGraphs, LayerState, SoftRows};
 use qhx_op::fill::CausalMask;
-use qhx_op::state::{PositionTrack, StateCarrier};
-use qhx_op::text::check_room;
+use qhx_op::state::StateCarrier;
+use qhx_op::text::{check_room, not_taken};
 use qhx_op::vision::Grid;
 use qhx_op::{
-    Error, ErrorCode, Host, Modality, Op, OpDescription, Piece, Placement, Result, Segment,
-    SnapshotId, Task, View, schema,
+    Error, ErrorCode, Host, Modality, Op, OpDescription, Piece, Placement, Result, Segment, Task,
+    View, schema,
 };
 
 use crate::deepstack::Deepstack;
@@ -146,39 +146,9 @@ impl Op for Generate {
         if result.is_err() {
             // Pictures that were not consumed stand nowhere.
             let position = self.decoder.state().position();
-            self.track()?.truncate(position);
+            self.decoder.state_mut().truncate(position)?;
         }
         result
-    }
-
-    fn reset(&mut self, host: &mut Host) -> Result<()> {
-        self.decoder.state_mut().reset(host);
-        self.track().map(PositionTrack::reset)
-    }
-
-    fn truncate(&mut self, _: &mut Host, position: usize) -> Result<()> {
-        self.decoder.state_mut().truncate(position)?;
-        self.track()?.truncate(position);
-        Ok(())
-    }
-
-    fn snapshot(&mut self, host: &mut Host) -> Result<SnapshotId> {
-        let snapshot = self.decoder.state_mut().snapshot(host);
-        self.track()?.save(snapshot);
-        Ok(snapshot)
-    }
-
-    fn restore(&mut self, host: &mut Host, snapshot: SnapshotId) -> Result<()> {
-        self.decoder.state_mut().restore(host, snapshot)?;
-        self.track()?.restore(snapshot);
-        Ok(())
-    }
-
-    fn drop_snapshot(&mut self, _: &mut Host, snapshot: SnapshotId) {
-        self.decoder.state_mut().drop_snapshot(snapshot);
-        if let Ok(track) = self.track() {
-            track.forget(snapshot);
-        }
     }
 }
 
@@ -189,7 +159,7 @@ impl Generate {
             Segment::Image { .. } | Segment::Video { .. } => {
                 self.eye.as_ref().ok_or_else(text_only)
             }
-            _ => Err(Error::unsupported(&format!("{} in a prompt", qhx_op::text::kind(segment)))),
+            _ => Err(not_taken(&Self::describe(), segment)),
         }
     }
 
@@ -220,7 +190,7 @@ impl Generate {
     }
 
     fn consume(&mut self, host: &mut Host, before: usize, prompt: &Prompt) -> Result<View> {
-        let track = self.track()?;
+        let track = self.decoder.state_mut().track_mut();
         for (first, grid) in &prompt.pictures {
             track.place(before + first, grid.rows, grid.columns)?;
         }
@@ -233,11 +203,6 @@ impl Generate {
         let soft: Vec<_> =
             rows.map(|((first, _), values)| SoftRows { first: *first, values }).collect();
         self.decoder.prefill_soft(host, &prompt.tokens, &soft)
-    }
-
-    fn track(&mut self) -> Result<&mut PositionTrack> {
-        let positions = self.decoder.filler_mut::<Positions>();
-        positions.map(|positions| &mut positions.track).ok_or_else(lost)
     }
 }
 

@@ -2,7 +2,6 @@
 
 use qhx_op::decoder::{Chunk, Filler, Pass};
 use qhx_op::fill::{Rope, RopeTables};
-use qhx_op::state::PositionTrack;
 use qhx_op::{Host, Result};
 
 /// Fills `cos` and `sin`.
@@ -10,14 +9,13 @@ use qhx_op::{Host, Result};
 pub(crate) struct Positions {
     rope: Rope,
     tables: Vec<RopeTables>,
-    pub track: PositionTrack,
     /// Those of the tokens of a step; holds as many as the widest pass takes.
     at: Vec<[usize; 3]>,
 }
 
 impl Positions {
     pub fn new(rope: Rope) -> Self {
-        Self { rope, tables: Vec::new(), track: PositionTrack::new(), at: Vec::new() }
+        Self { rope, tables: Vec::new(), at: Vec::new() }
     }
 }
 
@@ -31,7 +29,7 @@ impl Filler for Positions {
     fn fill(&mut self, host: &mut Host, chunk: Chunk<'_>) -> Result<()> {
         self.at.clear();
         let slots = chunk.position..chunk.position + chunk.tokens.len();
-        self.at.extend(slots.map(|slot| self.track.at(slot)));
+        self.at.extend(slots.map(|slot| chunk.track.at(slot)));
         self.tables[chunk.pass].fill_at(host, &mut self.rope, &self.at)
     }
 }

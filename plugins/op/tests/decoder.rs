@@ -7,25 +7,31 @@ use qhx_op::decoder::{Chunk, Decoder, DecoderGraphs, Filler, LayerState, Pass, S
 use qhx_op::fill::{CausalMask, FloatInput};
 use qhx_op::harness::{OpHarness, OpenOp, Step, graph, tensor};
 use qhx_op::state::StateCarrier;
+use qhx_op::text::not_taken;
 use qhx_op::{
     DType, ErrorCode, GraphInfo, Host, Modality, Op, OpDescription, Result, Segment, Task,
     TensorInfo, View, schema,
 };
 use serde_json::{Value, json};
 
-/// Writes the position of the first token into the input `place`, where a graph has it.
+/// Writes the position of the first token into the input `place`, and that in height into `height`, where a graph
+/// has them.
 #[derive(Debug, Default)]
-struct Place(Vec<Vec<FloatInput>>);
+struct Place(Vec<[Vec<FloatInput>; 2]>);
 
 impl Filler for Place {
     fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()> {
         assert_eq!(pass.index, self.0.len(), "passes come in order");
-        self.0.push(FloatInput::bind_all(host, pass.graphs, "place")?);
+        let mut bind = |name| FloatInput::bind_all(host, pass.graphs, name);
+        self.0.push([bind("place")?, bind("height")?]);
         Ok(())
     }
 
     fn fill(&mut self, host: &mut Host, chunk: Chunk<'_>) -> Result<()> {
-        self.0[chunk.pass].iter().try_for_each(|i| i.write(host, &[chunk.position as f32]))
+        let [place, height] = &self.0[chunk.pass];
+        let [_, row, _] = chunk.track.at(chunk.position);
+        place.iter().try_for_each(|i| i.write(host, &[chunk.position as f32]))?;
+        height.iter().try_for_each(|i| i.write(host, &[row as f32]))
     }
 }
 
@@ -39,7 +45,7 @@ impl Op for Toy {
             version: String::new(),
             tasks: vec![Task::Generate],
             modalities: vec![Modality::Text],
-            params_schema: schema::decoder(["place"]),
+            params_schema: schema::decoder(["place", "height"]),
         }
     }
 
@@ -69,11 +75,14 @@ impl Op for Toy {
         {
             return self.0.prefill(host, segments);
         }
+        let before = self.0.state().position();
         let (mut tokens, mut rows): (_, Vec<(_, Vec<f32>)>) = (Vec::new(), Vec::new());
         for segment in segments {
             match segment {
                 Segment::Tokens(text) => tokens.extend_from_slice(text),
-                Segment::Image { rgb, .. } => {
+                &Segment::Image { rgb, width, height } => {
+                    let track = self.0.state_mut().track_mut();
+                    track.place(before + tokens.len(), height as usize, width as usize)?;
                     let pixels = rgb.chunks_exact(3);
                     rows.push((
                         tokens.len(),
@@ -86,7 +95,12 @@ impl Op for Toy {
         }
         let soft: Vec<_> =
             rows.iter().map(|(first, values)| SoftRows { first: *first, values }).collect();
-        self.0.prefill_soft(host, &tokens, &soft)
+        let result = self.0.prefill_soft(host, &tokens, &soft);
+        if result.is_err() {
+            let position = self.0.state().position();
+            self.0.state_mut().truncate(position)?;
+        }
+        result
     }
 }
 
@@ -107,11 +121,12 @@ fn harness(params: Value, manifest: Value) -> OpHarness {
 }
 
 /// Hidden rows are those that came in; a cache's new rows are their first values; a state counts the
-/// rows; logits are a hidden row and the place.
+/// rows; logits are a hidden row and the place in height.
 fn run(step: &mut Step<'_>) -> Result<()> {
     let x = step.input("x")?;
     let rows = x.len() / 2;
     let place = step.input("place").map_or(0.0, |place| place[0]);
+    let height = step.input("height").map_or(place, |height| height[0]);
     if step.graph() == "head" {
         return step.set("logits", &[x[0], x[1], 7.0]);
     }
@@ -130,7 +145,7 @@ fn run(step: &mut Step<'_>) -> Result<()> {
             step.set(&format!("present_{state}_0"), &[past[0] + rows as f32])?;
         }
     }
-    let logits: Vec<_> = x.chunks_exact(2).flat_map(|row| [row[0], row[1], place]).collect();
+    let logits: Vec<_> = x.chunks_exact(2).flat_map(|row| [row[0], row[1], height]).collect();
     let given = step.set("y", &x).or_else(|_| step.set("logits", &logits));
     // A graph that only fills a cache gives neither.
     given.or_else(|error| cached.map(drop).ok_or(error))
@@ -205,8 +220,16 @@ fn a_prompt_goes_through_the_fewest_steps_and_the_head_once() {
     assert!(op.restore(saved).is_err());
     op.reset().unwrap();
     assert_eq!(op.position(), 0);
-    let error = op.prefill(&[Segment::Audio { samples: &[], rate: 1 }]).unwrap_err();
-    assert_eq!(error.message(), "toy takes text only; the prompt has audio");
+    // A part that the op does not take is the prompt's fault.
+    let sound = Segment::Audio { samples: &[], rate: 1 };
+    let expected = "toy takes text only; the prompt has audio";
+    for error in [op.place(sound).unwrap_err(), op.prefill(&[sound]).unwrap_err()] {
+        assert_eq!((error.code(), error.message()), (ErrorCode::PROMPT, expected));
+    }
+    let modalities = vec![Modality::Text, Modality::Image, Modality::Video];
+    let error = not_taken(&OpDescription { modalities, ..Toy::describe() }, &Segment::Unknown(9));
+    let expected = "toy takes text, images and videos; the prompt has a segment of an unknown kind";
+    assert_eq!(error.message(), expected);
 }
 
 #[test]
@@ -289,7 +312,8 @@ fn graphs_that_write_no_state_see_the_last_token_of_a_prompt_only() {
 #[test]
 fn soft_tokens_stand_where_the_prompt_has_them_whatever_its_chunks() {
     let pixels = [10, 11, 0, 20, 21, 0, 30, 31, 0, 40, 41, 0];
-    let picture = |count: usize| Segment::Image { rgb: &pixels[..3 * count], width: 1, height: 1 };
+    let picture =
+        |height: u32| Segment::Image { rgb: &pixels[..3 * height as usize], width: 1, height };
     for prefill in [json!(["four", "two"]), json!([])] {
         let mut params = json!({"decode": "one", "lmhead": "head"});
         if prefill != json!([]) {
@@ -308,6 +332,34 @@ fn soft_tokens_stand_where_the_prompt_has_them_whatever_its_chunks() {
         let keys = op.bound("one", "past_k_0").unwrap();
         assert_eq!(keys, [1.0, 2.0, 10.0, 20.0, 30.0, 40.0, 1.0, 10.0, 20.0]);
     }
+}
+
+#[test]
+fn places_of_pictures_go_with_the_state() {
+    let mut graph = cached("one", 1, "logits", 3);
+    graph.inputs.push(tensor("height", F32, [1, 1]));
+    let mut op = harness(json!({"decode": "one"}), json!({})).graph(graph).open::<Toy>().unwrap();
+    let square = Segment::Image { rgb: &[9; 12], width: 2, height: 2 };
+    let height = |op: &mut OpenOp| op.decode(1).unwrap()[2];
+    // Text goes on behind the longer side.
+    let prompt = [Segment::Tokens(&[1]), square, Segment::Tokens(&[1])];
+    assert_eq!(op.prefill(&prompt).unwrap(), [1.0, -1.0, 3.0]);
+    let saved = op.snapshot().unwrap();
+    assert_eq!(height(&mut op), 4.0);
+
+    op.truncate(3).unwrap();
+    assert_eq!(height(&mut op), 3.0, "behind the picture's first row");
+    op.truncate(1).unwrap();
+    // A prompt that fails at its last token leaves its second picture nowhere.
+    let dot = Segment::Image { rgb: &[9; 3], width: 1, height: 1 };
+    let odd = [square, Segment::Tokens(&[9]), dot];
+    assert_eq!(op.prefill(&odd).unwrap_err().code(), ErrorCode::PROMPT);
+    assert_eq!((op.position(), height(&mut op)), (5, 3.0));
+    assert_eq!(height(&mut op), 4.0);
+    op.reset().unwrap();
+    assert_eq!([height(&mut op), height(&mut op), height(&mut op)], [0.0, 1.0, 2.0]);
+    op.restore(saved).unwrap();
+    assert_eq!((op.position(), height(&mut op)), (6, 4.0));
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt;
 
 use crate::fill::{CausalMask, Embedding, FloatInput, Rope, RopeTables, StepMask};
+use crate::state::PositionTrack;
 use crate::{GraphId, Host, Result};
 
 /// The graphs that take so many tokens in one step.
@@ -27,6 +28,8 @@ pub struct Chunk<'a> {
     pub tokens: &'a [u32],
     /// Position of the first.
     pub position: usize,
+    /// Where each position stands for an embedding of three axes.
+    pub track: &'a PositionTrack,
     /// Index of the first in the prompt that is being consumed; 0 for a token that is decoded.
     pub index: usize,
     /// Rows that stand in the prompt instead of those of its tokens, in order.

@@ -325,7 +325,8 @@ impl Decoder {
         let start = Instant::now();
         let Shards { graphs, fills, tail, source, .. } = &self.passes[pass];
         let position = self.state.position();
-        let chunk = Chunk { pass, tokens: &self.chunk, position, index, soft };
+        let track = self.state.track();
+        let chunk = Chunk { pass, tokens: &self.chunk, position, track, index, soft };
         self.fillers.iter_mut().try_for_each(|filler| filler.fill(host, chunk))?;
         host.end(self.fill_span, start);
         let graphs = if logits { graphs.as_slice() } else { &graphs[..*fills] };

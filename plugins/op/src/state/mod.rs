@@ -40,6 +40,7 @@ pub struct StateCarrier {
     /// Positions below this have been written to the caches, also those that were forgotten since.
     /// A ring holds the last of them.
     written: usize,
+    track: PositionTrack,
 }
 
 impl StateCarrier {
@@ -60,12 +61,25 @@ impl StateCarrier {
         window: impl Fn(&str) -> Option<usize>,
     ) -> Result<Self> {
         let wiring = Wiring::new(host, groups, &window)?;
-        Ok(Self { wiring, snapshots: Snapshots::default(), position: 0, written: 0 })
+        let (snapshots, track) = (Snapshots::default(), PositionTrack::default());
+        Ok(Self { wiring, snapshots, position: 0, written: 0, track })
     }
 
     /// Positions consumed so far.
     pub fn position(&self) -> usize {
         self.position
+    }
+
+    /// Where tokens and pictures stand for an embedding of three axes. Text alone, unless an op places
+    /// pictures in [`StateCarrier::track_mut`].
+    pub fn track(&self) -> &PositionTrack {
+        &self.track
+    }
+
+    /// The same, for an op to place the pictures of a prompt before it consumes them. Where a step of
+    /// that prompt fails, [`StateCarrier::truncate`] to the position reached takes the others away.
+    pub fn track_mut(&mut self) -> &mut PositionTrack {
+        &mut self.track
     }
 
     /// Positions that every cache can hold; `None` where all are rings, or there is none.
@@ -203,6 +217,7 @@ impl StateCarrier {
             host.bytes_mut(state.current).fill(0);
         }
         (self.position, self.written) = (0, 0);
+        self.track.truncate(0);
     }
 
     /// Forgets all positions from `position` on. Errors, and leaves all as it is, where a state is
@@ -215,6 +230,7 @@ impl StateCarrier {
             )));
         }
         if position == self.position {
+            self.track.truncate(position);
             return Ok(());
         }
         if !self.wiring.states.is_empty() {
@@ -237,21 +253,24 @@ impl StateCarrier {
             }
         }
         self.position = position;
+        self.track.truncate(position);
         if position == 0 {
             self.written = 0;
         }
         Ok(())
     }
 
-    /// Saves the replaced states, the rows written so far, and rings as a whole. The copy is
+    /// Saves the replaced states, the rows written so far, rings as a whole, and the track. The copy is
     /// independent of what happens to the state afterwards.
     pub fn snapshot(&mut self, host: &Host) -> SnapshotId {
-        self.snapshots.save(host, &self.wiring, self.position, self.written)
+        self.snapshots.save(host, &self.wiring, self.position, self.written, &self.track)
     }
 
     /// Returns to a saved state, which stays saved.
     pub fn restore(&mut self, host: &mut Host, id: SnapshotId) -> Result<()> {
-        (self.position, self.written) = self.snapshots.restore(host, &self.wiring, id)?;
+        let saved = self.snapshots.restore(host, &self.wiring, id)?;
+        (self.position, self.written) = (saved.position, saved.written);
+        self.track.copy_from(&saved.track);
         Ok(())
     }
 

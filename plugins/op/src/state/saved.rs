@@ -1,13 +1,16 @@
 //! Snapshots: copies of states and of the rows of caches.
 
+use super::PositionTrack;
 use super::wiring::Wiring;
 use crate::{Error, Host, Result, SnapshotId};
 
+/// A copy of what a carrier holds.
 #[derive(Debug, Default)]
-struct Saved {
+pub(super) struct Saved {
     id: u64,
-    position: usize,
-    written: usize,
+    pub position: usize,
+    pub written: usize,
+    pub track: PositionTrack,
     states: Vec<Vec<u8>>,
     caches: Vec<Vec<u8>>,
 }
@@ -29,10 +32,12 @@ impl Snapshots {
         wiring: &Wiring,
         position: usize,
         written: usize,
+        track: &PositionTrack,
     ) -> SnapshotId {
         self.last_id += 1;
         let mut saved = self.spare.take().unwrap_or_default();
         (saved.id, saved.position, saved.written) = (self.last_id, position, written);
+        saved.track.copy_from(track);
         saved.states.resize_with(wiring.states.len(), Vec::new);
         for (copy, state) in saved.states.iter_mut().zip(&wiring.states) {
             copy.clear();
@@ -52,13 +57,8 @@ impl Snapshots {
         SnapshotId(self.last_id)
     }
 
-    /// Copies a snapshot back; answers with its position and with what was written.
-    pub fn restore(
-        &self,
-        host: &mut Host,
-        wiring: &Wiring,
-        id: SnapshotId,
-    ) -> Result<(usize, usize)> {
+    /// Copies the tensors of a snapshot back, and answers with it.
+    pub fn restore(&self, host: &mut Host, wiring: &Wiring, id: SnapshotId) -> Result<&Saved> {
         let saved = self.saved.iter().find(|s| s.id == id.0).ok_or_else(|| {
             Error::prompt(format!("snapshot {} does not exist or was dropped", id.0))
         })?;
@@ -74,7 +74,7 @@ impl Snapshots {
                     .copy_from_slice(&bytes[block * length..(block + 1) * length]);
             }
         }
-        Ok((saved.position, saved.written))
+        Ok(saved)
     }
 
     /// Frees a snapshot, but for its memory. An unknown id is ignored.

@@ -1,18 +1,17 @@
 //! Where tokens and pictures stand for a rotary embedding of three axes (M-RoPE).
 
-use crate::{Error, Result, SnapshotId};
+use crate::{Error, Result};
 
 /// Positions in time, height and width of each slot of a cache, where pictures stand among text
 /// (`Qwen3VLModel.get_rope_index` of `transformers`).
 ///
 /// Text counts on by one on all axes. A picture of `rows` by `columns` tokens at position s has s in
 /// time, s + row in height and s + column in width, and the text behind it goes on at
-/// s + max(rows, columns): slots and positions part. So this belongs to the state; an op tells it what
-/// it tells the [`super::StateCarrier`].
+/// s + max(rows, columns): slots and positions part. So this belongs to the state:
+/// [`super::StateCarrier::track`] is cut back, saved and restored with it.
 #[derive(Debug, Default)]
 pub struct PositionTrack {
     pictures: Vec<Placed>,
-    saved: Vec<(SnapshotId, Vec<Placed>)>,
 }
 
 /// A picture in the cache.
@@ -38,11 +37,6 @@ impl Placed {
 }
 
 impl PositionTrack {
-    /// A track of text alone.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// The positions of a slot in time, height and width. Allocates nothing.
     pub fn at(&self, slot: usize) -> [usize; 3] {
         let before = self.pictures.partition_point(|picture| picture.slot <= slot);
@@ -72,33 +66,16 @@ impl PositionTrack {
     }
 
     /// Forgets all slots from `slot` on. Of a picture that is cut through, the first tokens stay.
-    pub fn truncate(&mut self, slot: usize) {
+    pub(super) fn truncate(&mut self, slot: usize) {
         self.pictures.retain(|picture| picture.slot < slot);
         if let Some(last) = self.pictures.last_mut() {
             last.tokens = last.tokens.min(slot - last.slot);
         }
     }
 
-    /// Forgets everything but what is saved.
-    pub fn reset(&mut self) {
-        self.pictures.clear();
-    }
-
-    /// Saves the track with a snapshot of the state.
-    pub fn save(&mut self, snapshot: SnapshotId) {
-        self.saved.push((snapshot, self.pictures.clone()));
-    }
-
-    /// Returns to what was saved with a snapshot. An unknown one is left to the state to report.
-    pub fn restore(&mut self, snapshot: SnapshotId) {
-        if let Some((_, pictures)) = self.saved.iter().find(|(id, _)| *id == snapshot) {
-            self.pictures.clone_from(pictures);
-        }
-    }
-
-    /// Frees what was saved with a snapshot.
-    pub fn forget(&mut self, snapshot: SnapshotId) {
-        self.saved.retain(|(id, _)| *id != snapshot);
+    /// Becomes what `saved` is, without allocating where there is room.
+    pub(super) fn copy_from(&mut self, saved: &Self) {
+        self.pictures.clone_from(&saved.pictures);
     }
 }
 
@@ -112,7 +89,7 @@ mod tests {
 
     #[test]
     fn pictures_stand_as_squares_and_text_goes_on_behind_the_longer_side() {
-        let mut track = PositionTrack::new();
+        let mut track = PositionTrack::default();
         assert_eq!(all(&track, 0..2), [[0; 3], [1; 3]]);
         track.place(2, 2, 3).unwrap();
         let picture = [[2, 2, 2], [2, 2, 3], [2, 2, 4], [2, 3, 2], [2, 3, 3], [2, 3, 4]];
@@ -128,10 +105,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_and_what_is_saved_comes_back() {
-        let mut track = PositionTrack::new();
+    fn what_is_cut_off_is_forgotten() {
+        let mut track = PositionTrack::default();
         track.place(1, 2, 2).unwrap();
-        track.save(SnapshotId(1));
         track.place(6, 1, 2).unwrap();
         track.truncate(6);
         assert_eq!(track.at(6), [4; 3]);
@@ -141,14 +117,6 @@ mod tests {
         track.truncate(2);
         assert_eq!(track.at(2), [2; 3]);
         track.truncate(1);
-        assert_eq!(track.at(5), [5; 3]);
-        track.restore(SnapshotId(1));
-        assert_eq!(all(&track, 4..6), [[1, 2, 2], [3; 3]]);
-        track.reset();
-        track.restore(SnapshotId(2));
-        assert_eq!(track.at(5), [5; 3]);
-        track.forget(SnapshotId(1));
-        track.restore(SnapshotId(1));
         assert_eq!(track.at(5), [5; 3]);
     }
 }
