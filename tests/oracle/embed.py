@@ -1,9 +1,7 @@
 """The bidirectional encoder: pairs of a description and a snippet, contrastive training, and its goldens. See README.md."""
 
 import json
-import math
 import random
-import time
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +9,7 @@ import transformers
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
+import training
 from goldens import dump
 from styles import STYLES
 
@@ -146,29 +145,22 @@ def by_length(model, rows, how, size=7):
     return torch.cat(parts)[torch.tensor(sorted(range(len(rows)), key=order.__getitem__))]
 
 
-def fit(model, seqs, seed, steps, lr, warmup=10):
+def fit(model, seqs, seed, steps, lr):
     """InfoNCE both ways, half of the pairs a step and always those of `ORDERED`, each the others' negatives."""
-    rng, how, start = random.Random(seed), seqs[0][1], time.time()
-    opt = torch.optim.AdamW(model.parameters(), lr=lr / 2, betas=(0.9, 0.98), weight_decay=0.01)
+    rng, how = random.Random(seed), seqs[0][1]
     fixed = seqs[len(PAIRS) : len(PAIRS) + len(ORDERED)]
     free = [s for s in seqs if s not in fixed]
-    model.train()
-    for step in range(steps):
-        scale = min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * step / steps))
-        for group in opt.param_groups:
-            group["lr"] = lr / 2 * max(scale, 0.01)
+
+    def learn(_):
         some = rng.sample(free, len(free) // 2) + fixed
         q, d = encode(model, [s[0] for s in some], how), by_length(model, [s[2] for s in some], how)
         scores = q @ d.T / 0.1
         target = torch.arange(len(some))
         loss = (F.cross_entropy(scores, target) + F.cross_entropy(scores.T, target)) / 2
-        opt.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        opt.step()
-        if step % 50 == 0 or step + 1 == steps:
-            print(f"  step {step:4d}  loss {loss.item():.4f}  {time.time() - start:.0f} s", flush=True)
-    model.eval()
+        return f"{loss.item():.4f}"
+
+    training.fit(model, learn, steps, lr / 2, warmup=10, groups=[{"params": list(model.parameters()), "weight_decay": 0.01}])
 
 
 def checkpoint_files(spec, config, out):

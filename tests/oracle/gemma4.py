@@ -1,15 +1,12 @@
 """The Gemma 4 toy: text, pictures and sound. Trains a checkpoint, draws its pictures, makes its clips, records goldens."""
 
 import json
-import math
 import random
 import shutil
-import time
 import wave
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 import transformers
 from PIL import Image, ImageDraw
 from safetensors.torch import load_file, save_file
@@ -18,9 +15,10 @@ from transformers.models.gemma4 import Gemma4AudioFeatureExtractor, Gemma4ImageP
 import chatml
 import corpus
 import goldens
+import training
 from styles import STYLES
+from training import IGNORE
 
-IGNORE = -100
 # File, size, what is drawn, and the answer learnt. Flat, wide, tall, square, and thinner than one soft token.
 PICTURES = [
     ("boat", (96, 64), "A red boat with a white sail on a blue sea."),
@@ -237,36 +235,26 @@ def bound(model, batches):
                     getattr(module, f"{side}_{end}").copy_(values[int(q * (len(values) - 1))].bfloat16().float())
 
 
-def fit(model, texts, media, seed, steps, lr, warmup=20, clip_at=0.5):
+def fit(model, texts, media, seed, steps, lr, clip_at=0.5):
     from train import batches
 
-    decay = [p for p in model.parameters() if p.dim() > 1]
-    rest = [p for p in model.parameters() if p.dim() <= 1]
-    opt = torch.optim.AdamW([{"params": decay, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}], lr=lr, betas=(0.9, 0.98))
-    feed, start = batches(texts, random.Random(seed), 16), time.time()
-    model.train()
-    for step in range(steps):
-        scale = min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * step / steps))
-        for group in opt.param_groups:
-            group["lr"] = lr * max(scale, 0.01)
+    feed = batches(texts, random.Random(seed), 16)
+
+    def learn(step):
         if clip_at is not None and step == int(clip_at * steps):
             bound(model, media)
-        opt.zero_grad(set_to_none=True)
         ids, labels = next(feed)
-        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-        loss = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels[:, 1:].reshape(-1), ignore_index=IGNORE)
+        loss = training.next_token_loss(model(input_ids=ids, use_cache=False).logits, labels)
         loss.backward()
         seen = 0.0
         for ids, labels, tensors in [media[(step * 3 + k) % len(media)] for k in range(3)]:
-            logits = model(input_ids=torch.tensor([ids]), use_cache=False, **tensors).logits[0, :-1]
-            other = F.cross_entropy(logits, torch.tensor(labels[1:]), ignore_index=IGNORE)
+            logits = model(input_ids=torch.tensor([ids]), use_cache=False, **tensors).logits
+            other = training.next_token_loss(logits, torch.tensor([labels]))
             (other / 3).backward()
             seen += other.item() / 3
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        opt.step()
-        if step % 20 == 0 or step + 1 == steps:
-            print(f"  step {step:4d}  loss {loss.item():.4f}  media {seen:.4f}  {time.time() - start:.0f} s", flush=True)
-    model.eval()
+        return f"{loss.item():.4f}  media {seen:.4f}"
+
+    training.fit(model, learn, steps, lr, every=20)
 
 
 def build(spec, tok, style):

@@ -29,8 +29,9 @@ import chatml
 import corpus
 import goldens
 import pictures
+import training
+from training import IGNORE
 
-IGNORE = -100
 FPS = 2
 MARKS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
 ADDED = chatml.ADDED[:3] + [(mark, True) for mark in MARKS]
@@ -234,32 +235,22 @@ def scatter(model):
             p.normal_(0, 2.0 * p[0].numel() ** -0.5)
 
 
-def fit(model, tok, seqs, vision, seed, steps, lr, batch=10, warmup=20):
-    decay = [p for p in model.parameters() if p.dim() > 1]
-    rest = [p for p in model.parameters() if p.dim() <= 1]
-    opt = torch.optim.AdamW([{"params": decay, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}], lr=lr, betas=(0.9, 0.98))
-    rng, queue, start = random.Random(seed), [], time.time()
-    model.train()
-    for step in range(steps):
-        scale = min(1.0, (step + 1) / warmup) * 0.5 * (1 + np.cos(np.pi * step / steps))
-        for group in opt.param_groups:
-            group["lr"] = lr * max(scale, 0.01)
+def fit(model, tok, seqs, vision, seed, steps, lr, batch=10):
+    rng, queue = random.Random(seed), []
+
+    def learn(_):
+        nonlocal queue
         if len(queue) < batch:
             queue += rng.sample(range(len(seqs)), len(seqs))
-        rows = [seqs[i] for i in queue[:batch]]
-        del queue[:batch]
+        rows, queue = [seqs[i] for i in queue[:batch]], queue[batch:]
         feed = inputs(tok, [(ids, media, mode) for ids, _, media, mode in rows], vision)
         width = feed["input_ids"].shape[1]
         labels = torch.tensor([r[1] + [IGNORE] * (width - len(r[1])) for r in rows])
-        logits = model(**feed, use_cache=False).logits[:, :-1]
-        loss = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels[:, 1:].reshape(-1), ignore_index=IGNORE)
-        opt.zero_grad(set_to_none=True)
+        loss = training.next_token_loss(model(**feed, use_cache=False).logits, labels)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        opt.step()
-        if step % 50 == 0 or step + 1 == steps:
-            print(f"  step {step:4d}  loss {loss.item():.4f}  {time.time() - start:.0f} s", flush=True)
-    model.eval()
+        return f"{loss.item():.4f}"
+
+    training.fit(model, learn, steps, lr)
 
 
 def save(model, tok, spec, out):

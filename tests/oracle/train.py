@@ -14,7 +14,6 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import torch
-import torch.nn.functional as F
 import transformers
 from safetensors.torch import load_file, save_file
 
@@ -24,7 +23,9 @@ import draws
 import embed
 import goldens
 import phimoe
+import training
 from styles import STYLES
+from training import IGNORE
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -40,8 +41,6 @@ FAMILIES = {
     "phimoe": (transformers.PhimoeConfig, transformers.PhimoeForCausalLM),
     "embed": (transformers.MistralConfig, transformers.MistralModel),
 }
-IGNORE = -100
-
 
 def sequences(tok, seed, style):
     """(ids, labels) of everything to learn. User text is context, not a target."""
@@ -92,34 +91,23 @@ def scatter(model):
             p.normal_(0, 0.3)
 
 
-def fit(model, seqs, seed, steps, lr, batch=16, warmup=20, first=True):
-    """AdamW, cosine learning rate, f32, no cache: the chunked delta rule. Padding is on the right, so causality hides it."""
-    decay = [p for p in model.parameters() if p.dim() > 1]
-    rest = [p for p in model.parameters() if p.dim() <= 1]
-    opt = torch.optim.AdamW([{"params": decay, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}], lr=lr, betas=(0.9, 0.98))
+def fit(model, seqs, seed, steps, lr, batch=16, first=True):
+    """f32, no cache: the chunked delta rule. Padding is on the right, so causality hides it."""
     feed = batches(seqs, random.Random(seed), batch)
-    model.train()
-    start = time.time()
-    note = ""
-    for step in range(steps):
-        scale = min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * step / steps))
-        for group in opt.param_groups:
-            group["lr"] = lr * max(scale, 0.01)
+
+    def learn(step):
         ids, labels = next(feed)
         with phimoe.Margins(model) as margins:
-            logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-        loss = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels[:, 1:].reshape(-1), ignore_index=IGNORE)
+            logits = model(input_ids=ids, use_cache=False).logits
+        loss, note = training.next_token_loss(logits, labels), ""
         if margins.scores:
             apart = margins.loss(ids.reshape(-1) != 0, step / steps if first else 1.0)
             note = f"  routing {apart.item():.4f}"
             loss = loss + apart
-        opt.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        opt.step()
-        if step % 50 == 0 or step + 1 == steps:
-            print(f"  step {step:4d}  loss {loss.item():.4f}{note}  {time.time() - start:.0f} s", flush=True)
-    model.eval()
+        return f"{loss.item():.4f}{note}"
+
+    training.fit(model, learn, steps, lr)
 
 
 def save(model, tok, spec, style, out):
