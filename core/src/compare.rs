@@ -50,6 +50,29 @@ impl Distance {
         Ok(Self { largest, relative, cosine: cosine(pairs, found_peak, peak) })
     }
 
+    /// The smallest cosine of a row of `width` elements with the one that is expected, and the number of that row.
+    ///
+    /// # Errors
+    ///
+    /// As [`Distance::of`], and where the elements make no whole rows.
+    pub fn least_row(found: &[f32], expected: &[f32], width: usize) -> Result<(f64, usize)> {
+        if width == 0 || !expected.len().is_multiple_of(width) || found.len() != expected.len() {
+            let (found, expected) = (found.len(), expected.len());
+            let message = format!("{found} numbers, expected {expected} in rows of {width}");
+            return Err(Error::new(ErrorKind::Graph, message));
+        }
+        let rows = found.chunks_exact(width).zip(expected.chunks_exact(width)).enumerate();
+        let mut least = None;
+        for (row, (found, expected)) in rows {
+            let Self { cosine, .. } =
+                Self::of(found, expected).map_err(|e| e.context(format_args!("row {row}")))?;
+            if least.is_none_or(|(other, _)| cosine < other) {
+                least = Some((cosine, row));
+            }
+        }
+        least.ok_or_else(|| Error::new(ErrorKind::Graph, "no numbers to compare"))
+    }
+
     /// The larger differences and the smaller cosine of two.
     #[must_use]
     pub fn worse(self, other: Self) -> Self {

@@ -1,24 +1,39 @@
-//! Arrays written to files, so that a model can be compared with its reference step by step.
-//!
-//! The files are NumPy's (format 1.0, `numpy.lib.format`), f32, row-major: `numpy.load` reads them.
+//! Arrays that a model makes, so that it can be compared with its reference step by step.
 
-use std::collections::HashMap;
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use crate::npy::{self, Array};
 use crate::{Error, ErrorKind, Result};
 
 /// Most bytes of an array's name.
 const LONGEST_NAME: usize = 64;
 
-/// A folder that arrays are written to.
+/// Where arrays go: to a folder, or into memory.
+///
+/// The second array of a name is called `NAME-2`, the third `NAME-3`.
 #[derive(Debug)]
 pub struct Dump {
-    folder: PathBuf,
-    /// How many arrays of each name there are.
-    written: Mutex<HashMap<String, usize>>,
+    target: Target,
+    made: Mutex<Made>,
+}
+
+#[derive(Debug)]
+enum Target {
+    /// As NumPy's files (format 1.0, f32, row-major).
+    Folder(PathBuf),
+    /// Those of these names stay in memory.
+    Memory(BTreeSet<String>),
+}
+
+/// Arrays that were made.
+#[derive(Debug, Default)]
+pub struct Made {
+    /// How many of each name there are.
+    pub counts: BTreeMap<String, usize>,
+    /// Those that were kept.
+    pub arrays: BTreeMap<String, Array>,
 }
 
 impl Dump {
@@ -38,11 +53,21 @@ impl Dump {
                     .hint("name a new folder, or remove the files of an earlier run"));
             }
         }
-        Ok(Self { folder: folder.to_owned(), written: Mutex::default() })
+        Ok(Self { target: Target::Folder(folder.to_owned()), made: Mutex::default() })
     }
 
-    /// Writes an array to `NAME.npy`, or to `NAME-2.npy` when it is the second one of its name, and
-    /// so on. The name consists of ASCII letters, digits and `_`. Errors name the array or the file.
+    /// Keeps the arrays of these names in memory, and no others.
+    pub fn keep(names: impl IntoIterator<Item = String>) -> Self {
+        Self { target: Target::Memory(names.into_iter().collect()), made: Mutex::default() }
+    }
+
+    /// What was made since the last call. Names begin anew, which a folder does not take.
+    pub fn take(&self) -> Made {
+        std::mem::take(&mut *self.made.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Takes an array in, to a folder as `NAME.npy`. The name consists of ASCII letters, digits and `_`. Errors name
+    /// the array or the file.
     pub fn write(&self, name: &str, shape: &[usize], values: &[f32]) -> Result<()> {
         let legal = |c: u8| c.is_ascii_alphanumeric() || c == b'_';
         if !(1..=LONGEST_NAME).contains(&name.len()) || !name.bytes().all(legal) {
@@ -59,43 +84,28 @@ impl Dump {
                 format!("dump {name:?}: {} values, expected the shape {shape:?}", values.len());
             return Err(Error::new(ErrorKind::Plugin, message));
         }
-        let count = {
-            let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
-            let count = written.entry(name.to_owned()).or_default();
-            *count += 1;
-            *count
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = made.counts.entry(name.to_owned()).or_default();
+        *count += 1;
+        let name = match *count {
+            1 => name.to_owned(),
+            _ => format!("{name}-{count}"),
         };
-        let file = match count {
-            1 => format!("{name}.npy"),
-            _ => format!("{name}-{count}.npy"),
-        };
-        let path = self.folder.join(file);
-        write_npy(&path, shape, values).map_err(|e| Error::io(ErrorKind::Io, &path, e))
+        match &self.target {
+            Target::Folder(folder) => {
+                drop(made);
+                let path = folder.join(format!("{name}.npy"));
+                npy::write(&path, shape, values).map_err(|e| Error::io(ErrorKind::Io, &path, e))
+            }
+            Target::Memory(wanted) => {
+                if wanted.contains(&name) {
+                    let array = Array { shape: shape.to_vec(), values: values.to_vec() };
+                    made.arrays.insert(name, array);
+                }
+                Ok(())
+            }
+        }
     }
-}
-
-fn write_npy(path: &Path, shape: &[usize], values: &[f32]) -> std::io::Result<()> {
-    /// Magic, version and the length of the rest of the header.
-    const BEFORE: usize = 10;
-    /// The data begins at a multiple of this.
-    const ALIGNMENT: usize = 64;
-    let shape = match shape {
-        // Python's tuple of one.
-        [length] => format!("({length},)"),
-        _ => format!("({})", shape.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")),
-    };
-    let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}");
-    let padding = (BEFORE + header.len() + 1).next_multiple_of(ALIGNMENT) - BEFORE - 1;
-    header = format!("{header:padding$}\n");
-    let length = u16::try_from(header.len()).map_err(std::io::Error::other)?;
-    let mut file = BufWriter::new(File::create_new(path)?);
-    file.write_all(b"\x93NUMPY\x01\x00")?;
-    file.write_all(&length.to_le_bytes())?;
-    file.write_all(header.as_bytes())?;
-    for value in values {
-        file.write_all(&value.to_le_bytes())?;
-    }
-    file.flush()
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ pub mod escape;
 pub mod files;
 pub mod manifest;
 pub mod media;
+pub mod npy;
 pub mod null;
 pub mod op;
 pub mod qnn;
