@@ -131,55 +131,41 @@ impl Patchify {
                 first.size()
             )));
         }
+        let steps = self.steps(frames.len());
         for ((row, column), patch) in grid.order(self.block)?.zip(target.chunks_exact_mut(len)) {
-            let (y, x) = (row * self.patch, column * self.patch);
-            match self.layout {
-                PatchLayout::ChannelsFirst => {
-                    self.channels_first(frames, normalisation, y, x, patch);
-                }
-                PatchLayout::ChannelsLast => self.channels_last(frames, normalisation, y, x, patch),
-            }
+            let corner = (row * self.patch, column * self.patch);
+            self.fill(frames, normalisation, corner, steps, patch);
         }
         Ok(grid)
     }
 
-    fn channels_first(
-        &self,
-        frames: &[Picture<'_>],
-        normalisation: &Normalisation,
-        y: usize,
-        x: usize,
-        patch: &mut [f32],
-    ) {
-        let plane = self.patch * self.patch;
-        for (channel, target) in patch.chunks_exact_mut(plane * frames.len()).enumerate() {
-            let levels = normalisation.channel(channel);
-            for (frame, target) in frames.iter().zip(target.chunks_exact_mut(plane)) {
-                for (line, target) in target.chunks_exact_mut(self.patch).enumerate() {
-                    let (pixels, _) = frame.row_from(y + line, x).as_chunks::<3>();
-                    for (to, pixel) in target.iter_mut().zip(pixels) {
-                        *to = levels[usize::from(pixel[channel])];
-                    }
-                }
-            }
+    /// How far apart two channels, frames, lines and pixels of a patch are.
+    fn steps(&self, frames: usize) -> [usize; 4] {
+        let (line, plane) = (self.patch, self.patch * self.patch);
+        match self.layout {
+            PatchLayout::ChannelsFirst => [frames * plane, plane, line, 1],
+            PatchLayout::ChannelsLast => [1, 3 * plane, 3 * line, 3],
         }
     }
 
-    fn channels_last(
+    /// Writes one patch, whose first pixel is in line `y` and column `x`.
+    fn fill(
         &self,
         frames: &[Picture<'_>],
         normalisation: &Normalisation,
-        y: usize,
-        x: usize,
+        (y, x): (usize, usize),
+        [channel_step, frame_step, line_step, pixel_step]: [usize; 4],
         patch: &mut [f32],
     ) {
-        let frame_len = patch.len() / frames.len();
-        for (frame, target) in frames.iter().zip(patch.chunks_exact_mut(frame_len)) {
-            for (line, target) in target.chunks_exact_mut(3 * self.patch).enumerate() {
-                let (pixels, _) = frame.row_from(y + line, x).as_chunks::<3>();
-                for (to, pixel) in target.as_chunks_mut::<3>().0.iter_mut().zip(pixels) {
-                    for (channel, to) in to.iter_mut().enumerate() {
-                        *to = normalisation.value(channel, pixel[channel]);
+        for channel in 0..3 {
+            let levels = normalisation.channel(channel);
+            for (index, frame) in frames.iter().enumerate() {
+                for line in 0..self.patch {
+                    let first = channel * channel_step + index * frame_step + line * line_step;
+                    let (pixels, _) = frame.row_from(y + line, x).as_chunks::<3>();
+                    let target = patch[first..].iter_mut().step_by(pixel_step).take(self.patch);
+                    for (to, pixel) in target.zip(pixels) {
+                        *to = levels[usize::from(pixel[channel])];
                     }
                 }
             }
