@@ -1,11 +1,15 @@
 //! Prompts of text, pictures and sound: tokens, and the rows that stand instead of some of them.
 
+use std::time::Instant;
+
 use qhx_op::audio::Clip;
 use qhx_op::decoder::SoftRows;
+use qhx_op::text::not_taken;
 use qhx_op::vision::Picture;
-use qhx_op::{Error, Host, Piece, Placement, Result, Segment};
+use qhx_op::{Error, Host, Op, Piece, Placement, Result, Segment, SpanId};
 
 use crate::audio::Audio;
+use crate::generate::Generate;
 use crate::tower::MediaTokens;
 use crate::vision::Vision;
 
@@ -14,6 +18,9 @@ use crate::vision::Vision;
 pub(crate) struct Media {
     vision: Option<Vision>,
     audio: Option<Audio>,
+    /// Time of each, from pixels and samples to rows.
+    seeing: SpanId,
+    hearing: SpanId,
 }
 
 /// A prompt with its media as soft tokens.
@@ -33,7 +40,12 @@ impl Prompt {
 impl Media {
     /// `hidden` is the width of the decoder's rows.
     pub fn open(host: &mut Host, hidden: usize) -> Result<Self> {
-        Ok(Self { vision: Vision::open(host, hidden)?, audio: Audio::open(host, hidden)? })
+        Ok(Self {
+            vision: Vision::open(host, hidden)?,
+            audio: Audio::open(host, hidden)?,
+            seeing: host.span("vision"),
+            hearing: host.span("audio"),
+        })
     }
 
     /// Tokens that stand for pictures and sound.
@@ -55,7 +67,7 @@ impl Media {
                 let clip = Clip::of_segment(segment, audio.rate())?;
                 (audio.tokens(), audio.count(clip.samples().len())?)
             }
-            other => return Err(unknown(other)),
+            other => return Err(not_taken(&Generate::describe(), other)),
         };
         let part = Piece::Part { token: token_id, positions, frames: None };
         let pieces =
@@ -67,6 +79,7 @@ impl Media {
     pub fn prompt(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<Prompt> {
         let mut prompt = Prompt::default();
         for segment in segments {
+            let start = Instant::now();
             let (token, rows, count) = match segment {
                 Segment::Tokens(tokens) => {
                     prompt.tokens.extend_from_slice(tokens);
@@ -77,6 +90,7 @@ impl Media {
                         self.vision.as_mut().ok_or_else(|| without("pictures", "vision"))?;
                     let picture = Picture::of_segment(segment)?;
                     let rows = vision.soft_tokens(host, picture)?;
+                    host.end(self.seeing, start);
                     let count = vision.count(picture)?;
                     dump(host, "image_soft", &rows, count)?;
                     (vision.tokens().token_id, rows, count)
@@ -85,11 +99,12 @@ impl Media {
                     let audio = self.audio.as_mut().ok_or_else(|| without("sound", "audio"))?;
                     let clip = Clip::of_segment(segment, audio.rate())?;
                     let rows = audio.soft_tokens(host, clip)?;
+                    host.end(self.hearing, start);
                     let count = audio.count(clip.samples().len())?;
                     dump(host, "audio_soft", &rows, count)?;
                     (audio.tokens().token_id, rows, count)
                 }
-                other => return Err(unknown(other)),
+                other => return Err(not_taken(&Generate::describe(), other)),
             };
             prompt.soft.push((prompt.tokens.len(), rows));
             prompt.tokens.resize(prompt.tokens.len() + count, token);
@@ -106,16 +121,5 @@ fn without(what: &str, tower: &str) -> Error {
     Error::prompt(format!(
         "the bundle takes no {what}: it has no graphs {tower:?}; forge a checkpoint with that tower, and without \
          towers=none"
-    ))
-}
-
-fn unknown(segment: &Segment<'_>) -> Error {
-    let what = if matches!(segment, Segment::Video { .. }) {
-        "a video"
-    } else {
-        "a segment of an unknown kind"
-    };
-    Error::prompt(format!(
-        "gemma4_split_generate takes text, pictures and sound; the prompt has {what}"
     ))
 }

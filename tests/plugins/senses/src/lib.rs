@@ -39,6 +39,7 @@ struct Senses {
     state: StateCarrier,
     logits: View,
     seeing: SpanId,
+    hearing: SpanId,
 }
 
 impl Senses {
@@ -58,7 +59,8 @@ impl Senses {
         for row in rows {
             self.step(host, row)?;
         }
-        host.end(self.seeing, start);
+        let audio = matches!(segment, Segment::Audio { .. });
+        host.end(if audio { self.hearing } else { self.seeing }, start);
         Ok(())
     }
 }
@@ -117,7 +119,8 @@ impl Op for Senses {
         let x = host.allocate_for(graph, input)?;
         let buffer = host.allocate_for(graph, output)?;
         let logits = View { buffer, dtype: DType::F32, offset: 0, len: WIDTH };
-        Ok(Self { graph, x, state, logits, seeing: host.span("senses") })
+        let (seeing, hearing) = (host.span("vision"), host.span("audio"));
+        Ok(Self { graph, x, state, logits, seeing, hearing })
     }
 
     fn info(&self) -> OpInfo {
