@@ -8,6 +8,7 @@ use qhx_terminal::program::Terminal;
 use crate::args::GlobalArgs;
 use crate::output::Output;
 use crate::program::this_program;
+use crate::progress::PromptProgress;
 use crate::signal::Interrupts;
 
 /// What every command works with.
@@ -15,6 +16,7 @@ pub(crate) struct App {
     pub output: Output,
     pub interrupts: Interrupts,
     pub global: GlobalArgs,
+    pub progress: PromptProgress,
 }
 
 impl AsMut<Output> for App {

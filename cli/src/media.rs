@@ -146,6 +146,15 @@ pub(crate) fn say(attached: &[Attached]) {
     attached.iter().for_each(|attached| say!("{}", attached.summary()));
 }
 
+/// The names of all of them in a few words; none where there is none.
+pub(crate) fn names(attached: &[Attached]) -> Option<String> {
+    match attached {
+        [] => None,
+        [one] => Some(one.name.clone()),
+        [first, others @ ..] => Some(format!("{} and {} more", first.name, others.len())),
+    }
+}
+
 /// What was read, for programs.
 pub(crate) fn json(attached: &[Attached]) -> serde_json::Value {
     let report = |a: &Attached| {

@@ -14,6 +14,7 @@ use qhx_terminal::program::{self, STYLES, refuse};
 use crate::app::App;
 use crate::args::GlobalArgs;
 use crate::commands;
+use crate::progress::PromptProgress;
 use crate::status::Status;
 use crate::vars;
 
@@ -144,5 +145,9 @@ fn start(
     command: impl FnOnce(&mut App) -> Result<Status>,
 ) -> ExitCode {
     let process = global.process.clone();
-    program::run(&process, json, |output, interrupts| App { output, interrupts, global }, command)
+    let app = |output, interrupts| {
+        let progress = PromptProgress::default();
+        App { output, interrupts, global, progress }
+    };
+    program::run(&process, json, app, command)
 }

@@ -1,9 +1,9 @@
 //! Opens a bundle, runs a generation on it and says how it went.
 
-use std::io::IsTerminal as _;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use qhx_core::dump::Dump;
 use qhx_core::engine::{Event, FinishReason, Generation, Model, ModelOptions, Request, Timings};
@@ -14,7 +14,6 @@ use serde_json::{Value, json};
 use crate::app::App;
 use crate::args::BackendArgs;
 use crate::media::{self, Attached, Attachment};
-use crate::progress;
 use crate::status::Status;
 use crate::time::{millis, ms};
 
@@ -69,7 +68,7 @@ pub(crate) fn open_checked(
         ops: &ops,
         threads: app.global.process.threads(),
         cancel: app.interrupts.token().clone(),
-        progress: std::io::stderr().is_terminal().then(progress::prompt),
+        progress: app.progress.function(),
         dump,
     })?;
     tracing::info!(op = %model.op().description.name, from = %origin(&model), "bundle open");
@@ -87,18 +86,25 @@ pub(crate) enum Stream {
     Quiet,
 }
 
-/// Generates and streams to standard output. A line ends what was streamed.
+/// Generates and streams to standard output. A line ends what was streamed. `attached` is what of the prompt the model
+/// has not seen yet.
 pub(crate) fn generate(
     app: &mut App,
     model: &mut Model,
     request: &Request,
+    attached: &[Attached],
     stream: Stream,
 ) -> Result<Generation> {
     let _working = app.interrupts.working();
+    let progress = app.progress.clone();
+    progress.begin(media::names(attached).as_deref());
     let output = &mut app.output;
     let mut ends_line = false;
-    let mut failed = None;
+    let (mut failed, mut consumed) = (None, false);
     let mut on_event = |event: Event<'_>| {
+        if !std::mem::replace(&mut consumed, true) {
+            progress.end();
+        }
         let Some(text) = event.text() else { return ControlFlow::Continue(()) };
         if stream != Stream::Text || text.is_empty() {
             return ControlFlow::Continue(());
@@ -112,7 +118,9 @@ pub(crate) fn generate(
             }
         }
     };
-    let generation = model.generate(request, &mut on_event)?;
+    let generation = model.generate(request, &mut on_event);
+    progress.end();
+    let generation = generation?;
     if let Some(error) = failed {
         return Err(error);
     }
@@ -173,9 +181,13 @@ pub(crate) fn json(model: &Model, generation: &Generation, attached: &[Attached]
     })
 }
 
+/// The part of a host-op that looks at pictures and videos, where it measures that.
+const VISION: &str = "vision";
+
 fn timings(generation: &Generation) -> Value {
     let t: &Timings = &generation.timings;
     let spans = generation.spans.iter().map(|s| (s.name.clone(), json!(millis(s.busy))));
+    let vision = generation.spans.iter().find(|span| span.name == VISION);
     json!({
         "load_ms": millis(t.load),
         "prefill_ms": millis(t.prefill),
@@ -184,6 +196,7 @@ fn timings(generation: &Generation) -> Value {
         "graph_ms": millis(t.graph),
         "host_ms": millis(t.host),
         "sampling_ms": millis(t.sampling),
+        "vision_ms": millis(vision.map_or(Duration::ZERO, |span| span.busy)),
         "spans_ms": Value::Object(spans.collect()),
     })
 }

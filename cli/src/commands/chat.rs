@@ -156,12 +156,13 @@ impl Conversation {
 
     /// One message and its answer. True when the answer was interrupted.
     fn turn(&mut self, app: &mut App, model: &mut Model, message: &str) -> Result<bool> {
-        let content = media::content(message.to_owned(), &self.attached)?;
-        self.messages.push(Message::new("user", content));
+        // A message that cannot be used takes along what it was to have.
         let attached = std::mem::take(&mut self.attached);
+        let content = media::content(message.to_owned(), &attached)?;
+        self.messages.push(Message::new("user", content));
         let request = self.request();
         let stream = if self.json { Stream::Quiet } else { Stream::Text };
-        let generation = match session::generate(app, model, &request, stream) {
+        let generation = match session::generate(app, model, &request, &attached, stream) {
             Ok(generation) => generation,
             Err(e) => {
                 self.messages.pop();

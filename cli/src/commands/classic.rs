@@ -98,7 +98,7 @@ pub(crate) fn run(args: &ClassicArgs, app: &mut App) -> Result<Status> {
     };
     model.set_template_arguments(args.template_args.iter().cloned().collect());
     let request = Request::greedy(prompt, args.max_new);
-    let generation = session::generate(app, &mut model, &request, Stream::Text)?;
+    let generation = session::generate(app, &mut model, &request, &attached, Stream::Text)?;
     media::say(&attached);
     say!("{}, {}", session::load(&model), session::summary(&generation));
     Ok(session::status(&generation))

@@ -51,7 +51,7 @@ pub(crate) fn run(args: &DemoArgs, app: &mut App) -> Result<Status> {
         app.output.write(PROMPT)?;
     }
     let stream = if args.json { Stream::Quiet } else { Stream::Text };
-    let generation = session::generate(app, &mut model, &request, stream)?;
+    let generation = session::generate(app, &mut model, &request, &[], stream)?;
     if args.json {
         app.output.json(&session::json(&model, &generation, &[]))?;
     }

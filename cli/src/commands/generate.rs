@@ -124,7 +124,7 @@ pub(crate) fn run(args: &GenerateArgs, app: &mut App) -> qhx_core::Result<Status
         (false, false) => Stream::Text,
     };
     let limit = args.timeout.map(|time| app.interrupts.limit(time));
-    let generation = session::generate(app, &mut model, &request, stream)?;
+    let generation = session::generate(app, &mut model, &request, &attached, stream)?;
     drop(limit);
     if args.json {
         app.output.json(&session::json(&model, &generation, &attached))?;
