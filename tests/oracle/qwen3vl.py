@@ -64,6 +64,8 @@ TEMPLATE = r"""{%- set image_count = namespace(value=0) %}
     {{- '<|im_start|>assistant\n' }}
 {%- endif %}"""
 
+# What a picture becomes.
+FEATURES = ("embeds", "deepstack_0", "deepstack_1", "deepstack_2")
 DESCRIBE, COLOURS = "Describe this image.", "Which colours are there?"
 FACTS = corpus.FACTS[:6]
 
@@ -394,11 +396,11 @@ def write(spec, out, seed, vision):
             pixels, grid = vision.picture(id, mode)
             shown.append({"id": id, "mode": mode, "file": f"pictures/{id}.png", "size": list(pictures.PICTURES[id][0]), "grid": grid[0, 1:].tolist()})
             tensors[f"{id}.{mode}.pixels"] = levels(pixels)
-            for name, value in zip(("embeds", "deepstack_0", "deepstack_1", "deepstack_2"), features(model, pixels, grid), strict=True):
+            for name, value in zip(FEATURES, features(model, pixels, grid), strict=True):
                 tensors[f"{id}.{mode}.{name}"] = value.float().contiguous()
     pixels, grid, times = vision.video()
     tensors["video.pixels"] = levels(pixels)
-    for name, value in zip(("embeds", "deepstack_0", "deepstack_1", "deepstack_2"), features(model, pixels, grid), strict=True):
+    for name, value in zip(FEATURES, features(model, pixels, grid), strict=True):
         tensors[f"video.{name}"] = value.float().contiguous()
     count = len(pictures.frames())
     video = {
@@ -420,6 +422,10 @@ def write(spec, out, seed, vision):
         "cases": cases, "chat": chats,
     })
     save_file(tensors, out / "goldens.safetensors", metadata={"format": "pt"})
+    arrays = out / "arrays"
+    arrays.mkdir()
+    for name in FEATURES:
+        np.save(arrays / f"cross-{name}.npy", tensors[f"cross.fixed.{name}"].numpy())
     goldens.dump(out / "suite.json", suite(spec["name"], cases, ends))
     return worst, missed, apart
 
@@ -434,7 +440,8 @@ def suite(name, cases, ends):
             continue
         text = "".join(part["text"] for part in parts if part["type"] == "text")
         gold = [token for token in case["output_ids"] if token not in ends]
-        more = {"images": images} if images else {}
+        arrays = {name: f"arrays/cross-{name}.npy" for name in FEATURES}
+        more = {"images": images, "arrays": arrays} if images else {}
         out.append({"id": case["id"], "prompt": text, **more, "gold": gold, "max_new": len(case["output_ids"])})
     return {"schema": "npu_suite/v1", "model": name, "gate": "greedy_exact", "cases": out}
 

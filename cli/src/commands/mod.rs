@@ -10,6 +10,7 @@ pub(crate) mod forge;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod plugins;
+pub(crate) mod reference;
 pub(crate) mod runtime;
 pub(crate) mod suite;
 pub(crate) mod verify;

@@ -1,5 +1,6 @@
 //! Suites of prompts with reference answers (`npu_suite/v1`), and the gates that judge answers.
 
+use std::collections::BTreeMap;
 use std::path::{Component, Path};
 
 use clap::ValueEnum;
@@ -19,6 +20,8 @@ pub(crate) const MAX_DISTANCE: f64 = 0.10;
 pub(crate) const MAX_REPEATS: f64 = 0.5;
 /// Part of the cases that has to pass under `greedy_tol`.
 pub(crate) const MIN_PASSED: f64 = 0.6;
+/// Cosine that each row of an array has to have with the reference's, unless the suite says another.
+pub(crate) const MIN_COSINE: f64 = 0.999;
 
 /// Longest suite that is read.
 const MAX_BYTES: u64 = 64 << 20;
@@ -53,6 +56,9 @@ pub(crate) struct Suite {
     pub model: Option<String>,
     #[serde(default)]
     pub gate: Option<Gate>,
+    /// In place of [`MIN_COSINE`].
+    #[serde(default)]
+    pub min_cosine: Option<f64>,
     pub cases: Vec<Case>,
 }
 
@@ -72,6 +78,17 @@ pub(crate) struct Case {
     /// Sounds, as paths beside the suite. They stand before the prompt behind the pictures, or where it says `<audio>`.
     #[serde(default)]
     pub audio: Vec<String>,
+    /// Folders of frames, or animations, as paths beside the suite. They stand before the prompt behind the sounds, or
+    /// where it says `<video>`.
+    #[serde(default)]
+    pub videos: Vec<String>,
+    /// Frames of a video that are taken a second, of a folder: that there are.
+    #[serde(default)]
+    pub fps: Option<f32>,
+    /// `.npy` files beside the suite: what the host-op has to make of the prompt, under the names of
+    /// `qhx generate --dump`.
+    #[serde(default)]
+    pub arrays: BTreeMap<String, String>,
     /// Tokens of the reference answer, with or without the one that ends it.
     pub gold: Vec<u32>,
     /// Tokens to generate; as many as the reference has, if not given.
@@ -95,6 +112,11 @@ impl Suite {
         if suite.cases.is_empty() {
             return Err(fail("the suite has no cases".to_owned()));
         }
+        if suite.min_cosine.is_some_and(|least| !(-1.0..=1.0).contains(&least)) {
+            return Err(fail(
+                "min_cosine is no cosine, expected a number such as 0.999".to_owned(),
+            ));
+        }
         for (index, case) in suite.cases.iter().enumerate() {
             let name = case.name(index);
             if case.gold.is_empty() {
@@ -107,9 +129,12 @@ impl Suite {
                 let mut steps = Path::new(file).components();
                 !file.is_empty() && steps.all(|step| matches!(step, Component::Normal(_)))
             };
-            if let Some(file) = case.images.iter().chain(&case.audio).find(|file| !is_beside(file))
-            {
+            let parts = case.images.iter().chain(&case.audio).chain(&case.videos);
+            if let Some(file) = parts.chain(case.arrays.values()).find(|file| !is_beside(file)) {
                 return Err(fail(format!("case {name}: {file:?} is no path beside the suite")));
+            }
+            if case.fps.is_some_and(|fps| !fps.is_finite() || fps <= 0.0) {
+                return Err(fail(format!("case {name}: fps, expected a number above 0")));
             }
         }
         Ok(suite)
@@ -117,13 +142,14 @@ impl Suite {
 }
 
 impl Case {
-    /// Pictures and sounds of the case, of a suite in this folder.
+    /// Pictures, sounds and videos of the case, of a suite in this folder.
     pub(crate) fn attachments(&self, folder: &Path) -> Vec<Attachment> {
         let of = |modality| {
             move |file: &String| Attachment { modality, source: Source::File(folder.join(file)) }
         };
         let images = self.images.iter().map(of(Modality::Image));
-        images.chain(self.audio.iter().map(of(Modality::Audio))).collect()
+        let audio = self.audio.iter().map(of(Modality::Audio));
+        images.chain(audio).chain(self.videos.iter().map(of(Modality::Video))).collect()
     }
 
     /// The id, or the position in the suite.

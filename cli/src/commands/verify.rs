@@ -4,14 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Args;
+use qhx_core::dump::Dump;
 use qhx_core::engine::{FinishReason, Request};
 use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
-use super::suite::{Gate, Score, Suite, suite_passes};
+use super::reference::{self, ArrayReport};
+use super::suite::{Gate, MIN_COSINE, Score, Suite, suite_passes};
 use crate::app::App;
 use crate::args::BackendArgs;
 use crate::media;
@@ -28,7 +31,8 @@ Examples:
 ///
 /// Without a suite: length and SHA-256 of every file that the manifest lists. With a suite
 /// (schema npu_suite/v1): generates greedily for every case and compares the tokens with the
-/// reference. Exit code 1 when a check fails.
+/// reference, and arrays that the host-op makes, such as what a picture becomes, row by row. Exit
+/// code 1 when a check fails.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct VerifyArgs {
@@ -61,6 +65,8 @@ struct CaseReport {
     passed: bool,
     #[serde(flatten)]
     score: Score,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    arrays: Vec<ArrayReport>,
     tokens: Vec<u32>,
 }
 
@@ -81,14 +87,22 @@ fn answers(args: &VerifyArgs, path: &Path, app: &mut App) -> Result<Status> {
     let folder = path.parent().unwrap_or(Path::new(""));
     let attachments: Vec<_> =
         suite.cases.iter().flat_map(|case| case.attachments(folder)).collect();
-    let opening = Opening { attachments: &attachments, ..Opening::default() };
+    let references = suite.cases.iter().enumerate().map(|(index, case)| {
+        let read = reference::read(&case.arrays, folder);
+        read.map_err(|e| e.context(format_args!("case {}", case.name(index))))
+    });
+    let references: Vec<_> = references.collect::<Result<_>>()?;
+    let least = suite.min_cosine.unwrap_or(MIN_COSINE);
+    let names: Vec<_> = suite.cases.iter().flat_map(|case| case.arrays.keys().cloned()).collect();
+    let dump = (!names.is_empty()).then(|| Arc::new(Dump::keep(names)));
+    let opening = Opening { dump: dump.clone(), attachments: &attachments, ..Opening::default() };
     let mut model = session::open_checked(app, &args.bundle, &args.backend, opening, |_| Ok(()))?;
     let ends = model.manifest().params.eos_token_id.clone();
     let mut cases = Vec::new();
-    for (index, case) in suite.cases.iter().enumerate() {
+    for (index, (case, expected)) in suite.cases.iter().zip(&references).enumerate() {
         let id = case.name(index);
         let of_case = |e: Error| e.context(format_args!("case {id}"));
-        let attached = media::read(&case.attachments(folder), &model, None).map_err(of_case)?;
+        let attached = media::read(&case.attachments(folder), &model, case.fps).map_err(of_case)?;
         let prompt = match (&case.prompt_ids, &case.prompt) {
             (Some(ids), _) => media::tokens(ids.clone(), &attached),
             (None, text) => {
@@ -103,8 +117,8 @@ fn answers(args: &VerifyArgs, path: &Path, app: &mut App) -> Result<Status> {
         let max_new = case.max_new.unwrap_or(case.gold.len());
         model.reset()?;
         let request = Request::greedy(prompt, max_new);
-        let generation =
-            session::generate(app, &mut model, &request, Stream::Quiet).map_err(of_case)?;
+        let generation = session::generate(app, &mut model, &request, &attached, Stream::Quiet)
+            .map_err(of_case)?;
         // Also where the signal came with the last token, which ends a generation by itself.
         let cancelled = app.interrupts.token().is_cancelled();
         if cancelled || generation.finish_reason == FinishReason::Cancelled {
@@ -115,20 +129,23 @@ fn answers(args: &VerifyArgs, path: &Path, app: &mut App) -> Result<Status> {
             answer = answer.split_last().map_or(answer, |(_, rest)| rest);
         }
         let score = Score::of(answer, gold, gold.len() < max_new);
-        let passed = score.passes(gate);
-        let report = CaseReport { id, passed, score, tokens: generation.tokens.clone() };
+        let made = dump.as_ref().map(|dump| dump.take()).unwrap_or_default();
+        let arrays = reference::compare(&made, expected, least);
+        let passed = score.passes(gate) && arrays.iter().all(|array| array.passed);
+        let report = CaseReport { id, passed, score, arrays, tokens: generation.tokens.clone() };
         if !args.json {
-            app.output.line(&case_line(&report))?;
+            app.output.line(&case_line(&report, least))?;
         }
         cases.push(report);
     }
     let cases_passed = cases.iter().filter(|case| case.passed).count();
+    let arrays_pass = cases.iter().flat_map(|case| &case.arrays).all(|array| array.passed);
     let report = SuiteReport {
         suite: path.to_owned(),
         model: suite.model,
         gate,
         backend: model.backend().name.clone(),
-        passed: suite_passes(gate, cases_passed, cases.len()),
+        passed: suite_passes(gate, cases_passed, cases.len()) && arrays_pass,
         cases_passed,
         cases,
     };
@@ -147,16 +164,21 @@ fn answers(args: &VerifyArgs, path: &Path, app: &mut App) -> Result<Status> {
     Ok(if report.passed { Status::Done } else { Status::Found })
 }
 
-fn case_line(case: &CaseReport) -> String {
+fn case_line(case: &CaseReport, least: f64) -> String {
     let Score { first_difference, distance, repeats, .. } = case.score;
     let verdict = if case.passed { "ok  " } else { "FAIL" };
-    match first_difference {
+    let mut line = match first_difference {
         None => format!("{verdict} {}: exact", case.id),
         Some(at) => format!(
             "{verdict} {}: differs from token {at} on, distance {distance:.3}, repeats {repeats:.2}",
             case.id
         ),
+    };
+    for array in &case.arrays {
+        line += "; ";
+        line += &array.summary(least);
     }
+    line
 }
 
 #[derive(Debug, Serialize)]

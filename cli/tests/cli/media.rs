@@ -12,6 +12,7 @@ use crate::run::{Program, Run, bundle, folder};
 
 const RED: Rgb<u8> = Rgb([255, 0, 0]);
 const BLUE: Rgb<u8> = Rgb([0, 0, 255]);
+const WHITE: Rgb<u8> = Rgb([255, 255, 255]);
 
 fn plugin() -> &'static PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
@@ -75,7 +76,7 @@ fn each_part_is_reported_with_its_time() {
         "image red.png: 2 × 4 pixels, read in ",
     ];
     lines.iter().for_each(|line| assert!(run.stderr.contains(line), "{line}: {}", run.stderr));
-    assert!(run.stderr.contains("op: senses "), "the op's own parts: {}", run.stderr);
+    assert!(run.stderr.contains("; op: vision "), "the op's own parts: {}", run.stderr);
 
     let mut answer = generate(dir, &[&words[..], &["--json"]].concat()).ok().json();
     let media = answer["media"].as_array_mut().expect("a list");
@@ -89,8 +90,12 @@ fn each_part_is_reported_with_its_time() {
         {"modality": "image", "name": "red.png", "width": 2, "height": 4},
     ]);
     assert_eq!(json!(media), expected);
-    assert!(answer["timings"]["spans_ms"]["senses"].is_number(), "{answer}");
-    assert_eq!(generate(dir, &["ab", "--json"]).ok().json()["media"], json!([]));
+    let timings = &answer["timings"];
+    assert!(timings["spans_ms"]["audio"].is_number(), "{answer}");
+    assert!(timings["vision_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{answer}");
+    assert_eq!(timings["vision_ms"], timings["spans_ms"]["vision"]);
+    let answer = generate(dir, &["ab", "--json"]).ok().json();
+    assert_eq!((&answer["media"], &answer["timings"]["vision_ms"]), (&json!([]), &json!(0.0)));
 }
 
 #[test]
@@ -201,13 +206,94 @@ fn a_conversation_goes_on_after_a_bad_file() {
     assert!(run.stderr.contains("(the next message goes without it)"), "{run:?}");
 }
 
+/// A JPEG whose header says that it has so many pixels a side.
+fn jpeg_of(side: u16) -> Vec<u8> {
+    let mut jpeg = std::fs::read(fixture("media/baseline.jpg")).expect("a file");
+    let frame = jpeg.windows(2).position(|marker| marker == [0xff, 0xc0]).expect("a frame");
+    jpeg[frame + 5..frame + 9].copy_from_slice(&[side.to_be_bytes(), side.to_be_bytes()].concat());
+    jpeg
+}
+
+/// The JSON lines of a conversation.
+fn chat_lines(dir: &Path, input: &str) -> (i32, Vec<Value>) {
+    let run = program(dir, &["chat", "senses", "--max-new", "2", "--json"]).stdin(input).run();
+    let lines = run.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON lines"));
+    (run.code, lines.collect())
+}
+
 #[test]
-fn suites_have_pictures_and_sounds_beside_them() {
+fn odd_pictures_are_shown() {
+    let place = place();
+    let dir = place.path();
+    std::fs::write(dir.join("dot.jpg"), jpeg_of(1)).expect("a file");
+    RgbImage::from_pixel(400, 2, RED).save(dir.join("line.png")).expect("a picture");
+    let odd = ["dot.jpg", "line.png", "cmyk.jpg", "alpha.webp", "rgb16.png", "animated.gif"];
+    for name in &odd[2..] {
+        std::fs::copy(fixture("media").join(name), dir.join(name)).expect("a file");
+    }
+    let input: String = odd.iter().map(|name| format!("/image {name}\na\n/reset\n")).collect();
+    let (code, lines) = chat_lines(dir, &input);
+    let size =
+        |line: &Value| [&line["media"][0]["width"], &line["media"][0]["height"]].map(Value::as_u64);
+    let sizes: Vec<_> = lines.iter().map(size).collect();
+    let expected = [[1, 1], [400, 2], [40, 24], [40, 24], [40, 24], [40, 24]];
+    assert_eq!((code, sizes), (0, expected.map(|size| size.map(Some)).to_vec()), "{lines:?}");
+}
+
+#[test]
+fn a_conversation_is_the_same_after_pictures_that_cannot_be() {
+    let place = place();
+    let dir = place.path();
+    let png = std::fs::read(dir.join("red.png")).expect("a file");
+    std::fs::write(dir.join("cut.png"), &png[..png.len() - 16]).expect("a file");
+    std::fs::write(dir.join("large.jpg"), jpeg_of(20_000)).expect("a file");
+    save(&dir.join("high.png"), RED, 55);
+    let begin = "/image red.png\na<image>b\n";
+    let end = "c\n";
+    let (code, clean) = chat_lines(dir, &[begin, end].concat());
+    assert_eq!((code, clean.len()), (0, 2), "{clean:?}");
+    let same = ["text", "tokens", "prompt_tokens", "reused_tokens", "finish_reason", "media"];
+    assert!(clean[1]["reused_tokens"].as_u64() > Some(4), "{clean:?}");
+    let bad = [
+        ("/image cut.png\n", "cut.png: a broken or cut-off PNG file"),
+        ("/image large.jpg\n", "large.jpg: 20000 × 20000 pixels are 400.0 megapixels"),
+        ("/image high.png\na\n", "it ends inside image 2 of the prompt"),
+        (
+            "/image high.png\n/image high.png\nb<image>\n",
+            "marks <image> in the text: 1, files of image: 2",
+        ),
+        ("/image high.png\n<image>a<image>\n", "marks <image> in the text: 2, files of image: 1"),
+    ];
+    let input: String = bad.iter().map(|(input, _)| *input).collect();
+    let (code, lines) = chat_lines(dir, &[begin, &input, end].concat());
+    assert_eq!((code, lines.len()), (9, bad.len() + 2), "{lines:?}");
+    for (line, (input, says)) in lines[1..].iter().zip(bad) {
+        let error = &line["error"];
+        let message = error["message"].as_str().unwrap_or_default();
+        assert!(error["kind"] == "prompt" && message.contains(says), "{input}: {line}");
+        assert!(error["hint"].is_string(), "{line}");
+    }
+    let last = &lines[lines.len() - 1];
+    same.iter().for_each(|key| assert_eq!(last[key], clean[1][key], "{key}: {last}"));
+
+    // A token that stands for a picture is no picture, and a text that spells it no token.
+    let run = generate(dir, &["0,4,1", "--ids"]);
+    assert!(
+        run.code == 9 && run.stderr.contains("token 4 (\"<image>\") stands for a picture"),
+        "{run:?}"
+    );
+    assert_eq!(generate(dir, &["a<image>"]).code, 0);
+}
+
+#[test]
+fn suites_have_pictures_sounds_and_videos_beside_them() {
     let place = place();
     let dir = place.path();
     let parts = dir.join("parts");
     std::fs::create_dir(&parts).expect("a folder");
     save(&parts.join("blue.png"), BLUE, 4);
+    std::fs::create_dir(parts.join("frames")).expect("a folder");
+    (0..2).for_each(|n| save(&parts.join(format!("frames/{n}.png")), WHITE, 2));
     std::fs::copy(dir.join("sound.wav"), parts.join("sound.wav")).expect("a file");
     let verify = |cases: Value| {
         let suite = json!({"schema": "npu_suite/v1", "cases": cases});
@@ -217,10 +303,13 @@ fn suites_have_pictures_and_sounds_beside_them() {
     let run = verify(json!([
         {"id": "seen", "prompt": "a<image>b", "images": ["blue.png"], "gold": [10, 10]},
         {"id": "heard", "prompt_ids": [0, 1], "audio": ["sound.wav"], "gold": [11, 11]},
+        {"id": "moved", "prompt": "a<video>b", "videos": ["frames"], "fps": 4, "gold": [12, 12]},
         {"id": "read", "prompt": "bb", "gold": [1, 1]},
     ]));
     assert_eq!(run.code, 0, "{run:?}");
-    assert!(run.stdout.contains("passed: 3 of 3 cases"), "{run:?}");
+    assert!(run.stdout.contains("passed: 4 of 4 cases"), "{run:?}");
+    let run = verify(json!([{"prompt": "a", "videos": ["frames"], "fps": 0, "gold": [12]}]));
+    assert!(run.code == 4 && run.stderr.contains("case 1: fps"), "{run:?}");
     let run = verify(json!([{"id": "wrong", "prompt": "a", "images": ["blue.png"], "gold": [8]}]));
     assert_eq!(run.code, 1, "{run:?}");
     for file in ["../red.png", "/etc/passwd", ""] {
@@ -234,6 +323,50 @@ fn suites_have_pictures_and_sounds_beside_them() {
     let run = verify(json!([{"prompt": "a", "images": ["gone.png"], "gold": [8]}]));
     assert_eq!(run.code, 11, "{run:?}");
     assert!(run.stderr.contains("gone.png"), "{run:?}");
+}
+
+#[test]
+fn suites_say_what_pictures_become() {
+    let place = place();
+    let dir = place.path();
+    for picture in ["blue", "red"] {
+        generate(dir, &["ab", "--image", &format!("{picture}.png"), "--dump", picture]).ok();
+    }
+    let verify = |arrays: Value, least: Value| {
+        let suite = json!({"schema": "npu_suite/v1", "gate": "greedy_tol", "min_cosine": least, "cases": [
+            {"id": "first", "prompt": "ab", "gold": [0]},
+            {"id": "second", "prompt": "bb", "gold": [1]},
+            {"id": "blue", "prompt": "ab", "images": ["blue.png"], "arrays": arrays, "gold": [10]},
+        ]});
+        std::fs::write(dir.join("suite.json"), suite.to_string()).expect("a file");
+        program(dir, &["verify", "senses", "suite.json"]).run()
+    };
+    let run = verify(json!({"rows": "blue/rows.npy", "logits": "blue/logits.npy"}), json!(null));
+    assert_eq!(run.code, 0, "{run:?}");
+    let line = "ok   blue: exact; logits: cosine 1.000000; rows: cosine 1.000000\n";
+    assert!(run.stdout.contains(line), "{run:?}");
+    // Enough of the cases pass, but no array may be another.
+    for (array, file, says) in [
+        ("rows", "red/rows.npy", "rows: cosine 0.000000 in row 0, expected 0.999\n"),
+        ("rows", "blue/logits.npy", "rows: shape [4, 16], expected [16]\n"),
+        ("sounds", "blue/rows.npy", "sounds: not made; the prompt gave logits, rows\n"),
+    ] {
+        let run = verify(json!({array: file}), json!(null));
+        let ends = "FAILED: 2 of 3 cases passed (greedy_tol, backend cpu)\n";
+        assert!(run.code == 1 && run.stdout.ends_with(ends), "{run:?}");
+        assert!(run.stdout.contains(&format!("FAIL blue: exact; {says}")), "{run:?}");
+    }
+    assert_eq!(verify(json!({"rows": "red/rows.npy"}), json!(-1)).code, 0);
+    for (file, least, code, says) in [
+        ("notes.png", json!(null), 4, "case blue: notes.png: not a .npy file"),
+        ("gone.npy", json!(null), 4, "case blue: gone.npy: "),
+        ("../rows.npy", json!(null), 4, "case blue: \"../rows.npy\" is no path beside the suite"),
+        ("blue/rows.npy", json!(1.5), 4, "min_cosine is no cosine"),
+    ] {
+        let run = verify(json!({"rows": file}), least);
+        assert!(run.code == code && run.stderr.contains(says), "{run:?}");
+        assert!(!run.stderr.contains("backend:"), "nothing is loaded: {run:?}");
+    }
 }
 
 #[test]

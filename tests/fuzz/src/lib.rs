@@ -13,6 +13,7 @@ use std::sync::OnceLock;
 
 use qhx_core::backend::{Backend as _, ContextSource};
 use qhx_core::manifest::Manifest;
+use qhx_core::npy::Array;
 use qhx_core::text::{ChatTemplate, Message, RenderOptions};
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_cpu::{CpuBackend, CpuOptions};
@@ -125,8 +126,13 @@ pub fn chat_template(data: &[u8]) -> Result<()> {
     template.render(&messages, &RenderOptions::default()).map(drop)
 }
 
-/// A suite of prompts with reference answers.
+/// A suite of prompts with reference answers, or an array that it compares with.
 pub fn suite(data: &[u8]) -> Result<()> {
+    if data.starts_with(b"\x93NUMPY") {
+        let array = Array::read(&write("array.npy", data)?, 1 << 20)?;
+        assert_eq!(array.shape.iter().product::<usize>(), array.values.len());
+        return Ok(());
+    }
     qhx::fuzzing::suite(&write("suite.json", data)?)
 }
 
