@@ -22,3 +22,5 @@ mod size;
 mod streams;
 mod templates;
 mod verify;
+#[cfg(unix)]
+mod vision;

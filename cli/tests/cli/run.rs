@@ -39,8 +39,11 @@ pub struct Program {
 
 impl Program {
     fn at(name: &str, folder: &Path) -> Self {
+        Self::of(Command::new(program(name)), folder)
+    }
+
+    fn of(mut command: Command, folder: &Path) -> Self {
         plugin();
-        let mut command = Command::new(program(name));
         command.current_dir(folder);
         for name in [
             "QHX_QNN_HTP",
@@ -63,6 +66,17 @@ impl Program {
     /// `qhx`, in `folder`.
     pub fn qhx(folder: &Path) -> Self {
         Self::at("qhx", folder)
+    }
+
+    /// A line of a shell that finds the programs, in `folder`.
+    #[cfg(unix)]
+    pub fn shell(folder: &Path, line: &str) -> Self {
+        let mut command = Command::new("sh");
+        let programs = program("qhx").parent().expect("a folder").to_owned();
+        let others = std::env::var_os("PATH").unwrap_or_default();
+        let path = std::iter::once(programs).chain(std::env::split_paths(&others));
+        command.args(["-c", line]).env("PATH", std::env::join_paths(path).expect("a PATH"));
+        Self::of(command, folder)
     }
 
     /// `qhx_generate`, in `folder`.

@@ -1,0 +1,36 @@
+//! `docs/vision.md` as it stands: its commands, and what they print.
+
+use std::os::unix::fs::symlink;
+
+use qhx_places::workspace;
+
+use crate::run::{Program, folder};
+
+/// The commands of a page's `console` blocks, each with what it prints.
+fn commands(page: &str) -> Vec<(&str, String)> {
+    let mut commands: Vec<(&str, String)> = Vec::new();
+    let blocks = page.split("```console\n").skip(1);
+    for line in blocks.flat_map(|block| block.split("```").next().unwrap_or_default().lines()) {
+        match (line.strip_prefix("$ "), commands.last_mut()) {
+            (Some(command), _) => commands.push((command, String::new())),
+            (None, Some((_, printed))) => *printed += &format!("{line}\n"),
+            (None, None) => panic!("{line:?} stands before any command"),
+        }
+    }
+    commands
+}
+
+#[test]
+fn the_page_s_commands_print_what_it_says() {
+    let page = std::fs::read_to_string(workspace().join("docs/vision.md")).expect("the page");
+    let commands = commands(&page);
+    assert!(commands.len() > 10, "{commands:?}");
+    let place = folder();
+    symlink(workspace().join("tests"), place.path().join("tests")).expect("a link");
+    for (command, printed) in commands {
+        let run = Program::shell(place.path(), command).run();
+        assert_eq!(run.stdout, printed, "{command}: {run:?}");
+        let refused = command.ends_with("2>&1");
+        assert_eq!(run.code, if refused { 9 } else { 0 }, "{command}: {run:?}");
+    }
+}
