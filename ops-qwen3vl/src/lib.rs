@@ -6,11 +6,6 @@
 
 mod deepstack;
 mod generate;
-mod picture;
-mod positions;
-mod settings;
-mod tables;
-mod tower;
 
 pub use generate::Generate;
 

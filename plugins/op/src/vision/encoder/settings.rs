@@ -1,13 +1,13 @@
 //! What a manifest says of pictures, and what published bundles leave out.
 
-use qhx_op::fill::{RopeParams, Sections};
-use qhx_op::{Error, Host, Result};
 use serde::Deserialize;
+
+use crate::{Error, Host, Result};
 
 /// `params.vision`. The defaults are those of published checkpoints.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default)]
-pub(crate) struct Settings {
+pub(super) struct Settings {
     /// Pixels of a patch's side.
     pub patch_size: usize,
     /// Frames of a patch.
@@ -65,47 +65,4 @@ impl Settings {
     pub fn unit(&self) -> usize {
         self.merge_size * self.merge_size
     }
-}
-
-/// The tokens around pictures and videos; the defaults are those of the published tokenizer.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Tokens {
-    pub image: u32,
-    pub video: u32,
-    pub start: u32,
-    pub end: u32,
-}
-
-impl Tokens {
-    pub fn read(host: &Host) -> Result<Self> {
-        let id = |key: &str, default| {
-            let found = host.value(&format!("/params/{key}"))?;
-            Ok::<u32, Error>(found.unwrap_or(default))
-        };
-        Ok(Self {
-            image: id("image_token_id", 151_655)?,
-            video: id("video_token_id", 151_656)?,
-            start: id("vision_start_token_id", 151_652)?,
-            end: id("vision_end_token_id", 151_653)?,
-        })
-    }
-}
-
-/// Base of the decoder's rotary tables, and pairs by axis, of published checkpoints.
-const THETA: f64 = 5e6;
-const SECTION: [usize; 3] = [24, 20, 20];
-
-/// The decoder's rotary tables, as far as the manifest says; the axes always take turns.
-pub(crate) fn rope(host: &Host) -> Result<RopeParams> {
-    let mut rope = RopeParams::read(host, "/params")?;
-    rope.theta = rope.theta.or(Some(THETA));
-    let pairs: usize = SECTION.iter().sum();
-    rope.sections = match rope.sections {
-        Some(Sections::Chunked(section) | Sections::Interleaved(section)) => {
-            Some(Sections::Interleaved(section))
-        }
-        None if rope.rotary_dim == Some(2 * pairs) => Some(Sections::Interleaved(SECTION)),
-        other => other,
-    };
-    Ok(rope)
 }

@@ -1,21 +1,38 @@
-//! From the pixels of a picture, or of the frames of a video, to the rows that the vision graph takes.
+//! From the pixels of a picture, or of the frames of a video, to rows for a decoder: the host resizes, cuts patches and
+//! embeds them, a vision graph does the rest.
+
+mod settings;
+mod tables;
+mod tower;
 
 use std::time::Instant;
 
-use qhx_op::kernels::Linear;
-use qhx_op::vision::{
+pub use tower::Features;
+
+use super::{
     Grid, Normalisation, PatchLayout, Patchify, Picture, Resizer, Size, resample_positions,
     smart_resize,
 };
-use qhx_op::{Error, Host, Result, Segment, SpanId};
+use crate::kernels::Linear;
+use crate::{Error, Host, Result, Segment, SpanId};
+use settings::Settings;
+use tables::{Positions, Tables};
+use tower::Tower;
 
-use crate::settings::Settings;
-use crate::tables::{Positions, Tables};
-use crate::tower::{Features, Tower};
-
-/// Everything between pixels and rows for the decoder.
+/// A vision tower (`Qwen3VLVisionModel` of `transformers`) with the host's part of the work: patch embedding and learned
+/// positions.
+///
+/// | in the manifest | |
+/// |---|---|
+/// | `plan.params.vision` | the graphs: one that takes one square picture, or several with the input `cmask`, of which the smallest that a picture fits into takes it |
+/// | `params.vision` | `patch_size`, `temporal_patch_size`, `merge_size`, `rope_theta`, `pos_side`, `min_pixels`, `max_pixels`, `image_mean`, `image_std`; those of published checkpoints where they are missing |
+/// | `artifacts.vision` | tables `patch_embed`, `patch_embed_bias`, `pos_embed`; also as `artifacts.vis_patch_embed_f32`, … |
+///
+/// A graph takes `x` `[patches, hidden]`, and `cos`, `sin` `[patches, head_dim / 2]` and `cmask` `[1, patches]` unless it
+/// is made for one grid. It gives `embeds` `[tokens, width]` and, where the decoder's first layers take rows of their
+/// own (DeepStack, arXiv 2406.04334), `deepstack_0`, `deepstack_1`, … of the same shape.
 #[derive(Debug)]
-pub(crate) struct Eye {
+pub struct VisionEncoder {
     tower: Tower,
     tables: Tables,
     settings: Settings,
@@ -28,9 +45,17 @@ pub(crate) struct Eye {
     span: SpanId,
 }
 
-impl Eye {
+impl VisionEncoder {
+    /// The parameter `vision` of `plan.params`, for [`crate::OpDescription::params_schema`].
+    pub fn schema() -> serde_json::Value {
+        crate::schema::graphs(
+            "Graphs that make rows of a picture's patches. One without the input cmask takes one square picture; of \
+             those with it, the smallest that a picture fits into takes it. Without any the bundle takes text only.",
+        )
+    }
+
     /// Opens what a bundle has for pictures; none where it has no vision graph. `width` are the values of a row of the
-    /// decoder.
+    /// decoder. Errors when graphs, tables and parameters do not fit each other.
     pub fn open(host: &mut Host, width: usize) -> Result<Option<Self>> {
         let settings = Settings::read(host)?;
         let Some(tower) = Tower::open(host, &settings, width)? else { return Ok(None) };
@@ -50,7 +75,7 @@ impl Eye {
         }))
     }
 
-    /// Layers that get rows of their own.
+    /// Layers of the decoder that get rows of their own.
     pub fn layers(&self) -> usize {
         self.tower.layers()
     }
@@ -73,7 +98,7 @@ impl Eye {
             _ => {
                 return Err(Error::prompt(format!(
                     "{}, expected a picture or a video",
-                    qhx_op::text::kind(segment)
+                    crate::text::kind(segment)
                 )));
             }
         };
@@ -109,8 +134,9 @@ impl Eye {
         Ok(grid)
     }
 
-    /// Features of a picture, or of the frames of one patch in time, the last one again where there are too few.
-    pub fn look(&mut self, host: &mut Host, segment: &Segment<'_>) -> Result<Features> {
+    /// Features of a picture, or of the frames of one patch in time, the last one again where there are too few. Errors
+    /// when the picture is not sound, or has more patches than a graph takes.
+    pub fn encode(&mut self, host: &mut Host, segment: &Segment<'_>) -> Result<Features> {
         let start = Instant::now();
         let size = self.target(segment)?;
         let grid = self.grid(size)?;

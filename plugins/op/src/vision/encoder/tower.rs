@@ -1,11 +1,10 @@
 //! The vision graphs: the smallest that a picture fits into takes it.
 
-use qhx_op::fill::{FloatInput, HIDDEN};
-use qhx_op::kernels::f16_to_f32;
-use qhx_op::vision::{AxialOrder, Grid, axial_rope};
-use qhx_op::{DType, Error, GraphId, Host, OneOrMany, Port, Result, View};
-
-use crate::settings::Settings;
+use super::settings::Settings;
+use crate::fill::{FloatInput, HIDDEN};
+use crate::kernels::f16_to_f32;
+use crate::vision::{AxialOrder, Grid, axial_rope};
+use crate::{DType, Error, ErrorCode, GraphId, Host, OneOrMany, Port, Result, View};
 
 const VISION: &str = "/plan/params/vision";
 /// Names of the rows for the prompt; the first is the forge's.
@@ -13,18 +12,18 @@ const EMBEDS: [&str; 3] = ["embeds", "image_embeds", "y"];
 /// One output for all layers, `[layers, rows, width]`; those of one layer are `deepstack_k`.
 const DEEPSTACK: &str = "deepstack";
 
-/// What a picture becomes.
+/// What a picture becomes, in rows as wide as the decoder's.
 #[derive(Debug)]
-pub(crate) struct Features {
-    /// Rows for the prompt.
+pub struct Features {
+    /// Rows that stand in the prompt, `[tokens, width]`.
     pub embeds: Vec<f32>,
-    /// Rows for each of the decoder's first layers.
+    /// Rows for each of the decoder's first layers, `[tokens, width]`.
     pub deepstack: Vec<Vec<f32>>,
 }
 
 /// The vision graphs of a bundle, the smallest first.
 #[derive(Debug)]
-pub(crate) struct Tower {
+pub(super) struct Tower {
     graphs: Vec<Bucket>,
     /// Values of a row of `x`.
     hidden: usize,
@@ -183,7 +182,7 @@ impl Tower {
             |values: &Vec<f32>| values.iter().fold(true, |finite, v| finite & v.is_finite());
         if !(finite(&features.embeds) && features.deepstack.iter().all(finite)) {
             return Err(Error::new(
-                qhx_op::ErrorCode::EXECUTE,
+                ErrorCode::EXECUTE,
                 format!(
                     "graph {:?} gave NaN or infinite values for a picture of {patches} patches, expected numbers; its \
                      hidden rows have overflowed, or the weights are damaged",

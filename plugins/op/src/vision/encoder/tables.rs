@@ -1,14 +1,14 @@
 //! The host's tables of the vision tower, told apart by their numbers of elements.
 
-use qhx_op::kernels::f16_to_f32;
-use qhx_op::{BufferId, DType, Error, Host, Result};
 use serde::Deserialize;
 
-use crate::settings::Settings;
+use super::settings::Settings;
+use crate::kernels::f16_to_f32;
+use crate::{BufferId, DType, Error, Host, Result};
 
 /// Values of a table: in a mapped file, or made of one.
 #[derive(Debug)]
-pub(crate) enum Table {
+pub(super) enum Table {
     Mapped(BufferId),
     Made(Vec<f32>),
 }
@@ -69,7 +69,7 @@ impl Table {
 
 /// The tables of patch embedding and learned positions.
 #[derive(Debug)]
-pub(crate) struct Tables {
+pub(super) struct Tables {
     /// `[hidden, 3 · frames · patch²]`; none where the file holds the sum over frames alone.
     pub moving: Option<Table>,
     /// `[hidden, 3 · patch²]`, the sum over frames: a picture is the same frame several times.
@@ -80,7 +80,7 @@ pub(crate) struct Tables {
 
 /// Learned positions.
 #[derive(Debug)]
-pub(crate) enum Positions {
+pub(super) enum Positions {
     /// Those of a square of so many a side, resampled for each grid.
     Square(Table, usize),
     /// Those of the one grid that the graph takes, in the order of its patches.

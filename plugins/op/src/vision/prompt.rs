@@ -1,0 +1,234 @@
+//! Prompts with pictures and videos for a decoder with M-RoPE: where they stand, and how they are consumed.
+
+use super::{Features, Grid, VisionEncoder};
+use crate::decoder::{Decoder, SoftRows};
+use crate::text::{check_room, not_taken};
+use crate::{Error, Host, OpDescription, Piece, Placement, Result, Segment, View};
+
+/// The tokens around pictures and videos.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VisionTokens {
+    /// Stands for each row of a picture; `params.image_token_id`.
+    pub image: u32,
+    /// Stands for each row of a video; `params.video_token_id`.
+    pub video: u32,
+    /// Before a picture; `params.vision_start_token_id`.
+    pub start: u32,
+    /// After a picture; `params.vision_end_token_id`.
+    pub end: u32,
+}
+
+impl VisionTokens {
+    /// What the manifest says; `self` where it says nothing.
+    fn or_manifest(self, host: &Host) -> Result<Self> {
+        let id = |key: &str, default| {
+            let found = host.value(&format!("/params/{key}_token_id"))?;
+            Ok::<u32, Error>(found.unwrap_or(default))
+        };
+        Ok(Self {
+            image: id("image", self.image)?,
+            video: id("video", self.video)?,
+            start: id("vision_start", self.start)?,
+            end: id("vision_end", self.end)?,
+        })
+    }
+}
+
+/// Turns prompts with pictures and videos into tokens and rows.
+///
+/// A picture is `start`, a run of `image`, `end`. A video is for each patch in time its seconds as text, `start`, a run
+/// of `video`, `end` (`Qwen3VLProcessor` of `transformers`).
+#[derive(Debug)]
+pub struct VisionPrompts {
+    op: OpDescription,
+    tokens: VisionTokens,
+    encoder: Option<VisionEncoder>,
+}
+
+impl VisionPrompts {
+    /// Opens what a bundle has for pictures: see [`VisionEncoder`]. `op` is the op's description, for messages; `width`
+    /// are the values of a row of the decoder; `published` are the tokens where the manifest does not say them.
+    pub fn open(
+        host: &mut Host,
+        op: OpDescription,
+        width: usize,
+        published: VisionTokens,
+    ) -> Result<Self> {
+        let tokens = published.or_manifest(host)?;
+        Ok(Self { op, tokens, encoder: VisionEncoder::open(host, width)? })
+    }
+
+    /// What sees; none in a bundle of text alone.
+    pub fn encoder(&self) -> Option<&VisionEncoder> {
+        self.encoder.as_ref()
+    }
+
+    /// Errors when a bundle with a vision graph has a token beyond the `vocab` rows of the embedding table.
+    pub fn check_tokens(&self, vocab: usize) -> Result<()> {
+        let VisionTokens { image, video, start, end } = self.tokens;
+        let outside = [image, video, start, end].into_iter().find(|id| *id as usize >= vocab);
+        match outside.filter(|_| self.encoder.is_some()) {
+            Some(id) => Err(Error::manifest(format!(
+                "manifest params: the token {id} around pictures is outside the vocabulary of {vocab}; expected \
+                 image_token_id, video_token_id, vision_start_token_id and vision_end_token_id below it"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// The tokens that stand for pictures and videos, for [`crate::Op::placeholders`].
+    pub fn placeholders(&self) -> Vec<u32> {
+        vec![self.tokens.image, self.tokens.video]
+    }
+
+    /// Where a picture or a video stands, for [`crate::Op::place`].
+    pub fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
+        let encoder = self.seeing(segment)?;
+        let VisionTokens { image, video, start, end } = self.tokens;
+        let positions = encoder.tokens(segment)?.patches();
+        let (marker, pieces) = match segment {
+            Segment::Video { times, .. } => {
+                let mut pieces = Vec::new();
+                for (index, times) in times.chunks(encoder.frames()).enumerate() {
+                    let first = index * encoder.frames();
+                    pieces.push(Piece::Text(format!("<{:.1} seconds>", mean(times))));
+                    pieces.push(Piece::Tokens(vec![start]));
+                    let frames = Some((first, first + times.len()));
+                    pieces.push(Piece::Part { token: video, positions, frames });
+                    pieces.push(Piece::Tokens(vec![end]));
+                }
+                if pieces.is_empty() {
+                    return Err(Error::prompt("a video without frames"));
+                }
+                (video, pieces)
+            }
+            _ => (image, vec![Piece::Part { token: image, positions, frames: None }]),
+        };
+        Ok(Placement { marker, opening: vec![start], closing: vec![end], pieces })
+    }
+
+    /// The tokens of a prompt, with its pictures encoded. Errors when the prompt does not fit behind what `decoder` has
+    /// consumed, before any picture is looked at.
+    pub fn encode(
+        &mut self,
+        host: &mut Host,
+        decoder: &Decoder,
+        segments: &[Segment<'_>],
+    ) -> Result<VisionPrompt> {
+        let (tokens, places) = self.lay_out(segments)?;
+        check_room(decoder.state().position(), tokens.len(), decoder.info().max_ctx)?;
+        let parts = segments.iter().filter(|segment| !matches!(segment, Segment::Tokens(_)));
+        let mut pictures = Vec::with_capacity(places.len());
+        for (segment, (first, grid)) in parts.zip(places) {
+            let encoder = self.encoder.as_mut().ok_or_else(text_only)?;
+            pictures.push(EncodedPicture { first, grid, features: encoder.encode(host, segment)? });
+        }
+        Ok(VisionPrompt { tokens, pictures })
+    }
+
+    /// What sees, for a picture or a video.
+    fn seeing(&self, segment: &Segment<'_>) -> Result<&VisionEncoder> {
+        match segment {
+            Segment::Image { .. } | Segment::Video { .. } => {
+                self.encoder.as_ref().ok_or_else(text_only)
+            }
+            _ => Err(not_taken(&self.op, segment)),
+        }
+    }
+
+    /// The tokens of a prompt, and the first one and the grid of each picture.
+    fn lay_out(&self, segments: &[Segment<'_>]) -> Result<(Vec<u32>, Vec<(usize, Grid)>)> {
+        let VisionTokens { image, video, .. } = self.tokens;
+        let (mut prompt, mut pictures) = (Vec::new(), Vec::new());
+        for segment in segments {
+            let token = match segment {
+                Segment::Tokens(tokens) => {
+                    if let Some(id) = tokens.iter().find(|id| [image, video].contains(id)) {
+                        return Err(Error::prompt(format!(
+                            "the prompt has the token {id}, which stands for a picture, without the picture"
+                        )));
+                    }
+                    prompt.extend_from_slice(tokens);
+                    continue;
+                }
+                Segment::Video { .. } => video,
+                _ => image,
+            };
+            let grid = self.seeing(segment)?.tokens(segment)?;
+            pictures.push((prompt.len(), grid));
+            prompt.resize(prompt.len() + grid.patches(), token);
+        }
+        Ok((prompt, pictures))
+    }
+}
+
+/// A prompt that [`VisionPrompts::encode`] made.
+#[derive(Debug)]
+pub struct VisionPrompt {
+    /// All tokens; those that stand for pictures included.
+    pub tokens: Vec<u32>,
+    /// Pictures and patches in time of videos, in order.
+    pub pictures: Vec<EncodedPicture>,
+}
+
+/// A picture, or a patch in time of a video, in a prompt.
+#[derive(Debug)]
+pub struct EncodedPicture {
+    /// Index of its first token in the prompt.
+    pub first: usize,
+    /// Rows and columns of its tokens.
+    pub grid: Grid,
+    /// What the encoder made of it.
+    pub features: Features,
+}
+
+impl VisionPrompt {
+    /// Has `decoder` consume the prompt, its pictures at their places of [`crate::state::StateCarrier::track`]; answers
+    /// with the logits of the last token. What was consumed before a failure stays.
+    pub fn prefill(&self, host: &mut Host, decoder: &mut Decoder) -> Result<View> {
+        let result = self.consume(host, decoder);
+        if result.is_err() {
+            // Pictures that were not consumed stand nowhere.
+            let position = decoder.state().position();
+            decoder.state_mut().truncate(position)?;
+        }
+        result
+    }
+
+    fn consume(&self, host: &mut Host, decoder: &mut Decoder) -> Result<View> {
+        let before = decoder.state().position();
+        let track = decoder.state_mut().track_mut();
+        for EncodedPicture { first, grid, .. } in &self.pictures {
+            track.place(before + first, grid.rows, grid.columns)?;
+        }
+        if host.dumping() {
+            let slots = before..before + self.tokens.len();
+            let places = slots.flat_map(|slot| track.at(slot)).map(|axis| axis as f32);
+            host.dump_values("positions", &places.collect::<Vec<_>>(), &[self.tokens.len(), 3])?;
+        }
+        let pictures = self.pictures.iter();
+        let soft: Vec<_> = pictures
+            .map(|EncodedPicture { first, features, .. }| SoftRows {
+                first: *first,
+                values: &features.embeds,
+            })
+            .collect();
+        decoder.prefill_soft(host, &self.tokens, &soft)
+    }
+}
+
+fn text_only() -> Error {
+    Error::prompt(
+        "this bundle takes text only: it has none of the vision graphs that plan.params.vision of the manifest names",
+    )
+}
+
+/// The mean time of the frames of a patch, where the last stands for those that are missing.
+fn mean(times: &[f32]) -> f64 {
+    // What was a short decimal number before it became an f32 is that number again.
+    let exact = |time: &f32| (f64::from(*time) * 1e4).round() / 1e4;
+    match (times.first(), times.last()) {
+        (Some(first), Some(last)) => f64::midpoint(exact(first), exact(last)),
+        _ => 0.0,
+    }
+}
