@@ -1,14 +1,20 @@
-//! Goldens of toys that see: pictures, what `transformers` makes of them, prompts with them and answers.
+//! Goldens of toys that see: pictures, what `transformers` makes of them, prompts with them and answers; and whether a
+//! model gives the same.
 
+use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use qhx_core::Media;
+use qhx_core::compare::Distance;
 use qhx_core::engine::{ContentPart, Generation, Message, Model, Part, Prompt, Request};
-use qhx_core::op::Segment;
+use qhx_core::op::{HostOp, Segment};
+use qhx_core::sampling::argmax;
 use qhx_media::{ImageRules, Limits, Source, picture};
 use safetensors::SafeTensors;
 use serde::Deserialize;
+
+use crate::replay;
 
 /// `goldens.json` of the schema `qhx-goldens-vision/1`, described in `tests/oracle/README.md`.
 #[derive(Debug, Deserialize)]
@@ -21,6 +27,9 @@ pub struct Sights {
     pub cases: Vec<Case>,
     /// Conversations.
     pub chat: Vec<Chat>,
+    /// The tokens that stand for pictures and for videos.
+    #[serde(skip)]
+    pads: [u32; 2],
     /// Where the pictures are.
     #[serde(skip)]
     folder: PathBuf,
@@ -133,11 +142,15 @@ pub struct Turn {
 impl Sights {
     /// Goldens of a checkpoint folder.
     pub fn of(folder: &Path) -> Self {
-        let text = std::fs::read_to_string(folder.join("goldens.json")).expect("goldens.json");
-        let mut sights: Self = serde_json::from_str(&text).expect("goldens.json is valid");
+        let text = |name: &str| fs::read_to_string(folder.join(name)).expect(name);
+        let mut sights: Self =
+            serde_json::from_str(&text("goldens.json")).expect("goldens.json is valid");
+        let config: serde_json::Value =
+            serde_json::from_str(&text("config.json")).expect("config.json is valid");
+        let id = |key: &str| config[key].as_u64().expect(key) as u32;
+        sights.pads = [id("image_token_id"), id("video_token_id")];
         folder.clone_into(&mut sights.folder);
-        sights.tensors =
-            std::fs::read(folder.join("goldens.safetensors")).expect("goldens.safetensors");
+        sights.tensors = fs::read(folder.join("goldens.safetensors")).expect("goldens.safetensors");
         sights
     }
 
@@ -238,10 +251,151 @@ impl Sights {
         };
         Prompt::Chat { messages: lines.iter().map(message).collect(), thinking: None }
     }
+
+    /// True for a token that stands for a picture or a video.
+    pub fn is_pad(&self, id: u32) -> bool {
+        self.pads.contains(&id)
+    }
+
+    /// The prompt of a case as an op gets it: a run of a placeholder is a picture, or the next two frames of the video.
+    pub fn segments<'a>(&self, ids: &'a [u32], media: &'a [Media]) -> Vec<Segment<'a>> {
+        segments(ids, &self.pads, media)
+    }
+
+    /// Every case through the engine: tokens of the prompt, of the answer, text.
+    pub fn greedy_exact(&self, model: &mut Model, cases: &[&Case], label: &str) {
+        for case in cases {
+            let label = format!("{label}, {}", case.id);
+            model.reset().expect("a reset");
+            let prompt = self.prompt(case);
+            let ids = model.encode_prompt(&prompt).unwrap_or_else(|e| panic!("{label}: {e}"));
+            assert_eq!(ids, case.golden.prompt_ids, "{label}");
+            let generation = answer(model, prompt, &case.golden);
+            assert_eq!(generation.tokens, case.golden.output_ids, "{label}");
+            assert_eq!(generation.prompt_tokens, case.golden.prompt_ids.len(), "{label}");
+            replay::same_text(&generation.text, &case.golden.text, &label);
+        }
+    }
+
+    /// Steps through cases: the most likely token is the golden one, and logits agree. Answers with the worst distance
+    /// of recorded logits.
+    pub fn step_exact(&self, model: &mut Model, cases: &[&Case], label: &str) -> Distance {
+        let mut worst: Option<Distance> = None;
+        for case in cases {
+            let label = format!("{label}, {}", case.id);
+            let (media, recorded) = (self.media(case), self.logits(&case.id));
+            let op = model.op_mut();
+            op.reset().expect("a reset");
+            op.prefill(&self.segments(&case.golden.prompt_ids, &media))
+                .unwrap_or_else(|e| panic!("{label}: {e}"));
+            assert_eq!(op.position(), case.golden.prompt_ids.len(), "{label}");
+            for (step, token) in case.golden.output_ids.iter().enumerate() {
+                if step > 0 {
+                    op.decode(case.golden.output_ids[step - 1]).expect("a step");
+                }
+                let logits = op.logits().expect("logits");
+                assert_eq!(argmax(logits).ok(), Some(*token), "{label}, step {step}");
+                if let Some(index) = case.golden.logits_steps.iter().position(|s| *s == step) {
+                    let found =
+                        Distance::of(&logits.to_f32(), &recorded[index]).expect("finite logits");
+                    worst = Some(worst.map_or(found, |worst| worst.worse(found)));
+                }
+            }
+        }
+        model.reset().expect("a reset");
+        worst.expect("recorded logits")
+    }
+
+    /// Shows `op`, which dumps to `folder`, every picture of a mode, or those of `ids`, and with `film` the video. Pixel
+    /// values are the reference's; answers with the least cosine of a row of features (`embeds` and those of `layers`
+    /// layers), and the largest difference.
+    pub fn features(
+        &self,
+        op: &mut dyn HostOp,
+        folder: &Path,
+        mode: &str,
+        ids: Option<&[&str]>,
+        film: bool,
+        layers: usize,
+    ) -> (f64, f64) {
+        let (mut shown, mut least, mut largest) = (0, 1f64, 0f64);
+        let deepstack = (0..layers).map(|layer| format!("deepstack_{layer}"));
+        let parts: Vec<_> = std::iter::once("embeds".to_owned()).chain(deepstack).collect();
+        let mut compare = |shown: usize, golden: &str, pairs: Option<usize>| {
+            for part in &parts {
+                let label = format!("{golden}.{part}");
+                let (shape, expected) = self.tensor(&label);
+                let rows = pairs.map_or(0..expected.len(), |pair| {
+                    let each = expected.len() / 3;
+                    pair * each..(pair + 1) * each
+                });
+                let found = dumped(folder, part, shown);
+                let (cosine, off) = agreement(&found, &expected[rows], shape[1], &label);
+                (least, largest) = (least.min(cosine), largest.max(off));
+            }
+        };
+        for sight in self.pictures.iter().filter(|sight| sight.mode == mode) {
+            if ids.is_some_and(|ids| !ids.contains(&sight.id.as_str())) {
+                continue;
+            }
+            let media = self.picture(&sight.id);
+            op.reset().expect("a reset");
+            op.prefill(&[media.segment(), Segment::Tokens(&[5])]).expect("a prompt");
+            let golden = format!("{}.{}", sight.id, sight.mode);
+            let (_, levels) = self.tensor(&format!("{golden}.pixels"));
+            // A picture stands once in each of the two frames of a patch.
+            let expected: Vec<f32> = levels
+                .chunks_exact(2 * 64)
+                .flat_map(|channel| channel[..64].iter().map(|level| (level - 127.5) / 127.5))
+                .collect();
+            assert_eq!(sight.grid[0] * sight.grid[1] * 3 * 64, expected.len());
+            let (_, off) =
+                agreement(&dumped(folder, "pixel_values", shown), &expected, 64, &golden);
+            assert!(off < 1e-6, "{golden}: pixel values differ by {off}");
+            compare(shown, &golden, None);
+            shown += 1;
+        }
+        if film {
+            let film = self.film();
+            op.reset().expect("a reset");
+            let frames = [(0, 2), (2, 4), (4, 5)]
+                .map(|(first, end)| film.frames(first, end).expect("frames"));
+            op.prefill(&[&frames[..], &[Segment::Tokens(&[5])]].concat()).expect("a prompt");
+            let (_, levels) = self.tensor("video.pixels");
+            let each = levels.len() / 3;
+            for (pair, levels) in levels.chunks_exact(each).enumerate() {
+                let expected: Vec<_> = levels.iter().map(|level| (level - 127.5) / 127.5).collect();
+                let found = dumped(folder, "pixel_values", shown + pair);
+                let (_, off) = agreement(&found, &expected, 64, "video");
+                assert!(off < 1e-6, "frames {pair}: pixel values differ by {off}");
+                compare(shown + pair, "video", Some(pair));
+            }
+        }
+        assert!(shown > 0);
+        (least, largest)
+    }
+
+    /// Positions of the tokens of every case of a mode, in time, row and column, are those of the reference. The op
+    /// dumps to `folder`.
+    pub fn same_positions(&self, op: &mut dyn HostOp, folder: &Path, mode: &str) {
+        for (index, case) in self.of_mode(mode).into_iter().enumerate() {
+            let media = self.media(case);
+            op.reset().expect("a reset");
+            op.prefill(&self.segments(&case.golden.prompt_ids, &media)).expect("a prompt");
+            let (_, expected) = self.tensor(&format!("{}.positions", case.id));
+            let found = dumped(folder, "positions", index);
+            let count = case.golden.prompt_ids.len();
+            assert_eq!(found.len(), 3 * count);
+            for axis in 0..3 {
+                let found: Vec<_> = found.iter().skip(axis).step_by(3).copied().collect();
+                let expected = &expected[axis * count..(axis + 1) * count];
+                assert_eq!(found, expected, "{}, axis {axis}", case.id);
+            }
+        }
+    }
 }
 
-/// The prompt of a case as an op gets it: a run of a placeholder is a picture, or the next two frames of the video.
-pub fn segments<'a>(ids: &'a [u32], placeholders: &[u32], media: &'a [Media]) -> Vec<Segment<'a>> {
+fn segments<'a>(ids: &'a [u32], placeholders: &[u32], media: &'a [Media]) -> Vec<Segment<'a>> {
     let (mut next, mut frame) = (0, 0);
     let runs =
         ids.chunk_by(|a, b| a == b || !placeholders.contains(a) && !placeholders.contains(b));
@@ -267,4 +421,22 @@ pub fn segments<'a>(ids: &'a [u32], placeholders: &[u32], media: &'a [Media]) ->
 pub fn answer(model: &mut Model, prompt: Prompt, golden: &Golden) -> Generation {
     let request = Request::greedy(prompt, golden.output_ids.len());
     model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// The array of a dump that was written as number `index` of its name: shape and values.
+fn dumped(folder: &Path, name: &str, index: usize) -> Vec<f32> {
+    let file = if index == 0 { format!("{name}.npy") } else { format!("{name}-{}.npy", index + 1) };
+    let bytes = fs::read(folder.join(&file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+    let header = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
+    bytes[header..].as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
+
+/// Least cosine of the rows of two arrays, and largest difference.
+fn agreement(found: &[f32], expected: &[f32], width: usize, label: &str) -> (f64, f64) {
+    assert_eq!(found.len(), expected.len(), "{label}");
+    let rows = found.chunks_exact(width).zip(expected.chunks_exact(width));
+    rows.map(|(a, b)| Distance::of(a, b).unwrap_or_else(|e| panic!("{label}: {e}")))
+        .fold((1.0, 0.0), |(cosine, largest): (f64, f64), d| {
+            (cosine.min(d.cosine), largest.max(d.largest))
+        })
 }

@@ -14,12 +14,11 @@ use qhx_core::dump::Dump;
 use qhx_core::engine::{Model, ModelOptions, Part, Prompt, Request};
 use qhx_core::manifest::Manifest;
 use qhx_core::op::Segment;
-use qhx_core::sampling::argmax;
 use qhx_core::{CancelToken, ErrorKind, Media};
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
-use qhx_tests::pictures::{Case, Sights, answer, segments};
+use qhx_tests::backends;
+use qhx_tests::pictures::{Sights, answer};
 use qhx_tests::toys::{self, fixture, full_matrix, qnn_tier};
-use qhx_tests::{backends, replay};
 use serde_json::{Value, json};
 
 const TOY: &str = "qwen3vl-toy";
@@ -27,8 +26,6 @@ const TOY: &str = "qwen3vl-toy";
 const SHAPES: &str = "24,32,48";
 /// Logits and features on the CPU differ by rounding only.
 const CPU_DISTANCE: f64 = 1e-3;
-/// `image_pad` and `video_pad` of the toy.
-const PADS: [u32; 2] = [429, 430];
 
 fn sights() -> &'static Sights {
     static SIGHTS: OnceLock<Sights> = OnceLock::new();
@@ -114,55 +111,13 @@ fn open(
     })
 }
 
-/// Every case through the engine: tokens of the prompt, of the answer, text.
-fn greedy_exact(model: &mut Model, cases: &[&Case], label: &str) {
-    for case in cases {
-        let label = format!("{label}, {}", case.id);
-        model.reset().unwrap();
-        let prompt = sights().prompt(case);
-        let ids = model.encode_prompt(&prompt).unwrap_or_else(|e| panic!("{label}: {e}"));
-        assert_eq!(ids, case.golden.prompt_ids, "{label}");
-        let generation = answer(model, prompt, &case.golden);
-        assert_eq!(generation.tokens, case.golden.output_ids, "{label}");
-        assert_eq!(generation.prompt_tokens, case.golden.prompt_ids.len(), "{label}");
-        replay::same_text(&generation.text, &case.golden.text, &label);
-    }
-}
-
-/// Steps through cases: the most likely token is the golden one, and logits agree.
-fn step_exact(model: &mut Model, cases: &[&Case], label: &str) -> Distance {
-    let mut worst: Option<Distance> = None;
-    for case in cases {
-        let label = format!("{label}, {}", case.id);
-        let (media, recorded) = (sights().media(case), sights().logits(&case.id));
-        let op = model.op_mut();
-        op.reset().unwrap();
-        op.prefill(&segments(&case.golden.prompt_ids, &PADS, &media))
-            .unwrap_or_else(|e| panic!("{label}: {e}"));
-        assert_eq!(op.position(), case.golden.prompt_ids.len(), "{label}");
-        for (step, token) in case.golden.output_ids.iter().enumerate() {
-            if step > 0 {
-                op.decode(case.golden.output_ids[step - 1]).unwrap();
-            }
-            let logits = op.logits().unwrap();
-            assert_eq!(argmax(logits).ok(), Some(*token), "{label}, step {step}");
-            if let Some(index) = case.golden.logits_steps.iter().position(|s| *s == step) {
-                let found = Distance::of(&logits.to_f32(), &recorded[index]).unwrap();
-                worst = Some(worst.map_or(found, |worst| worst.worse(found)));
-            }
-        }
-    }
-    model.reset().unwrap();
-    worst.unwrap()
-}
-
 #[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
 fn near(form: Form, label: &str) {
     let mut model = form.open();
     let cases = sights().of_mode(form.mode());
     assert!(cases.len() > 10);
-    greedy_exact(&mut model, &cases, label);
-    let Distance { largest, .. } = step_exact(&mut model, &cases, label);
+    sights().greedy_exact(&mut model, &cases, label);
+    let Distance { largest, .. } = sights().step_exact(&mut model, &cases, label);
     eprintln!("{label}: logits differ by at most {largest:.2e}");
     assert!(largest <= CPU_DISTANCE, "{label}: logits differ by {largest:e}");
 }
@@ -182,83 +137,12 @@ fn bundles_without_prompt_graphs_see_token_by_token() {
     near(Form { prompt: 0, shards: 1, ..NATIVE }, "own shape, prompts token by token");
 }
 
-/// The array of a dump that was written as number `index` of its name: shape and values.
-fn dumped(folder: &Path, name: &str, index: usize) -> Vec<f32> {
-    let file = if index == 0 { format!("{name}.npy") } else { format!("{name}-{}.npy", index + 1) };
-    let bytes = fs::read(folder.join(&file)).unwrap_or_else(|e| panic!("{file}: {e}"));
-    let header = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
-    bytes[header..].as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
-}
-
-/// Least cosine of the rows of two arrays, and largest difference.
-fn agreement(found: &[f32], expected: &[f32], width: usize, label: &str) -> (f64, f64) {
-    assert_eq!(found.len(), expected.len(), "{label}");
-    let rows = found.chunks_exact(width).zip(expected.chunks_exact(width));
-    rows.map(|(a, b)| Distance::of(a, b).unwrap_or_else(|e| panic!("{label}: {e}")))
-        .fold((1.0, 0.0), |(cosine, largest): (f64, f64), d| {
-            (cosine.min(d.cosine), largest.max(d.largest))
-        })
-}
-
-/// Shows every picture of a mode, and the video: pixel values, features and positions. Answers with the least cosine of
-/// a row of features, and the largest difference.
+/// Shows every picture of a mode, and the video: see [`Sights::features`].
 fn features(form: Form, backend: Arc<dyn Backend>, ids: Option<&[&str]>) -> (f64, f64) {
     let folder = tempfile::tempdir().unwrap();
     let mut model = open(&form.bundle(), backend, Some(folder.path())).unwrap();
-    let (mut shown, mut least, mut largest) = (0, 1f64, 0f64);
-    let mut compare = |shown: usize, golden: &str, pairs: Option<usize>| {
-        for part in ["embeds", "deepstack_0", "deepstack_1", "deepstack_2"] {
-            let (shape, expected) = sights().tensor(&format!("{golden}.{part}"));
-            let rows = pairs.map_or(0..expected.len(), |pair| {
-                let each = expected.len() / 3;
-                pair * each..(pair + 1) * each
-            });
-            let label = format!("{golden}.{part}");
-            let found =
-                agreement(&dumped(folder.path(), part, shown), &expected[rows], shape[1], &label);
-            (least, largest) = (least.min(found.0), largest.max(found.1));
-        }
-    };
-    for sight in sights().pictures.iter().filter(|sight| sight.mode == form.mode()) {
-        if ids.is_some_and(|ids| !ids.contains(&sight.id.as_str())) {
-            continue;
-        }
-        let media = sights().picture(&sight.id);
-        let op = model.op_mut();
-        op.reset().unwrap();
-        op.prefill(&[media.segment(), Segment::Tokens(&[5])]).unwrap();
-        let golden = format!("{}.{}", sight.id, sight.mode);
-        let (_, levels) = sights().tensor(&format!("{golden}.pixels"));
-        // A picture stands once in each of the two frames of a patch.
-        let expected: Vec<f32> = levels
-            .chunks_exact(2 * 64)
-            .flat_map(|channel| channel[..64].iter().map(|level| (level - 127.5) / 127.5))
-            .collect();
-        assert_eq!(sight.grid[0] * sight.grid[1] * 3 * 64, expected.len());
-        let (_, off) =
-            agreement(&dumped(folder.path(), "pixel_values", shown), &expected, 64, &golden);
-        assert!(off < 1e-6, "{golden}: pixel values differ by {off}");
-        compare(shown, &golden, None);
-        shown += 1;
-    }
-    if form.native && ids.is_none() {
-        let film = sights().film();
-        let op = model.op_mut();
-        op.reset().unwrap();
-        let frames = [(0, 2), (2, 4), (4, 5)].map(|(first, end)| film.frames(first, end).unwrap());
-        op.prefill(&[&frames[..], &[Segment::Tokens(&[5])]].concat()).unwrap();
-        let (_, levels) = sights().tensor("video.pixels");
-        let each = levels.len() / 3;
-        for (pair, levels) in levels.chunks_exact(each).enumerate() {
-            let expected: Vec<_> = levels.iter().map(|level| (level - 127.5) / 127.5).collect();
-            let found = dumped(folder.path(), "pixel_values", shown + pair);
-            let (_, off) = agreement(&found, &expected, 64, "video");
-            assert!(off < 1e-6, "frames {pair}: pixel values differ by {off}");
-            compare(shown + pair, "video", Some(pair));
-        }
-    }
-    assert!(shown > 0);
-    (least, largest)
+    let film = form.native && ids.is_none();
+    sights().features(model.op_mut(), folder.path(), form.mode(), ids, film, 3)
 }
 
 #[test]
@@ -274,25 +158,7 @@ fn pixels_and_features_equal_the_reference_s() {
 fn positions_equal_those_of_the_reference() {
     let folder = tempfile::tempdir().unwrap();
     let mut model = open(&NATIVE.bundle(), backends::cpu(), Some(folder.path())).unwrap();
-    for (index, case) in sights().of_mode("native").into_iter().enumerate() {
-        let media = sights().media(case);
-        let op = model.op_mut();
-        op.reset().unwrap();
-        op.prefill(&segments(&case.golden.prompt_ids, &PADS, &media)).unwrap();
-        let (_, expected) = sights().tensor(&format!("{}.positions", case.id));
-        let found = dumped(folder.path(), "positions", index);
-        let count = case.golden.prompt_ids.len();
-        assert_eq!(found.len(), 3 * count);
-        for axis in 0..3 {
-            let found: Vec<_> = found.iter().skip(axis).step_by(3).copied().collect();
-            assert_eq!(
-                found,
-                expected[axis * count..(axis + 1) * count],
-                "{}, axis {axis}",
-                case.id
-            );
-        }
-    }
+    sights().same_positions(model.op_mut(), folder.path(), "native");
 }
 
 #[test]
@@ -325,7 +191,7 @@ fn another_picture_of_the_same_size_is_looked_at() {
     for case in [cross, rings, cross] {
         let generation = answer(&mut model, sights().prompt(case), &case.golden);
         assert_eq!(generation.tokens, case.golden.output_ids, "{}", case.id);
-        let picture = case.golden.prompt_ids.iter().position(|id| PADS.contains(id)).unwrap();
+        let picture = case.golden.prompt_ids.iter().position(|id| sights().is_pad(*id)).unwrap();
         assert!(generation.reused_tokens <= picture, "{}: {}", case.id, generation.reused_tokens);
     }
     let again = answer(&mut model, sights().prompt(cross), &cross.golden);
@@ -339,7 +205,7 @@ fn a_state_that_is_cut_back_or_restored_goes_on_as_before() {
     let case = sights().case("two-native-train-fish");
     let ids = &case.golden.prompt_ids;
     let media = sights().media(case);
-    let parts = segments(ids, &PADS, &media);
+    let parts = sights().segments(ids, &media);
     let first = parts.iter().position(|part| !matches!(part, Segment::Tokens(_))).unwrap() + 1;
     let after: usize = parts.len() - first;
     assert_eq!(after, 3, "text, the second picture, text");
@@ -390,7 +256,7 @@ fn text_goes_through_the_decode_graph_alone() {
     let texts: Vec<_> =
         sights().cases.iter().filter(|case| sights().media(case).is_empty()).collect();
     assert_eq!(texts.len(), 4);
-    greedy_exact(&mut model, &texts, "text only");
+    sights().greedy_exact(&mut model, &texts, "text only");
     let prompt = sights().prompt(sights().case("fixed-boat"));
     let error = model.encode_prompt(&prompt).unwrap_err();
     assert!(error.message().contains("takes text only"), "{error}");
@@ -407,7 +273,7 @@ fn tables_under_other_keys_are_found() {
         }
     });
     let mut model = open(&manifest, backends::cpu(), None).unwrap();
-    greedy_exact(&mut model, &[sights().case("fixed-boat")], "tables under other keys");
+    sights().greedy_exact(&mut model, &[sights().case("fixed-boat")], "tables under other keys");
 }
 
 #[test]
@@ -469,7 +335,7 @@ fn prompts_that_cannot_be_are_refused_and_leave_no_trace() {
     }
     // The smallest picture, and a conversation after all of this.
     assert!(ask(&mut model, vec![picture(1, 1), text("Seen:")]).is_ok());
-    greedy_exact(&mut model, &[sights().case("native-sun")], "after errors");
+    sights().greedy_exact(&mut model, &[sights().case("native-sun")], "after errors");
 }
 
 #[test]
@@ -504,8 +370,8 @@ fn the_npu_gives_the_reference_s_tokens() {
         if !full_matrix() {
             cases.retain(|case| few.contains(&case.id.as_str()));
         }
-        greedy_exact(&mut model, &cases, &label);
-        let Distance { largest, .. } = step_exact(&mut model, &cases[..1], &label);
+        sights().greedy_exact(&mut model, &cases, &label);
+        let Distance { largest, .. } = sights().step_exact(&mut model, &cases[..1], &label);
         drop(model);
         let shown = (!full_matrix()).then_some(&["tower", "sun"][..]);
         let (cosine, off) = features(*form, backends::qnn(&libraries), shown);
