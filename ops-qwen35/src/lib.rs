@@ -1,8 +1,8 @@
 //! Host-ops of the Qwen3.5 hybrid family.
 //!
-//! [`Generate`] is `qwen3_5_generate`: text decoding over graphs in which most layers are a gated
+//! [`Generate`] is `qwen3_5_generate`: decoding over graphs in which most layers are a gated
 //! delta rule with a convolution FIFO and a recurrent state, and the others are softmax attention
-//! with a KV cache.
+//! with a KV cache. Where the bundle has a vision graph, prompts may hold pictures and videos.
 
 mod generate;
 
