@@ -1,7 +1,8 @@
-"""Trains the toy of Qwen3-VL on drawn pictures and writes it with its goldens. See README.md."""
+"""Trains the toys of Qwen3-VL and of Qwen3.5 on drawn pictures and writes them with their goldens. See README.md."""
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
@@ -33,6 +34,11 @@ import training
 from training import IGNORE
 
 FPS = 2
+# The configuration class and the model class of `transformers`.
+FAMILIES = {
+    "qwen3vl": (transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration),
+    "qwen3_5": (transformers.Qwen3_5Config, transformers.Qwen3_5ForConditionalGeneration),
+}
 MARKS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
 ADDED = chatml.ADDED[:3] + [(mark, True) for mark in MARKS]
 ENDS = ("<|im_end|>", "<|endoftext|>")
@@ -63,11 +69,24 @@ TEMPLATE = r"""{%- set image_count = namespace(value=0) %}
 {%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\n' }}
 {%- endif %}"""
+# Qwen3.5 does not think unless asked. What says so is not repeated in the next turn.
+THINK = "<think>\n\n</think>\n\n"
+TEMPLATES = {"qwen3vl": TEMPLATE, "qwen3_5": TEMPLATE.replace("assistant\\n' }}", f"assistant\\n{THINK}' }}}}".replace("\n", "\\n"))}
 
-# What a picture becomes.
+# What a picture becomes; the first alone in a tower without deepstack.
 FEATURES = ("embeds", "deepstack_0", "deepstack_1", "deepstack_2")
 DESCRIBE, COLOURS = "Describe this image.", "Which colours are there?"
 FACTS = corpus.FACTS[:6]
+
+
+def added(spec):
+    """The added tokens of the tokenizer, with the think marks where the family has them."""
+    return ADDED if spec["family"] == "qwen3vl" else chatml.ADDED + ADDED[3:]
+
+
+def drawn(spec):
+    """The pictures of a toy."""
+    return {id: value for id, value in pictures.PICTURES.items() if id in spec.get("pictures", pictures.PICTURES)}
 
 
 def caption(id):
@@ -89,9 +108,9 @@ def image(id):
 
 
 # id, mode, messages, answer.
-def conversations():
+def conversations(known):
     out = []
-    for id in pictures.PICTURES:
+    for id in known:
         for mode in ("native", "fixed"):
             out.append((f"{mode}-{id}", mode, [user(image(id), DESCRIBE)], caption(id)))
             out.append((f"end-{mode}-{id}", mode, [user(COLOURS, image(id))], pictures.PICTURES[id][2]))
@@ -99,7 +118,7 @@ def conversations():
             turns = [user(image(id), DESCRIBE), say(caption(id)), user(COLOURS)]
             out.append((f"turns-{mode}-{id}", mode, turns, pictures.PICTURES[id][2]))
     for a, b in (("boat", "tower"), ("tower", "boat"), ("train", "fish"), ("cross", "rings"), ("rings", "cross")):
-        for mode in ("native", "fixed"):
+        for mode in ("native", "fixed") if a in known and b in known else ():
             answer = f"First: {caption(a)} Then: {caption(b)}"
             out.append((f"two-{mode}-{a}-{b}", mode, [user(image(a), image(b), "Compare them.")], answer))
     out.append(("video", "native", [user(("video",), "What happens?")], pictures.VIDEO[1]))
@@ -177,8 +196,8 @@ def expand(rendered, media, vision, mode):
     return out + rest
 
 
-def render(messages):
-    return render_jinja_template(conversations=[messages], chat_template=TEMPLATE, add_generation_prompt=True)[0][0]
+def render(messages, family):
+    return render_jinja_template(conversations=[messages], chat_template=TEMPLATES[family], add_generation_prompt=True)[0][0]
 
 
 def inputs(tok, rows, vision):
@@ -198,18 +217,18 @@ def inputs(tok, rows, vision):
     return out
 
 
-def sequences(tok, vision):
+def sequences(tok, vision, spec):
     """(ids, labels, parts, mode) of everything to learn."""
     encode = lambda text: tok.encode(text, add_special_tokens=False).ids
     out = []
     for text in FACTS:
         ids = encode(text + ENDS[1])
         out.append((ids, ids, [], "native"))
-    for _, mode, messages, answer in conversations():
-        head = encode(expand(render(messages), parts(messages), vision, mode))
+    for _, mode, messages, answer in conversations(drawn(spec)):
+        head = encode(expand(render(messages, spec["family"]), parts(messages), vision, mode))
         tail = encode(answer + ENDS[0])
         out.append((head + tail, [IGNORE] * len(head) + tail, parts(messages), mode))
-    for mode, id in PLAIN:
+    for mode, id in spec.get("plain", PLAIN):
         head, tail = encode(plain(vision, mode, id)), encode(" " + caption(id) + ENDS[1])
         out.append((head + tail, [IGNORE] * len(head) + tail, [{"type": "image", "id": id}], mode))
     return out
@@ -227,6 +246,10 @@ def scatter(model):
     for name, p in model.named_parameters():
         if "norm" in name and name.endswith("weight"):
             p.add_(0.2 * torch.randn_like(p))
+        elif name.endswith("A_log"):
+            p.uniform_(math.log(0.02), math.log(2.0))
+        elif name.endswith("dt_bias"):
+            p.uniform_(-2.0, 0.5)
         elif name.endswith("bias"):
             p.normal_(0, 0.1)
         elif "pos_embed" in name:
@@ -256,7 +279,7 @@ def fit(model, tok, seqs, vision, seed, steps, lr, batch=10):
 
 
 def save(model, tok, spec, out):
-    """Writes the checkpoint as `transformers` does, with `config.json` in the spelling of published ones."""
+    """Writes the checkpoint as `transformers` does, with the `config.json` of Qwen3-VL in the spelling of published ones."""
     if out.exists():
         shutil.rmtree(out)
     out.mkdir(parents=True)
@@ -264,10 +287,29 @@ def save(model, tok, spec, out):
     stored = type(model)(model.config)
     stored.load_state_dict(model.state_dict())
     stored = stored.to(dtype)
+    exact = dict(model.named_parameters())
+    for name, p in stored.named_parameters():
+        if name.endswith(tuple(spec.get("keep_f32", []))):
+            p.data = exact[name].data.clone()
     ends = [tok.token_to_id(t) for t in ENDS]
     stored.generation_config = transformers.GenerationConfig(eos_token_id=ends, pad_token_id=ends[1], do_sample=False)
     stored.save_pretrained(out)
-    path = out / "config.json"
+    if spec["family"] == "qwen3vl":
+        old_keys(out / "config.json")
+    chatml.write_tokenizer(tok, out, spec["text"]["max_position_embeddings"], added(spec), TEMPLATES[spec["family"]])
+    v = spec["vision"]
+    common = {
+        "patch_size": v["patch_size"], "temporal_patch_size": v["temporal_patch_size"], "merge_size": v["spatial_merge_size"],
+        "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+    }
+    for name, size, kind in (
+        ("preprocessor_config.json", spec["image"], {"processor_class": "Qwen3VLProcessor", "image_processor_type": "Qwen2VLImageProcessorFast"}),
+        ("video_preprocessor_config.json", spec["video"], {"processor_class": "Qwen3VLProcessor", "video_processor_type": "Qwen3VLVideoProcessor"}),
+    ):
+        (out / name).write_text(json.dumps({"size": size, **common, **kind}, indent=2) + "\n")
+
+
+def old_keys(path):
     value = json.loads(path.read_text())
     text, vision = value["text_config"], value["vision_config"]
     rope = text.pop("rope_parameters")
@@ -279,17 +321,6 @@ def save(model, tok, spec, out):
         part.pop("transformers_version", None)
     value["transformers_version"] = "4.57.0.dev0"
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
-    chatml.write_tokenizer(tok, out, spec["text"]["max_position_embeddings"], ADDED, TEMPLATE)
-    v = spec["vision"]
-    common = {
-        "patch_size": v["patch_size"], "temporal_patch_size": v["temporal_patch_size"], "merge_size": v["spatial_merge_size"],
-        "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
-    }
-    for name, size, kind in (
-        ("preprocessor_config.json", spec["image"], {"processor_class": "Qwen3VLProcessor", "image_processor_type": "Qwen2VLImageProcessorFast"}),
-        ("video_preprocessor_config.json", spec["video"], {"processor_class": "Qwen3VLProcessor", "video_processor_type": "Qwen3VLVideoProcessor"}),
-    ):
-        (out / name).write_text(json.dumps({"size": size, **common, **kind}, indent=2) + "\n")
 
 
 @torch.no_grad()
@@ -321,7 +352,8 @@ def greedy(model, feed, limit, ends):
 @torch.no_grad()
 def features(model, pixels, grid):
     found = model.model.visual(pixels, grid)
-    return [found.pooler_output, *found.deepstack_features]
+    rows = [found.pooler_output, *getattr(found, "deepstack_features", [])]
+    return {name: value.float().contiguous() for name, value in zip(FEATURES, rows)}
 
 
 def levels(pixels):
@@ -333,7 +365,7 @@ def levels(pixels):
 
 @torch.no_grad()
 def write(spec, out, seed, vision):
-    model = transformers.Qwen3VLForConditionalGeneration.from_pretrained(out, dtype=torch.float32, attn_implementation="eager").eval()
+    model = FAMILIES[spec["family"]][1].from_pretrained(out, dtype=torch.float32, attn_implementation="eager").eval()
     tok = Tokenizer.from_file(str(out / "tokenizer.json"))
     auto = transformers.AutoTokenizer.from_pretrained(out)
     ends = set(model.generation_config.eos_token_id)
@@ -365,14 +397,14 @@ def write(spec, out, seed, vision):
             "delta": delta, "logits_steps": steps,
         }
 
-    for id, mode, messages, answer in conversations():
-        if id not in RECORDED:
+    for id, mode, messages, answer in conversations(drawn(spec)):
+        if id not in spec.get("recorded", RECORDED):
             continue
-        rendered = render(messages)
+        rendered = render(messages, spec["family"])
         assert rendered == auto.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         ids = encode(expand(rendered, parts(messages), vision, mode))
-        cases.append({"id": id, "mode": mode, "messages": messages} | record(id, mode, ids, parts(messages), answer, id in FULL))
-    for mode, id in PLAIN:
+        cases.append({"id": id, "mode": mode, "messages": messages} | record(id, mode, ids, parts(messages), answer, id in spec.get("full", FULL)))
+    for mode, id in spec.get("plain", PLAIN):
         name = f"plain-{mode}-{id}"
         part = {"type": "image", "id": id}
         cases.append({"id": name, "mode": mode, "prompt": [part, {"type": "text", "text": "Seen:"}]} | record(name, mode, encode(plain(vision, mode, id)), [part], caption(id)))
@@ -381,27 +413,25 @@ def write(spec, out, seed, vision):
         rest = text[len(prompt) :]
         ids = encode(prompt)
         cases.append({"id": f"text-{k}", "mode": "native", "prompt": [{"type": "text", "text": prompt}]} | record(f"text-{k}", "native", ids, [], rest))
-    for mode, id in TURNS:
+    for mode, id in spec.get("turns", TURNS):
         messages, turns = [], []
         for question, answer in ((user(image(id), DESCRIBE), caption(id)), (user(COLOURS), pictures.PICTURES[id][2])):
             messages.append(question)
-            ids = encode(expand(render(messages), parts(messages), vision, mode))
+            ids = encode(expand(render(messages, spec["family"]), parts(messages), vision, mode))
             turns.append({"messages": list(messages)} | record(f"chat-{mode}-{id}-{len(turns)}", mode, ids, parts(messages), answer))
             messages.append(say(turns[-1]["text"]))
         chats.append({"id": f"chat-{mode}-{id}", "mode": mode, "turns": turns})
 
     shown = []
-    for id in pictures.PICTURES:
+    for id in drawn(spec):
         for mode in ("native", "fixed"):
             pixels, grid = vision.picture(id, mode)
             shown.append({"id": id, "mode": mode, "file": f"pictures/{id}.png", "size": list(pictures.PICTURES[id][0]), "grid": grid[0, 1:].tolist()})
             tensors[f"{id}.{mode}.pixels"] = levels(pixels)
-            for name, value in zip(FEATURES, features(model, pixels, grid), strict=True):
-                tensors[f"{id}.{mode}.{name}"] = value.float().contiguous()
+            tensors |= {f"{id}.{mode}.{name}": value for name, value in features(model, pixels, grid).items()}
     pixels, grid, times = vision.video()
     tensors["video.pixels"] = levels(pixels)
-    for name, value in zip(FEATURES, features(model, pixels, grid), strict=True):
-        tensors[f"video.{name}"] = value.float().contiguous()
+    tensors |= {f"video.{name}": value for name, value in features(model, pixels, grid).items()}
     count = len(pictures.frames())
     video = {
         "files": [f"pictures/frame-{k}.png" for k in range(count)], "times": [k / FPS for k in range(count)],
@@ -409,7 +439,7 @@ def write(spec, out, seed, vision):
     }
     folder = out / "pictures"
     folder.mkdir()
-    for id in pictures.PICTURES:
+    for id in drawn(spec):
         pictures.draw(id).save(folder / f"{id}.png", optimize=True)
         assert np.array_equal(np.array(Image.open(folder / f"{id}.png")), np.array(pictures.draw(id)))
     for k, frame in enumerate(pictures.frames()):
@@ -424,13 +454,14 @@ def write(spec, out, seed, vision):
     save_file(tensors, out / "goldens.safetensors", metadata={"format": "pt"})
     arrays = out / "arrays"
     arrays.mkdir()
-    for name in FEATURES:
+    kinds = [name for name in FEATURES if f"cross.fixed.{name}" in tensors]
+    for name in kinds:
         np.save(arrays / f"cross-{name}.npy", tensors[f"cross.fixed.{name}"].numpy())
-    goldens.dump(out / "suite.json", suite(spec["name"], cases, ends))
+    goldens.dump(out / "suite.json", suite(spec["name"], cases, ends, kinds))
     return worst, missed, apart
 
 
-def suite(name, cases, ends):
+def suite(name, cases, ends, kinds):
     """Prompts without a template whose pictures are as large in either mode: for bundles of both."""
     out = []
     for case in cases:
@@ -440,7 +471,7 @@ def suite(name, cases, ends):
             continue
         text = "".join(part["text"] for part in parts if part["type"] == "text")
         gold = [token for token in case["output_ids"] if token not in ends]
-        arrays = {name: f"arrays/cross-{name}.npy" for name in FEATURES}
+        arrays = {name: f"arrays/cross-{name}.npy" for name in kinds}
         more = {"images": images, "arrays": arrays} if images else {}
         out.append({"id": case["id"], "prompt": text, **more, "gold": gold, "max_new": len(case["output_ids"])})
     return {"schema": "npu_suite/v1", "model": name, "gate": "greedy_exact", "cases": out}
@@ -461,18 +492,19 @@ def main():
     torch.use_deterministic_algorithms(True)
     spec = json.loads(args.config.read_text())
     vision = Vision(spec)
-    texts = FACTS + [a for _, _, _, a in conversations()] + [DESCRIBE, COLOURS, "Compare them. What happens? Look at here. Seen: seconds"]
-    tok = chatml.train_tokenizer(texts, spec["tokenizer_size"], spec["split"], ADDED)
+    texts = FACTS + [a for _, _, _, a in conversations(drawn(spec))] + [DESCRIBE, COLOURS, "Compare them. What happens? Look at here. Seen: seconds"]
+    tok = chatml.train_tokenizer(texts, spec["tokenizer_size"], spec["split"], added(spec))
     token = tok.token_to_id
-    config = transformers.Qwen3VLConfig(
+    config_class, model_class = FAMILIES[spec["family"]]
+    config = config_class(
         text_config=spec["text"], vision_config=spec["vision"], tie_word_embeddings=spec["tie_word_embeddings"],
         image_token_id=token("<|image_pad|>"), video_token_id=token("<|video_pad|>"),
         vision_start_token_id=token("<|vision_start|>"), vision_end_token_id=token("<|vision_end|>"),
     )
     config._attn_implementation = "eager"
-    model = transformers.Qwen3VLForConditionalGeneration(config)
+    model = model_class(config)
     scatter(model)
-    seqs = sequences(tok, vision)
+    seqs = sequences(tok, vision, spec)
     print(f"{spec['name']}: {sum(p.numel() for p in model.parameters())} parameters, {len(seqs)} sequences, longest {max(len(s[0]) for s in seqs)}", flush=True)
     started = time.time()
     for attempt in range(4):
