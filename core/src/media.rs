@@ -119,7 +119,8 @@ impl Media {
             }
             Content::Audio { samples, rate } => Segment::Audio { samples, rate: *rate },
             Content::Video { rgb, width, height, times } => {
-                Segment::Video { rgb, width: *width, height: *height, times }
+                let (width, height, frames) = (*width, *height, times.len());
+                Segment::Video { rgb, width, height, times, frames }
             }
         }
     }
@@ -128,10 +129,11 @@ impl Media {
     /// not there, and for none.
     pub fn frames(&self, first: usize, end: usize) -> Option<Segment<'_>> {
         let Content::Video { rgb, width, height, times } = &*self.content else { return None };
-        let frame = rgb.len() / times.len();
+        let (width, height, frames) = (*width, *height, times.len());
+        let frame = rgb.len() / frames;
         let times = times.get(first..end).filter(|times| !times.is_empty())?;
         let rgb = &rgb[first * frame..end * frame];
-        Some(Segment::Video { rgb, width: *width, height: *height, times })
+        Some(Segment::Video { rgb, width, height, times, frames })
     }
 }
 
@@ -223,8 +225,13 @@ mod tests {
     #[test]
     fn a_video_is_taken_in_pieces() {
         let video = Media::video((0..12).collect(), 2, 1, vec![0.0, 0.5]).unwrap();
-        let second =
-            Segment::Video { rgb: &[6, 7, 8, 9, 10, 11], width: 2, height: 1, times: &[0.5] };
+        let second = Segment::Video {
+            rgb: &[6, 7, 8, 9, 10, 11],
+            width: 2,
+            height: 1,
+            times: &[0.5],
+            frames: 2,
+        };
         assert_eq!(video.frames(1, 2), Some(second));
         assert_eq!(video.frames(0, 2), Some(video.segment()));
         for (first, end) in [(1, 3), (2, 2), (2, 1), (usize::MAX, usize::MAX)] {

@@ -7,6 +7,7 @@ pictures and sound that an integer formula gives, so that no picture or clip has
 
 import argparse
 import hashlib
+import itertools
 import json
 import math
 import pathlib
@@ -56,6 +57,7 @@ QWEN_SIZES = [
     (65535, 400), (10, 1999), (31, 31), (240, 272), (272, 240), (12345, 6789), (20000, 150), (176, 208), (5120, 3200),
     (201, 1), (7, 1407), (1400, 7),
 ]
+FILM_SIZES = [(640, 360), (52, 34), (1920, 1080), (8, 300), (7, 5), (9, 2000), (96, 64), (1080, 1920), (33, 31)]
 GEMMA_SIZES = QWEN_SIZES + [(7000, 7), (7, 7000), (1, 3000), (768, 768), (767, 769), (1104, 552), (912, 684)]
 
 
@@ -79,7 +81,28 @@ def target_sizes():
         for width, height in GEMMA_SIZES:
             to = answer(get_aspect_ratio_preserving_size, height, width, patch, tokens * pool**2, pool)
             budget.append({"from": [width, height], "patch": patch, "pool": pool, "patches": tokens * pool**2, "to": to})
-    return {"smart_resize": smart, "aspect_ratio_preserving_size": budget}
+    return {"smart_resize": smart, "smart_resize_video": film_sizes(answer), "aspect_ratio_preserving_size": budget}
+
+
+def film_sizes(answer):
+    """Sizes of frames, by the number of frames of their video. The processor, asked with frames, gives the same."""
+    import torch
+    from transformers import Qwen3VLVideoProcessor
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize
+
+    out = []
+    for patch, least, most in [(16, 4096, 25165824), (16, 131072, 786432), (8, 2048, 8192)]:
+        size = {"shortest_edge": least, "longest_edge": most}
+        processor = Qwen3VLVideoProcessor(patch_size=patch, size=size, do_sample_frames=False, cap_pixels_per_frame=False)
+        for (width, height), counts in zip(FILM_SIZES, itertools.cycle([(2, 5, 40), (3, 12, 768), (4, 6, 64)])):
+            for count in counts:
+                to = answer(smart_resize, count, height, width, 2, 2 * patch, least, most)
+                if to and count * height * width < 1 << 20:
+                    video = torch.zeros(count, 3, height, width, dtype=torch.uint8)
+                    found = processor(videos=[video], return_tensors="pt")["video_grid_thw"][0].tolist()
+                    assert found[1:] == [to[1] // patch, to[0] // patch], (found, to)
+                out.append({"from": [width, height], "frames": count, "factor": 2 * patch, "pixels": [least, most], "to": to})
+    return out
 
 
 def patches():

@@ -234,6 +234,29 @@ fn a_state_that_is_cut_back_or_restored_goes_on_as_before() {
     op.drop_snapshot(snapshot);
 }
 
+/// The processor's budget is one of all frames: the more there are, the fewer pixels has each.
+#[test]
+fn frames_of_a_long_video_are_small() {
+    let manifest = changed(&NATIVE.bundle(), "video-budget", |manifest| {
+        let vision = &mut manifest["params"]["vision"];
+        (vision["video_min_pixels"], vision["video_max_pixels"]) = (json!(2048), json!(8192));
+    });
+    let mut model = open(&manifest, backends::cpu(), None).unwrap();
+    // Sizes of the reference (`tests/fixtures/shape/vision.json`): 48 × 32 pixels, and 32 × 16.
+    for (frames, tokens) in [(3u8, 6), (12, 2)] {
+        let rgb = (0..frames).flat_map(|frame| vec![20 * frame; 52 * 34 * 3]).collect();
+        let times = (0..frames).map(|frame| f32::from(frame) / 2.0).collect();
+        let film = Media::video(rgb, 52, 34, times).unwrap();
+        let prompt = Prompt::Parts(vec![Part::Media(film), Part::Text("Seen:".to_owned())]);
+        let ids = model.encode_prompt(&prompt).unwrap();
+        let shown = ids.iter().filter(|id| sights().is_pad(**id)).count();
+        assert_eq!(shown, usize::from(frames).div_ceil(2) * tokens, "{frames} frames");
+        // The op, which gets two frames at a time, has reckoned with all of them.
+        let request = Request::greedy(prompt, 2);
+        model.generate(&request, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+    }
+}
+
 /// A copy of a bundle's manifest beside it, changed.
 fn changed(manifest: &Path, name: &str, change: impl FnOnce(&mut Value)) -> PathBuf {
     let mut value: Value = serde_json::from_slice(&fs::read(manifest).unwrap()).unwrap();

@@ -101,6 +101,8 @@ pub enum Segment<'a> {
         height: u32,
         /// When each frame is shown, in seconds from the beginning of the video.
         times: &'a [f32],
+        /// Frames of the whole video, of which these are all or some.
+        frames: usize,
     },
     /// A kind of segment that this version does not know, by its number in the plugin interface.
     Unknown(u32),

@@ -49,7 +49,8 @@ pub const SEGMENT_IMAGE: u32 = 1;
 /// `kind` of [`RawSegment`]: `samples` are mono f32, with `rate`.
 pub const SEGMENT_AUDIO: u32 = 2;
 /// `kind` of [`RawSegment`], since 1.1: `bytes` are RGB8 frames one behind the other, with `width` and
-/// `height` of one; `samples` are the seconds at which each is shown.
+/// `height` of one; `samples` are the seconds at which each is shown; `rate` is the number of frames of
+/// the whole video.
 pub const SEGMENT_VIDEO: u32 = 3;
 
 /// A piece of a prompt.
@@ -62,7 +63,7 @@ pub struct RawSegment<'a> {
     pub width: u32,
     /// Rows, for an image.
     pub height: u32,
-    /// Samples per second, for audio.
+    /// Samples per second, for audio; frames of the whole video, for a video.
     pub rate: u32,
     /// Token ids.
     pub tokens: RSlice<'a, u32>,

@@ -24,9 +24,10 @@ impl<'a> From<Segment<'a>> for RawSegment<'a> {
             Segment::Audio { samples, rate } => {
                 Self { kind: SEGMENT_AUDIO, rate, samples: samples.into(), ..empty }
             }
-            Segment::Video { rgb, width, height, times } => {
+            Segment::Video { rgb, width, height, times, frames } => {
                 let (bytes, samples) = (rgb.into(), times.into());
-                Self { kind: SEGMENT_VIDEO, width, height, bytes, samples, ..empty }
+                let rate = u32::try_from(frames).unwrap_or(u32::MAX);
+                Self { kind: SEGMENT_VIDEO, width, height, rate, bytes, samples, ..empty }
             }
             Segment::Unknown(kind) => Self { kind, ..empty },
             // A kind that has no number here yet: the op refuses it as one that it does not know.
@@ -48,6 +49,7 @@ impl<'a> From<&'a RawSegment<'a>> for Segment<'a> {
                 width: raw.width,
                 height: raw.height,
                 times: raw.samples.as_slice(),
+                frames: (raw.rate as usize).max(raw.samples.len()),
             },
             kind => Self::Unknown(kind),
         }

@@ -3,7 +3,7 @@
 //! The host gives RGB8 pixels ([`crate::Segment::Image`]). An op, in this order:
 //!
 //! 1. checks them once: [`Picture::new`];
-//! 2. chooses a size: [`smart_resize`], [`aspect_ratio_preserving_size`], or its graph's own;
+//! 2. chooses a size: [`smart_resize`], [`smart_resize_video`], [`aspect_ratio_preserving_size`], or its graph's own;
 //! 3. resizes: [`Resizer::resize`];
 //! 4. cuts patches, and normalises on the way: [`Patchify::write`] with a [`Normalisation`];
 //! 5. embeds the patches: [`crate::kernels::Linear`], with learned positions added
@@ -34,4 +34,4 @@ pub use picture::Picture;
 pub use positions::{AxialOrder, add_axial_positions, axial_rope, pool_mean, resample_positions};
 pub use prompt::{EncodedPicture, VisionPrompt, VisionPrompts, VisionTokens};
 pub use resize::{Filter, Resizer};
-pub use size::{Size, aspect_ratio_preserving_size, smart_resize};
+pub use size::{Size, aspect_ratio_preserving_size, smart_resize, smart_resize_video};

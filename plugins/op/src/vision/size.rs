@@ -47,6 +47,49 @@ const MAX_RATIO: f64 = 200.0;
 ///
 /// Errors when one side of `size` is more than 200 times the other, or is 0.
 pub fn smart_resize(size: Size, factor: u32, min_pixels: u64, max_pixels: u64) -> Result<Size> {
+    fitting(size, [1, 1], factor, min_pixels, max_pixels)
+}
+
+/// The size of the frames of a video, `frames` in all, of which patches span `temporal` each: as [`smart_resize`], but
+/// `min_pixels` and `max_pixels` count the pixels of all frames, and a frame one of whose sides is less than `factor`
+/// grows first (`smart_resize` of `Qwen3VLVideoProcessor`).
+///
+/// A video has at least one patch in time, for which its last frame is repeated. Errors as [`smart_resize`].
+pub fn smart_resize_video(
+    size: Size,
+    [frames, temporal]: [usize; 2],
+    factor: u32,
+    min_pixels: u64,
+    max_pixels: u64,
+) -> Result<Size> {
+    if temporal == 0 {
+        return Err(Error::manifest("patches of 0 frames, expected at least 1"));
+    }
+    not_empty(size)?;
+    let frames = frames.max(temporal);
+    let whole = (frames as f64 / temporal as f64).round_ties_even() * temporal as f64;
+    fitting(grown(size, factor), [frames, whole as usize], factor, min_pixels, max_pixels)
+}
+
+/// A frame one of whose sides is less than `factor`, enlarged until none is.
+fn grown(size: Size, factor: u32) -> Size {
+    if size.width.min(size.height) >= factor {
+        return size;
+    }
+    let factor = f64::from(factor);
+    let scale = (factor / f64::from(size.height)).max(factor / f64::from(size.width));
+    let side = |side: u32| (f64::from(side) * scale) as u32;
+    Size { width: side(size.width), height: side(size.height) }
+}
+
+/// [`smart_resize`] with limits for all of so many frames: their number, and what it is rounded to.
+fn fitting(
+    size: Size,
+    [frames, whole]: [usize; 2],
+    factor: u32,
+    min_pixels: u64,
+    max_pixels: u64,
+) -> Result<Size> {
     if factor == 0 || min_pixels == 0 || min_pixels > max_pixels {
         return Err(Error::manifest(format!(
             "pictures of {min_pixels} to {max_pixels} pixels with sides that are multiples of \
@@ -64,12 +107,13 @@ pub fn smart_resize(size: Size, factor: u32, min_pixels: u64, max_pixels: u64) -
     let (f, least, most) = (f64::from(factor), min_pixels as f64, max_pixels as f64);
     let near = |side: f64| (side / f).round_ties_even() * f;
     let (mut to_w, mut to_h) = (near(w), near(h));
-    if to_w * to_h > most {
-        let beta = (w * h / most).sqrt();
+    let (frames, whole) = (frames as f64, whole as f64);
+    if whole * to_w * to_h > most {
+        let beta = (frames * w * h / most).sqrt();
         let below = |side: f64| f.max((side / beta / f).floor() * f);
         (to_w, to_h) = (below(w), below(h));
-    } else if to_w * to_h < least {
-        let beta = (least / (w * h)).sqrt();
+    } else if whole * to_w * to_h < least {
+        let beta = (least / (frames * w * h)).sqrt();
         let above = |side: f64| (side * beta / f).ceil() * f;
         (to_w, to_h) = (above(w), above(h));
     }

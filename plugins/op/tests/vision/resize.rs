@@ -1,7 +1,9 @@
 //! Sizes and resizing.
 
 use qhx_op::Segment;
-use qhx_op::vision::{Filter, Picture, Resizer, Size, aspect_ratio_preserving_size, smart_resize};
+use qhx_op::vision::{
+    Filter, Picture, Resizer, Size, aspect_ratio_preserving_size, smart_resize, smart_resize_video,
+};
 use serde::Deserialize;
 
 use super::{goldens, picture, sha256};
@@ -67,6 +69,15 @@ struct Smart {
 }
 
 #[derive(Deserialize)]
+struct Film {
+    from: [u32; 2],
+    frames: usize,
+    factor: u32,
+    pixels: [u64; 2],
+    to: Option<[u32; 2]>,
+}
+
+#[derive(Deserialize)]
 struct Budget {
     from: [u32; 2],
     patch: u32,
@@ -84,6 +95,13 @@ fn target_sizes_are_those_of_the_processors() {
         assert_eq!(to, case.to.map(size), "{:?}, factor {}", case.from, case.factor);
     }
     assert!(smart.iter().any(|case| case.to.is_none()), "a refused ratio");
+    let videos: Vec<Film> = goldens("/sizes/smart_resize_video");
+    for case in &videos {
+        let ([least, most], frames) = (case.pixels, [case.frames, 2]);
+        let to = smart_resize_video(size(case.from), frames, case.factor, least, most).ok();
+        assert_eq!(to, case.to.map(size), "{:?}, {frames:?}, factor {}", case.from, case.factor);
+    }
+    assert!(videos.iter().any(|case| case.to.is_none()), "a refused ratio");
     for case in goldens::<Vec<Budget>>("/sizes/aspect_ratio_preserving_size") {
         let Budget { patch, pool, patches, .. } = case;
         let to = aspect_ratio_preserving_size(size(case.from), patch, pool, patches).ok();

@@ -254,7 +254,8 @@ mod tests {
         let audio = Segment::Audio { samples: &[-0.5; 150], rate: 8000 };
         let logits = op.prefill(&[audio]).unwrap();
         assert_eq!((op.position(), logits[LOUD]), (5, 9.0));
-        let video = Segment::Video { rgb: &[255; 12], width: 1, height: 2, times: &[0.0, 0.5] };
+        let video =
+            Segment::Video { rgb: &[255; 12], width: 1, height: 2, times: &[0.0, 0.5], frames: 2 };
         assert_eq!(op.place(video).unwrap().pieces.len(), 4);
         let logits = op.prefill(&[video]).unwrap();
         assert_eq!((op.position(), logits[BRIGHT]), (7, 6.0));

@@ -11,7 +11,7 @@ pub use tower::Features;
 
 use super::{
     Grid, Normalisation, PatchLayout, Patchify, Picture, Resizer, Size, resample_positions,
-    smart_resize,
+    smart_resize, smart_resize_video,
 };
 use crate::kernels::Linear;
 use crate::{Error, Host, Result, Segment, SpanId};
@@ -25,7 +25,7 @@ use tower::Tower;
 /// | in the manifest | |
 /// |---|---|
 /// | `plan.params.vision` | the graphs: one that takes one square picture, or several with the input `cmask`, of which the smallest that a picture fits into takes it |
-/// | `params.vision` | `patch_size`, `temporal_patch_size`, `merge_size`, `rope_theta`, `pos_side`, `min_pixels`, `max_pixels`, `image_mean`, `image_std`; those of published checkpoints where they are missing |
+/// | `params.vision` | `patch_size`, `temporal_patch_size`, `merge_size`, `rope_theta`, `pos_side`, `min_pixels`, `max_pixels`, `video_min_pixels`, `video_max_pixels`, `image_mean`, `image_std`; those of published checkpoints where they are missing |
 /// | `artifacts.vision` | tables `patch_embed`, `patch_embed_bias`, `pos_embed`; also as `artifacts.vis_patch_embed_f32`, … |
 ///
 /// A graph takes `x` `[patches, hidden]`, and `cos`, `sin` `[patches, head_dim / 2]` and `cmask` `[1, patches]` unless it
@@ -92,9 +92,9 @@ impl VisionEncoder {
 
     /// The size that a picture or frame is resized to.
     fn target(&self, segment: &Segment<'_>) -> Result<Size> {
-        let (size, video) = match *segment {
-            Segment::Image { width, height, .. } => (Size { width, height }, false),
-            Segment::Video { width, height, .. } => (Size { width, height }, true),
+        let (size, frames) = match *segment {
+            Segment::Image { width, height, .. } => (Size { width, height }, None),
+            Segment::Video { width, height, frames, .. } => (Size { width, height }, Some(frames)),
             _ => {
                 return Err(Error::prompt(format!(
                     "{}, expected a picture or a video",
@@ -108,17 +108,21 @@ impl VisionEncoder {
             )));
         }
         let Settings { patch_size, merge_size, min_pixels, max_pixels, .. } = self.settings;
+        let Settings { temporal_patch_size, video_min_pixels, video_max_pixels, .. } =
+            self.settings;
         if let Some(side) = self.tower.fixed() {
             let side = (side * patch_size) as u32;
             return Ok(Size { width: side, height: side });
         }
         let factor = (patch_size * merge_size) as u32;
-        if !video {
+        let Some(frames) = frames else {
             return smart_resize(size, factor, min_pixels, max_pixels);
-        }
-        // A frame may be as small as one token. What is smaller than that grows first.
-        let least = u64::from(factor).pow(2);
-        smart_resize(grown(size, factor), factor, least.min(max_pixels), max_pixels)
+        };
+        let frames = [frames, temporal_patch_size];
+        let size = smart_resize_video(size, frames, factor, video_min_pixels, video_max_pixels)?;
+        // No frame has more pixels than the patches that the largest graph takes.
+        let most = (self.tower.most() * patch_size * patch_size) as u64;
+        if size.area() <= most { Ok(size) } else { smart_resize(size, factor, 1, most) }
     }
 
     fn grid(&self, size: Size) -> Result<Grid> {
@@ -206,7 +210,7 @@ impl VisionEncoder {
 /// The frames of a segment: of a picture, itself.
 fn frames<'a>(segment: &Segment<'a>) -> Result<Vec<Picture<'a>>> {
     match *segment {
-        Segment::Video { rgb, width, height, times } => {
+        Segment::Video { rgb, width, height, times, .. } => {
             let bytes = rgb.len().checked_div(times.len()).unwrap_or(0);
             if bytes == 0 || bytes * times.len() != rgb.len() {
                 return Err(Error::prompt(format!(
@@ -219,16 +223,4 @@ fn frames<'a>(segment: &Segment<'a>) -> Result<Vec<Picture<'a>>> {
         }
         _ => Picture::of_segment(segment).map(|picture| vec![picture]),
     }
-}
-
-/// A frame one of whose sides is less than `factor`, enlarged until none is (`smart_resize` of
-/// `Qwen3VLVideoProcessor`).
-fn grown(size: Size, factor: u32) -> Size {
-    if size.width.min(size.height) >= factor {
-        return size;
-    }
-    let scale =
-        (f64::from(factor) / f64::from(size.height)).max(f64::from(factor) / f64::from(size.width));
-    let side = |side: u32| (f64::from(side) * scale) as u32;
-    Size { width: side(size.width), height: side(size.height) }
 }

@@ -21,6 +21,9 @@ pub(super) struct Settings {
     /// Least and greatest area of a picture that keeps its shape.
     pub min_pixels: u64,
     pub max_pixels: u64,
+    /// The same for all frames of a video together.
+    pub video_min_pixels: u64,
+    pub video_max_pixels: u64,
     pub image_mean: [f64; 3],
     pub image_std: [f64; 3],
 }
@@ -35,6 +38,8 @@ impl Default for Settings {
             pos_side: None,
             min_pixels: 65_536,
             max_pixels: 16_777_216,
+            video_min_pixels: 4096,
+            video_max_pixels: 25_165_824,
             image_mean: [0.5; 3],
             image_std: [0.5; 3],
         }
