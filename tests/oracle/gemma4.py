@@ -83,10 +83,10 @@ def speak(words, samples, seed):
     return np.clip(total * 32767, -32768, 32767).astype("<i2")
 
 
-def write_media(out, seed):
-    for name, size, _ in PICTURES:
+def write_media(out, seed, pictures=PICTURES, clips=CLIPS):
+    for name, size, _ in pictures:
         draw_picture(name, size).save(out / f"{name}.png", optimize=True)
-    for i, (name, samples, words) in enumerate(CLIPS):
+    for i, (name, samples, words) in enumerate(clips):
         with wave.open(str(out / f"{name}.wav"), "wb") as file:
             file.setnchannels(1)
             file.setsampwidth(2)
@@ -102,14 +102,14 @@ def read_clip(path):
 class Media:
     """The pictures and clips of a folder as the model's classes take them."""
 
-    def __init__(self, folder, spec):
+    def __init__(self, folder, spec, pictures=PICTURES, clips=CLIPS):
         processor = Gemma4ImageProcessor(**spec["image"])
         features = Gemma4AudioFeatureExtractor(feature_size=spec["mels"])
         self.images, self.audios = {}, {}
-        for name, _, _ in PICTURES:
+        for name, _, _ in pictures:
             found = processor(Image.open(folder / f"{name}.png"), return_tensors="pt")
             self.images[name] = (found["pixel_values"], found["image_position_ids"], int(found["num_soft_tokens_per_image"][0]))
-        for name, _, _ in CLIPS:
+        for name, _, _ in clips:
             found = features([read_clip(folder / f"{name}.wav")], return_tensors="pt")
             mask = found["input_features_mask"]
             tokens = int(mask[0, ::2][::2].sum())
@@ -215,7 +215,7 @@ def bound(model, batches):
     """Clipping bounds that cut about one value in a hundred on each side, of inputs and outputs."""
     found, hooks = {}, []
     for name, module in model.named_modules():
-        if module.__class__.__name__ == "Gemma4ClippableLinear":
+        if module.__class__.__name__ == "Gemma4ClippableLinear" and module.use_clipped_linears:
 
             def note(module, inputs, output, name=name):
                 rows = found.setdefault(name, ([], []))
@@ -336,6 +336,13 @@ def greedy(model, ids, tensors, limit, ends):
     return out, rows, "eos" if out[-1] in ends else "length"
 
 
+def image_features(model, pixels, positions):
+    """The soft tokens of pictures, one row after the other."""
+    soft = model.model.get_image_features(pixels, positions, return_dict=True).pooler_output
+    soft = torch.cat(list(soft)) if isinstance(soft, (list, tuple)) else soft.reshape(-1, soft.shape[-1])
+    return soft.contiguous()
+
+
 @torch.no_grad()
 def record(spec, out, seed, style, tok):
     """Text by `goldens.write`; then what it lacks."""
@@ -353,14 +360,12 @@ def record(spec, out, seed, style, tok):
         levels = pixels[0, :real] * 255
         assert (levels - levels.round()).abs().max() < 1e-3
         tensors[f"image.{name}.patches"] = levels.round().to(torch.uint8).contiguous()
-        soft = model.model.get_image_features(pixels, positions, return_dict=True).pooler_output
-        soft = torch.cat(list(soft)) if isinstance(soft, (list, tuple)) else soft.reshape(-1, soft.shape[-1])
+        soft = image_features(model, pixels, positions)
         assert soft.shape[0] == tokens
-        tensors[f"image.{name}.soft"] = soft.contiguous()
+        tensors[f"image.{name}.soft"] = soft
         images.append({"id": name, "file": f"{name}.png", "size": list(size), "grid": grid, "tokens": tokens})
     wide = Gemma4ImageProcessor(**(spec["image"] | {"max_soft_tokens": 140}))(Image.open(out / "flag.png"), return_tensors="pt")
-    soft = model.model.get_image_features(wide["pixel_values"], wide["image_position_ids"], return_dict=True).pooler_output
-    tensors["image.flag.soft140"] = (torch.cat(list(soft)) if isinstance(soft, (list, tuple)) else soft.reshape(-1, soft.shape[-1])).contiguous()
+    tensors["image.flag.soft140"] = image_features(model, wide["pixel_values"], wide["image_position_ids"])
     for name, samples, _ in CLIPS:
         mel, mask, tokens = media.audios[name]
         soft = model.model.get_audio_features(mel, mask, return_dict=True)

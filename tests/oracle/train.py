@@ -292,6 +292,7 @@ def main():
     sub.add_parser("unseen-phimoe", help="train phimoe from a configuration drawn from the seed")
     p = sub.add_parser("unseen-llama", help="train one of LLAMA.md's families from a configuration drawn from the seed")
     p.add_argument("--family", choices=draws.FAMILIES, required=True)
+    sub.add_parser("unseen-gemma4", help="gemma4 without training, configuration and weights drawn from the seed")
     p = sub.add_parser("gemma4", help="train gemma4 with its pictures and clips from a configuration file")
     p.add_argument("--config", type=Path, required=True)
     for p in sub.choices.values():
@@ -312,6 +313,12 @@ def main():
     elif args.command == "unseen-llama":
         family, spec = args.family, draws.draw(args.family, args.seed)
         print(json.dumps(spec, indent=1))
+    elif args.command == "unseen-gemma4":
+        import gemma4_unseen
+
+        spec = gemma4_unseen.draw(args.seed)
+        print(json.dumps(spec, indent=1))
+        return gemma4_unseen.produce(spec, args.seed, args.out)
     else:
         family, spec = args.command, json.loads(args.config.read_text())
     steps = args.steps if args.steps is not None else (120 if family == "embed" else 200)
