@@ -127,14 +127,14 @@ impl Audio {
     }
 
     /// The graphs, for the smallest number of soft tokens first.
-    pub fn graphs(&self, checkpoint: &Checkpoint) -> Result<Vec<Graph>> {
+    pub fn graphs(&self, checkpoint: &Checkpoint, precision: Precision) -> Result<Vec<Graph>> {
         let name = |tokens: usize| match self.tokens.len() {
             1 => "audio_enc".to_owned(),
             _ => format!("audio_enc_{tokens}"),
         };
         let tower = Tower {
             config: self,
-            clipped: Clipped { checkpoint, clips: self.clips },
+            clipped: Clipped { checkpoint, clips: self.clips, precision },
             parts: Layers::new(checkpoint, Precision::Fp16, EPS),
         };
         self.tokens.iter().map(|&n| tower.graph(&name(n), n)).collect()
@@ -250,7 +250,7 @@ impl Tower<'_> {
 
     fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Weight> {
         let source = self.clipped.checkpoint.matrix(name, [rows, cols])?;
-        Ok(Weight::new(source, Storage::Float))
+        Ok(self.clipped.stored(source))
     }
 
     /// `Gemma4AudioSubSampleConvProjection`: frames to rows `[tokens, hidden]`.

@@ -3,13 +3,15 @@
 //! Arithmetic: `transformers`, `models/gemma4/modeling_gemma4.py`, `Gemma4TextDecoderLayer`.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_core::{DType, Error, ErrorKind, Result};
 
 use super::config::Config;
 use crate::builder::GraphBuilder;
 use crate::graph::{Elem, Graph, TensorId};
 use crate::kit::{Attend, AttendInputs, Heads, Layers, mix, rope, rotate};
+use crate::weight::{RowSource, Weight};
 
 /// Makes the graphs of the decoder.
 #[derive(Debug, Clone, Copy)]
@@ -20,6 +22,10 @@ pub(super) struct Model<'a> {
     pub capacities: [usize; 2],
     /// The products of an MLP are smaller by 2 to this power before they are added up.
     pub down_shift: i32,
+    /// Sums that the products of an MLP are added up in, before these are added in pairs.
+    pub down_split: usize,
+    /// Element type of the rows that pass from part to part.
+    pub hand_over: Elem,
 }
 
 /// Keys and values that the layers of a graph read: the cache, and the rows of the graph's own tokens.
@@ -58,7 +64,9 @@ impl Model<'_> {
         let ends = fills && range.end == config.first_shared();
         let attending = range.start..range.end - usize::from(ends);
         let mut b = GraphBuilder::new(name);
-        let mut x = b.input("x", Elem::Activation, &[rows, config.hidden])?;
+        let part = |inner: bool| if inner { self.hand_over } else { Elem::Activation };
+        let x = b.input("x", part(range.start > 0), &[rows, config.hidden])?;
+        let mut x = b.cast(x, Elem::Activation)?;
         let mut inputs = Inputs {
             ple: None,
             first: range.start,
@@ -103,7 +111,8 @@ impl Model<'_> {
             b.scope("final");
             x = self.parts.norm(&mut b, x, "norm")?;
         }
-        b.output("y", x)?;
+        let y = b.cast(x, part(range.end < config.layers()))?;
+        b.output("y", y)?;
         b.finish()
     }
 
@@ -232,9 +241,40 @@ impl Model<'_> {
         let factor = 2f32.powi(-self.down_shift);
         let up = if self.down_shift == 0 { up } else { b.scale(up, factor)? };
         let product = b.mul(gate, up)?;
-        let out = parts.linear(b, product, &name("down_proj"), self.config.hidden, false)?;
+        let out = self.down(b, product, &name("down_proj"))?;
         let behind = Layers { eps: parts.eps * factor * factor, ..*parts };
         behind.norm(b, out, &format!("layers.{layer}.post_feedforward_layernorm"))
+    }
+
+    /// The projection of an MLP's products, in [`Model::down_split`] pieces of its inputs.
+    fn down(&self, b: &mut GraphBuilder, x: TensorId, name: &str) -> Result<TensorId> {
+        let (parts, hidden, width) = (&self.parts, self.config.hidden, b.width(x)?);
+        let pieces = self.down_split.clamp(1, width.max(1));
+        if pieces == 1 {
+            return parts.linear(b, x, name, hidden, false);
+        }
+        let source = parts.checkpoint.matrix(&format!("{name}.weight"), [hidden, width])?;
+        let mut sums = Vec::with_capacity(pieces);
+        for piece in 0..pieces {
+            let columns = piece * width / pieces..(piece + 1) * width / pieces;
+            let x = b.slice(x, 1, columns.start, columns.end)?;
+            let storage = parts.precision.storage(hidden, columns.len());
+            let weight = Arc::new(Columns { source: Arc::clone(&source), columns });
+            sums.push(b.linear(
+                &format!("down_proj_{piece}"),
+                x,
+                Weight::new(weight, storage),
+                None,
+            )?);
+        }
+        while sums.len() > 1 {
+            let pairs = sums.chunks(2).map(|pair| match *pair {
+                [one, other] => b.add(one, other),
+                _ => Ok(pair[0]),
+            });
+            sums = pairs.collect::<Result<_>>()?;
+        }
+        Ok(sums[0])
     }
 
     /// What a layer adds of its per-layer input; its gate reads rows that are not normalised.
@@ -256,6 +296,40 @@ impl Model<'_> {
         let out =
             parts.linear(b, product, &tensor("per_layer_projection"), self.config.hidden, false)?;
         parts.norm(b, out, &tensor("post_per_layer_input_norm"))
+    }
+}
+
+/// Some columns of a matrix.
+#[derive(Debug)]
+struct Columns {
+    source: Arc<dyn RowSource>,
+    columns: Range<usize>,
+}
+
+impl RowSource for Columns {
+    fn name(&self) -> &str {
+        self.source.name()
+    }
+
+    fn shape(&self) -> [usize; 2] {
+        [self.source.shape()[0], self.columns.len()]
+    }
+
+    fn stored_dtype(&self) -> DType {
+        self.source.stored_dtype()
+    }
+
+    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
+        let mut whole = vec![0.0; self.source.shape()[1]];
+        for (row, out) in out.chunks_exact_mut(self.columns.len().max(1)).enumerate() {
+            self.source.read_f32(first + row, &mut whole)?;
+            out.copy_from_slice(&whole[self.columns.clone()]);
+        }
+        Ok(())
+    }
+
+    fn first_row(&self) -> usize {
+        self.source.first_row()
     }
 }
 

@@ -30,7 +30,7 @@ use qhx_core::Result;
 use serde_json::{Map, Value, json};
 
 use crate::checkpoint::Checkpoint;
-use crate::graph::Graph;
+use crate::graph::{Elem, Graph};
 use crate::kit::{
     Decoder, DecoderParams, Layers, MatrixFile, Reader, check_shape, decoder_of, matrices, object,
     one_or_many, prompt_rows,
@@ -60,11 +60,42 @@ const DOWN_SHIFT: RecipeOption = RecipeOption {
     help: "products of an MLP are divided by 2 to this power before they are added up; its norm takes that back",
 };
 
+const DOWN_SPLIT: RecipeOption = RecipeOption {
+    name: "down-split",
+    values: &["1", "2", "4", "8"],
+    help: "sums that the products of an MLP are added up in, before these are added in pairs",
+};
+const HAND_OVER: RecipeOption = RecipeOption {
+    name: "hand-over",
+    values: &["f16", "f32"],
+    help: "rows that pass from a part of the decoder to the next",
+};
+const AUDIO_WEIGHTS: RecipeOption = RecipeOption {
+    name: "audio",
+    values: &["f16", "int8"],
+    help: "weights of the tower for sound",
+};
+const VISION_WEIGHTS: RecipeOption = RecipeOption {
+    name: "vision",
+    values: &["f16", "int8"],
+    help: "weights of the tower for pictures",
+};
+
 register_recipe!(
     RecipeEntry::new(&["Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"], recipe)
         .prompt_graphs()
         .shards(PARTS)
-        .options(&[TOWERS, IMAGE_PATCHES, IMAGE_TOKENS, AUDIO_TOKENS, DOWN_SHIFT])
+        .options(&[
+            TOWERS,
+            IMAGE_PATCHES,
+            IMAGE_TOKENS,
+            AUDIO_TOKENS,
+            DOWN_SHIFT,
+            DOWN_SPLIT,
+            HAND_OVER,
+            AUDIO_WEIGHTS,
+            VISION_WEIGHTS,
+        ])
 );
 
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
@@ -76,8 +107,17 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     // A step writes all of its rows into the ring at once.
     let ring = prompts.iter().fold(window, |ring, rows| ring.max(*rows));
     let parts = Layers::new(checkpoint, options.precision, config.eps);
-    let down_shift = options.choice(DOWN_SHIFT.name).and_then(|k| k.parse().ok()).unwrap_or(0);
-    let model = Model { parts, config: &config, capacities: [max_ctx, ring], down_shift };
+    let model = Model {
+        parts,
+        config: &config,
+        capacities: [max_ctx, ring],
+        down_shift: options.choice(DOWN_SHIFT.name).and_then(|k| k.parse().ok()).unwrap_or(0),
+        down_split: options.choice(DOWN_SPLIT.name).and_then(|n| n.parse().ok()).unwrap_or(1),
+        hand_over: match options.choice(HAND_OVER.name) {
+            Some("f32") => Elem::F32,
+            _ => Elem::Activation,
+        },
+    };
     let Decoder { mut contexts, mut plan_params } = decoder_of(
         options,
         &config.parts(options.shards),
@@ -90,15 +130,16 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     )?;
     let mut params = params(&config, max_ctx, window);
     let mut tables = vec![per_layer_tables(checkpoint, &config)?];
-    let mut add = |key: &str, graphs: Vec<Graph>| {
+    let mut add = |key: &str, precision: Precision, graphs: Vec<Graph>| {
         let names = graphs.iter().map(|graph| graph.name().to_owned()).collect();
         plan_params.insert(key.to_owned(), one_or_many(names));
-        let context = ContextPlan::new(key.to_owned(), Precision::Fp16, graphs);
+        let context = ContextPlan::new(key.to_owned(), precision, graphs);
         contexts.push(ContextPlan { optional: Some(key.to_owned()), ..context });
     };
     if wants(checkpoint, options, "vision") {
         let vision = Vision::read(checkpoint, options)?;
-        add("vision", vision.graphs(checkpoint)?);
+        let precision = weights(options, VISION_WEIGHTS);
+        add("vision", precision, vision.graphs(checkpoint, precision)?);
         tables.push(vision.tables(checkpoint, config.hidden)?);
         let mut said = vision.params();
         said.extend(tokens(checkpoint, ["image_token_id", "boi_token_id", "eoi_token_id"])?);
@@ -106,7 +147,8 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     }
     if wants(checkpoint, options, "audio") {
         let audio = Audio::read(checkpoint, options)?;
-        add("audio_enc", audio.graphs(checkpoint)?);
+        let precision = weights(options, AUDIO_WEIGHTS);
+        add("audio_enc", precision, audio.graphs(checkpoint, precision)?);
         tables.push(audio.tables(checkpoint, config.hidden)?);
         let ends = ["eoa_token_id", "eoa_token_index"];
         let end = ends.into_iter().find(|key| checkpoint.config().get(*key).is_some());
@@ -130,6 +172,14 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
 fn wants(checkpoint: &Checkpoint, options: &RecipeOptions, tower: &str) -> bool {
     let there = checkpoint.config().get(format!("{tower}_config")).is_some_and(Value::is_object);
     there && options.choice(TOWERS.name).is_none_or(|towers| towers == "all" || towers == tower)
+}
+
+/// Precision of a tower's weights.
+fn weights(options: &RecipeOptions, option: RecipeOption) -> Precision {
+    match options.choice(option.name) {
+        Some("int8") => Precision::W8A16,
+        _ => Precision::Fp16,
+    }
 }
 
 /// The tokens `token_id`, `begin_token_id` and `end_token_id` of a kind of media, from these keys of the configuration.

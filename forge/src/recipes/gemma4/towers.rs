@@ -8,8 +8,8 @@ use serde_json::Value;
 use crate::builder::GraphBuilder;
 use crate::checkpoint::{Checkpoint, read_json};
 use crate::graph::TensorId;
-use crate::recipe::RecipeOptions;
-use crate::weight::{RowSource, Storage, Weight};
+use crate::recipe::{Precision, RecipeOptions};
+use crate::weight::{RowSource, Weight};
 
 /// A linear layer whose input and output are cut to bounds that the checkpoint gives (`Gemma4ClippableLinear`).
 #[derive(Debug, Clone, Copy)]
@@ -17,6 +17,8 @@ pub(super) struct Clipped<'a> {
     pub checkpoint: &'a Checkpoint,
     /// `use_clipped_linears`
     pub clips: bool,
+    /// Of the weights.
+    pub precision: Precision,
 }
 
 impl Clipped<'_> {
@@ -46,8 +48,14 @@ impl Clipped<'_> {
     ) -> Result<TensorId> {
         let x = self.clip(b, x, name, "input")?;
         let short = name.rsplit('.').next().unwrap_or(name);
-        let y = b.linear(short, x, Weight::new(weight, Storage::Float), None)?;
+        let y = b.linear(short, x, self.stored(weight), None)?;
         self.clip(b, y, name, "output")
+    }
+
+    /// A weight as the tower's precision stores it.
+    pub fn stored(&self, source: Arc<dyn RowSource>) -> Weight {
+        let [outputs, inputs] = source.shape();
+        Weight::new(source, self.precision.storage(outputs, inputs))
     }
 
     fn clip(&self, b: &mut GraphBuilder, x: TensorId, name: &str, side: &str) -> Result<TensorId> {

@@ -111,12 +111,13 @@ impl Vision {
     }
 
     /// The graphs, for the smallest number of patches first.
-    pub fn graphs(&self, checkpoint: &Checkpoint) -> Result<Vec<Graph>> {
+    pub fn graphs(&self, checkpoint: &Checkpoint, precision: Precision) -> Result<Vec<Graph>> {
         let name = |patches: usize| match self.patches.len() {
             1 => "vision".to_owned(),
             _ => format!("vision_{patches}"),
         };
-        self.patches.iter().map(|&n| self.graph(checkpoint, &name(n), n)).collect()
+        let clipped = Clipped { checkpoint, clips: self.clips, precision };
+        self.patches.iter().map(|&n| self.graph(clipped, &name(n), n)).collect()
     }
 
     /// Patch embedding, positions and projector, in the names of published files.
@@ -161,9 +162,8 @@ impl Vision {
         }))
     }
 
-    fn graph(&self, checkpoint: &Checkpoint, name: &str, patches: usize) -> Result<Graph> {
-        let parts = Layers::new(checkpoint, Precision::Fp16, self.eps);
-        let clipped = Clipped { checkpoint, clips: self.clips };
+    fn graph(&self, clipped: Clipped<'_>, name: &str, patches: usize) -> Result<Graph> {
+        let parts = Layers::new(clipped.checkpoint, Precision::Fp16, self.eps);
         let mut b = GraphBuilder::new(name);
         let mut x = b.input("x", Elem::Activation, &[patches, self.hidden])?;
         let inputs = AttendInputs { mask_rows: 1, ..AttendInputs::new(self.heads.dim, patches, 0) };
