@@ -12,7 +12,7 @@ use qhx_core::engine::Model;
 use qhx_plugins::{PluginOptions, Plugins};
 use sha2::{Digest as _, Sha256};
 
-use crate::plugin_files::{self, library_name, workspace};
+use crate::plugin_files::{self, workspace};
 use crate::toys;
 
 /// A code block of a page with commands for a shell.
@@ -48,26 +48,6 @@ pub fn commands(page: &str, heading: &str) -> Vec<Block> {
     }
     assert!(!blocks.is_empty(), "{page}, section {heading:?}: no commands");
     blocks
-}
-
-/// The program and the project's plugins, built as `cargo xtask` builds them: files in one folder.
-pub fn programs() -> Vec<PathBuf> {
-    let mut packages = vec!["qhx".to_owned()];
-    let mut names = vec![format!("qhx{}", std::env::consts::EXE_SUFFIX)];
-    let mut families: Vec<_> = fs::read_dir(workspace())
-        .expect("the workspace can be read")
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .filter(|name| name.starts_with("ops-"))
-        .collect();
-    families.sort();
-    for family in families {
-        let package = format!("qhx-{family}-plugin");
-        names.push(library_name(&package.replace('-', "_")));
-        packages.push(package);
-    }
-    let what: Vec<_> = packages.iter().flat_map(|package| ["--package", package]).collect();
-    let folder = plugin_files::run(workspace(), &what);
-    names.into_iter().map(|name| folder.join(name)).collect()
 }
 
 /// SHA-256 of each file.

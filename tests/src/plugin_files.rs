@@ -33,6 +33,28 @@ pub fn build_example(package: &str, name: &str) -> PathBuf {
     file
 }
 
+/// The program and the project's plugins, built as `cargo xtask` builds them: files in one folder.
+///
+/// In one command: alone, each plugin would have the kit compiled once more, with its features only.
+pub fn programs() -> Vec<PathBuf> {
+    let mut packages = vec!["qhx".to_owned()];
+    let mut names = vec![format!("qhx{}", std::env::consts::EXE_SUFFIX)];
+    let mut families: Vec<_> = std::fs::read_dir(workspace())
+        .expect("the workspace can be read")
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| name.starts_with("ops-"))
+        .collect();
+    families.sort();
+    for family in families {
+        let package = format!("qhx-{family}-plugin");
+        names.push(library_name(&package.replace('-', "_")));
+        packages.push(package);
+    }
+    let what: Vec<_> = packages.iter().flat_map(|package| ["--package", package]).collect();
+    let folder = run(workspace(), &what);
+    names.into_iter().map(|name| folder.join(name)).collect()
+}
+
 /// Runs `cargo build` in a workspace and answers with the folder of what it builds.
 pub(crate) fn run(root: &Path, what: &[&str]) -> PathBuf {
     let _guard = ONE_AT_A_TIME.lock();

@@ -193,14 +193,7 @@ pub fn plugins() -> Plugins {
     let mut options = PluginOptions { only_named: true, ..PluginOptions::default() };
     if !cfg!(feature = "builtin-ops") {
         static FILES: OnceLock<Vec<PathBuf>> = OnceLock::new();
-        let packages = [
-            "qhx-ops-gemma4-plugin",
-            "qhx-ops-llama-plugin",
-            "qhx-ops-phimoe-plugin",
-            "qhx-ops-qwen35-plugin",
-            "qhx-ops-qwen3vl-plugin",
-        ];
-        let files = FILES.get_or_init(|| packages.map(plugin_files::build).to_vec());
+        let files = FILES.get_or_init(|| plugin_files::programs().split_off(1));
         options.files.extend_from_slice(files);
     }
     Plugins::discover(&options).expect("the plugin loads")

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use qhx_core::compare::Distance;
 use qhx_core::engine::{Model, Prompt, Request};
 use qhx_tests::outside::{self, Outside};
-use qhx_tests::plugin_files::library_name;
+use qhx_tests::plugin_files::{self, library_name};
 use qhx_tests::replay::{generate, greedy_exact, play, shortest, step_exact};
 use qhx_tests::toys::{self, Case, Goldens};
 use qhx_tests::{backends, suite};
@@ -57,7 +57,7 @@ impl Made {
 
 #[test]
 fn sliding_and_full_layers_equal_the_reference_on_both_backends() {
-    let programs = outside::programs();
+    let programs = plugin_files::programs();
     let place = Outside::new(&programs[0]);
     let mut blocks = outside::commands(PAGE, SECTION);
     let libraries = toys::qnn_tier();
@@ -200,7 +200,7 @@ fn other_spellings(made: &Made, bundle: &Path) {
     let other = made.folder.join("other");
     for prefix in ["language_model.model.", "model.language_model."] {
         let _ = fs::remove_dir_all(&other);
-        qhx_tests::plugin_files::copy_folder(&toy, &other);
+        plugin_files::copy_folder(&toy, &other);
         fs::write(other.join("config.json"), nested.to_string()).unwrap();
         let bytes = fs::read(toy.join("model.safetensors")).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();

@@ -10,12 +10,12 @@ use std::fs;
 use std::path::Path;
 
 use qhx_tests::outside::{self, Outside};
-use qhx_tests::plugin_files::workspace;
+use qhx_tests::plugin_files::{self, workspace};
 
 #[test]
 fn the_steps_lead_from_an_empty_folder_to_generate() {
     let steps = outside::commands("adding-a-family.md", "Steps");
-    let programs = outside::programs();
+    let programs = plugin_files::programs();
     let before = outside::hashes(&programs);
     let place = Outside::new(&programs[0]);
     let printed = place.run(&steps);
@@ -34,7 +34,7 @@ fn the_steps_lead_from_an_empty_folder_to_generate() {
 
     let (success, text) = place.qhx(&["plugins", "verify"]);
     assert!(success && text.contains("libmy_op.so"), "{text}");
-    assert_eq!(outside::hashes(&outside::programs()), before, "the programs changed");
+    assert_eq!(outside::hashes(&plugin_files::programs()), before, "the programs changed");
 }
 
 #[test]

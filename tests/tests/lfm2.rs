@@ -9,7 +9,7 @@ use std::path::Path;
 
 use qhx_core::manifest::Manifest;
 use qhx_tests::outside::{self, Outside};
-use qhx_tests::plugin_files::{library_name, workspace};
+use qhx_tests::plugin_files::{self, library_name, workspace};
 use qhx_tests::replay::{shortest, step_exact};
 use qhx_tests::{backends, poison, toys};
 
@@ -18,7 +18,7 @@ const SECTION: &str = "The worked example: LFM2.5";
 
 #[test]
 fn the_family_runs_on_both_backends_and_the_programs_stay_the_same_bytes() {
-    let programs = outside::programs();
+    let programs = plugin_files::programs();
     let before = outside::hashes(&programs);
     let place = Outside::new(&programs[0]);
     let folder = place.folder().join("lfm2");
@@ -69,7 +69,7 @@ fn the_family_runs_on_both_backends_and_the_programs_stay_the_same_bytes() {
     // It is the plugin that does it: without it the program has no such op.
     let (success, text) = place.qhx(&verify);
     assert!(!success && text.contains("host-op \"lfm2_generate\" is not installed"), "{text}");
-    assert_eq!(outside::hashes(&outside::programs()), before, "a program or plugin changed");
+    assert_eq!(outside::hashes(&plugin_files::programs()), before, "a program or plugin changed");
 }
 
 /// The program around the recipe can do all that `qhx forge` can.

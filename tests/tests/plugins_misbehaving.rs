@@ -14,7 +14,7 @@ use qhx_plugins::{LoadErrorKind, Plugin, PluginOptions, Plugins};
 use qhx_tests::null_model::{self, Setup};
 use qhx_tests::outside::Outside;
 use qhx_tests::plugin_files::build_example;
-use qhx_tests::{letters, outside, plugin_files};
+use qhx_tests::{letters, plugin_files};
 use serde_json::json;
 
 fn odd(name: &str) -> PathBuf {
@@ -212,7 +212,7 @@ fn two_sessions_on_two_threads_do_not_meet() {
 #[test]
 fn a_time_limit_stops_an_op_and_ends_the_program_when_the_op_does_not_stop() {
     let _alone = MEMORY.lock().unwrap_or_else(PoisonError::into_inner);
-    let place = Outside::new(&outside::programs()[0]);
+    let place = Outside::new(&plugin_files::programs()[0]);
     let plugin = plugin_files::build("qhx-test-misbehaving-plugin");
     for (op, says) in
         [("test_endless_loop", "finish: cancelled"), ("test_never_returns", "did not stop within")]

@@ -14,7 +14,7 @@ use qhx_core::engine::{Generation, Prompt, Request};
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_plugins::{PluginOptions, Plugins};
 use qhx_tests::null_model::{self, Setup, VOCAB};
-use qhx_tests::{outside, plugin_files, toys};
+use qhx_tests::{plugin_files, toys};
 
 fn plugins() -> Plugins {
     static FILE: OnceLock<PathBuf> = OnceLock::new();
@@ -60,7 +60,7 @@ fn the_program_dumps_the_logits_of_the_reference() {
     let case = goldens.cases.iter().find(|case| case.logits_steps.contains(&0)).unwrap();
     let place = tempfile::tempdir().unwrap();
     let dump = place.path().join("new/arrays");
-    let qhx = &outside::programs()[0];
+    let qhx = &plugin_files::programs()[0];
     let ids: Vec<_> = case.prompt_ids.iter().map(u32::to_string).collect();
     let generate = || {
         let mut command = Command::new(qhx);
