@@ -265,6 +265,11 @@ impl Staging {
         &self.root
     }
 
+    /// For files that are no part of the bundle.
+    pub fn scratch(&self) -> &Path {
+        &self.folder
+    }
+
     /// Where a new file of the bundle is to be written. Errors when it exists.
     pub fn path(&self, file: &str) -> Result<PathBuf> {
         let path = self.root.join(file);

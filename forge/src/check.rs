@@ -109,7 +109,7 @@ pub(crate) fn compare(
 }
 
 /// A workspace with the graphs of one context, and their descriptions.
-fn open(
+pub(crate) fn open(
     backend: &Arc<dyn Backend>,
     source: &ContextSource,
 ) -> Result<(Workspace, Vec<Arc<GraphInfo>>)> {
@@ -119,13 +119,17 @@ fn open(
     Ok((workspace, context.graphs().to_vec()))
 }
 
-type Named = (String, Vec<f32>);
+/// Values by the name of their tensor.
+pub(crate) type Named = (String, Vec<f32>);
 
 fn random_inputs(info: &GraphInfo, seed: u64) -> Result<Vec<Named>> {
     // The same inputs on every machine.
     let mut random = SplitMix64::seed_from_u64(seed ^ 0x9e37_79b9_7f4a_7c15);
-    // Uniform in −1..1.
-    let mut number = || (random.next_u64() >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
+    // Uniform in −1..1, and the same in f16 and f32.
+    let mut number = || {
+        let wide = (random.next_u64() >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
+        f16::from_f32(wide).to_f32()
+    };
     info.inputs
         .iter()
         .map(|tensor| {
@@ -146,7 +150,11 @@ fn random_inputs(info: &GraphInfo, seed: u64) -> Result<Vec<Named>> {
 }
 
 /// Executes a graph with inputs by name and returns its outputs by name.
-fn run(workspace: &mut Workspace, info: &GraphInfo, inputs: &[Named]) -> Result<Vec<Named>> {
+pub(crate) fn run(
+    workspace: &mut Workspace,
+    info: &GraphInfo,
+    inputs: &[Named],
+) -> Result<Vec<Named>> {
     let graph: GraphId = workspace.find_graph(&info.name)?.ok_or_else(|| {
         Error::new(ErrorKind::Internal, format!("graph {:?} is not in its context", info.name))
     })?;
@@ -181,15 +189,13 @@ fn run(workspace: &mut Workspace, info: &GraphInfo, inputs: &[Named]) -> Result<
 }
 
 fn encode(tensor: &TensorInfo, values: &[f32], bytes: &mut [u8]) -> Result<()> {
-    let mut half = vec![f16::ZERO; values.len()];
-    half.convert_from_f32_slice(values);
     match tensor.dtype {
-        DType::F16 => copy(tensor, bytes, bytemuck::cast_slice(&half)),
-        DType::F32 => {
-            let mut wide = vec![0f32; values.len()];
-            half.convert_to_f32_slice(&mut wide);
-            copy(tensor, bytes, bytemuck::cast_slice(&wide))
+        DType::F16 => {
+            let mut half = vec![f16::ZERO; values.len()];
+            half.convert_from_f32_slice(values);
+            copy(tensor, bytes, bytemuck::cast_slice(&half))
         }
+        DType::F32 => copy(tensor, bytes, bytemuck::cast_slice(values)),
         DType::I8 | DType::SFixed8 => {
             let steps: Vec<i8> = values.iter().map(|v| (v * 127.0).round() as i8).collect();
             copy(tensor, bytes, bytemuck::cast_slice(&steps))
@@ -256,7 +262,8 @@ mod tests {
 
     fn check(qnn: BackendFactory, cpu: BackendFactory) -> Result<Vec<CheckRow>> {
         let source = ContextSource { key: "decode".to_owned(), ..ContextSource::default() };
-        compare(&[source], &CheckBackends { qnn, cpu, seed: 1 }, &mut Silent)
+        let backends = CheckBackends { qnn, cpu, seed: 1, picture: None };
+        compare(&[source], &backends, &mut Silent)
     }
 
     #[test]

@@ -17,7 +17,8 @@ use crate::options::ForgeOptions;
 use crate::plan::plan;
 use crate::progress::Progress;
 use crate::recipe::{Precision, Recipe, RecipeOptions, Tables};
-use crate::registry::recipe;
+use crate::registry::{probe, recipe};
+use crate::residual::{Residual, residuals};
 use crate::weight::{Storage, fits_f16};
 use crate::{names, onnx, text};
 
@@ -49,6 +50,8 @@ pub struct Report {
     pub bytes: u64,
     /// Results of the check; empty when none was asked for.
     pub check: Vec<CheckRow>,
+    /// How large hidden rows become on the check's picture; empty without one.
+    pub residuals: Vec<Residual>,
 }
 
 /// Makes a bundle of the checkpoint in the folder `checkpoint`.
@@ -151,7 +154,24 @@ fn make(
         contexts: made.contexts,
         bytes,
         check,
+        residuals: made.residuals,
     })
+}
+
+/// Measures hidden rows on the check's picture, if there is one.
+fn measured(
+    checkpoint: &Checkpoint,
+    options: &ForgeOptions,
+    staging: &Staging,
+    progress: &mut dyn Progress,
+) -> Result<Vec<Residual>> {
+    let Some((check, picture)) =
+        options.check.as_ref().and_then(|c| Some((c, c.picture.as_ref()?)))
+    else {
+        return Ok(Vec::new());
+    };
+    let probe = probe(checkpoint, &options.for_recipe(checkpoint), picture.segment())?;
+    residuals(&probe, &(check.cpu)()?, staging.scratch(), progress)
 }
 
 /// Hash of all that the files of a bundle depend on, but for the graphs.
@@ -185,6 +205,7 @@ struct Made {
     manifest: String,
     contexts: Vec<ContextReport>,
     sources: Vec<ContextSource>,
+    residuals: Vec<Residual>,
 }
 
 /// Makes every artifact that is not there yet, and the manifest.
@@ -201,6 +222,7 @@ fn fill(
     let token_ids = text::token_ids(checkpoint, vocab)?;
     let mut text_artifacts = Map::new();
     let chat = text::copy(checkpoint, vocab, staging, &mut text_artifacts, progress)?;
+    let residuals = measured(checkpoint, options, staging, progress)?;
     let mut contexts = Map::new();
     let mut reports = Vec::new();
     let mut sources = Vec::new();
@@ -278,7 +300,7 @@ fn fill(
     check_manifest(&staging.root().join(&manifest_file))
         .map_err(|e| e.context("the bundle that was made cannot be opened"))?;
     stop_if_cancelled(progress)?;
-    Ok(Made { manifest: manifest_file, contexts: reports, sources })
+    Ok(Made { manifest: manifest_file, contexts: reports, sources, residuals })
 }
 
 /// Reads the manifest as qhx does, and looks for the files that it names.

@@ -28,6 +28,7 @@ pub mod quantise;
 pub mod recipe;
 mod recipes;
 pub mod registry;
+pub mod residual;
 mod synthetic;
 mod text;
 pub mod weight;

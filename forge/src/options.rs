@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use qhx_core::Result;
 use qhx_core::backend::Backend;
+use qhx_core::{Media, Result};
 
 use crate::checkpoint::Checkpoint;
 use crate::compile::Compiler;
@@ -33,11 +33,17 @@ pub struct CheckBackends {
     pub cpu: BackendFactory,
     /// Seed of the random inputs.
     pub seed: u64,
+    /// A picture on which the CPU measures the hidden rows of the vision tower before anything is made, see
+    /// [`crate::residual`].
+    pub picture: Option<Media>,
 }
 
 impl std::fmt::Debug for CheckBackends {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CheckBackends").field("seed", &self.seed).finish_non_exhaustive()
+        f.debug_struct("CheckBackends")
+            .field("seed", &self.seed)
+            .field("picture", &self.picture)
+            .finish_non_exhaustive()
     }
 }
 

@@ -162,3 +162,31 @@ pub struct Recipe {
     /// Files beside graphs and embedding table.
     pub tables: Vec<Tables>,
 }
+
+/// A graph that says how large hidden rows become. It is run once, as ONNX, and is no part of the bundle.
+#[derive(Debug, Clone)]
+pub struct Probe {
+    /// Each output holds one value, the largest magnitude of the rows at a place; the output's name is that of the
+    /// place, in the order in which the model computes.
+    pub graph: Graph,
+    /// Values of the graph's inputs, by name.
+    pub inputs: Vec<(String, Vec<f32>)>,
+    /// The recipe option that divides the rows by 2^K, where the recipe has one.
+    pub scaling: Option<Scaling>,
+}
+
+/// A recipe option K that keeps rows at 2^−K of their size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scaling {
+    /// The option's name.
+    pub option: &'static str,
+    /// Its value in the probe.
+    pub now: u32,
+    /// Its largest value.
+    pub most: u32,
+}
+
+/// An error of the op author's kit, which a recipe shapes its probe's inputs with.
+pub(crate) fn from_kit(error: qhx_op::Error) -> Error {
+    Error::new(ErrorKind::Prompt, error.message())
+}

@@ -3,14 +3,18 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use qhx_core::op::Segment;
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::Value;
 
 use crate::checkpoint::Checkpoint;
-use crate::recipe::{Recipe, RecipeOptions, Task};
+use crate::recipe::{Probe, Recipe, RecipeOptions, Task};
 
 /// Makes graphs and a plan of a checkpoint.
 pub type MakeRecipe = fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>;
+
+/// Makes a probe of what a picture, or another segment of a prompt, becomes in a checkpoint's tower.
+pub type MakeProbe = fn(&Checkpoint, &RecipeOptions, Segment<'_>) -> Result<Probe>;
 
 /// A recipe and what it is for. See [`register_recipe!`](crate::register_recipe).
 #[derive(Debug, Clone, Copy)]
@@ -22,6 +26,7 @@ pub struct RecipeEntry {
     shards: usize,
     longest: fn(&Checkpoint, Task) -> Option<usize>,
     options: &'static [RecipeOption],
+    probe: Option<MakeProbe>,
 }
 
 /// An option that only some recipes know.
@@ -54,6 +59,7 @@ impl RecipeEntry {
             shards: 1,
             longest: |_, _| None,
             options: &[],
+            probe: None,
         }
     }
 
@@ -81,6 +87,11 @@ impl RecipeEntry {
     /// The options that it knows beside those of every recipe, see [`RecipeOptions::choice`].
     pub const fn options(self, options: &'static [RecipeOption]) -> Self {
         Self { options, ..self }
+    }
+
+    /// What says how large the hidden rows of its tower become, see [`crate::residual`].
+    pub const fn probe(self, probe: MakeProbe) -> Self {
+        Self { probe: Some(probe), ..self }
     }
 
     /// All of its options with their values, given or default.
@@ -191,13 +202,13 @@ pub fn architectures() -> Result<Vec<&'static str>> {
     Ok(registered()?.into_keys().collect())
 }
 
-/// Applies the recipe for the checkpoint's model class.
-pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
+/// The entry for a checkpoint's model class.
+fn entry(checkpoint: &Checkpoint) -> Result<RecipeEntry> {
     let found = checkpoint.architecture().unwrap_or_default();
     let recipes = registered()?;
-    let Some(Registration { entry, .. }) = recipes.get(found) else {
+    recipes.get(found).map(|registration| registration.entry).ok_or_else(|| {
         let classes: Vec<_> = recipes.into_keys().collect();
-        return Err(Error::new(
+        Error::new(
             ErrorKind::Artifact,
             format!(
                 "{}: no recipe for architectures[0] = {found:?}; there is one for {}",
@@ -208,8 +219,31 @@ pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe
         .hint(
             "a class of your own needs a recipe and a host-op, and no change to qhx: \
              docs/adding-a-family.md has the steps, examples/lfm2 is one",
-        ));
+        )
+    })
+}
+
+/// The probe of the checkpoint's recipe on what is `shown`, for [`crate::residual::residuals`]. Errors when the recipe
+/// has none, or cannot use what is shown.
+pub fn probe(
+    checkpoint: &Checkpoint,
+    options: &RecipeOptions,
+    shown: Segment<'_>,
+) -> Result<Probe> {
+    let entry = entry(checkpoint)?;
+    let Some(probe) = entry.probe else {
+        let class = checkpoint.architecture().unwrap_or_default();
+        let what = format!("a picture is given, but the recipe of {class} measures nothing on one");
+        return Err(Error::new(ErrorKind::Usage, what).hint("omit the picture"));
     };
+    let choices = entry.choices(&options.choices)?;
+    probe(checkpoint, &RecipeOptions { choices, ..options.clone() }, shown)
+}
+
+/// Applies the recipe for the checkpoint's model class.
+pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
+    let entry = entry(checkpoint)?;
+    let found = checkpoint.architecture().unwrap_or_default();
     if !entry.tasks.contains(&options.task) {
         let tasks: Vec<_> = entry.tasks.iter().map(|task| task.name()).collect();
         return Err(Error::new(

@@ -142,6 +142,41 @@ impl Weight {
     }
 }
 
+/// The rows of `source` times `factor`, such as a power of two that keeps what is computed with them within f16.
+pub fn scaled(source: Arc<dyn RowSource>, factor: f32) -> Arc<dyn RowSource> {
+    if factor == 1.0 { source } else { Arc::new(Scaled { source, factor }) }
+}
+
+#[derive(Debug)]
+struct Scaled {
+    source: Arc<dyn RowSource>,
+    factor: f32,
+}
+
+impl RowSource for Scaled {
+    fn name(&self) -> &str {
+        self.source.name()
+    }
+
+    fn shape(&self) -> [usize; 2] {
+        self.source.shape()
+    }
+
+    fn stored_dtype(&self) -> DType {
+        self.source.stored_dtype()
+    }
+
+    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
+        self.source.read_f32(first, out)?;
+        out.iter_mut().for_each(|value| *value *= self.factor);
+        Ok(())
+    }
+
+    fn first_row(&self) -> usize {
+        self.source.first_row()
+    }
+}
+
 /// Hands all rows of `source` to `take` in order, some megabytes at a time, read in parallel.
 pub fn stream(source: &dyn RowSource, mut take: impl FnMut(&[f32]) -> Result<()>) -> Result<()> {
     let [rows, cols] = source.shape();

@@ -3,13 +3,20 @@
 #![expect(clippy::panic, clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::path::Path;
+use std::sync::Arc;
 
+use qhx_core::backend::Backend;
 use qhx_core::compare::Distance;
+use qhx_core::{Error, ErrorKind, Media};
+use qhx_cpu::{CpuBackend, CpuOptions};
 use qhx_forge::checkpoint::Checkpoint;
+use qhx_forge::compile::Compiler;
 use qhx_forge::graph::{Elem, Graph};
-use qhx_forge::progress::Silent;
+use qhx_forge::progress::{Progress, Silent};
 use qhx_forge::recipe::{Precision, Recipe, RecipeOptions};
-use qhx_forge::registry::recipe;
+use qhx_forge::registry::{probe, recipe};
+use qhx_forge::residual::{Residual, residuals};
+use qhx_forge::{CheckBackends, ForgeOptions, forge};
 use qhx_places::fixture;
 use rten::{Model, ValueOrView};
 use rten_tensor::Tensor;
@@ -213,14 +220,143 @@ fn int8_weights_of_vision_tower_and_head_are_asked_for_one_by_one() {
     assert!((1e-3..1.0).contains(&worst), "features differ by {worst}");
 }
 
-/// The configuration as `transformers` 5 writes it.
-fn respelled(dir: &Path) {
+/// A picture that the size of the toy's vision graph leaves as it is, and the levels of its patches.
+fn square() -> (Media, Vec<u8>) {
+    let recorded = std::fs::read(fixture(TOY).join("goldens.safetensors")).unwrap();
+    let recorded = SafeTensors::deserialize(&recorded).unwrap();
+    let levels = recorded.tensor("tower.fixed.pixels").unwrap().data().to_vec();
+    let mut rgb = vec![0; 48 * 48 * 3];
+    for (patch, levels) in levels.chunks_exact(PATCH_VALUES).enumerate() {
+        let [row, column] = place(patch, 6);
+        for channel in 0..3 {
+            for (pixel, level) in levels[channel * 128..][..64].iter().enumerate() {
+                let (y, x) = (row * 8 + pixel / 8, column * 8 + pixel % 8);
+                rgb[(y * 48 + x) * 3 + channel] = *level;
+            }
+        }
+    }
+    (Media::image(rgb, 48, 48).unwrap(), levels)
+}
+
+fn cpu() -> Arc<dyn Backend> {
+    Arc::new(CpuBackend::new(CpuOptions::default()).unwrap())
+}
+
+/// The largest hidden rows of the tower of `folder` on a picture.
+fn measured(folder: &Path, shift: &str) -> Result<Vec<Residual>, Error> {
+    let checkpoint = Checkpoint::open(folder).unwrap();
+    let options = options(&[("image-size", "48"), ("vision-shift", shift)]);
+    let probe = probe(&checkpoint, &options, square().0.segment()).unwrap();
+    let scratch = tempfile::tempdir().unwrap();
+    let found = residuals(&probe, &cpu(), scratch.path(), &mut Silent);
+    assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0, "the probe is removed");
+    found
+}
+
+/// Sets the first value of a bf16 tensor of a checkpoint.
+fn set(folder: &Path, tensor: &str, value: f32) {
+    let path = folder.join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let table: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    let at = 8 + header + table[tensor]["data_offsets"][0].as_u64().unwrap() as usize;
+    bytes[at..at + 2].copy_from_slice(&value.to_le_bytes()[2..]);
+    std::fs::write(path, bytes).unwrap();
+}
+
+/// The toy with a channel that leaves f16 after its third block.
+fn loud() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    copy(dir.path());
+    set(dir.path(), "model.visual.blocks.2.mlp.linear_fc2.bias", 147_456.0);
+    dir
+}
+
+#[test]
+fn the_largest_hidden_rows_of_every_block_are_measured_on_a_picture() {
+    let found = measured(&fixture(TOY), "0").unwrap();
+    let places: Vec<_> = found.iter().map(|residual| residual.place.as_str()).collect();
+    let blocks: Vec<_> = (0..7).map(|block| format!("block_{block}")).collect();
+    assert_eq!(places[0], "patches");
+    assert_eq!(places[1..], blocks);
+    let embedded =
+        Tables::of(&made(&fixture(TOY), &[("image-size", "48")])).embed(&square().1, [6, 6]);
+    let largest = embedded.iter().fold(0f32, |most, v| most.max(v.abs()));
+    assert!((found[0].largest - largest).abs() < 1e-4, "{} {largest}", found[0].largest);
+    assert!(found.iter().all(|residual| (0.1..1000.0).contains(&residual.largest)), "{found:?}");
+    for (half, whole) in measured(&fixture(TOY), "1").unwrap().iter().zip(&found) {
+        assert!((2.0 * half.largest - whole.largest).abs() < 1e-4, "{half:?} {whole:?}");
+    }
+}
+
+#[test]
+fn rows_that_f16_cannot_hold_are_named_and_scaling_keeps_the_features() {
+    let loud = loud();
+    let error = measured(loud.path(), "0").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Artifact);
+    let said = error.report().to_string();
+    for words in ["first at block_2", "14745", "65504", "--recipe-option vision-shift=3"] {
+        assert!(said.contains(words), "{said}\n  does not say {words:?}");
+    }
+    let found = measured(loud.path(), "3").unwrap();
+    assert!(found[2].largest < 100.0 && (18_400.0..18_500.0).contains(&found[3].largest));
+
+    let worst =
+        worst(&made(&fixture(TOY), &[("image-size", "48"), ("vision-shift", "3")]), "fixed");
+    assert!(worst < 1e-4, "scaled rows: features differ by {worst}");
+}
+
+/// No context is compiled before hidden rows are measured.
+#[test]
+fn a_check_on_a_picture_refuses_before_anything_is_compiled() {
+    struct Never;
+    impl Compiler for Never {
+        fn dsp_arch(&self) -> &'static str {
+            "v81"
+        }
+
+        fn version(&self) -> String {
+            "none".to_owned()
+        }
+
+        fn compile(
+            &self,
+            key: &str,
+            _: &[Graph],
+            _: &Path,
+            _: &mut dyn Progress,
+        ) -> Result<u64, Error> {
+            panic!("{key} is compiled");
+        }
+    }
+    let (loud, out) = (loud(), tempfile::tempdir().unwrap());
+    let mut options = ForgeOptions::new(out.path().join("bundle"));
+    options.max_ctx = Some(64);
+    options.recipe_options.insert("image-size".to_owned(), "48".to_owned());
+    options.compiler = Some(Arc::new(Never));
+    options.check = Some(CheckBackends {
+        qnn: Box::new(|| panic!("nothing was compiled")),
+        cpu: Box::new(|| Ok(cpu())),
+        seed: 1,
+        picture: Some(square().0),
+    });
+    let error = forge(loud.path(), &options, &mut Silent).unwrap_err();
+    assert!(error.message().contains("first at block_2"), "{error}");
+    assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 0, "nothing is left");
+}
+
+fn copy(dir: &Path) {
     for entry in std::fs::read_dir(fixture(TOY)).unwrap() {
         let path = entry.unwrap().path();
         if path.is_file() {
             std::fs::copy(&path, dir.join(path.file_name().unwrap())).unwrap();
         }
     }
+}
+
+/// The configuration as `transformers` 5 writes it.
+fn respelled(dir: &Path) {
+    copy(dir);
     edit(dir, |config| {
         let text = config["text_config"].as_object_mut().unwrap();
         let mut rope = text.remove("rope_scaling").unwrap();

@@ -72,6 +72,10 @@ pub struct ForgeArgs {
     /// Compare each context binary with its ONNX graph on random inputs and print the cosines
     #[arg(long, conflicts_with_all = ["cpu_only", "share_weights"])]
     pub(crate) check: bool,
+    /// With --check: a picture on which the vision tower is run in f32 first. Prints how large its hidden rows become
+    /// after each block, and makes nothing when the NPU's f16 could not hold them. PNG, JPEG, WebP, GIF
+    #[arg(long, value_name = "FILE", requires = "check")]
+    pub(crate) image: Option<PathBuf>,
     /// Make no context binaries, even where there are QNN libraries
     #[arg(long, conflicts_with_all = ["target", "share_weights"])]
     pub(crate) cpu_only: bool,

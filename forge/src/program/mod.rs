@@ -15,8 +15,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use qhx_core::qnn::{Library, QnnBackend, QnnOptions};
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_core::{Error, ErrorKind, Media, Result};
 use qhx_cpu::{CpuBackend, CpuOptions};
+use qhx_media::{ImageRules, Limits, Source};
 use qhx_terminal::output::Output;
 use qhx_terminal::program::Terminal;
 use qhx_terminal::runtime::Libraries;
@@ -28,6 +29,7 @@ use crate::compile::Compiler;
 use crate::estimate::EstimateOptions;
 use crate::options::{CheckBackends, ForgeOptions};
 use crate::registry;
+use crate::residual::Residual;
 use crate::{Report, forge_checkpoint};
 use args::ForgeCommand;
 use subprocess::SubprocessCompiler;
@@ -87,7 +89,8 @@ pub fn run(args: &ForgeArgs, program: &Program, terminal: Terminal<'_>) -> Resul
     let target = args.shape.target();
     let check = match (&libraries, args.check) {
         (Some(libraries), true) => {
-            Some(check_backends(libraries.clone(), terminal.process.threads()))
+            let picture = args.image.as_deref().map(picture).transpose()?;
+            Some(check_backends(libraries.clone(), terminal.process.threads(), picture))
         }
         _ => None,
     };
@@ -140,7 +143,17 @@ fn in_subprocesses(
     }
 }
 
-fn check_backends(libraries: Libraries, threads: Option<usize>) -> CheckBackends {
+/// Decodes a picture as host-ops get it where they say nothing else of pictures.
+fn picture(file: &Path) -> Result<Media> {
+    let source = Source::File(file.to_owned());
+    qhx_media::picture(&source, &ImageRules::default(), &Limits::default())?.into_media()
+}
+
+fn check_backends(
+    libraries: Libraries,
+    threads: Option<usize>,
+    picture: Option<Media>,
+) -> CheckBackends {
     CheckBackends {
         qnn: Box::new(move || {
             let library = Library::open(&libraries.htp, Some(&libraries.system))?;
@@ -151,6 +164,7 @@ fn check_backends(libraries: Libraries, threads: Option<usize>) -> CheckBackends
             Ok(Arc::new(CpuBackend::new(options)?))
         }),
         seed: 1,
+        picture,
     }
 }
 
@@ -180,6 +194,9 @@ fn print(report: &Report, args: &ForgeArgs, output: &mut Output) -> Result<()> {
         report.bytes as f64 / f64::from(1 << 20)
     );
     output.line(&report.manifest.display().to_string())?;
+    for Residual { place, largest } in &report.residuals {
+        output.line(&format!("residual {place}: {largest:.1}"))?;
+    }
     for row in &report.check {
         output.line(&format!(
             "check {} {} {}: cosine {:.6}, largest error {:.2e}{}",
@@ -221,6 +238,9 @@ fn report_json(report: &Report) -> Value {
             })
         })
         .collect();
+    let residuals = report.residuals.iter();
+    let residuals: Vec<_> =
+        residuals.map(|r| json!({"place": r.place, "largest": r.largest})).collect();
     json!({
         "manifest": report.manifest,
         "family": report.family,
@@ -228,6 +248,7 @@ fn report_json(report: &Report) -> Value {
         "bytes": report.bytes,
         "contexts": contexts,
         "check": check,
+        "residuals": residuals,
     })
 }
 

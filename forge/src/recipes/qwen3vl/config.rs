@@ -50,6 +50,25 @@ pub(super) struct Vision {
     pub rope_theta: f64,
 }
 
+/// What a vision graph takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Patches {
+    /// A square of so many by so many patches; its rotary tables are constants.
+    Square(usize),
+    /// Any grid of at most so many patches; rotary tables and a mask are inputs.
+    AtMost(usize),
+}
+
+impl Patches {
+    /// Rows of the graph.
+    pub const fn count(self) -> usize {
+        match self {
+            Self::Square(side) => side * side,
+            Self::AtMost(count) => count,
+        }
+    }
+}
+
 impl Config {
     /// Reads and checks.
     pub fn read(checkpoint: &Checkpoint) -> Result<Self> {
@@ -152,32 +171,6 @@ impl Vision {
     /// Patches that become one token.
     pub const fn unit(&self) -> usize {
         self.merge * self.merge
-    }
-
-    /// Cosines and sines `[patches, dim / 2]` of a grid of `rows` by `columns` patches, in the order of the patches:
-    /// squares of merged patches in raster order, within a square raster order, too. The first half of a row turns by
-    /// the patch's row, the second by its column (`Qwen3VLVisionRotaryEmbedding` of `transformers`).
-    pub fn rotary(&self, rows: usize, columns: usize) -> [Vec<f32>; 2] {
-        let (merge, quarter) = (self.merge, self.dim() / 4);
-        let half = 2 * quarter;
-        let frequency =
-            |i: usize| 1.0 / (self.rope_theta as f32).powf((2 * i) as f32 / half as f32);
-        let frequencies: Vec<f32> = (0..quarter).map(frequency).collect();
-        let mut tables = [const { Vec::new() }; 2];
-        for patch in 0..rows * columns {
-            let (square, inner) = (patch / self.unit(), patch % self.unit());
-            let across = columns / merge;
-            let row = square / across * merge + inner / merge;
-            let column = square % across * merge + inner % merge;
-            for place in [row, column] {
-                for frequency in &frequencies {
-                    let (sin, cos) = (place as f32 * frequency).sin_cos();
-                    tables[0].push(cos);
-                    tables[1].push(sin);
-                }
-            }
-        }
-        tables
     }
 }
 

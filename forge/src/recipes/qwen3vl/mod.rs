@@ -14,7 +14,9 @@
 //! | | `deepstack_k` | `[P, hidden]` | zeros where a token is no picture's |
 //! | `lmhead` | `x` → `logits` | `[1, hidden]` → `[1, vocab]` | |
 
+mod choices;
 mod config;
+mod probe;
 mod tables;
 mod vision;
 
@@ -32,42 +34,21 @@ use crate::kit::{
 };
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, Precision, Recipe, RecipeOptions};
 use crate::register_recipe;
-use crate::registry::{RecipeEntry, RecipeOption};
-use config::Config;
-use vision::Patches;
+use crate::registry::RecipeEntry;
+use choices::{HEAD, IMAGE_PATCHES, IMAGE_SIZE, VISION_SHIFT, VISION_WEIGHTS, patches, tower};
+use config::{Config, Patches};
+use vision::Tower;
 
 /// Tokens that a prompt graph takes when nothing is said: 256 of a picture, and a question.
 const DEFAULT_PREFILL: usize = 320;
-/// Side of the square that pictures are stretched to when nothing is said.
-const DEFAULT_SIZE: usize = 512;
-/// Epsilon of the vision tower's norms.
-const VISION_EPS: f32 = 1e-6;
 /// The set of contexts that texts alone do without.
 const VISION: &str = "vision";
 
-const IMAGE_SIZE: RecipeOption = RecipeOption {
-    name: "image-size",
-    values: &[],
-    help: "side of the square that pictures are stretched to, in pixels; 512 when nothing is said",
-};
-const IMAGE_PATCHES: RecipeOption = RecipeOption {
-    name: "image-patches",
-    values: &[],
-    help: "patches of the vision graphs, such as 256,512,1024: pictures keep their shape, and the smallest graph \
-           that holds one takes it",
-};
-const VISION_WEIGHTS: RecipeOption =
-    RecipeOption { name: "vision", values: &["f16", "int8"], help: "weights of the vision tower" };
-const HEAD: RecipeOption =
-    RecipeOption { name: "head", values: &["f16", "int8"], help: "weights of the head" };
-
 register_recipe!(
-    RecipeEntry::new(&["Qwen3VLForConditionalGeneration"], recipe).prompt_graphs().options(&[
-        IMAGE_SIZE,
-        IMAGE_PATCHES,
-        VISION_WEIGHTS,
-        HEAD
-    ])
+    RecipeEntry::new(&["Qwen3VLForConditionalGeneration"], recipe)
+        .prompt_graphs()
+        .options(&[IMAGE_SIZE, IMAGE_PATCHES, VISION_WEIGHTS, HEAD, VISION_SHIFT])
+        .probe(probe::probe)
 );
 
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
@@ -85,7 +66,8 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         |name, range, rows| run(&layers, &config, name, range, rows, options.max_ctx),
         layers.lmhead(config.hidden, config.vocab, config.tied)?,
     )?;
-    let (mut contexts, names) = vision_contexts(checkpoint, &config, options, &patches)?;
+    let tower = tower(checkpoint, &config, options);
+    let (mut contexts, names) = vision_contexts(tower, options, &patches)?;
     plan_params.insert(VISION.to_owned(), one_or_many(names));
     contexts.extend(text);
     if contexts.len() > MAX_CONTEXTS {
@@ -108,22 +90,17 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         embed: checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?,
         params: params(checkpoint, &config, options, &patches)?,
         plan_params,
-        tables: vec![tables::tables(checkpoint, &config.vision)?],
+        tables: vec![tables::tables(checkpoint, &config.vision, tower.scale)?],
     })
 }
 
 /// The vision graphs in contexts of their own, or in one that shares their weights; and their names.
 fn vision_contexts(
-    checkpoint: &Checkpoint,
-    config: &Config,
+    tower: Tower<'_>,
     options: &RecipeOptions,
     patches: &[Patches],
 ) -> Result<(Vec<ContextPlan>, Vec<String>)> {
-    let precision = match options.choice(VISION_WEIGHTS.name) {
-        Some("int8") => Precision::W8A16,
-        _ => Precision::Fp16,
-    };
-    let layers = Layers::new(checkpoint, precision, VISION_EPS);
+    let precision = tower.layers.precision;
     let mut contexts: Vec<ContextPlan> = Vec::new();
     let mut names = Vec::new();
     for &size in patches {
@@ -131,7 +108,7 @@ fn vision_contexts(
             Patches::Square(_) => VISION.to_owned(),
             Patches::AtMost(count) => format!("{VISION}{count}"),
         };
-        let graph = vision::graph(layers, &config.vision, &name, size, config.hidden)?;
+        let graph = tower.graph(&name, size)?;
         names.push(name.clone());
         match contexts.first_mut().filter(|_| options.share_weights) {
             Some(context) => context.graphs.push(graph),
@@ -142,59 +119,6 @@ fn vision_contexts(
         }
     }
     Ok((contexts, names))
-}
-
-/// What the vision graphs take, the smallest first.
-fn patches(config: &Config, options: &RecipeOptions) -> Result<Vec<Patches>> {
-    let usage = |what: String| Error::new(ErrorKind::Usage, what);
-    let vision = &config.vision;
-    let side = vision.patch * vision.merge;
-    let room = |patches: usize| {
-        let tokens = patches / vision.unit();
-        if tokens < options.max_ctx {
-            return Ok(());
-        }
-        Err(usage(format!(
-            "a picture of {patches} patches takes {tokens} tokens, and the context has {}",
-            options.max_ctx
-        ))
-        .hint("make the pictures smaller, or the context longer"))
-    };
-    let Some(list) = options.choice(IMAGE_PATCHES.name) else {
-        let size = options.choice(IMAGE_SIZE.name);
-        let pixels = size.map_or(Ok(DEFAULT_SIZE), str::parse);
-        let pixels = pixels.ok().filter(|n| (side..=1 << 14).contains(n) && n.is_multiple_of(side));
-        let pixels = pixels.ok_or_else(|| {
-            let found = size.map_or_else(|| DEFAULT_SIZE.to_string(), str::to_owned);
-            usage(format!("image-size {found:?}, expected a multiple of {side} up to 16384"))
-                .hint("a token of a picture is a square of so many pixels")
-        })?;
-        let patches = Patches::Square(pixels / vision.patch);
-        return room(patches.count()).map(|()| vec![patches]);
-    };
-    if options.choice(IMAGE_SIZE.name).is_some() {
-        return Err(usage(
-            "image-size and image-patches are both given, expected one of them".to_owned(),
-        )
-        .hint("image-size stretches pictures to a square, image-patches keeps their shape"));
-    }
-    let mut counts = Vec::new();
-    for text in list.split(',') {
-        let count = text.trim().parse().ok();
-        let count =
-            count.filter(|n: &usize| (1..=1 << 16).contains(n) && n.is_multiple_of(vision.unit()));
-        let count = count.ok_or_else(|| {
-            usage(format!(
-                "image-patches {list:?}, expected multiples of {} up to 65536",
-                vision.unit()
-            ))
-        })?;
-        room(count)?;
-        counts.push(count);
-    }
-    counts.sort_unstable();
-    counts.dedup();
-    Ok(counts.into_iter().map(Patches::AtMost).collect())
 }
 
 fn params(

@@ -2,34 +2,48 @@
 //! picture's size is chosen.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
-use super::config::Vision;
-use super::vision::Patches;
+use super::config::{Patches, Vision};
 use crate::checkpoint::{Checkpoint, read_json_value};
 use crate::kit::{MatrixFile, matrices, object};
 use crate::recipe::Tables;
+use crate::weight::{RowSource, scaled};
 
 /// Least and greatest area that published processors say, for checkpoints that come without their file.
 const IMAGE_PIXELS: [u64; 2] = [65_536, 16_777_216];
 
-/// Files `vis_patch_embed_f32` `[hidden, 3 · frames · patch · patch]`, `vis_patch_embed_bias_f32` `[hidden]` and
-/// `vis_pos_embed_f32` `[side², hidden]`, all as the checkpoint has them.
-pub(super) fn tables(checkpoint: &Checkpoint, vision: &Vision) -> Result<Tables> {
-    let Vision { hidden, temporal, patch, side, .. } = *vision;
+/// Weight `[hidden, 3 · frames · patch · patch]` and bias `[hidden]` of the patch embedding.
+pub(super) fn patch_embed(
+    checkpoint: &Checkpoint,
+    vision: &Vision,
+) -> Result<[Arc<dyn RowSource>; 2]> {
+    let Vision { hidden, temporal, patch, .. } = *vision;
     let projection = "visual.patch_embed.proj";
     let weight =
         checkpoint.rows(&format!("{projection}.weight"), &[hidden, 3, temporal, patch, patch])?;
-    let bias = checkpoint.rows(&format!("{projection}.bias"), &[hidden])?;
-    let positions = checkpoint.matrix("visual.pos_embed.weight", [side * side, hidden])?;
+    Ok([weight, checkpoint.rows(&format!("{projection}.bias"), &[hidden])?])
+}
+
+/// The table of learned positions, `[side², hidden]`.
+pub(super) fn positions(checkpoint: &Checkpoint, vision: &Vision) -> Result<Arc<dyn RowSource>> {
+    checkpoint.matrix("visual.pos_embed.weight", [vision.side * vision.side, vision.hidden])
+}
+
+/// Files `vis_patch_embed_f32`, `vis_patch_embed_bias_f32` and `vis_pos_embed_f32`: the checkpoint's values times
+/// `scale`.
+pub(super) fn tables(checkpoint: &Checkpoint, vision: &Vision, scale: f32) -> Result<Tables> {
+    let [weight, bias] = patch_embed(checkpoint, vision)?;
+    let file = |field, name, source| MatrixFile::wide(field, name, scaled(source, scale));
     Ok(matrices(
         "vision",
         vec![
-            MatrixFile::wide("patch_embed", "vis_patch_embed", weight),
-            MatrixFile::wide("patch_embed_bias", "vis_patch_embed_bias", bias),
-            MatrixFile::wide("pos_embed", "vis_pos_embed", positions),
+            file("patch_embed", "vis_patch_embed", weight),
+            file("patch_embed_bias", "vis_patch_embed_bias", bias),
+            file("pos_embed", "vis_pos_embed", positions(checkpoint, vision)?),
         ],
     ))
 }
@@ -56,9 +70,7 @@ pub(super) fn params(
     let sizes = match patches {
         [Patches::Square(side)] => json!({"image_size": side * vision.patch}),
         _ => {
-            let most = patches.iter().map(|patches| patches.count()).max().unwrap_or(0);
-            let most = (most as u64).saturating_mul((vision.patch * vision.patch) as u64);
-            let [min, max] = image.pixels.map(|pixels| pixels.min(most));
+            let [min, max] = image.areas(vision, patches);
             json!({"min_pixels": min, "max_pixels": max})
         }
     };
@@ -67,15 +79,22 @@ pub(super) fn params(
 }
 
 /// What a processor's file says of pictures.
-struct Processor {
+pub(super) struct Processor {
     /// Least and greatest area.
     pixels: [u64; 2],
-    mean: [f64; 3],
-    std: [f64; 3],
+    pub mean: [f64; 3],
+    pub std: [f64; 3],
 }
 
 impl Processor {
-    fn read(checkpoint: &Checkpoint) -> Result<Self> {
+    /// Least and greatest area of pictures that keep their shape: the processor's, or that of the largest graph.
+    pub fn areas(&self, vision: &Vision, patches: &[Patches]) -> [u64; 2] {
+        let most = patches.iter().map(|patches| patches.count()).max().unwrap_or(0);
+        let most = (most as u64).saturating_mul((vision.patch * vision.patch) as u64);
+        self.pixels.map(|pixels| pixels.min(most))
+    }
+
+    pub fn read(checkpoint: &Checkpoint) -> Result<Self> {
         let path = checkpoint.dir().join("preprocessor_config.json");
         // Beside a configuration alone nothing is looked for.
         let file = if path.is_file() { read_json_value(&path)? } else { Value::Null };

@@ -3,112 +3,154 @@
 //! Arithmetic: `Qwen3VLVisionModel` of `transformers`, from the rows after patch embedding and learned positions on.
 
 use qhx_core::Result;
+use qhx_op::vision::{AxialOrder, Grid, axial_rope};
 
-use super::config::Vision;
+use super::config::{Patches, Vision};
+use super::tables;
 use crate::builder::GraphBuilder;
-use crate::graph::{Elem, Graph, TensorId};
+use crate::graph::{Elem, Graph, ReduceOp, TensorId, UnaryOp};
 use crate::kit::{AttendInputs, Layers, rotate};
+use crate::recipe::from_kit;
+use crate::weight::{Storage, Weight, scaled};
 
-/// What a vision graph takes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Patches {
-    /// A square of so many by so many patches; its rotary tables are constants.
-    Square(usize),
-    /// Any grid of at most so many patches; rotary tables and a mask are inputs.
-    AtMost(usize),
-}
-
-impl Patches {
-    /// Rows of the graph.
-    pub const fn count(self) -> usize {
-        match self {
-            Self::Square(side) => side * side,
-            Self::AtMost(count) => count,
-        }
-    }
+/// The tower of a checkpoint.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tower<'a> {
+    pub layers: Layers<'a>,
+    pub vision: &'a Vision,
+    /// Width of a row for the decoder.
+    pub out: usize,
+    /// What rows are multiplied with on their way through the blocks. The host's tables and what blocks add to the rows
+    /// are stored multiplied by it, and the norms take it away again; their epsilon is its square times the model's.
+    pub scale: f32,
 }
 
 /// What the blocks of a graph share.
-struct Shared<'a> {
-    layers: Layers<'a>,
-    vision: &'a Vision,
+struct Blocks<'a> {
+    tower: Tower<'a>,
     rows: usize,
     /// `[rows, 1, dim / 2]`
     tables: [TensorId; 2],
     /// `[1, 1, rows]`, added to the scores.
     mask: Option<TensorId>,
-    /// Width of a row for the decoder.
-    out: usize,
 }
 
-/// The graph `name`: rows `x` `[patches, hidden]` to `embeds` and `deepstack_k`, each `[tokens, out]`.
-pub(super) fn graph(
-    layers: Layers<'_>,
-    vision: &Vision,
-    name: &str,
-    patches: Patches,
-    out: usize,
-) -> Result<Graph> {
-    let mut b = GraphBuilder::new(name);
-    let (rows, half) = (patches.count(), vision.dim() / 2);
-    let mut h = b.input("x", Elem::Activation, &[rows, vision.hidden])?;
-    let (tables, mask) = match patches {
-        Patches::Square(side) => {
-            let [cos, sin] = vision.rotary(side, side);
-            let mut table =
-                |name: &str, values| b.constant(name, Elem::Activation, &[rows, 1, half], values);
-            ([table("cos", cos)?, table("sin", sin)?], None)
+impl<'a> Tower<'a> {
+    /// The graph `name`: rows `x` `[patches, hidden]` to `embeds` and `deepstack_k`, each `[tokens, out]`.
+    pub fn graph(self, name: &str, patches: Patches) -> Result<Graph> {
+        let mut b = GraphBuilder::new(name);
+        let rows = patches.count();
+        let mut h = b.input("x", Elem::Activation, &[rows, self.vision.hidden])?;
+        let blocks = match patches {
+            Patches::Square(side) => self.on_grid(&mut b, Grid { rows: side, columns: side })?,
+            Patches::AtMost(_) => {
+                let tables = AttendInputs::new(self.vision.dim(), rows, 0).tables(&mut b)?;
+                let mask = b.input("cmask", Elem::Activation, &[1, rows])?;
+                let mask = Some(b.reshape(mask, &[1, 1, rows])?);
+                Blocks { tower: self, rows, tables, mask }
+            }
+        };
+        let mut features = Vec::new();
+        for index in 0..self.vision.depth {
+            [_, h] = blocks.block(&mut b, h, index)?;
+            let merger = self.vision.deepstack.iter().position(|block| *block == index);
+            if let Some(merger) = merger {
+                b.scope(format!("deepstack{merger}"));
+                let name = format!("visual.deepstack_merger_list.{merger}");
+                features.push(blocks.merge(&mut b, h, &name, true)?);
+            }
         }
-        Patches::AtMost(_) => {
-            let tables = AttendInputs::new(vision.dim(), rows, 0).tables(&mut b)?;
-            let mask = b.input("cmask", Elem::Activation, &[1, rows])?;
-            (tables, Some(b.reshape(mask, &[1, 1, rows])?))
+        b.scope("merger");
+        let embeds = blocks.merge(&mut b, h, "visual.merger", false)?;
+        b.output("embeds", embeds)?;
+        for (index, feature) in features.into_iter().enumerate() {
+            b.output(&format!("deepstack_{index}"), feature)?;
         }
-    };
-    let shared = Shared { layers, vision, rows, tables, mask, out };
-    let mut features = Vec::new();
-    for index in 0..vision.depth {
-        h = shared.block(&mut b, h, index)?;
-        if let Some(merger) = vision.deepstack.iter().position(|block| *block == index) {
-            b.scope(format!("deepstack{merger}"));
-            features.push(shared.merge(
-                &mut b,
-                h,
-                &format!("visual.deepstack_merger_list.{merger}"),
-                true,
-            )?);
-        }
+        b.finish()
     }
-    b.scope("merger");
-    let embeds = shared.merge(&mut b, h, "visual.merger", false)?;
-    b.output("embeds", embeds)?;
-    for (index, feature) in features.into_iter().enumerate() {
-        b.output(&format!("deepstack_{index}"), feature)?;
+
+    /// The graph `vision_rows`: the patches of one picture, `pixels` `[patches, 3 · frames · patch²]`, to the largest
+    /// magnitude of the rows after patch embedding and after each block; of a block, after its attention and its MLP.
+    pub fn probe(self, grid: Grid, positions: Vec<f32>) -> Result<Graph> {
+        let mut b = GraphBuilder::new("vision_rows");
+        let Vision { hidden, depth, .. } = *self.vision;
+        let [weight, bias] = tables::patch_embed(self.layers.checkpoint, self.vision)?;
+        let shape = [grid.patches(), weight.shape()[1]];
+        let pixels = b.input("pixels", Elem::Activation, &shape)?;
+        let weight = Weight::new(scaled(weight, self.scale), Storage::Float);
+        let bias = Weight::new(scaled(bias, self.scale), Storage::Float).to_f32()?;
+        let embedded = b.linear("patch_embed", pixels, weight, Some(bias))?;
+        let scaled = positions.into_iter().map(|value| value * self.scale).collect();
+        let places =
+            b.constant("positions", Elem::Activation, &[grid.patches(), hidden], scaled)?;
+        let mut h = b.add(embedded, places)?;
+        let blocks = self.on_grid(&mut b, grid)?;
+        let mut peaks = vec![("patches".to_owned(), peak(&mut b, &[h])?)];
+        for index in 0..depth {
+            let rows = blocks.block(&mut b, h, index)?;
+            peaks.push((format!("block_{index}"), peak(&mut b, &rows)?));
+            [_, h] = rows;
+        }
+        for (name, peak) in peaks {
+            b.output(&name, peak)?;
+        }
+        b.finish()
     }
-    b.finish()
+
+    /// Blocks over all patches of one grid, whose rotary tables are constants.
+    fn on_grid(self, b: &mut GraphBuilder, grid: Grid) -> Result<Blocks<'a>> {
+        let Vision { merge, rope_theta, .. } = *self.vision;
+        let (rows, dim) = (grid.patches(), self.vision.dim());
+        let [mut cos, mut sin] = [(); 2].map(|()| vec![0.0; rows * dim / 2]);
+        let order = AxialOrder::RowsColumns;
+        axial_rope(grid, merge, order, dim, rope_theta, &mut cos, &mut sin).map_err(from_kit)?;
+        let shape = [rows, 1, dim / 2];
+        let mut table = |name, values| b.constant(name, Elem::Activation, &shape, values);
+        let tables = [table("cos", cos)?, table("sin", sin)?];
+        Ok(Blocks { tower: self, rows, tables, mask: None })
+    }
 }
 
-impl Shared<'_> {
-    /// Attention over all patches, and an MLP, each after a LayerNorm and added to the rows.
-    fn block(&self, b: &mut GraphBuilder, h: TensorId, index: usize) -> Result<TensorId> {
+/// The largest magnitude of all elements of `rows`, `[1, 1]`.
+fn peak(b: &mut GraphBuilder, rows: &[TensorId]) -> Result<TensorId> {
+    let all = b.concat(rows, 0)?;
+    let all = b.unary(UnaryOp::Abs, all)?;
+    let of_rows = b.reduce(ReduceOp::Max, all, 1)?;
+    b.reduce(ReduceOp::Max, of_rows, 0)
+}
+
+impl Blocks<'_> {
+    /// Attention over all patches, and an MLP, each after a LayerNorm and added to the rows. Gives the rows after each.
+    fn block(&self, b: &mut GraphBuilder, h: TensorId, index: usize) -> Result<[TensorId; 2]> {
         let tensor = |part: &str| format!("visual.blocks.{index}.{part}");
-        let Vision { hidden, intermediate, .. } = *self.vision;
+        let Tower { layers, vision, .. } = self.tower;
         b.scope(format!("v{index}_attn"));
-        let normed = self.layers.layer_norm(b, h, &tensor("norm1"))?;
+        let normed = layers.layer_norm(b, h, &tensor("norm1"))?;
         let mixed = self.attention(b, normed, &tensor("attn"))?;
-        let h = b.add(h, mixed)?;
+        let attended = b.add(h, mixed)?;
         b.scope(format!("v{index}_mlp"));
-        let normed = self.layers.layer_norm(b, h, &tensor("norm2"))?;
-        let up = self.layers.linear(b, normed, &tensor("mlp.linear_fc1"), intermediate, true)?;
+        let normed = layers.layer_norm(b, attended, &tensor("norm2"))?;
+        let up = layers.linear(b, normed, &tensor("mlp.linear_fc1"), vision.intermediate, true)?;
         let up = b.gelu_tanh(up)?;
-        let down = self.layers.linear(b, up, &tensor("mlp.linear_fc2"), hidden, true)?;
-        b.add(h, down)
+        let down = self.onto_rows(b, up, &tensor("mlp.linear_fc2"))?;
+        Ok([attended, b.add(attended, down)?])
+    }
+
+    /// The linear layer `name`, whose result is added to the rows.
+    fn onto_rows(&self, b: &mut GraphBuilder, x: TensorId, name: &str) -> Result<TensorId> {
+        let Tower { layers, vision: Vision { hidden, .. }, scale, .. } = self.tower;
+        let inputs = b.width(x)?;
+        let weight = layers.checkpoint.matrix(&format!("{name}.weight"), [*hidden, inputs])?;
+        let weight = Weight::new(scaled(weight, scale), layers.precision.storage(*hidden, inputs));
+        let mut bias = layers.checkpoint.values(&format!("{name}.bias"), &[*hidden])?;
+        bias.iter_mut().for_each(|value| *value *= scale);
+        b.linear(name.rsplit('.').next().unwrap_or(name), x, weight, Some(bias))
     }
 
     fn attention(&self, b: &mut GraphBuilder, x: TensorId, name: &str) -> Result<TensorId> {
-        let (rows, heads, dim, hidden) =
-            (self.rows, self.vision.heads, self.vision.dim(), self.vision.hidden);
-        let qkv = self.layers.linear(b, x, &format!("{name}.qkv"), 3 * hidden, true)?;
+        let Tower { layers, vision, .. } = self.tower;
+        let (rows, heads, dim, hidden) = (self.rows, vision.heads, vision.dim(), vision.hidden);
+        let qkv = layers.linear(b, x, &format!("{name}.qkv"), 3 * hidden, true)?;
         let qkv = b.reshape(qkv, &[rows, 3 * heads, dim])?;
         let part = |b: &mut GraphBuilder, index: usize| {
             b.slice(qkv, 1, index * heads, (index + 1) * heads)
@@ -126,7 +168,7 @@ impl Shared<'_> {
         let mixed = b.matmul(weights, v?, false)?;
         let mixed = b.transpose(mixed, &[1, 0, 2])?;
         let joined = b.reshape(mixed, &[rows, hidden])?;
-        self.layers.linear(b, joined, &format!("{name}.proj"), hidden, true)
+        self.onto_rows(b, joined, &format!("{name}.proj"))
     }
 
     /// The patches of a square to one row for the decoder. The norm is over a patch, or, with `joined`, over the
@@ -138,19 +180,20 @@ impl Shared<'_> {
         name: &str,
         joined: bool,
     ) -> Result<TensorId> {
-        let unit = self.vision.unit();
-        let wide = unit * self.vision.hidden;
+        let Tower { layers, vision, out, .. } = self.tower;
+        let unit = vision.unit();
+        let wide = unit * vision.hidden;
         let shape = [self.rows / unit, wide];
         let norm = format!("{name}.norm");
         let rows = if joined {
             let rows = b.reshape(h, &shape)?;
-            self.layers.layer_norm(b, rows, &norm)?
+            layers.layer_norm(b, rows, &norm)?
         } else {
-            let rows = self.layers.layer_norm(b, h, &norm)?;
+            let rows = layers.layer_norm(b, h, &norm)?;
             b.reshape(rows, &shape)?
         };
-        let up = self.layers.linear(b, rows, &format!("{name}.linear_fc1"), wide, true)?;
+        let up = layers.linear(b, rows, &format!("{name}.linear_fc1"), wide, true)?;
         let up = b.gelu(up)?;
-        self.layers.linear(b, up, &format!("{name}.linear_fc2"), self.out, true)
+        layers.linear(b, up, &format!("{name}.linear_fc2"), out, true)
     }
 }

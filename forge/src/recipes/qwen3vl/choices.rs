@@ -1,0 +1,109 @@
+//! The recipe's options, and what they choose: sizes of pictures, the tower's precision and scale.
+
+use qhx_core::{Error, ErrorKind, Result};
+
+use super::config::{Config, Patches};
+use super::vision::Tower;
+use crate::checkpoint::Checkpoint;
+use crate::kit::Layers;
+use crate::recipe::{Precision, RecipeOptions};
+use crate::registry::RecipeOption;
+
+/// Side of the square that pictures are stretched to when nothing is said.
+const DEFAULT_SIZE: usize = 512;
+/// Epsilon of the vision tower's norms.
+const VISION_EPS: f32 = 1e-6;
+
+pub(super) const IMAGE_SIZE: RecipeOption = RecipeOption {
+    name: "image-size",
+    values: &[],
+    help: "side of the square that pictures are stretched to, in pixels; 512 when nothing is said",
+};
+pub(super) const IMAGE_PATCHES: RecipeOption = RecipeOption {
+    name: "image-patches",
+    values: &[],
+    help: "patches of the vision graphs, such as 256,512,1024: pictures keep their shape, and the smallest graph \
+           that holds one takes it",
+};
+pub(super) const VISION_WEIGHTS: RecipeOption =
+    RecipeOption { name: "vision", values: &["f16", "int8"], help: "weights of the vision tower" };
+pub(super) const HEAD: RecipeOption =
+    RecipeOption { name: "head", values: &["f16", "int8"], help: "weights of the head" };
+pub(super) const VISION_SHIFT: RecipeOption = RecipeOption {
+    name: "vision-shift",
+    values: &["0", "1", "2", "3", "4", "5", "6"],
+    help: "keeps the vision tower's hidden rows at 2^-N of their size, for checkpoints whose rows f16 cannot hold",
+};
+
+/// The vision tower, in the precision and at the scale of the options.
+pub(super) fn tower<'a>(
+    checkpoint: &'a Checkpoint,
+    config: &'a Config,
+    options: &RecipeOptions,
+) -> Tower<'a> {
+    let precision = match options.choice(VISION_WEIGHTS.name) {
+        Some("int8") => Precision::W8A16,
+        _ => Precision::Fp16,
+    };
+    let scale = 2f32.powi(-i32::from(vision_shift(options)));
+    let layers = Layers::new(checkpoint, precision, VISION_EPS * scale * scale);
+    Tower { layers, vision: &config.vision, out: config.hidden, scale }
+}
+
+/// The value of the option, which is one of its list.
+pub(super) fn vision_shift(options: &RecipeOptions) -> u8 {
+    options.choice(VISION_SHIFT.name).and_then(|shift| shift.parse().ok()).unwrap_or(0)
+}
+
+/// What the vision graphs take, the smallest first.
+pub(super) fn patches(config: &Config, options: &RecipeOptions) -> Result<Vec<Patches>> {
+    let usage = |what: String| Error::new(ErrorKind::Usage, what);
+    let vision = &config.vision;
+    let side = vision.patch * vision.merge;
+    let room = |patches: usize| {
+        let tokens = patches / vision.unit();
+        if tokens < options.max_ctx {
+            return Ok(());
+        }
+        Err(usage(format!(
+            "a picture of {patches} patches takes {tokens} tokens, and the context has {}",
+            options.max_ctx
+        ))
+        .hint("make the pictures smaller, or the context longer"))
+    };
+    let Some(list) = options.choice(IMAGE_PATCHES.name) else {
+        let size = options.choice(IMAGE_SIZE.name);
+        let pixels = size.map_or(Ok(DEFAULT_SIZE), str::parse);
+        let pixels = pixels.ok().filter(|n| (side..=1 << 14).contains(n) && n.is_multiple_of(side));
+        let pixels = pixels.ok_or_else(|| {
+            let found = size.map_or_else(|| DEFAULT_SIZE.to_string(), str::to_owned);
+            usage(format!("image-size {found:?}, expected a multiple of {side} up to 16384"))
+                .hint("a token of a picture is a square of so many pixels")
+        })?;
+        let patches = Patches::Square(pixels / vision.patch);
+        return room(patches.count()).map(|()| vec![patches]);
+    };
+    if options.choice(IMAGE_SIZE.name).is_some() {
+        return Err(usage(
+            "image-size and image-patches are both given, expected one of them".to_owned(),
+        )
+        .hint("image-size stretches pictures to a square, image-patches keeps their shape"));
+    }
+    let mut counts = Vec::new();
+    for text in list.split(',') {
+        let count = text.trim().parse().ok();
+        let count =
+            count.filter(|n: &usize| (1..=1 << 16).contains(n) && n.is_multiple_of(vision.unit()));
+        let count = count.ok_or_else(|| {
+            usage(format!(
+                "image-patches {list:?}, expected multiples of {} up to 65536",
+                vision.unit()
+            ))
+        })?;
+        room(count)?;
+        counts.push(count);
+    }
+    counts.sort_unstable();
+    counts.dedup();
+    Ok(counts.into_iter().map(Patches::AtMost).collect())
+}

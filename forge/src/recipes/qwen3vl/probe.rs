@@ -1,0 +1,58 @@
+//! How large the hidden rows of the vision tower become on a picture, which is shaped as the host-op shapes it.
+
+use qhx_core::Result;
+use qhx_core::op::Segment;
+use qhx_op::vision::{
+    Normalisation, PatchLayout, Patchify, Picture, Resizer, Size, resample_positions, smart_resize,
+};
+
+use super::choices::{VISION_SHIFT, patches, tower, vision_shift};
+use super::config::{Config, Patches, Vision};
+use super::tables::{Processor, positions};
+use crate::checkpoint::Checkpoint;
+use crate::recipe::{Probe, RecipeOptions, Scaling, from_kit};
+use crate::weight::{Storage, Weight};
+
+/// The blocks of the tower on the patches of one picture.
+pub(super) fn probe(
+    checkpoint: &Checkpoint,
+    options: &RecipeOptions,
+    shown: Segment<'_>,
+) -> Result<Probe> {
+    let config = Config::read(checkpoint)?;
+    let Vision { hidden, patch, temporal, merge, side, .. } = config.vision;
+    let graphs = patches(&config, options)?;
+    let processor = Processor::read(checkpoint)?;
+    let picture = Picture::of_segment(&shown).map_err(from_kit)?;
+    let size = match graphs.as_slice() {
+        [Patches::Square(side)] => {
+            let side = (side * patch) as u32;
+            Size { width: side, height: side }
+        }
+        _ => {
+            let [min, max] = processor.areas(&config.vision, &graphs);
+            smart_resize(picture.size(), (patch * merge) as u32, min, max).map_err(from_kit)?
+        }
+    };
+    let mut resizer = Resizer::default();
+    let picture = resizer.resize(picture, size).map_err(from_kit)?;
+    let patchify = Patchify::new(patch, merge, PatchLayout::ChannelsFirst).map_err(from_kit)?;
+    let grid = patchify.grid(size).map_err(from_kit)?;
+    let normalisation = Normalisation::mean_std(processor.mean, processor.std, 1.0 / 255.0);
+    let mut pixels = vec![0.0; grid.patches() * patchify.patch_len(temporal)];
+    patchify
+        .write(&vec![picture; temporal], &normalisation.map_err(from_kit)?, &mut pixels)
+        .map_err(from_kit)?;
+    let table = Weight::new(positions(checkpoint, &config.vision)?, Storage::Float).to_f32()?;
+    let mut places = vec![0.0; grid.patches() * hidden];
+    resample_positions(&table, side, hidden, grid, merge, &mut places).map_err(from_kit)?;
+    Ok(Probe {
+        graph: tower(checkpoint, &config, options).probe(grid, places)?,
+        inputs: vec![("pixels".to_owned(), pixels)],
+        scaling: Some(Scaling {
+            option: VISION_SHIFT.name,
+            now: u32::from(vision_shift(options)),
+            most: VISION_SHIFT.values.len() as u32 - 1,
+        }),
+    })
+}
