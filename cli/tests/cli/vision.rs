@@ -11,10 +11,13 @@ fn commands(page: &str) -> Vec<(&str, String)> {
     let mut commands: Vec<(&str, String)> = Vec::new();
     let blocks = page.split("```console\n").skip(1);
     for line in blocks.flat_map(|block| block.split("```").next().unwrap_or_default().lines()) {
-        match (line.strip_prefix("$ "), commands.last_mut()) {
-            (Some(command), _) => commands.push((command, String::new())),
-            (None, Some((_, printed))) => *printed += &format!("{line}\n"),
-            (None, None) => panic!("{line:?} stands before any command"),
+        match line.strip_prefix("$ ") {
+            Some(command) => commands.push((command, String::new())),
+            None => {
+                let (_, printed) = commands.last_mut().expect("a command stands before its output");
+                printed.push_str(line);
+                printed.push('\n');
+            }
         }
     }
     commands
