@@ -794,7 +794,7 @@ fn media_that_a_bundle_cannot_take_are_refused_in_a_sentence() {
     assert!(error.contains("the prompt has a video"), "{error}");
 }
 
-/// On the emulator: a picture and a spoken sentence in fp16.
+/// On the emulator: a picture and a spoken sentence, through towers of f16 and of int8.
 #[test]
 fn the_npu_sees_and_hears() {
     let Some(libraries) = toys::qnn_tier().filter(|_| !cfg!(feature = "builtin-ops")) else {
@@ -803,20 +803,25 @@ fn the_npu_sees_and_hears() {
     let (htp, system) = &libraries;
     let full = toys::full_matrix();
     let patches = if full { "630" } else { "540" };
-    let bundle = bundle(|o| {
-        with_towers(&[("image-patches", patches)])(o);
-        o.compiler = Some(backends::compiler(htp, system, "v81"));
-    });
-    let mut dumping = Dumping::open(&bundle, backends::qnn(&libraries));
     let goldens = media_goldens(TOY);
-    for case in goldens.media.iter().filter(|c| full || ["boat", "noon"].contains(&&*c.id)) {
-        dumping.model.reset().unwrap();
-        let generation = generate(&mut dumping.model, &case.request(TOY));
-        assert_eq!(generation.tokens, case.output_ids, "{}", case.id);
-        for (name, tensor) in case.parts.iter().filter_map(soft_tokens) {
-            let soft = distance(&mut dumping, name, TOY, &tensor);
-            eprintln!("{}: soft tokens {:.1e}, cosine {:.7}", case.id, soft.largest, soft.cosine);
-            assert!(soft.cosine >= 0.999, "{}: {soft:?}", case.id);
+    for (weights, least) in [("f16", 0.999), ("int8", 0.99)].into_iter().take(1 + usize::from(full))
+    {
+        let bundle = bundle(|o| {
+            with_towers(&[("image-patches", patches), ("vision", weights), ("audio", weights)])(o);
+            o.compiler = Some(backends::compiler(htp, system, "v81"));
+        });
+        let mut dumping = Dumping::open(&bundle, backends::qnn(&libraries));
+        let all = full && weights == "f16";
+        for case in goldens.media.iter().filter(|c| all || ["boat", "noon"].contains(&&*c.id)) {
+            dumping.model.reset().unwrap();
+            let generation = generate(&mut dumping.model, &case.request(TOY));
+            assert_eq!(generation.tokens, case.output_ids, "{}", case.id);
+            for (name, tensor) in case.parts.iter().filter_map(soft_tokens) {
+                let soft = distance(&mut dumping, name, TOY, &tensor);
+                let label = format!("{}, {weights}", case.id);
+                eprintln!("{label}: soft tokens {:.1e}, cosine {:.7}", soft.largest, soft.cosine);
+                assert!(soft.cosine >= least, "{label}: {soft:?}");
+            }
         }
     }
 }
