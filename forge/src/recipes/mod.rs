@@ -5,3 +5,4 @@ mod llama;
 mod phimoe;
 mod qwen35;
 mod qwen3vl;
+mod vision;

@@ -1,7 +1,7 @@
 //! What the host does before the vision graph: the tables of patch embedding and learned positions, and how a
 //! picture's size is chosen.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use qhx_core::{Error, ErrorKind, Result};
@@ -15,6 +15,8 @@ use crate::weight::{RowSource, scaled};
 
 /// Least and greatest area that published processors say, for checkpoints that come without their file.
 const IMAGE_PIXELS: [u64; 2] = [65_536, 16_777_216];
+/// The same for all frames of a video together.
+const VIDEO_PIXELS: [u64; 2] = [4096, 25_165_824];
 
 /// Weight `[hidden, 3 · frames · patch · patch]` and bias `[hidden]` of the patch embedding.
 pub(super) fn patch_embed(
@@ -71,7 +73,14 @@ pub(super) fn params(
         [Patches::Square(side)] => json!({"image_size": side * vision.patch}),
         _ => {
             let [min, max] = image.areas(vision, patches);
-            json!({"min_pixels": min, "max_pixels": max})
+            let [video_min, video_max] =
+                File::read(checkpoint, "video_preprocessor_config.json")?.areas(VIDEO_PIXELS)?;
+            json!({
+                "min_pixels": min,
+                "max_pixels": max,
+                "video_min_pixels": video_min,
+                "video_max_pixels": video_max,
+            })
         }
     };
     params.append(&mut object(sizes));
@@ -95,45 +104,61 @@ impl Processor {
     }
 
     pub fn read(checkpoint: &Checkpoint) -> Result<Self> {
-        let path = checkpoint.dir().join("preprocessor_config.json");
-        // Beside a configuration alone nothing is looked for.
-        let file = if path.is_file() { read_json_value(&path)? } else { Value::Null };
-        let number = |keys: [&str; 2], default: u64| {
-            let found = keys.iter().find_map(|key| file.pointer(key)).filter(|v| !v.is_null());
-            let Some(value) = found else { return Ok(default) };
-            value
-                .as_u64()
-                .filter(|n| (1..=1 << 40).contains(n))
-                .ok_or_else(|| bad(&path, keys[0], value))
-        };
-        let triple = |key: &str| {
-            let Some(value) = file.get(key).filter(|v| !v.is_null()) else { return Ok([0.5; 3]) };
-            let numbers: Option<Vec<f64>> =
-                value.as_array().and_then(|list| list.iter().map(Value::as_f64).collect());
-            let numbers = numbers.and_then(|list| <[f64; 3]>::try_from(list).ok());
-            numbers.ok_or_else(|| bad(&path, key, value))
-        };
-        // Areas, whatever the keys are called.
-        let least = number(["/size/shortest_edge", "/min_pixels"], IMAGE_PIXELS[0])?;
-        let most = number(["/size/longest_edge", "/max_pixels"], IMAGE_PIXELS[1])?;
-        let (mean, std) = (triple("image_mean")?, triple("image_std")?);
-        if least > most || std.contains(&0.0) {
-            return Err(Error::new(
-                ErrorKind::Artifact,
-                format!(
-                    "{}: areas from {least} to {most} and image_std {std:?}, expected the first to be at most the \
-                     second, and no zeros",
-                    path.display()
-                ),
-            ));
+        let file = File::read(checkpoint, "preprocessor_config.json")?;
+        let (mean, std) = (file.triple("image_mean")?, file.triple("image_std")?);
+        if std.contains(&0.0) {
+            return Err(file.fault(&format!("image_std is {std:?}, expected no zeros")));
         }
-        Ok(Self { pixels: [least, most], mean, std })
+        Ok(Self { pixels: file.areas(IMAGE_PIXELS)?, mean, std })
     }
 }
 
-fn bad(path: &Path, key: &str, found: &Value) -> Error {
-    Error::new(
-        ErrorKind::Artifact,
-        format!("{}: {} is {found}, expected numbers", path.display(), key.trim_start_matches('/')),
-    )
+/// A file of a processor; empty where there is none.
+struct File {
+    path: PathBuf,
+    value: Value,
+}
+
+impl File {
+    fn read(checkpoint: &Checkpoint, name: &str) -> Result<Self> {
+        let path = checkpoint.dir().join(name);
+        // Beside a configuration alone nothing is looked for.
+        let value = if path.is_file() { read_json_value(&path)? } else { Value::Null };
+        Ok(Self { path, value })
+    }
+
+    /// Least and greatest area, whatever the keys are called.
+    fn areas(&self, [least, most]: [u64; 2]) -> Result<[u64; 2]> {
+        let least = self.number(["/size/shortest_edge", "/min_pixels"], least)?;
+        let most = self.number(["/size/longest_edge", "/max_pixels"], most)?;
+        if least > most {
+            return Err(self.fault(&format!(
+                "areas from {least} to {most}, expected the first to be at most the second"
+            )));
+        }
+        Ok([least, most])
+    }
+
+    fn number(&self, keys: [&str; 2], default: u64) -> Result<u64> {
+        let found = keys.iter().find_map(|key| self.value.pointer(key)).filter(|v| !v.is_null());
+        let Some(value) = found else { return Ok(default) };
+        let number = value.as_u64().filter(|n| (1..=1 << 40).contains(n));
+        number.ok_or_else(|| self.bad(keys[0], value))
+    }
+
+    fn triple(&self, key: &str) -> Result<[f64; 3]> {
+        let Some(value) = self.value.get(key).filter(|v| !v.is_null()) else { return Ok([0.5; 3]) };
+        let numbers: Option<Vec<f64>> =
+            value.as_array().and_then(|list| list.iter().map(Value::as_f64).collect());
+        let numbers = numbers.and_then(|list| <[f64; 3]>::try_from(list).ok());
+        numbers.ok_or_else(|| self.bad(key, value))
+    }
+
+    fn bad(&self, key: &str, found: &Value) -> Error {
+        self.fault(&format!("{} is {found}, expected numbers", key.trim_start_matches('/')))
+    }
+
+    fn fault(&self, what: &str) -> Error {
+        Error::new(ErrorKind::Artifact, format!("{}: {what}", self.path.display()))
+    }
 }

@@ -18,8 +18,6 @@ use crate::weight::{Storage, Weight, scaled};
 pub(super) struct Tower<'a> {
     pub layers: Layers<'a>,
     pub vision: &'a Vision,
-    /// Width of a row for the decoder.
-    pub out: usize,
     /// What rows are multiplied with on their way through the blocks. The host's tables and what blocks add to the rows
     /// are stored multiplied by it, and the norms take it away again; their epsilon is its square times the model's.
     pub scale: f32,
@@ -180,7 +178,7 @@ impl Blocks<'_> {
         name: &str,
         joined: bool,
     ) -> Result<TensorId> {
-        let Tower { layers, vision, out, .. } = self.tower;
+        let Tower { layers, vision, .. } = self.tower;
         let unit = vision.unit();
         let wide = unit * vision.hidden;
         let shape = [self.rows / unit, wide];
@@ -194,6 +192,6 @@ impl Blocks<'_> {
         };
         let up = layers.linear(b, rows, &format!("{name}.linear_fc1"), wide, true)?;
         let up = b.gelu(up)?;
-        layers.linear(b, up, &format!("{name}.linear_fc2"), out, true)
+        layers.linear(b, up, &format!("{name}.linear_fc2"), vision.out, true)
     }
 }

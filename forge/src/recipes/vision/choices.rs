@@ -1,35 +1,33 @@
-//! The recipe's options, and what they choose: sizes of pictures, the tower's precision and scale.
+//! Options of recipes with a vision tower, and what they choose: sizes of pictures, the tower's precision and scale.
 
 use qhx_core::{Error, ErrorKind, Result};
 
-use super::config::{Config, Patches};
-use super::vision::Tower;
+use super::config::{Patches, Vision};
+use super::tower::Tower;
 use crate::checkpoint::Checkpoint;
 use crate::kit::Layers;
 use crate::recipe::{Precision, RecipeOptions};
 use crate::registry::RecipeOption;
 
 /// Side of the square that pictures are stretched to when nothing is said.
-const DEFAULT_SIZE: usize = 512;
+pub(in crate::recipes) const DEFAULT_SIZE: usize = 512;
 /// Epsilon of the vision tower's norms.
 const VISION_EPS: f32 = 1e-6;
 
-pub(super) const IMAGE_SIZE: RecipeOption = RecipeOption {
+pub(in crate::recipes) const IMAGE_SIZE: RecipeOption = RecipeOption {
     name: "image-size",
     values: &[],
     help: "side of the square that pictures are stretched to, in pixels; 512 when nothing is said",
 };
-pub(super) const IMAGE_PATCHES: RecipeOption = RecipeOption {
+pub(in crate::recipes) const IMAGE_PATCHES: RecipeOption = RecipeOption {
     name: "image-patches",
     values: &[],
     help: "patches of the vision graphs, such as 256,512,1024: pictures keep their shape, and the smallest graph \
            that holds one takes it",
 };
-pub(super) const VISION_WEIGHTS: RecipeOption =
+pub(in crate::recipes) const VISION_WEIGHTS: RecipeOption =
     RecipeOption { name: "vision", values: &["f16", "int8"], help: "weights of the vision tower" };
-pub(super) const HEAD: RecipeOption =
-    RecipeOption { name: "head", values: &["f16", "int8"], help: "weights of the head" };
-pub(super) const VISION_SHIFT: RecipeOption = RecipeOption {
+pub(in crate::recipes) const VISION_SHIFT: RecipeOption = RecipeOption {
     name: "vision-shift",
     values: &["0", "1", "2", "3", "4", "5", "6"],
     help: "keeps the vision tower's hidden rows at 2^-N of their size, for checkpoints whose rows f16 cannot hold",
@@ -38,7 +36,7 @@ pub(super) const VISION_SHIFT: RecipeOption = RecipeOption {
 /// The vision tower, in the precision and at the scale of the options.
 pub(super) fn tower<'a>(
     checkpoint: &'a Checkpoint,
-    config: &'a Config,
+    vision: &'a Vision,
     options: &RecipeOptions,
 ) -> Tower<'a> {
     let precision = match options.choice(VISION_WEIGHTS.name) {
@@ -47,7 +45,7 @@ pub(super) fn tower<'a>(
     };
     let scale = 2f32.powi(-i32::from(vision_shift(options)));
     let layers = Layers::new(checkpoint, precision, VISION_EPS * scale * scale);
-    Tower { layers, vision: &config.vision, out: config.hidden, scale }
+    Tower { layers, vision, scale }
 }
 
 /// The value of the option, which is one of its list.
@@ -55,10 +53,13 @@ pub(super) fn vision_shift(options: &RecipeOptions) -> u8 {
     options.choice(VISION_SHIFT.name).and_then(|shift| shift.parse().ok()).unwrap_or(0)
 }
 
-/// What the vision graphs take, the smallest first.
-pub(super) fn patches(config: &Config, options: &RecipeOptions) -> Result<Vec<Patches>> {
+/// What the vision graphs take, the smallest first; a square of `default` pixels a side where nothing is said.
+pub(super) fn patches(
+    vision: &Vision,
+    options: &RecipeOptions,
+    default: usize,
+) -> Result<Vec<Patches>> {
     let usage = |what: String| Error::new(ErrorKind::Usage, what);
-    let vision = &config.vision;
     let side = vision.patch * vision.merge;
     let room = |patches: usize| {
         let tokens = patches / vision.unit();
@@ -73,10 +74,10 @@ pub(super) fn patches(config: &Config, options: &RecipeOptions) -> Result<Vec<Pa
     };
     let Some(list) = options.choice(IMAGE_PATCHES.name) else {
         let size = options.choice(IMAGE_SIZE.name);
-        let pixels = size.map_or(Ok(DEFAULT_SIZE), str::parse);
+        let pixels = size.map_or(Ok(default), str::parse);
         let pixels = pixels.ok().filter(|n| (side..=1 << 14).contains(n) && n.is_multiple_of(side));
         let pixels = pixels.ok_or_else(|| {
-            let found = size.map_or_else(|| DEFAULT_SIZE.to_string(), str::to_owned);
+            let found = size.map_or_else(|| default.to_string(), str::to_owned);
             usage(format!("image-size {found:?}, expected a multiple of {side} up to 16384"))
                 .hint("a token of a picture is a square of so many pixels")
         })?;

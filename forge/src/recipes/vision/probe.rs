@@ -7,21 +7,22 @@ use qhx_op::vision::{
 };
 
 use super::choices::{VISION_SHIFT, patches, tower, vision_shift};
-use super::config::{Config, Patches, Vision};
+use super::config::{Patches, Vision};
 use super::tables::{Processor, positions};
 use crate::checkpoint::Checkpoint;
 use crate::recipe::{Probe, RecipeOptions, Scaling, from_kit};
 use crate::weight::{Storage, Weight};
 
-/// The blocks of the tower on the patches of one picture.
-pub(super) fn probe(
+/// The blocks of the tower on the patches of one picture; `default` as in [`super::add`].
+pub(in crate::recipes) fn probe(
     checkpoint: &Checkpoint,
+    vision: &Vision,
     options: &RecipeOptions,
+    default: usize,
     shown: Segment<'_>,
 ) -> Result<Probe> {
-    let config = Config::read(checkpoint)?;
-    let Vision { hidden, patch, temporal, merge, side, .. } = config.vision;
-    let graphs = patches(&config, options)?;
+    let Vision { hidden, patch, temporal, merge, side, .. } = *vision;
+    let graphs = patches(vision, options, default)?;
     let processor = Processor::read(checkpoint)?;
     let picture = Picture::of_segment(&shown).map_err(from_kit)?;
     let size = match graphs.as_slice() {
@@ -30,7 +31,7 @@ pub(super) fn probe(
             Size { width: side, height: side }
         }
         _ => {
-            let [min, max] = processor.areas(&config.vision, &graphs);
+            let [min, max] = processor.areas(vision, &graphs);
             smart_resize(picture.size(), (patch * merge) as u32, min, max).map_err(from_kit)?
         }
     };
@@ -43,11 +44,11 @@ pub(super) fn probe(
     patchify
         .write(&vec![picture; temporal], &normalisation.map_err(from_kit)?, &mut pixels)
         .map_err(from_kit)?;
-    let table = Weight::new(positions(checkpoint, &config.vision)?, Storage::Float).to_f32()?;
+    let table = Weight::new(positions(checkpoint, vision)?, Storage::Float).to_f32()?;
     let mut places = vec![0.0; grid.patches() * hidden];
     resample_positions(&table, side, hidden, grid, merge, &mut places).map_err(from_kit)?;
     Ok(Probe {
-        graph: tower(checkpoint, &config, options).probe(grid, places)?,
+        graph: tower(checkpoint, vision, options).probe(grid, places)?,
         inputs: vec![("pixels".to_owned(), pixels)],
         scaling: Some(Scaling {
             option: VISION_SHIFT.name,

@@ -1,0 +1,91 @@
+//! The vision tower of Qwen3-VL and Qwen3.5: graphs, tables of the host, and keys of the manifest.
+//!
+//! | graph | tensor | shape | |
+//! |---|---|---|---|
+//! | `vision`, `vision<N>` | `x` | `[N, vision hidden]` | patches, squares of merged ones together |
+//! | | `cos`, `sin` | `[N, head_dim / 2]` | rows and columns of the patches; constants for a fixed size |
+//! | | `cmask` | `[1, N]` | hides rows after the last patch; not for a fixed size |
+//! | | → `embeds` | `[N / merge², hidden]` | rows in place of the embedding table's |
+//! | | → `deepstack_k` | `[N / merge², hidden]` | added after layer k of the decoder, where the tower has such mergers |
+
+mod choices;
+mod config;
+mod probe;
+mod tables;
+mod tower;
+
+use qhx_core::{Error, ErrorKind, Result};
+use serde_json::{Value, json};
+
+use crate::checkpoint::Checkpoint;
+use crate::kit::one_or_many;
+use crate::recipe::{ContextPlan, MAX_CONTEXTS, Recipe, RecipeOptions};
+pub(super) use choices::{DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE, VISION_SHIFT, VISION_WEIGHTS};
+use config::Patches;
+pub(super) use config::{Vision, section};
+pub(super) use probe::probe;
+use tower::Tower;
+
+/// The set of contexts that texts alone do without, and the key of what the manifest says of pictures.
+const VISION: &str = "vision";
+
+/// Puts the vision graphs of a checkpoint before the contexts of `recipe`, with what the host needs for them. Pictures
+/// are stretched to squares of `default` pixels a side when the options say nothing of their size.
+pub(super) fn add(
+    recipe: &mut Recipe,
+    checkpoint: &Checkpoint,
+    vision: &Vision,
+    options: &RecipeOptions,
+    default: usize,
+) -> Result<()> {
+    let patches = choices::patches(vision, options, default)?;
+    let tower = choices::tower(checkpoint, vision, options);
+    let (contexts, names) = contexts(tower, options, &patches)?;
+    recipe.contexts.splice(0..0, contexts);
+    if recipe.contexts.len() > MAX_CONTEXTS {
+        return Err(Error::new(
+            ErrorKind::Usage,
+            format!(
+                "{} vision graphs and {} shards make {} contexts, expected at most {MAX_CONTEXTS}, which the NPU \
+                 holds at once",
+                patches.len(),
+                options.shards,
+                recipe.contexts.len()
+            ),
+        )
+        .hint("ask for fewer shards or fewer sizes in image-patches, or share weights"));
+    }
+    recipe.plan_params.insert(VISION.to_owned(), one_or_many(names));
+    recipe.params.extend(vision.tokens.map(|(key, id)| (key.to_owned(), json!(id))));
+    let params = tables::params(checkpoint, vision, &patches)?;
+    recipe.params.insert(VISION.to_owned(), Value::Object(params));
+    recipe.tables.push(tables::tables(checkpoint, vision, tower.scale)?);
+    Ok(())
+}
+
+/// The graphs in contexts of their own, or in one that shares their weights; and their names.
+fn contexts(
+    tower: Tower<'_>,
+    options: &RecipeOptions,
+    patches: &[Patches],
+) -> Result<(Vec<ContextPlan>, Vec<String>)> {
+    let precision = tower.layers.precision;
+    let mut contexts: Vec<ContextPlan> = Vec::new();
+    let mut names = Vec::new();
+    for &size in patches {
+        let name = match size {
+            Patches::Square(_) => VISION.to_owned(),
+            Patches::AtMost(count) => format!("{VISION}{count}"),
+        };
+        let graph = tower.graph(&name, size)?;
+        names.push(name.clone());
+        match contexts.first_mut().filter(|_| options.share_weights) {
+            Some(context) => context.graphs.push(graph),
+            None => contexts.push(ContextPlan {
+                optional: Some(VISION.to_owned()),
+                ..ContextPlan::new(name, precision, vec![graph])
+            }),
+        }
+    }
+    Ok((contexts, names))
+}
