@@ -1,10 +1,14 @@
 //! The keys of `config.json` that shape the graphs, checked.
 
 use qhx_core::Result;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::checkpoint::Checkpoint;
 use crate::kit::{Heads, Reader};
+use crate::recipes::vision::{Vision, section};
+
+/// `mrope_section` where no key says it (`Qwen3_5TextRotaryEmbedding`).
+const SECTION: [usize; 3] = [11, 11, 10];
 
 /// What mixes tokens in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +38,16 @@ pub(super) struct Config {
     pub eps: f32,
     pub tied: bool,
     pub max_positions: Option<usize>,
+    /// Of checkpoints that have it, the tower for pictures.
+    pub vision: Option<Pictures>,
+}
+
+/// What a checkpoint has for pictures.
+#[derive(Debug, Clone)]
+pub(super) struct Pictures {
+    pub tower: Vision,
+    /// Pairs of a head that turn by time, row and column; interleaved.
+    pub section: [usize; 3],
 }
 
 impl Config {
@@ -62,9 +76,10 @@ impl Config {
                 heads.dim
             )));
         }
+        let vocab = reader.size("vocab_size")?;
         let config = Self {
             hidden,
-            vocab: reader.size("vocab_size")?,
+            vocab,
             intermediate: reader.size("intermediate_size")?,
             layers: layers(&reader)?,
             heads,
@@ -80,6 +95,7 @@ impl Config {
             // `PretrainedConfig` of the class has `tie_word_embeddings = False`.
             tied: reader.tied(false),
             max_positions: reader.maybe_size("max_position_embeddings")?,
+            vision: pictures(checkpoint, &reader, [hidden, vocab], rotary_dim)?,
         };
         if !config.value_heads.is_multiple_of(config.key_heads) {
             return Err(reader.fault(format!(
@@ -106,4 +122,22 @@ fn layers(reader: &Reader<'_>) -> Result<Vec<LayerKind>> {
         if (i + 1).is_multiple_of(interval) { LayerKind::Full } else { LayerKind::Linear }
     };
     Ok((0..count).map(kind).collect())
+}
+
+/// The tower, where the configuration describes it and the checkpoint holds it: some keep the configuration and are
+/// text alone.
+fn pictures(
+    checkpoint: &Checkpoint,
+    reader: &Reader<'_>,
+    [hidden, vocab]: [usize; 2],
+    rotary_dim: usize,
+) -> Result<Option<Pictures>> {
+    let described = checkpoint.config().get("vision_config").is_some_and(Value::is_object);
+    let drawn = checkpoint.seed().is_some();
+    if !(described && (drawn || checkpoint.has("visual.patch_embed.proj.weight"))) {
+        return Ok(None);
+    }
+    // No rows for the decoder's layers: this tower has no deepstack mergers.
+    let tower = Vision::read(checkpoint, [hidden, 0, vocab])?;
+    Ok(Some(Pictures { tower, section: section(reader, rotary_dim / 2, Some(SECTION))? }))
 }

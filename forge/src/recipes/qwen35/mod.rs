@@ -1,4 +1,4 @@
-//! Qwen3.5 text decoder: `Qwen3_5ForCausalLM`, and the text part of `Qwen3_5ForConditionalGeneration`.
+//! Qwen3.5: `Qwen3_5ForCausalLM`, and `Qwen3_5ForConditionalGeneration` with its vision tower, see `recipes/vision`.
 //!
 //! Arithmetic: `transformers`, `models/qwen3_5/modeling_qwen3_5.py`, stated in `tests/oracle/QWEN35.md`.
 //! One decode graph per shard takes one token through a range of layers; the head is a graph of its own.
@@ -21,23 +21,35 @@ mod layers;
 
 use std::ops::Range;
 
-use qhx_core::Result;
+use qhx_core::op::Segment;
+use qhx_core::{Error, ErrorKind, Result};
 use serde_json::json;
 
 use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
 use crate::kit::{Attend, AttendInputs, Decoder, DecoderParams, Layers, Mlp, check_shape, decoder};
-use crate::recipe::{Recipe, RecipeOptions};
+use crate::recipe::{Probe, Recipe, RecipeOptions};
+use crate::recipes::vision::{
+    self, DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE, VISION_SHIFT, VISION_WEIGHTS, Vision,
+};
 use crate::register_recipe;
-use crate::registry::RecipeEntry;
-use config::{Config, LayerKind};
+use crate::registry::{RecipeEntry, RecipeOption};
+use config::{Config, LayerKind, Pictures};
 use layers::Model;
 
-register_recipe!(RecipeEntry::new(
-    &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
-    recipe
-));
+/// As that of other recipes with such a tower, which may be left out here.
+const TOWER: RecipeOption = RecipeOption {
+    values: &["f16", "int8", "none"],
+    help: "weights of the vision tower, where the checkpoint has one; none leaves it out",
+    ..VISION_WEIGHTS
+};
+
+register_recipe!(
+    RecipeEntry::new(&["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"], recipe)
+        .options(&[IMAGE_SIZE, IMAGE_PATCHES, TOWER, VISION_SHIFT])
+        .probe(probe)
+);
 
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let config = Config::read(checkpoint)?;
@@ -62,7 +74,13 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     }
     .map(options.max_ctx);
     params.insert("rotary_dim".to_owned(), json!(config.rotary_dim));
-    Ok(Recipe {
+    let pictures = pictures(&config, options)?;
+    if let Some(Pictures { section, .. }) = pictures {
+        let scaling =
+            json!({"rope_type": "default", "mrope_interleaved": true, "mrope_section": section});
+        params.insert("rope_scaling".to_owned(), scaling);
+    }
+    let mut recipe = Recipe {
         family: "qwen3_5".to_owned(),
         host_op: "qwen3_5_generate".to_owned(),
         contexts,
@@ -70,7 +88,42 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         params,
         plan_params,
         tables: Vec::new(),
-    })
+    };
+    if let Some(Pictures { tower, .. }) = pictures {
+        vision::add(&mut recipe, checkpoint, tower, options, size(tower, options))?;
+    }
+    Ok(recipe)
+}
+
+/// What the bundle shall have for pictures. Errors when sizes of pictures are asked for, and there is no tower.
+fn pictures<'a>(config: &'a Config, options: &RecipeOptions) -> Result<Option<&'a Pictures>> {
+    let wanted = options.choice(TOWER.name) != Some("none");
+    let pictures = config.vision.as_ref().filter(|_| wanted);
+    let asked = [IMAGE_SIZE, IMAGE_PATCHES].into_iter().find(|o| options.choice(o.name).is_some());
+    match (pictures, asked) {
+        (None, Some(option)) => {
+            let why = if wanted { "the checkpoint has no vision tower" } else { "vision is none" };
+            let what = format!("{} is given, but {why}", option.name);
+            Err(Error::new(ErrorKind::Usage, what).hint(
+                "leave the option out, or use a checkpoint with vision_config and tensors visual.*",
+            ))
+        }
+        (pictures, _) => Ok(pictures),
+    }
+}
+
+/// The side of pictures when nothing is said: less than usual where the context is short.
+fn size(tower: &Vision, options: &RecipeOptions) -> usize {
+    tower.side_within(DEFAULT_SIZE, options.max_ctx)
+}
+
+fn probe(checkpoint: &Checkpoint, options: &RecipeOptions, shown: Segment<'_>) -> Result<Probe> {
+    let config = Config::read(checkpoint)?;
+    let Some(Pictures { tower, .. }) = pictures(&config, options)? else {
+        let what = "a picture is given, but the bundle has no vision tower";
+        return Err(Error::new(ErrorKind::Usage, what));
+    };
+    vision::probe(checkpoint, tower, options, size(tower, options), shown)
 }
 
 /// One token through the layers of `range`.
