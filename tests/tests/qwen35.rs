@@ -1,21 +1,30 @@
-//! Qwen3.5 toys from checkpoint to text, against goldens that `transformers` made.
+//! Qwen3.5 toys from checkpoint to text, against goldens that `transformers` made; and one that sees.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
+use std::collections::HashMap;
 use std::ops::ControlFlow;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use qhx_core::backend::Backend;
 use qhx_core::compare::Distance;
-use qhx_core::engine::{Event, FinishReason, Message, Model, Prompt, Request};
-use qhx_core::op::Segment;
+use qhx_core::dump::Dump;
+use qhx_core::engine::{Event, FinishReason, Message, Model, ModelOptions, Prompt, Request};
+use qhx_core::manifest::Manifest;
+use qhx_core::op::{HostOp, Segment};
 use qhx_core::sampling::argmax;
 use qhx_core::{CancelToken, ErrorKind};
+use qhx_forge::{ForgeOptions, Silent, forge};
+use qhx_tests::pictures::{Sights, answer};
 use qhx_tests::toys::{self, CPU, Case, Variant};
 use qhx_tests::{backends, suite};
 
 const TOYS: [&str; 2] = ["qwen35-tied", "qwen35-untied"];
+/// The toy that sees.
+const SEEING: &str = "qwen35-vision";
+/// Logits and features on the CPU differ by rounding only.
+const CPU_DISTANCE: f64 = 1e-3;
 
 fn generate(model: &mut Model, request: &Request) -> qhx_core::engine::Generation {
     model.generate(request, &mut |_| ControlFlow::Continue(())).unwrap_or_else(|e| panic!("{e}"))
@@ -309,4 +318,172 @@ fn seeded_sampling_repeats_and_another_seed_differs() {
     let (first, again, other) = (sample(7), sample(7), sample(8));
     assert_eq!(first, again);
     assert_ne!(first, other);
+}
+
+fn sights() -> &'static Sights {
+    static SIGHTS: OnceLock<Sights> = OnceLock::new();
+    SIGHTS.get_or_init(|| Sights::of(&toys::fixture(SEEING)))
+}
+
+/// A bundle of the toy that sees, made once a process: it takes pictures in their shape (`native`), stretched (`fixed`),
+/// or not at all (`none`).
+fn seeing(mode: &'static str, target: Option<&'static str>) -> PathBuf {
+    type Made = HashMap<(&'static str, Option<&'static str>), PathBuf>;
+    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
+    static MADE: Mutex<Option<Made>> = Mutex::new(None);
+    let folder = FOLDER.get_or_init(|| tempfile::tempdir().unwrap()).path();
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    let made = made.get_or_insert_with(HashMap::new);
+    let out = folder.join(made.len().to_string());
+    made.entry((mode, target))
+        .or_insert_with(|| {
+            let mut options = ForgeOptions::new(out);
+            options.max_ctx = Some(200);
+            let (key, value) = match mode {
+                "native" => ("image-patches", "24,32,48"),
+                "fixed" => ("image-size", "48"),
+                _ => ("vision", "none"),
+            };
+            options.recipe_options.insert(key.to_owned(), value.to_owned());
+            if let Some(target) = target {
+                let (htp, system) = toys::qnn_tier().unwrap();
+                options.compiler = Some(backends::compiler(&htp, &system, target));
+            }
+            forge(&toys::fixture(SEEING), &options, &mut Silent)
+                .unwrap_or_else(|e| panic!("{mode}: {e}"))
+                .manifest
+        })
+        .clone()
+}
+
+/// Features of all pictures of a mode, of the video where it keeps its shape, and all positions.
+fn sees_as_the_reference(
+    mode: &'static str,
+    target: Option<&'static str>,
+    backend: Arc<dyn Backend>,
+) -> (f64, f64) {
+    let folder = tempfile::tempdir().unwrap();
+    let open = |name: &str| {
+        let folder = folder.path().join(name);
+        let model = Model::open(ModelOptions {
+            manifest: Arc::new(Manifest::load(&seeing(mode, target)).unwrap()),
+            backend: Arc::clone(&backend),
+            ops: &toys::plugins(),
+            threads: Some(2),
+            cancel: CancelToken::new(),
+            progress: None,
+            dump: Some(Arc::new(Dump::create(&folder).unwrap())),
+        });
+        (model.unwrap(), folder)
+    };
+    let (mut model, dumps) = open("positions");
+    sights().same_positions(model.op_mut(), &dumps, mode);
+    drop(model);
+    let (mut model, dumps) = open("features");
+    sights().features(model.op_mut(), &dumps, mode, None, mode == "native", 0)
+}
+
+#[test]
+#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
+fn pictures_and_a_video_give_the_reference_s_features_tokens_and_logits() {
+    for mode in ["native", "fixed"] {
+        let (cosine, largest) = sees_as_the_reference(mode, None, backends::cpu());
+        assert!(cosine >= 0.999_99 && largest <= CPU_DISTANCE, "{mode}: {cosine} {largest}");
+        let mut model = toys::open(&seeing(mode, None), backends::cpu()).unwrap();
+        let cases = sights().of_mode(mode);
+        assert!(cases.len() > 6);
+        sights().greedy_exact(&mut model, &cases, mode);
+        let logits = sights().step_exact(&mut model, &cases, mode).largest;
+        eprintln!(
+            "{mode}: logits differ by at most {logits:.2e}, features by {largest:.2e}, cosine {cosine:.8}"
+        );
+        assert!(logits <= CPU_DISTANCE, "{mode}: logits differ by {logits:e}");
+    }
+}
+
+/// The template does not repeat in the second turn that the first was answered without thinking, so that the state goes
+/// back to the snapshot after the question; and with it the positions behind the picture.
+#[test]
+fn a_chat_goes_on_from_the_snapshot_after_its_picture() {
+    for mode in ["native", "fixed"] {
+        let mut model = toys::open(&seeing(mode, None), backends::cpu()).unwrap();
+        let chat = sights().chat.iter().find(|chat| chat.mode == mode).unwrap();
+        let mut reused = 0;
+        for turn in &chat.turns {
+            let prompt = sights().conversation(&turn.messages);
+            assert_eq!(
+                model.encode_prompt(&prompt).unwrap(),
+                turn.golden.prompt_ids,
+                "{}",
+                chat.id
+            );
+            let generation = answer(&mut model, prompt, &turn.golden);
+            assert_eq!(generation.tokens, turn.golden.output_ids, "{}", chat.id);
+            assert_eq!(generation.reused_tokens, reused, "{}", chat.id);
+            let ids = &turn.golden.prompt_ids;
+            reused = ids.iter().rposition(|id| *id == ids[0]).unwrap();
+        }
+        let spans = model.span_stats();
+        let looks = spans.into_iter().find(|span| span.name == "vision").map(|span| span.count);
+        assert_eq!(looks, Some(1), "the picture is seen once");
+    }
+}
+
+/// Positions are a part of the state: one that is restored goes on where the pictures left it.
+#[test]
+fn a_restored_state_goes_on_behind_its_pictures() {
+    let mut model = toys::open(&seeing("native", None), backends::cpu()).unwrap();
+    let case = sights().case("two-native-boat-tower");
+    let media = sights().media(case);
+    let parts = sights().segments(&case.golden.prompt_ids, &media);
+    let first = parts.iter().position(|part| !matches!(part, Segment::Tokens(_))).unwrap() + 1;
+    let op = model.op_mut();
+    op.prefill(&parts[..first]).unwrap();
+    let (between, snapshot) = (op.position(), op.snapshot().unwrap());
+    let near = |op: &dyn HostOp, id: &str| {
+        let found = op.logits().unwrap().to_f32();
+        let distance = Distance::of(&found, &sights().logits(id)[0]).unwrap();
+        assert!(distance.largest <= CPU_DISTANCE, "{id}: {distance:?}");
+    };
+    op.prefill(&parts[first..]).unwrap();
+    near(op, &case.id);
+    op.reset().unwrap();
+    let text = sights().case("text-0");
+    op.prefill(&[Segment::Tokens(&text.golden.prompt_ids)]).unwrap();
+    near(op, &text.id);
+    op.restore(snapshot).unwrap();
+    assert_eq!(op.position(), between);
+    op.prefill(&parts[first..]).unwrap();
+    near(op, &case.id);
+}
+
+#[test]
+fn a_bundle_without_the_tower_takes_text_only() {
+    let mut model = toys::open(&seeing("none", None), backends::cpu()).unwrap();
+    let texts: Vec<_> = ["text-0", "sky"].map(|id| sights().case(id)).to_vec();
+    sights().greedy_exact(&mut model, &texts, "text only");
+    let error = model.encode_prompt(&sights().prompt(sights().case("native-boat"))).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Prompt);
+    assert!(error.message().contains("plan.params.vision"), "{error}");
+}
+
+#[test]
+#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
+fn htp_sees_as_the_reference() {
+    if !toys::full_matrix() || cfg!(feature = "builtin-ops") {
+        return;
+    }
+    let Some(libraries) = toys::qnn_tier() else { return };
+    for (mode, target) in [("native", "v81"), ("fixed", "v79")] {
+        let target = Some(target);
+        let (cosine, largest) = sees_as_the_reference(mode, target, backends::qnn(&libraries));
+        let mut model = toys::open(&seeing(mode, target), backends::qnn(&libraries)).unwrap();
+        let cases = sights().of_mode(mode);
+        sights().greedy_exact(&mut model, &cases, mode);
+        let logits = sights().step_exact(&mut model, &cases[..1], mode).largest;
+        eprintln!(
+            "{mode} {target:?}: logits differ by {logits:.2e}, features by {largest:.2e}, cosine {cosine:.7}"
+        );
+        assert!(cosine >= 0.9999, "{mode}: features have the cosine {cosine}");
+    }
 }
