@@ -18,6 +18,9 @@ struct Slot {
     bytes: usize,
     align: usize,
     bound: Option<(Memory, usize)>,
+    /// What was bound before. The two buffers of a state take turns for every token: one that comes back was checked
+    /// when it was bound first, and its handle is still there.
+    former: Option<(Memory, usize)>,
 }
 
 impl Slot {
@@ -27,6 +30,7 @@ impl Slot {
             bytes: tensor.try_byte_len().map_err(Error::size)?,
             align: tensor.dtype.size(),
             bound: None,
+            former: None,
         })
     }
 }
@@ -55,6 +59,10 @@ impl Bindings {
         let Some(slot) = slots.get_mut(index) else {
             return Err(fail("?", format!("there is no {port:?}")));
         };
+        if slot.former.as_ref().is_some_and(|(m, o)| *o == offset && m.is_same(memory)) {
+            std::mem::swap(&mut slot.bound, &mut slot.former);
+            return Ok(());
+        }
         let have = memory.len().saturating_sub(offset);
         if have < slot.bytes || offset > memory.len() {
             let need = slot.bytes;
@@ -66,7 +74,7 @@ impl Bindings {
         if writes && !memory.is_writable() {
             return Err(fail(&slot.tensor, "an output bound to a read-only buffer".to_owned()));
         }
-        slot.bound = Some((memory.clone(), offset));
+        slot.former = slot.bound.replace((memory.clone(), offset));
         Ok(())
     }
 
@@ -114,5 +122,45 @@ impl Bindings {
             return Err(Error::new(ErrorKind::Graph, message));
         };
         Ok((slot, memory, *offset))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(unsafe_code, reason = "views bound memory")]
+
+    use super::*;
+    use crate::{Buffer, DType};
+
+    #[test]
+    fn a_port_reads_what_was_bound_last_however_often_buffers_take_turns() {
+        let input = TensorInfo::new("x", DType::F16, vec![2]);
+        let info = GraphInfo::new("g", [input], []);
+        let mut bindings = Bindings::new(&info).unwrap();
+        let buffers: Vec<_> = (0..2)
+            .map(|index| {
+                let mut buffer = Buffer::zeroed(8).unwrap();
+                buffer.bytes_mut().fill(index);
+                buffer.bytes_mut()[4..].fill(10 + index);
+                buffer
+            })
+            .collect();
+        for (buffer, offset, expected) in [
+            (0, 0, 0),
+            (1, 0, 1),
+            (0, 0, 0),
+            (1, 0, 1),
+            (0, 4, 10),
+            (1, 0, 1),
+            (0, 0, 0),
+            (0, 4, 10),
+        ] {
+            bindings.bind(Port::Input(0), buffers[buffer].memory(), offset).unwrap();
+            // SAFETY: nothing writes the buffers.
+            assert_eq!(unsafe { bindings.input(0) }.unwrap(), [expected; 4]);
+        }
+        bindings.bind(Port::Input(0), buffers[0].memory(), 6).unwrap_err();
+        // SAFETY: as above.
+        assert_eq!(unsafe { bindings.input(0) }.unwrap(), [10; 4], "a refused buffer was bound");
     }
 }

@@ -129,6 +129,11 @@ impl Memory {
         matches!(&*self.0, Storage::Pages { .. })
     }
 
+    /// True when both lead to the same block.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// The address of the first byte. Valid as long as a handle to the block lives.
     pub fn as_ptr(&self) -> *mut u8 {
         match &*self.0 {
