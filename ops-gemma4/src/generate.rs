@@ -66,7 +66,7 @@ impl Op for Generate {
         let embedding = graphs.embedding(host)?.scaled(scale)?;
         let rows = graphs.embedding(host)?.scaled(scale)?;
         let per_layer = PerLayerInputs::open(host, rows, layout.layers)?;
-        let media = Media::open(host, graphs.hidden())?;
+        let media = Media::open(host, graphs.hidden(), Self::describe())?;
         let softcap = host.value("/params/final_logit_softcapping")?;
         let decoder = Decoder::builder(NAME, graphs, state)
             .embedding(embedding)

@@ -6,10 +6,9 @@ use qhx_op::audio::Clip;
 use qhx_op::decoder::SoftRows;
 use qhx_op::text::not_taken;
 use qhx_op::vision::Picture;
-use qhx_op::{Error, Host, Op, Piece, Placement, Result, Segment, SpanId};
+use qhx_op::{Error, Host, OpDescription, Piece, Placement, Result, Segment, SpanId};
 
 use crate::audio::Audio;
-use crate::generate::Generate;
 use crate::tower::MediaTokens;
 use crate::vision::Vision;
 
@@ -18,6 +17,7 @@ use crate::vision::Vision;
 pub(crate) struct Media {
     vision: Option<Vision>,
     audio: Option<Audio>,
+    op: OpDescription,
     /// Time of each, from pixels and samples to rows.
     seeing: SpanId,
     hearing: SpanId,
@@ -38,11 +38,12 @@ impl Prompt {
 }
 
 impl Media {
-    /// `hidden` is the width of the decoder's rows.
-    pub fn open(host: &mut Host, hidden: usize) -> Result<Self> {
+    /// `hidden` is the width of the decoder's rows; `op` says what is taken.
+    pub fn open(host: &mut Host, hidden: usize, op: OpDescription) -> Result<Self> {
         Ok(Self {
             vision: Vision::open(host, hidden)?,
             audio: Audio::open(host, hidden)?,
+            op,
             seeing: host.span("vision"),
             hearing: host.span("audio"),
         })
@@ -67,7 +68,7 @@ impl Media {
                 let clip = Clip::of_segment(segment, audio.rate())?;
                 (audio.tokens(), audio.count(clip.samples().len())?)
             }
-            other => return Err(not_taken(&Generate::describe(), other)),
+            other => return Err(not_taken(&self.op, other)),
         };
         let part = Piece::Part { token: token_id, positions, frames: None };
         let pieces =
@@ -104,7 +105,7 @@ impl Media {
                     dump(host, "audio_soft", &rows, count)?;
                     (audio.tokens().token_id, rows, count)
                 }
-                other => return Err(not_taken(&Generate::describe(), other)),
+                other => return Err(not_taken(&self.op, other)),
             };
             prompt.soft.push((prompt.tokens.len(), rows));
             prompt.tokens.resize(prompt.tokens.len() + count, token);
