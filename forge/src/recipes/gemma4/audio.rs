@@ -30,11 +30,13 @@ use crate::weight::{Storage, Weight};
 pub(super) const AUDIO_TOKENS: RecipeOption = RecipeOption {
     name: "audio-tokens",
     values: &[],
-    help: "soft tokens of the graphs for sound, 25 a second, such as 48,192,750; each clip goes through the smallest \
+    help: "soft tokens of the graphs for sound, 25 a second; 48,192,750 unless given. Each clip goes through the smallest \
            that holds it",
 };
 /// Soft tokens of the longest clip, 30 seconds.
 const MOST: usize = 750;
+/// Soft tokens of the graphs when nothing is said: a command, a sentence, and the longest clip.
+const DEFAULT_TOKENS: [usize; 3] = [48, 192, MOST];
 /// Samples a second, and of a frame of 20 ms.
 const RATE: usize = 16_000;
 const FRAME: usize = 320;
@@ -102,7 +104,8 @@ impl Audio {
                 "subsampling_conv_channels begins with {mels}, expected a multiple of 4, the number of mels"
             )));
         }
-        let asked = numbers(options, AUDIO_TOKENS.name, 1..=MOST)?.unwrap_or_else(|| vec![MOST]);
+        let asked = numbers(options, AUDIO_TOKENS.name, 1..=MOST)?;
+        let asked = asked.unwrap_or_else(|| DEFAULT_TOKENS.to_vec());
         let mut tokens: Vec<_> = asked.iter().map(|n| n.next_multiple_of(chunk)).collect();
         tokens.dedup();
         Ok(Self {
