@@ -135,12 +135,13 @@ impl Audio {
             1 => "audio_enc".to_owned(),
             _ => format!("audio_enc_{tokens}"),
         };
-        let tower = Tower {
+        let tower = |&tokens: &usize| Tower {
             config: self,
             clipped: Clipped { checkpoint, clips: self.clips, precision },
-            parts: Layers::new(checkpoint, Precision::Fp16, EPS),
+            parts: Layers::new(checkpoint, precision, EPS),
+            tokens,
         };
-        self.tokens.iter().map(|&n| tower.graph(&name(n), n)).collect()
+        self.tokens.iter().map(tower).map(|tower| tower.graph(&name(tower.tokens))).collect()
     }
 
     /// The projector.
@@ -218,47 +219,43 @@ fn front_end(checkpoint: &Checkpoint, mels: usize) -> Result<Value> {
     }))
 }
 
-/// Makes the graphs.
+/// Makes a graph.
 struct Tower<'a> {
     config: &'a Audio,
     clipped: Clipped<'a>,
     parts: Layers<'a>,
+    /// Soft tokens that it gives.
+    tokens: usize,
 }
 
 impl Tower<'_> {
-    fn graph(&self, name: &str, tokens: usize) -> Result<Graph> {
-        let Audio { hidden, width, layers, .. } = *self.config;
+    fn graph(&self, name: &str) -> Result<Graph> {
+        let Audio { width, layers, .. } = *self.config;
         let mut b = GraphBuilder::new(name);
-        let mut x = self.subsample(&mut b, tokens)?;
+        let mut x = self.subsample(&mut b)?;
         for layer in 0..layers {
             let at = format!("audio_tower.layers.{layer}");
             let scope = |part: &str| format!("l{layer}_{part}");
             b.scope(scope("ffw1"));
             x = self.feed_forward(&mut b, x, &format!("{at}.feed_forward1"))?;
             b.scope(scope("attn"));
-            x = self.attention(&mut b, x, &at, tokens)?;
+            x = self.attention(&mut b, x, &at)?;
             b.scope(scope("conv"));
-            x = self.convolution(&mut b, x, &format!("{at}.lconv1d"), tokens)?;
+            x = self.convolution(&mut b, x, &format!("{at}.lconv1d"))?;
             b.scope(scope("ffw2"));
             x = self.feed_forward(&mut b, x, &format!("{at}.feed_forward2"))?;
             x = self.parts.norm(&mut b, x, &format!("{at}.norm_out"))?;
         }
         b.scope("out");
-        let weight = self.matrix("audio_tower.output_proj.weight", width, hidden)?;
-        let bias = self.clipped.checkpoint.values("audio_tower.output_proj.bias", &[width])?;
-        let y = b.linear("output_proj", x, weight, Some(bias))?;
+        let y = self.parts.linear(&mut b, x, "audio_tower.output_proj", width, true)?;
         b.output("y", y)?;
         b.finish()
     }
 
-    fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Weight> {
-        let source = self.clipped.checkpoint.matrix(name, [rows, cols])?;
-        Ok(self.clipped.stored(source))
-    }
-
     /// `Gemma4AudioSubSampleConvProjection`: frames to rows `[tokens, hidden]`.
-    fn subsample(&self, b: &mut GraphBuilder, tokens: usize) -> Result<TensorId> {
+    fn subsample(&self, b: &mut GraphBuilder) -> Result<TensorId> {
         let Audio { channels: [first, second], mels, hidden, eps, .. } = *self.config;
+        let tokens = self.tokens;
         let mel = b.input("mel", Elem::Activation, &[4 * tokens, mels])?;
         let keep = b.input("keep", Elem::Activation, &[2 * tokens, 1])?;
         let conv = Conv2d { stride: [2, 2], padding: [[1, 1]; 2], ..Conv2d::new([3, 3]) };
@@ -293,9 +290,7 @@ impl Tower<'_> {
             x = b.transpose(y, &[0, 3, 1, 2])?;
         }
         b.scope("sub");
-        let weight =
-            self.matrix(&format!("{at}.input_proj_linear.weight"), hidden, mels / 4 * second)?;
-        b.linear("input_proj_linear", x, weight, None)
+        self.parts.linear(b, x, &format!("{at}.input_proj_linear"), hidden, false)
     }
 
     /// `Gemma4AudioFeedForward`.
@@ -312,13 +307,8 @@ impl Tower<'_> {
 
     /// `Gemma4AudioAttention`: a frame sees itself and the `chunk` − 1 before it, those of its own chunk and of the one
     /// before. Scores are `q·(k + r)` with a learned r for each distance, and capped.
-    fn attention(
-        &self,
-        b: &mut GraphBuilder,
-        x: TensorId,
-        at: &str,
-        tokens: usize,
-    ) -> Result<TensorId> {
+    fn attention(&self, b: &mut GraphBuilder, x: TensorId, at: &str) -> Result<TensorId> {
+        let tokens = self.tokens;
         let Audio { hidden, heads, chunk, cap, .. } = *self.config;
         let (dim, chunks, context) = (hidden / heads, tokens / chunk, 2 * chunk);
         let name = |part: &str| format!("{at}.self_attn.{part}");
@@ -415,13 +405,8 @@ impl Tower<'_> {
     }
 
     /// `Gemma4AudioLightConv1d`: a gate, a depthwise convolution that looks back only, and a norm.
-    fn convolution(
-        &self,
-        b: &mut GraphBuilder,
-        x: TensorId,
-        at: &str,
-        tokens: usize,
-    ) -> Result<TensorId> {
+    fn convolution(&self, b: &mut GraphBuilder, x: TensorId, at: &str) -> Result<TensorId> {
+        let tokens = self.tokens;
         let Audio { hidden, kernel, eps, .. } = *self.config;
         let parts = Layers { eps, ..self.parts };
         let h = parts.norm(b, x, &format!("{at}.pre_layer_norm"))?;
