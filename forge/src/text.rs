@@ -91,6 +91,15 @@ pub(crate) fn copy(
     Ok(chat)
 }
 
+/// Whether the checkpoint in `dir` comes with a chat template, as those that are tuned to answer do.
+pub(crate) fn has_chat_template(dir: &Path) -> Result<bool> {
+    let path = dir.join(CONFIG);
+    if TEMPLATES.iter().any(|name| dir.join(name).exists()) {
+        return Ok(true);
+    }
+    Ok(path.exists() && read_json(&path)?.get("chat_template").is_some_and(|t| !t.is_null()))
+}
+
 /// Copies `tokenizer_config.json` with the chat template and the special tokens that `transformers` would take.
 /// Says whether there is a template; none when there is nothing to copy.
 ///

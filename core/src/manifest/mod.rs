@@ -84,8 +84,19 @@ pub struct Params {
     pub eos_token_id: Vec<u32>,
     /// The token that texts begin with.
     pub bos_token_id: Option<u32>,
+    /// What asks the model to write down a sound.
+    pub transcription: Option<Transcription>,
     /// The other keys.
     pub rest: Map<String, Value>,
+}
+
+/// `params.transcription`: what asks the model to write down a sound that stands before it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Transcription {
+    /// `prompt`: the text behind the sound.
+    pub prompt: String,
+    /// `chat`: both are a user's message of a conversation.
+    pub chat: bool,
 }
 
 /// `artifacts`: the files of the bundle.

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::reader::Node;
 use super::{
     ArtifactTable, ChatSpec, ContextEntry, EmbedEntry, FileEntry, Manifest, Model, Params, Plan,
-    SCHEMA_VERSION, Step,
+    SCHEMA_VERSION, Step, Transcription,
 };
 use crate::{DType, Error, ErrorKind, Result};
 
@@ -116,10 +116,26 @@ fn params(node: &Node<'_>) -> Result<Params> {
             Some(n) => vec![n.u32()?],
         },
         bos_token_id: node.get("bos_token_id")?.map(|n| n.u32()).transpose()?,
+        transcription: node.get("transcription")?.map(|n| transcription(&n)).transpose()?,
         rest: rest(
             &node,
-            &["hidden", "vocab", "n_layers", "max_ctx", "eos_token_id", "bos_token_id"],
+            &[
+                "hidden",
+                "vocab",
+                "n_layers",
+                "max_ctx",
+                "eos_token_id",
+                "bos_token_id",
+                "transcription",
+            ],
         )?,
+    })
+}
+
+fn transcription(node: &Node<'_>) -> Result<Transcription> {
+    Ok(Transcription {
+        prompt: node.require("prompt")?.string()?,
+        chat: node.get("chat")?.map(|n| n.bool()).transpose()?.unwrap_or(false),
     })
 }
 

@@ -38,6 +38,7 @@ use crate::kit::{
 use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Tables};
 use crate::register_recipe;
 use crate::registry::{RecipeEntry, RecipeOption};
+use crate::text::has_chat_template;
 use audio::{AUDIO_TOKENS, Audio};
 use config::{Config, Rope};
 use decoder::Model;
@@ -47,6 +48,11 @@ use vision::{IMAGE_PATCHES, IMAGE_TOKENS, Vision};
 const DEFAULT_PREFILL: usize = 128;
 /// Contexts of the decoder when nothing is said, as published.
 const PARTS: usize = 3;
+
+/// What asks for the words of a sound: those behind which a base model goes on with them, and a message.
+const COMPLETION: &str = "\nTranscription: ";
+const REQUEST: &str = "Transcribe the following speech segment in its original language. Only output the transcription, \
+                       with no newlines.";
 
 /// Which of the towers become graphs.
 const TOWERS: RecipeOption = RecipeOption {
@@ -156,6 +162,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         let keys = ["audio_token_id", "boa_token_id", end.unwrap_or(ends[0])];
         said.extend(tokens(checkpoint, keys)?);
         params.insert("audio".to_owned(), Value::Object(said));
+        params.insert("transcription".to_owned(), transcription(checkpoint)?);
     }
     Ok(Recipe {
         family: "gemma4".to_owned(),
@@ -188,6 +195,14 @@ fn tokens(checkpoint: &Checkpoint, keys: [&str; 3]) -> Result<Map<String, Value>
     let names = ["token_id", "begin_token_id", "end_token_id"];
     let id = |(name, key): (&str, &str)| Ok((name.to_owned(), json!(reader.size(key)?)));
     names.into_iter().zip(keys).map(id).collect()
+}
+
+/// What asks for the words of a sound: of a checkpoint that is tuned to answer, in a message of a conversation.
+fn transcription(checkpoint: &Checkpoint) -> Result<Value> {
+    if has_chat_template(checkpoint.dir())? {
+        return Ok(json!({"prompt": REQUEST, "chat": true}));
+    }
+    Ok(json!({"prompt": COMPLETION}))
 }
 
 fn params(config: &Config, max_ctx: usize, window: usize) -> Map<String, Value> {
