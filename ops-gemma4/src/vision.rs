@@ -100,9 +100,23 @@ impl Vision {
         self.patchify.grid(size)
     }
 
-    /// Soft tokens that a picture becomes.
+    /// Soft tokens that a picture becomes. Errors when no graph takes as many patches.
     pub fn count(&self, picture: Picture<'_>) -> Result<usize> {
-        Ok(self.grid(picture)?.blocks(self.params.pooling_kernel_size as usize)?.patches())
+        let grid = self.grid(picture)?;
+        self.graph(picture, grid.patches())?;
+        Ok(grid.blocks(self.params.pooling_kernel_size as usize)?.patches())
+    }
+
+    /// The smallest graph that takes so many patches of a picture.
+    fn graph(&self, picture: Picture<'_>, patches: usize) -> Result<&Bound> {
+        self.graphs.iter().find(|bound| bound.patches >= patches).ok_or_else(|| {
+            let most = self.graphs.last().map_or(0, |bound| bound.patches);
+            Error::prompt(format!(
+                "a picture of {} becomes {patches} patches, but the bundle's graphs take {most} at most; forge it with \
+                 image-patches={patches} or more",
+                picture.size()
+            ))
+        })
     }
 
     /// The soft tokens of a picture, rows as wide as the decoder's.
@@ -120,14 +134,7 @@ impl Vision {
         let mut rows = self.patch_embed.project(host, &patches)?;
         let entries = self.params.position_embedding_size;
         add_axial_positions(self.positions.values(host), entries, hidden, grid, &mut rows)?;
-        let Some(bound) = self.graphs.iter().find(|bound| bound.patches >= count) else {
-            let most = self.graphs.last().map_or(0, |bound| bound.patches);
-            return Err(Error::prompt(format!(
-                "a picture of {} becomes {count} patches, but the bundle's graphs take {most} at most; forge it with \
-                 image-patches={count} or more",
-                picture.size()
-            )));
-        };
+        let bound = self.graph(picture, count)?;
         let angles = count * head_dim / 2;
         let (mut cos, mut sin) = (vec![0.0; angles], vec![0.0; angles]);
         axial_rope(grid, 1, AxialOrder::ColumnsRows, head_dim, rope_theta, &mut cos, &mut sin)?;
