@@ -49,6 +49,7 @@ struct Cli {
 enum Command {
     Generate(commands::generate::GenerateArgs),
     Chat(commands::chat::ChatArgs),
+    Transcribe(commands::transcribe::TranscribeArgs),
     Embed(commands::embed::EmbedArgs),
     Forge(Box<ForgeArgs>),
     Inspect(commands::inspect::InspectArgs),
@@ -108,6 +109,7 @@ fn dispatch(command: Command, app: &mut App) -> Result<Status> {
     match command {
         Command::Generate(args) => commands::generate::run(&args, app),
         Command::Chat(args) => commands::chat::run(&args, app),
+        Command::Transcribe(args) => commands::transcribe::run(&args, app),
         Command::Embed(args) => commands::embed::run(&args, app),
         Command::Forge(args) => commands::forge::run(&args, app),
         Command::Inspect(args) => commands::inspect::run(&args, app),
@@ -126,6 +128,7 @@ impl Command {
         match self {
             Self::Generate(args) => args.json,
             Self::Chat(args) => args.json,
+            Self::Transcribe(args) => args.json,
             Self::Embed(args) => args.json,
             Self::Forge(args) => args.wants_json(),
             Self::Inspect(args) => args.json,

@@ -96,8 +96,8 @@ impl Audio {
         if tokens > most {
             let hop = self.params.front_end.hop;
             return Err(Error::prompt(format!(
-                "sound of {:.1} s is {tokens} soft tokens, the bundle takes {most} ({:.1} s) at most; cut it into shorter \
-                 pieces",
+                "sound of {:.1} s is {tokens} soft tokens, the bundle takes {most} ({:.1} s) at most; take less of it, \
+                 or have `qhx transcribe` cut it into pieces",
                 seconds(samples),
                 seconds(most * FRAMES * hop)
             )));

@@ -497,6 +497,10 @@ fn a_bundle_of_the_published_size_has_the_published_parts() {
     assert!(pieces.count() >= 8, "the sums of down_proj");
     assert_eq!(recipe.params["vision"]["max_soft_tokens"], 280);
     assert_eq!(recipe.plan_params["decode"], json!(["decode_p0", "decode_p1", "decode_p2"]));
+    // Whole chunks of 12.
+    let lengths = json!(["audio_enc_48", "audio_enc_192", "audio_enc_756"]);
+    assert_eq!(recipe.plan_params["audio_enc"], lengths);
+    assert_eq!(recipe.params["transcription"], json!({"prompt": "\nTranscription: "}));
 }
 
 /// What the goldens have of pictures and sound.
@@ -715,6 +719,9 @@ fn towers_of_int8_weights_see_and_hear() {
 fn each_picture_and_clip_goes_through_the_smallest_graph() {
     let sizes = [("image-patches", "540,1200"), ("image-tokens", "140"), ("audio-tokens", "18,54")];
     let bundle = bundle(with_towers(&sizes));
+    // A checkpoint with a chat template is asked in a message.
+    let transcription = &bundle.manifest()["params"]["transcription"];
+    assert_eq!(transcription["chat"], json!(true), "{transcription}");
     let mut dumping = Dumping::open(&bundle, backends::cpu());
     let flag = MediaPart::Image("flag".to_owned()).media(TOY).unwrap();
     let short = Request::greedy(Prompt::Parts(vec![Part::Media(flag)]), 1);
@@ -782,11 +789,16 @@ fn media_that_a_bundle_cannot_take_are_refused_in_a_sentence() {
     assert!(error.contains("the bundle takes no sound"), "{error}");
     let mut model = bundle(with_towers(&[("image-patches", "540")])).open();
     let error = refused(&mut model, picture());
+    assert!(error.starts_with("image 1: a picture of "), "not in `place`: {error}");
     assert!(error.contains("becomes 594 patches, but the bundle's graphs take 540"), "{error}");
     let error = refused(&mut model, clip(100, 16_000));
     assert!(error.contains("shorter than one frame"), "{error}");
     let error = refused(&mut model, clip(16_000 * 3, 16_000));
     assert!(error.contains("is 75 soft tokens, the bundle takes 54 (2.2 s) at most"), "{error}");
+    assert!(error.starts_with("sound 1: ") && error.contains("qhx transcribe"), "{error}");
+    let silence = Media::audio(vec![0.0; 16_000], 16_000).unwrap();
+    let silence = Request::greedy(Prompt::Parts(vec![Part::Media(silence)]), 1);
+    assert_eq!(generate(&mut model, &silence).tokens.len(), 1);
     let error = refused(&mut model, clip(8_000, 8_000));
     assert!(error.contains("8000 samples a second, expected 16000"), "{error}");
     let film = Media::video(vec![0; 12], 2, 2, vec![0.0]).unwrap();

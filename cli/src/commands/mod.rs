@@ -13,4 +13,5 @@ pub(crate) mod plugins;
 pub(crate) mod reference;
 pub(crate) mod runtime;
 pub(crate) mod suite;
+pub(crate) mod transcribe;
 pub(crate) mod verify;

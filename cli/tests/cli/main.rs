@@ -21,6 +21,7 @@ mod size;
 #[cfg(target_os = "linux")]
 mod streams;
 mod templates;
+mod transcribe;
 mod verify;
 #[cfg(unix)]
 mod vision;

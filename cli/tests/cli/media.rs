@@ -14,7 +14,7 @@ const RED: Rgb<u8> = Rgb([255, 0, 0]);
 const BLUE: Rgb<u8> = Rgb([0, 0, 255]);
 const WHITE: Rgb<u8> = Rgb([255, 255, 255]);
 
-fn plugin() -> &'static PathBuf {
+pub fn plugin() -> &'static PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| qhx_tests::plugin_files::build("qhx-test-senses-plugin"))
 }

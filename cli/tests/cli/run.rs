@@ -177,7 +177,7 @@ fn plugin() {
     let status = qhx_places::cargo()
         .args(["build", "--quiet", "--package", "qhx-ops-qwen35-plugin"])
         .args(["--package", "qhx-ops-llama-plugin", "--package", "qhx-ops-phimoe-plugin"])
-        .args(["--package", "qhx-ops-qwen3vl-plugin"])
+        .args(["--package", "qhx-ops-qwen3vl-plugin", "--package", "qhx-ops-gemma4-plugin"])
         .arg("--target-dir")
         .arg(profile.parent().expect("a profile lies in the target folder"))
         .current_dir(qhx_places::workspace())

@@ -1,0 +1,176 @@
+//! `qhx transcribe`: a toy of Gemma 4 that heard four sentences, and a host-op that answers `l` to whatever sounds
+//! (`tests/plugins/senses`).
+
+use std::path::{Path, PathBuf};
+
+use qhx_places::fixture;
+use serde_json::{Value, json};
+
+use crate::run::{Program, Run, folder};
+
+const TOY: &str = "gemma4-toy";
+
+/// The toy without its chat template, as a checkpoint that only goes on with texts.
+fn base(folder: &Path) -> PathBuf {
+    let checkpoint = folder.join("checkpoint");
+    qhx_tests::plugin_files::copy_folder(&fixture(TOY), &checkpoint);
+    let path = checkpoint.join("tokenizer_config.json");
+    let text = std::fs::read(&path).expect("a file");
+    let mut config: Value = serde_json::from_slice(&text).expect("JSON");
+    config.as_object_mut().and_then(|config| config.remove("chat_template"));
+    std::fs::write(&path, config.to_string()).expect("written");
+    checkpoint
+}
+
+/// A bundle that takes sounds of 2.2 seconds.
+fn forge(folder: &Path, checkpoint: &Path, how: &[&str]) -> PathBuf {
+    let out = folder.join("gemma4");
+    Program::qhx(folder)
+        .args([Path::new("forge"), checkpoint, Path::new("--out"), &out])
+        .args(["--name", "toy", "--max-ctx", "200", "--prefill", "24"])
+        .args(["--recipe-option", "towers=audio", "--recipe-option", "audio-tokens=54"])
+        .args(how)
+        .run()
+        .ok();
+    out
+}
+
+fn sentence(id: &str) -> String {
+    fixture(TOY).join(format!("{id}.wav")).display().to_string()
+}
+
+#[test]
+fn spoken_sentences_become_their_words() {
+    let folder = folder();
+    let bundle = forge(folder.path(), &base(folder.path()), &["--cpu-only"]);
+    let transcribe = |words: &[&str]| {
+        Program::qhx(folder.path()).args(["transcribe"]).args([&bundle]).args(words).run()
+    };
+    let run = transcribe(&[&sentence("noon"), &sentence("rain")]).ok();
+    assert_eq!(run.stdout, "the boat leaves at noon\nrain comes before the night\n");
+    assert!(run.stderr.contains("noon.wav: 1.7 s of sound in "), "{}", run.stderr);
+
+    let (short, long) = (sentence("stop"), folder.path().join("long.wav"));
+    let mut samples = Vec::new();
+    for id in ["bread", "noon"] {
+        let wav = std::fs::read(sentence(id)).expect("a file");
+        samples.extend_from_slice(&wav[44..]);
+    }
+    std::fs::write(&long, wav(16_000, 1, 16, &samples)).expect("written");
+    let long = long.display().to_string();
+    let sounds = transcribe(&[&short, &long, "--json"]).ok().json()["sounds"].clone();
+    let piece = json!({"start": 0.0, "end": 0.613, "text": "stop", "finish_reason": "eos"});
+    let stop = json!({"name": short, "seconds": 0.613, "text": "stop", "pieces": [piece]});
+    assert_eq!(sounds[0], stop);
+    let times = |piece: &Value| (piece["start"].as_f64(), piece["end"].as_f64());
+    let pieces = sounds[1]["pieces"].as_array().expect("a list");
+    let times: Vec<_> = pieces.iter().map(times).collect();
+    assert_eq!(times, [(Some(0.0), Some(2.1)), (Some(1.89), Some(2.888))]);
+
+    let generate = |words: &[&str]| {
+        Program::qhx(folder.path()).args(["generate"]).args([&bundle]).args(words).run()
+    };
+    let run = generate(&["\nTranscription: ", "--audio", &long]);
+    let parts = ["sound of 2.9 s is 72 soft tokens, the bundle takes 54", "qhx transcribe"];
+    assert!(run.code == 9 && parts.iter().all(|part| run.stderr.contains(part)), "{run:?}");
+    let picture = fixture(TOY).join("boat.png").display().to_string();
+    let run = generate(&["Describe this image.", "--image", &picture]);
+    assert!(run.code == 9 && run.stderr.contains("the bundle takes no pictures"), "{run:?}");
+}
+
+#[test]
+fn the_npu_writes_down_a_sentence() {
+    let Some((htp, system)) =
+        qhx_tests::toys::qnn_tier().filter(|_| qhx_tests::toys::full_matrix())
+    else {
+        return;
+    };
+    let folder = folder();
+    let libraries =
+        ["--htp", htp.to_str().expect("UTF-8"), "--system", system.to_str().expect("UTF-8")];
+    let how = [&["--target", "v81"][..], &libraries].concat();
+    let bundle = forge(folder.path(), &base(folder.path()), &how);
+    let run = Program::qhx(folder.path())
+        .args(["transcribe"])
+        .args([&bundle])
+        .args(["--backend", "qnn"])
+        .args(libraries)
+        .args([sentence("noon")])
+        .run()
+        .ok();
+    assert_eq!(run.stdout, "the boat leaves at noon\n");
+}
+
+/// A WAV file.
+fn wav(rate: u32, channels: u16, bits: u16, data: &[u8]) -> Vec<u8> {
+    let frame = channels * bits / 8;
+    let len = u32::try_from(data.len()).expect("short");
+    let mut wav = b"RIFF".to_vec();
+    wav.extend((36 + len).to_le_bytes());
+    wav.extend(b"WAVEfmt \x10\0\0\0\x01\0");
+    wav.extend(channels.to_le_bytes());
+    wav.extend(rate.to_le_bytes());
+    wav.extend((rate * u32::from(frame)).to_le_bytes());
+    wav.extend(frame.to_le_bytes());
+    wav.extend(bits.to_le_bytes());
+    wav.extend(b"data");
+    wav.extend(len.to_le_bytes());
+    wav.extend(data);
+    wav
+}
+
+/// A folder with the bundle `senses` and sounds, and what `qhx transcribe` makes of them.
+fn senses(folder: &Path, words: &[&str]) -> Run {
+    qhx_tests::senses::write(&folder.join("senses")).expect("the bundle is written");
+    // An op for 8 kHz: a tone of 8 bits, of two channels, of another rate, and silence.
+    let tone = |count: usize| (0..count).map(|i| 128 + 100 * (i % 2) as u8).collect::<Vec<_>>();
+    std::fs::write(folder.join("long.wav"), wav(8_000, 1, 8, &tone(24_000))).expect("written");
+    std::fs::write(folder.join("stereo.wav"), wav(8_000, 2, 8, &tone(800))).expect("written");
+    let slow: Vec<u8> = (0..9_600u32).map(|i| (128 + 50 * (i / 100 % 2)) as u8).collect();
+    std::fs::write(folder.join("fast.wav"), wav(96_000, 1, 8, &slow)).expect("written");
+    std::fs::write(folder.join("none.wav"), wav(8_000, 1, 8, &[])).expect("written");
+    let mut cut = wav(8_000, 1, 8, &tone(800));
+    cut.truncate(500);
+    std::fs::write(folder.join("cut.wav"), cut).expect("written");
+    Program::qhx(folder)
+        .args(["--plugin"])
+        .arg_path(crate::media::plugin())
+        .args(["transcribe", "senses", "--max-new", "2"])
+        .args(words)
+        .run()
+}
+
+#[test]
+fn what_is_too_long_is_cut_into_pieces_that_overlap() {
+    let folder = folder();
+    // The context holds 64 positions of 100 samples, a quarter of which is left for the words.
+    let run = senses(folder.path(), &["long.wav", "--prompt", "ab"]).ok();
+    assert_eq!(run.stdout, "ll\n");
+    let says = "long.wav: 3.0 s of sound, the model takes 0.6 s at a time: cut into 6 pieces that overlap by 0.1 s";
+    assert!(run.stderr.contains(says), "{}", run.stderr);
+    assert!(run.stderr.contains("is cut off after 2 tokens"), "{}", run.stderr);
+    let sounds = senses(folder.path(), &["long.wav", "--prompt", "ab", "--json"]).ok().json();
+    let pieces = sounds["sounds"][0]["pieces"].as_array().expect("a list");
+    let times = pieces.iter().map(|piece| (piece["start"].as_f64(), piece["end"].as_f64()));
+    let times: Vec<_> = times.map(|(start, end)| (start.expect("s"), end.expect("s"))).collect();
+    let expected = [(0.0, 0.6), (0.54, 1.14), (1.08, 1.68), (1.62, 2.22), (2.16, 2.76), (2.7, 3.0)];
+    assert_eq!(times, expected);
+}
+
+#[test]
+fn any_channels_bits_and_rate_are_taken_and_what_holds_no_sound_is_named() {
+    let folder = folder();
+    let run = senses(folder.path(), &["stereo.wav", "fast.wav", "--prompt", "ab", "--chat"]).ok();
+    assert_eq!(run.stdout, "ll\nll\n");
+    for (words, code, what) in [
+        (&["stereo.wav"][..], 2, "params.transcription"),
+        (&["none.wav", "--prompt", "ab"], 9, "none.wav: holds no sound (0 samples)"),
+        (&["cut.wav", "--prompt", "ab"], 9, "cut.wav: a broken or cut-off WAV file"),
+        (&["gone.wav", "--prompt", "ab"], 11, "gone.wav: "),
+        (&["stereo.wav", "--chat"], 2, "--prompt"),
+    ] {
+        let run = senses(folder.path(), words);
+        assert_eq!(run.code, code, "{run:?}");
+        assert!(run.stderr.contains(what) && run.stdout.is_empty(), "{what}: {run:?}");
+    }
+}
