@@ -240,6 +240,24 @@ def plain(vision, mode, id):
     return "<|vision_start|>" + vision.pieces(part, mode)[1] + "<|vision_end|>Seen:"
 
 
+def tokenizer(spec):
+    texts = FACTS + [a for _, _, _, a in conversations(drawn(spec))] + [DESCRIBE, COLOURS, "Compare them. What happens? Look at here. Seen: seconds"]
+    return chatml.train_tokenizer(texts, spec["tokenizer_size"], spec["split"], added(spec))
+
+
+def make(spec, tok):
+    """A model with the weights that `transformers` begins with."""
+    token = tok.token_to_id
+    config_class, model_class = FAMILIES[spec["family"]]
+    config = config_class(
+        text_config=spec["text"], vision_config=spec["vision"], tie_word_embeddings=spec["tie_word_embeddings"],
+        image_token_id=token("<|image_pad|>"), video_token_id=token("<|video_pad|>"),
+        vision_start_token_id=token("<|vision_start|>"), vision_end_token_id=token("<|vision_end|>"),
+    )
+    config._attn_implementation = "eager"
+    return model_class(config)
+
+
 @torch.no_grad()
 def scatter(model):
     """Starts weights apart from their defaults, so that mistakes with them show in features and logits."""
@@ -279,7 +297,7 @@ def fit(model, tok, seqs, vision, seed, steps, lr, batch=10):
 
 
 def save(model, tok, spec, out):
-    """Writes the checkpoint as `transformers` does, with the `config.json` of Qwen3-VL in the spelling of published ones."""
+    """Writes the checkpoint as `transformers` does, with the `config.json` of Qwen3-VL as published, unless told."""
     if out.exists():
         shutil.rmtree(out)
     out.mkdir(parents=True)
@@ -294,7 +312,7 @@ def save(model, tok, spec, out):
     ends = [tok.token_to_id(t) for t in ENDS]
     stored.generation_config = transformers.GenerationConfig(eos_token_id=ends, pad_token_id=ends[1], do_sample=False)
     stored.save_pretrained(out)
-    if spec["family"] == "qwen3vl":
+    if spec["family"] == "qwen3vl" and spec.get("config_keys", "old") == "old":
         old_keys(out / "config.json")
     chatml.write_tokenizer(tok, out, spec["text"]["max_position_embeddings"], added(spec), TEMPLATES[spec["family"]])
     v = spec["vision"]
@@ -492,17 +510,8 @@ def main():
     torch.use_deterministic_algorithms(True)
     spec = json.loads(args.config.read_text())
     vision = Vision(spec)
-    texts = FACTS + [a for _, _, _, a in conversations(drawn(spec))] + [DESCRIBE, COLOURS, "Compare them. What happens? Look at here. Seen: seconds"]
-    tok = chatml.train_tokenizer(texts, spec["tokenizer_size"], spec["split"], added(spec))
-    token = tok.token_to_id
-    config_class, model_class = FAMILIES[spec["family"]]
-    config = config_class(
-        text_config=spec["text"], vision_config=spec["vision"], tie_word_embeddings=spec["tie_word_embeddings"],
-        image_token_id=token("<|image_pad|>"), video_token_id=token("<|video_pad|>"),
-        vision_start_token_id=token("<|vision_start|>"), vision_end_token_id=token("<|vision_end|>"),
-    )
-    config._attn_implementation = "eager"
-    model = model_class(config)
+    tok = tokenizer(spec)
+    model = make(spec, tok)
     scatter(model)
     seqs = sequences(tok, vision, spec)
     print(f"{spec['name']}: {sum(p.numel() for p in model.parameters())} parameters, {len(seqs)} sequences, longest {max(len(s[0]) for s in seqs)}", flush=True)

@@ -19,6 +19,8 @@ use crate::replay;
 /// `goldens.json` of the schema `qhx-goldens-vision/1`, described in `tests/oracle/README.md`.
 #[derive(Debug, Deserialize)]
 pub struct Sights {
+    /// Pixels of a side of the square that the mode `fixed` stretches pictures to.
+    pub fixed: usize,
     /// The pictures, each in every mode.
     pub pictures: Vec<Sight>,
     /// The video.
@@ -30,6 +32,9 @@ pub struct Sights {
     /// The tokens that stand for pictures and for videos.
     #[serde(skip)]
     pads: [u32; 2],
+    /// Pixels of a patch in one frame, and frames of a patch.
+    #[serde(skip)]
+    patch: [usize; 2],
     /// Where the pictures are.
     #[serde(skip)]
     folder: PathBuf,
@@ -149,6 +154,9 @@ impl Sights {
             serde_json::from_str(&text("config.json")).expect("config.json is valid");
         let id = |key: &str| config[key].as_u64().expect(key) as u32;
         sights.pads = [id("image_token_id"), id("video_token_id")];
+        let vision = &config["vision_config"];
+        let size = |key: &str| vision[key].as_u64().expect(key) as usize;
+        sights.patch = [size("patch_size").pow(2), size("temporal_patch_size")];
         folder.clone_into(&mut sights.folder);
         sights.tensors = fs::read(folder.join("goldens.safetensors")).expect("goldens.safetensors");
         sights
@@ -319,6 +327,7 @@ impl Sights {
         layers: usize,
     ) -> (f64, f64) {
         let (mut shown, mut least, mut largest) = (0, 1f64, 0f64);
+        let [plane, frames] = self.patch;
         let deepstack = (0..layers).map(|layer| format!("deepstack_{layer}"));
         let parts: Vec<_> = std::iter::once("embeds".to_owned()).chain(deepstack).collect();
         let mut compare = |shown: usize, golden: &str, pairs: Option<usize>| {
@@ -343,14 +352,14 @@ impl Sights {
             op.prefill(&[media.segment(), Segment::Tokens(&[5])]).expect("a prompt");
             let golden = format!("{}.{}", sight.id, sight.mode);
             let (_, levels) = self.tensor(&format!("{golden}.pixels"));
-            // A picture stands once in each of the two frames of a patch.
+            // A picture stands once in each of the frames of a patch.
             let expected: Vec<f32> = levels
-                .chunks_exact(2 * 64)
-                .flat_map(|channel| channel[..64].iter().map(|level| (level - 127.5) / 127.5))
+                .chunks_exact(frames * plane)
+                .flat_map(|channel| channel[..plane].iter().map(|level| (level - 127.5) / 127.5))
                 .collect();
-            assert_eq!(sight.grid[0] * sight.grid[1] * 3 * 64, expected.len());
+            assert_eq!(sight.grid[0] * sight.grid[1] * 3 * plane, expected.len());
             let (_, off) =
-                agreement(&dumped(folder, "pixel_values", shown), &expected, 64, &golden);
+                agreement(&dumped(folder, "pixel_values", shown), &expected, plane, &golden);
             assert!(off < 1e-6, "{golden}: pixel values differ by {off}");
             compare(shown, &golden, None);
             shown += 1;
@@ -366,7 +375,7 @@ impl Sights {
             for (pair, levels) in levels.chunks_exact(each).enumerate() {
                 let expected: Vec<_> = levels.iter().map(|level| (level - 127.5) / 127.5).collect();
                 let found = dumped(folder, "pixel_values", shown + pair);
-                let (_, off) = agreement(&found, &expected, 64, "video");
+                let (_, off) = agreement(&found, &expected, plane, "video");
                 assert!(off < 1e-6, "frames {pair}: pixel values differ by {off}");
                 compare(shown + pair, "video", Some(pair));
             }

@@ -16,6 +16,7 @@ use qhx_core::manifest::Manifest;
 use qhx_core::op::Segment;
 use qhx_core::{CancelToken, ErrorKind, Media};
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
+use qhx_op::vision::{Grid, resample_positions};
 use qhx_tests::backends;
 use qhx_tests::pictures::{Sights, answer};
 use qhx_tests::toys::{self, fixture, full_matrix, qnn_tier};
@@ -299,6 +300,44 @@ fn tables_under_other_keys_are_found() {
     sights().greedy_exact(&mut model, &[sights().case("fixed-boat")], "tables under other keys");
 }
 
+/// Tables that were made for pictures alone: filters summed over the frames of a patch, and the positions of the one
+/// grid that the graph takes.
+#[test]
+fn tables_that_are_made_for_one_picture_give_the_same_features() {
+    let manifest = changed(&FIXED.bundle(), "one-picture", |manifest| {
+        let file = |name: &str| {
+            let path = &manifest["artifacts"]["vision"][name]["path"];
+            FIXED.bundle().with_file_name(path.as_str().unwrap())
+        };
+        let read = |name: &str| -> Vec<f32> {
+            let bytes = fs::read(file(name)).unwrap();
+            bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+        };
+        let summed: Vec<f32> = read("patch_embed")
+            .chunks_exact(2 * 64)
+            .flat_map(|frames| (0..64).map(|pixel| frames[pixel] + frames[64 + pixel]))
+            .collect();
+        let mut resampled = vec![0.0; 36 * 60];
+        let grid = Grid { rows: 6, columns: 6 };
+        resample_positions(&read("pos_embed"), 7, 60, grid, 2, &mut resampled).unwrap();
+        for (name, values) in [("patch_embed", summed), ("pos_embed", resampled)] {
+            let path = format!("one-picture-{name}.bin");
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            fs::write(FIXED.bundle().with_file_name(&path), bytes).unwrap();
+            manifest["artifacts"]["vision"][name] = json!({"path": path, "dtype": "f32"});
+        }
+        manifest["params"]["vision"].as_object_mut().unwrap().remove("pos_side").unwrap();
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let mut model = open(&manifest, backends::cpu(), Some(folder.path())).unwrap();
+    let (cosine, largest) =
+        sights().features(model.op_mut(), folder.path(), "fixed", None, false, 3);
+    assert!(cosine >= 0.999_99 && largest <= CPU_DISTANCE, "{cosine} {largest}");
+    let film = sights().film();
+    let error = model.op_mut().prefill(&[film.frames(0, 2).unwrap()]).unwrap_err();
+    assert!(error.message().contains("takes no videos"), "{error}");
+}
+
 #[test]
 fn bundles_that_do_not_fit_together_are_refused_with_what_was_looked_for() {
     let fails = |name: &str, change: &dyn Fn(&mut Value), words: &[&str]| {
@@ -372,6 +411,60 @@ fn int8_weights_keep_the_answers() {
     }
     let (cosine, largest) = features(form, backends::cpu(), None);
     assert!(cosine > 0.99 && largest > CPU_DISTANCE, "{cosine} {largest}");
+}
+
+/// Forges a checkpoint for each mode with nothing but its sizes, and compares all that its goldens have.
+#[expect(clippy::print_stderr, reason = "a test says what it measured")]
+fn unseen(folder: &Path) {
+    let sights = Sights::of(folder);
+    let read = |name: &str| -> Value {
+        serde_json::from_slice(&fs::read(folder.join(name)).unwrap()).unwrap()
+    };
+    let processor = read("preprocessor_config.json");
+    let [pixels, patch] = ["/size/longest_edge", "/patch_size"]
+        .map(|key| processor.pointer(key).and_then(Value::as_u64).unwrap());
+    let config = read("config.json");
+    let layers = config.pointer("/vision_config/deepstack_visual_indexes").unwrap();
+    let layers = layers.as_array().unwrap().len();
+    for (mode, key, value) in [
+        ("native", "image-patches", (pixels / (patch * patch)).to_string()),
+        ("fixed", "image-size", sights.fixed.to_string()),
+    ] {
+        let out = tempfile::tempdir().unwrap();
+        let mut options = ForgeOptions::new(out.path().join("bundle"));
+        options.max_ctx = Some(128);
+        options.prefill = Some(vec![11]);
+        options.recipe_options.insert(key.to_owned(), value);
+        let bundle = forge(folder, &options, &mut Silent).unwrap().manifest;
+        let dump = out.path().join("dump");
+        fs::create_dir(&dump).unwrap();
+        let mut model = open(&bundle, backends::cpu(), None).unwrap();
+        let cases = sights.of_mode(mode);
+        assert!(cases.len() > 1);
+        sights.greedy_exact(&mut model, &cases, mode);
+        let Distance { largest, .. } = sights.step_exact(&mut model, &cases, mode);
+        let mut model = open(&bundle, backends::cpu(), Some(&dump)).unwrap();
+        let (cosine, off) = sights.features(model.op_mut(), &dump, mode, None, false, layers);
+        eprintln!(
+            "{mode}: logits differ by at most {largest:.2e}, features by {off:.2e}, cosine {cosine:.8}"
+        );
+        assert!(largest <= CPU_DISTANCE && off <= CPU_DISTANCE && cosine >= 0.999_99);
+    }
+}
+
+/// Other patches and merged squares, a single frame in a patch, two deepstack features, biases in the attention, a head
+/// of its own, f16, and the new spelling of the configuration.
+#[test]
+fn a_checkpoint_of_other_dimensions_gives_the_reference_s_tokens_and_logits() {
+    unseen(&fixture("qwen3vl-unseen"));
+}
+
+/// Any other checkpoint with goldens, such as one that `tests/oracle/qwen3vl_unseen.py` made.
+#[test]
+fn checkpoint_of_the_environment_gives_the_reference_s_tokens_and_logits() {
+    if let Some(folder) = std::env::var_os("QHX_TEST_QWEN3VL") {
+        unseen(Path::new(&folder));
+    }
 }
 
 /// On the emulator of the NPU: some cases, or all of them for all architectures.
