@@ -137,7 +137,7 @@ impl VisionPrompts {
     }
 
     /// The tokens of a prompt, and the first one and the grid of each picture.
-    fn lay_out(&self, segments: &[Segment<'_>]) -> Result<(Vec<u32>, Vec<(usize, Grid)>)> {
+    fn lay_out(&self, segments: &[Segment<'_>]) -> Result<(Vec<u32>, Vec<Place>)> {
         let VisionTokens { image, video, .. } = self.tokens;
         let (mut prompt, mut pictures) = (Vec::new(), Vec::new());
         for segment in segments {
@@ -161,6 +161,9 @@ impl VisionPrompts {
         Ok((prompt, pictures))
     }
 }
+
+/// Index of a picture's first token in the prompt, and the picture's grid.
+type Place = (usize, Grid);
 
 /// A prompt that [`VisionPrompts::encode`] made.
 #[derive(Debug)]
