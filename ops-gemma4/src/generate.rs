@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::layout::Layout;
 use crate::media::Media;
-use crate::per_layer::{PLE, PerLayerInputs};
+use crate::per_layer::{CONTEXT, PLE, PerLayerInputs};
 
 const NAME: &str = "gemma4_split_generate";
 /// Tables and mask of full layers, and of sliding ones.
@@ -20,11 +20,15 @@ const SLIDING: [&str; 3] = ["cos_s", "sin_s", "cmask_s"];
 
 /// `plan.params`: that of a decoder, and the graphs of the towers.
 fn params_schema() -> Value {
-    let roles = FULL.into_iter().chain(SLIDING).chain([PLE, "mel", "keep"]);
+    let roles = FULL.into_iter().chain(SLIDING).chain([PLE, CONTEXT, "mel", "keep"]);
     let mut params = schema::decoder(roles);
     for (key, what) in [
         ("vision", "Graph of the tower for pictures, or several for different numbers of patches."),
         ("audio_enc", "Graph of the tower for sound, or several for different lengths."),
+        (
+            PLE,
+            "Graphs that project rows for per-layer inputs, one for each number of rows; the host does without.",
+        ),
     ] {
         params["properties"][key] = schema::graphs(what);
     }

@@ -6,11 +6,18 @@ use half::f16;
 use qhx_op::decoder::{Chunk, Filler, Pass};
 use qhx_op::fill::{Embedding, FloatInput};
 use qhx_op::kernels::f16_to_f32;
-use qhx_op::{BufferId, DType, Error, Host, Result};
+use qhx_op::{BufferId, DType, Error, GraphId, Host, OneOrMany, Result, View};
 use serde::Deserialize;
+
+use crate::tower::check;
 
 /// The input of a graph: the values of its layers, one layer behind the other.
 pub(crate) const PLE: &str = "ple";
+/// The output of a graph that projects: `[rows, layers · width]`, normalised layer by layer.
+pub(crate) const CONTEXT: &str = "context";
+
+/// Where the manifest names the graphs that project rows, one for each number of rows.
+const GRAPHS: &str = "/plan/params/ple";
 
 /// Rows of the projection that a thread computes at a time.
 const ROWS: usize = 64;
@@ -31,19 +38,31 @@ struct Params {
 }
 
 /// Fills [`PLE`]: `(rms(W·x / √hidden, norm) + table[token] · √width) / √2` for each layer, x the row that the first
-/// layer gets.
+/// layer gets. The norm of the projection comes from graphs, where `plan.params.ple` names some.
 #[derive(Debug)]
 pub(crate) struct PerLayerInputs {
     params: Params,
     layers: usize,
     embedding: Embedding,
     table: Embedding,
-    projection: BufferId,
-    projection_type: DType,
-    norm: Vec<f32>,
+    projection: Projection,
     /// Values of one token, of all layers.
     row: Vec<f32>,
+    /// What a token's projection adds to them.
+    context: Vec<f32>,
     passes: Vec<Bound>,
+}
+
+/// What projects rows.
+#[derive(Debug)]
+enum Projection {
+    Host {
+        weights: BufferId,
+        dtype: DType,
+        norm: Vec<f32>,
+    },
+    /// Graphs from `x` to [`CONTEXT`] for different numbers of rows.
+    Graphs(Vec<GraphId>),
 }
 
 /// The inputs of a pass.
@@ -52,10 +71,16 @@ struct Bound {
     rows: usize,
     /// For each graph its input, the first value in a token's row and how many there are.
     inputs: Vec<(FloatInput, usize, usize)>,
-    /// Rows x `[rows, hidden]` in f32.
-    x: BufferId,
-    /// Their projections `[layers · width, rows]` in f32.
-    projected: BufferId,
+    projected: Projected,
+}
+
+/// Where a pass has rows x and their projections.
+#[derive(Debug, Clone, Copy)]
+enum Projected {
+    /// x `[rows, hidden]` and `[layers · width, rows]`, in f32.
+    Host { x: BufferId, sums: BufferId },
+    /// The view is of [`CONTEXT`].
+    Graph { graph: GraphId, x: FloatInput, context: View },
 }
 
 impl PerLayerInputs {
@@ -77,61 +102,122 @@ impl PerLayerInputs {
         }
         let table = Embedding::open_at(host, "/artifacts/ple/table", all, Some(vocab))?
             .scaled((width as f32).sqrt())?;
-        let matrix = Embedding::open_at(host, "/artifacts/ple/proj", hidden, Some(all))?;
-        let weights = Embedding::open_at(host, "/artifacts/ple/norm", width, Some(1))?;
-        let mut norm = vec![0.0; width];
-        weights.read(host, 0, 0, &mut norm)?;
-        let (projection, projection_type) = matrix.table();
-        let row = vec![0.0; all.max(hidden)];
-        Ok(Self {
-            params,
-            layers,
-            embedding,
-            table,
-            projection,
-            projection_type,
-            norm,
-            row,
-            passes: Vec::new(),
-        })
+        let projection = match host.value::<OneOrMany>(GRAPHS)? {
+            Some(names) => Projection::Graphs(names.graphs(host, GRAPHS)?),
+            None => {
+                let matrix = Embedding::open_at(host, "/artifacts/ple/proj", hidden, Some(all))?;
+                let weights = Embedding::open_at(host, "/artifacts/ple/norm", width, Some(1))?;
+                let mut norm = vec![0.0; width];
+                weights.read(host, 0, 0, &mut norm)?;
+                let (weights, dtype) = matrix.table();
+                Projection::Host { weights, dtype, norm }
+            }
+        };
+        let (row, context) = (vec![0.0; all.max(hidden)], vec![0.0; all]);
+        Ok(Self { params, layers, embedding, table, projection, row, context, passes: Vec::new() })
     }
 
-    /// Writes the rows x of a chunk into the pass's buffer. Gives a row of the table for each token by its number in
-    /// the chunk: that of padding for soft tokens.
+    /// Writes the rows x of a chunk where the pass has them: of tokens the embedding's, of soft tokens their own.
     fn rows(&mut self, host: &mut Host, chunk: Chunk<'_>) -> Result<()> {
         let hidden = self.embedding.hidden();
-        let x = self.passes[chunk.pass].x;
+        let target = self.passes[chunk.pass].projected;
+        let write = |host: &mut Host, row: usize, values: &[f32]| match target {
+            Projected::Host { x, .. } => {
+                host.f32s_mut(x)[row * hidden..(row + 1) * hidden].copy_from_slice(values);
+                Ok(())
+            }
+            Projected::Graph { x, .. } => x.write_at(host, row * hidden, values),
+        };
         for (row, &token) in chunk.tokens.iter().enumerate() {
             let values = &mut self.row[..hidden];
             self.embedding.read(host, token, 0, values)?;
-            host.f32s_mut(x)[row * hidden..(row + 1) * hidden].copy_from_slice(values);
+            write(host, row, values)?;
         }
-        for (row, values) in chunk.soft_rows(hidden) {
-            host.f32s_mut(x)[row * hidden..(row + 1) * hidden].copy_from_slice(values);
-        }
-        Ok(())
+        chunk.soft_rows(hidden).try_for_each(|(row, values)| write(host, row, values))
     }
 
-    /// Projects the first `count` rows of a pass on the host's threads.
+    /// Projects the first `count` rows of a pass: by its graph, or on the host's threads.
     fn project(&self, host: &mut Host, pass: usize, count: usize) -> Result<()> {
-        let Bound { rows, x, projected, .. } = self.passes[pass];
-        let (hidden, dtype) = (self.embedding.hidden(), self.projection_type);
-        let stride = hidden * dtype.size();
-        host.parallel_fill(
-            [self.projection, x],
-            &[projected],
-            ROWS * rows * size_of::<f32>(),
-            |[weights, x], _, first, piece| {
-                let x: &[f32] = bytemuck::cast_slice(x);
-                let sums: &mut [f32] = bytemuck::cast_slice_mut(piece);
-                let first = first / (rows * size_of::<f32>());
-                for (output, sums) in sums.chunks_exact_mut(rows).enumerate() {
-                    let at = (first + output) * stride;
-                    multiply(&weights[at..at + stride], dtype, x, hidden, &mut sums[..count]);
-                }
-            },
-        )
+        let Bound { rows, projected, .. } = self.passes[pass];
+        match (&self.projection, projected) {
+            (Projection::Host { weights, dtype, .. }, Projected::Host { x, sums }) => {
+                let (hidden, dtype) = (self.embedding.hidden(), *dtype);
+                let stride = hidden * dtype.size();
+                host.parallel_fill(
+                    [*weights, x],
+                    &[sums],
+                    ROWS * rows * size_of::<f32>(),
+                    |[weights, x], _, first, piece| {
+                        let x: &[f32] = bytemuck::cast_slice(x);
+                        let sums: &mut [f32] = bytemuck::cast_slice_mut(piece);
+                        let first = first / (rows * size_of::<f32>());
+                        for (output, sums) in sums.chunks_exact_mut(rows).enumerate() {
+                            let at = (first + output) * stride;
+                            let weights = &weights[at..at + stride];
+                            multiply(weights, dtype, x, hidden, &mut sums[..count]);
+                        }
+                    },
+                )
+            }
+            (_, Projected::Graph { graph, .. }) => host.execute(graph),
+            (Projection::Graphs(_), Projected::Host { .. }) => Ok(()),
+        }
     }
+
+    /// Reads the normalised projection of a row into [`Self::context`].
+    fn read_context(&mut self, host: &Host, pass: usize, row: usize) {
+        let Bound { rows, projected, .. } = self.passes[pass];
+        let context = &mut self.context;
+        match (&self.projection, projected) {
+            (Projection::Host { norm, .. }, Projected::Host { sums, .. }) => {
+                let scale = 1.0 / (self.embedding.hidden() as f32).sqrt();
+                let sums = host.f32s(sums)[row..].iter().step_by(rows);
+                for (value, sum) in context.iter_mut().zip(sums) {
+                    *value = sum * scale;
+                }
+                for values in context.chunks_exact_mut(self.params.width) {
+                    let mean = values.iter().map(|v| v * v).sum::<f32>() / self.params.width as f32;
+                    let factor = 1.0 / (mean + self.params.eps).sqrt();
+                    for (value, norm) in values.iter_mut().zip(norm) {
+                        *value *= factor * norm;
+                    }
+                }
+            }
+            (_, Projected::Graph { context: View { buffer, dtype, .. }, .. }) => {
+                let range = row * context.len()..(row + 1) * context.len();
+                match dtype {
+                    DType::F16 => f16_to_f32(&host.f16s(buffer)[range], context),
+                    _ => context.copy_from_slice(&host.f32s(buffer)[range]),
+                }
+            }
+            (Projection::Graphs(_), Projected::Host { .. }) => {}
+        }
+    }
+}
+
+/// Binds the graph of `graphs` that projects `rows` rows of `hidden` values to `all`.
+fn project_by(
+    host: &mut Host,
+    graphs: &[GraphId],
+    rows: usize,
+    hidden: usize,
+    all: usize,
+) -> Result<Projected> {
+    let mut sizes = Vec::new();
+    for &graph in graphs {
+        let (input, output) = (host.input(graph, "x")?, host.output(graph, CONTEXT)?);
+        if host.rows_of(graph, input)? == (rows, hidden) {
+            check(host, graph, output, rows, all)?;
+            let x = FloatInput::require(host, graph, "x")?;
+            return Ok(Projected::Graph { graph, x, context: host.view_for(graph, output)? });
+        }
+        sizes.push(host.tensor(graph, input).to_string());
+    }
+    Err(Error::graph(format!(
+        "manifest {GRAPHS}: the decoder takes {rows} rows of {hidden} values, and no graph that projects them does; \
+         found {}",
+        sizes.join(", ")
+    )))
 }
 
 /// `sums[r] = weights · x[r]` for rows x of `hidden` values; weights f16 or f32.
@@ -201,10 +287,18 @@ impl Filler for PerLayerInputs {
                 self.layers
             )));
         }
-        let bytes = |values: usize| values.saturating_mul(rows).saturating_mul(size_of::<f32>());
-        let x = host.allocate(bytes(self.embedding.hidden()))?;
-        let projected = host.allocate(bytes(all))?;
-        self.passes.push(Bound { rows, inputs, x, projected });
+        let hidden = self.embedding.hidden();
+        let projected = match &self.projection {
+            Projection::Host { .. } => {
+                let bytes = |n: usize| n.saturating_mul(rows).saturating_mul(size_of::<f32>());
+                Projected::Host {
+                    x: host.allocate(bytes(hidden))?,
+                    sums: host.allocate(bytes(all))?,
+                }
+            }
+            Projection::Graphs(graphs) => project_by(host, graphs, rows, hidden, all)?,
+        };
+        self.passes.push(Bound { rows, inputs, projected });
         Ok(())
     }
 
@@ -213,25 +307,16 @@ impl Filler for PerLayerInputs {
         self.rows(host, chunk)?;
         self.project(host, chunk.pass, count)?;
         let mut soft = chunk.soft_rows(self.embedding.hidden()).map(|(row, _)| row).peekable();
-        let scale = 1.0 / (self.embedding.hidden() as f32).sqrt();
-        let Params { width, pad_token_id, eps } = self.params;
-        let Bound { rows, ref inputs, projected, .. } = self.passes[chunk.pass];
         for (row, &token) in chunk.tokens.iter().enumerate() {
             let is_soft = soft.next_if_eq(&row).is_some();
+            self.read_context(host, chunk.pass, row);
+            let Params { width, pad_token_id, .. } = self.params;
             let values = &mut self.row[..self.layers * width];
             self.table.read(host, if is_soft { pad_token_id } else { token }, 0, values)?;
-            let projected = host.f32s(projected)[row..].iter().step_by(rows);
-            let mut projected = projected.map(|sum| sum * scale);
-            for values in values.chunks_exact_mut(width) {
-                let mean = projected.clone().take(width).map(|v| v * v).sum::<f32>() / width as f32;
-                let factor = 1.0 / (mean + eps).sqrt();
-                for ((value, norm), context) in
-                    values.iter_mut().zip(&self.norm).zip(&mut projected)
-                {
-                    *value = (*value + context * factor * norm) * std::f32::consts::FRAC_1_SQRT_2;
-                }
+            for (value, context) in values.iter_mut().zip(&self.context) {
+                *value = (*value + context) * std::f32::consts::FRAC_1_SQRT_2;
             }
-            for &(input, first, count) in inputs {
+            for &(input, first, count) in &self.passes[chunk.pass].inputs {
                 input.write_at(host, row * count, &values[first..first + count])?;
             }
         }

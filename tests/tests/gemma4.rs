@@ -373,6 +373,29 @@ fn enlarged(products: i32, rows: i32) -> tempfile::TempDir {
     folder
 }
 
+#[test]
+fn graphs_project_per_layer_inputs_as_the_host_does() {
+    let goldens = goldens();
+    for prefill in [vec![], vec![5, 24]] {
+        let bundle = bundle(|o| {
+            o.prefill = Some(prefill.clone());
+            o.recipe_options.insert("ple".to_owned(), "graph".to_owned());
+        });
+        let manifest = bundle.manifest();
+        assert_eq!(manifest["artifacts"]["ple"]["proj"], Value::Null, "the host needs no weights");
+        let mut model = bundle.open();
+        equals_the_reference(&mut model, &goldens, &format!("prompts in {prefill:?}"));
+        assert!(executions(&model, "ple") > 0);
+        assert_eq!(executions(&model, "ple24") > 0, !prefill.is_empty());
+    }
+    let lacking = bundle(|o| {
+        o.recipe_options.insert("ple".to_owned(), "graph".to_owned());
+    });
+    lacking.edit(|manifest| manifest["plan"]["params"]["ple"] = json!("ple"));
+    let refusal = lacking.refusal();
+    assert!(refusal.contains("/plan/params/ple: the decoder takes 24 rows"), "{refusal}");
+}
+
 /// What keeps half precision from drifting.
 #[derive(Debug, Clone, Copy)]
 struct Remedies {

@@ -116,6 +116,24 @@ impl Model<'_> {
         b.finish()
     }
 
+    /// What per-layer inputs have of the rows that the first layer gets: x `[rows, hidden]` → `context`
+    /// `[rows, layers · ple]`,
+    /// normalised layer by layer (`Gemma4TextModel.project_per_layer_inputs`).
+    pub fn projection(&self, name: &str, rows: usize) -> Result<Graph> {
+        let config = self.config;
+        let width = config.layers() * config.ple;
+        let mut b = GraphBuilder::new(name);
+        let x = b.input("x", Elem::Activation, &[rows, config.hidden])?;
+        // Before the product, so that its sums stay small.
+        let x = b.scale(x, (config.hidden as f32).sqrt().recip())?;
+        let y = self.parts.linear(&mut b, x, "per_layer_model_projection", width, false)?;
+        let y = b.reshape(y, &[rows * config.layers(), config.ple])?;
+        let y = self.parts.norm(&mut b, y, "per_layer_projection_norm")?;
+        let y = b.reshape(y, &[rows, width])?;
+        b.output("context", y)?;
+        b.finish()
+    }
+
     /// A layer on rows x `[rows, hidden]`, of which h is the norm.
     fn layer(
         &self,

@@ -10,6 +10,7 @@
 //! | `cos_f`, `sin_f`; `cos_s`, `sin_s` | `[P, head_dim / 2]` | half tables of full and of sliding layers |
 //! | `cmask_f`; `cmask_s` | `[P, rows + P]` | added to scores; the last P slots are the graph's own tokens |
 //! | `past_k_i`, `past_v_i` → `new_k_i`, `new_v_i` | `[kv_heads, rows, head_dim]` → `[kv_heads, P, head_dim]` | keys after norm and rope, values after their norm |
+//! | `ple<P>`: `x` → `context` | `[P, hidden]` → `[P, layers · width]` | with `--recipe-option ple=graph`: the projection of `x`, for `ple` |
 //! | `row_k_i`, `row_v_i` | `[kv_heads, 1, head_dim]` | what a donor in an earlier graph gave for the token |
 //! | head: `x` → `logits` | `[1, hidden]` → `[1, vocab]` | before the softcap |
 //!
@@ -76,6 +77,11 @@ const HAND_OVER: RecipeOption = RecipeOption {
     values: &["f16", "f32"],
     help: "rows that pass from a part of the decoder to the next",
 };
+const PROJECTION: RecipeOption = RecipeOption {
+    name: "ple",
+    values: &["host", "graph"],
+    help: "what projects rows to per-layer inputs: the host, as in published bundles, or graphs",
+};
 const AUDIO_WEIGHTS: RecipeOption = RecipeOption {
     name: "audio",
     values: &["f16", "int8"],
@@ -99,6 +105,7 @@ register_recipe!(
             DOWN_SHIFT,
             DOWN_SPLIT,
             HAND_OVER,
+            PROJECTION,
             AUDIO_WEIGHTS,
             VISION_WEIGHTS,
         ])
@@ -134,8 +141,24 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         },
         parts.lmhead(config.hidden, config.vocab, config.tied)?,
     )?;
+    let projects = options.choice(PROJECTION.name) == Some("graph");
+    if projects {
+        let mut names = Vec::new();
+        for rows in [1].into_iter().chain(prompts.iter().copied()) {
+            let name = if rows == 1 { "ple".to_owned() } else { format!("ple{rows}") };
+            let graph = model.projection(&name, rows)?;
+            match contexts.iter_mut().find(|c| options.share_weights && c.key == "ple") {
+                Some(context) => context.graphs.push(graph),
+                None => {
+                    contexts.push(ContextPlan::new(name.clone(), options.precision, vec![graph]));
+                }
+            }
+            names.push(name);
+        }
+        plan_params.insert("ple".to_owned(), one_or_many(names));
+    }
     let mut params = params(&config, max_ctx, window);
-    let mut tables = vec![per_layer_tables(checkpoint, &config)?];
+    let mut tables = vec![per_layer_tables(checkpoint, &config, projects)?];
     let mut add = |key: &str, precision: Precision, graphs: Vec<Graph>| {
         let names = graphs.iter().map(|graph| graph.name().to_owned()).collect();
         plan_params.insert(key.to_owned(), one_or_many(names));
@@ -240,24 +263,20 @@ fn params(config: &Config, max_ctx: usize, window: usize) -> Map<String, Value> 
     params
 }
 
-/// What makes per-layer inputs: the table `[vocab, layers · width]`, the projection `[layers · width, hidden]` and the
-/// norm `[width]`. The table is the largest tensor of a model, 5.6 GB at E4B; it is written some rows at a time.
-fn per_layer_tables(checkpoint: &Checkpoint, config: &Config) -> Result<Tables> {
+/// What makes per-layer inputs: the table `[vocab, layers · width]`, and where no graph `projects`, the projection
+/// `[layers · width, hidden]` and the norm `[width]`. The table is the largest tensor of a model, 5.6 GB at E4B; it is
+/// written some rows at a time.
+fn per_layer_tables(checkpoint: &Checkpoint, config: &Config, projects: bool) -> Result<Tables> {
     let width = config.layers().saturating_mul(config.ple);
     let file = |field: &str, name: &str, shape| {
         let source = checkpoint.matrix(&format!("{name}.weight"), shape)?;
         Ok::<_, qhx_core::Error>(MatrixFile::stored(field, &format!("ple_{field}"), source))
     };
-    Ok(matrices(
-        "ple",
-        vec![
-            file("table", "embed_tokens_per_layer", [config.vocab, width])?,
-            file("proj", "per_layer_model_projection", [width, config.hidden])?,
-            MatrixFile::stored(
-                "norm",
-                "ple_norm",
-                checkpoint.rows("per_layer_projection_norm.weight", &[config.ple])?,
-            ),
-        ],
-    ))
+    let mut files = vec![file("table", "embed_tokens_per_layer", [config.vocab, width])?];
+    if !projects {
+        let norm = checkpoint.rows("per_layer_projection_norm.weight", &[config.ple])?;
+        files.push(file("proj", "per_layer_model_projection", [width, config.hidden])?);
+        files.push(MatrixFile::stored("norm", "ple_norm", norm));
+    }
+    Ok(matrices("ple", files))
 }
