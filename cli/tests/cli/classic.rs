@@ -28,16 +28,11 @@ fn a_list_of_ids_is_taken_as_ids() {
 
 #[test]
 fn an_image_for_a_text_model_is_refused() {
-    let run = classic(bundle(), &["4", "Describe this image.", "photo.jpg"]);
-    assert_eq!(run.code, 9);
-    assert_eq!(run.stdout, "");
-    assert!(
-        run.stderr.contains(
-            "photo.jpg: host-op \"qwen3_5_generate\" does not take the modality image; it takes text"
-        ),
-        "{}",
-        run.stderr
-    );
+    let picture = qhx_places::fixture("media/baseline.jpg");
+    let picture = picture.to_str().expect("a path of letters");
+    let run = classic(bundle(), &["4", "Describe this image.", picture]);
+    assert_eq!((run.code, &*run.stdout), (9, ""));
+    assert!(run.stderr.contains("this bundle takes text only"), "{}", run.stderr);
 }
 
 #[test]

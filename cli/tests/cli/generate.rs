@@ -95,6 +95,7 @@ fn json_is_one_object_with_everything() {
         "graph_ms": "[number]",
         "host_ms": "[number]",
         "sampling_ms": "[number]",
+        "vision_ms": "[number]",
         "spans_ms": {
           "fill": "[number]",
           "commit": "[number]"

@@ -150,7 +150,15 @@ fn greedy(
 }
 
 /// Toys whose graphs are compared elsewhere.
-const ELSEWHERE: [&str; 4] = ["lfm2-toy", "gemma3-toy", "qwen3vl-toy", "gemma4-toy"];
+const ELSEWHERE: [&str; 7] = [
+    "lfm2-toy",
+    "gemma3-toy",
+    "qwen3vl-toy",
+    "qwen3vl-unseen",
+    "qwen35-vision",
+    "gemma4-toy",
+    "gemma4-unseen",
+];
 
 #[test]
 fn every_graph_of_every_recipe_agrees_with_its_twin() {
