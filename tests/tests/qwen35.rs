@@ -384,7 +384,6 @@ fn sees_as_the_reference(
 }
 
 #[test]
-#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
 fn pictures_and_a_video_give_the_reference_s_features_tokens_and_logits() {
     for mode in ["native", "fixed"] {
         let (cosine, largest) = sees_as_the_reference(mode, None, backends::cpu());
@@ -468,7 +467,6 @@ fn a_bundle_without_the_tower_takes_text_only() {
 }
 
 #[test]
-#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
 fn htp_sees_as_the_reference() {
     if !toys::full_matrix() || cfg!(feature = "builtin-ops") {
         return;
