@@ -61,11 +61,14 @@ struct Place {
     bytes: usize,
     /// The buffer, and the byte that the tensor begins at.
     bound: Option<(BufferId, usize)>,
+    /// What was bound before. It fits: it was checked then, and buffers stay as they are.
+    former: Option<(BufferId, usize)>,
 }
 
 impl Place {
     fn new(tensor: &TensorInfo) -> Result<Self> {
-        Ok(Self { bytes: tensor.try_byte_len().map_err(Error::size)?, bound: None })
+        let bytes = tensor.try_byte_len().map_err(Error::size)?;
+        Ok(Self { bytes, bound: None, former: None })
     }
 }
 
@@ -259,17 +262,23 @@ impl Workspace {
         let memory = self.buffers.get(buffer.0 as usize).ok_or_else(|| {
             Error::new(ErrorKind::Internal, format!("buffer {} does not exist", buffer.0))
         })?;
+        let inputs = slot.info.inputs.len();
         let index = match port {
-            Port::Input(i) => i,
-            Port::Output(i) => slot.info.inputs.len().saturating_add(i),
+            Port::Input(i) => Some(i).filter(|i| *i < inputs),
+            Port::Output(i) => inputs.checked_add(i),
         };
-        let (Some(tensor), Some(place)) = (slot.info.tensor(port), slot.places.get_mut(index))
-        else {
+        let place = index.and_then(|index| slot.places.get_mut(index));
+        let (Some(place), Some(tensor)) = (place, slot.info.tensor(port)) else {
             return Err(Error::new(
                 ErrorKind::Graph,
                 format!("graph {:?} has no {port:?}", slot.info.name),
             ));
         };
+        if place.former == Some((buffer, offset)) {
+            slot.graph.bind(port, memory, offset)?;
+            std::mem::swap(&mut place.bound, &mut place.former);
+            return Ok(());
+        }
         let need = place.bytes;
         let have = memory.len().saturating_sub(offset);
         if have < need {
@@ -298,7 +307,8 @@ impl Workspace {
             ));
         }
         slot.graph.bind(port, memory, offset)?;
-        if place.bound.replace((buffer, offset)).is_none() {
+        place.former = place.bound.replace((buffer, offset));
+        if place.former.is_none() {
             slot.unbound -= 1;
         }
         Ok(())
