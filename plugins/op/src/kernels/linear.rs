@@ -5,8 +5,9 @@
 use super::parallel_chunks;
 use crate::{Error, Host, Result};
 
-/// Rows that a thread multiplies at a time: few enough that fast and slow cores finish together.
-const ROWS: usize = 128;
+/// Rows that one of several threads multiplies at a time: few enough that fast and slow cores finish together. Weights
+/// are packed anew for each such part, so that one thread alone takes all rows at once.
+const ROWS: usize = 256;
 
 /// A dense layer: `outputs` rows of `inputs` weights, as PyTorch stores them, and perhaps a bias.
 #[derive(Clone, Copy)]
@@ -76,7 +77,10 @@ impl<'a> Linear<'a> {
                 target.len()
             )));
         }
-        let part = rows.div_ceil(host.threads().max(1)).clamp(1, ROWS);
+        let part = match host.threads() {
+            0 | 1 => rows.max(1),
+            threads => rows.div_ceil(threads).clamp(1, ROWS),
+        };
         parallel_chunks(host, target, part * outputs, |index, target| {
             let source = &source[index * part * inputs..][..target.len() / outputs * inputs];
             self.multiply(source, target, keep);
