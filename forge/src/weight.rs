@@ -1,6 +1,7 @@
 //! Large weights: read from the checkpoint row by row when a graph is lowered.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::f16;
@@ -145,6 +146,39 @@ impl Weight {
 /// The rows of `source` times `factor`, such as a power of two that keeps what is computed with them within f16.
 pub fn scaled(source: Arc<dyn RowSource>, factor: f32) -> Arc<dyn RowSource> {
     if factor == 1.0 { source } else { Arc::new(Scaled { source, factor }) }
+}
+
+/// These rows of `source`, which has them.
+pub fn row_range(source: &Arc<dyn RowSource>, rows: Range<usize>) -> Arc<dyn RowSource> {
+    Arc::new(Rows { source: Arc::clone(source), rows })
+}
+
+#[derive(Debug)]
+struct Rows {
+    source: Arc<dyn RowSource>,
+    rows: Range<usize>,
+}
+
+impl RowSource for Rows {
+    fn name(&self) -> &str {
+        self.source.name()
+    }
+
+    fn shape(&self) -> [usize; 2] {
+        [self.rows.len(), self.source.shape()[1]]
+    }
+
+    fn stored_dtype(&self) -> DType {
+        self.source.stored_dtype()
+    }
+
+    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
+        self.source.read_f32(self.rows.start + first, out)
+    }
+
+    fn first_row(&self) -> usize {
+        self.source.first_row() + self.rows.start
+    }
 }
 
 #[derive(Debug)]

@@ -69,6 +69,8 @@ enum Projection {
 #[derive(Debug)]
 struct Bound {
     rows: usize,
+    /// Values of a token that its graphs take, of the layers from the first on.
+    used: usize,
     /// For each graph its input, the first value in a token's row and how many there are.
     inputs: Vec<(FloatInput, usize, usize)>,
     projected: Projected,
@@ -77,7 +79,9 @@ struct Bound {
 /// Where a pass has rows x and their projections.
 #[derive(Debug, Clone, Copy)]
 enum Projected {
-    /// x `[rows, hidden]` and `[layers · width, rows]`, in f32.
+    /// Its graphs take no per-layer inputs.
+    Nothing,
+    /// x `[rows, hidden]` and `[used, rows]`, in f32.
     Host { x: BufferId, sums: BufferId },
     /// The view is of [`CONTEXT`].
     Graph { graph: GraphId, x: FloatInput, context: View },
@@ -127,6 +131,7 @@ impl PerLayerInputs {
                 Ok(())
             }
             Projected::Graph { x, .. } => x.write_at(host, row * hidden, values),
+            Projected::Nothing => Ok(()),
         };
         for (row, &token) in chunk.tokens.iter().enumerate() {
             let values = &mut self.row[..hidden];
@@ -160,14 +165,14 @@ impl PerLayerInputs {
                 )
             }
             (_, Projected::Graph { graph, .. }) => host.execute(graph),
-            (Projection::Graphs(_), Projected::Host { .. }) => Ok(()),
+            (_, Projected::Nothing) | (Projection::Graphs(_), Projected::Host { .. }) => Ok(()),
         }
     }
 
     /// Reads the normalised projection of a row into [`Self::context`].
     fn read_context(&mut self, host: &Host, pass: usize, row: usize) {
-        let Bound { rows, projected, .. } = self.passes[pass];
-        let context = &mut self.context;
+        let Bound { rows, used, projected, .. } = self.passes[pass];
+        let context = &mut self.context[..used];
         match (&self.projection, projected) {
             (Projection::Host { norm, .. }, Projected::Host { sums, .. }) => {
                 let scale = 1.0 / (self.embedding.hidden() as f32).sqrt();
@@ -184,30 +189,30 @@ impl PerLayerInputs {
                 }
             }
             (_, Projected::Graph { context: View { buffer, dtype, .. }, .. }) => {
-                let range = row * context.len()..(row + 1) * context.len();
+                let range = row * used..(row + 1) * used;
                 match dtype {
                     DType::F16 => f16_to_f32(&host.f16s(buffer)[range], context),
                     _ => context.copy_from_slice(&host.f32s(buffer)[range]),
                 }
             }
-            (Projection::Graphs(_), Projected::Host { .. }) => {}
+            (_, Projected::Nothing) | (Projection::Graphs(_), Projected::Host { .. }) => {}
         }
     }
 }
 
-/// Binds the graph of `graphs` that projects `rows` rows of `hidden` values to `all`.
+/// Binds the graph of `graphs` that projects `rows` rows of `hidden` values to `used` values each.
 fn project_by(
     host: &mut Host,
     graphs: &[GraphId],
     rows: usize,
     hidden: usize,
-    all: usize,
+    used: usize,
 ) -> Result<Projected> {
     let mut sizes = Vec::new();
     for &graph in graphs {
         let (input, output) = (host.input(graph, "x")?, host.output(graph, CONTEXT)?);
         if host.rows_of(graph, input)? == (rows, hidden) {
-            check(host, graph, output, rows, all)?;
+            check(host, graph, output, rows, used)?;
             let x = FloatInput::require(host, graph, "x")?;
             return Ok(Projected::Graph { graph, x, context: host.view_for(graph, output)? });
         }
@@ -289,16 +294,17 @@ impl Filler for PerLayerInputs {
         }
         let hidden = self.embedding.hidden();
         let projected = match &self.projection {
+            _ if first == 0 => Projected::Nothing,
             Projection::Host { .. } => {
                 let bytes = |n: usize| n.saturating_mul(rows).saturating_mul(size_of::<f32>());
                 Projected::Host {
                     x: host.allocate(bytes(hidden))?,
-                    sums: host.allocate(bytes(all))?,
+                    sums: host.allocate(bytes(first))?,
                 }
             }
-            Projection::Graphs(graphs) => project_by(host, graphs, rows, hidden, all)?,
+            Projection::Graphs(graphs) => project_by(host, graphs, rows, hidden, first)?,
         };
-        self.passes.push(Bound { rows, inputs, projected });
+        self.passes.push(Bound { rows, used: first, inputs, projected });
         Ok(())
     }
 
@@ -310,9 +316,9 @@ impl Filler for PerLayerInputs {
         for (row, &token) in chunk.tokens.iter().enumerate() {
             let is_soft = soft.next_if_eq(&row).is_some();
             self.read_context(host, chunk.pass, row);
-            let Params { width, pad_token_id, .. } = self.params;
-            let values = &mut self.row[..self.layers * width];
-            self.table.read(host, if is_soft { pad_token_id } else { token }, 0, values)?;
+            let values = &mut self.row[..self.passes[chunk.pass].used];
+            let table_row = if is_soft { self.params.pad_token_id } else { token };
+            self.table.read(host, table_row, 0, values)?;
             for (value, context) in values.iter_mut().zip(&self.context) {
                 *value = (*value + context) * std::f32::consts::FRAC_1_SQRT_2;
             }

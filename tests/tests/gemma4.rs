@@ -374,26 +374,33 @@ fn enlarged(products: i32, rows: i32) -> tempfile::TempDir {
 }
 
 #[test]
-fn graphs_project_per_layer_inputs_as_the_host_does() {
+fn the_host_projects_per_layer_inputs_as_graphs_do() {
     let goldens = goldens();
     for prefill in [vec![], vec![5, 24]] {
         let bundle = bundle(|o| {
             o.prefill = Some(prefill.clone());
-            o.recipe_options.insert("ple".to_owned(), "graph".to_owned());
+            o.recipe_options.insert("ple".to_owned(), "host".to_owned());
         });
         let manifest = bundle.manifest();
-        assert_eq!(manifest["artifacts"]["ple"]["proj"], Value::Null, "the host needs no weights");
+        assert_eq!(manifest["plan"]["params"]["ple"], Value::Null, "no graph projects");
+        assert!(manifest["artifacts"]["ple"]["proj"].is_string());
         let mut model = bundle.open();
         equals_the_reference(&mut model, &goldens, &format!("prompts in {prefill:?}"));
-        assert!(executions(&model, "ple") > 0);
-        assert_eq!(executions(&model, "ple24") > 0, !prefill.is_empty());
+        assert_eq!(executions(&model, "ple"), 0);
     }
-    let lacking = bundle(|o| {
-        o.recipe_options.insert("ple".to_owned(), "graph".to_owned());
-    });
-    lacking.edit(|manifest| manifest["plan"]["params"]["ple"] = json!("ple"));
-    let refusal = lacking.refusal();
-    assert!(refusal.contains("/plan/params/ple: the decoder takes 24 rows"), "{refusal}");
+}
+
+#[test]
+fn graphs_project_per_layer_inputs() {
+    let forged = bundle(|o| o.prefill = Some(vec![5, 24]));
+    let manifest = forged.manifest();
+    assert_eq!(manifest["artifacts"]["ple"]["proj"], Value::Null, "the host needs no weights");
+    let mut model = forged.open();
+    equals_the_reference(&mut model, &goldens(), "prompts in [5, 24]");
+    assert!(executions(&model, "ple") > 0 && executions(&model, "ple24") > 0);
+    forged.edit(|manifest| manifest["plan"]["params"]["ple"] = json!("ple"));
+    let refusal = forged.refusal();
+    assert!(refusal.contains("/plan/params/ple: the decoder takes"), "{refusal}");
 }
 
 /// What keeps half precision from drifting.
@@ -503,6 +510,7 @@ fn a_bundle_of_the_published_size_has_the_published_parts() {
         ("decode_p1", 1.14),
         ("decode_p2", 1.66),
         ("lmhead", 1.342),
+        ("ple", 0.0276),
         ("vision", 0.302),
         // Three graphs, each with the weights of the tower.
         ("audio_enc", 3.0 * 0.293),
@@ -511,12 +519,22 @@ fn a_bundle_of_the_published_size_has_the_published_parts() {
     }
     near(plan.embed_bytes, 1.342);
     let table = plan.tables.iter().find(|(key, _)| key == "ple").unwrap();
-    near(table.1, 5.692);
+    near(table.1, 5.637);
     let tensors = |part: usize| recipe.contexts[part].graphs[0].tensors().iter();
     let elem = |part, name: &str| tensors(part).find(|t| t.name == name).map(|t| t.elem);
     let handed = [elem(0, "x"), elem(0, "y"), elem(1, "x"), elem(2, "x"), elem(2, "y")];
     let [half, single] = [Elem::Activation, Elem::F32].map(Some);
     assert_eq!(handed, [half, single, single, single, half]);
+    // Prompts compute 23 of the 24 layers with keys of their own, and project for no more than these.
+    options.prefill = Some(vec![128]);
+    let (_, prompts) =
+        qhx_forge::plan::plan(&checkpoint, qhx_forge::registry::recipe, &options, true).unwrap();
+    let projected = |key: &str| {
+        let context = prompts.contexts.iter().find(|context| context.key == key).unwrap();
+        let context = context.graphs[0].tensors().iter().find(|t| t.name == "context").unwrap();
+        context.shape.clone()
+    };
+    assert_eq!([projected("ple"), projected("ple128")], [[1, 42 * 256], [128, 23 * 256]]);
     let pieces = tensors(0).filter(|t| t.name.contains("l11_mlp") && t.name.contains("down_proj"));
     assert!(pieces.count() >= 8, "the sums of down_proj");
     assert_eq!(recipe.params["vision"]["max_soft_tokens"], 280);

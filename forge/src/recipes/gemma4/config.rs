@@ -98,6 +98,12 @@ impl Config {
         self.layers() - self.shared
     }
 
+    /// Layers that a prompt graph computes whole: where layers share keys and values, the last one that has some gives
+    /// these alone.
+    pub fn attending_prompts(&self) -> usize {
+        self.first_shared() - usize::from(self.shared > 0)
+    }
+
     /// The layer whose keys and values `layer` reads, itself where it has its own: the last of the same kind before
     /// [`Config::first_shared`] (`Gemma4TextConfig.kv_sharing_modes`).
     pub fn donor(&self, layer: usize) -> usize {

@@ -11,7 +11,7 @@ use super::config::Config;
 use crate::builder::GraphBuilder;
 use crate::graph::{Elem, Graph, TensorId};
 use crate::kit::{Attend, AttendInputs, Heads, Layers, mix, rope, rotate};
-use crate::weight::{RowSource, Weight};
+use crate::weight::{RowSource, Weight, row_range};
 
 /// Makes the graphs of the decoder.
 #[derive(Debug, Clone, Copy)]
@@ -61,8 +61,10 @@ impl Model<'_> {
         let fills = rows > 1 && config.shared > 0;
         let range = if fills { range.start..range.end.min(config.first_shared()) } else { range };
         // Of the last layer with a cache such a graph needs keys and values alone.
-        let ends = fills && range.end == config.first_shared();
-        let attending = range.start..range.end - usize::from(ends);
+        let attending = match rows {
+            1 => range.clone(),
+            _ => range.start..range.end.min(config.attending_prompts()).max(range.start),
+        };
         let mut b = GraphBuilder::new(name);
         let part = |inner: bool| if inner { self.hand_over } else { Elem::Activation };
         let x = b.input("x", part(range.start > 0), &[rows, config.hidden])?;
@@ -116,18 +118,23 @@ impl Model<'_> {
         b.finish()
     }
 
-    /// What per-layer inputs have of the rows that the first layer gets: x `[rows, hidden]` → `context`
-    /// `[rows, layers · ple]`,
-    /// normalised layer by layer (`Gemma4TextModel.project_per_layer_inputs`).
-    pub fn projection(&self, name: &str, rows: usize) -> Result<Graph> {
+    /// What per-layer inputs of the first `layers` layers have of the rows that the first layer gets: x
+    /// `[rows, hidden]` → `context` `[rows, layers · ple]`, normalised layer by layer
+    /// (`Gemma4TextModel.project_per_layer_inputs`).
+    pub fn projection(&self, name: &str, rows: usize, layers: usize) -> Result<Graph> {
         let config = self.config;
-        let width = config.layers() * config.ple;
+        let [all, width] = [config.layers(), layers].map(|layers| layers * config.ple);
         let mut b = GraphBuilder::new(name);
         let x = b.input("x", Elem::Activation, &[rows, config.hidden])?;
         // Before the product, so that its sums stay small.
         let x = b.scale(x, (config.hidden as f32).sqrt().recip())?;
-        let y = self.parts.linear(&mut b, x, "per_layer_model_projection", width, false)?;
-        let y = b.reshape(y, &[rows * config.layers(), config.ple])?;
+        let name = "per_layer_model_projection";
+        let weight =
+            self.parts.checkpoint.matrix(&format!("{name}.weight"), [all, config.hidden])?;
+        let storage = self.parts.precision.storage(width, config.hidden);
+        let weight = Weight::new(row_range(&weight, 0..width), storage);
+        let y = b.linear(name, x, weight, None)?;
+        let y = b.reshape(y, &[rows * layers, config.ple])?;
         let y = self.parts.norm(&mut b, y, "per_layer_projection_norm")?;
         let y = b.reshape(y, &[rows, width])?;
         b.output("context", y)?;

@@ -10,7 +10,7 @@
 //! | `cos_f`, `sin_f`; `cos_s`, `sin_s` | `[P, head_dim / 2]` | half tables of full and of sliding layers |
 //! | `cmask_f`; `cmask_s` | `[P, rows + P]` | added to scores; the last P slots are the graph's own tokens |
 //! | `past_k_i`, `past_v_i` → `new_k_i`, `new_v_i` | `[kv_heads, rows, head_dim]` → `[kv_heads, P, head_dim]` | keys after norm and rope, values after their norm |
-//! | `ple<P>`: `x` → `context` | `[P, hidden]` → `[P, layers · width]` | with `--recipe-option ple=graph`: the projection of `x`, for `ple` |
+//! | `ple<P>`: `x` → `context` | `[P, hidden]` → `[P, layers · width]` | the projection of `x`, for the layers that a pass of P tokens takes |
 //! | `row_k_i`, `row_v_i` | `[kv_heads, 1, head_dim]` | what a donor in an earlier graph gave for the token |
 //! | head: `x` → `logits` | `[1, hidden]` → `[1, vocab]` | before the softcap |
 //!
@@ -79,8 +79,8 @@ const HAND_OVER: RecipeOption = RecipeOption {
 };
 const PROJECTION: RecipeOption = RecipeOption {
     name: "ple",
-    values: &["host", "graph"],
-    help: "what projects rows to per-layer inputs: the host, as in published bundles, or graphs",
+    values: &["graph", "host"],
+    help: "what projects rows to per-layer inputs: graphs, or the host, as in published bundles",
 };
 const AUDIO_WEIGHTS: RecipeOption = RecipeOption {
     name: "audio",
@@ -141,12 +141,16 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         },
         parts.lmhead(config.hidden, config.vocab, config.tied)?,
     )?;
-    let projects = options.choice(PROJECTION.name) == Some("graph");
+    let projects = options.choice(PROJECTION.name) != Some("host");
     if projects {
         let mut names = Vec::new();
         for rows in [1].into_iter().chain(prompts.iter().copied()) {
             let name = if rows == 1 { "ple".to_owned() } else { format!("ple{rows}") };
-            let graph = model.projection(&name, rows)?;
+            let layers = if rows == 1 { config.layers() } else { config.attending_prompts() };
+            if layers == 0 {
+                continue;
+            }
+            let graph = model.projection(&name, rows, layers)?;
             match contexts.iter_mut().find(|c| options.share_weights && c.key == "ple") {
                 Some(context) => context.graphs.push(graph),
                 None => {

@@ -3,13 +3,13 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_core::{Error, ErrorKind, Result};
 
 use super::config::Config;
 use crate::checkpoint::Checkpoint;
 use crate::progress::Progress;
 use crate::recipe::{TableFile, TableSource, Tables};
-use crate::weight::{RowSource, Storage, Weight};
+use crate::weight::{RowSource, Storage, Weight, row_range};
 
 /// Gate, up and down of one expert.
 type Matrices = [Arc<dyn RowSource>; 3];
@@ -54,9 +54,9 @@ fn layer_experts(checkpoint: &Checkpoint, config: &Config, layer: usize) -> Resu
             .map(|expert| {
                 let first = 2 * expert * width;
                 [
-                    Rows::of(&gate_up, first, width),
-                    Rows::of(&gate_up, first + width, width),
-                    Rows::of(&down, expert * hidden, hidden),
+                    row_range(&gate_up, first..first + width),
+                    row_range(&gate_up, first + width..first + 2 * width),
+                    row_range(&down, expert * hidden..(expert + 1) * hidden),
                 ]
             })
             .collect());
@@ -108,41 +108,5 @@ impl TableSource for Experts {
             progress.advance(done);
         }
         Ok(())
-    }
-}
-
-/// Some rows of a larger matrix.
-#[derive(Debug)]
-struct Rows {
-    source: Arc<dyn RowSource>,
-    first: usize,
-    count: usize,
-}
-
-impl Rows {
-    fn of(source: &Arc<dyn RowSource>, first: usize, count: usize) -> Arc<dyn RowSource> {
-        Arc::new(Self { source: Arc::clone(source), first, count })
-    }
-}
-
-impl RowSource for Rows {
-    fn name(&self) -> &str {
-        self.source.name()
-    }
-
-    fn shape(&self) -> [usize; 2] {
-        [self.count, self.source.shape()[1]]
-    }
-
-    fn stored_dtype(&self) -> DType {
-        self.source.stored_dtype()
-    }
-
-    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
-        self.source.read_f32(self.first + first, out)
-    }
-
-    fn first_row(&self) -> usize {
-        self.source.first_row() + self.first
     }
 }
