@@ -17,6 +17,7 @@ use qhx_core::{Error, ErrorKind, Result};
 use serde::Deserialize;
 
 use crate::compile::Compiler as _;
+use crate::graph::Graph;
 use crate::progress::Progress;
 use crate::qnn::QnnCompiler;
 use crate::recipe::{ContextPlan, Recipe};
@@ -60,7 +61,7 @@ pub struct GraphEstimate {
     pub context: String,
     /// Name.
     pub graph: String,
-    /// True for a graph that takes several tokens of a prompt, which a step does not run.
+    /// True for a graph of prompts, which a step does not run: of several tokens, or of a picture or sound.
     pub prompt: bool,
     /// From the first event to the end of the last.
     pub us: f64,
@@ -96,25 +97,24 @@ pub fn estimate(
         std::fs::create_dir_all(folder).map_err(|e| Error::io(ErrorKind::Io, folder, e))?;
     }
     let mut found = Vec::new();
+    let steps = recipe.contexts.iter().flat_map(|c| &c.graphs).any(|graph| rows(graph) == Some(1));
     for context in &recipe.contexts {
         for graph in &context.graphs {
             let only = ContextPlan { graphs: vec![graph.clone()], ..context.clone() };
             let mut estimate = one(&only, compiler, options, progress)
                 .map_err(|e| e.context(format_args!("estimate of {:?}", graph.name())))?;
-            estimate.prompt = is_named(&recipe.plan_params, "prefill", graph.name());
+            let several = steps && rows(graph).is_some_and(|rows| rows > 1);
+            estimate.prompt = several || context.optional.is_some();
             found.push(estimate);
         }
     }
     Ok(found)
 }
 
-/// True when `plan.params.<key>` is `name` or a list with it.
-fn is_named(plan: &serde_json::Map<String, serde_json::Value>, key: &str, name: &str) -> bool {
-    match plan.get(key) {
-        Some(serde_json::Value::Array(names)) => names.iter().any(|n| n == name),
-        Some(value) => value == name,
-        None => false,
-    }
+/// Rows of hidden states that a graph takes.
+fn rows(graph: &Graph) -> Option<usize> {
+    let x = graph.tensors().iter().find(|tensor| tensor.name == "x")?;
+    x.shape.first().copied()
 }
 
 /// Compiles a context of one graph with the keys that make the library write what it has scheduled.

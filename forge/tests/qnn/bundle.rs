@@ -122,6 +122,34 @@ fn an_estimate_counts_the_weights_and_is_no_faster_than_reading_them() {
     assert!(unmodelled.iter().any(|op| op.contains("quant")), "{unmodelled:?}");
 }
 
+/// What takes several tokens, or a picture, is no part of the step that gives a token.
+#[test]
+fn an_estimate_of_a_step_leaves_prompts_out() {
+    let Some(library) = tier() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::synthetic(&small_config(folder.path()), 3).unwrap();
+    let options = RecipeOptions { shards: 1, max_ctx: 64, ..Default::default() };
+    let mut recipe = recipe(&checkpoint, &options).unwrap();
+    let graph = |name: &str, rows: usize| {
+        let mut b = GraphBuilder::new(name);
+        let x = b.input("x", Elem::Activation, &[rows, 32]).unwrap();
+        let y = b.linear("up", x, made(1, [32, 32], Storage::Float), None).unwrap();
+        b.output("y", y).unwrap();
+        b.finish().unwrap()
+    };
+    recipe.contexts.truncate(1);
+    recipe.contexts[0].graphs = vec![graph("decode", 1), graph("several", 8)];
+    let mut tower = recipe.contexts[0].clone();
+    (tower.key, tower.optional) = ("tower".to_owned(), Some("tower".to_owned()));
+    tower.graphs = vec![graph("tower", 1)];
+    recipe.contexts.push(tower);
+    let compiler = QnnCompiler::new(library, Target::V81);
+    let wanted = EstimateOptions { corner: DEFAULT_CORNER, traces: None };
+    let found = estimate(&recipe, &compiler, &wanted, &mut Silent).unwrap();
+    let prompts: Vec<_> = found.iter().map(|g| (g.graph.as_str(), g.prompt)).collect();
+    assert_eq!(prompts, [("decode", false), ("several", true), ("tower", true)]);
+}
+
 /// A stage of a vision tower: what it reads counts, and every op that takes time is named.
 #[test]
 fn an_estimate_counts_convolutions_and_tables() {
