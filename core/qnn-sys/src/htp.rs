@@ -145,6 +145,22 @@ pub struct ContextBlob {
 }
 layout!(ContextBlob, 8, version @ 0, dsp_arch @ 4);
 
+// Registered memory -----------------------------------------------------------------------------
+
+/// Kind of a [`HtpMemDescriptor`]: a place in a buffer that holds many tensors.
+pub const HTP_MEM_SHARED_BUFFER: u32 = 1;
+
+/// Where in a shared buffer a tensor begins. `size` is that of the whole buffer.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct HtpMemDescriptor {
+    pub kind: u32,
+    pub size: u64,
+    pub fd: i32,
+    pub offset: u64,
+}
+layout!(HtpMemDescriptor, 32, kind @ 0, size @ 8, fd @ 16, offset @ 24);
+
 // Power -----------------------------------------------------------------------------------------
 
 pub const POWER_DCVS_V3: u32 = 1;

@@ -101,6 +101,8 @@ pub const TENSOR_STATIC: u32 = 4;
 
 /// The tensor's data is plain memory of the caller.
 pub const MEM_RAW: u32 = 0;
+/// The tensor's `data` is a handle of registered memory, see [`MemDescriptor`].
+pub const MEM_HANDLE: u32 = 1;
 
 pub const QUANT_DEFINED: u32 = 1;
 /// No encoding, no definition, no data type.
@@ -210,6 +212,50 @@ layout!(
     quantize @ 40, rank @ 80, dimensions @ 88, mem_type @ 96, data @ 104, data_size @ 112,
     is_dynamic @ 120, sparse @ 128, is_produced @ 140,
 );
+
+// Registered memory -----------------------------------------------------------------------------
+
+/// Kind of a [`MemDescriptor`]: `value.fd` is a buffer that holds one tensor.
+pub const MEM_ION: u32 = 1;
+/// Kind of a [`MemDescriptor`]: `value.custom` leads to a backend's own structure, for HTP a
+/// [`HtpMemDescriptor`].
+pub const MEM_CUSTOM: u32 = 2;
+/// Kind of a [`MemDescriptor`]: `value.dma_buf` is a DMA buffer with its mapping.
+pub const MEM_DMA_BUF: u32 = 3;
+
+/// What of a process's memory the DSP is to see, for one tensor.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct MemDescriptor {
+    pub rank: u32,
+    pub dimensions: *const u32,
+    pub shape_config: *const c_void,
+    pub data_type: u32,
+    pub mem_type: u32,
+    pub value: MemValue,
+}
+layout!(
+    MemDescriptor, 48, rank @ 0, dimensions @ 8, shape_config @ 16, data_type @ 24, mem_type @ 28,
+    value @ 32,
+);
+
+/// Value of a [`MemDescriptor`]; its kind says which member is set.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union MemValue {
+    pub fd: i32,
+    pub custom: *const HtpMemDescriptor,
+    pub dma_buf: DmaBuf,
+}
+
+/// A DMA buffer and where it is mapped.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct DmaBuf {
+    pub fd: i32,
+    pub data: *mut c_void,
+}
+layout!(DmaBuf, 16, fd @ 0, data @ 8);
 
 // Ops -------------------------------------------------------------------------------------------
 

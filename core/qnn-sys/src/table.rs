@@ -8,8 +8,8 @@
 use std::ffi::{c_char, c_void};
 
 use crate::{
-    BinaryInfo, Config, EventData, Handle, Infrastructure, OpConfig, PlatformInfo, Provider,
-    Status, SystemProvider, Tensor, Version,
+    BinaryInfo, Config, EventData, Handle, Infrastructure, MemDescriptor, OpConfig, PlatformInfo,
+    Provider, Status, SystemProvider, Tensor, Version,
 };
 
 /// NULL-terminated list of configurations.
@@ -43,6 +43,14 @@ macro_rules! table {
                     },)*
                 }
             }
+
+            /// Puts the functions into their slots of a table, as far as it has them; the other
+            /// slots stay. For whoever offers such a table.
+            pub fn write(&self, slots: &mut [*const c_void]) {
+                $(if let Some(slot) = slots.get_mut($slot) {
+                    *slot = self.$field.map_or(std::ptr::null(), |f| f as *const c_void);
+                })*
+            }
         }
     };
 }
@@ -73,6 +81,8 @@ table! {
         31 profile_get_sub_events(u64, *mut *const u64, *mut u32);
         32 profile_get_event_data(u64, *mut EventData);
         34 profile_free(Handle);
+        35 mem_register(Handle, *const MemDescriptor, u32, *mut Handle);
+        36 mem_deregister(*const Handle, u32);
         37 device_get_platform_info(Handle, *mut *const PlatformInfo);
         38 device_free_platform_info(Handle, *const PlatformInfo);
         39 device_get_infrastructure(*mut *const Infrastructure);
@@ -150,5 +160,23 @@ mod tests {
         // SAFETY: the array has exactly the slots that are asked for.
         let table = unsafe { CoreTable::read(slots.as_ptr(), slots.len()) };
         assert!(table.error_get_message.is_none() && table.graph_execute.is_none());
+    }
+
+    #[test]
+    fn what_is_written_into_a_table_is_read_from_it() {
+        unsafe extern "C" fn free(_: Handle) -> Status {
+            7
+        }
+        let empty = [std::ptr::null::<c_void>(); 48];
+        // SAFETY: the array has exactly the slots that are asked for.
+        let mut table = unsafe { CoreTable::read(empty.as_ptr(), empty.len()) };
+        table.log_free = Some(free);
+        let mut slots = empty;
+        table.write(&mut slots);
+        assert_eq!(slots.iter().position(|slot| !slot.is_null()), Some(27));
+        // SAFETY: as above; the one function has the signature of its slot.
+        let read = unsafe { CoreTable::read(slots.as_ptr(), slots.len()) };
+        // SAFETY: the function is the one above.
+        assert_eq!(read.log_free.map(|free| unsafe { free(std::ptr::null_mut()) }), Some(7));
     }
 }

@@ -6,6 +6,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod between;
 mod binaries;
 mod compose;
 mod execute;

@@ -1,0 +1,129 @@
+//! What is to happen to calls, and what happened.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// What is to happen. Setting one zeroes all counts; what is alive stays alive.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Plan {
+    /// What happens to which call. The first rule that fits a call counts.
+    pub rules: Vec<Rule>,
+    /// A context beyond this number is refused with 1002, as where no process domain is left.
+    pub max_contexts: Option<usize>,
+    /// A context with which the binaries loaded have more bytes than this is refused with 1002.
+    pub max_context_bytes: Option<u64>,
+    /// Registering memory is refused with 1000, as the emulator does.
+    pub no_registered_memory: bool,
+}
+
+impl Plan {
+    /// The `nth` call of all fails with `code`.
+    pub fn fail_nth(nth: u64, code: u16) -> Self {
+        Self {
+            rules: vec![Rule { call: None, nth, times: 1, then: Then::Fail(code) }],
+            ..Self::default()
+        }
+    }
+
+    /// The `nth` call of a function, by its name in the interface, has a fate of its own.
+    pub fn at(call: &str, nth: u64, then: Then) -> Self {
+        let rule = Rule { call: Some(call.to_owned()), nth, times: 1, then };
+        Self { rules: vec![rule], ..Self::default() }
+    }
+}
+
+/// What happens to one call, or to several in a row.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rule {
+    /// Name of the function, such as `graphExecute`; without it, calls of all functions count.
+    #[serde(default)]
+    pub call: Option<String>,
+    /// The first call that is meant, counted from 1 since the plan was set.
+    #[serde(default = "one")]
+    pub nth: u64,
+    /// How many calls from there on.
+    #[serde(default = "one")]
+    pub times: u64,
+    /// What happens to them.
+    pub then: Then,
+}
+
+fn one() -> u64 {
+    1
+}
+
+/// What happens to a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Then {
+    /// It answers with this code. A call that frees something frees it all the same.
+    Fail(u16),
+    /// It waits so many milliseconds first.
+    DelayMs(u64),
+    /// It never returns. When the process exits, the library waits for it, as one does that joins
+    /// its threads.
+    Hang,
+    /// The DSP restarts: the call answers with this code, and so does every further use of the
+    /// contexts that are open now, until they are freed.
+    Restart(u16),
+}
+
+/// What happened since the plan was set.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Report {
+    /// Calls of all functions.
+    pub total: u64,
+    /// Calls by name.
+    pub calls: BTreeMap<String, u64>,
+    /// Names of the first hundred thousand calls, in order.
+    pub order: Vec<String>,
+    /// Calls that did not reach the real library: name, number among those of the name, code.
+    pub failed: Vec<String>,
+    /// Calls that do not return.
+    pub hanging: u64,
+    /// What was made and not freed, by kind.
+    pub alive: BTreeMap<String, usize>,
+    /// Clock votes, in order and in words.
+    pub votes: Vec<String>,
+    /// Executions that reached the real library.
+    pub executions: u64,
+    /// Bytes of the tensors of those executions.
+    pub bytes: Bytes,
+    /// Memory registered.
+    pub registered: u64,
+    /// What callers did that they must not.
+    pub violations: Vec<String>,
+}
+
+/// Bytes of tensors at execution. A device copies what is raw.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Bytes {
+    /// Of plain memory.
+    pub raw: u64,
+    /// Of registered memory.
+    pub registered: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_reads_as_a_test_author_writes_it() {
+        let text = r#"{"rules": [{"call": "graphExecute", "nth": 3, "then": {"restart": 1007}},
+            {"nth": 9, "times": 2, "then": {"fail": 6004}}, {"call": "graphExecute", "then": "hang"}],
+            "max_contexts": 8}"#;
+        let plan: Plan = serde_json::from_str(text).expect("valid");
+        let expected = Plan::at("graphExecute", 3, Then::Restart(1007));
+        assert_eq!(plan.rules[0], expected.rules[0]);
+        assert_eq!((plan.rules[1].call.as_deref(), plan.rules[1].times), (None, 2));
+        assert_eq!((plan.rules[2].nth, plan.rules[2].then), (1, Then::Hang));
+        assert_eq!(plan.max_contexts, Some(8));
+        assert!(serde_json::from_str::<Plan>(r#"{"max_context": 8}"#).is_err());
+    }
+}
