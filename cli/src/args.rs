@@ -2,11 +2,15 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, ValueEnum};
+use qhx_core::qnn::MemoryMode;
 use qhx_core::sampling::SamplingParams;
 
 pub(crate) use qhx_terminal::args::LibraryArgs;
 use qhx_terminal::args::ProcessArgs;
+
+use crate::vars;
 
 /// Options of every command.
 #[derive(Debug, Clone, Args)]
@@ -51,9 +55,30 @@ pub(crate) struct BackendArgs {
     pub resident: Option<u16>,
     #[command(flatten)]
     pub libraries: LibraryArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+/// How the NPU is used.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct DeviceArgs {
     /// Hexagon architecture of the device, where the library's own word is not to be taken
     #[arg(long, value_name = "ARCH", value_parser = parse_arch)]
     pub device_arch: Option<u32>,
+    #[command(flatten)]
+    pub memory: MemoryArgs,
+}
+
+/// Where inputs and outputs of graphs lie on the NPU.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct MemoryArgs {
+    /// Where inputs and outputs lie: in memory that host and NPU share, or raw on the heap, copied for each execution
+    #[arg(long, value_name = "MODE", env = vars::MEMORY, hide_env_values = true, default_value = "auto")]
+    #[arg(value_parser = PossibleValuesParser::new(MemoryMode::ALL.map(MemoryMode::name)).try_map(|name| name.parse::<MemoryMode>()))]
+    pub memory: MemoryMode,
+    /// libcdsprpc.so, which shares memory with the NPU [default: the device's]
+    #[arg(long, value_name = "FILE", env = vars::CDSPRPC, hide_env_values = true)]
+    pub cdsprpc: Option<PathBuf>,
 }
 
 /// `v81` or `81`.

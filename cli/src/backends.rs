@@ -75,7 +75,9 @@ impl BackendArgs {
         let options = QnnOptions {
             htp: libraries.htp.clone(),
             system: Some(libraries.system.clone()),
-            device_arch: self.device_arch,
+            device_arch: self.device.device_arch,
+            memory: self.device.memory.memory,
+            cdsprpc: self.device.memory.cdsprpc.clone(),
             tried: contexts_tried(),
             ..QnnOptions::default()
         };

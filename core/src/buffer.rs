@@ -14,11 +14,14 @@
 //! length is no multiple of it. A buffer takes whole pages, one more of address space, and two of
 //! the system's mappings.
 //!
-//! Today a block lies in pages of its own or in a mapped file; memory registered with a device becomes
-//! another storage without a change of this interface.
+//! # Storage
+//! A block lies in pages of its own, in a mapped file, or in memory that a backend made
+//! ([`crate::backend::Backend::allocate`]). The last has no guard page here: its backend says what an
+//! overrun does. Who reads and writes does not notice which it is.
 
 #![expect(unsafe_code, reason = "owns raw memory that foreign libraries write to")]
 
+use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -45,6 +48,11 @@ enum Storage {
         _pages: region::Allocation,
     },
     Mapped(Mapped),
+    Backend {
+        pointer: NonNull<u8>,
+        len: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    },
 }
 
 // SAFETY: the storage is plain bytes without ties to a thread. Its bytes are reached through the
@@ -86,6 +94,19 @@ impl Buffer {
         Ok(Self(Memory(Arc::new(Storage::Pages { pointer, len, _pages: pages }))))
     }
 
+    /// A buffer over memory that `owner` frees when it is dropped.
+    ///
+    /// # Safety
+    /// `pointer` leads to `len` initialised bytes, aligned to [`ALIGNMENT`], that live as long as
+    /// `owner` and are reached through this buffer alone.
+    pub(crate) unsafe fn owned_by(
+        owner: Box<dyn Any + Send + Sync>,
+        pointer: NonNull<u8>,
+        len: usize,
+    ) -> Self {
+        Self(Memory(Arc::new(Storage::Backend { pointer, len, owner })))
+    }
+
     /// The bytes.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: this is the block's one owner, so that the borrow excludes other safe access, and
@@ -114,7 +135,7 @@ impl Memory {
     /// Length in bytes.
     pub fn len(&self) -> usize {
         match &*self.0 {
-            Storage::Pages { len, .. } => *len,
+            Storage::Pages { len, .. } | Storage::Backend { len, .. } => *len,
             Storage::Mapped(mapped) => mapped.len(),
         }
     }
@@ -126,7 +147,7 @@ impl Memory {
 
     /// False for a mapped file, which a graph may read and nobody may write.
     pub fn is_writable(&self) -> bool {
-        matches!(&*self.0, Storage::Pages { .. })
+        !matches!(&*self.0, Storage::Mapped(_))
     }
 
     /// True when both lead to the same block.
@@ -134,10 +155,18 @@ impl Memory {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    /// What a backend keeps with memory of its own making, if it is a `T`.
+    pub(crate) fn owner<T: Any>(&self) -> Option<&T> {
+        match &*self.0 {
+            Storage::Backend { owner, .. } => owner.downcast_ref(),
+            Storage::Pages { .. } | Storage::Mapped(_) => None,
+        }
+    }
+
     /// The address of the first byte. Valid as long as a handle to the block lives.
     pub fn as_ptr(&self) -> *mut u8 {
         match &*self.0 {
-            Storage::Pages { pointer, .. } => pointer.as_ptr(),
+            Storage::Pages { pointer, .. } | Storage::Backend { pointer, .. } => pointer.as_ptr(),
             Storage::Mapped(mapped) => mapped.as_ptr().cast_mut(),
         }
     }

@@ -27,6 +27,10 @@ pub struct Variable {
 pub const HTP: &str = "QHX_QNN_HTP";
 /// libQnnSystem, where `--system` is not given.
 pub const SYSTEM: &str = "QHX_QNN_SYSTEM";
+/// libcdsprpc, where `--cdsprpc` is not given.
+pub const CDSPRPC: &str = "QHX_CDSPRPC";
+/// Where inputs and outputs of graphs lie, where `--memory` is not given.
+pub const MEMORY: &str = "QHX_MEMORY";
 /// Folder for what qhx downloads and makes.
 pub const CACHE_DIR: &str = "QHX_CACHE_DIR";
 /// Folders that are searched for plugins.
@@ -43,7 +47,7 @@ pub const NO_COLOR: &str = "NO_COLOR";
 pub const GLIBC_TUNABLES: &str = "GLIBC_TUNABLES";
 
 /// All of them, in the order of the page.
-pub const ALL: [Variable; 14] = [
+pub const ALL: [Variable; 16] = [
     Variable {
         name: HTP,
         what: "path of libQnnHtp",
@@ -57,6 +61,20 @@ pub const ALL: [Variable; 14] = [
         more: "as `--system`",
         default: "beside libQnnHtp",
         reader: "what opens QNN libraries",
+    },
+    Variable {
+        name: CDSPRPC,
+        what: "path of libcdsprpc, which shares memory with the NPU",
+        more: "as `--cdsprpc`",
+        default: "the device's",
+        reader: "what runs on the NPU",
+    },
+    Variable {
+        name: MEMORY,
+        what: "where inputs and outputs of graphs lie",
+        more: "as `--memory`: `auto`, `registered` or `raw`",
+        default: "`auto`",
+        reader: "what runs on the NPU",
     },
     Variable {
         name: CACHE_DIR,

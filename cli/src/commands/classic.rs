@@ -10,7 +10,8 @@ use qhx_core::op::Modality;
 
 use crate::app::App;
 use crate::args::{
-    BackendArgs, BackendChoice, GlobalArgs, LibraryArgs, Switch, TemplateArg, parse_template_arg,
+    BackendArgs, BackendChoice, DeviceArgs, GlobalArgs, LibraryArgs, Switch, TemplateArg,
+    parse_template_arg,
 };
 use crate::media::{self, Attachment};
 use crate::prompt;
@@ -59,9 +60,8 @@ pub(crate) struct ClassicArgs {
     /// times
     #[arg(long = "template-arg", value_name = "KEY=VALUE", value_parser = parse_template_arg, requires = "chat")]
     pub template_args: Vec<TemplateArg>,
-    /// Hexagon architecture of the device, where the library's own word is not to be taken
-    #[arg(long, value_name = "ARCH", value_parser = crate::args::parse_arch)]
-    pub device_arch: Option<u32>,
+    #[command(flatten)]
+    pub device: DeviceArgs,
     #[command(flatten)]
     pub global: GlobalArgs,
 }
@@ -82,7 +82,7 @@ pub(crate) fn run(args: &ClassicArgs, app: &mut App) -> Result<Status> {
         } else {
             LibraryArgs { htp: Some(args.htp.clone()), system: Some(args.system.clone()) }
         },
-        device_arch: args.device_arch,
+        device: args.device.clone(),
     };
     let opening =
         Opening { root: Some(&args.root), attachments: &attachments, ..Opening::default() };

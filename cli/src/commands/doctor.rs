@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::plugins;
 use crate::app::App;
-use crate::args::LibraryArgs;
+use crate::args::{LibraryArgs, MemoryArgs};
 use crate::output::Report;
 use crate::status::Status;
 use crate::vars::{self, Variable};
@@ -28,6 +28,8 @@ pub(crate) struct DoctorArgs {
     pub json: bool,
     #[command(flatten)]
     pub libraries: LibraryArgs,
+    #[command(flatten)]
+    pub memory: MemoryArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -69,7 +71,7 @@ impl Check {
 
 /// Runs the command.
 pub(crate) fn run(args: &DoctorArgs, app: &mut App) -> Result<Status> {
-    let mut checks = vec![platform(), cpu(), qnn(&args.libraries)];
+    let mut checks = vec![platform(), cpu(), qnn(&args.libraries, &args.memory)];
     checks.extend(host_ops(app));
     checks.push(cache_folder());
     let variables: Map<String, Value> = vars::ALL
@@ -135,7 +137,7 @@ fn cpu() -> Check {
     }
 }
 
-fn qnn(args: &LibraryArgs) -> Check {
+fn qnn(args: &LibraryArgs, memory: &MemoryArgs) -> Check {
     const NAME: &str = "qnn backend";
     let libraries = match args.find() {
         Ok(Some(libraries)) => libraries,
@@ -151,7 +153,12 @@ fn qnn(args: &LibraryArgs) -> Check {
         Ok(library) => library,
         Err(e) => return Check::failed(NAME, &e),
     };
-    let backend = match QnnBackend::with_library(&library, QnnOptions::default()) {
+    let options = QnnOptions {
+        memory: memory.memory,
+        cdsprpc: memory.cdsprpc.clone(),
+        ..QnnOptions::default()
+    };
+    let backend = match QnnBackend::with_library(&library, options) {
         Ok(backend) => backend,
         Err(e) => return Check::failed(NAME, &e),
     };
@@ -163,7 +170,8 @@ fn qnn(args: &LibraryArgs) -> Check {
         .detail("build", library.build_id())
         .detail("core_api", library.core_version().to_string())
         .detail("htp_api", library.backend_version().to_string())
-        .detail("system_api", library.system().version().to_string());
+        .detail("system_api", library.system().version().to_string())
+        .detail("memory", backend.memory());
     if platform.emulated {
         return check.detail("device", "emulator of every architecture");
     }

@@ -55,6 +55,8 @@ layout!(Version, 12, major @ 0, minor @ 4, patch @ 8);
 /// Number of the HTP backend, in a provider and in a context binary.
 pub const BACKEND_HTP: u32 = 6;
 
+/// The code in the low 16 bits of a status: the library cannot do this here.
+pub const STATUS_NOT_SUPPORTED: u16 = 1000;
 /// The code in the low 16 bits of a status: memory could not be had.
 pub const STATUS_MEM_ALLOC: u16 = 1002;
 

@@ -1,34 +1,24 @@
 //! The backend that executes context binaries through libQnnHtp.
 //!
-//! A graph keeps its context alive, the context its device, backend and log. Inputs and outputs
-//! are plain memory ("raw client buffers"); memory registered with the DSP becomes another storage
-//! of [`crate::Buffer`] without a change here but in [`QnnGraph::bind`].
-//!
-//! The library checks neither the size nor the element type of the memory it is handed: all that
-//! is checked here, when a graph is opened and when memory is bound to it.
+//! A graph keeps its context alive, the context its device, backend and log. What its inputs and
+//! outputs lie in is the matter of `registered`.
 
-#![expect(unsafe_code, reason = "executes graphs over bound memory")]
-
-use std::ffi::{CString, c_void};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use qhx_qnn_sys::{self as sys, ScaleOffset, Status, Tensor};
-
-use super::codes;
 use super::context::{ContextConfig, ContextHandle, Priority};
-use super::device::{Device, Platform, Raw, explain};
-use super::gate::Shared;
-use super::info::{BinaryInfo, BinaryTensor};
+use super::device::{Device, Platform};
+use super::graph::{GraphTensors, QnnGraph, Recorder};
+use super::info::BinaryInfo;
 use super::library::Library;
-use super::log::{self, LogLevel};
+use super::log::LogLevel;
 use super::power::{PerfMode, Power};
 use super::preflight::{Destination, preflight};
 use super::profile::{Profile, ProfileLevel, ProfileRecord};
-use super::types;
+use super::registered::{DeviceMemory, MemoryMode};
 use crate::backend::{Backend, BackendInfo, Context, ContextSource, Graph};
-use crate::{Error, ErrorKind, GraphInfo, Memory, Port, Result};
+use crate::{Buffer, Error, ErrorKind, GraphInfo, Result};
 
 /// How the backend is opened.
 #[derive(Debug, Clone, Default)]
@@ -47,6 +37,10 @@ pub struct QnnOptions {
     pub perf: PerfMode,
     /// Scheduling priority of the contexts.
     pub priority: Priority,
+    /// Where inputs and outputs lie.
+    pub memory: MemoryMode,
+    /// libcdsprpc.so; `None` takes the device's.
+    pub cdsprpc: Option<PathBuf>,
     /// File that remembers which context binaries crashed a child process: see [`super::probe`].
     pub tried: Option<PathBuf>,
 }
@@ -56,6 +50,7 @@ pub struct QnnBackend {
     power: Option<Power>,
     device: Device,
     platform: Platform,
+    memory: Arc<DeviceMemory>,
     options: QnnOptions,
     records: Arc<Mutex<Vec<ProfileRecord>>>,
 }
@@ -84,7 +79,10 @@ impl QnnBackend {
                 .inspect_err(|error| tracing::warn!(target: "qnn", error = %error.report(), "clocks are left alone"))
                 .ok()
         });
-        Ok(Self { power, device, platform, options, records: Arc::default() })
+        let cdsprpc = options.cdsprpc.as_deref();
+        let memory = DeviceMemory::open(options.memory, cdsprpc, library, platform.emulated)?;
+        let memory = Arc::new(memory);
+        Ok(Self { power, device, platform, memory, options, records: Arc::default() })
     }
 
     /// The opened library.
@@ -103,6 +101,12 @@ impl QnnBackend {
             Some(power) => power.vote(mode),
             None => Ok(()),
         }
+    }
+
+    /// In a few words, where inputs and outputs lie, and why they are not registered where they are
+    /// not.
+    pub fn memory(&self) -> String {
+        self.memory.describe()
     }
 
     /// Everything measured since the last call.
@@ -146,6 +150,7 @@ impl Backend for QnnBackend {
             Some(_) => format!("clocks: {}", self.options.perf.name()),
             None => "clocks: left to the device".to_owned(),
         });
+        details.push(format!("memory: {}", self.memory.describe()));
         let version = match library.core_version().qairt() {
             Some(qairt) => format!("QAIRT {qairt}, build {}", library.build_id()),
             None => library.build_id().to_owned(),
@@ -186,7 +191,7 @@ impl Backend for QnnBackend {
             format_args!("{name}: loading context {:?}", source.key),
         )?;
         drop(file);
-        let recorder = Recorder { context: source.key.clone(), records: Arc::clone(&self.records) };
+        let recorder = Recorder::new(&source.key, &self.records);
         if let Some(profile) = &profile {
             recorder.record(None, profile);
         }
@@ -197,6 +202,7 @@ impl Backend for QnnBackend {
             .collect();
         Ok(Arc::new(QnnContext {
             handle: Arc::new(handle),
+            memory: Arc::clone(&self.memory),
             graphs,
             tensors,
             profile: self.options.profile,
@@ -204,40 +210,15 @@ impl Backend for QnnBackend {
             resident: info.file_bytes,
         }))
     }
-}
 
-/// Collects measurements.
-#[derive(Clone)]
-struct Recorder {
-    context: String,
-    records: Arc<Mutex<Vec<ProfileRecord>>>,
-}
-
-impl Recorder {
-    fn record(&self, graph: Option<&str>, profile: &Profile) {
-        match profile.events() {
-            Ok(events) => {
-                let record = ProfileRecord {
-                    context: self.context.clone(),
-                    graph: graph.map(str::to_owned),
-                    events,
-                };
-                self.records.lock().unwrap_or_else(PoisonError::into_inner).push(record);
-            }
-            Err(error) => {
-                tracing::debug!(target: "qnn", error = %error.report(), "a profile was not read")
-            }
-        }
+    fn allocate(&self, bytes: usize) -> Result<Buffer> {
+        self.memory.allocate(bytes)
     }
-}
-
-struct GraphTensors {
-    inputs: Vec<BinaryTensor>,
-    outputs: Vec<BinaryTensor>,
 }
 
 struct QnnContext {
     handle: Arc<ContextHandle>,
+    memory: Arc<DeviceMemory>,
     graphs: Vec<Arc<GraphInfo>>,
     tensors: Vec<GraphTensors>,
     profile: ProfileLevel,
@@ -257,187 +238,13 @@ impl Context for QnnContext {
                 format!("graph {index} of a context with {}", self.graphs.len()),
             ));
         };
-        let device = self.handle.device();
-        let library = device.library();
-        let retrieve = library.need(library.table().graph_retrieve, "graphRetrieve")?;
-        let execute = library.need(library.table().graph_execute, "graphExecute")?;
-        let name = c_string(&info.name)?;
-        let call = Shared::enter();
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: contract: handles, arguments, answers.
-        let status = unsafe { retrieve(self.handle.raw(), name.as_ptr(), &raw mut raw) };
-        drop(call);
-        if status != 0 {
-            return Err(codes::error(
-                ErrorKind::Graph,
-                format_args!(
-                    "opening graph {:?} of context {:?}",
-                    info.name, self.recorder.context
-                ),
-                status,
-            ));
-        }
-        let mut owned = Owned::default();
-        let inputs = owned.tensors(&tensors.inputs, sys::TENSOR_APP_WRITE)?;
-        let outputs = owned.tensors(&tensors.outputs, sys::TENSOR_APP_READ)?;
-        Ok(Box::new(QnnGraph {
-            raw: Raw(raw),
-            execute,
-            input_memory: vec![None; inputs.len()],
-            output_memory: vec![None; outputs.len()],
-            inputs,
-            outputs,
-            info: Arc::clone(info),
-            profile: Profile::create(device, self.profile)?,
-            recorder: self.recorder.clone(),
-            _owned: owned,
-            _context: Arc::clone(&self.handle),
-        }))
+        let recorder = self.recorder.clone();
+        let memory = Arc::clone(&self.memory);
+        let graph = QnnGraph::open(&self.handle, info, tensors, memory, self.profile, recorder)?;
+        Ok(Box::new(graph))
     }
 
     fn resident_bytes(&self) -> u64 {
         self.resident
     }
-}
-
-/// What the prebuilt tensors point to. The heap blocks keep their place when this moves.
-#[derive(Default)]
-struct Owned {
-    names: Vec<CString>,
-    dimensions: Vec<Vec<u32>>,
-    encodings: Vec<Vec<ScaleOffset>>,
-}
-
-impl Owned {
-    fn tensors(&mut self, tensors: &[BinaryTensor], kind: u32) -> Result<Box<[Tensor]>> {
-        tensors.iter().map(|tensor| self.tensor(tensor, kind)).collect()
-    }
-
-    fn tensor(&mut self, tensor: &BinaryTensor, kind: u32) -> Result<Tensor> {
-        let name = c_string(&tensor.name)?;
-        // Both came from 32-bit numbers of the library.
-        let dimensions: Vec<u32> = tensor.shape.iter().map(|&d| d as u32).collect();
-        let mut encoding = Vec::new();
-        let quantize = types::encode(&tensor.quantization, &mut encoding);
-        let raw = Tensor {
-            version: sys::TENSOR_V1,
-            _reserved: 0,
-            id: tensor.id,
-            name: name.as_ptr(),
-            kind,
-            data_format: tensor.format,
-            data_type: tensor.dtype_code,
-            quantize,
-            rank: dimensions.len() as u32,
-            dimensions: dimensions.as_ptr(),
-            mem_type: sys::MEM_RAW,
-            data: std::ptr::null_mut(),
-            data_size: 0,
-            is_dynamic: std::ptr::null(),
-            sparse: [0; 3],
-            is_produced: 0,
-        };
-        self.names.push(name);
-        self.dimensions.push(dimensions);
-        self.encodings.push(encoding);
-        Ok(raw)
-    }
-}
-
-type Execute = unsafe extern "C" fn(
-    sys::Handle,
-    *const Tensor,
-    u32,
-    *mut Tensor,
-    u32,
-    sys::Handle,
-    sys::Handle,
-) -> Status;
-
-/// A graph of a loaded context, with everything of its call prepared but the addresses.
-struct QnnGraph {
-    raw: Raw,
-    execute: Execute,
-    inputs: Box<[Tensor]>,
-    outputs: Box<[Tensor]>,
-    input_memory: Vec<Option<Memory>>,
-    output_memory: Vec<Option<Memory>>,
-    info: Arc<GraphInfo>,
-    profile: Option<Profile>,
-    recorder: Recorder,
-    _owned: Owned,
-    _context: Arc<ContextHandle>,
-}
-
-// SAFETY: contract: threads; the raw pointers lead to what the graph keeps (`_owned`, and *alive*).
-unsafe impl Send for QnnGraph {}
-
-impl Graph for QnnGraph {
-    fn info(&self) -> &Arc<GraphInfo> {
-        &self.info
-    }
-
-    fn bind(&mut self, port: Port, memory: &Memory, offset: usize) -> Result<()> {
-        let wrong = |message: String| {
-            Err(Error::new(ErrorKind::Graph, format!("graph {:?}: {message}", self.info.name)))
-        };
-        let Some(tensor) = self.info.tensor(port) else {
-            return wrong(format!("there is no {port:?}"));
-        };
-        let need = tensor.try_byte_len().map_err(Error::size)?;
-        let have = memory.len().saturating_sub(offset);
-        if have < need {
-            return wrong(format!("tensor {tensor} needs {need} bytes, the buffer has {have}"));
-        }
-        let (slots, kept, index) = match port {
-            Port::Input(index) => (&mut self.inputs, &mut self.input_memory, index),
-            Port::Output(index) => {
-                if !memory.is_writable() {
-                    return wrong(format!("output {tensor} bound to a read-only buffer"));
-                }
-                (&mut self.outputs, &mut self.output_memory, index)
-            }
-        };
-        if let (Some(slot), Some(keep)) = (slots.get_mut(index), kept.get_mut(index)) {
-            slot.data = memory.as_ptr().wrapping_add(offset).cast::<c_void>();
-            // At most `u32::MAX`: checked when the context was opened.
-            slot.data_size = need as u32;
-            *keep = Some(memory.clone());
-        }
-        Ok(())
-    }
-
-    unsafe fn execute(&mut self) -> Result<()> {
-        let call = Shared::enter();
-        let mark = log::mark();
-        let profile = self.profile.as_ref().map_or(std::ptr::null_mut(), Profile::raw);
-        // SAFETY: contract: handles, arguments; of [`crate::backend`]: alive, sized, and from the
-        // caller bound and exclusive. Overruns of an output end at its buffer's guard page.
-        let status = unsafe {
-            (self.execute)(
-                self.raw.0,
-                self.inputs.as_ptr(),
-                self.inputs.len() as u32,
-                self.outputs.as_mut_ptr(),
-                self.outputs.len() as u32,
-                profile,
-                std::ptr::null_mut(),
-            )
-        };
-        drop(call);
-        if status != 0 {
-            let attempt = format_args!("executing on the NPU");
-            return Err(explain(codes::error(ErrorKind::Execute, attempt, status), mark));
-        }
-        if let Some(profile) = &self.profile {
-            self.recorder.record(Some(&self.info.name), profile);
-        }
-        Ok(())
-    }
-}
-
-pub(crate) fn c_string(name: &str) -> Result<CString> {
-    CString::new(name).map_err(|_| {
-        Error::new(ErrorKind::Graph, format!("the name {name:?} contains a NUL character"))
-    })
 }

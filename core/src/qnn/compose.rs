@@ -44,11 +44,11 @@ use qhx_qnn_sys::{
     ScalarValue, ScaleOffset, Tensor,
 };
 
-use super::backend::c_string;
 use super::codes::{self, Code};
 use super::context::{ContextConfig, ContextHandle, with_list};
 use super::device::{Device, Raw, Target, explain};
 use super::gate::Exclusive;
+use super::graph::c_string;
 use super::library::Library;
 use super::log::{self, LogLevel};
 use super::types;

@@ -4,6 +4,7 @@
 
 use std::ffi::c_void;
 use std::fmt;
+use std::sync::Arc;
 
 use qhx_qnn_sys::{self as sys, Config, ConfigValue, Handle, HtpContextConfig};
 use serde::{Deserialize, Serialize};
@@ -13,6 +14,7 @@ use super::device::{Device, Raw, explain, freed};
 use super::gate::Shared;
 use super::log;
 use super::profile::Profile;
+use super::registered::Registrations;
 use crate::{ErrorKind, Result};
 
 /// Which context runs first when several want the NPU.
@@ -59,6 +61,8 @@ pub enum ContextConfig {
 pub(crate) struct ContextHandle {
     raw: Raw,
     device: Device,
+    /// Memory that its graphs read and write in place.
+    registrations: Arc<Registrations>,
     /// Graphs are composed in it; otherwise they are executed.
     composed: bool,
 }
@@ -79,7 +83,7 @@ impl ContextHandle {
             let error = codes::error(ErrorKind::Context, "creating a context", status);
             return Err(explain(error, mark));
         }
-        Ok(Self { raw: Raw(raw), device: device.clone(), composed: true })
+        Ok(Self::of(raw, device, true))
     }
 
     /// A context from a binary. The bytes are not needed any more afterwards.
@@ -114,7 +118,17 @@ impl ContextHandle {
         if status != 0 {
             return Err(explain(codes::error(ErrorKind::Context, attempt, status), mark));
         }
-        Ok(Self { raw: Raw(raw), device: device.clone(), composed: false })
+        Ok(Self::of(raw, device, false))
+    }
+
+    fn of(raw: Handle, device: &Device, composed: bool) -> Self {
+        let (raw, device) = (Raw(raw), device.clone());
+        let registrations = Registrations::new(raw, device.clone());
+        Self { raw, device, registrations, composed }
+    }
+
+    pub(crate) fn registrations(&self) -> &Arc<Registrations> {
+        &self.registrations
     }
 
     pub(crate) fn raw(&self) -> Handle {
@@ -130,6 +144,7 @@ impl Drop for ContextHandle {
     fn drop(&mut self) {
         if let Some(free) = self.device.library().table().context_free {
             let _call = (!self.composed).then(Shared::enter);
+            self.registrations.close();
             // SAFETY: contract: handles.
             freed("context", unsafe { free(self.raw.0, std::ptr::null_mut()) });
         }

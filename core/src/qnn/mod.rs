@@ -6,7 +6,8 @@
 //! | [`info`](BinaryInfo) | reads a context binary's metadata without loading it |
 //! | [`probe`] | has a child process read that metadata |
 //! | [`preflight`] | says in words why a binary will not load |
-//! | [`backend`](QnnBackend) | executes context binaries |
+//! | [`backend`](QnnBackend) | opens context binaries, whose graphs `graph` executes |
+//! | `registered` | puts inputs and outputs into memory that the DSP reads and writes in place |
 //! | [`compose`] | makes context binaries |
 //! | `gate` | keeps compiling and executing apart within one process |
 //! | [`stdout`] | keeps the libraries' chatter out of the results |
@@ -41,6 +42,7 @@ pub mod compose;
 mod context;
 mod device;
 mod gate;
+mod graph;
 mod info;
 mod library;
 mod log;
@@ -50,6 +52,8 @@ mod preflight;
 pub mod probe;
 mod profile;
 mod read;
+mod registered;
+mod rpcmem;
 pub mod stdout;
 mod types;
 
@@ -62,3 +66,4 @@ pub use log::LogLevel;
 pub use power::PerfMode;
 pub use preflight::{Destination, preflight};
 pub use profile::{ProfileEvent, ProfileLevel, ProfileRecord};
+pub use registered::MemoryMode;

@@ -10,7 +10,7 @@ use super::args::Role;
 use super::encoder::Encoder;
 use super::sink::{cosine, norm};
 use crate::app::App;
-use crate::args::{BackendArgs, BackendChoice, GlobalArgs, LibraryArgs};
+use crate::args::{BackendArgs, BackendChoice, DeviceArgs, GlobalArgs, LibraryArgs};
 use crate::status::Status;
 use crate::{session, time, vars};
 
@@ -57,9 +57,8 @@ pub(crate) struct EmbedClassicArgs {
     /// Print one JSON object a text, with the whole vector
     #[arg(long)]
     pub json: bool,
-    /// Hexagon architecture of the device, where the library's own word is not to be taken
-    #[arg(long, value_name = "ARCH", value_parser = crate::args::parse_arch)]
-    pub device_arch: Option<u32>,
+    #[command(flatten)]
+    pub device: DeviceArgs,
     #[command(flatten)]
     pub global: GlobalArgs,
 }
@@ -75,7 +74,7 @@ pub(crate) fn run(args: &EmbedClassicArgs, app: &mut App) -> Result<Status> {
         } else {
             LibraryArgs { htp: Some(args.htp.clone()), system: Some(args.system.clone()) }
         },
-        device_arch: args.device_arch,
+        device: args.device.clone(),
     };
     let (query, document) = (prefix(vars::QUERY_PREFIX)?, prefix(vars::DOC_PREFIX)?);
     let model = session::open(app, &args.manifest, Some(&args.root), &backend)?;
