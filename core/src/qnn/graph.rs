@@ -230,7 +230,7 @@ impl Graph for QnnGraph {
             }
             let context = self.context.registrations();
             let place = self.memory.place(context, memory, offset, tensor, need);
-            let place = place.map_err(|e| wrong(&self.info, format_args!("{}", e.message())))?;
+            let place = place.map_err(|e| e.context(format_args!("graph {:?}", self.info.name)))?;
             let memory = memory.clone();
             slot.former = slot.bound.replace(Bound { memory, offset, place });
         }

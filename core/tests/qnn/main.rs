@@ -10,6 +10,7 @@ mod between;
 mod binaries;
 mod compose;
 mod execute;
+mod memory;
 mod opening;
 mod process;
 mod tier;
