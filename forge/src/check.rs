@@ -47,7 +47,8 @@ impl CheckRow {
 /// Runs every graph of `sources` on both backends.
 ///
 /// Inputs are uniform in −1..1 and rounded to f16, so that both backends see the same numbers; an
-/// input whose name begins with `cmask` masks all but some positions and the last.
+/// input whose name begins with `cmask` masks all but some positions and the last, and by `valid` all rows but the
+/// last are tokens.
 pub(crate) fn compare(
     sources: &[ContextSource],
     check: &CheckBackends,
@@ -142,6 +143,12 @@ fn random_inputs(info: &GraphInfo, seed: u64) -> Result<Vec<Named>> {
                     let column = index % width;
                     let open = column < width / 2 || column + 1 == width;
                     *value = if open { 0.0 } else { MASKED };
+                }
+            }
+            if tensor.name == "valid" {
+                values.fill(1.0);
+                if let [_, .., last] = values.as_mut_slice() {
+                    *last = 0.0;
                 }
             }
             Ok((tensor.name.clone(), values))
@@ -300,6 +307,7 @@ mod tests {
             [
                 TensorInfo::new("x", DType::F16, [1, 4]),
                 TensorInfo::new("cmask", DType::F16, [1, 5]),
+                TensorInfo::new("valid", DType::F16, [3, 1]),
             ],
             [],
         );
@@ -307,6 +315,7 @@ mod tests {
         assert_eq!(inputs, random_inputs(&info, 7).unwrap());
         assert!(inputs[0].1.iter().all(|v| (-1.0..1.0).contains(v)));
         assert_eq!(inputs[1].1, [0.0, 0.0, MASKED, MASKED, 0.0]);
+        assert_eq!(inputs[2].1, [1.0, 1.0, 0.0]);
         let rows = GraphInfo::new("rows", [TensorInfo::new("cmask", DType::F16, [2, 4])], []);
         let mask = random_inputs(&rows, 7).unwrap().remove(0).1;
         assert_eq!(mask, [0.0, 0.0, MASKED, 0.0, 0.0, 0.0, MASKED, 0.0]);

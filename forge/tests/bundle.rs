@@ -83,6 +83,8 @@ fn a_cpu_bundle_is_whole_readable_and_the_same_every_time() {
             "onnx/decode.onnx_data",
             "onnx/lmhead.onnx",
             "onnx/lmhead.onnx_data",
+            "onnx/prefill128.onnx",
+            "onnx/prefill128.onnx_data",
             "qwen35-tied.json",
             "qwen35-tied_embed_f16.bin",
             "tokenizer.json",
@@ -117,6 +119,7 @@ fn shards_and_int8_reach_the_compiler_under_the_contracts_names() {
         precision: Precision::W8A16,
         shards: 3,
         max_ctx: Some(50),
+        prefill: Some(Vec::new()),
         compiler: Some(compiler.clone()),
         onnx: false,
         ..ForgeOptions::new(dir.path().join("v81"))
@@ -214,7 +217,7 @@ fn two_graphs_of_one_name_are_refused_with_their_contexts() {
         assert_eq!(error.kind(), ErrorKind::Graph, "{error}");
         for words in [
             "graph \"decode\" of context \"decode\"".to_owned(),
-            format!("graph {name:?} of context \"lmhead\""),
+            format!("graph {name:?} of context \"prefill128\""),
         ] {
             assert!(error.message().contains(&words), "{error}");
         }

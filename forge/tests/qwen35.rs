@@ -130,7 +130,9 @@ fn ids(value: &Value) -> Vec<usize> {
 /// Greedy agreement and the largest difference of recorded logits, over all cases.
 fn compare(dir: &Path, precision: Precision, shards: usize) -> (f64, usize, usize) {
     let checkpoint = Checkpoint::open(dir).unwrap();
-    let options = RecipeOptions { precision, shards, max_ctx: 200, ..RecipeOptions::default() };
+    let prefill = Some(Vec::new());
+    let options =
+        RecipeOptions { precision, shards, prefill, max_ctx: 200, ..RecipeOptions::default() };
     let recipe = recipe(&checkpoint, &options).unwrap();
     let out = tempfile::tempdir().unwrap();
     let goldens: Value =

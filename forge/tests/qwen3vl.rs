@@ -436,12 +436,12 @@ fn qwen35_has_vision_graphs_unless_they_are_left_out() {
     };
     let names = |recipe: &Recipe| graphs(recipe).map(Graph::name).collect::<Vec<_>>().join(" ");
     let whole = made("qwen35-vision", &[]).unwrap();
-    assert_eq!(names(&whole), "vision decode lmhead");
+    assert_eq!(names(&whole), "vision decode prefill128 lmhead");
     // Pictures of 512 pixels a side would take 1024 tokens. Ten by ten leave half of the context.
     assert_eq!(whole.params["vision"]["image_size"], 160);
     assert_eq!(whole.params["rope_scaling"]["mrope_section"], json!([3, 2, 2]));
     let text = made("qwen35-vision", &[("vision", "none")]).unwrap();
-    assert_eq!(names(&text), "decode lmhead");
+    assert_eq!(names(&text), "decode prefill128 lmhead");
     assert!(text.tables.is_empty() && !text.params.contains_key("rope_scaling"));
     for (name, choices, words) in [
         ("qwen35-tied", &[("image-size", "48")][..], "image-size is given, but the checkpoint has"),

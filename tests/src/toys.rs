@@ -137,10 +137,12 @@ pub struct Variant {
     pub int8: bool,
     /// Contexts of the decoder.
     pub shards: usize,
+    /// Tokens that graphs for prompts take.
+    pub prefill: &'static [usize],
 }
 
-/// For the CPU, in the checkpoint's precision, one shard.
-pub const CPU: Variant = Variant { target: None, int8: false, shards: 1 };
+/// For the CPU, in the checkpoint's precision, one shard, prompts token by token.
+pub const CPU: Variant = Variant { target: None, int8: false, shards: 1, prefill: &[] };
 
 /// Whether every toy runs with every architecture, precision and number of shards on the emulator (`QHX_FULL=1`, which
 /// `cargo xtask test --full` sets). Otherwise each family, precision and architecture runs with one toy at least.
@@ -176,6 +178,7 @@ pub fn bundle(checkpoint: &Path, variant: Variant) -> PathBuf {
             let mut options = ForgeOptions::new(folder.path().join(format!("bundle-{count}")));
             options.max_ctx = Some(200);
             options.shards = variant.shards;
+            options.prefill = Some(variant.prefill.to_vec());
             options.precision = if variant.int8 { Precision::W8A16 } else { Precision::Fp16 };
             if let Some(target) = variant.target {
                 let (htp, system) = qnn_tier().expect("asked for only where the tier runs");

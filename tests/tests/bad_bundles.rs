@@ -175,7 +175,7 @@ fn missing_truncated_and_garbage_files_are_named() {
 #[test]
 fn damaged_context_binaries_are_named() {
     let Some(libraries) = toys::qnn_tier() else { return };
-    let variant = Variant { target: Some("v81"), int8: false, shards: 1 };
+    let variant = Variant { target: Some("v81"), ..CPU };
     type Damage = fn(&Path);
     let damage: [(&str, Damage); 4] = [
         ("missing", |path| fs::remove_file(path).unwrap()),
@@ -200,7 +200,7 @@ fn damaged_context_binaries_are_named() {
 #[test]
 fn a_bundle_for_another_architecture_is_refused_in_words() {
     let Some(libraries) = toys::qnn_tier() else { return };
-    let variant = Variant { target: Some("v75"), int8: false, shards: 1 };
+    let variant = Variant { target: Some("v75"), ..CPU };
     let bundle = toys::bundle(&toys::fixture("qwen35-tied"), variant);
     let backend = backends::qnn_device(&libraries, Some(81));
     let error = toys::open(&bundle, backend).map(|_| ()).unwrap_err();

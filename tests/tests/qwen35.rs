@@ -7,6 +7,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use half::bf16;
 use qhx_core::backend::Backend;
 use qhx_core::compare::Distance;
 use qhx_core::dump::Dump;
@@ -15,10 +16,13 @@ use qhx_core::manifest::Manifest;
 use qhx_core::op::{HostOp, Segment};
 use qhx_core::sampling::argmax;
 use qhx_core::{CancelToken, ErrorKind};
+use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::{ForgeOptions, Silent, forge};
 use qhx_tests::pictures::{Sights, answer};
 use qhx_tests::toys::{self, CPU, Case, Variant};
-use qhx_tests::{backends, suite};
+use qhx_tests::{backends, plugin_files, suite};
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
 
 const TOYS: [&str; 2] = ["qwen35-tied", "qwen35-untied"];
 /// The toy that sees.
@@ -121,6 +125,168 @@ fn cpu_is_greedy_exact_with_one_and_two_shards() {
     }
 }
 
+/// Prompts in chunks of several widths, over one and two shards; conversations, with states that go back to snapshots.
+#[test]
+fn prompts_in_chunks_say_the_same() {
+    for toy in TOYS {
+        for (shards, prefill) in [(1, &[16][..]), (2, &[3, 7, 70])] {
+            let variant = Variant { shards, prefill, ..CPU };
+            proves_equal(&toys::fixture(toy), variant, backends::cpu(), (usize::MAX, usize::MAX));
+            let manifest = toys::bundle(&toys::fixture(toy), variant);
+            for chat in &toys::goldens(&toys::fixture(toy)).chat {
+                play(&mut toys::open(&manifest, backends::cpu()).unwrap(), chat);
+            }
+        }
+    }
+}
+
+/// A toy whose heads forget nearly nothing and nearly all, in turns, with room for a long prompt.
+fn extreme() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    plugin_files::copy_folder(&toys::fixture(TOYS[0]), folder.path());
+    let config = folder.path().join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let longer =
+        text.replace("\"max_position_embeddings\": 256", "\"max_position_embeddings\": 400");
+    assert_ne!(text, longer);
+    std::fs::write(config, longer).unwrap();
+    let path = folder.path().join("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut edited = 0;
+    let tensors: Vec<_> = file
+        .tensors()
+        .into_iter()
+        .map(|(name, tensor)| {
+            let mut data = tensor.data().to_vec();
+            if name.ends_with("A_log") {
+                let size = tensor.dtype().bitsize() / 8;
+                for (head, value) in data.chunks_exact_mut(size).enumerate() {
+                    // The state after a token: all but e^-9 of it, or e^-148 times it and less.
+                    let log: f32 = if head % 2 == 0 { -9.0 } else { 5.0 };
+                    match size {
+                        2 => value.copy_from_slice(&bf16::from_f32(log).to_le_bytes()),
+                        _ => value.copy_from_slice(&log.to_le_bytes()),
+                    }
+                }
+                edited += 1;
+            }
+            (name, tensor.dtype(), tensor.shape().to_vec(), data)
+        })
+        .collect();
+    assert!(edited > 1);
+    let views = tensors.iter().map(|(name, dtype, shape, data)| {
+        (name, TensorView::new(*dtype, shape.clone(), data).unwrap())
+    });
+    std::fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
+    folder
+}
+
+/// Logits of two models after prompts of these lengths, and of one token behind them.
+fn chunks_equal_steps(
+    [chunks, steps]: [&mut Model; 2],
+    prompts: &[Vec<u32>],
+    label: &str,
+) -> Distance {
+    let mut worst = Distance::of(&[1.0], &[1.0]).unwrap();
+    for prompt in prompts {
+        let mut logits = [&mut *chunks, &mut *steps].map(|model| {
+            let op = model.op_mut();
+            op.reset().unwrap();
+            op.prefill(&[Segment::Tokens(prompt)]).unwrap();
+            let first = op.logits().unwrap().to_f32();
+            op.decode(prompt[0]).unwrap();
+            [first, op.logits().unwrap().to_f32()].concat()
+        });
+        assert!(logits.iter().flatten().all(|v| v.is_finite()), "{label}, {}", prompt.len());
+        let steps = std::mem::take(&mut logits[1]);
+        worst = worst.worse(Distance::of(&logits[0], &steps).unwrap());
+    }
+    eprintln!("{label}: {worst:?}");
+    worst
+}
+
+fn forged(
+    checkpoint: &Path,
+    target: Option<&str>,
+    prefill: &[usize],
+) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = ForgeOptions::new(folder.path().join("bundle"));
+    // As much as the checkpoint takes, up to this.
+    let most = |max_ctx: usize| {
+        let checkpoint = Checkpoint::open(checkpoint).unwrap();
+        checkpoint.text_config()["max_position_embeddings"].as_u64().unwrap().min(max_ctx as u64)
+            as usize
+    };
+    options.max_ctx = Some(most(320));
+    options.prefill = Some(prefill.to_vec());
+    if let Some(target) = target {
+        let (htp, system) = toys::qnn_tier().unwrap();
+        options.compiler = Some(backends::compiler(&htp, &system, target));
+    }
+    let manifest =
+        forge(checkpoint, &options, &mut Silent).unwrap_or_else(|e| panic!("{e}")).manifest;
+    (folder, manifest)
+}
+
+/// Whatever a chunk leaves over, and where one token is repeated: the state is what steps make of it.
+#[test]
+fn chunks_leave_the_state_that_steps_leave() {
+    let case = toys::goldens(&toys::fixture(TOYS[0]))
+        .cases
+        .into_iter()
+        .max_by_key(|c| c.prompt_ids.len())
+        .unwrap();
+    let text = |len: usize| case.prompt_ids.iter().copied().cycle().take(len).collect::<Vec<_>>();
+    let lengths = [1, 7, 8, 9, 29].map(text);
+    for (label, checkpoint) in [("as trained", None), ("extreme", Some(extreme()))] {
+        let path =
+            checkpoint.as_ref().map_or_else(|| toys::fixture(TOYS[0]), |c| c.path().to_owned());
+        let mut prompts = lengths.to_vec();
+        if checkpoint.is_some() {
+            prompts.push(vec![case.prompt_ids[0]; 300]);
+        }
+        let (_folder, manifest) = forged(&path, None, &[]);
+        let mut steps = toys::open(&manifest, backends::cpu()).unwrap();
+        for width in [8, 100] {
+            let (_folder, manifest) = forged(&path, None, &[width]);
+            let mut chunks = toys::open(&manifest, backends::cpu()).unwrap();
+            let Distance { largest, .. } =
+                chunks_equal_steps([&mut chunks, &mut steps], &prompts, label);
+            assert!(largest <= 1e-3, "{label}, chunks of {width}: {largest:e}");
+        }
+    }
+}
+
+/// On the emulator, against steps on the CPU.
+#[test]
+fn the_npu_takes_prompts_in_chunks() {
+    let Some(libraries) = toys::qnn_tier().filter(|_| !cfg!(feature = "builtin-ops")) else {
+        return;
+    };
+    let full = toys::full_matrix();
+    let checkpoint = extreme();
+    let (_folder, manifest) = forged(checkpoint.path(), None, &[]);
+    let mut steps = toys::open(&manifest, backends::cpu()).unwrap();
+    let targets = if full { &["v81", "v79", "v75"][..] } else { &["v81"] };
+    for target in targets {
+        let (_folder, manifest) = forged(checkpoint.path(), Some(target), &[8]);
+        let mut chunks = toys::open(&manifest, backends::qnn(&libraries)).unwrap();
+        let most = if full { 300 } else { 9 };
+        let prompts = [vec![7; most], (0..13).map(|i| 20 + i * i).collect()];
+        let Distance { cosine, .. } =
+            chunks_equal_steps([&mut chunks, &mut steps], &prompts, target);
+        assert!(cosine >= 0.999, "{target}: {cosine}");
+        if full {
+            let variant = Variant { target: Some(target), prefill: &[8, 24], ..CPU };
+            for toy in TOYS {
+                proves_equal(&toys::fixture(toy), variant, backends::qnn(&libraries), (6, 6));
+            }
+        }
+    }
+}
+
 #[test]
 fn htp_fp16_is_greedy_exact_for_every_target() {
     let Some(libraries) = toys::qnn_tier() else { return };
@@ -136,7 +302,7 @@ fn htp_fp16_is_greedy_exact_for_every_target() {
         for (form, (target, shards, most)) in forms.into_iter().enumerate() {
             // The toys share the forms out, unless each is to have them all.
             if toys::full_matrix() || form % TOYS.len() == index {
-                let variant = Variant { target: Some(target), int8: false, shards };
+                let variant = Variant { target: Some(target), shards, ..CPU };
                 proves_equal(&toys::fixture(toy), variant, backends::qnn(&libraries), most);
             }
         }
@@ -151,7 +317,7 @@ fn w8a16_passes_the_tolerant_gate() {
     let Some(libraries) = toys::qnn_tier() else { return };
     for toy in if toys::full_matrix() { &TOYS[..] } else { &TOYS[..1] } {
         let checkpoint = toys::fixture(toy);
-        let variant = Variant { target: Some("v81"), int8: true, shards: 1 };
+        let variant = Variant { target: Some("v81"), int8: true, ..CPU };
         let mut model =
             toys::open(&toys::bundle(&checkpoint, variant), backends::qnn(&libraries)).unwrap();
         let goldens = toys::goldens(&checkpoint);
@@ -339,6 +505,8 @@ fn seeing(mode: &'static str, target: Option<&'static str>) -> PathBuf {
         .or_insert_with(|| {
             let mut options = ForgeOptions::new(out);
             options.max_ctx = Some(200);
+            // On the CPU prompts go in chunks, so that pictures begin and end within them.
+            options.prefill = Some(if target.is_none() { vec![16] } else { Vec::new() });
             let (key, value) = match mode {
                 "native" => ("image-patches", "24,32,48"),
                 "fixed" => ("image-size", "48"),

@@ -27,7 +27,18 @@ fn the_whole_way_on_the_library() {
     let forge = qhx()
         .args(["forge"])
         .args([checkpoint()])
-        .args(["--out", "toy", "--target", "v79", "--max-ctx", "32", "--check", "--json"])
+        .args([
+            "--out",
+            "toy",
+            "--target",
+            "v79",
+            "--max-ctx",
+            "32",
+            "--prefill",
+            "0",
+            "--check",
+            "--json",
+        ])
         .run()
         .ok();
     let report = forge.json();
@@ -81,7 +92,7 @@ fn damaged_context_binaries_end_inspect_with_one_message() {
     qhx()
         .arg_path(Path::new("forge"))
         .arg_path(&checkpoint())
-        .args(["--out", "toy", "--target", "v79", "--max-ctx", "32"])
+        .args(["--out", "toy", "--target", "v79", "--max-ctx", "32", "--prefill", "0"])
         .run()
         .ok();
     let sound = std::fs::read(folder.path().join("toy/qwen35-tied_lmhead_f16.bin"))

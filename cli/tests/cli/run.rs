@@ -200,7 +200,7 @@ pub fn bundle() -> &'static Path {
         let out = folder.path().join("toy");
         let forge = Program::qhx(folder.path())
             .args([Path::new("forge"), &checkpoint(), Path::new("--out"), &out])
-            .args(["--name", "toy", "--max-ctx", "192", "--cpu-only"])
+            .args(["--name", "toy", "--max-ctx", "192", "--prefill", "16", "--cpu-only"])
             .run()
             .ok();
         assert_eq!(forge.stdout.trim_end(), out.join("toy.json").to_string_lossy());

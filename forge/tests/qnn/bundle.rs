@@ -28,6 +28,7 @@ fn a_bundle_has_context_binaries_for_its_architecture() {
     let out = folder.path().join("v79");
     let mut options = ForgeOptions::new(&out);
     options.max_ctx = Some(64);
+    options.prefill = Some(Vec::new());
     options.onnx = false;
     options.compiler = Some(Arc::new(QnnCompiler::new(library.clone(), Target::V79)));
     let report = forge(&fixture("qwen35-tied"), &options, &mut Silent).unwrap();
@@ -76,6 +77,7 @@ fn a_plan_says_how_large_the_binaries_become() {
         let mut options = ForgeOptions::new(folder.path().join(precision.name()));
         options.precision = precision;
         options.max_ctx = Some(64);
+        options.prefill = Some(Vec::new());
         options.shards = 2;
         options.onnx = false;
         options.compiler = Some(Arc::new(QnnCompiler::new(library.clone(), Target::V81)));
@@ -96,7 +98,9 @@ fn an_estimate_counts_the_weights_and_is_no_faster_than_reading_them() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::synthetic(&small_config(folder.path()), 3).unwrap();
     let made = |precision| {
-        let options = RecipeOptions { precision, shards: 1, max_ctx: 64, ..Default::default() };
+        let prefill = Some(Vec::new());
+        let options =
+            RecipeOptions { precision, prefill, shards: 1, max_ctx: 64, ..Default::default() };
         recipe(&checkpoint, &options).unwrap()
     };
     let traces = folder.path().join("traces");
@@ -128,7 +132,8 @@ fn an_estimate_of_a_step_leaves_prompts_out() {
     let Some(library) = tier() else { return };
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::synthetic(&small_config(folder.path()), 3).unwrap();
-    let options = RecipeOptions { shards: 1, max_ctx: 64, ..Default::default() };
+    let prefill = Some(Vec::new());
+    let options = RecipeOptions { prefill, shards: 1, max_ctx: 64, ..Default::default() };
     let mut recipe = recipe(&checkpoint, &options).unwrap();
     let graph = |name: &str, rows: usize| {
         let mut b = GraphBuilder::new(name);
@@ -156,7 +161,8 @@ fn an_estimate_counts_convolutions_and_tables() {
     let Some(library) = tier() else { return };
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::synthetic(&small_config(folder.path()), 3).unwrap();
-    let options = RecipeOptions { shards: 1, max_ctx: 64, ..Default::default() };
+    let prefill = Some(Vec::new());
+    let options = RecipeOptions { prefill, shards: 1, max_ctx: 64, ..Default::default() };
     let mut recipe = recipe(&checkpoint, &options).unwrap();
     let mut b = GraphBuilder::new("stage");
     let x = b.input("x", Elem::Activation, &[1, 64, 16, 16]).unwrap();

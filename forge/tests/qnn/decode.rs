@@ -127,7 +127,9 @@ fn greedy(
 ) -> (usize, usize) {
     let dir = fixture(name);
     let checkpoint = Checkpoint::open(&dir).unwrap();
-    let options = RecipeOptions { precision, shards, max_ctx: 200, ..RecipeOptions::default() };
+    let prefill = Some(Vec::new());
+    let options =
+        RecipeOptions { precision, shards, prefill, max_ctx: 200, ..RecipeOptions::default() };
     let recipe = recipe(&checkpoint, &options).unwrap();
     let goldens: Value =
         serde_json::from_slice(&std::fs::read(dir.join("goldens.json")).unwrap()).unwrap();

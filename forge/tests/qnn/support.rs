@@ -196,6 +196,9 @@ pub(crate) fn inputs(graph: &Graph) -> Vec<Vec<f32>> {
         if tensor.dtype == DType::I8 {
             return numbers(50 + seed, count).iter().map(|v| (v * 127.0).round()).collect();
         }
+        if tensor.name == "valid" {
+            return vec![1.0; count];
+        }
         if !tensor.name.contains("mask") {
             return numbers(50 + seed, count);
         }

@@ -140,9 +140,11 @@ fn run(step: &mut Step<'_>) -> Result<()> {
             assert_eq!(seen, place as usize + row + 1, "row {row} at {place}");
         }
     }
+    // Of the rows, those that are tokens.
+    let rows = step.input("valid").map_or(rows as f32, |valid| valid.iter().sum());
     for state in ["a", "b"] {
         if let Ok(past) = step.input(&format!("past_{state}_0")) {
-            step.set(&format!("present_{state}_0"), &[past[0] + rows as f32])?;
+            step.set(&format!("present_{state}_0"), &[past[0] + rows])?;
         }
     }
     let logits: Vec<_> = x.chunks_exact(2).flat_map(|row| [row[0], row[1], height]).collect();
@@ -269,6 +271,43 @@ fn a_replaced_state_takes_in_full_chunks_only() {
     op.prefill(&[Segment::Tokens(&[1; 4])]).unwrap();
     assert_eq!(executions(&op, ["one", "four", "head"]), [3, 2, 2]);
     assert!(!op.info().can_truncate);
+}
+
+/// `replaced` for graphs that are told which rows are tokens, and which rows a convolution of 3 keeps.
+fn told(name: &str, rows: usize, keep: [usize; 2]) -> GraphInfo {
+    let mut told = replaced(name, rows);
+    told.inputs.extend([tensor("valid", F32, [rows, 1]), tensor("keep", F32, keep)]);
+    told
+}
+
+#[test]
+fn a_replaced_state_takes_in_a_part_of_a_chunk_where_the_graph_is_told() {
+    let params = json!({"decode": "one", "prefill": "four", "lmhead": "head"});
+    let opened = |keep: [usize; 2]| {
+        harness(params.clone(), json!({"n_layers": 1, "max_ctx": 20}))
+            .graph(replaced("one", 1))
+            .graph(told("four", 4, keep))
+            .graph(head())
+            .open::<Toy>()
+    };
+    let mut op = opened([2, 6]).unwrap();
+    op.prefill(&[Segment::Tokens(&[1; 7])]).unwrap();
+    assert_eq!(executions(&op, ["one", "four", "head"]), [0, 2, 1]);
+    assert_eq!(op.bound("one", "past_a_0").unwrap(), [7.0]);
+    assert_eq!(op.bound("four", "valid").unwrap(), [1.0, 1.0, 1.0, 0.0]);
+    // Two older rows, three tokens: the last two of these five.
+    let third = [0.0, 0.0, 0.0, 1.0, 0.0, 0.0];
+    let fourth = [0.0, 0.0, 0.0, 0.0, 1.0, 0.0];
+    assert_eq!(op.bound("four", "keep").unwrap(), [third, fourth].concat());
+    op.prefill(&[Segment::Tokens(&[1; 4])]).unwrap();
+    assert_eq!(op.bound("four", "valid").unwrap(), [1.0; 4]);
+    let fifth = [0.0, 0.0, 0.0, 0.0, 0.0, 1.0];
+    assert_eq!(op.bound("four", "keep").unwrap(), [fourth, fifth].concat());
+    assert_eq!((op.position(), op.executions("four")), (11, 3));
+
+    let error = opened([2, 5]).unwrap_err();
+    let expected = "found rows of 5 values, expected 2, as many as it has rows, and the step's 4";
+    assert!(error.message().contains("keep") && error.message().contains(expected), "{error}");
 }
 
 #[test]

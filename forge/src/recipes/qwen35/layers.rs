@@ -8,7 +8,7 @@ use crate::graph::{Elem, ReduceOp, TensorId, UnaryOp};
 use crate::kit::{Attend, Layers, mix, rope};
 
 /// The literal of `l2norm` in the model class; not `rms_norm_eps`.
-const L2_EPS: f32 = 1e-6;
+pub(super) const L2_EPS: f32 = 1e-6;
 
 /// Builds the layers of a model.
 #[derive(Debug, Clone, Copy)]
@@ -18,7 +18,7 @@ pub(super) struct Model<'a> {
 }
 
 impl Model<'_> {
-    /// `Qwen3_5Attention`: one query against the cache and itself, its result gated.
+    /// `Qwen3_5Attention`: queries against the cache and the graph's own rows, their result gated.
     pub fn attention(
         &self,
         b: &mut GraphBuilder,
@@ -27,29 +27,30 @@ impl Model<'_> {
         attend: &Attend,
     ) -> Result<TensorId> {
         let (layers, c) = (&self.layers, self.config);
-        let (query, groups, d) = (c.heads.query, c.heads.groups, c.heads.dim);
+        let (query, groups, d, rows) = (c.heads.query, c.heads.groups, c.heads.dim, attend.rows);
         let tensor = |name: &str| format!("layers.{layer}.self_attn.{name}");
         let past = attend.past(b, layer, c.heads)?;
 
         // Per head, the query and then its gate.
         let both = layers.linear(b, x, &tensor("q_proj"), query * 2 * d, c.attention_bias)?;
-        let both = b.reshape(both, &[1, query, 2 * d])?;
+        let both = b.reshape(both, &[rows, query, 2 * d])?;
         let q = b.slice(both, 2, 0, d)?;
         let gate = b.slice(both, 2, d, 2 * d)?;
         let k = layers.linear(b, x, &tensor("k_proj"), groups * d, c.attention_bias)?;
-        let k = b.reshape(k, &[1, groups, d])?;
+        let k = b.reshape(k, &[rows, groups, d])?;
         let v = layers.linear(b, x, &tensor("v_proj"), groups * d, c.attention_bias)?;
-        let v = b.reshape(v, &[1, groups, d])?;
+        let v = b.reshape(v, &[rows, groups, d])?;
 
         // What follows is linear in q: the factor of the scores stands in the norm's weight.
         let q = layers.scaled_norm(b, q, &tensor("q_norm"), c.heads.scale())?;
         let k = layers.norm(b, k, &tensor("k_norm"))?;
         let (q, k) = (rope(b, q, attend)?, rope(b, k, attend)?);
         let mixed = mix(b, [q, k, v], past, c.heads, attend)?;
-        let gate = b.reshape(gate, &[groups, query / groups, d])?;
+        let shape = b.shape(mixed.out)?.to_vec();
+        let gate = b.reshape(gate, &shape)?;
         let gate = b.unary(UnaryOp::Sigmoid, gate)?;
         let gated = b.mul(mixed.out, gate)?;
-        let gated = b.reshape(gated, &[1, query * d])?;
+        let gated = b.reshape(gated, &[rows, query * d])?;
         let out = layers.linear(b, gated, &tensor("o_proj"), c.hidden, c.attention_bias)?;
         mixed.outputs(b, layer)?;
         Ok(out)
@@ -59,7 +60,7 @@ impl Model<'_> {
     pub fn delta_net(&self, b: &mut GraphBuilder, x: TensorId, layer: usize) -> Result<TensorId> {
         let (layers, c) = (&self.layers, self.config);
         let (key_heads, heads, dk, dv) = (c.key_heads, c.value_heads, c.key_dim, c.value_dim);
-        let (keys, values, channels) = (key_heads * dk, heads * dv, c.conv_dim());
+        let (keys, channels) = (key_heads * dk, c.conv_dim());
         let tensor = |name: &str| format!("layers.{layer}.linear_attn.{name}");
         let fifo = [c.kernel - 1, channels];
         let past_conv = b.input(&format!("past_conv_{layer}"), Elem::Activation, &fifo)?;
@@ -111,14 +112,15 @@ impl Model<'_> {
         let v = b.reshape(v, &[heads, 1, dv])?;
         let v = b.cast(v, Elem::F32)?;
 
-        let z = layers.linear(b, x, &tensor("in_proj_z"), values, false)?;
         // One output per head: as int8 they would save nothing and cost accuracy where it counts.
         let beta = layers.exact_linear(b, x, &tensor("in_proj_b"), heads, false)?;
         let beta = b.unary(UnaryOp::Sigmoid, beta)?;
         let beta = b.cast(beta, Elem::F32)?;
         let beta = b.reshape(beta, &[heads, 1, 1])?;
         let decay = layers.exact_linear(b, x, &tensor("in_proj_a"), heads, false)?;
-        let decay = self.decay(b, decay, &tensor("A_log"), &tensor("dt_bias"))?;
+        let decay = self.log_decay(b, decay, layer)?;
+        let decay = b.unary(UnaryOp::Exp, decay)?;
+        let decay = b.reshape(decay, &[heads, 1, 1])?;
 
         // The state S decays, is corrected towards v along k, and is read along q:
         //   delta = beta · (v − decay · kS),  S' = decay · S + kᵀ delta,
@@ -140,46 +142,55 @@ impl Model<'_> {
         let update = b.mul(column, delta)?;
         let state = b.add(state, update)?;
 
-        // Gated RMSNorm per head; this weight has no 1 +.
         let out = b.reshape(out, &[heads, dv])?;
-        let weight = self.layers.checkpoint.values(&tensor("norm.weight"), &[dv])?;
-        let weight = b.constant("norm", Elem::F32, &[1, dv], weight)?;
-        let out = b.rms_norm(out, c.eps, weight)?;
-        let out = b.cast(out, Elem::Activation)?;
-        let z = b.reshape(z, &[heads, dv])?;
-        let gate = b.silu(z)?;
-        let gated = b.mul(out, gate)?;
-        let gated = b.reshape(gated, &[1, values])?;
-        let y = layers.linear(b, gated, &tensor("out_proj"), c.hidden, false)?;
+        let y = self.gated(b, x, out, layer, 1)?;
         b.output(&format!("present_conv_{layer}"), present_conv)?;
         b.output(&format!("present_ssm_{layer}"), state)?;
         Ok(y)
     }
 
-    /// `exp(−exp(A_log) · softplus(a + dt_bias))`, as `[heads, 1, 1]`.
-    fn decay(
+    /// What the rows x `[rows, hidden]` add to the stream: `out` `[rows · heads, value_dim]` normalised head by head,
+    /// gated and projected. This norm's weight has no 1 +.
+    pub fn gated(
         &self,
         b: &mut GraphBuilder,
-        a: TensorId,
-        a_log: &str,
-        dt_bias: &str,
+        x: TensorId,
+        out: TensorId,
+        layer: usize,
+        rows: usize,
     ) -> Result<TensorId> {
-        let heads = self.config.value_heads;
-        let rate = self.layers.checkpoint.values(a_log, &[heads])?;
-        let rate = rate.into_iter().map(|a| -a.exp()).collect();
+        let (layers, c) = (&self.layers, self.config);
+        let (heads, dv) = (c.value_heads, c.value_dim);
+        let tensor = |name: &str| format!("layers.{layer}.linear_attn.{name}");
+        let z = layers.linear(b, x, &tensor("in_proj_z"), heads * dv, false)?;
+        let weight = layers.checkpoint.values(&tensor("norm.weight"), &[dv])?;
+        let elem = b.tensor(out)?.elem;
+        let weight = b.constant("norm", elem, &[1, dv], weight)?;
+        let out = b.rms_norm(out, c.eps, weight)?;
+        let out = b.cast(out, Elem::Activation)?;
+        let z = b.reshape(z, &[rows * heads, dv])?;
+        let gate = b.silu(z)?;
+        let gated = b.mul(out, gate)?;
+        let gated = b.reshape(gated, &[rows, heads * dv])?;
+        layers.linear(b, gated, &tensor("out_proj"), c.hidden, false)
+    }
+
+    /// `−exp(A_log) · softplus(a + dt_bias)` for a `[rows, heads]`, in f32: the logarithm of what is left of the state.
+    pub fn log_decay(&self, b: &mut GraphBuilder, a: TensorId, layer: usize) -> Result<TensorId> {
+        let (checkpoint, heads) = (self.layers.checkpoint, self.config.value_heads);
+        let values =
+            |name: &str| checkpoint.values(&format!("layers.{layer}.linear_attn.{name}"), &[heads]);
+        let rate = values("A_log")?.into_iter().map(|a| -a.exp()).collect();
         let rate = b.constant("rate", Elem::F32, &[1, heads], rate)?;
-        let bias = self.layers.checkpoint.values(dt_bias, &[heads])?;
-        let bias = b.constant("dt_bias", Elem::F32, &[1, heads], bias)?;
+        let bias = b.constant("dt_bias", Elem::F32, &[1, heads], values("dt_bias")?)?;
         let a = b.cast(a, Elem::F32)?;
         let a = b.add(a, bias)?;
         let step = b.softplus(a)?;
-        let log = b.mul(step, rate)?;
-        let decay = b.unary(UnaryOp::Exp, log)?;
-        b.reshape(decay, &[heads, 1, 1])
+        b.mul(step, rate)
     }
 
     /// `conv1d.weight` `[channels, 1, kernel]` as `[kernel, channels]`.
-    fn conv_taps(&self, name: &str) -> Result<Vec<f32>> {
+    pub fn conv_taps(&self, name: &str) -> Result<Vec<f32>> {
         let (channels, kernel) = (self.config.conv_dim(), self.config.kernel);
         let stored = self.layers.checkpoint.values(name, &[channels, 1, kernel])?;
         let mut taps = vec![0f32; stored.len()];

@@ -1,14 +1,17 @@
 //! Qwen3.5: `Qwen3_5ForCausalLM`, and `Qwen3_5ForConditionalGeneration` with its vision tower, see `recipes/vision`.
 //!
 //! Arithmetic: `transformers`, `models/qwen3_5/modeling_qwen3_5.py`, stated in `tests/oracle/QWEN35.md`.
-//! One decode graph per shard takes one token through a range of layers; the head is a graph of its own.
+//! One graph `decode` per shard takes one token through a range of layers, graphs `prefill<P>` take P tokens of a
+//! prompt over the same states; the head is a graph of its own.
 //!
-//! | tensor | shape | |
+//! | tensor | shape, P = 1 for `decode` | |
 //! |---|---|---|
-//! | `x` → `y` | `[1, hidden]` | residual in and out; normalised after the last layer |
-//! | `cos`, `sin` | `[1, rotary_dim / 2]` | half tables; shards with full attention |
-//! | `cmask` | `[1, max_ctx + 1]` | added to scores; the last slot is the current token |
-//! | `past_k_i`, `past_v_i` → `new_k_i`, `new_v_i` | `[kv_heads, max_ctx, head_dim]` → `[kv_heads, 1, head_dim]` | layer `i` of full attention; keys after norm and rope |
+//! | `x` → `y` | `[P, hidden]` | residual in and out; normalised after the last layer |
+//! | `cos`, `sin` | `[P, rotary_dim / 2]` | half tables; shards with full attention |
+//! | `cmask` | `[P, max_ctx + P]` | added to scores; the last P slots are the graph's own tokens |
+//! | `valid` | `[P, 1]` | `prefill<P>`, shards with linear attention: 1 for tokens, 0 for rows behind them, which change no state |
+//! | `keep` | `[kernel − 1, kernel − 1 + P]` | the same: a 1 in each row, for the columns that the convolution keeps: those before the first row that is not valid, of `past_conv_i` and then the graph's own |
+//! | `past_k_i`, `past_v_i` → `new_k_i`, `new_v_i` | `[kv_heads, max_ctx, head_dim]` → `[kv_heads, P, head_dim]` | layer `i` of full attention; keys after norm and rope |
 //! | `past_conv_i` → `present_conv_i` | `[kernel − 1, conv_dim]` | rows oldest first; layer `i` of linear attention |
 //! | `past_ssm_i` → `present_ssm_i` | f32 `[v_heads, k_dim, v_dim]` | |
 //! | head: `x` → `logits` | `[1, hidden]` → `[1, vocab]` | |
@@ -16,6 +19,7 @@
 //! The convolution's FIFO has time as its first dimension: the new column is a row as the projection
 //! gives it, and neither the convolution nor the shift transposes.
 
+mod chunk;
 mod config;
 mod layers;
 
@@ -28,15 +32,21 @@ use serde_json::json;
 use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
-use crate::kit::{Attend, AttendInputs, Decoder, DecoderParams, Layers, Mlp, check_shape, decoder};
+use crate::kit::{
+    Attend, AttendInputs, Decoder, DecoderParams, Layers, Mlp, check_shape, decoder, prompt_rows,
+};
 use crate::recipe::{Probe, Recipe, RecipeOptions};
 use crate::recipes::vision::{
     self, DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE, VISION_SHIFT, VISION_WEIGHTS, Vision,
 };
 use crate::register_recipe;
 use crate::registry::{RecipeEntry, RecipeOption};
+use chunk::Chunks;
 use config::{Config, LayerKind, Pictures};
 use layers::Model;
+
+/// Tokens that a prompt graph takes when nothing is said.
+const DEFAULT_PREFILL: usize = 128;
 
 /// As that of other recipes with such a tower, which may be left out here.
 const TOWER: RecipeOption = RecipeOption {
@@ -47,6 +57,7 @@ const TOWER: RecipeOption = RecipeOption {
 
 register_recipe!(
     RecipeEntry::new(&["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"], recipe)
+        .prompt_graphs()
         .options(&[IMAGE_SIZE, IMAGE_PATCHES, TOWER, VISION_SHIFT])
         .probe(probe)
 );
@@ -61,8 +72,8 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let Decoder { contexts, plan_params } = decoder(
         options,
         config.layers.len(),
-        &[],
-        |name, range, _| decode(&model, options.max_ctx, name, range),
+        &prompt_rows(options, DEFAULT_PREFILL)?,
+        |name, range, rows| graph(&model, options.max_ctx, name, range, rows),
         layers.lmhead(config.hidden, config.vocab, config.tied)?,
     )?;
     let mut params = DecoderParams {
@@ -126,22 +137,31 @@ fn probe(checkpoint: &Checkpoint, options: &RecipeOptions, shown: Segment<'_>) -
     vision::probe(checkpoint, tower, options, size(tower, options), shown)
 }
 
-/// One token through the layers of `range`.
-fn decode(model: &Model<'_>, max_ctx: usize, name: &str, range: Range<usize>) -> Result<Graph> {
+/// `rows` tokens through the layers of `range`.
+fn graph(
+    model: &Model<'_>,
+    max_ctx: usize,
+    name: &str,
+    range: Range<usize>,
+    rows: usize,
+) -> Result<Graph> {
     let (layers, config) = (&model.layers, model.config);
     let mut b = GraphBuilder::new(name);
-    let mut h = b.input("x", Elem::Activation, &[1, config.hidden])?;
+    let mut h = b.input("x", Elem::Activation, &[rows, config.hidden])?;
     let full = |i: usize| config.layers.get(i) == Some(&LayerKind::Full);
-    let inputs = AttendInputs::new(config.rotary_dim, 1, max_ctx);
+    let inputs = AttendInputs::new(config.rotary_dim, rows, max_ctx);
     let attend = range.clone().any(full).then(|| Attend::inputs(&mut b, &inputs)).transpose()?;
+    let several = rows > 1 && range.clone().any(|i| !full(i));
+    let chunks = several.then(|| Chunks::inputs(&mut b, model, rows)).transpose()?;
     let last = range.end == config.layers.len();
     for index in range {
         let attend = attend.as_ref().filter(|_| full(index));
         b.scope(format!("l{index}_{}", if attend.is_some() { "attn" } else { "gdn" }));
         let normed = layers.norm(&mut b, h, &format!("layers.{index}.input_layernorm"))?;
-        let mixed = match attend {
-            Some(attend) => model.attention(&mut b, normed, index, attend)?,
-            None => model.delta_net(&mut b, normed, index)?,
+        let mixed = match (attend, &chunks) {
+            (Some(attend), _) => model.attention(&mut b, normed, index, attend)?,
+            (None, Some(chunks)) => model.delta_net_of_rows(&mut b, normed, index, chunks)?,
+            (None, None) => model.delta_net(&mut b, normed, index)?,
         };
         h = b.add(h, mixed)?;
         b.scope(format!("l{index}_mlp"));

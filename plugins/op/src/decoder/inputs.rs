@@ -100,6 +100,86 @@ impl Filler for EmbeddingRows {
     }
 }
 
+/// Which rows of a step are tokens, for graphs that replace states: the rows behind the last token must not get into
+/// them.
+///
+/// | input | shape | |
+/// |---|---|---|
+/// | `valid` | `[rows, 1]` | 1 for tokens, 0 for the rows behind them |
+/// | `keep` | `[kept, kept + rows]` | in row i a 1 in the column of tokens + i, of older rows and then the step's: what a convolution keeps |
+#[derive(Debug, Default)]
+pub(super) struct ValidRows {
+    passes: Vec<ValidPass>,
+}
+
+#[derive(Debug)]
+struct ValidPass {
+    valid: Vec<FloatInput>,
+    /// With the number of rows that are kept, and the columns of each.
+    keep: Vec<(FloatInput, usize, usize)>,
+    /// Tokens that the inputs say there are; none before the first step.
+    tokens: Option<usize>,
+}
+
+const VALID: &str = "valid";
+const KEEP: &str = "keep";
+
+impl ValidRows {
+    /// True when a graph is told which of its rows are tokens.
+    pub fn told(host: &Host, graph: GraphId) -> bool {
+        host.graph(graph).input(VALID).is_some()
+    }
+}
+
+impl Filler for ValidRows {
+    fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()> {
+        let valid = FloatInput::bind_all(host, pass.graphs, VALID)?;
+        for input in valid.iter().filter(|input| input.len() != pass.rows) {
+            let found =
+                format!("{} values, expected one for each of {} rows", input.len(), pass.rows);
+            return Err(input.misfit(host, &found));
+        }
+        let mut keep = Vec::new();
+        for input in FloatInput::bind_all(host, pass.graphs, KEEP)? {
+            let (kept, columns) = input.matrix(host)?;
+            if kept.checked_add(pass.rows) != Some(columns) {
+                let found = format!(
+                    "rows of {columns} values, expected {kept}, as many as it has rows, and the step's {}",
+                    pass.rows
+                );
+                return Err(input.misfit(host, &found));
+            }
+            keep.push((input, kept, columns));
+        }
+        self.passes.push(ValidPass { valid, keep, tokens: None });
+        Ok(())
+    }
+
+    fn fill(&mut self, host: &mut Host, chunk: Chunk<'_>) -> Result<()> {
+        let pass = &mut self.passes[chunk.pass];
+        let tokens = chunk.tokens.len();
+        if pass.tokens == Some(tokens) {
+            return Ok(());
+        }
+        // Buffers begin as zeros; later the ones of the last step are taken back.
+        let before = pass.tokens.replace(tokens);
+        for input in &pass.valid {
+            for row in 0..input.len() {
+                input.write_at(host, row, &[if row < tokens { 1.0 } else { 0.0 }])?;
+            }
+        }
+        for (input, kept, columns) in &pass.keep {
+            for row in 0..*kept {
+                if let Some(before) = before {
+                    input.write_at(host, row * columns + before + row, &[0.0])?;
+                }
+                input.write_at(host, row * columns + tokens + row, &[1.0])?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Rotary tables of all passes.
 #[derive(Debug)]
 pub(super) struct RotaryTables {

@@ -36,7 +36,7 @@ use crate::state::StateCarrier;
 use crate::text::{check_room, count_tokens, max_ctx, tokens};
 use crate::{Error, GraphId, Host, OpInfo, Result, Segment, SpanId, View};
 use head::Tail;
-use inputs::{EmbeddingRows, Masks, RotaryTables};
+use inputs::{EmbeddingRows, Masks, RotaryTables, ValidRows};
 
 /// What a [`Decoder`] is made of. [`Decoder::builder`] makes one.
 #[derive(Debug)]
@@ -81,8 +81,8 @@ impl DecoderBuilder {
         };
         let (input_vocab, hidden) = (embedding.vocab(), embedding.hidden());
         fillers.insert(0, Box::new(EmbeddingRows::of(embedding)));
+        fillers.push(Box::new(ValidRows::default()));
         let max_ctx = max_ctx(host, state.capacity())?;
-        let replaces = state.roles().any(|role| state.has_state(role));
         let mut passes = Vec::with_capacity(graphs.passes.len());
         for (index, (rows, shards)) in graphs.passes.into_iter().enumerate() {
             state.check_complete(host, index)?;
@@ -95,7 +95,9 @@ impl DecoderBuilder {
             let tail = Tail::bind(host, shards[shards.len() - 1], rows)?;
             let writes = shards.iter().rposition(|&graph| state.writes(index, graph));
             let fills = writes.map_or(shards.len(), |last| last + 1);
-            let only_full = replaces && rows > 1;
+            let told =
+                |&graph: &GraphId| !state.replaces(index, graph) || ValidRows::told(host, graph);
+            let only_full = rows > 1 && !shards.iter().all(told);
             passes.push(Shards { graphs: shards, rows, fills, tail, source: None, only_full });
         }
         let head = match graphs.head {
@@ -172,7 +174,8 @@ struct Shards {
     tail: Tail,
     /// Number of its rows among those that the head reads.
     source: Option<usize>,
-    /// A state that is replaced as a whole would take in the rows after the last token, too.
+    /// A state that is replaced as a whole would take in the rows after the last token, too: no graph is told which
+    /// rows are tokens.
     only_full: bool,
 }
 

@@ -93,7 +93,13 @@ impl FloatInput {
         self.set(host, 0..self.len, value);
     }
 
-    fn misfit(&self, host: &Host, found: &str) -> Error {
+    /// Rows of the tensor, and the values of each.
+    pub(crate) fn matrix(&self, host: &Host) -> Result<(usize, usize)> {
+        host.rows_of(self.graph, self.port)
+    }
+
+    /// What to say of a tensor that has an unexpected form.
+    pub(crate) fn misfit(&self, host: &Host, found: &str) -> Error {
         Error::graph(format!(
             "graph {:?}: tensor {}: found {found}",
             host.graph(self.graph).name,

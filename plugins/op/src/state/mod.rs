@@ -146,6 +146,11 @@ impl StateCarrier {
             || swaps.iter().any(|s| (s.group, s.graph) == (group, graph))
     }
 
+    /// True when a step of `group` takes a replaced state from `graph`.
+    pub fn replaces(&self, group: usize, graph: GraphId) -> bool {
+        self.wiring.swaps.iter().any(|s| (s.group, s.graph) == (group, graph))
+    }
+
     /// True when a cache has this role.
     pub fn has_cache(&self, role: &str) -> bool {
         self.wiring.cache(role).is_some()
