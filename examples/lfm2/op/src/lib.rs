@@ -2,8 +2,8 @@
 //!
 //! Most layers are gated short convolutions, whose state is a FIFO of the last columns
 //! (`past_conv_i` → `present_conv_i`); the others are attention with a KV cache (`past_k_i`,
-//! `past_v_i` → `new_k_i`, `new_v_i`). One graph takes one token through all layers, another gives
-//! logits. The prompt goes through the same graph token by token.
+//! `past_v_i` → `new_k_i`, `new_v_i`). Graphs take one token, or several of a prompt, through the
+//! layers; another gives logits.
 
 use qhx_op::decoder::{Decoder, DecoderGraphs, LayerState};
 use qhx_op::fill::{CausalMask, Rope};

@@ -1,68 +1,86 @@
 //! The recipe for `Lfm2ForCausalLM`: LFM2 and LFM2.5 checkpoints to graphs.
 //!
-//! Arithmetic: `transformers`, `models/lfm2/modeling_lfm2.py`. One context with two graphs:
+//! Arithmetic: `transformers`, `models/lfm2/modeling_lfm2.py`. Graphs `decode` take one token, graphs `prefill<P>` take
+//! P tokens of a prompt over the same states; the head is a graph of its own.
 //!
-//! | tensor | shape | |
+//! | tensor | shape, P = 1 for `decode` | |
 //! |---|---|---|
-//! | `x` → `y` | `[1, hidden]` | residual in, normalised row out |
-//! | `cos`, `sin` | `[1, head_dim / 2]` | half tables |
-//! | `cmask` | `[1, max_ctx + 1]` | added to scores; the last slot is the current token |
-//! | `past_k_i`, `past_v_i` → `new_k_i`, `new_v_i` | `[kv_heads, max_ctx, head_dim]` → `[kv_heads, 1, head_dim]` | attention layers; keys after norm and rope |
+//! | `x` → `y` | `[P, hidden]` | residual in and out; normalised after the last layer |
+//! | `cos`, `sin` | `[P, head_dim / 2]` | half tables; where there is attention |
+//! | `cmask` | `[P, max_ctx + P]` | added to scores; the last P slots are the graph's own tokens |
+//! | `keep` | `[kernel − 1, kernel − 1 + P]` | `prefill<P>`, where there are convolutions: the columns that they keep, those before the first row that is no token |
+//! | `past_k_i`, `past_v_i` → `new_k_i`, `new_v_i` | `[kv_heads, max_ctx, head_dim]` → `[kv_heads, P, head_dim]` | attention layers; keys after norm and rope |
 //! | `past_conv_i` → `present_conv_i` | `[kernel − 1, hidden]` | convolution layers; rows oldest first |
 //! | head: `x` → `logits` | `[1, hidden]` → `[1, vocab]` | |
 
 mod config;
 
-use qhx_core::{Error, ErrorKind, Result};
+use std::ops::Range;
+
+use qhx_core::Result;
 use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
-use qhx_forge::graph::{Elem, Graph, ReduceOp, TensorId};
+use qhx_forge::graph::{Elem, Graph, TensorId};
 use qhx_forge::kit::{
-    Attend, AttendInputs, Attention, DecoderParams, Layers, Mlp, check_shape, object,
+    Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, check_shape, decoder,
+    prompt_rows,
 };
-use qhx_forge::recipe::{ContextPlan, Recipe, RecipeOptions};
+use qhx_forge::recipe::{Recipe, RecipeOptions};
 use qhx_forge::{RecipeEntry, register_recipe};
-use serde_json::json;
 
 use config::Config;
 
-register_recipe!(RecipeEntry::new(&["Lfm2ForCausalLM"], recipe));
+/// Tokens that a prompt graph takes when nothing is said.
+const DEFAULT_PREFILL: usize = 128;
+
+register_recipe!(RecipeEntry::new(&["Lfm2ForCausalLM"], recipe).prompt_graphs());
 
 /// The graphs of a checkpoint, and the plan that runs them with `lfm2_generate`.
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
-    if options.shards != 1 {
-        return Err(Error::new(
-            ErrorKind::Usage,
-            format!("{} shards, expected 1: lfm2_generate runs one decode graph", options.shards),
-        ));
-    }
     let config = Config::read(checkpoint)?;
     let Config { hidden, vocab, heads, rope_theta, tied, .. } = config;
     let count = config.attention.len();
     check_shape(options, count, config.max_positions)?;
     let layers = Layers::new(checkpoint, options.precision, config.eps);
-    let graphs =
-        vec![decode(&layers, &config, options.max_ctx)?, layers.lmhead(hidden, vocab, tied)?];
+    let Decoder { contexts, plan_params } = decoder(
+        options,
+        count,
+        &prompt_rows(options, DEFAULT_PREFILL)?,
+        |name, range, rows| graph(&layers, &config, options.max_ctx, name, range, rows),
+        layers.lmhead(hidden, vocab, tied)?,
+    )?;
     Ok(Recipe {
         family: "lfm2".to_owned(),
         host_op: "lfm2_generate".to_owned(),
-        contexts: vec![ContextPlan::new("decode".to_owned(), options.precision, graphs)],
+        contexts,
         embed: checkpoint.matrix("embed_tokens.weight", [vocab, hidden])?,
         params: DecoderParams { hidden, vocab, layers: count, heads, rope_theta }
             .map(options.max_ctx),
-        plan_params: object(json!({"decode": "decode", "lmhead": "lmhead"})),
+        plan_params,
         tables: Vec::new(),
     })
 }
 
-/// One token through all layers.
-fn decode(layers: &Layers<'_>, config: &Config, max_ctx: usize) -> Result<Graph> {
-    let mut b = GraphBuilder::new("decode");
-    let mut h = b.input("x", Elem::Activation, &[1, config.hidden])?;
-    let inputs = AttendInputs::new(config.heads.dim, 1, max_ctx);
-    let any = config.attention.contains(&true);
-    let attend = any.then(|| Attend::inputs(&mut b, &inputs)).transpose()?;
-    for (i, &attention) in config.attention.iter().enumerate() {
+/// `rows` tokens through the layers of `range`.
+fn graph(
+    layers: &Layers<'_>,
+    config: &Config,
+    max_ctx: usize,
+    name: &str,
+    range: Range<usize>,
+    rows: usize,
+) -> Result<Graph> {
+    let mut b = GraphBuilder::new(name);
+    let mut h = b.input("x", Elem::Activation, &[rows, config.hidden])?;
+    let inputs = AttendInputs::new(config.heads.dim, rows, max_ctx);
+    let kinds = &config.attention[range.clone()];
+    let attend = kinds.contains(&true).then(|| Attend::inputs(&mut b, &inputs)).transpose()?;
+    let older = config.kernel - 1;
+    let keep = (rows > 1 && kinds.contains(&false))
+        .then(|| b.input("keep", Elem::Activation, &[older, older + rows]))
+        .transpose()?;
+    let last = range.end == config.attention.len();
+    for (i, &attention) in range.zip(kinds) {
         b.scope(format!("l{i}"));
         let normed = layers.norm(&mut b, h, &format!("layers.{i}.operator_norm"))?;
         let mixed = match &attend {
@@ -74,7 +92,7 @@ fn decode(layers: &Layers<'_>, config: &Config, max_ctx: usize) -> Result<Graph>
                 };
                 layers.attention(&mut b, normed, &attention, attend)?
             }
-            _ => short_conv(layers, config, &mut b, normed, i)?,
+            _ => short_conv(layers, config, &mut b, normed, (i, rows, keep))?,
         };
         h = b.add(h, mixed)?;
         b.scope(format!("l{i}_mlp"));
@@ -84,19 +102,22 @@ fn decode(layers: &Layers<'_>, config: &Config, max_ctx: usize) -> Result<Graph>
         let out = layers.mlp(&mut b, normed, &mlp, GraphBuilder::silu)?;
         h = b.add(h, out)?;
     }
-    b.scope("final");
-    let y = layers.norm(&mut b, h, "embedding_norm")?;
-    b.output("y", y)?;
+    if last {
+        b.scope("final");
+        h = layers.norm(&mut b, h, "embedding_norm")?;
+    }
+    b.output("y", h)?;
     b.finish()
 }
 
-/// `Lfm2ShortConv`: `C · conv(B · x)`, a causal depthwise convolution between two gates.
+/// `Lfm2ShortConv`: `C · conv(B · x)`, a causal depthwise convolution between two gates. Of several rows, `keep` chooses
+/// those that the next step begins with.
 fn short_conv(
     layers: &Layers<'_>,
     config: &Config,
     b: &mut GraphBuilder,
     x: TensorId,
-    layer: usize,
+    (layer, rows, keep): (usize, usize, Option<TensorId>),
 ) -> Result<TensorId> {
     let (hidden, kernel, bias) = (config.hidden, config.kernel, config.conv_bias);
     let part = |name: &str| format!("layers.{layer}.conv.{name}");
@@ -105,16 +126,26 @@ fn short_conv(
     let before = b.slice(all, 1, 0, hidden)?;
     let after = b.slice(all, 1, hidden, 2 * hidden)?;
     let value = b.slice(all, 1, 2 * hidden, 3 * hidden)?;
-    let column = b.mul(before, value)?;
+    let columns = b.mul(before, value)?;
 
-    // Time is the first dimension of the FIFO: a new column is a row as it comes.
-    let window = b.concat(&[past, column], 0)?;
-    let present = b.slice(window, 0, 1, kernel)?;
+    // Time is the first dimension of the FIFO: new columns are rows as they come.
+    let window = b.concat(&[past, columns], 0)?;
+    let present = match keep {
+        Some(keep) => b.matmul(keep, window, false)?,
+        None => b.slice(window, 0, 1, kernel)?,
+    };
     let stored = layers.checkpoint.values(&part("conv.weight"), &[hidden, 1, kernel])?;
-    let taps = (0..kernel * hidden).map(|i| stored[(i % hidden) * kernel + i / hidden]);
-    let taps = b.constant("taps", Elem::Activation, &[kernel, hidden], taps.collect())?;
-    let products = b.mul(window, taps)?;
-    let mut mixed = b.reduce(ReduceOp::Sum, products, 0)?;
+    let product = |b: &mut GraphBuilder, tap: usize| {
+        let shifted = b.slice(window, 0, tap, tap + rows)?;
+        let taps = stored.iter().skip(tap).step_by(kernel).copied().collect();
+        let taps = b.row(&format!("tap_{tap}"), taps)?;
+        b.mul(shifted, taps)
+    };
+    let mut mixed = product(b, 0)?;
+    for tap in 1..kernel {
+        let product = product(b, tap)?;
+        mixed = b.add(mixed, product)?;
+    }
     if bias {
         let bias = b.row("bias", layers.checkpoint.values(&part("conv.bias"), &[hidden])?)?;
         mixed = b.add(mixed, bias)?;

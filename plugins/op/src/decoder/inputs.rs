@@ -127,7 +127,7 @@ const KEEP: &str = "keep";
 impl ValidRows {
     /// True when a graph is told which of its rows are tokens.
     pub fn told(host: &Host, graph: GraphId) -> bool {
-        host.graph(graph).input(VALID).is_some()
+        [VALID, KEEP].iter().any(|name| host.graph(graph).input(name).is_some())
     }
 }
 
