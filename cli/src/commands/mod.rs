@@ -1,5 +1,6 @@
 //! The commands of `qhx`, one module each.
 
+pub(crate) mod bench;
 pub(crate) mod chat;
 pub(crate) mod classic;
 pub(crate) mod completions;

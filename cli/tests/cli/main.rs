@@ -1,5 +1,6 @@
 //! Runs the real programs in folders of their own.
 
+mod bench;
 mod chat;
 mod classic;
 mod embed;

@@ -1,0 +1,111 @@
+//! `qhx bench`: what is measured, and what a run is compared with.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::embed;
+use crate::run::{Program, Run, bundle, folder};
+
+fn bench(folder: &Path, bundle: &Path, rest: &[&str]) -> Run {
+    Program::qhx(folder)
+        .args(["bench"])
+        .arg_path(bundle)
+        .args(["--backend", "cpu"])
+        .args(rest)
+        .run()
+}
+
+fn names(report: &Value) -> Vec<&str> {
+    let results = report["results"].as_array().expect("results");
+    results.iter().map(|result| result["name"].as_str().expect("a name")).collect()
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().filter(|n| n.is_finite()).expect("a number")
+}
+
+/// The toy has prompt graphs of 16 tokens: 20 tokens are two executions of it, 5 one.
+#[test]
+fn prompts_and_tokens_are_counted_graph_by_graph() {
+    let folder = folder();
+    let args = ["--prompt", "20,5", "--tokens", "6", "--repeat", "3"];
+    let report = bench(folder.path(), bundle(), &[&args[..], &["--json"]].concat()).ok().json();
+    assert_eq!(names(&report), ["pp20", "pp5", "tg6"]);
+    assert_eq!(report["backend"]["name"], "cpu");
+    for result in report["results"].as_array().expect("results") {
+        let (ms, rate) =
+            (number(&result["ms"]["mean"]), number(&result["tokens_per_second"]["mean"]));
+        assert!(ms > 0.0 && number(&result["ms"]["sd"]) >= 0.0, "{result}");
+        // A mean of rates is at least the rate of the mean time.
+        assert!(rate >= number(&result["tokens"]) / ms * 999.0, "{result}");
+        assert!(result.get("ratio").is_none(), "{result}");
+    }
+    let executions = |graph: &str| {
+        let graphs = report["graphs"].as_array().expect("graphs");
+        graphs.iter().find(|g| g["graph"] == graph).map(|g| g["executions"].as_u64())
+    };
+    // In each of three turns, without the one before them. One token stands in front of the six.
+    assert_eq!(executions("prefill16"), Some(Some(3 * (2 + 1))));
+    assert_eq!(executions("decode"), Some(Some(3 * 7)));
+    assert_eq!(executions("lmhead"), Some(Some(3 * (1 + 1 + 7))));
+
+    let text = bench(folder.path(), bundle(), &args).ok().stdout;
+    for part in ["pp20 ", "tg6 ", " tokens/s", " ms a token", "  graph prefill16: 9 executions of "]
+    {
+        assert!(text.contains(part), "{part:?} in {text}");
+    }
+}
+
+#[test]
+fn runs_are_compared() {
+    let folder = folder();
+    let args = ["--prompt", "8", "--tokens", "2", "--repeat", "1"];
+    let report = bench(folder.path(), bundle(), &[&args[..], &["--json"]].concat()).ok();
+    let mut other = report.json();
+    // A run that was twice as fast with tokens, and did not measure such prompts.
+    let rate = number(&other["results"][1]["tokens_per_second"]["mean"]);
+    other["results"].as_array_mut().expect("results").remove(0);
+    other["results"][0]["tokens_per_second"]["mean"] = (1e6 * rate).into();
+    std::fs::write(folder.path().join("other.json"), other.to_string()).expect("a file");
+    let compared = [&args[..], &["--compare", "other.json"]].concat();
+    let json = bench(folder.path(), bundle(), &[&compared[..], &["--json"]].concat()).ok().json();
+    assert!(json["results"][0].get("ratio").is_none(), "{json}");
+    let ratio = number(&json["results"][1]["ratio"]);
+    assert!(ratio > 0.0 && ratio < 1e-3, "{json}");
+    let text = bench(folder.path(), bundle(), &compared).ok().stdout;
+    let line = text.lines().find(|line| line.starts_with("tg2")).expect("a line");
+    assert!(line.ends_with("  0.00 times as fast"), "{line}");
+
+    std::fs::write(folder.path().join("text.json"), "fast").expect("a file");
+    let run = bench(folder.path(), bundle(), &["--compare", "text.json"]);
+    assert!(run.code != 0 && run.stderr.contains("text.json: expected ident"), "{run:?}");
+    assert!(run.stderr.contains("what `qhx bench --json` printed"), "{run:?}");
+}
+
+#[test]
+fn lengths_that_do_not_fit_are_named() {
+    let folder = folder();
+    for (args, words) in [
+        (["--prompt", "193"], "--prompt 193: expected at most 192 tokens, the context"),
+        (["--prompt", "0"], "--prompt 0: expected lengths of at least one token"),
+        (["--repeat", "0"], "invalid value '0' for '--repeat <N>'"),
+    ] {
+        let run = bench(folder.path(), bundle(), &args);
+        assert!(run.code == 2 && run.stderr.contains(words), "{run:?}");
+    }
+    // Without lengths those that fit are taken.
+    let args = ["--tokens", "0", "--repeat", "1", "--json"];
+    assert_eq!(names(&bench(folder.path(), bundle(), &args).ok().json()), ["pp128"]);
+}
+
+#[test]
+fn texts_are_embedded() {
+    let folder = folder();
+    let args = ["--prompt", "4,9", "--repeat", "2", "--json"];
+    let report = bench(folder.path(), embed::bundle(), &args).ok().json();
+    assert_eq!(names(&report), ["embed4", "embed9"]);
+    let executions = report["graphs"].as_array().expect("graphs").iter();
+    assert!(executions.clone().all(|g| g["executions"] == 4), "{report}");
+    assert!(executions.count() > 0);
+}
