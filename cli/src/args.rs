@@ -1,10 +1,11 @@
 //! Groups of options that several commands share.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, ValueEnum};
-use qhx_core::qnn::MemoryMode;
+use qhx_core::qnn::{MemoryMode, PerfMode};
 use qhx_core::sampling::SamplingParams;
 
 pub(crate) use qhx_terminal::args::LibraryArgs;
@@ -57,6 +58,9 @@ pub(crate) struct BackendArgs {
     pub libraries: LibraryArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
+    /// For programs that wait for somebody: when clocks are given back.
+    #[arg(skip)]
+    pub idle_release: Option<Duration>,
 }
 
 /// How the NPU is used.
@@ -65,8 +69,19 @@ pub(crate) struct DeviceArgs {
     /// Hexagon architecture of the device, where the library's own word is not to be taken
     #[arg(long, value_name = "ARCH", value_parser = parse_arch)]
     pub device_arch: Option<u32>,
+    /// Clocks of the NPU while the program runs: burst, sustained, balanced, low, or a step between; docs/cli.md has
+    /// all
+    #[arg(long, value_name = "MODE", default_value = "burst", hide_possible_values = true)]
+    #[arg(value_parser = PossibleValuesParser::new(perf_names()).try_map(|name| name.parse::<PerfMode>()))]
+    pub perf: PerfMode,
     #[command(flatten)]
     pub memory: MemoryArgs,
+}
+
+/// Names of clocks, those of the help first.
+fn perf_names() -> Vec<&'static str> {
+    let aliases = PerfMode::ALIASES.iter().map(|(name, _)| *name);
+    PerfMode::ALL.iter().map(|mode| mode.name()).chain(aliases).collect()
 }
 
 /// Where inputs and outputs of graphs lie on the NPU.
@@ -88,6 +103,14 @@ pub(crate) fn parse_arch(text: &str) -> Result<u32, String> {
         Ok(arch @ 60..=99) => Ok(arch),
         _ => Err("expected a Hexagon architecture such as v75, v79 or v81".to_owned()),
     }
+}
+
+/// A time such as `30` or `0.5`.
+pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| *seconds > 0.0);
+    seconds
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .ok_or_else(|| "expected seconds, such as 30 or 0.5".to_owned())
 }
 
 /// A variable of the chat template: its name, and JSON or else a text.

@@ -76,6 +76,8 @@ impl BackendArgs {
             htp: libraries.htp.clone(),
             system: Some(libraries.system.clone()),
             device_arch: self.device.device_arch,
+            perf: self.device.perf,
+            idle_release: self.idle_release,
             memory: self.device.memory.memory,
             cdsprpc: self.device.memory.cdsprpc.clone(),
             tried: contexts_tried(),

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead as _, IsTerminal as _};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use qhx_core::engine::{FinishReason, Message, Model, Prompt, Request};
@@ -10,7 +11,9 @@ use qhx_core::sampling::SamplingParams;
 use qhx_core::{Error, ErrorKind, Result};
 
 use crate::app::App;
-use crate::args::{BackendArgs, SamplingArgs, Switch, TemplateArg, parse_template_arg};
+use crate::args::{
+    BackendArgs, SamplingArgs, Switch, TemplateArg, parse_seconds, parse_template_arg,
+};
 use crate::media::{self, Attached, Attachment};
 use crate::prompt;
 use crate::session::{self, Opening, Stream};
@@ -65,6 +68,9 @@ pub(crate) struct ChatArgs {
     /// Print one JSON object per answer, one a line
     #[arg(long)]
     pub json: bool,
+    /// Give the NPU's clocks back after waiting so long for a message; the next answer asks for them again
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, default_value = "5")]
+    pub idle_release: Duration,
     #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]
@@ -201,7 +207,8 @@ pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
     let request = conversation.request();
     let check = |manifest: &_| request.check(manifest);
     let opening = Opening::default();
-    let mut model = session::open_checked(app, &args.bundle, &args.backend, opening, check)?;
+    let backend = BackendArgs { idle_release: Some(args.idle_release), ..args.backend.clone() };
+    let mut model = session::open_checked(app, &args.bundle, &backend, opening, check)?;
     if !model.can_chat() {
         return Err(Error::new(
             ErrorKind::Usage,

@@ -83,6 +83,7 @@ pub(crate) fn run(args: &ClassicArgs, app: &mut App) -> Result<Status> {
             LibraryArgs { htp: Some(args.htp.clone()), system: Some(args.system.clone()) }
         },
         device: args.device.clone(),
+        idle_release: None,
     };
     let opening =
         Opening { root: Some(&args.root), attachments: &attachments, ..Opening::default() };

@@ -10,7 +10,9 @@ use qhx_core::dump::Dump;
 use qhx_core::engine::{Message, Prompt, Request};
 
 use crate::app::App;
-use crate::args::{BackendArgs, SamplingArgs, Switch, TemplateArg, parse_template_arg};
+use crate::args::{
+    BackendArgs, SamplingArgs, Switch, TemplateArg, parse_seconds, parse_template_arg,
+};
 use crate::media::{self, MediaArgs};
 use crate::prompt;
 use crate::session::{self, Opening, Stream};
@@ -78,14 +80,6 @@ pub(crate) struct GenerateArgs {
     pub sampling: SamplingArgs,
     #[command(flatten)]
     pub backend: BackendArgs,
-}
-
-/// A time such as `30` or `0.5`.
-fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse().ok().filter(|seconds| *seconds > 0.0);
-    seconds
-        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-        .ok_or_else(|| "expected seconds, such as 30 or 0.5".to_owned())
 }
 
 /// Runs the command.

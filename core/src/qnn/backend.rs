@@ -6,14 +6,15 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use super::context::{ContextConfig, ContextHandle, Priority};
 use super::device::{Device, Platform};
-use super::graph::{GraphTensors, QnnGraph, Recorder};
+use super::graph::{GraphTensors, QnnGraph, Recorder, Services};
 use super::info::BinaryInfo;
 use super::library::Library;
 use super::log::LogLevel;
-use super::power::{PerfMode, Power};
+use super::power::{IdleWatch, PerfMode, Power};
 use super::preflight::{Destination, preflight};
 use super::profile::{Profile, ProfileLevel, ProfileRecord};
 use super::registered::{DeviceMemory, MemoryMode};
@@ -35,6 +36,8 @@ pub struct QnnOptions {
     pub profile: ProfileLevel,
     /// Clocks to ask for while the backend is open.
     pub perf: PerfMode,
+    /// Take that wish back while nothing has executed for this long; the next execution asks again.
+    pub idle_release: Option<Duration>,
     /// Scheduling priority of the contexts.
     pub priority: Priority,
     /// Where inputs and outputs lie.
@@ -47,7 +50,9 @@ pub struct QnnOptions {
 
 /// Executes context binaries on the NPU, or on the library's emulator of it.
 pub struct QnnBackend {
-    power: Option<Power>,
+    /// Ends before the vote does.
+    _idle: Option<IdleWatch>,
+    power: Option<Arc<Power>>,
     device: Device,
     platform: Platform,
     memory: Arc<DeviceMemory>,
@@ -73,16 +78,18 @@ impl QnnBackend {
             Platform { arch: None, soc: None, vtcm_mb: None, cores: 0, emulated }
         });
         let power = (options.perf != PerfMode::DeviceDefault)
-            .then(|| Power::open(&device).and_then(|p| p.vote(options.perf).map(|()| p)));
+            .then(|| Power::open(&device, options.perf).map(Arc::new));
         let power = power.and_then(|power| {
             power
                 .inspect_err(|error| tracing::warn!(target: "qnn", error = %error.report(), "clocks are left alone"))
                 .ok()
         });
+        let idle = power.as_ref().zip(options.idle_release);
+        let idle = idle.map(|(power, after)| IdleWatch::begin(power, after)).transpose()?;
         let cdsprpc = options.cdsprpc.as_deref();
         let memory = DeviceMemory::open(options.memory, cdsprpc, library, platform.emulated)?;
         let memory = Arc::new(memory);
-        Ok(Self { power, device, platform, memory, options, records: Arc::default() })
+        Ok(Self { _idle: idle, power, device, platform, memory, options, records: Arc::default() })
     }
 
     /// The opened library.
@@ -98,7 +105,7 @@ impl QnnBackend {
     /// Asks for other clocks, such as [`PerfMode::DeviceDefault`] while idle.
     pub fn set_perf(&self, mode: PerfMode) -> Result<()> {
         match &self.power {
-            Some(power) => power.vote(mode),
+            Some(power) => power.wish(mode),
             None => Ok(()),
         }
     }
@@ -170,6 +177,7 @@ impl Backend for QnnBackend {
             )
             .hint("this bundle runs on the CPU backend only"));
         };
+        let _working = self.power.as_deref().map(Power::working);
         let name = path.display().to_string();
         let file = source.open(path)?;
         let info = BinaryInfo::open(self.library().system(), &file, self.options.tried.as_deref())?;
@@ -203,6 +211,7 @@ impl Backend for QnnBackend {
         Ok(Arc::new(QnnContext {
             handle: Arc::new(handle),
             memory: Arc::clone(&self.memory),
+            power: self.power.clone().filter(|_| self.options.idle_release.is_some()),
             graphs,
             tensors,
             profile: self.options.profile,
@@ -219,6 +228,8 @@ impl Backend for QnnBackend {
 struct QnnContext {
     handle: Arc<ContextHandle>,
     memory: Arc<DeviceMemory>,
+    /// To be told of executions.
+    power: Option<Arc<Power>>,
     graphs: Vec<Arc<GraphInfo>>,
     tensors: Vec<GraphTensors>,
     profile: ProfileLevel,
@@ -239,8 +250,9 @@ impl Context for QnnContext {
             ));
         };
         let recorder = self.recorder.clone();
-        let memory = Arc::clone(&self.memory);
-        let graph = QnnGraph::open(&self.handle, info, tensors, memory, self.profile, recorder)?;
+        let services =
+            Services { memory: Arc::clone(&self.memory), power: self.power.clone(), recorder };
+        let graph = QnnGraph::open(&self.handle, info, tensors, services, self.profile)?;
         Ok(Box::new(graph))
     }
 

@@ -16,6 +16,7 @@ use super::device::{Raw, explain};
 use super::gate::Shared;
 use super::info::BinaryTensor;
 use super::log;
+use super::power::Power;
 use super::profile::{Profile, ProfileLevel, ProfileRecord};
 use super::registered::{DeviceMemory, Place};
 use super::types;
@@ -113,6 +114,14 @@ type Execute = unsafe extern "C" fn(
     sys::Handle,
 ) -> Status;
 
+/// What a graph has of its backend.
+pub(crate) struct Services {
+    pub(crate) memory: Arc<DeviceMemory>,
+    /// Told of each execution, where that matters.
+    pub(crate) power: Option<Arc<Power>>,
+    pub(crate) recorder: Recorder,
+}
+
 /// A graph of a loaded context, with everything of its call prepared but the memory.
 pub(crate) struct QnnGraph {
     raw: Raw,
@@ -122,9 +131,8 @@ pub(crate) struct QnnGraph {
     /// Of each input, then of each output.
     slots: Box<[Slot]>,
     info: Arc<GraphInfo>,
-    memory: Arc<DeviceMemory>,
+    services: Services,
     profile: Option<Profile>,
-    recorder: Recorder,
     _owned: Owned,
     context: Arc<ContextHandle>,
 }
@@ -152,9 +160,8 @@ impl QnnGraph {
         context: &Arc<ContextHandle>,
         info: &Arc<GraphInfo>,
         tensors: &GraphTensors,
-        memory: Arc<DeviceMemory>,
+        services: Services,
         level: ProfileLevel,
-        recorder: Recorder,
     ) -> Result<Self> {
         let device = context.device();
         let library = device.library();
@@ -167,8 +174,10 @@ impl QnnGraph {
         let status = unsafe { retrieve(context.raw(), name.as_ptr(), &raw mut raw) };
         drop(call);
         if status != 0 {
-            let attempt =
-                format_args!("opening graph {:?} of context {:?}", info.name, recorder.context);
+            let attempt = format_args!(
+                "opening graph {:?} of context {:?}",
+                info.name, services.recorder.context
+            );
             return Err(codes::error(ErrorKind::Graph, attempt, status));
         }
         let mut owned = Owned::default();
@@ -189,9 +198,8 @@ impl QnnGraph {
             outputs,
             slots: info.inputs.iter().chain(&info.outputs).map(slot).collect::<Result<_>>()?,
             info: Arc::clone(info),
-            memory,
+            services,
             profile: Profile::create(device, level)?,
-            recorder,
             _owned: owned,
             context: Arc::clone(context),
         })
@@ -229,7 +237,7 @@ impl Graph for QnnGraph {
                 return Err(wrong(&self.info, why));
             }
             let context = self.context.registrations();
-            let place = self.memory.place(context, memory, offset, tensor, need);
+            let place = self.services.memory.place(context, memory, offset, tensor, need);
             let place = place.map_err(|e| e.context(format_args!("graph {:?}", self.info.name)))?;
             let memory = memory.clone();
             slot.former = slot.bound.replace(Bound { memory, offset, place });
@@ -241,6 +249,7 @@ impl Graph for QnnGraph {
     }
 
     unsafe fn execute(&mut self) -> Result<()> {
+        let working = self.services.power.as_deref().map(Power::working);
         let call = Shared::enter();
         let mark = log::mark();
         let profile = self.profile.as_ref().map_or(std::ptr::null_mut(), Profile::raw);
@@ -259,12 +268,13 @@ impl Graph for QnnGraph {
             )
         };
         drop(call);
+        drop(working);
         if status != 0 {
             let attempt = format_args!("executing on the NPU");
             return Err(explain(codes::error(ErrorKind::Execute, attempt, status), mark));
         }
         if let Some(profile) = &self.profile {
-            self.recorder.record(Some(&self.info.name), profile);
+            self.services.recorder.record(Some(&self.info.name), profile);
         }
         Ok(())
     }

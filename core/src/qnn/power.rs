@@ -1,8 +1,18 @@
 //! Clock votes: asks the NPU to run fast while there is work, and takes the wish back.
+//!
+//! A vote is of three parts: clocks with sleep latency (DCVS v3), how long a call to the DSP may take
+//! to arrive (RPC control latency), and how long the host polls for its answer before it sleeps. The
+//! figures are those of the public runtimes. Each part is a call of its own, so that a chip without
+//! one has the others.
 
 #![expect(unsafe_code, reason = "calls the library's power interface")]
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use qhx_qnn_sys::{self as sys, DcvsV3, Infrastructure, PowerConfig, PowerValue};
 use serde::{Deserialize, Serialize};
@@ -65,22 +75,62 @@ impl PerfMode {
         }
     }
 
-    /// `(clock corner, sleep latency in µs, polls for answers)`.
-    const fn vote(self) -> (u32, u32, bool) {
-        match self {
+    /// Short names of some modes in options.
+    pub const ALIASES: [(&str, Self); 2] =
+        [("sustained", Self::SustainedHigh), ("low", Self::PowerSaver)];
+
+    const fn vote(self) -> Vote {
+        let (corner, sleep_latency, polls) = match self {
             Self::Burst => (sys::CORNER_MAX, 40, true),
             Self::SustainedHigh | Self::High => (sys::CORNER_TURBO, 100, true),
             Self::Balanced => (sys::CORNER_NOM_PLUS, 1000, false),
             Self::LowBalanced => (sys::CORNER_NOM, 1000, false),
             Self::HighPowerSaver => (sys::CORNER_SVS_PLUS, 1000, false),
             Self::PowerSaver => (sys::CORNER_SVS, 1000, false),
-            Self::LowPowerSaver | Self::DeviceDefault => (sys::CORNER_SVS2, 1000, false),
+            Self::LowPowerSaver => (sys::CORNER_SVS2, 1000, false),
+            Self::DeviceDefault => return Vote::NONE,
+        };
+        Vote {
+            mode: sys::POWER_MODE_PERFORMANCE,
+            dcvs: !polls,
+            corner,
+            sleep_latency,
+            rpc_latency: 100,
+            rpc_polling: if polls { MAX_POLLING } else { 0 },
         }
     }
 }
 
-/// A standing with the NPU's clock governor. Dropping it takes the vote back.
-pub(crate) struct Power {
+/// The longest time in µs that the library polls for an answer.
+const MAX_POLLING: u32 = 9999;
+
+/// What is asked for. Times are in µs.
+#[derive(Debug, Clone, Copy)]
+struct Vote {
+    mode: u32,
+    /// The governor may change the clocks.
+    dcvs: bool,
+    /// Of the clocks of bus and cores.
+    corner: u32,
+    sleep_latency: u32,
+    rpc_latency: u32,
+    rpc_polling: u32,
+}
+
+impl Vote {
+    /// No wish.
+    const NONE: Self = Self {
+        mode: sys::POWER_MODE_SAVER,
+        dcvs: true,
+        corner: sys::CORNER_SVS2,
+        sleep_latency: 2000,
+        rpc_latency: 0,
+        rpc_polling: 0,
+    };
+}
+
+/// A standing with the NPU's clock governor.
+struct Governor {
     infrastructure: *const Infrastructure,
     id: u32,
     // Kept alive: the infrastructure belongs to the library's open device.
@@ -88,13 +138,12 @@ pub(crate) struct Power {
 }
 
 // SAFETY: contract: tables, threads.
-unsafe impl Send for Power {}
+unsafe impl Send for Governor {}
 // SAFETY: contract: tables, threads.
-unsafe impl Sync for Power {}
+unsafe impl Sync for Governor {}
 
-impl Power {
-    /// Registers with the governor.
-    pub(crate) fn open(device: &Device) -> Result<Self> {
+impl Governor {
+    fn open(device: &Device) -> Result<Self> {
         let library = device.library();
         let get =
             library.need(library.table().device_get_infrastructure, "deviceGetInfrastructure")?;
@@ -116,60 +165,47 @@ impl Power {
         Ok(Self { infrastructure, id, _device: device.clone() })
     }
 
-    /// Votes for `mode`; [`PerfMode::DeviceDefault`] takes the vote back.
-    pub(crate) fn vote(&self, mode: PerfMode) -> Result<()> {
-        let (corner, latency, polls) = mode.vote();
-        let (power_mode, dcvs, latency) = if mode == PerfMode::DeviceDefault {
-            (sys::POWER_MODE_SAVER, 1, 2000)
-        } else {
-            (sys::POWER_MODE_PERFORMANCE, u32::from(!polls), latency)
+    fn vote(&self, vote: Vote) -> Result<()> {
+        let Vote { corner, .. } = vote;
+        let dcvs = DcvsV3 {
+            context: self.id,
+            set_enable: 1,
+            enable: vote.dcvs.into(),
+            mode: vote.mode,
+            set_sleep_latency: 1,
+            sleep_latency: vote.sleep_latency,
+            set_sleep_disable: 0,
+            sleep_disable: 0,
+            set_bus: 1,
+            bus_min: corner,
+            bus_target: corner,
+            bus_max: corner,
+            set_core: 1,
+            core_min: corner,
+            core_target: corner,
+            core_max: corner,
         };
-        self.set(&[PowerConfig {
-            option: sys::POWER_DCVS_V3,
-            value: PowerValue {
-                dcvs: DcvsV3 {
-                    context: self.id,
-                    set_enable: 1,
-                    enable: dcvs,
-                    mode: power_mode,
-                    set_sleep_latency: 1,
-                    sleep_latency: latency,
-                    set_sleep_disable: 0,
-                    sleep_disable: 0,
-                    set_bus: 1,
-                    bus_min: corner,
-                    bus_target: corner,
-                    bus_max: corner,
-                    set_core: 1,
-                    core_min: corner,
-                    core_target: corner,
-                    core_max: corner,
-                },
-            },
-        }])?;
-        let word = |option, word| {
+        self.set(PowerConfig { option: sys::POWER_DCVS_V3, value: PowerValue { dcvs } })?;
+        for (option, word) in
+            [(sys::POWER_RPC_LATENCY, vote.rpc_latency), (sys::POWER_RPC_POLLING, vote.rpc_polling)]
+        {
             let mut value = PowerValue { opaque: [0; 16] };
             value.word = word;
-            PowerConfig { option, value }
-        };
-        let polling = if polls { 9999 } else { 0 };
-        // Older chips have no polling: the clock vote above stands all the same.
-        if let Err(error) =
-            self.set(&[word(sys::POWER_RPC_LATENCY, 100), word(sys::POWER_RPC_POLLING, polling)])
-        {
-            tracing::debug!(target: "qnn", error = %error.report(), "RPC latency is left as it is");
+            // Older chips have no polling: the clock vote above stands all the same.
+            if let Err(error) = self.set(PowerConfig { option, value }) {
+                tracing::debug!(target: "qnn", option, error = %error.report(), "left as it is");
+            }
         }
         Ok(())
     }
 
-    fn set(&self, configs: &[PowerConfig]) -> Result<()> {
+    fn set(&self, config: PowerConfig) -> Result<()> {
         // SAFETY: contract: tables.
         let set = unsafe { (*self.infrastructure).set_power_config };
         let set = set.ok_or_else(|| {
             Error::new(ErrorKind::Runtime, "the QNN library offers no setPowerConfig")
         })?;
-        let mut list: Vec<*const PowerConfig> = configs.iter().map(std::ptr::from_ref).collect();
-        list.push(std::ptr::null());
+        let list = [&raw const config, std::ptr::null()];
         // SAFETY: contract: arguments; the id is registered.
         let status = unsafe { set(self.id, list.as_ptr()) };
         if status != 0 {
@@ -179,9 +215,9 @@ impl Power {
     }
 }
 
-impl Drop for Power {
+impl Drop for Governor {
     fn drop(&mut self) {
-        if let Err(error) = self.vote(PerfMode::DeviceDefault) {
+        if let Err(error) = self.vote(Vote::NONE) {
             tracing::debug!(target: "qnn", error = %error.report(), "the clock vote was not taken back");
         }
         // SAFETY: contract: tables.
@@ -192,12 +228,149 @@ impl Drop for Power {
     }
 }
 
+/// The wish for clocks, which is taken back while nothing runs, and at the end.
+pub(crate) struct Power {
+    governor: Governor,
+    wish: Mutex<PerfMode>,
+    /// Taken back for now.
+    released: AtomicBool,
+    /// Executions under way.
+    running: AtomicUsize,
+    /// When the last one ended: milliseconds since `epoch`.
+    last: AtomicU64,
+    epoch: Instant,
+}
+
+impl Power {
+    /// Registers with the governor and votes.
+    pub(crate) fn open(device: &Device, mode: PerfMode) -> Result<Self> {
+        let governor = Governor::open(device)?;
+        governor.vote(mode.vote())?;
+        Ok(Self {
+            governor,
+            wish: Mutex::new(mode),
+            released: AtomicBool::new(false),
+            running: AtomicUsize::new(0),
+            last: AtomicU64::new(0),
+            epoch: Instant::now(),
+        })
+    }
+
+    /// Votes for another mode from now on; [`PerfMode::DeviceDefault`] takes the vote back.
+    pub(crate) fn wish(&self, mode: PerfMode) -> Result<()> {
+        let mut wish = self.wish.lock().unwrap_or_else(PoisonError::into_inner);
+        *wish = mode;
+        if self.released.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        self.governor.vote(mode.vote())
+    }
+
+    /// To be called before an execution: votes again if the vote was taken back. What it answers with
+    /// lives until the execution is over.
+    pub(crate) fn working(&self) -> Working<'_> {
+        // In this order: who releases looks the other way round, so that one of both sees the other.
+        self.running.fetch_add(1, Ordering::SeqCst);
+        if self.released.load(Ordering::SeqCst) {
+            self.restore();
+        }
+        Working(self)
+    }
+
+    fn restore(&self) {
+        let wish = self.wish.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.released.swap(false, Ordering::SeqCst)
+            && let Err(error) = self.governor.vote(wish.vote())
+        {
+            tracing::warn!("clocks stay low: {}", error.message());
+        }
+    }
+
+    fn release(&self) {
+        let _wish = self.wish.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.released.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        if self.running.load(Ordering::SeqCst) > 0 {
+            self.released.store(false, Ordering::SeqCst);
+        } else if let Err(error) = self.governor.vote(Vote::NONE) {
+            tracing::debug!(target: "qnn", error = %error.report(), "the clock vote was not taken back");
+        }
+    }
+
+    /// How long nothing has run.
+    fn idle(&self) -> Duration {
+        if self.running.load(Ordering::SeqCst) > 0 {
+            return Duration::ZERO;
+        }
+        let last = Duration::from_millis(self.last.load(Ordering::SeqCst));
+        self.epoch.elapsed().saturating_sub(last)
+    }
+}
+
+/// An execution under way.
+pub(crate) struct Working<'a>(&'a Power);
+
+impl Drop for Working<'_> {
+    fn drop(&mut self) {
+        let Power { last, running, epoch, .. } = self.0;
+        let now = u64::try_from(epoch.elapsed().as_millis()).unwrap_or(u64::MAX);
+        last.store(now, Ordering::SeqCst);
+        running.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Takes the vote back whenever nothing has run for a while. Ends when it is dropped.
+pub(crate) struct IdleWatch {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl IdleWatch {
+    /// Begins to watch.
+    pub(crate) fn begin(power: &Arc<Power>, after: Duration) -> Result<Self> {
+        let (stop, stopped) = channel();
+        let power = Arc::clone(power);
+        let watch = move || {
+            let mut wait = after;
+            while stopped.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
+                wait = match after.saturating_sub(power.idle()) {
+                    Duration::ZERO => {
+                        power.release();
+                        after
+                    }
+                    rest => rest,
+                }
+                .max(Duration::from_millis(1));
+            }
+        };
+        let thread = std::thread::Builder::new().name("qhx-idle".to_owned()).spawn(watch);
+        let thread = thread.map_err(|e| {
+            Error::caused(ErrorKind::Internal, "the watch over the NPU's clocks cannot start", e)
+        })?;
+        Ok(Self { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for IdleWatch {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
 impl std::str::FromStr for PerfMode {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        Self::ALL.into_iter().find(|mode| mode.name() == name).ok_or_else(|| {
-            let names = Self::ALL.map(Self::name).join(", ");
+        let alias = Self::ALIASES.iter().find(|(alias, _)| *alias == name).map(|(_, mode)| *mode);
+        alias.or_else(|| Self::ALL.into_iter().find(|mode| mode.name() == name)).ok_or_else(|| {
+            let aliases = Self::ALIASES.iter().map(|(alias, _)| *alias);
+            let names: Vec<_> = Self::ALL.iter().map(|mode| mode.name()).chain(aliases).collect();
+            let names = names.join(", ");
             Error::new(ErrorKind::Usage, format!("perf mode {name:?}, expected one of {names}"))
         })
     }
@@ -205,6 +378,6 @@ impl std::str::FromStr for PerfMode {
 
 impl fmt::Debug for Power {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Power").field("id", &self.id).finish_non_exhaustive()
+        f.debug_struct("Power").field("id", &self.governor.id).finish_non_exhaustive()
     }
 }

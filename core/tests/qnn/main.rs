@@ -12,6 +12,7 @@ mod compose;
 mod execute;
 mod memory;
 mod opening;
+mod power;
 mod process;
 mod tier;
 

@@ -75,6 +75,7 @@ pub(crate) fn run(args: &EmbedClassicArgs, app: &mut App) -> Result<Status> {
             LibraryArgs { htp: Some(args.htp.clone()), system: Some(args.system.clone()) }
         },
         device: args.device.clone(),
+        idle_release: None,
     };
     let (query, document) = (prefix(vars::QUERY_PREFIX)?, prefix(vars::DOC_PREFIX)?);
     let model = session::open(app, &args.manifest, Some(&args.root), &backend)?;
