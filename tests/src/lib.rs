@@ -21,6 +21,7 @@ pub mod outside;
 pub mod pictures;
 pub mod plugin_files;
 pub mod poison;
+pub mod registered;
 pub mod replay;
 pub mod senses;
 pub mod suite;
