@@ -27,6 +27,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -78,9 +79,38 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// Opens a context: reads the file, checks that it can run here, and loads it.
     fn open_context(&self, source: &ContextSource) -> Result<Arc<dyn Context>>;
 
+    /// Opens contexts whose graphs are executed one at a time, as those of one [`crate::Workspace`] are.
+    /// Answers in the order of `sources`. The backend may open them side by side, and have them share
+    /// what only an execution needs.
+    fn open_contexts(&self, sources: &[ContextSource]) -> Result<Vec<Opened>> {
+        sources.iter().map(|source| Opened::by(|| self.open_context(source))).collect()
+    }
+
     /// Allocates zeroed memory that graphs of this backend can read and write.
     fn allocate(&self, bytes: usize) -> Result<Buffer> {
         Buffer::zeroed(bytes)
+    }
+}
+
+/// An opened context.
+pub struct Opened {
+    /// It.
+    pub context: Arc<dyn Context>,
+    /// What opening it took.
+    pub time: Duration,
+}
+
+impl Opened {
+    /// Opens a context and takes the time.
+    pub fn by(open: impl FnOnce() -> Result<Arc<dyn Context>>) -> Result<Self> {
+        let start = Instant::now();
+        Ok(Self { context: open()?, time: start.elapsed() })
+    }
+}
+
+impl std::fmt::Debug for Opened {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Opened").field("time", &self.time).finish_non_exhaustive()
     }
 }
 

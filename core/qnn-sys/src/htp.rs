@@ -47,6 +47,8 @@ layout!(
 // Context ---------------------------------------------------------------------------------------
 
 pub const HTP_CONTEXT_WEIGHT_SHARING: u32 = 1;
+/// The values are the context that has the group's spill-fill buffer, 0 for itself, and its bytes.
+pub const HTP_CONTEXT_GROUP: u32 = 2;
 pub const HTP_CONTEXT_FILE_READ_BUDGET: u32 = 3;
 pub const HTP_CONTEXT_EXTENDED_UDMA: u32 = 11;
 

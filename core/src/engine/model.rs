@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::checked::Checked;
 use super::contexts;
 use super::reuse::Consumed;
-use crate::backend::{Backend, BackendInfo};
+use crate::backend::{Backend, BackendInfo, Opened};
 use crate::dump::Dump;
 use crate::manifest::Manifest;
 use crate::op::{
@@ -104,13 +104,13 @@ impl Model {
         let mut workspace = Workspace::new(Arc::clone(&backend), cancel.clone());
         let sources = contexts::sources(&manifest, &artifacts, &*backend)?;
         let mut context_loads = Vec::with_capacity(sources.len());
-        for source in sources {
+        for (source, opened) in sources.iter().zip(backend.open_contexts(&sources)?) {
             let start = Instant::now();
-            let context = backend.open_context(&source)?;
+            let Opened { context, time } = opened;
             workspace.add_context(&source.key, &context)?;
             context_loads.push(ContextLoad {
                 key: source.key.clone(),
-                time: start.elapsed(),
+                time: time + start.elapsed(),
                 resident_bytes: context.resident_bytes(),
             });
         }

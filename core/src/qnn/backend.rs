@@ -6,19 +6,21 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::context::{ContextConfig, ContextHandle, Priority};
+use super::context::{ContextConfig, ContextHandle, Priority, SpillFill};
 use super::device::{Device, Platform};
 use super::graph::{GraphTensors, QnnGraph, Recorder, Services};
 use super::info::BinaryInfo;
 use super::library::Library;
 use super::log::LogLevel;
+use super::opening::{self, side_by_side};
 use super::power::{IdleWatch, PerfMode, Power};
 use super::preflight::{Destination, preflight};
 use super::profile::{Profile, ProfileLevel, ProfileRecord};
 use super::registered::{DeviceMemory, MemoryMode};
-use crate::backend::{Backend, BackendInfo, Context, ContextSource, Graph};
+use crate::artifacts::Mapped;
+use crate::backend::{Backend, BackendInfo, Context, ContextSource, Graph, Opened};
 use crate::{Buffer, Error, ErrorKind, GraphInfo, Result};
 
 /// How the backend is opened.
@@ -44,6 +46,13 @@ pub struct QnnOptions {
     pub memory: MemoryMode,
     /// libcdsprpc.so; `None` takes the device's.
     pub cdsprpc: Option<PathBuf>,
+    /// How many contexts of a bundle are opened at a time; `None` leaves it to the backend.
+    pub open_threads: Option<u16>,
+    /// Contexts of a bundle share one buffer for what does not fit the tightly coupled memory; `None`
+    /// does so on a device.
+    pub share_spill_fill: Option<bool>,
+    /// Limits how many MB of a file the library keeps in memory while it loads it.
+    pub read_budget_mb: Option<u64>,
     /// File that remembers which context binaries crashed a child process: see [`super::probe`].
     pub tried: Option<PathBuf>,
 }
@@ -122,6 +131,112 @@ impl QnnBackend {
     }
 }
 
+/// A context whose file was read and found fit, before it is loaded.
+struct Prepared<'a> {
+    source: &'a ContextSource,
+    name: String,
+    file: Mapped,
+    info: BinaryInfo,
+    graphs: Vec<Arc<GraphInfo>>,
+}
+
+impl QnnBackend {
+    fn prepare<'a>(&self, source: &'a ContextSource) -> Result<Prepared<'a>> {
+        let Some(path) = &source.binary else {
+            return Err(Error::new(
+                ErrorKind::Context,
+                format!("context {:?} has no context binary", source.key),
+            )
+            .hint("this bundle runs on the CPU backend only"));
+        };
+        let name = path.display().to_string();
+        let file = source.open(path)?;
+        let info = BinaryInfo::open(self.library().system(), &file, self.options.tried.as_deref())?;
+        let arch = self.options.device_arch;
+        let core = self.library().core_version();
+        preflight(&name, &info, &Destination::new(&self.platform, arch, core))?;
+        let graphs =
+            info.graphs.iter().map(|g| g.info().map(Arc::new)).collect::<Result<Vec<_>>>()?;
+        Ok(Prepared { source, name, file, info, graphs })
+    }
+
+    /// Loads a context, and says whether it shares its spill-fill buffer as was asked for.
+    fn create(
+        &self,
+        prepared: Prepared<'_>,
+        spill_fill: Option<&SpillFill>,
+    ) -> Result<(QnnContext, bool)> {
+        let Prepared { source, name, file, info, graphs } = prepared;
+        let mut configs = Vec::new();
+        if self.options.priority != Priority::Normal {
+            configs.push(ContextConfig::Priority(self.options.priority));
+        }
+        configs.extend(self.options.read_budget_mb.map(ContextConfig::FileReadBudgetMb));
+        let profile = Profile::create(&self.device, self.options.profile)?;
+        let attempt = format!("{name}: loading context {:?}", source.key);
+        let load = |spill_fill| {
+            let (device, bytes) = (&self.device, file.bytes());
+            ContextHandle::from_binary(
+                device,
+                &configs,
+                spill_fill,
+                bytes,
+                profile.as_ref(),
+                &attempt,
+            )
+        };
+        let mut shares = spill_fill.is_some();
+        let handle = match load(spill_fill) {
+            Err(error) if shares && error.code().is_some_and(refuses_option) => {
+                tracing::debug!("no spill-fill buffer is shared: {}", error.message());
+                shares = false;
+                load(None)?
+            }
+            handle => handle?,
+        };
+        drop(file);
+        let recorder = Recorder::new(&source.key, &self.records);
+        if let Some(profile) = &profile {
+            recorder.record(None, profile);
+        }
+        let tensors = info
+            .graphs
+            .into_iter()
+            .map(|g| GraphTensors { inputs: g.inputs, outputs: g.outputs })
+            .collect();
+        let context = QnnContext {
+            handle: Arc::new(handle),
+            memory: Arc::clone(&self.memory),
+            power: self.power.clone().filter(|_| self.options.idle_release.is_some()),
+            graphs,
+            tensors,
+            profile: self.options.profile,
+            recorder,
+            resident: info.file_bytes,
+        };
+        Ok((context, shares))
+    }
+
+    /// How many contexts are opened at a time.
+    fn open_threads(&self) -> usize {
+        // The emulator takes all of the processor for one context.
+        if self.platform.emulated {
+            return 1;
+        }
+        std::thread::available_parallelism().map_or(1, usize::from).min(opening::MOST)
+    }
+
+    fn shares_spill_fill(&self) -> bool {
+        // The emulator refuses it.
+        self.options.share_spill_fill.unwrap_or(!self.platform.emulated)
+    }
+}
+
+/// Codes of a library that does not take an option of a context.
+fn refuses_option(code: u64) -> bool {
+    [1000, 5010].contains(&code)
+}
+
 impl fmt::Debug for QnnBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("QnnBackend")
@@ -170,54 +285,42 @@ impl Backend for QnnBackend {
     }
 
     fn open_context(&self, source: &ContextSource) -> Result<Arc<dyn Context>> {
-        let Some(path) = &source.binary else {
-            return Err(Error::new(
-                ErrorKind::Context,
-                format!("context {:?} has no context binary", source.key),
-            )
-            .hint("this bundle runs on the CPU backend only"));
-        };
         let _working = self.power.as_deref().map(Power::working);
-        let name = path.display().to_string();
-        let file = source.open(path)?;
-        let info = BinaryInfo::open(self.library().system(), &file, self.options.tried.as_deref())?;
-        let arch = self.options.device_arch;
-        let core = self.library().core_version();
-        preflight(&name, &info, &Destination::new(&self.platform, arch, core))?;
-        let graphs =
-            info.graphs.iter().map(|g| g.info().map(Arc::new)).collect::<Result<Vec<_>>>()?;
-        let mut configs = Vec::new();
-        if self.options.priority != Priority::Normal {
-            configs.push(ContextConfig::Priority(self.options.priority));
-        }
-        let profile = Profile::create(&self.device, self.options.profile)?;
-        let handle = ContextHandle::from_binary(
-            &self.device,
-            &configs,
-            file.bytes(),
-            profile.as_ref(),
-            format_args!("{name}: loading context {:?}", source.key),
-        )?;
-        drop(file);
-        let recorder = Recorder::new(&source.key, &self.records);
-        if let Some(profile) = &profile {
-            recorder.record(None, profile);
-        }
-        let tensors = info
-            .graphs
-            .into_iter()
-            .map(|g| GraphTensors { inputs: g.inputs, outputs: g.outputs })
-            .collect();
-        Ok(Arc::new(QnnContext {
-            handle: Arc::new(handle),
-            memory: Arc::clone(&self.memory),
-            power: self.power.clone().filter(|_| self.options.idle_release.is_some()),
-            graphs,
-            tensors,
-            profile: self.options.profile,
-            recorder,
-            resident: info.file_bytes,
-        }))
+        let (context, _) = self.create(self.prepare(source)?, None)?;
+        Ok(Arc::new(context))
+    }
+
+    fn open_contexts(&self, sources: &[ContextSource]) -> Result<Vec<Opened>> {
+        let _working = self.power.as_deref().map(Power::working);
+        let threads = self.options.open_threads.map_or_else(|| self.open_threads(), usize::from);
+        let prepare = |source| {
+            let start = Instant::now();
+            Ok((self.prepare(source)?, start.elapsed()))
+        };
+        let mut rest = side_by_side(threads, sources.iter().collect(), prepare)?;
+        let create = |(prepared, time): (Prepared<'_>, Duration), group: Option<&SpillFill>| {
+            let start = Instant::now();
+            let (context, shares) = self.create(prepared, group)?;
+            Ok((context, shares, time + start.elapsed()))
+        };
+        let opened = |(context, _, time): (QnnContext, bool, Duration)| Opened {
+            context: Arc::new(context),
+            time,
+        };
+        // Who has the buffer that all use comes first, alone.
+        let needs: Vec<_> = rest.iter().map(|(p, _)| opening::spill_fill(&p.info)).collect();
+        let leader = opening::leader(&needs).filter(|_| self.shares_spill_fill());
+        let Some((index, bytes)) = leader else {
+            let contexts = side_by_side(threads, rest, |prepared| create(prepared, None))?;
+            return Ok(contexts.into_iter().map(opened).collect());
+        };
+        let leader = create(rest.remove(index), Some(&SpillFill { leader: None, bytes }))?;
+        let (context, shares, _) = &leader;
+        let group = shares.then(|| SpillFill { leader: Some(Arc::clone(&context.handle)), bytes });
+        let mut contexts =
+            side_by_side(threads, rest, |prepared| create(prepared, group.as_ref()))?;
+        contexts.insert(index, leader);
+        Ok(contexts.into_iter().map(opened).collect())
     }
 
     fn allocate(&self, bytes: usize) -> Result<Buffer> {

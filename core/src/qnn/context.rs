@@ -57,10 +57,22 @@ pub enum ContextConfig {
     ExtendedUdma(bool),
 }
 
+/// Contexts that share one buffer for what does not fit the tightly coupled memory. No two of them may
+/// execute at a time.
+#[derive(Clone)]
+pub(crate) struct SpillFill {
+    /// The context that has the buffer; `None` for that one itself.
+    pub(crate) leader: Option<Arc<ContextHandle>>,
+    /// Bytes that the neediest of their graphs wants.
+    pub(crate) bytes: u64,
+}
+
 /// A context. Closed when dropped.
 pub(crate) struct ContextHandle {
     raw: Raw,
     device: Device,
+    /// Freed after this one: it has the buffer that both use.
+    _leader: Option<Arc<ContextHandle>>,
     /// Memory that its graphs read and write in place.
     registrations: Arc<Registrations>,
     /// Graphs are composed in it; otherwise they are executed.
@@ -75,7 +87,7 @@ impl ContextHandle {
         let create = library.need(library.table().context_create, "contextCreate")?;
         let mut raw = std::ptr::null_mut();
         let mark = log::mark();
-        let status = with_configs(configs, |list| {
+        let status = with_configs(configs, None, |list| {
             // SAFETY: contract: handles, arguments, answers.
             unsafe { create(device.backend(), device.raw(), list, &raw mut raw) }
         });
@@ -83,13 +95,14 @@ impl ContextHandle {
             let error = codes::error(ErrorKind::Context, "creating a context", status);
             return Err(explain(error, mark));
         }
-        Ok(Self::of(raw, device, true))
+        Ok(Self::of(raw, device, None, true))
     }
 
     /// A context from a binary. The bytes are not needed any more afterwards.
     pub(crate) fn from_binary(
         device: &Device,
         configs: &[ContextConfig],
+        spill_fill: Option<&SpillFill>,
         bytes: &[u8],
         profile: Option<&Profile>,
         attempt: impl fmt::Display,
@@ -101,7 +114,7 @@ impl ContextHandle {
         let profile = profile.map_or(std::ptr::null_mut(), Profile::raw);
         let mut raw = std::ptr::null_mut();
         let mark = log::mark();
-        let status = with_configs(configs, |list| {
+        let status = with_configs(configs, spill_fill, |list| {
             // SAFETY: contract: handles, arguments (no option given lets the library keep the bytes), answers.
             unsafe {
                 create(
@@ -118,13 +131,13 @@ impl ContextHandle {
         if status != 0 {
             return Err(explain(codes::error(ErrorKind::Context, attempt, status), mark));
         }
-        Ok(Self::of(raw, device, false))
+        Ok(Self::of(raw, device, spill_fill.and_then(|s| s.leader.clone()), false))
     }
 
-    fn of(raw: Handle, device: &Device, composed: bool) -> Self {
+    fn of(raw: Handle, device: &Device, leader: Option<Arc<Self>>, composed: bool) -> Self {
         let (raw, device) = (Raw(raw), device.clone());
         let registrations = Registrations::new(raw, device.clone());
-        Self { raw, device, registrations, composed }
+        Self { raw, device, _leader: leader, registrations, composed }
     }
 
     pub(crate) fn registrations(&self) -> &Arc<Registrations> {
@@ -152,7 +165,15 @@ impl Drop for ContextHandle {
 }
 
 /// Lays `configs` out as the library reads them, for the time of `call`.
-fn with_configs<T>(configs: &[ContextConfig], call: impl FnOnce(sys::ConfigList) -> T) -> T {
+fn with_configs<T>(
+    configs: &[ContextConfig],
+    spill_fill: Option<&SpillFill>,
+    call: impl FnOnce(sys::ConfigList) -> T,
+) -> T {
+    let group = spill_fill.map(|SpillFill { leader, bytes }| {
+        let leader = leader.as_ref().map_or(0, |leader| leader.raw().addr() as u64);
+        HtpContextConfig { option: sys::HTP_CONTEXT_GROUP, value: [leader, *bytes] }
+    });
     let custom: Vec<HtpContextConfig> = configs
         .iter()
         .map(|config| {
@@ -173,13 +194,16 @@ fn with_configs<T>(configs: &[ContextConfig], call: impl FnOnce(sys::ConfigList)
                 option: sys::CONTEXT_PRIORITY,
                 value: ConfigValue { number: priority.code().into() },
             },
-            _ => Config {
-                option: sys::CONFIG_CUSTOM,
-                value: ConfigValue { pointer: (&raw const *custom).cast::<c_void>() },
-            },
+            _ => of_htp(custom),
         })
+        .chain(group.as_ref().map(of_htp))
         .collect();
     with_list(&entries, call)
+}
+
+fn of_htp(config: &HtpContextConfig) -> Config {
+    let pointer = std::ptr::from_ref(config).cast::<c_void>();
+    Config { option: sys::CONFIG_CUSTOM, value: ConfigValue { pointer } }
 }
 
 /// A NULL-terminated list of pointers to `entries`, or NULL when there are none.
@@ -190,4 +214,34 @@ pub(crate) fn with_list<T>(entries: &[Config], call: impl FnOnce(sys::ConfigList
     let mut list: Vec<*const Config> = entries.iter().map(std::ptr::from_ref).collect();
     list.push(std::ptr::null());
     call(list.as_ptr())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_laid_out_as_the_library_reads_them() {
+        let configs =
+            [ContextConfig::Priority(Priority::High), ContextConfig::FileReadBudgetMb(64)];
+        let group = SpillFill { leader: None, bytes: 4096 };
+        with_configs(&configs, Some(&group), |list| {
+            // SAFETY: three configurations and NULL, as `with_configs` says, for the time of this call;
+            // the options of the last two say that they lead to options of HTP.
+            unsafe {
+                let at = |index: usize| &**list.add(index);
+                let custom = |index| {
+                    let config = at(index);
+                    assert_eq!(config.option, sys::CONFIG_CUSTOM);
+                    let config = &*config.value.pointer.cast::<HtpContextConfig>();
+                    (config.option, config.value)
+                };
+                assert_eq!((at(0).option, at(0).value.word), (sys::CONTEXT_PRIORITY, 200));
+                assert_eq!(custom(1), (3, [64, 0]));
+                assert_eq!(custom(2), (2, [0, 4096]));
+                assert!((*list.add(3)).is_null());
+            }
+        });
+        with_configs(&[], None, |list| assert!(list.is_null()));
+    }
 }

@@ -47,6 +47,7 @@ mod info;
 mod library;
 mod log;
 mod metadata;
+mod opening;
 mod power;
 mod preflight;
 pub mod probe;

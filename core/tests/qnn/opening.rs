@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use qhx_core::ErrorKind;
-use qhx_core::qnn::{Device, LogLevel, SystemLibrary, Target};
+use qhx_core::qnn::{Device, LogLevel, SystemLibrary};
 
 use crate::*;
 
@@ -50,4 +50,46 @@ fn the_library_has_words_for_its_codes() {
     let Some(library) = tier() else { return };
     let words = library.message(qhx_core::qnn::codes::Code(5005)).unwrap();
     assert!(!words.is_empty());
+}
+
+#[test]
+fn contexts_opened_side_by_side_are_those_asked_for_in_that_order() {
+    let Some(library) = tier() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = |seed: u32, bytes: &[u8]| {
+        let path = folder.path().join(format!("{seed}.bin"));
+        std::fs::write(&path, bytes).unwrap();
+        ContextSource { key: seed.to_string(), binary: Some(path), ..ContextSource::default() }
+    };
+    let seeds = [21, 22, 23];
+    let mut sources: Vec<_> = seeds
+        .iter()
+        .map(|&seed| source(seed, &linear_binary(&library, Target::V81, seed)))
+        .collect();
+    let (input, x) = f16s(&numbers(1, K));
+    for threads in [1, 3] {
+        let options = QnnOptions { open_threads: Some(threads), ..QnnOptions::default() };
+        let backend: Arc<dyn Backend> = backend(&library, options);
+        let opened = backend.open_contexts(&sources).unwrap();
+        let mut workspace = Workspace::new(Arc::clone(&backend), CancelToken::new());
+        for (index, (opened, seed)) in opened.iter().zip(seeds).enumerate() {
+            assert!(!opened.time.is_zero());
+            workspace.add_context(&seed.to_string(), &opened.context).unwrap();
+            let graph = GraphId(index as u32);
+            let [from, to] = [2 * K, 2 * N].map(|bytes| workspace.allocate(bytes).unwrap());
+            workspace.bind(graph, Port::Input(0), from, 0).unwrap();
+            workspace.bind(graph, Port::Output(0), to, 0).unwrap();
+            workspace.bytes_mut(from).unwrap().copy_from_slice(&input);
+            workspace.execute(graph).unwrap();
+            let y = read_f16s(workspace.bytes(to).unwrap());
+            assert!(error(&y, &product(&x, &weight(seed).1)) < 5e-3, "{seed}, {threads} threads");
+        }
+    }
+    // One that is no binary is told by name, and the others are closed again.
+    sources[1] = source(22, b"no context binary");
+    for threads in [1, 3] {
+        let options = QnnOptions { open_threads: Some(threads), ..QnnOptions::default() };
+        let error = backend(&library, options).open_contexts(&sources).unwrap_err();
+        assert!(error.message().contains("22.bin"), "{error}");
+    }
 }
