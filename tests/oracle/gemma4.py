@@ -12,7 +12,6 @@ from PIL import Image, ImageDraw
 from safetensors.torch import load_file, save_file
 from transformers.models.gemma4 import Gemma4AudioFeatureExtractor, Gemma4ImageProcessor
 
-import chatml
 import corpus
 import goldens
 import training

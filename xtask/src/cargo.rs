@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 /// What went wrong, for people.
 pub(crate) type Result<T> = std::result::Result<T, String>;
@@ -23,11 +24,14 @@ pub(crate) fn cargo(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs a command to its end; anything but success is an error that names it.
+/// Runs a command to its end, and says how long it took; anything but success is an error that names it.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let shown = show(command);
     eprintln!("+ {shown}");
-    match command.status() {
+    let start = Instant::now();
+    let status = command.status();
+    eprintln!("= {:.0} s: {shown}", start.elapsed().as_secs_f64());
+    match status {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("{shown}: {status}")),
         Err(e) => Err(format!("{shown}: {e}")),
