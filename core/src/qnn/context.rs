@@ -9,6 +9,7 @@ use std::sync::Arc;
 use qhx_qnn_sys::{self as sys, Config, ConfigValue, Handle, HtpContextConfig};
 use serde::{Deserialize, Serialize};
 
+use super::causes;
 use super::codes;
 use super::device::{Device, Raw, explain, freed};
 use super::gate::Shared;
@@ -129,7 +130,7 @@ impl ContextHandle {
             }
         });
         if status != 0 {
-            return Err(explain(codes::error(ErrorKind::Context, attempt, status), mark));
+            return Err(causes::error(ErrorKind::Context, attempt, status, mark, library));
         }
         Ok(Self::of(raw, device, spill_fill.and_then(|s| s.leader.clone()), false))
     }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use qhx_qnn_sys::{self as sys, Config, ConfigValue, Handle};
 use serde::{Deserialize, Serialize};
 
+use super::causes;
 use super::codes;
 use super::gate::Exclusive;
 use super::library::Library;
@@ -117,6 +118,12 @@ impl Device {
         &self.0.backend.log.library
     }
 
+    /// The chip's name in the library's words, such as `SM8850`, where the device was opened with
+    /// [`LogLevel::Verbose`]: it stands in the log only.
+    pub fn soc_name() -> Option<String> {
+        log::soc_name()
+    }
+
     pub(crate) fn raw(&self) -> Handle {
         self.0.raw.0
     }
@@ -181,10 +188,11 @@ fn create_device(backend: &BackendHandle, list: sys::ConfigList, attempt: &str) 
     let library = &backend.log.library;
     let create = library.need(library.table().device_create, "deviceCreate")?;
     let mut raw = std::ptr::null_mut();
+    let mark = log::mark();
     // SAFETY: contract: handles, arguments, answers.
     let status = unsafe { create(backend.log.raw.0, list, &raw mut raw) };
     if status != 0 {
-        return Err(codes::error(ErrorKind::Runtime, attempt, status));
+        return Err(causes::error(ErrorKind::Runtime, attempt, status, mark, library));
     }
     Ok(Raw(raw))
 }
@@ -216,10 +224,19 @@ impl LogHandle {
     fn create(library: &Library, level: LogLevel) -> Result<Self> {
         let create = library.need(library.table().log_create, "logCreate")?;
         let mut raw = std::ptr::null_mut();
+        let mark = log::mark();
+        // Warnings say why a device cannot be opened.
+        let level = level.max(LogLevel::Warn);
         // SAFETY: contract: answers; the callback is a static function that any thread may call.
         let status = unsafe { create(log::callback, level.code(), &raw mut raw) };
         if status != 0 {
-            return Err(codes::error(ErrorKind::Runtime, "opening the QNN log", status));
+            return Err(causes::error(
+                ErrorKind::Runtime,
+                "opening the QNN log",
+                status,
+                mark,
+                library,
+            ));
         }
         Ok(Self { raw: Raw(raw), library: library.clone() })
     }
@@ -230,10 +247,17 @@ impl BackendHandle {
         let library = &log.library;
         let create = library.need(library.table().backend_create, "backendCreate")?;
         let mut raw = std::ptr::null_mut();
+        let mark = log::mark();
         // SAFETY: contract: handles, answers.
         let status = unsafe { create(log.raw.0, std::ptr::null(), &raw mut raw) };
         if status != 0 {
-            return Err(codes::error(ErrorKind::Runtime, "opening the QNN backend", status));
+            return Err(causes::error(
+                ErrorKind::Runtime,
+                "opening the QNN backend",
+                status,
+                mark,
+                library,
+            ));
         }
         Ok(Self { raw: Raw(raw), log })
     }

@@ -429,6 +429,19 @@ fn missing_dependency(text: &str) -> Option<&'static str> {
     }
 }
 
+/// Why the system's loader does not open a library; `None` where it does.
+pub(crate) fn why_not_loaded(path: &Path) -> Option<Error> {
+    // SAFETY: loading runs the library's initialisers; it lies beside a QNN library, which would have opened it.
+    match unsafe { libloading::Library::new(path) } {
+        Ok(library) => {
+            // Never unloaded, as the module says.
+            std::mem::forget(library);
+            None
+        }
+        Err(e) => Some(load_error(path, e)),
+    }
+}
+
 fn build_id(table: &CoreTable) -> String {
     let Some(get) = table.backend_get_build_id else { return String::new() };
     let mut id = std::ptr::null();

@@ -36,13 +36,20 @@ impl LogLevel {
     }
 }
 
-/// Lines of failures that [`failures_since`] remembers.
-const KEPT: usize = 32;
+/// Lines of failures and warnings that are remembered.
+const KEPT: usize = 64;
+
+/// A line of the log.
+struct Line {
+    level: u32,
+    text: String,
+}
 
 static TOTAL: AtomicU64 = AtomicU64::new(0);
-static LINES: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
+static LINES: Mutex<VecDeque<Line>> = Mutex::new(VecDeque::new());
+static SOC: Mutex<Option<String>> = Mutex::new(None);
 
-/// The number of failure lines logged so far, for [`failures_since`].
+/// The number of lines remembered so far, for [`failures_since`] and [`lines_since`].
 pub(crate) fn mark() -> u64 {
     TOTAL.load(Ordering::Relaxed)
 }
@@ -50,11 +57,38 @@ pub(crate) fn mark() -> u64 {
 /// The last failure lines logged after `mark`. The log has no owner: a line may come from a call
 /// on another thread.
 pub(crate) fn failures_since(mark: u64) -> Vec<String> {
+    since(mark, sys::LOG_ERROR)
+}
+
+/// As [`failures_since`], with warnings, where the log was opened for them.
+pub(crate) fn lines_since(mark: u64) -> Vec<String> {
+    since(mark, WARNING)
+}
+
+fn since(mark: u64, level: u32) -> Vec<String> {
     let lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
     let new = TOTAL.load(Ordering::Relaxed).saturating_sub(mark);
     let new = usize::try_from(new).unwrap_or(usize::MAX);
-    lines.iter().skip(lines.len().saturating_sub(new)).cloned().collect()
+    let new = lines.iter().skip(lines.len().saturating_sub(new));
+    new.filter(|line| line.level <= level).map(|line| line.text.clone()).collect()
 }
+
+/// The chip's name in the library's words, such as `SM8850`, once a device was opened with [`LogLevel::Verbose`].
+pub(crate) fn soc_name() -> Option<String> {
+    SOC.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+/// Remembers a line.
+fn keep(level: u32, text: &str) {
+    let mut lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
+    TOTAL.fetch_add(1, Ordering::Relaxed);
+    if lines.len() == KEPT {
+        lines.pop_front();
+    }
+    lines.push_back(Line { level, text: text.to_owned() });
+}
+
+const WARNING: u32 = 2;
 
 #[cfg(unix)]
 unsafe extern "C" {
@@ -104,27 +138,32 @@ fn emit(level: u32, line: &str) {
     if line.is_empty() {
         return;
     }
+    if let Some(soc) = detected_soc(line) {
+        *SOC.lock().unwrap_or_else(PoisonError::into_inner) = Some(soc.to_owned());
+    }
     match level {
         // The compiler of 2.51 says this about its own settings whenever it runs.
         sys::LOG_ERROR if line.contains("unexpected GraphHtpSettings option") => {
             tracing::debug!(target: "qnn", "{line}");
         }
         sys::LOG_ERROR => {
-            {
-                let mut lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
-                TOTAL.fetch_add(1, Ordering::Relaxed);
-                if lines.len() == KEPT {
-                    lines.pop_front();
-                }
-                lines.push_back(line.to_owned());
-            }
+            keep(level, line);
             tracing::warn!(target: "qnn", "{line}");
         }
-        2 => tracing::warn!(target: "qnn", "{line}"),
+        WARNING => {
+            keep(level, line);
+            tracing::warn!(target: "qnn", "{line}");
+        }
         3 => tracing::info!(target: "qnn", "{line}"),
         4 => tracing::debug!(target: "qnn", "{line}"),
         _ => tracing::trace!(target: "qnn", "{line}"),
     }
+}
+
+/// The name in `<V> Detected Snapdragon SOC SM8850 with 6 SOCs`.
+fn detected_soc(line: &str) -> Option<&str> {
+    let (_, rest) = line.split_once("Detected Snapdragon SOC ")?;
+    rest.split_whitespace().next().filter(|name| !name.starts_with("UNKNOWN"))
 }
 
 #[cfg(test)]
@@ -137,11 +176,20 @@ mod tests {
         for i in 0..KEPT + 5 {
             emit(1, &format!("failure {i}"));
         }
+        emit(2, "a warning");
         emit(3, "not a failure");
         let lines = failures_since(start);
-        assert_eq!(lines.len(), KEPT);
-        assert_eq!(lines.last().map(String::as_str), Some("failure 36"));
+        assert_eq!(lines.len(), KEPT - 1);
+        assert_eq!(lines.last().map(String::as_str), Some("failure 68"));
+        assert_eq!(lines_since(start).last().map(String::as_str), Some("a warning"));
         let after = mark();
         assert!(failures_since(after).is_empty());
+    }
+
+    #[test]
+    fn the_chips_name_is_the_librarys() {
+        assert_eq!(detected_soc("<V> Detected Snapdragon SOC SM8850 with 6 SOCs"), Some("SM8850"));
+        assert_eq!(detected_soc("<V> Detected Snapdragon SOC UNKNOWN_SDM with 1 SOCs"), None);
+        assert_eq!(detected_soc("<E> No Snapdragon SOC detected"), None);
     }
 }

@@ -6,6 +6,7 @@
 //! | [`info`](BinaryInfo) | reads a context binary's metadata without loading it |
 //! | [`probe`] | has a child process read that metadata |
 //! | [`preflight`] | says in words why a binary will not load |
+//! | `causes` | says in words why the device cannot be used |
 //! | [`backend`](QnnBackend) | opens context binaries, whose graphs `graph` executes |
 //! | `registered` | puts inputs and outputs into memory that the DSP reads and writes in place |
 //! | [`compose`] | makes context binaries |
@@ -37,6 +38,7 @@
 //! that can be done, and [`probe`] has a child process do it.
 
 mod backend;
+mod causes;
 pub mod codes;
 pub mod compose;
 mod context;
@@ -59,6 +61,7 @@ pub mod stdout;
 mod types;
 
 pub use backend::{QnnBackend, QnnOptions};
+pub use causes::SKEL_FOLDERS;
 pub use context::{ContextConfig, Priority};
 pub use device::{Device, Platform, Target};
 pub use info::{BinaryGraph, BinaryInfo, BinaryTensor, GraphFigures};
