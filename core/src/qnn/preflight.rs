@@ -21,6 +21,8 @@ pub struct Destination {
     pub emulated: bool,
     /// Core interface of the library; `None` when only the metadata is looked at.
     pub core: Option<ApiVersion>,
+    /// The device's tightly coupled memory in MB, when known; `None` accepts every binary.
+    pub vtcm_mb: Option<u64>,
 }
 
 impl Destination {
@@ -30,7 +32,8 @@ impl Destination {
     /// architecture: its own word is not taken.
     pub fn new(platform: &Platform, arch: Option<u32>, core: ApiVersion) -> Self {
         let own = if platform.emulated { None } else { platform.arch };
-        Self { arch: arch.or(own), emulated: platform.emulated, core: Some(core) }
+        let vtcm_mb = if platform.emulated { None } else { platform.vtcm_mb };
+        Self { arch: arch.or(own), emulated: platform.emulated, core: Some(core), vtcm_mb }
     }
 }
 
@@ -54,6 +57,15 @@ pub fn preflight(name: &str, info: &BinaryInfo, destination: &Destination) -> Re
         return refuse(
             format!("compiled for Hexagon v{found}, this device has v{wanted}"),
             &format!("use the bundle's v{wanted} folder, or forge it for v{wanted}"),
+        );
+    }
+    let needed = info.graphs.iter().filter_map(|graph| vtcm_mb(graph.figures?.vtcm?)).max();
+    if let (Some(has), Some(needs)) = (destination.vtcm_mb, needed)
+        && needs > has
+    {
+        return refuse(
+            format!("compiled for {needs} MB of tightly coupled memory, this device has {has} MB"),
+            "it is for another chip of the same architecture: forge the bundle for this one",
         );
     }
     if destination.emulated && info.shares_weights() {
@@ -88,6 +100,12 @@ pub fn preflight(name: &str, info: &BinaryInfo, destination: &Destination) -> Re
         );
     }
     Ok(())
+}
+
+/// Tightly coupled memory in MB, rounded up. Libraries write a small number of MB, or bytes.
+fn vtcm_mb(figure: u32) -> Option<u64> {
+    let figure = u64::from(figure);
+    Some(if figure < 1 << 10 { figure } else { figure.div_ceil(1 << 20) }).filter(|&mb| mb > 0)
 }
 
 #[cfg(test)]
@@ -140,11 +158,39 @@ mod tests {
     }
 
     #[test]
+    fn both_ways_round_a_device_refuses_the_other_architecture_and_says_what_to_take() {
+        for (binary, device) in [(79, 81), (81, 79)] {
+            let made = BinaryInfo { dsp_arch: Some(binary), ..info() };
+            let platform = Platform { arch: Some(device), ..platform(false) };
+            let place = Destination::new(&platform, None, V2_40);
+            let error = preflight("a.bin", &made, &place).unwrap_err();
+            let expected =
+                format!("a.bin: compiled for Hexagon v{binary}, this device has v{device}");
+            assert_eq!(error.message(), expected);
+            assert!(error.hint_text().unwrap().contains(&format!("v{device} folder")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_binary_for_a_chip_with_more_memory_is_refused() {
+        let mut made = info();
+        made.graphs[0].figures = Some(GraphFigures { vtcm: Some(8 << 20), ..Default::default() });
+        let device = |mb| {
+            let platform = Platform { arch: Some(81), vtcm_mb: Some(mb), ..platform(false) };
+            preflight("a.bin", &made, &Destination::new(&platform, None, V2_40))
+        };
+        device(8).unwrap();
+        let error = device(4).unwrap_err();
+        assert!(error.message().contains("8 MB of tightly coupled memory"), "{error}");
+        assert!(error.message().ends_with("has 4 MB"), "{error}");
+    }
+
+    #[test]
     fn shared_weights_need_a_device() {
         let mut shared = info();
         shared.graphs[0].figures =
             Some(GraphFigures { shared_weight_bytes: Some(4096), ..GraphFigures::default() });
-        let emulator = Destination { arch: None, emulated: true, core: None };
+        let emulator = Destination { arch: None, emulated: true, core: None, vtcm_mb: None };
         let error = preflight("a.bin", &shared, &emulator).unwrap_err();
         assert!(error.message().contains("share weights"), "{error}");
         preflight("a.bin", &shared, &Destination { emulated: false, ..emulator }).unwrap();
@@ -153,14 +199,14 @@ mod tests {
     #[test]
     fn a_newer_blob_is_refused_with_the_release_that_made_it() {
         let old = ApiVersion { major: 2, minor: 37, patch: 0 };
-        let library = Destination { arch: None, emulated: true, core: Some(old) };
+        let library = Destination { arch: None, emulated: true, core: Some(old), vtcm_mb: None };
         let error = preflight("a.bin", &info(), &library).unwrap_err();
         assert!(error.message().contains("QAIRT 2.51"), "{error}");
     }
 
     #[test]
     fn another_backend_and_an_empty_context_are_refused() {
-        let any = Destination { arch: None, emulated: true, core: None };
+        let any = Destination { arch: None, emulated: true, core: None, vtcm_mb: None };
         let gpu = BinaryInfo { backend_id: 4, ..info() };
         assert!(preflight("a.bin", &gpu, &any).is_err());
         let empty = BinaryInfo { graphs: vec![], ..info() };

@@ -47,7 +47,7 @@ fn metadata_needs_the_system_library_only() {
     let system = SystemLibrary::open(library.system().path()).unwrap();
     let binary = linear_binary(&library, Target::V75, 21);
     let info = BinaryInfo::read(&system, "a.bin", &binary).unwrap();
-    let anywhere = Destination { arch: Some(75), emulated: false, core: None };
+    let anywhere = Destination { arch: Some(75), emulated: false, core: None, vtcm_mb: None };
     preflight("a.bin", &info, &anywhere).unwrap();
 }
 
