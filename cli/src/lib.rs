@@ -24,6 +24,6 @@ mod run;
 mod session;
 mod time;
 
-use qhx_terminal::{cache, output, runtime, signal, status, stderr, vars};
+use qhx_terminal::{cache, machines, output, runtime, signal, status, stderr, vars};
 
 pub use run::{run, run_embed, run_generate};

@@ -7,36 +7,30 @@ use qhx_core::{Error, ErrorKind, Result};
 
 use crate::args::LibraryArgs;
 use crate::cache;
+use crate::machines::Machine;
 
 /// File name of the HTP library.
 pub const HTP_FILE: &str = if cfg!(windows) { "QnnHtp.dll" } else { "libQnnHtp.so" };
 /// File name of the system library.
 pub const SYSTEM_FILE: &str = if cfg!(windows) { "QnnSystem.dll" } else { "libQnnSystem.so" };
 
-/// Version of the wheel that `qhx runtime install` fetches; it holds QAIRT 2.51.
-pub const VERSION: &str = "2.7.0";
-/// The folder of the wheel that holds the libraries.
+/// The folder of the wheels that holds the libraries.
 pub const LIBRARY_FOLDER: &str = "onnxruntime_qnn";
 
-/// Where the libraries are installed, or will be.
-pub fn folder() -> Result<PathBuf> {
-    Ok(cache::dir()?.join("qnn").join(VERSION))
+/// Where the libraries of a machine are installed, or will be.
+pub fn folder(machine: Machine) -> Result<PathBuf> {
+    Ok(cache::dir()?.join("qnn").join(machine.folder()))
 }
 
-/// The folder of the installed libraries.
-pub fn installed() -> Option<PathBuf> {
-    let folder = folder().ok()?.join(LIBRARY_FOLDER);
-    (folder.join(HTP_FILE).is_file() && folder.join(SYSTEM_FILE).is_file()).then_some(folder)
-}
-
-/// True where the wheel's libraries run.
-pub const fn can_install() -> bool {
-    cfg!(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu"))
+/// The folder of the installed libraries of a machine.
+pub fn installed(machine: Machine) -> Option<PathBuf> {
+    let folder = folder(machine).ok()?.join(LIBRARY_FOLDER);
+    machine.libraries().iter().all(|file| folder.join(file).is_file()).then_some(folder)
 }
 
 /// What to do where the libraries are missing.
 pub fn how_to_get() -> &'static str {
-    if can_install() {
+    if Machine::this().is_some() {
         "run `qhx runtime install`, or give --htp FILE --system FILE"
     } else {
         "give --htp FILE --system FILE with the libraries of the QAIRT SDK for this platform"
@@ -79,7 +73,7 @@ impl LibraryArgs {
             }
             (None, None) => {}
         }
-        if let Some(folder) = installed() {
+        if let Some(folder) = Machine::this().and_then(installed) {
             return Ok(Some(in_folder(&folder, "installed runtime")));
         }
         Ok(beside_program())

@@ -156,8 +156,8 @@ pub const ALL: [Variable; 16] = [
     Variable {
         name: "ADSP_LIBRARY_PATH",
         what: "folders of the DSP's libraries",
-        more: "",
-        default: "",
+        more: "parted by semicolons",
+        default: "the folder of the skels that belong to libQnnHtp",
         reader: "the DSP's loader, on devices",
     },
 ];

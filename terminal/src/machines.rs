@@ -1,0 +1,101 @@
+//! The machines that the Python package index has QNN libraries for.
+
+use clap::ValueEnum;
+
+/// Version of the wheels that `qhx runtime install` fetches; they hold QAIRT 2.51.
+pub const VERSION: &str = "2.7.0";
+
+/// A machine, as `--for` names it. There is none for Android: phones take the libraries of the QAIRT SDK.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Machine {
+    /// Boards with a Hexagon NPU under Linux
+    #[value(name = "linux-aarch64")]
+    LinuxAarch64,
+    /// Laptops with a Hexagon NPU
+    #[value(name = "windows-arm64")]
+    WindowsArm64,
+    /// Any x86-64 Linux machine, where the libraries emulate the NPU
+    #[value(name = "linux-x86_64")]
+    LinuxX86,
+}
+
+/// A wheel of the package index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wheel {
+    /// pip's name of the platform.
+    pub platform: &'static str,
+    /// File name.
+    pub file: &'static str,
+    /// SHA-256 of the file.
+    pub sha256: &'static str,
+    /// Size of the download in MB.
+    pub megabytes: u32,
+}
+
+impl Machine {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::LinuxAarch64, Self::WindowsArm64, Self::LinuxX86];
+
+    /// This machine, where it is one of them.
+    pub const fn this() -> Option<Self> {
+        if cfg!(all(target_os = "linux", target_env = "gnu", target_arch = "x86_64")) {
+            Some(Self::LinuxX86)
+        } else if cfg!(all(target_os = "linux", target_env = "gnu", target_arch = "aarch64")) {
+            Some(Self::LinuxAarch64)
+        } else if cfg!(all(windows, target_arch = "aarch64")) {
+            Some(Self::WindowsArm64)
+        } else {
+            None
+        }
+    }
+
+    /// The name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::LinuxAarch64 => "linux-aarch64",
+            Self::WindowsArm64 => "windows-arm64",
+            Self::LinuxX86 => "linux-x86_64",
+        }
+    }
+
+    /// The folder of its libraries below the folder of all. The first machine that there were libraries for has the
+    /// version alone.
+    pub fn folder(self) -> String {
+        match self {
+            Self::LinuxX86 => VERSION.to_owned(),
+            other => format!("{VERSION}-{}", other.name()),
+        }
+    }
+
+    /// File names of libQnnHtp and libQnnSystem.
+    pub const fn libraries(self) -> [&'static str; 2] {
+        match self {
+            Self::WindowsArm64 => ["QnnHtp.dll", "QnnSystem.dll"],
+            Self::LinuxAarch64 | Self::LinuxX86 => ["libQnnHtp.so", "libQnnSystem.so"],
+        }
+    }
+
+    /// Its wheel.
+    pub const fn wheel(self) -> Wheel {
+        match self {
+            Self::LinuxAarch64 => Wheel {
+                platform: "manylinux_2_34_aarch64",
+                file: "onnxruntime_qnn-2.7.0-cp311-cp311-manylinux_2_34_aarch64.whl",
+                sha256: "ad08bbfebd7c07ffe83995418303215f46cb25a89e12676f47ee20c32002eaad",
+                megabytes: 87,
+            },
+            Self::WindowsArm64 => Wheel {
+                platform: "win_arm64",
+                file: "onnxruntime_qnn-2.7.0-cp311-cp311-win_arm64.whl",
+                sha256: "b919227025f1feb0d2c5cc4232951de22f738b80995e9d4f2af79c3b66e3c95d",
+                megabytes: 62,
+            },
+            Self::LinuxX86 => Wheel {
+                platform: "manylinux_2_35_x86_64",
+                file: "onnxruntime_qnn-2.7.0-cp311-cp311-manylinux_2_35_x86_64.whl",
+                sha256: "c56c01562b8534fe8980cfea4601408d950c065f8251fb862ce82101c52c9849",
+                megabytes: 99,
+            },
+        }
+    }
+}
