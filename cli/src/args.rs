@@ -1,6 +1,6 @@
 //! Groups of options that several commands share.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
@@ -94,6 +94,17 @@ pub(crate) struct MemoryArgs {
     /// libcdsprpc.so, which shares memory with the NPU [default: the device's]
     #[arg(long, value_name = "FILE", env = vars::CDSPRPC, hide_env_values = true)]
     pub cdsprpc: Option<PathBuf>,
+}
+
+impl BackendArgs {
+    /// Of programs with the argument order of published bundles: the word `cpu` stands in the place of libQnnHtp.
+    pub(crate) fn classic(htp: &Path, system: &Path, device: DeviceArgs) -> Self {
+        if htp == Path::new("cpu") {
+            return Self { backend: BackendChoice::Cpu, device, ..Self::default() };
+        }
+        let libraries = LibraryArgs { htp: Some(htp.into()), system: Some(system.into()) };
+        Self { backend: BackendChoice::Qnn, libraries, device, ..Self::default() }
+    }
 }
 
 /// `v81` or `81`.

@@ -10,9 +10,10 @@ use qhx_core::child::Task;
 use qhx_forge::program::ForgeArgs;
 use qhx_terminal::helper;
 use qhx_terminal::program::{self, STYLES, refuse};
+use qhx_terminal::skels;
 
 use crate::app::App;
-use crate::args::GlobalArgs;
+use crate::args::{GlobalArgs, LibraryArgs};
 use crate::commands;
 use crate::progress::PromptProgress;
 use crate::status::Status;
@@ -75,6 +76,9 @@ pub fn run() -> ExitCode {
         Ok(cli) => cli,
         Err(e) => return refuse(e, &arguments),
     };
+    if let Some(libraries) = cli.command.libraries() {
+        skels::announce(libraries);
+    }
     let json = cli.command.wants_json();
     start(cli.global, json, |app| dispatch(cli.command, app))
 }
@@ -89,6 +93,7 @@ pub fn run_generate() -> ExitCode {
         Ok(args) => args,
         Err(e) => return refuse(e, &arguments),
     };
+    skels::announce(&args.backend().libraries);
     start(args.global.clone(), false, |app| commands::classic::run(&args, app))
 }
 
@@ -102,6 +107,7 @@ pub fn run_embed() -> ExitCode {
         Ok(args) => args,
         Err(e) => return refuse(e, &arguments),
     };
+    skels::announce(&args.backend().libraries);
     let json = args.json;
     start(args.global.clone(), json, |app| commands::embed::classic::run(&args, app))
 }
@@ -125,6 +131,22 @@ fn dispatch(command: Command, app: &mut App) -> Result<Status> {
 }
 
 impl Command {
+    /// Where the QNN libraries are, for commands that open a device.
+    fn libraries(&self) -> Option<&LibraryArgs> {
+        match self {
+            Self::Generate(args) => Some(&args.backend.libraries),
+            Self::Chat(args) => Some(&args.backend.libraries),
+            Self::Transcribe(args) => Some(&args.backend.libraries),
+            Self::Embed(args) => Some(&args.backend.libraries),
+            Self::Verify(args) => Some(&args.backend.libraries),
+            Self::Bench(args) => Some(&args.backend.libraries),
+            Self::Demo(args) => Some(&args.backend.libraries),
+            Self::Doctor(args) => Some(&args.libraries),
+            Self::Forge(_) | Self::Inspect(_) | Self::Runtime(_) => None,
+            Self::Plugins(_) | Self::Completions(_) => None,
+        }
+    }
+
     /// True when a program reads the output, and wants failures in it, too.
     fn wants_json(&self) -> bool {
         match self {

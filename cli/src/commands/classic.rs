@@ -1,7 +1,7 @@
 //! `qhx_generate`: the argument order of published bundles.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Parser;
 use qhx_core::Result;
@@ -9,10 +9,7 @@ use qhx_core::engine::{Message, Prompt, Request};
 use qhx_core::op::Modality;
 
 use crate::app::App;
-use crate::args::{
-    BackendArgs, BackendChoice, DeviceArgs, GlobalArgs, LibraryArgs, Switch, TemplateArg,
-    parse_template_arg,
-};
+use crate::args::{BackendArgs, DeviceArgs, GlobalArgs, Switch, TemplateArg, parse_template_arg};
 use crate::media::{self, Attachment};
 use crate::prompt;
 use crate::session::{self, Opening, Stream};
@@ -66,6 +63,13 @@ pub(crate) struct ClassicArgs {
     pub global: GlobalArgs,
 }
 
+impl ClassicArgs {
+    /// What executes the graphs.
+    pub(crate) fn backend(&self) -> BackendArgs {
+        BackendArgs::classic(&self.htp, &self.system, self.device.clone())
+    }
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &ClassicArgs, app: &mut App) -> Result<Status> {
     let text = prompt::text(Some(&args.prompt))?;
@@ -73,18 +77,7 @@ pub(crate) fn run(args: &ClassicArgs, app: &mut App) -> Result<Status> {
     let image = image.map(|file| Attachment::new(Modality::Image, file.into()));
     let attachments = image.collect::<Result<Vec<_>>>()?;
     media::check_marks(&text, &attachments)?;
-    let cpu = args.htp == Path::new("cpu");
-    let backend = BackendArgs {
-        resident: None,
-        backend: if cpu { BackendChoice::Cpu } else { BackendChoice::Qnn },
-        libraries: if cpu {
-            LibraryArgs::default()
-        } else {
-            LibraryArgs { htp: Some(args.htp.clone()), system: Some(args.system.clone()) }
-        },
-        device: args.device.clone(),
-        idle_release: None,
-    };
+    let backend = args.backend();
     let opening =
         Opening { root: Some(&args.root), attachments: &attachments, ..Opening::default() };
     let mut model = session::open_checked(app, &args.manifest, &backend, opening, |_| Ok(()))?;

@@ -1,6 +1,6 @@
 //! `qhx_embed`: the argument order of published bundles.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Parser;
 use qhx_core::{Error, ErrorKind, Result};
@@ -10,7 +10,7 @@ use super::args::Role;
 use super::encoder::Encoder;
 use super::sink::{cosine, norm};
 use crate::app::App;
-use crate::args::{BackendArgs, BackendChoice, DeviceArgs, GlobalArgs, LibraryArgs};
+use crate::args::{BackendArgs, DeviceArgs, GlobalArgs};
 use crate::status::Status;
 use crate::{session, time, vars};
 
@@ -63,20 +63,16 @@ pub(crate) struct EmbedClassicArgs {
     pub global: GlobalArgs,
 }
 
+impl EmbedClassicArgs {
+    /// What executes the graphs.
+    pub(crate) fn backend(&self) -> BackendArgs {
+        BackendArgs::classic(&self.htp, &self.system, self.device.clone())
+    }
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &EmbedClassicArgs, app: &mut App) -> Result<Status> {
-    let cpu = args.htp == Path::new("cpu");
-    let backend = BackendArgs {
-        resident: None,
-        backend: if cpu { BackendChoice::Cpu } else { BackendChoice::Qnn },
-        libraries: if cpu {
-            LibraryArgs::default()
-        } else {
-            LibraryArgs { htp: Some(args.htp.clone()), system: Some(args.system.clone()) }
-        },
-        device: args.device.clone(),
-        idle_release: None,
-    };
+    let backend = args.backend();
     let (query, document) = (prefix(vars::QUERY_PREFIX)?, prefix(vars::DOC_PREFIX)?);
     let model = session::open(app, &args.manifest, Some(&args.root), &backend)?;
     let mut encoder = Encoder::new(model, query, document, args.truncate)?;
