@@ -17,6 +17,7 @@ mod fixture;
 #[doc(hidden)]
 pub mod fuzzing;
 mod media;
+mod npu_files;
 mod program;
 mod progress;
 mod prompt;

@@ -5,13 +5,14 @@ use std::path::Path;
 use clap::Args;
 use qhx_core::Result;
 use qhx_core::op::OpProvider as _;
-use qhx_core::qnn::{QnnBackend, QnnOptions};
+use qhx_core::qnn::{Device, LogLevel, QnnBackend, QnnOptions};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::plugins;
 use crate::app::App;
-use crate::args::{LibraryArgs, MemoryArgs};
+use crate::args::LibraryArgs;
+use crate::npu_files::{ANDROID, NpuFile};
 use crate::output::Report;
 use crate::status::Status;
 use crate::vars::{self, Variable};
@@ -108,7 +109,10 @@ fn text(checks: &[Check], variables: &Map<String, Value>) -> Report {
         text.line(format_args!("{health} {:12} {}", check.name, check.found));
         let plain = |v: &Value| v.as_str().map_or_else(|| v.to_string(), str::to_owned);
         for (key, value) in &check.details {
-            text.line(format_args!("{:21}{key}: {}", "", plain(value)));
+            // A list has a line for each of its entries.
+            for value in value.as_array().unwrap_or(&vec![value.clone()]) {
+                text.line(format_args!("{:21}{key}: {}", "", plain(value)));
+            }
         }
         if let Some(hint) = &check.hint {
             text.line(format_args!("{:21}hint: {hint}", ""));
@@ -142,10 +146,15 @@ fn qnn(args: &LibraryArgs, memory: &MemoryArgs) -> Check {
     let libraries = match args.find() {
         Ok(Some(libraries)) => libraries,
         Ok(None) => {
-            return Check {
-                hint: Some(runtime::how_to_get().to_owned()),
-                ..Check::new(NAME, Health::Missing, "no libraries are given or installed")
-            };
+            let mut check =
+                Check::new(NAME, Health::Missing, "no libraries are given or installed");
+            if cfg!(target_os = "android") {
+                let files = NpuFile::all(ANDROID, None);
+                let missing =
+                    files.iter().map(|file| Value::from(file.to_string())).collect::<Vec<_>>();
+                check = check.detail("missing", missing);
+            }
+            return Check { hint: Some(runtime::how_to_get().to_owned()), ..check };
         }
         Err(e) => return Check::failed(NAME, &e),
     };
@@ -153,30 +162,37 @@ fn qnn(args: &LibraryArgs, memory: &MemoryArgs) -> Check {
         Ok(library) => library,
         Err(e) => return Check::failed(NAME, &e),
     };
+    let details = |check: Check| {
+        check
+            .detail("htp", libraries.htp.display().to_string())
+            .detail("system", libraries.system.display().to_string())
+            .detail("build", library.build_id())
+            .detail("core_api", library.core_version().to_string())
+            .detail("htp_api", library.backend_version().to_string())
+            .detail("system_api", library.system().version().to_string())
+    };
+    // The log of this level says what the chip is called, also where opening fails.
     let options = QnnOptions {
+        log: LogLevel::Verbose,
         memory: memory.memory,
         cdsprpc: memory.cdsprpc.clone(),
         ..QnnOptions::default()
     };
-    let backend = match QnnBackend::with_library(&library, options) {
+    let backend = QnnBackend::with_library(&library, options);
+    let chip = Device::soc_name();
+    let backend = match backend {
         Ok(backend) => backend,
-        Err(e) => return Check::failed(NAME, &e),
+        Err(e) => return details(Check::failed(NAME, &e)).detail("chip", chip),
     };
     let qairt = library.core_version().qairt().unwrap_or("of unknown release");
+    let check = Check::new(NAME, Health::Ok, format!("QAIRT {qairt}, {}", libraries.source));
+    let check = details(check).detail("memory", backend.memory());
     let platform = backend.platform();
-    let check = Check::new(NAME, Health::Ok, format!("QAIRT {qairt}, {}", libraries.source))
-        .detail("htp", libraries.htp.display().to_string())
-        .detail("system", libraries.system.display().to_string())
-        .detail("build", library.build_id())
-        .detail("core_api", library.core_version().to_string())
-        .detail("htp_api", library.backend_version().to_string())
-        .detail("system_api", library.system().version().to_string())
-        .detail("memory", backend.memory());
     if platform.emulated {
         return check.detail("device", "emulator of every architecture");
     }
     let arch = platform.arch.map_or_else(|| "unknown".to_owned(), |arch| format!("v{arch}"));
-    check.detail("device", arch).detail("soc", platform.soc)
+    check.detail("device", arch).detail("soc", platform.soc).detail("chip", chip)
 }
 
 fn host_ops(app: &App) -> Vec<Check> {
