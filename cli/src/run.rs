@@ -57,6 +57,7 @@ enum Command {
     Verify(commands::verify::VerifyArgs),
     Bench(commands::bench::BenchArgs),
     Runtime(commands::runtime::RuntimeArgs),
+    Push(commands::push::PushArgs),
     Plugins(commands::plugins::PluginsArgs),
     Doctor(commands::doctor::DoctorArgs),
     Demo(commands::demo::DemoArgs),
@@ -123,6 +124,7 @@ fn dispatch(command: Command, app: &mut App) -> Result<Status> {
         Command::Verify(args) => commands::verify::run(&args, app),
         Command::Bench(args) => commands::bench::run(&args, app),
         Command::Runtime(args) => commands::runtime::run(&args, app),
+        Command::Push(args) => commands::push::run(&args, app),
         Command::Plugins(args) => commands::plugins::run(&args, app),
         Command::Doctor(args) => commands::doctor::run(&args, app),
         Command::Demo(args) => commands::demo::run(&args, app),
@@ -143,7 +145,7 @@ impl Command {
             Self::Demo(args) => Some(&args.backend.libraries),
             Self::Doctor(args) => Some(&args.libraries),
             Self::Forge(_) | Self::Inspect(_) | Self::Runtime(_) => None,
-            Self::Plugins(_) | Self::Completions(_) => None,
+            Self::Push(_) | Self::Plugins(_) | Self::Completions(_) => None,
         }
     }
 
@@ -162,7 +164,7 @@ impl Command {
             Self::Plugins(args) => args.wants_json(),
             Self::Doctor(args) => args.json,
             Self::Demo(args) => args.json,
-            Self::Completions(_) => false,
+            Self::Push(_) | Self::Completions(_) => false,
         }
     }
 }

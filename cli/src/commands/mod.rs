@@ -11,6 +11,7 @@ pub(crate) mod forge;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod plugins;
+pub(crate) mod push;
 pub(crate) mod reference;
 pub(crate) mod runtime;
 pub(crate) mod suite;

@@ -1,6 +1,8 @@
 //! Runs the real programs in folders of their own.
 
 mod bench;
+#[cfg(unix)]
+mod board;
 mod chat;
 mod classic;
 mod embed;
@@ -15,6 +17,8 @@ mod media;
 mod phimoe;
 #[cfg(not(feature = "builtin-ops"))]
 mod plugins;
+#[cfg(unix)]
+mod push;
 mod qnn;
 mod reports;
 mod run;

@@ -53,6 +53,7 @@ impl Program {
             "XDG_CACHE_HOME",
             "QHX_EMB_QUERY_PREFIX",
             "QHX_EMB_DOC_PREFIX",
+            "ADSP_LIBRARY_PATH",
         ] {
             command.env_remove(name);
         }
@@ -76,6 +77,11 @@ impl Program {
         let others = std::env::var_os("PATH").unwrap_or_default();
         let path = std::iter::once(programs).chain(std::env::split_paths(&others));
         command.args(["-c", line]).env("PATH", std::env::join_paths(path).expect("a PATH"));
+        Self::of(command, folder)
+    }
+
+    /// Another program that runs `qhx`, in `folder`.
+    pub fn through(command: Command, folder: &Path) -> Self {
         Self::of(command, folder)
     }
 
