@@ -71,7 +71,7 @@ pub(crate) fn build(packages: &[&str], arguments: &[&str], name: &str) -> Result
 }
 
 /// The programs among cargo's messages, by name.
-fn executables(messages: &str) -> HashMap<String, PathBuf> {
+pub(crate) fn executables(messages: &str) -> HashMap<String, PathBuf> {
     let executable = |line: &str| {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;
         let (name, path) = (message["target"]["name"].as_str()?, message["executable"].as_str()?);

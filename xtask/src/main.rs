@@ -2,6 +2,7 @@
 
 #![expect(clippy::print_stderr, reason = "a developer's tool, whose report is what it prints")]
 
+mod aarch64;
 mod cargo;
 mod demo;
 mod miri;

@@ -2,11 +2,11 @@
 
 use std::process::Command;
 
+use crate::aarch64;
 use crate::cargo::{self, Result, cargo};
 
 /// Phones and laptops with a Hexagon NPU.
-const TARGETS: [&str; 3] =
-    ["aarch64-linux-android", "aarch64-unknown-linux-gnu", "aarch64-pc-windows-msvc"];
+const TARGETS: [&str; 3] = ["aarch64-linux-android", aarch64::TARGET, "aarch64-pc-windows-msvc"];
 
 /// What runs on them.
 const PACKAGES: [&str; 15] = [
@@ -38,19 +38,19 @@ pub(crate) fn parse(arguments: &[String]) -> Result<bool> {
 
 /// Checks every installed target, and fails if one is not installed where all are required.
 pub(crate) fn check(require_all: bool) -> Result<()> {
-    let missing = run()?;
+    let missing = run(&[])?;
     if require_all && !missing.is_empty() {
         return Err(format!("targets that are not installed: {}", missing.join(", ")));
     }
     Ok(())
 }
 
-/// Checks every installed target and answers with the others.
-pub(crate) fn run() -> Result<Vec<&'static str>> {
+/// Checks every installed target but those that were `built`, and answers with those that are not installed.
+pub(crate) fn run(built: &[&str]) -> Result<Vec<&'static str>> {
     let installed = cargo::output(Command::new("rustup").args(["target", "list", "--installed"]));
     let installed = installed.unwrap_or_default();
     let mut missing = Vec::new();
-    for target in TARGETS {
+    for target in TARGETS.into_iter().filter(|target| !built.contains(target)) {
         if !installed.lines().any(|line| line.trim() == target) {
             eprintln!("skipped: target {target} (install it: rustup target add {target})");
             missing.push(target);

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cargo::{self, PLUGINS, Result, cargo, works};
-use crate::targets;
+use crate::{aarch64, targets};
 
 /// What to run.
 #[derive(Debug, Default)]
@@ -52,8 +52,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     // The plugins first: the program finds them beside itself, and the tests by their file.
     let qhx = cargo::build(&[&["qhx"][..], &PLUGINS].concat(), &[], "qhx")?;
     let libraries = runtime(&qhx, &mut skipped);
-    let test = |arguments: &[&str]| {
-        let mut command = cargo(arguments);
+    let run = |command: &mut Command| {
         if let Some((htp, system)) = &libraries {
             command.env("QHX_QNN_HTP", htp).env("QHX_QNN_SYSTEM", system);
         } else {
@@ -61,8 +60,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
         command.env("QHX_FULL", if options.full { "1" } else { "0" });
         command.env("QHX_FUZZ_SECONDS", if options.full { "60" } else { "8" });
-        cargo::run(&mut command)
+        cargo::run(command)
     };
+    let test = |arguments: &[&str]| run(&mut cargo(arguments));
     test(&["test", "--workspace"])?;
     eprintln!("the same with the host-ops linked in");
     test(&["test", "--package", "qhx", "--features", PROGRAM])?;
@@ -76,8 +76,16 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         families.extend(["--", "--skip", "htp_", "--skip", "w8a16_", "--skip", "the_npu_"]);
     }
     test(&families)?;
+    let mut built = Vec::new();
+    match aarch64::missing() {
+        Some(why) => skipped.add("aarch64 tier", why),
+        None => {
+            aarch64::run(&qhx, run)?;
+            built.push(aarch64::TARGET);
+        }
+    }
     if !options.fast {
-        for target in targets::run()? {
+        for target in targets::run(&built)? {
             skipped.0.push(format!("target {target} (rustup target add {target})"));
         }
     }

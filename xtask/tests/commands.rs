@@ -36,6 +36,8 @@ impl Scene {
             esac"#,
         );
         scene.script("bin/rustup", r#"echo "$INSTALLED""#);
+        scene.script("bin/qemu-aarch64", "exit 0");
+        scene.script("bin/aarch64-linux-gnu-gcc", r#"echo "/lib/$1""#);
         scene.script("built here/qhx", r#"echo "$0 $*" >> "$SCENE/calls""#);
         scene
     }
@@ -123,6 +125,27 @@ fn the_last_line_of_a_test_run_names_every_tier_and_target_that_was_left_out() {
     let output = scene.xtask(&["test", "--require-all"]);
     assert!(!output.status.success());
     assert!(stderr(&output).contains("target aarch64-pc-windows-msvc"), "{}", stderr(&output));
+}
+
+#[test]
+fn what_is_for_boards_runs_under_qemu_or_is_left_out_by_name() {
+    let scene = Scene::new();
+    scene.xtask(&["test"]);
+    let calls = scene.calls();
+    let position = |part: &str| {
+        let found = calls.lines().position(|line| line.contains(part));
+        found.unwrap_or_else(|| panic!("no {part:?}: {calls}"))
+    };
+    let libraries = position("qhx runtime install --for linux-aarch64");
+    let units = position("cargo test --lib --package qhx-core --package qhx-op --profile emulated");
+    assert!(libraries < units && units < position("--test cli board::"), "{calls}");
+    assert!(!calls.contains("check --target aarch64-unknown-linux-gnu"), "built, so not checked");
+
+    scene.script("bin/qemu-aarch64", "exit 1");
+    fs::remove_file(scene.path("calls")).unwrap();
+    let text = stderr(&scene.xtask(&["test"]));
+    assert!(text.lines().last().unwrap().contains("aarch64 tier (qemu-aarch64 is not"), "{text}");
+    assert!(scene.calls().contains("check --target aarch64-unknown-linux-gnu"));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::plugins;
 use crate::app::App;
-use crate::args::LibraryArgs;
+use crate::args::{LibraryArgs, MemoryArgs};
 use crate::npu_files::{ANDROID, NpuFile};
 use crate::output::Report;
 use crate::status::Status;

@@ -187,7 +187,7 @@ fn a_machine_without_a_chip_and_a_chip_that_the_library_does_not_know_are_told_a
 
 #[test]
 fn a_skel_that_is_a_text_file_is_told_as_such() {
-    let Some(board) = Board::new(Some(SM8850)) else { return };
+    let Some(mut board) = Board::new(Some(SM8850)) else { return };
     board
         .replace("libQnnHtpV81Skel.so", |_| b"version https://git-lfs.github.com/spec/v1\n".into());
     let [found, ..] = board.doctor();

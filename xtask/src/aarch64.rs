@@ -1,0 +1,94 @@
+//! The tier that runs programs for AArch64 Linux under qemu: unit tests of the core and of the kit, and `qhx` with
+//! Qualcomm's own libraries for boards, up to the door of the DSP.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::cargo::{self, Result, cargo, works};
+
+/// Boards with a Hexagon NPU.
+pub(crate) const TARGET: &str = "aarch64-unknown-linux-gnu";
+
+const LINKER: &str = "aarch64-linux-gnu-gcc";
+const EMULATOR: &str = "qemu-aarch64";
+/// Where Debian's and Ubuntu's packages put the libraries for AArch64.
+const ROOT: &str = "/usr/aarch64-linux-gnu";
+
+/// What is built: the program, one plugin, and what stands in for parts of a board.
+const BUILT: [&str; 3] = ["qhx", "qhx-ops-llama-plugin", "qhx-stand-ins"];
+
+/// Unit tests that take minutes under the emulator, or limit the time of what they try.
+const SLOW: [&str; 3] = [
+    "text::stream::",
+    "every_combination_draws_from_the_reference_distribution",
+    "hostile_templates_end_with_an_error_in_this_process_too",
+];
+
+/// What the tier lacks here, with what installs it.
+pub(crate) fn missing() -> Option<&'static str> {
+    if !works(Command::new(EMULATOR).arg("--version")) {
+        return Some("qemu-aarch64 is not installed: apt-get install qemu-user");
+    }
+    if !works(Command::new(LINKER).arg("--version")) {
+        return Some(
+            "the cross compiler is not installed: apt-get install gcc-aarch64-linux-gnu \
+             libc6-dev-arm64-cross",
+        );
+    }
+    // It answers with the bare name of a file that it does not find.
+    let has = |library: &str| {
+        let asked = Command::new(LINKER).arg(format!("-print-file-name={library}")).output();
+        asked.is_ok_and(|output| output.stdout.contains(&b'/'))
+    };
+    if !has("libstdc++.so.6") || !has("libatomic.so.1") {
+        return Some(
+            "libraries that QNN needs are not installed: apt-get install \
+             libstdc++6-arm64-cross libatomic1-arm64-cross",
+        );
+    }
+    let installed = Command::new("rustup").args(["target", "list", "--installed"]).output();
+    let installed = installed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    if !installed.unwrap_or_default().lines().any(|line| line.trim() == TARGET) {
+        return Some("the target is not installed: rustup target add aarch64-unknown-linux-gnu");
+    }
+    None
+}
+
+/// Builds and runs everything. `qhx` is the program for this machine, `test` runs a command of tests.
+pub(crate) fn run(qhx: &Path, test: impl Fn(&mut Command) -> Result<()>) -> Result<()> {
+    let mut install = Command::new(qhx);
+    let libraries = cargo::output(install.args(["runtime", "install", "--for", "linux-aarch64"]))?;
+    let profile = ["--profile", "emulated", "--target", TARGET];
+    // One command, so that what they share is built once.
+    let mut build = cross(&["build", "--message-format", "json-render-diagnostics"]);
+    for package in BUILT {
+        build.args(["--package", package]);
+    }
+    build.args(profile).args(["--features", "qhx/builtin-ops", "--lib", "--bins", "--examples"]);
+    let messages = cargo::output(&mut build)?;
+    let board = cargo::executables(&messages).remove("qhx").ok_or("cargo built no qhx")?;
+    // The emulator takes settings from its environment, which reach the processes that tests start, too.
+    let starter = board.with_file_name("examples").join("libexec.so");
+    let mut units = cross(&["test", "--lib", "--package", "qhx-core", "--package", "qhx-op"]);
+    units
+        .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", EMULATOR)
+        .env("QEMU_LD_PREFIX", ROOT)
+        .env("QEMU_SET_ENV", format!("LD_PRELOAD={}", starter.display()))
+        .env("QHX_TEST_EMULATOR", EMULATOR);
+    units.args(profile).arg("--");
+    for slow in SLOW {
+        units.args(["--skip", slow]);
+    }
+    test(&mut units)?;
+    let mut boards = cargo(&["test", "--package", "qhx", "--features", "builtin-ops,parquet"]);
+    boards.args(["--test", "cli", "board::"]);
+    boards.env("QHX_TEST_BOARD", board).env("QHX_TEST_BOARD_LIBRARIES", libraries.trim_end());
+    test(&mut boards)
+}
+
+/// A cargo command for the target.
+fn cross(arguments: &[&str]) -> Command {
+    let mut command = cargo(arguments);
+    command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", LINKER);
+    command
+}
