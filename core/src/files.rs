@@ -103,7 +103,11 @@ pub fn read_text(kind: ErrorKind, path: &Path, limit: u64) -> Result<String> {
 pub(crate) fn leaves(path: &Path, folder: &Path) -> Error {
     Error::new(
         ErrorKind::Manifest,
-        format!("{}: a link out of the bundle's folder {}", path.display(), folder.display()),
+        format!(
+            "{}: a link out of the bundle's folder {}",
+            path.display(),
+            dunce::simplified(folder).display()
+        ),
     )
     .hint("copy the file into the bundle")
 }

@@ -124,7 +124,7 @@ pub(crate) fn probe(
 
 /// What is remembered of a file, without starting anything.
 pub(crate) fn recalled(prober: &Prober, path: &Path) -> Option<Result<Probed, LoadError>> {
-    let real = path.canonicalize().ok()?;
+    let real = dunce::canonicalize(path).ok()?;
     let identity = FileIdentity::of(&std::fs::metadata(&real).ok()?);
     Some(match recall(prober, &real, &identity)? {
         Answer::Loaded(probed) => Ok(probed),

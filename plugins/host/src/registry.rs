@@ -183,7 +183,7 @@ impl Plugins {
             }
             let known = |status: &PluginStatus| match status {
                 PluginStatus::Loaded { plugin, .. } => {
-                    file.canonicalize().is_ok_and(|real| real == plugin.path)
+                    dunce::canonicalize(&file).is_ok_and(|real| real == plugin.path)
                 }
                 PluginStatus::Installed { path, .. } => *path == file,
                 PluginStatus::Failed(error) => error.path == file,

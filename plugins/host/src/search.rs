@@ -96,7 +96,7 @@ fn places(extra_rights: bool) -> Vec<Place> {
     }
     if let Some(dir) = env::current_exe()
         .ok()
-        .and_then(|exe| exe.canonicalize().ok())
+        .and_then(|exe| dunce::canonicalize(exe).ok())
         .and_then(|exe| exe.parent().map(Path::to_path_buf))
     {
         let plugins = dir.join("plugins");

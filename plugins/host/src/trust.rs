@@ -22,7 +22,7 @@ use sha2::{Digest, Sha256};
 #[derive(Debug)]
 pub(crate) struct Pinned {
     pub(crate) file: File,
-    /// Absolute, without links.
+    /// Absolute, without links; on Windows without the prefix `\\?\` wherever the path works without it.
     pub(crate) path: PathBuf,
     pub(crate) identity: FileIdentity,
 }
@@ -35,7 +35,7 @@ pub(crate) fn same_file(a: &FileIdentity, b: &FileIdentity) -> bool {
 impl Pinned {
     /// Opens a regular file without waiting for anybody. Errors say why not, without the path.
     pub(crate) fn open(path: &Path) -> Result<Self, String> {
-        let path = path.canonicalize().map_err(|e| e.to_string())?;
+        let path = dunce::canonicalize(path).map_err(|e| e.to_string())?;
         let file = files::open(ErrorKind::Plugin, &path).map_err(|e| {
             let named = format!("{}: ", path.display());
             e.message().strip_prefix(&named).unwrap_or(e.message()).to_owned()
@@ -120,7 +120,7 @@ pub(crate) fn check(pinned: &Pinned, found_in: Option<&Path>) -> Result<(), Stri
     let data = pinned.file.metadata().map_err(|e| e.to_string())?;
     check_one(&pinned.path, &data)?;
     let real = pinned.path.parent();
-    let found_in = found_in.and_then(|dir| dir.canonicalize().ok());
+    let found_in = found_in.and_then(|dir| dunce::canonicalize(dir).ok());
     for dir in real.into_iter().chain(found_in.as_deref().filter(|dir| Some(*dir) != real)) {
         check_dir(dir)?;
     }
