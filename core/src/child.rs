@@ -9,7 +9,7 @@
 //! |---|---|
 //! | crashes | the parent gets [`ChildFailure::Crashed`] with the signal or exit code; no core file is written |
 //! | takes too long | the parent ends it |
-//! | takes too much memory | Unix: the child limits itself before it reads its input. Windows: no limit |
+//! | takes too much memory | the child limits itself before it reads its input; on Windows, its job |
 //! | prints | standard output and standard error of the task go nowhere; the answer has a stream of its own |
 //! | outlives the parent | it ends when its standard input closes |
 //!
@@ -17,6 +17,8 @@
 //!
 //! To the child's standard input go the length of the input (8 bytes, little-endian) and the input. Back come
 //! `qhxA`, one byte that says whether the task failed, the length of the answer and the answer.
+
+mod limits;
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read, Write};
@@ -58,7 +60,7 @@ pub struct ChildProgram {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of memory; `None` for no limit. On Linux and Android this counts what the process can write and
-    /// shares with nobody, on other Unix systems its whole address space; Windows does not limit it.
+    /// shares with nobody, on Windows what it has committed, on other Unix systems its whole address space.
     pub memory: Option<u64>,
     /// Time until the answer has come.
     pub time: Duration,
@@ -273,6 +275,8 @@ fn describe(status: ExitStatus) -> String {
         return format!("signal {signal}");
     }
     match status.code() {
+        // What Windows ends a process with, such as 0xc0000005, is known by its hexadecimal digits.
+        Some(code) if cfg!(windows) && code < 0 => format!("exit code {code:#x}"),
         Some(code) => format!("exit code {code}"),
         None => "no exit code".to_owned(),
     }
@@ -361,32 +365,5 @@ impl PlainError {
             Some(code) => error.with_code(code),
             None => error,
         }
-    }
-}
-
-mod limits {
-    use std::io;
-
-    /// Limits this process to `memory` bytes (0 for no limit) and has it leave no core file.
-    #[cfg(unix)]
-    pub(super) fn set(memory: u64) -> io::Result<()> {
-        use rustix::process::{Resource, Rlimit, setrlimit};
-        let at_most = |limit| Rlimit { current: Some(limit), maximum: Some(limit) };
-        setrlimit(Resource::Core, at_most(0))?;
-        // The address space also counts what is only reserved: libraries' files, stacks, arenas.
-        let resource = if cfg!(any(target_os = "linux", target_os = "android")) {
-            Resource::Data
-        } else {
-            Resource::As
-        };
-        if memory > 0 {
-            setrlimit(resource, at_most(memory))?;
-        }
-        Ok(())
-    }
-
-    #[cfg(not(unix))]
-    pub(super) fn set(_memory: u64) -> io::Result<()> {
-        Ok(())
     }
 }
