@@ -9,10 +9,7 @@ use crate::args::LibraryArgs;
 use crate::cache;
 use crate::machines::Machine;
 
-/// File name of the HTP library.
-pub const HTP_FILE: &str = if cfg!(windows) { "QnnHtp.dll" } else { "libQnnHtp.so" };
-/// File name of the system library.
-pub const SYSTEM_FILE: &str = if cfg!(windows) { "QnnSystem.dll" } else { "libQnnSystem.so" };
+pub use qhx_core::qnn::{HTP_FILE, SYSTEM_FILE};
 
 /// The folder of the wheels that holds the libraries.
 pub const LIBRARY_FOLDER: &str = "onnxruntime_qnn";
@@ -107,7 +104,7 @@ fn in_folder(folder: &Path, source: &'static str) -> Libraries {
 }
 
 fn beside_program() -> Option<Libraries> {
-    let program = std::env::current_exe().ok()?.canonicalize().ok()?;
+    let program = dunce::canonicalize(std::env::current_exe().ok()?).ok()?;
     let libraries = in_folder(program.parent()?, "beside the program");
     (libraries.htp.is_file() && libraries.system.is_file()).then_some(libraries)
 }

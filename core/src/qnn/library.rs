@@ -8,7 +8,6 @@
 
 use std::ffi::{CStr, c_char};
 use std::fmt;
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -18,7 +17,8 @@ use qhx_qnn_sys::{
 use serde::{Deserialize, Serialize};
 
 use super::codes::{self, Code};
-use crate::{Error, ErrorKind, Result, files};
+use super::format;
+use crate::{Error, ErrorKind, Result};
 
 /// Version of one of the libraries' interfaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -156,7 +156,7 @@ impl Library {
                     self.core_version()
                 ),
             )
-            .hint("use libQnnHtp.so of QAIRT 2.36 or newer")
+            .hint(format!("use {HTP_FILE} of QAIRT 2.36 or newer"))
         })
     }
 
@@ -206,7 +206,7 @@ unsafe fn choose(htp: &Path, providers: &[*const Provider]) -> Result<Chosen> {
             if found.is_empty() { "nothing".to_owned() } else { found.join(", ") }
         ),
     )
-    .hint("use libQnnHtp.so of QAIRT 2.36 or newer"))
+    .hint(format!("use {HTP_FILE} of QAIRT 2.36 or newer")))
 }
 
 impl fmt::Debug for Library {
@@ -271,7 +271,7 @@ impl SystemLibrary {
                 found.map_or("nothing".to_owned(), |version| version.to_string())
             ),
         )
-        .hint("use libQnnSystem.so of QAIRT 2.36 or newer"))
+        .hint(format!("use {SYSTEM_FILE} of QAIRT 2.36 or newer")))
     }
 
     /// Where the library was opened.
@@ -299,7 +299,10 @@ impl fmt::Debug for SystemLibrary {
     }
 }
 
-const SYSTEM_FILE: &str = if cfg!(windows) { "QnnSystem.dll" } else { "libQnnSystem.so" };
+/// File name of the HTP library on this platform.
+pub const HTP_FILE: &str = if cfg!(windows) { "QnnHtp.dll" } else { "libQnnHtp.so" };
+/// File name of the system library on this platform.
+pub const SYSTEM_FILE: &str = if cfg!(windows) { "QnnSystem.dll" } else { "libQnnSystem.so" };
 
 /// Opens the library and looks up its one entry point.
 fn entry_point<T: Copy>(path: &Path, symbol: &str) -> Result<T> {
@@ -307,11 +310,16 @@ fn entry_point<T: Copy>(path: &Path, symbol: &str) -> Result<T> {
     let name = if path.components().count() == 1 && !path.exists() {
         path.to_owned()
     } else {
-        inspect_file(path)?;
+        format::check(path).map_err(|e| match e.hint_text() {
+            Some(_) => e,
+            None => e.hint(format!(
+                "give the path of the file {HTP_FILE} or {SYSTEM_FILE}, or run `qhx runtime install`"
+            )),
+        })?;
         std::path::absolute(path).map_err(|e| Error::io(ErrorKind::Runtime, path, e))?
     };
     // SAFETY: loading runs the library's initialisers; the user named this file as a QNN library.
-    let library = unsafe { libloading::Library::new(&name) }.map_err(|e| load_error(path, e))?;
+    let library = unsafe { load(&name) }.map_err(|e| load_error(path, e))?;
     // Never unloaded, as the module says.
     let library = std::mem::ManuallyDrop::new(library);
     // SAFETY: the symbol, where it exists, has the type that the caller states: it is the
@@ -324,9 +332,28 @@ fn entry_point<T: Copy>(path: &Path, symbol: &str) -> Result<T> {
                 path.display()
             ),
         )
-        .hint("give libQnnHtp.so as the HTP library and libQnnSystem.so as the system library")
+        .hint(format!("give {HTP_FILE} as the HTP library and {SYSTEM_FILE} as the system library"))
     })?;
     Ok(*symbol)
+}
+
+/// Has the system loader open a library.
+///
+/// # Safety
+/// As that of [`libloading::Library::new`].
+unsafe fn load(name: &Path) -> Result<libloading::Library, libloading::Error> {
+    #[cfg(windows)]
+    if name.is_absolute() {
+        use libloading::os::windows::{
+            LOAD_LIBRARY_SEARCH_DEFAULT_DIRS, LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR, Library,
+        };
+        // Without these the libraries that it needs are not looked for beside it, but in the working directory.
+        let flags = LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR | LOAD_LIBRARY_SEARCH_DEFAULT_DIRS;
+        // SAFETY: the caller vouches for the library.
+        return unsafe { Library::load_with_flags(name, flags) }.map(Into::into);
+    }
+    // SAFETY: the caller vouches for the library.
+    unsafe { libloading::Library::new(name) }
 }
 
 fn check_list(path: &Path, status: Status, empty: bool) -> Result<()> {
@@ -346,52 +373,6 @@ fn check_list(path: &Path, status: Status, empty: bool) -> Result<()> {
     Ok(())
 }
 
-const HINT: &str =
-    "give the path of the file libQnnHtp.so or libQnnSystem.so, or run `qhx runtime install`";
-
-/// Refuses what the dynamic loader would refuse, in clearer words.
-fn inspect_file(path: &Path) -> Result<()> {
-    let fail = |e: std::io::Error| Error::io(ErrorKind::Runtime, path, e).hint(HINT);
-    let mut file = files::open(ErrorKind::Runtime, path).map_err(|e| e.hint(HINT))?;
-    if cfg!(windows) {
-        return Ok(());
-    }
-    let mut head = Vec::with_capacity(20);
-    file.by_ref().take(20).read_to_end(&mut head).map_err(fail)?;
-    if !head.starts_with(b"\x7fELF") || head.len() < 20 {
-        return Err(Error::new(
-            ErrorKind::Runtime,
-            format!("{}: not a shared library (no ELF header)", path.display()),
-        )
-        .hint("the file may be a Git LFS pointer or an incomplete download"));
-    }
-    let machine = match head.get(18..20) {
-        Some(&[low, high]) => u16::from_le_bytes([low, high]),
-        _ => 0,
-    };
-    let wanted: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
-    if machine != wanted {
-        let name = |machine| match machine {
-            62 => "x86-64".to_owned(),
-            183 => "AArch64".to_owned(),
-            164 => "Hexagon, so it runs on the DSP (a skel library)".to_owned(),
-            40 => "32-bit ARM".to_owned(),
-            other => format!("machine {other}"),
-        };
-        return Err(Error::new(
-            ErrorKind::Runtime,
-            format!(
-                "{}: the library is for {}, this program needs {}",
-                path.display(),
-                name(machine),
-                name(wanted)
-            ),
-        )
-        .hint("take the library from the folder of this platform in the QAIRT package"));
-    }
-    Ok(())
-}
-
 /// Says which dependency is missing and where it comes from.
 fn load_error(path: &Path, error: libloading::Error) -> Error {
     let mut text = error.to_string();
@@ -404,11 +385,17 @@ fn load_error(path: &Path, error: libloading::Error) -> Error {
     let base =
         Error::new(ErrorKind::Runtime, format!("{}: cannot be loaded: {text}", path.display()))
             .with_source(error);
+    if cfg!(windows) && text.contains(MODULE_NOT_FOUND) && !path.exists() {
+        return base.hint(format!("give the path of the file {HTP_FILE} or {SYSTEM_FILE}"));
+    }
     match missing_dependency(&text) {
         Some(hint) => base.hint(hint),
         None => base,
     }
 }
+
+/// How Windows says that a library, or one that it needs, is not there.
+const MODULE_NOT_FOUND: &str = "os error 126";
 
 fn missing_dependency(text: &str) -> Option<&'static str> {
     if text.contains("libc++_shared") {
@@ -422,6 +409,11 @@ fn missing_dependency(text: &str) -> Option<&'static str> {
         Some("install the system's libatomic1 (Debian, Ubuntu) or libatomic (Fedora)")
     } else if text.contains("GLIBC_") {
         Some("the system's C library is older than this library needs (glibc 2.35)")
+    } else if text.contains(MODULE_NOT_FOUND) {
+        Some(
+            "a library that it needs is missing: keep the DLLs of one package in one folder, and \
+             install the Microsoft Visual C++ runtime",
+        )
     } else if text.contains("cdsprpc") {
         Some("the vendor's libcdsprpc.so is missing: this device offers no access to its DSP")
     } else {
@@ -467,18 +459,6 @@ pub(crate) unsafe fn text(pointer: *const c_char) -> String {
 mod tests {
     use super::*;
 
-    fn refuse(name: &str, bytes: &[u8]) -> Error {
-        let folder =
-            std::env::temp_dir().join(format!("qhx-library-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let path = folder.join("libQnnSystem.so");
-        std::fs::write(&path, bytes).unwrap();
-        let error = SystemLibrary::open(&path).unwrap_err();
-        std::fs::remove_dir_all(&folder).unwrap();
-        assert_eq!(error.kind(), ErrorKind::Runtime);
-        error
-    }
-
     #[test]
     fn a_core_interface_that_is_too_old_is_refused_with_both_versions() {
         // As long as the head: reading any slot of the table would leave it.
@@ -505,21 +485,6 @@ mod tests {
         let error = SystemLibrary::open(Path::new("/nowhere/libQnnSystem.so")).unwrap_err();
         assert!(error.message().starts_with("/nowhere/libQnnSystem.so: "), "{error}");
         assert!(error.hint_text().is_some());
-    }
-
-    #[test]
-    fn a_pointer_file_is_not_a_library() {
-        let error = refuse("lfs", b"version https://git-lfs.github.com/spec/v1\n");
-        assert!(error.message().contains("no ELF header"), "{error}");
-    }
-
-    #[test]
-    fn another_machine_is_named() {
-        let mut elf = vec![0u8; 64];
-        elf[..4].copy_from_slice(b"\x7fELF");
-        elf[18] = 164;
-        let error = refuse("skel", &elf);
-        assert!(error.message().contains("Hexagon"), "{error}");
     }
 
     #[test]

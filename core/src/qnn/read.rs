@@ -6,7 +6,7 @@ use qhx_qnn_sys as sys;
 
 use super::codes;
 use super::info::BinaryInfo;
-use super::library::SystemLibrary;
+use super::library::{SYSTEM_FILE, SystemLibrary};
 use super::metadata::{self, Fault};
 use crate::{Error, ErrorKind, Result};
 
@@ -42,7 +42,9 @@ fn damaged(name: &str, fault: Fault) -> Error {
             ErrorKind::Context,
             format!("{name}: metadata of version {version}, qhx knows versions 1 to 3"),
         )
-        .hint("update qhx, or use libQnnSystem.so of the QAIRT version that made the binary"),
+        .hint(format!(
+            "update qhx, or use {SYSTEM_FILE} of the QAIRT version that made the binary"
+        )),
         Fault::Content(what) => {
             Error::new(ErrorKind::Artifact, format!("{name}: the metadata is damaged: {what}"))
                 .hint("download the file again and compare its size and hash with the bundle's")
@@ -76,7 +78,7 @@ fn need<T>(system: &SystemLibrary, function: Option<T>, name: &str) -> Result<T>
                 system.version()
             ),
         )
-        .hint("use libQnnSystem.so of QAIRT 2.36 or newer")
+        .hint(format!("use {SYSTEM_FILE} of QAIRT 2.36 or newer"))
     })
 }
 

@@ -28,7 +28,7 @@ pub struct StdoutGuard(File);
 /// Call it before the first library is opened. `println!` writes to standard error from then on.
 pub fn redirect_to_stderr() -> io::Result<StdoutGuard> {
     io::stdout().flush()?;
-    let real = platform::duplicate(1)?;
+    let real = platform::standard_output()?;
     platform::replace(2, 1)?;
     Ok(StdoutGuard(real))
 }
@@ -75,9 +75,9 @@ mod platform {
     use std::io;
     use std::os::fd::{AsRawFd as _, FromRawFd as _};
 
-    pub(super) fn duplicate(fd: i32) -> io::Result<File> {
+    pub(super) fn standard_output() -> io::Result<File> {
         // SAFETY: takes and returns plain numbers.
-        let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) };
+        let copy = unsafe { libc::fcntl(1, libc::F_DUPFD_CLOEXEC, 3) };
         if copy < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -102,16 +102,16 @@ mod platform {
 mod platform {
     use std::fs::File;
     use std::io;
-    use std::os::windows::io::{AsRawHandle as _, FromRawHandle as _};
+    use std::os::windows::io::{AsHandle as _, AsRawHandle as _};
 
-    pub(super) fn duplicate(fd: i32) -> io::Result<File> {
-        // SAFETY: takes and returns plain numbers.
-        let copy = unsafe { libc::dup(fd) };
-        if copy < 0 {
-            return Err(io::Error::last_os_error());
+    /// A program may have been started without a standard output. What it writes then goes nowhere, as on Unix, where
+    /// Rust's runtime opens `/dev/null`.
+    pub(super) fn standard_output() -> io::Result<File> {
+        let copy = File::from(io::stdout().as_handle().try_clone_to_owned()?);
+        if copy.as_raw_handle().is_null() {
+            return File::options().write(true).open("NUL");
         }
-        // SAFETY: the descriptor was just made; the file owns its handle from here on.
-        Ok(unsafe { File::from_raw_handle(libc::get_osfhandle(copy) as *mut _) })
+        Ok(copy)
     }
 
     pub(super) fn replace(from: i32, to: i32) -> io::Result<()> {
