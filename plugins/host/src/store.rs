@@ -157,17 +157,19 @@ impl Store {
         copy.as_file_mut().flush().map_err(io(copy.path()))?;
         copy.as_file().sync_all().map_err(io(copy.path()))?;
         let identity = FileIdentity::of(&copy.as_file().metadata().map_err(io(copy.path()))?);
+        // Closed: Windows loads no library that somebody may still write to.
+        let copy = copy.into_temp_path();
 
         let sha256 = {
-            let pinned = Pinned::open(copy.path()).map_err(plugin_error)?;
-            pinned.sha256().map_err(io(copy.path()))?
+            let pinned = Pinned::open(&copy).map_err(plugin_error)?;
+            pinned.sha256().map_err(io(&copy))?
         };
         let demands = Demands {
             allow_untrusted: self.allow_untrusted,
             sha256: Some(&sha256),
             ..Demands::default()
         };
-        let probed = try_out(copy.path(), prober, &demands)
+        let probed = try_out(&copy, prober, &demands)
             .map_err(|e| plugin_error(format!("not installed: {}", e.message)))?;
 
         let plugin = Locked {
