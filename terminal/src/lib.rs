@@ -9,6 +9,7 @@ pub mod stderr;
 
 pub mod args;
 pub mod cache;
+mod console;
 pub mod helper;
 pub mod machines;
 pub mod output;

@@ -37,10 +37,18 @@ impl Output {
 
     /// Writes the text as it is, at once, so that a stream is seen while it comes.
     pub fn write(&mut self, text: &str) -> Result<()> {
-        self.file.write_all(text.as_bytes()).map_err(|e| {
-            self.closed = e.kind() == io::ErrorKind::BrokenPipe;
+        self.put(text).map_err(|e| {
+            self.closed = is_closed(&e);
             Error::caused(ErrorKind::Io, "standard output", e)
         })
+    }
+
+    fn put(&mut self, text: &str) -> io::Result<()> {
+        #[cfg(windows)]
+        if crate::console::is_console(&self.file) {
+            return crate::console::write(&self.file, text);
+        }
+        self.file.write_all(text.as_bytes())
     }
 
     /// Writes a line of a report. What stands in it of files is written with escapes.
@@ -77,6 +85,14 @@ impl Output {
             .map_err(|e| Error::caused(ErrorKind::Internal, "the result as JSON", e))?;
         self.write(&format!("{text}\n"))
     }
+}
+
+/// True for what the system says where a pipe's reader has left.
+fn is_closed(error: &io::Error) -> bool {
+    // Windows has several words for it, of which Rust does not know this one.
+    const ERROR_PIPE_NOT_CONNECTED: i32 = 233;
+    error.kind() == io::ErrorKind::BrokenPipe
+        || (cfg!(windows) && error.raw_os_error() == Some(ERROR_PIPE_NOT_CONNECTED))
 }
 
 /// Lines for people. What stands in them of files is written with escapes.
