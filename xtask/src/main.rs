@@ -8,6 +8,7 @@ mod demo;
 mod miri;
 mod targets;
 mod test;
+mod windows;
 
 use std::process::ExitCode;
 
@@ -24,6 +25,7 @@ Usage: cargo xtask COMMAND
   miri              run the tests of the op author's kit under Miri (needs a nightly toolchain)
   check-targets     type-check the runtime for phones and laptops
       --require-all   a target that is not installed is a failure
+  windows           build the program for Windows and run it under Wine
 ";
 
 fn main() -> ExitCode {
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
         }
         Some("miri") => miri::run(),
         Some("check-targets") => targets::parse(&rest).and_then(targets::check),
+        Some("windows") => windows_tier(),
         Some("help" | "--help" | "-h") => {
             eprint!("{HELP}");
             return ExitCode::SUCCESS;
@@ -56,4 +59,12 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn windows_tier() -> cargo::Result<()> {
+    if let Some(why) = windows::missing() {
+        return Err(why);
+    }
+    let qhx = cargo::build(&["qhx", "qhx-ops-llama-plugin"], &[], "qhx")?;
+    windows::run(&qhx)
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cargo::{self, PLUGINS, Result, cargo, works};
-use crate::{aarch64, targets};
+use crate::{aarch64, targets, windows};
 
 /// What to run.
 #[derive(Debug, Default)]
@@ -83,6 +83,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             aarch64::run(&qhx, run)?;
             built.push(aarch64::TARGET);
         }
+    }
+    match windows::missing() {
+        Some(why) => skipped.add("windows tier", &why),
+        None => windows::run(&qhx)?,
     }
     if !options.fast {
         for target in targets::run(&built)? {

@@ -11,6 +11,7 @@ extern "C" fn hang() {
 // SAFETY: the section holds pointers to functions without arguments, and this is one.
 #[used]
 #[cfg_attr(target_os = "linux", unsafe(link_section = ".init_array"))]
+#[cfg_attr(windows, unsafe(link_section = ".CRT$XCU"))]
 #[cfg_attr(target_vendor = "apple", unsafe(link_section = "__DATA,__mod_init_func"))]
 static ON_LOAD: extern "C" fn() = hang;
 
