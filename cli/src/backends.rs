@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use qhx_core::backend::Backend;
-use qhx_core::qnn::{QnnBackend, QnnOptions};
+use qhx_core::qnn::{ProfileLevel, QnnBackend, QnnOptions};
 use qhx_core::resident::ResidentBackend;
-use qhx_core::{Error, ErrorKind, Manifest, Result};
+use qhx_core::{Error, ErrorKind, Manifest, Result, trace};
 use qhx_cpu::{CpuBackend, CpuOptions};
 
 use crate::args::{BackendArgs, BackendChoice};
 use crate::runtime::{self, Libraries};
+use crate::trace::Tracing;
 
 /// A backend and the reason for it.
 pub(crate) struct Chosen {
@@ -20,15 +21,27 @@ pub(crate) struct Chosen {
 
 impl BackendArgs {
     /// Opens the backend for a bundle.
-    pub(crate) fn open(&self, manifest: &Manifest, threads: Option<usize>) -> Result<Chosen> {
-        let mut chosen = self.choose(manifest, threads)?;
+    pub(crate) fn open(
+        &self,
+        manifest: &Manifest,
+        threads: Option<usize>,
+        tracing: Option<&Tracing>,
+    ) -> Result<Chosen> {
+        let mut chosen = self.choose(manifest, threads, tracing)?;
         if let Some(limit) = self.resident {
             chosen.backend = Arc::new(ResidentBackend::new(chosen.backend, limit.into()));
         }
         Ok(chosen)
     }
 
-    fn choose(&self, manifest: &Manifest, threads: Option<usize>) -> Result<Chosen> {
+    fn choose(
+        &self,
+        manifest: &Manifest,
+        threads: Option<usize>,
+        tracing: Option<&Tracing>,
+    ) -> Result<Chosen> {
+        let trace = tracing.map(|tracing| &tracing.trace);
+        let _span = trace::span(trace, "open backend");
         match self.backend {
             BackendChoice::Cpu => {
                 Ok(Chosen { backend: cpu(threads)?, reason: "asked for".to_owned() })
@@ -36,18 +49,24 @@ impl BackendArgs {
             BackendChoice::Qnn => {
                 let libraries = self.libraries.require("backend qnn")?;
                 let reason = format!("asked for, {}", libraries.htp.display());
-                Ok(Chosen { backend: self.qnn(&libraries)?, reason })
+                Ok(Chosen { backend: self.qnn(&libraries, tracing)?, reason })
             }
-            BackendChoice::Auto => self.auto(manifest, threads),
+            BackendChoice::Auto => self.auto(manifest, threads, tracing),
         }
     }
 
-    fn auto(&self, manifest: &Manifest, threads: Option<usize>) -> Result<Chosen> {
+    fn auto(
+        &self,
+        manifest: &Manifest,
+        threads: Option<usize>,
+        tracing: Option<&Tracing>,
+    ) -> Result<Chosen> {
         let libraries = self.libraries.find()?;
         let (binaries, onnx) = forms(manifest)?;
         match (libraries, binaries) {
             (Some(libraries), true) => {
-                let backend = self.qnn(&libraries).map_err(|e| offer_cpu(e, &libraries, onnx))?;
+                let backend = self.qnn(&libraries, tracing);
+                let backend = backend.map_err(|e| offer_cpu(e, &libraries, onnx))?;
                 let reason = format!("{} {}", libraries.source, libraries.htp.display());
                 Ok(Chosen { backend, reason })
             }
@@ -71,7 +90,7 @@ impl BackendArgs {
         }
     }
 
-    fn qnn(&self, libraries: &Libraries) -> Result<Arc<dyn Backend>> {
+    fn qnn(&self, libraries: &Libraries, tracing: Option<&Tracing>) -> Result<Arc<dyn Backend>> {
         let options = QnnOptions {
             htp: libraries.htp.clone(),
             system: Some(libraries.system.clone()),
@@ -81,6 +100,8 @@ impl BackendArgs {
             memory: self.device.memory.memory,
             cdsprpc: self.device.memory.cdsprpc.clone(),
             tried: contexts_tried(),
+            profile: tracing.map_or(ProfileLevel::Off, |tracing| tracing.level),
+            trace: tracing.map(|tracing| Arc::clone(&tracing.trace)),
             ..QnnOptions::default()
         };
         Ok(Arc::new(QnnBackend::new(options)?))

@@ -24,6 +24,7 @@ mod prompt;
 mod run;
 mod session;
 mod time;
+mod trace;
 
 use qhx_terminal::{cache, machines, output, runtime, signal, status, stderr, vars};
 

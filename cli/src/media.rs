@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, value_parser};
 use qhx_core::engine::{Content, ContentPart, Model, Part, Prompt};
 use qhx_core::op::{Modality, OpDescription, Segment};
-use qhx_core::{Error, ErrorKind, Media, Result};
+use qhx_core::{Error, ErrorKind, Media, Result, trace};
 use qhx_media::{Limits, Source};
 use serde::Serialize;
 
@@ -74,6 +74,9 @@ impl Attachment {
     /// Decodes the file by the rules of the model's host-op.
     fn read(&self, model: &Model, fps: Option<f32>) -> Result<Attached> {
         let start = Instant::now();
+        let _span = trace::span_with(model.trace(), "read media", |s| {
+            s.argument("name", self.source.to_string());
+        });
         let mut rules = model.media_rules();
         if let Some(fps) = fps {
             rules.video.fps = fps;

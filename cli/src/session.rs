@@ -16,6 +16,7 @@ use crate::args::BackendArgs;
 use crate::media::{self, Attached, Attachment};
 use crate::status::Status;
 use crate::time::{millis, ms};
+use crate::trace::Tracing;
 
 /// Opens the bundle at `path` with the backend that the options choose.
 pub(crate) fn open(
@@ -34,6 +35,8 @@ pub(crate) struct Opening<'a> {
     pub root: Option<&'a Path>,
     /// Where arrays of the model go.
     pub dump: Option<Arc<Dump>>,
+    /// Where to write what is done when.
+    pub tracing: Option<&'a Tracing>,
     /// What the host-op has to take; the files are looked at before anything is loaded.
     pub attachments: &'a [Attachment],
 }
@@ -46,7 +49,7 @@ pub(crate) fn open_checked(
     opening: Opening<'_>,
     check: impl FnOnce(&Manifest) -> Result<()>,
 ) -> Result<Model> {
-    let Opening { root, dump, attachments } = opening;
+    let Opening { root, dump, tracing, attachments } = opening;
     let mut manifest = Manifest::load_with_root(path, root)?;
     // Bundles of others leave out what their form of conversations implies.
     if let Some(chat) = &mut manifest.chat {
@@ -60,7 +63,7 @@ pub(crate) fn open_checked(
         attachment.check_taken(&entry.description)?;
         attachment.check()?;
     }
-    let chosen = backend.open(&manifest, app.global.process.threads())?;
+    let chosen = backend.open(&manifest, app.global.process.threads(), tracing)?;
     say!("backend: {} ({})", chosen.backend.info().name, chosen.reason);
     let model = Model::open(ModelOptions {
         manifest: Arc::new(manifest),
@@ -70,6 +73,7 @@ pub(crate) fn open_checked(
         cancel: app.interrupts.token().clone(),
         progress: app.progress.function(),
         dump,
+        trace: tracing.map(|tracing| Arc::clone(&tracing.trace)),
     })?;
     tracing::info!(op = %model.op().description.name, from = %origin(&model), "bundle open");
     Ok(model)
@@ -120,6 +124,10 @@ pub(crate) fn generate(
     };
     let generation = model.generate(request, &mut on_event);
     progress.end();
+    if let Some(trace) = model.trace() {
+        // A second Ctrl-C ends the process where it is.
+        trace.flush();
+    }
     let generation = generation?;
     if let Some(error) = failed {
         return Err(error);

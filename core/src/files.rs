@@ -46,22 +46,9 @@ impl FileIdentity {
 
 /// Opens a regular file for reading. Errors are of `kind`; what is not a regular file is named.
 pub fn open(kind: ErrorKind, path: &Path) -> Result<File> {
-    let wrong = |what: FileType| {
-        let found = name(what);
-        Error::new(kind, format!("{}: {found}, expected a regular file", path.display()))
-    };
-    let file = match without_waiting().open(path) {
-        Ok(file) => file,
-        // A socket cannot even be opened.
-        Err(e) => {
-            return Err(match std::fs::metadata(path) {
-                Ok(found) if !found.is_file() => wrong(found.file_type()),
-                _ => Error::io(kind, path, e),
-            });
-        }
-    };
+    let file = without_waiting().read(true).open(path).map_err(|e| refused(kind, path, e))?;
     let found = file.metadata().map_err(|e| Error::io(kind, path, e))?;
-    if found.is_file() { Ok(file) } else { Err(wrong(found.file_type())) }
+    if found.is_file() { Ok(file) } else { Err(wrong(kind, path, found.file_type())) }
 }
 
 /// As [`open`], for a file that has to lie below `folder`, links resolved.
@@ -99,6 +86,34 @@ pub fn read_text(kind: ErrorKind, path: &Path, limit: u64) -> Result<String> {
         .map_err(|e| Error::caused(kind, format_args!("{}: not UTF-8", path.display()), e))
 }
 
+/// Opens a file for writing, which is made or emptied, without waiting for anybody. A device is taken as it is; what
+/// else is not a regular file is named.
+pub fn create(kind: ErrorKind, path: &Path) -> Result<File> {
+    let file = without_waiting().write(true).create(true).truncate(false).open(path);
+    let file = file.map_err(|e| refused(kind, path, e))?;
+    let found = file.metadata().map_err(|e| Error::io(kind, path, e))?;
+    if found.is_file() {
+        file.set_len(0).map_err(|e| Error::io(kind, path, e))?;
+    } else if name(found.file_type()) != DEVICE {
+        return Err(wrong(kind, path, found.file_type()));
+    }
+    Ok(file)
+}
+
+/// The error for a file that cannot be opened. A socket cannot, nor a folder for writing, nor a FIFO that nobody reads.
+fn refused(kind: ErrorKind, path: &Path, error: io::Error) -> Error {
+    match std::fs::metadata(path) {
+        Ok(found) if !found.is_file() => wrong(kind, path, found.file_type()),
+        _ => Error::io(kind, path, error),
+    }
+}
+
+/// The error for what is not a regular file.
+fn wrong(kind: ErrorKind, path: &Path, what: FileType) -> Error {
+    let found = name(what);
+    Error::new(kind, format!("{}: {found}, expected a regular file", path.display()))
+}
+
 /// The error for a file that links lead out of `folder`.
 pub(crate) fn leaves(path: &Path, folder: &Path) -> Error {
     Error::new(
@@ -112,9 +127,9 @@ pub(crate) fn leaves(path: &Path, folder: &Path) -> Error {
     .hint("copy the file into the bundle")
 }
 
+#[cfg_attr(not(unix), expect(unused_mut, reason = "only Unix has files that keep one waiting"))]
 fn without_waiting() -> OpenOptions {
     let mut options = OpenOptions::new();
-    options.read(true);
     #[cfg(unix)]
     {
         use std::os::unix::fs::OpenOptionsExt as _;
@@ -123,6 +138,8 @@ fn without_waiting() -> OpenOptions {
     }
     options
 }
+
+const DEVICE: &str = "a device";
 
 fn name(found: FileType) -> &'static str {
     #[cfg(unix)]
@@ -135,7 +152,7 @@ fn name(found: FileType) -> &'static str {
             return "a socket";
         }
         if found.is_char_device() || found.is_block_device() {
-            return "a device";
+            return DEVICE;
         }
     }
     if found.is_dir() { "a folder" } else { "not a file" }

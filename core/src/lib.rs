@@ -25,6 +25,7 @@ pub mod resident;
 pub mod sampling;
 pub mod stop;
 pub mod text;
+pub mod trace;
 pub mod workspace;
 
 pub use buffer::{ALIGNMENT, Buffer, Memory};

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use crate::artifacts::Mapped;
 use crate::backend::{Backend, Context, Graph};
+use crate::trace::{Category, Event, Trace};
 use crate::{Buffer, CancelToken, Error, ErrorKind, GraphInfo, Memory, Port, Result, TensorInfo};
 
 /// Index of a graph in a [`Workspace`].
@@ -80,6 +81,7 @@ pub struct Workspace {
     graphs: Vec<Slot>,
     cancel: CancelToken,
     busy: Duration,
+    trace: Option<Arc<Trace>>,
 }
 
 impl std::fmt::Debug for Workspace {
@@ -94,7 +96,24 @@ impl std::fmt::Debug for Workspace {
 impl Workspace {
     /// An empty workspace over `backend`. `execute` fails with `Cancelled` once `cancel` is set.
     pub fn new(backend: Arc<dyn Backend>, cancel: CancelToken) -> Self {
-        Self { backend, buffers: Vec::new(), graphs: Vec::new(), cancel, busy: Duration::ZERO }
+        Self {
+            backend,
+            buffers: Vec::new(),
+            graphs: Vec::new(),
+            cancel,
+            busy: Duration::ZERO,
+            trace: None,
+        }
+    }
+
+    /// Has every execution written to a trace from now on.
+    pub fn set_trace(&mut self, trace: Option<Arc<Trace>>) {
+        self.trace = trace;
+    }
+
+    /// The trace that executions are written to.
+    pub fn trace(&self) -> Option<&Arc<Trace>> {
+        self.trace.as_ref()
     }
 
     /// Opens every graph of `context` and adds it under the context's manifest key.
@@ -346,6 +365,12 @@ impl Workspace {
         slot.busy += elapsed;
         slot.executions += 1;
         self.busy += elapsed;
+        if let Some(trace) = &self.trace {
+            let name = format!("graph {}", slot.info.name);
+            trace.add(
+                &Event::new(&name, Category::Graph, start, elapsed).with("context", &*slot.context),
+            );
+        }
         result.map_err(|e| e.context(format_args!("graph {:?}", slot.info.name)))
     }
 

@@ -67,5 +67,6 @@ pub fn open_with(op: &str, plugins: &Plugins, setup: Setup) -> Result<Model> {
         cancel: setup.cancel,
         progress: setup.progress,
         dump: setup.dump,
+        trace: None,
     })
 }

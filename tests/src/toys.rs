@@ -232,5 +232,6 @@ pub fn open_by(
         cancel: cancel.clone(),
         progress: None,
         dump: None,
+        trace: None,
     })
 }

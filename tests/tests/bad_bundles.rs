@@ -237,6 +237,7 @@ fn with_graphs(change: impl Fn(&mut GraphInfo)) -> Error {
         cancel: CancelToken::new(),
         progress: None,
         dump: None,
+        trace: None,
     })
     .map(|_| ())
     .unwrap_err()

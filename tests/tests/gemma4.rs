@@ -649,6 +649,7 @@ impl Dumping {
             cancel: CancelToken::new(),
             progress: None,
             dump: Some(Arc::new(Dump::create(&folder.path().join("dump")).unwrap())),
+            trace: None,
         });
         Self { model: model.unwrap(), folder, read: BTreeMap::new() }
     }

@@ -541,6 +541,7 @@ fn sees_as_the_reference(
             cancel: CancelToken::new(),
             progress: None,
             dump: Some(Arc::new(Dump::create(&folder).unwrap())),
+            trace: None,
         });
         (model.unwrap(), folder)
     };

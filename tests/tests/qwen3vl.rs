@@ -109,6 +109,7 @@ fn open(
         cancel: CancelToken::new(),
         progress: None,
         dump: dump.map(|folder| Arc::new(Dump::create(folder).unwrap())),
+        trace: None,
     })
 }
 

@@ -36,6 +36,7 @@ fn open(manifest: &Path, backend: Arc<dyn Backend>) -> Result<Model, AnyError> {
         cancel: CancelToken::new(),
         progress: None,
         dump: None,
+        trace: None,
     })?)
 }
 

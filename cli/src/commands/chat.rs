@@ -19,6 +19,7 @@ use crate::prompt;
 use crate::session::{self, Opening, Stream};
 use crate::status::Status;
 use crate::stderr;
+use crate::trace::{TraceArgs, Tracing};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -73,6 +74,8 @@ pub(crate) struct ChatArgs {
     pub idle_release: Duration,
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub tracing: TraceArgs,
     #[command(flatten)]
     pub backend: BackendArgs,
 }
@@ -193,6 +196,10 @@ impl Conversation {
 
 /// Runs the command.
 pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
+    args.tracing.trace(|tracing| run_traced(args, app, tracing))
+}
+
+fn run_traced(args: &ChatArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
     let sampling = args.sampling.params()?;
     let mut conversation = Conversation {
         messages: Vec::new(),
@@ -206,7 +213,7 @@ pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
     conversation.begin(args.system_prompt.as_deref());
     let request = conversation.request();
     let check = |manifest: &_| request.check(manifest);
-    let opening = Opening::default();
+    let opening = Opening { tracing, ..Opening::default() };
     let backend = BackendArgs { idle_release: Some(args.idle_release), ..args.backend.clone() };
     let mut model = session::open_checked(app, &args.bundle, &backend, opening, check)?;
     if !model.can_chat() {

@@ -17,6 +17,7 @@ use crate::media::{self, MediaArgs};
 use crate::prompt;
 use crate::session::{self, Opening, Stream};
 use crate::status::Status;
+use crate::trace::{TraceArgs, Tracing};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -79,11 +80,21 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]
+    pub tracing: TraceArgs,
+    #[command(flatten)]
     pub backend: BackendArgs,
 }
 
 /// Runs the command.
 pub(crate) fn run(args: &GenerateArgs, app: &mut App) -> qhx_core::Result<Status> {
+    args.tracing.trace(|tracing| run_traced(args, app, tracing))
+}
+
+fn run_traced(
+    args: &GenerateArgs,
+    app: &mut App,
+    tracing: Option<&Tracing>,
+) -> qhx_core::Result<Status> {
     let sampling = args.sampling.params()?;
     let text = prompt::text(args.prompt.as_deref())?;
     let attachments = args.media.attachments()?;
@@ -100,7 +111,7 @@ pub(crate) fn run(args: &GenerateArgs, app: &mut App) -> qhx_core::Result<Status
     };
     let check = |manifest: &_| request.check(manifest);
     let dump = args.dump.as_deref().map(Dump::create).transpose()?.map(Arc::new);
-    let opening = Opening { dump, attachments: &attachments, ..Opening::default() };
+    let opening = Opening { dump, attachments: &attachments, tracing, ..Opening::default() };
     let mut model = session::open_checked(app, &args.bundle, &args.backend, opening, check)?;
     model.set_template_arguments(args.template_args.iter().cloned().collect());
     let attached = media::read(&attachments, &model, args.media.fps)?;

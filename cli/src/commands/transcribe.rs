@@ -19,6 +19,7 @@ use crate::media::{self, Attached, Attachment};
 use crate::session::{self, Opening, Stream};
 use crate::status::Status;
 use crate::time::ms;
+use crate::trace::{TraceArgs, Tracing};
 
 /// Lengths of pieces are multiples of this.
 const STEPS_A_SECOND: usize = 10;
@@ -62,6 +63,8 @@ pub(crate) struct TranscribeArgs {
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
+    pub tracing: TraceArgs,
+    #[command(flatten)]
     pub backend: BackendArgs,
 }
 
@@ -90,6 +93,10 @@ struct Heard {
 
 /// Runs the command.
 pub(crate) fn run(args: &TranscribeArgs, app: &mut App) -> Result<Status> {
+    args.tracing.trace(|tracing| run_traced(args, app, tracing))
+}
+
+fn run_traced(args: &TranscribeArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
     let sounds = args.files.iter().cloned();
     let sounds: Vec<_> =
         sounds.map(|file| Attachment::new(Modality::Audio, file)).collect::<Result<_>>()?;
@@ -98,7 +105,7 @@ pub(crate) fn run(args: &TranscribeArgs, app: &mut App) -> Result<Status> {
         instruction = args.instruction(manifest)?;
         Ok(())
     };
-    let opening = Opening { attachments: &sounds, ..Opening::default() };
+    let opening = Opening { attachments: &sounds, tracing, ..Opening::default() };
     let mut model = session::open_checked(app, &args.bundle, &args.backend, opening, check)?;
     say!("{}", session::load(&model));
     let (mut all, mut status) = (Vec::new(), Status::Done);

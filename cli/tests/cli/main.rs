@@ -26,6 +26,7 @@ mod size;
 #[cfg(target_os = "linux")]
 mod streams;
 mod templates;
+mod trace;
 mod transcribe;
 mod verify;
 #[cfg(unix)]

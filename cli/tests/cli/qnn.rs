@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::run::{Program, checkpoint, folder};
+use crate::trace;
 
 /// The libraries, or `None` when the tier cannot run, which is said by name.
 #[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
@@ -58,6 +59,24 @@ fn the_whole_way_on_the_library() {
     let generate =
         qhx().args(["generate", "toy", "The capital of France is", "--max-new", "4"]).run().ok();
     assert_eq!(generate.stdout, " Paris.\n", "the libraries' own output is not on stdout");
+    for level in ["basic", "detailed"] {
+        let traced = qhx()
+            .args(["generate", "toy", "The capital of France is", "--max-new", "4"])
+            .args(["--trace", level, "--trace-level", level])
+            .run()
+            .ok();
+        assert_eq!(traced.stdout, generate.stdout);
+        let events = trace::events(&folder.path().join(level));
+        trace::nested(&events, "graphExecute", "generate");
+        let graphs = events.iter().filter(|e| e["cat"] == "graph").count();
+        assert_eq!(trace::spans(&events, "graphExecute").len(), graphs);
+        assert!(!trace::spans(&events, "contextCreateFromBinary").is_empty());
+        let library: Vec<_> = events.iter().filter(|e| e["cat"] == "library").collect();
+        assert!(library.len() > 2 * graphs, "{level}: {} events of the library", library.len());
+        if level == "detailed" {
+            assert!(library.iter().any(|e| e["args"]["cycles"].is_number()), "no node's cycles");
+        }
+    }
     assert!(generate.stderr.contains("backend: qnn (given "), "{}", generate.stderr);
 
     let classic = Program::classic(folder.path())

@@ -13,7 +13,7 @@ use crate::op::{HostOp as _, SpanStats, Task};
 use crate::sampling::{AllowedTokens, Sampler};
 use crate::stop::StopFilter;
 use crate::text::{ChatTemplate, Detokenizer, Message, RenderOptions};
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, trace};
 
 /// Text that becomes complete token by token, when the bundle has a tokenizer.
 struct Text {
@@ -74,11 +74,16 @@ impl Model {
         self.require(Task::Generate, "generate")?;
         self.op.require_logits()?;
         request.check(&self.manifest)?;
+        let trace = self.trace.clone();
+        let trace = trace.as_ref();
+        let _span = trace::span(trace, "generate");
+        let tokenize = trace::span(trace, "tokenize");
         let prompt = match self.encode(&request.prompt, reuse::saves(self.op.info())) {
             // Before a token was consumed: nothing is there, and nothing is lost.
             Err(e) if e.kind() == ErrorKind::Cancelled => return Ok(self.nothing()),
             prompt => prompt?,
         };
+        drop(tokenize);
         self.check_length(&prompt)?;
         let allowed = self.allowed(&request.stop_ids)?;
         let vocab = self.op.info().vocab;
@@ -105,7 +110,13 @@ impl Model {
             steps: 0,
         };
         let mut reused = 0;
+        let mut consuming = trace::span(trace, "prompt");
         let prefilled = self.consume(&prompt, &mut reused);
+        if let Some(span) = &mut consuming {
+            span.argument("positions", prompt.sequence.len());
+            span.argument("reused", reused);
+        }
+        drop(consuming);
         let prefill = start.elapsed();
         let decode_start = Instant::now();
 
@@ -175,8 +186,13 @@ impl Model {
     /// [`Model::generate`] about the prompt.
     pub fn embed_prompt(&mut self, prompt: &Prompt) -> Result<&[f32]> {
         self.require(Task::Embed, "embed")?;
+        let tokenize = trace::span(self.trace.as_ref(), "tokenize");
         let encoded = self.encode(prompt, false)?;
+        drop(tokenize);
         self.check_length(&encoded)?;
+        let _span = trace::span_with(self.trace.as_ref(), "embed", |s| {
+            s.argument("positions", encoded.sequence.len());
+        });
         self.op.embed(&encoded.segments(0..encoded.sequence.len()))
     }
 
@@ -224,6 +240,7 @@ impl Model {
             tokenizer: self.require_tokenizer(),
             max_ctx: self.op.info().max_ctx,
             cancel: &self.cancel,
+            trace: self.trace.as_ref(),
         }
     }
 
@@ -323,6 +340,7 @@ impl Model {
                 return Err(e);
             }
             if end < last {
+                let _span = trace::span(self.trace.as_ref(), "save state");
                 self.consumed.checkpoint(&mut self.op)?;
             }
             done = end;
@@ -352,6 +370,7 @@ impl Model {
                 return Ok(FinishReason::Cancelled);
             }
             let start = Instant::now();
+            let sample = trace::span(self.trace.as_ref(), "sample");
             let token = match sampler.sample(self.op.logits()?) {
                 Ok(token) => token,
                 Err(e) => {
@@ -364,14 +383,20 @@ impl Model {
                 }
             };
             sampler.accept(token);
+            drop(sample);
             run.sampling += start.elapsed();
             run.tokens.push(token);
             if text.stop.is_stop_token(token) {
                 let stop = request.stop_ids.contains(&token);
                 return Ok(if stop { FinishReason::Stop } else { FinishReason::Eos });
             }
+            let detokenize = trace::span(self.trace.as_ref(), "detokenize");
             let stopped = text.push(token)?;
-            if listener.tell(Event::Token { id: token, text: &text.shown }) {
+            drop(detokenize);
+            let output = trace::span(self.trace.as_ref(), "output");
+            let broken_off = listener.tell(Event::Token { id: token, text: &text.shown });
+            drop(output);
+            if broken_off {
                 return Ok(FinishReason::Cancelled);
             }
             if stopped {
@@ -380,7 +405,13 @@ impl Model {
             if run.tokens.len() >= budget {
                 return Ok(FinishReason::Length);
             }
-            match self.op.decode(token) {
+            let decode = trace::span_with(self.trace.as_ref(), "decode", |s| {
+                s.argument("token", token);
+                s.argument("position", self.op.position());
+            });
+            let decoded = self.op.decode(token);
+            drop(decode);
+            match decoded {
                 Ok(()) => {
                     self.consumed.push(token);
                     run.steps += 1;

@@ -15,6 +15,7 @@ use crate::op::{
 };
 use crate::sampling::AllowedTokens;
 use crate::text::{ChatTemplate, Tokenizer};
+use crate::trace::{self, Trace};
 use crate::workspace::GraphStats;
 use crate::{CancelToken, Error, ErrorKind, Result, Workspace};
 
@@ -34,6 +35,8 @@ pub struct ModelOptions<'a> {
     pub progress: Option<ProgressFn>,
     /// Where to write what the host-op makes, and the logits of each prompt's last position.
     pub dump: Option<Arc<Dump>>,
+    /// Where to write what was done when.
+    pub trace: Option<Arc<Trace>>,
 }
 
 impl std::fmt::Debug for ModelOptions<'_> {
@@ -69,6 +72,7 @@ pub struct Model {
     pub(super) consumed: Consumed,
     pub(super) cancel: CancelToken,
     pub(super) dump: Option<Arc<Dump>>,
+    pub(super) trace: Option<Arc<Trace>>,
     pub(super) load: Duration,
     context_loads: Vec<ContextLoad>,
     entry: OpEntry,
@@ -90,30 +94,43 @@ impl Model {
     /// is left half-open on failure.
     pub fn open(options: ModelOptions<'_>) -> Result<Self> {
         let start = Instant::now();
-        let ModelOptions { manifest, backend, ops, threads, cancel, progress, dump } = options;
+        let ModelOptions { manifest, backend, ops, threads, cancel, progress, dump, trace } =
+            options;
+        let _span = trace::span_with(trace.as_ref(), "open", |s| {
+            s.argument("bundle", manifest.path.display().to_string());
+        });
         let entry = ops.find(manifest.host_op()?)?;
         ops.check_params(&entry, &manifest).map_err(|e| e.context(manifest.path.display()))?;
         let artifacts = manifest.open_artifacts();
 
+        let reading = trace::span(trace.as_ref(), "read tokenizer");
         let tokenizer = match &manifest.artifacts.tokenizer {
             Some(_) => Some(Tokenizer::from_file(&manifest.tokenizer_path(&artifacts)?)?),
             None => None,
         };
         let chat = ChatTemplate::open(&manifest, &artifacts, tokenizer.as_ref())?;
+        drop(reading);
 
         let mut workspace = Workspace::new(Arc::clone(&backend), cancel.clone());
+        workspace.set_trace(trace.clone());
         let sources = contexts::sources(&manifest, &artifacts, &*backend)?;
         let mut context_loads = Vec::with_capacity(sources.len());
+        let mut opening = trace::span(trace.as_ref(), "open contexts");
         for (source, opened) in sources.iter().zip(backend.open_contexts(&sources)?) {
             let start = Instant::now();
             let Opened { context, time } = opened;
             workspace.add_context(&source.key, &context)?;
+            let time = time + start.elapsed();
+            if let Some(span) = &mut opening {
+                span.argument(&format!("{} [ms]", source.key), time.as_secs_f64() * 1e3);
+            }
             context_loads.push(ContextLoad {
                 key: source.key.clone(),
-                time: time + start.elapsed(),
+                time,
                 resident_bytes: context.resident_bytes(),
             });
         }
+        drop(opening);
         let mut pool = rayon::ThreadPoolBuilder::new().thread_name(|i| format!("qhx-{i}"));
         if let Some(threads) = threads {
             pool = pool.num_threads(threads.max(1));
@@ -129,9 +146,11 @@ impl Model {
             progress,
             dump: dump.clone(),
         };
+        let opening = trace::span(trace.as_ref(), "open host-op");
         let op = ops
             .open(&entry.description.name, services)
             .map_err(|e| e.context(manifest.path.display()))?;
+        drop(opening);
         let op = Checked::new(op, &entry.description.name);
         let allowed = allowed_tokens(&op, &manifest, tokenizer.as_ref());
         Ok(Self {
@@ -145,8 +164,9 @@ impl Model {
             consumed: Consumed::default(),
             cancel,
             dump,
-            entry,
             load: start.elapsed(),
+            trace: trace.clone(),
+            entry,
             context_loads,
         })
     }
@@ -205,6 +225,11 @@ impl Model {
         &self.context_loads
     }
 
+    /// The trace that the model writes to.
+    pub fn trace(&self) -> Option<&Arc<Trace>> {
+        self.trace.as_ref()
+    }
+
     /// Stops what the model is doing, also from another thread.
     pub fn cancel_token(&self) -> &CancelToken {
         &self.cancel
@@ -236,6 +261,9 @@ impl Model {
     /// it.
     pub fn embed(&mut self, tokens: &[u32]) -> Result<&[f32]> {
         self.require(Task::Embed, "embed")?;
+        let _span = trace::span_with(self.trace.as_ref(), "embed", |s| {
+            s.argument("tokens", tokens.len());
+        });
         self.op.embed(&[Segment::Tokens(tokens)])
     }
 

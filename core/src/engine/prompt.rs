@@ -2,12 +2,14 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::sequence::{Key, Sequence, Span};
 use super::types::{Part, Prompt};
 use crate::media::Media;
 use crate::op::{HostOp, Piece, Placement, Segment};
 use crate::text::{Content, Message, Tokenizer};
+use crate::trace::{self, Trace};
 use crate::{CancelToken, Error, ErrorKind, Result};
 
 /// Positions that one picture, sound or video may take where the op has no limit of its own.
@@ -142,6 +144,7 @@ pub(super) struct Reader<'a> {
     pub tokenizer: Result<&'a Tokenizer>,
     pub max_ctx: usize,
     pub cancel: &'a CancelToken,
+    pub trace: Option<&'a Arc<Trace>>,
 }
 
 /// Marks places in a text of tokens that are spelt there and not meant. Unicode has these characters for
@@ -204,6 +207,7 @@ impl Reader<'_> {
             let noun = media.noun();
             let before = waiting.iter().filter(|w| w.media.noun() == noun).count();
             let name = format!("{noun} {}", before + 1);
+            let _span = trace::span_with(self.trace, "place media", |s| s.argument("name", &*name));
             let placement = self.op.place(&media.segment()).map_err(|e| e.context(&name))?;
             waiting.push_back(Waiting { name, media, placement });
         }
@@ -508,6 +512,7 @@ mod tests {
             tokenizer: Ok(&tokenizer),
             max_ctx: 64,
             cancel: &cancel,
+            trace: None,
         };
         (reader.chat(&[], render, checkpoint).unwrap(), rendered.get())
     }

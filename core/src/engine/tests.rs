@@ -225,6 +225,7 @@ fn open_in(folder: &Path, op: Scripted, manifest: Value) -> Result<Model> {
         cancel: CancelToken::new(),
         progress: None,
         dump: None,
+        trace: None,
     })
 }
 

@@ -21,6 +21,7 @@ use super::profile::{Profile, ProfileLevel, ProfileRecord};
 use super::registered::{DeviceMemory, MemoryMode};
 use crate::artifacts::Mapped;
 use crate::backend::{Backend, BackendInfo, Context, ContextSource, Graph, Opened};
+use crate::trace::Trace;
 use crate::{Buffer, Error, ErrorKind, GraphInfo, Result};
 
 /// How the backend is opened.
@@ -36,6 +37,8 @@ pub struct QnnOptions {
     pub log: LogLevel,
     /// What is measured; read with [`QnnBackend::take_profile`].
     pub profile: ProfileLevel,
+    /// Where what is measured is written to instead.
+    pub trace: Option<Arc<Trace>>,
     /// Clocks to ask for while the backend is open.
     pub perf: PerfMode,
     /// Take that wish back while nothing has executed for this long; the next execution asks again.
@@ -173,6 +176,7 @@ impl QnnBackend {
         }
         configs.extend(self.options.read_budget_mb.map(ContextConfig::FileReadBudgetMb));
         let profile = Profile::create(&self.device, self.options.profile)?;
+        let start = profile.as_ref().map(|_| Instant::now());
         let attempt = format!("{name}: loading context {:?}", source.key);
         let load = |spill_fill| {
             let (device, bytes) = (&self.device, file.bytes());
@@ -195,9 +199,9 @@ impl QnnBackend {
             handle => handle?,
         };
         drop(file);
-        let recorder = Recorder::new(&source.key, &self.records);
-        if let Some(profile) = &profile {
-            recorder.record(None, profile);
+        let recorder = Recorder::new(&source.key, &self.records, self.options.trace.as_ref());
+        if let (Some(profile), Some(start)) = (&profile, start) {
+            recorder.record(None, profile, start);
         }
         let tensors = info
             .graphs

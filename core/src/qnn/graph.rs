@@ -7,6 +7,7 @@
 
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use qhx_qnn_sys::{self as sys, ScaleOffset, Status, Tensor};
 
@@ -21,6 +22,7 @@ use super::profile::{Profile, ProfileLevel, ProfileRecord};
 use super::registered::{DeviceMemory, Place};
 use super::types;
 use crate::backend::Graph;
+use crate::trace::Trace;
 use crate::{Error, ErrorKind, GraphInfo, Memory, Port, Result, TensorInfo};
 
 /// Collects measurements.
@@ -28,16 +30,23 @@ use crate::{Error, ErrorKind, GraphInfo, Memory, Port, Result, TensorInfo};
 pub(crate) struct Recorder {
     context: String,
     records: Arc<Mutex<Vec<ProfileRecord>>>,
+    trace: Option<Arc<Trace>>,
 }
 
 impl Recorder {
     /// A collector of what the context with this key takes.
-    pub(crate) fn new(context: &str, records: &Arc<Mutex<Vec<ProfileRecord>>>) -> Self {
-        Self { context: context.to_owned(), records: Arc::clone(records) }
+    pub(crate) fn new(
+        context: &str,
+        records: &Arc<Mutex<Vec<ProfileRecord>>>,
+        trace: Option<&Arc<Trace>>,
+    ) -> Self {
+        let (records, trace) = (Arc::clone(records), trace.map(Arc::clone));
+        Self { context: context.to_owned(), records, trace }
     }
 
-    /// Takes what was measured since the last call.
-    pub(crate) fn record(&self, graph: Option<&str>, profile: &Profile) {
+    /// Takes what was measured of a call that began at `start` and has just ended.
+    pub(crate) fn record(&self, graph: Option<&str>, profile: &Profile, start: Instant) {
+        let time = start.elapsed();
         match profile.events() {
             Ok(events) => {
                 let record = ProfileRecord {
@@ -45,6 +54,9 @@ impl Recorder {
                     graph: graph.map(str::to_owned),
                     events,
                 };
+                if let Some(trace) = &self.trace {
+                    return record.write_to(trace, start, time);
+                }
                 self.records.lock().unwrap_or_else(PoisonError::into_inner).push(record);
             }
             Err(error) => {
@@ -252,6 +264,7 @@ impl Graph for QnnGraph {
         let working = self.services.power.as_deref().map(Power::working);
         let call = Shared::enter();
         let mark = log::mark();
+        let start = self.profile.as_ref().map(|_| Instant::now());
         let profile = self.profile.as_ref().map_or(std::ptr::null_mut(), Profile::raw);
         // SAFETY: contract: handles, arguments; of [`crate::backend`]: alive, sized, and from the
         // caller bound and exclusive. Overruns of an output end at its buffer's guard page, those of a
@@ -273,8 +286,8 @@ impl Graph for QnnGraph {
             let attempt = format_args!("executing on the NPU");
             return Err(explain(codes::error(ErrorKind::Execute, attempt, status), mark));
         }
-        if let Some(profile) = &self.profile {
-            self.services.recorder.record(Some(&self.info.name), profile);
+        if let (Some(profile), Some(start)) = (&self.profile, start) {
+            self.services.recorder.record(Some(&self.info.name), profile, start);
         }
         Ok(())
     }

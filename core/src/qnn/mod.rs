@@ -55,6 +55,7 @@ mod power;
 mod preflight;
 pub mod probe;
 mod profile;
+mod profile_trace;
 mod read;
 mod registered;
 mod rpcmem;

@@ -6,10 +6,11 @@ use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use qhx_core::dump::Dump;
 use qhx_core::op::{OpServices, ProgressFn, SpanStats};
+use qhx_core::trace::{Category, Event};
 use qhx_core::{BufferId, CancelToken, Error, ErrorKind, GraphId, GraphInfo, Port, Workspace};
 use qhx_op::ErrorCode;
 use qhx_op::abi::{
@@ -338,11 +339,17 @@ unsafe extern "C" fn span(data: *mut c_void, name: RStr<'_>) -> u32 {
 
 unsafe extern "C" fn span_add(data: *mut c_void, span: u32, nanoseconds: u64) {
     // SAFETY: the op's `data`; within a call.
-    let spans = unsafe { &mut session(data).exclusive().spans };
+    let Exclusive { spans, workspace, .. } = unsafe { session(data).exclusive() };
     shielded((), || {
-        if let Some(span) = spans.get_mut(span as usize) {
-            span.count += 1;
-            span.busy = span.busy.saturating_add(Duration::from_nanos(nanoseconds));
+        let Some(span) = spans.get_mut(span as usize) else { return };
+        let time = Duration::from_nanos(nanoseconds);
+        span.count += 1;
+        span.busy = span.busy.saturating_add(time);
+        if let Some(trace) = workspace.trace() {
+            // The op says so as soon as the span has ended.
+            let end = Instant::now();
+            let start = end.checked_sub(time).unwrap_or(end);
+            trace.add(&Event::new(&span.name, Category::Host, start, time));
         }
     });
 }

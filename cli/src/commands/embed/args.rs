@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use qhx_core::{Error, ErrorKind, Result};
 
 use crate::args::BackendArgs;
+use crate::trace::TraceArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -63,6 +64,8 @@ pub(crate) struct EmbedArgs {
     /// Print one JSON object a text
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub tracing: TraceArgs,
     #[command(flatten)]
     pub backend: BackendArgs,
 }

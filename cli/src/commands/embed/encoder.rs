@@ -1,7 +1,7 @@
 //! Texts with their prefixes to vectors.
 
 use qhx_core::engine::Model;
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_core::{Error, ErrorKind, Result, trace};
 
 use super::args::Role;
 
@@ -74,6 +74,7 @@ impl Encoder {
             Role::Document => &self.document,
         });
         self.text.push_str(text);
+        let tokenize = trace::span(self.model.trace(), "tokenize");
         let (longest, cancel) = (self.model.info().max_ctx, self.model.cancel_token());
         let tokens = if self.truncate {
             tokenizer.encode_truncated(&self.text, longest, cancel)?
@@ -94,6 +95,7 @@ impl Encoder {
             }
             tokens
         };
+        drop(tokenize);
         self.model.embed(&tokens)
     }
 }

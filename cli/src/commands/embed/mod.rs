@@ -21,9 +21,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use qhx_core::{ErrorKind, Result};
 
 use crate::app::App;
-use crate::session;
+use crate::session::{self, Opening};
 use crate::status::Status;
 use crate::time;
+use crate::trace::Tracing;
 use encoder::Encoder;
 use fingerprint::Fingerprint;
 use sink::{Claim, Sink};
@@ -32,11 +33,16 @@ const BAR: &str = "embed [{bar:30}] {pos}/{len} texts {per_sec} {eta}";
 
 /// Runs the command.
 pub(crate) fn run(args: &EmbedArgs, app: &mut App) -> Result<Status> {
+    args.tracing.trace(|tracing| run_traced(args, app, tracing))
+}
+
+fn run_traced(args: &EmbedArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
     args.check()?;
     // The output is touched when everything else is open, and claimed before a model is loaded for it.
     let mut rows = Rows::open(args)?;
     let claim = Claim::new(args, &rows)?;
-    let model = session::open(app, &args.bundle, None, &args.backend)?;
+    let opening = Opening { tracing, ..Opening::default() };
+    let model = session::open_checked(app, &args.bundle, &args.backend, opening, |_| Ok(()))?;
     let query = args.prefix_query.clone();
     let document = args.prefix_doc.clone();
     let mut encoder = Encoder::new(model, query, document, args.truncate)?;
