@@ -12,13 +12,13 @@ fn interrupt(id: u32) {
     signal("-INT", id);
 }
 
-fn signal(name: &str, id: u32) {
+pub fn signal(name: &str, id: u32) {
     let status = Command::new("kill").args([name, &id.to_string()]).status();
     assert!(status.expect("kill runs").success());
 }
 
 /// The exit code, within ten seconds.
-fn code(mut child: Child) -> Option<i32> {
+pub fn code(mut child: Child) -> Option<i32> {
     if let Some(status) = child.wait_timeout(Duration::from_secs(10)).expect("a child") {
         return status.code();
     }

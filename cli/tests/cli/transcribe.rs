@@ -67,6 +67,20 @@ fn spoken_sentences_become_their_words() {
     let times: Vec<_> = pieces.iter().map(times).collect();
     assert_eq!(times, [(Some(0.0), Some(2.1)), (Some(1.89), Some(2.888))]);
 
+    #[cfg(unix)]
+    {
+        // Ctrl-C ends it, and what is written down stays.
+        let many = vec![sentence("noon"); 2000];
+        let mut child =
+            Program::qhx(folder.path()).args(["transcribe"]).args([&bundle]).args(many).start();
+        let mut line = [0; "the boat leaves at noon\n".len()];
+        let mut stdout = child.stdout.take().expect("a pipe");
+        std::io::Read::read_exact(&mut stdout, &mut line).expect("a line");
+        assert_eq!(line, *b"the boat leaves at noon\n");
+        crate::interrupt::signal("-INT", child.id());
+        assert_eq!(crate::interrupt::code(child), Some(130));
+    }
+
     let generate = |words: &[&str]| {
         Program::qhx(folder.path()).args(["generate"]).args([&bundle]).args(words).run()
     };
