@@ -9,7 +9,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::codes::{self, Code};
-use super::device::explain;
 use super::library::{Library, why_not_loaded};
 use super::log;
 use crate::{Error, ErrorKind};
@@ -70,6 +69,17 @@ pub(crate) fn error(
         }
         None => explain(codes::error(kind, attempt, status), mark),
     }
+}
+
+/// Appends the library's own failure lines since `mark` to the message of `error`.
+pub(crate) fn explain(error: Error, mark: u64) -> Error {
+    let lines = log::failures_since(mark);
+    if lines.is_empty() {
+        return error;
+    }
+    let last: Vec<_> = lines.iter().rev().take(4).rev().map(String::as_str).collect();
+    let message = format!("{}; the library says: {}", error.message(), last.join(" | "));
+    error.with_message(message)
 }
 
 /// The cause that the first line names which is known.

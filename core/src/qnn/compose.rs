@@ -44,9 +44,10 @@ use qhx_qnn_sys::{
     ScalarValue, ScaleOffset, Tensor,
 };
 
+use super::causes::explain;
 use super::codes::{self, Code};
 use super::context::{ContextConfig, ContextHandle, with_list};
-use super::device::{Device, Raw, Target, explain};
+use super::device::{Device, Raw, Target};
 use super::gate::Exclusive;
 use super::graph::c_string;
 use super::library::Library;

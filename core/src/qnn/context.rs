@@ -9,9 +9,9 @@ use std::sync::Arc;
 use qhx_qnn_sys::{self as sys, Config, ConfigValue, Handle, HtpContextConfig};
 use serde::{Deserialize, Serialize};
 
-use super::causes;
+use super::causes::{self, explain};
 use super::codes;
-use super::device::{Device, Raw, explain, freed};
+use super::device::{Device, Raw, freed};
 use super::gate::Shared;
 use super::log;
 use super::profile::Profile;

@@ -14,7 +14,7 @@ use super::codes;
 use super::gate::Exclusive;
 use super::library::Library;
 use super::log::{self, LogLevel};
-use crate::{Error, ErrorKind, Result};
+use crate::{ErrorKind, Result};
 
 /// The chip that graphs are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -300,15 +300,4 @@ pub(crate) fn freed(what: &str, status: sys::Status) {
     if status != 0 {
         tracing::warn!(target: "qnn", "freeing the {what}: {}", codes::Code::of(status));
     }
-}
-
-/// Appends the library's own failure lines since `mark` to the message of `error`.
-pub(crate) fn explain(error: Error, mark: u64) -> Error {
-    let lines = log::failures_since(mark);
-    if lines.is_empty() {
-        return error;
-    }
-    let last: Vec<_> = lines.iter().rev().take(4).rev().map(String::as_str).collect();
-    let message = format!("{}; the library says: {}", error.message(), last.join(" | "));
-    error.with_message(message)
 }

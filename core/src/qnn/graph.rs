@@ -11,9 +11,10 @@ use std::time::Instant;
 
 use qhx_qnn_sys::{self as sys, ScaleOffset, Status, Tensor};
 
+use super::causes::explain;
 use super::codes;
 use super::context::ContextHandle;
-use super::device::{Raw, explain};
+use super::device::Raw;
 use super::gate::Shared;
 use super::info::BinaryTensor;
 use super::log;
