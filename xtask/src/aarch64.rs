@@ -1,7 +1,7 @@
 //! The tier that runs programs for AArch64 Linux under qemu: unit tests of the core and of the kit, and `qhx` with
 //! Qualcomm's own libraries for boards, up to the door of the DSP.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cargo::{self, Result, cargo, works};
@@ -54,10 +54,19 @@ pub(crate) fn missing() -> Option<&'static str> {
     None
 }
 
-/// Builds and runs everything. `qhx` is the program for this machine, `test` runs a command of tests.
-pub(crate) fn run(qhx: &Path, test: impl Fn(&mut Command) -> Result<()>) -> Result<()> {
+/// The folder of the QNN libraries for boards, which `qhx`, the program for this machine, installs.
+pub(crate) fn libraries(qhx: &Path) -> Result<PathBuf> {
     let mut install = Command::new(qhx);
-    let libraries = cargo::output(install.args(["runtime", "install", "--for", "linux-aarch64"]))?;
+    let folder = cargo::output(install.args(["runtime", "install", "--for", "linux-aarch64"]))?;
+    Ok(folder.trim_end().into())
+}
+
+/// Builds and runs everything. `features` are those that `qhx` was tested with, `test` runs a command of tests.
+pub(crate) fn run(
+    libraries: &Path,
+    features: &str,
+    test: impl Fn(&mut Command) -> Result<()>,
+) -> Result<()> {
     let profile = ["--profile", "emulated", "--target", TARGET];
     // One command, so that what they share is built once.
     let mut build = cross(&["build", "--message-format", "json-render-diagnostics"]);
@@ -80,9 +89,9 @@ pub(crate) fn run(qhx: &Path, test: impl Fn(&mut Command) -> Result<()>) -> Resu
         units.args(["--skip", slow]);
     }
     test(&mut units)?;
-    let mut boards = cargo(&["test", "--package", "qhx", "--features", "builtin-ops,parquet"]);
+    let mut boards = cargo(&["test", "--package", "qhx", "--features", features]);
     boards.args(["--test", "cli", "board::"]);
-    boards.env("QHX_TEST_BOARD", board).env("QHX_TEST_BOARD_LIBRARIES", libraries.trim_end());
+    boards.env("QHX_TEST_BOARD", board).env("QHX_TEST_BOARD_LIBRARIES", libraries);
     test(&mut boards)
 }
 

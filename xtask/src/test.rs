@@ -82,12 +82,16 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     test(&families)?;
     let mut built = Vec::new();
-    match aarch64::missing() {
-        Some(why) => skipped.add("aarch64 tier", why),
-        None => {
-            aarch64::run(&qhx, run)?;
+    let boards = match aarch64::missing() {
+        Some(why) => Err(why.to_owned()),
+        None => aarch64::libraries(&qhx),
+    };
+    match boards {
+        Ok(libraries) => {
+            aarch64::run(&libraries, PROGRAM, run)?;
             built.push(aarch64::TARGET);
         }
+        Err(why) => skipped.add("aarch64 tier", &why),
     }
     match windows::missing() {
         Some(why) => skipped.add("windows tier", &why),
