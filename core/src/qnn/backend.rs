@@ -191,7 +191,7 @@ impl QnnBackend {
         };
         let mut shares = spill_fill.is_some();
         let handle = match load(spill_fill) {
-            Err(error) if shares && error.code().is_some_and(refuses_option) => {
+            Err(error) if shares => {
                 tracing::debug!("no spill-fill buffer is shared: {}", error.message());
                 shares = false;
                 load(None)?
@@ -234,11 +234,6 @@ impl QnnBackend {
         // The emulator refuses it.
         self.options.share_spill_fill.unwrap_or(!self.platform.emulated)
     }
-}
-
-/// Codes of a library that does not take an option of a context.
-fn refuses_option(code: u64) -> bool {
-    [1000, 5010].contains(&code)
 }
 
 impl fmt::Debug for QnnBackend {
