@@ -28,6 +28,19 @@ const fn fixed(code: u16, name: &'static str, meaning: &'static str, fix: &'stat
 /// Memory could not be had.
 pub const MEM_ALLOC: u64 = sys::STATUS_MEM_ALLOC as u64;
 
+/// The connection to the DSP broke, and can be made anew.
+const RESTARTED: u16 = 1007;
+/// The connection to the DSP broke, as the library sees it for good.
+const RESTARTED_FATAL: u16 = 1011;
+
+/// True for the codes of a DSP that restarted: every context is gone and has to be opened anew.
+pub fn means_restart(code: u64) -> bool {
+    [RESTARTED, RESTARTED_FATAL].map(u64::from).contains(&code)
+}
+
+/// For codes that say little.
+const LOOK: &str = "run it again with --log warn,qnn=debug and read what the library itself says";
+
 const SKEL: &str = "set ADSP_LIBRARY_PATH to the folder with the libQnnHtpV*Skel.so of this \
     device, and close other programs that use the NPU; a process has about 3.5 GB of it, which the \
     contexts of a bundle can take in turn (--resident)";
@@ -51,7 +64,7 @@ const ENTRIES: &[Entry] = &[
         "the library does not know this platform",
         "use the libraries of a QAIRT version that supports the chip",
     ),
-    fixed(1007, "SYSTEM_COMMUNICATION", "the connection to the DSP broke", RECREATE),
+    fixed(RESTARTED, "SYSTEM_COMMUNICATION", "the connection to the DSP broke", RECREATE),
     fixed(
         1008,
         "INCOMPATIBLE_BINARIES",
@@ -66,7 +79,12 @@ const ENTRIES: &[Entry] = &[
          libQnnHtpV*Skel.so",
     ),
     entry(1010, "RESOURCE_UNAVAILABLE", "a resource is in use"),
-    fixed(1011, "SYSTEM_COMMUNICATION_FATAL", "the connection to the DSP broke for good", RESTART),
+    fixed(
+        RESTARTED_FATAL,
+        "SYSTEM_COMMUNICATION_FATAL",
+        "the connection to the DSP broke for good",
+        RESTART,
+    ),
     entry(1100, "GENERAL", "the library gives no reason"),
     entry(2000, "UNKNOWN_PROPERTY", "the library does not know this property"),
     entry(2001, "INVALID_PROPERTY", "the property is not valid"),
@@ -271,14 +289,11 @@ impl fmt::Display for Code {
 }
 
 /// The error of a call that answered with `status`: what was attempted, the code explained, and
-/// the code's fix as the hint.
+/// the code's fix, or else where to look, as the hint.
 pub fn error(kind: ErrorKind, attempt: impl fmt::Display, status: u64) -> Error {
     let code = Code::of(status);
     let error = Error::new(kind, format!("{attempt}: {code}")).with_code(u64::from(code.0));
-    match code.fix() {
-        Some(fix) => error.hint(fix),
-        None => error,
-    }
+    error.hint(code.fix().unwrap_or(LOOK))
 }
 
 #[cfg(test)]

@@ -84,4 +84,18 @@ impl Control {
         unsafe { free(text) };
         report.map_err(|e| e.to_string())
     }
+
+    /// The report, when all is closed.
+    ///
+    /// # Panics
+    /// Something is left, or a rule was broken: `label` says when.
+    #[track_caller]
+    pub fn closed(&self, label: &str) -> Report {
+        let report = self.report();
+        assert!(report.is_ok(), "{label}: {report:?}");
+        let report = report.unwrap_or_default();
+        assert!(report.alive.is_empty(), "{label}: left over: {:?}", report.alive);
+        assert!(report.violations.is_empty(), "{label}: {:?}", report.violations);
+        report
+    }
 }
