@@ -16,11 +16,15 @@
 
 #![expect(unsafe_code, reason = "keeps the caller's part of the contract of graphs")]
 
+mod reopen;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use self::reopen::Losses;
+use self::reopen::Origin;
 use crate::artifacts::Mapped;
-use crate::backend::{Backend, Context, Graph};
+use crate::backend::{Backend, Context, ContextSource, Graph};
 use crate::trace::{Category, Event, Trace};
 use crate::{Buffer, CancelToken, Error, ErrorKind, GraphInfo, Memory, Port, Result, TensorInfo};
 
@@ -79,6 +83,11 @@ pub struct Workspace {
     /// What can be written here came from a [`Buffer`] that was taken by value.
     buffers: Vec<Memory>,
     graphs: Vec<Slot>,
+    /// Where all graphs are from; empty when that is not known of each.
+    origins: Vec<Origin>,
+    losses: Losses,
+    /// The device was lost, and what is open is of no use.
+    lost: bool,
     cancel: CancelToken,
     busy: Duration,
     trace: Option<Arc<Trace>>,
@@ -100,6 +109,9 @@ impl Workspace {
             backend,
             buffers: Vec::new(),
             graphs: Vec::new(),
+            origins: Vec::new(),
+            losses: Losses::default(),
+            lost: false,
             cancel,
             busy: Duration::ZERO,
             trace: None,
@@ -114,6 +126,16 @@ impl Workspace {
     /// The trace that executions are written to.
     pub fn trace(&self) -> Option<&Arc<Trace>> {
         self.trace.as_ref()
+    }
+
+    /// As [`Workspace::add_context`], and remembers the files. When the DSP restarts, they are opened anew: the
+    /// next [`Workspace::execute`] does so, with every buffer bound where it was. What the graphs were to
+    /// compute meanwhile has to be executed again: see [`Losses`].
+    pub fn add_source(&mut self, source: &ContextSource, context: &Arc<dyn Context>) -> Result<()> {
+        let first = self.graphs.len();
+        self.add_context(&source.key, context)?;
+        self.origins.push(Origin { source: source.clone(), graphs: first..self.graphs.len() });
+        Ok(())
     }
 
     /// Opens every graph of `context` and adds it under the context's manifest key.
@@ -354,6 +376,9 @@ impl Workspace {
         if self.cancel.is_cancelled() {
             return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
         }
+        if self.lost {
+            self.reopen()?;
+        }
         let slot = self.graphs.get_mut(graph.0 as usize).ok_or_else(|| no_graph(graph))?;
         if slot.unbound > 0 {
             return Err(unbound(slot));
@@ -371,7 +396,14 @@ impl Workspace {
                 &Event::new(&name, Category::Graph, start, elapsed).with("context", &*slot.context),
             );
         }
-        result.map_err(|e| e.context(format_args!("graph {:?}", slot.info.name)))
+        match result {
+            Ok(()) => Ok(()),
+            Err(e) => {
+                let e = e.context(format_args!("graph {:?}", slot.info.name));
+                self.note(&e);
+                Err(e)
+            }
+        }
     }
 
     /// Time spent inside `execute` since the workspace was made.

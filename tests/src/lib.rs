@@ -14,6 +14,8 @@ use qhx_ops_qwen3vl as _;
 use qhx_ops_qwen35 as _;
 
 pub mod backends;
+#[cfg(target_os = "linux")]
+pub mod faults;
 pub mod letters;
 pub mod log;
 pub mod null_model;
@@ -23,6 +25,7 @@ pub mod plugin_files;
 pub mod poison;
 pub mod registered;
 pub mod replay;
+pub mod restarting;
 pub mod senses;
 pub mod suite;
 pub mod toys;

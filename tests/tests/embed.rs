@@ -296,6 +296,30 @@ fn htp_w8a16_is_near_the_reference() {
     compare(&found, &goldens, 0.999, "htp v81 w8a16, 2 parts");
 }
 
+/// A call that fails is one error, a restart of the DSP none; the vectors afterwards are the same, bit by bit.
+#[cfg(target_os = "linux")]
+#[test]
+fn htp_faults_and_a_restart_change_no_vector() {
+    use qhx_fake_device::{Plan, Then};
+    let Some(faults) = qhx_tests::faults::Faults::open() else { return };
+    let checkpoint = toys::fixture(TOY);
+    let text = Goldens::read(&checkpoint).texts.swap_remove(0).ids;
+    let Some((bundle, model)) = htp(&checkpoint, "v81", false, 2) else { return };
+    drop(model);
+    let embed = |model: &mut Model| model.embed(&text).map(<[f32]>::to_vec);
+    faults.walk("embed", None, &bundle.manifest, embed);
+    let mut model = faults.model(&bundle.manifest).unwrap();
+    faults.plan(&Plan::default());
+    let expected = embed(&mut model).unwrap();
+    for nth in [1, 2] {
+        faults.plan(&Plan::at("graphExecute", nth, Then::Restart(1007)));
+        assert_eq!(embed(&mut model).unwrap(), expected);
+        assert_eq!(faults.report().calls["contextCreateFromBinary"], 2, "both parts, once");
+    }
+    drop(model);
+    faults.closed("restarts");
+}
+
 /// Any other encoder with goldens, such as one that `tests/oracle/train.py` made.
 #[test]
 fn checkpoint_of_the_environment_is_near_the_reference() {

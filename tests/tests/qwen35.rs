@@ -19,6 +19,7 @@ use qhx_core::{CancelToken, ErrorKind};
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::{ForgeOptions, Silent, forge};
 use qhx_tests::pictures::{Sights, answer};
+use qhx_tests::restarting::Restarting;
 use qhx_tests::toys::{self, CPU, Case, Variant};
 use qhx_tests::{backends, plugin_files, suite};
 use safetensors::SafeTensors;
@@ -594,6 +595,34 @@ fn a_chat_goes_on_from_the_snapshot_after_its_picture() {
         let spans = model.span_stats();
         let looks = spans.into_iter().find(|span| span.name == "vision").map(|span| span.count);
         assert_eq!(looks, Some(1), "the picture is seen once");
+    }
+}
+
+/// The engine keeps no picture. That of the prompt under way is looked at again.
+#[test]
+fn a_restart_of_the_dsp_changes_no_token_of_a_chat_about_a_picture() {
+    let backend = Restarting::new(backends::cpu());
+    let mut model = toys::open(&seeing("native", None), backend.clone()).unwrap();
+    let contexts = backend.opened();
+    let chat = sights().chat.iter().find(|chat| chat.mode == "native").unwrap();
+    let mut play = |restart: Option<(usize, u64)>| {
+        model.reset().unwrap();
+        for (index, turn) in chat.turns.iter().enumerate() {
+            backend.restart_at(match restart {
+                Some((at, nth)) if at == index => nth,
+                _ => u64::MAX,
+            });
+            let generation =
+                answer(&mut model, sights().conversation(&turn.messages), &turn.golden);
+            assert_eq!(generation.tokens, turn.golden.output_ids, "{}, {restart:?}", chat.id);
+        }
+        u64::MAX - backend.left()
+    };
+    let executions = play(None);
+    assert!(executions > 4, "{executions} in the second turn");
+    for (restarts, at) in [(0, 1), (0, 4), (1, 1), (1, executions)].into_iter().enumerate() {
+        play(Some(at));
+        assert_eq!(backend.opened(), contexts * (restarts as u64 + 2), "{at:?}");
     }
 }
 

@@ -126,7 +126,8 @@ impl Model {
                 if listener.tell(Event::Prefilled { tokens, reused }) {
                     Ok(FinishReason::Cancelled)
                 } else {
-                    self.run(request, budget, &mut sampler, &mut text, &mut run, &mut listener)
+                    let ends = Ends { request, budget, prompt: &prompt };
+                    self.run(&ends, &mut sampler, &mut text, &mut run, &mut listener)
                 }
             }
             Err(e) if e.kind() == ErrorKind::Cancelled => Ok(FinishReason::Cancelled),
@@ -190,10 +191,8 @@ impl Model {
         let encoded = self.encode(prompt, false)?;
         drop(tokenize);
         self.check_length(&encoded)?;
-        let _span = trace::span_with(self.trace.as_ref(), "embed", |s| {
-            s.argument("positions", encoded.sequence.len());
-        });
-        self.op.embed(&encoded.segments(0..encoded.sequence.len()))
+        let positions = encoded.sequence.len();
+        self.embed_segments(&encoded.segments(0..positions), ("positions", positions))
     }
 
     /// Positions of a prompt; with `checkpoint`, also where to save the state.
@@ -324,7 +323,7 @@ impl Model {
     }
 
     /// Brings the op's state to the end of the prompt.
-    fn consume(&mut self, prompt: &Encoded, reused: &mut usize) -> Result<()> {
+    pub(super) fn consume_once(&mut self, prompt: &Encoded, reused: &mut usize) -> Result<()> {
         let sequence = &prompt.sequence;
         *reused = self.consumed.prepare(&mut self.op, sequence)?;
         let mut done = *reused;
@@ -355,15 +354,14 @@ impl Model {
     /// Samples and decodes until something ends it. The text's last piece stays held back.
     fn run(
         &mut self,
-        request: &Request,
-        budget: usize,
+        Ends { request, budget, prompt }: &Ends<'_>,
         sampler: &mut Sampler,
         text: &mut Text,
         run: &mut Run,
         listener: &mut Listener<'_>,
     ) -> Result<FinishReason> {
         loop {
-            if run.tokens.len() >= budget {
+            if run.tokens.len() >= *budget {
                 return Ok(FinishReason::Length);
             }
             if self.cancel.is_cancelled() {
@@ -402,25 +400,23 @@ impl Model {
             if stopped {
                 return Ok(FinishReason::Stop);
             }
-            if run.tokens.len() >= budget {
+            if run.tokens.len() >= *budget {
                 return Ok(FinishReason::Length);
             }
-            let decode = trace::span_with(self.trace.as_ref(), "decode", |s| {
-                s.argument("token", token);
-                s.argument("position", self.op.position());
-            });
-            let decoded = self.op.decode(token);
-            drop(decode);
-            match decoded {
-                Ok(()) => {
-                    self.consumed.push(token);
-                    run.steps += 1;
-                }
+            match self.step(token, prompt, &run.tokens) {
+                Ok(()) => run.steps += 1,
                 Err(e) if e.kind() == ErrorKind::Cancelled => return Ok(FinishReason::Cancelled),
                 Err(e) => return Err(e),
             }
         }
     }
+}
+
+/// What a generation continues, and where it ends at the latest.
+struct Ends<'a> {
+    request: &'a Request,
+    budget: usize,
+    prompt: &'a Encoded,
 }
 
 struct Run {

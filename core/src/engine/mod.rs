@@ -8,6 +8,7 @@ mod contexts;
 mod generate;
 mod model;
 mod prompt;
+mod restart;
 mod reuse;
 mod sequence;
 #[cfg(test)]

@@ -16,7 +16,7 @@ use crate::op::{
 use crate::sampling::AllowedTokens;
 use crate::text::{ChatTemplate, Tokenizer};
 use crate::trace::{self, Trace};
-use crate::workspace::GraphStats;
+use crate::workspace::{GraphStats, Losses};
 use crate::{CancelToken, Error, ErrorKind, Result, Workspace};
 
 /// What [`Model::open`] needs.
@@ -70,6 +70,9 @@ pub struct Model {
     /// What may be chosen: tokens that the op can consume and the tokenizer knows.
     pub(super) allowed: Arc<AllowedTokens>,
     pub(super) consumed: Consumed,
+    pub(super) losses: Losses,
+    /// The last embedding.
+    pub(super) vector: Vec<f32>,
     pub(super) cancel: CancelToken,
     pub(super) dump: Option<Arc<Dump>>,
     pub(super) trace: Option<Arc<Trace>>,
@@ -119,7 +122,7 @@ impl Model {
         for (source, opened) in sources.iter().zip(backend.open_contexts(&sources)?) {
             let start = Instant::now();
             let Opened { context, time } = opened;
-            workspace.add_context(&source.key, &context)?;
+            workspace.add_source(source, &context)?;
             let time = time + start.elapsed();
             if let Some(span) = &mut opening {
                 span.argument(&format!("{} [ms]", source.key), time.as_secs_f64() * 1e3);
@@ -131,6 +134,7 @@ impl Model {
             });
         }
         drop(opening);
+        let losses = workspace.losses().clone();
         let mut pool = rayon::ThreadPoolBuilder::new().thread_name(|i| format!("qhx-{i}"));
         if let Some(threads) = threads {
             pool = pool.num_threads(threads.max(1));
@@ -162,6 +166,8 @@ impl Model {
             template_arguments: serde_json::Map::new(),
             op,
             consumed: Consumed::default(),
+            losses,
+            vector: Vec::new(),
             cancel,
             dump,
             load: start.elapsed(),
@@ -261,10 +267,7 @@ impl Model {
     /// it.
     pub fn embed(&mut self, tokens: &[u32]) -> Result<&[f32]> {
         self.require(Task::Embed, "embed")?;
-        let _span = trace::span_with(self.trace.as_ref(), "embed", |s| {
-            s.argument("tokens", tokens.len());
-        });
-        self.op.embed(&[Segment::Tokens(tokens)])
+        self.embed_segments(&[Segment::Tokens(tokens)], ("tokens", tokens.len()))
     }
 
     pub(super) fn require(&self, task: Task, verb: &str) -> Result<()> {

@@ -1,0 +1,113 @@
+//! What happens when the DSP restarts: the state is made anew of what it stands for.
+//!
+//! The workspace opens the contexts anew by itself. What a host-op kept is on the host and may well be right, but
+//! nothing says what the DSP wrote last. So the op forgets everything and is given the prompt again, whose pictures
+//! and sounds are still at hand, and then the tokens of the answer one by one, as they were decoded: the text
+//! goes on as if nothing had been. A restart on the way there is an error: the same step would fail for ever.
+
+use std::time::Instant;
+
+use super::model::Model;
+use super::prompt::Encoded;
+use crate::op::{HostOp as _, Segment};
+use crate::{Error, ErrorKind, Result, trace};
+
+impl Model {
+    /// Brings the op's state to the end of the prompt.
+    pub(super) fn consume(&mut self, prompt: &Encoded, reused: &mut usize) -> Result<()> {
+        let losses = self.losses.count();
+        match self.consume_once(prompt, reused) {
+            Err(e) if self.losses.count() > losses => {
+                *reused = 0;
+                self.replay(e, prompt, &[])
+            }
+            result => result,
+        }
+    }
+
+    /// Decodes a token, the last one of `answer`.
+    pub(super) fn step(&mut self, token: u32, prompt: &Encoded, answer: &[u32]) -> Result<()> {
+        let losses = self.losses.count();
+        let span = trace::span_with(self.trace.as_ref(), "decode", |s| {
+            s.argument("token", token);
+            s.argument("position", self.op.position());
+        });
+        let decoded = self.op.decode(token);
+        drop(span);
+        match decoded {
+            Ok(()) => {
+                self.consumed.push(token);
+                Ok(())
+            }
+            Err(e) if self.losses.count() > losses => self.replay(e, prompt, answer),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Embeds one text. A trace has its size under this name.
+    pub(super) fn embed_segments(
+        &mut self,
+        segments: &[Segment<'_>],
+        (unit, size): (&'static str, usize),
+    ) -> Result<&[f32]> {
+        let losses = self.losses.count();
+        let span = trace::span_with(self.trace.as_ref(), "embed", |span| span.argument(unit, size));
+        let mut embedded = embed(&mut self.vector, self.op.embed(segments));
+        if let Err(e) = &embedded
+            && self.losses.count() > losses
+        {
+            tell(e);
+            embedded = embed(&mut self.vector, self.op.embed(segments));
+            drop(span);
+            embedded = embedded.map_err(|e| self.again(e, losses + 1));
+        }
+        embedded.map(|()| self.vector.as_slice())
+    }
+
+    /// Makes the state anew of the prompt and the answer so far, after a call that failed with `error`.
+    #[cold]
+    fn replay(&mut self, error: Error, prompt: &Encoded, answer: &[u32]) -> Result<()> {
+        tell(&error);
+        let (start, losses) = (Instant::now(), self.losses.count());
+        let result = self.try_replay(prompt, answer);
+        if result.is_ok() {
+            let positions = self.op.position();
+            let time = start.elapsed().as_millis();
+            tracing::warn!("{positions} positions were consumed again in {time} ms");
+        }
+        result.map_err(|e| self.again(e, losses))
+    }
+
+    fn try_replay(&mut self, prompt: &Encoded, answer: &[u32]) -> Result<()> {
+        self.consumed.clear(&mut self.op)?;
+        self.consume_once(prompt, &mut 0)?;
+        for &token in answer {
+            self.op.decode(token)?;
+            self.consumed.push(token);
+        }
+        Ok(())
+    }
+
+    /// An error of what was tried anew, when the device had been lost so often.
+    fn again(&mut self, error: Error, losses: u64) -> Error {
+        if error.kind() == ErrorKind::Cancelled || self.losses.count() == losses {
+            return error;
+        }
+        error.context("the DSP restarted again, right after its contexts were opened anew").hint(
+            "this model, or another program, crashes the DSP: close other programs that use the NPU, and reboot \
+             the device if it persists",
+        )
+    }
+}
+
+fn tell(error: &Error) {
+    tracing::warn!("the DSP restarted ({}); the contexts are opened anew", error.message());
+}
+
+/// Keeps an embedding: what the op answers with is only lent.
+fn embed(vector: &mut Vec<f32>, embedded: Result<&[f32]>) -> Result<()> {
+    let embedded = embedded?;
+    vector.clear();
+    vector.extend_from_slice(embedded);
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! A backend whose device restarts: at some execution, every open context is gone.
+
+#![expect(unsafe_code, reason = "implements Graph, whose execute is unsafe to call")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use qhx_core::backend::{Backend, BackendInfo, Context, ContextSource, Graph};
+use qhx_core::{Buffer, Error, ErrorKind, GraphInfo, Memory, Port, Result};
+
+/// Wraps a backend.
+#[derive(Debug)]
+pub struct Restarting {
+    inner: Arc<dyn Backend>,
+    device: Arc<Device>,
+}
+
+#[derive(Debug)]
+struct Device {
+    /// Executions until it restarts.
+    left: AtomicU64,
+    /// Restarts so far.
+    era: AtomicU64,
+    opened: AtomicU64,
+}
+
+impl Device {
+    fn lost(&self) -> Error {
+        Error::new(ErrorKind::Execute, "the connection to the DSP broke").with_code(1007)
+    }
+}
+
+impl Restarting {
+    /// A backend that does not restart until it is told to.
+    pub fn new(inner: Arc<dyn Backend>) -> Arc<Self> {
+        let [left, era, opened] = [u64::MAX, 0, 0].map(AtomicU64::new);
+        Arc::new(Self { inner, device: Arc::new(Device { left, era, opened }) })
+    }
+
+    /// Its device restarts at the `nth` execution from now on.
+    pub fn restart_at(&self, nth: u64) {
+        self.device.left.store(nth, Ordering::Relaxed);
+    }
+
+    /// Executions that are left until it restarts.
+    pub fn left(&self) -> u64 {
+        self.device.left.load(Ordering::Relaxed)
+    }
+
+    /// Contexts opened so far.
+    pub fn opened(&self) -> u64 {
+        self.device.opened.load(Ordering::Relaxed)
+    }
+}
+
+impl Backend for Restarting {
+    fn info(&self) -> BackendInfo {
+        self.inner.info()
+    }
+
+    fn accepts(&self, source: &ContextSource) -> bool {
+        self.inner.accepts(source)
+    }
+
+    fn open_context(&self, source: &ContextSource) -> Result<Arc<dyn Context>> {
+        let (device, inner) = (Arc::clone(&self.device), self.inner.open_context(source)?);
+        device.opened.fetch_add(1, Ordering::Relaxed);
+        let era = device.era.load(Ordering::Relaxed);
+        Ok(Arc::new(Restarted { inner, device, era }))
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Buffer> {
+        self.inner.allocate(bytes)
+    }
+}
+
+struct Restarted<T> {
+    inner: T,
+    device: Arc<Device>,
+    era: u64,
+}
+
+impl Context for Restarted<Arc<dyn Context>> {
+    fn graphs(&self) -> &[Arc<GraphInfo>] {
+        self.inner.graphs()
+    }
+
+    fn open_graph(&self, index: usize) -> Result<Box<dyn Graph>> {
+        let inner = self.inner.open_graph(index)?;
+        Ok(Box::new(Restarted { inner, device: Arc::clone(&self.device), era: self.era }))
+    }
+}
+
+impl Graph for Restarted<Box<dyn Graph>> {
+    fn info(&self) -> &Arc<GraphInfo> {
+        self.inner.info()
+    }
+
+    fn bind(&mut self, port: Port, memory: &Memory, offset: usize) -> Result<()> {
+        self.inner.bind(port, memory, offset)
+    }
+
+    unsafe fn execute(&mut self) -> Result<()> {
+        if self.device.era.load(Ordering::Relaxed) != self.era {
+            return Err(self.device.lost());
+        }
+        if self.device.left.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.device.left.store(u64::MAX, Ordering::Relaxed);
+            self.device.era.fetch_add(1, Ordering::Relaxed);
+            return Err(self.device.lost());
+        }
+        // SAFETY: the caller's contract is that of the graph behind this one.
+        unsafe { self.inner.execute() }
+    }
+}

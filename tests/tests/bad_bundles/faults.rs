@@ -1,0 +1,124 @@
+//! Calls of the QNN library that fail under a good bundle, and a DSP that restarts.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use qhx_core::engine::{Message, Model, Prompt, Request};
+use qhx_core::{ErrorKind, Result};
+use qhx_fake_device::{Plan, Rule, Then};
+use qhx_tests::faults::{Faults, explains};
+use qhx_tests::toys::{self, CPU, Goldens, Variant};
+
+const TOY: &str = "qwen35-tied";
+
+/// The bundle that the other tests damage.
+fn bundle() -> PathBuf {
+    toys::bundle(&toys::fixture(TOY), Variant { target: Some("v81"), ..CPU })
+}
+
+/// The first `tokens` of the answer to the shortest prompt, from the beginning.
+fn generate(model: &mut Model, goldens: &Goldens, tokens: usize) -> Result<Vec<u32>> {
+    let case = goldens.cases.iter().filter(|case| case.output_ids.len() >= tokens);
+    let case = case.min_by_key(|case| case.prompt_ids.len()).unwrap();
+    model.reset()?;
+    let request = Request::greedy(Prompt::Text(case.prompt.clone()), tokens);
+    let generation = model.generate(&request, &mut |_| ControlFlow::Continue(()))?;
+    assert_eq!(generation.tokens, case.output_ids[..tokens], "{}", case.id);
+    Ok(generation.tokens)
+}
+
+/// Two turns, each with the first `tokens` of an answer at most. Where `after` is 1, only the second one.
+fn chat(model: &mut Model, goldens: &Goldens, tokens: usize, after: usize) -> Result<Vec<u32>> {
+    let chat = goldens.chat.iter().filter(|chat| chat.turns.len() > 1);
+    let chat = chat.min_by_key(|chat| chat.turns[1].prompt_ids.len()).unwrap();
+    let mut messages: Vec<_> =
+        chat.system.iter().map(|text| Message::new("system", text)).collect();
+    let mut said = Vec::new();
+    for (index, turn) in chat.turns.iter().take(2).enumerate() {
+        messages.push(Message::new("user", &turn.user));
+        if index >= after {
+            let prompt =
+                Prompt::Chat { messages: messages.clone(), thinking: chat.enable_thinking };
+            let tokens = tokens.min(turn.output_ids.len());
+            let request = Request::greedy(prompt, tokens);
+            let generation = model.generate(&request, &mut |_| ControlFlow::Continue(()))?;
+            assert_eq!(generation.tokens, turn.output_ids[..tokens], "{}", chat.id);
+            said.extend(generation.tokens);
+        }
+        messages.push(Message::new("assistant", &turn.text));
+    }
+    Ok(said)
+}
+
+/// How an op got into the program makes no difference here: `cargo xtask test` skips this where it is linked in.
+#[test]
+fn htp_whichever_call_fails_there_is_one_error_and_the_model_goes_on() {
+    let Some(faults) = Faults::open() else { return };
+    let goldens = toys::goldens(&toys::fixture(TOY));
+    faults.walk("generate", None, &bundle(), |model| generate(model, &goldens, 3));
+    // The emulator takes half a minute for two turns, of which the restart below has some.
+    if toys::full_matrix() {
+        faults.walk("chat", Some(3), &bundle(), |model| chat(model, &goldens, 2, 0));
+    }
+}
+
+#[test]
+fn a_restart_of_the_dsp_changes_no_token() {
+    let Some(faults) = Faults::open() else { return };
+    let goldens = toys::goldens(&toys::fixture(TOY));
+    let mut model = faults.model(&bundle()).unwrap();
+    let contexts = model.context_loads().len() as u64;
+    faults.plan(&Plan::default());
+    let expected = generate(&mut model, &goldens, 6).unwrap();
+    let executions = faults.report().calls["graphExecute"];
+    // In the prompt, at its end, and in the answer.
+    for (nth, code) in
+        [(1, 1007), (executions - 5, 1007), (executions - 3, 1011), (executions, 1007)]
+    {
+        faults.plan(&Plan::at("graphExecute", nth, Then::Restart(code)));
+        assert_eq!(generate(&mut model, &goldens, 6).unwrap(), expected, "{code} at {nth}");
+        let report = faults.report();
+        assert_eq!(report.calls["contextCreateFromBinary"], contexts, "opened anew, once");
+        assert_eq!(report.alive["context"] as u64, contexts);
+        assert!(report.violations.is_empty(), "{report:?}");
+    }
+    // In the second turn of a chat, whose beginning is in the state already.
+    model.reset().unwrap();
+    faults.plan(&Plan::default());
+    let expected = chat(&mut model, &goldens, 4, 0).unwrap();
+    let executions = faults.report().calls["graphExecute"];
+    model.reset().unwrap();
+    faults.plan(&Plan::at("graphExecute", executions, Then::Restart(1007)));
+    assert_eq!(chat(&mut model, &goldens, 4, 0).unwrap(), expected);
+    // What was made anew serves the next turn as before.
+    chat(&mut model, &goldens, 4, 1).unwrap();
+    drop(model);
+    faults.closed("restarts");
+}
+
+#[test]
+fn a_dsp_that_restarts_again_at_once_or_does_not_come_back_is_an_error() {
+    let Some(faults) = Faults::open() else { return };
+    let goldens = toys::goldens(&toys::fixture(TOY));
+    let mut model = faults.model(&bundle()).unwrap();
+    let expected = generate(&mut model, &goldens, 4).unwrap();
+    let rule =
+        |call: &str, nth, times, then| Rule { call: Some(call.to_owned()), nth, times, then };
+    let plan = |rules: Vec<Rule>| faults.plan(&Plan { rules, ..Plan::default() });
+
+    plan(vec![rule("graphExecute", 3, 2, Then::Restart(1007))]);
+    let error = generate(&mut model, &goldens, 4).unwrap_err();
+    explains(&error, 1007, "a second restart");
+    assert_eq!(error.kind(), ErrorKind::Execute);
+    assert!(error.message().contains("restarted again"), "{error}");
+    assert_eq!(generate(&mut model, &goldens, 4).unwrap(), expected, "and it goes on");
+
+    let fails = rule("contextCreateFromBinary", 1, 1, Then::Fail(1002));
+    plan(vec![rule("graphExecute", 3, 1, Then::Restart(1011)), fails]);
+    let error = generate(&mut model, &goldens, 4).unwrap_err();
+    explains(&error, 1002, "a context that cannot be opened anew");
+    assert!(error.message().contains("after the DSP restarted"), "{error}");
+    assert_eq!(generate(&mut model, &goldens, 4).unwrap(), expected, "and it goes on");
+    drop(model);
+    faults.closed("restarts");
+}
