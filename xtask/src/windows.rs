@@ -177,6 +177,9 @@ impl Scene {
     fn environment(&self, program: &Path) -> Command {
         let mut wine = Command::new(program);
         wine.env("WINEPREFIX", &self.prefix)
+            // Where Debian's package `wine` is not installed, Wine does not find its own programs.
+            .env("WINELOADER", &self.wine)
+            .env("WINESERVER", &self.server)
             // No window asks for .NET or a browser, and nothing is said of what Wine lacks.
             .env("WINEDLLOVERRIDES", "mscoree=;mshtml=")
             .env("WINEDEBUG", "-all")
