@@ -134,7 +134,7 @@ impl ValidRows {
 impl Filler for ValidRows {
     fn bind(&mut self, host: &mut Host, pass: Pass<'_>) -> Result<()> {
         let valid = FloatInput::bind_all(host, pass.graphs, VALID)?;
-        for input in valid.iter().filter(|input| input.len() != pass.rows) {
+        if let Some(input) = valid.iter().find(|input| input.len() != pass.rows) {
             let found =
                 format!("{} values, expected one for each of {} rows", input.len(), pass.rows);
             return Err(input.misfit(host, &found));
