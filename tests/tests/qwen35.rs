@@ -184,6 +184,7 @@ fn extreme() -> tempfile::TempDir {
 }
 
 /// Logits of two models after prompts of these lengths, and of one token behind them.
+#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
 fn chunks_equal_steps(
     [chunks, steps]: [&mut Model; 2],
     prompts: &[Vec<u32>],
