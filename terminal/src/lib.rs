@@ -10,6 +10,7 @@ pub mod stderr;
 pub mod args;
 pub mod cache;
 mod console;
+mod exit;
 pub mod helper;
 pub mod machines;
 pub mod output;

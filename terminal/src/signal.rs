@@ -1,5 +1,8 @@
 //! Ctrl-C: the first one asks the work to stop, the second one ends the process. A time limit does
 //! the same: first it asks, then it ends.
+//!
+//! The work looks at the token between two executions. One that the NPU does not come back from cannot be called off:
+//! after a while the user is told, and then there is the second Ctrl-C.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,11 +11,16 @@ use std::time::Duration;
 
 use qhx_core::{CancelToken, Error, ErrorKind, Result};
 
+use crate::exit;
+
 /// The exit code of an interrupted command.
 pub const INTERRUPTED: i32 = ErrorKind::Cancelled.exit_code() as i32;
 
 /// How long work that was asked to stop may take to do so.
 const GRACE: Duration = Duration::from_secs(5);
+
+/// How long the user waits for work to stop before hearing why it does not.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Turns Ctrl-C, SIGTERM and SIGHUP into a cancelled token.
 #[derive(Debug, Clone)]
@@ -46,9 +54,19 @@ impl Interrupts {
         let Self { token, working } = interrupts.clone();
         ctrlc::set_handler(move || {
             if token.is_cancelled() || !working.load(Ordering::Acquire) {
-                std::process::exit(INTERRUPTED);
+                exit::now(INTERRUPTED);
             }
             token.cancel();
+            let working = Arc::clone(&working);
+            std::thread::spawn(move || {
+                std::thread::sleep(PATIENCE);
+                if working.load(Ordering::Acquire) {
+                    say!(
+                        "the work has not stopped yet: it waits for the NPU or a host-op; press Ctrl-C again to end \
+                         the program at once"
+                    );
+                }
+            });
         })
         .map_err(|e| Error::caused(ErrorKind::Internal, "Ctrl-C cannot be handled", e))?;
         Ok(interrupts)
@@ -82,7 +100,7 @@ impl Interrupts {
                     time.as_secs_f64(),
                     GRACE.as_secs()
                 );
-                std::process::exit(INTERRUPTED);
+                exit::now(INTERRUPTED);
             }
         });
         TimeLimit { _until_dropped: sender }

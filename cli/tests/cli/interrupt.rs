@@ -1,12 +1,46 @@
 //! Ctrl-C keeps what there is.
 
-use std::io::Read as _;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::Path;
 use std::process::{Child, Command};
 use std::time::Duration;
 
 use wait_timeout::ChildExt as _;
 
 use crate::run::{Program, bundle, checkpoint, copy, copy_of_bundle, edit_manifest, folder};
+
+/// A step that the NPU does not come back from: the first Ctrl-C asks and says what is up, the second ends the program,
+/// although the library waits for the NPU while the program exits. While the bundle is opened, the first one does.
+#[cfg(target_os = "linux")]
+pub fn of_an_npu_that_hangs(qhx: impl Fn() -> Program, fake: &Path, folder: &Path) {
+    let report = folder.join("report.json");
+    for (call, times) in [("graphExecute", 2), ("contextCreateFromBinary", 1)] {
+        let plan = serde_json::json!({"rules": [{"call": call, "nth": times, "then": "hang"}]});
+        std::fs::write(folder.join("plan.json"), plan.to_string()).expect("written");
+        let _ = std::fs::remove_file(&report);
+        let mut child = qhx()
+            .args(["generate", "toy", "The capital of France is", "--max-new", "4"])
+            .env("QHX_QNN_HTP", fake)
+            .env("QHX_FAKE_PLAN", folder.join("plan.json"))
+            .env("QHX_FAKE_REPORT", &report)
+            .start();
+        let since = std::time::Instant::now();
+        while !report.is_file() && since.elapsed() < Duration::from_secs(60) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(report.is_file(), "{call} was not reached");
+        for _ in 1..times {
+            interrupt(child.id());
+            let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+            let told =
+                lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("Ctrl-C again")));
+            assert!(told.is_some(), "{call}: the user is not told");
+            assert!(child.try_wait().expect("a child").is_none(), "{call}: it ended by itself");
+        }
+        interrupt(child.id());
+        assert_eq!(code(child), Some(130), "{call}");
+    }
+}
 
 fn interrupt(id: u32) {
     signal("-INT", id);

@@ -87,11 +87,45 @@ fn the_whole_way_on_the_library() {
         .ok();
     assert_eq!(classic.stdout, " Paris.\n");
 
+    #[cfg(target_os = "linux")]
+    with_faults(&|| qhx().env("QHX_FAKE_REAL", &htp), folder.path());
+
     let wrong = qhx()
         .args(["generate", "toy", "a", "--backend", "qnn", "--device-arch", "v81", "--json"])
         .run();
     assert_eq!(wrong.code, 6, "{wrong:?}");
     assert_eq!(wrong.json()["error"]["kind"], "context");
+}
+
+/// The program on an NPU that fails, restarts or hangs.
+#[cfg(target_os = "linux")]
+fn with_faults(qhx: &impl Fn() -> Program, folder: &Path) {
+    let fake = qhx_fake_device::Control::file().expect("the provider in between");
+    let generate = |plan: serde_json::Value| {
+        std::fs::write(folder.join("plan.json"), plan.to_string()).expect("written");
+        let run = qhx()
+            .args(["generate", "toy", "The capital of France is", "--max-new", "4"])
+            .env("QHX_QNN_HTP", &fake)
+            .env("QHX_FAKE_PLAN", folder.join("plan.json"))
+            .env("QHX_FAKE_REPORT", folder.join("report.json"))
+            .run();
+        let report = std::fs::read(folder.join("report.json")).expect("a report");
+        let report: qhx_fake_device::Report = serde_json::from_slice(&report).expect("a report");
+        assert!(report.violations.is_empty() && report.alive.is_empty(), "{report:?}\n{run:?}");
+        run
+    };
+    let at = |call: &str, nth: u32, then: serde_json::Value| serde_json::json!({"rules": [{"call": call, "nth": nth, "then": then}]});
+    let restarted = generate(at("graphExecute", 3, serde_json::json!({"restart": 1007}))).ok();
+    assert_eq!(restarted.stdout, " Paris.\n", "{}", restarted.stderr);
+    assert!(restarted.stderr.contains("the DSP restarted"), "{}", restarted.stderr);
+
+    let failed = generate(at("graphExecute", 2, serde_json::json!({"fail": 6004})));
+    assert_eq!(failed.code, 10, "{failed:?}");
+    let error = failed.stderr.lines().filter(|line| line.starts_with("error: "));
+    let [error] = error.collect::<Vec<_>>()[..] else { panic!("{}", failed.stderr) };
+    assert!(error.contains("QNN GRAPH_INVALID_TENSOR (6004)"), "{error}");
+
+    crate::interrupt::of_an_npu_that_hangs(qhx, &fake, folder);
 }
 
 /// Inverted bytes of a small context binary. The first ones crashed the library that this was written with.

@@ -274,7 +274,12 @@ fn open() -> Result<Ours, Status> {
     let library = std::mem::ManuallyDrop::new(library);
     // SAFETY: the documented entry point of these libraries.
     let get = unsafe { library.get::<GetProviders<Provider>>(sys::CORE_ENTRY.as_bytes()) };
-    let get = get.map_err(|_| NO_INTERFACE)?;
+    let get = *get.map_err(|_| NO_INTERFACE)?;
+    let own: GetProviders<Provider> = QnnInterface_getProviders;
+    if std::ptr::fn_addr_eq(get, own) {
+        // Without a real library it would wait for itself.
+        return Err(NO_INTERFACE);
+    }
     let (mut list, mut count) = (std::ptr::null(), 0);
     // SAFETY: room for the answer.
     let status = unsafe { get(&raw mut list, &raw mut count) };
