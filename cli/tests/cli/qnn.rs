@@ -121,9 +121,11 @@ fn with_faults(qhx: &impl Fn() -> Program, folder: &Path) {
 
     let failed = generate(at("graphExecute", 2, serde_json::json!({"fail": 6004})));
     assert_eq!(failed.code, 10, "{failed:?}");
-    let error = failed.stderr.lines().filter(|line| line.starts_with("error: "));
-    let [error] = error.collect::<Vec<_>>()[..] else { panic!("{}", failed.stderr) };
-    assert!(error.contains("QNN GRAPH_INVALID_TENSOR (6004)"), "{error}");
+    let errors: Vec<_> = failed.stderr.lines().filter(|l| l.starts_with("error: ")).collect();
+    assert!(
+        errors.len() == 1 && errors[0].contains("QNN GRAPH_INVALID_TENSOR (6004)"),
+        "{failed:?}"
+    );
 
     crate::interrupt::of_an_npu_that_hangs(qhx, &fake, folder);
 }
