@@ -307,7 +307,10 @@ fn htp_faults_and_a_restart_change_no_vector() {
     let Some((bundle, model)) = htp(&checkpoint, "v81", false, 2) else { return };
     drop(model);
     let embed = |model: &mut Model| model.embed(&text).map(<[f32]>::to_vec);
-    faults.walk("embed", None, &bundle.manifest, embed);
+    // Of calls that fail, those of a text are done as those of a prompt are, in `bad_bundles`.
+    if toys::full_matrix() {
+        faults.walk("embed", None, &bundle.manifest, embed);
+    }
     let mut model = faults.model(&bundle.manifest).unwrap();
     faults.plan(&Plan::default());
     let expected = embed(&mut model).unwrap();
