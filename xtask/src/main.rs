@@ -25,6 +25,7 @@ Usage: cargo xtask COMMAND
   miri              run the tests of the op author's kit under Miri (needs a nightly toolchain)
   check-targets     type-check the runtime for phones and laptops
       --require-all   a target that is not installed is a failure
+  aarch64           build programs for boards and run them under qemu
   windows           build the program for Windows and run it under Wine
 ";
 
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         }
         Some("miri") => miri::run(),
         Some("check-targets") => targets::parse(&rest).and_then(targets::check),
+        Some("aarch64") => aarch64_tier(),
         Some("windows") => windows_tier(),
         Some("help" | "--help" | "-h") => {
             eprint!("{HELP}");
@@ -59,6 +61,14 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn aarch64_tier() -> cargo::Result<()> {
+    if let Some(why) = aarch64::missing() {
+        return Err(why.to_owned());
+    }
+    let qhx = cargo::build(&["qhx"], &[], "qhx")?;
+    aarch64::run(&aarch64::libraries(&qhx)?, test::PROGRAM, cargo::run)
 }
 
 fn windows_tier() -> cargo::Result<()> {

@@ -122,7 +122,7 @@ const FAMILY_TESTS: [&str; 4] = ["qwen35", "llama", "embed", "bad_bundles"];
 const MORE_FAMILY_TESTS: [&str; 3] = ["phimoe", "gemma4", "qwen3vl"];
 
 /// What the program can do beyond the default: host-ops linked in, Parquet files.
-const PROGRAM: &str = "builtin-ops,parquet";
+pub(crate) const PROGRAM: &str = "builtin-ops,parquet";
 
 const BUILTIN: &str = "qhx/builtin-ops,qhx/parquet,qhx-tests/builtin-ops";
 
