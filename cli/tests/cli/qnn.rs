@@ -114,7 +114,10 @@ fn with_faults(qhx: &impl Fn() -> Program, folder: &Path) {
         assert!(report.violations.is_empty() && report.alive.is_empty(), "{report:?}\n{run:?}");
         run
     };
-    let at = |call: &str, nth: u32, then: serde_json::Value| serde_json::json!({"rules": [{"call": call, "nth": nth, "then": then}]});
+    let at = |call: &str, nth: u32, then: serde_json::Value| {
+        let rule = serde_json::json!({"call": call, "nth": nth, "then": then});
+        serde_json::json!({ "rules": [rule] })
+    };
     let restarted = generate(at("graphExecute", 3, serde_json::json!({"restart": 1007}))).ok();
     assert_eq!(restarted.stdout, " Paris.\n", "{}", restarted.stderr);
     assert!(restarted.stderr.contains("the DSP restarted"), "{}", restarted.stderr);
