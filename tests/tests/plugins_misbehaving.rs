@@ -5,7 +5,7 @@
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Barrier, Mutex, PoisonError};
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 
 use qhx_core::CancelToken;
 use qhx_core::engine::{Model, Prompt, Request};
@@ -29,6 +29,7 @@ fn only(files: &[PathBuf]) -> Plugins {
 
 #[test]
 fn a_panic_in_describe_is_a_reason_not_a_crash() {
+    let _alone = alone();
     let error = Plugin::load(&odd("panic_in_describe")).unwrap_err();
     assert_eq!(error.kind, LoadErrorKind::Misbehaved);
     let message = error.to_string();
@@ -37,6 +38,7 @@ fn a_panic_in_describe_is_a_reason_not_a_crash() {
 
 #[test]
 fn libraries_that_are_odd_as_a_whole_are_refused() {
+    let _alone = alone();
     for (name, kind, says) in [
         ("no_ops", LoadErrorKind::Misbehaved, "no host-op"),
         ("two_ops_of_one_name", LoadErrorKind::Misbehaved, "two host-ops named \"test_twice\""),
@@ -53,6 +55,7 @@ fn libraries_that_are_odd_as_a_whole_are_refused() {
 
 #[test]
 fn writing_past_a_buffer_is_a_panic_that_is_caught() {
+    let _alone = alone();
     let plugins = only(&[plugin_files::build("qhx-test-misbehaving-plugin")]);
     let mut model = null_model::open("test_write_past_end", &plugins, &CancelToken::new()).unwrap();
     let request = Request::greedy(Prompt::Tokens(vec![1]), 2);
@@ -96,6 +99,7 @@ static THROWN: AtomicUsize = AtomicUsize::new(0);
 /// abort this process.
 #[test]
 fn what_is_thrown_may_panic_when_it_is_dropped() {
+    let _alone = alone();
     let plugins = only(&[plugin_files::build("qhx-test-misbehaving-plugin")]);
     let progress: ProgressFn = Arc::new(|_, _| std::panic::panic_any(Bomb));
     let open = || {
@@ -117,9 +121,12 @@ fn what_is_thrown_may_panic_when_it_is_dropped() {
     assert!(error.contains("test_throw_bombs") && error.contains("panicked in decode"), "{error}");
 }
 
-/// Held by the tests that look at the memory of the process, so that they do not see each other's.
-#[cfg(target_os = "linux")]
-static MEMORY: Mutex<()> = Mutex::new(());
+/// Held by each test, because some look at the memory of the process: of another one's panic, they would see the
+/// debug information that is read for its backtrace.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Memory of this process in bytes.
 #[cfg(target_os = "linux")]
@@ -133,7 +140,7 @@ fn resident() -> usize {
 fn what_an_op_allocates_is_freed_with_its_session() {
     const MIB: usize = 1 << 20;
     const SESSIONS: usize = 8;
-    let _alone = MEMORY.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let plugins = only(&[odd("leaks")]);
     let request = Request::greedy(Prompt::Tokens(vec![1]), 200);
     let before = resident();
@@ -151,7 +158,7 @@ fn what_an_op_allocates_is_freed_with_its_session() {
 #[cfg(target_os = "linux")]
 #[test]
 fn opening_and_closing_a_thousand_times_leaves_nothing_behind() {
-    let _alone = MEMORY.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let files = [odd("leaks"), plugin_files::build("qhx-test-misbehaving-plugin")];
     let open_files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let request = Request::greedy(Prompt::Tokens(vec![1, 2]), 1);
@@ -181,6 +188,7 @@ fn opening_and_closing_a_thousand_times_leaves_nothing_behind() {
 
 #[test]
 fn two_sessions_on_two_threads_do_not_meet() {
+    let _alone = alone();
     let plugins = only(&[plugin_files::build("qhx-test-misbehaving-plugin"), odd("leaks")]);
     let together = Barrier::new(2);
     std::thread::scope(|scope| {
@@ -211,7 +219,7 @@ fn two_sessions_on_two_threads_do_not_meet() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_time_limit_stops_an_op_and_ends_the_program_when_the_op_does_not_stop() {
-    let _alone = MEMORY.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let place = Outside::new(&plugin_files::programs()[0]);
     let plugin = plugin_files::build("qhx-test-misbehaving-plugin");
     for (op, says) in
