@@ -11,7 +11,7 @@ use qhx_forge::estimate::{DEFAULT_CORNER, EstimateOptions, OpCost, estimate};
 use qhx_forge::graph::{Conv2d, Elem};
 use qhx_forge::plan::plan;
 use qhx_forge::qnn::QnnCompiler;
-use qhx_forge::recipe::{Precision, RecipeOptions};
+use qhx_forge::recipe::{Precision, Recipe, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_forge::weight::Storage;
 use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint};
@@ -68,6 +68,14 @@ fn small_config(folder: &Path) -> PathBuf {
     path
 }
 
+/// One shard of 64 positions, without graphs for prompts.
+fn small_recipe(checkpoint: &Checkpoint, precision: Precision) -> Recipe {
+    let prefill = Some(Vec::new());
+    let options =
+        RecipeOptions { precision, prefill, shards: 1, max_ctx: 64, ..Default::default() };
+    recipe(checkpoint, &options).unwrap()
+}
+
 #[test]
 fn a_plan_says_how_large_the_binaries_become() {
     let Some(library) = tier() else { return };
@@ -97,12 +105,7 @@ fn an_estimate_counts_the_weights_and_is_no_faster_than_reading_them() {
     let Some(library) = tier() else { return };
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::synthetic(&small_config(folder.path()), 3).unwrap();
-    let made = |precision| {
-        let prefill = Some(Vec::new());
-        let options =
-            RecipeOptions { precision, prefill, shards: 1, max_ctx: 64, ..Default::default() };
-        recipe(&checkpoint, &options).unwrap()
-    };
+    let made = |precision| small_recipe(&checkpoint, precision);
     let traces = folder.path().join("traces");
     let wanted = |corner| EstimateOptions { corner, traces: Some(traces.clone()) };
     let compiler = QnnCompiler::new(library, Target::V81);
@@ -132,9 +135,7 @@ fn an_estimate_of_a_step_leaves_prompts_out() {
     let Some(library) = tier() else { return };
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::synthetic(&small_config(folder.path()), 3).unwrap();
-    let prefill = Some(Vec::new());
-    let options = RecipeOptions { prefill, shards: 1, max_ctx: 64, ..Default::default() };
-    let mut recipe = recipe(&checkpoint, &options).unwrap();
+    let mut recipe = small_recipe(&checkpoint, Precision::Fp16);
     let graph = |name: &str, rows: usize| {
         let mut b = GraphBuilder::new(name);
         let x = b.input("x", Elem::Activation, &[rows, 32]).unwrap();
@@ -161,9 +162,7 @@ fn an_estimate_counts_convolutions_and_tables() {
     let Some(library) = tier() else { return };
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::synthetic(&small_config(folder.path()), 3).unwrap();
-    let prefill = Some(Vec::new());
-    let options = RecipeOptions { prefill, shards: 1, max_ctx: 64, ..Default::default() };
-    let mut recipe = recipe(&checkpoint, &options).unwrap();
+    let mut recipe = small_recipe(&checkpoint, Precision::Fp16);
     let mut b = GraphBuilder::new("stage");
     let x = b.input("x", Elem::Activation, &[1, 64, 16, 16]).unwrap();
     let places = b.input("places", Elem::I32, &[64]).unwrap();
