@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::causes::{self, explain};
 use super::codes;
 use super::device::{Device, Raw, freed};
-use super::gate::Shared;
+use super::gate;
 use super::log;
 use super::profile::Profile;
 use super::registered::Registrations;
@@ -108,7 +108,7 @@ impl ContextHandle {
         profile: Option<&Profile>,
         attempt: impl fmt::Display,
     ) -> Result<Self> {
-        let _call = Shared::enter();
+        let _call = gate::loading();
         let library = device.library();
         let create =
             library.need(library.table().context_create_from_binary, "contextCreateFromBinary")?;
@@ -157,7 +157,7 @@ impl ContextHandle {
 impl Drop for ContextHandle {
     fn drop(&mut self) {
         if let Some(free) = self.device.library().table().context_free {
-            let _call = (!self.composed).then(Shared::enter);
+            let _call = (!self.composed).then(gate::loading);
             self.registrations.close();
             // SAFETY: contract: handles.
             freed("context", unsafe { free(self.raw.0, std::ptr::null_mut()) });
