@@ -9,16 +9,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::context::{ContextConfig, ContextHandle, Priority, SpillFill};
-use super::device::{Device, Platform};
+use super::device::Platform;
 use super::graph::{GraphTensors, QnnGraph, Recorder, Services};
 use super::info::BinaryInfo;
 use super::library::Library;
 use super::log::LogLevel;
 use super::opening::{self, side_by_side};
-use super::power::{IdleWatch, PerfMode, Power};
+use super::power::{PerfMode, Power};
 use super::preflight::{Destination, preflight};
 use super::profile::{Profile, ProfileLevel, ProfileRecord};
 use super::registered::{DeviceMemory, MemoryMode};
+use super::session::{Session, SessionOptions, Sessions};
 use crate::artifacts::Mapped;
 use crate::backend::{Backend, BackendInfo, Context, ContextSource, Graph, Opened};
 use crate::trace::Trace;
@@ -62,10 +63,7 @@ pub struct QnnOptions {
 
 /// Executes context binaries on the NPU, or on the library's emulator of it.
 pub struct QnnBackend {
-    /// Ends before the vote does.
-    _idle: Option<IdleWatch>,
-    power: Option<Arc<Power>>,
-    device: Device,
+    sessions: Sessions,
     platform: Platform,
     memory: Arc<DeviceMemory>,
     options: QnnOptions,
@@ -83,30 +81,28 @@ impl QnnBackend {
 
     /// Opens the device of a library that is open already; the paths in `options` are not used.
     pub fn with_library(library: &Library, options: QnnOptions) -> Result<Self> {
-        let device = Device::open(library, options.log, None)?;
-        let platform = device.platform().unwrap_or_else(|error| {
+        let sessions = Sessions::open(
+            library,
+            SessionOptions {
+                log: options.log,
+                perf: options.perf,
+                idle_release: options.idle_release,
+            },
+        )?;
+        let platform = sessions.current()?.device.platform().unwrap_or_else(|error| {
             tracing::warn!(target: "qnn", error = %error.report(), "the library does not describe the device");
             let emulated = Platform::is_emulated();
             Platform { arch: None, soc: None, vtcm_mb: None, cores: 0, emulated }
         });
-        let power = (options.perf != PerfMode::DeviceDefault)
-            .then(|| Power::open(&device, options.perf).map(Arc::new));
-        let power = power.and_then(|power| {
-            power
-                .inspect_err(|error| tracing::warn!(target: "qnn", error = %error.report(), "clocks are left alone"))
-                .ok()
-        });
-        let idle = power.as_ref().zip(options.idle_release);
-        let idle = idle.map(|(power, after)| IdleWatch::begin(power, after)).transpose()?;
         let cdsprpc = options.cdsprpc.as_deref();
         let memory = DeviceMemory::open(options.memory, cdsprpc, library, platform.emulated)?;
         let memory = Arc::new(memory);
-        Ok(Self { _idle: idle, power, device, platform, memory, options, records: Arc::default() })
+        Ok(Self { sessions, platform, memory, options, records: Arc::default() })
     }
 
     /// The opened library.
     pub fn library(&self) -> &Library {
-        self.device.library()
+        self.sessions.library()
     }
 
     /// What the library says of the machine.
@@ -116,10 +112,7 @@ impl QnnBackend {
 
     /// Asks for other clocks, such as [`PerfMode::DeviceDefault`] while idle.
     pub fn set_perf(&self, mode: PerfMode) -> Result<()> {
-        match &self.power {
-            Some(power) => power.wish(mode),
-            None => Ok(()),
-        }
+        self.sessions.wish(mode)
     }
 
     /// In a few words, where inputs and outputs lie, and why they are not registered where they are
@@ -166,6 +159,7 @@ impl QnnBackend {
     /// Loads a context, and says whether it shares its spill-fill buffer as was asked for.
     fn create(
         &self,
+        session: &Session,
         prepared: Prepared<'_>,
         spill_fill: Option<&SpillFill>,
     ) -> Result<(QnnContext, bool)> {
@@ -175,11 +169,11 @@ impl QnnBackend {
             configs.push(ContextConfig::Priority(self.options.priority));
         }
         configs.extend(self.options.read_budget_mb.map(ContextConfig::FileReadBudgetMb));
-        let profile = Profile::create(&self.device, self.options.profile)?;
+        let profile = Profile::create(&session.device, self.options.profile)?;
         let start = profile.as_ref().map(|_| Instant::now());
         let attempt = format!("{name}: loading context {:?}", source.key);
         let load = |spill_fill| {
-            let (device, bytes) = (&self.device, file.bytes());
+            let (device, bytes) = (&session.device, file.bytes());
             ContextHandle::from_binary(
                 device,
                 &configs,
@@ -211,7 +205,7 @@ impl QnnBackend {
         let context = QnnContext {
             handle: Arc::new(handle),
             memory: Arc::clone(&self.memory),
-            power: self.power.clone().filter(|_| self.options.idle_release.is_some()),
+            power: session.power.clone().filter(|_| self.options.idle_release.is_some()),
             graphs,
             tensors,
             profile: self.options.profile,
@@ -239,7 +233,7 @@ impl QnnBackend {
 impl fmt::Debug for QnnBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("QnnBackend")
-            .field("device", &self.device)
+            .field("library", self.library())
             .field("platform", &self.platform)
             .finish_non_exhaustive()
     }
@@ -267,9 +261,9 @@ impl Backend for QnnBackend {
                 number(self.platform.soc)
             )
         });
-        details.push(match &self.power {
-            Some(_) => format!("clocks: {}", self.options.perf.name()),
-            None => "clocks: left to the device".to_owned(),
+        details.push(match self.sessions.votes() {
+            true => format!("clocks: {}", self.options.perf.name()),
+            false => "clocks: left to the device".to_owned(),
         });
         details.push(format!("memory: {}", self.memory.describe()));
         let version = match library.core_version().qairt() {
@@ -284,13 +278,15 @@ impl Backend for QnnBackend {
     }
 
     fn open_context(&self, source: &ContextSource) -> Result<Arc<dyn Context>> {
-        let _working = self.power.as_deref().map(Power::working);
-        let (context, _) = self.create(self.prepare(source)?, None)?;
+        let session = self.sessions.current()?;
+        let _working = session.power.as_deref().map(Power::working);
+        let (context, _) = self.create(&session, self.prepare(source)?, None)?;
         Ok(Arc::new(context))
     }
 
     fn open_contexts(&self, sources: &[ContextSource]) -> Result<Vec<Opened>> {
-        let _working = self.power.as_deref().map(Power::working);
+        let session = self.sessions.current()?;
+        let _working = session.power.as_deref().map(Power::working);
         let threads = self.options.open_threads.map_or_else(|| self.open_threads(), usize::from);
         let prepare = |source| {
             let start = Instant::now();
@@ -299,7 +295,7 @@ impl Backend for QnnBackend {
         let mut rest = side_by_side(threads, sources.iter().collect(), prepare)?;
         let create = |(prepared, time): (Prepared<'_>, Duration), group: Option<&SpillFill>| {
             let start = Instant::now();
-            let (context, shares) = self.create(prepared, group)?;
+            let (context, shares) = self.create(&session, prepared, group)?;
             Ok((context, shares, time + start.elapsed()))
         };
         let opened = |(context, _, time): (QnnContext, bool, Duration)| Opened {

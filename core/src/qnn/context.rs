@@ -130,6 +130,7 @@ impl ContextHandle {
             }
         });
         if status != 0 {
+            device.note(status);
             return Err(causes::error(ErrorKind::Context, attempt, status, mark, library));
         }
         Ok(Self::of(raw, device, spill_fill.and_then(|s| s.leader.clone()), false))

@@ -5,6 +5,7 @@
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use qhx_qnn_sys::{self as sys, Config, ConfigValue, Handle};
 use serde::{Deserialize, Serialize};
@@ -77,6 +78,8 @@ pub struct Device(Arc<DeviceHandle>);
 // Fields drop in order, after the structure's own `drop`: device, backend, log.
 struct DeviceHandle {
     raw: Raw,
+    /// The DSP restarted under it.
+    lost: AtomicBool,
     backend: BackendHandle,
 }
 
@@ -110,7 +113,7 @@ impl Device {
                 create_device(&backend, list, &format!("opening a device for {target}"))
             })?,
         };
-        Ok(Self(Arc::new(DeviceHandle { raw, backend })))
+        Ok(Self(Arc::new(DeviceHandle { raw, lost: AtomicBool::new(false), backend })))
     }
 
     /// The library behind the device.
@@ -130,6 +133,18 @@ impl Device {
 
     pub(crate) fn backend(&self) -> Handle {
         self.0.backend.raw.0
+    }
+
+    /// Takes note of what a call answered with that needed the DSP.
+    pub(crate) fn note(&self, status: sys::Status) {
+        if codes::means_restart(codes::Code::of(status).0.into()) {
+            self.0.lost.store(true, Ordering::Release);
+        }
+    }
+
+    /// The DSP restarted: what is opened on this device fails.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.0.lost.load(Ordering::Acquire)
     }
 
     /// What the library says of the machine.

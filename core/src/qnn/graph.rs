@@ -284,6 +284,7 @@ impl Graph for QnnGraph {
         drop(call);
         drop(working);
         if status != 0 {
+            self.context.device().note(status);
             let attempt = format_args!("executing on the NPU");
             return Err(explain(codes::error(ErrorKind::Execute, attempt, status), mark));
         }

@@ -8,6 +8,7 @@
 //! | [`preflight`] | says in words why a binary will not load |
 //! | `causes` | says in words why the device cannot be used |
 //! | [`backend`](QnnBackend) | opens context binaries, whose graphs `graph` executes |
+//! | `session` | opens the device, and opens it anew after the DSP restarted |
 //! | `registered` | puts inputs and outputs into memory that the DSP reads and writes in place |
 //! | [`compose`] | makes context binaries |
 //! | `gate` | keeps compiling and executing apart within one process |
@@ -59,6 +60,7 @@ mod profile_trace;
 mod read;
 mod registered;
 mod rpcmem;
+mod session;
 pub mod stdout;
 mod types;
 

@@ -67,7 +67,7 @@ pub enum Then {
     /// its threads.
     Hang,
     /// The DSP restarts: the call answers with this code, and so does every further use of the
-    /// contexts that are open now, until they are freed.
+    /// backends, devices and contexts that are open now, until they are freed.
     Restart(u16),
 }
 

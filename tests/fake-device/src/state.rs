@@ -261,7 +261,7 @@ impl State {
 
     fn restart(&mut self, code: u16) {
         for ((kind, _), object) in &mut self.objects {
-            if *kind == Kind::Context {
+            if matches!(kind, Kind::Backend | Kind::Device | Kind::Context) {
                 object.lost = Some(code);
             }
         }

@@ -80,6 +80,13 @@ fn a_restart_of_the_dsp_changes_no_token() {
         let report = faults.report();
         assert_eq!(report.calls["contextCreateFromBinary"], contexts, "opened anew, once");
         assert_eq!(report.alive["context"] as u64, contexts);
+        assert_eq!(
+            (report.calls["deviceCreate"], report.alive["device"]),
+            (1, 1),
+            "on a device opened anew"
+        );
+        assert_eq!((report.calls["backendCreate"], report.alive["backend"]), (1, 1));
+        assert_eq!(report.alive["power"], 1, "with the same wish for clocks");
         assert!(report.violations.is_empty(), "{report:?}");
     }
     // In the second turn of a chat, whose beginning is in the state already.
@@ -111,6 +118,16 @@ fn a_dsp_that_restarts_again_at_once_or_does_not_come_back_is_an_error() {
     explains(&error, 1007, "a second restart");
     assert_eq!(error.kind(), ErrorKind::Execute);
     assert!(error.message().contains("restarted again"), "{error}");
+    assert_eq!(generate(&mut model, &goldens, 4).unwrap(), expected, "and it goes on");
+
+    // It takes a while until the device can be opened again.
+    let late = |times| rule("deviceCreate", 1, times, Then::Fail(14001));
+    plan(vec![rule("graphExecute", 3, 1, Then::Restart(1007)), late(3)]);
+    assert_eq!(generate(&mut model, &goldens, 4).unwrap(), expected, "a device that is late");
+    plan(vec![rule("graphExecute", 3, 1, Then::Restart(1007)), late(5)]);
+    let error = generate(&mut model, &goldens, 4).unwrap_err();
+    explains(&error, 14001, "a device that does not come back");
+    assert!(error.message().contains("after the DSP restarted"), "{error}");
     assert_eq!(generate(&mut model, &goldens, 4).unwrap(), expected, "and it goes on");
 
     let fails = rule("contextCreateFromBinary", 1, 1, Then::Fail(1002));

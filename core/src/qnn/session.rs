@@ -1,0 +1,118 @@
+//! The open device of a backend with its wish for clocks, made anew after the DSP restarted.
+//!
+//! What was open when the DSP restarted belongs to a process on it that is gone: backend and device as much as
+//! contexts. So the next contexts are opened on a device of their own. Models that have contexts on the old one
+//! keep it until they notice.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::device::Device;
+use super::library::Library;
+use super::log::LogLevel;
+use super::power::{IdleWatch, PerfMode, Power};
+use crate::Result;
+
+/// How a device is opened.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SessionOptions {
+    pub(crate) log: LogLevel,
+    pub(crate) perf: PerfMode,
+    /// The wish for clocks is taken back when nothing ran for so long.
+    pub(crate) idle_release: Option<Duration>,
+}
+
+/// What contexts are opened on.
+pub(crate) struct Session {
+    /// Ends before the vote does.
+    _idle: Option<IdleWatch>,
+    /// The wish for clocks, where there is one and the device takes it.
+    pub(crate) power: Option<Arc<Power>>,
+    pub(crate) device: Device,
+}
+
+impl Session {
+    fn open(library: &Library, options: SessionOptions) -> Result<Arc<Self>> {
+        let device = Device::open(library, options.log, None)?;
+        let power = (options.perf != PerfMode::DeviceDefault)
+            .then(|| Power::open(&device, options.perf).map(Arc::new));
+        let power = power.and_then(|power| {
+            power
+                .inspect_err(|error| tracing::warn!(target: "qnn", error = %error.report(), "clocks are left alone"))
+                .ok()
+        });
+        let idle = power.as_ref().zip(options.idle_release);
+        let idle = idle.map(|(power, after)| IdleWatch::begin(power, after)).transpose()?;
+        Ok(Arc::new(Self { _idle: idle, power, device }))
+    }
+}
+
+/// Milliseconds between attempts to open a device again: the DSP takes a moment to come back.
+const WAITS: [u64; 4] = [50, 100, 200, 400];
+
+/// The session that contexts are opened on now.
+pub(crate) struct Sessions {
+    library: Library,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// `None` after a device was lost and could not be opened again.
+    current: Option<Arc<Session>>,
+    options: SessionOptions,
+}
+
+impl Sessions {
+    /// Opens the device.
+    pub(crate) fn open(library: &Library, options: SessionOptions) -> Result<Self> {
+        let current = Some(Session::open(library, options)?);
+        let state = Mutex::new(State { current, options });
+        Ok(Self { library: library.clone(), state })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn library(&self) -> &Library {
+        &self.library
+    }
+
+    /// The session, on a device opened anew where the DSP restarted under the last one.
+    pub(crate) fn current(&self) -> Result<Arc<Session>> {
+        let mut state = self.lock();
+        if let Some(session) = state.current.as_ref().filter(|session| !session.device.is_lost()) {
+            return Ok(Arc::clone(session));
+        }
+        // First out, then in: the library may keep one of each.
+        state.current = None;
+        let mut waits = WAITS.iter();
+        let session = loop {
+            match (Session::open(&self.library, state.options), waits.next()) {
+                (Ok(session), _) => break session,
+                (Err(error), None) => return Err(error),
+                (Err(error), Some(&wait)) => {
+                    tracing::debug!(target: "qnn", "not back yet: {}", error.message());
+                    std::thread::sleep(Duration::from_millis(wait));
+                }
+            }
+        };
+        state.current = Some(Arc::clone(&session));
+        Ok(session)
+    }
+
+    /// Whether clocks are asked for.
+    pub(crate) fn votes(&self) -> bool {
+        self.lock().current.as_ref().is_some_and(|session| session.power.is_some())
+    }
+
+    /// Asks for other clocks, now and on devices that are opened later.
+    pub(crate) fn wish(&self, mode: PerfMode) -> Result<()> {
+        let mut state = self.lock();
+        state.options.perf = mode;
+        match state.current.as_ref().and_then(|session| session.power.as_ref()) {
+            Some(power) => power.wish(mode),
+            None => Ok(()),
+        }
+    }
+}
