@@ -9,7 +9,7 @@ use half::slice::HalfFloatSliceExt;
 use qhx_core::{DType, Error, ErrorKind, Result};
 use rayon::prelude::*;
 
-use crate::quantise::{Int8Rows, quantise_row};
+use crate::quantise::{BlockForm, Blocks, BlocksMut, Int8Rows, quantise_block, quantise_row};
 
 /// Elements that one task of a parallel read handles.
 const BLOCK: usize = 1 << 17;
@@ -34,6 +34,43 @@ pub trait RowSource: Send + Sync + fmt::Debug {
     /// The row of the checkpoint's tensor that row 0 is, for messages.
     fn first_row(&self) -> usize {
         0
+    }
+
+    /// What the integers are like, where the checkpoint holds integers with scales and not floating point, such as
+    /// GGUF's Q4_0 or GPTQ's. The block divides the columns. [`RowSource::read_f32`] then gives the values that they
+    /// stand for ([`widen_blocks`]).
+    ///
+    /// [`Weight::to_blocks`] hands on the integers, scales and offsets as they are.
+    fn block_form(&self) -> Option<BlockForm> {
+        None
+    }
+
+    /// Writes the integers of whole rows from `first` on into `out`, whose parts are as long as
+    /// [`RowSource::block_form`] asks for. Integers out of the form's range, and scales and offsets that are not
+    /// finite, are refused by [`Weight::to_blocks`]. Errors where there is no such form.
+    fn read_blocks(&self, first: usize, out: BlocksMut<'_>) -> Result<()> {
+        let _ = (first, out);
+        let what = format!("{}: the checkpoint holds no integers of it", self.name());
+        Err(Error::new(ErrorKind::Internal, what))
+    }
+}
+
+/// [`RowSource::read_f32`] of a source with a [`RowSource::block_form`]: the values that the integers stand for.
+pub fn widen_blocks(source: &dyn RowSource, first: usize, out: &mut [f32]) -> Result<()> {
+    let Some(form) = source.block_form() else { return source.read_f32(first, out) };
+    let mut blocks = empty_blocks(form, out.len());
+    source.read_blocks(first, blocks.as_mut())?;
+    blocks.as_mut().widen(form.block, out);
+    Ok(())
+}
+
+/// Room for `len` integers.
+fn empty_blocks(form: BlockForm, len: usize) -> Blocks {
+    let count = len / form.block.max(1);
+    Blocks {
+        values: vec![0; len],
+        scales: vec![0.0; count],
+        offsets: vec![0.0; if form.offsets { count } else { 0 }],
     }
 }
 
@@ -128,6 +165,31 @@ impl Weight {
         Ok(Int8Rows { values, scales })
     }
 
+    /// All values as integers in blocks of the form `form`: those of the checkpoint where it has such, else its values
+    /// quantised without offsets. Read in parallel.
+    pub fn to_blocks(&self, form: BlockForm) -> Result<Blocks> {
+        let (source, cols) = (&*self.source, self.cols());
+        if form.block == 0 || cols == 0 || !cols.is_multiple_of(form.block) {
+            let what =
+                format!("{}: blocks of {} in rows of {cols} inputs", source.name(), form.block);
+            return Err(Error::new(ErrorKind::Graph, what)
+                .hint("the length of a block has to divide the inputs"));
+        }
+        let given = source.block_form() == Some(form);
+        let mut all = empty_blocks(form, self.zeroed(0i8)?.len());
+        let rows = rows_per_block(cols);
+        let scales = rows * (cols / form.block);
+        let mut offsets: Vec<&mut [f32]> = all.offsets.chunks_mut(scales).collect();
+        offsets.resize_with(self.rows().div_ceil(rows), Default::default);
+        let parts = all.values.par_chunks_mut(rows * cols).zip(all.scales.par_chunks_mut(scales));
+        parts.zip(offsets).enumerate().try_for_each(|(part, ((values, scales), offsets))| {
+            let out = BlocksMut { values, scales, offsets };
+            let read = if given { read_given } else { quantise_blocks };
+            read(source, form, part * rows, out)
+        })?;
+        Ok(all)
+    }
+
     fn zeroed<T: Copy>(&self, zero: T) -> Result<Vec<T>> {
         let len = self.rows().checked_mul(self.cols()).ok_or_else(|| {
             Error::new(
@@ -141,6 +203,50 @@ impl Weight {
         })?;
         Ok(vec![zero; len])
     }
+}
+
+/// Reads the integers that the checkpoint holds, and checks them.
+fn read_given(
+    source: &dyn RowSource,
+    form: BlockForm,
+    first: usize,
+    out: BlocksMut<'_>,
+) -> Result<()> {
+    let BlocksMut { values, scales, offsets } = out;
+    let inner = BlocksMut { values: &mut *values, scales: &mut *scales, offsets: &mut *offsets };
+    source.read_blocks(first, inner)?;
+    let damaged = |what: String| {
+        let row = source.first_row() + first;
+        let what = format!("tensor {}: from row {row} on, {what}", source.name());
+        Error::new(ErrorKind::Artifact, what).hint("the checkpoint is damaged; download it again")
+    };
+    let (low, high) = form.bits.range();
+    if let Some(q) = values.iter().find(|q| !(low..=high).contains(*q)) {
+        return Err(damaged(format!("an integer is {q}, expected {low} to {high}")));
+    }
+    for (what, numbers) in [("a scale", scales), ("an offset", offsets)] {
+        if let Some(number) = numbers.iter().find(|number| !number.is_finite()) {
+            return Err(damaged(format!("{what} is {number}, expected a finite number")));
+        }
+    }
+    Ok(())
+}
+
+/// Reads values and quantises them, without offsets.
+fn quantise_blocks(
+    source: &dyn RowSource,
+    form: BlockForm,
+    first: usize,
+    out: BlocksMut<'_>,
+) -> Result<()> {
+    let mut wide = vec![0f32; out.values.len()];
+    read(source, first, &mut wide)?;
+    let blocks = wide.chunks(form.block).zip(out.values.chunks_mut(form.block));
+    for ((block, values), scale) in blocks.zip(out.scales) {
+        *scale = quantise_block(block, form.bits, values).map_err(|e| e.context(source.name()))?;
+    }
+    out.offsets.fill(0.0);
+    Ok(())
 }
 
 /// The rows of `source` times `factor`, such as a power of two that keeps what is computed with them within f16.
@@ -179,6 +285,14 @@ impl RowSource for Rows {
     fn first_row(&self) -> usize {
         self.source.first_row() + self.rows.start
     }
+
+    fn block_form(&self) -> Option<BlockForm> {
+        self.source.block_form()
+    }
+
+    fn read_blocks(&self, first: usize, out: BlocksMut<'_>) -> Result<()> {
+        self.source.read_blocks(self.rows.start + first, out)
+    }
 }
 
 #[derive(Debug)]
@@ -208,6 +322,17 @@ impl RowSource for Scaled {
 
     fn first_row(&self) -> usize {
         self.source.first_row()
+    }
+
+    fn block_form(&self) -> Option<BlockForm> {
+        self.source.block_form()
+    }
+
+    fn read_blocks(&self, first: usize, out: BlocksMut<'_>) -> Result<()> {
+        let BlocksMut { values, scales, offsets } = out;
+        self.source.read_blocks(first, BlocksMut { values, scales: &mut *scales, offsets })?;
+        scales.iter_mut().for_each(|scale| *scale *= self.factor);
+        Ok(())
     }
 }
 
@@ -372,6 +497,7 @@ fn rows_per_block(cols: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::quantise::Bits;
 
     /// A matrix of 300,000 values, so that it is read in several blocks, with some replaced.
     #[derive(Debug)]
@@ -405,13 +531,14 @@ mod tests {
     }
 
     /// Every way to read a weight.
-    fn errors(values: &[(usize, f32)]) -> [Option<Error>; 5] {
+    fn errors(values: &[(usize, f32)]) -> [Option<Error>; 6] {
         let source: Arc<dyn RowSource> = Arc::new(Made(values.to_vec()));
         let weight = Weight::new(Arc::clone(&source), Storage::Float);
         [
             weight.to_f16().err(),
             weight.to_f32().err(),
             weight.to_int8().err(),
+            weight.to_blocks(BlockForm::symmetric(Bits::Four, 20)).err(),
             stream(&*source, |_| Ok(())).err(),
             fits_f16(&*source).err(),
         ]
@@ -438,7 +565,7 @@ mod tests {
 
     #[test]
     fn values_beyond_f16_are_named_with_their_magnitude() {
-        let [half, wide, int8, streamed, fits] =
+        let [half, wide, int8, blocks, streamed, fits] =
             errors(&[(200_000, -70_000.0), (200_005, 81_000.0)]);
         let error = half.expect("a refusal");
         assert_eq!(
@@ -448,6 +575,100 @@ mod tests {
         );
         assert!(error.hint_text().is_some_and(|hint| hint.contains("--cpu-only")), "{error}");
         // Other forms hold them.
-        assert!([wide, int8, streamed, fits].iter().all(Option::is_none));
+        assert!([wide, int8, blocks, streamed, fits].iter().all(Option::is_none));
+    }
+
+    /// 3000 rows of 64 integers, and what a damaged checkpoint has at some row.
+    #[derive(Debug)]
+    struct Given {
+        form: BlockForm,
+        damage: Option<(usize, fn(&mut BlocksMut<'_>))>,
+    }
+
+    impl RowSource for Given {
+        fn name(&self) -> &str {
+            "layers.0.given.qweight"
+        }
+
+        fn shape(&self) -> [usize; 2] {
+            [3000, 64]
+        }
+
+        fn stored_dtype(&self) -> DType {
+            DType::F16
+        }
+
+        fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
+            widen_blocks(self, first, out)
+        }
+
+        fn block_form(&self) -> Option<BlockForm> {
+            Some(self.form)
+        }
+
+        fn read_blocks(&self, first: usize, mut out: BlocksMut<'_>) -> Result<()> {
+            for (index, q) in out.values.iter_mut().enumerate() {
+                *q = ((first * 64 + index) * 5 % 16) as i8 - 8;
+            }
+            for (index, scale) in out.scales.iter_mut().enumerate() {
+                *scale = if (first + index) % 2 == 0 { 0.25 } else { -0.125 };
+            }
+            out.offsets.fill(1.5);
+            if let Some((row, damage)) = self.damage
+                && (first..first + out.values.len() / 64).contains(&row)
+            {
+                damage(&mut out);
+            }
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn integers_of_a_checkpoint_survive_as_they_are() {
+        for offsets in [false, true] {
+            let form = BlockForm { bits: Bits::Four, block: 32, offsets };
+            let source: Arc<dyn RowSource> = Arc::new(Given { form, damage: None });
+            let weight = |source| Weight::new(source, Storage::Float);
+            let found = weight(Arc::clone(&source)).to_blocks(form).unwrap();
+            let mut expected = empty_blocks(form, 3000 * 64);
+            source.read_blocks(0, expected.as_mut()).unwrap();
+            assert_eq!(found, expected);
+            let mut wide = vec![0f32; 3000 * 64];
+            expected.as_mut().widen(32, &mut wide);
+            assert_eq!(weight(Arc::clone(&source)).to_f32().unwrap(), wide);
+            // Rows of it, four times as large: the integers are the same.
+            let rows = scaled(row_range(&source, 2000..2600), 4.0);
+            let part = weight(rows).to_blocks(form).unwrap();
+            assert_eq!(part.values, expected.values[2000 * 64..2600 * 64]);
+            let scales: Vec<f32> = expected.scales[4000..5200].iter().map(|s| s * 4.0).collect();
+            assert_eq!(part.scales, scales);
+            assert_eq!(part.offsets.len(), if offsets { 1200 } else { 0 });
+            // In another form its values are quantised anew.
+            let other = BlockForm::symmetric(Bits::Eight, 64);
+            let again = weight(source).to_blocks(other).unwrap();
+            assert_eq!((again.scales.len(), again.offsets.len()), (3000, 0));
+        }
+    }
+
+    #[test]
+    fn damaged_integers_are_named_with_their_tensor() {
+        let form = BlockForm { bits: Bits::Four, block: 32, offsets: true };
+        let cases: [(fn(&mut BlocksMut<'_>), &str); 3] = [
+            (|out| out.values[5] = 8, "an integer is 8, expected -8 to 7"),
+            (|out| out.scales[1] = f32::NAN, "a scale is NaN, expected a finite number"),
+            (|out| out.offsets[0] = f32::INFINITY, "an offset is inf, expected a finite number"),
+        ];
+        for (damage, expected) in cases {
+            let source = Arc::new(Given { form, damage: Some((2100, damage)) });
+            let weight = Weight::new(source, Storage::Float);
+            let error = weight.to_blocks(form).unwrap_err();
+            assert!(error.message().ends_with(expected), "{error}");
+            assert!(error.message().starts_with("tensor layers.0.given.qweight: from row 2048"));
+            assert_eq!(error.kind(), ErrorKind::Artifact);
+        }
+        let source = Arc::new(Given { form, damage: None });
+        let odd = BlockForm { block: 48, ..form };
+        let error = Weight::new(source, Storage::Float).to_blocks(odd).unwrap_err();
+        assert!(error.message().contains("blocks of 48 in rows of 64 inputs"), "{error}");
     }
 }
