@@ -3,8 +3,10 @@
 use std::path::Path;
 
 use qhx_core::ErrorKind;
-use qhx_core::qnn::{Device, LogLevel, SystemLibrary};
+use qhx_core::qnn::{BinaryInfo, Device, LogLevel, SystemLibrary};
+use qhx_fake_device::{Plan, Then};
 
+use crate::between::{backend_over, fake};
 use crate::*;
 
 #[test]
@@ -92,4 +94,81 @@ fn contexts_opened_side_by_side_are_those_asked_for_in_that_order() {
         let error = backend(&library, options).open_contexts(&sources).unwrap_err();
         assert!(error.message().contains("22.bin"), "{error}");
     }
+}
+
+/// A context whose graph keeps more than the tightly coupled memory holds: every product needs the whole of a square
+/// matrix of `side`.
+fn spilling_binary(library: &Library, side: usize) -> Vec<u8> {
+    let mut context = Composer::new(library, Target::V81, &[]).unwrap();
+    let mut graph = context.graph("spills", &[]).unwrap();
+    let square = &[side, side][..];
+    let x = graph.tensor(TensorSpec::input("x", DType::F16, square)).unwrap();
+    let mut previous = x;
+    for step in 0..3 {
+        let spec = |name| match step {
+            2 => TensorSpec::output("y", DType::F16, square),
+            _ => TensorSpec::native(name, DType::F16, square),
+        };
+        let name = format!("y{step}");
+        let y = graph.tensor(spec(&name)).unwrap();
+        graph.node(&name, "MatMul", &[], &[previous, x], &[y]).unwrap();
+        previous = y;
+    }
+    graph.finalize().unwrap();
+    context.binary().unwrap()
+}
+
+/// The emulator refuses to share the buffer: the provider in between takes the option out and checks it.
+#[test]
+fn contexts_share_the_spill_fill_buffer_of_the_neediest() {
+    let Some((real, control)) = fake() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = |key: &str, bytes: &[u8]| {
+        let path = folder.path().join(format!("{key}.bin"));
+        std::fs::write(&path, bytes).unwrap();
+        ContextSource { key: key.to_owned(), binary: Some(path), ..ContextSource::default() }
+    };
+    let sources = [
+        source("none", &linear_binary(&real, Target::V81, 21)),
+        source("less", &spilling_binary(&real, 1408)),
+        source("most", &spilling_binary(&real, 1536)),
+    ];
+    let needs = |source: &ContextSource| {
+        let bytes = std::fs::read(source.binary.as_ref().unwrap()).unwrap();
+        let info = BinaryInfo::read(real.system(), &source.key, &bytes).unwrap();
+        info.graphs[0].figures.unwrap().spill_fill_bytes.unwrap()
+    };
+    let [none, less, most] = sources.each_ref().map(needs);
+    assert!(none == 0 && 0 < less && less < most, "{none}, {less}, {most}");
+    let options = || QnnOptions { share_spill_fill: Some(true), ..QnnOptions::default() };
+
+    // Where the library takes it: the neediest has the buffer, and again after a restart.
+    let mut plan = Plan::at("graphExecute", 2, Then::Restart(1007));
+    plan.spill_fill = true;
+    control.set(&plan).unwrap();
+    let backend: Arc<dyn Backend> = backend_over(&control, &real, options());
+    let opened = backend.open_contexts(&sources).unwrap();
+    let mut workspace = Workspace::new(backend, CancelToken::new());
+    for (source, opened) in sources.iter().zip(&opened) {
+        workspace.add_source(source, &opened.context).unwrap();
+    }
+    drop(opened);
+    for (port, bytes) in [(Port::Input(0), 2 * K), (Port::Output(0), 2 * N)] {
+        let buffer = workspace.allocate(bytes).unwrap();
+        workspace.bind(GraphId(0), port, buffer, 0).unwrap();
+    }
+    assert_eq!(control.report().unwrap().spill_fill, [1, 2]);
+    workspace.execute(GraphId(0)).unwrap();
+    workspace.execute(GraphId(0)).unwrap_err();
+    workspace.execute(GraphId(0)).unwrap();
+    assert_eq!(control.report().unwrap().spill_fill, [2, 4]);
+    drop(workspace);
+    control.closed("a shared buffer");
+
+    // Where it does not, each has its own.
+    control.set(&Plan::default()).unwrap();
+    let opened = backend_over(&control, &real, options()).open_contexts(&sources).unwrap();
+    assert_eq!((opened.len(), control.report().unwrap().spill_fill), (3, [0, 0]));
+    drop(opened);
+    control.closed("buffers of their own");
 }

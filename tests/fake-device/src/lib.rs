@@ -19,6 +19,8 @@
 //! - No two threads are in calls on one graph or one context at a time.
 //! - A tensor of registered memory names a handle that is registered with the graph's context and as
 //!   large as the tensor; memory is not freed while it is registered.
+//! - A context that shares another one's spill-fill buffer names one that is open and has as many bytes, is freed
+//!   before it, and no two of them execute at a time.
 //! - What is never freed stays in [`Report::alive`].
 
 mod plan;
@@ -26,6 +28,8 @@ pub use plan::{Bytes, Plan, Report, Rule, Then, is_spared};
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod control;
+#[cfg(any(target_os = "linux", target_os = "android"))]
+mod groups;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod memory;
 #[cfg(any(target_os = "linux", target_os = "android"))]

@@ -16,6 +16,8 @@ pub struct Plan {
     pub max_context_bytes: Option<u64>,
     /// Registering memory is refused with 1000, as the emulator does.
     pub no_registered_memory: bool,
+    /// Contexts may share a spill-fill buffer, which the emulator refuses.
+    pub spill_fill: bool,
 }
 
 impl Plan {
@@ -95,6 +97,8 @@ pub struct Report {
     pub bytes: Bytes,
     /// Memory registered.
     pub registered: u64,
+    /// Contexts opened that have a spill-fill buffer for others, and those that use it.
+    pub spill_fill: [u64; 2],
     /// What callers did that they must not.
     pub violations: Vec<String>,
 }

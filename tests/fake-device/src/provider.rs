@@ -14,7 +14,7 @@ use qhx_qnn_sys::{
 };
 
 use crate::state::{Effect, Key, Kind, call, key, with, write_report};
-use crate::{Plan, memory, power};
+use crate::{Plan, groups, memory, power};
 
 /// The functions of the real library.
 static REAL: OnceLock<CoreTable> = OnceLock::new();
@@ -51,6 +51,8 @@ macro_rules! handed_on {
         fn ours(real: &CoreTable) -> CoreTable {
             let mut table = *real;
             $(table.$field = real.$field.map(|_| $field as _);)*
+            table.context_create_from_binary =
+                real.context_create_from_binary.map(|_| context_create_from_binary as _);
             table.graph_execute = real.graph_execute.map(|_| graph_execute as _);
             table.mem_register = Some(mem_register);
             table.mem_deregister = Some(mem_deregister);
@@ -88,11 +90,6 @@ handed_on! {
     context_get_binary_size "contextGetBinarySize" (context: Handle, size: *mut u64) [Context context];
     context_get_binary "contextGetBinary" (context: Handle, to: *mut c_void, size: u64, written: *mut u64)
         [Context context];
-    context_create_from_binary "contextCreateFromBinary" (
-        backend: Handle, device: Handle, configs: ConfigList, bytes: *const c_void, size: u64,
-        out: *mut Handle, profile: Handle,
-    ) [Backend backend, Device device, Profile profile]
-        makes Context out from (from(Kind::Backend, backend, size));
     context_free "contextFree" (context: Handle, profile: Handle) [Context context, Profile profile]
         frees Context context;
     graph_create "graphCreate" (context: Handle, name: *const c_char, configs: ConfigList, out: *mut Handle)
@@ -117,6 +114,43 @@ handed_on! {
         makes Device out from (from(Kind::Log, log, 0));
     device_free "deviceFree" (device: Handle) [Device device] frees Device device;
     error_get_message "errorGetMessage" (code: u64, text: *mut *const c_char) [];
+}
+
+unsafe extern "C" fn context_create_from_binary(
+    backend: Handle,
+    device: Handle,
+    configs: ConfigList,
+    bytes: *const c_void,
+    size: u64,
+    out: *mut Handle,
+    profile: Handle,
+) -> Status {
+    let real = REAL.get().and_then(|real| real.context_create_from_binary);
+    let Some(real) = real else { return NOT_SUPPORTED };
+    let uses =
+        [key(Kind::Backend, backend), key(Kind::Device, device), key(Kind::Profile, profile)];
+    let effect = Effect::Makes(Kind::Context, Some(key(Kind::Backend, backend)), size);
+    let mut group = None;
+    let status = call("contextCreateFromBinary", &uses, effect, || {
+        // SAFETY: as the caller of this function vouches.
+        let (rest, asked) = unsafe { groups::split(configs) };
+        group = asked.filter(|_| with(|state| state.groups()));
+        let configs = match group {
+            Some(_) if rest.len() > 1 => rest.as_ptr(),
+            Some(_) => std::ptr::null(),
+            None => configs,
+        };
+        // SAFETY: as the caller of this function vouches, with some of its list.
+        unsafe {
+            let status = real(backend, device, configs, bytes, size, out, profile);
+            (status, if status == 0 { (*out).addr() } else { 0 })
+        }
+    });
+    if let (0, Some(group)) = (status, group) {
+        // SAFETY: the call succeeded, and the library wrote the handle.
+        with(|state| state.group(unsafe { (*out).addr() }, group));
+    }
+    status
 }
 
 unsafe extern "C" fn graph_execute(

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use qhx_qnn_sys::{Handle, STATUS_MEM_ALLOC, Status};
 
+use crate::groups::Group;
 use crate::memory::Memories;
 use crate::{Plan, Report, Then};
 
@@ -42,6 +43,8 @@ struct Object {
     lost: Option<u16>,
     /// The thread in a call on it.
     user: Option<ThreadId>,
+    /// The context whose spill-fill buffer this one uses, and bytes.
+    group: Option<Group>,
 }
 
 #[derive(Debug, Default)]
@@ -182,6 +185,28 @@ impl State {
         !self.plan.no_registered_memory
     }
 
+    /// Whether contexts may share a spill-fill buffer.
+    pub(crate) fn groups(&self) -> bool {
+        self.plan.spill_fill
+    }
+
+    /// Notes that a context, just made, has a spill-fill buffer or uses another one's.
+    pub(crate) fn group(&mut self, context: usize, (first, bytes): Group) {
+        let leads = first == 0;
+        let first = if leads { context } else { first };
+        self.report.spill_fill[usize::from(!leads)] += 1;
+        let of_first = self.objects.get(&(Kind::Context, first)).and_then(|object| object.group);
+        let fits = of_first.is_some_and(|(own, most)| own == first && most >= bytes);
+        if !leads && !fits {
+            self.violation(format!(
+                "a context shares the spill-fill buffer of {first:#x}: {of_first:?}, not {bytes}"
+            ));
+        }
+        if let Some(object) = self.objects.get_mut(&(Kind::Context, context)) {
+            object.group = Some((first, bytes));
+        }
+    }
+
     fn count(&mut self, name: &str) -> Option<Then> {
         self.report.total += 1;
         let total = self.report.total;
@@ -223,6 +248,7 @@ impl State {
         let this = std::thread::current().id();
         for used in uses {
             let Some(object) = self.objects.get_mut(used) else { continue };
+            let parent = object.parent;
             if matches!(used.0, Kind::Graph | Kind::Context)
                 && let Some(other) = object.user.replace(this)
             {
@@ -231,6 +257,26 @@ impl State {
                     "{name}: {kind:?} {handle:#x} is used by {this:?} and by {other:?} at a time"
                 ));
             }
+            if let (Kind::Graph, Some(context)) = (used.0, parent) {
+                self.alone_in_group(name, *used, context);
+            }
+        }
+    }
+
+    /// Checks that no graph of another context with the same spill-fill buffer executes.
+    fn alone_in_group(&mut self, name: &str, graph: Key, context: Key) {
+        let group = |key: &Key| self.objects.get(key)?.group.map(|(first, _)| first);
+        let Some(first) = group(&context) else { return };
+        let busy = |(key, object): (&Key, &Object)| {
+            key.0 == Kind::Graph
+                && *key != graph
+                && object.user.is_some()
+                && object.parent.is_some_and(|parent| group(&parent) == Some(first))
+        };
+        if self.objects.iter().any(busy) {
+            self.violation(format!(
+                "{name}: two graphs use the spill-fill buffer of {first:#x} at a time"
+            ));
         }
     }
 
@@ -288,6 +334,13 @@ impl State {
                 self.freed.insert(graph);
             }
             self.memories.forget_context(key.1);
+            let uses = |object: &Object| object.group.is_some_and(|(first, _)| first == key.1);
+            if self.objects.values().any(uses) {
+                self.violation(format!(
+                    "the spill-fill buffer of {:#x} is freed while others use it",
+                    key.1
+                ));
+            }
         }
         let inside = self.objects.iter().filter(|(_, o)| o.parent == Some(key)).count();
         if inside > 0 {
