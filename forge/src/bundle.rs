@@ -585,6 +585,10 @@ pub(crate) fn check_apart(checkpoint: &Checkpoint, out: &Path) -> Result<()> {
         }
     }
     let used = std::fs::read_dir(&place).is_ok_and(|mut entries| entries.next().is_some());
+    if checkpoint.path() != dir {
+        // A GGUF file lies where it was loaded to, and a bundle beside it is no part of it.
+        return Ok(());
+    }
     let dir = dir.canonicalize().map_err(fail)?;
     if used && place.starts_with(&dir) {
         return Err(Error::new(

@@ -1,21 +1,28 @@
-//! A Hugging Face checkpoint: `config.json` and safetensors, mapped and read on demand.
+//! A checkpoint: `config.json` and safetensors as of Hugging Face, or a GGUF file, mapped and read on demand.
+
+mod plain;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use half::f16;
-use half::slice::HalfFloatSliceExt;
 use qhx_core::artifacts::Mapped;
 use qhx_core::{DType, Error, ErrorKind, Result, files};
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 use serde_json::Value;
 
+use crate::import::packed::{self, Part, Scheme};
+use crate::import::{Imported, gguf};
 use crate::synthetic::Drawn;
 use crate::weight::{RowSource, read};
+use plain::Matrix;
 
+/// The configuration.
+const CONFIG: &str = "config.json";
+/// The extension of llama.cpp's files.
+const GGUF: &str = "gguf";
 /// The one-file form.
 const SINGLE: &str = "model.safetensors";
 /// The index of the sharded form.
@@ -35,6 +42,8 @@ const LENGTH: usize = 8;
 /// A checkpoint whose files are mapped. Clones of what it hands out keep the mapping.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
+    /// What was named: a folder, a GGUF file, or the configuration of a synthetic model.
+    path: PathBuf,
     dir: PathBuf,
     config_path: PathBuf,
     /// The seed of weights that are drawn instead of read.
@@ -49,32 +58,84 @@ pub struct Checkpoint {
     names: fn(&str) -> Vec<String>,
 }
 
+/// A tensor of the checkpoint.
 #[derive(Debug, Clone)]
-struct Entry {
-    shard: usize,
-    dtype: Dtype,
-    shape: Vec<usize>,
-    bytes: Range<usize>,
+enum Entry {
+    /// Floating point in a safetensors file.
+    Plain { shard: usize, dtype: Dtype, shape: Vec<usize>, bytes: Range<usize> },
+    /// In a form of another program.
+    Imported(Imported),
+}
+
+impl Entry {
+    fn shape(&self) -> &[usize] {
+        match self {
+            Self::Plain { shape, .. } => shape,
+            Self::Imported(tensor) => tensor.shape(),
+        }
+    }
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint in the folder `dir`: reads the headers, maps the files.
-    pub fn open(dir: &Path) -> Result<Self> {
-        if !dir.is_dir() {
+    /// Opens the checkpoint in the folder `path`: reads the headers, maps the files. Or the GGUF file `path`, see
+    /// [`Checkpoint::open_gguf`].
+    pub fn open(path: &Path) -> Result<Self> {
+        if !path.is_dir() && path.extension().is_some_and(|e| e.eq_ignore_ascii_case(GGUF)) {
+            return Self::open_gguf(path, None);
+        }
+        if !path.is_dir() {
             return Err(Error::new(
                 ErrorKind::Artifact,
-                format!("{}: not a folder", dir.display()),
+                format!("{}: not a folder", path.display()),
             )
-            .hint("give the folder that holds config.json and model.safetensors"));
+            .hint(
+                "give the folder that holds config.json and model.safetensors, or a .gguf file",
+            ));
         }
-        let config_path = dir.join("config.json");
+        let config_path = path.join(CONFIG);
         let config = read_json(&config_path)?;
-        let generation = match read_json(&dir.join("generation_config.json")) {
-            Ok(value) => value,
-            Err(_) if !dir.join("generation_config.json").exists() => Value::Null,
-            Err(error) => return Err(error),
+        let mut checkpoint = Self::new(path, path, config_path, config)?;
+        if path.join(SINGLE).exists() {
+            checkpoint.add_shard(SINGLE, None)?;
+        } else if path.join(INDEX).exists() {
+            checkpoint.add_indexed()?;
+        } else {
+            return Err(Error::new(
+                ErrorKind::Artifact,
+                format!("{}: holds neither {SINGLE} nor {INDEX}", path.display()),
+            )
+            .hint("only safetensors and .gguf files are read; convert a .bin one first"));
+        }
+        checkpoint.add_quantised()?;
+        Ok(checkpoint)
+    }
+
+    /// Opens a GGUF file of llama.cpp. Configuration and tokenizer come from the folder `beside`, that of the model's
+    /// Hugging Face checkpoint, or lie beside the file. Without a `config.json` there the configuration is made of the
+    /// file's metadata, where that says enough.
+    pub fn open_gguf(file: &Path, beside: Option<&Path>) -> Result<Self> {
+        let model = gguf::Model::open(file)?;
+        let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let dir = beside.or(parent).unwrap_or(Path::new("."));
+        let path = dir.join(CONFIG);
+        let (config_path, config) = match path.exists() {
+            true => (path.clone(), read_json(&path)?),
+            false => (file.to_owned(), model.config()?),
         };
-        let mut checkpoint = Self {
+        let mut checkpoint = Self::new(file, dir, config_path, config)?;
+        let tensors = model.tensors.into_iter();
+        checkpoint.tensors =
+            Arc::new(tensors.map(|(name, tensor)| (name, Entry::Imported(tensor))).collect());
+        checkpoint.files.push(file.to_owned());
+        Ok(checkpoint)
+    }
+
+    /// A checkpoint without tensors yet.
+    fn new(path: &Path, dir: &Path, config_path: PathBuf, config: Value) -> Result<Self> {
+        let generation = dir.join("generation_config.json");
+        let generation = if generation.exists() { read_json(&generation)? } else { Value::Null };
+        Ok(Self {
+            path: path.to_owned(),
             dir: dir.to_owned(),
             config_path,
             seed: None,
@@ -84,19 +145,7 @@ impl Checkpoint {
             files: Vec::new(),
             tensors: Arc::default(),
             names: usual_names,
-        };
-        if dir.join(SINGLE).exists() {
-            checkpoint.add_shard(SINGLE, None)?;
-        } else if dir.join(INDEX).exists() {
-            checkpoint.add_indexed()?;
-        } else {
-            return Err(Error::new(
-                ErrorKind::Artifact,
-                format!("{}: holds neither {SINGLE} nor {INDEX}", dir.display()),
-            )
-            .hint("only safetensors checkpoints are read; convert a .bin or .gguf one first"));
-        }
-        Ok(checkpoint)
+        })
     }
 
     /// A model of the shapes that the file `config`, a `config.json`, describes, with weights drawn
@@ -104,6 +153,7 @@ impl Checkpoint {
     /// beside the configuration are not looked at.
     pub fn synthetic(config: &Path, seed: u64) -> Result<Self> {
         Ok(Self {
+            path: config.to_owned(),
             dir: config.to_owned(),
             config_path: config.to_owned(),
             seed: Some(seed),
@@ -121,7 +171,13 @@ impl Checkpoint {
         self.seed
     }
 
-    /// The folder; for a synthetic model the configuration file, beside which nothing is looked for.
+    /// What was opened: a folder, a GGUF file, or the configuration of a synthetic model.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The folder of configuration and tokenizer; for a synthetic model the configuration file, beside which nothing is
+    /// looked for.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -162,10 +218,14 @@ impl Checkpoint {
             text.push_str(&format!(" {} {length:?} {time:?}", file.display()));
         }
         for (name, entry) in &*self.tensors {
-            text.push_str(&format!(
-                " {name} {:?} {:?} {:?}",
-                entry.dtype, entry.shape, entry.bytes
-            ));
+            match entry {
+                Entry::Plain { dtype, shape, bytes, .. } => {
+                    text.push_str(&format!(" {name} {dtype:?} {shape:?} {bytes:?}"));
+                }
+                Entry::Imported(tensor) => {
+                    text.push_str(&format!(" {name} {} {:?}", tensor.form(), tensor.shape()));
+                }
+            }
         }
         text
     }
@@ -238,7 +298,7 @@ impl Checkpoint {
     ) -> Result<Arc<dyn RowSource>> {
         match self.seed {
             Some(seed) => Ok(Arc::new(Drawn::new(seed, name, stored, shape))),
-            None => Ok(Arc::new(self.open_matrix(name, stored, shape)?)),
+            None => self.open_matrix(name, stored, shape),
         }
     }
 
@@ -267,32 +327,41 @@ impl Checkpoint {
             ErrorKind::Artifact,
             format!(
                 "{}: no tensor {} among {} (such as {})",
-                self.dir.display(),
+                self.path.display(),
                 tried.join(" or "),
                 self.tensors.len(),
                 some.join(", ")
             ),
         )
         .hint(
-            "config.json describes another model than the safetensors files hold, or the folder holds an adapter or \
-             an incomplete download",
+            "config.json describes another model than the weights are of, or the folder holds an adapter or an \
+             incomplete download",
         )
     }
 
-    fn open_matrix(&self, name: &str, shape: &[usize], rows: [usize; 2]) -> Result<Matrix> {
+    fn open_matrix(
+        &self,
+        name: &str,
+        shape: &[usize],
+        rows: [usize; 2],
+    ) -> Result<Arc<dyn RowSource>> {
         let Some((key, entry)) = self.entry(name) else { return Err(self.missing(name)) };
-        if entry.shape != shape {
+        if entry.shape() != shape {
             return Err(Error::new(
                 ErrorKind::Artifact,
                 format!(
                     "{}: tensor {key} has shape {:?}, config.json asks for {shape:?}",
-                    self.dir.display(),
-                    entry.shape
+                    self.path.display(),
+                    entry.shape()
                 ),
             )
-            .hint("config.json and the safetensors files belong to different models"));
+            .hint("config.json and the weights belong to different models"));
         }
-        let dtype = match entry.dtype {
+        let (shard, dtype, bytes) = match entry {
+            Entry::Plain { shard, dtype, bytes, .. } => (*shard, *dtype, bytes.clone()),
+            Entry::Imported(tensor) => return tensor.matrix(&key, rows),
+        };
+        let dtype = match dtype {
             Dtype::F32 => DType::F32,
             Dtype::F16 => DType::F16,
             Dtype::BF16 => DType::Bf16,
@@ -301,13 +370,40 @@ impl Checkpoint {
                     ErrorKind::Artifact,
                     format!("tensor {key} is stored as {other:?}, expected F32, F16 or BF16"),
                 )
-                .hint("take the unquantised checkpoint; the forge quantises itself"));
+                .hint("take the unquantised checkpoint, or one of GPTQ, AWQ or GGUF"));
             }
         };
-        let map = self.shards[entry.shard].clone();
+        let map = self.shards[shard].clone();
         // Checked when the header was read; a row is sliced with a check again.
-        let bytes = entry.bytes.clone();
-        Ok(Matrix { name: key, map, bytes, dtype, shape: rows })
+        Ok(Arc::new(Matrix { name: key, map, bytes, dtype, shape: rows }))
+    }
+
+    /// Puts the parts of quantised layers together, where the configuration says that there are such.
+    fn add_quantised(&mut self) -> Result<()> {
+        let fail = |path: &Path, what: String| {
+            Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display()))
+                .hint("take the unquantised checkpoint; the forge quantises itself")
+        };
+        let scheme = Scheme::of(&self.config).map_err(|what| fail(&self.config_path, what))?;
+        let Some(scheme) = scheme else { return Ok(()) };
+        let quantised = {
+            let part = |name: &str| match self.tensors.get(name)? {
+                Entry::Plain { shard, dtype, shape, bytes } => Some(Part {
+                    map: self.shards.get(*shard)?.clone(),
+                    dtype: *dtype,
+                    shape: shape.clone(),
+                    bytes: bytes.clone(),
+                }),
+                Entry::Imported(_) => None,
+            };
+            let names = self.tensors.keys().map(String::as_str);
+            packed::gather(scheme, names, part).map_err(|what| fail(&self.dir, what))?
+        };
+        let tensors = Arc::make_mut(&mut self.tensors);
+        for (name, tensor) in quantised {
+            tensors.insert(name, Entry::Imported(Imported::Packed(tensor)));
+        }
+        Ok(())
     }
 
     fn add_indexed(&mut self) -> Result<()> {
@@ -374,7 +470,7 @@ impl Checkpoint {
                     format!("{}: tensor {name} lies beyond the end of the file", path.display()),
                 ));
             };
-            let entry = Entry { shard, dtype: info.dtype, shape: info.shape.clone(), bytes };
+            let entry = Entry::Plain { shard, dtype: info.dtype, shape: info.shape.clone(), bytes };
             tensors.insert(name, entry);
         }
         for name in listed.into_iter().flatten() {
@@ -424,73 +520,4 @@ pub(crate) fn read_json(path: &Path) -> Result<Value> {
         ));
     }
     Ok(value)
-}
-
-/// A mapped tensor, seen as a matrix.
-#[derive(Debug)]
-struct Matrix {
-    name: String,
-    map: Mapped,
-    bytes: Range<usize>,
-    dtype: DType,
-    shape: [usize; 2],
-}
-
-impl Matrix {
-    /// The stored bytes of `len` elements from row `first` on.
-    fn stored(&self, first: usize, len: usize) -> Result<&[u8]> {
-        let size = self.dtype.size();
-        let range = first
-            .checked_mul(self.shape[1])
-            .and_then(|n| n.checked_mul(size))
-            .and_then(|n| n.checked_add(self.bytes.start))
-            .and_then(|start| Some(start..start.checked_add(len.checked_mul(size)?)?))
-            .filter(|r| r.end <= self.bytes.end);
-        range.and_then(|r| self.map.bytes().get(r)).ok_or_else(|| {
-            Error::new(
-                ErrorKind::Internal,
-                format!("tensor {}: {len} elements from row {first} are out of bounds", self.name),
-            )
-        })
-    }
-}
-
-impl RowSource for Matrix {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn shape(&self) -> [usize; 2] {
-        self.shape
-    }
-
-    fn stored_dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
-        let bytes = self.stored(first, out.len())?;
-        match self.dtype {
-            DType::F16 => match bytemuck::try_cast_slice::<u8, f16>(bytes) {
-                Ok(values) => values.convert_to_f32_slice(out),
-                Err(_) => {
-                    // Headers of any length put tensors at odd addresses.
-                    let pairs = bytes.as_chunks::<2>().0;
-                    let values: Vec<f16> = pairs.iter().map(|p| f16::from_le_bytes(*p)).collect();
-                    values.convert_to_f32_slice(out);
-                }
-            },
-            DType::Bf16 => {
-                for (value, pair) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                    *value = f32::from_bits(u32::from(u16::from_le_bytes(*pair)) << 16);
-                }
-            }
-            _ => {
-                for (value, quad) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                    *value = f32::from_le_bytes(*quad);
-                }
-            }
-        }
-        Ok(())
-    }
 }

@@ -444,8 +444,8 @@ fn model_name(checkpoint: &Checkpoint, given: Option<&str>) -> Result<String> {
         qhx_core::manifest::NOT_MANIFESTS.iter().any(|f| f.trim_end_matches(".json") == name)
     };
     let Some(name) = given else {
-        let folder = checkpoint.dir().canonicalize().unwrap_or_default();
-        // Of a synthetic model it is a file.
+        let folder = checkpoint.path().canonicalize().unwrap_or_default();
+        // Of a GGUF file or a synthetic model it is a file.
         let folder = if folder.is_file() { folder.file_stem() } else { folder.file_name() };
         let folder = folder.unwrap_or_default().to_string_lossy().to_lowercase();
         let name: String =

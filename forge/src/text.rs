@@ -56,9 +56,15 @@ pub(crate) fn copy(
     let dir = checkpoint.dir();
     let path = dir.join(TOKENIZER);
     if !path.exists() {
-        return Err(Error::new(ErrorKind::Artifact, format!("{}: missing", path.display())).hint(
-            "save the tokenizer with transformers' AutoTokenizer (the fast one) beside the checkpoint",
-        ));
+        let hint = if checkpoint.path().is_file() {
+            "the tokenizer within a GGUF file is not read: put the tokenizer.json of the model's Hugging Face \
+             checkpoint beside the file, or name its folder (`--tokenizer`)"
+        } else {
+            "save the tokenizer with transformers' AutoTokenizer (the fast one) beside the checkpoint"
+        };
+        return Err(
+            Error::new(ErrorKind::Artifact, format!("{}: missing", path.display())).hint(hint)
+        );
     }
     let tokenizer = Tokenizer::from_file(&path)?;
     if tokenizer.vocab_size() > vocab {

@@ -1,6 +1,9 @@
 //! Checkpoints that are damaged, incomplete or hostile: an error that says so, never a panic.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+#[path = "checkpoints/quantised.rs"]
+mod quantised;
+
 use std::path::Path;
 use std::sync::Arc;
 

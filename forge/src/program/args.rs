@@ -20,6 +20,7 @@ Examples:
   qhx forge Qwen3.5-4B --out qwen35-4b/v81 --shards 2 --max-ctx 2048
   qhx forge Qwen3.5-0.8B --out qwen35/cpu --cpu-only
   qhx forge Llama-3.2-1B --out llama/v81 --prefill 32,128
+  qhx forge llama-3.2-1b-q4_0.gguf --tokenizer Llama-3.2-1B --out llama-q4/v81
   qhx forge plan Qwen3.5-4B --max-ctx 4096
   qhx forge estimate Qwen3.5-0.8B --precision w8a16
   qhx forge --synthetic tests/configs/qwen3.5-0.8b.json --out sizes/v81
@@ -43,8 +44,8 @@ Examples:
 ///
 /// `qhx forge plan` and `qhx forge estimate` say beforehand what a bundle will be and cost.
 ///
-/// Reads config.json, the safetensors and tokenizer.json of a folder, and writes context binaries
-/// for one Hexagon architecture, the same graphs as ONNX for the CPU, the embedding table, the
+/// Reads config.json, the safetensors and tokenizer.json of a folder, or a GGUF file with tokenizer.json beside it (and
+/// config.json, where its metadata does not say all), and writes context binaries for one Hexagon architecture, the same graphs as ONNX for the CPU, the embedding table, the
 /// tokenizer and the manifest. The folder appears when everything is written; until then finished
 /// context binaries, graphs and tables lie in a hidden folder beside it, and the same command goes on from there after it was
 /// stopped. Prints the path of the manifest.
@@ -54,7 +55,7 @@ Examples:
 pub struct ForgeArgs {
     #[command(subcommand)]
     pub(crate) command: Option<ForgeCommand>,
-    /// Folder of the checkpoint
+    /// Folder of the checkpoint, or a GGUF file of llama.cpp
     #[arg(required_unless_present = "synthetic")]
     pub(crate) checkpoint: Option<PathBuf>,
     /// Instead of a checkpoint: a config.json, with weights drawn at random. The bundle has the
@@ -119,7 +120,7 @@ pub(crate) enum ForgeCommand {
 #[derive(Debug, Args)]
 #[command(after_help = PLAN_EXAMPLES)]
 pub(crate) struct PlanArgs {
-    /// Folder of the checkpoint, or a config.json
+    /// Folder of the checkpoint, a GGUF file, or a config.json
     pub checkpoint: PathBuf,
     #[command(flatten)]
     pub shape: ShapeArgs,
@@ -143,7 +144,7 @@ pub(crate) struct PlanArgs {
 #[derive(Debug, Args)]
 #[command(after_help = ESTIMATE_EXAMPLES)]
 pub(crate) struct EstimateArgs {
-    /// Folder of the checkpoint, or a config.json
+    /// Folder of the checkpoint, a GGUF file, or a config.json
     pub checkpoint: PathBuf,
     #[command(flatten)]
     pub shape: ShapeArgs,
@@ -175,6 +176,9 @@ pub(crate) struct CompileContextArgs {
 /// What shapes the graphs.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ShapeArgs {
+    /// Folder with the tokenizer.json and the config.json of the model, for a GGUF file that has none beside it
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: Option<PathBuf>,
     /// Hexagon architecture of the context binaries [default: v81 when there are QNN libraries]
     #[arg(long, value_enum, value_name = "ARCH")]
     pub target: Option<TargetChoice>,
@@ -250,6 +254,19 @@ impl ShapeArgs {
         }
     }
 
+    /// The checkpoint of a folder, or of a GGUF file with the folder of its tokenizer.
+    fn open(&self, path: &Path) -> Result<Checkpoint> {
+        match &self.tokenizer {
+            None => Checkpoint::open(path),
+            Some(folder) if is_gguf(path) => Checkpoint::open_gguf(path, Some(folder)),
+            Some(_) => Err(Error::new(
+                ErrorKind::Usage,
+                format!("--tokenizer is for GGUF files, and {} is a folder", path.display()),
+            )
+            .hint("put the tokenizer's files into the checkpoint's folder")),
+        }
+    }
+
     pub(crate) fn target(&self) -> Target {
         self.target.map_or(Target::V81, TargetChoice::target)
     }
@@ -268,16 +285,21 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
-/// A checkpoint's folder, or a configuration alone, which is enough where weights do not matter.
-pub(crate) fn source(path: &Path) -> Result<Checkpoint> {
-    if path.is_dir() {
-        return Checkpoint::open(path);
+/// A checkpoint's folder, a GGUF file, or a configuration alone, which is enough where weights do not matter.
+pub(crate) fn source(path: &Path, shape: &ShapeArgs) -> Result<Checkpoint> {
+    if path.is_dir() || is_gguf(path) {
+        return shape.open(path);
     }
     if path.extension().is_some_and(|e| e == "json") {
         return Checkpoint::synthetic(path, 1);
     }
     Err(Error::new(ErrorKind::Artifact, format!("{}: not a folder", path.display()))
-        .hint("expected the folder of a Hugging Face checkpoint, or a config.json"))
+        .hint("expected the folder of a Hugging Face checkpoint, a .gguf file, or a config.json"))
+}
+
+/// True for what is named as a file of llama.cpp.
+pub(super) fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"))
 }
 
 impl ForgeArgs {
@@ -295,7 +317,7 @@ impl ForgeArgs {
     pub(super) fn checkpoint(&self) -> Result<Checkpoint> {
         match (&self.synthetic, &self.checkpoint) {
             (Some(config), _) => Checkpoint::synthetic(config, self.seed),
-            (None, Some(folder)) => Checkpoint::open(folder),
+            (None, Some(path)) => self.shape.open(path),
             // The parser asks for one of them.
             (None, None) => Err(Error::new(ErrorKind::Usage, "no checkpoint is given")),
         }

@@ -252,11 +252,12 @@ fn report_json(report: &Report) -> Value {
     })
 }
 
-/// Refuses what is not a folder before libraries are opened for it.
+/// Refuses what is neither a folder nor a GGUF file before libraries are opened for it.
 fn is_checkpoint(path: &Path) -> Result<()> {
-    if path.is_dir() {
+    if path.is_dir() || args::is_gguf(path) {
         return Ok(());
     }
-    Err(Error::new(ErrorKind::Artifact, format!("{}: not a folder", path.display()))
-        .hint("expected the folder of a Hugging Face checkpoint, with config.json"))
+    Err(Error::new(ErrorKind::Artifact, format!("{}: not a folder", path.display())).hint(
+        "expected the folder of a Hugging Face checkpoint, with config.json, or a .gguf file",
+    ))
 }

@@ -17,7 +17,7 @@ use crate::{ForgeOptions, registry};
 
 /// Runs the command.
 pub(super) fn run(args: &EstimateArgs, terminal: Terminal<'_>) -> Result<Status> {
-    let checkpoint = source(&args.checkpoint)?;
+    let checkpoint = source(&args.checkpoint, &args.shape)?;
     let libraries = args.libraries.require("an estimate")?;
     let options = args.shape.options(&args.checkpoint);
     let wanted = EstimateOptions { corner: args.corner, traces: args.trace.clone() };

@@ -18,6 +18,7 @@ use qhx_core::text::{ChatTemplate, Message, RenderOptions};
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_cpu::{CpuBackend, CpuOptions};
 use qhx_forge::checkpoint::Checkpoint;
+use qhx_forge::weight::{Storage, Weight};
 use qhx_media::{AudioRules, ImageRules, Limits, Source, VideoRules};
 use qhx_plugins::lock::Lock;
 
@@ -31,10 +32,11 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 13] = [
     Target { name: "manifest", read: manifest },
     Target { name: "onnx", read: onnx },
     Target { name: "safetensors", read: safetensors },
+    Target { name: "gguf", read: gguf },
     Target { name: "plugins_lock", read: plugins_lock },
     Target { name: "chat_template", read: chat_template },
     Target { name: "suite", read: suite },
@@ -96,6 +98,23 @@ pub fn safetensors(data: &[u8]) -> Result<()> {
     let checkpoint = Checkpoint::open(dir)?;
     checkpoint.values("a", &[2, 3])?;
     checkpoint.matrix("b", [4, 2])?.read_f32(1, &mut [0.0; 6])
+}
+
+/// A model of llama.cpp: header, metadata, table of tensors, and two matrices as floats and as they are stored.
+pub fn gguf(data: &[u8]) -> Result<()> {
+    // In a folder without the configuration of another target.
+    let file = write("model.gguf", data)?;
+    let folder = folder(&file).join("nothing");
+    let checkpoint = Checkpoint::open_gguf(&file, Some(&folder))?;
+    checkpoint.values("norm.weight", &[32])?;
+    for name in ["layers.0.self_attn.q_proj.weight", "layers.0.self_attn.v_proj.weight"] {
+        let weight = Weight::new(checkpoint.matrix(name, [8, 32])?, Storage::Float);
+        weight.to_f32()?;
+        if let Some(form) = weight.source().block_form() {
+            weight.to_blocks(form)?;
+        }
+    }
+    Ok(())
 }
 
 /// The list of installed plugins.

@@ -1,0 +1,271 @@
+//! A GGUF file of llama.cpp as a checkpoint.
+
+mod config;
+mod file;
+mod form;
+mod names;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use qhx_core::artifacts::Mapped;
+use qhx_core::{DType, Error, ErrorKind, Result};
+use serde_json::Value as Json;
+
+use super::Imported;
+use crate::quantise::{BlockForm, BlocksMut};
+use crate::weight::RowSource;
+use file::{File, Value};
+use form::Form;
+use names::{Architecture, Change};
+
+/// What a file holds, under the names of a Hugging Face checkpoint.
+#[derive(Debug)]
+pub(crate) struct Model {
+    pub tensors: BTreeMap<String, Imported>,
+    file: File,
+    architecture: Architecture,
+    map: Mapped,
+}
+
+impl Model {
+    /// Maps the file and reads its tables.
+    pub fn open(path: &Path) -> Result<Self> {
+        let map = Mapped::open(path)?;
+        let file = File::read(&map)?;
+        let fail = |what: String, hint: &str| {
+            Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display()))
+                .hint(hint.to_owned())
+        };
+        if file.number("split.count").is_some_and(|parts| parts > 1.0) {
+            return Err(fail(
+                "one of several parts of a model".to_owned(),
+                "put them together: `llama-gguf-split --merge FIRST-PART model.gguf`",
+            ));
+        }
+        let said = file.text("general.architecture").unwrap_or_default();
+        let Some(architecture) = Architecture::of(said) else {
+            return Err(fail(
+                format!(
+                    "models of llama.cpp's architecture {said:?} are not read, expected {}",
+                    Architecture::NAMES
+                ),
+                "make the bundle from the Hugging Face checkpoint",
+            ));
+        };
+        let mut tensors = BTreeMap::new();
+        for info in &file.tensors {
+            let Some((name, change)) = architecture.tensor(&info.name) else { continue };
+            let heads = match change {
+                Change::Rotated(key) => {
+                    // Without a number for keys and values of their own, they have as many as queries.
+                    let keys = [key, "attention.head_count"].map(|key| architecture.key(key));
+                    let heads = keys.iter().find_map(|key| file.size(key)).unwrap_or(0);
+                    let rows = info.shape.first().copied().unwrap_or(0);
+                    if heads == 0 || !rows.is_multiple_of(heads.saturating_mul(2)) {
+                        return Err(fail(
+                            format!(
+                                "tensor {} has {rows} rows, expected pairs for each of {heads} heads ({})",
+                                info.name,
+                                architecture.key(key)
+                            ),
+                            "the file is damaged, or made by a converter that is not llama.cpp's",
+                        ));
+                    }
+                    Some(heads)
+                }
+                _ => None,
+            };
+            let tensor = Tensor {
+                map: map.clone(),
+                bytes: info.bytes.clone(),
+                form: info.form,
+                shape: Arc::from(&*info.shape),
+                heads,
+                less: if change == Change::PlusOne { 1.0 } else { 0.0 },
+            };
+            tensors.insert(name, Imported::Gguf(tensor));
+        }
+        Ok(Self { tensors, file, architecture, map })
+    }
+
+    /// A `config.json` from the metadata. Errors when that does not say all that a recipe has to know.
+    pub fn config(&self) -> Result<Json> {
+        config::of(&self.file, self.architecture).map_err(|what| {
+            let path = self.map.path().display();
+            Error::new(ErrorKind::Artifact, format!("{path}: {what}")).hint(
+                "put the config.json of the model's Hugging Face checkpoint beside the file, or name its folder \
+                 (`--tokenizer`)",
+            )
+        })
+    }
+}
+
+impl File {
+    fn number(&self, key: &str) -> Option<f64> {
+        match self.metadata.get(key) {
+            Some(Value::Number(number)) => Some(*number),
+            _ => None,
+        }
+    }
+
+    /// A whole number that a size can be.
+    fn size(&self, key: &str) -> Option<usize> {
+        let number = self.number(key)?;
+        (number >= 0.0 && number <= f64::from(u32::MAX) && number.fract() == 0.0)
+            .then_some(number as usize)
+    }
+
+    fn text(&self, key: &str) -> Option<&str> {
+        match self.metadata.get(key) {
+            Some(Value::Text(text)) => Some(text),
+            _ => None,
+        }
+    }
+}
+
+/// A tensor of the file.
+#[derive(Debug, Clone)]
+pub(crate) struct Tensor {
+    map: Mapped,
+    bytes: Range<usize>,
+    form: Form,
+    shape: Arc<[usize]>,
+    /// The rows are those of so many heads, reordered by llama.cpp: see [`Change::Rotated`].
+    heads: Option<usize>,
+    /// Taken off each value.
+    less: f32,
+}
+
+impl Tensor {
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    pub fn form(&self) -> &'static str {
+        self.form.name()
+    }
+
+    pub fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Arc<dyn RowSource>> {
+        // A vector is a matrix of one column, so that its elements can be reordered as rows are.
+        let (rows, cols) = match &*self.shape {
+            [len] if self.form.block().0 == 1 => (*len, 1),
+            [len] => (1, *len),
+            [rest @ .., cols] => (rest.iter().product(), *cols),
+            [] => (0, 0),
+        };
+        let Some(viewed) = shape[0].checked_mul(shape[1]).filter(|n| *n == rows * cols) else {
+            return Err(Error::new(
+                ErrorKind::Internal,
+                format!("tensor {name}: {:?} seen as {shape:?}", self.shape),
+            ));
+        };
+        let blocks = self.form.integers().filter(|_| shape == [rows, cols] && self.less == 0.0);
+        Ok(Arc::new(Matrix {
+            name: name.to_owned(),
+            tensor: self.clone(),
+            shape,
+            cols,
+            blocks: blocks.filter(|_| viewed > 0),
+        }))
+    }
+}
+
+/// A tensor seen as a matrix.
+#[derive(Debug)]
+struct Matrix {
+    name: String,
+    tensor: Tensor,
+    shape: [usize; 2],
+    /// Elements of a row in the file; the matrix may have other rows.
+    cols: usize,
+    /// What its integers are like, where it hands them out.
+    blocks: Option<BlockForm>,
+}
+
+impl Matrix {
+    /// The bytes of a row of the file, counted in the order of the Hugging Face checkpoint.
+    fn row(&self, row: usize) -> Result<&[u8]> {
+        let Tensor { map, bytes, form, heads, .. } = &self.tensor;
+        let (block, size) = form.block();
+        let len = self.cols / block * size;
+        let place = match heads {
+            None => Some(row),
+            // There a head's rows are its first half and its second half; here they alternate.
+            Some(heads) => {
+                let rows = bytes.len() / len.max(1);
+                let dim = (rows / heads).max(1);
+                let (head, within) = (row / dim, row % dim);
+                let half = (dim / 2).max(1);
+                Some(head * dim + within % half * 2 + within / half)
+            }
+        };
+        let range = place
+            .and_then(|place| place.checked_mul(len)?.checked_add(bytes.start))
+            .and_then(|start| Some(start..start.checked_add(len)?))
+            .filter(|range| range.end <= bytes.end);
+        range.and_then(|range| map.bytes().get(range)).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Internal,
+                format!("tensor {}: row {row} is out of bounds", self.name),
+            )
+        })
+    }
+}
+
+impl RowSource for Matrix {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn shape(&self) -> [usize; 2] {
+        self.shape
+    }
+
+    fn stored_dtype(&self) -> DType {
+        match self.tensor.form {
+            Form::F16 => DType::F16,
+            Form::Bf16 => DType::Bf16,
+            _ => DType::F32,
+        }
+    }
+
+    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
+        let cols = self.cols.max(1);
+        let first = first * self.shape[1] / cols;
+        for (row, out) in out.chunks_exact_mut(cols).enumerate() {
+            self.tensor.form.floats(self.row(first + row)?, out);
+        }
+        let less = self.tensor.less;
+        if less != 0.0 {
+            out.iter_mut().for_each(|value| *value -= less);
+        }
+        Ok(())
+    }
+
+    fn block_form(&self) -> Option<BlockForm> {
+        self.blocks
+    }
+
+    fn read_blocks(&self, first: usize, out: BlocksMut<'_>) -> Result<()> {
+        let form = self.tensor.form;
+        let (block, size) = form.block();
+        let per_row = (self.cols / block).max(1);
+        let mut offsets = out.offsets.iter_mut();
+        let rows = out.values.chunks_exact_mut(self.cols.max(1));
+        for (row, (values, scales)) in rows.zip(out.scales.chunks_exact_mut(per_row)).enumerate() {
+            let stored = self.row(first + row)?.chunks_exact(size);
+            let blocks = values.chunks_exact_mut(block).zip(stored);
+            for ((values, stored), scale) in blocks.zip(scales) {
+                let (found, offset) = form.unpack(stored, values);
+                *scale = found;
+                if let Some(place) = offsets.next() {
+                    *place = offset;
+                }
+            }
+        }
+        Ok(())
+    }
+}

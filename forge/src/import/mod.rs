@@ -1,0 +1,46 @@
+//! Checkpoints that another program quantised: GGUF files of llama.cpp, and safetensors of GPTQ and AWQ.
+//!
+//! A tensor gets the name that the unquantised checkpoint has for it, so that recipes need not know of any of this.
+//! Integers reach the graphs as they are stored: see [`RowSource::read_blocks`].
+
+pub(crate) mod gguf;
+pub(crate) mod packed;
+
+use std::sync::Arc;
+
+use qhx_core::Result;
+
+use crate::weight::RowSource;
+
+/// A tensor in a form of its own.
+#[derive(Debug, Clone)]
+pub(crate) enum Imported {
+    Gguf(gguf::Tensor),
+    Packed(packed::Tensor),
+}
+
+impl Imported {
+    /// Sizes, outputs first.
+    pub fn shape(&self) -> &[usize] {
+        match self {
+            Self::Gguf(tensor) => tensor.shape(),
+            Self::Packed(tensor) => tensor.shape(),
+        }
+    }
+
+    /// The form, for messages and for the identity of a checkpoint.
+    pub fn form(&self) -> &'static str {
+        match self {
+            Self::Gguf(tensor) => tensor.form(),
+            Self::Packed(tensor) => tensor.form(),
+        }
+    }
+
+    /// The tensor `name` seen as a matrix `shape` of as many elements.
+    pub fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Arc<dyn RowSource>> {
+        match self {
+            Self::Gguf(tensor) => tensor.matrix(name, shape),
+            Self::Packed(tensor) => tensor.matrix(name, shape),
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! Checkpoints that other programs quantised: the graphs get their integers, and damaged files are refused.
+
+use std::path::Path;
+
+use qhx_core::{Error, ErrorKind};
+use qhx_forge::checkpoint::Checkpoint;
+use qhx_forge::recipe::{Precision, RecipeOptions};
+use qhx_forge::registry::recipe;
+use qhx_forge::weight::{Storage, Weight};
+use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint};
+use qhx_places::fixture;
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+use tempfile::TempDir;
+
+use crate::{copy, edit_header, edit_json};
+
+/// Asserts that numbers have the hash that the other program's have.
+#[track_caller]
+fn same<T: bytemuck::NoUninit + Into<f64> + Copy>(found: &[T], expected: &Value, what: &str) {
+    for (index, value) in expected["first"].as_array().unwrap().iter().enumerate() {
+        assert_eq!(found[index].into(), value.as_f64().unwrap(), "{what}: element {index}");
+    }
+    let hash: String =
+        Sha256::digest(bytemuck::cast_slice(found)).iter().map(|b| format!("{b:02x}")).collect();
+    assert_eq!(expected["sha256"], json!(hash), "{what}: {} elements", found.len());
+}
+
+fn expected() -> Value {
+    let text = std::fs::read(fixture("quantised/expected.json")).unwrap();
+    serde_json::from_slice(&text).unwrap()
+}
+
+/// Sizes of a matrix of the fixtures.
+fn shape(name: &str) -> [usize; 2] {
+    let end = name.rsplit('.').nth(1).unwrap();
+    match end {
+        "q_proj" | "o_proj" => [64, 64],
+        "k_proj" | "v_proj" => [32, 64],
+        "down_proj" => [64, 96],
+        "embed_tokens" => [8, 256],
+        _ => [96, 64],
+    }
+}
+
+#[test]
+fn integers_of_other_programs_reach_the_graphs_unchanged() {
+    let expected = expected();
+    let mut seen = 0;
+    for (file, tensors) in expected.as_object().unwrap() {
+        let path = fixture(&format!("quantised/{file}"));
+        // One file has not all that a model needs, and is opened beside a configuration that is not read.
+        let checkpoint = match file.as_str() {
+            "q6_k.gguf" => Checkpoint::open_gguf(&path, Some(&fixture("quantised/awq"))),
+            _ => Checkpoint::open(&path),
+        };
+        let checkpoint = checkpoint.unwrap();
+        for (name, expected) in tensors.as_object().unwrap() {
+            let what = format!("{file}: {name}");
+            let source = checkpoint.matrix(name, shape(name)).unwrap();
+            let form = source.block_form();
+            let weight = Weight::new(source, Storage::Float);
+            same(&weight.to_f32().unwrap(), &expected["real"], &what);
+            if expected.get("values").is_none() {
+                assert_eq!(form, None, "{what}");
+                continue;
+            }
+            let form = form.unwrap();
+            let blocks = weight.to_blocks(form).unwrap();
+            same(&blocks.values, &expected["values"], &what);
+            same(&blocks.scales, &expected["scales"], &what);
+            assert_eq!(form.offsets, expected.get("offsets").is_some(), "{what}");
+            if form.offsets {
+                same(&blocks.offsets, &expected["offsets"], &what);
+            }
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 7 + 7 + 3, "tensors with integers");
+}
+
+/// A GGUF file in a folder of its own, with a tokenizer.
+fn file() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(fixture("quantised/mixed.gguf"), dir.path().join("model.gguf")).unwrap();
+    std::fs::copy(fixture("llama3-toy/tokenizer.json"), dir.path().join("tokenizer.json")).unwrap();
+    dir
+}
+
+#[test]
+fn a_gguf_file_says_of_itself_what_a_recipe_needs() {
+    let dir = file();
+    let checkpoint = Checkpoint::open(&dir.path().join("model.gguf")).unwrap();
+    let mut made = checkpoint.config().clone();
+    // Of the same weights, and with a configuration beside them.
+    let folder = Checkpoint::open(&fixture("quantised/gptq-asym")).unwrap();
+    let mut written = folder.config().clone();
+    for key in ["head_dim", "attention_bias", "quantization_config"] {
+        made.as_object_mut().unwrap().remove(key);
+        written.as_object_mut().unwrap().remove(key);
+    }
+    assert_eq!(made, written);
+    assert_eq!(checkpoint.config()["head_dim"], json!(16));
+    let options = RecipeOptions {
+        precision: Precision::Fp16,
+        shards: 1,
+        max_ctx: 64,
+        ..RecipeOptions::default()
+    };
+    assert_eq!(recipe(&checkpoint, &options).unwrap().family, "llama");
+}
+
+#[test]
+fn a_gguf_file_becomes_a_bundle_of_its_name() {
+    let dir = file();
+    let path = dir.path().join("model.gguf");
+    let out = dir.path().join("bundle");
+    let options = ForgeOptions { max_ctx: Some(32), ..ForgeOptions::new(&out) };
+    let report = forge(&path, &options, &mut Silent).unwrap();
+    assert_eq!(report.manifest, out.join("model.json"));
+    // A bundle beside the file is not taken for a part of a checkpoint.
+    let options = ForgeOptions { overwrite: true, ..options };
+    forge(&path, &options, &mut Silent).unwrap();
+
+    std::fs::remove_file(dir.path().join("tokenizer.json")).unwrap();
+    let error = forge(&path, &options, &mut Silent).unwrap_err();
+    assert!(error.report().to_string().contains("--tokenizer"), "{error}");
+    let beside = Checkpoint::open_gguf(&path, Some(&fixture("quantised/gptq-asym"))).unwrap();
+    let error = forge_checkpoint(&beside, recipe, &options, &mut Silent).unwrap_err();
+    assert!(error.message().contains("tokenizer.json: missing"), "{error}");
+}
+
+/// Bytes of a GGUF file of which the tensor `name` has another entry: `edit` gets its number of dimensions, the sizes,
+/// type and offset.
+fn edited(name: &str, edit: impl FnOnce(&mut [u8])) -> Vec<u8> {
+    let mut bytes = std::fs::read(fixture("quantised/mixed.gguf")).unwrap();
+    let name = name.as_bytes();
+    let at = bytes.windows(name.len()).position(|window| window == name).unwrap() + name.len();
+    edit(&mut bytes[at..at + 4 + 16 + 4 + 8]);
+    bytes
+}
+
+fn opened(bytes: &[u8]) -> Result<Checkpoint, Error> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    std::fs::write(&path, bytes).unwrap();
+    Checkpoint::open(&path)
+}
+
+#[test]
+fn gguf_files_that_cannot_be_read_say_why() {
+    let down = "blk.0.ffn_down.weight";
+    let kind = |kind: u32| edited(down, |e| e[20..24].copy_from_slice(&kind.to_le_bytes()));
+    let size = |n: u64| edited(down, |e| e[4..12].copy_from_slice(&n.to_le_bytes()));
+    let whole = std::fs::read(fixture("quantised/mixed.gguf")).unwrap();
+    let header = |at: usize, value: u64| {
+        let mut bytes = whole.clone();
+        bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        bytes
+    };
+    let named = |from: &str, to: &str| {
+        let mut bytes = whole.clone();
+        let at = bytes.windows(from.len()).position(|w| w == from.as_bytes()).unwrap();
+        bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+        bytes
+    };
+    let large = u64::MAX - 63;
+    for (bytes, words) in [
+        (kind(12), "blk.0.ffn_down.weight is stored as Q4_K, expected F32, F16"),
+        (kind(12), "llama-quantize"),
+        (kind(99), "ggml's type 99"),
+        (size(95), "rows of 95, expected a multiple of 32"),
+        (size(1 << 39), "lies beyond its end"),
+        (size(u64::MAX), "a dimension of 18446744073709551615"),
+        (edited(down, |e| e[24..].copy_from_slice(&large.to_le_bytes())), "lies beyond its end"),
+        (edited(down, |e| e[..4].copy_from_slice(&9u32.to_le_bytes())), "has 9 dimensions"),
+        (header(8, u64::MAX), "18446744073709551615 tensors"),
+        (header(16, 1 << 40), "1099511627776 keys"),
+        (header(24, u64::MAX), "ends within its table"),
+        (named("ffn_gate", "ffn_down"), "is there twice"),
+        (named("llama.block_count", "llama.block_numbr"), "no number llama.block_count"),
+        (named("llama.block_count", "llama.block_numbr"), "--tokenizer"),
+        (named("GGUF", "GGML"), "does not begin with"),
+        (vec![], "ends within its table"),
+        (b"version https://git-lfs.github.com/spec/v1\n".to_vec(), "Git LFS pointer"),
+    ] {
+        let error = opened(&bytes).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Artifact, "{error}");
+        let said = error.report().to_string();
+        assert!(said.contains(words), "{said}\n  does not say {words:?}");
+    }
+    // Cut anywhere in its tables, or with any byte of them changed: an answer, and no panic.
+    let tables = 1900;
+    for length in (0..tables).step_by(7) {
+        assert!(opened(&whole[..length]).is_err(), "the first {length} bytes are no file");
+    }
+    for at in (0..tables).step_by(5) {
+        let mut bytes = whole.clone();
+        bytes[at] = bytes[at].wrapping_add(0x81);
+        let _ = opened(&bytes);
+    }
+}
+
+#[test]
+fn gguf_files_of_other_models_name_what_is_read() {
+    let mut bytes = std::fs::read(fixture("quantised/mixed.gguf")).unwrap();
+    let key = b"general.architecture";
+    let at = bytes.windows(key.len()).position(|w| w == key).unwrap() + key.len() + 12;
+    bytes[at..at + 5].copy_from_slice(b"mamba");
+    let error = opened(&bytes).unwrap_err();
+    assert!(error.message().contains("\"mamba\" are not read, expected llama, qwen2"), "{error}");
+}
+
+#[test]
+fn layers_of_gptq_and_awq_that_cannot_be_read_say_why() {
+    let down = "model.layers.0.mlp.down_proj";
+    type Edit = fn(&mut Value);
+    let configs: [(Edit, &str); 7] = [
+        (
+            |q| q["quant_method"] = json!("fp8"),
+            "quant_method is \"fp8\", expected \"gptq\" or \"awq\"",
+        ),
+        (|q| q["bits"] = json!(3), "bits is 3, expected 4"),
+        (|q| q["group_size"] = json!(48), "group_size is 48, expected a multiple of 32"),
+        (|q| q["group_size"] = json!(64), "96 inputs in groups of 64"),
+        (|q| q["group_size"] = json!(-1), "down_proj.qzeros has the shape [3, 8], expected [1, 8]"),
+        (|q| q["checkpoint_format"] = json!("marlin"), "\"marlin\", expected \"gptq\""),
+        (
+            |q| *q = json!({"quant_method": "awq", "bits": 4, "version": "gemv"}),
+            "\"gemv\", expected",
+        ),
+    ];
+    for (edit, words) in configs {
+        let dir = copy("quantised/gptq-sym");
+        edit_json(&dir.path().join("config.json"), |c| edit(&mut c["quantization_config"]));
+        refused(dir.path(), words);
+    }
+    let path = |dir: &TempDir| dir.path().join("model.safetensors");
+    let dir = copy("quantised/gptq-sym");
+    edit_header(&path(&dir), |header| {
+        let tensor = header.as_object_mut().unwrap().remove(&format!("{down}.scales")).unwrap();
+        header[format!("{down}.scale")] = tensor;
+    });
+    refused(dir.path(), "down_proj.qweight is there without");
+    // Another order of the inputs.
+    let dir = copy("quantised/gptq-sym");
+    let mut bytes = std::fs::read(path(&dir)).unwrap();
+    // The last tensor of the file is g_idx.
+    let last = bytes.len() - 4;
+    bytes[last..].copy_from_slice(&0i32.to_le_bytes());
+    std::fs::write(path(&dir), bytes).unwrap();
+    refused(dir.path(), "orders the inputs by activation (desc_act)");
+}
+
+#[track_caller]
+fn refused(dir: &Path, words: &str) {
+    let error = Checkpoint::open(dir).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Artifact, "{error}");
+    let said = error.report().to_string();
+    assert!(said.contains(words), "{said}\n  does not say {words:?}");
+}

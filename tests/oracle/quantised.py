@@ -1,0 +1,287 @@
+"""Tiny models that other programs quantised, and what those programs read from them, in `../fixtures/quantised`.
+
+GGUF files are written, and their blocks quantised and read, by llama.cpp's Python package (gguf==0.19.0). Layers of
+GPTQ and AWQ are packed by the loops of their own packers, restated here (AutoGPTQ `QuantLinear.pack`, AutoAWQ
+`WQLinear_GEMM.from_linear`); these packages need torch with CUDA.
+
+    pip install gguf==0.19.0 && python quantised.py ../fixtures/quantised
+
+The same weights stand behind all of them: a Llama of one layer, drawn from a seed. `expected.json` has for each file
+and each quantised tensor, under its name in a Hugging Face checkpoint, integers from -8 to 7 (Q8_0: -128 to 127),
+scales and offsets, and real values as the program reads them: the first four, and the SHA-256 of all of them as i8 or
+little-endian f32.
+"""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+from gguf import GGUFWriter, quants
+
+HIDDEN, INTER, HEADS, GROUPS, VOCAB = 64, 96, 4, 2, 48
+DIM = HIDDEN // HEADS
+GROUP = 32
+
+
+def tensors(rng):
+    def draw(*shape):
+        return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+
+    layer = "model.layers.0."
+    return {
+        "model.embed_tokens.weight": draw(VOCAB, HIDDEN),
+        "model.norm.weight": 1 + 0.1 * draw(HIDDEN),
+        "lm_head.weight": draw(VOCAB, HIDDEN),
+        layer + "input_layernorm.weight": 1 + 0.1 * draw(HIDDEN),
+        layer + "post_attention_layernorm.weight": 1 + 0.1 * draw(HIDDEN),
+        layer + "self_attn.q_proj.weight": draw(HIDDEN, HIDDEN),
+        layer + "self_attn.k_proj.weight": draw(GROUPS * DIM, HIDDEN),
+        layer + "self_attn.v_proj.weight": draw(GROUPS * DIM, HIDDEN),
+        layer + "self_attn.o_proj.weight": draw(HIDDEN, HIDDEN),
+        layer + "mlp.gate_proj.weight": draw(INTER, HIDDEN),
+        layer + "mlp.up_proj.weight": draw(INTER, HIDDEN),
+        layer + "mlp.down_proj.weight": draw(HIDDEN, INTER),
+    }
+
+
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def gguf_name(name):
+    stem = name.removesuffix(".weight")
+    if stem in NAMES:
+        return NAMES[stem] + ".weight"
+    return "blk.0." + NAMES[stem.removeprefix("model.layers.0.")] + ".weight"
+
+
+def permute(weight, heads):
+    """`LlamaModel.permute` of `convert_hf_to_gguf.py`."""
+    return weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def digest(array, dtype):
+    array = np.ascontiguousarray(array, dtype=dtype).reshape(-1)
+    return {"first": array[:4].tolist(), "sha256": hashlib.sha256(array.tobytes()).hexdigest()}
+
+
+def record(values, scales, offsets, real):
+    found = {"values": digest(values, "i1"), "scales": digest(scales, "<f4"), "real": digest(real, "<f4")}
+    if offsets is not None:
+        found["offsets"] = digest(offsets, "<f4")
+    return found
+
+
+def blocks(data, kind, real):
+    """Integers, scales and offsets of quantised rows, read by the layout of `ggml-common.h`."""
+    size = {Type.Q4_0: 18, Type.Q4_1: 20, Type.Q8_0: 34}[kind]
+    rows = data.reshape(-1, size)
+    scales = rows[:, :2].copy().view("<f2").astype(np.float32)
+    if kind == Type.Q8_0:
+        return record(rows[:, 2:].view(np.int8), scales, None, real)
+    packed = rows[:, size - 16 :]
+    values = np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.int16) - 8
+    if kind == Type.Q4_0:
+        return record(values, scales, None, real)
+    least = rows[:, 2:4].copy().view("<f2").astype(np.float32)
+    return record(values, scales, 8 + least / scales, real)
+
+
+def gguf(path, weights):
+    """A file as `convert_hf_to_gguf.py` and `llama-quantize` make it, but with all forms in one."""
+    writer = GGUFWriter(path, "llama")
+    writer.add_context_length(128)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(INTER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(GROUPS)
+    writer.add_rope_dimension_count(DIM)
+    writer.add_rope_freq_base(50000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_token_list([f"t{i}" for i in range(VOCAB)])
+    writer.add_token_types([1] * VOCAB)
+    expected = {}
+    for name, weight in weights.items():
+        stored = weight
+        if "q_proj" in name or "k_proj" in name:
+            stored = permute(weight, HEADS if "q_proj" in name else GROUPS)
+        if weight.ndim == 1:
+            writer.add_tensor(gguf_name(name), stored)
+        elif "embed_tokens" in name or "lm_head" in name:
+            writer.add_tensor(gguf_name(name), stored.astype(np.float16))
+        else:
+            kind = Type.Q4_1 if "v_proj" in name or "gate" in name else Type.Q8_0 if "down" in name else Type.Q4_0
+            writer.add_tensor(gguf_name(name), quants.quantize(stored, kind), raw_dtype=kind)
+            # Rows are quantised one by one: these are the integers in the order of the checkpoint.
+            data = quants.quantize(weight, kind)
+            expected[name] = blocks(data, kind, quants.dequantize(data, kind))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return expected
+
+
+def sixes(path, rng):
+    """A table of Q6_K, of random blocks: the package reads this form and does not write it."""
+    writer = GGUFWriter(path, "qwen2")
+    data = rng.integers(0, 256, (8, 210), dtype=np.uint8)
+    scales = rng.uniform(0.001, 0.01, (8, 1)).astype("<f2").view(np.uint8)
+    data[:, 208:] = scales
+    for key, value in [("context_length", 64), ("embedding_length", 256), ("block_count", 1)]:
+        writer.add_uint32(f"qwen2.{key}", value)
+    for key, value in [("feed_forward_length", 32), ("attention.head_count", 8)]:
+        writer.add_uint32(f"qwen2.{key}", value)
+    writer.add_float32("qwen2.attention.layer_norm_rms_epsilon", 1e-6)
+    writer.add_tensor("token_embd.weight", data, raw_dtype=Type.Q6_K)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return {"model.embed_tokens.weight": {"real": digest(quants.dequantize(data, Type.Q6_K), "<f4")}}
+
+
+def groups_of(weight, symmetric):
+    """Integers from 0 to 15, scales and zero points `[groups, outputs]`, as rounding to the nearest makes them."""
+    outputs, inputs = weight.shape
+    grouped = weight.reshape(outputs, inputs // GROUP, GROUP)
+    if symmetric:
+        scales = (2 * np.abs(grouped).max(2) / 15).astype(np.float16)
+        zeros = np.full(scales.shape, 8)
+    else:
+        low, high = np.minimum(grouped.min(2), 0), np.maximum(grouped.max(2), 0)
+        scales = ((high - low) / 15).astype(np.float16)
+        zeros = np.clip(np.round(-low / scales.astype(np.float32)), 1, 15).astype(np.int64)
+    wide = scales.astype(np.float32)[..., None]
+    integers = np.clip(np.round(grouped / wide) + zeros[..., None], 0, 15).astype(np.int64)
+    real = ((integers - zeros[..., None]) * wide).reshape(outputs, inputs)
+    found = record(integers.reshape(outputs, inputs) - 8, scales, None if symmetric else 8 - zeros, real)
+    return integers.reshape(outputs, inputs), scales.T, zeros.T, found
+
+
+def pack_gptq(name, integers, scales, zeros, version):
+    """AutoGPTQ's `QuantLinear.pack`: eight inputs in a word, and eight zero points, each less one in version 1."""
+    columns = integers.T.astype(np.uint32)
+    qweight = np.zeros((columns.shape[0] // 8, columns.shape[1]), np.uint32)
+    for row in range(qweight.shape[0]):
+        for j in range(8):
+            qweight[row] |= columns[8 * row + j] << (4 * j)
+    stored = (zeros - (1 if version == 1 else 0)).astype(np.uint32)
+    qzeros = np.zeros((stored.shape[0], stored.shape[1] // 8), np.uint32)
+    for column in range(qzeros.shape[1]):
+        for j in range(8):
+            qzeros[:, column] |= stored[:, 8 * column + j] << (4 * j)
+    return {
+        name + ".qweight": qweight.view(np.int32),
+        name + ".qzeros": qzeros.view(np.int32),
+        name + ".scales": scales,
+        name + ".g_idx": (np.arange(columns.shape[0]) // GROUP).astype(np.int32),
+    }
+
+
+def pack_awq(name, integers, scales, zeros):
+    """AutoAWQ's `WQLinear_GEMM.from_linear`: eight outputs in a word, in this order."""
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+
+    def pack(columns):
+        packed = np.zeros((columns.shape[0], columns.shape[1] // 8), np.uint32)
+        for column in range(packed.shape[1]):
+            for i in range(8):
+                packed[:, column] |= columns[:, 8 * column + order[i]].astype(np.uint32) << (4 * i)
+        return packed.view(np.int32)
+
+    return {
+        name + ".qweight": pack(integers.T),
+        name + ".qzeros": pack(zeros),
+        name + ".scales": scales,
+    }
+
+
+def write_safetensors(path, tensors):
+    types = {"float16": "F16", "float32": "F32", "int32": "I32"}
+    header, at = {}, 0
+    for name, array in tensors.items():
+        header[name] = {"dtype": types[str(array.dtype)], "shape": array.shape, "data_offsets": [at, at + array.nbytes]}
+        at += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(a.tobytes() for a in tensors.values()))
+
+
+def folder(path, weights, method, symmetric, version=1):
+    path.mkdir(exist_ok=True)
+    stored, expected = {}, {}
+    for name, weight in weights.items():
+        if weight.ndim == 1 or "embed_tokens" in name or "lm_head" in name:
+            stored[name] = weight.astype(np.float16)
+            continue
+        integers, scales, zeros, expected[name] = groups_of(weight, symmetric)
+        scales, layer = np.ascontiguousarray(scales), name.removesuffix(".weight")
+        if method == "gptq":
+            stored |= pack_gptq(layer, integers, scales, zeros, version)
+        else:
+            stored |= pack_awq(layer, integers, scales, zeros)
+    write_safetensors(path / "model.safetensors", stored)
+    said = {"quant_method": method, "bits": 4, "group_size": GROUP}
+    if method == "gptq":
+        said |= {"desc_act": False, "sym": symmetric, "checkpoint_format": "gptq" if version == 1 else "gptq_v2"}
+    else:
+        said |= {"zero_point": True, "version": "gemm"}
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_act": "silu",
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTER,
+        "num_hidden_layers": 1,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": GROUPS,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 50000.0,
+        "tie_word_embeddings": False,
+        "vocab_size": VOCAB,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "quantization_config": said,
+    }
+    (path / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    return expected
+
+
+def main(out):
+    out.mkdir(exist_ok=True)
+    weights = tensors(np.random.default_rng(7))
+    expected = {}
+    expected["mixed.gguf"] = gguf(out / "mixed.gguf", weights)
+    expected["q6_k.gguf"] = sixes(out / "q6_k.gguf", np.random.default_rng(8))
+    down = {name: weight for name, weight in weights.items() if "down_proj" in name}
+    for name, held, method, symmetric, version in [
+        ("gptq-asym", weights, "gptq", False, 1),
+        ("gptq-sym", down, "gptq", True, 1),
+        ("gptq-v2", down, "gptq", False, 2),
+        ("awq", down, "awq", False, 1),
+    ]:
+        expected[name] = folder(out / name, held, method, symmetric, version)
+    (out / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
