@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use qhx_core::backend::Backend;
-use qhx_core::qnn::{Library, MemoryMode, QnnBackend, QnnOptions, Target};
-use qhx_fake_device::Control;
+use qhx_core::qnn::{Library, QnnBackend, QnnOptions, Target};
 use qhx_forge::compile::Compiler;
 use qhx_forge::qnn::QnnCompiler;
 
@@ -28,18 +27,6 @@ pub fn qnn_device(
         htp: htp.clone(),
         system: Some(system.clone()),
         device_arch,
-        ..QnnOptions::default()
-    };
-    Arc::new(QnnBackend::new(options).unwrap_or_else(|e| panic!("{e}")))
-}
-
-/// The QNN backend over the provider in between, with inputs and outputs in memory of this kind.
-pub fn between(control: &Control, system: &Path, memory: MemoryMode) -> Arc<dyn Backend> {
-    let options = QnnOptions {
-        htp: control.path().to_owned(),
-        system: Some(system.to_owned()),
-        memory,
-        cdsprpc: Some(control.path().to_owned()),
         ..QnnOptions::default()
     };
     Arc::new(QnnBackend::new(options).unwrap_or_else(|e| panic!("{e}")))

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use qhx_core::backend::Backend;
 use qhx_core::engine::Model;
 use qhx_core::qnn::codes::Code;
-use qhx_core::qnn::{PerfMode, QnnBackend, QnnOptions};
+use qhx_core::qnn::{MemoryMode, PerfMode, QnnBackend, QnnOptions};
 use qhx_core::{CancelToken, Error, Result};
 use qhx_fake_device::{Control, Plan, Report, is_spared};
 
@@ -38,10 +38,18 @@ impl Faults {
 
     /// The backend over it.
     pub fn backend(&self) -> Result<Arc<dyn Backend>> {
+        self.backend_with(MemoryMode::Auto)
+    }
+
+    /// The backend over it, with inputs and outputs in memory of this kind.
+    pub fn backend_with(&self, memory: MemoryMode) -> Result<Arc<dyn Backend>> {
+        let path = self.control.path().to_owned();
         let options = QnnOptions {
-            htp: self.control.path().to_owned(),
+            cdsprpc: (memory != MemoryMode::Auto).then(|| path.clone()),
+            htp: path,
             system: Some(self.system.clone()),
             perf: PerfMode::Burst,
+            memory,
             ..QnnOptions::default()
         };
         Ok(Arc::new(QnnBackend::new(options)?))

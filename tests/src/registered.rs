@@ -4,30 +4,29 @@
 use std::path::Path;
 
 use qhx_core::qnn::MemoryMode;
-use qhx_fake_device::{Control, Plan};
+use qhx_fake_device::{Plan, Then};
 
-use crate::backends;
+use crate::faults::Faults;
 use crate::replay::greedy_exact;
 use crate::toys::{self, Case};
 
 /// Plays cases with memory on the heap and with registered memory. Both say what the reference says, both call nothing
-/// but executions once everything was bound before, and with registered memory no byte is handed over to be copied.
+/// but executions once everything was bound before, and with registered memory no byte is handed over to be copied. That
+/// stays so after the DSP restarted.
 #[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
 pub fn copies_nothing(manifest: &Path, cases: &[&Case], label: &str) {
-    let Some((_, system)) = toys::qnn_tier() else { return };
-    let control = Control::open().unwrap_or_else(|e| panic!("{e}"));
-    let set = || control.set(&Plan::default()).unwrap_or_else(|e| panic!("{e}"));
-    let report = || control.report().unwrap_or_else(|e| panic!("{e}"));
+    let Some(faults) = Faults::open() else { return };
+    let set = || faults.plan(&Plan::default());
     for memory in [MemoryMode::Raw, MemoryMode::Registered] {
         let label = format!("{label}, {}", memory.name());
         set();
-        let backend = backends::between(&control, &system, memory);
+        let backend = faults.backend_with(memory).unwrap_or_else(|e| panic!("{label}: {e}"));
         let mut model = toys::open(manifest, backend).unwrap_or_else(|e| panic!("{label}: {e}"));
         greedy_exact(&mut model, cases, &label);
-        let bound = report();
+        let bound = faults.report();
         set();
         greedy_exact(&mut model, cases, &label);
-        let again = report();
+        let again = faults.report();
         let tokens: usize = cases.iter().map(|case| case.output_ids.len()).sum();
         eprintln!(
             "{label}: {tokens} tokens and their prompts: {} calls, of which {} executions; {} bytes raw, {} registered; \
@@ -45,9 +44,18 @@ pub fn copies_nothing(manifest: &Path, cases: &[&Case], label: &str) {
             MemoryMode::Raw => assert!(copied > 0 && shared == 0, "{label}: {again:?}"),
             _ => assert!(copied == 0 && shared > 0, "{label}: {again:?}"),
         }
+        // Half way, everything is registered anew with other contexts.
+        faults.plan(&Plan::at("graphExecute", again.executions / 2, Then::Restart(1007)));
+        greedy_exact(&mut model, cases, &format!("{label}, restarted"));
+        let restarted = faults.report();
+        assert_eq!(restarted.failed.len(), 1, "{label}: {:?}", restarted.failed);
+        assert_eq!(restarted.alive, again.alive, "{label}, restarted");
+        assert_eq!(
+            (restarted.bytes.raw > 0, restarted.bytes.registered > 0),
+            (copied > 0, shared > 0),
+            "{label}"
+        );
         drop(model);
-        let closed = report();
-        assert!(closed.alive.is_empty(), "{label}: {:?}", closed.alive);
-        assert!(closed.violations.is_empty(), "{label}: {:?}", closed.violations);
+        faults.closed(&label);
     }
 }
