@@ -11,7 +11,7 @@ use half::f16;
 use half::slice::HalfFloatSliceExt as _;
 pub use qhx_types::{
     Alpha, AudioRules, ImageRules, MediaRules, Modality, OpDescription, OpInfo, OpenInfo, Piece,
-    Placement, Segment, Task, VideoRules,
+    Placement, Segment, Task, Verification, VideoRules,
 };
 use serde::Serialize;
 
@@ -130,6 +130,29 @@ pub trait HostOp: Send {
     /// Consumes one token. Afterwards [`HostOp::logits`] are those of its position.
     fn decode(&mut self, token: u32) -> Result<()>;
 
+    /// Whether the op checks guessed tokens, and in steps of how many.
+    fn verification(&self) -> &Verification {
+        const NONE: &Verification = &Verification { widths: Vec::new(), refusal: None };
+        NONE
+    }
+
+    /// Runs tokens, at most as many as the widest of [`HostOp::verification`], in one step. The position stays:
+    /// nothing is kept until [`HostOp::accept`]. There are no logits until [`HostOp::row_logits`].
+    fn verify(&mut self, tokens: &[u32]) -> Result<()> {
+        Err(not_checked(tokens.len()))
+    }
+
+    /// Makes [`HostOp::logits`] those of the position of token `row` of the last [`HostOp::verify`].
+    fn row_logits(&mut self, row: usize) -> Result<()> {
+        Err(not_checked(row))
+    }
+
+    /// Keeps the first `count` tokens of the last [`HostOp::verify`]: the state is as if they alone had been
+    /// consumed. The logits stay those of the last row that was asked for.
+    fn accept(&mut self, count: usize) -> Result<()> {
+        Err(not_checked(count))
+    }
+
     /// Logits of the last position consumed. Errors when there are none.
     fn logits(&self) -> Result<Logits<'_>>;
 
@@ -164,6 +187,12 @@ pub trait HostOp: Send {
 
     /// Time in the op's own parts.
     fn span_stats(&self) -> Vec<SpanStats>;
+}
+
+/// A call of an op whose [`HostOp::verification`] says that it has none.
+fn not_checked(number: usize) -> Error {
+    let message = format!("the host-op checks no guessed tokens ({number})");
+    Error::new(ErrorKind::Internal, message)
 }
 
 /// Called with the positions of a prompt that are consumed, and their number.

@@ -5,7 +5,9 @@
 
 use std::time::Duration;
 
-use crate::op::{HostOp, Logits, MediaRules, OpInfo, Placement, Segment, SnapshotId, SpanStats};
+use crate::op::{
+    HostOp, Logits, MediaRules, OpInfo, Placement, Segment, SnapshotId, SpanStats, Verification,
+};
 use crate::workspace::GraphStats;
 use crate::{Error, ErrorKind, Result};
 
@@ -160,6 +162,32 @@ impl HostOp for Checked {
         let before = self.op.position();
         self.op.decode(token)?;
         self.expect_consumed(before, Some(1), "one token")
+    }
+
+    fn verification(&self) -> &Verification {
+        self.op.verification()
+    }
+
+    fn verify(&mut self, tokens: &[u32]) -> Result<()> {
+        let before = self.op.position();
+        self.op.verify(tokens)?;
+        self.expect_position(before, "checking guesses")
+    }
+
+    fn row_logits(&mut self, row: usize) -> Result<()> {
+        self.op.row_logits(row)?;
+        let (found, said) = (self.op.logits()?.len(), self.op.info().vocab);
+        if found != said {
+            let what = format!("a guess gave {found} logits, but its info says {said}");
+            return Err(self.wrong(what, "its OpInfo.vocab is not the number of logits"));
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, count: usize) -> Result<()> {
+        let before = self.op.position();
+        self.op.accept(count)?;
+        self.expect_position(before + count, "keeping the right guesses")
     }
 
     fn logits(&self) -> Result<Logits<'_>> {

@@ -168,10 +168,34 @@ pub struct OpenInfo {
     /// How files become what the op is given.
     #[serde(skip_serializing_if = "is_default")]
     pub media: MediaRules,
+    /// Whether it checks guessed tokens.
+    #[serde(skip_serializing_if = "is_default")]
+    pub verification: Verification,
 }
 
-fn is_default(rules: &MediaRules) -> bool {
-    *rules == MediaRules::default()
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// Whether an op checks guessed tokens in one step, as speculative decoding does (Leviathan et al. 2023,
+/// arXiv 2211.17192).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Verification {
+    /// How many tokens its steps take, ascending, each at least 2. Fewer tokens than a step takes cost as much. Empty
+    /// where it checks none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub widths: Vec<usize>,
+    /// Why it checks none: the rest of a sentence that begins with "because".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<String>,
+}
+
+impl Verification {
+    /// Of an op that checks no guesses, with the reason.
+    pub fn refused(why: impl Into<String>) -> Self {
+        Self { widths: Vec::new(), refusal: Some(why.into()) }
+    }
 }
 
 #[cfg(test)]

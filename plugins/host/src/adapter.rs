@@ -7,7 +7,7 @@ use std::time::Duration;
 use half::f16;
 use qhx_core::op::{
     HostOp, Logits, MediaRules, OpEntry, OpInfo, OpServices, OpSource, OpenInfo, Placement,
-    Segment, SnapshotId, SpanStats, Task,
+    Segment, SnapshotId, SpanStats, Task, Verification,
 };
 use qhx_core::workspace::GraphStats;
 use qhx_core::{BufferId, Error, ErrorKind, Result};
@@ -67,6 +67,14 @@ impl PluginOp {
                 e,
             )
         })?;
+        let vtable = &op.object.vtable;
+        let complete =
+            vtable.verify().is_some() && vtable.row_logits().is_some() && vtable.accept().is_some();
+        if !complete {
+            op.info.verification = Verification::refused(
+                "the plugin is of an interface before 1.2; install a newer one",
+            );
+        }
         if op.info.info.vocab == 0 && description.tasks == [Task::Generate] {
             return Err(Error::new(
                 ErrorKind::Plugin,
@@ -77,6 +85,12 @@ impl PluginOp {
             ));
         }
         Ok(op)
+    }
+
+    /// An error of calling what a plugin of an older interface does not have.
+    fn lacks(&self, call: &str) -> Error {
+        let message = format!("host-op {:?} has no function {call}", self.name);
+        Error::new(ErrorKind::Plugin, message).hint("install a plugin of interface 1.2 or later")
     }
 
     fn result<T>(&self, raw: RawResult<T>) -> Result<T> {
@@ -243,6 +257,37 @@ impl HostOp for PluginOp {
         let view = call!(self.decode(token))?;
         self.logits = Some(self.check_logits(view)?);
         Ok(())
+    }
+
+    fn verification(&self) -> &Verification {
+        &self.info.verification
+    }
+
+    fn verify(&mut self, tokens: &[u32]) -> Result<()> {
+        self.logits = None;
+        let Some(verify) = self.object.vtable.verify() else { return Err(self.lacks("verify")) };
+        // SAFETY: an open op; `&mut self` makes it the only call under way.
+        let raw = unsafe { verify(self.object.data, tokens.into()) };
+        self.result(raw)
+    }
+
+    fn row_logits(&mut self, row: usize) -> Result<()> {
+        self.logits = None;
+        let Some(row_logits) = self.object.vtable.row_logits() else {
+            return Err(self.lacks("row_logits"));
+        };
+        // SAFETY: an open op; `&mut self` makes it the only call under way.
+        let raw = unsafe { row_logits(self.object.data, row as u64) };
+        let view = self.result(raw)?;
+        self.logits = Some(self.check_logits(view)?);
+        Ok(())
+    }
+
+    fn accept(&mut self, count: usize) -> Result<()> {
+        let Some(accept) = self.object.vtable.accept() else { return Err(self.lacks("accept")) };
+        // SAFETY: an open op; `&mut self` makes it the only call under way.
+        let raw = unsafe { accept(self.object.data, count as u64) };
+        self.result(raw)
     }
 
     fn logits(&self) -> Result<Logits<'_>> {

@@ -249,6 +249,15 @@ pub struct OpVTable {
     /// [`crate::Placement`]. Called before it is consumed, also more than once.
     pub place:
         unsafe extern "C" fn(data: *mut c_void, segment: RawSegment<'_>) -> RawResult<RString>,
+    /// Since 1.2. Runs tokens through the graphs of one step, at most as many as the widest of
+    /// [`qhx_types::Verification::widths`]. The position stays: nothing is kept until `accept`, and nothing is when
+    /// another call comes first that changes the state.
+    pub verify: unsafe extern "C" fn(data: *mut c_void, tokens: RSlice<'_, u32>) -> RawResult<()>,
+    /// Since 1.2. Logits of the position of token `row` of the last `verify`. Rows may be left out.
+    pub row_logits: unsafe extern "C" fn(data: *mut c_void, row: u64) -> RawResult<RawView>,
+    /// Since 1.2. Keeps the first `count` tokens of the last `verify` and forgets the others: the state is as if
+    /// they alone had been consumed. Called at most once after each `verify`.
+    pub accept: unsafe extern "C" fn(data: *mut c_void, count: u64) -> RawResult<()>,
 }
 
 /// The root of a plugin.

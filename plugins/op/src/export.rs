@@ -153,6 +153,9 @@ impl<O: Op> Table<O> {
         drop_snapshot: drop_snapshot::<O>,
         embed: embed::<O>,
         place: place::<O>,
+        verify: verify::<O>,
+        row_logits: row_logits::<O>,
+        accept: accept::<O>,
     });
     const STATIC: &'static WithMetadata<OpVTable> = &Self::VALUE;
     const REF: OpVTableRef = OpVTableRef(Self::STATIC.static_as_prefix());
@@ -209,6 +212,7 @@ unsafe extern "C" fn info<O: Op>(data: *mut c_void) -> RString {
                 placeholders: i.op.placeholders(),
                 softcap: i.op.softcap(),
                 media: i.op.media_rules(),
+                verification: i.op.verification(),
             };
             Ok(serde_json::to_string(&info).unwrap_or_default().into())
         })
@@ -313,6 +317,26 @@ unsafe extern "C" fn place<O: Op>(
             text.map(RString::from).map_err(|e| Error::new(ErrorCode::INTERNAL, e.to_string()))
         })
     }
+}
+
+unsafe extern "C" fn verify<O: Op>(data: *mut c_void, tokens: RSlice<'_, u32>) -> RawResult<()> {
+    // SAFETY: as the host promises for every call.
+    unsafe { with::<O, _>(data, "verify", |i| i.op.verify(&mut i.host, tokens.as_slice())) }
+}
+
+unsafe extern "C" fn row_logits<O: Op>(data: *mut c_void, row: u64) -> RawResult<RawView> {
+    // SAFETY: as the host promises for every call.
+    unsafe {
+        with::<O, _>(data, "row_logits", |i| {
+            let view = i.op.row_logits(&mut i.host, row as usize)?;
+            raw_view(&i.host, view)
+        })
+    }
+}
+
+unsafe extern "C" fn accept<O: Op>(data: *mut c_void, count: u64) -> RawResult<()> {
+    // SAFETY: as the host promises for every call.
+    unsafe { with::<O, _>(data, "accept", |i| i.op.accept(&mut i.host, count as usize)) }
 }
 
 #[cfg(test)]

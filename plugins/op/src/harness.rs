@@ -58,7 +58,7 @@ use crate::guard::catch;
 use crate::kernels::{f16_to_f32, f32_to_f16};
 use crate::{
     DType, Error, ErrorCode, GraphInfo, MediaRules, Op, OpDescription, OpInfo, Placement, Result,
-    Segment, SnapshotId, TensorInfo,
+    Segment, SnapshotId, TensorInfo, Verification,
 };
 use qhx_types::OpenInfo;
 
@@ -358,6 +358,36 @@ impl OpenOp {
         self.values(view, self.open.info.embedding_dim)
     }
 
+    /// In steps of how many tokens guesses are checked, or why not.
+    pub fn verification(&self) -> &Verification {
+        &self.open.verification
+    }
+
+    /// Runs tokens of which some may be kept.
+    pub fn verify(&mut self, tokens: &[u32]) -> Result<()> {
+        let absent = || Error::unsupported("checking guessed tokens");
+        let verify = self.object.vtable.verify().ok_or_else(absent)?;
+        // SAFETY: an open op, and the only call under way.
+        plain(unsafe { verify(self.object.data, RSlice::from_slice(tokens)) })
+    }
+
+    /// Logits of a row of the last [`OpenOp::verify`].
+    pub fn row_logits(&mut self, row: usize) -> Result<Vec<f32>> {
+        let absent = || Error::unsupported("checking guessed tokens");
+        let row_logits = self.object.vtable.row_logits().ok_or_else(absent)?;
+        // SAFETY: an open op, and the only call under way.
+        let view = plain(unsafe { row_logits(self.object.data, row as u64) })?;
+        self.values(view, self.open.info.vocab)
+    }
+
+    /// Keeps the first tokens of the last [`OpenOp::verify`].
+    pub fn accept(&mut self, count: usize) -> Result<()> {
+        let absent = || Error::unsupported("checking guessed tokens");
+        let accept = self.object.vtable.accept().ok_or_else(absent)?;
+        // SAFETY: an open op, and the only call under way.
+        plain(unsafe { accept(self.object.data, count as u64) })
+    }
+
     /// Position 0.
     pub fn reset(&mut self) -> Result<()> {
         call!(self.reset())
@@ -461,6 +491,13 @@ impl Drop for OpenOp {
     fn drop(&mut self) {
         // SAFETY: opened once, closed only here, before the session is freed.
         unsafe { self.object.vtable.close()(self.object.data) }
+    }
+}
+
+fn plain<T>(raw: RawResult<T>) -> Result<T> {
+    match raw {
+        RResult::ROk(value) => Ok(value),
+        RResult::RErr(error) => Err(error.into()),
     }
 }
 

@@ -51,7 +51,7 @@ pub use op::Op;
 pub use qhx_types::{
     Alpha, AudioRules, DType, GraphInfo, ImageRules, MediaRules, MissingTensor, Modality,
     OpDescription, OpInfo, Piece, Placement, Port, Quantization, Segment, SizeError, Task,
-    TensorInfo, VideoRules,
+    TensorInfo, Verification, VideoRules,
 };
 pub use view::{SnapshotId, View};
 

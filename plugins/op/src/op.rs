@@ -3,7 +3,8 @@
 use crate::decoder::Decoder;
 use crate::state::StateCarrier;
 use crate::{
-    Error, Host, MediaRules, OpDescription, OpInfo, Placement, Result, Segment, SnapshotId, View,
+    Error, Host, MediaRules, OpDescription, OpInfo, Placement, Result, Segment, SnapshotId,
+    Verification, View,
 };
 
 /// The step logic of one model family over one open bundle.
@@ -108,6 +109,41 @@ pub trait Op: Sized + Send + 'static {
         match self.decoder_mut() {
             Some(decoder) => decoder.decode(host, token),
             None => Err(Error::unsupported("generation")),
+        }
+    }
+
+    /// Whether guessed tokens are checked, in steps of how many. An op that answers [`Op::decode`] itself, over a
+    /// [`Decoder`] or without, writes these four as well, or refuses here.
+    fn verification(&self) -> Verification {
+        match self.decoder() {
+            Some(decoder) => decoder.verification(),
+            None => Verification::refused("the host-op steps without the kit's decoder"),
+        }
+    }
+
+    /// Runs tokens through the graphs of one step. The state stays as it is until [`Op::accept`].
+    /// Must not allocate.
+    fn verify(&mut self, host: &mut Host, tokens: &[u32]) -> Result<()> {
+        match self.decoder_mut() {
+            Some(decoder) => decoder.verify(host, tokens),
+            None => Err(Error::unsupported("checking guessed tokens")),
+        }
+    }
+
+    /// Logits of the position of token `row` of the last [`Op::verify`]. Must not allocate.
+    fn row_logits(&mut self, host: &mut Host, row: usize) -> Result<View> {
+        match self.decoder_mut() {
+            Some(decoder) => decoder.row_logits(host, row),
+            None => Err(Error::unsupported("checking guessed tokens")),
+        }
+    }
+
+    /// Keeps the first `count` tokens of the last [`Op::verify`]: the state becomes that of these alone.
+    /// Must not allocate.
+    fn accept(&mut self, host: &mut Host, count: usize) -> Result<()> {
+        match self.decoder_mut() {
+            Some(decoder) => decoder.accept(host, count),
+            None => Err(Error::unsupported("checking guessed tokens")),
         }
     }
 

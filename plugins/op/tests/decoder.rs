@@ -311,6 +311,93 @@ fn a_replaced_state_takes_in_a_part_of_a_chunk_where_the_graph_is_told() {
 }
 
 #[test]
+fn guessed_tokens_go_through_one_step_and_the_right_ones_stay() {
+    let params = json!({"decode": "one", "prefill": ["four", "two"], "lmhead": "head"});
+    let mut op = harness(params, json!({"n_layers": 1}))
+        .graph(cached("one", 1, "y", 2))
+        .graph(cached("two", 2, "y", 2))
+        .graph(cached("four", 4, "y", 2))
+        .graph(head())
+        .open::<Toy>()
+        .unwrap();
+    assert_eq!(op.verification().widths, [2, 4]);
+    op.prefill(&[Segment::Tokens(&[1, 2])]).unwrap();
+    let graphs = ["one", "two", "four", "head"];
+    assert_eq!(executions(&op, graphs), [0, 1, 0, 1]);
+    op.verify(&[2, 1, 0]).unwrap();
+    assert_eq!(op.position(), 2, "nothing is kept yet");
+    assert_eq!(op.row_logits(0).unwrap(), [2.0, -2.0, 7.0]);
+    assert_eq!(op.row_logits(1).unwrap(), [1.0, -1.0, 7.0]);
+    assert!(op.row_logits(3).is_err(), "there are three rows");
+    op.accept(2).unwrap();
+    assert_eq!((op.position(), executions(&op, graphs)), (4, [0, 1, 1, 3]));
+    assert_eq!(op.bound("one", "past_k_0").unwrap()[..5], [1.0, 2.0, 2.0, 1.0, 0.0]);
+    assert!(op.accept(1).is_err() && op.row_logits(0).is_err(), "it was kept already");
+
+    // The next step hides what was not kept, which the script asserts; another step drops what was not kept.
+    op.verify(&[1, 1]).unwrap();
+    assert_eq!(op.decode(2).unwrap(), [2.0, -2.0, 7.0]);
+    assert!(op.accept(1).is_err());
+    assert_eq!(op.position(), 5);
+    // As many as the context holds, and no more.
+    op.verify(&[1, 1, 1, 1]).unwrap();
+    op.accept(4).unwrap();
+    assert_eq!(op.position(), ROOM);
+    let error = op.verify(&[1]).unwrap_err();
+    assert_eq!(error.message(), "1 tokens at position 9 do not fit into the context of 9 tokens");
+    op.reset().unwrap();
+    let error = op.verify(&[1; 5]).unwrap_err();
+    assert!(error.message().contains("5 tokens") && error.message().contains("[2, 4]"), "{error}");
+    assert!(op.verify(&[]).is_err());
+}
+
+#[test]
+fn a_replaced_state_takes_in_the_right_guesses_alone() {
+    let params = json!({"decode": "one", "prefill": "four", "lmhead": "head"});
+    let mut op = harness(params, json!({"n_layers": 1, "max_ctx": 20}))
+        .graph(replaced("one", 1))
+        .graph(told("four", 4, [2, 6]))
+        .graph(head())
+        .open::<Toy>()
+        .unwrap();
+    assert_eq!(op.verification().widths, [4]);
+    let state = |op: &OpenOp| op.bound("one", "past_a_0").unwrap();
+    // All stay: one execution. Some stay: those once more. One stays: a plain step.
+    for (keep, expected) in [(3, [0, 1, 1]), (2, [0, 3, 2]), (1, [1, 4, 3])] {
+        let before = state(&op)[0];
+        op.verify(&[1, 2, 1]).unwrap();
+        op.row_logits(keep - 1).unwrap();
+        assert_eq!(state(&op), [before]);
+        op.accept(keep).unwrap();
+        assert_eq!(state(&op), [before + keep as f32]);
+        assert_eq!(executions(&op, ["one", "four", "head"]), expected, "{keep} of 3");
+    }
+    assert_eq!(op.position(), 6);
+}
+
+#[test]
+fn a_decoder_that_checks_no_guesses_says_why() {
+    let why = |graphs: Vec<GraphInfo>, prefill: Value| {
+        let mut params = json!({"decode": "one", "lmhead": "head"});
+        if prefill != json!(null) {
+            params["prefill"] = prefill;
+        }
+        let harness = harness(params, json!({"max_ctx": 9})).graph(head());
+        let op = graphs.into_iter().fold(harness, OpHarness::graph).open::<Toy>().unwrap();
+        assert!(op.verification().widths.is_empty());
+        op.verification().refusal.clone().unwrap()
+    };
+    let none = why(vec![cached("one", 1, "y", 2)], json!(null));
+    assert!(none.contains("no graphs that take several tokens"), "{none}");
+    let untold = why(vec![replaced("one", 1), replaced("four", 4)], json!("four"));
+    assert!(untold.contains("no input valid or keep"), "{untold}");
+    let mut fill = cached("four", 4, "y", 2);
+    fill.outputs.retain(|tensor| tensor.name != "y");
+    let short = why(vec![cached("one", 1, "y", 2), fill], json!("four"));
+    assert!(short.contains("end before the last layers"), "{short}");
+}
+
+#[test]
 fn graphs_that_write_no_state_see_the_last_token_of_a_prompt_only() {
     let params =
         json!({"decode": ["one", "rest"], "prefill": ["four", "four_rest"], "lmhead": "head"});

@@ -23,6 +23,7 @@
 mod graphs;
 mod head;
 mod inputs;
+mod verify;
 
 use std::any::Any;
 use std::time::Instant;
@@ -133,6 +134,7 @@ impl DecoderBuilder {
             hidden,
             max_ctx,
             chunk: Vec::with_capacity(widest),
+            unkept: None,
             fill_span: host.span("fill"),
             commit_span: host.span("commit"),
         })
@@ -199,6 +201,8 @@ pub struct Decoder {
     max_ctx: usize,
     /// Tokens of the chunk under way; holds as many as the widest pass takes.
     chunk: Vec<u32>,
+    /// The pass that ran the tokens of `chunk` and keeps none of them yet.
+    unkept: Option<usize>,
     fill_span: SpanId,
     commit_span: SpanId,
 }
@@ -325,25 +329,51 @@ impl Decoder {
         soft: &[SoftRows<'_>],
         logits: bool,
     ) -> Result<Option<View>> {
+        self.run(host, pass, index, soft, logits)?;
+        let row = self.chunk.len() - 1;
+        let view = if logits { self.logits_of(host, pass, row)? } else { None };
+        self.commit(host, pass, self.chunk.len())?;
+        Ok(view)
+    }
+
+    /// Fills the inputs and executes the graphs for `self.chunk`; the state stays as it is. Without `logits`, graphs
+    /// that write no state are left out.
+    fn run(
+        &mut self,
+        host: &mut Host,
+        pass: usize,
+        index: usize,
+        soft: &[SoftRows<'_>],
+        logits: bool,
+    ) -> Result<()> {
+        // What was not kept until now is not kept.
+        self.unkept = None;
         let start = Instant::now();
-        let Shards { graphs, fills, tail, source, .. } = &self.passes[pass];
+        let Shards { graphs, fills, .. } = &self.passes[pass];
         let position = self.state.position();
         let track = self.state.track();
         let chunk = Chunk { pass, tokens: &self.chunk, position, track, index, soft };
         self.fillers.iter_mut().try_for_each(|filler| filler.fill(host, chunk))?;
         host.end(self.fill_span, start);
         let graphs = if logits { graphs.as_slice() } else { &graphs[..*fills] };
-        graphs.iter().try_for_each(|&graph| host.execute(graph))?;
-        let row = self.chunk.len() - 1;
-        let view = match (&mut self.head, *source) {
-            _ if !logits => None,
-            (Some(head), Some(source)) => Some(head.run(host, source, row)?),
-            _ => tail.logits(row),
-        };
+        graphs.iter().try_for_each(|&graph| host.execute(graph))
+    }
+
+    /// Logits of a row of what a pass has just given.
+    fn logits_of(&mut self, host: &mut Host, pass: usize, row: usize) -> Result<Option<View>> {
+        let Shards { tail, source, .. } = &self.passes[pass];
+        match (&mut self.head, *source) {
+            (Some(head), Some(source)) => head.run(host, source, row).map(Some),
+            _ => Ok(tail.logits(row)),
+        }
+    }
+
+    /// Takes the first `rows` rows of what a pass has just given into the state.
+    fn commit(&mut self, host: &mut Host, pass: usize, rows: usize) -> Result<()> {
         let start = Instant::now();
-        self.state.commit(host, pass, self.chunk.len())?;
+        self.state.commit(host, pass, rows)?;
         host.end(self.commit_span, start);
-        Ok(view)
+        Ok(())
     }
 
     /// The pass for the next chunk of `left` tokens: of those for prompts, the narrowest that takes

@@ -1,0 +1,92 @@
+//! Checking guessed tokens: several in one step, of which only the right ones are kept.
+//!
+//! A step of several rows reads the weights once for all of them. Nothing of it is kept before the host has said how
+//! many tokens were right, so that there is nothing to take back: caches get the rows of the tokens that stay, which
+//! holds for rings, too, and a state that is replaced as a whole still has its old buffer. The new one is of all
+//! tokens; where only some stay, these go through the graphs once more.
+//!
+//! Logits are made row by row, and only of the rows that the host asks for. With a head that takes one row, it is
+//! executed once for each token that the host gets, as often as without guesses.
+
+use super::{Decoder, STEP, Shards, last};
+use crate::text::check_room;
+use crate::{Error, Host, Result, Verification, View};
+
+impl Decoder {
+    /// In steps of how many tokens guesses are checked, or why not.
+    pub fn verification(&self) -> Verification {
+        let passes = self.passes.iter().enumerate();
+        let widths: Vec<_> =
+            passes.filter(|(pass, _)| self.verifies(*pass)).map(|(_, pass)| pass.rows).collect();
+        if !widths.is_empty() {
+            return Verification { widths, refusal: None };
+        }
+        let wide = &self.passes[STEP + 1..];
+        Verification::refused(if wide.is_empty() {
+            "the bundle has no graphs that take several tokens (plan.params.prefill)"
+        } else if wide.iter().all(|pass| pass.only_full) {
+            "its graphs for prompts replace a state and have no input valid or keep that says which rows are tokens"
+        } else {
+            "its graphs for prompts end before the last layers and give neither y nor logits"
+        })
+    }
+
+    /// True when a pass gives logits of each of its rows, whatever the number of tokens.
+    fn verifies(&self, pass: usize) -> bool {
+        pass != STEP && !self.passes[pass].only_full && self.gives_logits(pass)
+    }
+
+    /// Runs tokens through the narrowest graphs that take them. The state stays as it is until
+    /// [`Decoder::accept`]. Allocates nothing.
+    pub fn verify(&mut self, host: &mut Host, tokens: &[u32]) -> Result<()> {
+        self.unkept = None;
+        check_room(self.state.position(), tokens.len(), self.max_ctx)?;
+        let fits = |&pass: &usize| self.verifies(pass) && tokens.len() <= self.passes[pass].rows;
+        let pass = (STEP + 1..self.passes.len()).find(fits);
+        let Some(pass) = pass.filter(|_| !tokens.is_empty()) else {
+            return Err(Error::prompt(format!(
+                "{} tokens to check in one step, expected one or more, as many as graphs take: {:?}",
+                tokens.len(),
+                self.verification().widths
+            )));
+        };
+        self.chunk.clear();
+        self.chunk.extend_from_slice(tokens);
+        self.run(host, pass, 0, &[], true)?;
+        self.unkept = Some(pass);
+        Ok(())
+    }
+
+    /// Logits of the position of token `row` of the last [`Decoder::verify`].
+    pub fn row_logits(&mut self, host: &mut Host, row: usize) -> Result<View> {
+        match self.unkept {
+            Some(pass) if row < self.chunk.len() => last(self.logits_of(host, pass, row)?),
+            _ => Err(nothing("the logits of a row", row)),
+        }
+    }
+
+    /// Keeps the first `count` tokens of the last [`Decoder::verify`]. Where a state is replaced as a whole and not
+    /// all tokens stay, those that do go through the graphs once more.
+    pub fn accept(&mut self, host: &mut Host, count: usize) -> Result<()> {
+        let Some(pass) = self.unkept.take().filter(|_| count <= self.chunk.len()) else {
+            return Err(nothing("keeping tokens", count));
+        };
+        if count == 0 {
+            return Ok(());
+        }
+        let Shards { graphs, .. } = &self.passes[pass];
+        let replaces = graphs.iter().any(|&graph| self.state.replaces(pass, graph));
+        if count == self.chunk.len() || !replaces {
+            return self.commit(host, pass, count);
+        }
+        self.chunk.truncate(count);
+        // A single token goes the way that it goes without guesses, to the same state.
+        let again = if count == 1 { STEP } else { self.choose(count) };
+        self.step(host, again, 0, &[], false).map(drop)
+    }
+}
+
+/// A call out of its order.
+fn nothing(what: &str, number: usize) -> Error {
+    Error::unsupported(&format!("{what} ({number}) without as many tokens of a verify before it"))
+}
