@@ -1,65 +1,21 @@
-//! The generation loop.
+//! A generation: from a prompt to the answer, its text and its timings.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::decode::{Listener, Run, Text};
 use super::model::{Model, input_vocab};
 use super::prompt::{self, Encoded, Reader};
 use super::reuse;
 use super::sequence::Sequence;
+use super::speculate::Start;
 use super::types::{Event, FinishReason, Generation, Part, Prompt, Request, Timings};
 use crate::op::{HostOp as _, SpanStats, Task};
 use crate::sampling::{AllowedTokens, Sampler};
 use crate::stop::StopFilter;
 use crate::text::{ChatTemplate, Detokenizer, Message, RenderOptions};
 use crate::{Error, ErrorKind, Result, trace};
-
-/// Text that becomes complete token by token, when the bundle has a tokenizer.
-struct Text {
-    stream: Option<Detokenizer>,
-    stop: StopFilter,
-    /// What the last token completed and may be shown.
-    shown: String,
-    /// All that was shown.
-    whole: String,
-}
-
-impl Text {
-    /// Takes in a token. True when a stop text came.
-    fn push(&mut self, token: u32) -> Result<bool> {
-        self.shown.clear();
-        let Some(stream) = &mut self.stream else { return Ok(false) };
-        let stopped = self.stop.push(stream.push(token)?, &mut self.shown);
-        self.whole.push_str(&self.shown);
-        Ok(stopped)
-    }
-
-    /// Shows what was held back because more could have come.
-    fn finish(&mut self) -> Result<()> {
-        self.shown.clear();
-        let Some(stream) = &mut self.stream else { return Ok(()) };
-        if !self.stop.push(stream.finish()?, &mut self.shown) {
-            self.stop.finish(&mut self.shown);
-        }
-        self.whole.push_str(&self.shown);
-        Ok(())
-    }
-}
-
-/// Who hears of a generation, until they break it off.
-struct Listener<'a> {
-    on_event: &'a mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
-    broke: bool,
-}
-
-impl Listener<'_> {
-    /// Tells of an event. True when the generation is broken off.
-    fn tell(&mut self, event: Event<'_>) -> bool {
-        self.broke = self.broke || (self.on_event)(event).is_break();
-        self.broke
-    }
-}
 
 impl Model {
     /// Continues a prompt. `on_event` sees tokens and text as they come and may break off: then the
@@ -87,8 +43,9 @@ impl Model {
         self.check_length(&prompt)?;
         let allowed = self.allowed(&request.stop_ids)?;
         let vocab = self.op.info().vocab;
-        let mut sampler = Sampler::restricted(request.sampling.clone(), vocab, allowed)?
-            .softcapped(self.op.softcap());
+        let mut sampler =
+            Sampler::restricted(request.sampling.clone(), vocab, Arc::clone(&allowed))?
+                .softcapped(self.op.softcap());
         let tokens = &prompt.sequence.tokens;
         sampler.accept_prompt(tokens);
         let room = self.op.info().max_ctx.saturating_sub(tokens.len());
@@ -98,17 +55,23 @@ impl Model {
         if !request.ignore_eos {
             ends.extend_from_slice(&self.manifest.params.eos_token_id);
         }
-        let mut text = self.text(request, tokens, ends)?;
+        let text = self.text(request, tokens, ends)?;
 
         let graph_before = self.op.graph_time();
         let spans_before = self.op.span_stats();
-        let mut listener = Listener { on_event, broke: false };
-        let start = Instant::now();
         let mut run = Run {
+            request,
+            prompt: &prompt,
+            budget,
+            sampler,
+            allowed: &allowed,
+            text,
+            listener: Listener { on_event, broke: false },
             tokens: Vec::with_capacity(budget.min(1 << 20)),
             sampling: Duration::ZERO,
             steps: 0,
         };
+        let start = Instant::now();
         let mut reused = 0;
         let mut consuming = trace::span(trace, "prompt");
         let prefilled = self.consume(&prompt, &mut reused);
@@ -117,17 +80,23 @@ impl Model {
             span.argument("reused", reused);
         }
         drop(consuming);
+        if prefilled.is_ok() {
+            let consumed = (prompt.sequence.len() - reused, start.elapsed().as_secs_f64());
+            let media = !prompt.sequence.spans.is_empty();
+            let (sampling, allowed) = (&request.sampling, &allowed);
+            let begin = Start { prompt: tokens, most: budget, sampling, allowed, media };
+            self.speculation.begin(request.speculate, &self.op, &begin, consumed);
+        }
         let prefill = start.elapsed();
         let decode_start = Instant::now();
 
         let finished = match prefilled {
             Ok(()) => {
                 let tokens = tokens.len();
-                if listener.tell(Event::Prefilled { tokens, reused }) {
+                if run.listener.tell(Event::Prefilled { tokens, reused }) {
                     Ok(FinishReason::Cancelled)
                 } else {
-                    let ends = Ends { request, budget, prompt: &prompt };
-                    self.run(&ends, &mut sampler, &mut text, &mut run, &mut listener)
+                    self.run(&mut run)
                 }
             }
             Err(e) if e.kind() == ErrorKind::Cancelled => Ok(FinishReason::Cancelled),
@@ -135,6 +104,7 @@ impl Model {
         };
         self.consumed.settle(self.op.position());
         let finish_reason = finished?;
+        let Run { mut text, mut listener, tokens, sampling, steps, .. } = run;
         if text.stop.stopped_at().is_none() {
             text.finish()?;
             if !text.shown.is_empty() {
@@ -149,13 +119,14 @@ impl Model {
             prefill,
             decode,
             graph,
-            sampling: run.sampling,
-            host: (prefill + decode).saturating_sub(graph + run.sampling),
-            decode_steps: run.steps,
+            sampling,
+            host: (prefill + decode).saturating_sub(graph + sampling),
+            decode_steps: steps,
+            guesses: self.speculation.counts(),
         };
         Ok(Generation {
             text: text.whole,
-            tokens: run.tokens,
+            tokens,
             prompt_tokens: prompt.sequence.len(),
             reused_tokens: reused,
             finish_reason,
@@ -350,79 +321,6 @@ impl Model {
         }
         Ok(())
     }
-
-    /// Samples and decodes until something ends it. The text's last piece stays held back.
-    fn run(
-        &mut self,
-        Ends { request, budget, prompt }: &Ends<'_>,
-        sampler: &mut Sampler,
-        text: &mut Text,
-        run: &mut Run,
-        listener: &mut Listener<'_>,
-    ) -> Result<FinishReason> {
-        loop {
-            if run.tokens.len() >= *budget {
-                return Ok(FinishReason::Length);
-            }
-            if self.cancel.is_cancelled() {
-                return Ok(FinishReason::Cancelled);
-            }
-            let start = Instant::now();
-            let sample = trace::span(self.trace.as_ref(), "sample");
-            let token = match sampler.sample(self.op.logits()?) {
-                Ok(token) => token,
-                Err(e) => {
-                    let error = self.op.about_logits(e);
-                    // What made the logits unusable may lie in the state, and in what is saved of it.
-                    if let Err(e) = self.consumed.clear(&mut self.op) {
-                        tracing::warn!("the state could not be reset: {e}");
-                    }
-                    return Err(error);
-                }
-            };
-            sampler.accept(token);
-            drop(sample);
-            run.sampling += start.elapsed();
-            run.tokens.push(token);
-            if text.stop.is_stop_token(token) {
-                let stop = request.stop_ids.contains(&token);
-                return Ok(if stop { FinishReason::Stop } else { FinishReason::Eos });
-            }
-            let detokenize = trace::span(self.trace.as_ref(), "detokenize");
-            let stopped = text.push(token)?;
-            drop(detokenize);
-            let output = trace::span(self.trace.as_ref(), "output");
-            let broken_off = listener.tell(Event::Token { id: token, text: &text.shown });
-            drop(output);
-            if broken_off {
-                return Ok(FinishReason::Cancelled);
-            }
-            if stopped {
-                return Ok(FinishReason::Stop);
-            }
-            if run.tokens.len() >= *budget {
-                return Ok(FinishReason::Length);
-            }
-            match self.step(token, prompt, &run.tokens) {
-                Ok(()) => run.steps += 1,
-                Err(e) if e.kind() == ErrorKind::Cancelled => return Ok(FinishReason::Cancelled),
-                Err(e) => return Err(e),
-            }
-        }
-    }
-}
-
-/// What a generation continues, and where it ends at the latest.
-struct Ends<'a> {
-    request: &'a Request,
-    budget: usize,
-    prompt: &'a Encoded,
-}
-
-struct Run {
-    tokens: Vec<u32>,
-    sampling: Duration,
-    steps: usize,
 }
 
 /// What was added to spans, without those that did not run.

@@ -5,16 +5,21 @@
 
 mod checked;
 mod contexts;
+mod decode;
 mod generate;
 mod model;
 mod prompt;
 mod restart;
 mod reuse;
 mod sequence;
+pub mod speculate;
 #[cfg(test)]
 mod tests;
 mod types;
 
 pub use crate::text::{Content, ContentPart, Message};
 pub use model::{ContextLoad, Model, ModelOptions};
-pub use types::{Event, FinishReason, Generation, Part, Prompt, Request, Timings};
+pub use types::{
+    Event, FinishReason, Generation, Guesses, MOST_GUESSES, Part, Prompt, Request, Speculate,
+    Timings,
+};

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::checked::Checked;
 use super::contexts;
 use super::reuse::Consumed;
+use super::speculate::Speculation;
 use crate::backend::{Backend, BackendInfo, Opened};
 use crate::dump::Dump;
 use crate::manifest::Manifest;
@@ -70,6 +71,7 @@ pub struct Model {
     /// What may be chosen: tokens that the op can consume and the tokenizer knows.
     pub(super) allowed: Arc<AllowedTokens>,
     pub(super) consumed: Consumed,
+    pub(super) speculation: Speculation,
     pub(super) losses: Losses,
     /// The last embedding.
     pub(super) vector: Vec<f32>,
@@ -166,6 +168,7 @@ impl Model {
             template_arguments: serde_json::Map::new(),
             op,
             consumed: Consumed::default(),
+            speculation: Speculation::default(),
             losses,
             vector: Vec::new(),
             cancel,

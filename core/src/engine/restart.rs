@@ -66,7 +66,7 @@ impl Model {
 
     /// Makes the state anew of the prompt and the answer so far, after a call that failed with `error`.
     #[cold]
-    fn replay(&mut self, error: Error, prompt: &Encoded, answer: &[u32]) -> Result<()> {
+    pub(super) fn replay(&mut self, error: Error, prompt: &Encoded, answer: &[u32]) -> Result<()> {
         tell(&error);
         let (start, losses) = (Instant::now(), self.losses.count());
         let result = self.try_replay(prompt, answer);

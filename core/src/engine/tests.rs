@@ -1,5 +1,6 @@
 //! The engine over a host-op that is scripted: no graph, no plugin.
 
+mod guesses;
 mod parts;
 
 use std::ops::ControlFlow;
@@ -173,7 +174,7 @@ impl HostOp for Scripted {
 }
 
 /// Provides one op, once.
-struct Once(Mutex<Option<Scripted>>);
+struct Once(Mutex<Option<Box<dyn HostOp>>>);
 
 impl Once {
     fn entry() -> OpEntry {
@@ -199,13 +200,12 @@ impl OpProvider for Once {
     }
 
     fn open(&self, _name: &str, _services: OpServices) -> Result<Box<dyn HostOp>> {
-        let op = self.0.lock().unwrap().take().unwrap();
-        Ok(Box::new(op))
+        Ok(self.0.lock().unwrap().take().unwrap())
     }
 }
 
 /// A model of `op`. `manifest` may add parameters and artifacts, whose files lie in `folder`.
-fn open_in(folder: &Path, op: Scripted, manifest: Value) -> Result<Model> {
+fn open_in(folder: &Path, op: impl HostOp + 'static, manifest: Value) -> Result<Model> {
     let mut all = json!({
         "schema_version": 1,
         "host_only": true,
@@ -220,7 +220,7 @@ fn open_in(folder: &Path, op: Scripted, manifest: Value) -> Result<Model> {
     Model::open(ModelOptions {
         manifest: Arc::new(manifest),
         backend: Arc::new(NullBackend::new(Vec::new())),
-        ops: &Once(Mutex::new(Some(op))),
+        ops: &Once(Mutex::new(Some(Box::new(op)))),
         threads: Some(1),
         cancel: CancelToken::new(),
         progress: None,
@@ -229,7 +229,7 @@ fn open_in(folder: &Path, op: Scripted, manifest: Value) -> Result<Model> {
     })
 }
 
-fn open(op: Scripted) -> Model {
+fn open(op: impl HostOp + 'static) -> Model {
     open_in(&std::env::temp_dir(), op, json!({})).unwrap()
 }
 
@@ -240,8 +240,13 @@ const TEMPLATE: &str = "{% for m in messages %}{% if m.content is string %}{{ m.
     {% if add_generation_prompt %}b{% endif %}";
 
 /// Opens a model with a tokenizer of words for some ids, and with [`TEMPLATE`].
-fn open_with_words(op: Scripted, words: &[(&str, u32)]) -> Model {
+fn open_with_words(op: impl HostOp + 'static, words: &[(&str, u32)]) -> Model {
     let folder = tempfile::tempdir().unwrap();
+    with_words(folder.path(), op, words)
+}
+
+/// The same with its files in `folder`.
+fn with_words(folder: &Path, op: impl HostOp + 'static, words: &[(&str, u32)]) -> Model {
     let special = words.iter().filter(|(word, _)| word.starts_with('<'));
     let added: Vec<_> = special.map(|(word, id)| crate::text::samples::added(*id, word)).collect();
     let words: Value = words.iter().map(|(word, id)| ((*word).to_owned(), json!(id))).collect();
@@ -253,10 +258,10 @@ fn open_with_words(op: Scripted, words: &[(&str, u32)]) -> Model {
         "model": {"type": "WordLevel", "vocab": words, "unk_token": "a"}
     });
     let config = json!({"chat_template": TEMPLATE});
-    std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
-    std::fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    std::fs::write(folder.join("tokenizer_config.json"), config.to_string()).unwrap();
     let manifest = json!({"artifacts": {"tokenizer": "tokenizer.json"}});
-    open_in(folder.path(), op, manifest).unwrap()
+    open_in(folder, op, manifest).unwrap()
 }
 
 const LETTERS: [(&str, u32); VOCAB] =

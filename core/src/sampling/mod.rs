@@ -123,6 +123,16 @@ impl Sampler {
         self.seed
     }
 
+    /// The generator, as the next draw will find it. Each draw takes one number.
+    pub fn rng(&self) -> &Rng {
+        &self.rng
+    }
+
+    /// Draws the next tokens with the numbers that another sampler will draw with.
+    pub fn draw_as(&mut self, rng: &Rng) {
+        self.rng.clone_from(rng);
+    }
+
     /// Forgets the history and returns to the seed's first number.
     pub fn reset(&mut self) {
         self.history.clear();

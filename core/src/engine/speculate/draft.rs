@@ -1,0 +1,221 @@
+//! Guesses of a second, smaller model.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use sha2::{Digest as _, Sha256};
+
+use super::{Guesser, Speculation, Start};
+use crate::engine::checked::Checked;
+use crate::engine::model::{Model, input_vocab};
+use crate::op::{HostOp as _, Segment, SnapshotId, Task};
+use crate::sampling::{Rng, Sampler, SamplingParams};
+use crate::{Error, ErrorKind, Result};
+
+/// Tokens that are consumed one by one rather than as a prompt.
+const FEW: usize = 2;
+
+/// A model that guesses by decoding ahead. It draws with the random numbers that the target will draw with.
+struct Draft {
+    name: String,
+    op: Checked,
+    input_vocab: usize,
+    sampler: Option<Sampler>,
+    /// The text as the target has it.
+    text: Vec<u32>,
+    /// Tokens that the state stands for: the first `agreed` ones of the text, and guesses.
+    state: Vec<u32>,
+    agreed: usize,
+    /// A state that stands for so many first tokens of the text, where the op cannot cut its state back.
+    saved: Option<(SnapshotId, usize)>,
+}
+
+impl Model {
+    /// Has a smaller model guess what follows, for generations that [speculate](super::super::Speculate), instead of
+    /// prompt lookup.
+    ///
+    /// Both must have the same tokenizer: the draft's tokens must be those of this model. Errors when they differ,
+    /// or when the draft does not generate. A prompt with pictures, sounds or videos is not guessed.
+    pub fn set_draft(&mut self, draft: Self) -> Result<()> {
+        let draft = Draft::new(self, draft)?;
+        self.speculation = Speculation::of(Box::new(draft));
+        Ok(())
+    }
+
+    /// Has something else guess what follows, instead of prompt lookup.
+    pub fn set_guesser(&mut self, guesser: Box<dyn Guesser>) {
+        self.speculation = Speculation::of(guesser);
+    }
+}
+
+/// The hash of a file's content.
+fn hash(path: &Path) -> Result<[u8; 32]> {
+    let content =
+        std::fs::read(path).map_err(|e| Error::caused(ErrorKind::Io, path.display(), e))?;
+    Ok(Sha256::digest(content).into())
+}
+
+impl Draft {
+    fn new(target: &Model, draft: Model) -> Result<Self> {
+        draft.require(Task::Generate, "generate")?;
+        draft.op.require_logits()?;
+        let name = draft.manifest.path.display().to_string();
+        let wrong = |what: String| {
+            Error::new(ErrorKind::Usage, format!("{name}: as a draft of {}: {what}", target.manifest.path.display()))
+                .hint("a draft must have the tokenizer of the model it guesses for: take a smaller model of its family")
+        };
+        match (&target.tokenizer, &draft.tokenizer) {
+            (Some(ours), Some(its)) if hash(ours.path())? != hash(its.path())? => {
+                return Err(wrong(format!(
+                    "its {} differs from {}",
+                    its.path().display(),
+                    ours.path().display()
+                )));
+            }
+            (Some(_), None) => return Err(wrong("it has no tokenizer".to_owned())),
+            (None, Some(_)) => {
+                return Err(wrong("it has a tokenizer, the model has none".to_owned()));
+            }
+            _ => {}
+        }
+        let (vocab, needed) = (input_vocab(&draft.op, &draft.manifest), target.allowed.end());
+        if vocab < needed {
+            return Err(wrong(format!("its vocabulary is {vocab}, expected at least {needed}")));
+        }
+        Ok(Self {
+            name,
+            input_vocab: vocab,
+            op: draft.op,
+            sampler: None,
+            text: Vec::new(),
+            state: Vec::new(),
+            agreed: 0,
+            saved: None,
+        })
+    }
+
+    /// Makes the state that of the text, with the logits of its last token.
+    fn catch_up(&mut self) -> Result<()> {
+        let text = self.text.get(self.agreed..).unwrap_or_default();
+        let state = self.state.get(self.agreed..).unwrap_or_default();
+        self.agreed += text.iter().zip(state).take_while(|(a, b)| a == b).count();
+        if (self.agreed, self.state.len()) == (self.text.len(), self.text.len())
+            && self.op.logits().is_ok()
+        {
+            return Ok(());
+        }
+        // Some token has to be consumed for its logits.
+        let usable = self.agreed.min(self.text.len().saturating_sub(1));
+        if self.state.len() > usable {
+            self.cut(usable)?;
+        }
+        let done = self.state.len();
+        let rest = &self.text[done..];
+        let result = if rest.len() <= FEW {
+            rest.iter().try_for_each(|&token| self.op.decode(token))
+        } else {
+            self.op.prefill(&[Segment::Tokens(rest)])
+        };
+        self.state.extend_from_slice(rest);
+        self.settle(result)?;
+        self.agreed = self.text.len();
+        Ok(())
+    }
+
+    /// After a call that may have failed part-way: what the op says it has consumed.
+    fn settle(&mut self, result: Result<()>) -> Result<()> {
+        self.state.truncate(self.op.position());
+        self.agreed = self.agreed.min(self.state.len());
+        result
+    }
+
+    /// Returns to a state of at most `usable` tokens.
+    fn cut(&mut self, usable: usize) -> Result<()> {
+        let result = if self.op.info().can_truncate && usable > 0 {
+            self.op.truncate(usable)
+        } else {
+            match self.saved.filter(|(_, tokens)| *tokens <= usable) {
+                Some((id, _)) => self.op.restore(id),
+                None => self.op.reset(),
+            }
+        };
+        self.settle(result)
+    }
+
+    /// Saves the state, which is that of the text, where it cannot be cut back to it.
+    fn save(&mut self) -> Result<()> {
+        let info = self.op.info();
+        if info.can_truncate || !info.can_snapshot {
+            return Ok(());
+        }
+        if let Some((id, _)) = self.saved.take() {
+            self.op.drop_snapshot(id);
+        }
+        self.saved = Some((self.op.snapshot()?, self.text.len()));
+        Ok(())
+    }
+}
+
+impl Guesser for Draft {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn begin(&mut self, start: &Start<'_>) -> Result<()> {
+        if start.media {
+            let message = "the prompt has pictures, sounds or videos, which a draft does not see";
+            return Err(Error::new(ErrorKind::Prompt, message));
+        }
+        let sampling = SamplingParams {
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            ..start.sampling.clone()
+        };
+        let (vocab, allowed) = (self.op.info().vocab, Arc::clone(start.allowed));
+        let sampler = Sampler::restricted(sampling, vocab, allowed)?;
+        self.sampler = Some(sampler.softcapped(self.op.softcap()));
+        let room = start.prompt.len().saturating_add(start.most.min(1 << 20));
+        self.text.clear();
+        self.text.reserve(room);
+        self.state.reserve(room.saturating_sub(self.state.len()));
+        self.text.extend_from_slice(start.prompt);
+        // The state is that of the last text.
+        self.agreed = 0;
+        if let Some((id, _)) = self.saved.take() {
+            self.op.drop_snapshot(id);
+        }
+        if self.text.len() < self.op.info().max_ctx {
+            self.catch_up()?;
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, token: u32) {
+        self.text.push(token);
+    }
+
+    fn guess(&mut self, most: usize, rng: &Rng, guesses: &mut Vec<u32>) -> Result<()> {
+        let room = self.op.info().max_ctx.saturating_sub(self.text.len());
+        let known = |&token: &u32| (token as usize) < self.input_vocab;
+        if room == 0 || !self.text.get(self.agreed..).unwrap_or_default().iter().all(known) {
+            return Ok(());
+        }
+        self.catch_up()?;
+        let most = most.min(room);
+        if most > 1 {
+            self.save()?;
+        }
+        let Some(sampler) = &mut self.sampler else { return Ok(()) };
+        sampler.draw_as(rng);
+        for index in 0..most {
+            let token = sampler.sample(self.op.logits()?).map_err(|e| self.op.about_logits(e))?;
+            guesses.push(token);
+            if index + 1 < most {
+                self.op.decode(token)?;
+                self.state.push(token);
+            }
+        }
+        Ok(())
+    }
+}

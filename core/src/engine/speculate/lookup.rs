@@ -1,0 +1,173 @@
+//! Guesses without a model: what followed the last time.
+
+use super::{Guesser, Start};
+use crate::Result;
+use crate::sampling::Rng;
+
+/// Tokens that must be equal before a place counts as the same.
+const SHORTEST: usize = 2;
+/// Equal tokens after which a place is the same for certain.
+const LONGEST: usize = 16;
+/// Places that are compared for a guess, the latest first.
+const PLACES: usize = 32;
+const NONE: u32 = u32::MAX;
+
+/// Prompt lookup (Saxena, 2023): where the longest suffix of prompt and answer occurred before, what followed there is
+/// the guess.
+///
+/// Places with the same last two tokens are linked, as those of LZ77 compressors are (RFC 1951, section 4), so that a
+/// token costs one entry and a guess at most 32 comparisons of 16 tokens, however long the text is. Of places with
+/// equally long suffixes the latest counts. A guess may run into itself: text that repeats with a short period
+/// goes on so.
+#[derive(Debug, Default)]
+pub struct PromptLookup {
+    text: Vec<u32>,
+    /// By a hash of two tokens: where they stood last, as the index of the second.
+    latest: Vec<u32>,
+    /// For each token: where the same two tokens may have stood before.
+    earlier: Vec<u32>,
+}
+
+impl PromptLookup {
+    /// An index of nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn slot(&self, first: u32, second: u32) -> usize {
+        // Fibonacci hashing of the pair (Knuth, vol. 3, section 6.4).
+        let pair = u64::from(first) << 32 | u64::from(second);
+        let mixed = pair.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed >> 32) as usize & (self.latest.len() - 1)
+    }
+
+    /// Equal tokens before and at the two places, as far as they count.
+    fn common(&self, a: usize, b: usize) -> usize {
+        let (a, b) = (self.text[..=a].iter().rev(), self.text[..=b].iter().rev());
+        a.zip(b).take(LONGEST).take_while(|(a, b)| a == b).count()
+    }
+
+    /// Where the longest suffix ended before.
+    fn find(&self) -> Option<usize> {
+        let last = self.text.len().checked_sub(1)?;
+        let (mut place, mut best) = (self.earlier[last], (SHORTEST - 1, None));
+        for _ in 0..PLACES {
+            if place == NONE {
+                break;
+            }
+            let end = place as usize;
+            let common = self.common(end, last);
+            if common > best.0 {
+                best = (common, Some(end));
+            }
+            if common == LONGEST {
+                break;
+            }
+            place = self.earlier[end];
+        }
+        best.1
+    }
+}
+
+impl Guesser for PromptLookup {
+    fn name(&self) -> &str {
+        "prompt lookup"
+    }
+
+    fn begin(&mut self, start: &Start<'_>) -> Result<()> {
+        let tokens = start.prompt.len().saturating_add(start.most.min(1 << 20));
+        self.text.clear();
+        self.earlier.clear();
+        self.text.reserve(tokens);
+        self.earlier.reserve(tokens);
+        let slots = tokens.next_power_of_two().clamp(1 << 8, 1 << 20);
+        self.latest.clear();
+        self.latest.resize(slots, NONE);
+        start.prompt.iter().for_each(|&token| self.push(token));
+        Ok(())
+    }
+
+    fn push(&mut self, token: u32) {
+        let before = self.text.last().copied();
+        // Positions are u32: no context is longer.
+        let place = self.text.len() as u32;
+        self.text.push(token);
+        let earlier = before.filter(|_| !self.latest.is_empty()).map_or(NONE, |before| {
+            let slot = self.slot(before, token);
+            std::mem::replace(&mut self.latest[slot], place)
+        });
+        self.earlier.push(earlier);
+    }
+
+    fn guess(&mut self, most: usize, _rng: &Rng, guesses: &mut Vec<u32>) -> Result<()> {
+        let Some(end) = self.find() else { return Ok(()) };
+        let first = guesses.len();
+        for next in end + 1..end + 1 + most {
+            let token = self.text.get(next).copied();
+            // Behind the text's end stand the guesses themselves.
+            let token = token.or_else(|| guesses.get(first + next - self.text.len()).copied());
+            guesses.extend(token);
+        }
+        Ok(())
+    }
+
+    fn is_free(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampling::{AllowedTokens, SamplingParams};
+
+    fn begun(prompt: &[u32], most: usize) -> PromptLookup {
+        let mut lookup = PromptLookup::new();
+        let (sampling, allowed) = (SamplingParams::default(), AllowedTokens::below(1000).into());
+        let start = Start { prompt, most, sampling: &sampling, allowed: &allowed, media: false };
+        lookup.begin(&start).unwrap();
+        lookup
+    }
+
+    fn guess(lookup: &mut PromptLookup, most: usize) -> Vec<u32> {
+        let mut guesses = vec![99];
+        lookup.guess(most, &Rng::new(0), &mut guesses).unwrap();
+        guesses.split_off(1)
+    }
+
+    #[test]
+    fn what_followed_the_longest_suffix_is_guessed() {
+        // "2 3" stood twice: the longer suffix "1 2 3" wins over the later place.
+        let mut lookup = begun(&[1, 2, 3, 4, 5, 9, 2, 3, 6, 7, 1, 2, 3], 8);
+        assert_eq!(guess(&mut lookup, 2), [4, 5]);
+        // Of equally long ones the later.
+        let mut lookup = begun(&[8, 2, 3, 4, 9, 2, 3, 6, 7, 2, 3], 8);
+        assert_eq!(guess(&mut lookup, 3), [6, 7, 2]);
+        lookup.push(4);
+        assert_eq!(guess(&mut lookup, 1), [9]);
+        lookup.push(100);
+        assert_eq!(guess(&mut lookup, 4), [0u32; 0], "this never stood before");
+    }
+
+    #[test]
+    fn what_repeats_goes_on_beyond_its_end() {
+        let mut lookup = begun(&[5, 1, 2, 3, 1, 2, 3, 1], 8);
+        assert_eq!(guess(&mut lookup, 7), [2, 3, 1, 2, 3, 1, 2]);
+        assert_eq!(guess(&mut begun(&[4, 4, 4], 8), 3), [4, 4, 4]);
+        for short in [&[][..], &[4], &[4, 4]] {
+            assert_eq!(guess(&mut begun(short, 8), 3), [0u32; 0]);
+        }
+    }
+
+    #[test]
+    fn a_long_text_of_one_token_costs_no_more_and_memory_stays() {
+        let mut lookup = begun(&[7; 10], 50_000);
+        let room = (lookup.text.capacity(), lookup.earlier.capacity(), lookup.latest.capacity());
+        for _ in 0..50_000 {
+            lookup.push(7);
+            assert_eq!(guess(&mut lookup, 1), [7]);
+        }
+        let after = (lookup.text.capacity(), lookup.earlier.capacity(), lookup.latest.capacity());
+        assert_eq!(room, after);
+    }
+}
