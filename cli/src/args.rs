@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, ValueEnum};
+use qhx_core::engine::Speculate;
 use qhx_core::qnn::{MemoryMode, PerfMode};
 use qhx_core::sampling::SamplingParams;
 
@@ -190,6 +191,32 @@ impl SamplingArgs {
         };
         params.validate()?;
         Ok(params)
+    }
+}
+
+/// Whether tokens are guessed ahead.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Guessing ahead")]
+pub(crate) struct SpeculateArgs {
+    /// Guess up to N tokens ahead and check them in one step; auto guesses as many as pay. The answer stays the same
+    /// [default: off, and auto with --draft]
+    #[arg(long, value_name = "N|auto|off")]
+    pub speculate: Option<Speculate>,
+    /// A smaller bundle with the same tokenizer that guesses, instead of what stood in the text before
+    #[arg(long, value_name = "BUNDLE")]
+    pub draft: Option<PathBuf>,
+}
+
+impl SpeculateArgs {
+    /// What is asked of each generation.
+    pub(crate) fn mode(&self) -> Speculate {
+        let unsaid = if self.draft.is_some() { Speculate::Auto } else { Speculate::Off };
+        self.speculate.unwrap_or(unsaid)
+    }
+
+    /// The draft's bundle, where it is used.
+    pub(crate) fn draft(&self) -> Option<&Path> {
+        self.draft.as_deref().filter(|_| self.mode() != Speculate::Off)
     }
 }
 

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use qhx_core::dump::Dump;
-use qhx_core::engine::{Event, FinishReason, Generation, Model, ModelOptions, Request, Timings};
+use qhx_core::engine::{
+    Event, FinishReason, Generation, Guesses, Model, ModelOptions, Request, Timings,
+};
 use qhx_core::op::{OpSource, SpanStats};
 use qhx_core::{Manifest, Result};
 use serde_json::{Value, json};
@@ -77,6 +79,22 @@ pub(crate) fn open_checked(
     })?;
     tracing::info!(op = %model.op().description.name, from = %origin(&model), "bundle open");
     Ok(model)
+}
+
+/// Opens the bundle of a draft, if there is one, and has it guess for the model.
+pub(crate) fn open_draft(
+    app: &App,
+    model: &mut Model,
+    draft: Option<&Path>,
+    backend: &BackendArgs,
+    tracing: Option<&Tracing>,
+) -> Result<()> {
+    let Some(path) = draft else { return Ok(()) };
+    let opening = Opening { tracing, ..Opening::default() };
+    let draft = open_checked(app, path, backend, opening, |_| Ok(()))
+        .map_err(|e| e.context("option --draft"))?;
+    say!("draft: {}", load(&draft));
+    model.set_draft(draft)
 }
 
 /// What is written to standard output while tokens come.
@@ -153,17 +171,27 @@ pub(crate) fn summary(generation: &Generation) -> String {
     let Generation { timings: t, prompt_tokens, reused_tokens, .. } = generation;
     format!(
         "prompt {prompt_tokens} tokens ({reused_tokens} reused) in {:.1} ms, {} tokens in {:.1} ms \
-         ({:.1} tok/s), graphs {:.1} ms, host {:.1} ms, sampling {:.1} ms, finish: {}{}",
+         ({:.1} tok/s{}), graphs {:.1} ms, host {:.1} ms, sampling {:.1} ms, finish: {}{}",
         ms(t.prefill),
         generation.tokens.len(),
         ms(t.decode),
         t.decode_tokens_per_second(),
+        guesses(t),
         ms(t.graph),
         ms(t.host),
         ms(t.sampling),
         generation.finish_reason.name(),
         parts(generation),
     )
+}
+
+/// How guesses went, where there were any.
+fn guesses(t: &Timings) -> String {
+    let Guesses { passes, guessed, accepted } = t.guesses;
+    if passes == 0 {
+        return String::new();
+    }
+    format!(", {accepted} of {guessed} guesses right, {} steps", t.decode_steps)
 }
 
 /// The parts of the host-op that ran.
@@ -204,6 +232,8 @@ fn timings(generation: &Generation) -> Value {
         "graph_ms": millis(t.graph),
         "host_ms": millis(t.host),
         "sampling_ms": millis(t.sampling),
+        "decode_steps": t.decode_steps,
+        "guesses": t.guesses,
         "vision_ms": millis(vision.map_or(Duration::ZERO, |span| span.busy)),
         "spans_ms": Value::Object(spans.collect()),
     })

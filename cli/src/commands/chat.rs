@@ -5,14 +5,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use qhx_core::engine::{FinishReason, Message, Model, Prompt, Request};
+use qhx_core::engine::{FinishReason, Message, Model, Prompt, Request, Speculate};
 use qhx_core::op::Modality;
 use qhx_core::sampling::SamplingParams;
 use qhx_core::{Error, ErrorKind, Result};
 
 use crate::app::App;
 use crate::args::{
-    BackendArgs, SamplingArgs, Switch, TemplateArg, parse_seconds, parse_template_arg,
+    BackendArgs, SamplingArgs, SpeculateArgs, Switch, TemplateArg, parse_seconds,
+    parse_template_arg,
 };
 use crate::media::{self, Attached, Attachment};
 use crate::prompt;
@@ -75,6 +76,8 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]
+    pub speculate: SpeculateArgs,
+    #[command(flatten)]
     pub tracing: TraceArgs,
     #[command(flatten)]
     pub backend: BackendArgs,
@@ -127,6 +130,7 @@ struct Conversation {
     max_new: usize,
     sampling: SamplingParams,
     stop: Vec<String>,
+    speculate: Speculate,
     json: bool,
 }
 
@@ -146,6 +150,7 @@ impl Conversation {
             stop: self.stop.clone(),
             stop_ids: Vec::new(),
             ignore_eos: false,
+            speculate: self.speculate,
         }
     }
 
@@ -208,6 +213,7 @@ fn run_traced(args: &ChatArgs, app: &mut App, tracing: Option<&Tracing>) -> Resu
         max_new: args.max_new,
         sampling,
         stop: args.stop.clone(),
+        speculate: args.speculate.mode(),
         json: args.json,
     };
     conversation.begin(args.system_prompt.as_deref());
@@ -227,6 +233,7 @@ fn run_traced(args: &ChatArgs, app: &mut App, tracing: Option<&Tracing>) -> Resu
              completes a text without either",
         ));
     }
+    session::open_draft(app, &mut model, args.speculate.draft(), &backend, tracing)?;
     model.set_template_arguments(args.template_args.iter().cloned().collect());
     say!("{}", session::load(&model));
     let interactive = std::io::stdin().is_terminal();

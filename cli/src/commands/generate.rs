@@ -11,7 +11,8 @@ use qhx_core::engine::{Message, Prompt, Request};
 
 use crate::app::App;
 use crate::args::{
-    BackendArgs, SamplingArgs, Switch, TemplateArg, parse_seconds, parse_template_arg,
+    BackendArgs, SamplingArgs, SpeculateArgs, Switch, TemplateArg, parse_seconds,
+    parse_template_arg,
 };
 use crate::media::{self, MediaArgs};
 use crate::prompt;
@@ -25,6 +26,7 @@ Examples:
   qhx generate qwen35/v81 --chat 'Name three rivers.' --thinking off --temperature 0.7 --seed 1
   git diff | qhx generate qwen35/v81 - --system-prompt 'Write a commit message.' --chat
   qhx generate qwen3vl/v81 --chat 'What is in this picture?' --image photograph.jpg
+  qhx generate qwen35-4b/v81 'Once' --draft qwen35-0.8b/v81
   qhx generate qwen35/v81 --ids 760,6511,314,9338,369
   qhx generate qwen35/v81 'Once' --json | jq .timings";
 
@@ -80,6 +82,8 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]
+    pub speculate: SpeculateArgs,
+    #[command(flatten)]
     pub tracing: TraceArgs,
     #[command(flatten)]
     pub backend: BackendArgs,
@@ -108,11 +112,14 @@ fn run_traced(
         stop: args.stop.clone(),
         stop_ids: Vec::new(),
         ignore_eos: args.ignore_eos,
+        speculate: args.speculate.mode(),
     };
     let check = |manifest: &_| request.check(manifest);
     let dump = args.dump.as_deref().map(Dump::create).transpose()?.map(Arc::new);
     let opening = Opening { dump, attachments: &attachments, tracing, ..Opening::default() };
     let mut model = session::open_checked(app, &args.bundle, &args.backend, opening, check)?;
+    let draft = args.speculate.draft();
+    session::open_draft(app, &mut model, draft, &args.backend, tracing)?;
     model.set_template_arguments(args.template_args.iter().cloned().collect());
     let attached = media::read(&attachments, &model, args.media.fps)?;
     if args.chat {

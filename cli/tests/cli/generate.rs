@@ -95,6 +95,12 @@ fn json_is_one_object_with_everything() {
         "graph_ms": "[number]",
         "host_ms": "[number]",
         "sampling_ms": "[number]",
+        "decode_steps": "[number]",
+        "guesses": {
+          "passes": 0,
+          "guessed": 0,
+          "accepted": 0
+        },
         "vision_ms": "[number]",
         "spans_ms": {
           "fill": "[number]",
