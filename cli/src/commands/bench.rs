@@ -7,7 +7,7 @@ use clap::Args;
 use qhx_core::engine::Model;
 use qhx_core::op::{Segment, Task};
 use qhx_core::workspace::GraphStats;
-use qhx_core::{Error, ErrorKind, Manifest, Result, files};
+use qhx_core::{Error, ErrorKind, Manifest, Result, files, trace};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -16,6 +16,7 @@ use crate::args::BackendArgs;
 use crate::session::{self, Opening};
 use crate::status::Status;
 use crate::time::{millis, ms};
+use crate::trace::{TraceArgs, Tracing};
 
 /// Lengths of prompts when none are given; those that the context holds.
 const PROMPTS: [usize; 2] = [128, 512];
@@ -54,6 +55,8 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
+    pub tracing: TraceArgs,
+    #[command(flatten)]
     pub backend: BackendArgs,
 }
 
@@ -83,6 +86,8 @@ impl Test {
     /// Seconds that it took.
     fn run(self, model: &mut Model, tokens: &[u32]) -> Result<f64> {
         let of = |count: usize| tokens.get(..count).unwrap_or(tokens);
+        let trace = model.trace().cloned();
+        let _span = trace::span(trace.as_ref(), self.name());
         if let Self::Embed(count) = self {
             let start = Instant::now();
             model.embed(of(count))?;
@@ -182,8 +187,12 @@ impl Report {
 
 /// Runs the command.
 pub(crate) fn run(args: &BenchArgs, app: &mut App) -> Result<Status> {
+    args.tracing.trace(|tracing| run_traced(args, app, tracing))
+}
+
+fn run_traced(args: &BenchArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
     let other = args.compare.as_deref().map(Report::read).transpose()?;
-    let (mut model, tests) = open(args, app)?;
+    let (mut model, tests) = open(args, app, tracing)?;
     let working = app.interrupts.working();
     let longest = tests.iter().map(|test| test.tokens()).max().unwrap_or(1);
     let tokens = tokens(&mut model, longest);
@@ -237,7 +246,7 @@ pub(crate) fn run(args: &BenchArgs, app: &mut App) -> Result<Status> {
 }
 
 /// Opens the bundle, and says what of it is measured.
-fn open(args: &BenchArgs, app: &App) -> Result<(Model, Vec<Test>)> {
+fn open(args: &BenchArgs, app: &App, tracing: Option<&Tracing>) -> Result<(Model, Vec<Test>)> {
     let usage = |what: String| Err(Error::new(ErrorKind::Usage, what));
     if args.prompt.contains(&0) {
         return usage("--prompt 0: expected lengths of at least one token".to_owned());
@@ -246,7 +255,7 @@ fn open(args: &BenchArgs, app: &App) -> Result<(Model, Vec<Test>)> {
         app,
         &args.bundle,
         &args.backend,
-        Opening::default(),
+        Opening { tracing, ..Opening::default() },
         |_: &Manifest| Ok(()),
     )?;
     say!("{}", session::load(&model));

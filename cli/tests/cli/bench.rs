@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::embed;
 use crate::run::{Program, Run, bundle, folder};
+use crate::trace;
 
 fn bench(folder: &Path, bundle: &Path, rest: &[&str]) -> Run {
     Program::qhx(folder)
@@ -50,7 +51,10 @@ fn prompts_and_tokens_are_counted_graph_by_graph() {
     assert_eq!(executions("decode"), Some(Some(3 * 7)));
     assert_eq!(executions("lmhead"), Some(Some(3 * (1 + 1 + 7))));
 
-    let text = bench(folder.path(), bundle(), &args).ok().stdout;
+    let traced = bench(folder.path(), bundle(), &[&args[..], &["--trace", "t.json"]].concat());
+    let text = traced.ok().stdout;
+    let events = trace::events(&folder.path().join("t.json"));
+    assert_eq!(trace::spans(&events, "pp20").len(), 1 + 3, "each turn, and one before them");
     for part in ["pp20 ", "tg6 ", " tokens/s", " ms a token", "  graph prefill16: 9 executions of "]
     {
         assert!(text.contains(part), "{part:?} in {text}");

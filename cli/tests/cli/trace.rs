@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::embed;
 use crate::run::{Program, bundle, folder};
 
 const PROMPT: &str = "The capital of France is";
@@ -112,6 +113,14 @@ fn every_turn_of_a_conversation_is_traced() {
     let events = events(&folder.path().join("t.json"));
     assert_eq!(spans(&events, "generate").len(), 2);
     nested(&events, "decode", "generate");
+}
+
+#[test]
+fn each_text_that_is_embedded_is_traced() {
+    let folder = folder();
+    embed::embed(folder.path(), &["One text", "and another", "--trace", "t.json"]).ok();
+    let events = events(&folder.path().join("t.json"));
+    assert_eq!((spans(&events, "tokenize").len(), spans(&events, "embed").len()), (2, 2));
 }
 
 #[cfg(unix)]
