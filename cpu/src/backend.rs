@@ -1,5 +1,6 @@
 //! The backend and its contexts.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use qhx_core::{Error, ErrorKind, GraphInfo, Result};
 use rten::ThreadPool;
 
 use crate::graph::CpuGraph;
-use crate::model::LoadedModel;
+use crate::model::{DataFiles, LoadedModel};
 
 /// How graphs execute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -75,13 +76,14 @@ impl Backend for CpuBackend {
             .hint("forge the bundle with ONNX, or run it with the qnn backend"));
         }
         let mut models: Vec<Arc<LoadedModel>> = Vec::with_capacity(source.onnx.len());
+        let mut files = DataFiles::new();
         for (name, path) in &source.onnx {
             if models.iter().any(|m| m.info.name == *name) {
                 let key = &source.key;
                 let message = format!("context {key:?} names the graph {name:?} twice");
                 return Err(Error::new(ErrorKind::Context, message));
             }
-            let model = LoadedModel::open(name, path, source, self.options.prepack)
+            let model = LoadedModel::open(name, path, source, self.options.prepack, &mut files)
                 .map_err(|e| e.context(format_args!("context {:?}", source.key)))?;
             tracing::debug!(graph = name, path = %path.display(), "opened an ONNX graph");
             models.push(Arc::new(model));
@@ -111,6 +113,7 @@ impl Context for CpuContext {
     }
 
     fn resident_bytes(&self) -> u64 {
-        self.models.iter().map(|m| m.weight_bytes()).sum()
+        let mut seen = HashSet::new();
+        self.models.iter().map(|model| model.weight_bytes(&mut seen)).sum()
     }
 }

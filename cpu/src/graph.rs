@@ -8,7 +8,7 @@ use bytemuck::AnyBitPattern;
 use qhx_core::backend::Graph;
 use qhx_core::bindings::Bindings;
 use qhx_core::{DType, Error, ErrorKind, GraphInfo, Memory, Port, Result, TensorInfo};
-use rten::{NodeId, RunOptions, ThreadPool, Value, ValueOrView, ValueView};
+use rten::{ThreadPool, Value, ValueView};
 use rten_tensor::prelude::*;
 use rten_tensor::{Tensor, TensorView};
 
@@ -27,13 +27,9 @@ impl CpuGraph {
         Ok(Self { model, bindings, threads })
     }
 
-    fn run(&self, inputs: Vec<(NodeId, ValueOrView<'_>)>) -> Result<Vec<Value>> {
-        let options = RunOptions::default().with_thread_pool(self.threads.clone());
-        let model = self.model.model();
-        let fail = |message: String| Error::new(ErrorKind::Execute, message);
-        guarded(|| model.run(inputs, model.output_ids(), Some(options)))
-            .map_err(fail)?
-            .map_err(|e| fail(e.to_string()))
+    fn run(&self, inputs: &[ValueView<'_>]) -> Result<Vec<Value>> {
+        guarded(|| self.model.steps().run(inputs, self.threads.as_ref()))
+            .map_err(|panic| Error::new(ErrorKind::Execute, panic))?
     }
 }
 
@@ -49,15 +45,14 @@ impl Graph for CpuGraph {
     unsafe fn execute(&mut self) -> Result<()> {
         let info = &self.model.info;
         let mut inputs = Vec::with_capacity(info.inputs.len());
-        for (index, (tensor, &id)) in
-            info.inputs.iter().zip(self.model.model().input_ids()).enumerate()
-        {
+        for (index, tensor) in info.inputs.iter().enumerate() {
             // SAFETY: contract of `qhx_core::backend`: exclusive. Outputs are written only after `run`
             // has consumed every view.
             let bytes = unsafe { self.bindings.input(index)? };
-            inputs.push((id, view(tensor, bytes)?.into()));
+            inputs.push(view(tensor, bytes)?);
         }
-        let values = self.run(inputs)?;
+        let values = self.run(&inputs)?;
+        drop(inputs);
         // All are checked before the first is written.
         for (tensor, value) in info.outputs.iter().zip(&values) {
             check(tensor, value)?;

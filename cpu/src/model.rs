@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "maps the model and its weights")]
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Component, Path, PathBuf};
@@ -12,16 +12,21 @@ use qhx_core::artifacts::Mapped;
 use qhx_core::backend::ContextSource;
 use qhx_core::{DType, Error, ErrorKind, GraphInfo, Result, TensorInfo};
 use rten::{DataType, Dimension, LoadErrorKind, Model, ModelOptions, NodeId, ValueType};
+use rten_onnx::onnx::ModelProto;
 
-use crate::wire;
+use crate::steps::Steps;
+use crate::{cut, wire};
 
 /// A model with the description of its tensors.
 pub(crate) struct LoadedModel {
     // Dropped before the files, into which its weights point.
-    model: Model,
+    steps: Steps,
     pub(crate) info: Arc<GraphInfo>,
     _files: Vec<Mapped>,
 }
+
+/// Files of external data that the graphs of a context share, by their paths.
+pub(crate) type DataFiles = HashMap<PathBuf, Mapped>;
 
 impl LoadedModel {
     /// Maps the file and its external data, as `source` allows, and checks every input and output.
@@ -30,6 +35,7 @@ impl LoadedModel {
         path: &Path,
         source: &ContextSource,
         prepack: bool,
+        shared: &mut DataFiles,
     ) -> Result<Self> {
         let file = source.open(path).map_err(|e| with_hint(e, MISSING))?;
         if file.is_empty() {
@@ -43,32 +49,72 @@ impl LoadedModel {
         options.prepack_weights(prepack);
         // rten would open the files by itself, wherever links lead; so it gets their bytes.
         let mut files = vec![file];
+        let mut data = HashMap::new();
         for location in external {
-            let data = source.open(&beside(path, &location)?).map_err(|e| with_hint(e, BESIDE))?;
+            let beside = beside(path, &location)?;
+            let mapped = match shared.get(&beside) {
+                Some(mapped) => mapped.clone(),
+                None => source.open(&beside).map_err(|e| with_hint(e, BESIDE))?,
+            };
+            shared.insert(beside, mapped.clone());
             // SAFETY: `files` keeps the mapping for as long as the model lives.
-            options.external_data_static(&location, unsafe { lasting(&data) });
-            files.push(data);
+            options.external_data_static(&location, unsafe { lasting(&mapped) });
+            files.push(mapped.clone());
+            data.insert(location, mapped);
         }
         // SAFETY: as above.
         let bytes = unsafe { lasting(&files[0]) };
-        let loaded = guarded(|| options.load_static_slice(bytes));
-        let model = match loaded {
-            Ok(Ok(model)) => model,
-            Ok(Err(e)) => return Err(load_error(path, e.kind(), &e)),
-            Err(panic) => return Err(load_error(path, LoadErrorKind::ParseError, &panic)),
+        let load = |load: &dyn Fn() -> Result<Model, rten::LoadError>| match guarded(load) {
+            Ok(Ok(model)) => Ok(model),
+            Ok(Err(e)) => Err(load_error(path, e.kind(), &e)),
+            Err(panic) => Err(load_error(path, LoadErrorKind::ParseError, &panic)),
         };
-        let info = describe(name, &model).map_err(|e| e.context(path.display()))?;
-        Ok(Self { model, info: Arc::new(info), _files: files })
+        let described =
+            |model: &Model| describe(name, model).map_err(|e| e.context(path.display()));
+        // Weights within the model are not multiplied as they are stored: it need not be read twice.
+        let parsed = match data.is_empty() {
+            true => None,
+            false => guarded(|| ModelProto::parse_buf(bytes)).ok().and_then(Result::ok),
+        };
+        let (steps, info) = match parsed.as_ref().and_then(|model| cut::cut(model, &data)) {
+            Some(cut) => {
+                let part = |model: &ModelProto, options: &ModelOptions| {
+                    let bytes = model
+                        .write_buf()
+                        .map_err(|e| load_error(path, LoadErrorKind::ParseError, &e))?;
+                    load(&|| options.load(bytes.clone()))
+                };
+                // rten would look for the nodes that make the outputs.
+                let mut plain = options.clone();
+                plain.enable_optimization(false);
+                let frame = part(&cut.frame, &plain)?;
+                let info = described(&frame)?;
+                (
+                    Steps::load(cut, &frame, |model| part(model, &options))
+                        .map_err(|e| e.context(path.display()))?,
+                    info,
+                )
+            }
+            None => {
+                let model = load(&|| options.load_static_slice(bytes))?;
+                let info = described(&model)?;
+                (Steps::whole(model), info)
+            }
+        };
+        Ok(Self { steps, info: Arc::new(info), _files: files })
     }
 
-    /// The model. What it answers with are copies: nothing of it outlives `self`.
-    pub(crate) fn model(&self) -> &Model {
-        &self.model
+    /// What executes. Its results are copies: nothing of it outlives `self`.
+    pub(crate) fn steps(&self) -> &Steps {
+        &self.steps
     }
 
-    /// Bytes of the weights, most of which are four bytes wide.
-    pub(crate) fn weight_bytes(&self) -> u64 {
-        4 * self.model.total_params() as u64
+    /// Bytes of the weights. Those in the places of `seen` were counted before; the model's own are added. What is not
+    /// multiplied as it is stored is four bytes wide.
+    pub(crate) fn weight_bytes(&self, seen: &mut HashSet<usize>) -> u64 {
+        let products = self.steps.weights().map(|weights| weights.extent());
+        let new = products.filter(|(place, _)| seen.insert(*place)).map(|(_, bytes)| bytes);
+        4 * self.steps.constants() + new.sum::<u64>()
     }
 }
 

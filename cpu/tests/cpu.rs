@@ -199,6 +199,150 @@ fn weights_in_a_file_beside_the_model() {
     assert!(error.hint_text().unwrap().contains("beside the model"), "{error}");
 }
 
+/// Two layers whose weights are stored in `form`, with the bytes of the file. What is computed between the products
+/// depends on what is before them, and on the input.
+fn layers(form: u64) -> (Model, Vec<u8>) {
+    let (rows, columns) = (64u64, 64u64);
+    let count = (rows * columns) as usize;
+    let wide: Vec<f32> = (0..count).map(|at| ((at * 37 % 101) as f32 - 50.0) / 64.0).collect();
+    let mut model = Model::default().input("x", FLOAT, &[2, columns]);
+    let mut data = Vec::new();
+    for w in ["a", "b"] {
+        let at = data.len() as u64;
+        let stored = format!("{w}.stored");
+        let put = |data: &mut Vec<u8>, bytes: Vec<u8>| data.extend(bytes);
+        model = match form {
+            FLOAT => {
+                put(&mut data, wide.iter().flat_map(|v| v.to_le_bytes()).collect());
+                model.external(w, &[rows, columns], "w.data", at)
+            }
+            FLOAT16 => {
+                // The upper half of an f32 of these few bits, with the exponent of an f16.
+                let half = |v: &f32| {
+                    let bits = v.to_bits();
+                    let exponent = ((bits >> 23 & 0xff) as i32 - 112).max(0) as u32;
+                    let sign = (bits >> 16) & 0x8000;
+                    if *v == 0.0 { 0 } else { (sign | exponent << 10 | bits >> 13 & 0x3ff) as u16 }
+                };
+                put(&mut data, wide.iter().flat_map(|v| half(v).to_le_bytes()).collect());
+                let place = [at, 2 * count as u64];
+                model.external_as(&stored, FLOAT16, &[rows, columns], "w.data", place).node_with(
+                    "Cast",
+                    &[&stored],
+                    &[w],
+                    &[("to", FLOAT)],
+                )
+            }
+            _ => {
+                put(&mut data, wide.iter().map(|v| (v * 64.0) as i8 as u8).collect());
+                let scales = format!("{w}.scales");
+                model
+                    .external_as(&stored, INT8, &[rows, columns], "w.data", [at, count as u64])
+                    .weights(&scales, &[rows], &[1.0 / 64.0; 64])
+                    .node_with("DequantizeLinear", &[&stored, &scales], &[w], &[("axis", 0)])
+            }
+        };
+    }
+    let model = model
+        .weights("bias", &[rows], &[0.25; 64])
+        .node_with("Gemm", &["x", "a", "bias"], &["h"], &[("transB", 1)])
+        .node("Relu", &["h"], &["r"])
+        .node("Add", &["r", "x"], &["s"])
+        .node_with("Gemm", &["s", "b"], &["p"], &[("transB", 1)])
+        .node("Mul", &["p", "r"], &["y"])
+        .output("y", FLOAT, &[2, rows])
+        .output("h", FLOAT, &[2, rows]);
+    (model, data)
+}
+
+/// Outputs of a model with the input `x`, all in one buffer.
+fn outputs(context: &Arc<dyn Context>, x: &[f32]) -> Vec<f32> {
+    let (mut workspace, graph) = workspace(context);
+    let input = workspace.allocate(4 * x.len()).unwrap();
+    put(&mut workspace, input, x);
+    workspace.bind(graph, Port::Input(0), input, 0).unwrap();
+    let count = workspace.graph(graph).unwrap().1.outputs.len();
+    let buffer = workspace.allocate(512 * count).unwrap();
+    for port in 0..count {
+        workspace.bind(graph, Port::Output(port), buffer, 512 * port).unwrap();
+    }
+    workspace.execute(graph).unwrap();
+    floats(workspace.bytes(buffer).unwrap())
+}
+
+#[test]
+fn products_with_stored_weights_equal_those_of_widened_ones() {
+    let x: Vec<f32> = (0..128).map(|at| ((at * 29 % 83) as f32 - 41.0) / 41.0).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let mut expected: Option<Vec<f32>> = None;
+    for (form, size) in [(FLOAT, 4), (FLOAT16, 2), (INT8, 1)] {
+        let (model, data) = layers(form);
+        std::fs::write(dir.path().join("w.data"), &data).unwrap();
+        let model = model.build();
+        let source = source(dir.path(), &[("g", &model), ("again", &model)]);
+        let context = backend().open_context(&source).unwrap();
+        let info: Vec<_> = context.graphs()[0].outputs.iter().map(|t| t.to_string()).collect();
+        assert_eq!(info, ["y f32[2, 64]", "h f32[2, 64]"]);
+        // Both graphs read the same file, whose weights stay as they are; scales and bias are the models' own.
+        let weights = 2 * 64 * 64 * size;
+        let resident = context.resident_bytes();
+        assert!((weights..weights + 2048).contains(&resident), "{form}: {resident}");
+        let found = outputs(&context, &x);
+        assert!(found.iter().all(|y| y.is_finite()) && found.iter().any(|y| y.abs() > 1.0));
+        let expected = expected.get_or_insert_with(|| {
+            let wide: Vec<_> =
+                data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+            let (w, rows) = (&wide[..64 * 64], 0..128usize);
+            let product = |x: &[f32], bias: f32| -> Vec<f32> {
+                let row = |at: usize| x[at / 64 * 64..][..64].iter().zip(&w[at % 64 * 64..]);
+                rows.clone().map(|at| row(at).map(|(x, w)| x * w).sum::<f32>() + bias).collect()
+            };
+            let h = product(&x, 0.25);
+            let r: Vec<f32> = h.iter().map(|h| h.max(0.0)).collect();
+            let s: Vec<f32> = r.iter().zip(&x).map(|(r, x)| r + x).collect();
+            let y = product(&s, 0.0).into_iter().zip(&r).map(|(p, r)| p * r);
+            y.chain(h.iter().copied()).collect()
+        });
+        for (found, expected) in found.iter().zip(&*expected) {
+            assert!(
+                (found - expected).abs() <= 1e-4 * expected.abs().max(1.0),
+                "{form}: {found}, {expected}"
+            );
+        }
+    }
+}
+
+#[test]
+fn weights_of_four_bits_stay_as_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    // One row of 64 times 0.5 and -1, one times 2 and 0.
+    let nibbles = |row: usize, k: usize| ((k * 5 + row * 3) % 16) as f32 - 8.0;
+    let scales = [0.5, -1.0, 2.0, 0.0];
+    let mut data: Vec<u8> = Vec::new();
+    for row in 0..2 {
+        for pair in 0..32 {
+            let four = |k: usize| (nibbles(row, k) + 8.0) as u8;
+            data.push(four(2 * pair) | four(2 * pair + 1) << 4);
+        }
+    }
+    std::fs::write(dir.path().join("w.data"), &data).unwrap();
+    let attributes = [("K", 64), ("N", 2), ("bits", 4), ("block_size", 32)];
+    let model = Model::default()
+        .input("x", FLOAT, &[1, 64])
+        .external_as("w", UINT8, &[2, 2, 16], "w.data", [0, 64])
+        .weights("scales", &[2, 2], &scales)
+        .node_with("MatMulNBits", &["x", "w", "scales"], &["y"], &attributes)
+        .output("y", FLOAT, &[1, 2]);
+    let context = open(dir.path(), model).unwrap();
+    assert_eq!(context.resident_bytes(), 64 + 16);
+    let x: Vec<f32> = (0..64).map(|k| (k % 7) as f32 - 3.0).collect();
+    let found = outputs(&context, &x);
+    let expected = |row: usize| -> f32 {
+        (0..64).map(|k| nibbles(row, k) * scales[2 * row + k / 32] * x[k]).sum()
+    };
+    assert_eq!(found[..2], [expected(0), expected(1)]);
+}
+
 #[cfg(unix)]
 #[test]
 fn weights_that_a_link_leads_out_of_the_bundle_for_are_refused() {

@@ -86,10 +86,27 @@ impl Model {
         self
     }
 
-    pub fn node(mut self, op: &str, inputs: &[&str], outputs: &[&str]) -> Self {
+    pub fn node(self, op: &str, inputs: &[&str], outputs: &[&str]) -> Self {
+        self.node_with(op, inputs, outputs, &[])
+    }
+
+    /// A node with attributes that are integers. `MatMulNBits` is one of ONNX Runtime's own.
+    pub fn node_with(
+        mut self,
+        op: &str,
+        inputs: &[&str],
+        outputs: &[&str],
+        attributes: &[(&str, u64)],
+    ) -> Self {
         let node = inputs.iter().fold(Message::default(), |n, i| n.bytes(1, i));
         let node = outputs.iter().fold(node, |n, o| n.bytes(2, o));
-        self.graph = self.graph.message(1, node.bytes(3, op.to_lowercase()).bytes(4, op));
+        let node = attributes.iter().fold(node, |n, (name, value)| {
+            let attribute = Message::default().bytes(1, name).int(3, *value).int(20, 2);
+            n.message(5, attribute)
+        });
+        let domain = if op == "MatMulNBits" { "com.microsoft" } else { "" };
+        let node = node.bytes(3, outputs.join("_")).bytes(4, op).bytes(7, domain);
+        self.graph = self.graph.message(1, node);
         self
     }
 
@@ -104,15 +121,26 @@ impl Model {
         self
     }
 
-    /// Weights in a file beside it.
-    pub fn external(mut self, name: &str, shape: &[u64], file: &str, offset: u64) -> Self {
-        let length = 4 * shape.iter().product::<u64>();
+    /// Weights of f32 in a file beside it.
+    pub fn external(self, name: &str, shape: &[u64], file: &str, offset: u64) -> Self {
+        self.external_as(name, FLOAT, shape, file, [offset, 4 * shape.iter().product::<u64>()])
+    }
+
+    /// Weights in a file beside it, at an offset and so many bytes long.
+    pub fn external_as(
+        mut self,
+        name: &str,
+        dtype: u64,
+        shape: &[u64],
+        file: &str,
+        [offset, length]: [u64; 2],
+    ) -> Self {
         let entries = [
             ("location", file.to_owned()),
             ("offset", offset.to_string()),
             ("length", length.to_string()),
         ];
-        let tensor = entries.iter().fold(Self::tensor(name, FLOAT, shape), |t, (key, value)| {
+        let tensor = entries.iter().fold(Self::tensor(name, dtype, shape), |t, (key, value)| {
             t.message(13, Message::default().bytes(1, key).bytes(2, value))
         });
         self.graph = self.graph.message(5, tensor.int(14, 1));
@@ -122,7 +150,8 @@ impl Model {
     /// The file's bytes.
     pub fn build(self) -> Vec<u8> {
         let opset = Message::default().bytes(1, "").int(2, 17);
+        let contrib = Message::default().bytes(1, "com.microsoft").int(2, 1);
         let model = Message::default().int(1, 8).message(7, self.graph.bytes(2, "g"));
-        model.message(8, opset).0
+        model.message(8, contrib).message(8, opset).0
     }
 }

@@ -1,0 +1,499 @@
+//! Products of f32 rows with rows of weights that stay as they are stored.
+//!
+//! `y[m][n] = Σ_k x[m][k] · w[n][k] + bias[n]`, summed in f32. One row of `x` is multiplied with the weights as they
+//! come from memory, which is what bounds it. Several rows of `x` share weights that are widened to f32 first, a few
+//! rows at a time, so that they stay in the nearest cache. The vector instructions are those of `rten_simd` (AVX-512,
+//! AVX2 with F16C and FMA, NEON, or plain code), chosen when the program runs.
+
+#![expect(unsafe_code, reason = "sees the bits of f16 as the f16 of another crate")]
+
+use std::array::from_fn;
+
+use rten_simd::ops::{BitOps, Extend, IntOps, NumOps, ToFloat};
+use rten_simd::{Isa, SimdOp, f16};
+
+/// Weights of four bits that share a scale, as `MatMulNBits` stores them.
+pub(crate) const BLOCK: usize = 32;
+/// Weights of four bits in an i32.
+const PACKED: usize = 8;
+/// Rows of weights that are widened and multiplied at a time.
+const ROWS: usize = 6;
+/// Columns of them: 24 KB, so that they lie in the nearest cache.
+const DEPTH: usize = 1024;
+/// From one widened row to the next. Powers of two would share the same sets of a cache.
+const STRIDE: usize = DEPTH + 16;
+
+/// Rows of weights in one of the forms that are multiplied as they are.
+#[derive(Clone, Copy)]
+pub(crate) enum Rows<'a> {
+    F32(&'a [f32]),
+    /// Bits of f16.
+    F16(&'a [u16]),
+    /// int8, and a scale for each row.
+    I8(&'a [i8], &'a [f32]),
+    /// Four bits around 8, the first of two in the lower half of a byte, and a scale for each [`BLOCK`]. Eight of them
+    /// are an i32 whose first byte is the lowest.
+    I4(&'a [i32], &'a [f32]),
+}
+
+/// What one thread computes at a time.
+pub(crate) struct Task<'a, 'o> {
+    pub(crate) weights: Rows<'a>,
+    /// Elements of a row of weights, and of `x`; with four bits a multiple of [`BLOCK`].
+    pub(crate) columns: usize,
+    /// As many rows as `out` has.
+    pub(crate) x: &'a [f32],
+    /// As many elements in each as there are rows of weights.
+    pub(crate) out: Vec<&'o mut [f32]>,
+    /// As many as there are rows of weights.
+    pub(crate) bias: Option<&'a [f32]>,
+}
+
+impl SimdOp for Task<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<I: Isa>(mut self, isa: I) {
+        if let [out] = self.out.as_mut_slice() {
+            one(isa, self.weights, self.columns, self.x, out);
+        } else if isa.f32().len() == 8 {
+            // AVX2 has sixteen registers, which hold 2 × 6 sums and their factors.
+            several::<I, 2>(isa, &mut self);
+        } else {
+            several::<I, 4>(isa, &mut self);
+        }
+        if let Some(bias) = self.bias {
+            for out in &mut self.out {
+                out.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+            }
+        }
+    }
+}
+
+/// One row of `x`, with the weights as they are stored.
+#[inline(always)]
+fn one<I: Isa>(isa: I, weights: Rows<'_>, columns: usize, x: &[f32], out: &mut [f32]) {
+    match weights {
+        Rows::F32(w) => {
+            for (y, w) in out.iter_mut().zip(w.chunks_exact(columns)) {
+                let [[sum]] = tile(isa, [x], [w]);
+                *y = sum;
+            }
+        }
+        Rows::F16(w) => {
+            let (fours, rest) = out.as_chunks_mut::<4>();
+            let (first, last) = halves(w).split_at(fours.len() * 4 * columns);
+            for (y, w) in fours.iter_mut().zip(first.chunks_exact(4 * columns)) {
+                *y = dot_f16(isa, x, from_fn(|row| &w[row * columns..][..columns]));
+            }
+            for (y, w) in rest.iter_mut().zip(last.chunks_exact(columns)) {
+                [*y] = dot_f16(isa, x, [w]);
+            }
+        }
+        Rows::I8(w, scales) => {
+            for ((y, w), scale) in out.iter_mut().zip(w.chunks_exact(columns)).zip(scales) {
+                *y = dot_i8(isa, x, w) * scale;
+            }
+        }
+        Rows::I4(w, scales) => {
+            let lanes = isa.i32().len();
+            let x = interleaved(lanes, x);
+            // Four lanes hold a block. Those after the last have the scale 0.
+            let mut spread = vec![0f32; (columns / PACKED).next_multiple_of(lanes)];
+            let rows = w.chunks_exact(columns / PACKED).zip(scales.chunks_exact(columns / BLOCK));
+            for (y, (w, scales)) in out.iter_mut().zip(rows) {
+                for (places, scale) in spread.as_chunks_mut::<4>().0.iter_mut().zip(scales) {
+                    *places = [*scale; 4];
+                }
+                *y = dot_i4(isa, &x, w, &spread);
+            }
+        }
+    }
+}
+
+/// Several rows of `x`, `M` at a time, with widened weights.
+#[inline(always)]
+fn several<I: Isa, const M: usize>(isa: I, task: &mut Task<'_, '_>) {
+    let count = task.out.first().map_or(0, |out| out.len());
+    let mut wide = vec![0f32; ROWS * STRIDE];
+    for first in (0..count).step_by(ROWS) {
+        let rows = ROWS.min(count - first);
+        for start in (0..task.columns).step_by(DEPTH) {
+            let depth = DEPTH.min(task.columns - start);
+            for (row, to) in wide.chunks_exact_mut(STRIDE).take(rows).enumerate() {
+                let from = (first + row) * task.columns + start;
+                widen(isa, task.weights, task.columns, from, &mut to[..depth]);
+            }
+            let strip = Strip { wide: &wide, rows, first, start, depth };
+            let whole = task.out.len() / M * M;
+            for m in (0..whole).step_by(M) {
+                strip.multiply::<I, M>(isa, task, m);
+            }
+            for m in whole..task.out.len() {
+                strip.multiply::<I, 1>(isa, task, m);
+            }
+        }
+    }
+}
+
+/// Widened weights: `depth` columns from `start` on of `rows` rows from `first` on.
+struct Strip<'a> {
+    wide: &'a [f32],
+    rows: usize,
+    first: usize,
+    start: usize,
+    depth: usize,
+}
+
+impl Strip<'_> {
+    /// Adds the products with `M` rows of `x` from `m` on to what the columns before gave.
+    #[inline(always)]
+    fn multiply<I: Isa, const M: usize>(&self, isa: I, task: &mut Task<'_, '_>, m: usize) {
+        let w = |row: usize| &self.wide[row * STRIDE..][..self.depth];
+        let columns = task.columns;
+        let x: [&[f32]; M] =
+            from_fn(|row| &task.x[(m + row) * columns + self.start..][..self.depth]);
+        let mut add = |row: usize, n: usize, sums: &[f32]| {
+            let out = &mut task.out[m + row][self.first + n..][..sums.len()];
+            if self.start == 0 {
+                out.copy_from_slice(sums);
+            } else {
+                out.iter_mut().zip(sums).for_each(|(y, sum)| *y += sum);
+            }
+        };
+        if self.rows == ROWS {
+            let sums: [[f32; ROWS]; M] = tile(isa, x, from_fn(w));
+            sums.iter().enumerate().for_each(|(row, sums)| add(row, 0, sums));
+        } else {
+            for n in 0..self.rows {
+                let sums: [[f32; 1]; M] = tile(isa, x, [w(n)]);
+                sums.iter().enumerate().for_each(|(row, sums)| add(row, n, sums));
+            }
+        }
+    }
+}
+
+/// `x[m] · w[n]` for all of them. All rows are equally long.
+#[inline(always)]
+fn tile<I: Isa, const M: usize, const N: usize>(
+    isa: I,
+    x: [&[f32]; M],
+    w: [&[f32]; N],
+) -> [[f32; N]; M] {
+    let ops = isa.f32();
+    let lanes = ops.len();
+    let length = x[0].len();
+    let whole = length / lanes * lanes;
+    let (x, w) = (x.map(|x| &x[..length]), w.map(|w| &w[..length]));
+    let mut sums = [[ops.zero(); N]; M];
+    // Checked loads could panic, which would keep the sums in memory.
+    for at in (0..whole).step_by(lanes) {
+        // SAFETY: `at + lanes <= whole <= length`, which all rows have.
+        let x = x.map(|x| unsafe { ops.load_ptr(x.as_ptr().add(at)) });
+        for n in 0..N {
+            // SAFETY: as above.
+            let w = unsafe { ops.load_ptr(w[n].as_ptr().add(at)) };
+            for m in 0..M {
+                sums[m][n] = ops.mul_add(x[m], w, sums[m][n]);
+            }
+        }
+    }
+    // Loops, as closures would have the sums in memory.
+    let mut products = [[0f32; N]; M];
+    for m in 0..M {
+        for n in 0..N {
+            let rest = x[m][whole..].iter().zip(&w[n][whole..]);
+            products[m][n] = rest.fold(ops.sum(sums[m][n]), |sum, (x, w)| sum + x * w);
+        }
+    }
+    products
+}
+
+#[inline(always)]
+fn dot_f16<I: Isa, const N: usize>(isa: I, x: &[f32], w: [&[f16]; N]) -> [f32; N] {
+    let (ops, half) = (isa.f32(), isa.f16());
+    let (lanes, step) = (ops.len(), half.len());
+    let whole = x.len() / step * step;
+    let w = w.map(|w| &w[..x.len()]);
+    let mut sums = [[ops.zero(); 2]; N];
+    for at in (0..whole).step_by(step) {
+        // SAFETY: `at + 2 * lanes = at + step <= whole <= x.len()`, which all rows have. An f16 is half an f32.
+        let low = unsafe { ops.load_ptr(x.as_ptr().add(at)) };
+        // SAFETY: as above.
+        let high = unsafe { ops.load_ptr(x.as_ptr().add(at + lanes)) };
+        for n in 0..N {
+            // SAFETY: as above.
+            let w = unsafe { half.load_ptr(w[n].as_ptr().add(at)) };
+            sums[n][0] = ops.mul_add(low, half.extend_low(w), sums[n][0]);
+            sums[n][1] = ops.mul_add(high, half.extend_high(w), sums[n][1]);
+        }
+    }
+    let mut products = [0f32; N];
+    for n in 0..N {
+        let rest = x[whole..].iter().zip(&w[n][whole..]);
+        let sum = ops.sum(ops.add(sums[n][0], sums[n][1]));
+        products[n] = rest.fold(sum, |sum, (x, w)| sum + x * w.to_f32());
+    }
+    products
+}
+
+#[inline(always)]
+fn dot_i8<I: Isa>(isa: I, x: &[f32], w: &[i8]) -> f32 {
+    let (ops, bytes) = (isa.f32(), isa.i8());
+    let (lanes, step) = (ops.len(), bytes.len());
+    let whole = x.len() / step * step;
+    let mut sums = [ops.zero(); 4];
+    for at in (0..whole).step_by(step) {
+        let wide = widened_i8(isa, bytes.load(&w[at..at + step]));
+        for part in 0..4 {
+            let x = ops.load(&x[at + part * lanes..][..lanes]);
+            sums[part] = ops.mul_add(x, wide[part], sums[part]);
+        }
+    }
+    let sum = ops.sum(ops.add(ops.add(sums[0], sums[1]), ops.add(sums[2], sums[3])));
+    let rest = x[whole..].iter().zip(&w[whole..x.len()]);
+    rest.fold(sum, |sum, (x, w)| sum + x * f32::from(*w))
+}
+
+/// A vector of int8 as four of f32.
+#[inline(always)]
+fn widened_i8<I: Isa>(isa: I, w: I::I8) -> [I::F32; 4] {
+    let (bytes, words, ints) = (isa.i8(), isa.i16(), isa.i32());
+    let (low, high) = (bytes.extend_low(w), bytes.extend_high(w));
+    [words.extend_low(low), words.extend_high(low), words.extend_low(high), words.extend_high(high)]
+        .map(|w| ints.to_float(w))
+}
+
+/// `x` in the order in which [`dot_i4`] meets its weights: of each group of eight times `lanes` elements first those
+/// that the lanes' first weights belong to, then those of the second ones, and so on. Missing ones are 0.
+fn interleaved(lanes: usize, x: &[f32]) -> Vec<f32> {
+    let group = PACKED * lanes;
+    let mut out = vec![0f32; x.len().next_multiple_of(group)];
+    for (out, x) in out.chunks_exact_mut(group).zip(x.chunks(group)) {
+        for (lane, x) in x.chunks(PACKED).enumerate() {
+            x.iter().enumerate().for_each(|(place, x)| out[place * lanes + lane] = *x);
+        }
+    }
+    out
+}
+
+/// `x` comes from [`interleaved`]; `scales` has one for each element of `w`, and 0 up to whole vectors.
+#[inline(always)]
+fn dot_i4<I: Isa>(isa: I, x: &[f32], w: &[i32], scales: &[f32]) -> f32 {
+    let (ops, ints) = (isa.f32(), isa.i32());
+    let lanes = ints.len();
+    // Four bits around 8 become four bits of two's complement.
+    let flip = ints.splat(i32::from_ne_bytes([0x88; 4]));
+    let mut sum = ops.zero();
+    for (index, scales) in scales.chunks_exact(lanes).enumerate() {
+        let at = index * lanes;
+        let w = match w.get(at..at + lanes) {
+            Some(w) => ints.load(w),
+            None => ints.load_pad(&w[at..]).0,
+        };
+        let w = ints.xor(w, flip);
+        let x = &x[at * PACKED..][..lanes * PACKED];
+        let x = |place: usize| ops.load(&x[place * lanes..][..lanes]);
+        // The weight comes to the upper end of its lane, and from there down with its sign.
+        let mut part =
+            ops.mul(x(0), ints.to_float(ints.shift_right::<28>(ints.shift_left::<28>(w))));
+        macro_rules! add {
+            ($($place:literal << $shift:literal),*) => {$(
+                let signed = ints.shift_right::<28>(ints.shift_left::<$shift>(w));
+                part = ops.mul_add(x($place), ints.to_float(signed), part);
+            )*};
+        }
+        add!(1 << 24, 2 << 20, 3 << 16, 4 << 12, 5 << 8, 6 << 4);
+        part = ops.mul_add(x(7), ints.to_float(ints.shift_right::<28>(w)), part);
+        sum = ops.mul_add(part, ops.load(scales), sum);
+    }
+    ops.sum(sum)
+}
+
+/// Weights from element `from` on, all of one row of `columns`, as f32.
+#[inline(always)]
+fn widen<I: Isa>(isa: I, weights: Rows<'_>, columns: usize, from: usize, to: &mut [f32]) {
+    let ops = isa.f32();
+    let lanes = ops.len();
+    match weights {
+        Rows::F32(w) => to.copy_from_slice(&w[from..from + to.len()]),
+        Rows::F16(w) => {
+            let (half, w) = (isa.f16(), &halves(w)[from..from + to.len()]);
+            let step = half.len();
+            let whole = to.len() / step * step;
+            for at in (0..whole).step_by(step) {
+                let w = half.load(&w[at..at + step]);
+                ops.store(half.extend_low(w), &mut to[at..at + lanes]);
+                ops.store(half.extend_high(w), &mut to[at + lanes..at + step]);
+            }
+            let rest = to[whole..].iter_mut().zip(&w[whole..]);
+            rest.for_each(|(to, w)| *to = w.to_f32());
+        }
+        Rows::I8(w, scales) => {
+            let (bytes, w) = (isa.i8(), &w[from..from + to.len()]);
+            let scale = scales[from / columns];
+            let factor = ops.splat(scale);
+            let step = bytes.len();
+            let whole = to.len() / step * step;
+            for at in (0..whole).step_by(step) {
+                let wide = widened_i8(isa, bytes.load(&w[at..at + step]));
+                for (part, wide) in wide.into_iter().enumerate() {
+                    ops.store(ops.mul(wide, factor), &mut to[at + part * lanes..][..lanes]);
+                }
+            }
+            let rest = to[whole..].iter_mut().zip(&w[whole..]);
+            rest.for_each(|(to, w)| *to = f32::from(*w) * scale);
+        }
+        Rows::I4(w, scales) => {
+            let (words, blocks) = (&w[from / PACKED..], &scales[from / BLOCK..]);
+            let blocks = to.as_chunks_mut::<BLOCK>().0.iter_mut().zip(blocks);
+            for ((to, scale), words) in blocks.zip(words.as_chunks::<{ BLOCK / PACKED }>().0) {
+                for (to, word) in to.as_chunks_mut::<PACKED>().0.iter_mut().zip(words) {
+                    for (place, to) in to.iter_mut().enumerate() {
+                        *to = ((word >> (4 * place) & 15) - 8) as f32 * scale;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The same bits as the type that `rten_simd` computes with.
+fn halves(bits: &[u16]) -> &[f16] {
+    const { assert!(size_of::<f16>() == 2 && align_of::<f16>() == 2) };
+    // SAFETY: `f16` is a transparent u16, so that length, alignment and lifetime are those of `bits`.
+    unsafe { std::slice::from_raw_parts(bits.as_ptr().cast(), bits.len()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers from -1 to 1 that follow from where they are.
+    fn numbers(count: usize, seed: u32) -> Vec<f32> {
+        let mut state = seed.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
+        let mut next = move || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..count).map(|_| next()).collect()
+    }
+
+    /// Each form of weights, and what they are as f64.
+    enum Stored {
+        F32(Vec<f32>),
+        F16(Vec<u16>),
+        I8(Vec<i8>, Vec<f32>),
+        I4(Vec<i32>, Vec<f32>),
+    }
+
+    impl Stored {
+        fn all(rows: usize, columns: usize) -> Vec<Self> {
+            let wide = numbers(rows * columns, 7);
+            let mut all = vec![
+                Self::F16(wide.iter().map(|w| f16::from_f32(*w).to_bits()).collect()),
+                Self::I8(
+                    wide.iter().map(|w| (w * 127.0).round() as i8).collect(),
+                    numbers(rows, 11),
+                ),
+                Self::F32(wide),
+            ];
+            if columns.is_multiple_of(BLOCK) {
+                let words = numbers(rows * columns / PACKED, 13);
+                let words = words.iter().map(|w| (w * i32::MAX as f32) as i32).collect();
+                all.push(Self::I4(words, numbers(rows * columns / BLOCK, 17)));
+            }
+            all
+        }
+
+        fn rows(&self) -> Rows<'_> {
+            match self {
+                Self::F32(w) => Rows::F32(w),
+                Self::F16(w) => Rows::F16(w),
+                Self::I8(w, scales) => Rows::I8(w, scales),
+                Self::I4(w, scales) => Rows::I4(w, scales),
+            }
+        }
+
+        fn value(&self, columns: usize, at: usize) -> f64 {
+            match self {
+                Self::F32(w) => f64::from(w[at]),
+                Self::F16(w) => f64::from(f16::from_bits(w[at]).to_f32()),
+                Self::I8(w, scales) => f64::from(w[at]) * f64::from(scales[at / columns]),
+                Self::I4(w, scales) => {
+                    let byte = w[at / PACKED].to_le_bytes()[at % PACKED / 2];
+                    let four = if at.is_multiple_of(2) { byte & 15 } else { byte >> 4 };
+                    (f64::from(four) - 8.0) * f64::from(scales[at / BLOCK])
+                }
+            }
+        }
+    }
+
+    fn multiply(stored: &Stored, columns: usize, x: &[f32], rows: usize) -> Vec<f32> {
+        let bias = numbers(rows, 19);
+        let mut out = vec![f32::NAN; x.len() / columns * rows];
+        let out_rows = out.chunks_exact_mut(rows).collect();
+        let weights = stored.rows();
+        Task { weights, columns, x, out: out_rows, bias: Some(&bias) }.dispatch();
+        out
+    }
+
+    #[test]
+    fn every_form_at_odd_shapes() {
+        // Neither rows nor columns are multiples of what is computed at a time, nor of vectors.
+        for columns in [1, 7, 32, 33, 96, 160, 1024, 1056, 2053] {
+            for rows in [1, 3, 4, 6, 13] {
+                for stored in Stored::all(rows, columns) {
+                    for count in [1, 2, 3, 4, 5, 9] {
+                        let x = numbers(count * columns, 5);
+                        let found = multiply(&stored, columns, &x, rows);
+                        let bias = numbers(rows, 19);
+                        for (at, y) in found.iter().enumerate() {
+                            let (m, n) = (at / rows, at % rows);
+                            let terms = (0..columns).map(|k| {
+                                f64::from(x[m * columns + k])
+                                    * stored.value(columns, n * columns + k)
+                            });
+                            let (sum, size) =
+                                terms.fold((0.0, 1.0), |(sum, size), t| (sum + t, size + t.abs()));
+                            let expected = sum + f64::from(bias[n]);
+                            let off = (f64::from(*y) - expected).abs();
+                            assert!(
+                                off <= 1e-6 * size,
+                                "{count} × {columns} × {rows}: {y}, not {expected}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn infinity_and_nan_reach_the_results_that_they_belong_to() {
+        let (columns, rows) = (96, 7);
+        for stored in Stored::all(rows, columns) {
+            for (value, at) in [(f32::INFINITY, 0), (f32::NAN, 95), (f32::INFINITY, 50)] {
+                for count in [1, 3] {
+                    let mut x = numbers(count * columns, 5);
+                    x[(count - 1) * columns + at] = value;
+                    let found = multiply(&stored, columns, &x, rows);
+                    let (before, last) = found.split_at((count - 1) * rows);
+                    assert!(before.iter().all(|y| y.is_finite()));
+                    for (n, y) in last.iter().enumerate() {
+                        let weight = stored.value(columns, n * columns + at);
+                        let expected = f64::from(value) * weight;
+                        let same = y.is_nan() && expected.is_nan() || f64::from(*y) == expected;
+                        assert!(same, "{value} × {weight}: {y}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn halves_keep_their_bits() {
+        let bits = [0u16, 0x3c00, 0x7c00, 0x8001, 0xffff];
+        assert!(halves(&bits).iter().zip(bits).all(|(half, bits)| half.to_bits() == bits));
+    }
+}
