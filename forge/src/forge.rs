@@ -259,10 +259,10 @@ fn fill(
             entry.insert("bin".to_owned(), json!(file));
         }
         if options.onnx {
+            stop_if_cancelled(progress)?;
+            let twins = onnx_twins(&plan.graphs, staging, progress)?;
             let mut files = Map::new();
-            for graph in &plan.graphs {
-                stop_if_cancelled(progress)?;
-                let file = onnx_twin(graph, staging, progress)?;
+            for (graph, file) in plan.graphs.iter().zip(twins) {
                 source.onnx.push((graph.name().to_owned(), options.out.join(&file)));
                 files.insert(graph.name().to_owned(), json!(file));
             }
@@ -335,16 +335,21 @@ fn artifact(
     Ok(())
 }
 
-/// Writes the ONNX twin of a graph and returns the file's name.
-fn onnx_twin(graph: &Graph, staging: &mut Staging, progress: &mut dyn Progress) -> Result<String> {
+/// Writes the ONNX twins of a context's graphs and returns the files' names. Their weights lie in one file, which has the
+/// first one's name.
+fn onnx_twins(
+    graphs: &[Graph],
+    staging: &mut Staging,
+    progress: &mut dyn Progress,
+) -> Result<Vec<String>> {
     let dir = staging.folder("onnx")?;
-    let file = names::onnx_file(graph.name());
-    let files = [file.clone(), format!("{file}_data")];
-    let fingerprint = describe(std::slice::from_ref(graph));
-    artifact(staging, &file, &fingerprint, &files, progress, |_, progress| {
-        onnx::write(graph, &dir, progress).map(drop)
+    let twins: Vec<String> = graphs.iter().map(|graph| names::onnx_file(graph.name())).collect();
+    let Some(first) = twins.first() else { return Ok(twins) };
+    let files: Vec<String> = twins.iter().cloned().chain([names::onnx_data_file(first)]).collect();
+    artifact(staging, first, &describe(graphs), &files, progress, |_, progress| {
+        onnx::write_all(graphs, &dir, progress).map(drop)
     })?;
-    Ok(file)
+    Ok(twins)
 }
 
 /// Hash of what graphs compute.

@@ -21,6 +21,11 @@ pub(crate) fn onnx_file(graph: &str) -> String {
     format!("onnx/{graph}.onnx")
 }
 
+/// The weights beside an ONNX file.
+pub(crate) fn onnx_data_file(onnx: &str) -> String {
+    format!("{onnx}_data")
+}
+
 /// The embedding table of the model `model`, as f16 or as f32.
 pub(crate) fn embed_file(model: &str, half: bool) -> String {
     format!("{model}_embed_{}.bin", if half { "f16" } else { "f32" })

@@ -225,8 +225,8 @@ fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compil
 
 fn context_sizes(context: &ContextPlan, options: &ForgeOptions) -> ContextSizes {
     let all_bytes = total(context.graphs.iter().map(Graph::weight_bytes));
-    let weight_bytes =
-        if options.share_weights { shared_bytes(&context.graphs) } else { all_bytes };
+    let shared_bytes = shared_bytes(&context.graphs);
+    let weight_bytes = if options.share_weights { shared_bytes } else { all_bytes };
     let nodes: u64 = context.graphs.iter().map(|g| g.nodes().len() as u64).sum();
     ContextSizes {
         key: context.key.clone(),
@@ -235,7 +235,7 @@ fn context_sizes(context: &ContextPlan, options: &ForgeOptions) -> ContextSizes 
         weight_bytes,
         binary_bytes: total([weight_bytes, weight_bytes / WEIGHTS_PER_BYTE, nodes * NODE_BYTES]),
         io_bytes: total(context.graphs.iter().map(io_bytes)),
-        onnx_bytes: if options.onnx { total([all_bytes, nodes * 200]) } else { 0 },
+        onnx_bytes: if options.onnx { total([shared_bytes, nodes * 200]) } else { 0 },
     }
 }
 

@@ -1,8 +1,6 @@
 //! Graph nodes to ONNX nodes (opset 18), and weights to the external-data file.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use half::f16;
@@ -10,6 +8,7 @@ use half::slice::HalfFloatSliceExt;
 use prost::Message;
 use qhx_core::{DType, Error, ErrorKind, Result};
 
+use super::data::DataFile;
 use super::proto::{
     ATTRIBUTE_FLOAT, ATTRIBUTE_INT, ATTRIBUTE_INTS, AttributeProto, DimensionProto, EXTERNAL,
     FLOAT, FLOAT16, GraphProto, INT8, INT32, INT64, ModelProto, NodeProto, OperatorSetIdProto,
@@ -27,8 +26,6 @@ use crate::weight::{Storage, Weight, fits_f16, stream};
 const OPSET: i64 = 18;
 /// The IR version that goes with opset 18.
 const IR_VERSION: i64 = 8;
-/// Tensors in the external-data file begin at multiples of this.
-const ALIGN: u64 = 64;
 
 /// The files of a lowered graph.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,59 +36,65 @@ pub struct Written {
     pub data: Option<PathBuf>,
 }
 
-/// Writes `graph` to `<dir>/<graph>.onnx`, its weights to `<dir>/<graph>.onnx_data`.
+/// Writes `graph` to `<dir>/<graph>.onnx`, its weights to `<dir>/<graph>.onnx_data`. As [`write_all`].
+pub fn write(graph: &Graph, dir: &Path, progress: &mut dyn Progress) -> Result<Written> {
+    let data = write_all(std::slice::from_ref(graph), dir, progress)?;
+    Ok(Written { model: model_path(graph, dir), data })
+}
+
+fn model_path(graph: &Graph, dir: &Path) -> PathBuf {
+    dir.join(format!("{}.onnx", graph.name()))
+}
+
+/// Writes each graph to `<dir>/<graph>.onnx`, and the weights of all to `<dir>/<first graph>.onnx_data`, those in common
+/// once. Answers with the latter; without weights there is no such file.
 ///
 /// A weight is stored as f16 where that changes nothing that matters ([`fits_f16`]), else as f32; a
 /// `Cast` makes it f32, in which the graph computes. [`Storage::Int8`] becomes int8 with `DequantizeLinear` per
 /// output channel.
-pub fn write(graph: &Graph, dir: &Path, progress: &mut dyn Progress) -> Result<Written> {
-    let model_path = dir.join(format!("{}.onnx", graph.name()));
-    let data_name = format!("{}.onnx_data", graph.name());
-    let data_path = dir.join(&data_name);
+pub fn write_all(
+    graphs: &[Graph],
+    dir: &Path,
+    progress: &mut dyn Progress,
+) -> Result<Option<PathBuf>> {
+    let Some(first) = graphs.first() else { return Ok(None) };
+    let mut data = DataFile::new(dir.join(format!("{}.onnx_data", first.name())));
+    for graph in graphs {
+        write_model(graph, &model_path(graph, dir), &mut data, progress)?;
+    }
+    data.finish()
+}
+
+fn write_model(
+    graph: &Graph,
+    path: &Path,
+    data: &mut DataFile,
+    progress: &mut dyn Progress,
+) -> Result<()> {
     progress.stage(&format!("onnx {}", graph.name()), graph.weight_bytes());
     let mut lowering = Lowering {
         graph,
         out: GraphProto { name: graph.name().to_owned(), ..GraphProto::default() },
-        data: None,
-        data_path,
-        data_name,
+        data,
         shapes: HashMap::new(),
         scalars: HashMap::new(),
         done: 0,
         progress,
     };
     lowering.run()?;
-    let data = lowering.data.take();
-    let data = match data {
-        Some(mut data) => {
-            data.file.flush().map_err(|e| Error::io(ErrorKind::Io, &data.path, e))?;
-            Some(data.path)
-        }
-        None => None,
-    };
     let model = ModelProto {
         ir_version: IR_VERSION,
         producer_name: "qhx".to_owned(),
         graph: Some(lowering.out),
         opset_import: vec![OperatorSetIdProto { domain: Some(String::new()), version: OPSET }],
     };
-    std::fs::write(&model_path, model.encode_to_vec())
-        .map_err(|e| Error::io(ErrorKind::Io, &model_path, e))?;
-    Ok(Written { model: model_path, data })
-}
-
-struct DataFile {
-    path: PathBuf,
-    file: BufWriter<File>,
-    length: u64,
+    std::fs::write(path, model.encode_to_vec()).map_err(|e| Error::io(ErrorKind::Io, path, e))
 }
 
 struct Lowering<'a> {
     graph: &'a Graph,
     out: GraphProto,
-    data: Option<DataFile>,
-    data_path: PathBuf,
-    data_name: String,
+    data: &'a mut DataFile,
     /// Names of int64 constants by their values.
     shapes: HashMap<Vec<i64>, String>,
     /// Names of constants without dimensions by the bits of their values.
@@ -146,7 +149,7 @@ impl Lowering<'_> {
                 let rows = weight.to_int8()?;
                 let name = &tensor.name;
                 self.external(&format!("{name}.int8"), INT8, &tensor.shape, |file| {
-                    write_all(file, bytemuck::cast_slice(&rows.values))
+                    file.write(bytemuck::cast_slice(&rows.values))
                 })?;
                 self.out.initializer.push(TensorProto {
                     dims: dims(&[rows.scales.len()]),
@@ -165,7 +168,7 @@ impl Lowering<'_> {
                     stream(&**weight.source(), |wide| {
                         narrow.resize(wide.len(), f16::ZERO);
                         narrow.convert_from_f32_slice(wide);
-                        write_all(file, bytemuck::cast_slice(&narrow))
+                        file.write(bytemuck::cast_slice(&narrow))
                     })
                 })?;
                 // Loaders that widen f16 themselves take this for a no-op.
@@ -173,7 +176,7 @@ impl Lowering<'_> {
             }
             Storage::Float => {
                 self.external(&tensor.name, FLOAT, &tensor.shape, |file| {
-                    stream(&**weight.source(), |wide| write_all(file, bytemuck::cast_slice(wide)))
+                    stream(&**weight.source(), |wide| file.write(bytemuck::cast_slice(wide)))
                 })?;
             }
         }
@@ -190,23 +193,8 @@ impl Lowering<'_> {
         shape: &[usize],
         fill: impl FnOnce(&mut DataFile) -> Result<()>,
     ) -> Result<()> {
-        let data = match &mut self.data {
-            Some(data) => data,
-            none => {
-                let file = File::create(&self.data_path)
-                    .map_err(|e| Error::io(ErrorKind::Io, &self.data_path, e))?;
-                none.insert(DataFile {
-                    path: self.data_path.clone(),
-                    file: BufWriter::with_capacity(1 << 20, file),
-                    length: 0,
-                })
-            }
-        };
-        let padding = data.length.next_multiple_of(ALIGN) - data.length;
-        write_all(data, &[0; ALIGN as usize][..padding as usize])?;
-        let offset = data.length;
-        fill(data)?;
-        let length = data.length - offset;
+        let [offset, length] = self.data.append(fill)?;
+        let location = self.data.path().file_name().unwrap_or_default().to_string_lossy().into();
         let entry =
             |key: &str, value: String| StringStringEntryProto { key: key.to_owned(), value };
         self.out.initializer.push(TensorProto {
@@ -215,7 +203,7 @@ impl Lowering<'_> {
             name: name.to_owned(),
             raw_data: None,
             external_data: vec![
-                entry("location", self.data_name.clone()),
+                entry("location", location),
                 entry("offset", offset.to_string()),
                 entry("length", length.to_string()),
             ],
@@ -429,14 +417,6 @@ impl Lowering<'_> {
             attribute,
         });
     }
-}
-
-fn write_all(data: &mut DataFile, bytes: &[u8]) -> Result<()> {
-    data.file.write_all(bytes).map_err(|e| {
-        Error::io(ErrorKind::Io, &data.path, e).hint("is there room on the disk for the f32 twin?")
-    })?;
-    data.length += bytes.len() as u64;
-    Ok(())
 }
 
 const fn binary(op: BinaryOp) -> &'static str {
