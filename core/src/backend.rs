@@ -45,6 +45,8 @@ pub struct ContextSource {
     pub onnx: Vec<(String, PathBuf)>,
     /// The folder that none of the files may lie outside of, links resolved; `None` for any.
     pub within: Option<PathBuf>,
+    /// Graphs of the binary, and the microseconds that one execution takes, as far as the manifest says so.
+    pub us: Vec<(String, f64)>,
 }
 
 impl ContextSource {

@@ -245,6 +245,25 @@ mod tests {
     }
 
     #[test]
+    fn times_of_a_bundle_count_for_the_binary_alone() {
+        let backend = Arc::new(backend());
+        let mut source = ContextSource {
+            key: "decode".to_owned(),
+            us: vec![("other".to_owned(), 1.0), ("double".to_owned(), 2.5)],
+            ..ContextSource::default()
+        };
+        for (binary, expected) in [(None, None), (Some("decode.bin".into()), Some(2.5))] {
+            source.binary = binary;
+            let context = backend.open_context(&source).unwrap();
+            let backend = Arc::clone(&backend);
+            let mut workspace = Workspace::new(backend, CancelToken::new());
+            workspace.add_source(&source, &context).unwrap();
+            let graph = workspace.find_graph("double").unwrap().unwrap();
+            assert_eq!(workspace.graph_us(graph), expected);
+        }
+    }
+
+    #[test]
     fn an_undeclared_context_is_named() {
         let source = ContextSource { key: "lmhead".to_owned(), ..ContextSource::default() };
         assert!(!backend().accepts(&source));

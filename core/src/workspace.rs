@@ -56,6 +56,8 @@ struct Slot {
     /// Of each input, then of each output.
     places: Vec<Place>,
     unbound: usize,
+    /// Microseconds of one execution, as the bundle says.
+    us: Option<f64>,
     executions: u64,
     busy: Duration,
 }
@@ -134,6 +136,14 @@ impl Workspace {
     pub fn add_source(&mut self, source: &ContextSource, context: &Arc<dyn Context>) -> Result<()> {
         let first = self.graphs.len();
         self.add_context(&source.key, context)?;
+        // They are those of the binary. ONNX twins take another time.
+        let binary = ContextSource { onnx: Vec::new(), ..source.clone() };
+        if binary.binary.is_some() && self.backend.accepts(&binary) {
+            for slot in &mut self.graphs[first..] {
+                let said = source.us.iter().find(|(graph, _)| *graph == slot.info.name);
+                slot.us = said.map(|(_, us)| *us);
+            }
+        }
         self.origins.push(Origin { source: source.clone(), graphs: first..self.graphs.len() });
         Ok(())
     }
@@ -151,6 +161,7 @@ impl Workspace {
                 info,
                 unbound: places.len(),
                 places,
+                us: None,
                 executions: 0,
                 busy: Duration::ZERO,
             });
@@ -167,6 +178,11 @@ impl Workspace {
     pub fn graph(&self, id: GraphId) -> Result<(&str, &Arc<GraphInfo>)> {
         let slot = self.graphs.get(id.0 as usize).ok_or_else(|| no_graph(id))?;
         Ok((&slot.context, &slot.info))
+    }
+
+    /// Microseconds of one execution of a graph, where the bundle says so of the form that is executed.
+    pub fn graph_us(&self, id: GraphId) -> Option<f64> {
+        self.graphs.get(id.0 as usize).and_then(|slot| slot.us)
     }
 
     /// Finds a graph by name, or by `context/graph` where two contexts hold the same name.

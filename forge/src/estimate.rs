@@ -15,7 +15,9 @@ use qhx_core::artifacts::Mapped;
 use qhx_core::qnn::compose::{CompilerValue, GraphConfig};
 use qhx_core::{Error, ErrorKind, Result};
 use serde::Deserialize;
+use serde_json::{Value, json};
 
+use crate::checkpoint::read_json;
 use crate::compile::Compiler as _;
 use crate::graph::Graph;
 use crate::progress::Progress;
@@ -61,7 +63,8 @@ pub struct GraphEstimate {
     pub context: String,
     /// Name.
     pub graph: String,
-    /// True for a graph of prompts, which a step does not run: of several tokens, or of a picture or sound.
+    /// True for a graph that a step does not run: of several tokens of a prompt, of a picture or sound, or of an
+    /// encoder for shorter texts.
     pub prompt: bool,
     /// From the first event to the end of the last.
     pub us: f64,
@@ -97,18 +100,43 @@ pub fn estimate(
         std::fs::create_dir_all(folder).map_err(|e| Error::io(ErrorKind::Io, folder, e))?;
     }
     let mut found = Vec::new();
-    let steps = recipe.contexts.iter().flat_map(|c| &c.graphs).any(|graph| rows(graph) == Some(1));
+    let all = || recipe.contexts.iter().flat_map(|c| &c.graphs).filter_map(rows);
+    // What a step runs: graphs of one token, or an encoder for the longest text.
+    let step = if all().any(|rows| rows == 1) { Some(1) } else { all().max() };
     for context in &recipe.contexts {
         for graph in &context.graphs {
             let only = ContextPlan { graphs: vec![graph.clone()], ..context.clone() };
             let mut estimate = one(&only, compiler, options, progress)
                 .map_err(|e| e.context(format_args!("estimate of {:?}", graph.name())))?;
-            let several = steps && rows(graph).is_some_and(|rows| rows > 1);
-            estimate.prompt = several || context.optional.is_some();
+            let other = rows(graph).is_some_and(|rows| Some(rows) != step);
+            estimate.prompt = other || context.optional.is_some();
             found.push(estimate);
         }
     }
     Ok(found)
+}
+
+/// Writes the times into the manifest of a bundle that was made, as `artifacts.contexts.<key>.us`. Host-ops choose by
+/// them which graphs a prompt goes through. Of a context or a graph that the manifest does not have, nothing is
+/// written.
+///
+/// Errors when the file is no manifest, or cannot be replaced.
+pub fn record(manifest: &Path, graphs: &[GraphEstimate]) -> Result<()> {
+    let mut document = read_json(manifest)?;
+    for GraphEstimate { context, graph, us, .. } in graphs.iter().filter(|graph| graph.us > 0.0) {
+        let contexts = document.pointer_mut("/artifacts/contexts");
+        let entry = contexts.and_then(|all| all.get_mut(context)).and_then(Value::as_object_mut);
+        let times = entry.map(|entry| entry.entry("us").or_insert_with(|| json!({})));
+        if let Some(times) = times.and_then(Value::as_object_mut) {
+            // Tenths of a microsecond are finer than the model.
+            times.insert(graph.clone(), json!((us * 10.0).round().max(1.0) / 10.0));
+        }
+    }
+    let text = serde_json::to_string_pretty(&document)
+        .map_err(|e| Error::caused(ErrorKind::Internal, manifest.display(), e))?;
+    let new = manifest.with_extension("json.new");
+    std::fs::write(&new, text + "\n").map_err(|e| Error::io(ErrorKind::Io, &new, e))?;
+    std::fs::rename(&new, manifest).map_err(|e| Error::io(ErrorKind::Io, manifest, e))
 }
 
 /// Rows of hidden states that a graph takes.
@@ -307,11 +335,11 @@ fn without_model(stats: &str) -> std::collections::BTreeSet<&str> {
 
 #[cfg(test)]
 mod tests {
+    use qhx_core::manifest::Manifest;
+
     use super::*;
 
-    #[test]
-    fn a_schedule_is_summed_up() {
-        let text = r#"{"traceEvents": [
+    const TRACE: &str = r#"{"traceEvents": [
             {"name": "thread_name", "ph": "M", "tid": 0, "pid": 0, "args": {"name": "FG:"}},
             {"name": "thread_name", "ph": "M", "tid": 2, "pid": 0, "args": {"name": "HVX 2:"}},
             {"name": "thread_name", "ph": "M", "tid": 10, "pid": 0, "args": {"name": "DMA:"}},
@@ -322,7 +350,34 @@ mod tests {
             {"name": "q::Mul", "ph": "X", "tid": 2, "ts": 2500, "dur": 500, "args": {"opcode": "Mul@b"}}],
             "DMA/L2 Access Statistics": {"total_num_dma_read_bytes": 131072, "total_num_dma_write_bytes": 7},
             "Hextimate Configuration": {"sim_core_freq": 1000.0, "soc_type": "X"}}"#;
-        let trace: Trace<'_> = serde_json::from_str(text).unwrap();
+
+    #[test]
+    fn times_get_into_the_manifest_of_their_contexts() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("m.json");
+        let context = |name: &str| json!({"bin": format!("{name}.bin")});
+        let contexts = json!({"decode": context("decode"), "prefill16": context("prefill16")});
+        let document =
+            json!({"schema_version": 1, "artifacts": {"contexts": contexts}, "plan": {}});
+        std::fs::write(&file, document.to_string()).unwrap();
+        let blank = summarise(&serde_json::from_str(TRACE).unwrap(), "");
+        let graph = |name: &str, us| GraphEstimate {
+            context: name.into(),
+            graph: name.into(),
+            us,
+            ..blank.clone()
+        };
+        let graphs = [graph("decode", 2021.04), graph("prefill16", 0.0), graph("elsewhere", 1.0)];
+        record(&file, &graphs).unwrap();
+        let manifest = Manifest::load(&file).unwrap();
+        let [decode, prefill] = &manifest.artifacts.contexts[..] else { panic!("two contexts") };
+        assert_eq!(decode.us, [("decode".to_owned(), 2021.0)]);
+        assert!(prefill.us.is_empty());
+    }
+
+    #[test]
+    fn a_schedule_is_summed_up() {
+        let trace: Trace<'_> = serde_json::from_str(TRACE).unwrap();
         let stats = "opid,name,resource,model status,prediction\n1,W@a,dma,exists,1\n2,Mul@b,hvx,bad_name,1\n";
         let found = summarise(&trace, stats);
         assert_eq!((found.us, found.dma_read_bytes, found.dma_write_bytes), (3.0, 131_072, 7));

@@ -127,6 +127,8 @@ pub struct ContextEntry {
     pub onnx: Vec<(String, String)>,
     /// `optional`: name of a set of contexts without which the bundle works, too.
     pub optional: Option<String>,
+    /// `us`: graphs of the context binary, and the microseconds that one execution takes.
+    pub us: Vec<(String, f64)>,
     /// The other keys.
     pub rest: Map<String, Value>,
 }
@@ -268,7 +270,9 @@ impl Manifest {
             Err(e) => Err(e),
         };
         let within = Some(artifacts.bounds().to_owned());
-        let mut source = ContextSource { key: key.to_owned(), within, ..ContextSource::default() };
+        let us = entry.us.clone();
+        let key = key.to_owned();
+        let mut source = ContextSource { key, within, us, ..ContextSource::default() };
         if let Some(bin) = &entry.bin {
             source.binary = Some(resolve(format!("{base}/bin"), bin)?);
         }

@@ -167,8 +167,14 @@ fn context(key: &str, node: &Node<'_>) -> Result<ContextEntry> {
         bin: node.get("bin")?.map(|n| n.text()).transpose()?,
         onnx: Vec::new(),
         optional: node.get("optional")?.map(|n| n.text()).transpose()?,
-        rest: rest(node, &["bin", "onnx", "optional"])?,
+        us: Vec::new(),
+        rest: rest(node, &["bin", "onnx", "optional", "us"])?,
     };
+    if let Some(us) = node.get("us")? {
+        for (graph, time) in us.members()? {
+            entry.us.push((graph.to_owned(), time.positive()?));
+        }
+    }
     if let Some(onnx) = node.get("onnx")? {
         if onnx.value().is_object() {
             for (graph, path) in onnx.members()? {

@@ -179,6 +179,12 @@ impl<'a> Node<'a> {
         self.value.as_u64().ok_or_else(|| self.expected("a whole number of at least 0"))
     }
 
+    /// A finite number above 0.
+    pub(crate) fn positive(&self) -> Result<f64> {
+        let number = self.value.as_f64().filter(|n| n.is_finite() && *n > 0.0);
+        number.ok_or_else(|| self.expected("a number above 0"))
+    }
+
     pub(crate) fn u32(&self) -> Result<u32> {
         u32::try_from(self.u64()?).map_err(|_| self.expected("a number below 2^32"))
     }

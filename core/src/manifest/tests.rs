@@ -106,6 +106,11 @@ fn errors_point_at_the_place() {
             json!({}),
             "/artifacts/contexts/decode: neither \"bin\" nor \"onnx\"",
         ),
+        (
+            "/artifacts/contexts/decode",
+            json!({"bin": "d.bin", "us": {"toy_decode": 0}}),
+            "/artifacts/contexts/decode/us/toy_decode: expected a number above 0, found 0",
+        ),
         ("/artifacts/contexts", json!({}), "/artifacts/contexts: missing or empty"),
         (
             "/artifacts/contexts/shared/onnx/step",

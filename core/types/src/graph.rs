@@ -96,6 +96,10 @@ pub struct GraphInfo {
     /// no manifest.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub context: String,
+    /// Microseconds of one execution, where the manifest says so of the form that is executed
+    /// (`artifacts.contexts.<key>.us`): an estimate or a measurement. None where a backend describes a graph.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub us: Option<f64>,
 }
 
 impl GraphInfo {
@@ -110,6 +114,7 @@ impl GraphInfo {
             inputs: inputs.into(),
             outputs: outputs.into(),
             context: String::new(),
+            us: None,
         }
     }
 

@@ -26,7 +26,7 @@ use qhx_terminal::status::Status;
 use serde_json::{Value, json};
 
 use crate::compile::Compiler;
-use crate::estimate::EstimateOptions;
+use crate::estimate::{EstimateOptions, record};
 use crate::options::{CheckBackends, ForgeOptions};
 use crate::registry;
 use crate::residual::Residual;
@@ -114,7 +114,7 @@ pub fn run(args: &ForgeArgs, program: &Program, terminal: Terminal<'_>) -> Resul
     print(&report, args, terminal.output)?;
     if let (true, Some(libraries)) = (args.estimate, &libraries) {
         let wanted = EstimateOptions { corner: args.corner, traces: None };
-        show_estimate::show(
+        let graphs = show_estimate::show(
             &checkpoint,
             &options,
             &wanted,
@@ -122,6 +122,7 @@ pub fn run(args: &ForgeArgs, program: &Program, terminal: Terminal<'_>) -> Resul
             args.json,
             terminal,
         )?;
+        record(&report.manifest, &graphs)?;
     }
     let worst = report.check.iter().filter(|row| !row.agrees()).count();
     if worst > 0 {

@@ -26,7 +26,7 @@ pub(super) fn run(args: &EstimateArgs, terminal: Terminal<'_>) -> Result<Status>
     Ok(Status::Done)
 }
 
-/// Estimates and prints.
+/// Estimates and prints; answers with the estimates.
 pub(super) fn show(
     checkpoint: &Checkpoint,
     options: &ForgeOptions,
@@ -34,7 +34,7 @@ pub(super) fn show(
     (libraries, target): (&Libraries, Target),
     as_json: bool,
     terminal: Terminal<'_>,
-) -> Result<()> {
+) -> Result<Vec<GraphEstimate>> {
     let (_, recipe) = plan(checkpoint, registry::recipe, options, true)?;
     let compiler = QnnCompiler::new(libraries.open()?, target);
     let graphs = {
@@ -43,12 +43,13 @@ pub(super) fn show(
         estimate(&recipe, &compiler, wanted, &mut progress)?
     };
     if as_json {
-        return terminal.output.json(&estimate_json(&graphs, target, wanted.corner));
+        terminal.output.json(&estimate_json(&graphs, target, wanted.corner))?;
+        return Ok(graphs);
     }
     for line in lines(&graphs, target, wanted.corner) {
         terminal.output.line(&line)?;
     }
-    Ok(())
+    Ok(graphs)
 }
 
 /// Sums of what one step, a token or a text, runs: each graph once, but for those of prompts.

@@ -191,8 +191,12 @@ unsafe extern "C" fn graphs(data: *mut c_void) -> RString {
     let exclusive = unsafe { session(data).exclusive() };
     shielded(RString::new(), || {
         let list: Vec<_> = (0..exclusive.workspace.graph_count())
-            .filter_map(|index| exclusive.workspace.graph(GraphId(index as u32)).ok())
-            .map(|(context, info)| GraphInfo { context: context.to_owned(), ..(**info).clone() })
+            .filter_map(|index| {
+                let id = GraphId(index as u32);
+                let (context, info) = exclusive.workspace.graph(id).ok()?;
+                let (context, us) = (context.to_owned(), exclusive.workspace.graph_us(id));
+                Some(GraphInfo { context, us, ..(**info).clone() })
+            })
             .collect();
         serde_json::to_string(&list).unwrap_or_default().into()
     })

@@ -187,7 +187,7 @@ fn executions<const N: usize>(op: &OpenOp, graphs: [&str; N]) -> [usize; N] {
 }
 
 #[test]
-fn a_prompt_goes_through_the_fewest_steps_and_the_head_once() {
+fn a_prompt_goes_through_few_steps_and_the_head_once() {
     let params = json!({"decode": "one", "prefill": ["four", "two"], "lmhead": "head"});
     let mut op = harness(params, json!({"n_layers": 1, "vocab": 3}))
         .graph(cached("one", 1, "y", 2))
@@ -232,6 +232,35 @@ fn a_prompt_goes_through_the_fewest_steps_and_the_head_once() {
     let error = not_taken(&OpDescription { modalities, ..Toy::describe() }, &Segment::Unknown(9));
     let expected = "toy takes text, images and videos; the prompt has a segment of an unknown kind";
     assert_eq!(error.message(), expected);
+}
+
+#[test]
+fn a_short_prompt_goes_by_steps_where_the_bundle_says_that_they_cost_less() {
+    let params = json!({"decode": "one", "prefill": ["four", "two"], "lmhead": "head"});
+    let opened = |us: [Option<f64>; 3]| {
+        let [one, two, four] = us;
+        harness(params.clone(), json!({}))
+            .graph(GraphInfo { us: one, ..cached("one", 1, "y", 2) })
+            .graph(GraphInfo { us: two, ..cached("two", 2, "y", 2) })
+            .graph(GraphInfo { us: four, ..cached("four", 4, "y", 2) })
+            .graph(head())
+            .open::<Toy>()
+            .unwrap()
+    };
+    let graphs = ["one", "two", "four", "head"];
+    for (us, expected) in [
+        ([Some(70.0), Some(150.0), Some(400.0)], [3, 0, 0, 1]),
+        ([Some(70.0), Some(90.0), Some(400.0)], [1, 1, 0, 1]),
+        ([Some(70.0), Some(90.0), Some(95.0)], [0, 0, 1, 1]),
+        // What is known of some graphs only cannot be compared.
+        ([Some(70.0), Some(150.0), None], [0, 0, 1, 1]),
+        ([Some(70.0), Some(f64::NAN), Some(400.0)], [0, 0, 1, 1]),
+    ] {
+        let mut op = opened(us);
+        assert_eq!(op.prefill(&[Segment::Tokens(&[1, 0, 2])]).unwrap(), [2.0, -2.0, 7.0]);
+        assert_eq!(executions(&op, graphs), expected, "{us:?}");
+        assert_eq!(op.bound("one", "past_k_0").unwrap()[..3], [1.0, 0.0, 2.0]);
+    }
 }
 
 #[test]

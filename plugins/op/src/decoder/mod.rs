@@ -23,6 +23,7 @@
 mod graphs;
 mod head;
 mod inputs;
+mod passes;
 mod verify;
 
 use std::any::Any;
@@ -38,6 +39,7 @@ use crate::text::{check_room, count_tokens, max_ctx, tokens};
 use crate::{Error, GraphId, Host, OpInfo, Result, Segment, SpanId, View};
 use head::Tail;
 use inputs::{EmbeddingRows, Masks, RotaryTables, ValidRows};
+use passes::{PassCost, Passes, guessed};
 
 /// What a [`Decoder`] is made of. [`Decoder::builder`] makes one.
 #[derive(Debug)]
@@ -123,9 +125,11 @@ impl DecoderBuilder {
             )));
         }
         let widest = passes.iter().map(|pass| pass.rows).max().unwrap_or(1);
+        let plan = Passes::plan(&costs(host, &passes), max_ctx);
         Ok(Decoder {
             op,
             passes,
+            plan,
             head,
             fillers,
             state,
@@ -139,6 +143,25 @@ impl DecoderBuilder {
             commit_span: host.span("commit"),
         })
     }
+}
+
+/// What the passes cost: the bundle's own figures where it has one for each graph, else a rule.
+fn costs(host: &Host, passes: &[Shards]) -> Vec<PassCost> {
+    let said = |graph: GraphId| host.graph(graph).us.filter(|us| us.is_finite() && *us > 0.0);
+    let all = passes.iter().flat_map(|pass| &pass.graphs).all(|&graph| said(graph).is_some());
+    let cost = |pass: &Shards, graphs: &[GraphId]| -> f64 {
+        let one =
+            |&graph: &GraphId| said(graph).filter(|_| all).unwrap_or_else(|| guessed(pass.rows));
+        graphs.iter().map(one).sum()
+    };
+    let of = |pass: &Shards| PassCost {
+        rows: pass.rows,
+        only_full: pass.only_full,
+        logits: pass.gives_logits(),
+        fill: cost(pass, &pass.graphs[..pass.fills]),
+        whole: cost(pass, &pass.graphs),
+    };
+    passes.iter().map(of).collect()
 }
 
 /// Number of logits, the same in every pass that gives some.
@@ -181,6 +204,12 @@ struct Shards {
     only_full: bool,
 }
 
+impl Shards {
+    fn gives_logits(&self) -> bool {
+        self.source.is_some() || self.tail.logits(0).is_some()
+    }
+}
+
 /// The pass that takes one token.
 const STEP: usize = 0;
 
@@ -191,6 +220,8 @@ pub struct Decoder {
     /// The one-token pass, and then those for prompts, the narrowest first. The number of a pass is
     /// that of its group in the state carrier.
     passes: Vec<Shards>,
+    /// Which of them prompts go through.
+    plan: Passes,
     head: Option<Head>,
     fillers: Vec<Box<dyn Filler>>,
     state: StateCarrier,
@@ -291,14 +322,7 @@ impl Decoder {
         check_room(self.state.position(), total, self.max_ctx)?;
         let mut done = 0;
         loop {
-            let mut left = total - done;
-            let mut pass = self.choose(left);
-            if left > 1 && left <= self.passes[pass].rows && !self.gives_logits(pass) {
-                // The last token goes through a graph that gives logits.
-                left -= 1;
-                pass = self.choose(left);
-            }
-            let count = left.min(self.passes[pass].rows);
+            let (pass, count) = self.plan.next(total - done);
             self.chunk.clear();
             self.chunk.extend(prompt.by_ref().take(count));
             let view = self.step(host, pass, done, soft, done + count == total)?;
@@ -374,26 +398,6 @@ impl Decoder {
         self.state.commit(host, pass, rows)?;
         host.end(self.commit_span, start);
         Ok(())
-    }
-
-    /// The pass for the next chunk of `left` tokens: of those for prompts, the narrowest that takes
-    /// them all, else the widest that they fill. So a prompt needs the fewest executions, and they
-    /// pad the least.
-    fn choose(&self, left: usize) -> usize {
-        if left == 1 {
-            return STEP;
-        }
-        let fits = |pass: &usize| {
-            let Shards { rows, only_full, .. } = self.passes[*pass];
-            rows == left || rows > left && !only_full
-        };
-        let narrowest = (1..self.passes.len()).find(fits);
-        narrowest.or_else(|| self.passes.iter().rposition(|p| p.rows <= left)).unwrap_or(STEP)
-    }
-
-    fn gives_logits(&self, pass: usize) -> bool {
-        let Shards { tail, source, .. } = &self.passes[pass];
-        source.is_some() || tail.logits(0).is_some()
     }
 }
 

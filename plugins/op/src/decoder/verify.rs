@@ -33,7 +33,7 @@ impl Decoder {
 
     /// True when a pass gives logits of each of its rows, whatever the number of tokens.
     fn verifies(&self, pass: usize) -> bool {
-        pass != STEP && !self.passes[pass].only_full && self.gives_logits(pass)
+        pass != STEP && !self.passes[pass].only_full && self.passes[pass].gives_logits()
     }
 
     /// Runs tokens through the narrowest graphs that take them. The state stays as it is until
@@ -81,7 +81,11 @@ impl Decoder {
         }
         self.chunk.truncate(count);
         // A single token goes the way that it goes without guesses, to the same state.
-        let again = if count == 1 { STEP } else { self.choose(count) };
+        let fits = |&pass: &usize| {
+            let Shards { rows, only_full, .. } = self.passes[pass];
+            !only_full && count <= rows
+        };
+        let again = if count == 1 { STEP } else { (STEP + 1..pass).find(fits).unwrap_or(pass) };
         self.step(host, again, 0, &[], false).map(drop)
     }
 }

@@ -1,0 +1,187 @@
+//! Which graphs the tokens of a prompt go through: the cheapest set of steps.
+
+/// Prompts longer than this begin with the pass that costs least for a token; the rest is planned exactly.
+const PLANNED: usize = 4096;
+
+/// Rows that cost about as much as reading the weights once, where the bundle says nothing of its graphs.
+///
+/// A pass of 128 rows then costs five steps. That lies between the NPU, where the compiler's estimates say 2.3, and
+/// the CPU, where 9 were measured: either loses less than by the other's figure.
+const ROWS_OF_ONE_READ: f64 = 32.0;
+
+/// What a pass costs, in a unit that is the same for all passes of a decoder.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct PassCost {
+    /// Tokens that it takes at most.
+    pub rows: usize,
+    /// It takes as many tokens as it has rows, no fewer.
+    pub only_full: bool,
+    /// It gives logits, so that the last token of a prompt may be among its own.
+    pub logits: bool,
+    /// Cost of its graphs when nobody wants logits.
+    pub fill: f64,
+    /// Cost of all of its graphs.
+    pub whole: f64,
+}
+
+/// Cost of a graph that takes `rows` tokens in one execution, where nothing is known of it; 1 for one token.
+pub(super) fn guessed(rows: usize) -> f64 {
+    1.0 + rows.saturating_sub(1) as f64 / ROWS_OF_ONE_READ
+}
+
+/// The cheapest passes for any number of tokens, worked out once when a decoder is opened. Asking for the next one is
+/// a look into a table.
+#[derive(Debug)]
+pub(super) struct Passes {
+    /// Index of the pass that begins what is cheapest for so many tokens; nothing stands for 0 tokens.
+    first: Vec<u16>,
+    /// For more tokens than that: the pass with the lowest cost of a row.
+    steady: usize,
+    rows: Vec<usize>,
+    logits: Vec<bool>,
+}
+
+impl Passes {
+    /// Plans prompts of up to `longest` tokens over `costs`, of which the first takes one token and gives logits.
+    ///
+    /// Exact up to [`PLANNED`] tokens, by dynamic programming: what is cheapest for n tokens begins with some pass and
+    /// goes on with what is cheapest for those that remain. A pass that is not full takes all that remain, or all but
+    /// the last where it gives no logits. Equal costs are decided for the wider pass.
+    pub fn plan(costs: &[PassCost], longest: usize) -> Self {
+        let widest = costs.iter().map(|cost| cost.rows).max().unwrap_or(1);
+        let planned = longest.min(PLANNED.max(widest.saturating_mul(2)));
+        let mut cheapest = Vec::with_capacity(planned.saturating_add(1));
+        cheapest.push(0.0);
+        let mut first = Vec::with_capacity(planned.saturating_add(1));
+        first.push(0);
+        for left in 1..=planned {
+            let mut best = (0, f64::INFINITY);
+            for (index, cost) in costs.iter().enumerate() {
+                let Some(count) = take(cost, left) else { continue };
+                let now = if count == left { cost.whole } else { cost.fill };
+                let all = now + cheapest[left - count];
+                if all <= best.1 {
+                    best = (index, all);
+                }
+            }
+            first.push(u16::try_from(best.0).unwrap_or(0));
+            cheapest.push(best.1);
+        }
+        let a_row = |cost: &PassCost| cost.fill / cost.rows.max(1) as f64;
+        let steady =
+            costs.iter().enumerate().min_by(|(_, a), (_, b)| a_row(a).total_cmp(&a_row(b)));
+        Self {
+            first,
+            steady: steady.map_or(0, |(index, _)| index),
+            rows: costs.iter().map(|cost| cost.rows).collect(),
+            logits: costs.iter().map(|cost| cost.logits).collect(),
+        }
+    }
+
+    /// The pass for the next step when `left` tokens remain, at least one, and how many of them it takes.
+    pub fn next(&self, left: usize) -> (usize, usize) {
+        let pass = self.first.get(left).map_or(self.steady, |&pass| usize::from(pass));
+        let rows = self.rows.get(pass).copied().unwrap_or(1);
+        let gives = self.logits.get(pass).copied().unwrap_or(true);
+        let all = if gives { left } else { left.saturating_sub(1).max(1) };
+        (pass, all.min(rows))
+    }
+}
+
+/// How many of `left` tokens a pass can take next.
+fn take(cost: &PassCost, left: usize) -> Option<usize> {
+    let all = if cost.logits { left } else { left - 1 };
+    let count = all.min(cost.rows);
+    (count > 0 && (count == cost.rows || !cost.only_full)).then_some(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pass(rows: usize, cost: f64) -> PassCost {
+        PassCost { rows, only_full: false, logits: true, fill: cost, whole: cost }
+    }
+
+    /// Rows of the passes that `tokens` go through, and tokens in each.
+    fn steps(costs: &[PassCost], tokens: usize) -> Vec<(usize, usize)> {
+        let passes = Passes::plan(costs, 10_000);
+        let (mut left, mut steps) = (tokens, Vec::new());
+        while left > 0 {
+            let (pass, count) = passes.next(left);
+            assert!(count > 0 && count <= costs[pass].rows, "{count} of {left} by {pass}");
+            left -= count;
+            steps.push((costs[pass].rows, count));
+        }
+        steps
+    }
+
+    fn total(costs: &[PassCost], steps: &[(usize, usize)]) -> f64 {
+        let of = |rows| costs.iter().find(|cost| cost.rows == rows).unwrap();
+        let (last, before) = steps.split_last().unwrap();
+        before.iter().map(|(rows, _)| of(*rows).fill).sum::<f64>() + of(last.0).whole
+    }
+
+    #[test]
+    fn a_short_prompt_goes_by_steps_where_a_wide_graph_costs_more() {
+        // Milliseconds on a CPU: a step, and graphs of 16 and 128 rows.
+        let cpu = [pass(1, 73.0), pass(16, 130.0), pass(128, 650.0)];
+        assert_eq!(steps(&[cpu[0], cpu[2]], 3), [(1, 1); 3]);
+        assert_eq!(steps(&[cpu[0], cpu[2]], 9), [(128, 9)]);
+        assert_eq!(steps(&cpu, 1), [(1, 1)]);
+        assert_eq!(steps(&cpu, 3), [(16, 3)]);
+        assert_eq!(steps(&cpu, 17), [(16, 16), (1, 1)]);
+        assert_eq!(steps(&cpu, 40), [(16, 16), (16, 16), (16, 8)]);
+        assert_eq!(steps(&cpu, 130), [(128, 128), (16, 2)]);
+        // The NPU, as its compiler estimates it: 128 rows cost little more than one.
+        let npu = [pass(1, 748.0), pass(16, 915.0), pass(128, 1737.0)];
+        assert_eq!(steps(&npu, 2), [(16, 2)]);
+        assert_eq!(steps(&npu, 33), [(128, 33)]);
+        assert_eq!(steps(&npu, 129), [(128, 128), (1, 1)]);
+        assert_eq!(steps(&npu, 150), [(128, 128), (128, 22)]);
+    }
+
+    #[test]
+    fn no_other_set_of_passes_is_cheaper() {
+        // All orders of up to seven steps, some graphs of which take only full chunks or give no logits.
+        let sets = [
+            vec![pass(1, 1.0), pass(3, 1.7), pass(8, 4.1)],
+            vec![pass(1, 1.0), PassCost { only_full: true, ..pass(3, 1.2) }, pass(5, 2.3)],
+            vec![pass(1, 3.0), PassCost { logits: false, fill: 1.5, ..pass(4, 9.0) }],
+            vec![PassCost { fill: 0.5, ..pass(1, 2.0) }, PassCost { fill: 1.0, ..pass(4, 2.2) }],
+        ];
+        fn least(costs: &[PassCost], left: usize) -> f64 {
+            let mut best = f64::INFINITY;
+            for cost in costs {
+                for count in 1..=cost.rows.min(left) {
+                    if count < cost.rows && cost.only_full || count == left && !cost.logits {
+                        continue;
+                    }
+                    let rest = if count == left { 0.0 } else { least(costs, left - count) };
+                    best = best.min(rest + if count == left { cost.whole } else { cost.fill });
+                }
+            }
+            best
+        }
+        for costs in sets {
+            for tokens in 1..=13 {
+                let found = total(&costs, &steps(&costs, tokens));
+                let expected = least(&costs, tokens);
+                assert!(
+                    (found - expected).abs() < 1e-9,
+                    "{costs:?}, {tokens}: {found}, {expected}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_prompt_of_any_length_is_consumed_in_the_widest_steps_that_pay() {
+        let costs = [pass(1, 1.0), pass(16, guessed(16)), pass(128, guessed(128))];
+        let long = steps(&costs, 9_999);
+        assert_eq!(long.iter().map(|(_, count)| count).sum::<usize>(), 9_999);
+        assert_eq!(long.iter().filter(|(rows, _)| *rows == 128).count(), 78);
+        // Graphs that cost a row as much as a step are left alone.
+        assert_eq!(steps(&[pass(1, 1.0), pass(4, 4.5)], 4), [(1, 1); 4]);
+    }
+}
