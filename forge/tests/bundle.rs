@@ -85,6 +85,8 @@ fn a_cpu_bundle_is_whole_readable_and_the_same_every_time() {
             "onnx/lmhead.onnx_data",
             "onnx/prefill128.onnx",
             "onnx/prefill128.onnx_data",
+            "onnx/prefill16.onnx",
+            "onnx/prefill16.onnx_data",
             "qwen35-tied.json",
             "qwen35-tied_embed_f16.bin",
             "tokenizer.json",
@@ -217,7 +219,7 @@ fn two_graphs_of_one_name_are_refused_with_their_contexts() {
         assert_eq!(error.kind(), ErrorKind::Graph, "{error}");
         for words in [
             "graph \"decode\" of context \"decode\"".to_owned(),
-            format!("graph {name:?} of context \"prefill128\""),
+            format!("graph {name:?} of context \"prefill16\""),
         ] {
             assert!(error.message().contains(&words), "{error}");
         }

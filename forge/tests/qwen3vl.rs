@@ -421,7 +421,7 @@ fn sizes_that_no_graph_can_have_are_refused() {
         // 200 positions, and not one for a question.
         (&[("image-patches", "32,800")], "takes 200 tokens"),
         (&[], "takes 1024 tokens"),
-        (&[("image-patches", "4,8,12,16,20,24,28,32")], "11 contexts, expected at most 8"),
+        (&[("image-patches", "4,8,12,16,20,24,28,32")], "12 contexts, expected at most 8"),
     ] {
         let said = refused(choices);
         assert!(said.contains(words), "{choices:?}: {said}\n  does not say {words:?}");
@@ -436,12 +436,12 @@ fn qwen35_has_vision_graphs_unless_they_are_left_out() {
     };
     let names = |recipe: &Recipe| graphs(recipe).map(Graph::name).collect::<Vec<_>>().join(" ");
     let whole = made("qwen35-vision", &[]).unwrap();
-    assert_eq!(names(&whole), "vision decode prefill128 lmhead");
+    assert_eq!(names(&whole), "vision decode prefill16 prefill128 lmhead");
     // Pictures of 512 pixels a side would take 1024 tokens. Ten by ten leave half of the context.
     assert_eq!(whole.params["vision"]["image_size"], 160);
     assert_eq!(whole.params["rope_scaling"]["mrope_section"], json!([3, 2, 2]));
     let text = made("qwen35-vision", &[("vision", "none")]).unwrap();
-    assert_eq!(names(&text), "decode prefill128 lmhead");
+    assert_eq!(names(&text), "decode prefill16 prefill128 lmhead");
     assert!(text.tables.is_empty() && !text.params.contains_key("rope_scaling"));
     for (name, choices, words) in [
         ("qwen35-tied", &[("image-size", "48")][..], "image-size is given, but the checkpoint has"),

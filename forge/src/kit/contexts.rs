@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::attention::Heads;
 use crate::graph::{Graph, Origin, Tensor};
-use crate::recipe::{ContextPlan, Precision, RecipeOptions};
+use crate::recipe::{ContextPlan, MAX_CONTEXTS, Precision, RecipeOptions};
 use crate::weight::Storage;
 
 /// Errors when there are more shards than layers, or when the context is longer than the model's.
@@ -53,16 +53,32 @@ fn named(name: &str, ranges: &[Range<usize>]) -> Vec<(String, Range<usize>)> {
     ranges.iter().enumerate().map(|(shard, range)| (name(shard), range.clone())).collect()
 }
 
+/// The numbers of tokens that graphs for prompts take at once where nothing is said: few for the ends of prompts and
+/// for short ones, many for the rest.
+pub const PROMPT_ROWS: [usize; 2] = [16, 128];
+
 /// The numbers of tokens that graphs for prompts take at once, ascending: those of the options, each from 2 to
-/// the context, or else `default`, as far as it fits.
-pub fn prompt_rows(options: &RecipeOptions, default: usize) -> Result<Vec<usize>> {
-    let Some(asked) = &options.prefill else {
-        let rows = default.min(options.max_ctx);
-        return Ok(if rows > 1 { vec![rows] } else { Vec::new() });
+/// the context, or else `default`, as far as it fits. Where `default` would make more contexts than an NPU holds at
+/// once, its smallest numbers are left out.
+pub fn prompt_rows(options: &RecipeOptions, default: &[usize]) -> Result<Vec<usize>> {
+    let mut rows = match &options.prefill {
+        Some(asked) => asked.clone(),
+        None => {
+            let fitting = default.iter().map(|rows| *rows.min(&options.max_ctx));
+            fitting.filter(|rows| *rows > 1).collect()
+        }
     };
-    let mut rows = asked.clone();
     rows.sort_unstable();
     rows.dedup();
+    // A decoder's shards for one token, those of each prompt graph, and the head.
+    let contexts = |sizes: usize| (sizes + 1).saturating_mul(options.shards).saturating_add(1);
+    while options.prefill.is_none()
+        && !options.share_weights
+        && rows.len() > 1
+        && contexts(rows.len()) > MAX_CONTEXTS
+    {
+        rows.remove(0);
+    }
     if let Some(bad) = rows.iter().find(|p| **p < 2 || **p > options.max_ctx) {
         return Err(Error::new(
             ErrorKind::Usage,

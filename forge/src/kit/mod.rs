@@ -20,8 +20,8 @@ mod reader;
 
 pub use attention::{Attend, AttendInputs, Attention, Heads, Mixed, mix, rope, rotate};
 pub use contexts::{
-    Decoder, DecoderParams, check_shape, decoder, decoder_of, object, one_or_many, prompt_rows,
-    shards,
+    Decoder, DecoderParams, PROMPT_ROWS, check_shape, decoder, decoder_of, object, one_or_many,
+    prompt_rows, shards,
 };
 pub use layers::{Layers, Mlp};
 pub use matrices::{MatrixFile, matrices};

@@ -200,7 +200,7 @@ pub(crate) struct ShapeArgs {
     #[arg(long, value_name = "N")]
     pub max_ctx: Option<usize>,
     /// Tokens that a graph for prompts takes at once; several are separated by commas, 0 makes none
-    /// [default: 128 where the family has such graphs, PhiMoE 576]
+    /// [default: 16,128 where the family has such graphs, Qwen3-VL 16,320, PhiMoE 576]
     #[arg(long, value_name = "P", value_delimiter = ',')]
     pub prefill: Option<Vec<usize>>,
     /// Keep weights that prompt and decode graphs have in common once. Such context binaries load on

@@ -24,16 +24,13 @@ use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::{Elem, Graph, TensorId};
 use qhx_forge::kit::{
-    Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, check_shape, decoder,
-    object, prompt_rows,
+    Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, PROMPT_ROWS, check_shape,
+    decoder, object, prompt_rows,
 };
 use qhx_forge::recipe::{Recipe, RecipeOptions};
 use serde_json::json;
 
 use config::{Config, Rope};
-
-/// Tokens that a prompt graph takes when nothing is said.
-const DEFAULT_PREFILL: usize = 128;
 
 /// The hidden rows between layers are those of the reference times this. In published checkpoints the sums there
 /// exceed the largest f16, 65,504. Each layer normalises what it reads and what it adds, so the factor stands in the
@@ -59,7 +56,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let config = Config::read(checkpoint)?;
     let (layers, max_ctx) = (config.sliding.len(), options.max_ctx);
     check_shape(options, layers, Some(config.max_positions))?;
-    let prompts = prompt_rows(options, DEFAULT_PREFILL)?;
+    let prompts = prompt_rows(options, &PROMPT_ROWS)?;
     let window = config.window.min(max_ctx);
     // A step writes all of its rows into the ring at once.
     let ring = prompts.iter().fold(window, |ring, rows| ring.max(*rows));

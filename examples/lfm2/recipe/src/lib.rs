@@ -22,16 +22,13 @@ use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::{Elem, Graph, TensorId};
 use qhx_forge::kit::{
-    Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, check_shape, decoder,
-    prompt_rows,
+    Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, PROMPT_ROWS, check_shape,
+    decoder, prompt_rows,
 };
 use qhx_forge::recipe::{Recipe, RecipeOptions};
 use qhx_forge::{RecipeEntry, register_recipe};
 
 use config::Config;
-
-/// Tokens that a prompt graph takes when nothing is said.
-const DEFAULT_PREFILL: usize = 128;
 
 register_recipe!(RecipeEntry::new(&["Lfm2ForCausalLM"], recipe).prompt_graphs());
 
@@ -45,7 +42,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let Decoder { contexts, plan_params } = decoder(
         options,
         count,
-        &prompt_rows(options, DEFAULT_PREFILL)?,
+        &prompt_rows(options, &PROMPT_ROWS)?,
         |name, range, rows| graph(&layers, &config, options.max_ctx, name, range, rows),
         layers.lmhead(hidden, vocab, tied)?,
     )?;

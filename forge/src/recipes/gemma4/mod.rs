@@ -33,8 +33,8 @@ use serde_json::{Map, Value, json};
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
 use crate::kit::{
-    Decoder, DecoderParams, Layers, MatrixFile, Reader, check_shape, decoder_of, matrices, object,
-    one_or_many, prompt_rows,
+    Decoder, DecoderParams, Layers, MatrixFile, PROMPT_ROWS, Reader, check_shape, decoder_of,
+    matrices, object, one_or_many, prompt_rows,
 };
 use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Tables};
 use crate::register_recipe;
@@ -45,8 +45,6 @@ use config::{Config, Rope};
 use decoder::Model;
 use vision::{IMAGE_PATCHES, IMAGE_TOKENS, Vision};
 
-/// Tokens that a prompt graph takes when nothing is said.
-const DEFAULT_PREFILL: usize = 128;
 /// Contexts of the decoder when nothing is said, as published.
 const PARTS: usize = 3;
 
@@ -115,7 +113,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let config = Config::read(checkpoint)?;
     let max_ctx = options.max_ctx;
     check_shape(options, config.layers(), Some(config.max_positions))?;
-    let prompts = prompt_rows(options, DEFAULT_PREFILL)?;
+    let prompts = prompt_rows(options, &PROMPT_ROWS)?;
     let window = config.window.min(max_ctx);
     // A step writes all of its rows into the ring at once.
     let ring = prompts.iter().fold(window, |ring, rows| ring.max(*rows));

@@ -35,8 +35,8 @@ use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
 use crate::kit::{
-    Attend, AttendInputs, Decoder, DecoderParams, Layers, check_shape, decoder, one_or_many,
-    prompt_rows, shards,
+    Attend, AttendInputs, Decoder, DecoderParams, Layers, PROMPT_ROWS, check_shape, decoder,
+    one_or_many, prompt_rows, shards,
 };
 use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
 use crate::register_recipe;
@@ -44,9 +44,6 @@ use crate::registry::RecipeEntry;
 use config::{Config, Kind};
 use encoder::{Encoder, bidirectional};
 use layers::layer;
-
-/// Tokens that a prompt graph takes when nothing is said.
-const DEFAULT_PREFILL: usize = 128;
 
 const DECODERS: [&str; 4] =
     ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"];
@@ -133,7 +130,7 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
     let Decoder { contexts, plan_params } = decoder(
         options,
         config.layers,
-        &prompt_rows(options, DEFAULT_PREFILL)?,
+        &prompt_rows(options, &PROMPT_ROWS)?,
         |name, range, rows| {
             run(
                 &layers,

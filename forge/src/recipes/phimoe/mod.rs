@@ -133,7 +133,7 @@ fn check(config: &Config, options: &RecipeOptions) -> Result<Option<usize>> {
             ),
         ));
     }
-    Ok(prompt_rows(options, DEFAULT_WINDOW)?.pop())
+    Ok(prompt_rows(options, &[DEFAULT_WINDOW])?.pop())
 }
 
 fn params(config: &Config, options: &RecipeOptions) -> Map<String, Value> {

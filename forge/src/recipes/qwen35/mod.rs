@@ -33,7 +33,8 @@ use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
 use crate::kit::{
-    Attend, AttendInputs, Decoder, DecoderParams, Layers, Mlp, check_shape, decoder, prompt_rows,
+    Attend, AttendInputs, Decoder, DecoderParams, Layers, Mlp, PROMPT_ROWS, check_shape, decoder,
+    prompt_rows,
 };
 use crate::recipe::{Probe, Recipe, RecipeOptions};
 use crate::recipes::vision::{
@@ -44,9 +45,6 @@ use crate::registry::{RecipeEntry, RecipeOption};
 use chunk::Chunks;
 use config::{Config, LayerKind, Pictures};
 use layers::Model;
-
-/// Tokens that a prompt graph takes when nothing is said.
-const DEFAULT_PREFILL: usize = 128;
 
 /// As that of other recipes with such a tower, which may be left out here.
 const TOWER: RecipeOption = RecipeOption {
@@ -72,7 +70,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let Decoder { contexts, plan_params } = decoder(
         options,
         config.layers.len(),
-        &prompt_rows(options, DEFAULT_PREFILL)?,
+        &prompt_rows(options, &PROMPT_ROWS)?,
         |name, range, rows| graph(&model, options.max_ctx, name, range, rows),
         layers.lmhead(config.hidden, config.vocab, config.tied)?,
     )?;

@@ -33,8 +33,8 @@ use crate::register_recipe;
 use crate::registry::{RecipeEntry, RecipeOption};
 use config::Config;
 
-/// Tokens that a prompt graph takes when nothing is said: 256 of a picture, and a question.
-const DEFAULT_PREFILL: usize = 320;
+/// Tokens that prompt graphs take when nothing is said: 256 of a picture and a question, and the rest of a prompt.
+const DEFAULT_PREFILL: [usize; 2] = [16, 320];
 
 const HEAD: RecipeOption =
     RecipeOption { name: "head", values: &["f16", "int8"], help: "weights of the head" };
@@ -56,7 +56,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let Decoder { contexts, plan_params } = decoder(
         options,
         config.layers,
-        &prompt_rows(options, DEFAULT_PREFILL)?,
+        &prompt_rows(options, &DEFAULT_PREFILL)?,
         |name, range, rows| run(&layers, &config, name, range, rows, options.max_ctx),
         layers.lmhead(config.hidden, config.vocab, config.tied)?,
     )?;
