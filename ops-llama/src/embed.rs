@@ -14,10 +14,12 @@ use serde_json::json;
 use crate::pooling::{Pooler, Pooling};
 
 const NAME: &str = "llama_embed_sharded";
+const BUCKETS: &str = "/plan/params/buckets";
 
 #[derive(Debug, Deserialize)]
 struct Params {
     parts: OneOrMany,
+    buckets: Option<OneOrMany>,
     #[serde(default)]
     causal: bool,
     #[serde(default)]
@@ -33,67 +35,41 @@ fn yes() -> bool {
 /// One vector for a text.
 #[derive(Debug)]
 pub struct EmbedSharded {
-    /// With the names of their times.
-    parts: Vec<(GraphId, SpanId)>,
-    mask: PaddingMask,
+    /// The shortest first.
+    buckets: Vec<Bucket>,
     embedding: Embedding,
-    /// Input of the first part, `[length, hidden]`.
-    x: (BufferId, DType),
-    /// Output of the last part, `[length, hidden]`.
-    y: (BufferId, DType),
     pooler: Pooler,
     vector: View,
-    length: usize,
     tokens: Vec<u32>,
     fill_span: SpanId,
     pool_span: SpanId,
 }
 
-impl Op for EmbedSharded {
-    fn describe() -> OpDescription {
-        OpDescription {
-            name: NAME.to_owned(),
-            summary: "One vector for a text, from a Llama-like encoder in chained parts".to_owned(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            tasks: vec![Task::Embed],
-            modalities: vec![Modality::Text],
-            params_schema: json!({
-                "$schema": "https://json-schema.org/draft/2020-12/schema",
-                "type": "object",
-                "required": ["parts"],
-                "properties": {
-                    "parts": schema::graphs(
-                        "Graphs of the encoder, in order; each takes the rows of the one before."
-                    ),
-                    "causal": {
-                        "description": "A token sees only those before it. Needs masks [length, length].",
-                        "type": "boolean",
-                        "default": false
-                    },
-                    "pooling": {
-                        "description": "Which rows become the vector.",
-                        "enum": ["mean", "last", "cls"],
-                        "default": "mean"
-                    },
-                    "normalize": {
-                        "description": "Divide by the Euclidean norm.",
-                        "type": "boolean",
-                        "default": true
-                    },
-                    "tensors": schema::tensors(["x", "y", "cos", "sin", "cmask"])
-                }
-            }),
-        }
-    }
+/// The whole encoder for texts of up to so many tokens.
+#[derive(Debug)]
+struct Bucket {
+    length: usize,
+    /// With the names of their times.
+    parts: Vec<(GraphId, SpanId)>,
+    mask: PaddingMask,
+    /// Input of the first part, `[length, hidden]`.
+    x: (BufferId, DType),
+    /// Output of the last part, `[length, width]`.
+    y: (BufferId, DType),
+    width: usize,
+}
 
-    fn open(host: &mut Host) -> Result<Self> {
-        let params: Params = host.params()?;
-        let graphs = params.parts.graphs(host, "/plan/params/parts")?;
-        check_all_parts(host, &graphs)?;
+impl Bucket {
+    /// Binds the graphs of one length, in order, to each other.
+    fn open(
+        host: &mut Host,
+        graphs: &[GraphId],
+        embedding: &Embedding,
+        causal: bool,
+    ) -> Result<Self> {
         let (first, last) = (graphs[0], graphs[graphs.len() - 1]);
         let input = host.input(first, "x")?;
         let (length, _) = host.rows_of(first, input)?;
-        let embedding = host.embedding_for(first)?;
         embedding.check_rows(host, first, input, length)?;
         let View { buffer: x, dtype: x_dtype, .. } = host.view_for(first, input)?;
 
@@ -129,8 +105,8 @@ impl Op for EmbedSharded {
 
         // Positions are the same for every text: the tables are filled once.
         let mut rope = Rope::from_params(host, "/params")?;
-        rope.bind_all(host, &graphs, length)?.fill(host, &mut rope, 0);
-        let mask = PaddingMask::bind_all(host, &graphs, length, params.causal)?;
+        rope.bind_all(host, graphs, length)?.fill(host, &mut rope, 0);
+        let mask = PaddingMask::bind_all(host, graphs, length, causal)?;
         if graphs.iter().all(|&graph| host.graph(graph).input("cmask").is_none()) {
             return Err(Error::graph(format!(
                 "graph {:?} has no input cmask, so padding of shorter texts could not be hidden; \
@@ -140,16 +116,102 @@ impl Op for EmbedSharded {
         }
         let span = |(index, &graph)| (graph, host.span(&format!("part {index}")));
         let parts = graphs.iter().enumerate().map(span).collect();
+        Ok(Self { length, parts, mask, x: (x, x_dtype), y: (y, y_dtype), width })
+    }
+}
+
+/// The graphs of each length, the shortest first. Graphs of `buckets` with as many rows of `x` are the parts of one
+/// encoder.
+fn by_length(host: &Host, params: &Params) -> Result<Vec<Vec<GraphId>>> {
+    let rows =
+        |graph: GraphId| -> Result<usize> { Ok(host.rows_of(graph, host.input(graph, "x")?)?.0) };
+    let parts = params.parts.graphs(host, "/plan/params/parts")?;
+    let mut lengths = vec![(rows(parts[0])?, parts)];
+    if let Some(buckets) = &params.buckets {
+        for graph in buckets.graphs(host, BUCKETS)? {
+            let length = rows(graph)?;
+            if length >= lengths[0].0 {
+                return Err(Error::graph(format!(
+                    "manifest {BUCKETS}: graph {:?} takes {length} rows, expected fewer than the {} of \
+                     plan.params.parts",
+                    host.graph(graph).name,
+                    lengths[0].0
+                )));
+            }
+            match lengths.iter_mut().find(|(have, _)| *have == length) {
+                Some((_, parts)) => parts.push(graph),
+                None => lengths.push((length, vec![graph])),
+            }
+        }
+    }
+    lengths.sort_by_key(|(length, _)| *length);
+    Ok(lengths.into_iter().map(|(_, graphs)| graphs).collect())
+}
+
+impl Op for EmbedSharded {
+    fn describe() -> OpDescription {
+        OpDescription {
+            name: NAME.to_owned(),
+            summary: "One vector for a text, from a Llama-like encoder in chained parts".to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            tasks: vec![Task::Embed],
+            modalities: vec![Modality::Text],
+            params_schema: json!({
+                "$schema": "https://json-schema.org/draft/2020-12/schema",
+                "type": "object",
+                "required": ["parts"],
+                "properties": {
+                    "parts": schema::graphs(
+                        "Graphs of the encoder, in order; each takes the rows of the one before."
+                    ),
+                    "buckets": schema::graphs(
+                        "Graphs as those of parts, for shorter texts. Those of one length are the parts of one encoder."
+                    ),
+                    "causal": {
+                        "description": "A token sees only those before it. Needs masks [length, length].",
+                        "type": "boolean",
+                        "default": false
+                    },
+                    "pooling": {
+                        "description": "Which rows become the vector.",
+                        "enum": ["mean", "last", "cls"],
+                        "default": "mean"
+                    },
+                    "normalize": {
+                        "description": "Divide by the Euclidean norm.",
+                        "type": "boolean",
+                        "default": true
+                    },
+                    "tensors": schema::tensors(["x", "y", "cos", "sin", "cmask"])
+                }
+            }),
+        }
+    }
+
+    fn open(host: &mut Host) -> Result<Self> {
+        let params: Params = host.params()?;
+        let lengths = by_length(host, &params)?;
+        check_all_parts(host, &lengths.concat())?;
+        let embedding = host.embedding_for(lengths[0][0])?;
+        let mut buckets: Vec<Bucket> = Vec::with_capacity(lengths.len());
+        for graphs in &lengths {
+            let bucket = Bucket::open(host, graphs, &embedding, params.causal)?;
+            if let Some(other) = buckets.first().filter(|other| other.width != bucket.width) {
+                return Err(Error::graph(format!(
+                    "the encoder of {} tokens gives rows of {} values, expected {} as that of {} tokens",
+                    bucket.length, bucket.width, other.width, other.length
+                )));
+            }
+            buckets.push(bucket);
+        }
+        let longest = &buckets[buckets.len() - 1];
+        let (length, width) = (longest.length, longest.width);
         let vector = host.allocate(width * DType::F32.size())?;
         Ok(Self {
-            parts,
-            mask,
+            buckets,
             embedding,
-            x: (x, x_dtype),
-            y: (y, y_dtype),
             pooler: Pooler::new(params.pooling, params.normalize, width),
             vector: View { buffer: vector, dtype: DType::F32, offset: 0, len: width },
-            length,
             tokens: Vec::with_capacity(length),
             fill_span: host.span("fill"),
             pool_span: host.span("pool"),
@@ -157,31 +219,33 @@ impl Op for EmbedSharded {
     }
 
     fn info(&self) -> OpInfo {
-        OpInfo { max_ctx: self.length, embedding_dim: self.vector.len, ..OpInfo::default() }
+        let max_ctx = self.buckets.last().map_or(0, |bucket| bucket.length);
+        OpInfo { max_ctx, embedding_dim: self.vector.len, ..OpInfo::default() }
     }
 
     fn embed(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
         let start = Instant::now();
         let real = count_tokens(NAME, segments)?;
-        if real > self.length {
+        let longest = self.info().max_ctx;
+        // The shortest graphs that hold the text: they compute the least padding.
+        let Some(bucket) = self.buckets.iter_mut().find(|bucket| bucket.length >= real) else {
             return Err(Error::prompt(format!(
-                "the text has {real} tokens, the encoder takes at most {}; shorten or split the \
-                 text, or have it truncated",
-                self.length
+                "the text has {real} tokens, the encoder takes at most {longest}; shorten or split the \
+                 text, or have it truncated"
             )));
-        }
+        };
         self.tokens.clear();
         self.tokens.extend(tokens(segments));
-        self.embedding.gather_rows(host, &self.tokens, self.x.0, self.x.1)?;
-        self.mask.fill(host, real);
+        self.embedding.gather_rows(host, &self.tokens, bucket.x.0, bucket.x.1)?;
+        bucket.mask.fill(host, real);
         host.end(self.fill_span, start);
-        for &(graph, span) in &self.parts {
+        for &(graph, span) in &bucket.parts {
             let start = Instant::now();
             host.execute(graph)?;
             host.end(span, start);
         }
         let start = Instant::now();
-        self.pooler.pool(host, self.y, real, self.vector.buffer)?;
+        self.pooler.pool(host, bucket.y, real, self.vector.buffer)?;
         host.end(self.pool_span, start);
         Ok(self.vector)
     }
@@ -210,5 +274,97 @@ fn check_all_parts(host: &Host, parts: &[GraphId]) -> Result<()> {
             graph.name, graph.context
         ))),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use qhx_op::harness::{OpHarness, OpenOp, Step, graph, tensor};
+
+    use super::*;
+
+    const F32: DType = DType::F32;
+
+    /// A part over `rows` positions of two values.
+    fn part(name: &str, rows: usize) -> GraphInfo {
+        let table = |name: &str| tensor(name, F32, [rows, 1]);
+        graph(
+            name,
+            [
+                tensor("x", F32, [rows, 2]),
+                table("cos"),
+                table("sin"),
+                tensor("cmask", F32, [1, rows]),
+            ],
+            [tensor("y", F32, [rows, 2])],
+        )
+    }
+
+    /// A part adds to each row how many positions are visible.
+    fn run(step: &mut Step<'_>) -> Result<()> {
+        let visible = step.input("cmask")?.iter().filter(|value| **value == 0.0).count();
+        let rows: Vec<_> = step.input("x")?.iter().map(|value| value + visible as f32).collect();
+        step.set("y", &rows)
+    }
+
+    fn opened(params: serde_json::Value) -> Result<OpenOp> {
+        // Token t is [t, -t].
+        let table: Vec<u8> =
+            [0f32, 0.0, 1.0, -1.0, 2.0, -2.0].into_iter().flat_map(f32::to_le_bytes).collect();
+        let harness = OpHarness::new()
+            .manifest(json!({
+                "artifacts": {"embed": {"path": "embed.bin", "dtype": "f32"}},
+                "params": {"head_dim": 2, "rope_theta": 1e4},
+                "plan": {"params": params}
+            }))
+            .file("embed.bin", table)
+            .script(run);
+        let graphs = [("a", 6), ("b", 6), ("a4", 4), ("b4", 4), ("a2", 2), ("b2", 2)];
+        graphs
+            .into_iter()
+            .fold(harness, |h, (name, rows)| h.graph(part(name, rows)))
+            .open::<EmbedSharded>()
+    }
+
+    #[test]
+    fn a_text_goes_through_the_parts_of_the_shortest_length_that_holds_it() {
+        let mut op = opened(json!({
+            "parts": ["a", "b"], "buckets": ["a4", "b4", "a2", "b2"], "normalize": false
+        }))
+        .unwrap();
+        assert_eq!((op.info().max_ctx, op.info().embedding_dim), (6, 2));
+        for (tokens, used) in [
+            (&[1, 2][..], ["a2", "b2"]),
+            (&[2], ["a2", "b2"]),
+            (&[1, 2, 0], ["a4", "b4"]),
+            (&[1, 1, 1, 1, 2], ["a", "b"]),
+            (&[1, 2, 0, 1], ["a4", "b4"]),
+        ] {
+            let names = ["a", "b", "a4", "b4", "a2", "b2"];
+            let counts = |op: &OpenOp| names.map(|name| op.executions(name));
+            let before = counts(&op);
+            // The mean of the rows, and the visible positions once for each part.
+            let count = tokens.len() as f32;
+            let mean = tokens.iter().sum::<u32>() as f32 / count;
+            let vector = op.embed(&[Segment::Tokens(tokens)]).unwrap();
+            let expected = [mean + 2.0 * count, 2.0 * count - mean];
+            let near = vector.iter().zip(expected).all(|(v, e)| (v - e).abs() < 1e-5);
+            assert!(near && vector.len() == 2, "{tokens:?}: {vector:?}, expected {expected:?}");
+            for ((name, after), before) in names.iter().zip(counts(&op)).zip(before) {
+                assert_eq!(after - before, usize::from(used.contains(name)), "{tokens:?}, {name}");
+            }
+        }
+        let error = op.embed(&[Segment::Tokens(&[1; 7])]).unwrap_err();
+        assert!(error.message().contains("7 tokens, the encoder takes at most 6"), "{error}");
+    }
+
+    #[test]
+    fn lengths_that_are_no_shorter_and_parts_without_a_name_are_errors() {
+        let error = opened(json!({"parts": ["a4", "b4"], "buckets": ["a", "b"]})).unwrap_err();
+        let expected = "/plan/params/buckets: graph \"a\" takes 6 rows, expected fewer than the 4";
+        assert!(error.message().contains(expected), "{error}");
+        let error = opened(json!({"parts": ["a", "b"], "buckets": ["a4"]})).unwrap_err();
+        let expected = "graph \"b4\" of context \"b4\" takes or gives the same rows";
+        assert!(error.message().contains(expected), "{error}");
     }
 }

@@ -77,6 +77,8 @@ fn bundle(checkpoint: &Path, change: impl FnOnce(&mut ForgeOptions)) -> Bundle {
     let folder = tempfile::tempdir().unwrap();
     let mut options = ForgeOptions::new(folder.path().join("bundle"));
     options.task = Task::Embed;
+    // One length, unless a test asks for more.
+    options.prefill = Some(Vec::new());
     change(&mut options);
     let report = forge(checkpoint, &options, &mut Silent)
         .unwrap_or_else(|e| panic!("forging {}: {e}", checkpoint.display()));
@@ -156,6 +158,52 @@ fn cpu_equals_the_reference_and_parts_change_no_bit() {
             None => whole = Some(found),
         }
     }
+}
+
+/// Texts of each length through the graphs made for it: the vectors are those of one graph for all.
+#[test]
+fn a_text_goes_through_the_shortest_graphs_that_hold_it() {
+    let checkpoint = toys::fixture(TOY);
+    let goldens = Goldens::read(&checkpoint);
+    let whole = bundle(&checkpoint, |_| ());
+    let alone = vectors(&mut toys::open(&whole.manifest, backends::cpu()).unwrap(), &goldens);
+    let lengths: Vec<_> = goldens.texts.iter().map(|text| text.ids.len()).collect();
+    // By default, and over two parts where that is asked for.
+    for (parts, asked) in [(1, None), (2, Some(vec![32, 128]))] {
+        let bundle = bundle(&checkpoint, |o| (o.shards, o.prefill) = (parts, asked));
+        let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+        assert_eq!(model.info().max_ctx, 180);
+        let found = vectors(&mut model, &goldens);
+        compare(&found, &goldens, 0.99999, &format!("cpu, by length, {parts} parts"));
+        for ((vector, alone), text) in found.iter().zip(&alone).zip(&goldens.texts) {
+            let largest = Distance::of(vector, alone).unwrap().largest;
+            assert!(largest <= 1e-5, "{}: {largest:e}", text.id);
+        }
+        let count = |name: &str| -> u64 {
+            let of = |graph: &str| graph == name || graph.starts_with(&format!("{name}_p"));
+            let stats = model.graph_stats();
+            stats.iter().filter(|s| of(&s.graph)).map(|s| s.executions).sum()
+        };
+        let within = |low: usize, high: usize| {
+            let texts = lengths.iter().filter(|&&length| low < length && length <= high).count();
+            (parts * texts) as u64
+        };
+        let expected = [within(0, 32), within(32, 128), within(128, 180)];
+        assert!(expected[0] > 0 && expected[1] > 0, "{lengths:?}");
+        assert_eq!(["enc32", "enc128", "enc"].map(count), expected);
+    }
+}
+
+#[test]
+fn graphs_that_take_no_shorter_texts_are_an_error() {
+    let bundle = bundle(&toys::fixture(TOY), |o| o.prefill = Some(vec![16]));
+    let text = std::fs::read_to_string(&bundle.manifest).unwrap();
+    let changed = text.replace("\"buckets\": \"enc16\"", "\"buckets\": \"enc\"");
+    assert_ne!(changed, text);
+    std::fs::write(&bundle.manifest, changed).unwrap();
+    let error = toys::open(&bundle.manifest, backends::cpu()).unwrap_err();
+    let words = ["/plan/params/buckets", "\"enc\" takes 180 rows", "fewer than the 180"];
+    assert!(words.iter().all(|word| error.message().contains(word)), "{error}");
 }
 
 #[test]
@@ -294,6 +342,31 @@ fn htp_w8a16_is_near_the_reference() {
     let Some((_bundle, mut model)) = htp(&checkpoint, "v81", true, 2) else { return };
     let found = vectors(&mut model, &goldens);
     compare(&found, &goldens, 0.999, "htp v81 w8a16, 2 parts");
+}
+
+#[test]
+fn htp_takes_each_text_through_the_shortest_graphs() {
+    if cfg!(feature = "builtin-ops") {
+        return;
+    }
+    let Some(libraries) = toys::qnn_tier() else { return };
+    let checkpoint = toys::fixture(TOY);
+    let mut goldens = Goldens::read(&checkpoint);
+    goldens.texts.retain(|text| text.ids.len() <= SHORT);
+    let half = |text: &&Text| text.ids.len() <= SHORT / 2;
+    let short = goldens.texts.iter().filter(half).count() as u64;
+    let bundle = bundle(&checkpoint, |o| {
+        (o.prefill, o.max_ctx) = (Some(vec![SHORT / 2]), Some(SHORT));
+        o.compiler = Some(backends::compiler(&libraries.0, &libraries.1, "v81"));
+    });
+    let mut model = toys::open(&bundle.manifest, backends::qnn(&libraries)).unwrap();
+    compare(&vectors(&mut model, &goldens), &goldens, 0.9995, "htp v81 fp16, by length");
+    let runs: Vec<_> =
+        model.graph_stats().iter().map(|s| (s.graph.clone(), s.executions)).collect();
+    let long = goldens.texts.len() as u64 - short;
+    assert!(short > 0 && long > 0);
+    assert!(runs.contains(&("enc16".to_owned(), short)), "{runs:?}");
+    assert!(runs.contains(&("enc".to_owned(), long)), "{runs:?}");
 }
 
 /// A call that fails is one error, a restart of the DSP none; the vectors afterwards are the same, bit by bit.

@@ -199,8 +199,9 @@ pub(crate) struct ShapeArgs {
     /// fewer when the model has fewer]
     #[arg(long, value_name = "N")]
     pub max_ctx: Option<usize>,
-    /// Tokens that a graph for prompts takes at once; several are separated by commas, 0 makes none
-    /// [default: 16,128 where the family has such graphs, Qwen3-VL 16,320, PhiMoE 576]
+    /// Tokens that a graph for prompts takes at once, and those of an encoder for shorter texts; several
+    /// are separated by commas, 0 makes none [default: 16,128 where the family has such graphs,
+    /// Qwen3-VL 16,320, PhiMoE 576, an encoder in one context 32,128]
     #[arg(long, value_name = "P", value_delimiter = ',')]
     pub prefill: Option<Vec<usize>>,
     /// Keep weights that prompt and decode graphs have in common once. Such context binaries load on

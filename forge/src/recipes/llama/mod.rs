@@ -56,6 +56,9 @@ const ENCODERS: [&str; 6] = [
     "LlamaBidirectionalModel",
 ];
 
+/// Tokens of the shorter texts that an encoder has graphs for when nothing is said.
+const BUCKETS: [usize; 2] = [32, 128];
+
 register_recipe!(
     RecipeEntry::new(&DECODERS, recipe)
         .tasks(&[Task::Generate, Task::Embed])
@@ -158,32 +161,40 @@ fn layers<'a>(checkpoint: &'a Checkpoint, config: &Config, options: &RecipeOptio
 }
 
 fn embed(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -> Result<Recipe> {
-    if options.prefill.is_some() {
-        return Err(Error::new(
-            ErrorKind::Usage,
-            "prompt graphs are asked for, but an encoder takes each text in one piece",
-        )
-        .hint("omit the option: the length of the encoder is that of the context"));
-    }
     let encoder = Encoder::read(checkpoint)?;
     if encoder.causal {
         check_window(config, options)?;
     }
     let layers = layers(checkpoint, config, options);
-    let length = options.max_ctx;
-    let attend = AttendInputs {
-        mask_rows: if encoder.causal { length } else { 1 },
-        ..AttendInputs::new(config.heads.dim, length, 0)
-    };
-    let mut contexts = Vec::new();
-    let mut names = Vec::new();
-    for (name, range) in shards("enc", config.layers, options.shards) {
-        let graph = run(&layers, config, &name, range, attend)?;
-        contexts.push(ContextPlan::new(name.clone(), options.precision, vec![graph]));
-        names.push(name);
+    let longest = options.max_ctx;
+    let (mut contexts, mut parts, mut buckets) =
+        (Vec::<ContextPlan>::new(), Vec::new(), Vec::new());
+    for length in bucket_lengths(options)?.into_iter().rev() {
+        let attend = AttendInputs {
+            mask_rows: if encoder.causal { length } else { 1 },
+            ..AttendInputs::new(config.heads.dim, length, 0)
+        };
+        let (name, names) = if length == longest {
+            ("enc".to_owned(), &mut parts)
+        } else {
+            (format!("enc{length}"), &mut buckets)
+        };
+        let shards = shards(&name, config.layers, options.shards);
+        for (index, (name, range)) in shards.into_iter().enumerate() {
+            let graph = run(&layers, config, &name, range, attend)?;
+            names.push(name.clone());
+            match contexts.get_mut(index).filter(|_| options.share_weights && length < longest) {
+                // Weights are shared by the graphs of one context.
+                Some(context) => context.graphs.push(graph),
+                None => contexts.push(ContextPlan::new(name, options.precision, vec![graph])),
+            }
+        }
     }
     let mut plan_params = Map::new();
-    plan_params.insert("parts".to_owned(), one_or_many(names));
+    plan_params.insert("parts".to_owned(), one_or_many(parts));
+    if !buckets.is_empty() {
+        plan_params.insert("buckets".to_owned(), one_or_many(buckets));
+    }
     plan_params.insert("causal".to_owned(), json!(encoder.causal));
     plan_params.insert("pooling".to_owned(), json!(encoder.pooling));
     plan_params.insert("normalize".to_owned(), json!(encoder.normalize));
@@ -199,6 +210,16 @@ fn embed(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -> R
         plan_params,
         tables: Vec::new(),
     })
+}
+
+/// Lengths of the texts that the graphs of an encoder take, ascending: the longest is the context. Shorter ones hold
+/// the weights once more, so an encoder that is too large for one context gets them only when they are asked for.
+fn bucket_lengths(options: &RecipeOptions) -> Result<Vec<usize>> {
+    let small = options.shards == 1 || options.share_weights;
+    let mut lengths = prompt_rows(options, if small { &BUCKETS[..] } else { &[] })?;
+    lengths.retain(|length| *length < options.max_ctx);
+    lengths.push(options.max_ctx);
+    Ok(lengths)
 }
 
 fn params(config: &Config, options: &RecipeOptions) -> Map<String, Value> {
