@@ -81,13 +81,9 @@ fn one<I: Isa>(isa: I, weights: Rows<'_>, columns: usize, x: &[f32], out: &mut [
             }
         }
         Rows::F16(w) => {
-            let (fours, rest) = out.as_chunks_mut::<4>();
-            let (first, last) = halves(w).split_at(fours.len() * 4 * columns);
-            for (y, w) in fours.iter_mut().zip(first.chunks_exact(4 * columns)) {
-                *y = dot_f16(isa, x, from_fn(|row| &w[row * columns..][..columns]));
-            }
-            for (y, w) in rest.iter_mut().zip(last.chunks_exact(columns)) {
-                [*y] = dot_f16(isa, x, [w]);
+            // One row after the other: four at a time took 2.5 times as long.
+            for (y, w) in out.iter_mut().zip(halves(w).chunks_exact(columns)) {
+                *y = dot_f16(isa, x, w);
             }
         }
         Rows::I8(w, scales) => {
@@ -210,31 +206,18 @@ fn tile<I: Isa, const M: usize, const N: usize>(
 }
 
 #[inline(always)]
-fn dot_f16<I: Isa, const N: usize>(isa: I, x: &[f32], w: [&[f16]; N]) -> [f32; N] {
+fn dot_f16<I: Isa>(isa: I, x: &[f32], w: &[f16]) -> f32 {
     let (ops, half) = (isa.f32(), isa.f16());
     let (lanes, step) = (ops.len(), half.len());
     let whole = x.len() / step * step;
-    let w = w.map(|w| &w[..x.len()]);
-    let mut sums = [[ops.zero(); 2]; N];
+    let mut sums = [ops.zero(); 2];
     for at in (0..whole).step_by(step) {
-        // SAFETY: `at + 2 * lanes = at + step <= whole <= x.len()`, which all rows have. An f16 is half an f32.
-        let low = unsafe { ops.load_ptr(x.as_ptr().add(at)) };
-        // SAFETY: as above.
-        let high = unsafe { ops.load_ptr(x.as_ptr().add(at + lanes)) };
-        for n in 0..N {
-            // SAFETY: as above.
-            let w = unsafe { half.load_ptr(w[n].as_ptr().add(at)) };
-            sums[n][0] = ops.mul_add(low, half.extend_low(w), sums[n][0]);
-            sums[n][1] = ops.mul_add(high, half.extend_high(w), sums[n][1]);
-        }
+        let wide = half.load(&w[at..at + step]);
+        sums[0] = ops.mul_add(ops.load(&x[at..at + lanes]), half.extend_low(wide), sums[0]);
+        sums[1] = ops.mul_add(ops.load(&x[at + lanes..at + step]), half.extend_high(wide), sums[1]);
     }
-    let mut products = [0f32; N];
-    for n in 0..N {
-        let rest = x[whole..].iter().zip(&w[n][whole..]);
-        let sum = ops.sum(ops.add(sums[n][0], sums[n][1]));
-        products[n] = rest.fold(sum, |sum, (x, w)| sum + x * w.to_f32());
-    }
-    products
+    let rest = x[whole..].iter().zip(&w[whole..x.len()]);
+    rest.fold(ops.sum(ops.add(sums[0], sums[1])), |sum, (x, w)| sum + x * w.to_f32())
 }
 
 #[inline(always)]
