@@ -118,6 +118,8 @@ pub const ENCODING_AXIS_SCALE_OFFSET: u32 = 1;
 pub const ENCODING_BW_SCALE_OFFSET: u32 = 2;
 /// `value` holds a [`BwAxisScaleOffset`].
 pub const ENCODING_BW_AXIS_SCALE_OFFSET: u32 = 3;
+/// `value` holds a [`BwFloatBlock`].
+pub const ENCODING_BW_FLOAT_BLOCK: u32 = 11;
 
 /// Encoding of a whole tensor, or of one index along an axis: real = (q + offset) · scale.
 #[repr(C)]
@@ -160,6 +162,26 @@ pub struct BwAxisScaleOffset {
 }
 layout!(BwAxisScaleOffset, 32, bitwidth @ 0, axis @ 4, count @ 8, scales @ 16, offsets @ 24);
 
+/// Encoding of one block, whose offset need not be whole: real = (q + offset) · scale.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct FloatScaleOffset {
+    pub scale: f32,
+    pub offset: f32,
+}
+layout!(FloatScaleOffset, 8, scale @ 0, offset @ 4);
+
+/// Encoding by blocks of integers of `bitwidth` bits: `block` is the shape of a block, one number for each dimension,
+/// and `values` are those of the blocks in row-major order.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct BwFloatBlock {
+    pub bitwidth: u32,
+    pub block: *const u32,
+    pub values: *const FloatScaleOffset,
+}
+layout!(BwFloatBlock, 24, bitwidth @ 0, block @ 8, values @ 16);
+
 /// Encodings that qhx does not interpret keep their bytes in `opaque`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -168,6 +190,7 @@ pub union Encoding {
     pub axis: AxisScaleOffset,
     pub bw: BwScaleOffset,
     pub bw_axis: BwAxisScaleOffset,
+    pub bw_float_block: BwFloatBlock,
     pub opaque: [u64; 4],
 }
 

@@ -50,6 +50,8 @@ use super::context::{ContextConfig, ContextHandle, with_list};
 use super::device::{Device, Raw, Target};
 use super::gate::Exclusive;
 use super::graph::c_string;
+pub use super::integers::Integers;
+use super::integers::Pointed;
 use super::library::Library;
 use super::log::{self, LogLevel};
 use super::types;
@@ -108,6 +110,7 @@ pub struct TensorSpec<'a> {
     dtype: DType,
     shape: &'a [usize],
     quantization: Quantization,
+    integers: Option<Integers<'a>>,
 }
 
 impl<'a> TensorSpec<'a> {
@@ -131,6 +134,14 @@ impl<'a> TensorSpec<'a> {
         Self::of(name, Kind::Static(bytes), dtype, shape)
     }
 
+    /// The weight of a `FullyConnected` as integers, of the shape `[outputs, inputs]`. They are copied when it is
+    /// declared. Inputs and outputs of a graph cannot be such tensors.
+    pub fn integers(name: &'a str, shape: &'a [usize], integers: Integers<'a>) -> Self {
+        let bytes = bytemuck::cast_slice(integers.values);
+        let spec = Self::constant(name, DType::SFixed8, shape, bytes);
+        Self { integers: Some(integers), ..spec }
+    }
+
     /// With an encoding, for quantised element types.
     #[must_use]
     pub fn quantized(mut self, quantization: Quantization) -> Self {
@@ -139,7 +150,7 @@ impl<'a> TensorSpec<'a> {
     }
 
     fn of(name: &'a str, kind: Kind<'a>, dtype: DType, shape: &'a [usize]) -> Self {
-        Self { name, kind, dtype, shape, quantization: Quantization::None }
+        Self { name, kind, dtype, shape, quantization: Quantization::None, integers: None }
     }
 }
 
@@ -357,6 +368,8 @@ pub struct GraphComposer<'c> {
 struct Slot {
     raw: Tensor,
     info: TensorInfo,
+    /// Declared as [`Integers`].
+    integers: bool,
 }
 
 impl std::fmt::Debug for Slot {
@@ -370,6 +383,7 @@ struct Strings {
     _name: CString,
     _dimensions: Vec<u32>,
     _encoding: Vec<ScaleOffset>,
+    _integers: Pointed,
 }
 
 impl std::fmt::Debug for Strings {
@@ -403,10 +417,10 @@ impl GraphComposer<'_> {
             quantization: spec.quantization,
             ..TensorInfo::new(spec.name, spec.dtype, spec.shape)
         };
-        let raw = self.declare(&info, spec.kind)?;
+        let raw = self.declare(&info, spec.kind, spec.integers)?;
         let index = u32::try_from(self.tensors.len())
             .map_err(|_| Error::new(ErrorKind::Graph, "more than 2^32 tensors"))?;
-        self.tensors.push(Slot { raw, info });
+        self.tensors.push(Slot { raw, info, integers: spec.integers.is_some() });
         Ok(TensorHandle { graph: self.serial, index })
     }
 
@@ -419,6 +433,7 @@ impl GraphComposer<'_> {
         inputs: &[TensorHandle],
         outputs: &[TensorHandle],
     ) -> Result<()> {
+        self.check_integers(name, op_type, inputs)?;
         let library = self.composer.context.0.device().library().clone();
         let add = library.need(library.table().graph_add_node, "graphAddNode")?;
         let c_name = c_string(name)?;
@@ -497,10 +512,38 @@ impl GraphComposer<'_> {
         .hint("an op, shape or element type is not supported on this target")
     }
 
-    fn declare(&mut self, info: &TensorInfo, kind: Kind<'_>) -> Result<Tensor> {
+    /// Errors when an op other than `FullyConnected` reads [`Integers`]: the library ends the process over a `MatMul`
+    /// of them.
+    fn check_integers(&self, node: &str, op_type: &str, inputs: &[TensorHandle]) -> Result<()> {
+        if op_type == "FullyConnected" {
+            return Ok(());
+        }
+        let slots = inputs.iter().filter_map(|handle| self.tensors.get(handle.index as usize));
+        let Some(slot) = slots.into_iter().find(|slot| slot.integers) else { return Ok(()) };
+        Err(Error::new(
+            ErrorKind::Graph,
+            format!(
+                "graph {:?}: node {node:?} ({op_type}) reads {}, a weight of integers, which only FullyConnected does",
+                self.name, slot.info
+            ),
+        )
+        .hint("store this weight as f16"))
+    }
+
+    fn declare(
+        &mut self,
+        info: &TensorInfo,
+        kind: Kind<'_>,
+        integers: Option<Integers<'_>>,
+    ) -> Result<Tensor> {
         let wrong = |message: String| {
             Error::new(ErrorKind::Graph, format!("graph {:?}: tensor {info}: {message}", self.name))
         };
+        if let Some(integers) = &integers {
+            integers.check(&info.shape).map_err(|e| {
+                e.context(format_args!("graph {:?}: tensor {:?}", self.name, info.name))
+            })?;
+        }
         let bytes = info.try_byte_len().map_err(Error::size)?;
         let (kind, data, size) = match kind {
             Kind::Input => (sys::TENSOR_APP_WRITE, std::ptr::null(), 0),
@@ -535,8 +578,11 @@ impl GraphComposer<'_> {
         let create =
             library.need(library.table().tensor_create_graph_tensor, "tensorCreateGraphTensor")?;
         let name = c_string(&info.name)?;
-        let mut encoding = Vec::new();
-        let quantize = types::encode(&info.quantization, &mut encoding);
+        let (mut encoding, mut pointed) = (Vec::new(), Pointed::default());
+        let quantize = match integers {
+            Some(integers) => integers.encode(&info.shape, &mut pointed),
+            None => types::encode(&info.quantization, &mut encoding),
+        };
         let mut raw = Tensor {
             version: sys::TENSOR_V1,
             _reserved: 0,
@@ -565,7 +611,12 @@ impl GraphComposer<'_> {
         // The library holds its copy; nothing must follow this pointer from here on.
         raw.data = std::ptr::null_mut();
         raw.data_size = 0;
-        self.owned.push(Strings { _name: name, _dimensions: dimensions, _encoding: encoding });
+        self.owned.push(Strings {
+            _name: name,
+            _dimensions: dimensions,
+            _encoding: encoding,
+            _integers: pointed,
+        });
         Ok(raw)
     }
 
@@ -583,7 +634,7 @@ impl GraphComposer<'_> {
             Param::I32s(shape, values) => (DType::I32, shape, bytemuck::cast_slice(values)),
         };
         let info = TensorInfo::new(format!("{node}.{name}"), dtype, shape);
-        let tensor = self.declare(&info, Kind::Static(bytes))?;
+        let tensor = self.declare(&info, Kind::Static(bytes), None)?;
         Ok((sys::PARAM_TENSOR, ParamValue { tensor }))
     }
 

@@ -48,6 +48,7 @@ mod format;
 mod gate;
 mod graph;
 mod info;
+mod integers;
 mod library;
 mod log;
 mod metadata;

@@ -1,6 +1,6 @@
 //! Making context binaries.
 
-use qhx_core::qnn::compose::{CompilerValue, GraphConfig};
+use qhx_core::qnn::compose::{CompilerValue, GraphConfig, Integers};
 use qhx_core::qnn::{BinaryInfo, QnnOptions};
 use qhx_core::{DType, ErrorKind};
 
@@ -287,4 +287,71 @@ fn a_binary_written_to_a_file_is_the_binary() {
     let error = context.write(&path).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Io);
     assert_eq!(std::fs::metadata(&path).unwrap().len(), bytes);
+}
+
+/// 4-bit integers in blocks, with and without offsets, one scale a row, and 8-bit integers in blocks.
+#[test]
+fn products_with_weights_of_integers_equal_f64() {
+    let Some(library) = tier() else { return };
+    let integers = |seed: u32, bits: u32| -> Vec<i8> {
+        let half = f64::from(1 << (bits - 1));
+        numbers(seed, N * K).iter().map(|v| (v * 2.0 * half).floor() as i8).collect()
+    };
+    // As f16, which is what the library makes of them. Q4_0 of GGUF has negative scales.
+    let scales = |seed: u32, count| -> Vec<f32> {
+        f16s(&numbers(seed, count)).1.iter().map(|&s| (s * 0.2) as f32).map(round).collect()
+    };
+    let cases = [(4, 32, false), (4, 16, true), (4, K, false), (8, 32, false)];
+    for (target, rows) in [(Target::V81, 1), (Target::V79, 3), (Target::V75, 1)] {
+        let mut context = Composer::new(&library, target, &[]).unwrap();
+        let mut expected = Vec::new();
+        for (index, (bits, block, shifted)) in (0..).zip(cases) {
+            let (values, count) = (integers(40 + index, bits), N * K / block);
+            let (scales, offsets) = (scales(50 + index, count), scales(60 + index, count));
+            let offsets = if shifted { offsets } else { Vec::new() };
+            let given =
+                Integers { bits, values: &values, block, scales: &scales, offsets: &offsets };
+            let mut graph = context.graph(&format!("g{index}"), &[]).unwrap();
+            let x = graph.tensor(TensorSpec::input("x", DType::F16, &[rows, K])).unwrap();
+            let w = graph.tensor(TensorSpec::integers("w", &[N, K], given)).unwrap();
+            let y = graph.tensor(TensorSpec::output("y", DType::F16, &[rows, N])).unwrap();
+            // The library ends the process over this one.
+            let error = graph.node("y", "MatMul", &[], &[x, w], &[y]).unwrap_err();
+            assert!(error.message().contains("which only FullyConnected does"), "{error}");
+            graph.node("y", "FullyConnected", &[], &[x, w], &[y]).unwrap();
+            graph.finalize().unwrap();
+            let real = values.iter().enumerate().map(|(i, &q)| {
+                let offset = offsets.get(i / block).copied().unwrap_or(0.0);
+                (f64::from(q) + f64::from(offset)) * f64::from(scales[i / block])
+            });
+            expected.push(real.collect::<Vec<f64>>());
+        }
+        let binary = context.binary().unwrap();
+        drop(context);
+        let (input, x) = f16s(&numbers(70, rows * K));
+        for (index, weight) in (0..).zip(&expected) {
+            let backend = backend(&library, QnnOptions::default());
+            let found = read_f16s(&Session::open_graph(backend, &binary, index).run(index, &input));
+            for (x, found) in x.chunks_exact(K).zip(found.chunks_exact(N)) {
+                let error = error(found, &product(x, weight));
+                assert!(error < 2e-3, "{target} {:?}: {error}", cases[index as usize]);
+            }
+        }
+    }
+}
+
+fn round(value: f32) -> f32 {
+    half::f16::from_f32(value).to_f32()
+}
+
+#[test]
+fn integers_that_the_library_computes_wrongly_are_refused_with_their_tensor() {
+    let Some(library) = tier() else { return };
+    let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
+    let mut graph = context.graph("odd", &[]).unwrap();
+    let given = Integers { bits: 4, values: &[1; 12], block: 12, scales: &[1.0], offsets: &[] };
+    let error = graph.tensor(TensorSpec::integers("w", &[1, 12], given)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Graph);
+    let words = "graph \"odd\": tensor \"w\": 12 inputs of 4 bits in blocks of 12: the NPU library";
+    assert!(error.message().contains(words), "{error}");
 }
