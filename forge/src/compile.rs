@@ -10,8 +10,8 @@ use crate::progress::Progress;
 /// Compiles graphs into context binaries for one target.
 ///
 /// The graphs of one call share one context. Weights are read through [`crate::weight::Weight`] while
-/// a graph is composed, one at a time. A `Linear` whose weight has [`crate::weight::Storage::Int8`]
-/// becomes a layer with per-output-channel int8 weights; the names, element types
+/// a graph is composed, one at a time. The weight of a `Linear` is stored as its
+/// [`crate::weight::Storage`] says; the names, element types
 /// ([`crate::graph::Elem::qnn`]), shapes and order of inputs and outputs are the graph's own.
 pub trait Compiler: Send + Sync {
     /// The architecture that the binaries are for: `v81`.

@@ -12,11 +12,11 @@ use serde_json::{Map, Value, json};
 use crate::bundle::{Fingerprint, Staging, check_apart};
 use crate::check::{CheckRow, compare};
 use crate::checkpoint::Checkpoint;
-use crate::graph::{Graph, Origin};
+use crate::graph::Graph;
 use crate::options::ForgeOptions;
 use crate::plan::plan;
 use crate::progress::Progress;
-use crate::recipe::{Precision, Recipe, RecipeOptions, Tables};
+use crate::recipe::{Recipe, RecipeOptions, Tables};
 use crate::registry::{probe, recipe};
 use crate::residual::{Residual, residuals};
 use crate::weight::{Storage, fits_f16};
@@ -31,8 +31,8 @@ pub struct ContextReport {
     pub graphs: Vec<String>,
     /// Bytes of the context binary; none for a bundle that runs on the CPU only.
     pub binary_bytes: Option<u64>,
-    /// Weights that stay f16 although int8 was asked for.
-    pub float_weights: Vec<String>,
+    /// Weights that are stored wider than was asked for, see [`crate::recipe::ContextPlan::wider_weights`].
+    pub wider_weights: Vec<(String, Storage)>,
 }
 
 /// What was made.
@@ -188,7 +188,7 @@ fn fingerprint(
         &checkpoint.identity(),
         name,
         options.task.name(),
-        options.precision.name(),
+        &format!("{} {:?}", options.precision.name(), options.head),
         &format!("{} {} {:?} {}", plan.shards, plan.max_ctx, options.prefill, options.onnx),
         &options.share_weights.to_string(),
         &format!("{:?}", options.recipe_options),
@@ -232,12 +232,9 @@ fn fill(
             key: plan.key.clone(),
             graphs: plan.graphs.iter().map(|g| g.name().to_owned()).collect(),
             binary_bytes: None,
-            float_weights: Vec::new(),
+            wider_weights: plan.wider_weights(),
         };
         let mut source = ContextSource { key: plan.key.clone(), ..ContextSource::default() };
-        if plan.precision == Precision::W8A16 {
-            report.float_weights = float_weights(plan);
-        }
         if let Some(compiler) = &options.compiler {
             stop_if_cancelled(progress)?;
             let file = names::context_file(name, plan);
@@ -467,22 +464,6 @@ fn model_name(checkpoint: &Checkpoint, given: Option<&str>) -> Result<String> {
         .hint("it may not begin with '.' or be the name of one of a checkpoint's JSON files"));
     }
     Ok(name.to_owned())
-}
-
-/// Weights that int8 cannot hold on the NPU; see [`Precision::storage`].
-fn float_weights(plan: &crate::recipe::ContextPlan) -> Vec<String> {
-    let tensors = plan.graphs.iter().flat_map(|g| g.tensors());
-    tensors
-        .filter_map(|t| match &t.origin {
-            Origin::Weight(w)
-                if w.storage() == Storage::Float
-                    && Precision::W8A16.storage(w.rows(), w.cols()) == Storage::Float =>
-            {
-                Some(w.source().name().to_owned())
-            }
-            _ => None,
-        })
-        .collect()
 }
 
 fn stop_if_cancelled(progress: &dyn Progress) -> Result<()> {

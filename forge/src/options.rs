@@ -59,6 +59,8 @@ pub struct ForgeOptions {
     pub task: Task,
     /// Precision of the decoder's weights.
     pub precision: Precision,
+    /// Precision of the head's weight; none chooses, see [`RecipeOptions::head`].
+    pub head: Option<Precision>,
     /// Number of contexts that the decoder's layers are spread over; [`AUTO_SHARDS`] takes the family's
     /// own number, one for most, or as many more as [`ForgeOptions::context_budget`] asks for.
     pub shards: usize,
@@ -92,6 +94,7 @@ impl ForgeOptions {
             name: None,
             task: Task::default(),
             precision: Precision::default(),
+            head: None,
             shards: AUTO_SHARDS,
             context_budget: CONTEXT_BUDGET,
             max_ctx: None,
@@ -113,6 +116,7 @@ impl std::fmt::Debug for ForgeOptions {
             .field("name", &self.name)
             .field("task", &self.task)
             .field("precision", &self.precision)
+            .field("head", &self.head)
             .field("shards", &self.shards)
             .field("context_budget", &self.context_budget)
             .field("max_ctx", &self.max_ctx)
@@ -138,6 +142,7 @@ impl ForgeOptions {
         });
         RecipeOptions {
             precision: self.precision,
+            head: self.head,
             shards: self.shards,
             max_ctx,
             task: self.task,

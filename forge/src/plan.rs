@@ -100,7 +100,7 @@ impl Plan {
     pub fn warning(&self) -> Option<String> {
         (self.compiled && self.contexts.len() > MAX_CONTEXTS).then(|| {
             format!(
-                "{} contexts are more than the {MAX_CONTEXTS} that a device holds at once: w8a16, fewer \
+                "{} contexts are more than the {MAX_CONTEXTS} that a device holds at once: w8a16 or w4a16, fewer \
                  graphs for prompts (--prefill 0) or shared weights (--share-weights) make fewer of \
                  them, and --resident loads them in turn",
                 self.contexts.len()
@@ -202,7 +202,10 @@ fn too_large(plan: &Plan, context: &ContextSizes, shards: Option<usize>) -> Erro
         (None, Precision::Fp16) => error.hint(
             "it cannot be split further; w8a16 halves the layers, a shorter context the caches",
         ),
-        (None, Precision::W8A16) => {
+        (None, Precision::W8A16) => error.hint(
+            "it cannot be split further; w4a16 halves the layers once more, a shorter context the caches",
+        ),
+        (None, Precision::W4A16) => {
             error.hint("it cannot be split further; a shorter context may do")
         }
     }

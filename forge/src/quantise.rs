@@ -102,6 +102,21 @@ impl Blocks {
     pub fn as_mut(&mut self) -> BlocksMut<'_> {
         BlocksMut { values: &mut self.values, scales: &mut self.scales, offsets: &mut self.offsets }
     }
+
+    /// The largest magnitude of a real value, of a scale and of an offset; `block` is that of the form.
+    pub fn peak(&self, block: usize) -> f32 {
+        let mut peak = 0f32;
+        for (index, (values, &scale)) in
+            self.values.chunks(block.max(1)).zip(&self.scales).enumerate()
+        {
+            let offset = self.offsets.get(index).copied().unwrap_or(0.0);
+            peak = peak.max(scale.abs()).max(offset.abs());
+            for &q in values {
+                peak = peak.max(((f32::from(q) + offset) * scale).abs());
+            }
+        }
+        peak
+    }
 }
 
 /// Whole rows of [`Blocks`] that are to be filled.

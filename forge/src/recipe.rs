@@ -9,21 +9,25 @@ pub use qhx_core::op::Task;
 use qhx_core::{DType, Error, ErrorKind, Result};
 use serde_json::{Map, Value};
 
-use crate::graph::Graph;
+use crate::graph::{Graph, Origin};
 use crate::progress::Progress;
-use crate::weight::{RowSource, Storage};
+use crate::quantise::{BLOCK, Bits, BlockForm};
+use crate::weight::{RowSource, Storage, Weight};
 
 /// Contexts that a device holds at once.
 pub const MAX_CONTEXTS: usize = 8;
 
-/// Precision of the weights. Activations are f16 on the NPU either way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+/// Precision of the weights, the widest first. Activations are f16 on the NPU either way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Precision {
     /// f16 weights.
     #[default]
     Fp16,
-    /// int8 weights with one scale per output channel in the decoder; the head stays f16.
+    /// int8 weights with one scale per output channel in the decoder.
     W8A16,
+    /// 4-bit weights with one scale per block of [`BLOCK`] inputs in the decoder. Few outputs on which much depends,
+    /// such as a router's, stay f16.
+    W4A16,
 }
 
 impl Precision {
@@ -32,6 +36,7 @@ impl Precision {
         match self {
             Self::Fp16 => "fp16",
             Self::W8A16 => "w8a16",
+            Self::W4A16 => "w4a16",
         }
     }
 
@@ -40,27 +45,52 @@ impl Precision {
         match self {
             Self::Fp16 => "f16",
             Self::W8A16 => "w8",
+            Self::W4A16 => "w4",
         }
     }
 
-    /// How a decoder weight of `rows` outputs and `cols` inputs is stored.
+    /// All of them, the widest first.
+    pub const ALL: [Self; 3] = [Self::Fp16, Self::W8A16, Self::W4A16];
+
+    /// How a decoder weight of `rows` outputs and `cols` inputs is stored, if the checkpoint holds floating point.
     ///
-    /// The NPU library gives wrong numbers, and no error, for int8 weights whose inputs are not a
-    /// multiple of 4 (unless the outputs are few); those stay f16.
-    pub const fn storage(self, rows: usize, cols: usize) -> Storage {
+    /// The NPU library gives wrong numbers, and no error, for int8 weights whose inputs are not a multiple of 4
+    /// (unless the outputs are few), and for 4-bit weights whose inputs are not a multiple of 8. 4-bit weights whose
+    /// inputs are no multiple of [`BLOCK`] have one scale per output channel, or are int8; int8 weights that cannot be
+    /// are f16.
+    const fn storage(self, rows: usize, cols: usize) -> Storage {
         match self {
-            Self::W8A16 if rows > 0 && cols.is_multiple_of(4) => Storage::Int8,
-            _ => Storage::Float,
+            Self::Fp16 => Storage::Float,
+            _ if rows == 0 || cols == 0 => Storage::Float,
+            Self::W4A16 if cols.is_multiple_of(BLOCK) => four(BLOCK),
+            Self::W4A16 if cols.is_multiple_of(8) => four(cols),
+            Self::W4A16 | Self::W8A16 if cols.is_multiple_of(4) => Storage::Int8,
+            Self::W4A16 | Self::W8A16 => Storage::Float,
         }
     }
+
+    /// The weight of a linear layer with the rows of `source`: every recipe asks this method how a weight is stored.
+    /// Integers that the checkpoint holds stay as they are where the NPU computes them, unless f16 is asked for.
+    pub fn weight(self, source: Arc<dyn RowSource>) -> Weight {
+        let [rows, cols] = source.shape();
+        let given = source.block_form().filter(|form| self != Self::Fp16 && form.fits(cols));
+        let storage = given.map_or_else(|| self.storage(rows, cols), Storage::Blocks);
+        Weight::new(source, storage)
+    }
+}
+
+/// 4 bits without offsets.
+const fn four(block: usize) -> Storage {
+    Storage::Blocks(BlockForm::symmetric(Bits::Four, block))
 }
 
 impl std::str::FromStr for Precision {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        [Self::Fp16, Self::W8A16].into_iter().find(|p| p.name() == name).ok_or_else(|| {
-            Error::new(ErrorKind::Usage, format!("precision {name:?}, expected fp16 or w8a16"))
+        Self::ALL.into_iter().find(|p| p.name() == name).ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(" or ");
+            Error::new(ErrorKind::Usage, format!("precision {name:?}, expected {names}"))
         })
     }
 }
@@ -70,6 +100,8 @@ impl std::str::FromStr for Precision {
 pub struct RecipeOptions {
     /// Precision of the decoder's weights.
     pub precision: Precision,
+    /// Precision of the head's weight; see [`RecipeOptions::head`].
+    pub head: Option<Precision>,
     /// Number of contexts that the decoder's layers are spread over.
     pub shards: usize,
     /// Positions of the KV cache, or of the text that an encoder takes.
@@ -86,6 +118,15 @@ pub struct RecipeOptions {
 }
 
 impl RecipeOptions {
+    /// Precision of the head's weight: what is asked for, else f16, and int8 beside 4-bit layers. A step reads as many
+    /// bytes of an f16 head as of most 4-bit layers together.
+    pub fn head(&self) -> Precision {
+        self.head.unwrap_or(match self.precision {
+            Precision::Fp16 | Precision::W8A16 => Precision::Fp16,
+            Precision::W4A16 => Precision::W8A16,
+        })
+    }
+
     /// The value of an option that the recipe registers; none where the recipe is applied without it.
     pub fn choice(&self, name: &str) -> Option<&str> {
         self.choices.get(name).map(String::as_str)
@@ -109,6 +150,40 @@ impl ContextPlan {
     /// A context that the bundle needs.
     pub const fn new(key: String, precision: Precision, graphs: Vec<Graph>) -> Self {
         Self { key, precision, graphs, optional: None }
+    }
+
+    /// A context of one graph, of the graph's name and of the precision of its narrowest weight.
+    pub fn alone(graph: Graph) -> Self {
+        let narrowest = |storage| match storage {
+            Storage::Float => Precision::Fp16,
+            Storage::Int8 | Storage::Blocks(BlockForm { bits: Bits::Eight, .. }) => {
+                Precision::W8A16
+            }
+            Storage::Blocks(_) => Precision::W4A16,
+        };
+        let weights = graph.tensors().iter().filter_map(|tensor| match &tensor.origin {
+            Origin::Weight(weight) => Some(narrowest(weight.storage())),
+            _ => None,
+        });
+        let precision = weights.max().unwrap_or_default();
+        Self::new(graph.name().to_owned(), precision, vec![graph])
+    }
+
+    /// The weights that are stored wider than the context's precision stores others, because their numbers of inputs
+    /// leave no choice: their names in the checkpoint, and how they are stored. Each once.
+    pub fn wider_weights(&self) -> Vec<(String, Storage)> {
+        let usual = self.precision.storage(1, BLOCK);
+        let mut found = Vec::new();
+        for tensor in self.graphs.iter().flat_map(Graph::tensors) {
+            let Origin::Weight(weight) = &tensor.origin else { continue };
+            let storage = self.precision.storage(weight.rows(), weight.cols());
+            let wider = storage != usual && weight.storage() == storage;
+            let named = (weight.source().name().to_owned(), storage);
+            if wider && !found.contains(&named) {
+                found.push(named);
+            }
+        }
+        found
     }
 }
 

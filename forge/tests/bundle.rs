@@ -10,6 +10,7 @@ use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::compile::Compiler;
 use qhx_forge::graph::{Elem, Graph, Origin, UnaryOp};
+use qhx_forge::quantise::{Bits, BlockForm};
 use qhx_forge::recipe::{Recipe, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_forge::weight::Storage;
@@ -175,6 +176,77 @@ fn shards_and_int8_reach_the_compiler_under_the_contracts_names() {
     // 7 attention and MLP weights in layer 2, and 6 large ones in layer 3.
     assert_eq!(int8(&graphs[1]), 7 + 6);
     assert_eq!(int8(&graphs[3]), 0);
+}
+
+/// In a toy whose layers have 120 inputs, and other numbers of them.
+#[test]
+fn every_weight_of_four_bits_has_the_form_that_its_inputs_allow() {
+    let dir = tempfile::tempdir().unwrap();
+    let compiler = Arc::new(FakeCompiler::default());
+    let options = ForgeOptions {
+        name: Some("toy".to_owned()),
+        precision: Precision::W4A16,
+        max_ctx: Some(50),
+        prefill: Some(Vec::new()),
+        compiler: Some(compiler.clone()),
+        onnx: false,
+        ..ForgeOptions::new(dir.path().join("v81"))
+    };
+    let report = forge(&fixture("qwen35-untied"), &options, &mut Silent).unwrap();
+    let manifest = Manifest::load(&report.manifest).unwrap();
+    let bins: Vec<_> = manifest.artifacts.contexts.iter().map(|c| c.bin.clone().unwrap()).collect();
+    // The head is int8 unless something else is asked for.
+    assert_eq!(bins, ["toy_decode_w4.bin", "toy_lmhead_w8.bin"]);
+    let graphs = compiler.graphs.lock().unwrap();
+    let mut wider = Vec::new();
+    for tensor in graphs[0].tensors() {
+        let Origin::Weight(weight) = &tensor.origin else { continue };
+        let (name, cols, storage) = (weight.source().name(), weight.cols(), weight.storage());
+        // Few outputs on which the state depends.
+        let exact = name.contains("in_proj_a.") || name.contains("in_proj_b.");
+        let expected = match cols {
+            _ if exact => Storage::Float,
+            _ if cols % 32 == 0 => Storage::Blocks(BlockForm::symmetric(Bits::Four, 32)),
+            _ if cols % 8 == 0 => Storage::Blocks(BlockForm::symmetric(Bits::Four, cols)),
+            _ if cols % 4 == 0 => Storage::Int8,
+            _ => Storage::Float,
+        };
+        assert_eq!(storage, expected, "{name} with {cols} inputs");
+        if !exact && cols % 32 != 0 {
+            wider.push((name.to_owned(), storage));
+        }
+    }
+    // What is told are these, each once.
+    assert!(!wider.is_empty());
+    assert_eq!(report.contexts[0].wider_weights, wider);
+    assert_eq!(report.contexts[1].wider_weights, []);
+}
+
+#[test]
+fn the_head_has_the_precision_that_is_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    for (precision, head, suffix) in [
+        (Precision::Fp16, Some(Precision::W8A16), "w8"),
+        (Precision::W8A16, None, "f16"),
+        (Precision::W4A16, Some(Precision::Fp16), "f16"),
+        (Precision::W8A16, Some(Precision::W4A16), "w4"),
+    ] {
+        for toy in ["llama3-toy", "qwen35-tied", "phimoe-6", "gemma4-toy"] {
+            let options = ForgeOptions {
+                precision,
+                head,
+                name: Some("toy".to_owned()),
+                compiler: Some(Arc::new(FakeCompiler::default())),
+                onnx: false,
+                ..ForgeOptions::new(dir.path().join(format!("{toy}{precision:?}{head:?}")))
+            };
+            let report = forge(&fixture(toy), &options, &mut Silent).unwrap();
+            let contexts = Manifest::load(&report.manifest).unwrap().artifacts.contexts;
+            let of_head = contexts.iter().find(|c| c.key.starts_with("lmhead")).unwrap();
+            let file = format!("toy_{}_{suffix}.bin", of_head.key);
+            assert_eq!(of_head.bin.as_deref(), Some(file.as_str()), "{toy}");
+        }
+    }
 }
 
 fn assert_ports(found: &[String], expected: &[&str]) {

@@ -195,6 +195,14 @@ fn int8_weights_stay_near_and_keep_the_greedy_tokens() {
     assert!(same * 100 >= total * 95, "greedy {same}/{total}");
 }
 
+#[test]
+fn four_bit_weights_stay_near_and_keep_the_greedy_tokens() {
+    let (worst, same, total) = compare(&fixture("qwen35-tied"), Precision::W4A16, 1);
+    println!("largest logit difference {worst:.2e}, greedy {same}/{total}");
+    assert!(worst > 1e-2, "the weights were not quantised");
+    assert!(same * 100 >= total * 95, "greedy {same}/{total}");
+}
+
 /// Any other checkpoint with goldens, such as one that `tests/oracle/train.py unseen` made.
 #[test]
 fn checkpoint_of_the_environment_matches() {

@@ -195,23 +195,27 @@ fn features_of_pictures_of_any_shape_equal_the_reference() {
     assert!(worst < 1e-4, "features differ by {worst}");
 }
 
+/// The contexts and their precisions.
+fn keys(recipe: &Recipe) -> Vec<(String, Precision)> {
+    recipe.contexts.iter().map(|context| (context.key.clone(), context.precision)).collect()
+}
+
 #[test]
 fn int8_weights_of_vision_tower_and_head_are_asked_for_one_by_one() {
     let precisions = |choices: &[(&str, &str)]| {
         let all = [&[("image-size", "48")], choices].concat();
         let recipe = made(&fixture(TOY), &all);
-        recipe
-            .contexts
-            .iter()
-            .map(|context| (context.key.clone(), context.precision))
-            .collect::<Vec<_>>()
+        keys(&recipe)
     };
     let keyed = |key: &str, precision| (key.to_owned(), precision);
     let (f16, int8) = (Precision::Fp16, Precision::W8A16);
     let found = precisions(&[]);
     assert_eq!(found[0], keyed("vision", f16));
     assert_eq!(found[found.len() - 1], keyed("lmhead", f16));
-    let found = precisions(&[("vision", "int8"), ("head", "int8")]);
+    let chosen =
+        RecipeOptions { head: Some(int8), ..options(&[("image-size", "48"), ("vision", "int8")]) };
+    let checkpoint = Checkpoint::open(&fixture(TOY)).unwrap();
+    let found = keys(&recipe(&checkpoint, &chosen).unwrap());
     assert_eq!(found[0], keyed("vision", int8));
     assert_eq!(found[1], keyed("decode", f16));
     assert_eq!(found[found.len() - 1], keyed("lmhead", int8));

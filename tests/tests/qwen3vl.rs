@@ -77,9 +77,8 @@ impl Form {
         options.recipe_options.insert(key.to_owned(), value.to_owned());
         if self.int8 {
             options.precision = Precision::W8A16;
-            for key in ["vision", "head"] {
-                options.recipe_options.insert(key.to_owned(), "int8".to_owned());
-            }
+            options.head = Some(Precision::W8A16);
+            options.recipe_options.insert("vision".to_owned(), "int8".to_owned());
         }
         if let Some(target) = self.target {
             let (htp, system) = qnn_tier().unwrap();

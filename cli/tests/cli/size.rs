@@ -92,6 +92,24 @@ fn every_published_model_is_planned_so_that_devices_can_load_it() {
     }
 }
 
+/// 489 MB in the published int8 bundle.
+#[test]
+fn four_bits_make_the_layers_of_the_smallest_qwen35_smaller_than_290_megabytes() {
+    let dir = folder();
+    let config = configs().into_iter().find(|c| c.ends_with("qwen3.5-0.8b.json")).unwrap();
+    let plan = Program::qhx(dir.path())
+        .args([Path::new("forge"), Path::new("plan"), &config])
+        .args(["--precision", "w4a16", "--prefill", "0", "--json"])
+        .run()
+        .ok()
+        .json();
+    let contexts = plan["contexts"].as_array().unwrap();
+    let decode = contexts.iter().find(|context| context["key"] == "decode").unwrap();
+    assert!(decode["binary_bytes"].as_u64().unwrap() <= 290_000_000, "{decode}");
+    let head = contexts.iter().find(|context| context["key"] == "lmhead").unwrap();
+    assert_eq!(head["precision"], "w8a16", "{head}");
+}
+
 #[test]
 fn a_context_that_no_device_could_load_is_refused_with_its_numbers() {
     let dir = folder();

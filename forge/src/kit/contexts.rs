@@ -6,9 +6,8 @@ use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
 use super::attention::Heads;
-use crate::graph::{Graph, Origin, Tensor};
-use crate::recipe::{ContextPlan, MAX_CONTEXTS, Precision, RecipeOptions};
-use crate::weight::Storage;
+use crate::graph::Graph;
+use crate::recipe::{ContextPlan, MAX_CONTEXTS, RecipeOptions};
 
 /// Errors when there are more shards than layers, or when the context is longer than the model's.
 pub fn check_shape(
@@ -159,13 +158,7 @@ pub fn decoder_of(
         plan_params.insert("prefill".to_owned(), one_or_many(prefill));
     }
     plan_params.insert("lmhead".to_owned(), json!(head.name()));
-    let int8 = |tensor: &Tensor| match &tensor.origin {
-        Origin::Weight(weight) => weight.storage() == Storage::Int8,
-        _ => false,
-    };
-    let precision =
-        if head.tensors().iter().any(int8) { Precision::W8A16 } else { Precision::Fp16 };
-    contexts.push(ContextPlan::new(head.name().to_owned(), precision, vec![head]));
+    contexts.push(ContextPlan::alone(head));
     Ok(Decoder { contexts, plan_params })
 }
 

@@ -5,8 +5,7 @@ use qhx_core::Result;
 use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph, TensorId};
-use crate::recipe::Precision;
-use crate::weight::{Storage, Weight};
+use crate::recipe::{Precision, RecipeOptions};
 
 /// Builds parts of layers from the tensors of a checkpoint. Names of tensors are given without the decoder's
 /// prefix and, as far as nothing else is said, without `.weight`: `layers.3.mlp.up_proj`. The last part of such a
@@ -22,14 +21,19 @@ pub struct Layers<'a> {
     /// Added to the weights of the norms: 0, or 1 where a checkpoint stores the difference from one, as Gemma's
     /// do.
     pub norm_offset: f32,
-    /// How the head's weight is stored.
-    pub head: Storage,
+    /// Of the head's weight.
+    pub head: Precision,
 }
 
 impl<'a> Layers<'a> {
     /// Layers whose norms have the weights that the checkpoint stores, and whose head is not quantised.
     pub const fn new(checkpoint: &'a Checkpoint, precision: Precision, eps: f32) -> Self {
-        Self { checkpoint, precision, eps, norm_offset: 0.0, head: Storage::Float }
+        Self { checkpoint, precision, eps, norm_offset: 0.0, head: Precision::Fp16 }
+    }
+
+    /// Layers of a decoder and its head, in the precisions that the options say.
+    pub fn decoder(checkpoint: &'a Checkpoint, options: &RecipeOptions, eps: f32) -> Self {
+        Self { head: options.head(), ..Self::new(checkpoint, options.precision, eps) }
     }
 
     /// `x·Wᵀ (+ b)` for x `[rows, in]`, with the tensors `<name>.weight` `[outputs, in]` and, if `bias`,
@@ -42,8 +46,7 @@ impl<'a> Layers<'a> {
         outputs: usize,
         bias: bool,
     ) -> Result<TensorId> {
-        let storage = self.precision.storage(outputs, b.width(x)?);
-        self.project(b, x, name, outputs, storage, bias)
+        self.project(b, x, name, outputs, self.precision, bias)
     }
 
     /// As [`Layers::linear`], with a weight that is never quantised: for few outputs on which much depends.
@@ -55,7 +58,7 @@ impl<'a> Layers<'a> {
         outputs: usize,
         bias: bool,
     ) -> Result<TensorId> {
-        self.project(b, x, name, outputs, Storage::Float, bias)
+        self.project(b, x, name, outputs, Precision::Fp16, bias)
     }
 
     fn project(
@@ -64,14 +67,14 @@ impl<'a> Layers<'a> {
         x: TensorId,
         name: &str,
         outputs: usize,
-        storage: Storage,
+        precision: Precision,
         bias: bool,
     ) -> Result<TensorId> {
         let source = self.checkpoint.matrix(&format!("{name}.weight"), [outputs, b.width(x)?])?;
         let bias = bias
             .then(|| self.checkpoint.values(&format!("{name}.bias"), &[outputs]))
             .transpose()?;
-        b.linear(last_part(name), x, Weight::new(source, storage), bias)
+        b.linear(last_part(name), x, precision.weight(source), bias)
     }
 
     /// RMSNorm (Zhang and Sennrich 2019, arXiv 1910.07467) along the last axis of x, hidden rows or heads, with
@@ -124,7 +127,7 @@ impl<'a> Layers<'a> {
     }
 
     /// Logits `[rows, vocab]` of normalised rows: with `lm_head`, or with the embedding table if `tied`. The
-    /// weight is stored as the field `head` says.
+    /// weight has the precision of the field `head`.
     pub fn head(
         &self,
         b: &mut GraphBuilder,
@@ -136,7 +139,7 @@ impl<'a> Layers<'a> {
         let name = if tied { "embed_tokens" } else { "lm_head" };
         let weight = self.checkpoint.matrix(&format!("{name}.weight"), [vocab, b.width(x)?])?;
         let bias = bias.then(|| self.checkpoint.values("lm_head.bias", &[vocab])).transpose()?;
-        b.linear("head", x, Weight::new(weight, self.head), bias)
+        b.linear("head", x, self.head.weight(weight), bias)
     }
 
     /// The graph `lmhead`: a normalised row `x` `[1, hidden]` to `logits` `[1, vocab]`, see [`Layers::head`].

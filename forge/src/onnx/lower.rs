@@ -1,5 +1,7 @@
 //! Graph nodes to ONNX nodes (opset 18), and weights to the external-data file.
 
+mod nbits;
+
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -51,7 +53,7 @@ fn model_path(graph: &Graph, dir: &Path) -> PathBuf {
 ///
 /// A weight is stored as f16 where that changes nothing that matters ([`fits_f16`]), else as f32; a
 /// `Cast` makes it f32, in which the graph computes. [`Storage::Int8`] becomes int8 with `DequantizeLinear` per
-/// output channel.
+/// output channel, [`Storage::Blocks`] the integers of `MatMulNBits` where that operator takes them.
 pub fn write_all(
     graphs: &[Graph],
     dir: &Path,
@@ -78,15 +80,19 @@ fn write_model(
         data,
         shapes: HashMap::new(),
         scalars: HashMap::new(),
+        packs: false,
         done: 0,
         progress,
     };
     lowering.run()?;
+    let opset =
+        |domain: &str, version| OperatorSetIdProto { domain: Some(domain.to_owned()), version };
+    let contrib = lowering.packs.then(|| opset(nbits::DOMAIN, 1));
     let model = ModelProto {
         ir_version: IR_VERSION,
         producer_name: "qhx".to_owned(),
         graph: Some(lowering.out),
-        opset_import: vec![OperatorSetIdProto { domain: Some(String::new()), version: OPSET }],
+        opset_import: [opset("", OPSET)].into_iter().chain(contrib).collect(),
     };
     std::fs::write(path, model.encode_to_vec()).map_err(|e| Error::io(ErrorKind::Io, path, e))
 }
@@ -99,6 +105,8 @@ struct Lowering<'a> {
     shapes: HashMap<Vec<i64>, String>,
     /// Names of constants without dimensions by the bits of their values.
     scalars: HashMap<u32, String>,
+    /// A weight is one of `MatMulNBits`.
+    packs: bool,
     done: u64,
     progress: &'a mut dyn Progress,
 }
@@ -161,6 +169,7 @@ impl Lowering<'_> {
                 let inputs = vec![format!("{name}.int8"), format!("{name}.scale")];
                 self.push("DequantizeLinear", inputs, name, vec![int("axis", 0)]);
             }
+            Storage::Blocks(form) => self.blocks(&tensor.name, weight, form)?,
             Storage::Float if fits_f16(&**weight.source())? => {
                 let stored = format!("{}.f16", tensor.name);
                 self.external(&stored, FLOAT16, &tensor.shape, |file| {
@@ -222,7 +231,11 @@ impl Lowering<'_> {
         // What values between the nodes of one op are named after.
         let inner = &node.name;
         match &node.op {
-            Op::Linear => self.push("Gemm", inputs, name, vec![int("transB", 1)]),
+            Op::Linear => {
+                if !self.blocks_product(node, name)? {
+                    self.push("Gemm", inputs, name, vec![int("transB", 1)]);
+                }
+            }
             Op::MatMul { transpose_b } => {
                 if let Some(&b) = node.inputs.get(1)
                     && self.graph.tensor(b)?.elem == Elem::Int8
@@ -415,6 +428,7 @@ impl Lowering<'_> {
             name: format!("{output}_node"),
             op_type: op.to_owned(),
             attribute,
+            domain: String::new(),
         });
     }
 }

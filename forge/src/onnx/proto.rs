@@ -5,6 +5,8 @@
 /// `TensorProto.DataType`.
 pub const FLOAT: i32 = 1;
 /// `TensorProto.DataType`.
+pub const UINT8: i32 = 2;
+/// `TensorProto.DataType`.
 pub const INT8: i32 = 3;
 /// `TensorProto.DataType`.
 pub const INT32: i32 = 6;
@@ -67,6 +69,8 @@ pub struct NodeProto {
     pub op_type: String,
     #[prost(message, repeated, tag = "5")]
     pub attribute: Vec<AttributeProto>,
+    #[prost(string, tag = "7")]
+    pub domain: String,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -188,6 +188,9 @@ pub(crate) struct ShapeArgs {
     /// Precision of the decoder's weights
     #[arg(long, value_enum, default_value_t)]
     pub precision: PrecisionChoice,
+    /// Precision of the head's weight, from hidden rows to logits [default: fp16, with w4a16 w8]
+    #[arg(long, value_enum, value_name = "FORM")]
+    pub head: Option<HeadChoice>,
     /// Number of contexts that the decoder's layers are spread over [default: as few as devices can
     /// load]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
@@ -242,6 +245,7 @@ impl ShapeArgs {
         ForgeOptions {
             task: self.task,
             precision: self.precision.precision(),
+            head: self.head.map(HeadChoice::precision),
             shards: self.shards.unwrap_or(AUTO_SHARDS),
             context_budget: self.context_budget,
             max_ctx: self.max_ctx,
@@ -363,8 +367,10 @@ pub(crate) enum PrecisionChoice {
     /// f16 weights
     #[default]
     Fp16,
-    /// int8 weights with one scale per output channel, f16 activations; the head stays f16
+    /// int8 weights with one scale per output channel, f16 activations
     W8a16,
+    /// 4-bit weights with one scale per 32 inputs of an output channel, f16 activations
+    W4a16,
 }
 
 impl PrecisionChoice {
@@ -372,6 +378,28 @@ impl PrecisionChoice {
         match self {
             Self::Fp16 => Precision::Fp16,
             Self::W8a16 => Precision::W8A16,
+            Self::W4a16 => Precision::W4A16,
+        }
+    }
+}
+
+/// Precisions of the head's weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum HeadChoice {
+    /// f16
+    Fp16,
+    /// int8 with one scale per token
+    W8,
+    /// 4 bits with one scale per 32 inputs of a token
+    W4,
+}
+
+impl HeadChoice {
+    fn precision(self) -> Precision {
+        match self {
+            Self::Fp16 => Precision::Fp16,
+            Self::W8 => Precision::W8A16,
+            Self::W4 => Precision::W4A16,
         }
     }
 }

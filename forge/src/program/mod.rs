@@ -171,12 +171,15 @@ fn check_backends(
 
 fn print(report: &Report, args: &ForgeArgs, output: &mut Output) -> Result<()> {
     for context in &report.contexts {
-        if !context.float_weights.is_empty() {
+        if !context.wider_weights.is_empty() {
+            let wider = context.wider_weights.iter();
+            let wider: Vec<_> =
+                wider.map(|(name, storage)| format!("{name} ({storage})")).collect();
             say!(
-                "note: context {:?}: {} weights stay f16, as int8 does not fit their shape: {}",
+                "note: context {:?}: the shapes of {} weights do not fit its precision: {}",
                 context.key,
-                context.float_weights.len(),
-                context.float_weights.join(", ")
+                wider.len(),
+                wider.join(", ")
             );
         }
     }
@@ -221,7 +224,11 @@ fn report_json(report: &Report) -> Value {
                 "key": c.key,
                 "graphs": c.graphs,
                 "binary_bytes": c.binary_bytes,
-                "float_weights": c.float_weights,
+                "wider_weights": c
+                    .wider_weights
+                    .iter()
+                    .map(|(name, storage)| json!({"name": name, "storage": storage.to_string()}))
+                    .collect::<Vec<_>>(),
             })
         })
         .collect();

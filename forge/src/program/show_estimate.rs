@@ -55,6 +55,7 @@ pub(super) fn show(
 /// Sums of what one step, a token or a text, runs: each graph once, but for those of prompts.
 struct Total {
     us: f64,
+    most_us: f64,
     floor_us: f64,
     weights: u64,
     read: u64,
@@ -66,6 +67,7 @@ impl Total {
         let step = || graphs.iter().filter(|g| !g.prompt);
         Self {
             us: step().map(|g| g.us).sum(),
+            most_us: step().map(GraphEstimate::most_us).sum(),
             floor_us: step().map(|g| g.floor_us).sum(),
             weights: step().map(|g| g.weight_bytes).sum(),
             read: step().map(|g| g.dma_read_bytes).sum(),
@@ -111,6 +113,13 @@ fn lines(graphs: &[GraphEstimate], target: Target, corner: u32) -> Vec<String> {
         mega(total.written),
         ratio((total.read + total.written) as f64, total.weights as f64)
     ));
+    if let Some(op) = graphs.iter().find_map(GraphEstimate::widening) {
+        lines.push(format!(
+            "{} widens weights and has no cost model: one step is {:.0} to {:.0} us, the latter if devices take as \
+             much longer than the estimate as published int8 bundles do",
+            op.op, total.us, total.most_us
+        ));
+    }
     lines.push(NOT_MODELLED.to_owned());
     lines
 }
@@ -141,6 +150,7 @@ fn estimate_json(graphs: &[GraphEstimate], target: Target, corner: u32) -> Value
                 "graph": graph.graph,
                 "prompt": graph.prompt,
                 "us": graph.us,
+                "most_us": graph.most_us(),
                 "core_mhz": graph.core_mhz,
                 "weight_bytes": graph.weight_bytes,
                 "dma_read_bytes": graph.dma_read_bytes,
@@ -162,6 +172,7 @@ fn estimate_json(graphs: &[GraphEstimate], target: Target, corner: u32) -> Value
         "graphs": list,
         "step": {
             "us": total.us,
+            "most_us": total.most_us,
             "weight_floor_us": total.floor_us,
             "weight_bytes": total.weights,
             "dma_read_bytes": total.read,

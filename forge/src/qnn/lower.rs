@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use half::f16;
-use qhx_core::qnn::compose::{GraphComposer, Param, TensorHandle, TensorSpec};
+use qhx_core::qnn::compose::{GraphComposer, Integers, Param, TensorHandle, TensorSpec};
 use qhx_core::{DType, Error, ErrorKind, Quantization, Result};
 
 use crate::graph::{
@@ -154,6 +154,23 @@ impl Lowering<'_, '_> {
                 let quantization =
                     Quantization::PerAxis { axis: 0, scales: rows.scales, offsets: Vec::new() };
                 self.composer.tensor(spec.quantized(quantization))
+            }
+            Storage::Blocks(form) => {
+                let blocks = weight.to_blocks(form)?;
+                // The library rounds scales and offsets to f16, and widens the integers to it.
+                if blocks.peak(form.block) >= F16_OVERFLOW {
+                    return Err(beyond_f16(&**weight.source()));
+                }
+                let integers = Integers {
+                    bits: form.bits.count(),
+                    values: &blocks.values,
+                    block: form.block,
+                    scales: &blocks.scales,
+                    offsets: &blocks.offsets,
+                };
+                let spec = TensorSpec::integers(name, shape, integers);
+                let declared = self.composer.tensor(spec);
+                declared.map_err(|e| e.context(weight.source().name()))
             }
         }
     }

@@ -7,8 +7,8 @@
 //! enters and leaves the graph.
 //!
 //! # Weights
-//! f16, or int8 with one scale per output channel and activations in f16
-//! ([`Storage::Int8`](crate::weight::Storage::Int8)). They are converted one at a time; the library
+//! f16, int8 with one scale per output channel, or integers of 4 or 8 bits in blocks
+//! ([`Storage`](crate::weight::Storage)); activations are f16. They are converted one at a time; the library
 //! copies each as it is declared.
 
 mod lower;

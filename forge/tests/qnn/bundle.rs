@@ -81,7 +81,7 @@ fn a_plan_says_how_large_the_binaries_become() {
     let Some(library) = tier() else { return };
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::synthetic(&small_config(folder.path()), 3).unwrap();
-    for precision in [Precision::Fp16, Precision::W8A16] {
+    for precision in Precision::ALL {
         let mut options = ForgeOptions::new(folder.path().join(precision.name()));
         options.precision = precision;
         options.max_ctx = Some(64);
@@ -125,8 +125,16 @@ fn an_estimate_counts_the_weights_and_is_no_faster_than_reading_them() {
     let int8 =
         estimate(&made(Precision::W8A16), &compiler, &wanted(DEFAULT_CORNER), &mut Silent).unwrap();
     assert!(int8[0].dma_read_bytes * 10 < fp16[0].dma_read_bytes * 7);
-    let unmodelled: Vec<_> = int8[0].unmodelled.iter().map(|op| op.op.as_str()).collect();
-    assert!(unmodelled.iter().any(|op| op.contains("quant")), "{unmodelled:?}");
+    assert!(int8[0].widening().is_some(), "{:?}", int8[0].unmodelled);
+    // 4 bits are half of that, and the same is said of their time.
+    let four =
+        estimate(&made(Precision::W4A16), &compiler, &wanted(DEFAULT_CORNER), &mut Silent).unwrap();
+    assert!(four[0].dma_read_bytes * 10 < int8[0].dma_read_bytes * 7, "{four:?}");
+    assert!(
+        four[0].widening().is_some_and(|op| op.op == "packed_quant_offset_to_fp16"),
+        "{four:?}"
+    );
+    assert!(four[0].most_us() > 1.7 * four[0].us && fp16[0].most_us() == fp16[0].us);
 }
 
 /// What takes several tokens, or a picture, is no part of the step that gives a token.

@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
-use qhx_core::ErrorKind;
 use qhx_core::qnn::Target;
+use qhx_core::{DType, ErrorKind, Result};
 use qhx_forge::builder::GraphBuilder;
 use qhx_forge::compile::Compiler;
 use qhx_forge::graph::Elem;
 use qhx_forge::qnn::QnnCompiler;
-use qhx_forge::weight::{Storage, Weight};
+use qhx_forge::quantise::{Bits, BlockForm, BlocksMut};
+use qhx_forge::recipe::Precision;
+use qhx_forge::weight::{RowSource, Storage, Weight, widen_blocks};
 use qhx_forge::{Progress, Silent};
 
 use crate::ops::all_ops;
@@ -51,7 +53,8 @@ fn two_graphs_of_one_name_in_a_context_are_refused() {
 fn weights_beyond_f16_are_refused_in_every_form() {
     let Some(library) = tier() else { return };
     let compiler = QnnCompiler::new(library, Target::V81);
-    for storage in [Storage::Float, Storage::Int8] {
+    let four = Storage::Blocks(BlockForm::symmetric(Bits::Four, 32));
+    for storage in [Storage::Float, Storage::Int8, four] {
         let mut values = numbers(7, 40 * 64);
         (values[130], values[2000]) = (70_000.0, -1e9);
         let weight = Weight::new(Arc::new(Made { shape: [40, 64], values }), storage);
@@ -87,6 +90,90 @@ fn int8_weights_with_an_odd_number_of_inputs_are_refused() {
     assert_eq!(error.kind(), ErrorKind::Graph);
     assert!(error.message().contains("made.up.weight has 66 inputs"), "{error}");
     assert!(!out.exists());
+}
+
+/// A matrix of integers, as another program's checkpoint may hold them.
+#[derive(Debug)]
+struct Given {
+    shape: [usize; 2],
+    form: BlockForm,
+}
+
+impl RowSource for Given {
+    fn name(&self) -> &str {
+        "given.qweight"
+    }
+
+    fn shape(&self) -> [usize; 2] {
+        self.shape
+    }
+
+    fn stored_dtype(&self) -> DType {
+        DType::F16
+    }
+
+    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
+        widen_blocks(self, first, out)
+    }
+
+    fn block_form(&self) -> Option<BlockForm> {
+        Some(self.form)
+    }
+
+    fn read_blocks(&self, first: usize, out: BlocksMut<'_>) -> Result<()> {
+        let (low, high) = self.form.bits.range();
+        let range = usize::from(low.abs_diff(high)) + 1;
+        for (index, q) in out.values.iter_mut().enumerate() {
+            let place = first * self.shape[1] + index;
+            *q = (i32::from(low) + (place * place % 251 * 7 % range) as i32) as i8;
+        }
+        let seed = first as u32;
+        out.scales.copy_from_slice(&numbers(80 + seed, out.scales.len()));
+        out.offsets.copy_from_slice(&numbers(90 + seed, out.offsets.len()));
+        Ok(())
+    }
+}
+
+/// What the forge quantises itself and what a checkpoint holds, each with the same integers on both sides.
+#[test]
+fn weights_in_blocks_agree_with_their_twin() {
+    let Some(library) = tier() else { return };
+    let form = |bits, block, offsets| BlockForm { bits, block, offsets };
+    for (target, rows) in [(Target::V81, 1), (Target::V79, 3)] {
+        let mut b = GraphBuilder::new("blocks");
+        let wide = b.input("x", Elem::Activation, &[rows, 64]).unwrap();
+        let odd = b.input("z", Elem::Activation, &[rows, 40]).unwrap();
+        let mut outputs = Vec::new();
+        let own = |shape| Precision::W4A16.weight(made(5, shape, Storage::Float).source().clone());
+        outputs.push(b.linear("own", wide, own([36, 64]), Some(numbers(4, 36))).unwrap());
+        outputs.push(b.linear("rows", odd, own([20, 40]), None).unwrap());
+        for (index, form) in [
+            form(Bits::Four, 32, true),
+            form(Bits::Four, 64, true),
+            form(Bits::Eight, 32, false),
+            form(Bits::Eight, 16, true),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let weight = Precision::W4A16.weight(Arc::new(Given { shape: [36, 64], form }));
+            assert_eq!(weight.storage(), Storage::Blocks(form));
+            let bias = (index % 2 == 0).then(|| numbers(6, 36));
+            outputs.push(b.linear(&format!("given_{index}"), wide, weight, bias).unwrap());
+        }
+        for (index, &id) in outputs.iter().enumerate() {
+            b.output(&format!("out_{index}"), id).unwrap();
+        }
+        let graph = b.finish().unwrap();
+        let inputs = [numbers(10, rows * 64), numbers(11, rows * 40)];
+        let expected = twin(&graph, &inputs);
+        let mut compiled = Compiled::new(&library, target, &[std::slice::from_ref(&graph)]);
+        let found = compiled.run(0, &inputs);
+        for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let error = error(found, expected);
+            assert!(error < 2e-3, "{target}, output {index}: {error}");
+        }
+    }
 }
 
 #[derive(Default)]

@@ -38,7 +38,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let Config { hidden, vocab, heads, rope_theta, tied, .. } = config;
     let count = config.attention.len();
     check_shape(options, count, config.max_positions)?;
-    let layers = Layers::new(checkpoint, options.precision, config.eps);
+    let layers = Layers::decoder(checkpoint, options, config.eps);
     let Decoder { contexts, plan_params } = decoder(
         options,
         count,

@@ -11,7 +11,7 @@ use super::config::Config;
 use crate::builder::GraphBuilder;
 use crate::graph::{Elem, Graph, TensorId};
 use crate::kit::{Attend, AttendInputs, Heads, Layers, mix, rope, rotate};
-use crate::weight::{RowSource, Weight, row_range};
+use crate::weight::{RowSource, row_range};
 
 /// Makes the graphs of the decoder.
 #[derive(Debug, Clone, Copy)]
@@ -131,8 +131,7 @@ impl Model<'_> {
         let name = "per_layer_model_projection";
         let weight =
             self.parts.checkpoint.matrix(&format!("{name}.weight"), [all, config.hidden])?;
-        let storage = self.parts.precision.storage(width, config.hidden);
-        let weight = Weight::new(row_range(&weight, 0..width), storage);
+        let weight = self.parts.precision.weight(row_range(&weight, 0..width));
         let y = b.linear(name, x, weight, None)?;
         let y = b.reshape(y, &[rows * layers, config.ple])?;
         let y = self.parts.norm(&mut b, y, "per_layer_projection_norm")?;
@@ -283,14 +282,9 @@ impl Model<'_> {
         for piece in 0..pieces {
             let columns = piece * width / pieces..(piece + 1) * width / pieces;
             let x = b.slice(x, 1, columns.start, columns.end)?;
-            let storage = parts.precision.storage(hidden, columns.len());
             let weight = Arc::new(Columns { source: Arc::clone(&source), columns });
-            sums.push(b.linear(
-                &format!("down_proj_{piece}"),
-                x,
-                Weight::new(weight, storage),
-                None,
-            )?);
+            let weight = parts.precision.weight(weight);
+            sums.push(b.linear(&format!("down_proj_{piece}"), x, weight, None)?);
         }
         while sums.len() > 1 {
             let pairs = sums.chunks(2).map(|pair| match *pair {

@@ -117,7 +117,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let window = config.window.min(max_ctx);
     // A step writes all of its rows into the ring at once.
     let ring = prompts.iter().fold(window, |ring, rows| ring.max(*rows));
-    let parts = Layers::new(checkpoint, options.precision, config.eps);
+    let parts = Layers::decoder(checkpoint, options, config.eps);
     let model = Model {
         parts,
         config: &config,

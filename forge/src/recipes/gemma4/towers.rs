@@ -54,8 +54,7 @@ impl Clipped<'_> {
 
     /// A weight as the tower's precision stores it.
     pub fn stored(&self, source: Arc<dyn RowSource>) -> Weight {
-        let [outputs, inputs] = source.shape();
-        Weight::new(source, self.precision.storage(outputs, inputs))
+        self.precision.weight(source)
     }
 
     fn clip(&self, b: &mut GraphBuilder, x: TensorId, name: &str, side: &str) -> Result<TensorId> {

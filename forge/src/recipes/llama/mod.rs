@@ -157,7 +157,7 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
 }
 
 fn layers<'a>(checkpoint: &'a Checkpoint, config: &Config, options: &RecipeOptions) -> Layers<'a> {
-    Layers::new(checkpoint, options.precision, config.eps)
+    Layers::decoder(checkpoint, options, config.eps)
 }
 
 fn embed(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -> Result<Recipe> {

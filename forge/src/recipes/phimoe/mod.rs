@@ -27,7 +27,7 @@ use serde_json::{Map, Value, json};
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Graph, INT8_STEP};
 use crate::kit::{DecoderParams, Layers, check_shape, object, prompt_rows};
-use crate::recipe::{ContextPlan, MAX_CONTEXTS, Precision, Recipe, RecipeOptions};
+use crate::recipe::{ContextPlan, MAX_CONTEXTS, Recipe, RecipeOptions};
 use crate::register_recipe;
 use crate::registry::{RecipeEntry, RecipeOption};
 use config::Config;
@@ -53,7 +53,7 @@ register_recipe!(
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let config = Config::read(checkpoint)?;
     let window = check(&config, options)?;
-    let layers = Layers::new(checkpoint, options.precision, config.eps);
+    let layers = Layers::decoder(checkpoint, options, config.eps);
     let inputs = match options.choice(EXPERTS.name) {
         Some("f16") => ExpertInputs::F16,
         _ => ExpertInputs::Int8,
@@ -90,8 +90,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         spread("pf", window, 0, optional.clone())?;
     }
     let mut alone = |graph: Graph, optional| {
-        let (key, precision) = (graph.name().to_owned(), Precision::Fp16);
-        contexts.push(ContextPlan { key, precision, graphs: vec![graph], optional });
+        contexts.push(ContextPlan { optional, ..ContextPlan::alone(graph) });
     };
     alone(pair("ffn2", &config, inputs)?, None);
     if let Some(window) = window {

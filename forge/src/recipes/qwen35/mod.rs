@@ -64,8 +64,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let config = Config::read(checkpoint)?;
     check_shape(options, config.layers.len(), config.max_positions)?;
     // `Qwen3_5RMSNorm` stores the difference from one.
-    let layers =
-        Layers { norm_offset: 1.0, ..Layers::new(checkpoint, options.precision, config.eps) };
+    let layers = Layers { norm_offset: 1.0, ..Layers::decoder(checkpoint, options, config.eps) };
     let model = Model { layers, config: &config };
     let Decoder { contexts, plan_params } = decoder(
         options,

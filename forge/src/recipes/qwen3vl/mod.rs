@@ -25,34 +25,28 @@ use crate::kit::{
     Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, check_shape, decoder,
     prompt_rows,
 };
-use crate::recipe::{Precision, Probe, Recipe, RecipeOptions};
+use crate::recipe::{Probe, Recipe, RecipeOptions};
 use crate::recipes::vision::{
     self, DEFAULT_SIZE, IMAGE_PATCHES, IMAGE_SIZE, VISION_SHIFT, VISION_WEIGHTS,
 };
 use crate::register_recipe;
-use crate::registry::{RecipeEntry, RecipeOption};
+use crate::registry::RecipeEntry;
 use config::Config;
 
 /// Tokens that prompt graphs take when nothing is said: 256 of a picture and a question, and the rest of a prompt.
 const DEFAULT_PREFILL: [usize; 2] = [16, 320];
 
-const HEAD: RecipeOption =
-    RecipeOption { name: "head", values: &["f16", "int8"], help: "weights of the head" };
-
 register_recipe!(
     RecipeEntry::new(&["Qwen3VLForConditionalGeneration"], recipe)
         .prompt_graphs()
-        .options(&[IMAGE_SIZE, IMAGE_PATCHES, VISION_WEIGHTS, HEAD, VISION_SHIFT])
+        .options(&[IMAGE_SIZE, IMAGE_PATCHES, VISION_WEIGHTS, VISION_SHIFT])
         .probe(probe)
 );
 
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let config = Config::read(checkpoint)?;
     check_shape(options, config.layers, config.max_positions)?;
-    let mut layers = Layers::new(checkpoint, options.precision, config.eps);
-    if options.choice(HEAD.name) == Some("int8") {
-        layers.head = Precision::W8A16.storage(config.vocab, config.hidden);
-    }
+    let layers = Layers::decoder(checkpoint, options, config.eps);
     let Decoder { contexts, plan_params } = decoder(
         options,
         config.layers,

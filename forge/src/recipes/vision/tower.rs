@@ -139,7 +139,7 @@ impl Blocks<'_> {
         let Tower { layers, vision: Vision { hidden, .. }, scale, .. } = self.tower;
         let inputs = b.width(x)?;
         let weight = layers.checkpoint.matrix(&format!("{name}.weight"), [*hidden, inputs])?;
-        let weight = Weight::new(scaled(weight, scale), layers.precision.storage(*hidden, inputs));
+        let weight = layers.precision.weight(scaled(weight, scale));
         let mut bias = layers.checkpoint.values(&format!("{name}.bias"), &[*hidden])?;
         bias.iter_mut().for_each(|value| *value *= scale);
         b.linear(name.rsplit('.').next().unwrap_or(name), x, weight, Some(bias))
