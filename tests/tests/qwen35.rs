@@ -17,7 +17,7 @@ use qhx_core::op::{HostOp, Segment};
 use qhx_core::sampling::argmax;
 use qhx_core::{CancelToken, ErrorKind};
 use qhx_forge::checkpoint::Checkpoint;
-use qhx_forge::{ForgeOptions, Silent, forge};
+use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint, registry};
 use qhx_tests::pictures::{Sights, answer};
 use qhx_tests::restarting::Restarting;
 use qhx_tests::toys::{self, CPU, Case, Variant};
@@ -213,11 +213,18 @@ fn forged(
     target: Option<&str>,
     prefill: &[usize],
 ) -> (tempfile::TempDir, PathBuf) {
+    forged_of(&Checkpoint::open(checkpoint).unwrap(), target, prefill)
+}
+
+fn forged_of(
+    checkpoint: &Checkpoint,
+    target: Option<&str>,
+    prefill: &[usize],
+) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let mut options = ForgeOptions::new(folder.path().join("bundle"));
     // As much as the checkpoint takes, up to this.
     let most = |max_ctx: usize| {
-        let checkpoint = Checkpoint::open(checkpoint).unwrap();
         checkpoint.text_config()["max_position_embeddings"].as_u64().unwrap().min(max_ctx as u64)
             as usize
     };
@@ -227,8 +234,8 @@ fn forged(
         let (htp, system) = toys::qnn_tier().unwrap();
         options.compiler = Some(backends::compiler(&htp, &system, target));
     }
-    let manifest =
-        forge(checkpoint, &options, &mut Silent).unwrap_or_else(|e| panic!("{e}")).manifest;
+    let report = forge_checkpoint(checkpoint, registry::recipe, &options, &mut Silent);
+    let manifest = report.unwrap_or_else(|e| panic!("{e}")).manifest;
     (folder, manifest)
 }
 
@@ -258,6 +265,64 @@ fn chunks_leave_the_state_that_steps_leave() {
                 chunks_equal_steps([&mut chunks, &mut steps], &prompts, label);
             assert!(largest <= 1e-3, "{label}, chunks of {width}: {largest:e}");
         }
+    }
+}
+
+/// A checkpoint of shapes that no toy has: odd numbers of heads, as many of keys as of values in the linear layers,
+/// values wider than keys, and a head of its own. The weights are drawn.
+fn unseen() -> (tempfile::TempDir, Checkpoint) {
+    let folder = tempfile::tempdir().unwrap();
+    let config = serde_json::json!({
+        "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "hidden_act": "silu",
+        "hidden_size": 104, "intermediate_size": 152, "num_hidden_layers": 5,
+        "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention",
+                        "linear_attention"],
+        "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 40,
+        "linear_num_key_heads": 5, "linear_num_value_heads": 5, "linear_key_head_dim": 20,
+        "linear_value_head_dim": 28, "linear_conv_kernel_dim": 4, "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.2},
+        "max_position_embeddings": 320, "vocab_size": 211, "tie_word_embeddings": false
+    });
+    let file = folder.path().join("config.json");
+    std::fs::write(&file, config.to_string()).unwrap();
+    let checkpoint = Checkpoint::synthetic(&file, 17).unwrap();
+    (folder, checkpoint)
+}
+
+/// Prompts of 1, P − 1, P, P + 1 and 3P + 5 tokens.
+fn around(rows: usize) -> Vec<Vec<u32>> {
+    let text = |len: usize| (0..len).map(|i| ((i * i + 7 * i + 3) % 211) as u32).collect();
+    [1, rows - 1, rows, rows + 1, 3 * rows + 5].map(text).to_vec()
+}
+
+fn prompt_graphs(model: &Model) -> u64 {
+    let stats = model.graph_stats();
+    stats.iter().filter(|s| s.graph.starts_with("prefill")).map(|s| s.executions).sum()
+}
+
+#[test]
+fn chunks_of_an_unseen_checkpoint_equal_its_steps() {
+    let (_config, checkpoint) = unseen();
+    let (_folder, manifest) = forged_of(&checkpoint, None, &[]);
+    let mut steps = toys::open(&manifest, backends::cpu()).unwrap();
+    for rows in [12, 70] {
+        let (_folder, manifest) = forged_of(&checkpoint, None, &[rows]);
+        let mut chunks = toys::open(&manifest, backends::cpu()).unwrap();
+        let label = format!("unseen, chunks of {rows}");
+        let models = [&mut chunks, &mut steps];
+        let Distance { largest, .. } = chunks_equal_steps(models, &around(rows), &label);
+        assert!(largest <= 1e-4, "{label}: {largest:e}");
+        // Three whole prompts in one each, the longest in three and its end in a fourth.
+        assert!(prompt_graphs(&chunks) >= 6, "{label}");
+    }
+    let Some(libraries) = toys::qnn_tier().filter(|_| toys::full_matrix()) else { return };
+    for target in ["v81", "v79", "v75"] {
+        let (_folder, manifest) = forged_of(&checkpoint, Some(target), &[12]);
+        let mut chunks = toys::open(&manifest, backends::qnn(&libraries)).unwrap();
+        let models = [&mut chunks, &mut steps];
+        let Distance { cosine, .. } = chunks_equal_steps(models, &around(12), target);
+        assert!(cosine >= 0.999, "{target}: {cosine}");
+        assert!(prompt_graphs(&chunks) >= 6, "{target}");
     }
 }
 
