@@ -230,6 +230,12 @@ impl Checkpoint {
         text
     }
 
+    /// True when another program quantised weights of it, see [`RowSource::block_form`].
+    pub fn holds_integers(&self) -> bool {
+        let integers = |entry: &Entry| matches!(entry, Entry::Imported(t) if t.holds_integers());
+        self.tensors.values().any(integers)
+    }
+
     /// True when the decoder has the tensor `name`, given without prefix. False for a synthetic model,
     /// which has what its configuration foresees and nothing beyond that.
     pub fn has(&self, name: &str) -> bool {

@@ -16,7 +16,7 @@ use crate::graph::Graph;
 use crate::options::ForgeOptions;
 use crate::plan::plan;
 use crate::progress::Progress;
-use crate::recipe::{Recipe, RecipeOptions, Tables};
+use crate::recipe::{Precision, Recipe, RecipeOptions, Tables};
 use crate::registry::{probe, recipe};
 use crate::residual::{Residual, residuals};
 use crate::weight::{Storage, fits_f16};
@@ -122,6 +122,9 @@ fn make(
     if let Some(warning) = plan.warning() {
         progress.note(&warning);
     }
+    if options.precision == Precision::Fp16 && checkpoint.holds_integers() {
+        progress.note("the checkpoint's integers are widened to f16; --precision w4a16 keeps them");
+    }
     let made = fill(checkpoint, &recipe, &name, options, &mut staging, progress);
     let made = match made {
         Ok(made) => made,
@@ -191,7 +194,7 @@ fn fingerprint(
         &format!("{} {:?}", options.precision.name(), options.head),
         &format!("{} {} {:?} {}", plan.shards, plan.max_ctx, options.prefill, options.onnx),
         &options.share_weights.to_string(),
-        &format!("{:?}", options.recipe_options),
+        &format!("{:?} {:?}", options.recipe_options, options.weights),
         compiler.map_or("", |c| c.dsp_arch()),
         &compiler.map_or_else(String::new, |c| c.version()),
     ] {
@@ -373,6 +376,11 @@ fn manifest(
     model.insert("family".to_owned(), json!(recipe.family));
     model.insert("dsp_arch".to_owned(), json!(compiler.map(|c| c.dsp_arch())));
     model.insert("precision".to_owned(), json!(options.precision.name()));
+    if !options.weights.is_empty() {
+        let weights = options.weights.iter();
+        let weights = weights.map(|one| (one.part.clone(), json!(one.precision.name())));
+        model.insert("weights".to_owned(), Value::Object(weights.collect()));
+    }
     model.insert("made_by".to_owned(), json!(concat!("qhx-forge ", env!("CARGO_PKG_VERSION"))));
     if let Some(compiler) = compiler {
         model.insert("compiled_by".to_owned(), json!(compiler.version()));

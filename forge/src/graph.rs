@@ -495,15 +495,28 @@ impl Graph {
         take(format!("{:?} {:?}", list(&self.inputs), list(&self.outputs)).as_bytes());
     }
 
+    /// All weights.
+    pub(crate) fn weights(&self) -> impl Iterator<Item = &Weight> {
+        self.tensors.iter().filter_map(|tensor| match &tensor.origin {
+            Origin::Weight(weight) => Some(weight),
+            _ => None,
+        })
+    }
+
+    /// Stores weights in another way: `other` says which, and how. They have to be the same matrices.
+    pub(crate) fn store(&mut self, mut other: impl FnMut(&Weight) -> Option<Weight>) {
+        for tensor in &mut self.tensors {
+            if let Origin::Weight(weight) = &mut tensor.origin
+                && let Some(changed) = other(weight)
+            {
+                *weight = changed;
+            }
+        }
+    }
+
     /// Bytes of all weights as they are stored in a QNN graph. For progress and for size estimates.
     pub fn weight_bytes(&self) -> u64 {
-        self.tensors
-            .iter()
-            .filter_map(|t| match &t.origin {
-                Origin::Weight(weight) => Some(weight.qnn_bytes()),
-                _ => None,
-            })
-            .fold(0, u64::saturating_add)
+        self.weights().map(Weight::qnn_bytes).fold(0, u64::saturating_add)
     }
 
     /// Bytes of weights that one execution reads: all of a layer's, and of a table the rows that are gathered.

@@ -6,6 +6,7 @@
 
 pub mod builder;
 mod bundle;
+pub mod calibrate;
 mod chain;
 pub mod chat;
 pub mod check;
@@ -21,6 +22,7 @@ pub mod kit;
 mod names;
 pub mod onnx;
 mod options;
+mod overrides;
 pub mod plan;
 #[cfg(feature = "program")]
 pub mod program;
@@ -42,6 +44,7 @@ pub use options::{
     AUTO_SHARDS, BackendFactory, CONTEXT_BUDGET, CheckBackends, DEFAULT_MAX_CTX, DEFAULT_TEXT,
     ForgeOptions,
 };
+pub use overrides::Override;
 #[cfg(feature = "program")]
 pub use program::main;
 pub use progress::{Progress, Silent};

@@ -9,6 +9,7 @@ use qhx_core::{Media, Result};
 
 use crate::checkpoint::Checkpoint;
 use crate::compile::Compiler;
+use crate::overrides::Override;
 use crate::recipe::{Precision, RecipeOptions, Task};
 use crate::registry::longest;
 
@@ -77,6 +78,8 @@ pub struct ForgeOptions {
     pub share_weights: bool,
     /// Options that only the family's recipe knows: names and values.
     pub recipe_options: BTreeMap<String, String>,
+    /// Weights in another precision, no narrower than [`ForgeOptions::precision`].
+    pub weights: Vec<Override>,
     /// Makes the context binaries. Without one the bundle runs on the CPU only.
     pub compiler: Option<Arc<dyn Compiler>>,
     /// Write the ONNX twins, which the CPU backend runs.
@@ -101,6 +104,7 @@ impl ForgeOptions {
             prefill: None,
             share_weights: false,
             recipe_options: BTreeMap::new(),
+            weights: Vec::new(),
             compiler: None,
             onnx: true,
             check: None,
@@ -123,6 +127,7 @@ impl std::fmt::Debug for ForgeOptions {
             .field("prefill", &self.prefill)
             .field("share_weights", &self.share_weights)
             .field("recipe_options", &self.recipe_options)
+            .field("weights", &self.weights)
             .field("dsp_arch", &self.compiler.as_ref().map(|c| c.dsp_arch().to_owned()))
             .field("onnx", &self.onnx)
             .field("check", &self.check)

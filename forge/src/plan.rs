@@ -12,7 +12,7 @@ use crate::graph::{Elem, Graph, Origin};
 use crate::options::{AUTO_SHARDS, ForgeOptions};
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, Precision, Recipe, RecipeOptions};
 use crate::registry::least_shards;
-use crate::{chain, names};
+use crate::{chain, names, overrides};
 
 /// More shards than any model has layers.
 const MAX_SHARDS: usize = 4096;
@@ -129,6 +129,9 @@ pub fn plan(
     options: &ForgeOptions,
     compiled: bool,
 ) -> Result<(Plan, Recipe)> {
+    let recipe = |checkpoint: &Checkpoint, wanted: &RecipeOptions| -> Result<Recipe> {
+        overrides::apply(|wanted| recipe(checkpoint, wanted), wanted, &options.weights)
+    };
     let mut wanted = options.for_recipe(checkpoint);
     let automatic = wanted.shards == AUTO_SHARDS;
     if automatic {

@@ -1,13 +1,18 @@
 //! `qhx forge`: the commands are those of every program with recipes, see [`qhx_forge::program`].
 
 use std::ffi::OsString;
+use std::path::Path;
+use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
-use qhx_core::Result;
+use qhx_core::engine::{Model, ModelOptions};
+use qhx_core::{Manifest, Result};
+use qhx_forge::calibrate::{OpenBundle, Reader};
 use qhx_forge::program::{self, ForgeArgs, Program};
 
 use crate::app::App;
 use crate::args::GlobalArgs;
+use crate::backends;
 use crate::program::this_program;
 use crate::status::Status;
 
@@ -34,5 +39,24 @@ fn parse(line: &[OsString]) -> Result<ForgeArgs, clap::Error> {
 pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
     let program =
         Program { name: "qhx forge".to_owned(), file: this_program(), words: &["forge"], parse };
-    program::run(args, &program, app.terminal())
+    let plugins = if args.calibrates() { Some(app.plugins()?) } else { None };
+    let threads = app.global.process.threads();
+    let cancel = app.interrupts.token().clone();
+    let open = plugins.as_ref().map(|ops| {
+        move |manifest: &Path| {
+            let model = Model::open(ModelOptions {
+                manifest: Arc::new(Manifest::load(manifest)?),
+                backend: backends::cpu(threads)?,
+                ops,
+                threads,
+                cancel: cancel.clone(),
+                progress: None,
+                dump: None,
+                trace: None,
+            })?;
+            Ok(Box::new(model) as Box<dyn Reader>)
+        }
+    });
+    let open = open.as_ref().map(|open| open as OpenBundle<'_>);
+    program::run(args, &program, open, app.terminal())
 }

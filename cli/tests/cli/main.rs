@@ -3,6 +3,7 @@
 mod bench;
 #[cfg(unix)]
 mod board;
+mod calibrate;
 mod chat;
 mod classic;
 mod embed;

@@ -36,6 +36,14 @@ impl Imported {
         }
     }
 
+    /// True where graphs can hold its integers.
+    pub fn holds_integers(&self) -> bool {
+        match self {
+            Self::Gguf(tensor) => tensor.holds_integers(),
+            Self::Packed(_) => true,
+        }
+    }
+
     /// The tensor `name` seen as a matrix `shape` of as many elements.
     pub fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Arc<dyn RowSource>> {
         match self {

@@ -9,9 +9,10 @@ use qhx_core::qnn::Target;
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_terminal::args::LibraryArgs;
 
+use crate::calibrate::{CalibrateOptions, DEFAULT_TOKENS, read_texts};
 use crate::checkpoint::Checkpoint;
 use crate::estimate::DEFAULT_CORNER;
-use crate::{AUTO_SHARDS, CONTEXT_BUDGET, ForgeOptions, Precision, Task};
+use crate::{AUTO_SHARDS, CONTEXT_BUDGET, ForgeOptions, Override, Precision, Task};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -21,6 +22,7 @@ Examples:
   qhx forge Qwen3.5-0.8B --out qwen35/cpu --cpu-only
   qhx forge Llama-3.2-1B --out llama/v81 --prefill 32,128
   qhx forge llama-3.2-1b-q4_0.gguf --tokenizer Llama-3.2-1B --out llama-q4/v81
+  qhx forge Qwen3-0.6B --out qwen3/v81 --precision w8a16 --calibrate texts.txt --target-kl 0.02
   qhx forge plan Qwen3.5-4B --max-ctx 4096
   qhx forge estimate Qwen3.5-0.8B --precision w8a16
   qhx forge --synthetic tests/configs/qwen3.5-0.8b.json --out sizes/v81
@@ -77,6 +79,16 @@ pub struct ForgeArgs {
     /// after each block, and makes nothing when the NPU's f16 could not hold them. PNG, JPEG, WebP, GIF
     #[arg(long, value_name = "FILE", requires = "check")]
     pub(crate) image: Option<PathBuf>,
+    /// Measure on texts what narrow weights cost: divergence from f16, agreement and perplexity of each precision, and of
+    /// each layer. A text a line, or in a *.jsonl file a JSON string, or object with "text", a line
+    #[arg(long, value_name = "TEXTS", conflicts_with = "synthetic")]
+    pub(crate) calibrate: Option<PathBuf>,
+    /// Tokens of the texts that are compared
+    #[arg(long, value_name = "N", requires = "calibrate", default_value_t = DEFAULT_TOKENS)]
+    pub(crate) calibrate_tokens: usize,
+    /// Keep the layers that hurt most in the next wider precision until the divergence is at most this, in nats
+    #[arg(long, value_name = "KL", requires = "calibrate")]
+    pub(crate) target_kl: Option<f64>,
     /// Make no context binaries, even where there are QNN libraries
     #[arg(long, conflicts_with_all = ["target", "share_weights"])]
     pub(crate) cpu_only: bool,
@@ -230,6 +242,10 @@ pub(crate) struct ShapeArgs {
     /// An option that the recipe of the model's class has beside these. May be given several times
     #[arg(long = "recipe-option", value_name = "KEY=VALUE", value_parser = key_and_value)]
     pub recipe_options: Vec<(String, String)>,
+    /// Weights that are to be wider than --precision says: all with PART in their names, such as layers.3=fp16,
+    /// down_proj=fp16 or layers.3.mlp.down_proj=fp16. May be given several times; the last one counts
+    #[arg(long, value_name = "PART=PRECISION")]
+    pub weights: Vec<Override>,
 }
 
 impl ShapeArgs {
@@ -255,6 +271,7 @@ impl ShapeArgs {
                 .map(|list| list.iter().copied().filter(|p| *p > 0).collect()),
             share_weights: self.share_weights,
             recipe_options: own.chain(self.recipe_options.iter().cloned()).collect(),
+            weights: self.weights.clone(),
             ..ForgeOptions::new(out)
         }
     }
@@ -316,6 +333,18 @@ impl ForgeArgs {
             Some(ForgeCommand::CompileContext(_)) => false,
             None => self.json,
         }
+    }
+
+    /// What to measure, where that is asked for.
+    pub(super) fn calibration(&self) -> Result<Option<CalibrateOptions>> {
+        let Some(file) = &self.calibrate else { return Ok(None) };
+        let texts = read_texts(file)?;
+        Ok(Some(CalibrateOptions { texts, tokens: self.calibrate_tokens, target: self.target_kl }))
+    }
+
+    /// True when bundles are made to be measured, for which host-ops are needed.
+    pub fn calibrates(&self) -> bool {
+        self.command.is_none() && self.calibrate.is_some()
     }
 
     /// The checkpoint, or the configuration in its place.

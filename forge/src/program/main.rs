@@ -55,7 +55,7 @@ pub fn main() -> ExitCode {
     let app = |output, interrupts| App { output, interrupts };
     program::run(&process, forge.wants_json(), app, |app: &mut App| {
         let App { output, interrupts } = app;
-        super::run(&forge, &program, Terminal { output, interrupts, process: &process })
+        super::run(&forge, &program, None, Terminal { output, interrupts, process: &process })
     })
 }
 

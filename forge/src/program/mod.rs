@@ -6,6 +6,7 @@ mod args;
 mod compiler;
 mod main;
 mod progress;
+mod show_calibration;
 mod show_estimate;
 mod show_plan;
 mod subprocess;
@@ -25,12 +26,14 @@ use qhx_terminal::say;
 use qhx_terminal::status::Status;
 use serde_json::{Value, json};
 
+use crate::calibrate::{CalibrateOptions, Calibration, OpenBundle, calibrate};
+use crate::checkpoint::Checkpoint;
 use crate::compile::Compiler;
 use crate::estimate::{EstimateOptions, record};
 use crate::options::{CheckBackends, ForgeOptions};
 use crate::registry;
 use crate::residual::Residual;
-use crate::{Report, forge_checkpoint};
+use crate::{Override, Report, forge_checkpoint};
 use args::ForgeCommand;
 use subprocess::SubprocessCompiler;
 
@@ -52,8 +55,14 @@ pub struct Program {
     pub parse: fn(&[OsString]) -> Result<ForgeArgs, clap::Error>,
 }
 
-/// Runs the command that the arguments ask for.
-pub fn run(args: &ForgeArgs, program: &Program, terminal: Terminal<'_>) -> Result<Status> {
+/// Runs the command that the arguments ask for. `open` opens bundles that are made to be measured; without it
+/// [`ForgeArgs::calibrates`] is an error.
+pub fn run(
+    args: &ForgeArgs,
+    program: &Program,
+    open: Option<OpenBundle<'_>>,
+    terminal: Terminal<'_>,
+) -> Result<Status> {
     match &args.command {
         Some(ForgeCommand::Plan(plan)) => return show_plan::run(plan, terminal),
         Some(ForgeCommand::Estimate(estimate)) => return show_estimate::run(estimate, terminal),
@@ -87,6 +96,14 @@ pub fn run(args: &ForgeArgs, program: &Program, terminal: Terminal<'_>) -> Resul
     }
     let checkpoint = args.checkpoint()?;
     let target = args.shape.target();
+    let mut shape = args.shape.options(out);
+    let calibration = match args.calibration()? {
+        None => None,
+        Some(wanted) => Some(calibrated(&checkpoint, &shape, &wanted, open, &terminal)?),
+    };
+    let kept = calibration.iter().flat_map(|found| &found.kept);
+    shape.weights.extend(kept.clone().cloned());
+    let kept: Vec<_> = kept.cloned().collect();
     let check = match (&libraries, args.check) {
         (Some(libraries), true) => {
             let picture = args.image.as_deref().map(picture).transpose()?;
@@ -101,17 +118,17 @@ pub fn run(args: &ForgeArgs, program: &Program, terminal: Terminal<'_>) -> Resul
             .as_ref()
             .map(|l| compiler(l, target, args.shape.share_weights))
             .transpose()?
-            .map(|compiler| in_subprocesses(compiler, program, &terminal)),
+            .map(|compiler| in_subprocesses(compiler, program, &kept, &terminal)),
         onnx: !args.no_onnx,
         check,
-        ..args.shape.options(out)
+        ..shape
     };
     let report = {
         let _working = terminal.interrupts.working();
         let mut progress = ForgeProgress::new(terminal.interrupts.token().clone());
         forge_checkpoint(&checkpoint, registry::recipe, &options, &mut progress)?
     };
-    print(&report, args, terminal.output)?;
+    print(&report, calibration.as_ref(), args, terminal.output)?;
     if let (true, Some(libraries)) = (args.estimate, &libraries) {
         let wanted = EstimateOptions { corner: args.corner, traces: None };
         let graphs = show_estimate::show(
@@ -132,14 +149,38 @@ pub fn run(args: &ForgeArgs, program: &Program, terminal: Terminal<'_>) -> Resul
     Ok(Status::Done)
 }
 
-/// The same compiler, each context in a process of its own, where there is a file to start.
+/// Measures what narrow weights cost.
+fn calibrated(
+    checkpoint: &Checkpoint,
+    options: &ForgeOptions,
+    wanted: &CalibrateOptions,
+    open: Option<OpenBundle<'_>>,
+    terminal: &Terminal<'_>,
+) -> Result<Calibration> {
+    let Some(open) = open else {
+        return Err(Error::new(
+            ErrorKind::Usage,
+            "--calibrate runs the bundle, and this program has recipes without host-ops",
+        )
+        .hint("measure with `qhx forge`, or give --weights"));
+    };
+    let _working = terminal.interrupts.working();
+    let mut progress = ForgeProgress::new(terminal.interrupts.token().clone());
+    calibrate(checkpoint, registry::recipe, options, wanted, open, &mut progress)
+}
+
+/// The same compiler, each context in a process of its own, where there is a file to start. `kept` is what those
+/// processes cannot know of the command line.
 fn in_subprocesses(
     compiler: Arc<dyn Compiler>,
     program: &Program,
+    kept: &[Override],
     terminal: &Terminal<'_>,
 ) -> Arc<dyn Compiler> {
     match &program.file {
-        Some(file) => Arc::new(SubprocessCompiler::new(compiler, file, program, terminal.process)),
+        Some(file) => {
+            Arc::new(SubprocessCompiler::new(compiler, file, program, kept, terminal.process))
+        }
         None => compiler,
     }
 }
@@ -169,7 +210,12 @@ fn check_backends(
     }
 }
 
-fn print(report: &Report, args: &ForgeArgs, output: &mut Output) -> Result<()> {
+fn print(
+    report: &Report,
+    calibration: Option<&Calibration>,
+    args: &ForgeArgs,
+    output: &mut Output,
+) -> Result<()> {
     for context in &report.contexts {
         if !context.wider_weights.is_empty() {
             let wider = context.wider_weights.iter();
@@ -184,7 +230,11 @@ fn print(report: &Report, args: &ForgeArgs, output: &mut Output) -> Result<()> {
         }
     }
     if args.json {
-        return output.json(&report_json(report));
+        let mut json = report_json(report);
+        if let Some(found) = calibration {
+            json["calibration"] = show_calibration::calibration_json(found);
+        }
+        return output.json(&json);
     }
     let what = match &report.dsp_arch {
         Some(arch) => format!("context binaries for {arch}"),
@@ -198,6 +248,9 @@ fn print(report: &Report, args: &ForgeArgs, output: &mut Output) -> Result<()> {
         report.bytes as f64 / f64::from(1 << 20)
     );
     output.line(&report.manifest.display().to_string())?;
+    if let Some(found) = calibration {
+        show_calibration::show(found, output)?;
+    }
     for Residual { place, largest } in &report.residuals {
         output.line(&format!("residual {place}: {largest:.1}"))?;
     }

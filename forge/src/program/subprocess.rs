@@ -33,7 +33,7 @@ use super::compiler::compiler;
 use crate::compile::Compiler;
 use crate::graph::Graph;
 use crate::plan::plan;
-use crate::{Progress, registry};
+use crate::{Override, Progress, registry};
 
 /// How glibc's allocator is told to fill what it hands out with zeros, small blocks included.
 const ALLOCATOR: (&str, &str) =
@@ -58,21 +58,26 @@ pub(super) struct SubprocessCompiler {
     file: PathBuf,
     program: Program,
     options: Vec<OsString>,
+    /// Follows the command line of this process.
+    more: Vec<OsString>,
 }
 
 impl SubprocessCompiler {
-    /// What `compiler` does, done by `file`, which is the program.
+    /// What `compiler` does, done by `file`, which is the program. `kept` is added to what the command line says.
     pub(super) fn new(
         compiler: Arc<dyn Compiler>,
         file: &Path,
         program: &Program,
+        kept: &[Override],
         process: &ProcessArgs,
     ) -> Self {
         let mut options: Vec<OsString> = vec!["-v".into(); process.verbose.into()];
         if let Some(filter) = &process.log {
             options.extend(["--log".into(), filter.into()]);
         }
-        Self { compiler, file: file.to_owned(), program: program.clone(), options }
+        let more = kept.iter().flat_map(|one| ["--weights".into(), one.to_string().into()]);
+        let more = more.collect();
+        Self { compiler, file: file.to_owned(), program: program.clone(), options, more }
     }
 
     fn start(&self, key: &str, out: &Path) -> Result<Child> {
@@ -91,6 +96,7 @@ impl SubprocessCompiler {
             .args(&self.options)
             .arg("--")
             .args(std::env::args_os())
+            .args(&self.more)
             .env(variable, tunables)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

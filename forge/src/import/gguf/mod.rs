@@ -148,6 +148,10 @@ impl Tensor {
         self.form.name()
     }
 
+    pub fn holds_integers(&self) -> bool {
+        self.form.integers().is_some()
+    }
+
     pub fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Arc<dyn RowSource>> {
         // A vector is a matrix of one column, so that its elements can be reordered as rows are.
         let (rows, cols) = match &*self.shape {

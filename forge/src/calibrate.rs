@@ -1,0 +1,418 @@
+//! What narrow weights cost a model, measured on texts: the same model is made for the CPU with f16 weights and with
+//! narrower ones, and both read the texts.
+//!
+//! The sensitivity of a layer is measured with that layer narrow and everything else f16. Layers that hurt most are
+//! kept in the next wider precision, as few as a target allows; each choice is measured, not added up.
+
+mod text;
+
+use std::path::Path;
+
+use qhx_core::engine::Model;
+use qhx_core::text::Tokenizer;
+use qhx_core::{Error, ErrorKind, Result};
+
+use crate::checkpoint::Checkpoint;
+use crate::forge::forge_checkpoint;
+use crate::options::ForgeOptions;
+use crate::overrides::{Override, narrowed, precisions};
+use crate::plan::plan;
+use crate::progress::Progress;
+use crate::recipe::{Precision, Recipe, RecipeOptions, Task};
+pub use text::read_texts;
+
+/// Tokens that are compared unless another number is given.
+pub const DEFAULT_TOKENS: usize = 256;
+
+/// What to measure with.
+#[derive(Debug, Clone)]
+pub struct CalibrateOptions {
+    /// Texts like those that the model is for.
+    pub texts: Vec<String>,
+    /// Tokens of them that are compared at most. All logits of the f16 model are kept in memory: four bytes for each
+    /// token of the vocabulary.
+    pub tokens: usize,
+    /// Layers are kept wider until the divergence from f16 is at most this, in nats.
+    pub target: Option<f64>,
+}
+
+/// How the next tokens of a model differ from those of the same model in f16.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Quality {
+    /// Mean Kullback-Leibler divergence from f16, in nats.
+    pub divergence: f64,
+    /// Share of positions at which the likeliest token is the same.
+    pub agreement: f64,
+    /// Exponential of the mean negative log likelihood of the texts' own tokens.
+    pub perplexity: f64,
+}
+
+/// What was measured.
+#[derive(Debug, Clone)]
+pub struct Calibration {
+    /// Positions that were compared.
+    pub tokens: usize,
+    /// Perplexity of the f16 model.
+    pub perplexity: f64,
+    /// The model as each precision makes it.
+    pub precisions: Vec<(Precision, Quality)>,
+    /// Each layer, and each weight outside of layers such as the head, alone in the bundle's precision.
+    pub layers: Vec<(String, Quality)>,
+    /// The matrices of one kind in all layers, such as `down_proj`, alone in the bundle's precision.
+    pub groups: Vec<(String, Quality)>,
+    /// What is kept wider for the target, the most sensitive first.
+    pub kept: Vec<Override>,
+    /// The model with these; none without a target.
+    pub chosen: Option<Quality>,
+    /// False when even all layers in the wider precision miss the target.
+    pub reached: bool,
+}
+
+/// Reads tokens with a bundle, one after the other.
+pub trait Reader {
+    /// Forgets all tokens.
+    fn reset(&mut self) -> Result<()>;
+
+    /// Takes a token, and gives the scores of all tokens that may be next.
+    fn read(&mut self, token: u32) -> Result<Vec<f32>>;
+}
+
+impl Reader for Model {
+    fn reset(&mut self) -> Result<()> {
+        Self::reset(self)
+    }
+
+    fn read(&mut self, token: u32) -> Result<Vec<f32>> {
+        let op = self.op_mut();
+        op.decode(token)?;
+        Ok(op.logits()?.capped(op.softcap()))
+    }
+}
+
+/// Opens the bundle of a manifest for the CPU, with its host-op.
+pub type OpenBundle<'a> = &'a dyn Fn(&Path) -> Result<Box<dyn Reader>>;
+
+/// Measures a checkpoint in the precisions below f16, and layer by layer in that of `options`, unless that is f16.
+/// Bundles are made in a folder beside `options.out`, one at a time, and removed.
+pub fn calibrate(
+    checkpoint: &Checkpoint,
+    recipe: impl Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>,
+    options: &ForgeOptions,
+    wanted: &CalibrateOptions,
+    open: OpenBundle<'_>,
+    progress: &mut dyn Progress,
+) -> Result<Calibration> {
+    check(checkpoint, options, wanted)?;
+    let texts = tokens(checkpoint, options, wanted)?;
+    let parent = options.out.parent().filter(|p| !p.as_os_str().is_empty());
+    let parent = parent.unwrap_or(Path::new("."));
+    let folder = tempfile::Builder::new()
+        .prefix(".qhx-calibrate-")
+        .tempdir_in(parent)
+        .map_err(|e| Error::io(ErrorKind::Io, parent, e))?;
+    let out = folder.path().join("bundle");
+    let mut bench = Bench {
+        checkpoint,
+        recipe: &recipe,
+        options,
+        out: &out,
+        open,
+        texts,
+        reference: Vec::new(),
+    };
+    let wide = bench.measure("f16", Precision::Fp16, &[], progress)?;
+    let mut found = Calibration {
+        tokens: bench.reference.len(),
+        perplexity: wide.perplexity,
+        precisions: Vec::new(),
+        layers: Vec::new(),
+        groups: Vec::new(),
+        kept: Vec::new(),
+        chosen: None,
+        reached: true,
+    };
+    let narrow = options.precision;
+    for precision in precisions().into_iter().filter(|p| *p != Precision::Fp16) {
+        let own = if precision == narrow { &options.weights[..] } else { &[] };
+        let quality = bench.measure(precision.name(), precision, own, progress)?;
+        found.precisions.push((precision, quality));
+    }
+    let Some(wider) = precisions().into_iter().take_while(|p| *p != narrow).last() else {
+        return Ok(found);
+    };
+    let (_, made) = plan(checkpoint, &recipe, &bench.options(narrow, &[]), false)?;
+    let (layers, groups) = units(&narrowed(&made));
+    for (parts, list) in [(layers, &mut found.layers), (groups, &mut found.groups)] {
+        for part in parts {
+            let rest = Override { part: String::new(), precision: Precision::Fp16 };
+            let one = Override { part: part.clone(), precision: narrow };
+            let quality = bench.measure(&part, narrow, &[rest, one], progress)?;
+            list.push((part, quality));
+        }
+    }
+    if let Some(target) = wanted.target {
+        bench.choose(&mut found, wider, target, progress)?;
+    }
+    Ok(found)
+}
+
+/// Errors when there is nothing to measure.
+fn check(checkpoint: &Checkpoint, options: &ForgeOptions, wanted: &CalibrateOptions) -> Result<()> {
+    let fail = |what: &str, hint: &str| Err(Error::new(ErrorKind::Usage, what).hint(hint));
+    if options.task != Task::Generate {
+        return fail(
+            "calibrating compares the next tokens of a model, and this task gives none",
+            "calibrate the task generate",
+        );
+    }
+    if checkpoint.seed().is_some() {
+        return fail(
+            "calibrating a model whose weights are drawn at random says nothing",
+            "give a checkpoint",
+        );
+    }
+    match wanted.target {
+        Some(target) if !(target.is_finite() && target > 0.0) => {
+            fail("a target that is not above 0 cannot be reached", "such as 0.01, in nats")
+        }
+        Some(_) if options.precision == Precision::Fp16 => fail(
+            "a target for f16 weights: nothing is narrower than what it is compared with",
+            "give a narrower --precision",
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// The tokens of the texts, as many as are wanted; texts without a second token are left out.
+fn tokens(
+    checkpoint: &Checkpoint,
+    options: &ForgeOptions,
+    wanted: &CalibrateOptions,
+) -> Result<Vec<Vec<u32>>> {
+    let tokenizer = Tokenizer::from_file(&checkpoint.dir().join("tokenizer.json"))?;
+    let longest = options.for_recipe(checkpoint).max_ctx;
+    let mut left = wanted.tokens;
+    let mut texts = Vec::new();
+    for text in &wanted.texts {
+        let mut tokens = tokenizer.encode(text, true)?;
+        // The last one is predicted and not consumed.
+        tokens.truncate(left.saturating_add(1).min(longest));
+        if tokens.len() > 1 {
+            left = left.saturating_sub(tokens.len() - 1);
+            texts.push(tokens);
+        }
+    }
+    if texts.is_empty() {
+        let what = format!("{} texts, none of which has two tokens", wanted.texts.len());
+        return Err(Error::new(ErrorKind::Prompt, what)
+            .hint("give some hundred tokens of text like that which the model is for"));
+    }
+    Ok(texts)
+}
+
+/// Layers and weights outside of layers; kinds of matrices in layers.
+fn units(names: &[String]) -> (Vec<String>, Vec<String>) {
+    let (mut layers, mut groups) = (Vec::new(), Vec::new());
+    let add = |list: &mut Vec<String>, part: String| {
+        if !list.contains(&part) {
+            list.push(part);
+        }
+    };
+    for name in names {
+        let name = name.strip_suffix(".weight").unwrap_or(name);
+        let layer = name.split_once("layers.").and_then(|(_, rest)| rest.split_once('.'));
+        match layer {
+            Some((number, _)) => {
+                add(&mut layers, format!("layers.{number}"));
+                let kind = name.rsplit('.').next().unwrap_or(name);
+                add(&mut groups, kind.to_owned());
+            }
+            None => add(&mut layers, name.to_owned()),
+        }
+    }
+    (layers, groups)
+}
+
+/// True for what the head reads: its own weight or the embedding table.
+fn is_head(part: &str) -> bool {
+    part.ends_with("lm_head") || part.ends_with("embed_tokens")
+}
+
+/// Makes bundles and reads texts with them.
+struct Bench<'a, R> {
+    checkpoint: &'a Checkpoint,
+    recipe: &'a R,
+    /// Of the bundle that is to be made in the end.
+    options: &'a ForgeOptions,
+    /// Where bundles are made.
+    out: &'a Path,
+    open: OpenBundle<'a>,
+    texts: Vec<Vec<u32>>,
+    /// Logarithms of the f16 model's probabilities, of each position.
+    reference: Vec<Vec<f32>>,
+}
+
+impl<R: Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>> Bench<'_, R> {
+    fn options(&self, precision: Precision, weights: &[Override]) -> ForgeOptions {
+        let longest = self.texts.iter().map(Vec::len).max().unwrap_or(0);
+        ForgeOptions {
+            overwrite: true,
+            name: Some("model".to_owned()),
+            precision,
+            head: self.options.head.filter(|_| precision != Precision::Fp16),
+            weights: weights.to_vec(),
+            max_ctx: Some(longest),
+            // The logits of every position are wanted, which prompt graphs do not give.
+            prefill: Some(Vec::new()),
+            recipe_options: self.options.recipe_options.clone(),
+            ..ForgeOptions::new(self.out)
+        }
+    }
+
+    /// Makes the bundle and reads the texts; the first is what others are compared with.
+    fn measure(
+        &mut self,
+        what: &str,
+        precision: Precision,
+        weights: &[Override],
+        progress: &mut dyn Progress,
+    ) -> Result<Quality> {
+        progress.stage(&format!("calibrate {what}"), 0);
+        let options = self.options(precision, weights);
+        let report =
+            forge_checkpoint(self.checkpoint, self.recipe, &options, &mut Quiet(progress))?;
+        let mut model = (self.open)(&report.manifest)?;
+        let first = self.reference.is_empty();
+        let (mut divergence, mut same, mut surprise) = (0f64, 0usize, 0f64);
+        let mut position = 0;
+        for text in &self.texts {
+            model.reset()?;
+            for (token, next) in text.iter().zip(text.iter().skip(1)) {
+                if progress.cancelled() {
+                    return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
+                }
+                let mut scores = model.read(*token)?;
+                log_softmax(&mut scores);
+                let likely = scores.get(*next as usize).copied().unwrap_or(f32::NEG_INFINITY);
+                if !likely.is_finite() {
+                    return Err(Error::new(
+                        ErrorKind::Runtime,
+                        format!(
+                            "{what}: no finite probability of token {next} at position {position}"
+                        ),
+                    )
+                    .hint("weights of this precision give no numbers here; choose a wider one"));
+                }
+                surprise -= f64::from(likely);
+                if first {
+                    self.reference.push(scores);
+                    same += 1;
+                } else if let Some(reference) = self.reference.get(position) {
+                    divergence += divergence_of(reference, &scores);
+                    same += usize::from(likeliest(reference) == likeliest(&scores));
+                }
+                position += 1;
+            }
+        }
+        drop(model);
+        // Its place is needed for the next one.
+        std::fs::remove_dir_all(self.out).map_err(|e| Error::io(ErrorKind::Io, self.out, e))?;
+        let count = position.max(1) as f64;
+        Ok(Quality {
+            // Rounding may leave a little less than nothing.
+            divergence: (divergence / count).max(0.0),
+            agreement: same as f64 / count,
+            perplexity: (surprise / count).exp(),
+        })
+    }
+
+    /// Keeps as few of the most sensitive layers in the precision `wider` as the target allows. The head has an option of
+    /// its own.
+    fn choose(
+        &mut self,
+        found: &mut Calibration,
+        wider: Precision,
+        target: f64,
+        progress: &mut dyn Progress,
+    ) -> Result<()> {
+        let narrow = self.options.precision;
+        let mut order: Vec<_> = found.layers.iter().filter(|(part, _)| !is_head(part)).collect();
+        order.sort_by(|(_, a), (_, b)| b.divergence.total_cmp(&a.divergence));
+        let order: Vec<_> = order
+            .into_iter()
+            .map(|(part, _)| Override { part: part.clone(), precision: wider })
+            .collect();
+        let mut measure = |count: usize| {
+            let kept = order.get(..count).unwrap_or_default();
+            let weights = [&self.options.weights[..], kept].concat();
+            self.measure(
+                &format!("with {count} parts {}", wider.name()),
+                narrow,
+                &weights,
+                progress,
+            )
+        };
+        let whole = found.precisions.iter().find(|(precision, _)| *precision == narrow);
+        let (mut least, mut most) = (0, 0);
+        let mut quality = match whole {
+            Some((_, quality)) => *quality,
+            None => measure(0)?,
+        };
+        if quality.divergence > target {
+            most = order.len();
+            quality = measure(most)?;
+            found.reached = quality.divergence <= target;
+            while found.reached && most - least > 1 {
+                let middle = least.midpoint(most);
+                let tried = measure(middle)?;
+                if tried.divergence <= target {
+                    (most, quality) = (middle, tried);
+                } else {
+                    least = middle;
+                }
+            }
+        }
+        found.kept = order.get(..most).unwrap_or_default().to_vec();
+        found.chosen = Some(quality);
+        Ok(())
+    }
+}
+
+/// Makes logarithms of probabilities of logits.
+fn log_softmax(logits: &mut [f32]) {
+    let peak = logits.iter().fold(f32::NEG_INFINITY, |peak, logit| peak.max(*logit));
+    let total: f64 = logits.iter().map(|logit| f64::from(logit - peak).exp()).sum();
+    let shift = f64::from(peak) + total.ln();
+    logits.iter_mut().for_each(|logit| *logit = (f64::from(*logit) - shift) as f32);
+}
+
+/// The Kullback-Leibler divergence of `found` from `expected`, both logarithms of probabilities, in nats.
+fn divergence_of(expected: &[f32], found: &[f32]) -> f64 {
+    let pairs = expected.iter().zip(found).map(|(p, q)| (f64::from(*p), f64::from(*q)));
+    pairs.filter(|(p, _)| p.is_finite()).map(|(p, q)| p.exp() * (p - q)).sum()
+}
+
+/// The first place of the largest value.
+fn likeliest(scores: &[f32]) -> Option<usize> {
+    let first = |best: Option<(usize, f32)>, (index, score): (usize, &f32)| match best {
+        Some((_, most)) if *score <= most => best,
+        _ => Some((index, *score)),
+    };
+    scores.iter().enumerate().fold(None, first).map(|(index, _)| index)
+}
+
+/// Progress of a bundle that is only measured: nothing is told but to stop.
+struct Quiet<'a>(&'a dyn Progress);
+
+impl Progress for Quiet<'_> {
+    fn stage(&mut self, _what: &str, _total: u64) {}
+    fn advance(&mut self, _done: u64) {}
+    fn note(&mut self, _message: &str) {}
+
+    fn cancelled(&self) -> bool {
+        self.0.cancelled()
+    }
+}
+
+#[cfg(test)]
+mod tests;

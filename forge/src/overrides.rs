@@ -1,0 +1,163 @@
+//! Weights in another precision than the rest: layers that a narrower one would hurt.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+use qhx_core::{Error, ErrorKind, Result};
+
+use crate::recipe::{Precision, Recipe, RecipeOptions};
+use crate::weight::{Storage, Weight};
+
+/// The precision of the weights that `part` names, see [`Override::covers`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Override {
+    /// `layers.3`, `down_proj` or `layers.3.mlp.down_proj`. Empty for all.
+    pub part: String,
+    /// No narrower than that of the bundle.
+    pub precision: Precision,
+}
+
+impl Override {
+    /// True for a tensor whose name has the words of `part`, one after the other: `layers.3` covers
+    /// `model.layers.3.mlp.up_proj.weight`, and not `model.layers.31.mlp.up_proj.weight`.
+    pub fn covers(&self, tensor: &str) -> bool {
+        self.part.is_empty() || format!(".{tensor}.").contains(&format!(".{}.", self.part))
+    }
+}
+
+impl std::fmt::Display for Override {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}={}", self.part, self.precision.name())
+    }
+}
+
+impl FromStr for Override {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let Some((part, precision)) = text.split_once('=').filter(|(part, _)| !part.is_empty())
+        else {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!("{text:?}, expected PART=PRECISION, such as layers.3=w8a16"),
+            ));
+        };
+        Ok(Self { part: part.to_owned(), precision: precision.parse()? })
+    }
+}
+
+/// The recipe of `make`, with weights stored as the recipe of another precision stores them where an override says so. Of
+/// several that cover a weight the last one counts.
+///
+/// Errors when an override covers no weight, or asks for less than the precision of `wanted`.
+pub(crate) fn apply(
+    make: impl Fn(&RecipeOptions) -> Result<Recipe>,
+    wanted: &RecipeOptions,
+    overrides: &[Override],
+) -> Result<Recipe> {
+    let mut recipe = make(wanted)?;
+    if overrides.is_empty() {
+        return Ok(recipe);
+    }
+    let precision = wanted.precision;
+    let usual = stored(&recipe);
+    let mut wider: BTreeMap<String, Weight> = BTreeMap::new();
+    for one in overrides {
+        if rank(one.precision) > rank(precision) {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!(
+                    "weights {one}: narrower than {}, the bundle's precision",
+                    precision.name()
+                ),
+            )
+            .hint(format!(
+                "make the bundle with --precision {} and name what is to be wider",
+                one.precision.name()
+            )));
+        }
+        let other = stored(&make(&RecipeOptions { precision: one.precision, ..wanted.clone() })?);
+        let covered = |name: &str| one.covers(name) && usual.get(name).is_some_and(is_narrow);
+        let covered: Vec<_> = other.into_iter().filter(|(name, _)| covered(name)).collect();
+        if covered.is_empty() {
+            let such = usual.iter().find(|(_, weight)| is_narrow(weight)).map(|(name, _)| name);
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!(
+                    "weights {one}: no weight that {} narrows has this in its name",
+                    precision.name()
+                ),
+            )
+            .hint(match such {
+                Some(name) => format!("such a weight is {name}"),
+                None => "nothing is narrowed: leave it out".to_owned(),
+            }));
+        }
+        wider.extend(covered);
+    }
+    for graph in recipe.contexts.iter_mut().flat_map(|context| &mut context.graphs) {
+        graph.store(|weight| {
+            let other = wider.get(weight.source().name())?;
+            Some(Weight::new(weight.source().clone(), other.storage()))
+        });
+    }
+    Ok(recipe)
+}
+
+/// How narrow a precision is.
+pub(crate) fn rank(precision: Precision) -> usize {
+    precisions().iter().position(|one| *one == precision).unwrap_or(0)
+}
+
+/// All precisions, the widest first.
+pub(crate) fn precisions() -> Vec<Precision> {
+    ["fp16", "w8a16", "w4a16"].iter().filter_map(|name| name.parse().ok()).collect()
+}
+
+fn is_narrow(weight: &Weight) -> bool {
+    weight.storage() != Storage::Float
+}
+
+/// All weights by the names of their tensors. A tensor of which graphs read different rows is stored in one way.
+fn stored(recipe: &Recipe) -> BTreeMap<String, Weight> {
+    let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
+    let weights = graphs.flat_map(crate::graph::Graph::weights);
+    weights.map(|weight| (weight.source().name().to_owned(), weight.clone())).collect()
+}
+
+/// Names of all weights that a recipe stores as integers, each once, in the order of the graphs.
+pub(crate) fn narrowed(recipe: &Recipe) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
+    for weight in graphs.flat_map(crate::graph::Graph::weights) {
+        let name = weight.source().name();
+        if is_narrow(weight) && !names.iter().any(|known| known == name) {
+            names.push(name.to_owned());
+        }
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_names_are_whole_words() {
+        let covers = |part: &str, tensor| {
+            Override { part: part.to_owned(), precision: Precision::W8A16 }.covers(tensor)
+        };
+        let name = "model.layers.3.mlp.down_proj.weight";
+        for part in ["layers.3", "down_proj", "3.mlp", "", "layers.3.mlp.down_proj.weight"] {
+            assert!(covers(part, name), "{part}");
+        }
+        for part in ["layers.31", "ayers.3", "down", "layers.mlp"] {
+            assert!(!covers(part, name), "{part}");
+        }
+        assert!(!covers("layers.3", "model.layers.31.mlp.down_proj.weight"));
+        assert_eq!("layers.3=w8a16".parse::<Override>().unwrap().to_string(), "layers.3=w8a16");
+        for wrong in ["layers.3", "=w8a16", "layers.3=w9"] {
+            assert_eq!(wrong.parse::<Override>().unwrap_err().kind(), ErrorKind::Usage);
+        }
+    }
+}
