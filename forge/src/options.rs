@@ -60,7 +60,7 @@ pub struct ForgeOptions {
     pub task: Task,
     /// Precision of the decoder's weights.
     pub precision: Precision,
-    /// Precision of the head's weight; none chooses, see [`RecipeOptions::head`].
+    /// Precision of the head's weight; none chooses, see [`RecipeOptions::head()`].
     pub head: Option<Precision>,
     /// Number of contexts that the decoder's layers are spread over; [`AUTO_SHARDS`] takes the family's
     /// own number, one for most, or as many more as [`ForgeOptions::context_budget`] asks for.

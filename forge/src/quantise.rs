@@ -5,7 +5,7 @@
 //!
 //! Blocks: `real = (q + offset) · scale`, with a scale, and where a form has them an offset, for each run of inputs of
 //! an output channel. Those that the forge makes itself are symmetric ([`quantise_block`]). Checkpoints may hold
-//! others ([`BlockSource`](crate::weight::BlockSource)).
+//! others ([`RowSource::block_form`](crate::weight::RowSource::block_form)).
 
 use half::f16;
 use qhx_core::{Error, ErrorKind, Result};

@@ -100,7 +100,7 @@ impl std::str::FromStr for Precision {
 pub struct RecipeOptions {
     /// Precision of the decoder's weights.
     pub precision: Precision,
-    /// Precision of the head's weight; see [`RecipeOptions::head`].
+    /// Precision of the head's weight; see [`RecipeOptions::head()`].
     pub head: Option<Precision>,
     /// Number of contexts that the decoder's layers are spread over.
     pub shards: usize,
