@@ -229,7 +229,6 @@ fn the_head_has_the_precision_that_is_asked_for() {
         (Precision::Fp16, Some(Precision::W8A16), "w8"),
         (Precision::W8A16, None, "f16"),
         (Precision::W4A16, Some(Precision::Fp16), "f16"),
-        (Precision::W8A16, Some(Precision::W4A16), "w4"),
     ] {
         for toy in ["llama3-toy", "qwen35-tied", "phimoe-6", "gemma4-toy"] {
             let options = ForgeOptions {
