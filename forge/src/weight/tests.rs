@@ -81,11 +81,14 @@ fn values_beyond_f16_are_named_with_their_magnitude() {
     assert!([wide, int8, blocks, streamed, fits].iter().all(Option::is_none));
 }
 
+/// Spoils rows that were read.
+type Damage = fn(&mut BlocksMut<'_>);
+
 /// 3000 rows of 64 integers, and what a damaged checkpoint has at some row.
 #[derive(Debug)]
 struct Given {
     form: BlockForm,
-    damage: Option<(usize, fn(&mut BlocksMut<'_>))>,
+    damage: Option<(usize, Damage)>,
 }
 
 impl RowSource for Given {
@@ -114,7 +117,7 @@ impl RowSource for Given {
             *q = ((first * 64 + index) * 5 % 16) as i8 - 8;
         }
         for (index, scale) in out.scales.iter_mut().enumerate() {
-            *scale = if (first + index) % 2 == 0 { 0.25 } else { -0.125 };
+            *scale = if (first + index).is_multiple_of(2) { 0.25 } else { -0.125 };
         }
         out.offsets.fill(1.5);
         if let Some((row, damage)) = self.damage
@@ -156,7 +159,7 @@ fn integers_of_a_checkpoint_survive_as_they_are() {
 #[test]
 fn damaged_integers_are_named_with_their_tensor() {
     let form = BlockForm { bits: Bits::Four, block: 32, offsets: true };
-    let cases: [(fn(&mut BlocksMut<'_>), &str); 3] = [
+    let cases: [(Damage, &str); 3] = [
         (|out| out.values[5] = 8, "an integer is 8, expected -8 to 7"),
         (|out| out.scales[1] = f32::NAN, "a scale is NaN, expected a finite number"),
         (|out| out.offsets[0] = f32::INFINITY, "an offset is inf, expected a finite number"),
