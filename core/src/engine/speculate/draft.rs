@@ -154,48 +154,9 @@ impl Draft {
         self.saved = Some((self.op.snapshot()?, self.text.len()));
         Ok(())
     }
-}
 
-impl Guesser for Draft {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn begin(&mut self, start: &Start<'_>) -> Result<()> {
-        if start.media {
-            let message = "the prompt has pictures, sounds or videos, which a draft does not see";
-            return Err(Error::new(ErrorKind::Prompt, message));
-        }
-        let sampling = SamplingParams {
-            repetition_penalty: 1.0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            ..start.sampling.clone()
-        };
-        let (vocab, allowed) = (self.op.info().vocab, Arc::clone(start.allowed));
-        let sampler = Sampler::restricted(sampling, vocab, allowed)?;
-        self.sampler = Some(sampler.softcapped(self.op.softcap()));
-        let room = start.prompt.len().saturating_add(start.most.min(1 << 20));
-        self.text.clear();
-        self.text.reserve(room);
-        self.state.reserve(room.saturating_sub(self.state.len()));
-        self.text.extend_from_slice(start.prompt);
-        // The state is that of the last text.
-        self.agreed = 0;
-        if let Some((id, _)) = self.saved.take() {
-            self.op.drop_snapshot(id);
-        }
-        if self.text.len() < self.op.info().max_ctx {
-            self.catch_up()?;
-        }
-        Ok(())
-    }
-
-    fn push(&mut self, token: u32) {
-        self.text.push(token);
-    }
-
-    fn guess(&mut self, most: usize, rng: &Rng, guesses: &mut Vec<u32>) -> Result<()> {
+    /// Adds guesses by decoding ahead of the text.
+    fn decode_ahead(&mut self, most: usize, rng: &Rng, guesses: &mut Vec<u32>) -> Result<()> {
         let room = self.op.info().max_ctx.saturating_sub(self.text.len());
         let known = |&token: &u32| (token as usize) < self.input_vocab;
         if room == 0 || !self.text.get(self.agreed..).unwrap_or_default().iter().all(known) {
@@ -217,5 +178,60 @@ impl Guesser for Draft {
             }
         }
         Ok(())
+    }
+}
+
+impl Guesser for Draft {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn begin(&mut self, start: &Start<'_>) -> Result<()> {
+        if start.media {
+            let message = "the prompt has pictures, sounds or videos, which a draft does not see";
+            return Err(Error::new(ErrorKind::Prompt, message));
+        }
+        let sampling = SamplingParams {
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            ..start.sampling.clone()
+        };
+        let (vocab, allowed) = (self.op.info().vocab, Arc::clone(start.allowed));
+        let sampler = Sampler::restricted(sampling, vocab, allowed)?;
+        self.sampler = Some(sampler.softcapped(self.op.softcap()));
+        if self.state.len() != self.op.position() {
+            // A guess failed, or its device restarted.
+            self.state.clear();
+            self.op.reset()?;
+        }
+        let room = start.prompt.len().saturating_add(start.most.min(1 << 20));
+        self.text.clear();
+        self.text.reserve(room);
+        self.state.reserve(room.saturating_sub(self.state.len()));
+        self.text.extend_from_slice(start.prompt);
+        // The state is that of the last text.
+        self.agreed = 0;
+        if let Some((id, _)) = self.saved.take() {
+            self.op.drop_snapshot(id);
+        }
+        if self.text.len() < self.op.info().max_ctx {
+            self.catch_up()?;
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, token: u32) {
+        self.text.push(token);
+    }
+
+    fn guess(&mut self, most: usize, rng: &Rng, guesses: &mut Vec<u32>) -> Result<()> {
+        let guessed = self.decode_ahead(most, rng, guesses);
+        if guessed.is_err() {
+            // What the state stands for is not known: the next generation begins anew.
+            self.state.clear();
+            self.agreed = 0;
+        }
+        guessed
     }
 }
