@@ -3,7 +3,9 @@
 use std::ops::ControlFlow;
 
 use qhx_core::compare::Distance;
-use qhx_core::engine::{FinishReason, Generation, Message, Model, Prompt, Request};
+use qhx_core::engine::{
+    FinishReason, Generation, Guesses, Message, Model, Prompt, Request, Speculate,
+};
 use qhx_core::op::Segment;
 use qhx_core::sampling::argmax;
 
@@ -23,16 +25,63 @@ pub fn same_text(found: &str, expected: &str, label: &str) {
 
 /// Every case from its text, compared in tokens, text and reason.
 pub fn greedy_exact(model: &mut Model, cases: &[&Case], label: &str) {
+    guessed_exact(model, cases, Speculate::Off, label);
+}
+
+/// The same with tokens guessed ahead. Answers with how guesses went in all cases together.
+pub fn guessed_exact(
+    model: &mut Model,
+    cases: &[&Case],
+    speculate: Speculate,
+    label: &str,
+) -> Guesses {
+    let mut all = Guesses::default();
     for case in cases {
         model.reset().unwrap_or_else(|e| panic!("{e}"));
         let request = Request::greedy(Prompt::Text(case.prompt.clone()), case.output_ids.len());
+        let request = Request { speculate, ..request };
         let generation = generate(model, &request);
         assert_eq!(generation.prompt_tokens, case.prompt_ids.len(), "{label}, {}", case.id);
         assert_eq!(generation.tokens, case.output_ids, "{label}, {}", case.id);
         same_text(&generation.text, &case.text, &format!("{label}, {}", case.id));
         let expected = if case.finish == "eos" { FinishReason::Eos } else { FinishReason::Length };
         assert_eq!(generation.finish_reason, expected, "{label}, {}", case.id);
+        let Guesses { passes, guessed, accepted } = generation.timings.guesses;
+        all.passes += passes;
+        all.guessed += guessed;
+        all.accepted += accepted;
     }
+    all
+}
+
+/// Checks `rows` tokens in one step behind a case's prompt, of which the first `right` are the golden ones, and keeps
+/// these. Answers with how far the logits of the next plain step are from those after plain steps alone.
+pub fn kept_exact(model: &mut Model, case: &Case, rows: usize, right: usize) -> Distance {
+    let (tokens, op) = (&case.output_ids, model.op_mut());
+    let mut logits = [true, false].map(|guessed| {
+        let mut go = || {
+            op.reset()?;
+            op.prefill(&[Segment::Tokens(&case.prompt_ids)])?;
+            if guessed {
+                let mut step = tokens[..right].to_vec();
+                step.resize(rows, case.prompt_ids[0]);
+                op.verify(&step)?;
+                for row in 0..right {
+                    op.row_logits(row)?;
+                    assert_eq!(argmax(op.logits()?)?, tokens[row + 1], "{}, row {row}", case.id);
+                }
+                op.accept(right)?;
+            } else {
+                tokens[..right].iter().try_for_each(|&token| op.decode(token))?;
+            }
+            op.decode(tokens[right])?;
+            Ok::<_, qhx_core::Error>(op.logits()?.to_f32())
+        };
+        go().unwrap_or_else(|e| panic!("{}: {e}", case.id))
+    });
+    let plain = std::mem::take(&mut logits[1]);
+    model.reset().unwrap_or_else(|e| panic!("{e}"));
+    Distance::of(&logits[0], &plain).unwrap_or_else(|e| panic!("{}: {e}", case.id))
 }
 
 /// The `most` cases with the fewest tokens.

@@ -12,7 +12,9 @@ use qhx_core::compare::Distance;
 use qhx_core::engine::{Model, Prompt, Request};
 use qhx_tests::outside::{self, Outside};
 use qhx_tests::plugin_files::{self, library_name};
-use qhx_tests::replay::{generate, greedy_exact, play, shortest, step_exact};
+use qhx_tests::replay::{
+    generate, greedy_exact, guessed_exact, kept_exact, play, shortest, step_exact,
+};
 use qhx_tests::toys::{self, Case, Goldens};
 use qhx_tests::{backends, suite};
 use safetensors::SafeTensors;
@@ -98,6 +100,15 @@ fn the_reference_s_tokens_and_logits(made: &Made, wide: &Path) {
     ] {
         let mut model = made.open(bundle);
         greedy_exact(&mut model, &made.cases(), label);
+        if bundle == &*narrow {
+            // Rings lose no row to a guess that is not kept.
+            let found = guessed_exact(&mut model, &made.cases(), "6".parse().unwrap(), label);
+            let case =
+                made.cases().into_iter().find(|case| case.prompt_ids.len() > WINDOW).unwrap();
+            let kept = kept_exact(&mut model, case, 7, 2);
+            eprintln!("{label}: {found:?}, logits after two of seven {kept:?}");
+            assert!(found.guessed > 0 && kept.largest <= CPU_DISTANCE, "{found:?}, {kept:?}");
+        }
         let Distance { largest, cosine, .. } =
             step_exact(&mut model, &made.goldens, &made.cases(), label);
         eprintln!("{label}: logits differ by at most {largest:.2e}, cosine {cosine:.7}");

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use qhx_core::ErrorKind;
 use qhx_core::backend::Backend;
 use qhx_core::compare::Distance;
-use qhx_core::engine::{Message, Model, Prompt, Request};
-use qhx_core::op::Segment;
+use qhx_core::engine::{Guesses, Message, Model, Prompt, Request, Speculate};
+use qhx_core::op::{Segment, Task};
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
-use qhx_tests::replay::{generate, greedy_exact, step_exact};
+use qhx_tests::replay::{generate, greedy_exact, guessed_exact, kept_exact, step_exact};
 use qhx_tests::toys;
 use qhx_tests::{backends, registered, replay, suite};
 
@@ -152,6 +152,89 @@ fn a_second_turn_reuses_the_longest_common_prefix() {
     }
 }
 
+fn guesses(count: &str) -> Speculate {
+    count.parse().unwrap()
+}
+
+/// By prompt lookup: over graphs of 4 and of 12 rows, in one and two shards, and in conversations.
+#[test]
+fn guessed_tokens_are_those_of_plain_decoding() {
+    let mut accepted = 0;
+    for (toy, shards) in [("llama3-toy", 2), ("mistral-toy", 1)] {
+        let checkpoint = toys::fixture(toy);
+        let goldens = toys::goldens(&checkpoint);
+        let cases: Vec<_> = goldens.cases.iter().collect();
+        let bundle = bundle(&checkpoint, |o| {
+            o.shards = shards;
+            o.prefill = Some(vec![4, 12]);
+        });
+        let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+        assert_eq!(model.op_mut().verification().widths, [4, 12]);
+        for mode in ["1", "3", "20", "auto"] {
+            let label = format!("{toy}, {mode} guesses");
+            let found = guessed_exact(&mut model, &cases, guesses(mode), &label);
+            eprintln!("{label}: {found:?}");
+            accepted += found.accepted;
+        }
+        for (rows, right) in [(4, 1), (4, 3), (12, 5), (12, 12)] {
+            let case = cases.iter().find(|case| case.output_ids.len() > right).unwrap();
+            let found = kept_exact(&mut model, case, rows, right);
+            eprintln!("{toy}, {right} of {rows} kept: {found:?}");
+            assert!(found.largest <= 1e-4, "{toy}, {right} of {rows} kept: {found:?}");
+        }
+    }
+    assert!(accepted > 10, "{accepted} guesses were right");
+}
+
+/// A bundle that is its own draft is always right; one of another tokenizer, or of another task, is refused.
+#[test]
+fn a_draft_guesses_and_changes_no_token() {
+    let checkpoint = toys::fixture("mistral-toy");
+    let goldens = toys::goldens(&checkpoint);
+    let cases: Vec<_> = goldens.cases.iter().take(3).collect();
+    let narrow = |o: &mut ForgeOptions| o.prefill = Some(vec![4]);
+    let bundle = bundle(&checkpoint, narrow);
+    let open = || toys::open(&bundle.manifest, backends::cpu()).unwrap();
+    let mut model = open();
+    model.set_draft(open()).unwrap();
+    for mode in ["3", "auto"] {
+        let found = guessed_exact(&mut model, &cases, guesses(mode), "its own draft");
+        assert_eq!(found.guessed, found.accepted, "{mode}: {found:?}");
+        assert!(mode == "auto" || found.guessed > 10, "{mode}: {found:?}");
+    }
+    let other = self::bundle(&toys::fixture("qwen3-toy"), narrow);
+    let error = model.set_draft(toys::open(&other.manifest, backends::cpu()).unwrap()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage);
+    assert!(error.message().contains("tokenizer.json differs from"), "{error}");
+    let encoder = self::bundle(&toys::fixture("embed-mistral-toy"), |o| {
+        (o.task, o.prefill) = (Task::Embed, None);
+    });
+    let encoder = toys::open(&encoder.manifest, backends::cpu()).unwrap();
+    let error = model.set_draft(encoder).unwrap_err();
+    assert!(error.message().contains("does not generate"), "{error}");
+    // What was refused takes nothing away.
+    let found = guessed_exact(&mut model, &cases, guesses("3"), "the first draft");
+    assert!(found.accepted > 10, "{found:?}");
+}
+
+#[test]
+fn a_bundle_whose_graphs_check_no_guesses_decodes_plainly_and_says_why() {
+    for (toy, prefill, words) in [
+        ("mistral-toy", Some(Vec::new()), "no graphs that take several tokens"),
+        ("phimoe-6", None, "without the kit's decoder"),
+    ] {
+        let checkpoint = toys::fixture(toy);
+        let goldens = toys::goldens(&checkpoint);
+        let cases: Vec<_> = goldens.cases.iter().take(2).collect();
+        let bundle = bundle(&checkpoint, |o| o.prefill = prefill);
+        let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+        let refusal = model.op_mut().verification().refusal.clone().unwrap();
+        assert!(refusal.contains(words), "{toy}: {refusal}");
+        let found = guessed_exact(&mut model, &cases, guesses("auto"), toy);
+        assert_eq!(found, Guesses::default(), "{toy}");
+    }
+}
+
 #[test]
 fn logits_beyond_the_embedding_table_are_never_chosen() {
     for toy in ["mistral-toy", "qwen35-tied", "phimoe-6"] {
@@ -236,6 +319,12 @@ fn htp_fp16_shards_and_other_targets_equal_the_reference() {
         let mut model = toys::open(&bundle.manifest, Arc::clone(&backend)).unwrap();
         let label = format!("{toy} {target} {shards} shards");
         greedy_exact(&mut model, &cases, &label);
+        if target == "v79" {
+            let found = guessed_exact(&mut model, &cases[..1], guesses("3"), &label);
+            let kept = kept_exact(&mut model, cases[0], 4, 2);
+            eprintln!("{label}: {found:?}, logits after two of four {kept:?}");
+            assert!(kept.cosine >= 0.999, "{label}: {kept:?}");
+        }
         if shards > 1 {
             // Prompt graphs, hidden rows from shard to shard, caches.
             registered::copies_nothing(&bundle.manifest, &replay::shortest(&goldens, 1), &label);

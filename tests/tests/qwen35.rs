@@ -19,6 +19,7 @@ use qhx_core::{CancelToken, ErrorKind};
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint, registry};
 use qhx_tests::pictures::{Sights, answer};
+use qhx_tests::replay::{guessed_exact, kept_exact};
 use qhx_tests::restarting::Restarting;
 use qhx_tests::toys::{self, CPU, Case, Variant};
 use qhx_tests::{backends, plugin_files, registered, replay, suite};
@@ -668,6 +669,56 @@ fn a_chat_goes_on_from_the_snapshot_after_its_picture() {
         let spans = model.span_stats();
         let looks = spans.into_iter().find(|span| span.name == "vision").map(|span| span.count);
         assert_eq!(looks, Some(1), "the picture is seen once");
+    }
+}
+
+/// Its states are replaced as a whole: a part of the guesses goes through the graphs once more.
+#[test]
+fn guessed_tokens_are_those_of_plain_decoding() {
+    let mut accepted = 0;
+    for (toy, shards, prefill) in [(TOYS[0], 1, &[4][..]), (TOYS[1], 2, &[3, 16])] {
+        let checkpoint = toys::fixture(toy);
+        let goldens = toys::goldens(&checkpoint);
+        let cases: Vec<_> = goldens.cases.iter().collect();
+        let manifest = toys::bundle(&checkpoint, Variant { shards, prefill, ..CPU });
+        let mut model = toys::open(&manifest, backends::cpu()).unwrap();
+        for mode in ["2", "auto"] {
+            let speculate = mode.parse().unwrap();
+            let found = guessed_exact(&mut model, &cases, speculate, &format!("{toy}, {mode}"));
+            eprintln!("{toy}, {mode} guesses: {found:?}");
+            accepted += found.accepted;
+        }
+        for right in [1, 2, 3] {
+            let case = cases.iter().find(|case| case.output_ids.len() > 3).unwrap();
+            let found = kept_exact(&mut model, case, 3, right);
+            eprintln!("{toy}, {right} of 3 kept: {found:?}");
+            // One that stays alone goes the plain way.
+            let limit = if right == 1 { 0.0 } else { 1e-4 };
+            assert!(found.largest <= limit, "{toy}, {right} of 3 kept: {found:?}");
+        }
+    }
+    assert!(accepted > 2, "{accepted} guesses were right");
+}
+
+#[test]
+fn a_restart_of_the_dsp_changes_no_guessed_token() {
+    let checkpoint = toys::fixture(TOYS[0]);
+    let goldens = toys::goldens(&checkpoint);
+    let manifest = toys::bundle(&checkpoint, Variant { prefill: &[4], ..CPU });
+    let backend = Restarting::new(backends::cpu());
+    let mut model = toys::open(&manifest, backend.clone()).unwrap();
+    let mut play = |case: &Case, nth: u64| {
+        backend.restart_at(nth);
+        let found = guessed_exact(&mut model, &[case], "3".parse().unwrap(), &format!("at {nth}"));
+        (found.passes, u64::MAX - backend.left())
+    };
+    // The answer with the most guesses.
+    let passes = |case: &Case| (play(case, u64::MAX), case.id.clone());
+    let ((passes, executions), id) = goldens.cases.iter().map(passes).max().unwrap();
+    assert!(passes > 1 && executions > 8, "{id}: {passes} passes, {executions} executions");
+    let case = goldens.cases.iter().find(|case| case.id == id).unwrap();
+    for nth in (1..=executions).step_by(3) {
+        play(case, nth);
     }
 }
 
