@@ -163,6 +163,38 @@ fn a_seed_gives_the_same_tokens_again() {
 }
 
 #[test]
+fn guessing_ahead_changes_no_token_and_is_reported() {
+    let folder = folder();
+    let generate = |arguments: &[&str]| {
+        Program::qhx(folder.path())
+            .args(["generate"])
+            .args([bundle()])
+            .args([PROMPT, "--max-new", "23"])
+            .args(arguments)
+            .run()
+    };
+    // The bundle as its own draft is always right: three steps of eight tokens.
+    let draft = bundle().to_string_lossy();
+    let run = generate(&["--draft", &draft, "--speculate", "7", "--json"]).ok();
+    let json = run.json();
+    assert_eq!(json["text"], SENTENCE.trim_end());
+    let guesses = &json["timings"]["guesses"];
+    assert_eq!(guesses["guessed"], guesses["accepted"]);
+    assert_eq!((&guesses["passes"], &json["timings"]["decode_steps"]), (&3.into(), &3.into()));
+    let run = generate(&["--speculate", "3", "--draft", &draft]).ok();
+    assert_eq!(run.stdout, SENTENCE);
+    assert!(run.stderr.contains("guesses right, "), "{}", run.stderr);
+    assert_eq!(generate(&["--speculate", "auto"]).ok().stdout, SENTENCE);
+
+    let run = generate(&["--speculate", "65"]);
+    assert_eq!(run.code, 2);
+    assert!(run.stderr.contains("expected auto, off, or a number from 1 to 64"), "{}", run.stderr);
+    let run = generate(&["--draft", "nowhere"]);
+    assert_eq!(run.code, 3);
+    assert!(run.stderr.contains("option --draft: nowhere"), "{}", run.stderr);
+}
+
+#[test]
 fn a_full_context_ends_the_answer() {
     let folder = folder();
     let run = Program::qhx(folder.path())
