@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::causes;
 use super::codes;
 use super::gate::Exclusive;
-use super::library::Library;
+use super::library::{EMULATES, Library};
 use super::log::{self, LogLevel};
 use crate::{ErrorKind, Result};
 
@@ -67,7 +67,7 @@ pub struct Platform {
 impl Platform {
     /// True on hosts for which the libraries hold an emulator instead of a driver.
     pub const fn is_emulated() -> bool {
-        cfg!(target_arch = "x86_64")
+        EMULATES
     }
 }
 

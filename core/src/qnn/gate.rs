@@ -26,7 +26,7 @@ use std::marker::PhantomData;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-use super::device::Platform;
+use super::library::EMULATES;
 
 #[derive(Debug)]
 struct State {
@@ -129,7 +129,7 @@ pub(crate) enum Loading {
 
 /// Waits until a context may be opened or closed. Not to be asked for within a [`Shared`] call.
 pub(crate) fn loading() -> Loading {
-    match Platform::is_emulated() {
+    match EMULATES {
         true => Loading::Alone(Exclusive::begin()),
         false => Loading::Beside(Shared::enter()),
     }

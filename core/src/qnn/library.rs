@@ -63,6 +63,9 @@ impl ApiVersion {
     }
 }
 
+/// The libraries for this machine's architecture hold an emulator instead of a driver.
+pub(crate) const EMULATES: bool = cfg!(target_arch = "x86_64");
+
 /// libQnnHtp, and libQnnSystem beside it. Clones share both.
 #[derive(Clone)]
 pub struct Library(Arc<Inner>);
