@@ -47,10 +47,10 @@ Examples:
 /// `qhx forge plan` and `qhx forge estimate` say beforehand what a bundle will be and cost.
 ///
 /// Reads config.json, the safetensors and tokenizer.json of a folder, or a GGUF file with tokenizer.json beside it (and
-/// config.json, where its metadata does not say all), and writes context binaries for one Hexagon architecture, the same graphs as ONNX for the CPU, the embedding table, the
-/// tokenizer and the manifest. The folder appears when everything is written; until then finished
-/// context binaries, graphs and tables lie in a hidden folder beside it, and the same command goes on from there after it was
-/// stopped. Prints the path of the manifest.
+/// config.json, where its metadata does not say all), and writes context binaries for one Hexagon architecture, the same
+/// graphs as ONNX for the CPU, the embedding table, the tokenizer and the manifest. The folder appears when everything is
+/// written; until then finished context binaries, graphs and tables lie in a hidden folder beside it, and the same
+/// command goes on from there after it was stopped. Prints the path of the manifest.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]

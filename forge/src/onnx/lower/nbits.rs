@@ -2,8 +2,9 @@
 //!
 //! 4-bit blocks of 32 become the weights of `MatMulNBits`, an operator of ONNX Runtime
 //! (<https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md>), which reads them without widening
-//! them first. Longer blocks are cut into such, with equal scales. Offsets are a term of their own: `Σ_b (Σ_{k in b} x_k) · offset_b · scale_b`. Any other form is
-//! widened by `DequantizeLinear`, as int8 is. Integers, scales and offsets are those of the QNN graph.
+//! them first. Longer blocks are cut into such, with equal scales. Offsets are a term of their own:
+//! `Σ_b (Σ_{k in b} x_k) · offset_b · scale_b`. Any other form is widened by `DequantizeLinear`, as int8 is. Integers,
+//! scales and offsets are those of the QNN graph.
 
 use qhx_core::{Error, ErrorKind, Result};
 
