@@ -60,8 +60,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let window = config.window.min(max_ctx);
     // A step writes all of its rows into the ring at once.
     let ring = prompts.iter().fold(window, |ring, rows| ring.max(*rows));
-    let parts =
-        Layers { norm_offset: 1.0, ..Layers::decoder(checkpoint, options, config.eps) };
+    let parts = Layers { norm_offset: 1.0, ..Layers::decoder(checkpoint, options, config.eps) };
     let model = Model { parts, config: &config, capacities: [max_ctx, ring] };
     let Decoder { contexts, plan_params } = decoder(
         options,
