@@ -1,5 +1,5 @@
-//! The tier that runs programs for AArch64 Linux under qemu: unit tests of the core and of the kit, and `qhx` with
-//! Qualcomm's own libraries for boards, up to the door of the DSP.
+//! The tier that runs programs for AArch64 Linux under qemu: unit tests of the core, the kit and the CPU backend, and
+//! `qhx` with Qualcomm's own libraries for boards, up to the door of the DSP.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -80,7 +80,10 @@ pub(crate) fn run(
     let board = cargo::executables(&messages).remove("qhx").ok_or("cargo built no qhx")?;
     // The emulator takes settings from its environment, which reach the processes that tests start, too.
     let starter = board.with_file_name("examples").join("libexec.so");
-    let mut units = cross(&["test", "--lib", "--package", "qhx-core", "--package", "qhx-op"]);
+    let mut units = cross(&["test", "--lib"]);
+    for package in ["qhx-core", "qhx-op", "qhx-cpu"] {
+        units.args(["--package", package]);
+    }
     units
         .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", EMULATOR)
         .env("QEMU_LD_PREFIX", ROOT)
