@@ -1,5 +1,6 @@
 //! The whole way: a checkpoint folder in, a bundle folder out.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use crate::graph::Graph;
 use crate::options::ForgeOptions;
 use crate::plan::plan;
 use crate::progress::Progress;
-use crate::recipe::{Precision, Recipe, RecipeOptions, Tables};
+use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Tables};
 use crate::registry::{probe, recipe};
 use crate::residual::{Residual, residuals};
 use crate::weight::{Storage, fits_f16};
@@ -229,7 +230,8 @@ fn fill(
     let mut contexts = Map::new();
     let mut reports = Vec::new();
     let mut sources = Vec::new();
-    for plan in &recipe.contexts {
+    let sharing = sharing(&recipe.contexts);
+    for (index, plan) in recipe.contexts.iter().enumerate() {
         let mut entry = Map::new();
         let mut report = ContextReport {
             key: plan.key.clone(),
@@ -260,9 +262,19 @@ fn fill(
         }
         if options.onnx {
             stop_if_cancelled(progress)?;
-            let twins = onnx_twins(&plan.graphs, staging, progress)?;
+            // With the first of those that share weights all of them are written.
+            if sharing.get(index) == Some(&index) {
+                let together = recipe.contexts.iter().zip(&sharing);
+                let together = together.filter(|(_, first)| **first == index).map(|(c, _)| c);
+                let mut together: Vec<&ContextPlan> = together.collect();
+                // What has the name of an optional context may be left out.
+                together.sort_by_key(|context| context.optional.is_some());
+                let graphs: Vec<&Graph> = together.iter().flat_map(|c| &c.graphs).collect();
+                onnx_twins(&graphs, staging, progress)?;
+            }
             let mut files = Map::new();
-            for (graph, file) in plan.graphs.iter().zip(twins) {
+            for graph in &plan.graphs {
+                let file = names::onnx_file(graph.name());
                 source.onnx.push((graph.name().to_owned(), options.out.join(&file)));
                 files.insert(graph.name().to_owned(), json!(file));
             }
@@ -335,25 +347,38 @@ fn artifact(
     Ok(())
 }
 
-/// Writes the ONNX twins of a context's graphs and returns the files' names. Their weights lie in one file, which has the
-/// first one's name.
+/// For each context the first one that it shares weights with, be it by way of others; itself where there is none before.
+fn sharing(contexts: &[ContextPlan]) -> Vec<usize> {
+    let mut first: Vec<usize> = (0..contexts.len()).collect();
+    let mut owners: HashMap<&str, usize> = HashMap::new();
+    for (index, context) in contexts.iter().enumerate() {
+        for source in context.graphs.iter().flat_map(Graph::weights).map(|w| w.source().name()) {
+            let owner = *owners.entry(source).or_insert(index);
+            let pair = [owner, index].map(|i| first.get(i).copied().unwrap_or(i));
+            let [low, high] = [pair[0].min(pair[1]), pair[0].max(pair[1])];
+            first.iter_mut().filter(|f| **f == high).for_each(|f| *f = low);
+        }
+    }
+    first
+}
+
+/// Writes the ONNX twins of graphs. Their weights lie in one file, which has the first one's name.
 fn onnx_twins(
-    graphs: &[Graph],
+    graphs: &[&Graph],
     staging: &mut Staging,
     progress: &mut dyn Progress,
-) -> Result<Vec<String>> {
+) -> Result<()> {
     let dir = staging.folder("onnx")?;
-    let twins: Vec<String> = graphs.iter().map(|graph| names::onnx_file(graph.name())).collect();
-    let Some(first) = twins.first() else { return Ok(twins) };
-    let files: Vec<String> = twins.iter().cloned().chain([names::onnx_data_file(first)]).collect();
-    artifact(staging, first, &describe(graphs), &files, progress, |_, progress| {
+    let mut files: Vec<String> = graphs.iter().map(|g| names::onnx_file(g.name())).collect();
+    let Some(first) = files.first().cloned() else { return Ok(()) };
+    files.push(names::onnx_data_file(&first));
+    artifact(staging, &first, &describe(graphs.iter().copied()), &files, progress, |_, progress| {
         onnx::write_all(graphs, &dir, progress).map(drop)
-    })?;
-    Ok(twins)
+    })
 }
 
 /// Hash of what graphs compute.
-fn describe(graphs: &[Graph]) -> String {
+fn describe<'a>(graphs: impl IntoIterator<Item = &'a Graph>) -> String {
     let mut fingerprint = Fingerprint::default();
     for graph in graphs {
         graph.describe(|bytes| fingerprint.add(bytes));

@@ -3,12 +3,12 @@
 //! Sizes follow from the graphs; memory and time from figures measured with QAIRT 2.51 on two x86-64
 //! cores (docs/performance.md), so that they tell minutes from hours and not one minute from two.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use qhx_core::{DType, Error, ErrorKind, Result};
 
 use crate::checkpoint::Checkpoint;
-use crate::graph::{Elem, Graph, Origin};
+use crate::graph::{Elem, Graph};
 use crate::options::{AUTO_SHARDS, ForgeOptions};
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, Precision, Recipe, RecipeOptions};
 use crate::registry::least_shards;
@@ -42,7 +42,7 @@ pub struct ContextSizes {
     pub binary_bytes: u64,
     /// Bytes of inputs and outputs, which a device holds beside the binary.
     pub io_bytes: u64,
-    /// Expected bytes of the ONNX twins; 0 without.
+    /// Expected bytes of the ONNX twins, without the weights that are in those of a context before; 0 without.
     pub onnx_bytes: u64,
 }
 
@@ -216,12 +216,14 @@ fn too_large(plan: &Plan, context: &ContextSizes, shards: Option<usize>) -> Erro
 
 fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compiled: bool) -> Plan {
     let [rows, cols] = recipe.embed.shape();
+    let mut written = HashSet::new();
+    let mut context_sizes = |context| context_sizes(context, options, &mut written);
     let wide = if options.onnx && recipe.embed.stored_dtype() == DType::F32 { 4 } else { 2 };
     Plan {
         family: recipe.family.clone(),
         shards: wanted.shards,
         max_ctx: wanted.max_ctx,
-        contexts: recipe.contexts.iter().map(|context| context_sizes(context, options)).collect(),
+        contexts: recipe.contexts.iter().map(&mut context_sizes).collect(),
         embed_bytes: (rows as u64).saturating_mul(cols as u64).saturating_mul(wide),
         tables: recipe.tables.iter().map(|t| (t.key.clone(), t.source.bytes())).collect(),
         compiled,
@@ -229,9 +231,16 @@ fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compil
     }
 }
 
-fn context_sizes(context: &ContextPlan, options: &ForgeOptions) -> ContextSizes {
+/// Sizes of a context. `written` has the weights that the ONNX twins of those before hold.
+fn context_sizes<'a>(
+    context: &'a ContextPlan,
+    options: &ForgeOptions,
+    written: &mut HashSet<(&'a str, u64)>,
+) -> ContextSizes {
     let all_bytes = total(context.graphs.iter().map(Graph::weight_bytes));
-    let shared_bytes = shared_bytes(&context.graphs);
+    let weights = distinct_weights(&context.graphs);
+    let shared_bytes = total(weights.values().copied());
+    let new_bytes = total(weights.into_iter().filter(|w| written.insert(*w)).map(|(_, b)| b));
     let weight_bytes = if options.share_weights { shared_bytes } else { all_bytes };
     let nodes: u64 = context.graphs.iter().map(|g| g.nodes().len() as u64).sum();
     ContextSizes {
@@ -241,18 +250,14 @@ fn context_sizes(context: &ContextPlan, options: &ForgeOptions) -> ContextSizes 
         weight_bytes,
         binary_bytes: total([weight_bytes, weight_bytes / WEIGHTS_PER_BYTE, nodes * NODE_BYTES]),
         io_bytes: total(context.graphs.iter().map(io_bytes)),
-        onnx_bytes: if options.onnx { total([shared_bytes, nodes * 200]) } else { 0 },
+        onnx_bytes: if options.onnx { total([new_bytes, nodes * 200]) } else { 0 },
     }
 }
 
-/// Bytes of the weights of graphs that keep those in common once.
-fn shared_bytes(graphs: &[Graph]) -> u64 {
-    let tensors = graphs.iter().flat_map(Graph::tensors);
-    let weights = tensors.filter_map(|t| match &t.origin {
-        Origin::Weight(weight) => Some((weight.source().name(), weight.qnn_bytes())),
-        _ => None,
-    });
-    total(weights.collect::<BTreeMap<_, _>>().into_values())
+/// Bytes of the weights of graphs by their names. Those in common are there once.
+fn distinct_weights(graphs: &[Graph]) -> BTreeMap<&str, u64> {
+    let weights = graphs.iter().flat_map(Graph::weights);
+    weights.map(|weight| (weight.source().name(), weight.qnn_bytes())).collect()
 }
 
 /// Bytes of a graph's inputs and outputs.

@@ -40,7 +40,7 @@ pub struct Written {
 
 /// Writes `graph` to `<dir>/<graph>.onnx`, its weights to `<dir>/<graph>.onnx_data`. As [`write_all`].
 pub fn write(graph: &Graph, dir: &Path, progress: &mut dyn Progress) -> Result<Written> {
-    let data = write_all(std::slice::from_ref(graph), dir, progress)?;
+    let data = write_all(&[graph], dir, progress)?;
     Ok(Written { model: model_path(graph, dir), data })
 }
 
@@ -55,7 +55,7 @@ fn model_path(graph: &Graph, dir: &Path) -> PathBuf {
 /// `Cast` makes it f32, in which the graph computes. [`Storage::Int8`] becomes int8 with `DequantizeLinear` per
 /// output channel, [`Storage::Blocks`] the integers of `MatMulNBits` where that operator takes them.
 pub fn write_all(
-    graphs: &[Graph],
+    graphs: &[&Graph],
     dir: &Path,
     progress: &mut dyn Progress,
 ) -> Result<Option<PathBuf>> {
