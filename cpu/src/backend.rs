@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
-use qhx_core::backend::{Backend, BackendInfo, Context, ContextSource, Graph};
+use qhx_core::backend::{Backend, BackendInfo, Context, ContextSource, Graph, Opened};
 use qhx_core::{Error, ErrorKind, GraphInfo, Result};
 use rten::ThreadPool;
 
@@ -68,6 +68,19 @@ impl Backend for CpuBackend {
     }
 
     fn open_context(&self, source: &ContextSource) -> Result<Arc<dyn Context>> {
+        self.open(source, &mut DataFiles::new())
+    }
+
+    /// Files of weights that several contexts name are mapped once.
+    fn open_contexts(&self, sources: &[ContextSource]) -> Result<Vec<Opened>> {
+        let mut files = DataFiles::new();
+        sources.iter().map(|source| Opened::by(|| self.open(source, &mut files))).collect()
+    }
+}
+
+impl CpuBackend {
+    /// Opens a context with the files of `files`, and adds its own.
+    fn open(&self, source: &ContextSource, files: &mut DataFiles) -> Result<Arc<dyn Context>> {
         if source.onnx.is_empty() {
             return Err(Error::new(
                 ErrorKind::Context,
@@ -76,14 +89,13 @@ impl Backend for CpuBackend {
             .hint("forge the bundle with ONNX, or run it with the qnn backend"));
         }
         let mut models: Vec<Arc<LoadedModel>> = Vec::with_capacity(source.onnx.len());
-        let mut files = DataFiles::new();
         for (name, path) in &source.onnx {
             if models.iter().any(|m| m.info.name == *name) {
                 let key = &source.key;
                 let message = format!("context {key:?} names the graph {name:?} twice");
                 return Err(Error::new(ErrorKind::Context, message));
             }
-            let model = LoadedModel::open(name, path, source, self.options.prepack, &mut files)
+            let model = LoadedModel::open(name, path, source, self.options.prepack, files)
                 .map_err(|e| e.context(format_args!("context {:?}", source.key)))?;
             tracing::debug!(graph = name, path = %path.display(), "opened an ONNX graph");
             models.push(Arc::new(model));

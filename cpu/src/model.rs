@@ -25,8 +25,8 @@ pub(crate) struct LoadedModel {
     _files: Vec<Mapped>,
 }
 
-/// Files of external data that the graphs of a context share, by their paths.
-pub(crate) type DataFiles = HashMap<PathBuf, Mapped>;
+/// Files of external data that graphs share, by their paths and the folder that they were checked to lie in.
+pub(crate) type DataFiles = HashMap<(PathBuf, Option<PathBuf>), Mapped>;
 
 impl LoadedModel {
     /// Maps the file and its external data, as `source` allows, and checks every input and output.
@@ -52,11 +52,12 @@ impl LoadedModel {
         let mut data = HashMap::new();
         for location in external {
             let beside = beside(path, &location)?;
-            let mapped = match shared.get(&beside) {
+            let key = (beside, source.within.clone());
+            let mapped = match shared.get(&key) {
                 Some(mapped) => mapped.clone(),
-                None => source.open(&beside).map_err(|e| with_hint(e, BESIDE))?,
+                None => source.open(&key.0).map_err(|e| with_hint(e, BESIDE))?,
             };
-            shared.insert(beside, mapped.clone());
+            shared.insert(key, mapped.clone());
             // SAFETY: `files` keeps the mapping for as long as the model lives.
             options.external_data_static(&location, unsafe { lasting(&mapped) });
             files.push(mapped.clone());

@@ -186,6 +186,18 @@ fn weights_in_a_file_beside_the_model() {
         assert_eq!(floats(&workspace.bytes(buffer).unwrap()[8..]), [13.0, 24.0]);
     }
 
+    // Contexts that are opened together share the file's mapping, and with it what is resident.
+    #[cfg(target_os = "linux")]
+    {
+        let backend = CpuBackend::new(CpuOptions::default()).unwrap();
+        let source = source(dir.path(), &[("g", &external().build())]);
+        let both = backend.open_contexts(&[source.clone(), source]).unwrap();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let path = dir.path().join("g.onnx.data").display().to_string();
+        assert_eq!(maps.lines().filter(|line| line.ends_with(&path)).count(), 1, "{maps}");
+        assert_eq!(both.len(), 2);
+    }
+
     std::fs::write(dir.path().join("g.onnx.data"), &data[..70]).unwrap();
     let error = refused(dir.path(), external());
     assert_eq!(error.kind(), ErrorKind::Artifact);
