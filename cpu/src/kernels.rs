@@ -8,6 +8,7 @@
 #![expect(unsafe_code, reason = "sees the bits of f16 as the f16 of another crate")]
 
 use std::array::from_fn;
+use std::borrow::Cow;
 
 use rten_simd::ops::{BitOps, Extend, IntOps, NumOps, ToFloat};
 use rten_simd::{Isa, SimdOp, f16};
@@ -41,7 +42,7 @@ pub(crate) struct Task<'a, 'o> {
     pub(crate) weights: Rows<'a>,
     /// Elements of a row of weights, and of `x`; with four bits a multiple of [`BLOCK`].
     pub(crate) columns: usize,
-    /// As many rows as `out` has.
+    /// As many rows as `out` has, as [`Arrange`] leaves them.
     pub(crate) x: &'a [f32],
     /// As many elements in each as there are rows of weights.
     pub(crate) out: Vec<&'o mut [f32]>,
@@ -70,6 +71,48 @@ impl SimdOp for Task<'_, '_> {
     }
 }
 
+/// Brings rows of `columns` elements into the order in which the products with `weights` read them.
+///
+/// Of four bits the lanes of a vector hold eight weights each. So of each group of eight times `lanes` elements those come
+/// first that the lanes' first weights belong to, then those of the second ones, and so on. The last group of a row is
+/// filled up with 0. For other weights nothing changes.
+pub(crate) struct Arrange<'a> {
+    pub(crate) weights: Rows<'a>,
+    pub(crate) columns: usize,
+    pub(crate) x: &'a [f32],
+}
+
+impl<'a> SimdOp for Arrange<'a> {
+    type Output = Cow<'a, [f32]>;
+
+    #[inline(always)]
+    fn eval<I: Isa>(self, isa: I) -> Self::Output {
+        let lanes = isa.i32().len();
+        let stride = stride(isa, self.weights, self.columns);
+        let Rows::I4(..) = self.weights else { return Cow::Borrowed(self.x) };
+        let mut out = vec![0f32; self.x.len() / self.columns * stride];
+        let rows = out.chunks_exact_mut(stride).zip(self.x.chunks_exact(self.columns));
+        for (out, x) in rows {
+            let groups = out.chunks_exact_mut(PACKED * lanes).zip(x.chunks(PACKED * lanes));
+            for (out, x) in groups {
+                for (lane, x) in x.chunks(PACKED).enumerate() {
+                    x.iter().enumerate().for_each(|(place, x)| out[place * lanes + lane] = *x);
+                }
+            }
+        }
+        Cow::Owned(out)
+    }
+}
+
+/// From one row of an arranged `x` to the next.
+#[inline(always)]
+fn stride<I: Isa>(isa: I, weights: Rows<'_>, columns: usize) -> usize {
+    match weights {
+        Rows::I4(..) => columns.next_multiple_of(PACKED * isa.i32().len()),
+        _ => columns,
+    }
+}
+
 /// One row of `x`, with the weights as they are stored.
 #[inline(always)]
 fn one<I: Isa>(isa: I, weights: Rows<'_>, columns: usize, x: &[f32], out: &mut [f32]) {
@@ -92,16 +135,11 @@ fn one<I: Isa>(isa: I, weights: Rows<'_>, columns: usize, x: &[f32], out: &mut [
             }
         }
         Rows::I4(w, scales) => {
-            let lanes = isa.i32().len();
-            let x = interleaved(lanes, x);
-            // Four lanes hold a block. Those after the last have the scale 0.
-            let mut spread = vec![0f32; (columns / PACKED).next_multiple_of(lanes)];
+            let mut spread = vec![0f32; stride(isa, weights, columns) / PACKED];
             let rows = w.chunks_exact(columns / PACKED).zip(scales.chunks_exact(columns / BLOCK));
             for (y, (w, scales)) in out.iter_mut().zip(rows) {
-                for (places, scale) in spread.as_chunks_mut::<4>().0.iter_mut().zip(scales) {
-                    *places = [*scale; 4];
-                }
-                *y = dot_i4(isa, &x, w, &spread);
+                fill(&mut spread, scales);
+                *y = dot_i4(isa, x, w, &spread);
             }
         }
     }
@@ -111,16 +149,18 @@ fn one<I: Isa>(isa: I, weights: Rows<'_>, columns: usize, x: &[f32], out: &mut [
 #[inline(always)]
 fn several<I: Isa, const M: usize>(isa: I, task: &mut Task<'_, '_>) {
     let count = task.out.first().map_or(0, |out| out.len());
+    let columns = stride(isa, task.weights, task.columns);
     let mut wide = vec![0f32; ROWS * STRIDE];
+    let mut spread = vec![0f32; columns / PACKED];
     for first in (0..count).step_by(ROWS) {
         let rows = ROWS.min(count - first);
-        for start in (0..task.columns).step_by(DEPTH) {
-            let depth = DEPTH.min(task.columns - start);
+        for start in (0..columns).step_by(DEPTH) {
+            let depth = DEPTH.min(columns - start);
             for (row, to) in wide.chunks_exact_mut(STRIDE).take(rows).enumerate() {
-                let from = (first + row) * task.columns + start;
-                widen(isa, task.weights, task.columns, from, &mut to[..depth]);
+                let (row, to) = (first + row, &mut to[..depth]);
+                widen(isa, task.weights, task.columns, row, start, &mut spread, to);
             }
-            let strip = Strip { wide: &wide, rows, first, start, depth };
+            let strip = Strip { wide: &wide, rows, first, columns, start, depth };
             let whole = task.out.len() / M * M;
             for m in (0..whole).step_by(M) {
                 strip.multiply::<I, M>(isa, task, m);
@@ -132,11 +172,12 @@ fn several<I: Isa, const M: usize>(isa: I, task: &mut Task<'_, '_>) {
     }
 }
 
-/// Widened weights: `depth` columns from `start` on of `rows` rows from `first` on.
+/// Widened weights: `depth` columns from `start` on, of `columns`, of `rows` rows from `first` on.
 struct Strip<'a> {
     wide: &'a [f32],
     rows: usize,
     first: usize,
+    columns: usize,
     start: usize,
     depth: usize,
 }
@@ -146,9 +187,8 @@ impl Strip<'_> {
     #[inline(always)]
     fn multiply<I: Isa, const M: usize>(&self, isa: I, task: &mut Task<'_, '_>, m: usize) {
         let w = |row: usize| &self.wide[row * STRIDE..][..self.depth];
-        let columns = task.columns;
         let x: [&[f32]; M] =
-            from_fn(|row| &task.x[(m + row) * columns + self.start..][..self.depth]);
+            from_fn(|row| &task.x[(m + row) * self.columns + self.start..][..self.depth]);
         let mut add = |row: usize, n: usize, sums: &[f32]| {
             let out = &mut task.out[m + row][self.first + n..][..sums.len()];
             if self.start == 0 {
@@ -247,57 +287,66 @@ fn widened_i8<I: Isa>(isa: I, w: I::I8) -> [I::F32; 4] {
         .map(|w| ints.to_float(w))
 }
 
-/// `x` in the order in which [`dot_i4`] meets its weights: of each group of eight times `lanes` elements first those
-/// that the lanes' first weights belong to, then those of the second ones, and so on. Missing ones are 0.
-fn interleaved(lanes: usize, x: &[f32]) -> Vec<f32> {
-    let group = PACKED * lanes;
-    let mut out = vec![0f32; x.len().next_multiple_of(group)];
-    for (out, x) in out.chunks_exact_mut(group).zip(x.chunks(group)) {
-        for (lane, x) in x.chunks(PACKED).enumerate() {
-            x.iter().enumerate().for_each(|(place, x)| out[place * lanes + lane] = *x);
-        }
+/// Writes each scale to the four lanes that hold its block. What is after the last keeps its 0.
+fn fill(spread: &mut [f32], scales: &[f32]) {
+    for (places, scale) in spread.as_chunks_mut::<4>().0.iter_mut().zip(scales) {
+        *places = [*scale; 4];
     }
-    out
 }
 
-/// `x` comes from [`interleaved`]; `scales` has one for each element of `w`, and 0 up to whole vectors.
+/// The lanes at `at` of a row of weights of four bits: their first weights, their second ones, and so on.
+#[inline(always)]
+fn widened_i4<I: Isa>(isa: I, w: &[i32], at: usize) -> [I::F32; PACKED] {
+    let ints = isa.i32();
+    let w = match w.get(at..at + ints.len()) {
+        Some(w) => ints.load(w),
+        None => ints.load_pad(w.get(at..).unwrap_or_default()).0,
+    };
+    // Four bits around 8 become four bits of two's complement.
+    let w = ints.xor(w, ints.splat(i32::from_ne_bytes([0x88; 4])));
+    // The weight comes to the upper end of its lane, and from there down with its sign.
+    macro_rules! signed {
+        ($($shift:literal),*) => {
+            [$(ints.to_float(ints.shift_right::<28>(ints.shift_left::<$shift>(w)))),*]
+        };
+    }
+    let [a, b, c, d, e, f, g] = signed!(28, 24, 20, 16, 12, 8, 4);
+    [a, b, c, d, e, f, g, ints.to_float(ints.shift_right::<28>(w))]
+}
+
+/// `x` comes from [`Arrange`]; `scales` has one for each element of `w`, and 0 up to whole vectors.
 #[inline(always)]
 fn dot_i4<I: Isa>(isa: I, x: &[f32], w: &[i32], scales: &[f32]) -> f32 {
-    let (ops, ints) = (isa.f32(), isa.i32());
-    let lanes = ints.len();
-    // Four bits around 8 become four bits of two's complement.
-    let flip = ints.splat(i32::from_ne_bytes([0x88; 4]));
+    let ops = isa.f32();
+    let lanes = ops.len();
     let mut sum = ops.zero();
-    for (index, scales) in scales.chunks_exact(lanes).enumerate() {
-        let at = index * lanes;
-        let w = match w.get(at..at + lanes) {
-            Some(w) => ints.load(w),
-            None => ints.load_pad(&w[at..]).0,
-        };
-        let w = ints.xor(w, flip);
-        let x = &x[at * PACKED..][..lanes * PACKED];
-        let x = |place: usize| ops.load(&x[place * lanes..][..lanes]);
-        // The weight comes to the upper end of its lane, and from there down with its sign.
-        let mut part =
-            ops.mul(x(0), ints.to_float(ints.shift_right::<28>(ints.shift_left::<28>(w))));
-        macro_rules! add {
-            ($($place:literal << $shift:literal),*) => {$(
-                let signed = ints.shift_right::<28>(ints.shift_left::<$shift>(w));
-                part = ops.mul_add(x($place), ints.to_float(signed), part);
-            )*};
+    let groups = scales.chunks_exact(lanes).zip(x.chunks_exact(PACKED * lanes));
+    for (index, (scales, x)) in groups.enumerate() {
+        let wide = widened_i4(isa, w, index * lanes);
+        let mut part = ops.mul(ops.load(&x[..lanes]), wide[0]);
+        for place in 1..PACKED {
+            part = ops.mul_add(ops.load(&x[place * lanes..][..lanes]), wide[place], part);
         }
-        add!(1 << 24, 2 << 20, 3 << 16, 4 << 12, 5 << 8, 6 << 4);
-        part = ops.mul_add(x(7), ints.to_float(ints.shift_right::<28>(w)), part);
         sum = ops.mul_add(part, ops.load(scales), sum);
     }
     ops.sum(sum)
 }
 
-/// Weights from element `from` on, all of one row of `columns`, as f32.
+/// Weights of a row from column `start` on as f32, in the order of [`Arrange`]. `spread` has room for the scales of a row
+/// of four bits.
 #[inline(always)]
-fn widen<I: Isa>(isa: I, weights: Rows<'_>, columns: usize, from: usize, to: &mut [f32]) {
+fn widen<I: Isa>(
+    isa: I,
+    weights: Rows<'_>,
+    columns: usize,
+    row: usize,
+    start: usize,
+    spread: &mut [f32],
+    to: &mut [f32],
+) {
     let ops = isa.f32();
     let lanes = ops.len();
+    let from = row * columns + start;
     match weights {
         Rows::F32(w) => to.copy_from_slice(&w[from..from + to.len()]),
         Rows::F16(w) => {
@@ -314,7 +363,7 @@ fn widen<I: Isa>(isa: I, weights: Rows<'_>, columns: usize, from: usize, to: &mu
         }
         Rows::I8(w, scales) => {
             let (bytes, w) = (isa.i8(), &w[from..from + to.len()]);
-            let scale = scales[from / columns];
+            let scale = scales[row];
             let factor = ops.splat(scale);
             let step = bytes.len();
             let whole = to.len() / step * step;
@@ -328,13 +377,14 @@ fn widen<I: Isa>(isa: I, weights: Rows<'_>, columns: usize, from: usize, to: &mu
             rest.for_each(|(to, w)| *to = f32::from(*w) * scale);
         }
         Rows::I4(w, scales) => {
-            let (words, blocks) = (&w[from / PACKED..], &scales[from / BLOCK..]);
-            let blocks = to.as_chunks_mut::<BLOCK>().0.iter_mut().zip(blocks);
-            for ((to, scale), words) in blocks.zip(words.as_chunks::<{ BLOCK / PACKED }>().0) {
-                for (to, word) in to.as_chunks_mut::<PACKED>().0.iter_mut().zip(words) {
-                    for (place, to) in to.iter_mut().enumerate() {
-                        *to = ((word >> (4 * place) & 15) - 8) as f32 * scale;
-                    }
+            let w = &w[row * columns / PACKED..][..columns / PACKED];
+            fill(spread, &scales[row * columns / BLOCK..][..columns / BLOCK]);
+            for (index, to) in to.chunks_exact_mut(PACKED * lanes).enumerate() {
+                let at = start / PACKED + index * lanes;
+                let factors = ops.load(&spread[at..at + lanes]);
+                let wide = widened_i4(isa, w, at);
+                for (to, wide) in to.chunks_exact_mut(lanes).zip(wide) {
+                    ops.store(ops.mul(wide, factors), to);
                 }
             }
         }
@@ -417,6 +467,7 @@ mod tests {
         let mut out = vec![f32::NAN; x.len() / columns * rows];
         let out_rows = out.chunks_exact_mut(rows).collect();
         let weights = stored.rows();
+        let x = &Arrange { weights, columns, x }.dispatch();
         Task { weights, columns, x, out: out_rows, bias: Some(&bias) }.dispatch();
         out
     }

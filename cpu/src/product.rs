@@ -1,9 +1,11 @@
 //! Products on several threads.
 
+use std::borrow::Cow;
+
 use rayon::prelude::*;
 use rten_simd::SimdOp;
 
-use crate::kernels::Task;
+use crate::kernels::{Arrange, Task};
 use crate::weights::Weights;
 
 /// Rows of weights in a task are a multiple of this, which the kernels compute without a rest.
@@ -27,15 +29,22 @@ pub(crate) struct Operands<'a, 'o> {
 pub(crate) fn multiply(all: Vec<Operands<'_, '_>>) {
     let shares = rayon::current_num_threads() * SHARES;
     let work: usize = all.iter().map(|one| one.weights.columns.saturating_mul(one.y.len())).sum();
+    // Borrowed by the tasks, which the threads share.
+    let arranged: Vec<Cow<'_, [f32]>> = all.iter().map(arranged).collect();
     let mut tasks = Vec::with_capacity((shares + 1) * all.len());
-    for one in all {
-        split(one, shares, &mut tasks);
+    for (one, x) in all.into_iter().zip(&arranged) {
+        split(Operands { x, ..one }, shares, &mut tasks);
     }
     if work <= SMALL {
         tasks.into_iter().for_each(SimdOp::dispatch);
     } else {
         tasks.into_par_iter().with_max_len(1).for_each(SimdOp::dispatch);
     }
+}
+
+fn arranged<'a>(one: &Operands<'a, '_>) -> Cow<'a, [f32]> {
+    let Operands { weights, x, .. } = *one;
+    Arrange { weights: weights.part(0..weights.rows), columns: weights.columns, x }.dispatch()
 }
 
 /// Tasks of some rows of weights each. They write to different columns of `y`.
