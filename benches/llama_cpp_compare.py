@@ -3,7 +3,7 @@
 
     python3 -m venv llama && llama/bin/pip install gguf numpy llama-cpp-python==0.3.36
     cargo build --release -p qhx --features builtin-ops
-    llama/bin/python benches/llama_cpp_compare.py [--folder DIR] [--repeats 5] [--precision fp16,w8a16,w4a16]
+    llama/bin/python benches/llama_cpp_compare.py [--folder DIR] [--repeats 5] [--precision fp16]
 
 Both run a Llama of 336 million parameters with random weights (`benches/cpu_336m.json`): a prompt of 128 tokens, and
 64 tokens one at a time. They take turns, each time in a process of its own, with two threads. pip compiles llama.cpp
@@ -26,6 +26,8 @@ CONFIG = ROOT / "benches/cpu_336m.json"
 #: Tokens of the prompt, tokens that are generated, and the context.
 PROMPT, TOKENS, CONTEXT = 128, 64, 512
 PAIRS = {"fp16": "F16", "w8a16": "Q8_0", "w4a16": "Q4_0"}
+#: The head has what the layers have, as in llama.cpp.
+HEADS = {"fp16": "fp16", "w8a16": "w8", "w4a16": "w4"}
 
 
 def write_gguf(path, kind):
@@ -148,7 +150,7 @@ def main():
     parser.add_argument("--folder", help="for the models, which stay there [default: none stays]")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--precision", default="fp16,w8a16")
+    parser.add_argument("--precision", default="fp16,w8a16,w4a16")
     parser.add_argument("--qhx", default=ROOT / "target/release/qhx", type=pathlib.Path)
     parser.add_argument("--llama", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -166,7 +168,7 @@ def compare(folder, precision, options):
         write_gguf(gguf, PAIRS[precision])
     if not bundle.exists():
         make = ["forge", "--synthetic", CONFIG, "--cpu-only", "--out", bundle, "--prefill", PROMPT]
-        make += ["--max-ctx", CONTEXT, "--precision", precision]
+        make += ["--max-ctx", CONTEXT, "--precision", precision, "--head", HEADS[precision]]
         subprocess.run([str(part) for part in [options.qhx, *make]], check=True, stdout=subprocess.DEVNULL)
     ours, theirs = [], []
     for _ in range(options.repeats):
