@@ -1,15 +1,11 @@
-"""Tiny models that other programs quantised, and what those programs read from them, in `../fixtures/quantised`.
-
-GGUF files are written, and their blocks quantised and read, by llama.cpp's Python package (gguf==0.19.0). Layers of
-GPTQ and AWQ are packed by the loops of their own packers, restated here (AutoGPTQ `QuantLinear.pack`, AutoAWQ
-`WQLinear_GEMM.from_linear`); these packages need torch with CUDA.
+"""Tiny models that llama.cpp's Python package quantised, and what it reads from them, in `../fixtures/quantised`.
 
     pip install gguf==0.19.0 && python quantised.py ../fixtures/quantised
 
-The same weights stand behind all of them: a Llama of one layer, drawn from a seed. `expected.json` has for each file
-and each quantised tensor, under its name in a Hugging Face checkpoint, integers from -8 to 7 (Q8_0: -128 to 127),
-scales and offsets, and real values as the program reads them: the first four, and the SHA-256 of all of them as i8 or
-little-endian f32.
+The blocks are quantised and read by gguf==0.19.0. The same weights stand behind all files, those of `packers.py`, too: a
+Llama of one layer, drawn from a seed. `expected.json` has for each file and each quantised tensor, under its name in a
+Hugging Face checkpoint, integers from -8 to 7 (Q8_0: -128 to 127), scales and offsets, and real values as the program
+reads them: the first four, and the SHA-256 of all of them as i8 or little-endian f32.
 """
 
 import hashlib
@@ -160,7 +156,7 @@ def sixes(path, rng):
 
 
 def groups_of(weight, symmetric):
-    """Integers from 0 to 15, scales and zero points `[groups, outputs]`, as rounding to the nearest makes them."""
+    """Scales and zero points `[outputs, groups]` of rounding to the nearest of 16 values, and the rounded weight."""
     outputs, inputs = weight.shape
     grouped = weight.reshape(outputs, inputs // GROUP, GROUP)
     if symmetric:
@@ -171,48 +167,8 @@ def groups_of(weight, symmetric):
         scales = ((high - low) / 15).astype(np.float16)
         zeros = np.clip(np.round(-low / scales.astype(np.float32)), 1, 15).astype(np.int64)
     wide = scales.astype(np.float32)[..., None]
-    integers = np.clip(np.round(grouped / wide) + zeros[..., None], 0, 15).astype(np.int64)
-    real = ((integers - zeros[..., None]) * wide).reshape(outputs, inputs)
-    found = record(integers.reshape(outputs, inputs) - 8, scales, None if symmetric else 8 - zeros, real)
-    return integers.reshape(outputs, inputs), scales.T, zeros.T, found
-
-
-def pack_gptq(name, integers, scales, zeros, version):
-    """AutoGPTQ's `QuantLinear.pack`: eight inputs in a word, and eight zero points, each less one in version 1."""
-    columns = integers.T.astype(np.uint32)
-    qweight = np.zeros((columns.shape[0] // 8, columns.shape[1]), np.uint32)
-    for row in range(qweight.shape[0]):
-        for j in range(8):
-            qweight[row] |= columns[8 * row + j] << (4 * j)
-    stored = (zeros - (1 if version == 1 else 0)).astype(np.uint32)
-    qzeros = np.zeros((stored.shape[0], stored.shape[1] // 8), np.uint32)
-    for column in range(qzeros.shape[1]):
-        for j in range(8):
-            qzeros[:, column] |= stored[:, 8 * column + j] << (4 * j)
-    return {
-        name + ".qweight": qweight.view(np.int32),
-        name + ".qzeros": qzeros.view(np.int32),
-        name + ".scales": scales,
-        name + ".g_idx": (np.arange(columns.shape[0]) // GROUP).astype(np.int32),
-    }
-
-
-def pack_awq(name, integers, scales, zeros):
-    """AutoAWQ's `WQLinear_GEMM.from_linear`: eight outputs in a word, in this order."""
-    order = [0, 2, 4, 6, 1, 3, 5, 7]
-
-    def pack(columns):
-        packed = np.zeros((columns.shape[0], columns.shape[1] // 8), np.uint32)
-        for column in range(packed.shape[1]):
-            for i in range(8):
-                packed[:, column] |= columns[:, 8 * column + order[i]].astype(np.uint32) << (4 * i)
-        return packed.view(np.int32)
-
-    return {
-        name + ".qweight": pack(integers.T),
-        name + ".qzeros": pack(zeros),
-        name + ".scales": scales,
-    }
+    integers = np.clip(np.round(grouped / wide) + zeros[..., None], 0, 15)
+    return scales, zeros, ((integers - zeros[..., None]) * wide).reshape(outputs, inputs).astype(np.float32)
 
 
 def write_safetensors(path, tensors):
@@ -226,25 +182,8 @@ def write_safetensors(path, tensors):
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(a.tobytes() for a in tensors.values()))
 
 
-def folder(path, weights, method, symmetric, version=1):
-    path.mkdir(exist_ok=True)
-    stored, expected = {}, {}
-    for name, weight in weights.items():
-        if weight.ndim == 1 or "embed_tokens" in name or "lm_head" in name:
-            stored[name] = weight.astype(np.float16)
-            continue
-        integers, scales, zeros, expected[name] = groups_of(weight, symmetric)
-        scales, layer = np.ascontiguousarray(scales), name.removesuffix(".weight")
-        if method == "gptq":
-            stored |= pack_gptq(layer, integers, scales, zeros, version)
-        else:
-            stored |= pack_awq(layer, integers, scales, zeros)
-    write_safetensors(path / "model.safetensors", stored)
-    said = {"quant_method": method, "bits": 4, "group_size": GROUP}
-    if method == "gptq":
-        said |= {"desc_act": False, "sym": symmetric, "checkpoint_format": "gptq" if version == 1 else "gptq_v2"}
-    else:
-        said |= {"zero_point": True, "version": "gemm"}
+def write_config(path, quantization):
+    """`config.json` of the Llama with a `quantization_config`."""
     config = {
         "architectures": ["LlamaForCausalLM"],
         "hidden_act": "silu",
@@ -260,10 +199,9 @@ def folder(path, weights, method, symmetric, version=1):
         "vocab_size": VOCAB,
         "bos_token_id": 1,
         "eos_token_id": 2,
-        "quantization_config": said,
+        "quantization_config": quantization,
     }
     (path / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    return expected
 
 
 def main(out):
@@ -272,14 +210,6 @@ def main(out):
     expected = {}
     expected["mixed.gguf"] = gguf(out / "mixed.gguf", weights)
     expected["q6_k.gguf"] = sixes(out / "q6_k.gguf", np.random.default_rng(8))
-    down = {name: weight for name, weight in weights.items() if "down_proj" in name}
-    for name, held, method, symmetric, version in [
-        ("gptq-asym", weights, "gptq", False, 1),
-        ("gptq-sym", down, "gptq", True, 1),
-        ("gptq-v2", down, "gptq", False, 2),
-        ("awq", down, "awq", False, 1),
-    ]:
-        expected[name] = folder(out / name, held, method, symmetric, version)
     (out / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 
