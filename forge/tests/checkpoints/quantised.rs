@@ -4,10 +4,12 @@ use std::path::Path;
 
 use qhx_core::{Error, ErrorKind};
 use qhx_forge::checkpoint::Checkpoint;
+use qhx_forge::graph::{Graph, Origin};
+use qhx_forge::quantise::Bits;
 use qhx_forge::recipe::{Precision, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_forge::weight::{Storage, Weight};
-use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint};
+use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint, onnx};
 use qhx_places::fixture;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
@@ -81,6 +83,68 @@ fn integers_of_other_programs_reach_the_graphs_unchanged() {
         }
     }
     assert_eq!(seen, 3 * 7 + 2, "tensors with integers");
+}
+
+/// The graphs of a bundle with 4-bit weights.
+fn graphs_of_four_bits(checkpoint: &Checkpoint) -> Vec<Graph> {
+    let options = RecipeOptions {
+        precision: Precision::W4A16,
+        shards: 1,
+        max_ctx: 64,
+        prefill: Some(vec![16]),
+        ..RecipeOptions::default()
+    };
+    let contexts = recipe(checkpoint, &options).unwrap().contexts;
+    contexts.into_iter().flat_map(|context| context.graphs).collect()
+}
+
+fn weights(graph: &Graph) -> impl Iterator<Item = &Weight> {
+    graph.tensors().iter().filter_map(|tensor| match &tensor.origin {
+        Origin::Weight(weight) => Some(weight),
+        _ => None,
+    })
+}
+
+/// Nothing is quantised anew: graphs for the NPU have the integers that the other program wrote, and so have their twins.
+#[test]
+fn bundles_of_four_bits_keep_the_integers_of_other_programs() {
+    let expected = expected();
+    for file in ["mixed.gguf", "gptq-asym", "awq"] {
+        let checkpoint = Checkpoint::open(&fixture(&format!("quantised/{file}"))).unwrap();
+        let tensors = expected[file].as_object().unwrap();
+        for graph in graphs_of_four_bits(&checkpoint) {
+            let folder = tempfile::tempdir().unwrap();
+            let twin = onnx::write(&graph, folder.path(), &mut Silent).unwrap().data.unwrap();
+            let twin = std::fs::read(twin).unwrap();
+            let mut seen = 0;
+            for weight in weights(&graph) {
+                let Some(expected) = tensors.get(weight.source().name()) else { continue };
+                let what = format!("{file}, {}: {}", graph.name(), weight.source().name());
+                let Storage::Blocks(form) = weight.storage() else {
+                    panic!("{what} is stored as {:?}", weight.storage())
+                };
+                let blocks = weight.to_blocks(form).unwrap();
+                same(&blocks.values, &expected["values"], &what);
+                same(&blocks.scales, &expected["scales"], &what);
+                assert_eq!(form.offsets, expected.get("offsets").is_some(), "{what}");
+                if form.offsets {
+                    same(&blocks.offsets, &expected["offsets"], &what);
+                }
+                let bytes: Vec<u8> = match form.bits {
+                    Bits::Eight => bytemuck::cast_slice(&blocks.values).to_vec(),
+                    // Two in a byte, from 0 to 15, the first one low.
+                    Bits::Four => {
+                        let pairs = blocks.values.as_chunks::<2>().0.iter();
+                        pairs.map(|[low, high]| (low + 8) as u8 | ((high + 8) as u8) << 4).collect()
+                    }
+                };
+                assert!(twin.windows(bytes.len()).any(|part| part == bytes), "{what}: the twin");
+                seen += 1;
+            }
+            let layers = if graph.name() == "lmhead" { 0 } else { 7 };
+            assert_eq!(seen, layers, "{file}, {}", graph.name());
+        }
+    }
 }
 
 /// A GGUF file in a folder of its own, with a tokenizer.
