@@ -363,11 +363,7 @@ fn sharing(contexts: &[ContextPlan]) -> Vec<usize> {
 }
 
 /// Writes the ONNX twins of graphs. Their weights lie in one file, which has the first one's name.
-fn onnx_twins(
-    graphs: &[&Graph],
-    staging: &mut Staging,
-    progress: &mut dyn Progress,
-) -> Result<()> {
+fn onnx_twins(graphs: &[&Graph], staging: &mut Staging, progress: &mut dyn Progress) -> Result<()> {
     let dir = staging.folder("onnx")?;
     let mut files: Vec<String> = graphs.iter().map(|g| names::onnx_file(g.name())).collect();
     let Some(first) = files.first().cloned() else { return Ok(()) };

@@ -93,7 +93,8 @@ fn a_cpu_bundle_is_whole_readable_and_the_same_every_time() {
         ]
     );
     // The graphs for prompts have the weights of decode, which lie there once.
-    let alone = ForgeOptions { prefill: Some(vec![]), ..ForgeOptions::new(dir.path().join("alone")) };
+    let alone =
+        ForgeOptions { prefill: Some(vec![]), ..ForgeOptions::new(dir.path().join("alone")) };
     forge(&fixture("qwen35-tied"), &alone, &mut Silent).unwrap();
     let bytes = |folder: &str| {
         std::fs::metadata(dir.path().join(folder).join("onnx/decode.onnx_data")).unwrap().len()

@@ -137,7 +137,9 @@ fn what_is_for_boards_runs_under_qemu_or_is_left_out_by_name() {
         found.unwrap_or_else(|| panic!("no {part:?}: {calls}"))
     };
     let libraries = position("qhx runtime install --for linux-aarch64");
-    let units = position("cargo test --lib --package qhx-core --package qhx-op --package qhx-cpu --profile emulated");
+    let units = position(
+        "cargo test --lib --package qhx-core --package qhx-op --package qhx-cpu --profile emulated",
+    );
     assert!(libraries < units && units < position("--test cli board::"), "{calls}");
     assert!(!calls.contains("check --target aarch64-unknown-linux-gnu"), "built, so not checked");
 
