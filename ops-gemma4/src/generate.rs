@@ -4,8 +4,8 @@ use qhx_op::decoder::{Decoder, DecoderGraphs};
 use qhx_op::fill::{CausalMask, Rope};
 use qhx_op::state::StateCarrier;
 use qhx_op::{
-    Alpha, Host, MediaRules, Modality, Op, OpDescription, Placement, Result, Segment, Task, View,
-    schema,
+    Alpha, Host, MediaRules, Modality, Op, OpDescription, Placement, Result, Segment, Task,
+    Verification, View, schema,
 };
 use serde_json::Value;
 
@@ -113,6 +113,17 @@ impl Op for Generate {
         }
         let prompt = self.media.prompt(host, segments)?;
         self.decoder.prefill_soft(host, &prompt.tokens, &prompt.soft())
+    }
+
+    /// Only graphs of all layers check guesses, and a bundle has them where it was asked for.
+    fn verification(&self) -> Verification {
+        let found = self.decoder.verification();
+        match found.refusal {
+            Some(why) => Verification::refused(&format!(
+                "{why}; `qhx forge --recipe-option guess=8` makes graphs of all layers that take 8 tokens"
+            )),
+            None => found,
+        }
     }
 
     fn softcap(&self) -> Option<f32> {

@@ -46,12 +46,17 @@ pub fn guessed_exact(
         same_text(&generation.text, &case.text, &format!("{label}, {}", case.id));
         let expected = if case.finish == "eos" { FinishReason::Eos } else { FinishReason::Length };
         assert_eq!(generation.finish_reason, expected, "{label}, {}", case.id);
-        let Guesses { passes, guessed, accepted } = generation.timings.guesses;
-        all.passes += passes;
-        all.guessed += guessed;
-        all.accepted += accepted;
+        add(&mut all, generation.timings.guesses);
     }
     all
+}
+
+/// Adds up how guesses went.
+pub(crate) fn add(all: &mut Guesses, guesses: Guesses) {
+    let Guesses { passes, guessed, accepted } = guesses;
+    all.passes += passes;
+    all.guessed += guessed;
+    all.accepted += accepted;
 }
 
 /// Checks `rows` tokens in one step behind a case's prompt, of which the first `right` are the golden ones, and keeps
@@ -121,6 +126,11 @@ pub fn step_exact(model: &mut Model, goldens: &Goldens, cases: &[&Case], label: 
 
 /// Plays a conversation: prompts, answers and texts are the golden ones. Answers with what each turn generated.
 pub fn play(model: &mut Model, chat: &Chat) -> Vec<Generation> {
+    play_guessed(model, chat, Speculate::Off)
+}
+
+/// The same with tokens guessed ahead.
+pub fn play_guessed(model: &mut Model, chat: &Chat, speculate: Speculate) -> Vec<Generation> {
     let mut messages = Vec::new();
     if let Some(system) = &chat.system {
         messages.push(Message::new("system", system));
@@ -131,7 +141,8 @@ pub fn play(model: &mut Model, chat: &Chat) -> Vec<Generation> {
         let prompt = Prompt::Chat { messages: messages.clone(), thinking: chat.enable_thinking };
         let ids = model.encode_prompt(&prompt).unwrap_or_else(|e| panic!("{}: {e}", chat.id));
         assert_eq!(ids, turn.prompt_ids, "{}", chat.id);
-        let generation = generate(model, &Request::greedy(prompt, turn.output_ids.len()));
+        let request = Request::greedy(prompt, turn.output_ids.len());
+        let generation = generate(model, &Request { speculate, ..request });
         assert_eq!(generation.tokens, turn.output_ids, "{}", chat.id);
         assert_eq!(generation.text, turn.text, "{}", chat.id);
         messages.push(Message::new("assistant", &turn.text));

@@ -11,7 +11,9 @@ use half::bf16;
 use qhx_core::backend::Backend;
 use qhx_core::compare::Distance;
 use qhx_core::dump::Dump;
-use qhx_core::engine::{Content, ContentPart, Message, Model, ModelOptions, Part, Prompt, Request};
+use qhx_core::engine::{
+    Content, ContentPart, Message, Model, ModelOptions, Part, Prompt, Request, Speculate,
+};
 use qhx_core::manifest::Manifest;
 use qhx_core::op::{AudioRules, ImageRules, Segment};
 use qhx_core::{CancelToken, ErrorKind, Media};
@@ -21,7 +23,9 @@ use qhx_forge::plan::plan;
 use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
 use qhx_media::{Limits, Source};
-use qhx_tests::replay::{generate, greedy_exact, play, shortest, step_exact};
+use qhx_tests::replay::{
+    generate, greedy_exact, guessed_exact, kept_exact, play, play_guessed, shortest, step_exact,
+};
 use qhx_tests::toys::{self, Case, Goldens};
 use qhx_tests::{backends, plugin_files, suite};
 use safetensors::SafeTensors;
@@ -138,6 +142,47 @@ fn prompts_in_chunks_of_any_width_say_the_same() {
         let refusal = model.op_mut().verification().refusal.clone().unwrap();
         let why = if widths.is_empty() { "no graphs" } else { "end before the last layers" };
         assert!(refusal.contains(why), "{widths:?}: {refusal}");
+        assert!(refusal.contains("--recipe-option guess=8"), "{widths:?}: {refusal}");
+    }
+}
+
+/// Graphs of all layers check guesses, whoever projects per-layer inputs and however the layers are spread: rings,
+/// donors in other parts, conversations that go back. Where prompts ask for as many rows, one graph does both.
+#[test]
+#[expect(clippy::print_stderr, reason = "a test says what it measured")]
+fn guessed_tokens_are_those_of_plain_decoding() {
+    let goldens = goldens();
+    let cases: Vec<&Case> = goldens.cases.iter().collect();
+    let around = cases.iter().filter(|case| case.prompt_ids.len() > WINDOW);
+    let around = around.max_by_key(|case| case.output_ids.len()).unwrap();
+    for (guess, shards, ple, prefill) in
+        [("8", 0, "graph", vec![24]), ("4", 9, "host", vec![5]), ("16", 1, "graph", vec![16])]
+    {
+        let bundle = bundle(|o| {
+            (o.shards, o.prefill) = (shards, Some(prefill));
+            o.recipe_options
+                .extend([("guess", guess), ("ple", ple)].map(|(k, v)| (k.into(), v.into())));
+        });
+        let mut model = bundle.open();
+        let rows: usize = guess.parse().unwrap();
+        assert_eq!(model.op_mut().verification().widths, [rows]);
+        // Prompts take these graphs, too.
+        equals_the_reference(&mut model, &goldens, &format!("guesses by graphs of {rows}"));
+        for mode in ["3", "auto"] {
+            let found = guessed_exact(&mut model, &cases, mode.parse().unwrap(), guess);
+            eprintln!("graphs of {rows}, {mode} guesses: {found:?}");
+            assert!(mode == "auto" || found.accepted > 0, "{rows}: {found:?}");
+        }
+        for right in [1, rows / 2, rows.min(around.output_ids.len() - 1)] {
+            let found = kept_exact(&mut model, around, rows, right);
+            eprintln!("{right} of {rows} kept: {found:?}");
+            assert!(found.largest <= CPU_DISTANCE, "{right} of {rows} kept: {found:?}");
+        }
+        for chat in &goldens.chat {
+            model.reset().unwrap();
+            let played = play_guessed(&mut model, chat, "3".parse().unwrap());
+            assert!(played[1..].iter().all(|turn| turn.reused_tokens > 0), "{}", chat.id);
+        }
     }
 }
 
@@ -791,10 +836,19 @@ fn each_picture_and_clip_goes_through_the_smallest_graph() {
     assert_eq!(found, [0, 1, 1, 1]);
 }
 
+/// Token by token, and with tokens guessed ahead.
 #[test]
 fn a_conversation_goes_on_after_a_picture() {
-    let bundle = bundle(with_towers(&[]));
+    let bundle = bundle(with_towers(&[("guess", "4")]));
     let mut model = bundle.open();
+    for (played, mode) in ["off", "3"].into_iter().enumerate() {
+        model.reset().unwrap();
+        talk_about_a_picture(&mut model, mode.parse().unwrap(), played as u64);
+    }
+}
+
+/// Plays the conversation with a model that did so `played` times.
+fn talk_about_a_picture(model: &mut Model, speculate: Speculate, played: u64) {
     let mut messages: Vec<Message> = Vec::new();
     for (index, turn) in media_goldens(TOY).media_chat.turns.iter().enumerate() {
         let content: Content = match turn.user.as_str() {
@@ -810,11 +864,12 @@ fn a_conversation_goes_on_after_a_picture() {
         };
         messages.push(Message::new("user", content));
         let prompt = Prompt::Chat { messages: messages.clone(), thinking: None };
-        let generation = generate(&mut model, &Request::greedy(prompt, turn.output_ids.len()));
+        let request = Request::greedy(prompt, turn.output_ids.len());
+        let generation = generate(model, &Request { speculate, ..request });
         assert_eq!(generation.prompt_tokens, turn.prompt_ids.len(), "turn {index}");
         assert_eq!((generation.tokens, &*generation.text), (turn.output_ids.clone(), &*turn.text));
         assert_eq!(generation.reused_tokens > 0, index > 0, "turn {index}");
-        assert_eq!(executions(&model, "vision"), 1, "turn {index}");
+        assert_eq!(executions(model, "vision"), 1 + played, "turn {index}");
         messages.push(Message::new("assistant", turn.text.as_str()));
     }
 }

@@ -24,6 +24,8 @@ pub(super) struct Model<'a> {
     pub down_shift: i32,
     /// Sums that the products of an MLP are added up in, before these are added in pairs.
     pub down_split: usize,
+    /// Rows of the graphs that check guesses: they have all layers.
+    pub guess: Option<usize>,
     /// Element type of the rows that pass from part to part.
     pub hand_over: Elem,
 }
@@ -52,18 +54,24 @@ struct Inputs {
 }
 
 impl Model<'_> {
+    /// True when graphs of so many rows only fill caches: nobody asks for what follows a prompt's tokens but the last.
+    pub fn only_fills(&self, rows: usize) -> bool {
+        rows > 1 && self.guess != Some(rows) && self.config.shared > 0
+    }
+
     /// `rows` tokens through the layers of `range`, over caches.
     ///
-    /// A graph for prompts, of several rows, only fills caches: it ends with the keys and values of the last layer that
-    /// has some, and gives no `y` there. Layers after that are not in such a graph.
+    /// A graph that only fills caches ends with the keys and values of the last layer that has some, and gives no `y`
+    /// there. Layers after that are not in such a graph.
     pub fn graph(&self, name: &str, range: Range<usize>, rows: usize) -> Result<Graph> {
         let config = self.config;
-        let fills = rows > 1 && config.shared > 0;
+        let fills = self.only_fills(rows);
         let range = if fills { range.start..range.end.min(config.first_shared()) } else { range };
         // Of the last layer with a cache such a graph needs keys and values alone.
-        let attending = match rows {
-            1 => range.clone(),
-            _ => range.start..range.end.min(config.attending_prompts()).max(range.start),
+        let attending = if fills {
+            range.start..range.end.min(config.attending_prompts()).max(range.start)
+        } else {
+            range.clone()
         };
         let mut b = GraphBuilder::new(name);
         let part = |inner: bool| if inner { self.hand_over } else { Elem::Activation };

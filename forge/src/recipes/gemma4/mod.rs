@@ -19,7 +19,8 @@
 //!
 //! The last layers have no keys of their own: they read those of a donor, the last layer of their kind that has some.
 //! They write no cache, so only the last token of a prompt passes them, and graphs `prefill<P>` end before them: with
-//! the keys and values of the last layer that has some, and without `y`.
+//! the keys and values of the last layer that has some, and without `y`. The option `guess` makes graphs of all
+//! layers, which give `y` of every row: a guessed token is checked by its logits.
 
 mod audio;
 mod config;
@@ -27,7 +28,7 @@ mod decoder;
 mod towers;
 mod vision;
 
-use qhx_core::Result;
+use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
 use crate::checkpoint::Checkpoint;
@@ -80,6 +81,12 @@ const PROJECTION: RecipeOption = RecipeOption {
     values: &["graph", "host"],
     help: "what projects rows to per-layer inputs: graphs, or the host, as in published bundles",
 };
+const GUESSES: RecipeOption = RecipeOption {
+    name: "guess",
+    values: &["none", "4", "8", "16"],
+    help: "tokens that go through all layers at once, so that guesses are checked (--speculate); without \
+           --share-weights these graphs hold all weights once more",
+};
 const AUDIO_WEIGHTS: RecipeOption = RecipeOption {
     name: "audio",
     values: &["f16", "int8"],
@@ -104,6 +111,7 @@ register_recipe!(
             DOWN_SPLIT,
             HAND_OVER,
             PROJECTION,
+            GUESSES,
             AUDIO_WEIGHTS,
             VISION_WEIGHTS,
         ])
@@ -113,7 +121,8 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let config = Config::read(checkpoint)?;
     let max_ctx = options.max_ctx;
     check_shape(options, config.layers(), Some(config.max_positions))?;
-    let prompts = prompt_rows(options, &PROMPT_ROWS)?;
+    let guess = options.choice(GUESSES.name).and_then(|rows| rows.parse().ok());
+    let prompts = rows_of_steps(options, guess)?;
     let window = config.window.min(max_ctx);
     // A step writes all of its rows into the ring at once.
     let ring = prompts.iter().fold(window, |ring, rows| ring.max(*rows));
@@ -124,6 +133,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         capacities: [max_ctx, ring],
         down_shift: options.choice(DOWN_SHIFT.name).and_then(|k| k.parse().ok()).unwrap_or(0),
         down_split: options.choice(DOWN_SPLIT.name).and_then(|n| n.parse().ok()).unwrap_or(1),
+        guess,
         hand_over: match options.choice(HAND_OVER.name) {
             Some("f32") => Elem::F32,
             _ => Elem::Activation,
@@ -134,7 +144,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         &config.parts(options.shards),
         &prompts,
         |name, range, rows| {
-            let skipped = rows > 1 && range.start >= config.first_shared();
+            let skipped = model.only_fills(rows) && range.start >= config.first_shared();
             (!skipped).then(|| model.graph(name, range, rows)).transpose()
         },
         parts.lmhead(config.hidden, config.vocab, config.tied)?,
@@ -144,7 +154,8 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         let mut names = Vec::new();
         for rows in [1].into_iter().chain(prompts.iter().copied()) {
             let name = if rows == 1 { "ple".to_owned() } else { format!("ple{rows}") };
-            let layers = if rows == 1 { config.layers() } else { config.attending_prompts() };
+            let layers =
+                if model.only_fills(rows) { config.attending_prompts() } else { config.layers() };
             if layers == 0 {
                 continue;
             }
@@ -198,6 +209,25 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         plan_params,
         tables,
     })
+}
+
+/// The numbers of tokens that graphs take at once: those for prompts, and `guess`.
+fn rows_of_steps(options: &RecipeOptions, guess: Option<usize>) -> Result<Vec<usize>> {
+    let mut rows = prompt_rows(options, &PROMPT_ROWS)?;
+    let Some(guess) = guess else { return Ok(rows) };
+    if guess > options.max_ctx {
+        return Err(Error::new(
+            ErrorKind::Usage,
+            format!(
+                "recipe option {}={guess}: expected at most {}, the context",
+                GUESSES.name, options.max_ctx
+            ),
+        ));
+    }
+    rows.push(guess);
+    rows.sort_unstable();
+    rows.dedup();
+    Ok(rows)
 }
 
 /// Whether the checkpoint has a tower, and the bundle shall have it.
