@@ -11,6 +11,8 @@ use qhx_forge::registry::recipe;
 use qhx_forge::weight::{Storage, Weight};
 use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint, onnx};
 use qhx_places::fixture;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
@@ -143,6 +145,78 @@ fn bundles_of_four_bits_keep_the_integers_of_other_programs() {
             }
             let layers = if graph.name() == "lmhead" { 0 } else { 7 };
             assert_eq!(seen, layers, "{file}, {}", graph.name());
+        }
+    }
+}
+
+/// A copy of a toy whose linear layers are stored as GPTQ stores them, with integers that are made up, and the names of
+/// these layers.
+fn as_gptq(toy: &str) -> (TempDir, Vec<(String, [usize; 2])>) {
+    let dir = copy(toy);
+    let path = dir.path().join("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let (mut layers, mut stored) = (Vec::new(), Vec::new());
+    let mut state = 1u32;
+    let mut words = |count: usize| -> Vec<u8> {
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state.rotate_left(13).to_le_bytes()
+        };
+        (0..count).flat_map(|_| next()).collect()
+    };
+    for (name, view) in SafeTensors::deserialize(&bytes).unwrap().tensors() {
+        // Projections of few outputs, which the forge keeps in f16, cannot be packed either.
+        let packs =
+            name.contains("_proj") && !name.contains("in_proj_a") && !name.contains("in_proj_b");
+        match (name.strip_suffix(".weight").filter(|_| packs), view.shape()) {
+            (Some(layer), &[outputs, inputs]) => {
+                let groups = inputs / 32;
+                let scales =
+                    (0..groups * outputs).flat_map(|i| [0, 0x20 + (i % 7) as u8]).collect();
+                for (end, dtype, shape, data) in [
+                    ("qweight", Dtype::I32, vec![inputs / 8, outputs], words(inputs / 8 * outputs)),
+                    ("qzeros", Dtype::I32, vec![groups, outputs / 8], words(groups * outputs / 8)),
+                    ("scales", Dtype::F16, vec![groups, outputs], scales),
+                ] {
+                    stored.push((format!("{layer}.{end}"), dtype, shape, data));
+                }
+                layers.push((name, [outputs, inputs]));
+            }
+            _ => stored.push((name, view.dtype(), view.shape().to_vec(), view.data().to_vec())),
+        }
+    }
+    let views = stored.iter().map(|(name, dtype, shape, data)| {
+        (name, TensorView::new(*dtype, shape.clone(), data).unwrap())
+    });
+    safetensors::serialize_to_file(views, None, &path).unwrap();
+    edit_json(&dir.path().join("config.json"), |config| {
+        config["quantization_config"] = json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq_v2"});
+    });
+    (dir, layers)
+}
+
+/// In each family whose toy has inputs for it, whatever its recipe does with the rows of a layer.
+#[test]
+fn every_recipe_keeps_imported_integers() {
+    for toy in ["llama3-blocks", "qwen35-blocks"] {
+        let (dir, layers) = as_gptq(toy);
+        let checkpoint = Checkpoint::open(dir.path()).unwrap();
+        let graphs = graphs_of_four_bits(&checkpoint);
+        for (name, shape) in layers {
+            let source = checkpoint.matrix(&name, shape).unwrap();
+            let form = source.block_form().unwrap();
+            let given = Weight::new(source, Storage::Blocks(form)).to_blocks(form).unwrap();
+            let given: Vec<_> = given.values.chunks_exact(shape[1]).collect();
+            let mut rows = 0;
+            for weight in graphs.iter().flat_map(weights).filter(|w| w.source().name() == name) {
+                assert_eq!(weight.storage(), Storage::Blocks(form), "{toy}: {name}");
+                let kept = weight.to_blocks(form).unwrap();
+                for row in kept.values.chunks_exact(shape[1]) {
+                    assert!(given.contains(&row), "{toy}: {name} was quantised anew");
+                    rows += 1;
+                }
+            }
+            assert!(rows >= shape[0], "{toy}: {name}, {rows} rows");
         }
     }
 }
