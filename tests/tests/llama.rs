@@ -10,6 +10,9 @@ use qhx_core::backend::Backend;
 use qhx_core::compare::Distance;
 use qhx_core::engine::{Guesses, Message, Model, Prompt, Request, Speculate};
 use qhx_core::op::{Segment, Task};
+use qhx_forge::calibrate::{CalibrateOptions, Reader, calibrate};
+use qhx_forge::checkpoint::Checkpoint;
+use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
 use qhx_tests::replay::{generate, greedy_exact, guessed_exact, kept_exact, step_exact};
 use qhx_tests::toys;
@@ -357,6 +360,52 @@ fn htp_w8a16_passes_the_tolerant_gate() {
             .count();
         eprintln!("{toy} w8a16: {passed} of {} cases pass", cases.len());
         assert!(passed * 10 >= cases.len() * 6, "{toy}: {passed} of {}", cases.len());
+    }
+}
+
+/// Toys whose layers all become 4-bit blocks. The bars are half as much again as what was measured, of the layers and
+/// with a head of 4 bits, too; docs/performance.md has all toys.
+#[test]
+#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
+fn four_bit_weights_keep_the_answers_and_stay_near_f16() {
+    for (toy, bars) in [("llama3-blocks", [9.3e-4, 1.3e-3]), ("qwen35-blocks", [3.5e-4, 5.7e-4])] {
+        let folder = toys::fixture(toy);
+        let goldens = toys::goldens(&folder);
+        let cases: Vec<_> = goldens.cases.iter().collect();
+        let texts = cases.iter().map(|case| format!("{}{}", case.prompt, case.text)).collect();
+        let wanted = CalibrateOptions { texts, tokens: 400, target: None };
+        let mut heads = Vec::new();
+        for (head, bar) in [Precision::W8A16, Precision::W4A16].into_iter().zip(bars) {
+            let label = format!("{toy}, head {}", head.suffix());
+            let bundle = bundle(&folder, |o| {
+                (o.precision, o.head, o.prefill) = (Precision::W4A16, Some(head), Some(Vec::new()));
+            });
+            let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+            greedy_exact(&mut model, &cases, &label);
+            let data = bundle.manifest.with_file_name("onnx").join("lmhead.onnx_data");
+            heads.push(std::fs::metadata(data).unwrap().len());
+
+            let checkpoint = Checkpoint::open(&folder).unwrap();
+            let out = tempfile::tempdir().unwrap();
+            // Of the precisions as a whole, not layer by layer.
+            let options =
+                ForgeOptions { head: Some(head), ..ForgeOptions::new(out.path().join("out")) };
+            let open = |manifest: &Path| -> qhx_core::Result<Box<dyn Reader>> {
+                Ok(Box::new(toys::open(manifest, backends::cpu())?))
+            };
+            let found =
+                calibrate(&checkpoint, recipe, &options, &wanted, &open, &mut Silent).unwrap();
+            let (_, quality) =
+                found.precisions.into_iter().find(|(p, _)| *p == Precision::W4A16).unwrap();
+            eprintln!("{label}: perplexity in f16 {}, {quality:?}", found.perplexity);
+            assert!(quality.divergence < bar, "{label}: {quality:?}");
+            assert!(
+                quality.divergence > bar / 10.0,
+                "{label}: the weights were not quantised: {quality:?}"
+            );
+        }
+        // For each 32 weights 16 bytes and a scale, in place of 32 and a part of a scale.
+        assert!(heads[1] * 3 < heads[0] * 2, "{toy}: bytes of the heads {heads:?}");
     }
 }
 
