@@ -4,7 +4,8 @@
 //! models of their own. A model's nodes are those with as many products before them on the longest way from the
 //! inputs; [`crate::steps`] executes them in this order. Recognised are the forms that the forge writes: `Gemm` with
 //! `transB` over f32, over f16 with `Cast`, over int8 with `DequantizeLinear` and a scale for each row, and
-//! `MatMulNBits` of ONNX Runtime with four bits in blocks of 32. Everything else stays with rten.
+//! `MatMulNBits` of ONNX Runtime with four bits in blocks of 32. So are products of a few rows with a cache, an input of
+//! the graph, by `MatMul` with it or with its `Transpose`. Everything else stays with rten.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -34,13 +35,26 @@ pub(crate) struct Step<'a> {
     pub(crate) products: Vec<Product<'a>>,
 }
 
-/// `y = x · weightsᵀ + bias`.
+/// `y` is the product of `x` with a matrix.
 pub(crate) struct Product<'a> {
     pub(crate) x: &'a str,
     pub(crate) y: &'a str,
-    pub(crate) weights: Weights,
-    pub(crate) bias: Option<Floats>,
+    pub(crate) by: Factor<'a>,
 }
+
+/// What is multiplied with.
+pub(crate) enum Factor<'a> {
+    /// `x · weightsᵀ + bias`.
+    Stored(Weights, Option<Floats>),
+    /// `x[h] · b[h]ᵀ` for each head, where an input of the graph is `b` `[heads, n, k]`.
+    Rows(&'a str),
+    /// `x[h] · b[h]` for each head, where an input of the graph is `b` `[heads, k, n]`.
+    Columns(&'a str),
+}
+
+/// Rows of `x` up to which a product with an input of the graph leaves it. rten brings all of the input into another
+/// order first, which pays for many.
+const FEW: usize = 8;
 
 /// The parts of a model, whose external data lies in `files`, or `None` where rten has to execute all of it.
 pub(crate) fn cut<'a>(model: &'a ModelProto, files: &HashMap<String, Mapped>) -> Option<Cut<'a>> {
@@ -87,13 +101,19 @@ struct Reader<'a, 'f> {
     initializers: HashMap<&'a str, &'a TensorProto>,
     producers: HashMap<&'a str, usize>,
     files: &'f HashMap<String, Mapped>,
+    shapes: Shapes<'a>,
 }
 
 impl<'a, 'f> Reader<'a, 'f> {
     /// `None` for graphs with names that mean two things, or with graphs in them.
     fn new(graph: &'a GraphProto, files: &'f HashMap<String, Mapped>) -> Option<Self> {
-        let mut reader =
-            Self { graph, initializers: HashMap::new(), producers: HashMap::new(), files };
+        let mut reader = Self {
+            graph,
+            initializers: HashMap::new(),
+            producers: HashMap::new(),
+            files,
+            shapes: Shapes::default(),
+        };
         let mut names = HashSet::new();
         for input in &graph.input {
             names.insert(input.name.as_deref()?).then_some(())?;
@@ -110,6 +130,7 @@ impl<'a, 'f> Reader<'a, 'f> {
                 reader.producers.insert(output, at);
             }
         }
+        reader.shapes = Shapes::new(graph, &reader.initializers);
         let produced = |name: &str| reader.producers.contains_key(name);
         graph.output.iter().all(|o| o.name.as_deref().is_some_and(produced)).then_some(reader)
     }
@@ -118,7 +139,7 @@ impl<'a, 'f> Reader<'a, 'f> {
         let [y] = node.output.as_slice() else { return None };
         let x = node.input.first()?;
         let inputs: Vec<&str> = node.input.iter().map(String::as_str).collect();
-        let (weights, bias) = match (domain(node), node.op_type.as_deref()?, &inputs[..]) {
+        let by = match (domain(node), node.op_type.as_deref()?, &inputs[..]) {
             ("", "Gemm", [_, w, bias @ ..]) => {
                 let plain = integer(node, "transB") == Some(1)
                     && node.attribute.iter().all(|a| match a.name.as_deref() {
@@ -133,12 +154,45 @@ impl<'a, 'f> Reader<'a, 'f> {
                     [bias] => Some(self.floats(bias, &[weights.rows])?),
                     _ => return None,
                 };
-                (weights, bias)
+                Factor::Stored(weights, bias)
             }
-            ("com.microsoft", "MatMulNBits", [_, w, scales]) => (self.bits(node, w, scales)?, None),
+            ("com.microsoft", "MatMulNBits", [_, w, scales]) => {
+                Factor::Stored(self.bits(node, w, scales)?, None)
+            }
+            ("", "MatMul", [x, b]) => {
+                let [_, Some(1..=FEW), _] = *self.shapes.known.get(x)?.as_slice() else {
+                    return None;
+                };
+                self.cache(b)?
+            }
             _ => return None,
         };
-        Some(Product { x, y, weights, bias })
+        Some(Product { x, y, by })
+    }
+
+    /// An input of the graph with three dimensions and elements of f32, or its transposed matrices.
+    fn cache(&self, name: &'a str) -> Option<Factor<'a>> {
+        let is_cache = |name: &str| {
+            let float = |info: &ValueInfoProto| {
+                let tensor = info.r#type.as_ref()?.tensor_type.as_ref()?;
+                Some(tensor.elem_type? == DataType::FLOAT)
+            };
+            let mut inputs = self.graph.input.iter();
+            inputs.any(|i| i.name.as_deref() == Some(name) && float(i) == Some(true))
+                && self.shapes.known.get(name).is_some_and(|shape| shape.len() == 3)
+        };
+        if is_cache(name) {
+            return Some(Factor::Columns(name));
+        }
+        let node = self.graph.node.get(*self.producers.get(name)?)?;
+        let swaps = domain(node).is_empty()
+            && node.op_type.as_deref() == Some("Transpose")
+            && node
+                .attribute
+                .iter()
+                .any(|a| a.name.as_deref() == Some("perm") && a.ints == [0, 2, 1]);
+        let source = node.input.first()?;
+        (swaps && is_cache(source)).then_some(Factor::Rows(source))
     }
 
     /// A matrix that is stored, or that a node widens.
@@ -234,6 +288,97 @@ impl<'a, 'f> Reader<'a, 'f> {
         let values = raw.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
         (raw.len() == bytes).then(|| Floats::Own(values.collect()))
     }
+}
+
+/// What is known of the shapes of values, as far as attention needs it. A dimension may be unknown.
+#[derive(Default)]
+struct Shapes<'a> {
+    known: HashMap<&'a str, Vec<Option<usize>>>,
+}
+
+impl<'a> Shapes<'a> {
+    fn new(graph: &'a GraphProto, initializers: &HashMap<&'a str, &'a TensorProto>) -> Self {
+        let mut known = HashMap::new();
+        for info in &graph.input {
+            let tensor = info.r#type.as_ref().and_then(|t| t.tensor_type.as_ref());
+            let Some(shape) = tensor.and_then(|t| t.shape.as_ref()) else { continue };
+            let sizes = shape.dim.iter().map(|dim| dim.dim_value.and_then(positive)).collect();
+            known.extend(info.name.as_deref().map(|name| (name, sizes)));
+        }
+        for (name, tensor) in initializers {
+            known.insert(name, tensor.dims.iter().map(|&size| positive(size)).collect());
+        }
+        let mut shapes = Self { known };
+        for node in graph.node.iter().filter(|node| domain(node).is_empty()) {
+            if let (Some(shape), [name, ..]) =
+                (shapes.of(node, initializers), node.output.as_slice())
+            {
+                shapes.known.insert(name, shape);
+            }
+        }
+        shapes
+    }
+
+    fn of(
+        &self,
+        node: &NodeProto,
+        initializers: &HashMap<&'a str, &'a TensorProto>,
+    ) -> Option<Vec<Option<usize>>> {
+        let input = |at: usize| self.known.get(node.input.get(at)?.as_str());
+        let integers = |at: usize| integers(initializers.get(node.input.get(at)?.as_str())?);
+        // An axis whose size is not followed.
+        let without = |axis: i64| {
+            let mut shape = input(0)?.clone();
+            let from_end = if axis < 0 { i64::try_from(shape.len()).ok()? } else { 0 };
+            *shape.get_mut(usize::try_from(axis + from_end).ok()?)? = None;
+            Some(shape)
+        };
+        match node.op_type.as_deref()? {
+            "Reshape" => Some(integers(1)?.into_iter().map(positive).collect()),
+            "Softmax" => input(0).cloned(),
+            "Slice" => match integers(3)?.as_slice() {
+                [axis] => without(*axis),
+                _ => None,
+            },
+            "Concat" => without(integer(node, "axis")?),
+            "Add" => {
+                let (a, b) = (input(0)?, input(1)?);
+                let (long, short) = if a.len() < b.len() { (b, a) } else { (a, b) };
+                let ones = std::iter::repeat_n(Some(1), long.len() - short.len());
+                let pairs = long.iter().zip(ones.chain(short.iter().copied()));
+                let size = |(a, b): (&Option<usize>, Option<usize>)| match (*a, b) {
+                    (size, Some(1)) | (Some(1), size) => size,
+                    (a, b) => a.filter(|_| a == b),
+                };
+                Some(pairs.map(size).collect())
+            }
+            "MatMul" => {
+                let [heads, rows, _] = *input(0)?.as_slice() else { return None };
+                (input(1)?.len() <= 3).then(|| vec![heads, rows, None])
+            }
+            "Transpose" => {
+                let perm = node.attribute.iter().find(|a| a.name.as_deref() == Some("perm"))?;
+                let from = input(0)?;
+                perm.ints
+                    .iter()
+                    .map(|&axis| from.get(usize::try_from(axis).ok()?).copied())
+                    .collect()
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A constant of int64.
+fn integers(tensor: &TensorProto) -> Option<Vec<i64>> {
+    if tensor.data_type != Some(DataType::INT64)
+        || tensor.data_location == Some(DataLocation::EXTERNAL)
+    {
+        return None;
+    }
+    let raw = tensor.raw_data.as_ref()?.borrow();
+    let (whole, rest) = raw.as_chunks::<8>();
+    rest.is_empty().then(|| whole.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())
 }
 
 /// Where a node is computed.

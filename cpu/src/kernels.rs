@@ -1,7 +1,7 @@
 //! Products of f32 rows with rows of weights that stay as they are stored.
 //!
-//! `y[m][n] = Σ_k x[m][k] · w[n][k] + bias[n]`, summed in f32. One row of `x` is multiplied with the weights as they
-//! come from memory, which is what bounds it. Several rows of `x` share weights that are widened to f32 first, a few
+//! `y[m][n] = Σ_k x[m][k] · w[n][k] + bias[n]`, summed in f32. A few rows of `x` are multiplied with the weights as they
+//! come from memory, which is what bounds it. More rows of `x` share weights that are widened to f32 first, a few
 //! rows at a time, so that they stay in the nearest cache. The vector instructions are those of `rten_simd` (AVX-512,
 //! AVX2 with F16C and FMA, NEON, or plain code), chosen when the program runs.
 
@@ -11,12 +11,14 @@ use std::array::from_fn;
 use std::borrow::Cow;
 
 use rten_simd::ops::{BitOps, Extend, IntOps, NumOps, ToFloat};
-use rten_simd::{Isa, SimdOp, f16};
+use rten_simd::{Isa, Simd, SimdOp, f16};
 
 /// Weights of four bits that share a scale, as `MatMulNBits` stores them.
 pub(crate) const BLOCK: usize = 32;
 /// Weights of four bits in an i32.
 const PACKED: usize = 8;
+/// Rows of `x` up to which nothing is widened in advance.
+const FEW: usize = 8;
 /// Rows of weights that are widened and multiplied at a time.
 const ROWS: usize = 6;
 /// Columns of them: 24 KB, so that they lie in the nearest cache.
@@ -34,6 +36,31 @@ pub(crate) enum Rows<'a> {
     I8(&'a [i8], &'a [f32]),
     /// Four bits around 8, the first of two in the lower half of a byte, and a scale for each [`BLOCK`]. Eight of them
     /// are an i32 whose first byte is the lowest.
+    I4(&'a [i32], &'a [f32]),
+}
+
+impl<'a> Rows<'a> {
+    fn row(self, index: usize, columns: usize) -> Row<'a> {
+        fn cut<T>(all: &[T], index: usize, each: usize) -> &[T] {
+            &all[index * each..][..each]
+        }
+        match self {
+            Self::F32(w) => Row::F32(cut(w, index, columns)),
+            Self::F16(w) => Row::F16(cut(w, index, columns)),
+            Self::I8(w, scales) => Row::I8(cut(w, index, columns), scales[index]),
+            Self::I4(w, scales) => {
+                Row::I4(cut(w, index, columns / PACKED), cut(scales, index, columns / BLOCK))
+            }
+        }
+    }
+}
+
+/// One of [`Rows`].
+#[derive(Clone, Copy)]
+enum Row<'a> {
+    F32(&'a [f32]),
+    F16(&'a [u16]),
+    I8(&'a [i8], f32),
     I4(&'a [i32], &'a [f32]),
 }
 
@@ -55,17 +82,93 @@ impl SimdOp for Task<'_, '_> {
 
     #[inline(always)]
     fn eval<I: Isa>(mut self, isa: I) {
-        if let [out] = self.out.as_mut_slice() {
-            one(isa, self.weights, self.columns, self.x, out);
-        } else if isa.f32().len() == 8 {
+        let stride = stride(isa, self.weights, self.columns);
+        match self.out.len() {
+            0 => return,
+            1..=FEW => few(isa, &mut self, stride),
             // AVX2 has sixteen registers, which hold 2 × 6 sums and their factors.
-            several::<I, 2>(isa, &mut self);
-        } else {
-            several::<I, 4>(isa, &mut self);
+            _ if isa.f32().len() == 8 => several::<I, 2>(isa, &mut self, stride),
+            _ => several::<I, 4>(isa, &mut self, stride),
         }
         if let Some(bias) = self.bias {
             for out in &mut self.out {
                 out.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+            }
+        }
+    }
+}
+
+/// `out = x · b`, where each row of `b` has as many elements as one of `out`. Rows of `b` that all rows of `x` multiply with 0
+/// are not read: those are the positions that attention masks, which hold anything.
+pub(crate) struct Columns<'a, 'o> {
+    /// For each row of `out` a number for each row of `b`.
+    pub(crate) x: &'a [f32],
+    pub(crate) b: &'a [f32],
+    pub(crate) out: Vec<&'o mut [f32]>,
+}
+
+impl SimdOp for Columns<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<I: Isa>(self, isa: I) {
+        let Self { x, b, mut out } = self;
+        let rows = x.len() / out.len().max(1);
+        let (mut out, mut x) = (out.as_mut_slice(), x.chunks_exact(rows.max(1)));
+        let mut next = || x.next().unwrap_or_default();
+        loop {
+            out = match out {
+                [] => return,
+                [p, q, r, s, rest @ ..] => {
+                    columns(isa, from_fn(|_| next()), b, [p, q, r, s]);
+                    rest
+                }
+                [p, q, rest @ ..] => {
+                    columns(isa, from_fn(|_| next()), b, [p, q]);
+                    rest
+                }
+                [p, rest @ ..] => {
+                    columns(isa, [next()], b, [p]);
+                    rest
+                }
+            }
+        }
+    }
+}
+
+/// Vectors of a row of `b` that are summed at a time.
+const WIDE: usize = 4;
+
+#[inline(always)]
+fn columns<I: Isa, const M: usize>(isa: I, x: [&[f32]; M], b: &[f32], out: [&mut &mut [f32]; M]) {
+    let ops = isa.f32();
+    let lanes = ops.len();
+    let width = out[0].len();
+    for start in (0..width).step_by(WIDE * lanes) {
+        let length = (width - start).min(WIDE * lanes);
+        let mut sums = [[ops.zero(); WIDE]; M];
+        for (at, row) in b.chunks_exact(width).enumerate() {
+            let factors: [f32; M] = from_fn(|m| x[m][at]);
+            if factors.iter().all(|factor| *factor == 0.0) {
+                continue;
+            }
+            let row = &row[start..start + length];
+            let parts: [_; WIDE] =
+                from_fn(|part| match row.get(part * lanes..(part + 1) * lanes) {
+                    Some(whole) => ops.load(whole),
+                    None => ops.load_pad(row.get(part * lanes..).unwrap_or_default()).0,
+                });
+            for m in 0..M {
+                let factor = ops.splat(factors[m]);
+                for (sum, part) in sums[m].iter_mut().zip(parts) {
+                    *sum = ops.mul_add(factor, part, *sum);
+                }
+            }
+        }
+        for m in 0..M {
+            let parts = out[m][start..start + length].chunks_mut(lanes);
+            for (to, sum) in parts.zip(sums[m]) {
+                to.copy_from_slice(&sum.to_array().as_ref()[..to.len()]);
             }
         }
     }
@@ -113,43 +216,55 @@ fn stride<I: Isa>(isa: I, weights: Rows<'_>, columns: usize) -> usize {
     }
 }
 
-/// One row of `x`, with the weights as they are stored.
+/// A few rows of `x`, with the weights as they are stored.
 #[inline(always)]
-fn one<I: Isa>(isa: I, weights: Rows<'_>, columns: usize, x: &[f32], out: &mut [f32]) {
-    match weights {
-        Rows::F32(w) => {
-            for (y, w) in out.iter_mut().zip(w.chunks_exact(columns)) {
-                let [[sum]] = tile(isa, [x], [w]);
-                *y = sum;
-            }
+fn few<I: Isa>(isa: I, task: &mut Task<'_, '_>, stride: usize) {
+    let Task { weights, columns, x, ref mut out, .. } = *task;
+    let count = out.first().map_or(0, |out| out.len());
+    let mut spread = vec![0f32; stride / PACKED];
+    for (row, n) in (0..count).enumerate() {
+        let row = weights.row(row, columns);
+        if let Row::I4(_, scales) = row {
+            fill(&mut spread, scales);
         }
-        Rows::F16(w) => {
-            // One row after the other: four at a time took 1.8 times as long.
-            for (y, w) in out.iter_mut().zip(halves(w).chunks_exact(columns)) {
-                *y = dot_f16(isa, x, w);
-            }
-        }
-        Rows::I8(w, scales) => {
-            for ((y, w), scale) in out.iter_mut().zip(w.chunks_exact(columns)).zip(scales) {
-                *y = dot_i8(isa, x, w) * scale;
-            }
-        }
-        Rows::I4(w, scales) => {
-            let mut spread = vec![0f32; stride(isa, weights, columns) / PACKED];
-            let rows = w.chunks_exact(columns / PACKED).zip(scales.chunks_exact(columns / BLOCK));
-            for (y, (w, scales)) in out.iter_mut().zip(rows) {
-                fill(&mut spread, scales);
-                *y = dot_i4(isa, x, w, &spread);
+        // The row is in the nearest cache when the next four come.
+        for (out, x) in out.chunks_mut(4).zip(x.chunks(4 * stride)) {
+            match out {
+                [a] => dots(isa, row, &spread, x, n, [a]),
+                [a, b] => dots(isa, row, &spread, x, n, [a, b]),
+                [a, b, c] => dots(isa, row, &spread, x, n, [a, b, c]),
+                [a, b, c, d] => dots(isa, row, &spread, x, n, [a, b, c, d]),
+                _ => {}
             }
         }
     }
 }
 
+/// Element `n` of each `out` becomes the product of its row of `x` with a row of weights.
+#[inline(always)]
+fn dots<I: Isa, const M: usize>(
+    isa: I,
+    row: Row<'_>,
+    spread: &[f32],
+    x: &[f32],
+    n: usize,
+    out: [&mut &mut [f32]; M],
+) {
+    let stride = x.len() / M;
+    let x: [&[f32]; M] = from_fn(|m| &x[m * stride..][..stride]);
+    let sums = match row {
+        Row::F32(w) => tile(isa, x, [w]).map(|[sum]| sum),
+        Row::F16(w) => dots_f16(isa, x, halves(w)),
+        Row::I8(w, scale) => dots_i8(isa, x, w).map(|sum| sum * scale),
+        Row::I4(w, _) => dots_i4(isa, x, w, spread),
+    };
+    out.into_iter().zip(sums).for_each(|(out, sum)| out[n] = sum);
+}
+
 /// Several rows of `x`, `M` at a time, with widened weights.
 #[inline(always)]
-fn several<I: Isa, const M: usize>(isa: I, task: &mut Task<'_, '_>) {
+fn several<I: Isa, const M: usize>(isa: I, task: &mut Task<'_, '_>, columns: usize) {
     let count = task.out.first().map_or(0, |out| out.len());
-    let columns = stride(isa, task.weights, task.columns);
     let mut wide = vec![0f32; ROWS * STRIDE];
     let mut spread = vec![0f32; columns / PACKED];
     for first in (0..count).step_by(ROWS) {
@@ -245,37 +360,74 @@ fn tile<I: Isa, const M: usize, const N: usize>(
     products
 }
 
+/// Bytes between the weights that are multiplied and those that are fetched from memory meanwhile. On Zen 4 int8 came
+/// 1.7 times as fast with 320 to 512 bytes as with none or with 576. f16 comes as fast without.
+const AHEAD: usize = 384;
+
+/// Has the processor fetch what comes later. The next row lies behind this one, and a fetch of what is not there does
+/// nothing.
 #[inline(always)]
-fn dot_f16<I: Isa>(isa: I, x: &[f32], w: &[f16]) -> f32 {
-    let (ops, half) = (isa.f32(), isa.f16());
-    let (lanes, step) = (ops.len(), half.len());
-    let whole = x.len() / step * step;
-    let mut sums = [ops.zero(); 2];
-    for at in (0..whole).step_by(step) {
-        let wide = half.load(&w[at..at + step]);
-        sums[0] = ops.mul_add(ops.load(&x[at..at + lanes]), half.extend_low(wide), sums[0]);
-        sums[1] = ops.mul_add(ops.load(&x[at + lanes..at + step]), half.extend_high(wide), sums[1]);
-    }
-    let rest = x[whole..].iter().zip(&w[whole..x.len()]);
-    rest.fold(ops.sum(ops.add(sums[0], sums[1])), |sum, (x, w)| sum + x * w.to_f32())
+fn ahead<I: Isa, T>(isa: I, weights: &[T]) {
+    isa.i8().prefetch(weights.as_ptr().wrapping_byte_add(AHEAD).cast());
 }
 
+/// Each row of `x` is as long as `w`. Four rows of weights at a time took 1.8 times as long.
 #[inline(always)]
-fn dot_i8<I: Isa>(isa: I, x: &[f32], w: &[i8]) -> f32 {
-    let (ops, bytes) = (isa.f32(), isa.i8());
-    let (lanes, step) = (ops.len(), bytes.len());
-    let whole = x.len() / step * step;
-    let mut sums = [ops.zero(); 4];
+fn dots_f16<I: Isa, const M: usize>(isa: I, x: [&[f32]; M], w: &[f16]) -> [f32; M] {
+    let (ops, half) = (isa.f32(), isa.f16());
+    let (lanes, step) = (ops.len(), half.len());
+    let (whole, x) = (w.len() / step * step, x.map(|x| &x[..w.len()]));
+    let mut sums = [[ops.zero(); 2]; M];
+    // Not checked, as in `tile`.
     for at in (0..whole).step_by(step) {
-        let wide = widened_i8(isa, bytes.load(&w[at..at + step]));
-        for part in 0..4 {
-            let x = ops.load(&x[at + part * lanes..][..lanes]);
-            sums[part] = ops.mul_add(x, wide[part], sums[part]);
+        // SAFETY: `at + step <= whole`, which is within `w`.
+        let wide = unsafe { half.load_ptr(w.as_ptr().add(at)) };
+        let wide = [half.extend_low(wide), half.extend_high(wide)];
+        for m in 0..M {
+            for part in 0..2 {
+                // SAFETY: `at + 2 * lanes <= whole`, which is within each row.
+                let x = unsafe { ops.load_ptr(x[m].as_ptr().add(at + part * lanes)) };
+                sums[m][part] = ops.mul_add(x, wide[part], sums[m][part]);
+            }
         }
     }
-    let sum = ops.sum(ops.add(ops.add(sums[0], sums[1]), ops.add(sums[2], sums[3])));
-    let rest = x[whole..].iter().zip(&w[whole..x.len()]);
-    rest.fold(sum, |sum, (x, w)| sum + x * f32::from(*w))
+    let mut products = [0f32; M];
+    for m in 0..M {
+        let rest = x[m][whole..].iter().zip(&w[whole..]);
+        let sum = ops.sum(ops.add(sums[m][0], sums[m][1]));
+        products[m] = rest.fold(sum, |sum, (x, w)| sum + x * w.to_f32());
+    }
+    products
+}
+
+/// Without the row's scale. Each row of `x` is as long as `w`.
+#[inline(always)]
+fn dots_i8<I: Isa, const M: usize>(isa: I, x: [&[f32]; M], w: &[i8]) -> [f32; M] {
+    let (ops, bytes) = (isa.f32(), isa.i8());
+    let (lanes, step) = (ops.len(), bytes.len());
+    let (whole, x) = (w.len() / step * step, x.map(|x| &x[..w.len()]));
+    let mut sums = [[ops.zero(); 4]; M];
+    // Not checked, as in `tile`.
+    for at in (0..whole).step_by(step) {
+        ahead(isa, &w[at..]);
+        // SAFETY: `at + step <= whole`, which is within `w`.
+        let wide = widened_i8(isa, unsafe { bytes.load_ptr(w.as_ptr().add(at)) });
+        for m in 0..M {
+            for part in 0..4 {
+                // SAFETY: `at + 4 * lanes <= whole`, which is within each row.
+                let x = unsafe { ops.load_ptr(x[m].as_ptr().add(at + part * lanes)) };
+                sums[m][part] = ops.mul_add(x, wide[part], sums[m][part]);
+            }
+        }
+    }
+    let mut products = [0f32; M];
+    for m in 0..M {
+        let [a, b, c, d] = sums[m];
+        let rest = x[m][whole..].iter().zip(&w[whole..]);
+        let sum = ops.sum(ops.add(ops.add(a, b), ops.add(c, d)));
+        products[m] = rest.fold(sum, |sum, (x, w)| sum + x * f32::from(*w));
+    }
+    products
 }
 
 /// A vector of int8 as four of f32.
@@ -316,20 +468,35 @@ fn widened_i4<I: Isa>(isa: I, w: &[i32], at: usize) -> [I::F32; PACKED] {
 
 /// `x` comes from [`Arrange`]; `scales` has one for each element of `w`, and 0 up to whole vectors.
 #[inline(always)]
-fn dot_i4<I: Isa>(isa: I, x: &[f32], w: &[i32], scales: &[f32]) -> f32 {
+fn dots_i4<I: Isa, const M: usize>(isa: I, x: [&[f32]; M], w: &[i32], scales: &[f32]) -> [f32; M] {
     let ops = isa.f32();
     let lanes = ops.len();
-    let mut sum = ops.zero();
-    let groups = scales.chunks_exact(lanes).zip(x.chunks_exact(PACKED * lanes));
-    for (index, (scales, x)) in groups.enumerate() {
-        let wide = widened_i4(isa, w, index * lanes);
-        let mut part = ops.mul(ops.load(&x[..lanes]), wide[0]);
-        for place in 1..PACKED {
-            part = ops.mul_add(ops.load(&x[place * lanes..][..lanes]), wide[place], part);
+    let vectors = scales.len() / lanes;
+    let x = x.map(|x| &x[..vectors * lanes * PACKED]);
+    let mut sums = [ops.zero(); M];
+    // Not checked, as in `tile`.
+    for at in (0..vectors).map(|index| index * lanes) {
+        ahead(isa, w.get(at..).unwrap_or_default());
+        let wide = widened_i4(isa, w, at);
+        // SAFETY: `at + lanes <= vectors * lanes`, which is within the scales.
+        let scales = unsafe { ops.load_ptr(scales.as_ptr().add(at)) };
+        for m in 0..M {
+            let load = |place: usize| {
+                // SAFETY: `at + lanes <= vectors * lanes`, and each row is `PACKED` times as long.
+                unsafe { ops.load_ptr(x[m].as_ptr().add(at * PACKED + place * lanes)) }
+            };
+            let mut part = ops.mul(load(0), wide[0]);
+            for (place, wide) in wide.into_iter().enumerate().skip(1) {
+                part = ops.mul_add(load(place), wide, part);
+            }
+            sums[m] = ops.mul_add(part, scales, sums[m]);
         }
-        sum = ops.mul_add(part, ops.load(scales), sum);
     }
-    ops.sum(sum)
+    let mut products = [0f32; M];
+    for m in 0..M {
+        products[m] = ops.sum(sums[m]);
+    }
+    products
 }
 
 /// Weights of a row from column `start` on as f32, in the order of [`Arrange`]. `spread` has room for the scales of a row

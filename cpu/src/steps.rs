@@ -9,8 +9,8 @@ use rten_onnx::onnx::ModelProto;
 use rten_tensor::Tensor;
 use rten_tensor::prelude::*;
 
-use crate::cut::{self, Cut};
-use crate::product::{Operands, multiply};
+use crate::cut::{self, Cut, Factor};
+use crate::product::{Heads, Operands, multiply};
 use crate::weights::{Floats, Weights};
 
 /// A whole graph.
@@ -49,8 +49,14 @@ enum Source {
 struct Product {
     x: Source,
     y: usize,
-    weights: Weights,
-    bias: Option<Floats>,
+    by: By,
+}
+
+/// As [`cut::Factor`].
+enum By {
+    Stored(Weights, Option<Floats>),
+    Rows(Source),
+    Columns(Source),
 }
 
 impl Steps {
@@ -82,9 +88,14 @@ impl Steps {
                 None => None,
             };
             let mut products = Vec::with_capacity(step.products.len());
-            for cut::Product { x, y, weights, bias } in step.products {
+            for cut::Product { x, y, by } in step.products {
                 let x = names.find(x)?;
-                products.push(Product { x, y: names.add(y.to_owned()), weights, bias });
+                let by = match by {
+                    Factor::Stored(weights, bias) => By::Stored(weights, bias),
+                    Factor::Rows(b) => By::Rows(names.find(b)?),
+                    Factor::Columns(b) => By::Columns(names.find(b)?),
+                };
+                products.push(Product { x, y: names.add(y.to_owned()), by });
             }
             steps.push(Step { model, products, free: Vec::new() });
         }
@@ -109,6 +120,9 @@ impl Steps {
         for step in self.steps.iter_mut().rev() {
             for product in &step.products {
                 step.free.extend(seen(product.x));
+                if let By::Rows(b) | By::Columns(b) = product.by {
+                    step.free.extend(seen(b));
+                }
             }
             if let Some(part) = &mut step.model {
                 part.inputs.retain(|&(id, source)| match seen(source) {
@@ -130,23 +144,33 @@ impl Steps {
     ) -> Result<Vec<Value>> {
         let shared = pool.map_or_else(|| rten::thread_pool(), Arc::as_ref);
         // Everything happens on a thread of the pool, so that no step has to wake one.
-        shared.run(|| {
-            let mut slots: Vec<Option<Value>> = Vec::new();
-            slots.resize_with(self.slots, || None);
-            for step in &self.steps {
-                if let Some(part) = &step.model {
-                    part.run(inputs, &mut slots, pool)?;
-                }
-                step.multiply(inputs, &mut slots)?;
+        shared.run(|| self.run_here(inputs, pool))
+    }
+
+    fn run_here(
+        &self,
+        inputs: &[ValueView<'_>],
+        pool: Option<&Arc<ThreadPool>>,
+    ) -> Result<Vec<Value>> {
+        let mut slots: Vec<Option<Value>> = Vec::new();
+        slots.resize_with(self.slots, || None);
+        for step in &self.steps {
+            if let Some(part) = &step.model {
+                part.run(inputs, &mut slots, pool)?;
             }
-            let outputs = self.outputs.iter();
-            outputs.map(|&slot| slots[slot].take().ok_or_else(|| internal(&MISSING))).collect()
-        })
+            step.multiply(inputs, &mut slots)?;
+        }
+        let outputs = self.outputs.iter();
+        outputs.map(|&slot| slots[slot].take().ok_or_else(|| internal(&MISSING))).collect()
     }
 
     /// The weights of all products.
     pub(crate) fn weights(&self) -> impl Iterator<Item = &Weights> {
-        self.steps.iter().flat_map(|step| &step.products).map(|product| &product.weights)
+        let products = self.steps.iter().flat_map(|step| &step.products);
+        products.filter_map(|product| match &product.by {
+            By::Stored(weights, _) => Some(weights),
+            By::Rows(_) | By::Columns(_) => None,
+        })
     }
 
     /// Elements of the constants of all models.
@@ -223,42 +247,73 @@ impl Step {
             return Ok(());
         }
         let mut results = Vec::with_capacity(self.products.len());
-        let mut xs = Vec::with_capacity(self.products.len());
+        let mut factors = Vec::with_capacity(self.products.len());
         for product in &self.products {
-            let x = match find(product.x, inputs, slots)? {
-                ValueView::FloatTensor(x) => x,
-                _ => return Err(refused(product, "no f32")),
+            let floats = |source| match find(source, inputs, slots)? {
+                ValueView::FloatTensor(x) => Ok(x),
+                _ => Err(refused(product, "no f32")),
             };
-            let mut shape = x.shape().to_vec();
-            match shape.last_mut() {
-                Some(columns) if *columns == product.weights.columns => {
-                    *columns = product.weights.rows;
-                }
-                _ => return Err(refused(product, &format!("{shape:?}"))),
-            }
-            // The rows of `x` exist, so that their number times a row of results fits in memory or is refused.
+            let x = floats(product.x)?;
+            let b = match product.by {
+                By::Stored(..) => None,
+                By::Rows(b) | By::Columns(b) => Some(floats(b)?),
+            };
+            let shape = product.shape(x.shape().as_ref(), b.as_ref().map(|b| b.shape()));
+            let shape = shape.ok_or_else(|| refused(product, &format!("{:?}", x.shape())))?;
+            // What is multiplied exists, so that the number of results fits in memory or is refused.
             let length = shape.iter().try_fold(1usize, |length, n| length.checked_mul(*n));
             let length = length.ok_or_else(|| refused(product, &format!("{shape:?}")))?;
             results.push((shape, vec![0f32; length]));
-            xs.push(x.to_slice());
+            factors.push((x.to_slice(), b.map(|b| (b.shape().to_vec(), b.to_slice()))));
         }
-        let operands = self.products.iter().zip(&xs).zip(&mut results);
+        let operands = self.products.iter().zip(&factors).zip(&mut results);
         multiply(
             operands
-                .map(|((product, x), (_, y))| Operands {
-                    weights: &product.weights,
-                    bias: product.bias.as_ref().map(Floats::get),
-                    x,
-                    y,
+                .filter_map(|((product, (x, b)), (shape, y))| {
+                    Some(match (&product.by, b) {
+                        (By::Stored(weights, bias), _) => {
+                            Operands::Stored(weights, bias.as_ref().map(Floats::get), x, y)
+                        }
+                        (by, b) => {
+                            let (b_shape, b) = b.as_ref()?;
+                            let [_, m, n] = *shape.as_slice() else { return None };
+                            let transposed = matches!(by, By::Rows(_));
+                            let k = *b_shape.get(if transposed { 2 } else { 1 })?;
+                            Operands::Heads(Heads { x, b, y, shape: [m, n, k], transposed })
+                        }
+                    })
                 })
                 .collect(),
         );
-        drop(xs);
+        drop(factors);
         for (product, (shape, y)) in self.products.iter().zip(results) {
             slots[product.y] = Some(Tensor::from_data(shape.as_slice(), y).into());
         }
         self.free.iter().for_each(|&slot| slots[slot] = None);
         Ok(())
+    }
+}
+
+impl Product {
+    /// The shape of the result, or none where `x` cannot be multiplied.
+    fn shape(&self, x: &[usize], b: Option<&[usize]>) -> Option<Vec<usize>> {
+        let (count, columns, heads) = match (&self.by, b) {
+            (By::Stored(weights, _), _) => (weights.rows, weights.columns, None),
+            (By::Rows(_), Some(&[heads, n, k])) => (n, k, Some(heads)),
+            (By::Columns(_), Some(&[heads, k, n])) => (n, k, Some(heads)),
+            _ => return None,
+        };
+        let mut shape = x.to_vec();
+        *shape.last_mut().filter(|last| **last == columns)? = count;
+        if let Some(heads) = heads {
+            // As in NumPy, one matrix may stand for all.
+            let [all, _, _] = shape.as_mut_slice() else { return None };
+            *all = match (*all, heads) {
+                (1, heads) => heads,
+                (all, heads) => Some(all).filter(|all| heads == 1 || heads == *all)?,
+            };
+        }
+        Some(shape)
     }
 }
 
@@ -275,12 +330,12 @@ fn find<'a>(
 }
 
 fn refused(product: &Product, found: &str) -> Error {
-    let Weights { rows, columns, .. } = product.weights;
-    Error::new(
-        ErrorKind::Execute,
-        format!("a product with weights [{rows}, {columns}]: its input is {found}"),
-    )
-    .hint("the model declares another type or shape than it computes")
+    let by = match &product.by {
+        By::Stored(Weights { rows, columns, .. }, _) => format!("weights [{rows}, {columns}]"),
+        By::Rows(_) | By::Columns(_) => "an input of the graph".to_owned(),
+    };
+    Error::new(ErrorKind::Execute, format!("a product with {by}: what is multiplied is {found}"))
+        .hint("the model declares another type or shape than it computes")
 }
 
 fn internal(error: &dyn std::fmt::Display) -> Error {

@@ -324,6 +324,76 @@ fn products_with_stored_weights_equal_those_of_widened_ones() {
     }
 }
 
+/// Attention of `rows` rows of `heads` heads over a cache of `shared` heads, 21 positions and 10 numbers.
+fn attention(heads: u64, rows: u64, shared: u64) -> Model {
+    let all = heads.max(shared);
+    Model::default()
+        .input("q", FLOAT, &[heads, rows, 10])
+        .input("p", FLOAT, &[heads, rows, 21])
+        .input("cache", FLOAT, &[shared, 21, 10])
+        .external("zero", &[1], "w.data", 0)
+        .transpose("cache", "t", &[0, 2, 1])
+        .node("MatMul", &["q", "t"], &["scores"])
+        .node("MatMul", &["p", "cache"], &["mixed"])
+        .node("Add", &["scores", "zero"], &["s"])
+        .node("Add", &["mixed", "zero"], &["o"])
+        .output("s", FLOAT, &[all, rows, 21])
+        .output("o", FLOAT, &[all, rows, 10])
+}
+
+#[test]
+fn a_few_rows_read_a_cache_where_it_lies() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("w.data"), [0; 4]).unwrap();
+    for (heads, rows, shared) in [(2, 1, 2), (3, 2, 3), (1, 3, 4), (4, 4, 1), (2, 8, 2), (2, 9, 2)]
+    {
+        let all = heads.max(shared);
+        let number = |at: usize, by: usize| ((at * by % 97) as f32 - 48.0) / 48.0;
+        let q: Vec<f32> = (0..heads * rows * 10).map(|at| number(at, 29)).collect();
+        let mut p: Vec<f32> = (0..heads * rows * 21).map(|at| number(at, 31)).collect();
+        let mut cache: Vec<f32> = (0..shared * 21 * 10).map(|at| number(at, 37)).collect();
+        // Nobody attends to the position 20, which holds anything. Many rows leave that to rten.
+        let masked = rows <= 8;
+        if masked {
+            p.chunks_exact_mut(21).for_each(|row| row[20] = 0.0);
+            cache.chunks_exact_mut(210).for_each(|head| head[200..].fill(f32::NAN));
+        }
+        let model = attention(heads as u64, rows as u64, shared as u64).build();
+        let context = backend().open_context(&source(dir.path(), &[("g", &model)])).unwrap();
+        let (mut workspace, graph) = workspace(&context);
+        for (port, values) in [&q, &p, &cache].into_iter().enumerate() {
+            let buffer = workspace.allocate(4 * values.len()).unwrap();
+            put(&mut workspace, buffer, values);
+            workspace.bind(graph, Port::Input(port), buffer, 0).unwrap();
+        }
+        let results = [21, 10].map(|width| workspace.allocate(4 * all * rows * width).unwrap());
+        for (port, buffer) in results.into_iter().enumerate() {
+            workspace.bind(graph, Port::Output(port), buffer, 0).unwrap();
+        }
+        workspace.execute(graph).unwrap();
+        let [scores, mixed] = results.map(|buffer| floats(workspace.bytes(buffer).unwrap()));
+        for head in 0..all {
+            let cache = &cache[head % shared * 210..][..210];
+            for row in 0..rows {
+                let q = &q[(head % heads * rows + row) * 10..][..10];
+                let p = &p[(head % heads * rows + row) * 21..][..21];
+                let at = head * rows + row;
+                let case = format!("{heads} × {rows}, {shared} heads: {head}, {row}");
+                for n in 0..if masked { 20 } else { 21 } {
+                    let sum: f32 = q.iter().zip(&cache[n * 10..]).map(|(q, k)| q * k).sum();
+                    assert!((scores[at * 21 + n] - sum).abs() < 1e-5, "{case}");
+                }
+                assert_eq!(scores[at * 21 + 20].is_nan(), masked, "{case}");
+                for n in 0..10 {
+                    let rows = cache.chunks_exact(10).zip(p).filter(|(_, p)| **p != 0.0);
+                    let sum: f32 = rows.map(|(v, p)| p * v[n]).sum();
+                    assert!((mixed[at * 10 + n] - sum).abs() < 1e-5, "{case}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn weights_of_four_bits_stay_as_they_are() {
     let dir = tempfile::tempdir().unwrap();

@@ -110,6 +110,15 @@ impl Model {
         self
     }
 
+    /// `y` is `x` with its axes in this order.
+    pub fn transpose(mut self, x: &str, y: &str, perm: &[u64]) -> Self {
+        let attribute = Message::default().bytes(1, "perm").int(20, 7);
+        let attribute = perm.iter().fold(attribute, |a, &axis| a.int(8, axis));
+        let node = Message::default().bytes(1, x).bytes(2, y).bytes(3, y);
+        self.graph = self.graph.message(1, node.bytes(4, "Transpose").message(5, attribute));
+        self
+    }
+
     fn tensor(name: &str, dtype: u64, shape: &[u64]) -> Message {
         shape.iter().fold(Message::default(), |t, &n| t.int(1, n)).int(2, dtype).bytes(8, name)
     }
