@@ -4,4 +4,5 @@ pub mod allocations;
 pub mod experts;
 pub mod hybrid;
 pub mod memory;
+pub mod observed;
 pub mod shapes;

@@ -1,16 +1,22 @@
 //! Compares a bundle's context binaries with its ONNX graphs, token by token at full size.
 //!
-//! `parity BUNDLE libQnnHtp.so libQnnSystem.so ID,ID,… COUNT`
+//! `parity BUNDLE libQnnHtp.so libQnnSystem.so ID,ID,… COUNT [--steps]`
 //!
 //! Both backends take the prompt and then COUNT tokens: the CPU's greedy choice, also where the HTP's
 //! would be another. Prints for each the two choices, the cosine of the logits, and how far the CPU's
 //! first choice leads its second, as a multiple of the logits' standard deviation.
+//!
+//! With `--steps` the CPU takes the prompt token by token, and the HTP through the bundle's prompt graphs: what chunks
+//! compute against what steps do. Then the rows behind the last layer, the rows of caches and the states are compared,
+//! too. For that the decoder must have one shard, and the prompt must fill its graphs.
 
 #![expect(clippy::print_stdout, reason = "the report is the result")]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
+use qhx_benches::observed::{Observed, Written};
 use qhx_core::CancelToken;
 use qhx_core::backend::Backend;
 use qhx_core::compare::Distance;
@@ -23,13 +29,14 @@ use qhx_ops_llama as _;
 use qhx_ops_phimoe as _;
 use qhx_ops_qwen35 as _;
 use qhx_plugins::{PluginOptions, Plugins};
+use serde_json::Value;
 
 type AnyError = Box<dyn std::error::Error>;
 
-fn open(manifest: &Path, backend: Arc<dyn Backend>) -> Result<Model, AnyError> {
+fn open(manifest: Manifest, backend: Arc<dyn Backend>) -> Result<Model, AnyError> {
     let options = PluginOptions { only_named: true, ..PluginOptions::default() };
     Ok(Model::open(ModelOptions {
-        manifest: Arc::new(Manifest::load(manifest)?),
+        manifest: Arc::new(manifest),
         backend,
         ops: &Plugins::discover(&options)?,
         threads: None,
@@ -38,6 +45,28 @@ fn open(manifest: &Path, backend: Arc<dyn Backend>) -> Result<Model, AnyError> {
         dump: None,
         trace: None,
     })?)
+}
+
+/// The bundle with graphs for one token only.
+fn without_prompt_graphs(manifest: &Path) -> Result<Manifest, AnyError> {
+    let mut document = Manifest::load(manifest)?.raw;
+    let Some(params) = document.pointer_mut("/plan/params").and_then(Value::as_object_mut) else {
+        return Err("the manifest has no plan.params".into());
+    };
+    let named = match params.remove("prefill") {
+        Some(Value::String(name)) => vec![name],
+        Some(Value::Array(names)) => {
+            names.iter().filter_map(Value::as_str).map(str::to_owned).collect()
+        }
+        _ => return Err("the bundle has no prompt graphs".into()),
+    };
+    // The forge names a context after its graph.
+    if let Some(contexts) =
+        document.pointer_mut("/artifacts/contexts").and_then(Value::as_object_mut)
+    {
+        contexts.retain(|key, _| !named.contains(key));
+    }
+    Ok(Manifest::from_value(manifest, document, None)?)
 }
 
 fn logits(model: &mut Model) -> Result<Vec<f32>, AnyError> {
@@ -67,24 +96,60 @@ fn margin(logits: &[f32]) -> f64 {
     f64::from(first - second) / variance.sqrt()
 }
 
+/// The least cosine of each kind of tensor, and where.
+fn compare(found: &Written, expected: &Written) -> Result<(), AnyError> {
+    for (kind, prefix) in
+        [("rows", "y"), ("rows of caches", "new_"), ("states", "present_"), ("logits", "logits")]
+    {
+        let mut least = (f64::INFINITY, String::new());
+        for (name, expected) in expected.iter().filter(|(name, _)| name.starts_with(prefix)) {
+            let found = found.get(name).ok_or_else(|| format!("no prompt graph has {name}"))?;
+            let (cosine, row) =
+                Distance::least_row(&found.values, &expected.values, expected.width)?;
+            if cosine < least.0 {
+                least = (cosine, format!("{name}, {row}"));
+            }
+        }
+        println!("{kind}: cosine at least {:.6} ({})", least.0, least.1);
+    }
+    Ok(())
+}
+
 fn main() -> Result<(), AnyError> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    let steps = arguments.pop_if(|last| *last == "--steps").is_some();
     let [bundle, htp, system, prompt, count] = &arguments[..] else {
-        return Err("usage: parity BUNDLE libQnnHtp.so libQnnSystem.so ID,ID,... COUNT".into());
+        return Err(
+            "usage: parity BUNDLE libQnnHtp.so libQnnSystem.so ID,ID,... COUNT [--steps]".into()
+        );
     };
     let prompt: Vec<u32> = prompt.split(',').map(str::parse).collect::<Result<_, _>>()?;
     let count: usize = count.parse()?;
     let manifest = manifest::select(Path::new(bundle))?;
-    let cpu = Arc::new(CpuBackend::new(CpuOptions::default())?);
-    let qnn = Arc::new(QnnBackend::new(QnnOptions {
+    let cpu = Observed::new(Arc::new(CpuBackend::new(CpuOptions::default())?));
+    let qnn = Observed::new(Arc::new(QnnBackend::new(QnnOptions {
         htp: PathBuf::from(htp),
         system: Some(PathBuf::from(system)),
         ..QnnOptions::default()
-    })?);
-    let (mut cpu, mut qnn) = (open(&manifest, cpu)?, open(&manifest, qnn)?);
+    })?));
+    let written = [Arc::clone(&cpu), Arc::clone(&qnn)];
+    let of_cpu = if steps { without_prompt_graphs(&manifest)? } else { Manifest::load(&manifest)? };
+    let (mut cpu, mut qnn) = (open(of_cpu, cpu)?, open(Manifest::load(&manifest)?, qnn)?);
     for model in [&mut cpu, &mut qnn] {
         model.op_mut().reset()?;
+        let start = Instant::now();
         model.op_mut().prefill(&[Segment::Tokens(&prompt)])?;
+        let stats = model.graph_stats();
+        let executions: Vec<_> = stats
+            .iter()
+            .filter(|graph| graph.executions > 0)
+            .map(|graph| format!("{} × {}", graph.graph, graph.executions))
+            .collect();
+        println!("prompt in {:.1} s: {}", start.elapsed().as_secs_f64(), executions.join(", "));
+    }
+    let [expected, found] = written.map(|written| written.take());
+    if steps {
+        compare(&found, &expected)?;
     }
     let mut equal = 0;
     for step in 0..count {
