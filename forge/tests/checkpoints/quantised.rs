@@ -198,7 +198,7 @@ fn as_gptq(toy: &str) -> (TempDir, Vec<(String, [usize; 2])>) {
 /// In each family whose toy has inputs for it, whatever its recipe does with the rows of a layer.
 #[test]
 fn every_recipe_keeps_imported_integers() {
-    for toy in ["llama3-blocks", "qwen35-blocks"] {
+    for toy in ["llama3-blocks", "qwen35-blocks", "phimoe-blocks"] {
         let (dir, layers) = as_gptq(toy);
         let checkpoint = Checkpoint::open(dir.path()).unwrap();
         let graphs = graphs_of_four_bits(&checkpoint);

@@ -165,7 +165,7 @@ const ELSEWHERE: [&str; 7] = [
 ];
 
 /// Toys whose layers have inputs for 4-bit blocks.
-const BLOCKS: [&str; 2] = ["llama3-blocks", "qwen35-blocks"];
+const BLOCKS: [&str; 3] = ["llama3-blocks", "phimoe-blocks", "qwen35-blocks"];
 
 /// The least cosine of an output on the NPU to the same output of the twin: only rounding to f16 lies between.
 const LEAST_COSINE: f64 = 0.999_9;
