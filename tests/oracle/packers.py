@@ -102,7 +102,7 @@ def gptq(weight, scales, zeros, symmetric, version):
 
 def awq(weight, scales, zeros):
     """The packed tensors, and what AutoAWQ reads from them."""
-    given = [torch.from_numpy(np.ascontiguousarray(part.T)) for part in (scales.astype(np.float32), zeros.astype(np.float32))]
+    given = [torch.from_numpy(np.ascontiguousarray(part.T.astype(np.float32))) for part in (scales, zeros)]
     packed = WQLinear_GEMM.from_linear(linear(weight), 4, GROUP, scales=given[0], zeros=given[1])
     integers, points = (part & 15 for part in reverse_awq_order(*unpack_awq(packed.qweight, packed.qzeros, 4), 4))
     real = dequantize_gemm(packed.qweight, packed.qzeros, packed.scales.float(), 4, GROUP)
