@@ -10,8 +10,8 @@ use std::time::Duration;
 use half::f16;
 use half::slice::HalfFloatSliceExt as _;
 pub use qhx_types::{
-    Alpha, AudioRules, ImageRules, MediaRules, Modality, OpDescription, OpInfo, OpenInfo, Piece,
-    Placement, Segment, Task, Verification, VideoRules,
+    Alpha, AudioRules, Bucket, ImageRules, MediaRules, Modality, OpDescription, OpInfo, OpenInfo,
+    Packing, Piece, Placement, Segment, Task, Verification, VideoRules,
 };
 use serde::Serialize;
 
@@ -178,6 +178,19 @@ pub trait HostOp: Send {
 
     /// Embeds one text: pooling and normalisation are the op's.
     fn embed(&mut self, segments: &[Segment<'_>]) -> Result<&[f32]>;
+
+    /// Which graphs take several texts in one execution.
+    fn packing(&self) -> &Packing {
+        const NONE: &Packing = &Packing { buckets: Vec::new() };
+        NONE
+    }
+
+    /// Embeds texts in one execution, as if each were alone. Together they have at most as many tokens as the longest
+    /// of [`HostOp::packing`]. The vectors lie one behind the other, [`OpInfo::embedding_dim`] values each.
+    fn embed_many(&mut self, texts: &[&[u32]]) -> Result<&[f32]> {
+        let message = format!("the host-op embeds one text at a time ({})", texts.len());
+        Err(Error::new(ErrorKind::Internal, message))
+    }
 
     /// Time spent in graphs since the op was opened.
     fn graph_time(&self) -> Duration;

@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
-use qhx_op::fill::{Embedding, PaddingMask, Rope};
+use qhx_op::fill::{Embedding, PaddingMask, Rope, RopeTables};
 use qhx_op::text::{count_tokens, tokens};
 use qhx_op::{
-    BufferId, DType, Error, GraphId, GraphInfo, Host, Modality, OneOrMany, Op, OpDescription,
-    OpInfo, Result, Segment, SpanId, Task, TensorInfo, View, schema,
+    BufferId, DType, Error, GraphCosts, GraphId, GraphInfo, Host, Modality, OneOrMany, Op,
+    OpDescription, OpInfo, Packing, Result, Segment, SpanId, Task, TensorInfo, View, schema,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -37,10 +37,17 @@ fn yes() -> bool {
 pub struct EmbedSharded {
     /// The shortest first.
     buckets: Vec<Bucket>,
+    packing: Packing,
     embedding: Embedding,
+    rope: Rope,
     pooler: Pooler,
-    vector: View,
+    width: usize,
+    /// The vectors of as many texts as fit into one execution, f32 `[…, width]`.
+    vectors: BufferId,
+    /// Of the texts that go through the graphs, one behind the other.
     tokens: Vec<u32>,
+    /// How many of them each text has.
+    lengths: Vec<usize>,
     fill_span: SpanId,
     pool_span: SpanId,
 }
@@ -52,6 +59,7 @@ struct Bucket {
     /// With the names of their times.
     parts: Vec<(GraphId, SpanId)>,
     mask: PaddingMask,
+    tables: RopeTables,
     /// Input of the first part, `[length, hidden]`.
     x: (BufferId, DType),
     /// Output of the last part, `[length, width]`.
@@ -65,6 +73,7 @@ impl Bucket {
         host: &mut Host,
         graphs: &[GraphId],
         embedding: &Embedding,
+        rope: &mut Rope,
         causal: bool,
     ) -> Result<Self> {
         let (first, last) = (graphs[0], graphs[graphs.len() - 1]);
@@ -103,9 +112,9 @@ impl Bucket {
         }
         let View { buffer: y, dtype: y_dtype, .. } = host.view_for(last, output)?;
 
-        // Positions are the same for every text: the tables are filled once.
-        let mut rope = Rope::from_params(host, "/params")?;
-        rope.bind_all(host, graphs, length)?.fill(host, &mut rope, 0);
+        // The positions of a text that is alone; they stay until several share the graphs.
+        let mut tables = rope.bind_all(host, graphs, length)?;
+        tables.fill(host, rope, 0);
         let mask = PaddingMask::bind_all(host, graphs, length, causal)?;
         if graphs.iter().all(|&graph| host.graph(graph).input("cmask").is_none()) {
             return Err(Error::graph(format!(
@@ -116,7 +125,11 @@ impl Bucket {
         }
         let span = |(index, &graph)| (graph, host.span(&format!("part {index}")));
         let parts = graphs.iter().enumerate().map(span).collect();
-        Ok(Self { length, parts, mask, x: (x, x_dtype), y: (y, y_dtype), width })
+        Ok(Self { length, parts, mask, tables, x: (x, x_dtype), y: (y, y_dtype), width })
+    }
+
+    fn graphs(&self) -> impl Iterator<Item = GraphId> {
+        self.parts.iter().map(|(graph, _)| *graph)
     }
 }
 
@@ -193,9 +206,10 @@ impl Op for EmbedSharded {
         let lengths = by_length(host, &params)?;
         check_all_parts(host, &lengths.concat())?;
         let embedding = host.embedding_for(lengths[0][0])?;
+        let mut rope = Rope::from_params(host, "/params")?;
         let mut buckets: Vec<Bucket> = Vec::with_capacity(lengths.len());
         for graphs in &lengths {
-            let bucket = Bucket::open(host, graphs, &embedding, params.causal)?;
+            let bucket = Bucket::open(host, graphs, &embedding, &mut rope, params.causal)?;
             if let Some(other) = buckets.first().filter(|other| other.width != bucket.width) {
                 return Err(Error::graph(format!(
                     "the encoder of {} tokens gives rows of {} values, expected {} as that of {} tokens",
@@ -206,13 +220,24 @@ impl Op for EmbedSharded {
         }
         let longest = &buckets[buckets.len() - 1];
         let (length, width) = (longest.length, longest.width);
-        let vector = host.allocate(width * DType::F32.size())?;
+        let packing = packing(host, &buckets);
+        // A text has at least one token.
+        let texts = packing.buckets.last().map_or(1, |bucket| bucket.rows);
+        let bytes = texts.checked_mul(width).and_then(|count| count.checked_mul(4));
+        let bytes = bytes.ok_or_else(|| {
+            Error::graph(format!("{texts} vectors of {width} values are more than fit into memory"))
+        })?;
+        let vectors = host.allocate(bytes)?;
         Ok(Self {
             buckets,
+            packing,
             embedding,
+            rope,
             pooler: Pooler::new(params.pooling, params.normalize, width),
-            vector: View { buffer: vector, dtype: DType::F32, offset: 0, len: width },
+            width,
+            vectors,
             tokens: Vec::with_capacity(length),
+            lengths: Vec::with_capacity(texts),
             fill_span: host.span("fill"),
             pool_span: host.span("pool"),
         })
@@ -220,24 +245,61 @@ impl Op for EmbedSharded {
 
     fn info(&self) -> OpInfo {
         let max_ctx = self.buckets.last().map_or(0, |bucket| bucket.length);
-        OpInfo { max_ctx, embedding_dim: self.vector.len, ..OpInfo::default() }
+        OpInfo { max_ctx, embedding_dim: self.width, ..OpInfo::default() }
     }
 
     fn embed(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
-        let start = Instant::now();
         let real = count_tokens(NAME, segments)?;
         let longest = self.info().max_ctx;
-        // The shortest graphs that hold the text: they compute the least padding.
-        let Some(bucket) = self.buckets.iter_mut().find(|bucket| bucket.length >= real) else {
+        if real > longest {
             return Err(Error::prompt(format!(
                 "the text has {real} tokens, the encoder takes at most {longest}; shorten or split the \
                  text, or have it truncated"
             )));
-        };
+        }
         self.tokens.clear();
         self.tokens.extend(tokens(segments));
+        self.lengths.clear();
+        self.lengths.push(real);
+        self.run(host)
+    }
+
+    fn packing(&self) -> Packing {
+        self.packing.clone()
+    }
+
+    fn embed_many(&mut self, host: &mut Host, texts: &[&[u32]]) -> Result<View> {
+        let longest = self.packing.buckets.last().map_or(0, |bucket| bucket.rows);
+        let all = texts.iter().fold(0usize, |all, text| all.saturating_add(text.len()));
+        if all > longest || texts.is_empty() || texts.iter().any(|text| text.is_empty()) {
+            return Err(Error::prompt(format!(
+                "{} texts of {all} tokens together; the encoder takes texts of at most {longest} tokens at once, each \
+                 of at least one",
+                texts.len()
+            )));
+        }
+        self.tokens.clear();
+        self.lengths.clear();
+        for text in texts {
+            self.tokens.extend_from_slice(text);
+            self.lengths.push(text.len());
+        }
+        self.run(host)
+    }
+}
+
+impl EmbedSharded {
+    /// Embeds the texts of `tokens`, as many as there are `lengths`, at once.
+    fn run(&mut self, host: &mut Host) -> Result<View> {
+        let start = Instant::now();
+        let all = self.tokens.len();
+        // The shortest graphs that hold the texts: they compute the least padding.
+        let Some(bucket) = self.buckets.iter_mut().find(|bucket| bucket.length >= all) else {
+            return Err(Error::prompt(format!("{all} tokens are more than the encoder takes")));
+        };
         self.embedding.gather_rows(host, &self.tokens, bucket.x.0, bucket.x.1)?;
-        bucket.mask.fill(host, real);
+        bucket.mask.fill_texts(host, &self.lengths);
+        bucket.tables.fill_texts(host, &mut self.rope, &self.lengths);
         host.end(self.fill_span, start);
         for &(graph, span) in &bucket.parts {
             let start = Instant::now();
@@ -245,10 +307,28 @@ impl Op for EmbedSharded {
             host.end(span, start);
         }
         let start = Instant::now();
-        self.pooler.pool(host, bucket.y, real, self.vector.buffer)?;
+        let mut first = 0;
+        for (place, &length) in self.lengths.iter().enumerate() {
+            let text = first..first + length;
+            self.pooler.pool(host, bucket.y, text, self.vectors, place)?;
+            first += length;
+        }
         host.end(self.pool_span, start);
-        Ok(self.vector)
+        let len = self.lengths.len() * self.width;
+        Ok(View { buffer: self.vectors, dtype: DType::F32, offset: 0, len })
     }
+}
+
+/// The graphs that take several texts: those whose masks keep texts apart. A text that shares graphs goes through the
+/// shortest that hold all, so a longer one is left out with all beyond it.
+fn packing(host: &Host, buckets: &[Bucket]) -> Packing {
+    let costs = GraphCosts::of(host, buckets.iter().flat_map(Bucket::graphs));
+    let cost = |bucket: &Bucket| qhx_op::Bucket {
+        rows: bucket.length,
+        cost: costs.sum(host, &bucket.graphs().collect::<Vec<_>>(), bucket.length),
+    };
+    let separate = buckets.iter().take_while(|bucket| bucket.mask.separates());
+    Packing { buckets: separate.map(cost).collect() }
 }
 
 /// Errors for a graph that is a part by its rows, but is not named: without it a piece of an encoder
@@ -356,6 +436,88 @@ mod tests {
         }
         let error = op.embed(&[Segment::Tokens(&[1; 7])]).unwrap_err();
         assert!(error.message().contains("7 tokens, the encoder takes at most 6"), "{error}");
+    }
+
+    /// An encoder in one part with a row of the mask for each of six positions. A row becomes the sum of those that it
+    /// sees, weighted by their places so that none stands for another, and of its own rotary table.
+    fn separating(pooling: &str, causal: bool) -> OpenOp {
+        let table: Vec<u8> =
+            [0f32, 0.0, 1.0, -1.0, 2.0, 5.0].into_iter().flat_map(f32::to_le_bytes).collect();
+        let graph = |name: &str, rows: usize| {
+            let table = |name: &str| tensor(name, F32, [rows, 1]);
+            let inputs = [
+                tensor("x", F32, [rows, 2]),
+                table("cos"),
+                table("sin"),
+                tensor("cmask", F32, [rows, rows]),
+            ];
+            graph(name, inputs, [tensor("y", F32, [rows, 2])])
+        };
+        OpHarness::new()
+            .manifest(json!({
+                "artifacts": {"embed": {"path": "embed.bin", "dtype": "f32"}},
+                "params": {"head_dim": 2, "rope_theta": 1e4},
+                "plan": {"params": {
+                    "parts": "enc", "buckets": "enc3", "pooling": pooling, "causal": causal, "normalize": false
+                }}
+            }))
+            .file("embed.bin", table)
+            .graph(graph("enc", 6))
+            .graph(graph("enc3", 3))
+            .script(|step| {
+                let (x, mask, sin) = (step.input("x")?, step.input("cmask")?, step.input("sin")?);
+                let mut y = Vec::new();
+                for (row, mask) in mask.chunks(sin.len()).enumerate() {
+                    let seen = |column: usize| -> f32 {
+                        let keys = x.chunks(2).zip(mask).filter(|(_, mask)| **mask == 0.0);
+                        keys.map(|(key, _)| key[column]).sum()
+                    };
+                    y.extend([seen(0) + 100.0 * sin[row], seen(1) + x[2 * row]]);
+                }
+                step.set("y", &y)
+            })
+            .open::<EmbedSharded>()
+            .unwrap()
+    }
+
+    #[test]
+    fn texts_in_one_graph_are_as_if_each_were_alone() {
+        let texts: [&[u32]; 3] = [&[1, 2], &[2], &[2, 1, 1]];
+        for pooling in ["mean", "last", "cls"] {
+            for causal in [false, true] {
+                let mut op = separating(pooling, causal);
+                let rows: Vec<usize> = op.packing().buckets.iter().map(|b| b.rows).collect();
+                assert_eq!(rows, [3, 6]);
+                assert!(op.packing().buckets[0].cost < op.packing().buckets[1].cost);
+                let alone = texts.map(|text| op.embed(&[Segment::Tokens(text)]).unwrap());
+                assert_eq!(op.executions("enc"), 0);
+                // In either order, and a text alone after others.
+                for order in [[0, 1, 2], [2, 0, 1]] {
+                    let together = op.embed_many(&order.map(|text| texts[text])).unwrap();
+                    let expected: Vec<f32> = order.iter().flat_map(|&t| alone[t].clone()).collect();
+                    assert_eq!(together, expected, "{pooling}, causal {causal}, {order:?}");
+                }
+                assert_eq!(op.executions("enc"), 2, "once for all");
+                assert_eq!(op.embed(&[Segment::Tokens(texts[2])]).unwrap(), alone[2]);
+                assert_eq!(op.embed_many(&texts[..2]).unwrap(), alone[..2].concat());
+                assert_eq!(op.executions("enc"), 2, "three tokens need the shorter graph");
+            }
+        }
+    }
+
+    #[test]
+    fn texts_that_do_not_fit_together_are_an_error() {
+        let mut op = separating("mean", false);
+        for texts in [&[&[1u32; 4][..], &[1; 3]][..], &[&[1], &[]], &[]] {
+            let error = op.embed_many(texts).unwrap_err();
+            assert!(error.message().contains("at most 6 tokens at once"), "{error}");
+        }
+        assert!(op.embed_many(&[&[1], &[7]]).unwrap_err().message().contains("token 7"));
+        // Masks of one row cannot keep texts apart: bundles that have them embed one text at a time.
+        let mut op =
+            opened(json!({"parts": ["a", "b"], "buckets": ["a4", "b4", "a2", "b2"]})).unwrap();
+        assert!(op.packing().buckets.is_empty());
+        assert!(op.embed_many(&[&[1], &[1]]).is_err());
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! From one row a token to one vector a text.
 
+use std::ops::Range;
+
 use qhx_op::kernels::f16_to_f32;
 use qhx_op::{BufferId, DType, Error, ErrorCode, Host, Result};
 use serde::Deserialize;
@@ -37,18 +39,21 @@ impl Pooler {
         Self { pooling, normalize, width, row: vec![0.0; width], sum: vec![0.0; width] }
     }
 
-    /// Pools the first `real` rows of `source` into `target`, f32 `[width]`. Allocates nothing.
+    /// Pools the rows of `source` that belong to a text, at least one, into row `place` of `target`, f32
+    /// `[…, width]`. Allocates nothing.
     pub fn pool(
         &mut self,
         host: &mut Host,
         source: (BufferId, DType),
-        real: usize,
+        text: Range<usize>,
         target: BufferId,
+        place: usize,
     ) -> Result<()> {
+        let Range { start, end } = text;
         let rows = match self.pooling {
-            Pooling::Mean => 0..real,
-            Pooling::Last => real.saturating_sub(1)..real,
-            Pooling::Cls => 0..1,
+            Pooling::Mean => start..end,
+            Pooling::Last => end.saturating_sub(1)..end,
+            Pooling::Cls => start..start + 1,
         };
         let count = rows.len().max(1) as f32;
         self.sum.fill(0.0);
@@ -78,7 +83,8 @@ impl Pooler {
             let norm = (squares.sqrt() as f32).max(MIN_NORM);
             self.sum.iter_mut().for_each(|value| *value /= norm);
         }
-        host.f32s_mut(target).copy_from_slice(&self.sum);
+        let place = place * self.width..(place + 1) * self.width;
+        host.f32s_mut(target)[place].copy_from_slice(&self.sum);
         Ok(())
     }
 }

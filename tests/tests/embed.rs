@@ -194,6 +194,85 @@ fn a_text_goes_through_the_shortest_graphs_that_hold_it() {
     }
 }
 
+/// Texts that share graphs have the vectors that they have alone, whatever is pooled and whoever sees whom.
+#[test]
+fn texts_that_share_a_graph_are_as_if_each_were_alone() {
+    let checkpoint = toys::fixture(TOY);
+    let goldens = Goldens::read(&checkpoint);
+    let texts: Vec<&[u32]> = goldens.texts.iter().map(|text| text.ids.as_slice()).collect();
+    let bundle = bundle(&checkpoint, |o| o.prefill = None);
+    let manifest = std::fs::read_to_string(&bundle.manifest).unwrap();
+    for (pooling, causal) in [("mean", false), ("last", true), ("cls", false), ("mean", true)] {
+        let changed =
+            manifest.replace("\"pooling\": \"mean\"", &format!("\"pooling\": \"{pooling}\""));
+        let changed = changed.replace("\"causal\": false", &format!("\"causal\": {causal}"));
+        assert_eq!(changed == manifest, (pooling, causal) == ("mean", false));
+        std::fs::write(&bundle.manifest, changed).unwrap();
+        let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+        assert_eq!(model.batch_tokens(), 4 * 180);
+        let executions =
+            |model: &Model| model.graph_stats().iter().map(|stats| stats.executions).sum::<u64>();
+        let alone: Vec<Vec<f32>> =
+            texts.iter().map(|text| model.embed(text).unwrap().to_vec()).collect();
+        let before = executions(&model);
+        assert_eq!(before, texts.len() as u64);
+        let together = model.embed_many(&texts).unwrap();
+        assert!(executions(&model) - before <= before / 2, "{} for {before}", executions(&model));
+        if (pooling, causal) == ("mean", false) {
+            compare(&together, &goldens, 0.99999, "cpu, texts together");
+        }
+        assert_eq!(together.len(), alone.len());
+        for ((together, alone), text) in together.iter().zip(&alone).zip(&goldens.texts) {
+            let cosine = cosine(together, alone);
+            assert!(cosine >= 0.999_999, "{}, {pooling}, causal {causal}: {cosine}", text.id);
+        }
+    }
+}
+
+#[test]
+fn many_texts_come_back_in_order_and_one_that_fails_is_named() {
+    let checkpoint = toys::fixture(TOY);
+    let goldens = Goldens::read(&checkpoint);
+    let bundle = bundle(&checkpoint, |o| o.prefill = None);
+    let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+    let usual =
+        |index: usize| (0..1 + index % 5).map(|i| (3 + i * 7 + index % 11) as u32).collect();
+    let mut texts: Vec<Vec<u32>> = (0..10_000).map(usual).collect();
+    let vectors = model.embed_many(&texts).unwrap();
+    assert_eq!(vectors.len(), texts.len());
+    for index in [0, 1, 54, 4_321, 9_999] {
+        let cosine = cosine(&vectors[index], model.embed(&texts[index]).unwrap());
+        assert!(cosine >= 0.999_999, "text {index}: {cosine}");
+    }
+    assert!(model.embed_many::<Vec<u32>>(&[]).unwrap().is_empty());
+
+    texts.truncate(90);
+    let over = [ids(&goldens.json["over"]["ids"]), vec![7]].concat();
+    for (bad, words) in
+        [(Vec::new(), "no tokens"), (over, "181 tokens"), (vec![3, 100_000], "100000")]
+    {
+        let alone = model.embed(&bad).unwrap_err();
+        assert!(alone.message().contains(words), "{alone}");
+        // The later one is not heard of.
+        (texts[37], texts[80]) = (bad, vec![200_000]);
+        let error = model.embed_many(&texts).unwrap_err();
+        assert_eq!(
+            (error.kind(), error.message()),
+            (alone.kind(), format!("text 37: {}", alone.message()).as_str())
+        );
+        let mut seen = Vec::new();
+        model.embed_each(&texts, |index, _| Ok(seen.push(index))).unwrap_err();
+        assert_eq!(seen, (0..37).collect::<Vec<_>>(), "those before it");
+    }
+    let mut count = 0;
+    let full = |_, _: &[f32]| {
+        count += 1;
+        Err(qhx_core::Error::new(ErrorKind::Io, "no room"))
+    };
+    assert_eq!(model.embed_each(&texts[..9], full).unwrap_err().message(), "no room");
+    assert_eq!(count, 1);
+}
+
 #[test]
 fn graphs_that_take_no_shorter_texts_are_an_error() {
     let bundle = bundle(&toys::fixture(TOY), |o| o.prefill = Some(vec![16]));
@@ -367,6 +446,11 @@ fn htp_takes_each_text_through_the_shortest_graphs() {
     assert!(short > 0 && long > 0);
     assert!(runs.contains(&("enc16".to_owned(), short)), "{runs:?}");
     assert!(runs.contains(&("enc".to_owned(), long)), "{runs:?}");
+    let texts: Vec<&[u32]> = goldens.texts.iter().map(|text| text.ids.as_slice()).collect();
+    let together = model.embed_many(&texts).unwrap();
+    compare(&together, &goldens, 0.9995, "htp v81 fp16, texts together");
+    let executions: u64 = model.graph_stats().iter().map(|stats| stats.executions).sum();
+    assert!(executions < 2 * texts.len() as u64, "{executions} for {} texts, twice", texts.len());
 }
 
 /// A call that fails is one error, a restart of the DSP none; the vectors afterwards are the same, bit by bit.

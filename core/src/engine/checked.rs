@@ -6,7 +6,8 @@
 use std::time::Duration;
 
 use crate::op::{
-    HostOp, Logits, MediaRules, OpInfo, Placement, Segment, SnapshotId, SpanStats, Verification,
+    HostOp, Logits, MediaRules, OpInfo, Packing, Placement, Segment, SnapshotId, SpanStats,
+    Verification,
 };
 use crate::workspace::GraphStats;
 use crate::{Error, ErrorKind, Result};
@@ -234,6 +235,27 @@ impl HostOp for Checked {
         let vector = self.op.embed(segments)?;
         check_embedding(&self.name, vector)?;
         Ok(vector)
+    }
+
+    fn packing(&self) -> &Packing {
+        self.op.packing()
+    }
+
+    fn embed_many(&mut self, texts: &[&[u32]]) -> Result<&[f32]> {
+        let dim = self.op.info().embedding_dim;
+        let vectors = self.op.embed_many(texts)?;
+        if dim == 0 || Some(vectors.len()) != dim.checked_mul(texts.len()) {
+            let message = format!(
+                "host-op {:?}: {} texts gave {} values, expected {dim} for each; this is a fault of the op, report it \
+                 to its author",
+                self.name,
+                texts.len(),
+                vectors.len()
+            );
+            return Err(Error::new(ErrorKind::Plugin, message));
+        }
+        vectors.chunks_exact(dim).try_for_each(|vector| check_embedding(&self.name, vector))?;
+        Ok(vectors)
     }
 
     fn graph_time(&self) -> Duration {

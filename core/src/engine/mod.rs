@@ -6,8 +6,10 @@
 mod checked;
 mod contexts;
 mod decode;
+mod embed;
 mod generate;
 mod model;
+mod pack;
 mod prompt;
 mod restart;
 mod reuse;

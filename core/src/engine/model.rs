@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use super::checked::Checked;
 use super::contexts;
+use super::pack::Packer;
 use super::reuse::Consumed;
 use super::speculate::Speculation;
 use crate::backend::{Backend, BackendInfo, Opened};
 use crate::dump::Dump;
 use crate::manifest::Manifest;
 use crate::op::{
-    HostOp, MediaRules, OpEntry, OpInfo, OpProvider, OpServices, ProgressFn, Segment, SpanStats,
-    Task,
+    HostOp, MediaRules, OpEntry, OpInfo, OpProvider, OpServices, ProgressFn, SpanStats, Task,
 };
 use crate::sampling::AllowedTokens;
 use crate::text::{ChatTemplate, Tokenizer};
@@ -72,6 +72,7 @@ pub struct Model {
     pub(super) allowed: Arc<AllowedTokens>,
     pub(super) consumed: Consumed,
     pub(super) speculation: Speculation,
+    pub(super) packer: Packer,
     pub(super) losses: Losses,
     /// The last embedding.
     pub(super) vector: Vec<f32>,
@@ -166,8 +167,9 @@ impl Model {
             tokenizer,
             chat,
             template_arguments: serde_json::Map::new(),
-            op,
             consumed: Consumed::default(),
+            packer: Packer::new(&op.packing().buckets),
+            op,
             speculation: Speculation::default(),
             losses,
             vector: Vec::new(),
@@ -264,13 +266,6 @@ impl Model {
     /// promises is named in the error.
     pub fn op_mut(&mut self) -> &mut dyn HostOp {
         &mut self.op
-    }
-
-    /// Embeds one text. Errors when the vector is zero or not finite: nothing can be compared with
-    /// it.
-    pub fn embed(&mut self, tokens: &[u32]) -> Result<&[f32]> {
-        self.require(Task::Embed, "embed")?;
-        self.embed_segments(&[Segment::Tokens(tokens)], ("tokens", tokens.len()))
     }
 
     pub(super) fn require(&self, task: Task, verb: &str) -> Result<()> {

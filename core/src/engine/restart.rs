@@ -7,6 +7,7 @@
 
 use std::time::Instant;
 
+use super::checked::Checked;
 use super::model::Model;
 use super::prompt::Encoded;
 use crate::op::{HostOp as _, Segment};
@@ -50,15 +51,32 @@ impl Model {
         segments: &[Segment<'_>],
         (unit, size): (&'static str, usize),
     ) -> Result<&[f32]> {
+        let trace = self.trace.clone();
+        let _span = trace::span_with(trace.as_ref(), "embed", |span| span.argument(unit, size));
+        self.embed_by(|op| op.embed(segments))
+    }
+
+    /// Embeds texts in one execution. Their vectors lie one behind the other.
+    pub(super) fn embed_pack(&mut self, texts: &[&[u32]]) -> Result<&[f32]> {
+        let trace = self.trace.clone();
+        let _span = trace::span_with(trace.as_ref(), "embed", |span| {
+            span.argument("tokens", texts.iter().map(|text| text.len()).sum::<usize>());
+            span.argument("texts", texts.len());
+        });
+        self.embed_by(|op| op.embed_many(texts))
+    }
+
+    fn embed_by(
+        &mut self,
+        mut embed: impl for<'a> FnMut(&'a mut Checked) -> Result<&'a [f32]>,
+    ) -> Result<&[f32]> {
         let losses = self.losses.count();
-        let span = trace::span_with(self.trace.as_ref(), "embed", |span| span.argument(unit, size));
-        let mut embedded = embed(&mut self.vector, self.op.embed(segments));
+        let mut embedded = keep(&mut self.vector, embed(&mut self.op));
         if let Err(e) = &embedded
             && self.losses.count() > losses
         {
             tell(e);
-            embedded = embed(&mut self.vector, self.op.embed(segments));
-            drop(span);
+            embedded = keep(&mut self.vector, embed(&mut self.op));
             embedded = embedded.map_err(|e| self.again(e, losses + 1));
         }
         embedded.map(|()| self.vector.as_slice())
@@ -105,7 +123,7 @@ fn tell(error: &Error) {
 }
 
 /// Keeps an embedding: what the op answers with is only lent.
-fn embed(vector: &mut Vec<f32>, embedded: Result<&[f32]>) -> Result<()> {
+fn keep(vector: &mut Vec<f32>, embedded: Result<&[f32]>) -> Result<()> {
     let embedded = embedded?;
     vector.clear();
     vector.extend_from_slice(embedded);

@@ -171,6 +171,9 @@ pub struct OpenInfo {
     /// Whether it checks guessed tokens.
     #[serde(skip_serializing_if = "is_default")]
     pub verification: Verification,
+    /// Whether it embeds several texts in one execution.
+    #[serde(skip_serializing_if = "is_default")]
+    pub packing: Packing,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -196,6 +199,25 @@ impl Verification {
     pub fn refused(why: impl Into<String>) -> Self {
         Self { widths: Vec::new(), refusal: Some(why.into()) }
     }
+}
+
+/// Which graphs of an encoder take several texts in one execution: the texts stand one behind the other, and a block
+/// mask keeps each to itself (sequence packing, Krell et al. 2021, arXiv 2107.02027).
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Packing {
+    /// Those graphs by their length, the shortest first. Empty where every text needs an execution of its own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub buckets: Vec<Bucket>,
+}
+
+/// The graphs of an encoder for texts of up to so many tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Bucket {
+    /// Tokens that they take, all texts together.
+    pub rows: usize,
+    /// What executing them once costs, in a unit that is the same for all buckets of an op.
+    pub cost: f64,
 }
 
 #[cfg(test)]

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use half::f16;
 use qhx_core::op::{
-    HostOp, Logits, MediaRules, OpEntry, OpInfo, OpServices, OpSource, OpenInfo, Placement,
-    Segment, SnapshotId, SpanStats, Task, Verification,
+    HostOp, Logits, MediaRules, OpEntry, OpInfo, OpServices, OpSource, OpenInfo, Packing,
+    Placement, Segment, SnapshotId, SpanStats, Task, Verification,
 };
 use qhx_core::workspace::GraphStats;
 use qhx_core::{BufferId, Error, ErrorKind, Result};
 use qhx_op::abi::{
-    OpModuleRef, OpObject, RResult, RawError, RawResult, RawSegment, RawView, VIEW_F16, VIEW_F32,
+    OpModuleRef, OpObject, RResult, RSlice, RawError, RawResult, RawSegment, RawView, VIEW_F16,
+    VIEW_F32,
 };
 
 use crate::names;
@@ -75,6 +76,7 @@ impl PluginOp {
                 "the plugin is of an interface before 1.2; install a newer one",
             );
         }
+        op.check_packing();
         if op.info.info.vocab == 0 && description.tasks == [Task::Generate] {
             return Err(Error::new(
                 ErrorKind::Plugin,
@@ -85,6 +87,16 @@ impl PluginOp {
             ));
         }
         Ok(op)
+    }
+
+    /// Keeps of the op's packing what the engine can rely on: lengths in order, and costs that can be compared.
+    fn check_packing(&mut self) {
+        let Packing { buckets } = &mut self.info.packing;
+        if self.object.vtable.embed_many().is_none() || self.info.info.embedding_dim == 0 {
+            buckets.clear();
+        }
+        buckets.retain(|bucket| bucket.rows > 0 && bucket.cost.is_finite() && bucket.cost > 0.0);
+        buckets.sort_by_key(|bucket| bucket.rows);
     }
 
     /// An error of calling what a plugin of an older interface does not have.
@@ -150,6 +162,32 @@ impl PluginOp {
             )));
         }
         Ok(view)
+    }
+
+    /// The embeddings of so many texts that the op answered with.
+    fn embeddings(&self, view: RawView, texts: usize) -> Result<&[f32]> {
+        let view = self.check(view, "values of the embedding")?;
+        let said = self.info.info.embedding_dim as u64;
+        if said != 0 && Some(view.len) != said.checked_mul(texts as u64) {
+            let of = if texts == 1 { String::new() } else { format!(" of {texts} texts") };
+            return Err(Error::new(
+                ErrorKind::Plugin,
+                format!(
+                    "host-op {:?}: OpInfo.embedding_dim is {said}, but its embedding{of} has {} values",
+                    self.name, view.len
+                ),
+            ));
+        }
+        // SAFETY: no call of the op is under way.
+        let workspace = &unsafe { self.session.shared() }.workspace;
+        views::agree(&self.name, Kind::Embedding, view, workspace)?;
+        match self.view(view)? {
+            Logits::F32(values) => Ok(values),
+            Logits::F16(_) => Err(Error::new(
+                ErrorKind::Plugin,
+                format!("host-op {:?}: its embedding is f16, expected f32", self.name),
+            )),
+        }
     }
 
     fn view(&self, view: RawView) -> Result<Logits<'_>> {
@@ -330,27 +368,22 @@ impl HostOp for PluginOp {
     fn embed(&mut self, segments: &[Segment<'_>]) -> Result<&[f32]> {
         let raw: Vec<RawSegment<'_>> = segments.iter().map(|&segment| segment.into()).collect();
         let view = call!(self.embed(raw.as_slice().into()))?;
-        let view = self.check(view, "values of the embedding")?;
-        let said = self.info.info.embedding_dim as u64;
-        if said != 0 && view.len != said {
-            return Err(Error::new(
-                ErrorKind::Plugin,
-                format!(
-                    "host-op {:?}: OpInfo.embedding_dim is {said}, but its embedding has {} values",
-                    self.name, view.len
-                ),
-            ));
-        }
-        // SAFETY: no call of the op is under way.
-        let workspace = &unsafe { self.session.shared() }.workspace;
-        views::agree(&self.name, Kind::Embedding, view, workspace)?;
-        match self.view(view)? {
-            Logits::F32(values) => Ok(values),
-            Logits::F16(_) => Err(Error::new(
-                ErrorKind::Plugin,
-                format!("host-op {:?}: its embedding is f16, expected f32", self.name),
-            )),
-        }
+        self.embeddings(view, 1)
+    }
+
+    fn packing(&self) -> &Packing {
+        &self.info.packing
+    }
+
+    fn embed_many(&mut self, texts: &[&[u32]]) -> Result<&[f32]> {
+        let Some(embed_many) = self.object.vtable.embed_many() else {
+            return Err(self.lacks("embed_many"));
+        };
+        let raw: Vec<RSlice<'_, u32>> = texts.iter().map(|&text| text.into()).collect();
+        // SAFETY: an open op; `&mut self` makes it the only call under way.
+        let view = unsafe { embed_many(self.object.data, raw.as_slice().into()) };
+        let view = self.result(view)?;
+        self.embeddings(view, texts.len())
     }
 
     fn graph_time(&self) -> Duration {

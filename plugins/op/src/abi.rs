@@ -258,6 +258,13 @@ pub struct OpVTable {
     /// Since 1.2. Keeps the first `count` tokens of the last `verify` and forgets the others: the state is as if
     /// they alone had been consumed. Called at most once after each `verify`.
     pub accept: unsafe extern "C" fn(data: *mut c_void, count: u64) -> RawResult<()>,
+    /// Since 1.2. Embeds texts, given as their tokens, in one execution of the graphs. Together they have at most as many
+    /// tokens as the longest of [`qhx_types::Packing::buckets`]. Answers with `OpInfo::embedding_dim` f32 values a text,
+    /// one text behind the other.
+    pub embed_many: unsafe extern "C" fn(
+        data: *mut c_void,
+        texts: RSlice<'_, RSlice<'_, u32>>,
+    ) -> RawResult<RawView>,
 }
 
 /// The root of a plugin.

@@ -156,6 +156,7 @@ impl<O: Op> Table<O> {
         verify: verify::<O>,
         row_logits: row_logits::<O>,
         accept: accept::<O>,
+        embed_many: embed_many::<O>,
     });
     const STATIC: &'static WithMetadata<OpVTable> = &Self::VALUE;
     const REF: OpVTableRef = OpVTableRef(Self::STATIC.static_as_prefix());
@@ -213,6 +214,7 @@ unsafe extern "C" fn info<O: Op>(data: *mut c_void) -> RString {
                 softcap: i.op.softcap(),
                 media: i.op.media_rules(),
                 verification: i.op.verification(),
+                packing: i.op.packing(),
             };
             Ok(serde_json::to_string(&info).unwrap_or_default().into())
         })
@@ -337,6 +339,20 @@ unsafe extern "C" fn row_logits<O: Op>(data: *mut c_void, row: u64) -> RawResult
 unsafe extern "C" fn accept<O: Op>(data: *mut c_void, count: u64) -> RawResult<()> {
     // SAFETY: as the host promises for every call.
     unsafe { with::<O, _>(data, "accept", |i| i.op.accept(&mut i.host, count as usize)) }
+}
+
+unsafe extern "C" fn embed_many<O: Op>(
+    data: *mut c_void,
+    raw: RSlice<'_, RSlice<'_, u32>>,
+) -> RawResult<RawView> {
+    // SAFETY: as the host promises for every call.
+    unsafe {
+        with::<O, _>(data, "embed_many", |i| {
+            let texts: Vec<&[u32]> = raw.iter().map(RSlice::as_slice).collect();
+            let view = i.op.embed_many(&mut i.host, &texts)?;
+            raw_view(&i.host, view)
+        })
+    }
 }
 
 #[cfg(test)]

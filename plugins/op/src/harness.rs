@@ -57,8 +57,8 @@ use crate::export::Registration;
 use crate::guard::catch;
 use crate::kernels::{f16_to_f32, f32_to_f16};
 use crate::{
-    DType, Error, ErrorCode, GraphInfo, MediaRules, Op, OpDescription, OpInfo, Placement, Result,
-    Segment, SnapshotId, TensorInfo, Verification,
+    DType, Error, ErrorCode, GraphInfo, MediaRules, Op, OpDescription, OpInfo, Packing, Placement,
+    Result, Segment, SnapshotId, TensorInfo, Verification,
 };
 use qhx_types::OpenInfo;
 
@@ -356,6 +356,21 @@ impl OpenOp {
         let raw: Vec<RawSegment<'_>> = segments.iter().map(|&segment| segment.into()).collect();
         let view = call!(self.embed(RSlice::from_slice(&raw)))?;
         self.values(view, self.open.info.embedding_dim)
+    }
+
+    /// The graphs that take several texts in one execution.
+    pub fn packing(&self) -> &Packing {
+        &self.open.packing
+    }
+
+    /// Embeds texts in one execution; the values of one text behind those of the other.
+    pub fn embed_many(&mut self, texts: &[&[u32]]) -> Result<Vec<f32>> {
+        let absent = || Error::unsupported("embedding several texts at once");
+        let embed_many = self.object.vtable.embed_many().ok_or_else(absent)?;
+        let raw: Vec<RSlice<'_, u32>> = texts.iter().map(|&text| text.into()).collect();
+        // SAFETY: an open op, and the only call under way.
+        let view = plain(unsafe { embed_many(self.object.data, RSlice::from_slice(&raw)) })?;
+        self.values(view, self.open.info.embedding_dim.saturating_mul(texts.len()))
     }
 
     /// In steps of how many tokens guesses are checked, or why not.

@@ -44,13 +44,13 @@ mod view;
 pub mod vision;
 
 pub use error::{Error, ErrorCode, Result};
-pub use graphs::OneOrMany;
+pub use graphs::{GraphCosts, OneOrMany};
 pub use half::f16;
 pub use host::{BufferId, GraphId, Host, LogLevel, SpanId};
 pub use op::Op;
 pub use qhx_types::{
-    Alpha, AudioRules, DType, GraphInfo, ImageRules, MediaRules, MissingTensor, Modality,
-    OpDescription, OpInfo, Piece, Placement, Port, Quantization, Segment, SizeError, Task,
+    Alpha, AudioRules, Bucket, DType, GraphInfo, ImageRules, MediaRules, MissingTensor, Modality,
+    OpDescription, OpInfo, Packing, Piece, Placement, Port, Quantization, Segment, SizeError, Task,
     TensorInfo, Verification, VideoRules,
 };
 pub use view::{SnapshotId, View};

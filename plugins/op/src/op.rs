@@ -3,8 +3,8 @@
 use crate::decoder::Decoder;
 use crate::state::StateCarrier;
 use crate::{
-    Error, Host, MediaRules, OpDescription, OpInfo, Placement, Result, Segment, SnapshotId,
-    Verification, View,
+    Error, Host, MediaRules, OpDescription, OpInfo, Packing, Placement, Result, Segment,
+    SnapshotId, Verification, View,
 };
 
 /// The step logic of one model family over one open bundle.
@@ -184,5 +184,18 @@ pub trait Op: Sized + Send + 'static {
     fn embed(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
         let _ = (host, segments);
         Err(Error::unsupported("embedding"))
+    }
+
+    /// The graphs that take several texts in one execution. None, unless the op writes [`Op::embed_many`].
+    fn packing(&self) -> Packing {
+        Packing::default()
+    }
+
+    /// Embeds texts in one execution of the graphs, as if each were alone: it attends to itself only, and its positions
+    /// begin at 0. The host decides which texts go together: at least one, together of at most as many tokens as the
+    /// longest of [`Op::packing`]. Answers with f32, [`OpInfo::embedding_dim`] values a text, one text behind the other.
+    fn embed_many(&mut self, host: &mut Host, texts: &[&[u32]]) -> Result<View> {
+        let _ = (host, texts);
+        Err(Error::unsupported("embedding several texts at once"))
     }
 }

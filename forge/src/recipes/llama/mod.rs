@@ -20,7 +20,7 @@
 //! |---|---|---|
 //! | `x` → `y` | `[S, hidden]` | residual in and out; normalised after the last layer |
 //! | `cos`, `sin` | `[S, head_dim / 2]` | |
-//! | `cmask` | `[1, S]`, causal `[S, S]` | added to scores; hides padding |
+//! | `cmask` | `[S, S]`, or `[1, S]` where S > 512 and texts are not causal | added to scores; hides padding, and texts from each other |
 
 mod config;
 mod encoder;
@@ -55,6 +55,10 @@ const ENCODERS: [&str; 6] = [
     "MistralBiDirectionalModel",
     "LlamaBidirectionalModel",
 ];
+
+/// Positions of the longest encoder that takes several short texts at once. Its mask has a row for each position then;
+/// in longer ones such a mask is more to fill and to read than sharing them is worth.
+const SHARED: usize = 512;
 
 /// Tokens of the shorter texts that an encoder has graphs for when nothing is said.
 const BUCKETS: [usize; 2] = [32, 128];
@@ -171,7 +175,7 @@ fn embed(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -> R
         (Vec::<ContextPlan>::new(), Vec::new(), Vec::new());
     for length in bucket_lengths(options)?.into_iter().rev() {
         let attend = AttendInputs {
-            mask_rows: if encoder.causal { length } else { 1 },
+            mask_rows: if encoder.causal || length <= SHARED { length } else { 1 },
             ..AttendInputs::new(config.heads.dim, length, 0)
         };
         let (name, names) = if length == longest {

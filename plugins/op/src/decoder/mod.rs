@@ -36,10 +36,10 @@ pub use inputs::{Chunk, Filler, Pass, SoftRows};
 use crate::fill::{CausalMask, Embedding, Rope};
 use crate::state::StateCarrier;
 use crate::text::{check_room, count_tokens, max_ctx, tokens};
-use crate::{Error, GraphId, Host, OpInfo, Result, Segment, SpanId, View};
+use crate::{Error, GraphCosts, GraphId, Host, OpInfo, Result, Segment, SpanId, View};
 use head::Tail;
 use inputs::{EmbeddingRows, Masks, RotaryTables, ValidRows};
-use passes::{PassCost, Passes, guessed};
+use passes::{PassCost, Passes};
 
 /// What a [`Decoder`] is made of. [`Decoder::builder`] makes one.
 #[derive(Debug)]
@@ -147,19 +147,13 @@ impl DecoderBuilder {
 
 /// What the passes cost: the bundle's own figures where it has one for each graph, else a rule.
 fn costs(host: &Host, passes: &[Shards]) -> Vec<PassCost> {
-    let said = |graph: GraphId| host.graph(graph).us.filter(|us| us.is_finite() && *us > 0.0);
-    let all = passes.iter().flat_map(|pass| &pass.graphs).all(|&graph| said(graph).is_some());
-    let cost = |pass: &Shards, graphs: &[GraphId]| -> f64 {
-        let one =
-            |&graph: &GraphId| said(graph).filter(|_| all).unwrap_or_else(|| guessed(pass.rows));
-        graphs.iter().map(one).sum()
-    };
+    let costs = GraphCosts::of(host, passes.iter().flat_map(|pass| pass.graphs.iter().copied()));
     let of = |pass: &Shards| PassCost {
         rows: pass.rows,
         only_full: pass.only_full,
         logits: pass.gives_logits(),
-        fill: cost(pass, &pass.graphs[..pass.fills]),
-        whole: cost(pass, &pass.graphs),
+        fill: costs.sum(host, &pass.graphs[..pass.fills], pass.rows),
+        whole: costs.sum(host, &pass.graphs, pass.rows),
     };
     passes.iter().map(of).collect()
 }

@@ -3,12 +3,6 @@
 /// Prompts longer than this begin with the pass that costs least for a token; the rest is planned exactly.
 const PLANNED: usize = 4096;
 
-/// Rows that cost about as much as reading the weights once, where the bundle says nothing of its graphs.
-///
-/// A pass of 128 rows then costs five steps. That lies between the NPU, where the compiler's estimates say 2.3, and
-/// the CPU, where 9 were measured: either loses less than by the other's figure.
-const ROWS_OF_ONE_READ: f64 = 32.0;
-
 /// What a pass costs, in a unit that is the same for all passes of a decoder.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct PassCost {
@@ -22,11 +16,6 @@ pub(super) struct PassCost {
     pub fill: f64,
     /// Cost of all of its graphs.
     pub whole: f64,
-}
-
-/// Cost of a graph that takes `rows` tokens in one execution, where nothing is known of it; 1 for one token.
-pub(super) fn guessed(rows: usize) -> f64 {
-    1.0 + rows.saturating_sub(1) as f64 / ROWS_OF_ONE_READ
 }
 
 /// The cheapest passes for any number of tokens, worked out once when a decoder is opened. Asking for the next one is
@@ -98,6 +87,7 @@ fn take(cost: &PassCost, left: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graphs::guessed;
 
     fn pass(rows: usize, cost: f64) -> PassCost {
         PassCost { rows, only_full: false, logits: true, fill: cost, whole: cost }

@@ -12,6 +12,7 @@
 //! | `cmask` of all earlier positions | [`CausalMask::new`], [`CausalMask::bind`] | [`StepMask::fill`] |
 //! | a mask of another name, a window, ring caches | [`CausalMask::named`], [`CausalMask::window`], [`CausalMask::ring`] | [`StepMask::fill`] |
 //! | an encoder's mask | [`PaddingMask::bind_all`] | [`PaddingMask::fill`] |
+//! | several texts in one graph of an encoder | [`PaddingMask::bind_all`], [`Rope::bind_all`] | [`PaddingMask::fill_texts`], [`RopeTables::fill_texts`] |
 //! | `x`: rows of a table, scaled or not | [`Embedding::open`] or [`Embedding::open_at`], [`Embedding::scaled`], [`Embedding::bind`] | [`Embedding::fill`] |
 //! | anything else | [`FloatInput::require`] or [`FloatInput::bind_all`] | [`FloatInput::write`], [`FloatInput::fill`] |
 //!

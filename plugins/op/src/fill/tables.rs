@@ -1,5 +1,7 @@
 //! Rotary tables in the inputs of graphs.
 
+use std::ops::Range;
+
 use super::input::FloatInput;
 use super::rope::Rope;
 use crate::{Error, GraphId, Host, Port, Result};
@@ -34,7 +36,8 @@ impl Rope {
         }
         let cos = FloatInput::bind_all(host, graphs, self.cos_role)?;
         let sin = FloatInput::bind_all(host, graphs, self.sin_role)?;
-        Ok(RopeTables { cos, sin, rows, first: None })
+        let positions = vec![usize::MAX; if cos.is_empty() { 0 } else { rows }];
+        Ok(RopeTables { cos, sin, rows, positions })
     }
 
     /// True when a graph has both inputs, false when it has neither. Errors when it has one, or when
@@ -141,22 +144,39 @@ pub struct RopeTables {
     cos: Vec<FloatInput>,
     sin: Vec<FloatInput>,
     rows: usize,
-    /// The position that the tables are filled from.
-    first: Option<usize>,
+    /// The position of each row; `usize::MAX` where it is another one, or has three components.
+    positions: Vec<usize>,
 }
 
 impl RopeTables {
     /// Fills all rows with the tables of the positions from `first` on. Each position is computed
-    /// once; tables that are filled from `first` already stay as they are.
+    /// once; rows that have their position already stay as they are.
     pub fn fill(&mut self, host: &mut Host, rope: &mut Rope, first: usize) {
-        if self.first == Some(first) || self.is_empty() {
+        self.fill_rows(host, rope, 0..self.rows, first);
+    }
+
+    /// Fills the first rows for texts of so many tokens that stand one behind the other: the positions of each begin
+    /// at 0. Rows after them, and rows that have their position already, stay as they are.
+    pub fn fill_texts(&mut self, host: &mut Host, rope: &mut Rope, lengths: &[usize]) {
+        let mut row = 0_usize;
+        for &length in lengths {
+            let end = self.rows.min(row.saturating_add(length));
+            self.fill_rows(host, rope, row..end, 0);
+            row = end;
+        }
+    }
+
+    fn fill_rows(&mut self, host: &mut Host, rope: &mut Rope, rows: Range<usize>, first: usize) {
+        if self.is_empty() {
             return;
         }
-        for row in 0..self.rows {
-            rope.compute(first + row);
-            self.write_row(host, rope, row);
+        for (row, position) in rows.zip(first..) {
+            if self.positions[row] != position {
+                rope.compute(position);
+                self.write_row(host, rope, row);
+                self.positions[row] = position;
+            }
         }
-        self.first = Some(first);
     }
 
     /// Fills the first rows with the tables of positions in time, height and width, one a row. Rows
@@ -174,11 +194,11 @@ impl RopeTables {
                 self.rows
             )));
         }
-        self.first = None;
         if self.is_empty() {
             return Ok(());
         }
         for (row, &position) in positions.iter().enumerate() {
+            self.positions[row] = usize::MAX;
             rope.compute_at(position);
             self.write_row(host, rope, row);
         }

@@ -1,0 +1,121 @@
+//! Texts to vectors, one or many.
+
+use super::model::Model;
+use crate::op::{Segment, Task};
+use crate::{ErrorKind, Result};
+
+impl Model {
+    /// Embeds one text. Errors when the vector is zero or not finite: nothing can be compared with
+    /// it.
+    pub fn embed(&mut self, tokens: &[u32]) -> Result<&[f32]> {
+        self.require(Task::Embed, "embed")?;
+        self.embed_segments(&[Segment::Tokens(tokens)], ("tokens", tokens.len()))
+    }
+
+    /// Embeds texts, given as their tokens: a vector for each, in their order. An error names the text by its index.
+    ///
+    /// Short texts share a graph where the host-op's graphs allow it, each as if it were alone. Its vector is then that
+    /// of [`Model::embed`] but for rounding, which depends on the place of the text in the graph.
+    pub fn embed_many<T: AsRef<[u32]>>(&mut self, texts: &[T]) -> Result<Vec<Vec<f32>>> {
+        let mut vectors = Vec::with_capacity(texts.len());
+        let embedded = self.embed_each(texts, |_, vector| {
+            vectors.push(vector.to_vec());
+            Ok(())
+        });
+        match embedded {
+            Ok(()) => Ok(vectors),
+            Err(e) => Err(e.context(format_args!("text {}", vectors.len()))),
+        }
+    }
+
+    /// As [`Model::embed_many`], with each vector given to `done` as soon as it and all before it are there. No more of
+    /// them are held than of [`Model::batch_tokens`].
+    ///
+    /// When a text fails, `done` has been called for those before it and for no other. An error of `done` ends the
+    /// work, too.
+    pub fn embed_each<T: AsRef<[u32]>>(
+        &mut self,
+        texts: &[T],
+        mut done: impl FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        let mut first = 0;
+        while let Some(rest) = texts.get(first..).filter(|rest| !rest.is_empty()) {
+            let count = self.packer.window(rest.iter().map(|text| text.as_ref().len()));
+            match &rest[..count] {
+                [text] => done(first, self.embed(text.as_ref())?)?,
+                window => {
+                    self.embed_window(window, |index, vector| done(first + index, vector))?;
+                }
+            }
+            first += count;
+        }
+        Ok(())
+    }
+
+    /// Tokens of texts that are worth collecting for one call of [`Model::embed_each`]; 0 where each text needs an
+    /// execution of its own.
+    pub fn batch_tokens(&self) -> usize {
+        self.packer.window_tokens()
+    }
+
+    /// Embeds the texts of a window in the cheapest packs.
+    fn embed_window<T: AsRef<[u32]>>(
+        &mut self,
+        texts: &[T],
+        mut done: impl FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        let lengths: Vec<usize> = texts.iter().map(|text| text.as_ref().len()).collect();
+        let mut vectors: Vec<Option<Vec<f32>>> = vec![None; texts.len()];
+        // The first text that failed. Those before it are embedded all the same.
+        let mut failed = None;
+        for pack in self.packer.plan(&lengths) {
+            if failed.as_ref().is_some_and(|(text, _)| pack.iter().all(|other| other > text)) {
+                continue;
+            }
+            if let Err((text, error)) = self.embed_together(texts, &pack, &mut vectors) {
+                let cancelled = error.kind() == ErrorKind::Cancelled;
+                if failed.as_ref().is_none_or(|(first, _)| text < *first) || cancelled {
+                    failed = Some((text, error));
+                }
+                if cancelled {
+                    break;
+                }
+            }
+        }
+        for (index, vector) in vectors.iter().map_while(Option::as_ref).enumerate() {
+            done(index, vector)?;
+        }
+        failed.map_or(Ok(()), |(_, error)| Err(error))
+    }
+
+    /// Embeds the texts of one pack, or says which of them failed. When a pack fails as a whole, each text is tried by
+    /// itself: that one is named that fails alone, with the error it has alone.
+    fn embed_together<T: AsRef<[u32]>>(
+        &mut self,
+        texts: &[T],
+        pack: &[usize],
+        vectors: &mut [Option<Vec<f32>>],
+    ) -> std::result::Result<(), (usize, crate::Error)> {
+        let tokens: Vec<&[u32]> = pack.iter().map(|&text| texts[text].as_ref()).collect();
+        if let [first, _, ..] = pack {
+            let width = self.info().embedding_dim;
+            match self.embed_pack(&tokens) {
+                Ok(rows) => {
+                    for (&text, row) in pack.iter().zip(rows.chunks_exact(width.max(1))) {
+                        vectors[text] = Some(row.to_vec());
+                    }
+                    return Ok(());
+                }
+                Err(e) if e.kind() == ErrorKind::Cancelled => return Err((*first, e)),
+                Err(e) => tracing::debug!("{} texts in one graph, now one by one: {e}", pack.len()),
+            }
+        }
+        let mut alone: Vec<usize> = pack.to_vec();
+        alone.sort_unstable();
+        for text in alone {
+            let vector = self.embed(texts[text].as_ref()).map_err(|e| (text, e))?;
+            vectors[text] = Some(vector.to_vec());
+        }
+        Ok(())
+    }
+}
