@@ -1,5 +1,6 @@
 //! `qhx embed` and `qhx_embed`: rows, shards, resuming, prefixes.
 
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -61,7 +62,8 @@ pub fn read(folder: &Path, name: &str) -> String {
 fn an_interrupted_run_goes_on_where_it_ended() {
     let folder = folder();
     input(folder.path(), 30);
-    let files = ["--input", "in.jsonl", "--output", "out.jsonl"];
+    // What is left of the texts does not share graphs with those that were done.
+    let files = ["--input", "in.jsonl", "--output", "out.jsonl", "--no-pack"];
     let run = embed(folder.path(), &files).ok();
     let times = run.stderr.lines().find(|line| line.starts_with("load ")).unwrap_or_default();
     // What loading and executing each part took.
@@ -102,12 +104,69 @@ fn shards_together_are_the_whole() {
         let args = [&["--input", "in.jsonl", "--json"], args].concat();
         rows(&embed(folder.path(), &args).ok().stdout)
     };
-    let whole = run(&[]);
-    let mut joined = run(&["--shard", "0/2"]);
+    let whole = run(&["--no-pack"]);
+    let mut joined = run(&["--shard", "0/2", "--no-pack"]);
     assert_eq!(joined.len(), 11);
-    joined.extend(run(&["--shard", "1/2"]));
+    joined.extend(run(&["--shard", "1/2", "--no-pack"]));
     joined.sort_by_key(|row| row["index"].as_u64());
     assert_eq!(joined, whole);
+
+    // Texts that share graphs: the same texts in the same order, with vectors that differ by rounding.
+    let packed = run(&[]);
+    assert_eq!(packed.len(), whole.len());
+    let mut joined = run(&["--shard", "1/2"]);
+    joined.extend(run(&["--shard", "0/2"]));
+    joined.sort_by_key(|row| row["index"].as_u64());
+    for row in packed.iter().zip(&whole).chain(joined.iter().zip(&whole)) {
+        alike(row.0, row.1);
+    }
+}
+
+/// Two rows of one text, whose vectors differ by no more than rounding.
+fn alike(a: &Value, b: &Value) {
+    assert_eq!((&a["index"], &a["text"]), (&b["index"], &b["text"]));
+    let vector = |row: &Value| -> Vec<f64> {
+        let values = row["embedding"].as_array().expect("a vector").iter();
+        values.map(|value| value.as_f64().expect("a number")).collect()
+    };
+    let (a, b) = (vector(a), vector(b));
+    assert_eq!(a.len(), b.len());
+    let largest = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert!(a.iter().chain(&b).all(|value| value.is_finite()) && largest < 1e-5, "{largest:e}");
+}
+
+#[test]
+fn texts_are_answered_as_they_come_and_share_graphs_where_several_are_there() {
+    let folder = folder();
+    let mut child = Program::qhx(folder.path())
+        .args(["embed"])
+        .args([bundle()])
+        .args(["--backend", "cpu", "--input", "-", "--json"])
+        .start_with_streams();
+    let mut stdin = child.stdin.take().expect("a pipe");
+    let mut answers = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+    let mut answer = || -> Value {
+        let line = answers.next().expect("an answer").expect("a line");
+        serde_json::from_str(&line).expect("JSON")
+    };
+    // Whoever writes one text and waits has its vector before there is another one.
+    let mut alone = Vec::new();
+    for index in 0..2 {
+        writeln!(stdin, "\"text {index}\"").expect("written");
+        let row = answer();
+        assert_eq!(row["index"], index);
+        alone.push(row);
+    }
+    // Two at once.
+    stdin.write_all(b"\"text 0\"\n\"text 1\"\n").expect("written");
+    for row in &mut alone {
+        row["index"] = (row["index"].as_u64().expect("a number") + 2).into();
+        alike(&answer(), row);
+    }
+    drop(stdin);
+    let output = child.wait_with_output().expect("it ends");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && stderr.contains("4 texts"), "{stderr}");
 }
 
 #[test]
@@ -117,7 +176,7 @@ fn a_line_is_answered_from_standard_input_with_the_prefix_of_its_role() {
     let run = Program::qhx(folder.path())
         .args(["embed"])
         .args([bundle()])
-        .args(["--backend", "cpu", "--input", "-", "--json"])
+        .args(["--backend", "cpu", "--input", "-", "--json", "--no-pack"])
         .stdin(lines)
         .run()
         .ok();

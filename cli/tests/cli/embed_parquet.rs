@@ -74,17 +74,19 @@ fn write(path: &Path, columns: Vec<(&str, ArrayRef)>) {
 fn a_table_gives_the_vectors_of_the_same_lines() {
     let folder = folder();
     std::fs::write(folder.path().join("in.jsonl"), LINES).expect("written");
-    let expected = lines(&embed(folder.path(), &["--input", "in.jsonl", "--json"]).ok().stdout);
+    let expected =
+        lines(&embed(folder.path(), &["--input", "in.jsonl", "--json", "--no-pack"]).ok().stdout);
     assert_eq!(expected.len(), 7);
     let input = texts();
     let input = input.to_str().expect("a path");
-    let found = embed(folder.path(), &["--input", input, "--json"]).ok();
+    let found = embed(folder.path(), &["--input", input, "--json", "--no-pack"]).ok();
     assert_eq!(lines(&found.stdout), expected);
-    embed(folder.path(), &["--input", input, "--output", "out.parquet"]).ok();
+    embed(folder.path(), &["--input", input, "--output", "out.parquet", "--no-pack"]).ok();
     assert_eq!(table(&folder.path().join("out.parquet")), expected);
     let mut joined = Vec::new();
     for shard in ["0/2", "1/2"] {
         let args = ["--input", input, "--output", "part.parquet", "--overwrite", "--shard", shard];
+        let args = [&args[..], &["--no-pack"]].concat();
         embed(folder.path(), &args).ok();
         joined.extend(table(&folder.path().join("part.parquet")));
     }
@@ -102,7 +104,8 @@ fn a_table_gives_the_vectors_of_the_same_lines() {
 fn an_interrupted_table_goes_on_where_it_ended() {
     let folder = folder();
     let input = texts();
-    let files = ["--input", input.to_str().expect("a path"), "--output", "out.parquet"];
+    let files =
+        ["--input", input.to_str().expect("a path"), "--output", "out.parquet", "--no-pack"];
     let resume = [&files[..], &["--resume"]].concat();
     let out = folder.path().join("out.parquet");
     let unfinished = folder.path().join("out.parquet.unfinished.jsonl");
@@ -127,7 +130,7 @@ fn an_interrupted_table_goes_on_where_it_ended() {
     assert!(!unfinished.exists());
 
     // Stopped in the middle of a line.
-    let args = ["--input", files[1], "--output", "lines.jsonl"];
+    let args = ["--input", files[1], "--output", "lines.jsonl", "--no-pack"];
     embed(folder.path(), &args).ok();
     let text = std::fs::read_to_string(folder.path().join("lines.jsonl")).expect("written");
     std::fs::remove_file(&out).expect("removed");

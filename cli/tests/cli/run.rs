@@ -129,6 +129,16 @@ impl Program {
             .expect("the program starts")
     }
 
+    /// Starts it with pipes for all that it reads and writes.
+    pub fn start_with_streams(mut self) -> std::process::Child {
+        self.command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts")
+    }
+
     /// Starts it and hands it over as it is.
     pub fn start(mut self) -> std::process::Child {
         self.command

@@ -118,9 +118,14 @@ fn every_turn_of_a_conversation_is_traced() {
 #[test]
 fn each_text_that_is_embedded_is_traced() {
     let folder = folder();
-    embed::embed(folder.path(), &["One text", "and another", "--trace", "t.json"]).ok();
-    let events = events(&folder.path().join("t.json"));
-    assert_eq!((spans(&events, "tokenize").len(), spans(&events, "embed").len()), (2, 2));
+    // Texts that share a graph are one span.
+    for (args, embedded) in [(&[][..], 1), (&["--no-pack"][..], 2)] {
+        let args = [&["One text", "and another", "--trace", "t.json"], args].concat();
+        embed::embed(folder.path(), &args).ok();
+        let events = events(&folder.path().join("t.json"));
+        let count = |name: &str| spans(&events, name).len();
+        assert_eq!((count("tokenize"), count("embed")), (2, embedded));
+    }
 }
 
 #[cfg(unix)]

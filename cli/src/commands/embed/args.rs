@@ -61,6 +61,9 @@ pub(crate) struct EmbedArgs {
     /// Cut texts that are too long, instead of refusing them
     #[arg(long)]
     pub truncate: bool,
+    /// Give each text graphs of its own, so that its last digits do not depend on the texts beside it
+    #[arg(long)]
+    pub no_pack: bool,
     /// Print one JSON object a text
     #[arg(long)]
     pub json: bool,
@@ -118,6 +121,12 @@ impl Shard {
     pub fn has(self, row: u64) -> bool {
         row % self.count == self.index
     }
+
+    /// Rows from `row` on that come before the first of this part.
+    pub fn others_before(self, row: u64) -> u64 {
+        let part = row % self.count;
+        if part <= self.index { self.index - part } else { self.count - part + self.index }
+    }
 }
 
 fn parse_shard(text: &str) -> Result<Shard, String> {
@@ -137,6 +146,10 @@ mod tests {
         let shards: Vec<_> = (0..3).map(|i| parse_shard(&format!("{i}/3")).unwrap()).collect();
         for row in 0..20 {
             assert_eq!(shards.iter().filter(|s| s.has(row)).count(), 1);
+            for shard in &shards {
+                let before = (row..).take_while(|&row| !shard.has(row)).count();
+                assert_eq!(shard.others_before(row), before as u64);
+            }
         }
         for bad in ["3/3", "0/0", "1", "a/b", "-1/2", ""] {
             assert!(parse_shard(bad).is_err(), "{bad}");

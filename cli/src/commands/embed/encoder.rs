@@ -1,18 +1,16 @@
 //! Texts with their prefixes to vectors.
 
 use qhx_core::engine::Model;
-use qhx_core::{Error, ErrorKind, Result, trace};
+use qhx_core::{Error, ErrorKind, Result};
 
 use super::args::Role;
+use super::prefixed::Prefixed;
 
-/// A model that embeds, and what is put before texts.
+/// A model that embeds, and what makes tokens of texts.
 #[derive(Debug)]
 pub(crate) struct Encoder {
     model: Model,
-    query: String,
-    document: String,
-    truncate: bool,
-    text: String,
+    texts: Prefixed,
 }
 
 impl Encoder {
@@ -34,13 +32,8 @@ impl Encoder {
             )
             .hint("make the bundle with `qhx forge --task embed`"));
         }
-        let said = |key: &str| {
-            let value = model.manifest().params.rest.get(key).and_then(|v| v.as_str());
-            value.unwrap_or_default().to_owned()
-        };
-        let query = query.unwrap_or_else(|| said("query_prefix"));
-        let document = document.unwrap_or_else(|| said("document_prefix"));
-        Ok(Self { model, query, document, truncate, text: String::new() })
+        let texts = Prefixed::new(&model, query, document, truncate)?;
+        Ok(Self { model, texts })
     }
 
     /// The model.
@@ -48,54 +41,23 @@ impl Encoder {
         &self.model
     }
 
-    /// What is put before texts of a role.
-    pub fn prefix(&self, role: Role) -> &str {
-        match role {
-            Role::Query => &self.query,
-            Role::Document => &self.document,
-        }
+    /// What makes tokens of texts.
+    pub fn texts(&self) -> &Prefixed {
+        &self.texts
     }
 
     /// The vector of a text.
     pub fn embed(&mut self, text: &str, role: Role) -> Result<&[f32]> {
-        let Some(tokenizer) = self.model.tokenizer() else {
-            return Err(Error::new(
-                ErrorKind::Prompt,
-                format!(
-                    "{}: the bundle has no tokenizer, so a text cannot become tokens",
-                    self.model.manifest().path.display()
-                ),
-            )
-            .hint("name tokenizer.json in artifacts.tokenizer"));
-        };
-        self.text.clear();
-        self.text.push_str(match role {
-            Role::Query => &self.query,
-            Role::Document => &self.document,
-        });
-        self.text.push_str(text);
-        let tokenize = trace::span(self.model.trace(), "tokenize");
-        let (longest, cancel) = (self.model.info().max_ctx, self.model.cancel_token());
-        let tokens = if self.truncate {
-            tokenizer.encode_truncated(&self.text, longest, cancel)?
-        } else {
-            let split = "split the text, or cut it with --truncate";
-            let tokens = tokenizer.encode_within(&self.text, true, longest, cancel);
-            let tokens = tokens.map_err(|e| match e.kind() {
-                ErrorKind::Prompt => e.hint(split),
-                _ => e,
-            })?;
-            if tokens.len() > longest {
-                let found = tokens.len();
-                return Err(Error::new(
-                    ErrorKind::Prompt,
-                    format!("{found} tokens, the encoder takes at most {longest}"),
-                )
-                .hint(split));
-            }
-            tokens
-        };
-        drop(tokenize);
+        let tokens = self.texts.tokens(text, role)?;
         self.model.embed(&tokens)
+    }
+
+    /// The vectors of texts, given as their tokens: see [`Model::embed_each`].
+    pub fn embed_each(
+        &mut self,
+        tokens: &[Vec<u32>],
+        done: impl FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        self.model.embed_each(tokens, done)
     }
 }

@@ -33,8 +33,8 @@ impl Fingerprint {
         set(TRUNCATE, if args.truncate { "yes" } else { "no" }.to_owned());
         let role = if args.role == Role::Query { "query" } else { "document" };
         set("--role", role.to_owned());
-        set("prefix of queries", format!("{:?}", encoder.prefix(Role::Query)));
-        set("prefix of documents", format!("{:?}", encoder.prefix(Role::Document)));
+        set("prefix of queries", format!("{:?}", encoder.texts().prefix(Role::Query)));
+        set("prefix of documents", format!("{:?}", encoder.texts().prefix(Role::Document)));
         let shard = args.shard.map(|shard| format!("{}/{}", shard.index, shard.count));
         set("--shard", shard.unwrap_or_else(|| "none".to_owned()));
         if let Some(params) = model.manifest().plan.params.as_object() {

@@ -1,11 +1,13 @@
 //! `qhx embed`: one vector for each text.
 
 mod args;
+mod batches;
 pub(crate) mod classic;
 mod encoder;
 mod fingerprint;
 #[cfg(feature = "parquet")]
 mod parquet;
+mod prefixed;
 mod record;
 mod row;
 mod rows;
@@ -18,13 +20,14 @@ use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use qhx_core::{ErrorKind, Result};
+use qhx_core::{Error, ErrorKind, Result};
 
 use crate::app::App;
 use crate::session::{self, Opening};
 use crate::status::Status;
 use crate::time;
 use crate::trace::Tracing;
+use batches::{Batch, Batches};
 use encoder::Encoder;
 use fingerprint::Fingerprint;
 use sink::{Claim, Sink};
@@ -53,7 +56,9 @@ fn run_traced(args: &EmbedArgs, app: &mut App, tracing: Option<&Tracing>) -> Res
     }
     let bar = bar(rows.total(), skipped);
     let working = app.interrupts.working();
-    let result = embed_all(&mut rows, &mut encoder, &mut sink, &bar, app);
+    let tokens = if args.no_pack { 0 } else { encoder.model().batch_tokens() };
+    let result = Batches::start(rows, encoder.texts().clone(), tokens)
+        .and_then(|batches| embed_all(&batches, &mut encoder, &mut sink, &bar, app));
     drop(working);
     // What is done stays, whatever ended the run.
     let finished = sink.finish(matches!(result, Ok(Status::Done)));
@@ -65,25 +70,57 @@ fn run_traced(args: &EmbedArgs, app: &mut App, tracing: Option<&Tracing>) -> Res
     Ok(status)
 }
 
-/// Embeds the rows until there are no more.
+/// Embeds the texts until there are no more.
 fn embed_all(
-    rows: &mut Rows,
+    batches: &Batches,
     encoder: &mut Encoder,
     sink: &mut Sink,
     bar: &ProgressBar,
     app: &mut App,
 ) -> Result<Status> {
-    loop {
-        if app.interrupts.token().is_cancelled() {
-            return Ok(Status::Cancelled);
+    let embedded = loop {
+        match batches.next(app.interrupts.token()) {
+            Ok(None) => return Ok(Status::Done),
+            Ok(Some(batch)) => {
+                if let Err(e) = embed_batch(&batch, encoder, sink, bar, app) {
+                    break e;
+                }
+            }
+            Err(e) => break e,
         }
-        let Some(row) = rows.next()? else { return Ok(Status::Done) };
-        match encoder.embed(&row.text, row.role) {
-            Ok(vector) => sink.write(&mut app.output, &row, vector)?,
-            Err(e) if e.kind() == ErrorKind::Cancelled => return Ok(Status::Cancelled),
-            Err(e) => return Err(e.context(format_args!("text {}", row.index))),
+    };
+    match embedded.kind() {
+        ErrorKind::Cancelled => Ok(Status::Cancelled),
+        _ => Err(embedded),
+    }
+}
+
+/// Embeds the texts of a batch. An error of the model names the text.
+fn embed_batch(
+    batch: &Batch,
+    encoder: &mut Encoder,
+    sink: &mut Sink,
+    bar: &ProgressBar,
+    app: &mut App,
+) -> Result<()> {
+    let (mut written, mut unwritten) = (0, None);
+    let embedded = encoder.embed_each(&batch.tokens, |index, vector| {
+        let row = &batch.rows[index];
+        if let Err(e) = sink.write(&mut app.output, row, vector) {
+            unwritten = Some(e);
+            return Err(Error::new(ErrorKind::Io, "a vector was not written"));
         }
+        written = index + 1;
         bar.inc(1);
+        Ok(())
+    });
+    match (unwritten, embedded) {
+        (Some(e), _) => Err(e),
+        (None, Ok(())) => Ok(()),
+        (None, Err(e)) => match batch.rows.get(written) {
+            Some(row) => Err(e.context(format_args!("text {}", row.index))),
+            None => Err(e),
+        },
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Seek as _};
+use std::io::{BufRead, BufReader, Read, Seek as _};
 use std::path::Path;
 
 use clap::ValueEnum as _;
@@ -25,7 +25,7 @@ enum Source {
     Arguments(VecDeque<String>),
     Lines {
         name: String,
-        reader: Box<dyn BufRead>,
+        reader: BufReader<Box<dyn Read + Send>>,
     },
     #[cfg(feature = "parquet")]
     Table {
@@ -58,7 +58,7 @@ impl Rows {
             }
             Some(path) if path == Path::new("-") => {
                 input = Handle::stdin().ok();
-                let reader = Box::new(BufReader::new(std::io::stdin()));
+                let reader = reader(std::io::stdin());
                 Source::Lines { name: "standard input".to_owned(), reader }
             }
             #[cfg(feature = "parquet")]
@@ -77,7 +77,7 @@ impl Rows {
                     file.rewind().map_err(fail)?;
                 }
                 input = file.try_clone().and_then(Handle::from_file).ok();
-                let reader = Box::new(BufReader::with_capacity(1 << 20, file));
+                let reader = reader(file);
                 Source::Lines { name: path.display().to_string(), reader }
             }
         };
@@ -93,6 +93,14 @@ impl Rows {
     /// Number of texts, where it is known before they are read.
     pub fn total(&self) -> Option<u64> {
         self.total
+    }
+
+    /// True when the next text is there: nobody has to wait for what writes the input.
+    pub fn ready(&self) -> bool {
+        let Source::Lines { reader, .. } = &self.source else { return true };
+        let others = self.shard.map_or(0, |shard| shard.others_before(self.next));
+        let others = usize::try_from(others).unwrap_or(usize::MAX);
+        reader.buffer().iter().filter(|byte| **byte == b'\n').nth(others).is_some()
     }
 
     /// The next text of the shard.
@@ -134,6 +142,10 @@ impl Rows {
             return Ok(row);
         }
     }
+}
+
+fn reader(source: impl Read + Send + 'static) -> BufReader<Box<dyn Read + Send>> {
+    BufReader::with_capacity(1 << 20, Box::new(source))
 }
 
 fn open(path: &Path) -> Result<File> {

@@ -1,0 +1,116 @@
+//! The texts on their way to the model. They are read and tokenized on a thread of their own, while graphs execute.
+//!
+//! What is ahead is bounded: a few batches, each of as many tokens as are worth collecting, or of a megabyte of text.
+//! Who writes the input and waits for an answer gets it: a batch ends where the next text is not there yet.
+
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
+use std::time::Duration;
+
+use qhx_core::{CancelToken, Error, ErrorKind, Result};
+
+use super::prefixed::Prefixed;
+use super::row::Row;
+use super::rows::Rows;
+
+/// Batches that wait for the model.
+const AHEAD: usize = 2;
+
+/// Bytes of text after which a batch ends.
+const MOST_BYTES: usize = 1 << 20;
+
+/// How long a Ctrl-C may go unseen while there is no text.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// Texts that are embedded together.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    pub rows: Vec<Row>,
+    /// Of each row.
+    pub tokens: Vec<Vec<u32>>,
+}
+
+/// The batches of an input, in order.
+pub(crate) struct Batches {
+    /// None at the end of the input.
+    receiver: Receiver<Result<Option<Batch>>>,
+}
+
+impl Batches {
+    /// Begins to read. A batch has at most `tokens` tokens, or one text.
+    pub fn start(rows: Rows, texts: Prefixed, tokens: usize) -> Result<Self> {
+        let (sender, receiver) = mpsc::sync_channel(AHEAD);
+        // Nobody joins it: it may wait for an input that never ends. It ends when the receiver is gone, or with the
+        // program.
+        std::thread::Builder::new()
+            .name("read and tokenize".to_owned())
+            .spawn(move || send(rows, &texts, tokens, &sender))
+            .map_err(|e| {
+                Error::caused(ErrorKind::Internal, "the thread that reads texts cannot start", e)
+            })?;
+        Ok(Self { receiver })
+    }
+
+    /// The next batch; none at the end of the input. An error belongs behind the texts before it.
+    pub fn next(&self, cancel: &CancelToken) -> Result<Option<Batch>> {
+        loop {
+            if cancel.is_cancelled() {
+                return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
+            }
+            match self.receiver.recv_timeout(PATIENCE) {
+                Ok(batch) => return batch,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Error::new(
+                        ErrorKind::Internal,
+                        "the thread that reads texts ended before the input did",
+                    ));
+                }
+            }
+        }
+    }
+}
+
+/// Sends batches until the input ends, something fails, or nobody receives them any more.
+fn send(
+    mut rows: Rows,
+    texts: &Prefixed,
+    tokens: usize,
+    sender: &SyncSender<Result<Option<Batch>>>,
+) {
+    loop {
+        let (batch, end) = gather(&mut rows, texts, tokens);
+        if !batch.rows.is_empty() && sender.send(Ok(Some(batch))).is_err() {
+            return;
+        }
+        if let Some(end) = end {
+            // An error means that nobody receives.
+            let _ = sender.send(end.map(|()| None));
+            return;
+        }
+    }
+}
+
+/// The next texts, and how the input ends where it ends behind them.
+fn gather(rows: &mut Rows, texts: &Prefixed, most: usize) -> (Batch, Option<Result<()>>) {
+    let mut batch = Batch::default();
+    let (mut tokens, mut bytes) = (0, 0);
+    loop {
+        let row = match rows.next() {
+            Ok(Some(row)) => row,
+            Ok(None) => return (batch, Some(Ok(()))),
+            Err(e) => return (batch, Some(Err(e))),
+        };
+        match texts.tokens(&row.text, row.role) {
+            Ok(ids) => {
+                tokens += ids.len();
+                bytes += row.text.len();
+                batch.tokens.push(ids);
+            }
+            Err(e) => return (batch, Some(Err(e.context(format_args!("text {}", row.index))))),
+        }
+        batch.rows.push(row);
+        if tokens >= most || bytes >= MOST_BYTES || !rows.ready() {
+            return (batch, None);
+        }
+    }
+}
