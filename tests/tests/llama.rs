@@ -366,7 +366,6 @@ fn htp_w8a16_passes_the_tolerant_gate() {
 /// Toys whose layers all become 4-bit blocks. The bars are half as much again as what was measured, of the layers and
 /// with a head of 4 bits, too; docs/performance.md has all toys.
 #[test]
-#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
 fn four_bit_weights_keep_the_answers_and_stay_near_f16() {
     for (toy, bars) in [("llama3-blocks", [9.3e-4, 1.3e-3]), ("qwen35-blocks", [3.5e-4, 5.7e-4])] {
         let folder = toys::fixture(toy);
