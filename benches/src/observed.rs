@@ -136,8 +136,8 @@ fn floats(tensor: &TensorInfo, bytes: &[u8]) -> Result<Vec<f32>> {
     }
 }
 
-/// `y` has the rows of tokens along its first axis, `new_*` along the second; both are rows that go below those that are
-/// there. Anything else takes the place of what was there.
+/// `y` has the rows of tokens along its first axis, `new_*` along the second. Both go below the rows that are there.
+/// Anything else takes the place of what was there.
 fn keep(written: &mut Written, tensor: &TensorInfo, values: Vec<f32>) {
     let kept = written.entry(tensor.name.clone()).or_default();
     match tensor.shape[..] {
