@@ -1,10 +1,12 @@
 //! `qhx bench`: how fast a bundle consumes prompts, generates and embeds.
 
+mod guesses;
+
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
-use qhx_core::engine::Model;
+use qhx_core::engine::{Model, Speculate};
 use qhx_core::op::{Segment, Task};
 use qhx_core::workspace::GraphStats;
 use qhx_core::{Error, ErrorKind, Manifest, Result, files, trace};
@@ -12,11 +14,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::app::App;
-use crate::args::BackendArgs;
+use crate::args::{BackendArgs, SpeculateArgs};
 use crate::session::{self, Opening};
 use crate::status::Status;
 use crate::time::{millis, ms};
 use crate::trace::{TraceArgs, Tracing};
+use guesses::{Answer, Guessed, answers};
 
 /// Lengths of prompts when none are given; those that the context holds.
 const PROMPTS: [usize; 2] = [128, 512];
@@ -28,10 +31,14 @@ Examples:
   qhx bench qwen35/v81
   qhx bench qwen35/v81 --prompt 32,512 --tokens 128 --repeat 10
   qhx bench old/v81 --json > old.json && qhx bench new/v81 --compare old.json
+  qhx bench qwen35/v81 --speculate auto
 
 pp128 is a prompt of 128 tokens, consumed from nothing until the logits of its last token are there; tg64 is 64 tokens,
 one at a time, behind one token; embed128 is a text of 128 tokens. Each is done once unmeasured, and then all of them in
-turns. Sampling and the tokenizer are not part of it.";
+turns. Sampling and the tokenizer are not part of it.
+
+With --speculate two answers follow, each token by token and with guesses: repeats64 goes on with a prompt that repeats,
+varies64 is drawn behind one that does not. Here all that a generation does counts.";
 
 /// Measure how fast a bundle consumes prompts, generates and embeds
 #[derive(Debug, Args)]
@@ -54,6 +61,8 @@ pub(crate) struct BenchArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub speculate: SpeculateArgs,
     #[command(flatten)]
     pub tracing: TraceArgs,
     #[command(flatten)]
@@ -140,6 +149,9 @@ struct Measured {
     /// Of the whole test.
     ms: Spread,
     tokens_per_second: Spread,
+    /// Of an answer with guesses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    guesses: Option<Guessed>,
     /// Times the rate of the run that this one is compared with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ratio: Option<f64>,
@@ -153,16 +165,18 @@ impl Measured {
             tokens,
             ms: Spread::of(seconds.iter().map(|s| s * 1e3)),
             tokens_per_second: Spread::of(seconds.iter().map(|s| tokens as f64 / s.max(1e-9))),
+            guesses: None,
             ratio: None,
         }
     }
 
     fn line(&self) -> String {
-        let Self { name, tokens, ms, tokens_per_second: rate, ratio } = self;
-        let each = if name.starts_with("tg") {
-            format!("{:.3} ms a token", ms.mean / *tokens as f64)
-        } else {
-            format!("{:.1} ms", ms.mean)
+        let Self { name, tokens, ms, tokens_per_second: rate, guesses, ratio } = self;
+        let each = format!("{:.3} ms a token", ms.mean / *tokens as f64);
+        let each = match guesses {
+            Some(guesses) => format!("{each}, {}", guesses.line()),
+            None if name.starts_with("tg") => each,
+            None => format!("{:.1} ms", ms.mean),
         };
         let ratio = ratio.map_or_else(String::new, |ratio| format!("  {ratio:.2} times as fast"));
         format!("{name:<10} {:>10.2} ± {:<8.2} tokens/s  {each}{ratio}", rate.mean, rate.sd)
@@ -192,7 +206,7 @@ pub(crate) fn run(args: &BenchArgs, app: &mut App) -> Result<Status> {
 
 fn run_traced(args: &BenchArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
     let other = args.compare.as_deref().map(Report::read).transpose()?;
-    let (mut model, tests) = open(args, app, tracing)?;
+    let (mut model, tests, mut answers) = open(args, app, tracing)?;
     let working = app.interrupts.working();
     let longest = tests.iter().map(|test| test.tokens()).max().unwrap_or(1);
     let tokens = tokens(&mut model, longest);
@@ -209,19 +223,19 @@ fn run_traced(args: &BenchArgs, app: &mut App, tracing: Option<&Tracing>) -> Res
                 seconds.push(took);
             }
         }
+        answers.iter_mut().try_for_each(|answer| answer.take_turn(&mut model, turn))?;
     }
     drop(working);
     let graphs = executed(&model.graph_stats(), &before);
-    let results = tests.iter().zip(&seconds).map(|(test, seconds)| {
-        let mut measured = Measured::of(*test, seconds);
+    let results = tests.iter().zip(&seconds).map(|(test, seconds)| Measured::of(*test, seconds));
+    let mut results: Vec<_> = results.chain(answers.iter().map(Answer::measured)).collect();
+    for measured in &mut results {
         let same = |other: &&Measured| other.name == measured.name;
         let other = other.as_ref().and_then(|report| report.results.iter().find(same));
         measured.ratio = other.map(|other| {
             measured.tokens_per_second.mean / other.tokens_per_second.mean.max(f64::MIN_POSITIVE)
         });
-        measured
-    });
-    let results: Vec<_> = results.collect();
+    }
     if other.is_some() && results.iter().all(|measured| measured.ratio.is_none()) {
         say!("nothing to compare: the other report has none of these tests");
     }
@@ -245,13 +259,17 @@ fn run_traced(args: &BenchArgs, app: &mut App, tracing: Option<&Tracing>) -> Res
     Ok(Status::Done)
 }
 
-/// Opens the bundle, and says what of it is measured.
-fn open(args: &BenchArgs, app: &App, tracing: Option<&Tracing>) -> Result<(Model, Vec<Test>)> {
+/// Opens the bundle, and says what of it is measured: tests, and answers with guesses.
+fn open(
+    args: &BenchArgs,
+    app: &App,
+    tracing: Option<&Tracing>,
+) -> Result<(Model, Vec<Test>, Vec<Answer>)> {
     let usage = |what: String| Err(Error::new(ErrorKind::Usage, what));
     if args.prompt.contains(&0) {
         return usage("--prompt 0: expected lengths of at least one token".to_owned());
     }
-    let model = session::open_checked(
+    let mut model = session::open_checked(
         app,
         &args.bundle,
         &args.backend,
@@ -283,7 +301,17 @@ fn open(args: &BenchArgs, app: &App, tracing: Option<&Tracing>) -> Result<(Model
         }
         tests.push(Test::Generate(tokens));
     }
-    Ok((model, tests))
+    let speculate = args.speculate.mode();
+    if speculate == Speculate::Off || tokens == 0 {
+        return Ok((model, tests, Vec::new()));
+    }
+    if !generates {
+        return usage("option --speculate: the bundle does not generate".to_owned());
+    }
+    session::open_draft(app, &mut model, args.speculate.draft(), &args.backend, tracing)?;
+    let varied = self::tokens(&mut model, most.min(guesses::PROMPT));
+    let answers = answers(&mut model, speculate, (tokens, most), &varied)?;
+    Ok((model, tests, answers))
 }
 
 /// So many tokens that the model takes, the same in each run: none that stands for a picture or sound.

@@ -87,6 +87,36 @@ fn runs_are_compared() {
     assert!(run.stderr.contains("what `qhx bench --json` printed"), "{run:?}");
 }
 
+/// The same answers token by token and with guesses. The bundle as its own draft guesses a greedy answer right.
+#[test]
+fn guesses_are_measured_beside_plain_decoding() {
+    let folder = folder();
+    let draft = bundle().to_string_lossy();
+    let args = ["--prompt", "5", "--tokens", "12", "--repeat", "2", "--draft", &draft];
+    let args = [&args[..], &["--speculate", "3"]].concat();
+    let report = bench(folder.path(), bundle(), &[&args[..], &["--json"]].concat()).ok().json();
+    assert_eq!(names(&report), ["pp5", "tg12", "repeats12", "varies12"]);
+    let repeats = &report["results"][2];
+    assert!(number(&repeats["tokens_per_second"]["mean"]) > 0.0, "{repeats}");
+    let guesses = &repeats["guesses"];
+    // Three steps of four tokens, in each of two turns.
+    assert_eq!((&guesses["guessed"], &guesses["accepted"]), (&18.into(), &18.into()), "{guesses}");
+    assert_eq!((&guesses["tokens_per_step"], &guesses["right"]), (&4.0.into(), &1.0.into()));
+    let (times, least) = (number(&guesses["times_plain"]), number(&guesses["least_times_plain"]));
+    assert!(number(&guesses["plain_tokens_per_second"]["mean"]) > 0.0 && times >= least);
+    assert!(report["results"][1].get("guesses").is_none(), "{report}");
+    let run = bench(folder.path(), bundle(), &args).ok();
+    let line = run.stdout.lines().find(|line| line.starts_with("repeats12")).expect("a line");
+    for part in
+        [" ms a token, ", " times plain decoding (", "4.00 tokens a step, 18 of 18 guesses right"]
+    {
+        assert!(line.contains(part), "{part:?} in {line}");
+    }
+
+    let run = bench(folder.path(), embed::bundle(), &["--speculate", "auto"]);
+    assert!(run.code == 2 && run.stderr.contains("does not generate"), "{run:?}");
+}
+
 #[test]
 fn lengths_that_do_not_fit_are_named() {
     let folder = folder();

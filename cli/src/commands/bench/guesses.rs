@@ -1,0 +1,200 @@
+//! What guessing ahead gives: the same answers token by token and with guesses, in turns.
+
+use std::ops::ControlFlow;
+
+use qhx_core::engine::{FinishReason, Generation, Guesses, Model, Prompt, Request, Speculate};
+use qhx_core::sampling::SamplingParams;
+use qhx_core::{Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+
+use super::{Measured, Spread};
+
+/// Tokens of the prompt, where the context holds as many.
+pub(super) const PROMPT: usize = 64;
+/// Tokens after which the prompt of [`Text::Repeats`] begins again.
+const PERIOD: usize = 8;
+
+/// What is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Text {
+    /// A prompt that repeats, whose most likely continuation is taken.
+    Repeats,
+    /// A prompt that does not, and an answer that is drawn at temperature 1.
+    Varies,
+}
+
+/// An answer that is measured both ways.
+#[derive(Debug)]
+pub(super) struct Answer {
+    text: Text,
+    prompt: Vec<u32>,
+    /// Tokens that are stepped to.
+    tokens: usize,
+    speculate: Speculate,
+    /// Seconds without guesses, and with.
+    seconds: [Vec<f64>; 2],
+    /// Steps with guesses on, and what was guessed in them.
+    steps: usize,
+    guesses: Guesses,
+    /// An answer with guesses was another one.
+    differed: bool,
+}
+
+/// What guesses gave, beside the same answer without them.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Guessed {
+    /// Rate of the same answer token by token.
+    plain_tokens_per_second: Spread,
+    /// How many times as fast it is with guesses: the median of the turns.
+    times_plain: f64,
+    /// The worst turn.
+    least_times_plain: f64,
+    tokens_per_step: f64,
+    guessed: usize,
+    accepted: usize,
+    /// Share of the guesses that were right; none where nothing was guessed.
+    right: Option<f64>,
+}
+
+/// The answers of `tokens` tokens for a model that takes `most` positions; `varied` are tokens that it knows.
+pub(super) fn answers(
+    model: &mut Model,
+    speculate: Speculate,
+    (tokens, most): (usize, usize),
+    varied: &[u32],
+) -> Result<Vec<Answer>> {
+    if let Some(why) = &model.op_mut().verification().refusal {
+        return Err(Error::new(
+            ErrorKind::Usage,
+            format!("option --speculate: nothing can be guessed ahead: {why}"),
+        ));
+    }
+    // The last token is chosen and not consumed.
+    let room = most.saturating_sub(tokens);
+    if room == 0 || varied.is_empty() {
+        return Err(Error::new(
+            ErrorKind::Usage,
+            format!(
+                "option --speculate: a context of {most} has no room for {tokens} tokens behind a prompt"
+            ),
+        ));
+    }
+    let length = PROMPT.min(room);
+    let answer = |text| {
+        let period = if text == Text::Repeats { PERIOD.min(varied.len()) } else { varied.len() };
+        Answer {
+            text,
+            prompt: varied[..period].iter().copied().cycle().take(length).collect(),
+            tokens,
+            speculate,
+            seconds: [Vec::new(), Vec::new()],
+            steps: 0,
+            guesses: Guesses::default(),
+            differed: false,
+        }
+    };
+    Ok([Text::Repeats, Text::Varies].map(answer).into())
+}
+
+impl Answer {
+    /// Such as `repeats64`.
+    pub fn name(&self) -> String {
+        match self.text {
+            Text::Repeats => format!("repeats{}", self.tokens),
+            Text::Varies => format!("varies{}", self.tokens),
+        }
+    }
+
+    /// Answers both ways; the first to go changes from turn to turn. Turn 0 does not count.
+    pub fn take_turn(&mut self, model: &mut Model, turn: u16) -> Result<()> {
+        let mut answers: [Vec<u32>; 2] = Default::default();
+        for place in 0..2 {
+            let way = (place + usize::from(turn)) % 2;
+            let speculate = if way == 0 { Speculate::Off } else { self.speculate };
+            let found = self.generate(model, speculate, turn)?;
+            if turn > 0 {
+                self.seconds[way].push(found.timings.decode.as_secs_f64());
+                if way == 1 {
+                    let Guesses { passes, guessed, accepted } = found.timings.guesses;
+                    self.steps += found.timings.decode_steps;
+                    self.guesses.passes += passes;
+                    self.guesses.guessed += guessed;
+                    self.guesses.accepted += accepted;
+                }
+            }
+            answers[way] = found.tokens;
+        }
+        let [plain, guessed] = &answers;
+        if plain != guessed && !std::mem::replace(&mut self.differed, true) {
+            let same = plain.iter().zip(guessed).take_while(|(a, b)| a == b).count();
+            say!(
+                "{}: with guesses token {same} is another one; graphs of several rows round otherwise than those of one, \
+                 and two tokens were almost as likely",
+                self.name()
+            );
+        }
+        Ok(())
+    }
+
+    fn generate(&self, model: &mut Model, speculate: Speculate, turn: u16) -> Result<Generation> {
+        let (temperature, seed) = match self.text {
+            Text::Repeats => (0.0, None),
+            Text::Varies => (1.0, Some(u64::from(turn))),
+        };
+        let request = Request {
+            sampling: SamplingParams { temperature, seed, ..SamplingParams::default() },
+            ignore_eos: true,
+            speculate,
+            ..Request::greedy(Prompt::Tokens(self.prompt.clone()), self.tokens + 1)
+        };
+        model.reset()?;
+        let found = model.generate(&request, &mut |_| ControlFlow::Continue(()))?;
+        if found.finish_reason == FinishReason::Cancelled {
+            return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
+        }
+        Ok(found)
+    }
+
+    /// What it gave.
+    pub fn measured(&self) -> Measured {
+        let rate = |seconds: &f64| self.tokens as f64 / seconds.max(1e-9);
+        let [plain, guessed] = &self.seconds;
+        let mut times: Vec<_> = plain.iter().zip(guessed).map(|(a, b)| a / b.max(1e-9)).collect();
+        times.sort_by(f64::total_cmp);
+        let Guesses { guessed: asked, accepted, .. } = self.guesses;
+        Measured {
+            name: self.name(),
+            tokens: self.tokens,
+            ms: Spread::of(guessed.iter().map(|s| s * 1e3)),
+            tokens_per_second: Spread::of(guessed.iter().map(rate)),
+            guesses: Some(Guessed {
+                plain_tokens_per_second: Spread::of(plain.iter().map(rate)),
+                times_plain: median(&times),
+                least_times_plain: times.first().copied().unwrap_or_default(),
+                tokens_per_step: (self.steps + accepted) as f64 / self.steps.max(1) as f64,
+                guessed: asked,
+                accepted,
+                right: (asked > 0).then(|| accepted as f64 / asked as f64),
+            }),
+            ratio: None,
+        }
+    }
+}
+
+/// The middle of sorted numbers.
+fn median(sorted: &[f64]) -> f64 {
+    let at = |index: usize| sorted.get(index).copied().unwrap_or_default();
+    (at(sorted.len() / 2) + at(sorted.len().saturating_sub(1) / 2)) / 2.0
+}
+
+impl Guessed {
+    /// For a line of text.
+    pub fn line(&self) -> String {
+        let Self { plain_tokens_per_second: plain, times_plain, least_times_plain, .. } = self;
+        format!(
+            "{times_plain:.2} times plain decoding ({:.2} ± {:.2} tokens/s; {least_times_plain:.2} in the worst turn), \
+             {:.2} tokens a step, {} of {} guesses right",
+            plain.mean, plain.sd, self.tokens_per_step, self.accepted, self.guessed
+        )
+    }
+}
