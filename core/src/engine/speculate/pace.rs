@@ -4,9 +4,11 @@
 //! rate α it gives (1 − αⁿ⁺¹) / (1 − α) tokens for n guesses on average (Leviathan et al. 2023, equation 1). The n with
 //! the most tokens a second is taken, if that is more than plain steps give.
 //!
-//! So that a run never gets slower than plain decoding by more than [`SHARE`], there is an account: each token adds that
-//! share of a plain step, each step of several rows what it saved or lost. One is made only where the account covers
-//! the worst case, one token for all of its cost.
+//! So that a run never gets slower than plain decoding by more than [`SHARE`], there is an account: the prompt adds that
+//! share of its time, each token that share of a plain step, and each step of several rows what it saved or lost. One is
+//! made only where the account covers the worst case, one token for all of its cost. What a step of so many rows costs
+//! at most is known before the first one: what as many plain steps cost, or one of more rows, or the prompt. After the
+//! first run of a model the cost itself is known, so that later ones guess from their beginning on.
 
 use crate::engine::types::Speculate;
 
@@ -69,8 +71,10 @@ impl Pace {
         (self.hits, self.trials) = (self.hits * 0.3, self.trials * 0.3);
     }
 
-    /// A prompt took `seconds` for so many tokens: no step of as many rows takes longer.
+    /// A prompt took `seconds` for so many tokens: no step of as many rows takes longer. It is a part of the run that is
+    /// not to get slower.
     pub fn prompt(&mut self, tokens: usize, seconds: f64) {
+        self.account += SHARE * seconds;
         let widest = self.widest().max(1);
         let each = seconds / (tokens / widest).max(1) as f64;
         for (width, cost) in &mut self.widths {
@@ -104,9 +108,11 @@ impl Pace {
         let most_guess = if self.free { 0.0 } else { self.guess.unwrap_or(plain) };
         let guess = if self.free { 0.0 } else { self.guess.unwrap_or(0.0) * forgotten };
         let (mut best, mut found, mut guesses) = (1.0 / plain, 0, 1);
-        for (width, cost) in &self.widths {
-            // A step costs at most what as many plain ones do.
-            let bound = (*width as f64 * plain).min(cost.bound.unwrap_or(f64::INFINITY));
+        for (index, (width, cost)) in self.widths.iter().enumerate() {
+            // A step costs at most what as many plain ones do, and what one of more rows does.
+            let wider = self.widths[index..].iter().filter_map(|(_, wider)| wider.pass);
+            let wider = wider.fold(cost.bound.unwrap_or(f64::INFINITY), f64::min);
+            let bound = (*width as f64 * plain).min(wider);
             let worst = cost.pass.unwrap_or(bound);
             let again = if self.repeats { cost.again.unwrap_or(bound) } else { 0.0 };
             // What was never tried may be as cheap as a plain step.
@@ -186,7 +192,7 @@ mod tests {
     use crate::sampling::Rng;
 
     /// A run of `tokens` tokens where a plain step takes a second, one of `widths` rows so long, a guess is right
-    /// with `rate`, and keeping a part takes `again`. Answers with its seconds and the share of accepted guesses' tokens.
+    /// with `rate`, and keeping a part takes `again`. Answers with its seconds and the number of steps with guesses.
     fn simulate(
         tokens: usize,
         widths: &[(usize, f64)],
@@ -259,6 +265,48 @@ mod tests {
         // A step that costs sixteen plain ones is not for texts of this kind. Only trying tells.
         let (_, tries) = simulate(1000, &[(16, 16.0)], |_| 0.5, 0.0, 0.0);
         assert!(tries <= 2, "{tries}");
+    }
+
+    /// Plain steps before the first guess is checked, of tokens that are always guessed right.
+    fn patience(pace: &mut Pace) -> usize {
+        let waits = |_: &usize| {
+            let waits = pace.plan(3) == 0;
+            if waits {
+                pace.stepped(1.0);
+                pace.compared(true);
+            }
+            waits
+        };
+        (0..1000).take_while(waits).count()
+    }
+
+    #[test]
+    fn the_first_guess_comes_the_sooner_the_more_is_known() {
+        let begun = |prompt: Option<(usize, f64)>| {
+            let mut pace = Pace::default();
+            pace.begin(Speculate::Auto, &[4, 16], true, false);
+            if let Some((tokens, seconds)) = prompt {
+                pace.prompt(tokens, seconds);
+            }
+            pace
+        };
+        for (prompt, expected) in [
+            // Of four rows it is only known that they cost no more than four steps.
+            (None, 75),
+            // The prompt has shown that sixteen cost no more than two, and is a part of the run.
+            (Some((16, 2.0)), 23),
+            (Some((160, 20.0)), 5),
+            (Some((480, 60.0)), 1),
+        ] {
+            let found = patience(&mut begun(prompt));
+            assert!(found.abs_diff(expected) <= 1, "{prompt:?}: {found}, expected {expected}");
+        }
+        // In the next run the cost is known, here that of sixteen rows.
+        let mut pace = begun(None);
+        pace.stepped(1.0);
+        pace.passed(15, 15, &Took { pass: 1.5, ..Took::default() });
+        pace.begin(Speculate::Auto, &[4, 16], true, false);
+        assert!(patience(&mut pace) <= 13);
     }
 
     #[test]
