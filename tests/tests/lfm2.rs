@@ -10,7 +10,7 @@ use std::path::Path;
 use qhx_core::manifest::Manifest;
 use qhx_tests::outside::{self, Outside};
 use qhx_tests::plugin_files::{self, library_name, workspace};
-use qhx_tests::replay::{shortest, step_exact};
+use qhx_tests::replay::{guessed_exact, shortest, step_exact};
 use qhx_tests::{backends, poison, toys};
 
 const PAGE: &str = "adding-a-family.md";
@@ -50,6 +50,9 @@ fn the_family_runs_on_both_backends_and_the_programs_stay_the_same_bytes() {
     let every = shortest(&goldens, usize::MAX);
     let distance = step_exact(&mut model, &goldens, &every, "cpu");
     assert!(distance.largest <= 1e-3, "cpu: {distance:?}");
+    // Convolutions keep the rows of the guesses that were right.
+    let found = guessed_exact(&mut model, &every, "3".parse().unwrap(), "cpu");
+    assert!(found.guessed > 0, "{found:?}");
     if let Some(libraries) = &libraries {
         let bundle = folder.join("bundle-v81");
         let mut model = outside::open(&bundle, &plugin, backends::qnn(libraries));

@@ -136,7 +136,7 @@ fn prompts_in_chunks_say_the_same() {
             proves_equal(&toys::fixture(toy), variant, backends::cpu(), (usize::MAX, usize::MAX));
             let manifest = toys::bundle(&toys::fixture(toy), variant);
             for chat in &toys::goldens(&toys::fixture(toy)).chat {
-                play(&mut toys::open(&manifest, backends::cpu()).unwrap(), chat);
+                goes_on(&mut toys::open(&manifest, backends::cpu()).unwrap(), chat);
             }
         }
     }
@@ -346,8 +346,19 @@ fn the_npu_takes_prompts_in_chunks() {
         let Distance { cosine, .. } =
             chunks_equal_steps([&mut chunks, &mut steps], &prompts, target);
         assert!(cosine >= 0.999, "{target}: {cosine}");
+        let goes_back = |chat: &&toys::Chat| {
+            full || chat.turns.iter().any(|turn| turn.prefix_extends == Some(false))
+        };
+        let prefill = if full { &[8, 24][..] } else { &[24] };
+        let variant = Variant { target: Some(target), prefill, ..CPU };
+        let manifest = toys::bundle(&toys::fixture(TOYS[0]), variant);
+        let goldens = toys::goldens(&toys::fixture(TOYS[0]));
+        let chats = goldens.chat.iter().filter(goes_back);
+        for chat in chats.take(if full { usize::MAX } else { 1 }) {
+            let mut model = toys::open(&manifest, backends::qnn(&libraries)).unwrap();
+            goes_on(&mut model, chat);
+        }
         if full {
-            let variant = Variant { target: Some(target), prefill: &[8, 24], ..CPU };
             for toy in TOYS {
                 proves_equal(&toys::fixture(toy), variant, backends::qnn(&libraries), (6, 6));
             }
@@ -430,6 +441,13 @@ fn play(model: &mut Model, chat: &toys::Chat) -> Vec<(Vec<u32>, usize, usize)> {
         played.push((generation.tokens, generation.prompt_tokens, generation.reused_tokens));
     }
     played
+}
+
+/// Plays a conversation in chunks. Each turn goes on from the state that the one before left, or its snapshot.
+fn goes_on(model: &mut Model, chat: &toys::Chat) {
+    let played = play(model, chat);
+    assert!(played[1..].iter().all(|turn| turn.2 > 0), "{}: {played:?}", chat.id);
+    assert!(prompt_graphs(model) > 0, "{}", chat.id);
 }
 
 #[test]
@@ -636,6 +654,11 @@ fn pictures_and_a_video_give_the_reference_s_features_tokens_and_logits() {
         let cases = sights().of_mode(mode);
         assert!(cases.len() > 6);
         sights().greedy_exact(&mut model, &cases, mode);
+        if mode == "native" {
+            // Behind a picture a guess stands where the token would that is decoded.
+            let found = sights().guessed_exact(&mut model, &cases, "3".parse().unwrap(), mode);
+            assert!(found.guessed > 0, "{found:?}");
+        }
         let logits = sights().step_exact(&mut model, &cases, mode).largest;
         eprintln!(
             "{mode}: logits differ by at most {logits:.2e}, features by {largest:.2e}, cosine {cosine:.8}"
