@@ -119,7 +119,7 @@ impl Op for Generate {
     fn verification(&self) -> Verification {
         let found = self.decoder.verification();
         match found.refusal {
-            Some(why) => Verification::refused(&format!(
+            Some(why) => Verification::refused(format!(
                 "{why}; `qhx forge --recipe-option guess=8` makes graphs of all layers that take 8 tokens"
             )),
             None => found,

@@ -261,7 +261,11 @@ fn many_texts_come_back_in_order_and_one_that_fails_is_named() {
             (alone.kind(), format!("text 37: {}", alone.message()).as_str())
         );
         let mut seen = Vec::new();
-        model.embed_each(&texts, |index, _| Ok(seen.push(index))).unwrap_err();
+        let keep = |index, _: &[f32]| {
+            seen.push(index);
+            Ok(())
+        };
+        model.embed_each(&texts, keep).unwrap_err();
         assert_eq!(seen, (0..37).collect::<Vec<_>>(), "those before it");
     }
     let mut count = 0;

@@ -149,7 +149,6 @@ fn prompts_in_chunks_of_any_width_say_the_same() {
 /// Graphs of all layers check guesses, whoever projects per-layer inputs and however the layers are spread: rings,
 /// donors in other parts, conversations that go back. Where prompts ask for as many rows, one graph does both.
 #[test]
-#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn guessed_tokens_are_those_of_plain_decoding() {
     let goldens = goldens();
     let cases: Vec<&Case> = goldens.cases.iter().collect();
