@@ -117,7 +117,7 @@ impl Graph for ObservedGraph {
             // SAFETY: confined: the graph behind this one has returned. exclusive: nobody else writes the output until
             // this call returns, too. The slice ends here.
             let values = floats(tensor, unsafe { self.bindings.output(index)? })?;
-            keep(&mut written, tensor, values);
+            keep(&mut written, &self.inner.info().name, tensor, values);
         }
         Ok(())
     }
@@ -137,9 +137,16 @@ fn floats(tensor: &TensorInfo, bytes: &[u8]) -> Result<Vec<f32>> {
 }
 
 /// `y` has the rows of tokens along its first axis, `new_*` along the second. Both go below the rows that are there.
-/// Anything else takes the place of what was there.
-fn keep(written: &mut Written, tensor: &TensorInfo, values: Vec<f32>) {
-    let kept = written.entry(tensor.name.clone()).or_default();
+/// Anything else takes the place of what was there. The rows of each part of a model, `decode_p2` or `prefill128_p2`,
+/// are kept apart.
+fn keep(written: &mut Written, graph: &str, tensor: &TensorInfo, values: Vec<f32>) {
+    let part = graph.rsplit_once("_p").map(|(_, part)| part);
+    let part = part.filter(|part| part.bytes().all(|b| b.is_ascii_digit()));
+    let name = match part {
+        Some(part) if tensor.name == "y" => format!("y_p{part}"),
+        _ => tensor.name.clone(),
+    };
+    let kept = written.entry(name).or_default();
     match tensor.shape[..] {
         [_, hidden] if tensor.name == "y" => {
             kept.width = hidden;
