@@ -5,7 +5,7 @@ use std::path::Path;
 use qhx_core::{Error, ErrorKind};
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::{Graph, Origin};
-use qhx_forge::quantise::Bits;
+use qhx_forge::quantise::{Bits, BlockForm, Blocks};
 use qhx_forge::recipe::{Precision, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_forge::weight::{Storage, Weight};
@@ -28,6 +28,19 @@ fn same<T: bytemuck::NoUninit + Into<f64> + Copy>(found: &[T], expected: &Value,
     let hash: String =
         Sha256::digest(bytemuck::cast_slice(found)).iter().map(|b| format!("{b:02x}")).collect();
     assert_eq!(expected["sha256"], json!(hash), "{what}: {} elements", found.len());
+}
+
+/// Asserts that a weight's integers are the other program's, and answers with them.
+#[track_caller]
+fn same_blocks(weight: &Weight, form: BlockForm, expected: &Value, what: &str) -> Blocks {
+    let blocks = weight.to_blocks(form).unwrap();
+    same(&blocks.values, &expected["values"], what);
+    same(&blocks.scales, &expected["scales"], what);
+    assert_eq!(form.offsets, expected.get("offsets").is_some(), "{what}");
+    if form.offsets {
+        same(&blocks.offsets, &expected["offsets"], what);
+    }
+    blocks
 }
 
 /// What the other programs read from their files, by the names of file and tensor.
@@ -73,14 +86,7 @@ fn integers_of_other_programs_reach_the_graphs_unchanged() {
                 assert_eq!(form, None, "{what}");
                 continue;
             }
-            let form = form.unwrap();
-            let blocks = weight.to_blocks(form).unwrap();
-            same(&blocks.values, &expected["values"], &what);
-            same(&blocks.scales, &expected["scales"], &what);
-            assert_eq!(form.offsets, expected.get("offsets").is_some(), "{what}");
-            if form.offsets {
-                same(&blocks.offsets, &expected["offsets"], &what);
-            }
+            same_blocks(&weight, form.unwrap(), expected, &what);
             seen += 1;
         }
     }
@@ -125,13 +131,7 @@ fn bundles_of_four_bits_keep_the_integers_of_other_programs() {
                 let Storage::Blocks(form) = weight.storage() else {
                     panic!("{what} is stored as {:?}", weight.storage())
                 };
-                let blocks = weight.to_blocks(form).unwrap();
-                same(&blocks.values, &expected["values"], &what);
-                same(&blocks.scales, &expected["scales"], &what);
-                assert_eq!(form.offsets, expected.get("offsets").is_some(), "{what}");
-                if form.offsets {
-                    same(&blocks.offsets, &expected["offsets"], &what);
-                }
+                let blocks = same_blocks(weight, form, expected, &what);
                 let bytes: Vec<u8> = match form.bits {
                     Bits::Eight => bytemuck::cast_slice(&blocks.values).to_vec(),
                     // Two in a byte, from 0 to 15, the first one low.
