@@ -87,26 +87,31 @@ pub(crate) fn cut<'a>(model: &'a ModelProto, files: &HashMap<String, Mapped>) ->
             steps.get_mut(level)?.products.push(product);
         }
     }
-    let frame = GraphProto {
+    Some(Cut { steps, frame: frame(model) })
+}
+
+/// The model without nodes, which describes inputs and outputs.
+pub(crate) fn frame(model: &ModelProto) -> ModelProto {
+    let graph = model.graph.as_ref().map(|graph| GraphProto {
         input: graph.input.clone(),
         output: graph.output.clone(),
         ..Default::default()
-    };
-    Some(Cut { steps, frame: around(model, frame) })
+    });
+    around(model, graph.unwrap_or_default())
 }
 
 /// What names stand for in a graph.
-struct Reader<'a, 'f> {
-    graph: &'a GraphProto,
-    initializers: HashMap<&'a str, &'a TensorProto>,
-    producers: HashMap<&'a str, usize>,
+pub(crate) struct Reader<'a, 'f> {
+    pub(crate) graph: &'a GraphProto,
+    pub(crate) initializers: HashMap<&'a str, &'a TensorProto>,
+    pub(crate) producers: HashMap<&'a str, usize>,
     files: &'f HashMap<String, Mapped>,
     shapes: Shapes<'a>,
 }
 
 impl<'a, 'f> Reader<'a, 'f> {
     /// `None` for graphs with names that mean two things, or with graphs in them.
-    fn new(graph: &'a GraphProto, files: &'f HashMap<String, Mapped>) -> Option<Self> {
+    pub(crate) fn new(graph: &'a GraphProto, files: &'f HashMap<String, Mapped>) -> Option<Self> {
         let mut reader = Self {
             graph,
             initializers: HashMap::new(),
@@ -135,7 +140,7 @@ impl<'a, 'f> Reader<'a, 'f> {
         graph.output.iter().all(|o| o.name.as_deref().is_some_and(produced)).then_some(reader)
     }
 
-    fn product(&self, node: &'a NodeProto) -> Option<Product<'a>> {
+    pub(crate) fn product(&self, node: &'a NodeProto) -> Option<Product<'a>> {
         let [y] = node.output.as_slice() else { return None };
         let x = node.input.first()?;
         let inputs: Vec<&str> = node.input.iter().map(String::as_str).collect();
@@ -274,7 +279,7 @@ impl<'a, 'f> Reader<'a, 'f> {
     }
 
     /// A constant of f32, stored or in the model, or one of f16 that a node widens.
-    fn floats(&self, name: &str, shape: &[usize]) -> Option<Floats> {
+    pub(crate) fn floats(&self, name: &str, shape: &[usize]) -> Option<Floats> {
         let tensor = self.initializers.get(name)?;
         let dims: Vec<i64> = shape.iter().map(|&n| n as i64).collect();
         let bytes = shape.iter().try_fold(4usize, |bytes, n| bytes.checked_mul(*n))?;
@@ -370,7 +375,7 @@ impl<'a> Shapes<'a> {
 }
 
 /// A constant of int64.
-fn integers(tensor: &TensorProto) -> Option<Vec<i64>> {
+pub(crate) fn integers(tensor: &TensorProto) -> Option<Vec<i64>> {
     if tensor.data_type != Some(DataType::INT64)
         || tensor.data_location == Some(DataLocation::EXTERNAL)
     {
@@ -543,14 +548,14 @@ fn around(model: &ModelProto, graph: GraphProto) -> ModelProto {
     }
 }
 
-fn domain(node: &NodeProto) -> &str {
+pub(crate) fn domain(node: &NodeProto) -> &str {
     match node.domain.as_deref() {
         None | Some("ai.onnx") => "",
         Some(domain) => domain,
     }
 }
 
-fn integer(node: &NodeProto, name: &str) -> Option<i64> {
+pub(crate) fn integer(node: &NodeProto, name: &str) -> Option<i64> {
     node.attribute.iter().find(|a| a.name.as_deref() == Some(name))?.i
 }
 

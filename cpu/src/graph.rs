@@ -12,25 +12,27 @@ use rten::{ThreadPool, Value, ValueView};
 use rten_tensor::prelude::*;
 use rten_tensor::{Tensor, TensorView};
 
-use crate::model::{LoadedModel, guarded};
+use crate::model::{LoadedModel, Program, guarded};
+use crate::tape::{Given, Scratch};
 
 /// A model with buffers bound to its inputs and outputs.
 pub(crate) struct CpuGraph {
     model: Arc<LoadedModel>,
     bindings: Bindings,
     threads: Option<Arc<ThreadPool>>,
+    scratch: Scratch,
 }
 
 impl CpuGraph {
     pub(crate) fn new(model: Arc<LoadedModel>, threads: Option<Arc<ThreadPool>>) -> Result<Self> {
         let bindings = Bindings::new(&model.info)?;
-        Ok(Self { model, bindings, threads })
+        Ok(Self { model, bindings, threads, scratch: Scratch::default() })
     }
+}
 
-    fn run(&self, inputs: &[ValueView<'_>]) -> Result<Vec<Value>> {
-        guarded(|| self.model.steps().run(inputs, self.threads.as_ref()))
-            .map_err(|panic| Error::new(ErrorKind::Execute, panic))?
-    }
+/// Executes what could panic.
+fn run<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
+    guarded(call).map_err(|panic| Error::new(ErrorKind::Execute, panic))?
 }
 
 impl Graph for CpuGraph {
@@ -44,6 +46,28 @@ impl Graph for CpuGraph {
 
     unsafe fn execute(&mut self) -> Result<()> {
         let info = &self.model.info;
+        let steps = match self.model.program() {
+            Program::Tape(tape) => {
+                let mut inputs = Vec::with_capacity(info.inputs.len());
+                for (index, tensor) in info.inputs.iter().enumerate() {
+                    // SAFETY: contract of `qhx_core::backend`: exclusive. Outputs are written only after
+                    // `inputs` is gone.
+                    inputs.push(given(tensor, unsafe { self.bindings.input(index)? })?);
+                }
+                let scratch = &mut self.scratch;
+                let pool = self.threads.as_deref();
+                run(|| pool.unwrap_or_else(|| rten::thread_pool()).run(|| tape.run(&inputs, scratch)))?;
+                drop(inputs);
+                for (index, tensor) in info.outputs.iter().enumerate() {
+                    // SAFETY: as above.
+                    let bytes = unsafe { self.bindings.output(index)? };
+                    let to = bytemuck::try_cast_slice_mut(bytes).map_err(|e| internal(tensor, &e))?;
+                    tape.output(index, &self.scratch, to)?;
+                }
+                return Ok(());
+            }
+            Program::Steps(steps) => steps,
+        };
         let mut inputs = Vec::with_capacity(info.inputs.len());
         for (index, tensor) in info.inputs.iter().enumerate() {
             // SAFETY: contract of `qhx_core::backend`: exclusive. Outputs are written only after `run`
@@ -51,7 +75,7 @@ impl Graph for CpuGraph {
             let bytes = unsafe { self.bindings.input(index)? };
             inputs.push(view(tensor, bytes)?);
         }
-        let values = self.run(&inputs)?;
+        let values = run(|| steps.run(&inputs, self.threads.as_ref()))?;
         drop(inputs);
         // All are checked before the first is written.
         for (tensor, value) in info.outputs.iter().zip(&values) {
@@ -65,6 +89,20 @@ impl Graph for CpuGraph {
         }
         Ok(())
     }
+}
+
+/// The bytes of an input as a tape sees them.
+fn given<'a>(tensor: &TensorInfo, bytes: &'a [u8]) -> Result<Given<'a>> {
+    fn typed<'a, T: AnyBitPattern>(tensor: &TensorInfo, bytes: &'a [u8]) -> Result<&'a [T]> {
+        bytemuck::try_cast_slice(bytes).map_err(|e| internal(tensor, &e))
+    }
+    Ok(match tensor.dtype {
+        DType::F32 => Given::F32(typed(tensor, bytes)?),
+        DType::I32 => Given::I32(typed(tensor, bytes)?),
+        DType::I8 => Given::I8(typed(tensor, bytes)?),
+        DType::U8 => Given::U8(typed(tensor, bytes)?),
+        _ => return Err(internal(tensor, &"not a type of the CPU backend")),
+    })
 }
 
 /// The bytes of an input as rten sees them.

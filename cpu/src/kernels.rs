@@ -19,10 +19,10 @@ pub(crate) const BLOCK: usize = 32;
 const PACKED: usize = 8;
 /// Rows of `x` up to which nothing is widened in advance.
 const FEW: usize = 8;
-/// Rows of weights that are widened and multiplied at a time.
-const ROWS: usize = 6;
-/// Columns of them: 24 KB, so that they lie in the nearest cache.
-const DEPTH: usize = 1024;
+/// Vectors of rows of `x` that are multiplied with widened weights at a time.
+const SIDES: usize = 2;
+/// Columns of weights that are widened at a time: 24 KB of twelve rows, so that they lie in the nearest cache.
+const DEPTH: usize = 512;
 /// From one widened row to the next. Powers of two would share the same sets of a cache.
 const STRIDE: usize = DEPTH + 16;
 
@@ -40,7 +40,7 @@ pub(crate) enum Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    fn row(self, index: usize, columns: usize) -> Row<'a> {
+    pub(crate) fn row(self, index: usize, columns: usize) -> Row<'a> {
         fn cut<T>(all: &[T], index: usize, each: usize) -> &[T] {
             &all[index * each..][..each]
         }
@@ -57,7 +57,7 @@ impl<'a> Rows<'a> {
 
 /// One of [`Rows`].
 #[derive(Clone, Copy)]
-enum Row<'a> {
+pub(crate) enum Row<'a> {
     F32(&'a [f32]),
     F16(&'a [u16]),
     I8(&'a [i8], f32),
@@ -86,9 +86,9 @@ impl SimdOp for Task<'_, '_> {
         match self.out.len() {
             0 => return,
             1..=FEW => few(isa, &mut self, stride),
-            // AVX2 has sixteen registers, which hold 2 × 6 sums and their factors.
-            _ if isa.f32().len() == 8 => several::<I, 2>(isa, &mut self, stride),
-            _ => several::<I, 4>(isa, &mut self, stride),
+            // AVX2 has sixteen registers, which hold the sums of six rows and their factors.
+            _ if isa.f32().len() == 8 => several::<I, 6>(isa, &mut self, stride),
+            _ => several::<I, 12>(isa, &mut self, stride),
         }
         if let Some(bias) = self.bias {
             for out in &mut self.out {
@@ -178,7 +178,8 @@ fn columns<I: Isa, const M: usize>(isa: I, x: [&[f32]; M], b: &[f32], out: [&mut
 ///
 /// Of four bits the lanes of a vector hold eight weights each. So of each group of eight times `lanes` elements those come
 /// first that the lanes' first weights belong to, then those of the second ones, and so on. The last group of a row is
-/// filled up with 0. For other weights nothing changes.
+/// filled up with 0. More than [`FEW`] rows become panels: the first element of each of some rows, then their second
+/// elements, and so on. The last panel is filled up with rows of 0.
 pub(crate) struct Arrange<'a> {
     pub(crate) weights: Rows<'a>,
     pub(crate) columns: usize,
@@ -190,21 +191,40 @@ impl<'a> SimdOp for Arrange<'a> {
 
     #[inline(always)]
     fn eval<I: Isa>(self, isa: I) -> Self::Output {
-        let lanes = isa.i32().len();
-        let stride = stride(isa, self.weights, self.columns);
-        let Rows::I4(..) = self.weights else { return Cow::Borrowed(self.x) };
-        let mut out = vec![0f32; self.x.len() / self.columns * stride];
-        let rows = out.chunks_exact_mut(stride).zip(self.x.chunks_exact(self.columns));
-        for (out, x) in rows {
-            let groups = out.chunks_exact_mut(PACKED * lanes).zip(x.chunks(PACKED * lanes));
-            for (out, x) in groups {
-                for (lane, x) in x.chunks(PACKED).enumerate() {
-                    x.iter().enumerate().for_each(|(place, x)| out[place * lanes + lane] = *x);
-                }
+        let Self { weights, columns, x } = self;
+        let stride = stride(isa, weights, columns);
+        let x = match weights {
+            Rows::I4(..) => Cow::Owned(by_lanes(isa.i32().len(), stride, columns, x)),
+            _ => Cow::Borrowed(x),
+        };
+        if x.len() / stride <= FEW {
+            return x;
+        }
+        let width = SIDES * isa.f32().len();
+        let mut panels = vec![0f32; (x.len() / stride).next_multiple_of(width) * stride];
+        for (panel, x) in panels.chunks_exact_mut(stride * width).zip(x.chunks(stride * width)) {
+            for (m, x) in x.chunks_exact(stride).enumerate() {
+                let places = panel[m..].iter_mut().step_by(width);
+                places.zip(x).for_each(|(to, x)| *to = *x);
             }
         }
-        Cow::Owned(out)
+        Cow::Owned(panels)
     }
+}
+
+#[inline(always)]
+fn by_lanes(lanes: usize, stride: usize, columns: usize, x: &[f32]) -> Vec<f32> {
+    let mut out = vec![0f32; x.len() / columns * stride];
+    let rows = out.chunks_exact_mut(stride).zip(x.chunks_exact(columns));
+    for (out, x) in rows {
+        let groups = out.chunks_exact_mut(PACKED * lanes).zip(x.chunks(PACKED * lanes));
+        for (out, x) in groups {
+            for (lane, x) in x.chunks(PACKED).enumerate() {
+                x.iter().enumerate().for_each(|(place, x)| out[place * lanes + lane] = *x);
+            }
+        }
+    }
+    out
 }
 
 /// From one row of an arranged `x` to the next.
@@ -261,65 +281,69 @@ fn dots<I: Isa, const M: usize>(
     out.into_iter().zip(sums).for_each(|(out, sum)| out[n] = sum);
 }
 
-/// Several rows of `x`, `M` at a time, with widened weights.
+/// Several rows of `x` in panels, with `N` rows of weights at a time that are widened first.
 #[inline(always)]
-fn several<I: Isa, const M: usize>(isa: I, task: &mut Task<'_, '_>, columns: usize) {
+fn several<I: Isa, const N: usize>(isa: I, task: &mut Task<'_, '_>, columns: usize) {
+    let width = SIDES * isa.f32().len();
     let count = task.out.first().map_or(0, |out| out.len());
-    let mut wide = vec![0f32; ROWS * STRIDE];
+    let mut wide = vec![0f32; N * STRIDE];
     let mut spread = vec![0f32; columns / PACKED];
-    for first in (0..count).step_by(ROWS) {
-        let rows = ROWS.min(count - first);
+    let mut sums = vec![0f32; task.out.len().next_multiple_of(width) * N];
+    for first in (0..count).step_by(N) {
+        let rows = N.min(count - first);
+        sums.fill(0.0);
         for start in (0..columns).step_by(DEPTH) {
             let depth = DEPTH.min(columns - start);
             for (row, to) in wide.chunks_exact_mut(STRIDE).take(rows).enumerate() {
                 let (row, to) = (first + row, &mut to[..depth]);
                 widen(isa, task.weights, task.columns, row, start, &mut spread, to);
             }
-            let strip = Strip { wide: &wide, rows, first, columns, start, depth };
-            let whole = task.out.len() / M * M;
-            for m in (0..whole).step_by(M) {
-                strip.multiply::<I, M>(isa, task, m);
+            let panels = task.x.chunks_exact(columns * width);
+            for (x, sums) in panels.zip(sums.chunks_exact_mut(N * width)) {
+                panel::<I, N>(isa, &x[start * width..][..depth * width], &wide, sums);
             }
-            for m in whole..task.out.len() {
-                strip.multiply::<I, 1>(isa, task, m);
+        }
+        for (outs, sums) in task.out.chunks_mut(width).zip(sums.chunks_exact(N * width)) {
+            for (m, out) in outs.iter_mut().enumerate() {
+                let to = out[first..first + rows].iter_mut();
+                to.enumerate().for_each(|(n, y)| *y = sums[n * width + m]);
             }
         }
     }
 }
 
-/// Widened weights: `depth` columns from `start` on, of `columns`, of `rows` rows from `first` on.
-struct Strip<'a> {
-    wide: &'a [f32],
-    rows: usize,
-    first: usize,
-    columns: usize,
-    start: usize,
-    depth: usize,
-}
-
-impl Strip<'_> {
-    /// Adds the products with `M` rows of `x` from `m` on to what the columns before gave.
-    #[inline(always)]
-    fn multiply<I: Isa, const M: usize>(&self, isa: I, task: &mut Task<'_, '_>, m: usize) {
-        let w = |row: usize| &self.wide[row * STRIDE..][..self.depth];
-        let x: [&[f32]; M] =
-            from_fn(|row| &task.x[(m + row) * self.columns + self.start..][..self.depth]);
-        let mut add = |row: usize, n: usize, sums: &[f32]| {
-            let out = &mut task.out[m + row][self.first + n..][..sums.len()];
-            if self.start == 0 {
-                out.copy_from_slice(sums);
-            } else {
-                out.iter_mut().zip(sums).for_each(|(y, sum)| *y += sum);
+/// Adds the products of a panel of `x` with `N` widened rows to `sums`, which has a row for each of them.
+#[inline(always)]
+fn panel<I: Isa, const N: usize>(isa: I, x: &[f32], wide: &[f32], sums: &mut [f32]) {
+    let ops = isa.f32();
+    let lanes = ops.len();
+    let width = SIDES * lanes;
+    let depth = x.len() / width;
+    let wide: [&[f32]; N] = from_fn(|n| &wide[n * STRIDE..][..depth]);
+    let mut all = [[ops.zero(); SIDES]; N];
+    for (sum, from) in all.iter_mut().zip(sums.chunks_exact(width)) {
+        for (sum, from) in sum.iter_mut().zip(from.chunks_exact(lanes)) {
+            *sum = ops.load(from);
+        }
+    }
+    // Checked loads could panic, which would keep the sums in memory.
+    for at in 0..depth {
+        let mut parts = [ops.zero(); SIDES];
+        for (side, part) in parts.iter_mut().enumerate() {
+            // SAFETY: `x` has `depth` times `SIDES` vectors.
+            *part = unsafe { ops.load_ptr(x.as_ptr().add(at * width + side * lanes)) };
+        }
+        for n in 0..N {
+            // SAFETY: each row has `depth` elements.
+            let factor = ops.splat(unsafe { *wide[n].as_ptr().add(at) });
+            for side in 0..SIDES {
+                all[n][side] = ops.mul_add(parts[side], factor, all[n][side]);
             }
-        };
-        if self.rows == ROWS {
-            let sums: [[f32; ROWS]; M] = tile(isa, x, from_fn(w));
-            sums.iter().enumerate().for_each(|(row, sums)| add(row, 0, sums));
-        } else {
-            for n in 0..self.rows {
-                let sums: [[f32; 1]; M] = tile(isa, x, [w(n)]);
-                sums.iter().enumerate().for_each(|(row, sums)| add(row, n, sums));
-            }
+        }
+    }
+    for (sum, to) in all.iter().zip(sums.chunks_exact_mut(width)) {
+        for (sum, to) in sum.iter().zip(to.chunks_exact_mut(lanes)) {
+            ops.store(*sum, to);
         }
     }
 }
@@ -362,7 +386,7 @@ fn tile<I: Isa, const M: usize, const N: usize>(
 
 /// Bytes between the weights that are multiplied and those that are fetched from memory meanwhile. On Zen 4 int8 came
 /// 1.7 times as fast with 320 to 512 bytes as with none or with 576. f16 comes as fast without.
-const AHEAD: usize = 384;
+pub(crate) const AHEAD: usize = 384;
 
 /// Has the processor fetch what comes later. The next row lies behind this one, and a fetch of what is not there does
 /// nothing.

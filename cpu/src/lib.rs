@@ -16,10 +16,12 @@
 mod backend;
 mod cut;
 mod graph;
+mod integers;
 mod kernels;
 mod model;
 mod product;
 mod steps;
+mod tape;
 mod weights;
 mod wire;
 

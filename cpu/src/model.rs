@@ -15,14 +15,24 @@ use rten::{DataType, Dimension, LoadErrorKind, Model, ModelOptions, NodeId, Valu
 use rten_onnx::onnx::ModelProto;
 
 use crate::steps::Steps;
+use crate::tape::Tape;
+use crate::weights::Weights;
 use crate::{cut, wire};
 
 /// A model with the description of its tensors.
 pub(crate) struct LoadedModel {
     // Dropped before the files, into which its weights point.
-    steps: Steps,
+    program: Program,
     pub(crate) info: Arc<GraphInfo>,
     _files: Vec<Mapped>,
+}
+
+/// What executes a graph.
+pub(crate) enum Program {
+    /// Every operator is an instruction.
+    Tape(Tape),
+    /// rten executes what is between products, or everything.
+    Steps(Steps),
 }
 
 /// Files of external data that graphs share, by their paths and the folder that they were checked to lie in.
@@ -77,45 +87,49 @@ impl LoadedModel {
             true => None,
             false => guarded(|| ModelProto::parse_buf(bytes)).ok().and_then(Result::ok),
         };
-        let (steps, info) = match parsed.as_ref().and_then(|model| cut::cut(model, &data)) {
-            Some(cut) => {
-                let part = |model: &ModelProto, options: &ModelOptions| {
-                    let bytes = model
-                        .write_buf()
-                        .map_err(|e| load_error(path, LoadErrorKind::ParseError, &e))?;
-                    load(&|| options.load(bytes.clone()))
-                };
-                // rten would look for the nodes that make the outputs.
-                let mut plain = options.clone();
-                plain.enable_optimization(false);
-                let frame = part(&cut.frame, &plain)?;
-                let info = described(&frame)?;
-                (
-                    Steps::load(cut, &frame, |model| part(model, &options))
-                        .map_err(|e| e.context(path.display()))?,
-                    info,
-                )
-            }
-            None => {
-                let model = load(&|| options.load_static_slice(bytes))?;
-                let info = described(&model)?;
-                (Steps::whole(model), info)
-            }
+        let part = |model: &ModelProto, options: &ModelOptions| {
+            let bytes =
+                model.write_buf().map_err(|e| load_error(path, LoadErrorKind::ParseError, &e))?;
+            load(&|| options.load(bytes.clone()))
         };
-        Ok(Self { steps, info: Arc::new(info), _files: files })
+        let frame = |model: &ModelProto| {
+            // rten would look for the nodes that make the outputs.
+            let mut plain = options.clone();
+            plain.enable_optimization(false);
+            part(&cut::frame(model), &plain)
+        };
+        let tape = parsed.as_ref().and_then(|model| Some((model, Tape::compile(model, &data)?)));
+        let (program, info) = if let Some((model, tape)) = tape {
+            (Program::Tape(tape), described(&frame(model)?)?)
+        } else if let Some(cut) = parsed.as_ref().and_then(|model| cut::cut(model, &data)) {
+            let frame = frame(&cut.frame)?;
+            let info = described(&frame)?;
+            let steps = Steps::load(cut, &frame, |model| part(model, &options))
+                .map_err(|e| e.context(path.display()))?;
+            (Program::Steps(steps), info)
+        } else {
+            let model = load(&|| options.load_static_slice(bytes))?;
+            let info = described(&model)?;
+            (Program::Steps(Steps::whole(model)), info)
+        };
+        Ok(Self { program, info: Arc::new(info), _files: files })
     }
 
     /// What executes. Its results are copies: nothing of it outlives `self`.
-    pub(crate) fn steps(&self) -> &Steps {
-        &self.steps
+    pub(crate) fn program(&self) -> &Program {
+        &self.program
     }
 
     /// Bytes of the weights. Those in the places of `seen` were counted before; the model's own are added. What is not
     /// multiplied as it is stored is four bytes wide.
     pub(crate) fn weight_bytes(&self, seen: &mut HashSet<usize>) -> u64 {
-        let products = self.steps.weights().map(|weights| weights.extent());
+        let (products, constants): (Vec<&Weights>, u64) = match &self.program {
+            Program::Tape(tape) => (tape.weights().collect(), tape.constants()),
+            Program::Steps(steps) => (steps.weights().collect(), steps.constants()),
+        };
+        let products = products.into_iter().map(Weights::extent);
         let new = products.filter(|(place, _)| seen.insert(*place)).map(|(_, bytes)| bytes);
-        4 * self.steps.constants() + new.sum::<u64>()
+        4 * constants + new.sum::<u64>()
     }
 }
 

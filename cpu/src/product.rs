@@ -5,11 +5,12 @@ use std::borrow::Cow;
 use rayon::prelude::*;
 use rten_simd::SimdOp;
 
+use crate::integers::{IntegerTask, Integers, integers};
 use crate::kernels::{Arrange, Columns, Rows, Task};
 use crate::weights::Weights;
 
 /// Rows of weights in a task are a multiple of this, which the kernels compute without a rest.
-const ROW_STEP: usize = 12;
+const ROW_STEP: usize = 32;
 /// Tasks for each thread, so that none waits long for the last.
 const SHARES: usize = 4;
 /// Multiplications that are not worth waking a thread for.
@@ -39,14 +40,23 @@ pub(crate) struct Heads<'a, 'o> {
 
 /// What one thread computes at a time.
 enum Work<'a, 'o> {
+    Integers(IntegerTask<'a, 'o>),
     Rows(Task<'a, 'o>),
+    /// `x · bᵀ` of one head, whose rows have so many columns.
+    Head { b: &'a [f32], columns: usize, x: &'a [f32], out: Vec<&'o mut [f32]> },
     Columns(Columns<'a, 'o>),
 }
 
 impl Work<'_, '_> {
     fn run(self) {
         match self {
+            Self::Integers(task) => task.run(),
             Self::Rows(task) => task.dispatch(),
+            Self::Head { b, columns, x, out } => {
+                let weights = Rows::F32(b);
+                let x = &Arrange { weights, columns, x }.dispatch();
+                Task { weights, columns, x, out, bias: None }.dispatch();
+            }
             Self::Columns(task) => task.dispatch(),
         }
     }
@@ -57,11 +67,14 @@ pub(crate) fn multiply(all: Vec<Operands<'_, '_>>) {
     let shares = rayon::current_num_threads() * SHARES;
     let work: usize = all.iter().map(Operands::work).fold(0, usize::saturating_add);
     // Borrowed by the tasks, which the threads share.
-    let arranged: Vec<Cow<'_, [f32]>> = all.iter().map(Operands::arranged).collect();
+    let (arranged, places) = arrange(&all);
     let mut tasks = Vec::with_capacity((shares + 1) * all.len());
-    for (one, x) in all.into_iter().zip(&arranged) {
+    for (one, place) in all.into_iter().zip(places) {
         match one {
-            Operands::Stored(weights, bias, _, y) => split(weights, bias, x, y, shares, &mut tasks),
+            Operands::Stored(weights, bias, _, y) => {
+                let Some(x) = arranged.get(place) else { continue };
+                split(weights, bias, x, y, shares, &mut tasks);
+            }
             Operands::Heads(heads) => heads.split(&mut tasks),
         }
     }
@@ -80,17 +93,33 @@ impl<'a> Operands<'a, '_> {
             Self::Heads(Heads { y, shape: [.., k], .. }) => k.saturating_mul(y.len()),
         }
     }
+}
 
-    /// `x` as the tasks read it.
-    fn arranged(&self) -> Cow<'a, [f32]> {
-        match *self {
-            Self::Stored(weights, _, x, _) => {
-                let (rows, columns) = (weights.part(0..weights.rows), weights.columns);
-                Arrange { weights: rows, columns, x }.dispatch()
-            }
-            Self::Heads(Heads { x, .. }) => Cow::Borrowed(x),
+/// What is multiplied with weights, as the tasks read it, and the place in it of each operand. Several may read the same.
+fn arrange<'a>(all: &[Operands<'a, '_>]) -> (Vec<Arranged<'a>>, Vec<usize>) {
+    let (mut arranged, mut known) = (Vec::with_capacity(all.len()), Vec::with_capacity(all.len()));
+    let places = all.iter().map(|one| {
+        let Operands::Stored(weights, _, x, _) = *one else { return 0 };
+        let (rows, columns) = (weights.part(0..weights.rows), weights.columns);
+        let key = (x.as_ptr(), x.len(), std::mem::discriminant(&weights.form));
+        if let Some(place) = known.iter().position(|known| *known == key) {
+            return place;
         }
-    }
+        known.push(key);
+        arranged.push(match integers(rows, columns, x) {
+            Some(x) => Arranged::Integers(x),
+            None => Arranged::Floats(Arrange { weights: rows, columns, x }.dispatch()),
+        });
+        arranged.len() - 1
+    });
+    let places = places.collect();
+    (arranged, places)
+}
+
+/// What weights are multiplied with.
+enum Arranged<'a> {
+    Floats(Cow<'a, [f32]>),
+    Integers(Integers),
 }
 
 impl<'a, 'o> Heads<'a, 'o> {
@@ -105,7 +134,7 @@ impl<'a, 'o> Heads<'a, 'o> {
         for ((x, b), y) in x.zip(b).zip(y.chunks_exact_mut(m * n)) {
             let out = y.chunks_exact_mut(n).collect();
             tasks.push(match transposed {
-                true => Work::Rows(Task { weights: Rows::F32(b), columns: k, x, out, bias: None }),
+                true => Work::Head { b, columns: k, x, out },
                 false => Work::Columns(Columns { x, b, out }),
             });
         }
@@ -116,7 +145,7 @@ impl<'a, 'o> Heads<'a, 'o> {
 fn split<'a, 'o>(
     weights: &'a Weights,
     bias: Option<&'a [f32]>,
-    x: &'a [f32],
+    x: &'a Arranged<'_>,
     y: &'o mut [f32],
     shares: usize,
     tasks: &mut Vec<Work<'a, 'o>>,
@@ -131,12 +160,13 @@ fn split<'a, 'o>(
     }
     tasks.extend(starts.zip(outs).map(|(start, out)| {
         let range = start..rows.min(start + step);
-        Work::Rows(Task {
-            weights: weights.part(range.clone()),
-            columns: weights.columns,
-            x,
-            out,
-            bias: bias.and_then(|bias| bias.get(range)),
-        })
+        let bias = bias.and_then(|bias| bias.get(range.clone()));
+        let (weights, columns) = (weights.part(range), weights.columns);
+        match x {
+            Arranged::Floats(x) => Work::Rows(Task { weights, columns, x, out, bias }),
+            Arranged::Integers(x) => {
+                Work::Integers(IntegerTask { weights, columns, x, out, bias })
+            }
+        }
     }));
 }

@@ -1,0 +1,315 @@
+//! A graph as a list of instructions over memory that is laid out when it is loaded.
+//!
+//! Shapes are fixed, so that everything but the arithmetic happens once: values that are only read in another order
+//! (`Reshape`, `Transpose`, `Slice`) are no instructions, and a value's memory goes to the next that fits when nobody
+//! reads it any more. Products read their weights as they are stored. Graphs with other operators than these are
+//! executed by [`crate::steps`].
+
+mod compile;
+mod kernels;
+mod view;
+
+use std::collections::HashMap;
+
+use qhx_core::artifacts::Mapped;
+use qhx_core::{Error, ErrorKind, Result};
+use rayon::prelude::*;
+use rten_onnx::onnx::ModelProto;
+use rten_simd::SimdOp;
+
+use self::kernels::{Binary, LayerNorm, Pairs, Reduce, Reduction, Singles, Unary, Widen, softmax};
+use self::view::{Place, Walk};
+use crate::product::{Heads, Operands, multiply};
+use crate::weights::{Floats, Weights};
+
+/// A whole graph.
+pub(crate) struct Tape {
+    instructions: Vec<Instruction>,
+    constants: Vec<Floats>,
+    /// Elements of each buffer.
+    buffers: Vec<usize>,
+    outputs: Vec<Walk<1>>,
+}
+
+/// An input of the graph, row by row.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Given<'a> {
+    F32(&'a [f32]),
+    I32(&'a [i32]),
+    I8(&'a [i8]),
+    U8(&'a [u8]),
+}
+
+/// The memory of one execution, which the next uses again.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    buffers: Vec<Vec<f32>>,
+}
+
+/// All elements of a value, which lie one after the other.
+#[derive(Debug, Clone, Copy)]
+struct Dense {
+    place: Place,
+    start: usize,
+    len: usize,
+}
+
+enum Instruction {
+    Binary { op: Binary, walk: Walk<2>, out: usize },
+    /// Inputs of other types are widened before.
+    Unary { op: Unary, walk: Walk<1>, out: usize },
+    /// Copies rows of `width` elements to every `stride` elements from `start` on.
+    Part { walk: Walk<1>, out: usize, start: usize, width: usize, stride: usize },
+    Reduce { op: Reduction, x: Dense, size: usize, inner: usize, out: usize },
+    Softmax { x: Dense, size: usize, out: usize },
+    LayerNorm { x: Dense, weight: Dense, bias: Option<Dense>, epsilon: f32, out: usize },
+    /// Rows of a table.
+    Gather { table: Dense, width: usize, indices: Dense, out: usize },
+    Products(Vec<Product>),
+}
+
+struct Product {
+    x: Dense,
+    out: usize,
+    by: By,
+}
+
+enum By {
+    Stored(Weights, Option<Floats>),
+    /// `[heads, m, n]`, the `k` that is summed over, and whether `b` is transposed.
+    Heads { b: Dense, shape: [usize; 3], k: usize, transposed: bool },
+}
+
+/// Elements that are worth a second thread; each gets so many at least.
+const SHARE: usize = 1 << 14;
+/// The same where an element takes many instructions.
+const LONG_SHARE: usize = 1 << 12;
+
+impl Tape {
+    /// The instructions of a graph whose external data lies in `files`, or none where it has an operator, a type or a
+    /// size that they do not cover.
+    pub(crate) fn compile(model: &ModelProto, files: &HashMap<String, Mapped>) -> Option<Self> {
+        compile::compile(model, files)
+    }
+
+    /// Executes the graph on the threads of the rayon pool that it is called in. Afterwards `outputs` are read.
+    pub(crate) fn run(&self, inputs: &[Given<'_>], scratch: &mut Scratch) -> Result<()> {
+        scratch.buffers.resize_with(self.buffers.len(), Vec::new);
+        for (buffer, &len) in scratch.buffers.iter_mut().zip(&self.buffers) {
+            buffer.resize(len, 0.0);
+        }
+        for instruction in &self.instructions {
+            self.step(instruction, inputs, &mut scratch.buffers)?;
+        }
+        Ok(())
+    }
+
+    /// Writes output `index` of the last execution, row by row.
+    pub(crate) fn output(&self, index: usize, scratch: &Scratch, to: &mut [f32]) -> Result<()> {
+        let walk = self.outputs.get(index).filter(|walk| walk.len == to.len());
+        let walk = walk.ok_or_else(|| internal("an output has another size"))?;
+        let memory = Memory { tape: self, inputs: &[], buffers: &scratch.buffers };
+        singles(Unary::Copy, walk, memory.floats(walk.places[0])?, to);
+        Ok(())
+    }
+
+    fn step(
+        &self,
+        instruction: &Instruction,
+        inputs: &[Given<'_>],
+        buffers: &mut [Vec<f32>],
+    ) -> Result<()> {
+        let out = match instruction {
+            Instruction::Binary { out, .. }
+            | Instruction::Unary { out, .. }
+            | Instruction::Part { out, .. }
+            | Instruction::Reduce { out, .. }
+            | Instruction::Softmax { out, .. }
+            | Instruction::LayerNorm { out, .. }
+            | Instruction::Gather { out, .. } => *out,
+            Instruction::Products(products) => return self.multiply(products, inputs, buffers),
+        };
+        // Nothing reads what it writes to.
+        let mut to = std::mem::take(buffer(buffers, out)?);
+        let memory = Memory { tape: self, inputs, buffers };
+        let done = memory.compute(instruction, &mut to);
+        *buffer(buffers, out)? = to;
+        done
+    }
+
+    fn multiply(
+        &self,
+        products: &[Product],
+        inputs: &[Given<'_>],
+        buffers: &mut [Vec<f32>],
+    ) -> Result<()> {
+        let mut results = Vec::with_capacity(products.len());
+        for product in products {
+            results.push(std::mem::take(buffer(buffers, product.out)?));
+        }
+        let memory = Memory { tape: self, inputs, buffers };
+        let operands = products.iter().zip(&mut results).map(|(product, y)| {
+            let x = memory.dense(product.x)?;
+            Ok(match &product.by {
+                By::Stored(weights, bias) => {
+                    let len = x.len() / weights.columns * weights.rows;
+                    Operands::Stored(weights, bias.as_ref().map(Floats::get), x, &mut y[..len])
+                }
+                By::Heads { b, shape: [heads, m, n], k, transposed } => Operands::Heads(Heads {
+                    x,
+                    b: memory.dense(*b)?,
+                    y: &mut y[..heads * m * n],
+                    shape: [*m, *n, *k],
+                    transposed: *transposed,
+                }),
+            })
+        });
+        let done = operands.collect::<Result<Vec<_>>>().map(multiply);
+        for (product, y) in products.iter().zip(results) {
+            *buffer(buffers, product.out)? = y;
+        }
+        done
+    }
+
+    /// The weights of all products.
+    pub(crate) fn weights(&self) -> impl Iterator<Item = &Weights> {
+        let products = self.instructions.iter().filter_map(|instruction| match instruction {
+            Instruction::Products(products) => Some(products),
+            _ => None,
+        });
+        products.flatten().filter_map(|product| match &product.by {
+            By::Stored(weights, _) => Some(weights),
+            By::Heads { .. } => None,
+        })
+    }
+
+    /// Elements of the constants.
+    pub(crate) fn constants(&self) -> u64 {
+        self.constants.iter().map(|values| values.get().len() as u64).sum()
+    }
+}
+
+/// What instructions read.
+#[derive(Clone, Copy)]
+struct Memory<'a> {
+    tape: &'a Tape,
+    inputs: &'a [Given<'a>],
+    buffers: &'a [Vec<f32>],
+}
+
+impl<'a> Memory<'a> {
+    fn given(self, place: Place) -> Result<Given<'a>> {
+        Ok(match place {
+            Place::Input(index) => {
+                *self.inputs.get(index).ok_or_else(|| internal("an input is missing"))?
+            }
+            Place::Constant(index) => Given::F32(self.tape.constants[index].get()),
+            Place::Buffer(index) => Given::F32(&self.buffers[index]),
+        })
+    }
+
+    fn floats(self, place: Place) -> Result<&'a [f32]> {
+        match self.given(place)? {
+            Given::F32(values) => Ok(values),
+            _ => Err(internal("a value is not f32")),
+        }
+    }
+
+    fn dense(self, value: Dense) -> Result<&'a [f32]> {
+        let all = self.floats(value.place)?;
+        let found = all.get(value.start..value.start + value.len);
+        found.ok_or_else(|| internal("a value is cut off"))
+    }
+
+    fn compute(self, instruction: &Instruction, to: &mut [f32]) -> Result<()> {
+        match instruction {
+            Instruction::Binary { op, walk, .. } => {
+                let (a, b) = (self.floats(walk.places[0])?, self.floats(walk.places[1])?);
+                shared(&mut to[..walk.len], walk.part(SHARE), |at, out| {
+                    Pairs { op: *op, walk, at, a, b, out }.dispatch();
+                });
+            }
+            Instruction::Unary { op, walk, .. } => {
+                let to = &mut to[..walk.len];
+                match self.given(walk.places[0])? {
+                    Given::F32(x) => singles(*op, walk, x, to),
+                    Given::I32(x) => singles(*op, walk, x, to),
+                    Given::I8(x) => singles(*op, walk, x, to),
+                    Given::U8(x) => singles(*op, walk, x, to),
+                }
+            }
+            Instruction::Part { walk, start, width, stride, .. } => {
+                let x = self.floats(walk.places[0])?;
+                let rows = to[*start..].chunks_mut(*stride).enumerate();
+                for (row, to) in rows.take(walk.len / width) {
+                    let (at, out) = (row * width, &mut to[..*width]);
+                    Singles { op: Unary::Copy, walk, at, x, out }.dispatch();
+                }
+            }
+            Instruction::Reduce { op, x, size, inner, .. } => {
+                let (x, all) = (self.dense(*x)?, x.len / size);
+                let part = (SHARE / size).max(1).next_multiple_of(*inner);
+                shared(&mut to[..all], part, |at, out| {
+                    let x = &x[at * size..][..out.len() * size];
+                    Reduce { op: *op, x, size: *size, inner: *inner, out }.dispatch();
+                });
+            }
+            Instruction::Softmax { x, size, .. } => {
+                let x = self.dense(*x)?;
+                shared(&mut to[..x.len()], LONG_SHARE.next_multiple_of(*size), |at, out| {
+                    softmax(&x[at..][..out.len()], *size, out);
+                });
+            }
+            Instruction::LayerNorm { x, weight, bias, epsilon, .. } => {
+                let (x, weight) = (self.dense(*x)?, self.dense(*weight)?);
+                let (bias, epsilon) = (bias.map(|bias| self.dense(bias)).transpose()?, *epsilon);
+                shared(&mut to[..x.len()], SHARE.next_multiple_of(weight.len()), |at, out| {
+                    let x = &x[at..][..out.len()];
+                    LayerNorm { x, weight, bias, epsilon, out }.dispatch();
+                });
+            }
+            Instruction::Gather { table, width, indices, .. } => {
+                let table = self.dense(*table)?;
+                let Given::I32(all) = self.given(indices.place)? else {
+                    return Err(internal("indices are not i32"));
+                };
+                let rows = table.len() / width;
+                let wanted = all[indices.start..][..indices.len].iter();
+                for (to, &index) in to.chunks_exact_mut(*width).zip(wanted) {
+                    // As in ONNX, those below 0 count from the end.
+                    let from_end = if index < 0 { rows as i64 } else { 0 };
+                    let row = usize::try_from(i64::from(index) + from_end).ok();
+                    let found = row.filter(|row| *row < rows);
+                    let row = found.ok_or_else(|| {
+                        let message = format!("index {index} of a table of {rows} rows");
+                        Error::new(ErrorKind::Execute, message)
+                    })?;
+                    to.copy_from_slice(&table[row * width..][..*width]);
+                }
+            }
+            Instruction::Products(_) => return Err(internal("products are computed elsewhere")),
+        }
+        Ok(())
+    }
+}
+
+fn singles<T: Widen>(op: Unary, walk: &Walk<1>, x: &[T], to: &mut [f32]) {
+    let share = if op.is_long() { LONG_SHARE } else { SHARE };
+    shared(to, walk.part(share), |at, out| Singles { op, walk, at, x, out }.dispatch());
+}
+
+/// Computes parts of `to` of so many elements each, on several threads if there are several. `f` gets where a part begins.
+fn shared(to: &mut [f32], part: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
+    if to.len() <= part {
+        return f(0, to);
+    }
+    to.par_chunks_mut(part).enumerate().for_each(|(index, out)| f(index * part, out));
+}
+
+fn buffer(buffers: &mut [Vec<f32>], index: usize) -> Result<&mut Vec<f32>> {
+    buffers.get_mut(index).ok_or_else(|| internal("a buffer does not exist"))
+}
+
+fn internal(message: &str) -> Error {
+    Error::new(ErrorKind::Internal, format!("the instructions of a graph: {message}"))
+}
