@@ -56,12 +56,15 @@ impl Graph for CpuGraph {
                 }
                 let scratch = &mut self.scratch;
                 let pool = self.threads.as_deref();
-                run(|| pool.unwrap_or_else(|| rten::thread_pool()).run(|| tape.run(&inputs, scratch)))?;
+                run(|| {
+                    pool.unwrap_or_else(|| rten::thread_pool()).run(|| tape.run(&inputs, scratch))
+                })?;
                 drop(inputs);
                 for (index, tensor) in info.outputs.iter().enumerate() {
                     // SAFETY: as above.
                     let bytes = unsafe { self.bindings.output(index)? };
-                    let to = bytemuck::try_cast_slice_mut(bytes).map_err(|e| internal(tensor, &e))?;
+                    let to =
+                        bytemuck::try_cast_slice_mut(bytes).map_err(|e| internal(tensor, &e))?;
                     tape.output(index, &self.scratch, to)?;
                 }
                 return Ok(());

@@ -7,9 +7,8 @@
 
 #![expect(unsafe_code, reason = "instructions that rten_simd does not have")]
 
-use rayon::prelude::*;
-
 use crate::kernels::{BLOCK, Rows};
+use crate::team::Team;
 
 /// Columns in a [`Group`].
 const GROUP: usize = 128;
@@ -75,14 +74,22 @@ fn block(weights: Rows<'_>) -> Option<usize> {
 
 /// Rows of `columns` elements for products with such weights, or none where the processor, the weights or a number that is
 /// not finite is in the way.
-pub(crate) fn integers(weights: Rows<'_>, columns: usize, x: &[f32]) -> Option<Integers> {
+pub(crate) fn integers(
+    weights: Rows<'_>,
+    columns: usize,
+    x: &[f32],
+    team: &Team,
+) -> Option<Integers> {
     let block = block(weights).filter(|_| available())?;
     let words = |x: &[f32]| Words::new(x, columns, block);
     if x.len() / columns <= FEW {
         return Some(Integers::Groups(words(x)?.groups(matches!(weights, Rows::I4(..)))));
     }
-    let panels = x.par_chunks(PANEL * columns).map(|x| Some(words(x)?.panel()));
-    panels.collect::<Option<_>>().map(Integers::Panels)
+    let mut panels = Vec::new();
+    panels.resize_with((x.len() / columns).div_ceil(PANEL), || None);
+    let rows: Vec<_> = panels.iter_mut().zip(x.chunks(PANEL * columns)).collect();
+    team.each(rows, |(panel, x)| *panel = words(x).map(|words| words.panel()));
+    panels.into_iter().collect::<Option<_>>().map(Integers::Panels)
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -213,7 +220,6 @@ impl IntegerTask<'_, '_> {
 #[cfg(target_arch = "x86_64")]
 mod avx512 {
     use std::arch::x86_64::*;
-    use std::array::from_fn;
 
     use super::{GROUP, Group, IntegerTask, LANES, PANEL, Panel, TILE, WORDS};
     use crate::kernels::{AHEAD, BLOCK, Row};
@@ -243,13 +249,18 @@ mod avx512 {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
     fn dots<const M: usize>(row: Row<'_>, x: &[Group], n: usize, out: [&mut &mut [f32]; M]) {
         let each = x.len() / M;
-        let x: [&[Group]; M] = from_fn(|m| &x[m * each..][..each]);
-        let sums = match row {
-            Row::I8(w, scale) => dots_i8(x, w).map(|sum| sum * scale),
-            Row::I4(w, scales) => dots_i4(x, bytemuck::cast_slice(w), scales),
+        let mut rows: [&[Group]; M] = [&[]; M];
+        for (m, row) in rows.iter_mut().enumerate() {
+            *row = &x[m * each..][..each];
+        }
+        let (sums, scale) = match row {
+            Row::I8(w, scale) => (dots_i8(rows, w), scale),
+            Row::I4(w, scales) => (dots_i4(rows, bytemuck::cast_slice(w), scales), 1.0),
             Row::F32(_) | Row::F16(_) => return,
         };
-        out.into_iter().zip(sums).for_each(|(out, sum)| out[n] = sum);
+        for (out, sum) in out.into_iter().zip(sums) {
+            out[n] = sum * scale;
+        }
     }
 
     /// Bytes from `at` on, with 0 after the last.
@@ -298,7 +309,11 @@ mod avx512 {
                 sums[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), factors, sums[m]);
             }
         }
-        sums.map(|sum| _mm512_reduce_add_ps(sum))
+        let mut products = [0f32; M];
+        for m in 0..M {
+            products[m] = _mm512_reduce_add_ps(sums[m]);
+        }
+        products
     }
 
     #[inline]
@@ -326,7 +341,11 @@ mod avx512 {
                 sums[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), floats(scales), sums[m]);
             }
         }
-        sums.map(|sum| _mm512_reduce_add_ps(sum))
+        let mut products = [0f32; M];
+        for m in 0..M {
+            products[m] = _mm512_reduce_add_ps(sums[m]);
+        }
+        products
     }
 
     #[inline]

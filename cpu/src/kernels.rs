@@ -40,6 +40,7 @@ pub(crate) enum Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
+    #[inline]
     pub(crate) fn row(self, index: usize, columns: usize) -> Row<'a> {
         fn cut<T>(all: &[T], index: usize, each: usize) -> &[T] {
             &all[index * each..][..each]

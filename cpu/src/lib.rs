@@ -22,6 +22,7 @@ mod model;
 mod product;
 mod steps;
 mod tape;
+mod team;
 mod weights;
 mod wire;
 

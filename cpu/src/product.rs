@@ -2,11 +2,11 @@
 
 use std::borrow::Cow;
 
-use rayon::prelude::*;
 use rten_simd::SimdOp;
 
 use crate::integers::{IntegerTask, Integers, integers};
 use crate::kernels::{Arrange, Columns, Rows, Task};
+use crate::team::Team;
 use crate::weights::Weights;
 
 /// Rows of weights in a task are a multiple of this, which the kernels compute without a rest.
@@ -43,7 +43,12 @@ enum Work<'a, 'o> {
     Integers(IntegerTask<'a, 'o>),
     Rows(Task<'a, 'o>),
     /// `x · bᵀ` of one head, whose rows have so many columns.
-    Head { b: &'a [f32], columns: usize, x: &'a [f32], out: Vec<&'o mut [f32]> },
+    Head {
+        b: &'a [f32],
+        columns: usize,
+        x: &'a [f32],
+        out: Vec<&'o mut [f32]>,
+    },
     Columns(Columns<'a, 'o>),
 }
 
@@ -62,12 +67,12 @@ impl Work<'_, '_> {
     }
 }
 
-/// Computes all of them, on the threads of the rayon pool that it is called in.
-pub(crate) fn multiply(all: Vec<Operands<'_, '_>>) {
-    let shares = rayon::current_num_threads() * SHARES;
+/// Computes all of them.
+pub(crate) fn multiply(all: Vec<Operands<'_, '_>>, team: &Team) {
+    let shares = team.threads() * SHARES;
     let work: usize = all.iter().map(Operands::work).fold(0, usize::saturating_add);
     // Borrowed by the tasks, which the threads share.
-    let (arranged, places) = arrange(&all);
+    let (arranged, places) = arrange(&all, team);
     let mut tasks = Vec::with_capacity((shares + 1) * all.len());
     for (one, place) in all.into_iter().zip(places) {
         match one {
@@ -81,7 +86,7 @@ pub(crate) fn multiply(all: Vec<Operands<'_, '_>>) {
     if work <= SMALL {
         tasks.into_iter().for_each(Work::run);
     } else {
-        tasks.into_par_iter().with_max_len(1).for_each(Work::run);
+        team.each(tasks, Work::run);
     }
 }
 
@@ -96,7 +101,7 @@ impl<'a> Operands<'a, '_> {
 }
 
 /// What is multiplied with weights, as the tasks read it, and the place in it of each operand. Several may read the same.
-fn arrange<'a>(all: &[Operands<'a, '_>]) -> (Vec<Arranged<'a>>, Vec<usize>) {
+fn arrange<'a>(all: &[Operands<'a, '_>], team: &Team) -> (Vec<Arranged<'a>>, Vec<usize>) {
     let (mut arranged, mut known) = (Vec::with_capacity(all.len()), Vec::with_capacity(all.len()));
     let places = all.iter().map(|one| {
         let Operands::Stored(weights, _, x, _) = *one else { return 0 };
@@ -106,7 +111,7 @@ fn arrange<'a>(all: &[Operands<'a, '_>]) -> (Vec<Arranged<'a>>, Vec<usize>) {
             return place;
         }
         known.push(key);
-        arranged.push(match integers(rows, columns, x) {
+        arranged.push(match integers(rows, columns, x, team) {
             Some(x) => Arranged::Integers(x),
             None => Arranged::Floats(Arrange { weights: rows, columns, x }.dispatch()),
         });
@@ -164,9 +169,7 @@ fn split<'a, 'o>(
         let (weights, columns) = (weights.part(range), weights.columns);
         match x {
             Arranged::Floats(x) => Work::Rows(Task { weights, columns, x, out, bias }),
-            Arranged::Integers(x) => {
-                Work::Integers(IntegerTask { weights, columns, x, out, bias })
-            }
+            Arranged::Integers(x) => Work::Integers(IntegerTask { weights, columns, x, out, bias }),
         }
     }));
 }

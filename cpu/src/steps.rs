@@ -11,6 +11,7 @@ use rten_tensor::prelude::*;
 
 use crate::cut::{self, Cut, Factor};
 use crate::product::{Heads, Operands, multiply};
+use crate::team::Team;
 use crate::weights::{Floats, Weights};
 
 /// A whole graph.
@@ -284,6 +285,7 @@ impl Step {
                     })
                 })
                 .collect(),
+            &Team::Rayon,
         );
         drop(factors);
         for (product, (shape, y)) in self.products.iter().zip(results) {

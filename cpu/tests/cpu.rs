@@ -317,7 +317,8 @@ fn products_with_stored_weights_equal_those_of_widened_ones() {
         });
         for (found, expected) in found.iter().zip(&*expected) {
             assert!(
-                (found - expected).abs() <= 1e-4 * expected.abs().max(1.0),
+                // With int8 the other factor is rounded to 16 bits.
+                (found - expected).abs() <= 4e-4 * expected.abs().max(1.0),
                 "{form}: {found}, {expected}"
             );
         }
@@ -422,7 +423,10 @@ fn weights_of_four_bits_stay_as_they_are() {
     let expected = |row: usize| -> f32 {
         (0..64).map(|k| nibbles(row, k) * scales[2 * row + k / 32] * x[k]).sum()
     };
-    assert_eq!(found[..2], [expected(0), expected(1)]);
+    // The other factor is rounded to 16 bits.
+    for (row, found) in found[..2].iter().enumerate() {
+        assert!((found - expected(row)).abs() <= 2e-3, "{row}: {found}, {}", expected(row));
+    }
 }
 
 #[cfg(unix)]

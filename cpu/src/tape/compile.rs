@@ -65,8 +65,7 @@ fn declared(info: &ValueInfoProto) -> Option<(Elem, Vec<usize>)> {
         _ => return None,
     };
     let dims = tensor.shape.as_ref()?.dim.iter();
-    let shape: Vec<usize> =
-        dims.map(|dim| positive(dim.dim_value?)).collect::<Option<_>>()?;
+    let shape: Vec<usize> = dims.map(|dim| positive(dim.dim_value?)).collect::<Option<_>>()?;
     Some((elem, shape))
 }
 
@@ -133,9 +132,11 @@ impl<'a, 'r, 'f> Compiler<'a, 'r, 'f> {
     fn buffer(&mut self, shape: &[usize]) -> Option<(usize, View)> {
         let view = View::whole(Place::Buffer(self.buffers.len()), shape)?;
         // Its bytes are counted in an `isize`.
-        self.buffers.push(view.len().checked_mul(size_of::<f32>()).and_then(|bytes| {
-            isize::try_from(bytes).ok().map(|_| bytes / size_of::<f32>())
-        })?);
+        self.buffers.push(
+            view.len()
+                .checked_mul(size_of::<f32>())
+                .and_then(|bytes| isize::try_from(bytes).ok().map(|_| bytes / size_of::<f32>()))?,
+        );
         Some((self.buffers.len() - 1, view))
     }
 
@@ -302,7 +303,8 @@ impl<'a, 'r, 'f> Compiler<'a, 'r, 'f> {
         for view in &views {
             let mut other = view.shape();
             let size = std::mem::take(other.get_mut(at)?);
-            let fits = other.iter().enumerate().all(|(n, size)| n == at || shape.get(n) == Some(size));
+            let fits =
+                other.iter().enumerate().all(|(n, size)| n == at || shape.get(n) == Some(size));
             (fits && other.len() == shape.len()).then_some(())?;
             shape[at] = shape[at].checked_add(size)?;
         }
@@ -545,8 +547,7 @@ impl<'a, 'r, 'f> Compiler<'a, 'r, 'f> {
 
 impl Product {
     fn reads(&self, place: Place) -> bool {
-        self.x.place == place
-            || matches!(&self.by, By::Heads { b, .. } if b.place == place)
+        self.x.place == place || matches!(&self.by, By::Heads { b, .. } if b.place == place)
     }
 }
 

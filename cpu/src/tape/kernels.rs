@@ -222,7 +222,8 @@ impl SimdOp for Reduce<'_> {
             Reduction::Mean => {
                 let Self { size, inner, .. } = self;
                 let Self { x, out, .. } = self;
-                Reduce { op: Reduction::Sum, x, size, inner, out: &mut *out }.all(0.0, |a, b| a + b);
+                Reduce { op: Reduction::Sum, x, size, inner, out: &mut *out }
+                    .all(0.0, |a, b| a + b);
                 out.iter_mut().for_each(|y| *y /= size as f32);
             }
             Reduction::Max => {

@@ -13,13 +13,13 @@ use std::collections::HashMap;
 
 use qhx_core::artifacts::Mapped;
 use qhx_core::{Error, ErrorKind, Result};
-use rayon::prelude::*;
 use rten_onnx::onnx::ModelProto;
 use rten_simd::SimdOp;
 
 use self::kernels::{Binary, LayerNorm, Pairs, Reduce, Reduction, Singles, Unary, Widen, softmax};
 use self::view::{Place, Walk};
 use crate::product::{Heads, Operands, multiply};
+use crate::team::Team;
 use crate::weights::{Floats, Weights};
 
 /// A whole graph.
@@ -55,16 +55,51 @@ struct Dense {
 }
 
 enum Instruction {
-    Binary { op: Binary, walk: Walk<2>, out: usize },
+    Binary {
+        op: Binary,
+        walk: Walk<2>,
+        out: usize,
+    },
     /// Inputs of other types are widened before.
-    Unary { op: Unary, walk: Walk<1>, out: usize },
+    Unary {
+        op: Unary,
+        walk: Walk<1>,
+        out: usize,
+    },
     /// Copies rows of `width` elements to every `stride` elements from `start` on.
-    Part { walk: Walk<1>, out: usize, start: usize, width: usize, stride: usize },
-    Reduce { op: Reduction, x: Dense, size: usize, inner: usize, out: usize },
-    Softmax { x: Dense, size: usize, out: usize },
-    LayerNorm { x: Dense, weight: Dense, bias: Option<Dense>, epsilon: f32, out: usize },
+    Part {
+        walk: Walk<1>,
+        out: usize,
+        start: usize,
+        width: usize,
+        stride: usize,
+    },
+    Reduce {
+        op: Reduction,
+        x: Dense,
+        size: usize,
+        inner: usize,
+        out: usize,
+    },
+    Softmax {
+        x: Dense,
+        size: usize,
+        out: usize,
+    },
+    LayerNorm {
+        x: Dense,
+        weight: Dense,
+        bias: Option<Dense>,
+        epsilon: f32,
+        out: usize,
+    },
     /// Rows of a table.
-    Gather { table: Dense, width: usize, indices: Dense, out: usize },
+    Gather {
+        table: Dense,
+        width: usize,
+        indices: Dense,
+        out: usize,
+    },
     Products(Vec<Product>),
 }
 
@@ -77,7 +112,12 @@ struct Product {
 enum By {
     Stored(Weights, Option<Floats>),
     /// `[heads, m, n]`, the `k` that is summed over, and whether `b` is transposed.
-    Heads { b: Dense, shape: [usize; 3], k: usize, transposed: bool },
+    Heads {
+        b: Dense,
+        shape: [usize; 3],
+        k: usize,
+        transposed: bool,
+    },
 }
 
 /// Elements that are worth a second thread; each gets so many at least.
@@ -92,16 +132,16 @@ impl Tape {
         compile::compile(model, files)
     }
 
-    /// Executes the graph on the threads of the rayon pool that it is called in. Afterwards `outputs` are read.
+    /// Executes the graph on the threads of the rayon pool that it is called in. Afterwards outputs are read.
     pub(crate) fn run(&self, inputs: &[Given<'_>], scratch: &mut Scratch) -> Result<()> {
         scratch.buffers.resize_with(self.buffers.len(), Vec::new);
         for (buffer, &len) in scratch.buffers.iter_mut().zip(&self.buffers) {
             buffer.resize(len, 0.0);
         }
-        for instruction in &self.instructions {
-            self.step(instruction, inputs, &mut scratch.buffers)?;
-        }
-        Ok(())
+        Team::gather(|team| {
+            let mut all = self.instructions.iter();
+            all.try_for_each(|one| self.step(one, inputs, &mut scratch.buffers, team))
+        })
     }
 
     /// Writes output `index` of the last execution, row by row.
@@ -109,7 +149,8 @@ impl Tape {
         let walk = self.outputs.get(index).filter(|walk| walk.len == to.len());
         let walk = walk.ok_or_else(|| internal("an output has another size"))?;
         let memory = Memory { tape: self, inputs: &[], buffers: &scratch.buffers };
-        singles(Unary::Copy, walk, memory.floats(walk.places[0])?, to);
+        let x = memory.floats(walk.places[0])?;
+        Singles { op: Unary::Copy, walk, at: 0, x, out: to }.dispatch();
         Ok(())
     }
 
@@ -118,6 +159,7 @@ impl Tape {
         instruction: &Instruction,
         inputs: &[Given<'_>],
         buffers: &mut [Vec<f32>],
+        team: &Team,
     ) -> Result<()> {
         let out = match instruction {
             Instruction::Binary { out, .. }
@@ -127,12 +169,14 @@ impl Tape {
             | Instruction::Softmax { out, .. }
             | Instruction::LayerNorm { out, .. }
             | Instruction::Gather { out, .. } => *out,
-            Instruction::Products(products) => return self.multiply(products, inputs, buffers),
+            Instruction::Products(products) => {
+                return self.multiply(products, inputs, buffers, team);
+            }
         };
         // Nothing reads what it writes to.
         let mut to = std::mem::take(buffer(buffers, out)?);
         let memory = Memory { tape: self, inputs, buffers };
-        let done = memory.compute(instruction, &mut to);
+        let done = memory.compute(instruction, &mut to, team);
         *buffer(buffers, out)? = to;
         done
     }
@@ -142,6 +186,7 @@ impl Tape {
         products: &[Product],
         inputs: &[Given<'_>],
         buffers: &mut [Vec<f32>],
+        team: &Team,
     ) -> Result<()> {
         let mut results = Vec::with_capacity(products.len());
         for product in products {
@@ -164,7 +209,7 @@ impl Tape {
                 }),
             })
         });
-        let done = operands.collect::<Result<Vec<_>>>().map(multiply);
+        let done = operands.collect::<Result<Vec<_>>>().map(|all| multiply(all, team));
         for (product, y) in products.iter().zip(results) {
             *buffer(buffers, product.out)? = y;
         }
@@ -221,21 +266,21 @@ impl<'a> Memory<'a> {
         found.ok_or_else(|| internal("a value is cut off"))
     }
 
-    fn compute(self, instruction: &Instruction, to: &mut [f32]) -> Result<()> {
+    fn compute(self, instruction: &Instruction, to: &mut [f32], team: &Team) -> Result<()> {
         match instruction {
             Instruction::Binary { op, walk, .. } => {
                 let (a, b) = (self.floats(walk.places[0])?, self.floats(walk.places[1])?);
-                shared(&mut to[..walk.len], walk.part(SHARE), |at, out| {
+                team.parts(&mut to[..walk.len], walk.part(SHARE), |at, out| {
                     Pairs { op: *op, walk, at, a, b, out }.dispatch();
                 });
             }
             Instruction::Unary { op, walk, .. } => {
                 let to = &mut to[..walk.len];
                 match self.given(walk.places[0])? {
-                    Given::F32(x) => singles(*op, walk, x, to),
-                    Given::I32(x) => singles(*op, walk, x, to),
-                    Given::I8(x) => singles(*op, walk, x, to),
-                    Given::U8(x) => singles(*op, walk, x, to),
+                    Given::F32(x) => singles(*op, walk, x, to, team),
+                    Given::I32(x) => singles(*op, walk, x, to, team),
+                    Given::I8(x) => singles(*op, walk, x, to, team),
+                    Given::U8(x) => singles(*op, walk, x, to, team),
                 }
             }
             Instruction::Part { walk, start, width, stride, .. } => {
@@ -249,21 +294,21 @@ impl<'a> Memory<'a> {
             Instruction::Reduce { op, x, size, inner, .. } => {
                 let (x, all) = (self.dense(*x)?, x.len / size);
                 let part = (SHARE / size).max(1).next_multiple_of(*inner);
-                shared(&mut to[..all], part, |at, out| {
+                team.parts(&mut to[..all], part, |at, out| {
                     let x = &x[at * size..][..out.len() * size];
                     Reduce { op: *op, x, size: *size, inner: *inner, out }.dispatch();
                 });
             }
             Instruction::Softmax { x, size, .. } => {
                 let x = self.dense(*x)?;
-                shared(&mut to[..x.len()], LONG_SHARE.next_multiple_of(*size), |at, out| {
+                team.parts(&mut to[..x.len()], LONG_SHARE.next_multiple_of(*size), |at, out| {
                     softmax(&x[at..][..out.len()], *size, out);
                 });
             }
             Instruction::LayerNorm { x, weight, bias, epsilon, .. } => {
                 let (x, weight) = (self.dense(*x)?, self.dense(*weight)?);
                 let (bias, epsilon) = (bias.map(|bias| self.dense(bias)).transpose()?, *epsilon);
-                shared(&mut to[..x.len()], SHARE.next_multiple_of(weight.len()), |at, out| {
+                team.parts(&mut to[..x.len()], SHARE.next_multiple_of(weight.len()), |at, out| {
                     let x = &x[at..][..out.len()];
                     LayerNorm { x, weight, bias, epsilon, out }.dispatch();
                 });
@@ -293,17 +338,9 @@ impl<'a> Memory<'a> {
     }
 }
 
-fn singles<T: Widen>(op: Unary, walk: &Walk<1>, x: &[T], to: &mut [f32]) {
+fn singles<T: Widen>(op: Unary, walk: &Walk<1>, x: &[T], to: &mut [f32], team: &Team) {
     let share = if op.is_long() { LONG_SHARE } else { SHARE };
-    shared(to, walk.part(share), |at, out| Singles { op, walk, at, x, out }.dispatch());
-}
-
-/// Computes parts of `to` of so many elements each, on several threads if there are several. `f` gets where a part begins.
-fn shared(to: &mut [f32], part: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
-    if to.len() <= part {
-        return f(0, to);
-    }
-    to.par_chunks_mut(part).enumerate().for_each(|(index, out)| f(index * part, out));
+    team.parts(to, walk.part(share), |at, out| Singles { op, walk, at, x, out }.dispatch());
 }
 
 fn buffer(buffers: &mut [Vec<f32>], index: usize) -> Result<&mut Vec<f32>> {

@@ -78,9 +78,8 @@ impl View {
 /// The shape of a result of two operands, as in NumPy.
 pub(super) fn common(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
     let rank = a.len().max(b.len());
-    let size = |shape: &[usize], at: usize| {
-        (at + shape.len()).checked_sub(rank).map_or(1, |at| shape[at])
-    };
+    let size =
+        |shape: &[usize], at: usize| (at + shape.len()).checked_sub(rank).map_or(1, |at| shape[at]);
     let both = (0..rank).map(|at| match (size(a, at), size(b, at)) {
         (a, b) if a == b => Some(a),
         (1, size) | (size, 1) => Some(size),
@@ -217,7 +216,8 @@ mod tests {
         let rows = (walk.len - from).div_ceil(walk.inner);
         let rows: Vec<_> = (0..rows).map(|_| cursor.next()).collect();
         let steps = walk.steps;
-        let row = |[a, b]: [usize; 2]| (0..walk.inner).map(move |n| [a + n * steps[0], b + n * steps[1]]);
+        let row =
+            |[a, b]: [usize; 2]| (0..walk.inner).map(move |n| [a + n * steps[0], b + n * steps[1]]);
         rows.into_iter().flat_map(row).take(walk.len - from).collect()
     }
 
