@@ -475,3 +475,66 @@ mod avx512 {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::tests::{Stored, numbers};
+
+    fn made(weights: Rows<'_>, columns: usize, x: &[f32]) -> Option<Integers> {
+        integers(weights, columns, x, &Team::Rayon)
+    }
+
+    #[test]
+    fn products_are_as_exact_as_16_bits_make_them() {
+        for columns in [1, 7, 32, 96, 128, 160, 416, 1056] {
+            for rows in [1, 3, 6, 13] {
+                for stored in Stored::all(rows, columns) {
+                    for count in [1, 2, 3, 4, 5, 8, 9, 32, 37] {
+                        check(&stored, rows, columns, &numbers(count * columns, 5));
+                    }
+                }
+            }
+        }
+    }
+
+    fn check(stored: &Stored, rows: usize, columns: usize, x: &[f32]) {
+        let (weights, bias) = (stored.rows(), numbers(rows, 19));
+        let Some(arranged) = made(weights, columns, x) else {
+            assert!(!available() || block(weights).is_none());
+            return;
+        };
+        let mut out = vec![f32::NAN; x.len() / columns * rows];
+        let out_rows = out.chunks_exact_mut(rows).collect();
+        IntegerTask { weights, columns, x: &arranged, out: out_rows, bias: Some(&bias) }.run();
+        for (at, y) in out.iter().enumerate() {
+            let (m, n) = (at / rows, at % rows);
+            let (mut expected, mut size) = (f64::from(bias[n]), 1e-3);
+            for k in 0..columns {
+                let w = stored.value(columns, n * columns + k);
+                expected += f64::from(x[m * columns + k]) * w;
+                size += w.abs();
+            }
+            // Elements are up to 1, and half a step of 1 / 32767 off.
+            let off = (f64::from(*y) - expected).abs();
+            assert!(off <= 1.6e-5 * size, "{columns} × {rows}, {at}: {y}, not {expected}");
+        }
+    }
+
+    #[test]
+    fn numbers_that_have_no_scale_are_left_to_floats() {
+        for stored in Stored::all(3, 64) {
+            for (value, fits) in
+                [(f32::NAN, false), (f32::INFINITY, false), (1e-38, false), (0.0, true)]
+            {
+                for count in [2, 11] {
+                    let mut x = vec![0.0; count * 64];
+                    x[70] = value;
+                    let narrow = available() && block(stored.rows()).is_some();
+                    let found = made(stored.rows(), 64, &x).is_some();
+                    assert_eq!(found, fits && narrow, "{value}");
+                }
+            }
+        }
+    }
+}

@@ -591,11 +591,11 @@ fn halves(bits: &[u16]) -> &[f16] {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Numbers from -1 to 1 that follow from where they are.
-    fn numbers(count: usize, seed: u32) -> Vec<f32> {
+    pub(crate) fn numbers(count: usize, seed: u32) -> Vec<f32> {
         let mut state = seed.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
         let mut next = move || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -605,7 +605,7 @@ mod tests {
     }
 
     /// Each form of weights, and what they are as f64.
-    enum Stored {
+    pub(crate) enum Stored {
         F32(Vec<f32>),
         F16(Vec<u16>),
         I8(Vec<i8>, Vec<f32>),
@@ -613,7 +613,7 @@ mod tests {
     }
 
     impl Stored {
-        fn all(rows: usize, columns: usize) -> Vec<Self> {
+        pub(crate) fn all(rows: usize, columns: usize) -> Vec<Self> {
             let wide = numbers(rows * columns, 7);
             let mut all = vec![
                 Self::F16(wide.iter().map(|w| f16::from_f32(*w).to_bits()).collect()),
@@ -631,7 +631,7 @@ mod tests {
             all
         }
 
-        fn rows(&self) -> Rows<'_> {
+        pub(crate) fn rows(&self) -> Rows<'_> {
             match self {
                 Self::F32(w) => Rows::F32(w),
                 Self::F16(w) => Rows::F16(w),
@@ -640,7 +640,7 @@ mod tests {
             }
         }
 
-        fn value(&self, columns: usize, at: usize) -> f64 {
+        pub(crate) fn value(&self, columns: usize, at: usize) -> f64 {
             match self {
                 Self::F32(w) => f64::from(w[at]),
                 Self::F16(w) => f64::from(f16::from_bits(w[at]).to_f32()),
@@ -667,10 +667,10 @@ mod tests {
     #[test]
     fn every_form_at_odd_shapes() {
         // Neither rows nor columns are multiples of what is computed at a time, nor of vectors.
-        for columns in [1, 7, 32, 33, 96, 160, 1024, 1056, 2053] {
-            for rows in [1, 3, 4, 6, 13] {
+        for columns in [1, 7, 32, 33, 96, 160, 512, 1056, 2053] {
+            for rows in [1, 3, 6, 13] {
                 for stored in Stored::all(rows, columns) {
-                    for count in [1, 2, 3, 4, 5, 9] {
+                    for count in [1, 2, 3, 4, 5, 9, 37] {
                         let x = numbers(count * columns, 5);
                         let found = multiply(&stored, columns, &x, rows);
                         let bias = numbers(rows, 19);
@@ -700,7 +700,7 @@ mod tests {
         let (columns, rows) = (96, 7);
         for stored in Stored::all(rows, columns) {
             for (value, at) in [(f32::INFINITY, 0), (f32::NAN, 95), (f32::INFINITY, 50)] {
-                for count in [1, 3] {
+                for count in [1, 3, 11] {
                     let mut x = numbers(count * columns, 5);
                     x[(count - 1) * columns + at] = value;
                     let found = multiply(&stored, columns, &x, rows);

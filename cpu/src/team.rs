@@ -74,7 +74,7 @@ impl Team {
     /// Calls `f` with each of them, on several threads.
     pub(crate) fn each<T: Send>(&self, all: Vec<T>, f: impl Fn(T) + Sync) {
         match self {
-            Self::Rayon => all.into_par_iter().with_max_len(1).for_each(|one| f(one)),
+            Self::Rayon => all.into_par_iter().with_max_len(1).for_each(&f),
             Self::Gathered(board) if board.threads > 1 && all.len() > 1 => {
                 let all: Vec<_> = all.into_iter().map(|one| Mutex::new(Some(one))).collect();
                 board.each(all.len(), &|index| {

@@ -213,7 +213,7 @@ fn weights_in_a_file_beside_the_model() {
 
 /// Two layers whose weights are stored in `form`, with the bytes of the file. What is computed between the products
 /// depends on what is before them, and on the input.
-fn layers(form: u64) -> (Model, Vec<u8>) {
+fn layers(form: u64, by_rten: bool) -> (Model, Vec<u8>) {
     let (rows, columns) = (64u64, 64u64);
     let count = (rows * columns) as usize;
     let wide: Vec<f32> = (0..count).map(|at| ((at * 37 % 101) as f32 - 50.0) / 64.0).collect();
@@ -258,7 +258,9 @@ fn layers(form: u64) -> (Model, Vec<u8>) {
     let model = model
         .weights("bias", &[rows], &[0.25; 64])
         .node_with("Gemm", &["x", "a", "bias"], &["h"], &[("transB", 1)])
-        .node("Relu", &["h"], &["r"])
+        .node("Relu", &["h"], &["positive"])
+        // Both leave it as it is, and only one is known to rten alone.
+        .node(if by_rten { "Flatten" } else { "Identity" }, &["positive"], &["r"])
         .node("Add", &["r", "x"], &["s"])
         .node_with("Gemm", &["s", "b"], &["p"], &[("transB", 1)])
         .node("Mul", &["p", "r"], &["y"])
@@ -287,8 +289,9 @@ fn products_with_stored_weights_equal_those_of_widened_ones() {
     let x: Vec<f32> = (0..128).map(|at| ((at * 29 % 83) as f32 - 41.0) / 41.0).collect();
     let dir = tempfile::tempdir().unwrap();
     let mut expected: Option<Vec<f32>> = None;
-    for (form, size) in [(FLOAT, 4), (FLOAT16, 2), (INT8, 1)] {
-        let (model, data) = layers(form);
+    let forms = [(FLOAT, 4), (FLOAT16, 2), (INT8, 1)];
+    for ((form, size), by_rten) in forms.iter().flat_map(|&form| [(form, false), (form, true)]) {
+        let (model, data) = layers(form, by_rten);
         std::fs::write(dir.path().join("w.data"), &data).unwrap();
         let model = model.build();
         let source = source(dir.path(), &[("g", &model), ("again", &model)]);
@@ -325,10 +328,13 @@ fn products_with_stored_weights_equal_those_of_widened_ones() {
     }
 }
 
-/// Attention of `rows` rows of `heads` heads over a cache of `shared` heads, 21 positions and 10 numbers.
-fn attention(heads: u64, rows: u64, shared: u64) -> Model {
+/// Attention of `rows` rows of `heads` heads over a cache of `shared` heads, 21 positions and 10 numbers. With an operator
+/// that only rten knows, rten executes what is between products.
+fn attention(heads: u64, rows: u64, shared: u64, by_rten: bool) -> Model {
     let all = heads.max(shared);
+    let same = if by_rten { "Expand" } else { "Reshape" };
     Model::default()
+        .integers("shape", &[all, rows, 10].map(|n| n as i64))
         .input("q", FLOAT, &[heads, rows, 10])
         .input("p", FLOAT, &[heads, rows, 21])
         .input("cache", FLOAT, &[shared, 21, 10])
@@ -337,7 +343,8 @@ fn attention(heads: u64, rows: u64, shared: u64) -> Model {
         .node("MatMul", &["q", "t"], &["scores"])
         .node("MatMul", &["p", "cache"], &["mixed"])
         .node("Add", &["scores", "zero"], &["s"])
-        .node("Add", &["mixed", "zero"], &["o"])
+        .node("Add", &["mixed", "zero"], &["sum"])
+        .node(same, &["sum", "shape"], &["o"])
         .output("s", FLOAT, &[all, rows, 21])
         .output("o", FLOAT, &[all, rows, 10])
 }
@@ -346,20 +353,21 @@ fn attention(heads: u64, rows: u64, shared: u64) -> Model {
 fn a_few_rows_read_a_cache_where_it_lies() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("w.data"), [0; 4]).unwrap();
-    for (heads, rows, shared) in [(2, 1, 2), (3, 2, 3), (1, 3, 4), (4, 4, 1), (2, 8, 2), (2, 9, 2)]
-    {
+    let shapes = [(2, 1, 2), (3, 2, 3), (1, 3, 4), (4, 4, 1), (2, 8, 2), (2, 9, 2)];
+    let cases = shapes.iter().flat_map(|&shape| [(shape, false), (shape, true)]);
+    for ((heads, rows, shared), by_rten) in cases {
         let all = heads.max(shared);
         let number = |at: usize, by: usize| ((at * by % 97) as f32 - 48.0) / 48.0;
         let q: Vec<f32> = (0..heads * rows * 10).map(|at| number(at, 29)).collect();
         let mut p: Vec<f32> = (0..heads * rows * 21).map(|at| number(at, 31)).collect();
         let mut cache: Vec<f32> = (0..shared * 21 * 10).map(|at| number(at, 37)).collect();
-        // Nobody attends to the position 20, which holds anything. Many rows leave that to rten.
-        let masked = rows <= 8;
+        // Nobody attends to the position 20, which holds anything. Not so where rten multiplies.
+        let masked = rows <= 8 || !by_rten;
         if masked {
             p.chunks_exact_mut(21).for_each(|row| row[20] = 0.0);
             cache.chunks_exact_mut(210).for_each(|head| head[200..].fill(f32::NAN));
         }
-        let model = attention(heads as u64, rows as u64, shared as u64).build();
+        let model = attention(heads as u64, rows as u64, shared as u64, by_rten).build();
         let context = backend().open_context(&source(dir.path(), &[("g", &model)])).unwrap();
         let (mut workspace, graph) = workspace(&context);
         for (port, values) in [&q, &p, &cache].into_iter().enumerate() {

@@ -7,6 +7,8 @@
 
 mod compile;
 mod kernels;
+#[cfg(test)]
+mod tests;
 mod view;
 
 use std::collections::HashMap;

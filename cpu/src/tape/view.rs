@@ -140,9 +140,7 @@ impl<const K: usize> Walk<K> {
     pub(super) fn cursor(&self, at: usize) -> Cursor<'_, K> {
         let mut cursor = Cursor { outer: &self.outer, index: [0; RANK], offsets: self.starts };
         if self.outer.is_empty() {
-            for k in 0..K {
-                cursor.offsets[k] += at * self.steps[k];
-            }
+            add(&mut cursor.offsets, &self.steps, at);
             return cursor;
         }
         let mut row = at / self.inner.max(1);
@@ -150,9 +148,7 @@ impl<const K: usize> Walk<K> {
             let index = row % size;
             row /= size;
             cursor.index[dim] = index;
-            for k in 0..K {
-                cursor.offsets[k] += index * steps[k];
-            }
+            add(&mut cursor.offsets, steps, index);
         }
         cursor
     }
@@ -185,19 +181,21 @@ impl<const K: usize> Cursor<'_, K> {
         let found = self.offsets;
         for (dim, (size, steps)) in self.outer.iter().enumerate().rev() {
             self.index[dim] += 1;
-            for k in 0..K {
-                self.offsets[k] += steps[k];
-            }
+            add(&mut self.offsets, steps, 1);
             if self.index[dim] < *size {
                 break;
             }
             self.index[dim] = 0;
-            for k in 0..K {
-                self.offsets[k] -= steps[k] * size;
-            }
+            let back = self.offsets.iter_mut().zip(steps);
+            back.for_each(|(offset, step)| *offset -= step * size);
         }
         found
     }
+}
+
+#[inline(always)]
+fn add<const K: usize>(offsets: &mut [usize; K], steps: &[usize; K], times: usize) {
+    offsets.iter_mut().zip(steps).for_each(|(offset, step)| *offset += step * times);
 }
 
 #[cfg(test)]

@@ -130,6 +130,14 @@ impl Model {
         self
     }
 
+    /// A constant of int64.
+    pub fn integers(mut self, name: &str, values: &[i64]) -> Self {
+        let raw: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let shape = [values.len() as u64];
+        self.graph = self.graph.message(5, Self::tensor(name, INT64, &shape).bytes(9, raw));
+        self
+    }
+
     /// Weights of f32 in a file beside it.
     pub fn external(self, name: &str, shape: &[u64], file: &str, offset: u64) -> Self {
         self.external_as(name, FLOAT, shape, file, [offset, 4 * shape.iter().product::<u64>()])
