@@ -27,6 +27,8 @@ pub struct Way {
     pub prompts: bool,
     /// Tokens go to experts at random instead of all to the first two.
     pub random: bool,
+    /// Experts are asked for as a whole.
+    pub read_ahead: bool,
     /// Threads of the host.
     pub threads: usize,
 }
@@ -101,7 +103,7 @@ pub fn open(
             "contexts": bins, "embed": "embed_f16.bin",
             "experts": {"weights": TABLE, "scales": "experts_scale.f32"}
         },
-        "plan": {"params": {"int8_step": 0.0078125}, "steps": [{"host": "phimoe_generate"}]}
+        "plan": {"params": {"int8_step": 0.0078125, "read_ahead": way.read_ahead}, "steps": [{"host": "phimoe_generate"}]}
     });
     let manifest = Arc::new(Manifest::from_value(&folder.join("bench.json"), manifest, None)?);
     let mut backend = NullBackend::new(contexts);

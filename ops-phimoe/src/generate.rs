@@ -68,6 +68,7 @@ impl Generate {
                 self.router.choose(host, &self.layers, layer, 0, position)
             })?;
             spans.time(host, spans.experts, |host| {
+                self.table.ask(host, layer, choices.iter().map(|choice| choice.expert));
                 for (tensor, choice) in self.pair.multipliers.iter().zip(choices) {
                     tensor.write(host, &[choice.multiplier]);
                 }
@@ -250,6 +251,11 @@ impl Op for Generate {
                         "type": "number",
                         "exclusiveMinimum": 0
                     },
+                    "read_ahead": {
+                        "description": "Ask the system for experts as a whole before their first use.",
+                        "default": true,
+                        "type": "boolean"
+                    },
                     "trace_routing": {
                         "description": "Log every routing decision, at level debug.",
                         "default": false,
@@ -306,7 +312,7 @@ impl Op for Generate {
             hidden: layers.hidden,
             width: ffn::width(host, ffn, PAIR[0])?,
         };
-        let table = Table::open(host, sizes)?;
+        let table = Table::open(host, sizes, params.read_ahead)?;
         let pair = Pair::open(host, ffn, &layers, &table, params.int8_step)?;
         let batched = match prompt {
             Some((graphs, ffn)) => {

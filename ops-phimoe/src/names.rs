@@ -22,6 +22,7 @@ pub(crate) struct Params {
     /// What one step of int8 weight inputs is worth inside the graphs.
     pub int8_step: f32,
     /// Log every routing decision.
+    pub read_ahead: bool,
     pub trace_routing: bool,
 }
 
@@ -37,6 +38,7 @@ impl Default for Params {
             lmhead: "lmhead_ar1".to_owned(),
             prefill_min: 24,
             int8_step: 1.0,
+            read_ahead: true,
             trace_routing: false,
         }
     }

@@ -104,12 +104,27 @@ impl Batched {
                 for row in 0..tokens.len() {
                     self.choices[row] = router.choose(host, &self.layers, layer, row, row)?;
                 }
+                self.ask(host, tokens.len(), table, layer);
                 Ok(())
             })?;
             self.experts(host, tokens.len(), table, layer, spans)?;
             host.progress(tokens.len() * (layer + 1) / self.layers.graphs.len(), tokens.len());
         }
         Ok(())
+    }
+
+    /// Asks for the experts that tokens go to. A prompt that goes to all of a layer's goes to all of the next one's, most
+    /// likely: they come from the disk while this layer is computed.
+    fn ask(&self, host: &Host, count: usize, table: &Table, layer: usize) {
+        let all = 0..self.layers.experts;
+        let chosen = |expert: usize| {
+            let mut choices = self.choices[..count].iter().flatten();
+            choices.any(|choice| choice.expert == expert)
+        };
+        table.ask(host, layer, all.clone().filter(|&expert| chosen(expert)));
+        if all.clone().all(chosen) && layer + 1 < self.layers.graphs.len() {
+            table.ask(host, layer + 1, all);
+        }
     }
 
     /// Each expert of a layer over its tokens; their sum becomes the next residual.

@@ -5,6 +5,7 @@
 //! `scales`: f32 in the same order, one for each row. A weight is its integer times the row's scale.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use qhx_op::kernels::f32_to_f16;
 use qhx_op::{BufferId, DType, Error, Host, Result};
@@ -69,11 +70,14 @@ pub(crate) struct Table {
     pub sizes: Sizes,
     weights: BufferId,
     scales: BufferId,
+    /// For each layer, for each expert, whether it was asked for; empty where none is.
+    asked: Vec<AtomicBool>,
 }
 
 impl Table {
     /// Maps the files and checks their lengths.
-    pub fn open(host: &mut Host, sizes: Sizes) -> Result<Self> {
+    /// With `read_ahead` experts are asked for as a whole before the first of their bytes is read.
+    pub fn open(host: &mut Host, sizes: Sizes, read_ahead: bool) -> Result<Self> {
         let files: Files = host.value(POINTER)?.unwrap_or_default();
         let (values, rows) = sizes.totals()?;
         let weights = host.artifact(&format!("{POINTER}/weights"), &files.weights)?;
@@ -91,7 +95,26 @@ impl Table {
                 host.f32s(scales)[index]
             )));
         }
-        Ok(Self { sizes, weights, scales })
+        let count = if read_ahead { layers * experts } else { 0 };
+        Ok(Self {
+            sizes,
+            weights,
+            scales,
+            asked: (0..count).map(|_| AtomicBool::new(false)).collect(),
+        })
+    }
+
+    /// Has the system read experts of a layer from the disk, those that were never asked for. Nothing happens for a layer
+    /// that does not exist.
+    pub fn ask(&self, host: &Host, layer: usize, experts: impl Iterator<Item = usize>) {
+        for expert in experts {
+            let asked = self.asked.get(layer * self.sizes.experts + expert);
+            if asked.is_some_and(|asked| !asked.swap(true, Ordering::Relaxed)) {
+                let first = self.weights(layer, expert, 0).start;
+                let last = self.weights(layer, expert, MATRICES.len() - 1).end;
+                host.read_ahead(self.weights, first..last);
+            }
+        }
     }
 
     /// The mapped weights and scales.

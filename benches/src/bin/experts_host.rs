@@ -1,6 +1,8 @@
 //! Host time, page faults and memory of `phimoe_generate` at the published Phi-tiny-MoE shapes, over a
 //! table of experts of the published size; and a prompt of 529 tokens, batched and token by token.
 //!
+//! With `cold` behind the folder it compares times with experts that are asked for ahead, and without.
+//!
 //! The graphs execute nothing, so that what remains is qhx. The first argument is a folder for the
 //! table, which is made once (2.8 GB); without one it is made in a temporary folder.
 
@@ -133,6 +135,75 @@ fn prompt(folder: &Path, plugins: &Plugins, way: Way) -> Result<(u64, Duration),
     Ok((executions, best))
 }
 
+/// Times with experts that are asked for as a whole, and without, in turns: the first token and the first prompt from a
+/// table that is not in memory and from one that is, and tokens after that.
+fn ahead(folder: &Path, plugins: &Plugins, way: Way) -> Result<(), AnyError> {
+    let mut random = SplitMix64::seed_from_u64(11);
+    let tokens: Vec<u32> = (0..PROMPT).map(|_| (random.next_u64() % 32_000) as u32).collect();
+    for (name, cold, prompt) in [
+        ("first token, cold table", true, false),
+        ("first token, table in memory", false, false),
+        ("prompt of 529, cold table", true, true),
+        ("prompt of 529, table in memory", false, true),
+    ] {
+        let mut times = [const { Vec::new() }; 2];
+        let mut later = [const { Vec::new() }; 2];
+        for turn in 0..2 * TURNS {
+            if cold {
+                forget(&folder.join(TABLE))?;
+            }
+            let read_ahead = turn % 2 == 1;
+            let way = Way { int8: false, prompts: prompt, read_ahead, ..way };
+            let mut op = open(folder, plugins, &SHAPES, way)?;
+            let start = Instant::now();
+            op.prefill(&[Segment::Tokens(if prompt { &tokens } else { &[1] })])?;
+            times[turn % 2].push(start.elapsed());
+            if !cold && !prompt {
+                steps(&mut *op, 8)?;
+                later[turn % 2].push(steps(&mut *op, 8)?.time);
+            }
+        }
+        report(name, &mut times);
+        if !cold && !prompt {
+            report("a token after 9 others, table in memory", &mut later);
+        }
+    }
+    Ok(())
+}
+
+/// Turns of each way.
+const TURNS: usize = 7;
+
+fn report(name: &str, times: &mut [Vec<Duration>; 2]) {
+    let [without, with] = times.each_mut().map(|times| {
+        times.sort_unstable();
+        times.get(times.len() / 2).map_or(0.0, |time| time.as_secs_f64() * 1e3)
+    });
+    let ranges = times.each_ref().map(|times| {
+        let ms = |time: Option<&Duration>| time.map_or(0.0, |time| time.as_secs_f64() * 1e3);
+        format!("{:.1} to {:.1}", ms(times.first()), ms(times.last()))
+    });
+    println!(
+        "{name}: {without:.1} ms ({}), asked for {with:.1} ms ({}), ratio {:.2}",
+        ranges[0],
+        ranges[1],
+        with / without
+    );
+}
+
+/// Has the kernel forget what it keeps of a file.
+#[cfg(target_os = "linux")]
+fn forget(path: &Path) -> Result<(), AnyError> {
+    let file = std::fs::File::open(path)?;
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+    Ok(())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn forget(_: &Path) -> Result<(), AnyError> {
+    Err("a file leaves memory on Linux only".into())
+}
+
 fn main() -> Result<(), AnyError> {
     let temporary = tempfile::tempdir()?;
     let folder = std::env::args_os().nth(1).map_or(temporary.path().to_owned(), PathBuf::from);
@@ -144,7 +215,10 @@ fn main() -> Result<(), AnyError> {
         SHAPES.table_bytes() as f64 / 1e9,
         SHAPES.layers * SHAPES.experts
     );
-    let way = Way { int8: true, prompts: false, random: true, threads: 2 };
+    let way = Way { int8: true, prompts: false, random: true, read_ahead: true, threads: 2 };
+    if std::env::args_os().nth(2).is_some_and(|way| way == "cold") {
+        return ahead(&folder, &plugins, way);
+    }
     let int8 = decode(&folder, &plugins, Way { random: false, ..way })?;
     let two = decode(&folder, &plugins, Way { int8: false, ..way })?;
     let one = decode(&folder, &plugins, Way { int8: false, threads: 1, ..way })?;

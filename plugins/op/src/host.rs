@@ -6,6 +6,7 @@
 #![expect(unsafe_code, reason = "calls the host's vtable and views memory that the host owns")]
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -304,6 +305,26 @@ impl Host {
         }
         // SAFETY: as in `bytes`; `&mut self` excludes every other view and every execution.
         unsafe { std::slice::from_raw_parts_mut(memory.data, memory.len) }
+    }
+
+    /// Says that bytes of a buffer are read soon. What of a mapped file is not in memory begins to come from the disk, all
+    /// of it, instead of some pages whenever one of them is touched. Where the system takes no such advice nothing happens.
+    /// Bytes that are not in the buffer are left out.
+    pub fn read_ahead(&self, buffer: BufferId, range: Range<usize>) {
+        let bytes = self.bytes(buffer);
+        let range = range.start.min(bytes.len())..range.end.min(bytes.len());
+        #[cfg(unix)]
+        if let Some(bytes) = bytes.get(range).filter(|bytes| !bytes.is_empty()) {
+            use rustix::mm::{Advice, madvise};
+            // The system takes whole pages.
+            let before = bytes.as_ptr().addr() % rustix::param::page_size();
+            let start = bytes.as_ptr().wrapping_sub(before).cast_mut().cast();
+            // SAFETY: this advice changes no byte and unmaps nothing, whatever the page holds beside the buffer. An error
+            // means that the advice was not taken.
+            let _ = unsafe { madvise(start, before + bytes.len(), Advice::WillNeed) };
+        }
+        #[cfg(not(unix))]
+        let _ = range;
     }
 
     /// One buffer to read and another to write, at once.

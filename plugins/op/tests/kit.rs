@@ -83,6 +83,10 @@ impl Op for Toy {
         host.execute(self.graphs[0])?;
         self.state.commit(host, 0, 1)?;
         host.f32s_mut(self.source).copy_from_slice(&[0., 1., 2., 3., 4., 5., 6., 7.]);
+        // Advice changes nothing, whatever it names.
+        for range in [0..32, 5..9, 31..usize::MAX, usize::MAX..usize::MAX, 0..0] {
+            host.read_ahead(self.source, range);
+        }
         host.parallel_fill(
             [self.source],
             &self.filled,
