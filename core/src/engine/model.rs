@@ -8,6 +8,7 @@ use super::contexts;
 use super::pack::Packer;
 use super::reuse::Consumed;
 use super::speculate::Speculation;
+use crate::artifacts::Artifacts;
 use crate::backend::{Backend, BackendInfo, Opened};
 use crate::dump::Dump;
 use crate::manifest::Manifest;
@@ -109,20 +110,31 @@ impl Model {
         ops.check_params(&entry, &manifest).map_err(|e| e.context(manifest.path.display()))?;
         let artifacts = manifest.open_artifacts();
 
-        let reading = trace::span(trace.as_ref(), "read tokenizer");
-        let tokenizer = match &manifest.artifacts.tokenizer {
-            Some(_) => Some(Tokenizer::from_file(&manifest.tokenizer_path(&artifacts)?)?),
-            None => None,
-        };
-        let chat = ChatTemplate::open(&manifest, &artifacts, tokenizer.as_ref())?;
-        drop(reading);
+        let mut pool = rayon::ThreadPoolBuilder::new().thread_name(|i| format!("qhx-{i}"));
+        if let Some(threads) = threads {
+            pool = pool.num_threads(threads.max(1));
+        }
+        let pool = pool.build().map_err(|e| {
+            Error::caused(ErrorKind::Internal, "the threads of host-ops cannot start", e)
+        })?;
+        let sources = contexts::sources(&manifest, &artifacts, &*backend);
+        // A tokenizer takes as long as the contexts of a small model.
+        let mut texts = None;
+        let mut opening = trace::span(trace.as_ref(), "open contexts");
+        let opened = pool.in_place_scope(|scope| {
+            scope.spawn(|_| texts = Some(read_texts(&manifest, &artifacts, trace.as_ref())));
+            let sources = sources?;
+            let opened = backend.open_contexts(&sources)?;
+            Ok((sources, opened))
+        });
+        let missing = || Error::new(ErrorKind::Internal, "the tokenizer was not read");
+        let (tokenizer, chat) = texts.ok_or_else(missing)??;
+        let (sources, opened): (Vec<_>, Vec<_>) = opened?;
 
         let mut workspace = Workspace::new(Arc::clone(&backend), cancel.clone());
         workspace.set_trace(trace.clone());
-        let sources = contexts::sources(&manifest, &artifacts, &*backend)?;
         let mut context_loads = Vec::with_capacity(sources.len());
-        let mut opening = trace::span(trace.as_ref(), "open contexts");
-        for (source, opened) in sources.iter().zip(backend.open_contexts(&sources)?) {
+        for (source, opened) in sources.iter().zip(opened) {
             let start = Instant::now();
             let Opened { context, time } = opened;
             workspace.add_source(source, &context)?;
@@ -138,13 +150,6 @@ impl Model {
         }
         drop(opening);
         let losses = workspace.losses().clone();
-        let mut pool = rayon::ThreadPoolBuilder::new().thread_name(|i| format!("qhx-{i}"));
-        if let Some(threads) = threads {
-            pool = pool.num_threads(threads.max(1));
-        }
-        let pool = pool.build().map_err(|e| {
-            Error::caused(ErrorKind::Internal, "the threads of host-ops cannot start", e)
-        })?;
         let services = OpServices {
             manifest: Arc::clone(&manifest),
             artifacts,
@@ -315,4 +320,19 @@ fn allowed_tokens(
     let Some(tokenizer) = tokenizer else { return AllowedTokens::below(count) };
     let ends = &manifest.params.eos_token_id;
     AllowedTokens::select(count, |id| tokenizer.id_to_token(id).is_some() || ends.contains(&id))
+}
+
+/// The tokenizer that a manifest names, and its chat template.
+fn read_texts(
+    manifest: &Manifest,
+    artifacts: &Artifacts,
+    trace: Option<&Arc<Trace>>,
+) -> Result<(Option<Tokenizer>, Option<ChatTemplate>)> {
+    let _span = trace::span(trace, "read tokenizer");
+    let tokenizer = match &manifest.artifacts.tokenizer {
+        Some(_) => Some(Tokenizer::from_file(&manifest.tokenizer_path(artifacts)?)?),
+        None => None,
+    };
+    let chat = ChatTemplate::open(manifest, artifacts, tokenizer.as_ref())?;
+    Ok((tokenizer, chat))
 }
