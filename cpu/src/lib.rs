@@ -1,17 +1,20 @@
 //! The CPU backend of qhx: a bundle's graphs as ONNX, in pure Rust.
 //!
-//! Graphs execute on [rten](https://github.com/robertknight/rten). This is what runs where there
-//! is no QNN library, and the reference that results of an NPU are compared with.
+//! This is what runs where there is no QNN library, and the reference that results of an NPU are compared with.
 //!
-//! Products whose weights lie in a file beside the model are cut out of it and computed here, over f32, f16, int8 or
-//! four bits as they are stored. rten would widen them all to f32, which takes twice to eight times the memory, and to
-//! read weights is what most of a decode step's time goes to.
+//! A graph whose weights lie in a file beside the model becomes a list of instructions over memory that is laid out when
+//! it is opened (`tape`), if it has no other operators than those of the forge's decoders and encoders. Threads stay
+//! together until it has been executed (`team`). Other graphs execute on [rten](https://github.com/robertknight/rten),
+//! between the products with weights of such files (`cut`, `steps`).
+//!
+//! Products read f32, f16, int8 or four bits as they are stored (`kernels`). rten would widen them all to f32, which takes
+//! twice to eight times the memory, and to read weights is what most of a decode step's time goes to. Where the processor
+//! multiplies int16 (AVX-512 VNNI), int8 and four bits are multiplied in integers (`integers`).
 //!
 //! What rten makes of ONNX types shows in the tensors of a graph: `float16` and `double` become
 //! `f32`, `int64` and `bool` become `i32`. Shapes must be fixed.
 //!
-//! Inputs are read where they are bound. rten owns the memory of its results, so that outputs are
-//! copied once into what is bound to them, and it allocates while it runs.
+//! Inputs are read where they are bound. Outputs are copied once into what is bound to them.
 
 mod backend;
 mod cut;

@@ -15,6 +15,8 @@ use rayon::prelude::*;
 
 /// How work is spread over threads.
 pub(crate) enum Team {
+    /// By nobody: the thread that has the work does it.
+    Alone,
     /// By rayon, among whatever else its pool does.
     Rayon,
     /// By a thread to those that [`Team::gather`] took.
@@ -66,6 +68,7 @@ impl Team {
 
     pub(crate) fn threads(&self) -> usize {
         match self {
+            Self::Alone => 1,
             Self::Rayon => rayon::current_num_threads(),
             Self::Gathered(board) => board.threads,
         }
@@ -84,7 +87,7 @@ impl Team {
                     }
                 });
             }
-            Self::Gathered(_) => all.into_iter().for_each(f),
+            Self::Gathered(_) | Self::Alone => all.into_iter().for_each(f),
         }
     }
 

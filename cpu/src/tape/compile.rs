@@ -540,12 +540,27 @@ impl<'a, 'r, 'f> Compiler<'a, 'r, 'f> {
             }
             walks.push(Walk::new([&view])?);
         }
-        let Self { instructions, constants, .. } = self;
-        Some(Tape { instructions, constants, buffers: memory, outputs: walks })
+        let Self { instructions, constants, buffers, .. } = self;
+        let elements = buffers.iter().fold(0, |all: u64, size| all.saturating_add(*size as u64));
+        let products = instructions.iter().flat_map(|one| match one {
+            Instruction::Products(all) => all.as_slice(),
+            _ => &[],
+        });
+        let work = products.fold(elements, |all, one| all.saturating_add(one.work()));
+        Some(Tape { instructions, constants, buffers: memory, outputs: walks, work })
     }
 }
 
 impl Product {
+    /// Multiplications.
+    fn work(&self) -> u64 {
+        let count = match &self.by {
+            By::Stored(weights, _) => self.x.len.saturating_mul(weights.rows),
+            By::Heads { shape, k, .. } => shape.iter().fold(*k, |all, n| all.saturating_mul(*n)),
+        };
+        count as u64
+    }
+
     fn reads(&self, place: Place) -> bool {
         self.x.place == place || matches!(&self.by, By::Heads { b, .. } if b.place == place)
     }

@@ -31,6 +31,8 @@ pub(crate) struct Tape {
     /// Elements of each buffer.
     buffers: Vec<usize>,
     outputs: Vec<Walk<1>>,
+    /// Elements that instructions compute, each as often as numbers are multiplied for it.
+    work: u64,
 }
 
 /// An input of the graph, row by row.
@@ -122,6 +124,8 @@ enum By {
     },
 }
 
+/// Work of a graph that is worth a second thread, which has to be woken.
+const SMALL: u64 = 1 << 18;
 /// Elements that are worth a second thread; each gets so many at least.
 const SHARE: usize = 1 << 14;
 /// The same where an element takes many instructions.
@@ -140,10 +144,11 @@ impl Tape {
         for (buffer, &len) in scratch.buffers.iter_mut().zip(&self.buffers) {
             buffer.resize(len, 0.0);
         }
-        Team::gather(|team| {
+        let mut run = |team: &Team| {
             let mut all = self.instructions.iter();
             all.try_for_each(|one| self.step(one, inputs, &mut scratch.buffers, team))
-        })
+        };
+        if self.work < SMALL { run(&Team::Alone) } else { Team::gather(run) }
     }
 
     /// Writes output `index` of the last execution, row by row.
