@@ -1,8 +1,8 @@
 //! Products with int8 and four bits in integers.
 //!
 //! `x` becomes int16 with a scale for each few columns. A column's error is at most 1.5e-5 of the largest one that it
-//! shares its scale with, where the f16 of an NPU errs by up to 4.9e-4 of each. Two products of 16 bits are summed in 32 bits by
-//! one instruction (VNNI), four times as many at once as products of f32, and weights need no way to f32. Where the
+//! shares its scale with, where the f16 of an NPU errs by up to 4.9e-4 of each. Two products of 16 bits are summed in 32
+//! bits by one instruction (VNNI), twice as many at once as products of f32, and weights need no way to f32. Where the
 //! processor has no such instruction, or `x` is not finite, [`crate::kernels`] multiplies instead.
 
 #![expect(unsafe_code, reason = "instructions that rten_simd does not have")]
