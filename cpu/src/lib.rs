@@ -19,6 +19,10 @@
 mod backend;
 mod cut;
 mod graph;
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    expect(dead_code, unused_unsafe, reason = "only x86-64 has the instructions that it needs")
+)]
 mod integers;
 mod kernels;
 mod model;
