@@ -98,7 +98,9 @@ impl LoadedModel {
             plain.enable_optimization(false);
             part(&cut::frame(model), &plain)
         };
-        let tape = parsed.as_ref().and_then(|model| Some((model, Tape::compile(model, &data)?)));
+        // Sizes of a hostile file may overflow where they are multiplied.
+        let compiled = |model| guarded(|| Tape::compile(model, &data)).ok().flatten();
+        let tape = parsed.as_ref().and_then(|model| Some((model, compiled(model)?)));
         let (program, info) = if let Some((model, tape)) = tape {
             (Program::Tape(tape), described(&frame(model)?)?)
         } else if let Some(cut) = parsed.as_ref().and_then(|model| cut::cut(model, &data)) {

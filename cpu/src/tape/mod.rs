@@ -142,6 +142,13 @@ impl Tape {
     pub(crate) fn run(&self, inputs: &[Given<'_>], scratch: &mut Scratch) -> Result<()> {
         scratch.buffers.resize_with(self.buffers.len(), Vec::new);
         for (buffer, &len) in scratch.buffers.iter_mut().zip(&self.buffers) {
+            if buffer.len() < len {
+                let more = len - buffer.len();
+                buffer.try_reserve_exact(more).map_err(|_| {
+                    let message = format!("no memory for a value of {len} elements of f32");
+                    Error::new(ErrorKind::Execute, message)
+                })?;
+            }
             buffer.resize(len, 0.0);
         }
         let mut run = |team: &Team| {
