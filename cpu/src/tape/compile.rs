@@ -210,8 +210,9 @@ impl<'a, 'r, 'f> Compiler<'a, 'r, 'f> {
         let [a, b] = node.input.as_slice() else { return None };
         let (a, b) = (self.floats(a)?, self.floats(b)?);
         let shape = common(&a.shape(), &b.shape())?;
-        let walk = Walk::new([&a.broadcast(&shape)?, &b.broadcast(&shape)?])?;
+        // What is too large is refused here; the walk multiplies the same sizes.
         let (out, view) = self.buffer(&shape)?;
+        let walk = Walk::new([&a.broadcast(&shape)?, &b.broadcast(&shape)?])?;
         self.instructions.push(Instruction::Binary { op, walk, out });
         Some(view)
     }

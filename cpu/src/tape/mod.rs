@@ -141,14 +141,16 @@ impl Tape {
     /// Executes the graph on the threads of the rayon pool that it is called in. Afterwards outputs are read.
     pub(crate) fn run(&self, inputs: &[Given<'_>], scratch: &mut Scratch) -> Result<()> {
         scratch.buffers.resize_with(self.buffers.len(), Vec::new);
+        // All are asked for before the first is touched: a graph that cannot run takes no memory.
         for (buffer, &len) in scratch.buffers.iter_mut().zip(&self.buffers) {
-            if buffer.len() < len {
-                let more = len - buffer.len();
-                buffer.try_reserve_exact(more).map_err(|_| {
-                    let message = format!("no memory for a value of {len} elements of f32");
-                    Error::new(ErrorKind::Execute, message)
-                })?;
-            }
+            buffer.try_reserve_exact(len.saturating_sub(buffer.len())).map_err(|_| {
+                let bytes = len * size_of::<f32>();
+                let message = format!("a value of {len} elements of f32 takes {bytes} bytes");
+                Error::new(ErrorKind::Execute, message)
+                    .hint("no memory is left for it; a graph for fewer rows takes less")
+            })?;
+        }
+        for (buffer, &len) in scratch.buffers.iter_mut().zip(&self.buffers) {
             buffer.resize(len, 0.0);
         }
         let mut run = |team: &Team| {
