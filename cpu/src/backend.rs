@@ -97,7 +97,8 @@ impl CpuBackend {
             }
             let model = LoadedModel::open(name, path, source, self.options.prepack, files)
                 .map_err(|e| e.context(format_args!("context {:?}", source.key)))?;
-            tracing::debug!(graph = name, path = %path.display(), "opened an ONNX graph");
+            let by = model.executed_by();
+            tracing::debug!(graph = name, path = %path.display(), by, "opened an ONNX graph");
             models.push(Arc::new(model));
         }
         let infos = models.iter().map(|m| Arc::clone(&m.info)).collect();

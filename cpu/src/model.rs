@@ -122,6 +122,15 @@ impl LoadedModel {
         &self.program
     }
 
+    /// What executes it, in a word for the log.
+    pub(crate) fn executed_by(&self) -> &'static str {
+        match &self.program {
+            Program::Tape(_) => "instructions",
+            Program::Steps(steps) if steps.weights().next().is_some() => "products and rten",
+            Program::Steps(_) => "rten",
+        }
+    }
+
     /// Bytes of the weights. Those in the places of `seen` were counted before; the model's own are added. What is not
     /// multiplied as it is stored is four bytes wide.
     pub(crate) fn weight_bytes(&self, seen: &mut HashSet<usize>) -> u64 {
