@@ -1,6 +1,5 @@
 //! Toy checkpoints with their goldens, and bundles forged of them.
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -163,32 +162,52 @@ pub fn qnn_tier() -> Option<(PathBuf, PathBuf)> {
     None
 }
 
+/// Bundles that the tests of a process share, each made when it is first wanted. Others are made meanwhile.
+#[derive(Debug)]
+pub struct Bundles<K> {
+    folder: OnceLock<tempfile::TempDir>,
+    made: Mutex<Vec<(K, Arc<OnceLock<PathBuf>>)>>,
+}
+
+impl<K: PartialEq> Bundles<K> {
+    /// None yet.
+    #[expect(clippy::new_without_default, reason = "for a static, which needs a constant")]
+    pub const fn new() -> Self {
+        Self { folder: OnceLock::new(), made: Mutex::new(Vec::new()) }
+    }
+
+    /// The bundle of `key`, which `make` puts into the folder that it is given, and answers with its manifest.
+    pub fn get(&self, key: K, make: impl FnOnce(&Path) -> PathBuf) -> PathBuf {
+        let folder = self.folder.get_or_init(|| tempfile::tempdir().expect("a temporary folder"));
+        let (at, one) = {
+            let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+            let at = made.iter().position(|(other, _)| *other == key).unwrap_or(made.len());
+            if at == made.len() {
+                made.push((key, Arc::default()));
+            }
+            (at, Arc::clone(&made[at].1))
+        };
+        one.get_or_init(|| make(&folder.path().join(format!("bundle-{at}")))).clone()
+    }
+}
+
 /// Forges a checkpoint once a process and answers with the bundle.
 pub fn bundle(checkpoint: &Path, variant: Variant) -> PathBuf {
-    type Made = HashMap<(PathBuf, Variant), PathBuf>;
-    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
-    static MADE: Mutex<Option<Made>> = Mutex::new(None);
-    let folder = FOLDER.get_or_init(|| tempfile::tempdir().expect("a temporary folder"));
-    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
-    let made = made.get_or_insert_with(HashMap::new);
-    let count = made.len();
-    let key = (checkpoint.to_owned(), variant);
-    made.entry(key)
-        .or_insert_with(|| {
-            let mut options = ForgeOptions::new(folder.path().join(format!("bundle-{count}")));
-            options.max_ctx = Some(200);
-            options.shards = variant.shards;
-            options.prefill = Some(variant.prefill.to_vec());
-            options.precision = if variant.int8 { Precision::W8A16 } else { Precision::Fp16 };
-            if let Some(target) = variant.target {
-                let (htp, system) = qnn_tier().expect("asked for only where the tier runs");
-                options.compiler = Some(crate::backends::compiler(&htp, &system, target));
-            }
-            let report = forge(checkpoint, &options, &mut Silent)
-                .unwrap_or_else(|e| panic!("forging {}: {e}", checkpoint.display()));
-            report.manifest
-        })
-        .clone()
+    static MADE: Bundles<(PathBuf, Variant)> = Bundles::new();
+    MADE.get((checkpoint.to_owned(), variant), |out| {
+        let mut options = ForgeOptions::new(out);
+        options.max_ctx = Some(200);
+        options.shards = variant.shards;
+        options.prefill = Some(variant.prefill.to_vec());
+        options.precision = if variant.int8 { Precision::W8A16 } else { Precision::Fp16 };
+        if let Some(target) = variant.target {
+            let (htp, system) = qnn_tier().expect("asked for only where the tier runs");
+            options.compiler = Some(crate::backends::compiler(&htp, &system, target));
+        }
+        let report = forge(checkpoint, &options, &mut Silent)
+            .unwrap_or_else(|e| panic!("forging {}: {e}", checkpoint.display()));
+        report.manifest
+    })
 }
 
 /// The plugins under test: the libraries of the families, or what is linked in.

@@ -2,10 +2,9 @@
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
-use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use half::bf16;
 use qhx_core::backend::Backend;
@@ -21,7 +20,7 @@ use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint, registry};
 use qhx_tests::pictures::{Sights, answer};
 use qhx_tests::replay::{guessed_exact, kept_exact};
 use qhx_tests::restarting::Restarting;
-use qhx_tests::toys::{self, CPU, Case, Variant};
+use qhx_tests::toys::{self, Bundles, CPU, Case, Variant};
 use qhx_tests::{backends, plugin_files, registered, replay, suite};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
@@ -587,34 +586,26 @@ fn sights() -> &'static Sights {
 /// A bundle of the toy that sees, made once a process: it takes pictures in their shape (`native`), stretched (`fixed`),
 /// or not at all (`none`).
 fn seeing(mode: &'static str, target: Option<&'static str>) -> PathBuf {
-    type Made = HashMap<(&'static str, Option<&'static str>), PathBuf>;
-    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
-    static MADE: Mutex<Option<Made>> = Mutex::new(None);
-    let folder = FOLDER.get_or_init(|| tempfile::tempdir().unwrap()).path();
-    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
-    let made = made.get_or_insert_with(HashMap::new);
-    let out = folder.join(made.len().to_string());
-    made.entry((mode, target))
-        .or_insert_with(|| {
-            let mut options = ForgeOptions::new(out);
-            options.max_ctx = Some(200);
-            // On the CPU prompts go in chunks, so that pictures begin and end within them.
-            options.prefill = Some(if target.is_none() { vec![16] } else { Vec::new() });
-            let (key, value) = match mode {
-                "native" => ("image-patches", "24,32,48"),
-                "fixed" => ("image-size", "48"),
-                _ => ("vision", "none"),
-            };
-            options.recipe_options.insert(key.to_owned(), value.to_owned());
-            if let Some(target) = target {
-                let (htp, system) = toys::qnn_tier().unwrap();
-                options.compiler = Some(backends::compiler(&htp, &system, target));
-            }
-            forge(&toys::fixture(SEEING), &options, &mut Silent)
-                .unwrap_or_else(|e| panic!("{mode}: {e}"))
-                .manifest
-        })
-        .clone()
+    static MADE: Bundles<(&str, Option<&str>)> = Bundles::new();
+    MADE.get((mode, target), |out| {
+        let mut options = ForgeOptions::new(out);
+        options.max_ctx = Some(200);
+        // On the CPU prompts go in chunks, so that pictures begin and end within them.
+        options.prefill = Some(if target.is_none() { vec![16] } else { Vec::new() });
+        let (key, value) = match mode {
+            "native" => ("image-patches", "24,32,48"),
+            "fixed" => ("image-size", "48"),
+            _ => ("vision", "none"),
+        };
+        options.recipe_options.insert(key.to_owned(), value.to_owned());
+        if let Some(target) = target {
+            let (htp, system) = toys::qnn_tier().unwrap();
+            options.compiler = Some(backends::compiler(&htp, &system, target));
+        }
+        forge(&toys::fixture(SEEING), &options, &mut Silent)
+            .unwrap_or_else(|e| panic!("{mode}: {e}"))
+            .manifest
+    })
 }
 
 /// Features of all pictures of a mode, of the video where it keeps its shape, and all positions.

@@ -3,10 +3,9 @@
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
-use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use qhx_core::backend::Backend;
 use qhx_core::compare::Distance;
@@ -19,7 +18,7 @@ use qhx_forge::{ForgeOptions, Precision, Silent, forge};
 use qhx_op::vision::{Grid, resample_positions};
 use qhx_tests::backends;
 use qhx_tests::pictures::{Sights, answer};
-use qhx_tests::toys::{self, fixture, full_matrix, qnn_tier};
+use qhx_tests::toys::{self, Bundles, fixture, full_matrix, qnn_tier};
 use serde_json::{Value, json};
 
 const TOY: &str = "qwen3vl-toy";
@@ -56,15 +55,8 @@ impl Form {
 
     /// Makes it once a process.
     fn bundle(self) -> PathBuf {
-        static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
-        static MADE: Mutex<Option<HashMap<Form, PathBuf>>> = Mutex::new(None);
-        let folder = FOLDER.get_or_init(|| tempfile::tempdir().unwrap());
-        let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
-        let made = made.get_or_insert_with(HashMap::new);
-        let count = made.len();
-        made.entry(self)
-            .or_insert_with(|| self.forge(&folder.path().join(count.to_string())))
-            .clone()
+        static MADE: Bundles<Form> = Bundles::new();
+        MADE.get(self, |out| self.forge(out))
     }
 
     fn forge(self, out: &Path) -> PathBuf {
