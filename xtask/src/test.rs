@@ -67,7 +67,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     eprintln!("the same with the host-ops linked in");
     test(&["test", "--package", "qhx", "--features", PROGRAM])?;
     ray(&mut skipped)?;
-    let mut families = vec!["test", "--package", "qhx-tests", "--features", "builtin-ops"];
+    // With the program: what both are built of has its features then, and was built for its tests.
+    let mut families =
+        vec!["test", "--package", "qhx-tests", "--package", "qhx", "--features", BUILTIN];
     for name in FAMILY_TESTS {
         families.extend(["--test", name]);
     }
