@@ -153,7 +153,7 @@ impl Outside {
             .env("CARGO_BUILD_BUILD_DIR", plugin_files::beside("outside"))
             // The page builds for use, the test for an answer.
             .env("CARGO_PROFILE_RELEASE_LTO", "off")
-            .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1")
+            .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0")
             .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
     }
 }
