@@ -11,20 +11,24 @@ use std::array::from_fn;
 use std::borrow::Cow;
 
 use rten_simd::ops::{BitOps, Extend, IntOps, NumOps, ToFloat};
-use rten_simd::{Isa, Simd, SimdOp, f16};
+use rten_simd::{Isa, SimdOp, f16};
+
+use crate::team::Team;
 
 /// Weights of four bits that share a scale, as `MatMulNBits` stores them.
 pub(crate) const BLOCK: usize = 32;
 /// Weights of four bits in an i32.
 const PACKED: usize = 8;
 /// Rows of `x` up to which nothing is widened in advance.
-const FEW: usize = 8;
+pub(crate) const FEW: usize = 8;
 /// Vectors of rows of `x` that are multiplied with widened weights at a time.
 const SIDES: usize = 2;
 /// Columns of weights that are widened at a time: 24 KB of twelve rows, so that they lie in the nearest cache.
 const DEPTH: usize = 512;
 /// From one widened row to the next. Powers of two would share the same sets of a cache.
 const STRIDE: usize = DEPTH + 16;
+/// Elements of a row that become parts of a panel at a time, so that these lie in the nearest cache.
+const ARRANGED: usize = 64;
 
 /// Rows of weights in one of the forms that are multiplied as they are.
 #[derive(Clone, Copy)]
@@ -99,100 +103,26 @@ impl SimdOp for Task<'_, '_> {
     }
 }
 
-/// `out = x · b`, where each row of `b` has as many elements as one of `out`. Rows of `b` that all rows of `x` multiply with 0
-/// are not read: those are the positions that attention masks, which hold anything.
-pub(crate) struct Columns<'a, 'o> {
-    /// For each row of `out` a number for each row of `b`.
-    pub(crate) x: &'a [f32],
-    pub(crate) b: &'a [f32],
-    pub(crate) out: Vec<&'o mut [f32]>,
-}
-
-impl SimdOp for Columns<'_, '_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn eval<I: Isa>(self, isa: I) {
-        let Self { x, b, mut out } = self;
-        let rows = x.len() / out.len().max(1);
-        let (mut out, mut x) = (out.as_mut_slice(), x.chunks_exact(rows.max(1)));
-        let mut next = || x.next().unwrap_or_default();
-        loop {
-            out = match out {
-                [] => return,
-                [p, q, r, s, rest @ ..] => {
-                    columns(isa, from_fn(|_| next()), b, [p, q, r, s]);
-                    rest
-                }
-                [p, q, rest @ ..] => {
-                    columns(isa, from_fn(|_| next()), b, [p, q]);
-                    rest
-                }
-                [p, rest @ ..] => {
-                    columns(isa, [next()], b, [p]);
-                    rest
-                }
-            }
-        }
-    }
-}
-
-/// Vectors of a row of `b` that are summed at a time.
-const WIDE: usize = 4;
-
-#[inline(always)]
-fn columns<I: Isa, const M: usize>(isa: I, x: [&[f32]; M], b: &[f32], out: [&mut &mut [f32]; M]) {
-    let ops = isa.f32();
-    let lanes = ops.len();
-    let width = out[0].len();
-    for start in (0..width).step_by(WIDE * lanes) {
-        let length = (width - start).min(WIDE * lanes);
-        let mut sums = [[ops.zero(); WIDE]; M];
-        for (at, row) in b.chunks_exact(width).enumerate() {
-            let factors: [f32; M] = from_fn(|m| x[m][at]);
-            if factors.iter().all(|factor| *factor == 0.0) {
-                continue;
-            }
-            let row = &row[start..start + length];
-            let parts: [_; WIDE] =
-                from_fn(|part| match row.get(part * lanes..(part + 1) * lanes) {
-                    Some(whole) => ops.load(whole),
-                    None => ops.load_pad(row.get(part * lanes..).unwrap_or_default()).0,
-                });
-            for m in 0..M {
-                let factor = ops.splat(factors[m]);
-                for (sum, part) in sums[m].iter_mut().zip(parts) {
-                    *sum = ops.mul_add(factor, part, *sum);
-                }
-            }
-        }
-        for m in 0..M {
-            let parts = out[m][start..start + length].chunks_mut(lanes);
-            for (to, sum) in parts.zip(sums[m]) {
-                to.copy_from_slice(&sum.to_array().as_ref()[..to.len()]);
-            }
-        }
-    }
-}
-
 /// Brings rows of `columns` elements into the order in which the products with `weights` read them.
 ///
 /// Of four bits the lanes of a vector hold eight weights each. So of each group of eight times `lanes` elements those come
 /// first that the lanes' first weights belong to, then those of the second ones, and so on. The last group of a row is
 /// filled up with 0. More than [`FEW`] rows become panels: the first element of each of some rows, then their second
 /// elements, and so on. The last panel is filled up with rows of 0.
-pub(crate) struct Arrange<'a> {
+pub(crate) struct Arrange<'a, 't> {
     pub(crate) weights: Rows<'a>,
     pub(crate) columns: usize,
     pub(crate) x: &'a [f32],
+    /// Who makes the panels.
+    pub(crate) team: &'t Team,
 }
 
-impl<'a> SimdOp for Arrange<'a> {
+impl<'a> SimdOp for Arrange<'a, '_> {
     type Output = Cow<'a, [f32]>;
 
     #[inline(always)]
     fn eval<I: Isa>(self, isa: I) -> Self::Output {
-        let Self { weights, columns, x } = self;
+        let Self { weights, columns, x, team } = self;
         let stride = stride(isa, weights, columns);
         let x = match weights {
             Rows::I4(..) => Cow::Owned(by_lanes(isa.i32().len(), stride, columns, x)),
@@ -203,12 +133,15 @@ impl<'a> SimdOp for Arrange<'a> {
         }
         let width = SIDES * isa.f32().len();
         let mut panels = vec![0f32; (x.len() / stride).next_multiple_of(width) * stride];
-        for (panel, x) in panels.chunks_exact_mut(stride * width).zip(x.chunks(stride * width)) {
-            for (m, x) in x.chunks_exact(stride).enumerate() {
-                let places = panel[m..].iter_mut().step_by(width);
-                places.zip(x).for_each(|(to, x)| *to = *x);
+        team.parts(&mut panels, stride * width, |at, panel| {
+            let rows = x[at.min(x.len())..].chunks_exact(stride).take(width);
+            for (start, part) in panel.chunks_mut(ARRANGED * width).enumerate() {
+                for (m, x) in rows.clone().enumerate() {
+                    let places = part[m..].iter_mut().step_by(width);
+                    places.zip(&x[start * ARRANGED..]).for_each(|(to, x)| *to = *x);
+                }
             }
-        }
+        });
         Cow::Owned(panels)
     }
 }
@@ -659,7 +592,7 @@ pub(crate) mod tests {
         let mut out = vec![f32::NAN; x.len() / columns * rows];
         let out_rows = out.chunks_exact_mut(rows).collect();
         let weights = stored.rows();
-        let x = &Arrange { weights, columns, x }.dispatch();
+        let x = &Arrange { weights, columns, x, team: &Team::Alone }.dispatch();
         Task { weights, columns, x, out: out_rows, bias: Some(&bias) }.dispatch();
         out
     }

@@ -19,6 +19,7 @@
 mod backend;
 mod cut;
 mod graph;
+mod heads;
 #[cfg_attr(
     not(target_arch = "x86_64"),
     expect(dead_code, unused_unsafe, reason = "only x86-64 has the instructions that it needs")

@@ -4,8 +4,9 @@ use std::borrow::Cow;
 
 use rten_simd::SimdOp;
 
+use crate::heads::{Columns, Turned};
 use crate::integers::{IntegerTask, Integers, integers};
-use crate::kernels::{Arrange, Columns, Rows, Task};
+use crate::kernels::{Arrange, FEW, Rows, Task};
 use crate::team::Team;
 use crate::weights::Weights;
 
@@ -58,9 +59,12 @@ impl Work<'_, '_> {
             Self::Integers(task) => task.run(),
             Self::Rows(task) => task.dispatch(),
             Self::Head { b, columns, x, out } => {
-                let weights = Rows::F32(b);
-                let x = &Arrange { weights, columns, x }.dispatch();
-                Task { weights, columns, x, out, bias: None }.dispatch();
+                if out.len() <= FEW {
+                    let weights = Rows::F32(b);
+                    Task { weights, columns, x, out, bias: None }.dispatch();
+                } else {
+                    Turned { x, b, columns, out }.dispatch();
+                }
             }
             Self::Columns(task) => task.dispatch(),
         }
@@ -113,7 +117,7 @@ fn arrange<'a>(all: &[Operands<'a, '_>], team: &Team) -> (Vec<Arranged<'a>>, Vec
         known.push(key);
         arranged.push(match integers(rows, columns, x, team) {
             Some(x) => Arranged::Integers(x),
-            None => Arranged::Floats(Arrange { weights: rows, columns, x }.dispatch()),
+            None => Arranged::Floats(Arrange { weights: rows, columns, x, team }.dispatch()),
         });
         arranged.len() - 1
     });

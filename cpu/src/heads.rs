@@ -1,0 +1,276 @@
+//! Products of what is computed, of the heads of attention above all: nothing in them is stored, and rows are short.
+
+#![expect(
+    unsafe_code,
+    reason = "loads without checks, which could panic and so would keep sums in memory"
+)]
+
+use std::array::from_fn;
+use std::ops::Range;
+use std::slice::ChunksExact;
+
+use rten_simd::ops::{BitOps, NumOps};
+use rten_simd::{Isa, Simd, SimdOp};
+
+/// Vectors of a row of `out` that are summed at a time.
+const WIDE: usize = 4;
+/// The same where a processor has sixteen registers, as those with AVX2 do.
+const NARROW: usize = 2;
+
+/// `out = x · b`, where each row of `b` has as many elements as one of `out`. Rows of `b` that all rows of `x` multiply with 0
+/// are not read: those are the positions that attention masks, which hold anything.
+pub(crate) struct Columns<'a, 'o> {
+    /// For each row of `out` a number for each row of `b`.
+    pub(crate) x: &'a [f32],
+    pub(crate) b: &'a [f32],
+    pub(crate) out: Vec<&'o mut [f32]>,
+}
+
+impl SimdOp for Columns<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<I: Isa>(self, isa: I) {
+        let Self { x, b, mut out } = self;
+        let depth = x.len() / out.len().max(1);
+        let width = out.first().map_or(0, |row| row.len());
+        let most = most(isa);
+        let mut start = 0;
+        while start < width {
+            let whole = (width - start).div_ceil(isa.f32().len()).min(most);
+            // One, two or four vectors: three are two and one.
+            let vectors = 1 << whole.ilog2();
+            let to = start..width.min(start + vectors * isa.f32().len());
+            start = to.end;
+            let block =
+                Block { x, depth, b: &b[to.start.min(b.len())..], stride: width, masked: true };
+            block.eval(isa, vectors, &mut out, to);
+        }
+    }
+}
+
+/// `out = x · bᵀ`, where each row of `b` has as many elements as one of `x`.
+pub(crate) struct Turned<'a, 'o> {
+    pub(crate) x: &'a [f32],
+    pub(crate) b: &'a [f32],
+    /// Elements of a row of `x` and of `b`.
+    pub(crate) columns: usize,
+    /// As many elements in each as `b` has rows.
+    pub(crate) out: Vec<&'o mut [f32]>,
+}
+
+impl SimdOp for Turned<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<I: Isa>(self, isa: I) {
+        let Self { x, b, columns, mut out } = self;
+        let vectors = most(isa);
+        let width = vectors * isa.f32().len();
+        if columns == 0 {
+            return out.iter_mut().for_each(|row| row.fill(0.0));
+        }
+        // Some rows of `b` beside each other. Where the last are fewer, what is left of those before computes nothing
+        // that is kept.
+        let mut turned = vec![0f32; columns * width];
+        for (index, rows) in b.chunks(columns * width).enumerate() {
+            for (place, row) in rows.chunks_exact(columns).enumerate() {
+                let places = turned[place..].iter_mut().step_by(width);
+                places.zip(row).for_each(|(to, b)| *to = *b);
+            }
+            let first = index * width;
+            let to = first..first + rows.len() / columns;
+            let block = Block { x, depth: columns, b: &turned, stride: width, masked: false };
+            block.eval(isa, vectors, &mut out, to);
+        }
+    }
+}
+
+/// Vectors of a row that are summed at a time.
+#[inline(always)]
+fn most<I: Isa>(isa: I) -> usize {
+    // AVX2 alone has vectors of eight.
+    if isa.f32().len() == 8 { NARROW } else { WIDE }
+}
+
+/// Some columns of a product.
+struct Block<'a> {
+    x: &'a [f32],
+    /// Elements of a row of `x`, and rows of `b`.
+    depth: usize,
+    /// From the first of the columns on.
+    b: &'a [f32],
+    /// From one row of `b` to the next.
+    stride: usize,
+    /// Whether rows of `b` that nobody multiplies with anything but 0 are left out.
+    masked: bool,
+}
+
+impl Block<'_> {
+    /// Computes the elements `to` of each row, which `vectors` vectors hold: one, two or four.
+    #[inline(always)]
+    fn eval<I: Isa>(&self, isa: I, vectors: usize, out: &mut [&mut [f32]], to: Range<usize>) {
+        match vectors {
+            1 => self.rows::<I, 1>(isa, out, to),
+            2 => self.rows::<I, 2>(isa, out, to),
+            _ => self.rows::<I, WIDE>(isa, out, to),
+        }
+    }
+
+    #[inline(always)]
+    fn rows<I: Isa, const P: usize>(&self, isa: I, out: &mut [&mut [f32]], to: Range<usize>) {
+        let mut x = self.x.chunks_exact(self.depth.max(1));
+        let (fours, rest) = out.as_chunks_mut::<4>();
+        for out in fours {
+            self.few::<I, 4, P>(isa, &mut x, out, to.clone());
+        }
+        let (twos, rest) = rest.as_chunks_mut::<2>();
+        for out in twos {
+            self.few::<I, 2, P>(isa, &mut x, out, to.clone());
+        }
+        for out in rest.as_chunks_mut::<1>().0 {
+            self.few::<I, 1, P>(isa, &mut x, out, to.clone());
+        }
+    }
+
+    /// The next `M` rows.
+    #[inline(always)]
+    fn few<I: Isa, const M: usize, const P: usize>(
+        &self,
+        isa: I,
+        x: &mut ChunksExact<'_, f32>,
+        out: &mut [&mut [f32]; M],
+        to: Range<usize>,
+    ) {
+        let ops = isa.f32();
+        let lanes = ops.len();
+        let x: [&[f32]; M] = from_fn(|_| &x.next().unwrap_or_default()[..self.depth]);
+        // The last rows may end before the last vector does, and the ones before are followed by what is not kept.
+        let inside = self.b.len().checked_sub(P * lanes).map_or(0, |last| last / self.stride + 1);
+        let inside = inside.min(self.depth);
+        let mut sums = [[ops.zero(); P]; M];
+        for at in 0..self.depth {
+            let mut factors = [0f32; M];
+            for m in 0..M {
+                // SAFETY: each row has `depth` elements.
+                factors[m] = unsafe { *x[m].as_ptr().add(at) };
+            }
+            if self.masked && factors == [0.0; M] {
+                continue;
+            }
+            let mut parts = [ops.zero(); P];
+            if at < inside {
+                for (part, value) in parts.iter_mut().enumerate() {
+                    // SAFETY: `at * stride + P * lanes` is within `b` for all rows that are inside.
+                    *value = unsafe {
+                        ops.load_ptr(self.b.as_ptr().add(at * self.stride + part * lanes))
+                    };
+                }
+            } else {
+                let row = self.b.get(at * self.stride..).unwrap_or_default();
+                for (part, value) in parts.iter_mut().enumerate() {
+                    *value = ops.load_pad(row.get(part * lanes..).unwrap_or_default()).0;
+                }
+            }
+            for m in 0..M {
+                let factor = ops.splat(factors[m]);
+                for part in 0..P {
+                    sums[m][part] = ops.mul_add(factor, parts[part], sums[m][part]);
+                }
+            }
+        }
+        for m in 0..M {
+            let places = out[m][to.clone()].chunks_mut(lanes);
+            for (to, sum) in places.zip(sums[m]) {
+                match to.len() == lanes {
+                    true => ops.store(sum, to),
+                    false => to.copy_from_slice(&sum.to_array().as_ref()[..to.len()]),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::tests::numbers;
+
+    /// Rows of `x`, of `b` and their elements: none is a multiple of what is computed at a time, or each is.
+    const SHAPES: [[usize; 3]; 9] = [
+        [9, 1, 1],
+        [1, 5, 7],
+        [11, 31, 33],
+        [64, 64, 64],
+        [37, 130, 48],
+        [12, 65, 32],
+        [10, 200, 2],
+        [15, 7, 129],
+        [2, 16, 80],
+    ];
+
+    /// `x[m] · b(k, n)`, summed as f64, is near `found`.
+    fn near(found: &[f32], x: &[f32], [m, n, k]: [usize; 3], b: impl Fn(usize, usize) -> f32) {
+        assert_eq!(found.len(), m * n);
+        for (at, y) in found.iter().enumerate() {
+            let row = &x[at / n * k..][..k];
+            let terms =
+                row.iter().enumerate().map(|(i, x)| f64::from(*x) * f64::from(b(i, at % n)));
+            let (sum, size) = terms.fold((0.0, 1.0), |(sum, size), t| (sum + t, size + t.abs()));
+            assert!((f64::from(*y) - sum).abs() <= 1e-6 * size, "{m} × {k} × {n}: {y}, not {sum}");
+        }
+    }
+
+    #[test]
+    fn products_with_rows_at_odd_shapes() {
+        for [m, n, k] in SHAPES {
+            let (x, b) = (numbers(m * k, 3), numbers(n * k, 5));
+            let mut found = vec![f32::NAN; m * n];
+            let out = found.chunks_exact_mut(n).collect();
+            Turned { x: &x, b: &b, columns: k, out }.dispatch();
+            near(&found, &x, [m, n, k], |i, j| b[j * k + i]);
+        }
+    }
+
+    #[test]
+    fn products_with_columns_at_odd_shapes() {
+        for [m, n, k] in SHAPES {
+            let (x, b) = (numbers(m * k, 3), numbers(n * k, 5));
+            let mut found = vec![f32::NAN; m * n];
+            let out = found.chunks_exact_mut(n).collect();
+            Columns { x: &x, b: &b, out }.dispatch();
+            near(&found, &x, [m, n, k], |i, j| b[i * n + j]);
+        }
+    }
+
+    #[test]
+    fn what_is_masked_may_be_anything_and_nothing_else_may() {
+        let [m, n, k] = [13, 37, 24];
+        let (mut x, mut b) = (numbers(m * k, 3), numbers(n * k, 5));
+        let masked = [0, 7, 23];
+        for at in masked {
+            x.iter_mut().skip(at).step_by(k).for_each(|x| *x = 0.0);
+            b[at * n..][..n].fill(f32::NAN);
+        }
+        let columns = |b: &[f32]| {
+            let mut found = vec![f32::INFINITY; m * n];
+            Columns { x: &x, b, out: found.chunks_exact_mut(n).collect() }.dispatch();
+            found
+        };
+        near(
+            &columns(&b),
+            &x,
+            [m, n, k],
+            |i, j| if masked.contains(&i) { 0.0 } else { b[i * n + j] },
+        );
+        b[3 * n + 2] = f32::NAN;
+        let found = columns(&b);
+        assert!(found.iter().enumerate().all(|(at, y)| y.is_nan() == (at % n == 2)));
+        // A key that holds no number spoils its own scores, also where it is multiplied with 0.
+        let mut keys = numbers(n * k, 5);
+        keys[5 * k] = f32::NAN;
+        let mut found = vec![0.0; m * n];
+        Turned { x: &x, b: &keys, columns: k, out: found.chunks_exact_mut(n).collect() }.dispatch();
+        assert!(found.iter().enumerate().all(|(at, y)| y.is_nan() == (at % n == 5)));
+    }
+}
