@@ -28,6 +28,7 @@ mod resample;
 mod sound;
 mod source;
 mod video;
+mod wave;
 
 pub use limits::Limits;
 pub use part::{check, read};

@@ -11,6 +11,7 @@ use symphonia::default::formats::{FlacReader, MpaReader, OggReader, WavReader};
 
 use crate::format::{Format, Kind};
 use crate::resample::Resampler;
+use crate::wave::too_many_channels;
 use crate::{AudioRules, Limits, Source};
 
 /// Rates that files may have, and that may be asked for.
@@ -120,6 +121,11 @@ impl<'a> Opened<'a> {
         let (start, head) = stream.head(source)?;
         let format = Format::expect(source, &head, Kind::Sound)?;
         let broken = |e: SymphoniaError| unread(source, format, &e);
+        if format == Format::Wav
+            && let Some(why) = too_many_channels(&mut stream, start)
+        {
+            return Err(source.broken(format.name(), why));
+        }
         let bytes = stream.len;
         let mut stream = MediaSourceStream::new(Box::new(stream), Default::default());
         stream.ignore_bytes(start).map_err(|e| broken(e.into()))?;

@@ -304,3 +304,25 @@ fn samples_that_are_no_numbers_are_named() {
         }
     }
 }
+
+#[test]
+fn channels_without_a_place_are_refused() {
+    let seed = qhx_places::workspace().join("fuzz/seeds/sound/extensible.wav");
+    let sound_of = |channels: u16, places: u32| {
+        let mut file = std::fs::read(&seed).unwrap();
+        let format = file.windows(4).position(|name| name == b"fmt ").unwrap() + 8;
+        file[format + 2..][..2].copy_from_slice(&channels.to_le_bytes());
+        file[format + 20..][..4].copy_from_slice(&places.to_le_bytes());
+        bytes("many.wav", file)
+    };
+    for (channels, places) in [(u16::MAX, 3), (32, 0), (2, 1 << 31)] {
+        let error = no_sound(&sound_of(channels, places));
+        let what = format!("its header says {channels} channels at the places {places:#x}");
+        says(&error, "many.wav", &what);
+    }
+    // Places that are missing or too many are no reason to refuse a sound.
+    for places in [0, 1, 3, 7, u32::MAX] {
+        let channels = sound(&sound_of(2, places), &AudioRules::default(), &Limits::default());
+        assert!(channels.is_ok(), "{places}: {channels:?}");
+    }
+}
