@@ -11,6 +11,10 @@ pub fn library_name(library: &str) -> String {
     format!("{}{library}{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX)
 }
 
+/// A plugin is built together with the program: alone, it would have the kit and all that it needs compiled once more,
+/// with its features only.
+const PROGRAM: [&str; 2] = ["--package", "qhx"];
+
 /// Builds the plugin crate `package` of this workspace and answers with its library.
 pub fn build(package: &str) -> PathBuf {
     build_in(workspace(), package)
@@ -20,14 +24,19 @@ pub fn build(package: &str) -> PathBuf {
 /// test was built into, so that dependencies are built once. A copy of a workspace must give its
 /// plugins other names.
 pub fn build_in(root: &Path, package: &str) -> PathBuf {
-    let file = run(root, &["--package", package]).join(library_name(&package.replace('-', "_")));
+    let mut what = vec!["--lib", "--package", package];
+    if root == workspace() {
+        what.extend(PROGRAM);
+    }
+    let file = run(root, &what).join(library_name(&package.replace('-', "_")));
     assert!(file.is_file(), "{} was not built", file.display());
     file
 }
 
 /// Builds the library that is the example `name` of `package`.
 pub fn build_example(package: &str, name: &str) -> PathBuf {
-    let folder = run(workspace(), &["--package", package, "--example", name]).join("examples");
+    let what = [&["--package", package, "--example", name], &PROGRAM[..]].concat();
+    let folder = run(workspace(), &what).join("examples");
     let file = folder.join(library_name(name));
     assert!(file.is_file(), "{} was not built", file.display());
     file
