@@ -81,9 +81,11 @@ pub(crate) fn run(
     // The emulator takes settings from its environment, which reach the processes that tests start, too.
     let starter = board.with_file_name("examples").join("libexec.so");
     let mut units = cross(&["test", "--lib"]);
-    for package in ["qhx-core", "qhx-op", "qhx-cpu"] {
+    // With the program, whose features what they share was built with.
+    for package in ["qhx-core", "qhx-op", "qhx-cpu", "qhx"] {
         units.args(["--package", package]);
     }
+    units.args(["--features", "qhx/builtin-ops"]);
     units
         .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", EMULATOR)
         .env("QEMU_LD_PREFIX", ROOT)

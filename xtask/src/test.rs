@@ -59,11 +59,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             command.env_remove("QHX_REQUIRE_TIERS");
         }
         command.env("QHX_FULL", if options.full { "1" } else { "0" });
-        command.env("QHX_FUZZ_SECONDS", if options.full { "60" } else { "8" });
+        command.env("QHX_FUZZ_SECONDS", if options.full { "60" } else { "5" });
         cargo::run(command)
     };
     let test = |arguments: &[&str]| run(&mut cargo(arguments));
-    test(&["test", "--workspace"])?;
+    // Benchmarks have no tests, and are type-checked with the lints.
+    test(&["test", "--workspace", "--exclude", "qhx-benches"])?;
     eprintln!("the same with the host-ops linked in");
     test(&["test", "--package", "qhx", "--features", PROGRAM])?;
     ray(&mut skipped)?;
