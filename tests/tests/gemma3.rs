@@ -249,17 +249,18 @@ fn onnx(manifest: &Value) -> Vec<(String, String)> {
 #[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
 fn the_npu(made: &Made, libraries: &(PathBuf, PathBuf)) {
     let (most, full) = if toys::full_matrix() { (usize::MAX, true) } else { (2, false) };
+    let goldens = toys::goldens(&toys::fixture(TOY)).brief();
     let mut model =
         outside::open(&made.folder.join("bundle-v81"), &made.plugin, backends::qnn(libraries));
-    let mut cases = shortest(&made.goldens, most);
+    let mut cases = shortest(&goldens, most);
     // A prompt of more than one chunk.
-    cases.extend(made.goldens.cases.iter().find(|case| case.id == "ends").filter(|_| !full));
+    cases.extend(goldens.cases.iter().find(|case| case.id == "ends").filter(|_| !full));
     greedy_exact(&mut model, &cases[cases.len() - 1..], "fp16");
-    let Distance { largest, cosine, .. } = step_exact(&mut model, &made.goldens, &cases, "fp16");
+    let Distance { largest, cosine, .. } = step_exact(&mut model, &goldens, &cases, "fp16");
     eprintln!("v81 fp16: logits differ by at most {largest:.2e}, cosine {cosine:.7}");
     assert!(cosine >= 0.999, "fp16: cosine {cosine}");
     if full {
-        for chat in &made.goldens.chat {
+        for chat in &goldens.chat {
             model.reset().unwrap();
             play(&mut model, chat);
         }
@@ -268,7 +269,7 @@ fn the_npu(made: &Made, libraries: &(PathBuf, PathBuf)) {
     let int8 = ["--target", "v79", "--precision", "w8a16", "--max-ctx", "200", "--prefill", "16"];
     let bundle = made.forge(&toys::fixture(TOY), "bundle-int8", &int8);
     let mut model = outside::open(&bundle, &made.plugin, backends::qnn(libraries));
-    for case in shortest(&made.goldens, if full { 3 } else { 1 }) {
+    for case in shortest(&goldens, if full { 3 } else { 1 }) {
         model.reset().unwrap();
         let request = Request::greedy(Prompt::Text(case.prompt.clone()), case.output_ids.len());
         let found = generate(&mut model, &request).tokens;

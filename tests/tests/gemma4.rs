@@ -339,7 +339,7 @@ fn the_npu_equals_the_reference() {
         return;
     };
     let (htp, system) = &libraries;
-    let goldens = goldens();
+    let goldens = goldens().brief();
     let (most, full) = if toys::full_matrix() { (usize::MAX, true) } else { (2, false) };
     let v81 = bundle(|o| o.compiler = Some(backends::compiler(htp, system, "v81")));
     let mut model = toys::open(&v81.manifest, backends::qnn(&libraries)).unwrap();

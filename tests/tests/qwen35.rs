@@ -48,8 +48,12 @@ fn greedy_exact(model: &mut Model, cases: &[&Case], label: &str) {
             })
             .unwrap_or_else(|e| panic!("{label}, {}: {e}", case.id));
         assert_eq!(generation.tokens, case.output_ids, "{label}, {}", case.id);
-        assert_eq!(generation.text, case.text, "{label}, {}", case.id);
-        assert_eq!(streamed, case.text, "{label}, {}: streamed", case.id);
+        if case.cut {
+            assert!(case.begins_with(&generation.text), "{label}, {}", case.id);
+        } else {
+            assert_eq!(generation.text, case.text, "{label}, {}", case.id);
+        }
+        assert_eq!(streamed, generation.text, "{label}, {}: streamed", case.id);
         assert_eq!(generation.prompt_tokens, case.prompt_ids.len());
         let expected = if case.finish == "eos" { FinishReason::Eos } else { FinishReason::Length };
         assert_eq!(generation.finish_reason, expected, "{label}, {}", case.id);
@@ -93,6 +97,7 @@ fn proves_equal(
     (most, texts): (usize, usize),
 ) {
     let goldens = toys::goldens(checkpoint);
+    let goldens = if variant.target.is_some() { goldens.brief() } else { goldens };
     let label = format!("{} {variant:?}", checkpoint.file_name().unwrap().display());
     let mut cases: Vec<_> = goldens.cases.iter().collect();
     cases.sort_by_key(|case| case.prompt_ids.len() + case.output_ids.len());
@@ -405,7 +410,7 @@ fn w8a16_passes_the_tolerant_gate() {
         let variant = Variant { target: Some("v81"), int8: true, ..CPU };
         let mut model =
             toys::open(&toys::bundle(&checkpoint, variant), backends::qnn(&libraries)).unwrap();
-        let goldens = toys::goldens(&checkpoint);
+        let goldens = toys::goldens(&checkpoint).brief();
         let cases: Vec<_> =
             goldens.cases.iter().filter(|c| c.prompt_ids.len() < 20).take(5).collect();
         let passed = cases
