@@ -9,7 +9,8 @@
 //!
 //! Products read f32, f16, int8 or four bits as they are stored (`kernels`). rten would widen them all to f32, which takes
 //! twice to eight times the memory, and to read weights is what most of a decode step's time goes to. Where the processor
-//! multiplies int16 (AVX-512 VNNI), int8 and four bits are multiplied in integers (`integers`).
+//! multiplies int16 (AVX-512 VNNI), int8 and four bits are multiplied in integers (`integers`). The products of heads are
+//! short and stored nowhere (`heads`).
 //!
 //! What rten makes of ONNX types shows in the tensors of a graph: `float16` and `double` become
 //! `f32`, `int64` and `bool` become `i32`. Shapes must be fixed.
