@@ -138,7 +138,8 @@ fn what_is_for_boards_runs_under_qemu_or_is_left_out_by_name() {
     };
     let libraries = position("qhx runtime install --for linux-aarch64");
     let units = position(
-        "cargo test --lib --package qhx-core --package qhx-op --package qhx-cpu --profile emulated",
+        "cargo test --lib --package qhx-core --package qhx-op --package qhx-cpu --package qhx \
+         --features qhx/builtin-ops --profile emulated",
     );
     assert!(libraries < units && units < position("--test cli board::"), "{calls}");
     assert!(!calls.contains("check --target aarch64-unknown-linux-gnu"), "built, so not checked");
@@ -170,7 +171,7 @@ fn the_whole_matrix_has_every_family_with_its_op_linked_in() {
 #[test]
 fn the_whole_matrix_and_a_minute_of_fuzzing_run_only_where_they_are_asked_for() {
     for (options, expected) in
-        [(&["test"][..], "(full 0, fuzz 8)"), (&["test", "--full"], "(full 1, fuzz 60)")]
+        [(&["test"][..], "(full 0, fuzz 5)"), (&["test", "--full"], "(full 1, fuzz 60)")]
     {
         let scene = Scene::new();
         assert!(scene.xtask(options).status.success());
