@@ -1,5 +1,7 @@
 //! `qhx generate` and `qhx demo` on the CPU.
 
+use std::path::Path;
+
 use crate::run::{Program, bundle, folder};
 
 const PROMPT: &str = "The capital of France is";
@@ -22,6 +24,39 @@ fn text_streams_to_stdout_and_nothing_else_does() {
         run.stderr
     );
     assert!(run.stderr.contains("prompt 9 tokens (0 reused)"), "{}", run.stderr);
+}
+
+/// A graph with an operator that is no instruction is executed by rten, several times as slow and with the same answer:
+/// only the log tells.
+#[test]
+fn instructions_execute_every_graph_and_the_log_says_so() {
+    let folder = folder();
+    let narrow = folder.path().join("narrow");
+    Program::qhx(folder.path())
+        .args([
+            Path::new("forge"),
+            &qhx_places::fixture("llama3-blocks"),
+            Path::new("--out"),
+            &narrow,
+        ])
+        .args(["--cpu-only", "--precision", "w4a16", "--prefill", "16"])
+        .run()
+        .ok();
+    for bundle in [bundle(), narrow.as_path()] {
+        let run = Program::qhx(folder.path())
+            .args(["generate", "--log", "qhx_cpu=debug", "--max-new", "1"])
+            .arg_path(bundle)
+            .args([PROMPT])
+            .run()
+            .ok();
+        let opened = run.stderr.lines().filter(|line| line.contains("opened an ONNX graph"));
+        let mut graphs: Vec<_> = opened
+            .filter(|line| line.contains("by=\"instructions\""))
+            .map(|line| line.split("graph=\"").nth(1).and_then(|name| name.split('"').next()))
+            .collect();
+        graphs.sort_unstable();
+        assert_eq!(graphs, ["decode", "lmhead", "prefill16"].map(Some), "{}", run.stderr);
+    }
 }
 
 #[test]
