@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::Mmap;
 
@@ -76,11 +76,43 @@ impl Mapped {
     }
 }
 
+/// The identity that each file of a bundle had when it was opened first. Clones share the list.
+///
+/// Contexts are opened again by path, long after the bundle was: a file that was renamed into place meanwhile belongs
+/// to another model.
+#[derive(Debug, Clone, Default)]
+pub struct FirstSeen(Arc<Mutex<BTreeMap<PathBuf, FileIdentity>>>);
+
+impl FirstSeen {
+    /// Returns the file if it is the one that was opened first by its path.
+    pub(crate) fn check(&self, file: Mapped) -> Result<Mapped> {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (path, found) = (file.path(), file.identity());
+        let first = match seen.get(path) {
+            None => {
+                seen.insert(path.to_owned(), found.clone());
+                return Ok(file);
+            }
+            Some(first) if first == found => return Ok(file),
+            Some(first) => first,
+        };
+        Err(Error::new(
+            ErrorKind::Artifact,
+            format!(
+                "{}: replaced or changed since the bundle was opened: found {found}, expected {first}",
+                path.display()
+            ),
+        )
+        .hint("open the bundle again to use the files that are there now"))
+    }
+}
+
 /// The bundle's files: resolves manifest paths and maps each file once.
 #[derive(Debug, Clone)]
 pub struct Artifacts {
     root: PathBuf,
     bounds: PathBuf,
+    seen: FirstSeen,
     mapped: BTreeMap<PathBuf, Mapped>,
 }
 
@@ -88,12 +120,13 @@ impl Artifacts {
     /// Files below `root`.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         let root = root.into();
-        Self { bounds: root.clone(), root, mapped: BTreeMap::new() }
+        Self::within(root.clone(), root)
     }
 
     /// Files below `root`, none of which may lie outside of `bounds`, links resolved.
     pub fn within(root: impl Into<PathBuf>, bounds: impl Into<PathBuf>) -> Self {
-        Self { root: root.into(), bounds: bounds.into(), mapped: BTreeMap::new() }
+        let (root, bounds) = (root.into(), bounds.into());
+        Self { root, bounds, seen: FirstSeen::default(), mapped: BTreeMap::new() }
     }
 
     /// The folder that paths resolve against.
@@ -104,6 +137,11 @@ impl Artifacts {
     /// The folder that no file may lie outside of, links resolved.
     pub fn bounds(&self) -> &Path {
         &self.bounds
+    }
+
+    /// What the files were when they were opened first.
+    pub fn seen(&self) -> &FirstSeen {
+        &self.seen
     }
 
     /// Resolves a path of the manifest. `pointer` is the JSON pointer of the path, for messages.
@@ -148,13 +186,14 @@ impl Artifacts {
             .map_err(|e| e.context(format_args!("manifest {pointer}")))
     }
 
-    /// Maps the file at a path of the manifest, or answers with the mapping made before.
+    /// Maps the file at a path of the manifest, or returns the mapping made before.
     pub fn open(&mut self, pointer: &str, path: &str) -> Result<Mapped> {
         let resolved = self.resolve(pointer, path)?;
         if let Some(mapped) = self.mapped.get(&resolved) {
             return Ok(mapped.clone());
         }
         let mapped = Mapped::open_within(&resolved, &self.bounds)
+            .and_then(|mapped| self.seen.check(mapped))
             .map_err(|e| e.context(format_args!("manifest {pointer}")))?;
         self.mapped.insert(resolved, mapped.clone());
         Ok(mapped)
@@ -242,7 +281,35 @@ mod tests {
         symlink(secret.join("decode.bin"), &path).unwrap();
         refused(&source.open(&path).unwrap_err());
         // Files that are no bundle's have no bounds.
-        let free = ContextSource { within: None, ..source };
+        let free = ContextSource { within: None, seen: FirstSeen::default(), ..source };
         assert_eq!(free.open(&path).unwrap().bytes(), b"secret");
+    }
+
+    #[test]
+    fn a_file_replaced_by_renaming_is_refused_by_name() {
+        let (_dir, root, secret) = bundle();
+        let manifest = Manifest::load(&root).unwrap();
+        let mut artifacts = manifest.open_artifacts();
+        let source = manifest.context_source(&artifacts, "decode").unwrap();
+        let path = source.binary.clone().unwrap();
+        assert_eq!(source.open(&path).unwrap().bytes(), b"public");
+        assert_eq!(source.open(&path).unwrap().bytes(), b"public", "the same file again");
+        // Of the same length, so that nothing but its identity gives it away.
+        std::fs::rename(secret.join("decode.bin"), &path).unwrap();
+        let again = [
+            source.clone().open(&path).unwrap_err(),
+            manifest.context_source(&artifacts, "decode").unwrap().open(&path).unwrap_err(),
+            artifacts.open("/p", "decode.bin").unwrap_err(),
+        ];
+        for error in again {
+            assert_eq!(error.kind(), ErrorKind::Artifact, "{error}");
+            for part in ["decode.bin", "replaced or changed", "found 6 bytes", "expected 6 bytes"] {
+                assert!(error.message().contains(part), "{part}: {error}");
+            }
+            assert!(error.hint_text().is_some_and(|hint| hint.contains("open the bundle again")));
+        }
+        // Who opens the bundle again gets what is there now.
+        let mut fresh = manifest.open_artifacts();
+        assert_eq!(fresh.open("/p", "decode.bin").unwrap().bytes(), b"secret");
     }
 }

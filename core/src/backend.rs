@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::artifacts::Mapped;
+use crate::artifacts::{FirstSeen, Mapped};
 use crate::{Buffer, GraphInfo, Memory, Port, Result};
 
 /// The files from which a context can be opened. Each backend takes the form it knows.
@@ -45,17 +45,22 @@ pub struct ContextSource {
     pub onnx: Vec<(String, PathBuf)>,
     /// The folder that none of the files may lie outside of, links resolved; `None` for any.
     pub within: Option<PathBuf>,
+    /// What the files were when they were opened first.
+    pub seen: FirstSeen,
     /// Graphs of the binary, and the microseconds that one execution takes, as far as the manifest says so.
     pub us: Vec<(String, f64)>,
 }
 
 impl ContextSource {
     /// Maps one of the files, or one that lies beside it.
+    ///
+    /// # Errors
+    /// The file cannot be mapped, lies elsewhere, or is another one than when it was opened first.
     pub fn open(&self, path: &Path) -> Result<Mapped> {
-        match &self.within {
-            Some(folder) => Mapped::open_within(path, folder),
-            None => Mapped::open(path),
-        }
+        self.seen.check(match &self.within {
+            Some(folder) => Mapped::open_within(path, folder)?,
+            None => Mapped::open(path)?,
+        })
     }
 }
 

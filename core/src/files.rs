@@ -44,6 +44,16 @@ impl FileIdentity {
     }
 }
 
+impl std::fmt::Display for FileIdentity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes, changed {} ns after 1970", self.bytes, self.modified_ns)?;
+        match self.inode {
+            0 => Ok(()),
+            inode => write!(f, ", inode {inode} of device {}", self.device),
+        }
+    }
+}
+
 /// Opens a regular file for reading. Errors are of `kind`; what is not a regular file is named.
 pub fn open(kind: ErrorKind, path: &Path) -> Result<File> {
     let file = without_waiting().read(true).open(path).map_err(|e| refused(kind, path, e))?;

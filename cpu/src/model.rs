@@ -151,7 +151,8 @@ const BESIDE: &str = "the weights lie in a file beside the model (*.data); copy 
 
 /// A link out of the bundle has a hint of its own.
 fn with_hint(error: Error, hint: &str) -> Error {
-    if error.kind() == ErrorKind::Artifact { error.hint(hint) } else { error }
+    let lacks = error.kind() == ErrorKind::Artifact && error.hint_text().is_none();
+    if lacks { error.hint(hint) } else { error }
 }
 
 /// Where the external data `location` of the model at `path` lies: beside it.

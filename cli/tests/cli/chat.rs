@@ -1,8 +1,11 @@
 //! `qhx chat` over a pipe.
 
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+
 use serde_json::Value;
 
-use crate::run::{Program, bundle, folder};
+use crate::run::{Program, bundle, copy, folder};
 
 fn turns(input: &str, more: &[&str]) -> Vec<Value> {
     let folder = folder();
@@ -77,4 +80,59 @@ fn a_message_that_does_not_fit_is_left_out_and_the_next_one_is_answered() {
     let run = chat(&[]);
     assert_eq!((run.code, run.stdout.lines().count()), (9, 1), "{run:?}");
     assert!(run.stderr.contains("error:") && run.stderr.contains("holds 192"), "{run:?}");
+}
+
+/// Starts a chat over a copy of the bundle with one context in memory at a time, replaces files after its first answer
+/// and returns the exit code and what the program said then.
+fn replaced_while_it_chats(replace: impl FnOnce(&Path, &Path)) -> (Option<i32>, String) {
+    let folder = folder();
+    let (live, other) = (folder.path().join("live"), folder.path().join("other"));
+    copy(bundle(), &live);
+    copy(bundle(), &other);
+    let mut chat = Program::qhx(folder.path())
+        .args(["chat", "live", "--resident", "1", "--json", "--max-new", "4"])
+        .start_with_streams();
+    let (mut input, output) =
+        (chat.stdin.take().expect("a pipe"), chat.stdout.take().expect("a pipe"));
+    let mut answers = BufReader::new(output).lines();
+    let mut ask = || {
+        // A program that has ended does not read.
+        let _ = input.write_all(b"What colour is the sky?\n");
+        answers.next().and_then(Result::ok).unwrap_or_default()
+    };
+    let first = ask();
+    assert!(first.contains("\"tokens\""), "{first}");
+    replace(&live, &other);
+    let second = ask();
+    assert!(!second.contains("\"tokens\""), "tokens of another model: {second}");
+    drop(input);
+    let ended = chat.wait_with_output().expect("the program ends");
+    (ended.status.code(), second + &String::from_utf8_lossy(&ended.stderr))
+}
+
+#[test]
+fn a_bundle_renamed_into_place_is_refused_by_a_resident_chat() {
+    let (code, said) = replaced_while_it_chats(|live, other| {
+        std::fs::rename(live, live.with_file_name("old")).expect("renamed");
+        std::fs::rename(other, live).expect("renamed");
+    });
+    assert_eq!(code, Some(4), "{said}");
+    assert!(said.contains(".onnx: replaced or changed since the bundle was opened"), "{said}");
+    assert!(said.contains("open the bundle again"), "{said}");
+}
+
+#[test]
+fn external_weights_renamed_into_place_are_refused() {
+    let weights = |bundle: &Path| {
+        let files = std::fs::read_dir(bundle.join("onnx")).expect("a folder").map(|entry| {
+            let entry = entry.expect("an entry");
+            (entry.metadata().expect("metadata").len(), entry.path())
+        });
+        files.max().expect("a file").1
+    };
+    let (code, said) = replaced_while_it_chats(|live, other| {
+        std::fs::rename(weights(other), weights(live)).expect("renamed");
+    });
+    assert_eq!(code, Some(4), "{said}");
+    assert!(said.contains("replaced or changed") && !said.contains(".onnx: replaced"), "{said}");
 }

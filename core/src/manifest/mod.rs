@@ -272,7 +272,8 @@ impl Manifest {
         let within = Some(artifacts.bounds().to_owned());
         let us = entry.us.clone();
         let key = key.to_owned();
-        let mut source = ContextSource { key, within, us, ..ContextSource::default() };
+        let seen = artifacts.seen().clone();
+        let mut source = ContextSource { key, within, seen, us, ..ContextSource::default() };
         if let Some(bin) = &entry.bin {
             source.binary = Some(resolve(format!("{base}/bin"), bin)?);
         }
