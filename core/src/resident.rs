@@ -13,7 +13,7 @@
 #![expect(unsafe_code, reason = "implements Graph, whose execute is unsafe to call")]
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::backend::{Backend, BackendInfo, Context, ContextSource, Graph};
 use crate::qnn::codes::MEM_ALLOC;
@@ -24,14 +24,27 @@ use crate::{Buffer, Error, ErrorKind, GraphInfo, Memory, Port, Result};
 pub struct ResidentBackend {
     inner: Arc<dyn Backend>,
     limit: usize,
-    loaded: Arc<Mutex<Vec<Loaded>>>,
+    pool: Arc<Pool>,
 }
 
 impl ResidentBackend {
     /// Keeps at most `limit` contexts of `inner` loaded, and at least one.
     pub fn new(inner: Arc<dyn Backend>, limit: usize) -> Self {
-        Self { inner, limit: limit.max(1), loaded: Arc::default() }
+        Self { inner, limit: limit.max(1), pool: Arc::default() }
     }
+}
+
+/// The contexts in memory.
+///
+/// Nothing is executed and nothing loaded under the lock of the list. One context is loaded at a time: who loads
+/// waits for executions to end where their contexts have to go, and who executes waits for nobody.
+#[derive(Debug, Default)]
+struct Pool {
+    /// In order of use, the one used longest ago first.
+    loaded: Mutex<Vec<Loaded>>,
+    /// A context is no longer executed.
+    idle: Condvar,
+    loading: Mutex<()>,
 }
 
 /// A context in memory, with those of its opened graphs that were used.
@@ -40,7 +53,9 @@ struct Loaded {
     id: u64,
     key: String,
     context: Arc<dyn Context>,
-    /// By [`LazyGraph::slot`].
+    /// Executions under way.
+    busy: usize,
+    /// By [`LazyGraph::slot`]; a graph that executes is not here meanwhile.
     graphs: Vec<Option<Box<dyn Graph>>>,
 }
 
@@ -69,13 +84,10 @@ impl Backend for ResidentBackend {
             inner: Arc::clone(&self.inner),
             source: source.clone(),
             limit: self.limit,
-            loaded: Arc::clone(&self.loaded),
+            pool: Arc::clone(&self.pool),
         });
-        let mut loaded = origin.lock();
-        let entry = origin.load(&mut loaded)?;
-        let graphs = entry.context.graphs().to_vec();
-        let bytes = entry.context.resident_bytes();
-        drop(loaded);
+        let context = Arc::clone(&origin.load(None)?.context);
+        let (graphs, bytes) = (context.graphs().to_vec(), context.resident_bytes());
         Ok(Arc::new(LazyContext { origin, graphs, bytes }))
     }
 
@@ -93,43 +105,109 @@ struct Origin {
     inner: Arc<dyn Backend>,
     source: ContextSource,
     limit: usize,
-    loaded: Arc<Mutex<Vec<Loaded>>>,
+    pool: Arc<Pool>,
 }
 
 impl Origin {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Loaded>> {
-        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Vec<Loaded>> {
+        self.pool.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The context, loaded if need be in the place of the one that was used longest ago. It becomes the
-    /// last of the list, which is in order of use.
-    fn load<'l>(&self, loaded: &'l mut Vec<Loaded>) -> Result<&'l mut Loaded> {
-        match loaded.iter().position(|l| l.id == self.id) {
-            Some(last) if last + 1 == loaded.len() => {}
-            Some(index) => loaded[index..].rotate_left(1),
-            None => {
-                // First out, then in: both may not fit.
-                loaded.drain(..(loaded.len() + 1).saturating_sub(self.limit));
-                let context = loop {
-                    match self.inner.open_context(&self.source) {
-                        // Contexts differ in size: fewer than the limit may be all that fit.
-                        Err(error) if error.code() == Some(MEM_ALLOC) && !loaded.is_empty() => {
-                            loaded.remove(0);
-                        }
-                        opened => break opened?,
-                    }
-                };
-                let key = self.source.key.clone();
-                loaded.push(Loaded { id: self.id, key, context, graphs: Vec::new() });
-            }
+    /// The context where it is loaded, with the graph of a slot, if that was used since.
+    fn find(&self, slot: Option<usize>) -> Option<Use<'_>> {
+        let mut loaded = self.lock();
+        let index = loaded.iter().position(|entry| entry.id == self.id)?;
+        if index + 1 < loaded.len() {
+            loaded[index..].rotate_left(1);
         }
-        loaded.last_mut().ok_or_else(|| Error::new(ErrorKind::Internal, "no context is loaded"))
+        let entry = loaded.last_mut()?;
+        entry.busy += 1;
+        let graph = slot.and_then(|slot| entry.graphs.get_mut(slot)?.take());
+        Some(Use { origin: self, context: Arc::clone(&entry.context), slot, graph })
+    }
+
+    /// As [`Origin::find`]; the context is loaded if need be, in the place of the one that was used longest ago.
+    fn load(&self, slot: Option<usize>) -> Result<Use<'_>> {
+        if let Some(found) = self.find(slot) {
+            return Ok(found);
+        }
+        let _loading = self.pool.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = self.find(slot) {
+            return Ok(found);
+        }
+        // First out, then in: both may not fit.
+        while self.lock().len() >= self.limit {
+            self.evict();
+        }
+        let context = loop {
+            match self.inner.open_context(&self.source) {
+                // Contexts differ in size: fewer than the limit may be all that fit.
+                Err(error) if error.code() == Some(MEM_ALLOC) && !self.lock().is_empty() => {
+                    self.evict();
+                }
+                opened => break opened?,
+            }
+        };
+        let key = self.source.key.clone();
+        self.lock().push(Loaded {
+            id: self.id,
+            key,
+            context: Arc::clone(&context),
+            busy: 1,
+            graphs: Vec::new(),
+        });
+        Ok(Use { origin: self, context, slot, graph: None })
+    }
+
+    /// Frees the context that was used longest ago, once one of them is not executed.
+    fn evict(&self) {
+        let mut loaded = self.lock();
+        while !loaded.is_empty() {
+            if let Some(index) = loaded.iter().position(|entry| entry.busy == 0) {
+                let entry = loaded.remove(index);
+                drop(loaded);
+                drop(entry);
+                return;
+            }
+            loaded = self.pool.idle.wait(loaded).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 }
 
 impl Drop for Origin {
     fn drop(&mut self) {
-        self.lock().retain(|loaded| loaded.id != self.id);
+        let mut loaded = self.lock();
+        let index = loaded.iter().position(|entry| entry.id == self.id);
+        let entry = index.map(|index| loaded.remove(index));
+        drop(loaded);
+        drop(entry);
+        self.pool.idle.notify_all();
+    }
+}
+
+/// A loaded context in use. It stays loaded meanwhile.
+struct Use<'a> {
+    origin: &'a Origin,
+    context: Arc<dyn Context>,
+    slot: Option<usize>,
+    /// The graph of the slot. One that is left here is there again at the next use.
+    graph: Option<Box<dyn Graph>>,
+}
+
+impl Drop for Use<'_> {
+    fn drop(&mut self) {
+        let mut loaded = self.origin.lock();
+        if let Some(entry) = loaded.iter_mut().find(|entry| entry.id == self.origin.id) {
+            entry.busy -= 1;
+            if let Some((slot, graph)) = self.slot.zip(self.graph.take()) {
+                if entry.graphs.len() <= slot {
+                    entry.graphs.resize_with(slot + 1, || None);
+                }
+                entry.graphs[slot] = Some(graph);
+            }
+        }
+        drop(loaded);
+        self.origin.pool.idle.notify_all();
     }
 }
 
@@ -202,25 +280,22 @@ impl Graph for LazyGraph {
     }
 
     unsafe fn execute(&mut self) -> Result<()> {
-        let mut loaded = self.origin.lock();
-        let entry = self.origin.load(&mut loaded)?;
-        if entry.graphs.len() <= self.slot {
-            entry.graphs.resize_with(self.slot + 1, || None);
-        }
-        let slot = &mut entry.graphs[self.slot];
-        let fresh = slot.is_none();
-        let graph = match slot {
+        let mut used = self.origin.load(Some(self.slot))?;
+        let known = used.graph.take();
+        let fresh = known.is_none();
+        let mut graph = match known {
             Some(graph) => graph,
-            none => {
-                let found = entry.context.graphs().get(self.index);
+            None => {
+                let found = used.context.graphs().get(self.index);
                 if found.is_none_or(|found| **found != *self.info) {
+                    let key = &self.origin.source.key;
                     return Err(Error::new(
                         ErrorKind::Context,
-                        format!("context {:?} has changed since it was opened", entry.key),
+                        format!("context {key:?} has changed since it was opened"),
                     )
                     .hint("files of a bundle must not be changed while it is open"));
                 }
-                none.insert(entry.context.open_graph(self.index)?)
+                used.context.open_graph(self.index)?
             }
         };
         let inputs = self.info.inputs.len();
@@ -228,13 +303,16 @@ impl Graph for LazyGraph {
             if let (true, Some((memory, offset))) = (fresh || *changed, binding) {
                 let port =
                     if index < inputs { Port::Input(index) } else { Port::Output(index - inputs) };
+                // A graph that lacks a binding is closed: the next one is bound from the first port on.
                 graph.bind(port, memory, *offset)?;
             }
             *changed = false;
         }
-        // SAFETY: contract of `crate::backend`: the caller guarantees bound and exclusive, and what is
-        // bound here was just bound alike to the graph behind this one.
-        unsafe { graph.execute() }
+        // SAFETY: contract of `crate::backend`: the caller guarantees bound and exclusive, and every binding
+        // was made alike to the graph behind this one.
+        let result = unsafe { graph.execute() };
+        used.graph = Some(graph);
+        result
     }
 }
 
@@ -242,9 +320,9 @@ impl Drop for LazyGraph {
     fn drop(&mut self) {
         let mut loaded = self.origin.lock();
         let entry = loaded.iter_mut().find(|l| l.id == self.origin.id);
-        if let Some(slot) = entry.and_then(|entry| entry.graphs.get_mut(self.slot)) {
-            *slot = None;
-        }
+        let graph = entry.and_then(|entry| entry.graphs.get_mut(self.slot)?.take());
+        drop(loaded);
+        drop(graph);
     }
 }
 
@@ -447,5 +525,104 @@ mod tests {
         workspace.execute(GraphId(0)).unwrap();
         let results = [1, 3].map(|index| workspace.bytes(buffers[index]).unwrap()[0]);
         assert_eq!(results, [27, 6]);
+    }
+
+    /// Opens graphs of which the one numbered `fails` cannot be bound at its output. Executions wait for each other.
+    #[derive(Debug)]
+    struct Scripted {
+        inner: Arc<Counting>,
+        fails: usize,
+        graphs: Arc<AtomicUsize>,
+        both: Option<Arc<std::sync::Barrier>>,
+    }
+
+    struct Checked<T> {
+        inner: T,
+        fails: usize,
+        graphs: Arc<AtomicUsize>,
+        both: Option<Arc<std::sync::Barrier>>,
+        bound: usize,
+    }
+
+    impl Backend for Scripted {
+        fn info(&self) -> BackendInfo {
+            self.inner.info()
+        }
+
+        fn accepts(&self, source: &ContextSource) -> bool {
+            self.inner.accepts(source)
+        }
+
+        fn open_context(&self, source: &ContextSource) -> Result<Arc<dyn Context>> {
+            let (inner, graphs) = (self.inner.open_context(source)?, Arc::clone(&self.graphs));
+            let both = self.both.clone();
+            Ok(Arc::new(Checked { inner, fails: self.fails, graphs, both, bound: 0 }))
+        }
+    }
+
+    impl Context for Checked<Arc<dyn Context>> {
+        fn graphs(&self) -> &[Arc<GraphInfo>] {
+            self.inner.graphs()
+        }
+
+        fn open_graph(&self, index: usize) -> Result<Box<dyn Graph>> {
+            let fails = self.graphs.fetch_add(1, Ordering::Relaxed) == self.fails;
+            let (inner, graphs) = (self.inner.open_graph(index)?, Arc::clone(&self.graphs));
+            let both = self.both.clone();
+            Ok(Box::new(Checked { inner, fails: fails.into(), graphs, both, bound: 0 }))
+        }
+    }
+
+    impl Graph for Checked<Box<dyn Graph>> {
+        fn info(&self) -> &Arc<GraphInfo> {
+            self.inner.info()
+        }
+
+        fn bind(&mut self, port: Port, memory: &Memory, offset: usize) -> Result<()> {
+            if self.fails > 0 && port == Port::Output(0) {
+                self.fails = 0;
+                return Err(Error::new(ErrorKind::Graph, "registering memory failed"));
+            }
+            self.bound += 1;
+            self.inner.bind(port, memory, offset)
+        }
+
+        unsafe fn execute(&mut self) -> Result<()> {
+            assert!(self.bound >= 2, "executed with {} of 2 ports bound", self.bound);
+            self.both.as_ref().map(|both| both.wait());
+            // SAFETY: the caller's contract is that of the graph behind this one.
+            unsafe { self.inner.execute() }
+        }
+    }
+
+    #[test]
+    fn two_models_on_one_resident_backend_execute_side_by_side() {
+        let (inner, graphs) = (multiplying(usize::MAX), Arc::default());
+        // Nobody passes alone.
+        let both = Some(Arc::new(std::sync::Barrier::new(2)));
+        let inner = Scripted { inner, fails: usize::MAX, graphs, both };
+        let backend: Arc<dyn Backend> = Arc::new(ResidentBackend::new(Arc::new(inner), 2));
+        let (done, finished) = std::sync::mpsc::channel();
+        for file in ["3", "5"] {
+            let (mut workspace, done) = (open(&backend, file), done.clone());
+            std::thread::spawn(move || done.send(workspace.execute(GraphId(0))));
+        }
+        for _ in 0..2 {
+            finished.recv_timeout(std::time::Duration::from_secs(60)).unwrap().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_graph_that_could_not_be_bound_is_never_executed() {
+        let (inner, graphs) = (multiplying(usize::MAX), Arc::<AtomicUsize>::default());
+        // The second graph that is opened: the first model's after it was loaded again.
+        let inner = Scripted { inner, fails: 2, graphs: Arc::clone(&graphs), both: None };
+        let backend: Arc<dyn Backend> = Arc::new(ResidentBackend::new(Arc::new(inner), 1));
+        let (mut first, mut second) = (open(&backend, "3"), open(&backend, "5"));
+        assert_eq!((run(&mut first, 2), run(&mut second, 2)), (6, 10));
+        let error = first.execute(GraphId(0)).unwrap_err();
+        assert!(error.message().contains("registering memory failed"), "{error}");
+        assert_eq!(run(&mut first, 4), 12);
+        assert_eq!(graphs.load(Ordering::Relaxed), 4, "a graph anew after the failure");
     }
 }

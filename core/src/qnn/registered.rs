@@ -171,7 +171,8 @@ impl DeviceMemory {
         if self.refused.load(Ordering::Relaxed) {
             return Ok(raw);
         }
-        match context.register(block, offset, tensor, bytes) {
+        let must = self.mode == MemoryMode::Registered;
+        match context.register(block, offset, tensor, bytes, must) {
             Ok(Some(handle)) => Ok(Place::Registered(handle)),
             Ok(None) => Ok(raw),
             Err(error) if self.mode == MemoryMode::Registered => Err(error),
@@ -267,13 +268,15 @@ impl Registrations {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The handle of a tensor in a block; `None` where the library refused it before.
+    /// The handle of a tensor in a block; `None` where the library refused it before. Where it `must` be
+    /// registered, the library is asked each time.
     fn register(
         self: &Arc<Self>,
         block: &Block,
         offset: usize,
         tensor: &Tensor,
         bytes: usize,
+        must: bool,
     ) -> Result<Option<Handle>> {
         let _call = Shared::enter();
         let mut entries = self.entries();
@@ -308,7 +311,9 @@ impl Registrations {
             let allocation = Arc::clone(allocation);
             Entry { allocation, offset, bytes, data_type, handle }
         };
-        entries.push(entry(handle.as_ref().ok().copied()));
+        if handle.is_ok() || !must {
+            entries.push(entry(handle.as_ref().ok().copied()));
+        }
         handle.map(|handle| Some(handle.0))
     }
 
