@@ -9,6 +9,7 @@ use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
 
 use crate::raw::{Raw, check_size, zeroed};
+use crate::scans::cut_off;
 use crate::{Limits, Source};
 
 /// Decodes a JPEG file. CMYK becomes RGB, with inverted values as Adobe's programs write them.
@@ -28,6 +29,10 @@ pub(crate) fn decode(source: &Source, bytes: &[u8], limits: &Limits) -> Result<R
         _ => (ColorSpace::RGB, ColorType::Rgb8),
     };
     decoder.set_options(decoder.options().jpeg_set_out_colorspace(space));
+    if let Some((there, all)) = cut_off(bytes) {
+        let what = format!("its data ends after {there} of {all} blocks");
+        return Err(source.broken("JPEG", what));
+    }
     let len = decoder.output_buffer_size().unwrap_or(usize::MAX);
     let mut pixels = zeroed(source, len)?;
     decoder.decode_into(&mut pixels).map_err(broken)?;

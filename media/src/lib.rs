@@ -18,6 +18,7 @@
 //! is such an error, too.
 
 mod format;
+mod frames;
 mod jpeg;
 mod limits;
 mod part;
@@ -25,6 +26,8 @@ mod picture;
 mod pixels;
 mod raw;
 mod resample;
+mod scans;
+
 mod sound;
 mod source;
 mod video;

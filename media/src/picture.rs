@@ -10,7 +10,7 @@ use image::{DynamicImage, ImageDecoder, RgbImage};
 use qhx_core::{Media, Result};
 
 use crate::format::{Format, Kind};
-use crate::raw::{Raw, allowance, check_size, zeroed};
+use crate::raw::{Raw, allowance, check_size, png_pixels, zeroed};
 use crate::source::HEAD;
 use crate::{ImageRules, Limits, Source, jpeg, pixels};
 
@@ -58,15 +58,15 @@ pub fn picture(source: &Source, rules: &ImageRules, limits: &Limits) -> Result<P
 fn decode(source: &Source, format: Format, bytes: &[u8], limits: &Limits) -> Result<Raw> {
     let broken = |e| source.broken(format.name(), e);
     let reader = Cursor::new(bytes);
-    let allowance = allowance(limits);
     match format {
         Format::Png => {
+            let allowance = allowance(png_pixels(source, bytes, limits)?, bytes.len());
             let decoder = PngDecoder::with_limits(reader, allowance).map_err(broken)?;
             read(source, format, decoder, limits)
         }
         Format::Gif => {
             let mut decoder = GifDecoder::new(reader).map_err(broken)?;
-            decoder.set_limits(allowance).map_err(broken)?;
+            decoder.set_limits(allowance(limits.pixels, bytes.len())).map_err(broken)?;
             read(source, format, decoder, limits)
         }
         Format::Webp => {

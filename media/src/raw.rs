@@ -15,12 +15,30 @@ pub(crate) struct Raw {
     pub orientation: Orientation,
 }
 
-/// What decoders of the crate `image` may take beside the pixels that they are given.
-pub(crate) fn allowance(limits: &Limits) -> image::Limits {
+/// Bytes of text and profiles that a decoder may take beside the image.
+const BESIDE: u64 = 16 << 20;
+
+/// What decoders of the crate `image` may take beside the pixels that they are given, for an image of so many pixels in
+/// a file of so many bytes.
+pub(crate) fn allowance(pixels: u64, bytes: usize) -> image::Limits {
     let mut allowance = image::Limits::no_limits();
-    // Buffers of a picture as large as may be, with 16-bit values; and text and profiles beside it.
-    allowance.max_alloc = Some(limits.pixels.saturating_mul(8).saturating_add(64 << 20));
+    // Buffers of the image, with 16-bit values; and chunks as they stand in the file.
+    let buffers = pixels.saturating_mul(8).saturating_add(bytes as u64);
+    allowance.max_alloc = Some(buffers.saturating_add(BESIDE));
     allowance
+}
+
+/// Pixels of a PNG image by its first chunk, within the limits. Its decoder takes memory for profiles before it can be
+/// asked; 0 for what is no PNG image.
+pub(crate) fn png_pixels(source: &Source, bytes: &[u8], limits: &Limits) -> Result<u64> {
+    let [width, height] = [16, 20].map(|at| {
+        let size = bytes.get(at..).and_then(|rest| rest.first_chunk::<4>());
+        size.map_or(0, |size| u32::from_be_bytes(*size))
+    });
+    if width > 0 && height > 0 {
+        check_size(source, width, height, limits)?;
+    }
+    Ok(u64::from(width) * u64::from(height))
 }
 
 /// Refuses a picture without pixels, and one with too many.

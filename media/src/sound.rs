@@ -1,6 +1,6 @@
 //! Sounds.
 
-use std::io::ErrorKind as IoErrorKind;
+use std::io::{ErrorKind as IoErrorKind, Seek as _};
 
 use qhx_core::{Error, ErrorKind, Media, Result};
 use symphonia::core::codecs::audio::{AudioCodecParameters, AudioDecoder, AudioDecoderOptions};
@@ -12,7 +12,7 @@ use symphonia::default::formats::{FlacReader, MpaReader, OggReader, WavReader};
 use crate::format::{Format, Kind};
 use crate::resample::Resampler;
 use crate::wave::too_many_channels;
-use crate::{AudioRules, Limits, Source};
+use crate::{AudioRules, Limits, Source, frames};
 
 /// Rates that files may have, and that may be asked for.
 const RATES: std::ops::RangeInclusive<u32> = 1_000..=768_000;
@@ -125,6 +125,20 @@ impl<'a> Opened<'a> {
             && let Some(why) = too_many_channels(&mut stream, start)
         {
             return Err(source.broken(format.name(), why));
+        }
+        if matches!(format, Format::Flac | Format::Mp3) {
+            stream.without_tags(source)?;
+        }
+        if format == Format::Mp3 {
+            let missing = frames::missing(&mut stream, start);
+            match missing.map_err(|e| Error::caused(ErrorKind::Io, source, e))? {
+                0 => {}
+                missing => {
+                    let what = format!("its last frame lacks {missing} bytes or more");
+                    return Err(source.broken(format.name(), what));
+                }
+            }
+            stream.rewind().map_err(|e| Error::caused(ErrorKind::Io, source, e))?;
         }
         let bytes = stream.len;
         let mut stream = MediaSourceStream::new(Box::new(stream), Default::default());

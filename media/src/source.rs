@@ -105,12 +105,12 @@ impl Source {
                 let file = files::open(ErrorKind::Io, path)?;
                 let len = file.metadata().map_err(|e| Error::io(ErrorKind::Io, path, e))?.len();
                 self.check_size(len, limits)?;
-                Ok(Stream { bytes: Bytes::File(file), len })
+                Ok(Stream { bytes: Bytes::File(file), at: 0, len })
             }
             Self::Bytes { bytes, .. } => {
                 let len = bytes.len() as u64;
                 self.check_size(len, limits)?;
-                Ok(Stream { bytes: Bytes::Memory(Cursor::new(bytes)), len })
+                Ok(Stream { bytes: Bytes::Memory(Cursor::new(bytes)), at: 0, len })
             }
         }
     }
@@ -142,8 +142,15 @@ impl Source {
 /// Bytes as symphonia reads them.
 pub(crate) struct Stream<'a> {
     bytes: Bytes<'a>,
+    at: u64,
+    /// Bytes that are read: all, or without the tags at the end.
     pub len: u64,
 }
+
+/// Bytes of an ID3v1 tag.
+const ID3V1: u64 = 128;
+/// Bytes of the footer of an APE tag.
+const APE: u64 = 32;
 
 impl Stream<'_> {
     /// Where the content begins behind tags of ID3, and its first bytes. The stream is at its beginning afterwards.
@@ -168,6 +175,40 @@ impl Stream<'_> {
         self.seek(SeekFrom::Start(0))?;
         Ok((start, head))
     }
+
+    /// Leaves out tags at the end (ID3v1, APE), which a decoder would take for audio. The stream is at its beginning
+    /// afterwards.
+    pub fn without_tags(&mut self, source: &Source) -> Result<()> {
+        self.strip_tags().map_err(|e| Error::caused(ErrorKind::Io, source, e))
+    }
+
+    fn strip_tags(&mut self) -> std::io::Result<()> {
+        if let Some(start) = self.len.checked_sub(ID3V1)
+            && self.read_at::<3>(start)? == *b"TAG"
+        {
+            self.len = start;
+        }
+        if let Some(start) = self.len.checked_sub(APE) {
+            let footer: [u8; 32] = self.read_at(start)?;
+            let [b'A', b'P', b'E', b'T', b'A', b'G', b'E', b'X', rest @ ..] = footer else {
+                return self.rewind();
+            };
+            let [_, _, _, _, s0, s1, s2, s3, _, _, _, _, _, _, _, flags, ..] = rest;
+            // Its size counts the footer and not the header, which it may have.
+            let header = if flags & 0x80 == 0 { 0 } else { APE };
+            let size = u64::from(u32::from_le_bytes([s0, s1, s2, s3])) + header;
+            self.len = self.len.saturating_sub(size.max(APE));
+        }
+        self.rewind()
+    }
+
+    /// The bytes at a place of the stream.
+    pub fn read_at<const N: usize>(&mut self, at: u64) -> std::io::Result<[u8; N]> {
+        let mut bytes = [0; N];
+        self.seek(SeekFrom::Start(at))?;
+        self.read_exact(&mut bytes)?;
+        Ok(bytes)
+    }
 }
 
 enum Bytes<'a> {
@@ -177,19 +218,32 @@ enum Bytes<'a> {
 
 impl Read for Stream<'_> {
     fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
-        match &mut self.bytes {
+        let left = usize::try_from(self.len.saturating_sub(self.at)).unwrap_or(usize::MAX);
+        let most = left.min(buf.len());
+        let buf = buf.get_mut(..most).unwrap_or_default();
+        let read = match &mut self.bytes {
             Bytes::File(file) => file.read(buf),
             Bytes::Memory(bytes) => bytes.read(buf),
-        }
+        }?;
+        self.at += read as u64;
+        Ok(read)
     }
 }
 
 impl Seek for Stream<'_> {
     fn seek(&mut self, to: SeekFrom) -> std::io::Result<u64> {
-        match &mut self.bytes {
+        let to = match to {
+            SeekFrom::End(offset) => {
+                let at = self.len.checked_add_signed(offset);
+                SeekFrom::Start(at.ok_or(std::io::ErrorKind::InvalidInput)?)
+            }
+            to => to,
+        };
+        self.at = match &mut self.bytes {
             Bytes::File(file) => file.seek(to),
             Bytes::Memory(bytes) => bytes.seek(to),
-        }
+        }?;
+        Ok(self.at)
     }
 }
 

@@ -10,7 +10,7 @@ use image::{AnimationDecoder as _, ColorType, ImageDecoder as _};
 use qhx_core::{Error, ErrorKind, Media, Result};
 
 use crate::format::{Format, Kind};
-use crate::raw::{allowance, check_size, zeroed};
+use crate::raw::{allowance, check_size, png_pixels, zeroed};
 use crate::source::HEAD;
 use crate::{ImageRules, Limits, Source, VideoRules, picture, pixels};
 
@@ -226,7 +226,11 @@ fn decode<'a>(
     let broken = |e| source.broken(format.name(), e);
     let reader = Cursor::new(bytes);
     // The animations' decoders hold several canvases of four bytes a pixel.
-    let mut allowance = allowance(limits);
+    let pixels = match format {
+        Format::Png => png_pixels(source, bytes, limits)?,
+        _ => limits.pixels,
+    };
+    let mut allowance = allowance(pixels, bytes.len());
     allowance.max_alloc = allowance.max_alloc.map(|most| most.saturating_mul(2));
     let (width, height, frames) = match format {
         Format::Gif => {

@@ -111,6 +111,24 @@ fn a_picture_of_which_a_part_is_missing_is_no_picture() {
 }
 
 #[test]
+fn a_jpeg_of_which_a_part_is_missing_needs_more_than_an_end_marker() {
+    for name in ["baseline.jpg", "progressive.jpg", "cmyk.jpg", "grey.jpg"] {
+        let whole = std::fs::read(fixture(name)).unwrap();
+        let data = whole.windows(2).position(|marker| marker == [0xff, 0xda]).unwrap() + 16;
+        for cut in [data, (data + whole.len()) / 2, whole.len() - 6] {
+            let mut bytes = whole[..cut].to_vec();
+            // No marker may begin at the cut.
+            while bytes.last() == Some(&0xff) {
+                bytes.pop();
+            }
+            bytes.extend([0xff, 0xd9]);
+            let error = no_picture(&Source::Bytes { name: "cut".to_owned(), bytes });
+            says(&error, "cut", "a broken or cut-off JPEG file");
+        }
+    }
+}
+
+#[test]
 fn what_is_no_picture_is_named() {
     let heic = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic";
     let avif = b"\0\0\0\x1cftypavif\0\0\0\0avifmif1miaf";
@@ -279,6 +297,21 @@ fn a_sound_of_which_a_part_is_missing_is_no_sound() {
                 bytes(&format!("cut {name}"), &whole[..(whole.len() * percent / 100).max(12)]);
             says(&no_sound(&cut), &format!("cut {name}"), "broken or cut-off");
         }
+    }
+}
+
+#[test]
+fn an_mp3_that_lacks_one_byte_is_cut_off() {
+    let whole = std::fs::read(fixture("tone.mp3")).unwrap();
+    // Within the last frame, and within the header of a frame that follows.
+    for end in [whole.len() - 1, whole.len() - 50] {
+        let error = no_sound(&bytes("cut.mp3", &whole[..end]));
+        says(&error, "cut.mp3", "a broken or cut-off MP3 file: its last frame lacks");
+    }
+    for begun in 1..4 {
+        let mut more = whole.clone();
+        more.extend_from_within(..begun);
+        says(&no_sound(&bytes("cut.mp3", more)), "cut.mp3", "its last frame lacks");
     }
 }
 

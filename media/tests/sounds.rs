@@ -126,6 +126,30 @@ fn a_resampled_sound_has_its_length() {
 }
 
 #[test]
+fn tags_behind_the_sound_are_skipped() {
+    let mut old = b"TAG".to_vec();
+    old.resize(128, 0);
+    // An item of four bytes, with a header and a footer.
+    let mut ape = Vec::new();
+    for (flags, items) in [(0xa000_0000u32, &b"item"[..]), (0x8000_0000, b"")] {
+        ape.extend(b"APETAGEX\xd0\x07\0\0\x24\0\0\0\x01\0\0\0");
+        ape.extend(flags.to_le_bytes());
+        ape.extend([0; 8]);
+        ape.extend(items);
+    }
+    let both = [ape.clone(), old.clone()].concat();
+    for (name, tags) in ["tone16.flac", "tone.mp3"]
+        .into_iter()
+        .flat_map(|name| [&old, &ape, &both].map(|tags| (name, tags)))
+    {
+        let mut bytes = std::fs::read(fixture(name)).unwrap();
+        bytes.extend(tags);
+        let tagged = Source::Bytes { name: name.to_owned(), bytes };
+        assert_eq!(read_at(&tagged, 16_000), read_at(&file(name), 16_000), "{name}");
+    }
+}
+
+#[test]
 fn tags_before_the_sound_are_skipped() {
     let mut bytes = b"ID3\x04\0\0\0\0\x4f\x0a".to_vec();
     bytes.resize(10 + 0x4f * 128 + 10, b'x');
