@@ -117,7 +117,7 @@ pub(crate) fn generate(
     attached: &[Attached],
     stream: Stream,
 ) -> Result<Generation> {
-    let _working = app.interrupts.working();
+    let _working = app.interrupts.working_on(&request.cancel);
     let progress = app.progress.clone();
     progress.begin(media::names(attached).as_deref());
     let output = &mut app.output;

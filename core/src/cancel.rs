@@ -1,11 +1,21 @@
-//! A flag that stops a session from another thread or a signal handler.
+//! Flags that stop work from another thread or a signal handler.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
-/// Stops a session within one graph execution. Clones share the flag.
+/// A ticket to stop work with, such as one [`Request`](crate::engine::Request), within one graph execution. Clones
+/// share it, and two are equal when they do.
+///
+/// It stays cancelled: work that begins later with the same ticket ends at once. Other work needs a ticket of its own.
 #[derive(Debug, Clone, Default)]
-pub struct CancelToken(Arc<AtomicBool>);
+pub struct CancelToken(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    cancelled: AtomicBool,
+    /// Tokens that cancel this one, too.
+    others: RwLock<Vec<CancelToken>>,
+}
 
 impl CancelToken {
     /// A token that is not cancelled.
@@ -13,18 +23,49 @@ impl CancelToken {
         Self::default()
     }
 
-    /// Asks the session to stop.
+    /// A token that each of `others` cancels.
+    pub(crate) fn any(others: Vec<Self>) -> Self {
+        Self(Arc::new(State { others: RwLock::new(others), ..State::default() }))
+    }
+
+    /// Until what it returns is dropped, `other` cancels this token, too. The one begun last ends first.
+    pub(crate) fn follow(&self, other: &Self) -> Following {
+        let mut others = self.0.others.write().unwrap_or_else(PoisonError::into_inner);
+        others.push(other.clone());
+        Following(self.clone())
+    }
+
+    /// A token that is cancelled by what cancels this one now, also once this one follows others.
+    pub(crate) fn current(&self) -> Self {
+        Self::any(self.0.others.read().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
+    /// Asks the work to stop.
     pub fn cancel(&self) {
-        self.0.store(true, Ordering::Release);
+        self.0.cancelled.store(true, Ordering::Release);
     }
 
-    /// True once [`CancelToken::cancel`] was called and [`CancelToken::clear`] was not.
+    /// True once the work was asked to stop.
     pub fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Acquire)
-    }
-
-    /// Makes the session usable again.
-    pub fn clear(&self) {
-        self.0.store(false, Ordering::Release);
+        let others = || self.0.others.read().unwrap_or_else(PoisonError::into_inner);
+        self.0.cancelled.load(Ordering::Acquire) || others().iter().any(Self::is_cancelled)
     }
 }
+
+/// A token that follows another one; see [`CancelToken::follow`].
+#[derive(Debug)]
+pub(crate) struct Following(CancelToken);
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        self.0.0.others.write().unwrap_or_else(PoisonError::into_inner).pop();
+    }
+}
+
+impl PartialEq for CancelToken {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for CancelToken {}

@@ -28,12 +28,12 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use crate::qnn::stdout::redirect_to_stderr;
-use crate::{Error, ErrorKind, Result};
+use crate::{CancelToken, Error, ErrorKind, Result};
 
 /// Begins an answer: a program that is no helper of ours is noticed by it.
 const MAGIC: [u8; 4] = *b"qhxA";
@@ -92,6 +92,9 @@ pub enum ChildFailure {
     /// The answer is longer than this limit in bytes.
     #[error("its result is longer than {0} bytes")]
     TooMuchOutput(usize),
+    /// The caller asked for the work to stop.
+    #[error("cancelled")]
+    Cancelled,
     /// The task itself answered with an error.
     #[error("{0}")]
     Task(Error),
@@ -103,6 +106,7 @@ impl ChildFailure {
     pub fn into_error(self, kind: ErrorKind, what: impl std::fmt::Display) -> Error {
         match self {
             Self::Task(error) => error,
+            Self::Cancelled => Error::new(ErrorKind::Cancelled, self.to_string()).context(what),
             Self::Start { .. } => Error::new(ErrorKind::Internal, self.to_string()).context(what),
             other => Error::new(kind, other.to_string()).context(what),
         }
@@ -131,6 +135,17 @@ impl ChildProgram {
 
     /// Does `task` in a new process and waits for the answer.
     pub fn ask(&self, task: &str, input: Vec<u8>, limits: Limits) -> Result<Vec<u8>, ChildFailure> {
+        self.ask_until(task, input, limits, &CancelToken::new())
+    }
+
+    /// As [`ChildProgram::ask`]. Cancelling ends the process with [`ChildFailure::Cancelled`].
+    pub fn ask_until(
+        &self,
+        task: &str,
+        input: Vec<u8>,
+        limits: Limits,
+        cancel: &CancelToken,
+    ) -> Result<Vec<u8>, ChildFailure> {
         let cannot = |e: io::Error| ChildFailure::Start {
             program: self.program.clone(),
             why: e.to_string(),
@@ -138,8 +153,8 @@ impl ChildProgram {
         let mut child = Running(self.spawn(task, limits.memory).map_err(cannot)?);
         let last_words = last_words(&mut child.0).map_err(cannot)?;
         let answer = converse(&mut child.0, input, limits.output).map_err(cannot)?;
-        let answer = answer.recv_timeout(limits.time);
-        match answer {
+        match wait(&answer, limits.time, cancel) {
+            _ if cancel.is_cancelled() => return Err(ChildFailure::Cancelled),
             Ok(Ok(Answer::Whole(bytes))) => return Ok(bytes),
             Ok(Ok(Answer::Failed(error))) => return Err(ChildFailure::Task(error.into_error())),
             Ok(Ok(Answer::TooLong)) => return Err(ChildFailure::TooMuchOutput(limits.output)),
@@ -178,6 +193,23 @@ impl ChildProgram {
             );
         }
         command.spawn()
+    }
+}
+
+/// What comes within a time, unless it is cancelled before.
+fn wait<T>(
+    receiver: &Receiver<T>,
+    time: Duration,
+    cancel: &CancelToken,
+) -> Result<T, RecvTimeoutError> {
+    const STEP: Duration = Duration::from_millis(20);
+    let start = Instant::now();
+    loop {
+        let left = time.saturating_sub(start.elapsed());
+        match receiver.recv_timeout(left.min(STEP)) {
+            Err(RecvTimeoutError::Timeout) if left > STEP && !cancel.is_cancelled() => {}
+            received => return received,
+        }
     }
 }
 

@@ -4,9 +4,9 @@
 //! The work looks at the token between two executions. One that the NPU does not come back from cannot be called off:
 //! after a while the user is told, and then there is the second Ctrl-C.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use qhx_core::{CancelToken, Error, ErrorKind, Result};
@@ -28,15 +28,18 @@ pub struct Interrupts {
     token: CancelToken,
     /// Something is under way that looks at the token. Otherwise Ctrl-C ends the process at once.
     working: Arc<AtomicBool>,
+    /// What Ctrl-C cancels instead of the token.
+    ticket: Arc<Mutex<Option<CancelToken>>>,
 }
 
 /// Until it is dropped, the first Ctrl-C only cancels.
 #[derive(Debug)]
-pub struct Working(Arc<AtomicBool>);
+pub struct Working(Interrupts);
 
 impl Drop for Working {
     fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
+        self.0.working.store(false, Ordering::Release);
+        *self.0.lock() = None;
     }
 }
 
@@ -50,14 +53,16 @@ impl Interrupts {
     /// Installs the handler. Once per process.
     pub fn install() -> Result<Self> {
         let interrupts =
-            Self { token: CancelToken::new(), working: Arc::new(AtomicBool::new(false)) };
-        let Self { token, working } = interrupts.clone();
+            Self { token: CancelToken::new(), working: Arc::default(), ticket: Arc::default() };
+        let handler = interrupts.clone();
         ctrlc::set_handler(move || {
-            if token.is_cancelled() || !working.load(Ordering::Acquire) {
+            let ticket = handler.lock().clone().unwrap_or_else(|| handler.token.clone());
+            let cancelled = handler.token.is_cancelled() || ticket.is_cancelled();
+            if cancelled || !handler.working.load(Ordering::Acquire) {
                 exit::now(INTERRUPTED);
             }
-            token.cancel();
-            let working = Arc::clone(&working);
+            ticket.cancel();
+            let working = Arc::clone(&handler.working);
             std::thread::spawn(move || {
                 std::thread::sleep(PATIENCE);
                 if working.load(Ordering::Acquire) {
@@ -72,7 +77,11 @@ impl Interrupts {
         Ok(interrupts)
     }
 
-    /// The token that the first Ctrl-C cancels.
+    fn lock(&self) -> MutexGuard<'_, Option<CancelToken>> {
+        self.ticket.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The token that the first Ctrl-C cancels, and a time limit: it ends all that the program does.
     pub fn token(&self) -> &CancelToken {
         &self.token
     }
@@ -80,7 +89,14 @@ impl Interrupts {
     /// Says that work has begun that looks at the token.
     pub fn working(&self) -> Working {
         self.working.store(true, Ordering::Release);
-        Working(Arc::clone(&self.working))
+        Working(self.clone())
+    }
+
+    /// Says that work has begun that looks at a ticket of its own, too: Ctrl-C cancels this one, and what comes later
+    /// goes on.
+    pub fn working_on(&self, ticket: &CancelToken) -> Working {
+        *self.lock() = Some(ticket.clone());
+        self.working()
     }
 
     /// Cancels the work when its time is up, and ends the process when that does not stop it: a

@@ -254,16 +254,7 @@ pub fn plugins() -> Plugins {
 
 /// Opens a bundle on a backend.
 pub fn open(manifest: &Path, backend: Arc<dyn Backend>) -> Result<Model> {
-    open_with(manifest, backend, &CancelToken::new())
-}
-
-/// Opens a bundle on a backend, with a way to stop it.
-pub fn open_with(
-    manifest: &Path,
-    backend: Arc<dyn Backend>,
-    cancel: &CancelToken,
-) -> Result<Model> {
-    open_by(manifest, backend, &plugins(), cancel)
+    open_by(manifest, backend, &plugins(), &CancelToken::new())
 }
 
 /// Opens a bundle on a backend with the given plugins.

@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+#[cfg(target_os = "linux")]
+use qhx_core::CancelToken;
 use qhx_core::ErrorKind;
 use qhx_core::child::{ChildFailure, ChildProgram, Limits};
 
@@ -108,6 +110,25 @@ fn a_task_that_never_ends_is_ended() {
     assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
     assert_eq!(failure.to_string(), "it had not ended after 3 s");
     assert!(ends_soon(&pid_in(&file)), "the helper outlives the question");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn cancelling_ends_the_child() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("pid");
+    let (cancel, input) = (CancelToken::new(), file.to_str().expect("a path").as_bytes().to_vec());
+    let stopper = cancel.clone();
+    let started = file.clone();
+    let thread = std::thread::spawn(move || {
+        pid_in(&started);
+        stopper.cancel();
+    });
+    let limits = Limits { time: Duration::from_secs(600), ..LIMITS };
+    let failure = helper().ask_until("hang", input, limits, &cancel).expect_err("cancelled");
+    thread.join().expect("the child was started");
+    assert_eq!(failure.into_error(ErrorKind::Prompt, "it").kind(), ErrorKind::Cancelled);
+    assert!(ends_soon(&pid_in(&file)), "the child outlives the cancel");
 }
 
 #[cfg(target_os = "linux")]

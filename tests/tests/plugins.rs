@@ -111,15 +111,14 @@ fn a_tensor_that_nothing_is_bound_to_may_be_the_ops_fault() {
 #[test]
 fn cancelling_stops_an_op_that_never_ends() {
     let plugins = Plugins::discover(&only(vec![misbehaving().clone()])).unwrap();
-    let cancel = CancelToken::new();
-    let mut model = null_model::open("test_endless_loop", &plugins, &cancel).unwrap();
-    let stopper = cancel.clone();
+    let mut model = null_model::open("test_endless_loop", &plugins, &CancelToken::new()).unwrap();
+    let request = Request::greedy(Prompt::Tokens(vec![1, 2]), 4);
+    let stopper = request.cancel.clone();
     let handle = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(200));
         stopper.cancel();
     });
     let start = Instant::now();
-    let request = Request::greedy(Prompt::Tokens(vec![1, 2]), 4);
     let generation = model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap();
     handle.join().unwrap();
     assert_eq!(generation.finish_reason, FinishReason::Cancelled);

@@ -543,9 +543,7 @@ fn cancelling_keeps_the_text_so_far_and_the_model_usable() {
     let checkpoint = toys::fixture("qwen35-tied");
     let goldens = toys::goldens(&checkpoint);
     let case = goldens.cases.iter().find(|c| c.id == "france").unwrap();
-    let cancel = CancelToken::new();
-    let manifest = toys::bundle(&checkpoint, CPU);
-    let mut model = toys::open_with(&manifest, backends::cpu(), &cancel).unwrap();
+    let mut model = toys::open(&toys::bundle(&checkpoint, CPU), backends::cpu()).unwrap();
     let request = Request::greedy(Prompt::Text(case.prompt.clone()), 32);
     let mut seen = 0;
     let generation = model
@@ -553,7 +551,7 @@ fn cancelling_keeps_the_text_so_far_and_the_model_usable() {
             if let Event::Token { .. } = event {
                 seen += 1;
                 if seen == 5 {
-                    cancel.cancel();
+                    request.cancel.cancel();
                 }
             }
             ControlFlow::Continue(())
@@ -561,8 +559,7 @@ fn cancelling_keeps_the_text_so_far_and_the_model_usable() {
         .unwrap();
     assert_eq!(generation.finish_reason, FinishReason::Cancelled);
     assert_eq!(generation.tokens, case.output_ids[..5]);
-    cancel.clear();
-    let whole = generate(&mut model, &request);
+    let whole = generate(&mut model, &Request { cancel: CancelToken::new(), ..request });
     assert_eq!(whole.tokens, case.output_ids);
 }
 

@@ -143,14 +143,12 @@ impl Conversation {
 
     /// What the model is asked for, with the messages so far.
     fn request(&self) -> Request {
+        let prompt = Prompt::Chat { messages: self.messages.clone(), thinking: self.thinking };
         Request {
-            prompt: Prompt::Chat { messages: self.messages.clone(), thinking: self.thinking },
-            max_new: self.max_new,
             sampling: self.sampling.clone(),
             stop: self.stop.clone(),
-            stop_ids: Vec::new(),
-            ignore_eos: false,
             speculate: self.speculate,
+            ..Request::greedy(prompt, self.max_new)
         }
     }
 
@@ -183,7 +181,6 @@ impl Conversation {
                 return Err(e);
             }
         };
-        app.interrupts.token().clear();
         if self.json {
             app.output.json(&session::json(model, &generation, &attached))?;
         }

@@ -105,14 +105,12 @@ fn run_traced(
     media::check_marks(&text, &attachments)?;
     let ids = if args.ids { prompt::ids(&text)? } else { Vec::new() };
     let mut request = Request {
-        // What is attached is read by the rules of the model, once it is open.
-        prompt: Prompt::Tokens(ids),
-        max_new: args.max_new,
         sampling,
         stop: args.stop.clone(),
-        stop_ids: Vec::new(),
         ignore_eos: args.ignore_eos,
         speculate: args.speculate.mode(),
+        // What is attached is read by the rules of the model, once it is open.
+        ..Request::greedy(Prompt::Tokens(ids), args.max_new)
     };
     let check = |manifest: &_| request.check(manifest);
     let dump = args.dump.as_deref().map(Dump::create).transpose()?.map(Arc::new);

@@ -104,7 +104,7 @@ impl Model {
 
     /// Chooses the next token among the logits, and tells of it. Answers with the reason where the generation ends.
     fn choose(&mut self, run: &mut Run<'_>) -> Result<Option<FinishReason>> {
-        if self.cancel.is_cancelled() {
+        if self.session.is_cancelled() {
             return Ok(Some(FinishReason::Cancelled));
         }
         let start = Instant::now();

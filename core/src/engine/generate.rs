@@ -30,6 +30,18 @@ impl Model {
         self.require(Task::Generate, "generate")?;
         self.op.require_logits()?;
         request.check(&self.manifest)?;
+        self.cancellable(&request.cancel, |model| model.generate_now(request, on_event))
+    }
+
+    fn generate_now(
+        &mut self,
+        request: &Request,
+        on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+    ) -> Result<Generation> {
+        if self.session.is_cancelled() {
+            return Ok(self.nothing());
+        }
+        self.speculation.idle();
         let trace = self.trace.clone();
         let trace = trace.as_ref();
         let _span = trace::span(trace, "generate");
@@ -84,7 +96,8 @@ impl Model {
             let consumed = (prompt.sequence.len() - reused, start.elapsed().as_secs_f64());
             let media = !prompt.sequence.spans.is_empty();
             let (sampling, allowed) = (&request.sampling, &allowed);
-            let begin = Start { prompt: tokens, most: budget, sampling, allowed, media };
+            let cancel = &self.session.current();
+            let begin = Start { prompt: tokens, most: budget, sampling, allowed, media, cancel };
             self.speculation.begin(request.speculate, &self.op, &begin, consumed);
         }
         let prefill = start.elapsed();
@@ -181,6 +194,7 @@ impl Model {
                         enable_thinking: *thinking,
                         arguments: self.template_arguments.clone(),
                         media: media.to_vec(),
+                        cancel: self.session.current(),
                     };
                     chat.render(messages, &options)
                 };
@@ -209,7 +223,7 @@ impl Model {
             op: &self.op,
             tokenizer: self.require_tokenizer(),
             max_ctx: self.op.info().max_ctx,
-            cancel: &self.cancel,
+            cancel: self.session.current(),
             trace: self.trace.as_ref(),
         }
     }

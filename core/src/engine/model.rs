@@ -31,7 +31,8 @@ pub struct ModelOptions<'a> {
     pub ops: &'a dyn OpProvider,
     /// Threads for the op's parallel parts; `None` for one a core.
     pub threads: Option<usize>,
-    /// Stops a generation within one graph execution.
+    /// Ends all that the model does, now and later, within one graph execution: for the end of the program. One
+    /// generation has a ticket of its own, [`Request::cancel`](super::Request::cancel).
     pub cancel: CancelToken,
     /// Told how far a long prompt is.
     pub progress: Option<ProgressFn>,
@@ -78,6 +79,8 @@ pub struct Model {
     /// The last embedding.
     pub(super) vector: Vec<f32>,
     pub(super) cancel: CancelToken,
+    /// What the op's executions look at: `cancel`, and the ticket of what runs now.
+    pub(super) session: CancelToken,
     pub(super) dump: Option<Arc<Dump>>,
     pub(super) trace: Option<Arc<Trace>>,
     pub(super) load: Duration,
@@ -131,7 +134,8 @@ impl Model {
         let (tokenizer, chat) = texts.ok_or_else(missing)??;
         let (sources, opened): (Vec<_>, Vec<_>) = opened?;
 
-        let mut workspace = Workspace::new(Arc::clone(&backend), cancel.clone());
+        let session = CancelToken::any(vec![cancel.clone()]);
+        let mut workspace = Workspace::new(Arc::clone(&backend), session.clone());
         workspace.set_trace(trace.clone());
         let mut context_loads = Vec::with_capacity(sources.len());
         for (source, opened) in sources.iter().zip(opened) {
@@ -179,6 +183,7 @@ impl Model {
             losses,
             vector: Vec::new(),
             cancel,
+            session,
             dump,
             load: start.elapsed(),
             trace: trace.clone(),
@@ -246,9 +251,18 @@ impl Model {
         self.trace.as_ref()
     }
 
-    /// Stops what the model is doing, also from another thread.
+    /// Ends all that the model does, see [`ModelOptions::cancel`].
     pub fn cancel_token(&self) -> &CancelToken {
         &self.cancel
+    }
+
+    /// Does work with the model that `cancel` stops within one graph execution, such as embedding texts.
+    /// [`Model::generate`] does so itself with the request's ticket.
+    ///
+    /// Work that is stopped fails with [`ErrorKind::Cancelled`].
+    pub fn cancellable<T>(&mut self, cancel: &CancelToken, work: impl FnOnce(&mut Self) -> T) -> T {
+        let _until = self.session.follow(cancel);
+        work(self)
     }
 
     /// Forgets everything consumed so far.

@@ -143,7 +143,7 @@ pub(super) struct Reader<'a> {
     pub op: &'a dyn Places,
     pub tokenizer: Result<&'a Tokenizer>,
     pub max_ctx: usize,
-    pub cancel: &'a CancelToken,
+    pub cancel: CancelToken,
     pub trace: Option<&'a Arc<Trace>>,
 }
 
@@ -333,11 +333,14 @@ impl Reader<'_> {
             return Ok(encoded);
         }
         // Some templates refuse a conversation that does not ask for an answer.
-        let closed = render(messages, &spelt, false).unwrap_or_default();
+        let closed = match render(messages, &spelt, false) {
+            Err(e) if e.kind() == ErrorKind::Cancelled => return Err(e),
+            closed => closed.unwrap_or_default(),
+        };
         let common = text.bytes().zip(closed.bytes()).take_while(|(a, b)| a == b).count();
         let mark = guard.mark;
         let (ids, within) =
-            tokenizer.within(&text, self.max_ctx, self.cancel, move |tokenizer, text| {
+            tokenizer.within(&text, self.max_ctx, &self.cancel, move |tokenizer, text| {
                 encode_with_prefix(tokenizer, text, mark, common)
             })?;
         self.assemble(&mut encoded, &ids, Some(within), &mut waiting, false)?;
@@ -353,9 +356,9 @@ impl Reader<'_> {
         mark: Option<char>,
     ) -> Result<Vec<u32>> {
         let Some(mark) = mark else {
-            return tokenizer.encode_within(text, add_special, self.max_ctx, self.cancel);
+            return tokenizer.encode_within(text, add_special, self.max_ctx, &self.cancel);
         };
-        tokenizer.within(text, self.max_ctx, self.cancel, move |tokenizer, text| {
+        tokenizer.within(text, self.max_ctx, &self.cancel, move |tokenizer, text| {
             let (ids, _) = encode_with_prefix(tokenizer, text, Some(mark), 0)?;
             if !add_special {
                 return Ok(ids);
@@ -505,13 +508,13 @@ mod tests {
             let text = if answer { Some(open) } else { closed };
             text.map(str::to_owned).ok_or_else(|| Error::new(ErrorKind::Prompt, "refused"))
         };
-        let (tokenizer, cancel) = (tokenizer(), CancelToken::new());
+        let tokenizer = tokenizer();
         let reader = Reader {
             model: "m",
             op: &TextOnly,
             tokenizer: Ok(&tokenizer),
             max_ctx: 64,
-            cancel: &cancel,
+            cancel: CancelToken::new(),
             trace: None,
         };
         (reader.chat(&[], render, checkpoint).unwrap(), rendered.get())

@@ -435,14 +435,60 @@ fn a_prompt_whose_tokenization_is_cancelled_is_a_cancelled_generation() {
     op.info.max_ctx = 1 << 20;
     let prompts = Arc::clone(&op.prompts);
     let mut model = open_with_words(op, &LETTERS);
-    model.cancel_token().cancel();
     // Long enough to be tokenized beside what waits for it.
-    let long = Request::greedy(Prompt::Text("a ".repeat(100_000)), 2);
+    let mut long = Request::greedy(Prompt::Text("a ".repeat(100_000)), 2);
+    long.cancel.cancel();
     let generation = generate(&mut model, &long).unwrap();
     assert_eq!(generation.finish_reason, FinishReason::Cancelled);
     assert!(generation.tokens.is_empty() && prompts.lock().unwrap().is_empty());
-    model.cancel_token().clear();
+    long.cancel = CancelToken::new();
     assert_eq!(generate(&mut model, &long).unwrap().tokens, [7, 7], "the next one runs");
+}
+
+#[test]
+fn crossed_cancels_each_stop_their_own_request() {
+    let op = Scripted::new(RISING);
+    let prompts = Arc::clone(&op.prompts);
+    let mut model = open(op);
+    let (first, second, third) = (request(&[1], 3), request(&[2], 3), request(&[3], 3));
+    // The second is cancelled while it waits for its turn, the first one after its end.
+    let cancel_second = &mut |_: Event<'_>| {
+        second.cancel.cancel();
+        ControlFlow::Continue(())
+    };
+    let generation = model.generate(&first, cancel_second).unwrap();
+    assert_eq!((generation.finish_reason, generation.tokens.len()), (FinishReason::Length, 3));
+    first.cancel.cancel();
+    let generation = generate(&mut model, &second).unwrap();
+    assert_eq!(generation.finish_reason, FinishReason::Cancelled);
+    assert_eq!(*prompts.lock().unwrap(), [1], "the second one was consumed");
+    // The third is cancelled while it runs, by a ticket of its own.
+    let mut after = |event: Event<'_>| {
+        if matches!(event, Event::Token { .. }) {
+            third.cancel.cancel();
+        }
+        ControlFlow::Continue(())
+    };
+    let generation = model.generate(&third, &mut after).unwrap();
+    assert_eq!((generation.finish_reason, generation.tokens.len()), (FinishReason::Cancelled, 1));
+    assert_eq!(generate(&mut model, &request(&[4], 2)).unwrap().tokens, [7, 7]);
+}
+
+#[test]
+fn a_ticket_stops_an_execution_only_while_its_work_runs() {
+    let mut model = open(Scripted::new(RISING));
+    let (ticket, seen) = (CancelToken::new(), model.session.clone());
+    ticket.cancel();
+    assert!(model.cancellable(&ticket, |_| seen.is_cancelled()));
+    assert!(!seen.is_cancelled(), "the next work is not stopped");
+    let other = CancelToken::new();
+    assert!(model.cancellable(&ticket, |m| m.cancellable(&other, |_| seen.is_cancelled())));
+    // What goes on beside the model keeps its ticket.
+    let kept = model.cancellable(&other, |m| m.session.current());
+    other.cancel();
+    assert!(kept.is_cancelled() && !seen.is_cancelled());
+    model.cancel_token().cancel();
+    assert!(seen.is_cancelled(), "the model's own ends everything");
 }
 
 #[test]

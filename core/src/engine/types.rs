@@ -11,7 +11,7 @@ use crate::media::Media;
 use crate::op::SpanStats;
 use crate::stop::StopFilter;
 use crate::text::Message;
-use crate::{Error, ErrorKind, Result};
+use crate::{CancelToken, Error, ErrorKind, Result};
 
 /// What to continue.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,6 +59,9 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Whether tokens are guessed ahead.
     pub speculate: Speculate,
+    /// Stops this generation, also while its prompt is rendered or tokenized; other requests go on. Where it is
+    /// cancelled before its turn, nothing runs. A clone of the request shares it.
+    pub cancel: CancelToken,
 }
 
 /// Most tokens that are guessed at once.
@@ -118,6 +121,7 @@ impl Request {
             stop_ids: Vec::new(),
             ignore_eos: false,
             speculate: Speculate::Off,
+            cancel: CancelToken::new(),
         }
     }
 

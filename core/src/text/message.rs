@@ -3,6 +3,7 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
+use crate::CancelToken;
 use crate::media::Media;
 
 /// A message of a conversation.
@@ -140,6 +141,8 @@ pub struct RenderOptions {
     /// What stands for each picture, sound and video of the conversation, in order. A Jinja template knows that itself;
     /// the manifest's markers do not.
     pub media: Vec<String>,
+    /// Stops a template that is rendered in a process of its own.
+    pub cancel: CancelToken,
 }
 
 impl Default for RenderOptions {
@@ -149,6 +152,7 @@ impl Default for RenderOptions {
             enable_thinking: None,
             arguments: Map::new(),
             media: Vec::new(),
+            cancel: CancelToken::new(),
         }
     }
 }

@@ -12,7 +12,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use tokenizers::{DecoderWrapper, PostProcessor as _, TruncationDirection};
+use tokenizers::{
+    DecoderWrapper, Encoding, Model as _, OffsetType, PostProcessor as _, PreTokenizer as _,
+    TruncationDirection,
+};
 
 use crate::artifacts::Mapped;
 use crate::{CancelToken, Error, ErrorKind, Result};
@@ -30,6 +33,8 @@ pub struct Tokenizer {
     size: Size,
     /// The side on which texts are cut.
     cut: TruncationDirection,
+    /// Ends what tokenizes.
+    cancel: CancelToken,
 }
 
 impl fmt::Debug for Tokenizer {
@@ -81,7 +86,8 @@ impl Tokenizer {
             _ => TruncationDirection::Right,
         };
         let size = Size::of(&vetted, |token| inner.token_to_id(token).is_some());
-        Ok(Self { inner: Arc::new(inner), path: Arc::new(path.to_owned()), size, cut })
+        let (inner, path) = (Arc::new(inner), Arc::new(path.to_owned()));
+        Ok(Self { inner, path, size, cut, cancel: CancelToken::new() })
     }
 
     /// The file.
@@ -95,9 +101,8 @@ impl Tokenizer {
     /// token: on for a text that is completed, off for a rendered conversation, whose template
     /// writes them.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        let encoding = guarded(|| self.inner.encode_fast(text, add_special));
-        let encoding = encoding.map_err(|e| self.not_tokenized(&e))?;
-        Ok(encoding.get_ids().to_vec())
+        let encoding = self.encoding(text, add_special, OffsetType::None);
+        Ok(encoding?.get_ids().to_vec())
     }
 
     /// As [`Tokenizer::encode`], with the number of tokens that lie in the first `bytes` of the
@@ -108,10 +113,40 @@ impl Tokenizer {
         add_special: bool,
         bytes: usize,
     ) -> Result<(Vec<u32>, usize)> {
-        let encoding = guarded(|| self.inner.encode(text, add_special));
-        let encoding = encoding.map_err(|e| self.not_tokenized(&e))?;
+        let encoding = self.encoding(text, add_special, OffsetType::Byte)?;
         let within = encoding.get_offsets().iter().take_while(|(_, end)| *end <= bytes).count();
         Ok((encoding.get_ids().to_vec(), within))
+    }
+
+    /// What the library's `encode` does, which looks at the token between its parts and between words.
+    fn words(&self, text: &str, offsets: OffsetType) -> tokenizers::Result<Encoding> {
+        let go_on = || match self.cancel.is_cancelled() {
+            true => Err(tokenizers::Error::from("cancelled")),
+            false => Ok(()),
+        };
+        let inner = &self.inner;
+        go_on()?;
+        let added = inner.get_added_vocabulary();
+        let mut words = added.extract_and_normalize(inner.get_normalizer(), text);
+        go_on()?;
+        if let Some(pre_tokenizer) = inner.get_pre_tokenizer() {
+            pre_tokenizer.pre_tokenize(&mut words)?;
+        }
+        words.tokenize(|word| {
+            go_on()?;
+            inner.get_model().tokenize(word.get())
+        })?;
+        words.into_encoding(None, 0, offsets)
+    }
+
+    fn encoding(&self, text: &str, add_special: bool, offsets: OffsetType) -> Result<Encoding> {
+        let post = |words| self.inner.post_process(words, None, add_special);
+        guarded(|| self.words(text, offsets).and_then(post)).map_err(|e| self.not_tokenized(&e))
+    }
+
+    /// The tokenizer, whose texts `cancel` ends.
+    fn until(&self, cancel: &CancelToken) -> Self {
+        Self { cancel: cancel.clone(), ..self.clone() }
     }
 
     /// What the post-processor puts before and after a text, such as a BOS and an EOS token.
@@ -157,10 +192,11 @@ impl Tokenizer {
             )
             .hint("shorten the text, or forge the model with a larger --max-ctx"));
         }
+        let tokenizer = self.until(cancel);
         if text.len() <= AT_ONCE {
-            return job(self, text);
+            return job(&tokenizer, text);
         }
-        let (tokenizer, text) = (self.clone(), text.to_owned());
+        let text = text.to_owned();
         beside(cancel, move || job(&tokenizer, &text))
     }
 
@@ -195,10 +231,11 @@ impl Tokenizer {
         } else {
             &text[..text.floor_char_boundary(enough)]
         };
-        let tokenizer = self.clone();
+        let tokenizer = self.until(cancel);
         let encode = move |text: &str| {
             let encoding = guarded(|| {
-                let mut encoding = tokenizer.inner.encode_fast(text, false)?;
+                let mut encoding = tokenizer.words(text, OffsetType::None)?;
+                encoding = tokenizer.inner.post_process(encoding, None, false)?;
                 encoding.truncate(room, 0, tokenizer.cut);
                 // What was cut off would be post-processed, too.
                 encoding.take_overflowing();
@@ -214,6 +251,9 @@ impl Tokenizer {
     }
 
     fn not_tokenized(&self, why: &str) -> Error {
+        if self.cancel.is_cancelled() {
+            return cancelled();
+        }
         let path = self.path.display();
         Error::new(ErrorKind::Prompt, format!("{path}: the text cannot be tokenized: {why}"))
     }
@@ -267,8 +307,12 @@ impl Tokenizer {
     }
 }
 
-/// Runs a job that cannot be interrupted on a thread of its own. Once cancelled, nobody waits for
-/// it, and what it answers is dropped.
+fn cancelled() -> Error {
+    Error::new(ErrorKind::Cancelled, "cancelled while tokenizing")
+}
+
+/// Runs a job on a thread of its own. Once cancelled, nobody waits for it: it ends by itself, at the next word or
+/// after the part of the library that looks at the whole text.
 fn beside<T: Send + 'static>(
     cancel: &CancelToken,
     job: impl FnOnce() -> Result<T> + Send + 'static,
@@ -288,7 +332,7 @@ fn beside<T: Send + 'static>(
             Err(e) => return Err(internal(e.to_string())),
         }
         if cancel.is_cancelled() {
-            return Err(Error::new(ErrorKind::Cancelled, "cancelled while tokenizing"));
+            return Err(cancelled());
         }
     }
 }

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use sha2::{Digest as _, Sha256};
 
 use super::{Guesser, Speculation, Start};
+use crate::cancel::Following;
 use crate::engine::checked::Checked;
 use crate::engine::model::{Model, input_vocab};
 use crate::op::{HostOp as _, Segment, SnapshotId, Task};
 use crate::sampling::{Rng, Sampler, SamplingParams};
-use crate::{Error, ErrorKind, Result};
+use crate::{CancelToken, Error, ErrorKind, Result};
 
 /// Tokens that are consumed one by one rather than as a prompt.
 const FEW: usize = 2;
@@ -19,6 +20,9 @@ const FEW: usize = 2;
 struct Draft {
     name: String,
     op: Checked,
+    /// What its executions look at, and the ticket of the generation that it guesses for.
+    session: CancelToken,
+    following: Option<Following>,
     input_vocab: usize,
     sampler: Option<Sampler>,
     /// The text as the target has it.
@@ -86,6 +90,8 @@ impl Draft {
             name,
             input_vocab: vocab,
             op: draft.op,
+            session: draft.session,
+            following: None,
             sampler: None,
             text: Vec::new(),
             state: Vec::new(),
@@ -187,6 +193,8 @@ impl Guesser for Draft {
     }
 
     fn begin(&mut self, start: &Start<'_>) -> Result<()> {
+        self.following = None;
+        self.following = Some(self.session.follow(start.cancel));
         if start.media {
             let message = "the prompt has pictures, sounds or videos, which a draft does not see";
             return Err(Error::new(ErrorKind::Prompt, message));

@@ -124,7 +124,8 @@ mod tests {
     fn begun(prompt: &[u32], most: usize) -> PromptLookup {
         let mut lookup = PromptLookup::new();
         let (sampling, allowed) = (SamplingParams::default(), AllowedTokens::below(1000).into());
-        let start = Start { prompt, most, sampling: &sampling, allowed: &allowed, media: false };
+        let (sampling, allowed, cancel) = (&sampling, &allowed, &crate::CancelToken::new());
+        let start = Start { prompt, most, sampling, allowed, media: false, cancel };
         lookup.begin(&start).unwrap();
         lookup
     }

@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use crate::op::HostOp;
 use crate::sampling::{AllowedTokens, Rng, SamplingParams};
-use crate::{ErrorKind, Result};
+use crate::{CancelToken, ErrorKind, Result};
 
 use super::types::{Guesses, MOST_GUESSES, Speculate};
 pub use lookup::PromptLookup;
@@ -39,6 +39,8 @@ pub struct Start<'a> {
     pub allowed: &'a Arc<AllowedTokens>,
     /// The prompt has pictures, sounds or videos.
     pub media: bool,
+    /// Stops the generation.
+    pub cancel: &'a CancelToken,
 }
 
 /// Guesses what follows a text. Wrong guesses cost time and change nothing.
@@ -46,7 +48,7 @@ pub trait Guesser: Send {
     /// Such as `prompt lookup`, for messages.
     fn name(&self) -> &str;
 
-    /// A generation begins. An error costs this generation its guesses.
+    /// A generation begins. An error costs this generation its guesses, and is said once unless it is a cancellation.
     fn begin(&mut self, start: &Start<'_>) -> Result<()>;
 
     /// The text goes on with a token.
@@ -101,6 +103,11 @@ impl Speculation {
         }
     }
 
+    /// Nothing is guessed until a generation begins, and nothing was.
+    pub(super) fn idle(&mut self) {
+        (self.active, self.unchecked, self.counts) = (false, None, Guesses::default());
+    }
+
     /// A generation begins, whose prompt took `seconds` for `consumed` positions.
     pub(super) fn begin(
         &mut self,
@@ -109,7 +116,7 @@ impl Speculation {
         start: &Start<'_>,
         (consumed, seconds): (usize, f64),
     ) {
-        (self.active, self.unchecked, self.counts) = (false, None, Guesses::default());
+        self.idle();
         if mode == Speculate::Off {
             return;
         }
@@ -124,7 +131,9 @@ impl Speculation {
             return;
         }
         if let Err(e) = self.guesser.begin(start) {
-            self.refuse(e.message());
+            if e.kind() != ErrorKind::Cancelled {
+                self.refuse(e.message());
+            }
             return;
         }
         self.pace.begin(mode, &widths, self.guesser.is_free(), !op.info().can_truncate);

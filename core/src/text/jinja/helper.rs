@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Template;
 use crate::child::{ChildProgram, Limits, Task};
-use crate::{Error, ErrorKind, Result};
+use crate::{CancelToken, Error, ErrorKind, Result};
 
 /// What a rendering may take: published templates need a few megabytes and milliseconds.
 const LIMITS: Limits =
@@ -29,13 +29,15 @@ pub(super) fn ask(
     request: &Request,
     origin: &str,
     kind: ErrorKind,
+    cancel: &CancelToken,
 ) -> Result<String> {
     let input = serde_json::to_vec(request)
         .map_err(|e| Error::caused(ErrorKind::Internal, "the template as JSON", e))?;
-    let answer = program.ask(TASK.0, input, LIMITS).map_err(|failure| match failure {
-        crate::child::ChildFailure::Task(error) => error.context(origin),
-        failure => failure.into_error(kind, origin),
-    })?;
+    let answer =
+        program.ask_until(TASK.0, input, LIMITS, cancel).map_err(|failure| match failure {
+            crate::child::ChildFailure::Task(error) => error.context(origin),
+            failure => failure.into_error(kind, origin),
+        })?;
     String::from_utf8(answer)
         .map_err(|_| Error::new(kind, format!("{origin}: the result is not UTF-8")))
 }

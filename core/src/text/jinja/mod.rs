@@ -39,7 +39,7 @@ use serde::{Deserialize, Serialize};
 pub use helper::TASK;
 
 use super::message::{Message, RenderOptions};
-use crate::{Error, ErrorKind, Result};
+use crate::{CancelToken, Error, ErrorKind, Result};
 
 /// Instructions that one rendering may execute: a second or so.
 const FUEL: u64 = 20_000_000;
@@ -97,7 +97,7 @@ impl JinjaTemplate {
             None => Self::here(template, origin),
             Some(program) => {
                 let check = helper::Request { template, context: None };
-                helper::ask(program, &check, origin, ErrorKind::Artifact)?;
+                helper::ask(program, &check, origin, ErrorKind::Artifact, &CancelToken::new())?;
                 let template = check.template;
                 Ok(Self { template, origin: origin.to_owned(), environment: None })
             }
@@ -113,7 +113,7 @@ impl JinjaTemplate {
             (None, Some(program)) => {
                 let request =
                     helper::Request { template: self.template.clone(), context: Some(context) };
-                helper::ask(program, &request, &self.origin, ErrorKind::Prompt)
+                helper::ask(program, &request, &self.origin, ErrorKind::Prompt, &options.cancel)
             }
             (None, None) => {
                 Err(Error::new(ErrorKind::Internal, "the program has no helper any more"))

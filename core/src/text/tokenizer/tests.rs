@@ -298,7 +298,12 @@ fn nobody_waits_for_a_long_text_once_cancelled() {
     assert_eq!(error.kind(), ErrorKind::Cancelled);
     let error = byte_level().encode_truncated(&text, 1 << 20, &cancel).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Cancelled);
-    cancel.clear();
+    // The work itself ends, too: nothing goes on beside.
+    for add_special in [false, true] {
+        let error = byte_level().until(&cancel).encode(&text, add_special).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled);
+    }
+    let cancel = CancelToken::new();
     let ids = byte_level().encode_within(&text[..50_000], true, 1 << 20, &cancel).unwrap();
     assert_eq!(ids, byte_level().encode(&text[..50_000], true).unwrap());
 }
