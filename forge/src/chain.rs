@@ -14,13 +14,28 @@ const DECODERS: [&str; 2] = ["decode", "prefill"];
 /// The key of the head.
 const HEAD: &str = "lmhead";
 
-/// Errors when two graphs that `plan.params` lists one after the other do not fit: the input `x` of the second has
-/// another width or another element type than the output `y` of the first.
+/// Keys of `plan.params` that name graphs and nothing else. Under another key a list is one of graphs where it names one.
+const GRAPHS: [&str; 10] = [
+    "decode",
+    "prefill",
+    HEAD,
+    "ffn",
+    "ffn_prefill",
+    "ple",
+    "parts",
+    "buckets",
+    "vision",
+    "audio_enc",
+];
+
+/// Errors when `plan.params` names a graph that no context has, or lists two one after the other that do not fit: the
+/// input `x` of the second has another width or another element type than the output `y` of the first.
 pub(crate) fn check(recipe: &Recipe) -> Result<()> {
     for (key, value) in &recipe.plan_params {
-        let mut chain = named(recipe, value);
+        let mut chain = named(recipe, key, value)?;
         if DECODERS.contains(&key.as_str()) {
-            chain.extend(recipe.plan_params.get(HEAD).into_iter().flat_map(|v| named(recipe, v)));
+            let head = recipe.plan_params.get(HEAD).map(|head| named(recipe, HEAD, head));
+            chain.extend(head.transpose()?.unwrap_or_default());
         }
         for pair in chain.windows(2) {
             fits(key, pair[0], pair[1])?;
@@ -29,13 +44,29 @@ pub(crate) fn check(recipe: &Recipe) -> Result<()> {
     Ok(())
 }
 
-/// The graphs that a value names, a string or a list of strings. What names none is no graph.
-fn named<'a>(recipe: &'a Recipe, value: &Value) -> Vec<&'a Graph> {
+/// The graphs that a value names, a string or a list of strings; `a*` names `a0`, `a1` and so on, none of which hands on
+/// to the next. Errors when the key is for graphs, and one of its names is no graph's.
+fn named<'a>(recipe: &'a Recipe, key: &str, value: &Value) -> Result<Vec<&'a Graph>> {
     let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
     let graphs = || recipe.contexts.iter().flat_map(|context| &context.graphs);
-    list.iter()
-        .filter_map(|name| graphs().find(|graph| Some(graph.name()) == name.as_str()))
-        .collect()
+    let find = |name: &Value| graphs().find(|graph| Some(graph.name()) == name.as_str());
+    let numbered = |name: &Value| {
+        let start = name.as_str().and_then(|name| name.strip_suffix('*'));
+        start.is_some_and(|start| graphs().any(|graph| graph.name().starts_with(start)))
+    };
+    let found: Vec<_> = list.iter().filter_map(find).collect();
+    let missing = list.iter().find(|name| find(name).is_none() && !numbered(name));
+    match missing.filter(|_| GRAPHS.contains(&key) || !found.is_empty()) {
+        None => Ok(found),
+        Some(name) => {
+            let names: Vec<_> = graphs().map(Graph::name).collect();
+            Err(Error::new(
+                ErrorKind::Graph,
+                format!("plan.params.{key} names {name}, and no context has such a graph"),
+            )
+            .hint(format!("the recipe's graphs are {}", names.join(", "))))
+        }
+    }
 }
 
 fn fits(key: &str, first: &Graph, second: &Graph) -> Result<()> {

@@ -16,6 +16,7 @@ use qhx_forge::registry::recipe;
 use qhx_forge::weight::Storage;
 use qhx_forge::{ForgeOptions, Precision, Progress, Silent, forge, forge_with};
 use qhx_places::fixture;
+use serde_json::json;
 
 /// Writes the names of a context's graphs instead of a binary, and keeps the graphs.
 #[derive(Default)]
@@ -147,10 +148,7 @@ fn shards_and_int8_reach_the_compiler_under_the_contracts_names() {
             "toy_lmhead_f16.bin"
         ]
     );
-    assert_eq!(
-        manifest.plan.params["decode"],
-        serde_json::json!(["decode_p0", "decode_p1", "decode_p2"])
-    );
+    assert_eq!(manifest.plan.params["decode"], json!(["decode_p0", "decode_p1", "decode_p2"]));
     let graphs = compiler.graphs.lock().unwrap();
     // Layers F L | F L | L L F of seven: shard 1 has layers 2 and 3.
     let info = graphs[1].info(Elem::qnn);
@@ -332,6 +330,29 @@ fn graphs_that_do_not_hand_on_what_the_next_one_reads_are_refused() {
         assert_eq!(error.kind(), ErrorKind::Graph, "{error}");
         assert!(error.message().contains(words), "{error}");
         assert_eq!(contents(dir.path()), []);
+    }
+}
+
+#[test]
+fn names_of_graphs_that_no_context_has_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for (key, value, missing) in [
+        ("vision", json!("visoin"), "\"visoin\""),
+        ("decode", json!(["decode", "decode_p1"]), "\"decode_p1\""),
+        ("ffn", json!("f*"), "\"f*\""),
+        ("own", json!(["lmhead", "tail"]), "\"tail\""),
+    ] {
+        let broken = |checkpoint: &Checkpoint, options: &RecipeOptions| {
+            let mut made = recipe(checkpoint, options)?;
+            made.plan_params.insert(key.to_owned(), value.clone());
+            made.plan_params.insert("note".to_owned(), json!("no graph"));
+            Ok(made)
+        };
+        let options = ForgeOptions::new(dir.path().join("out"));
+        let error = forge_with(&fixture("qwen35-tied"), broken, &options, &mut Silent).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Graph, "{error}");
+        let words = format!("plan.params.{key} names {missing}");
+        assert!(error.message().contains(&words), "{error}");
     }
 }
 
