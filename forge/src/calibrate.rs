@@ -106,6 +106,7 @@ pub fn calibrate(
     let texts = tokens(checkpoint, options, wanted)?;
     let parent = options.out.parent().filter(|p| !p.as_os_str().is_empty());
     let parent = parent.unwrap_or(Path::new("."));
+    std::fs::create_dir_all(parent).map_err(|e| Error::io(ErrorKind::Io, parent, e))?;
     let folder = tempfile::Builder::new()
         .prefix(".qhx-calibrate-")
         .tempdir_in(parent)

@@ -30,6 +30,20 @@ fn weights_belong_to_layers_and_kinds() {
     assert_eq!(groups, ["up_proj"]);
 }
 
+#[test]
+fn the_folder_above_the_bundle_is_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::open(&fixture("qwen35-tied")).unwrap();
+    let options = ForgeOptions::new(dir.path().join("new/qwen35/w4"));
+    let wanted = CalibrateOptions { texts: vec!["hello you".to_owned()], tokens: 2, target: None };
+    let open: OpenBundle<'_> = &|manifest| {
+        assert!(manifest.starts_with(dir.path().join("new/qwen35")));
+        Err(Error::new(ErrorKind::Internal, "opened"))
+    };
+    let error = calibrate(&checkpoint, recipe, &options, &wanted, open, &mut crate::Silent);
+    assert_eq!(error.unwrap_err().message(), "opened");
+}
+
 /// A graph in a workspace of its own.
 struct Opened(Workspace, Arc<GraphInfo>);
 
