@@ -242,8 +242,9 @@ fn read_given(
         return Err(damaged(format!("an integer is {q}, expected {low} to {high}")));
     }
     for (what, numbers) in [("a scale", scales), ("an offset", offsets)] {
-        if let Some(number) = numbers.iter().find(|number| !number.is_finite()) {
-            return Err(damaged(format!("{what} is {number}, expected a finite number")));
+        if let Some(number) = numbers.iter().find(|n| n.is_nan() || n.abs() > ABSURD) {
+            let expected = if number.is_finite() { "at most 1e12" } else { "a finite number" };
+            return Err(damaged(format!("{what} is {number}, expected {expected}")));
         }
     }
     Ok(())
@@ -370,26 +371,31 @@ pub fn stream(source: &dyn RowSource, mut take: impl FnMut(&[f32]) -> Result<()>
     Ok(())
 }
 
-/// Reads whole rows from `first` on into `out`. Errors when one of the values is NaN or infinite: the message
-/// says which value of the tensor is the first such, and how many there are.
+/// A magnitude beyond which no trained weight is: sums of such values leave f32.
+const ABSURD: f32 = 1e12;
+
+/// Reads whole rows from `first` on into `out`. Errors when one of the values is NaN, infinite or of absurd size: the
+/// message says which value of the tensor is the first such, and how many there are.
 pub fn read(source: &dyn RowSource, first: usize, out: &mut [f32]) -> Result<()> {
     source.read_f32(first, out)?;
-    if out.iter().fold(true, |finite, v| finite & v.is_finite()) {
+    if out.iter().fold(true, |sane, v| sane & (v.abs() <= ABSURD)) {
         return Ok(());
     }
-    Err(not_finite(source))
+    Err(not_sane(source))
 }
 
-/// What is wrong with a tensor that has values which are NaN or infinite.
-fn not_finite(source: &dyn RowSource) -> Error {
-    let Bad { first, value, count, total, .. } = match Bad::find(source, |v| !v.is_finite()) {
+/// What is wrong with a tensor that has values which are NaN, infinite or of absurd size.
+fn not_sane(source: &dyn RowSource) -> Error {
+    let bad = |v: f32| v.is_nan() || v.abs() > ABSURD;
+    let Bad { first, value, count, total, .. } = match Bad::find(source, bad) {
         Ok(bad) => bad,
         Err(error) => return error,
     };
+    let beyond = if value.is_finite() { ", or beyond 1e12, as no trained weight is" } else { "" };
     Error::new(
         ErrorKind::Artifact,
         format!(
-            "tensor {}: element {first} is {value}; {count} of {total} values are NaN or infinite",
+            "tensor {}: element {first} is {value}; {count} of {total} values are NaN or infinite{beyond}",
             source.name()
         ),
     )

@@ -372,6 +372,22 @@ fn weights_that_are_not_numbers_are_refused() {
 }
 
 #[test]
+fn weights_of_absurd_size_are_refused() {
+    for (tensor, value) in [
+        ("model.layers.0.mlp.up_proj.weight", 1e30),
+        ("model.norm.weight", -3e38),
+        ("model.embed_tokens.weight", 2e12),
+    ] {
+        let dir = copy("qwen35-tied");
+        set_element(dir.path(), tensor, 7, value);
+        let error = forge_error(dir.path(), |_| {});
+        assert_eq!(error.kind(), ErrorKind::Artifact, "{error}");
+        assert!(error.message().contains(&format!("tensor {tensor}: element 7")), "{error}");
+        assert!(error.message().contains("beyond 1e12"), "{error}");
+    }
+}
+
+#[test]
 fn an_embedding_beyond_f16_is_for_the_cpu_only() {
     struct Compiler;
     impl qhx_forge::compile::Compiler for Compiler {
