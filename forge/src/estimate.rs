@@ -118,16 +118,13 @@ pub fn estimate(
         std::fs::create_dir_all(folder).map_err(|e| Error::io(ErrorKind::Io, folder, e))?;
     }
     let mut found = Vec::new();
-    let all = || recipe.contexts.iter().flat_map(|c| &c.graphs).filter_map(rows);
-    // What a step runs: graphs of one token, or an encoder for the longest text.
-    let step = if all().any(|rows| rows == 1) { Some(1) } else { all().max() };
+    let step = step_rows(&recipe.contexts);
     for context in &recipe.contexts {
         for graph in &context.graphs {
             let only = ContextPlan { graphs: vec![graph.clone()], ..context.clone() };
             let mut estimate = one(&only, compiler, options, progress)
                 .map_err(|e| e.context(format_args!("estimate of {:?}", graph.name())))?;
-            let other = rows(graph).is_some_and(|rows| Some(rows) != step);
-            estimate.prompt = other || context.optional.is_some();
+            estimate.prompt = !of_step(context, graph, step);
             found.push(estimate);
         }
     }
@@ -155,6 +152,19 @@ pub fn record(manifest: &Path, graphs: &[GraphEstimate]) -> Result<()> {
     let new = manifest.with_extension("json.new");
     std::fs::write(&new, text + "\n").map_err(|e| Error::io(ErrorKind::Io, &new, e))?;
     std::fs::rename(&new, manifest).map_err(|e| Error::io(ErrorKind::Io, manifest, e))
+}
+
+/// Rows that a step runs: one token, or an encoder's longest text.
+fn step_rows(contexts: &[ContextPlan]) -> Option<usize> {
+    let needed = contexts.iter().filter(|context| context.optional.is_none());
+    let all: Vec<usize> = needed.flat_map(|context| &context.graphs).filter_map(rows).collect();
+    if all.contains(&1) { Some(1) } else { all.into_iter().max() }
+}
+
+/// True for what each step runs. Graphs without such rows are encoders and towers, which run once for what a prompt
+/// holds.
+fn of_step(context: &ContextPlan, graph: &Graph, step: Option<usize>) -> bool {
+    context.optional.is_none() && step.is_some() && rows(graph) == step
 }
 
 /// Rows of hidden states that a graph takes.
@@ -356,6 +366,8 @@ mod tests {
     use qhx_core::manifest::Manifest;
 
     use super::*;
+    use crate::builder::GraphBuilder;
+    use crate::graph::{Elem, UnaryOp};
 
     const TRACE: &str = r#"{"traceEvents": [
             {"name": "thread_name", "ph": "M", "tid": 0, "pid": 0, "args": {"name": "FG:"}},
@@ -391,6 +403,27 @@ mod tests {
         let [decode, prefill] = &manifest.artifacts.contexts[..] else { panic!("two contexts") };
         assert_eq!(decode.us, [("decode".to_owned(), 2021.0)]);
         assert!(prefill.us.is_empty());
+    }
+
+    #[test]
+    fn encoders_and_towers_are_no_part_of_a_step() {
+        let graph = |name: &str, input: &str, rows| {
+            let mut b = GraphBuilder::new(name);
+            let x = b.input(input, Elem::Activation, &[rows, 4]).unwrap();
+            let y = b.unary(UnaryOp::Neg, x).unwrap();
+            b.output("y", y).unwrap();
+            ContextPlan::alone(b.finish().unwrap())
+        };
+        let tower = ContextPlan { optional: Some("vision".into()), ..graph("vision", "x", 9) };
+        let step = |contexts: Vec<ContextPlan>| {
+            let rows = step_rows(&contexts);
+            let of_step = contexts.iter().filter(|c| of_step(c, &c.graphs[0], rows));
+            of_step.map(|c| c.key.clone()).collect::<Vec<_>>()
+        };
+        let decoder = [("encoder", "mel", 8), ("decode", "x", 1), ("prefill16", "x", 16)];
+        let decoder = decoder.map(|(name, input, rows)| graph(name, input, rows));
+        assert_eq!(step([&[tower.clone()], &decoder[..]].concat()), ["decode"]);
+        assert_eq!(step(vec![tower, graph("enc4", "x", 4), graph("enc", "x", 8)]), ["enc"]);
     }
 
     #[test]

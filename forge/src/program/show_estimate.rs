@@ -52,7 +52,10 @@ pub(super) fn show(
     Ok(graphs)
 }
 
-/// Sums of what one step, a token or a text, runs: each graph once, but for those of prompts.
+/// Beyond so many times the weights, something else than they decides.
+const MEANINGFUL: f64 = 20.0;
+
+/// Sums of what one step, a token or a text, runs: each graph once, but for those of prompts, encoders and towers.
 struct Total {
     us: f64,
     most_us: f64,
@@ -81,12 +84,11 @@ fn lines(graphs: &[GraphEstimate], target: Target, corner: u32) -> Vec<String> {
         vec![format!("compiler estimate for {target}, corner {corner}: no measurement")];
     for graph in graphs {
         lines.push(format!(
-            "{}: {:.0} us at {:.0} MHz, {:.2} times the {:.0} us that its weights take to read",
+            "{}: {:.0} us at {:.0} MHz{}",
             graph.graph,
             graph.us,
             graph.core_mhz,
-            ratio(graph.us, graph.floor_us),
-            graph.floor_us
+            floor(graph.us, graph.floor_us, graph.weight_bytes)
         ));
         lines.push(format!(
             "  weights {}, read {}, written {}, spill and fill {}",
@@ -104,14 +106,13 @@ fn lines(graphs: &[GraphEstimate], target: Target, corner: u32) -> Vec<String> {
     }
     let total = Total::of(graphs);
     lines.push(format!(
-        "one step: {:.0} us, {:.2} times the {:.0} us that its weights take to read; read {}, \
-         written {}, {:.3} times the weights",
+        "one step: {:.0} us{}; read {}, written {}{}",
         total.us,
-        ratio(total.us, total.floor_us),
-        total.floor_us,
+        floor(total.us, total.floor_us, total.weights),
         mega(total.read),
         mega(total.written),
-        ratio((total.read + total.written) as f64, total.weights as f64)
+        times((total.read + total.written) as f64, total.weights as f64)
+            .map_or_else(String::new, |ratio| format!(", {ratio:.3} times the weights"))
     ));
     if let Some(op) = graphs.iter().find_map(GraphEstimate::widening) {
         lines.push(format!(
@@ -128,8 +129,20 @@ fn cost(before: &str, op: &OpCost) -> String {
     format!("{before}{:<4} {:<44} {:>6} times {:>9.1} us", op.unit, op.op, op.count, op.us)
 }
 
-fn ratio(a: f64, b: f64) -> f64 {
-    if b > 0.0 { a / b } else { 0.0 }
+/// How a time compares with that of reading the weights: a ratio where these are what the time goes to.
+fn floor(us: f64, floor_us: f64, weights: u64) -> String {
+    match times(us, floor_us) {
+        Some(ratio) => {
+            format!(", {ratio:.2} times the {floor_us:.0} us that its weights take to read")
+        }
+        None if weights == 0 => ", without weights of its own".to_owned(),
+        None => ", little of it for reading weights".to_owned(),
+    }
+}
+
+/// A ratio that says something: none where there is nothing to compare with, or next to nothing.
+fn times(a: f64, b: f64) -> Option<f64> {
+    (b > 0.0 && a <= b * MEANINGFUL).then(|| a / b)
 }
 
 fn mega(bytes: u64) -> String {
@@ -179,4 +192,17 @@ fn estimate_json(graphs: &[GraphEstimate], target: Target, corner: u32) -> Value
             "dma_write_bytes": total.written,
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::floor;
+
+    #[test]
+    fn ratios_to_next_to_no_weights_are_not_shown() {
+        assert_eq!(floor(12.0, 8.0, 9), ", 1.50 times the 8 us that its weights take to read");
+        assert_eq!(floor(4066.3, 4.0, 9), ", little of it for reading weights");
+        assert_eq!(floor(12.0, 0.0, 9), ", little of it for reading weights");
+        assert_eq!(floor(12.0, 0.0, 0), ", without weights of its own");
+    }
 }
