@@ -40,6 +40,13 @@ pub struct RecipeOption {
     pub help: &'static str,
 }
 
+impl RecipeOption {
+    /// What is chosen: the value given, or else the default, also where a recipe is applied without its registration.
+    pub fn choice<'a>(&self, options: &'a RecipeOptions) -> Option<&'a str> {
+        options.choice(self.name).or(self.values.first().copied())
+    }
+}
+
 impl fmt::Display for RecipeOption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let values = if self.values.is_empty() { "…".to_owned() } else { self.values.join("|") };
@@ -341,6 +348,15 @@ mod tests {
         let error = choose(&[("from", "f16")]).unwrap_err();
         assert_eq!(error.message(), "A: no recipe option \"from\"");
         assert_eq!(error.hint_text(), Some("its recipe has form=int8|f16: what it takes"));
+    }
+
+    #[test]
+    fn an_option_has_one_default_however_a_recipe_is_applied() {
+        let mut options = RecipeOptions::default();
+        assert_eq!(OPTION.choice(&options), Some("int8"));
+        assert_eq!(FREE.choice(&options), None);
+        options.choices.insert("form".to_owned(), "f16".to_owned());
+        assert_eq!(OPTION.choice(&options), Some("f16"));
     }
 
     #[test]

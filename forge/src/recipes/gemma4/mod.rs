@@ -131,8 +131,8 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         parts,
         config: &config,
         capacities: [max_ctx, ring],
-        down_shift: options.choice(DOWN_SHIFT.name).and_then(|k| k.parse().ok()).unwrap_or(0),
-        down_split: options.choice(DOWN_SPLIT.name).and_then(|n| n.parse().ok()).unwrap_or(1),
+        down_shift: DOWN_SHIFT.choice(options).and_then(|k| k.parse().ok()).unwrap_or(0),
+        down_split: DOWN_SPLIT.choice(options).and_then(|n| n.parse().ok()).unwrap_or(1),
         guess,
         hand_over: match options.choice(HAND_OVER.name) {
             Some("f32") => Elem::F32,
