@@ -1,6 +1,8 @@
 //! Checkpoints that are damaged, incomplete or hostile: an error that says so, never a panic.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+#[path = "checkpoints/processors.rs"]
+mod processors;
 #[path = "checkpoints/quantised.rs"]
 mod quantised;
 
@@ -22,11 +24,14 @@ use tempfile::TempDir;
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// A copy of a fixture to damage.
+/// A copy of a fixture to damage, without its folders.
 fn copy(name: &str) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(fixture(name)).unwrap() {
         let path = entry.unwrap().path();
+        if path.is_dir() {
+            continue;
+        }
         std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
     }
     dir

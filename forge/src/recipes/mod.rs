@@ -3,6 +3,7 @@
 mod gemma4;
 mod llama;
 mod phimoe;
+mod processor;
 mod qwen35;
 mod qwen3vl;
 mod vision;

@@ -14,15 +14,16 @@
 
 use std::f64::consts::{E, LN_2};
 
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_core::Result;
 use serde_json::{Map, Value, json};
 
-use super::towers::{Clipped, numbers, processor};
+use super::towers::{Clipped, numbers};
 use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Conv1d, Conv2d, Elem, Graph, TensorId, UnaryOp};
 use crate::kit::{Layers, MatrixFile, Reader, matrices, object};
 use crate::recipe::{Precision, RecipeOptions, Tables};
+use crate::recipes::processor::Processor;
 use crate::registry::RecipeOption;
 use crate::weight::{Storage, Weight};
 
@@ -40,6 +41,8 @@ const DEFAULT_TOKENS: [usize; 3] = [48, 192, MOST];
 /// Samples a second, and of a frame of 20 ms.
 const RATE: usize = 16_000;
 const FRAME: usize = 320;
+/// Mels where the processor says none.
+const MELS: usize = 128;
 /// Longest wavelength of the relative positions.
 const TIMESCALE: f64 = 10_000.0;
 /// Epsilon of the norms for which the configuration has none.
@@ -97,13 +100,8 @@ impl Audio {
         let Some(Ok(channels)) = channels.map(<[usize; 2]>::try_from) else {
             return Err(reader.fault("subsampling_conv_channels: expected two sizes".to_owned()));
         };
-        // The class derives the width behind the convolutions from the channels; it is that of a quarter of the mels.
-        let mels = channels[0];
-        if !mels.is_multiple_of(4) {
-            return Err(reader.fault(format!(
-                "subsampling_conv_channels begins with {mels}, expected a multiple of 4, the number of mels"
-            )));
-        }
+        let processor = Processor::audio(checkpoint)?;
+        let mels = mels(&processor, channels[0])?;
         let asked = numbers(options, AUDIO_TOKENS.name, 1..=MOST)?;
         let asked = asked.unwrap_or_else(|| DEFAULT_TOKENS.to_vec());
         let mut tokens: Vec<_> = asked.iter().map(|n| n.next_multiple_of(chunk)).collect();
@@ -124,7 +122,7 @@ impl Audio {
             eps: reader.epsilon(&["rms_norm_eps"], EPS)?,
             width: reader.size_or("output_proj_dims", 1536)?,
             mels,
-            front_end: front_end(checkpoint, mels)?,
+            front_end: front_end(&processor, mels)?,
             tokens,
         })
     }
@@ -162,43 +160,51 @@ impl Audio {
     }
 }
 
-/// `Gemma4AudioFeatureExtractor`, with what `processor_config.json` says of it. The class makes a frame where one sample
-/// more than its length is there, half of which lies before the clip at first.
-fn front_end(checkpoint: &Checkpoint, mels: usize) -> Result<Value> {
-    let processor = processor(checkpoint)?;
-    let said = |key: &str| {
-        processor.pointer(&format!("/feature_extractor/{key}")).filter(|v| !v.is_null())
+/// Values of a frame: the `feature_size` of the processor. The convolutions leave a quarter of them, rounded up, and
+/// the class derives that quarter from the first number of `channels`, rounded down.
+fn mels(processor: &Processor, channels: usize) -> Result<usize> {
+    let key = "/feature_size";
+    let Some(found) = processor.get(key) else {
+        // Of a synthetic model, or the class's own number.
+        return Ok(if processor.is_empty() { channels / 4 * 4 } else { MELS });
     };
-    let wrong = |key: &str, expected: &str| {
-        let found = said(key).map_or_else(String::new, ToString::to_string);
-        Error::new(
-            ErrorKind::Artifact,
-            format!(
-                "{}: feature_extractor.{key} is {found}, expected {expected}",
-                checkpoint.dir().join("processor_config.json").display()
+    let mels = found.as_u64().and_then(|n| usize::try_from(n).ok());
+    mels.filter(|mels| mels.div_ceil(4) == channels / 4).ok_or_else(|| {
+        let quarter = channels / 4;
+        processor.bad(
+            key,
+            &format!(
+                "{} to {}, a quarter of which is the {quarter} columns that subsampling_conv_channels[0] = {channels} \
+                 stands for",
+                (quarter * 4).saturating_sub(3),
+                quarter * 4
             ),
         )
-    };
+    })
+}
+
+/// `Gemma4AudioFeatureExtractor`, with what `processor_config.json` says of it. The class makes a frame where one sample
+/// more than its length is there, half of which lies before the clip at first.
+fn front_end(processor: &Processor, mels: usize) -> Result<Value> {
     for (key, only) in [
-        ("feature_size", json!(mels)),
-        ("sampling_rate", json!(RATE)),
-        ("dither", json!(0.0)),
-        ("preemphasis", json!(0.0)),
-        ("input_scale_factor", json!(1.0)),
-        ("fft_overdrive", json!(false)),
+        ("/sampling_rate", json!(RATE)),
+        ("/dither", json!(0.0)),
+        ("/preemphasis", json!(0.0)),
+        ("/input_scale_factor", json!(1.0)),
+        ("/fft_overdrive", json!(false)),
     ] {
-        if said(key).is_some_and(|found| *found != only) {
-            return Err(wrong(key, &only.to_string()));
+        if processor.get(key).is_some_and(|found| *found != only) {
+            return Err(processor.bad(key, &only.to_string()));
         }
     }
-    for key in ["per_bin_mean", "per_bin_stddev"] {
-        if said(key).is_some() {
-            return Err(wrong(key, "none"));
+    for key in ["/per_bin_mean", "/per_bin_stddev"] {
+        if processor.get(key).is_some() {
+            return Err(processor.bad(key, "none"));
         }
     }
-    let hertz = |key: &str, default: f64| match said(key) {
+    let hertz = |key: &str, default: f64| match processor.get(key) {
         None => Ok(default),
-        Some(found) => found.as_f64().ok_or_else(|| wrong(key, "a frequency")),
+        Some(found) => found.as_f64().ok_or_else(|| processor.bad(key, "a frequency")),
     };
     Ok(json!({
         "rate": RATE,
@@ -211,8 +217,8 @@ fn front_end(checkpoint: &Checkpoint, mels: usize) -> Result<Value> {
         "spectrum": "magnitude",
         "filters": {
             "mels": mels,
-            "min_hz": hertz("min_frequency", 0.0)?,
-            "max_hz": hertz("max_frequency", 8000.0)?,
+            "min_hz": hertz("/min_frequency", 0.0)?,
+            "max_hz": hertz("/max_frequency", 8000.0)?,
             "scale": "htk",
         },
         "log": {"ln_add": 0.001},
@@ -269,7 +275,7 @@ impl Tower<'_> {
                 .checkpoint
                 .rows(&format!("{name}.conv.weight"), &[outputs, inputs, 3, 3])?;
             let y = b.conv2d("conv", x, Weight::new(weight, Storage::Float), None, conv)?;
-            let (rows, columns) = (2 * tokens / (layer + 1), mels / 2 / (layer + 1));
+            let (rows, columns) = (2 * tokens / (layer + 1), mels.div_ceil(2 * (layer + 1)));
             // Channels last, as the norm takes them.
             let y = b.transpose(y, &[0, 2, 3, 1])?;
             let y = b.reshape(y, &[rows * columns, outputs])?;

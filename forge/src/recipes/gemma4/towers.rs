@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use qhx_core::{DType, Error, ErrorKind, Result};
-use serde_json::Value;
 
 use crate::builder::GraphBuilder;
-use crate::checkpoint::{Checkpoint, read_json};
+use crate::checkpoint::Checkpoint;
 use crate::graph::TensorId;
 use crate::recipe::{Precision, RecipeOptions};
 use crate::weight::{RowSource, Weight};
@@ -101,15 +100,6 @@ impl RowSource for Reordered {
         let order = self.order.get(first..).unwrap_or_default();
         order.iter().zip(rows).try_for_each(|(&row, out)| self.source.read_f32(row, out))
     }
-}
-
-/// `processor_config.json` of a checkpoint, an object; null where there is none.
-pub(super) fn processor(checkpoint: &Checkpoint) -> Result<Value> {
-    let path = checkpoint.dir().join("processor_config.json");
-    if !path.is_file() {
-        return Ok(Value::Null);
-    }
-    read_json(&path)
 }
 
 /// Numbers of a recipe option, ascending and without repetition; none where it is not given.

@@ -19,7 +19,7 @@ use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
 use super::decoder::plain_norm;
-use super::towers::{Clipped, Reordered, numbers, processor};
+use super::towers::{Clipped, Reordered, numbers};
 use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph, TensorId};
@@ -27,6 +27,7 @@ use crate::kit::{
     Attend, AttendInputs, Heads, Layers, MatrixFile, Reader, matrices, mix, object, rope,
 };
 use crate::recipe::{Precision, RecipeOptions, Tables};
+use crate::recipes::processor::Processor;
 use crate::registry::RecipeOption;
 
 /// Numbers of patches that graphs take.
@@ -251,18 +252,11 @@ fn budget(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<usize> {
             )),
         };
     }
-    let said = processor(checkpoint)?;
-    let Some(said) = said.pointer("/image_processor/max_soft_tokens") else {
-        return Ok(DEFAULT_BUDGET);
-    };
-    let budget = said.as_u64().and_then(|n| usize::try_from(n).ok());
-    budget.filter(|budget| BUDGETS.contains(budget)).ok_or_else(|| {
-        Error::new(
-            ErrorKind::Artifact,
-            format!(
-                "{}: image_processor.max_soft_tokens is {said}, expected 70, 140, 280, 560 or 1120",
-                checkpoint.dir().join("processor_config.json").display()
-            ),
-        )
-    })
+    let said = Processor::image(checkpoint)?;
+    let key = "/max_soft_tokens";
+    let Some(found) = said.get(key) else { return Ok(DEFAULT_BUDGET) };
+    let budget = found.as_u64().and_then(|n| usize::try_from(n).ok());
+    budget
+        .filter(|budget| BUDGETS.contains(budget))
+        .ok_or_else(|| said.bad(key, "70, 140, 280, 560 or 1120"))
 }

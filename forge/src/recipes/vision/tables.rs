@@ -1,19 +1,19 @@
 //! What the host does before the vision graph: the tables of patch embedding and learned positions, and how a
 //! picture's size is chosen.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_core::Result;
 use serde_json::{Map, Value, json};
 
 use super::config::{Patches, Vision};
-use crate::checkpoint::{Checkpoint, read_json_value};
+use crate::checkpoint::Checkpoint;
 use crate::kit::{MatrixFile, matrices, object};
 use crate::recipe::Tables;
+use crate::recipes::processor;
 use crate::weight::{RowSource, scaled};
 
-/// Least and greatest area that published processors say, for checkpoints that come without their file.
+/// Least and greatest area that published processors say, for synthetic models.
 const IMAGE_PIXELS: [u64; 2] = [65_536, 16_777_216];
 /// The same for all frames of a video together.
 const VIDEO_PIXELS: [u64; 2] = [4096, 25_165_824];
@@ -74,7 +74,7 @@ pub(super) fn params(
         _ => {
             let [min, max] = image.areas(vision, patches);
             let [video_min, video_max] =
-                File::read(checkpoint, "video_preprocessor_config.json")?.areas(VIDEO_PIXELS)?;
+                areas(&processor::Processor::video(checkpoint)?, VIDEO_PIXELS)?;
             json!({
                 "min_pixels": min,
                 "max_pixels": max,
@@ -104,61 +104,39 @@ impl Processor {
     }
 
     pub fn read(checkpoint: &Checkpoint) -> Result<Self> {
-        let file = File::read(checkpoint, "preprocessor_config.json")?;
-        let (mean, std) = (file.triple("image_mean")?, file.triple("image_std")?);
+        let file = processor::Processor::image(checkpoint)?;
+        let (mean, std) = (triple(&file, "/image_mean")?, triple(&file, "/image_std")?);
         if std.contains(&0.0) {
             return Err(file.fault(&format!("image_std is {std:?}, expected no zeros")));
         }
-        Ok(Self { pixels: file.areas(IMAGE_PIXELS)?, mean, std })
+        Ok(Self { pixels: areas(&file, IMAGE_PIXELS)?, mean, std })
     }
 }
 
-/// A file of a processor; empty where there is none.
-struct File {
-    path: PathBuf,
-    value: Value,
+/// Least and greatest area, whatever the keys are called; where both spellings are there, the older counts.
+fn areas(file: &processor::Processor, [least, most]: [u64; 2]) -> Result<[u64; 2]> {
+    let least = number(file, ["/min_pixels", "/size/shortest_edge"], least)?;
+    let most = number(file, ["/max_pixels", "/size/longest_edge"], most)?;
+    if least > most {
+        return Err(file.fault(&format!(
+            "areas from {least} to {most}, expected the first to be at most the second"
+        )));
+    }
+    Ok([least, most])
 }
 
-impl File {
-    fn read(checkpoint: &Checkpoint, name: &str) -> Result<Self> {
-        let path = checkpoint.dir().join(name);
-        // Beside a configuration alone nothing is looked for.
-        let value = if path.is_file() { read_json_value(&path)? } else { Value::Null };
-        Ok(Self { path, value })
-    }
+fn number(file: &processor::Processor, keys: [&str; 2], default: u64) -> Result<u64> {
+    let Some((key, value)) = keys.iter().find_map(|key| Some((key, file.get(key)?))) else {
+        return Ok(default);
+    };
+    let number = value.as_u64().filter(|n| (1..=1 << 40).contains(n));
+    number.ok_or_else(|| file.bad(key, "numbers"))
+}
 
-    /// Least and greatest area, whatever the keys are called.
-    fn areas(&self, [least, most]: [u64; 2]) -> Result<[u64; 2]> {
-        let least = self.number(["/size/shortest_edge", "/min_pixels"], least)?;
-        let most = self.number(["/size/longest_edge", "/max_pixels"], most)?;
-        if least > most {
-            return Err(self.fault(&format!(
-                "areas from {least} to {most}, expected the first to be at most the second"
-            )));
-        }
-        Ok([least, most])
-    }
-
-    fn number(&self, keys: [&str; 2], default: u64) -> Result<u64> {
-        let found = keys.iter().find_map(|key| self.value.pointer(key)).filter(|v| !v.is_null());
-        let Some(value) = found else { return Ok(default) };
-        let number = value.as_u64().filter(|n| (1..=1 << 40).contains(n));
-        number.ok_or_else(|| self.bad(keys[0], value))
-    }
-
-    fn triple(&self, key: &str) -> Result<[f64; 3]> {
-        let Some(value) = self.value.get(key).filter(|v| !v.is_null()) else { return Ok([0.5; 3]) };
-        let numbers: Option<Vec<f64>> =
-            value.as_array().and_then(|list| list.iter().map(Value::as_f64).collect());
-        let numbers = numbers.and_then(|list| <[f64; 3]>::try_from(list).ok());
-        numbers.ok_or_else(|| self.bad(key, value))
-    }
-
-    fn bad(&self, key: &str, found: &Value) -> Error {
-        self.fault(&format!("{} is {found}, expected numbers", key.trim_start_matches('/')))
-    }
-
-    fn fault(&self, what: &str) -> Error {
-        Error::new(ErrorKind::Artifact, format!("{}: {what}", self.path.display()))
-    }
+fn triple(file: &processor::Processor, key: &str) -> Result<[f64; 3]> {
+    let Some(value) = file.get(key) else { return Ok([0.5; 3]) };
+    let numbers: Option<Vec<f64>> =
+        value.as_array().and_then(|list| list.iter().map(Value::as_f64).collect());
+    let numbers = numbers.and_then(|list| <[f64; 3]>::try_from(list).ok());
+    numbers.ok_or_else(|| file.bad(key, "numbers"))
 }

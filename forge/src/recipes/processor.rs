@@ -1,0 +1,89 @@
+//! The files that say how images, videos and audio become numbers.
+
+use std::path::PathBuf;
+
+use qhx_core::{Error, ErrorKind, Result};
+use serde_json::Value;
+
+use crate::checkpoint::{Checkpoint, read_json};
+
+/// What `transformers` 5 saves, with an object for each part.
+const WHOLE: &str = "processor_config.json";
+
+/// A part of a checkpoint's processor. Of a synthetic model it is empty.
+pub(super) struct Processor {
+    path: PathBuf,
+    /// The object in the file; none where the file has it alone.
+    part: Option<&'static str>,
+    value: Value,
+}
+
+impl Processor {
+    /// Images.
+    pub fn image(checkpoint: &Checkpoint) -> Result<Self> {
+        Self::read(checkpoint, &["image_processor"], &["preprocessor_config.json"])
+    }
+
+    /// Videos.
+    pub fn video(checkpoint: &Checkpoint) -> Result<Self> {
+        let files = ["video_preprocessor_config.json", "preprocessor_config.json"];
+        Self::read(checkpoint, &["video_processor"], &files)
+    }
+
+    /// Audio.
+    pub fn audio(checkpoint: &Checkpoint) -> Result<Self> {
+        let parts = ["feature_extractor", "audio_processor"];
+        Self::read(checkpoint, &parts, &["preprocessor_config.json"])
+    }
+
+    /// The first of `parts` in [`WHOLE`], or else the first of `files` that is there: the order of `transformers`.
+    /// Errors when there is none of them, since defaults would be those of another checkpoint.
+    fn read(checkpoint: &Checkpoint, parts: &[&'static str], files: &[&str]) -> Result<Self> {
+        let dir = checkpoint.dir();
+        if checkpoint.seed().is_some() {
+            return Ok(Self { path: dir.to_owned(), part: None, value: Value::Null });
+        }
+        let path = dir.join(WHOLE);
+        if path.is_file() {
+            let mut whole = read_json(&path)?;
+            let part = parts.iter().find(|part| whole.get(**part).is_some_and(Value::is_object));
+            if let Some(part) = part {
+                return Ok(Self { path, part: Some(part), value: whole[*part].take() });
+            }
+        }
+        if let Some(path) = files.iter().map(|file| dir.join(file)).find(|path| path.is_file()) {
+            return Ok(Self { value: read_json(&path)?, path, part: None });
+        }
+        let what = format!(
+            "{}: neither {WHOLE} with {} nor {} is there",
+            dir.display(),
+            parts.join(" or "),
+            files.join(" or ")
+        );
+        Err(Error::new(ErrorKind::Artifact, what)
+            .hint("put the files of the model's processor beside its config.json: sizes and limits stand there"))
+    }
+
+    /// True of a synthetic model, beside whose configuration nothing is looked for.
+    pub fn is_empty(&self) -> bool {
+        self.value.is_null()
+    }
+
+    /// The value at a JSON pointer; none when it is absent or null.
+    pub fn get(&self, pointer: &str) -> Option<&Value> {
+        self.value.pointer(pointer).filter(|value| !value.is_null())
+    }
+
+    /// An error that says what the value at a pointer is and what was expected of it.
+    pub fn bad(&self, pointer: &str, expected: &str) -> Error {
+        let key = pointer.trim_start_matches('/').replace('/', ".");
+        let found = self.get(pointer).unwrap_or(&Value::Null);
+        self.fault(&format!("{key} is {found}, expected {expected}"))
+    }
+
+    /// An error of the file.
+    pub fn fault(&self, what: &str) -> Error {
+        let part = self.part.map_or_else(String::new, |part| format!("{part}: "));
+        Error::new(ErrorKind::Artifact, format!("{}: {part}{what}", self.path.display()))
+    }
+}
