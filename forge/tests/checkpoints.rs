@@ -1,6 +1,8 @@
 //! Checkpoints that are damaged, incomplete or hostile: an error that says so, never a panic.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+#[path = "checkpoints/encoders.rs"]
+mod encoders;
 #[path = "checkpoints/processors.rs"]
 mod processors;
 #[path = "checkpoints/quantised.rs"]

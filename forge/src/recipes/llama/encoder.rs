@@ -4,8 +4,9 @@
 
 use std::path::Path;
 
+use qhx_core::text::Tokenizer;
 use qhx_core::{Error, ErrorKind, Result};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::checkpoint::{Checkpoint, read_json_value};
 
@@ -27,10 +28,22 @@ impl Encoder {
         let pooling = read(&dir.join("1_Pooling/config.json"))?;
         let modules = read(&dir.join("modules.json"))?;
         let prompts = read(&dir.join("config_sentence_transformers.json"))?;
+        check_modules(checkpoint, modules.as_ref())?;
+        check_eos(checkpoint)?;
         let prompt = |key: &str| {
             let value = prompts.as_ref().and_then(|p| p.get("prompts")).and_then(|p| p.get(key));
             value.and_then(Value::as_str).map(str::to_owned)
         };
+        let said = prompts.as_ref().and_then(|p| p.get("prompts")).and_then(Value::as_object);
+        let prompted = said.is_some_and(|all| all.values().any(|prompt| prompt != ""));
+        if prompted && pooling.as_ref().and_then(|p| p.get("include_prompt")) == Some(&json!(false))
+        {
+            let path = dir.join("1_Pooling/config.json");
+            return Err(unsupported(
+                &path,
+                "include_prompt is false, but a vector here is made of a prompt's tokens, too",
+            ));
+        }
         Ok(Self {
             causal: !bidirectional(checkpoint.config()),
             pooling: pool(checkpoint, pooling.as_ref())?,
@@ -39,6 +52,50 @@ impl Encoder {
             document_prefix: prompt("document").or_else(|| prompt("passage")).unwrap_or_default(),
         })
     }
+}
+
+/// Errors for modules that a vector would have to pass behind the encoder: `Dense`, `LayerNorm` and so on.
+fn check_modules(checkpoint: &Checkpoint, modules: Option<&Value>) -> Result<()> {
+    let all = modules.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    for module in all {
+        let kind = module.get("type").and_then(Value::as_str).unwrap_or_default();
+        let name = kind.rsplit('.').next().unwrap_or(kind);
+        if !["Transformer", "Pooling", "Normalize"].contains(&name) {
+            let what = format!(
+                "the module {kind:?} is not applied: expected Transformer, Pooling and Normalize"
+            );
+            return Err(unsupported(&checkpoint.dir().join("modules.json"), &what));
+        }
+    }
+    Ok(())
+}
+
+/// Errors when the configuration has each text end with a token that the tokenizer does not add.
+fn check_eos(checkpoint: &Checkpoint) -> Result<()> {
+    let path = checkpoint.dir().join("tokenizer_config.json");
+    let Some(config) = read(&path)? else { return Ok(()) };
+    let tokenizer = checkpoint.dir().join("tokenizer.json");
+    if config.get("add_eos_token") != Some(&json!(true)) || !tokenizer.is_file() {
+        return Ok(());
+    }
+    let eos = config.get("eos_token").unwrap_or(&Value::Null);
+    let eos = eos.as_str().or_else(|| eos.get("content")?.as_str()).unwrap_or_default();
+    let tokenizer = Tokenizer::from_file(&tokenizer)?;
+    let last = tokenizer.encode("a", true)?.pop();
+    if last.is_some() && last == tokenizer.token_to_id(eos) {
+        return Ok(());
+    }
+    let what = format!(
+        "add_eos_token is true, and the post-processor of tokenizer.json does not end texts with {eos:?}"
+    );
+    Err(unsupported(&path, &what).hint(
+        "save the tokenizer so that tokenizer.json adds the token, and take add_eos_token out",
+    ))
+}
+
+fn unsupported(path: &Path, what: &str) -> Error {
+    Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display()))
+        .hint("vectors would be others than those of sentence-transformers")
 }
 
 /// Longest text, in tokens, that `sentence-transformers` gives the checkpoint.
