@@ -266,6 +266,7 @@ impl<R: Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>> Bench<'_, R> {
             // The logits of every position are wanted, which prompt graphs do not give.
             prefill: Some(Vec::new()),
             recipe_options: self.options.recipe_options.clone(),
+            ignore_tensors: self.options.ignore_tensors.clone(),
             ..ForgeOptions::new(self.out)
         }
     }

@@ -1,11 +1,12 @@
 //! A checkpoint: `config.json` and safetensors as of Hugging Face, or a GGUF file, mapped and read on demand.
 
 mod plain;
+mod unread;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use qhx_core::artifacts::Mapped;
 use qhx_core::{DType, Error, ErrorKind, Result, files};
@@ -18,6 +19,8 @@ use crate::import::{Imported, gguf};
 use crate::synthetic::Drawn;
 use crate::weight::{RowSource, read};
 use plain::Matrix;
+use unread::Uses;
+pub(crate) use unread::summary;
 
 /// The configuration.
 const CONFIG: &str = "config.json";
@@ -56,6 +59,7 @@ pub struct Checkpoint {
     tensors: Arc<BTreeMap<String, Entry>>,
     /// The names under which a tensor is looked for.
     names: fn(&str) -> Vec<String>,
+    uses: Arc<Mutex<Uses>>,
 }
 
 /// A tensor of the checkpoint.
@@ -145,6 +149,7 @@ impl Checkpoint {
             files: Vec::new(),
             tensors: Arc::default(),
             names: usual_names,
+            uses: Arc::default(),
         })
     }
 
@@ -163,6 +168,7 @@ impl Checkpoint {
             files: Vec::new(),
             tensors: Arc::default(),
             names: usual_names,
+            uses: Arc::default(),
         })
     }
 
@@ -363,9 +369,15 @@ impl Checkpoint {
             )
             .hint("config.json and the weights belong to different models"));
         }
+        self.reads(&key);
+        self.view(&key, entry, rows)
+    }
+
+    /// The tensor `key`, seen as the matrix `rows`.
+    fn view(&self, key: &str, entry: &Entry, rows: [usize; 2]) -> Result<Arc<dyn RowSource>> {
         let (shard, dtype, bytes) = match entry {
             Entry::Plain { shard, dtype, bytes, .. } => (*shard, *dtype, bytes.clone()),
-            Entry::Imported(tensor) => return tensor.matrix(&key, rows),
+            Entry::Imported(tensor) => return tensor.matrix(key, rows),
         };
         let dtype = match dtype {
             Dtype::F32 => DType::F32,
@@ -381,7 +393,7 @@ impl Checkpoint {
         };
         let map = self.shards[shard].clone();
         // Checked when the header was read; a row is sliced with a check again.
-        Ok(Arc::new(Matrix { name: key, map, bytes, dtype, shape: rows }))
+        Ok(Arc::new(Matrix { name: key.to_owned(), map, bytes, dtype, shape: rows }))
     }
 
     /// Puts the parts of quantised layers together, where the configuration says that there are such.
@@ -407,6 +419,8 @@ impl Checkpoint {
         };
         let tensors = Arc::make_mut(&mut self.tensors);
         for (name, tensor) in quantised {
+            let layer = name.trim_end_matches("weight");
+            packed::PARTS.iter().for_each(|part| drop(tensors.remove(&format!("{layer}{part}"))));
             tensors.insert(name, Entry::Imported(Imported::Packed(tensor)));
         }
         Ok(())

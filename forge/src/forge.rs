@@ -123,6 +123,9 @@ fn make(
     if let Some(warning) = plan.warning() {
         progress.note(&warning);
     }
+    if let Some(note) = plan.note() {
+        progress.note(&note);
+    }
     if options.precision == Precision::Fp16 && checkpoint.holds_integers() {
         progress.note("the checkpoint's integers are widened to f16; --precision w4a16 keeps them");
     }

@@ -80,6 +80,9 @@ pub struct ForgeOptions {
     pub recipe_options: BTreeMap<String, String>,
     /// Weights in another precision, no narrower than [`ForgeOptions::precision`].
     pub weights: Vec<Override>,
+    /// Tensors of the checkpoint that no graph and no table needs to read: words of their names, as in
+    /// [`Override::part`].
+    pub ignore_tensors: Vec<String>,
     /// Makes the context binaries. Without one the bundle runs on the CPU only.
     pub compiler: Option<Arc<dyn Compiler>>,
     /// Write the ONNX twins, which the CPU backend runs.
@@ -105,6 +108,7 @@ impl ForgeOptions {
             share_weights: false,
             recipe_options: BTreeMap::new(),
             weights: Vec::new(),
+            ignore_tensors: Vec::new(),
             compiler: None,
             onnx: true,
             check: None,
@@ -128,6 +132,7 @@ impl std::fmt::Debug for ForgeOptions {
             .field("share_weights", &self.share_weights)
             .field("recipe_options", &self.recipe_options)
             .field("weights", &self.weights)
+            .field("ignore_tensors", &self.ignore_tensors)
             .field("dsp_arch", &self.compiler.as_ref().map(|c| c.dsp_arch().to_owned()))
             .field("onnx", &self.onnx)
             .field("check", &self.check)

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use qhx_core::{DType, Error, ErrorKind, Result};
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, summary};
 use crate::graph::{Elem, Graph};
 use crate::options::{AUTO_SHARDS, ForgeOptions};
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, Precision, Recipe, RecipeOptions};
@@ -72,6 +72,8 @@ pub struct Plan {
     pub compiled: bool,
     /// Largest size of a context.
     pub budget: u64,
+    /// Tensors of the checkpoint that the bundle does without.
+    pub left_out: Vec<String>,
 }
 
 impl Plan {
@@ -108,6 +110,14 @@ impl Plan {
         })
     }
 
+    /// Which tensors of the checkpoint the bundle does without, in one sentence; none where it has all.
+    pub fn note(&self) -> Option<String> {
+        let count = self.left_out.len();
+        (count > 0).then(|| {
+            format!("{count} tensors of the checkpoint are left out: {}", summary(&self.left_out))
+        })
+    }
+
     /// Expected seconds on two cores.
     pub fn seconds(&self) -> f64 {
         let weights = total(self.contexts.iter().map(|c| c.weight_bytes));
@@ -120,7 +130,8 @@ impl Plan {
 /// [`ForgeOptions::shards`] is [`AUTO_SHARDS`].
 ///
 /// Errors when two graphs, contexts or tables of the recipe have one name, when graphs that run one after the
-/// other do not fit, and with the numbers when a context
+/// other do not fit, when neither graphs nor tables read a tensor of the checkpoint that the recipe does not leave out,
+/// and with the numbers when a context
 /// would pass the budget whatever the number of shards, or with
 /// the number that is asked for.
 pub fn plan(
@@ -133,6 +144,7 @@ pub fn plan(
         overrides::apply(|wanted| recipe(checkpoint, wanted), wanted, &options.weights)
     };
     let mut wanted = options.for_recipe(checkpoint);
+    let checkpoint = &checkpoint.unused();
     let automatic = wanted.shards == AUTO_SHARDS;
     if automatic {
         wanted.shards = least_shards(checkpoint);
@@ -160,6 +172,7 @@ pub fn plan(
         }
         (plan, made) = (smaller, finer);
     }
+    plan.left_out = checkpoint.check_unread(&options.ignore_tensors)?;
     Ok((plan, made))
 }
 
@@ -228,6 +241,7 @@ fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compil
         tables: recipe.tables.iter().map(|t| (t.key.clone(), t.source.bytes())).collect(),
         compiled,
         budget: options.context_budget,
+        left_out: Vec::new(),
     }
 }
 

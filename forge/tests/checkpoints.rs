@@ -7,6 +7,8 @@ mod encoders;
 mod processors;
 #[path = "checkpoints/quantised.rs"]
 mod quantised;
+#[path = "checkpoints/unread.rs"]
+mod unread;
 
 use std::path::Path;
 use std::sync::Arc;

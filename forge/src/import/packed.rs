@@ -29,6 +29,8 @@ const PACK: usize = 8;
 const WORD: usize = 4;
 /// Where the eight outputs of a word are, for AWQ (`AWQ_REVERSE_ORDER` of AutoAWQ).
 const AWQ_PLACES: [u32; PACK] = [0, 4, 1, 5, 2, 6, 3, 7];
+/// The ends of the names of a layer's tensors, beside its bias.
+pub(crate) const PARTS: [&str; 4] = ["qweight", "qzeros", "scales", "g_idx"];
 /// Groups are a multiple of this, as blocks of the graphs are.
 const UNIT: usize = 32;
 

@@ -126,8 +126,9 @@ impl<'a> Layers<'a> {
         self.linear(b, product, &down, hidden, mlp.bias)
     }
 
-    /// Logits `[rows, vocab]` of normalised rows: with `lm_head`, or with the embedding table if `tied`. The
-    /// weight has the precision of the field `head`.
+    /// Logits `[rows, vocab]` of normalised rows: with `lm_head`, or with the embedding table if `tied` and the
+    /// checkpoint has no `lm_head`; where it has one, that counts, as it does in `transformers`. The weight has the
+    /// precision of the field `head`.
     pub fn head(
         &self,
         b: &mut GraphBuilder,
@@ -136,7 +137,8 @@ impl<'a> Layers<'a> {
         tied: bool,
         bias: bool,
     ) -> Result<TensorId> {
-        let name = if tied { "embed_tokens" } else { "lm_head" };
+        let shared = tied && !self.checkpoint.has("lm_head.weight");
+        let name = if shared { "embed_tokens" } else { "lm_head" };
         let weight = self.checkpoint.matrix(&format!("{name}.weight"), [vocab, b.width(x)?])?;
         let bias = bias.then(|| self.checkpoint.values("lm_head.bias", &[vocab])).transpose()?;
         b.linear("head", x, self.head.weight(weight), bias)

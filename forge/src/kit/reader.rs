@@ -209,18 +209,6 @@ impl<'a> Reader<'a> {
         said.and_then(Value::as_bool).unwrap_or(default)
     }
 
-    /// Errors when the checkpoint holds the tensor `name` although `key` does not foresee it: it would be left
-    /// out, and the result wrong.
-    pub fn unforeseen(&self, name: &str, key: &str) -> Result<()> {
-        if !self.checkpoint.has(name) {
-            return Ok(());
-        }
-        Err(self.fault(format!(
-            "the checkpoint holds {name}, which this configuration does not use; expected {key}: true, or a \
-             checkpoint without it"
-        )))
-    }
-
     /// An error that says what a key is and what was expected of it.
     pub fn bad(&self, key: &str, found: &Value, expected: &str) -> Error {
         self.fault(format!("{key} is {found}, expected {expected}"))

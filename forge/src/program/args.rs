@@ -132,7 +132,7 @@ pub(crate) enum ForgeCommand {
 #[derive(Debug, Args)]
 #[command(after_help = PLAN_EXAMPLES)]
 pub(crate) struct PlanArgs {
-    /// Folder of the checkpoint, a GGUF file, or a config.json
+    /// Folder of the checkpoint, be it without weights, a GGUF file, or a config.json
     pub checkpoint: PathBuf,
     #[command(flatten)]
     pub shape: ShapeArgs,
@@ -156,7 +156,7 @@ pub(crate) struct PlanArgs {
 #[derive(Debug, Args)]
 #[command(after_help = ESTIMATE_EXAMPLES)]
 pub(crate) struct EstimateArgs {
-    /// Folder of the checkpoint, a GGUF file, or a config.json
+    /// Folder of the checkpoint, be it without weights, a GGUF file, or a config.json
     pub checkpoint: PathBuf,
     #[command(flatten)]
     pub shape: ShapeArgs,
@@ -246,6 +246,10 @@ pub(crate) struct ShapeArgs {
     /// down_proj=fp16 or layers.3.mlp.down_proj=fp16. May be given several times; the last one counts
     #[arg(long, value_name = "PART=PRECISION")]
     pub weights: Vec<Override>,
+    /// Tensors that the bundle does without, though the recipe neither reads them nor leaves them out by itself: all with
+    /// PART in their names. May be given several times
+    #[arg(long, value_name = "PART")]
+    pub ignore_tensors: Vec<String>,
 }
 
 impl ShapeArgs {
@@ -272,6 +276,7 @@ impl ShapeArgs {
             share_weights: self.share_weights,
             recipe_options: own.chain(self.recipe_options.iter().cloned()).collect(),
             weights: self.weights.clone(),
+            ignore_tensors: self.ignore_tensors.clone(),
             ..ForgeOptions::new(out)
         }
     }
@@ -307,7 +312,8 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
-/// A checkpoint's folder, a GGUF file, or a configuration alone, which is enough where weights do not matter.
+/// A checkpoint's folder, a GGUF file, or a configuration alone, be it in a folder, which is enough where weights do not
+/// matter.
 pub(crate) fn source(path: &Path, shape: &ShapeArgs) -> Result<Checkpoint> {
     if path.is_dir() || is_gguf(path) {
         return shape.open(path);

@@ -69,6 +69,7 @@ fn lines(plan: &Plan, memory: Option<u64>) -> Vec<String> {
         }
         None => format!("memory about {}", mega(needed)),
     });
+    lines.extend(plan.note());
     lines.extend(plan.warning());
     lines
 }
@@ -107,6 +108,7 @@ fn plan_json(plan: &Plan, memory: Option<u64>) -> Value {
         "peak_memory_bytes": plan.peak_bytes(),
         "free_memory_bytes": memory,
         "seconds": plan.seconds().round(),
+        "left_out": plan.left_out,
         "warning": plan.warning(),
     })
 }

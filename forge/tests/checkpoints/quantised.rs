@@ -151,7 +151,7 @@ fn bundles_of_four_bits_keep_the_integers_of_other_programs() {
 
 /// A copy of a toy whose linear layers are stored as GPTQ stores them, with integers that are made up, and the names of
 /// these layers.
-fn as_gptq(toy: &str) -> (TempDir, Vec<(String, [usize; 2])>) {
+pub(super) fn as_gptq(toy: &str) -> (TempDir, Vec<(String, [usize; 2])>) {
     let dir = copy(toy);
     let path = dir.path().join("model.safetensors");
     let bytes = std::fs::read(&path).unwrap();

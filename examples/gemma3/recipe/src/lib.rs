@@ -54,6 +54,9 @@ fn names(name: &str) -> Vec<String> {
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let checkpoint = &checkpoint.renamed(names);
     let config = Config::read(checkpoint)?;
+    // The tower for images: this recipe is of text.
+    checkpoint.leave_out("vision_tower");
+    checkpoint.leave_out("multi_modal_projector");
     let (layers, max_ctx) = (config.sliding.len(), options.max_ctx);
     check_shape(options, layers, Some(config.max_positions))?;
     let prompts = prompt_rows(options, &PROMPT_ROWS)?;

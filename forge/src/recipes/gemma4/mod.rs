@@ -172,6 +172,12 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     }
     let mut params = params(&config, max_ctx, window);
     let mut tables = vec![per_layer_tables(checkpoint, &config, projects)?];
+    // Layers that read a donor's keys and values have some of their own in published checkpoints, too.
+    for layer in config.first_shared()..config.layers() {
+        for part in ["k_proj", "v_proj", "k_norm", "v_norm"] {
+            checkpoint.leave_out(&format!("layers.{layer}.self_attn.{part}"));
+        }
+    }
     let mut add = |key: &str, precision: Precision, graphs: Vec<Graph>| {
         let names = graphs.iter().map(|graph| graph.name().to_owned()).collect();
         plan_params.insert(key.to_owned(), one_or_many(names));
@@ -186,6 +192,9 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         let mut said = vision.params();
         said.extend(tokens(checkpoint, ["image_token_id", "boi_token_id", "eoi_token_id"])?);
         params.insert("vision".to_owned(), Value::Object(said));
+    } else {
+        checkpoint.leave_out("vision_tower");
+        checkpoint.leave_out("embed_vision");
     }
     if wants(checkpoint, options, "audio") {
         let audio = Audio::read(checkpoint, options)?;
@@ -199,6 +208,9 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         said.extend(tokens(checkpoint, keys)?);
         params.insert("audio".to_owned(), Value::Object(said));
         params.insert("transcription".to_owned(), transcription(checkpoint)?);
+    } else {
+        checkpoint.leave_out("audio_tower");
+        checkpoint.leave_out("embed_audio");
     }
     Ok(Recipe {
         family: "gemma4".to_owned(),

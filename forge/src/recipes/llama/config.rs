@@ -82,7 +82,7 @@ impl Config {
         let attention_bias = kind != Kind::Mistral && reader.flag("attention_bias")?;
         let max_positions = reader.maybe_size("max_position_embeddings")?;
         let (rope_theta, rope_scaling) = rope(&reader, max_positions)?;
-        let config = Self {
+        Ok(Self {
             kind,
             hidden,
             vocab: reader.size("vocab_size")?,
@@ -99,27 +99,7 @@ impl Config {
             tied: reader.tied(false),
             max_positions,
             window: window(&reader, kind, layers)?,
-        };
-        config.check_biases(&reader)?;
-        Ok(config)
-    }
-
-    /// Biases that the configuration does not foresee are refused.
-    fn check_biases(&self, reader: &Reader<'_>) -> Result<()> {
-        for (module, foreseen, key) in [
-            ("self_attn.q_proj", self.qkv_bias, "attention_bias"),
-            ("self_attn.k_proj", self.qkv_bias, "attention_bias"),
-            ("self_attn.v_proj", self.qkv_bias, "attention_bias"),
-            ("self_attn.o_proj", self.o_bias, "attention_bias"),
-            ("mlp.gate_proj", self.mlp_bias, "mlp_bias"),
-            ("mlp.up_proj", self.mlp_bias, "mlp_bias"),
-            ("mlp.down_proj", self.mlp_bias, "mlp_bias"),
-        ] {
-            if !foreseen {
-                reader.unforeseen(&format!("layers.0.{module}.bias"), key)?;
-            }
-        }
-        Ok(())
+        })
     }
 }
 

@@ -169,6 +169,8 @@ fn embed(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -> R
     if encoder.causal {
         check_window(config, options)?;
     }
+    // Of a decoder that is used as an encoder.
+    checkpoint.leave_out("lm_head");
     let layers = layers(checkpoint, config, options);
     let longest = options.max_ctx;
     let (mut contexts, mut parts, mut buckets) =

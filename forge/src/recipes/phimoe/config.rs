@@ -54,7 +54,7 @@ impl Config {
                 .filter(|v| (0.0..1.0).contains(v))
                 .ok_or_else(|| reader.bad("router_jitter_noise", value, "a number from 0 to 1"))?,
         };
-        let config = Self {
+        Ok(Self {
             hidden,
             vocab: reader.size("vocab_size")?,
             width: reader.size("intermediate_size")?,
@@ -69,25 +69,7 @@ impl Config {
             tied: reader.tied(false),
             max_positions: reader.maybe_size("max_position_embeddings")?,
             window: reader.maybe_size("sliding_window")?,
-        };
-        config.check_biases(&reader)?;
-        Ok(config)
-    }
-
-    /// Biases that the configuration does not foresee are refused.
-    fn check_biases(&self, reader: &Reader<'_>) -> Result<()> {
-        for (name, foreseen, key) in [
-            ("layers.0.self_attn.q_proj.bias", self.attention_bias, "attention_bias"),
-            ("layers.0.self_attn.k_proj.bias", self.attention_bias, "attention_bias"),
-            ("layers.0.self_attn.v_proj.bias", self.attention_bias, "attention_bias"),
-            ("layers.0.self_attn.o_proj.bias", self.attention_bias, "attention_bias"),
-            ("lm_head.bias", self.head_bias, "lm_head_bias"),
-        ] {
-            if !foreseen {
-                reader.unforeseen(name, key)?;
-            }
-        }
-        Ok(())
+        })
     }
 }
 

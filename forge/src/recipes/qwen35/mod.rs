@@ -97,8 +97,13 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         plan_params,
         tables: Vec::new(),
     };
-    if let Some(Pictures { tower, .. }) = pictures {
-        vision::add(&mut recipe, checkpoint, tower, options, size(tower, options))?;
+    // The layers that predict further tokens.
+    checkpoint.leave_out("mtp");
+    match pictures {
+        Some(Pictures { tower, .. }) => {
+            vision::add(&mut recipe, checkpoint, tower, options, size(tower, options))?;
+        }
+        None => checkpoint.leave_out("visual"),
     }
     Ok(recipe)
 }
