@@ -114,6 +114,11 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
+    /// True for a folder with tensors that are read.
+    pub fn has_weights(folder: &Path) -> bool {
+        [SINGLE, INDEX].iter().any(|file| folder.join(file).exists())
+    }
+
     /// Opens a GGUF file of llama.cpp. Configuration and tokenizer come from the folder `beside`, that of the model's
     /// Hugging Face checkpoint, or lie beside the file. Without a `config.json` there the configuration is made of the
     /// file's metadata, where that says enough.

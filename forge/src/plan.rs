@@ -58,6 +58,8 @@ impl ContextSizes {
 pub struct Plan {
     /// Model family.
     pub family: String,
+    /// Precision of the decoder's weights.
+    pub precision: Precision,
     /// Contexts that the layers are spread over.
     pub shards: usize,
     /// Positions of the KV cache, or of the texts of an encoder.
@@ -101,10 +103,15 @@ impl Plan {
     /// What a user should know about running such a bundle, in one sentence; none as a rule.
     pub fn warning(&self) -> Option<String> {
         (self.compiled && self.contexts.len() > MAX_CONTEXTS).then(|| {
+            let narrower = match self.precision {
+                Precision::Fp16 => "w8a16 or w4a16, ",
+                Precision::W8A16 => "w4a16, ",
+                Precision::W4A16 => "",
+            };
             format!(
-                "{} contexts are more than the {MAX_CONTEXTS} that a device holds at once: w8a16 or w4a16, fewer \
-                 graphs for prompts (--prefill 0) or shared weights (--share-weights) make fewer of \
-                 them, and --resident loads them in turn",
+                "{} contexts are more than the {MAX_CONTEXTS} that a device holds at once: {narrower}fewer graphs for \
+                 prompts (--prefill 0) or shared weights (--share-weights) make fewer of them, and --resident loads \
+                 them in turn",
                 self.contexts.len()
             )
         })
@@ -155,20 +162,21 @@ pub fn plan(
     let mut plan = sizes(&made, &wanted);
     while let Some(worst) = over_budget(&plan) {
         if !automatic {
-            return Err(too_large(&plan, worst, suggestion(&plan, worst)));
+            return Err(too_large(&plan, worst, &suggestion(&plan, worst)));
         }
         // As many as would do if layers could be cut anywhere, and at least one more.
         let ratio = worst.device_bytes().div_ceil(plan.budget.max(1));
         let more = usize::try_from(ratio).unwrap_or(MAX_SHARDS).saturating_mul(plan.shards);
         let next = RecipeOptions { shards: more.max(plan.shards + 1), ..wanted.clone() };
-        // A recipe refuses more shards than there are layers.
-        let Ok(finer) = recipe(checkpoint, &next) else {
-            return Err(too_large(&plan, worst, None));
+        // A recipe refuses more shards than there are layers, or more contexts than a device holds.
+        let finer = match recipe(checkpoint, &next) {
+            Ok(finer) => finer,
+            Err(why) => return Err(too_large(&plan, worst, why.message())),
         };
         check(&finer)?;
         let smaller = sizes(&finer, &next);
         if over_budget(&smaller).is_some_and(|c| c.device_bytes() >= worst.device_bytes()) {
-            return Err(too_large(&plan, worst, None));
+            return Err(too_large(&plan, worst, WHOLE));
         }
         (plan, made) = (smaller, finer);
     }
@@ -191,15 +199,26 @@ fn over_budget(plan: &Plan) -> Option<&ContextSizes> {
     over.max_by_key(|c| c.device_bytes())
 }
 
+/// What a context is whose size the number of shards does not change.
+const WHOLE: &str = "it cannot be split further";
+
 /// How many shards would do for a context that is one of several.
-fn suggestion(plan: &Plan, context: &ContextSizes) -> Option<usize> {
-    let alone = plan.contexts.iter().filter(|c| c.key.starts_with("lmhead")).any(|c| c == context);
+fn suggestion(plan: &Plan, context: &ContextSizes) -> String {
+    if is_head(context) {
+        return WHOLE.to_owned();
+    }
     let ratio = context.device_bytes().div_ceil(plan.budget.max(1));
-    (!alone)
-        .then(|| usize::try_from(ratio).unwrap_or(MAX_SHARDS).saturating_mul(plan.shards.max(1)))
+    let shards = usize::try_from(ratio).unwrap_or(MAX_SHARDS).saturating_mul(plan.shards.max(1));
+    format!("spread the layers over {shards} shards")
 }
 
-fn too_large(plan: &Plan, context: &ContextSizes, shards: Option<usize>) -> Error {
+fn is_head(context: &ContextSizes) -> bool {
+    context.key.starts_with("lmhead")
+}
+
+/// The error of a context beyond the budget, with what can be done about its shards, and what else would make it
+/// smaller.
+fn too_large(plan: &Plan, context: &ContextSizes, shards: &str) -> Error {
     let error = Error::new(
         ErrorKind::Usage,
         format!(
@@ -213,18 +232,22 @@ fn too_large(plan: &Plan, context: &ContextSizes, shards: Option<usize>) -> Erro
             plan.budget
         ),
     );
-    match (shards, context.precision) {
-        (Some(shards), _) => error.hint(format!("spread the layers over {shards} shards")),
-        (None, Precision::Fp16) => error.hint(
-            "it cannot be split further; w8a16 halves the layers, a shorter context the caches",
-        ),
-        (None, Precision::W8A16) => error.hint(
-            "it cannot be split further; w4a16 halves the layers once more, a shorter context the caches",
-        ),
-        (None, Precision::W4A16) => {
-            error.hint("it cannot be split further; a shorter context may do")
+    let narrower = match (is_head(context), plan.precision, context.precision) {
+        (true, _, Precision::Fp16) => "--head w8 halves it",
+        (true, _, Precision::W8A16) => "--head w4 halves it once more",
+        (true, ..) => "a smaller vocabulary would do",
+        (_, asked, Precision::Fp16) if asked != Precision::Fp16 => {
+            "its weights have a --recipe-option of their own, and a shorter context makes its caches smaller"
         }
-    }
+        (_, Precision::Fp16, _) => {
+            "w8a16 halves the layers, a shorter context the caches; --prefill 0 makes fewer contexts"
+        }
+        (_, Precision::W8A16, _) => {
+            "w4a16 halves the layers once more, a shorter context the caches; --prefill 0 makes fewer contexts"
+        }
+        (_, Precision::W4A16, _) => "a shorter context may do; --prefill 0 makes fewer contexts",
+    };
+    error.hint(format!("{shards}; {narrower}"))
 }
 
 fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compiled: bool) -> Plan {
@@ -234,6 +257,7 @@ fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compil
     let wide = if options.onnx && recipe.embed.stored_dtype() == DType::F32 { 4 } else { 2 };
     Plan {
         family: recipe.family.clone(),
+        precision: wanted.precision,
         shards: wanted.shards,
         max_ctx: wanted.max_ctx,
         contexts: recipe.contexts.iter().map(&mut context_sizes).collect(),

@@ -294,6 +294,24 @@ fn sizes_beyond_all_bytes_are_planned_or_refused() {
     }
 }
 
+#[test]
+fn more_shards_than_contexts_allow_is_what_the_error_says() {
+    let config = fixture("qwen3vl-toy").join("../../configs/qwen3-vl-2b.json");
+    let checkpoint = Checkpoint::synthetic(&config, 1).unwrap();
+    let refused = |precision| {
+        let options =
+            ForgeOptions { precision, context_budget: 700_000_000, ..ForgeOptions::new("out") };
+        plan(&checkpoint, recipe, &options, true).unwrap_err().report().to_string()
+    };
+    let error = refused(Precision::Fp16);
+    assert!(error.contains("contexts, expected at most 8"), "{error}");
+    assert!(!error.contains("cannot be split further"), "{error}");
+    assert!(error.contains("w8a16 halves the layers"), "{error}");
+    // The tower, which stays f16, is what is too large.
+    let error = refused(Precision::W8A16);
+    assert!(!error.contains("w8a16 halves"), "{error}");
+}
+
 #[cfg(unix)]
 #[test]
 fn pipes_in_the_place_of_files_are_refused_and_not_waited_for() {

@@ -315,6 +315,10 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 /// A checkpoint's folder, a GGUF file, or a configuration alone, be it in a folder, which is enough where weights do not
 /// matter.
 pub(crate) fn source(path: &Path, shape: &ShapeArgs) -> Result<Checkpoint> {
+    let config = path.join("config.json");
+    if shape.tokenizer.is_none() && config.is_file() && !Checkpoint::has_weights(path) {
+        return Checkpoint::synthetic(&config, 1);
+    }
     if path.is_dir() || is_gguf(path) {
         return shape.open(path);
     }
@@ -454,5 +458,30 @@ impl ExpertsChoice {
             Self::Int8 => "int8",
             Self::F16 => "f16",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        shape: ShapeArgs,
+    }
+
+    #[test]
+    fn a_folder_with_a_configuration_alone_can_be_planned() {
+        let dir = tempfile::tempdir().unwrap();
+        let Line { shape } = Line::parse_from(["plan"]);
+        assert!(source(dir.path(), &shape).is_err());
+        std::fs::write(dir.path().join("config.json"), "{}").unwrap();
+        let checkpoint = source(dir.path(), &shape).unwrap();
+        assert_eq!(checkpoint.seed(), Some(1));
+        std::fs::write(dir.path().join("model.safetensors"), "damaged").unwrap();
+        assert!(source(dir.path(), &shape).is_err());
     }
 }
