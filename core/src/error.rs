@@ -35,6 +35,10 @@ pub enum ErrorKind {
     Prompt,
     /// Executing a graph failed.
     Execute,
+    /// The device restarted or is gone: what was loaded on it has to be opened again.
+    DeviceLost,
+    /// A host-op panicked. It returns nothing more until it is opened again.
+    Panicked,
     /// The caller asked for the work to stop.
     Cancelled,
     /// Reading or writing failed outside the bundle.
@@ -53,10 +57,11 @@ impl ErrorKind {
             Self::Runtime => 5,
             Self::Context => 6,
             Self::Graph => 7,
-            Self::Plugin => 8,
+            Self::Plugin | Self::Panicked => 8,
             Self::Prompt => 9,
             Self::Execute => 10,
             Self::Io => 11,
+            Self::DeviceLost => 12,
             Self::Internal => 70,
             Self::Cancelled => 130,
         }
@@ -74,6 +79,8 @@ impl ErrorKind {
             Self::Plugin,
             Self::Prompt,
             Self::Execute,
+            Self::DeviceLost,
+            Self::Panicked,
             Self::Cancelled,
             Self::Io,
             Self::Internal,
@@ -94,6 +101,8 @@ impl ErrorKind {
             Self::Plugin => "plugin",
             Self::Prompt => "prompt",
             Self::Execute => "execute",
+            Self::DeviceLost => "device_lost",
+            Self::Panicked => "panicked",
             Self::Cancelled => "cancelled",
             Self::Io => "io",
             Self::Internal => "internal",
@@ -171,6 +180,13 @@ impl Error {
     #[must_use]
     pub fn with_message(mut self, message: impl Into<String>) -> Self {
         self.0.message = safe(message.into());
+        self
+    }
+
+    /// Is of `kind` instead; everything else stays.
+    #[must_use]
+    pub fn with_kind(mut self, kind: ErrorKind) -> Self {
+        self.0.kind = kind;
         self
     }
 

@@ -21,8 +21,8 @@ mod reopen;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use self::reopen::Losses;
 use self::reopen::Origin;
+pub use self::reopen::{LoadedContexts, Losses, open_contexts};
 use crate::artifacts::Mapped;
 use crate::backend::{Backend, Context, ContextSource, Graph};
 use crate::trace::{Category, Event, Trace};
@@ -87,6 +87,7 @@ pub struct Workspace {
     graphs: Vec<Slot>,
     /// Where all graphs are from; empty when that is not known of each.
     origins: Vec<Origin>,
+    contexts: LoadedContexts,
     losses: Losses,
     /// The device was lost, and what is open is of no use.
     lost: bool,
@@ -112,6 +113,7 @@ impl Workspace {
             buffers: Vec::new(),
             graphs: Vec::new(),
             origins: Vec::new(),
+            contexts: LoadedContexts::default(),
             losses: Losses::default(),
             lost: false,
             cancel,
@@ -144,6 +146,7 @@ impl Workspace {
                 slot.us = said.map(|(_, us)| *us);
             }
         }
+        self.contexts.lock().push(Arc::clone(context));
         self.origins.push(Origin { source: source.clone(), graphs: first..self.graphs.len() });
         Ok(())
     }

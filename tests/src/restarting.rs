@@ -26,7 +26,7 @@ struct Device {
 
 impl Device {
     fn lost(&self) -> Error {
-        Error::new(ErrorKind::Execute, "the connection to the DSP broke").with_code(1007)
+        Error::new(ErrorKind::DeviceLost, "the connection to the DSP broke").with_code(1007)
     }
 }
 

@@ -41,7 +41,7 @@ fn a_panic_becomes_an_error_that_names_op_file_and_call() {
         ("test_panic_in_decode", "decode", "token 0 goes wrong"),
     ] {
         let error = failure(op);
-        assert_eq!(error.kind(), ErrorKind::Plugin, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Panicked, "{error}");
         let message = error.report().to_string();
         for expected in [op, "misbehaving_plugin", call, text] {
             assert!(message.contains(expected), "{message:?} lacks {expected:?}");
@@ -65,6 +65,11 @@ fn an_op_that_panicked_refuses_to_go_on_and_another_one_works() {
     run(&request);
     let again = run(&request);
     assert!(again.contains("open it again"), "{again}");
+    // Opened again it goes on, until it panics again: one token needs no decode step.
+    model.reopen(&plugins).unwrap();
+    let one = Request::greedy(Prompt::Tokens(vec![1, 2]), 1);
+    let generation = model.generate(&one, &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(generation.tokens, [0]);
     // A fresh one of the same plugin is not affected: one token needs no decode step.
     let mut fresh =
         null_model::open("test_panic_in_decode", &plugins, &CancelToken::new()).unwrap();

@@ -9,7 +9,7 @@ use super::pack::Packer;
 use super::reuse::Consumed;
 use super::speculate::Speculation;
 use crate::artifacts::Artifacts;
-use crate::backend::{Backend, BackendInfo, Opened};
+use crate::backend::{Backend, BackendInfo, ContextSource, Opened};
 use crate::dump::Dump;
 use crate::manifest::Manifest;
 use crate::op::{
@@ -18,7 +18,7 @@ use crate::op::{
 use crate::sampling::AllowedTokens;
 use crate::text::{ChatTemplate, Tokenizer};
 use crate::trace::{self, Trace};
-use crate::workspace::{GraphStats, Losses};
+use crate::workspace::{self, GraphStats, LoadedContexts, Losses};
 use crate::{CancelToken, Error, ErrorKind, Result, Workspace};
 
 /// What [`Model::open`] needs.
@@ -87,6 +87,19 @@ pub struct Model {
     context_loads: Vec<ContextLoad>,
     entry: OpEntry,
     backend: BackendInfo,
+    parts: Parts,
+}
+
+/// What the host-op is opened over.
+struct Parts {
+    backend: Arc<dyn Backend>,
+    sources: Vec<ContextSource>,
+    contexts: LoadedContexts,
+    artifacts: Artifacts,
+    threads: Arc<rayon::ThreadPool>,
+    progress: Option<ProgressFn>,
+    /// Stops executions.
+    stop: CancelToken,
 }
 
 impl std::fmt::Debug for Model {
@@ -127,7 +140,7 @@ impl Model {
         let opened = pool.in_place_scope(|scope| {
             scope.spawn(|_| texts = Some(read_texts(&manifest, &artifacts, trace.as_ref())));
             let sources = sources?;
-            let opened = backend.open_contexts(&sources)?;
+            let opened = workspace::open_contexts(&*backend, &sources, &cancel)?;
             Ok((sources, opened))
         });
         let missing = || Error::new(ErrorKind::Internal, "the tokenizer was not read");
@@ -154,11 +167,20 @@ impl Model {
         }
         drop(opening);
         let losses = workspace.losses().clone();
+        let parts = Parts {
+            backend,
+            sources,
+            contexts: workspace.contexts().clone(),
+            artifacts: artifacts.clone(),
+            threads: Arc::new(pool),
+            progress: progress.clone(),
+            stop: workspace.cancel_token().clone(),
+        };
         let services = OpServices {
             manifest: Arc::clone(&manifest),
             artifacts,
             workspace,
-            threads: Arc::new(pool),
+            threads: Arc::clone(&parts.threads),
             progress,
             dump: dump.clone(),
         };
@@ -170,7 +192,8 @@ impl Model {
         let op = Checked::new(op, &entry.description.name);
         let allowed = allowed_tokens(&op, &manifest, tokenizer.as_ref());
         Ok(Self {
-            backend: backend.info(),
+            backend: parts.backend.info(),
+            parts,
             allowed: Arc::new(allowed),
             manifest,
             tokenizer,
@@ -263,6 +286,44 @@ impl Model {
     pub fn cancellable<T>(&mut self, cancel: &CancelToken, work: impl FnOnce(&mut Self) -> T) -> T {
         let _until = self.session.follow(cancel);
         work(self)
+    }
+
+    /// Opens the host-op again, over the contexts that are loaded: after it [panicked](ErrorKind::Panicked), or after
+    /// the [device was lost](ErrorKind::DeviceLost). Contexts that are not loaded any more are opened first, for which
+    /// a device that comes back is waited for. The model is then as it was when it was opened, with nothing consumed.
+    ///
+    /// The op is closed when the new one is open, so that buffers of both are in memory for a moment.
+    ///
+    /// # Errors
+    /// A context or the op cannot be opened. The model is as before.
+    pub fn reopen(&mut self, ops: &dyn OpProvider) -> Result<()> {
+        let Parts { backend, sources, .. } = &self.parts;
+        let mut contexts = self.parts.contexts.get();
+        if contexts.len() != sources.len() {
+            let opened = workspace::open_contexts(&**backend, sources, &self.parts.stop)?;
+            contexts = opened.into_iter().map(|opened| opened.context).collect();
+        }
+        let mut workspace = Workspace::new(Arc::clone(backend), self.parts.stop.clone());
+        workspace.set_trace(self.trace.clone());
+        for (source, context) in sources.iter().zip(&contexts) {
+            workspace.add_source(source, context)?;
+        }
+        let (losses, loaded) = (workspace.losses().clone(), workspace.contexts().clone());
+        let name = &self.entry.description.name;
+        let services = OpServices {
+            manifest: Arc::clone(&self.manifest),
+            artifacts: self.parts.artifacts.clone(),
+            workspace,
+            threads: Arc::clone(&self.parts.threads),
+            progress: self.parts.progress.clone(),
+            dump: self.dump.clone(),
+        };
+        let op = ops.open(name, services).map_err(|e| e.context(self.manifest.path.display()))?;
+        self.op = Checked::new(op, name);
+        self.consumed = Consumed::default();
+        self.losses = losses;
+        self.parts.contexts = loaded;
+        Ok(())
     }
 
     /// Forgets everything consumed so far.

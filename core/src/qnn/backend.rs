@@ -193,6 +193,8 @@ impl QnnBackend {
             handle => handle?,
         };
         drop(file);
+        let handle = Arc::new(handle);
+        session.device.opened(&handle);
         let recorder = Recorder::new(&source.key, &self.records, self.options.trace.as_ref());
         if let (Some(profile), Some(start)) = (&profile, start) {
             recorder.record(None, profile, start);
@@ -203,7 +205,7 @@ impl QnnBackend {
             .map(|g| GraphTensors { inputs: g.inputs, outputs: g.outputs })
             .collect();
         let context = QnnContext {
-            handle: Arc::new(handle),
+            handle,
             memory: Arc::clone(&self.memory),
             power: session.power.clone().filter(|_| self.options.idle_release.is_some()),
             graphs,

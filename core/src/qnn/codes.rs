@@ -292,6 +292,7 @@ impl fmt::Display for Code {
 /// the code's fix, or else where to look, as the hint.
 pub fn error(kind: ErrorKind, attempt: impl fmt::Display, status: u64) -> Error {
     let code = Code::of(status);
+    let kind = if means_restart(code.0.into()) { ErrorKind::DeviceLost } else { kind };
     let error = Error::new(kind, format!("{attempt}: {code}")).with_code(u64::from(code.0));
     error.hint(code.fix().unwrap_or(LOOK))
 }

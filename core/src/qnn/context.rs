@@ -5,6 +5,7 @@
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use qhx_qnn_sys::{self as sys, Config, ConfigValue, Handle, HtpContextConfig};
 use serde::{Deserialize, Serialize};
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::causes::{self, explain};
 use super::codes;
 use super::device::{Device, Raw, freed};
-use super::gate;
+use super::gate::{self, Exclusive};
 use super::log;
 use super::profile::Profile;
 use super::registered::Registrations;
@@ -78,6 +79,7 @@ pub(crate) struct ContextHandle {
     registrations: Arc<Registrations>,
     /// Graphs are composed in it; otherwise they are executed.
     composed: bool,
+    closed: AtomicBool,
 }
 
 impl ContextHandle {
@@ -139,7 +141,8 @@ impl ContextHandle {
     fn of(raw: Handle, device: &Device, leader: Option<Arc<Self>>, composed: bool) -> Self {
         let (raw, device) = (Raw(raw), device.clone());
         let registrations = Registrations::new(raw, device.clone());
-        Self { raw, device, _leader: leader, registrations, composed }
+        let closed = AtomicBool::new(false);
+        Self { raw, device, _leader: leader, registrations, composed, closed }
     }
 
     pub(crate) fn registrations(&self) -> &Arc<Registrations> {
@@ -150,6 +153,29 @@ impl ContextHandle {
         self.raw.0
     }
 
+    /// Frees the context while others still have it, because its device is lost.
+    pub(crate) fn close(&self) {
+        // Who uses a handle of the context does so in a shared call, and asks first whether it is closed.
+        let _alone = Exclusive::begin();
+        self.free();
+    }
+
+    /// It is freed already. To be asked within a call that the gate let in, as long as the answer counts.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    fn free(&self) {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.registrations.close();
+        if let Some(free) = self.device.library().table().context_free {
+            // SAFETY: contract: handles; it is freed once.
+            freed("context", unsafe { free(self.raw.0, std::ptr::null_mut()) });
+        }
+    }
+
     pub(crate) fn device(&self) -> &Device {
         &self.device
     }
@@ -157,11 +183,9 @@ impl ContextHandle {
 
 impl Drop for ContextHandle {
     fn drop(&mut self) {
-        if let Some(free) = self.device.library().table().context_free {
+        if !self.is_closed() {
             let _call = (!self.composed).then(gate::loading);
-            self.registrations.close();
-            // SAFETY: contract: handles.
-            freed("context", unsafe { free(self.raw.0, std::ptr::null_mut()) });
+            self.free();
         }
     }
 }

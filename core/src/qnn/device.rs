@@ -4,14 +4,15 @@
 
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use qhx_qnn_sys::{self as sys, Config, ConfigValue, Handle};
 use serde::{Deserialize, Serialize};
 
 use super::causes;
 use super::codes;
+use super::context::ContextHandle;
 use super::gate::Exclusive;
 use super::library::{EMULATES, Library};
 use super::log::{self, LogLevel};
@@ -80,6 +81,8 @@ struct DeviceHandle {
     raw: Raw,
     /// The DSP restarted under it.
     lost: AtomicBool,
+    /// The contexts open on it.
+    contexts: Mutex<Vec<Weak<ContextHandle>>>,
     backend: BackendHandle,
 }
 
@@ -113,7 +116,8 @@ impl Device {
                 create_device(&backend, list, &format!("opening a device for {target}"))
             })?,
         };
-        Ok(Self(Arc::new(DeviceHandle { raw, lost: AtomicBool::new(false), backend })))
+        let (lost, contexts) = (AtomicBool::new(false), Mutex::default());
+        Ok(Self(Arc::new(DeviceHandle { raw, lost, contexts, backend })))
     }
 
     /// The library behind the device.
@@ -145,6 +149,24 @@ impl Device {
     /// The DSP restarted: what is opened on this device fails.
     pub(crate) fn is_lost(&self) -> bool {
         self.0.lost.load(Ordering::Acquire)
+    }
+
+    /// Takes note of a context that was opened on this device.
+    pub(crate) fn opened(&self, context: &Arc<ContextHandle>) {
+        let mut contexts = self.0.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        contexts.retain(|context| context.strong_count() > 0);
+        contexts.push(Arc::downgrade(context));
+    }
+
+    /// Frees every context of a device that is lost, whoever has it: their graphs say from then on that the device is
+    /// lost. Waits until no other thread executes.
+    pub(crate) fn close_contexts(&self) {
+        let mut contexts = self.0.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        let contexts = std::mem::take(&mut *contexts);
+        // The last ones may use a buffer of the first ones.
+        for context in contexts.iter().rev().filter_map(Weak::upgrade) {
+            context.close();
+        }
     }
 
     /// What the library says of the machine.

@@ -182,6 +182,7 @@ impl QnnGraph {
         let execute = library.need(library.table().graph_execute, "graphExecute")?;
         let name = c_string(&info.name)?;
         let call = Shared::enter();
+        lost_if_closed(context)?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: contract: handles, arguments, answers.
         let status = unsafe { retrieve(context.raw(), name.as_ptr(), &raw mut raw) };
@@ -264,6 +265,7 @@ impl Graph for QnnGraph {
     unsafe fn execute(&mut self) -> Result<()> {
         let working = self.services.power.as_deref().map(Power::working);
         let call = Shared::enter();
+        lost_if_closed(&self.context)?;
         let mark = log::mark();
         let start = self.profile.as_ref().map(|_| Instant::now());
         let profile = self.profile.as_ref().map_or(std::ptr::null_mut(), Profile::raw);
@@ -293,6 +295,18 @@ impl Graph for QnnGraph {
         }
         Ok(())
     }
+}
+
+/// An error for a context that was freed because its device is lost.
+fn lost_if_closed(context: &ContextHandle) -> Result<()> {
+    if context.is_closed() {
+        return Err(Error::new(
+            ErrorKind::DeviceLost,
+            "the device was lost; its contexts are closed",
+        )
+        .hint("open the model again, see Model::reopen"));
+    }
+    Ok(())
 }
 
 fn wrong(graph: &GraphInfo, why: std::fmt::Arguments<'_>) -> Error {

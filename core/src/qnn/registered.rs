@@ -244,6 +244,8 @@ pub(crate) struct Registrations {
     context: Raw,
     device: Device,
     entries: Mutex<Vec<Entry>>,
+    /// The context is freed.
+    closed: AtomicBool,
 }
 
 struct Entry {
@@ -261,7 +263,12 @@ const ALREADY_REGISTERED: u64 = 8002;
 impl Registrations {
     /// Nothing is registered yet.
     pub(crate) fn new(context: Raw, device: Device) -> Arc<Self> {
-        Arc::new(Self { context, device, entries: Mutex::default() })
+        Arc::new(Self {
+            context,
+            device,
+            entries: Mutex::default(),
+            closed: AtomicBool::new(false),
+        })
     }
 
     fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
@@ -280,6 +287,10 @@ impl Registrations {
     ) -> Result<Option<Handle>> {
         let _call = Shared::enter();
         let mut entries = self.entries();
+        if self.closed.load(Ordering::Acquire) {
+            // Nothing is executed in it any more.
+            return Ok(None);
+        }
         let allocation = &block.allocation;
         let (data_type, mut known, mut longer) = (tensor.data_type, false, None);
         for entry in entries.iter().filter(|e| Arc::ptr_eq(&e.allocation, allocation)) {
@@ -349,6 +360,7 @@ impl Registrations {
 
     /// Gives everything back. For the context's last moment: nothing is registered afterwards.
     pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
         self.remove(|_| true);
     }
 

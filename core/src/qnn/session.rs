@@ -11,7 +11,7 @@ use super::device::Device;
 use super::library::Library;
 use super::log::LogLevel;
 use super::power::{IdleWatch, PerfMode, Power};
-use crate::Result;
+use crate::{ErrorKind, Result};
 
 /// How a device is opened.
 #[derive(Debug, Clone, Copy)]
@@ -46,9 +46,6 @@ impl Session {
         Ok(Arc::new(Self { _idle: idle, power, device }))
     }
 }
-
-/// Milliseconds between attempts to open a device again: the DSP takes a moment to come back.
-const WAITS: [u64; 4] = [50, 100, 200, 400];
 
 /// The session that contexts are opened on now.
 pub(crate) struct Sessions {
@@ -85,18 +82,11 @@ impl Sessions {
             return Ok(Arc::clone(session));
         }
         // First out, then in: the library may keep one of each.
-        state.current = None;
-        let mut waits = WAITS.iter();
-        let session = loop {
-            match (Session::open(&self.library, state.options), waits.next()) {
-                (Ok(session), _) => break session,
-                (Err(error), None) => return Err(error),
-                (Err(error), Some(&wait)) => {
-                    tracing::debug!(target: "qnn", "not back yet: {}", error.message());
-                    std::thread::sleep(Duration::from_millis(wait));
-                }
-            }
-        };
+        if let Some(lost) = state.current.take() {
+            lost.device.close_contexts();
+        }
+        let session = Session::open(&self.library, state.options)
+            .map_err(|error| error.with_kind(ErrorKind::DeviceLost))?;
         state.current = Some(Arc::clone(&session));
         Ok(session)
     }

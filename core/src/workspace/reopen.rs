@@ -5,13 +5,13 @@
 //! indices and bindings, so that a host-op notices nothing but one step that failed.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::{Slot, Workspace};
-use crate::backend::{ContextSource, Graph, Opened};
-use crate::qnn::codes;
-use crate::{Error, ErrorKind, GraphInfo, Memory, Port, Result};
+use crate::backend::{Backend, Context, ContextSource, Graph, Opened};
+use crate::{CancelToken, Error, ErrorKind, GraphInfo, Memory, Port, Result};
 
 /// How often a workspace lost the device. Clones share the count.
 ///
@@ -27,6 +27,64 @@ impl Losses {
     }
 }
 
+/// The contexts that a workspace's sources were opened as, in their order; none after a restart until all are there
+/// again. Clones share the list.
+#[derive(Clone, Default)]
+pub struct LoadedContexts(Arc<Mutex<Vec<Arc<dyn Context>>>>);
+
+impl LoadedContexts {
+    /// The contexts that are loaded now.
+    pub fn get(&self) -> Vec<Arc<dyn Context>> {
+        self.lock().clone()
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Vec<Arc<dyn Context>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for LoadedContexts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("LoadedContexts").field(&self.lock().len()).finish()
+    }
+}
+
+/// How long a device that was lost is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Opens contexts, on a device that may be about to come back: while it is [lost](ErrorKind::DeviceLost) they are tried
+/// again, for at most 10 s.
+///
+/// # Errors
+/// A context cannot be opened, the device stays lost, or `cancel` is set meanwhile.
+pub fn open_contexts(
+    backend: &dyn Backend,
+    sources: &[ContextSource],
+    cancel: &CancelToken,
+) -> Result<Vec<Opened>> {
+    let start = Instant::now();
+    let mut wait = Duration::from_millis(50);
+    loop {
+        let error = match backend.open_contexts(sources) {
+            Err(error) if error.kind() == ErrorKind::DeviceLost => error,
+            opened => return opened,
+        };
+        let left = PATIENCE.saturating_sub(start.elapsed());
+        if left.is_zero() {
+            return Err(error);
+        }
+        tracing::debug!("not back yet: {}", error.message());
+        let until = Instant::now() + wait.min(left);
+        while Instant::now() < until {
+            if cancel.is_cancelled() {
+                return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        wait *= 2;
+    }
+}
+
 /// Where graphs of a workspace are from.
 pub(super) struct Origin {
     pub source: ContextSource,
@@ -39,11 +97,16 @@ impl Workspace {
         &self.losses
     }
 
+    /// The contexts of [`Workspace::add_source`], for who wants to keep them longer than the workspace.
+    pub fn contexts(&self) -> &LoadedContexts {
+        &self.contexts
+    }
+
     /// Takes note of an execution that failed.
     #[cold]
     pub(super) fn note(&mut self, error: &Error) {
         let known = self.origins.iter().map(|origin| origin.graphs.len()).sum::<usize>();
-        if error.code().is_some_and(codes::means_restart) && known == self.graphs.len() {
+        if error.kind() == ErrorKind::DeviceLost && known == self.graphs.len() {
             self.lost = true;
             self.losses.0.fetch_add(1, Ordering::AcqRel);
         }
@@ -62,8 +125,10 @@ impl Workspace {
         for slot in &mut self.graphs {
             slot.graph = Box::new(Gone(Arc::clone(&slot.info)));
         }
+        self.contexts.lock().clear();
         let sources: Vec<_> = self.origins.iter().map(|origin| origin.source.clone()).collect();
-        let opened = self.backend.open_contexts(&sources)?;
+        let opened = open_contexts(&*self.backend, &sources, &self.cancel)?;
+        let contexts = opened.iter().map(|opened| Arc::clone(&opened.context)).collect();
         for (origin, Opened { context, .. }) in self.origins.iter().zip(opened) {
             let found = context.graphs().iter();
             let slots = self.graphs.get_mut(origin.graphs.clone()).unwrap_or_default();
@@ -78,6 +143,7 @@ impl Workspace {
                 bind(slot, &self.buffers)?;
             }
         }
+        *self.contexts.lock() = contexts;
         Ok(())
     }
 }
@@ -121,17 +187,17 @@ mod tests {
 
     use super::*;
     use crate::null::NullBackend;
-    use crate::{CancelToken, DType, GraphId, TensorInfo};
+    use crate::{DType, GraphId, TensorInfo};
 
     /// A workspace over a graph that doubles a byte and counts; its execution number `fails` answers with a code.
-    fn workspace(fails: usize, code: u64, known: bool) -> Workspace {
+    fn workspace(fails: usize, kind: ErrorKind, known: bool) -> Workspace {
         let tensor = |name: &str| TensorInfo::new(name, DType::U8, [1]);
         let graphs = vec![GraphInfo::new("double", [tensor("x")], [tensor("y")])];
         let counter = AtomicUsize::new(0);
         let backend = NullBackend::new(vec![("part".to_owned(), graphs)]);
         let backend = backend.with_script(move |_, inputs, outputs| {
             if counter.fetch_add(1, Ordering::Relaxed) + 1 == fails {
-                return Err(Error::new(ErrorKind::Execute, "it broke").with_code(code));
+                return Err(Error::new(kind, "it broke"));
             }
             outputs[0][0] = inputs[0][0].wrapping_mul(2);
             Ok(())
@@ -154,12 +220,13 @@ mod tests {
 
     #[test]
     fn after_a_restart_graphs_are_there_again_with_what_was_bound() {
-        for code in [1007, 1011] {
-            let mut workspace = workspace(2, code, true);
+        {
+            let mut workspace = workspace(2, ErrorKind::DeviceLost, true);
             let losses = workspace.losses().clone();
             workspace.execute(GraphId(0)).unwrap();
             let error = workspace.execute(GraphId(0)).unwrap_err();
-            assert!(error.message().contains("double") && error.code() == Some(code), "{error}");
+            assert!(error.message().contains("double"), "{error}");
+            assert_eq!(error.kind(), ErrorKind::DeviceLost);
             assert_eq!(losses.count(), 1);
             workspace.bytes_mut(crate::BufferId(1)).unwrap().fill(0);
             workspace.execute(GraphId(0)).unwrap();
@@ -170,11 +237,44 @@ mod tests {
 
     #[test]
     fn other_failures_and_contexts_of_unknown_files_count_as_no_restart() {
-        for (code, known) in [(6000, true), (1007, false)] {
-            let mut workspace = workspace(1, code, known);
+        for (kind, known) in [(ErrorKind::Execute, true), (ErrorKind::DeviceLost, false)] {
+            let mut workspace = workspace(1, kind, known);
             workspace.execute(GraphId(0)).unwrap_err();
             assert_eq!(workspace.losses().count(), 0);
             workspace.execute(GraphId(0)).unwrap();
         }
+    }
+
+    /// A backend whose device comes back at the attempt numbered `left`.
+    #[derive(Debug)]
+    struct Away(AtomicUsize);
+
+    impl Backend for Away {
+        fn info(&self) -> crate::backend::BackendInfo {
+            NullBackend::new(Vec::new()).info()
+        }
+
+        fn accepts(&self, _: &ContextSource) -> bool {
+            true
+        }
+
+        fn open_context(&self, _: &ContextSource) -> Result<Arc<dyn Context>> {
+            match self.0.fetch_sub(1, Ordering::Relaxed) {
+                1 => Err(Error::new(ErrorKind::Context, "it is back")),
+                _ => Err(Error::new(ErrorKind::DeviceLost, "not back yet")),
+            }
+        }
+    }
+
+    #[test]
+    fn waiting_for_a_lost_device_can_be_cancelled() {
+        let sources = [ContextSource::default()];
+        let open = |left, cancel: &CancelToken| {
+            open_contexts(&Away(AtomicUsize::new(left)), &sources, cancel).err().unwrap()
+        };
+        let cancel = CancelToken::new();
+        assert_eq!(open(4, &cancel).message(), "it is back", "other errors end the waiting");
+        cancel.cancel();
+        assert_eq!(open(usize::MAX, &cancel).kind(), ErrorKind::Cancelled);
     }
 }

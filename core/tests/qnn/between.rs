@@ -194,3 +194,27 @@ fn after_a_restart_a_context_fails_until_it_is_made_anew() {
     drop(session);
     control.closed("a restart");
 }
+
+#[test]
+fn contexts_of_a_lost_device_close_before_the_next_one_opens() {
+    let Some((real, control)) = fake() else { return };
+    let binary = linear_binary(&real, Target::V81, 5);
+    let backend = backend_over(&control, &real, QnnOptions::default());
+    let open = || Session::open(Arc::clone(&backend) as Arc<dyn Backend>, &binary);
+    let (mut first, mut second) = (open(), open());
+    control.set(&Plan::at("graphExecute", 1, Then::Restart(1007))).unwrap();
+    let lost = first.workspace.execute(GraphId(0)).unwrap_err();
+    assert_eq!(lost.kind(), ErrorKind::DeviceLost, "{lost}");
+    // Another model opens; the two that are there have not been closed by who has them.
+    let mut third = open();
+    let report = control.report().unwrap();
+    let opened = report.order.iter().position(|call| call == "deviceCreate").unwrap();
+    let freed = report.order[..opened].iter().filter(|call| *call == "contextFree").count();
+    assert_eq!((freed, report.alive["context"]), (2, 1), "{:?}", report.order);
+    let (input, _) = f16s(&numbers(1, K));
+    third.run(0, &input);
+    let error = second.workspace.execute(GraphId(0)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
+    drop((first, second, third, backend));
+    control.closed("a lost device");
+}

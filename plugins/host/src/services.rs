@@ -133,7 +133,7 @@ fn code(kind: ErrorKind) -> ErrorCode {
         ErrorKind::Artifact => ErrorCode::ARTIFACT,
         ErrorKind::Graph => ErrorCode::GRAPH,
         ErrorKind::Prompt => ErrorCode::PROMPT,
-        ErrorKind::Execute => ErrorCode::EXECUTE,
+        ErrorKind::Execute | ErrorKind::DeviceLost => ErrorCode::EXECUTE,
         ErrorKind::Cancelled => ErrorCode::CANCELLED,
         ErrorKind::Context => ErrorCode::CONTEXT,
         _ => ErrorCode::INTERNAL,
@@ -150,6 +150,7 @@ pub(crate) fn kind(code: u32) -> ErrorKind {
         ErrorCode::EXECUTE => ErrorKind::Execute,
         ErrorCode::CANCELLED => ErrorKind::Cancelled,
         ErrorCode::CONTEXT => ErrorKind::Context,
+        ErrorCode::PANIC => ErrorKind::Panicked,
         _ => ErrorKind::Plugin,
     }
 }

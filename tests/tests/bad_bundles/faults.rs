@@ -2,9 +2,10 @@
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use qhx_core::engine::{Message, Model, Prompt, Request};
-use qhx_core::{ErrorKind, Result};
+use qhx_core::{CancelToken, ErrorKind, Result};
 use qhx_fake_device::{Plan, Rule, Then};
 use qhx_tests::faults::{Faults, explains};
 use qhx_tests::toys::{self, CPU, Goldens, Variant};
@@ -109,6 +110,35 @@ fn a_restart_of_the_dsp_changes_no_token() {
 }
 
 #[test]
+fn contexts_of_all_models_close_before_a_device_is_opened() {
+    let Some(faults) = Faults::open() else { return };
+    let goldens = toys::goldens(&toys::fixture(TOY));
+    let backend = faults.backend().unwrap();
+    let plugins = toys::plugins();
+    let open = || {
+        let backend = Arc::clone(&backend);
+        toys::open_by(&bundle(), backend, &plugins, &CancelToken::new()).unwrap()
+    };
+    let (mut first, mut second) = (open(), open());
+    let expected = generate(&mut first, &goldens, 4).unwrap();
+    assert_eq!(generate(&mut second, &goldens, 4).unwrap(), expected);
+    let contexts = faults.report().alive["context"];
+    faults.plan(&Plan::at("graphExecute", 1, Then::Restart(1007)));
+    assert_eq!(generate(&mut first, &goldens, 4).unwrap(), expected);
+    let report = faults.report();
+    let until = report.order.iter().position(|call| call == "deviceCreate").unwrap();
+    let freed = report.order[..until].iter().filter(|call| *call == "contextFree").count();
+    assert_eq!(freed, contexts, "those of the model that has not noticed, too");
+    // That one notices, and goes on with contexts of its own on the same new device.
+    assert_eq!(generate(&mut second, &goldens, 4).unwrap(), expected);
+    let report = faults.report();
+    assert_eq!((report.calls["deviceCreate"], report.alive["context"]), (1, contexts));
+    assert!(report.violations.is_empty(), "{:?}", report.violations);
+    drop((first, second, backend));
+    faults.closed("two models");
+}
+
+#[test]
 fn a_dsp_that_restarts_again_at_once_or_does_not_come_back_is_an_error() {
     let Some(faults) = Faults::open() else { return };
     let goldens = toys::goldens(&toys::fixture(TOY));
@@ -121,7 +151,7 @@ fn a_dsp_that_restarts_again_at_once_or_does_not_come_back_is_an_error() {
     plan(vec![rule("graphExecute", 3, 2, Then::Restart(1007))]);
     let error = generate(&mut model, &goldens, 4).unwrap_err();
     explains(&error, 1007, "a second restart");
-    assert_eq!(error.kind(), ErrorKind::Execute);
+    assert_eq!(error.kind(), ErrorKind::DeviceLost);
     assert!(error.message().contains("restarted again"), "{error}");
     assert_eq!(generate(&mut model, &goldens, 4).unwrap(), expected, "and it goes on");
 
@@ -129,9 +159,14 @@ fn a_dsp_that_restarts_again_at_once_or_does_not_come_back_is_an_error() {
     let late = |times| rule("deviceCreate", 1, times, Then::Fail(14001));
     plan(vec![rule("graphExecute", 3, 1, Then::Restart(1007)), late(3)]);
     assert_eq!(generate(&mut model, &goldens, 4).unwrap(), expected, "a device that is late");
+    // For more than a second in all.
     plan(vec![rule("graphExecute", 3, 1, Then::Restart(1007)), late(5)]);
+    assert_eq!(generate(&mut model, &goldens, 4).unwrap(), expected, "a device that is later");
+    plan(vec![rule("graphExecute", 3, 1, Then::Restart(1007)), late(1000)]);
     let error = generate(&mut model, &goldens, 4).unwrap_err();
     explains(&error, 14001, "a device that does not come back");
+    assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
+    plan(vec![]);
     assert!(error.message().contains("after the DSP restarted"), "{error}");
     assert_eq!(generate(&mut model, &goldens, 4).unwrap(), expected, "and it goes on");
 
