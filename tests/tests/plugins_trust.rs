@@ -77,6 +77,19 @@ fn an_installed_plugin_is_listed_without_loading_and_runs() {
     assert!(store.verify().unwrap().iter().all(|v| v.health == Health::Ok));
 }
 
+#[test]
+fn an_installed_plugin_that_failed_to_load_once_is_tried_again() {
+    let (_folder, store) = installed();
+    let plugins = Plugins::discover(&dir(&store)).unwrap();
+    let open = || null_model::open("test_nan_logits", &plugins, &CancelToken::new());
+    let away = store.dir().join("away");
+    fs::rename(file(&store), &away).unwrap();
+    let error = open().unwrap_err();
+    assert!(error.message().contains("cannot be read"), "{error}");
+    fs::rename(&away, file(&store)).unwrap();
+    open().unwrap();
+}
+
 /// Fifty installed plugins, each of which ends the process that loads it.
 #[cfg(target_os = "linux")]
 #[test]

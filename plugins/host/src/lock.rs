@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 /// Name of the file in a folder of plugins.
 pub const LOCK_FILE: &str = "plugins.lock";
 
-/// Version of the format.
+/// Version of the format. Keys that a later qhx adds within it may be passed over: what an older one must know is a
+/// new version.
 const VERSION: u32 = 1;
 
 /// Locks are small; a larger file is not one.
@@ -36,7 +37,6 @@ pub struct Lock {
 
 /// An installed plugin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Locked {
     /// File name in the folder.
     pub file: String,
@@ -57,7 +57,6 @@ pub struct Locked {
 
 /// A host-op of an installed plugin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct LockedOp {
     /// The name that manifests select it by.
     pub name: String,
@@ -100,7 +99,6 @@ impl From<&LockedOp> for OpDescription {
 }
 
 #[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Document {
     version: u32,
     #[serde(default, rename = "plugin")]
@@ -232,6 +230,22 @@ mod tests {
         for line in ["[[plugin]]", "file = \"libx.so\"", "interface = \"1.0.0\"", "[[plugin.op]]"] {
             assert!(text.lines().any(|l| l == line), "{line:?} is not a line of\n{text}");
         }
+    }
+
+    #[test]
+    fn keys_of_a_later_qhx_are_passed_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut written = lock(folder.path());
+        written.write().unwrap();
+        let path = folder.path().join(LOCK_FILE);
+        let good = std::fs::read_to_string(&path).unwrap();
+        let more = good
+            .replacen("version = 1", "version = 1\nwritten_by = \"qhx 9\"", 1)
+            .replacen("interface = ", "signed_by = \"x\"\ninterface = ", 1)
+            .replacen("tasks = ", "licence = \"MIT\"\ntasks = ", 1);
+        assert_eq!(more.lines().count(), good.lines().count() + 3, "{more}");
+        std::fs::write(&path, more).unwrap();
+        assert_eq!(Lock::read(folder.path()).unwrap(), Some(written));
     }
 
     #[test]

@@ -51,7 +51,8 @@ enum Provider {
 struct Installed {
     dir: PathBuf,
     plugin: Locked,
-    loaded: OnceLock<Result<Plugin, LoadError>>,
+    /// One that does not load is tried again the next time: there may have been too many open files.
+    loaded: OnceLock<Plugin>,
 }
 
 /// The ops linked into the program and those of all plugins found.
@@ -246,13 +247,17 @@ impl Plugins {
         };
         let installed = &self.installed[index];
         let file = installed.plugin.path(&installed.dir);
-        let plugin = installed
-            .loaded
-            .get_or_init(|| self.load(&file, Some(&installed.dir), Some(&installed.plugin.sha256)));
-        let plugin = plugin.as_ref().map_err(|error| {
-            log_details(error);
-            Error::caused(ErrorKind::Plugin, format_args!("host-op {name:?}"), error.clone())
-        })?;
+        let plugin = match installed.loaded.get() {
+            Some(plugin) => plugin,
+            None => {
+                let sha256 = Some(installed.plugin.sha256.as_str());
+                let loaded = self.load(&file, Some(&installed.dir), sha256).map_err(|error| {
+                    log_details(&error);
+                    Error::caused(ErrorKind::Plugin, format_args!("host-op {name:?}"), error)
+                })?;
+                installed.loaded.get_or_init(|| loaded)
+            }
+        };
         let description = plugin.ops.iter().find(|op| op.name == name).ok_or_else(|| {
             Error::new(
                 ErrorKind::Plugin,
