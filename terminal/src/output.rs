@@ -1,14 +1,14 @@
 //! Standard output: results, and nothing else.
 //!
 //! The QNN libraries print to descriptor 1. Before anything can load them, the descriptor is made
-//! to lead to standard error, and results go to the file it led to before.
+//! to lead to the log (target `qnn`, level debug), and results go to the file it led to before.
 
 use std::fmt::Arguments;
 use std::fs::File;
 use std::io::{self, Write};
 
 use qhx_core::escape::escaped;
-use qhx_core::qnn::stdout::redirect_to_stderr;
+use qhx_core::qnn::stdout::redirect_to_log;
 use qhx_core::{Error, ErrorKind, Result};
 use serde::Serialize;
 use serde_json::json;
@@ -26,7 +26,7 @@ impl Output {
     pub fn take() -> Result<Self> {
         let fail = |e: io::Error| Error::caused(ErrorKind::Io, "standard output", e);
         // For good: the libraries print while the process exits, too.
-        let file = redirect_to_stderr().and_then(|guard| guard.into_file()).map_err(fail)?;
+        let file = redirect_to_log().and_then(|guard| guard.into_file()).map_err(fail)?;
         Ok(Self { file, closed: false })
     }
 

@@ -1,7 +1,8 @@
 //! Keeps standard output for results.
 //!
 //! The QNN libraries print to the process's standard output when they are loaded and later. A
-//! program whose output is read by another one moves descriptor 1 away before it opens them:
+//! program whose output is read by another one moves descriptor 1 away before it opens them, to standard error or
+//! ([`redirect_to_log`]) to the log:
 //!
 //! ```no_run
 //! use std::io::Write as _;
@@ -16,7 +17,9 @@
 #![expect(unsafe_code, reason = "duplicates file descriptors")]
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write};
+
+use crate::escape::shown;
 
 /// The real standard output, while descriptor 1 leads to standard error. Dropping it puts
 /// descriptor 1 back.
@@ -32,6 +35,33 @@ pub fn redirect_to_stderr() -> io::Result<StdoutGuard> {
     platform::replace(2, 1)?;
     Ok(StdoutGuard(real))
 }
+
+/// As [`redirect_to_stderr`], but what is printed to descriptor 1 goes to the log line by line: `tracing` with
+/// target `qnn` and level debug.
+///
+/// # Errors
+/// There is no pipe or thread to be had, or descriptor 1 cannot be replaced.
+pub fn redirect_to_log() -> io::Result<StdoutGuard> {
+    let (reader, writer) = io::pipe()?;
+    let log = move || {
+        let mut lines = BufReader::new(reader);
+        let mut line = Vec::new();
+        // A printer without line ends is no reason to keep everything.
+        while lines.by_ref().take(MAX_LINE).read_until(b'\n', &mut line).is_ok_and(|read| read > 0)
+        {
+            tracing::debug!(target: "qnn", "{}", shown(String::from_utf8_lossy(&line).trim_end()));
+            line.clear();
+        }
+    };
+    std::thread::Builder::new().name("qhx-stdout".to_owned()).spawn(log)?;
+    io::stdout().flush()?;
+    let real = platform::standard_output()?;
+    platform::restore(&platform::file(writer), 1)?;
+    Ok(StdoutGuard(real))
+}
+
+/// Bytes of a printed line that go into one record of the log.
+const MAX_LINE: u64 = 4096;
 
 impl StdoutGuard {
     /// The former standard output as another file.
@@ -73,7 +103,11 @@ impl Drop for StdoutGuard {
 mod platform {
     use std::fs::File;
     use std::io;
-    use std::os::fd::{AsRawFd as _, FromRawFd as _};
+    use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+
+    pub(super) fn file(writer: io::PipeWriter) -> File {
+        File::from(OwnedFd::from(writer))
+    }
 
     pub(super) fn standard_output() -> io::Result<File> {
         // SAFETY: takes and returns plain numbers.
@@ -102,7 +136,11 @@ mod platform {
 mod platform {
     use std::fs::File;
     use std::io;
-    use std::os::windows::io::{AsHandle as _, AsRawHandle as _};
+    use std::os::windows::io::{AsHandle as _, AsRawHandle as _, OwnedHandle};
+
+    pub(super) fn file(writer: io::PipeWriter) -> File {
+        File::from(OwnedHandle::from(writer))
+    }
 
     /// A program may have been started without a standard output. What it writes then goes nowhere, as on Unix, where
     /// Rust's runtime opens `/dev/null`.

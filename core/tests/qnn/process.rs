@@ -117,6 +117,62 @@ fn results_are_not_mixed_with_what_the_library_prints() {
     assert!(err.contains("LIBNATIVE") && err.contains("a print"), "{err}");
 }
 
+/// Prints the events of the libraries' target to standard error.
+struct Printing;
+
+impl tracing::Subscriber for Printing {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target() == "qnn"
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Text;
+        impl tracing::field::Visit for Text {
+            fn record_debug(&mut self, _: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                eprintln!("log: {value:?}");
+            }
+        }
+        event.record(&mut Text);
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn prints_into_the_log() {
+    if !is_child() {
+        return;
+    }
+    tracing::subscriber::set_global_default(Printing).unwrap();
+    let mut results = stdout::redirect_to_log().unwrap();
+    println!("a print");
+    println!("a print of a second line");
+    writeln!(results, "the result").unwrap();
+    drop(results);
+    println!("back again");
+    // The thread that logs has the pipe's end now, and is through when it has read it.
+    std::thread::sleep(std::time::Duration::from_millis(500));
+}
+
+#[test]
+fn what_is_printed_goes_to_the_log() {
+    let (out, err) = alone("process::prints_into_the_log");
+    assert!(out.contains("the result\nback again\n") && !out.contains("a print"), "{out}");
+    for line in ["log: a print", "log: a print of a second line"] {
+        assert!(err.lines().any(|found| found == line), "{line}: {err}");
+    }
+}
+
 static LOGGED: AtomicUsize = AtomicUsize::new(0);
 
 /// Counts the library's events, looks at their text, and panics.
