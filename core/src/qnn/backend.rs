@@ -17,7 +17,7 @@ use super::log::LogLevel;
 use super::opening::{self, side_by_side};
 use super::power::{PerfMode, Power};
 use super::preflight::{Destination, preflight};
-use super::profile::{Profile, ProfileLevel, ProfileRecord};
+use super::profile::{Profile, ProfileLevel, ProfileRecord, Records};
 use super::registered::{DeviceMemory, MemoryMode};
 use super::session::{Session, SessionOptions, Sessions};
 use crate::artifacts::Mapped;
@@ -67,7 +67,7 @@ pub struct QnnBackend {
     platform: Platform,
     memory: Arc<DeviceMemory>,
     options: QnnOptions,
-    records: Arc<Mutex<Vec<ProfileRecord>>>,
+    records: Arc<Mutex<Records>>,
 }
 
 impl QnnBackend {
@@ -121,9 +121,9 @@ impl QnnBackend {
         self.memory.describe()
     }
 
-    /// Everything measured since the last call.
+    /// What was measured since the last call, at most the newest 131,072 events.
     pub fn take_profile(&self) -> Vec<ProfileRecord> {
-        std::mem::take(&mut self.records.lock().unwrap_or_else(PoisonError::into_inner))
+        self.records.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
@@ -207,7 +207,7 @@ impl QnnBackend {
         let context = QnnContext {
             handle,
             memory: Arc::clone(&self.memory),
-            power: session.power.clone().filter(|_| self.options.idle_release.is_some()),
+            power: self.options.idle_release.map(|_| Arc::clone(&session.power)),
             graphs,
             tensors,
             profile: self.options.profile,
@@ -281,14 +281,14 @@ impl Backend for QnnBackend {
 
     fn open_context(&self, source: &ContextSource) -> Result<Arc<dyn Context>> {
         let session = self.sessions.current()?;
-        let _working = session.power.as_deref().map(Power::working);
+        let _working = session.power.working();
         let (context, _) = self.create(&session, self.prepare(source)?, None)?;
         Ok(Arc::new(context))
     }
 
     fn open_contexts(&self, sources: &[ContextSource]) -> Result<Vec<Opened>> {
         let session = self.sessions.current()?;
-        let _working = session.power.as_deref().map(Power::working);
+        let _working = session.power.working();
         let threads = self.options.open_threads.map_or_else(|| self.open_threads(), usize::from);
         let prepare = |source| {
             let start = Instant::now();

@@ -19,7 +19,7 @@ use super::gate::Shared;
 use super::info::BinaryTensor;
 use super::log;
 use super::power::Power;
-use super::profile::{Profile, ProfileLevel, ProfileRecord};
+use super::profile::{Profile, ProfileLevel, ProfileRecord, Records};
 use super::registered::{DeviceMemory, Place};
 use super::types;
 use crate::backend::Graph;
@@ -30,7 +30,7 @@ use crate::{Error, ErrorKind, GraphInfo, Memory, Port, Result, TensorInfo};
 #[derive(Clone)]
 pub(crate) struct Recorder {
     context: String,
-    records: Arc<Mutex<Vec<ProfileRecord>>>,
+    records: Arc<Mutex<Records>>,
     trace: Option<Arc<Trace>>,
 }
 
@@ -38,7 +38,7 @@ impl Recorder {
     /// A collector of what the context with this key takes.
     pub(crate) fn new(
         context: &str,
-        records: &Arc<Mutex<Vec<ProfileRecord>>>,
+        records: &Arc<Mutex<Records>>,
         trace: Option<&Arc<Trace>>,
     ) -> Self {
         let (records, trace) = (Arc::clone(records), trace.map(Arc::clone));

@@ -2,11 +2,13 @@
 
 #![expect(unsafe_code, reason = "formats the arguments of a C callback")]
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::thread::ThreadId;
 
 use qhx_qnn_sys as sys;
 use serde::{Deserialize, Serialize};
@@ -43,19 +45,27 @@ const KEPT: usize = 64;
 struct Line {
     level: u32,
     text: String,
+    /// The thread that called the library; `None` for a thread of the library's own.
+    caller: Option<ThreadId>,
 }
 
 static TOTAL: AtomicU64 = AtomicU64::new(0);
 static LINES: Mutex<VecDeque<Line>> = Mutex::new(VecDeque::new());
 static SOC: Mutex<Option<String>> = Mutex::new(None);
 
-/// The number of lines remembered so far, for [`failures_since`] and [`lines_since`].
+thread_local! {
+    /// The thread calls the library: it has set a mark.
+    static CALLS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The number of lines remembered so far, for [`failures_since`] and [`lines_since`] on this thread.
 pub(crate) fn mark() -> u64 {
+    CALLS.set(true);
     TOTAL.load(Ordering::Relaxed)
 }
 
-/// The last failure lines logged after `mark`. The log has no owner: a line may come from a call
-/// on another thread.
+/// The last failure lines logged after `mark`, by calls of this thread or by threads of the library's own: what calls
+/// of other threads log belongs to other contexts.
 pub(crate) fn failures_since(mark: u64) -> Vec<String> {
     since(mark, sys::LOG_ERROR)
 }
@@ -70,7 +80,9 @@ fn since(mark: u64, level: u32) -> Vec<String> {
     let new = TOTAL.load(Ordering::Relaxed).saturating_sub(mark);
     let new = usize::try_from(new).unwrap_or(usize::MAX);
     let new = lines.iter().skip(lines.len().saturating_sub(new));
-    new.filter(|line| line.level <= level).map(|line| line.text.clone()).collect()
+    let this = std::thread::current().id();
+    let ours = |line: &&Line| line.level <= level && line.caller.is_none_or(|of| of == this);
+    new.filter(ours).map(|line| line.text.clone()).collect()
 }
 
 /// The chip's name in the library's words, such as `SM8850`, once a device was opened with [`LogLevel::Verbose`].
@@ -85,7 +97,10 @@ fn keep(level: u32, text: &str) {
     if lines.len() == KEPT {
         lines.pop_front();
     }
-    lines.push_back(Line { level, text: text.to_owned() });
+    // A thread that ends has no marks any more.
+    let calls = CALLS.try_with(Cell::get).unwrap_or(false);
+    let caller = calls.then(|| std::thread::current().id());
+    lines.push_back(Line { level, text: text.to_owned(), caller });
 }
 
 const WARNING: u32 = 2;
@@ -184,6 +199,15 @@ mod tests {
         assert_eq!(lines_since(start).last().map(String::as_str), Some("a warning"));
         let after = mark();
         assert!(failures_since(after).is_empty());
+        // Calls of another thread are another model's; what the library's own threads say may be of this one.
+        let other = || {
+            mark();
+            emit(1, "of another model");
+        };
+        std::thread::spawn(other).join().unwrap();
+        assert!(failures_since(after).is_empty());
+        std::thread::spawn(|| emit(1, "of the library's thread")).join().unwrap();
+        assert_eq!(failures_since(after), ["of the library's thread"]);
     }
 
     #[test]

@@ -10,7 +10,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -230,7 +230,9 @@ impl Drop for Governor {
 
 /// The wish for clocks, which is taken back while nothing runs, and at the end.
 pub(crate) struct Power {
-    governor: Governor,
+    device: Device,
+    /// `None` until there is a wish.
+    governor: OnceLock<Governor>,
     wish: Mutex<PerfMode>,
     /// Taken back for now.
     released: AtomicBool,
@@ -242,28 +244,43 @@ pub(crate) struct Power {
 }
 
 impl Power {
-    /// Registers with the governor and votes.
-    pub(crate) fn open(device: &Device, mode: PerfMode) -> Result<Self> {
-        let governor = Governor::open(device)?;
-        governor.vote(mode.vote())?;
-        Ok(Self {
-            governor,
-            wish: Mutex::new(mode),
+    /// No wish yet.
+    pub(crate) fn new(device: &Device) -> Self {
+        Self {
+            device: device.clone(),
+            governor: OnceLock::new(),
+            wish: Mutex::new(PerfMode::DeviceDefault),
             released: AtomicBool::new(false),
             running: AtomicUsize::new(0),
             last: AtomicU64::new(0),
             epoch: Instant::now(),
-        })
+        }
+    }
+
+    /// Clocks have been asked for.
+    pub(crate) fn votes(&self) -> bool {
+        self.governor.get().is_some()
     }
 
     /// Votes for another mode from now on; [`PerfMode::DeviceDefault`] takes the vote back.
     pub(crate) fn wish(&self, mode: PerfMode) -> Result<()> {
         let mut wish = self.wish.lock().unwrap_or_else(PoisonError::into_inner);
-        *wish = mode;
-        if self.released.load(Ordering::SeqCst) {
-            return Ok(());
+        let opened = match self.governor.get() {
+            None if mode == PerfMode::DeviceDefault => return Ok(()),
+            None => Some(Governor::open(&self.device)?),
+            Some(_) => None,
+        };
+        if !self.released.load(Ordering::SeqCst)
+            && let Some(governor) = opened.as_ref().or(self.governor.get())
+        {
+            governor.vote(mode.vote())?;
         }
-        self.governor.vote(mode.vote())
+        *wish = mode;
+        if let Some(opened) = opened {
+            // Under the lock of the wish: nobody else sets one.
+            let _ = self.governor.set(opened);
+        }
+        Ok(())
     }
 
     /// To be called before an execution: votes again if the vote was taken back. What it answers with
@@ -280,7 +297,8 @@ impl Power {
     fn restore(&self) {
         let wish = self.wish.lock().unwrap_or_else(PoisonError::into_inner);
         if self.released.swap(false, Ordering::SeqCst)
-            && let Err(error) = self.governor.vote(wish.vote())
+            && let Some(governor) = self.governor.get()
+            && let Err(error) = governor.vote(wish.vote())
         {
             tracing::warn!("clocks stay low: {}", error.message());
         }
@@ -293,7 +311,9 @@ impl Power {
         }
         if self.running.load(Ordering::SeqCst) > 0 {
             self.released.store(false, Ordering::SeqCst);
-        } else if let Err(error) = self.governor.vote(Vote::NONE) {
+        } else if let Some(governor) = self.governor.get()
+            && let Err(error) = governor.vote(Vote::NONE)
+        {
             tracing::debug!(target: "qnn", error = %error.report(), "the clock vote was not taken back");
         }
     }
@@ -378,6 +398,6 @@ impl std::str::FromStr for PerfMode {
 
 impl fmt::Debug for Power {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Power").field("id", &self.governor.id).finish_non_exhaustive()
+        f.debug_struct("Power").field("votes", &self.votes()).finish_non_exhaustive()
     }
 }

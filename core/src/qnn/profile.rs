@@ -2,6 +2,8 @@
 
 #![expect(unsafe_code, reason = "walks the library's event tree")]
 
+use std::collections::VecDeque;
+
 use qhx_qnn_sys::{self as sys, EventData, Handle};
 use serde::{Deserialize, Serialize};
 
@@ -50,6 +52,43 @@ pub struct ProfileRecord {
     pub graph: Option<String>,
     /// What was measured.
     pub events: Vec<ProfileEvent>,
+}
+
+/// Most events that wait to be taken: about ten megabytes of them.
+const MAX_EVENTS: usize = 1 << 17;
+
+/// Records that wait to be taken, the newest ones.
+#[derive(Debug, Default)]
+pub(crate) struct Records {
+    records: VecDeque<ProfileRecord>,
+    events: usize,
+}
+
+impl Records {
+    /// Adds a record, and drops the oldest ones where there are too many events.
+    pub(crate) fn push(&mut self, record: ProfileRecord) {
+        self.events += record.size();
+        self.records.push_back(record);
+        while self.events > MAX_EVENTS && self.records.len() > 1 {
+            let oldest = self.records.pop_front();
+            self.events -= oldest.map_or(0, |record| record.size());
+        }
+    }
+
+    /// All records, the oldest first.
+    pub(crate) fn take(&mut self) -> Vec<ProfileRecord> {
+        std::mem::take(self).records.into()
+    }
+}
+
+impl ProfileRecord {
+    /// Number of its events, and one.
+    fn size(&self) -> usize {
+        fn count(events: &[ProfileEvent]) -> usize {
+            events.iter().map(|event| 1 + count(&event.events)).sum()
+        }
+        1 + count(&self.events)
+    }
 }
 
 /// A profile handle. It belongs to one graph or one load: the library refuses to share it.
@@ -180,5 +219,31 @@ const fn kind_name(kind: u32) -> Option<&'static str> {
         4003 => Some("free: NPU"),
         8001 => Some("HVX threads"),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_that_nobody_takes_are_bounded() {
+        let mut records = Records::default();
+        let event = |events| ProfileEvent {
+            kind: 400,
+            name: "execute".to_owned(),
+            unit: "us",
+            value: 1,
+            events,
+        };
+        for number in 0..1000 {
+            let events = vec![event((0..999).map(|_| event(Vec::new())).collect())];
+            let context = number.to_string();
+            records.push(ProfileRecord { context, graph: None, events });
+        }
+        let taken = records.take();
+        assert_eq!(taken.len(), MAX_EVENTS / 1001);
+        assert_eq!(taken.last().unwrap().context, "999", "the newest stay");
+        assert!(records.take().is_empty());
     }
 }

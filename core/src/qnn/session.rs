@@ -26,23 +26,20 @@ pub(crate) struct SessionOptions {
 pub(crate) struct Session {
     /// Ends before the vote does.
     _idle: Option<IdleWatch>,
-    /// The wish for clocks, where there is one and the device takes it.
-    pub(crate) power: Option<Arc<Power>>,
+    /// The wish for clocks.
+    pub(crate) power: Arc<Power>,
     pub(crate) device: Device,
 }
 
 impl Session {
     fn open(library: &Library, options: SessionOptions) -> Result<Arc<Self>> {
         let device = Device::open(library, options.log, None)?;
-        let power = (options.perf != PerfMode::DeviceDefault)
-            .then(|| Power::open(&device, options.perf).map(Arc::new));
-        let power = power.and_then(|power| {
-            power
-                .inspect_err(|error| tracing::warn!(target: "qnn", error = %error.report(), "clocks are left alone"))
-                .ok()
-        });
-        let idle = power.as_ref().zip(options.idle_release);
-        let idle = idle.map(|(power, after)| IdleWatch::begin(power, after)).transpose()?;
+        let power = Arc::new(Power::new(&device));
+        if let Err(error) = power.wish(options.perf) {
+            tracing::warn!(target: "qnn", error = %error.report(), "clocks are left alone");
+        }
+        let idle = options.idle_release;
+        let idle = idle.map(|after| IdleWatch::begin(&power, after)).transpose()?;
         Ok(Arc::new(Self { _idle: idle, power, device }))
     }
 }
@@ -93,16 +90,13 @@ impl Sessions {
 
     /// Whether clocks are asked for.
     pub(crate) fn votes(&self) -> bool {
-        self.lock().current.as_ref().is_some_and(|session| session.power.is_some())
+        self.lock().current.as_ref().is_some_and(|session| session.power.votes())
     }
 
     /// Asks for other clocks, now and on devices that are opened later.
     pub(crate) fn wish(&self, mode: PerfMode) -> Result<()> {
         let mut state = self.lock();
         state.options.perf = mode;
-        match state.current.as_ref().and_then(|session| session.power.as_ref()) {
-            Some(power) => power.wish(mode),
-            None => Ok(()),
-        }
+        state.current.as_ref().map_or(Ok(()), |session| session.power.wish(mode))
     }
 }

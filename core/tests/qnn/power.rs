@@ -68,6 +68,17 @@ fn each_mode_asks_for_its_clocks_latency_and_polling_and_all_is_taken_back_at_th
     assert!(report(&control).votes.is_empty());
 }
 
+#[test]
+fn clocks_can_be_asked_for_after_none_were_at_first() {
+    let Some((real, control)) = fake() else { return };
+    let perf = PerfMode::DeviceDefault;
+    let backend = backend_over(&control, &real, QnnOptions { perf, ..QnnOptions::default() });
+    backend.set_perf(PerfMode::Burst).unwrap();
+    assert_eq!(report(&control).votes, BURST);
+    drop(backend);
+    assert_eq!(report(&control).votes, [BURST, RELEASED].concat());
+}
+
 /// Waits until as many votes were made.
 fn wait(control: &Control, votes: usize) -> Report {
     let start = Instant::now();
