@@ -27,8 +27,8 @@ const STEPS_A_SECOND: usize = 10;
 const OVERLAP: usize = 10;
 /// What part of the context is left for the words.
 const ROOM: usize = 4;
-/// Words on each side of the border of two pieces among which those that both have are looked for.
-const BORDER: usize = 20;
+/// Words that are said in a second, where a chunk has fewer of them: pauses may lie outside the overlap.
+const WORDS_A_SECOND: f64 = 3.0;
 /// Words at the end of a piece, and at the beginning of the next one, that the border may have spoilt.
 const SPOILT: usize = 2;
 
@@ -146,7 +146,7 @@ fn transcribe(
     name: &str,
     sound: &Sound,
 ) -> Result<Heard> {
-    let most = longest(model, sound)?;
+    let most = longest(model, instruction, name, sound)?;
     let pieces = qhx_op::audio::pieces(sound.samples.len(), most, most / OVERLAP)
         .map_err(|e| Error::new(ErrorKind::Internal, e.message().to_owned()))?;
     if pieces.len() > 1 {
@@ -159,8 +159,11 @@ fn transcribe(
         );
     }
     let mut heard = Heard::default();
+    let (mut behind, mut rate) = (0, WORDS_A_SECOND);
     for range in pieces {
         let Range { start, end } = range.clone();
+        let overlap = seconds(sound, behind.max(start) - start);
+        behind = end;
         let [start, end] = [start, end].map(|samples| seconds(sound, samples));
         let samples = sound.samples.get(range).unwrap_or_default().to_vec();
         let media = Media::audio(samples, sound.rate)?;
@@ -169,7 +172,12 @@ fn transcribe(
         let request = Request::greedy(prompt(instruction, &piece)?, args.max_new);
         let generation = session::generate(app, model, &request, &piece, Stream::Quiet)?;
         let text = generation.text.trim();
-        join(&mut heard.text, text);
+        let rate_here =
+            text.split_whitespace().count() as f64 / (end - start).max(f64::MIN_POSITIVE);
+        // Of both chunks the faster.
+        let fastest = rate.max(rate_here);
+        rate = rate_here.max(WORDS_A_SECOND);
+        join(&mut heard.text, text, (overlap * fastest).ceil() as usize);
         heard.pieces.push(json!({
             "start": round(start),
             "end": round(end),
@@ -177,9 +185,10 @@ fn transcribe(
             "finish_reason": generation.finish_reason,
         }));
         if generation.finish_reason == FinishReason::Length {
+            let (tokens, max_ctx) = (generation.tokens.len(), model.info().max_ctx);
+            let why = cut_off(tokens, args.max_new, max_ctx);
             say!(
-                "{name}: what is said from {start:.1} s to {end:.1} s is cut off after {} tokens; give more with --max-new",
-                generation.tokens.len()
+                "{name}: what is said from {start:.1} s to {end:.1} s is cut off after {tokens} tokens; {why}"
             );
         }
         heard.cancelled = session::status(&generation) != Status::Done;
@@ -188,6 +197,14 @@ fn transcribe(
         }
     }
     Ok(heard)
+}
+
+/// What ended an answer that its model did not end, and what to do about it.
+fn cut_off(tokens: usize, max_new: usize, max_ctx: usize) -> String {
+    if tokens >= max_new {
+        return "give more with --max-new".to_owned();
+    }
+    format!("the context of {max_ctx} is full: forge the model with a larger --max-ctx")
 }
 
 fn seconds(sound: &Sound, samples: usize) -> f64 {
@@ -211,31 +228,47 @@ fn prompt(instruction: &Transcription, piece: &[Attached]) -> Result<Prompt> {
 
 /// The most samples of the sound, from its beginning, that the model takes at once. Errors with its reason when it does
 /// not take the shortest piece.
-fn longest(model: &mut Model, sound: &Sound) -> Result<usize> {
+fn longest(
+    model: &mut Model,
+    instruction: &Transcription,
+    name: &str,
+    sound: &Sound,
+) -> Result<usize> {
     let all = sound.samples.len();
     let max_ctx = model.info().max_ctx;
-    let most = max_ctx - max_ctx / ROOM;
-    let mut takes = |samples: usize| -> Result<()> {
+    let step = (sound.rate as usize / STEPS_A_SECOND).max(1);
+    let positions = |model: &mut Model, samples: usize| -> Result<usize> {
         let samples = sound.samples.get(..samples).unwrap_or(&sound.samples);
         let placement = model.op_mut().place(&Segment::Audio { samples, rate: sound.rate })?;
         let positions = placement.pieces.iter().map(|piece| match piece {
             Piece::Part { positions, .. } => *positions,
             _ => 0,
         });
-        match positions.fold(0, usize::saturating_add) {
+        Ok(positions.fold(0, usize::saturating_add))
+    };
+    // What the prompt has besides the audio.
+    let shortest = step.min(all);
+    let samples = sound.samples.get(..shortest).unwrap_or_default().to_vec();
+    let media = Media::audio(samples, sound.rate)?;
+    let piece = [Attached { name: name.to_owned(), media, time: Duration::ZERO }];
+    let whole = model.encode_prompt(&prompt(instruction, &piece)?)?.len();
+    let request = whole.saturating_sub(positions(model, shortest)?);
+    let most = max_ctx.saturating_sub(max_ctx / ROOM).saturating_sub(request);
+    let mut takes = |samples: usize| -> Result<()> {
+        match positions(model, samples)? {
             positions if positions <= most => Ok(()),
             positions => Err(Error::new(
                 ErrorKind::Prompt,
                 format!(
-                    "{:.1} s of sound take {positions} positions, and the context of {max_ctx} has {most} for sound",
-                    seconds(sound, samples.len())
+                    "{:.1} s of audio take {positions} positions, and the context of {max_ctx} has {most} for audio \
+                     beside a request of {request}",
+                    seconds(sound, samples.min(all))
                 ),
             )
             .hint("forge the model with a larger --max-ctx")),
         }
     };
     // Doubled until the model takes no more, then halved between what it takes and what it does not.
-    let step = (sound.rate as usize / STEPS_A_SECOND).max(1);
     let (mut taken, mut refused) = (step.min(all), all.div_ceil(step) * step + step);
     takes(taken)?;
     while refused - taken > step {
@@ -253,26 +286,27 @@ fn longest(model: &mut Model, sound: &Sound) -> Result<usize> {
 /// Appends the words of a piece to those of the pieces before it, without those that both have at the border.
 ///
 /// The border may cut a word in two, which the model then hears otherwise: up to [`SPOILT`] words on either side of what
-/// both have are dropped, too, unless it is a single word.
-fn join(whole: &mut String, next: &str) {
+/// both have are dropped, too, unless it is a single word. The overlap holds no more than `most` words: what speakers
+/// repeat stays.
+fn join(whole: &mut String, next: &str, most: usize) {
     let before: Vec<String> = whole.split_whitespace().map(str::to_owned).collect();
     let words: Vec<&str> = next.split_whitespace().collect();
-    let (kept, skipped) = border(&before, &words);
+    let (kept, skipped) = border(&before, &words, most);
     let words = before.iter().take(kept).map(String::as_str).chain(words.into_iter().skip(skipped));
     *whole = words.collect::<Vec<_>>().join(" ");
 }
 
-/// How many words of `before` stay, and how many of `words` are left out.
-fn border(before: &[String], words: &[&str]) -> (usize, usize) {
+/// How many words of `before` stay, and how many of `words` are left out; the overlap holds at most `most`.
+fn border(before: &[String], words: &[&str], most: usize) -> (usize, usize) {
     let bare = |word: &str| {
         word.chars()
             .filter(|c| c.is_alphanumeric())
             .flat_map(char::to_lowercase)
             .collect::<String>()
     };
-    let first = before.len().saturating_sub(BORDER);
+    let first = before.len().saturating_sub(most);
     let ends: Vec<_> = before.iter().skip(first).map(|word| bare(word)).collect();
-    let begins: Vec<_> = words.iter().take(BORDER).map(|word| bare(word)).collect();
+    let begins: Vec<_> = words.iter().take(most).map(|word| bare(word)).collect();
     // The more words are the same and the fewer are dropped, the better.
     let mut best = (None, before.len(), 0);
     for from in 0..ends.len() {
@@ -296,7 +330,7 @@ mod tests {
 
     fn joined(pieces: &[&str]) -> String {
         let mut whole = String::new();
-        pieces.iter().for_each(|piece| join(&mut whole, piece));
+        pieces.iter().for_each(|piece| join(&mut whole, piece, 20));
         whole
     }
 
@@ -306,6 +340,23 @@ mod tests {
         assert_eq!(joined(&pieces), "The boat leaves at noon. it rains it pours");
         assert_eq!(joined(&["a rose is a rose", "a rose is red"]), "a rose is a rose is red");
         assert_eq!(joined(&["one two", "three four"]), "one two three four");
+    }
+
+    #[test]
+    fn no_more_words_are_joined_than_the_overlap_holds() {
+        let mut whole = String::new();
+        (0..9).for_each(|_| join(&mut whole, "the boat leaves at noon", 2));
+        assert_eq!(whole.split_whitespace().count(), 9 * 5);
+        let mut whole = "the boat leaves at noon the boat leaves".to_owned();
+        join(&mut whole, "boat leaves at noon the boat leaves at noon", 2);
+        let expected = "the boat leaves at noon the boat leaves at noon the boat leaves at noon";
+        assert_eq!(whole, expected);
+    }
+
+    #[test]
+    fn a_full_context_is_not_blamed_on_max_new() {
+        assert_eq!(cut_off(256, 256, 4096), "give more with --max-new");
+        assert!(cut_off(100, 256, 512).starts_with("the context of 512 is full"));
     }
 
     #[test]
