@@ -29,6 +29,8 @@ impl Fingerprint {
         set("host-op", format!("{} {}", op.name, op.version));
         // Backends agree to some digits only.
         set("backend", model.backend().name.clone());
+        let packs = !args.no_pack && model.batch_tokens() > 0;
+        set("texts packed together", if packs { "yes" } else { "no" }.to_owned());
         set("longest text in tokens", model.info().max_ctx.to_string());
         set(TRUNCATE, if args.truncate { "yes" } else { "no" }.to_owned());
         let role = if args.role == Role::Query { "query" } else { "document" };

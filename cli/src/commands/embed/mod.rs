@@ -49,7 +49,11 @@ fn run_traced(args: &EmbedArgs, app: &mut App, tracing: Option<&Tracing>) -> Res
     let query = args.prefix_query.clone();
     let document = args.prefix_doc.clone();
     let mut encoder = Encoder::new(model, query, document, args.truncate)?;
-    let mut sink = claim.open(Fingerprint::new(&encoder, args), &mut rows)?;
+    let mut sink = claim.open(
+        Fingerprint::new(&encoder, args),
+        encoder.model().info().embedding_dim,
+        &mut rows,
+    )?;
     let skipped = sink.resumed();
     if skipped > 0 {
         say!("resume: {skipped} texts are in the output already");

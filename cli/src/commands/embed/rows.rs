@@ -164,15 +164,22 @@ fn share(rows: u64, shard: Option<Shard>) -> u64 {
 fn count(file: &File) -> std::io::Result<u64> {
     let mut reader = BufReader::with_capacity(1 << 20, file);
     let (mut lines, mut open_line) = (0u64, false);
+    // The last bytes; before the first one a line has ended.
+    let mut tail = [b'\n'; 3];
     loop {
         let part = reader.fill_buf()?;
         let Some(last) = part.last() else { break };
         open_line = *last != b'\n';
         lines += part.iter().filter(|b| **b == b'\n').count() as u64;
+        for byte in part.iter().skip(part.len().saturating_sub(tail.len())) {
+            tail = [tail[1], tail[2], *byte];
+        }
         let length = part.len();
         reader.consume(length);
     }
-    Ok(lines + u64::from(open_line))
+    // As one that is read, an empty line at the end is none.
+    let empty = lines > 0 && (tail.ends_with(b"\n\n") || tail == *b"\n\r\n");
+    Ok(lines + u64::from(open_line) - u64::from(empty))
 }
 
 /// Reads line `index` without its end; false at the end of the input. No more is held than the
@@ -183,6 +190,7 @@ fn read_line(name: &str, index: u64, reader: &mut dyn BufRead, line: &mut Vec<u8
     loop {
         let part = reader.fill_buf().map_err(fail)?;
         if part.is_empty() {
+            strip_mark(index, line);
             return Ok(!line.is_empty());
         }
         let end = part.iter().position(|b| *b == b'\n');
@@ -198,8 +206,19 @@ fn read_line(name: &str, index: u64, reader: &mut dyn BufRead, line: &mut Vec<u8
         let used = end.map_or(part.len(), |end| end + 1);
         reader.consume(used);
         if end.is_some() {
-            return Ok(true);
+            strip_mark(index, line);
+            // An empty line at the end is none.
+            return Ok(
+                !line.trim_ascii().is_empty() || !reader.fill_buf().map_err(fail)?.is_empty()
+            );
         }
+    }
+}
+
+/// Drops what some editors write before a text.
+fn strip_mark(index: u64, line: &mut Vec<u8>) {
+    if index == 0 && line.starts_with(b"\xef\xbb\xbf") {
+        line.drain(..3);
     }
 }
 
@@ -260,7 +279,15 @@ mod tests {
 
     #[test]
     fn lines_end_with_or_without_a_line_end() {
-        for (text, lines) in [("a\nb\n", 2), ("a\nb", 2), ("", 0), ("\n", 1)] {
+        for (text, lines) in [
+            ("a\nb\n", 2),
+            ("a\nb", 2),
+            ("", 0),
+            ("\n", 0),
+            ("a\n\n", 1),
+            ("a\r\n\r\n", 1),
+            ("a\n\nb\n", 3),
+        ] {
             let mut reader = BufReader::with_capacity(1, text.as_bytes());
             let (mut line, mut found) = (Vec::new(), 0);
             while read_line("in", 0, &mut reader, &mut line).unwrap() {
@@ -269,6 +296,15 @@ mod tests {
             assert_eq!(found, lines, "{text:?}");
         }
     }
+
+    #[test]
+    fn a_byte_order_mark_before_the_first_line_is_skipped() {
+        let mut text = "\u{feff}\"a\"\n".as_bytes();
+        let mut line = Vec::new();
+        assert!(read_line("in", 0, &mut text, &mut line).unwrap());
+        assert_eq!(line, b"\"a\"");
+    }
+
     #[test]
     fn no_line_is_read_beyond_the_longest() {
         // Without an end: it would be read for ever.

@@ -22,11 +22,12 @@ const FLUSH: Duration = Duration::from_secs(1);
 /// Values of a vector that people are shown.
 const SHOWN: usize = 4;
 
-/// As much of a line as a later run has to know.
+/// A line of an earlier run.
 #[derive(Debug, Deserialize)]
 struct Written {
     index: u64,
     text: String,
+    embedding: Vec<f32>,
 }
 
 /// An output that is claimed and not touched yet.
@@ -106,11 +107,11 @@ impl Claim {
 
     /// Opens the output. A run that resumes checks what is there against its own settings and its input, passes over the
     /// texts that are done, and cuts off a row that was not finished.
-    pub fn open(self, settings: Fingerprint, rows: &mut Rows) -> Result<Sink> {
+    pub fn open(self, settings: Fingerprint, dim: usize, rows: &mut Rows) -> Result<Sink> {
         let target = match self {
             Self::Json => Target::Json,
             Self::People => Target::People,
-            Self::File(claimed) => Target::File(Box::new(claimed.open(settings, rows)?)),
+            Self::File(claimed) => Target::File(Box::new(claimed.open(settings, dim, rows)?)),
         };
         Ok(Sink { target })
     }
@@ -125,7 +126,7 @@ impl Claimed {
         Ok(())
     }
 
-    fn open(mut self, settings: Fingerprint, rows: &mut Rows) -> Result<Lines> {
+    fn open(mut self, settings: Fingerprint, dim: usize, rows: &mut Rows) -> Result<Lines> {
         #[cfg(feature = "parquet")]
         if self.resume && is_parquet(&self.output) && !there(&self.lines) && there(&self.output) {
             // Before the rows are there for a later run to find.
@@ -142,7 +143,7 @@ impl Claimed {
         if self.resume && there(path) {
             let then = self.record.made(self.slot).ok_or_else(|| self.unknown())?;
             compare(path, then, &made.with)?;
-            let done = Done::check(path, then, rows)?;
+            let done = Done::check(path, then, dim, rows)?;
             (made.rows, digest, end) = (done.rows, done.digest, done.end);
         }
         let mut options = OpenOptions::new();
@@ -205,7 +206,7 @@ struct Done {
 
 impl Done {
     /// Compares the rows that were written for sure with the input, which is then behind them.
-    fn check(path: &Path, made: &Made, rows: &mut Rows) -> Result<Self> {
+    fn check(path: &Path, made: &Made, dim: usize, rows: &mut Rows) -> Result<Self> {
         let fail = |e: std::io::Error| Error::io(ErrorKind::Io, path, e);
         let differ = |why: String| {
             Error::new(ErrorKind::Usage, format!("{}: {why}", path.display()))
@@ -223,6 +224,12 @@ impl Done {
             let number = done.rows + 1;
             let written: Written = serde_json::from_slice(&line)
                 .map_err(|e| differ(format!("line {number} is no line of qhx embed: {e}")))?;
+            let width = written.embedding.len();
+            if width != dim {
+                return Err(differ(format!(
+                    "line {number} has a vector of {width} values, the model makes {dim}"
+                )));
+            }
             let Some(row) = rows.next()? else {
                 return Err(differ(format!(
                     "line {number} has no text in the input, which is shorter"
