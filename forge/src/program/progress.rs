@@ -36,6 +36,11 @@ impl ForgeProgress {
         Self { cancel, bar: None, terminal, quiet: false, total: 0, made: 0, kept: 0, begun }
     }
 
+    /// Bytes of the whole work: the plan's estimate, or what is there where that is more.
+    fn whole(&self) -> u64 {
+        self.total.max(self.made + self.kept)
+    }
+
     /// Time for the rest of the work at the rate so far; none before there is one.
     fn left(&self) -> Option<HumanDuration> {
         let rest = self.total.saturating_sub(self.made + self.kept) as f64;
@@ -69,7 +74,7 @@ impl Progress for ForgeProgress {
             bar.enable_steady_tick(Duration::from_millis(200));
             self.bar = Some(bar);
         } else if !self.quiet {
-            let (done, all) = (HumanBytes(self.made + self.kept), HumanBytes(self.total));
+            let (done, all) = (HumanBytes(self.made + self.kept), HumanBytes(self.whole()));
             match self.left() {
                 Some(left) => say!("{what} ({done} of {all}, left {left})"),
                 None => say!("{what}"),
@@ -92,6 +97,9 @@ impl Progress for ForgeProgress {
 
     fn advance(&mut self, done: u64) {
         if let Some(bar) = &self.bar {
+            if bar.length().is_some_and(|length| length < done) {
+                bar.set_length(done);
+            }
             bar.set_position(done);
         }
     }
@@ -113,5 +121,25 @@ impl Drop for ForgeProgress {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_made_never_passes_the_total() {
+        let mut progress = ForgeProgress::quiet(CancelToken::default());
+        progress.total(100);
+        progress.finished(60, false);
+        assert_eq!(progress.whole(), 100);
+        progress.finished(50, true);
+        assert_eq!(progress.whole(), 110);
+        let bar = ProgressBar::hidden();
+        bar.set_length(10);
+        progress.bar = Some(bar.clone());
+        progress.advance(12);
+        assert_eq!((bar.position(), bar.length()), (12, Some(12)));
     }
 }
