@@ -299,7 +299,7 @@ fn fill(
     artifacts.append(&mut text_artifacts);
     if options.compiler.is_none() {
         progress.note(
-            "no QNN libraries: the bundle has no context binaries and runs on the CPU backend only",
+            "nothing is compiled: the bundle has no context binaries and runs on the CPU backend only",
         );
     }
     let mut manifest = manifest(recipe, token_ids, name, options);

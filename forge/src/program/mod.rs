@@ -21,7 +21,7 @@ use qhx_cpu::{CpuBackend, CpuOptions};
 use qhx_media::{ImageRules, Limits, Source};
 use qhx_terminal::output::Output;
 use qhx_terminal::program::Terminal;
-use qhx_terminal::runtime::Libraries;
+use qhx_terminal::runtime::{Libraries, how_to_get};
 use qhx_terminal::say;
 use qhx_terminal::status::Status;
 use serde_json::{Value, json};
@@ -84,6 +84,9 @@ pub fn run(
         }
         (false, None) => args.libraries.find()?,
     };
+    if libraries.is_none() && !args.cpu_only {
+        say!("note: no QNN libraries are given or installed; {}", how_to_get());
+    }
     for (asked, option) in [
         (args.check, "--check"),
         (args.no_onnx, "--no-onnx"),
@@ -318,7 +321,36 @@ fn is_checkpoint(path: &Path) -> Result<()> {
     if path.is_dir() || args::is_gguf(path) {
         return Ok(());
     }
-    Err(Error::new(ErrorKind::Artifact, format!("{}: not a folder", path.display())).hint(
+    let error = Error::new(ErrorKind::Artifact, format!("{}: not a folder", path.display()));
+    if let Some((_, name)) = path.to_str().and_then(repository).filter(|_| !path.exists()) {
+        let fetch = format!("hf download {} --local-dir {name}", path.display());
+        return Err(error.hint(format!("nothing is downloaded here; fetch it first: {fetch}")));
+    }
+    Err(error.hint(
         "expected the folder of a Hugging Face checkpoint, with config.json, or a .gguf file",
     ))
+}
+
+/// Owner and name of what may be a repository of the Hugging Face hub.
+fn repository(text: &str) -> Option<(&str, &str)> {
+    let is_name = |part: &str| {
+        let inside = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        part.starts_with(|c: char| c.is_ascii_alphanumeric()) && part.chars().all(inside)
+    };
+    text.split_once('/').filter(|(owner, name)| is_name(owner) && is_name(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_repository_is_fetched_first() {
+        let error = is_checkpoint(Path::new("Qwen/Qwen3.5-0.8B")).unwrap_err();
+        let hint = error.hint_text().unwrap_or_default();
+        assert!(hint.contains("hf download Qwen/Qwen3.5-0.8B --local-dir Qwen3.5-0.8B"), "{hint}");
+        for path in ["/a/b", "a", "a/b/c", "../b", "~/b"] {
+            assert_eq!(repository(path), None, "{path}");
+        }
+    }
 }

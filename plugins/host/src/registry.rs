@@ -197,6 +197,9 @@ impl Plugins {
                 Ok(plugin) => self.add(plugin),
                 Err(error) => {
                     log_details(&error);
+                    if place.why == NAMED {
+                        tracing::warn!("passed over: {error}");
+                    }
                     self.files.push(PluginStatus::Failed(error));
                 }
             }
@@ -311,8 +314,11 @@ pub(crate) fn check_named_dir(dir: &Path) -> Result<()> {
     Err(Error::new(ErrorKind::Usage, format!("--plugin-dir {}: not a folder", dir.display())))
 }
 
+/// Why a folder that the user named is searched.
+const NAMED: &str = "--plugin-dir";
+
 pub(crate) fn named_place(dir: &Path) -> Place {
-    Place { dir: dir.to_owned(), why: "--plugin-dir", by_name: false, installed_only: false }
+    Place { dir: dir.to_owned(), why: NAMED, by_name: false, installed_only: false }
 }
 
 pub(crate) fn not_installed(file: &Path) -> LoadError {
