@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 use qhx_core::engine::Speculate;
 use qhx_core::qnn::{MemoryMode, PerfMode};
 use qhx_core::sampling::SamplingParams;
+use qhx_core::{Error, ErrorKind};
 
 pub(crate) use qhx_terminal::args::LibraryArgs;
 use qhx_terminal::args::ProcessArgs;
@@ -214,9 +215,17 @@ impl SpeculateArgs {
         self.speculate.unwrap_or(unsaid)
     }
 
-    /// The draft's bundle, where it is used.
-    pub(crate) fn draft(&self) -> Option<&Path> {
-        self.draft.as_deref().filter(|_| self.mode() != Speculate::Off)
+    /// The draft's bundle.
+    ///
+    /// # Errors
+    ///
+    /// There is one, and it is not to be used.
+    pub(crate) fn draft(&self) -> qhx_core::Result<Option<&Path>> {
+        if self.draft.is_some() && self.mode() == Speculate::Off {
+            let what = "--draft names a bundle, and --speculate off does not use it";
+            return Err(Error::new(ErrorKind::Usage, what).hint("leave out one of them"));
+        }
+        Ok(self.draft.as_deref())
     }
 }
 

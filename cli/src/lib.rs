@@ -12,6 +12,7 @@ mod args;
 mod backends;
 #[cfg(feature = "builtin-ops")]
 mod builtin;
+mod bundles;
 mod commands;
 mod fixture;
 #[doc(hidden)]

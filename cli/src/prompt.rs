@@ -1,31 +1,49 @@
 //! Prompts: from an argument or standard input, as text or as token ids.
 
 use std::ffi::OsStr;
+use std::fmt::Display;
 use std::io::{IsTerminal as _, Read as _};
+use std::path::Path;
 
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_core::{Error, ErrorKind, Result, files};
 
 /// Longest prompt that is read from standard input.
 const MAX_BYTES: u64 = 64 << 20;
+/// What some editors write before a text.
+const BYTE_ORDER_MARK: char = '\u{feff}';
 
 /// The text of the argument `prompt`; of standard input for `-` and when there is no argument.
 pub(crate) fn text(prompt: Option<&OsStr>) -> Result<String> {
-    let text = match prompt {
-        Some(prompt) if prompt != "-" => prompt
+    match prompt {
+        Some(prompt) if prompt != "-" => Ok(prompt
             .to_str()
             .ok_or_else(|| Error::new(ErrorKind::Prompt, "the prompt is not valid UTF-8"))?
-            .to_owned(),
+            .to_owned()),
         None if std::io::stdin().is_terminal() => {
-            return Err(Error::new(ErrorKind::Prompt, "no prompt is given")
-                .hint("give it as an argument, or - to type it here and end with Ctrl-D"));
+            Err(Error::new(ErrorKind::Prompt, "no prompt is given")
+                .hint("give it as an argument, or - to type it here and end with Ctrl-D"))
         }
-        _ => from_stdin()?,
-    };
+        _ => from_stdin(),
+    }
+}
+
+/// The text of a file.
+pub(crate) fn of_file(path: &Path) -> Result<String> {
+    let mut text = utf8_of(files::read(ErrorKind::Io, path, MAX_BYTES)?, &path.display())?;
+    if text.starts_with(BYTE_ORDER_MARK) {
+        text.remove(0);
+    }
+    strip_line_end(&mut text);
+    Ok(text)
+}
+
+/// Refuses a prompt without a text.
+pub(crate) fn check(text: &str) -> Result<()> {
     if text.is_empty() {
         return Err(Error::new(ErrorKind::Prompt, "the prompt is empty")
             .hint("give a text, or - to read it from standard input"));
     }
-    Ok(text)
+    Ok(())
 }
 
 fn from_stdin() -> Result<String> {
@@ -48,12 +66,16 @@ fn from_stdin() -> Result<String> {
 
 /// Bytes of standard input as text.
 pub(crate) fn utf8(bytes: Vec<u8>) -> Result<String> {
+    utf8_of(bytes, &"standard input")
+}
+
+fn utf8_of(bytes: Vec<u8>, name: &dyn Display) -> Result<String> {
     String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
         let byte = e.as_bytes().get(at).copied().unwrap_or_default();
         Error::new(
             ErrorKind::Prompt,
-            format!("standard input is not valid UTF-8: byte {at} is {byte:#04x}"),
+            format!("{name} is not valid UTF-8: byte {at} is {byte:#04x}"),
         )
         .hint("convert the text to UTF-8 first, for example with iconv")
     })

@@ -37,7 +37,6 @@ fn after_help() -> String {
 /// Runs, makes and checks bundles of QNN context binaries.
 #[derive(Debug, Parser)]
 #[command(name = "qhx", version, styles = STYLES, after_help = after_help(), max_term_width = 100)]
-#[command(disable_help_subcommand = true)]
 struct Cli {
     #[command(flatten)]
     global: GlobalArgs,
@@ -62,6 +61,8 @@ enum Command {
     Doctor(commands::doctor::DoctorArgs),
     Demo(commands::demo::DemoArgs),
     Completions(commands::completions::CompletionsArgs),
+    /// Print the version
+    Version,
 }
 
 /// What a helper of these programs does besides what every helper does: it tries plugins.
@@ -129,6 +130,10 @@ fn dispatch(command: Command, app: &mut App) -> Result<Status> {
         Command::Doctor(args) => commands::doctor::run(&args, app),
         Command::Demo(args) => commands::demo::run(&args, app),
         Command::Completions(args) => commands::completions::run(&args, Cli::command(), app),
+        Command::Version => {
+            app.output.line(&format!("qhx {}", env!("CARGO_PKG_VERSION")))?;
+            Ok(Status::Done)
+        }
     }
 }
 
@@ -145,7 +150,7 @@ impl Command {
             Self::Demo(args) => Some(&args.backend.libraries),
             Self::Doctor(args) => Some(&args.libraries),
             Self::Forge(_) | Self::Inspect(_) | Self::Runtime(_) => None,
-            Self::Push(_) | Self::Plugins(_) | Self::Completions(_) => None,
+            Self::Push(_) | Self::Plugins(_) | Self::Completions(_) | Self::Version => None,
         }
     }
 
@@ -164,7 +169,7 @@ impl Command {
             Self::Plugins(args) => args.wants_json(),
             Self::Doctor(args) => args.json,
             Self::Demo(args) => args.json,
-            Self::Push(_) | Self::Completions(_) => false,
+            Self::Push(_) | Self::Completions(_) | Self::Version => false,
         }
     }
 }

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::args::BackendArgs;
+use crate::bundles;
 use crate::media::{self, Attached, Attachment};
 use crate::status::Status;
 use crate::time::{millis, ms};
@@ -52,7 +53,7 @@ pub(crate) fn open_checked(
     check: impl FnOnce(&Manifest) -> Result<()>,
 ) -> Result<Model> {
     let Opening { root, dump, tracing, attachments } = opening;
-    let mut manifest = Manifest::load_with_root(path, root)?;
+    let mut manifest = bundles::load(path, root)?;
     // Bundles of others leave out what their form of conversations implies.
     if let Some(chat) = &mut manifest.chat {
         qhx_forge::chat::complete(chat);

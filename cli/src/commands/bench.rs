@@ -308,7 +308,7 @@ fn open(
     if !generates {
         return usage("option --speculate: the bundle does not generate".to_owned());
     }
-    session::open_draft(app, &mut model, args.speculate.draft(), &args.backend, tracing)?;
+    session::open_draft(app, &mut model, args.speculate.draft()?, &args.backend, tracing)?;
     let varied = self::tokens(&mut model, most.min(guesses::PROMPT));
     let answers = answers(&mut model, speculate, (tokens, most), &varied)?;
     Ok((model, tests, answers))

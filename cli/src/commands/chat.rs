@@ -1,6 +1,7 @@
 //! `qhx chat`: a conversation that keeps its state between turns.
 
-use std::io::{BufRead as _, IsTerminal as _};
+use std::fs::File;
+use std::io::{BufRead as _, IsTerminal as _, Write as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -32,8 +33,9 @@ Commands:
   /image FILE     the next message has this picture, before its text or where it says <image>
   /audio FILE     the same with a sound, and <audio>
   /video PATH     the same with a video, and <video>
-  /reset          forget the conversation
+  /reset, /clear  forget the conversation
   /system TEXT    forget it and begin with this system message; without TEXT, with none
+  /save FILE      write the conversation to a new file, as JSON
   /help           list these
   /exit           end; so does Ctrl-D
 
@@ -91,6 +93,7 @@ enum Input<'a> {
     Attach(Modality, &'a str),
     Reset,
     System(Option<&'a str>),
+    Save(&'a str),
     Help,
     Exit,
     Unknown(&'a str),
@@ -108,7 +111,8 @@ impl<'a> Input<'a> {
         let (word, rest) = trimmed.split_once(char::is_whitespace).unwrap_or((trimmed, ""));
         let rest = Some(rest.trim()).filter(|rest| !rest.is_empty());
         match word {
-            "/reset" => Self::Reset,
+            "/reset" | "/clear" => Self::Reset,
+            "/save" => Self::Save(rest.unwrap_or_default()),
             "/system" => Self::System(rest),
             "/image" => Self::Attach(Modality::Image, rest.unwrap_or_default()),
             "/audio" => Self::Attach(Modality::Audio, rest.unwrap_or_default()),
@@ -166,6 +170,22 @@ impl Conversation {
         Ok(())
     }
 
+    /// Writes role and text of each message to a file that is not there yet.
+    fn save(&self, file: &str) -> Result<()> {
+        if file.is_empty() {
+            return Err(Error::new(ErrorKind::Prompt, "/save names no file")
+                .hint("/help lists the commands"));
+        }
+        let message = |m: &Message| {
+            let content: String = m.content.texts().collect();
+            serde_json::json!({"role": m.role, "content": content})
+        };
+        let messages: serde_json::Value = self.messages.iter().map(message).collect();
+        let path = std::path::Path::new(file);
+        let written = File::create_new(path).and_then(|mut f| writeln!(f, "{messages:#}"));
+        written.map_err(|e| Error::io(ErrorKind::Io, path, e))
+    }
+
     /// One message and its answer. True when the answer was interrupted.
     fn turn(&mut self, app: &mut App, model: &mut Model, message: &str) -> Result<bool> {
         // A message that cannot be used takes along what it was to have.
@@ -203,6 +223,7 @@ pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
 
 fn run_traced(args: &ChatArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
     let sampling = args.sampling.params()?;
+    let draft = args.speculate.draft()?;
     let mut conversation = Conversation {
         messages: Vec::new(),
         attached: Vec::new(),
@@ -230,7 +251,7 @@ fn run_traced(args: &ChatArgs, app: &mut App, tracing: Option<&Tracing>) -> Resu
              completes a text without either",
         ));
     }
-    session::open_draft(app, &mut model, args.speculate.draft(), &backend, tracing)?;
+    session::open_draft(app, &mut model, draft, &backend, tracing)?;
     model.set_template_arguments(args.template_args.iter().cloned().collect());
     say!("{}", session::load(&model));
     let interactive = std::io::stdin().is_terminal();
@@ -323,6 +344,10 @@ fn step(
                 if text.is_some() { "with a" } else { "without" }
             );
         }
+        Input::Save(file) => match conversation.save(file) {
+            Ok(()) => say!("(the conversation is saved)"),
+            Err(e) => return Ok(Next::Refused(e, "(the conversation is not saved)")),
+        },
         Input::Help => stderr::lines(EXAMPLES),
         Input::Exit => return Ok(Next::Exit),
         Input::Unknown(word) => say!("unknown command {word}; /help lists the commands"),
@@ -339,6 +364,8 @@ mod tests {
         assert_eq!(Input::parse("  "), Input::Nothing);
         assert_eq!(Input::parse("hello"), Input::Message("hello"));
         assert_eq!(Input::parse("/reset"), Input::Reset);
+        assert_eq!(Input::parse("/clear"), Input::Reset);
+        assert_eq!(Input::parse("/save a b.json "), Input::Save("a b.json"));
         assert_eq!(Input::parse("/system Be brief. "), Input::System(Some("Be brief.")));
         assert_eq!(Input::parse("/system"), Input::System(None));
         assert_eq!(Input::parse("/image a b.png "), Input::Attach(Modality::Image, "a b.png"));

@@ -76,6 +76,9 @@ pub(crate) fn run(args: &ClassicArgs, app: &mut App) -> Result<Status> {
     let image = args.image.iter().cloned();
     let image = image.map(|file| Attachment::new(Modality::Image, file.into()));
     let attachments = image.collect::<Result<Vec<_>>>()?;
+    if attachments.is_empty() {
+        prompt::check(&text)?;
+    }
     media::check_marks(&text, &attachments)?;
     let backend = args.backend();
     let opening =

@@ -42,6 +42,9 @@ pub(crate) struct GenerateArgs {
     /// The text to continue; `-`, or nothing, reads standard input, without its last line end
     #[arg(value_name = "PROMPT|-")]
     pub prompt: Option<OsString>,
+    /// Read the text from this file, without its last line end
+    #[arg(short = 'f', long, value_name = "FILE", conflicts_with = "prompt")]
+    pub file: Option<PathBuf>,
     /// Greatest number of tokens to generate
     #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
     pub max_new: usize,
@@ -100,8 +103,16 @@ fn run_traced(
     tracing: Option<&Tracing>,
 ) -> qhx_core::Result<Status> {
     let sampling = args.sampling.params()?;
-    let text = prompt::text(args.prompt.as_deref())?;
+    let draft = args.speculate.draft()?;
     let attachments = args.media.attachments()?;
+    let text = match &args.file {
+        Some(file) => prompt::of_file(file)?,
+        None => prompt::text(args.prompt.as_deref())?,
+    };
+    // What is attached is a prompt, too.
+    if attachments.is_empty() {
+        prompt::check(&text)?;
+    }
     media::check_marks(&text, &attachments)?;
     let ids = if args.ids { prompt::ids(&text)? } else { Vec::new() };
     let mut request = Request {
@@ -116,7 +127,6 @@ fn run_traced(
     let dump = args.dump.as_deref().map(Dump::create).transpose()?.map(Arc::new);
     let opening = Opening { dump, attachments: &attachments, tracing, ..Opening::default() };
     let mut model = session::open_checked(app, &args.bundle, &args.backend, opening, check)?;
-    let draft = args.speculate.draft();
     session::open_draft(app, &mut model, draft, &args.backend, tracing)?;
     model.set_template_arguments(args.template_args.iter().cloned().collect());
     let attached = media::read(&attachments, &model, args.media.fps)?;

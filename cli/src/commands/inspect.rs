@@ -6,12 +6,13 @@ use clap::Args;
 use qhx_core::artifacts::Mapped;
 use qhx_core::op::OpProvider as _;
 use qhx_core::qnn::{BinaryInfo, BinaryTensor, SystemLibrary};
-use qhx_core::{DType, ErrorKind, GraphInfo, Manifest, Result, TensorInfo, files};
+use qhx_core::{DType, ErrorKind, GraphInfo, Result, TensorInfo, files};
 use serde::Serialize;
 
 use crate::app::App;
 use crate::args::LibraryArgs;
 use crate::backends;
+use crate::bundles;
 use crate::output::Report;
 use crate::runtime;
 use crate::status::Status;
@@ -51,6 +52,9 @@ struct BundleReport {
     files: Vec<SizedFile>,
     contexts: Vec<ContextReport>,
     notes: Vec<String>,
+    /// The first file that is there and cannot be read.
+    #[serde(skip)]
+    unread: Option<ErrorKind>,
 }
 
 #[derive(Debug, Serialize)]
@@ -99,6 +103,9 @@ struct BinaryReport {
 /// Runs the command.
 pub(crate) fn run(args: &InspectArgs, app: &mut App) -> Result<Status> {
     if is_context_binary(&args.path) {
+        if let Some(error) = bundles::not_forged(&args.path) {
+            return Err(error);
+        }
         let system = match args.libraries.system()? {
             Some(system) => system,
             None => args
@@ -125,7 +132,7 @@ pub(crate) fn run(args: &InspectArgs, app: &mut App) -> Result<Status> {
     for note in &report.notes {
         say!("note: {note}");
     }
-    Ok(Status::Done)
+    Ok(report.unread.map_or(Status::Done, Status::Reported))
 }
 
 /// A file that is not JSON by its name or its first byte.
@@ -152,9 +159,9 @@ fn read_binary(system: &SystemLibrary, path: &Path, file: &Mapped) -> Result<Bin
 }
 
 fn bundle(args: &InspectArgs, app: &App) -> Result<BundleReport> {
-    let manifest = Manifest::load(&args.path)?;
+    let manifest = bundles::load(&args.path, None)?;
     let artifacts = manifest.open_artifacts();
-    let mut notes = Vec::new();
+    let (mut notes, mut unread) = (Vec::new(), None);
     let system = match args.libraries.system() {
         Ok(Some(system)) => Some(system),
         Ok(None) => {
@@ -175,6 +182,7 @@ fn bundle(args: &InspectArgs, app: &App) -> Result<BundleReport> {
         let source = match manifest.context_source(&artifacts, &entry.key) {
             Ok(source) => source,
             Err(e) => {
+                unread.get_or_insert(e.kind());
                 notes.push(format!("context {:?}: {}", entry.key, e.message()));
                 contexts.push(ContextReport {
                     key: entry.key.clone(),
@@ -192,14 +200,20 @@ fn bundle(args: &InspectArgs, app: &App) -> Result<BundleReport> {
         if let (Some(system), Some(path)) = (&system, &source.binary) {
             match source.open(path).and_then(|file| read_binary(system, path, &file)) {
                 Ok(report) => binary = Some(report),
-                Err(e) => notes.push(format!("context {:?}: {}", entry.key, e.message())),
+                Err(e) => {
+                    unread.get_or_insert(e.kind());
+                    notes.push(format!("context {:?}: {}", entry.key, e.message()));
+                }
             }
         }
         let mut onnx = Vec::new();
         if binary.is_none() && !source.onnx.is_empty() {
             match backends::cpu(Some(1)).and_then(|cpu| cpu.open_context(&source)) {
                 Ok(context) => onnx = context.graphs().iter().map(|g| (**g).clone()).collect(),
-                Err(e) => notes.push(format!("context {:?}: {}", entry.key, e.message())),
+                Err(e) => {
+                    unread.get_or_insert(e.kind());
+                    notes.push(format!("context {:?}: {}", entry.key, e.message()));
+                }
             }
         }
         contexts.push(ContextReport { key: entry.key.clone(), files, binary, onnx });
@@ -222,6 +236,7 @@ fn bundle(args: &InspectArgs, app: &App) -> Result<BundleReport> {
         notes.push(error.report().to_string());
     }
     Ok(BundleReport {
+        unread,
         root: manifest.root.clone(),
         model: manifest.model.name.clone(),
         family: manifest.model.family.clone(),

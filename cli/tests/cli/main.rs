@@ -15,6 +15,7 @@ mod generate;
 #[cfg(unix)]
 mod interrupt;
 mod media;
+mod newcomer;
 mod phimoe;
 #[cfg(not(feature = "builtin-ops"))]
 mod plugins;

@@ -1,4 +1,4 @@
-//! `docs/vision.md` as it stands: its commands, and what they print.
+//! `docs/vision.md` and `docs/audio.md` as they stand: their commands, and what they print.
 
 use std::os::unix::fs::symlink;
 
@@ -25,9 +25,19 @@ fn commands(page: &str) -> Vec<(&str, String)> {
 
 #[test]
 fn the_page_s_commands_print_what_it_says() {
-    let page = std::fs::read_to_string(workspace().join("docs/vision.md")).expect("the page");
+    walk("vision.md", 11);
+}
+
+#[test]
+fn the_commands_of_the_page_of_audio_print_what_it_says() {
+    walk("audio.md", 4);
+}
+
+/// Runs the commands of a page, of which there are at least `count`.
+fn walk(page: &str, count: usize) {
+    let page = std::fs::read_to_string(workspace().join("docs").join(page)).expect("the page");
     let commands = commands(&page);
-    assert!(commands.len() > 10, "{commands:?}");
+    assert!(commands.len() >= count, "{commands:?}");
     let place = folder();
     symlink(workspace().join("tests"), place.path().join("tests")).expect("a link");
     for (command, printed) in commands {
