@@ -153,7 +153,13 @@ impl Error {
 
     /// An I/O failure on `path`.
     pub fn io(kind: ErrorKind, path: &Path, error: std::io::Error) -> Self {
-        Self::caused(kind, path.display(), error)
+        // The number says nothing that the words before it do not.
+        let why = error.to_string();
+        let why = match (why.rfind(" (os error "), error.raw_os_error()) {
+            (Some(end), Some(_)) => &why[..end],
+            _ => &why,
+        };
+        Self::new(kind, format!("{}: {why}", path.display())).with_source(error)
     }
 
     /// A tensor's size is no number of bytes.

@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-#[cfg(target_os = "linux")]
 use qhx_core::CancelToken;
 use qhx_core::ErrorKind;
 use qhx_core::child::{ChildFailure, ChildProgram, Limits};
@@ -65,6 +64,84 @@ fn memory_is_limited() {
     let failure = fail("hoard", b"", LIMITS);
     assert!(matches!(failure, ChildFailure::OutOfMemory(_)), "{failure:?}");
     assert_eq!(failure.to_string(), "it needs more than 256 MiB of memory");
+}
+
+#[test]
+fn a_helper_does_its_task_for_one_input_after_the_other() {
+    let mut helper = helper().start("reverse", LIMITS).expect("it starts");
+    for input in ["abc", "", "x y"] {
+        let expected: Vec<u8> = input.bytes().rev().collect();
+        assert_eq!(helper.ask(input.into(), &CancelToken::new()).expect("an answer"), expected);
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_replaced_program_is_its_own_helper() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = folder.path().join("helper");
+    std::fs::copy(helper().program, &program).expect("a copy");
+    let copy = ChildProgram { program, arguments: Vec::new() };
+    assert_eq!(copy.ask("replaced", Vec::new(), LIMITS).expect("an answer"), b"cba");
+}
+
+/// A helper that says this first.
+#[cfg(unix)]
+fn says(line: &str) -> ChildProgram {
+    let arguments = ["-c".into(), format!("printf '{line}'; cat > /dev/null").into()].to_vec();
+    ChildProgram { program: "/bin/sh".into(), arguments }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_helper_of_another_version_is_refused_by_name() {
+    for (line, found) in [("qhxH\\0030.0", "qhx 0.0"), ("qhxA0123456789", "another program")] {
+        let failure = says(line).ask("reverse", Vec::new(), LIMITS).expect_err(line);
+        assert!(matches!(failure, ChildFailure::Foreign { .. }), "{line}: {failure:?}");
+        let error = failure.into_error(ErrorKind::Prompt, "chat template");
+        assert_eq!(error.kind(), ErrorKind::Internal, "{line}");
+        assert!(error.message().contains(found), "{error}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn all_renderings_of_a_template_take_one_process() {
+    use qhx_core::text::{ChatTemplate, Message, RenderOptions};
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let (started, bundle) = (folder.path().join("started"), folder.path().join("bundle"));
+    std::fs::create_dir(&bundle).expect("a folder");
+    let line = format!(
+        "echo $$ >> '{}'; exec '{}' \"$@\"",
+        started.display(),
+        env!("CARGO_BIN_EXE_helper")
+    );
+    let arguments = ["-c".into(), line.into(), "sh".into()].to_vec();
+    ChildProgram { program: "/bin/sh".into(), arguments }.install();
+    let template = "{{ messages[0].content }}{{ add_generation_prompt }}";
+    std::fs::write(bundle.join("chat_template.jinja"), template).expect("a template");
+    std::fs::write(bundle.join("tokenizer.json"), "{}").expect("a tokenizer");
+    let manifest = serde_json::json!({
+        "schema_version": 1,
+        "artifacts": {"contexts": {"d": {"bin": "d.bin"}}, "tokenizer": "tokenizer.json"},
+    });
+    let manifest = qhx_core::Manifest::from_value(&bundle.join("m.json"), manifest, None);
+    let manifest = manifest.expect("a manifest");
+    let template = ChatTemplate::open(&manifest, &manifest.open_artifacts(), None);
+    let template = template.expect("it compiles").expect("there is one");
+    let render = |content: &str| {
+        let text = template.render(&[Message::new("user", content)], &RenderOptions::default());
+        assert_eq!(text.expect(content), format!("{content}True"));
+    };
+    let pids = || std::fs::read_to_string(&started).expect("it was started");
+    ["a", "b", "c"].into_iter().for_each(render);
+    assert_eq!(pids().lines().count(), 1, "{}", pids());
+    // One that the system ended is started again.
+    let killed = std::process::Command::new("kill").args(["-9", pids().trim()]).status();
+    assert!(killed.expect("kill runs").success());
+    ["d", "e"].into_iter().for_each(render);
+    assert_eq!(pids().lines().count(), 2, "{}", pids());
 }
 
 #[test]
@@ -160,5 +237,5 @@ fn a_program_that_is_no_helper_is_told() {
     let arguments = ["one", "argument", "too many"].map(OsString::from).to_vec();
     let other = ChildProgram { arguments, ..helper() };
     let failure = other.ask("reverse", vec![0; 1 << 20], LIMITS).expect_err("it is no helper");
-    assert!(matches!(failure, ChildFailure::Crashed(_)), "{failure:?}");
+    assert!(matches!(failure, ChildFailure::Start { .. }), "{failure:?}");
 }

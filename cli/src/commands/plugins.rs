@@ -261,7 +261,10 @@ fn info(name: &str, json: bool, app: &mut App) -> Result<Status> {
             OpSource::Plugin(path) => path.display().to_string(),
         };
         app.output.line(&format!("    from: {from}"))?;
-        app.output.line(&format!("    tasks: {:?}, segments: {:?}", op.tasks, op.modalities))?;
+        let tasks: Vec<_> = op.tasks.iter().map(|task| task.name()).collect();
+        let segments: Vec<_> = op.modalities.iter().map(|modality| modality.name()).collect();
+        let (tasks, segments) = (tasks.join(", "), segments.join(", "));
+        app.output.line(&format!("    tasks: {tasks}; segments: {segments}"))?;
         for line in format!("    plan.params: {:#}", op.params_schema).lines() {
             app.output.line(line)?;
         }

@@ -116,3 +116,50 @@ fn template_arguments_reach_the_template() {
     assert_eq!(run.code, 2, "{run:?}");
     assert!(run.stderr.contains("expected KEY=VALUE"), "{run:?}");
 }
+
+/// The processes that `parent` started.
+#[cfg(target_os = "linux")]
+fn children(parent: u32) -> Vec<String> {
+    let file = format!("/proc/{parent}/task/{parent}/children");
+    let children = std::fs::read_to_string(file).unwrap_or_default();
+    children.split_whitespace().map(str::to_owned).collect()
+}
+
+#[cfg(target_os = "linux")]
+fn kill(process: &str) {
+    let killed = std::process::Command::new("kill").args(["-9", process]).status();
+    assert!(killed.expect("kill runs").success());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_plugin_whose_helper_was_killed_is_tried_again() {
+    let folder = folder();
+    let plugin = qhx_tests::plugin_files::build_example("qhx-test-odd-plugins", "hang_while_file");
+    let hangs = folder.path().join("hangs");
+    std::fs::write(&hangs, "").expect("a file");
+    let info = || {
+        let info =
+            Program::qhx(folder.path()).args(["plugins", "info", "--allow-untrusted-plugins"]);
+        info.args(["--plugin"]).arg_path(&plugin).env("QHX_TEST_HANG", &hangs)
+    };
+    let killed = info().start();
+    let started = Instant::now();
+    let helper = loop {
+        if let [helper] = children(killed.id()).as_slice() {
+            break helper.clone();
+        }
+        assert!(started.elapsed() < Duration::from_secs(60), "no helper was started");
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    // It says which version it is before it loads anything.
+    std::thread::sleep(Duration::from_millis(200));
+    kill(&helper);
+    let killed = killed.wait_with_output().expect("it ends");
+    let stderr = String::from_utf8_lossy(&killed.stderr);
+    assert_eq!(killed.status.code(), Some(8), "{stderr}");
+    assert!(stderr.contains("the system or a user ended the process"), "{stderr}");
+    std::fs::remove_file(&hangs).expect("the file goes");
+    let again = info().run().ok();
+    assert!(again.stdout.contains("test_hang_while_file"), "{again:?}");
+}

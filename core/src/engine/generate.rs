@@ -188,17 +188,20 @@ impl Model {
             Prompt::Parts(parts) => self.reader().parts(parts),
             Prompt::Chat { messages, thinking } => {
                 let chat = self.require_chat()?;
-                let render = |messages: &[Message], media: &[String], add_generation_prompt| {
+                let render = |messages: &[Message],
+                              arguments: &serde_json::Map<String, serde_json::Value>,
+                              media: &[String],
+                              add_generation_prompt| {
                     let options = RenderOptions {
                         add_generation_prompt,
                         enable_thinking: *thinking,
-                        arguments: self.template_arguments.clone(),
+                        arguments: arguments.clone(),
                         media: media.to_vec(),
                         cancel: self.session.current(),
                     };
                     chat.render(messages, &options)
                 };
-                self.reader().chat(messages, render, checkpoint)
+                self.reader().chat(messages, &self.template_arguments, render, checkpoint)
             }
         }
     }

@@ -355,10 +355,16 @@ impl Model {
         Err(Error::new(
             ErrorKind::Usage,
             format!(
-                "{}: host-op {:?} does not {verb}; it does {:?}",
+                "{}: host-op {:?} does not {verb}; it does {}",
                 self.manifest.path.display(),
                 self.entry.description.name,
-                self.entry.description.tasks
+                self.entry
+                    .description
+                    .tasks
+                    .iter()
+                    .map(|t| t.name())
+                    .collect::<Vec<_>>()
+                    .join(", ")
             ),
         ))
     }

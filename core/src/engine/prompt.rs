@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
+use serde_json::{Map, Value};
+
 use super::sequence::{Key, Sequence, Span};
 use super::types::{Part, Prompt};
 use crate::media::Media;
@@ -177,6 +179,19 @@ impl Guard {
         Ok(Self { words, mark: Some(mark) })
     }
 
+    /// A value with a mark within every word of its texts.
+    fn guard_all(&self, value: &Value) -> Value {
+        match value {
+            Value::String(text) => Value::String(self.guard(text)),
+            Value::Array(items) => items.iter().map(|item| self.guard_all(item)).collect(),
+            Value::Object(members) => members
+                .iter()
+                .map(|(name, member)| (self.guard(name), self.guard_all(member)))
+                .collect(),
+            other => other.clone(),
+        }
+    }
+
     /// The text with a mark within every word.
     fn guard(&self, text: &str) -> String {
         let Some(mark) = self.mark else { return text.to_owned() };
@@ -185,6 +200,21 @@ impl Guard {
             let first = chars.next().map_or(String::new(), String::from);
             text.replace(word.as_str(), &format!("{first}{mark}{}", chars.as_str()))
         })
+    }
+}
+
+/// The texts of a value: strings and the names of members.
+fn collect_texts<'v>(value: &'v Value, texts: &mut Vec<&'v str>) {
+    match value {
+        Value::String(text) => texts.push(text),
+        Value::Array(items) => items.iter().for_each(|item| collect_texts(item, texts)),
+        Value::Object(members) => {
+            for (name, member) in members {
+                texts.push(name);
+                collect_texts(member, texts);
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }
 
@@ -296,27 +326,34 @@ impl Reader<'_> {
     }
 
     /// Positions of a conversation, which `render` renders with or without the beginning of an answer;
-    /// it is given the messages and what stands for each picture, sound and video.
+    /// it is given the messages, the template's arguments and what stands for each picture, sound and video.
     /// `checkpoint` asks for the place to save the state at, which takes a second rendering.
     pub(super) fn chat(
         &self,
         messages: &[Message],
-        render: impl Fn(&[Message], &[String], bool) -> Result<String>,
+        arguments: &Map<String, Value>,
+        render: impl Fn(&[Message], &Map<String, Value>, &[String], bool) -> Result<String>,
         checkpoint: bool,
     ) -> Result<Encoded> {
         let tokenizer = self.tokenizer()?;
         let mut waiting =
             self.place(messages.iter().flat_map(|message| message.content.media()))?;
-        let texts: Vec<_> = messages.iter().flat_map(|message| message.content.texts()).collect();
+        let contents = messages.iter().flat_map(|message| message.content.texts());
+        let roles = messages.iter().map(|message| message.role.as_str());
+        let mut texts: Vec<_> = contents.chain(roles).collect();
+        arguments.values().for_each(|value| collect_texts(value, &mut texts));
         let guard = Guard::new(self.words(&waiting), &texts)?;
-        let guarded: Vec<Message>;
-        let messages = if guard.mark.is_some() {
+        let guarded: (Vec<Message>, Map<String, Value>);
+        let (messages, arguments) = if guard.mark.is_some() {
             let content = |content: &Content| content.map_texts(&|text| guard.guard(text));
-            let message = |m: &Message| Message::new(m.role.clone(), content(&m.content));
-            guarded = messages.iter().map(message).collect();
-            &guarded
+            let message = |m: &Message| Message::new(guard.guard(&m.role), content(&m.content));
+            let argument =
+                |(name, value): (&String, &Value)| (name.clone(), guard.guard_all(value));
+            guarded =
+                (messages.iter().map(message).collect(), arguments.iter().map(argument).collect());
+            (guarded.0.as_slice(), &guarded.1)
         } else {
-            messages
+            (messages, arguments)
         };
         let spelt = |w: &Waiting<'_>| {
             let Placement { opening, marker, closing, .. } = &w.placement;
@@ -325,7 +362,7 @@ impl Reader<'_> {
         };
         let spelt = waiting.iter().map(spelt).collect::<Result<Vec<_>>>()?;
 
-        let text = render(messages, &spelt, true)?;
+        let text = render(messages, arguments, &spelt, true)?;
         let mut encoded = Encoded::default();
         if !checkpoint {
             let ids = self.encode(tokenizer, &text, false, guard.mark)?;
@@ -333,7 +370,7 @@ impl Reader<'_> {
             return Ok(encoded);
         }
         // Some templates refuse a conversation that does not ask for an answer.
-        let closed = match render(messages, &spelt, false) {
+        let closed = match render(messages, arguments, &spelt, false) {
             Err(e) if e.kind() == ErrorKind::Cancelled => return Err(e),
             closed => closed.unwrap_or_default(),
         };
@@ -503,7 +540,7 @@ mod tests {
     /// The encoded conversation, and how often it was rendered.
     fn encode(open: &str, closed: Option<&str>, checkpoint: bool) -> (Encoded, usize) {
         let rendered = Cell::new(0);
-        let render = |_: &[Message], _: &[String], answer: bool| {
+        let render = |_: &[Message], _: &Map<String, Value>, _: &[String], answer: bool| {
             rendered.set(rendered.get() + 1);
             let text = if answer { Some(open) } else { closed };
             text.map(str::to_owned).ok_or_else(|| Error::new(ErrorKind::Prompt, "refused"))
@@ -517,7 +554,44 @@ mod tests {
             cancel: CancelToken::new(),
             trace: None,
         };
-        (reader.chat(&[], render, checkpoint).unwrap(), rendered.get())
+        (reader.chat(&[], &Map::new(), render, checkpoint).unwrap(), rendered.get())
+    }
+
+    struct Images;
+
+    impl Places for Images {
+        fn placeholders(&self) -> &[u32] {
+            &[4]
+        }
+
+        fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
+            panic!("{segment:?}")
+        }
+    }
+
+    #[test]
+    fn placeholders_in_roles_and_tools_are_text() {
+        let tokenizer = tokenizer();
+        let reader = Reader {
+            model: "m",
+            op: &Images,
+            tokenizer: Ok(&tokenizer),
+            max_ctx: 64,
+            cancel: CancelToken::new(),
+            trace: None,
+        };
+        let arguments = json!({"tools": [{"name": "<answer>", "<answer>": 1}], "n": 2});
+        let arguments = arguments.as_object().unwrap();
+        let render = |messages: &[Message], given: &Map<String, Value>, _: &[String], _| {
+            let tool = &given["tools"][0];
+            let member = tool.as_object().unwrap().keys().find(|key| *key != "name").unwrap();
+            let name = tool["name"].as_str().unwrap();
+            Ok(format!("hi {} {name} {member} {}", messages[0].role, given["n"]))
+        };
+        let messages = [Message::new("<answer>", "you")];
+        let encoded = reader.chat(&messages, arguments, render, false).unwrap();
+        assert_eq!(encoded.sequence.tokens[0], 1);
+        assert!(!encoded.sequence.tokens.contains(&4), "{:?}", encoded.sequence.tokens);
     }
 
     #[test]

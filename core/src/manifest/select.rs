@@ -63,12 +63,20 @@ pub fn select(path: &Path) -> Result<PathBuf> {
         Some(p) => p,
         None => return Err(error),
     };
-    Err(match candidates(folder) {
-        Ok(found) if !found.is_empty() => {
-            error.hint(format!("manifests in {}: {}", folder.display(), names(&found)))
-        }
-        _ => error.hint("give the bundle's folder or its manifest"),
+    let mut found = candidates(folder).unwrap_or_default();
+    found.retain(|path| has_a_plan(path));
+    Err(match found.is_empty() {
+        false => error.hint(format!("manifests in {}: {}", folder.display(), names(&found))),
+        true => error.hint("give the bundle's folder or its manifest"),
     })
+}
+
+/// Whether a file looks like a manifest, and not like any other JSON.
+fn has_a_plan(path: &Path) -> bool {
+    const MAX_BYTES: u64 = 4 << 20;
+    let bytes = crate::files::read(ErrorKind::Manifest, path, MAX_BYTES).unwrap_or_default();
+    let value = serde_json::from_slice::<serde_json::Value>(&bytes);
+    value.is_ok_and(|value| value.get("plan").is_some())
 }
 
 /// File names for a message.

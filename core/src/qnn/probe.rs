@@ -3,8 +3,8 @@
 //!
 //! It takes a program that has helpers ([`crate::child`]), such as the command line. There the
 //! child answers with the whole [`BinaryInfo`], and the parent never gives the file's metadata to
-//! the library. Elsewhere the library reads it in the process itself. A file that crashes or hangs
-//! the library is remembered. Loading a context into the NPU is not tried this way.
+//! the library. Elsewhere the library reads it in the process itself. A file that crashes the library
+//! is remembered for some days; one whose child was ended by the system or took too long is not. Loading a context into the NPU is not tried this way.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::info::BinaryInfo;
 use super::library::SystemLibrary;
 use crate::artifacts::Mapped;
-use crate::child::{ChildFailure, ChildProgram, Limits, Task};
+use crate::child::{ChildFailure, ChildProgram, CrashTime, Limits, Task};
 use crate::files::{self, FileIdentity};
 use crate::{Error, ErrorKind, Result};
 
@@ -84,13 +84,19 @@ fn read_in_child(
     let path = std::path::absolute(file.path())
         .map_err(|e| Error::io(ErrorKind::Artifact, file.path(), e))?;
     let name = file.path().display();
+    let cannot = format!("{name}: its metadata cannot be read");
     let refused = |failure: &str| {
-        let message = format!("{name}: its metadata cannot be read: {failure}");
-        Error::new(ErrorKind::Artifact, message)
-            .hint("download the file again and compare its size and hash with the bundle's")
+        let mut hint =
+            "download the file again and compare its size and hash with the bundle's".to_owned();
+        if let Some(memory) = memory {
+            hint += &format!("; {}", CrashTime::hint(memory));
+        }
+        Error::new(ErrorKind::Artifact, format!("{cannot}: {failure}")).hint(hint)
     };
     let known = memory.and_then(|memory| Memory::read(memory, library).files.remove(&path));
-    if let Some(known) = known.filter(|known| known.identity == *file.identity()) {
+    if let Some(known) =
+        known.filter(|known| known.identity == *file.identity() && !known.since.is_over())
+    {
         return Err(refused(&known.failure));
     }
     let internal = |e: serde_json::Error| {
@@ -114,19 +120,20 @@ fn read_in_child(
     let input = serde_json::to_vec(&request).map_err(internal)?;
     match program.ask(TASK.0, input, limits) {
         Ok(answer) => serde_json::from_slice(&answer).map_err(internal),
-        Err(
-            failure @ (ChildFailure::Crashed(_)
-            | ChildFailure::TimedOut(_)
-            | ChildFailure::OutOfMemory(_)),
-        ) => {
+        Err(failure @ ChildFailure::Crashed(_)) => {
             let failure = failure.to_string();
             let error = refused(&failure);
             if let Some(memory) = memory {
-                remember(memory, library, path, Failed { identity: request.identity, failure });
+                let since = CrashTime::now();
+                let failed = Failed { identity: request.identity, failure, since };
+                remember(memory, library, path, failed);
             }
             Err(error)
         }
-        Err(failure) => Err(failure.into_error(ErrorKind::Artifact, name)),
+        Err(failure @ ChildFailure::TimedOut(_)) => Err(failure
+            .into_error(ErrorKind::Artifact, cannot)
+            .hint("try again when the machine is less busy, or download the file again")),
+        Err(failure) => Err(failure.into_error(ErrorKind::Artifact, cannot)),
     }
 }
 
@@ -143,10 +150,11 @@ struct Memory {
 struct Failed {
     identity: FileIdentity,
     failure: String,
+    since: CrashTime,
 }
 
 impl Memory {
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     const MAX_BYTES: u64 = 16 << 20;
 
     /// What a file remembers; nothing when it cannot be read or is of another version.
@@ -165,7 +173,7 @@ impl Memory {
 /// Best effort: a program that may not write there asks a child again the next time.
 fn remember(memory: &Path, library: &str, path: PathBuf, failed: Failed) {
     let mut known = Memory::read(memory, library);
-    known.files.retain(|path, _| path.exists());
+    known.files.retain(|path, failed| !failed.since.is_over() && path.exists());
     known.files.insert(path, failed);
     let write = || -> std::io::Result<()> {
         if let Some(folder) = memory.parent() {
@@ -191,10 +199,23 @@ mod tests {
         ChildProgram { program: "/bin/sh".into(), arguments: vec!["-c".into(), line.into()] }
     }
 
+    /// What a helper of this version says first.
+    fn greeting() -> Vec<u8> {
+        let version = env!("CARGO_PKG_VERSION");
+        [b"qhxH", &[version.len() as u8][..], version.as_bytes()].concat()
+    }
+
+    /// A helper that ends itself by a signal.
+    fn ends_with(signal: &str) -> ChildProgram {
+        let octal: String = greeting().iter().map(|byte| format!("\\{byte:03o}")).collect();
+        helper(&format!("printf '{octal}'; kill -{signal} $$"))
+    }
+
     /// A helper that gives this answer.
     fn answers(dir: &Path, failed: u8, answer: &serde_json::Value) -> ChildProgram {
         let body = serde_json::to_vec(answer).unwrap();
-        let mut bytes = b"qhxA".to_vec();
+        let mut bytes = greeting();
+        bytes.extend(b"qhxA");
         bytes.push(failed);
         bytes.extend((body.len() as u64).to_le_bytes());
         bytes.extend(body);
@@ -219,7 +240,48 @@ mod tests {
         }
     }
 
-    const CRASHES: &str = "kill -SEGV $$";
+    #[test]
+    fn only_a_crash_is_held_against_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let memory = dir.path().join("tried.json");
+        let path = dir.path().join("part.bin");
+        std::fs::write(&path, b"x").unwrap();
+        let file = Mapped::open(&path).unwrap();
+        let sound = answers(dir.path(), 0, &serde_json::to_value(info()).unwrap());
+        let attempt = |program: &ChildProgram| {
+            read_in_child(program, Path::new("s"), "1", &file, Some(&memory))
+        };
+        for signal in ["KILL", "TERM", "INT", "HUP"] {
+            let error = attempt(&ends_with(signal)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Internal, "{signal}: {error}");
+            assert!(error.message().contains("the system or a user ended"), "{signal}: {error}");
+            assert!(error.hint_text().unwrap().contains("try again"), "{signal}: {error:?}");
+            assert_eq!(attempt(&sound).unwrap(), info(), "{signal}");
+        }
+        assert!(!memory.exists());
+    }
+
+    #[test]
+    fn a_crash_is_forgotten_after_some_days() {
+        let dir = tempfile::tempdir().unwrap();
+        let memory = dir.path().join("tried.json");
+        let path = dir.path().join("part.bin");
+        std::fs::write(&path, b"x").unwrap();
+        let file = Mapped::open(&path).unwrap();
+        let sound = answers(dir.path(), 0, &serde_json::to_value(info()).unwrap());
+        let attempt = |program: &ChildProgram| {
+            read_in_child(program, Path::new("s"), "1", &file, Some(&memory))
+        };
+        let hint = attempt(&ends_with("SEGV")).unwrap_err().hint_text().unwrap().to_owned();
+        assert!(hint.contains(&format!("delete {}", memory.display())), "{hint}");
+        attempt(&sound).unwrap_err();
+        let mut known: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&memory).unwrap()).unwrap();
+        let since = &mut known["files"][path.to_str().unwrap()]["since"];
+        *since = (since.as_u64().unwrap() - 8 * 24 * 60 * 60).into();
+        std::fs::write(&memory, known.to_string()).unwrap();
+        assert_eq!(attempt(&sound).unwrap(), info());
+    }
 
     #[test]
     fn a_file_that_crashes_a_child_is_refused_and_remembered_until_it_changes() {
@@ -228,7 +290,7 @@ mod tests {
         let path = dir.path().join("part.bin");
         std::fs::write(&path, b"first").unwrap();
         let sound = answers(dir.path(), 0, &serde_json::to_value(info()).unwrap());
-        let crashes = helper(CRASHES);
+        let crashes = ends_with("SEGV");
         let attempt = |program: &ChildProgram, library: &str| {
             let file = Mapped::open(&path).unwrap();
             read_in_child(program, Path::new("libQnnSystem.so"), library, &file, Some(&memory))

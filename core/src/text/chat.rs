@@ -6,12 +6,16 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::Tokenizer;
-use super::jinja::{JinjaTemplate, Template};
+use super::jinja::{JinjaTemplate, MAX_SOURCE, Template};
 use super::markers::Markers;
 use super::message::{Message, RenderOptions};
-use crate::artifacts::{Artifacts, Mapped};
+use crate::artifacts::Artifacts;
+use crate::files;
 use crate::manifest::{ChatSpec, ChatStyle, Manifest};
 use crate::{Error, ErrorKind, Result};
+
+/// Bytes that `tokenizer_config.json` and `special_tokens_map.json` may have: published ones have up to one million.
+const MAX_CONFIG: u64 = 16 << 20;
 
 /// How a model wants conversations written.
 pub struct ChatTemplate(Form);
@@ -125,18 +129,14 @@ fn jinja(manifest: &Manifest, artifacts: &Artifacts) -> Result<Option<JinjaTempl
 }
 
 fn json(path: &Path) -> Result<Value> {
-    let file = Mapped::open(path)?;
-    serde_json::from_slice(file.bytes()).map_err(|e| {
+    let bytes = files::read(ErrorKind::Artifact, path, MAX_CONFIG)?;
+    serde_json::from_slice(&bytes).map_err(|e| {
         Error::caused(ErrorKind::Artifact, format_args!("{}: not valid JSON", path.display()), e)
     })
 }
 
 fn text(path: &Path) -> Result<String> {
-    let file = Mapped::open(path)?;
-    let text = std::str::from_utf8(file.bytes()).map_err(|e| {
-        Error::caused(ErrorKind::Artifact, format_args!("{}: not UTF-8", path.display()), e)
-    })?;
-    Ok(text.to_owned())
+    files::read_text(ErrorKind::Artifact, path, MAX_SOURCE as u64)
 }
 
 /// The file `name` beside the tokenizer, or beside its configuration.

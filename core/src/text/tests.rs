@@ -59,6 +59,29 @@ fn open(dir: &Path, chat: Option<Value>) -> Result<Option<ChatTemplate>> {
 }
 
 #[test]
+fn files_beside_the_tokenizer_are_bounded() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
+    for (file, bytes) in [
+        ("chat_template.jinja", 2 << 20),
+        ("special_tokens_map.json", 17 << 20),
+        ("tokenizer_config.json", 17 << 20),
+    ] {
+        std::fs::write(dir.path().join("chat_template.jinja"), "x").unwrap();
+        let path = dir.path().join(file);
+        std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
+        let mut manifest = manifest(dir.path(), None);
+        if file == "tokenizer_config.json" {
+            manifest.artifacts.tokenizer_config = Some(file.to_owned());
+        }
+        let error = ChatTemplate::open(&manifest, &manifest.open_artifacts(), None).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Artifact, "{file}");
+        assert!(error.message().contains(&format!("{file}: larger than")), "{error}");
+        std::fs::remove_file(path).unwrap();
+    }
+}
+
+#[test]
 fn conversations_render_as_in_transformers() {
     let dir = tempfile::tempdir().unwrap();
     for file in ["tokenizer.json", "tokenizer_config.json"] {

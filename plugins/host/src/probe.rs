@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use qhx_core::child::{ChildFailure, ChildProgram, Limits, Task};
+use qhx_core::child::{ChildFailure, ChildProgram, CrashTime, Limits, Task};
 use qhx_core::files::{self, FileIdentity};
 use qhx_core::op::OpDescription;
 use qhx_core::{Error, ErrorKind};
@@ -101,7 +101,8 @@ fn path_of(bytes: &[u8]) -> PathBuf {
 
 /// Loads a plugin in a child process, or remembers what came of it when the file is the same.
 ///
-/// Only what the file itself decides is remembered; a child that cannot be started is not.
+/// Only what the file itself decides is remembered, a crash for some days. A child that cannot be started, that the
+/// system ended or that took too long is not.
 pub(crate) fn probe(
     prober: &Prober,
     path: &Path,
@@ -112,13 +113,34 @@ pub(crate) fn probe(
         Some(answer) => answer,
         None => {
             let answer = ask(prober, path, &pinned.path)?;
-            remember(prober, &pinned.path, &pinned.identity, &answer);
+            if answer.is_lasting() {
+                remember(prober, &pinned.path, &pinned.identity, &answer);
+            }
             answer
         }
     };
-    match answer {
-        Answer::Loaded(probed) => Ok(probed),
-        Answer::Failed { kind, message } => Err(LoadError::new(path, kind, message)),
+    answer.into_result(prober, path)
+}
+
+impl Answer {
+    fn into_result(self, prober: &Prober, path: &Path) -> Result<Probed, LoadError> {
+        match (self, &prober.memory) {
+            (Self::Loaded(probed), _) => Ok(probed),
+            (Self::Failed { kind: kind @ LoadErrorKind::Crashed, message }, Some(memory)) => {
+                let message = format!("{message}; {}", CrashTime::hint(memory));
+                Err(LoadError::new(path, kind, message))
+            }
+            (Self::Failed { kind, message }, _) => Err(LoadError::new(path, kind, message)),
+        }
+    }
+
+    /// Whether the next probe of the same file would come to the same.
+    fn is_lasting(&self) -> bool {
+        use LoadErrorKind::{Crashed, Incompatible, NotAPlugin};
+        match self {
+            Self::Loaded(_) => true,
+            Self::Failed { kind, .. } => matches!(kind, Crashed | Incompatible | NotAPlugin),
+        }
     }
 }
 
@@ -126,10 +148,7 @@ pub(crate) fn probe(
 pub(crate) fn recalled(prober: &Prober, path: &Path) -> Option<Result<Probed, LoadError>> {
     let real = dunce::canonicalize(path).ok()?;
     let identity = FileIdentity::of(&std::fs::metadata(&real).ok()?);
-    Some(match recall(prober, &real, &identity)? {
-        Answer::Loaded(probed) => Ok(probed),
-        Answer::Failed { kind, message } => Err(LoadError::new(path, kind, message)),
-    })
+    Some(recall(prober, &real, &identity)?.into_result(prober, path))
 }
 
 fn ask(prober: &Prober, path: &Path, real: &Path) -> Result<Answer, LoadError> {
@@ -145,13 +164,15 @@ fn ask(prober: &Prober, path: &Path, real: &Path) -> Result<Answer, LoadError> {
             return crashed(format!("loading it ended the process that tried it ({how})"));
         }
         Err(ChildFailure::TimedOut(time)) => {
-            return crashed(format!(
-                "loading it had not ended after {} s when it was tried in a process of its own",
+            let message = format!(
+                "not loaded: loading it had not ended after {} s when it was tried in a process of its own",
                 time.as_secs_f32()
-            ));
+            );
+            return Err(LoadError::new(path, LoadErrorKind::Misbehaved, message));
         }
         Err(failure) => {
-            let message = format!("cannot be tried in a process of its own: {failure}");
+            let hint = if matches!(failure, ChildFailure::Killed(_)) { "; try again" } else { "" };
+            let message = format!("cannot be tried in a process of its own: {failure}{hint}");
             return Err(LoadError::new(path, LoadErrorKind::Misbehaved, message));
         }
     };
@@ -173,11 +194,12 @@ struct Remembered {
     inode: u64,
     bytes: u64,
     modified_ns: i64,
+    since: CrashTime,
     answer: Answer,
 }
 
 impl Memory {
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
 
     /// What a file remembers; nothing when it cannot be read or is of another version.
     fn read(path: &Path) -> Self {
@@ -202,7 +224,8 @@ fn recall(prober: &Prober, path: &Path, identity: &FileIdentity) -> Option<Answe
     let known = Memory::read(prober.memory.as_deref()?).files.remove(path)?;
     let same = (known.inode, known.bytes, known.modified_ns)
         == (identity.inode, identity.bytes, identity.modified_ns);
-    same.then_some(known.answer)
+    let over = known.since.is_over() && !matches!(known.answer, Answer::Loaded(_));
+    (same && !over).then_some(known.answer)
 }
 
 /// Best effort: a program that may not write there asks again the next time.
@@ -215,6 +238,7 @@ fn remember(prober: &Prober, path: &Path, identity: &FileIdentity, answer: &Answ
         inode: identity.inode,
         bytes: identity.bytes,
         modified_ns: identity.modified_ns,
+        since: CrashTime::now(),
         answer: answer.clone(),
     };
     memory.files.insert(path.to_owned(), remembered);

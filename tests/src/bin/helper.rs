@@ -13,8 +13,21 @@ use std::time::Duration;
 use qhx_core::child::{Task, serve};
 use qhx_core::{Error, ErrorKind};
 
-const TASKS: [Task; 9] = [
+const TASKS: [Task; 11] = [
+    qhx_core::text::CHAT_TEMPLATE_TASK,
     ("reverse", |input| Ok(input.iter().rev().copied().collect())),
+    ("replaced", |_| {
+        // Another file takes the place of this program's, which goes on to be its own helper.
+        let internal = |e: String| Error::new(ErrorKind::Internal, e);
+        let program = qhx_core::child::ChildProgram::this([] as [&str; 0])
+            .map_err(|e| internal(e.to_string()))?;
+        let other = program.program.with_extension("other");
+        std::fs::copy("/bin/false", &other).map_err(|e| internal(e.to_string()))?;
+        std::fs::rename(&other, &program.program).map_err(|e| internal(e.to_string()))?;
+        let limits =
+            qhx_core::child::Limits { memory: None, time: Duration::from_secs(60), output: 100 };
+        program.ask("reverse", b"abc".to_vec(), limits).map_err(|e| internal(e.to_string()))
+    }),
     ("refuse", |_| Err(Error::new(ErrorKind::Artifact, "x.bin: empty").hint("copy it again"))),
     ("panic", |_| panic!("on purpose")),
     ("abort", |_| std::process::abort()),

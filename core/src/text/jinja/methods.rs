@@ -1,9 +1,12 @@
 //! Methods of Python's strings, lists and dictionaries that change nothing; the sandbox of `transformers` refuses
 //! the others, too.
 
-use minijinja::value::ValueKind;
-use minijinja::{Error, ErrorKind, FormatStyle, State, Value, format_filter};
+use std::sync::Arc;
 
+use minijinja::value::{Object, ObjectRepr, ValueKind};
+use minijinja::{Error, ErrorKind, FormatStyle, State, Value};
+
+use super::filters;
 use super::python::{self, Text, bind, fail, integer, is_space, text, tuple};
 
 type Result<T> = std::result::Result<T, Error>;
@@ -18,6 +21,9 @@ pub(super) fn call(
     if method == "__slice__" {
         return slice(value, args);
     }
+    if method == "__attr__" {
+        return attribute(value, args.first().and_then(Value::as_str).unwrap_or_default());
+    }
     let answer = match value.kind() {
         ValueKind::String => string(value.as_str().unwrap_or_default(), method, args)?,
         ValueKind::Seq | ValueKind::Iterable => sequence(value, method, args)?,
@@ -25,6 +31,52 @@ pub(super) fn call(
         _ => None,
     };
     answer.ok_or_else(|| Error::from(ErrorKind::UnknownMethod))
+}
+
+/// Names that are found in a dictionary before its keys.
+pub(super) const OF_MAPPINGS: [&str; 11] = [
+    "clear",
+    "copy",
+    "fromkeys",
+    "get",
+    "items",
+    "keys",
+    "pop",
+    "popitem",
+    "setdefault",
+    "update",
+    "values",
+];
+
+/// A method of a dictionary that is not called.
+#[derive(Debug)]
+struct Method {
+    of: Value,
+    name: String,
+}
+
+impl Object for Method {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn call(self: &Arc<Self>, _: &State<'_, '_>, args: &[Value]) -> Result<Value> {
+        mapping(&self.of, &self.name, args)?.ok_or_else(|| Error::from(ErrorKind::UnknownMethod))
+    }
+}
+
+/// `value.name` for a name that dictionaries have: of these it is the method, whatever keys there are.
+fn attribute(value: &Value, name: &str) -> Result<Value> {
+    if value.kind() != ValueKind::Map || value.is_kwargs() || python::is_namespace(value) {
+        return value.get_attr(name);
+    }
+    Ok(match name {
+        "copy" | "fromkeys" | "get" | "items" | "keys" | "values" => {
+            Value::from_object(Method { of: value.clone(), name: name.to_owned() })
+        }
+        // The sandbox gives nothing that changes a dictionary.
+        _ => Value::UNDEFINED,
+    })
 }
 
 fn slice(value: &Value, args: &[Value]) -> Result<Value> {
@@ -244,10 +296,7 @@ fn string(s: &str, method: &str, args: &[Value]) -> Result<Option<Value>> {
             }
             out.into_value()
         }
-        "format" => {
-            let plain: Result<Vec<Value>> = args.iter().map(plain).collect();
-            Value::from(format_filter(FormatStyle::StrFormat, s, &plain?)?)
-        }
+        "format" => filters::fill(FormatStyle::StrFormat, s, args)?,
         _ => return Ok(None),
     };
     Ok(Some(value))

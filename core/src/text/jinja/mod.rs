@@ -27,6 +27,7 @@ mod source;
 mod tests;
 mod time;
 
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -37,6 +38,7 @@ use minijinja::{Environment, Error as JinjaError, ErrorKind as JinjaErrorKind, V
 use serde::{Deserialize, Serialize};
 
 pub use helper::TASK;
+use helper::{Renderer, Request};
 
 use super::message::{Message, RenderOptions};
 use crate::{CancelToken, Error, ErrorKind, Result};
@@ -51,7 +53,7 @@ const DEPTH: usize = 64;
 const MAX_OUTPUT: usize = 64 << 20;
 
 /// Bytes of template that are compiled.
-const MAX_SOURCE: usize = 1 << 20;
+pub(super) const MAX_SOURCE: usize = 1 << 20;
 
 /// Stack for compiling and rendering: what `source` lets through needs a small part of it.
 const STACK: usize = 64 << 20;
@@ -72,8 +74,15 @@ pub(super) struct JinjaTemplate {
     template: Template,
     /// Where it comes from, for messages.
     origin: String,
-    /// Without a program for child processes: the compiled template.
-    environment: Option<Environment<'static>>,
+    engine: Engine,
+}
+
+/// What renders a template.
+enum Engine {
+    /// This process, which compiled it.
+    Here(Box<Environment<'static>>),
+    /// A process of its own.
+    Helper(Renderer),
 }
 
 /// A template with the special tokens that it may name.
@@ -88,7 +97,8 @@ impl JinjaTemplate {
     pub(super) fn here(template: Template, origin: &str) -> Result<Self> {
         let environment =
             on_a_thread(|| compile(&template.source)).map_err(|e| artifact(&e, origin))?;
-        Ok(Self { template, origin: origin.to_owned(), environment: Some(environment) })
+        let engine = Engine::Here(Box::new(environment));
+        Ok(Self { template, origin: origin.to_owned(), engine })
     }
 
     /// Compiles a template in a child process where the program has one, and later renders it there.
@@ -96,27 +106,24 @@ impl JinjaTemplate {
         match crate::child::program() {
             None => Self::here(template, origin),
             Some(program) => {
-                let check = helper::Request { template, context: None };
-                helper::ask(program, &check, origin, ErrorKind::Artifact, &CancelToken::new())?;
-                let template = check.template;
-                Ok(Self { template, origin: origin.to_owned(), environment: None })
+                let renderer = Renderer::new(program);
+                let check = Request { template: Cow::Borrowed(&template), context: None };
+                renderer.ask(&check, origin, ErrorKind::Artifact, &CancelToken::new())?;
+                Ok(Self { template, origin: origin.to_owned(), engine: Engine::Helper(renderer) })
             }
         }
     }
 
     pub(super) fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String> {
         let context = context(messages, options, &self.template)?;
-        match (&self.environment, crate::child::program()) {
-            (Some(environment), _) => {
+        match &self.engine {
+            Engine::Here(environment) => {
                 on_a_thread(|| render(environment, &context)).map_err(|e| prompt(&e, &self.origin))
             }
-            (None, Some(program)) => {
-                let request =
-                    helper::Request { template: self.template.clone(), context: Some(context) };
-                helper::ask(program, &request, &self.origin, ErrorKind::Prompt, &options.cancel)
-            }
-            (None, None) => {
-                Err(Error::new(ErrorKind::Internal, "the program has no helper any more"))
+            Engine::Helper(renderer) => {
+                let template = Cow::Borrowed(&self.template);
+                let request = Request { template, context: Some(context) };
+                renderer.ask(&request, &self.origin, ErrorKind::Prompt, &options.cancel)
             }
         }
     }
@@ -153,7 +160,24 @@ fn context(
         context.insert("enable_thinking".to_owned(), thinking.into());
     }
     context.extend(options.arguments.clone());
+    if let Some(serde_json::Value::Array(messages)) = context.get_mut("messages") {
+        messages.iter_mut().for_each(name_reasoning);
+    }
     Ok(context)
+}
+
+/// Gives a message's reasoning the names under which templates look for it: `reasoning_content`, and `thinking` where it
+/// has another one.
+fn name_reasoning(message: &mut serde_json::Value) {
+    let serde_json::Value::Object(message) = message else { return };
+    let names = ["reasoning_content", "thinking", "reasoning"];
+    let reasoning = names.iter().find_map(|name| message.get(*name).filter(|v| !v.is_null()));
+    let Some(reasoning) = reasoning.cloned() else { return };
+    let mut named = serde_json::Map::new();
+    named.insert("thinking".to_owned(), reasoning.clone());
+    named.append(message);
+    named.insert("reasoning_content".to_owned(), reasoning);
+    *message = named;
 }
 
 /// Does work on a thread with a large stack. A panic is told like an error.

@@ -235,7 +235,7 @@ pub(super) fn check_kept(value: &Value, namespace_allowed: bool) -> Result<(), E
     visit(value, 0, namespace_allowed, &mut (MAX_VALUES, MAX_TEXT))
 }
 
-fn is_namespace(value: &Value) -> bool {
+pub(super) fn is_namespace(value: &Value) -> bool {
     value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace"))
 }
 

@@ -8,6 +8,7 @@
 //! | `x[a:b:c]` | `x.__slice__(a, b, c)` | negative steps are wrong in the engine |
 //! | `a % b` | `__mod__(a , b)` | the engine does not format strings with `%` |
 //! | `a ~ b` | `__str__(a) ~ __str__(b)` | lists and dictionaries have Python's form |
+//! | `x.items` | `x.__attr__('items')` | the engine finds a key before the method of a dictionary |
 //! | `(a, b)` | `__tuple__(a, b)` | the engine has no tuples, which print with parentheses |
 //! | `set x = y` | `set x = __set__(y)` | what is kept is bounded in size and depth |
 //! | `for x in y` | `for x in __iter__(y)` | none has no items, which the engine takes for an empty list |
@@ -16,6 +17,8 @@
 //! Text between tags, comments and raw blocks stay as they are, and so do the numbers of the lines.
 
 use std::fmt::Write as _;
+
+use super::methods::OF_MAPPINGS;
 
 /// How deep the engine's tree of one expression may get: calls, subscripts, filters and operators in a row count
 /// as well as brackets in each other.
@@ -315,7 +318,15 @@ impl<'a> Scanner<'a> {
                 self.dotted |= first == '.';
                 self.copy(1);
                 self.space();
-                self.copy(name_len(self.rest()));
+                let len = name_len(self.rest());
+                let (name, after) = self.rest().split_at(len);
+                let called = after.trim_start().starts_with('(');
+                if first == '.' && !called && !self.target && OF_MAPPINGS.contains(&name) {
+                    let _ = write!(self.out, "__attr__('{name}')");
+                    self.at += len;
+                } else {
+                    self.copy(len);
+                }
                 self.expects_operand = false;
                 self.deeper(1)
             }
@@ -633,6 +644,8 @@ mod tests {
             ("{% for a in b or c if a in d %}", "{% for a in __iter__( b or c ) if a in d %}"),
             ("{% for a in b recursive %}", "{% for a in __iter__( b ) recursive %}"),
             ("{% call(a, b) f((1)) %}", "{% call(a, b) f((1)) %}"),
+            ("{{ x.items }}{{ x.items() }}", "{{ x.__attr__('items') }}{{ x.items() }}"),
+            ("{% set n.items = 1 %}", "{% set n.items = __set_attr__( 1 )%}"),
             ("{{ f(*a, **b) }}", "{{ f(*a, **b) }}"),
             (r#"{{ 'a\x41\'"\d' }}"#, r#"{{ "aA'\"\\d" }}"#),
             (

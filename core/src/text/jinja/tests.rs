@@ -71,6 +71,46 @@ fn arguments_reach_the_template() {
     assert_eq!(text.unwrap(), "highTrue");
 }
 
+#[test]
+fn methods_of_mappings_come_before_their_keys() {
+    let context = serde_json::json!({"x": {"items": [1], "get": 2, "a": 3}, "y": {"a": 3}});
+    for (source, expected) in [
+        ("{{ x.items is callable }}{{ y.values is defined }}", "TrueTrue"),
+        ("{{ x.get('a') }}{{ (x.get)('a') }}{{ x['items'] }}", "33[1]"),
+        ("{% for k, v in x.items() %}{{ k }}{% endfor %}", "itemsgeta"),
+        ("{{ x.pop is defined }}{{ y.a }}", "False3"),
+        ("{% set n = namespace(items=1) %}{% set n.items = 4 %}{{ n.items }}", "4"),
+    ] {
+        assert_eq!(render(source, context.as_object().unwrap()).unwrap(), expected, "{source}");
+    }
+}
+
+/// As `_alias_reasoning_fields` of `transformers` 5.23 has it.
+#[test]
+fn reasoning_has_the_names_that_templates_read() {
+    let source = "{{ messages[0].reasoning_content }}|{{ messages[0].thinking }}";
+    for (message, expected) in [
+        (serde_json::json!({"reasoning": "r"}), "r|r"),
+        (serde_json::json!({"thinking": "t", "reasoning": "r"}), "t|t"),
+        (serde_json::json!({"reasoning_content": "c", "thinking": "t"}), "c|t"),
+        (serde_json::json!({"reasoning_content": null, "thinking": "t"}), "t|t"),
+        (serde_json::json!({"content": "x"}), "|"),
+    ] {
+        let template = Template { source: source.to_owned(), tokens: Map::new() };
+        let mut options = RenderOptions::default();
+        options.arguments.insert("messages".to_owned(), serde_json::json!([message]));
+        let template = JinjaTemplate::here(template, "x.jinja").unwrap();
+        let text = template.render(&[Message::new("user", "Hello")], &options).unwrap();
+        assert_eq!(text, expected, "{message}");
+    }
+}
+
+#[test]
+fn digits_outside_of_places_are_no_widths() {
+    let text = render("{{ '15551234567 {:>3}|%4d'.format(1) % 2 }}", &Map::new());
+    assert_eq!(text.unwrap(), "15551234567   1|   2");
+}
+
 /// Each of these once ended the process, or would take all its memory or time.
 #[test]
 fn hostile_templates_end_with_an_error_in_this_process_too() {
@@ -111,6 +151,12 @@ fn hostile_templates_end_with_an_error_in_this_process_too() {
         "{{ 'x'.ljust(9999999999) }}".to_owned(),
         "{{ 'x'.zfill(9999999999) }}".to_owned(),
         "{{ '%9999999999d' % 1 }}".to_owned(),
+        "{{ ('%99999d' * 400000) % numbers }}".to_owned(),
+        "{{ ('{0:99999}' * 400000).format(1) }}".to_owned(),
+        "{{ '{:99999999999}'.format(1) }}".to_owned(),
+        "{{ ('{0}' * 400000).format('x' * 10000000) }}".to_owned(),
+        "{{ ('{a}' * 400000).format(a='x' * 10000000) }}".to_owned(),
+        "{{ ('%(a)s' * 400000) % {'a': 'x' * 10000000} }}".to_owned(),
         "{{ 'x\\ny'|indent(9999999999) }}".to_owned(),
         "{{ [1]|tojson(indent=9999999999)|length }}{{ raise_exception('bounded') }}".to_owned(),
         "{{ ('x' * 10000000).replace('', 'y' * 10000) }}".to_owned(),
