@@ -3,8 +3,9 @@
 //! rten widens weights to f32 when it loads them. So the products leave the graph, and what lies between them becomes
 //! models of their own. A model's nodes are those with as many products before them on the longest way from the
 //! inputs; [`crate::steps`] executes them in this order. Recognised are the forms that the forge writes: `Gemm` with
-//! `transB` over f32, over f16 with `Cast`, over int8 with `DequantizeLinear` and a scale for each row, and
-//! `MatMulNBits` of ONNX Runtime with four bits in blocks of 32. So are products of a few rows with a cache, an input of
+//! `transB` over f32, over f16 with `Cast`, over int8 with `DequantizeLinear` and a scale for each row or, with a `Reshape`,
+//! for blocks of 32 or a multiple, and `MatMulNBits` of ONNX Runtime with four bits in blocks of 32, also where the blocks' offsets
+//! are a term of their own. So are products of a few rows with a cache, an input of
 //! the graph, by `MatMul` with it or with its `Transpose`. Everything else stays with rten.
 
 use std::collections::{HashMap, HashSet};
@@ -55,6 +56,7 @@ pub(crate) enum Factor<'a> {
 /// Rows of `x` up to which a product with an input of the graph leaves it. rten brings all of the input into another
 /// order first, which pays for many.
 const FEW: usize = 8;
+const BLOCK_I64: i64 = BLOCK as i64;
 
 /// The parts of a model, whose external data lies in `files`, or `None` where rten has to execute all of it.
 pub(crate) fn cut<'a>(model: &'a ModelProto, files: &HashMap<String, Mapped>) -> Option<Cut<'a>> {
@@ -161,6 +163,7 @@ impl<'a, 'f> Reader<'a, 'f> {
                 };
                 Factor::Stored(weights, bias)
             }
+            ("", "Add", [product, shift]) => return self.shifted(y, product, shift),
             ("com.microsoft", "MatMulNBits", [_, w, scales]) => {
                 Factor::Stored(self.bits(node, w, scales)?, None)
             }
@@ -173,6 +176,38 @@ impl<'a, 'f> Reader<'a, 'f> {
             _ => return None,
         };
         Some(Product { x, y, by })
+    }
+
+    /// The node of this kind that makes a value.
+    pub(crate) fn made_by(&self, name: &str, kind: &str) -> Option<&'a NodeProto> {
+        let node = self.graph.node.get(*self.producers.get(name)?)?;
+        (domain(node).is_empty() && node.op_type.as_deref() == Some(kind)).then_some(node)
+    }
+
+    /// The product of four bits to which a term is added that the offsets of their blocks make: the sums of the blocks of
+    /// `x` times the offsets.
+    fn shifted(&self, y: &'a str, product: &str, shift: &str) -> Option<Product<'a>> {
+        let product = self.graph.node.get(*self.producers.get(product)?)?;
+        if (domain(product), product.op_type.as_deref()) != ("com.microsoft", Some("MatMulNBits")) {
+            return None;
+        }
+        let Product { x, by: Factor::Stored(mut weights, None), .. } = self.product(product)?
+        else {
+            return None;
+        };
+        let [sums, offsets] = self.made_by(shift, "MatMul")?.input.as_slice() else { return None };
+        let sum = self.made_by(sums, "ReduceSum")?;
+        let [parts, axes] = sum.input.as_slice() else { return None };
+        let [from, shape] = self.made_by(parts, "Reshape")?.input.as_slice() else { return None };
+        let constant = |name: &str| integers(self.initializers.get(name)?);
+        let blocks = weights.columns / BLOCK;
+        let of_blocks = from == x
+            && constant(axes)? == [2]
+            && integer(sum, "keepdims") == Some(0)
+            && matches!(*constant(shape)?, [_, n, BLOCK_I64] if usize::try_from(n) == Ok(blocks));
+        of_blocks.then_some(())?;
+        weights.offsets = Some(self.floats(offsets, &[blocks, weights.rows])?);
+        Some(Product { x, y, by: Factor::Stored(weights, None) })
     }
 
     /// An input of the graph with three dimensions and elements of f32, or its transposed matrices.
@@ -205,6 +240,9 @@ impl<'a, 'f> Reader<'a, 'f> {
         if let Some(tensor) = self.initializers.get(name) {
             return self.matrix(tensor, DataType::FLOAT, 4, |_| Some(Form::F32));
         }
+        if let Some(node) = self.made_by(name, "Reshape") {
+            return self.blocks(node);
+        }
         let node = self.graph.node.get(*self.producers.get(name)?)?;
         let source = self.initializers.get(node.input.first()?.as_str())?;
         match (domain(node), node.op_type.as_deref()?, node.input.as_slice()) {
@@ -222,6 +260,33 @@ impl<'a, 'f> Reader<'a, 'f> {
         }
     }
 
+    /// int8 with a scale for each block, which a node widens and another brings into the shape of a matrix.
+    fn blocks(&self, node: &NodeProto) -> Option<Weights> {
+        let [wide, shape] = node.input.as_slice() else { return None };
+        let shape = integers(self.initializers.get(shape.as_str())?)?;
+        let [rows, columns] = shape.as_slice() else { return None };
+        let (rows, columns) = (positive(*rows)?, positive(*columns)?);
+        self.made_by(wide, "DequantizeLinear")?;
+        let Weights { rows: count, columns: block, form: Form::I8(scales), stored, .. } =
+            self.weights(wide)?
+        else {
+            return None;
+        };
+        let fits = block.is_multiple_of(BLOCK)
+            && columns.is_multiple_of(block)
+            && (columns / block).checked_mul(rows) == Some(count);
+        // Longer blocks are several with equal scales.
+        let scales = match block / BLOCK {
+            1 => scales,
+            pieces => {
+                let scales = scales.get().iter();
+                Floats::Own(scales.flat_map(|scale| std::iter::repeat_n(*scale, pieces)).collect())
+            }
+        };
+        let form = Form::I8Blocks(scales);
+        fits.then_some(Weights { rows, columns, form, stored, offsets: None })
+    }
+
     fn matrix(
         &self,
         tensor: &TensorProto,
@@ -233,7 +298,7 @@ impl<'a, 'f> Reader<'a, 'f> {
         let (rows, columns) = (positive(rows)?, positive(columns)?);
         let bytes = rows.checked_mul(columns)?.checked_mul(size)?;
         let stored = self.stored(tensor, dtype, bytes, size)?;
-        Some(Weights { rows, columns, form: form(rows)?, stored })
+        Some(Weights { rows, columns, form: form(rows)?, stored, offsets: None })
     }
 
     /// The weights of a `MatMulNBits`.
@@ -253,7 +318,7 @@ impl<'a, 'f> Reader<'a, 'f> {
         let flat = rows.checked_mul(blocks)?;
         let scales =
             self.floats(scales, &[rows, blocks]).or_else(|| self.floats(scales, &[flat]))?;
-        Some(Weights { rows, columns, form: Form::I4(scales), stored })
+        Some(Weights { rows, columns, form: Form::I4(scales), stored, offsets: None })
     }
 
     /// External data of so many bytes.

@@ -17,12 +17,15 @@ const WIDE: usize = 4;
 /// The same where a processor has sixteen registers, as those with AVX2 do.
 const NARROW: usize = 2;
 
-/// `out = x · b`, where each row of `b` has as many elements as one of `out`. Rows of `b` that all rows of `x` multiply with 0
-/// are not read: those are the positions that attention masks, which hold anything.
+/// `out = x · b`, where a row of `b` begins every `stride` elements and has at least as many elements as one of `out`. Rows of
+/// `b` that all rows of `x` multiply with 0 are not read: those are the positions that attention masks, which hold anything.
 pub(crate) struct Columns<'a, 'o> {
     /// For each row of `out` a number for each row of `b`.
     pub(crate) x: &'a [f32],
     pub(crate) b: &'a [f32],
+    pub(crate) stride: usize,
+    /// The product is added to what is in `out`.
+    pub(crate) add: bool,
     pub(crate) out: Vec<&'o mut [f32]>,
 }
 
@@ -31,7 +34,7 @@ impl SimdOp for Columns<'_, '_> {
 
     #[inline(always)]
     fn eval<I: Isa>(self, isa: I) {
-        let Self { x, b, mut out } = self;
+        let Self { x, b, stride, add, mut out } = self;
         let depth = x.len() / out.len().max(1);
         let width = out.first().map_or(0, |row| row.len());
         let most = most(isa);
@@ -42,8 +45,8 @@ impl SimdOp for Columns<'_, '_> {
             let vectors = 1 << whole.ilog2();
             let to = start..width.min(start + vectors * isa.f32().len());
             start = to.end;
-            let block =
-                Block { x, depth, b: &b[to.start.min(b.len())..], stride: width, masked: true };
+            let b = &b[to.start.min(b.len())..];
+            let block = Block { x, depth, b, stride, masked: true, add };
             block.eval(isa, vectors, &mut out, to);
         }
     }
@@ -80,7 +83,8 @@ impl SimdOp for Turned<'_, '_> {
             }
             let first = index * width;
             let to = first..first + rows.len() / columns;
-            let block = Block { x, depth: columns, b: &turned, stride: width, masked: false };
+            let block =
+                Block { x, depth: columns, b: &turned, stride: width, masked: false, add: false };
             block.eval(isa, vectors, &mut out, to);
         }
     }
@@ -104,6 +108,8 @@ struct Block<'a> {
     stride: usize,
     /// Whether rows of `b` that nobody multiplies with anything but 0 are left out.
     masked: bool,
+    /// Products are added to what is there.
+    add: bool,
 }
 
 impl Block<'_> {
@@ -181,7 +187,10 @@ impl Block<'_> {
         }
         for m in 0..M {
             let places = out[m][to.clone()].chunks_mut(lanes);
-            for (to, sum) in places.zip(sums[m]) {
+            for (to, mut sum) in places.zip(sums[m]) {
+                if self.add {
+                    sum = ops.add(sum, ops.load_pad(to).0);
+                }
                 match to.len() == lanes {
                     true => ops.store(sum, to),
                     false => to.copy_from_slice(&sum.to_array().as_ref()[..to.len()]),
@@ -238,7 +247,7 @@ mod tests {
             let (x, b) = (numbers(m * k, 3), numbers(n * k, 5));
             let mut found = vec![f32::NAN; m * n];
             let out = found.chunks_exact_mut(n).collect();
-            Columns { x: &x, b: &b, out }.dispatch();
+            Columns { x: &x, b: &b, stride: n, add: false, out }.dispatch();
             near(&found, &x, [m, n, k], |i, j| b[i * n + j]);
         }
     }
@@ -254,7 +263,8 @@ mod tests {
         }
         let columns = |b: &[f32]| {
             let mut found = vec![f32::INFINITY; m * n];
-            Columns { x: &x, b, out: found.chunks_exact_mut(n).collect() }.dispatch();
+            let out = found.chunks_exact_mut(n).collect();
+            Columns { x: &x, b, stride: n, add: false, out }.dispatch();
             found
         };
         near(

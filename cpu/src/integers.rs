@@ -68,7 +68,7 @@ fn block(weights: Rows<'_>) -> Option<usize> {
     match weights {
         Rows::F32(_) | Rows::F16(_) => None,
         Rows::I8(..) => Some(GROUP),
-        Rows::I4(..) => Some(BLOCK),
+        Rows::I8Blocks(..) | Rows::I4(..) => Some(BLOCK),
     }
 }
 
@@ -255,6 +255,7 @@ mod avx512 {
         }
         let (sums, scale) = match row {
             Row::I8(w, scale) => (dots_i8(rows, w), scale),
+            Row::I8Blocks(w, scales) => (dots_i8_blocks(rows, w, scales), 1.0),
             Row::I4(w, scales) => (dots_i4(rows, bytemuck::cast_slice(w), scales), 1.0),
             Row::F32(_) | Row::F16(_) => return,
         };
@@ -324,14 +325,7 @@ mod avx512 {
         for (index, at) in (0..w.len()).step_by(GROUP).enumerate() {
             _mm_prefetch::<_MM_HINT_T0>(w.as_ptr().wrapping_add(at + AHEAD).cast());
             _mm_prefetch::<_MM_HINT_T0>(w.as_ptr().wrapping_add(at + AHEAD + 64).cast());
-            let first = bytes(w, at);
-            let second = if at + 64 < w.len() { bytes(w, at + 64) } else { _mm512_setzero_si512() };
-            let wide = [
-                _mm512_cvtepi8_epi16(_mm512_castsi512_si256(first)),
-                _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64::<1>(first)),
-                _mm512_cvtepi8_epi16(_mm512_castsi512_si256(second)),
-                _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64::<1>(second)),
-            ];
+            let wide = wide(w, at);
             for m in 0..M {
                 let Group { values, scales, .. } = &x[m][index];
                 let mut sum = _mm512_setzero_si512();
@@ -346,6 +340,48 @@ mod avx512 {
             products[m] = _mm512_reduce_add_ps(sums[m]);
         }
         products
+    }
+
+    /// As [`dots_i8`], with a scale for each block.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+    fn dots_i8_blocks<const M: usize>(x: [&[Group]; M], w: &[i8], scales: &[f32]) -> [f32; M] {
+        let w: &[u8] = bytemuck::cast_slice(w);
+        let mut sums = [_mm512_setzero_ps(); M];
+        let groups = (0..w.len()).step_by(GROUP).zip(scales.chunks(GROUP / BLOCK));
+        for (index, (at, scales)) in groups.enumerate() {
+            _mm_prefetch::<_MM_HINT_T0>(w.as_ptr().wrapping_add(at + AHEAD).cast());
+            _mm_prefetch::<_MM_HINT_T0>(w.as_ptr().wrapping_add(at + AHEAD + 64).cast());
+            let wide = wide(w, at);
+            for m in 0..M {
+                let Group { values, scales: factors, .. } = &x[m][index];
+                let factors = factors.iter().step_by(LANES * BLOCK / GROUP);
+                for (((w, x), scale), factor) in wide.iter().zip(values).zip(scales).zip(factors) {
+                    let part = _mm512_dpwssd_epi32(_mm512_setzero_si512(), *w, words(x));
+                    let scale = _mm512_set1_ps(scale * factor);
+                    sums[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(part), scale, sums[m]);
+                }
+            }
+        }
+        let mut products = [0f32; M];
+        for m in 0..M {
+            products[m] = _mm512_reduce_add_ps(sums[m]);
+        }
+        products
+    }
+
+    /// The int8 of a group as int16, with 0 after the last.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    fn wide(w: &[u8], at: usize) -> [__m512i; GROUP / WORDS] {
+        let first = bytes(w, at);
+        let second = if at + 64 < w.len() { bytes(w, at + 64) } else { _mm512_setzero_si512() };
+        [
+            _mm512_cvtepi8_epi16(_mm512_castsi512_si256(first)),
+            _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64::<1>(first)),
+            _mm512_cvtepi8_epi16(_mm512_castsi512_si256(second)),
+            _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64::<1>(second)),
+        ]
     }
 
     #[inline]
@@ -412,10 +448,14 @@ mod avx512 {
             let values = self.values[row * stride..][..stride].as_flattened_mut();
             let scales = &mut self.scales[row * blocks..][..blocks];
             match weights {
-                Row::I8(w, scale) => {
+                Row::I8(w, _) | Row::I8Blocks(w, _) => {
                     let values = values.as_flattened_mut();
                     values.iter_mut().zip(w).for_each(|(to, w)| *to = i16::from(*w));
-                    scales.fill(scale);
+                    match weights {
+                        Row::I8Blocks(_, from) => scales.copy_from_slice(from),
+                        Row::I8(_, scale) => scales.fill(scale),
+                        _ => {}
+                    }
                 }
                 Row::I4(w, from) => {
                     let w: &[u8] = bytemuck::cast_slice(w);

@@ -9,13 +9,14 @@
 
 use std::array::from_fn;
 use std::borrow::Cow;
+use std::ops::Range;
 
 use rten_simd::ops::{BitOps, Extend, IntOps, NumOps, ToFloat};
 use rten_simd::{Isa, SimdOp, f16};
 
 use crate::team::Team;
 
-/// Weights of four bits that share a scale, as `MatMulNBits` stores them.
+/// Weights of a block that share a scale, as `MatMulNBits` stores them and GGUF its eight bits.
 pub(crate) const BLOCK: usize = 32;
 /// Weights of four bits in an i32.
 const PACKED: usize = 8;
@@ -38,12 +39,33 @@ pub(crate) enum Rows<'a> {
     F16(&'a [u16]),
     /// int8, and a scale for each row.
     I8(&'a [i8], &'a [f32]),
+    /// int8, and a scale for each [`BLOCK`].
+    I8Blocks(&'a [i8], &'a [f32]),
     /// Four bits around 8, the first of two in the lower half of a byte, and a scale for each [`BLOCK`]. Eight of them
     /// are an i32 whose first byte is the lowest.
     I4(&'a [i32], &'a [f32]),
 }
 
 impl<'a> Rows<'a> {
+    /// Some of the rows, which have so many columns.
+    pub(crate) fn part(self, rows: &Range<usize>, columns: usize) -> Self {
+        fn cut<'a, T>(all: &'a [T], rows: &Range<usize>, each: usize) -> &'a [T] {
+            all.get(rows.start * each..rows.end * each).unwrap_or_default()
+        }
+        let blocks = columns / BLOCK;
+        match self {
+            Self::F32(w) => Self::F32(cut(w, rows, columns)),
+            Self::F16(w) => Self::F16(cut(w, rows, columns)),
+            Self::I8(w, scales) => Self::I8(cut(w, rows, columns), cut(scales, rows, 1)),
+            Self::I8Blocks(w, scales) => {
+                Self::I8Blocks(cut(w, rows, columns), cut(scales, rows, blocks))
+            }
+            Self::I4(w, scales) => {
+                Self::I4(cut(w, rows, columns / PACKED), cut(scales, rows, blocks))
+            }
+        }
+    }
+
     #[inline]
     pub(crate) fn row(self, index: usize, columns: usize) -> Row<'a> {
         fn cut<T>(all: &[T], index: usize, each: usize) -> &[T] {
@@ -53,6 +75,9 @@ impl<'a> Rows<'a> {
             Self::F32(w) => Row::F32(cut(w, index, columns)),
             Self::F16(w) => Row::F16(cut(w, index, columns)),
             Self::I8(w, scales) => Row::I8(cut(w, index, columns), scales[index]),
+            Self::I8Blocks(w, scales) => {
+                Row::I8Blocks(cut(w, index, columns), cut(scales, index, columns / BLOCK))
+            }
             Self::I4(w, scales) => {
                 Row::I4(cut(w, index, columns / PACKED), cut(scales, index, columns / BLOCK))
             }
@@ -66,6 +91,7 @@ pub(crate) enum Row<'a> {
     F32(&'a [f32]),
     F16(&'a [u16]),
     I8(&'a [i8], f32),
+    I8Blocks(&'a [i8], &'a [f32]),
     I4(&'a [i32], &'a [f32]),
 }
 
@@ -209,7 +235,8 @@ fn dots<I: Isa, const M: usize>(
     let sums = match row {
         Row::F32(w) => tile(isa, x, [w]).map(|[sum]| sum),
         Row::F16(w) => dots_f16(isa, x, halves(w)),
-        Row::I8(w, scale) => dots_i8(isa, x, w).map(|sum| sum * scale),
+        Row::I8(w, scale) => dots_i8::<I, M, false>(isa, x, w, &[]).map(|sum| sum * scale),
+        Row::I8Blocks(w, scales) => dots_i8::<I, M, true>(isa, x, w, scales),
         Row::I4(w, _) => dots_i4(isa, x, w, spread),
     };
     out.into_iter().zip(sums).for_each(|(out, sum)| out[n] = sum);
@@ -358,9 +385,15 @@ fn dots_f16<I: Isa, const M: usize>(isa: I, x: [&[f32]; M], w: &[f16]) -> [f32; 
     products
 }
 
-/// Without the row's scale. Each row of `x` is as long as `w`.
+/// With a scale for each block, or without that of the row. Each row of `x` is as long as `w`.
 #[inline(always)]
-fn dots_i8<I: Isa, const M: usize>(isa: I, x: [&[f32]; M], w: &[i8]) -> [f32; M] {
+fn dots_i8<I: Isa, const M: usize, const BLOCKS: bool>(
+    isa: I,
+    x: [&[f32]; M],
+    w: &[i8],
+    scales: &[f32],
+) -> [f32; M] {
+    assert!(!BLOCKS || scales.len() == w.len() / BLOCK);
     let (ops, bytes) = (isa.f32(), isa.i8());
     let (lanes, step) = (ops.len(), bytes.len());
     let (whole, x) = (w.len() / step * step, x.map(|x| &x[..w.len()]));
@@ -369,7 +402,14 @@ fn dots_i8<I: Isa, const M: usize>(isa: I, x: [&[f32]; M], w: &[i8]) -> [f32; M]
     for at in (0..whole).step_by(step) {
         ahead(isa, &w[at..]);
         // SAFETY: `at + step <= whole`, which is within `w`.
-        let wide = widened_i8(isa, unsafe { bytes.load_ptr(w.as_ptr().add(at)) });
+        let mut wide = widened_i8(isa, unsafe { bytes.load_ptr(w.as_ptr().add(at)) });
+        if BLOCKS {
+            for (part, wide) in wide.iter_mut().enumerate() {
+                // SAFETY: the part begins within `w`, whose length is a multiple of a block's.
+                let scale = unsafe { *scales.get_unchecked((at + part * lanes) / BLOCK) };
+                *wide = ops.mul(*wide, ops.splat(scale));
+            }
+        }
         for m in 0..M {
             for part in 0..4 {
                 // SAFETY: `at + 4 * lanes <= whole`, which is within each row.
@@ -381,9 +421,12 @@ fn dots_i8<I: Isa, const M: usize>(isa: I, x: [&[f32]; M], w: &[i8]) -> [f32; M]
     let mut products = [0f32; M];
     for m in 0..M {
         let [a, b, c, d] = sums[m];
-        let rest = x[m][whole..].iter().zip(&w[whole..]);
         let sum = ops.sum(ops.add(ops.add(a, b), ops.add(c, d)));
-        products[m] = rest.fold(sum, |sum, (x, w)| sum + x * f32::from(*w));
+        let rest = x[m][whole..].iter().zip(&w[whole..]).enumerate();
+        products[m] = rest.fold(sum, |sum, (at, (x, w))| {
+            let scale = if BLOCKS { scales[(whole + at) / BLOCK] } else { 1.0 };
+            sum + x * (f32::from(*w) * scale)
+        });
     }
     products
 }
@@ -486,20 +529,21 @@ fn widen<I: Isa>(
             let rest = to[whole..].iter_mut().zip(&w[whole..]);
             rest.for_each(|(to, w)| *to = w.to_f32());
         }
-        Rows::I8(w, scales) => {
+        Rows::I8(w, scales) | Rows::I8Blocks(w, scales) => {
             let (bytes, w) = (isa.i8(), &w[from..from + to.len()]);
-            let scale = scales[row];
-            let factor = ops.splat(scale);
+            let blocks = matches!(weights, Rows::I8Blocks(..));
+            let scale = |at: usize| scales[if blocks { (from + at) / BLOCK } else { row }];
             let step = bytes.len();
             let whole = to.len() / step * step;
             for at in (0..whole).step_by(step) {
                 let wide = widened_i8(isa, bytes.load(&w[at..at + step]));
                 for (part, wide) in wide.into_iter().enumerate() {
-                    ops.store(ops.mul(wide, factor), &mut to[at + part * lanes..][..lanes]);
+                    let at = at + part * lanes;
+                    ops.store(ops.mul(wide, ops.splat(scale(at))), &mut to[at..][..lanes]);
                 }
             }
-            let rest = to[whole..].iter_mut().zip(&w[whole..]);
-            rest.for_each(|(to, w)| *to = f32::from(*w) * scale);
+            let rest = to[whole..].iter_mut().zip(&w[whole..]).enumerate();
+            rest.for_each(|(at, (to, w))| *to = f32::from(*w) * scale(whole + at));
         }
         Rows::I4(w, scales) => {
             let w = &w[row * columns / PACKED..][..columns / PACKED];
@@ -542,21 +586,21 @@ pub(crate) mod tests {
         F32(Vec<f32>),
         F16(Vec<u16>),
         I8(Vec<i8>, Vec<f32>),
+        I8Blocks(Vec<i8>, Vec<f32>),
         I4(Vec<i32>, Vec<f32>),
     }
 
     impl Stored {
         pub(crate) fn all(rows: usize, columns: usize) -> Vec<Self> {
             let wide = numbers(rows * columns, 7);
+            let bytes: Vec<i8> = wide.iter().map(|w| (w * 127.0).round() as i8).collect();
             let mut all = vec![
                 Self::F16(wide.iter().map(|w| f16::from_f32(*w).to_bits()).collect()),
-                Self::I8(
-                    wide.iter().map(|w| (w * 127.0).round() as i8).collect(),
-                    numbers(rows, 11),
-                ),
+                Self::I8(bytes.clone(), numbers(rows, 11)),
                 Self::F32(wide),
             ];
             if columns.is_multiple_of(BLOCK) {
+                all.push(Self::I8Blocks(bytes, numbers(rows * columns / BLOCK, 23)));
                 let words = numbers(rows * columns / PACKED, 13);
                 let words = words.iter().map(|w| (w * i32::MAX as f32) as i32).collect();
                 all.push(Self::I4(words, numbers(rows * columns / BLOCK, 17)));
@@ -569,6 +613,7 @@ pub(crate) mod tests {
                 Self::F32(w) => Rows::F32(w),
                 Self::F16(w) => Rows::F16(w),
                 Self::I8(w, scales) => Rows::I8(w, scales),
+                Self::I8Blocks(w, scales) => Rows::I8Blocks(w, scales),
                 Self::I4(w, scales) => Rows::I4(w, scales),
             }
         }
@@ -578,6 +623,7 @@ pub(crate) mod tests {
                 Self::F32(w) => f64::from(w[at]),
                 Self::F16(w) => f64::from(f16::from_bits(w[at]).to_f32()),
                 Self::I8(w, scales) => f64::from(w[at]) * f64::from(scales[at / columns]),
+                Self::I8Blocks(w, scales) => f64::from(w[at]) * f64::from(scales[at / BLOCK]),
                 Self::I4(w, scales) => {
                     let byte = w[at / PACKED].to_le_bytes()[at % PACKED / 2];
                     let four = if at.is_multiple_of(2) { byte & 15 } else { byte >> 4 };

@@ -6,9 +6,9 @@ use rten_simd::SimdOp;
 
 use crate::heads::{Columns, Turned};
 use crate::integers::{IntegerTask, Integers, integers};
-use crate::kernels::{Arrange, FEW, Rows, Task};
+use crate::kernels::{Arrange, BLOCK, FEW, Rows, Task};
 use crate::team::Team;
-use crate::weights::Weights;
+use crate::weights::{Floats, Weights};
 
 /// Rows of weights in a task are a multiple of this, which the kernels compute without a rest.
 const ROW_STEP: usize = 32;
@@ -20,9 +20,28 @@ const SMALL: usize = 1 << 15;
 /// A product.
 pub(crate) enum Operands<'a, 'o> {
     /// `y = x · weightsᵀ + bias`. `x` is whole rows of the weights' columns, `y` as many rows of the weights' rows.
-    Stored(&'a Weights, Option<&'a [f32]>, &'a [f32], &'o mut [f32]),
+    Rows(Matrix<'a>, &'a [f32], &'o mut [f32]),
     /// Products of what is computed.
     Heads(Heads<'a, 'o>),
+}
+
+/// Weights, and what is added.
+#[derive(Clone, Copy)]
+pub(crate) struct Matrix<'a> {
+    pub(crate) all: Rows<'a>,
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) bias: Option<&'a [f32]>,
+    /// What is added to all weights of a block of [`BLOCK`], `[blocks, rows]`.
+    pub(crate) offsets: Option<&'a [f32]>,
+}
+
+impl<'a> Matrix<'a> {
+    pub(crate) fn stored(weights: &'a Weights, bias: Option<&'a Floats>) -> Self {
+        let &Weights { rows, columns, ref offsets, .. } = weights;
+        let offsets = offsets.as_ref().map(Floats::get);
+        Self { all: weights.all(), rows, columns, bias: bias.map(Floats::get), offsets }
+    }
 }
 
 /// `y[h] = x[h] · b[h]`, or `x[h] · b[h]ᵀ`, for each head.
@@ -41,8 +60,13 @@ pub(crate) struct Heads<'a, 'o> {
 
 /// What one thread computes at a time.
 enum Work<'a, 'o> {
-    Integers(IntegerTask<'a, 'o>),
-    Rows(Task<'a, 'o>),
+    /// Some rows of weights. Those of offsets begin every `stride` elements.
+    Rows {
+        part: Matrix<'a>,
+        stride: usize,
+        x: &'a Arranged<'a>,
+        out: Vec<&'o mut [f32]>,
+    },
     /// `x · bᵀ` of one head, whose rows have so many columns.
     Head {
         b: &'a [f32],
@@ -56,8 +80,11 @@ enum Work<'a, 'o> {
 impl Work<'_, '_> {
     fn run(self) {
         match self {
-            Self::Integers(task) => task.run(),
-            Self::Rows(task) => task.dispatch(),
+            Self::Rows { part, stride, x, mut out } => {
+                let Some(offsets) = part.offsets else { return part.multiply(&x.x, out) };
+                part.multiply(&x.x, out.iter_mut().map(|row| &mut **row).collect());
+                Columns { x: &x.sums, b: offsets, stride, add: true, out }.dispatch();
+            }
             Self::Head { b, columns, x, out } => {
                 if out.len() <= FEW {
                     let weights = Rows::F32(b);
@@ -80,9 +107,9 @@ pub(crate) fn multiply(all: Vec<Operands<'_, '_>>, team: &Team) {
     let mut tasks = Vec::with_capacity((shares + 1) * all.len());
     for (one, place) in all.into_iter().zip(places) {
         match one {
-            Operands::Stored(weights, bias, _, y) => {
+            Operands::Rows(matrix, _, y) => {
                 let Some(x) = arranged.get(place) else { continue };
-                split(weights, bias, x, y, shares, &mut tasks);
+                split(matrix, x, y, shares, &mut tasks);
             }
             Operands::Heads(heads) => heads.split(&mut tasks),
         }
@@ -98,7 +125,7 @@ impl<'a> Operands<'a, '_> {
     /// Multiplications.
     fn work(&self) -> usize {
         match self {
-            Self::Stored(weights, _, _, y) => weights.columns.saturating_mul(y.len()),
+            Self::Rows(matrix, _, y) => matrix.columns.saturating_mul(y.len()),
             Self::Heads(Heads { y, shape: [.., k], .. }) => k.saturating_mul(y.len()),
         }
     }
@@ -108,17 +135,24 @@ impl<'a> Operands<'a, '_> {
 fn arrange<'a>(all: &[Operands<'a, '_>], team: &Team) -> (Vec<Arranged<'a>>, Vec<usize>) {
     let (mut arranged, mut known) = (Vec::with_capacity(all.len()), Vec::with_capacity(all.len()));
     let places = all.iter().map(|one| {
-        let Operands::Stored(weights, _, x, _) = *one else { return 0 };
-        let (rows, columns) = (weights.part(0..weights.rows), weights.columns);
-        let key = (x.as_ptr(), x.len(), std::mem::discriminant(&weights.form));
+        let Operands::Rows(Matrix { all: rows, columns, offsets, .. }, x, _) = *one else {
+            return 0;
+        };
+        let kind = (std::mem::discriminant(&rows), offsets.is_some());
+        let key = (x.as_ptr(), x.len(), kind);
         if let Some(place) = known.iter().position(|known| *known == key) {
             return place;
         }
         known.push(key);
-        arranged.push(match integers(rows, columns, x, team) {
-            Some(x) => Arranged::Integers(x),
-            None => Arranged::Floats(Arrange { weights: rows, columns, x, team }.dispatch()),
-        });
+        let sums = match offsets {
+            Some(_) => x.chunks_exact(BLOCK).map(|block| block.iter().sum()).collect(),
+            None => Vec::new(),
+        };
+        let x = match integers(rows, columns, x, team) {
+            Some(x) => Factors::Integers(x),
+            None => Factors::Floats(Arrange { weights: rows, columns, x, team }.dispatch()),
+        };
+        arranged.push(Arranged { x, sums });
         arranged.len() - 1
     });
     let places = places.collect();
@@ -126,9 +160,25 @@ fn arrange<'a>(all: &[Operands<'a, '_>], team: &Team) -> (Vec<Arranged<'a>>, Vec
 }
 
 /// What weights are multiplied with.
-enum Arranged<'a> {
+struct Arranged<'a> {
+    x: Factors<'a>,
+    /// The sum of each block of a row, which offsets are multiplied with.
+    sums: Vec<f32>,
+}
+
+enum Factors<'a> {
     Floats(Cow<'a, [f32]>),
     Integers(Integers),
+}
+
+impl<'a> Matrix<'a> {
+    fn multiply(self, x: &Factors<'_>, out: Vec<&mut [f32]>) {
+        let Self { all: weights, columns, bias, .. } = self;
+        match x {
+            Factors::Floats(x) => Task { weights, columns, x, out, bias }.dispatch(),
+            Factors::Integers(x) => IntegerTask { weights, columns, x, out, bias }.run(),
+        }
+    }
 }
 
 impl<'a, 'o> Heads<'a, 'o> {
@@ -144,7 +194,7 @@ impl<'a, 'o> Heads<'a, 'o> {
             let out = y.chunks_exact_mut(n).collect();
             tasks.push(match transposed {
                 true => Work::Head { b, columns: k, x, out },
-                false => Work::Columns(Columns { x, b, out }),
+                false => Work::Columns(Columns { x, b, stride: n, add: false, out }),
             });
         }
     }
@@ -152,14 +202,13 @@ impl<'a, 'o> Heads<'a, 'o> {
 
 /// Tasks of some rows of weights each. They write to different columns of `y`.
 fn split<'a, 'o>(
-    weights: &'a Weights,
-    bias: Option<&'a [f32]>,
-    x: &'a Arranged<'_>,
+    matrix: Matrix<'a>,
+    x: &'a Arranged<'a>,
     y: &'o mut [f32],
     shares: usize,
     tasks: &mut Vec<Work<'a, 'o>>,
 ) {
-    let rows = weights.rows;
+    let rows = matrix.rows;
     let step = rows.div_ceil(shares).next_multiple_of(ROW_STEP);
     let starts = (0..rows).step_by(step);
     let mut outs: Vec<Vec<&mut [f32]>> =
@@ -169,11 +218,14 @@ fn split<'a, 'o>(
     }
     tasks.extend(starts.zip(outs).map(|(start, out)| {
         let range = start..rows.min(start + step);
-        let bias = bias.and_then(|bias| bias.get(range.clone()));
-        let (weights, columns) = (weights.part(range), weights.columns);
-        match x {
-            Arranged::Floats(x) => Work::Rows(Task { weights, columns, x, out, bias }),
-            Arranged::Integers(x) => Work::Integers(IntegerTask { weights, columns, x, out, bias }),
-        }
+        let part = Matrix {
+            all: matrix.all.part(&range, matrix.columns),
+            rows: range.len(),
+            bias: matrix.bias.and_then(|bias| bias.get(range.clone())),
+            // The columns of other rows lie between.
+            offsets: matrix.offsets.and_then(|offsets| offsets.get(start..)),
+            ..matrix
+        };
+        Work::Rows { part, stride: rows, x, out }
     }));
 }

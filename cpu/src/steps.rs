@@ -10,7 +10,7 @@ use rten_tensor::Tensor;
 use rten_tensor::prelude::*;
 
 use crate::cut::{self, Cut, Factor};
-use crate::product::{Heads, Operands, multiply};
+use crate::product::{Heads, Matrix, Operands, multiply};
 use crate::team::Team;
 use crate::weights::{Floats, Weights};
 
@@ -273,7 +273,7 @@ impl Step {
                 .filter_map(|((product, (x, b)), (shape, y))| {
                     Some(match (&product.by, b) {
                         (By::Stored(weights, bias), _) => {
-                            Operands::Stored(weights, bias.as_ref().map(Floats::get), x, y)
+                            Operands::Rows(Matrix::stored(weights, bias.as_ref()), x, y)
                         }
                         (by, b) => {
                             let (b_shape, b) = b.as_ref()?;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use qhx_core::artifacts::Mapped;
 
-use crate::kernels::{BLOCK, Rows};
+use crate::kernels::Rows;
 
 /// Elements of a mapped file.
 #[derive(Debug, Clone)]
@@ -53,7 +53,9 @@ pub(crate) enum Form {
     F16,
     /// With a scale for each row.
     I8(Floats),
-    /// With a scale for each [`BLOCK`] of a row.
+    /// int8 with a scale for each [`BLOCK`](crate::kernels::BLOCK) of a row.
+    I8Blocks(Floats),
+    /// Four bits with a scale for each block of a row.
     I4(Floats),
 }
 
@@ -64,25 +66,19 @@ pub(crate) struct Weights {
     pub(crate) columns: usize,
     pub(crate) form: Form,
     pub(crate) stored: Stored,
+    /// What is added to all weights of a block, `[blocks, rows]`.
+    pub(crate) offsets: Option<Floats>,
 }
 
 impl Weights {
-    /// Some of the rows.
-    pub(crate) fn part(&self, rows: Range<usize>) -> Rows<'_> {
-        fn cut<'a, T>(all: &'a [T], rows: &Range<usize>, each: usize) -> &'a [T] {
-            all.get(rows.start * each..rows.end * each).unwrap_or_default()
-        }
+    /// All rows.
+    pub(crate) fn all(&self) -> Rows<'_> {
         match &self.form {
-            Form::F32 => Rows::F32(cut(self.stored.elements(), &rows, self.columns)),
-            Form::F16 => Rows::F16(cut(self.stored.elements(), &rows, self.columns)),
-            Form::I8(scales) => Rows::I8(
-                cut(self.stored.elements(), &rows, self.columns),
-                cut(scales.get(), &rows, 1),
-            ),
-            Form::I4(scales) => Rows::I4(
-                cut(self.stored.elements(), &rows, self.columns / 8),
-                cut(scales.get(), &rows, self.columns / BLOCK),
-            ),
+            Form::F32 => Rows::F32(self.stored.elements()),
+            Form::F16 => Rows::F16(self.stored.elements()),
+            Form::I8(scales) => Rows::I8(self.stored.elements(), scales.get()),
+            Form::I8Blocks(scales) => Rows::I8Blocks(self.stored.elements(), scales.get()),
+            Form::I4(scales) => Rows::I4(self.stored.elements(), scales.get()),
         }
     }
 
@@ -90,9 +86,12 @@ impl Weights {
     pub(crate) fn extent(&self) -> (usize, u64) {
         let scales = match &self.form {
             Form::F32 | Form::F16 => 0,
-            Form::I8(scales) | Form::I4(scales) => size_of_val(scales.get()),
+            Form::I8(scales) | Form::I8Blocks(scales) | Form::I4(scales) => {
+                size_of_val(scales.get())
+            }
         };
+        let offsets = self.offsets.as_ref().map_or(0, |offsets| size_of_val(offsets.get()));
         let bytes = self.stored.bytes();
-        (bytes.as_ptr().addr(), (bytes.len() + scales) as u64)
+        (bytes.as_ptr().addr(), (bytes.len() + scales + offsets) as u64)
     }
 }

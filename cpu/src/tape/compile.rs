@@ -5,10 +5,12 @@ use std::collections::HashMap;
 use qhx_core::artifacts::Mapped;
 use rten_onnx::onnx::{DataType, ModelProto, NodeProto, ValueInfoProto};
 
+use super::attend::{Attend, MaskShape, Shape};
+use super::fused::{self, Fused};
 use super::kernels::{Binary, Reduction, Unary};
 use super::view::{Dim, Place, View, Walk, common};
 use super::{By, Dense, Instruction, Product, Tape};
-use crate::cut::{Factor, Reader, domain, integer, integers};
+use crate::cut::{self, Factor, Reader, domain, integer, integers};
 use crate::weights::Floats;
 
 /// Elements of a constant factor from which on rten multiplies, which brings it into its own order once.
@@ -27,9 +29,13 @@ pub(super) fn compile(model: &ModelProto, files: &HashMap<String, Mapped>) -> Op
         let view = View::whole(Place::Input(index), &shape)?;
         compiler.values.insert(input.name.as_deref()?, Value { view, elem });
     }
-    let live = live(&reader)?;
-    for node in graph.node.iter().enumerate().filter(|(at, _)| live[*at]).map(|(_, node)| node) {
-        compiler.node(node)?;
+    let mut fused = Fused::all(&reader);
+    let live = live(&reader, &fused)?;
+    for (at, node) in graph.node.iter().enumerate().filter(|(at, _)| live[*at]) {
+        match fused.remove(&at) {
+            Some(fused) => compiler.fused(node, fused)?,
+            None => compiler.node(node)?,
+        }
     }
     let mut outputs = Vec::with_capacity(graph.output.len());
     for output in &graph.output {
@@ -70,7 +76,7 @@ fn declared(info: &ValueInfoProto) -> Option<(Elem, Vec<usize>)> {
 }
 
 /// Which nodes an output needs. Others could be anything.
-fn live(reader: &Reader<'_, '_>) -> Option<Vec<bool>> {
+fn live(reader: &Reader<'_, '_>, fused: &HashMap<usize, Fused<'_>>) -> Option<Vec<bool>> {
     let mut live = vec![false; reader.graph.node.len()];
     let mut open: Vec<&str> =
         reader.graph.output.iter().map(|o| o.name.as_deref()).collect::<Option<_>>()?;
@@ -78,7 +84,10 @@ fn live(reader: &Reader<'_, '_>) -> Option<Vec<bool>> {
         if let Some(&at) = reader.producers.get(name)
             && !std::mem::replace(&mut live[at], true)
         {
-            open.extend(reader.graph.node[at].input.iter().map(String::as_str));
+            match fused.get(&at) {
+                Some(fused) => open.extend(fused.reads()),
+                None => open.extend(reader.graph.node[at].input.iter().map(String::as_str)),
+            }
         }
     }
     Some(live)
@@ -97,6 +106,8 @@ struct Compiler<'a, 'r, 'f> {
     constants: Vec<Floats>,
     /// Elements of each buffer. Each is written by one instruction, or by several that fill parts of it.
     buffers: Vec<usize>,
+    /// Masks that were looked at.
+    seen: Vec<(Place, usize, MaskShape)>,
 }
 
 impl<'a, 'r, 'f> Compiler<'a, 'r, 'f> {
@@ -107,6 +118,7 @@ impl<'a, 'r, 'f> Compiler<'a, 'r, 'f> {
             instructions: Vec::new(),
             constants: Vec::new(),
             buffers: Vec::new(),
+            seen: Vec::new(),
         }
     }
 
@@ -153,6 +165,17 @@ impl<'a, 'r, 'f> Compiler<'a, 'r, 'f> {
         Some((Dense { place: view.place, start: view.start, len: view.len() }, view))
     }
 
+    fn fused(&mut self, node: &'a NodeProto, fused: Fused<'a>) -> Option<()> {
+        let [output] = node.output.as_slice() else { return None };
+        let view = match fused {
+            Fused::Stored(product) => self.stored(product)?,
+            Fused::Given(given) => self.given(&given)?,
+            Fused::Attention(attention) => self.attention(&attention)?,
+        };
+        self.values.insert(output, Value { view, elem: Elem::F32 });
+        Some(())
+    }
+
     fn node(&mut self, node: &'a NodeProto) -> Option<()> {
         let [output] = node.output.as_slice() else { return None };
         let (kind, name) = (node.op_type.as_deref()?, node.input.first()?.as_str());
@@ -162,7 +185,6 @@ impl<'a, 'r, 'f> Compiler<'a, 'r, 'f> {
             return Some(());
         }
         let value = match (domain(node), kind) {
-            ("", "Gemm") | ("com.microsoft", "MatMulNBits") => self.stored(node)?,
             ("", "Cast") => self.cast(node, name)?,
             ("", "Identity") => self.value(name)?,
             ("", "DequantizeLinear") => self.dequantized(node, name)?,
@@ -436,15 +458,76 @@ impl<'a, 'r, 'f> Compiler<'a, 'r, 'f> {
         Some(view)
     }
 
-    fn stored(&mut self, node: &'a NodeProto) -> Option<Value> {
-        let product = self.reader.product(node)?;
+    fn stored(&mut self, product: cut::Product<'a>) -> Option<View> {
         let Factor::Stored(weights, bias) = product.by else { return None };
         let x = self.floats(product.x)?;
         let (x, view) = self.dense(x)?;
         let mut shape = view.shape();
         *shape.last_mut().filter(|last| **last == weights.columns)? = weights.rows;
-        let view = self.product(x, By::Stored(weights, bias), &shape)?;
-        Some(Value { view, elem: Elem::F32 })
+        self.product(x, By::Stored(weights, bias), &shape)
+    }
+
+    fn given(&mut self, given: &fused::Given<'a>) -> Option<View> {
+        let step = self.reader.floats(given.step, &[])?.get().first().copied()?;
+        let b = self.value(given.b)?;
+        let [rows, columns] = *b.view.shape() else { return None };
+        let x = self.floats(given.x)?;
+        let (x, view) = self.dense(x)?;
+        let mut shape = view.shape();
+        *shape.last_mut().filter(|last| **last == columns)? = rows;
+        let Value { view: b, elem: Elem::I8 } = b else { return None };
+        let b = Dense { place: b.place, start: b.start, len: b.len() };
+        self.product(x, By::Given { b, scales: vec![step; rows], columns }, &shape)
+    }
+
+    fn attention(&mut self, attention: &fused::Attention<'a>) -> Option<View> {
+        let q = self.floats(attention.q)?;
+        let mask = self.floats(attention.mask)?;
+        let [heads, queries, dim] = *q.shape() else { return None };
+        let sizes = mask.shape();
+        let [ones @ .., mask_rows, width] = sizes.as_slice() else { return None };
+        let (mask_rows, width) = (*mask_rows, *width);
+        let mut caches = Vec::with_capacity(4);
+        for name in attention.keys.iter().chain(&attention.values) {
+            caches.push(self.floats(name)?);
+        }
+        let rows_of = |view: &View| match *view.shape() {
+            [n, rows, d] if n == heads && d == dim => Some(rows),
+            _ => None,
+        };
+        let [Some(capacity), Some(rows), past, own] = [0, 1, 2, 3].map(|at| rows_of(&caches[at]))
+        else {
+            return None;
+        };
+        let fits = (past, own) == (Some(capacity), Some(rows))
+            && queries.is_multiple_of(rows)
+            && capacity.checked_add(rows) == Some(width)
+            && (mask_rows == 1 || mask_rows == rows)
+            && ones.iter().all(|size| *size == 1);
+        fits.then_some(())?;
+        let repeat = queries / rows;
+        let mut dense = Vec::with_capacity(4);
+        for view in caches {
+            dense.push(self.dense(view)?.0);
+        }
+        let [past_k, k, past_v, v] = *dense.as_slice() else { return None };
+        let (q, _) = self.dense(q)?;
+        let (mask, _) = self.dense(mask)?;
+        let shape = MaskShape::new(mask_rows, width, repeat);
+        let key = (mask.place, mask.start, shape);
+        let known = self.seen.iter().position(|known| *known == key);
+        let seen = known.unwrap_or_else(|| {
+            self.seen.push(key);
+            let seen = self.seen.len() - 1;
+            self.instructions.push(Instruction::See { mask, shape, seen });
+            seen
+        });
+        let shape = Shape { heads, repeat, rows, capacity, dim, mask: shape };
+        let (keys, values) = ([past_k, k], [past_v, v]);
+        let (out, view) = self.buffer(&[heads, queries, dim])?;
+        let attend = Box::new(Attend { q, keys, values, mask, seen, shape });
+        self.instructions.push(Instruction::Attend { attend, out });
+        Some(view)
     }
 
     fn matmul(&mut self, node: &'a NodeProto, name: &'a str) -> Option<View> {
@@ -548,6 +631,10 @@ impl<'a, 'r, 'f> Compiler<'a, 'r, 'f> {
             _ => &[],
         });
         let work = products.fold(elements, |all, one| all.saturating_add(one.work()));
+        let work = instructions.iter().fold(work, |all, one| match one {
+            Instruction::Attend { attend, .. } => all.saturating_add(attend.shape.work()),
+            _ => all,
+        });
         Some(Tape { instructions, constants, buffers: memory, outputs: walks, work })
     }
 }
@@ -557,13 +644,18 @@ impl Product {
     fn work(&self) -> u64 {
         let count = match &self.by {
             By::Stored(weights, _) => self.x.len.saturating_mul(weights.rows),
+            By::Given { scales, .. } => self.x.len.saturating_mul(scales.len()),
             By::Heads { shape, k, .. } => shape.iter().fold(*k, |all, n| all.saturating_mul(*n)),
         };
         count as u64
     }
 
     fn reads(&self, place: Place) -> bool {
-        self.x.place == place || matches!(&self.by, By::Heads { b, .. } if b.place == place)
+        let by = match &self.by {
+            By::Heads { b, .. } | By::Given { b, .. } => b.place == place,
+            By::Stored(..) => false,
+        };
+        by || self.x.place == place
     }
 }
 
@@ -586,10 +678,17 @@ impl Instruction {
                 f(&mut table.place);
                 f(&mut indices.place);
             }
+            Self::See { mask, .. } => f(&mut mask.place),
+            Self::Attend { attend, .. } => {
+                let Attend { q, keys, values, mask, .. } = &mut **attend;
+                f(&mut q.place);
+                f(&mut mask.place);
+                keys.iter_mut().chain(values).for_each(|one| f(&mut one.place));
+            }
             Self::Products(products) => {
                 for product in products {
                     f(&mut product.x.place);
-                    if let By::Heads { b, .. } = &mut product.by {
+                    if let By::Heads { b, .. } | By::Given { b, .. } = &mut product.by {
                         f(&mut b.place);
                     }
                 }
@@ -605,7 +704,9 @@ impl Instruction {
             | Self::Reduce { out, .. }
             | Self::Softmax { out, .. }
             | Self::LayerNorm { out, .. }
-            | Self::Gather { out, .. } => f(out),
+            | Self::Gather { out, .. }
+            | Self::Attend { out, .. } => f(out),
+            Self::See { .. } => {}
             Self::Products(products) => products.iter_mut().for_each(|product| f(&mut product.out)),
         }
     }

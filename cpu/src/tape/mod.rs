@@ -5,7 +5,11 @@
 //! reads it any more. Products read their weights as they are stored. Graphs with other operators than these are
 //! executed by [`crate::steps`].
 
+mod attend;
+#[cfg(test)]
+mod attend_tests;
 mod compile;
+mod fused;
 mod kernels;
 #[cfg(test)]
 mod tests;
@@ -18,9 +22,11 @@ use qhx_core::{Error, ErrorKind, Result};
 use rten_onnx::onnx::ModelProto;
 use rten_simd::SimdOp;
 
+use self::attend::{Attend, MaskShape, Seen};
 use self::kernels::{Binary, LayerNorm, Pairs, Reduce, Reduction, Singles, Unary, Widen, softmax};
 use self::view::{Place, Walk};
-use crate::product::{Heads, Operands, multiply};
+use crate::kernels::Rows;
+use crate::product::{Heads, Matrix, Operands, multiply};
 use crate::team::Team;
 use crate::weights::{Floats, Weights};
 
@@ -48,6 +54,10 @@ pub(crate) enum Given<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     buffers: Vec<Vec<f32>>,
+    /// What each mask shows.
+    seen: Vec<Vec<Seen>>,
+    /// Sums of attention.
+    sums: Vec<f32>,
 }
 
 /// All elements of a value, which lie one after the other.
@@ -104,6 +114,16 @@ enum Instruction {
         indices: Dense,
         out: usize,
     },
+    /// Finds out what a mask shows, once for all layers.
+    See {
+        mask: Dense,
+        shape: MaskShape,
+        seen: usize,
+    },
+    Attend {
+        attend: Box<Attend>,
+        out: usize,
+    },
     Products(Vec<Product>),
 }
 
@@ -115,6 +135,12 @@ struct Product {
 
 enum By {
     Stored(Weights, Option<Floats>),
+    /// int8 `[rows, columns]` of an input, and the scale of each row, which is a constant.
+    Given {
+        b: Dense,
+        scales: Vec<f32>,
+        columns: usize,
+    },
     /// `[heads, m, n]`, the `k` that is summed over, and whether `b` is transposed.
     Heads {
         b: Dense,
@@ -155,7 +181,7 @@ impl Tape {
         }
         let mut run = |team: &Team| {
             let mut all = self.instructions.iter();
-            all.try_for_each(|one| self.step(one, inputs, &mut scratch.buffers, team))
+            all.try_for_each(|one| self.step(one, inputs, scratch, team))
         };
         if self.work < SMALL { run(&Team::Alone) } else { Team::gather(run) }
     }
@@ -174,9 +200,10 @@ impl Tape {
         &self,
         instruction: &Instruction,
         inputs: &[Given<'_>],
-        buffers: &mut [Vec<f32>],
+        scratch: &mut Scratch,
         team: &Team,
     ) -> Result<()> {
+        let Scratch { buffers, seen, sums } = scratch;
         let out = match instruction {
             Instruction::Binary { out, .. }
             | Instruction::Unary { out, .. }
@@ -184,7 +211,16 @@ impl Tape {
             | Instruction::Reduce { out, .. }
             | Instruction::Softmax { out, .. }
             | Instruction::LayerNorm { out, .. }
-            | Instruction::Gather { out, .. } => *out,
+            | Instruction::Gather { out, .. }
+            | Instruction::Attend { out, .. } => *out,
+            Instruction::See { mask, shape, seen: index } => {
+                if seen.len() <= *index {
+                    seen.resize_with(index + 1, Vec::new);
+                }
+                let mask = Memory { tape: self, inputs, buffers }.dense(*mask)?;
+                Seen::fill(&mut seen[*index], mask, *shape, team);
+                return Ok(());
+            }
             Instruction::Products(products) => {
                 return self.multiply(products, inputs, buffers, team);
             }
@@ -192,7 +228,10 @@ impl Tape {
         // Nothing reads what it writes to.
         let mut to = std::mem::take(buffer(buffers, out)?);
         let memory = Memory { tape: self, inputs, buffers };
-        let done = memory.compute(instruction, &mut to, team);
+        let done = match instruction {
+            Instruction::Attend { attend, .. } => memory.attend(attend, seen, &mut to, sums, team),
+            _ => memory.compute(instruction, &mut to, team),
+        };
         *buffer(buffers, out)? = to;
         done
     }
@@ -211,10 +250,20 @@ impl Tape {
         let memory = Memory { tape: self, inputs, buffers };
         let operands = products.iter().zip(&mut results).map(|(product, y)| {
             let x = memory.dense(product.x)?;
+            let rows = |matrix: Matrix<'_>| x.len() / matrix.columns * matrix.rows;
             Ok(match &product.by {
                 By::Stored(weights, bias) => {
-                    let len = x.len() / weights.columns * weights.rows;
-                    Operands::Stored(weights, bias.as_ref().map(Floats::get), x, &mut y[..len])
+                    let matrix = Matrix::stored(weights, bias.as_ref());
+                    Operands::Rows(matrix, x, &mut y[..rows(matrix)])
+                }
+                By::Given { b, scales, columns } => {
+                    let Given::I8(values) = memory.given(b.place)? else {
+                        return Err(internal("weights are not int8"));
+                    };
+                    let (all, rows_of) = (Rows::I8(values, scales), scales.len());
+                    let (columns, bias, offsets) = (*columns, None, None);
+                    let matrix = Matrix { all, rows: rows_of, columns, bias, offsets };
+                    Operands::Rows(matrix, x, &mut y[..rows(matrix)])
                 }
                 By::Heads { b, shape: [heads, m, n], k, transposed } => Operands::Heads(Heads {
                     x,
@@ -240,7 +289,7 @@ impl Tape {
         });
         products.flatten().filter_map(|product| match &product.by {
             By::Stored(weights, _) => Some(weights),
-            By::Heads { .. } => None,
+            By::Given { .. } | By::Heads { .. } => None,
         })
     }
 
@@ -280,6 +329,28 @@ impl<'a> Memory<'a> {
         let all = self.floats(value.place)?;
         let found = all.get(value.start..value.start + value.len);
         found.ok_or_else(|| internal("a value is cut off"))
+    }
+
+    fn attend(
+        self,
+        attend: &Attend,
+        seen: &[Vec<Seen>],
+        to: &mut [f32],
+        sums: &mut Vec<f32>,
+        team: &Team,
+    ) -> Result<()> {
+        let two = |[a, b]: [Dense; 2]| Ok([self.dense(a)?, self.dense(b)?]);
+        let seen = seen.get(attend.seen).filter(|seen| !seen.is_empty());
+        let operands = attend::Operands {
+            q: self.dense(attend.q)?,
+            keys: two(attend.keys)?,
+            values: two(attend.values)?,
+            mask: self.dense(attend.mask)?,
+            seen: seen.ok_or_else(|| internal("nobody looked at a mask"))?,
+            shape: attend.shape,
+        };
+        operands.run(to, sums, team);
+        Ok(())
     }
 
     fn compute(self, instruction: &Instruction, to: &mut [f32], team: &Team) -> Result<()> {
@@ -348,7 +419,9 @@ impl<'a> Memory<'a> {
                     to.copy_from_slice(&table[row * width..][..*width]);
                 }
             }
-            Instruction::Products(_) => return Err(internal("products are computed elsewhere")),
+            Instruction::See { .. } | Instruction::Attend { .. } | Instruction::Products(_) => {
+                return Err(internal("it is computed elsewhere"));
+            }
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use super::{Given, Scratch, Tape};
 
 #[expect(dead_code, reason = "other tests need more of it")]
 #[path = "../../tests/onnx/mod.rs"]
-mod onnx;
+pub(super) mod onnx;
 
 /// So large that two threads compute it.
 const X: [usize; 3] = [2, 96, 160];

@@ -1,14 +1,17 @@
 //! Checkpoints that other programs quantised: the graphs get their integers, and damaged files are refused.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use qhx_core::{Error, ErrorKind};
+use qhx_core::backend::{Backend as _, ContextSource};
+use qhx_core::{DType, Error, ErrorKind, Result};
+use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
-use qhx_forge::graph::{Graph, Origin};
-use qhx_forge::quantise::{Bits, BlockForm, Blocks};
+use qhx_forge::graph::{Elem, Graph, Origin};
+use qhx_forge::quantise::{Bits, BlockForm, Blocks, BlocksMut};
 use qhx_forge::recipe::{Precision, RecipeOptions};
 use qhx_forge::registry::recipe;
-use qhx_forge::weight::{Storage, Weight};
+use qhx_forge::weight::{RowSource, Storage, Weight, widen_blocks};
 use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint, onnx};
 use qhx_places::fixture;
 use safetensors::tensor::TensorView;
@@ -145,6 +148,95 @@ fn bundles_of_four_bits_keep_the_integers_of_other_programs() {
             }
             let layers = if graph.name() == "lmhead" { 0 } else { 7 };
             assert_eq!(seen, layers, "{file}, {}", graph.name());
+        }
+    }
+}
+
+/// A matrix as a checkpoint may hold it, of integers or not.
+#[derive(Debug)]
+struct Held {
+    shape: [usize; 2],
+    form: Option<BlockForm>,
+}
+
+impl RowSource for Held {
+    fn name(&self) -> &str {
+        "held.weight"
+    }
+
+    fn shape(&self) -> [usize; 2] {
+        self.shape
+    }
+
+    fn stored_dtype(&self) -> DType {
+        DType::F16
+    }
+
+    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
+        if self.form.is_some() {
+            return widen_blocks(self, first, out);
+        }
+        let numbers = (first..).map(|n| (n % 7) as f32 - 3.0);
+        out.iter_mut().zip(numbers).for_each(|(to, number)| *to = number);
+        Ok(())
+    }
+
+    fn block_form(&self) -> Option<BlockForm> {
+        self.form
+    }
+
+    fn read_blocks(&self, first: usize, out: BlocksMut<'_>) -> Result<()> {
+        out.values.iter_mut().enumerate().for_each(|(at, q)| *q = ((at + first) % 15) as i8 - 7);
+        out.scales.fill(0.5);
+        out.offsets.fill(0.25);
+        Ok(())
+    }
+}
+
+/// The CPU reads what the NPU would, give or take scales of f32: as f32 weights were 4 bytes each and more.
+#[track_caller]
+fn stays_narrow(graph: &Graph, what: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    onnx::write(graph, folder.path(), &mut Silent).unwrap();
+    let path = folder.path().join(format!("{}.onnx", graph.name()));
+    let onnx = vec![(graph.name().to_owned(), path)];
+    let source = ContextSource { key: "narrow".to_owned(), onnx, ..ContextSource::default() };
+    let backend = qhx_cpu::CpuBackend::new(qhx_cpu::CpuOptions::default()).unwrap();
+    let found = backend.open_context(&source).unwrap().resident_bytes();
+    let stored: u64 = weights(graph).map(Weight::qnn_bytes).sum();
+    assert!(found <= stored + stored / 2 + 4096, "{what}: {found} bytes, and {stored} are stored");
+}
+
+#[test]
+fn the_cpu_reads_every_form_of_weights_as_it_is_stored() {
+    for file in ["mixed.gguf", "gptq-sym", "gptq-asym", "gptq-v2", "awq"] {
+        let checkpoint = Checkpoint::open(&fixture(&format!("quantised/{file}"))).unwrap();
+        for graph in graphs_of_four_bits(&checkpoint) {
+            stays_narrow(&graph, &format!("{file}, {}", graph.name()));
+        }
+    }
+    let given = |bits, block, offsets| Some(BlockForm { bits, block, offsets });
+    let mut cases: Vec<(usize, Precision, Option<BlockForm>)> = vec![
+        (128, Precision::W4A16, given(Bits::Four, 32, false)),
+        (128, Precision::W4A16, given(Bits::Four, 32, true)),
+        (128, Precision::W8A16, given(Bits::Four, 64, true)),
+        (128, Precision::W4A16, given(Bits::Four, 128, false)),
+        (128, Precision::W8A16, given(Bits::Eight, 32, false)),
+        (128, Precision::W4A16, given(Bits::Eight, 64, false)),
+    ];
+    for inputs in [128, 72, 68, 33] {
+        cases.extend(Precision::ALL.map(|precision| (inputs, precision, None)));
+    }
+    for (inputs, precision, form) in cases {
+        for rows in [1, 20] {
+            let shape = [512, inputs];
+            let mut b = GraphBuilder::new("narrow");
+            let x = b.input("x", Elem::Activation, &[rows, inputs]).unwrap();
+            let weight = precision.weight(Arc::new(Held { shape, form }));
+            let y = b.linear("held", x, weight, None).unwrap();
+            b.output("y", y).unwrap();
+            let what = format!("{inputs} inputs in {precision:?}, given {form:?}, {rows} rows");
+            stays_narrow(&b.finish().unwrap(), &what);
         }
     }
 }

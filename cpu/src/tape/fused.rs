@@ -1,0 +1,143 @@
+//! Nodes that are computed together with those before them.
+
+use std::collections::HashMap;
+
+use rten_onnx::onnx::{DataType, NodeProto};
+
+use crate::cut::{Factor, Product, Reader, domain, integer, integers};
+
+/// What the nodes up to one of a graph compute. Those before it are left out where nothing else reads them.
+pub(super) enum Fused<'a> {
+    /// A product with stored weights.
+    Stored(Product<'a>),
+    /// A product with int8 that an input of the graph holds.
+    Given(Given<'a>),
+    /// Softmax attention over a cache.
+    Attention(Attention<'a>),
+}
+
+/// `x · bᵀ · step`, where `b` is an input `[rows, columns]` of the graph.
+pub(super) struct Given<'a> {
+    pub(super) x: &'a str,
+    pub(super) b: &'a str,
+    pub(super) step: &'a str,
+}
+
+/// `softmax(q · [past_k; k]ᵀ + mask) · [past_v; v]` for each head.
+pub(super) struct Attention<'a> {
+    /// `[heads, repeat · rows, dim]`
+    pub(super) q: &'a str,
+    /// `[heads, capacity, dim]` and `[heads, rows, dim]`, which may be transposed.
+    pub(super) keys: [&'a str; 2],
+    /// As the keys.
+    pub(super) values: [&'a str; 2],
+    /// `[1 or rows, capacity + rows]` behind dimensions of 1.
+    pub(super) mask: &'a str,
+}
+
+impl<'a> Fused<'a> {
+    /// What the node computes, if it ends such nodes.
+    fn of(reader: &Reader<'a, '_>, node: &'a NodeProto) -> Option<Self> {
+        if let Some(product) = reader.product(node)
+            && matches!(product.by, Factor::Stored(..))
+        {
+            return Some(Self::Stored(product));
+        }
+        match (domain(node), node.op_type.as_deref()?) {
+            ("", "MatMul") => Given::of(reader, node).map(Self::Given),
+            ("", "Add") => Attention::of(reader, node).map(Self::Attention),
+            _ => None,
+        }
+    }
+
+    /// All of a graph, by the places of their last nodes.
+    pub(super) fn all(reader: &Reader<'a, '_>) -> HashMap<usize, Self> {
+        let nodes = reader.graph.node.iter().enumerate();
+        nodes.filter_map(|(at, node)| Some((at, Self::of(reader, node)?))).collect()
+    }
+
+    /// The values that it reads.
+    pub(super) fn reads(&self) -> Vec<&'a str> {
+        match self {
+            Self::Stored(product) => vec![product.x],
+            Self::Given(Given { x, b, .. }) => vec![*x, *b],
+            Self::Attention(Attention { q, keys, values, mask }) => {
+                [&[*q, *mask], keys.as_slice(), values].concat()
+            }
+        }
+    }
+}
+
+impl<'a> Given<'a> {
+    fn of(reader: &Reader<'a, '_>, node: &'a NodeProto) -> Option<Self> {
+        let [x, turned] = node.input.as_slice() else { return None };
+        let [b] = transposed(reader, turned, &[1, 0])?;
+        let [b, step] = inputs(reader.made_by(b, "DequantizeLinear")?)?;
+        let is_int8 = |name: &str| {
+            let mut inputs = reader.graph.input.iter();
+            let info = inputs.find(|input| input.name.as_deref() == Some(name))?;
+            Some(info.r#type.as_ref()?.tensor_type.as_ref()?.elem_type? == DataType::INT8)
+        };
+        (is_int8(b)?).then_some(Self { x, b, step })
+    }
+}
+
+impl<'a> Attention<'a> {
+    fn of(reader: &Reader<'a, '_>, node: &'a NodeProto) -> Option<Self> {
+        let [old, own] = inputs(node)?;
+        let [old, past_v] = inputs(reader.made_by(old, "MatMul")?)?;
+        // With one token the product is one of a column and a row.
+        let own = reader.made_by(own, "MatMul").or_else(|| reader.made_by(own, "Mul"))?;
+        let [own, v] = inputs(own)?;
+        let (weights, _, middle) = slice(reader, old)?;
+        let (same, start, _) = slice(reader, own)?;
+        if weights != same || start != middle {
+            return None;
+        }
+        let scores = past_reshape(reader, weights);
+        let softmax = reader.made_by(scores, "Softmax")?;
+        if !matches!(integer(softmax, "axis"), None | Some(-1)) {
+            return None;
+        }
+        let [sum] = inputs(softmax)?;
+        let [scores, mask] = inputs(reader.made_by(sum, "Add")?)?;
+        let concat = reader.made_by(past_reshape(reader, scores), "Concat")?;
+        let [old, own] = inputs(concat)?;
+        let [q, past_k] = inputs(reader.made_by(old, "MatMul")?)?;
+        let [same, k] = inputs(reader.made_by(own, "MatMul")?)?;
+        let keys = [past_k, k].map(|name| transposed(reader, name, &[0, 2, 1]));
+        let [Some([past_k]), Some([k])] = keys else { return None };
+        let joined = integer(concat, "axis") == Some(2) && q == same;
+        joined.then_some(Self { q, keys: [past_k, k], values: [past_v, v], mask })
+    }
+}
+
+/// The inputs of a node that has so many.
+fn inputs<const N: usize>(node: &NodeProto) -> Option<[&str; N]> {
+    let all: &[String; N] = node.input.as_slice().try_into().ok()?;
+    Some(all.each_ref().map(String::as_str))
+}
+
+/// What is read in this order.
+fn transposed<'a>(reader: &Reader<'a, '_>, name: &str, perm: &[i64]) -> Option<[&'a str; 1]> {
+    let node = reader.made_by(name, "Transpose")?;
+    let mut attributes = node.attribute.iter();
+    let found = attributes.find(|attribute| attribute.name.as_deref() == Some("perm"))?;
+    if found.ints == perm { inputs(node) } else { None }
+}
+
+/// What the last of three dimensions is cut from, and where the cut begins and ends.
+fn slice<'a>(reader: &Reader<'a, '_>, name: &str) -> Option<(&'a str, i64, i64)> {
+    let [x, start, end, axis] = inputs(reader.made_by(name, "Slice")?)?;
+    let one = |name: &str| match *integers(reader.initializers.get(name)?)? {
+        [only] => Some(only),
+        _ => None,
+    };
+    (one(axis)? == 2).then_some((x, one(start)?, one(end)?))
+}
+
+/// The value itself, or what it is a reshaping of.
+fn past_reshape<'a>(reader: &Reader<'a, '_>, name: &'a str) -> &'a str {
+    let node = reader.made_by(name, "Reshape");
+    node.and_then(|node| node.input.first()).map_or(name, String::as_str)
+}
