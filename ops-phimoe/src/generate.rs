@@ -82,31 +82,42 @@ impl Generate {
         Ok(view)
     }
 
-    /// The prompt through the graphs for prompts.
-    fn whole(&mut self, host: &mut Host) -> Result<View> {
+    /// How many of so many tokens go through the graphs for prompts next, if any do.
+    fn fits(&self, left: usize) -> Option<usize> {
+        let batched = self.batched.as_ref().filter(|_| left >= self.prefill_min)?;
+        let goes_on = self.state.position() == 0 || batched.continues();
+        goes_on.then(|| left.min(batched.layers.rows))
+    }
+
+    /// `count` tokens of the prompt from token `done` on through the graphs for prompts; logits if they are the last.
+    fn batch(&mut self, host: &mut Host, done: usize, count: usize) -> Result<Option<View>> {
         let spans = &self.spans;
         let Some(batched) = &mut self.batched else {
             return Err(Error::graph("the bundle has no graphs for prompts"));
         };
+        let position = self.state.position();
+        let tokens = &self.prompt[done..done + count];
         batched.run(
             host,
-            &self.prompt,
+            tokens,
+            position,
+            [done, self.prompt.len()],
             &self.embedding,
             &mut self.rope,
             &self.table,
             &mut self.router,
             spans,
         )?;
-        let view = self.head.run(host, PROMPT, self.prompt.len() - 1)?;
-        let count = self.prompt.len();
+        let last = done + count == self.prompt.len();
+        let view = last.then(|| self.head.run(host, PROMPT, count - 1)).transpose()?;
         spans.time(host, spans.commit, |host| self.state.commit(host, PROMPT, count))?;
         Ok(view)
     }
 
-    /// The prompt token by token.
-    fn stepwise(&mut self, host: &mut Host) -> Result<View> {
+    /// The prompt token by token, from token `done` on.
+    fn stepwise(&mut self, host: &mut Host, done: usize) -> Result<View> {
         let count = self.prompt.len();
-        for index in 0..count {
+        for index in done..count {
             let last = index + 1 == count;
             let view = self.step(host, self.prompt[index], last)?;
             host.progress(index + 1, count);
@@ -151,6 +162,20 @@ fn listed(names: &[&String]) -> String {
         list.push(format!("… ({} in all)", names.len()));
     }
     list.join(", ")
+}
+
+/// Whether the graphs read caches. Those that do go on at any position, others begin with a text's first token.
+fn caches_of(host: &Host, graphs: &[GraphId]) -> Result<bool> {
+    let reads =
+        |graph: &GraphId| host.graph(*graph).inputs.iter().any(|t| t.role.starts_with("past_"));
+    let count = graphs.iter().filter(|graph| reads(graph)).count();
+    if count == 0 || count == graphs.len() {
+        return Ok(count > 0);
+    }
+    let of = graphs.len();
+    Err(Error::graph(format!(
+        "{count} of {of} graphs for prompts have caches as inputs, expected all or none"
+    )))
 }
 
 /// Each layer's graph has that layer's caches.
@@ -225,7 +250,7 @@ impl Op for Generate {
                         "type": "string"
                     },
                     "prefill": {
-                        "description": "As decode, for a prompt from its first token on. May be absent from the bundle, together with ffn_prefill.",
+                        "description": "As decode, for several tokens; without caches from the first token of a text on. May be absent from the bundle, together with ffn_prefill.",
                         "default": "pf*",
                         "oneOf": layers
                     },
@@ -277,7 +302,7 @@ impl Op for Generate {
         check_caches(host, &decode, "past")?;
         let prompt = prompt_graphs(host, &params, decode.len())?;
         if let Some((graphs, _)) = &prompt {
-            check_caches(host, graphs, "")?;
+            check_caches(host, graphs, if caches_of(host, graphs)? { "past" } else { "" })?;
         }
         let mut groups: Vec<&[GraphId]> = vec![&decode];
         groups.extend(prompt.as_ref().map(|(graphs, _)| graphs.as_slice()));
@@ -331,9 +356,10 @@ impl Op for Generate {
                         layers.x.dtype
                     )));
                 }
-                // A prompt begins at its first token, so that the mask stays as it is.
-                bind_mask(host, &prompt, 0, window)?;
-                Some(Batched::open(host, prompt, ffn, &table, params.int8_step)?)
+                let past = caches_of(host, &prompt.graphs)?;
+                let mask = bind_mask(host, &prompt, if past { capacity } else { 0 }, window)?;
+                let mask = past.then_some(mask);
+                Some(Batched::open(host, prompt, mask, ffn, &table, params.int8_step)?)
             }
             None => None,
         };
@@ -396,16 +422,19 @@ impl Op for Generate {
         check_room(self.state.position(), count, self.max_ctx)?;
         self.prompt.clear();
         self.prompt.extend(tokens(segments));
-        let fits = self.state.position() == 0
-            && count >= self.prefill_min
-            && self.batched.as_ref().is_some_and(|batched| count <= batched.layers.rows);
+        let mut done = 0;
+        while let Some(rows) = self.fits(count - done) {
+            let start = Instant::now();
+            let view = self.batch(host, done, rows);
+            host.end(self.spans.batched, start);
+            if let Some(view) = view? {
+                return Ok(view);
+            }
+            done += rows;
+        }
         let start = Instant::now();
-        let (view, span) = if fits {
-            (self.whole(host), self.spans.batched)
-        } else {
-            (self.stepwise(host), self.spans.stepped)
-        };
-        host.end(span, start);
+        let view = self.stepwise(host, done);
+        host.end(self.spans.stepped, start);
         view
     }
 

@@ -1,8 +1,8 @@
-//! A whole prompt at once: one execution of attention and router per layer, and each expert once per
+//! Many tokens of a prompt at once: one execution of attention and router per layer, and each expert once per
 //! layer over the tokens that chose it.
 
 use half::f16;
-use qhx_op::fill::{Embedding, Rope};
+use qhx_op::fill::{Embedding, Rope, StepMask};
 use qhx_op::kernels::{f16_to_f32, f32_to_f16};
 use qhx_op::{BufferId, DType, Error, GraphId, Host, Result};
 
@@ -21,6 +21,8 @@ const NONE: u32 = u32::MAX;
 #[derive(Debug)]
 pub(crate) struct Batched {
     pub layers: Layers,
+    /// Of graphs that read caches: others have one that never changes.
+    mask: Option<StepMask>,
     ffn: Ffn,
     /// Tokens that the expert's graph takes at once.
     ffn_rows: usize,
@@ -36,10 +38,11 @@ pub(crate) struct Batched {
 }
 
 impl Batched {
-    /// Binds everything but caches and the mask.
+    /// Binds everything but caches and the mask, which is given where the graphs read caches.
     pub fn open(
         host: &mut Host,
         layers: Layers,
+        mask: Option<StepMask>,
         ffn: GraphId,
         table: &Table,
         step: f32,
@@ -76,16 +79,24 @@ impl Batched {
             members: Vec::with_capacity(rows),
             row_of: vec![NONE; rows],
             layers,
+            mask,
         })
     }
 
-    /// Runs a prompt through all layers. The residual of token `i` ends up in row `i` of `layers.x`, and
+    /// Whether the graphs take tokens that others come before.
+    pub fn continues(&self) -> bool {
+        self.mask.is_some()
+    }
+
+    /// Runs tokens from `position` on through all layers; of the prompt's `total`, `done` came before. The residual of token `i` ends up in row `i` of `layers.x`, and
     /// the new rows of the caches where the graphs give them.
     #[expect(clippy::too_many_arguments, reason = "the parts of the op that both ways share")]
     pub fn run(
         &mut self,
         host: &mut Host,
         tokens: &[u32],
+        position: usize,
+        [done, total]: [usize; 2],
         embedding: &Embedding,
         rope: &mut Rope,
         table: &Table,
@@ -95,20 +106,25 @@ impl Batched {
         spans.time(host, spans.fill, |host| {
             let x = self.layers.x;
             embedding.gather_rows(host, tokens, x.buffer, x.dtype)?;
-            self.layers.fill_rope(host, rope, 0);
+            self.layers.fill_rope(host, rope, position);
+            if let Some(mask) = &mut self.mask {
+                mask.fill(host, position);
+            }
             Ok(())
         })?;
         for layer in 0..self.layers.graphs.len() {
             host.execute(self.layers.graphs[layer])?;
             spans.time(host, spans.route, |host| {
                 for row in 0..tokens.len() {
-                    self.choices[row] = router.choose(host, &self.layers, layer, row, row)?;
+                    self.choices[row] =
+                        router.choose(host, &self.layers, layer, row, position + row)?;
                 }
                 self.ask(host, tokens.len(), table, layer);
                 Ok(())
             })?;
             self.experts(host, tokens.len(), table, layer, spans)?;
-            host.progress(tokens.len() * (layer + 1) / self.layers.graphs.len(), tokens.len());
+            let part = tokens.len() * (layer + 1) / self.layers.graphs.len();
+            host.progress(done + part, total);
         }
         Ok(())
     }

@@ -123,6 +123,17 @@ fn routes(lines: &[String], layers: usize) -> Vec<Routing> {
     found.into_iter().map(|token| token.into_iter().map(|l| l.unwrap()).collect()).collect()
 }
 
+/// How often so many tokens of a prompt go through the graphs for prompts, and one by one.
+fn ways(tokens: usize, prompt_graphs: bool) -> [Option<u64>; 2] {
+    let mut left = tokens;
+    let mut batches = 0;
+    while prompt_graphs && left >= 24 {
+        left -= left.min(WINDOW);
+        batches += 1;
+    }
+    [(batches > 0).then_some(batches), (left > 0).then_some(1)]
+}
+
 /// Every case from its text: tokens, text, reason, the way that the prompt took, and where every token
 /// went in every layer. Answers with the largest difference of a multiplier.
 fn equals_the_reference(
@@ -139,10 +150,9 @@ fn equals_the_reference(
         let request = Request::greedy(Prompt::Text(case.prompt.clone()), case.output_ids.len());
         let (generation, lines) = log::capture(|| generate(model, &request));
         assert_eq!(generation.prompt_tokens, case.prompt_ids.len(), "{label}");
-        let batched = prompt_graphs && (24..=WINDOW).contains(&case.prompt_ids.len());
-        let (ran, other) = if batched { (BATCHED, STEPPED) } else { (STEPPED, BATCHED) };
-        let spans: Vec<_> = generation.spans.iter().map(|s| s.name.as_str()).collect();
-        assert!(spans.contains(&ran) && !spans.contains(&other), "{label}: {spans:?}");
+        let times = |name| generation.spans.iter().find(|s| s.name == name).map(|s| s.count);
+        let expected = ways(case.prompt_ids.len(), prompt_graphs);
+        assert_eq!([times(BATCHED), times(STEPPED)], expected, "{label}");
 
         let expected = goldens.routing(case);
         let found = routes(&lines, expected[0].len());
@@ -251,12 +261,9 @@ fn play_all(model: &mut Model, goldens: &Goldens, prompt_graphs: bool, label: &s
             let earlier = index.checked_sub(1).map(|index| &chat.turns[index]);
             let reusable = earlier.map_or(0, |earlier| turn.reusable(earlier));
             assert_eq!(generation.reused_tokens, reusable, "{label}");
-            // The prompt is consumed in one piece: the graphs for prompts take a first one whole.
-            let fits = (24..=WINDOW).contains(&turn.prompt_ids.len());
-            let batched = prompt_graphs && index == 0 && fits;
-            let (ran, other) = if batched { (BATCHED, STEPPED) } else { (STEPPED, BATCHED) };
             let times = |name| generation.spans.iter().find(|s| s.name == name).map(|s| s.count);
-            assert_eq!((times(ran), times(other)), (Some(1), None), "{label}");
+            let expected = ways(turn.prompt_ids.len() - reusable, prompt_graphs);
+            assert_eq!([times(BATCHED), times(STEPPED)], expected, "{label}");
             let heads = (executions(model, "lmhead") - heads) as usize;
             assert_eq!(heads, turn.output_ids.len(), "{label}: executions of the head");
             messages.push(Message::new("assistant", generation.text));
@@ -265,7 +272,7 @@ fn play_all(model: &mut Model, goldens: &Goldens, prompt_graphs: bool, label: &s
 }
 
 #[test]
-fn conversations_continue_from_a_batched_first_turn() {
+fn later_turns_of_conversations_are_batched_too() {
     for toy in TOYS {
         let checkpoint = toys::fixture(toy);
         let bundle = bundle(&checkpoint, |_| ());
@@ -321,6 +328,27 @@ fn a_batched_prompt_runs_each_expert_once_a_layer_over_its_tokens() {
         model.op_mut().decode(case.output_ids[0]).unwrap();
         assert_eq!((executions(&model, "a"), executions(&model, "ffn2")), (layers, layers));
     }
+}
+
+#[test]
+fn prompts_longer_than_the_prompt_graphs_are_batched_in_parts() {
+    let checkpoint = toys::fixture(TOYS[0]);
+    let goldens = toys::goldens(&checkpoint);
+    let words = goldens.cases.iter().flat_map(|case| &case.prompt_ids).copied();
+    let prompt: Vec<u32> = words.cycle().take(2 * WINDOW + 10).collect();
+    let logits = |prefill: Vec<usize>| {
+        let bundle = bundle(&checkpoint, |o| o.prefill = Some(prefill));
+        let mut model = bundle.open(backends::cpu());
+        model.op_mut().prefill(&[Segment::Tokens(&prompt)]).unwrap();
+        let layers = goldens.routing(&goldens.cases[0])[0].len() as u64;
+        let steps = ["pf", "a", "lmhead"].map(|prefix| executions(&model, prefix));
+        (model.op_mut().logits().unwrap().to_f32(), steps, layers)
+    };
+    let (stepped, steps, layers) = logits(vec![]);
+    assert_eq!(steps, [0, prompt.len() as u64 * layers, 1]);
+    let (batched, steps, _) = logits(vec![WINDOW]);
+    assert_eq!(steps, [2 * layers, 10 * layers, 1], "the last ten are too few for a batch");
+    assert!(largest(&stepped, &batched) <= 1e-3, "both ways alike");
 }
 
 #[test]

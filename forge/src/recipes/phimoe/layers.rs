@@ -17,8 +17,7 @@ pub(super) enum ExpertInputs {
     F16,
 }
 
-/// `rows` tokens through attention and router of a layer, over a cache of `max_ctx` positions, or
-/// from the first token of a text on when that is 0.
+/// `rows` tokens through attention and router of a layer, over a cache of `max_ctx` positions.
 pub(super) fn attention(
     layers: &Layers<'_>,
     config: &Config,

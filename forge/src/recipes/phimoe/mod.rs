@@ -87,7 +87,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     };
     spread("a", 1, options.max_ctx, None)?;
     if let Some(window) = window {
-        spread("pf", window, 0, optional.clone())?;
+        spread("pf", window, options.max_ctx, optional.clone())?;
     }
     let mut alone = |graph: Graph, optional| {
         contexts.push(ContextPlan { optional, ..ContextPlan::alone(graph) });
