@@ -171,7 +171,12 @@ pub fn plan(
         // A recipe refuses more shards than there are layers, or more contexts than a device holds.
         let finer = match recipe(checkpoint, &next) {
             Ok(finer) => finer,
-            Err(why) => return Err(too_large(&plan, worst, why.message())),
+            Err(why) => {
+                let layers = checkpoint.text_config().get("num_hidden_layers");
+                let layers = layers.and_then(serde_json::Value::as_u64);
+                let whole = layers.is_some_and(|layers| next.shards as u64 > layers);
+                return Err(too_large(&plan, worst, if whole { WHOLE } else { why.message() }));
+            }
         };
         check(&finer)?;
         let smaller = sizes(&finer, &next);
