@@ -67,11 +67,11 @@ pub(crate) fn copy(
         );
     }
     let tokenizer = Tokenizer::from_file(&path)?;
-    if tokenizer.vocab_size() > vocab {
+    let beyond = tokenizer.ids().filter(|id| *id as usize >= vocab).count();
+    if beyond > 0 {
         progress.note(&format!(
-            "{} has {} tokens and the model {vocab}: a text with one of the others cannot be used",
-            path.display(),
-            tokenizer.vocab_size()
+            "{} has {beyond} tokens beyond the {vocab} of the model: a text with one of these cannot be used",
+            path.display()
         ));
     }
     let bytes = files::read(ErrorKind::Artifact, &path, MAX_BYTES)?;

@@ -370,6 +370,41 @@ fn a_manifest_that_qhx_could_not_read_is_an_error() {
 }
 
 #[test]
+fn tokens_beyond_the_model_are_noted() {
+    struct Notes(Vec<String>);
+    impl Progress for Notes {
+        fn stage(&mut self, _what: &str, _total: u64) {}
+        fn advance(&mut self, _done: u64) {}
+        fn note(&mut self, message: &str) {
+            self.0.push(message.to_owned());
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = dir.path().join("checkpoint");
+    std::fs::create_dir(&checkpoint).unwrap();
+    for entry in std::fs::read_dir(fixture("qwen35-tied")).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, checkpoint.join(path.file_name().unwrap())).unwrap();
+    }
+    // Fewer tokens than the model has rows, one of them with a number behind these.
+    let path = checkpoint.join("tokenizer.json");
+    let mut tokenizer: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+    let last =
+        vocab.iter().max_by_key(|(_, id)| id.as_u64()).map(|(token, _)| token.clone()).unwrap();
+    vocab[&last] = 70_000.into();
+    let merges = tokenizer["model"]["merges"].as_array_mut().unwrap();
+    merges.retain(|merge| !merge.to_string().contains(&last));
+    std::fs::write(&path, tokenizer.to_string()).unwrap();
+    let mut notes = Notes(Vec::new());
+    let options = ForgeOptions { max_ctx: Some(64), ..ForgeOptions::new(dir.path().join("out")) };
+    forge(&checkpoint, &options, &mut notes).unwrap();
+    let words = "tokenizer.json has 1 tokens beyond the ";
+    assert!(notes.0.iter().any(|note| note.contains(words)), "{:?}", notes.0);
+}
+
+#[test]
 fn a_cancelled_forge_leaves_nothing() {
     struct Stop;
     impl Progress for Stop {

@@ -296,6 +296,11 @@ impl Tokenizer {
         self.inner.get_vocab_size(true)
     }
 
+    /// The ids of all tokens, added ones included, in no order.
+    pub fn ids(&self) -> impl Iterator<Item = u32> {
+        self.inner.get_vocab(true).into_values()
+    }
+
     /// The id of a token such as `<|im_end|>`.
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
