@@ -6,6 +6,7 @@ use std::sync::Arc;
 use qhx_core::backend::Backend;
 use qhx_core::qnn::{ProfileLevel, QnnBackend, QnnOptions};
 use qhx_core::resident::ResidentBackend;
+use qhx_core::rights::runs_with_extra_rights;
 use qhx_core::{Error, ErrorKind, Manifest, Result, trace};
 use qhx_cpu::{CpuBackend, CpuOptions};
 
@@ -91,6 +92,10 @@ impl BackendArgs {
     }
 
     fn qnn(&self, libraries: &Libraries, tracing: Option<&Tracing>) -> Result<Arc<dyn Backend>> {
+        let cdsprpc = &self.device.memory.cdsprpc;
+        if let Some(file) = cdsprpc.as_ref().filter(|_| runs_with_extra_rights()) {
+            return Err(runtime::not_with_extra_rights("libcdsprpc", file));
+        }
         let options = QnnOptions {
             htp: libraries.htp.clone(),
             system: Some(libraries.system.clone()),
@@ -98,7 +103,7 @@ impl BackendArgs {
             perf: self.device.perf,
             idle_release: self.idle_release,
             memory: self.device.memory.memory,
-            cdsprpc: self.device.memory.cdsprpc.clone(),
+            cdsprpc: cdsprpc.clone(),
             tried: contexts_tried(),
             profile: tracing.map_or(ProfileLevel::Off, |tracing| tracing.level),
             trace: tracing.map(|tracing| Arc::clone(&tracing.trace)),

@@ -22,6 +22,7 @@ pub mod null;
 pub mod op;
 pub mod qnn;
 pub mod resident;
+pub mod rights;
 pub mod sampling;
 pub mod stop;
 pub mod text;

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use qhx_core::qnn::{Library, SystemLibrary};
+use qhx_core::rights::runs_with_extra_rights;
 use qhx_core::{Error, ErrorKind, Result};
 
 use crate::args::LibraryArgs;
@@ -55,7 +56,18 @@ impl Libraries {
 impl LibraryArgs {
     /// The libraries: those given, or else those installed, or else those beside the program.
     /// `None` when there are none.
+    ///
+    /// # Errors
+    /// When the system library alone is given, and when a program with more rights than its user is given any: it
+    /// takes those beside itself.
     pub fn find(&self) -> Result<Option<Libraries>> {
+        self.find_for(runs_with_extra_rights())
+    }
+
+    fn find_for(&self, extra_rights: bool) -> Result<Option<Libraries>> {
+        if extra_rights {
+            return self.none_given().map(|()| beside_program());
+        }
         match (&self.htp, &self.system) {
             (Some(htp), system) => {
                 let system = system.clone().unwrap_or_else(|| htp.with_file_name(SYSTEM_FILE));
@@ -76,6 +88,15 @@ impl LibraryArgs {
         Ok(beside_program())
     }
 
+    /// Errors when a library is given: what the user names would run with the rights of the program's owner.
+    fn none_given(&self) -> Result<()> {
+        match self.htp.as_ref().or(self.system.as_ref()) {
+            None => Ok(()),
+            Some(given) => Err(not_with_extra_rights("a QNN library", given)
+                .hint(format!("put {HTP_FILE} and {SYSTEM_FILE} beside the program"))),
+        }
+    }
+
     /// As [`LibraryArgs::find`]; none is an error.
     pub fn require(&self, what: &str) -> Result<Libraries> {
         self.find()?.ok_or_else(|| {
@@ -92,11 +113,23 @@ impl LibraryArgs {
     /// The system library alone, which reads metadata.
     pub fn system(&self) -> Result<Option<SystemLibrary>> {
         let path = match &self.system {
-            Some(system) => Some(system.clone()),
-            None => self.find()?.map(|libraries| libraries.system),
+            Some(system) if !runs_with_extra_rights() => Some(system.clone()),
+            _ => self.find()?.map(|libraries| libraries.system),
         };
         path.map(|path| SystemLibrary::open(&path)).transpose()
     }
+}
+
+/// An error: a program with more rights than its user was given `file`, by an option or the environment.
+pub fn not_with_extra_rights(what: &str, file: &Path) -> Error {
+    Error::new(
+        ErrorKind::Usage,
+        format!(
+            "{}: this program runs with more rights than its user (set-user-id) and opens no file that the user \
+             names as {what}",
+            file.display()
+        ),
+    )
 }
 
 fn in_folder(folder: &Path, source: &'static str) -> Libraries {
@@ -107,4 +140,29 @@ fn beside_program() -> Option<Libraries> {
     let program = dunce::canonicalize(std::env::current_exe().ok()?).ok()?;
     let libraries = in_folder(program.parent()?, "beside the program");
     (libraries.htp.is_file() && libraries.system.is_file()).then_some(libraries)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn with_more_rights_than_the_user_no_given_library_is_opened() {
+        let given = |htp: Option<&str>, system: Option<&str>| LibraryArgs {
+            htp: htp.map(PathBuf::from),
+            system: system.map(PathBuf::from),
+        };
+        for args in [given(Some("/x/evil.so"), None), given(None, Some("/x/evil.so"))] {
+            let error = args.find_for(true).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Usage);
+            assert!(
+                error.message().contains("/x/evil.so: this program runs with more rights"),
+                "{error}"
+            );
+        }
+        // Installed ones lie in the user's cache folder.
+        let found = given(None, None).find_for(true).unwrap();
+        assert!(found.is_none_or(|libraries| libraries.source == "beside the program"));
+        assert_eq!(given(Some("a"), Some("b")).find_for(false).unwrap().unwrap().source, "given");
+    }
 }

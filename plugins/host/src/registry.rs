@@ -15,7 +15,6 @@ use crate::lock::{Lock, Locked};
 use crate::params;
 use crate::probe::probe;
 use crate::search::{Place, PluginOptions, default_places, files_in};
-use crate::trust;
 
 /// What became of a plugin file.
 #[derive(Debug, Clone)]
@@ -78,7 +77,7 @@ impl Plugins {
     /// one that is found and does not load is remembered with the reason.
     pub fn discover(options: &PluginOptions) -> Result<Self> {
         let mut options = options.clone();
-        options.allow_untrusted &= !trust::runs_with_extra_rights();
+        options.allow_untrusted &= !qhx_core::rights::runs_with_extra_rights();
         let mut plugins = Self {
             ops: BTreeMap::new(),
             installed: Vec::new(),

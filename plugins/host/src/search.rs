@@ -8,21 +8,22 @@
 //! 6. beside the executable, and `plugins` there.
 //!
 //! Never the working directory and never the bundle: a bundle is data that somebody downloaded.
-//! A program that runs with more rights than its user (set-user-id) skips 4 and 5.
+//! A program that runs with more rights than its user (set-user-id) skips 4 and 5, and loads of 6 only what a
+//! `plugins.lock` there lists.
 //!
 //! A folder with a `plugins.lock` loads what the lock lists and nothing else. A folder without one
-//! loads what lies in it, except the user's data folder, which loads installed plugins only. So a
-//! plugin that was just built works beside the executable, with `--plugin` and `--plugin-dir`,
-//! without being installed.
+//! loads what lies in it, except the user's data folder, which loads installed plugins only. Beside the executable and
+//! in `plugins` there only files named like a host-op plugin (`libqhx_ops_*`) count. So a plugin that was just built
+//! works beside the executable, with `--plugin` and `--plugin-dir`, without being installed.
 
 use std::env;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use etcetera::{BaseStrategy, choose_base_strategy};
+use qhx_core::rights::runs_with_extra_rights;
 
 use crate::probe::Prober;
-use crate::trust::runs_with_extra_rights;
 
 /// Which plugins to consider.
 #[derive(Debug, Clone, Default)]
@@ -52,7 +53,7 @@ pub struct Place {
     pub dir: PathBuf,
     /// Why it is searched, for people.
     pub why: &'static str,
-    /// Only files named like a host-op plugin count: the folder holds other libraries, too.
+    /// Only files named like a host-op plugin count: the folder may hold other libraries.
     pub by_name: bool,
     /// Only what the folder's lock lists counts, also when there is no lock.
     pub installed_only: bool,
@@ -99,9 +100,10 @@ fn places(extra_rights: bool) -> Vec<Place> {
         .and_then(|exe| dunce::canonicalize(exe).ok())
         .and_then(|exe| exe.parent().map(Path::to_path_buf))
     {
-        let plugins = dir.join("plugins");
-        places.push(Place { by_name: true, ..place(dir, "beside the executable") });
-        places.push(place(plugins, "beside the executable"));
+        for dir in [dir.join("plugins"), dir].into_iter().rev() {
+            let place = place(dir, "beside the executable");
+            places.push(Place { by_name: true, installed_only: extra_rights, ..place });
+        }
     }
     places
 }
@@ -134,5 +136,23 @@ mod tests {
         let few = places(true);
         assert!(!few.is_empty());
         assert!(few.iter().all(|p| p.why == "beside the executable"), "{few:?}");
+        assert!(few.iter().all(|p| p.installed_only), "{few:?}");
+    }
+
+    #[test]
+    fn a_library_of_another_name_beside_the_program_does_not_count() {
+        let folder = tempfile::tempdir().unwrap();
+        let (prefix, extension) = (env::consts::DLL_PREFIX, env::consts::DLL_EXTENSION);
+        let names = ["qhx_ops_mine", "other"].map(|name| format!("{prefix}{name}.{extension}"));
+        for name in &names {
+            std::fs::write(folder.path().join(name), "").unwrap();
+        }
+        let places = places(false);
+        let beside: Vec<_> = places.iter().filter(|p| p.why == "beside the executable").collect();
+        assert_eq!(beside.len(), 2);
+        for place in beside {
+            let place = Place { dir: folder.path().to_owned(), ..place.clone() };
+            assert_eq!(files_in(&place), [folder.path().join(&names[0])]);
+        }
     }
 }

@@ -87,7 +87,7 @@ impl Store {
     /// The plugins installed for this user. Errors when there is no user folder, and when the
     /// program runs with more rights than the user.
     pub fn for_user() -> Result<Self> {
-        if trust::runs_with_extra_rights() {
+        if qhx_core::rights::runs_with_extra_rights() {
             return Err(Error::new(
                 ErrorKind::Plugin,
                 "this program runs with more rights than its user (set-user-id), so the user's \

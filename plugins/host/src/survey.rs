@@ -13,7 +13,6 @@ use crate::probe::recalled;
 use crate::registry::{builtin_ops, check_named_dir, named_place, not_installed};
 use crate::search::{Place, PluginOptions, default_places, files_in};
 use crate::store::{Health, examine};
-use crate::trust;
 
 /// State of a plugin file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -89,7 +88,7 @@ pub struct Listed {
 /// Everything that [`crate::Plugins::discover`] would consider, in its order.
 pub fn survey(options: &PluginOptions) -> Result<Vec<Listed>> {
     let mut options = options.clone();
-    options.allow_untrusted &= !trust::runs_with_extra_rights();
+    options.allow_untrusted &= !qhx_core::rights::runs_with_extra_rights();
     let mut found = Survey { options: &options, taken: BTreeSet::new(), rows: Vec::new() };
     if options.no_plugins {
         return Ok(found.rows);

@@ -4,11 +4,6 @@
 //! change a plugin file or the folder it lies in, and what is loaded is the very file that was
 //! checked and hashed: it is opened once, and the system loader gets that open file.
 
-#![cfg_attr(
-    any(target_os = "linux", target_os = "android"),
-    expect(unsafe_code, reason = "asks the C library how the program was started")
-)]
-
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Read;
@@ -90,27 +85,6 @@ pub(crate) fn hash(mut reader: impl Read) -> std::io::Result<String> {
         let _ = write!(text, "{byte:02x}");
     }
     Ok(text)
-}
-
-/// True when the program runs with more rights than the user who started it: set-user-id,
-/// set-group-id or file capabilities. The environment is then the user's, not the program's.
-#[cfg(any(target_os = "linux", target_os = "android"))]
-pub fn runs_with_extra_rights() -> bool {
-    // SAFETY: takes and returns plain numbers.
-    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
-}
-
-/// True when the program runs with more rights than the user who started it.
-#[cfg(all(unix, not(any(target_os = "linux", target_os = "android"))))]
-pub fn runs_with_extra_rights() -> bool {
-    use nix::unistd::{getegid, geteuid, getgid, getuid};
-    geteuid() != getuid() || getegid() != getgid()
-}
-
-/// True when the program runs with more rights than the user who started it.
-#[cfg(not(unix))]
-pub fn runs_with_extra_rights() -> bool {
-    false
 }
 
 /// Checks that only the user or the administrator can change the file, its folder and the folder
