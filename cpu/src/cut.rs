@@ -46,7 +46,7 @@ pub(crate) struct Product<'a> {
 /// What is multiplied with.
 pub(crate) enum Factor<'a> {
     /// `x · weightsᵀ + bias`.
-    Stored(Weights, Option<Floats>),
+    Stored(Box<Weights>, Option<Floats>),
     /// `x[h] · b[h]ᵀ` for each head, where an input of the graph is `b` `[heads, n, k]`.
     Rows(&'a str),
     /// `x[h] · b[h]` for each head, where an input of the graph is `b` `[heads, k, n]`.
@@ -161,11 +161,11 @@ impl<'a, 'f> Reader<'a, 'f> {
                     [bias] => Some(self.floats(bias, &[weights.rows])?),
                     _ => return None,
                 };
-                Factor::Stored(weights, bias)
+                Factor::Stored(Box::new(weights), bias)
             }
             ("", "Add", [product, shift]) => return self.shifted(y, product, shift),
             ("com.microsoft", "MatMulNBits", [_, w, scales]) => {
-                Factor::Stored(self.bits(node, w, scales)?, None)
+                Factor::Stored(Box::new(self.bits(node, w, scales)?), None)
             }
             ("", "MatMul", [x, b]) => {
                 let [_, Some(1..=FEW), _] = *self.shapes.known.get(x)?.as_slice() else {

@@ -55,7 +55,7 @@ struct Product {
 
 /// As [`cut::Factor`].
 enum By {
-    Stored(Weights, Option<Floats>),
+    Stored(Box<Weights>, Option<Floats>),
     Rows(Source),
     Columns(Source),
 }
@@ -169,7 +169,7 @@ impl Steps {
     pub(crate) fn weights(&self) -> impl Iterator<Item = &Weights> {
         let products = self.steps.iter().flat_map(|step| &step.products);
         products.filter_map(|product| match &product.by {
-            By::Stored(weights, _) => Some(weights),
+            By::Stored(weights, _) => Some(&**weights),
             By::Rows(_) | By::Columns(_) => None,
         })
     }
@@ -333,7 +333,7 @@ fn find<'a>(
 
 fn refused(product: &Product, found: &str) -> Error {
     let by = match &product.by {
-        By::Stored(Weights { rows, columns, .. }, _) => format!("weights [{rows}, {columns}]"),
+        By::Stored(weights, _) => format!("weights [{}, {}]", weights.rows, weights.columns),
         By::Rows(_) | By::Columns(_) => "an input of the graph".to_owned(),
     };
     Error::new(ErrorKind::Execute, format!("a product with {by}: what is multiplied is {found}"))

@@ -422,7 +422,7 @@ mod tests {
         };
         let decoder = [("encoder", "mel", 8), ("decode", "x", 1), ("prefill16", "x", 16)];
         let decoder = decoder.map(|(name, input, rows)| graph(name, input, rows));
-        assert_eq!(step([&[tower.clone()], &decoder[..]].concat()), ["decode"]);
+        assert_eq!(step([std::slice::from_ref(&tower), &decoder[..]].concat()), ["decode"]);
         assert_eq!(step(vec![tower, graph("enc4", "x", 4), graph("enc", "x", 8)]), ["enc"]);
     }
 

@@ -90,12 +90,10 @@ impl<'a> Scans<'a> {
 
     /// The next marker, and goes behind it.
     fn marker(&mut self) -> Option<u8> {
-        loop {
-            let rest = self.bytes.get(self.at..)?;
-            let start = rest.windows(2).position(|pair| matches!(pair, [0xff, 1..=0xfe]))?;
-            self.at += start + 2;
-            return rest.get(start + 1).copied();
-        }
+        let rest = self.bytes.get(self.at..)?;
+        let start = rest.windows(2).position(|pair| matches!(pair, [0xff, 1..=0xfe]))?;
+        self.at += start + 2;
+        rest.get(start + 1).copied()
     }
 
     fn frame(&mut self, marker: u8, body: &[u8]) -> Option<()> {

@@ -137,7 +137,7 @@ impl tracing::Subscriber for Printing {
         struct Text;
         impl tracing::field::Visit for Text {
             fn record_debug(&mut self, _: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-                eprintln!("log: {value:?}");
+                let _ = writeln!(std::io::stderr(), "log: {value:?}");
             }
         }
         event.record(&mut Text);

@@ -134,7 +134,7 @@ struct Product {
 }
 
 enum By {
-    Stored(Weights, Option<Floats>),
+    Stored(Box<Weights>, Option<Floats>),
     /// int8 `[rows, columns]` of an input, and the scale of each row, which is a constant.
     Given {
         b: Dense,
@@ -288,7 +288,7 @@ impl Tape {
             _ => None,
         });
         products.flatten().filter_map(|product| match &product.by {
-            By::Stored(weights, _) => Some(weights),
+            By::Stored(weights, _) => Some(&**weights),
             By::Given { .. } | By::Heads { .. } => None,
         })
     }
