@@ -43,4 +43,8 @@ impl Op for Generate {
     fn decoder_mut(&mut self) -> Option<&mut Decoder> {
         Some(&mut self.decoder)
     }
+
+    fn verification(&self) -> qhx_op::Verification {
+        self.decoder.verification()
+    }
 }

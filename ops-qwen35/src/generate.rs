@@ -82,6 +82,10 @@ impl Op for Generate {
         Some(&mut self.decoder)
     }
 
+    fn verification(&self) -> qhx_op::Verification {
+        self.decoder.verification()
+    }
+
     fn placeholders(&self) -> Vec<u32> {
         // A bundle of text alone need not have these tokens, nor say them.
         match self.prompts.encoder() {

@@ -68,6 +68,10 @@ impl Op for Generate {
         Some(&mut self.decoder)
     }
 
+    fn verification(&self) -> qhx_op::Verification {
+        self.decoder.verification()
+    }
+
     fn placeholders(&self) -> Vec<u32> {
         // Those that stand for nothing in a bundle of text alone are refused there, too.
         self.prompts.placeholders()

@@ -53,7 +53,15 @@ impl Checked {
             let what = format!(
                 "after {call} at position {before} its position is {found}, expected {expected}"
             );
-            return Err(self.wrong(what, "it forgot to commit its state"));
+            let more = positions.is_some_and(|positions| found > before + positions);
+            return Err(self.wrong(
+                what,
+                if more {
+                    "it consumed more positions than `place` said, or counted them twice"
+                } else {
+                    "it forgot to commit its state"
+                },
+            ));
         }
         let (found, said) = (self.op.logits()?.len(), self.op.info().vocab);
         if found != said {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::model::Model;
 use super::prompt::Encoded;
 use super::speculate::Took;
-use super::types::{Event, FinishReason, Request};
+use super::types::{Event, FinishReason};
 use crate::op::HostOp as _;
 use crate::sampling::{AllowedTokens, Sampler};
 use crate::stop::StopFilter;
@@ -61,7 +61,8 @@ impl Listener<'_> {
 
 /// A generation whose prompt is consumed.
 pub(super) struct Run<'a> {
-    pub request: &'a Request,
+    /// Tokens that end the answer, besides the model's own.
+    pub stop_ids: Vec<u32>,
     pub prompt: &'a Encoded,
     /// Greatest number of tokens.
     pub budget: usize,
@@ -125,9 +126,9 @@ impl Model {
         run.sampling += start.elapsed();
         run.tokens.push(token);
         self.speculation.push(token);
-        let Run { text, listener, request, .. } = run;
+        let Run { text, listener, stop_ids, .. } = run;
         if text.stop.is_stop_token(token) {
-            let stop = request.stop_ids.contains(&token);
+            let stop = stop_ids.contains(&token);
             return Ok(Some(if stop { FinishReason::Stop } else { FinishReason::Eos }));
         }
         let detokenize = trace::span(self.trace.as_ref(), "detokenize");

@@ -53,7 +53,8 @@ impl Model {
         };
         drop(tokenize);
         self.check_length(&prompt)?;
-        let allowed = self.allowed(&request.stop_ids)?;
+        let stop_ids = self.stop_ids(request);
+        let allowed = self.allowed(&stop_ids)?;
         let vocab = self.op.info().vocab;
         let mut sampler =
             Sampler::restricted(request.sampling.clone(), vocab, Arc::clone(&allowed))?
@@ -63,7 +64,7 @@ impl Model {
         let room = self.op.info().max_ctx.saturating_sub(tokens.len());
         let budget = request.max_new.min(room.saturating_add(1));
         self.consumed.reserve(tokens.len() + budget.min(1 << 20));
-        let mut ends = request.stop_ids.clone();
+        let mut ends = stop_ids.clone();
         if !request.ignore_eos {
             ends.extend_from_slice(&self.manifest.params.eos_token_id);
         }
@@ -72,7 +73,7 @@ impl Model {
         let graph_before = self.op.graph_time();
         let spans_before = self.op.span_stats();
         let mut run = Run {
-            request,
+            stop_ids,
             prompt: &prompt,
             budget,
             sampler,
@@ -269,6 +270,17 @@ impl Model {
             ));
         }
         Ok(())
+    }
+
+    /// Tokens that end the answer at the caller's wish. A stop text that the tokenizer spells as one special token is
+    /// that token: it never becomes text.
+    fn stop_ids(&self, request: &Request) -> Vec<u32> {
+        let special = |text: &String| {
+            let tokenizer = self.tokenizer.as_ref()?;
+            let id = tokenizer.token_to_id(text)?;
+            tokenizer.visible_token(id).is_none().then_some(id)
+        };
+        request.stop_ids.iter().copied().chain(request.stop.iter().filter_map(special)).collect()
     }
 
     /// What may be chosen where `stop_ids` end the answer: they are not turned into text, so that

@@ -460,6 +460,16 @@ impl Reader<'_> {
     /// The error of a token that stands for media where there is none.
     pub(super) fn unexpected(&self, token: u32) -> Error {
         let spelt = self.spell(token).map_or(String::new(), |text| format!(" ({text:?})"));
+        let around = self.tokenizer().and_then(Tokenizer::around);
+        if around.is_ok_and(|(before, after)| before.contains(&token) || after.contains(&token)) {
+            let message = format!(
+                "the tokenizer's post-processor puts token {token}{spelt} around every text, and it stands for an \
+                 image, audio or a video"
+            );
+            return Error::new(ErrorKind::Artifact, message).hint(
+                "artifacts.tokenizer is another model's, or plan.params names a wrong token",
+            );
+        }
         let message = format!(
             "token {token}{spelt} stands for a picture, sound or video, and the prompt has none there"
         );

@@ -446,6 +446,28 @@ fn a_prompt_whose_tokenization_is_cancelled_is_a_cancelled_generation() {
 }
 
 #[test]
+fn a_stop_text_that_is_a_special_token_ends_the_answer() {
+    let words = [("a", 0), ("b", 1), ("</s>", 7)];
+    let mut model = open_with_words(Scripted::new(RISING), &words);
+    let stop = Request { stop: vec!["</s>".to_owned()], ..request(&[1], 3) };
+    let generation = generate(&mut model, &stop).unwrap();
+    assert_eq!((generation.tokens, generation.finish_reason), (vec![7], FinishReason::Stop));
+    assert_eq!(generation.text, "");
+    let other = Request { stop: vec!["a".to_owned()], ..request(&[1], 2) };
+    assert_eq!(generate(&mut model, &other).unwrap().tokens, [7, 7]);
+}
+
+#[test]
+fn a_prompt_that_counts_twice_is_no_forgotten_commit() {
+    let mut model = open(Scripted::with_fault(Fault::CountedTwice));
+    let report = generate(&mut model, &request(&[1, 2, 3], 2)).unwrap_err().report().to_string();
+    assert!(report.contains("consumed more positions than `place` said"), "{report}");
+    let mut model = open(Scripted::with_fault(Fault::PromptUncounted));
+    let report = generate(&mut model, &request(&[1, 2, 3], 2)).unwrap_err().report().to_string();
+    assert!(report.contains("forgot to commit its state"), "{report}");
+}
+
+#[test]
 fn crossed_cancels_each_stop_their_own_request() {
     let op = Scripted::new(RISING);
     let prompts = Arc::clone(&op.prompts);

@@ -51,7 +51,8 @@ pub struct Request {
     pub max_new: usize,
     /// How the next token is chosen.
     pub sampling: crate::sampling::SamplingParams,
-    /// Texts that end the answer; none of them appears in it.
+    /// Texts that end the answer; none of them appears in it. One that is a special token of the tokenizer, such as
+    /// `</s>`, ends it as that token.
     pub stop: Vec<String>,
     /// Tokens that end the answer, besides the model's own.
     pub stop_ids: Vec<u32>,

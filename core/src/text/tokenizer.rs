@@ -286,7 +286,7 @@ impl Tokenizer {
     }
 
     /// The token with an id, unless it has no text: a special one, or none at all.
-    pub(super) fn visible_token(&self, id: u32) -> Option<String> {
+    pub(crate) fn visible_token(&self, id: u32) -> Option<String> {
         let token = self.inner.id_to_token(id)?;
         (!self.inner.get_added_vocabulary().is_special_token(&token)).then_some(token)
     }

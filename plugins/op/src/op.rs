@@ -3,7 +3,7 @@
 use crate::decoder::Decoder;
 use crate::state::StateCarrier;
 use crate::{
-    Error, Host, MediaRules, OpDescription, OpInfo, Packing, Placement, Result, Segment,
+    Error, Host, MediaRules, Modality, OpDescription, OpInfo, Packing, Placement, Result, Segment,
     SnapshotId, Verification, View,
 };
 
@@ -15,8 +15,8 @@ use crate::{
 /// count) only once the last graph of a step has executed.
 ///
 /// Besides [`Op::describe`] and [`Op::open`], an op writes what the kit does not do for it: nothing
-/// when it is a [`Decoder`] and gives it back in [`Op::decoder`] and [`Op::decoder_mut`]; otherwise
-/// [`Op::info`] and the steps. What concerns the state alone goes to the [`StateCarrier`] of
+/// when it is a [`Decoder`] and gives it back in [`Op::decoder`] and [`Op::decoder_mut`], but for
+/// [`Op::verification`] where draft tokens are to be verified; otherwise [`Op::info`] and the steps. What concerns the state alone goes to the [`StateCarrier`] of
 /// [`Op::state`] and [`Op::state_mut`].
 pub trait Op: Sized + Send + 'static {
     /// What the op is, before any bundle is opened.
@@ -98,6 +98,17 @@ pub trait Op: Sized + Send + 'static {
     /// Consumes segments; answers with the logits of the last position. A picture, sound or video
     /// takes the positions that [`Op::place`] said.
     fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
+        let op = Self::describe();
+        let media = segments.iter().find(|segment| !matches!(segment, Segment::Tokens(_)));
+        if let Some(segment) = media.filter(|_| op.modalities.iter().any(|m| *m != Modality::Text))
+        {
+            return Err(Error::unsupported(&format!(
+                "{}: prefill of {}: the op places it, but leaves prefill to the kit, which takes text only; write \
+                 Op::prefill over Decoder::prefill_soft",
+                op.name,
+                crate::text::kind(segment)
+            )));
+        }
         match self.decoder_mut() {
             Some(decoder) => decoder.prefill(host, segments),
             None => Err(Error::unsupported("generation")),
@@ -112,13 +123,11 @@ pub trait Op: Sized + Send + 'static {
         }
     }
 
-    /// Whether guessed tokens are checked, in steps of how many. An op that answers [`Op::decode`] itself, over a
-    /// [`Decoder`] or without, writes these four as well, or refuses here.
+    /// Whether draft tokens are verified, in steps of how many: not, unless the op opts in. An op that leaves
+    /// [`Op::decode`] to the kit returns [`Decoder::verification`]; one that writes it, over a [`Decoder`] or without,
+    /// writes the three below as well.
     fn verification(&self) -> Verification {
-        match self.decoder() {
-            Some(decoder) => decoder.verification(),
-            None => Verification::refused("the host-op steps without the kit's decoder"),
-        }
+        Verification::refused("the host-op does not opt in (Op::verification)")
     }
 
     /// Runs tokens through the graphs of one step. The state stays as it is until [`Op::accept`].

@@ -67,6 +67,10 @@ impl Op for Toy {
         Some(&mut self.0)
     }
 
+    fn verification(&self) -> qhx_op::Verification {
+        self.0.verification()
+    }
+
     /// A picture becomes a soft token [r, g] for each pixel.
     fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
         if segments
@@ -364,6 +368,11 @@ fn guessed_tokens_go_through_one_step_and_the_right_ones_stay() {
     assert!(op.accept(1).is_err() && op.row_logits(0).is_err(), "it was kept already");
 
     // The next step hides what was not kept, which the script asserts; another step drops what was not kept.
+    // Nor after the state has become another one.
+    op.verify(&[1, 1]).unwrap();
+    let saved = op.snapshot().unwrap();
+    op.restore(saved).unwrap();
+    assert!(op.row_logits(0).is_err() && op.accept(1).is_err(), "rows of another state");
     op.verify(&[1, 1]).unwrap();
     assert_eq!(op.decode(2).unwrap(), [2.0, -2.0, 7.0]);
     assert!(op.accept(1).is_err());

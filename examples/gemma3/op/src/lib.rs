@@ -75,6 +75,10 @@ impl Op for Generate {
     fn decoder_mut(&mut self) -> Option<&mut Decoder> {
         Some(&mut self.0)
     }
+
+    fn verification(&self) -> qhx_op::Verification {
+        self.0.verification()
+    }
 }
 
 qhx_op::register_ops!(Generate);

@@ -57,6 +57,10 @@ impl Op for Generate {
     fn decoder_mut(&mut self) -> Option<&mut Decoder> {
         Some(&mut self.decoder)
     }
+
+    fn verification(&self) -> qhx_op::Verification {
+        self.decoder.verification()
+    }
 }
 
 qhx_op::register_ops!(Generate);

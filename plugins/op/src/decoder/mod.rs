@@ -227,7 +227,7 @@ pub struct Decoder {
     /// Tokens of the chunk under way; holds as many as the widest pass takes.
     chunk: Vec<u32>,
     /// The pass that ran the tokens of `chunk` and keeps none of them yet.
-    unkept: Option<usize>,
+    unkept: Option<(usize, u64)>,
     fill_span: SpanId,
     commit_span: SpanId,
 }

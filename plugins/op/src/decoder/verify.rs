@@ -53,13 +53,18 @@ impl Decoder {
         self.chunk.clear();
         self.chunk.extend_from_slice(tokens);
         self.run(host, pass, 0, &[], true)?;
-        self.unkept = Some(pass);
+        self.unkept = Some((pass, self.state.changes()));
         Ok(())
+    }
+
+    /// The pass of the last [`Decoder::verify`], unless the state is another one since.
+    fn current(&self) -> Option<usize> {
+        self.unkept.filter(|(_, changes)| *changes == self.state.changes()).map(|(pass, _)| pass)
     }
 
     /// Logits of the position of token `row` of the last [`Decoder::verify`].
     pub fn row_logits(&mut self, host: &mut Host, row: usize) -> Result<View> {
-        match self.unkept {
+        match self.current() {
             Some(pass) if row < self.chunk.len() => last(self.logits_of(host, pass, row)?),
             _ => Err(nothing("the logits of a row", row)),
         }
@@ -68,7 +73,9 @@ impl Decoder {
     /// Keeps the first `count` tokens of the last [`Decoder::verify`]. Where a state is replaced as a whole and not
     /// all tokens stay, those that do go through the graphs once more.
     pub fn accept(&mut self, host: &mut Host, count: usize) -> Result<()> {
-        let Some(pass) = self.unkept.take().filter(|_| count <= self.chunk.len()) else {
+        let pass = self.current();
+        self.unkept = None;
+        let Some(pass) = pass.filter(|_| count <= self.chunk.len()) else {
             return Err(nothing("keeping tokens", count));
         };
         if count == 0 {

@@ -40,6 +40,8 @@ pub struct StateCarrier {
     /// Positions below this have been written to the caches, also those that were forgotten since.
     /// A ring holds the last of them.
     written: usize,
+    /// Number of changes so far.
+    changes: u64,
     track: PositionTrack,
 }
 
@@ -62,12 +64,17 @@ impl StateCarrier {
     ) -> Result<Self> {
         let wiring = Wiring::new(host, groups, &window)?;
         let (snapshots, track) = (Snapshots::default(), PositionTrack::default());
-        Ok(Self { wiring, snapshots, position: 0, written: 0, track })
+        Ok(Self { wiring, snapshots, position: 0, written: 0, changes: 0, track })
     }
 
     /// Positions consumed so far.
     pub fn position(&self) -> usize {
         self.position
+    }
+
+    /// A number that is another one after every change of the state.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// Where tokens and pictures stand for an embedding of three axes. Text alone, unless an op places
@@ -200,6 +207,7 @@ impl StateCarrier {
             caches[append.cache].write(host, append.new, append.rows, position, rows);
         }
         self.exchange(host, group)?;
+        self.changes += 1;
         self.position += rows;
         self.written = self.written.max(self.position);
         Ok(())
@@ -212,7 +220,16 @@ impl StateCarrier {
             std::mem::swap(&mut state.current, &mut state.next);
         }
         // A state may stand in graphs of several groups: bind it everywhere.
-        swaps.iter().try_for_each(|swap| swap.bind(host, &states[swap.state]))
+        let bound = swaps.iter().try_for_each(|swap| swap.bind(host, &states[swap.state]));
+        if bound.is_err() {
+            for swap in swaps.iter().filter(|swap| swap.group == group && swap.exchanges) {
+                let state = &mut states[swap.state];
+                std::mem::swap(&mut state.current, &mut state.next);
+            }
+            // What fails again fails the next step, which binds all of it.
+            swaps.iter().for_each(|swap| drop(swap.bind(host, &states[swap.state])));
+        }
+        bound
     }
 
     /// Forgets everything: states zero, position 0. Cache rows stay, finite as they are; a mask hides
@@ -222,6 +239,7 @@ impl StateCarrier {
             host.bytes_mut(state.current).fill(0);
         }
         (self.position, self.written) = (0, 0);
+        self.changes += 1;
         self.track.truncate(0);
     }
 
@@ -258,6 +276,7 @@ impl StateCarrier {
             }
         }
         self.position = position;
+        self.changes += 1;
         self.track.truncate(position);
         if position == 0 {
             self.written = 0;
@@ -275,6 +294,7 @@ impl StateCarrier {
     pub fn restore(&mut self, host: &mut Host, id: SnapshotId) -> Result<()> {
         let saved = self.snapshots.restore(host, &self.wiring, id)?;
         (self.position, self.written) = (saved.position, saved.written);
+        self.changes += 1;
         self.track.copy_from(&saved.track);
         Ok(())
     }
