@@ -98,16 +98,16 @@ pub trait Op: Sized + Send + 'static {
     /// Consumes segments; answers with the logits of the last position. A picture, sound or video
     /// takes the positions that [`Op::place`] said.
     fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
-        let op = Self::describe();
-        let media = segments.iter().find(|segment| !matches!(segment, Segment::Tokens(_)));
-        if let Some(segment) = media.filter(|_| op.modalities.iter().any(|m| *m != Modality::Text))
-        {
-            return Err(Error::unsupported(&format!(
-                "{}: prefill of {}: the op places it, but leaves prefill to the kit, which takes text only; write \
-                 Op::prefill over Decoder::prefill_soft",
-                op.name,
-                crate::text::kind(segment)
-            )));
+        if let Some(media) = segments.iter().find(|one| !matches!(one, Segment::Tokens(_))) {
+            let op = Self::describe();
+            if op.modalities.iter().any(|modality| *modality != Modality::Text) {
+                return Err(Error::unsupported(&format!(
+                    "{}: prefill of {}: the op places it, but leaves prefill to the kit, which takes text only; write \
+                     Op::prefill over Decoder::prefill_soft",
+                    op.name,
+                    crate::text::kind(media)
+                )));
+            }
         }
         match self.decoder_mut() {
             Some(decoder) => decoder.prefill(host, segments),
@@ -127,7 +127,10 @@ pub trait Op: Sized + Send + 'static {
     /// [`Op::decode`] to the kit returns [`Decoder::verification`]; one that writes it, over a [`Decoder`] or without,
     /// writes the three below as well.
     fn verification(&self) -> Verification {
-        Verification::refused("the host-op does not opt in (Op::verification)")
+        Verification::refused(match self.decoder() {
+            Some(_) => "the host-op does not opt in (Op::verification)",
+            None => "the host-op steps without the kit's decoder",
+        })
     }
 
     /// Runs tokens through the graphs of one step. The state stays as it is until [`Op::accept`].
