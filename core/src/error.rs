@@ -135,6 +135,15 @@ struct Inner {
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
+/// What the system says of a failure, without its number, which adds nothing to the words.
+pub fn why(error: &std::io::Error) -> String {
+    let mut why = error.to_string();
+    if let (Some(end), Some(_)) = (why.rfind(" (os error "), error.raw_os_error()) {
+        why.truncate(end);
+    }
+    why
+}
+
 impl Error {
     /// An error of `kind` that says `message`.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
@@ -153,12 +162,7 @@ impl Error {
 
     /// An I/O failure on `path`.
     pub fn io(kind: ErrorKind, path: &Path, error: std::io::Error) -> Self {
-        // The number says nothing that the words before it do not.
-        let why = error.to_string();
-        let why = match (why.rfind(" (os error "), error.raw_os_error()) {
-            (Some(end), Some(_)) => &why[..end],
-            _ => &why,
-        };
+        let why = why(&error);
         Self::new(kind, format!("{}: {why}", path.display())).with_source(error)
     }
 

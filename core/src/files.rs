@@ -11,6 +11,8 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
+pub use crate::error::why;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, ErrorKind, Result};

@@ -250,7 +250,7 @@ fn a_truncated_text_keeps_the_special_token_that_is_pooled() {
 fn bad_lines_and_options_are_named() {
     let folder = folder();
     for (line, words) in [("{\"txt\": 1}", "line 2"), ("", "empty"), ("\"a", "line 2")] {
-        std::fs::write(folder.path().join("in.jsonl"), format!("\"a\"\n{line}\n"))
+        std::fs::write(folder.path().join("in.jsonl"), format!("\"a\"\n{line}\n\"b\"\n"))
             .expect("written");
         let run = embed(folder.path(), &["--input", "in.jsonl"]);
         assert_ne!(run.code, 0);

@@ -139,9 +139,10 @@ fn a_plugin_whose_helper_was_killed_is_tried_again() {
     let hangs = folder.path().join("hangs");
     std::fs::write(&hangs, "").expect("a file");
     let info = || {
-        let info =
-            Program::qhx(folder.path()).args(["plugins", "info", "--allow-untrusted-plugins"]);
-        info.args(["--plugin"]).arg_path(&plugin).env("QHX_TEST_HANG", &hangs)
+        let info = Program::qhx(folder.path()).args(["plugins", "info", "test_hang_while_file"]);
+        info.args(["--allow-untrusted-plugins", "--plugin"])
+            .arg_path(&plugin)
+            .env("QHX_TEST_HANG", &hangs)
     };
     let killed = info().start();
     let started = Instant::now();

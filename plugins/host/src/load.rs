@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use qhx_core::files;
 use qhx_core::op::OpDescription;
 use qhx_op::abi::{LibHeader, OpModuleRef};
 
@@ -122,9 +123,9 @@ pub(crate) fn pin(path: &Path, demands: &Demands<'_>) -> Result<Pinned, LoadErro
         })?;
     }
     if let Some(expected) = demands.sha256 {
-        let found = pinned
-            .sha256()
-            .map_err(|e| fail(LoadErrorKind::Missing, format!("cannot be read: {e}")))?;
+        let found = pinned.sha256().map_err(|e| {
+            fail(LoadErrorKind::Missing, format!("cannot be read: {}", files::why(&e)))
+        })?;
         if found != expected {
             return Err(fail(
                 LoadErrorKind::Changed,

@@ -117,7 +117,7 @@ impl Lock {
         match std::fs::metadata(&path) {
             Ok(_) => {}
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(bad(format!("cannot be read: {error}"))),
+            Err(error) => return Err(bad(format!("cannot be read: {}", files::why(&error)))),
         }
         let text = files::read_text(ErrorKind::Plugin, &path, MAX_BYTES)?;
         let document: Document = toml::from_str(&text)

@@ -30,7 +30,7 @@ pub(crate) fn same_file(a: &FileIdentity, b: &FileIdentity) -> bool {
 impl Pinned {
     /// Opens a regular file without waiting for anybody. Errors say why not, without the path.
     pub(crate) fn open(path: &Path) -> Result<Self, String> {
-        let path = dunce::canonicalize(path).map_err(|e| e.to_string())?;
+        let path = dunce::canonicalize(path).map_err(|e| files::why(&e))?;
         let file = files::open(ErrorKind::Plugin, &path).map_err(|e| {
             let named = format!("{}: ", path.display());
             e.message().strip_prefix(&named).unwrap_or(e.message()).to_owned()
