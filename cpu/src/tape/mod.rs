@@ -281,14 +281,6 @@ impl Tape {
         done
     }
 
-    /// Whether inputs hold weights of int8.
-    pub(crate) fn is_given_weights(&self) -> bool {
-        self.instructions.iter().any(|instruction| match instruction {
-            Instruction::Products(all) => all.iter().any(|one| matches!(one.by, By::Given { .. })),
-            _ => false,
-        })
-    }
-
     /// The weights of all products.
     pub(crate) fn weights(&self) -> impl Iterator<Item = &Weights> {
         let products = self.instructions.iter().filter_map(|instruction| match instruction {
