@@ -623,6 +623,6 @@ mod tests {
         let error = first.execute(GraphId(0)).unwrap_err();
         assert!(error.message().contains("registering memory failed"), "{error}");
         assert_eq!(run(&mut first, 4), 12);
-        assert_eq!(graphs.load(Ordering::Relaxed), 4, "a graph anew after the failure");
+        assert_eq!(graphs.load(Ordering::Relaxed), 4, "a graph again after the failure");
     }
 }

@@ -260,7 +260,7 @@ impl<'a, 'f> Reader<'a, 'f> {
         }
     }
 
-    /// int8 with a scale for each block, which a node widens and another brings into the shape of a matrix.
+    /// int8 with a scale for each block, which a node dequantizes and another brings into the shape of a matrix.
     fn blocks(&self, node: &NodeProto) -> Option<Weights> {
         let [wide, shape] = node.input.as_slice() else { return None };
         let shape = integers(self.initializers.get(shape.as_str())?)?;

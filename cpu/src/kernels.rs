@@ -47,7 +47,7 @@ pub(crate) enum Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// Some of the rows, which have so many columns.
+    /// Some of the rows, which have n columns.
     pub(crate) fn part(self, rows: &Range<usize>, columns: usize) -> Self {
         fn cut<'a, T>(all: &'a [T], rows: &Range<usize>, each: usize) -> &'a [T] {
             all.get(rows.start * each..rows.end * each).unwrap_or_default()

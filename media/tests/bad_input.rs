@@ -111,7 +111,7 @@ fn a_picture_of_which_a_part_is_missing_is_no_picture() {
 }
 
 #[test]
-fn a_jpeg_of_which_a_part_is_missing_needs_more_than_an_end_marker() {
+fn a_jpeg_with_a_missing_part_needs_more_than_an_end_marker() {
     for name in ["baseline.jpg", "progressive.jpg", "cmyk.jpg", "grey.jpg"] {
         let whole = std::fs::read(fixture(name)).unwrap();
         let data = whole.windows(2).position(|marker| marker == [0xff, 0xda]).unwrap() + 16;
