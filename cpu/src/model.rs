@@ -82,11 +82,7 @@ impl LoadedModel {
         };
         let described =
             |model: &Model| describe(name, model).map_err(|e| e.context(path.display()));
-        // Weights within the model are not multiplied as they are stored: it need not be read twice.
-        let parsed = match data.is_empty() {
-            true => None,
-            false => guarded(|| ModelProto::parse_buf(bytes)).ok().and_then(Result::ok),
-        };
+        let parsed = guarded(|| ModelProto::parse_buf(bytes)).ok().and_then(Result::ok);
         let part = |model: &ModelProto, options: &ModelOptions| {
             let bytes =
                 model.write_buf().map_err(|e| load_error(path, LoadErrorKind::ParseError, &e))?;
@@ -101,9 +97,12 @@ impl LoadedModel {
         // Sizes of a hostile file may overflow where they are multiplied.
         let compiled = |model| guarded(|| Tape::compile(model, &data)).ok().flatten();
         let tape = parsed.as_ref().and_then(|model| Some((model, compiled(model)?)));
+        // Weights within the model are not multiplied as they are stored, those that inputs hold are.
+        let parsed = parsed.as_ref().filter(|_| !data.is_empty());
+        let tape = tape.filter(|(_, tape)| !data.is_empty() || tape.is_given_weights());
         let (program, info) = if let Some((model, tape)) = tape {
             (Program::Tape(tape), described(&frame(model)?)?)
-        } else if let Some(cut) = parsed.as_ref().and_then(|model| cut::cut(model, &data)) {
+        } else if let Some(cut) = parsed.and_then(|model| cut::cut(model, &data)) {
             let frame = frame(&cut.frame)?;
             let info = described(&frame)?;
             let steps = Steps::load(cut, &frame, |model| part(model, &options))

@@ -34,13 +34,16 @@ pub(crate) struct Matrix<'a> {
     pub(crate) bias: Option<&'a [f32]>,
     /// What is added to all weights of a block of [`BLOCK`], `[blocks, rows]`.
     pub(crate) offsets: Option<&'a [f32]>,
+    /// Whether `x` stays f32. Otherwise int8 and four bits may be multiplied with integers of 16 bits.
+    pub(crate) exact: bool,
 }
 
 impl<'a> Matrix<'a> {
     pub(crate) fn stored(weights: &'a Weights, bias: Option<&'a Floats>) -> Self {
         let &Weights { rows, columns, ref offsets, .. } = weights;
         let offsets = offsets.as_ref().map(Floats::get);
-        Self { all: weights.all(), rows, columns, bias: bias.map(Floats::get), offsets }
+        let bias = bias.map(Floats::get);
+        Self { all: weights.all(), rows, columns, bias, offsets, exact: false }
     }
 }
 
@@ -135,10 +138,10 @@ impl<'a> Operands<'a, '_> {
 fn arrange<'a>(all: &[Operands<'a, '_>], team: &Team) -> (Vec<Arranged<'a>>, Vec<usize>) {
     let (mut arranged, mut known) = (Vec::with_capacity(all.len()), Vec::with_capacity(all.len()));
     let places = all.iter().map(|one| {
-        let Operands::Rows(Matrix { all: rows, columns, offsets, .. }, x, _) = *one else {
+        let Operands::Rows(Matrix { all: rows, columns, offsets, exact, .. }, x, _) = *one else {
             return 0;
         };
-        let kind = (std::mem::discriminant(&rows), offsets.is_some());
+        let kind = (std::mem::discriminant(&rows), offsets.is_some(), exact);
         let key = (x.as_ptr(), x.len(), kind);
         if let Some(place) = known.iter().position(|known| *known == key) {
             return place;
@@ -148,7 +151,8 @@ fn arrange<'a>(all: &[Operands<'a, '_>], team: &Team) -> (Vec<Arranged<'a>>, Vec
             Some(_) => x.chunks_exact(BLOCK).map(|block| block.iter().sum()).collect(),
             None => Vec::new(),
         };
-        let x = match integers(rows, columns, x, team) {
+        let integers = if exact { None } else { integers(rows, columns, x, team) };
+        let x = match integers {
             Some(x) => Factors::Integers(x),
             None => Factors::Floats(Arrange { weights: rows, columns, x, team }.dispatch()),
         };

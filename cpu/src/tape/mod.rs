@@ -260,9 +260,10 @@ impl Tape {
                     let Given::I8(values) = memory.given(b.place)? else {
                         return Err(internal("weights are not int8"));
                     };
-                    let (all, rows_of) = (Rows::I8(values, scales), scales.len());
-                    let (columns, bias, offsets) = (*columns, None, None);
-                    let matrix = Matrix { all, rows: rows_of, columns, bias, offsets };
+                    let all = Rows::I8(values, scales);
+                    let (rows_of, columns) = (scales.len(), *columns);
+                    let (bias, offsets) = (None, None);
+                    let matrix = Matrix { all, rows: rows_of, columns, bias, offsets, exact: true };
                     Operands::Rows(matrix, x, &mut y[..rows(matrix)])
                 }
                 By::Heads { b, shape: [heads, m, n], k, transposed } => Operands::Heads(Heads {
@@ -279,6 +280,14 @@ impl Tape {
             *buffer(buffers, product.out)? = y;
         }
         done
+    }
+
+    /// Whether inputs hold weights of int8.
+    pub(crate) fn is_given_weights(&self) -> bool {
+        self.instructions.iter().any(|instruction| match instruction {
+            Instruction::Products(all) => all.iter().any(|one| matches!(one.by, By::Given { .. })),
+            _ => false,
+        })
     }
 
     /// The weights of all products.

@@ -272,3 +272,33 @@ fn a_value_that_fits_in_no_memory_is_refused_before_any_is_touched() {
     assert!(scratch.buffers.iter().all(Vec::is_empty), "memory was touched on the way");
     assert!(sum(4).is_none(), "more elements than there are addresses");
 }
+
+#[test]
+fn int8_of_an_input_is_multiplied_as_it_is() {
+    let (rows, columns, count) = (70, 96, 11);
+    let model = Model::default()
+        .input("x", FLOAT, &[count, columns])
+        .input("w", INT8, &[rows, columns])
+        .weights("step", &[], &[0.25])
+        .node("DequantizeLinear", &["w", "step"], &["wide"])
+        .transpose("wide", "turned", &[1, 0])
+        .node("MatMul", &["x", "turned"], &["y"])
+        .output("y", FLOAT, &[count, rows]);
+    let parsed = ModelProto::parse_buf(&model.build()).unwrap();
+    let tape = Tape::compile(&parsed, &HashMap::new()).unwrap();
+    assert!(tape.is_given_weights() && tape.instructions.len() == 1, "nothing is made f32 before");
+    let x = numbers((count * columns) as usize);
+    let w: Vec<i8> = (0..rows * columns).map(|at| (at * 37 % 255) as i8).collect();
+    let mut scratch = Scratch::default();
+    tape.run(&[Given::F32(&x), Given::I8(&w)], &mut scratch).unwrap();
+    let mut found = vec![f32::NAN; (count * rows) as usize];
+    tape.output(0, &scratch, &mut found).unwrap();
+    let row = |all: usize, each: u64| all * each as usize..(all + 1) * each as usize;
+    for (at, found) in found.iter().enumerate() {
+        let (m, n) = (at / rows as usize, at % rows as usize);
+        let pairs = x[row(m, columns)].iter().zip(&w[row(n, columns)]);
+        let terms = pairs.map(|(x, w)| f64::from(*x) * f64::from(*w) * 0.25);
+        let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), t| (sum + t, size + t.abs()));
+        assert!((f64::from(*found) - sum).abs() <= 1e-6 * size, "{at}: {found}, not {sum}");
+    }
+}
