@@ -18,12 +18,12 @@ pub(crate) struct MediaTokens {
 pub(crate) fn graphs(host: &Host, key: &str, input: &str) -> Result<Option<Vec<(GraphId, usize)>>> {
     let pointer = format!("/plan/params/{key}");
     let Some(names) = host.value::<OneOrMany>(&pointer)? else { return Ok(None) };
-    // Contexts of a tower may be left out of a bundle.
-    if names.names().iter().all(|name| host.find_graph(name).is_none()) {
+    let present = names.present(host, &pointer)?;
+    if present.is_empty() {
         return Ok(None);
     }
     let mut found = Vec::new();
-    for graph in names.graphs(host, &pointer)? {
+    for graph in present {
         let (rows, _) = host.rows_of(graph, host.input(graph, input)?)?;
         found.push((graph, rows));
     }

@@ -1,6 +1,7 @@
 //! Graphs by the names that a manifest gives them, tensors by role, and chains of graphs.
 
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use crate::fill::Embedding;
 use crate::{BufferId, Error, GraphId, Host, Port, Result, View};
@@ -30,6 +31,43 @@ impl OneOrMany {
             return Err(Error::manifest(format!("manifest {pointer}: no graph is named")));
         }
         self.names().iter().map(|name| host.require_graph(pointer, name)).collect()
+    }
+
+    /// The graphs named at `pointer` of the manifest whose contexts are opened: optional ones may be left out. Errors
+    /// when a name is no graph's of any context, as far as the manifest lists the graphs of those that are left out.
+    pub fn present(&self, host: &Host, pointer: &str) -> Result<Vec<GraphId>> {
+        let closed = Closed::of(host)?;
+        let there = |name: &&String| host.find_graph(name).is_some() || !closed.may_have(name);
+        self.names().iter().filter(there).map(|name| host.require_graph(pointer, name)).collect()
+    }
+}
+
+/// The contexts of the manifest that are left out of a bundle, by their keys.
+struct Closed(Vec<(String, Value)>);
+
+impl Closed {
+    fn of(host: &Host) -> Result<Self> {
+        let contexts: Option<Map<String, Value>> = host.value("/artifacts/contexts")?;
+        let opened = |key: &str| host.graphs().iter().any(|graph| graph.context == key);
+        let closed = contexts.unwrap_or_default().into_iter();
+        let closed = closed.filter(|(key, entry)| entry.get("optional").is_some() && !opened(key));
+        Ok(Self(closed.collect()))
+    }
+
+    /// Whether one of them lists the graph, or none of its graphs.
+    fn may_have(&self, name: &str) -> bool {
+        self.0.iter().any(|(key, entry)| {
+            let own = name.strip_prefix(key.as_str()).and_then(|rest| rest.strip_prefix('/'));
+            let name = own.unwrap_or(name);
+            let mut lists = ["onnx", "us"].iter().filter_map(|list| entry.get(list)).peekable();
+            let lists_none = lists.peek().is_none();
+            lists_none
+                || lists.any(|list| match list {
+                    Value::Object(graphs) => graphs.contains_key(name),
+                    // One file, whose graph has the name of the context.
+                    _ => key == name,
+                })
+        })
     }
 }
 

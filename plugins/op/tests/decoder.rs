@@ -71,7 +71,7 @@ impl Op for Toy {
         self.0.verification()
     }
 
-    /// A picture becomes a soft token [r, g] for each pixel.
+    /// An image becomes a soft token [r, g] for each pixel, [r, NaN] with b = 1, and [r] with b = 2.
     fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
         if segments
             .iter()
@@ -90,7 +90,13 @@ impl Op for Toy {
                     let pixels = rgb.chunks_exact(3);
                     rows.push((
                         tokens.len(),
-                        pixels.flat_map(|p| [f32::from(p[0]), f32::from(p[1])]).collect(),
+                        pixels
+                            .flat_map(|p| match p {
+                                [r, _, 1] => vec![f32::from(*r), f32::NAN],
+                                [r, _, 2] => vec![f32::from(*r)],
+                                _ => vec![f32::from(p[0]), f32::from(p[1])],
+                            })
+                            .collect(),
                     ));
                     tokens.resize(tokens.len() + rgb.len() / 3, 0);
                 }
@@ -550,6 +556,33 @@ fn soft_tokens_stand_where_the_prompt_has_them_whatever_its_chunks() {
         assert_eq!(op.prefill(&prompt).unwrap(), [20.0, 21.0, 7.0]);
         let keys = op.bound("one", "past_k_0").unwrap();
         assert_eq!(keys, [1.0, 2.0, 10.0, 20.0, 30.0, 40.0, 1.0, 10.0, 20.0]);
+    }
+}
+
+#[test]
+fn bad_soft_rows_are_no_fault_of_the_prompt_nor_of_the_weights() {
+    let mut op = harness(json!({"decode": "one", "lmhead": "head"}), json!({}))
+        .graph(cached("one", 1, "y", 2))
+        .graph(head())
+        .open::<Toy>()
+        .unwrap();
+    for (pixel, code, says) in [
+        (
+            [7, 8, 1],
+            ErrorCode::EXECUTE,
+            "the soft rows from token 1 on have NaN or infinite values",
+        ),
+        (
+            [7, 8, 2],
+            ErrorCode::INTERNAL,
+            "1 values of soft tokens from token 1 on, expected rows of 2",
+        ),
+    ] {
+        let image = Segment::Image { rgb: &pixel, width: 1, height: 1 };
+        let error = op.prefill(&[Segment::Tokens(&[1]), image]).unwrap_err();
+        assert_eq!(error.code(), code, "{error}");
+        assert!(error.message().contains(says), "{error}");
+        assert_eq!(op.position(), 0);
     }
 }
 

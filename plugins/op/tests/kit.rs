@@ -9,10 +9,10 @@ use std::rc::Rc;
 use qhx_op::harness::{OpHarness, graph, tensor};
 use qhx_op::state::StateCarrier;
 use qhx_op::{
-    BufferId, DType, ErrorCode, GraphId, Host, Modality, Op, OpDescription, OpInfo, Port, Result,
-    Segment, SnapshotId, Task, View,
+    BufferId, DType, ErrorCode, GraphId, Host, Modality, OneOrMany, Op, OpDescription, OpInfo,
+    Port, Result, Segment, SnapshotId, Task, View,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 struct Toy {
     graphs: [GraphId; 2],
@@ -225,4 +225,53 @@ fn a_snapshot_in_the_memory_of_one_that_was_dropped_holds_its_own_state() {
     assert_eq!(op.position(), 2);
     assert_eq!(visible(&step(&mut op, 6.0), 2), visible(&cache(&[1.0, 4.0]), 2));
     assert!(op.restore(longer).unwrap_err().message().contains("was dropped"));
+}
+
+/// An op that opens the graphs that `plan.params.vision` names.
+struct Encoders;
+
+impl Op for Encoders {
+    fn describe() -> OpDescription {
+        Toy::describe()
+    }
+
+    fn open(host: &mut Host) -> Result<Self> {
+        const VISION: &str = "/plan/params/vision";
+        let names: OneOrMany = host.require(VISION)?;
+        let found = names.present(host, VISION)?;
+        let found: Vec<_> = found.iter().map(|graph| &host.graph(*graph).name).collect();
+        Err(qhx_op::Error::unsupported(&format!("{found:?}")))
+    }
+}
+
+#[test]
+fn names_of_no_graph_are_errors_unless_a_context_is_left_out() {
+    let open = |names: Value, contexts: Value| {
+        let manifest =
+            json!({"plan": {"params": {"vision": names}}, "artifacts": {"contexts": contexts}});
+        let harness = OpHarness::new().graph(graph("near", [], [])).manifest(manifest);
+        harness.open::<Encoders>().unwrap_err().to_string()
+    };
+    let found = |names: &str| format!("this host-op does not support {names}");
+    let named = json!(["near", "far"]);
+    let all = json!({"test": {"bin": "a.bin"}});
+    let error = open(named.clone(), all);
+    assert!(error.contains("/plan/params/vision") && error.contains("\"far\""), "{error}");
+
+    let optional = |entry: Value| {
+        let mut contexts = json!({"test": {"bin": "a.bin"}, "other": {"optional": "vision"}});
+        contexts["other"].as_object_mut().unwrap().extend(entry.as_object().unwrap().clone());
+        contexts
+    };
+    let near = found("[\"near\"]");
+    assert_eq!(open(named.clone(), optional(json!({"bin": "b.bin"}))), near, "nothing is listed");
+    assert_eq!(open(named.clone(), optional(json!({"onnx": {"far": "b.onnx"}}))), near);
+    assert_eq!(
+        open(json!("other/far"), optional(json!({"bin": "b", "us": {"far": 3}}))),
+        found("[]")
+    );
+    for list in [json!({"onnx": {"fare": "b.onnx"}}), json!({"onnx": "other.onnx"})] {
+        let error = open(named.clone(), optional(list));
+        assert!(error.contains("\"far\""), "{error}");
+    }
 }

@@ -34,9 +34,12 @@ pub use head::{Head, HiddenRows};
 pub use inputs::{Chunk, Filler, Pass, SoftRows};
 
 use crate::fill::{CausalMask, Embedding, Rope};
+use crate::kernels::all_finite;
 use crate::state::StateCarrier;
 use crate::text::{check_room, count_tokens, max_ctx, tokens};
-use crate::{Error, GraphCosts, GraphId, Host, OpInfo, Result, Segment, SpanId, View};
+use crate::{
+    DType, Error, ErrorCode, GraphCosts, GraphId, Host, OpInfo, Result, Segment, SpanId, View,
+};
 use head::Tail;
 use inputs::{EmbeddingRows, Masks, RotaryTables, ValidRows};
 use passes::{PassCost, Passes};
@@ -280,7 +283,8 @@ impl Decoder {
     /// Consumes a prompt in which `soft` rows stand instead of those of some tokens; answers with the logits of the
     /// last token. What was consumed before a failure stays.
     ///
-    /// Errors when rows are not as wide as `x`, or stand beyond the prompt.
+    /// Errors when rows are not as wide as `x`, hold NaN or infinite values, or stand beyond the prompt: faults of who
+    /// made them, and not of the prompt.
     pub fn prefill_soft(
         &mut self,
         host: &mut Host,
@@ -291,12 +295,22 @@ impl Decoder {
             let rows = values.len() / self.hidden.max(1);
             let fits = first.checked_add(rows).is_some_and(|end| end <= prompt.len());
             if !fits || rows * self.hidden != values.len() {
-                return Err(Error::prompt(format!(
-                    "{} values of soft tokens from token {first} on, expected rows of {} for some of the {} tokens",
+                let message = format!(
+                    "{}: {} values of soft tokens from token {first} on, expected rows of {} for some of the {} tokens",
+                    self.op,
                     values.len(),
                     self.hidden,
                     prompt.len()
-                )));
+                );
+                return Err(Error::new(ErrorCode::INTERNAL, message));
+            }
+            if !all_finite(bytemuck::cast_slice(values), DType::F32) {
+                let message = format!(
+                    "{}: the soft rows from token {first} on have NaN or infinite values, expected numbers; the encoder \
+                     that made them has overflowed, or its weights are damaged",
+                    self.op
+                );
+                return Err(Error::new(ErrorCode::EXECUTE, message));
             }
         }
         if prompt.is_empty() {

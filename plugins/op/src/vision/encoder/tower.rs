@@ -52,12 +52,11 @@ struct Bucket {
 }
 
 impl Tower {
-    /// Opens the graphs that `plan.params.vision` names and that are there. None for a bundle without: texts do not
-    /// need them.
+    /// Opens the graphs that `plan.params.vision` names and whose contexts are there. None for a bundle without: texts do
+    /// not need them. Errors when a name is no graph's, too.
     pub fn open(host: &mut Host, settings: &Settings, width: usize) -> Result<Option<Self>> {
         let Some(names) = host.value::<OneOrMany>(VISION)? else { return Ok(None) };
-        let found = names.names().iter().filter_map(|name| host.find_graph(name));
-        let found: Vec<_> = found.collect();
+        let found = names.present(host, VISION)?;
         let mut graphs = Vec::new();
         let mut hidden = None;
         for graph in found {
