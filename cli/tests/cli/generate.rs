@@ -32,7 +32,7 @@ fn text_streams_to_stdout_and_nothing_else_does() {
 fn instructions_execute_every_graph_and_the_log_says_so() {
     let folder = folder();
     let narrow = folder.path().join("narrow");
-    Program::qhx(folder.path())
+    let forge = Program::qhx(folder.path())
         .args([
             Path::new("forge"),
             &qhx_places::fixture("llama3-blocks"),
@@ -42,6 +42,7 @@ fn instructions_execute_every_graph_and_the_log_says_so() {
         .args(["--cpu-only", "--precision", "w4a16", "--prefill", "16"])
         .run()
         .ok();
+    assert!(!forge.stderr.contains("no QNN libraries"), "none are needed: {}", forge.stderr);
     for bundle in [bundle(), narrow.as_path()] {
         let run = Program::qhx(folder.path())
             .args(["generate", "--log", "qhx_cpu=debug", "--max-new", "1"])

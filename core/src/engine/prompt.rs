@@ -537,10 +537,14 @@ mod tests {
     }
 
     fn tokenizer() -> Tokenizer {
+        tokenizer_with(json!(null))
+    }
+
+    fn tokenizer_with(post_processor: serde_json::Value) -> Tokenizer {
         let words = json!({"?": 0, "hi": 1, "you": 2, "<end>": 3, "<answer>": 4, "hiyou": 5});
         let json = json!({
             "version": "1.0", "truncation": null, "padding": null, "normalizer": null,
-            "added_tokens": [], "post_processor": null, "decoder": null,
+            "added_tokens": [], "post_processor": post_processor, "decoder": null,
             "pre_tokenizer": {"type": "WhitespaceSplit"},
             "model": {"type": "WordLevel", "vocab": words, "unk_token": "?"}
         });
@@ -602,6 +606,33 @@ mod tests {
         let encoded = reader.chat(&messages, arguments, render, false).unwrap();
         assert_eq!(encoded.sequence.tokens[0], 1);
         assert!(!encoded.sequence.tokens.contains(&4), "{:?}", encoded.sequence.tokens);
+    }
+
+    #[test]
+    fn a_placeholder_around_every_text_is_the_tokenizers_fault() {
+        let around = |token: &str, id: u32| {
+            tokenizer_with(json!({
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                "pair": [],
+                "special_tokens": {token: {"id": token, "ids": [id], "tokens": [token]}}
+            }))
+        };
+        let unexpected = |tokenizer: &Tokenizer| {
+            let reader = Reader {
+                model: "m",
+                op: &Images,
+                tokenizer: Ok(tokenizer),
+                max_ctx: 64,
+                cancel: CancelToken::new(),
+                trace: None,
+            };
+            reader.unexpected(4)
+        };
+        let error = unexpected(&around("<answer>", 4));
+        assert_eq!(error.kind(), ErrorKind::Artifact, "{error}");
+        assert!(error.message().contains("post-processor puts token 4 (\"<answer>\")"), "{error}");
+        assert_eq!(unexpected(&around("<end>", 3)).kind(), ErrorKind::Prompt);
     }
 
     #[test]

@@ -586,6 +586,36 @@ fn bad_soft_rows_are_no_fault_of_the_prompt_nor_of_the_weights() {
     }
 }
 
+/// An op that says it takes images, and leaves the prompt to the kit.
+struct Placing(Decoder);
+
+impl Op for Placing {
+    fn describe() -> OpDescription {
+        OpDescription { modalities: vec![Modality::Text, Modality::Image], ..Toy::describe() }
+    }
+
+    fn open(host: &mut Host) -> Result<Self> {
+        Toy::open(host).map(|Toy(decoder)| Self(decoder))
+    }
+
+    fn decoder_mut(&mut self) -> Option<&mut Decoder> {
+        Some(&mut self.0)
+    }
+}
+
+#[test]
+fn an_op_that_leaves_images_to_the_kit_hears_what_to_write() {
+    let mut op = harness(json!({"decode": "one", "lmhead": "head"}), json!({}))
+        .graph(cached("one", 1, "y", 2))
+        .graph(head())
+        .open::<Placing>()
+        .unwrap();
+    let image = Segment::Image { rgb: &[7; 3], width: 1, height: 1 };
+    let error = op.prefill(&[Segment::Tokens(&[1]), image]).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::UNSUPPORTED);
+    assert!(error.message().contains("write Op::prefill over Decoder::prefill_soft"), "{error}");
+}
+
 #[test]
 fn places_of_pictures_go_with_the_state() {
     let mut graph = cached("one", 1, "logits", 3);
