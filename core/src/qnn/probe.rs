@@ -240,14 +240,29 @@ mod tests {
         }
     }
 
+    /// A file of a byte, where crashes over it are remembered, and a program that reads it.
+    struct Tried {
+        dir: tempfile::TempDir,
+        memory: PathBuf,
+        path: PathBuf,
+        file: Mapped,
+        sound: ChildProgram,
+    }
+
+    impl Tried {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let (memory, path) = (dir.path().join("tried.json"), dir.path().join("part.bin"));
+            std::fs::write(&path, b"x").unwrap();
+            let file = Mapped::open(&path).unwrap();
+            let sound = answers(dir.path(), 0, &serde_json::to_value(info()).unwrap());
+            Self { dir, memory, path, file, sound }
+        }
+    }
+
     #[test]
     fn only_a_crash_is_held_against_a_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let memory = dir.path().join("tried.json");
-        let path = dir.path().join("part.bin");
-        std::fs::write(&path, b"x").unwrap();
-        let file = Mapped::open(&path).unwrap();
-        let sound = answers(dir.path(), 0, &serde_json::to_value(info()).unwrap());
+        let Tried { dir: _dir, memory, path: _, file, sound } = Tried::new();
         let attempt = |program: &ChildProgram| {
             read_in_child(program, Path::new("s"), "1", &file, Some(&memory))
         };
@@ -263,12 +278,7 @@ mod tests {
 
     #[test]
     fn a_crash_is_forgotten_after_some_days() {
-        let dir = tempfile::tempdir().unwrap();
-        let memory = dir.path().join("tried.json");
-        let path = dir.path().join("part.bin");
-        std::fs::write(&path, b"x").unwrap();
-        let file = Mapped::open(&path).unwrap();
-        let sound = answers(dir.path(), 0, &serde_json::to_value(info()).unwrap());
+        let Tried { dir: _dir, memory, path, file, sound } = Tried::new();
         let attempt = |program: &ChildProgram| {
             read_in_child(program, Path::new("s"), "1", &file, Some(&memory))
         };
