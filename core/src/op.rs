@@ -256,6 +256,9 @@ pub struct OpEntry {
     pub source: OpSource,
 }
 
+/// Opens one host-op, as often as it is needed: again after it panicked or its device was lost.
+pub type OpOpener = Arc<dyn Fn(OpServices) -> Result<Box<dyn HostOp>> + Send + Sync>;
+
 /// Finds host-ops by name.
 pub trait OpProvider {
     /// Every op that can be opened, sorted by name.
@@ -272,6 +275,11 @@ pub trait OpProvider {
         Ok(())
     }
 
-    /// Opens an op over a bundle.
-    fn open(&self, name: &str, services: OpServices) -> Result<Box<dyn HostOp>>;
+    /// Returns what opens an op over a bundle. The error lists what is installed.
+    fn opener(&self, name: &str) -> Result<OpOpener>;
+
+    /// Opens an op over a bundle, once.
+    fn open(&self, name: &str, services: OpServices) -> Result<Box<dyn HostOp>> {
+        self.opener(name)?(services)
+    }
 }

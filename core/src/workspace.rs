@@ -16,13 +16,12 @@
 
 #![expect(unsafe_code, reason = "keeps the caller's part of the contract of graphs")]
 
-mod reopen;
+mod loss;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use self::reopen::Origin;
-pub use self::reopen::{LoadedContexts, Losses, open_contexts};
+pub use self::loss::{DeviceLoss, LoadedContexts, open_contexts};
 use crate::artifacts::Mapped;
 use crate::backend::{Backend, Context, ContextSource, Graph};
 use crate::trace::{Category, Event, Trace};
@@ -85,12 +84,8 @@ pub struct Workspace {
     /// What can be written here came from a [`Buffer`] that was taken by value.
     buffers: Vec<Memory>,
     graphs: Vec<Slot>,
-    /// Where all graphs are from; empty when that is not known of each.
-    origins: Vec<Origin>,
     contexts: LoadedContexts,
-    losses: Losses,
-    /// The device was lost, and what is open is of no use.
-    lost: bool,
+    loss: DeviceLoss,
     cancel: CancelToken,
     busy: Duration,
     trace: Option<Arc<Trace>>,
@@ -112,10 +107,8 @@ impl Workspace {
             backend,
             buffers: Vec::new(),
             graphs: Vec::new(),
-            origins: Vec::new(),
             contexts: LoadedContexts::default(),
-            losses: Losses::default(),
-            lost: false,
+            loss: DeviceLoss::default(),
             cancel,
             busy: Duration::ZERO,
             trace: None,
@@ -132,9 +125,8 @@ impl Workspace {
         self.trace.as_ref()
     }
 
-    /// As [`Workspace::add_context`], and remembers the files. When the DSP restarts, they are opened anew: the
-    /// next [`Workspace::execute`] does so, with every buffer bound where it was. What the graphs were to
-    /// compute meanwhile has to be executed again: see [`Losses`].
+    /// As [`Workspace::add_context`], with what the bundle says of the graphs. The context is one of
+    /// [`Workspace::contexts`].
     pub fn add_source(&mut self, source: &ContextSource, context: &Arc<dyn Context>) -> Result<()> {
         let first = self.graphs.len();
         self.add_context(&source.key, context)?;
@@ -147,7 +139,6 @@ impl Workspace {
             }
         }
         self.contexts.lock().push(Arc::clone(context));
-        self.origins.push(Origin { source: source.clone(), graphs: first..self.graphs.len() });
         Ok(())
     }
 
@@ -390,13 +381,14 @@ impl Workspace {
         })
     }
 
-    /// Executes a graph whose ports are all bound, unless the session is cancelled.
+    /// Executes a graph whose ports are all bound, unless the session is cancelled. Where an execution lost the device,
+    /// its error is that of all later ones: see [`DeviceLoss`].
     pub fn execute(&mut self, graph: GraphId) -> Result<()> {
         if self.cancel.is_cancelled() {
             return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
         }
-        if self.lost {
-            self.reopen()?;
+        if let Some(error) = self.loss.error() {
+            return Err(error.clone());
         }
         let slot = self.graphs.get_mut(graph.0 as usize).ok_or_else(|| no_graph(graph))?;
         if slot.unbound > 0 {

@@ -1,9 +1,10 @@
-//! A backend whose device restarts: at some execution, every open context is gone.
+//! A backend whose device restarts: at some execution, every open context is gone, and what was bound is overwritten.
 
 #![expect(unsafe_code, reason = "implements Graph, whose execute is unsafe to call")]
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use qhx_core::backend::{Backend, BackendInfo, Context, ContextSource, Graph};
 use qhx_core::{Buffer, Error, ErrorKind, GraphInfo, Memory, Port, Result};
@@ -22,9 +23,28 @@ struct Device {
     /// Restarts so far.
     era: AtomicU64,
     opened: AtomicU64,
+    /// What was bound since the last restart, by address.
+    bound: Mutex<BTreeMap<usize, Memory>>,
 }
 
 impl Device {
+    fn bind(&self, memory: &Memory) {
+        let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        bound.entry(memory.as_ptr() as usize).or_insert_with(|| memory.clone());
+    }
+
+    /// Leaves bytes everywhere that are no number in any floating point format.
+    ///
+    /// # Safety
+    /// As for [`Graph::execute`], of all graphs.
+    unsafe fn crash(&self) {
+        let bound = std::mem::take(&mut *self.bound.lock().unwrap_or_else(PoisonError::into_inner));
+        for memory in bound.values().filter(|memory| memory.is_writable()) {
+            // SAFETY: the caller's: nobody else reads or writes it now.
+            unsafe { memory.bytes_mut() }.fill(0xff);
+        }
+    }
+
     fn lost(&self) -> Error {
         Error::new(ErrorKind::DeviceLost, "the connection to the DSP broke").with_code(1007)
     }
@@ -34,7 +54,8 @@ impl Restarting {
     /// A backend that does not restart until it is told to.
     pub fn new(inner: Arc<dyn Backend>) -> Arc<Self> {
         let [left, era, opened] = [u64::MAX, 0, 0].map(AtomicU64::new);
-        Arc::new(Self { inner, device: Arc::new(Device { left, era, opened }) })
+        let bound = Mutex::default();
+        Arc::new(Self { inner, device: Arc::new(Device { left, era, opened, bound }) })
     }
 
     /// Its device restarts at the `nth` execution from now on.
@@ -97,6 +118,7 @@ impl Graph for Restarted<Box<dyn Graph>> {
     }
 
     fn bind(&mut self, port: Port, memory: &Memory, offset: usize) -> Result<()> {
+        self.device.bind(memory);
         self.inner.bind(port, memory, offset)
     }
 
@@ -107,6 +129,8 @@ impl Graph for Restarted<Box<dyn Graph>> {
         if self.device.left.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.device.left.store(u64::MAX, Ordering::Relaxed);
             self.device.era.fetch_add(1, Ordering::Relaxed);
+            // SAFETY: the caller's contract, for the buffers of a model that executes one graph at a time.
+            unsafe { self.device.crash() };
             return Err(self.device.lost());
         }
         // SAFETY: the caller's contract is that of the graph behind this one.

@@ -10,6 +10,7 @@ use qhx_core::backend::Backend;
 use qhx_core::compare::Distance;
 use qhx_core::engine::Model;
 use qhx_forge::{ForgeOptions, Precision, Silent, Task, forge};
+use qhx_tests::restarting::Restarting;
 use qhx_tests::{backends, toys};
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -299,6 +300,27 @@ fn a_text_leaves_no_trace_in_the_next_one() {
     let alone = model.embed(short).unwrap().to_vec();
     model.embed(&ids(long)).unwrap();
     assert_eq!(model.embed(short).unwrap(), alone);
+}
+
+/// What the op wrote once when it was opened is overwritten then, too.
+#[test]
+fn a_restart_that_overwrites_all_buffers_changes_no_vector() {
+    let checkpoint = toys::fixture(TOY);
+    let goldens = Goldens::read(&checkpoint);
+    let bundle = bundle(&checkpoint, |o| o.shards = 2);
+    let backend = Restarting::new(backends::cpu());
+    let mut model = toys::open(&bundle.manifest, backend.clone()).unwrap();
+    let executions =
+        |model: &Model| -> u64 { model.graph_stats().iter().map(|stats| stats.executions).sum() };
+    let texts: Vec<&[u32]> = goldens.texts.iter().take(4).map(|text| text.ids.as_slice()).collect();
+    let expected = model.embed_many(&texts).unwrap();
+    for nth in [1, 2] {
+        let before = executions(&model);
+        backend.restart_at(nth);
+        assert_eq!(model.embed_many(&texts).unwrap(), expected, "at execution {nth}");
+        assert_eq!(backend.opened(), 2 * (nth + 1), "both parts, once");
+        assert!(executions(&model) > before, "the count goes on");
+    }
 }
 
 #[test]

@@ -15,6 +15,7 @@ use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
 use qhx_tests::replay::{generate, greedy_exact, guessed_exact, kept_exact, step_exact};
+use qhx_tests::restarting::Restarting;
 use qhx_tests::toys;
 use qhx_tests::{backends, registered, replay, suite};
 
@@ -218,6 +219,33 @@ fn a_draft_guesses_and_changes_no_token() {
     // What was refused takes nothing away.
     let found = guessed_exact(&mut model, &cases, guesses("3"), "the first draft");
     assert!(found.accepted > 10, "{found:?}");
+}
+
+/// Rows of caches, rotary tables and the draft's state are overwritten then.
+#[test]
+fn a_restart_that_overwrites_all_buffers_changes_no_token() {
+    let checkpoint = toys::fixture("mistral-toy");
+    let goldens = toys::goldens(&checkpoint);
+    let case = &goldens.cases[0];
+    let bundle = bundle(&checkpoint, |o| o.prefill = Some(vec![4]));
+    let backend = Restarting::new(backends::cpu());
+    let open = || toys::open(&bundle.manifest, backend.clone()).unwrap();
+    let (mut plain, mut drafted) = (open(), open());
+    drafted.set_draft(open()).unwrap();
+    let play = |model: &mut Model, mode: &str, nth: u64| {
+        model.reset().unwrap();
+        backend.restart_at(nth);
+        let found = guessed_exact(model, &[case], guesses(mode), &format!("{mode}, at {nth}"));
+        (found.guessed, u64::MAX - backend.left())
+    };
+    for (model, mode) in [(&mut plain, "off"), (&mut drafted, "3")] {
+        let (guessed, executions) = play(model, mode, u64::MAX);
+        assert!(executions > 8, "{mode}: {executions} executions");
+        for nth in [1, executions / 2, executions] {
+            play(model, mode, nth);
+        }
+        assert_eq!(play(model, mode, u64::MAX).0, guessed, "{mode}: the draft goes on");
+    }
 }
 
 #[test]

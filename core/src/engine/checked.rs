@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use super::closed::Closed;
 use crate::op::{
     HostOp, Logits, MediaRules, OpInfo, Packing, Placement, Segment, SnapshotId, SpanStats,
     Verification,
@@ -18,12 +19,45 @@ pub(super) struct Checked {
     name: String,
     /// Positions of saved states.
     saved: Vec<(SnapshotId, usize)>,
+    is_closed: bool,
+    /// What closed ops counted.
+    graph_time: Duration,
+    graph_stats: Vec<GraphStats>,
+    span_stats: Vec<SpanStats>,
 }
 
 impl Checked {
     /// Checks `op`, which messages call `name`.
     pub(super) fn new(op: Box<dyn HostOp>, name: &str) -> Self {
-        Self { op, name: name.to_owned(), saved: Vec::new() }
+        Self {
+            op,
+            name: name.to_owned(),
+            saved: Vec::new(),
+            is_closed: false,
+            graph_time: Duration::ZERO,
+            graph_stats: Vec::new(),
+            span_stats: Vec::new(),
+        }
+    }
+
+    /// Closes the op, with its buffers and saved states. What it counted counts on.
+    pub(super) fn close(&mut self) {
+        (self.graph_time, self.graph_stats, self.span_stats) =
+            (self.graph_time(), self.graph_stats(), self.span_stats());
+        self.saved.clear();
+        self.is_closed = true;
+        let closed = Closed::new(&*self.op);
+        self.op = Box::new(closed);
+    }
+
+    /// Goes on with an op that was opened in the place of the closed one.
+    pub(super) fn replace(&mut self, op: Box<dyn HostOp>) {
+        (self.op, self.is_closed) = (op, false);
+    }
+
+    /// True until a closed op is replaced.
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed
     }
 
     /// What the op did wrong, and what its author may have forgotten.
@@ -267,14 +301,36 @@ impl HostOp for Checked {
     }
 
     fn graph_time(&self) -> Duration {
-        self.op.graph_time()
+        self.graph_time + self.op.graph_time()
     }
 
     fn graph_stats(&self) -> Vec<GraphStats> {
-        self.op.graph_stats()
+        let mut stats = self.op.graph_stats();
+        for earlier in &self.graph_stats {
+            let same =
+                |s: &&mut GraphStats| (&s.context, &s.graph) == (&earlier.context, &earlier.graph);
+            match stats.iter_mut().find(same) {
+                Some(stats) => {
+                    stats.executions += earlier.executions;
+                    stats.busy += earlier.busy;
+                }
+                None => stats.push(earlier.clone()),
+            }
+        }
+        stats
     }
 
     fn span_stats(&self) -> Vec<SpanStats> {
-        self.op.span_stats()
+        let mut stats = self.op.span_stats();
+        for earlier in &self.span_stats {
+            match stats.iter_mut().find(|stats| stats.name == earlier.name) {
+                Some(stats) => {
+                    stats.count += earlier.count;
+                    stats.busy += earlier.busy;
+                }
+                None => stats.push(earlier.clone()),
+            }
+        }
+        stats
     }
 }

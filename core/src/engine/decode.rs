@@ -173,7 +173,7 @@ impl Model {
 
     /// Consumes the token chosen last together with guesses. Of these stay those that are chosen, too.
     fn check(&mut self, run: &mut Run<'_>) -> Result<Option<FinishReason>> {
-        let (losses, before) = (self.losses.count(), run.tokens.len());
+        let before = run.tokens.len();
         let mut took = Took::default();
         let start = Instant::now();
         let verify = trace::span_with(self.trace.as_ref(), "verify", |s| {
@@ -199,7 +199,7 @@ impl Model {
             }
         }
         match checked {
-            Err(e) if self.losses.count() > losses => {
+            Err(e) if self.loss.happened() => {
                 self.replay(e, run.prompt, &run.tokens)?;
                 run.steps += 1;
                 return self.choose(run);
@@ -223,7 +223,7 @@ impl Model {
                 }
                 self.speculation.passed(kept, took);
             }
-            Err(e) if self.losses.count() > losses => {
+            Err(e) if self.loss.happened() => {
                 let consumed = run.tokens.len().saturating_sub(1).max(before);
                 self.replay(e, run.prompt, &run.tokens[..consumed])?;
             }

@@ -42,6 +42,10 @@ impl Model {
             return Ok(self.nothing());
         }
         self.speculation.idle();
+        match self.revive() {
+            Err(e) if e.kind() == ErrorKind::Cancelled => return Ok(self.nothing()),
+            revived => revived?,
+        }
         let trace = self.trace.clone();
         let trace = trace.as_ref();
         let _span = trace::span(trace, "generate");
@@ -172,6 +176,7 @@ impl Model {
     /// [`Model::generate`] about the prompt.
     pub fn embed_prompt(&mut self, prompt: &Prompt) -> Result<&[f32]> {
         self.require(Task::Embed, "embed")?;
+        self.revive()?;
         let tokenize = trace::span(self.trace.as_ref(), "tokenize");
         let encoded = self.encode(prompt, false)?;
         drop(tokenize);

@@ -4,6 +4,7 @@
 //! turns tokens into text, and stops for the documented reasons. The host-op only steps.
 
 mod checked;
+mod closed;
 mod contexts;
 mod decode;
 mod embed;

@@ -13,12 +13,13 @@ use crate::backend::{Backend, BackendInfo, ContextSource, Opened};
 use crate::dump::Dump;
 use crate::manifest::Manifest;
 use crate::op::{
-    HostOp, MediaRules, OpEntry, OpInfo, OpProvider, OpServices, ProgressFn, SpanStats, Task,
+    HostOp, MediaRules, OpEntry, OpInfo, OpOpener, OpProvider, OpServices, ProgressFn, SpanStats,
+    Task,
 };
 use crate::sampling::AllowedTokens;
 use crate::text::{ChatTemplate, Tokenizer};
 use crate::trace::{self, Trace};
-use crate::workspace::{self, GraphStats, LoadedContexts, Losses};
+use crate::workspace::{self, DeviceLoss, GraphStats, LoadedContexts};
 use crate::{CancelToken, Error, ErrorKind, Result, Workspace};
 
 /// What [`Model::open`] needs.
@@ -75,7 +76,8 @@ pub struct Model {
     pub(super) consumed: Consumed,
     pub(super) speculation: Speculation,
     pub(super) packer: Packer,
-    pub(super) losses: Losses,
+    /// Of the workspace that the op was opened over.
+    pub(super) loss: DeviceLoss,
     /// The last embedding.
     pub(super) vector: Vec<f32>,
     pub(super) cancel: CancelToken,
@@ -98,8 +100,23 @@ struct Parts {
     artifacts: Artifacts,
     threads: Arc<rayon::ThreadPool>,
     progress: Option<ProgressFn>,
-    /// Stops executions.
-    stop: CancelToken,
+    dump: Option<Arc<Dump>>,
+    opener: OpOpener,
+}
+
+impl Parts {
+    /// Opens the op over a workspace.
+    fn open_op(&self, manifest: &Arc<Manifest>, workspace: Workspace) -> Result<Box<dyn HostOp>> {
+        let services = OpServices {
+            manifest: Arc::clone(manifest),
+            artifacts: self.artifacts.clone(),
+            workspace,
+            threads: Arc::clone(&self.threads),
+            progress: self.progress.clone(),
+            dump: self.dump.clone(),
+        };
+        (self.opener)(services).map_err(|e| e.context(manifest.path.display()))
+    }
 }
 
 impl std::fmt::Debug for Model {
@@ -166,28 +183,19 @@ impl Model {
             });
         }
         drop(opening);
-        let losses = workspace.losses().clone();
+        let loss = workspace.loss().clone();
         let parts = Parts {
             backend,
             sources,
             contexts: workspace.contexts().clone(),
-            artifacts: artifacts.clone(),
-            threads: Arc::new(pool),
-            progress: progress.clone(),
-            stop: workspace.cancel_token().clone(),
-        };
-        let services = OpServices {
-            manifest: Arc::clone(&manifest),
             artifacts,
-            workspace,
-            threads: Arc::clone(&parts.threads),
+            threads: Arc::new(pool),
             progress,
             dump: dump.clone(),
+            opener: ops.opener(&entry.description.name)?,
         };
         let opening = trace::span(trace.as_ref(), "open host-op");
-        let op = ops
-            .open(&entry.description.name, services)
-            .map_err(|e| e.context(manifest.path.display()))?;
+        let op = parts.open_op(&manifest, workspace)?;
         drop(opening);
         let op = Checked::new(op, &entry.description.name);
         let allowed = allowed_tokens(&op, &manifest, tokenizer.as_ref());
@@ -203,7 +211,7 @@ impl Model {
             packer: Packer::new(&op.packing().buckets),
             op,
             speculation: Speculation::default(),
-            losses,
+            loss,
             vector: Vec::new(),
             cancel,
             session,
@@ -290,39 +298,31 @@ impl Model {
 
     /// Opens the host-op again, over the contexts that are loaded: after it [panicked](ErrorKind::Panicked), or after
     /// the [device was lost](ErrorKind::DeviceLost). Contexts that are not loaded any more are opened first, for which
-    /// a device that comes back is waited for. The model is then as it was when it was opened, with nothing consumed.
+    /// a device that comes back is waited for. The model is then as it was when it was opened, with nothing consumed:
+    /// buffers are fresh, and what the op keeps in them is written again.
     ///
-    /// The op is closed when the new one is open, so that buffers of both are in memory for a moment.
+    /// A lost device needs no call of it: the next generation or embedding does so.
     ///
     /// # Errors
-    /// A context or the op cannot be opened. The model is as before.
-    pub fn reopen(&mut self, ops: &dyn OpProvider) -> Result<()> {
-        let Parts { backend, sources, .. } = &self.parts;
-        let mut contexts = self.parts.contexts.get();
+    /// A context or the op cannot be opened, or it was cancelled. The op is closed then until it can be opened.
+    pub fn reopen(&mut self) -> Result<()> {
+        // First out: buffers and contexts of both may not fit the memory.
+        self.op.close();
+        self.consumed.forget();
+        let Parts { backend, sources, contexts, .. } = &self.parts;
+        let mut contexts = contexts.get();
         if contexts.len() != sources.len() {
-            let opened = workspace::open_contexts(&**backend, sources, &self.parts.stop)?;
+            let opened = workspace::open_contexts(&**backend, sources, &self.session)?;
             contexts = opened.into_iter().map(|opened| opened.context).collect();
         }
-        let mut workspace = Workspace::new(Arc::clone(backend), self.parts.stop.clone());
+        let mut workspace = Workspace::new(Arc::clone(backend), self.session.clone());
         workspace.set_trace(self.trace.clone());
         for (source, context) in sources.iter().zip(&contexts) {
             workspace.add_source(source, context)?;
         }
-        let (losses, loaded) = (workspace.losses().clone(), workspace.contexts().clone());
-        let name = &self.entry.description.name;
-        let services = OpServices {
-            manifest: Arc::clone(&self.manifest),
-            artifacts: self.parts.artifacts.clone(),
-            workspace,
-            threads: Arc::clone(&self.parts.threads),
-            progress: self.parts.progress.clone(),
-            dump: self.dump.clone(),
-        };
-        let op = ops.open(name, services).map_err(|e| e.context(self.manifest.path.display()))?;
-        self.op = Checked::new(op, name);
-        self.consumed = Consumed::default();
-        self.losses = losses;
-        self.parts.contexts = loaded;
+        let (loss, loaded) = (workspace.loss().clone(), workspace.contexts().clone());
+        self.op.replace(self.parts.open_op(&self.manifest, workspace)?);
+        (self.loss, self.parts.contexts) = (loss, loaded);
         Ok(())
     }
 

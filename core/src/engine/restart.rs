@@ -1,8 +1,9 @@
-//! What happens when the DSP restarts: the state is made anew of what it stands for.
+//! What happens when the DSP restarts: the state is computed again from what it stands for.
 //!
-//! The workspace opens the contexts anew by itself. What a host-op kept is on the host and may well be right, but
-//! nothing says what the DSP wrote last. So the op forgets everything and is given the prompt again, whose pictures
-//! and sounds are still at hand, and then the tokens of the answer one by one, as they were decoded: the text
+//! A crashed DSP may have written anything to the memory that it shares with the host: inputs that an op fills once,
+//! rows of caches that masks hide, saved states. Nothing of it is trusted. The op is closed with its buffers and
+//! contexts, opened again as it was when the model was opened, and given the prompt again, whose images and
+//! sounds are still at hand, and then the tokens of the answer one by one, as they were decoded: the text
 //! goes on as if nothing had been. A restart on the way there is an error: the same step would fail for ever.
 
 use std::time::Instant;
@@ -16,9 +17,8 @@ use crate::{Error, ErrorKind, Result, trace};
 impl Model {
     /// Brings the op's state to the end of the prompt.
     pub(super) fn consume(&mut self, prompt: &Encoded, reused: &mut usize) -> Result<()> {
-        let losses = self.losses.count();
         match self.consume_once(prompt, reused) {
-            Err(e) if self.losses.count() > losses => {
+            Err(e) if self.loss.happened() => {
                 *reused = 0;
                 self.replay(e, prompt, &[])
             }
@@ -28,7 +28,6 @@ impl Model {
 
     /// Decodes a token, the last one of `answer`.
     pub(super) fn step(&mut self, token: u32, prompt: &Encoded, answer: &[u32]) -> Result<()> {
-        let losses = self.losses.count();
         let span = trace::span_with(self.trace.as_ref(), "decode", |s| {
             s.argument("token", token);
             s.argument("position", self.op.position());
@@ -40,7 +39,7 @@ impl Model {
                 self.consumed.push(token);
                 Ok(())
             }
-            Err(e) if self.losses.count() > losses => self.replay(e, prompt, answer),
+            Err(e) if self.loss.happened() => self.replay(e, prompt, answer),
             Err(e) => Err(e),
         }
     }
@@ -70,34 +69,43 @@ impl Model {
         &mut self,
         mut embed: impl for<'a> FnMut(&'a mut Checked) -> Result<&'a [f32]>,
     ) -> Result<&[f32]> {
-        let losses = self.losses.count();
+        self.revive()?;
         let mut embedded = keep(&mut self.vector, embed(&mut self.op));
         if let Err(e) = &embedded
-            && self.losses.count() > losses
+            && self.loss.happened()
         {
             tell(e);
+            self.revive()?;
             embedded = keep(&mut self.vector, embed(&mut self.op));
-            embedded = embedded.map_err(|e| self.again(e, losses + 1));
+            embedded = embedded.map_err(|e| self.again(e));
         }
         embedded.map(|()| self.vector.as_slice())
     }
 
-    /// Makes the state anew of the prompt and the answer so far, after a call that failed with `error`.
+    /// Opens the op again where its device was lost, or where it could not be opened after that.
+    pub(super) fn revive(&mut self) -> Result<()> {
+        if self.loss.happened() || self.op.is_closed() {
+            self.reopen().map_err(|e| e.context("after the DSP restarted"))?;
+        }
+        Ok(())
+    }
+
+    /// Computes the state of the prompt and the answer so far again, after a call that failed with `error`.
     #[cold]
     pub(super) fn replay(&mut self, error: Error, prompt: &Encoded, answer: &[u32]) -> Result<()> {
         tell(&error);
-        let (start, losses) = (Instant::now(), self.losses.count());
+        let start = Instant::now();
+        self.revive()?;
         let result = self.try_replay(prompt, answer);
         if result.is_ok() {
             let positions = self.op.position();
             let time = start.elapsed().as_millis();
             tracing::warn!("{positions} positions were consumed again in {time} ms");
         }
-        result.map_err(|e| self.again(e, losses))
+        result.map_err(|e| self.again(e))
     }
 
     fn try_replay(&mut self, prompt: &Encoded, answer: &[u32]) -> Result<()> {
-        self.consumed.clear(&mut self.op)?;
         self.consume_once(prompt, &mut 0)?;
         for &token in answer {
             self.op.decode(token)?;
@@ -106,12 +114,12 @@ impl Model {
         Ok(())
     }
 
-    /// An error of what was tried anew, when the device had been lost so often.
-    fn again(&mut self, error: Error, losses: u64) -> Error {
-        if error.kind() == ErrorKind::Cancelled || self.losses.count() == losses {
+    /// An error of what was tried again.
+    fn again(&self, error: Error) -> Error {
+        if error.kind() == ErrorKind::Cancelled || !self.loss.happened() {
             return error;
         }
-        error.context("the DSP restarted again, right after its contexts were opened anew").hint(
+        error.context("the DSP restarted again, right after its contexts were opened again").hint(
             "this model, or another program, crashes the DSP: close other programs that use the NPU, and reboot \
              the device if it persists",
         )
@@ -119,7 +127,7 @@ impl Model {
 }
 
 fn tell(error: &Error) {
-    tracing::warn!("the DSP restarted ({}); the contexts are opened anew", error.message());
+    tracing::warn!("the DSP restarted ({}); the model is opened again", error.message());
 }
 
 /// Keeps an embedding: what the op answers with is only lent.

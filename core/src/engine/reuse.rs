@@ -106,6 +106,12 @@ impl Consumed {
         Ok(())
     }
 
+    /// Forgets everything, with an op that is closed.
+    pub(super) fn forget(&mut self) {
+        self.checkpoints.clear();
+        self.sequence.clear();
+    }
+
     /// Forgets everything.
     pub(super) fn clear(&mut self, op: &mut dyn HostOp) -> Result<()> {
         for checkpoint in self.checkpoints.drain(..) {

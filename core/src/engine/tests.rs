@@ -14,7 +14,7 @@ use super::*;
 use crate::manifest::Manifest;
 use crate::null::NullBackend;
 use crate::op::{
-    HostOp, Logits, Modality, OpDescription, OpEntry, OpInfo, OpProvider, OpServices, OpSource,
+    HostOp, Logits, Modality, OpDescription, OpEntry, OpInfo, OpOpener, OpProvider, OpSource,
     Placement, Segment, SnapshotId, SpanStats, Task,
 };
 use crate::sampling::SamplingParams;
@@ -174,7 +174,7 @@ impl HostOp for Scripted {
 }
 
 /// Provides one op, once.
-struct Once(Mutex<Option<Box<dyn HostOp>>>);
+struct Once(Arc<Mutex<Option<Box<dyn HostOp>>>>);
 
 impl Once {
     fn entry() -> OpEntry {
@@ -199,8 +199,9 @@ impl OpProvider for Once {
         Ok(Self::entry())
     }
 
-    fn open(&self, _name: &str, _services: OpServices) -> Result<Box<dyn HostOp>> {
-        Ok(self.0.lock().unwrap().take().unwrap())
+    fn opener(&self, _name: &str) -> Result<OpOpener> {
+        let op = Arc::clone(&self.0);
+        Ok(Arc::new(move |_| Ok(op.lock().unwrap().take().unwrap())))
     }
 }
 
@@ -220,7 +221,7 @@ fn open_in(folder: &Path, op: impl HostOp + 'static, manifest: Value) -> Result<
     Model::open(ModelOptions {
         manifest: Arc::new(manifest),
         backend: Arc::new(NullBackend::new(Vec::new())),
-        ops: &Once(Mutex::new(Some(Box::new(op)))),
+        ops: &Once(Arc::new(Mutex::new(Some(Box::new(op))))),
         threads: Some(1),
         cancel: CancelToken::new(),
         progress: None,

@@ -33,7 +33,7 @@ const RESTARTED: u16 = 1007;
 /// The connection to the DSP broke, as the library sees it for good.
 const RESTARTED_FATAL: u16 = 1011;
 
-/// True for the codes of a DSP that restarted: every context is gone and has to be opened anew.
+/// True for the codes of a DSP that restarted: every context is gone and has to be opened again.
 pub fn means_restart(code: u64) -> bool {
     [RESTARTED, RESTARTED_FATAL].map(u64::from).contains(&code)
 }

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use qhx_core::op::{HostOp, OpDescription, OpEntry, OpProvider, OpServices, OpSource};
+use qhx_core::op::{OpDescription, OpEntry, OpOpener, OpProvider, OpSource};
 use qhx_core::{Error, ErrorKind, Manifest, Result};
 use qhx_op::abi::OpModuleRef;
 
@@ -348,8 +348,8 @@ impl OpProvider for Plugins {
         params::check(&entry.description, manifest)
     }
 
-    fn open(&self, name: &str, services: OpServices) -> Result<Box<dyn HostOp>> {
+    fn opener(&self, name: &str) -> Result<OpOpener> {
         let (entry, module) = self.get(name)?;
-        Ok(Box::new(PluginOp::open(&entry, module, services)?))
+        Ok(Arc::new(move |services| Ok(Box::new(PluginOp::open(&entry, module, services)?))))
     }
 }

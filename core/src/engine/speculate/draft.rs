@@ -7,11 +7,10 @@ use sha2::{Digest as _, Sha256};
 
 use super::{Guesser, Speculation, Start};
 use crate::cancel::Following;
-use crate::engine::checked::Checked;
 use crate::engine::model::{Model, input_vocab};
 use crate::op::{HostOp as _, Segment, SnapshotId, Task};
 use crate::sampling::{Rng, Sampler, SamplingParams};
-use crate::{CancelToken, Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// Tokens that are consumed one by one rather than as a prompt.
 const FEW: usize = 2;
@@ -19,9 +18,8 @@ const FEW: usize = 2;
 /// A model that guesses by decoding ahead. It draws with the random numbers that the target will draw with.
 struct Draft {
     name: String,
-    op: Checked,
-    /// What its executions look at, and the ticket of the generation that it guesses for.
-    session: CancelToken,
+    model: Model,
+    /// The ticket of the generation that it guesses for, which its executions look at.
     following: Option<Following>,
     input_vocab: usize,
     sampler: Option<Sampler>,
@@ -60,7 +58,7 @@ fn hash(path: &Path) -> Result<[u8; 32]> {
 }
 
 impl Draft {
-    fn new(target: &Model, draft: Model) -> Result<Self> {
+    fn new(target: &Model, mut draft: Model) -> Result<Self> {
         draft.require(Task::Generate, "generate")?;
         draft.op.require_logits()?;
         let name = draft.manifest.path.display().to_string();
@@ -86,11 +84,11 @@ impl Draft {
         if vocab < needed {
             return Err(wrong(format!("its vocabulary is {vocab}, expected at least {needed}")));
         }
+        (draft.tokenizer, draft.chat) = (None, None);
         Ok(Self {
             name,
             input_vocab: vocab,
-            op: draft.op,
-            session: draft.session,
+            model: draft,
             following: None,
             sampler: None,
             text: Vec::new(),
@@ -106,7 +104,7 @@ impl Draft {
         let state = self.state.get(self.agreed..).unwrap_or_default();
         self.agreed += text.iter().zip(state).take_while(|(a, b)| a == b).count();
         if (self.agreed, self.state.len()) == (self.text.len(), self.text.len())
-            && self.op.logits().is_ok()
+            && self.model.op.logits().is_ok()
         {
             return Ok(());
         }
@@ -118,9 +116,9 @@ impl Draft {
         let done = self.state.len();
         let rest = &self.text[done..];
         let result = if rest.len() <= FEW {
-            rest.iter().try_for_each(|&token| self.op.decode(token))
+            rest.iter().try_for_each(|&token| self.model.op.decode(token))
         } else {
-            self.op.prefill(&[Segment::Tokens(rest)])
+            self.model.op.prefill(&[Segment::Tokens(rest)])
         };
         self.state.extend_from_slice(rest);
         self.settle(result)?;
@@ -130,19 +128,19 @@ impl Draft {
 
     /// After a call that may have failed part-way: what the op says it has consumed.
     fn settle(&mut self, result: Result<()>) -> Result<()> {
-        self.state.truncate(self.op.position());
+        self.state.truncate(self.model.op.position());
         self.agreed = self.agreed.min(self.state.len());
         result
     }
 
     /// Returns to a state of at most `usable` tokens.
     fn cut(&mut self, usable: usize) -> Result<()> {
-        let result = if self.op.info().can_truncate && usable > 0 {
-            self.op.truncate(usable)
+        let result = if self.model.op.info().can_truncate && usable > 0 {
+            self.model.op.truncate(usable)
         } else {
             match self.saved.filter(|(_, tokens)| *tokens <= usable) {
-                Some((id, _)) => self.op.restore(id),
-                None => self.op.reset(),
+                Some((id, _)) => self.model.op.restore(id),
+                None => self.model.op.reset(),
             }
         };
         self.settle(result)
@@ -150,20 +148,20 @@ impl Draft {
 
     /// Saves the state, which is that of the text, where it cannot be cut back to it.
     fn save(&mut self) -> Result<()> {
-        let info = self.op.info();
+        let info = self.model.op.info();
         if info.can_truncate || !info.can_snapshot {
             return Ok(());
         }
         if let Some((id, _)) = self.saved.take() {
-            self.op.drop_snapshot(id);
+            self.model.op.drop_snapshot(id);
         }
-        self.saved = Some((self.op.snapshot()?, self.text.len()));
+        self.saved = Some((self.model.op.snapshot()?, self.text.len()));
         Ok(())
     }
 
     /// Adds guesses by decoding ahead of the text.
     fn decode_ahead(&mut self, most: usize, rng: &Rng, guesses: &mut Vec<u32>) -> Result<()> {
-        let room = self.op.info().max_ctx.saturating_sub(self.text.len());
+        let room = self.model.op.info().max_ctx.saturating_sub(self.text.len());
         let known = |&token: &u32| (token as usize) < self.input_vocab;
         if room == 0 || !self.text.get(self.agreed..).unwrap_or_default().iter().all(known) {
             return Ok(());
@@ -176,10 +174,12 @@ impl Draft {
         let Some(sampler) = &mut self.sampler else { return Ok(()) };
         sampler.draw_as(rng);
         for index in 0..most {
-            let token = sampler.sample(self.op.logits()?).map_err(|e| self.op.about_logits(e))?;
+            let token = sampler
+                .sample(self.model.op.logits()?)
+                .map_err(|e| self.model.op.about_logits(e))?;
             guesses.push(token);
             if index + 1 < most {
-                self.op.decode(token)?;
+                self.model.op.decode(token)?;
                 self.state.push(token);
             }
         }
@@ -194,24 +194,25 @@ impl Guesser for Draft {
 
     fn begin(&mut self, start: &Start<'_>) -> Result<()> {
         self.following = None;
-        self.following = Some(self.session.follow(start.cancel));
+        self.following = Some(self.model.session.follow(start.cancel));
         if start.media {
             let message = "the prompt has pictures, sounds or videos, which a draft does not see";
             return Err(Error::new(ErrorKind::Prompt, message));
         }
+        self.model.revive()?;
         let sampling = SamplingParams {
             repetition_penalty: 1.0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             ..start.sampling.clone()
         };
-        let (vocab, allowed) = (self.op.info().vocab, Arc::clone(start.allowed));
+        let (vocab, allowed) = (self.model.op.info().vocab, Arc::clone(start.allowed));
         let sampler = Sampler::restricted(sampling, vocab, allowed)?;
-        self.sampler = Some(sampler.softcapped(self.op.softcap()));
-        if self.state.len() != self.op.position() {
-            // A guess failed, or its device restarted.
+        self.sampler = Some(sampler.softcapped(self.model.op.softcap()));
+        if self.state.len() != self.model.op.position() {
+            // A guess failed, or the model was opened again.
             self.state.clear();
-            self.op.reset()?;
+            self.model.op.reset()?;
         }
         let room = start.prompt.len().saturating_add(start.most.min(1 << 20));
         self.text.clear();
@@ -221,9 +222,17 @@ impl Guesser for Draft {
         // The state is that of the last text.
         self.agreed = 0;
         if let Some((id, _)) = self.saved.take() {
-            self.op.drop_snapshot(id);
+            self.model.op.drop_snapshot(id);
         }
-        if self.text.len() < self.op.info().max_ctx {
+        if self.text.len() < self.model.op.info().max_ctx {
+            let result = self.catch_up();
+            if result.is_ok() || !self.model.loss.happened() {
+                return result;
+            }
+            // The device restarted since the last generation, under another model perhaps.
+            self.model.revive()?;
+            self.state.clear();
+            self.agreed = 0;
             self.catch_up()?;
         }
         Ok(())
