@@ -3,13 +3,16 @@
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use qhx_op::decoder::{Chunk, Decoder, DecoderGraphs, Filler, LayerState, Pass, SoftRows};
 use qhx_op::fill::{CausalMask, FloatInput};
 use qhx_op::harness::{OpHarness, OpenOp, Step, graph, tensor};
 use qhx_op::state::StateCarrier;
 use qhx_op::text::not_taken;
 use qhx_op::{
-    DType, ErrorCode, GraphInfo, Host, Modality, Op, OpDescription, Result, Segment, Task,
+    DType, Error, ErrorCode, GraphInfo, Host, Modality, Op, OpDescription, Result, Segment, Task,
     TensorInfo, View, schema,
 };
 use serde_json::{Value, json};
@@ -310,6 +313,37 @@ fn a_replaced_state_takes_in_full_chunks_only() {
     op.prefill(&[Segment::Tokens(&[1; 4])]).unwrap();
     assert_eq!(executions(&op, ["one", "four", "head"]), [3, 2, 2]);
     assert!(!op.info().can_truncate);
+}
+
+#[test]
+fn a_step_that_fails_leaves_a_replaced_state_as_it_was() {
+    let params = json!({"decode": "one", "lmhead": "head"});
+    let fails = Rc::new(Cell::new(""));
+    let failing = Rc::clone(&fails);
+    let mut op = harness(params, json!({"n_layers": 1, "max_ctx": 20}))
+        .graph(replaced("one", 1))
+        .graph(head())
+        .script(move |step| {
+            run(step)?;
+            match step.graph() == failing.get() {
+                true => Err(Error::new(ErrorCode::EXECUTE, "it was to fail")),
+                false => Ok(()),
+            }
+        })
+        .open::<Toy>()
+        .unwrap();
+    op.prefill(&[Segment::Tokens(&[1, 2])]).unwrap();
+    // Before the state changes hands: in the graph that writes it, and behind it.
+    for (graph, consumed) in [("one", 2), ("head", 3)] {
+        fails.set(graph);
+        assert_eq!(op.decode(1).unwrap_err().code(), ErrorCode::EXECUTE);
+        assert_eq!(op.position(), consumed, "{graph}");
+        fails.set("");
+        assert_eq!(op.decode(1).unwrap(), [1.0, -1.0, 7.0], "{graph}");
+        for state in ["past_a_0", "past_b_0"] {
+            assert_eq!(op.bound("one", state).unwrap(), [consumed as f32 + 1.0], "{graph}");
+        }
+    }
 }
 
 /// `replaced` for graphs that are told which rows are tokens, and which rows a convolution of 3 keeps.
