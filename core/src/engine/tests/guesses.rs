@@ -1,6 +1,7 @@
 //! Guessing ahead over an op that is a small language model: each token by the two before it.
 
 use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::speculate::{Guesser, Start};
 use super::*;
@@ -27,6 +28,8 @@ struct Chain {
     /// Which `verify` fails, counting from 1, and as what.
     fails: Option<(usize, ErrorKind)>,
     verified: usize,
+    /// Prompts are cancelled from now on.
+    stops: Arc<AtomicBool>,
 }
 
 impl Chain {
@@ -43,6 +46,7 @@ impl Chain {
             text: Arc::default(),
             fails: None,
             verified: 0,
+            stops: Arc::default(),
         }
     }
 
@@ -71,6 +75,9 @@ impl HostOp for Chain {
     }
 
     fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<()> {
+        if self.stops.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
+        }
         for segment in segments {
             let Segment::Tokens(tokens) = segment else { panic!("{segment:?}") };
             self.take(tokens);
@@ -341,6 +348,21 @@ fn an_op_that_checks_no_guesses_decodes_plainly() {
     let request = Request { speculate: Speculate::Auto, ..request(&[1], 3) };
     let found = generate(&mut open(Scripted::new(RISING)), &request).unwrap();
     assert_eq!((found.tokens, found.timings.guesses), (vec![7; 3], Guesses::default()));
+}
+
+#[test]
+fn a_prompt_that_is_cancelled_counts_no_guesses_of_the_last_one() {
+    let op = Chain::new(5);
+    let stops = Arc::clone(&op.stops);
+    let mut model = open(op);
+    let speculating = |prompt: &[u32]| Request { speculate: tokens(3), ..request(prompt, 30) };
+    let before = generate(&mut model, &speculating(&[1, 2, 1, 2])).unwrap();
+    assert!(before.timings.guesses.passes > 0 && before.timings.decode_steps > 0);
+    stops.store(true, Ordering::Relaxed);
+    let cancelled = generate(&mut model, &speculating(&[3, 4])).unwrap();
+    let Timings { guesses, decode_steps, .. } = cancelled.timings;
+    assert_eq!((guesses, decode_steps), (Guesses::default(), 0));
+    assert_eq!(cancelled.finish_reason, FinishReason::Cancelled);
 }
 
 #[test]
