@@ -55,7 +55,7 @@ impl HostOp for Closed {
     }
 
     fn media_rules(&self) -> MediaRules {
-        self.media_rules.clone()
+        self.media_rules
     }
 
     fn verification(&self) -> &Verification {
