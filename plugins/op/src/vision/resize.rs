@@ -10,7 +10,7 @@ use crate::{Error, ErrorCode, Result};
 /// Pixels that a picture may have, also between the passes: 800 MB.
 const MAX_PIXELS: u64 = 1 << 28;
 
-/// The kernel of a resampling. Both widen by the scale where a picture shrinks (antialias).
+/// The kernel of a resampling. All widen by the scale where a picture shrinks (antialias).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Filter {
     /// Keys' cubic with a = −0.5 (Catmull-Rom): `BICUBIC` of torchvision with antialias, and of PIL.
@@ -18,12 +18,16 @@ pub enum Filter {
     Bicubic,
     /// The triangle: `BILINEAR` of both.
     Bilinear,
+    /// The sinc windowed by its own middle lobe, a = 3: `LANCZOS` of PIL, as the processors of Idefics 3 and SmolVLM
+    /// resize. torchvision has none for tensors.
+    Lanczos,
 }
 
 /// Resizes pictures, and keeps its memory from one to the next.
 ///
 /// Gives the bits of `torchvision.transforms.v2.functional.resize` for u8 tensors on a CPU with
-/// `antialias=True`: the horizontal pass comes first, and its result is rounded and cut to u8 before
+/// `antialias=True`, with [`Filter::Lanczos`] those of Pillow's `Image.resize` where it takes
+/// the passes in this order (Pillow 13 has sizes for which it does not): the horizontal pass comes first, and its result is rounded and cut to u8 before
 /// the vertical one. (`fast_image_resize` called once takes another order: up to 23 levels off.)
 #[derive(Debug, Default)]
 pub struct Resizer {
@@ -84,15 +88,58 @@ fn scale(
     let missing = len.saturating_sub(target.len());
     target.try_reserve_exact(missing).map_err(|e| failed(&e))?;
     target.resize(len, 0);
+    let filter = match filter {
+        Filter::Bicubic => FilterType::CatmullRom,
+        Filter::Bilinear => FilterType::Bilinear,
+        Filter::Lanczos => {
+            lanczos(source, from, target, to);
+            return Ok(());
+        }
+    };
     // Views of one type of pixel: the others would be compiled into this crate, for minutes.
     let source = TypedImageRef::<U8x3>::from_buffer(from.width, from.height, source)
         .map_err(|e| failed(&e))?;
     let mut image =
         TypedImage::<U8x3>::from_buffer(to.width, to.height, target).map_err(|e| failed(&e))?;
-    let filter = match filter {
-        Filter::Bicubic => FilterType::CatmullRom,
-        Filter::Bilinear => FilterType::Bilinear,
-    };
     let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(filter)).use_alpha(false);
     resizer.resize_typed(&source, &mut image, &options).map_err(|e| failed(&e))
+}
+
+/// One pass as Pillow does it: coefficients of 22 bits. Those of `fast_image_resize` have 16, as torchvision's.
+fn lanczos(source: &[u8], from: Size, target: &mut [u8], to: Size) {
+    let (across, below) = (from.width != to.width, from.width as usize * 3);
+    let (count, out, inner) =
+        if across { (from.width, to.width, 3) } else { (from.height, to.height, below) };
+    let kernels: Vec<_> = (0..out).map(|at| lanczos_kernel(count, out, at)).collect();
+    let lines = source.chunks_exact(count as usize * inner);
+    for (line, done) in lines.zip(target.chunks_exact_mut(out as usize * inner)) {
+        for ((first, weights), values) in kernels.iter().zip(done.chunks_exact_mut(inner)) {
+            for (at, value) in values.iter_mut().enumerate() {
+                let taps = line[first * inner + at..].iter().step_by(inner);
+                let sum: i64 = taps.zip(weights).map(|(&v, w)| i64::from(v) * w).sum();
+                *value = ((sum + (1 << 21)) >> 22).clamp(0, 255) as u8;
+            }
+        }
+    }
+}
+
+/// The first of the values that make value `at` of `out`, and their weights, in units of 2⁻²².
+fn lanczos_kernel(count: u32, out: u32, at: u32) -> (usize, Vec<i64>) {
+    let scale = f64::from(count) / f64::from(out);
+    let wide = scale.max(1.0);
+    let (centre, support) = ((f64::from(at) + 0.5) * scale, 3.0 * wide);
+    let first = (centre - support + 0.5).max(0.0) as u32;
+    let end = ((centre + support + 0.5) as u32).min(count);
+    let sinc = |x: f64| {
+        let x = x * std::f64::consts::PI;
+        if x == 0.0 { 1.0 } else { x.sin() / x }
+    };
+    let weight = |i: u32| {
+        let x = (f64::from(i) - centre + 0.5) * (1.0 / wide);
+        if (-3.0..3.0).contains(&x) { sinc(x) * sinc(x / 3.0) } else { 0.0 }
+    };
+    let weights: Vec<f64> = (first..end).map(weight).collect();
+    let sum: f64 = weights.iter().sum();
+    let fixed = |w: &f64| (w / sum * f64::from(1 << 22)).round() as i64;
+    (first as usize, weights.iter().map(fixed).collect())
 }

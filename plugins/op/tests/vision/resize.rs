@@ -24,15 +24,30 @@ struct Resize {
 
 #[test]
 fn every_size_gives_the_bytes_of_torchvision() {
-    let (mut bicubic, mut bilinear) = (Resizer::default(), Resizer::new(Filter::Bilinear));
     let cases: Vec<Resize> = goldens("/resize");
     assert!(cases.len() >= 2 * 8, "eight sizes with each filter");
+    compare(cases);
+}
+
+#[test]
+fn lanczos_gives_the_bytes_of_pillow() {
+    let text = include_str!("../../../../tests/fixtures/shape/lanczos.json");
+    let mut all: serde_json::Value = serde_json::from_str(text).unwrap();
+    let cases: Vec<Resize> = serde_json::from_value(all["resize"].take()).unwrap();
+    assert!(cases.len() >= 8, "eight sizes");
+    compare(cases);
+}
+
+fn compare(cases: Vec<Resize>) {
+    let (mut bicubic, mut bilinear) = (Resizer::default(), Resizer::new(Filter::Bilinear));
+    let mut lanczos = Resizer::new(Filter::Lanczos);
     for case in cases {
         let [width, height] = case.from;
         let rgb = picture(width, height, case.seed);
         let source = Picture::new(&rgb, width, height).unwrap();
         let resizer = match case.filter.as_str() {
             "bicubic" => &mut bicubic,
+            "lanczos" => &mut lanczos,
             _ => &mut bilinear,
         };
         let what = format!("{} {:?} to {:?}", case.filter, case.from, case.to);
