@@ -125,6 +125,16 @@ impl Media {
         }
     }
 
+    /// Piece `index` of the `of` pieces of an image. `None` for anything else, and unless `index` is below `of`.
+    pub fn tile(&self, index: u16, of: u16) -> Option<Segment<'_>> {
+        match &*self.content {
+            &Content::Image { ref rgb, width, height } if index < of => {
+                Some(Segment::Tile { rgb, width, height, index, of })
+            }
+            _ => None,
+        }
+    }
+
     /// The frames from `first` up to `end` of a video. `None` for anything else, for frames that are
     /// not there, and for none.
     pub fn frames(&self, first: usize, end: usize) -> Option<Segment<'_>> {

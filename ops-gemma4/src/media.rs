@@ -70,7 +70,7 @@ impl Media {
             }
             other => return Err(not_taken(&self.op, other)),
         };
-        let part = Piece::Part { token: token_id, positions, frames: None };
+        let part = Piece::Part { token: token_id, positions, frames: None, part: None };
         let pieces =
             vec![Piece::Tokens(vec![begin_token_id]), part, Piece::Tokens(vec![end_token_id])];
         Ok(Placement { marker: token_id, pieces, ..Placement::default() })

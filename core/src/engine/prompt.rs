@@ -25,6 +25,28 @@ struct Placed {
     media: Media,
     /// Of a video that is consumed in pieces.
     frames: Option<(usize, usize)>,
+    /// Of an image that is consumed in pieces.
+    part: Option<(u16, u16)>,
+}
+
+impl Placed {
+    fn segment(&self) -> Option<Segment<'_>> {
+        piece(&self.media, self.frames, self.part)
+    }
+}
+
+/// What an op is given for a part of a prompt; `None` where the part has no such piece.
+fn piece(
+    media: &Media,
+    frames: Option<(usize, usize)>,
+    part: Option<(u16, u16)>,
+) -> Option<Segment<'_>> {
+    match (frames, part) {
+        (None, None) => Some(media.segment()),
+        (Some((first, end)), None) => media.frames(first, end),
+        (None, Some((index, of))) => media.tile(index, of),
+        (Some(_), Some(_)) => None,
+    }
 }
 
 /// A prompt as positions.
@@ -56,10 +78,7 @@ impl Encoded {
                 continue;
             }
             segments.extend(tokens(done..span.start));
-            segments.extend(match placed.frames {
-                None => Some(placed.media.segment()),
-                Some((first, end)) => placed.media.frames(first, end),
-            });
+            segments.extend(placed.segment());
             done = span.end();
         }
         segments.extend(tokens(done..range.end));
@@ -69,13 +88,14 @@ impl Encoded {
     /// Adds what a prompt holds for a picture, sound or video.
     fn place(&mut self, reader: &Reader<'_>, part: &Waiting<'_>) -> Result<()> {
         let Waiting { name, media, placement } = part;
-        for piece in &placement.pieces {
-            match piece {
+        let mut tiles = None;
+        for each in &placement.pieces {
+            match each {
                 Piece::Tokens(tokens) => self.sequence.tokens.extend(tokens),
                 Piece::Text(text) => {
                     self.sequence.tokens.extend(reader.tokenizer()?.encode(text, false)?);
                 }
-                &Piece::Part { token, positions, frames } => {
+                &Piece::Part { token, positions, frames, part } => {
                     let start = self.sequence.len();
                     let most = reader.max_ctx.min(MOST_POSITIONS);
                     if positions > most {
@@ -87,20 +107,23 @@ impl Encoded {
                             "take a smaller one, or forge the model with a larger --max-ctx",
                         ));
                     }
-                    let there =
-                        frames.is_none_or(|(first, end)| media.frames(first, end).is_some());
+                    let of = part.map(|(_, of)| of);
+                    let alike = of.is_none() || *tiles.get_or_insert(of) == of;
+                    let there = alike && piece(media, frames, part).is_some();
                     if positions == 0 || !there {
                         let message = format!(
-                            "the host-op places {name} at {positions} positions with frames {frames:?}, \
-                             expected at least one position and frames that are there: {media:?}"
+                            "the host-op places {name} at {positions} positions with frames {frames:?} \
+                             as part {part:?}, expected at least one position, frames that are there, and of an image \
+                             parts below one number of them: {media:?}"
                         );
                         return Err(Error::new(ErrorKind::Plugin, message)
                             .hint("this is a fault of the op, report it to its author"));
                     }
-                    let key = Key::new(media, frames);
+                    let key = Key::new(media, frames, part);
                     self.sequence.spans.push(Span { start, positions, key });
                     self.sequence.tokens.resize(start + positions, token);
-                    self.media.push(Placed { name: name.clone(), media: (*media).clone(), frames });
+                    let (name, media) = (name.clone(), (*media).clone());
+                    self.media.push(Placed { name, media, frames, part });
                 }
                 other => {
                     let message =

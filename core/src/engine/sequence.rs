@@ -9,11 +9,17 @@ use crate::media::Media;
 pub(super) struct Key {
     id: [u8; 32],
     frames: Option<(usize, usize)>,
+    /// Which of how many pieces of an image.
+    part: Option<(u16, u16)>,
 }
 
 impl Key {
-    pub(super) fn new(media: &Media, frames: Option<(usize, usize)>) -> Self {
-        Self { id: media.id(), frames }
+    pub(super) fn new(
+        media: &Media,
+        frames: Option<(usize, usize)>,
+        part: Option<(u16, u16)>,
+    ) -> Self {
+        Self { id: media.id(), frames, part }
     }
 }
 
@@ -95,7 +101,7 @@ mod tests {
         let span = |&(start, id): &(usize, u8)| Span {
             start,
             positions: 4,
-            key: Key { id: [id; 32], frames: None },
+            key: Key { id: [id; 32], frames: None, part: None },
         };
         Sequence { tokens: tokens.to_vec(), spans: pictures.iter().map(span).collect() }
     }

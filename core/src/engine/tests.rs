@@ -112,6 +112,13 @@ impl HostOp for Scripted {
 
     fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<()> {
         for segment in segments {
+            let next = self.eyes.as_mut().and_then(|eyes| eyes.cancelled_at.as_mut());
+            if let (Segment::Tile { index, .. }, Some(at)) = (segment, next)
+                && at == index
+            {
+                *at = u16::MAX;
+                return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
+            }
             let positions = match (segment, &self.eyes) {
                 (Segment::Tokens(tokens), _) => tokens.len(),
                 (segment, Some(eyes)) => eyes.see(segment),

@@ -114,6 +114,10 @@ pub enum Piece {
         /// For a video that is consumed in several pieces: the first frame of this one, and the one after its last.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         frames: Option<(usize, usize)>,
+        /// For an image that is consumed in several pieces, such as tiles: which of how many this one is, counted from
+        /// 0. The op then gets it as [`crate::Segment::Tile`]. The pieces of one image have the same number of them.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        part: Option<(u16, u16)>,
     },
 }
 
@@ -130,7 +134,7 @@ mod tests {
         assert_eq!(rules, expected);
         let text = r#"{"marker":7,"pieces":[{"text":"<0.2 seconds>"},{"part":{"token":7,"positions":4}}]}"#;
         let placement: Placement = serde_json::from_str(text).unwrap();
-        let part = Piece::Part { token: 7, positions: 4, frames: None };
+        let part = Piece::Part { token: 7, positions: 4, frames: None, part: None };
         let pieces = vec![Piece::Text("<0.2 seconds>".into()), part];
         assert_eq!(placement, Placement { marker: 7, pieces, ..Placement::default() });
     }

@@ -84,6 +84,19 @@ pub enum Segment<'a> {
         /// Rows.
         height: u32,
     },
+    /// A piece of an image, such as a tile: the pixels are the whole image's, as in [`Segment::Image`].
+    Tile {
+        /// `width · height · 3` bytes.
+        rgb: &'a [u8],
+        /// Pixels in a row of the whole image.
+        width: u32,
+        /// Rows of the whole image.
+        height: u32,
+        /// Which piece, below `of`: as [`crate::Piece::Part`] of the op said.
+        index: u16,
+        /// Pieces of the image.
+        of: u16,
+    },
     /// Mono samples in −1…1.
     Audio {
         /// The samples.

@@ -52,6 +52,9 @@ pub const SEGMENT_AUDIO: u32 = 2;
 /// `height` of one; `samples` are the seconds at which each is shown; `rate` is the number of frames of
 /// the whole video.
 pub const SEGMENT_VIDEO: u32 = 3;
+/// `kind` of [`RawSegment`], since 1.2: a piece of an image; as `SEGMENT_IMAGE`, and `rate` has the index of the piece in
+/// its low 16 bits and the number of pieces in its high ones. Only an op that places images in such pieces gets it.
+pub const SEGMENT_TILE: u32 = 4;
 
 /// A piece of a prompt.
 #[repr(C)]

@@ -3,7 +3,9 @@
 use crate::abi::RSlice;
 
 use crate::Segment;
-use crate::abi::{RawSegment, SEGMENT_AUDIO, SEGMENT_IMAGE, SEGMENT_TOKENS, SEGMENT_VIDEO};
+use crate::abi::{
+    RawSegment, SEGMENT_AUDIO, SEGMENT_IMAGE, SEGMENT_TILE, SEGMENT_TOKENS, SEGMENT_VIDEO,
+};
 
 impl<'a> From<Segment<'a>> for RawSegment<'a> {
     fn from(segment: Segment<'a>) -> Self {
@@ -23,6 +25,10 @@ impl<'a> From<Segment<'a>> for RawSegment<'a> {
             }
             Segment::Audio { samples, rate } => {
                 Self { kind: SEGMENT_AUDIO, rate, samples: samples.into(), ..empty }
+            }
+            Segment::Tile { rgb, width, height, index, of } => {
+                let rate = (u32::from(of) << 16) | u32::from(index);
+                Self { kind: SEGMENT_TILE, width, height, rate, bytes: rgb.into(), ..empty }
             }
             Segment::Video { rgb, width, height, times, frames } => {
                 let (bytes, samples) = (rgb.into(), times.into());
@@ -51,7 +57,27 @@ impl<'a> From<&'a RawSegment<'a>> for Segment<'a> {
                 times: raw.samples.as_slice(),
                 frames: (raw.rate as usize).max(raw.samples.len()),
             },
+            SEGMENT_TILE => Self::Tile {
+                rgb: raw.bytes.as_slice(),
+                width: raw.width,
+                height: raw.height,
+                index: raw.rate as u16,
+                of: (raw.rate >> 16) as u16,
+            },
             kind => Self::Unknown(kind),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tile_crosses_with_its_index() {
+        for (index, of) in [(0, 1), (3, 17), (65_534, 65_535)] {
+            let tile = Segment::Tile { rgb: &[1, 2, 3], width: 1, height: 1, index, of };
+            assert_eq!(Segment::from(&RawSegment::from(tile)), tile);
         }
     }
 }

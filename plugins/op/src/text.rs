@@ -23,7 +23,7 @@ pub fn count_tokens(op: &str, segments: &[Segment<'_>]) -> Result<usize> {
 pub fn kind(segment: &Segment<'_>) -> &'static str {
     match segment {
         Segment::Tokens(_) => "text",
-        Segment::Image { .. } => "an image",
+        Segment::Image { .. } | Segment::Tile { .. } => "an image",
         Segment::Audio { .. } => "audio",
         Segment::Video { .. } => "a video",
         _ => "a segment of an unknown kind",

@@ -22,16 +22,25 @@ const WORDS: [(&str, u32); VOCAB] = [
 ];
 
 /// Takes a picture at one position a pixel, and a video frame by frame, each after its time.
+#[derive(Default)]
 pub(super) struct Eyes {
     pub(super) placeholders: Vec<u32>,
     /// What was seen: first byte and number of pixels.
     seen: Arc<Mutex<Vec<(u8, usize)>>>,
+    /// The parts into which an image is placed, each of as many positions as the image has pixels.
+    tiles: Vec<(u16, u16)>,
+    /// The tile at which a prompt is cancelled, once.
+    pub(super) cancelled_at: Option<u16>,
     /// Instead of one position a pixel.
     positions: Option<usize>,
 }
 
 impl Eyes {
     pub(super) fn see(&self, segment: &Segment<'_>) -> usize {
+        if let &Segment::Tile { rgb, index, of, .. } = segment {
+            self.seen.lock().unwrap().push((index as u8, of.into()));
+            return rgb.len() / 3;
+        }
         let (Segment::Image { rgb, .. } | Segment::Video { rgb, .. }) = segment else {
             panic!("{segment:?}")
         };
@@ -44,8 +53,20 @@ impl Eyes {
             token: IMAGE,
             positions: self.positions.unwrap_or(pixels as usize),
             frames,
+            part: None,
+        };
+        let tile = |part, pixels: u32| Piece::Part {
+            token: IMAGE,
+            positions: pixels as usize,
+            frames: None,
+            part: Some(part),
         };
         match segment {
+            Segment::Image { width, height, .. } if !self.tiles.is_empty() => Ok(Placement {
+                marker: IMAGE,
+                pieces: self.tiles.iter().map(|&part| tile(part, width * height)).collect(),
+                ..Placement::default()
+            }),
             Segment::Image { width, height, .. } => Ok(Placement {
                 marker: IMAGE,
                 opening: vec![3],
@@ -74,7 +95,7 @@ fn seeing() -> (Scripted, Seen) {
     let seen = Seen::default();
     let placeholders = vec![IMAGE, VIDEO];
     let mut op = Scripted::new([0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
-    op.eyes = Some(Eyes { placeholders, seen: Arc::clone(&seen), positions: None });
+    op.eyes = Some(Eyes { placeholders, seen: Arc::clone(&seen), ..Eyes::default() });
     (op, seen)
 }
 
@@ -135,6 +156,36 @@ fn only_equal_pictures_are_a_common_beginning() {
         seen.lock().unwrap().iter().map(|(colour, _)| *colour).collect::<Vec<_>>(),
         [1, 2, 1]
     );
+}
+
+/// A model whose op places an image as these tiles.
+fn tiled(tiles: &[(u16, u16)], cancelled_at: Option<u16>) -> (Model, Seen) {
+    let (mut op, seen) = seeing();
+    let eyes = op.eyes.as_mut().unwrap();
+    (eyes.tiles, eyes.cancelled_at) = (tiles.to_vec(), cancelled_at);
+    (open_with_words(op, &WORDS), seen)
+}
+
+#[test]
+fn a_prompt_that_goes_on_between_tiles_says_which_is_next() {
+    let (mut model, seen) = tiled(&[(0, 3), (1, 3), (2, 3)], Some(2));
+    let parts = || vec![text("a"), Part::Media(picture(7, 2)), text("c")];
+    let first = complete(&mut model, parts()).unwrap();
+    assert_eq!(first.finish_reason, FinishReason::Cancelled);
+    assert_eq!(std::mem::take(&mut *seen.lock().unwrap()), [(0, 3), (1, 3)]);
+    let second = complete(&mut model, parts()).unwrap();
+    assert_eq!((second.prompt_tokens, second.reused_tokens), (8, 5));
+    assert_eq!(*seen.lock().unwrap(), [(2, 3)]);
+}
+
+#[test]
+fn tiles_that_are_none_of_an_image_are_the_ops_fault() {
+    for tiles in [&[(3, 3)][..], &[(0, 0)], &[(0, 2), (1, 3)]] {
+        let error = complete(&mut tiled(tiles, None).0, vec![Part::Media(picture(7, 2))]);
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Plugin, "{tiles:?}: {error}");
+        assert!(error.message().contains("parts below one number of them"), "{error}");
+    }
 }
 
 #[test]

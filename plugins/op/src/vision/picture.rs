@@ -34,10 +34,12 @@ impl<'a> Picture<'a> {
         Ok(Self { rgb, size })
     }
 
-    /// The picture of a segment. Errors when the segment is none, or is not sound.
+    /// The picture of a segment, of a tile the whole image. Errors when the segment is none, or is not sound.
     pub fn of_segment(segment: &Segment<'a>) -> Result<Self> {
         match *segment {
-            Segment::Image { rgb, width, height } => Self::new(rgb, width, height),
+            Segment::Image { rgb, width, height } | Segment::Tile { rgb, width, height, .. } => {
+                Self::new(rgb, width, height)
+            }
             _ => Err(Error::prompt("a segment is not a picture, but one was expected")),
         }
     }

@@ -94,7 +94,7 @@ impl VisionPrompts {
                     pieces.push(Piece::Text(format!("<{:.1} seconds>", mean(times))));
                     pieces.push(Piece::Tokens(vec![start]));
                     let frames = Some((first, first + times.len()));
-                    pieces.push(Piece::Part { token: video, positions, frames });
+                    pieces.push(Piece::Part { token: video, positions, frames, part: None });
                     pieces.push(Piece::Tokens(vec![end]));
                 }
                 if pieces.is_empty() {
@@ -102,7 +102,7 @@ impl VisionPrompts {
                 }
                 (video, pieces)
             }
-            _ => (image, vec![Piece::Part { token: image, positions, frames: None }]),
+            _ => (image, vec![Piece::Part { token: image, positions, frames: None, part: None }]),
         };
         Ok(Placement { marker, opening: vec![start], closing: vec![end], pieces })
     }

@@ -149,7 +149,7 @@ impl Op for Senses {
     }
 
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
-        let part = |token, positions| Piece::Part { token, positions, frames: None };
+        let part = |token, positions| Piece::Part { token, positions, frames: None, part: None };
         Ok(match *segment {
             Segment::Image { height, .. } => Placement {
                 marker: IMAGE,
@@ -166,7 +166,12 @@ impl Op for Senses {
                 let frame = |at: usize| {
                     [
                         Piece::Tokens(vec![FRAME]),
-                        Piece::Part { token: VIDEO, positions: 1, frames: Some((at, at + 1)) },
+                        Piece::Part {
+                            token: VIDEO,
+                            positions: 1,
+                            frames: Some((at, at + 1)),
+                            part: None,
+                        },
                     ]
                 };
                 let pieces = (0..times.len()).flat_map(frame).collect();
@@ -244,7 +249,7 @@ mod tests {
             height: 2,
         };
         let placement = op.place(image).unwrap();
-        let part = Piece::Part { token: IMAGE, positions: 2, frames: None };
+        let part = Piece::Part { token: IMAGE, positions: 2, frames: None, part: None };
         assert_eq!((placement.marker, placement.pieces), (IMAGE, vec![part]));
         let logits = op.prefill(&[Segment::Tokens(&[1]), image]).unwrap();
         assert_eq!((op.position(), logits[1]), (3, 1.0));
