@@ -26,9 +26,9 @@ pub enum Filter {
 /// Resizes pictures, and keeps its memory from one to the next.
 ///
 /// Gives the bits of `torchvision.transforms.v2.functional.resize` for u8 tensors on a CPU with
-/// `antialias=True`, with [`Filter::Lanczos`] those of Pillow's `Image.resize` where it takes
-/// the passes in this order (Pillow 13 has sizes for which it does not): the horizontal pass comes first, and its result is rounded and cut to u8 before
-/// the vertical one. (`fast_image_resize` called once takes another order: up to 23 levels off.)
+/// `antialias=True`, with [`Filter::Lanczos`] those of Pillow's `Image.resize` up to version 12 (later ones begin with the
+/// vertical pass where the height shrinks much more than the width): the horizontal pass comes first, and its result is
+/// rounded and cut to u8 before the vertical one. (`fast_image_resize` called once takes another order: up to 23 levels off.)
 #[derive(Debug, Default)]
 pub struct Resizer {
     filter: Filter,
@@ -105,7 +105,7 @@ fn scale(
     resizer.resize_typed(&source, &mut image, &options).map_err(|e| failed(&e))
 }
 
-/// One pass as Pillow does it: coefficients of 22 bits. Those of `fast_image_resize` have 16, as torchvision's.
+/// One pass as Pillow does it: coefficients of 22 bits.
 fn lanczos(source: &[u8], from: Size, target: &mut [u8], to: Size) {
     let (across, below) = (from.width != to.width, from.width as usize * 3);
     let (count, out, inner) =
