@@ -120,7 +120,7 @@ impl Audio {
         bound.keep.write_at(host, 0, &vec![1.0; valid.div_ceil(2)])?;
         host.execute(bound.graph)?;
         let width = self.params.width;
-        let mut rows = tower::read(host, bound.y, tokens * width);
+        let mut rows = tower::read(host, bound.y, tokens * width)?;
         tower::normalise(&mut rows, width, self.params.eps);
         self.projector.project(host, &rows)
     }

@@ -1,7 +1,6 @@
 //! A tower of the bundle: graphs that differ in how much they take, and the projector behind them.
 
-use half::f16;
-use qhx_op::kernels::{Linear, f16_to_f32};
+use qhx_op::kernels::Linear;
 use qhx_op::{BufferId, DType, Error, GraphId, Host, OneOrMany, Port, Result, View};
 use serde::Deserialize;
 
@@ -91,18 +90,11 @@ pub(crate) fn normalise(rows: &mut [f32], width: usize, eps: f32) {
     }
 }
 
-/// The first `count` values of what a graph gave.
-pub(crate) fn read(host: &Host, view: View, count: usize) -> Vec<f32> {
+/// The first `count` values of what a graph gave, or all where there are fewer.
+pub(crate) fn read(host: &Host, view: View, count: usize) -> Result<Vec<f32>> {
     let mut out = vec![0.0; count.min(view.len)];
-    let first = view.offset / view.dtype.size().max(1);
-    let range = first..first + out.len();
-    if view.dtype == DType::F16 {
-        let halves: &[f16] = &host.f16s(view.buffer)[range];
-        f16_to_f32(halves, &mut out);
-    } else {
-        out.copy_from_slice(&host.f32s(view.buffer)[range]);
-    }
-    out
+    view.to_f32(host, 0, &mut out)?;
+    Ok(out)
 }
 
 /// Checks that the output `y` of a graph has `rows` rows of `width` values, and binds it.

@@ -147,7 +147,7 @@ impl Vision {
         host.execute(bound.graph)?;
         let pool = self.params.pooling_kernel_size as usize;
         let mut pooled = vec![0.0; grid.blocks(pool)?.patches() * hidden];
-        pool_mean(&tower::read(host, bound.y, count * hidden), hidden, grid, pool, &mut pooled)?;
+        pool_mean(&tower::read(host, bound.y, count * hidden)?, hidden, grid, pool, &mut pooled)?;
         // The class multiplies with √hidden first, of which only the norm's epsilon sees anything.
         tower::normalise(&mut pooled, hidden, eps / hidden as f32);
         self.projector.project(host, &pooled)

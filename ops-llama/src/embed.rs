@@ -63,7 +63,7 @@ struct Bucket {
     /// Input of the first part, `[length, hidden]`.
     x: (BufferId, DType),
     /// Output of the last part, `[length, width]`.
-    y: (BufferId, DType),
+    y: View,
     width: usize,
 }
 
@@ -110,7 +110,7 @@ impl Bucket {
                 host.graph(last).name
             )));
         }
-        let View { buffer: y, dtype: y_dtype, .. } = host.view_for(last, output)?;
+        let y = host.view_for(last, output)?;
 
         // The positions of a text that is alone; they stay until several share the graphs.
         let mut tables = rope.bind_all(host, graphs, length)?;
@@ -125,7 +125,7 @@ impl Bucket {
         }
         let span = |(index, &graph)| (graph, host.span(&format!("part {index}")));
         let parts = graphs.iter().enumerate().map(span).collect();
-        Ok(Self { length, parts, mask, tables, x: (x, x_dtype), y: (y, y_dtype), width })
+        Ok(Self { length, parts, mask, tables, x: (x, x_dtype), y, width })
     }
 
     fn graphs(&self) -> impl Iterator<Item = GraphId> {

@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use qhx_op::kernels::f16_to_f32;
-use qhx_op::{BufferId, DType, Error, ErrorCode, Host, Result};
+use qhx_op::{BufferId, Error, ErrorCode, Host, Result, View};
 use serde::Deserialize;
 
 /// Least norm that is divided by, as in `torch.nn.functional.normalize`.
@@ -44,7 +43,7 @@ impl Pooler {
     pub fn pool(
         &mut self,
         host: &mut Host,
-        source: (BufferId, DType),
+        source: View,
         text: Range<usize>,
         target: BufferId,
         place: usize,
@@ -58,11 +57,7 @@ impl Pooler {
         let count = rows.len().max(1) as f32;
         self.sum.fill(0.0);
         for row in rows {
-            let range = row * self.width..(row + 1) * self.width;
-            match source.1 {
-                DType::F16 => f16_to_f32(&host.f16s(source.0)[range], &mut self.row),
-                _ => self.row.copy_from_slice(&host.f32s(source.0)[range]),
-            }
+            source.to_f32(host, row * self.width, &mut self.row)?;
             for (sum, value) in self.sum.iter_mut().zip(&self.row) {
                 *sum += value;
             }

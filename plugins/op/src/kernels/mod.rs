@@ -27,8 +27,15 @@ pub fn f32_to_f16(source: &[f32], target: &mut [f16]) {
 /// Converts f16 to f32, exactly. Both slices have the same length.
 ///
 /// # Panics
-/// When the lengths differ.
+/// When the lengths differ, as those of an f32 buffer that is read as f16 do: [`crate::View::to_f32`] reads both.
+#[track_caller]
 pub fn f16_to_f32(source: &[f16], target: &mut [f32]) {
+    assert!(
+        source.len() == target.len(),
+        "{} values of f16 for {} of f32, expected as many; a buffer of f32 has twice as many f16",
+        source.len(),
+        target.len()
+    );
     source.convert_to_f32_slice(target);
 }
 

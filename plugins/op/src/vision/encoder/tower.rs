@@ -2,9 +2,8 @@
 
 use super::settings::Settings;
 use crate::fill::{FloatInput, HIDDEN};
-use crate::kernels::f16_to_f32;
 use crate::vision::{AxialOrder, Grid, axial_rope};
-use crate::{DType, Error, ErrorCode, GraphId, Host, OneOrMany, Port, Result, View};
+use crate::{Error, ErrorCode, GraphId, Host, OneOrMany, Port, Result, View};
 
 const VISION: &str = "/plan/params/vision";
 /// Names of the rows for the prompt; the first is the forge's.
@@ -172,10 +171,13 @@ impl Tower {
         }
         host.execute(bucket.graph)?;
         let values = patches / (self.merge * self.merge) * self.width;
-        let read = |view: &View| read(host, *view, values);
+        let read = |view: &View| {
+            let mut out = vec![0.0; values];
+            view.to_f32(host, 0, &mut out).map(|()| out)
+        };
         let features = Features {
-            embeds: read(&bucket.embeds),
-            deepstack: bucket.deepstack.iter().map(read).collect(),
+            embeds: read(&bucket.embeds)?,
+            deepstack: bucket.deepstack.iter().map(read).collect::<Result<_>>()?,
         };
         let finite =
             |values: &Vec<f32>| values.iter().fold(true, |finite, v| finite & v.is_finite());
@@ -281,16 +283,4 @@ fn view(
         )));
     }
     host.view_for(graph, port)
-}
-
-/// The first values of a view, whose size was checked when it was bound.
-fn read(host: &Host, view: View, values: usize) -> Vec<f32> {
-    let mut out = vec![0.0; values];
-    let first = view.offset / view.dtype.size();
-    let range = first..first + values;
-    match view.dtype {
-        DType::F16 => f16_to_f32(&host.f16s(view.buffer)[range], &mut out),
-        _ => out.copy_from_slice(&host.f32s(view.buffer)[range]),
-    }
-    out
 }
