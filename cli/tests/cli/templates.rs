@@ -1,5 +1,6 @@
 //! Chat templates from strangers: whatever one does, there is one clear error that names it.
 
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -117,18 +118,46 @@ fn template_arguments_reach_the_template() {
     assert!(run.stderr.contains("expected KEY=VALUE"), "{run:?}");
 }
 
-/// The processes that `parent` started.
+/// The processes that the threads of `parent` started.
 #[cfg(target_os = "linux")]
 fn children(parent: u32) -> Vec<String> {
-    let file = format!("/proc/{parent}/task/{parent}/children");
-    let children = std::fs::read_to_string(file).unwrap_or_default();
-    children.split_whitespace().map(str::to_owned).collect()
+    let threads = std::fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
+    let texts = threads.map(|thread| std::fs::read_to_string(thread.path().join("children")));
+    let texts: Vec<_> = texts.map(Result::unwrap_or_default).collect();
+    texts.iter().flat_map(|text| text.split_whitespace()).map(str::to_owned).collect()
 }
 
 #[cfg(target_os = "linux")]
 fn kill(process: &str) {
     let killed = std::process::Command::new("kill").args(["-9", process]).status();
     assert!(killed.expect("kill runs").success());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_chat_goes_on_after_its_helper_was_killed() {
+    let folder = folder();
+    let bundle = copy_of_bundle(folder.path());
+    let mut chat = Program::qhx(folder.path())
+        .args(["chat", "--max-new", "2", "--json"])
+        .arg_path(&bundle)
+        .start_with_streams();
+    let (mut input, output) =
+        (chat.stdin.take().expect("a pipe"), chat.stdout.take().expect("a pipe"));
+    let mut answers = BufReader::new(output).lines();
+    let mut ask = || {
+        input.write_all(b"What colour is the sky?\n").expect("the program reads");
+        answers.next().and_then(Result::ok).unwrap_or_default()
+    };
+    let first = ask();
+    assert!(first.contains("\"tokens\""), "{first}");
+    let helpers = children(chat.id());
+    let [helper] = helpers.as_slice() else { panic!("one helper, not {helpers:?}") };
+    kill(helper);
+    let second = ask();
+    assert!(second.contains("\"tokens\""), "{second}");
+    drop(input);
+    assert!(chat.wait().expect("it ends").success());
 }
 
 #[cfg(target_os = "linux")]
