@@ -39,7 +39,7 @@
 
 #![expect(unsafe_code, reason = "implements a host's vtable and calls an op's")]
 
-use std::cell::{RefCell, UnsafeCell};
+use std::cell::{Cell, RefCell, UnsafeCell};
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -247,6 +247,7 @@ impl OpHarness {
             files: self.files,
             script: RefCell::new(self.script),
             cancelled: AtomicBool::new(false),
+            refused_bind: Cell::new(None),
             log: Mutex::new(Vec::new()),
             progress: RefCell::new(None),
             spans: AtomicU32::new(0),
@@ -440,6 +441,11 @@ impl OpenOp {
         self.session.cancelled.store(cancelled, Ordering::Relaxed);
     }
 
+    /// Makes one of the next bindings of a buffer fail: the one after `count` others.
+    pub fn refuse_bind(&self, count: usize) {
+        self.session.refused_bind.set(Some(count));
+    }
+
     /// How often a graph was executed.
     pub fn executions(&self, graph: &str) -> usize {
         let index = self.session.graphs.iter().position(|g| g.name == graph);
@@ -605,6 +611,8 @@ struct Session {
     files: HashMap<String, Vec<u8>>,
     script: RefCell<Box<Script>>,
     cancelled: AtomicBool,
+    /// Bindings until the one that fails.
+    refused_bind: Cell<Option<usize>>,
     log: Mutex<Vec<String>>,
     progress: RefCell<Option<(u64, u64)>>,
     spans: AtomicU32,
@@ -689,6 +697,14 @@ impl Session {
         let tensor = tensors
             .get(index as usize)
             .ok_or_else(|| Error::graph(format!("graph {:?} has no port {index}", info.name)))?;
+        if let Some(count) = self.refused_bind.take() {
+            self.refused_bind.set(count.checked_sub(1));
+            if count == 0 {
+                let message =
+                    format!("graph {:?}: tensor {tensor}: this binding is refused", info.name);
+                return Err(Error::graph(message));
+            }
+        }
         let mut state = self.state.borrow_mut();
         let memory = state.memory(buffer)?;
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);

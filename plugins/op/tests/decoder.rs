@@ -346,6 +346,31 @@ fn a_step_that_fails_leaves_a_replaced_state_as_it_was() {
     }
 }
 
+#[test]
+fn a_state_whose_buffers_cannot_be_exchanged_stays_as_it_was() {
+    let params = json!({"decode": "one", "lmhead": "head"});
+    let mut op = harness(params, json!({"n_layers": 1, "max_ctx": 20}))
+        .graph(replaced("one", 1))
+        .graph(head())
+        .script(run)
+        .open::<Toy>()
+        .unwrap();
+    op.prefill(&[Segment::Tokens(&[1, 2])]).unwrap();
+    let states = |op: &OpenOp| ["past_a_0", "past_b_0"].map(|name| op.bound("one", name).unwrap());
+    let mut consumed = 2;
+    // An input and an output for each of the two states.
+    for count in 0..4 {
+        op.refuse_bind(count);
+        let error = op.decode(1).unwrap_err();
+        assert!(error.message().contains("this binding is refused"), "{count}: {error}");
+        assert_eq!(op.position(), consumed, "{count}");
+        assert_eq!(states(&op), [[consumed as f32], [consumed as f32]], "{count}");
+        assert_eq!(op.decode(1).unwrap(), [1.0, -1.0, 7.0], "{count}");
+        consumed += 1;
+        assert_eq!(states(&op), [[consumed as f32], [consumed as f32]], "{count}");
+    }
+}
+
 /// `replaced` for graphs that are told which rows are tokens, and which rows a convolution of 3 keeps.
 fn told(name: &str, rows: usize, keep: [usize; 2]) -> GraphInfo {
     let mut told = replaced(name, rows);
