@@ -97,13 +97,13 @@ impl fmt::Display for DType {
     }
 }
 
-/// How integers of a quantised tensor map to reals: `real = (q + offset) · scale`. The zero point, the
+/// How the integers of a quantised tensor map to reals: `real = (q + offset) · scale`. The zero point, the
 /// integer that stands for 0, is `-offset`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(tag = "encoding", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Quantization {
-    /// Not quantised, or not said.
+    /// Not quantised, or not declared.
     #[default]
     None,
     /// One scale and offset for the whole tensor.
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_newer_side_says_is_read_as_unknown() {
+    fn what_a_newer_side_declares_is_read_as_unknown() {
         let dtype: DType = serde_json::from_str("\"f8e4m3\"").unwrap();
         assert_eq!((dtype, dtype.size()), (DType::Other, 0));
         let blocks = r#"{"encoding": "per_block", "block": 32, "scales": [1.0]}"#;

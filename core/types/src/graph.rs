@@ -46,13 +46,19 @@ impl TensorInfo {
         self.elements().saturating_mul(self.dtype.size())
     }
 
-    /// As [`TensorInfo::elements`]. Errors when the number does not fit.
+    /// As [`TensorInfo::elements`].
+    ///
+    /// # Errors
+    /// When the number does not fit.
     pub fn try_elements(&self) -> Result<usize, SizeError> {
         let product = self.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
         product.ok_or_else(|| SizeError(self.to_string()))
     }
 
-    /// As [`TensorInfo::byte_len`]. Errors when the number does not fit or the dtype is unknown.
+    /// As [`TensorInfo::byte_len`].
+    ///
+    /// # Errors
+    /// When the number does not fit or the dtype is unknown.
     pub fn try_byte_len(&self) -> Result<usize, SizeError> {
         let size = Some(self.dtype.size()).filter(|&size| size > 0);
         let bytes = size.and_then(|size| self.try_elements().ok()?.checked_mul(size));
@@ -96,7 +102,7 @@ pub struct GraphInfo {
     /// no manifest.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub context: String,
-    /// Microseconds of one execution, where the manifest says so of the form that is executed
+    /// Microseconds of one execution, where the manifest declares it of the form that is executed
     /// (`artifacts.contexts.<key>.us`): an estimate or a measurement. None where a backend describes a graph.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub us: Option<f64>,
@@ -137,11 +143,17 @@ impl GraphInfo {
     }
 
     /// Index of the input with a role; the error lists what the graph has.
+    ///
+    /// # Errors
+    /// When the graph has no such input.
     pub fn require_input(&self, role: &str) -> Result<usize, MissingTensor> {
         self.input(role).ok_or_else(|| self.missing("input", role, &self.inputs))
     }
 
     /// Index of the output with a role; the error lists what the graph has.
+    ///
+    /// # Errors
+    /// When the graph has no such output.
     pub fn require_output(&self, role: &str) -> Result<usize, MissingTensor> {
         self.output(role).ok_or_else(|| self.missing("output", role, &self.outputs))
     }

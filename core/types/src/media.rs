@@ -1,4 +1,4 @@
-//! Pictures, sounds and videos in prompts: how files become what an op is given, and where a part
+//! Images, audio and videos in prompts: how files become what an op is given, and where a part
 //! stands among the tokens.
 
 use serde::{Deserialize, Serialize};
@@ -10,20 +10,20 @@ use serde::{Deserialize, Serialize};
 #[serde(default)]
 #[non_exhaustive]
 pub struct MediaRules {
-    /// For pictures, and for the frames of a video.
+    /// For images, and for the frames of a video.
     pub image: ImageRules,
-    /// For sounds.
+    /// For audio.
     pub audio: AudioRules,
     /// For videos.
     pub video: VideoRules,
 }
 
-/// How a picture becomes RGB.
+/// How an image becomes RGB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct ImageRules {
-    /// Turn and mirror the picture as its EXIF orientation says.
+    /// Turn and mirror the image as its EXIF orientation declares.
     pub upright: bool,
     /// What becomes of transparency.
     pub alpha: Alpha,
@@ -40,14 +40,14 @@ impl Default for ImageRules {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Alpha {
-    /// The picture is laid over white.
+    /// The image is laid over white.
     #[default]
     White,
     /// The colours are taken as they stand in the file.
     Drop,
 }
 
-/// How a sound becomes samples.
+/// How audio becomes samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
@@ -69,9 +69,9 @@ impl Default for AudioRules {
 pub struct VideoRules {
     /// Frames per second, as far as the next two allow.
     pub fps: f32,
-    /// At least so many frames, if the video has them.
+    /// Minimum number of frames, if the video has them.
     pub min_frames: usize,
-    /// At most so many frames.
+    /// Maximum number of frames.
     pub max_frames: usize,
 }
 
@@ -81,7 +81,7 @@ impl Default for VideoRules {
     }
 }
 
-/// Where a picture, sound or video stands among the tokens of a prompt.
+/// Where an image, audio clip or video stands among the tokens of a prompt.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     /// The token that a rendered conversation has for the part. `pieces` take its place.
@@ -111,11 +111,11 @@ pub enum Piece {
         token: u32,
         /// Positions that it takes in the context.
         positions: usize,
-        /// For a video that is consumed in several pieces: the first frame of this one, and the one after its last.
+        /// For a video that is consumed in several parts: the first frame of this one, and the one after its last.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         frames: Option<(usize, usize)>,
-        /// For an image that is consumed in several pieces, such as tiles: which of how many this one is, counted from
-        /// 0. The op then gets it as [`crate::Segment::Tile`]. The pieces of one image have the same number of them.
+        /// For an image that is consumed in several parts, such as tiles: which of how many this one is, counted from
+        /// 0. The op then gets it as [`crate::Segment::Tile`]. The parts of one image have the same number of them.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         part: Option<(u16, u16)>,
     },
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_another_version_says_is_read() {
+    fn what_another_version_declares_is_read() {
         let rules: MediaRules =
             serde_json::from_str(r#"{"audio":{"rate":24000,"dither":1}}"#).unwrap();
         let mut expected = MediaRules::default();

@@ -69,7 +69,7 @@ impl Modality {
     }
 }
 
-/// A piece of a prompt.
+/// A segment of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum Segment<'a> {
@@ -84,7 +84,7 @@ pub enum Segment<'a> {
         /// Rows.
         height: u32,
     },
-    /// A piece of an image, such as a tile: the pixels are the whole image's, as in [`Segment::Image`].
+    /// A part of an image, such as a tile: the pixels are the whole image's, as in [`Segment::Image`].
     Tile {
         /// `width · height · 3` bytes.
         rgb: &'a [u8],
@@ -92,9 +92,9 @@ pub enum Segment<'a> {
         width: u32,
         /// Rows of the whole image.
         height: u32,
-        /// Which piece, below `of`: as [`crate::Piece::Part`] of the op said.
+        /// Which part, below `of`: as [`crate::Piece::Part`] of the op declared.
         index: u16,
-        /// Pieces of the image.
+        /// Number of parts of the image.
         of: u16,
     },
     /// Mono samples in −1…1.
@@ -121,7 +121,7 @@ pub enum Segment<'a> {
     Unknown(u32),
 }
 
-/// What an op says of itself before any bundle is opened.
+/// What an op declares about itself before any bundle is opened.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OpDescription {
     /// The name that manifests select it by: lower-case letters, digits and `_`.
@@ -142,7 +142,7 @@ pub struct OpDescription {
     pub params_schema: serde_json::Value,
 }
 
-/// What an op says of itself once a bundle is open.
+/// What an op declares about itself once a bundle is open.
 ///
 /// The struct does not grow: ops write out all its fields, and shall compile with a later kit. What
 /// is added is a method of the op and stands in [`OpenInfo`].
@@ -161,7 +161,7 @@ pub struct OpInfo {
     pub can_snapshot: bool,
 }
 
-/// What an open op tells its host, as it crosses the boundary: [`OpInfo`] and what came later.
+/// What an open op declares to its host, as it crosses the boundary: [`OpInfo`] and what came later.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OpenInfo {
@@ -171,7 +171,7 @@ pub struct OpenInfo {
     /// Token ids that the op can consume are below this, 0 where it does not say: rows of the
     /// embedding table. Logits beyond belong to no token.
     pub input_vocab: usize,
-    /// Tokens that stand for pictures, sounds and videos: no text becomes one.
+    /// Tokens that stand for images, audio and videos: no text becomes one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub placeholders: Vec<u32>,
     /// c, where scores are `c · tanh(logits / c)` (arXiv 2408.00118, section 2); none where they are
@@ -181,7 +181,7 @@ pub struct OpenInfo {
     /// How files become what the op is given.
     #[serde(skip_serializing_if = "is_default")]
     pub media: MediaRules,
-    /// Whether it checks guessed tokens.
+    /// Whether it verifies draft tokens.
     #[serde(skip_serializing_if = "is_default")]
     pub verification: Verification,
     /// Whether it embeds several texts in one execution.
@@ -193,7 +193,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Whether an op checks guessed tokens in one step, as speculative decoding does (Leviathan et al. 2023,
+/// Whether an op verifies draft tokens in one step, as speculative decoding does (Leviathan et al. 2023,
 /// arXiv 2211.17192).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -208,7 +208,7 @@ pub struct Verification {
 }
 
 impl Verification {
-    /// Of an op that checks no guesses, with the reason.
+    /// Of an op that verifies no draft tokens, with the reason.
     pub fn refused(why: impl Into<String>) -> Self {
         Self { widths: Vec::new(), refusal: Some(why.into()) }
     }
@@ -224,7 +224,7 @@ pub struct Packing {
     pub buckets: Vec<Bucket>,
 }
 
-/// The graphs of an encoder for texts of up to so many tokens.
+/// The graphs of an encoder for texts of up to n tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Bucket {
     /// Tokens that they take, all texts together.
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_have_one_name_each_and_unknown_ones_are_told_apart() {
+    fn tasks_have_one_name_each() {
         for task in Task::ALL {
             assert_eq!(Task::from_name(task.name()), Some(task));
             assert_eq!(serde_json::to_value(task).unwrap(), task.name());
