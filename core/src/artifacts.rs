@@ -22,11 +22,17 @@ pub struct Mapped {
 
 impl Mapped {
     /// Maps a regular file read-only. An empty file is a mapping of no bytes.
+    ///
+    /// # Errors
+    /// When the file is missing, is not a regular file, or cannot be mapped.
     pub fn open(path: &Path) -> Result<Self> {
         Self::of(path, &files::open(ErrorKind::Artifact, path)?)
     }
 
     /// As [`Mapped::open`], for a file that has to lie below `folder`, links resolved.
+    ///
+    /// # Errors
+    /// As [`Mapped::open`], and when the file lies outside of `folder`.
     pub fn open_within(path: &Path, folder: &Path) -> Result<Self> {
         Self::of(path, &files::open_within(ErrorKind::Artifact, path, folder)?)
     }
@@ -149,6 +155,9 @@ impl Artifacts {
     /// The path must be relative and stay below [`Artifacts::bounds`], symbolic links included. A
     /// file that is opened by the answer may be another one by then: [`Artifacts::open`] and
     /// [`Artifacts::open_file`] check the file that they open.
+    ///
+    /// # Errors
+    /// When the path is absolute, leaves the bounds, or does not exist.
     pub fn resolve(&self, pointer: &str, path: &str) -> Result<PathBuf> {
         let relative = Path::new(path);
         let leaves =
@@ -180,6 +189,9 @@ impl Artifacts {
     }
 
     /// Opens the file at a path of the manifest.
+    ///
+    /// # Errors
+    /// As [`Artifacts::resolve`], and when the file cannot be opened or was exchanged meanwhile.
     pub fn open_file(&self, pointer: &str, path: &str) -> Result<File> {
         let resolved = self.resolve(pointer, path)?;
         files::open_within(ErrorKind::Artifact, &resolved, &self.bounds)
@@ -187,6 +199,9 @@ impl Artifacts {
     }
 
     /// Maps the file at a path of the manifest, or returns the mapping made before.
+    ///
+    /// # Errors
+    /// As [`Artifacts::open_file`], and when the file cannot be mapped.
     pub fn open(&mut self, pointer: &str, path: &str) -> Result<Mapped> {
         let resolved = self.resolve(pointer, path)?;
         if let Some(mapped) = self.mapped.get(&resolved) {
@@ -233,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn links_within_the_bundle_are_followed_and_links_out_of_it_are_not() {
+    fn only_links_within_the_bundle_are_followed() {
         let (_dir, root, secret) = bundle();
         symlink("decode.bin", root.join("files/inner.bin")).unwrap();
         symlink(secret.join("decode.bin"), root.join("files/outer.bin")).unwrap();
@@ -248,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn an_artifacts_root_that_is_a_link_out_of_the_bundle_is_refused() {
+    fn an_artifacts_root_that_links_out_of_the_bundle_is_refused() {
         let (_dir, root, secret) = bundle();
         let manifest = Manifest::load(&root).unwrap();
         let mut artifacts = manifest.open_artifacts();
@@ -271,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_exchanged_between_the_check_and_the_opening_is_refused() {
+    fn a_file_exchanged_between_check_and_opening_is_refused() {
         let (_dir, root, secret) = bundle();
         let manifest = Manifest::load(&root).unwrap();
         let source = manifest.context_source(&manifest.open_artifacts(), "decode").unwrap();

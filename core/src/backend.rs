@@ -12,7 +12,7 @@
 //!
 //! | clause | who | guarantees |
 //! |---|---|---|
-//! | *alive* | implementation | A graph keeps a [`Memory`] handle of everything bound to it, and everything that it executes in: context, device, library. An address that it handed on is valid until the port is bound anew or the graph is dropped. |
+//! | *alive* | implementation | A graph keeps a [`Memory`] handle of everything bound to it, and everything that it executes in: context, device, library. An address that it handed on is valid until the port is bound again or the graph is dropped. |
 //! | *sized* | implementation | [`Graph::bind`] is safe to call. No byte is touched and no address handed on before the implementation itself has checked that the port exists, that the tensor's bytes lie within the memory from the offset on, that they are aligned where it needs that, and that an output's memory may be written. |
 //! | *confined* | implementation | It touches bound bytes within `execute` only, and no thread of it does so any more when `execute` returns, be it with an error. Inputs are read. Of an output no byte but the tensor's is written. |
 //! | *bound* | caller | Every port is bound when `execute` is called. |
@@ -20,7 +20,7 @@
 //! | *threads* | both | A [`Backend`] and a [`Context`] are called from any threads at once. A [`Graph`] is called from one thread at a time, and not always the same one. |
 //!
 //! An implementation relies on nothing else. Names, shapes and sizes come from a file that may be
-//! hostile, so that every product of them is checked. Inputs may hold any bits. After an error the
+//! hostile, so that every multiplication of them is checked. Inputs may hold any bits. After an error the
 //! outputs may hold any bits, too, and the graph may be executed again.
 
 #![expect(unsafe_code, reason = "declares a function that is unsafe to call")]
@@ -47,7 +47,7 @@ pub struct ContextSource {
     pub within: Option<PathBuf>,
     /// What the files were when they were opened first.
     pub seen: FirstSeen,
-    /// Graphs of the binary, and the microseconds that one execution takes, as far as the manifest says so.
+    /// Graphs of the binary, and the microseconds that one execution takes, as far as the manifest declares it.
     pub us: Vec<(String, f64)>,
 }
 
@@ -103,12 +103,15 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
 pub struct Opened {
     /// It.
     pub context: Arc<dyn Context>,
-    /// What opening it took.
+    /// Time that opening it took.
     pub time: Duration,
 }
 
 impl Opened {
     /// Opens a context and takes the time.
+    ///
+    /// # Errors
+    /// The error of `open`.
     pub fn by(open: impl FnOnce() -> Result<Arc<dyn Context>>) -> Result<Self> {
         let start = Instant::now();
         Ok(Self { context: open()?, time: start.elapsed() })

@@ -36,7 +36,10 @@ impl Slot {
 }
 
 impl Bindings {
-    /// Nothing bound yet. Errors when a tensor's size does not fit in memory.
+    /// Nothing bound yet.
+    ///
+    /// # Errors
+    /// When a tensor's size does not fit in memory.
     pub fn new(info: &GraphInfo) -> Result<Self> {
         Ok(Self {
             graph: info.name.clone(),
@@ -45,8 +48,11 @@ impl Bindings {
         })
     }
 
-    /// Keeps a handle of `memory` for a port. Errors when the tensor does not fit behind `offset`,
-    /// would be misaligned, or is an output in memory that cannot be written.
+    /// Keeps a handle of `memory` for a port.
+    ///
+    /// # Errors
+    /// When the tensor does not fit behind `offset`, would be misaligned, or is an output in memory that cannot be
+    /// written.
     pub fn bind(&mut self, port: Port, memory: &Memory, offset: usize) -> Result<()> {
         let (slots, index, writes) = match port {
             Port::Input(i) => (&mut self.inputs, i, false),
@@ -80,6 +86,9 @@ impl Bindings {
 
     /// The bytes bound to an input.
     ///
+    /// # Errors
+    /// When nothing is bound to the input.
+    ///
     /// # Safety
     /// Nothing writes the memory while the slice lives, other than through it.
     pub unsafe fn input(&self, index: usize) -> Result<&[u8]> {
@@ -90,6 +99,9 @@ impl Bindings {
     }
 
     /// The bytes bound to an output.
+    ///
+    /// # Errors
+    /// When nothing is bound to the output.
     ///
     /// # Safety
     /// Nothing else reads or writes the output's part of the memory while the slice lives.
@@ -102,6 +114,9 @@ impl Bindings {
     }
 
     /// Address and length of what is bound to a port, to find overlaps.
+    ///
+    /// # Errors
+    /// When nothing is bound to the port.
     pub fn range(&self, port: Port) -> Result<std::ops::Range<usize>> {
         let (slot, memory, offset) = match port {
             Port::Input(i) => self.bound(self.inputs.get(i))?,
@@ -133,7 +148,7 @@ mod tests {
     use crate::{Buffer, DType};
 
     #[test]
-    fn a_port_reads_what_was_bound_last_however_often_buffers_take_turns() {
+    fn a_port_reads_what_was_bound_last() {
         let input = TensorInfo::new("x", DType::F16, vec![2]);
         let info = GraphInfo::new("g", [input], []);
         let mut bindings = Bindings::new(&info).unwrap();

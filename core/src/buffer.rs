@@ -16,7 +16,7 @@
 //!
 //! # Storage
 //! A block lies in pages of its own, in a mapped file, or in memory that a backend made
-//! ([`crate::backend::Backend::allocate`]). The last has no guard page here: its backend says what an
+//! ([`crate::backend::Backend::allocate`]). The last has no guard page here: its backend declares what an
 //! overrun does. Who reads and writes does not notice which it is.
 
 #![expect(unsafe_code, reason = "owns raw memory that foreign libraries write to")]
@@ -65,6 +65,9 @@ impl Buffer {
     /// `len` bytes, all zero.
     ///
     /// Memory that the system does not have is an error, and so are sizes that no memory has.
+    ///
+    /// # Errors
+    /// When the system does not have the memory, or no memory has this size.
     pub fn zeroed(len: usize) -> Result<Self> {
         let fail = |why: &dyn fmt::Display| {
             let message = format!("a buffer of {len} bytes cannot be allocated: {why}");
@@ -180,7 +183,7 @@ impl Memory {
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
     }
 
-    /// The bytes, for writing. A mapped file answers with an empty slice.
+    /// The bytes, for writing. A mapped file returns an empty slice.
     ///
     /// # Safety
     /// Nothing else reads or writes the block while the slice lives.
@@ -219,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_does_not_exist_is_an_error_that_says_how_much() {
+    fn memory_that_does_not_exist_is_an_error_with_its_size() {
         // More than any address space, more than any allocation, and just more than there is.
         for len in [usize::MAX, isize::MAX as usize, isize::MAX as usize - 4096, 1 << 57] {
             let error = Buffer::zeroed(len).unwrap_err();
@@ -230,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_is_zero_aligned_and_ends_at_a_page_that_nobody_may_touch() {
+    fn a_buffer_is_zero_aligned_and_ends_at_a_guard_page() {
         let page = region::page::size();
         for len in [0, 1, 127, 128, 129, page - 1, page, page + 1, 5 * page + 300] {
             let mut buffer = Buffer::zeroed(len).unwrap();

@@ -1,14 +1,14 @@
 //! Tasks in a process of their own, for work that may crash, never end or take all memory.
 //!
-//! A program that can be started again to do tasks says so once, with [`ChildProgram::install`]. The command
-//! line does: its hidden command `helper TASK` calls [`serve`]. From then on [`program`] answers with it, and
+//! A program that can be started again to do tasks declares it once, with [`ChildProgram::install`]. The command
+//! line does: its hidden command `helper TASK` calls [`serve`]. From then on [`program`] returns it, and
 //! whoever has such work asks for it with [`ChildProgram::ask`]. In a program that installs nothing, the
 //! work is done in the process itself, with whatever bounds its module has.
 //!
 //! | the child | how |
 //! |---|---|
 //! | crashes | the parent gets [`ChildFailure::Crashed`] with the signal or exit code; no core file is written |
-//! | is ended by the system or a user | the parent gets [`ChildFailure::Killed`]: this says nothing about the task |
+//! | is ended by the system or a user | the parent gets [`ChildFailure::Killed`]: this means nothing for the task |
 //! | is of another version | it reports its version first, and gets no input |
 //! | takes too long | the parent ends it |
 //! | takes too much memory | the child limits itself before it reads its input; on Windows, its job |
@@ -18,7 +18,7 @@
 //! This is no sandbox: the child has the rights of the parent.
 //!
 //! The child begins with `qhxH`, the length of its version (one byte) and its version. To its standard input go the
-//! length of an input (8 bytes, little-endian) and the input. Back come `qhxA`, one byte that says whether the task
+//! length of an input (8 bytes, little-endian) and the input. Back come `qhxA`, one byte for whether the task
 //! failed, the length of the answer and the answer. A [`Helper`] then sends the next input; the child ends when its
 //! standard input does.
 
@@ -43,7 +43,7 @@ use crate::{CancelToken, Error, ErrorKind, Result};
 /// Begins an answer.
 const MAGIC: [u8; 4] = *b"qhxA";
 
-/// Begins what a child says: a program that is no helper of ours is noticed by it.
+/// Begins what a child writes: a program that is no helper of ours is noticed by it.
 const GREETING: [u8; 4] = *b"qhxH";
 
 /// What parent and child have to agree upon.
@@ -52,7 +52,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// What is kept of a child's last words on standard error, in bytes.
 const LAST_WORDS: usize = 4 << 10;
 
-/// How Rust's standard library says that memory ran out.
+/// How Rust's standard library reports that memory ran out.
 const NO_MEMORY: &[u8] = b"memory allocation of ";
 
 static PROGRAM: OnceLock<ChildProgram> = OnceLock::new();
@@ -91,7 +91,7 @@ pub enum ChildFailure {
     Start {
         /// The program's file.
         program: PathBuf,
-        /// What the system says.
+        /// What the system reports.
         why: String,
     },
     /// The program is no helper, or one of another version.
@@ -120,14 +120,14 @@ pub enum ChildFailure {
     /// The caller asked for the work to stop.
     #[error("cancelled")]
     Cancelled,
-    /// The task itself answered with an error.
+    /// The task itself returned an error.
     #[error("{0}")]
     Task(Error),
 }
 
 impl ChildFailure {
     /// As the error of what the task was to do: `what` names it, such as a file, and comes first in the message.
-    /// An error that the task answered with stays as it is, kind and message. What the helper itself is to blame for
+    /// An error that the task returned stays as it is, kind and message. What the helper itself is to blame for
     /// is [`ErrorKind::Internal`].
     pub fn into_error(self, kind: ErrorKind, what: impl std::fmt::Display) -> Error {
         let kind = if self.is_the_helpers() { ErrorKind::Internal } else { kind };
@@ -147,7 +147,7 @@ impl ChildFailure {
         }
     }
 
-    /// True for a failure of the helper itself, which says nothing about its input.
+    /// True for a failure of the helper itself, which means nothing for its input.
     pub fn is_the_helpers(&self) -> bool {
         matches!(self, Self::Start { .. } | Self::Foreign { .. } | Self::Killed(_))
     }
@@ -173,7 +173,7 @@ impl CrashTime {
         Self::now().0.checked_sub(self.0).is_none_or(|age| age >= CRASH_REMEMBERED.as_secs())
     }
 
-    /// What to say of a crash that is kept in `file`.
+    /// The message for a crash that is kept in `file`.
     pub fn hint(file: &Path) -> String {
         let days = CRASH_REMEMBERED.as_secs() / (24 * 60 * 60);
         format!(
@@ -195,6 +195,9 @@ impl ChildProgram {
     /// This very program with the given arguments.
     ///
     /// On Linux and Android that is the file that runs, also after another one has taken its place.
+    ///
+    /// # Errors
+    /// When the path of this program cannot be found.
     pub fn this<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> io::Result<Self> {
         let arguments = arguments.into_iter().map(Into::into).collect();
         let program = match THIS.get() {
@@ -213,11 +216,17 @@ impl ChildProgram {
     }
 
     /// Does `task` in a new process and waits for the answer.
+    ///
+    /// # Errors
+    /// Any [`ChildFailure`]: the task failed, or the process did not start, ended, or exceeded a limit.
     pub fn ask(&self, task: &str, input: Vec<u8>, limits: Limits) -> Result<Vec<u8>, ChildFailure> {
         self.ask_until(task, input, limits, &CancelToken::new())
     }
 
     /// As [`ChildProgram::ask`]. Cancelling ends the process with [`ChildFailure::Cancelled`].
+    ///
+    /// # Errors
+    /// As [`ChildProgram::ask`], and [`ChildFailure::Cancelled`].
     pub fn ask_until(
         &self,
         task: &str,
@@ -229,6 +238,9 @@ impl ChildProgram {
     }
 
     /// Starts a process that does `task` for one input after the other.
+    ///
+    /// # Errors
+    /// When the process does not start.
     pub fn start(&self, task: &str, limits: Limits) -> Result<Helper, ChildFailure> {
         let cannot = |e: io::Error| ChildFailure::Start {
             program: self.program.clone(),
@@ -295,6 +307,9 @@ pub struct Helper {
 impl Helper {
     /// Has it do the task for `input` and waits for the answer. After a failure other than [`ChildFailure::Task`] it
     /// answers nothing more.
+    ///
+    /// # Errors
+    /// As [`ChildProgram::ask_until`].
     pub fn ask(&mut self, input: Vec<u8>, cancel: &CancelToken) -> Result<Vec<u8>, ChildFailure> {
         let start = Instant::now();
         // Without a reader the process has ended, which its missing answer shows.
@@ -412,7 +427,7 @@ enum Answer {
     Whole(Vec<u8>),
     Failed(PlainError),
     TooLong,
-    /// What no helper says.
+    /// What no helper writes.
     Unknown,
 }
 
@@ -430,7 +445,7 @@ fn converse(
     // The pipe stays open until nobody asks any more: the child ends when it closes.
     thread::Builder::new().spawn(move || {
         for input in inputs {
-            // A child that died does not read it, which its missing answer tells.
+            // A child that died does not read it, which its missing answer shows.
             let _ = stdin.write_all(&(input.len() as u64).to_le_bytes());
             let _ = stdin.write_all(&input).and_then(|()| stdin.flush());
         }

@@ -1,7 +1,7 @@
 //! How far computed numbers are from what is expected of them.
 //!
 //! A largest difference that is folded from 0 with `f32::max` skips NaN, so that an array of nothing but NaN would
-//! differ by 0 from any other. Here numbers have to be finite before anything is said about their distance.
+//! differ by 0 from any other. Here numbers have to be finite before their distance means anything.
 
 use crate::{Error, ErrorKind, Result};
 
@@ -45,7 +45,7 @@ impl Distance {
         };
         let (found_peak, peak) = (peak(found, "number")?, peak(expected, "expected number")?);
         let pairs = || found.iter().zip(expected).map(|(&a, &b)| (a.into(), b.into()));
-        let largest = pairs().fold(0f64, |most, (a, b): (f64, f64)| most.max((a - b).abs()));
+        let largest = pairs().fold(0f64, |max, (a, b): (f64, f64)| max.max((a - b).abs()));
         let relative = if largest == 0.0 { 0.0 } else { largest / peak };
         Ok(Self { largest, relative, cosine: cosine(pairs, found_peak, peak) })
     }
@@ -62,15 +62,15 @@ impl Distance {
             return Err(Error::new(ErrorKind::Graph, message));
         }
         let rows = found.chunks_exact(width).zip(expected.chunks_exact(width)).enumerate();
-        let mut least = None;
+        let mut min = None;
         for (row, (found, expected)) in rows {
             let Self { cosine, .. } =
                 Self::of(found, expected).map_err(|e| e.context(format_args!("row {row}")))?;
-            if least.is_none_or(|(other, _)| cosine < other) {
-                least = Some((cosine, row));
+            if min.is_none_or(|(other, _)| cosine < other) {
+                min = Some((cosine, row));
             }
         }
-        least.ok_or_else(|| Error::new(ErrorKind::Graph, "no numbers to compare"))
+        min.ok_or_else(|| Error::new(ErrorKind::Graph, "no numbers to compare"))
     }
 
     /// The larger differences and the smaller cosine of two.

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::npy::{self, Array};
 use crate::{Error, ErrorKind, Result};
 
-/// Most bytes of an array's name.
+/// Maximum bytes of an array's name.
 const LONGEST_NAME: usize = 64;
 
 /// Where arrays go: to a folder, or into memory.
@@ -37,8 +37,10 @@ pub struct Made {
 }
 
 impl Dump {
-    /// Arrays go to `folder`, which is made if it is not there. Errors when it holds arrays already:
-    /// those of two runs could not be told apart.
+    /// Arrays go to `folder`, which is made if it is not there.
+    ///
+    /// # Errors
+    /// When it holds arrays already: those of two runs could not be distinguished.
     pub fn create(folder: &Path) -> Result<Self> {
         let failed = |e: std::io::Error| Error::io(ErrorKind::Io, folder, e);
         std::fs::create_dir_all(folder).map_err(failed)?;
@@ -61,13 +63,15 @@ impl Dump {
         Self { target: Target::Memory(names.into_iter().collect()), made: Mutex::default() }
     }
 
-    /// What was made since the last call. Names begin anew, which a folder does not take.
+    /// What was made since the last call. Names begin again, which a folder does not take.
     pub fn take(&self) -> Made {
         std::mem::take(&mut *self.made.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Takes an array in, to a folder as `NAME.npy`. The name consists of ASCII letters, digits and `_`. Errors name
-    /// the array or the file.
+    /// Takes an array in, to a folder as `NAME.npy`. The name consists of ASCII letters, digits and `_`.
+    ///
+    /// # Errors
+    /// When the name or the shape is invalid, or the file cannot be written; the error names the array or the file.
     pub fn write(&self, name: &str, shape: &[usize], values: &[f32]) -> Result<()> {
         let legal = |c: u8| c.is_ascii_alphanumeric() || c == b'_';
         if !(1..=LONGEST_NAME).contains(&name.len()) || !name.bytes().all(legal) {

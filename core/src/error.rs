@@ -19,7 +19,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum ErrorKind {
     /// An option or argument does not make sense.
     Usage,
-    /// The manifest is missing, not JSON, or says something it may not.
+    /// The manifest is missing, not JSON, or declares something invalid.
     Manifest,
     /// A file of the bundle is missing, truncated, or not what it claims to be.
     Artifact,
@@ -112,15 +112,15 @@ impl ErrorKind {
 
 /// A failure that a user can act on.
 ///
-/// The message names the file, tensor or option with what was found and expected, and says what the
-/// cause said; the hint is one likely fix. `Display` gives the message. Whoever prints for people
+/// The message names the file, tensor or option with what was found and expected, with what the
+/// cause reported; the hint is one likely fix. `Display` gives the message. Whoever prints for people
 /// takes [`Error::report`], which adds the hint.
 ///
 /// [`source`](StdError::source) is the cause, where it came from elsewhere: a [`std::io::Error`], a
 /// [`serde_json::Error`], an error of another library. Since the message has its words, a printed
 /// chain would say them twice: sources are there to be downcast.
 ///
-/// Messages quote what strangers wrote. Whatever an error is given passes through
+/// Messages quote untrusted input. Whatever an error is given passes through
 /// [`crate::escape::shown`]: message and hint are one line each, of bounded length, and cannot
 /// steer a terminal.
 #[derive(Debug, Clone)]
@@ -135,7 +135,7 @@ struct Inner {
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
-/// What the system says of a failure, without its number, which adds nothing to the words.
+/// What the system reports about a failure, without its number, which adds nothing to the words.
 pub fn why(error: &std::io::Error) -> String {
     let mut why = error.to_string();
     if let (Some(end), Some(_)) = (why.rfind(" (os error "), error.raw_os_error()) {
@@ -145,7 +145,7 @@ pub fn why(error: &std::io::Error) -> String {
 }
 
 impl Error {
-    /// An error of `kind` that says `message`.
+    /// An error of `kind` with `message`.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         let message = safe(message.into());
         Self(Box::new(Inner { kind, message, hint: None, code: None, source: None }))
@@ -186,7 +186,7 @@ impl Error {
         self
     }
 
-    /// Says `message` instead; everything else stays.
+    /// Replaces the message; everything else stays.
     #[must_use]
     pub fn with_message(mut self, message: impl Into<String>) -> Self {
         self.0.message = safe(message.into());
@@ -200,7 +200,7 @@ impl Error {
         self
     }
 
-    /// Keeps the number a foreign library answered with.
+    /// Keeps the number a foreign library returned.
     #[must_use]
     pub fn with_code(mut self, code: u64) -> Self {
         self.0.code = Some(code);
@@ -229,7 +229,7 @@ impl Error {
         self.0.hint.as_deref()
     }
 
-    /// The number a foreign library answered with, when there was one.
+    /// The number a foreign library returned, when there was one.
     pub fn code(&self) -> Option<u64> {
         self.0.code
     }
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_is_said_once_and_stays_to_be_looked_at() {
+    fn a_cause_is_reported_once_and_stays_as_source() {
         let denied = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
         let error = Error::io(ErrorKind::Artifact, Path::new("a.bin"), denied)
             .hint("look at its rights")

@@ -1,6 +1,6 @@
 //! Text of files, made safe to show: nothing in it steers a terminal, ends a line or fills the screen.
 //!
-//! Names in manifests, plugins and templates come from strangers. [`crate::Error`] passes all that it is given through
+//! Names in manifests, plugins and templates are untrusted input. [`crate::Error`] passes all that it is given through
 //! [`shown`], so that no message can forget to; a program does the same with what else it prints of such names.
 
 use std::borrow::Cow;

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, ErrorKind, Result};
 
-/// What tells a file and its state apart from others.
+/// What distinguishes a file and its state from others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileIdentity {
     /// 0 on systems other than Unix.
@@ -56,7 +56,10 @@ impl std::fmt::Display for FileIdentity {
     }
 }
 
-/// Opens a regular file for reading. Errors are of `kind`; what is not a regular file is named.
+/// Opens a regular file for reading.
+///
+/// # Errors
+/// Of `kind`: when the file cannot be opened, or is not a regular file.
 pub fn open(kind: ErrorKind, path: &Path) -> Result<File> {
     let file = without_waiting().read(true).open(path).map_err(|e| refused(kind, path, e))?;
     let found = file.metadata().map_err(|e| Error::io(kind, path, e))?;
@@ -65,8 +68,11 @@ pub fn open(kind: ErrorKind, path: &Path) -> Result<File> {
 
 /// As [`open`], for a file that has to lie below `folder`, links resolved.
 ///
-/// On Linux and Android the system says where the open file lies. On other systems the path is
+/// On Linux and Android the system reports where the open file lies. On other systems the path is
 /// resolved after the file was opened, and on Unix the file found there must be the opened one.
+///
+/// # Errors
+/// As [`open`], and when the file lies outside of `folder`.
 pub fn open_within(kind: ErrorKind, path: &Path, folder: &Path) -> Result<File> {
     let file = open(kind, path)?;
     let real = place(&file, path).map_err(|e| Error::io(kind, path, e))?;
@@ -75,6 +81,9 @@ pub fn open_within(kind: ErrorKind, path: &Path, folder: &Path) -> Result<File> 
 }
 
 /// Reads a regular file of at most `limit` bytes.
+///
+/// # Errors
+/// As [`open`], and when the file cannot be read or is longer than `limit`.
 pub fn read(kind: ErrorKind, path: &Path, limit: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let file = open(kind, path)?;
@@ -93,6 +102,9 @@ pub fn read(kind: ErrorKind, path: &Path, limit: u64) -> Result<Vec<u8>> {
 }
 
 /// Reads a regular file of at most `limit` bytes of UTF-8.
+///
+/// # Errors
+/// As [`read`], and when the file is not UTF-8.
 pub fn read_text(kind: ErrorKind, path: &Path, limit: u64) -> Result<String> {
     String::from_utf8(read(kind, path, limit)?)
         .map_err(|e| Error::caused(kind, format_args!("{}: not UTF-8", path.display()), e))
@@ -100,6 +112,9 @@ pub fn read_text(kind: ErrorKind, path: &Path, limit: u64) -> Result<String> {
 
 /// Opens a file for writing, which is made or emptied, without waiting for anybody. A device is taken as it is; what
 /// else is not a regular file is named.
+///
+/// # Errors
+/// When the file cannot be made, or is neither a regular file nor a device.
 pub fn create(kind: ErrorKind, path: &Path) -> Result<File> {
     let file = without_waiting().write(true).create(true).truncate(false).open(path);
     let file = file.map_err(|e| refused(kind, path, e))?;

@@ -1,4 +1,4 @@
-//! Pictures, sounds and videos as parts of a prompt.
+//! Images, audio and videos as parts of a prompt.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 use crate::op::{Modality, Segment};
 use crate::{Error, ErrorKind, Result};
 
-/// A picture, a sound or a video, as a host-op gets it. Clones share the content.
+/// An image, an audio clip or a video, as a host-op gets it. Clones share the content.
 ///
 /// Two are equal when their contents are: the state that one has left behind serves the other.
 #[derive(Clone)]
@@ -25,15 +25,19 @@ enum Content {
 }
 
 impl Media {
-    /// A picture: interleaved RGB, 8 bits a channel, rows from the top; `width · height · 3` bytes.
-    /// Errors when there are not so many, or none.
+    /// An image: interleaved RGB, 8 bits a channel, rows from the top; `width · height · 3` bytes.
+    ///
+    /// # Errors
+    /// When there are not as many bytes, or none.
     pub fn image(rgb: Vec<u8>, width: u32, height: u32) -> Result<Self> {
         check_pixels("picture", rgb.len(), width, height, 1)?;
         Ok(Self::new(Content::Image { rgb, width, height }))
     }
 
-    /// A sound: mono samples in −1…1, `rate` of them a second. Errors when there are none, when
-    /// `rate` is 0, or for a sample that is not finite.
+    /// Audio: mono samples in −1…1, `rate` of them a second.
+    ///
+    /// # Errors
+    /// When there are none, when `rate` is 0, or for a sample that is not finite.
     pub fn audio(samples: Vec<f32>, rate: u32) -> Result<Self> {
         if samples.is_empty() || rate == 0 {
             let message = format!(
@@ -46,8 +50,10 @@ impl Media {
         Ok(Self::new(Content::Audio { samples, rate }))
     }
 
-    /// A video: frames as of [`Media::image`], one behind the other, and the second at which each is
-    /// shown. Errors as there, and for times that are not finite or go back.
+    /// A video: frames as of [`Media::image`], one behind the other, and the second at which each is shown.
+    ///
+    /// # Errors
+    /// As [`Media::image`], and for times that are not finite or go back.
     pub fn video(rgb: Vec<u8>, width: u32, height: u32, times: Vec<f32>) -> Result<Self> {
         check_pixels("video", rgb.len(), width, height, times.len())?;
         check_finite("the video: time", &times)?;
@@ -233,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_video_is_taken_in_pieces() {
+    fn a_video_is_taken_in_parts() {
         let video = Media::video((0..12).collect(), 2, 1, vec![0.0, 0.5]).unwrap();
         let second = Segment::Video {
             rgb: &[6, 7, 8, 9, 10, 11],

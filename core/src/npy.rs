@@ -20,8 +20,10 @@ pub struct Array {
 }
 
 impl Array {
-    /// Reads a file of at most `limit` bytes that `numpy.save` wrote: f16, f32 or f64, little-endian, row-major. Errors
-    /// name the file, what was found and what was expected.
+    /// Reads a file of at most `limit` bytes that `numpy.save` wrote: f16, f32 or f64, little-endian, row-major.
+    ///
+    /// # Errors
+    /// When the file is anything else; the error names the file, what was found and what was expected.
     pub fn read(path: &Path, limit: u64) -> Result<Self> {
         let bytes = files::read(ErrorKind::Artifact, path, limit)?;
         Self::parse(&bytes).map_err(|what| {

@@ -103,7 +103,7 @@ pub trait HostOp: Send {
         None
     }
 
-    /// Tokens that stand for pictures, sounds and videos: no text becomes one.
+    /// Tokens that stand for images, audio and videos: no text becomes one.
     fn placeholders(&self) -> &[u32] {
         &[]
     }
@@ -113,7 +113,7 @@ pub trait HostOp: Send {
         MediaRules::default()
     }
 
-    /// Where a picture, sound or video stands among the tokens of a prompt, and how many positions it
+    /// Where an image, audio clip or video stands among the tokens of a prompt, and how many positions it
     /// takes. Errors when the op does not take it.
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
         let _ = segment;
@@ -130,14 +130,14 @@ pub trait HostOp: Send {
     /// Consumes one token. Afterwards [`HostOp::logits`] are those of its position.
     fn decode(&mut self, token: u32) -> Result<()>;
 
-    /// Whether the op checks guessed tokens, and in steps of how many.
+    /// Whether the op verifies draft tokens, and in steps of how many.
     fn verification(&self) -> &Verification {
         const NONE: &Verification = &Verification { widths: Vec::new(), refusal: None };
         NONE
     }
 
     /// Runs tokens, at most as many as the widest of [`HostOp::verification`], in one step. The position stays:
-    /// nothing is kept until [`HostOp::accept`]. There are no logits until [`HostOp::row_logits`].
+    /// nothing is accepted until [`HostOp::accept`]. There are no logits until [`HostOp::row_logits`].
     fn verify(&mut self, tokens: &[u32]) -> Result<()> {
         Err(not_checked(tokens.len()))
     }
@@ -202,7 +202,7 @@ pub trait HostOp: Send {
     fn span_stats(&self) -> Vec<SpanStats>;
 }
 
-/// A call of an op whose [`HostOp::verification`] says that it has none.
+/// A call of an op whose [`HostOp::verification`] declares that it has none.
 fn not_checked(number: usize) -> Error {
     let message = format!("the host-op checks no guessed tokens ({number})");
     Error::new(ErrorKind::Internal, message)
@@ -221,7 +221,7 @@ pub struct OpServices {
     pub workspace: Workspace,
     /// Threads for `parallel_for`.
     pub threads: Arc<rayon::ThreadPool>,
-    /// Told how far a long prompt is.
+    /// Called with (positions consumed, total) during prefill.
     pub progress: Option<ProgressFn>,
     /// Where arrays go that the op makes.
     pub dump: Option<Arc<Dump>>,
@@ -250,7 +250,7 @@ pub enum OpSource {
 /// An op that can be opened.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct OpEntry {
-    /// What the op says of itself.
+    /// What the op declares about itself.
     pub description: OpDescription,
     /// Where it comes from.
     pub source: OpSource,

@@ -98,7 +98,7 @@ impl Backend for ResidentBackend {
 
 /// Where an opened context comes from, and where it is kept while it is loaded.
 struct Origin {
-    /// Told apart from every other opened context of the process.
+    /// Distinct from every other opened context of the process.
     id: u64,
     /// Graphs opened so far.
     slots: AtomicUsize,
@@ -339,7 +339,7 @@ mod tests {
         /// Contexts that fit the memory.
         room: usize,
         alive: Arc<AtomicUsize>,
-        most: AtomicUsize,
+        max_alive: AtomicUsize,
         opened: AtomicUsize,
     }
 
@@ -384,7 +384,7 @@ mod tests {
             };
             let context = inner.open_context(source)?;
             let alive = self.alive.fetch_add(1, Ordering::Relaxed) + 1;
-            self.most.fetch_max(alive, Ordering::Relaxed);
+            self.max_alive.fetch_max(alive, Ordering::Relaxed);
             self.opened.fetch_add(1, Ordering::Relaxed);
             Ok(Arc::new(Counted(context, Arc::clone(&self.alive))))
         }
@@ -416,7 +416,7 @@ mod tests {
             inner,
             room,
             alive: Arc::default(),
-            most: AtomicUsize::new(0),
+            max_alive: AtomicUsize::new(0),
             opened: AtomicUsize::new(0),
         });
         let backend: Arc<dyn Backend> = Arc::new(ResidentBackend::new(counting.clone(), limit));
@@ -439,11 +439,11 @@ mod tests {
             }
             assert_eq!(workspace.bytes(buffers[3]).unwrap(), [x * 2 * 3 * 4]);
         }
-        // A buffer bound anew counts from the next execution on.
+        // A buffer bound again counts from the next execution on.
         workspace.bind(GraphId(2), Port::Input(0), buffers[0], 0).unwrap();
         workspace.execute(GraphId(2)).unwrap();
         assert_eq!(workspace.bytes(buffers[3]).unwrap(), [20]);
-        assert_eq!(counting.most.load(Ordering::Relaxed), 2);
+        assert_eq!(counting.max_alive.load(Ordering::Relaxed), 2);
         assert_eq!(counting.opened.load(Ordering::Relaxed), 9);
         drop(workspace);
         assert_eq!(counting.alive.load(Ordering::Relaxed), 0);
@@ -458,7 +458,7 @@ mod tests {
             inner: NullBackend::new(contexts),
             room,
             alive: Arc::default(),
-            most: AtomicUsize::new(0),
+            max_alive: AtomicUsize::new(0),
             opened: AtomicUsize::new(0),
         })
     }
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn two_models_with_one_key_have_contexts_of_their_own_until_they_are_closed() {
+    fn two_models_with_one_key_have_contexts_of_their_own() {
         let counting = multiplying(usize::MAX);
         let backend: Arc<dyn Backend> = Arc::new(ResidentBackend::new(counting.clone(), 2));
         let mut first = open(&backend, "3");

@@ -4,10 +4,10 @@ use crate::{Error, ErrorKind, Result};
 
 /// Ends an answer at a token id or at a string.
 ///
-/// Text goes through [`StopFilter::push`] in pieces. What may be the beginning of a stop string is
+/// Text goes through [`StopFilter::push`] in chunks. What may be the beginning of a stop string is
 /// held back until it is one or is not, so that no part of a stop string is ever emitted. Where
 /// several stop strings occur, the one that ends first counts; the result does not depend on how
-/// the text is cut into pieces.
+/// the text is split into chunks.
 #[derive(Debug, Clone)]
 pub struct StopFilter {
     strings: Vec<String>,
@@ -17,7 +17,10 @@ pub struct StopFilter {
 }
 
 impl StopFilter {
-    /// Errors for an empty string, which would stop everything.
+    /// Checks that each string can be a stop text.
+    ///
+    /// # Errors
+    /// For an empty string, which would stop everything.
     pub fn check(strings: &[String]) -> Result<()> {
         if strings.iter().any(String::is_empty) {
             return Err(Error::new(ErrorKind::Usage, "option stop: a stop string is empty")
@@ -26,7 +29,10 @@ impl StopFilter {
         Ok(())
     }
 
-    /// Stops at any of these. Errors as [`StopFilter::check`] does.
+    /// Stops at any of these.
+    ///
+    /// # Errors
+    /// As [`StopFilter::check`] does.
     pub fn new(strings: Vec<String>, mut tokens: Vec<u32>) -> Result<Self> {
         Self::check(&strings)?;
         tokens.sort_unstable();
@@ -102,7 +108,7 @@ mod tests {
         StopFilter::new(strings.iter().map(|s| (*s).to_owned()).collect(), vec![9, 2, 9]).unwrap()
     }
 
-    /// Emitted text after each piece, and whether it stopped.
+    /// Emitted text after each chunk, and whether it stopped.
     fn run(filter: &mut StopFilter, pieces: &[&str]) -> (Vec<String>, bool) {
         let mut stopped = false;
         let emitted = pieces.iter().map(|piece| {
@@ -144,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_result_does_not_depend_on_the_pieces() {
+    fn the_result_does_not_depend_on_the_chunks() {
         let stops = ["abc", "b", "日本", "xx"];
         let texts = ["aabcb", "zabz", "ac日本abc", "日x本xx", "axbxab", "ccc"];
         for text in texts {

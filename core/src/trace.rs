@@ -8,7 +8,7 @@
 //!
 //! Whoever may be traced keeps an `Option<Arc<Trace>>` and calls [`span`]: without a trace that is one comparison.
 //! What was written is not kept, so that a long run takes no memory. A trace that cannot be written on is given up,
-//! and the work goes on: [`Trace::finish`] says what went wrong.
+//! and the work goes on: [`Trace::finish`] reports what went wrong.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -95,6 +95,9 @@ struct Line<'a> {
 impl Trace {
     /// Begins a trace in a file, which is made or overwritten, for a process that is called `process`. What cannot
     /// hold a trace, such as a folder or a FIFO, is refused.
+    ///
+    /// # Errors
+    /// When the file cannot be made or cannot hold a trace.
     pub fn create(path: &Path, process: &str) -> Result<Self> {
         let file = BufWriter::new(files::create(ErrorKind::Io, path)?);
         let state = State { file: Some(file), error: None, named: Vec::new() };
@@ -106,9 +109,9 @@ impl Trace {
         };
         let process = metadata("process_name", process, 0);
         trace.with(|file, _| write!(file, "[\n{process}"));
-        // A file that takes nothing is told of before any work is done.
+        // A file that takes nothing is reported before any work is done.
         trace.flush();
-        trace.told()?;
+        trace.check()?;
         Ok(trace)
     }
 
@@ -145,7 +148,10 @@ impl Trace {
         self.with(|file, _| file.flush());
     }
 
-    /// Ends the trace. Errors with what kept it from being written whole; the file then ends there.
+    /// Ends the trace.
+    ///
+    /// # Errors
+    /// What kept it from being written whole; the file then ends there.
     pub fn finish(&self) -> Result<()> {
         self.with(|file, _| {
             file.write_all(b"\n]\n")?;
@@ -158,7 +164,7 @@ impl Trace {
             drop(file.into_parts());
         }
         drop(state);
-        self.told()
+        self.check()
     }
 
     /// Writes, unless that failed before.
@@ -175,7 +181,7 @@ impl Trace {
     }
 
     /// What went wrong, once.
-    fn told(&self) -> Result<()> {
+    fn check(&self) -> Result<()> {
         match self.state().error.take() {
             Some(e) => Err(Error::io(ErrorKind::Io, &self.path, e)
                 .context("the trace is not complete")
@@ -326,7 +332,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_disk_that_is_full_is_told_once_and_the_work_goes_on() {
+    fn a_full_disk_is_reported_once_and_the_work_goes_on() {
         let error = Trace::create(Path::new("/dev/full"), "p").unwrap_err();
         assert!(error.message().contains("/dev/full"), "{error}");
         assert_eq!(error.kind(), ErrorKind::Io);

@@ -55,7 +55,7 @@ struct Slot {
     /// Of each input, then of each output.
     places: Vec<Place>,
     unbound: usize,
-    /// Microseconds of one execution, as the bundle says.
+    /// Microseconds of one execution, as the bundle declares.
     us: Option<f64>,
     executions: u64,
     busy: Duration,
@@ -63,7 +63,7 @@ struct Slot {
 
 /// What can be bound to a port, and what is.
 struct Place {
-    /// Bytes of the tensor. Computed once: states are bound anew for every token.
+    /// Bytes of the tensor. Computed once: states are bound again for every token.
     bytes: usize,
     /// The buffer, and the byte that the tensor begins at.
     bound: Option<(BufferId, usize)>,
@@ -125,17 +125,20 @@ impl Workspace {
         self.trace.as_ref()
     }
 
-    /// As [`Workspace::add_context`], with what the bundle says of the graphs. The context is one of
+    /// As [`Workspace::add_context`], with what the bundle declares about the graphs. The context is one of
     /// [`Workspace::contexts`].
+    ///
+    /// # Errors
+    /// When the context or one of its graphs does not open.
     pub fn add_source(&mut self, source: &ContextSource, context: &Arc<dyn Context>) -> Result<()> {
         let first = self.graphs.len();
         self.add_context(&source.key, context)?;
-        // They are those of the binary. ONNX twins take another time.
+        // They are those of the binary. ONNX reference graphs take another time.
         let binary = ContextSource { onnx: Vec::new(), ..source.clone() };
         if binary.binary.is_some() && self.backend.accepts(&binary) {
             for slot in &mut self.graphs[first..] {
-                let said = source.us.iter().find(|(graph, _)| *graph == slot.info.name);
-                slot.us = said.map(|(_, us)| *us);
+                let declared = source.us.iter().find(|(graph, _)| *graph == slot.info.name);
+                slot.us = declared.map(|(_, us)| *us);
             }
         }
         self.contexts.lock().push(Arc::clone(context));
@@ -143,6 +146,9 @@ impl Workspace {
     }
 
     /// Opens every graph of `context` and adds it under the context's manifest key.
+    ///
+    /// # Errors
+    /// When a graph does not open, or a tensor's size does not fit in memory.
     pub fn add_context(&mut self, key: &str, context: &Arc<dyn Context>) -> Result<()> {
         for index in 0..context.graphs().len() {
             let graph = context.open_graph(index)?;
@@ -169,17 +175,23 @@ impl Workspace {
     }
 
     /// Manifest key of the context and description of a graph.
+    ///
+    /// # Errors
+    /// When there is no such graph.
     pub fn graph(&self, id: GraphId) -> Result<(&str, &Arc<GraphInfo>)> {
         let slot = self.graphs.get(id.0 as usize).ok_or_else(|| no_graph(id))?;
         Ok((&slot.context, &slot.info))
     }
 
-    /// Microseconds of one execution of a graph, where the bundle says so of the form that is executed.
+    /// Microseconds of one execution of a graph, where the bundle declares it of the form that is executed.
     pub fn graph_us(&self, id: GraphId) -> Option<f64> {
         self.graphs.get(id.0 as usize).and_then(|slot| slot.us)
     }
 
     /// Finds a graph by name, or by `context/graph` where two contexts hold the same name.
+    ///
+    /// # Errors
+    /// When contexts hold several graphs of this name.
     pub fn find_graph(&self, name: &str) -> Result<Option<GraphId>> {
         let mut found = None;
         for (index, slot) in self.graphs.iter().enumerate() {
@@ -213,12 +225,18 @@ impl Workspace {
     }
 
     /// Allocates a zeroed buffer.
+    ///
+    /// # Errors
+    /// When there is not as much memory.
     pub fn allocate(&mut self, bytes: usize) -> Result<BufferId> {
         let buffer = self.backend.allocate(bytes)?;
         self.adopt(buffer)
     }
 
     /// Takes a buffer made elsewhere.
+    ///
+    /// # Errors
+    /// When there are too many buffers.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -258,6 +276,9 @@ impl Workspace {
     }
 
     /// Adds a mapped file, which graphs may read and nobody may write.
+    ///
+    /// # Errors
+    /// When there are too many buffers.
     pub fn map(&mut self, file: Mapped) -> Result<BufferId> {
         self.add(file.into())
     }
@@ -270,6 +291,9 @@ impl Workspace {
     }
 
     /// A handle to a buffer: its length and address.
+    ///
+    /// # Errors
+    /// When there is no such buffer.
     pub fn memory(&self, id: BufferId) -> Result<&Memory> {
         self.buffers.get(id.0 as usize).ok_or_else(|| {
             Error::new(
@@ -280,12 +304,18 @@ impl Workspace {
     }
 
     /// Bytes of a buffer.
+    ///
+    /// # Errors
+    /// When there is no such buffer.
     pub fn bytes(&self, id: BufferId) -> Result<&[u8]> {
         // SAFETY: contract: owned, borrowed.
         Ok(unsafe { self.memory(id)?.bytes() })
     }
 
-    /// Bytes of a buffer, for writing. Errors for a read-only buffer.
+    /// Bytes of a buffer, for writing.
+    ///
+    /// # Errors
+    /// For a read-only buffer.
     pub fn bytes_mut(&mut self, id: BufferId) -> Result<&mut [u8]> {
         let memory = self.memory(id)?;
         if !memory.is_writable() {
@@ -302,6 +332,9 @@ impl Workspace {
     ///
     /// Checks that the port exists, that the buffer holds the tensor's bytes from the offset on,
     /// that the offset is aligned to the element, and that an output is writable.
+    ///
+    /// # Errors
+    /// When one of these checks fails.
     pub fn bind(
         &mut self,
         graph: GraphId,
@@ -383,6 +416,9 @@ impl Workspace {
 
     /// Executes a graph whose ports are all bound, unless the session is cancelled. Where an execution lost the device,
     /// its error is that of all later ones: see [`DeviceLoss`].
+    ///
+    /// # Errors
+    /// When a port is not bound, the session is cancelled, or the execution fails.
     pub fn execute(&mut self, graph: GraphId) -> Result<()> {
         if self.cancel.is_cancelled() {
             return Err(Error::new(ErrorKind::Cancelled, "cancelled"));

@@ -84,7 +84,7 @@ fn nothing_in_the_core_names_a_model_family() {
 }
 
 #[test]
-fn families_are_told_from_other_words() {
+fn families_are_distinguished_from_other_words() {
     assert_eq!(family("/// As `LlamaForCausalLM` does."), Some("llama"));
     assert_eq!(family("fn qwen3_5_rope() {"), Some("qwen"));
     assert_eq!(family("// the form of Phi-3"), Some("phi"));

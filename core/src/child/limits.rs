@@ -22,8 +22,8 @@ pub(super) fn set(memory: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Limits this process to `memory` bytes (0 for no limit). A crash is told to nobody but the parent: no window waits
-/// for an answer, and no report is written.
+/// Limits this process to `memory` bytes (0 for no limit). A crash is reported to nobody but the parent: no window
+/// waits for an answer, and no report is written.
 #[cfg(windows)]
 pub(super) fn set(memory: u64) -> io::Result<()> {
     use std::ptr::null;

@@ -97,22 +97,22 @@ impl Checked {
                 },
             ));
         }
-        let (found, said) = (self.op.logits()?.len(), self.op.info().vocab);
-        if found != said {
-            let what = format!("{call} gave {found} logits, but its info says {said}");
+        let (found, declared) = (self.op.logits()?.len(), self.op.info().vocab);
+        if found != declared {
+            let what = format!("{call} gave {found} logits, but its info says {declared}");
             return Err(self.wrong(what, "its OpInfo.vocab is not the number of logits"));
         }
         Ok(())
     }
 
-    /// Consumes segments that take `positions`, as the op said when it placed them.
+    /// Consumes segments that take `positions`, as the op declared when it placed them.
     pub(super) fn consume(&mut self, segments: &[Segment<'_>], positions: usize) -> Result<()> {
         let before = self.op.position();
         self.op.prefill(segments)?;
         self.expect_consumed(before, Some(positions), "a prompt")
     }
 
-    /// Errors unless the op said how many logits it gives.
+    /// Errors unless the op declared how many logits it gives.
     pub(super) fn require_logits(&self) -> Result<()> {
         match self.op.info().vocab {
             0 => {
@@ -156,7 +156,7 @@ fn check_embedding(name: &str, vector: &[f32]) -> Result<()> {
 }
 
 /// Positions that segments take, when they are all text: a token takes one. How many an image or
-/// a sound takes is the op's to know.
+/// audio takes is the op's to know.
 fn positions(segments: &[Segment<'_>]) -> Option<usize> {
     let tokens = |segment: &Segment<'_>| match segment {
         Segment::Tokens(tokens) => Some(tokens.len()),
@@ -219,9 +219,9 @@ impl HostOp for Checked {
 
     fn row_logits(&mut self, row: usize) -> Result<()> {
         self.op.row_logits(row)?;
-        let (found, said) = (self.op.logits()?.len(), self.op.info().vocab);
-        if found != said {
-            let what = format!("a guess gave {found} logits, but its info says {said}");
+        let (found, declared) = (self.op.logits()?.len(), self.op.info().vocab);
+        if found != declared {
+            let what = format!("a guess gave {found} logits, but its info says {declared}");
             return Err(self.wrong(what, "its OpInfo.vocab is not the number of logits"));
         }
         Ok(())

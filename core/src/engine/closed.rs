@@ -8,7 +8,7 @@ use crate::op::{
 use crate::workspace::GraphStats;
 use crate::{Error, ErrorKind, Result};
 
-/// Says of the op what it said itself, and does nothing.
+/// Declares what the closed op declared, and does nothing.
 pub(super) struct Closed {
     info: OpInfo,
     input_vocab: usize,

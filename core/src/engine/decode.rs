@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::model::Model;
 use super::prompt::Encoded;
-use super::speculate::Took;
+use super::speculate::StepTime;
 use super::types::{Event, FinishReason};
 use crate::op::HostOp as _;
 use crate::sampling::{AllowedTokens, Sampler};
@@ -34,6 +34,9 @@ impl Text {
     }
 
     /// Shows what was held back because more could have come.
+    ///
+    /// # Errors
+    /// When the detokenizer fails.
     pub fn finish(&mut self) -> Result<()> {
         self.shown.clear();
         let Some(stream) = &mut self.stream else { return Ok(()) };
@@ -45,15 +48,15 @@ impl Text {
     }
 }
 
-/// Who hears of a generation, until they break it off.
+/// The callback of a generation, which may break it off.
 pub(super) struct Listener<'a> {
     pub on_event: &'a mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     pub broke: bool,
 }
 
 impl Listener<'_> {
-    /// Tells of an event. True when the generation is broken off.
-    pub fn tell(&mut self, event: Event<'_>) -> bool {
+    /// Calls back with an event. True when the generation is broken off.
+    pub fn emit(&mut self, event: Event<'_>) -> bool {
         self.broke = self.broke || (self.on_event)(event).is_break();
         self.broke
     }
@@ -64,7 +67,7 @@ pub(super) struct Run<'a> {
     /// Tokens that end the answer, besides the model's own.
     pub stop_ids: Vec<u32>,
     pub prompt: &'a Encoded,
-    /// Greatest number of tokens.
+    /// Maximum number of tokens.
     pub budget: usize,
     pub sampler: Sampler,
     /// What the sampler chooses among.
@@ -74,7 +77,7 @@ pub(super) struct Run<'a> {
     /// What was chosen.
     pub tokens: Vec<u32>,
     pub sampling: Duration,
-    /// Steps, also those that checked guesses.
+    /// Steps, also those that verified draft tokens.
     pub steps: usize,
 }
 
@@ -86,7 +89,7 @@ impl Run<'_> {
 }
 
 impl Model {
-    /// Chooses and consumes tokens until something ends it. The text's last piece stays held back.
+    /// Chooses and consumes tokens until something ends it. The text's last part stays held back.
     pub(super) fn run(&mut self, run: &mut Run<'_>) -> Result<FinishReason> {
         if run.tokens.len() >= run.budget {
             return Ok(FinishReason::Length);
@@ -103,7 +106,7 @@ impl Model {
         }
     }
 
-    /// Chooses the next token among the logits, and tells of it. Answers with the reason where the generation ends.
+    /// Chooses the next token among the logits, and reports it. Returns the reason where the generation ends.
     fn choose(&mut self, run: &mut Run<'_>) -> Result<Option<FinishReason>> {
         if self.session.is_cancelled() {
             return Ok(Some(FinishReason::Cancelled));
@@ -135,7 +138,7 @@ impl Model {
         let stopped = text.push(token)?;
         drop(detokenize);
         let output = trace::span(self.trace.as_ref(), "output");
-        let broken_off = listener.tell(Event::Token { id: token, text: &text.shown });
+        let broken_off = listener.emit(Event::Token { id: token, text: &text.shown });
         drop(output);
         Ok(if broken_off {
             Some(FinishReason::Cancelled)
@@ -148,10 +151,10 @@ impl Model {
         })
     }
 
-    /// Consumes the token chosen last, and chooses the next one; several, where guesses are right.
+    /// Consumes the token chosen last, and chooses the next one; several, where draft tokens are accepted.
     fn advance(&mut self, run: &mut Run<'_>) -> Result<Option<FinishReason>> {
-        if self.speculation.is_active() && self.guess(run)? > 0 {
-            return self.check(run);
+        if self.speculation.is_active() && self.draft(run)? > 0 {
+            return self.verify(run);
         }
         let start = Instant::now();
         self.step(run.last(), run.prompt, &run.tokens)?;
@@ -160,21 +163,21 @@ impl Model {
         self.choose(run)
     }
 
-    /// Guesses what follows. Answers with the number of guesses to check.
-    fn guess(&mut self, run: &Run<'_>) -> Result<usize> {
+    /// Makes draft tokens. Returns the number of them to verify.
+    fn draft(&mut self, run: &Run<'_>) -> Result<usize> {
         let room = self.op.info().max_ctx.saturating_sub(self.op.position());
-        let most = room.min(run.budget - run.tokens.len()).saturating_sub(1);
+        let max_drafts = room.min(run.budget - run.tokens.len()).saturating_sub(1);
         let _span = trace::span(self.trace.as_ref(), "guess");
         let placeholders = self.op.placeholders();
         let may = |token: u32| run.allowed.contains(token) && !placeholders.contains(&token);
-        let step = self.speculation.propose(run.last(), most, run.sampler.rng(), may)?;
+        let step = self.speculation.propose(run.last(), max_drafts, run.sampler.rng(), may)?;
         Ok(step.len() - 1)
     }
 
-    /// Consumes the token chosen last together with guesses. Of these stay those that are chosen, too.
-    fn check(&mut self, run: &mut Run<'_>) -> Result<Option<FinishReason>> {
+    /// Verifies draft tokens together with the token chosen last. Those that are chosen, too, are accepted.
+    fn verify(&mut self, run: &mut Run<'_>) -> Result<Option<FinishReason>> {
         let before = run.tokens.len();
-        let mut took = Took::default();
+        let mut time = StepTime::default();
         let start = Instant::now();
         let verify = trace::span_with(self.trace.as_ref(), "verify", |s| {
             s.argument("tokens", self.speculation.step().len());
@@ -183,18 +186,18 @@ impl Model {
         let mut checked = self.op.verify(self.speculation.step());
         drop(verify);
         let (mut ended, mut row) = (None, 0);
-        took.pass += start.elapsed().as_secs_f64();
+        time.pass += start.elapsed().as_secs_f64();
         while checked.is_ok() {
             let start = Instant::now();
             checked = self.op.row_logits(row);
-            took.pass += start.elapsed().as_secs_f64();
+            time.pass += start.elapsed().as_secs_f64();
             if checked.is_err() {
                 break;
             }
             ended = self.choose(run)?;
             row += 1;
-            let guess = self.speculation.step().get(row);
-            if ended.is_some() || guess != Some(&run.last()) {
+            let draft = self.speculation.step().get(row);
+            if ended.is_some() || draft != Some(&run.last()) {
                 break;
             }
         }
@@ -204,24 +207,24 @@ impl Model {
                 run.steps += 1;
                 return self.choose(run);
             }
-            // Nothing was chosen, or everything that was chosen is to be kept.
+            // Nothing was chosen, or everything that was chosen is to be accepted.
             Err(e) if row == 0 => return Err(e),
             _ => {}
         }
         // The token chosen last is not consumed yet; where the run was cancelled before, the first one is.
-        let kept = (run.tokens.len() - before).max(1);
+        let count = (run.tokens.len() - before).max(1);
         let start = Instant::now();
-        let span = trace::span_with(self.trace.as_ref(), "accept", |s| s.argument("tokens", kept));
-        let accepted = self.op.accept(kept);
+        let span = trace::span_with(self.trace.as_ref(), "accept", |s| s.argument("tokens", count));
+        let accepted = self.op.accept(count);
         drop(span);
-        took.keep += start.elapsed().as_secs_f64();
+        time.keep += start.elapsed().as_secs_f64();
         run.steps += 1;
         match accepted {
             Ok(()) => {
-                for &token in &self.speculation.step()[..kept] {
+                for &token in &self.speculation.step()[..count] {
                     self.consumed.push(token);
                 }
-                self.speculation.passed(kept, took);
+                self.speculation.verified(count, time);
             }
             Err(e) if self.loss.happened() => {
                 let consumed = run.tokens.len().saturating_sub(1).max(before);

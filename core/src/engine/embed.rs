@@ -5,17 +5,22 @@ use crate::op::{Segment, Task};
 use crate::{ErrorKind, Result};
 
 impl Model {
-    /// Embeds one text. Errors when the vector is zero or not finite: nothing can be compared with
-    /// it.
+    /// Embeds one text.
+    ///
+    /// # Errors
+    /// When the vector is zero or not finite: nothing can be compared with it.
     pub fn embed(&mut self, tokens: &[u32]) -> Result<&[f32]> {
         self.require(Task::Embed, "embed")?;
         self.embed_segments(&[Segment::Tokens(tokens)], ("tokens", tokens.len()))
     }
 
-    /// Embeds texts, given as their tokens: a vector for each, in their order. An error names the text by its index.
+    /// Embeds texts, given as their tokens: a vector for each, in their order.
     ///
     /// Short texts share a graph where the host-op's graphs allow it, each as if it were alone. Its vector is then that
     /// of [`Model::embed`] but for rounding, which depends on the place of the text in the graph.
+    ///
+    /// # Errors
+    /// As [`Model::embed`]; the error names the text by its index.
     pub fn embed_many<T: AsRef<[u32]>>(&mut self, texts: &[T]) -> Result<Vec<Vec<f32>>> {
         let mut vectors = Vec::with_capacity(texts.len());
         let embedded = self.embed_each(texts, |_, vector| {
@@ -33,6 +38,9 @@ impl Model {
     ///
     /// When a text fails, `done` has been called for those before it and for no other. An error of `done` ends the
     /// work, too.
+    ///
+    /// # Errors
+    /// As [`Model::embed_many`], and any error of `done`.
     pub fn embed_each<T: AsRef<[u32]>>(
         &mut self,
         texts: &[T],
@@ -88,8 +96,8 @@ impl Model {
         failed.map_or(Ok(()), |(_, error)| Err(error))
     }
 
-    /// Embeds the texts of one pack, or says which of them failed. When a pack fails as a whole, each text is tried by
-    /// itself: that one is named that fails alone, with the error it has alone.
+    /// Embeds the texts of one pack, or returns which of them failed. When a pack fails as a whole, each text is tried
+    /// by itself: that one is named that fails alone, with the error it has alone.
     fn embed_together<T: AsRef<[u32]>>(
         &mut self,
         texts: &[T],

@@ -22,6 +22,9 @@ impl Model {
     /// generation so far comes back with [`FinishReason::Cancelled`], as after a cancellation.
     ///
     /// State of earlier calls is used as far as the prompt begins with what they consumed.
+    ///
+    /// # Errors
+    /// When the request is invalid, the prompt does not fit the model, or the host-op fails.
     pub fn generate(
         &mut self,
         request: &Request,
@@ -111,7 +114,7 @@ impl Model {
         let finished = match prefilled {
             Ok(()) => {
                 let tokens = tokens.len();
-                if run.listener.tell(Event::Prefilled { tokens, reused }) {
+                if run.listener.emit(Event::Prefilled { tokens, reused }) {
                     Ok(FinishReason::Cancelled)
                 } else {
                     self.run(&mut run)
@@ -126,7 +129,7 @@ impl Model {
         if text.stop.stopped_at().is_none() {
             text.finish()?;
             if !text.shown.is_empty() {
-                listener.tell(Event::Rest { text: &text.shown });
+                listener.emit(Event::Rest { text: &text.shown });
             }
         }
 
@@ -166,14 +169,19 @@ impl Model {
         }
     }
 
-    /// Tokens of a prompt, as [`Model::generate`] would consume them. Where a picture, sound or video
+    /// Tokens of a prompt, as [`Model::generate`] would consume them. Where an image, audio clip or video
     /// lies, the token that stands for it stands at each of its positions.
+    ///
+    /// # Errors
+    /// As [`Model::generate`] about the prompt.
     pub fn encode_prompt(&self, prompt: &Prompt) -> Result<Vec<u32>> {
         self.encode(prompt, false).map(|encoded| encoded.sequence.tokens)
     }
 
-    /// Embeds a prompt of parts; see [`Model::embed`]. Errors as there, and as those of
-    /// [`Model::generate`] about the prompt.
+    /// Embeds a prompt of parts; see [`Model::embed`].
+    ///
+    /// # Errors
+    /// As [`Model::embed`], and as [`Model::generate`] about the prompt.
     pub fn embed_prompt(&mut self, prompt: &Prompt) -> Result<&[f32]> {
         self.require(Task::Embed, "embed")?;
         self.revive()?;
@@ -277,7 +285,7 @@ impl Model {
         Ok(())
     }
 
-    /// Tokens that end the answer at the caller's wish. A stop text that the tokenizer spells as one special token is
+    /// Tokens that end the answer as the caller asks. A stop text that the tokenizer spells as one special token is
     /// that token: it never becomes text.
     fn stop_ids(&self, request: &Request) -> Vec<u32> {
         let special = |text: &String| {
@@ -333,7 +341,7 @@ impl Model {
         *reused = self.consumed.prepare(&mut self.op, sequence)?;
         let mut done = *reused;
         let last = sequence.len();
-        // Cut only where the state is then saved: every piece costs an execution of the head.
+        // Cut only where the state is then saved: every part costs an execution of the head.
         let wanted = |&c: &usize| c > done && self.consumed.wants(self.op.info(), sequence, c);
         let stops = prompt.checkpoint.filter(wanted);
         for end in stops.into_iter().chain([last]) {

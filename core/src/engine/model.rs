@@ -35,7 +35,7 @@ pub struct ModelOptions<'a> {
     /// Ends all that the model does, now and later, within one graph execution: for the end of the program. One
     /// generation has a ticket of its own, [`Request::cancel`](super::Request::cancel).
     pub cancel: CancelToken,
-    /// Told how far a long prompt is.
+    /// Called with (positions consumed, total) during prefill.
     pub progress: Option<ProgressFn>,
     /// Where to write what the host-op makes, and the logits of each prompt's last position.
     pub dump: Option<Arc<Dump>>,
@@ -53,7 +53,7 @@ impl std::fmt::Debug for ModelOptions<'_> {
     }
 }
 
-/// What loading one context took.
+/// Time that loading one context took.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContextLoad {
     /// Key in the manifest.
@@ -132,6 +132,9 @@ impl std::fmt::Debug for Model {
 impl Model {
     /// Opens a bundle: finds its host-op, loads its contexts, binds and reads everything. Nothing
     /// is left half-open on failure.
+    ///
+    /// # Errors
+    /// When anything in the bundle is missing, invalid or not supported, or a context does not load.
     pub fn open(options: ModelOptions<'_>) -> Result<Self> {
         let start = Instant::now();
         let ModelOptions { manifest, backend, ops, threads, cancel, progress, dump, trace } =
@@ -238,7 +241,7 @@ impl Model {
         self.op.info()
     }
 
-    /// How files become the pictures, sounds and videos that the host-op takes.
+    /// How files become the images, audio and videos that the host-op takes.
     pub fn media_rules(&self) -> MediaRules {
         self.op.media_rules()
     }
@@ -272,7 +275,7 @@ impl Model {
         self.load
     }
 
-    /// What loading each context took, in the order of the manifest.
+    /// Time that loading each context took, in the order of the manifest.
     pub fn context_loads(&self) -> &[ContextLoad] {
         &self.context_loads
     }
@@ -327,6 +330,9 @@ impl Model {
     }
 
     /// Forgets everything consumed so far.
+    ///
+    /// # Errors
+    /// When the host-op cannot be reset.
     pub fn reset(&mut self) -> Result<()> {
         self.consumed.clear(&mut self.op)
     }
@@ -387,9 +393,9 @@ impl Model {
 pub(super) fn input_vocab(op: &dyn HostOp, manifest: &Manifest) -> usize {
     // An op of an earlier interface does not say it. The manifest's number is that of the table's
     // rows, which the kit checks.
-    let said = Some(op.input_vocab()).filter(|&rows| rows > 0).or(manifest.params.vocab);
+    let declared = Some(op.input_vocab()).filter(|&rows| rows > 0).or(manifest.params.vocab);
     let vocab = op.info().vocab;
-    said.unwrap_or(vocab).min(vocab)
+    declared.unwrap_or(vocab).min(vocab)
 }
 
 fn allowed_tokens(

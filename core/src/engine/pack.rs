@@ -19,7 +19,7 @@ pub(super) struct Packer {
     buckets: Vec<Bucket>,
 }
 
-/// Texts for one execution, by their place in the window.
+/// Texts for one execution, by their index in the window.
 struct Pack {
     texts: Vec<usize>,
     tokens: usize,
@@ -40,12 +40,12 @@ impl Packer {
 
     /// How many of the texts, given by their tokens, are a window: as many as make up its tokens, at least one.
     pub fn window(&self, lengths: impl Iterator<Item = usize>) -> usize {
-        let (most, mut tokens, mut count) = (self.window_tokens(), 0usize, 0);
+        let (max_tokens, mut tokens, mut count) = (self.window_tokens(), 0usize, 0);
         for length in lengths {
             count += 1;
             // An empty text is an error when its turn comes; until then it counts as one token.
             tokens = tokens.saturating_add(length.max(1));
-            if tokens >= most {
+            if tokens >= max_tokens {
                 break;
             }
         }
@@ -86,7 +86,7 @@ impl Packer {
         packs
     }
 
-    /// The graphs that so many tokens go through: the shortest that hold them.
+    /// The graphs that n tokens go through: the shortest that hold them.
     fn bucket(&self, tokens: usize) -> Option<&Bucket> {
         self.buckets.iter().find(|bucket| bucket.rows >= tokens)
     }
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_are_empty_or_too_long_and_encoders_without_packs_take_one_text_at_a_time() {
+    fn texts_that_do_not_pack_go_one_at_a_time() {
         let npu = packer(&[(32, 1.0), (128, 2.0)]);
         assert_eq!(planned(&npu, &[0, 5, 129, 6, 0]).0, [vec![129], vec![6, 5], vec![0], vec![0]]);
         assert_eq!(planned(&packer(&[]), &[3, 4]).0, [[4], [3]]);

@@ -1,4 +1,4 @@
-//! From a prompt to positions: tokens, and among them pictures, sounds and videos.
+//! From a prompt to positions: tokens, and among them images, audio and videos.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -14,10 +14,10 @@ use crate::text::{Content, Message, Tokenizer};
 use crate::trace::{self, Trace};
 use crate::{CancelToken, Error, ErrorKind, Result};
 
-/// Positions that one picture, sound or video may take where the op has no limit of its own.
-const MOST_POSITIONS: usize = 1 << 24;
+/// Maximum positions that one image, audio clip or video may take where the op has no limit of its own.
+const MAX_POSITIONS: usize = 1 << 24;
 
-/// A picture, sound or video that has a place.
+/// An image, audio clip or video that has a place.
 #[derive(Debug, PartialEq, Eq)]
 struct Placed {
     /// Such as `image 2`.
@@ -85,7 +85,7 @@ impl Encoded {
         segments
     }
 
-    /// Adds what a prompt holds for a picture, sound or video.
+    /// Adds what a prompt holds for an image, audio clip or video.
     fn place(&mut self, reader: &Reader<'_>, part: &Waiting<'_>) -> Result<()> {
         let Waiting { name, media, placement } = part;
         let mut tiles = None;
@@ -97,10 +97,10 @@ impl Encoded {
                 }
                 &Piece::Part { token, positions, frames, part } => {
                     let start = self.sequence.len();
-                    let most = reader.max_ctx.min(MOST_POSITIONS);
-                    if positions > most {
+                    let max_positions = reader.max_ctx.min(MAX_POSITIONS);
+                    if positions > max_positions {
                         let message = format!(
-                            "{name} takes {positions} positions, the context of {} holds {most}",
+                            "{name} takes {positions} positions, the context of {} holds {max_positions}",
                             reader.model
                         );
                         return Err(Error::new(ErrorKind::Prompt, message).hint(
@@ -135,7 +135,7 @@ impl Encoded {
         Ok(())
     }
 
-    /// The picture, sound or video that lies at a position, as words.
+    /// The image, audio clip or video that lies at a position, as words.
     pub(super) fn at(&self, position: usize) -> Option<String> {
         let mut spans = self.sequence.spans.iter().zip(&self.media);
         let (span, placed) =
@@ -145,7 +145,7 @@ impl Encoded {
     }
 }
 
-/// What an op says of the pictures, sounds and videos in a prompt; see [`HostOp`].
+/// What an op declares about the images, audio and videos in a prompt; see [`HostOp`].
 pub(super) trait Places {
     fn placeholders(&self) -> &[u32];
     fn place(&self, segment: &Segment<'_>) -> Result<Placement>;
@@ -176,7 +176,7 @@ pub(super) struct Reader<'a> {
 /// use within a program.
 const BREAKS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
 
-/// Keeps texts from becoming tokens that stand for pictures, sounds and videos.
+/// Keeps texts from becoming tokens that stand for images, audio and videos.
 #[derive(Debug, Default)]
 struct Guard {
     words: Vec<String>,
@@ -241,7 +241,7 @@ fn collect_texts<'v>(value: &'v Value, texts: &mut Vec<&'v str>) {
     }
 }
 
-/// A picture, sound or video that has no place yet.
+/// An image, audio clip or video that has no place yet.
 struct Waiting<'a> {
     /// Such as `image 2`.
     name: String,
@@ -349,7 +349,7 @@ impl Reader<'_> {
     }
 
     /// Positions of a conversation, which `render` renders with or without the beginning of an answer;
-    /// it is given the messages, the template's arguments and what stands for each picture, sound and video.
+    /// it is given the messages, the template's arguments and what stands for each image, audio clip and video.
     /// `checkpoint` asks for the place to save the state at, which takes a second rendering.
     pub(super) fn chat(
         &self,

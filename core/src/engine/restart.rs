@@ -3,7 +3,7 @@
 //! A crashed DSP may have written anything to the memory that it shares with the host: inputs that an op fills once,
 //! rows of caches that masks hide, saved states. Nothing of it is trusted. The op is closed with its buffers and
 //! contexts, opened again as it was when the model was opened, and given the prompt again, whose images and
-//! sounds are still at hand, and then the tokens of the answer one by one, as they were decoded: the text
+//! audio are still at hand, and then the tokens of the answer one by one, as they were decoded: the text
 //! goes on as if nothing had been. A restart on the way there is an error: the same step would fail for ever.
 
 use std::time::Instant;
@@ -74,7 +74,7 @@ impl Model {
         if let Err(e) = &embedded
             && self.loss.happened()
         {
-            tell(e);
+            log_loss(e);
             self.revive()?;
             embedded = keep(&mut self.vector, embed(&mut self.op));
             embedded = embedded.map_err(|e| self.again(e));
@@ -93,7 +93,7 @@ impl Model {
     /// Computes the state of the prompt and the answer so far again, after a call that failed with `error`.
     #[cold]
     pub(super) fn replay(&mut self, error: Error, prompt: &Encoded, answer: &[u32]) -> Result<()> {
-        tell(&error);
+        log_loss(&error);
         let start = Instant::now();
         self.revive()?;
         let result = self.try_replay(prompt, answer);
@@ -126,11 +126,11 @@ impl Model {
     }
 }
 
-fn tell(error: &Error) {
+fn log_loss(error: &Error) {
     tracing::warn!("the DSP restarted ({}); the model is opened again", error.message());
 }
 
-/// Keeps an embedding: what the op answers with is only lent.
+/// Keeps an embedding: what the op returns is only lent.
 fn keep(vector: &mut Vec<f32>, embedded: Result<&[f32]>) -> Result<()> {
     let embedded = embedded?;
     vector.clear();

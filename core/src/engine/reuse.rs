@@ -1,9 +1,9 @@
 //! What the state holds, and how much of it a prompt can use.
 //!
 //! A conversation's next prompt usually begins with everything consumed so far. Then only the rest
-//! is consumed. Where it departs from what was consumed, the op's state is cut back if it can be,
-//! or the latest snapshot that the prompt begins with is restored, or everything is consumed anew.
-//! A picture, sound or video is the same when its content is, whatever stands at its positions.
+//! is consumed. Where it departs from what was consumed, the op's state is truncated if it can be,
+//! or the latest snapshot that the prompt begins with is restored, or everything is consumed again.
+//! An image, audio clip or video is the same when its content is, whatever stands at its positions.
 //! A snapshot that cannot be taken costs the next turn that, and this one nothing.
 
 use std::ops::Range;
@@ -12,8 +12,8 @@ use super::sequence::Sequence;
 use crate::Result;
 use crate::op::{HostOp, OpInfo, SnapshotId};
 
-/// Snapshots kept: the end of the last turn, and the one before for a repeated question.
-const KEPT: usize = 2;
+/// Maximum number of snapshots: the end of the last turn, and the one before for a repeated question.
+const MAX_SNAPSHOTS: usize = 2;
 
 #[derive(Debug)]
 struct Checkpoint {
@@ -28,14 +28,14 @@ pub(super) struct Consumed {
     checkpoints: Vec<Checkpoint>,
 }
 
-/// True when states of such an op are saved for the next turn. One that can be cut back needs none.
+/// True when states of such an op are saved for the next turn. One that can be truncated needs none.
 pub(super) fn saves(info: &OpInfo) -> bool {
     info.can_snapshot && !info.can_truncate
 }
 
 impl Consumed {
     /// Makes the op's state one that `prompt` begins with and leaves at least one position to
-    /// consume. Answers with the number of positions that the state stands for.
+    /// consume. Returns the number of positions that the state stands for.
     pub(super) fn prepare(&mut self, op: &mut dyn HostOp, prompt: &Sequence) -> Result<usize> {
         self.settle(op.position());
         let common = self.sequence.common(prompt);
@@ -78,7 +78,7 @@ impl Consumed {
         self.sequence.tokens.reserve(tokens);
     }
 
-    /// After a call that failed part-way: keeps what the op says it has consumed.
+    /// After a call that failed part-way: keeps what the op reports it has consumed.
     pub(super) fn settle(&mut self, position: usize) {
         self.sequence.truncate(position);
     }
@@ -92,7 +92,7 @@ impl Consumed {
 
     /// Saves the state as it is. Where that fails and leaves the state alone, nothing is saved.
     pub(super) fn checkpoint(&mut self, op: &mut dyn HostOp) -> Result<()> {
-        if self.checkpoints.len() >= KEPT {
+        if self.checkpoints.len() >= MAX_SNAPSHOTS {
             op.drop_snapshot(self.checkpoints.remove(0).id);
         }
         match op.snapshot() {

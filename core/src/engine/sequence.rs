@@ -1,10 +1,10 @@
-//! What a state stands for: tokens, and among them pictures, sounds and videos.
+//! What a state stands for: tokens, and among them images, audio and videos.
 
 use std::ops::Range;
 
 use crate::media::Media;
 
-/// A picture, sound or video, or some frames of a video, by content.
+/// An image, audio clip or video, or some frames of a video, by content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Key {
     id: [u8; 32],
@@ -23,7 +23,7 @@ impl Key {
     }
 }
 
-/// The positions that a picture, sound or video takes.
+/// The positions that an image, audio clip or video takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
     pub start: usize,
@@ -96,26 +96,26 @@ impl Sequence {
 mod tests {
     use super::*;
 
-    /// A sequence of tokens, with pictures of four positions at some places.
-    fn sequence(tokens: &[u32], pictures: &[(usize, u8)]) -> Sequence {
+    /// A sequence of tokens, with images of four positions at some places.
+    fn sequence(tokens: &[u32], images: &[(usize, u8)]) -> Sequence {
         let span = |&(start, id): &(usize, u8)| Span {
             start,
             positions: 4,
             key: Key { id: [id; 32], frames: None, part: None },
         };
-        Sequence { tokens: tokens.to_vec(), spans: pictures.iter().map(span).collect() }
+        Sequence { tokens: tokens.to_vec(), spans: images.iter().map(span).collect() }
     }
 
     #[test]
-    fn a_picture_is_common_whole_or_not_at_all() {
+    fn an_image_is_common_whole_or_not_at_all() {
         let a = sequence(&[1, 9, 9, 9, 9, 2, 3], &[(1, 5)]);
         let common = |b: &Sequence| (a.common(b), b.common(&a));
         assert_eq!(common(&a), (7, 7));
         assert_eq!(common(&sequence(&[1, 9, 9, 9, 9, 2, 4], &[(1, 5)])), (6, 6));
-        let other_picture = sequence(&[1, 9, 9, 9, 9, 2, 3], &[(1, 6)]);
-        assert_eq!(common(&other_picture), (1, 1), "equal placeholders, another picture");
-        let no_picture = sequence(&[1, 9, 9, 9, 9, 2, 3], &[]);
-        assert_eq!(common(&no_picture), (1, 1), "tokens as they stand for a picture");
+        let other_image = sequence(&[1, 9, 9, 9, 9, 2, 3], &[(1, 6)]);
+        assert_eq!(common(&other_image), (1, 1), "equal placeholders, another picture");
+        let no_image = sequence(&[1, 9, 9, 9, 9, 2, 3], &[]);
+        assert_eq!(common(&no_image), (1, 1), "tokens as they stand for a picture");
         let further = sequence(&[1, 9, 9, 9, 9, 2, 3, 9, 9, 9, 9], &[(1, 5), (7, 6)]);
         assert_eq!(common(&further), (7, 7));
         let mut broken_off = a.clone();

@@ -1,7 +1,7 @@
 //! The engine over a host-op that is scripted: no graph, no plugin.
 
-mod guesses;
 mod parts;
+mod speculative;
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -42,7 +42,7 @@ enum Fault {
     NotANumber,
 }
 
-/// An op that answers with the logits that it is given, whatever it consumes.
+/// An op that returns the logits that it is given, whatever it consumes.
 struct Scripted {
     info: OpInfo,
     input_vocab: usize,
@@ -51,7 +51,7 @@ struct Scripted {
     fault: Fault,
     /// Number of tokens of every prompt that it consumed.
     prompts: Arc<Mutex<Vec<usize>>>,
-    /// Where it places pictures and videos, if it takes them.
+    /// Where it places images and videos, if it takes them.
     eyes: Option<parts::Eyes>,
 }
 
@@ -241,7 +241,7 @@ fn open(op: impl HostOp + 'static) -> Model {
     open_in(&std::env::temp_dir(), op, json!({})).unwrap()
 }
 
-/// A template that ends what was said with the word `b` when an answer is asked for.
+/// A template that ends the messages with the word `b` when an answer is asked for.
 const TEMPLATE: &str = "{% for m in messages %}{% if m.content is string %}{{ m.content }} {% else %}\
     {% for part in m.content %}{% if part.type == 'text' %}{{ part.text }} {% elif m.role == 'user' %}\
     {{ '<' + part.type + '>' }} {% endif %}{% endfor %}{% endif %}{% endfor %}\
@@ -393,7 +393,7 @@ fn chat(model: &mut Model, messages: &[&str]) -> Generation {
 }
 
 #[test]
-fn a_chat_prompt_is_cut_only_where_the_state_is_saved() {
+fn a_chat_prompt_is_split_only_where_the_state_is_saved() {
     let turns = |op: Scripted| {
         let prompts = Arc::clone(&op.prompts);
         let mut model = open_with_words(op, &LETTERS);
@@ -424,7 +424,7 @@ fn a_state_that_cannot_be_saved_costs_only_its_reuse() {
 }
 
 #[test]
-fn the_turn_after_logits_that_are_no_numbers_starts_anew() {
+fn the_turn_after_non_finite_logits_starts_from_nothing() {
     let cut_back = Scripted::with_fault(Fault::NotANumber);
     let recurrent = Scripted::with_fault(Fault::NotANumber).recurrent();
     for op in [cut_back, recurrent] {
@@ -438,7 +438,7 @@ fn the_turn_after_logits_that_are_no_numbers_starts_anew() {
 }
 
 #[test]
-fn a_prompt_whose_tokenization_is_cancelled_is_a_cancelled_generation() {
+fn cancelling_tokenization_cancels_the_generation() {
     let mut op = Scripted::new(RISING);
     op.info.max_ctx = 1 << 20;
     let prompts = Arc::clone(&op.prompts);
@@ -549,7 +549,7 @@ fn events(model: &mut Model, request: &Request, broken: usize) -> (Vec<String>, 
 }
 
 #[test]
-fn held_back_text_comes_in_an_event_of_its_own_and_none_comes_after_a_break() {
+fn held_back_text_is_an_event_and_none_follows_a_break() {
     let mut model = open_with_words(Scripted::new(RISING), &LETTERS);
     let request = Request { stop: vec!["hx".to_owned()], ..request(&[1], 3) };
     let all = ["prompt 1", "token 7 ", "token 7 h", "token 7 h", "rest h"];

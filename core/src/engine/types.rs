@@ -20,7 +20,7 @@ pub enum Prompt {
     Text(String),
     /// Token ids, taken as they are.
     Tokens(Vec<u32>),
-    /// Texts, tokens, pictures, sounds and videos, completed as they are.
+    /// Texts, tokens, images, audio and videos, completed as they are.
     Parts(Vec<Part>),
     /// A conversation, rendered with the model's chat template; the assistant answers.
     Chat {
@@ -38,7 +38,7 @@ pub enum Part {
     Text(String),
     /// Token ids, taken as they are. What a tokenizer puts around a text is then theirs to have.
     Tokens(Vec<u32>),
-    /// A picture, sound or video.
+    /// An image, audio clip or video.
     Media(Media),
 }
 
@@ -47,7 +47,7 @@ pub enum Part {
 pub struct Request {
     /// What to continue.
     pub prompt: Prompt,
-    /// Greatest number of tokens to generate.
+    /// Maximum number of tokens to generate.
     pub max_new: usize,
     /// How the next token is chosen.
     pub sampling: crate::sampling::SamplingParams,
@@ -58,27 +58,28 @@ pub struct Request {
     pub stop_ids: Vec<u32>,
     /// Do not end at the model's end-of-text tokens.
     pub ignore_eos: bool,
-    /// Whether tokens are guessed ahead.
+    /// Speculative decoding.
     pub speculate: Speculate,
     /// Stops this generation, also while its prompt is rendered or tokenized; other requests go on. Where it is
     /// cancelled before its turn, nothing runs. A clone of the request shares it.
     pub cancel: CancelToken,
 }
 
-/// Most tokens that are guessed at once.
+/// Maximum number of draft tokens of a verification step.
 pub const MOST_GUESSES: usize = 64;
 
-/// Whether tokens are guessed, and several checked in one step. The answer is that of plain decoding, as far as graphs
-/// that take several tokens round as those that take one.
+/// Speculative decoding: whether several draft tokens are verified in one step. The answer is that of plain decoding,
+/// as far as graphs that take several tokens round as those that take one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Speculate {
     /// One token a step.
     #[default]
     Off,
-    /// As many guesses as pay, by what steps take and how often guesses are right: a run gets slower than without
-    /// by 5 % at most. A draft consumes the prompt, too, which does not count.
+    /// As many draft tokens as pay, by what steps take and the acceptance rate: a run gets slower than without
+    /// by 5 % at most. A draft model consumes the prompt, too, which does not count.
     Auto,
-    /// So many guesses wherever there are some, whether that pays or not; fewer where no graph takes as many.
+    /// This number of draft tokens wherever there are some, whether that pays or not; fewer where no graph takes as
+    /// many.
     Tokens(NonZeroUsize),
 }
 
@@ -100,14 +101,14 @@ impl FromStr for Speculate {
     }
 }
 
-/// What came of guesses.
+/// Counts of speculative decoding.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Guesses {
-    /// Steps that checked guesses.
+    /// Verification steps.
     pub passes: usize,
-    /// Tokens that were guessed and checked.
+    /// Draft tokens that were verified.
     pub guessed: usize,
-    /// Of these, the ones that became part of the answer.
+    /// Of these, the accepted ones, which became part of the answer.
     pub accepted: usize,
 }
 
@@ -128,6 +129,9 @@ impl Request {
 
     /// Checks what can be checked before anything is loaded or run: the options of sampling, and
     /// the stop texts, which need a tokenizer. [`super::Model::generate`] does so itself.
+    ///
+    /// # Errors
+    /// When a sampling option is out of range, or a stop text is invalid or has no tokenizer.
     pub fn check(&self, manifest: &Manifest) -> Result<()> {
         self.sampling.validate()?;
         StopFilter::check(&self.stop)?;
@@ -187,9 +191,9 @@ pub struct Timings {
     pub sampling: Duration,
     /// Everything else during prefill and decode: host-op, text, callbacks.
     pub host: Duration,
-    /// Decode steps executed, those that checked guesses included.
+    /// Decode steps executed, those that verified draft tokens included.
     pub decode_steps: usize,
-    /// What was guessed ahead.
+    /// Counts of draft tokens.
     pub guesses: Guesses,
 }
 
@@ -209,7 +213,7 @@ pub struct Generation {
     pub text: String,
     /// Every token that was chosen, the ending one included.
     pub tokens: Vec<u32>,
-    /// Positions of the prompt: its tokens, and those of pictures, sounds and videos.
+    /// Positions of the prompt: its tokens, and those of images, audio and videos.
     pub prompt_tokens: usize,
     /// Positions of the prompt whose state was there already.
     pub reused_tokens: usize,

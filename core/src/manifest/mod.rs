@@ -56,7 +56,7 @@ pub struct Manifest {
     pub raw: Value,
 }
 
-/// `model`: what the bundle says of itself.
+/// `model`: what the bundle declares about itself.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Model {
     /// Name for people; the manifest's file name where the key is missing.
@@ -84,16 +84,16 @@ pub struct Params {
     pub eos_token_id: Vec<u32>,
     /// The token that texts begin with.
     pub bos_token_id: Option<u32>,
-    /// What asks the model to write down a sound.
+    /// What asks the model to transcribe audio.
     pub transcription: Option<Transcription>,
     /// The other keys.
     pub rest: Map<String, Value>,
 }
 
-/// `params.transcription`: what asks the model to write down a sound that stands before it.
+/// `params.transcription`: what asks the model to transcribe audio that stands before it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Transcription {
-    /// `prompt`: the text behind the sound.
+    /// `prompt`: the text behind the audio.
     pub prompt: String,
     /// `chat`: both are a user's message of a conversation.
     pub chat: bool,
@@ -138,7 +138,7 @@ pub struct ContextEntry {
 pub struct EmbedEntry {
     /// The file: rows of `hidden` elements, one row a token, little-endian, no header.
     pub path: String,
-    /// Element type; `f16` unless the manifest says otherwise.
+    /// Element type; `f16` unless the manifest declares otherwise.
     pub dtype: DType,
 }
 
@@ -171,12 +171,18 @@ pub struct Step {
 
 impl Manifest {
     /// Reads the manifest that `path` means: a file, a folder, or a name in a folder ([`select`]).
+    ///
+    /// # Errors
+    /// When there is no such manifest, or it is invalid.
     pub fn load(path: &Path) -> Result<Self> {
         Self::load_with_root(path, None)
     }
 
     /// As [`Manifest::load`], with the folder that the manifest's paths resolve against. Without
     /// one it is the manifest's own folder, or the sub-folder of it that `artifacts_root` names.
+    ///
+    /// # Errors
+    /// As [`Manifest::load`], and when the folder of the paths is not there.
     pub fn load_with_root(path: &Path, root: Option<&Path>) -> Result<Self> {
         let file = select(path)?;
         let bytes = files::read(ErrorKind::Manifest, &file, MAX_BYTES)?;
@@ -205,11 +211,17 @@ impl Manifest {
     }
 
     /// Reads a document as if it lay in the file `path`, which need not exist.
+    ///
+    /// # Errors
+    /// When the document is no valid manifest.
     pub fn from_value(path: &Path, document: Value, root: Option<&Path>) -> Result<Self> {
         read::manifest(path, document, root)
     }
 
     /// The host-op that `plan.steps` selects.
+    ///
+    /// # Errors
+    /// When `plan.steps` selects no host-op, or more than one.
     pub fn host_op(&self) -> Result<&str> {
         let mut hosts = self.plan.steps.iter().filter_map(|s| s.host.as_deref());
         let Some(first) = hosts.next() else {
@@ -237,6 +249,9 @@ impl Manifest {
     }
 
     /// The entry of a context.
+    ///
+    /// # Errors
+    /// When the manifest has no context with this key.
     pub fn context(&self, key: &str) -> Result<&ContextEntry> {
         self.artifacts.contexts.iter().find(|c| c.key == key).ok_or_else(|| {
             let known: Vec<_> = self.artifacts.contexts.iter().map(|c| c.key.as_str()).collect();
@@ -252,7 +267,10 @@ impl Manifest {
     ///
     /// Every path is checked against the path rule. A bundle need not carry both forms: it is an
     /// error when no file of the context exists, and otherwise the backend that needs a missing
-    /// one says so.
+    /// one reports it.
+    ///
+    /// # Errors
+    /// When the context is unknown, a path breaks the path rule, or none of its files exists.
     pub fn context_source(&self, artifacts: &Artifacts, key: &str) -> Result<ContextSource> {
         let entry = self.context(key)?;
         let base = format!("/artifacts/contexts/{}", key.replace('~', "~0").replace('/', "~1"));
@@ -287,6 +305,9 @@ impl Manifest {
     }
 
     /// Where the tokenizer lies.
+    ///
+    /// # Errors
+    /// When the manifest has no tokenizer, or its path breaks the path rule.
     pub fn tokenizer_path(&self, artifacts: &Artifacts) -> Result<PathBuf> {
         let Some(path) = &self.artifacts.tokenizer else {
             return Err(Error::new(
@@ -298,8 +319,11 @@ impl Manifest {
         artifacts.resolve("/artifacts/tokenizer", path)
     }
 
-    /// Where `tokenizer_config.json` lies: as the manifest says, or beside the tokenizer when
+    /// Where `tokenizer_config.json` lies: as the manifest declares, or beside the tokenizer when
     /// there is one.
+    ///
+    /// # Errors
+    /// When the path breaks the path rule, or the declared file does not exist.
     pub fn tokenizer_config_path(&self, artifacts: &Artifacts) -> Result<Option<PathBuf>> {
         if let Some(path) = &self.artifacts.tokenizer_config {
             return artifacts.resolve("/artifacts/tokenizer_config", path).map(Some);

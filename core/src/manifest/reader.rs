@@ -1,4 +1,4 @@
-//! JSON with pointers: reads typed values out of a document and says where it disagrees.
+//! JSON with pointers: reads typed values out of a document and reports where it disagrees.
 
 use std::fmt;
 use std::path::Path;

@@ -17,6 +17,9 @@ pub const NOT_MANIFESTS: [&str; 6] = [
 /// The files of a folder that can be its manifest, sorted by name.
 ///
 /// These are the top-level `*.json` files, without [`NOT_MANIFESTS`] and without hidden files.
+///
+/// # Errors
+/// When the folder cannot be read.
 pub fn candidates(folder: &Path) -> Result<Vec<PathBuf>> {
     let fail = |e: std::io::Error| Error::io(ErrorKind::Manifest, folder, e);
     let mut found = Vec::new();
@@ -36,6 +39,9 @@ pub fn candidates(folder: &Path) -> Result<Vec<PathBuf>> {
 ///
 /// A file is itself. A folder means its alphabetically first [`candidates`]. Anything else is a
 /// name in a folder, with or without `.json`: `v81/model-vlm` is `v81/model-vlm.json`.
+///
+/// # Errors
+/// When nothing is found at `path`.
 pub fn select(path: &Path) -> Result<PathBuf> {
     if path.is_dir() {
         return candidates(path)?.into_iter().next().ok_or_else(|| {

@@ -87,7 +87,7 @@ fn alternative_forms() {
 }
 
 #[test]
-fn errors_point_at_the_place() {
+fn errors_point_at_the_json_pointer() {
     let hash = json!({"files": {"a/b~c": {"sha256": "12"}}, "contexts": {"d": {"bin": "d.bin"}}});
     let cases = [
         ("/schema_version", json!(2), "/schema_version: expected 1, found 2"),

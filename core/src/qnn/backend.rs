@@ -40,9 +40,9 @@ pub struct QnnOptions {
     pub profile: ProfileLevel,
     /// Where what is measured is written to instead.
     pub trace: Option<Arc<Trace>>,
-    /// Clocks to ask for while the backend is open.
+    /// Power mode to vote for while the backend is open.
     pub perf: PerfMode,
-    /// Take that wish back while nothing has executed for this long; the next execution asks again.
+    /// Take that vote back while nothing has executed for this long; the next execution asks again.
     pub idle_release: Option<Duration>,
     /// Scheduling priority of the contexts.
     pub priority: Priority,
@@ -74,12 +74,18 @@ impl QnnBackend {
     /// Opens the libraries and the device.
     ///
     /// The libraries print to standard output when they are loaded: see [`super::stdout`].
+    ///
+    /// # Errors
+    /// When a library does not load, or the device does not open.
     pub fn new(options: QnnOptions) -> Result<Self> {
         let library = Library::open(&options.htp, options.system.as_deref())?;
         Self::with_library(&library, options)
     }
 
     /// Opens the device of a library that is open already; the paths in `options` are not used.
+    ///
+    /// # Errors
+    /// When the device does not open.
     pub fn with_library(library: &Library, options: QnnOptions) -> Result<Self> {
         let sessions = Sessions::open(
             library,
@@ -105,14 +111,17 @@ impl QnnBackend {
         self.sessions.library()
     }
 
-    /// What the library says of the machine.
+    /// What the library reports about the machine.
     pub fn platform(&self) -> &Platform {
         &self.platform
     }
 
-    /// Asks for other clocks, such as [`PerfMode::DeviceDefault`] while idle.
+    /// Votes for another power mode, such as [`PerfMode::DeviceDefault`] while idle.
+    ///
+    /// # Errors
+    /// When the device refuses the vote.
     pub fn set_perf(&self, mode: PerfMode) -> Result<()> {
-        self.sessions.wish(mode)
+        self.sessions.set_mode(mode)
     }
 
     /// In a few words, where inputs and outputs lie, and why they are not registered where they are
@@ -156,7 +165,7 @@ impl QnnBackend {
         Ok(Prepared { source, name, file, info, graphs })
     }
 
-    /// Loads a context, and says whether it shares its spill-fill buffer as was asked for.
+    /// Loads a context, and returns whether it shares its spill-fill buffer as was asked for.
     fn create(
         &self,
         session: &Session,
@@ -223,7 +232,7 @@ impl QnnBackend {
         if self.platform.emulated {
             return 1;
         }
-        std::thread::available_parallelism().map_or(1, usize::from).min(opening::MOST)
+        std::thread::available_parallelism().map_or(1, usize::from).min(opening::MAX_CONCURRENT)
     }
 
     fn shares_spill_fill(&self) -> bool {
@@ -328,7 +337,7 @@ impl Backend for QnnBackend {
 struct QnnContext {
     handle: Arc<ContextHandle>,
     memory: Arc<DeviceMemory>,
-    /// To be told of executions.
+    /// Notified of executions.
     power: Option<Arc<Power>>,
     graphs: Vec<Arc<GraphInfo>>,
     tensors: Vec<GraphTensors>,

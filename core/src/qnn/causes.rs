@@ -1,4 +1,4 @@
-//! Why the device cannot be used, in words, where the number that the library answers with does not say it.
+//! Why the device cannot be used, in words, where the number that the library returns does not say it.
 //!
 //! `logCreate` answers 4000 where there is no chip that the library knows, and `deviceCreate` 14001 for nearly all that
 //! keeps the DSP away. What happened stands in the library's log only, often in its first line of many. The lines are
@@ -16,7 +16,7 @@ use crate::{Error, ErrorKind};
 /// Where the DSP's loader looks for its libraries: folders, parted by semicolons.
 pub const SKEL_FOLDERS: &str = "ADSP_LIBRARY_PATH";
 
-/// Files in which the kernel says which chip this is. The library reads them in this order.
+/// Files in which the kernel reports which chip this is. The library reads them in this order.
 const SOC_FILES: [&str; 2] = ["/sys/devices/soc0/soc_id", "/sys/devices/system/soc/soc0/id"];
 
 /// What a failing `remote_handle64_open` answers where there is no such library for the DSP.
@@ -30,7 +30,7 @@ struct Machine<'a> {
     skel_folders: Option<String>,
     /// What [`SOC_FILES`] say.
     soc: Option<String>,
-    /// Says why a library cannot be loaded.
+    /// Why a library cannot be loaded.
     why_not: &'a dyn Fn(&Path) -> Option<Error>,
 }
 
@@ -43,7 +43,7 @@ struct Cause {
     fix: String,
 }
 
-/// The error of a call that answered with `status`. Its cause is taken from what `library` has logged since `mark`, and
+/// The error of a call that returned `status`. Its cause is taken from what `library` has logged since `mark`, and
 /// from the files that the log names.
 pub(crate) fn error(
     kind: ErrorKind,
@@ -170,7 +170,7 @@ fn no_soc(machine: &Machine<'_>) -> Cause {
     }
 }
 
-/// The library says the same where the stub is missing and where something is missing that the stub needs.
+/// The library reports the same where the stub is missing and where something is missing that the stub needs.
 fn no_stub(stub: &str, machine: &Machine<'_>) -> Cause {
     let path = machine.folder.join(stub);
     if !path.is_file() {
@@ -274,7 +274,7 @@ mod tests {
         }
     }
 
-    fn said(lines: &[&str], machine: &Machine<'_>) -> (&'static str, String) {
+    fn reported(lines: &[&str], machine: &Machine<'_>) -> (&'static str, String) {
         let lines: Vec<_> = lines.iter().map(|&line| line.to_owned()).collect();
         let cause = find(&lines, machine).unwrap();
         assert!(!cause.fix.is_empty());
@@ -285,24 +285,24 @@ mod tests {
     const AFTER: &str = "<E> Failed to parse platform config: 14001";
 
     #[test]
-    fn a_missing_stub_and_a_missing_way_to_the_dsp_are_told_apart() {
+    fn a_missing_stub_is_not_a_missing_way_to_the_dsp() {
         let dir = tempfile::tempdir().unwrap();
         let machine = machine(dir.path(), None, None);
         let line = "<W> Failed in loading stub: libQnnHtpV81Stub.so: cannot open shared object file: No such file";
-        let (name, text) = said(&[line, AFTER], &machine);
+        let (name, text) = reported(&[line, AFTER], &machine);
         assert_eq!(name, "no stub");
         assert_eq!(text, format!("libQnnHtpV81Stub.so is not in {}", dir.path().display()));
         fs::write(dir.path().join("libQnnHtpV81Stub.so"), b"stub").unwrap();
-        let (name, text) = said(&[line, AFTER], &machine);
+        let (name, text) = reported(&[line, AFTER], &machine);
         assert_eq!(name, "no libcdsprpc");
         assert!(text.contains("libcdsprpc.so"), "{text}");
     }
 
     #[test]
-    fn a_chip_that_the_library_does_not_know_is_told_with_its_id() {
+    fn an_unknown_chip_is_reported_with_its_id() {
         let lines = ["<E> No Snapdragon SOC detected", "<E> Failed to init router"];
-        assert_eq!(said(&lines, &machine(Path::new(""), None, None)).0, "no SoC");
-        let (name, text) = said(&lines, &machine(Path::new(""), None, Some("9999\n")));
+        assert_eq!(reported(&lines, &machine(Path::new(""), None, None)).0, "no SoC");
+        let (name, text) = reported(&lines, &machine(Path::new(""), None, Some("9999\n")));
         assert_eq!((name, text.contains("id 9999,")), ("unknown SoC", true), "{text}");
     }
 
@@ -314,7 +314,7 @@ mod tests {
         let folders = format!("/nowhere;{}", dir.path().display());
         let place = Path::new("");
         let text = |folders| {
-            let (name, text) = said(&[line, AFTER], &machine(place, folders, None));
+            let (name, text) = reported(&[line, AFTER], &machine(place, folders, None));
             assert_eq!(name, "skel not found");
             assert!(text.contains("libQnnHtpV79Skel.so"), "{text}");
             text
@@ -332,9 +332,9 @@ mod tests {
     }
 
     #[test]
-    fn a_context_of_a_newer_release_is_told_with_both_versions() {
+    fn a_context_of_a_newer_release_names_both_versions() {
         let line = "<E> Can't read future blob. Newest blob version supported: 4.0.x. Current blob version: 5.1.x.";
-        let (name, text) = said(&[line], &machine(Path::new(""), None, None));
+        let (name, text) = reported(&[line], &machine(Path::new(""), None, None));
         assert_eq!(name, "made by a newer QAIRT");
         assert!(text.contains("4.0.x") && text.ends_with("5.1.x"), "{text}");
     }

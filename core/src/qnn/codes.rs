@@ -1,4 +1,4 @@
-//! Names, meanings and fixes of the numbers that the QNN libraries answer with.
+//! Names, meanings and fixes of the numbers that the QNN libraries return.
 
 use std::fmt;
 
@@ -28,7 +28,7 @@ const fn fixed(code: u16, name: &'static str, meaning: &'static str, fix: &'stat
 /// Memory could not be had.
 pub const MEM_ALLOC: u64 = sys::STATUS_MEM_ALLOC as u64;
 
-/// The connection to the DSP broke, and can be made anew.
+/// The connection to the DSP broke, and can be opened again.
 const RESTARTED: u16 = 1007;
 /// The connection to the DSP broke, as the library sees it for good.
 const RESTARTED_FATAL: u16 = 1011;
@@ -288,7 +288,7 @@ impl fmt::Display for Code {
     }
 }
 
-/// The error of a call that answered with `status`: what was attempted, the code explained, and
+/// The error of a call that returned `status`: what was attempted, the code explained, and
 /// the code's fix, or else where to look, as the hint.
 pub fn error(kind: ErrorKind, attempt: impl fmt::Display, status: u64) -> Error {
     let code = Code::of(status);

@@ -134,7 +134,7 @@ impl<'a> TensorSpec<'a> {
         Self::of(name, Kind::Static(bytes), dtype, shape)
     }
 
-    /// The weight of a `FullyConnected` as integers, of the shape `[outputs, inputs]`. They are copied when it is
+    /// The quantized weights of a `FullyConnected`, of the shape `[outputs, inputs]`. They are copied when it is
     /// declared. Inputs and outputs of a graph cannot be such tensors.
     pub fn integers(name: &'a str, shape: &'a [usize], integers: Integers<'a>) -> Self {
         let bytes = bytemuck::cast_slice(integers.values);
@@ -199,6 +199,9 @@ impl std::fmt::Debug for Owner {
 
 impl Composer {
     /// An empty context for `target`. Waits until no other thread composes or executes.
+    ///
+    /// # Errors
+    /// When the device or the context cannot be created.
     pub fn new(library: &Library, target: Target, configs: &[ContextConfig]) -> Result<Self> {
         let _exclusive = Exclusive::begin();
         let device = Device::open(library, LogLevel::Error, Some(target))?;
@@ -206,6 +209,9 @@ impl Composer {
     }
 
     /// As [`Composer::new`], on a device that was opened for `target`.
+    ///
+    /// # Errors
+    /// When the context cannot be created.
     pub fn on(device: &Device, target: Target, configs: &[ContextConfig]) -> Result<Self> {
         let exclusive = Exclusive::begin();
         let context = Owner(ContextHandle::create(device, configs)?, exclusive);
@@ -223,6 +229,9 @@ impl Composer {
     }
 
     /// Begins a graph. It has to be finalised before the next one or the binary.
+    ///
+    /// # Errors
+    /// When the library refuses the graph.
     pub fn graph(&mut self, name: &str, configs: &[GraphConfig]) -> Result<GraphComposer<'_>> {
         self.check_finished()?;
         let device = self.context.0.device();
@@ -254,6 +263,9 @@ impl Composer {
     }
 
     /// The context binary.
+    ///
+    /// # Errors
+    /// When a graph is not finalised, or the library fails.
     pub fn binary(&self) -> Result<Vec<u8>> {
         let size = self.binary_size()?;
         let mut bytes = Vec::new();
@@ -271,6 +283,9 @@ impl Composer {
 
     /// Writes the context binary to a new file at `path`, without a copy of it on the heap. Returns
     /// its length. After an error the file is gone.
+    ///
+    /// # Errors
+    /// As [`Composer::binary`], and when the file exists or cannot be written.
     pub fn write(&self, path: &Path) -> Result<u64> {
         let size = self.binary_size()?;
         let fail = |e: std::io::Error| {
@@ -318,7 +333,7 @@ impl Composer {
         Ok(usize::try_from(size).unwrap_or(usize::MAX))
     }
 
-    /// Fills `bytes`, which has the length of [`Self::binary_size`], and says how many are used.
+    /// Fills `bytes`, which has the length of [`Self::binary_size`], and returns how many are used.
     fn serialise(&self, bytes: &mut [u8]) -> Result<usize> {
         let library = self.context.0.device().library();
         let get = library.need(library.table().context_get_binary, "contextGetBinary")?;
@@ -412,6 +427,9 @@ impl GraphComposer<'_> {
     }
 
     /// Declares a tensor. The bytes of a constant may be freed afterwards.
+    ///
+    /// # Errors
+    /// When the description is invalid, or the library refuses the tensor.
     pub fn tensor(&mut self, spec: TensorSpec<'_>) -> Result<TensorHandle> {
         let info = TensorInfo {
             quantization: spec.quantization,
@@ -425,6 +443,9 @@ impl GraphComposer<'_> {
     }
 
     /// Adds a node of the HTP backend's op package.
+    ///
+    /// # Errors
+    /// When the library refuses the node.
     pub fn node(
         &mut self,
         name: &str,
@@ -472,6 +493,9 @@ impl GraphComposer<'_> {
     }
 
     /// Compiles the graph. Takes from milliseconds to minutes.
+    ///
+    /// # Errors
+    /// When the graph does not compile.
     pub fn finalize(self) -> Result<()> {
         let library = self.composer.context.0.device().library();
         let finalize = library.need(library.table().graph_finalize, "graphFinalize")?;
@@ -486,7 +510,7 @@ impl GraphComposer<'_> {
         Ok(())
     }
 
-    /// The compiler answers with the same code whatever is wrong; its log names the node.
+    /// The compiler returns the same code whatever is wrong; its log names the node.
     fn compile_error(&self, status: sys::Status, lines: &[String]) -> Error {
         let code = Code::of(status);
         let blamed = lines.iter().find_map(|line| {
@@ -497,7 +521,7 @@ impl GraphComposer<'_> {
             Some((node, op_type)) => format!("node {node:?} ({op_type}) does not compile"),
             None => format!("it does not compile ({code})"),
         };
-        let said = lines.iter().rev().take(4).rev().map(String::as_str).collect::<Vec<_>>();
+        let reported = lines.iter().rev().take(4).rev().map(String::as_str).collect::<Vec<_>>();
         Error::new(
             ErrorKind::Graph,
             format!(
@@ -505,7 +529,7 @@ impl GraphComposer<'_> {
                 self.name,
                 self.nodes.len(),
                 self.composer.target,
-                if said.is_empty() { "nothing".to_owned() } else { said.join(" | ") }
+                if reported.is_empty() { "nothing".to_owned() } else { reported.join(" | ") }
             ),
         )
         .with_code(u64::from(code.0))

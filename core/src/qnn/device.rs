@@ -49,10 +49,10 @@ impl fmt::Display for Target {
     }
 }
 
-/// What the library says of the machine it runs on.
+/// What the library reports about the machine it runs on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Platform {
-    /// Hexagon architecture, when the library says one.
+    /// Hexagon architecture, when the library reports one.
     pub arch: Option<u32>,
     /// The library's number of the chip.
     pub soc: Option<u32>,
@@ -107,6 +107,9 @@ unsafe impl Sync for Raw {}
 
 impl Device {
     /// Opens the machine's device, or with `target` a device to compile for.
+    ///
+    /// # Errors
+    /// When the library refuses the backend or the device.
     pub fn open(library: &Library, level: LogLevel, target: Option<Target>) -> Result<Self> {
         let _exclusive = Exclusive::begin();
         let backend = BackendHandle::create(LogHandle::create(library, level)?)?;
@@ -139,7 +142,7 @@ impl Device {
         self.0.backend.raw.0
     }
 
-    /// Takes note of what a call answered with that needed the DSP.
+    /// Takes note of what a call returned that needed the DSP.
     pub(crate) fn note(&self, status: sys::Status) {
         if codes::means_restart(codes::Code::of(status).0.into()) {
             self.0.lost.store(true, Ordering::Release);
@@ -169,7 +172,10 @@ impl Device {
         }
     }
 
-    /// What the library says of the machine.
+    /// What the library reports about the machine.
+    ///
+    /// # Errors
+    /// When the library does not report the platform.
     pub fn platform(&self) -> Result<Platform> {
         let library = self.library();
         let get =

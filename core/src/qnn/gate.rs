@@ -142,7 +142,7 @@ mod tests {
 
     use super::*;
 
-    /// What `work` answers with, on a thread of its own.
+    /// What `work` returns, on a thread of its own.
     fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
         let (send, receive) = channel();
         std::thread::spawn(move || send.send(work()));

@@ -130,7 +130,7 @@ type Execute = unsafe extern "C" fn(
 /// What a graph has of its backend.
 pub(crate) struct Services {
     pub(crate) memory: Arc<DeviceMemory>,
-    /// Told of each execution, where that matters.
+    /// Notified of each execution, where that matters.
     pub(crate) power: Option<Arc<Power>>,
     pub(crate) recorder: Recorder,
 }
@@ -160,7 +160,7 @@ struct Slot {
     former: Option<Bound>,
 }
 
-/// Memory, with the place in it that the library was told.
+/// Memory, with the offset in it that the library was given.
 struct Bound {
     memory: Memory,
     offset: usize,

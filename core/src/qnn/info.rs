@@ -1,4 +1,4 @@
-//! What a context binary says about itself.
+//! What a context binary declares about itself.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +20,7 @@ pub struct BinaryInfo {
     pub backend_version: ApiVersion,
     /// Format of the context's blob.
     pub blob_version: ApiVersion,
-    /// Length of the context's blob, 0 when not said.
+    /// Length of the context's blob, 0 when not declared.
     pub blob_bytes: u64,
     /// Hexagon architecture it is compiled for: 75 for v75.
     pub dsp_arch: Option<u32>,
@@ -62,7 +62,7 @@ pub struct GraphFigures {
     pub const_bytes: Option<u64>,
     /// Memory for tensors in DDR.
     pub ddr_tensor_bytes: Option<u64>,
-    /// Weights shared with other graphs; more than 0 marks a binary with shared weights.
+    /// Weights shared with other graphs; more than 0 means a binary with shared weights.
     pub shared_weight_bytes: Option<u64>,
 }
 
@@ -105,6 +105,9 @@ impl BinaryInfo {
 
 impl BinaryGraph {
     /// The description that qhx executes by. Fails for an element type or layout it cannot feed.
+    ///
+    /// # Errors
+    /// For an element type or layout that qhx cannot feed.
     pub fn info(&self) -> Result<GraphInfo> {
         let convert = |tensors: &[BinaryTensor]| -> Result<Vec<TensorInfo>> {
             tensors.iter().map(|t| t.info(&self.name)).collect()

@@ -1,8 +1,9 @@
-//! Constant matrices of 4-bit and 8-bit integers with a scale for each block of a row, for `FullyConnected`.
+//! Quantized weights: constant matrices of 4-bit and 8-bit integers with a scale for each block of a row, for
+//! `FullyConnected`.
 //!
 //! Measured on QAIRT 2.51 for v75, v79 and v81: the library packs the integers itself, rounds scales and offsets to
-//! f16, and widens the weights on their way to the product, whose activations are f16. Some matrices it takes without
-//! a word and computes wrongly. These are refused here.
+//! f16, and dequantizes the weights on their way to the matmul, whose activations are f16. Some matrices it takes
+//! without a word and computes wrongly. These are refused here.
 
 use qhx_qnn_sys::{
     self as sys, BwAxisScaleOffset, BwFloatBlock, Encoding, FloatScaleOffset, QuantizeParams,
@@ -141,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn matrices_that_the_library_computes_wrongly_are_refused_by_name() {
+    fn matrices_computed_wrongly_by_the_library_are_refused() {
         let good =
             Integers { bits: 4, values: &[7; 2 * 64], block: 32, scales: &[0.5; 4], offsets: &[] };
         good.check(&[2, 64]).unwrap();

@@ -85,6 +85,9 @@ impl Library {
     /// `htp`.
     ///
     /// The libraries print to standard output when they are loaded: see [`super::stdout`].
+    ///
+    /// # Errors
+    /// When a library does not load, or has no interface of a supported version.
     pub fn open(htp: &Path, system: Option<&Path>) -> Result<Self> {
         let beside;
         let system = match system {
@@ -237,6 +240,9 @@ struct SystemInner {
 
 impl SystemLibrary {
     /// Opens the library.
+    ///
+    /// # Errors
+    /// When the library does not load, or has no interface of a supported version.
     pub fn open(path: &Path) -> Result<Self> {
         let list: GetProviders<SystemProvider> = entry_point(path, sys::SYSTEM_ENTRY)?;
         let mut providers = std::ptr::null();
@@ -376,7 +382,7 @@ fn check_list(path: &Path, status: Status, empty: bool) -> Result<()> {
     Ok(())
 }
 
-/// Says which dependency is missing and where it comes from.
+/// Which dependency is missing, and where it comes from.
 fn load_error(path: &Path, error: libloading::Error) -> Error {
     let mut text = error.to_string();
     if let Some(source) = std::error::Error::source(&error) {
@@ -397,7 +403,7 @@ fn load_error(path: &Path, error: libloading::Error) -> Error {
     }
 }
 
-/// How Windows says that a library, or one that it needs, is not there.
+/// How Windows reports that a library, or one that it needs, is not there.
 const MODULE_NOT_FOUND: &str = "os error 126";
 
 fn missing_dependency(text: &str) -> Option<&'static str> {
@@ -463,7 +469,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_core_interface_that_is_too_old_is_refused_with_both_versions() {
+    fn a_too_old_core_interface_is_refused_with_both_versions() {
         // As long as the head: reading any slot of the table would leave it.
         let provider = |major, minor| Provider {
             backend_id: 6,

@@ -39,7 +39,7 @@ impl LogLevel {
 }
 
 /// Lines of failures and warnings that are remembered.
-const KEPT: usize = 64;
+const MAX_LINES: usize = 64;
 
 /// A line of the log.
 struct Line {
@@ -94,7 +94,7 @@ pub(crate) fn soc_name() -> Option<String> {
 fn keep(level: u32, text: &str) {
     let mut lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
     TOTAL.fetch_add(1, Ordering::Relaxed);
-    if lines.len() == KEPT {
+    if lines.len() == MAX_LINES {
         lines.pop_front();
     }
     // A thread that ends has no marks any more.
@@ -157,7 +157,7 @@ fn emit(level: u32, line: &str) {
         *SOC.lock().unwrap_or_else(PoisonError::into_inner) = Some(soc.to_owned());
     }
     match level {
-        // The compiler of 2.51 says this about its own settings whenever it runs.
+        // The compiler of 2.51 reports this about its own settings whenever it runs.
         sys::LOG_ERROR if line.contains("unexpected GraphHtpSettings option") => {
             tracing::debug!(target: "qnn", "{line}");
         }
@@ -188,13 +188,13 @@ mod tests {
     #[test]
     fn failures_after_a_mark_are_the_new_ones_and_bounded() {
         let start = mark();
-        for i in 0..KEPT + 5 {
+        for i in 0..MAX_LINES + 5 {
             emit(1, &format!("failure {i}"));
         }
         emit(2, "a warning");
         emit(3, "not a failure");
         let lines = failures_since(start);
-        assert_eq!(lines.len(), KEPT - 1);
+        assert_eq!(lines.len(), MAX_LINES - 1);
         assert_eq!(lines.last().map(String::as_str), Some("failure 68"));
         assert_eq!(lines_since(start).last().map(String::as_str), Some("a warning"));
         let after = mark();

@@ -1,4 +1,4 @@
-//! Copies what the system library says of a context binary, with every number and text checked.
+//! Copies what the system library reports about a context binary, with every number and text checked.
 //!
 //! A damaged or hostile file passes through the library as it is: counts that no model has, names
 //! that are missing or never end. All that is read here has a limit, so that neither memory nor
@@ -34,7 +34,7 @@ const MAX_SCALES: u32 = 1 << 20;
 pub(crate) enum Fault {
     /// Its version is unknown.
     Version(u32),
-    /// What it says makes no sense.
+    /// What it declares makes no sense.
     Content(String),
 }
 
@@ -47,7 +47,7 @@ pub(crate) unsafe fn copy(
     file_bytes: u64,
 ) -> Result<BinaryInfo, Fault> {
     let mut reader = Reader { tensors: 0, names: 0, scales: 0 };
-    // SAFETY: the caller vouches for the description; the version says which member of the union
+    // SAFETY: the caller vouches for the description; the version determines which member of the union
     // is set. Version 1 ends before `platform`, which is not read.
     unsafe {
         match (*info).version {
@@ -228,7 +228,7 @@ impl Reader {
     }
 
     /// # Safety
-    /// The parameters are the library's, so that their encoding says which member of the union is
+    /// The parameters are the library's, so that their encoding determines which member of the union is
     /// set.
     unsafe fn quantization(
         &mut self,
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_by_its_place() {
+    fn malformed_metadata_is_refused_by_its_field() {
         let good = tensor(c"x", &[1]);
         let long = std::ffi::CString::new(vec![b'n'; MAX_NAME + 1]).unwrap();
         let scales = QuantizeParams {

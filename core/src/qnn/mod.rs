@@ -5,10 +5,10 @@
 //! | [`library`](Library) | opens the two libraries |
 //! | [`info`](BinaryInfo) | reads a context binary's metadata without loading it |
 //! | [`probe`] | has a child process read that metadata |
-//! | [`preflight`] | says in words why a binary will not load |
-//! | `causes` | says in words why the device cannot be used |
+//! | [`preflight`] | explains why a binary will not load |
+//! | `causes` | explains why the device cannot be used |
 //! | [`backend`](QnnBackend) | opens context binaries, whose graphs `graph` executes |
-//! | `session` | opens the device, and opens it anew after the DSP restarted |
+//! | `session` | opens the device, and opens it again after the DSP restarted |
 //! | `registered` | puts inputs and outputs into memory that the DSP reads and writes in place |
 //! | [`compose`] | makes context binaries |
 //! | `gate` | keeps compiling and executing apart within one process |

@@ -5,8 +5,8 @@ use std::sync::{Mutex, PoisonError};
 use super::info::BinaryInfo;
 use crate::{Error, ErrorKind, Result};
 
-/// Most contexts that are read and loaded at a time: each is a file whose pages are in memory meanwhile.
-pub(crate) const MOST: usize = 4;
+/// Maximum contexts that are read and loaded at a time: each is a file whose pages are in memory meanwhile.
+pub(crate) const MAX_CONCURRENT: usize = 4;
 
 /// Bytes that the neediest graph of a binary wants for what does not fit the tightly coupled memory; 0
 /// where the binary does not say.
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn items_are_worked_on_at_a_time_and_answers_keep_their_order() {
+    fn items_are_worked_on_at_once_and_results_keep_their_order() {
         let both = Barrier::new(2);
         let slow = |item: usize| {
             // Nobody passes alone.
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_begins_nothing_further_and_the_first_one_is_told() {
+    fn the_first_failure_is_returned_and_stops_the_rest() {
         for threads in [1, 3] {
             let begun = AtomicUsize::new(0);
             let error = side_by_side(threads, (0..100).collect(), |item| {

@@ -1,4 +1,4 @@
-//! Clock votes: asks the NPU to run fast while there is work, and takes the wish back.
+//! Power votes: asks the NPU to run fast while there is work, and takes the vote back.
 //!
 //! A vote is of three parts: clocks with sleep latency (DCVS v3), how long a call to the DSP may take
 //! to arrive (RPC control latency), and how long the host polls for its answer before it sleeps. The
@@ -42,7 +42,7 @@ pub enum PerfMode {
     PowerSaver,
     /// Lowest clocks.
     LowPowerSaver,
-    /// No wish: the device decides.
+    /// No vote: the device decides.
     DeviceDefault,
 }
 
@@ -118,7 +118,7 @@ struct Vote {
 }
 
 impl Vote {
-    /// No wish.
+    /// No vote.
     const NONE: Self = Self {
         mode: sys::POWER_MODE_SAVER,
         dcvs: true,
@@ -129,7 +129,7 @@ impl Vote {
     };
 }
 
-/// A standing with the NPU's clock governor.
+/// A client of the NPU's power governor.
 struct Governor {
     infrastructure: *const Infrastructure,
     id: u32,
@@ -228,12 +228,12 @@ impl Drop for Governor {
     }
 }
 
-/// The wish for clocks, which is taken back while nothing runs, and at the end.
+/// The power mode that is voted for; the vote is taken back while nothing runs, and at the end.
 pub(crate) struct Power {
     device: Device,
-    /// `None` until there is a wish.
+    /// `None` until there is a vote.
     governor: OnceLock<Governor>,
-    wish: Mutex<PerfMode>,
+    mode: Mutex<PerfMode>,
     /// Taken back for now.
     released: AtomicBool,
     /// Executions under way.
@@ -244,12 +244,12 @@ pub(crate) struct Power {
 }
 
 impl Power {
-    /// No wish yet.
+    /// No vote yet.
     pub(crate) fn new(device: &Device) -> Self {
         Self {
             device: device.clone(),
             governor: OnceLock::new(),
-            wish: Mutex::new(PerfMode::DeviceDefault),
+            mode: Mutex::new(PerfMode::DeviceDefault),
             released: AtomicBool::new(false),
             running: AtomicUsize::new(0),
             last: AtomicU64::new(0),
@@ -257,14 +257,14 @@ impl Power {
         }
     }
 
-    /// Clocks have been asked for.
+    /// A power mode has been voted for.
     pub(crate) fn votes(&self) -> bool {
         self.governor.get().is_some()
     }
 
     /// Votes for another mode from now on; [`PerfMode::DeviceDefault`] takes the vote back.
-    pub(crate) fn wish(&self, mode: PerfMode) -> Result<()> {
-        let mut wish = self.wish.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn set_mode(&self, mode: PerfMode) -> Result<()> {
+        let mut current = self.mode.lock().unwrap_or_else(PoisonError::into_inner);
         let opened = match self.governor.get() {
             None if mode == PerfMode::DeviceDefault => return Ok(()),
             None => Some(Governor::open(&self.device)?),
@@ -275,15 +275,15 @@ impl Power {
         {
             governor.vote(mode.vote())?;
         }
-        *wish = mode;
+        *current = mode;
         if let Some(opened) = opened {
-            // Under the lock of the wish: nobody else sets one.
+            // Under the lock of the mode: nobody else sets one.
             let _ = self.governor.set(opened);
         }
         Ok(())
     }
 
-    /// To be called before an execution: votes again if the vote was taken back. What it answers with
+    /// To be called before an execution: votes again if the vote was taken back. What it returns
     /// lives until the execution is over.
     pub(crate) fn working(&self) -> Working<'_> {
         // In this order: who releases looks the other way round, so that one of both sees the other.
@@ -295,17 +295,17 @@ impl Power {
     }
 
     fn restore(&self) {
-        let wish = self.wish.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = self.mode.lock().unwrap_or_else(PoisonError::into_inner);
         if self.released.swap(false, Ordering::SeqCst)
             && let Some(governor) = self.governor.get()
-            && let Err(error) = governor.vote(wish.vote())
+            && let Err(error) = governor.vote(current.vote())
         {
             tracing::warn!("clocks stay low: {}", error.message());
         }
     }
 
     fn release(&self) {
-        let _wish = self.wish.lock().unwrap_or_else(PoisonError::into_inner);
+        let _current = self.mode.lock().unwrap_or_else(PoisonError::into_inner);
         if self.released.swap(true, Ordering::SeqCst) {
             return;
         }
@@ -376,7 +376,7 @@ impl Drop for IdleWatch {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked has said so.
+            // A thread that panicked has reported it.
             let _ = thread.join();
         }
     }

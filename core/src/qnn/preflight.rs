@@ -1,4 +1,4 @@
-//! Says in words, before a context is loaded, why it will not load.
+//! Explains, before a context is loaded, why it will not load.
 
 use qhx_qnn_sys::BACKEND_HTP as HTP;
 
@@ -38,6 +38,9 @@ impl Destination {
 }
 
 /// Checks that the binary called `name` can run at `destination`.
+///
+/// # Errors
+/// When it cannot: with what the binary needs, what the device has, and a fix.
 pub fn preflight(name: &str, info: &BinaryInfo, destination: &Destination) -> Result<()> {
     let refuse = |message: String, hint: &str| {
         Err(Error::new(ErrorKind::Context, format!("{name}: {message}")).hint(hint))
@@ -140,11 +143,11 @@ mod tests {
     }
 
     #[test]
-    fn an_emulator_takes_every_architecture_unless_told_otherwise() {
+    fn an_emulator_takes_every_architecture_by_default() {
         let any = Destination::new(&platform(true), None, V2_40);
         preflight("a.bin", &info(), &any).unwrap();
-        let told = Destination::new(&platform(true), Some(75), V2_40);
-        let error = preflight("a.bin", &info(), &told).unwrap_err();
+        let destination = Destination::new(&platform(true), Some(75), V2_40);
+        let error = preflight("a.bin", &info(), &destination).unwrap_err();
         assert_eq!(error.message(), "a.bin: compiled for Hexagon v81, this device has v75");
     }
 
@@ -158,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ways_round_a_device_refuses_the_other_architecture_and_says_what_to_take() {
+    fn a_device_refuses_another_architecture_with_what_to_take() {
         for (binary, device) in [(79, 81), (81, 79)] {
             let made = BinaryInfo { dsp_arch: Some(binary), ..info() };
             let platform = Platform { arch: Some(device), ..platform(false) };

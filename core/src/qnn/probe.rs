@@ -2,9 +2,10 @@
 //! library is reported instead of ending the program.
 //!
 //! It takes a program that has helpers ([`crate::child`]), such as the command line. There the
-//! child answers with the whole [`BinaryInfo`], and the parent never gives the file's metadata to
+//! child returns the whole [`BinaryInfo`], and the parent never gives the file's metadata to
 //! the library. Elsewhere the library reads it in the process itself. A file that crashes the library
-//! is remembered for some days; one whose child was ended by the system or took too long is not. Loading a context into the NPU is not tried this way.
+//! is remembered for some days; one whose child was ended by the system or took too long is not. Loading a context into
+//! the NPU is not tried this way.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -65,6 +66,9 @@ impl BinaryInfo {
     /// Reads the metadata of a file, in a process of its own where the program has helpers
     /// ([`crate::child`]): some damaged files crash the library. `tried` is the file that remembers
     /// which ones did.
+    ///
+    /// # Errors
+    /// When the file is no context binary, or crashes the library that reads it.
     pub fn open(system: &SystemLibrary, file: &Mapped, tried: Option<&Path>) -> Result<Self> {
         let Some(program) = crate::child::program() else {
             return Self::read(system, &file.path().display().to_string(), file.bytes());
@@ -199,7 +203,7 @@ mod tests {
         ChildProgram { program: "/bin/sh".into(), arguments: vec!["-c".into(), line.into()] }
     }
 
-    /// What a helper of this version says first.
+    /// What a helper of this version writes first.
     fn greeting() -> Vec<u8> {
         let version = env!("CARGO_PKG_VERSION");
         [b"qhxH", &[version.len() as u8][..], version.as_bytes()].concat()
@@ -294,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_crashes_a_child_is_refused_and_remembered_until_it_changes() {
+    fn a_crashing_file_is_refused_until_it_changes() {
         let dir = tempfile::tempdir().unwrap();
         let memory = dir.path().join("cache/tried.json");
         let path = dir.path().join("part.bin");
@@ -321,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_the_child_is_the_parents_and_not_held_against_the_file() {
+    fn an_error_of_the_child_is_not_held_against_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let memory = dir.path().join("tried.json");
         let path = dir.path().join("part.bin");
@@ -330,10 +334,10 @@ mod tests {
         let attempt = |program: &ChildProgram| {
             read_in_child(program, Path::new("s"), "1", &file, Some(&memory)).unwrap_err()
         };
-        let said = serde_json::json!({
+        let written = serde_json::json!({
             "kind": "context", "message": "part.bin: too new", "hint": "update qhx", "code": 5005,
         });
-        let error = attempt(&answers(dir.path(), 1, &said));
+        let error = attempt(&answers(dir.path(), 1, &written));
         assert_eq!((error.kind(), error.code()), (ErrorKind::Context, Some(5005)));
         assert_eq!(error.message(), "part.bin: too new");
         assert_eq!(error.hint_text(), Some("update qhx"));

@@ -54,7 +54,7 @@ pub struct ProfileRecord {
     pub events: Vec<ProfileEvent>,
 }
 
-/// Most events that wait to be taken: about ten megabytes of them.
+/// Maximum events that wait to be taken: about ten megabytes of them.
 const MAX_EVENTS: usize = 1 << 17;
 
 /// Records that wait to be taken, the newest ones.

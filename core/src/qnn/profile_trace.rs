@@ -1,8 +1,8 @@
 //! What the library measured of a call, as spans of a trace.
 //!
-//! The library says how long parts of a call took and not when they began. A time is drawn from the beginning of what
-//! it is a part of, the longest first. Cycles of nodes share the innermost time by their number, one node after the
-//! other. Arguments hold the values as the library gives them.
+//! The library reports how long parts of a call took and not when they began. A time is drawn from the beginning of
+//! what it is a part of, the longest first. Cycles of nodes share the innermost time by their number, one node after
+//! the other. Arguments hold the values as the library gives them.
 
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,7 @@ fn label(event: &ProfileEvent) -> String {
     }
 }
 
-/// Draws times within `within`, from its beginning on and into each other; answers with the shortest that took any.
+/// Draws times within `within`, from its beginning on and into each other; returns the shortest that took any.
 fn draw_times(
     trace: &Trace,
     events: &[&ProfileEvent],
@@ -46,7 +46,7 @@ fn draw_times(
     events.sort_by_key(|event| std::cmp::Reverse(event.value));
     let mut innermost = within;
     for event in events {
-        // A clock of its own may say more than the host's.
+        // A clock of its own may report more than the host's.
         let time = Duration::from_micros(event.value).min(innermost);
         let drawn = Event::new(&event.name, Category::Library, start, time);
         trace.add(&drawn.with(&label(event), event.value));

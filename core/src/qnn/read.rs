@@ -1,4 +1,4 @@
-//! Reads what a context binary says about itself, without loading it.
+//! Reads what a context binary declares about itself, without loading it.
 
 #![expect(unsafe_code, reason = "asks the system library for metadata")]
 
@@ -13,6 +13,9 @@ use crate::{Error, ErrorKind, Result};
 impl BinaryInfo {
     /// Reads the metadata of `bytes` in this very process, which some damaged files crash. `name` is
     /// the file's name, for messages.
+    ///
+    /// # Errors
+    /// When `bytes` are no context binary, or their metadata make no sense.
     pub fn read(system: &SystemLibrary, name: &str, bytes: &[u8]) -> Result<Self> {
         if bytes.is_empty() {
             return Err(Error::new(
@@ -35,7 +38,7 @@ impl BinaryInfo {
     }
 }
 
-/// The library read the file, but what it says of it makes no sense.
+/// The library read the file, but what it reports about it makes no sense.
 fn damaged(name: &str, fault: Fault) -> Error {
     match fault {
         Fault::Version(version) => Error::new(

@@ -78,7 +78,7 @@ pub(crate) struct DeviceMemory {
     rpcmem: Option<Rpcmem>,
     /// Why there is no `rpcmem`.
     why: String,
-    /// The library has said that it registers no memory.
+    /// The library has reported that it registers no memory.
     refused: AtomicBool,
 }
 
@@ -311,7 +311,7 @@ impl Registrations {
             contexts.push(Arc::downgrade(self));
         }
         let handle = match (self.call(allocation, offset, tensor), longer) {
-            // Some libraries tell handles apart by where memory begins alone: one handle then serves the
+            // Some libraries distinguish handles by where memory begins alone: one handle then serves the
             // rows of a prompt's graph and the decoder's one.
             (Err(error), Some(longer)) if error.code() == Some(ALREADY_REGISTERED) => {
                 return Ok(Some(longer.0));

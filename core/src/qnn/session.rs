@@ -1,4 +1,4 @@
-//! The open device of a backend with its wish for clocks, made anew after the DSP restarted.
+//! The open device of a backend with its power vote, opened again after the DSP restarted.
 //!
 //! What was open when the DSP restarted belongs to a process on it that is gone: backend and device as much as
 //! contexts. So the next contexts are opened on a device of their own. Models that have contexts on the old one
@@ -18,7 +18,7 @@ use crate::{ErrorKind, Result};
 pub(crate) struct SessionOptions {
     pub(crate) log: LogLevel,
     pub(crate) perf: PerfMode,
-    /// The wish for clocks is taken back when nothing ran for so long.
+    /// The power vote is taken back when nothing ran for this long.
     pub(crate) idle_release: Option<Duration>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct SessionOptions {
 pub(crate) struct Session {
     /// Ends before the vote does.
     _idle: Option<IdleWatch>,
-    /// The wish for clocks.
+    /// The power vote.
     pub(crate) power: Arc<Power>,
     pub(crate) device: Device,
 }
@@ -35,7 +35,7 @@ impl Session {
     fn open(library: &Library, options: SessionOptions) -> Result<Arc<Self>> {
         let device = Device::open(library, options.log, None)?;
         let power = Arc::new(Power::new(&device));
-        if let Err(error) = power.wish(options.perf) {
+        if let Err(error) = power.set_mode(options.perf) {
             tracing::warn!(target: "qnn", error = %error.report(), "clocks are left alone");
         }
         let idle = options.idle_release;
@@ -72,7 +72,7 @@ impl Sessions {
         &self.library
     }
 
-    /// The session, on a device opened anew where the DSP restarted under the last one.
+    /// The session, on a device opened again where the DSP restarted under the last one.
     pub(crate) fn current(&self) -> Result<Arc<Session>> {
         let mut state = self.lock();
         if let Some(session) = state.current.as_ref().filter(|session| !session.device.is_lost()) {
@@ -88,15 +88,15 @@ impl Sessions {
         Ok(session)
     }
 
-    /// Whether clocks are asked for.
+    /// Whether there is a power vote.
     pub(crate) fn votes(&self) -> bool {
         self.lock().current.as_ref().is_some_and(|session| session.power.votes())
     }
 
-    /// Asks for other clocks, now and on devices that are opened later.
-    pub(crate) fn wish(&self, mode: PerfMode) -> Result<()> {
+    /// Votes for another power mode, now and on devices that are opened later.
+    pub(crate) fn set_mode(&self, mode: PerfMode) -> Result<()> {
         let mut state = self.lock();
         state.options.perf = mode;
-        state.current.as_ref().map_or(Ok(()), |session| session.power.wish(mode))
+        state.current.as_ref().map_or(Ok(()), |session| session.power.set_mode(mode))
     }
 }

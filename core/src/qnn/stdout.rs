@@ -26,9 +26,12 @@ use crate::escape::shown;
 #[derive(Debug)]
 pub struct StdoutGuard(File);
 
-/// Makes descriptor 1 lead to standard error and answers with the former standard output.
+/// Makes descriptor 1 lead to standard error and returns the former standard output.
 ///
 /// Call it before the first library is opened. `println!` writes to standard error from then on.
+///
+/// # Errors
+/// When the system cannot duplicate the descriptors.
 pub fn redirect_to_stderr() -> io::Result<StdoutGuard> {
     io::stdout().flush()?;
     let real = platform::standard_output()?;
@@ -65,12 +68,18 @@ const MAX_LINE: u64 = 4096;
 
 impl StdoutGuard {
     /// The former standard output as another file.
+    ///
+    /// # Errors
+    /// When the system cannot duplicate the descriptor.
     pub fn file(&self) -> io::Result<File> {
         self.0.try_clone()
     }
 
     /// The former standard output; descriptor 1 stays redirected until the process ends. The right
     /// choice for a program's `main`: the libraries may print while the process exits.
+    ///
+    /// # Errors
+    /// When the system cannot duplicate the descriptor.
     pub fn into_file(self) -> io::Result<File> {
         let file = self.0.try_clone()?;
         std::mem::forget(self);

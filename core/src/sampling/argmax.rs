@@ -24,7 +24,8 @@ const BLOCK: usize = 4096;
 
 /// Index of the largest logit, the lowest one on ties.
 ///
-/// Errors when a logit is NaN, when all are −∞, and when there are none.
+/// # Errors
+/// When a logit is NaN, when all are −∞, and when there are none.
 pub fn argmax(logits: Logits<'_>) -> Result<u32> {
     argmax_within(logits, &[Range { start: 0, end: logits.len() }])
 }

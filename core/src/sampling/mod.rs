@@ -68,14 +68,19 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// A sampler for logits of `vocab` tokens. Errors when an option is out of range.
+    /// A sampler for logits of `vocab` tokens.
+    ///
+    /// # Errors
+    /// When an option is out of range.
     pub fn new(params: SamplingParams, vocab: usize) -> Result<Self> {
         Self::restricted(params, vocab, Arc::new(AllowedTokens::below(vocab)))
     }
 
-    /// A sampler for logits of `vocab` tokens that chooses among `allowed` only; what the other
-    /// logits are makes no difference. Errors when an option is out of range, and when an allowed
-    /// token has no logit.
+    /// A sampler for logits of `vocab` tokens that chooses among `allowed` only; what the other logits are makes no
+    /// difference.
+    ///
+    /// # Errors
+    /// When an option is out of range, and when an allowed token has no logit.
     pub fn restricted(
         params: SamplingParams,
         vocab: usize,
@@ -139,19 +144,22 @@ impl Sampler {
         self.rng = Rng::new(self.seed);
     }
 
-    /// Tells of tokens of the prompt, which only the repetition penalty sees.
+    /// Records tokens of the prompt, which only the repetition penalty sees.
     pub fn accept_prompt(&mut self, tokens: &[u32]) {
         for &token in tokens {
             self.history.push(token, false);
         }
     }
 
-    /// Tells of a token of the answer. [`Sampler::sample`] does not do so itself.
+    /// Records a token of the answer. [`Sampler::sample`] does not do so itself.
     pub fn accept(&mut self, token: u32) {
         self.history.push(token, true);
     }
 
-    /// Chooses a token. Errors when an allowed one's logit is NaN, or all of them are −∞.
+    /// Chooses a token.
+    ///
+    /// # Errors
+    /// When an allowed one's logit is NaN, or all of them are −∞.
     pub fn sample(&mut self, logits: Logits<'_>) -> Result<u32> {
         if logits.len() != self.vocab {
             let (found, vocab) = (logits.len(), self.vocab);
@@ -270,7 +278,7 @@ impl Sampler {
         }
     }
 
-    /// Candidates: so many of the largest weights that they hold the share `top_p`.
+    /// Candidates: the largest weights that together hold the share `top_p`.
     fn gather_share(&mut self, total: u64) {
         let target = f64::from(self.params.top_p) * total as f64;
         for bound in [1.0 / 64.0, 1.0 / 4096.0, 1.0 / 1048576.0, 0.0] {

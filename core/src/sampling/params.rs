@@ -45,7 +45,10 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
-    /// Checks every option. The error names the option, what was given and what is allowed.
+    /// Checks every option.
+    ///
+    /// # Errors
+    /// When an option is out of range; the error names the option, its value and what is allowed.
     pub fn validate(&self) -> Result<()> {
         let check = |name: &str, value: f32, ok: bool, expected: &str| {
             if ok && value.is_finite() {

@@ -80,9 +80,10 @@ fn reference(params: &SamplingParams, logits: &[f32], prompt: &[u32], answer: &[
         above += probabilities[token];
     }
     let probabilities = softmax(&scores);
-    let least = f64::from(params.min_p) * probabilities.iter().copied().fold(0.0, f64::max);
+    let min_probability =
+        f64::from(params.min_p) * probabilities.iter().copied().fold(0.0, f64::max);
     for (score, p) in scores.iter_mut().zip(&probabilities) {
-        if *p < least {
+        if *p < min_probability {
             *score = f64::NEG_INFINITY;
         }
     }

@@ -40,6 +40,9 @@ impl ChatTemplate {
     ///
     /// As in `transformers`, `chat_template.jinja` beside the tokenizer comes before `tokenizer_config.json`. A program
     /// that has installed a [`ChildProgram`](crate::child::ChildProgram) compiles and renders there.
+    ///
+    /// # Errors
+    /// When the template is missing or invalid.
     pub fn open(
         manifest: &Manifest,
         artifacts: &Artifacts,
@@ -66,13 +69,19 @@ impl ChatTemplate {
         spec.map(|spec| Self::from_markers(spec, tokenizer)).transpose()
     }
 
-    /// A template of the manifest's markers. The tokenizer spells markers given as token ids. A marker that the manifest
-    /// does not give is missed when a conversation needs it.
+    /// A template of the manifest's markers. The tokenizer spells markers given as token ids. A marker that the
+    /// manifest does not give is missed when a conversation needs it.
+    ///
+    /// # Errors
+    /// When a marker has a token that the tokenizer does not know.
     pub fn from_markers(spec: &ChatSpec, tokenizer: Option<&Tokenizer>) -> Result<Self> {
         Markers::new(spec, tokenizer).map(|markers| Self(Form::Markers(Box::new(markers))))
     }
 
     /// A template in Jinja with the special tokens that it may name. It is compiled and rendered in this process.
+    ///
+    /// # Errors
+    /// When the template does not compile.
     pub fn from_jinja(source: &str, bos_token: &str, eos_token: &str) -> Result<Self> {
         let tokens = [("bos_token", bos_token), ("eos_token", eos_token)];
         let tokens =
@@ -84,6 +93,9 @@ impl ChatTemplate {
 
     /// The prompt. It holds its special tokens as text: encode it with
     /// [`Tokenizer::encode`] and `add_special` off.
+    ///
+    /// # Errors
+    /// When the template refuses the conversation, or exceeds a limit.
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String> {
         if messages.is_empty() {
             return Err(Error::new(ErrorKind::Prompt, "the conversation has no messages"));

@@ -1,11 +1,11 @@
-//! Conversations from the manifest's markers.
+//! The chat template that the manifest's `chat` key declares, by its markers.
 
 use super::Tokenizer;
 use super::message::{Content, ContentPart, Message, RenderOptions};
 use crate::manifest::{ChatSpec, Marker, Piece, RoleMarkers};
 use crate::{Error, ErrorKind, Result};
 
-/// What stands around the texts of one role, as far as the manifest says.
+/// What stands around the texts of one role, as far as the manifest declares.
 #[derive(Debug)]
 struct Role {
     name: &'static str,

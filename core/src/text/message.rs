@@ -11,7 +11,7 @@ use crate::media::Media;
 pub struct Message {
     /// `system`, `user` or `assistant`.
     pub role: String,
-    /// What it says.
+    /// The content.
     pub content: Content,
 }
 
@@ -22,24 +22,24 @@ impl Message {
     }
 }
 
-/// What a message says.
+/// The content of a message.
 ///
-/// A template sees it as `transformers` shows it: a text is a string, parts are a list of `{"type": "text", "text": …}`,
-/// `{"type": "image"}` and so on.
+/// A template sees it as `transformers` shows it: a text is a string, parts are a list of
+/// `{"type": "text", "text": …}`, `{"type": "image"}` and so on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
     /// A text.
     Text(String),
-    /// Texts, pictures, sounds and videos, in order.
+    /// Texts, images, audio and videos, in order.
     Parts(Vec<ContentPart>),
 }
 
-/// A part of what a message says.
+/// A part of a message's content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ContentPart {
     /// A text.
     Text(String),
-    /// A picture, sound or video.
+    /// An image, audio clip or video.
     Media(Media),
 }
 
@@ -56,7 +56,7 @@ impl Content {
         }))
     }
 
-    /// The pictures, sounds and videos of it, in order.
+    /// The images, audio and videos of it, in order.
     pub fn media(&self) -> impl Iterator<Item = &Media> {
         let parts = match self {
             Self::Text(_) => &[][..],
@@ -138,8 +138,8 @@ pub struct RenderOptions {
     /// Further variables of a Jinja template, such as `reasoning_effort`. They come before all others of the same
     /// name; the manifest's markers know none.
     pub arguments: Map<String, Value>,
-    /// What stands for each picture, sound and video of the conversation, in order. A Jinja template knows that itself;
-    /// the manifest's markers do not.
+    /// What stands for each image, audio clip and video of the conversation, in order. A Jinja template knows that
+    /// itself; the manifest's markers do not.
     pub media: Vec<String>,
     /// Stops a template that is rendered in a process of its own.
     pub cancel: CancelToken,

@@ -4,7 +4,7 @@
 //! tokens, and many decoders drop the space before the first token. So the tokenizer's decoder is
 //! taken apart into its stages, and each stage keeps what later tokens may still change: the bytes
 //! of an unfinished character, or spaces that it removes from the end. All other text comes out at
-//! once and is final. What is kept does not grow with the answer.
+//! once and is final. What is buffered does not grow with the answer.
 //!
 //! The pieces joined are what [`Tokenizer::decode`] makes of all the tokens, with two exceptions:
 //! - Where byte tokens of a byte fallback are not UTF-8, the library replaces all of the run, also
@@ -44,6 +44,9 @@ impl Detokenizer {
 
     /// Starts over, after a prompt: the first token continues its last words, and also its last
     /// character where the prompt ends amid one.
+    ///
+    /// # Errors
+    /// When a token of the prompt cannot be decoded.
     pub fn start(&mut self, prompt: &[u32]) -> Result<()> {
         self.stages = stages(self.tokenizer.decoder());
         for &token in prompt {
@@ -64,7 +67,10 @@ impl Detokenizer {
         Ok(())
     }
 
-    /// Takes a token. Answers with the text that became final, which may be empty.
+    /// Takes a token. Returns the text that became final, which may be empty.
+    ///
+    /// # Errors
+    /// When the token cannot be decoded.
     pub fn push(&mut self, token: u32) -> Result<&str> {
         self.piece.clear();
         let Self { tokenizer, stages, piece } = self;
@@ -75,13 +81,16 @@ impl Detokenizer {
     }
 
     /// Ends the text: bytes that no character was made of become U+FFFD.
+    ///
+    /// # Errors
+    /// When the rest cannot be decoded.
     pub fn finish(&mut self) -> Result<&str> {
         self.piece.clear();
-        let Self { tokenizer, stages: kept, piece } = self;
+        let Self { tokenizer, stages: active, piece } = self;
         tokenizer.guard_decoding(|| {
-            for i in 0..kept.len() {
-                let text = kept[i].finish()?;
-                pass_text(&mut kept[i + 1..], &text, piece)?;
+            for i in 0..active.len() {
+                let text = active[i].finish()?;
+                pass_text(&mut active[i + 1..], &text, piece)?;
             }
             Ok(())
         })?;
@@ -232,9 +241,9 @@ fn pass(stages: &mut [Stage], token: &str, out: &mut String) -> tokenizers::Resu
     pass(rest, &decoded, out)
 }
 
-/// Text that a stage kept until now.
+/// Text that a stage held back until now.
 #[derive(Default)]
-struct Kept {
+struct Buffered {
     text: String,
     /// Bytes of it that the prompt's own text ends with: later stages see them, the answer has
     /// them not.
@@ -242,8 +251,12 @@ struct Kept {
 }
 
 /// Sends text that is no token through the stages. No text is no piece of one.
-fn pass_text(stages: &mut [Stage], kept: &Kept, out: &mut String) -> tokenizers::Result<()> {
-    let (shown, new) = kept.text.split_at(kept.shown);
+fn pass_text(
+    stages: &mut [Stage],
+    buffered: &Buffered,
+    out: &mut String,
+) -> tokenizers::Result<()> {
+    let (shown, new) = buffered.text.split_at(buffered.shown);
     if !shown.is_empty() {
         pass(stages, shown, &mut String::new())?;
     }
@@ -254,12 +267,12 @@ fn pass_text(stages: &mut [Stage], kept: &Kept, out: &mut String) -> tokenizers:
 }
 
 impl Stage {
-    /// The text that was kept, now that no token follows.
-    fn finish(&mut self) -> tokenizers::Result<Kept> {
+    /// The text that was held back, now that no token follows.
+    fn finish(&mut self) -> tokenizers::Result<Buffered> {
         match self {
             Self::Bytes(bytes) => Ok(bytes.take(true)),
             Self::Suffix(suffix) => suffix.release(true),
-            _ => Ok(Kept::default()),
+            _ => Ok(Buffered::default()),
         }
     }
 }
@@ -276,14 +289,14 @@ struct Suffix {
 
 impl Suffix {
     /// The text of the token held.
-    fn release(&mut self, last: bool) -> tokenizers::Result<Kept> {
+    fn release(&mut self, last: bool) -> tokenizers::Result<Buffered> {
         use tokenizers::Decoder;
-        let Some(held) = self.held.take() else { return Ok(Kept::default()) };
+        let Some(held) = self.held.take() else { return Ok(Buffered::default()) };
         let tokens = if last { vec![held] } else { vec![held, String::new()] };
         let text = self.decoder.decode_chain(tokens)?.swap_remove(0);
         let before = std::mem::take(&mut self.shown);
         let common = text.chars().zip(before.chars()).take_while(|(a, b)| a == b);
-        Ok(Kept { shown: common.map(|(a, _)| a.len_utf8()).sum(), text })
+        Ok(Buffered { shown: common.map(|(a, _)| a.len_utf8()).sum(), text })
     }
 }
 
@@ -307,8 +320,8 @@ impl Bytes {
 
     /// The complete characters, with replacements for what cannot become one. With `end` nothing
     /// stays pending.
-    fn take(&mut self, end: bool) -> Kept {
-        let mut kept = Kept::default();
+    fn take(&mut self, end: bool) -> Buffered {
+        let mut buffered = Buffered::default();
         let mut rest = self.pending.as_slice();
         while !rest.is_empty() {
             let (complete, broken) = match from_utf8(rest) {
@@ -323,18 +336,18 @@ impl Bytes {
             if complete.is_empty() && broken == 0 {
                 break;
             }
-            if complete.is_empty() && kept.text.is_empty() {
+            if complete.is_empty() && buffered.text.is_empty() {
                 // The prompt's character, broken as its own text shows it.
-                kept.shown = self.marks(broken).min(self.shown) * REPLACEMENT.len_utf8();
+                buffered.shown = self.marks(broken).min(self.shown) * REPLACEMENT.len_utf8();
             }
-            kept.text.push_str(complete);
-            kept.text.extend(std::iter::repeat_n(REPLACEMENT, self.marks(broken)));
+            buffered.text.push_str(complete);
+            buffered.text.extend(std::iter::repeat_n(REPLACEMENT, self.marks(broken)));
             rest = &rest[complete.len() + broken..];
             self.shown = 0;
         }
         let done = self.pending.len() - rest.len();
         self.pending.drain(..done);
-        kept
+        buffered
     }
 
     /// The bytes of a token of a byte-level vocabulary. A token with a character outside its

@@ -137,7 +137,7 @@ fn own_markers(assistant: Value) -> Value {
 }
 
 #[test]
-fn markers_render_what_the_manifest_says() {
+fn markers_render_what_the_manifest_declares() {
     let turns = "<|endoftext|>![S]S\nQ: A\n[A] \nB\nQ: C\n";
     let start = format!("{turns}[A] \n");
     assert_eq!(marked(own_markers(json!({})), None), start);

@@ -31,7 +31,7 @@ pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
     path: Arc<PathBuf>,
     size: Size,
-    /// The side on which texts are cut.
+    /// The side on which texts are truncated.
     cut: TruncationDirection,
     /// Ends what tokenizes.
     cancel: CancelToken,
@@ -50,7 +50,10 @@ impl Tokenizer {
     /// Reads a `tokenizer.json`.
     ///
     /// Truncation and padding that the file configures are switched off: whether a text fits is
-    /// for the engine to say, and nothing may be cut in silence.
+    /// for the engine to decide, and nothing may be truncated in silence.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or as [`Tokenizer::from_bytes`].
     pub fn from_file(path: &Path) -> Result<Self> {
         let file = Mapped::open(path)?;
         Self::from_bytes(path, file.bytes())
@@ -60,6 +63,9 @@ impl Tokenizer {
     ///
     /// This is all that decides whether a file is accepted: what it asks for is bounded before the
     /// library reads it (see `docs/security.md`), and nothing is checked later.
+    ///
+    /// # Errors
+    /// When the file is no valid `tokenizer.json`, or asks for more than is allowed.
     pub fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Self> {
         let fail = |why: String, hint: &str| {
             Error::new(ErrorKind::Artifact, format!("{}: {why}", path.display())).hint(hint)
@@ -100,6 +106,9 @@ impl Tokenizer {
     /// `add_special` adds what the tokenizer's post-processor puts around a text, such as a BOS
     /// token: on for a text that is completed, off for a rendered conversation, whose template
     /// writes them.
+    ///
+    /// # Errors
+    /// When the text is too long, or the tokenizer fails.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
         let encoding = self.encoding(text, add_special, OffsetType::None);
         Ok(encoding?.get_ids().to_vec())
@@ -107,6 +116,9 @@ impl Tokenizer {
 
     /// As [`Tokenizer::encode`], with the number of tokens that lie in the first `bytes` of the
     /// text: those that any text which begins so begins with, unless the place lies in a word.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
     pub fn encode_with_prefix(
         &self,
         text: &str,
@@ -150,6 +162,9 @@ impl Tokenizer {
     }
 
     /// What the post-processor puts before and after a text, such as a BOS and an EOS token.
+    ///
+    /// # Errors
+    /// When the tokenizer fails.
     pub fn around(&self) -> Result<(Vec<u32>, Vec<u32>)> {
         const PROBE: &str = "a";
         let (inner, all) = (self.encode(PROBE, false)?, self.encode(PROBE, true)?);
@@ -161,6 +176,9 @@ impl Tokenizer {
 
     /// [`Tokenizer::encode`] for a text that is of use only within `max_tokens` tokens; see
     /// [`Tokenizer::within`].
+    ///
+    /// # Errors
+    /// As [`Tokenizer::within`].
     pub fn encode_within(
         &self,
         text: &str,
@@ -175,9 +193,11 @@ impl Tokenizer {
 
     /// Tokenizes a text that is of use only within `max_tokens` tokens, by `job`.
     ///
-    /// A text that is longer for certain is an error at once, of the kind [`ErrorKind::Prompt`];
-    /// one whose length does not tell is tokenized, and may come out as more. Cancelling ends the
-    /// wait for a long text with [`ErrorKind::Cancelled`].
+    /// A text that is longer for certain is an error at once; one whose length does not decide it is tokenized, and may
+    /// come out as more. Cancelling ends the wait for a long text.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Prompt`] for a text that is too long, [`ErrorKind::Cancelled`], and any error of `job`.
     pub fn within<T: Send + 'static>(
         &self,
         text: &str,
@@ -201,11 +221,14 @@ impl Tokenizer {
     }
 
     /// Token ids of as much of a text as fits into `max_tokens` with all that the post-processor
-    /// adds, such as a BOS and an EOS token: the text itself is cut, before they are added.
+    /// adds, such as a BOS and an EOS token: the text itself is truncated, before they are added.
     ///
-    /// It is cut on the right unless the file's `truncation` says left. Of a text that is far too
+    /// It is truncated on the right unless the file's `truncation` says left. Of a text that is far too
     /// long only a part is tokenized; where a single word without an end is longer than that part,
     /// the word's tokens may be others than those of the whole.
+    ///
+    /// # Errors
+    /// When the tokenizer fails, or the work is cancelled.
     pub fn encode_truncated(
         &self,
         text: &str,
@@ -261,6 +284,9 @@ impl Tokenizer {
     /// Text of token ids, without special tokens. Bytes that are not UTF-8 become U+FFFD.
     ///
     /// A piece of an answer cannot be decoded alone; see [`super::Detokenizer`].
+    ///
+    /// # Errors
+    /// When the tokenizer fails.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         // Some decoders of the library panic on no tokens at all.
         if !ids.iter().any(|&id| self.visible_token(id).is_some()) {

@@ -42,7 +42,7 @@ fn calls_are_handed_on_and_everything_is_freed() {
     control.closed("a session");
 }
 
-/// All codes that the library is known to answer with.
+/// All codes that the library is known to return.
 const CODES: [u16; 93] = [
     1000, 1002, 1003, 1004, 1005, 1006, 1007, 1008, 1009, 1010, 1011, 1100, 2000, 4000, 4002, 4003,
     4004, 4011, 4012, 4013, 5000, 5001, 5002, 5003, 5004, 5005, 5006, 5007, 5008, 5009, 5010, 5011,
@@ -101,7 +101,7 @@ fn explains(error: &Error, code: u16, label: &str) {
 }
 
 #[test]
-fn every_code_of_the_library_is_explained_and_leaves_nothing_behind() {
+fn every_code_of_the_library_is_explained() {
     let Some((real, control)) = fake() else { return };
     let (_folder, source) = file(&linear_binary(&real, Target::V81, 5));
     let expected = attempt(&control, &real, &source).unwrap();
@@ -151,7 +151,7 @@ fn whichever_call_fails_there_is_one_error_and_nothing_is_left() {
 }
 
 #[test]
-fn contexts_beyond_what_the_device_takes_are_refused_and_it_goes_on() {
+fn contexts_beyond_what_the_device_takes_are_refused() {
     let Some((real, control)) = fake() else { return };
     let binary = linear_binary(&real, Target::V81, 5);
     let (_folder, source) = file(&binary);
@@ -177,7 +177,7 @@ fn contexts_beyond_what_the_device_takes_are_refused_and_it_goes_on() {
 }
 
 #[test]
-fn after_a_restart_a_context_fails_until_it_is_made_anew() {
+fn after_a_restart_a_context_fails_until_it_is_reopened() {
     let Some((real, control)) = fake() else { return };
     let binary = linear_binary(&real, Target::V81, 5);
     control.set(&Plan::at("graphExecute", 2, Then::Restart(1007))).unwrap();

@@ -16,7 +16,7 @@ fn open(library: &Library, options: QnnOptions, bytes: &[u8]) -> Error {
 }
 
 #[test]
-fn metadata_says_what_was_composed() {
+fn metadata_declares_what_was_composed() {
     let Some(library) = tier() else { return };
     for target in Target::ALL {
         let binary = linear_binary(&library, target, 20);
@@ -84,7 +84,7 @@ fn an_empty_file_is_called_empty() {
 }
 
 #[test]
-fn what_is_cut_off_or_no_binary_is_refused_in_one_sentence() {
+fn a_truncated_file_is_refused_in_one_sentence() {
     let Some(library) = tier() else { return };
     let whole = linear_binary(&library, Target::V81, 22);
     let len = whole.len();

@@ -50,7 +50,7 @@ fn a_context_holds_several_graphs() {
 }
 
 #[test]
-fn what_another_thread_executes_waits_until_a_composition_is_over() {
+fn executions_of_other_threads_wait_for_a_composition() {
     let Some(library) = tier() else { return };
     let binary = linear_binary(&library, Target::V81, 28);
     let backend: Arc<dyn Backend> = backend(&library, QnnOptions::default());
@@ -185,7 +185,7 @@ fn an_unknown_op_is_named_with_its_node() {
 }
 
 #[test]
-fn a_graph_that_does_not_compile_says_what_the_compiler_says() {
+fn a_graph_that_does_not_compile_quotes_the_compiler() {
     let Some(library) = tier() else { return };
     let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
     let mut graph = context.graph("g", &[]).unwrap();
@@ -291,7 +291,7 @@ fn a_binary_written_to_a_file_is_the_binary() {
 
 /// 4-bit integers in blocks, with and without offsets, one scale a row, and 8-bit integers in blocks.
 #[test]
-fn products_with_weights_of_integers_equal_f64() {
+fn matmuls_with_quantized_weights_equal_f64() {
     let Some(library) = tier() else { return };
     let integers = |seed: u32, bits: u32| -> Vec<i8> {
         let half = f64::from(1 << (bits - 1));
@@ -345,7 +345,7 @@ fn round(value: f32) -> f32 {
 }
 
 #[test]
-fn integers_that_the_library_computes_wrongly_are_refused_with_their_tensor() {
+fn weights_the_library_computes_wrongly_name_their_tensor() {
     let Some(library) = tier() else { return };
     let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
     let mut graph = context.graph("odd", &[]).unwrap();

@@ -209,7 +209,7 @@ fn a_source_without_a_binary_is_not_for_this_backend() {
 }
 
 #[test]
-fn the_backend_says_what_it_is() {
+fn the_backend_describes_itself() {
     let Some(library) = tier() else { return };
     let info = backend(&library, QnnOptions::default()).info();
     assert_eq!(info.name, "qnn");
@@ -220,7 +220,7 @@ fn the_backend_says_what_it_is() {
 }
 
 #[test]
-fn every_clock_vote_is_accepted() {
+fn every_power_vote_is_accepted() {
     let Some(library) = tier() else { return };
     let backend = backend(&library, QnnOptions::default());
     for mode in PerfMode::ALL {

@@ -1,7 +1,7 @@
 //! The QNN backend against the real libraries.
 //!
 //! `QHX_QNN_HTP` names libQnnHtp.so and `QHX_QNN_SYSTEM` libQnnSystem.so (by default the one
-//! beside it). Without them every test says that it is skipped; `QHX_REQUIRE_TIERS=1` makes that
+//! beside it). Without them every test reports that it is skipped; `QHX_REQUIRE_TIERS=1` makes that
 //! a failure.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
@@ -67,7 +67,7 @@ fn error(found: &[f64], expected: &[f64]) -> f64 {
 const K: usize = 64;
 const N: usize = 48;
 
-/// Weights of [`linear`] as bytes and as the numbers that take part in the product.
+/// Weights of [`linear`] as bytes and as the numbers that take part in the matmul.
 fn weight(seed: u32) -> (Vec<u8>, Vec<f64>) {
     f16s(&numbers(seed, N * K))
 }

@@ -106,7 +106,7 @@ fn memory_goes_with_what_used_it_and_the_context_stays() {
 }
 
 #[test]
-fn what_cannot_be_registered_is_copied_and_said_once_or_an_error_when_asked_for() {
+fn what_cannot_be_registered_is_copied_or_an_error() {
     let Some((real, control)) = fake() else { return };
     let binary = linear_binary(&real, Target::V81, 7);
     let open =
@@ -157,7 +157,7 @@ fn bind_all(control: &Control, real: &Library, binary: &[u8]) -> Result<(), Erro
 }
 
 #[test]
-fn without_libcdsprpc_memory_is_raw_and_the_backend_says_why() {
+fn without_libcdsprpc_memory_is_raw_with_the_reason() {
     let Some((real, control)) = fake() else { return };
     let binary = linear_binary(&real, Target::V81, 8);
     let nowhere = |memory| QnnOptions {

@@ -55,7 +55,7 @@ fn the_library_has_words_for_its_codes() {
 }
 
 #[test]
-fn contexts_opened_side_by_side_are_those_asked_for_in_that_order() {
+fn contexts_opened_side_by_side_keep_their_order() {
     let Some(library) = tier() else { return };
     let folder = tempfile::tempdir().unwrap();
     let source = |seed: u32, bytes: &[u8]| {
@@ -87,7 +87,7 @@ fn contexts_opened_side_by_side_are_those_asked_for_in_that_order() {
             assert!(error(&y, &product(&x, &weight(seed).1)) < 5e-3, "{seed}, {threads} threads");
         }
     }
-    // One that is no binary is told by name, and the others are closed again.
+    // One that is no binary is reported by name, and the others are closed again.
     sources[1] = source(22, b"no context binary");
     for threads in [1, 3] {
         let options = QnnOptions { open_threads: Some(threads), ..QnnOptions::default() };
@@ -96,7 +96,7 @@ fn contexts_opened_side_by_side_are_those_asked_for_in_that_order() {
     }
 }
 
-/// A context whose graph keeps more than the tightly coupled memory holds: every product needs the whole of a square
+/// A context whose graph keeps more than the tightly coupled memory holds: every matmul needs the whole of a square
 /// matrix of `side`.
 fn spilling_binary(library: &Library, side: usize) -> Vec<u8> {
     let mut context = Composer::new(library, Target::V81, &[]).unwrap();

@@ -1,4 +1,4 @@
-//! Votes for clocks, call by call, over the provider in between.
+//! Power votes, call by call, over the provider in between.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ fn report(control: &Control) -> Report {
 }
 
 #[test]
-fn each_mode_asks_for_its_clocks_latency_and_polling_and_all_is_taken_back_at_the_end() {
+fn each_power_mode_votes_and_takes_its_votes_back() {
     let Some((real, control)) = fake() else { return };
     let open = |perf| backend_over(&control, &real, QnnOptions { perf, ..QnnOptions::default() });
     let backend = open("burst".parse().unwrap());
@@ -69,7 +69,7 @@ fn each_mode_asks_for_its_clocks_latency_and_polling_and_all_is_taken_back_at_th
 }
 
 #[test]
-fn clocks_can_be_asked_for_after_none_were_at_first() {
+fn a_power_mode_can_be_set_after_the_device_default() {
     let Some((real, control)) = fake() else { return };
     let perf = PerfMode::DeviceDefault;
     let backend = backend_over(&control, &real, QnnOptions { perf, ..QnnOptions::default() });
@@ -92,7 +92,7 @@ fn wait(control: &Control, votes: usize) -> Report {
 }
 
 #[test]
-fn clocks_are_given_back_while_nothing_runs_and_asked_for_before_the_next_execution() {
+fn votes_are_taken_back_while_idle_until_an_execution() {
     let Some((real, control)) = fake() else { return };
     let binary = linear_binary(&real, Target::V81, 5);
     let (input, _) = f16s(&numbers(1, K));
@@ -112,7 +112,7 @@ fn clocks_are_given_back_while_nothing_runs_and_asked_for_before_the_next_execut
         session.run(0, &input);
         let report = wait(&control, 6 * round);
         assert_eq!(report.votes, pair.repeat(round), "round {round}");
-        // Nothing more is said while nothing happens.
+        // There are no more votes while nothing happens.
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(self::report(&control).votes.len(), 6 * round);
     }

@@ -79,7 +79,7 @@ fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
-/// Runs the test `name` in a process of its own and answers with its standard output and error.
+/// Runs the test `name` in a process of its own and returns its standard output and error.
 fn alone(name: &str) -> (String, String) {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])
@@ -236,7 +236,7 @@ fn logs_a_lot() {
 }
 
 #[test]
-fn the_log_reaches_tracing_from_every_thread_and_a_panic_there_stays_there() {
+fn the_log_reaches_tracing_from_every_thread() {
     if tier().is_none() {
         return;
     }

@@ -27,8 +27,8 @@ pub fn tier() -> Option<Library> {
 }
 
 /// Waits until no other test uses the libraries, and keeps them until the thread of this one ends. Within the
-/// process qhx itself keeps compiling, loading and executing apart. Before loading was kept apart, too, one run of seven
-/// failed here; whether it was that alone is not known.
+/// process qhx itself keeps compiling, loading and executing apart. Before loading was kept apart, too, one run of
+/// seven failed here; whether it was that alone is not known.
 fn take_turn() {
     static TURN: Mutex<()> = Mutex::new(());
     thread_local! {

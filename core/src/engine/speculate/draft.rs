@@ -1,4 +1,4 @@
-//! Guesses of a second, smaller model.
+//! Draft tokens of a second, smaller model.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,36 +15,39 @@ use crate::{Error, ErrorKind, Result};
 /// Tokens that are consumed one by one rather than as a prompt.
 const FEW: usize = 2;
 
-/// A model that guesses by decoding ahead. It draws with the random numbers that the target will draw with.
+/// A draft model, which decodes ahead of the target. It draws with the random numbers that the target will draw with.
 struct Draft {
     name: String,
     model: Model,
-    /// The ticket of the generation that it guesses for, which its executions look at.
+    /// The ticket of the generation that it drafts for, which its executions look at.
     following: Option<Following>,
     input_vocab: usize,
     sampler: Option<Sampler>,
     /// The text as the target has it.
     text: Vec<u32>,
-    /// Tokens that the state stands for: the first `agreed` ones of the text, and guesses.
+    /// Tokens that the state stands for: the first `agreed` ones of the text, and draft tokens.
     state: Vec<u32>,
     agreed: usize,
-    /// A state that stands for so many first tokens of the text, where the op cannot cut its state back.
+    /// A snapshot and the number of the text's first tokens that it stands for, where the op cannot truncate its state.
     saved: Option<(SnapshotId, usize)>,
 }
 
 impl Model {
-    /// Has a smaller model guess what follows, for generations that [speculate](super::super::Speculate), instead of
+    /// Sets a smaller draft model, for generations that [speculate](super::super::Speculate), instead of
     /// prompt lookup.
     ///
-    /// Both must have the same tokenizer: the draft's tokens must be those of this model. Errors when they differ,
-    /// or when the draft does not generate. A prompt with pictures, sounds or videos is not guessed.
+    /// Both must have the same tokenizer: the draft's tokens must be those of this model. There are
+    /// no draft tokens for a prompt with images, audio or videos.
+    ///
+    /// # Errors
+    /// When the tokenizers differ, or the draft does not generate.
     pub fn set_draft(&mut self, draft: Self) -> Result<()> {
         let draft = Draft::new(self, draft)?;
         self.speculation = Speculation::of(Box::new(draft));
         Ok(())
     }
 
-    /// Has something else guess what follows, instead of prompt lookup.
+    /// Sets another source of draft tokens, instead of prompt lookup.
     pub fn set_guesser(&mut self, guesser: Box<dyn Guesser>) {
         self.speculation = Speculation::of(guesser);
     }
@@ -111,7 +114,7 @@ impl Draft {
         // Some token has to be consumed for its logits.
         let usable = self.agreed.min(self.text.len().saturating_sub(1));
         if self.state.len() > usable {
-            self.cut(usable)?;
+            self.rewind(usable)?;
         }
         let done = self.state.len();
         let rest = &self.text[done..];
@@ -126,7 +129,7 @@ impl Draft {
         Ok(())
     }
 
-    /// After a call that may have failed part-way: what the op says it has consumed.
+    /// After a call that may have failed part-way: what the op reports it has consumed.
     fn settle(&mut self, result: Result<()>) -> Result<()> {
         self.state.truncate(self.model.op.position());
         self.agreed = self.agreed.min(self.state.len());
@@ -134,7 +137,7 @@ impl Draft {
     }
 
     /// Returns to a state of at most `usable` tokens.
-    fn cut(&mut self, usable: usize) -> Result<()> {
+    fn rewind(&mut self, usable: usize) -> Result<()> {
         let result = if self.model.op.info().can_truncate && usable > 0 {
             self.model.op.truncate(usable)
         } else {
@@ -146,7 +149,7 @@ impl Draft {
         self.settle(result)
     }
 
-    /// Saves the state, which is that of the text, where it cannot be cut back to it.
+    /// Saves the state, which is that of the text, where it cannot be truncated to it.
     fn save(&mut self) -> Result<()> {
         let info = self.model.op.info();
         if info.can_truncate || !info.can_snapshot {
@@ -159,26 +162,26 @@ impl Draft {
         Ok(())
     }
 
-    /// Adds guesses by decoding ahead of the text.
-    fn decode_ahead(&mut self, most: usize, rng: &Rng, guesses: &mut Vec<u32>) -> Result<()> {
+    /// Adds draft tokens by decoding ahead of the text.
+    fn decode_ahead(&mut self, max_drafts: usize, rng: &Rng, drafts: &mut Vec<u32>) -> Result<()> {
         let room = self.model.op.info().max_ctx.saturating_sub(self.text.len());
         let known = |&token: &u32| (token as usize) < self.input_vocab;
         if room == 0 || !self.text.get(self.agreed..).unwrap_or_default().iter().all(known) {
             return Ok(());
         }
         self.catch_up()?;
-        let most = most.min(room);
-        if most > 1 {
+        let max_drafts = max_drafts.min(room);
+        if max_drafts > 1 {
             self.save()?;
         }
         let Some(sampler) = &mut self.sampler else { return Ok(()) };
         sampler.draw_as(rng);
-        for index in 0..most {
+        for index in 0..max_drafts {
             let token = sampler
                 .sample(self.model.op.logits()?)
                 .map_err(|e| self.model.op.about_logits(e))?;
-            guesses.push(token);
-            if index + 1 < most {
+            drafts.push(token);
+            if index + 1 < max_drafts {
                 self.model.op.decode(token)?;
                 self.state.push(token);
             }
@@ -210,7 +213,7 @@ impl Guesser for Draft {
         let sampler = Sampler::restricted(sampling, vocab, allowed)?;
         self.sampler = Some(sampler.softcapped(self.model.op.softcap()));
         if self.state.len() != self.model.op.position() {
-            // A guess failed, or the model was opened again.
+            // Drafting failed, or the model was opened again.
             self.state.clear();
             self.model.op.reset()?;
         }
@@ -242,13 +245,13 @@ impl Guesser for Draft {
         self.text.push(token);
     }
 
-    fn guess(&mut self, most: usize, rng: &Rng, guesses: &mut Vec<u32>) -> Result<()> {
-        let guessed = self.decode_ahead(most, rng, guesses);
-        if guessed.is_err() {
-            // What the state stands for is not known: the next generation begins anew.
+    fn guess(&mut self, max_drafts: usize, rng: &Rng, drafts: &mut Vec<u32>) -> Result<()> {
+        let drafted = self.decode_ahead(max_drafts, rng, drafts);
+        if drafted.is_err() {
+            // What the state stands for is not known: the next generation begins with an empty one.
             self.state.clear();
             self.agreed = 0;
         }
-        guessed
+        drafted
     }
 }

@@ -1,50 +1,50 @@
-//! How many tokens are guessed: as many as pay.
+//! Draft-length control: how many draft tokens a verification step takes, as many as pay.
 //!
-//! A step of several rows costs more than a plain one, how much more is measured while the run lasts. With an acceptance
-//! rate α it gives (1 − αⁿ⁺¹) / (1 − α) tokens for n guesses on average (Leviathan et al. 2023, equation 1). The n with
-//! the most tokens a second is taken, if that is more than plain steps give.
+//! A step of several rows costs more than a plain one, how much more is measured while the run lasts. With an
+//! acceptance rate α it gives (1 − αⁿ⁺¹) / (1 − α) tokens for n draft tokens on average (Leviathan et al. 2023,
+//! equation 1). The n with the highest tokens per second is taken, if that is more than plain steps give.
 //!
-//! So that a run never gets slower than plain decoding by more than [`SHARE`], there is an account: the prompt adds that
-//! share of its time, each token that share of a plain step, and each step of several rows what it saved or lost. One is
-//! made only where the account covers the worst case, one token for all of its cost. What a step of so many rows costs
-//! at most is known before the first one: what as many plain steps cost, or one of more rows, or the prompt. After the
-//! first run of a model the cost itself is known, so that later ones guess from their beginning on.
+//! So that a run never gets slower than plain decoding by more than [`MAX_SLOWDOWN`], there is an account: the prompt
+//! adds that share of its time, each token that share of a plain step, and each step of several rows what it saved or
+//! lost. One is made only where the account covers the worst case, one token for all of its cost. The maximum cost of a
+//! step of n rows is known before the first one: what n plain steps cost, or one of more rows, or the prompt. After the
+//! first run of a model the cost itself is known, so that later ones draft from their beginning on.
 
 use crate::engine::types::Speculate;
 
 /// How much slower than plain decoding a run may get.
-const SHARE: f64 = 0.04;
+const MAX_SLOWDOWN: f64 = 0.04;
 /// Weight of a new measurement in a mean.
-const NEW: f64 = 0.25;
-/// What an earlier trial counts beside the next one.
-const FADE: f64 = 0.95;
+const EMA_WEIGHT: f64 = 0.25;
+/// Weight of an earlier trial relative to the next one.
+const TRIAL_DECAY: f64 = 0.95;
 /// Acceptance rate before there are trials.
-const HOPED: f64 = 0.7;
-/// What is left of a cost that was found too high after a plain step: it is tried again some day.
-const FORGET: f64 = 0.99;
+const PRIOR_ACCEPTANCE: f64 = 0.7;
+/// Decay, for each plain step, of a cost that was found too high: it is tried again some day.
+const COST_DECAY: f64 = 0.99;
 
-/// Seconds of a step of so many rows.
+/// Seconds of a step of n rows.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cost {
     /// Measured: rows and their logits.
     pass: Option<f64>,
-    /// Measured: what keeping only some of the tokens takes.
+    /// Measured: what accepting only some of the tokens takes.
     again: Option<f64>,
-    /// The most that it can be, as far as the prompt told.
+    /// Upper bound, as far as it is known from the prompt.
     bound: Option<f64>,
 }
 
-/// Decides on the number of guesses.
+/// Decides on the number of draft tokens.
 #[derive(Debug, Default)]
-pub(super) struct Pace {
+pub(super) struct DraftLength {
     mode: Speculate,
     /// Rows of steps, ascending, and what they cost.
     widths: Vec<(usize, Cost)>,
-    /// A part of the tokens goes through the graphs again where only they are kept.
+    /// Accepting a part of the tokens runs them through the graphs again.
     repeats: bool,
     plain: Option<f64>,
-    /// Seconds of a guess.
-    guess: Option<f64>,
+    /// Seconds to make a draft token.
+    draft: Option<f64>,
     free: bool,
     hits: f64,
     trials: f64,
@@ -56,11 +56,11 @@ pub(super) struct Pace {
 
 /// A new mean of a measurement.
 fn mean(old: &mut Option<f64>, new: f64) {
-    *old = Some(old.map_or(new, |old| old + NEW * (new - old)));
+    *old = Some(old.map_or(new, |old| old + EMA_WEIGHT * (new - old)));
 }
 
-impl Pace {
-    /// A run begins. `free`: guesses cost nothing. `repeats`: see [`Pace`]. What was measured before stays.
+impl DraftLength {
+    /// A run begins. `free`: draft tokens cost nothing. `repeats`: see [`DraftLength`]. What was measured before stays.
     pub fn begin(&mut self, mode: Speculate, widths: &[usize], free: bool, repeats: bool) {
         if !self.widths.iter().map(|(width, _)| width).eq(widths) {
             self.widths.clear();
@@ -71,10 +71,10 @@ impl Pace {
         (self.hits, self.trials) = (self.hits * 0.3, self.trials * 0.3);
     }
 
-    /// A prompt took `seconds` for so many tokens: no step of as many rows takes longer. It is a part of the run that is
-    /// not to get slower.
+    /// A prompt of `tokens` tokens took `seconds`: no step of as many rows takes longer. It is a part of the run that
+    /// is not to get slower.
     pub fn prompt(&mut self, tokens: usize, seconds: f64) {
-        self.account += SHARE * seconds;
+        self.account += MAX_SLOWDOWN * seconds;
         let widest = self.widest().max(1);
         let each = seconds / (tokens / widest).max(1) as f64;
         for (width, cost) in &mut self.widths {
@@ -82,32 +82,32 @@ impl Pace {
         }
     }
 
-    /// Most rows of a step.
+    /// Maximum number of rows of a step.
     pub fn widest(&self) -> usize {
         self.widths.last().map_or(0, |(width, _)| *width)
     }
 
     fn rate(&self) -> f64 {
-        (self.hits + HOPED) / (self.trials + 1.0)
+        (self.hits + PRIOR_ACCEPTANCE) / (self.trials + 1.0)
     }
 
-    /// How many of at most `most` tokens to guess; 0 for a plain step.
-    pub fn plan(&self, most: usize) -> usize {
-        let most = most.min(self.widest().saturating_sub(1));
+    /// Number of draft tokens to make, at most `max_drafts`; 0 for a plain step.
+    pub fn plan(&self, max_drafts: usize) -> usize {
+        let max_drafts = max_drafts.min(self.widest().saturating_sub(1));
         match self.mode {
             Speculate::Off => 0,
-            Speculate::Tokens(count) => most.min(count.get()),
-            Speculate::Auto => self.plain.map_or(0, |plain| self.best(most, plain)),
+            Speculate::Tokens(count) => max_drafts.min(count.get()),
+            Speculate::Auto => self.plain.map_or(0, |plain| self.best(max_drafts, plain)),
         }
     }
 
-    fn best(&self, most: usize, plain: f64) -> usize {
+    fn best(&self, max_drafts: usize, plain: f64) -> usize {
         let rate = self.rate();
-        let forgotten = FORGET.powi(self.idle);
-        // A draft's step takes less than a plain one, or it would be none.
-        let most_guess = if self.free { 0.0 } else { self.guess.unwrap_or(plain) };
-        let guess = if self.free { 0.0 } else { self.guess.unwrap_or(0.0) * forgotten };
-        let (mut best, mut found, mut guesses) = (1.0 / plain, 0, 1);
+        let decay = COST_DECAY.powi(self.idle);
+        // A draft model's step takes less than a plain one, or it would be none.
+        let max_draft_cost = if self.free { 0.0 } else { self.draft.unwrap_or(plain) };
+        let draft = if self.free { 0.0 } else { self.draft.unwrap_or(0.0) * decay };
+        let (mut best, mut found, mut drafts) = (1.0 / plain, 0, 1);
         for (index, (width, cost)) in self.widths.iter().enumerate() {
             // A step costs at most what as many plain ones do, and what one of more rows does.
             let wider = self.widths[index..].iter().filter_map(|(_, wider)| wider.pass);
@@ -116,73 +116,73 @@ impl Pace {
             let worst = cost.pass.unwrap_or(bound);
             let again = if self.repeats { cost.again.unwrap_or(bound) } else { 0.0 };
             // What was never tried may be as cheap as a plain step.
-            let pass = cost.pass.map_or(plain, |pass| (pass * forgotten).max(plain.min(pass)));
-            while guesses < *width && guesses <= most {
-                let all = rate.powi(guesses as i32);
+            let pass = cost.pass.map_or(plain, |pass| (pass * decay).max(plain.min(pass)));
+            while drafts < *width && drafts <= max_drafts {
+                let all = rate.powi(drafts as i32);
                 let tokens = (1.0 - all * rate) / (1.0 - rate).max(1e-9);
-                let guessing = guesses as f64 * guess;
-                let expected = pass + guessing + (1.0 - all) * again * forgotten;
-                let lost = worst + again + guesses as f64 * most_guess - plain;
+                let drafting = drafts as f64 * draft;
+                let expected = pass + drafting + (1.0 - all) * again * decay;
+                let lost = worst + again + drafts as f64 * max_draft_cost - plain;
                 let covered = lost <= self.account;
                 if covered && tokens / expected > best {
-                    (best, found) = (tokens / expected, guesses);
+                    (best, found) = (tokens / expected, drafts);
                 }
-                guesses += 1;
+                drafts += 1;
             }
         }
         found
     }
 
-    /// A plain step took so long.
+    /// A plain step took `seconds`.
     pub fn stepped(&mut self, seconds: f64) {
         mean(&mut self.plain, seconds);
-        self.account += SHARE * self.plain.unwrap_or(0.0);
+        self.account += MAX_SLOWDOWN * self.plain.unwrap_or(0.0);
         self.idle = self.idle.saturating_add(1);
         if !self.free {
-            // Nothing else tells whether the text has become easier to guess.
-            (self.hits, self.trials) = (self.hits * FORGET, self.trials * FORGET);
+            // Nothing else shows whether the text has become easier to predict.
+            (self.hits, self.trials) = (self.hits * COST_DECAY, self.trials * COST_DECAY);
         }
     }
 
-    /// Whether a guess was right that was not part of a step.
+    /// Whether a draft token that no step verified was right.
     pub fn compared(&mut self, right: bool) {
         self.try_one(right);
     }
 
     fn try_one(&mut self, right: bool) {
-        self.hits = self.hits * FADE + f64::from(u8::from(right));
-        self.trials = self.trials * FADE + 1.0;
+        self.hits = self.hits * TRIAL_DECAY + f64::from(u8::from(right));
+        self.trials = self.trials * TRIAL_DECAY + 1.0;
     }
 
-    /// A step checked `guessed` tokens, of which `accepted` were right.
-    pub fn passed(&mut self, guessed: usize, accepted: usize, took: &Took) {
-        for index in 0..guessed.min(accepted + 1) {
+    /// A step verified `drafted` draft tokens, of which `accepted` were accepted.
+    pub fn verified(&mut self, drafted: usize, accepted: usize, time: &StepTime) {
+        for index in 0..drafted.min(accepted + 1) {
             self.try_one(index < accepted);
         }
         self.idle = 0;
-        if let Some((_, cost)) = self.widths.iter_mut().find(|(width, _)| guessed < *width) {
-            mean(&mut cost.pass, took.pass);
-            if accepted < guessed {
-                mean(&mut cost.again, took.keep);
+        if let Some((_, cost)) = self.widths.iter_mut().find(|(width, _)| drafted < *width) {
+            mean(&mut cost.pass, time.pass);
+            if accepted < drafted {
+                mean(&mut cost.again, time.keep);
             }
         }
-        if guessed > 0 {
-            mean(&mut self.guess, took.guess / guessed as f64);
+        if drafted > 0 {
+            mean(&mut self.draft, time.draft / drafted as f64);
         }
         let tokens = (accepted + 1) as f64;
-        let saved = tokens * self.plain.unwrap_or(0.0) * (1.0 + SHARE);
-        self.account += saved - (took.pass + took.keep + took.guess);
+        let saved = tokens * self.plain.unwrap_or(0.0) * (1.0 + MAX_SLOWDOWN);
+        self.account += saved - (time.pass + time.keep + time.draft);
     }
 }
 
 /// Seconds that a step of several rows took.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Took {
-    /// Making the guesses.
-    pub guess: f64,
+pub(crate) struct StepTime {
+    /// Making the draft tokens.
+    pub draft: f64,
     /// The rows and their logits.
     pub pass: f64,
-    /// Keeping those that were right.
+    /// Accepting those that were right.
     pub keep: f64,
 }
 
@@ -191,27 +191,28 @@ mod tests {
     use super::*;
     use crate::sampling::Rng;
 
-    /// A run of `tokens` tokens where a plain step takes a second, one of `widths` rows so long, a guess is right
-    /// with `rate`, and keeping a part takes `again`. Answers with its seconds and the number of steps with guesses.
+    /// A run of `tokens` tokens where a plain step takes a second, one of `widths` rows as long as given, a draft token
+    /// is right with `rate`, and accepting a part takes `again`. Returns its seconds and the number of verification
+    /// steps.
     fn simulate(
         tokens: usize,
         widths: &[(usize, f64)],
         rate: impl Fn(usize) -> f64,
         again: f64,
-        guess: f64,
+        draft: f64,
     ) -> (f64, usize) {
-        let mut pace = Pace::default();
+        let mut length = DraftLength::default();
         let rows: Vec<_> = widths.iter().map(|(width, _)| *width).collect();
-        pace.begin(Speculate::Auto, &rows, guess == 0.0, again > 0.0);
+        length.begin(Speculate::Auto, &rows, draft == 0.0, again > 0.0);
         let mut rng = Rng::new(3);
         let (mut done, mut seconds, mut passes) = (0, 0.0, 0);
         while done < tokens {
             let mut right = || (rng.below(1 << 20) as f64) < rate(done) * f64::from(1 << 20);
-            let count = pace.plan(tokens - done - 1);
+            let count = length.plan(tokens - done - 1);
             if count == 0 {
-                pace.stepped(1.0);
-                if guess == 0.0 {
-                    pace.compared(right());
+                length.stepped(1.0);
+                if draft == 0.0 {
+                    length.compared(right());
                 }
                 (done, seconds) = (done + 1, seconds + 1.0);
                 continue;
@@ -219,9 +220,9 @@ mod tests {
             let accepted = (0..count).take_while(|_| right()).count();
             let pass = widths.iter().find(|(width, _)| count < *width).unwrap().1;
             let keep = if accepted < count { again } else { 0.0 };
-            let took = Took { guess: guess * count as f64, pass, keep };
-            pace.passed(count, accepted, &took);
-            seconds += took.guess + took.pass + took.keep;
+            let time = StepTime { draft: draft * count as f64, pass, keep };
+            length.verified(count, accepted, &time);
+            seconds += time.draft + time.pass + time.keep;
             (done, passes) = (done + accepted + 1, passes + 1);
         }
         (seconds, passes)
@@ -232,10 +233,10 @@ mod tests {
         for tokens in [1, 5, 20, 100, 1000, 5000] {
             for widths in [&[(4, 1.05)][..], &[(4, 1.5), (16, 3.0)], &[(16, 9.0)], &[(128, 90.0)]] {
                 for rate in [0.0, 0.1, 0.5, 0.9, 1.0] {
-                    for (again, guess) in [(0.0, 0.0), (1.1, 0.0), (0.0, 0.2), (9.0, 0.9)] {
-                        let (seconds, _) = simulate(tokens, widths, |_| rate, again, guess);
+                    for (again, draft) in [(0.0, 0.0), (1.1, 0.0), (0.0, 0.2), (9.0, 0.9)] {
+                        let (seconds, _) = simulate(tokens, widths, |_| rate, again, draft);
                         let limit = 1.05 * tokens as f64;
-                        let case = (tokens, widths, rate, again, guess);
+                        let case = (tokens, widths, rate, again, draft);
                         assert!(seconds <= limit, "{case:?}: {seconds} s, plain {tokens} s");
                     }
                 }
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn guessing_pays_where_it_can_and_comes_back() {
+    fn drafting_pays_where_it_can_and_comes_back() {
         let cheap = [(4, 1.05), (16, 1.2)];
         let seconds = |rate: f64| simulate(1000, &cheap, |_| rate, 0.0, 0.0).0;
         assert!(
@@ -253,27 +254,27 @@ mod tests {
             seconds(0.95),
             seconds(0.5)
         );
-        // A draft costs a tenth of a step for each guess.
+        // A draft model costs a tenth of a step for each draft token.
         let (draft, _) = simulate(1000, &cheap, |_| 0.8, 0.0, 0.1);
         assert!(draft < 600.0, "{draft}");
-        // Nothing can be guessed at first, and then everything.
+        // Nothing can be predicted at first, and then everything.
         let later = |done: usize| if done < 500 { 0.0 } else { 0.98 };
-        for guess in [0.0, 0.1] {
-            let (seconds, _) = simulate(1500, &[(8, 2.5)], later, 0.0, guess);
-            assert!(seconds < 1250.0, "{guess}: {seconds}");
+        for draft in [0.0, 0.1] {
+            let (seconds, _) = simulate(1500, &[(8, 2.5)], later, 0.0, draft);
+            assert!(seconds < 1250.0, "{draft}: {seconds}");
         }
-        // A step that costs sixteen plain ones is not for texts of this kind. Only trying tells.
+        // A step that costs sixteen plain ones is not for texts of this kind. Only trying shows it.
         let (_, tries) = simulate(1000, &[(16, 16.0)], |_| 0.5, 0.0, 0.0);
         assert!(tries <= 2, "{tries}");
     }
 
-    /// Plain steps before the first guess is checked, of tokens that are always guessed right.
-    fn patience(pace: &mut Pace) -> usize {
+    /// Plain steps before the first draft token is verified, of tokens that are always predicted right.
+    fn patience(length: &mut DraftLength) -> usize {
         let waits = |_: &usize| {
-            let waits = pace.plan(3) == 0;
+            let waits = length.plan(3) == 0;
             if waits {
-                pace.stepped(1.0);
-                pace.compared(true);
+                length.stepped(1.0);
+                length.compared(true);
             }
             waits
         };
@@ -281,14 +282,14 @@ mod tests {
     }
 
     #[test]
-    fn the_first_guess_comes_the_sooner_the_more_is_known() {
+    fn the_first_draft_comes_sooner_the_more_is_known() {
         let begun = |prompt: Option<(usize, f64)>| {
-            let mut pace = Pace::default();
-            pace.begin(Speculate::Auto, &[4, 16], true, false);
+            let mut length = DraftLength::default();
+            length.begin(Speculate::Auto, &[4, 16], true, false);
             if let Some((tokens, seconds)) = prompt {
-                pace.prompt(tokens, seconds);
+                length.prompt(tokens, seconds);
             }
-            pace
+            length
         };
         for (prompt, expected) in [
             // Of four rows it is only known that they cost no more than four steps.
@@ -302,25 +303,25 @@ mod tests {
             assert!(found.abs_diff(expected) <= 1, "{prompt:?}: {found}, expected {expected}");
         }
         // In the next run the cost is known, here that of sixteen rows.
-        let mut pace = begun(None);
-        pace.stepped(1.0);
-        pace.passed(15, 15, &Took { pass: 1.5, ..Took::default() });
-        pace.begin(Speculate::Auto, &[4, 16], true, false);
-        assert!(patience(&mut pace) <= 13);
+        let mut length = begun(None);
+        length.stepped(1.0);
+        length.verified(15, 15, &StepTime { pass: 1.5, ..StepTime::default() });
+        length.begin(Speculate::Auto, &[4, 16], true, false);
+        assert!(patience(&mut length) <= 13);
     }
 
     #[test]
-    fn a_fixed_number_is_kept_within_what_a_step_takes() {
-        let mut pace = Pace::default();
+    fn a_fixed_draft_length_fits_the_widest_step() {
+        let mut length = DraftLength::default();
         let mode = "6".parse().unwrap();
-        pace.begin(mode, &[4, 16], true, false);
-        assert_eq!([0, 3, 20].map(|most| pace.plan(most)), [0, 3, 6]);
-        pace.begin(mode, &[4], true, false);
-        assert_eq!(pace.plan(20), 3);
-        pace.begin(Speculate::Off, &[4], true, false);
-        assert_eq!(pace.plan(20), 0);
-        pace.begin(Speculate::Auto, &[], true, false);
-        pace.stepped(1.0);
-        assert_eq!(pace.plan(20), 0);
+        length.begin(mode, &[4, 16], true, false);
+        assert_eq!([0, 3, 20].map(|max_drafts| length.plan(max_drafts)), [0, 3, 6]);
+        length.begin(mode, &[4], true, false);
+        assert_eq!(length.plan(20), 3);
+        length.begin(Speculate::Off, &[4], true, false);
+        assert_eq!(length.plan(20), 0);
+        length.begin(Speculate::Auto, &[], true, false);
+        length.stepped(1.0);
+        assert_eq!(length.plan(20), 0);
     }
 }

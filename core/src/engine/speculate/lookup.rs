@@ -1,23 +1,23 @@
-//! Guesses without a model: what followed the last time.
+//! Draft tokens without a model: what followed the last time.
 
 use super::{Guesser, Start};
 use crate::Result;
 use crate::sampling::Rng;
 
-/// Tokens that must be equal before a place counts as the same.
-const SHORTEST: usize = 2;
-/// Equal tokens after which a place is the same for certain.
-const LONGEST: usize = 16;
-/// Places that are compared for a guess, the latest first.
-const PLACES: usize = 32;
+/// Tokens that must be equal before a position counts as the same.
+const MIN_SUFFIX: usize = 2;
+/// Equal tokens after which a position is the same for certain.
+const MAX_SUFFIX: usize = 16;
+/// Positions that are compared for a draft, the latest first.
+const MAX_CANDIDATES: usize = 32;
 const NONE: u32 = u32::MAX;
 
 /// Prompt lookup (Saxena, 2023): where the longest suffix of prompt and answer occurred before, what followed there is
-/// the guess.
+/// the draft.
 ///
-/// Places with the same last two tokens are linked, as those of LZ77 compressors are (RFC 1951, section 4), so that a
-/// token costs one entry and a guess at most 32 comparisons of 16 tokens, however long the text is. Of places with
-/// equally long suffixes the latest counts. A guess may run into itself: text that repeats with a short period
+/// Positions with the same last two tokens are linked, as those of LZ77 compressors are (RFC 1951, section 4), so that
+/// a token costs one entry and a draft at most 32 comparisons of 16 tokens, however long the text is. Of positions with
+/// equally long suffixes the latest counts. A draft may run into itself: text that repeats with a short period
 /// goes on so.
 #[derive(Debug, Default)]
 pub struct PromptLookup {
@@ -41,29 +41,29 @@ impl PromptLookup {
         (mixed >> 32) as usize & (self.latest.len() - 1)
     }
 
-    /// Equal tokens before and at the two places, as far as they count.
+    /// Equal tokens before and at the two positions, as far as they count.
     fn common(&self, a: usize, b: usize) -> usize {
         let (a, b) = (self.text[..=a].iter().rev(), self.text[..=b].iter().rev());
-        a.zip(b).take(LONGEST).take_while(|(a, b)| a == b).count()
+        a.zip(b).take(MAX_SUFFIX).take_while(|(a, b)| a == b).count()
     }
 
     /// Where the longest suffix ended before.
     fn find(&self) -> Option<usize> {
         let last = self.text.len().checked_sub(1)?;
-        let (mut place, mut best) = (self.earlier[last], (SHORTEST - 1, None));
-        for _ in 0..PLACES {
-            if place == NONE {
+        let (mut position, mut best) = (self.earlier[last], (MIN_SUFFIX - 1, None));
+        for _ in 0..MAX_CANDIDATES {
+            if position == NONE {
                 break;
             }
-            let end = place as usize;
+            let end = position as usize;
             let common = self.common(end, last);
             if common > best.0 {
                 best = (common, Some(end));
             }
-            if common == LONGEST {
+            if common == MAX_SUFFIX {
                 break;
             }
-            place = self.earlier[end];
+            position = self.earlier[end];
         }
         best.1
     }
@@ -90,23 +90,23 @@ impl Guesser for PromptLookup {
     fn push(&mut self, token: u32) {
         let before = self.text.last().copied();
         // Positions are u32: no context is longer.
-        let place = self.text.len() as u32;
+        let position = self.text.len() as u32;
         self.text.push(token);
         let earlier = before.filter(|_| !self.latest.is_empty()).map_or(NONE, |before| {
             let slot = self.slot(before, token);
-            std::mem::replace(&mut self.latest[slot], place)
+            std::mem::replace(&mut self.latest[slot], position)
         });
         self.earlier.push(earlier);
     }
 
-    fn guess(&mut self, most: usize, _rng: &Rng, guesses: &mut Vec<u32>) -> Result<()> {
+    fn guess(&mut self, max_drafts: usize, _rng: &Rng, drafts: &mut Vec<u32>) -> Result<()> {
         let Some(end) = self.find() else { return Ok(()) };
-        let first = guesses.len();
-        for next in end + 1..end + 1 + most {
+        let first = drafts.len();
+        for next in end + 1..end + 1 + max_drafts {
             let token = self.text.get(next).copied();
-            // Behind the text's end stand the guesses themselves.
-            let token = token.or_else(|| guesses.get(first + next - self.text.len()).copied());
-            guesses.extend(token);
+            // Behind the text's end stand the draft tokens themselves.
+            let token = token.or_else(|| drafts.get(first + next - self.text.len()).copied());
+            drafts.extend(token);
         }
         Ok(())
     }
@@ -121,24 +121,24 @@ mod tests {
     use super::*;
     use crate::sampling::{AllowedTokens, SamplingParams};
 
-    fn begun(prompt: &[u32], most: usize) -> PromptLookup {
+    fn begun(prompt: &[u32], max_drafts: usize) -> PromptLookup {
         let mut lookup = PromptLookup::new();
         let (sampling, allowed) = (SamplingParams::default(), AllowedTokens::below(1000).into());
         let (sampling, allowed, cancel) = (&sampling, &allowed, &crate::CancelToken::new());
-        let start = Start { prompt, most, sampling, allowed, media: false, cancel };
+        let start = Start { prompt, most: max_drafts, sampling, allowed, media: false, cancel };
         lookup.begin(&start).unwrap();
         lookup
     }
 
-    fn guess(lookup: &mut PromptLookup, most: usize) -> Vec<u32> {
-        let mut guesses = vec![99];
-        lookup.guess(most, &Rng::new(0), &mut guesses).unwrap();
-        guesses.split_off(1)
+    fn guess(lookup: &mut PromptLookup, max_drafts: usize) -> Vec<u32> {
+        let mut drafts = vec![99];
+        lookup.guess(max_drafts, &Rng::new(0), &mut drafts).unwrap();
+        drafts.split_off(1)
     }
 
     #[test]
-    fn what_followed_the_longest_suffix_is_guessed() {
-        // "2 3" stood twice: the longer suffix "1 2 3" wins over the later place.
+    fn the_draft_is_what_followed_the_longest_suffix() {
+        // "2 3" stood twice: the longer suffix "1 2 3" wins over the later position.
         let mut lookup = begun(&[1, 2, 3, 4, 5, 9, 2, 3, 6, 7, 1, 2, 3], 8);
         assert_eq!(guess(&mut lookup, 2), [4, 5]);
         // Of equally long ones the later.

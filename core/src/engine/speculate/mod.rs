@@ -1,17 +1,16 @@
-//! Guessing ahead: several tokens are guessed and checked in one step (speculative decoding, Leviathan et al. 2023,
-//! arXiv 2211.17192).
+//! Speculative decoding: several draft tokens are verified in one step (Leviathan et al. 2023, arXiv 2211.17192).
 //!
-//! The token that follows is always drawn from the model's own logits, as without guesses, and then compared with the
-//! guess. So an answer is that of plain decoding, greedy or drawn with a seed, whoever guesses and how many. For a
-//! guess that is not drawn itself this is the rejection rule of the paper: it stays with the probability p that the
-//! model gives it, and otherwise the token is from the rest of p. A draft that draws does so with the random
-//! numbers that the model will draw with (common random numbers; Daliri et al. 2024, arXiv 2408.07978). The
-//! paper's rule for two distributions would accept a little more, but then a seed's answer would depend on the number
-//! of guesses, and so on the machine's speed.
+//! The token that follows is always drawn from the model's own logits, as without draft tokens, and then compared with
+//! the draft token. So an answer is that of plain decoding, greedy or drawn with a seed, wherever draft tokens come
+//! from and how many there are. For a draft token that is not drawn itself this is the rejection rule of the paper: it
+//! is accepted with the probability p that the model gives it, and otherwise the token is from the rest of p. A draft
+//! model that draws does so with the random numbers that the model will draw with (common random numbers; Daliri et al.
+//! 2024, arXiv 2408.07978). The paper's rule for two distributions would accept a little more, but then a seed's answer
+//! would depend on the number of draft tokens, and so on the machine's speed.
 
 mod draft;
+mod draft_length;
 mod lookup;
-mod pace;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,64 +20,69 @@ use crate::sampling::{AllowedTokens, Rng, SamplingParams};
 use crate::{CancelToken, ErrorKind, Result};
 
 use super::types::{Guesses, MOST_GUESSES, Speculate};
+use draft_length::DraftLength;
+pub(super) use draft_length::StepTime;
 pub use lookup::PromptLookup;
-use pace::Pace;
-pub(super) use pace::Took;
 
-/// What a [`Guesser`] learns of a generation.
+/// The generation that a [`Guesser`] begins.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Start<'a> {
-    /// Tokens of the prompt; where a picture, sound or video lies, the token that stands for it.
+    /// Tokens of the prompt; where an image, audio clip or video lies, the token that stands for it.
     pub prompt: &'a [u32],
-    /// Tokens that may follow at most.
+    /// Maximum number of tokens that may follow.
     pub most: usize,
     /// How they are chosen.
     pub sampling: &'a SamplingParams,
     /// What they are chosen among.
     pub allowed: &'a Arc<AllowedTokens>,
-    /// The prompt has pictures, sounds or videos.
+    /// The prompt has images, audio or videos.
     pub media: bool,
     /// Stops the generation.
     pub cancel: &'a CancelToken,
 }
 
-/// Guesses what follows a text. Wrong guesses cost time and change nothing.
+/// Makes draft tokens: a prediction of what follows a text. Wrong ones cost time and change nothing.
 pub trait Guesser: Send {
     /// Such as `prompt lookup`, for messages.
     fn name(&self) -> &str;
 
-    /// A generation begins. An error costs this generation its guesses, and is said once unless it is a cancellation.
+    /// A generation begins.
+    ///
+    /// # Errors
+    /// An error costs this generation its draft tokens, and is reported once unless it is a cancellation.
     fn begin(&mut self, start: &Start<'_>) -> Result<()>;
 
     /// The text goes on with a token.
     fn push(&mut self, token: u32);
 
-    /// Adds at most `most` tokens to `guesses` that may follow the text, in order; none where there is no guess. `rng`
-    /// is as the model's draw of the first of them will find it; each draw takes one number. An error costs this
-    /// generation its guesses, unless it is a cancellation.
+    /// Adds at most `most` tokens to `guesses` that may follow the text, in order; none where nothing is predicted.
+    /// `rng` is as the model's draw of the first of them will find it; each draw takes one number.
+    ///
+    /// # Errors
+    /// An error costs this generation its draft tokens, unless it is a cancellation.
     fn guess(&mut self, most: usize, rng: &Rng, guesses: &mut Vec<u32>) -> Result<()>;
 
-    /// True when a guess takes no time worth counting: then guesses are compared with the text also while none
-    /// is checked, to learn how often they are right.
+    /// True when a draft token takes no time worth counting: then draft tokens are compared with the text also while
+    /// none is verified, to learn how often they are right.
     fn is_free(&self) -> bool {
         false
     }
 }
 
-/// Guesses of a model's generations.
+/// Speculative decoding of a model's generations.
 pub(super) struct Speculation {
     guesser: Box<dyn Guesser>,
-    pace: Pace,
+    draft_length: DraftLength,
     active: bool,
-    /// Why nothing is guessed has been said.
-    told: bool,
+    /// The reason why there are no draft tokens has been logged.
+    warned: bool,
     found: Vec<u32>,
-    /// The token that was chosen last, and guesses of what follows.
+    /// The token that was chosen last, and the draft tokens after it.
     step: Vec<u32>,
-    /// A guess that no step checks.
+    /// A draft token that no step verifies.
     unchecked: Option<u32>,
-    took: Took,
+    time: StepTime,
     counts: Guesses,
 }
 
@@ -92,18 +96,18 @@ impl Speculation {
     pub(super) fn of(guesser: Box<dyn Guesser>) -> Self {
         Self {
             guesser,
-            pace: Pace::default(),
+            draft_length: DraftLength::default(),
             active: false,
-            told: false,
+            warned: false,
             found: Vec::new(),
             step: Vec::new(),
             unchecked: None,
-            took: Took::default(),
+            time: StepTime::default(),
             counts: Guesses::default(),
         }
     }
 
-    /// Nothing is guessed until a generation begins, and nothing was.
+    /// No draft tokens until a generation begins; clears the counts.
     pub(super) fn idle(&mut self) {
         (self.active, self.unchecked, self.counts) = (false, None, Guesses::default());
     }
@@ -136,41 +140,43 @@ impl Speculation {
             }
             return;
         }
-        self.pace.begin(mode, &widths, self.guesser.is_free(), !op.info().can_truncate);
-        self.pace.prompt(consumed, seconds);
-        let most = self.pace.widest().min(MOST_GUESSES + 1);
-        self.step.reserve(most);
-        self.found.reserve(most);
+        self.draft_length.begin(mode, &widths, self.guesser.is_free(), !op.info().can_truncate);
+        self.draft_length.prompt(consumed, seconds);
+        let max_drafts = self.draft_length.widest().min(MOST_GUESSES + 1);
+        self.step.reserve(max_drafts);
+        self.found.reserve(max_drafts);
         self.active = true;
     }
 
-    /// True while tokens may be guessed.
+    /// True while there may be draft tokens.
     pub(super) fn is_active(&self) -> bool {
         self.active
     }
 
-    /// Says once why nothing is guessed.
+    /// Logs once why there are no draft tokens.
     fn refuse(&mut self, why: &str) {
-        if !std::mem::replace(&mut self.told, true) {
+        if !std::mem::replace(&mut self.warned, true) {
             tracing::warn!("tokens are not guessed ahead ({}): {why}", self.guesser.name());
         }
     }
 
-    /// What is to be checked in one step: `token`, which was chosen last, and guesses of what follows it, at most
-    /// `most`, which `allowed` holds for. Only the token where a plain step is better.
+    /// What is to be verified in one step: `token`, which was chosen last, and at most `max_drafts` draft tokens, all
+    /// of which `allowed` holds for. Only the token where a plain step is better.
     pub(super) fn propose(
         &mut self,
         token: u32,
-        most: usize,
+        max_drafts: usize,
         rng: &Rng,
         allowed: impl Fn(u32) -> bool,
     ) -> Result<&[u32]> {
         self.step.clear();
         self.step.push(token);
-        (self.took, self.unchecked) = (Took::default(), None);
-        let most = most.min(self.pace.widest().saturating_sub(1)).min(MOST_GUESSES);
+        (self.time, self.unchecked) = (StepTime::default(), None);
+        let max_drafts =
+            max_drafts.min(self.draft_length.widest().saturating_sub(1)).min(MOST_GUESSES);
         let free = self.guesser.is_free();
-        let wanted = if !self.active || free { most } else { self.pace.plan(most) };
+        let wanted =
+            if !self.active || free { max_drafts } else { self.draft_length.plan(max_drafts) };
         if !self.active || wanted == 0 {
             return Ok(&self.step);
         }
@@ -184,9 +190,9 @@ impl Speculation {
             self.refuse(&e.report().to_string());
             return Ok(&self.step);
         }
-        self.took.guess = start.elapsed().as_secs_f64();
+        self.time.draft = start.elapsed().as_secs_f64();
         let usable = self.found.iter().take(wanted).take_while(|&&token| allowed(token)).count();
-        let count = if free { self.pace.plan(usable) } else { usable };
+        let count = if free { self.draft_length.plan(usable) } else { usable };
         if count == 0 {
             self.unchecked = self.found.first().copied().filter(|_| free);
         }
@@ -194,7 +200,7 @@ impl Speculation {
         Ok(&self.step)
     }
 
-    /// The token chosen last, and the guesses that a step checks.
+    /// The token chosen last, and the draft tokens that a step verifies.
     pub(super) fn step(&self) -> &[u32] {
         &self.step
     }
@@ -204,29 +210,29 @@ impl Speculation {
         if !self.active {
             return;
         }
-        if let Some(guess) = self.unchecked.take() {
-            self.pace.compared(guess == token);
+        if let Some(draft) = self.unchecked.take() {
+            self.draft_length.compared(draft == token);
         }
         self.guesser.push(token);
     }
 
-    /// A plain step took so many seconds.
+    /// A plain step took `seconds`.
     pub(super) fn stepped(&mut self, seconds: f64) {
         if self.active {
-            self.pace.stepped(seconds);
+            self.draft_length.stepped(seconds);
         }
     }
 
-    /// The step kept the first `kept` of its tokens.
-    pub(super) fn passed(&mut self, kept: usize, took: Took) {
-        let (guessed, accepted) = (self.step.len() - 1, kept.saturating_sub(1));
-        self.pace.passed(guessed, accepted, &Took { guess: self.took.guess, ..took });
+    /// The verification step accepted the first `tokens` of its tokens.
+    pub(super) fn verified(&mut self, tokens: usize, time: StepTime) {
+        let (drafted, accepted) = (self.step.len() - 1, tokens.saturating_sub(1));
+        self.draft_length.verified(drafted, accepted, &StepTime { draft: self.time.draft, ..time });
         self.counts.passes += 1;
-        self.counts.guessed += guessed;
+        self.counts.guessed += drafted;
         self.counts.accepted += accepted;
     }
 
-    /// What was guessed since the generation began.
+    /// Counts of draft tokens since the generation began.
     pub(super) fn counts(&self) -> Guesses {
         self.counts
     }

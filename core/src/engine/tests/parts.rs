@@ -1,10 +1,10 @@
-//! Prompts with pictures, sounds and videos.
+//! Prompts with images, audio and videos.
 
 use super::*;
 use crate::media::Media;
 use crate::op::Piece;
 
-/// What stands for a picture.
+/// What stands for an image.
 const IMAGE: u32 = 6;
 /// What a template writes for a video.
 const VIDEO: u32 = 7;
@@ -21,7 +21,7 @@ const WORDS: [(&str, u32); VOCAB] = [
     ("<video>", VIDEO),
 ];
 
-/// Takes a picture at one position a pixel, and a video frame by frame, each after its time.
+/// Takes an image at one position a pixel, and a video frame by frame, each after its time.
 #[derive(Default)]
 pub(super) struct Eyes {
     pub(super) placeholders: Vec<u32>,
@@ -99,8 +99,8 @@ fn seeing() -> (Scripted, Seen) {
     (op, seen)
 }
 
-/// A picture of one colour and as many pixels.
-fn picture(colour: u8, pixels: u32) -> Media {
+/// An image of one colour and as many pixels.
+fn image(colour: u8, pixels: u32) -> Media {
     Media::image(vec![colour; pixels as usize * 3], pixels, 1).unwrap()
 }
 
@@ -121,7 +121,7 @@ fn a_part_stands_where_it_was_given_and_counts_its_positions() {
     let (op, seen) = seeing();
     let model = open_with_words(op, &WORDS);
     let tokens = |parts: Vec<Part>| model.encode_prompt(&Prompt::Parts(parts));
-    let image = |colour| Part::Media(picture(colour, 3));
+    let image = |colour| Part::Media(image(colour, 3));
     let placed = [3, IMAGE, IMAGE, IMAGE, 4];
     assert_eq!(tokens(vec![image(1), text("a c")]).unwrap(), [&placed[..], &[0, 2]].concat());
     let both = tokens(vec![text("a"), image(1), text("c"), image(2)]).unwrap();
@@ -140,14 +140,14 @@ fn a_part_stands_where_it_was_given_and_counts_its_positions() {
 }
 
 #[test]
-fn only_equal_pictures_are_a_common_beginning() {
+fn only_equal_images_are_a_common_prefix() {
     let (op, seen) = seeing();
     let mut model = open_with_words(op, &WORDS);
     let mut reused = |colour, rest: &str| {
-        let parts = vec![text("a"), Part::Media(picture(colour, 3)), text(rest)];
+        let parts = vec![text("a"), Part::Media(image(colour, 3)), text(rest)];
         complete(&mut model, parts).unwrap().reused_tokens
     };
-    // A word, three positions of a picture and two tokens around it, and a word.
+    // A word, three positions of an image and two tokens around it, and a word.
     assert_eq!(reused(1, "a"), 0);
     assert_eq!(reused(1, "c"), 6, "the same picture");
     assert_eq!(reused(2, "c"), 2, "another one with the same placeholders");
@@ -167,9 +167,9 @@ fn tiled(tiles: &[(u16, u16)], cancelled_at: Option<u16>) -> (Model, Seen) {
 }
 
 #[test]
-fn a_prompt_that_goes_on_between_tiles_says_which_is_next() {
+fn a_prompt_that_ends_between_tiles_names_the_next_one() {
     let (mut model, seen) = tiled(&[(0, 3), (1, 3), (2, 3)], Some(2));
-    let parts = || vec![text("a"), Part::Media(picture(7, 2)), text("c")];
+    let parts = || vec![text("a"), Part::Media(image(7, 2)), text("c")];
     let first = complete(&mut model, parts()).unwrap();
     assert_eq!(first.finish_reason, FinishReason::Cancelled);
     assert_eq!(std::mem::take(&mut *seen.lock().unwrap()), [(0, 3), (1, 3)]);
@@ -181,7 +181,7 @@ fn a_prompt_that_goes_on_between_tiles_says_which_is_next() {
 #[test]
 fn tiles_that_are_none_of_an_image_are_the_ops_fault() {
     for tiles in [&[(3, 3)][..], &[(0, 0)], &[(0, 2), (1, 3)]] {
-        let error = complete(&mut tiled(tiles, None).0, vec![Part::Media(picture(7, 2))]);
+        let error = complete(&mut tiled(tiles, None).0, vec![Part::Media(image(7, 2))]);
         let error = error.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Plugin, "{tiles:?}: {error}");
         assert!(error.message().contains("parts below one number of them"), "{error}");
@@ -189,12 +189,12 @@ fn tiles_that_are_none_of_an_image_are_the_ops_fault() {
 }
 
 #[test]
-fn a_picture_of_a_chat_is_seen_once() {
+fn an_image_of_a_chat_is_encoded_once() {
     let turns = |recurrent: bool| {
         let (op, seen) = seeing();
         let mut model = open_with_words(if recurrent { op.recurrent() } else { op }, &WORDS);
-        let picture = ContentPart::Media(picture(1, 3));
-        let first = message("user", &[picture, ContentPart::Text("a".into())]);
+        let image = ContentPart::Media(image(1, 3));
+        let first = message("user", &[image, ContentPart::Text("a".into())]);
         let all = [first, Message::new("assistant", "c"), Message::new("user", "a")];
         let turn = |model: &mut Model, messages: &[Message]| {
             let prompt = Prompt::Chat { messages: messages.to_vec(), thinking: None };
@@ -215,14 +215,14 @@ fn text_never_becomes_a_placeholder() {
     let tokens = |prompt| model.encode_prompt(&prompt).unwrap();
     let unknown = 0;
     assert_eq!(tokens(Prompt::Text("c <image> c".into())), [2, unknown, unknown, 2]);
-    let image = Part::Media(picture(1, 1));
-    let parts = vec![text("<image>"), image.clone(), text("<ima"), text("ge>")];
+    let part = Part::Media(image(1, 1));
+    let parts = vec![text("<image>"), part.clone(), text("<ima"), text("ge>")];
     let all = [unknown, unknown, 3, IMAGE, 4, unknown, unknown];
     assert_eq!(tokens(Prompt::Parts(parts)), all, "also when it comes in pieces");
     // A mark of the same sort in the text stays there.
     let marked = tokens(Prompt::Text("c\u{fdd0} <image>".into()));
     assert_eq!(marked, [unknown, unknown, unknown]);
-    let user = [ContentPart::Text("<image>".into()), ContentPart::Media(picture(1, 1))];
+    let user = [ContentPart::Text("<image>".into()), ContentPart::Media(image(1, 1))];
     let prompt = Prompt::Chat { messages: vec![message("user", &user)], thinking: None };
     assert_eq!(tokens(prompt), [unknown, unknown, IMAGE, 1]);
 
@@ -233,20 +233,20 @@ fn text_never_becomes_a_placeholder() {
 }
 
 #[test]
-fn a_context_that_ends_inside_a_picture_says_so() {
+fn a_context_that_ends_inside_an_image_is_an_error() {
     let (mut op, _) = seeing();
     op.info.max_ctx = 6;
     let mut model = open_with_words(op, &WORDS);
-    let parts = vec![Part::Media(picture(1, 1)), text("a"), Part::Media(picture(2, 3)), text("c")];
+    let parts = vec![Part::Media(image(1, 1)), text("a"), Part::Media(image(2, 3)), text("c")];
     let error = complete(&mut model, parts).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Prompt);
     let words = "the prompt has 10 positions, the context of scripted holds 6; it ends inside image 2 \
                  of the prompt, which takes positions 5 to 7";
     assert!(error.message().contains(words), "{error}");
-    let error = complete(&mut model, vec![Part::Media(picture(1, 7))]).unwrap_err();
+    let error = complete(&mut model, vec![Part::Media(image(1, 7))]).unwrap_err();
     assert!(error.message().contains("image 1 takes 7 positions"), "{error}");
     // Two positions are left: the answer ends where the context is full.
-    let request = Request::greedy(Prompt::Parts(vec![Part::Media(picture(1, 2))]), 9);
+    let request = Request::greedy(Prompt::Parts(vec![Part::Media(image(1, 2))]), 9);
     let generation = generate(&mut model, &request).unwrap();
     assert_eq!((generation.prompt_tokens, generation.tokens.len()), (4, 3));
     assert_eq!(generation.finish_reason, FinishReason::Length);
@@ -256,11 +256,11 @@ fn a_context_that_ends_inside_a_picture_says_so() {
 fn what_the_op_or_the_template_cannot_place_is_named() {
     let (op, _) = seeing();
     let mut model = open_with_words(op, &WORDS);
-    let sound = Media::audio(vec![0.5; 4], 16000).unwrap();
-    let error = complete(&mut model, vec![text("a"), Part::Media(sound)]).unwrap_err();
+    let audio = Media::audio(vec![0.5; 4], 16000).unwrap();
+    let error = complete(&mut model, vec![text("a"), Part::Media(audio)]).unwrap_err();
     assert_eq!(error.message(), "sound 1: scripted takes no sounds");
     let prompt = Prompt::Chat {
-        messages: vec![message("silent", &[ContentPart::Media(picture(1, 1))])],
+        messages: vec![message("silent", &[ContentPart::Media(image(1, 1))])],
         thinking: None,
     };
     let error = model.encode_prompt(&prompt).unwrap_err();
@@ -270,7 +270,7 @@ fn what_the_op_or_the_template_cannot_place_is_named() {
         let (mut op, _) = seeing();
         op.eyes.as_mut().unwrap().positions = Some(positions);
         let mut model = open_with_words(op, &WORDS);
-        let error = complete(&mut model, vec![Part::Media(picture(1, 2))]).unwrap_err();
+        let error = complete(&mut model, vec![Part::Media(image(1, 2))]).unwrap_err();
         assert!(error.message().contains(words), "{error}");
     };
     says(0, "expected at least one position");
@@ -281,7 +281,7 @@ fn what_the_op_or_the_template_cannot_place_is_named() {
     says(5, "after a prompt at position 0 its position is 4, expected 7");
 
     let mut model = open_with_words(Scripted::new(RISING), &WORDS);
-    let error = complete(&mut model, vec![Part::Media(picture(1, 2))]).unwrap_err();
+    let error = complete(&mut model, vec![Part::Media(image(1, 2))]).unwrap_err();
     assert_eq!(error.message(), "image 1: scripted takes text only");
 }
 
@@ -289,9 +289,9 @@ fn what_the_op_or_the_template_cannot_place_is_named() {
 fn parts_are_embedded() {
     let (op, _) = seeing();
     let mut model = open_with_words(op, &WORDS);
-    let prompt = Prompt::Parts(vec![Part::Media(picture(1, 2)), text("a")]);
+    let prompt = Prompt::Parts(vec![Part::Media(image(1, 2)), text("a")]);
     assert_eq!(model.embed_prompt(&prompt).unwrap()[2], 1.0);
-    let long = Prompt::Parts(vec![Part::Media(picture(1, 60)), text("a a a a")]);
+    let long = Prompt::Parts(vec![Part::Media(image(1, 60)), text("a a a a")]);
     let error = model.embed_prompt(&long).unwrap_err();
     assert!(error.message().contains("the prompt has 66 positions"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Guessing ahead over an op that is a small language model: each token by the two before it.
+//! Speculative decoding over an op that is a small language model: each token by the two before it.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -160,10 +160,10 @@ impl HostOp for Chain {
     }
 }
 
-/// Guesses by a list: what the whole answer is, or never right.
+/// Draft tokens from a list: what the whole answer is, or never right.
 struct Oracle {
     answer: Vec<u32>,
-    /// Added to each guess, modulo the vocabulary.
+    /// Added to each draft token, modulo the vocabulary.
     off: u32,
     pushed: usize,
 }
@@ -209,7 +209,7 @@ fn ways() -> [Request; 4] {
 }
 
 #[test]
-fn guesses_change_no_token_and_leave_the_state_of_plain_decoding() {
+fn drafts_change_no_token_and_leave_the_plain_state() {
     let mut accepted = [0; 4];
     for seed in 0..4 {
         for (way, base) in ways().into_iter().enumerate() {
@@ -250,7 +250,7 @@ fn guesses_change_no_token_and_leave_the_state_of_plain_decoding() {
 }
 
 #[test]
-fn a_guesser_that_is_always_right_saves_steps_and_one_that_never_is_only_costs_them() {
+fn right_drafts_save_steps_and_wrong_ones_only_cost_them() {
     let base = request(&[1, 2], 41);
     let plain = generate(&mut open(Chain::new(5)), &base).unwrap();
     for (off, speculate, expected) in [
@@ -258,7 +258,7 @@ fn a_guesser_that_is_always_right_saves_steps_and_one_that_never_is_only_costs_t
         (0, tokens(3), Guesses { passes: 10, guessed: 30, accepted: 30 }),
         (0, tokens(1), Guesses { passes: 20, guessed: 20, accepted: 20 }),
         (0, tokens(64), Guesses { passes: 3, guessed: 37, accepted: 37 }),
-        // The last token is not guessed: the budget ends with it.
+        // The last token is not drafted: the budget ends with it.
         (1, tokens(1), Guesses { passes: 39, guessed: 39, accepted: 0 }),
     ] {
         let mut model = open(Chain::new(5));
@@ -271,7 +271,7 @@ fn a_guesser_that_is_always_right_saves_steps_and_one_that_never_is_only_costs_t
 }
 
 #[test]
-fn stop_texts_listeners_and_reuse_see_guessed_tokens_like_others() {
+fn stop_texts_events_and_reuse_see_draft_tokens_like_others() {
     let base = request(&[1, 2], 30);
     let plain = generate(&mut open_with_words(Chain::new(5), &LETTERS), &base).unwrap();
     let letters: Vec<char> = plain.text.chars().collect();
@@ -331,7 +331,7 @@ fn a_step_that_fails_leaves_the_state_before_it() {
 }
 
 #[test]
-fn an_op_that_checks_no_guesses_decodes_plainly() {
+fn an_op_without_verification_decodes_plainly() {
     let plain = generate(&mut open(Chain::new(5)), &request(&[1, 2], 30)).unwrap();
     let hostile = vec![0, 1, usize::MAX, 4, 4];
     for (widths, guesses) in [(Vec::new(), false), (vec![0, 1], false), (hostile, true)] {
@@ -344,14 +344,14 @@ fn an_op_that_checks_no_guesses_decodes_plainly() {
             assert_eq!(found.timings.guesses.passes > 0, guesses);
         }
     }
-    // So does one that says nothing of it.
+    // So does one that declares nothing about it.
     let request = Request { speculate: Speculate::Auto, ..request(&[1], 3) };
     let found = generate(&mut open(Scripted::new(RISING)), &request).unwrap();
     assert_eq!((found.tokens, found.timings.guesses), (vec![7; 3], Guesses::default()));
 }
 
 #[test]
-fn a_prompt_that_is_cancelled_counts_no_guesses_of_the_last_one() {
+fn a_cancelled_prompt_counts_no_drafts_of_the_last_one() {
     let op = Chain::new(5);
     let stops = Arc::clone(&op.stops);
     let mut model = open(op);
@@ -436,9 +436,9 @@ fn a_draft_must_speak_the_same_tokens() {
     model.set_draft(with(folders[0].path(), words)).unwrap();
 }
 
-/// χ² of what two guessed tokens become against the model's own probabilities, over drawn seeds.
+/// χ² of what two draft tokens become against the model's own probabilities, over drawn seeds.
 #[test]
-fn guesses_leave_the_distribution_as_it_is() {
+fn drafts_leave_the_distribution_as_it_is() {
     let (seed, sharp, temperature, runs) = (11, 3.0, 1.0, 6_000_u64);
     let prompt = [1, 2, 3];
     let probabilities = |tokens: &[u32]| {
@@ -450,7 +450,7 @@ fn guesses_leave_the_distribution_as_it_is() {
         weights.into_iter().map(move |weight| weight / sum).collect::<Vec<_>>()
     };
     let mut expected = vec![0.0; VOCAB * VOCAB];
-    // The first token is drawn plainly; the guesses are of the second and third.
+    // The first token is drawn plainly; the draft tokens are the second and third.
     for (first, p) in probabilities(&prompt).into_iter().enumerate() {
         let text = [&prompt[..], &[first as u32]].concat();
         for (second, q) in probabilities(&text).into_iter().enumerate() {

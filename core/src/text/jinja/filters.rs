@@ -273,8 +273,9 @@ pub(super) fn fill(style: FormatStyle, format: &str, arguments: &[Value]) -> Res
         });
     }
     let (places, columns) = columns(matches!(style, FormatStyle::Printf), format);
-    let most = places.saturating_mul(longest).saturating_add(columns).saturating_add(format.len());
-    if most > MAX_FORMATTED {
+    let max_length =
+        places.saturating_mul(longest).saturating_add(columns).saturating_add(format.len());
+    if max_length > MAX_FORMATTED {
         return Err(too_long());
     }
     let text = format_filter(style, format, &filled)?;
@@ -359,9 +360,9 @@ fn count_of(what: &str, count: Option<&Value>) -> Result<usize> {
 }
 
 fn bounded(what: &str, count: usize) -> Result<()> {
-    const MOST: usize = 100_000;
-    if count > MOST {
-        return Err(fail(format!("{what}: {count} is more than {MOST}")));
+    const MAX_COUNT: usize = 100_000;
+    if count > MAX_COUNT {
+        return Err(fail(format!("{what}: {count} is more than {MAX_COUNT}")));
     }
     Ok(())
 }

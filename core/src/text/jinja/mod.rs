@@ -11,8 +11,8 @@
 //! | `python`, `json`, `time` | values, JSON and dates as Python writes them |
 //! | `helper` | renders in a process of its own |
 //!
-//! A template is a program from a stranger. What it may do is bounded here: steps, depth, what a variable holds, what
-//! is written. It runs on a thread with a stack of its own, and a panic ends the thread alone. The engine itself
+//! A template is untrusted input, and a program. What it may do is bounded here: steps, depth, what a variable holds,
+//! what is written. It runs on a thread with a stack of its own, and a panic ends the thread alone. The engine itself
 //! allocates beyond these bounds in places, so that a program that can do so renders in a child process with limits
 //! of the operating system; see [`crate::child`].
 
@@ -166,8 +166,8 @@ fn context(
     Ok(context)
 }
 
-/// Gives a message's reasoning the names under which templates look for it: `reasoning_content`, and `thinking` where it
-/// has another one.
+/// Gives a message's reasoning the names under which templates look for it: `reasoning_content`, and `thinking` where
+/// it has another one.
 fn name_reasoning(message: &mut serde_json::Value) {
     let serde_json::Value::Object(message) = message else { return };
     let names = ["reasoning_content", "thinking", "reasoning"];
@@ -180,7 +180,7 @@ fn name_reasoning(message: &mut serde_json::Value) {
     *message = named;
 }
 
-/// Does work on a thread with a large stack. A panic is told like an error.
+/// Does work on a thread with a large stack. A panic is returned as an error.
 fn on_a_thread<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, String> {
     thread::scope(|scope| {
         let thread = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work);

@@ -513,7 +513,7 @@ impl<'a> Scanner<'a> {
         Ok(())
     }
 
-    /// A literal. One with escapes is written anew: Python knows more of them than the engine.
+    /// A literal. One with escapes is rewritten: Python knows more of them than the engine.
     fn string(&mut self, quote: char) -> Result<(), String> {
         let rest = self.rest();
         let mut escaped = false;

@@ -1,6 +1,6 @@
 //! Which part of a `tokenizer.json` the library does not understand.
 //!
-//! The library tries every sort of component in turn and says only that none fits.
+//! The library tries every sort of component in turn and reports only that none fits.
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -27,7 +27,7 @@ const PARTS: [(&str, Check); 5] = [
     ("model", check::<ModelWrapper>),
 ];
 
-/// The part of a file that the library refused, and why; `error` is what it said of the file.
+/// The part of a file that the library refused, and why; `error` is what it reported about the file.
 pub(super) fn blame(bytes: &[u8], error: &str) -> String {
     let Ok(document) = serde_json::from_slice::<Value>(bytes) else { return error.to_owned() };
     for (name, check) in PARTS {

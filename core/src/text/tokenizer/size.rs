@@ -1,4 +1,4 @@
-//! How long a text can be that is at most so many tokens.
+//! How long a text of at most n tokens can be.
 //!
 //! Tokenizing takes seconds for ten megabytes, and gigabytes of memory for more. A text that
 //! cannot fit a context is known by its length alone, in most cases: a token covers only so many
@@ -26,18 +26,18 @@ const GENEROUS: usize = 16;
 /// How many bytes of text tokens cover.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Size {
-    /// Bytes of text that one token covers at most, or generously where `sound` is false.
+    /// Bytes of text that one token covers at most, or generously where `exact` is false.
     token: usize,
     /// No text of more bytes a token exists.
-    sound: bool,
+    exact: bool,
     /// White space may come to no token, so that only other characters are counted.
     skips_space: bool,
     /// Bytes that are tokenized at all.
-    most: usize,
+    max_bytes: usize,
 }
 
 impl Size {
-    /// The sizes of a tokenizer. `has` says whether its vocabulary has a token.
+    /// The sizes of a tokenizer. `has` is whether its vocabulary has a token.
     pub fn of(vetted: &Vetted, has: impl Fn(&str) -> bool) -> Self {
         let document = &vetted.document;
         let mut skips_space = vetted.strips;
@@ -56,19 +56,19 @@ impl Size {
         }
         Self {
             token: token.unwrap_or(vetted.longest.saturating_mul(GENEROUS)),
-            sound: token.is_some(),
+            exact: token.is_some(),
             skips_space,
-            most: MAX_TEXT.min(MAX_NORMALIZED / vetted.growth.max(1)),
+            max_bytes: MAX_TEXT.min(MAX_NORMALIZED / vetted.growth.max(1)),
         }
     }
 
-    /// Says why a text cannot be `tokens` tokens or fewer, if its length tells.
+    /// Why a text cannot be `tokens` tokens or fewer, if its length shows it.
     pub fn exceeds(&self, text: &str, tokens: usize) -> Option<String> {
-        if text.len() > self.most {
+        if text.len() > self.max_bytes {
             return Some(format!(
                 "a text of {} bytes, at most {} are tokenized at once",
                 text.len(),
-                self.most
+                self.max_bytes
             ));
         }
         let limit = self.limit(tokens);
@@ -81,7 +81,7 @@ impl Size {
             text.len()
         };
         (counted > limit).then(|| {
-            if self.sound {
+            if self.exact {
                 let fewest = counted.div_ceil(self.token);
                 format!("a text of {} bytes is at least {fewest} tokens", text.len())
             } else {
@@ -93,12 +93,12 @@ impl Size {
     /// How much of a text is enough for its first, or last, `tokens` tokens.
     pub fn enough(&self, tokens: usize) -> usize {
         // Twice as much, so that the cut is far from the last token that stays.
-        self.limit(tokens).saturating_mul(2).max(ALWAYS / 16).min(self.most)
+        self.limit(tokens).saturating_mul(2).max(ALWAYS / 16).min(self.max_bytes)
     }
 
     fn limit(&self, tokens: usize) -> usize {
         let limit = self.token.saturating_mul(tokens);
-        if self.sound { limit } else { limit.max(ALWAYS) }
+        if self.exact { limit } else { limit.max(ALWAYS) }
     }
 }
 

@@ -37,7 +37,7 @@ fn truncation_and_padding_of_the_file_are_off() {
 }
 
 #[test]
-fn texts_are_cut_as_by_the_tokenizers_package() {
+fn texts_are_truncated_as_by_the_tokenizers_package() {
     let toy = qhx_places::fixture("embed-mistral-toy");
     let read = |file: &str| -> Value {
         serde_json::from_slice(&std::fs::read(toy.join(file)).unwrap()).unwrap()
@@ -63,7 +63,7 @@ fn texts_are_cut_as_by_the_tokenizers_package() {
 }
 
 #[test]
-fn a_text_that_is_far_too_long_is_cut_before_it_is_tokenized() {
+fn a_far_too_long_text_is_truncated_before_tokenizing() {
     let tokenizer = byte_level();
     let cancel = CancelToken::new();
     let text = "The capital of France is Paris. ".repeat(40_000);

@@ -247,15 +247,15 @@ pub(super) fn each(part: &Value, visit: &mut dyn FnMut(&Map<String, Value>)) {
 /// One part of the file, component by component.
 struct Part {
     result: &'static str,
-    most: usize,
+    max_growth: usize,
     components: usize,
     growth: usize,
     added: usize,
 }
 
 impl Part {
-    fn new(result: &'static str, most: usize) -> Self {
-        Self { result, most, components: 0, growth: 1, added: 0 }
+    fn new(result: &'static str, max_growth: usize) -> Self {
+        Self { result, max_growth, components: 0, growth: 1, added: 0 }
     }
 
     fn add(&mut self, path: &str, value: &Value, depth: usize) -> Result<(), String> {
@@ -277,7 +277,7 @@ impl Part {
         Ok(())
     }
 
-    /// What a component may do is told by its keys: `type` is optional in old files.
+    /// What a component may do follows from its keys: `type` is optional in old files.
     fn component(&mut self, path: &str, component: &Map<String, Value>) -> Result<(), String> {
         let text = |key: &str| component.get(key).and_then(Value::as_str);
         let mut factor = 1;
@@ -309,10 +309,10 @@ impl Part {
                 .div_ceil(3);
         }
         self.growth = self.growth.saturating_mul(factor.max(1));
-        if self.growth > self.most {
+        if self.growth > self.max_growth {
             return Err(format!(
                 "{path}: {} may become {} times as long with it, at most {} times are allowed",
-                self.result, self.growth, self.most
+                self.result, self.growth, self.max_growth
             ));
         }
         if component.get("length").and_then(Value::as_u64) == Some(0) {
