@@ -52,11 +52,11 @@ pub const SEGMENT_AUDIO: u32 = 2;
 /// `height` of one; `samples` are the seconds at which each is shown; `rate` is the number of frames of
 /// the whole video.
 pub const SEGMENT_VIDEO: u32 = 3;
-/// `kind` of [`RawSegment`], since 1.2: a piece of an image; as `SEGMENT_IMAGE`, and `rate` has the index of the piece in
-/// its low 16 bits and the number of pieces in its high ones. Only an op that places images in such pieces gets it.
+/// `kind` of [`RawSegment`], since 1.2: a part of an image; as `SEGMENT_IMAGE`, and `rate` has the index of the part
+/// in its low 16 bits and the number of parts in its high ones. Only an op that places images in such parts gets it.
 pub const SEGMENT_TILE: u32 = 4;
 
-/// A piece of a prompt.
+/// A segment of a prompt.
 #[repr(C)]
 #[derive(StableAbi, Debug, Clone, Copy)]
 pub struct RawSegment<'a> {
@@ -176,7 +176,7 @@ pub struct HostVTable {
     pub log: unsafe extern "C" fn(data: *mut c_void, level: u32, message: RStr<'_>),
     /// 1 when the work should stop.
     pub cancelled: unsafe extern "C" fn(data: *mut c_void) -> u32,
-    /// Tells how much of a prompt is consumed.
+    /// Reports how much of a prompt is consumed.
     pub progress: unsafe extern "C" fn(data: *mut c_void, done: u64, total: u64),
     /// Names a part of the op's work for timing.
     pub span: unsafe extern "C" fn(data: *mut c_void, name: RStr<'_>) -> u32,
@@ -195,10 +195,10 @@ pub struct HostVTable {
         shape: RSlice<'_, u64>,
         bytes: RSlice<'_, u8>,
     ) -> RawResult<()>,
-    /// Since 1.1. The number of the error that a service has just answered with; 0 when the host does
+    /// Since 1.1. The number of the error that a service has just returned; 0 when the host does
     /// not keep it. It stands for what does not cross the boundary, such as the error's hint.
     pub error_token: unsafe extern "C" fn(data: *mut c_void) -> u64,
-    /// Since 1.1. Says, just before a call of the op fails, that it does so because of the error
+    /// Since 1.1. Declares, just before a call of the op fails, that it does so because of the error
     /// with this number. The op may have added to the message.
     pub failing_with: unsafe extern "C" fn(data: *mut c_void, token: u64),
 }
@@ -225,12 +225,12 @@ pub struct OpVTable {
     pub info: unsafe extern "C" fn(data: *mut c_void) -> RString,
     /// Forgets everything: position 0.
     pub reset: unsafe extern "C" fn(data: *mut c_void) -> RawResult<()>,
-    /// Consumes segments; answers with the logits of the last position.
+    /// Consumes segments; returns the logits of the last position.
     pub prefill: unsafe extern "C" fn(
         data: *mut c_void,
         segments: RSlice<'_, RawSegment<'_>>,
     ) -> RawResult<RawView>,
-    /// Consumes one token; answers with the logits of its position.
+    /// Consumes one token; returns the logits of its position.
     pub decode: unsafe extern "C" fn(data: *mut c_void, token: u32) -> RawResult<RawView>,
     /// Positions consumed so far.
     pub position: unsafe extern "C" fn(data: *mut c_void) -> u64,
@@ -248,12 +248,12 @@ pub struct OpVTable {
         data: *mut c_void,
         segments: RSlice<'_, RawSegment<'_>>,
     ) -> RawResult<RawView>,
-    /// Since 1.1. Says where a picture, sound or video stands among the tokens, as JSON of
+    /// Since 1.1. Where an image, audio clip or video stands among the tokens, as JSON of
     /// [`crate::Placement`]. Called before it is consumed, also more than once.
     pub place:
         unsafe extern "C" fn(data: *mut c_void, segment: RawSegment<'_>) -> RawResult<RString>,
     /// Since 1.2. Runs tokens through the graphs of one step, at most as many as the widest of
-    /// [`qhx_types::Verification::widths`]. The position stays: nothing is kept until `accept`, and nothing is when
+    /// [`qhx_types::Verification::widths`]. The position stays: nothing is accepted until `accept`, and nothing is when
     /// another call comes first that changes the state.
     pub verify: unsafe extern "C" fn(data: *mut c_void, tokens: RSlice<'_, u32>) -> RawResult<()>,
     /// Since 1.2. Logits of the position of token `row` of the last `verify`. Rows may be left out.
@@ -261,9 +261,9 @@ pub struct OpVTable {
     /// Since 1.2. Keeps the first `count` tokens of the last `verify` and forgets the others: the state is as if
     /// they alone had been consumed. Called at most once after each `verify`.
     pub accept: unsafe extern "C" fn(data: *mut c_void, count: u64) -> RawResult<()>,
-    /// Since 1.2. Embeds texts, given as their tokens, in one execution of the graphs. Together they have at most as many
-    /// tokens as the longest of [`qhx_types::Packing::buckets`]. Answers with `OpInfo::embedding_dim` f32 values a text,
-    /// one text behind the other.
+    /// Since 1.2. Embeds texts, given as their tokens, in one execution of the graphs. Together they have at most as
+    /// many tokens as the longest of [`qhx_types::Packing::buckets`]. Returns `OpInfo::embedding_dim` f32 values a
+    /// text, one text behind the other.
     pub embed_many: unsafe extern "C" fn(
         data: *mut c_void,
         texts: RSlice<'_, RSlice<'_, u32>>,

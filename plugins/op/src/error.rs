@@ -17,7 +17,7 @@ pub struct ErrorCode(pub u32);
 impl ErrorCode {
     /// A fault of the op, or one that fits nothing else.
     pub const INTERNAL: Self = Self(0);
-    /// The manifest says something it may not.
+    /// The manifest declares something it may not.
     pub const MANIFEST: Self = Self(1);
     /// A file of the bundle is missing or not what it claims to be.
     pub const ARTIFACT: Self = Self(2);
@@ -50,7 +50,7 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error with `code` that says `message`.
+    /// An error with `code` and `message`.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), token: 0 }
     }
@@ -72,7 +72,7 @@ impl Error {
         (self.token != 0).then_some(self.token)
     }
 
-    /// The manifest says something it may not.
+    /// The manifest declares something it may not.
     pub fn manifest(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::MANIFEST, message)
     }

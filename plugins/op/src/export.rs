@@ -33,7 +33,7 @@ impl Registration {
         Self { describe: O::describe, open: open::<O> }
     }
 
-    /// What the op says of itself.
+    /// What the op declares about itself.
     pub(crate) fn describe(&self) -> OpDescription {
         (self.describe)()
     }
@@ -93,7 +93,7 @@ extern "C" fn root() -> RootModuleResult {
 
 /// The header that [`crate::export_plugin!`] exports.
 pub const fn header() -> LibHeader {
-    // SAFETY: `root` answers with an `OpModuleRef`, the type whose layout is recorded.
+    // SAFETY: `root` returns an `OpModuleRef`, the type whose layout is recorded.
     unsafe { LibHeader::from_constructor::<OpModuleRef>(root, CheckTypeLayout::Yes) }
 }
 

@@ -25,7 +25,10 @@ impl OneOrMany {
         }
     }
 
-    /// The graphs named at `pointer` of the manifest, at least one. Errors when one is not there.
+    /// The graphs named at `pointer` of the manifest, at least one.
+    ///
+    /// # Errors
+    /// When one is not there.
     pub fn graphs(&self, host: &Host, pointer: &str) -> Result<Vec<GraphId>> {
         if self.names().is_empty() {
             return Err(Error::manifest(format!("manifest {pointer}: no graph is named")));
@@ -33,8 +36,10 @@ impl OneOrMany {
         self.names().iter().map(|name| host.require_graph(pointer, name)).collect()
     }
 
-    /// The graphs named at `pointer` of the manifest whose contexts are opened: optional ones may be left out. Errors
-    /// when a name is no graph's of any context, as far as the manifest lists the graphs of those that are left out.
+    /// The graphs named at `pointer` of the manifest whose contexts are opened: optional ones may be left out.
+    ///
+    /// # Errors
+    /// When a name is no graph's of any context, as far as the manifest lists the graphs of those that are left out.
     pub fn present(&self, host: &Host, pointer: &str) -> Result<Vec<GraphId>> {
         let closed = Closed::of(host)?;
         let there = |name: &&String| host.find_graph(name).is_some() || !closed.may_have(name);
@@ -71,9 +76,9 @@ impl Closed {
     }
 }
 
-/// Rows that cost about as much as reading the weights once, where the bundle says nothing of its graphs.
+/// Rows that cost about as much as reading the weights once, where the bundle declares nothing of its graphs.
 ///
-/// A pass of 128 rows then costs five steps. That lies between the NPU, where the compiler's estimates say 2.3, and
+/// A pass of 128 rows then costs five steps. That lies between the NPU, where the compiler's estimate is 2.3, and
 /// the CPU, where 9 were measured: either loses less than by the other's figure.
 const ROWS_OF_ONE_READ: f64 = 32.0;
 
@@ -81,54 +86,66 @@ const ROWS_OF_ONE_READ: f64 = 32.0;
 /// figures (`artifacts.contexts.<key>.us`) where it has one for every graph, else a rule.
 #[derive(Debug, Clone, Copy)]
 pub struct GraphCosts {
-    said: bool,
+    all_declared: bool,
 }
 
 impl GraphCosts {
     /// Of these graphs, which are all that are compared.
     pub fn of(host: &Host, graphs: impl IntoIterator<Item = GraphId>) -> Self {
-        Self { said: graphs.into_iter().all(|graph| said(host, graph).is_some()) }
+        Self { all_declared: graphs.into_iter().all(|graph| declared_us(host, graph).is_some()) }
     }
 
     /// Cost of executing graphs that take `rows` rows once, one after the other.
     pub fn sum(self, host: &Host, graphs: &[GraphId], rows: usize) -> f64 {
         let cost = |&graph: &GraphId| {
-            let said = said(host, graph).filter(|_| self.said);
-            said.unwrap_or_else(|| guessed(rows))
+            let declared = declared_us(host, graph).filter(|_| self.all_declared);
+            declared.unwrap_or_else(|| assumed(rows))
         };
         graphs.iter().map(cost).sum()
     }
 }
 
 /// The bundle's figure for a graph.
-fn said(host: &Host, graph: GraphId) -> Option<f64> {
+fn declared_us(host: &Host, graph: GraphId) -> Option<f64> {
     host.graph(graph).us.filter(|us| us.is_finite() && *us > 0.0)
 }
 
 /// Cost of a graph that takes `rows` tokens in one execution, where nothing is known of it; 1 for one token.
-pub(crate) fn guessed(rows: usize) -> f64 {
+pub(crate) fn assumed(rows: usize) -> f64 {
     1.0 + rows.saturating_sub(1) as f64 / ROWS_OF_ONE_READ
 }
 
 impl Host {
     /// The input with a role; the error lists what the graph has.
+    ///
+    /// # Errors
+    /// When the graph has no such input.
     pub fn input(&self, graph: GraphId, role: &str) -> Result<Port> {
         Ok(Port::Input(self.graph(graph).require_input(role)?))
     }
 
     /// The output with a role; the error lists what the graph has.
+    ///
+    /// # Errors
+    /// When the graph has no such output.
     pub fn output(&self, graph: GraphId, role: &str) -> Result<Port> {
         Ok(Port::Output(self.graph(graph).require_output(role)?))
     }
 
-    /// Allocates a buffer for a tensor of f16 or f32, binds it, and answers with a view of all of it.
+    /// Allocates a buffer for a tensor of f16 or f32, binds it, and returns a view of all of it.
+    ///
+    /// # Errors
+    /// When the tensor holds no floats, or there is not as much memory.
     pub fn view_for(&mut self, graph: GraphId, port: Port) -> Result<View> {
         let dtype = self.require_float(graph, port)?;
         let len = self.tensor(graph, port).elements();
         Ok(View { buffer: self.allocate_for(graph, port)?, dtype, offset: 0, len })
     }
 
-    /// Rows of a tensor `[…, width]`, and their width. Errors when it is empty.
+    /// Rows of a tensor `[…, width]`, and their width.
+    ///
+    /// # Errors
+    /// When it is empty.
     pub fn rows_of(&self, graph: GraphId, port: Port) -> Result<(usize, usize)> {
         let tensor = self.tensor(graph, port);
         match (tensor.elements(), tensor.width()) {
@@ -140,16 +157,18 @@ impl Host {
         }
     }
 
-    /// Opens the embedding table `artifacts.embed` for rows of a graph's input `x`. Errors when the
-    /// manifest's own numbers, `params.hidden` and `params.vocab`, are others.
+    /// Opens the embedding table `artifacts.embed` for rows of a graph's input `x`.
+    ///
+    /// # Errors
+    /// When the manifest's own numbers, `params.hidden` and `params.vocab`, are others.
     pub fn embedding_for(&mut self, graph: GraphId) -> Result<Embedding> {
         let input = self.input(graph, "x")?;
         let (_, hidden) = self.rows_of(graph, input)?;
-        if let Some(said) = self.value::<usize>("/params/hidden")?
-            && said != hidden
+        if let Some(declared) = self.value::<usize>("/params/hidden")?
+            && declared != hidden
         {
             return Err(Error::graph(format!(
-                "graph {:?}: tensor {}: expected rows of {said} values, the manifest's \
+                "graph {:?}: tensor {}: expected rows of {declared} values, the manifest's \
                  params.hidden",
                 self.graph(graph).name,
                 self.tensor(graph, input)
@@ -160,6 +179,9 @@ impl Host {
     }
 
     /// Checks that the output `y` of one graph can be the input `x` of the next.
+    ///
+    /// # Errors
+    /// When it cannot.
     pub fn check_chain(&self, from: GraphId, to: GraphId) -> Result<(Port, Port)> {
         let (output, input) = (self.output(from, "y")?, self.input(to, "x")?);
         let (source, target) = (self.tensor(from, output), self.tensor(to, input));
@@ -176,6 +198,9 @@ impl Host {
 
     /// Binds one new buffer as the output `y` of one graph and the input `x` of the next, so that
     /// rows pass without a copy.
+    ///
+    /// # Errors
+    /// As [`Host::check_chain`], and when there is not as much memory.
     pub fn chain(&mut self, from: GraphId, to: GraphId) -> Result<BufferId> {
         let (output, input) = self.check_chain(from, to)?;
         let buffer = self.allocate_for(from, output)?;

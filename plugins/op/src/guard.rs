@@ -6,6 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// Runs `body`; a panic in it comes back as its message.
 ///
 /// What was thrown is freed here, too, because its own destructor may panic.
+///
+/// # Errors
+/// The message of the panic.
 pub fn catch<T>(body: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(body)).map_err(|payload| {
         let text = payload

@@ -1,8 +1,8 @@
 //! Runs an op in a test: scripted graphs, buffers and files in memory; no device, no bundle, no
 //! host program.
 //!
-//! The op is called through the same table of functions that a host calls, so what it answers to a
-//! host it answers here: errors with their codes, panics as errors, refused views.
+//! The op is called through the same table of functions that a host calls, so what it returns to a
+//! host it returns here: errors with their codes, panics as errors, refused views.
 //!
 //! ```
 //! use qhx_op::harness::{OpHarness, graph, tensor};
@@ -91,18 +91,27 @@ impl Step<'_> {
     }
 
     /// The values of an f16 or f32 input.
+    ///
+    /// # Errors
+    /// When the graph has no such input, or it does not hold floats.
     pub fn input(&self, name: &str) -> Result<Vec<f32>> {
         let (index, tensor) = find(&self.info.inputs, name, self.graph())?;
         floats(&self.inputs[index], tensor.dtype)
     }
 
     /// The bytes of an input.
+    ///
+    /// # Errors
+    /// When the graph has no such input.
     pub fn input_bytes(&self, name: &str) -> Result<&[u8]> {
         let (index, _) = find(&self.info.inputs, name, self.graph())?;
         Ok(&self.inputs[index])
     }
 
     /// Writes an f16 or f32 output.
+    ///
+    /// # Errors
+    /// When the graph has no such output, it does not hold floats, or has another length.
     pub fn set(&mut self, name: &str, values: &[f32]) -> Result<()> {
         let (index, tensor) = find(&self.info.outputs, name, &self.info.name)?;
         if values.len() != tensor.elements() {
@@ -127,6 +136,9 @@ impl Step<'_> {
     }
 
     /// The bytes of an output.
+    ///
+    /// # Errors
+    /// When the graph has no such output.
     pub fn output_bytes(&mut self, name: &str) -> Result<&mut [u8]> {
         let (index, _) = find(&self.info.outputs, name, &self.info.name)?;
         Ok(&mut self.outputs[index])
@@ -240,6 +252,9 @@ impl OpHarness {
     }
 
     /// Opens an op.
+    ///
+    /// # Errors
+    /// The error of the op.
     pub fn open<O: Op>(self) -> Result<OpenOp> {
         let registration = Registration::of::<O>();
         let session = Box::new(Session {
@@ -306,7 +321,7 @@ macro_rules! call {
 }
 
 impl OpenOp {
-    /// What the op says of itself.
+    /// What the op declares about itself.
     pub fn description(&self) -> &OpDescription {
         &self.description
     }
@@ -316,7 +331,10 @@ impl OpenOp {
         &self.open.info
     }
 
-    /// Where a picture, sound or video stands among the tokens.
+    /// Where an image, audio clip or video stands among the tokens.
+    ///
+    /// # Errors
+    /// The error of the op.
     pub fn place(&mut self, segment: Segment<'_>) -> Result<Placement> {
         let unknown = || Error::unsupported("placing segments");
         let place = self.object.vtable.place().ok_or_else(unknown)?;
@@ -329,7 +347,7 @@ impl OpenOp {
         }
     }
 
-    /// Tokens that stand for pictures, sounds and videos.
+    /// Tokens that stand for images, audio and videos.
     pub fn placeholders(&self) -> &[u32] {
         &self.open.placeholders
     }
@@ -339,20 +357,29 @@ impl OpenOp {
         self.open.media
     }
 
-    /// Consumes segments; answers with the logits of the last position.
+    /// Consumes segments; returns the logits of the last position.
+    ///
+    /// # Errors
+    /// The error of the op.
     pub fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<Vec<f32>> {
         let raw: Vec<RawSegment<'_>> = segments.iter().map(|&segment| segment.into()).collect();
         let view = call!(self.prefill(RSlice::from_slice(&raw)))?;
         self.values(view, self.open.info.vocab)
     }
 
-    /// Consumes one token; answers with its logits.
+    /// Consumes one token; returns its logits.
+    ///
+    /// # Errors
+    /// The error of the op.
     pub fn decode(&mut self, token: u32) -> Result<Vec<f32>> {
         let view = call!(self.decode(token))?;
         self.values(view, self.open.info.vocab)
     }
 
     /// Embeds one text.
+    ///
+    /// # Errors
+    /// The error of the op.
     pub fn embed(&mut self, segments: &[Segment<'_>]) -> Result<Vec<f32>> {
         let raw: Vec<RawSegment<'_>> = segments.iter().map(|&segment| segment.into()).collect();
         let view = call!(self.embed(RSlice::from_slice(&raw)))?;
@@ -365,6 +392,9 @@ impl OpenOp {
     }
 
     /// Embeds texts in one execution; the values of one text behind those of the other.
+    ///
+    /// # Errors
+    /// The error of the op.
     pub fn embed_many(&mut self, texts: &[&[u32]]) -> Result<Vec<f32>> {
         let absent = || Error::unsupported("embedding several texts at once");
         let embed_many = self.object.vtable.embed_many().ok_or_else(absent)?;
@@ -374,12 +404,15 @@ impl OpenOp {
         self.values(view, self.open.info.embedding_dim.saturating_mul(texts.len()))
     }
 
-    /// In steps of how many tokens guesses are checked, or why not.
+    /// In steps of how many tokens draft tokens are verified, or why not.
     pub fn verification(&self) -> &Verification {
         &self.open.verification
     }
 
-    /// Runs tokens of which some may be kept.
+    /// Runs draft tokens, of which some may be accepted.
+    ///
+    /// # Errors
+    /// The error of the op.
     pub fn verify(&mut self, tokens: &[u32]) -> Result<()> {
         let absent = || Error::unsupported("checking guessed tokens");
         let verify = self.object.vtable.verify().ok_or_else(absent)?;
@@ -388,6 +421,9 @@ impl OpenOp {
     }
 
     /// Logits of a row of the last [`OpenOp::verify`].
+    ///
+    /// # Errors
+    /// The error of the op.
     pub fn row_logits(&mut self, row: usize) -> Result<Vec<f32>> {
         let absent = || Error::unsupported("checking guessed tokens");
         let row_logits = self.object.vtable.row_logits().ok_or_else(absent)?;
@@ -397,6 +433,9 @@ impl OpenOp {
     }
 
     /// Keeps the first tokens of the last [`OpenOp::verify`].
+    ///
+    /// # Errors
+    /// The error of the op.
     pub fn accept(&mut self, count: usize) -> Result<()> {
         let absent = || Error::unsupported("checking guessed tokens");
         let accept = self.object.vtable.accept().ok_or_else(absent)?;
@@ -405,6 +444,9 @@ impl OpenOp {
     }
 
     /// Position 0.
+    ///
+    /// # Errors
+    /// The error of the op.
     pub fn reset(&mut self) -> Result<()> {
         call!(self.reset())
     }
@@ -416,16 +458,25 @@ impl OpenOp {
     }
 
     /// Forgets all positions from `position` on.
+    ///
+    /// # Errors
+    /// The error of the op.
     pub fn truncate(&mut self, position: usize) -> Result<()> {
         call!(self.truncate(position as u64))
     }
 
     /// Saves the state.
+    ///
+    /// # Errors
+    /// The error of the op.
     pub fn snapshot(&mut self) -> Result<SnapshotId> {
         call!(self.snapshot()).map(SnapshotId)
     }
 
     /// Returns to a saved state.
+    ///
+    /// # Errors
+    /// The error of the op.
     pub fn restore(&mut self, snapshot: SnapshotId) -> Result<()> {
         call!(self.restore(snapshot.0))
     }
@@ -462,13 +513,16 @@ impl OpenOp {
         self.session.dumps.as_ref().map_or_else(Vec::new, |dumps| dumps.borrow().clone())
     }
 
-    /// The last progress that the op told: done and total.
+    /// The last progress that the op reported: done and total.
     pub fn progress(&self) -> Option<(u64, u64)> {
         *self.session.progress.borrow()
     }
 
     /// The values bound to an f16 or f32 input or output of a graph, as the next execution would
     /// find them.
+    ///
+    /// # Errors
+    /// When the graph has no such tensor, nothing is bound to it, or it does not hold floats.
     pub fn bound(&self, graph: &str, tensor: &str) -> Result<Vec<f32>> {
         let index = self
             .session

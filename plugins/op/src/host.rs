@@ -127,7 +127,7 @@ impl Host {
         }
     }
 
-    /// Tells the host which of its errors the op is about to fail with.
+    /// Declares to the host which of its errors the op is about to fail with.
     pub(crate) fn failing_with(&self, error: &Error) {
         if let (Some(token), Some(call)) = (error.token(), self.raw.vtable.failing_with()) {
             // SAFETY: `data` belongs to this vtable.
@@ -170,6 +170,9 @@ impl Host {
     }
 
     /// `plan.params` of the manifest as the op's own type.
+    ///
+    /// # Errors
+    /// When the parameters do not have this type.
     pub fn params<P: DeserializeOwned>(&self) -> Result<P> {
         let empty = Value::Object(serde_json::Map::new());
         let params = self.manifest.pointer("/plan/params").unwrap_or(&empty);
@@ -177,6 +180,9 @@ impl Host {
     }
 
     /// A value of the manifest as a type, by JSON pointer; `None` when it is absent or null.
+    ///
+    /// # Errors
+    /// When the value has another type.
     pub fn value<T: DeserializeOwned>(&self, pointer: &str) -> Result<Option<T>> {
         match self.manifest.pointer(pointer) {
             None | Some(Value::Null) => Ok(None),
@@ -187,6 +193,9 @@ impl Host {
     }
 
     /// A value of the manifest that must be there.
+    ///
+    /// # Errors
+    /// When the value is absent or has another type.
     pub fn require<T: DeserializeOwned>(&self, pointer: &str) -> Result<T> {
         self.value(pointer)?.ok_or_else(|| Error::manifest(format!("manifest {pointer}: missing")))
     }
@@ -214,6 +223,9 @@ impl Host {
     }
 
     /// Finds a graph that must be there. `pointer` is the place in the manifest that names it.
+    ///
+    /// # Errors
+    /// When there is no such graph.
     pub fn require_graph(&self, pointer: &str, name: &str) -> Result<GraphId> {
         let same: Vec<_> = self.graphs.iter().filter(|g| g.name == name).collect();
         if let [first, second, ..] = same[..] {
@@ -254,12 +266,18 @@ impl Host {
     }
 
     /// Allocates zeroed memory that graphs can read and write.
+    ///
+    /// # Errors
+    /// When there is not as much memory.
     pub fn allocate(&mut self, bytes: usize) -> Result<BufferId> {
         let raw = self.result(service!(self.allocate(bytes as u64)))?;
         self.adopt(raw)
     }
 
     /// Allocates a buffer of a tensor's size and binds it to the port.
+    ///
+    /// # Errors
+    /// As [`Host::allocate`] and [`Host::bind`].
     pub fn allocate_for(&mut self, graph: GraphId, port: Port) -> Result<BufferId> {
         let bytes = self.tensor(graph, port).byte_len();
         let buffer = self.allocate(bytes)?;
@@ -268,6 +286,9 @@ impl Host {
     }
 
     /// Maps a file of the bundle, read-only. `pointer` is the JSON pointer of `path`.
+    ///
+    /// # Errors
+    /// When the path breaks the path rule, or the file cannot be mapped.
     pub fn artifact(&mut self, pointer: &str, path: &str) -> Result<BufferId> {
         let raw = self.result(service!(self.artifact(pointer.into(), path.into())))?;
         self.adopt(raw)
@@ -307,9 +328,9 @@ impl Host {
         unsafe { std::slice::from_raw_parts_mut(memory.data, memory.len) }
     }
 
-    /// Says that bytes of a buffer are read soon. What of a mapped file is not in memory begins to come from the disk, all
-    /// of it, instead of some pages whenever one of them is touched. Where the system takes no such advice nothing happens.
-    /// Bytes that are not in the buffer are left out.
+    /// Declares that bytes of a buffer are read soon. What of a mapped file is not in memory begins to come from the
+    /// disk, all of it, instead of some pages whenever one of them is touched. Where the system takes no such advice
+    /// nothing happens. Bytes that are not in the buffer are left out.
     pub fn read_ahead(&self, buffer: BufferId, range: Range<usize>) {
         let bytes = self.bytes(buffer);
         let range = range.start.min(bytes.len())..range.end.min(bytes.len());
@@ -319,8 +340,8 @@ impl Host {
             // The system takes whole pages.
             let before = bytes.as_ptr().addr() % rustix::param::page_size();
             let start = bytes.as_ptr().wrapping_sub(before).cast_mut().cast();
-            // SAFETY: this advice changes no byte and unmaps nothing, whatever the page holds beside the buffer. An error
-            // means that the advice was not taken.
+            // SAFETY: this advice changes no byte and unmaps nothing, whatever the page holds beside the buffer. An
+            // error means that the advice was not taken.
             let _ = unsafe { madvise(start, before + bytes.len(), Advice::WillNeed) };
         }
         #[cfg(not(unix))]
@@ -368,6 +389,9 @@ impl Host {
 
     /// Binds a buffer from byte `offset` on to a port. Binding again replaces the former buffer
     /// and copies nothing: that is how states swap.
+    ///
+    /// # Errors
+    /// When the port does not exist, or the buffer does not hold the tensor from `offset` on.
     pub fn bind(
         &mut self,
         graph: GraphId,
@@ -385,6 +409,9 @@ impl Host {
 
     /// Executes a graph with everything bound. Fails with [`ErrorCode::CANCELLED`] when the work
     /// should stop.
+    ///
+    /// # Errors
+    /// When a port is not bound, or the execution fails or is cancelled.
     pub fn execute(&mut self, graph: GraphId) -> Result<()> {
         self.result(service!(self.execute(graph.0)))
     }
@@ -396,6 +423,9 @@ impl Host {
 
     /// Calls `body(i)` for every `i` below `count` on the host's threads, and returns when all
     /// have returned. A panic in `body` becomes an error.
+    ///
+    /// # Errors
+    /// When `body` panics.
     pub fn parallel_for<F: Fn(usize) + Sync>(&self, count: usize, body: F) -> Result<()> {
         struct Shared<'a, F> {
             body: &'a F,
@@ -418,9 +448,9 @@ impl Host {
         Ok(())
     }
 
-    /// Fills buffers on the host's threads. Each of `targets` is cut into pieces of `piece` bytes,
-    /// the last one shorter, and `body(sources, target, first, bytes)` is called for every piece:
-    /// the bytes of `sources`, the index in `targets`, the piece's first byte and the piece itself.
+    /// Fills buffers on the host's threads. Each of `targets` is split into chunks of `piece` bytes,
+    /// the last one shorter, and `body(sources, target, first, bytes)` is called for every chunk:
+    /// the bytes of `sources`, the index in `targets`, the chunk's first byte and the chunk itself.
     /// Allocates nothing.
     ///
     /// # Panics
@@ -468,7 +498,7 @@ impl Host {
             let first = index * piece;
             let len = piece.min(memory.len - first);
             // SAFETY: the range lies in a writable block of the host, which is alive while the op is
-            // open. Every index makes another piece, targets differ from each other and from the
+            // open. Every index makes another chunk, targets differ from each other and from the
             // sources, and `&mut self` excludes every other view and every execution.
             let bytes = unsafe { std::slice::from_raw_parts_mut(memory.data.add(first), len) };
             body(sources, target, first, bytes);
@@ -485,7 +515,7 @@ impl Host {
         service!(self.cancelled()) != 0
     }
 
-    /// Tells how many of a prompt's `total` positions are consumed.
+    /// Reports how many of a prompt's `total` positions are consumed.
     pub fn progress(&self, done: usize, total: usize) {
         service!(self.progress(done as u64, total as u64));
     }
@@ -512,6 +542,9 @@ impl Host {
     /// `NAME-2.npy`. The name consists of ASCII letters, digits and `_`.
     ///
     /// Does nothing, and allocates nothing, unless [`Host::dumping`].
+    ///
+    /// # Errors
+    /// When the name or the shape is invalid, or the file cannot be written.
     pub fn dump(&self, name: &str, view: View, shape: &[usize]) -> Result<()> {
         if !self.dumping {
             return Ok(());
@@ -533,6 +566,9 @@ impl Host {
     }
 
     /// As [`Host::dump`], for values that lie in no buffer.
+    ///
+    /// # Errors
+    /// As [`Host::dump`].
     pub fn dump_values(&self, name: &str, values: &[f32], shape: &[usize]) -> Result<()> {
         if !self.dumping {
             return Ok(());
@@ -550,6 +586,9 @@ impl Host {
     }
 
     /// Checks that a tensor holds floats the kit can fill: f16 or f32.
+    ///
+    /// # Errors
+    /// When it does not.
     pub fn require_float(&self, graph: GraphId, port: Port) -> Result<DType> {
         let tensor = self.tensor(graph, port);
         match tensor.dtype {

@@ -15,11 +15,11 @@
 //! [`abi`], whose types are frozen for a major version of this crate. Panics are caught inside the
 //! plugin and become errors.
 //!
-//! The kit: [`decoder`] is the step of a decoder in one piece, [`state`] carries KV caches and recurrent states, [`fill`] writes rotary tables,
-//! masks and embedding rows in whatever dtype and width the graph has, [`kernels`] converts
-//! half-precision slices, [`schema`] says what `plan.params` may hold. [`harness`] runs an op in a test.
-//! With the feature `vision`, the module `vision` shapes pictures for a vision tower; with `audio`, the
-//! module `audio` makes log-mel features of sound.
+//! The kit: [`decoder`] is the step of a decoder as a whole, [`state`] carries KV caches and recurrent states,
+//! [`fill`] writes rotary tables, masks and embedding rows in whatever dtype and width the graph has, [`kernels`]
+//! converts half-precision slices, [`schema`] describes what `plan.params` may hold. [`harness`] runs an op in a test.
+//! With the feature `vision`, the module `vision` shapes images for a vision tower; with `audio`, the
+//! module `audio` makes log-mel features of audio.
 
 pub mod abi;
 #[cfg(feature = "audio")]

@@ -9,20 +9,20 @@ use crate::{
 
 /// The step logic of one model family over one open bundle.
 ///
-/// The engine owns the loop, sampling, text and chat; the op consumes tokens and answers with
-/// logits. A call that fails, also because [`Host::execute`] says that the work is cancelled,
+/// The engine owns the loop, sampling, text and chat; the op consumes tokens and returns
+/// logits. A call that fails, also because [`Host::execute`] reports that the work is cancelled,
 /// must leave the state as it was after the last complete token: change state (swap, append,
 /// count) only once the last graph of a step has executed.
 ///
 /// Besides [`Op::describe`] and [`Op::open`], an op writes what the kit does not do for it: nothing
 /// when it is a [`Decoder`] and gives it back in [`Op::decoder`] and [`Op::decoder_mut`], but for
-/// [`Op::verification`] where draft tokens are to be verified; otherwise [`Op::info`] and the steps. What concerns the state alone goes to the [`StateCarrier`] of
-/// [`Op::state`] and [`Op::state_mut`].
+/// [`Op::verification`] where draft tokens are to be verified; otherwise [`Op::info`] and the steps. What concerns the
+/// state alone goes to the [`StateCarrier`] of [`Op::state`] and [`Op::state_mut`].
 pub trait Op: Sized + Send + 'static {
     /// What the op is, before any bundle is opened.
     fn describe() -> OpDescription;
 
-    /// Binds graphs and tables. Validates every tensor name, shape and dtype it needs and says
+    /// Binds graphs and tables. Validates every tensor name, shape and dtype it needs and reports
     /// which is wrong.
     fn open(host: &mut Host) -> Result<Self>;
 
@@ -58,7 +58,7 @@ pub trait Op: Sized + Send + 'static {
         self.decoder().map_or(0, Decoder::input_vocab)
     }
 
-    /// Tokens that stand for pictures, sounds and videos. The host turns no text into one of them, and
+    /// Tokens that stand for images, audio and videos. The host turns no text into one of them, and
     /// takes no prompt of tokens that holds one.
     fn placeholders(&self) -> Vec<u32> {
         Vec::new()
@@ -69,7 +69,7 @@ pub trait Op: Sized + Send + 'static {
         MediaRules::default()
     }
 
-    /// Says where a picture, sound or video stands among the tokens of a prompt, and how many
+    /// Where an image, audio clip or video stands among the tokens of a prompt, and how many
     /// positions it takes. The host asks before [`Op::prefill`] gets the segment, also more than once.
     /// Sizes are all that this should look at.
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
@@ -95,8 +95,8 @@ pub trait Op: Sized + Send + 'static {
         self.state().map_or(0, StateCarrier::position)
     }
 
-    /// Consumes segments; answers with the logits of the last position. A picture, sound or video
-    /// takes the positions that [`Op::place`] said.
+    /// Consumes segments; returns the logits of the last position. An image, audio clip or video
+    /// takes the positions that [`Op::place`] declared.
     fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
         if let Some(media) = segments.iter().find(|one| !matches!(one, Segment::Tokens(_))) {
             let op = Self::describe();
@@ -115,7 +115,7 @@ pub trait Op: Sized + Send + 'static {
         }
     }
 
-    /// Consumes one token; answers with the logits of its position. Must not allocate.
+    /// Consumes one token; returns the logits of its position. Must not allocate.
     fn decode(&mut self, host: &mut Host, token: u32) -> Result<View> {
         match self.decoder_mut() {
             Some(decoder) => decoder.decode(host, token),
@@ -192,7 +192,7 @@ pub trait Op: Sized + Send + 'static {
         }
     }
 
-    /// Embeds one text: pooling and normalisation are the op's. Answers with f32.
+    /// Embeds one text: pooling and normalisation are the op's. Returns f32.
     fn embed(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
         let _ = (host, segments);
         Err(Error::unsupported("embedding"))
@@ -205,7 +205,7 @@ pub trait Op: Sized + Send + 'static {
 
     /// Embeds texts in one execution of the graphs, as if each were alone: it attends to itself only, and its positions
     /// begin at 0. The host decides which texts go together: at least one, together of at most as many tokens as the
-    /// longest of [`Op::packing`]. Answers with f32, [`OpInfo::embedding_dim`] values a text, one text behind the other.
+    /// longest of [`Op::packing`]. Returns f32, [`OpInfo::embedding_dim`] values a text, one text behind the other.
     fn embed_many(&mut self, host: &mut Host, texts: &[&[u32]]) -> Result<View> {
         let _ = (host, texts);
         Err(Error::unsupported("embedding several texts at once"))

@@ -1,4 +1,4 @@
-//! Pieces of the JSON Schema that an op gives for `plan.params`, which the host checks a manifest with
+//! Parts of the JSON Schema that an op gives for `plan.params`, which the host checks a manifest with
 //! before it loads anything.
 
 use serde_json::{Map, Value, json};

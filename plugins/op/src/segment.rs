@@ -1,4 +1,4 @@
-//! Pieces of a prompt, as they cross the boundary.
+//! Segments of a prompt, as they cross the boundary.
 
 use crate::abi::RSlice;
 

@@ -2,8 +2,10 @@
 
 use crate::{Error, Host, Modality, OpDescription, Result, Segment};
 
-/// Number of tokens of a prompt. Errors when it holds anything but text, or nothing; `op` is the
-/// op's name, for the message.
+/// Number of tokens of a prompt.
+///
+/// # Errors
+/// When it holds anything but text, or nothing; `op` is the op's name, for the message.
 pub fn count_tokens(op: &str, segments: &[Segment<'_>]) -> Result<usize> {
     let mut total = 0;
     for segment in segments {
@@ -30,7 +32,7 @@ pub fn kind(segment: &Segment<'_>) -> &'static str {
     }
 }
 
-/// The error of a segment that an op does not take: it says which ones the op takes.
+/// The error of a segment that an op does not take: it names those that the op takes.
 pub fn not_taken(op: &OpDescription, segment: &Segment<'_>) -> Error {
     let media = op.modalities.iter().filter_map(|modality| match modality {
         Modality::Image => Some("images"),
@@ -57,19 +59,25 @@ pub fn tokens<'a>(segments: &'a [Segment<'a>]) -> impl Iterator<Item = u32> + 'a
     })
 }
 
-/// Positions that an op can hold: `params.max_ctx`, or else the `capacity` of its caches. Without
-/// either there is no limit. Errors when the manifest says more than the caches hold.
+/// Positions that an op can hold: `params.max_ctx`, or else the `capacity` of its caches. Without either there is no
+/// limit.
+///
+/// # Errors
+/// When the manifest declares more than the caches hold.
 pub fn max_ctx(host: &Host, capacity: Option<usize>) -> Result<usize> {
     match (capacity, host.value::<usize>("/params/max_ctx")?) {
-        (Some(capacity), Some(said)) if said > capacity => Err(Error::graph(format!(
-            "the manifest's params.max_ctx is {said}, but the KV cache of the decode graphs holds \
+        (Some(capacity), Some(declared)) if declared > capacity => Err(Error::graph(format!(
+            "the manifest's params.max_ctx is {declared}, but the KV cache of the decode graphs holds \
              {capacity} rows"
         ))),
-        (capacity, said) => Ok(said.or(capacity).unwrap_or(usize::MAX)),
+        (capacity, declared) => Ok(declared.or(capacity).unwrap_or(usize::MAX)),
     }
 }
 
-/// Errors unless `tokens` more fit at `position` into a context of `max_ctx`.
+/// Checks that there is room for `tokens` more.
+///
+/// # Errors
+/// Unless `tokens` more fit at `position` into a context of `max_ctx`.
 pub fn check_room(position: usize, tokens: usize, max_ctx: usize) -> Result<()> {
     if position.checked_add(tokens).is_some_and(|end| end <= max_ctx) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! What an op answers with: runs of floats, saved states.
+//! What an op returns: runs of floats, saved states.
 
 use crate::kernels::f16_to_f32;
 use crate::{BufferId, DType, Error, ErrorCode, Host, Result};
@@ -24,8 +24,8 @@ impl View {
     /// Copies `out.len()` values from element `first` of the view on; f16 is converted, exactly. Allocates nothing.
     ///
     /// # Errors
-    /// The view is of neither f16 nor f32, or has too few values from there on, or its buffer has fewer bytes than it or
-    /// does not align them: faults of who made the view.
+    /// The view is of neither f16 nor f32, or has too few values from there on, or its buffer has fewer bytes than it
+    /// or does not align them: faults of who made the view.
     pub fn to_f32(self, host: &Host, first: usize, out: &mut [f32]) -> Result<()> {
         let Self { buffer, dtype, offset, len } = self;
         let count = out.len();

@@ -38,9 +38,9 @@ impl Filler for Place {
     }
 }
 
-struct Toy(Decoder);
+struct TinyModel(Decoder);
 
-impl Op for Toy {
+impl Op for TinyModel {
     fn describe() -> OpDescription {
         OpDescription {
             name: "toy".into(),
@@ -133,8 +133,8 @@ fn harness(params: Value, manifest: Value) -> OpHarness {
         .script(run)
 }
 
-/// Hidden rows are those that came in; a cache's new rows are their first values; a state counts the
-/// rows; logits are a hidden row and the place in height.
+/// Hidden states are those that came in; a cache's new rows are their first values; a state counts the
+/// rows; logits are a hidden state and the place in height.
 fn run(step: &mut Step<'_>) -> Result<()> {
     let x = step.input("x")?;
     let rows = x.len() / 2;
@@ -207,7 +207,7 @@ fn a_prompt_goes_through_few_steps_and_the_head_once() {
         .graph(cached("two", 2, "y", 2))
         .graph(cached("four", 4, "y", 2))
         .graph(head())
-        .open::<Toy>()
+        .open::<TinyModel>()
         .unwrap();
     assert_eq!((op.info().vocab, op.info().max_ctx), (3, ROOM));
     assert!(op.info().can_truncate && op.info().can_snapshot);
@@ -242,13 +242,14 @@ fn a_prompt_goes_through_few_steps_and_the_head_once() {
         assert_eq!((error.code(), error.message()), (ErrorCode::PROMPT, expected));
     }
     let modalities = vec![Modality::Text, Modality::Image, Modality::Video];
-    let error = not_taken(&OpDescription { modalities, ..Toy::describe() }, &Segment::Unknown(9));
+    let error =
+        not_taken(&OpDescription { modalities, ..TinyModel::describe() }, &Segment::Unknown(9));
     let expected = "toy takes text, images and videos; the prompt has a segment of an unknown kind";
     assert_eq!(error.message(), expected);
 }
 
 #[test]
-fn a_short_prompt_goes_by_steps_where_the_bundle_says_that_they_cost_less() {
+fn a_short_prompt_goes_by_steps_where_they_cost_less() {
     let params = json!({"decode": "one", "prefill": ["four", "two"], "lmhead": "head"});
     let opened = |us: [Option<f64>; 3]| {
         let [one, two, four] = us;
@@ -257,7 +258,7 @@ fn a_short_prompt_goes_by_steps_where_the_bundle_says_that_they_cost_less() {
             .graph(GraphInfo { us: two, ..cached("two", 2, "y", 2) })
             .graph(GraphInfo { us: four, ..cached("four", 4, "y", 2) })
             .graph(head())
-            .open::<Toy>()
+            .open::<TinyModel>()
             .unwrap()
     };
     let graphs = ["one", "two", "four", "head"];
@@ -282,7 +283,7 @@ fn without_a_head_the_last_token_goes_where_logits_come_from() {
     let mut op = harness(params, json!({}))
         .graph(cached("one", 1, "logits", 3))
         .graph(cached("four", 4, "y", 2))
-        .open::<Toy>()
+        .open::<TinyModel>()
         .unwrap();
     assert_eq!(op.prefill(&[Segment::Tokens(&[1, 1, 1, 2])]).unwrap(), [2.0, -2.0, 3.0]);
     assert_eq!(executions(&op, ["one", "four"]), [1, 1]);
@@ -292,7 +293,7 @@ fn without_a_head_the_last_token_goes_where_logits_come_from() {
     let mut op = harness(params, json!({}))
         .graph(cached("one", 1, "logits", 3))
         .graph(cached("four", 4, "logits", 3))
-        .open::<Toy>()
+        .open::<TinyModel>()
         .unwrap();
     assert_eq!(op.prefill(&[Segment::Tokens(&[1, 1, 2])]).unwrap(), [2.0, -2.0, 0.0]);
     assert_eq!(executions(&op, ["one", "four"]), [0, 1]);
@@ -305,7 +306,7 @@ fn a_replaced_state_takes_in_full_chunks_only() {
         .graph(replaced("one", 1))
         .graph(replaced("four", 4))
         .graph(head())
-        .open::<Toy>()
+        .open::<TinyModel>()
         .unwrap();
     op.prefill(&[Segment::Tokens(&[1; 7])]).unwrap();
     assert_eq!(executions(&op, ["one", "four", "head"]), [3, 1, 1]);
@@ -330,7 +331,7 @@ fn a_step_that_fails_leaves_a_replaced_state_as_it_was() {
                 false => Ok(()),
             }
         })
-        .open::<Toy>()
+        .open::<TinyModel>()
         .unwrap();
     op.prefill(&[Segment::Tokens(&[1, 2])]).unwrap();
     // Before the state changes hands: in the graph that writes it, and behind it.
@@ -371,7 +372,7 @@ fn a_state_whose_buffers_cannot_be_exchanged_stays_as_it_was() {
     }
 }
 
-/// `replaced` for graphs that are told which rows are tokens, and which rows a convolution of 3 keeps.
+/// `replaced` for graphs with an input for which rows are tokens, and which rows a convolution of 3 keeps.
 fn told(name: &str, rows: usize, keep: [usize; 2]) -> GraphInfo {
     let mut told = replaced(name, rows);
     told.inputs.extend([tensor("valid", F32, [rows, 1]), tensor("keep", F32, keep)]);
@@ -379,14 +380,14 @@ fn told(name: &str, rows: usize, keep: [usize; 2]) -> GraphInfo {
 }
 
 #[test]
-fn a_replaced_state_takes_in_a_part_of_a_chunk_where_the_graph_is_told() {
+fn a_replaced_state_takes_part_of_a_chunk_with_an_input() {
     let params = json!({"decode": "one", "prefill": "four", "lmhead": "head"});
     let opened = |keep: [usize; 2]| {
         harness(params.clone(), json!({"n_layers": 1, "max_ctx": 20}))
             .graph(replaced("one", 1))
             .graph(told("four", 4, keep))
             .graph(head())
-            .open::<Toy>()
+            .open::<TinyModel>()
     };
     let mut op = opened([2, 6]).unwrap();
     op.prefill(&[Segment::Tokens(&[1; 7])]).unwrap();
@@ -419,7 +420,7 @@ fn of_caches<O: Op>() -> OpenOp {
 
 #[test]
 fn rows_of_another_state_are_not_accepted() {
-    let mut op = of_caches::<Toy>();
+    let mut op = of_caches::<TinyModel>();
     op.prefill(&[Segment::Tokens(&[1, 2])]).unwrap();
     let saved = op.snapshot().unwrap();
     for change in ["restore", "truncate", "reset"] {
@@ -436,15 +437,15 @@ fn rows_of_another_state_are_not_accepted() {
 }
 
 /// An op of interface 1.1, built again: it has a decoder, writes `decode` itself and knows of no draft tokens.
-struct Older(Toy);
+struct Older(TinyModel);
 
 impl Op for Older {
     fn describe() -> OpDescription {
-        Toy::describe()
+        TinyModel::describe()
     }
 
     fn open(host: &mut Host) -> Result<Self> {
-        Toy::open(host).map(Self)
+        TinyModel::open(host).map(Self)
     }
 
     fn decoder(&self) -> Option<&Decoder> {
@@ -465,18 +466,18 @@ fn an_op_that_does_not_opt_in_verifies_nothing() {
     let op = of_caches::<Older>();
     assert_eq!(op.verification().widths, [0_usize; 0]);
     assert!(op.verification().refusal.as_deref().is_some_and(|why| why.contains("opt in")));
-    assert_eq!(of_caches::<Toy>().verification().widths, [2, 4]);
+    assert_eq!(of_caches::<TinyModel>().verification().widths, [2, 4]);
 }
 
 #[test]
-fn guessed_tokens_go_through_one_step_and_the_right_ones_stay() {
+fn draft_tokens_take_one_step_and_the_accepted_ones_stay() {
     let params = json!({"decode": "one", "prefill": ["four", "two"], "lmhead": "head"});
     let mut op = harness(params, json!({"n_layers": 1}))
         .graph(cached("one", 1, "y", 2))
         .graph(cached("two", 2, "y", 2))
         .graph(cached("four", 4, "y", 2))
         .graph(head())
-        .open::<Toy>()
+        .open::<TinyModel>()
         .unwrap();
     assert_eq!(op.verification().widths, [2, 4]);
     op.prefill(&[Segment::Tokens(&[1, 2])]).unwrap();
@@ -492,7 +493,7 @@ fn guessed_tokens_go_through_one_step_and_the_right_ones_stay() {
     assert_eq!(op.bound("one", "past_k_0").unwrap()[..5], [1.0, 2.0, 2.0, 1.0, 0.0]);
     assert!(op.accept(1).is_err() && op.row_logits(0).is_err(), "it was kept already");
 
-    // The next step hides what was not kept, which the script asserts; another step drops what was not kept.
+    // The next step hides what was not accepted, which the script asserts; another step drops it.
     op.verify(&[1, 1]).unwrap();
     assert_eq!(op.decode(2).unwrap(), [2.0, -2.0, 7.0]);
     assert!(op.accept(1).is_err());
@@ -510,13 +511,13 @@ fn guessed_tokens_go_through_one_step_and_the_right_ones_stay() {
 }
 
 #[test]
-fn a_replaced_state_takes_in_the_right_guesses_alone() {
+fn a_replaced_state_takes_in_accepted_drafts_alone() {
     let params = json!({"decode": "one", "prefill": "four", "lmhead": "head"});
     let mut op = harness(params, json!({"n_layers": 1, "max_ctx": 20}))
         .graph(replaced("one", 1))
         .graph(told("four", 4, [2, 6]))
         .graph(head())
-        .open::<Toy>()
+        .open::<TinyModel>()
         .unwrap();
     assert_eq!(op.verification().widths, [4]);
     let state = |op: &OpenOp| op.bound("one", "past_a_0").unwrap();
@@ -534,14 +535,14 @@ fn a_replaced_state_takes_in_the_right_guesses_alone() {
 }
 
 #[test]
-fn a_decoder_that_checks_no_guesses_says_why() {
+fn a_decoder_without_verification_gives_its_reason() {
     let why = |graphs: Vec<GraphInfo>, prefill: Value| {
         let mut params = json!({"decode": "one", "lmhead": "head"});
         if prefill != json!(null) {
             params["prefill"] = prefill;
         }
         let harness = harness(params, json!({"max_ctx": 9})).graph(head());
-        let op = graphs.into_iter().fold(harness, OpHarness::graph).open::<Toy>().unwrap();
+        let op = graphs.into_iter().fold(harness, OpHarness::graph).open::<TinyModel>().unwrap();
         assert!(op.verification().widths.is_empty());
         op.verification().refusal.clone().unwrap()
     };
@@ -556,7 +557,7 @@ fn a_decoder_that_checks_no_guesses_says_why() {
 }
 
 #[test]
-fn graphs_that_write_no_state_see_the_last_token_of_a_prompt_only() {
+fn graphs_without_state_see_only_the_last_prompt_token() {
     let params =
         json!({"decode": ["one", "rest"], "prefill": ["four", "four_rest"], "lmhead": "head"});
     let rest = |name: &str, rows: usize| {
@@ -568,7 +569,7 @@ fn graphs_that_write_no_state_see_the_last_token_of_a_prompt_only() {
         .graph(cached("four", 4, "y", 2))
         .graph(rest("four_rest", 4))
         .graph(head())
-        .open::<Toy>()
+        .open::<TinyModel>()
         .unwrap();
     let graphs = ["one", "rest", "four", "four_rest", "head"];
     assert_eq!(op.prefill(&[Segment::Tokens(&[1, 1, 1, 1, 1, 2])]).unwrap(), [2.0, -2.0, 7.0]);
@@ -585,7 +586,7 @@ fn graphs_that_write_no_state_see_the_last_token_of_a_prompt_only() {
         .graph(rest("rest", 1))
         .graph(fill)
         .graph(head())
-        .open::<Toy>()
+        .open::<TinyModel>()
         .unwrap();
     let graphs = ["one", "rest", "four", "head"];
     assert_eq!(op.prefill(&[Segment::Tokens(&[1, 1, 1, 1, 1, 2])]).unwrap(), [2.0, -2.0, 7.0]);
@@ -594,7 +595,7 @@ fn graphs_that_write_no_state_see_the_last_token_of_a_prompt_only() {
 }
 
 #[test]
-fn soft_tokens_stand_where_the_prompt_has_them_whatever_its_chunks() {
+fn soft_tokens_stand_where_the_prompt_has_them() {
     let pixels = [10, 11, 0, 20, 21, 0, 30, 31, 0, 40, 41, 0];
     let picture =
         |height: u32| Segment::Image { rgb: &pixels[..3 * height as usize], width: 1, height };
@@ -608,9 +609,9 @@ fn soft_tokens_stand_where_the_prompt_has_them_whatever_its_chunks() {
             .graph(cached("two", 2, "y", 2))
             .graph(cached("four", 4, "y", 2))
             .graph(head())
-            .open::<Toy>()
+            .open::<TinyModel>()
             .unwrap();
-        // The first picture goes over the border of two chunks.
+        // The first image goes over the border of two chunks.
         let prompt = [Segment::Tokens(&[1, 2]), picture(4), Segment::Tokens(&[1]), picture(2)];
         assert_eq!(op.prefill(&prompt).unwrap(), [20.0, 21.0, 7.0]);
         let keys = op.bound("one", "past_k_0").unwrap();
@@ -623,7 +624,7 @@ fn bad_soft_rows_are_no_fault_of_the_prompt_nor_of_the_weights() {
     let mut op = harness(json!({"decode": "one", "lmhead": "head"}), json!({}))
         .graph(cached("one", 1, "y", 2))
         .graph(head())
-        .open::<Toy>()
+        .open::<TinyModel>()
         .unwrap();
     for (pixel, code, says) in [
         (
@@ -645,16 +646,16 @@ fn bad_soft_rows_are_no_fault_of_the_prompt_nor_of_the_weights() {
     }
 }
 
-/// An op that says it takes images, and leaves the prompt to the kit.
+/// An op that declares that it takes images, and leaves the prompt to the kit.
 struct Placing(Decoder);
 
 impl Op for Placing {
     fn describe() -> OpDescription {
-        OpDescription { modalities: vec![Modality::Text, Modality::Image], ..Toy::describe() }
+        OpDescription { modalities: vec![Modality::Text, Modality::Image], ..TinyModel::describe() }
     }
 
     fn open(host: &mut Host) -> Result<Self> {
-        Toy::open(host).map(|Toy(decoder)| Self(decoder))
+        TinyModel::open(host).map(|TinyModel(decoder)| Self(decoder))
     }
 
     fn decoder_mut(&mut self) -> Option<&mut Decoder> {
@@ -663,7 +664,7 @@ impl Op for Placing {
 }
 
 #[test]
-fn an_op_that_leaves_images_to_the_kit_hears_what_to_write() {
+fn images_left_to_the_kit_are_an_error_with_what_to_write() {
     let mut op = harness(json!({"decode": "one", "lmhead": "head"}), json!({}))
         .graph(cached("one", 1, "y", 2))
         .graph(head())
@@ -676,10 +677,11 @@ fn an_op_that_leaves_images_to_the_kit_hears_what_to_write() {
 }
 
 #[test]
-fn places_of_pictures_go_with_the_state() {
+fn positions_of_images_go_with_the_state() {
     let mut graph = cached("one", 1, "logits", 3);
     graph.inputs.push(tensor("height", F32, [1, 1]));
-    let mut op = harness(json!({"decode": "one"}), json!({})).graph(graph).open::<Toy>().unwrap();
+    let mut op =
+        harness(json!({"decode": "one"}), json!({})).graph(graph).open::<TinyModel>().unwrap();
     let square = Segment::Image { rgb: &[9; 12], width: 2, height: 2 };
     let height = |op: &mut OpenOp| op.decode(1).unwrap()[2];
     // Text goes on behind the longer side.
@@ -691,7 +693,7 @@ fn places_of_pictures_go_with_the_state() {
     op.truncate(3).unwrap();
     assert_eq!(height(&mut op), 3.0, "behind the picture's first row");
     op.truncate(1).unwrap();
-    // A prompt that fails at its last token leaves its second picture nowhere.
+    // A prompt that fails at its last token leaves its second image nowhere.
     let dot = Segment::Image { rgb: &[9; 3], width: 1, height: 1 };
     let odd = [square, Segment::Tokens(&[9]), dot];
     assert_eq!(op.prefill(&odd).unwrap_err().code(), ErrorCode::PROMPT);
@@ -713,7 +715,7 @@ fn what_does_not_fit_is_named() {
     let fail = |graphs: Vec<GraphInfo>, params: Value, manifest: Value| {
         let harness = harness(params, manifest);
         let harness = graphs.into_iter().fold(harness, OpHarness::graph);
-        harness.open::<Toy>().unwrap_err().message().to_owned()
+        harness.open::<TinyModel>().unwrap_err().message().to_owned()
     };
     let names = || json!({"decode": "one", "lmhead": "head"});
     let none = json!({});

@@ -14,7 +14,7 @@ use qhx_op::{
 };
 use serde_json::{Value, json};
 
-struct Toy {
+struct TinyModel {
     graphs: [GraphId; 2],
     state: StateCarrier,
     source: BufferId,
@@ -23,7 +23,7 @@ struct Toy {
 
 const PIECE: usize = 8;
 
-impl Op for Toy {
+impl Op for TinyModel {
     fn describe() -> OpDescription {
         OpDescription {
             name: "toy".into(),
@@ -117,7 +117,7 @@ fn harness(rows: [usize; 3]) -> OpHarness {
 }
 
 #[test]
-fn a_graph_that_does_not_read_the_cache_fills_it_and_pieces_fill_buffers() {
+fn a_graph_that_does_not_read_the_cache_fills_it() {
     let harness = harness([2, 2, 3]).script(|step| {
         if step.graph() == "prompt" {
             return step.set("new_k", &[1., 1., 1., 2., 2., 2., 3., 3., 3., 4., 4., 4.]);
@@ -130,7 +130,7 @@ fn a_graph_that_does_not_read_the_cache_fills_it_and_pieces_fill_buffers() {
         assert_eq!(past, expected);
         step.set("new_k", &[9.; 6])
     });
-    let mut op = harness.open::<Toy>().unwrap();
+    let mut op = harness.open::<TinyModel>().unwrap();
     let filled = op.prefill(&[Segment::Tokens(&[1, 2])]).unwrap();
     let expected = [10., 11., 12., 13., 14., 15., 16., 17., 20., 21., 22., 23., 24.];
     assert_eq!(filled, expected);
@@ -140,7 +140,7 @@ fn a_graph_that_does_not_read_the_cache_fills_it_and_pieces_fill_buffers() {
 #[test]
 fn rows_that_do_not_fit_the_cache_are_refused() {
     for rows in [[2, 5, 3], [3, 2, 3], [2, 2, 4]] {
-        let error = harness(rows).open::<Toy>().unwrap_err().to_string();
+        let error = harness(rows).open::<TinyModel>().unwrap_err().to_string();
         assert!(error.contains("past_k") && error.contains("\"prompt\""), "{error}");
     }
 }
@@ -152,7 +152,7 @@ struct Rows {
     past: Rc<RefCell<Vec<f32>>>,
 }
 
-/// A toy whose graph `step` gives rows that end with `Rows::new`.
+/// A tiny model whose graph `step` gives rows that end with `Rows::new`.
 fn counting() -> (OpHarness, Rows) {
     let rows = Rows::default();
     let shared = rows.clone();
@@ -182,9 +182,9 @@ fn visible(cache: &[f32], rows: usize) -> Vec<f32> {
 }
 
 #[test]
-fn a_row_that_is_not_finite_fails_the_step_and_stays_out_of_the_cache() {
+fn a_row_that_is_not_finite_stays_out_of_the_cache() {
     let (harness, Rows { new, past }) = counting();
-    let mut op = harness.open::<Toy>().unwrap();
+    let mut op = harness.open::<TinyModel>().unwrap();
     op.decode(0).unwrap();
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         new.set(bad);
@@ -202,9 +202,9 @@ fn a_row_that_is_not_finite_fails_the_step_and_stays_out_of_the_cache() {
 }
 
 #[test]
-fn a_snapshot_in_the_memory_of_one_that_was_dropped_holds_its_own_state() {
+fn a_snapshot_in_reused_memory_holds_its_own_state() {
     let (harness, Rows { new, past }) = counting();
-    let mut op = harness.open::<Toy>().unwrap();
+    let mut op = harness.open::<TinyModel>().unwrap();
     let step = |op: &mut qhx_op::harness::OpenOp, value| {
         new.set(value);
         op.decode(0).unwrap();
@@ -232,7 +232,7 @@ struct Views(BufferId);
 
 impl Op for Views {
     fn describe() -> OpDescription {
-        Toy::describe()
+        TinyModel::describe()
     }
 
     fn open(host: &mut Host) -> Result<Self> {
@@ -280,7 +280,7 @@ struct Encoders;
 
 impl Op for Encoders {
     fn describe() -> OpDescription {
-        Toy::describe()
+        TinyModel::describe()
     }
 
     fn open(host: &mut Host) -> Result<Self> {

@@ -1,4 +1,4 @@
-//! Checked samples, and long clips in pieces.
+//! Checked samples, and long clips in chunks.
 
 use std::ops::Range;
 
@@ -20,8 +20,11 @@ impl std::fmt::Debug for Clip<'_> {
 }
 
 impl<'a> Clip<'a> {
-    /// Errors when there are no samples, when they do not have `expected` samples a second, or when one
-    /// is NaN, infinite, or far from the range from −1 to 1.
+    /// A clip of samples, `rate` of them a second.
+    ///
+    /// # Errors
+    /// When there are no samples, when they do not have `expected` samples a second, or when one is NaN, infinite, or
+    /// far from the range from −1 to 1.
     pub fn new(samples: &'a [f32], rate: u32, expected: u32) -> Result<Self> {
         if rate != expected {
             return Err(Error::prompt(format!(
@@ -43,7 +46,10 @@ impl<'a> Clip<'a> {
         Ok(Self { samples })
     }
 
-    /// The clip of a segment. Errors when the segment is none, or is not sound.
+    /// The clip of a segment.
+    ///
+    /// # Errors
+    /// When the segment is none, or is malformed.
     pub fn of_segment(segment: &Segment<'a>, expected: u32) -> Result<Self> {
         match *segment {
             Segment::Audio { samples, rate } => Self::new(samples, rate, expected),
@@ -63,10 +69,11 @@ impl<'a> Clip<'a> {
     }
 }
 
-/// Cuts `len` samples into pieces of `piece`, the last one shorter, each of which begins `overlap`
-/// samples before the one before it ends. No piece lies within the overlap alone.
+/// Splits `len` samples into chunks of `piece`, the last one shorter, each of which begins `overlap`
+/// samples before the one before it ends. No chunk lies within the overlap alone.
 ///
-/// Errors unless `overlap` is less than `piece`.
+/// # Errors
+/// Unless `overlap` is less than `piece`.
 pub fn pieces(
     len: usize,
     piece: usize,
@@ -92,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_that_are_no_sound_are_refused() {
+    fn samples_that_are_no_audio_are_refused() {
         for (bad, part) in [(f32::NAN, "NaN"), (f32::NEG_INFINITY, "-inf"), (-30_000.0, "-30000")] {
             let error = Clip::new(&[0.0, 0.5, bad], 16_000, 16_000).unwrap_err();
             assert!(error.message().contains("sample 2 of 3"), "{error}");
@@ -109,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_overlap_and_cover_the_clip() {
+    fn chunks_overlap_and_cover_the_clip() {
         let cut = |len, piece, overlap| -> Vec<_> {
             pieces(len, piece, overlap).unwrap().map(|piece| (piece.start, piece.end)).collect()
         };

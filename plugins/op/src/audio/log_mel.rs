@@ -82,7 +82,10 @@ pub struct LogMel {
 }
 
 impl LogMel {
-    /// Plans the transform and makes the filters. Errors name what does not fit.
+    /// Plans the transform and makes the filters.
+    ///
+    /// # Errors
+    /// When options do not fit each other; the message names them.
     pub fn new(front: FrontEnd) -> Result<Self> {
         let FrontEnd { frame, hop, fft, left, span, .. } = front;
         let stft = Stft::new(frame, fft, front.window)?;
@@ -107,7 +110,7 @@ impl LogMel {
         self.filters.mels()
     }
 
-    /// Frames of a clip of `samples`. Give the clip's own length for the frames that hold sound, and the
+    /// Frames of a clip of `samples`. Give the clip's own length for the frames that hold audio, and the
     /// length it is padded to for all that a class makes.
     pub fn frames(&self, samples: usize) -> usize {
         let FrontEnd { hop, left, span, .. } = self.front;
@@ -118,9 +121,10 @@ impl LogMel {
     }
 
     /// Writes the features of the clip's frames into the first rows of `target`, [`LogMel::mels`]
-    /// numbers each, and 0 into the rows after them. Answers with the number of frames.
+    /// numbers each, and 0 into the rows after them. Returns the number of frames.
     ///
-    /// Errors when `target` is not whole rows, or has fewer than the clip has frames.
+    /// # Errors
+    /// When `target` is not whole rows, or has fewer than the clip has frames.
     pub fn write(&mut self, clip: Clip<'_>, target: &mut [f32]) -> Result<usize> {
         let (mels, frames) = (self.mels(), self.frames(clip.samples().len()));
         let fits = frames.checked_mul(mels).is_some_and(|len| len <= target.len());

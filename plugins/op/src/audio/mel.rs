@@ -55,11 +55,11 @@ pub struct MelOptions {
     pub area_norm: bool,
 }
 
-/// A filter is never asked for more often; a manifest that says so would only cost memory.
+/// A filter is never asked for more often; a manifest that declares more would only cost memory.
 const MAX_MELS: usize = 1 << 12;
 
 /// A triangle is never narrower, in hertz: its weights would leave the range of f32.
-const NARROWEST: f64 = 1e-3;
+const MIN_WIDTH: f64 = 1e-3;
 
 /// A bank of triangular filters (`mel_filter_bank` of `transformers.audio_utils`, triangles in hertz).
 /// Only the bins within a triangle are stored.
@@ -73,6 +73,9 @@ pub struct MelFilters {
 
 impl MelFilters {
     /// Filters for spectra of `bins` numbers, from 0 Hz to half of `rate`.
+    ///
+    /// # Errors
+    /// When an option is out of range.
     pub fn new(options: &MelOptions, rate: u32, bins: usize) -> Result<Self> {
         let MelOptions { mels, min_hz, max_hz, scale, area_norm } = *options;
         let nyquist = f64::from(rate / 2);
@@ -90,10 +93,10 @@ impl MelFilters {
         let (mut filters, mut weights) = (Vec::with_capacity(mels), Vec::new());
         for mel in 0..mels {
             let (left, centre, right) = (corner(mel), corner(mel + 1), corner(mel + 2));
-            if right - left < NARROWEST {
+            if right - left < MIN_WIDTH {
                 return Err(Error::manifest(format!(
                     "{mels} mel filters from {min_hz} to {max_hz} Hz: filter {mel} is {} Hz wide, \
-                     expected at least {NARROWEST}; take fewer or a wider range",
+                     expected at least {MIN_WIDTH}; take fewer or a wider range",
                     right - left
                 )));
             }

@@ -1,10 +1,10 @@
-//! From sound to log-mel features, the rows that an audio encoder takes.
+//! From audio to log-mel features, the rows that an audio encoder takes.
 //!
 //! The host gives mono samples ([`crate::Segment::Audio`]) at the rate that the op asks for. An op, in
 //! this order:
 //!
 //! 1. checks them once: [`Clip::new`];
-//! 2. cuts what is longer than the encoder takes: [`pieces`];
+//! 2. splits what is longer than the encoder takes into chunks: [`pieces`];
 //! 3. computes features: [`LogMel::write`], planned in `open`.
 //!
 //! A front end of another kind is put together from [`Stft`], [`MelFilters`] and [`Log`].

@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::{Error, ErrorCode, Result};
 
-/// A transform is never longer; a manifest that says so would only cost memory.
+/// A transform is never longer; a manifest that declares more would only cost memory.
 const MAX_LENGTH: usize = 1 << 16;
 
 /// What a frame is multiplied with.
@@ -97,6 +97,9 @@ impl std::fmt::Debug for Stft {
 
 impl Stft {
     /// Frames of `frame` samples, followed by zeros up to the `fft` of the transform.
+    ///
+    /// # Errors
+    /// When `frame` or `fft` is out of range.
     pub fn new(frame: usize, fft: usize, window: Window) -> Result<Self> {
         if frame == 0 || frame > fft || !(2..=MAX_LENGTH).contains(&fft) {
             return Err(Error::manifest(format!(
@@ -120,7 +123,9 @@ impl Stft {
     }
 
     /// Writes the spectrum of the frame that begins at sample `start`, which may lie before the first.
-    /// Errors when `target` has not [`Stft::bins`] places.
+    ///
+    /// # Errors
+    /// When `target` has not [`Stft::bins`] places.
     pub fn write(
         &mut self,
         samples: &[f32],

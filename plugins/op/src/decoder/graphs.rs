@@ -10,7 +10,7 @@ use crate::{Error, GraphId, Host, OneOrMany, Result};
 const DECODE: &str = "/plan/params/decode";
 const PREFILL: &str = "/plan/params/prefill";
 
-/// What `plan.params` says of a decoder ([`crate::schema::decoder`]).
+/// What `plan.params` declares about a decoder ([`crate::schema::decoder`]).
 #[derive(Debug, Deserialize)]
 struct Params {
     decode: OneOrMany,
@@ -52,7 +52,7 @@ impl<'a> LayerState<'a> {
 }
 
 /// The graphs of a decoder, as `plan.params` names them: `decode` takes one token, those of `prefill`
-/// take several, `lmhead` makes logits of a hidden row.
+/// take several, `lmhead` makes logits of a hidden state.
 #[derive(Debug)]
 pub struct DecoderGraphs {
     /// Graphs of a step with their number of rows: those for one token, and then those for prompts,
@@ -64,6 +64,9 @@ pub struct DecoderGraphs {
 
 impl DecoderGraphs {
     /// Finds the graphs. Graphs of `prefill` with as many rows of `x` are the shards of one pass.
+    ///
+    /// # Errors
+    /// When a graph is missing, or graphs do not fit each other.
     pub fn find(host: &Host) -> Result<Self> {
         let params: Params = host.params()?;
         let decode = params.decode.graphs(host, DECODE)?;
@@ -97,19 +100,25 @@ impl DecoderGraphs {
         self.passes.iter().map(|(_, graphs)| graphs.as_slice()).collect()
     }
 
-    /// Values of a hidden row.
+    /// Values of a hidden state.
     pub fn hidden(&self) -> usize {
         self.hidden
     }
 
     /// Opens the embedding table `artifacts.embed` for rows of [`DecoderGraphs::hidden`] values, and
     /// checks the manifest's own numbers, `params.hidden` and `params.vocab`.
+    ///
+    /// # Errors
+    /// When the table does not fit these numbers.
     pub fn embedding(&self, host: &mut Host) -> Result<Embedding> {
         host.embedding_for(self.passes[0].1[0])
     }
 
-    /// Checks that each layer carries the state of one of `kinds`, and all of it. The manifest says
+    /// Checks that each layer carries the state of one of `kinds`, and all of it. The manifest declares
     /// in `params.n_layers` how many layers there are; where it does not, nothing is checked.
+    ///
+    /// # Errors
+    /// When a layer lacks a state, or has another one.
     pub fn check_layers(
         &self,
         host: &Host,

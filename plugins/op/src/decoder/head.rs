@@ -1,4 +1,4 @@
-//! From a hidden row to logits: a graph of its own, or the last shard itself.
+//! From a hidden state to logits: a graph of its own, or the last shard itself.
 
 use crate::{Error, GraphId, Host, Port, Result, View};
 
@@ -15,7 +15,7 @@ pub struct HiddenRows {
     pub rows: usize,
 }
 
-/// The graph from a hidden row `x` to `logits`.
+/// The graph from a hidden state `x` to `logits`.
 #[derive(Debug)]
 pub struct Head {
     graph: GraphId,
@@ -28,6 +28,9 @@ pub struct Head {
 
 impl Head {
     /// Finds the tensors and checks that it can read a row of each of `sources`.
+    ///
+    /// # Errors
+    /// When a tensor is missing, or has another shape.
     pub fn open(host: &mut Host, graph: GraphId, sources: Vec<HiddenRows>) -> Result<Self> {
         let (input, output) = (host.input(graph, "x")?, host.output(graph, "logits")?);
         let row = host.tensor(graph, input);
@@ -69,6 +72,9 @@ impl Head {
     }
 
     /// Logits of a row of the source with this index.
+    ///
+    /// # Errors
+    /// When the graph cannot be executed.
     pub fn run(&mut self, host: &mut Host, source: usize, row: usize) -> Result<View> {
         self.read(host, source, row)?;
         host.execute(self.graph)?;
@@ -97,6 +103,9 @@ pub(super) enum Tail {
 
 impl Tail {
     /// Binds what the last shard of a pass of `rows` tokens gives.
+    ///
+    /// # Errors
+    /// When there is not one row of logits for each token, or a tensor is not f16 or f32.
     pub fn bind(host: &mut Host, last: GraphId, rows: usize) -> Result<Self> {
         let info = host.graph(last);
         if let Some(port) = info.output("logits").map(Port::Output) {
@@ -123,6 +132,9 @@ impl Tail {
     }
 
     /// The rows for the head of `graph`.
+    ///
+    /// # Errors
+    /// When the rows are not those that the head takes.
     pub fn hidden(self, host: &Host, rows: usize, graph: GraphId) -> Result<HiddenRows> {
         match self {
             Self::Hidden(hidden) => Ok(hidden),

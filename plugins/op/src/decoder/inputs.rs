@@ -7,10 +7,10 @@ use crate::fill::{CausalMask, Embedding, FloatInput, Rope, RopeTables, StepMask}
 use crate::state::PositionTrack;
 use crate::{GraphId, Host, Result};
 
-/// The graphs that take so many tokens in one step.
+/// The graphs that take a number of tokens in one step.
 #[derive(Debug, Clone, Copy)]
 pub struct Pass<'a> {
-    /// Its number: 0 takes one token; those for prompts follow, the narrowest first.
+    /// Its number: 0 takes one token; the prefill passes follow, the narrowest first.
     pub index: usize,
     /// The shards, in order.
     pub graphs: &'a [GraphId],
@@ -51,7 +51,7 @@ impl<'a> Chunk<'a> {
     }
 }
 
-/// Hidden rows that stand in a prompt instead of those of its tokens: what a picture or a sound becomes.
+/// Hidden states that stand in a prompt instead of those of its tokens: what an image or audio becomes.
 #[derive(Debug, Clone, Copy)]
 pub struct SoftRows<'a> {
     /// Index in the prompt of the token that the first row stands for.
@@ -117,7 +117,7 @@ struct ValidPass {
     valid: Vec<FloatInput>,
     /// With the number of rows that are kept, and the columns of each.
     keep: Vec<(FloatInput, usize, usize)>,
-    /// Tokens that the inputs say there are; none before the first step.
+    /// Tokens that the inputs declare; none before the first step.
     tokens: Option<usize>,
 }
 
@@ -125,8 +125,8 @@ const VALID: &str = "valid";
 const KEEP: &str = "keep";
 
 impl ValidRows {
-    /// True when a graph is told which of its rows are tokens.
-    pub fn told(host: &Host, graph: GraphId) -> bool {
+    /// True when a graph has an input for which of its rows are tokens.
+    pub fn has_inputs(host: &Host, graph: GraphId) -> bool {
         [VALID, KEEP].iter().any(|name| host.graph(graph).input(name).is_some())
     }
 }

@@ -79,6 +79,9 @@ impl DecoderBuilder {
     }
 
     /// Binds everything, and checks that the passes fit each other, the head and the manifest.
+    ///
+    /// # Errors
+    /// When one of these checks fails.
     pub fn open(self, host: &mut Host) -> Result<Decoder> {
         let Self { op, graphs, state, embedding, mut fillers } = self;
         let embedding = match embedding {
@@ -101,9 +104,10 @@ impl DecoderBuilder {
             let tail = Tail::bind(host, shards[shards.len() - 1], rows)?;
             let writes = shards.iter().rposition(|&graph| state.writes(index, graph));
             let fills = writes.map_or(shards.len(), |last| last + 1);
-            let told =
-                |&graph: &GraphId| !state.replaces(index, graph) || ValidRows::told(host, graph);
-            let only_full = rows > 1 && !shards.iter().all(told);
+            let masks_rows = |&graph: &GraphId| {
+                !state.replaces(index, graph) || ValidRows::has_inputs(host, graph)
+            };
+            let only_full = rows > 1 && !shards.iter().all(masks_rows);
             passes.push(Shards { graphs: shards, rows, fills, tail, source: None, only_full });
         }
         let head = match graphs.head {
@@ -186,7 +190,7 @@ fn vocab(host: &Host, passes: &[Shards], head: Option<&Head>) -> Result<usize> {
     Ok(logits.len)
 }
 
-/// The shards that take so many tokens in one step.
+/// The shards that take a number of tokens in one step.
 #[derive(Debug)]
 struct Shards {
     graphs: Vec<GraphId>,
@@ -196,8 +200,8 @@ struct Shards {
     tail: Tail,
     /// Number of its rows among those that the head reads.
     source: Option<usize>,
-    /// A state that is replaced as a whole would take in the rows after the last token, too: no graph is told which
-    /// rows are tokens.
+    /// A state that is replaced as a whole would take in the rows after the last token, too: no graph has an input for
+    /// which rows are tokens.
     only_full: bool,
 }
 
@@ -214,7 +218,7 @@ const STEP: usize = 0;
 #[derive(Debug)]
 pub struct Decoder {
     op: &'static str,
-    /// The one-token pass, and then those for prompts, the narrowest first. The number of a pass is
+    /// The one-token pass, and then the prefill passes, the narrowest first. The number of a pass is
     /// that of its group in the state carrier.
     passes: Vec<Shards>,
     /// Which of them prompts go through.
@@ -229,7 +233,7 @@ pub struct Decoder {
     max_ctx: usize,
     /// Tokens of the chunk under way; holds as many as the widest pass takes.
     chunk: Vec<u32>,
-    /// The pass that ran the tokens of `chunk` and keeps none of them yet.
+    /// The pass that ran the tokens of `chunk`, none of which is accepted yet.
     unkept: Option<(usize, u64)>,
     fill_span: SpanId,
     commit_span: SpanId,
@@ -242,7 +246,7 @@ impl Decoder {
         DecoderBuilder { op, graphs, state, embedding: None, fillers: Vec::new() }
     }
 
-    /// What the op says of itself.
+    /// What the op declares about itself.
     pub fn info(&self) -> OpInfo {
         let mut info = OpInfo { vocab: self.vocab, max_ctx: self.max_ctx, ..OpInfo::default() };
         self.state.describe(&mut info);
@@ -273,18 +277,22 @@ impl Decoder {
         &mut self.state
     }
 
-    /// Consumes the tokens of a prompt of text only; answers with the logits of the last. What was
+    /// Consumes the tokens of a prompt of text only; returns the logits of the last. What was
     /// consumed before a failure stays.
+    ///
+    /// # Errors
+    /// When the prompt is empty, holds more than text, or does not fit the context, or when a graph fails.
     pub fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
         let total = count_tokens(self.op, segments)?;
         self.consume(host, total, tokens(segments), &[])
     }
 
-    /// Consumes a prompt in which `soft` rows stand instead of those of some tokens; answers with the logits of the
+    /// Consumes a prompt in which `soft` rows stand instead of those of some tokens; returns the logits of the
     /// last token. What was consumed before a failure stays.
     ///
-    /// Errors when rows are not as wide as `x`, hold NaN or infinite values, or stand beyond the prompt: faults of who
-    /// made them, and not of the prompt.
+    /// # Errors
+    /// When rows are not as wide as `x`, hold NaN or infinite values, or stand beyond the prompt: faults of who made
+    /// them, and not of the prompt.
     pub fn prefill_soft(
         &mut self,
         host: &mut Host,
@@ -342,7 +350,10 @@ impl Decoder {
         }
     }
 
-    /// Consumes one token; answers with its logits. Allocates nothing.
+    /// Consumes one token; returns its logits. Allocates nothing.
+    ///
+    /// # Errors
+    /// When the token is unknown, the context is full, or a graph fails.
     pub fn decode(&mut self, host: &mut Host, token: u32) -> Result<View> {
         check_room(self.state.position(), 1, self.max_ctx)?;
         self.chunk.clear();
@@ -351,7 +362,7 @@ impl Decoder {
     }
 
     /// Runs `self.chunk`, which begins with the token `index` of the prompt, through a pass and commits the state
-    /// last, so that a failure leaves it as it was. With `logits`, answers with those of the last token; without,
+    /// last, so that a failure leaves it as it was. With `logits`, returns those of the last token; without,
     /// graphs that write no state are left out.
     fn step(
         &mut self,
@@ -378,7 +389,7 @@ impl Decoder {
         soft: &[SoftRows<'_>],
         logits: bool,
     ) -> Result<()> {
-        // What was not kept until now is not kept.
+        // What was not accepted until now is dropped.
         self.unkept = None;
         let start = Instant::now();
         let Shards { graphs, fills, .. } = &self.passes[pass];

@@ -6,7 +6,7 @@ const PLANNED: usize = 4096;
 /// What a pass costs, in a unit that is the same for all passes of a decoder.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct PassCost {
-    /// Tokens that it takes at most.
+    /// Maximum number of tokens.
     pub rows: usize,
     /// It takes as many tokens as it has rows, no fewer.
     pub only_full: bool,
@@ -22,7 +22,7 @@ pub(super) struct PassCost {
 /// a look into a table.
 #[derive(Debug)]
 pub(super) struct Passes {
-    /// Index of the pass that begins what is cheapest for so many tokens; nothing stands for 0 tokens.
+    /// Index of the pass that begins what is cheapest for n tokens; nothing stands for 0 tokens.
     first: Vec<u16>,
     /// For more tokens than that: the pass with the lowest cost of a row.
     steady: usize,
@@ -87,7 +87,7 @@ fn take(cost: &PassCost, left: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graphs::guessed;
+    use crate::graphs::assumed;
 
     fn pass(rows: usize, cost: f64) -> PassCost {
         PassCost { rows, only_full: false, logits: true, fill: cost, whole: cost }
@@ -140,14 +140,14 @@ mod tests {
             vec![pass(1, 3.0), PassCost { logits: false, fill: 1.5, ..pass(4, 9.0) }],
             vec![PassCost { fill: 0.5, ..pass(1, 2.0) }, PassCost { fill: 1.0, ..pass(4, 2.2) }],
         ];
-        fn least(costs: &[PassCost], left: usize) -> f64 {
+        fn min_cost(costs: &[PassCost], left: usize) -> f64 {
             let mut best = f64::INFINITY;
             for cost in costs {
                 for count in 1..=cost.rows.min(left) {
                     if count < cost.rows && cost.only_full || count == left && !cost.logits {
                         continue;
                     }
-                    let rest = if count == left { 0.0 } else { least(costs, left - count) };
+                    let rest = if count == left { 0.0 } else { min_cost(costs, left - count) };
                     best = best.min(rest + if count == left { cost.whole } else { cost.fill });
                 }
             }
@@ -156,7 +156,7 @@ mod tests {
         for costs in sets {
             for tokens in 1..=13 {
                 let found = total(&costs, &steps(&costs, tokens));
-                let expected = least(&costs, tokens);
+                let expected = min_cost(&costs, tokens);
                 assert!(
                     (found - expected).abs() < 1e-9,
                     "{costs:?}, {tokens}: {found}, {expected}"
@@ -166,8 +166,8 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_of_any_length_is_consumed_in_the_widest_steps_that_pay() {
-        let costs = [pass(1, 1.0), pass(16, guessed(16)), pass(128, guessed(128))];
+    fn a_prompt_is_consumed_in_the_widest_steps_that_pay() {
+        let costs = [pass(1, 1.0), pass(16, assumed(16)), pass(128, assumed(128))];
         let long = steps(&costs, 9_999);
         assert_eq!(long.iter().map(|(_, count)| count).sum::<usize>(), 9_999);
         assert_eq!(long.iter().filter(|(rows, _)| *rows == 128).count(), 78);

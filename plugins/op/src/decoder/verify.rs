@@ -1,19 +1,19 @@
-//! Checking guessed tokens: several in one step, of which only the right ones are kept.
+//! Verifying draft tokens: several in one step, of which only the right ones are accepted.
 //!
-//! A step of several rows reads the weights once for all of them. Nothing of it is kept before the host has said how
-//! many tokens were right, so that there is nothing to take back: caches get the rows of the tokens that stay, which
-//! holds for rings, too, and a state that is replaced as a whole still has its old buffer. The new one is of all
-//! tokens; where only some stay, these go through the graphs once more.
+//! A step of several rows reads the weights once for all of them. Nothing of it is accepted before the host has
+//! reported how many tokens were right, so that there is nothing to take back: caches get the rows of the tokens that
+//! stay, which holds for rings, too, and a state that is replaced as a whole still has its old buffer. The new one is
+//! of all tokens; where only some stay, these go through the graphs once more.
 //!
 //! Logits are made row by row, and only of the rows that the host asks for. With a head that takes one row, it is
-//! executed once for each token that the host gets, as often as without guesses.
+//! executed once for each token that the host gets, as often as without draft tokens.
 
 use super::{Decoder, STEP, Shards, last};
 use crate::text::check_room;
 use crate::{Error, Host, Result, Verification, View};
 
 impl Decoder {
-    /// In steps of how many tokens guesses are checked, or why not.
+    /// In steps of how many tokens draft tokens are verified, or why not.
     pub fn verification(&self) -> Verification {
         let passes = self.passes.iter().enumerate();
         let widths: Vec<_> =
@@ -38,6 +38,9 @@ impl Decoder {
 
     /// Runs tokens through the narrowest graphs that take them. The state stays as it is until
     /// [`Decoder::accept`]. Allocates nothing.
+    ///
+    /// # Errors
+    /// When no graphs take as many tokens, the context is full, or a graph fails.
     pub fn verify(&mut self, host: &mut Host, tokens: &[u32]) -> Result<()> {
         self.unkept = None;
         check_room(self.state.position(), tokens.len(), self.max_ctx)?;
@@ -63,6 +66,9 @@ impl Decoder {
     }
 
     /// Logits of the position of token `row` of the last [`Decoder::verify`].
+    ///
+    /// # Errors
+    /// When there is no such row, or the head fails.
     pub fn row_logits(&mut self, host: &mut Host, row: usize) -> Result<View> {
         match self.current() {
             Some(pass) if row < self.chunk.len() => last(self.logits_of(host, pass, row)?),
@@ -72,6 +78,9 @@ impl Decoder {
 
     /// Keeps the first `count` tokens of the last [`Decoder::verify`]. Where a state is replaced as a whole and not
     /// all tokens stay, those that do go through the graphs once more.
+    ///
+    /// # Errors
+    /// When there are not as many tokens, or a graph fails.
     pub fn accept(&mut self, host: &mut Host, count: usize) -> Result<()> {
         let pass = self.current();
         self.unkept = None;
@@ -87,7 +96,7 @@ impl Decoder {
             return self.commit(host, pass, count);
         }
         self.chunk.truncate(count);
-        // A single token goes the way that it goes without guesses, to the same state.
+        // A single token goes the way that it goes without draft tokens, to the same state.
         let fits = |&pass: &usize| {
             let Shards { rows, only_full, .. } = self.passes[pass];
             !only_full && count <= rows

@@ -27,12 +27,18 @@ pub struct Embedding {
 
 impl Embedding {
     /// Maps the table `artifacts.embed` and checks that its size is a whole number of rows, `vocab`
-    /// of them when the manifest says how many.
+    /// of them when the manifest declares how many.
+    ///
+    /// # Errors
+    /// When the table is missing, or has another size.
     pub fn open(host: &mut Host, hidden: usize, vocab: Option<usize>) -> Result<Self> {
         Self::open_at(host, "/artifacts/embed", hidden, vocab)
     }
 
     /// The same for the table at another place in the manifest, such as `/artifacts/embed_layers`.
+    ///
+    /// # Errors
+    /// As [`Embedding::open`].
     pub fn open_at(
         host: &mut Host,
         pointer: &str,
@@ -80,6 +86,9 @@ impl Embedding {
     ///
     /// Gemma's factor is √hidden. A reference that holds its weights in another type rounds the root
     /// to that type first, so give the number that the reference has.
+    ///
+    /// # Errors
+    /// When `factor` is not finite.
     pub fn scaled(mut self, factor: f32) -> Result<Self> {
         if !factor.is_finite() {
             return Err(Error::manifest(format!(
@@ -108,6 +117,9 @@ impl Embedding {
     }
 
     /// Allocates and binds the input `role` of a graph, which holds `rows` rows of this table.
+    ///
+    /// # Errors
+    /// When the graph has no such input, or it does not hold these rows.
     pub fn bind(
         &self,
         host: &mut Host,
@@ -122,16 +134,25 @@ impl Embedding {
 
     /// Writes the rows of `tokens` into a bound input, one below the other, and zeros into the rows
     /// after them. More tokens than rows are an error.
+    ///
+    /// # Errors
+    /// When there are more tokens than rows, or a token is beyond the table.
     pub fn fill(&self, host: &mut Host, tokens: &[u32], input: &FloatInput) -> Result<()> {
         self.gather_rows(host, tokens, input.buffer(), input.dtype())
     }
 
     /// Checks that a graph's input holds one row of f16 or f32.
+    ///
+    /// # Errors
+    /// When it does not.
     pub fn check(&self, host: &Host, graph: GraphId, port: Port) -> Result<()> {
         self.check_rows(host, graph, port, 1)
     }
 
     /// Checks that a graph's input holds `rows` rows of f16 or f32.
+    ///
+    /// # Errors
+    /// When it does not.
     pub fn check_rows(&self, host: &Host, graph: GraphId, port: Port, rows: usize) -> Result<()> {
         host.require_float(graph, port)?;
         let tensor = host.tensor(graph, port);
@@ -147,6 +168,9 @@ impl Embedding {
     }
 
     /// Writes the row of `token` into a buffer of `dtype`.
+    ///
+    /// # Errors
+    /// When the token is beyond the table, or the buffer is shorter than a row.
     pub fn gather(
         &self,
         host: &mut Host,
@@ -159,6 +183,9 @@ impl Embedding {
 
     /// Writes the rows of `tokens` into a buffer of `dtype`, one below the other, and zeros into
     /// the rows after them. Tokens beyond the buffer's rows are an error.
+    ///
+    /// # Errors
+    /// When there are more tokens than rows, or a token is beyond the table.
     pub fn gather_rows(
         &self,
         host: &mut Host,
@@ -184,6 +211,9 @@ impl Embedding {
 
     /// Reads columns of the row of `token` as f32, for arithmetic on the host: as many as `out` has,
     /// from `first` on.
+    ///
+    /// # Errors
+    /// When the token or a column is beyond the table.
     pub fn read(&self, host: &Host, token: u32, first: usize, out: &mut [f32]) -> Result<()> {
         let row = self.row(token)?;
         if first.checked_add(out.len()).is_none_or(|end| end > self.hidden) {

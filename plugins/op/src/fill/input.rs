@@ -18,8 +18,10 @@ pub struct FloatInput {
 }
 
 impl FloatInput {
-    /// Allocates and binds the input `role` of a graph. Errors when the graph has no such input,
-    /// or it is not f16 or f32.
+    /// Allocates and binds the input `role` of a graph.
+    ///
+    /// # Errors
+    /// When the graph has no such input, or it is not f16 or f32.
     pub fn require(host: &mut Host, graph: GraphId, role: &str) -> Result<Self> {
         let port = Port::Input(host.graph(graph).require_input(role)?);
         let dtype = host.require_float(graph, port)?;
@@ -30,6 +32,9 @@ impl FloatInput {
 
     /// Allocates and binds the input `role` of all graphs that have one. Graphs whose inputs are
     /// alike in size and element type read the same buffer: one for each form is in the list.
+    ///
+    /// # Errors
+    /// When an input is not f16 or f32.
     pub fn bind_all(host: &mut Host, graphs: &[GraphId], role: &str) -> Result<Vec<Self>> {
         let mut inputs: Vec<Self> = Vec::new();
         for &graph in graphs {
@@ -64,7 +69,10 @@ impl FloatInput {
         self.len
     }
 
-    /// Writes all elements. Errors when there are more or fewer values.
+    /// Writes all elements.
+    ///
+    /// # Errors
+    /// When there are more or fewer values.
     pub fn write(&self, host: &mut Host, values: &[f32]) -> Result<()> {
         if values.len() != self.len {
             let found = format!("{} values, expected {}", values.len(), self.len);
@@ -74,7 +82,10 @@ impl FloatInput {
         Ok(())
     }
 
-    /// Writes the elements from `first` on, such as one row. Errors when they do not fit.
+    /// Writes the elements from `first` on, such as one row.
+    ///
+    /// # Errors
+    /// When they do not fit.
     pub fn write_at(&self, host: &mut Host, first: usize, values: &[f32]) -> Result<()> {
         if first.checked_add(values.len()).is_none_or(|end| end > self.len) {
             let found = format!(

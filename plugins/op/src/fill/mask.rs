@@ -68,7 +68,8 @@ impl CausalMask {
     /// values, where the graph inserts them into the cache at their slots. Graphs whose masks are
     /// alike read the same buffer; one without this input needs none.
     ///
-    /// Errors when a mask has another shape, or a ring is too small for the window.
+    /// # Errors
+    /// When a mask has another shape, or a ring is too small for the window.
     pub fn bind(self, host: &mut Host, graphs: &[GraphId], rows: usize) -> Result<StepMask> {
         for &graph in graphs {
             self.check(host, graph, rows)?;
@@ -211,6 +212,9 @@ pub struct Mask(StepMask);
 impl Mask {
     /// Binds the input `cmask` of a graph over caches of `capacity` rows; `None` when the graph
     /// has no such input.
+    ///
+    /// # Errors
+    /// When the input has another shape or element type.
     pub fn bind(host: &mut Host, graph: GraphId, capacity: usize) -> Result<Option<Self>> {
         Ok(one(host, graph, capacity, 1)?.map(Self))
     }
@@ -228,6 +232,9 @@ pub struct ChunkMask(StepMask);
 impl ChunkMask {
     /// Binds the input `cmask` `[rows, capacity + rows]` of a graph over caches of `capacity` rows;
     /// `None` when the graph has no such input.
+    ///
+    /// # Errors
+    /// When the input has another shape or element type.
     pub fn bind(
         host: &mut Host,
         graph: GraphId,

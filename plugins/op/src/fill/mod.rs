@@ -1,6 +1,6 @@
 //! Fillers for the inputs that the host computes: embedding rows, rotary tables, masks.
 //!
-//! Each reads width and dtype (f16 or f32) from the tensor when it is made and says what does not fit.
+//! Each reads width and dtype (f16 or f32) from the tensor when it is made and reports what does not fit.
 //! Graphs of one step share buffers where their inputs are alike. Filling allocates nothing, and writes
 //! only what changes.
 //!

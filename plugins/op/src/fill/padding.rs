@@ -20,6 +20,9 @@ pub struct PaddingMask {
 impl PaddingMask {
     /// Binds the input `cmask` of a graph over `length` positions; `None` when the graph has no
     /// such input.
+    ///
+    /// # Errors
+    /// When the input has another shape or element type.
     pub fn bind(
         host: &mut Host,
         graph: GraphId,
@@ -32,6 +35,9 @@ impl PaddingMask {
 
     /// Binds the input `cmask` of the graphs of an encoder over `length` positions. Graphs whose masks
     /// are alike read the same buffer; one without this input needs none.
+    ///
+    /// # Errors
+    /// When an input has another shape or element type.
     pub fn bind_all(
         host: &mut Host,
         graphs: &[GraphId],
@@ -70,8 +76,8 @@ impl PaddingMask {
         self.fill_texts(host, &[real]);
     }
 
-    /// Fills the mask for texts of so many tokens, at least one each, that stand one behind the other: a block for each
-    /// on the diagonal. A mask without a row for each position shows every token all texts.
+    /// Fills the mask for texts of these numbers of tokens, at least one each, that stand one behind the other: a block
+    /// for each on the diagonal. A mask without a row for each position shows every token all texts.
     ///
     /// The rows of the padding see what the last text sees. Nobody reads what becomes of them, and a row in which
     /// all is hidden would be the odd one out.

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use crate::{Error, Host, Result};
 
-/// A head is never wider; a manifest that says so would only cost memory.
+/// A head is never wider; a manifest that declares it would only cost memory.
 const MAX_DIM: usize = 1 << 16;
 
 /// Base of the frequencies when the manifest does not say (RoFormer, arXiv 2104.09864).
@@ -150,7 +150,7 @@ impl Sections {
     }
 }
 
-/// What a manifest says of a rotary embedding. An op that has other defaults sets what is absent.
+/// What a manifest declares about a rotary embedding. An op that has other defaults sets what is absent.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct RopeParams {
@@ -162,13 +162,16 @@ pub struct RopeParams {
     pub theta: Option<f64>,
     /// `rope_scaling`.
     pub scaling: Option<RopeScaling>,
-    /// `rope_scaling.mrope_section`, in the order that `rope_scaling.mrope_interleaved` says.
+    /// `rope_scaling.mrope_section`, in the order that `rope_scaling.mrope_interleaved` declares.
     pub sections: Option<Sections>,
 }
 
 impl RopeParams {
     /// Reads the keys `rotary_dim`, `head_dim`, `partial_rotary_factor`, `rope_theta` and
     /// `rope_scaling` of the object at `pointer`: `/params`, or another one for a second rope.
+    ///
+    /// # Errors
+    /// When a key has another type than expected.
     pub fn read(host: &Host, pointer: &str) -> Result<Self> {
         let at = |key: &str| format!("{pointer}/{key}");
         let mut rotary_dim = host.value::<usize>(&at("rotary_dim"))?;
@@ -191,28 +194,31 @@ impl RopeParams {
         })
     }
 
-    /// The rope for the inputs `cos` and `sin`. Theta is 10,000 where nothing says otherwise.
+    /// The rope for the inputs `cos` and `sin`. Theta is 10,000 where nothing else is declared.
     ///
     /// Without a dimension, the rope serves graphs that have no such inputs; binding one that has
     /// them is an error.
+    ///
+    /// # Errors
+    /// When the parameters are invalid, or do not fit each other.
     pub fn rope(&self) -> Result<Rope> {
-        let said = |e: Error| Error::manifest(format!("manifest {}: {e}", self.pointer));
+        let at_pointer = |e: Error| Error::manifest(format!("manifest {}: {e}", self.pointer));
         let Some(dim) = self.rotary_dim else {
             return Ok(Rope::with_pairs(0, 0, THETA));
         };
-        let mut rope = Rope::new(dim, self.theta.unwrap_or(THETA)).map_err(said)?;
+        let mut rope = Rope::new(dim, self.theta.unwrap_or(THETA)).map_err(at_pointer)?;
         if let Some(scaling) = self.scaling {
-            rope = rope.scaled(scaling).map_err(said)?;
+            rope = rope.scaled(scaling).map_err(at_pointer)?;
         }
         if let Some(sections) = self.sections {
-            rope = rope.sectioned(sections).map_err(said)?;
+            rope = rope.sectioned(sections).map_err(at_pointer)?;
         }
         Ok(rope)
     }
 }
 
 /// Rotary position tables (RoFormer, arXiv 2104.09864) for the inputs `cos` and `sin`, or those that
-/// [`Rope::named`] says.
+/// [`Rope::named`] declares.
 ///
 /// The angle of pair `i` at position `p` is `p · θ^(−2i/rotary_dim)`, in f32 as in the reference
 /// implementations. A table as wide as half the rotary dimension gets one value a pair; one as
@@ -233,6 +239,9 @@ pub struct Rope {
 
 impl Rope {
     /// Frequencies for `rotary_dim` elements of a head and base `theta`.
+    ///
+    /// # Errors
+    /// When `rotary_dim` is odd or too large, or `theta` is out of range.
     pub fn new(rotary_dim: usize, theta: f64) -> Result<Self> {
         if !(2..=MAX_DIM).contains(&rotary_dim) || !rotary_dim.is_multiple_of(2) {
             return Err(Error::manifest(format!(
@@ -259,7 +268,10 @@ impl Rope {
         }
     }
 
-    /// What the manifest says at `pointer`: [`RopeParams::read`], then [`RopeParams::rope`].
+    /// What the manifest declares at `pointer`: [`RopeParams::read`], then [`RopeParams::rope`].
+    ///
+    /// # Errors
+    /// As [`RopeParams::read`] and [`RopeParams::rope`].
     pub fn from_params(host: &Host, pointer: &str) -> Result<Self> {
         RopeParams::read(host, pointer)?.rope()
     }
@@ -272,6 +284,9 @@ impl Rope {
     }
 
     /// The same with scaled frequencies.
+    ///
+    /// # Errors
+    /// When the scaling is out of range.
     pub fn scaled(mut self, scaling: RopeScaling) -> Result<Self> {
         let pairs = self.pairs();
         scaling.check(pairs)?;
@@ -283,6 +298,9 @@ impl Rope {
     }
 
     /// The same for positions of three components.
+    ///
+    /// # Errors
+    /// When the sections do not cover the frequencies.
     pub fn sectioned(mut self, sections: Sections) -> Result<Self> {
         self.axes = sections.axes(self.pairs())?;
         Ok(self)
@@ -312,7 +330,7 @@ impl Rope {
         let turn = |((cos, sin), &frequency): ((&mut f32, &mut f32), &f32), position: f32| {
             (*sin, *cos) = (position * frequency).sin_cos();
         };
-        // Converted once: a conversion for each pair costs as much as a few of the products.
+        // Converted once: a conversion for each pair costs as much as a few of the multiplications.
         let components = position.map(|component| component as f32);
         if position == [position[0]; 3] {
             tables.for_each(|pair| turn(pair, components[0]));
@@ -330,7 +348,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn llama3_scaling_keeps_high_frequencies_divides_low_ones_and_mixes_between() {
+    fn llama3_scaling_divides_low_frequencies_and_mixes_between() {
         // Values of `transformers` for theta 1e4, dimension 8, original length 128.
         let scaling = RopeScaling::Llama3 {
             factor: 8.0,

@@ -8,12 +8,18 @@ use crate::{Error, GraphId, Host, Port, Result};
 
 impl Rope {
     /// Binds the tables of a graph that takes one position; `None` when it has neither.
+    ///
+    /// # Errors
+    /// When an input has another shape or element type, or the rope has no dimension.
     pub fn bind(&self, host: &mut Host, graph: GraphId) -> Result<Option<RopeSlot>> {
         self.bind_rows(host, graph, 1)
     }
 
     /// Binds the tables of a graph that takes `rows` positions, one row each; `None` when it has
     /// neither.
+    ///
+    /// # Errors
+    /// As [`Rope::bind`].
     pub fn bind_rows(
         &self,
         host: &mut Host,
@@ -30,6 +36,9 @@ impl Rope {
 
     /// Binds the tables of graphs that take `rows` positions in one step. Graphs whose tables are
     /// alike read the same buffers; a graph with neither input needs none.
+    ///
+    /// # Errors
+    /// As [`Rope::bind`].
     pub fn bind_all(&self, host: &mut Host, graphs: &[GraphId], rows: usize) -> Result<RopeTables> {
         for &graph in graphs {
             self.check(host, graph, rows)?;
@@ -96,8 +105,10 @@ pub struct RopeSlot {
 }
 
 impl RopeSlot {
-    /// Binds the same tables to the inputs of another graph, so that one fill serves both. Errors
-    /// when they differ in size or element type.
+    /// Binds the same tables to the inputs of another graph, so that one fill serves both.
+    ///
+    /// # Errors
+    /// When they differ in size or element type.
     pub fn bind_also(&self, host: &mut Host, graph: GraphId) -> Result<()> {
         for (role, input) in self.roles.into_iter().zip([self.cos, self.sin]) {
             let info = host.graph(graph);
@@ -155,8 +166,8 @@ impl RopeTables {
         self.fill_rows(host, rope, 0..self.rows, first);
     }
 
-    /// Fills the first rows for texts of so many tokens that stand one behind the other: the positions of each begin
-    /// at 0. Rows after them, and rows that have their position already, stay as they are.
+    /// Fills the first rows for texts of these numbers of tokens that stand one behind the other: the positions of each
+    /// begin at 0. Rows after them, and rows that have their position already, stay as they are.
     pub fn fill_texts(&mut self, host: &mut Host, rope: &mut Rope, lengths: &[usize]) {
         let mut row = 0_usize;
         for &length in lengths {

@@ -1,7 +1,7 @@
 //! int8 weights with one scale a row to f16 or f32.
 //!
-//! On x86-64 a row is converted sixteen values at a time with AVX-512, eight with AVX2 and F16C; elsewhere in blocks, through
-//! f32 and the slice conversion of `half`, which uses the machine's own instructions where it has some.
+//! On x86-64 a row is converted sixteen values at a time with AVX-512, eight with AVX2 and F16C; elsewhere in blocks,
+//! through f32 and the slice conversion of `half`, which uses the machine's own instructions where it has some.
 //! All give the same bits: the product is rounded to f32 and then to f16, to nearest even.
 
 #![cfg_attr(
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_value_of_every_row_is_rounded_once_to_f32_and_once_to_f16() {
+    fn every_value_is_rounded_once_to_f32_and_once_to_f16() {
         let columns = 131;
         let all: Vec<i8> = (0..4 * columns).map(|i| ((i * 37 % 255) as i16 - 127) as i8).collect();
         let scales = [0.25, 3.1e-4, 1.7, 9e-6];

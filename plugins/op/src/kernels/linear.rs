@@ -6,7 +6,7 @@ use super::parallel_chunks;
 use crate::{Error, Host, Result};
 
 /// Rows that one of several threads multiplies at a time: few enough that fast and slow cores finish together. Weights
-/// are packed anew for each such part, so that one thread alone takes all rows at once.
+/// are packed again for each such part, so that one thread alone takes all rows at once.
 const ROWS: usize = 256;
 
 /// A dense layer: `outputs` rows of `inputs` weights, as PyTorch stores them, and perhaps a bias.
@@ -29,7 +29,10 @@ impl std::fmt::Debug for Linear<'_> {
 }
 
 impl<'a> Linear<'a> {
-    /// `weight` has `outputs · inputs` numbers, `bias` `outputs`; errors otherwise.
+    /// `weight` has `outputs · inputs` numbers, `bias` `outputs`.
+    ///
+    /// # Errors
+    /// When they have not.
     pub fn new(
         weight: &'a [f32],
         bias: Option<&'a [f32]>,
@@ -54,14 +57,18 @@ impl<'a> Linear<'a> {
         Ok(Self { weight, bias, inputs, outputs })
     }
 
-    /// Writes `weight · row + bias` for each row of `source` into the same row of `target`, on the
-    /// host's threads. Errors unless `source` is rows of `inputs` numbers, and `target` as many of
-    /// `outputs`.
+    /// Writes `weight · row + bias` for each row of `source` into the same row of `target`, on the host's threads.
+    ///
+    /// # Errors
+    /// Unless `source` is rows of `inputs` numbers, and `target` as many of `outputs`.
     pub fn write(&self, host: &Host, source: &[f32], target: &mut [f32]) -> Result<()> {
         self.run(host, source, target, 0.0)
     }
 
     /// As [`Linear::write`], added to what `target` holds, such as learned positions.
+    ///
+    /// # Errors
+    /// As [`Linear::write`].
     pub fn add(&self, host: &Host, source: &[f32], target: &mut [f32]) -> Result<()> {
         self.run(host, source, target, 1.0)
     }

@@ -9,6 +9,9 @@ use crate::{Host, Result};
 ///
 /// [`Host::parallel_fill`] does the same for buffers.
 ///
+/// # Errors
+/// When `body` panics.
+///
 /// # Panics
 /// When `len` is 0.
 pub fn parallel_chunks<T: Send>(

@@ -50,13 +50,19 @@ impl StateCarrier {
     ///
     /// A group is the graphs of one step in their order, such as the shards of a decoder; a second
     /// group, such as the graphs that prefill, shares the caches and states of the same roles.
+    ///
+    /// # Errors
+    /// When a state tensor has no partner, or the two differ in shape or element type.
     pub fn new(host: &mut Host, groups: &[&[GraphId]]) -> Result<Self> {
         Self::with_rings(host, groups, |_| None)
     }
 
     /// The same, where some caches are rings: `window` gives for a role without its prefix (`k_0`)
     /// the number of positions that a token of its layer sees, itself included, or `None` when all.
-    /// The graph says how many slots a ring has: at least window − 1, and as many as a step has rows.
+    /// The graph declares how many slots a ring has: at least window − 1, and as many as a step has rows.
+    ///
+    /// # Errors
+    /// As [`StateCarrier::new`], and when a ring has too few slots.
     pub fn with_rings(
         host: &mut Host,
         groups: &[&[GraphId]],
@@ -77,13 +83,13 @@ impl StateCarrier {
         self.changes
     }
 
-    /// Where tokens and pictures stand for an embedding of three axes. Text alone, unless an op places
-    /// pictures in [`StateCarrier::track_mut`].
+    /// Where tokens and images stand for an embedding of three axes. Text alone, unless an op places
+    /// images in [`StateCarrier::track_mut`].
     pub fn track(&self) -> &PositionTrack {
         &self.track
     }
 
-    /// The same, for an op to place the pictures of a prompt before it consumes them. Where a step of
+    /// The same, for an op to place the images of a prompt before it consumes them. Where a step of
     /// that prompt fails, [`StateCarrier::truncate`] to the position reached takes the others away.
     pub fn track_mut(&mut self) -> &mut PositionTrack {
         &mut self.track
@@ -124,8 +130,11 @@ impl StateCarrier {
         caches.chain(self.wiring.states.iter().map(|s| s.role.as_str()))
     }
 
-    /// Errors unless every cache and state is written by the graphs of `group`, so that a step of that
-    /// group leaves none behind.
+    /// Checks that the graphs of `group` write the whole state.
+    ///
+    /// # Errors
+    /// Unless every cache and state is written by the graphs of `group`, so that a step of that group leaves none
+    /// behind.
     pub fn check_complete(&self, host: &Host, group: usize) -> Result<()> {
         let Wiring { caches, appends, states, swaps } = &self.wiring;
         let appended = |index| appends.iter().any(|a| a.group == group && a.cache == index);
@@ -176,17 +185,22 @@ impl StateCarrier {
 
     /// Fills in what the carrier knows of an op whose `max_ctx` is known.
     pub fn describe(&self, info: &mut OpInfo) {
-        let most = self.capacity().unwrap_or(usize::MAX);
-        info.can_truncate =
-            self.keeps(if info.max_ctx == 0 { most } else { most.min(info.max_ctx) });
+        let max_positions = self.capacity().unwrap_or(usize::MAX);
+        info.can_truncate = self.keeps(if info.max_ctx == 0 {
+            max_positions
+        } else {
+            max_positions.min(info.max_ctx)
+        });
         info.can_snapshot = true;
     }
 
     /// Takes over what the graphs of `group` gave: writes `rows` new rows at the position, swaps
     /// the replaced states, and moves the position on. Copies no state.
     ///
-    /// Errors when the rows do not fit, or when one has a value that is not finite. The state is then
-    /// as it was before the step.
+    /// The state is then as it was before the step.
+    ///
+    /// # Errors
+    /// When the rows do not fit, or when one has a value that is not finite.
     pub fn commit(&mut self, host: &mut Host, group: usize, rows: usize) -> Result<()> {
         let position = self.position;
         let Wiring { caches, appends, .. } = &self.wiring;
@@ -243,8 +257,11 @@ impl StateCarrier {
         self.track.truncate(0);
     }
 
-    /// Forgets all positions from `position` on. Errors, and leaves all as it is, where a state is
-    /// replaced as a whole, or where a ring no longer holds what a token at `position` sees.
+    /// Forgets all positions from `position` on.
+    ///
+    /// # Errors
+    /// Where a state is replaced as a whole, or where a ring no longer holds what a token at `position` sees. All is
+    /// left as it is then.
     pub fn truncate(&mut self, position: usize) -> Result<()> {
         if position > self.position {
             return Err(Error::prompt(format!(
@@ -291,6 +308,9 @@ impl StateCarrier {
     }
 
     /// Returns to a saved state, which stays saved.
+    ///
+    /// # Errors
+    /// When there is no such snapshot.
     pub fn restore(&mut self, host: &mut Host, id: SnapshotId) -> Result<()> {
         let saved = self.snapshots.restore(host, &self.wiring, id)?;
         (self.position, self.written) = (saved.position, saved.written);

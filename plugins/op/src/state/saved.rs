@@ -57,7 +57,10 @@ impl Snapshots {
         SnapshotId(self.last_id)
     }
 
-    /// Copies the tensors of a snapshot back, and answers with it.
+    /// Copies the tensors of a snapshot back, and returns it.
+    ///
+    /// # Errors
+    /// When there is no such snapshot.
     pub fn restore(&self, host: &mut Host, wiring: &Wiring, id: SnapshotId) -> Result<&Saved> {
         let saved = self.saved.iter().find(|s| s.id == id.0).ok_or_else(|| {
             Error::prompt(format!("snapshot {} does not exist or was dropped", id.0))

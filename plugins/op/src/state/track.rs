@@ -1,20 +1,20 @@
-//! Where tokens and pictures stand for a rotary embedding of three axes (M-RoPE).
+//! Where tokens and images stand for a rotary embedding of three axes (M-RoPE).
 
 use crate::{Error, Result};
 
-/// Positions in time, height and width of each slot of a cache, where pictures stand among text
+/// Positions in time, height and width of each slot of a cache, where images stand among text
 /// (`Qwen3VLModel.get_rope_index` of `transformers`).
 ///
-/// Text counts on by one on all axes. A picture of `rows` by `columns` tokens at position s has s in
+/// Text counts on by one on all axes. An image of `rows` by `columns` tokens at position s has s in
 /// time, s + row in height and s + column in width, and the text behind it goes on at
 /// s + max(rows, columns): slots and positions part. So this belongs to the state:
-/// [`super::StateCarrier::track`] is cut back, saved and restored with it.
+/// [`super::StateCarrier::track`] is truncated, saved and restored with it.
 #[derive(Debug, Default)]
 pub struct PositionTrack {
-    pictures: Vec<Placed>,
+    images: Vec<Placed>,
 }
 
-/// A picture in the cache.
+/// An image in the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Placed {
     slot: usize,
@@ -39,20 +39,22 @@ impl Placed {
 impl PositionTrack {
     /// The positions of a slot in time, height and width. Allocates nothing.
     pub fn at(&self, slot: usize) -> [usize; 3] {
-        let before = self.pictures.partition_point(|picture| picture.slot <= slot);
-        let Some(picture) = self.pictures[..before].last() else { return [slot; 3] };
-        if slot < picture.end() {
-            let token = slot - picture.slot;
-            let (row, column) = (token / picture.columns, token % picture.columns);
-            return [picture.first, picture.first + row, picture.first + column];
+        let before = self.images.partition_point(|image| image.slot <= slot);
+        let Some(image) = self.images[..before].last() else { return [slot; 3] };
+        if slot < image.end() {
+            let token = slot - image.slot;
+            let (row, column) = (token / image.columns, token % image.columns);
+            return [image.first, image.first + row, image.first + column];
         }
-        [picture.first + picture.extent() + slot - picture.end(); 3]
+        [image.first + image.extent() + slot - image.end(); 3]
     }
 
-    /// Puts a picture of `rows` by `columns` tokens into the slots from `slot` on. Errors when there
-    /// is one already behind that, or when it has no tokens.
+    /// Puts an image of `rows` by `columns` tokens into the slots from `slot` on.
+    ///
+    /// # Errors
+    /// When there is one already behind that, or when it has no tokens.
     pub fn place(&mut self, slot: usize, rows: usize, columns: usize) -> Result<()> {
-        let free = self.pictures.last().is_none_or(|last| last.end() <= slot);
+        let free = self.images.last().is_none_or(|last| last.end() <= slot);
         let tokens = rows.checked_mul(columns).filter(|tokens| *tokens > 0 && free);
         let tokens = tokens.ok_or_else(|| {
             Error::prompt(format!(
@@ -61,21 +63,21 @@ impl PositionTrack {
             ))
         })?;
         let [first, ..] = self.at(slot);
-        self.pictures.push(Placed { slot, first, columns, tokens });
+        self.images.push(Placed { slot, first, columns, tokens });
         Ok(())
     }
 
-    /// Forgets all slots from `slot` on. Of a picture that is cut through, the first tokens stay.
+    /// Forgets all slots from `slot` on. Of an image that is cut through, the first tokens stay.
     pub(super) fn truncate(&mut self, slot: usize) {
-        self.pictures.retain(|picture| picture.slot < slot);
-        if let Some(last) = self.pictures.last_mut() {
+        self.images.retain(|image| image.slot < slot);
+        if let Some(last) = self.images.last_mut() {
             last.tokens = last.tokens.min(slot - last.slot);
         }
     }
 
     /// Becomes what `saved` is, without allocating where there is room.
     pub(super) fn copy_from(&mut self, saved: &Self) {
-        self.pictures.clone_from(&saved.pictures);
+        self.images.clone_from(&saved.images);
     }
 }
 
@@ -88,12 +90,12 @@ mod tests {
     }
 
     #[test]
-    fn pictures_stand_as_squares_and_text_goes_on_behind_the_longer_side() {
+    fn text_goes_on_behind_the_longer_side_of_an_image() {
         let mut track = PositionTrack::default();
         assert_eq!(all(&track, 0..2), [[0; 3], [1; 3]]);
         track.place(2, 2, 3).unwrap();
-        let picture = [[2, 2, 2], [2, 2, 3], [2, 2, 4], [2, 3, 2], [2, 3, 3], [2, 3, 4]];
-        assert_eq!(all(&track, 2..8), picture);
+        let image = [[2, 2, 2], [2, 2, 3], [2, 2, 4], [2, 3, 2], [2, 3, 3], [2, 3, 4]];
+        assert_eq!(all(&track, 2..8), image);
         assert_eq!(all(&track, 8..10), [[5; 3], [6; 3]]);
         // Higher than wide, with one token of text between.
         track.place(9, 2, 1).unwrap();
@@ -105,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_is_forgotten() {
+    fn what_is_truncated_is_forgotten() {
         let mut track = PositionTrack::default();
         track.place(1, 2, 2).unwrap();
         track.place(6, 1, 2).unwrap();

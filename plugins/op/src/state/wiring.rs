@@ -46,6 +46,9 @@ pub(super) struct Swap {
 
 impl Swap {
     /// Binds the buffers as they stand.
+    ///
+    /// # Errors
+    /// When the host refuses a buffer.
     #[inline]
     pub fn bind(&self, host: &mut Host, state: &Replaced) -> Result<()> {
         host.bind(self.graph, Port::Input(self.input), state.current, 0)?;
@@ -100,14 +103,17 @@ fn pasts(info: &GraphInfo) -> impl Iterator<Item = (usize, &str)> {
 }
 
 impl Wiring {
-    /// Wires `groups`. `window` says which roles are rings.
+    /// Wires `groups`. `window` declares which roles are rings.
+    ///
+    /// # Errors
+    /// When state tensors do not fit each other.
     pub fn new(
         host: &mut Host,
         groups: &[&[GraphId]],
         window: &dyn Fn(&str) -> Option<usize>,
     ) -> Result<Self> {
         let mut wiring = Self::default();
-        // Graphs that read and write tell the layout of a cache, so they come first.
+        // Graphs that read and write determine the layout of a cache, so they come first.
         for (group, &graphs) in groups.iter().enumerate() {
             for &graph in graphs {
                 wiring.add_pairs(host, group, graph, window)?;
@@ -261,7 +267,7 @@ impl Wiring {
         let mut differing = (0..past.shape.len()).filter(|&a| past.shape[a] != new.shape[a]);
         let axis = match (differing.next(), differing.next(), known) {
             (Some(axis), None, _) => axis,
-            // As many new rows as the cache has: another graph has told which axis it is.
+            // As many new rows as the cache has: another graph has determined which axis it is.
             (None, None, Some(index)) => self.caches[index].axis,
             _ => return Err(mismatch("exactly one dimension must differ, the position")),
         };

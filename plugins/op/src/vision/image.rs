@@ -3,7 +3,7 @@
 use super::Size;
 use crate::{Error, Result, Segment};
 
-/// Pixels of a picture, red, green and blue, in rows from the top; at least one pixel.
+/// Pixels of an image, red, green and blue, in rows from the top; at least one pixel.
 #[derive(Clone, Copy)]
 pub struct Picture<'a> {
     rgb: &'a [u8],
@@ -17,7 +17,10 @@ impl std::fmt::Debug for Picture<'_> {
 }
 
 impl<'a> Picture<'a> {
-    /// Errors unless `rgb` has three bytes for each of `width · height` pixels, and there are some.
+    /// An image of RGB8 pixels.
+    ///
+    /// # Errors
+    /// Unless `rgb` has three bytes for each of `width · height` pixels, and there are some.
     pub fn new(rgb: &'a [u8], width: u32, height: u32) -> Result<Self> {
         let size = Size { width, height };
         if size.area() == 0 {
@@ -34,7 +37,10 @@ impl<'a> Picture<'a> {
         Ok(Self { rgb, size })
     }
 
-    /// The picture of a segment, of a tile the whole image. Errors when the segment is none, or is not sound.
+    /// The image of a segment, of a tile the whole image.
+    ///
+    /// # Errors
+    /// When the segment is none, or is malformed.
     pub fn of_segment(segment: &Segment<'a>) -> Result<Self> {
         match *segment {
             Segment::Image { rgb, width, height } | Segment::Tile { rgb, width, height, .. } => {
@@ -57,7 +63,7 @@ impl<'a> Picture<'a> {
     /// The bytes of row `y`, from column `x` on.
     ///
     /// # Panics
-    /// When the picture has no such pixel.
+    /// When the image has no such pixel.
     pub(super) fn row_from(&self, y: usize, x: usize) -> &'a [u8] {
         let width = self.size.width as usize;
         &self.rgb[(y * width + x) * 3..(y + 1) * width * 3]

@@ -1,4 +1,4 @@
-//! From a picture to what a vision tower takes: sizes, resizing, normalising, patches, positions.
+//! From an image to what a vision tower takes: sizes, resizing, normalising, patches, positions.
 //!
 //! The host gives RGB8 pixels ([`crate::Segment::Image`]). An op, in this order:
 //!
@@ -10,27 +10,27 @@
 //!    ([`resample_positions`], [`add_axial_positions`]);
 //! 6. fills rotary tables: [`axial_rope`].
 //!
-//! For towers of one kind all of this is done: [`VisionEncoder`] goes from a picture to rows for a
+//! For towers of one kind all of this is done: [`VisionEncoder`] goes from an image to rows for a
 //! decoder, [`VisionPrompts`] puts them into prompts, and [`Mrope`] gives them positions.
 //!
 //! Buffers belong to the caller, who makes them once. Results are those of the processors of
 //! `transformers`, to the bit up to step 4.
 
 mod encoder;
+mod image;
 mod mrope;
 mod normalise;
 mod patchify;
-mod picture;
 mod positions;
 mod prompt;
 mod resize;
 mod size;
 
 pub use encoder::{Features, VisionEncoder};
+pub use image::Picture;
 pub use mrope::Mrope;
 pub use normalise::Normalisation;
 pub use patchify::{Grid, PatchLayout, Patchify};
-pub use picture::Picture;
 pub use positions::{AxialOrder, add_axial_positions, axial_rope, pool_mean, resample_positions};
 pub use prompt::{EncodedPicture, VisionPrompt, VisionPrompts, VisionTokens};
 pub use resize::{Filter, Resizer};

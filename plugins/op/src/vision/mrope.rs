@@ -1,4 +1,4 @@
-//! Rotary tables by the place of each token: text counts on, pictures stand as squares.
+//! Rotary tables by the place of each token: text counts on, images stand as squares.
 
 use crate::decoder::{Chunk, Filler, Pass};
 use crate::fill::{Rope, RopeParams, RopeTables, Sections};
@@ -14,11 +14,11 @@ pub struct Mrope {
 }
 
 impl Mrope {
-    /// The tables of a manifest, with axes that take turns whatever the manifest says of their order. `published` are
-    /// the pairs by axis of checkpoints whose bundles do not say them; they count where they add up to half the rotary
-    /// dimension.
+    /// The tables of a manifest, with axes that take turns whatever the manifest declares about their order.
+    /// `published` are the pairs by axis of checkpoints whose bundles do not say them; they count where they add up to
+    /// half the rotary dimension.
     ///
-    /// Errors when the bundle takes `pictures` and nothing says the pairs, or as [`RopeParams::rope`].
+    /// Errors when the bundle takes `pictures` and nothing declares the pairs, or as [`RopeParams::rope`].
     pub fn interleaved(
         mut params: RopeParams,
         published: [usize; 3],

@@ -13,6 +13,9 @@ pub struct Normalisation {
 impl Normalisation {
     /// `level · scale`, without mean and standard deviation (`do_normalize` false). The usual scale
     /// is 1/255.
+    ///
+    /// # Errors
+    /// When `scale` is not finite.
     pub fn rescale(scale: f64) -> Result<Self> {
         Self::of(|_, level| level * scale as f32)
     }
@@ -21,7 +24,8 @@ impl Normalisation {
     /// torchvision compute it: `(level − mean / scale) / (std / scale)` in f32
     /// (`TorchvisionBackend.rescale_and_normalize`).
     ///
-    /// Errors when a number that comes out is not finite: a scale or standard deviation of 0.
+    /// # Errors
+    /// When a number that comes out is not finite: a scale or standard deviation of 0.
     pub fn mean_std(mean: [f64; 3], std: [f64; 3], scale: f64) -> Result<Self> {
         let unscaled = |value: f64| value as f32 * (1.0 / scale) as f32;
         let (mean, std) = (mean.map(unscaled), std.map(unscaled));
@@ -31,6 +35,9 @@ impl Normalisation {
 
     /// The same with `change` applied to each number, such as `2 · (x − 0.5)` that a model class
     /// does itself.
+    ///
+    /// # Errors
+    /// When a number that comes out is not finite.
     pub fn map(mut self, change: impl Fn(f32) -> f32) -> Result<Self> {
         self.levels.as_flattened_mut().iter_mut().for_each(|value| *value = change(*value));
         self.checked()

@@ -1,4 +1,4 @@
-//! Pictures cut into patches, the rows that a vision tower takes.
+//! Images cut into patches, the rows that a vision tower takes.
 
 use super::{Normalisation, Picture, Size};
 use crate::{Error, Result};
@@ -28,7 +28,9 @@ impl Grid {
     }
 
     /// The grid of blocks of `block` by `block` patches: what is left after merging or pooling them.
-    /// Errors unless they cover the grid.
+    ///
+    /// # Errors
+    /// Unless they cover the grid.
     pub fn blocks(self, block: usize) -> Result<Self> {
         let Self { rows, columns } = self;
         let whole = |side: usize| side.checked_rem(block) == Some(0);
@@ -41,9 +43,12 @@ impl Grid {
         Ok(Self { rows: rows / block, columns: columns / block })
     }
 
-    /// Row and column of each patch, in the order in which [`Patchify::write`] puts them: blocks of
-    /// `block` by `block` patches row by row, and within each its patches row by row. A block of 1
-    /// gives the patches of the whole picture row by row. Errors as [`Grid::blocks`].
+    /// Row and column of each patch, in the order in which [`Patchify::write`] puts them: blocks of `block` by `block`
+    /// patches row by row, and within each its patches row by row. A block of 1 gives the patches of the whole image
+    /// row by row.
+    ///
+    /// # Errors
+    /// As [`Grid::blocks`].
     pub fn order(self, block: usize) -> Result<impl Iterator<Item = (usize, usize)> + Clone> {
         let blocks = self.blocks(block)?;
         Ok((0..self.patches()).map(move |index| {
@@ -55,7 +60,7 @@ impl Grid {
     }
 }
 
-/// How pictures are cut into patches.
+/// How images are cut into patches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patchify {
     patch: usize,
@@ -66,6 +71,9 @@ pub struct Patchify {
 impl Patchify {
     /// Patches of `patch` by `patch` pixels. Blocks of `block` by `block` of them, which a model
     /// merges, stand together: see [`Grid::order`].
+    ///
+    /// # Errors
+    /// When a size is 0, or too large.
     pub fn new(patch: usize, block: usize, layout: PatchLayout) -> Result<Self> {
         let side = patch.checked_mul(block);
         if !side.is_some_and(|side| (1..=1 << 16).contains(&side)) {
@@ -77,7 +85,10 @@ impl Patchify {
         Ok(Self { patch, block, layout })
     }
 
-    /// The patches of a picture. Errors unless its sides are multiples of a block's.
+    /// The patches of an image.
+    ///
+    /// # Errors
+    /// Unless its sides are multiples of a block's.
     pub fn grid(&self, size: Size) -> Result<Grid> {
         let unit = (self.patch * self.block) as u32;
         if size.area() == 0
@@ -92,18 +103,19 @@ impl Patchify {
         Ok(Grid { rows: patches(size.height), columns: patches(size.width) })
     }
 
-    /// Numbers of a patch that spans `frames` pictures.
+    /// Numbers of a patch that spans `frames` images.
     pub fn patch_len(&self, frames: usize) -> usize {
         frames.saturating_mul(3 * self.patch * self.patch)
     }
 
     /// Writes the patches of `frames`, one row each, into `target`.
     ///
-    /// `frames` are the pictures of one patch in time, all of one size: two for a model whose patches
-    /// span two frames, and the same one twice for a still picture.
+    /// `frames` are the images of one patch in time, all of one size: two for a model whose patches
+    /// span two frames, and the same one twice for a still image.
     ///
-    /// Errors unless the sizes agree, [`Patchify::grid`] takes them, and `target` has
-    /// [`Grid::patches`] · [`Patchify::patch_len`] places.
+    /// # Errors
+    /// Unless the sizes agree, [`Patchify::grid`] takes them, and `target` has [`Grid::patches`] ·
+    /// [`Patchify::patch_len`] places.
     pub fn write(
         &self,
         frames: &[Picture<'_>],

@@ -10,7 +10,8 @@ use crate::{Error, Result};
 /// the first and last patch of a row take the first and last column
 /// (`get_vision_interpolation_indices_and_weights` of `transformers` with `align_corners=True`).
 ///
-/// Errors unless `table` has `side · side · width` numbers and `target` `width` for each patch.
+/// # Errors
+/// Unless `table` has `side · side · width` numbers and `target` `width` for each patch.
 pub fn resample_positions(
     table: &[f32],
     side: usize,
@@ -60,11 +61,14 @@ impl Axis {
     }
 }
 
-/// Adds `table[0][column] + table[1][row]` to the row of each patch, row by row over the picture:
+/// Adds `table[0][column] + table[1][row]` to the row of each patch, row by row over the image:
 /// learned positions with a table for each axis (`Gemma4VisionPatchEmbedder`).
 ///
-/// `table` has twice `entries` rows of `width` numbers, columns first. Errors unless it has, `target`
-/// has `width` numbers for each patch, and no side of the grid is longer than `entries`.
+/// `table` has twice `entries` rows of `width` numbers, columns first.
+///
+/// # Errors
+/// Unless `table` has these rows, `target` has `width` numbers for each patch, and no side of the grid is longer than
+/// `entries`.
 pub fn add_axial_positions(
     table: &[f32],
     entries: usize,
@@ -107,8 +111,9 @@ pub enum AxialOrder {
 /// axis and then of the other. Which elements of a head an angle turns is the graph's affair: i and
 /// i + `head_dim / 2` in Qwen3-VL, a pair within each half of the head in Gemma 4.
 ///
-/// Errors unless `head_dim` is a multiple of 4, θ a positive number, and both targets have
-/// `head_dim / 2` places for each patch.
+/// # Errors
+/// Unless `head_dim` is a multiple of 4, θ a positive number, and both targets have `head_dim / 2` places for each
+/// patch.
 pub fn axial_rope(
     grid: Grid,
     block: usize,
@@ -143,10 +148,11 @@ pub fn axial_rope(
 }
 
 /// Writes the mean of each block of `pool` by `pool` rows of `source` into `target`. Both are rows of
-/// `width` numbers, patches and blocks row by row over the picture (`Gemma4VisionPooler`, without its
+/// `width` numbers, patches and blocks row by row over the image (`Gemma4VisionPooler`, without its
 /// factor).
 ///
-/// Errors unless the blocks cover the grid and the sizes fit it.
+/// # Errors
+/// Unless the blocks cover the grid and the sizes fit it.
 pub fn pool_mean(
     source: &[f32],
     width: usize,

@@ -1,25 +1,25 @@
-//! Prompts with pictures and videos for a decoder with M-RoPE: where they stand, and how they are consumed.
+//! Prompts with images and videos for a decoder with M-RoPE: where they stand, and how they are consumed.
 
 use super::{Features, Grid, VisionEncoder};
 use crate::decoder::{Decoder, SoftRows};
 use crate::text::{check_room, not_taken};
 use crate::{Error, Host, OpDescription, Piece, Placement, Result, Segment, View};
 
-/// The tokens around pictures and videos.
+/// The tokens around images and videos.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VisionTokens {
-    /// Stands for each row of a picture; `params.image_token_id`.
+    /// Stands for each row of an image; `params.image_token_id`.
     pub image: u32,
     /// Stands for each row of a video; `params.video_token_id`.
     pub video: u32,
-    /// Before a picture; `params.vision_start_token_id`.
+    /// Before an image; `params.vision_start_token_id`.
     pub start: u32,
-    /// After a picture; `params.vision_end_token_id`.
+    /// After an image; `params.vision_end_token_id`.
     pub end: u32,
 }
 
 impl VisionTokens {
-    /// What the manifest says; `self` where it says nothing.
+    /// What the manifest declares; `self` where it declares nothing.
     fn or_manifest(self, host: &Host) -> Result<Self> {
         let id = |key: &str, default| {
             let found = host.value(&format!("/params/{key}_token_id"))?;
@@ -34,9 +34,9 @@ impl VisionTokens {
     }
 }
 
-/// Turns prompts with pictures and videos into tokens and rows.
+/// Turns prompts with images and videos into tokens and rows.
 ///
-/// A picture is `start`, a run of `image`, `end`. A video is for each patch in time its seconds as text, `start`, a run
+/// An image is `start`, a run of `image`, `end`. A video is for each patch in time its seconds as text, `start`, a run
 /// of `video`, `end` (`Qwen3VLProcessor` of `transformers`).
 #[derive(Debug)]
 pub struct VisionPrompts {
@@ -46,8 +46,11 @@ pub struct VisionPrompts {
 }
 
 impl VisionPrompts {
-    /// Opens what a bundle has for pictures: see [`VisionEncoder`]. `op` is the op's description, for messages; `width`
+    /// Opens what a bundle has for images: see [`VisionEncoder`]. `op` is the op's description, for messages; `width`
     /// are the values of a row of the decoder; `published` are the tokens where the manifest does not say them.
+    ///
+    /// # Errors
+    /// As [`VisionEncoder::open`], and when a token of the manifest is invalid.
     pub fn open(
         host: &mut Host,
         op: OpDescription,
@@ -63,7 +66,10 @@ impl VisionPrompts {
         self.encoder.as_ref()
     }
 
-    /// Errors when a bundle with a vision graph has a token beyond the `vocab` rows of the embedding table.
+    /// Checks the tokens of a bundle with a vision graph.
+    ///
+    /// # Errors
+    /// When a bundle with a vision graph has a token beyond the `vocab` rows of the embedding table.
     pub fn check_tokens(&self, vocab: usize) -> Result<()> {
         let VisionTokens { image, video, start, end } = self.tokens;
         let outside = [image, video, start, end].into_iter().find(|id| *id as usize >= vocab);
@@ -76,12 +82,15 @@ impl VisionPrompts {
         }
     }
 
-    /// The tokens that stand for pictures and videos, for [`crate::Op::placeholders`].
+    /// The tokens that stand for images and videos, for [`crate::Op::placeholders`].
     pub fn placeholders(&self) -> Vec<u32> {
         vec![self.tokens.image, self.tokens.video]
     }
 
-    /// Where a picture or a video stands, for [`crate::Op::place`].
+    /// Where an image or a video stands, for [`crate::Op::place`].
+    ///
+    /// # Errors
+    /// When the segment is not visual, or its size is not accepted.
     pub fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
         let encoder = self.seeing(segment)?;
         let VisionTokens { image, video, start, end } = self.tokens;
@@ -107,8 +116,10 @@ impl VisionPrompts {
         Ok(Placement { marker, opening: vec![start], closing: vec![end], pieces })
     }
 
-    /// The tokens of a prompt, with its pictures encoded. Errors when the prompt does not fit behind what `decoder` has
-    /// consumed, before any picture is looked at.
+    /// The tokens of a prompt, with its images encoded.
+    ///
+    /// # Errors
+    /// When the prompt does not fit behind what `decoder` has consumed, before any image is looked at.
     pub fn encode(
         &mut self,
         host: &mut Host,
@@ -126,7 +137,7 @@ impl VisionPrompts {
         Ok(VisionPrompt { tokens, pictures })
     }
 
-    /// What sees, for a picture or a video.
+    /// What sees, for an image or a video.
     fn seeing(&self, segment: &Segment<'_>) -> Result<&VisionEncoder> {
         match segment {
             Segment::Image { .. } | Segment::Video { .. } => {
@@ -136,7 +147,7 @@ impl VisionPrompts {
         }
     }
 
-    /// The tokens of a prompt, and the first one and the grid of each picture.
+    /// The tokens of a prompt, and the first one and the grid of each image.
     fn lay_out(&self, segments: &[Segment<'_>]) -> Result<(Vec<u32>, Vec<Place>)> {
         let VisionTokens { image, video, .. } = self.tokens;
         let (mut prompt, mut pictures) = (Vec::new(), Vec::new());
@@ -162,19 +173,19 @@ impl VisionPrompts {
     }
 }
 
-/// Index of a picture's first token in the prompt, and the picture's grid.
+/// Index of an image's first token in the prompt, and the image's grid.
 type Place = (usize, Grid);
 
 /// A prompt that [`VisionPrompts::encode`] made.
 #[derive(Debug)]
 pub struct VisionPrompt {
-    /// All tokens; those that stand for pictures included.
+    /// All tokens; those that stand for images included.
     pub tokens: Vec<u32>,
-    /// Pictures and patches in time of videos, in order.
+    /// Images and patches in time of videos, in order.
     pub pictures: Vec<EncodedPicture>,
 }
 
-/// A picture, or a patch in time of a video, in a prompt.
+/// An image, or a patch in time of a video, in a prompt.
 #[derive(Debug)]
 pub struct EncodedPicture {
     /// Index of its first token in the prompt.
@@ -186,12 +197,15 @@ pub struct EncodedPicture {
 }
 
 impl VisionPrompt {
-    /// Has `decoder` consume the prompt, its pictures at their places of [`crate::state::StateCarrier::track`]; answers
-    /// with the logits of the last token. What was consumed before a failure stays.
+    /// Has `decoder` consume the prompt, its images at their places of [`crate::state::StateCarrier::track`]; returns
+    /// the logits of the last token. What was consumed before a failure stays.
+    ///
+    /// # Errors
+    /// As [`Decoder::prefill_soft`].
     pub fn prefill(&self, host: &mut Host, decoder: &mut Decoder) -> Result<View> {
         let result = self.consume(host, decoder);
         if result.is_err() {
-            // Pictures that were not consumed stand nowhere.
+            // Images that were not consumed stand nowhere.
             let position = decoder.state().position();
             decoder.state_mut().truncate(position)?;
         }

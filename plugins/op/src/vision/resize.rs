@@ -7,10 +7,10 @@ use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions};
 use super::{Picture, Size};
 use crate::{Error, ErrorCode, Result};
 
-/// Pixels that a picture may have, also between the passes: 800 MB.
+/// Pixels that an image may have, also between the passes: 800 MB.
 const MAX_PIXELS: u64 = 1 << 28;
 
-/// The kernel of a resampling. All widen by the scale where a picture shrinks (antialias).
+/// The kernel of a resampling. All widen by the scale where an image shrinks (antialias).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Filter {
     /// Keys' cubic with a = −0.5 (Catmull-Rom): `BICUBIC` of torchvision with antialias, and of PIL.
@@ -23,17 +23,18 @@ pub enum Filter {
     Lanczos,
 }
 
-/// Resizes pictures, and keeps its memory from one to the next.
+/// Resizes images, and keeps its memory from one to the next.
 ///
 /// Gives the bits of `torchvision.transforms.v2.functional.resize` for u8 tensors on a CPU with
-/// `antialias=True`, with [`Filter::Lanczos`] those of Pillow's `Image.resize` up to version 12 (later ones begin with the
-/// vertical pass where the height shrinks much more than the width): the horizontal pass comes first, and its result is
-/// rounded and cut to u8 before the vertical one. (`fast_image_resize` called once takes another order: up to 23 levels off.)
+/// `antialias=True`, with [`Filter::Lanczos`] those of Pillow's `Image.resize` up to version 12 (later ones begin with
+/// the vertical pass where the height shrinks much more than the width): the horizontal pass comes first, and its
+/// result is rounded and cut to u8 before the vertical one. (`fast_image_resize` called once takes another order: up to
+/// 23 levels off.)
 #[derive(Debug, Default)]
 pub struct Resizer {
     filter: Filter,
     resizer: fast_image_resize::Resizer,
-    /// The picture after the horizontal pass.
+    /// The image after the horizontal pass.
     narrowed: Vec<u8>,
     done: Vec<u8>,
 }
@@ -44,11 +45,13 @@ impl Resizer {
         Self { filter, ..Self::default() }
     }
 
-    /// The picture, as large as `to`; the same pixels where it is so already. The answer lies in the
-    /// resizer until the next call. Errors when `to` has no pixels, or a result, that of the horizontal
-    /// pass included, more than 2²⁸.
-    pub fn resize<'a>(&'a mut self, picture: Picture<'a>, to: Size) -> Result<Picture<'a>> {
-        let from = picture.size();
+    /// The image, as large as `to`; the same pixels where it is so already. The answer lies in the resizer until the
+    /// next call.
+    ///
+    /// # Errors
+    /// When `to` has no pixels, or a result, that of the horizontal pass included, more than 2²⁸.
+    pub fn resize<'a>(&'a mut self, image: Picture<'a>, to: Size) -> Result<Picture<'a>> {
+        let from = image.size();
         let middle = Size { width: to.width, height: from.height };
         if to.area() == 0 || to.area().max(middle.area()) > MAX_PIXELS {
             return Err(Error::prompt(format!(
@@ -56,7 +59,7 @@ impl Resizer {
                  most {MAX_PIXELS} for each of {to} and {middle}"
             )));
         }
-        let mut rgb = picture.rgb();
+        let mut rgb = image.rgb();
         if middle != from {
             scale(&mut self.resizer, self.filter, rgb, from, &mut self.narrowed, middle)?;
             rgb = &self.narrowed;

@@ -1,4 +1,4 @@
-//! Sizes that pictures are resized to.
+//! Sizes that images are resized to.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ impl Size {
         u64::from(self.width) * u64::from(self.height)
     }
 
-    /// Bytes of RGB8 pixels; `None` when no memory has so many.
+    /// Bytes of RGB8 pixels; `None` when no memory has as many.
     pub(super) fn rgb_len(self) -> Option<usize> {
         usize::try_from(self.area()).ok()?.checked_mul(3)
     }
@@ -45,7 +45,8 @@ const MAX_RATIO: f64 = 200.0;
 /// `max_pixels` pixels, about as wide for its height as `size` (`smart_resize` of
 /// `Qwen2VLImageProcessor`, which Qwen3-VL uses).
 ///
-/// Errors when one side of `size` is more than 200 times the other, or is 0.
+/// # Errors
+/// When one side of `size` is more than 200 times the other, or is 0.
 pub fn smart_resize(size: Size, factor: u32, min_pixels: u64, max_pixels: u64) -> Result<Size> {
     fitting(size, [1, 1], factor, min_pixels, max_pixels)
 }
@@ -82,7 +83,7 @@ fn grown(size: Size, factor: u32) -> Size {
     Size { width: side(size.width), height: side(size.height) }
 }
 
-/// [`smart_resize`] with limits for all of so many frames: their number, and what it is rounded to.
+/// [`smart_resize`] with limits for all of `frames` frames: their number, and what it is rounded to.
 fn fitting(
     size: Size,
     [frames, whole]: [usize; 2],
@@ -104,16 +105,16 @@ fn fitting(
              most; cut it into pieces"
         )));
     }
-    let (f, least, most) = (f64::from(factor), min_pixels as f64, max_pixels as f64);
+    let (f, min, max) = (f64::from(factor), min_pixels as f64, max_pixels as f64);
     let near = |side: f64| (side / f).round_ties_even() * f;
     let (mut to_w, mut to_h) = (near(w), near(h));
     let (frames, whole) = (frames as f64, whole as f64);
-    if whole * to_w * to_h > most {
-        let beta = (frames * w * h / most).sqrt();
+    if whole * to_w * to_h > max {
+        let beta = (frames * w * h / max).sqrt();
         let below = |side: f64| f.max((side / beta / f).floor() * f);
         (to_w, to_h) = (below(w), below(h));
-    } else if whole * to_w * to_h < least {
-        let beta = (least / (frames * w * h)).sqrt();
+    } else if whole * to_w * to_h < min {
+        let beta = (min / (frames * w * h)).sqrt();
         let above = |side: f64| (side * beta / f).ceil() * f;
         (to_w, to_h) = (above(w), above(h));
     }
@@ -125,7 +126,8 @@ fn fitting(
 /// (`get_aspect_ratio_preserving_size` of `Gemma4ImageProcessor`). A side that would be 0 is one
 /// such unit.
 ///
-/// Errors when not even one unit fits the patches, or when a side of `size` is 0.
+/// # Errors
+/// When not even one unit fits the patches, or when a side of `size` is 0.
 pub fn aspect_ratio_preserving_size(
     size: Size,
     patch: u32,
@@ -142,8 +144,8 @@ pub fn aspect_ratio_preserving_size(
     not_empty(size)?;
     let (w, h) = (f64::from(size.width), f64::from(size.height));
     let [patch, pool, patches] = parameters.map(f64::from);
-    let (unit, most) = (patch * pool, patches * (patch * patch));
-    let scale = (most / (w * h)).sqrt();
+    let (unit, max_area) = (patch * pool, patches * (patch * patch));
+    let scale = (max_area / (w * h)).sqrt();
     let below = |side: f64| (scale * side / unit).floor() * unit;
     let (mut to_w, mut to_h) = (below(w), below(h));
     let longest = (patches / (pool * pool)).floor() * unit;
@@ -152,7 +154,7 @@ pub fn aspect_ratio_preserving_size(
     } else if to_w == 0.0 && to_h > 0.0 {
         (to_w, to_h) = (unit, ((h / w).floor() * unit).min(longest));
     }
-    let fits = to_w * to_h <= most;
+    let fits = to_w * to_h <= max_area;
     Size::of(to_w, to_h).filter(|_| fits).ok_or_else(|| unfit(size, to_w, to_h))
 }
 
@@ -177,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_without_an_answer_are_refused() {
+    fn sizes_without_a_result_are_refused() {
         let size = |width, height| Size { width, height };
         for (from, part) in [
             (size(0, 7), "at least 1×1"),
@@ -199,7 +201,7 @@ mod tests {
             assert!(error.message().contains("expected"), "{error}");
         }
         assert!(aspect_ratio_preserving_size(size(9, 0), 16, 3, 2520).is_err());
-        let most = u32::MAX;
-        let _ = aspect_ratio_preserving_size(size(most, 1), most, most, most);
+        let max = u32::MAX;
+        let _ = aspect_ratio_preserving_size(size(max, 1), max, max, max);
     }
 }

@@ -167,7 +167,7 @@ fn filters_and_windows_are_those_of_the_library() {
 }
 
 #[test]
-fn rows_after_the_sound_are_zero_and_nothing_stays_from_before() {
+fn rows_after_the_audio_are_zero() {
     let mut mel = magnitude_ln();
     let (noise, short) = (sound("noise", 1600), sound("tone", 500));
     let mut features = vec![f32::NAN; 12 * 128];

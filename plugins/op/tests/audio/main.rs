@@ -1,4 +1,4 @@
-//! Sound as the feature extractors of `transformers` shape it: `tests/oracle/shape.py` made the goldens.
+//! Audio as the feature extractors of `transformers` shape it: `tests/oracle/shape.py` made the goldens.
 #![expect(clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
 mod log_mel;
@@ -48,7 +48,7 @@ fn sound(kind: &str, count: usize) -> Vec<f32> {
 }
 
 #[test]
-fn the_source_sounds_are_those_of_the_generator() {
+fn the_source_audio_is_that_of_the_generator() {
     for (name, sum) in goldens::<HashMap<String, i64>>("/sums") {
         let (kind, count) = name.split_once(' ').unwrap();
         let found: f64 = sound(kind, count.parse().unwrap()).into_iter().map(f64::from).sum();

@@ -79,7 +79,7 @@ fn columns_of_a_row_are_read_for_arithmetic_on_the_host() {
 }
 
 #[test]
-fn a_table_that_does_not_fit_names_its_file_and_its_place() {
+fn a_table_that_does_not_fit_names_its_file_and_pointer() {
     opened(harness(), |host| {
         let mut fail = |pointer: &str, hidden, vocab| {
             Embedding::open_at(host, pointer, hidden, vocab).unwrap_err().to_string()

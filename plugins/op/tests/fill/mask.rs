@@ -7,7 +7,7 @@ use qhx_op::{DType, Result};
 use crate::probe::{opened, probe};
 
 /// `.` hidden, `o` visible, rows of `width`.
-fn picture(op: &OpenOp, graph: &str, name: &str, width: usize) -> Vec<String> {
+fn image(op: &OpenOp, graph: &str, name: &str, width: usize) -> Vec<String> {
     let show = |value: &f32| match *value {
         0.0 => 'o',
         v if (v - HIDDEN).abs() < 16.0 => '.',
@@ -47,7 +47,7 @@ fn a_window_slides_over_a_full_cache() {
     {
         op.decode(position).unwrap();
         for graph in ["a", "b"] {
-            assert_eq!(picture(&op, graph, "local", 6), [expected], "position {position}");
+            assert_eq!(image(&op, graph, "local", 6), [expected], "position {position}");
         }
     }
 }
@@ -67,29 +67,29 @@ fn a_window_slides_round_a_ring() {
         (2, "oo..o"),
     ] {
         op.decode(position).unwrap();
-        assert_eq!(picture(&op, "b", "cmask", 5), [expected], "position {position}");
+        assert_eq!(image(&op, "b", "cmask", 5), [expected], "position {position}");
     }
     // The graph inserts the token at its slot; the oldest of four positions gives way to it.
     let mask = CausalMask::new(4).window(3).ring();
     let mut op = masked(mask, 1, ["cmask"; 2], [DType::F32; 2], [1, 4]).unwrap();
     for (position, expected) in [(0, "o..."), (3, ".ooo"), (4, "o.oo"), (5, "oo.o")] {
         op.decode(position).unwrap();
-        assert_eq!(picture(&op, "a", "cmask", 4), [expected], "position {position}");
+        assert_eq!(image(&op, "a", "cmask", 4), [expected], "position {position}");
     }
 }
 
 #[test]
-fn rows_of_a_chunk_see_the_ring_and_each_other_within_the_window() {
+fn rows_of_a_chunk_see_the_ring_within_the_window() {
     let mask = CausalMask::new(4).window(3).ring();
     let mut op = masked(mask, 4, ["cmask"; 2], [DType::F32; 2], [4, 8]).unwrap();
     op.decode(0).unwrap();
-    assert_eq!(picture(&op, "a", "cmask", 8), ["....o...", "....oo..", "....ooo.", ".....ooo"]);
+    assert_eq!(image(&op, "a", "cmask", 8), ["....o...", "....oo..", "....ooo.", ".....ooo"]);
     op.decode(6).unwrap();
-    assert_eq!(picture(&op, "a", "cmask", 8), ["oo..o...", ".o..oo..", "....ooo.", ".....ooo"]);
+    assert_eq!(image(&op, "a", "cmask", 8), ["oo..o...", ".o..oo..", "....ooo.", ".....ooo"]);
     // Without a cache: a prompt from its first token on.
     let mask = CausalMask::new(0).window(2);
     let op = masked(mask, 3, ["cmask"; 2], [DType::F32; 2], [3, 3]).unwrap();
-    assert_eq!(picture(&op, "b", "cmask", 3), ["o..", "oo.", ".oo"]);
+    assert_eq!(image(&op, "b", "cmask", 3), ["o..", "oo.", ".oo"]);
 }
 
 /// Graphs `a` and `b` with a mask, and `c` without.
@@ -112,7 +112,7 @@ fn a_graph_without_a_mask_needs_none() {
     })
     .unwrap();
     for graph in ["a", "b"] {
-        assert_eq!(picture(&op, graph, "cmask", 4), ["oo.o"]);
+        assert_eq!(image(&op, graph, "cmask", 4), ["oo.o"]);
     }
 }
 
@@ -161,7 +161,7 @@ fn a_value_too_many_or_too_few_names_the_tensor() {
 }
 
 #[test]
-fn a_mask_that_does_not_fit_says_what_would() {
+fn a_mask_that_does_not_fit_names_what_would() {
     let open = |mask: CausalMask, rows, shape| {
         let result = masked(mask, rows, ["m", "cmask"], [DType::F32; 2], shape);
         result.map_or_else(|e| e.to_string(), |_| String::new())
@@ -206,7 +206,7 @@ fn shards_of_an_encoder_read_one_padding_mask() {
     .unwrap();
     for (real, row) in [(3, "ooo."), (1, "o..."), (4, "oooo")] {
         op.decode(real).unwrap();
-        assert_eq!(picture(&op, "a", "cmask", 4), [row]);
-        assert_eq!(picture(&op, "b", "cmask", 4), [row; 4]);
+        assert_eq!(image(&op, "a", "cmask", 4), [row]);
+        assert_eq!(image(&op, "b", "cmask", 4), [row; 4]);
     }
 }

@@ -342,7 +342,7 @@ fn ring(slots: usize, chunk: usize, window: usize) -> Result<(Option<usize>, [bo
 }
 
 #[test]
-fn only_a_ring_that_holds_the_whole_context_can_always_be_cut_back() {
+fn only_a_ring_of_the_whole_context_can_always_be_truncated() {
     assert_eq!(ring(16, 4, 8).unwrap(), (Some(16), [true, true, true]));
     assert_eq!(ring(8, 4, 8).unwrap(), (Some(16), [false, false, true]));
     assert_eq!(ring(7, 4, 8).unwrap(), (Some(16), [false, false, false]));

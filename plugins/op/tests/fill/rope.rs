@@ -95,7 +95,7 @@ fn graphs_share_rotary_tables_in_the_form_that_each_has() {
 }
 
 #[test]
-fn a_proportional_table_is_a_half_a_whole_or_the_pairs_that_turn() {
+fn a_proportional_table_is_half_whole_or_the_turned_pairs() {
     let widths = [("half", 4), ("whole", 8), ("turned", 2)];
     let harness = widths.iter().fold(OpHarness::new(), |harness, (name, width)| {
         harness.graph(graph(name, tables(["cos", "sin"], DType::F32, [1, *width]), []))
@@ -173,7 +173,7 @@ fn each_pair_of_m_rope_turns_by_its_component_of_the_position() {
 }
 
 #[test]
-fn the_manifest_says_what_ropes_are_made_for() {
+fn the_manifest_declares_what_ropes_are_made_for() {
     let manifest = json!({"params": {
         "head_dim": 16, "partial_rotary_factor": 0.5, "rope_theta": 1e6,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
@@ -198,7 +198,7 @@ fn the_manifest_says_what_ropes_are_made_for() {
 }
 
 #[test]
-fn a_rope_that_cannot_be_says_why() {
+fn a_rope_that_cannot_be_is_an_error_with_its_reason() {
     let open = |params: serde_json::Value, width: usize| {
         let harness = OpHarness::new().manifest(json!({"params": {"local": params}})).graph(graph(
             "g",

@@ -1,4 +1,4 @@
-//! Pictures as the processors of `transformers` shape them: `tests/oracle/shape.py` made the goldens.
+//! Images as the processors of `transformers` shape them: `tests/oracle/shape.py` made the goldens.
 #![expect(clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
 mod kernels;
@@ -18,7 +18,7 @@ fn goldens<T: DeserializeOwned>(pointer: &str) -> T {
 }
 
 /// `picture` of the generator: gradients, edges and noise.
-fn picture(width: u32, height: u32, seed: u32) -> Vec<u8> {
+fn image(width: u32, height: u32, seed: u32) -> Vec<u8> {
     let mut rgb = Vec::with_capacity(width as usize * height as usize * 3);
     for y in 0..height {
         for x in 0..width {
@@ -73,7 +73,7 @@ struct Source {
 }
 
 #[test]
-fn the_source_pictures_are_those_of_the_generator() {
+fn the_source_images_are_those_of_the_generator() {
     let Source { size: [width, height], seed, values } = goldens("/picture");
-    assert_eq!(picture(width, height, seed), values);
+    assert_eq!(image(width, height, seed), values);
 }

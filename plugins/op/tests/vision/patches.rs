@@ -3,7 +3,7 @@
 use qhx_op::vision::{Grid, Normalisation, PatchLayout, Patchify, Picture, Size};
 use serde::Deserialize;
 
-use super::{goldens, picture, sha256_of_floats};
+use super::{goldens, image, sha256_of_floats};
 
 #[derive(Deserialize)]
 struct Case {
@@ -28,7 +28,7 @@ fn patches_have_the_bits_of_the_processors() {
     for case in cases {
         let [width, height] = case.size;
         let seeds = case.seeds.unwrap_or(vec![width; case.frames]);
-        let rgb: Vec<_> = seeds.iter().map(|&seed| picture(width, height, seed)).collect();
+        let rgb: Vec<_> = seeds.iter().map(|&seed| image(width, height, seed)).collect();
         let frames: Vec<_> =
             rgb.iter().map(|rgb| Picture::new(rgb, width, height).unwrap()).collect();
         let scale = 1.0 / 255.0;

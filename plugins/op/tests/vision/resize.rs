@@ -6,7 +6,7 @@ use qhx_op::vision::{
 };
 use serde::Deserialize;
 
-use super::{goldens, picture, sha256};
+use super::{goldens, image, sha256};
 
 fn size([width, height]: [u32; 2]) -> Size {
     Size { width, height }
@@ -43,7 +43,7 @@ fn compare(cases: Vec<Resize>) {
     let mut lanczos = Resizer::new(Filter::Lanczos);
     for case in cases {
         let [width, height] = case.from;
-        let rgb = picture(width, height, case.seed);
+        let rgb = image(width, height, case.seed);
         let source = Picture::new(&rgb, width, height).unwrap();
         let resizer = match case.filter.as_str() {
             "bicubic" => &mut bicubic,
@@ -61,9 +61,9 @@ fn compare(cases: Vec<Resize>) {
 }
 
 #[test]
-fn a_resizer_keeps_nothing_of_the_picture_before() {
+fn a_resizer_keeps_nothing_of_the_image_before() {
     let mut used = Resizer::default();
-    let (large, small) = (picture(90, 80, 1), picture(33, 41, 2));
+    let (large, small) = (image(90, 80, 1), image(33, 41, 2));
     let large = Picture::new(&large, 90, 80).unwrap();
     let small = Picture::new(&small, 33, 41).unwrap();
     used.resize(large, size([64, 96])).unwrap();
@@ -105,15 +105,15 @@ struct Budget {
 fn target_sizes_are_those_of_the_processors() {
     let smart: Vec<Smart> = goldens("/sizes/smart_resize");
     for case in &smart {
-        let [least, most] = case.pixels;
-        let to = smart_resize(size(case.from), case.factor, least, most).ok();
+        let [min, max] = case.pixels;
+        let to = smart_resize(size(case.from), case.factor, min, max).ok();
         assert_eq!(to, case.to.map(size), "{:?}, factor {}", case.from, case.factor);
     }
     assert!(smart.iter().any(|case| case.to.is_none()), "a refused ratio");
     let videos: Vec<Film> = goldens("/sizes/smart_resize_video");
     for case in &videos {
-        let ([least, most], frames) = (case.pixels, [case.frames, 2]);
-        let to = smart_resize_video(size(case.from), frames, case.factor, least, most).ok();
+        let ([min, max], frames) = (case.pixels, [case.frames, 2]);
+        let to = smart_resize_video(size(case.from), frames, case.factor, min, max).ok();
         assert_eq!(to, case.to.map(size), "{:?}, {frames:?}, factor {}", case.from, case.factor);
     }
     assert!(videos.iter().any(|case| case.to.is_none()), "a refused ratio");
@@ -125,7 +125,7 @@ fn target_sizes_are_those_of_the_processors() {
 }
 
 #[test]
-fn pixels_that_are_no_picture_are_refused() {
+fn pixels_that_are_no_image_are_refused() {
     for (bytes, width, height) in
         [(0, 0, 4), (0, 4, 0), (47, 4, 4), (49, 4, 4), (3, u32::MAX, u32::MAX)]
     {

@@ -1,4 +1,4 @@
-//! From the pixels of a picture, or of the frames of a video, to rows for a decoder: the host resizes, cuts patches and
+//! From the pixels of an image, or of the frames of a video, to rows for a decoder: the host resizes, cuts patches and
 //! embeds them, a vision graph does the rest.
 
 mod settings;
@@ -19,18 +19,18 @@ use settings::Settings;
 use tables::{Positions, Tables};
 use tower::Tower;
 
-/// A vision tower (`Qwen3VLVisionModel` of `transformers`) with the host's part of the work: patch embedding and learned
-/// positions.
+/// A vision tower (`Qwen3VLVisionModel` of `transformers`) with the host's part of the work: patch embedding and
+/// learned positions.
 ///
 /// | in the manifest | |
 /// |---|---|
-/// | `plan.params.vision` | the graphs: one that takes one square picture, or several with the input `cmask`, of which the smallest that a picture fits into takes it |
+/// | `plan.params.vision` | the graphs: one that takes one square image, or several with the input `cmask`, of which the smallest that an image fits into takes it |
 /// | `params.vision` | `patch_size`, `temporal_patch_size`, `merge_size`, `rope_theta`, `pos_side`, `min_pixels`, `max_pixels`, `video_min_pixels`, `video_max_pixels`, `image_mean`, `image_std`; those of published checkpoints where they are missing |
 /// | `artifacts.vision` | tables `patch_embed`, `patch_embed_bias`, `pos_embed`; also as `artifacts.vis_patch_embed_f32`, … |
 ///
-/// A graph takes `x` `[patches, hidden]`, and `cos`, `sin` `[patches, head_dim / 2]` and `cmask` `[1, patches]` unless it
-/// is made for one grid. It gives `embeds` `[tokens, width]` and, where the decoder's first layers take rows of their
-/// own (DeepStack, arXiv 2406.04334), `deepstack_0`, `deepstack_1`, … of the same shape.
+/// A graph takes `x` `[patches, hidden]`, and `cos`, `sin` `[patches, head_dim / 2]` and `cmask` `[1, patches]` unless
+/// it is made for one grid. It gives `embeds` `[tokens, width]` and, where the decoder's first layers take rows of
+/// their own (DeepStack, arXiv 2406.04334), `deepstack_0`, `deepstack_1`, … of the same shape.
 #[derive(Debug)]
 pub struct VisionEncoder {
     tower: Tower,
@@ -40,7 +40,7 @@ pub struct VisionEncoder {
     normalisation: Normalisation,
     /// One for each frame of a patch.
     resizers: Vec<Resizer>,
-    /// Patches of a picture.
+    /// Patches of an image.
     pixels: Vec<f32>,
     span: SpanId,
 }
@@ -54,8 +54,11 @@ impl VisionEncoder {
         )
     }
 
-    /// Opens what a bundle has for pictures; none where it has no vision graph. `width` are the values of a row of the
-    /// decoder. Errors when graphs, tables and parameters do not fit each other.
+    /// Opens what a bundle has for images; none where it has no vision graph. `width` are the values of a row of the
+    /// decoder.
+    ///
+    /// # Errors
+    /// When graphs, tables and parameters do not fit each other.
     pub fn open(host: &mut Host, width: usize) -> Result<Option<Self>> {
         let settings = Settings::read(host)?;
         let Some(tower) = Tower::open(host, &settings, width)? else { return Ok(None) };
@@ -86,11 +89,14 @@ impl VisionEncoder {
     }
 
     /// Rows and columns of tokens that a segment takes, by its size alone; of a video, each patch in time.
+    ///
+    /// # Errors
+    /// When the segment is not visual, or its size is not accepted.
     pub fn tokens(&self, segment: &Segment<'_>) -> Result<Grid> {
         self.grid(self.target(segment)?)?.blocks(self.settings.merge_size)
     }
 
-    /// The size that a picture or frame is resized to.
+    /// The size that an image or frame is resized to.
     fn target(&self, segment: &Segment<'_>) -> Result<Size> {
         let (size, frames) = match *segment {
             Segment::Image { width, height, .. } => (Size { width, height }, None),
@@ -121,16 +127,16 @@ impl VisionEncoder {
         let frames = [frames, temporal_patch_size];
         let size = smart_resize_video(size, frames, factor, video_min_pixels, video_max_pixels)?;
         // No frame has more pixels than the patches that the largest graph takes.
-        let most = (self.tower.most() * patch_size * patch_size) as u64;
-        if size.area() <= most { Ok(size) } else { smart_resize(size, factor, 1, most) }
+        let max_pixels = (self.tower.max_patches() * patch_size * patch_size) as u64;
+        if size.area() <= max_pixels { Ok(size) } else { smart_resize(size, factor, 1, max_pixels) }
     }
 
     fn grid(&self, size: Size) -> Result<Grid> {
         let grid = self.patchify.grid(size)?;
-        let most = self.tower.most();
-        if grid.patches() > most {
+        let max_patches = self.tower.max_patches();
+        if grid.patches() > max_patches {
             return Err(Error::prompt(format!(
-                "a picture that becomes {size} pixels has {} patches, expected at most {most}, which the largest vision \
+                "a picture that becomes {size} pixels has {} patches, expected at most {max_patches}, which the largest vision \
                  graph takes; cut the picture into parts that are less long",
                 grid.patches()
             )));
@@ -138,8 +144,10 @@ impl VisionEncoder {
         Ok(grid)
     }
 
-    /// Features of a picture, or of the frames of one patch in time, the last one again where there are too few. Errors
-    /// when the picture is not sound, or has more patches than a graph takes.
+    /// Features of an image, or of the frames of one patch in time, the last one again where there are too few.
+    ///
+    /// # Errors
+    /// When the image is malformed, or has more patches than a graph takes.
     pub fn encode(&mut self, host: &mut Host, segment: &Segment<'_>) -> Result<Features> {
         let start = Instant::now();
         let size = self.target(segment)?;
@@ -207,7 +215,7 @@ impl VisionEncoder {
     }
 }
 
-/// The frames of a segment: of a picture, itself.
+/// The frames of a segment: of an image, itself.
 fn frames<'a>(segment: &Segment<'a>) -> Result<Vec<Picture<'a>>> {
     match *segment {
         Segment::Video { rgb, width, height, times, .. } => {
@@ -221,6 +229,6 @@ fn frames<'a>(segment: &Segment<'a>) -> Result<Vec<Picture<'a>>> {
             }
             rgb.chunks_exact(bytes).map(|frame| Picture::new(frame, width, height)).collect()
         }
-        _ => Picture::of_segment(segment).map(|picture| vec![picture]),
+        _ => Picture::of_segment(segment).map(|image| vec![image]),
     }
 }

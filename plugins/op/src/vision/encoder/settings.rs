@@ -1,4 +1,4 @@
-//! What a manifest says of pictures, and what published bundles leave out.
+//! What a manifest declares about images, and what published bundles leave out.
 
 use serde::Deserialize;
 
@@ -18,7 +18,7 @@ pub(super) struct Settings {
     pub rope_theta: f64,
     /// Side of the square table of learned positions.
     pub pos_side: Option<usize>,
-    /// Least and greatest area of a picture that keeps its shape.
+    /// Minimum and maximum area of an image that keeps its shape.
     pub min_pixels: u64,
     pub max_pixels: u64,
     /// The same for all frames of a video together.

@@ -1,4 +1,4 @@
-//! The host's tables of the vision tower, told apart by their numbers of elements.
+//! The host's tables of the vision tower, distinguished by their numbers of elements.
 
 use serde::Deserialize;
 
@@ -72,7 +72,7 @@ impl Table {
 pub(super) struct Tables {
     /// `[hidden, 3 · frames · patch²]`; none where the file holds the sum over frames alone.
     pub moving: Option<Table>,
-    /// `[hidden, 3 · patch²]`, the sum over frames: a picture is the same frame several times.
+    /// `[hidden, 3 · patch²]`, the sum over frames: an image is the same frame several times.
     pub still: Table,
     pub bias: Table,
     pub positions: Positions,
@@ -81,7 +81,7 @@ pub(super) struct Tables {
 /// Learned positions.
 #[derive(Debug)]
 pub(super) enum Positions {
-    /// Those of a square of so many a side, resampled for each grid.
+    /// Those of a square with this number a side, resampled for each grid.
     Square(Table, usize),
     /// Those of the one grid that the graph takes, in the order of its patches.
     Grid(Table),
@@ -89,6 +89,9 @@ pub(super) enum Positions {
 
 impl Tables {
     /// Opens the tables for rows of `hidden` values. `fixed` is the number of patches of a graph that takes one grid.
+    ///
+    /// # Errors
+    /// When a table is missing, or has another size.
     pub fn open(
         host: &mut Host,
         settings: &Settings,
@@ -121,7 +124,7 @@ impl Tables {
         let side = rows.map(usize::isqrt).filter(|side| Some(side * side) == rows);
         let positions = match side {
             Some(_) if settings.pos_side.is_none() && rows == fixed => Positions::Grid(positions),
-            Some(side) if settings.pos_side.is_none_or(|said| said == side) => {
+            Some(side) if settings.pos_side.is_none_or(|declared| declared == side) => {
                 Positions::Square(positions, side)
             }
             _ => {
@@ -140,7 +143,7 @@ impl Tables {
     }
 }
 
-/// The filters for a picture that stands in every frame.
+/// The filters for an image that stands in every frame.
 fn sum_frames(weight: &[f32], frames: usize, plane: usize) -> Vec<f32> {
     let mut still = vec![0.0; weight.len() / frames.max(1)];
     let channels = weight.chunks_exact(frames * plane).zip(still.chunks_exact_mut(plane));
@@ -157,7 +160,7 @@ mod tests {
     use super::sum_frames;
 
     #[test]
-    fn the_filters_of_a_still_picture_are_the_sums_over_its_frames() {
+    fn the_filters_of_a_still_image_are_sums_over_its_frames() {
         // One output, two channels, two frames of two pixels.
         let weight = [1.0, 2.0, 10.0, 20.0, 3.0, 4.0, 30.0, 40.0];
         assert_eq!(sum_frames(&weight, 2, 2), [11.0, 22.0, 33.0, 44.0]);

@@ -1,4 +1,4 @@
-//! The vision graphs: the smallest that a picture fits into takes it.
+//! The vision graphs: the smallest that an image fits into takes it.
 
 use super::settings::Settings;
 use crate::fill::{FloatInput, HIDDEN};
@@ -11,7 +11,7 @@ const EMBEDS: [&str; 3] = ["embeds", "image_embeds", "y"];
 /// One output for all layers, `[layers, rows, width]`; those of one layer are `deepstack_k`.
 const DEEPSTACK: &str = "deepstack";
 
-/// What a picture becomes, in rows as wide as the decoder's.
+/// What an image becomes, in rows as wide as the decoder's.
 #[derive(Debug)]
 pub struct Features {
     /// Rows that stand in the prompt, `[tokens, width]`.
@@ -51,8 +51,11 @@ struct Bucket {
 }
 
 impl Tower {
-    /// Opens the graphs that `plan.params.vision` names and whose contexts are there. None for a bundle without: texts do
-    /// not need them. Errors when a name is no graph's, too.
+    /// Opens the graphs that `plan.params.vision` names and whose contexts are there. None for a bundle without: texts
+    /// do not need them.
+    ///
+    /// # Errors
+    /// When a name is no graph's, too.
     pub fn open(host: &mut Host, settings: &Settings, width: usize) -> Result<Option<Self>> {
         let Some(names) = host.value::<OneOrMany>(VISION)? else { return Ok(None) };
         let found = names.present(host, VISION)?;
@@ -98,20 +101,20 @@ impl Tower {
                 host.graph(graphs[0].graph).name
             )));
         }
-        let most = graphs.iter().map(|bucket| bucket.patches).max().unwrap_or(0);
+        let max_patches = graphs.iter().map(|bucket| bucket.patches).max().unwrap_or(0);
         let table = graphs.iter().filter_map(|bucket| bucket.rope.map(|[cos, _]| cos.len())).max();
         Ok(Some(Self {
             hidden,
             width,
             merge: settings.merge_size,
             theta: settings.rope_theta,
-            rows: Vec::with_capacity(most * hidden),
+            rows: Vec::with_capacity(max_patches * hidden),
             tables: [(); 2].map(|()| Vec::with_capacity(table.unwrap_or(0))),
             graphs,
         }))
     }
 
-    /// Patches of a side, when there is one graph that takes one square picture.
+    /// Patches of a side, when there is one graph that takes one square image.
     pub fn fixed(&self) -> Option<usize> {
         self.graphs[0].mask.is_none().then(|| self.graphs[0].patches.isqrt())
     }
@@ -127,11 +130,14 @@ impl Tower {
     }
 
     /// Patches of the largest graph.
-    pub fn most(&self) -> usize {
+    pub fn max_patches(&self) -> usize {
         self.graphs.last().map_or(0, |bucket| bucket.patches)
     }
 
     /// Runs the smallest graph that takes `grid`. `fill` writes the rows of its patches.
+    ///
+    /// # Errors
+    /// When no graph takes `grid`, or `fill` or the execution fails.
     pub fn run(
         &mut self,
         host: &mut Host,
@@ -142,7 +148,7 @@ impl Tower {
         let Some(bucket) = self.graphs.iter().find(|bucket| bucket.patches >= patches) else {
             return Err(Error::prompt(format!(
                 "a picture of {patches} patches, expected at most {}, which the largest vision graph takes",
-                self.most()
+                self.max_patches()
             )));
         };
         self.rows.clear();
