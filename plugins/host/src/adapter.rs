@@ -112,7 +112,7 @@ impl PluginOp {
         }
     }
 
-    /// Checks the logits that the op answered with, and what it says of their number.
+    /// Checks the logits that the op returned, and what it declares about their number.
     fn check_logits(&mut self, view: RawView) -> Result<RawView> {
         let view = self.check(view, "logits")?;
         let same = |a: &RawView| {
@@ -142,7 +142,7 @@ impl PluginOp {
         Ok(view)
     }
 
-    /// Checks a view that the op answered with against the buffer it names.
+    /// Checks a view that the op returned against the buffer it names.
     fn check(&self, view: RawView, what: &str) -> Result<RawView> {
         let misbehaved = |why: String| {
             Error::new(ErrorKind::Plugin, format!("host-op {:?}: {what} {why}", self.name))
@@ -164,16 +164,16 @@ impl PluginOp {
         Ok(view)
     }
 
-    /// The embeddings of so many texts that the op answered with.
+    /// The embeddings of the texts that the op returned.
     fn embeddings(&self, view: RawView, texts: usize) -> Result<&[f32]> {
         let view = self.check(view, "values of the embedding")?;
-        let said = self.info.info.embedding_dim as u64;
-        if said != 0 && Some(view.len) != said.checked_mul(texts as u64) {
+        let declared = self.info.info.embedding_dim as u64;
+        if declared != 0 && Some(view.len) != declared.checked_mul(texts as u64) {
             let of = if texts == 1 { String::new() } else { format!(" of {texts} texts") };
             return Err(Error::new(
                 ErrorKind::Plugin,
                 format!(
-                    "host-op {:?}: OpInfo.embedding_dim is {said}, but its embedding{of} has {} values",
+                    "host-op {:?}: OpInfo.embedding_dim is {declared}, but its embedding{of} has {} values",
                     self.name, view.len
                 ),
             ));

@@ -9,10 +9,10 @@ use std::collections::VecDeque;
 
 use qhx_core::Error;
 
-/// Errors of one call of an op that are kept. An op that fails for one reason rarely meets others.
-const KEPT: usize = 8;
+/// Maximum number of errors kept of one call of an op. An op that fails for one reason rarely meets others.
+const MAX_ERRORS: usize = 8;
 
-/// The errors that services answered with during a call of the op.
+/// The errors that services returned during a call of the op.
 #[derive(Debug, Default)]
 pub(crate) struct Errors {
     /// With their numbers, the latest last.
@@ -20,14 +20,14 @@ pub(crate) struct Errors {
     last: u64,
     /// The op's kit has asked for a number, so that it is one of 1.1 or later.
     asked: bool,
-    /// The one that the op says its call fails with.
+    /// The one that the op reports its call fails with.
     pub(crate) named: Option<u64>,
 }
 
 impl Errors {
-    /// Keeps the error that a service answers with.
+    /// Keeps the error that a service returns.
     pub(crate) fn keep(&mut self, error: Error) {
-        if self.kept.len() == KEPT {
+        if self.kept.len() == MAX_ERRORS {
             self.kept.pop_front();
         }
         self.last += 1;

@@ -89,7 +89,7 @@ pub(crate) fn open(path: &Path) -> Result<&'static LibHeader, Refusal> {
     })
 }
 
-/// Checks the interface that a library was built against and answers with its version and root.
+/// Checks the interface that a library was built against and returns its version and root.
 pub(crate) fn module(header: &'static LibHeader) -> Result<(String, OpModuleRef), Refusal> {
     let found = header.version_strings().version.as_str().to_owned();
     check_interface(&found).map_err(|why| Refusal::new(Fault::Incompatible, why))?;

@@ -6,7 +6,7 @@
 //! repeats.
 //!
 //! A plugin is native code with all rights of the process. [`store::Store`] installs plugins into
-//! a folder with a [`lock`] of hashes, [`trust`] says whose files are accepted, [`probe`] tries a
+//! a folder with a [`lock`] of hashes, [`trust`] decides whose files are accepted, [`probe`] tries a
 //! plugin in a child process first, and [`survey()`] lists what is there without running any of it.
 
 mod adapter;

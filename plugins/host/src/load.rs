@@ -145,6 +145,9 @@ static LOADED: Mutex<Vec<(Pinned, Plugin)>> = Mutex::new(Vec::new());
 impl Plugin {
     /// Loads a plugin that only the user or the administrator could have changed. The path is made
     /// absolute before the system loader sees it.
+    ///
+    /// # Errors
+    /// When others could have changed the file, or it is no plugin of a supported version.
     pub fn load(path: &Path) -> Result<Self, LoadError> {
         Self::load_checked(path, &Demands::default())
     }

@@ -1,7 +1,7 @@
 //! `plugins.lock`: what is installed in a folder, with hashes, in readable TOML.
 //!
 //! A folder with a lock loads only what the lock lists, and only as long as the file is the one
-//! that was installed. The lock also says which host-ops a plugin has, so that listing and finding
+//! that was installed. The lock also lists which host-ops a plugin has, so that listing and finding
 //! need not run any code of a plugin.
 
 use std::io::Write;
@@ -107,6 +107,9 @@ struct Document {
 
 impl Lock {
     /// The lock of a folder; `None` when it has none.
+    ///
+    /// # Errors
+    /// When the lock cannot be read or is invalid.
     pub fn read(dir: &Path) -> Result<Option<Self>> {
         let path = dir.join(LOCK_FILE);
         let bad = |why: String| {
@@ -135,6 +138,9 @@ impl Lock {
     }
 
     /// Writes the lock: the old one stays until the new one is complete.
+    ///
+    /// # Errors
+    /// When the lock cannot be written.
     pub fn write(&mut self) -> Result<()> {
         self.plugins.sort_by(|a, b| a.file.cmp(&b.file));
         let path = self.dir.join(LOCK_FILE);
@@ -249,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_says_something_else_is_refused_by_name() {
+    fn a_lock_that_declares_something_else_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         lock(folder.path()).write().unwrap();
         let path = folder.path().join(LOCK_FILE);

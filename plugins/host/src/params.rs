@@ -27,7 +27,7 @@ const SHOWN: usize = 60;
 /// Where the parameters stand in the manifest.
 const PLACE: &str = "plan.params";
 
-/// Errors when `plan.params` is not what the op's schema says. Logs a warning for a key that the op
+/// Errors when `plan.params` is not what the op's schema declares. Logs a warning for a key that the op
 /// does not know and that is nearly one that it does.
 pub(crate) fn check(op: &OpDescription, manifest: &Manifest) -> Result<()> {
     let schema = &op.params_schema;
@@ -62,7 +62,7 @@ pub(crate) fn check(op: &OpDescription, manifest: &Manifest) -> Result<()> {
     Ok(())
 }
 
-/// The schema made ready; `None` when it allows everything. The error says why it is not used.
+/// The schema made ready; `None` when it allows everything. The error is the reason why it is not used.
 fn validator(schema: &Value, params: &Value) -> Result<Option<Validator>, String> {
     match schema {
         Value::Null | Value::Bool(true) => return Ok(None),

@@ -17,15 +17,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::load::{Demands, LoadError, LoadErrorKind, Plugin, pin};
 
-/// The child's part: loads the plugin whose path it gets, and answers with what it has. What else
+/// The child's part: loads the plugin whose path it gets, and returns what it has. What else
 /// the process does is up to the plugin.
 pub const TASK: Task = ("plugin", serve);
 
 /// Bytes of an answer. Descriptions of ops, with their schemas, have room in it.
-const MOST_BYTES: usize = 16 << 20;
+const MAX_ANSWER_BYTES: usize = 16 << 20;
 
 /// Bytes of the file that remembers.
-const MOST_REMEMBERED: u64 = 64 << 20;
+const MAX_CACHE_BYTES: u64 = 64 << 20;
 
 /// A plugin that has not answered by then never will.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -152,7 +152,7 @@ pub(crate) fn recalled(prober: &Prober, path: &Path) -> Option<Result<Probed, Lo
 }
 
 fn ask(prober: &Prober, path: &Path, real: &Path) -> Result<Answer, LoadError> {
-    let limits = Limits { memory: None, time: prober.patience, output: MOST_BYTES };
+    let limits = Limits { memory: None, time: prober.patience, output: MAX_ANSWER_BYTES };
     let input = real.as_os_str().as_encoded_bytes().to_vec();
     let crashed = |message: String| {
         let message = format!("not loaded: {message}");
@@ -203,7 +203,7 @@ impl Memory {
 
     /// What a file remembers; nothing when it cannot be read or is of another version.
     fn read(path: &Path) -> Self {
-        let read = files::read(ErrorKind::Io, path, MOST_REMEMBERED).ok();
+        let read = files::read(ErrorKind::Io, path, MAX_CACHE_BYTES).ok();
         let read = read.and_then(|text| serde_json::from_slice(&text).ok());
         match read {
             Some(Self { version: Self::VERSION, interface, files })

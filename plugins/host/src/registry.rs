@@ -75,6 +75,9 @@ impl std::fmt::Debug for Plugins {
 impl Plugins {
     /// Finds plugins and loads those that are not installed. A file named explicitly must load;
     /// one that is found and does not load is remembered with the reason.
+    ///
+    /// # Errors
+    /// When a file or folder that is named explicitly cannot be used.
     pub fn discover(options: &PluginOptions) -> Result<Self> {
         let mut options = options.clone();
         options.allow_untrusted &= !qhx_core::rights::runs_with_extra_rights();

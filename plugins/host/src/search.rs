@@ -46,7 +46,7 @@ pub struct PluginOptions {
 /// Variable with folders to search, separated like `PATH`.
 pub const PATH_VARIABLE: &str = "QHX_PLUGIN_PATH";
 
-/// A place that is searched.
+/// A path that is searched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// The folder.
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn with_more_rights_than_the_user_only_the_executables_folders_are_searched() {
+    fn a_setuid_program_searches_the_executables_folders_only() {
         let all = places(false);
         assert!(all.iter().any(|p| p.installed_only) || user_dir().is_none());
         let few = places(true);

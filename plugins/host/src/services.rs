@@ -351,7 +351,7 @@ unsafe extern "C" fn span_add(data: *mut c_void, span: u32, nanoseconds: u64) {
         span.count += 1;
         span.busy = span.busy.saturating_add(time);
         if let Some(trace) = workspace.trace() {
-            // The op says so as soon as the span has ended.
+            // The op reports so as soon as the span has ended.
             let end = Instant::now();
             let start = end.checked_sub(time).unwrap_or(end);
             trace.add(&Event::new(&span.name, Category::Host, start, time));

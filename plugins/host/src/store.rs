@@ -84,8 +84,10 @@ impl Store {
         Self { dir: dir.into(), allow_untrusted: false }
     }
 
-    /// The plugins installed for this user. Errors when there is no user folder, and when the
-    /// program runs with more rights than the user.
+    /// The plugins installed for this user.
+    ///
+    /// # Errors
+    /// When there is no user folder, and when the program runs with more rights than the user.
     pub fn for_user() -> Result<Self> {
         if qhx_core::rights::runs_with_extra_rights() {
             return Err(Error::new(
@@ -113,12 +115,18 @@ impl Store {
     }
 
     /// What the lock lists; nothing when there is none.
+    ///
+    /// # Errors
+    /// When the lock cannot be read.
     pub fn plugins(&self) -> Result<Vec<Locked>> {
         Ok(Lock::read(&self.dir)?.map(|lock| lock.plugins).unwrap_or_default())
     }
 
     /// Copies a plugin into the folder and records it. The copy is what is hashed and tried; it is
     /// tried in a child process when a prober is given.
+    ///
+    /// # Errors
+    /// When the file is no plugin, fails when it is tried, or cannot be copied.
     pub fn install(&self, file: &Path, prober: Option<&Prober>) -> Result<Installed> {
         let plugin_error = |message: String| {
             Error::new(ErrorKind::Plugin, format!("{}: {message}", file.display()))
@@ -201,6 +209,9 @@ impl Store {
 
     /// Removes a plugin, by file name, by file name without prefix and extension, or by the name
     /// of an op that only it has.
+    ///
+    /// # Errors
+    /// As [`Store::find`], and when the files cannot be changed.
     pub fn remove(&self, name: &str) -> Result<Locked> {
         let found = self.find(name)?;
         let _guard = self.guard()?;
@@ -217,6 +228,9 @@ impl Store {
     }
 
     /// The installed plugin that a user means by `name`; see [`Store::remove`].
+    ///
+    /// # Errors
+    /// When there is no such plugin, or several could be meant.
     pub fn find(&self, name: &str) -> Result<Locked> {
         let mut plugins = self.plugins()?;
         if let Some(index) = plugins.iter().position(|p| p.file == name || stem(&p.file) == name) {
@@ -250,6 +264,9 @@ impl Store {
     }
 
     /// Hashes every installed plugin and compares.
+    ///
+    /// # Errors
+    /// When the lock cannot be read.
     pub fn verify(&self) -> Result<Vec<Verified>> {
         let all = self.plugins()?;
         Ok(all.iter().map(|p| examine(&self.dir, p, self.allow_untrusted, true)).collect())

@@ -86,6 +86,9 @@ pub struct Listed {
 }
 
 /// Everything that [`crate::Plugins::discover`] would consider, in its order.
+///
+/// # Errors
+/// When a file or folder that is named explicitly, or its lock, cannot be used.
 pub fn survey(options: &PluginOptions) -> Result<Vec<Listed>> {
     let mut options = options.clone();
     options.allow_untrusted &= !qhx_core::rights::runs_with_extra_rights();

@@ -1,4 +1,4 @@
-//! What an op says of its logits, against what a graph writes there.
+//! What an op declares about its logits, against what a graph writes there.
 
 use qhx_core::{BufferId, DType, Error, ErrorKind, Result, TensorInfo, Workspace};
 use qhx_op::abi::{RawView, VIEW_F16};
@@ -8,7 +8,7 @@ use qhx_op::abi::{RawView, VIEW_F16};
 pub(crate) enum Kind {
     /// A whole row of a tensor, where a graph writes it.
     Logits,
-    /// A run of values; an op may answer with the first of a row only.
+    /// A run of values; an op may return the first of a row only.
     Embedding,
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn origin(view: RawView, workspace: &Workspace) -> Option<String> {
     Some(format!("graph {:?}, tensor {tensor}", graph.name))
 }
 
-/// Whether so many values are a row of the tensor, or all of it.
+/// Whether a number of values is a row of the tensor, or all of it.
 fn is_row(tensor: &TensorInfo, len: u64) -> bool {
     let mut row = 1_u64;
     tensor.shape.is_empty() && len == 1
