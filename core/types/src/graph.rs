@@ -102,7 +102,7 @@ pub struct GraphInfo {
     /// no manifest.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub context: String,
-    /// Microseconds of one execution, where the manifest declares it of the form that is executed
+    /// Microseconds of one execution, where the manifest declares it for the form that is executed
     /// (`artifacts.contexts.<key>.us`): an estimate or a measurement. None where a backend describes a graph.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub us: Option<f64>,
