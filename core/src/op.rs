@@ -114,7 +114,10 @@ pub trait HostOp: Send {
     }
 
     /// Where an image, audio clip or video stands among the tokens of a prompt, and how many positions it
-    /// takes. Errors when the op does not take it.
+    /// takes.
+    ///
+    /// # Errors
+    /// When the op does not take it.
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
         let _ = segment;
         Err(Error::new(ErrorKind::Prompt, "the host-op takes text only")
@@ -122,12 +125,21 @@ pub trait HostOp: Send {
     }
 
     /// Forgets everything: position 0.
+    ///
+    /// # Errors
+    /// The error of the op.
     fn reset(&mut self) -> Result<()>;
 
     /// Consumes segments. Afterwards [`HostOp::logits`] are those of the last position.
+    ///
+    /// # Errors
+    /// The error of the op.
     fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<()>;
 
     /// Consumes one token. Afterwards [`HostOp::logits`] are those of its position.
+    ///
+    /// # Errors
+    /// The error of the op.
     fn decode(&mut self, token: u32) -> Result<()>;
 
     /// Whether the op verifies draft tokens, and in steps of how many.
@@ -138,22 +150,34 @@ pub trait HostOp: Send {
 
     /// Runs tokens, at most as many as the widest of [`HostOp::verification`], in one step. The position stays:
     /// nothing is accepted until [`HostOp::accept`]. There are no logits until [`HostOp::row_logits`].
+    ///
+    /// # Errors
+    /// The error of the op, also when it verifies no draft tokens.
     fn verify(&mut self, tokens: &[u32]) -> Result<()> {
         Err(not_checked(tokens.len()))
     }
 
     /// Makes [`HostOp::logits`] those of the position of token `row` of the last [`HostOp::verify`].
+    ///
+    /// # Errors
+    /// The error of the op, also when it verifies no draft tokens.
     fn row_logits(&mut self, row: usize) -> Result<()> {
         Err(not_checked(row))
     }
 
     /// Keeps the first `count` tokens of the last [`HostOp::verify`]: the state is as if they alone had been
     /// consumed. The logits stay those of the last row that was asked for.
+    ///
+    /// # Errors
+    /// The error of the op, also when it verifies no draft tokens.
     fn accept(&mut self, count: usize) -> Result<()> {
         Err(not_checked(count))
     }
 
-    /// Logits of the last position consumed. Errors when there are none.
+    /// Logits of the last position consumed.
+    ///
+    /// # Errors
+    /// When there are none.
     fn logits(&self) -> Result<Logits<'_>>;
 
     /// Which graph writes the logits, and as which tensor, where that is known: for messages.
@@ -165,18 +189,30 @@ pub trait HostOp: Send {
     fn position(&self) -> usize;
 
     /// Forgets all positions from `position` on.
+    ///
+    /// # Errors
+    /// The error of the op.
     fn truncate(&mut self, position: usize) -> Result<()>;
 
     /// Saves the state.
+    ///
+    /// # Errors
+    /// The error of the op.
     fn snapshot(&mut self) -> Result<SnapshotId>;
 
     /// Returns to a saved state, which stays saved.
+    ///
+    /// # Errors
+    /// The error of the op.
     fn restore(&mut self, snapshot: SnapshotId) -> Result<()>;
 
     /// Frees a saved state. An unknown id is ignored.
     fn drop_snapshot(&mut self, snapshot: SnapshotId);
 
     /// Embeds one text: pooling and normalisation are the op's.
+    ///
+    /// # Errors
+    /// The error of the op.
     fn embed(&mut self, segments: &[Segment<'_>]) -> Result<&[f32]>;
 
     /// Which graphs take several texts in one execution.
@@ -187,6 +223,9 @@ pub trait HostOp: Send {
 
     /// Embeds texts in one execution, as if each were alone. Together they have at most as many tokens as the longest
     /// of [`HostOp::packing`]. The vectors lie one behind the other, [`OpInfo::embedding_dim`] values each.
+    ///
+    /// # Errors
+    /// The error of the op.
     fn embed_many(&mut self, texts: &[&[u32]]) -> Result<&[f32]> {
         let message = format!("the host-op embeds one text at a time ({})", texts.len());
         Err(Error::new(ErrorKind::Internal, message))

@@ -183,7 +183,7 @@ impl Workspace {
         Ok((&slot.context, &slot.info))
     }
 
-    /// Microseconds of one execution of a graph, where the bundle declares it of the form that is executed.
+    /// Microseconds of one execution of a graph, where the bundle declares it for the form that is executed.
     pub fn graph_us(&self, id: GraphId) -> Option<f64> {
         self.graphs.get(id.0 as usize).and_then(|slot| slot.us)
     }
