@@ -453,6 +453,9 @@ impl Host {
     /// the bytes of `sources`, the index in `targets`, the chunk's first byte and the chunk itself.
     /// Allocates nothing.
     ///
+    /// # Errors
+    /// When `body` panics.
+    ///
     /// # Panics
     /// When `piece` is 0, or a target is also a source or occurs twice: faults of the op.
     pub fn parallel_fill<const N: usize, F>(

@@ -24,6 +24,9 @@ pub trait Op: Sized + Send + 'static {
 
     /// Binds graphs and tables. Validates every tensor name, shape and dtype it needs and reports
     /// which is wrong.
+    ///
+    /// # Errors
+    /// When the bundle is not one that the op can run.
     fn open(host: &mut Host) -> Result<Self>;
 
     /// The decoder that the op is, for the calls that the op does not answer itself.
@@ -72,6 +75,9 @@ pub trait Op: Sized + Send + 'static {
     /// Where an image, audio clip or video stands among the tokens of a prompt, and how many
     /// positions it takes. The host asks before [`Op::prefill`] gets the segment, also more than once.
     /// Sizes are all that this should look at.
+    ///
+    /// # Errors
+    /// When the op does not take the segment.
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
         Err(crate::text::not_taken(&Self::describe(), segment))
     }
@@ -83,6 +89,9 @@ pub trait Op: Sized + Send + 'static {
     }
 
     /// Forgets everything: position 0.
+    ///
+    /// # Errors
+    /// When the op does not have the call, or it fails.
     fn reset(&mut self, host: &mut Host) -> Result<()> {
         if let Some(state) = self.state_mut() {
             state.reset(host);
@@ -97,6 +106,9 @@ pub trait Op: Sized + Send + 'static {
 
     /// Consumes segments; returns the logits of the last position. An image, audio clip or video
     /// takes the positions that [`Op::place`] declared.
+    ///
+    /// # Errors
+    /// When the op does not have the call, or it fails.
     fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
         if let Some(media) = segments.iter().find(|one| !matches!(one, Segment::Tokens(_))) {
             let op = Self::describe();
@@ -116,6 +128,9 @@ pub trait Op: Sized + Send + 'static {
     }
 
     /// Consumes one token; returns the logits of its position. Must not allocate.
+    ///
+    /// # Errors
+    /// When the op does not have the call, or it fails.
     fn decode(&mut self, host: &mut Host, token: u32) -> Result<View> {
         match self.decoder_mut() {
             Some(decoder) => decoder.decode(host, token),
@@ -135,6 +150,9 @@ pub trait Op: Sized + Send + 'static {
 
     /// Runs tokens through the graphs of one step. The state stays as it is until [`Op::accept`].
     /// Must not allocate.
+    ///
+    /// # Errors
+    /// When the op verifies no draft tokens, or the call fails.
     fn verify(&mut self, host: &mut Host, tokens: &[u32]) -> Result<()> {
         match self.decoder_mut() {
             Some(decoder) => decoder.verify(host, tokens),
@@ -143,6 +161,9 @@ pub trait Op: Sized + Send + 'static {
     }
 
     /// Logits of the position of token `row` of the last [`Op::verify`]. Must not allocate.
+    ///
+    /// # Errors
+    /// When the op verifies no draft tokens, or the call fails.
     fn row_logits(&mut self, host: &mut Host, row: usize) -> Result<View> {
         match self.decoder_mut() {
             Some(decoder) => decoder.row_logits(host, row),
@@ -152,6 +173,9 @@ pub trait Op: Sized + Send + 'static {
 
     /// Keeps the first `count` tokens of the last [`Op::verify`]: the state becomes that of these alone.
     /// Must not allocate.
+    ///
+    /// # Errors
+    /// When the op verifies no draft tokens, or the call fails.
     fn accept(&mut self, host: &mut Host, count: usize) -> Result<()> {
         match self.decoder_mut() {
             Some(decoder) => decoder.accept(host, count),
@@ -160,6 +184,9 @@ pub trait Op: Sized + Send + 'static {
     }
 
     /// Forgets all positions from `position` on.
+    ///
+    /// # Errors
+    /// When the op does not have the call, or it fails.
     fn truncate(&mut self, host: &mut Host, position: usize) -> Result<()> {
         let _ = host;
         match self.state_mut() {
@@ -169,6 +196,9 @@ pub trait Op: Sized + Send + 'static {
     }
 
     /// Saves the state.
+    ///
+    /// # Errors
+    /// When the op does not have the call, or it fails.
     fn snapshot(&mut self, host: &mut Host) -> Result<SnapshotId> {
         match self.state_mut() {
             Some(state) => Ok(state.snapshot(host)),
@@ -177,6 +207,9 @@ pub trait Op: Sized + Send + 'static {
     }
 
     /// Returns to a saved state, which stays saved.
+    ///
+    /// # Errors
+    /// When the op does not have the call, or it fails.
     fn restore(&mut self, host: &mut Host, snapshot: SnapshotId) -> Result<()> {
         match self.state_mut() {
             Some(state) => state.restore(host, snapshot),
@@ -193,6 +226,9 @@ pub trait Op: Sized + Send + 'static {
     }
 
     /// Embeds one text: pooling and normalisation are the op's. Returns f32.
+    ///
+    /// # Errors
+    /// When the op does not have the call, or it fails.
     fn embed(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
         let _ = (host, segments);
         Err(Error::unsupported("embedding"))
@@ -206,6 +242,9 @@ pub trait Op: Sized + Send + 'static {
     /// Embeds texts in one execution of the graphs, as if each were alone: it attends to itself only, and its positions
     /// begin at 0. The host decides which texts go together: at least one, together of at most as many tokens as the
     /// longest of [`Op::packing`]. Returns f32, [`OpInfo::embedding_dim`] values a text, one text behind the other.
+    ///
+    /// # Errors
+    /// When the op does not have the call, or it fails.
     fn embed_many(&mut self, host: &mut Host, texts: &[&[u32]]) -> Result<View> {
         let _ = (host, texts);
         Err(Error::unsupported("embedding several texts at once"))

@@ -191,7 +191,10 @@ impl RopeTables {
     }
 
     /// Fills the first rows with the tables of positions in time, height and width, one a row. Rows
-    /// after them stay as they are. Errors when there are more positions than rows.
+    /// after them stay as they are.
+    ///
+    /// # Errors
+    /// When there are more positions than rows.
     pub fn fill_at(
         &mut self,
         host: &mut Host,

@@ -18,7 +18,8 @@ impl Mrope {
     /// `published` are the pairs by axis of checkpoints whose bundles do not say them; they count where they add up to
     /// half the rotary dimension.
     ///
-    /// Errors when the bundle takes `pictures` and nothing declares the pairs, or as [`RopeParams::rope`].
+    /// # Errors
+    /// When the bundle takes `pictures` and nothing declares the pairs, or as [`RopeParams::rope`].
     pub fn interleaved(
         mut params: RopeParams,
         published: [usize; 3],

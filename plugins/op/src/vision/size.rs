@@ -55,7 +55,10 @@ pub fn smart_resize(size: Size, factor: u32, min_pixels: u64, max_pixels: u64) -
 /// `min_pixels` and `max_pixels` count the pixels of all frames, and a frame one of whose sides is less than `factor`
 /// grows first (`smart_resize` of `Qwen3VLVideoProcessor`).
 ///
-/// A video has at least one patch in time, for which its last frame is repeated. Errors as [`smart_resize`].
+/// A video has at least one patch in time, for which its last frame is repeated.
+///
+/// # Errors
+/// As [`smart_resize`].
 pub fn smart_resize_video(
     size: Size,
     [frames, temporal]: [usize; 2],
