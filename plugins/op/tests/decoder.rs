@@ -354,7 +354,7 @@ fn a_state_whose_buffers_cannot_be_exchanged_stays_as_it_was() {
         .graph(replaced("one", 1))
         .graph(head())
         .script(run)
-        .open::<Toy>()
+        .open::<TinyModel>()
         .unwrap();
     op.prefill(&[Segment::Tokens(&[1, 2])]).unwrap();
     let states = |op: &OpenOp| ["past_a_0", "past_b_0"].map(|name| op.bound("one", name).unwrap());

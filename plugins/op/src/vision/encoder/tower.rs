@@ -55,7 +55,7 @@ impl Tower {
     /// do not need them.
     ///
     /// # Errors
-    /// When a name is no graph's, too.
+    /// When graphs, tables or sizes do not fit each other, or a name is no graph's.
     pub fn open(host: &mut Host, settings: &Settings, width: usize) -> Result<Option<Self>> {
         let Some(names) = host.value::<OneOrMany>(VISION)? else { return Ok(None) };
         let found = names.present(host, VISION)?;
