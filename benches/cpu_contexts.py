@@ -2,7 +2,7 @@
 """Tokens a second of the CPU backend at several contexts and from several forms of weights, of one program or of two in turns.
 
     python3 -m venv venv && venv/bin/pip install numpy gguf
-    cargo build --release -p qhx --features builtin-ops
+    cargo build --release -p qhx-cli --features builtin-ops
     venv/bin/python benches/cpu_contexts.py target/release/qhx [OTHER/qhx] [--repeats 3] [--folder DIR]
 
 The model has 118 million random weights (`benches/cpu_117m.json`). It is forged once, by the first program: with 4-bit

@@ -2,7 +2,7 @@
 """Tokens a second of `qhx generate` and of Genie, on one toy, one library and one machine, in one run.
 
     python3 -m venv ort && ort/bin/pip install onnxruntime onnx numpy safetensors onnxruntime-qnn==2.7.0
-    cargo build --release -p qhx -p qhx-ops-llama-plugin
+    cargo build --release -p qhx-cli -p qhx-ops-llama-plugin
     ort/bin/python benches/genie_compare.py [--tokens 48] [--repeats 5]
 
 Both decode `tests/fixtures/mistral-toy` one token at a time, prompt included, with a context of 128,

@@ -2,7 +2,7 @@
 """Tokens a second, time to open and memory of `qhx bench` on the CPU and of llama.cpp, on the same shapes, in one run.
 
     python3 -m venv llama && llama/bin/pip install gguf numpy llama-cpp-python==0.3.36
-    cargo build --release -p qhx --features builtin-ops
+    cargo build --release -p qhx-cli --features builtin-ops
     llama/bin/python benches/llama_cpp_compare.py [--folder DIR] [--repeats 5] [--precision fp16]
 
 Both run a Llama of 336 million parameters with random weights (`benches/cpu_336m.json`): a prompt of 128 tokens, and

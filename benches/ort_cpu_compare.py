@@ -2,7 +2,7 @@
 """Times the ONNX graphs of a bundle on the CPU: `qhx bench` and ONNX Runtime, in one run.
 
     python3 -m venv ort && ort/bin/pip install onnxruntime onnx numpy
-    cargo build --release -p qhx --features builtin-ops
+    cargo build --release -p qhx-cli --features builtin-ops
     ort/bin/python benches/ort_cpu_compare.py BUNDLE [BUNDLE …] [--repeats 5] [--threads 2]
 
 Both execute the same files with as many threads. They take turns, each time in a process of its own. ONNX Runtime gets

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What narrow weights cost the toys of the tests: answers, divergence and perplexity in each precision.
 
-    cargo build -p qhx --features builtin-ops
+    cargo build -p qhx-cli --features builtin-ops
     cargo build --release --manifest-path examples/gemma3/Cargo.toml
     cargo build --release --manifest-path examples/lfm2/Cargo.toml
     python3 benches/precisions.py [--qhx target/debug/qhx] [--folder DIR] [--json FILE] [TOY ...]

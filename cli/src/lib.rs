@@ -7,11 +7,12 @@
 #[macro_use(say)]
 extern crate qhx_terminal;
 
+// Links host-ops in.
+use qhx as _;
+
 mod app;
 mod args;
 mod backends;
-#[cfg(feature = "builtin-ops")]
-mod builtin;
 mod bundles;
 mod commands;
 mod fixture;

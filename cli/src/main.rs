@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    qhx::run()
+    qhx_cli::run()
 }

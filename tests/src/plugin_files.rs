@@ -13,7 +13,7 @@ pub fn library_name(library: &str) -> String {
 
 /// A plugin is built together with the program: alone, it would have the kit and all that it needs compiled once more,
 /// with its features only.
-const PROGRAM: [&str; 2] = ["--package", "qhx"];
+const PROGRAM: [&str; 2] = ["--package", "qhx-cli"];
 
 /// Builds the plugin crate `package` of this workspace and answers with its library.
 pub fn build(package: &str) -> PathBuf {
@@ -46,7 +46,7 @@ pub fn build_example(package: &str, name: &str) -> PathBuf {
 ///
 /// In one command: alone, each plugin would have the kit compiled once more, with its features only.
 pub fn programs() -> Vec<PathBuf> {
-    let mut packages = vec!["qhx".to_owned()];
+    let mut packages = vec!["qhx-cli".to_owned()];
     let mut names = vec![format!("qhx{}", std::env::consts::EXE_SUFFIX)];
     let mut families: Vec<_> = std::fs::read_dir(workspace())
         .expect("the workspace can be read")

@@ -15,7 +15,7 @@ const EMULATOR: &str = "qemu-aarch64";
 const ROOT: &str = "/usr/aarch64-linux-gnu";
 
 /// What is built: the program, one plugin, and what stands in for parts of a board.
-const BUILT: [&str; 3] = ["qhx", "qhx-ops-llama-plugin", "qhx-stand-ins"];
+const BUILT: [&str; 3] = ["qhx-cli", "qhx-ops-llama-plugin", "qhx-stand-ins"];
 
 /// Unit tests that take minutes under the emulator, or limit the time of what they try: text is the same everywhere.
 const SLOW: [&str; 5] = [
@@ -75,17 +75,23 @@ pub(crate) fn run(
     for package in BUILT {
         build.args(["--package", package]);
     }
-    build.args(profile).args(["--features", "qhx/builtin-ops", "--lib", "--bins", "--examples"]);
+    build.args(profile).args([
+        "--features",
+        "qhx-cli/builtin-ops",
+        "--lib",
+        "--bins",
+        "--examples",
+    ]);
     let messages = cargo::output(&mut build)?;
     let board = cargo::executables(&messages).remove("qhx").ok_or("cargo built no qhx")?;
     // The emulator takes settings from its environment, which reach the processes that tests start, too.
     let starter = board.with_file_name("examples").join("libexec.so");
     let mut units = cross(&["test", "--lib"]);
     // With the program, whose features what they share was built with.
-    for package in ["qhx-core", "qhx-op", "qhx-cpu", "qhx"] {
+    for package in ["qhx-core", "qhx-op", "qhx-cpu", "qhx", "qhx-cli"] {
         units.args(["--package", package]);
     }
-    units.args(["--features", "qhx/builtin-ops"]);
+    units.args(["--features", "qhx-cli/builtin-ops"]);
     units
         .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", EMULATOR)
         .env("QEMU_LD_PREFIX", ROOT)
@@ -96,7 +102,7 @@ pub(crate) fn run(
         units.args(["--skip", slow]);
     }
     test(&mut units)?;
-    let mut boards = cargo(&["test", "--package", "qhx", "--features", features]);
+    let mut boards = cargo(&["test", "--package", "qhx-cli", "--features", features]);
     boards.args(["--test", "cli", "board::"]);
     boards.env("QHX_TEST_BOARD", board).env("QHX_TEST_BOARD_LIBRARIES", libraries);
     test(&mut boards)

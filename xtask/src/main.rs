@@ -67,7 +67,7 @@ fn aarch64_tier() -> cargo::Result<()> {
     if let Some(why) = aarch64::missing() {
         return Err(why.to_owned());
     }
-    let qhx = cargo::build(&["qhx"], &[], "qhx")?;
+    let qhx = cargo::build(&["qhx-cli"], &[], "qhx")?;
     aarch64::run(&aarch64::libraries(&qhx)?, test::PROGRAM, cargo::run)
 }
 
@@ -75,6 +75,6 @@ fn windows_tier() -> cargo::Result<()> {
     if let Some(why) = windows::missing() {
         return Err(why);
     }
-    let qhx = cargo::build(&["qhx", "qhx-ops-llama-plugin"], &[], "qhx")?;
+    let qhx = cargo::build(&["qhx-cli", "qhx-ops-llama-plugin"], &[], "qhx")?;
     windows::run(&qhx)
 }

@@ -25,6 +25,7 @@ const PACKAGES: [&str; 15] = [
     "qhx-ops-qwen3vl",
     "qhx-ops-qwen3vl-plugin",
     "qhx",
+    "qhx-cli",
 ];
 
 /// Reads the arguments: whether a target that is not installed is a failure.
@@ -60,7 +61,7 @@ pub(crate) fn run(built: &[&str]) -> Result<Vec<&'static str>> {
         for package in PACKAGES {
             check.args(["--package", package]);
         }
-        check.args(["--features", "qhx/builtin-ops"]);
+        check.args(["--features", "qhx-cli/builtin-ops"]);
         cargo::run(&mut check)?;
     }
     Ok(missing)

@@ -50,7 +50,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         licences(&mut skipped)?;
     }
     // The plugins first: the program finds them beside itself, and the tests by their file.
-    let qhx = cargo::build(&[&["qhx"][..], &PLUGINS].concat(), &[], "qhx")?;
+    let qhx = cargo::build(&[&["qhx-cli"][..], &PLUGINS].concat(), &[], "qhx")?;
     let libraries = runtime(&qhx, &mut skipped);
     let run = |command: &mut Command| {
         if let Some((htp, system)) = &libraries {
@@ -66,11 +66,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     // Benchmarks have no tests, and are type-checked with the lints.
     test(&["test", "--workspace", "--exclude", "qhx-benches"])?;
     eprintln!("the same with the host-ops linked in");
-    test(&["test", "--package", "qhx", "--features", PROGRAM])?;
+    test(&["test", "--package", "qhx-cli", "--features", PROGRAM])?;
     ray(&mut skipped)?;
     // With the program: what both are built of has its features then, and was built for its tests.
     let mut families =
-        vec!["test", "--package", "qhx-tests", "--package", "qhx", "--features", BUILTIN];
+        vec!["test", "--package", "qhx-tests", "--package", "qhx-cli", "--features", BUILTIN];
     for name in FAMILY_TESTS {
         families.extend(["--test", name]);
     }
@@ -126,7 +126,7 @@ const MORE_FAMILY_TESTS: [&str; 4] = ["qwen35", "phimoe", "gemma4", "qwen3vl"];
 /// What the program can do beyond the default: host-ops linked in, Parquet files.
 pub(crate) const PROGRAM: &str = "builtin-ops,parquet";
 
-const BUILTIN: &str = "qhx/builtin-ops,qhx/parquet,qhx-tests/builtin-ops";
+const BUILTIN: &str = "qhx-cli/builtin-ops,qhx-cli/parquet,qhx-tests/builtin-ops";
 
 /// What is not part of the workspace.
 const EXAMPLES: [&str; 5] = [
@@ -195,7 +195,7 @@ fn ray(skipped: &mut Skipped) -> Result<()> {
         skipped.add("ray example", "ray is not installed: pip install 'ray[data]'");
         return Ok(());
     }
-    let qhx = cargo::build(&["qhx"], &["--features", PROGRAM], "qhx")?;
+    let qhx = cargo::build(&["qhx-cli"], &["--features", PROGRAM], "qhx")?;
     let script = qhx_places::workspace().join("examples/ray_embed/check.sh");
     cargo::run(Command::new(script).arg(qhx).env("PYTHON", python))
 }

@@ -91,7 +91,7 @@ fn build() -> Result<PathBuf> {
     for setting in SETTINGS {
         build.args(["--config", setting]);
     }
-    build.args(["--package", "qhx", "--package", "qhx-ops-llama-plugin"]);
+    build.args(["--package", "qhx-cli", "--package", "qhx-ops-llama-plugin"]);
     build.args(["--package", "qhx-test-odd-plugins", "--lib", "--bin", "qhx"]);
     build.args(["--example", "crash_on_load"]);
     let messages = cargo::output(&mut build)?;

@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    qhx::run_embed()
+    qhx_cli::run_embed()
 }

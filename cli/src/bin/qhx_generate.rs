@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    qhx::run_generate()
+    qhx_cli::run_generate()
 }

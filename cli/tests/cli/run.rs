@@ -192,7 +192,7 @@ fn plugin() {
     let profile = qhx.parent().expect("a folder");
     let status = qhx_places::cargo()
         // With the program: alone, plugins would have all they need compiled once more, with their features only.
-        .args(["build", "--quiet", "--lib", "--package", "qhx"])
+        .args(["build", "--quiet", "--lib", "--package", "qhx-cli"])
         .args(["--package", "qhx-ops-qwen35-plugin"])
         .args(["--package", "qhx-ops-llama-plugin", "--package", "qhx-ops-phimoe-plugin"])
         .args(["--package", "qhx-ops-qwen3vl-plugin", "--package", "qhx-ops-gemma4-plugin"])

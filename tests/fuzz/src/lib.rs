@@ -152,12 +152,12 @@ pub fn suite(data: &[u8]) -> Result<()> {
         assert_eq!(array.shape.iter().product::<usize>(), array.values.len());
         return Ok(());
     }
-    qhx::fuzzing::suite(&write("suite.json", data)?)
+    qhx_cli::fuzzing::suite(&write("suite.json", data)?)
 }
 
 /// Texts to embed, as JSON lines.
 pub fn rows(data: &[u8]) -> Result<()> {
-    qhx::fuzzing::rows(&write("rows.jsonl", data)?)
+    qhx_cli::fuzzing::rows(&write("rows.jsonl", data)?)
 }
 
 /// A picture of any format.

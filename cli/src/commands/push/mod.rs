@@ -25,7 +25,7 @@ const ONNX: &str = "onnx";
 
 const EXAMPLES: &str = "\
 Examples:
-  cargo build --release --target aarch64-linux-android --package qhx --features builtin-ops
+  cargo build --release --target aarch64-linux-android --package qhx-cli --features builtin-ops
   qhx push qwen35/v81 'The capital of France is' --libraries /opt/qairt/2.51.0
   qhx push qwen35/v81 'The capital of Italy is' --serial ab12cd34 --max-new 32";
 
@@ -165,7 +165,7 @@ fn program(path: &Path) -> Result<PathBuf> {
         return Ok(path.to_owned());
     }
     Err(Error::new(ErrorKind::Usage, format!("{}: there is no such program", path.display())).hint(
-        "build it: cargo build --release --target aarch64-linux-android --package qhx --features builtin-ops, or \
+        "build it: cargo build --release --target aarch64-linux-android --package qhx-cli --features builtin-ops, or \
          give it with --program FILE",
     ))
 }
