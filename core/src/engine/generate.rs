@@ -4,22 +4,24 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::decode::{Listener, Run, Text};
+use serde_json::{Map, Value};
+
+use super::decode::{Run, Text, Work};
 use super::model::{Model, input_vocab};
 use super::prompt::{self, Encoded, Reader};
 use super::reuse;
 use super::sequence::Sequence;
-use super::speculate::Start;
-use super::types::{Event, FinishReason, Generation, Part, Prompt, Request, Timings};
-use crate::op::{HostOp as _, SpanStats, Task};
+use super::types::{Event, Generation, Part, Prompt, Request};
+use crate::op::{HostOp as _, Task};
 use crate::sampling::{AllowedTokens, Sampler};
 use crate::stop::StopFilter;
-use crate::text::{ChatTemplate, Detokenizer, Message, RenderOptions};
+use crate::text::{Detokenizer, Message, RenderOptions};
 use crate::{Error, ErrorKind, Result, trace};
 
 impl Model {
     /// Continues a prompt. `on_event` sees tokens and text as they come and may break off: then the
-    /// generation so far comes back with [`FinishReason::Cancelled`], as after a cancellation.
+    /// generation so far comes back with [`FinishReason::Cancelled`](super::FinishReason::Cancelled), as after a
+    /// cancellation.
     ///
     /// State of earlier calls is used as far as the prompt begins with what they consumed.
     ///
@@ -30,34 +32,57 @@ impl Model {
         request: &Request,
         on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<Generation> {
+        let mut run = self.start(request)?;
+        while let Some(event) = run.next_event()? {
+            if on_event(event).is_break() {
+                run.stop()?;
+            }
+        }
+        run.finish()
+    }
+
+    /// Completes a text, greedily and to its end, by at most [`Request::MAX_NEW`] tokens. The run gives the pieces of
+    /// what follows.
+    ///
+    /// # Errors
+    /// As [`Model::start`].
+    pub fn complete(&mut self, text: impl Into<String>) -> Result<Run<'_>> {
+        self.start(&Request::completion(text))
+    }
+
+    /// Begins to continue a prompt: it is tokenized and checked, and nothing is executed yet. The [`Run`] goes on as
+    /// far as it is asked to.
+    ///
+    /// # Errors
+    /// When the request is invalid, the prompt does not fit the model, or the model cannot be opened again.
+    pub fn start(&mut self, request: &Request) -> Result<Run<'_>> {
         self.require(Task::Generate, "generate")?;
         self.op.require_logits()?;
         request.check(&self.manifest)?;
-        self.cancellable(&request.cancel, |model| model.generate_now(request, on_event))
+        let start = Instant::now();
+        let cancel = request.cancel.clone();
+        let following = self.session.follow(&cancel);
+        let work = match self.prepare(request) {
+            // Before a token was consumed: nothing is there, and nothing is lost.
+            Err(e) if e.kind() == ErrorKind::Cancelled => None,
+            work => work?,
+        };
+        Ok(Run::new(self, work, cancel, following, start))
     }
 
-    fn generate_now(
-        &mut self,
-        request: &Request,
-        on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
-    ) -> Result<Generation> {
+    /// From a request to what its generation works with; `None` where it is cancelled already.
+    fn prepare(&mut self, request: &Request) -> Result<Option<Work>> {
         if self.session.is_cancelled() {
-            return Ok(self.nothing());
+            return Ok(None);
         }
         self.speculation.idle();
-        match self.revive() {
-            Err(e) if e.kind() == ErrorKind::Cancelled => return Ok(self.nothing()),
-            revived => revived?,
-        }
-        let trace = self.trace.clone();
-        let trace = trace.as_ref();
-        let _span = trace::span(trace, "generate");
-        let tokenize = trace::span(trace, "tokenize");
-        let prompt = match self.encode(&request.prompt, reuse::saves(self.op.info())) {
-            // Before a token was consumed: nothing is there, and nothing is lost.
-            Err(e) if e.kind() == ErrorKind::Cancelled => return Ok(self.nothing()),
-            prompt => prompt?,
-        };
+        self.revive()?;
+        let tokenize = trace::span(self.trace.as_ref(), "tokenize");
+        let prompt = self.encode(
+            &request.prompt,
+            &request.template_arguments,
+            reuse::saves(self.op.info()),
+        )?;
         drop(tokenize);
         self.check_length(&prompt)?;
         let stop_ids = self.stop_ids(request);
@@ -76,97 +101,19 @@ impl Model {
             ends.extend_from_slice(&self.manifest.params.eos_token_id);
         }
         let text = self.text(request, tokens, ends)?;
-
-        let graph_before = self.op.graph_time();
-        let spans_before = self.op.span_stats();
-        let mut run = Run {
+        Ok(Some(Work {
+            sampling: request.sampling.clone(),
+            speculate: request.speculate,
             stop_ids,
-            prompt: &prompt,
+            prompt,
             budget,
             sampler,
-            allowed: &allowed,
+            allowed,
             text,
-            listener: Listener { on_event, broke: false },
             tokens: Vec::with_capacity(budget.min(1 << 20)),
-            sampling: Duration::ZERO,
+            sampling_time: Duration::ZERO,
             steps: 0,
-        };
-        let start = Instant::now();
-        let mut reused = 0;
-        let mut consuming = trace::span(trace, "prompt");
-        let prefilled = self.consume(&prompt, &mut reused);
-        if let Some(span) = &mut consuming {
-            span.argument("positions", prompt.sequence.len());
-            span.argument("reused", reused);
-        }
-        drop(consuming);
-        if prefilled.is_ok() {
-            let consumed = (prompt.sequence.len() - reused, start.elapsed().as_secs_f64());
-            let media = !prompt.sequence.spans.is_empty();
-            let (sampling, allowed) = (&request.sampling, &allowed);
-            let cancel = &self.session.current();
-            let begin = Start { prompt: tokens, most: budget, sampling, allowed, media, cancel };
-            self.speculation.begin(request.speculate, &self.op, &begin, consumed);
-        }
-        let prefill = start.elapsed();
-        let decode_start = Instant::now();
-
-        let finished = match prefilled {
-            Ok(()) => {
-                let tokens = tokens.len();
-                if run.listener.emit(Event::Prefilled { tokens, reused }) {
-                    Ok(FinishReason::Cancelled)
-                } else {
-                    self.run(&mut run)
-                }
-            }
-            Err(e) if e.kind() == ErrorKind::Cancelled => Ok(FinishReason::Cancelled),
-            Err(e) => Err(e),
-        };
-        self.consumed.settle(self.op.position());
-        let finish_reason = finished?;
-        let Run { mut text, mut listener, tokens, sampling, steps, .. } = run;
-        if text.stop.stopped_at().is_none() {
-            text.finish()?;
-            if !text.shown.is_empty() {
-                listener.emit(Event::Rest { text: &text.shown });
-            }
-        }
-
-        let decode = decode_start.elapsed();
-        let graph = self.op.graph_time().saturating_sub(graph_before);
-        let timings = Timings {
-            load: self.load,
-            prefill,
-            decode,
-            graph,
-            sampling,
-            host: (prefill + decode).saturating_sub(graph + sampling),
-            decode_steps: steps,
-            guesses: self.speculation.counts(),
-        };
-        Ok(Generation {
-            text: text.whole,
-            tokens,
-            prompt_tokens: prompt.sequence.len(),
-            reused_tokens: reused,
-            finish_reason,
-            timings,
-            spans: ran(&spans_before, self.op.span_stats()),
-        })
-    }
-
-    /// A generation that was cancelled before it began.
-    fn nothing(&self) -> Generation {
-        Generation {
-            text: String::new(),
-            tokens: Vec::new(),
-            prompt_tokens: 0,
-            reused_tokens: 0,
-            finish_reason: FinishReason::Cancelled,
-            timings: Timings { load: self.load, ..Timings::default() },
-            spans: Vec::new(),
-        }
+        }))
     }
 
     /// Tokens of a prompt, as [`Model::generate`] would consume them. Where an image, audio clip or video
@@ -175,7 +122,7 @@ impl Model {
     /// # Errors
     /// As [`Model::generate`] about the prompt.
     pub fn encode_prompt(&self, prompt: &Prompt) -> Result<Vec<u32>> {
-        self.encode(prompt, false).map(|encoded| encoded.sequence.tokens)
+        self.encode(prompt, &Map::new(), false).map(|encoded| encoded.sequence.tokens)
     }
 
     /// Embeds a prompt of parts; see [`Model::embed`].
@@ -186,7 +133,7 @@ impl Model {
         self.require(Task::Embed, "embed")?;
         self.revive()?;
         let tokenize = trace::span(self.trace.as_ref(), "tokenize");
-        let encoded = self.encode(prompt, false)?;
+        let encoded = self.encode(prompt, &Map::new(), false)?;
         drop(tokenize);
         self.check_length(&encoded)?;
         let positions = encoded.sequence.len();
@@ -194,16 +141,21 @@ impl Model {
     }
 
     /// Positions of a prompt; with `checkpoint`, also where to save the state.
-    fn encode(&self, prompt: &Prompt, checkpoint: bool) -> Result<Encoded> {
+    fn encode(
+        &self,
+        prompt: &Prompt,
+        template_arguments: &Map<String, Value>,
+        checkpoint: bool,
+    ) -> Result<Encoded> {
         match prompt {
             Prompt::Tokens(tokens) => Ok(Encoded::plain(tokens.clone())),
             Prompt::Text(text) if text.is_empty() => Err(prompt::empty()),
             Prompt::Text(text) => self.reader().parts(&[Part::Text(text.clone())]),
             Prompt::Parts(parts) => self.reader().parts(parts),
             Prompt::Chat { messages, thinking } => {
-                let chat = self.require_chat()?;
+                let chat = self.texts.require_chat()?;
                 let render = |messages: &[Message],
-                              arguments: &serde_json::Map<String, serde_json::Value>,
+                              arguments: &Map<String, Value>,
                               media: &[String],
                               add_generation_prompt| {
                     let options = RenderOptions {
@@ -215,30 +167,16 @@ impl Model {
                     };
                     chat.render(messages, &options)
                 };
-                self.reader().chat(messages, &self.template_arguments, render, checkpoint)
+                self.reader().chat(messages, template_arguments, render, checkpoint)
             }
         }
-    }
-
-    fn require_chat(&self) -> Result<&ChatTemplate> {
-        self.chat.as_ref().ok_or_else(|| {
-            Error::new(
-                ErrorKind::Usage,
-                format!(
-                    "{}: the model does not chat: neither the manifest's chat nor a chat template \
-                     beside the tokenizer says how",
-                    self.manifest.path.display()
-                ),
-            )
-            .hint("give the text to complete without --chat")
-        })
     }
 
     fn reader(&self) -> Reader<'_> {
         Reader {
             model: &self.manifest.model.name,
             op: &self.op,
-            tokenizer: self.require_tokenizer(),
+            tokenizer: self.texts.require_tokenizer(),
             max_ctx: self.op.info().max_ctx,
             cancel: self.session.current(),
             trace: self.trace.as_ref(),
@@ -289,7 +227,7 @@ impl Model {
     /// that token: it never becomes text.
     fn stop_ids(&self, request: &Request) -> Vec<u32> {
         let special = |text: &String| {
-            let tokenizer = self.tokenizer.as_ref()?;
+            let tokenizer = self.texts.tokenizer()?;
             let id = tokenizer.token_to_id(text)?;
             tokenizer.visible_token(id).is_none().then_some(id)
         };
@@ -323,7 +261,7 @@ impl Model {
         // A completed text goes on where the prompt ends; an answer is a text of its own, which
         // the template takes back as it is.
         let before = if request.prompt.is_chat() { &[] } else { prompt };
-        let stream = self.tokenizer.as_ref().map(|tokenizer| {
+        let stream = self.texts.tokenizer().map(|tokenizer| {
             let mut stream = Detokenizer::new(tokenizer);
             stream.start(before).map(|()| stream)
         });
@@ -363,17 +301,4 @@ impl Model {
         }
         Ok(())
     }
-}
-
-/// What was added to spans, without those that did not run.
-fn ran(before: &[SpanStats], after: Vec<SpanStats>) -> Vec<SpanStats> {
-    let mut spans = after;
-    for span in &mut spans {
-        if let Some(earlier) = before.iter().find(|earlier| earlier.name == span.name) {
-            span.count -= earlier.count.min(span.count);
-            span.busy = span.busy.saturating_sub(earlier.busy);
-        }
-    }
-    spans.retain(|span| span.count > 0);
-    spans
 }

@@ -18,10 +18,13 @@ mod sequence;
 pub mod speculate;
 #[cfg(test)]
 mod tests;
+mod texts;
 mod types;
 
 pub use crate::text::{Content, ContentPart, Message};
+pub use decode::Run;
 pub use model::{ContextLoad, Model, ModelOptions};
+pub use texts::Texts;
 pub use types::{
     Event, FinishReason, Generation, Guesses, MOST_GUESSES, Part, Prompt, Request, Speculate,
     Timings,

@@ -8,6 +8,7 @@ use super::contexts;
 use super::pack::Packer;
 use super::reuse::Consumed;
 use super::speculate::Speculation;
+use super::texts::Texts;
 use crate::artifacts::Artifacts;
 use crate::backend::{Backend, BackendInfo, ContextSource, Opened};
 use crate::dump::Dump;
@@ -17,7 +18,7 @@ use crate::op::{
     Task,
 };
 use crate::sampling::AllowedTokens;
-use crate::text::{ChatTemplate, Tokenizer};
+use crate::text::Tokenizer;
 use crate::trace::{self, Trace};
 use crate::workspace::{self, DeviceLoss, GraphStats, LoadedContexts};
 use crate::{CancelToken, Error, ErrorKind, Result, Workspace};
@@ -67,9 +68,7 @@ pub struct ContextLoad {
 /// An open bundle: contexts loaded, host-op bound, tokenizer read.
 pub struct Model {
     pub(super) manifest: Arc<Manifest>,
-    pub(super) tokenizer: Option<Tokenizer>,
-    pub(super) chat: Option<ChatTemplate>,
-    pub(super) template_arguments: serde_json::Map<String, serde_json::Value>,
+    pub(super) texts: Arc<Texts>,
     pub(super) op: Checked,
     /// What may be chosen: tokens that the op can consume and the tokenizer knows.
     pub(super) allowed: Arc<AllowedTokens>,
@@ -158,13 +157,13 @@ impl Model {
         let mut texts = None;
         let mut opening = trace::span(trace.as_ref(), "open contexts");
         let opened = pool.in_place_scope(|scope| {
-            scope.spawn(|_| texts = Some(read_texts(&manifest, &artifacts, trace.as_ref())));
+            scope.spawn(|_| texts = Some(Texts::open(&manifest, &artifacts, trace.as_ref())));
             let sources = sources?;
             let opened = workspace::open_contexts(&*backend, &sources, &cancel)?;
             Ok((sources, opened))
         });
         let missing = || Error::new(ErrorKind::Internal, "the tokenizer was not read");
-        let (tokenizer, chat) = texts.ok_or_else(missing)??;
+        let mut texts = texts.ok_or_else(missing)??;
         let (sources, opened): (Vec<_>, Vec<_>) = opened?;
 
         let session = CancelToken::any(vec![cancel.clone()]);
@@ -201,15 +200,14 @@ impl Model {
         let op = parts.open_op(&manifest, workspace)?;
         drop(opening);
         let op = Checked::new(op, &entry.description.name);
-        let allowed = allowed_tokens(&op, &manifest, tokenizer.as_ref());
+        texts.max_ctx = op.info().max_ctx;
+        let allowed = allowed_tokens(&op, &manifest, texts.tokenizer());
         Ok(Self {
             backend: parts.backend.info(),
             parts,
             allowed: Arc::new(allowed),
             manifest,
-            tokenizer,
-            chat,
-            template_arguments: serde_json::Map::new(),
+            texts: Arc::new(texts),
             consumed: Consumed::default(),
             packer: Packer::new(&op.packing().buckets),
             op,
@@ -251,23 +249,19 @@ impl Model {
         &self.backend
     }
 
+    /// Tokenizer, chat template and limits, which any thread may use while a generation runs.
+    pub fn texts(&self) -> Arc<Texts> {
+        Arc::clone(&self.texts)
+    }
+
     /// The tokenizer, when the bundle has one.
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
-        self.tokenizer.as_ref()
+        self.texts.tokenizer()
     }
 
     /// True when conversations can be rendered.
     pub fn can_chat(&self) -> bool {
-        self.chat.is_some()
-    }
-
-    /// Gives the chat template further variables, from the next prompt on. See
-    /// [`RenderOptions::arguments`](crate::text::RenderOptions::arguments).
-    pub fn set_template_arguments(
-        &mut self,
-        arguments: serde_json::Map<String, serde_json::Value>,
-    ) {
-        self.template_arguments = arguments;
+        self.texts.can_chat()
     }
 
     /// Time that opening took.
@@ -374,19 +368,6 @@ impl Model {
             ),
         ))
     }
-
-    pub(super) fn require_tokenizer(&self) -> Result<&Tokenizer> {
-        self.tokenizer.as_ref().ok_or_else(|| {
-            Error::new(
-                ErrorKind::Prompt,
-                format!(
-                    "{}: the bundle has no tokenizer, so a text cannot become tokens",
-                    self.manifest.path.display()
-                ),
-            )
-            .hint("give token ids as the prompt, or name tokenizer.json in artifacts.tokenizer")
-        })
-    }
 }
 
 /// Token ids that the op can consume are below this.
@@ -407,19 +388,4 @@ fn allowed_tokens(
     let Some(tokenizer) = tokenizer else { return AllowedTokens::below(count) };
     let ends = &manifest.params.eos_token_id;
     AllowedTokens::select(count, |id| tokenizer.id_to_token(id).is_some() || ends.contains(&id))
-}
-
-/// The tokenizer that a manifest names, and its chat template.
-fn read_texts(
-    manifest: &Manifest,
-    artifacts: &Artifacts,
-    trace: Option<&Arc<Trace>>,
-) -> Result<(Option<Tokenizer>, Option<ChatTemplate>)> {
-    let _span = trace::span(trace, "read tokenizer");
-    let tokenizer = match &manifest.artifacts.tokenizer {
-        Some(_) => Some(Tokenizer::from_file(&manifest.tokenizer_path(artifacts)?)?),
-        None => None,
-    };
-    let chat = ChatTemplate::open(manifest, artifacts, tokenizer.as_ref())?;
-    Ok((tokenizer, chat))
 }

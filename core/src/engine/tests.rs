@@ -564,6 +564,61 @@ fn held_back_text_is_an_event_and_none_follows_a_break() {
 }
 
 #[test]
+fn a_run_executes_only_what_is_asked_for() {
+    let op = Scripted::new(RISING);
+    let prompts = Arc::clone(&op.prompts);
+    let mut model = open_with_words(op, &LETTERS);
+    let request = Request { stop: vec!["hx".to_owned()], ..request(&[1], 3) };
+    let mut run = model.start(&request).unwrap();
+    assert!(prompts.lock().unwrap().is_empty(), "nothing is executed before the first event");
+    assert!(matches!(run.next_event(), Ok(Some(Event::Prefilled { tokens: 1, reused: 0 }))));
+    assert_eq!(*prompts.lock().unwrap(), [1]);
+    assert!(matches!(run.next_event(), Ok(Some(Event::Token { id: 7, text: "" }))));
+    // The pieces of the text, from here on.
+    let pieces: Vec<_> = run.by_ref().map(Result::unwrap).collect();
+    assert_eq!(pieces, ["h", "h", "h"]);
+    assert!(run.next().is_none());
+    let generation = run.finish().unwrap();
+    assert_eq!((generation.text.as_str(), generation.tokens.len()), ("hhh", 3));
+    assert_eq!(generation.finish_reason, FinishReason::Length);
+    // As a loop over events does.
+    assert_eq!(generation.tokens, generate(&mut model, &request).unwrap().tokens);
+}
+
+#[test]
+fn a_run_that_is_dropped_or_cancelled_keeps_its_state() {
+    let mut model = open(Scripted::new(RISING));
+    let mut run = model.start(&request(&[1, 2], 8)).unwrap();
+    for _ in 0..3 {
+        run.next_event().unwrap();
+    }
+    drop(run);
+    // The token chosen last was not consumed.
+    let next = generate(&mut model, &request(&[1, 2, 7, 7], 1)).unwrap();
+    assert_eq!(next.reused_tokens, 3);
+    let mut run = model.start(&request(&[1, 2], 8)).unwrap();
+    run.next_event().unwrap();
+    run.cancel_token().clone().cancel();
+    assert!(run.next_event().unwrap().is_none());
+    assert_eq!(run.finish().unwrap().finish_reason, FinishReason::Cancelled);
+    let mut run = model.start(&request(&[1], 2)).unwrap();
+    run.stop().unwrap();
+    let stopped = run.finish().unwrap();
+    assert_eq!((stopped.finish_reason, stopped.tokens.len()), (FinishReason::Cancelled, 0));
+}
+
+#[test]
+fn an_error_is_returned_once_and_ends_the_run() {
+    let mut wrong = RISING;
+    wrong[2] = f32::NAN;
+    let mut model = open_with_words(Scripted::new(wrong), &LETTERS);
+    let mut run = model.start(&request(&[1], 3)).unwrap();
+    assert_eq!(run.next().unwrap().unwrap_err().kind(), ErrorKind::Execute);
+    assert!(run.next().is_none());
+    assert!(run.finish().is_err());
+}
+
+#[test]
 fn an_embedding_that_is_zero_or_not_finite_is_an_error() {
     assert_eq!(open(Scripted::new(RISING)).embed(&[1]).unwrap(), RISING);
     for (wrong, words) in [

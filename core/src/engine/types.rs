@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::manifest::Manifest;
 use crate::media::Media;
@@ -60,6 +61,9 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Speculative decoding.
     pub speculate: Speculate,
+    /// Further variables of the chat template, such as `reasoning_effort`: see
+    /// [`RenderOptions::arguments`](crate::text::RenderOptions::arguments).
+    pub template_arguments: Map<String, Value>,
     /// Stops this generation, also while its prompt is rendered or tokenized; other requests go on. Where it is
     /// cancelled before its turn, nothing runs. A clone of the request shares it.
     pub cancel: CancelToken,
@@ -123,8 +127,82 @@ impl Request {
             stop_ids: Vec::new(),
             ignore_eos: false,
             speculate: Speculate::Off,
+            template_arguments: Map::new(),
             cancel: CancelToken::new(),
         }
+    }
+
+    /// Maximum number of tokens of a request that does not say otherwise.
+    pub const MAX_NEW: usize = 1024;
+
+    /// A text to complete, greedily.
+    ///
+    /// ```
+    /// # use qhx_core::engine::Request;
+    /// let request = Request::completion("The capital of France is").max_new(32).stop(".");
+    /// ```
+    pub fn completion(text: impl Into<String>) -> Self {
+        Self::greedy(Prompt::Text(text.into()), Self::MAX_NEW)
+    }
+
+    /// A conversation to answer, greedily.
+    pub fn chat(messages: impl Into<Vec<Message>>) -> Self {
+        Self::greedy(Prompt::Chat { messages: messages.into(), thinking: None }, Self::MAX_NEW)
+    }
+
+    /// With this maximum number of tokens.
+    #[must_use]
+    pub fn max_new(self, max_new: usize) -> Self {
+        Self { max_new, ..self }
+    }
+
+    /// With tokens chosen as these parameters declare.
+    #[must_use]
+    pub fn sampling(self, sampling: crate::sampling::SamplingParams) -> Self {
+        Self { sampling, ..self }
+    }
+
+    /// With tokens drawn at this temperature; 0 takes the most likely one.
+    #[must_use]
+    pub fn temperature(mut self, temperature: f32) -> Self {
+        self.sampling.temperature = temperature;
+        self
+    }
+
+    /// With choices that are the same on every machine.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.sampling.seed = Some(seed);
+        self
+    }
+
+    /// With a further text that ends the answer.
+    #[must_use]
+    pub fn stop(mut self, text: impl Into<String>) -> Self {
+        self.stop.push(text.into());
+        self
+    }
+
+    /// With draft tokens.
+    #[must_use]
+    pub fn speculate(self, speculate: Speculate) -> Self {
+        Self { speculate, ..self }
+    }
+
+    /// With a further variable of the chat template.
+    #[must_use]
+    pub fn template_argument(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
+        self.template_arguments.insert(name.into(), value.into());
+        self
+    }
+
+    /// Whether the model thinks before it answers a conversation, where its template knows that.
+    #[must_use]
+    pub fn thinking(mut self, thinks: bool) -> Self {
+        if let Prompt::Chat { thinking, .. } = &mut self.prompt {
+            *thinking = Some(thinks);
+        }
+        self
     }
 
     /// Checks what can be checked before anything is loaded or run: the options of sampling, and
@@ -183,13 +261,13 @@ pub struct Timings {
     pub load: Duration,
     /// Consuming the prompt.
     pub prefill: Duration,
-    /// From the first sampled token to the last.
+    /// From the first sampled token to the last, without what the caller does between two events.
     pub decode: Duration,
     /// Inside graphs, during prefill and decode.
     pub graph: Duration,
     /// Choosing tokens.
     pub sampling: Duration,
-    /// Everything else during prefill and decode: host-op, text, callbacks.
+    /// Everything else during prefill and decode: host-op, text.
     pub host: Duration,
     /// Decode steps executed, those that verified draft tokens included.
     pub decode_steps: usize,
@@ -223,6 +301,21 @@ pub struct Generation {
     pub timings: Timings,
     /// The parts of the host-op that ran, in its own words, such as the way that a prompt took.
     pub spans: Vec<SpanStats>,
+}
+
+impl Generation {
+    /// A generation that was cancelled before it began, of a model that took `load` to open.
+    pub(super) fn cancelled(load: Duration) -> Self {
+        Self {
+            text: String::new(),
+            tokens: Vec::new(),
+            prompt_tokens: 0,
+            reused_tokens: 0,
+            finish_reason: FinishReason::Cancelled,
+            timings: Timings { load, ..Timings::default() },
+            spans: Vec::new(),
+        }
+    }
 }
 
 /// Something that happened during a generation.

@@ -20,6 +20,21 @@ impl Message {
     pub fn new(role: impl Into<String>, content: impl Into<Content>) -> Self {
         Self { role: role.into(), content: content.into() }
     }
+
+    /// A message that says how the model is to answer.
+    pub fn system(content: impl Into<Content>) -> Self {
+        Self::new("system", content)
+    }
+
+    /// A message that the model is to answer.
+    pub fn user(content: impl Into<Content>) -> Self {
+        Self::new("user", content)
+    }
+
+    /// An answer of the model.
+    pub fn assistant(content: impl Into<Content>) -> Self {
+        Self::new("assistant", content)
+    }
 }
 
 /// The content of a message.

@@ -1,6 +1,7 @@
-//! Between text and tokens: tokenizer, streaming detokeniser and chat templates.
+//! Between text and tokens: tokenizer, streaming detokenizer and chat templates.
 
 mod chat;
+pub mod forms;
 mod jinja;
 mod markers;
 mod message;

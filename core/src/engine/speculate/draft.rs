@@ -69,7 +69,7 @@ impl Draft {
             Error::new(ErrorKind::Usage, format!("{name}: as a draft of {}: {what}", target.manifest.path.display()))
                 .hint("a draft must have the tokenizer of the model it guesses for: take a smaller model of its family")
         };
-        match (&target.tokenizer, &draft.tokenizer) {
+        match (target.tokenizer(), draft.tokenizer()) {
             (Some(ours), Some(its)) if hash(ours.path())? != hash(its.path())? => {
                 return Err(wrong(format!(
                     "its {} differs from {}",
@@ -87,7 +87,7 @@ impl Draft {
         if vocab < needed {
             return Err(wrong(format!("its vocabulary is {vocab}, expected at least {needed}")));
         }
-        (draft.tokenizer, draft.chat) = (None, None);
+        draft.texts = Arc::new(draft.texts.bare());
         Ok(Self {
             name,
             input_vocab: vocab,
