@@ -1,15 +1,19 @@
 //! What every command works with.
 
+use std::sync::Arc;
+
+use qhx::{Runtime, RuntimeBuilder};
 use qhx_core::Result;
 use qhx_plugins::{PluginOptions, Plugins, Prober};
 use qhx_terminal::helper;
 use qhx_terminal::program::Terminal;
 
-use crate::args::GlobalArgs;
+use crate::args::{BackendArgs, GlobalArgs};
 use crate::output::Output;
 use crate::program::this_program;
 use crate::progress::PromptProgress;
 use crate::signal::Interrupts;
+use crate::trace::Tracing;
 
 /// What every command works with.
 pub(crate) struct App {
@@ -38,6 +42,38 @@ impl App {
     /// The host-ops: those linked in and those of plugins.
     pub(crate) fn plugins(&self) -> Result<Plugins> {
         Plugins::discover(&self.plugin_options())
+    }
+
+    /// What bundles are opened with, as the options ask.
+    pub(crate) fn runtime(
+        &self,
+        backend: &BackendArgs,
+        tracing: Option<&Tracing>,
+    ) -> RuntimeBuilder {
+        let mut device = backend.device.options();
+        device.idle_release = backend.idle_release;
+        if let Some(tracing) = tracing {
+            device.profile = tracing.level;
+        }
+        let mut runtime = Runtime::builder()
+            .backend(backend.backend)
+            .libraries(backend.libraries.files())
+            .device(device)
+            .plugins(self.plugin_options())
+            .cancel(self.interrupts.token().clone());
+        if let Some(max) = backend.resident {
+            runtime = runtime.resident(max.into());
+        }
+        if let Some(threads) = self.global.process.threads() {
+            runtime = runtime.threads(threads);
+        }
+        if let Some(progress) = self.progress.function() {
+            runtime = runtime.progress(progress);
+        }
+        if let Some(tracing) = tracing {
+            runtime = runtime.trace(Arc::clone(&tracing.trace));
+        }
+        runtime
     }
 
     /// Which plugins to consider, and how. A plugin that is not installed is tried in a child

@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
+use qhx::{BackendChoice, DeviceOptions};
 use qhx_core::engine::Speculate;
 use qhx_core::qnn::{MemoryMode, PerfMode};
 use qhx_core::sampling::SamplingParams;
@@ -35,23 +36,11 @@ pub(crate) struct GlobalArgs {
     pub process: ProcessArgs,
 }
 
-/// Which backend is asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub(crate) enum BackendChoice {
-    /// qnn when its libraries are there and the bundle has context binaries, otherwise cpu
-    #[default]
-    Auto,
-    /// The bundle's ONNX graphs on the CPU
-    Cpu,
-    /// The bundle's context binaries on the NPU, or on its emulator on x86-64
-    Qnn,
-}
-
 /// What executes graphs.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct BackendArgs {
     /// What executes the graphs. A choice other than auto never falls back
-    #[arg(long, value_name = "BACKEND", value_enum, default_value_t)]
+    #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = backend_parser())]
     pub backend: BackendChoice,
     /// Keep at most N contexts loaded, and load the others when their turn comes [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
@@ -60,7 +49,7 @@ pub(crate) struct BackendArgs {
     pub libraries: LibraryArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// For programs that wait for somebody: when clocks are given back.
+    /// For programs that wait for somebody: when the vote for a power mode is given back.
     #[arg(skip)]
     pub idle_release: Option<Duration>,
 }
@@ -71,7 +60,7 @@ pub(crate) struct DeviceArgs {
     /// Hexagon architecture of the device, where the library's own word is not to be taken
     #[arg(long, value_name = "ARCH", value_parser = parse_arch)]
     pub device_arch: Option<u32>,
-    /// Clocks of the NPU while the program runs: burst, sustained, balanced, low, or a step between; docs/cli.md has
+    /// Power mode of the NPU while the program runs: burst, sustained, balanced, low, or a step between; docs/cli.md has
     /// all
     #[arg(long, value_name = "MODE", default_value = "burst", hide_possible_values = true)]
     #[arg(value_parser = PossibleValuesParser::new(perf_names()).try_map(|name| name.parse::<PerfMode>()))]
@@ -80,7 +69,33 @@ pub(crate) struct DeviceArgs {
     pub memory: MemoryArgs,
 }
 
-/// Names of clocks, those of the help first.
+fn backend_parser() -> impl TypedValueParser<Value = BackendChoice> {
+    let what = |choice| match choice {
+        BackendChoice::Auto => {
+            "qnn when its libraries are there and the bundle has context binaries, otherwise cpu"
+        }
+        BackendChoice::Cpu => "The bundle's ONNX graphs on the CPU",
+        BackendChoice::Qnn => {
+            "The bundle's context binaries on the NPU, or on its emulator on x86-64"
+        }
+    };
+    let values = BackendChoice::ALL.map(|c| PossibleValue::new(c.name()).help(what(c)));
+    PossibleValuesParser::new(values).try_map(|name| name.parse::<BackendChoice>())
+}
+
+impl DeviceArgs {
+    /// The options for the runtime.
+    pub(crate) fn options(&self) -> DeviceOptions {
+        let mut options = DeviceOptions::default();
+        options.arch = self.device_arch;
+        options.power = self.perf;
+        options.memory = self.memory.memory;
+        options.cdsprpc = self.memory.cdsprpc.clone();
+        options
+    }
+}
+
+/// Names of power modes, those of the help first.
 fn perf_names() -> Vec<&'static str> {
     let aliases = PerfMode::ALIASES.iter().map(|(name, _)| *name);
     PerfMode::ALL.iter().map(|mode| mode.name()).chain(aliases).collect()

@@ -7,13 +7,8 @@
 #[macro_use(say)]
 extern crate qhx_terminal;
 
-// Links host-ops in.
-use qhx as _;
-
 mod app;
 mod args;
-mod backends;
-mod bundles;
 mod commands;
 mod fixture;
 #[doc(hidden)]
@@ -28,6 +23,6 @@ mod session;
 mod time;
 mod trace;
 
-use qhx_terminal::{cache, machines, output, runtime, signal, status, stderr, vars};
+use qhx_terminal::{output, signal, status, stderr, vars};
 
 pub use run::{run, run_embed, run_generate};

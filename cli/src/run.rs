@@ -5,12 +5,12 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
+use qhx::skels;
 use qhx_core::Result;
 use qhx_core::child::Task;
 use qhx_forge::program::ForgeArgs;
 use qhx_terminal::helper;
 use qhx_terminal::program::{self, STYLES, refuse};
-use qhx_terminal::skels;
 
 use crate::app::App;
 use crate::args::{GlobalArgs, LibraryArgs};
@@ -79,7 +79,7 @@ pub fn run() -> ExitCode {
         Err(e) => return refuse(e, &arguments),
     };
     if let Some(libraries) = cli.command.libraries() {
-        skels::announce(libraries);
+        skels::announce(&libraries.files());
     }
     let json = cli.command.wants_json();
     start(cli.global, json, |app| dispatch(cli.command, app))
@@ -95,7 +95,7 @@ pub fn run_generate() -> ExitCode {
         Ok(args) => args,
         Err(e) => return refuse(e, &arguments),
     };
-    skels::announce(&args.backend().libraries);
+    skels::announce(&args.backend().libraries.files());
     start(args.global.clone(), false, |app| commands::classic::run(&args, app))
 }
 
@@ -109,7 +109,7 @@ pub fn run_embed() -> ExitCode {
         Ok(args) => args,
         Err(e) => return refuse(e, &arguments),
     };
-    skels::announce(&args.backend().libraries);
+    skels::announce(&args.backend().libraries.files());
     let json = args.json;
     start(args.global.clone(), json, |app| commands::embed::classic::run(&args, app))
 }

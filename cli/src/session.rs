@@ -1,22 +1,21 @@
 //! Opens a bundle, runs a generation on it and says how it went.
 
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use qhx::media::{Attached, Attachment};
+use qhx::{Answer, Bundle};
 use qhx_core::dump::Dump;
-use qhx_core::engine::{
-    Event, FinishReason, Generation, Guesses, Model, ModelOptions, Request, Timings,
-};
-use qhx_core::op::{OpSource, SpanStats};
-use qhx_core::{Manifest, Result};
+use qhx_core::engine::{Event, FinishReason, Generation, Guesses, Model, Request, Run, Timings};
+use qhx_core::op::{OpDescription, OpSource, SpanStats};
+use qhx_core::trace::Trace;
+use qhx_core::{CancelToken, Manifest, Result};
 use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::args::BackendArgs;
-use crate::bundles;
-use crate::media::{self, Attached, Attachment};
+use crate::media;
 use crate::status::Status;
 use crate::time::{millis, ms};
 use crate::trace::Tracing;
@@ -53,33 +52,21 @@ pub(crate) fn open_checked(
     check: impl FnOnce(&Manifest) -> Result<()>,
 ) -> Result<Model> {
     let Opening { root, dump, tracing, attachments } = opening;
-    let mut manifest = bundles::load(path, root)?;
-    // Bundles of others leave out what their form of conversations implies.
-    if let Some(chat) = &mut manifest.chat {
-        qhx_forge::chat::complete(chat);
+    let bundle = Bundle::open_with_root(path, root)?;
+    check(bundle.manifest())?;
+    let mut runtime = app.runtime(backend, tracing);
+    if let Some(dump) = dump {
+        runtime = runtime.dump(dump);
     }
-    check(&manifest)?;
-    let ops = app.plugins()?;
-    // Before libraries are opened: the name is wrong more often than they are.
-    let entry = qhx_core::op::OpProvider::find(&ops, manifest.host_op()?)?;
-    for attachment in attachments {
-        attachment.check_taken(&entry.description)?;
-        attachment.check()?;
-    }
-    let chosen = backend.open(&manifest, app.global.process.threads(), tracing)?;
-    say!("backend: {} ({})", chosen.backend.info().name, chosen.reason);
-    let model = Model::open(ModelOptions {
-        manifest: Arc::new(manifest),
-        backend: chosen.backend,
-        ops: &ops,
-        threads: app.global.process.threads(),
-        cancel: app.interrupts.token().clone(),
-        progress: app.progress.function(),
-        dump,
-        trace: tracing.map(|tracing| Arc::clone(&tracing.trace)),
-    })?;
-    tracing::info!(op = %model.op().description.name, from = %origin(&model), "bundle open");
-    Ok(model)
+    let taken = |op: &OpDescription| {
+        attachments.iter().try_for_each(|attachment| {
+            attachment.check_taken(op)?;
+            attachment.check()
+        })
+    };
+    runtime.build().load_checked(&bundle, taken, |backend, reason| {
+        say!("backend: {} ({reason})", backend.info().name);
+    })
 }
 
 /// Opens the bundle of a draft, if there is one, and has it guess for the model.
@@ -109,6 +96,32 @@ pub(crate) enum Stream {
     Quiet,
 }
 
+/// A generation under way, of a prompt or of a conversation.
+pub(crate) trait Events {
+    fn next_event(&mut self) -> Result<Option<Event<'_>>>;
+    fn finish(self) -> Result<Generation>;
+}
+
+impl Events for Run<'_> {
+    fn next_event(&mut self) -> Result<Option<Event<'_>>> {
+        Run::next_event(self)
+    }
+
+    fn finish(self) -> Result<Generation> {
+        Run::finish(self)
+    }
+}
+
+impl Events for Answer<'_> {
+    fn next_event(&mut self) -> Result<Option<Event<'_>>> {
+        Answer::next_event(self)
+    }
+
+    fn finish(self) -> Result<Generation> {
+        Answer::finish(self)
+    }
+}
+
 /// Generates and streams to standard output. A line ends what was streamed. `attached` is what of the prompt the model
 /// has not seen yet.
 pub(crate) fn generate(
@@ -118,45 +131,51 @@ pub(crate) fn generate(
     attached: &[Attached],
     stream: Stream,
 ) -> Result<Generation> {
-    let _working = app.interrupts.working_on(&request.cancel);
+    let trace = model.trace().cloned();
+    let looks_at = media::names(attached);
+    follow(app, &request.cancel, looks_at, trace.as_ref(), stream, || model.start(request))
+}
+
+/// As [`generate`], of a run that `start` begins and `cancel` stops.
+pub(crate) fn follow<R: Events>(
+    app: &mut App,
+    cancel: &CancelToken,
+    looks_at: Option<String>,
+    trace: Option<&Arc<Trace>>,
+    stream: Stream,
+    start: impl FnOnce() -> Result<R>,
+) -> Result<Generation> {
+    let _working = app.interrupts.working_on(cancel);
     let progress = app.progress.clone();
-    progress.begin(media::names(attached).as_deref());
-    let output = &mut app.output;
-    let mut ends_line = false;
-    let (mut failed, mut consumed) = (None, false);
-    let mut on_event = |event: Event<'_>| {
-        if !std::mem::replace(&mut consumed, true) {
-            progress.end();
-        }
-        let Some(text) = event.text() else { return ControlFlow::Continue(()) };
-        if stream != Stream::Text || text.is_empty() {
-            return ControlFlow::Continue(());
-        }
-        ends_line = text.ends_with('\n');
-        match output.write(text) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(e) => {
-                failed = Some(e);
-                ControlFlow::Break(())
-            }
-        }
-    };
-    let generation = model.generate(request, &mut on_event);
+    progress.begin(looks_at.as_deref());
+    let generation = start().and_then(|run| print(app, run, stream));
     progress.end();
-    if let Some(trace) = model.trace() {
+    if let Some(trace) = trace {
         // A second Ctrl-C ends the process where it is.
         trace.flush();
     }
-    let generation = generation?;
-    if let Some(error) = failed {
-        return Err(error);
-    }
+    let (generation, ends_line) = generation?;
     match stream {
         Stream::Text if !ends_line => app.output.write("\n")?,
         Stream::Ids => app.output.line(&crate::prompt::join(&generation.tokens))?,
         Stream::Text | Stream::Quiet => {}
     }
     Ok(generation)
+}
+
+/// Writes the text of a run as it comes. Returns whether it ends with a line end.
+fn print(app: &mut App, mut run: impl Events, stream: Stream) -> Result<(Generation, bool)> {
+    let mut ends_line = false;
+    while let Some(event) = run.next_event()? {
+        app.progress.end();
+        let text = event.text().filter(|text| stream == Stream::Text && !text.is_empty());
+        if let Some(text) = text {
+            ends_line = text.ends_with('\n');
+            // A run that is dropped ends where it is.
+            app.output.write(text)?;
+        }
+    }
+    Ok((run.finish()?, ends_line))
 }
 
 /// The exit status that a generation deserves.

@@ -8,7 +8,7 @@ pub mod builder;
 mod bundle;
 pub mod calibrate;
 mod chain;
-pub mod chat;
+mod chat;
 pub mod check;
 pub mod checkpoint;
 pub mod compile;

@@ -1,6 +1,7 @@
 //! Decides what executes a bundle's graphs, and opens it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use qhx_core::backend::Backend;
@@ -10,75 +11,94 @@ use qhx_core::rights::runs_with_extra_rights;
 use qhx_core::{Error, ErrorKind, Manifest, Result, trace};
 use qhx_cpu::{CpuBackend, CpuOptions};
 
-use crate::args::{BackendArgs, BackendChoice};
-use crate::runtime::{self, Libraries};
-use crate::trace::Tracing;
+use crate::cache::contexts_tried;
+use crate::libraries::{self, Libraries};
+use crate::runtime::Runtime;
 
-/// A backend and the reason for it.
-pub(crate) struct Chosen {
+/// Which backend is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum BackendChoice {
+    /// The NPU where the QNN libraries are there and the bundle has context binaries, otherwise the CPU.
+    #[default]
+    Auto,
+    /// The bundle's ONNX graphs on the CPU.
+    Cpu,
+    /// The bundle's context binaries on the NPU, or on its emulator on x86-64 Linux. Never falls back.
+    Qnn,
+}
+
+impl BackendChoice {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Auto, Self::Cpu, Self::Qnn];
+
+    /// The name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Cpu => "cpu",
+            Self::Qnn => "qnn",
+        }
+    }
+}
+
+impl FromStr for BackendChoice {
+    type Err = String;
+
+    /// A choice by its name.
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|choice| choice.name() == text);
+        found.ok_or_else(|| "expected auto, cpu or qnn".to_owned())
+    }
+}
+
+/// An open backend and the reason why it was taken.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Chosen {
+    /// What executes the graphs.
     pub backend: Arc<dyn Backend>,
+    /// Why, for people.
     pub reason: String,
 }
 
-impl BackendArgs {
-    /// Opens the backend for a bundle.
-    pub(crate) fn open(
-        &self,
-        manifest: &Manifest,
-        threads: Option<usize>,
-        tracing: Option<&Tracing>,
-    ) -> Result<Chosen> {
-        let mut chosen = self.choose(manifest, threads, tracing)?;
-        if let Some(limit) = self.resident {
-            chosen.backend = Arc::new(ResidentBackend::new(chosen.backend, limit.into()));
+impl Runtime {
+    /// Decides what executes the graphs of a bundle, and opens it.
+    ///
+    /// # Errors
+    /// When the backend that is asked for cannot be opened, or nothing here can execute the bundle.
+    pub fn choose(&self, manifest: &Manifest) -> Result<Chosen> {
+        let mut chosen = self.choose_plain(manifest)?;
+        if let Some(limit) = self.settings.resident {
+            chosen.backend = Arc::new(ResidentBackend::new(chosen.backend, limit));
         }
         Ok(chosen)
     }
 
-    fn choose(
-        &self,
-        manifest: &Manifest,
-        threads: Option<usize>,
-        tracing: Option<&Tracing>,
-    ) -> Result<Chosen> {
-        let trace = tracing.map(|tracing| &tracing.trace);
-        let _span = trace::span(trace, "open backend");
-        match self.backend {
-            BackendChoice::Cpu => {
-                Ok(Chosen { backend: cpu(threads)?, reason: "asked for".to_owned() })
-            }
+    fn choose_plain(&self, manifest: &Manifest) -> Result<Chosen> {
+        let _span = trace::span(self.settings.trace.as_ref(), "open backend");
+        match self.settings.backend {
+            BackendChoice::Cpu => self.cpu("asked for"),
             BackendChoice::Qnn => {
-                let libraries = self.libraries.require("backend qnn")?;
+                let libraries = self.settings.libraries.require("backend qnn")?;
                 let reason = format!("asked for, {}", libraries.htp.display());
-                Ok(Chosen { backend: self.qnn(&libraries, tracing)?, reason })
+                Ok(Chosen { backend: self.qnn(&libraries)?, reason })
             }
-            BackendChoice::Auto => self.auto(manifest, threads, tracing),
+            BackendChoice::Auto => self.auto(manifest),
         }
     }
 
-    fn auto(
-        &self,
-        manifest: &Manifest,
-        threads: Option<usize>,
-        tracing: Option<&Tracing>,
-    ) -> Result<Chosen> {
-        let libraries = self.libraries.find()?;
+    fn auto(&self, manifest: &Manifest) -> Result<Chosen> {
+        let libraries = self.settings.libraries.find()?;
         let (binaries, onnx) = forms(manifest)?;
         match (libraries, binaries) {
             (Some(libraries), true) => {
-                let backend = self.qnn(&libraries, tracing);
+                let backend = self.qnn(&libraries);
                 let backend = backend.map_err(|e| offer_cpu(e, &libraries, onnx))?;
                 let reason = format!("{} {}", libraries.source, libraries.htp.display());
                 Ok(Chosen { backend, reason })
             }
-            (Some(_), false) => {
-                let reason = "the bundle has no context binaries".to_owned();
-                Ok(Chosen { backend: cpu(threads)?, reason })
-            }
-            (None, _) if onnx => {
-                let reason = "no QNN libraries are given or installed".to_owned();
-                Ok(Chosen { backend: cpu(threads)?, reason })
-            }
+            (Some(_), false) => self.cpu("the bundle has no context binaries"),
+            (None, _) if onnx => self.cpu("no QNN libraries are given or installed"),
             (None, _) => Err(Error::new(
                 ErrorKind::Runtime,
                 format!(
@@ -87,40 +107,42 @@ impl BackendArgs {
                     manifest.path.display()
                 ),
             )
-            .hint(runtime::how_to_get())),
+            .hint(libraries::how_to_get())),
         }
     }
 
-    fn qnn(&self, libraries: &Libraries, tracing: Option<&Tracing>) -> Result<Arc<dyn Backend>> {
-        let cdsprpc = &self.device.memory.cdsprpc;
-        if let Some(file) = cdsprpc.as_ref().filter(|_| runs_with_extra_rights()) {
-            return Err(runtime::not_with_extra_rights("libcdsprpc", file));
+    fn cpu(&self, reason: &str) -> Result<Chosen> {
+        Ok(Chosen { backend: cpu(self.settings.threads)?, reason: reason.to_owned() })
+    }
+
+    fn qnn(&self, libraries: &Libraries) -> Result<Arc<dyn Backend>> {
+        let device = &self.settings.device;
+        if let Some(file) = device.cdsprpc.as_ref().filter(|_| runs_with_extra_rights()) {
+            return Err(libraries::not_with_extra_rights("libcdsprpc", file));
         }
+        let trace = self.settings.trace.clone();
         let options = QnnOptions {
             htp: libraries.htp.clone(),
             system: Some(libraries.system.clone()),
-            device_arch: self.device.device_arch,
-            perf: self.device.perf,
-            idle_release: self.idle_release,
-            memory: self.device.memory.memory,
-            cdsprpc: cdsprpc.clone(),
+            device_arch: device.arch,
+            perf: device.power,
+            idle_release: device.idle_release,
+            memory: device.memory,
+            cdsprpc: device.cdsprpc.clone(),
             tried: contexts_tried(),
-            profile: tracing.map_or(ProfileLevel::Off, |tracing| tracing.level),
-            trace: tracing.map(|tracing| Arc::clone(&tracing.trace)),
+            profile: trace.as_ref().map_or(ProfileLevel::Off, |_| device.profile),
+            trace,
             ..QnnOptions::default()
         };
         Ok(Arc::new(QnnBackend::new(options)?))
     }
 }
 
-/// The file that remembers which context binaries crashed a child process, in the user's cache
-/// folder.
-pub(crate) fn contexts_tried() -> Option<PathBuf> {
-    Some(qhx_plugins::search::memory_file()?.with_file_name("contexts-tried.json"))
-}
-
-/// The CPU backend.
-pub(crate) fn cpu(threads: Option<usize>) -> Result<Arc<dyn Backend>> {
+/// The CPU backend, with `threads` threads or one a core.
+///
+/// # Errors
+/// When the threads cannot start.
+pub fn cpu(threads: Option<usize>) -> Result<Arc<dyn Backend>> {
     Ok(Arc::new(CpuBackend::new(CpuOptions { threads, ..CpuOptions::default() })?))
 }
 

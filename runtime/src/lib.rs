@@ -1,4 +1,58 @@
-//! qhx: runs bundles on the Hexagon NPU, its emulator and the CPU.
+//! qhx runs bundles on the Hexagon NPU, on its emulator and on the CPU: what an app links.
+//!
+//! ```no_run
+//! let mut model = qhx::Bundle::open("qwen35/v81")?.model()?;
+//! for piece in model.complete("The capital of France is")? {
+//!     print!("{}", piece?);
+//! }
+//! # Ok::<(), qhx::Error>(())
+//! ```
+//!
+//! | type | what it is |
+//! |---|---|
+//! | [`Bundle`] | a bundle that was found: its manifest is read |
+//! | [`Runtime`] | what bundles are opened with: backend, libraries, plugins, threads |
+//! | [`Model`] | an open bundle: contexts, host-op, tokenizer, one state |
+//! | [`Run`] | a generation under way, which goes on as far as it is asked to |
+//! | [`Chat`] | a conversation, whose state stays between turns |
+//! | [`Embedder`] | texts to vectors, with the prefixes of the bundle |
+//! | [`Transcriber`] | audio of any length to text |
+//! | [`Texts`] | tokenizer, chat template and limits, usable while a generation runs |
+//!
+//! Nothing here prints, exits, installs a signal handler or starts a process unasked. All that takes time can be
+//! cancelled from another thread, within one graph execution ([`CancelToken`]). Errors are one type with a kind, a
+//! message and a likely fix ([`Error`]). A model may be moved to another thread.
 
+pub mod backends;
 #[cfg(feature = "builtin-ops")]
 mod builtin;
+mod bundle;
+pub mod cache;
+mod chat;
+mod embedder;
+pub mod libraries;
+pub mod machines;
+pub mod media;
+mod runtime;
+pub mod skels;
+mod transcriber;
+
+pub use backends::{BackendChoice, Chosen};
+pub use bundle::{Bundle, not_forged};
+pub use chat::{Answer, Chat, is_left_out};
+pub use embedder::{EmbedOptions, Embedder, Prefixed, Role};
+pub use libraries::LibraryFiles;
+pub use media::{Attached, Attachment};
+pub use runtime::{DeviceOptions, Runtime, RuntimeBuilder};
+pub use transcriber::{Chunk, TranscribeEvent, TranscribeOptions, Transcriber, Transcript};
+
+pub use qhx_core::engine::{
+    Content, ContentPart, Event, FinishReason, Generation, Message, Model, Part, Prompt, Request,
+    Run, Speculate, Texts, Timings,
+};
+pub use qhx_core::op::Modality;
+pub use qhx_core::qnn::{MemoryMode, PerfMode};
+pub use qhx_core::sampling::SamplingParams;
+pub use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Media, Result};
+pub use qhx_media::{Limits, Source};
+pub use qhx_plugins::{PluginOptions, Plugins};

@@ -6,7 +6,6 @@ use qhx_core::qnn::{Library, SystemLibrary};
 use qhx_core::rights::runs_with_extra_rights;
 use qhx_core::{Error, ErrorKind, Result};
 
-use crate::args::LibraryArgs;
 use crate::cache;
 use crate::machines::Machine;
 
@@ -16,6 +15,9 @@ pub use qhx_core::qnn::{HTP_FILE, SYSTEM_FILE};
 pub const LIBRARY_FOLDER: &str = "onnxruntime_qnn";
 
 /// Where the libraries of a machine are installed, or will be.
+///
+/// # Errors
+/// When the user has no cache folder.
 pub fn folder(machine: Machine) -> Result<PathBuf> {
     Ok(cache::dir()?.join("qnn").join(machine.folder()))
 }
@@ -29,9 +31,9 @@ pub fn installed(machine: Machine) -> Option<PathBuf> {
 /// What to do where the libraries are missing.
 pub fn how_to_get() -> &'static str {
     if Machine::this().is_some() {
-        "run `qhx runtime install`, or give --htp FILE --system FILE"
+        "run `qhx runtime install`, or give --htp FILE --qnn-system FILE"
     } else {
-        "give --htp FILE --system FILE with the libraries of the QAIRT SDK for this platform"
+        "give --htp FILE --qnn-system FILE with the libraries of the QAIRT SDK for this platform"
     }
 }
 
@@ -48,12 +50,24 @@ pub struct Libraries {
 
 impl Libraries {
     /// Opens both.
+    ///
+    /// # Errors
+    /// When one of them is missing, or is no such library.
     pub fn open(&self) -> Result<Library> {
         Library::open(&self.htp, Some(&self.system))
     }
 }
 
-impl LibraryArgs {
+/// The QNN libraries that a caller names, if any.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LibraryFiles {
+    /// libQnnHtp; the installed one, or the one beside the program, if it is not named.
+    pub htp: Option<PathBuf>,
+    /// libQnnSystem; the one beside libQnnHtp if it is not named.
+    pub system: Option<PathBuf>,
+}
+
+impl LibraryFiles {
     /// The libraries: those given, or else those installed, or else those beside the program.
     /// `None` when there are none.
     ///
@@ -97,7 +111,10 @@ impl LibraryArgs {
         }
     }
 
-    /// As [`LibraryArgs::find`]; none is an error.
+    /// As [`LibraryFiles::find`] for `what`; none is an error.
+    ///
+    /// # Errors
+    /// As [`LibraryFiles::find`], and when there are no libraries.
     pub fn require(&self, what: &str) -> Result<Libraries> {
         self.find()?.ok_or_else(|| {
             Error::new(
@@ -111,6 +128,9 @@ impl LibraryArgs {
     }
 
     /// The system library alone, which reads metadata.
+    ///
+    /// # Errors
+    /// When it is named or found, and cannot be opened.
     pub fn system(&self) -> Result<Option<SystemLibrary>> {
         let path = match &self.system {
             Some(system) if !runs_with_extra_rights() => Some(system.clone()),
@@ -148,7 +168,7 @@ mod tests {
 
     #[test]
     fn with_more_rights_than_the_user_no_given_library_is_opened() {
-        let given = |htp: Option<&str>, system: Option<&str>| LibraryArgs {
+        let given = |htp: Option<&str>, system: Option<&str>| LibraryFiles {
             htp: htp.map(PathBuf::from),
             system: system.map(PathBuf::from),
         };

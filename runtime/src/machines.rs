@@ -1,21 +1,18 @@
 //! The machines that the Python package index has QNN libraries for.
 
-use clap::ValueEnum;
+use std::str::FromStr;
 
 /// Version of the wheels that `qhx runtime install` fetches; they hold QAIRT 2.51.
 pub const VERSION: &str = "2.7.0";
 
-/// A machine, as `--for` names it. There is none for Android: phones take the libraries of the QAIRT SDK.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+/// A machine. There is none for Android: phones take the libraries of the QAIRT SDK.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Machine {
     /// Boards with a Hexagon NPU under Linux
-    #[value(name = "linux-aarch64")]
     LinuxAarch64,
     /// Laptops with a Hexagon NPU
-    #[value(name = "windows-arm64")]
     WindowsArm64,
     /// Any x86-64 Linux machine, where the libraries emulate the NPU
-    #[value(name = "linux-x86_64")]
     LinuxX86,
 }
 
@@ -46,6 +43,15 @@ impl Machine {
             Some(Self::WindowsArm64)
         } else {
             None
+        }
+    }
+
+    /// What it is, in a line.
+    pub const fn what(self) -> &'static str {
+        match self {
+            Self::LinuxAarch64 => "Boards with a Hexagon NPU under Linux",
+            Self::WindowsArm64 => "Laptops with a Hexagon NPU",
+            Self::LinuxX86 => "Any x86-64 Linux machine, where the libraries emulate the NPU",
         }
     }
 
@@ -97,5 +103,16 @@ impl Machine {
                 megabytes: 99,
             },
         }
+    }
+}
+
+impl FromStr for Machine {
+    type Err = String;
+
+    /// A machine by its name.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let names = || Self::ALL.map(Self::name).join(", ");
+        let found = Self::ALL.into_iter().find(|machine| machine.name() == text);
+        found.ok_or_else(|| format!("expected one of {}", names()))
     }
 }

@@ -14,18 +14,18 @@ use std::path::{Path, PathBuf};
 
 use qhx_core::qnn::{Platform, SKEL_FOLDERS};
 
-use crate::args::LibraryArgs;
+use crate::libraries::LibraryFiles;
 
-/// Sets the variable for the libraries that `args` name, unless it is set already. Where the libraries emulate the NPU
+/// Sets the variable for the libraries that `files` name, unless it is set already. Where the libraries emulate the NPU
 /// there are no skels, and nothing is done.
 ///
 /// To be called by `main`, before anything else: no other thread may run yet.
-pub fn announce(args: &LibraryArgs) {
+pub fn announce(files: &LibraryFiles) {
     if Platform::is_emulated() || env::var_os(SKEL_FOLDERS).is_some_and(|value| !value.is_empty()) {
         return;
     }
-    // What is wrong with the arguments is said when the libraries are opened.
-    let Ok(Some(libraries)) = args.find() else { return };
+    // What is wrong with them is reported when the libraries are opened.
+    let Ok(Some(libraries)) = files.find() else { return };
     let search = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let Some(value) = value(&folders(&libraries.htp, &search)) else { return };
     // SAFETY: `main` calls this while there is one thread, as the function's description demands.

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
+use qhx::libraries::LibraryFiles;
 
 use crate::vars;
 
@@ -36,6 +37,13 @@ pub struct LibraryArgs {
     #[arg(long, value_name = "FILE", env = vars::HTP, hide_env_values = true)]
     pub htp: Option<PathBuf>,
     /// libQnnSystem.so [default: the one beside libQnnHtp.so]
-    #[arg(long, value_name = "FILE", env = vars::SYSTEM, hide_env_values = true)]
+    #[arg(long = "qnn-system", alias = "system", value_name = "FILE", env = vars::SYSTEM, hide_env_values = true)]
     pub system: Option<PathBuf>,
+}
+
+impl LibraryArgs {
+    /// What the options name.
+    pub fn files(&self) -> LibraryFiles {
+        LibraryFiles { htp: self.htp.clone(), system: self.system.clone() }
+    }
 }

@@ -1,7 +1,7 @@
 //! Every environment variable that the programs read, declared once.
 //!
 //! The table of `docs/cli.md` and the one under `qhx --help` are made of [`ALL`], and `qhx doctor` shows those that are
-//! set. `INSTA_UPDATE=always cargo test -p qhx-terminal vars` writes the page's table anew.
+//! set. `INSTA_UPDATE=always cargo test -p qhx-terminal vars` writes the page's table again.
 
 use std::env;
 use std::ffi::OsString;
@@ -25,14 +25,14 @@ pub struct Variable {
 
 /// libQnnHtp, where `--htp` is not given.
 pub const HTP: &str = "QHX_QNN_HTP";
-/// libQnnSystem, where `--system` is not given.
+/// libQnnSystem, where `--qnn-system` is not given.
 pub const SYSTEM: &str = "QHX_QNN_SYSTEM";
 /// libcdsprpc, where `--cdsprpc` is not given.
 pub const CDSPRPC: &str = "QHX_CDSPRPC";
 /// Where inputs and outputs of graphs lie, where `--memory` is not given.
 pub const MEMORY: &str = "QHX_MEMORY";
 /// Folder for what qhx downloads and makes.
-pub const CACHE_DIR: &str = "QHX_CACHE_DIR";
+pub use qhx::cache::CACHE_DIR;
 /// Folders that are searched for plugins.
 pub const PLUGIN_PATH: &str = "QHX_PLUGIN_PATH";
 /// What is logged, where `--log` is not given.
@@ -58,7 +58,7 @@ pub const ALL: [Variable; 16] = [
     Variable {
         name: SYSTEM,
         what: "path of libQnnSystem",
-        more: "as `--system`",
+        more: "as `--qnn-system`",
         default: "beside libQnnHtp",
         reader: "what opens QNN libraries",
     },
@@ -242,6 +242,7 @@ mod tests {
             "cli/src",
             "terminal/src",
             "core/src",
+            "runtime/src",
             "cpu/src",
             "forge/src",
             "plugins/host/src",

@@ -6,17 +6,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use qhx_core::engine::{FinishReason, Message, Model, Prompt, Request, Speculate};
+use qhx::{Attachment, Chat, is_left_out};
+use qhx_core::engine::{FinishReason, Message, Prompt, Request};
 use qhx_core::op::Modality;
-use qhx_core::sampling::SamplingParams;
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_core::{CancelToken, Error, ErrorKind, Result};
 
 use crate::app::App;
 use crate::args::{
     BackendArgs, SamplingArgs, SpeculateArgs, Switch, TemplateArg, parse_seconds,
     parse_template_arg,
 };
-use crate::media::{self, Attached, Attachment};
+use crate::media;
 use crate::prompt;
 use crate::session::{self, Opening, Stream};
 use crate::status::Status;
@@ -30,8 +30,8 @@ Examples:
   printf 'Hello!\\nAnd again.\\n' | qhx chat qwen35/v81 --json
 
 Commands:
-  /image FILE     the next message has this picture, before its text or where it says <image>
-  /audio FILE     the same with a sound, and <audio>
+  /image FILE     the next message has this image, before its text or where it says <image>
+  /audio FILE     the same with audio, and <audio>
   /video PATH     the same with a video, and <video>
   /reset, /clear  forget the conversation
   /system TEXT    forget it and begin with this system message; without TEXT, with none
@@ -72,7 +72,7 @@ pub(crate) struct ChatArgs {
     /// Print one JSON object per answer, one a line
     #[arg(long)]
     pub json: bool,
-    /// Give the NPU's clocks back after waiting so long for a message; the next answer asks for them again
+    /// Give the NPU's power mode back after waiting so long for a message; the next answer asks for them again
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, default_value = "5")]
     pub idle_release: Duration,
     #[command(flatten)]
@@ -126,94 +126,52 @@ impl<'a> Input<'a> {
     }
 }
 
-struct Conversation {
-    messages: Vec<Message>,
-    /// What the next message has besides its text.
-    attached: Vec<Attached>,
-    thinking: Option<bool>,
-    max_new: usize,
-    sampling: SamplingParams,
-    stop: Vec<String>,
-    speculate: Speculate,
-    json: bool,
+/// Reads a file for the next message.
+fn attach(chat: &mut Chat, modality: Modality, file: &str) -> Result<()> {
+    if file.is_empty() {
+        let message = format!("/{} names no file", modality.name());
+        return Err(Error::new(ErrorKind::Prompt, message).hint("/help lists the commands"));
+    }
+    let attached = chat.attach(&Attachment::new(modality, file)?)?;
+    media::say(std::slice::from_ref(attached));
+    Ok(())
 }
 
-impl Conversation {
-    fn begin(&mut self, system: Option<&str>) {
-        self.messages.clear();
-        self.attached.clear();
-        self.messages.extend(system.map(|text| Message::new("system", text)));
+/// Writes role and text of each message to a file that is not there yet.
+fn save(chat: &Chat, file: &str) -> Result<()> {
+    if file.is_empty() {
+        return Err(
+            Error::new(ErrorKind::Prompt, "/save names no file").hint("/help lists the commands")
+        );
     }
+    let message = |m: &Message| {
+        let content: String = m.content.texts().collect();
+        serde_json::json!({"role": m.role, "content": content})
+    };
+    let messages: serde_json::Value = chat.messages().iter().map(message).collect();
+    let path = std::path::Path::new(file);
+    let written = File::create_new(path).and_then(|mut f| writeln!(f, "{messages:#}"));
+    written.map_err(|e| Error::io(ErrorKind::Io, path, e))
+}
 
-    /// What the model is asked for, with the messages so far.
-    fn request(&self) -> Request {
-        let prompt = Prompt::Chat { messages: self.messages.clone(), thinking: self.thinking };
-        Request {
-            sampling: self.sampling.clone(),
-            stop: self.stop.clone(),
-            speculate: self.speculate,
-            ..Request::greedy(prompt, self.max_new)
-        }
+/// One message and its answer. True when the answer was interrupted.
+fn turn(app: &mut App, chat: &mut Chat, message: &str, json: bool) -> Result<bool> {
+    let stream = if json { Stream::Quiet } else { Stream::Text };
+    let attached = chat.attached().to_vec();
+    let trace = chat.model().trace().cloned();
+    let cancel = CancelToken::new();
+    let looks_at = media::names(&attached);
+    let generation = session::follow(app, &cancel, looks_at, trace.as_ref(), stream, || {
+        chat.send_with(message, cancel.clone())
+    })?;
+    if json {
+        app.output.json(&session::json(chat.model(), &generation, &attached))?;
     }
-
-    /// Reads a file for the next message.
-    fn attach(&mut self, model: &Model, modality: Modality, file: &str) -> Result<()> {
-        if file.is_empty() {
-            let message = format!("/{} names no file", modality.name());
-            return Err(Error::new(ErrorKind::Prompt, message).hint("/help lists the commands"));
-        }
-        let attachment = Attachment::new(modality, file.into())?;
-        attachment.check_taken(&model.op().description)?;
-        let attached = media::read(&[attachment], model, None)?;
-        media::say(&attached);
-        self.attached.extend(attached);
-        Ok(())
+    say!("{}", session::summary(&generation));
+    if is_left_out(&generation) {
+        say!("(the message is not part of the conversation)");
     }
-
-    /// Writes role and text of each message to a file that is not there yet.
-    fn save(&self, file: &str) -> Result<()> {
-        if file.is_empty() {
-            return Err(Error::new(ErrorKind::Prompt, "/save names no file")
-                .hint("/help lists the commands"));
-        }
-        let message = |m: &Message| {
-            let content: String = m.content.texts().collect();
-            serde_json::json!({"role": m.role, "content": content})
-        };
-        let messages: serde_json::Value = self.messages.iter().map(message).collect();
-        let path = std::path::Path::new(file);
-        let written = File::create_new(path).and_then(|mut f| writeln!(f, "{messages:#}"));
-        written.map_err(|e| Error::io(ErrorKind::Io, path, e))
-    }
-
-    /// One message and its answer. True when the answer was interrupted.
-    fn turn(&mut self, app: &mut App, model: &mut Model, message: &str) -> Result<bool> {
-        // A message that cannot be used takes along what it was to have.
-        let attached = std::mem::take(&mut self.attached);
-        let content = media::content(message.to_owned(), &attached)?;
-        self.messages.push(Message::new("user", content));
-        let request = self.request();
-        let stream = if self.json { Stream::Quiet } else { Stream::Text };
-        let generation = match session::generate(app, model, &request, &attached, stream) {
-            Ok(generation) => generation,
-            Err(e) => {
-                self.messages.pop();
-                return Err(e);
-            }
-        };
-        if self.json {
-            app.output.json(&session::json(model, &generation, &attached))?;
-        }
-        say!("{}", session::summary(&generation));
-        if generation.prompt_tokens == 0 {
-            // Interrupted before it was tokenized: the next turn is not to wait for it again.
-            self.messages.pop();
-            say!("(the message is not part of the conversation)");
-        } else {
-            self.messages.push(Message::new("assistant", &*generation.text));
-        }
-        Ok(generation.finish_reason == FinishReason::Cancelled)
-    }
+    Ok(generation.finish_reason == FinishReason::Cancelled)
 }
 
 /// Runs the command.
@@ -224,36 +182,22 @@ pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
 fn run_traced(args: &ChatArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
     let sampling = args.sampling.params()?;
     let draft = args.speculate.draft()?;
-    let mut conversation = Conversation {
-        messages: Vec::new(),
-        attached: Vec::new(),
-        thinking: args.thinking.map(Switch::is_on),
-        max_new: args.max_new,
+    let request = Request {
         sampling,
         stop: args.stop.clone(),
         speculate: args.speculate.mode(),
-        json: args.json,
+        template_arguments: args.template_args.iter().cloned().collect(),
+        ..Request::greedy(Prompt::Tokens(Vec::new()), args.max_new)
     };
-    conversation.begin(args.system_prompt.as_deref());
-    let request = conversation.request();
     let check = |manifest: &_| request.check(manifest);
     let opening = Opening { tracing, ..Opening::default() };
     let backend = BackendArgs { idle_release: Some(args.idle_release), ..args.backend.clone() };
-    let mut model = session::open_checked(app, &args.bundle, &backend, opening, check)?;
-    if !model.can_chat() {
-        return Err(Error::new(
-            ErrorKind::Usage,
-            format!("{}: the model does not chat", model.manifest().path.display()),
-        )
-        .hint(
-            "a bundle chats when its manifest has `chat`, or when a chat_template.jinja or a \
-             tokenizer_config.json with a chat_template lies beside the tokenizer; `qhx generate` \
-             completes a text without either",
-        ));
-    }
-    session::open_draft(app, &mut model, draft, &backend, tracing)?;
-    model.set_template_arguments(args.template_args.iter().cloned().collect());
-    say!("{}", session::load(&model));
+    let model = session::open_checked(app, &args.bundle, &backend, opening, check)?;
+    let mut chat =
+        Chat::new(model)?.with_request(request).with_thinking(args.thinking.map(Switch::is_on));
+    chat.begin(args.system_prompt.as_deref())?;
+    session::open_draft(app, chat.model_mut(), draft, &backend, tracing)?;
+    say!("{}", session::load(chat.model()));
     let interactive = std::io::stdin().is_terminal();
     let mut line = Vec::new();
     // What a script's messages failed with; a person has seen it.
@@ -272,7 +216,7 @@ fn run_traced(args: &ChatArgs, app: &mut App, tracing: Option<&Tracing>) -> Resu
         }
         let result = prompt::utf8(std::mem::take(&mut line)).and_then(|mut text| {
             prompt::strip_line_end(&mut text);
-            step(app, &mut model, &mut conversation, &text)
+            step(app, &mut chat, &text, args.json)
         });
         let result = result.or_else(refused);
         match result {
@@ -306,45 +250,34 @@ enum Next {
 
 /// What an error about a message means.
 fn refused(e: Error) -> Result<Next> {
-    let note = "(the message is not part of the conversation; /reset begins anew)";
+    let note = "(the message is not part of the conversation; /reset begins again)";
     if e.kind() == ErrorKind::Prompt { Ok(Next::Refused(e, note)) } else { Err(e) }
 }
 
-fn step(
-    app: &mut App,
-    model: &mut Model,
-    conversation: &mut Conversation,
-    line: &str,
-) -> Result<Next> {
+fn step(app: &mut App, chat: &mut Chat, line: &str, json: bool) -> Result<Next> {
     match Input::parse(line) {
         Input::Nothing => {}
         Input::Message(text) => {
-            if conversation.turn(app, model, text)? {
+            if turn(app, chat, text, json)? {
                 return Ok(Next::Interrupted);
             }
         }
         Input::Attach(modality, file) => {
             // Also a file that is not there: all of it is the user's to mend.
-            if let Err(e) = conversation.attach(model, modality, file) {
+            if let Err(e) = attach(chat, modality, file) {
                 return Ok(Next::Refused(e, "(the next message goes without it)"));
             }
         }
         Input::Reset => {
-            let system = conversation.messages.first().filter(|m| m.role == "system").cloned();
-            conversation
-                .begin(system.as_ref().map(|m| m.content.texts().next().unwrap_or_default()));
-            model.reset()?;
+            chat.reset()?;
             say!("(the conversation is forgotten)");
         }
         Input::System(text) => {
-            conversation.begin(text);
-            model.reset()?;
-            say!(
-                "(a new conversation, {} system message)",
-                if text.is_some() { "with a" } else { "without" }
-            );
+            chat.begin(text)?;
+            let with = if text.is_some() { "with a" } else { "without" };
+            say!("(a new conversation, {with} system message)");
         }
-        Input::Save(file) => match conversation.save(file) {
+        Input::Save(file) => match save(chat, file) {
             Ok(()) => say!("(the conversation is saved)"),
             Err(e) => return Ok(Next::Refused(e, "(the conversation is not saved)")),
         },

@@ -4,13 +4,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Parser;
+use qhx::media::{self, Attachment};
 use qhx_core::Result;
 use qhx_core::engine::{Message, Prompt, Request};
-use qhx_core::op::Modality;
 
 use crate::app::App;
 use crate::args::{BackendArgs, DeviceArgs, GlobalArgs, Switch, TemplateArg, parse_template_arg};
-use crate::media::{self, Attachment};
 use crate::prompt;
 use crate::session::{self, Opening, Stream};
 use crate::status::Status;
@@ -45,7 +44,7 @@ pub(crate) struct ClassicArgs {
     pub max_new: usize,
     /// The text to continue, `-` for standard input, or token ids separated by commas
     pub prompt: OsString,
-    /// A picture, for host-ops that take one: it stands before the prompt, or where a text says <image>
+    /// An image, for host-ops that take one: it stands before the prompt, or where a text says <image>
     pub image: Option<PathBuf>,
     /// The prompt is a user's message, put into the model's chat template
     #[arg(long)]
@@ -74,17 +73,17 @@ impl ClassicArgs {
 pub(crate) fn run(args: &ClassicArgs, app: &mut App) -> Result<Status> {
     let text = prompt::text(Some(&args.prompt))?;
     let image = args.image.iter().cloned();
-    let image = image.map(|file| Attachment::new(Modality::Image, file.into()));
+    let image = image.map(Attachment::image);
     let attachments = image.collect::<Result<Vec<_>>>()?;
     if attachments.is_empty() {
         prompt::check(&text)?;
     }
-    media::check_marks(&text, &attachments)?;
+    media::check_placeholders(&text, &attachments)?;
     let backend = args.backend();
     let opening =
         Opening { root: Some(&args.root), attachments: &attachments, ..Opening::default() };
     let mut model = session::open_checked(app, &args.manifest, &backend, opening, |_| Ok(()))?;
-    let attached = media::read(&attachments, &model, None)?;
+    let attached = crate::media::read(&attachments, &model, None)?;
     let prompt = if args.chat {
         let messages = vec![Message::new("user", media::content(text, &attached)?)];
         Prompt::Chat { messages, thinking: args.thinking.map(Switch::is_on) }
@@ -93,10 +92,12 @@ pub(crate) fn run(args: &ClassicArgs, app: &mut App) -> Result<Status> {
     } else {
         media::completion(text, &attached)?
     };
-    model.set_template_arguments(args.template_args.iter().cloned().collect());
-    let request = Request::greedy(prompt, args.max_new);
+    let request = Request {
+        template_arguments: args.template_args.iter().cloned().collect(),
+        ..Request::greedy(prompt, args.max_new)
+    };
     let generation = session::generate(app, &mut model, &request, &attached, Stream::Text)?;
-    media::say(&attached);
+    crate::media::say(&attached);
     say!("{}, {}", session::load(&model), session::summary(&generation));
     Ok(session::status(&generation))
 }

@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use qhx::libraries::Libraries;
+use qhx::{BackendChoice, cache};
 use qhx_core::engine::{Prompt, Request};
 use qhx_core::qnn::Target;
 use qhx_core::{Error, ErrorKind, Manifest, Result};
@@ -11,12 +13,11 @@ use qhx_forge::{ForgeOptions, forge};
 
 use super::verify::is_intact;
 use crate::app::App;
-use crate::args::{BackendArgs, BackendChoice};
+use crate::args::BackendArgs;
+use crate::fixture;
 use crate::progress::ForgeProgress;
-use crate::runtime::Libraries;
 use crate::session::{self, Stream};
 use crate::status::Status;
-use crate::{cache, fixture};
 
 const PROMPT: &str = "The capital of France is";
 /// The end of the sentence and the one after it.
@@ -41,8 +42,8 @@ pub(crate) struct DemoArgs {
 pub(crate) fn run(args: &DemoArgs, app: &mut App) -> Result<Status> {
     let libraries = match args.backend.backend {
         BackendChoice::Cpu => None,
-        BackendChoice::Qnn => Some(args.backend.libraries.require("backend qnn")?),
-        BackendChoice::Auto => args.backend.libraries.find()?,
+        BackendChoice::Qnn => Some(args.backend.libraries.files().require("backend qnn")?),
+        BackendChoice::Auto => args.backend.libraries.files().find()?,
     };
     let bundle = bundle(app, libraries.as_ref())?;
     let mut model = session::open(app, &bundle, None, &args.backend)?;

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use clap::Args;
+use qhx::{cache, libraries};
 use qhx_core::Result;
 use qhx_core::op::OpProvider as _;
 use qhx_core::qnn::{Device, LogLevel, QnnBackend, QnnOptions};
@@ -16,7 +17,6 @@ use crate::npu_files::{ANDROID, NpuFile};
 use crate::output::Report;
 use crate::status::Status;
 use crate::vars::{self, Variable};
-use crate::{backends, cache, runtime};
 
 /// Check this machine: libraries, plugins, folders
 ///
@@ -135,7 +135,7 @@ fn platform() -> Check {
 }
 
 fn cpu() -> Check {
-    match backends::cpu(None) {
+    match qhx::backends::cpu(None) {
         Ok(backend) => Check::new("cpu backend", Health::Ok, backend.info().version),
         Err(e) => Check::failed("cpu backend", &e),
     }
@@ -143,7 +143,7 @@ fn cpu() -> Check {
 
 fn qnn(args: &LibraryArgs, memory: &MemoryArgs) -> Check {
     const NAME: &str = "qnn backend";
-    let libraries = match args.find() {
+    let libraries = match args.files().find() {
         Ok(Some(libraries)) => libraries,
         Ok(None) => {
             let mut check =
@@ -154,7 +154,7 @@ fn qnn(args: &LibraryArgs, memory: &MemoryArgs) -> Check {
                     files.iter().map(|file| Value::from(file.to_string())).collect::<Vec<_>>();
                 check = check.detail("missing", missing);
             }
-            return Check { hint: Some(runtime::how_to_get().to_owned()), ..check };
+            return Check { hint: Some(libraries::how_to_get().to_owned()), ..check };
         }
         Err(e) => return Check::failed(NAME, &e),
     };

@@ -12,7 +12,6 @@ use qhx_forge::program::{self, ForgeArgs, Program};
 
 use crate::app::App;
 use crate::args::GlobalArgs;
-use crate::backends;
 use crate::program::this_program;
 use crate::status::Status;
 
@@ -46,7 +45,7 @@ pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
         move |manifest: &Path| {
             let model = Model::open(ModelOptions {
                 manifest: Arc::new(Manifest::load(manifest)?),
-                backend: backends::cpu(threads)?,
+                backend: qhx::backends::cpu(threads)?,
                 ops,
                 threads,
                 cancel: cancel.clone(),

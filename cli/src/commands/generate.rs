@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use qhx::media;
 use qhx_core::dump::Dump;
 use qhx_core::engine::{Message, Prompt, Request};
 
@@ -14,7 +15,7 @@ use crate::args::{
     BackendArgs, SamplingArgs, SpeculateArgs, Switch, TemplateArg, parse_seconds,
     parse_template_arg,
 };
-use crate::media::{self, MediaArgs};
+use crate::media::MediaArgs;
 use crate::prompt;
 use crate::session::{self, Opening, Stream};
 use crate::status::Status;
@@ -25,7 +26,7 @@ Examples:
   qhx generate qwen35/v81 'The capital of France is' --max-new 32
   qhx generate qwen35/v81 --chat 'Name three rivers.' --thinking off --temperature 0.7 --seed 1
   git diff | qhx generate qwen35/v81 - --system-prompt 'Write a commit message.' --chat
-  qhx generate qwen3vl/v81 --chat 'What is in this picture?' --image photograph.jpg
+  qhx generate qwen3vl/v81 --chat 'What is in this image?' --image photograph.jpg
   qhx generate qwen35-4b/v81 'Once' --draft qwen35-0.8b/v81
   qhx generate qwen35/v81 --ids 760,6511,314,9338,369
   qhx generate qwen35/v81 'Once' --json | jq .timings";
@@ -113,13 +114,14 @@ fn run_traced(
     if attachments.is_empty() {
         prompt::check(&text)?;
     }
-    media::check_marks(&text, &attachments)?;
+    media::check_placeholders(&text, &attachments)?;
     let ids = if args.ids { prompt::ids(&text)? } else { Vec::new() };
     let mut request = Request {
         sampling,
         stop: args.stop.clone(),
         ignore_eos: args.ignore_eos,
         speculate: args.speculate.mode(),
+        template_arguments: args.template_args.iter().cloned().collect(),
         // What is attached is read by the rules of the model, once it is open.
         ..Request::greedy(Prompt::Tokens(ids), args.max_new)
     };
@@ -128,8 +130,7 @@ fn run_traced(
     let opening = Opening { dump, attachments: &attachments, tracing, ..Opening::default() };
     let mut model = session::open_checked(app, &args.bundle, &args.backend, opening, check)?;
     session::open_draft(app, &mut model, draft, &args.backend, tracing)?;
-    model.set_template_arguments(args.template_args.iter().cloned().collect());
-    let attached = media::read(&attachments, &model, args.media.fps)?;
+    let attached = crate::media::read(&attachments, &model, args.media.fps)?;
     if args.chat {
         let system = args.system_prompt.iter().map(|text| Message::new("system", text));
         let user = Message::new("user", media::content(text, &attached)?);
@@ -149,7 +150,7 @@ fn run_traced(
     if args.json {
         app.output.json(&session::json(&model, &generation, &attached))?;
     }
-    media::say(&attached);
+    crate::media::say(&attached);
     say!("{}, {}", session::load(&model), session::summary(&generation));
     Ok(session::status(&generation))
 }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use qhx::Bundle;
 use qhx_core::artifacts::Mapped;
 use qhx_core::op::OpProvider as _;
 use qhx_core::qnn::{BinaryInfo, BinaryTensor, SystemLibrary};
@@ -11,10 +12,7 @@ use serde::Serialize;
 
 use crate::app::App;
 use crate::args::LibraryArgs;
-use crate::backends;
-use crate::bundles;
 use crate::output::Report;
-use crate::runtime;
 use crate::status::Status;
 
 const EXAMPLES: &str = "\
@@ -103,13 +101,14 @@ struct BinaryReport {
 /// Runs the command.
 pub(crate) fn run(args: &InspectArgs, app: &mut App) -> Result<Status> {
     if is_context_binary(&args.path) {
-        if let Some(error) = bundles::not_forged(&args.path) {
+        if let Some(error) = qhx::not_forged(&args.path) {
             return Err(error);
         }
-        let system = match args.libraries.system()? {
+        let system = match args.libraries.files().system()? {
             Some(system) => system,
             None => args
                 .libraries
+                .files()
                 .require("reading a context binary")
                 .and_then(|l| SystemLibrary::open(&l.system))?,
         };
@@ -149,7 +148,7 @@ fn is_context_binary(path: &Path) -> bool {
 }
 
 fn read_binary(system: &SystemLibrary, path: &Path, file: &Mapped) -> Result<BinaryReport> {
-    let info = BinaryInfo::open(system, file, backends::contexts_tried().as_deref())?;
+    let info = BinaryInfo::open(system, file, qhx::cache::contexts_tried().as_deref())?;
     Ok(BinaryReport {
         path: path.to_owned(),
         qairt: info.qairt(),
@@ -159,15 +158,16 @@ fn read_binary(system: &SystemLibrary, path: &Path, file: &Mapped) -> Result<Bin
 }
 
 fn bundle(args: &InspectArgs, app: &App) -> Result<BundleReport> {
-    let manifest = bundles::load(&args.path, None)?;
+    let bundle = Bundle::open(&args.path)?;
+    let manifest = bundle.manifest();
     let artifacts = manifest.open_artifacts();
     let (mut notes, mut unread) = (Vec::new(), None);
-    let system = match args.libraries.system() {
+    let system = match args.libraries.files().system() {
         Ok(Some(system)) => Some(system),
         Ok(None) => {
             notes.push(format!(
                 "no libQnnSystem is given or installed: context binaries are not read ({})",
-                runtime::how_to_get()
+                qhx::libraries::how_to_get()
             ));
             None
         }
@@ -208,7 +208,7 @@ fn bundle(args: &InspectArgs, app: &App) -> Result<BundleReport> {
         }
         let mut onnx = Vec::new();
         if binary.is_none() && !source.onnx.is_empty() {
-            match backends::cpu(Some(1)).and_then(|cpu| cpu.open_context(&source)) {
+            match qhx::backends::cpu(Some(1)).and_then(|cpu| cpu.open_context(&source)) {
                 Ok(context) => onnx = context.graphs().iter().map(|g| (**g).clone()).collect(),
                 Err(e) => {
                     unread.get_or_insert(e.kind());
@@ -255,7 +255,7 @@ fn bundle(args: &InspectArgs, app: &App) -> Result<BundleReport> {
         },
         files,
         contexts,
-        manifest: manifest.path,
+        manifest: manifest.path.clone(),
         notes,
     })
 }

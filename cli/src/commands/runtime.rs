@@ -1,4 +1,4 @@
-//! `qhx runtime`: fetches the QNN libraries ([`crate::runtime`]) and says where they are.
+//! `qhx runtime`: fetches the QNN libraries ([`qhx::libraries`]) and says where they are.
 //!
 //! The libraries are Qualcomm's and come from the wheels `onnxruntime-qnn` on the Python package
 //! index, which pip downloads. A wheel's two folders stay side by side: the libraries look for
@@ -9,7 +9,10 @@ use std::io::ErrorKind as IoKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output as Finished};
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
+use qhx::libraries::{HTP_FILE, LIBRARY_FOLDER, SYSTEM_FILE, folder, how_to_get, installed};
+use qhx::machines::{Machine, VERSION, Wheel};
 use qhx_core::qnn::Library;
 use qhx_core::{CancelToken, Error, ErrorKind, Result};
 use serde_json::json;
@@ -17,9 +20,7 @@ use serde_json::json;
 use super::verify::sha256;
 use crate::app::App;
 use crate::args::LibraryArgs;
-use crate::machines::{Machine, VERSION, Wheel};
 use crate::progress;
-use crate::runtime::{HTP_FILE, LIBRARY_FOLDER, SYSTEM_FILE, folder, how_to_get, installed};
 use crate::status::Status;
 use crate::vars;
 
@@ -37,7 +38,7 @@ Examples:
 ///
 /// On x86-64 Linux the libraries compile graphs for every Hexagon architecture and execute them on
 /// an emulator. On boards under Linux and on laptops they drive the NPU. On a phone they come with
-/// the QAIRT SDK: give them with --htp and --system, or put them beside the program.
+/// the QAIRT SDK: give them with --htp and --qnn-system, or put them beside the program.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct RuntimeArgs {
@@ -55,7 +56,7 @@ enum RuntimeCommand {
     Install {
         /// The machine that the libraries are for; those of another one are for copying
         /// [default: this one]
-        #[arg(long = "for", value_name = "MACHINE", value_enum)]
+        #[arg(long = "for", value_name = "MACHINE", value_parser = machine_parser())]
         machine: Option<Machine>,
         /// Install again
         #[arg(long)]
@@ -89,6 +90,11 @@ impl RuntimeArgs {
     }
 }
 
+fn machine_parser() -> impl TypedValueParser<Value = Machine> {
+    let values = Machine::ALL.map(|m| PossibleValue::new(m.name()).help(m.what()));
+    PossibleValuesParser::new(values).try_map(|name| name.parse::<Machine>())
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &RuntimeArgs, app: &mut App) -> Result<Status> {
     match &args.command {
@@ -117,7 +123,7 @@ fn not_installed() -> Error {
 }
 
 fn info(json: bool, libraries: &LibraryArgs, app: &mut App) -> Result<Status> {
-    let found = libraries.require("qhx runtime info")?;
+    let found = libraries.files().require("qhx runtime info")?;
     let library = found.open()?;
     let report = json!({
         "htp": found.htp,
@@ -209,7 +215,7 @@ fn install(
             library.build_id()
         ),
         None => say!(
-            "installed {name}: copy the folder there, and give its files with --htp and --system"
+            "installed {name}: copy the folder there, and give its files with --htp and --qnn-system"
         ),
     }
     app.output.line(&place.join(LIBRARY_FOLDER).display().to_string())?;

@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::path::{Component, Path};
 
 use clap::ValueEnum;
+use qhx::media::Attachment;
 use qhx_core::op::Modality;
 use qhx_core::{Error, ErrorKind, Result, files};
 use qhx_media::Source;
 use serde::{Deserialize, Serialize};
-
-use crate::media::Attachment;
 
 /// The schema that is read.
 pub(crate) const SCHEMA: &str = "npu_suite/v1";
@@ -145,7 +144,7 @@ impl Case {
     /// Pictures, sounds and videos of the case, of a suite in this folder.
     pub(crate) fn attachments(&self, folder: &Path) -> Vec<Attachment> {
         let of = |modality| {
-            move |file: &String| Attachment { modality, source: Source::File(folder.join(file)) }
+            move |file: &String| Attachment::from_source(modality, Source::File(folder.join(file)))
         };
         let images = self.images.iter().map(of(Modality::Image));
         let audio = self.audio.iter().map(of(Modality::Audio));

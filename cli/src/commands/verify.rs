@@ -104,10 +104,9 @@ fn answers(args: &VerifyArgs, path: &Path, app: &mut App) -> Result<Status> {
         let of_case = |e: Error| e.context(format_args!("case {id}"));
         let attached = media::read(&case.attachments(folder), &model, case.fps).map_err(of_case)?;
         let prompt = match (&case.prompt_ids, &case.prompt) {
-            (Some(ids), _) => media::tokens(ids.clone(), &attached),
-            (None, text) => {
-                media::completion(text.clone().unwrap_or_default(), &attached).map_err(of_case)?
-            }
+            (Some(ids), _) => qhx::media::tokens(ids.clone(), &attached),
+            (None, text) => qhx::media::completion(text.clone().unwrap_or_default(), &attached)
+                .map_err(of_case)?,
         };
         let is_end = |token: Option<&u32>| token.is_some_and(|t| ends.contains(t));
         let gold = match case.gold.split_last() {

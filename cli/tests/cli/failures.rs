@@ -139,7 +139,7 @@ fn an_explicit_backend_never_falls_back() {
     seen.push(generate(dir, bundle(), &["a", "--backend", "qnn"], b""));
     let message = generate(dir, bundle(), &["a", "--backend", "qnn", "--htp", "none.so"], b"");
     assert!(message.contains("\nexit 5\n"), "{message}");
-    seen.push(generate(dir, bundle(), &["a", "--system", "none.so"], b""));
+    seen.push(generate(dir, bundle(), &["a", "--qnn-system", "none.so"], b""));
     insta::assert_snapshot!(seen.join("\n\n"));
 }
 

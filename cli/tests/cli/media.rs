@@ -124,11 +124,11 @@ fn marks_and_files_have_to_be_as_many() {
     for (words, counts) in [
         (
             &["<image><image>", "--image", "red.png"][..],
-            "marks <image> in the text: 2, files of image: 1",
+            "placeholders <image> in the text: 2, files of image: 1",
         ),
         (
             &["<image>", "--image", "a", "--image", "b"],
-            "marks <image> in the text: 1, files of image: 2",
+            "placeholders <image> in the text: 1, files of image: 2",
         ),
     ] {
         let run = generate(dir, words);
@@ -268,9 +268,12 @@ fn a_conversation_is_the_same_after_pictures_that_cannot_be() {
         ("/image high.png\na\n", "it ends inside image 2 of the prompt"),
         (
             "/image high.png\n/image high.png\nb<image>\n",
-            "marks <image> in the text: 1, files of image: 2",
+            "placeholders <image> in the text: 1, files of image: 2",
         ),
-        ("/image high.png\n<image>a<image>\n", "marks <image> in the text: 2, files of image: 1"),
+        (
+            "/image high.png\n<image>a<image>\n",
+            "placeholders <image> in the text: 2, files of image: 1",
+        ),
     ];
     let input: String = bad.iter().map(|(input, _)| *input).collect();
     let (code, lines) = chat_lines(dir, &[begin, &input, end].concat());

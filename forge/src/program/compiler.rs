@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use qhx::libraries::Libraries;
 use qhx_core::Result;
 use qhx_core::qnn::Target;
-use qhx_terminal::runtime::Libraries;
 
 use crate::compile::Compiler;
 use crate::qnn::QnnCompiler;

@@ -15,13 +15,13 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use qhx::libraries::{Libraries, how_to_get};
 use qhx_core::qnn::{Library, QnnBackend, QnnOptions};
 use qhx_core::{Error, ErrorKind, Media, Result};
 use qhx_cpu::{CpuBackend, CpuOptions};
 use qhx_media::{ImageRules, Limits, Source};
 use qhx_terminal::output::Output;
 use qhx_terminal::program::Terminal;
-use qhx_terminal::runtime::{Libraries, how_to_get};
 use qhx_terminal::say;
 use qhx_terminal::status::Status;
 use serde_json::{Value, json};
@@ -80,9 +80,9 @@ pub fn run(
     let libraries = match (args.cpu_only, args.shape.target) {
         (true, _) => None,
         (false, Some(target)) => {
-            Some(args.libraries.require(&format!("--target {}", target.target()))?)
+            Some(args.libraries.files().require(&format!("--target {}", target.target()))?)
         }
-        (false, None) => args.libraries.find()?,
+        (false, None) => args.libraries.files().find()?,
     };
     if libraries.is_none() && !args.cpu_only {
         say!("note: no QNN libraries are given or installed; {}", how_to_get());
@@ -94,7 +94,7 @@ pub fn run(
         (args.shape.share_weights, "--share-weights"),
     ] {
         if asked && libraries.is_none() {
-            args.libraries.require(option)?;
+            args.libraries.files().require(option)?;
         }
     }
     let checkpoint = args.checkpoint()?;

@@ -1,9 +1,9 @@
 //! `qhx forge estimate`: what the graphs will cost on the device, as the QNN compiler sees it.
 
+use qhx::libraries::Libraries;
 use qhx_core::Result;
 use qhx_core::qnn::Target;
 use qhx_terminal::program::Terminal;
-use qhx_terminal::runtime::Libraries;
 use qhx_terminal::status::Status;
 use serde_json::{Value, json};
 
@@ -18,7 +18,7 @@ use crate::{ForgeOptions, registry};
 /// Runs the command.
 pub(super) fn run(args: &EstimateArgs, terminal: Terminal<'_>) -> Result<Status> {
     let checkpoint = source(&args.checkpoint, &args.shape)?;
-    let libraries = args.libraries.require("an estimate")?;
+    let libraries = args.libraries.files().require("an estimate")?;
     let options = args.shape.options(&args.checkpoint);
     let wanted = EstimateOptions { corner: args.corner, traces: args.trace.clone() };
     let compiler = (&libraries, args.shape.target());

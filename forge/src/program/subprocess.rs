@@ -237,7 +237,7 @@ fn compile(
     let forge = (program.parse)(&args.forge)
         .map_err(|e| Error::new(ErrorKind::Usage, e.to_string()).with_source(e))?;
     let ForgeArgs { shape, libraries, .. } = &forge;
-    let libraries = libraries.require("a context binary")?;
+    let libraries = libraries.files().require("a context binary")?;
     let compiler = compiler(&libraries, shape.target(), shape.share_weights)?;
     let options = shape.options(&args.file);
     let (_, recipe) = plan(&forge.checkpoint()?, registry::recipe, &options, true)?;

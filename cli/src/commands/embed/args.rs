@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use qhx::Role;
 use qhx_core::{Error, ErrorKind, Result};
 
 use crate::args::BackendArgs;
@@ -50,7 +52,7 @@ pub(crate) struct EmbedArgs {
     #[arg(long, value_name = "I/N", requires = "input", value_parser = parse_shard)]
     pub shard: Option<Shard>,
     /// What a text is when its line does not say
-    #[arg(long, value_enum, value_name = "ROLE", default_value_t)]
+    #[arg(long, value_name = "ROLE", default_value = "document", value_parser = role_parser())]
     pub role: Role,
     /// Put before queries, instead of the bundle's prefix
     #[arg(long, value_name = "TEXT")]
@@ -99,14 +101,13 @@ pub(crate) fn is_parquet(path: &Path) -> bool {
     path.extension().is_some_and(|e| e.eq_ignore_ascii_case("parquet"))
 }
 
-/// What a text is, which decides its prefix.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub(crate) enum Role {
-    /// Is searched for with
-    Query,
-    /// Is found
-    #[default]
-    Document,
+fn role_parser() -> impl TypedValueParser<Value = Role> {
+    let what = |role| match role {
+        Role::Query => "Is searched for with",
+        Role::Document => "Is found",
+    };
+    let values = Role::ALL.map(|role| PossibleValue::new(role.name()).help(what(role)));
+    PossibleValuesParser::new(values).try_map(|name| name.parse::<Role>())
 }
 
 /// One part of an input.

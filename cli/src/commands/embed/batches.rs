@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use qhx_core::{CancelToken, Error, ErrorKind, Result};
 
-use super::prefixed::Prefixed;
 use super::row::Row;
 use super::rows::Rows;
+use qhx::Prefixed;
 
 /// Batches that wait for the model.
 const AHEAD: usize = 2;

@@ -6,13 +6,12 @@ use clap::Parser;
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::json;
 
-use super::args::Role;
-use super::encoder::Encoder;
 use super::sink::{cosine, norm};
 use crate::app::App;
 use crate::args::{BackendArgs, DeviceArgs, GlobalArgs};
 use crate::status::Status;
 use crate::{session, time, vars};
+use qhx::{EmbedOptions, Embedder, Role};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -73,9 +72,12 @@ impl EmbedClassicArgs {
 /// Runs the command.
 pub(crate) fn run(args: &EmbedClassicArgs, app: &mut App) -> Result<Status> {
     let backend = args.backend();
-    let (query, document) = (prefix(vars::QUERY_PREFIX)?, prefix(vars::DOC_PREFIX)?);
+    let mut options = EmbedOptions::default();
+    options.query_prefix = prefix(vars::QUERY_PREFIX)?;
+    options.document_prefix = prefix(vars::DOC_PREFIX)?;
+    options.truncate = args.truncate;
     let model = session::open(app, &args.manifest, Some(&args.root), &backend)?;
-    let mut encoder = Encoder::new(model, query, document, args.truncate)?;
+    let mut encoder = Embedder::with_options(model, options)?;
     let _working = app.interrupts.working();
     let mut first: Vec<f32> = Vec::new();
     let texts = std::iter::once(&args.query).chain(&args.documents);

@@ -7,8 +7,8 @@ use qhx_core::Manifest;
 use qhx_core::engine::Model;
 use serde::{Deserialize, Serialize};
 
-use super::args::{EmbedArgs, Role};
-use super::encoder::Encoder;
+use super::args::EmbedArgs;
+use qhx::{Embedder, Role};
 
 /// The setting that cuts long texts.
 const TRUNCATE: &str = "--truncate";
@@ -21,7 +21,7 @@ pub(crate) struct Fingerprint(BTreeMap<String, String>);
 
 impl Fingerprint {
     /// Of a run: the model's files by their hashes in the manifest, its host-op, the backend, and the options.
-    pub fn new(encoder: &Encoder, args: &EmbedArgs) -> Self {
+    pub fn new(encoder: &Embedder, args: &EmbedArgs) -> Self {
         let model = encoder.model();
         let mut settings = files(model);
         let mut set = |name: &str, value: String| settings.insert(name.to_owned(), value);
@@ -33,7 +33,7 @@ impl Fingerprint {
         set("texts packed together", if packs { "yes" } else { "no" }.to_owned());
         set("longest text in tokens", model.info().max_ctx.to_string());
         set(TRUNCATE, if args.truncate { "yes" } else { "no" }.to_owned());
-        let role = if args.role == Role::Query { "query" } else { "document" };
+        let role = args.role.name();
         set("--role", role.to_owned());
         set("prefix of queries", format!("{:?}", encoder.texts().prefix(Role::Query)));
         set("prefix of documents", format!("{:?}", encoder.texts().prefix(Role::Document)));

@@ -3,11 +3,9 @@
 mod args;
 mod batches;
 pub(crate) mod classic;
-mod encoder;
 mod fingerprint;
 #[cfg(feature = "parquet")]
 mod parquet;
-mod prefixed;
 mod record;
 mod row;
 mod rows;
@@ -20,6 +18,7 @@ use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use qhx::{EmbedOptions, Embedder};
 use qhx_core::{Error, ErrorKind, Result};
 
 use crate::app::App;
@@ -28,7 +27,6 @@ use crate::status::Status;
 use crate::time;
 use crate::trace::Tracing;
 use batches::{Batch, Batches};
-use encoder::Encoder;
 use fingerprint::Fingerprint;
 use sink::{Claim, Sink};
 
@@ -46,9 +44,11 @@ fn run_traced(args: &EmbedArgs, app: &mut App, tracing: Option<&Tracing>) -> Res
     let claim = Claim::new(args, &rows)?;
     let opening = Opening { tracing, ..Opening::default() };
     let model = session::open_checked(app, &args.bundle, &args.backend, opening, |_| Ok(()))?;
-    let query = args.prefix_query.clone();
-    let document = args.prefix_doc.clone();
-    let mut encoder = Encoder::new(model, query, document, args.truncate)?;
+    let mut options = EmbedOptions::default();
+    options.query_prefix = args.prefix_query.clone();
+    options.document_prefix = args.prefix_doc.clone();
+    options.truncate = args.truncate;
+    let mut encoder = Embedder::with_options(model, options)?;
     let mut sink = claim.open(
         Fingerprint::new(&encoder, args),
         encoder.model().info().embedding_dim,
@@ -77,7 +77,7 @@ fn run_traced(args: &EmbedArgs, app: &mut App, tracing: Option<&Tracing>) -> Res
 /// Embeds the texts until there are no more.
 fn embed_all(
     batches: &Batches,
-    encoder: &mut Encoder,
+    encoder: &mut Embedder,
     sink: &mut Sink,
     bar: &ProgressBar,
     app: &mut App,
@@ -102,7 +102,7 @@ fn embed_all(
 /// Embeds the texts of a batch. An error of the model names the text.
 fn embed_batch(
     batch: &Batch,
-    encoder: &mut Encoder,
+    encoder: &mut Embedder,
     sink: &mut Sink,
     bar: &ProgressBar,
     app: &mut App,
@@ -139,7 +139,7 @@ fn bar(total: Option<u64>, done: u64) -> ProgressBar {
     bar
 }
 
-fn summary(encoder: &Encoder, texts: u64) -> String {
+fn summary(encoder: &Embedder, texts: u64) -> String {
     let model = encoder.model();
     let graphs: Duration = model.graph_stats().iter().map(|s| s.busy).sum();
     let parts = model

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::args::Role;
+use qhx::Role;
 
 /// Bytes of the longest line, and of the longest text of a table. No encoder takes a text near it.
 pub(crate) const MAX_LINE: usize = 4 << 20;

@@ -5,13 +5,13 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek as _};
 use std::path::Path;
 
-use clap::ValueEnum as _;
+use qhx::Role;
 use qhx_core::{Error, ErrorKind, Result};
 use same_file::Handle;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::args::{EmbedArgs, Role, Shard};
+use super::args::{EmbedArgs, Shard};
 use super::row::{MAX_LINE, Row};
 
 /// A line of the input that is an object.
@@ -245,7 +245,7 @@ fn parse(name: &str, index: u64, line: &[u8], role: Role) -> Result<Row> {
 
 /// What a row says that its text is.
 fn role(place: std::fmt::Arguments<'_>, said: &str) -> Result<Role> {
-    Role::from_str(said, false).map_err(|_| {
+    said.parse().map_err(|_| {
         Error::new(
             ErrorKind::Prompt,
             format!("{place}: role is {said:?}, expected \"query\" or \"document\""),

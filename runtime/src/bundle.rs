@@ -1,0 +1,120 @@
+//! A bundle's folder and manifest, and what users name instead.
+
+use std::io::Read as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use qhx_core::engine::Model;
+use qhx_core::text::forms;
+use qhx_core::{Error, ErrorKind, Manifest, Result, files};
+
+use crate::chat::Chat;
+use crate::embedder::Embedder;
+use crate::runtime::Runtime;
+use crate::transcriber::Transcriber;
+
+/// A bundle that was found: its manifest is read and checked, nothing else is opened. Clones share it.
+///
+/// ```no_run
+/// let mut model = qhx::Bundle::open("qwen35/v81")?.model()?;
+/// for piece in model.complete("The capital of France is")? {
+///     print!("{}", piece?);
+/// }
+/// # Ok::<(), qhx::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Bundle {
+    manifest: Arc<Manifest>,
+}
+
+impl Bundle {
+    /// Reads the manifest at `path`: a bundle's folder, a manifest, or a manifest's name in its folder.
+    ///
+    /// # Errors
+    /// When there is no manifest, or it is invalid. A checkpoint or a GGUF file is told apart: it has to be forged
+    /// first.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::open_with_root(path, None)
+    }
+
+    /// As [`Bundle::open`], with the folder that the manifest's paths resolve against.
+    ///
+    /// # Errors
+    /// As [`Bundle::open`], and when that folder is not there.
+    pub fn open_with_root(path: impl AsRef<Path>, root: Option<&Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let mut manifest =
+            Manifest::load_with_root(path, root).map_err(|e| not_forged(path).unwrap_or(e))?;
+        // Published bundles leave out what their chat template implies.
+        if let Some(chat) = &mut manifest.chat {
+            forms::complete(chat);
+        }
+        Ok(Self { manifest: Arc::new(manifest) })
+    }
+
+    /// The manifest, whose chat template is complete.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    pub(crate) fn shared_manifest(&self) -> &Arc<Manifest> {
+        &self.manifest
+    }
+
+    /// Opens the model with the defaults of a [`Runtime`].
+    ///
+    /// # Errors
+    /// As [`Runtime::load`].
+    pub fn model(&self) -> Result<Model> {
+        Runtime::default().load(self)
+    }
+
+    /// Opens the model for a conversation.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`] and [`Chat::new`].
+    pub fn chat(&self) -> Result<Chat> {
+        Chat::new(self.model()?)
+    }
+
+    /// Opens the model to embed texts, with the prefixes that the manifest declares.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`] and [`Embedder::new`].
+    pub fn embedder(&self) -> Result<Embedder> {
+        Embedder::new(self.model()?)
+    }
+
+    /// Opens the model to transcribe audio, as the manifest declares.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`] and [`Transcriber::new`].
+    pub fn transcriber(&self) -> Result<Transcriber> {
+        Transcriber::new(self.model()?)
+    }
+}
+
+/// The error of a checkpoint's folder or a GGUF file, with what makes a bundle of it. `None` for anything else.
+pub fn not_forged(path: &Path) -> Option<Error> {
+    let what = if path.is_dir() { checkpoint(path)? } else { gguf(path)? };
+    let message = format!("{}: {what}, expected a bundle", path.display());
+    let hint = format!("make one of it: qhx forge {} --out FOLDER", path.display());
+    Some(Error::new(ErrorKind::Manifest, message).hint(hint))
+}
+
+fn checkpoint(folder: &Path) -> Option<&'static str> {
+    let names = std::fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.file_name()));
+    let weights = |name: &std::ffi::OsString| {
+        let name = name.to_string_lossy();
+        name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")
+    };
+    let found =
+        folder.join("config.json").is_file() && names.into_iter().any(|name| weights(&name));
+    found.then_some("the folder of a checkpoint")
+}
+
+fn gguf(file: &Path) -> Option<&'static str> {
+    let mut head = [0; 4];
+    files::open(ErrorKind::Manifest, file).ok()?.read_exact(&mut head).ok()?;
+    (head == *b"GGUF").then_some("a GGUF file")
+}

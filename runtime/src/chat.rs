@@ -1,0 +1,245 @@
+//! A conversation: its messages so far, and the answers that follow.
+
+use qhx_core::engine::{Event, FinishReason, Generation, Message, Model, Prompt, Request, Run};
+use qhx_core::sampling::SamplingParams;
+use qhx_core::{CancelToken, Error, ErrorKind, Result};
+
+use crate::media::{self, Attached, Attachment};
+
+/// A conversation with a model, which keeps its state between turns: a turn consumes only what is new.
+///
+/// ```no_run
+/// let mut chat = qhx::Bundle::open("qwen35/v81")?.chat()?;
+/// chat.begin(Some("Answer in one sentence."))?;
+/// for piece in chat.send("What is a river?")? {
+///     print!("{}", piece?);
+/// }
+/// # Ok::<(), qhx::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Chat {
+    model: Model,
+    messages: Vec<Message>,
+    attached: Vec<Attached>,
+    request: Request,
+    thinking: Option<bool>,
+}
+
+impl Chat {
+    /// Maximum number of tokens of an answer, if nothing else is asked for.
+    pub const MAX_NEW: usize = 1024;
+
+    /// Begins a conversation without a system message.
+    ///
+    /// # Errors
+    /// When the model does not chat.
+    pub fn new(model: Model) -> Result<Self> {
+        if !model.can_chat() {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!("{}: the model does not chat", model.manifest().path.display()),
+            )
+            .hint(
+                "a bundle chats when its manifest has `chat`, or when a chat_template.jinja or a \
+                 tokenizer_config.json with a chat_template lies beside the tokenizer; `qhx generate` \
+                 completes a text without either",
+            ));
+        }
+        Ok(Self {
+            model,
+            messages: Vec::new(),
+            attached: Vec::new(),
+            request: Request::greedy(Prompt::Tokens(Vec::new()), Self::MAX_NEW),
+            thinking: None,
+        })
+    }
+
+    /// How answers are made from now on: all of the request but its prompt and its cancel token counts.
+    #[must_use]
+    pub fn with_request(mut self, request: Request) -> Self {
+        self.request = request;
+        self
+    }
+
+    /// How tokens of answers are chosen from now on.
+    #[must_use]
+    pub fn with_sampling(mut self, sampling: SamplingParams) -> Self {
+        self.request.sampling = sampling;
+        self
+    }
+
+    /// Whether the model thinks before it answers, where its template knows that.
+    #[must_use]
+    pub fn with_thinking(mut self, thinking: Option<bool>) -> Self {
+        self.thinking = thinking;
+        self
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The model, to set a draft model, say.
+    pub fn model_mut(&mut self) -> &mut Model {
+        &mut self.model
+    }
+
+    /// The messages so far.
+    pub fn messages(&self) -> &[Message] {
+        &self.messages
+    }
+
+    /// Forgets the conversation, and begins another one with this system message.
+    ///
+    /// # Errors
+    /// When the host-op cannot be reset.
+    pub fn begin(&mut self, system: Option<&str>) -> Result<()> {
+        self.messages.clear();
+        self.attached.clear();
+        self.messages.extend(system.map(|text| Message::new("system", text)));
+        self.model.reset()
+    }
+
+    /// Forgets the conversation but for its system message.
+    ///
+    /// # Errors
+    /// When the host-op cannot be reset.
+    pub fn reset(&mut self) -> Result<()> {
+        let system = self.messages.first().filter(|message| message.role == "system").cloned();
+        let system = system.as_ref().and_then(|message| message.content.texts().next());
+        self.begin(system)
+    }
+
+    /// Decodes a file for the next message: an image, audio clip or video that stands before its text, or at its
+    /// placeholder.
+    ///
+    /// # Errors
+    /// When the host-op does not take the modality, or the file cannot be decoded.
+    pub fn attach(&mut self, attachment: &Attachment) -> Result<&Attached> {
+        attachment.check_taken(&self.model.op().description)?;
+        let attached = attachment.read(&self.model, None)?;
+        self.attached.push(attached);
+        self.attached.last().ok_or_else(|| Error::new(ErrorKind::Internal, "nothing is attached"))
+    }
+
+    /// What the next message has besides its text.
+    pub fn attached(&self) -> &[Attached] {
+        &self.attached
+    }
+
+    /// The next message, whose answer begins: the run generates as far as it is asked to. A message that cannot be
+    /// used is left out of the conversation, with what was attached to it.
+    ///
+    /// # Errors
+    /// As [`Model::start`], and where placeholders and attachments are not as many.
+    pub fn send(&mut self, text: impl Into<String>) -> Result<Answer<'_>> {
+        self.send_with(text, CancelToken::new())
+    }
+
+    /// As [`Chat::send`], with a token that cancels this answer.
+    ///
+    /// # Errors
+    /// As [`Chat::send`].
+    pub fn send_with(
+        &mut self,
+        text: impl Into<String>,
+        cancel: CancelToken,
+    ) -> Result<Answer<'_>> {
+        let attached = std::mem::take(&mut self.attached);
+        let content = media::content(text.into(), &attached)?;
+        self.messages.push(Message::new("user", content));
+        let prompt = Prompt::Chat { messages: self.messages.clone(), thinking: self.thinking };
+        let request = Request { prompt, cancel, ..self.request.clone() };
+        match self.model.start(&request) {
+            Ok(run) => Ok(Answer { run: Some(run), messages: &mut self.messages, attached }),
+            Err(e) => {
+                self.messages.pop();
+                Err(e)
+            }
+        }
+    }
+}
+
+/// An answer under way. It is part of the conversation once it is finished or dropped, as far as it came then.
+#[derive(Debug)]
+pub struct Answer<'c> {
+    run: Option<Run<'c>>,
+    messages: &'c mut Vec<Message>,
+    attached: Vec<Attached>,
+}
+
+impl<'c> Answer<'c> {
+    /// The images, audio and videos of the message.
+    pub fn attached(&self) -> &[Attached] {
+        &self.attached
+    }
+
+    /// Stops this answer from any thread.
+    pub fn cancel_token(&self) -> Option<&CancelToken> {
+        self.run.as_ref().map(Run::cancel_token)
+    }
+
+    /// Goes on to the next event: see [`Run::next_event`].
+    ///
+    /// # Errors
+    /// As [`Run::next_event`].
+    pub fn next_event(&mut self) -> Result<Option<Event<'_>>> {
+        match &mut self.run {
+            Some(run) => run.next_event(),
+            None => Ok(None),
+        }
+    }
+
+    /// Ends the answer here: see [`Run::stop`].
+    ///
+    /// # Errors
+    /// As [`Run::stop`].
+    pub fn stop(&mut self) -> Result<()> {
+        self.run.as_mut().map_or(Ok(()), Run::stop)
+    }
+
+    /// The whole answer. Goes on to its end first.
+    ///
+    /// # Errors
+    /// As [`Run::finish`]; the message is then not part of the conversation.
+    pub fn finish(mut self) -> Result<Generation> {
+        self.settle()
+    }
+
+    fn settle(&mut self) -> Result<Generation> {
+        let over = || Error::new(ErrorKind::Usage, "the answer is finished");
+        let generation = self.run.take().ok_or_else(over)?.finish();
+        match &generation {
+            // Cancelled before it was tokenized: the next turn is not to wait for it again.
+            Ok(Generation { prompt_tokens: 0, .. }) | Err(_) => {
+                self.messages.pop();
+            }
+            Ok(generation) => self.messages.push(Message::new("assistant", &*generation.text)),
+        }
+        generation
+    }
+}
+
+impl Iterator for Answer<'_> {
+    type Item = Result<String>;
+
+    fn next(&mut self) -> Option<Result<String>> {
+        self.run.as_mut()?.next()
+    }
+}
+
+impl Drop for Answer<'_> {
+    fn drop(&mut self) {
+        if let Some(run) = &mut self.run {
+            // An error has been returned, or is of no more use.
+            let _ = run.stop();
+            let _ = self.settle();
+        }
+    }
+}
+
+/// True where an answer was cancelled before its message became part of the conversation.
+pub fn is_left_out(generation: &Generation) -> bool {
+    generation.prompt_tokens == 0 && generation.finish_reason == FinishReason::Cancelled
+}

@@ -1,0 +1,223 @@
+//! Texts to vectors, with the prefixes that a bundle declares.
+
+use std::str::FromStr;
+use std::sync::Arc;
+
+use qhx_core::engine::Model;
+use qhx_core::text::Tokenizer;
+use qhx_core::trace::{self, Trace};
+use qhx_core::{CancelToken, Error, ErrorKind, Result};
+
+/// What a text is, which decides its prefix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Role {
+    /// Is searched for with.
+    Query,
+    /// Is found.
+    #[default]
+    Document,
+}
+
+impl Role {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Query, Self::Document];
+
+    /// The name on the command line and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Query => "query",
+            Self::Document => "document",
+        }
+    }
+}
+
+impl FromStr for Role {
+    type Err = String;
+
+    /// `query` or `document`.
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|role| role.name() == text);
+        found.ok_or_else(|| "expected query or document".to_owned())
+    }
+}
+
+/// How texts become tokens before they are embedded.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct EmbedOptions {
+    /// Put before queries; the manifest's `params.query_prefix` if it is `None`.
+    pub query_prefix: Option<String>,
+    /// Put before documents; the manifest's `params.document_prefix` if it is `None`.
+    pub document_prefix: Option<String>,
+    /// Truncate texts that are too long, instead of refusing them.
+    pub truncate: bool,
+}
+
+/// What turns a text into the tokens that an encoder takes. A clone may do so on another thread while the model works.
+#[derive(Debug, Clone)]
+pub struct Prefixed {
+    tokenizer: Tokenizer,
+    query: String,
+    document: String,
+    truncate: bool,
+    /// Maximum number of tokens that the encoder takes.
+    max_tokens: usize,
+    cancel: CancelToken,
+    trace: Option<Arc<Trace>>,
+}
+
+impl Prefixed {
+    fn new(model: &Model, options: EmbedOptions) -> Result<Self> {
+        let Some(tokenizer) = model.tokenizer() else {
+            return Err(Error::new(
+                ErrorKind::Prompt,
+                format!(
+                    "{}: the bundle has no tokenizer, so a text cannot become tokens",
+                    model.manifest().path.display()
+                ),
+            )
+            .hint("name tokenizer.json in artifacts.tokenizer"));
+        };
+        let declared = |key: &str| {
+            let value = model.manifest().params.rest.get(key).and_then(|v| v.as_str());
+            value.unwrap_or_default().to_owned()
+        };
+        Ok(Self {
+            tokenizer: tokenizer.clone(),
+            query: options.query_prefix.unwrap_or_else(|| declared("query_prefix")),
+            document: options.document_prefix.unwrap_or_else(|| declared("document_prefix")),
+            truncate: options.truncate,
+            max_tokens: model.info().max_ctx,
+            cancel: model.cancel_token().clone(),
+            trace: model.trace().cloned(),
+        })
+    }
+
+    /// What is put before texts of a role.
+    pub fn prefix(&self, role: Role) -> &str {
+        match role {
+            Role::Query => &self.query,
+            Role::Document => &self.document,
+        }
+    }
+
+    /// The tokens of a text behind its prefix, at most as many as the encoder takes.
+    ///
+    /// # Errors
+    /// When the text has more tokens and is not to be truncated, or is cancelled.
+    pub fn tokens(&self, text: &str, role: Role) -> Result<Vec<u32>> {
+        let _span = trace::span(self.trace.as_ref(), "tokenize");
+        let text = [self.prefix(role), text].concat();
+        if self.truncate {
+            return self.tokenizer.encode_truncated(&text, self.max_tokens, &self.cancel);
+        }
+        let split = "split the text, or cut it with --truncate";
+        let tokens = self.tokenizer.encode_within(&text, true, self.max_tokens, &self.cancel);
+        let tokens = tokens.map_err(|e| match e.kind() {
+            ErrorKind::Prompt => e.hint(split),
+            _ => e,
+        })?;
+        if tokens.len() > self.max_tokens {
+            let (found, max) = (tokens.len(), self.max_tokens);
+            return Err(Error::new(
+                ErrorKind::Prompt,
+                format!("{found} tokens, the encoder takes at most {max}"),
+            )
+            .hint(split));
+        }
+        Ok(tokens)
+    }
+}
+
+/// A model that embeds texts: prefixes, truncation and packing are those of `qhx embed`.
+///
+/// ```no_run
+/// let mut embedder = qhx::Bundle::open("embedcode/v81")?.embedder()?;
+/// let vectors = embedder.embed_many(&["def fib(n): …", "SELECT 1"])?;
+/// assert_eq!(vectors.len(), 2);
+/// # Ok::<(), qhx::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Embedder {
+    model: Model,
+    texts: Prefixed,
+}
+
+impl Embedder {
+    /// Wraps an open model, with the prefixes of its manifest.
+    ///
+    /// # Errors
+    /// When the model does not embed, or has no tokenizer.
+    pub fn new(model: Model) -> Result<Self> {
+        Self::with_options(model, EmbedOptions::default())
+    }
+
+    /// As [`Embedder::new`], with options.
+    ///
+    /// # Errors
+    /// As [`Embedder::new`].
+    pub fn with_options(model: Model, options: EmbedOptions) -> Result<Self> {
+        if model.info().embedding_dim == 0 {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!(
+                    "{}: host-op {:?} does not embed",
+                    model.manifest().path.display(),
+                    model.op().description.name
+                ),
+            )
+            .hint("make the bundle with `qhx forge --task embed`"));
+        }
+        let texts = Prefixed::new(&model, options)?;
+        Ok(Self { model, texts })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// What turns texts into tokens.
+    pub fn texts(&self) -> &Prefixed {
+        &self.texts
+    }
+
+    /// Values of a vector.
+    pub fn dimensions(&self) -> usize {
+        self.model.info().embedding_dim
+    }
+
+    /// The vector of a text, normalized as the bundle declares.
+    ///
+    /// # Errors
+    /// When the text does not fit the encoder, or the vector is zero or not finite.
+    pub fn embed(&mut self, text: &str, role: Role) -> Result<&[f32]> {
+        let tokens = self.texts.tokens(text, role)?;
+        self.model.embed(&tokens)
+    }
+
+    /// The vectors of documents, in their order. Short texts share graphs where the model has such.
+    ///
+    /// # Errors
+    /// As [`Embedder::embed`]; the error names the text by its index.
+    pub fn embed_many<T: AsRef<str>>(&mut self, texts: &[T]) -> Result<Vec<Vec<f32>>> {
+        let tokens = |(index, text): (usize, &T)| {
+            let tokens = self.texts.tokens(text.as_ref(), Role::Document);
+            tokens.map_err(|e| e.context(format_args!("text {index}")))
+        };
+        let tokens = texts.iter().enumerate().map(tokens).collect::<Result<Vec<_>>>()?;
+        self.model.embed_many(&tokens)
+    }
+
+    /// The vectors of texts that are tokens: see [`Model::embed_each`].
+    ///
+    /// # Errors
+    /// As [`Model::embed_each`].
+    pub fn embed_each(
+        &mut self,
+        tokens: &[Vec<u32>],
+        done: impl FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        self.model.embed_each(tokens, done)
+    }
+}

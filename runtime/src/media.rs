@@ -1,0 +1,328 @@
+//! Images, audio and videos of a prompt: what a user attaches, where in a text it stands, and reading the files.
+
+use std::ffi::OsString;
+use std::time::{Duration, Instant};
+
+use qhx_core::engine::{Content, ContentPart, Model, Part, Prompt};
+use qhx_core::op::{Modality, OpDescription, Segment};
+use qhx_core::{Error, ErrorKind, Media, Result, trace};
+use qhx_media::{Limits, Source};
+
+/// What files can be, with the placeholder that stands for one in a text.
+pub const PLACEHOLDERS: [(Modality, &str); 3] =
+    [(Modality::Image, "<image>"), (Modality::Audio, "<audio>"), (Modality::Video, "<video>")];
+
+/// An image, audio clip or video that a user names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Attachment {
+    /// What it is to be.
+    pub modality: Modality,
+    /// Where it is.
+    pub source: Source,
+}
+
+impl Attachment {
+    /// `file` is a path or a `data:` URL.
+    ///
+    /// # Errors
+    /// When a `data:` URL cannot be read, or is larger than the limits allow.
+    pub fn new(modality: Modality, file: impl Into<OsString>) -> Result<Self> {
+        let file = file.into();
+        let source = match file.to_str() {
+            Some(text) => Source::parse(text, &Limits::default())?,
+            None => Source::File(file.into()),
+        };
+        Ok(Self { modality, source })
+    }
+
+    /// A file, or bytes.
+    pub fn from_source(modality: Modality, source: Source) -> Self {
+        Self { modality, source }
+    }
+
+    /// An image: PNG, JPEG, WebP or GIF.
+    ///
+    /// # Errors
+    /// As [`Attachment::new`].
+    pub fn image(file: impl Into<OsString>) -> Result<Self> {
+        Self::new(Modality::Image, file)
+    }
+
+    /// Audio: WAV, FLAC, MP3 or Ogg Vorbis.
+    ///
+    /// # Errors
+    /// As [`Attachment::new`].
+    pub fn audio(file: impl Into<OsString>) -> Result<Self> {
+        Self::new(Modality::Audio, file)
+    }
+
+    /// Whether the host-op takes such a thing.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn check_taken(&self, op: &OpDescription) -> Result<()> {
+        if op.modalities.contains(&self.modality) {
+            return Ok(());
+        }
+        let takes: Vec<_> = op.modalities.iter().map(|modality| modality.name()).collect();
+        let (wanted, takes) = (self.modality.name(), takes.join(", "));
+        let message = format!(
+            "{}: host-op {:?} does not take the modality {wanted}; it takes {takes}",
+            self.source, op.name
+        );
+        Err(Error::new(ErrorKind::Prompt, message)
+            .hint(format!("leave it out, or name a bundle whose model takes {wanted}")))
+    }
+
+    /// Looks at the file's first bytes, for an answer before a model is loaded.
+    ///
+    /// # Errors
+    /// When the file is not there, or no such image, audio or video.
+    pub fn check(&self) -> Result<()> {
+        qhx_media::check(&self.source, self.modality, &Limits::default())
+    }
+
+    /// Decodes the file by the rules of the model's host-op. `fps`: frames of a video that are taken a second,
+    /// instead of the model's own.
+    ///
+    /// # Errors
+    /// When the file cannot be decoded within the limits.
+    pub fn read(&self, model: &Model, fps: Option<f32>) -> Result<Attached> {
+        let start = Instant::now();
+        let _span = trace::span_with(model.trace(), "read media", |s| {
+            s.argument("name", self.source.to_string());
+        });
+        let mut rules = model.media_rules();
+        if let Some(fps) = fps {
+            rules.video.fps = fps;
+        }
+        let media = qhx_media::read(&self.source, self.modality, &rules, &Limits::default())?;
+        Ok(Attached { name: self.source.to_string(), media, time: start.elapsed() })
+    }
+}
+
+/// An image, audio clip or video that was decoded.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Attached {
+    /// The name of its file.
+    pub name: String,
+    /// Pixels or samples.
+    pub media: Media,
+    /// Time that decoding took.
+    pub time: Duration,
+}
+
+/// How large it is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum Size {
+    /// Pixels.
+    Image {
+        /// Columns.
+        width: u32,
+        /// Rows.
+        height: u32,
+    },
+    /// Samples of one channel.
+    Audio {
+        /// Length, to the millisecond.
+        seconds: f64,
+        /// Samples a second.
+        rate: u32,
+    },
+    /// Frames.
+    Video {
+        /// Columns of each.
+        width: u32,
+        /// Rows of each.
+        height: u32,
+        /// Number of frames.
+        frames: usize,
+        /// Seconds from the first to the last.
+        last: f32,
+    },
+    /// Of a modality that this version does not know.
+    Unknown,
+}
+
+impl Attached {
+    /// Media that was not read from a file, under a name.
+    pub fn new(name: impl Into<String>, media: Media) -> Self {
+        Self { name: name.into(), media, time: Duration::ZERO }
+    }
+
+    /// How large it is.
+    pub fn size(&self) -> Size {
+        match self.media.segment() {
+            Segment::Image { width, height, .. } => Size::Image { width, height },
+            Segment::Audio { samples, rate } => {
+                let seconds = samples.len() as f64 / f64::from(rate);
+                Size::Audio { seconds: (seconds * 1e3).round() / 1e3, rate }
+            }
+            Segment::Video { width, height, times, .. } => {
+                let last = times.last().copied().unwrap_or_default();
+                Size::Video { width, height, frames: times.len(), last }
+            }
+            _ => Size::Unknown,
+        }
+    }
+}
+
+/// A part of a prompt: a text, or the attachment of this number.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Slot {
+    Text(String),
+    Media(usize),
+}
+
+/// Where in a text attachments stand: in place of the placeholders of their kind, in order, or before the text where
+/// it has no such placeholder. A text without any of them is left as it is.
+///
+/// # Errors
+/// More placeholders of a kind than attachments, or fewer.
+fn arrange(text: &str, given: &[Modality]) -> Result<Vec<Slot>> {
+    let mut places: Vec<(usize, &str, Modality)> = Vec::new();
+    let mut slots = Vec::new();
+    if !given.is_empty() {
+        for (modality, placeholder) in PLACEHOLDERS {
+            let found = text.match_indices(placeholder);
+            places.extend(found.map(|(at, placeholder)| (at, placeholder, modality)));
+        }
+        places.sort_unstable_by_key(|(at, ..)| *at);
+    }
+    for (modality, placeholder) in PLACEHOLDERS {
+        let found = places.iter().filter(|(.., of)| *of == modality).count();
+        let files = given.iter().filter(|of| **of == modality).count();
+        if found > 0 && found != files {
+            let message = format!(
+                "placeholders {placeholder} in the text: {found}, files of {}: {files}; expected as many",
+                modality.name()
+            );
+            return Err(Error::new(ErrorKind::Prompt, message)
+                .hint("leave the placeholders out to have all of them before the text"));
+        }
+    }
+    let has_place = |modality: &Modality| places.iter().any(|(.., of)| of == modality);
+    let numbers = |wanted: Modality| {
+        given.iter().enumerate().filter(move |(_, of)| **of == wanted).map(|(index, _)| index)
+    };
+    let before = given.iter().enumerate().filter(|(_, modality)| !has_place(modality));
+    slots.extend(before.map(|(index, _)| Slot::Media(index)));
+    let mut waiting = PLACEHOLDERS.map(|(modality, _)| (modality, numbers(modality)));
+    let mut done = 0;
+    for (at, placeholder, modality) in places {
+        push_text(&mut slots, text.get(done..at).unwrap_or_default());
+        let next = waiting.iter_mut().find(|(of, _)| *of == modality);
+        slots.extend(next.and_then(|(_, numbers)| numbers.next()).map(Slot::Media));
+        done = at + placeholder.len();
+    }
+    push_text(&mut slots, text.get(done..).unwrap_or_default());
+    Ok(slots)
+}
+
+fn push_text(slots: &mut Vec<Slot>, text: &str) {
+    if !text.is_empty() {
+        slots.push(Slot::Text(text.to_owned()));
+    }
+}
+
+/// Whether the text's placeholders fit what is attached, before anything is loaded.
+///
+/// # Errors
+/// When there are more placeholders of a kind than attachments, or fewer.
+pub fn check_placeholders(text: &str, attachments: &[Attachment]) -> Result<()> {
+    let given: Vec<_> = attachments.iter().map(|attachment| attachment.modality).collect();
+    arrange(text, &given).map(drop)
+}
+
+fn parts<P>(
+    text: &str,
+    attached: &[Attached],
+    of_text: impl Fn(String) -> P,
+    of_media: impl Fn(Media) -> P,
+) -> Result<Vec<P>> {
+    let given: Vec<_> = attached.iter().map(|attached| attached.media.modality()).collect();
+    let part = |slot| match slot {
+        Slot::Text(text) => Some(of_text(text)),
+        Slot::Media(at) => attached.get(at).map(|attached| of_media(attached.media.clone())),
+    };
+    Ok(arrange(text, &given)?.into_iter().filter_map(part).collect())
+}
+
+/// The content of a message.
+///
+/// # Errors
+/// As [`check_placeholders`].
+pub fn content(text: String, attached: &[Attached]) -> Result<Content> {
+    if attached.is_empty() {
+        return Ok(text.into());
+    }
+    Ok(parts(&text, attached, ContentPart::Text, ContentPart::Media)?.into())
+}
+
+/// A text to complete.
+///
+/// # Errors
+/// As [`check_placeholders`].
+pub fn completion(text: String, attached: &[Attached]) -> Result<Prompt> {
+    if attached.is_empty() {
+        return Ok(Prompt::Text(text));
+    }
+    Ok(Prompt::Parts(parts(&text, attached, Part::Text, Part::Media)?))
+}
+
+/// Tokens to complete, behind what is attached.
+pub fn tokens(ids: Vec<u32>, attached: &[Attached]) -> Prompt {
+    if attached.is_empty() {
+        return Prompt::Tokens(ids);
+    }
+    let media = attached.iter().map(|attached| Part::Media(attached.media.clone()));
+    Prompt::Parts(media.chain([Part::Tokens(ids)]).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const I: Modality = Modality::Image;
+    const A: Modality = Modality::Audio;
+
+    fn arranged(text: &str, given: &[Modality]) -> Vec<Slot> {
+        arrange(text, given).unwrap()
+    }
+
+    fn text(text: &str) -> Slot {
+        Slot::Text(text.to_owned())
+    }
+
+    #[test]
+    fn parts_stand_at_their_placeholders_or_before_the_text() {
+        use Slot::Media;
+        assert_eq!(arranged("a <image> b", &[]), [text("a <image> b")]);
+        assert_eq!(arranged("hello", &[I, A, I]), [Media(0), Media(1), Media(2), text("hello")]);
+        assert_eq!(
+            arranged("a <image> b <audio><image>", &[A, I, I]),
+            [text("a "), Media(1), text(" b "), Media(0), Media(2)]
+        );
+        assert_eq!(arranged("a <image>!", &[A, I]), [Media(0), text("a "), Media(1), text("!")]);
+        assert_eq!(arranged("", &[I]), [Media(0)]);
+    }
+
+    #[test]
+    fn there_are_as_many_placeholders_as_files() {
+        for (text, given, says) in [
+            (
+                "<image> and <image>",
+                &[I][..],
+                "placeholders <image> in the text: 2, files of image: 1",
+            ),
+            ("<image>", &[I, I], "placeholders <image> in the text: 1, files of image: 2"),
+            ("<video>", &[I], "placeholders <video> in the text: 1, files of video: 0"),
+        ] {
+            let error = arrange(text, given).unwrap_err();
+            assert!(error.message().starts_with(says), "{error}");
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! What bundles are opened with: a backend, libraries, plugins, threads.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use qhx_core::backend::Backend;
+use qhx_core::dump::Dump;
+use qhx_core::engine::{Model, ModelOptions};
+use qhx_core::op::{OpDescription, OpProvider as _, ProgressFn};
+use qhx_core::qnn::{MemoryMode, PerfMode, ProfileLevel};
+use qhx_core::trace::Trace;
+use qhx_core::{CancelToken, Result};
+use qhx_plugins::{PluginOptions, Plugins};
+
+use crate::backends::BackendChoice;
+use crate::bundle::Bundle;
+use crate::libraries::LibraryFiles;
+
+/// How the NPU is used.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct DeviceOptions {
+    /// Hexagon architecture of the device, where that of the library is not to be taken: 81 for v81.
+    pub arch: Option<u32>,
+    /// The power mode that is voted for while the device is in use.
+    pub power: PerfMode,
+    /// After how long without an execution the vote is given back; `None` for never.
+    pub idle_release: Option<Duration>,
+    /// Where inputs and outputs of graphs lie.
+    pub memory: MemoryMode,
+    /// libcdsprpc, which shares memory with the NPU; the device's if it is not named.
+    pub cdsprpc: Option<PathBuf>,
+    /// How much the library measures where there is a trace.
+    pub profile: ProfileLevel,
+}
+
+impl Default for DeviceOptions {
+    fn default() -> Self {
+        Self {
+            arch: None,
+            power: PerfMode::default(),
+            idle_release: None,
+            memory: MemoryMode::default(),
+            cdsprpc: None,
+            profile: ProfileLevel::Basic,
+        }
+    }
+}
+
+/// What a [`Runtime`] is made of.
+#[derive(Clone, Default)]
+pub(crate) struct Settings {
+    pub backend: BackendChoice,
+    pub libraries: LibraryFiles,
+    pub device: DeviceOptions,
+    pub resident: Option<usize>,
+    pub threads: Option<usize>,
+    pub plugins: PluginOptions,
+    pub cancel: CancelToken,
+    pub progress: Option<ProgressFn>,
+    pub dump: Option<Arc<Dump>>,
+    pub trace: Option<Arc<Trace>>,
+}
+
+/// What bundles are opened with. It is cheap to make and to clone, and opens nothing by itself.
+///
+/// ```
+/// let runtime = qhx::Runtime::builder().backend(qhx::BackendChoice::Cpu).threads(2).build();
+/// # let _ = runtime;
+/// ```
+#[derive(Clone, Default)]
+pub struct Runtime {
+    pub(crate) settings: Settings,
+}
+
+impl std::fmt::Debug for Runtime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Runtime")
+            .field("backend", &self.settings.backend)
+            .field("libraries", &self.settings.libraries)
+            .field("device", &self.settings.device)
+            .field("threads", &self.settings.threads)
+            .field("plugins", &self.settings.plugins)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Runtime {
+    /// Begins with the defaults: backend, libraries and plugins are found.
+    pub fn builder() -> RuntimeBuilder {
+        RuntimeBuilder::default()
+    }
+
+    /// The host-ops: those linked in and those of plugins.
+    ///
+    /// # Errors
+    /// When a plugin that is named cannot be loaded.
+    pub fn plugins(&self) -> Result<Plugins> {
+        Plugins::discover(&self.settings.plugins)
+    }
+
+    /// Opens a bundle: finds its host-op, loads its contexts and its tokenizer.
+    ///
+    /// # Errors
+    /// When the host-op is not found, nothing here can execute the graphs, or anything in the bundle is missing or
+    /// invalid.
+    pub fn load(&self, bundle: &Bundle) -> Result<Model> {
+        self.load_checked(bundle, |_| Ok(()), |_, _| {})
+    }
+
+    /// As [`Runtime::load`]. `check` sees the host-op before a library is opened, `chosen` hears which backend was
+    /// taken and why before contexts are loaded.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`], and any error of `check`.
+    pub fn load_checked(
+        &self,
+        bundle: &Bundle,
+        check: impl FnOnce(&OpDescription) -> Result<()>,
+        chosen: impl FnOnce(&dyn Backend, &str),
+    ) -> Result<Model> {
+        let settings = &self.settings;
+        let ops = self.plugins()?;
+        let manifest = bundle.shared_manifest();
+        // Before libraries are opened: the name is wrong more often than they are.
+        let entry = ops.find(manifest.host_op()?)?;
+        check(&entry.description)?;
+        let choice = self.choose(manifest)?;
+        chosen(&*choice.backend, &choice.reason);
+        let model = Model::open(ModelOptions {
+            manifest: Arc::clone(manifest),
+            backend: choice.backend,
+            ops: &ops,
+            threads: settings.threads,
+            cancel: settings.cancel.clone(),
+            progress: settings.progress.clone(),
+            dump: settings.dump.clone(),
+            trace: settings.trace.clone(),
+        })?;
+        tracing::info!(
+            op = %model.op().description.name,
+            backend = %model.backend().name,
+            reason = %choice.reason,
+            "bundle open"
+        );
+        Ok(model)
+    }
+}
+
+/// Makes a [`Runtime`].
+#[derive(Clone, Default)]
+pub struct RuntimeBuilder {
+    settings: Settings,
+}
+
+impl std::fmt::Debug for RuntimeBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RuntimeBuilder").finish_non_exhaustive()
+    }
+}
+
+impl RuntimeBuilder {
+    /// What executes graphs; [`BackendChoice::Auto`] by default.
+    #[must_use]
+    pub fn backend(mut self, backend: BackendChoice) -> Self {
+        self.settings.backend = backend;
+        self
+    }
+
+    /// The QNN libraries; the installed ones, or else those beside the program by default.
+    #[must_use]
+    pub fn libraries(mut self, files: LibraryFiles) -> Self {
+        self.settings.libraries = files;
+        self
+    }
+
+    /// How the NPU is used.
+    #[must_use]
+    pub fn device(mut self, device: DeviceOptions) -> Self {
+        self.settings.device = device;
+        self
+    }
+
+    /// Keeps at most `max` contexts loaded, and loads the others when their turn comes; all by default.
+    #[must_use]
+    pub fn resident(mut self, max: usize) -> Self {
+        self.settings.resident = Some(max);
+        self
+    }
+
+    /// Threads for the host's part and for the CPU backend; one a core by default.
+    #[must_use]
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.settings.threads = Some(threads);
+        self
+    }
+
+    /// Which plugins are considered, and how. By default those of the user's folder and those beside the program are
+    /// found, and loaded without being tried in a process of their own: a library starts no processes unasked.
+    #[must_use]
+    pub fn plugins(mut self, plugins: PluginOptions) -> Self {
+        self.settings.plugins = plugins;
+        self
+    }
+
+    /// Ends all that is done with models of this runtime, now and later, within one graph execution.
+    #[must_use]
+    pub fn cancel(mut self, cancel: CancelToken) -> Self {
+        self.settings.cancel = cancel;
+        self
+    }
+
+    /// Called with (positions consumed, total) while a prompt is consumed.
+    #[must_use]
+    pub fn progress(mut self, progress: ProgressFn) -> Self {
+        self.settings.progress = Some(progress);
+        self
+    }
+
+    /// Where to write arrays that the model makes.
+    #[must_use]
+    pub fn dump(mut self, dump: Arc<Dump>) -> Self {
+        self.settings.dump = Some(dump);
+        self
+    }
+
+    /// Where to write what was done when.
+    #[must_use]
+    pub fn trace(mut self, trace: Arc<Trace>) -> Self {
+        self.settings.trace = Some(trace);
+        self
+    }
+
+    /// The runtime.
+    pub fn build(self) -> Runtime {
+        Runtime { settings: self.settings }
+    }
+}
