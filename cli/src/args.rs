@@ -210,15 +210,15 @@ impl SamplingArgs {
     }
 }
 
-/// Whether tokens are guessed ahead.
+/// Speculative decoding.
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Guessing ahead")]
+#[command(next_help_heading = "Speculative decoding")]
 pub(crate) struct SpeculateArgs {
-    /// Guess up to N tokens ahead and check them in one step; auto guesses as many as pay. The answer stays the same
+    /// Verify up to N draft tokens in one step; auto takes as many as pay. The answer stays the same
     /// [default: off, and auto with --draft]
     #[arg(long, value_name = "N|auto|off")]
     pub speculate: Option<Speculate>,
-    /// A smaller bundle with the same tokenizer that guesses, instead of what stood in the text before
+    /// A smaller bundle with the same tokenizer that makes draft tokens, instead of what stood in the text before
     #[arg(long, value_name = "BUNDLE")]
     pub draft: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! The toy checkpoint of the demo, carried in the program.
+//! The tiny checkpoint of the demo, carried in the program.
 
 use std::path::Path;
 

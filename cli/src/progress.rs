@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_millis(700);
 
 const TOKENS: &str = "prompt [{bar:30}] {pos}/{len} tokens";
 
-/// Shows how far a prompt is: first that its pictures and sounds go through graphs of their own, then its tokens.
+/// Shows how far a prompt is: first that its images and audio go through graphs of their own, then its tokens.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PromptProgress(Arc<Mutex<State>>);
 

@@ -69,7 +69,7 @@ pub(crate) fn open_checked(
     })
 }
 
-/// Opens the bundle of a draft, if there is one, and has it guess for the model.
+/// Opens the bundle of a draft, if there is one, and has it make draft tokens for the model.
 pub(crate) fn open_draft(
     app: &App,
     model: &mut Model,
@@ -196,7 +196,7 @@ pub(crate) fn summary(generation: &Generation) -> String {
         generation.tokens.len(),
         ms(t.decode),
         t.decode_tokens_per_second(),
-        guesses(t),
+        drafts(t),
         ms(t.graph),
         ms(t.host),
         ms(t.sampling),
@@ -205,13 +205,13 @@ pub(crate) fn summary(generation: &Generation) -> String {
     )
 }
 
-/// How guesses went, where there were any.
-fn guesses(t: &Timings) -> String {
+/// How speculative decoding went, where tokens were verified.
+fn drafts(t: &Timings) -> String {
     let Guesses { passes, guessed, accepted } = t.guesses;
     if passes == 0 {
         return String::new();
     }
-    format!(", {accepted} of {guessed} guesses right, {} steps", t.decode_steps)
+    format!(", {accepted} of {guessed} draft tokens accepted, {} steps", t.decode_steps)
 }
 
 /// The parts of the host-op that ran.
@@ -221,7 +221,7 @@ fn parts(generation: &Generation) -> String {
     if parts.is_empty() { String::new() } else { format!("; op: {}", parts.join(", ")) }
 }
 
-/// A generation for programs, with the pictures and sounds of its prompt.
+/// A generation for programs, with the images and audio of its prompt.
 pub(crate) fn json(model: &Model, generation: &Generation, attached: &[Attached]) -> Value {
     json!({
         "text": generation.text,
@@ -237,7 +237,7 @@ pub(crate) fn json(model: &Model, generation: &Generation, attached: &[Attached]
     })
 }
 
-/// The part of a host-op that looks at pictures and videos, where it measures that.
+/// The part of a host-op that looks at images and videos, where it measures that.
 const VISION: &str = "vision";
 
 fn timings(generation: &Generation) -> Value {

@@ -1,6 +1,6 @@
 //! `qhx bench`: how fast a bundle consumes prompts, generates and embeds.
 
-mod guesses;
+mod speculation;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -19,7 +19,7 @@ use crate::session::{self, Opening};
 use crate::status::Status;
 use crate::time::{millis, ms};
 use crate::trace::{TraceArgs, Tracing};
-use guesses::{Answer, Guessed, answers};
+use speculation::{Answer, Speculated, answers};
 
 /// Lengths of prompts when none are given; those that the context holds.
 const PROMPTS: [usize; 2] = [128, 512];
@@ -37,7 +37,7 @@ pp128 is a prompt of 128 tokens, consumed from nothing until the logits of its l
 one at a time, behind one token; embed128 is a text of 128 tokens. Each is done once unmeasured, and then all of them in
 turns. Sampling and the tokenizer are not part of it.
 
-With --speculate two answers follow, each token by token and with guesses: repeats64 goes on with a prompt that repeats,
+With --speculate two answers follow, each token by token and with draft tokens: repeats64 goes on with a prompt that repeats,
 varies64 is drawn behind one that does not. Here all that a generation does counts.";
 
 /// Measure how fast a bundle consumes prompts, generates and embeds
@@ -149,9 +149,9 @@ struct Measured {
     /// Of the whole test.
     ms: Spread,
     tokens_per_second: Spread,
-    /// Of an answer with guesses.
+    /// Of an answer of speculative decoding.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    guesses: Option<Guessed>,
+    guesses: Option<Speculated>,
     /// Times the rate of the run that this one is compared with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ratio: Option<f64>,
@@ -259,7 +259,7 @@ fn run_traced(args: &BenchArgs, app: &mut App, tracing: Option<&Tracing>) -> Res
     Ok(Status::Done)
 }
 
-/// Opens the bundle, and says what of it is measured: tests, and answers with guesses.
+/// Opens the bundle, and says what of it is measured: tests, and answers of speculative decoding.
 fn open(
     args: &BenchArgs,
     app: &App,
@@ -309,12 +309,12 @@ fn open(
         return usage("option --speculate: the bundle does not generate".to_owned());
     }
     session::open_draft(app, &mut model, args.speculate.draft()?, &args.backend, tracing)?;
-    let varied = self::tokens(&mut model, most.min(guesses::PROMPT));
+    let varied = self::tokens(&mut model, most.min(speculation::PROMPT));
     let answers = answers(&mut model, speculate, (tokens, most), &varied)?;
     Ok((model, tests, answers))
 }
 
-/// So many tokens that the model takes, the same in each run: none that stands for a picture or sound.
+/// Tokens that the model takes, the same in each run: none that stands for an image or audio.
 fn tokens(model: &mut Model, count: usize) -> Vec<u32> {
     let (vocab, op) = (model.info().vocab, model.op_mut());
     let vocab = match op.input_vocab() {

@@ -1,4 +1,4 @@
-//! `qhx demo`: the whole way with a toy model, from a checkpoint to text.
+//! `qhx demo`: the whole way with a tiny model, from a checkpoint to text.
 
 use std::path::{Path, PathBuf};
 
@@ -24,7 +24,7 @@ const PROMPT: &str = "The capital of France is";
 const MAX_NEW: usize = 23;
 const MAX_CTX: usize = 128;
 
-/// Run a toy model, from its checkpoint to text
+/// Run a tiny model, from its checkpoint to text
 ///
 /// Makes a bundle of a small Qwen3.5 checkpoint that comes with the program, in the cache folder,
 /// and completes a sentence with it. With QNN libraries the bundle has context binaries and runs
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &DemoArgs, app: &mut App) -> Result<Status> {
     Ok(session::status(&generation))
 }
 
-/// The toy's bundle, made if it is not there yet.
+/// The tiny model's bundle, made if it is not there yet.
 fn bundle(app: &App, libraries: Option<&Libraries>) -> Result<PathBuf> {
     let target = Target::V81;
     let form = libraries.map_or_else(|| "cpu".to_owned(), |_| target.to_string());
@@ -79,7 +79,7 @@ fn bundle(app: &App, libraries: Option<&Libraries>) -> Result<PathBuf> {
         .tempdir_in(&parent)
         .map_err(|e| Error::io(ErrorKind::Io, &parent, e))?;
     fixture::write(checkpoint.path())?;
-    say!("making the toy's bundle for {form}");
+    say!("making the tiny model's bundle for {form}");
     let options = ForgeOptions {
         overwrite: true,
         name: Some("qwen35-toy".to_owned()),

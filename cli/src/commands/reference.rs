@@ -1,4 +1,4 @@
-//! Arrays that a suite expects of the host-op, such as what a picture becomes.
+//! Arrays that a suite expects of the host-op, such as what an image becomes.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -71,13 +71,13 @@ pub(crate) struct Case {
     /// Used instead of `prompt` where it is given.
     #[serde(default)]
     pub prompt_ids: Option<Vec<u32>>,
-    /// Pictures, as paths beside the suite. They stand before the prompt, or where it says `<image>`.
+    /// Images, as paths beside the suite. They stand before the prompt, or where it says `<image>`.
     #[serde(default)]
     pub images: Vec<String>,
-    /// Sounds, as paths beside the suite. They stand before the prompt behind the pictures, or where it says `<audio>`.
+    /// Audio, as paths beside the suite. They stand before the prompt behind the images, or where it says `<audio>`.
     #[serde(default)]
     pub audio: Vec<String>,
-    /// Folders of frames, or animations, as paths beside the suite. They stand before the prompt behind the sounds, or
+    /// Folders of frames, or animations, as paths beside the suite. They stand before the prompt behind the audio, or
     /// where it says `<video>`.
     #[serde(default)]
     pub videos: Vec<String>,
@@ -141,7 +141,7 @@ impl Suite {
 }
 
 impl Case {
-    /// Pictures, sounds and videos of the case, of a suite in this folder.
+    /// Images, audio and videos of the case, of a suite in this folder.
     pub(crate) fn attachments(&self, folder: &Path) -> Vec<Attachment> {
         let of = |modality| {
             move |file: &String| Attachment::from_source(modality, Source::File(folder.join(file)))

@@ -31,7 +31,7 @@ Examples:
 ///
 /// Without a suite: length and SHA-256 of every file that the manifest lists. With a suite
 /// (schema npu_suite/v1): generates greedily for every case and compares the tokens with the
-/// reference, and arrays that the host-op makes, such as what a picture becomes, row by row. Exit
+/// reference, and arrays that the host-op makes, such as what an image becomes, row by row. Exit
 /// code 1 when a check fails.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]

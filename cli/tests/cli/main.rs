@@ -14,6 +14,8 @@ mod failures;
 mod generate;
 #[cfg(unix)]
 mod interrupt;
+#[cfg(all(unix, not(feature = "builtin-ops")))]
+mod library;
 mod media;
 mod newcomer;
 mod phimoe;

@@ -85,6 +85,11 @@ impl Program {
         Self::of(command, folder)
     }
 
+    /// A program of `examples/library`, in `folder`.
+    pub fn library(folder: &Path, name: &str) -> Self {
+        Self::at(name, folder)
+    }
+
     /// `qhx_generate`, in `folder`.
     pub fn classic(folder: &Path) -> Self {
         Self::at("qhx_generate", folder)
@@ -192,7 +197,8 @@ fn plugin() {
     let profile = qhx.parent().expect("a folder");
     let status = qhx_places::cargo()
         // With the program: alone, plugins would have all they need compiled once more, with their features only.
-        .args(["build", "--quiet", "--lib", "--package", "qhx-cli"])
+        .args(["build", "--quiet", "--lib", "--bins", "--package", "qhx-cli"])
+        .args(["--package", "qhx-library-examples"])
         .args(["--package", "qhx-ops-qwen35-plugin"])
         .args(["--package", "qhx-ops-llama-plugin", "--package", "qhx-ops-phimoe-plugin"])
         .args(["--package", "qhx-ops-qwen3vl-plugin", "--package", "qhx-ops-gemma4-plugin"])

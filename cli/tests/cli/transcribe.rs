@@ -11,7 +11,7 @@ use crate::run::{Program, Run, folder};
 const TOY: &str = "gemma4-toy";
 
 /// The toy without its chat template, as a checkpoint that only goes on with texts.
-fn base(folder: &Path) -> PathBuf {
+pub fn base(folder: &Path) -> PathBuf {
     let checkpoint = folder.join("checkpoint");
     qhx_tests::plugin_files::copy_folder(&fixture(TOY), &checkpoint);
     let path = checkpoint.join("tokenizer_config.json");
@@ -23,7 +23,7 @@ fn base(folder: &Path) -> PathBuf {
 }
 
 /// A bundle that takes sounds of 2.2 seconds.
-fn forge(folder: &Path, checkpoint: &Path, how: &[&str]) -> PathBuf {
+pub fn forge(folder: &Path, checkpoint: &Path, how: &[&str]) -> PathBuf {
     let out = folder.join("gemma4");
     Program::qhx(folder)
         .args([Path::new("forge"), checkpoint, Path::new("--out"), &out])
@@ -35,7 +35,7 @@ fn forge(folder: &Path, checkpoint: &Path, how: &[&str]) -> PathBuf {
     out
 }
 
-fn sentence(id: &str) -> String {
+pub fn sentence(id: &str) -> String {
     fixture(TOY).join(format!("{id}.wav")).display().to_string()
 }
 
@@ -48,7 +48,7 @@ fn spoken_sentences_become_their_words() {
     };
     let run = transcribe(&[&sentence("noon"), &sentence("rain")]).ok();
     assert_eq!(run.stdout, "the boat leaves at noon\nrain comes before the night\n");
-    assert!(run.stderr.contains("noon.wav: 1.7 s of sound in "), "{}", run.stderr);
+    assert!(run.stderr.contains("noon.wav: 1.7 s of audio in "), "{}", run.stderr);
 
     let (short, long) = (sentence("stop"), folder.path().join("long.wav"));
     let mut samples = Vec::new();
@@ -160,7 +160,7 @@ fn what_is_too_long_is_cut_into_pieces_that_overlap() {
     // The context holds 64 positions of 100 samples, of which a quarter is left for the words, and two are the request.
     let run = senses(folder.path(), &["long.wav", "--prompt", "ab"]).ok();
     assert_eq!(run.stdout, "ll\n");
-    let says = "long.wav: 3.0 s of sound, the model takes 0.5 s at a time: cut into 7 pieces that overlap by 0.1 s";
+    let says = "long.wav: 3.0 s of audio, the model takes 0.5 s at a time: cut into 7 chunks that overlap by 0.1 s";
     assert!(run.stderr.contains(says), "{}", run.stderr);
     assert!(run.stderr.contains("is cut off after 2 tokens"), "{}", run.stderr);
     let sounds = senses(folder.path(), &["long.wav", "--prompt", "ab", "--json"]).ok().json();

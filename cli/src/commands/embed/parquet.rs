@@ -219,7 +219,7 @@ pub(crate) fn publish(lines: &Path, out: &Path) -> Result<()> {
         if !end {
             columns.push(&line).ok_or_else(|| {
                 let why = format_args!("line {number} is no line of qhx embed");
-                fail(lines, ErrorKind::Io, why).hint("--overwrite begins anew")
+                fail(lines, ErrorKind::Io, why).hint("--overwrite begins again")
             })?;
         }
         if columns.rows == BATCH || end {

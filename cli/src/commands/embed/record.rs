@@ -107,7 +107,7 @@ impl Record {
                     ErrorKind::Usage,
                     format!("{}: no record of qhx embed: {why}", path.display()),
                 )
-                .hint("move the file away; --overwrite then begins anew"));
+                .hint("move the file away; --overwrite then begins again"));
             }
         };
         Ok(Self { path, file, content, empty })

@@ -179,7 +179,7 @@ impl Claimed {
                 self.record.path().display()
             ),
         )
-        .hint("move the record along with its output; --overwrite begins anew")
+        .hint("move the record along with its output; --overwrite begins again")
     }
 }
 

@@ -1,4 +1,4 @@
-//! What guessing ahead gives: the same answers token by token and with guesses, in turns.
+//! What speculative decoding gives: the same answers token by token and with draft tokens, in turns.
 
 use std::ops::ControlFlow;
 
@@ -31,28 +31,28 @@ pub(super) struct Answer {
     /// Tokens that are stepped to.
     tokens: usize,
     speculate: Speculate,
-    /// Seconds without guesses, and with.
+    /// Seconds of plain decoding, and of speculative decoding.
     seconds: [Vec<f64>; 2],
-    /// Steps with guesses on, and what was guessed in them.
+    /// Steps of speculative decoding, and the draft tokens verified in them.
     steps: usize,
     guesses: Guesses,
-    /// An answer with guesses was another one.
+    /// An answer of speculative decoding was another one.
     differed: bool,
 }
 
-/// What guesses gave, beside the same answer without them.
+/// What speculative decoding gave, beside the same answer by plain decoding.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Guessed {
+pub(super) struct Speculated {
     /// Rate of the same answer token by token.
     plain_tokens_per_second: Spread,
-    /// How many times as fast it is with guesses: the median of the turns.
+    /// How many times as fast it is: the median of the turns.
     times_plain: f64,
     /// The worst turn.
     least_times_plain: f64,
     tokens_per_step: f64,
     guessed: usize,
     accepted: usize,
-    /// Share of the guesses that were right; none where nothing was guessed.
+    /// Share of the draft tokens that were accepted; none where there were none.
     right: Option<f64>,
 }
 
@@ -66,7 +66,7 @@ pub(super) fn answers(
     if let Some(why) = &model.op_mut().verification().refusal {
         return Err(Error::new(
             ErrorKind::Usage,
-            format!("option --speculate: nothing can be guessed ahead: {why}"),
+            format!("option --speculate: no draft tokens can be verified: {why}"),
         ));
     }
     // The last token is chosen and not consumed.
@@ -128,7 +128,7 @@ impl Answer {
         if plain != guessed && !std::mem::replace(&mut self.differed, true) {
             let same = plain.iter().zip(guessed).take_while(|(a, b)| a == b).count();
             say!(
-                "{}: with guesses token {same} is another one; graphs of several rows round otherwise than those of one, \
+                "{}: with draft tokens token {same} is another one; graphs of several rows round otherwise than those of one, \
                  and two tokens were almost as likely",
                 self.name()
             );
@@ -167,7 +167,7 @@ impl Answer {
             tokens: self.tokens,
             ms: Spread::of(guessed.iter().map(|s| s * 1e3)),
             tokens_per_second: Spread::of(guessed.iter().map(rate)),
-            guesses: Some(Guessed {
+            guesses: Some(Speculated {
                 plain_tokens_per_second: Spread::of(plain.iter().map(rate)),
                 times_plain: median(&times),
                 least_times_plain: times.first().copied().unwrap_or_default(),
@@ -187,13 +187,13 @@ fn median(sorted: &[f64]) -> f64 {
     (at(sorted.len() / 2) + at(sorted.len().saturating_sub(1) / 2)) / 2.0
 }
 
-impl Guessed {
+impl Speculated {
     /// For a line of text.
     pub fn line(&self) -> String {
         let Self { plain_tokens_per_second: plain, times_plain, least_times_plain, .. } = self;
         format!(
             "{times_plain:.2} times plain decoding ({:.2} ± {:.2} tokens/s; {least_times_plain:.2} in the worst turn), \
-             {:.2} tokens a step, {} of {} guesses right",
+             {:.2} tokens a step, {} of {} draft tokens accepted",
             plain.mean, plain.sd, self.tokens_per_step, self.accepted, self.guessed
         )
     }
