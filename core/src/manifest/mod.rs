@@ -4,6 +4,8 @@
 //! host-op receives whole.
 
 mod chat;
+#[cfg(all(test, unix))]
+mod links;
 mod read;
 mod reader;
 mod select;

@@ -62,7 +62,6 @@ mod read;
 mod registered;
 mod rpcmem;
 mod session;
-pub mod stdout;
 mod types;
 
 pub use backend::{QnnBackend, QnnOptions};
@@ -75,4 +74,5 @@ pub use log::LogLevel;
 pub use power::PerfMode;
 pub use preflight::{Destination, preflight};
 pub use profile::{ProfileEvent, ProfileLevel, ProfileRecord};
+pub use qhx_base::stdout;
 pub use registered::MemoryMode;

@@ -1,12 +1,13 @@
 //! Draft tokens of a second, smaller model.
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-use sha2::{Digest as _, Sha256};
+use qhx_base::Following;
+use qhx_base::hash::sha256;
 
 use super::{Guesser, Speculation, Start};
-use crate::cancel::Following;
 use crate::engine::model::{Model, input_vocab};
 use crate::op::{HostOp as _, Segment, SnapshotId, Task};
 use crate::sampling::{Rng, Sampler, SamplingParams};
@@ -54,10 +55,9 @@ impl Model {
 }
 
 /// The hash of a file's content.
-fn hash(path: &Path) -> Result<[u8; 32]> {
-    let content =
-        std::fs::read(path).map_err(|e| Error::caused(ErrorKind::Io, path.display(), e))?;
-    Ok(Sha256::digest(content).into())
+fn hash(path: &Path) -> Result<String> {
+    let file = File::open(path).map_err(|e| Error::io(ErrorKind::Io, path, e))?;
+    sha256(ErrorKind::Io, path, file, |_| Ok(()))
 }
 
 impl Draft {

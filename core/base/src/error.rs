@@ -6,8 +6,6 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use qhx_types::SizeError;
-
 use crate::escape::shown;
 
 /// Result with [`Error`].
@@ -166,10 +164,15 @@ impl Error {
         Self::new(kind, format!("{}: {why}", path.display())).with_source(error)
     }
 
-    /// A tensor's size is no number of bytes.
+    /// An error whose message is its cause's own words.
     // No `From`: a second one would make the type of `?` ambiguous elsewhere.
-    pub fn size(error: SizeError) -> Self {
-        Self::new(ErrorKind::Graph, error.to_string()).with_source(error)
+    pub fn of(kind: ErrorKind, source: impl StdError + Send + Sync + 'static) -> Self {
+        Self::new(kind, source.to_string()).with_source(source)
+    }
+
+    /// A tensor's size is no number of bytes.
+    pub fn size(source: impl StdError + Send + Sync + 'static) -> Self {
+        Self::of(ErrorKind::Graph, source)
     }
 
     /// Adds one likely fix.

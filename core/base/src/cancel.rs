@@ -3,7 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// A ticket to stop work with, such as one [`Request`](crate::engine::Request), within one graph execution. Clones
+use crate::{Error, ErrorKind, Result};
+
+/// A ticket to stop work with, such as one generation, within one graph execution. Clones
 /// share it, and two are equal when they do.
 ///
 /// It stays cancelled: work that begins later with the same ticket ends at once. Other work needs a ticket of its own.
@@ -24,19 +26,19 @@ impl CancelToken {
     }
 
     /// A token that each of `others` cancels.
-    pub(crate) fn any(others: Vec<Self>) -> Self {
+    pub fn any(others: Vec<Self>) -> Self {
         Self(Arc::new(State { others: RwLock::new(others), ..State::default() }))
     }
 
     /// Until what it returns is dropped, `other` cancels this token, too. The one begun last ends first.
-    pub(crate) fn follow(&self, other: &Self) -> Following {
+    pub fn follow(&self, other: &Self) -> Following {
         let mut others = self.0.others.write().unwrap_or_else(PoisonError::into_inner);
         others.push(other.clone());
         Following(self.clone())
     }
 
     /// A token that is cancelled by what cancels this one now, also once this one follows others.
-    pub(crate) fn current(&self) -> Self {
+    pub fn current(&self) -> Self {
         Self::any(self.0.others.read().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
@@ -50,11 +52,22 @@ impl CancelToken {
         let others = || self.0.others.read().unwrap_or_else(PoisonError::into_inner);
         self.0.cancelled.load(Ordering::Acquire) || others().iter().any(Self::is_cancelled)
     }
+
+    /// An error once the work was asked to stop.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Cancelled`] once the token is cancelled.
+    pub fn check(&self) -> Result<()> {
+        match self.is_cancelled() {
+            true => Err(Error::new(ErrorKind::Cancelled, "cancelled")),
+            false => Ok(()),
+        }
+    }
 }
 
 /// A token that follows another one; see [`CancelToken::follow`].
 #[derive(Debug)]
-pub(crate) struct Following(CancelToken);
+pub struct Following(CancelToken);
 
 impl Drop for Following {
     fn drop(&mut self) {

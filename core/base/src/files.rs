@@ -142,7 +142,7 @@ fn wrong(kind: ErrorKind, path: &Path, what: FileType) -> Error {
 }
 
 /// The error for a file that links lead out of `folder`.
-pub(crate) fn leaves(path: &Path, folder: &Path) -> Error {
+pub fn leaves(path: &Path, folder: &Path) -> Error {
     Error::new(
         ErrorKind::Manifest,
         format!(
@@ -230,11 +230,9 @@ mod tests {
             (dir.path().to_owned(), "a folder"),
         ];
         type Call = fn(&Path) -> Error;
-        let calls: [Call; 4] = [
+        let calls: [Call; 2] = [
             |path| read(ErrorKind::Artifact, path, 1 << 20).unwrap_err(),
             |path| open_within(ErrorKind::Artifact, path, Path::new("/")).unwrap_err(),
-            |path| crate::artifacts::Mapped::open(path).unwrap_err(),
-            |path| crate::text::Tokenizer::from_file(path).unwrap_err(),
         ];
         for (path, name) in cases {
             for call in calls {
@@ -245,13 +243,6 @@ mod tests {
                 let expected = format!("{}: {name}, expected a regular file", path.display());
                 assert_eq!(error.message(), expected);
                 assert_eq!(error.kind(), ErrorKind::Artifact);
-            }
-            if name != "a folder" {
-                let (send, receive) = mpsc::channel();
-                std::thread::spawn(move || send.send(crate::Manifest::load(&path).unwrap_err()));
-                let error = receive.recv_timeout(Duration::from_secs(20)).expect(name);
-                assert!(error.message().contains(name), "{error}");
-                assert_eq!(error.kind(), ErrorKind::Manifest);
             }
         }
     }

@@ -1,12 +1,12 @@
 //! Keeps standard output for results.
 //!
-//! The QNN libraries print to the process's standard output when they are loaded and later. A
+//! Libraries of a device print to the process's standard output when they are loaded and later. A
 //! program whose output is read by another one moves descriptor 1 away before it opens them, to standard error or
 //! ([`redirect_to_log`]) to the log:
 //!
 //! ```no_run
 //! use std::io::Write as _;
-//! let mut results = qhx_core::qnn::stdout::redirect_to_stderr()?.into_file()?;
+//! let mut results = qhx_base::stdout::redirect_to_stderr()?.into_file()?;
 //! // … open libraries; whatever they print goes to standard error …
 //! writeln!(results, "the result")?;
 //! # Ok::<(), std::io::Error>(())

@@ -37,7 +37,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use crate::escape::shown;
-use crate::qnn::stdout::redirect_to_stderr;
+use crate::stdout::redirect_to_stderr;
 use crate::{CancelToken, Error, ErrorKind, Result};
 
 /// Begins an answer.
