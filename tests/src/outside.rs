@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use qhx_core::CancelToken;
 use qhx_core::backend::Backend;
 use qhx_core::engine::Model;
+use qhx_core::hash::sha256;
+use qhx_core::{CancelToken, ErrorKind};
 use qhx_plugins::{PluginOptions, Plugins};
-use sha2::{Digest as _, Sha256};
 
 use crate::plugin_files::{self, workspace};
 use crate::toys;
@@ -53,9 +53,9 @@ pub fn commands(page: &str, heading: &str) -> Vec<Block> {
 /// SHA-256 of each file.
 pub fn hashes(files: &[PathBuf]) -> Vec<(PathBuf, String)> {
     let hash = |file: &PathBuf| {
-        let bytes = fs::read(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
-        let digest = Sha256::digest(&bytes);
-        (file.clone(), digest.iter().map(|byte| format!("{byte:02x}")).collect())
+        let opened = fs::File::open(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+        let hash = sha256(ErrorKind::Artifact, file, opened, |_| Ok(()));
+        (file.clone(), hash.unwrap_or_else(|e| panic!("{e}")))
     };
     files.iter().map(hash).collect()
 }
