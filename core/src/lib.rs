@@ -10,7 +10,11 @@ pub mod compare;
 pub mod dump;
 pub mod engine;
 pub mod manifest;
-pub mod media;
+pub mod media {
+    //! Images, audio and videos as parts of a prompt.
+
+    pub use qhx_types::{Media, MediaError};
+}
 pub mod npy;
 pub mod null;
 pub mod op;
@@ -23,10 +27,11 @@ pub mod workspace;
 
 pub use buffer::{ALIGNMENT, Buffer, Memory};
 pub use manifest::Manifest;
-pub use media::Media;
 pub use qhx_base::{
     CancelToken, Error, ErrorKind, Report, Result, artifacts, child, escape, files, hash, rights,
     trace,
 };
-pub use qhx_types::{DType, GraphInfo, MissingTensor, Port, Quantization, SizeError, TensorInfo};
+pub use qhx_types::{
+    DType, GraphInfo, Media, MediaError, MissingTensor, Port, Quantization, SizeError, TensorInfo,
+};
 pub use workspace::{BufferId, GraphId, Workspace};

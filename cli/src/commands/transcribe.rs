@@ -166,7 +166,8 @@ fn transcribe(
         behind = end;
         let [start, end] = [start, end].map(|samples| seconds(sound, samples));
         let samples = sound.samples.get(range).unwrap_or_default().to_vec();
-        let media = Media::audio(samples, sound.rate)?;
+        let media =
+            Media::audio(samples, sound.rate).map_err(|e| Error::of(ErrorKind::Prompt, e))?;
         let piece = [Attached { name: name.to_owned(), media, time: Duration::ZERO }];
         model.reset()?;
         let request = Request::greedy(prompt(instruction, &piece)?, args.max_new);
@@ -249,7 +250,7 @@ fn longest(
     // What the prompt has besides the audio.
     let shortest = step.min(all);
     let samples = sound.samples.get(..shortest).unwrap_or_default().to_vec();
-    let media = Media::audio(samples, sound.rate)?;
+    let media = Media::audio(samples, sound.rate).map_err(|e| Error::of(ErrorKind::Prompt, e))?;
     let piece = [Attached { name: name.to_owned(), media, time: Duration::ZERO }];
     let whole = model.encode_prompt(&prompt(instruction, &piece)?)?.len();
     let request = whole.saturating_sub(positions(model, shortest)?);

@@ -8,11 +8,10 @@ use serde_json::{Map, Value};
 
 use super::sequence::{Key, Sequence, Span};
 use super::types::{Part, Prompt};
-use crate::media::Media;
 use crate::op::{HostOp, Piece, Placement, Segment};
 use crate::text::{Content, Message, Tokenizer};
 use crate::trace::{self, Trace};
-use crate::{CancelToken, Error, ErrorKind, Result};
+use crate::{CancelToken, Error, ErrorKind, Media, Result};
 
 /// Maximum positions that one image, audio clip or video may take where the op has no limit of its own.
 const MAX_POSITIONS: usize = 1 << 24;

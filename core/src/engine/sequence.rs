@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::media::Media;
+use crate::Media;
 
 /// An image, audio clip or video, or some frames of a video, by content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

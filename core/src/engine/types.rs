@@ -7,11 +7,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::manifest::Manifest;
-use crate::media::Media;
 use crate::op::SpanStats;
 use crate::stop::StopFilter;
 use crate::text::Message;
-use crate::{CancelToken, Error, ErrorKind, Result};
+use crate::{CancelToken, Error, ErrorKind, Media, Result};
 
 /// What to continue.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,7 +1,7 @@
 //! Prompts with images, audio and videos.
 
 use super::*;
-use crate::media::Media;
+use crate::Media;
 use crate::op::Piece;
 
 /// What stands for an image.

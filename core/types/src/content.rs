@@ -1,12 +1,25 @@
-//! Images, audio and videos as parts of a prompt.
+//! The content of images, audio and videos in prompts.
 
 use std::fmt;
 use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
-use crate::op::{Modality, Segment};
-use crate::{Error, ErrorKind, Result};
+use crate::{Modality, Segment};
+
+/// What keeps pixels or samples from being part of a prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MediaError(String);
+
+impl fmt::Display for MediaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for MediaError {}
+
+type Result<T, E = MediaError> = std::result::Result<T, E>;
 
 /// An image, an audio clip or a video, as a host-op gets it. Clones share the content.
 ///
@@ -44,7 +57,7 @@ impl Media {
                 "the sound has {} samples at {rate} a second, expected at least one of each",
                 samples.len()
             );
-            return Err(Error::new(ErrorKind::Prompt, message));
+            return Err(MediaError(message));
         }
         check_finite("the sound: sample", &samples)?;
         Ok(Self::new(Content::Audio { samples, rate }))
@@ -64,7 +77,7 @@ impl Media {
                 times[at + 1],
                 times[at]
             );
-            return Err(Error::new(ErrorKind::Prompt, message));
+            return Err(MediaError(message));
         }
         Ok(Self::new(Content::Video { rgb, width, height, times }))
     }
@@ -104,7 +117,7 @@ impl Media {
     }
 
     /// The name of one of its kind in messages.
-    pub(crate) fn noun(&self) -> &'static str {
+    pub fn noun(&self) -> &'static str {
         match *self.content {
             Content::Image { .. } => "image",
             Content::Audio { .. } => "sound",
@@ -185,7 +198,7 @@ fn check_pixels(what: &str, found: usize, width: u32, height: u32, frames: usize
         "the {what} has {found} bytes for {frames} × {width} × {height} pixels, expected three for each, \
          and at least one pixel"
     );
-    Err(Error::new(ErrorKind::Prompt, message))
+    Err(MediaError(message))
 }
 
 fn check_finite(what: &str, values: &[f32]) -> Result<()> {
@@ -193,7 +206,7 @@ fn check_finite(what: &str, values: &[f32]) -> Result<()> {
         None => Ok(()),
         Some(at) => {
             let message = format!("{what} {at} is {}, expected a finite number", values[at]);
-            Err(Error::new(ErrorKind::Prompt, message))
+            Err(MediaError(message))
         }
     }
 }
@@ -223,9 +236,8 @@ mod tests {
     #[test]
     fn sizes_that_do_not_fit_are_named() {
         let says = |media: Result<Media>, words: &str| {
-            let error = media.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Prompt);
-            assert!(error.message().contains(words), "{error}");
+            let error = media.unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
         };
         says(Media::image(vec![0; 11], 2, 2), "11 bytes for 1 × 2 × 2 pixels");
         says(Media::image(Vec::new(), 0, 2), "at least one pixel");
