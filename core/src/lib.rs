@@ -3,9 +3,6 @@
 //! The crate knows nothing of model families. What only one family needs is a host-op
 //! ([`op::HostOp`]), selected by name in the bundle's manifest.
 
-pub mod backend;
-pub mod bindings;
-mod buffer;
 pub mod compare;
 pub mod dump;
 pub mod engine;
@@ -16,22 +13,21 @@ pub mod media {
     pub use qhx_types::{Media, MediaError};
 }
 pub mod npy;
-pub mod null;
 pub mod op;
 pub mod qnn;
-pub mod resident;
 pub mod sampling;
 pub mod stop;
 pub mod text;
-pub mod workspace;
 
-pub use buffer::{ALIGNMENT, Buffer, Memory};
 pub use manifest::Manifest;
 pub use qhx_base::{
     CancelToken, Error, ErrorKind, Report, Result, artifacts, child, escape, files, hash, rights,
     trace,
 };
+pub use qhx_exec::{
+    ALIGNMENT, Buffer, BufferId, GraphId, Memory, Workspace, backend, bindings, null, resident,
+    workspace,
+};
 pub use qhx_types::{
     DType, GraphInfo, Media, MediaError, MissingTensor, Port, Quantization, SizeError, TensorInfo,
 };
-pub use workspace::{BufferId, GraphId, Workspace};

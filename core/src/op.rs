@@ -7,8 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use half::f16;
-use half::slice::HalfFloatSliceExt as _;
+pub use qhx_exec::Logits;
 pub use qhx_types::{
     Alpha, AudioRules, Bucket, ImageRules, MediaRules, Modality, OpDescription, OpInfo, OpenInfo,
     Packing, Piece, Placement, Segment, Task, Verification, VideoRules,
@@ -24,53 +23,6 @@ use crate::{Error, ErrorKind, Result, Workspace};
 /// A saved state of a host-op.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SnapshotId(pub u64);
-
-/// Logits of the last position, in the graph's own precision.
-#[derive(Debug, Clone, Copy)]
-pub enum Logits<'a> {
-    /// Half precision.
-    F16(&'a [f16]),
-    /// Single precision.
-    F32(&'a [f32]),
-}
-
-impl Logits<'_> {
-    /// Number of logits.
-    pub fn len(&self) -> usize {
-        match self {
-            Self::F16(values) => values.len(),
-            Self::F32(values) => values.len(),
-        }
-    }
-
-    /// True when there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// A copy in single precision.
-    pub fn to_f32(&self) -> Vec<f32> {
-        match self {
-            Self::F16(values) => values.to_f32_vec(),
-            Self::F32(values) => values.to_vec(),
-        }
-    }
-
-    /// The scores, in single precision: `c · tanh(logits / c)` for a [`HostOp::softcap`] of c
-    /// (arXiv 2408.00118, section 2), else the logits.
-    pub fn capped(&self, softcap: Option<f32>) -> Vec<f32> {
-        let mut values = self.to_f32();
-        cap(&mut values, softcap);
-        values
-    }
-}
-
-/// Makes scores of logits, see [`Logits::capped`].
-pub(crate) fn cap(values: &mut [f32], softcap: Option<f32>) {
-    if let Some(cap) = softcap {
-        values.iter_mut().for_each(|value| *value = cap * (*value / cap).tanh());
-    }
-}
 
 /// Time that an op spent in one of its own named parts.
 #[derive(Debug, Clone, PartialEq)]

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::codes;
 use super::context::{ContextConfig, ContextHandle, Priority, SpillFill};
 use super::device::Platform;
 use super::graph::{GraphTensors, QnnGraph, Recorder, Services};
@@ -327,6 +328,10 @@ impl Backend for QnnBackend {
             side_by_side(threads, rest, |prepared| create(prepared, group.as_ref()))?;
         contexts.insert(index, leader);
         Ok(contexts.into_iter().map(opened).collect())
+    }
+
+    fn is_out_of_memory(&self, error: &Error) -> bool {
+        error.code() == Some(codes::MEM_ALLOC)
     }
 
     fn allocate(&self, bytes: usize) -> Result<Buffer> {

@@ -9,8 +9,8 @@ use std::ops::Range;
 
 use half::f16;
 use half::slice::HalfFloatSliceExt as _;
+use qhx_exec::Logits;
 
-use crate::op::Logits;
 use crate::{Error, ErrorKind, Result};
 
 /// The ordering key of infinity.

@@ -23,8 +23,8 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
 use half::slice::HalfFloatSliceExt as _;
+use qhx_exec::{Logits, softcap};
 
-use crate::op::{Logits, cap};
 use crate::{Error, ErrorKind, Result};
 
 pub use allowed::AllowedTokens;
@@ -176,7 +176,7 @@ impl Sampler {
             Logits::F16(values) => values[..end].convert_to_f32_slice(&mut self.scores),
             Logits::F32(values) => self.scores.copy_from_slice(&values[..end]),
         }
-        cap(&mut self.scores, self.softcap);
+        softcap(&mut self.scores, self.softcap);
         for gap in self.allowed.gaps() {
             self.scores[gap].fill(f32::NEG_INFINITY);
         }

@@ -15,9 +15,11 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_types::{GraphInfo, Port};
+
 use crate::backend::{Backend, BackendInfo, Context, ContextSource, Graph};
-use crate::qnn::codes::MEM_ALLOC;
-use crate::{Buffer, Error, ErrorKind, GraphInfo, Memory, Port, Result};
+use crate::{Buffer, Memory};
 
 /// A backend that keeps at most some number of another's contexts loaded.
 #[derive(Debug)]
@@ -91,6 +93,10 @@ impl Backend for ResidentBackend {
         Ok(Arc::new(LazyContext { origin, graphs, bytes }))
     }
 
+    fn is_out_of_memory(&self, error: &Error) -> bool {
+        self.inner.is_out_of_memory(error)
+    }
+
     fn allocate(&self, bytes: usize) -> Result<Buffer> {
         self.inner.allocate(bytes)
     }
@@ -142,7 +148,7 @@ impl Origin {
         let context = loop {
             match self.inner.open_context(&self.source) {
                 // Contexts differ in size: fewer than the limit may be all that fit.
-                Err(error) if error.code() == Some(MEM_ALLOC) && !self.lock().is_empty() => {
+                Err(error) if self.inner.is_out_of_memory(&error) && !self.lock().is_empty() => {
                     self.evict();
                 }
                 opened => break opened?,
@@ -330,7 +336,9 @@ impl Drop for LazyGraph {
 mod tests {
     use super::*;
     use crate::null::NullBackend;
-    use crate::{BufferId, CancelToken, DType, GraphId, TensorInfo, Workspace};
+    use crate::{BufferId, GraphId, Workspace};
+    use qhx_base::CancelToken;
+    use qhx_types::{DType, TensorInfo};
 
     /// Counts contexts that are alive, and how often one was opened.
     #[derive(Debug)]
@@ -361,9 +369,16 @@ mod tests {
         }
     }
 
+    /// The device's number for memory that ran out.
+    const FULL: u64 = 12;
+
     impl Backend for Counting {
         fn info(&self) -> BackendInfo {
             self.inner.info()
+        }
+
+        fn is_out_of_memory(&self, error: &Error) -> bool {
+            error.code() == Some(FULL)
         }
 
         fn accepts(&self, source: &ContextSource) -> bool {
@@ -372,7 +387,7 @@ mod tests {
 
         fn open_context(&self, source: &ContextSource) -> Result<Arc<dyn Context>> {
             if self.alive.load(Ordering::Relaxed) >= self.room {
-                return Err(Error::new(ErrorKind::Context, "no memory").with_code(MEM_ALLOC));
+                return Err(Error::new(ErrorKind::Context, "no memory").with_code(FULL));
             }
             let factor = source.binary.as_ref().and_then(|p| p.to_str()?.parse::<u8>().ok());
             let inner = match factor {

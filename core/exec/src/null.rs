@@ -8,9 +8,12 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_types::{GraphInfo, Port};
+
+use crate::Memory;
 use crate::backend::{Backend, BackendInfo, Context, ContextSource, Graph};
 use crate::bindings::Bindings;
-use crate::{Error, ErrorKind, GraphInfo, Memory, Port, Result};
 
 /// What a scripted graph does: reads its inputs, which are copies, and writes its outputs.
 pub type Script = dyn FnMut(&GraphInfo, &[&[u8]], &mut [&mut [u8]]) -> Result<()> + Send;
@@ -171,7 +174,9 @@ impl Graph for NullGraph {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Buffer, CancelToken, DType, TensorInfo, Workspace};
+    use crate::{Buffer, Workspace};
+    use qhx_base::CancelToken;
+    use qhx_types::{DType, TensorInfo};
 
     fn graph() -> GraphInfo {
         GraphInfo::new(

@@ -29,17 +29,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use qhx_base::artifacts::{FirstSeen, Mapped};
+use qhx_base::{Error, Result};
+use qhx_types::{GraphInfo, Port};
 use serde::Serialize;
 
-use crate::artifacts::{FirstSeen, Mapped};
-use crate::{Buffer, GraphInfo, Memory, Port, Result};
+use crate::{Buffer, Memory};
 
 /// The files from which a context can be opened. Each backend takes the form it knows.
 #[derive(Debug, Clone, Default)]
 pub struct ContextSource {
     /// Key of the context in the manifest, for messages.
     pub key: String,
-    /// QNN context binary.
+    /// A compiled binary of the device's library.
     pub binary: Option<PathBuf>,
     /// ONNX files, one per graph. The name is that of the graph.
     pub onnx: Vec<(String, PathBuf)>,
@@ -67,7 +69,7 @@ impl ContextSource {
 /// What `qhx doctor` and `--json` say about a backend.
 #[derive(Debug, Clone, Serialize)]
 pub struct BackendInfo {
-    /// `qnn`, `cpu` or `null`.
+    /// A short name, such as `cpu`.
     pub name: String,
     /// Version and build of the library behind it.
     pub version: String,
@@ -91,6 +93,13 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// what only an execution needs.
     fn open_contexts(&self, sources: &[ContextSource]) -> Result<Vec<Opened>> {
         sources.iter().map(|source| Opened::by(|| self.open_context(source))).collect()
+    }
+
+    /// True for an error of [`Backend::open_context`] for which there was too little memory beside what is loaded: the
+    /// context may open once another one is closed.
+    fn is_out_of_memory(&self, error: &Error) -> bool {
+        let _ = error;
+        false
     }
 
     /// Allocates zeroed memory that graphs of this backend can read and write.

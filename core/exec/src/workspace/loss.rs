@@ -1,15 +1,16 @@
 //! What a workspace knows of a device that was lost, and how contexts are opened on one that comes back.
 //!
-//! The DSP restarts when code on it crashes, this program's or another's. What was loaded there is gone then: every
-//! context returns the same error until it is freed. What the DSP wrote last is not known either, and all memory that
-//! it reads it can write. So a workspace that lost its device executes nothing more, and its buffers are of no use.
+//! A device restarts when code on it crashes, this program's or another's. What was loaded there is gone then: every
+//! context returns the same error until it is freed. What the device wrote last is not known either, and all memory
+//! that it reads it can write. So a workspace that lost its device executes nothing more, and its buffers are of no use.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
+
 use super::Workspace;
 use crate::backend::{Backend, Context, ContextSource, Opened};
-use crate::{CancelToken, Error, ErrorKind, Result};
 
 /// Whether a workspace lost the device. Clones share it.
 ///
@@ -114,8 +115,9 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+    use crate::GraphId;
     use crate::null::NullBackend;
-    use crate::{DType, GraphId, GraphInfo, Port, TensorInfo};
+    use qhx_types::{DType, GraphInfo, Port, TensorInfo};
 
     /// A workspace over a graph whose executions all fail, and how often it was executed.
     fn workspace(kind: ErrorKind) -> (Workspace, Arc<AtomicUsize>) {
@@ -125,7 +127,7 @@ mod tests {
         let backend = NullBackend::new(vec![("part".to_owned(), graphs)]);
         let backend: Arc<dyn Backend> = Arc::new(backend.with_script(move |_, _, _| {
             counter.fetch_add(1, Ordering::Relaxed);
-            Err(Error::new(kind, "it broke").with_code(1007))
+            Err(Error::new(kind, "it broke").with_code(7))
         }));
         let source = ContextSource { key: "part".to_owned(), ..ContextSource::default() };
         let context = backend.open_context(&source).unwrap();
@@ -143,7 +145,7 @@ mod tests {
             let (loss, contexts) = (workspace.loss().clone(), workspace.contexts().clone());
             for _ in 0..2 {
                 let error = workspace.execute(GraphId(0)).unwrap_err();
-                assert_eq!((error.kind(), error.code()), (kind, Some(1007)));
+                assert_eq!((error.kind(), error.code()), (kind, Some(7)));
                 assert!(error.message().contains("double"), "{error}");
             }
             assert_eq!((loss.happened(), contexts.get().is_empty()), (lost, lost));

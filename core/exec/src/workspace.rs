@@ -21,11 +21,14 @@ mod loss;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use qhx_base::artifacts::Mapped;
+use qhx_base::trace::{Category, Event, Trace};
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_types::{GraphInfo, Port, TensorInfo};
+
 pub use self::loss::{DeviceLoss, LoadedContexts, open_contexts};
-use crate::artifacts::Mapped;
 use crate::backend::{Backend, Context, ContextSource, Graph};
-use crate::trace::{Category, Event, Trace};
-use crate::{Buffer, CancelToken, Error, ErrorKind, GraphInfo, Memory, Port, Result, TensorInfo};
+use crate::{Buffer, Memory};
 
 /// Index of a graph in a [`Workspace`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -240,36 +243,39 @@ impl Workspace {
     ///
     /// ```
     /// # use std::sync::Arc;
-    /// # use qhx_core::{Buffer, CancelToken, Workspace, null::NullBackend};
+    /// # use qhx_base::CancelToken;
+    /// # use qhx_exec::{Buffer, Workspace, null::NullBackend};
     /// # let mut workspace = Workspace::new(Arc::new(NullBackend::new(vec![])), CancelToken::new());
     /// let mut buffer = Buffer::zeroed(4)?;
     /// buffer.bytes_mut()[0] = 7;
     /// let id = workspace.adopt(buffer)?;
     /// assert_eq!(workspace.bytes(id)?, [7, 0, 0, 0]);
-    /// # Ok::<(), qhx_core::Error>(())
+    /// # Ok::<(), qhx_base::Error>(())
     /// ```
     ///
     /// A buffer has one owner: two workspaces cannot have the same one, nor one workspace twice.
     ///
     /// ```compile_fail
     /// # use std::sync::Arc;
-    /// # use qhx_core::{Buffer, CancelToken, Workspace, null::NullBackend};
+    /// # use qhx_base::CancelToken;
+    /// # use qhx_exec::{Buffer, Workspace, null::NullBackend};
     /// # let mut workspace = Workspace::new(Arc::new(NullBackend::new(vec![])), CancelToken::new());
     /// let mut buffer = Buffer::zeroed(4)?;
     /// buffer.bytes_mut()[0] = 7;
     /// let id = workspace.adopt(buffer.clone())?;
     /// let same = workspace.adopt(buffer)?;
-    /// # Ok::<(), qhx_core::Error>(())
+    /// # Ok::<(), qhx_base::Error>(())
     /// ```
     ///
     /// ```compile_fail
     /// # use std::sync::Arc;
-    /// # use qhx_core::{Buffer, CancelToken, Workspace, null::NullBackend};
+    /// # use qhx_base::CancelToken;
+    /// # use qhx_exec::{Buffer, Workspace, null::NullBackend};
     /// # let mut workspace = Workspace::new(Arc::new(NullBackend::new(vec![])), CancelToken::new());
     /// let mut buffer = Buffer::zeroed(4)?;
     /// let id = workspace.adopt(buffer)?;
     /// buffer.bytes_mut()[0] = 7;
-    /// # Ok::<(), qhx_core::Error>(())
+    /// # Ok::<(), qhx_base::Error>(())
     /// ```
     pub fn adopt(&mut self, buffer: Buffer) -> Result<BufferId> {
         self.add(buffer.into_memory())

@@ -26,8 +26,8 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::artifacts::Mapped;
-use crate::{Error, ErrorKind, Result};
+use qhx_base::artifacts::Mapped;
+use qhx_base::{Error, ErrorKind, Result};
 
 /// Alignment of buffers: the widest vector load and the cache line of the device.
 pub const ALIGNMENT: usize = 128;
@@ -102,7 +102,7 @@ impl Buffer {
     /// # Safety
     /// `pointer` leads to `len` initialised bytes, aligned to [`ALIGNMENT`], that live as long as
     /// `owner` and are reached through this buffer alone.
-    pub(crate) unsafe fn owned_by(
+    pub unsafe fn owned_by(
         owner: Box<dyn Any + Send + Sync>,
         pointer: NonNull<u8>,
         len: usize,
@@ -129,7 +129,7 @@ impl Buffer {
     }
 
     /// Gives up the only safe way to the bytes: whoever has the handle answers for them.
-    pub(crate) fn into_memory(self) -> Memory {
+    pub fn into_memory(self) -> Memory {
         self.0
     }
 }
@@ -159,7 +159,7 @@ impl Memory {
     }
 
     /// What a backend keeps with memory of its own making, if it is a `T`.
-    pub(crate) fn owner<T: Any>(&self) -> Option<&T> {
+    pub fn owner<T: Any>(&self) -> Option<&T> {
         match &*self.0 {
             Storage::Backend { owner, .. } => owner.downcast_ref(),
             Storage::Pages { .. } | Storage::Mapped(_) => None,

@@ -2,7 +2,10 @@
 
 #![expect(unsafe_code, reason = "views bound memory under the contract of graphs")]
 
-use crate::{Error, ErrorKind, GraphInfo, Memory, Port, Result, TensorInfo};
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_types::{GraphInfo, Port, TensorInfo};
+
+use crate::Memory;
 
 /// Memory for every input and output of a graph.
 #[derive(Debug)]
@@ -145,7 +148,8 @@ mod tests {
     #![expect(unsafe_code, reason = "views bound memory")]
 
     use super::*;
-    use crate::{Buffer, DType};
+    use crate::Buffer;
+    use qhx_types::DType;
 
     #[test]
     fn a_port_reads_what_was_bound_last() {
