@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::causes::{self, explain};
 use super::codes;
-use super::device::{Device, Raw, freed};
+use super::device::{Device, OpenContext, Raw, freed};
 use super::gate::{self, Exclusive};
 use super::log;
 use super::profile::Profile;
@@ -153,13 +153,6 @@ impl ContextHandle {
         self.raw.0
     }
 
-    /// Frees the context while others still have it, because its device is lost.
-    pub(crate) fn close(&self) {
-        // Who uses a handle of the context does so in a shared call, and asks first whether it is closed.
-        let _alone = Exclusive::begin();
-        self.free();
-    }
-
     /// It is freed already. To be asked within a call that the gate let in, as long as the answer counts.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
@@ -178,6 +171,14 @@ impl ContextHandle {
 
     pub(crate) fn device(&self) -> &Device {
         &self.device
+    }
+}
+
+impl OpenContext for ContextHandle {
+    fn close(&self) {
+        // Who uses a handle of the context does so in a shared call, and asks first whether it is closed.
+        let _alone = Exclusive::begin();
+        self.free();
     }
 }
 

@@ -12,7 +12,6 @@ use serde::{Deserialize, Serialize};
 
 use super::causes;
 use super::codes;
-use super::context::ContextHandle;
 use super::gate::Exclusive;
 use super::library::{EMULATES, Library};
 use super::log::{self, LogLevel};
@@ -82,8 +81,14 @@ struct DeviceHandle {
     /// The DSP restarted under it.
     lost: AtomicBool,
     /// The contexts open on it.
-    contexts: Mutex<Vec<Weak<ContextHandle>>>,
+    contexts: Mutex<Vec<Weak<dyn OpenContext>>>,
     backend: BackendHandle,
+}
+
+/// A context that lives on a device.
+pub(crate) trait OpenContext: Send + Sync {
+    /// Frees the context while others still have it, because its device is lost.
+    fn close(&self);
 }
 
 struct BackendHandle {
@@ -155,10 +160,11 @@ impl Device {
     }
 
     /// Takes note of a context that was opened on this device.
-    pub(crate) fn opened(&self, context: &Arc<ContextHandle>) {
+    pub(crate) fn opened<C: OpenContext + 'static>(&self, context: &Arc<C>) {
         let mut contexts = self.0.contexts.lock().unwrap_or_else(PoisonError::into_inner);
         contexts.retain(|context| context.strong_count() > 0);
-        contexts.push(Arc::downgrade(context));
+        let context: Weak<C> = Arc::downgrade(context);
+        contexts.push(context);
     }
 
     /// Frees every context of a device that is lost, whoever has it: their graphs say from then on that the device is
