@@ -3,7 +3,6 @@
 //! The crate knows nothing of model families. What only one family needs is a host-op
 //! ([`op::HostOp`]), selected by name in the bundle's manifest.
 
-pub mod compare;
 pub mod dump;
 pub mod engine;
 pub mod manifest;
@@ -14,20 +13,20 @@ pub mod media {
 }
 pub mod npy;
 pub mod op;
-pub mod qnn;
 pub mod sampling;
 pub mod stop;
 pub mod text;
 
 pub use manifest::Manifest;
 pub use qhx_base::{
-    CancelToken, Error, ErrorKind, Report, Result, artifacts, child, escape, files, hash, rights,
-    trace,
+    CancelToken, Error, ErrorKind, Report, Result, artifacts, child, compare, escape, files, hash,
+    rights, trace,
 };
 pub use qhx_exec::{
     ALIGNMENT, Buffer, BufferId, GraphId, Memory, Workspace, backend, bindings, null, resident,
     workspace,
 };
+pub use qhx_qnn as qnn;
 pub use qhx_types::{
     DType, GraphInfo, Media, MediaError, MissingTensor, Port, Quantization, SizeError, TensorInfo,
 };

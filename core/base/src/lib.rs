@@ -5,6 +5,7 @@
 pub mod artifacts;
 mod cancel;
 pub mod child;
+pub mod compare;
 mod error;
 pub mod escape;
 pub mod files;
