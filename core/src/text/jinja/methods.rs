@@ -6,8 +6,8 @@ use std::sync::Arc;
 use minijinja::value::{Object, ObjectRepr, ValueKind};
 use minijinja::{Error, ErrorKind, FormatStyle, State, Value};
 
-use super::filters;
-use super::python::{self, Text, bind, fail, integer, is_space, text, tuple};
+use super::format::fill;
+use super::python::{self, Text, bind, fail, integer, is_space, pairs, text, tuple};
 
 type Result<T> = std::result::Result<T, Error>;
 
@@ -296,7 +296,7 @@ fn string(s: &str, method: &str, args: &[Value]) -> Result<Option<Value>> {
             }
             out.into_value()
         }
-        "format" => filters::fill(FormatStyle::StrFormat, s, args)?,
+        "format" => fill(FormatStyle::StrFormat, s, args)?,
         _ => return Ok(None),
     };
     Ok(Some(value))
@@ -309,16 +309,6 @@ fn is_digit(c: char) -> bool {
             && !c.is_ascii()
             && !c.is_alphabetic()
             && !matches!(c, '\u{bc}'..='\u{be}' | '\u{2150}'..='\u{2189}' | '\u{3007}')
-}
-
-/// What `format` and `%` print of a value that is neither text nor a number.
-pub(super) fn plain(value: &Value) -> Result<Value> {
-    match value.kind() {
-        ValueKind::Seq | ValueKind::Iterable | ValueKind::Map if !value.is_kwargs() => {
-            python::str(value).map(Value::from)
-        }
-        _ => Ok(value.clone()),
-    }
 }
 
 /// The part of `s` that two indices of Python name, with the number of characters before it.
@@ -499,9 +489,4 @@ fn mapping(value: &Value, method: &str, args: &[Value]) -> Result<Option<Value>>
         }
         _ => return Ok(None),
     }))
-}
-
-/// Keys and values of a dictionary.
-pub(super) fn pairs(value: &Value) -> Result<Vec<[Value; 2]>> {
-    value.try_iter()?.map(|key| Ok([key.clone(), value.get_item(&key)?])).collect()
 }

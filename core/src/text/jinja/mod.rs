@@ -9,6 +9,7 @@
 //! | `source` | bounds a template and writes differently what the engine understands otherwise |
 //! | `filters`, `checks`, `methods` | the filters, tests and methods of Jinja2 and Python |
 //! | `python`, `json`, `time` | values, JSON and dates as Python writes them |
+//! | `format` | `%` and `format`, within bounds |
 //! | `helper` | renders in a process of its own |
 //!
 //! A template is untrusted input, and a program. What it may do is bounded here: steps, depth, what a variable holds,
@@ -18,6 +19,7 @@
 
 mod checks;
 mod filters;
+mod format;
 mod helper;
 mod json;
 mod methods;
@@ -274,7 +276,7 @@ fn raise_exception(message: &str) -> Result<Value, JinjaError> {
 /// `namespace(a=1)`: the one thing that a template may change.
 fn namespace(first: Option<Value>, named: Kwargs) -> Result<Value, JinjaError> {
     let mut members = Vec::new();
-    for [name, value] in first.as_ref().map(methods::pairs).transpose()?.into_iter().flatten() {
+    for [name, value] in first.as_ref().map(python::pairs).transpose()?.into_iter().flatten() {
         members.push((name, value));
     }
     for name in named.args() {
@@ -316,8 +318,8 @@ fn kept(values: Rest<Value>, namespace_allowed: bool) -> Result<Value, JinjaErro
 fn modulo(left: &Value, right: &Value) -> Result<Value, JinjaError> {
     if let Some(format) = left.as_str() {
         return match right.downcast_object_ref::<python::Tuple>() {
-            Some(tuple) => filters::percent(format, &tuple.0),
-            None => filters::percent(format, std::slice::from_ref(right)),
+            Some(tuple) => format::percent(format, &tuple.0),
+            None => format::percent(format, std::slice::from_ref(right)),
         };
     }
     let unsupported = || {

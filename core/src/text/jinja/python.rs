@@ -320,6 +320,11 @@ pub(super) fn slice_indices(
     Ok(indices)
 }
 
+/// Keys and values of a dictionary.
+pub(super) fn pairs(value: &Value) -> Result<Vec<[Value; 2]>, Error> {
+    value.try_iter()?.map(|key| Ok([key.clone(), value.get_item(&key)?])).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
