@@ -15,7 +15,6 @@ pub mod npy;
 pub mod op;
 pub mod sampling;
 pub mod stop;
-pub mod text;
 
 pub use manifest::Manifest;
 pub use qhx_base::{
@@ -27,6 +26,7 @@ pub use qhx_exec::{
     workspace,
 };
 pub use qhx_qnn as qnn;
+pub use qhx_text as text;
 pub use qhx_types::{
     DType, GraphInfo, Media, MediaError, MissingTensor, Port, Quantization, SizeError, TensorInfo,
 };

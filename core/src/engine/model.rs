@@ -420,6 +420,6 @@ fn read_texts(
         Some(_) => Some(Tokenizer::from_file(&manifest.tokenizer_path(artifacts)?)?),
         None => None,
     };
-    let chat = ChatTemplate::open(manifest, artifacts, tokenizer.as_ref())?;
+    let chat = manifest.chat_template(artifacts, tokenizer.as_ref())?;
     Ok((tokenizer, chat))
 }

@@ -256,7 +256,11 @@ fn open_with_words(op: impl HostOp + 'static, words: &[(&str, u32)]) -> Model {
 /// The same with its files in `folder`.
 fn with_words(folder: &Path, op: impl HostOp + 'static, words: &[(&str, u32)]) -> Model {
     let special = words.iter().filter(|(word, _)| word.starts_with('<'));
-    let added: Vec<_> = special.map(|(word, id)| crate::text::samples::added(*id, word)).collect();
+    let added = |(word, id): &(&str, u32)| {
+        json!({"id": id, "content": word, "special": true, "single_word": false,
+               "lstrip": false, "rstrip": false, "normalized": false})
+    };
+    let added: Vec<_> = special.map(added).collect();
     let words: Value = words.iter().map(|(word, id)| ((*word).to_owned(), json!(id))).collect();
     let tokenizer = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": added,

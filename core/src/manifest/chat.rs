@@ -1,98 +1,52 @@
-//! The `chat` key: the marker strings around the turns of a conversation.
+//! The `chat` key: the marker strings around the turns of a conversation, and the files of a chat template.
 
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+
+use super::Manifest;
 use super::reader::Node;
-use crate::Result;
+use crate::artifacts::Artifacts;
+use crate::text::{
+    ChatSpec, ChatStyle, ChatTemplate, Marker, Piece, RoleMarkers, TemplateFiles, Tokenizer,
+};
+use crate::{ErrorKind, Result};
 
-/// One piece of a marker.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Piece {
-    /// Text, in which the tokenizer finds its special tokens.
-    Text(String),
-    /// A token by its id.
-    Token(u32),
-}
-
-/// A marker: nothing, a string, a token id, or a list of these.
-pub type Marker = Vec<Piece>;
-
-/// What stands before and after the text of one role. `None`: the manifest does not say.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RoleMarkers {
-    /// Before the text.
-    pub prefix: Option<Marker>,
-    /// After the text.
-    pub suffix: Option<Marker>,
-}
-
-/// Whether the conversation is rendered from markers or by the tokenizer's Jinja template.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ChatStyle {
-    /// Jinja when there is a template beside the tokenizer, otherwise markers.
-    #[default]
-    Auto,
-    /// Markers.
-    Markers,
-    /// Jinja.
-    Jinja,
-    /// The model does not chat: prompts are completed as they are.
-    None,
-}
-
-/// The `chat` key of a manifest.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ChatSpec {
-    /// `chat.style`.
-    pub style: ChatStyle,
-    /// `chat.bos`: once, before the first turn.
-    pub bos: Marker,
-    /// `chat.system`.
-    pub system: RoleMarkers,
-    /// `chat.user`.
-    pub user: RoleMarkers,
-    /// `chat.assistant.prefix` and `.suffix`: around earlier answers.
-    pub assistant: RoleMarkers,
-    /// `chat.assistant.gen_prefill`: what the answer to generate begins with; without it, `assistant.prefix`.
-    pub gen_prefill: Option<Marker>,
-    /// `chat.assistant.no_think_prefill`: the same when thinking is off.
-    pub no_think_prefill: Option<Marker>,
-}
-
-impl ChatSpec {
-    /// Reads the value of `chat`: an object, or `false` for a model that does not chat.
-    pub(super) fn read(node: &Node<'_>) -> Result<Self> {
-        if node.value().is_boolean() {
-            let style = if node.bool()? { ChatStyle::Auto } else { ChatStyle::None };
-            return Ok(Self { style, ..Self::default() });
-        }
-        let style = match node.get("style")? {
-            None => ChatStyle::Auto,
-            Some(style) => match style.string()?.as_str() {
-                "auto" => ChatStyle::Auto,
-                "markers" => ChatStyle::Markers,
-                "jinja" => ChatStyle::Jinja,
-                "none" => ChatStyle::None,
-                other => {
-                    return Err(style.error(format_args!(
-                        "expected \"auto\", \"markers\", \"jinja\" or \"none\", found {other:?}"
-                    )));
-                }
-            },
-        };
-        let assistant = node.get("assistant")?;
-        let prefill = |key| match &assistant {
-            Some(assistant) => marker(assistant, key),
-            None => Ok(None),
-        };
-        Ok(Self {
-            style,
-            bos: marker(node, "bos")?.unwrap_or_default(),
-            system: role(node, "system")?,
-            user: role(node, "user")?,
-            assistant: role(node, "assistant")?,
-            gen_prefill: prefill("gen_prefill")?,
-            no_think_prefill: prefill("no_think_prefill")?,
-        })
+/// Reads the value of `chat`: an object, or `false` for a model that does not chat.
+pub(super) fn read(node: &Node<'_>) -> Result<ChatSpec> {
+    if node.value().is_boolean() {
+        let style = if node.bool()? { ChatStyle::Auto } else { ChatStyle::None };
+        return Ok(ChatSpec { style, ..ChatSpec::default() });
     }
+    let style = match node.get("style")? {
+        None => ChatStyle::Auto,
+        Some(style) => match style.string()?.as_str() {
+            "auto" => ChatStyle::Auto,
+            "markers" => ChatStyle::Markers,
+            "jinja" => ChatStyle::Jinja,
+            "none" => ChatStyle::None,
+            other => {
+                return Err(style.error(format_args!(
+                    "expected \"auto\", \"markers\", \"jinja\" or \"none\", found {other:?}"
+                )));
+            }
+        },
+    };
+    let assistant = node.get("assistant")?;
+    let prefill = |key| match &assistant {
+        Some(assistant) => marker(assistant, key),
+        None => Ok(None),
+    };
+    Ok(ChatSpec {
+        style,
+        bos: marker(node, "bos")?.unwrap_or_default(),
+        system: role(node, "system")?,
+        user: role(node, "user")?,
+        assistant: role(node, "assistant")?,
+        gen_prefill: prefill("gen_prefill")?,
+        no_think_prefill: prefill("no_think_prefill")?,
+    })
 }
 
 fn role(node: &Node<'_>, key: &str) -> Result<RoleMarkers> {
@@ -120,4 +74,49 @@ fn piece(node: &Node<'_>) -> Result<Piece> {
         return node.u32().map(Piece::Token);
     }
     Err(node.error(format_args!("expected a string or a token id, found {}", node.value())))
+}
+
+/// The files beside the tokenizer of a bundle.
+struct Files<'a> {
+    manifest: &'a Manifest,
+    artifacts: &'a Artifacts,
+}
+
+impl TemplateFiles for Files<'_> {
+    fn config(&self) -> Result<Option<PathBuf>> {
+        self.manifest.tokenizer_config_path(self.artifacts)
+    }
+
+    fn beside(&self, name: &str) -> Result<Option<PathBuf>> {
+        let files = &self.manifest.artifacts;
+        let files = [
+            ("/artifacts/tokenizer", &files.tokenizer),
+            ("/artifacts/tokenizer_config", &files.tokenizer_config),
+        ];
+        for (place, file) in files {
+            let Some(file) = file else { continue };
+            let beside = Path::new(file).with_file_name(name);
+            match self.artifacts.resolve(place, &beside.to_string_lossy()) {
+                Ok(path) => return Ok(Some(path)),
+                Err(e) if e.kind() == ErrorKind::Artifact => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Manifest {
+    /// The chat template of the bundle: Jinja, otherwise the manifest's markers. `None` for a model that only
+    /// completes text.
+    ///
+    /// # Errors
+    /// When the template is missing or invalid.
+    pub fn chat_template(
+        &self,
+        artifacts: &Artifacts,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<Option<ChatTemplate>> {
+        ChatTemplate::open(self.chat.as_ref(), &Files { manifest: self, artifacts }, tokenizer)
+    }
 }

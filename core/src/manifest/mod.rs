@@ -21,7 +21,7 @@ use crate::artifacts::Artifacts;
 use crate::backend::ContextSource;
 use crate::{DType, Error, ErrorKind, Result, files};
 
-pub use chat::{ChatSpec, ChatStyle, Marker, Piece, RoleMarkers};
+pub use crate::text::{ChatSpec, ChatStyle, Marker, Piece, RoleMarkers};
 pub use select::{NOT_MANIFESTS, candidates, select};
 
 /// The `schema_version` that this crate reads.

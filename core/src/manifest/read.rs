@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::reader::Node;
 use super::{
-    ArtifactTable, ChatSpec, ContextEntry, EmbedEntry, FileEntry, Manifest, Model, Params, Plan,
+    ArtifactTable, ContextEntry, EmbedEntry, FileEntry, Manifest, Model, Params, Plan,
     SCHEMA_VERSION, Step, Transcription,
 };
 use crate::{DType, Error, ErrorKind, Result};
@@ -36,7 +36,7 @@ pub(super) fn manifest(path: &Path, document: Value, root: Option<&Path>) -> Res
         params: params(&node)?,
         artifacts: table,
         plan: plan(&node)?,
-        chat: node.get("chat")?.map(|n| ChatSpec::read(&n)).transpose()?,
+        chat: node.get("chat")?.map(|n| super::chat::read(&n)).transpose()?,
         fixture_dir: fixture_dir.map(|n| n.text()).transpose()?,
         host_only: host_only.is_some_and(|n| n.value() == &Value::Bool(true)),
         raw: document,

@@ -5,11 +5,11 @@ use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use qhx_base::child::{ChildFailure, ChildProgram, Helper, Limits, Task};
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
 use super::Template;
-use crate::child::{ChildFailure, ChildProgram, Helper, Limits, Task};
-use crate::{CancelToken, Error, ErrorKind, Result};
 
 /// What a rendering may take: published templates need a few megabytes and milliseconds.
 const LIMITS: Limits =

@@ -9,7 +9,7 @@ use super::super::samples::{
     byte_fallback, byte_fallback_json, byte_level, open, unigram, word_piece,
 };
 use super::*;
-use crate::sampling::Rng;
+use crate::samples::Rng;
 
 fn refused(document: &Value) -> String {
     let bytes = serde_json::to_vec(document).unwrap();

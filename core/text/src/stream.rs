@@ -16,10 +16,10 @@ mod tests;
 
 use std::str::from_utf8;
 
+use qhx_base::Result;
 use tokenizers::decoders::DecoderWrapper;
 
 use super::Tokenizer;
-use crate::Result;
 
 const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 

@@ -3,19 +3,32 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use qhx_base::{Error, ErrorKind, Result, files};
 use serde_json::{Map, Value};
 
 use super::Tokenizer;
 use super::jinja::{JinjaTemplate, MAX_SOURCE, Template};
 use super::markers::Markers;
 use super::message::{Message, RenderOptions};
-use crate::artifacts::Artifacts;
-use crate::files;
-use crate::manifest::{ChatSpec, ChatStyle, Manifest};
-use crate::{Error, ErrorKind, Result};
+use super::spec::{ChatSpec, ChatStyle};
 
 /// Bytes that `tokenizer_config.json` and `special_tokens_map.json` may have: published ones have up to one million.
 const MAX_CONFIG: u64 = 16 << 20;
+
+/// Finds the files that say how a model wants conversations written.
+pub trait TemplateFiles {
+    /// `tokenizer_config.json`, where there is one.
+    ///
+    /// # Errors
+    /// When the file may not be opened, or is declared and missing.
+    fn config(&self) -> Result<Option<PathBuf>>;
+
+    /// The file `name` beside the tokenizer, or beside its configuration.
+    ///
+    /// # Errors
+    /// When the file may not be opened.
+    fn beside(&self, name: &str) -> Result<Option<PathBuf>>;
+}
 
 /// How a model wants conversations written.
 pub struct ChatTemplate(Form);
@@ -36,25 +49,24 @@ impl fmt::Debug for ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// The template of a bundle: Jinja, otherwise the manifest's markers. `None` for a model that only completes text.
+    /// The template of a bundle: Jinja, otherwise the markers. `None` for a model that only completes text.
     ///
     /// As in `transformers`, `chat_template.jinja` beside the tokenizer comes before `tokenizer_config.json`. A program
-    /// that has installed a [`ChildProgram`](crate::child::ChildProgram) compiles and renders there.
+    /// that has installed a [`ChildProgram`](qhx_base::child::ChildProgram) compiles and renders there.
     ///
     /// # Errors
     /// When the template is missing or invalid.
     pub fn open(
-        manifest: &Manifest,
-        artifacts: &Artifacts,
+        spec: Option<&ChatSpec>,
+        files: &dyn TemplateFiles,
         tokenizer: Option<&Tokenizer>,
     ) -> Result<Option<Self>> {
-        let spec = manifest.chat.as_ref();
         let style = spec.map_or(ChatStyle::Auto, |spec| spec.style);
         if style == ChatStyle::None {
             return Ok(None);
         }
         if style != ChatStyle::Markers {
-            if let Some(template) = jinja(manifest, artifacts)? {
+            if let Some(template) = jinja(files)? {
                 return Ok(Some(Self(Form::Jinja(Box::new(template)))));
             }
             if style == ChatStyle::Jinja {
@@ -69,8 +81,8 @@ impl ChatTemplate {
         spec.map(|spec| Self::from_markers(spec, tokenizer)).transpose()
     }
 
-    /// A template of the manifest's markers. The tokenizer spells markers given as token ids. A marker that the
-    /// manifest does not give is missed when a conversation needs it.
+    /// A template of markers. The tokenizer spells markers given as token ids. A marker that is not given is missed when
+    /// a conversation needs it.
     ///
     /// # Errors
     /// When a marker has a token that the tokenizer does not know.
@@ -108,14 +120,14 @@ impl ChatTemplate {
 }
 
 /// Reads the Jinja template of a bundle, when it has one.
-fn jinja(manifest: &Manifest, artifacts: &Artifacts) -> Result<Option<JinjaTemplate>> {
-    let config_path = manifest.tokenizer_config_path(artifacts)?;
+fn jinja(files: &dyn TemplateFiles) -> Result<Option<JinjaTemplate>> {
+    let config_path = files.config()?;
     let config = config_path.as_deref().map(json).transpose()?.unwrap_or_default();
     let mut found = None;
     // What lies in the folder of further templates has a name, and `default` is the one that is meant: `transformers`
     // reads them after `chat_template.jinja`, which has that name, too.
     for file in ["additional_chat_templates/default.jinja", "chat_template.jinja"] {
-        if let Some(path) = beside_tokenizer(manifest, artifacts, file)? {
+        if let Some(path) = files.beside(file)? {
             found = Some((text(&path)?, path));
             break;
         }
@@ -127,7 +139,7 @@ fn jinja(manifest: &Manifest, artifacts: &Artifacts) -> Result<Option<JinjaTempl
     let mut tokens = config;
     // A configuration without this key is of the older form, which keeps the tokens in a file of their own.
     if tokens.get("added_tokens_decoder").is_none()
-        && let Some(path) = beside_tokenizer(manifest, artifacts, "special_tokens_map.json")?
+        && let Some(path) = files.beside("special_tokens_map.json")?
     {
         let map = json(&path)?;
         if tokens.is_null() {
@@ -149,29 +161,6 @@ fn json(path: &Path) -> Result<Value> {
 
 fn text(path: &Path) -> Result<String> {
     files::read_text(ErrorKind::Artifact, path, MAX_SOURCE as u64)
-}
-
-/// The file `name` beside the tokenizer, or beside its configuration.
-fn beside_tokenizer(
-    manifest: &Manifest,
-    artifacts: &Artifacts,
-    name: &str,
-) -> Result<Option<PathBuf>> {
-    let files = &manifest.artifacts;
-    let files = [
-        ("/artifacts/tokenizer", &files.tokenizer),
-        ("/artifacts/tokenizer_config", &files.tokenizer_config),
-    ];
-    for (place, file) in files {
-        let Some(file) = file else { continue };
-        let beside = Path::new(file).with_file_name(name);
-        match artifacts.resolve(place, &beside.to_string_lossy()) {
-            Ok(path) => return Ok(Some(path)),
-            Err(e) if e.kind() == ErrorKind::Artifact => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(None)
 }
 
 /// `chat_template`: a string, or a list of `{name, template}` of which `default` is meant.

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use qhx_base::{ErrorKind, Result};
 use serde_json::{Map, Value};
 
 use super::{JinjaTemplate, Template};
-use crate::text::{Message, RenderOptions};
-use crate::{ErrorKind, Result};
+use crate::{Message, RenderOptions};
 
 fn fixture() -> Value {
     serde_json::from_slice(&std::fs::read(qhx_places::fixture("templates.json")).unwrap()).unwrap()

@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use qhx_base::artifacts::Mapped;
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use tokenizers::{
     DecoderWrapper, Encoding, Model as _, OffsetType, PostProcessor as _, PreTokenizer as _,
     TruncationDirection,
 };
 
-use crate::artifacts::Mapped;
-use crate::{CancelToken, Error, ErrorKind, Result};
 use size::Size;
 use vet::Refusal;
 
@@ -312,7 +312,7 @@ impl Tokenizer {
     }
 
     /// The token with an id, unless it has no text: a special one, or none at all.
-    pub(crate) fn visible_token(&self, id: u32) -> Option<String> {
+    pub fn visible_token(&self, id: u32) -> Option<String> {
         let token = self.inner.id_to_token(id)?;
         (!self.inner.get_added_vocabulary().is_special_token(&token)).then_some(token)
     }

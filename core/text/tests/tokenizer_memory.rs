@@ -2,7 +2,7 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
-use qhx_core::text::Tokenizer;
+use qhx_text::Tokenizer;
 
 /// Bytes of memory that this process has in use.
 fn resident() -> usize {

@@ -1,18 +1,20 @@
-//! Between text and tokens: tokenizer, streaming detokeniser and chat templates.
+//! Between text and tokens: tokenizer, streaming detokeniser and chat templates. No manifest and no model is known here.
 
 mod chat;
 mod jinja;
 mod markers;
 mod message;
 #[cfg(test)]
-pub(crate) mod samples;
+mod samples;
+mod spec;
 mod stream;
 #[cfg(test)]
 mod tests;
 mod tokenizer;
 
-pub use chat::ChatTemplate;
+pub use chat::{ChatTemplate, TemplateFiles};
 pub use jinja::TASK as CHAT_TEMPLATE_TASK;
 pub use message::{Content, ContentPart, Message, RenderOptions};
+pub use spec::{ChatSpec, ChatStyle, Marker, Piece, RoleMarkers};
 pub use stream::Detokenizer;
 pub use tokenizer::Tokenizer;

@@ -7,7 +7,7 @@ use super::super::samples::{
     open, unigram, word_piece,
 };
 use super::*;
-use crate::sampling::Rng;
+use crate::samples::Rng;
 
 fn stream(detokenizer: &mut Detokenizer, ids: &[u32]) -> Vec<String> {
     let mut pieces: Vec<_> =

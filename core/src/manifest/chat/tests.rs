@@ -1,44 +1,23 @@
-//! Tokenizer and templates against what `tokenizers` and `transformers` answer.
+//! Chat templates of bundles against what `transformers` renders.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::samples::{byte_level as tokenizer, fixture};
-use super::*;
-use crate::manifest::Manifest;
-use crate::{ErrorKind, Result};
+use crate::text::{ChatTemplate, Message, RenderOptions, Tokenizer};
+use crate::{ErrorKind, Manifest, Result};
 
-fn fixture_json(file: &str) -> Value {
-    serde_json::from_slice(&std::fs::read(fixture(file)).unwrap()).unwrap()
+/// A file of the checkpoint whose tokenizer is a byte-level BPE.
+fn fixture(file: &str) -> PathBuf {
+    qhx_places::fixture("qwen35-tied").join(file)
 }
 
-#[test]
-fn prompts_tokenize_as_in_transformers() {
-    let (tokenizer, goldens) = (tokenizer(), fixture_json("goldens.json"));
-    let cases = goldens["cases"].as_array().unwrap();
-    assert!(!cases.is_empty());
-    for case in cases {
-        let ids: Vec<u32> = serde_json::from_value(case["prompt_ids"].clone()).unwrap();
-        let prompt = case["prompt"].as_str().unwrap();
-        assert_eq!(tokenizer.encode(prompt, true).unwrap(), ids, "{prompt:?}");
-        let output: Vec<u32> = serde_json::from_value(case["output_ids"].clone()).unwrap();
-        assert_eq!(tokenizer.decode(&output).unwrap(), case["text"].as_str().unwrap());
-    }
+fn tokenizer() -> Tokenizer {
+    Tokenizer::from_file(&fixture("tokenizer.json")).unwrap()
 }
 
-#[test]
-fn files_that_are_no_tokenizer_are_named() {
-    let dir = tempfile::tempdir().unwrap();
-    for contents in ["", "{}", "version https://git-lfs.github.com/spec/v1", "{\"model\": 3}"] {
-        let path = dir.path().join("tokenizer.json");
-        std::fs::write(&path, contents).unwrap();
-        let error = Tokenizer::from_file(&path).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Artifact);
-        assert!(error.message().contains("tokenizer.json: not a tokenizer"), "{error}");
-    }
-    let error = Tokenizer::from_file(&dir.path().join("absent.json")).unwrap_err();
-    assert!(error.message().contains("absent.json"), "{error}");
+fn goldens() -> Value {
+    serde_json::from_slice(&std::fs::read(fixture("goldens.json")).unwrap()).unwrap()
 }
 
 fn manifest(dir: &Path, chat: Option<Value>) -> Manifest {
@@ -55,7 +34,7 @@ fn manifest(dir: &Path, chat: Option<Value>) -> Manifest {
 fn open(dir: &Path, chat: Option<Value>) -> Result<Option<ChatTemplate>> {
     let manifest = manifest(dir, chat);
     let tokenizer = tokenizer();
-    ChatTemplate::open(&manifest, &manifest.open_artifacts(), Some(&tokenizer))
+    manifest.chat_template(&manifest.open_artifacts(), Some(&tokenizer))
 }
 
 #[test]
@@ -74,7 +53,7 @@ fn files_beside_the_tokenizer_are_bounded() {
         if file == "tokenizer_config.json" {
             manifest.artifacts.tokenizer_config = Some(file.to_owned());
         }
-        let error = ChatTemplate::open(&manifest, &manifest.open_artifacts(), None).unwrap_err();
+        let error = manifest.chat_template(&manifest.open_artifacts(), None).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Artifact, "{file}");
         assert!(error.message().contains(&format!("{file}: larger than")), "{error}");
         std::fs::remove_file(path).unwrap();
@@ -88,7 +67,7 @@ fn conversations_render_as_in_transformers() {
         std::fs::copy(fixture(file), dir.path().join(file)).unwrap();
     }
     let template = open(dir.path(), None).unwrap().unwrap();
-    let (tokenizer, goldens) = (tokenizer(), fixture_json("goldens.json"));
+    let (tokenizer, goldens) = (tokenizer(), goldens());
     let cases = goldens["templates"].as_array().unwrap();
     assert!(cases.len() > 5);
     for case in cases {
@@ -229,11 +208,6 @@ fn the_manifest_decides_the_style() {
     assert_eq!(render(Some(markers)).as_deref(), Some("Q: x\n[A] \n"));
 }
 
-fn jinja(source: &str) -> Result<String> {
-    ChatTemplate::from_jinja(source, "<s>", "</s>")?
-        .render(&conversation(), &RenderOptions::default())
-}
-
 #[test]
 fn special_tokens_are_those_of_transformers() {
     let dir = tempfile::tempdir().unwrap();
@@ -262,59 +236,4 @@ fn special_tokens_are_those_of_transformers() {
     std::fs::create_dir(dir.path().join("additional_chat_templates")).unwrap();
     write("additional_chat_templates/tool_use.jinja", "T");
     assert_eq!(render(), "<c></c>False", "one of another name is not the default");
-}
-
-#[test]
-fn templates_have_what_transformers_gives_them() {
-    let cases = [
-        ("{{ bos_token }}{{ messages[1:]|length }}{{ eos_token }}", "<s>3</s>"),
-        ("{{ ' a '.strip() }}{{ 'a,b'.split(',')[-1] }}{{ 'ab'.startswith('a') }}", "abTrue"),
-        ("{{ 'x'.upper() }}{{ 'ab'.replace('a', 'c') }}{{ messages[0].get('role') }}", "Xcbsystem"),
-        (
-            "{% for m in messages %}{% if m.role == 'user' %}{% continue %}{% endif %}{{ m.content }}\
-          {% endfor %}",
-            "SB",
-        ),
-        (
-            "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}\
-          {{ ns.n }}",
-            "4",
-        ),
-        ("  {% if true %}\n x\n  {% endif %}\ny\n", " x\ny"),
-        ("{{ messages[0]|tojson }}", r#"{"role": "system", "content": "S"}"#),
-        ("{{ tools is none }}{{ enable_thinking is defined }}", "TrueFalse"),
-        ("{% macro f(x) %}[{{ x }}]{% endmacro %}{{ f(1) }}", "[1]"),
-        (
-            "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
-            "SABC",
-        ),
-        ("{{ strftime_now('%Y')|int > 2024 }}", "True"),
-    ];
-    for (source, expected) in cases {
-        assert_eq!(jinja(source).unwrap(), expected, "{source}");
-    }
-    let error = jinja("{{ raise_exception('Only user turns!') }}").unwrap_err();
-    assert!(error.message().contains("Only user turns!"), "{error}");
-}
-
-#[test]
-fn hostile_templates_end_with_an_error() {
-    let deep = format!("{}1{}", "(".repeat(100_000), ")".repeat(100_000));
-    let nested = "{% if true %}".repeat(10_000);
-    let sources = [
-        "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}",
-        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-        "{{ 'x' * 999999999999 }}",
-        "{% include 'chat_template' %}",
-        "{% include '/etc/passwd' %}",
-        "{{ messages[0].__class__.__mro__ }}",
-        "{% for",
-        &format!("{{{{ {deep} }}}}"),
-        &nested,
-    ];
-    for source in sources {
-        let shown = &source[..source.len().min(60)];
-        let error = jinja(source).err().unwrap_or_else(|| panic!("accepted: {shown}"));
-        assert!(error.message().starts_with("chat template: "), "{shown}: {error}");
-    }
 }

@@ -1,9 +1,10 @@
 //! The chat template that the manifest's `chat` key declares, by its markers.
 
+use qhx_base::{Error, ErrorKind, Result};
+
 use super::Tokenizer;
 use super::message::{Content, ContentPart, Message, RenderOptions};
-use crate::manifest::{ChatSpec, Marker, Piece, RoleMarkers};
-use crate::{Error, ErrorKind, Result};
+use super::spec::{ChatSpec, Marker, Piece, RoleMarkers};
 
 /// What stands around the texts of one role, as far as the manifest declares.
 #[derive(Debug)]

@@ -1,9 +1,9 @@
 //! A conversation, and how it is to be rendered.
 
+use qhx_base::CancelToken;
+use qhx_types::Media;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value, json};
-
-use crate::{CancelToken, Media};
 
 /// A message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,7 +68,7 @@ impl Content {
     }
 
     /// The same with every text changed.
-    pub(crate) fn map_texts(&self, change: &impl Fn(&str) -> String) -> Self {
+    pub fn map_texts(&self, change: &impl Fn(&str) -> String) -> Self {
         match self {
             Self::Text(text) => Self::Text(change(text)),
             Self::Parts(parts) => Self::Parts(

@@ -15,7 +15,7 @@
 //! A template is untrusted input, and a program. What it may do is bounded here: steps, depth, what a variable holds,
 //! what is written. It runs on a thread with a stack of its own, and a panic ends the thread alone. The engine itself
 //! allocates beyond these bounds in places, so that a program that can do so renders in a child process with limits
-//! of the operating system; see [`crate::child`].
+//! of the operating system; see [`qhx_base::child`].
 
 mod checks;
 mod filters;
@@ -37,13 +37,13 @@ use std::thread;
 
 use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Environment, Error as JinjaError, ErrorKind as JinjaErrorKind, Value};
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
 pub use helper::TASK;
 use helper::{Renderer, Request};
 
 use super::message::{Message, RenderOptions};
-use crate::{CancelToken, Error, ErrorKind, Result};
 
 /// Instructions that one rendering may execute: a second or so.
 const FUEL: u64 = 20_000_000;
@@ -105,7 +105,7 @@ impl JinjaTemplate {
 
     /// Compiles a template in a child process where the program has one, and later renders it there.
     pub(super) fn open(template: Template, origin: &str) -> Result<Self> {
-        match crate::child::program() {
+        match qhx_base::child::program() {
             None => Self::here(template, origin),
             Some(program) => {
                 let renderer = Renderer::new(program);
