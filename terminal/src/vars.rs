@@ -241,7 +241,11 @@ mod tests {
         for folder in [
             "cli/src",
             "terminal/src",
-            "core/src",
+            "core/base/src",
+            "core/engine/src",
+            "core/exec/src",
+            "core/qnn/src",
+            "core/text/src",
             "cpu/src",
             "forge/src",
             "plugins/host/src",

@@ -8,9 +8,9 @@ mod message;
 mod samples;
 mod spec;
 mod stream;
-#[cfg(test)]
-mod tests;
 mod tokenizer;
+#[cfg(test)]
+mod transformers;
 
 pub use chat::{ChatTemplate, TemplateFiles};
 pub use jinja::TASK as CHAT_TEMPLATE_TASK;

@@ -1,4 +1,7 @@
-//! qhx-core: backends, tensors, manifests, text and the generation engine.
+//! qhx-core: manifests, the trait of host-ops, sampling and the generation engine.
+//!
+//! It hands on what lies beneath it under one name: errors and files (`qhx-base`), tensors (`qhx-types`), backends and
+//! the workspace (`qhx-exec`), the NPU (`qhx-qnn`) and text (`qhx-text`).
 //!
 //! The crate knows nothing of model families. What only one family needs is a host-op
 //! ([`op::HostOp`]), selected by name in the bundle's manifest.
