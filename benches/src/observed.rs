@@ -67,6 +67,10 @@ impl Backend for Observed {
         Ok(opened.into_iter().map(wrap).collect())
     }
 
+    fn is_out_of_memory(&self, error: &Error) -> bool {
+        self.inner.is_out_of_memory(error)
+    }
+
     fn allocate(&self, bytes: usize) -> Result<Buffer> {
         self.inner.allocate(bytes)
     }

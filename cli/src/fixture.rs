@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use qhx_core::hash::hex;
 use qhx_core::{Error, ErrorKind, Result};
 use sha2::{Digest as _, Sha256};
 
@@ -38,5 +39,5 @@ pub(crate) fn fingerprint() -> String {
         hash.update(name.as_bytes());
         hash.update(bytes);
     }
-    hash.finalize().iter().take(6).map(|b| format!("{b:02x}")).collect()
+    hex(&hash.finalize()[..6])
 }

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, TryLockError};
-use std::io::{BufWriter, Read, Write};
+use std::io::{BufWriter, Write};
 use std::path::{Component, Path, PathBuf};
 
 use half::f16;
+use qhx_core::hash::{hex, sha256};
 use qhx_core::manifest::{self, Manifest};
 use qhx_core::{Error, ErrorKind, Result, files};
 use serde::{Deserialize, Serialize};
@@ -16,8 +17,6 @@ use crate::checkpoint::{Checkpoint, MAX_JSON};
 use crate::progress::Progress;
 use crate::weight::{F16_OVERFLOW, RowSource, beyond_f16, narrow, stream};
 
-/// Bytes that are read at a time when files are hashed.
-const CHUNK: usize = 1 << 20;
 /// Names in a staging folder.
 const ROOT: &str = "bundle";
 const LOCK: &str = "lock";
@@ -80,7 +79,7 @@ impl Fingerprint {
 
     /// The hash so far, in hexadecimal.
     pub fn hex(&self) -> String {
-        hex(self.0.clone())
+        hex(self.0.clone().finalize())
     }
 }
 
@@ -452,27 +451,18 @@ fn hash_file(
     progress: &mut dyn Progress,
 ) -> Result<Hashed> {
     let path = root.join(name);
-    let fail = |e: std::io::Error| Error::io(ErrorKind::Io, &path, e);
-    let mut file = File::open(&path).map_err(fail)?;
-    let mut buffer = vec![0u8; CHUNK];
-    let mut hash = Sha256::new();
+    let file = File::open(&path).map_err(|e| Error::io(ErrorKind::Io, &path, e))?;
     let mut bytes = 0;
-    loop {
-        let read = file.read(&mut buffer).map_err(fail)?;
-        let Some(part) = buffer.get(..read).filter(|p| !p.is_empty()) else { break };
+    let sha256 = sha256(ErrorKind::Io, &path, file, |read| {
         if progress.cancelled() {
             return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
         }
-        hash.update(part);
         bytes += read as u64;
         *done += read as u64;
         progress.advance(*done);
-    }
-    Ok(Hashed { file: name.to_owned(), bytes, sha256: hex(hash) })
-}
-
-fn hex(hash: Sha256) -> String {
-    hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
+        Ok(())
+    })?;
+    Ok(Hashed { file: name.to_owned(), bytes, sha256 })
 }
 
 /// Errors unless `out` does not exist, is an empty folder, or is a bundle that may be replaced.

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use qhx_core::manifest::{Manifest, SCHEMA_VERSION};
-use qhx_core::text::{ChatTemplate, Tokenizer};
+use qhx_core::text::Tokenizer;
 use qhx_core::{Error, ErrorKind, Result, files};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -153,7 +153,7 @@ fn check_template(
         "chat": chat,
     });
     let manifest = Manifest::from_value(&root.join("manifest.json"), document, None)?;
-    ChatTemplate::open(&manifest, &manifest.open_artifacts(), Some(tokenizer)).map(drop)
+    manifest.chat_template(&manifest.open_artifacts(), Some(tokenizer)).map(drop)
 }
 
 /// `eos_token_id` and `bos_token_id` for the manifest, each from the first configuration that has it. Errors

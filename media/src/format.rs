@@ -1,6 +1,6 @@
 //! What kind of file it is, by its first bytes.
 
-use qhx_core::Result;
+use qhx_base::Result;
 
 use crate::Source;
 

@@ -2,7 +2,7 @@
 
 use image::ColorType;
 use image::metadata::Orientation;
-use qhx_core::Result;
+use qhx_base::Result;
 use zune_jpeg::JpegDecoder;
 use zune_jpeg::zune_core::bytestream::ZCursor;
 use zune_jpeg::zune_core::colorspace::ColorSpace;

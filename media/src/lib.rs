@@ -6,7 +6,7 @@
 //! | [`sound`] | WAV, FLAC, MP3, Ogg Vorbis | [`Sound`]: one channel of f32 samples at the rate of the rules |
 //! | [`video`] | a folder of pictures, an animated GIF, PNG or WebP | [`Frames`]: sampled frames with their times |
 //!
-//! [`read`] gives any of them as a part of a prompt ([`Media`](qhx_core::Media)), and [`check`] looks at the first bytes
+//! [`read`] gives any of them as a part of a prompt ([`Media`](qhx_types::Media)), and [`check`] looks at the first bytes
 //! only.
 //!
 //! What a file is follows from its content, never from its name. The family's rules ([`ImageRules`], [`AudioRules`],
@@ -36,7 +36,7 @@ mod wave;
 pub use limits::Limits;
 pub use part::{check, read};
 pub use picture::{Picture, picture};
-pub use qhx_core::op::{Alpha, AudioRules, ImageRules, VideoRules};
+pub use qhx_types::{Alpha, AudioRules, ImageRules, VideoRules};
 pub use sound::{Sound, sound};
 pub use source::Source;
 pub use video::{Frames, video};

@@ -1,7 +1,7 @@
 //! Any file as a part of a prompt.
 
-use qhx_core::op::{MediaRules, Modality};
-use qhx_core::{Error, ErrorKind, Media, Result};
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_types::{Media, MediaRules, Modality};
 
 use crate::format::{Format, Kind};
 use crate::{Limits, Source, picture, sound, video};

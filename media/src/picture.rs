@@ -7,7 +7,8 @@ use image::codecs::png::PngDecoder;
 use image::codecs::webp::WebPDecoder;
 use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, RgbImage};
-use qhx_core::{Media, Result};
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_types::Media;
 
 use crate::format::{Format, Kind};
 use crate::raw::{Raw, allowance, check_size, png_pixels, zeroed};
@@ -27,8 +28,12 @@ pub struct Picture {
 
 impl Picture {
     /// As a part of a prompt.
+    ///
+    /// # Errors
+    /// As those of [`Media`], which nothing decoded meets.
     pub fn into_media(self) -> Result<Media> {
-        Media::image(self.rgb, self.width, self.height)
+        let media = Media::image(self.rgb, self.width, self.height);
+        media.map_err(|e| Error::of(ErrorKind::Prompt, e))
     }
 }
 
@@ -45,7 +50,7 @@ impl std::fmt::Debug for Picture {
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Io`](qhx_core::ErrorKind) where the file cannot be read; [`ErrorKind::Prompt`](qhx_core::ErrorKind) where it is no picture, is broken or cut off,
+/// [`ErrorKind::Io`] where the file cannot be read; [`ErrorKind::Prompt`] where it is no picture, is broken or cut off,
 /// or larger than the limits.
 pub fn picture(source: &Source, rules: &ImageRules, limits: &Limits) -> Result<Picture> {
     let bytes = source.read(limits)?;

@@ -2,7 +2,7 @@
 
 use image::ColorType;
 use image::metadata::Orientation;
-use qhx_core::Result;
+use qhx_base::Result;
 
 use crate::{Limits, Source};
 

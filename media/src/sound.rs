@@ -2,7 +2,8 @@
 
 use std::io::{ErrorKind as IoErrorKind, Seek as _};
 
-use qhx_core::{Error, ErrorKind, Media, Result};
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_types::Media;
 use symphonia::core::codecs::audio::{AudioCodecParameters, AudioDecoder, AudioDecoderOptions};
 use symphonia::core::errors::Error as SymphoniaError;
 use symphonia::core::formats::{FormatOptions, FormatReader, TrackType};
@@ -34,8 +35,11 @@ pub struct Sound {
 
 impl Sound {
     /// As a part of a prompt.
+    ///
+    /// # Errors
+    /// As those of [`Media`], which nothing decoded meets.
     pub fn into_media(self) -> Result<Media> {
-        Media::audio(self.samples, self.rate)
+        Media::audio(self.samples, self.rate).map_err(|e| Error::of(ErrorKind::Prompt, e))
     }
 }
 

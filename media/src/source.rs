@@ -7,7 +7,7 @@ use std::io::{Cursor, Read, Seek, SeekFrom};
 use std::path::PathBuf;
 
 use data_url::DataUrl;
-use qhx_core::{Error, ErrorKind, Result, files};
+use qhx_base::{Error, ErrorKind, Result, files};
 use symphonia::core::io::MediaSource;
 
 use crate::Limits;

@@ -7,7 +7,8 @@ use image::codecs::gif::GifDecoder;
 use image::codecs::png::PngDecoder;
 use image::codecs::webp::WebPDecoder;
 use image::{AnimationDecoder as _, ColorType, ImageDecoder as _};
-use qhx_core::{Error, ErrorKind, Media, Result};
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_types::Media;
 
 use crate::format::{Format, Kind};
 use crate::raw::{allowance, check_size, png_pixels, zeroed};
@@ -32,8 +33,12 @@ pub struct Frames {
 
 impl Frames {
     /// As a part of a prompt.
+    ///
+    /// # Errors
+    /// As those of [`Media`], which nothing decoded meets.
     pub fn into_media(self) -> Result<Media> {
-        Media::video(self.rgb, self.width, self.height, self.times)
+        let media = Media::video(self.rgb, self.width, self.height, self.times);
+        media.map_err(|e| Error::of(ErrorKind::Prompt, e))
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use common::fixture;
-use qhx_core::{Error, ErrorKind};
+use qhx_base::{Error, ErrorKind};
 use qhx_media::{AudioRules, ImageRules, Limits, Source, picture, sound};
 
 fn bytes(name: &str, bytes: impl Into<Vec<u8>>) -> Source {

@@ -199,7 +199,10 @@ impl Transcriber {
             behind = end;
             let [start, end] = [start, end].map(seconds);
             let samples = sound.samples.get(range).unwrap_or_default().to_vec();
-            let chunk = [Attached::new(name, Media::audio(samples, sound.rate)?)];
+            let chunk = [Attached::new(
+                name,
+                Media::audio(samples, sound.rate).map_err(|e| Error::of(ErrorKind::Prompt, e))?,
+            )];
             self.model.reset()?;
             let prompt = prompt(&self.instruction, &chunk)?;
             let request =
@@ -245,7 +248,10 @@ impl Transcriber {
         // What the prompt has besides the audio.
         let shortest = step.min(all);
         let samples = sound.samples.get(..shortest).unwrap_or_default().to_vec();
-        let chunk = [Attached::new(name, Media::audio(samples, sound.rate)?)];
+        let chunk = [Attached::new(
+            name,
+            Media::audio(samples, sound.rate).map_err(|e| Error::of(ErrorKind::Prompt, e))?,
+        )];
         let whole = model.encode_prompt(&prompt(&self.instruction, &chunk)?)?.len();
         let request = whole.saturating_sub(positions(model, shortest)?);
         let max = max_ctx.saturating_sub(max_ctx / ROOM).saturating_sub(request);

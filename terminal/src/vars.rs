@@ -241,8 +241,12 @@ mod tests {
         for folder in [
             "cli/src",
             "terminal/src",
-            "core/src",
             "runtime/src",
+            "core/base/src",
+            "core/engine/src",
+            "core/exec/src",
+            "core/qnn/src",
+            "core/text/src",
             "cpu/src",
             "forge/src",
             "plugins/host/src",

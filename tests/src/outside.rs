@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use qhx_core::CancelToken;
 use qhx_core::backend::Backend;
 use qhx_core::engine::Model;
+use qhx_core::hash::sha256;
+use qhx_core::{CancelToken, ErrorKind};
 use qhx_plugins::{PluginOptions, Plugins};
-use sha2::{Digest as _, Sha256};
 
 use crate::plugin_files::{self, workspace};
 use crate::toys;
@@ -53,9 +53,9 @@ pub fn commands(page: &str, heading: &str) -> Vec<Block> {
 /// SHA-256 of each file.
 pub fn hashes(files: &[PathBuf]) -> Vec<(PathBuf, String)> {
     let hash = |file: &PathBuf| {
-        let bytes = fs::read(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
-        let digest = Sha256::digest(&bytes);
-        (file.clone(), digest.iter().map(|byte| format!("{byte:02x}")).collect())
+        let opened = fs::File::open(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+        let hash = sha256(ErrorKind::Artifact, file, opened, |_| Ok(()));
+        (file.clone(), hash.unwrap_or_else(|e| panic!("{e}")))
     };
     files.iter().map(hash).collect()
 }
@@ -149,11 +149,32 @@ impl Outside {
             .env_remove("QHX_PLUGIN_PATH")
             // What cargo makes lies in the folder, as it would for anybody; what it needs on the
             // way is kept for the next time.
-            .env_remove("CARGO_TARGET_DIR")
-            .env("CARGO_BUILD_BUILD_DIR", plugin_files::beside("outside"))
-            // The page builds for use, the test for an answer.
-            .env("CARGO_PROFILE_RELEASE_LTO", "off")
-            .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0")
-            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+            .env_remove("CARGO_TARGET_DIR");
+        build_once(command);
     }
+}
+
+/// Runs the tests of an example that is a workspace of its own, and returns what they print.
+pub fn test_example(name: &str) -> String {
+    let target = tempfile::tempdir().expect("a temporary folder");
+    let mut command = qhx_places::cargo();
+    command
+        .args(["test", "--release", "--manifest-path"])
+        .arg(workspace().join("examples").join(name).join("Cargo.toml"))
+        .env("CARGO_TARGET_DIR", target.path());
+    build_once(&mut command);
+    let output = command.output().expect("cargo runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    text
+}
+
+/// Keeps what cargo needs on the way, for all that is built outside.
+fn build_once(command: &mut Command) {
+    command
+        .env("CARGO_BUILD_BUILD_DIR", plugin_files::beside("outside"))
+        // The page builds for use, the test for an answer.
+        .env("CARGO_PROFILE_RELEASE_LTO", "off")
+        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0")
+        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
 }

@@ -107,7 +107,7 @@ fn a_helper_of_another_version_is_refused_by_name() {
 #[cfg(target_os = "linux")]
 #[test]
 fn all_renderings_of_a_template_take_one_process() {
-    use qhx_core::text::{ChatTemplate, Message, RenderOptions};
+    use qhx_core::text::{Message, RenderOptions};
 
     let folder = tempfile::tempdir().expect("a folder");
     let (started, bundle) = (folder.path().join("started"), folder.path().join("bundle"));
@@ -128,7 +128,7 @@ fn all_renderings_of_a_template_take_one_process() {
     });
     let manifest = qhx_core::Manifest::from_value(&bundle.join("m.json"), manifest, None);
     let manifest = manifest.expect("a manifest");
-    let template = ChatTemplate::open(&manifest, &manifest.open_artifacts(), None);
+    let template = manifest.chat_template(&manifest.open_artifacts(), None);
     let template = template.expect("it compiles").expect("there is one");
     let render = |content: &str| {
         let text = template.render(&[Message::new("user", content)], &RenderOptions::default());

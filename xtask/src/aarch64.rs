@@ -17,13 +17,29 @@ const ROOT: &str = "/usr/aarch64-linux-gnu";
 /// What is built: the program, one plugin, and what stands in for parts of a board.
 const BUILT: [&str; 3] = ["qhx-cli", "qhx-ops-llama-plugin", "qhx-stand-ins"];
 
+/// Whose unit tests run.
+const UNITS: [&str; 11] = [
+    "qhx-base",
+    "qhx-types",
+    "qhx-exec",
+    "qhx-qnn-sys",
+    "qhx-qnn",
+    "qhx-text",
+    "qhx-core",
+    "qhx-op",
+    "qhx-cpu",
+    "qhx",
+    "qhx-cli",
+];
+
 /// Unit tests that take minutes under the emulator, or limit the time of what they try: text is the same everywhere.
-const SLOW: [&str; 5] = [
+const SLOW: [&str; 6] = [
     "every_combination_draws_from_the_reference_distribution",
-    "text::jinja::",
-    "text::stream::",
-    "text::tests::",
-    "text::tokenizer::",
+    "jinja::",
+    "manifest::chat::",
+    "stream::",
+    "tokenizer::",
+    "transformers::",
 ];
 
 /// What the tier lacks here, with what installs it.
@@ -88,7 +104,7 @@ pub(crate) fn run(
     let starter = board.with_file_name("examples").join("libexec.so");
     let mut units = cross(&["test", "--lib"]);
     // With the program, whose features what they share was built with.
-    for package in ["qhx-core", "qhx-op", "qhx-cpu", "qhx", "qhx-cli"] {
+    for package in UNITS {
         units.args(["--package", package]);
     }
     units.args(["--features", "qhx-cli/builtin-ops"]);

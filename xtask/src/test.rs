@@ -129,7 +129,8 @@ pub(crate) const PROGRAM: &str = "builtin-ops,parquet";
 const BUILTIN: &str = "qhx-cli/builtin-ops,qhx-cli/parquet,qhx-tests/builtin-ops";
 
 /// What is not part of the workspace.
-const EXAMPLES: [&str; 5] = [
+const EXAMPLES: [&str; 6] = [
+    "examples/backend/Cargo.toml",
     "examples/plugin-template/Cargo.toml",
     "examples/lfm2/op/Cargo.toml",
     "examples/lfm2/recipe/Cargo.toml",

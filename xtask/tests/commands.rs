@@ -138,8 +138,9 @@ fn what_is_for_boards_runs_under_qemu_or_is_left_out_by_name() {
     };
     let libraries = position("qhx runtime install --for linux-aarch64");
     let units = position(
-        "cargo test --lib --package qhx-core --package qhx-op --package qhx-cpu --package qhx \
-         --package qhx-cli --features qhx-cli/builtin-ops --profile emulated",
+        "cargo test --lib --package qhx-base --package qhx-types --package qhx-exec \
+         --package qhx-qnn-sys --package qhx-qnn --package qhx-text --package qhx-core \
+         --package qhx-op --package qhx-cpu --package qhx --package qhx-cli --features qhx-cli/builtin-ops --profile emulated",
     );
     assert!(libraries < units && units < position("--test cli board::"), "{calls}");
     assert!(!calls.contains("check --target aarch64-unknown-linux-gnu"), "built, so not checked");

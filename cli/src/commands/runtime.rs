@@ -13,11 +13,11 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use qhx::libraries::{HTP_FILE, LIBRARY_FOLDER, SYSTEM_FILE, folder, how_to_get, installed};
 use qhx::machines::{Machine, VERSION, Wheel};
+use qhx_core::hash::sha256;
 use qhx_core::qnn::Library;
 use qhx_core::{CancelToken, Error, ErrorKind, Result};
 use serde_json::json;
 
-use super::verify::sha256;
 use crate::app::App;
 use crate::args::LibraryArgs;
 use crate::progress;
@@ -333,12 +333,12 @@ fn pip_failure(python: &str, stderr: &str) -> Error {
 }
 
 fn check_wheel(machine: Machine, wheel: &Path, cancel: &CancelToken) -> Result<()> {
-    let mut file = File::open(wheel).map_err(|e| {
+    let file = File::open(wheel).map_err(|e| {
         let missing = e.kind() == IoKind::NotFound;
         let error = Error::io(ErrorKind::Io, wheel, e);
         if missing { error.hint("give the wheel's path") } else { error }
     })?;
-    let found = sha256(&mut file, wheel, cancel)?;
+    let found = sha256(ErrorKind::Artifact, wheel, file, |_| cancel.check())?;
     let Wheel { file: name, sha256: expected, .. } = machine.wheel();
     if found != expected {
         return Err(Error::new(

@@ -1,17 +1,15 @@
 //! `qhx verify`: a bundle's files against their hashes, or its answers against a reference.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
 use qhx_core::dump::Dump;
 use qhx_core::engine::{FinishReason, Request};
+use qhx_core::hash::sha256;
 use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result};
 use serde::Serialize;
-use sha2::{Digest as _, Sha256};
 
 use super::reference::{self, ArrayReport};
 use super::suite::{Gate, MIN_COSINE, Score, Suite, suite_passes};
@@ -273,28 +271,12 @@ fn check_file(manifest: &Manifest, path: &str, cancel: &CancelToken) -> Result<O
         Err(e) => return Err(e),
     };
     let fail = |e: std::io::Error| Error::io(ErrorKind::Artifact, &resolved, e);
-    let mut file = artifacts.open_file(&pointer, path)?;
+    let file = artifacts.open_file(&pointer, path)?;
     let found = file.metadata().map_err(fail)?.len();
     if let Some(bytes) = expected.bytes.filter(|bytes| *bytes != found) {
         return Ok(Some(format!("{found} bytes, expected {bytes}")));
     }
     let Some(expected) = &expected.sha256 else { return Ok(None) };
-    let found = sha256(&mut file, &resolved, cancel)?;
+    let found = sha256(ErrorKind::Artifact, &resolved, file, |_| cancel.check())?;
     Ok((found != *expected).then(|| format!("sha256 {found}, expected {expected}")))
-}
-
-/// The hash of a file in lower-case hexadecimal.
-pub(crate) fn sha256(file: &mut File, path: &Path, cancel: &CancelToken) -> Result<String> {
-    let mut hash = Sha256::new();
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        if cancel.is_cancelled() {
-            return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
-        }
-        let read = file.read(&mut buffer).map_err(|e| Error::io(ErrorKind::Artifact, path, e))?;
-        if read == 0 {
-            return Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect());
-        }
-        hash.update(&buffer[..read]);
-    }
 }

@@ -107,9 +107,11 @@ fn guesses_are_measured_beside_plain_decoding() {
     assert!(report["results"][1].get("guesses").is_none(), "{report}");
     let run = bench(folder.path(), bundle(), &args).ok();
     let line = run.stdout.lines().find(|line| line.starts_with("repeats12")).expect("a line");
-    for part in
-        [" ms a token, ", " times plain decoding (", "4.00 tokens a step, 18 of 18 draft tokens accepted"]
-    {
+    for part in [
+        " ms a token, ",
+        " times plain decoding (",
+        "4.00 tokens a step, 18 of 18 draft tokens accepted",
+    ] {
         assert!(line.contains(part), "{part:?} in {line}");
     }
 

@@ -5,7 +5,7 @@
 //! it). Without them every test says that it is skipped; `QHX_REQUIRE_TIERS=1` makes that a failure.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
-#[path = "../../../core/tests/qnn/tier.rs"]
+#[path = "../../../core/qnn/tests/qnn/tier.rs"]
 mod tier;
 
 mod bundle;

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use qhx_core::files;
 use qhx_core::op::OpDescription;
 use qhx_op::abi::{LibHeader, OpModuleRef};
 
@@ -123,9 +122,9 @@ pub(crate) fn pin(path: &Path, demands: &Demands<'_>) -> Result<Pinned, LoadErro
         })?;
     }
     if let Some(expected) = demands.sha256 {
-        let found = pinned.sha256().map_err(|e| {
-            fail(LoadErrorKind::Missing, format!("cannot be read: {}", files::why(&e)))
-        })?;
+        let found = pinned
+            .sha256()
+            .map_err(|why| fail(LoadErrorKind::Missing, format!("cannot be read: {why}")))?;
         if found != expected {
             return Err(fail(
                 LoadErrorKind::Changed,

@@ -170,7 +170,8 @@ impl Store {
 
         let sha256 = {
             let pinned = Pinned::open(&copy).map_err(plugin_error)?;
-            pinned.sha256().map_err(io(&copy))?
+            let fail = |why| Error::new(ErrorKind::Io, format!("{}: {why}", copy.display()));
+            pinned.sha256().map_err(fail)?
         };
         let demands = Demands {
             allow_untrusted: self.allow_untrusted,

@@ -4,14 +4,13 @@
 //! change a plugin file or the folder it lies in, and what is loaded is the very file that was
 //! checked and hashed: it is opened once, and the system loader gets that open file.
 
-use std::fmt::Write as _;
 use std::fs::File;
-use std::io::Read;
+use std::io::{Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use qhx_core::ErrorKind;
 use qhx_core::files::{self, FileIdentity};
-use sha2::{Digest, Sha256};
+use qhx_core::hash::sha256;
+use qhx_core::{Error, ErrorKind};
 
 /// An open plugin file.
 #[derive(Debug)]
@@ -31,20 +30,16 @@ impl Pinned {
     /// Opens a regular file without waiting for anybody. Errors say why not, without the path.
     pub(crate) fn open(path: &Path) -> Result<Self, String> {
         let path = dunce::canonicalize(path).map_err(|e| files::why(&e))?;
-        let file = files::open(ErrorKind::Plugin, &path).map_err(|e| {
-            let named = format!("{}: ", path.display());
-            e.message().strip_prefix(&named).unwrap_or(e.message()).to_owned()
-        })?;
+        let file = files::open(ErrorKind::Plugin, &path).map_err(|e| unnamed(&e, &path))?;
         let identity = FileIdentity::of(&file.metadata().map_err(|e| e.to_string())?);
         Ok(Self { file, path, identity })
     }
 
-    /// SHA-256 of the content, as hexadecimal digits.
-    pub(crate) fn sha256(&self) -> std::io::Result<String> {
-        use std::io::{Seek, SeekFrom};
+    /// SHA-256 of the content, as hexadecimal digits. Errors say why not, without the path.
+    pub(crate) fn sha256(&self) -> Result<String, String> {
         let mut file = &self.file;
-        file.seek(SeekFrom::Start(0))?;
-        hash(file)
+        file.seek(SeekFrom::Start(0)).map_err(|e| files::why(&e))?;
+        sha256(ErrorKind::Plugin, &self.path, file, |_| Ok(())).map_err(|e| unnamed(&e, &self.path))
     }
 
     /// The path that makes the system loader open this very file: through the process's table of
@@ -69,22 +64,10 @@ impl Pinned {
     }
 }
 
-/// SHA-256 of what a reader gives, as hexadecimal digits.
-pub(crate) fn hash(mut reader: impl Read) -> std::io::Result<String> {
-    let mut hasher = Sha256::new();
-    let mut chunk = vec![0_u8; 1 << 16];
-    loop {
-        let read = reader.read(&mut chunk)?;
-        if read == 0 {
-            break;
-        }
-        hasher.update(&chunk[..read]);
-    }
-    let mut text = String::with_capacity(64);
-    for byte in hasher.finalize() {
-        let _ = write!(text, "{byte:02x}");
-    }
-    Ok(text)
+/// The message of an error without the path that it begins with.
+fn unnamed(error: &Error, path: &Path) -> String {
+    let named = format!("{}: ", path.display());
+    error.message().strip_prefix(&named).unwrap_or(error.message()).to_owned()
 }
 
 /// Checks that only the user or the administrator can change the file, its folder and the folder
@@ -228,11 +211,5 @@ mod tests {
         assert!(!pinned.still_there());
         #[cfg(target_os = "linux")]
         assert_eq!(std::fs::read(pinned.load_path()).unwrap(), b"first");
-    }
-
-    #[test]
-    fn the_hash_is_sha256() {
-        let expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert_eq!(hash(&b"abc"[..]).unwrap(), expected);
     }
 }

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use qhx_core::hash::hex;
 use qhx_core::{Error, ErrorKind, Result};
 use same_file::Handle;
 use serde::Deserialize;
@@ -154,7 +155,7 @@ impl Claimed {
             file.set_permissions(replaced.permissions()).map_err(fail)?;
         }
         // After the file is cut: a record of rows that are not there does no harm, the reverse would.
-        made.of = hex(&digest);
+        made.of = hex(digest.clone().finalize());
         self.record.set(self.slot, made.clone())?;
         Ok(Lines {
             writer: BufWriter::with_capacity(1 << 20, file),
@@ -249,7 +250,7 @@ impl Done {
             done.end += length as u64;
         }
         // Lines have no roles. Of a file that somebody has cut, only the texts are compared.
-        if done.rows == made.rows && hex(&done.digest) != made.of {
+        if done.rows == made.rows && hex(done.digest.clone().finalize()) != made.of {
             return Err(differ("a role in the input is another one than it was".to_owned()));
         }
         Ok(done)
@@ -268,10 +269,6 @@ fn add(digest: &mut Sha256, row: &Row) {
     digest.update([row.role as u8]);
     digest.update((row.text.len() as u64).to_le_bytes());
     digest.update(row.text.as_bytes());
-}
-
-fn hex(digest: &Sha256) -> String {
-    digest.clone().finalize().iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// Rows on their way into an output.
@@ -308,7 +305,7 @@ impl Lines {
     /// Hands the rows to the system, then says in the record that they are there.
     fn flush(&mut self) -> Result<()> {
         self.writer.flush().map_err(|e| Error::io(ErrorKind::Io, &self.path, e))?;
-        self.made.of = hex(&self.digest);
+        self.made.of = hex(self.digest.clone().finalize());
         self.record.set(self.slot, self.made.clone())?;
         self.flushed = Instant::now();
         Ok(())

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use clap::Args;
+use qhx_core::hash::sha256;
 use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result};
 
 use self::adb::{Device, Item, quoted};
-use super::verify::sha256;
 use crate::app::App;
 use crate::npu_files::{ANDROID, NpuFile};
 use crate::status::Status;
@@ -194,8 +194,8 @@ fn libraries(folder: &Path, files: &[NpuFile]) -> Result<Vec<Item>> {
 }
 
 fn hash(path: &Path, cancel: &CancelToken) -> Result<String> {
-    let mut file = File::open(path).map_err(|e| Error::io(ErrorKind::Io, path, e))?;
-    sha256(&mut file, path, cancel)
+    let file = File::open(path).map_err(|e| Error::io(ErrorKind::Io, path, e))?;
+    sha256(ErrorKind::Artifact, path, file, |_| cancel.check())
 }
 
 /// Copies files, and compares what has arrived.

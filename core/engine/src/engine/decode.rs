@@ -1,0 +1,582 @@
+//! A generation under way: choose, check what ends it, step.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::model::Model;
+use super::prompt::Encoded;
+use super::speculate::{Start, StepTime};
+use super::types::{Event, FinishReason, Generation, Speculate, Timings};
+use crate::op::{HostOp as _, SpanStats};
+use crate::sampling::{AllowedTokens, Sampler, SamplingParams};
+use crate::stop::StopFilter;
+use crate::text::Detokenizer;
+use crate::trace::{Category, Event as Traced};
+use crate::{CancelToken, Error, ErrorKind, Result, trace};
+use qhx_base::Following;
+
+/// Text that becomes complete token by token, when the bundle has a tokenizer.
+pub(super) struct Text {
+    pub stream: Option<Detokenizer>,
+    pub stop: StopFilter,
+    /// What the last token completed and may be shown.
+    pub shown: String,
+    /// All that was shown.
+    pub whole: String,
+}
+
+impl Text {
+    /// Takes in a token. True when a stop text came.
+    fn push(&mut self, token: u32) -> Result<bool> {
+        self.shown.clear();
+        let Some(stream) = &mut self.stream else { return Ok(false) };
+        let stopped = self.stop.push(stream.push(token)?, &mut self.shown);
+        self.whole.push_str(&self.shown);
+        Ok(stopped)
+    }
+
+    /// Shows what was held back because more could have come.
+    ///
+    /// # Errors
+    /// When the detokenizer fails.
+    pub fn finish(&mut self) -> Result<()> {
+        self.shown.clear();
+        let Some(stream) = &mut self.stream else { return Ok(()) };
+        if !self.stop.push(stream.finish()?, &mut self.shown) {
+            self.stop.finish(&mut self.shown);
+        }
+        self.whole.push_str(&self.shown);
+        Ok(())
+    }
+}
+
+/// What a generation works with once its prompt is tokenized.
+pub(super) struct Work {
+    pub sampling: SamplingParams,
+    pub speculate: Speculate,
+    /// Tokens that end the answer, besides the model's own.
+    pub stop_ids: Vec<u32>,
+    pub prompt: Encoded,
+    /// Maximum number of tokens.
+    pub budget: usize,
+    pub sampler: Sampler,
+    /// What the sampler chooses among.
+    pub allowed: Arc<AllowedTokens>,
+    pub text: Text,
+    /// What was chosen.
+    pub tokens: Vec<u32>,
+    pub sampling_time: Duration,
+    /// Steps, also those that verified draft tokens.
+    pub steps: usize,
+}
+
+impl Work {
+    /// The token chosen last. There is one after the first choice.
+    fn last(&self) -> u32 {
+        self.tokens.last().copied().unwrap_or_default()
+    }
+}
+
+/// Where a generation is.
+#[derive(Debug, Clone, Copy)]
+enum Phase {
+    /// The prompt is to be consumed.
+    Prompt,
+    /// The first token is to be chosen.
+    First,
+    /// The token chosen last is to be consumed.
+    Step,
+    /// Draft tokens were verified, and tokens are chosen from their rows.
+    Verified(Verified),
+    /// No further token is chosen; the text that was held back is still to come.
+    Ended(FinishReason),
+    /// All is there.
+    Done(FinishReason),
+    /// It failed, and the error was returned.
+    Failed,
+}
+
+/// A step that verified draft tokens.
+#[derive(Debug, Clone, Copy)]
+struct Verified {
+    /// Tokens of the answer before it.
+    before: usize,
+    /// The row that the next token is chosen from.
+    row: usize,
+    /// No further row is asked for.
+    closed: bool,
+    /// Why the answer ends with the token chosen last.
+    ended: Option<FinishReason>,
+    time: StepTime,
+}
+
+/// What a choice came to.
+struct Chosen {
+    /// The token is part of the answer's text, or at least an event.
+    shown: bool,
+    ended: Option<FinishReason>,
+}
+
+/// What happened, before it borrows the text.
+enum Happened {
+    Prefilled,
+    Token,
+    Rest,
+}
+
+/// A generation under way, which goes on as far as it is asked to: see [`Model::start`].
+///
+/// As an iterator it gives the pieces of the answer's text, none of them empty. [`Run::next_event`] gives all that
+/// happens and copies no text. [`Run::finish`] returns the whole. Between two calls nothing is executed.
+///
+/// A run that is dropped ends where it is. The model keeps what was consumed for the next request.
+pub struct Run<'m> {
+    model: &'m mut Model,
+    /// `None` where it was cancelled before the prompt was tokenized.
+    work: Option<Box<Work>>,
+    phase: Phase,
+    start: Instant,
+    prefill: Duration,
+    decode: Duration,
+    reused: usize,
+    graph_before: Duration,
+    spans_before: Vec<SpanStats>,
+    cancel: CancelToken,
+    _following: Following,
+}
+
+impl std::fmt::Debug for Run<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Run")
+            .field("model", &self.model)
+            .field("phase", &self.phase)
+            .field("tokens", &self.work.as_ref().map(|work| &work.tokens))
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'m> Run<'m> {
+    /// A generation whose prompt is tokenized, or that was cancelled before.
+    pub(super) fn new(
+        model: &'m mut Model,
+        work: Option<Work>,
+        cancel: CancelToken,
+        following: Following,
+        start: Instant,
+    ) -> Self {
+        let phase = match work {
+            Some(_) => Phase::Prompt,
+            None => Phase::Done(FinishReason::Cancelled),
+        };
+        Self {
+            graph_before: model.op.graph_time(),
+            spans_before: model.op.span_stats(),
+            model,
+            work: work.map(Box::new),
+            phase,
+            start,
+            prefill: Duration::ZERO,
+            decode: Duration::ZERO,
+            reused: 0,
+            cancel,
+            _following: following,
+        }
+    }
+
+    /// Stops this generation from any thread, within one graph execution; the model's other work goes on.
+    pub fn cancel_token(&self) -> &CancelToken {
+        &self.cancel
+    }
+
+    /// Goes on to the next event. `None` once the generation has ended.
+    ///
+    /// # Errors
+    /// When the host-op fails, or the logits are not finite. The run is over then; the model can be asked again.
+    pub fn next_event(&mut self) -> Result<Option<Event<'_>>> {
+        let Some(work) = self.work.as_deref_mut() else { return Ok(None) };
+        let start = Instant::now();
+        let in_prompt = matches!(self.phase, Phase::Prompt);
+        let happened = self.model.advance(work, &mut self.phase, &mut self.reused);
+        *(if in_prompt { &mut self.prefill } else { &mut self.decode }) += start.elapsed();
+        let happened = happened.inspect_err(|_| {
+            self.phase = Phase::Failed;
+            self.model.settle();
+        })?;
+        let Some(happened) = happened else { return Ok(None) };
+        let Work { prompt, text, tokens, .. } = work;
+        Ok(Some(match happened {
+            Happened::Prefilled => {
+                Event::Prefilled { tokens: prompt.sequence.len(), reused: self.reused }
+            }
+            Happened::Token => {
+                Event::Token { id: tokens.last().copied().unwrap_or_default(), text: &text.shown }
+            }
+            Happened::Rest => Event::Rest { text: &text.shown },
+        }))
+    }
+
+    /// Ends the generation here, with [`FinishReason::Cancelled`]: no further event comes. Text that was held back is
+    /// in [`Generation::text`] only.
+    ///
+    /// # Errors
+    /// When the host-op fails to accept what was chosen.
+    pub fn stop(&mut self) -> Result<()> {
+        let Some(work) = self.work.as_deref_mut() else { return Ok(()) };
+        if let Phase::Verified(verified) = self.phase {
+            let start = Instant::now();
+            let closed = self.model.close(work, verified, Ok(()));
+            self.decode += start.elapsed();
+            closed.inspect_err(|_| {
+                self.phase = Phase::Failed;
+                self.model.settle();
+            })?;
+        }
+        if !matches!(self.phase, Phase::Done(_) | Phase::Failed) {
+            self.model.end(work)?;
+            self.phase = Phase::Done(FinishReason::Cancelled);
+        }
+        Ok(())
+    }
+
+    /// The whole generation. Goes on to its end first, where it has not ended.
+    ///
+    /// # Errors
+    /// As [`Run::next_event`], also where that failed before.
+    pub fn finish(mut self) -> Result<Generation> {
+        while self.next_event()?.is_some() {}
+        let finish_reason = match self.phase {
+            Phase::Done(reason) => reason,
+            _ => {
+                return Err(Error::new(ErrorKind::Usage, "the generation failed, as was reported"));
+            }
+        };
+        let Some(work) = self.work.take() else {
+            return Ok(Generation::cancelled(self.model.load));
+        };
+        let Work { prompt, text, tokens, sampling_time: sampling, steps, .. } = *work;
+        let graph = self.model.op.graph_time().saturating_sub(self.graph_before);
+        let timings = Timings {
+            load: self.model.load,
+            prefill: self.prefill,
+            decode: self.decode,
+            graph,
+            sampling,
+            host: (self.prefill + self.decode).saturating_sub(graph + sampling),
+            decode_steps: steps,
+            guesses: self.model.speculation.counts(),
+        };
+        Ok(Generation {
+            text: text.whole,
+            tokens,
+            prompt_tokens: prompt.sequence.len(),
+            reused_tokens: self.reused,
+            finish_reason,
+            timings,
+            spans: ran(&self.spans_before, self.model.op.span_stats()),
+        })
+    }
+}
+
+impl Iterator for Run<'_> {
+    type Item = Result<String>;
+
+    fn next(&mut self) -> Option<Result<String>> {
+        loop {
+            match self.next_event() {
+                Err(e) => {
+                    // Whoever goes on after an error gets no second one.
+                    self.work = None;
+                    return Some(Err(e));
+                }
+                Ok(None) => return None,
+                Ok(Some(event)) => {
+                    if let Some(text) = event.text().filter(|text| !text.is_empty()) {
+                        return Some(Ok(text.to_owned()));
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Run<'_> {
+    fn drop(&mut self) {
+        if matches!(self.phase, Phase::Verified(_)) {
+            // What cannot be accepted is consumed again by the next request.
+            let _ = self.stop();
+        }
+        self.model.settle();
+        if let Some(trace) = &self.model.trace {
+            trace.add(&Traced::new("generate", Category::Host, self.start, self.start.elapsed()));
+        }
+    }
+}
+
+/// What was added to spans, without those that did not run.
+fn ran(before: &[SpanStats], after: Vec<SpanStats>) -> Vec<SpanStats> {
+    let mut spans = after;
+    for span in &mut spans {
+        if let Some(earlier) = before.iter().find(|earlier| earlier.name == span.name) {
+            span.count -= earlier.count.min(span.count);
+            span.busy = span.busy.saturating_sub(earlier.busy);
+        }
+    }
+    spans.retain(|span| span.count > 0);
+    spans
+}
+
+impl Model {
+    /// Goes on to the next event of a generation; `None` where it has ended.
+    fn advance(
+        &mut self,
+        work: &mut Work,
+        phase: &mut Phase,
+        reused: &mut usize,
+    ) -> Result<Option<Happened>> {
+        loop {
+            let went = match *phase {
+                Phase::Prompt => self.begin(work, reused).map(|()| {
+                    *phase = Phase::First;
+                    Some(Happened::Prefilled)
+                }),
+                Phase::First if work.tokens.len() >= work.budget => {
+                    *phase = Phase::Ended(FinishReason::Length);
+                    Ok(None)
+                }
+                Phase::First => self.choose_next(work, phase),
+                Phase::Step => self.step_or_verify(work, phase),
+                Phase::Verified(verified) => self.next_row(work, verified, phase),
+                Phase::Ended(reason) => {
+                    self.end(work)?;
+                    *phase = Phase::Done(reason);
+                    Ok((!work.text.shown.is_empty()).then_some(Happened::Rest))
+                }
+                Phase::Done(_) => return Ok(None),
+                Phase::Failed => {
+                    return Err(Error::new(
+                        ErrorKind::Usage,
+                        "the generation failed, as was reported",
+                    ));
+                }
+            };
+            match went {
+                Err(e) if e.kind() == ErrorKind::Cancelled => {
+                    *phase = Phase::Ended(FinishReason::Cancelled);
+                }
+                Err(e) => return Err(e),
+                Ok(Some(happened)) => return Ok(Some(happened)),
+                Ok(None) => {}
+            }
+        }
+    }
+
+    /// Consumes the prompt.
+    fn begin(&mut self, work: &mut Work, reused: &mut usize) -> Result<()> {
+        let start = Instant::now();
+        let trace = self.trace.clone();
+        let mut consuming = trace::span(trace.as_ref(), "prompt");
+        let prefilled = self.consume(&work.prompt, reused);
+        if let Some(span) = &mut consuming {
+            span.argument("positions", work.prompt.sequence.len());
+            span.argument("reused", *reused);
+        }
+        drop(consuming);
+        prefilled?;
+        let consumed = (work.prompt.sequence.len() - *reused, start.elapsed().as_secs_f64());
+        let begin = Start {
+            prompt: &work.prompt.sequence.tokens,
+            most: work.budget,
+            sampling: &work.sampling,
+            allowed: &work.allowed,
+            media: !work.prompt.sequence.spans.is_empty(),
+            cancel: &self.session.current(),
+        };
+        self.speculation.begin(work.speculate, &self.op, &begin, consumed);
+        Ok(())
+    }
+
+    /// Ends the answer's text, and keeps what was consumed.
+    fn end(&mut self, work: &mut Work) -> Result<()> {
+        self.settle();
+        work.text.shown.clear();
+        if work.text.stop.stopped_at().is_none() {
+            work.text.finish()?;
+        }
+        Ok(())
+    }
+
+    /// Keeps what the op says that it consumed.
+    fn settle(&mut self) {
+        self.consumed.settle(self.op.position());
+    }
+
+    /// Chooses a token from the logits of a plain step.
+    fn choose_next(&mut self, work: &mut Work, phase: &mut Phase) -> Result<Option<Happened>> {
+        let Chosen { shown, ended } = self.choose(work)?;
+        *phase = ended.map_or(Phase::Step, Phase::Ended);
+        Ok(shown.then_some(Happened::Token))
+    }
+
+    /// Chooses the next token among the logits.
+    fn choose(&mut self, work: &mut Work) -> Result<Chosen> {
+        if self.session.is_cancelled() {
+            return Ok(Chosen { shown: false, ended: Some(FinishReason::Cancelled) });
+        }
+        let start = Instant::now();
+        let sample = trace::span(self.trace.as_ref(), "sample");
+        let token = match work.sampler.sample(self.op.logits()?) {
+            Ok(token) => token,
+            Err(e) => {
+                let error = self.op.about_logits(e);
+                // What made the logits unusable may lie in the state, and in what is saved of it.
+                if let Err(e) = self.consumed.clear(&mut self.op) {
+                    tracing::warn!("the state could not be reset: {e}");
+                }
+                return Err(error);
+            }
+        };
+        work.sampler.accept(token);
+        drop(sample);
+        work.sampling_time += start.elapsed();
+        work.tokens.push(token);
+        self.speculation.push(token);
+        let Work { text, stop_ids, .. } = work;
+        if text.stop.is_stop_token(token) {
+            let stop = stop_ids.contains(&token);
+            let reason = if stop { FinishReason::Stop } else { FinishReason::Eos };
+            return Ok(Chosen { shown: false, ended: Some(reason) });
+        }
+        let detokenize = trace::span(self.trace.as_ref(), "detokenize");
+        let stopped = text.push(token)?;
+        drop(detokenize);
+        let ended = if stopped {
+            Some(FinishReason::Stop)
+        } else if work.tokens.len() >= work.budget {
+            Some(FinishReason::Length)
+        } else {
+            None
+        };
+        Ok(Chosen { shown: true, ended })
+    }
+
+    /// Consumes the token chosen last and chooses the next one, or has draft tokens verified.
+    fn step_or_verify(&mut self, work: &mut Work, phase: &mut Phase) -> Result<Option<Happened>> {
+        if self.speculation.is_active() && self.draft(work)? > 0 {
+            return self.verify(work, phase);
+        }
+        let start = Instant::now();
+        self.step(work.last(), &work.prompt, &work.tokens)?;
+        self.speculation.stepped(start.elapsed().as_secs_f64());
+        work.steps += 1;
+        self.choose_next(work, phase)
+    }
+
+    /// Makes draft tokens. Returns the number of them to verify.
+    fn draft(&mut self, work: &Work) -> Result<usize> {
+        let room = self.op.info().max_ctx.saturating_sub(self.op.position());
+        let max_drafts = room.min(work.budget - work.tokens.len()).saturating_sub(1);
+        let _span = trace::span(self.trace.as_ref(), "draft");
+        let placeholders = self.op.placeholders();
+        let may = |token: u32| work.allowed.contains(token) && !placeholders.contains(&token);
+        let step = self.speculation.propose(work.last(), max_drafts, work.sampler.rng(), may)?;
+        Ok(step.len() - 1)
+    }
+
+    /// Verifies draft tokens together with the token chosen last. Those that are chosen, too, are accepted.
+    fn verify(&mut self, work: &mut Work, phase: &mut Phase) -> Result<Option<Happened>> {
+        let start = Instant::now();
+        let span = trace::span_with(self.trace.as_ref(), "verify", |s| {
+            s.argument("tokens", self.speculation.step().len());
+            s.argument("position", self.op.position());
+        });
+        let checked = self.op.verify(self.speculation.step());
+        drop(span);
+        let time = StepTime { pass: start.elapsed().as_secs_f64(), ..StepTime::default() };
+        let before = work.tokens.len();
+        match checked {
+            Ok(()) => {
+                *phase =
+                    Phase::Verified(Verified { before, row: 0, closed: false, ended: None, time });
+                Ok(None)
+            }
+            Err(e) => self.recover(work, e, phase),
+        }
+    }
+
+    /// Chooses a token from the next row that was verified. Behind the last one the chosen tokens are accepted.
+    fn next_row(
+        &mut self,
+        work: &mut Work,
+        mut verified: Verified,
+        phase: &mut Phase,
+    ) -> Result<Option<Happened>> {
+        if verified.closed {
+            self.close(work, verified, Ok(()))?;
+            *phase = verified.ended.map_or(Phase::Step, Phase::Ended);
+            return Ok(None);
+        }
+        let start = Instant::now();
+        let logits = self.op.row_logits(verified.row);
+        verified.time.pass += start.elapsed().as_secs_f64();
+        match logits {
+            Err(e) if self.loss.happened() => return self.recover(work, e, phase),
+            // Nothing was chosen.
+            Err(e) if verified.row == 0 => return Err(e),
+            Err(e) => {
+                *phase = Phase::Step;
+                self.close(work, verified, Err(e))?;
+                return Ok(None);
+            }
+            Ok(()) => {}
+        }
+        let Chosen { shown, ended } = self.choose(work)?;
+        verified.row += 1;
+        verified.ended = ended;
+        let draft = self.speculation.step().get(verified.row);
+        verified.closed = ended.is_some() || draft != Some(&work.last());
+        *phase = Phase::Verified(verified);
+        Ok(shown.then_some(Happened::Token))
+    }
+
+    /// Computes the state again where the device was lost while draft tokens were verified, and chooses by a plain step.
+    fn recover(
+        &mut self,
+        work: &mut Work,
+        error: Error,
+        phase: &mut Phase,
+    ) -> Result<Option<Happened>> {
+        if !self.loss.happened() {
+            return Err(error);
+        }
+        self.replay(error, &work.prompt, &work.tokens)?;
+        work.steps += 1;
+        self.choose_next(work, phase)
+    }
+
+    /// Accepts the tokens that were chosen from verified rows. `checked` is why no further row could be asked for.
+    fn close(&mut self, work: &mut Work, verified: Verified, checked: Result<()>) -> Result<()> {
+        let Verified { before, mut time, .. } = verified;
+        // The token chosen last is not consumed yet; where the run was cancelled before, the first one is.
+        let count = (work.tokens.len() - before).max(1);
+        let start = Instant::now();
+        let span = trace::span_with(self.trace.as_ref(), "accept", |s| s.argument("tokens", count));
+        let accepted = self.op.accept(count);
+        drop(span);
+        time.keep += start.elapsed().as_secs_f64();
+        work.steps += 1;
+        match accepted {
+            Ok(()) => {
+                for &token in &self.speculation.step()[..count] {
+                    self.consumed.push(token);
+                }
+                self.speculation.verified(count, time);
+            }
+            Err(e) if self.loss.happened() => {
+                let consumed = work.tokens.len().saturating_sub(1).max(before);
+                self.replay(e, &work.prompt, &work.tokens[..consumed])?;
+            }
+            Err(e) => return Err(e),
+        }
+        checked
+    }
+}

@@ -1,0 +1,678 @@
+//! From a prompt to positions: tokens, and among them images, audio and videos.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::sequence::{Key, Sequence, Span};
+use super::types::{Part, Prompt};
+use crate::op::{HostOp, Piece, Placement, Segment};
+use crate::text::{Content, Message, Tokenizer};
+use crate::trace::{self, Trace};
+use crate::{CancelToken, Error, ErrorKind, Media, Result};
+
+/// Maximum positions that one image, audio clip or video may take where the op has no limit of its own.
+const MAX_POSITIONS: usize = 1 << 24;
+
+/// An image, audio clip or video that has a place.
+#[derive(Debug, PartialEq, Eq)]
+struct Placed {
+    /// Such as `image 2`.
+    name: String,
+    media: Media,
+    /// Of a video that is consumed in pieces.
+    frames: Option<(usize, usize)>,
+    /// Of an image that is consumed in pieces.
+    part: Option<(u16, u16)>,
+}
+
+impl Placed {
+    fn segment(&self) -> Option<Segment<'_>> {
+        piece(&self.media, self.frames, self.part)
+    }
+}
+
+/// What an op is given for a part of a prompt; `None` where the part has no such piece.
+fn piece(
+    media: &Media,
+    frames: Option<(usize, usize)>,
+    part: Option<(u16, u16)>,
+) -> Option<Segment<'_>> {
+    match (frames, part) {
+        (None, None) => Some(media.segment()),
+        (Some((first, end)), None) => media.frames(first, end),
+        (None, Some((index, of))) => media.tile(index, of),
+        (Some(_), Some(_)) => None,
+    }
+}
+
+/// A prompt as positions.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Encoded {
+    pub sequence: Sequence,
+    /// What lies at each span of the sequence.
+    media: Vec<Placed>,
+    /// Number of positions after which the state is worth saving: the conversation without the
+    /// beginning of the answer, which the next turn may render otherwise.
+    pub checkpoint: Option<usize>,
+}
+
+impl Encoded {
+    /// Tokens that are taken as they are.
+    pub(super) fn plain(tokens: Vec<u32>) -> Self {
+        Self { sequence: Sequence { tokens, ..Sequence::default() }, ..Self::default() }
+    }
+
+    /// The segments of some positions. A span lies within them whole or not at all.
+    pub(super) fn segments(&self, range: Range<usize>) -> Vec<Segment<'_>> {
+        let (mut segments, mut done) = (Vec::new(), range.start);
+        let tokens = |range: Range<usize>| {
+            let tokens = &self.sequence.tokens[range];
+            (!tokens.is_empty()).then_some(Segment::Tokens(tokens))
+        };
+        for (span, placed) in self.sequence.spans.iter().zip(&self.media) {
+            if !range.contains(&span.start) {
+                continue;
+            }
+            segments.extend(tokens(done..span.start));
+            segments.extend(placed.segment());
+            done = span.end();
+        }
+        segments.extend(tokens(done..range.end));
+        segments
+    }
+
+    /// Adds what a prompt holds for an image, audio clip or video.
+    fn place(&mut self, reader: &Reader<'_>, part: &Waiting<'_>) -> Result<()> {
+        let Waiting { name, media, placement } = part;
+        let mut tiles = None;
+        for each in &placement.pieces {
+            match each {
+                Piece::Tokens(tokens) => self.sequence.tokens.extend(tokens),
+                Piece::Text(text) => {
+                    self.sequence.tokens.extend(reader.tokenizer()?.encode(text, false)?);
+                }
+                &Piece::Part { token, positions, frames, part } => {
+                    let start = self.sequence.len();
+                    let max_positions = reader.max_ctx.min(MAX_POSITIONS);
+                    if positions > max_positions {
+                        let message = format!(
+                            "{name} takes {positions} positions, the context of {} holds {max_positions}",
+                            reader.model
+                        );
+                        return Err(Error::new(ErrorKind::Prompt, message).hint(
+                            "take a smaller one, or forge the model with a larger --max-ctx",
+                        ));
+                    }
+                    let of = part.map(|(_, of)| of);
+                    let alike = of.is_none() || *tiles.get_or_insert(of) == of;
+                    let there = alike && piece(media, frames, part).is_some();
+                    if positions == 0 || !there {
+                        let message = format!(
+                            "the host-op places {name} at {positions} positions with frames {frames:?} \
+                             as part {part:?}, expected at least one position, frames that are there, and of an image \
+                             parts below one number of them: {media:?}"
+                        );
+                        return Err(Error::new(ErrorKind::Plugin, message)
+                            .hint("this is a fault of the op, report it to its author"));
+                    }
+                    let key = Key::new(media, frames, part);
+                    self.sequence.spans.push(Span { start, positions, key });
+                    self.sequence.tokens.resize(start + positions, token);
+                    let (name, media) = (name.clone(), (*media).clone());
+                    self.media.push(Placed { name, media, frames, part });
+                }
+                other => {
+                    let message =
+                        format!("the host-op places a piece of an unknown kind: {other:?}");
+                    return Err(Error::new(ErrorKind::Plugin, message));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The image, audio clip or video that lies at a position, as words.
+    pub(super) fn at(&self, position: usize) -> Option<String> {
+        let mut spans = self.sequence.spans.iter().zip(&self.media);
+        let (span, placed) =
+            spans.find(|(span, _)| (span.start..span.end()).contains(&position))?;
+        let (first, last) = (span.start, span.end() - 1);
+        Some(format!("{} of the prompt, which takes positions {first} to {last}", placed.name))
+    }
+}
+
+/// What an op declares about the images, audio and videos in a prompt; see [`HostOp`].
+pub(super) trait Places {
+    fn placeholders(&self) -> &[u32];
+    fn place(&self, segment: &Segment<'_>) -> Result<Placement>;
+}
+
+impl<O: HostOp> Places for O {
+    fn placeholders(&self) -> &[u32] {
+        HostOp::placeholders(self)
+    }
+
+    fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
+        HostOp::place(self, segment)
+    }
+}
+
+/// Turns prompts into positions, unless their texts are too long by their length.
+pub(super) struct Reader<'a> {
+    /// Name of the model, for messages.
+    pub model: &'a str,
+    pub op: &'a dyn Places,
+    pub tokenizer: Result<&'a Tokenizer>,
+    pub max_ctx: usize,
+    pub cancel: CancelToken,
+    pub trace: Option<&'a Arc<Trace>>,
+}
+
+/// Marks places in a text of tokens that are spelt there and not meant. Unicode has these characters for
+/// use within a program.
+const BREAKS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
+
+/// Keeps texts from becoming tokens that stand for images, audio and videos.
+#[derive(Debug, Default)]
+struct Guard {
+    words: Vec<String>,
+    /// What stands within such a word in a text, where any text has one.
+    mark: Option<char>,
+}
+
+impl Guard {
+    /// A guard of `texts` against `words`.
+    fn new(words: Vec<String>, texts: &[&str]) -> Result<Self> {
+        let spelt = |text: &&str| words.iter().any(|word| text.contains(word.as_str()));
+        if !texts.iter().any(spelt) {
+            return Ok(Self { words, mark: None });
+        }
+        let unused = |mark: &char| !texts.iter().any(|text| text.contains(*mark));
+        let mark = BREAKS.into_iter().find(unused).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Prompt,
+                "the text spells tokens that stand for pictures or sounds",
+            )
+            .hint("leave them out, or leave out the noncharacters U+FDD0 to U+FDEF")
+        })?;
+        Ok(Self { words, mark: Some(mark) })
+    }
+
+    /// A value with a mark within every word of its texts.
+    fn guard_all(&self, value: &Value) -> Value {
+        match value {
+            Value::String(text) => Value::String(self.guard(text)),
+            Value::Array(items) => items.iter().map(|item| self.guard_all(item)).collect(),
+            Value::Object(members) => members
+                .iter()
+                .map(|(name, member)| (self.guard(name), self.guard_all(member)))
+                .collect(),
+            other => other.clone(),
+        }
+    }
+
+    /// The text with a mark within every word.
+    fn guard(&self, text: &str) -> String {
+        let Some(mark) = self.mark else { return text.to_owned() };
+        self.words.iter().fold(text.to_owned(), |text, word| {
+            let mut chars = word.chars();
+            let first = chars.next().map_or(String::new(), String::from);
+            text.replace(word.as_str(), &format!("{first}{mark}{}", chars.as_str()))
+        })
+    }
+}
+
+/// The texts of a value: strings and the names of members.
+fn collect_texts<'v>(value: &'v Value, texts: &mut Vec<&'v str>) {
+    match value {
+        Value::String(text) => texts.push(text),
+        Value::Array(items) => items.iter().for_each(|item| collect_texts(item, texts)),
+        Value::Object(members) => {
+            for (name, member) in members {
+                texts.push(name);
+                collect_texts(member, texts);
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+/// An image, audio clip or video that has no place yet.
+struct Waiting<'a> {
+    /// Such as `image 2`.
+    name: String,
+    media: &'a Media,
+    placement: Placement,
+}
+
+impl Reader<'_> {
+    fn tokenizer(&self) -> Result<&Tokenizer> {
+        self.tokenizer.as_ref().copied().map_err(Clone::clone)
+    }
+
+    fn place<'m>(&self, media: impl Iterator<Item = &'m Media>) -> Result<VecDeque<Waiting<'m>>> {
+        let mut waiting: VecDeque<Waiting<'m>> = VecDeque::new();
+        for media in media {
+            let noun = media.noun();
+            let before = waiting.iter().filter(|w| w.media.noun() == noun).count();
+            let name = format!("{noun} {}", before + 1);
+            let _span = trace::span_with(self.trace, "place media", |s| s.argument("name", &*name));
+            let placement = self.op.place(&media.segment()).map_err(|e| e.context(&name))?;
+            waiting.push_back(Waiting { name, media, placement });
+        }
+        Ok(waiting)
+    }
+
+    /// How the tokenizer spells the tokens that no text may become.
+    fn words(&self, waiting: &VecDeque<Waiting<'_>>) -> Vec<String> {
+        let Ok(tokenizer) = self.tokenizer() else { return Vec::new() };
+        let markers = waiting.iter().map(|w| w.placement.marker);
+        let ids = self.op.placeholders().iter().copied().chain(markers);
+        let mut words: Vec<_> = ids.filter_map(|id| tokenizer.id_to_token(id)).collect();
+        words.retain(|word| !word.is_empty());
+        words.sort_unstable();
+        words.dedup();
+        words
+    }
+
+    fn spell(&self, token: u32) -> Result<String> {
+        self.tokenizer()?.id_to_token(token).ok_or_else(|| {
+            let message = format!(
+                "token {token}, which stands for a picture, sound or video, is not in the tokenizer"
+            );
+            Error::new(ErrorKind::Artifact, message)
+                .hint("artifacts.tokenizer is another model's, or plan.params names a wrong token")
+        })
+    }
+
+    /// Positions of parts to continue.
+    pub(super) fn parts(&self, parts: &[Part]) -> Result<Encoded> {
+        let media = parts.iter().filter_map(|part| match part {
+            Part::Media(media) => Some(media),
+            Part::Text(_) | Part::Tokens(_) => None,
+        });
+        let mut waiting = self.place(media)?;
+        // Texts that follow each other are one: what they spell together counts, too.
+        let mut runs: Vec<Part> = Vec::new();
+        for part in parts {
+            match (runs.last_mut(), part) {
+                (Some(Part::Text(before)), Part::Text(text)) => before.push_str(text),
+                (_, part) => runs.push(part.clone()),
+            }
+        }
+        let texts = runs.iter().filter_map(|part| match part {
+            Part::Text(text) => Some(text.as_str()),
+            Part::Tokens(_) | Part::Media(_) => None,
+        });
+        let texts: Vec<_> = texts.collect();
+        let guard = Guard::new(self.words(&waiting), &texts)?;
+        // What stands around a text, such as a BOS token, is for one that has no tokens given.
+        let add_special = !runs.iter().any(|part| matches!(part, Part::Tokens(_)));
+        let mut encoded = Encoded::default();
+        for run in runs.chunk_by(|a, b| is_tokens(a) == is_tokens(b)) {
+            let mut ids = Vec::new();
+            if let Ok(tokenizer) = self.tokenizer() {
+                let (mut text, mut markers) = (String::new(), waiting.iter());
+                for part in run {
+                    match part {
+                        Part::Text(part) => text.push_str(&guard.guard(part)),
+                        Part::Tokens(tokens) => ids.extend_from_slice(tokens),
+                        Part::Media(_) => {
+                            let marker = markers.next().map(|w| w.placement.marker);
+                            text.push_str(&marker.map_or(Ok(String::new()), |m| self.spell(m))?);
+                        }
+                    }
+                }
+                if !text.is_empty() {
+                    ids = self.encode(tokenizer, &text, add_special, guard.mark)?;
+                }
+            } else {
+                let mut markers = waiting.iter().map(|w| w.placement.marker);
+                for part in run {
+                    match part {
+                        Part::Text(_) => return Err(self.tokenizer().err().unwrap_or_else(empty)),
+                        Part::Tokens(tokens) => ids.extend_from_slice(tokens),
+                        Part::Media(_) => ids.extend(markers.next()),
+                    }
+                }
+            }
+            let here = run.iter().filter(|part| matches!(part, Part::Media(_))).count();
+            let rest = waiting.split_off(here);
+            self.assemble(&mut encoded, &ids, None, &mut waiting, true)?;
+            waiting = rest;
+        }
+        Ok(encoded)
+    }
+
+    /// Positions of a conversation, which `render` renders with or without the beginning of an answer;
+    /// it is given the messages, the template's arguments and what stands for each image, audio clip and video.
+    /// `checkpoint` asks for the place to save the state at, which takes a second rendering.
+    pub(super) fn chat(
+        &self,
+        messages: &[Message],
+        arguments: &Map<String, Value>,
+        render: impl Fn(&[Message], &Map<String, Value>, &[String], bool) -> Result<String>,
+        checkpoint: bool,
+    ) -> Result<Encoded> {
+        let tokenizer = self.tokenizer()?;
+        let mut waiting =
+            self.place(messages.iter().flat_map(|message| message.content.media()))?;
+        let contents = messages.iter().flat_map(|message| message.content.texts());
+        let roles = messages.iter().map(|message| message.role.as_str());
+        let mut texts: Vec<_> = contents.chain(roles).collect();
+        arguments.values().for_each(|value| collect_texts(value, &mut texts));
+        let guard = Guard::new(self.words(&waiting), &texts)?;
+        let guarded: (Vec<Message>, Map<String, Value>);
+        let (messages, arguments) = if guard.mark.is_some() {
+            let content = |content: &Content| content.map_texts(&|text| guard.guard(text));
+            let message = |m: &Message| Message::new(guard.guard(&m.role), content(&m.content));
+            let argument =
+                |(name, value): (&String, &Value)| (name.clone(), guard.guard_all(value));
+            guarded =
+                (messages.iter().map(message).collect(), arguments.iter().map(argument).collect());
+            (guarded.0.as_slice(), &guarded.1)
+        } else {
+            (messages, arguments)
+        };
+        let spelt = |w: &Waiting<'_>| {
+            let Placement { opening, marker, closing, .. } = &w.placement;
+            let tokens = opening.iter().chain([marker]).chain(closing);
+            tokens.map(|&token| self.spell(token)).collect::<Result<String>>()
+        };
+        let spelt = waiting.iter().map(spelt).collect::<Result<Vec<_>>>()?;
+
+        let text = render(messages, arguments, &spelt, true)?;
+        let mut encoded = Encoded::default();
+        if !checkpoint {
+            let ids = self.encode(tokenizer, &text, false, guard.mark)?;
+            self.assemble(&mut encoded, &ids, None, &mut waiting, false)?;
+            return Ok(encoded);
+        }
+        // Some templates refuse a conversation that does not ask for an answer.
+        let closed = match render(messages, arguments, &spelt, false) {
+            Err(e) if e.kind() == ErrorKind::Cancelled => return Err(e),
+            closed => closed.unwrap_or_default(),
+        };
+        let common = text.bytes().zip(closed.bytes()).take_while(|(a, b)| a == b).count();
+        let mark = guard.mark;
+        let (ids, within) =
+            tokenizer.within(&text, self.max_ctx, &self.cancel, move |tokenizer, text| {
+                encode_with_prefix(tokenizer, text, mark, common)
+            })?;
+        self.assemble(&mut encoded, &ids, Some(within), &mut waiting, false)?;
+        Ok(encoded)
+    }
+
+    /// Tokens of a text, which is tokenized apart before and after each `mark`.
+    fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        text: &str,
+        add_special: bool,
+        mark: Option<char>,
+    ) -> Result<Vec<u32>> {
+        let Some(mark) = mark else {
+            return tokenizer.encode_within(text, add_special, self.max_ctx, &self.cancel);
+        };
+        tokenizer.within(text, self.max_ctx, &self.cancel, move |tokenizer, text| {
+            let (ids, _) = encode_with_prefix(tokenizer, text, Some(mark), 0)?;
+            if !add_special {
+                return Ok(ids);
+            }
+            let (mut around, after) = tokenizer.around()?;
+            around.extend(ids);
+            around.extend(after);
+            Ok(around)
+        })
+    }
+
+    /// Adds tokens, and in the place of each marker what waits for it. `within` is a number of the
+    /// tokens; the positions that these take become the checkpoint. `wrap` is for a text that no
+    /// template wrote.
+    fn assemble(
+        &self,
+        encoded: &mut Encoded,
+        ids: &[u32],
+        within: Option<usize>,
+        waiting: &mut VecDeque<Waiting<'_>>,
+        wrap: bool,
+    ) -> Result<()> {
+        let placeholders = self.op.placeholders();
+        let mut positions_within = 0;
+        for (index, &id) in ids.iter().enumerate() {
+            if within == Some(index) {
+                positions_within = encoded.sequence.len();
+            }
+            if let Some(next) = waiting.iter().position(|w| w.placement.marker == id) {
+                let Some(part) = waiting.remove(next) else { continue };
+                let Placement { opening, closing, .. } = &part.placement;
+                if wrap {
+                    encoded.sequence.tokens.extend(opening);
+                }
+                encoded.place(self, &part)?;
+                if wrap {
+                    encoded.sequence.tokens.extend(closing);
+                }
+            } else if placeholders.contains(&id) {
+                return Err(self.unexpected(id));
+            } else {
+                encoded.sequence.tokens.push(id);
+            }
+        }
+        if let Some(missing) = waiting.front() {
+            let (name, marker) = (&missing.name, self.spell(missing.placement.marker)?);
+            let message =
+                format!("{name} has no place in the prompt: expected the token {marker:?} for it");
+            return Err(Error::new(ErrorKind::Prompt, message).hint(
+                "the chat template or the tokenizer is that of a model without pictures and sounds, or the \
+                 template takes them from the user's messages only",
+            ));
+        }
+        // Nothing is saved before the first position, nor after the last.
+        if within.is_some_and(|within| within < ids.len()) {
+            let place = encoded.sequence.floor(positions_within);
+            encoded.checkpoint = Some(place).filter(|&n| n > 0);
+        }
+        Ok(())
+    }
+
+    /// The error of a token that stands for media where there is none.
+    pub(super) fn unexpected(&self, token: u32) -> Error {
+        let spelt = self.spell(token).map_or(String::new(), |text| format!(" ({text:?})"));
+        let around = self.tokenizer().and_then(Tokenizer::around);
+        if around.is_ok_and(|(before, after)| before.contains(&token) || after.contains(&token)) {
+            let message = format!(
+                "the tokenizer's post-processor puts token {token}{spelt} around every text, and it stands for an \
+                 image, audio or a video"
+            );
+            return Error::new(ErrorKind::Artifact, message).hint(
+                "artifacts.tokenizer is another model's, or plan.params names a wrong token",
+            );
+        }
+        let message = format!(
+            "token {token}{spelt} stands for a picture, sound or video, and the prompt has none there"
+        );
+        Error::new(ErrorKind::Prompt, message)
+            .hint("give pictures, sounds and videos as parts of the prompt, not as tokens")
+    }
+}
+
+fn is_tokens(part: &Part) -> bool {
+    matches!(part, Part::Tokens(_))
+}
+
+/// Tokens of a text that is tokenized apart before and after each `mark`, and how many lie in its first
+/// `bytes`.
+fn encode_with_prefix(
+    tokenizer: &Tokenizer,
+    text: &str,
+    mark: Option<char>,
+    bytes: usize,
+) -> Result<(Vec<u32>, usize)> {
+    let Some(mark) = mark else { return tokenizer.encode_with_prefix(text, false, bytes) };
+    let (mut ids, mut within, mut start) = (Vec::new(), 0, 0);
+    for piece in text.split(mark) {
+        let (piece_ids, n) =
+            tokenizer.encode_with_prefix(piece, false, bytes.saturating_sub(start))?;
+        ids.extend(piece_ids);
+        within += n;
+        start += piece.len() + mark.len_utf8();
+    }
+    Ok((ids, within))
+}
+
+/// The error of a prompt without text or tokens.
+pub(super) fn empty() -> Error {
+    Error::new(ErrorKind::Prompt, "the prompt is empty")
+        .hint("give a text, or - to read it from standard input")
+}
+
+impl Prompt {
+    /// True when the answer is a text of its own, and not what continues the prompt.
+    pub(super) fn is_chat(&self) -> bool {
+        matches!(self, Self::Chat { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::path::Path;
+
+    use serde_json::json;
+
+    use super::*;
+
+    struct TextOnly;
+
+    impl Places for TextOnly {
+        fn placeholders(&self) -> &[u32] {
+            &[]
+        }
+
+        fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
+            panic!("{segment:?}")
+        }
+    }
+
+    fn tokenizer() -> Tokenizer {
+        tokenizer_with(json!(null))
+    }
+
+    fn tokenizer_with(post_processor: serde_json::Value) -> Tokenizer {
+        let words = json!({"?": 0, "hi": 1, "you": 2, "<end>": 3, "<answer>": 4, "hiyou": 5});
+        let json = json!({
+            "version": "1.0", "truncation": null, "padding": null, "normalizer": null,
+            "added_tokens": [], "post_processor": post_processor, "decoder": null,
+            "pre_tokenizer": {"type": "WhitespaceSplit"},
+            "model": {"type": "WordLevel", "vocab": words, "unk_token": "?"}
+        });
+        Tokenizer::from_bytes(Path::new("tokenizer.json"), json.to_string().as_bytes()).unwrap()
+    }
+
+    /// The encoded conversation, and how often it was rendered.
+    fn encode(open: &str, closed: Option<&str>, checkpoint: bool) -> (Encoded, usize) {
+        let rendered = Cell::new(0);
+        let render = |_: &[Message], _: &Map<String, Value>, _: &[String], answer: bool| {
+            rendered.set(rendered.get() + 1);
+            let text = if answer { Some(open) } else { closed };
+            text.map(str::to_owned).ok_or_else(|| Error::new(ErrorKind::Prompt, "refused"))
+        };
+        let tokenizer = tokenizer();
+        let reader = Reader {
+            model: "m",
+            op: &TextOnly,
+            tokenizer: Ok(&tokenizer),
+            max_ctx: 64,
+            cancel: CancelToken::new(),
+            trace: None,
+        };
+        (reader.chat(&[], &Map::new(), render, checkpoint).unwrap(), rendered.get())
+    }
+
+    struct Images;
+
+    impl Places for Images {
+        fn placeholders(&self) -> &[u32] {
+            &[4]
+        }
+
+        fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
+            panic!("{segment:?}")
+        }
+    }
+
+    #[test]
+    fn placeholders_in_roles_and_tools_are_text() {
+        let tokenizer = tokenizer();
+        let reader = Reader {
+            model: "m",
+            op: &Images,
+            tokenizer: Ok(&tokenizer),
+            max_ctx: 64,
+            cancel: CancelToken::new(),
+            trace: None,
+        };
+        let arguments = json!({"tools": [{"name": "<answer>", "<answer>": 1}], "n": 2});
+        let arguments = arguments.as_object().unwrap();
+        let render = |messages: &[Message], given: &Map<String, Value>, _: &[String], _| {
+            let tool = &given["tools"][0];
+            let member = tool.as_object().unwrap().keys().find(|key| *key != "name").unwrap();
+            let name = tool["name"].as_str().unwrap();
+            Ok(format!("hi {} {name} {member} {}", messages[0].role, given["n"]))
+        };
+        let messages = [Message::new("<answer>", "you")];
+        let encoded = reader.chat(&messages, arguments, render, false).unwrap();
+        assert_eq!(encoded.sequence.tokens[0], 1);
+        assert!(!encoded.sequence.tokens.contains(&4), "{:?}", encoded.sequence.tokens);
+    }
+
+    #[test]
+    fn a_placeholder_around_every_text_is_the_tokenizers_fault() {
+        let around = |token: &str, id: u32| {
+            tokenizer_with(json!({
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                "pair": [],
+                "special_tokens": {token: {"id": token, "ids": [id], "tokens": [token]}}
+            }))
+        };
+        let unexpected = |tokenizer: &Tokenizer| {
+            let reader = Reader {
+                model: "m",
+                op: &Images,
+                tokenizer: Ok(tokenizer),
+                max_ctx: 64,
+                cancel: CancelToken::new(),
+                trace: None,
+            };
+            reader.unexpected(4)
+        };
+        let error = unexpected(&around("<answer>", 4));
+        assert_eq!(error.kind(), ErrorKind::Artifact, "{error}");
+        assert!(error.message().contains("post-processor puts token 4 (\"<answer>\")"), "{error}");
+        assert_eq!(unexpected(&around("<end>", 3)).kind(), ErrorKind::Prompt);
+    }
+
+    #[test]
+    fn a_conversation_is_rendered_once_where_nothing_is_saved() {
+        let (open, closed) = ("hi <end> <answer>", Some("hi <end>"));
+        let tokens = vec![1, 3, 4];
+        assert_eq!(encode(open, closed, false), (Encoded::plain(tokens.clone()), 1));
+        let cut = Encoded { checkpoint: Some(2), ..Encoded::plain(tokens) };
+        assert_eq!(encode(open, closed, true), (cut, 2));
+    }
+
+    #[test]
+    fn the_state_is_saved_where_the_answer_begins() {
+        let checkpoint = |open, closed| encode(open, closed, true).0.checkpoint;
+        assert_eq!(checkpoint("hi <answer>", Some("hi <end>")), Some(1), "the ends differ");
+        assert_eq!(checkpoint("hi you <end>", Some("hi yo")), Some(1), "the place lies in a word");
+        assert_eq!(checkpoint("hi you", None), None, "a template that wants to be asked");
+        assert_eq!(checkpoint("hi you", Some("you")), None, "nothing in common");
+        assert_eq!(checkpoint("hi you", Some("hi you")), None, "no beginning of an answer");
+    }
+}

@@ -1,0 +1,140 @@
+//! What a model does with text beside its graphs: usable from any thread while a generation runs.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use crate::artifacts::Artifacts;
+use crate::manifest::Manifest;
+use crate::text::{ChatTemplate, Message, RenderOptions, Tokenizer};
+use crate::trace::{self, Trace};
+use crate::{CancelToken, Error, ErrorKind, Result};
+
+/// The tokenizer, the chat template and the limits of a model: see [`Model::texts`](super::Model::texts).
+#[derive(Debug)]
+pub struct Texts {
+    name: String,
+    place: String,
+    pub(super) tokenizer: Option<Tokenizer>,
+    pub(super) chat: Option<ChatTemplate>,
+    pub(super) max_ctx: usize,
+}
+
+impl Texts {
+    /// Reads the tokenizer that a manifest names, and its chat template.
+    pub(super) fn open(
+        manifest: &Manifest,
+        artifacts: &Artifacts,
+        trace: Option<&Arc<Trace>>,
+    ) -> Result<Self> {
+        let _span = trace::span(trace, "read tokenizer");
+        let tokenizer = match &manifest.artifacts.tokenizer {
+            Some(_) => Some(Tokenizer::from_file(&manifest.tokenizer_path(artifacts)?)?),
+            None => None,
+        };
+        let chat = manifest.chat_template(artifacts, tokenizer.as_ref())?;
+        let (name, place) = (manifest.model.name.clone(), manifest.path.display().to_string());
+        Ok(Self { name, place, tokenizer, chat, max_ctx: 0 })
+    }
+
+    /// The same without tokenizer and chat template, which a draft model has no use for.
+    pub(super) fn bare(&self) -> Self {
+        let (name, place) = (self.name.clone(), self.place.clone());
+        Self { name, place, tokenizer: None, chat: None, max_ctx: self.max_ctx }
+    }
+
+    /// The model's name.
+    pub fn model_name(&self) -> &str {
+        &self.name
+    }
+
+    /// Positions that the context holds: tokens, and those of images, audio and videos.
+    pub fn max_ctx(&self) -> usize {
+        self.max_ctx
+    }
+
+    /// The tokenizer, when the bundle has one.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_ref()
+    }
+
+    /// True when conversations can be rendered.
+    pub fn can_chat(&self) -> bool {
+        self.chat.is_some()
+    }
+
+    /// The tokens of a text to complete, with those that the tokenizer puts around it.
+    ///
+    /// # Errors
+    /// When the bundle has no tokenizer, or the text cannot be tokenized.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        self.require_tokenizer()?.encode(text, true)
+    }
+
+    /// The text of tokens.
+    ///
+    /// # Errors
+    /// When the bundle has no tokenizer, or it does not know a token.
+    pub fn decode(&self, tokens: &[u32]) -> Result<String> {
+        self.require_tokenizer()?.decode(tokens)
+    }
+
+    /// Number of tokens of a conversation of texts, the beginning of its answer included.
+    ///
+    /// # Errors
+    /// As [`Texts::render`] and [`Texts::encode`].
+    pub fn count(&self, messages: &[Message], cancel: &CancelToken) -> Result<usize> {
+        let options = RenderOptions { cancel: cancel.clone(), ..RenderOptions::default() };
+        let text = self.require_chat()?.render(messages, &options)?;
+        // The template spells what a tokenizer would put around the text.
+        Ok(self.require_tokenizer()?.encode(&text, false)?.len())
+    }
+
+    /// A conversation as the chat template renders it, with the beginning of the answer. `thinking`: whether the model
+    /// is to think first, where its template knows that. `arguments`: further variables of the template.
+    ///
+    /// # Errors
+    /// When the model does not chat, the template refuses the conversation, or rendering is cancelled.
+    pub fn render(
+        &self,
+        messages: &[Message],
+        thinking: Option<bool>,
+        arguments: &Map<String, Value>,
+        cancel: &CancelToken,
+    ) -> Result<String> {
+        let options = RenderOptions {
+            enable_thinking: thinking,
+            arguments: arguments.clone(),
+            cancel: cancel.clone(),
+            ..RenderOptions::default()
+        };
+        self.require_chat()?.render(messages, &options)
+    }
+
+    pub(super) fn require_chat(&self) -> Result<&ChatTemplate> {
+        self.chat.as_ref().ok_or_else(|| {
+            Error::new(
+                ErrorKind::Usage,
+                format!(
+                    "{}: the model does not chat: neither the manifest's chat nor a chat template \
+                     beside the tokenizer says how",
+                    self.place
+                ),
+            )
+            .hint("give the text to complete without --chat")
+        })
+    }
+
+    pub(super) fn require_tokenizer(&self) -> Result<&Tokenizer> {
+        self.tokenizer.as_ref().ok_or_else(|| {
+            Error::new(
+                ErrorKind::Prompt,
+                format!(
+                    "{}: the bundle has no tokenizer, so a text cannot become tokens",
+                    self.place
+                ),
+            )
+            .hint("give token ids as the prompt, or name tokenizer.json in artifacts.tokenizer")
+        })
+    }
+}

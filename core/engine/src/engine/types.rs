@@ -1,0 +1,359 @@
+//! What goes into a generation and what comes out.
+
+use std::num::NonZeroUsize;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::manifest::Manifest;
+use crate::op::SpanStats;
+use crate::stop::StopFilter;
+use crate::text::Message;
+use crate::{CancelToken, Error, ErrorKind, Media, Result};
+
+/// What to continue.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Prompt {
+    /// A text, completed as it is.
+    Text(String),
+    /// Token ids, taken as they are.
+    Tokens(Vec<u32>),
+    /// Texts, tokens, images, audio and videos, completed as they are.
+    Parts(Vec<Part>),
+    /// A conversation, rendered with the model's chat template; the assistant answers.
+    Chat {
+        /// The turns so far; the last one is the user's.
+        messages: Vec<Message>,
+        /// Whether the model should think before it answers, where its template knows that.
+        thinking: Option<bool>,
+    },
+}
+
+/// A part of a prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Part {
+    /// A text. It is tokenized together with its neighbours.
+    Text(String),
+    /// Token ids, taken as they are. What a tokenizer puts around a text is then theirs to have.
+    Tokens(Vec<u32>),
+    /// An image, audio clip or video.
+    Media(Media),
+}
+
+/// One generation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    /// What to continue.
+    pub prompt: Prompt,
+    /// Maximum number of tokens to generate.
+    pub max_new: usize,
+    /// How the next token is chosen.
+    pub sampling: crate::sampling::SamplingParams,
+    /// Texts that end the answer; none of them appears in it. One that is a special token of the tokenizer, such as
+    /// `</s>`, ends it as that token.
+    pub stop: Vec<String>,
+    /// Tokens that end the answer, besides the model's own.
+    pub stop_ids: Vec<u32>,
+    /// Do not end at the model's end-of-text tokens.
+    pub ignore_eos: bool,
+    /// Speculative decoding.
+    pub speculate: Speculate,
+    /// Further variables of the chat template, such as `reasoning_effort`: see
+    /// [`RenderOptions::arguments`](crate::text::RenderOptions::arguments).
+    pub template_arguments: Map<String, Value>,
+    /// Stops this generation, also while its prompt is rendered or tokenized; other requests go on. Where it is
+    /// cancelled before its turn, nothing runs. A clone of the request shares it.
+    pub cancel: CancelToken,
+}
+
+/// Maximum number of draft tokens of a verification step.
+pub const MOST_GUESSES: usize = 64;
+
+/// Speculative decoding: whether several draft tokens are verified in one step. The answer is that of plain decoding,
+/// as far as graphs that take several tokens round as those that take one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Speculate {
+    /// One token a step.
+    #[default]
+    Off,
+    /// As many draft tokens as pay, by what steps take and the acceptance rate: a run gets slower than without
+    /// by 5 % at most. A draft model consumes the prompt, too, which does not count.
+    Auto,
+    /// This number of draft tokens wherever there are some, whether that pays or not; fewer where no graph takes as
+    /// many.
+    Tokens(NonZeroUsize),
+}
+
+impl FromStr for Speculate {
+    type Err = String;
+
+    /// `off`, `auto`, or a number up to [`MOST_GUESSES`].
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "off" => Ok(Self::Off),
+            "auto" => Ok(Self::Auto),
+            _ => text
+                .parse()
+                .ok()
+                .filter(|count: &NonZeroUsize| count.get() <= MOST_GUESSES)
+                .map(Self::Tokens)
+                .ok_or_else(|| format!("expected auto, off, or a number from 1 to {MOST_GUESSES}")),
+        }
+    }
+}
+
+/// Counts of speculative decoding.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Guesses {
+    /// Verification steps.
+    pub passes: usize,
+    /// Draft tokens that were verified.
+    pub guessed: usize,
+    /// Of these, the accepted ones, which became part of the answer.
+    pub accepted: usize,
+}
+
+impl Request {
+    /// A greedy generation of at most `max_new` tokens.
+    pub fn greedy(prompt: Prompt, max_new: usize) -> Self {
+        Self {
+            prompt,
+            max_new,
+            sampling: crate::sampling::SamplingParams::default(),
+            stop: Vec::new(),
+            stop_ids: Vec::new(),
+            ignore_eos: false,
+            speculate: Speculate::Off,
+            template_arguments: Map::new(),
+            cancel: CancelToken::new(),
+        }
+    }
+
+    /// Maximum number of tokens of a request that does not say otherwise.
+    pub const MAX_NEW: usize = 1024;
+
+    /// A text to complete, greedily.
+    ///
+    /// ```
+    /// # use qhx_core::engine::Request;
+    /// let request = Request::completion("The capital of France is").max_new(32).stop(".");
+    /// ```
+    pub fn completion(text: impl Into<String>) -> Self {
+        Self::greedy(Prompt::Text(text.into()), Self::MAX_NEW)
+    }
+
+    /// A conversation to answer, greedily.
+    pub fn chat(messages: impl Into<Vec<Message>>) -> Self {
+        Self::greedy(Prompt::Chat { messages: messages.into(), thinking: None }, Self::MAX_NEW)
+    }
+
+    /// With this maximum number of tokens.
+    #[must_use]
+    pub fn max_new(self, max_new: usize) -> Self {
+        Self { max_new, ..self }
+    }
+
+    /// With tokens chosen as these parameters declare.
+    #[must_use]
+    pub fn sampling(self, sampling: crate::sampling::SamplingParams) -> Self {
+        Self { sampling, ..self }
+    }
+
+    /// With tokens drawn at this temperature; 0 takes the most likely one.
+    #[must_use]
+    pub fn temperature(mut self, temperature: f32) -> Self {
+        self.sampling.temperature = temperature;
+        self
+    }
+
+    /// With choices that are the same on every machine.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.sampling.seed = Some(seed);
+        self
+    }
+
+    /// With a further text that ends the answer.
+    #[must_use]
+    pub fn stop(mut self, text: impl Into<String>) -> Self {
+        self.stop.push(text.into());
+        self
+    }
+
+    /// With draft tokens.
+    #[must_use]
+    pub fn speculate(self, speculate: Speculate) -> Self {
+        Self { speculate, ..self }
+    }
+
+    /// With a further variable of the chat template.
+    #[must_use]
+    pub fn template_argument(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
+        self.template_arguments.insert(name.into(), value.into());
+        self
+    }
+
+    /// Whether the model thinks before it answers a conversation, where its template knows that.
+    #[must_use]
+    pub fn thinking(mut self, thinks: bool) -> Self {
+        if let Prompt::Chat { thinking, .. } = &mut self.prompt {
+            *thinking = Some(thinks);
+        }
+        self
+    }
+
+    /// Checks what can be checked before anything is loaded or run: the options of sampling, and
+    /// the stop texts, which need a tokenizer. [`super::Model::generate`] does so itself.
+    ///
+    /// # Errors
+    /// When a sampling option is out of range, or a stop text is invalid or has no tokenizer.
+    pub fn check(&self, manifest: &Manifest) -> Result<()> {
+        self.sampling.validate()?;
+        StopFilter::check(&self.stop)?;
+        match self.stop.first() {
+            Some(text) if manifest.artifacts.tokenizer.is_none() => Err(Error::new(
+                ErrorKind::Usage,
+                format!(
+                    "option stop: {text:?} would never be found: {} names no tokenizer, so that \
+                     tokens do not become text",
+                    manifest.path.display()
+                ),
+            )
+            .hint("leave the option out, or name tokenizer.json in artifacts.tokenizer")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Why a generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The model ended its text.
+    Eos,
+    /// A stop text or stop token came.
+    Stop,
+    /// `max_new` tokens were generated, or the context is full.
+    Length,
+    /// The caller asked to stop.
+    Cancelled,
+}
+
+impl FinishReason {
+    /// The name in messages and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Eos => "eos",
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// Where the time went.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Timings {
+    /// Opening the model: files, contexts, host-op.
+    pub load: Duration,
+    /// Consuming the prompt.
+    pub prefill: Duration,
+    /// From the first sampled token to the last, without what the caller does between two events.
+    pub decode: Duration,
+    /// Inside graphs, during prefill and decode.
+    pub graph: Duration,
+    /// Choosing tokens.
+    pub sampling: Duration,
+    /// Everything else during prefill and decode: host-op, text.
+    pub host: Duration,
+    /// Decode steps executed, those that verified draft tokens included.
+    pub decode_steps: usize,
+    /// Counts of draft tokens.
+    pub guesses: Guesses,
+}
+
+impl Timings {
+    /// Tokens per second while decoding; 0 without a decode step.
+    pub fn decode_tokens_per_second(&self) -> f64 {
+        let seconds = self.decode.as_secs_f64();
+        let tokens = self.decode_steps + self.guesses.accepted;
+        if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
+    }
+}
+
+/// A finished generation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Generation {
+    /// The text, without special tokens and stop texts.
+    pub text: String,
+    /// Every token that was chosen, the ending one included.
+    pub tokens: Vec<u32>,
+    /// Positions of the prompt: its tokens, and those of images, audio and videos.
+    pub prompt_tokens: usize,
+    /// Positions of the prompt whose state was there already.
+    pub reused_tokens: usize,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+    /// Where the time went.
+    pub timings: Timings,
+    /// The parts of the host-op that ran, in its own words, such as the way that a prompt took.
+    pub spans: Vec<SpanStats>,
+}
+
+impl Generation {
+    /// A generation that was cancelled before it began, of a model that took `load` to open.
+    pub(super) fn cancelled(load: Duration) -> Self {
+        Self {
+            text: String::new(),
+            tokens: Vec::new(),
+            prompt_tokens: 0,
+            reused_tokens: 0,
+            finish_reason: FinishReason::Cancelled,
+            timings: Timings { load, ..Timings::default() },
+            spans: Vec::new(),
+        }
+    }
+}
+
+/// Something that happened during a generation.
+///
+/// [`Event::Prefilled`] comes first, then an [`Event::Token`] for every token but the one that ends
+/// the answer by its id, and last, if there is any, [`Event::Rest`]. The texts together are
+/// [`Generation::text`]. Once the callback breaks off, no further event comes, and what was held back
+/// is in [`Generation::text`] only.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// The prompt is consumed.
+    Prefilled {
+        /// Positions of the prompt.
+        tokens: usize,
+        /// Of these, those whose state was there already.
+        reused: usize,
+    },
+    /// A token was chosen.
+    Token {
+        /// The token.
+        id: u32,
+        /// Text that became complete with it; may be empty.
+        text: &'a str,
+    },
+    /// The answer has ended, and with it what was held back because more could have come: the
+    /// beginning of a stop text, or bytes of an incomplete character.
+    Rest {
+        /// The text, never empty.
+        text: &'a str,
+    },
+}
+
+impl<'a> Event<'a> {
+    /// The part of the answer's text that came with the event.
+    pub fn text(&self) -> Option<&'a str> {
+        match *self {
+            Self::Token { text, .. } | Self::Rest { text } => Some(text),
+            Self::Prefilled { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,358 @@
+//! The bundle's manifest, schema version 1. Every key is described in `docs/manifest.md`.
+//!
+//! What the core needs is typed here. Keys it does not know stay in [`Manifest::raw`], which the
+//! host-op receives whole.
+
+mod chat;
+#[cfg(all(test, unix))]
+mod links;
+mod read;
+mod reader;
+mod select;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::artifacts::Artifacts;
+use crate::backend::ContextSource;
+use crate::{DType, Error, ErrorKind, Result, files};
+
+pub use crate::text::{ChatSpec, ChatStyle, Marker, Piece, RoleMarkers};
+pub use select::{NOT_MANIFESTS, candidates, select};
+
+/// The `schema_version` that this crate reads.
+pub const SCHEMA_VERSION: u64 = 1;
+
+/// Longest manifest that is read. Published ones are a few kilobytes.
+pub const MAX_BYTES: u64 = 16 << 20;
+
+/// A run plan: which files make up a model and which host-op drives it.
+#[derive(Debug, Clone)]
+pub struct Manifest {
+    /// The file that was read.
+    pub path: PathBuf,
+    /// The folder that the manifest's paths resolve against.
+    pub root: PathBuf,
+    /// The folder that no file of the bundle may lie outside of, links resolved: the manifest's
+    /// own, or the one that was given to read it.
+    pub bounds: PathBuf,
+    /// `model`.
+    pub model: Model,
+    /// `params`.
+    pub params: Params,
+    /// `artifacts`.
+    pub artifacts: ArtifactTable,
+    /// `plan`.
+    pub plan: Plan,
+    /// `chat`.
+    pub chat: Option<ChatSpec>,
+    /// `fixture_dir`: a sub-folder of weights that the host-op reads.
+    pub fixture_dir: Option<String>,
+    /// `host_only` is `true`: the bundle has no contexts. Any other form stays in `raw`.
+    pub host_only: bool,
+    /// The whole document, unknown keys included.
+    pub raw: Value,
+}
+
+/// `model`: what the bundle declares about itself.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Model {
+    /// Name for people; the manifest's file name where the key is missing.
+    pub name: String,
+    /// Model family.
+    pub family: Option<String>,
+    /// Hexagon architecture that the context binaries were compiled for: 81 for `"v81"` or `81`.
+    pub dsp_arch: Option<u32>,
+    /// The other keys.
+    pub rest: Map<String, Value>,
+}
+
+/// `params`: sizes of the model. All are optional; a graph's own shapes decide.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Params {
+    /// Width of the hidden state.
+    pub hidden: Option<usize>,
+    /// Number of tokens.
+    pub vocab: Option<usize>,
+    /// Number of layers.
+    pub n_layers: Option<usize>,
+    /// Positions of the KV cache.
+    pub max_ctx: Option<usize>,
+    /// Tokens that end the answer: one id or a list of ids.
+    pub eos_token_id: Vec<u32>,
+    /// The token that texts begin with.
+    pub bos_token_id: Option<u32>,
+    /// What asks the model to transcribe audio.
+    pub transcription: Option<Transcription>,
+    /// The other keys.
+    pub rest: Map<String, Value>,
+}
+
+/// `params.transcription`: what asks the model to transcribe audio that stands before it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Transcription {
+    /// `prompt`: the text behind the audio.
+    pub prompt: String,
+    /// `chat`: both are a user's message of a conversation.
+    pub chat: bool,
+}
+
+/// `artifacts`: the files of the bundle.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ArtifactTable {
+    /// `contexts`, in the manifest's order.
+    pub contexts: Vec<ContextEntry>,
+    /// `embed`: the token embedding table.
+    pub embed: Option<EmbedEntry>,
+    /// `tokenizer`: a `tokenizer.json`.
+    pub tokenizer: Option<String>,
+    /// `tokenizer_config`: a `tokenizer_config.json`.
+    pub tokenizer_config: Option<String>,
+    /// `files`: length and hash by path.
+    pub files: BTreeMap<String, FileEntry>,
+    /// The other keys.
+    pub rest: Map<String, Value>,
+}
+
+/// `artifacts.contexts.<key>`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ContextEntry {
+    /// The key.
+    pub key: String,
+    /// `bin`: a QNN context binary.
+    pub bin: Option<String>,
+    /// `onnx`: name and file of every graph.
+    pub onnx: Vec<(String, String)>,
+    /// `optional`: name of a set of contexts without which the bundle works, too.
+    pub optional: Option<String>,
+    /// `us`: graphs of the context binary, and the microseconds that one execution takes.
+    pub us: Vec<(String, f64)>,
+    /// The other keys.
+    pub rest: Map<String, Value>,
+}
+
+/// `artifacts.embed`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EmbedEntry {
+    /// The file: rows of `hidden` elements, one row a token, little-endian, no header.
+    pub path: String,
+    /// Element type; `f16` unless the manifest declares otherwise.
+    pub dtype: DType,
+}
+
+/// `artifacts.files.<path>`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FileEntry {
+    /// SHA-256 in lower-case hexadecimal.
+    pub sha256: Option<String>,
+    /// Length in bytes.
+    pub bytes: Option<u64>,
+}
+
+/// `plan`: which host-op runs, and with what.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Plan {
+    /// `params`: an object that only the host-op interprets.
+    pub params: Value,
+    /// `steps`.
+    pub steps: Vec<Step>,
+}
+
+/// `plan.steps[]`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Step {
+    /// `host`: name of a host-op.
+    pub host: Option<String>,
+    /// The other keys.
+    pub rest: Map<String, Value>,
+}
+
+impl Manifest {
+    /// Reads the manifest that `path` means: a file, a folder, or a name in a folder ([`select`]).
+    ///
+    /// # Errors
+    /// When there is no such manifest, or it is invalid.
+    pub fn load(path: &Path) -> Result<Self> {
+        Self::load_with_root(path, None)
+    }
+
+    /// As [`Manifest::load`], with the folder that the manifest's paths resolve against. Without
+    /// one it is the manifest's own folder, or the sub-folder of it that `artifacts_root` names.
+    ///
+    /// # Errors
+    /// As [`Manifest::load`], and when the folder of the paths is not there.
+    pub fn load_with_root(path: &Path, root: Option<&Path>) -> Result<Self> {
+        let file = select(path)?;
+        let bytes = files::read(ErrorKind::Manifest, &file, MAX_BYTES)?;
+        let manifest = reader::parse(&file, &bytes)
+            .and_then(|document| {
+                Self::from_value(&file, document, root).map_err(|e| e.context(file.display()))
+            })
+            .map_err(|e| other_candidates(e, path, &file))?;
+        if !manifest.root.is_dir() {
+            return Err(Error::new(
+                ErrorKind::Manifest,
+                format!("{}: the artifacts root is not a folder", manifest.root.display()),
+            )
+            .hint("give the folder that holds the context binaries"));
+        }
+        let resolve = |folder: &Path| {
+            folder.canonicalize().map_err(|e| Error::io(ErrorKind::Manifest, folder, e))
+        };
+        let bounds = resolve(&manifest.bounds)?;
+        if !resolve(&manifest.root)?.starts_with(&bounds) {
+            return Err(files::leaves(&manifest.root, &bounds)
+                .context(format_args!("{}: /artifacts_root", file.display()))
+                .hint("give the folder on the command line as ARTIFACTS_ROOT instead"));
+        }
+        Ok(manifest)
+    }
+
+    /// Reads a document as if it lay in the file `path`, which need not exist.
+    ///
+    /// # Errors
+    /// When the document is no valid manifest.
+    pub fn from_value(path: &Path, document: Value, root: Option<&Path>) -> Result<Self> {
+        read::manifest(path, document, root)
+    }
+
+    /// The host-op that `plan.steps` selects.
+    ///
+    /// # Errors
+    /// When `plan.steps` selects no host-op, or more than one.
+    pub fn host_op(&self) -> Result<&str> {
+        let mut hosts = self.plan.steps.iter().filter_map(|s| s.host.as_deref());
+        let Some(first) = hosts.next() else {
+            return Err(Error::new(
+                ErrorKind::Manifest,
+                format!("{}: /plan/steps: no step names a host-op", self.path.display()),
+            )
+            .hint("expected \"plan\": {\"steps\": [{\"host\": \"name_of_the_op\"}]}"));
+        };
+        if let Some(other) = hosts.find(|h| *h != first) {
+            return Err(Error::new(
+                ErrorKind::Manifest,
+                format!(
+                    "{}: /plan/steps: two host-ops, {first:?} and {other:?}; expected one",
+                    self.path.display()
+                ),
+            ));
+        }
+        Ok(first)
+    }
+
+    /// The bundle's files, below [`Manifest::root`].
+    pub fn open_artifacts(&self) -> Artifacts {
+        Artifacts::within(&self.root, &self.bounds)
+    }
+
+    /// The entry of a context.
+    ///
+    /// # Errors
+    /// When the manifest has no context with this key.
+    pub fn context(&self, key: &str) -> Result<&ContextEntry> {
+        self.artifacts.contexts.iter().find(|c| c.key == key).ok_or_else(|| {
+            let known: Vec<_> = self.artifacts.contexts.iter().map(|c| c.key.as_str()).collect();
+            Error::new(
+                ErrorKind::Manifest,
+                format!("{}: /artifacts/contexts has no {key:?}", self.path.display()),
+            )
+            .hint(format!("it has {}", known.join(", ")))
+        })
+    }
+
+    /// The files of a context, for [`crate::backend::Backend::open_context`].
+    ///
+    /// Every path is checked against the path rule. A bundle need not carry both forms: it is an
+    /// error when no file of the context exists, and otherwise the backend that needs a missing
+    /// one reports it.
+    ///
+    /// # Errors
+    /// When the context is unknown, a path breaks the path rule, or none of its files exists.
+    pub fn context_source(&self, artifacts: &Artifacts, key: &str) -> Result<ContextSource> {
+        let entry = self.context(key)?;
+        let base = format!("/artifacts/contexts/{}", key.replace('~', "~0").replace('/', "~1"));
+        let mut present = false;
+        let mut missing = None;
+        let mut resolve = |pointer: String, path: &str| match artifacts.resolve(&pointer, path) {
+            Ok(resolved) => {
+                present = true;
+                Ok(resolved)
+            }
+            Err(e) if e.kind() == ErrorKind::Artifact => {
+                missing.get_or_insert(e);
+                Ok(artifacts.root().join(path))
+            }
+            Err(e) => Err(e),
+        };
+        let within = Some(artifacts.bounds().to_owned());
+        let us = entry.us.clone();
+        let key = key.to_owned();
+        let seen = artifacts.seen().clone();
+        let mut source = ContextSource { key, within, seen, us, ..ContextSource::default() };
+        if let Some(bin) = &entry.bin {
+            source.binary = Some(resolve(format!("{base}/bin"), bin)?);
+        }
+        for (graph, path) in &entry.onnx {
+            source.onnx.push((graph.clone(), resolve(format!("{base}/onnx/{graph}"), path)?));
+        }
+        match missing {
+            Some(e) if !present => Err(e),
+            _ => Ok(source),
+        }
+    }
+
+    /// Where the tokenizer lies.
+    ///
+    /// # Errors
+    /// When the manifest has no tokenizer, or its path breaks the path rule.
+    pub fn tokenizer_path(&self, artifacts: &Artifacts) -> Result<PathBuf> {
+        let Some(path) = &self.artifacts.tokenizer else {
+            return Err(Error::new(
+                ErrorKind::Manifest,
+                format!("{}: /artifacts/tokenizer: missing", self.path.display()),
+            )
+            .hint("name the bundle's tokenizer.json, or give token ids as the prompt"));
+        };
+        artifacts.resolve("/artifacts/tokenizer", path)
+    }
+
+    /// Where `tokenizer_config.json` lies: as the manifest declares, or beside the tokenizer when
+    /// there is one.
+    ///
+    /// # Errors
+    /// When the path breaks the path rule, or the declared file does not exist.
+    pub fn tokenizer_config_path(&self, artifacts: &Artifacts) -> Result<Option<PathBuf>> {
+        if let Some(path) = &self.artifacts.tokenizer_config {
+            return artifacts.resolve("/artifacts/tokenizer_config", path).map(Some);
+        }
+        let Some(tokenizer) = &self.artifacts.tokenizer else { return Ok(None) };
+        let beside = Path::new(tokenizer).with_file_name("tokenizer_config.json");
+        let Some(beside) = beside.to_str() else { return Ok(None) };
+        match artifacts.resolve("/artifacts/tokenizer", beside) {
+            Ok(path) => Ok(Some(path)),
+            Err(e) if e.kind() == ErrorKind::Artifact => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// Where a folder was given and its first candidate fails, the others may be what was meant.
+fn other_candidates(error: Error, given: &Path, chosen: &Path) -> Error {
+    if !given.is_dir() {
+        return error;
+    }
+    let mut others = candidates(given).unwrap_or_default();
+    others.retain(|p| p != chosen);
+    if others.is_empty() {
+        return error;
+    }
+    error.hint(format!(
+        "the alphabetically first file of the folder was taken; give another one by name: {}",
+        select::names(&others)
+    ))
+}

@@ -1,0 +1,261 @@
+//! From a JSON document to the typed manifest.
+
+use std::path::{Component, Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::reader::Node;
+use super::{
+    ArtifactTable, ContextEntry, EmbedEntry, FileEntry, Manifest, Model, Params, Plan,
+    SCHEMA_VERSION, Step, Transcription,
+};
+use crate::{DType, Error, ErrorKind, Result};
+
+pub(super) fn manifest(path: &Path, document: Value, root: Option<&Path>) -> Result<Manifest> {
+    let node = Node::root(&document);
+    schema_version(&node)?;
+    let artifacts = node.require("artifacts")?;
+    let host_only = node.get("host_only")?;
+    let table = artifact_table(&artifacts)?;
+    if table.contexts.is_empty() && host_only.is_none() {
+        let place = "/artifacts/contexts: missing or empty";
+        return Err(Error::new(ErrorKind::Manifest, place)
+            .hint("expected \"contexts\": {\"decode\": {\"bin\": \"decode.bin\"}}"));
+    }
+    let fixture_dir = match node.get("fixture_dir")? {
+        Some(dir) => Some(dir),
+        None => artifacts.get("fixture_dir")?,
+    };
+    let (root, bounds) = resolve_root(&node, path, root)?;
+    Ok(Manifest {
+        path: path.to_owned(),
+        root,
+        bounds,
+        model: model(&node, path)?,
+        params: params(&node)?,
+        artifacts: table,
+        plan: plan(&node)?,
+        chat: node.get("chat")?.map(|n| super::chat::read(&n)).transpose()?,
+        fixture_dir: fixture_dir.map(|n| n.text()).transpose()?,
+        host_only: host_only.is_some_and(|n| n.value() == &Value::Bool(true)),
+        raw: document,
+    })
+}
+
+fn schema_version(node: &Node<'_>) -> Result<()> {
+    let version = node
+        .require("schema_version")
+        .map_err(|e| e.hint("a manifest begins with \"schema_version\": 1; is this file one?"))?;
+    if version.u64()? == SCHEMA_VERSION {
+        return Ok(());
+    }
+    Err(version
+        .error(format_args!("expected {SCHEMA_VERSION}, found {}", version.value()))
+        .hint("this bundle is written for another version of the runtime"))
+}
+
+/// The folder for relative paths, and the one that no file may lie outside of. Only the caller may
+/// name one outside the manifest's folder.
+fn resolve_root(node: &Node<'_>, path: &Path, given: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
+    if let Some(root) = given {
+        return Ok((root.to_owned(), root.to_owned()));
+    }
+    let folder = match path.parent() {
+        Some(p) if !p.as_os_str().is_empty() => p.to_owned(),
+        _ => PathBuf::from("."),
+    };
+    let Some(node) = node.get("artifacts_root")? else { return Ok((folder.clone(), folder)) };
+    let root = node.text()?;
+    let relative = Path::new(&root);
+    if relative.components().any(|c| !matches!(c, Component::Normal(_) | Component::CurDir)) {
+        return Err(node
+            .error(format_args!("{root:?} leaves the manifest's folder"))
+            .hint("give the folder on the command line as ARTIFACTS_ROOT instead"));
+    }
+    Ok((folder.join(relative), folder))
+}
+
+fn model(node: &Node<'_>, path: &Path) -> Result<Model> {
+    let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+    let Some(node) = node.get("model")? else {
+        return Ok(Model { name: stem, ..Model::default() });
+    };
+    Ok(Model {
+        name: node.get("name")?.map(|n| n.text()).transpose()?.unwrap_or(stem),
+        family: node.get("family")?.map(|n| n.text()).transpose()?,
+        dsp_arch: node.get("dsp_arch")?.map(|n| dsp_arch(&n)).transpose()?,
+        rest: rest(&node, &["name", "family", "dsp_arch"])?,
+    })
+}
+
+fn dsp_arch(node: &Node<'_>) -> Result<u32> {
+    let parsed = match node.value() {
+        Value::String(s) => s.strip_prefix(['v', 'V']).unwrap_or(s).parse().ok(),
+        Value::Number(n) => n.as_u64().and_then(|n| u32::try_from(n).ok()),
+        _ => None,
+    };
+    parsed.filter(|arch| (1..1000).contains(arch)).ok_or_else(|| {
+        node.error(format_args!("expected \"v81\", 81 or null, found {}", node.value()))
+    })
+}
+
+fn params(node: &Node<'_>) -> Result<Params> {
+    let Some(node) = node.get("params")? else { return Ok(Params::default()) };
+    let size = |key: &str| node.get(key)?.map(|n| n.size()).transpose();
+    Ok(Params {
+        hidden: size("hidden")?,
+        vocab: size("vocab")?,
+        n_layers: size("n_layers")?,
+        max_ctx: size("max_ctx")?,
+        eos_token_id: match node.get("eos_token_id")? {
+            None => Vec::new(),
+            Some(n) if n.value().is_array() => {
+                n.elements()?.map(|e| e.u32()).collect::<Result<_>>()?
+            }
+            Some(n) => vec![n.u32()?],
+        },
+        bos_token_id: node.get("bos_token_id")?.map(|n| n.u32()).transpose()?,
+        transcription: node.get("transcription")?.map(|n| transcription(&n)).transpose()?,
+        rest: rest(
+            &node,
+            &[
+                "hidden",
+                "vocab",
+                "n_layers",
+                "max_ctx",
+                "eos_token_id",
+                "bos_token_id",
+                "transcription",
+            ],
+        )?,
+    })
+}
+
+fn transcription(node: &Node<'_>) -> Result<Transcription> {
+    Ok(Transcription {
+        prompt: node.require("prompt")?.string()?,
+        chat: node.get("chat")?.map(|n| n.bool()).transpose()?.unwrap_or(false),
+    })
+}
+
+fn artifact_table(node: &Node<'_>) -> Result<ArtifactTable> {
+    let path = |key: &str| node.get(key)?.map(|n| n.path()).transpose();
+    let mut table = ArtifactTable {
+        embed: node.get("embed")?.map(|n| embed(&n)).transpose()?,
+        tokenizer: path("tokenizer")?,
+        tokenizer_config: path("tokenizer_config")?,
+        rest: rest(node, &["contexts", "embed", "tokenizer", "tokenizer_config", "files"])?,
+        ..ArtifactTable::default()
+    };
+    if let Some(contexts) = node.get("contexts")? {
+        for (key, entry) in contexts.members()? {
+            table.contexts.push(context(key, &entry)?);
+        }
+    }
+    if let Some(files) = node.get("files")? {
+        for (path, entry) in files.members()? {
+            table.files.insert(path.to_owned(), file(&entry)?);
+        }
+    }
+    Ok(table)
+}
+
+fn context(key: &str, node: &Node<'_>) -> Result<ContextEntry> {
+    let mut entry = ContextEntry {
+        key: key.to_owned(),
+        bin: node.get("bin")?.map(|n| n.text()).transpose()?,
+        onnx: Vec::new(),
+        optional: node.get("optional")?.map(|n| n.text()).transpose()?,
+        us: Vec::new(),
+        rest: rest(node, &["bin", "onnx", "optional", "us"])?,
+    };
+    if let Some(us) = node.get("us")? {
+        for (graph, time) in us.members()? {
+            entry.us.push((graph.to_owned(), time.positive()?));
+        }
+    }
+    if let Some(onnx) = node.get("onnx")? {
+        if onnx.value().is_object() {
+            for (graph, path) in onnx.members()? {
+                entry.onnx.push((graph.to_owned(), path.text()?));
+            }
+        } else {
+            entry.onnx.push((key.to_owned(), onnx.text()?));
+        }
+    }
+    if entry.bin.is_none() && entry.onnx.is_empty() {
+        return Err(node
+            .error("neither \"bin\" nor \"onnx\"")
+            .hint("a context names a context binary (\"bin\"), ONNX files (\"onnx\"), or both"));
+    }
+    Ok(entry)
+}
+
+fn embed(node: &Node<'_>) -> Result<EmbedEntry> {
+    let path = node.path()?;
+    let mut dtype = DType::F16;
+    if node.value().is_object()
+        && let Some(name) = node.get("dtype")?
+    {
+        let known = DType::deserialize(name.value()).ok().filter(|dtype| *dtype != DType::Other);
+        dtype = known.ok_or_else(|| {
+            name.error(format_args!("expected a dtype such as \"f16\", found {}", name.value()))
+        })?;
+    }
+    Ok(EmbedEntry { path, dtype })
+}
+
+fn file(node: &Node<'_>) -> Result<FileEntry> {
+    let sha256 = match node.get("sha256")? {
+        None => None,
+        Some(n) => {
+            let text = n.string()?.to_ascii_lowercase();
+            if text.len() != 64 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
+                return Err(n.error(format_args!(
+                    "expected a SHA-256 of 64 hexadecimal digits, found {text:?}"
+                )));
+            }
+            Some(text)
+        }
+    };
+    Ok(FileEntry { sha256, bytes: node.get("bytes")?.map(|n| n.u64()).transpose()? })
+}
+
+fn plan(node: &Node<'_>) -> Result<Plan> {
+    let Some(node) = node.get("plan")? else { return Ok(Plan::default()) };
+    let params = match node.get("params")? {
+        None => Value::Object(Map::new()),
+        Some(n) => Value::Object(n.object()?.clone()),
+    };
+    let mut steps = Vec::new();
+    if let Some(list) = node.get("steps")? {
+        for step in list.elements()? {
+            let host = step.get("host")?.map(|n| host(&n)).transpose()?;
+            steps.push(Step { host, rest: rest(&step, &["host"])? });
+        }
+    }
+    Ok(Plan { params, steps })
+}
+
+/// The name of a host-op is an identifier: it is looked up in plugins and never part of a path.
+fn host(node: &Node<'_>) -> Result<String> {
+    let name = node.text()?;
+    let identifier = name.len() <= 64
+        && name.starts_with(|c: char| c.is_ascii_alphabetic())
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+    if identifier {
+        return Ok(name);
+    }
+    Err(node.error(format_args!(
+        "expected the name of a host-op (a letter, then letters, digits, - or _), found {name:?}"
+    )))
+}
+
+fn rest(node: &Node<'_>, known: &[&str]) -> Result<Map<String, Value>> {
+    let members = node.object()?.iter();
+    Ok(members
+        .filter(|(key, _)| !known.contains(&key.as_str()))
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect())
+}

@@ -1,0 +1,508 @@
+//! The graphs and buffers of one session, addressed by index.
+//!
+//! Names become indices when a session is opened; the per-token calls ([`Workspace::bind`],
+//! [`Workspace::execute`], the byte views) look up nothing and allocate nothing.
+//!
+//! # Contract
+//! A workspace is the caller that [`crate::backend`] speaks of, on behalf of safe code. It keeps
+//! *bound* and *exclusive* by these clauses, which the SAFETY comments cite by name:
+//!
+//! | clause | what holds |
+//! |---|---|
+//! | *owned* | A workspace owns its graphs, and the only safe way to the bytes of what they write. A buffer that it was given is gone for the giver: [`Workspace::adopt`] takes it by value, and it cannot be cloned. What it shares is read-only: [`Workspace::map`]. |
+//! | *borrowed* | Views of bytes borrow the workspace. Executing a graph and writing bytes borrow it mutably. The borrow checker thus excludes each during the others. |
+//! | *counted* | A graph with a port that nothing is bound to is not executed. |
+//! | *lent* | [`Workspace::memory`] lends a handle, which leads to bytes through `unsafe` only. Who goes that way, as the host of plugins does, sees to it that nothing is read or written by it while a graph executes. |
+
+#![expect(unsafe_code, reason = "keeps the caller's part of the contract of graphs")]
+
+mod loss;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use qhx_base::artifacts::Mapped;
+use qhx_base::trace::{Category, Event, Trace};
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_types::{GraphInfo, Port, TensorInfo};
+
+pub use self::loss::{DeviceLoss, LoadedContexts, open_contexts};
+use crate::backend::{Backend, Context, ContextSource, Graph};
+use crate::{Buffer, Memory};
+
+/// Index of a graph in a [`Workspace`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct GraphId(pub u32);
+
+/// Index of a buffer in a [`Workspace`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BufferId(pub u32);
+
+/// Time spent in one graph.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GraphStats {
+    /// Manifest key of the context.
+    pub context: String,
+    /// Name of the graph.
+    pub graph: String,
+    /// Number of executions.
+    pub executions: u64,
+    /// Time inside the backend's `execute`.
+    pub busy: Duration,
+}
+
+struct Slot {
+    context: String,
+    graph: Box<dyn Graph>,
+    info: Arc<GraphInfo>,
+    /// Of each input, then of each output.
+    places: Vec<Place>,
+    unbound: usize,
+    /// Microseconds of one execution, as the bundle declares.
+    us: Option<f64>,
+    executions: u64,
+    busy: Duration,
+}
+
+/// What can be bound to a port, and what is.
+struct Place {
+    /// Bytes of the tensor. Computed once: states are bound again for every token.
+    bytes: usize,
+    /// The buffer, and the byte that the tensor begins at.
+    bound: Option<(BufferId, usize)>,
+    /// What was bound before. It fits: it was checked then, and buffers stay as they are.
+    former: Option<(BufferId, usize)>,
+}
+
+impl Place {
+    fn new(tensor: &TensorInfo) -> Result<Self> {
+        let bytes = tensor.try_byte_len().map_err(Error::size)?;
+        Ok(Self { bytes, bound: None, former: None })
+    }
+}
+
+/// The graphs and buffers of one session.
+pub struct Workspace {
+    backend: Arc<dyn Backend>,
+    /// What can be written here came from a [`Buffer`] that was taken by value.
+    buffers: Vec<Memory>,
+    graphs: Vec<Slot>,
+    contexts: LoadedContexts,
+    loss: DeviceLoss,
+    cancel: CancelToken,
+    busy: Duration,
+    trace: Option<Arc<Trace>>,
+}
+
+impl std::fmt::Debug for Workspace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Workspace")
+            .field("graphs", &self.graphs.len())
+            .field("buffers", &self.buffers.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Workspace {
+    /// An empty workspace over `backend`. `execute` fails with `Cancelled` once `cancel` is set.
+    pub fn new(backend: Arc<dyn Backend>, cancel: CancelToken) -> Self {
+        Self {
+            backend,
+            buffers: Vec::new(),
+            graphs: Vec::new(),
+            contexts: LoadedContexts::default(),
+            loss: DeviceLoss::default(),
+            cancel,
+            busy: Duration::ZERO,
+            trace: None,
+        }
+    }
+
+    /// Has every execution written to a trace from now on.
+    pub fn set_trace(&mut self, trace: Option<Arc<Trace>>) {
+        self.trace = trace;
+    }
+
+    /// The trace that executions are written to.
+    pub fn trace(&self) -> Option<&Arc<Trace>> {
+        self.trace.as_ref()
+    }
+
+    /// As [`Workspace::add_context`], with what the bundle declares about the graphs. The context is one of
+    /// [`Workspace::contexts`].
+    ///
+    /// # Errors
+    /// When the context or one of its graphs does not open.
+    pub fn add_source(&mut self, source: &ContextSource, context: &Arc<dyn Context>) -> Result<()> {
+        let first = self.graphs.len();
+        self.add_context(&source.key, context)?;
+        // They are those of the binary. ONNX reference graphs take another time.
+        let binary = ContextSource { onnx: Vec::new(), ..source.clone() };
+        if binary.binary.is_some() && self.backend.accepts(&binary) {
+            for slot in &mut self.graphs[first..] {
+                let declared = source.us.iter().find(|(graph, _)| *graph == slot.info.name);
+                slot.us = declared.map(|(_, us)| *us);
+            }
+        }
+        self.contexts.lock().push(Arc::clone(context));
+        Ok(())
+    }
+
+    /// Opens every graph of `context` and adds it under the context's manifest key.
+    ///
+    /// # Errors
+    /// When a graph does not open, or a tensor's size does not fit in memory.
+    pub fn add_context(&mut self, key: &str, context: &Arc<dyn Context>) -> Result<()> {
+        for index in 0..context.graphs().len() {
+            let graph = context.open_graph(index)?;
+            let info = Arc::clone(graph.info());
+            let tensors = info.inputs.iter().chain(&info.outputs);
+            let places = tensors.map(Place::new).collect::<Result<Vec<_>>>()?;
+            self.graphs.push(Slot {
+                context: key.to_owned(),
+                graph,
+                info,
+                unbound: places.len(),
+                places,
+                us: None,
+                executions: 0,
+                busy: Duration::ZERO,
+            });
+        }
+        Ok(())
+    }
+
+    /// Number of graphs.
+    pub fn graph_count(&self) -> usize {
+        self.graphs.len()
+    }
+
+    /// Manifest key of the context and description of a graph.
+    ///
+    /// # Errors
+    /// When there is no such graph.
+    pub fn graph(&self, id: GraphId) -> Result<(&str, &Arc<GraphInfo>)> {
+        let slot = self.graphs.get(id.0 as usize).ok_or_else(|| no_graph(id))?;
+        Ok((&slot.context, &slot.info))
+    }
+
+    /// Microseconds of one execution of a graph, where the bundle declares it for the form that is executed.
+    pub fn graph_us(&self, id: GraphId) -> Option<f64> {
+        self.graphs.get(id.0 as usize).and_then(|slot| slot.us)
+    }
+
+    /// Finds a graph by name, or by `context/graph` where two contexts hold the same name.
+    ///
+    /// # Errors
+    /// When contexts hold several graphs of this name.
+    pub fn find_graph(&self, name: &str) -> Result<Option<GraphId>> {
+        let mut found = None;
+        for (index, slot) in self.graphs.iter().enumerate() {
+            let qualified = name
+                .strip_prefix(slot.context.as_str())
+                .and_then(|rest| rest.strip_prefix('/'))
+                .is_some_and(|rest| rest == slot.info.name);
+            if qualified {
+                return Ok(Some(GraphId(index as u32)));
+            }
+            if slot.info.name == name {
+                if let Some((_, first)) = found {
+                    return Err(Error::new(
+                        ErrorKind::Graph,
+                        format!(
+                            "graph name {name:?} is ambiguous: contexts {first:?} and {:?} both have it",
+                            slot.context
+                        ),
+                    )
+                    .hint(format!("write it as \"{first}/{name}\" in plan.params")));
+                }
+                found = Some((GraphId(index as u32), slot.context.as_str()));
+            }
+        }
+        Ok(found.map(|(id, _)| id))
+    }
+
+    /// Names of all graphs as `context/graph`, for messages.
+    pub fn graph_names(&self) -> Vec<String> {
+        self.graphs.iter().map(|slot| format!("{}/{}", slot.context, slot.info.name)).collect()
+    }
+
+    /// Allocates a zeroed buffer.
+    ///
+    /// # Errors
+    /// When there is not as much memory.
+    pub fn allocate(&mut self, bytes: usize) -> Result<BufferId> {
+        let buffer = self.backend.allocate(bytes)?;
+        self.adopt(buffer)
+    }
+
+    /// Takes a buffer made elsewhere.
+    ///
+    /// # Errors
+    /// When there are too many buffers.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use qhx_base::CancelToken;
+    /// # use qhx_exec::{Buffer, Workspace, null::NullBackend};
+    /// # let mut workspace = Workspace::new(Arc::new(NullBackend::new(vec![])), CancelToken::new());
+    /// let mut buffer = Buffer::zeroed(4)?;
+    /// buffer.bytes_mut()[0] = 7;
+    /// let id = workspace.adopt(buffer)?;
+    /// assert_eq!(workspace.bytes(id)?, [7, 0, 0, 0]);
+    /// # Ok::<(), qhx_base::Error>(())
+    /// ```
+    ///
+    /// A buffer has one owner: two workspaces cannot have the same one, nor one workspace twice.
+    ///
+    /// ```compile_fail
+    /// # use std::sync::Arc;
+    /// # use qhx_base::CancelToken;
+    /// # use qhx_exec::{Buffer, Workspace, null::NullBackend};
+    /// # let mut workspace = Workspace::new(Arc::new(NullBackend::new(vec![])), CancelToken::new());
+    /// let mut buffer = Buffer::zeroed(4)?;
+    /// buffer.bytes_mut()[0] = 7;
+    /// let id = workspace.adopt(buffer.clone())?;
+    /// let same = workspace.adopt(buffer)?;
+    /// # Ok::<(), qhx_base::Error>(())
+    /// ```
+    ///
+    /// ```compile_fail
+    /// # use std::sync::Arc;
+    /// # use qhx_base::CancelToken;
+    /// # use qhx_exec::{Buffer, Workspace, null::NullBackend};
+    /// # let mut workspace = Workspace::new(Arc::new(NullBackend::new(vec![])), CancelToken::new());
+    /// let mut buffer = Buffer::zeroed(4)?;
+    /// let id = workspace.adopt(buffer)?;
+    /// buffer.bytes_mut()[0] = 7;
+    /// # Ok::<(), qhx_base::Error>(())
+    /// ```
+    pub fn adopt(&mut self, buffer: Buffer) -> Result<BufferId> {
+        self.add(buffer.into_memory())
+    }
+
+    /// Adds a mapped file, which graphs may read and nobody may write.
+    ///
+    /// # Errors
+    /// When there are too many buffers.
+    pub fn map(&mut self, file: Mapped) -> Result<BufferId> {
+        self.add(file.into())
+    }
+
+    fn add(&mut self, memory: Memory) -> Result<BufferId> {
+        let id = u32::try_from(self.buffers.len())
+            .map_err(|_| Error::new(ErrorKind::Internal, "more than 2^32 buffers"))?;
+        self.buffers.push(memory);
+        Ok(BufferId(id))
+    }
+
+    /// A handle to a buffer: its length and address.
+    ///
+    /// # Errors
+    /// When there is no such buffer.
+    pub fn memory(&self, id: BufferId) -> Result<&Memory> {
+        self.buffers.get(id.0 as usize).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Internal,
+                format!("buffer {} does not exist; there are {}", id.0, self.buffers.len()),
+            )
+        })
+    }
+
+    /// Bytes of a buffer.
+    ///
+    /// # Errors
+    /// When there is no such buffer.
+    pub fn bytes(&self, id: BufferId) -> Result<&[u8]> {
+        // SAFETY: contract: owned, borrowed.
+        Ok(unsafe { self.memory(id)?.bytes() })
+    }
+
+    /// Bytes of a buffer, for writing.
+    ///
+    /// # Errors
+    /// For a read-only buffer.
+    pub fn bytes_mut(&mut self, id: BufferId) -> Result<&mut [u8]> {
+        let memory = self.memory(id)?;
+        if !memory.is_writable() {
+            return Err(Error::new(
+                ErrorKind::Internal,
+                format!("buffer {} is a mapped file and cannot be written", id.0),
+            ));
+        }
+        // SAFETY: contract: owned, borrowed.
+        Ok(unsafe { memory.bytes_mut() })
+    }
+
+    /// Binds `buffer` from byte `offset` on to a port of a graph.
+    ///
+    /// Checks that the port exists, that the buffer holds the tensor's bytes from the offset on,
+    /// that the offset is aligned to the element, and that an output is writable.
+    ///
+    /// # Errors
+    /// When one of these checks fails.
+    pub fn bind(
+        &mut self,
+        graph: GraphId,
+        port: Port,
+        buffer: BufferId,
+        offset: usize,
+    ) -> Result<()> {
+        let slot = self.graphs.get_mut(graph.0 as usize).ok_or_else(|| no_graph(graph))?;
+        let memory = self.buffers.get(buffer.0 as usize).ok_or_else(|| {
+            Error::new(ErrorKind::Internal, format!("buffer {} does not exist", buffer.0))
+        })?;
+        let inputs = slot.info.inputs.len();
+        let index = match port {
+            Port::Input(i) => Some(i).filter(|i| *i < inputs),
+            Port::Output(i) => inputs.checked_add(i),
+        };
+        let place = index.and_then(|index| slot.places.get_mut(index));
+        let (Some(place), Some(tensor)) = (place, slot.info.tensor(port)) else {
+            return Err(Error::new(
+                ErrorKind::Graph,
+                format!("graph {:?} has no {port:?}", slot.info.name),
+            ));
+        };
+        if place.former == Some((buffer, offset)) {
+            slot.graph.bind(port, memory, offset)?;
+            std::mem::swap(&mut place.bound, &mut place.former);
+            return Ok(());
+        }
+        let need = place.bytes;
+        let have = memory.len().saturating_sub(offset);
+        if have < need {
+            return Err(Error::new(
+                ErrorKind::Graph,
+                format!(
+                    "graph {:?}: tensor {tensor} needs {need} bytes, the buffer bound to it has {have}",
+                    slot.info.name
+                ),
+            ));
+        }
+        if !offset.is_multiple_of(tensor.dtype.size()) {
+            return Err(Error::new(
+                ErrorKind::Graph,
+                format!(
+                    "graph {:?}: tensor {tensor} bound at byte {offset}, not a multiple of {}",
+                    slot.info.name,
+                    tensor.dtype.size()
+                ),
+            ));
+        }
+        if matches!(port, Port::Output(_)) && !memory.is_writable() {
+            return Err(Error::new(
+                ErrorKind::Graph,
+                format!("graph {:?}: output {tensor} bound to a read-only buffer", slot.info.name),
+            ));
+        }
+        slot.graph.bind(port, memory, offset)?;
+        place.former = place.bound.replace((buffer, offset));
+        if place.former.is_none() {
+            slot.unbound -= 1;
+        }
+        Ok(())
+    }
+
+    /// The outputs of graphs that are bound to a buffer: graph, tensor, and the byte of the buffer
+    /// that the tensor begins at.
+    pub fn outputs_in(
+        &self,
+        buffer: BufferId,
+    ) -> impl Iterator<Item = (&GraphInfo, &TensorInfo, usize)> {
+        self.graphs.iter().flat_map(move |slot| {
+            let places = slot.places.iter().skip(slot.info.inputs.len());
+            let outputs = slot.info.outputs.iter().zip(places);
+            outputs.filter_map(move |(tensor, place)| {
+                let offset = place.bound.filter(|(id, _)| *id == buffer)?.1;
+                Some((&*slot.info, tensor, offset))
+            })
+        })
+    }
+
+    /// Executes a graph whose ports are all bound, unless the session is cancelled. Where an execution lost the device,
+    /// its error is that of all later ones: see [`DeviceLoss`].
+    ///
+    /// # Errors
+    /// When a port is not bound, the session is cancelled, or the execution fails.
+    pub fn execute(&mut self, graph: GraphId) -> Result<()> {
+        if self.cancel.is_cancelled() {
+            return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
+        }
+        if let Some(error) = self.loss.error() {
+            return Err(error.clone());
+        }
+        let slot = self.graphs.get_mut(graph.0 as usize).ok_or_else(|| no_graph(graph))?;
+        if slot.unbound > 0 {
+            return Err(unbound(slot));
+        }
+        let start = Instant::now();
+        // SAFETY: contract: counted is *bound*; owned and borrowed are *exclusive*.
+        let result = unsafe { slot.graph.execute() };
+        let elapsed = start.elapsed();
+        slot.busy += elapsed;
+        slot.executions += 1;
+        self.busy += elapsed;
+        if let Some(trace) = &self.trace {
+            let name = format!("graph {}", slot.info.name);
+            trace.add(
+                &Event::new(&name, Category::Graph, start, elapsed).with("context", &*slot.context),
+            );
+        }
+        match result {
+            Ok(()) => Ok(()),
+            Err(e) => {
+                let e = e.context(format_args!("graph {:?}", slot.info.name));
+                self.note(&e);
+                Err(e)
+            }
+        }
+    }
+
+    /// Time spent inside `execute` since the workspace was made.
+    pub fn graph_time(&self) -> Duration {
+        self.busy
+    }
+
+    /// Time and executions of every graph.
+    pub fn stats(&self) -> Vec<GraphStats> {
+        self.graphs
+            .iter()
+            .map(|slot| GraphStats {
+                context: slot.context.clone(),
+                graph: slot.info.name.clone(),
+                executions: slot.executions,
+                busy: slot.busy,
+            })
+            .collect()
+    }
+
+    /// The token that cancels executions.
+    pub fn cancel_token(&self) -> &CancelToken {
+        &self.cancel
+    }
+}
+
+fn no_graph(id: GraphId) -> Error {
+    Error::new(ErrorKind::Internal, format!("graph {} does not exist", id.0))
+}
+
+fn unbound(slot: &Slot) -> Error {
+    let names: Vec<_> = slot
+        .info
+        .inputs
+        .iter()
+        .chain(&slot.info.outputs)
+        .zip(&slot.places)
+        .filter(|(_, place)| place.bound.is_none())
+        .map(|(tensor, _)| tensor.name.as_str())
+        .collect();
+    Error::new(
+        ErrorKind::Graph,
+        format!("graph {:?}: nothing is bound to {}", slot.info.name, names.join(", ")),
+    )
+    .hint(
+        "the host-op does not know these tensors: map their roles in plan.params.tensors; or the op \
+         forgot to bind them, which is a fault of the op",
+    )
+}

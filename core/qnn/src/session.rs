@@ -1,0 +1,103 @@
+//! The open device of a backend with its power vote, opened again after the DSP restarted.
+//!
+//! What was open when the DSP restarted belongs to a process on it that is gone: backend and device as much as
+//! contexts. So the next contexts are opened on a device of their own. Models that have contexts on the old one
+//! keep it until they notice.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use qhx_base::{ErrorKind, Result};
+
+use super::device::Device;
+use super::library::Library;
+use super::log::LogLevel;
+use super::power::{IdleWatch, PerfMode, Power};
+
+/// How a device is opened.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SessionOptions {
+    pub(crate) log: LogLevel,
+    pub(crate) perf: PerfMode,
+    /// The power vote is taken back when nothing ran for this long.
+    pub(crate) idle_release: Option<Duration>,
+}
+
+/// What contexts are opened on.
+pub(crate) struct Session {
+    /// Ends before the vote does.
+    _idle: Option<IdleWatch>,
+    /// The power vote.
+    pub(crate) power: Arc<Power>,
+    pub(crate) device: Device,
+}
+
+impl Session {
+    fn open(library: &Library, options: SessionOptions) -> Result<Arc<Self>> {
+        let device = Device::open(library, options.log, None)?;
+        let power = Arc::new(Power::new(&device));
+        if let Err(error) = power.set_mode(options.perf) {
+            tracing::warn!(target: "qnn", error = %error.report(), "clocks are left alone");
+        }
+        let idle = options.idle_release;
+        let idle = idle.map(|after| IdleWatch::begin(&power, after)).transpose()?;
+        Ok(Arc::new(Self { _idle: idle, power, device }))
+    }
+}
+
+/// The session that contexts are opened on now.
+pub(crate) struct Sessions {
+    library: Library,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// `None` after a device was lost and could not be opened again.
+    current: Option<Arc<Session>>,
+    options: SessionOptions,
+}
+
+impl Sessions {
+    /// Opens the device.
+    pub(crate) fn open(library: &Library, options: SessionOptions) -> Result<Self> {
+        let current = Some(Session::open(library, options)?);
+        let state = Mutex::new(State { current, options });
+        Ok(Self { library: library.clone(), state })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn library(&self) -> &Library {
+        &self.library
+    }
+
+    /// The session, on a device opened again where the DSP restarted under the last one.
+    pub(crate) fn current(&self) -> Result<Arc<Session>> {
+        let mut state = self.lock();
+        if let Some(session) = state.current.as_ref().filter(|session| !session.device.is_lost()) {
+            return Ok(Arc::clone(session));
+        }
+        // First out, then in: the library may keep one of each.
+        if let Some(lost) = state.current.take() {
+            lost.device.close_contexts();
+        }
+        let session = Session::open(&self.library, state.options)
+            .map_err(|error| error.with_kind(ErrorKind::DeviceLost))?;
+        state.current = Some(Arc::clone(&session));
+        Ok(session)
+    }
+
+    /// Whether there is a power vote.
+    pub(crate) fn votes(&self) -> bool {
+        self.lock().current.as_ref().is_some_and(|session| session.power.votes())
+    }
+
+    /// Votes for another power mode, now and on devices that are opened later.
+    pub(crate) fn set_mode(&self, mode: PerfMode) -> Result<()> {
+        let mut state = self.lock();
+        state.options.perf = mode;
+        state.current.as_ref().map_or(Ok(()), |session| session.power.set_mode(mode))
+    }
+}

@@ -1,0 +1,212 @@
+//! From a conversation to a prompt.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use qhx_base::{Error, ErrorKind, Result, files};
+use serde_json::{Map, Value};
+
+use super::Tokenizer;
+use super::jinja::{JinjaTemplate, MAX_SOURCE, Template};
+use super::markers::Markers;
+use super::message::{Message, RenderOptions};
+use super::spec::{ChatSpec, ChatStyle};
+
+/// Bytes that `tokenizer_config.json` and `special_tokens_map.json` may have: published ones have up to one million.
+const MAX_CONFIG: u64 = 16 << 20;
+
+/// Finds the files that say how a model wants conversations written.
+pub trait TemplateFiles {
+    /// `tokenizer_config.json`, where there is one.
+    ///
+    /// # Errors
+    /// When the file may not be opened, or is declared and missing.
+    fn config(&self) -> Result<Option<PathBuf>>;
+
+    /// The file `name` beside the tokenizer, or beside its configuration.
+    ///
+    /// # Errors
+    /// When the file may not be opened.
+    fn beside(&self, name: &str) -> Result<Option<PathBuf>>;
+}
+
+/// How a model wants conversations written.
+pub struct ChatTemplate(Form);
+
+enum Form {
+    Jinja(Box<JinjaTemplate>),
+    Markers(Box<Markers>),
+}
+
+impl fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let form = match &self.0 {
+            Form::Jinja(_) => "jinja",
+            Form::Markers(_) => "markers",
+        };
+        f.debug_tuple("ChatTemplate").field(&form).finish()
+    }
+}
+
+impl ChatTemplate {
+    /// The template of a bundle: Jinja, otherwise the markers. `None` for a model that only completes text.
+    ///
+    /// As in `transformers`, `chat_template.jinja` beside the tokenizer comes before `tokenizer_config.json`. A program
+    /// that has installed a [`ChildProgram`](qhx_base::child::ChildProgram) compiles and renders there.
+    ///
+    /// # Errors
+    /// When the template is missing or invalid.
+    pub fn open(
+        spec: Option<&ChatSpec>,
+        files: &dyn TemplateFiles,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<Option<Self>> {
+        let style = spec.map_or(ChatStyle::Auto, |spec| spec.style);
+        if style == ChatStyle::None {
+            return Ok(None);
+        }
+        if style != ChatStyle::Markers {
+            if let Some(template) = jinja(files)? {
+                return Ok(Some(Self(Form::Jinja(Box::new(template)))));
+            }
+            if style == ChatStyle::Jinja {
+                return Err(Error::new(
+                    ErrorKind::Manifest,
+                    "/chat/style: \"jinja\", but there is no chat_template.jinja, and \
+                     tokenizer_config.json has no chat_template",
+                )
+                .hint("add the tokenizer_config.json of the model, or use \"markers\""));
+            }
+        }
+        spec.map(|spec| Self::from_markers(spec, tokenizer)).transpose()
+    }
+
+    /// A template of markers. The tokenizer spells markers given as token ids. A marker that is not given is missed when
+    /// a conversation needs it.
+    ///
+    /// # Errors
+    /// When a marker has a token that the tokenizer does not know.
+    pub fn from_markers(spec: &ChatSpec, tokenizer: Option<&Tokenizer>) -> Result<Self> {
+        Markers::new(spec, tokenizer).map(|markers| Self(Form::Markers(Box::new(markers))))
+    }
+
+    /// A template in Jinja with the special tokens that it may name. It is compiled and rendered in this process.
+    ///
+    /// # Errors
+    /// When the template does not compile.
+    pub fn from_jinja(source: &str, bos_token: &str, eos_token: &str) -> Result<Self> {
+        let tokens = [("bos_token", bos_token), ("eos_token", eos_token)];
+        let tokens =
+            tokens.map(|(name, token)| (name.to_owned(), token.into())).into_iter().collect();
+        let template = Template { source: source.to_owned(), tokens };
+        let template = JinjaTemplate::here(template, "chat template")?;
+        Ok(Self(Form::Jinja(Box::new(template))))
+    }
+
+    /// The prompt. It holds its special tokens as text: encode it with
+    /// [`Tokenizer::encode`] and `add_special` off.
+    ///
+    /// # Errors
+    /// When the template refuses the conversation, or exceeds a limit.
+    pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String> {
+        if messages.is_empty() {
+            return Err(Error::new(ErrorKind::Prompt, "the conversation has no messages"));
+        }
+        match &self.0 {
+            Form::Jinja(template) => template.render(messages, options),
+            Form::Markers(markers) => markers.render(messages, options),
+        }
+    }
+}
+
+/// Reads the Jinja template of a bundle, when it has one.
+fn jinja(files: &dyn TemplateFiles) -> Result<Option<JinjaTemplate>> {
+    let config_path = files.config()?;
+    let config = config_path.as_deref().map(json).transpose()?.unwrap_or_default();
+    let mut found = None;
+    // What lies in the folder of further templates has a name, and `default` is the one that is meant: `transformers`
+    // reads them after `chat_template.jinja`, which has that name, too.
+    for file in ["additional_chat_templates/default.jinja", "chat_template.jinja"] {
+        if let Some(path) = files.beside(file)? {
+            found = Some((text(&path)?, path));
+            break;
+        }
+    }
+    if let (None, Some(path)) = (&found, &config_path) {
+        found = named_template(path, &config)?.map(|source| (source, path.clone()));
+    }
+    let Some((source, path)) = found else { return Ok(None) };
+    let mut tokens = config;
+    // A configuration without this key is of the older form, which keeps the tokens in a file of their own.
+    if tokens.get("added_tokens_decoder").is_none()
+        && let Some(path) = files.beside("special_tokens_map.json")?
+    {
+        let map = json(&path)?;
+        if tokens.is_null() {
+            tokens = map;
+        } else if let (Value::Object(tokens), Value::Object(map)) = (&mut tokens, map) {
+            tokens.extend(map);
+        }
+    }
+    let template = Template { source, tokens: special_tokens(&tokens) };
+    JinjaTemplate::open(template, &format!("{}: chat template", path.display())).map(Some)
+}
+
+fn json(path: &Path) -> Result<Value> {
+    let bytes = files::read(ErrorKind::Artifact, path, MAX_CONFIG)?;
+    serde_json::from_slice(&bytes).map_err(|e| {
+        Error::caused(ErrorKind::Artifact, format_args!("{}: not valid JSON", path.display()), e)
+    })
+}
+
+fn text(path: &Path) -> Result<String> {
+    files::read_text(ErrorKind::Artifact, path, MAX_SOURCE as u64)
+}
+
+/// `chat_template`: a string, or a list of `{name, template}` of which `default` is meant.
+fn named_template(path: &Path, config: &Value) -> Result<Option<String>> {
+    let wrong = |found: &str| {
+        Err(Error::new(
+            ErrorKind::Artifact,
+            format!(
+                "{}: /chat_template: expected a string or a list of {{\"name\", \"template\"}}, \
+                 found {found}",
+                path.display()
+            ),
+        ))
+    };
+    match config.get("chat_template") {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(source)) => Ok(Some(source.clone())),
+        Some(Value::Array(list)) => {
+            let default = list
+                .iter()
+                .find(|entry| entry.get("name").and_then(Value::as_str) == Some("default"))
+                .or(list.first());
+            match default.and_then(|entry| entry.get("template")).and_then(Value::as_str) {
+                Some(source) => Ok(Some(source.to_owned())),
+                None => wrong("a list without a \"default\" template"),
+            }
+        }
+        Some(_) => wrong("something else"),
+    }
+}
+
+/// The special tokens that are set, by the names that templates use. A token is a string, or an object with `content`.
+fn special_tokens(config: &Value) -> Map<String, Value> {
+    let token = |value: &Value| {
+        let token = value.as_str().or_else(|| value.get("content").and_then(Value::as_str));
+        token.map(Value::from)
+    };
+    let names = ["bos", "eos", "unk", "sep", "pad", "cls", "mask"];
+    let mut tokens: Map<String, Value> = names
+        .iter()
+        .map(|name| format!("{name}_token"))
+        .filter_map(|name| config.get(&name).and_then(token).map(|token| (name, token)))
+        .collect();
+    if let Some(Value::Array(more)) = config.get("additional_special_tokens") {
+        let more = more.iter().filter_map(token).collect();
+        tokens.insert("additional_special_tokens".to_owned(), Value::Array(more));
+    }
+    tokens
+}

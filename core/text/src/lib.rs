@@ -1,0 +1,21 @@
+//! Between text and tokens: tokenizer, streaming detokenizer and chat templates. No manifest and no model is known here.
+
+mod chat;
+pub mod forms;
+mod jinja;
+mod markers;
+mod message;
+#[cfg(test)]
+mod samples;
+mod spec;
+mod stream;
+mod tokenizer;
+#[cfg(test)]
+mod transformers;
+
+pub use chat::{ChatTemplate, TemplateFiles};
+pub use jinja::TASK as CHAT_TEMPLATE_TASK;
+pub use message::{Content, ContentPart, Message, RenderOptions};
+pub use spec::{ChatSpec, ChatStyle, Marker, Piece, RoleMarkers};
+pub use stream::Detokenizer;
+pub use tokenizer::Tokenizer;

@@ -1,0 +1,378 @@
+//! The tokenizer of a bundle: a `tokenizer.json` of Hugging Face `tokenizers`.
+
+mod blame;
+mod size;
+#[cfg(test)]
+mod tests;
+mod vet;
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use qhx_base::artifacts::Mapped;
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use tokenizers::{
+    DecoderWrapper, Encoding, Model as _, OffsetType, PostProcessor as _, PreTokenizer as _,
+    TruncationDirection,
+};
+
+use size::Size;
+use vet::Refusal;
+
+/// Texts of more bytes are tokenized on a thread of their own, which nobody has to wait for.
+const AT_ONCE: usize = 32 << 10;
+
+/// Text to token ids and back. Clones share the vocabulary.
+#[derive(Clone)]
+pub struct Tokenizer {
+    inner: Arc<tokenizers::Tokenizer>,
+    path: Arc<PathBuf>,
+    size: Size,
+    /// The side on which texts are truncated.
+    cut: TruncationDirection,
+    /// Ends what tokenizes.
+    cancel: CancelToken,
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokenizer")
+            .field("path", &self.path)
+            .field("vocab", &self.vocab_size())
+            .finish()
+    }
+}
+
+impl Tokenizer {
+    /// Reads a `tokenizer.json`.
+    ///
+    /// Truncation and padding that the file configures are switched off: whether a text fits is
+    /// for the engine to decide, and nothing may be truncated in silence.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or as [`Tokenizer::from_bytes`].
+    pub fn from_file(path: &Path) -> Result<Self> {
+        let file = Mapped::open(path)?;
+        Self::from_bytes(path, file.bytes())
+    }
+
+    /// Reads the contents of a `tokenizer.json`; `path` is for messages.
+    ///
+    /// This is all that decides whether a file is accepted: what it asks for is bounded before the
+    /// library reads it (see `docs/security.md`), and nothing is checked later.
+    ///
+    /// # Errors
+    /// When the file is no valid `tokenizer.json`, or asks for more than is allowed.
+    pub fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Self> {
+        let fail = |why: String, hint: &str| {
+            Error::new(ErrorKind::Artifact, format!("{}: {why}", path.display())).hint(hint)
+        };
+        let foreign = |why: String| {
+            fail(
+                format!("not a tokenizer: {why}"),
+                "expected a tokenizer.json of Hugging Face tokenizers; \
+                 a git-lfs pointer or a partial download is not one",
+            )
+        };
+        let vetted = vet::vet(bytes).map_err(|refusal| match refusal {
+            Refusal::Foreign(why) => foreign(why),
+            Refusal::Excessive(why) => {
+                fail(why, "no tokenizer in use asks for this; take the file its authors published")
+            }
+        })?;
+        let parsed = guarded(|| tokenizers::Tokenizer::from_bytes(bytes));
+        let mut inner = parsed.map_err(|e| foreign(blame::blame(bytes, &e)))?;
+        inner.with_truncation(None).map_err(|e| foreign(e.to_string()))?;
+        inner.with_padding(None);
+        let cut = match vetted.document.truncation.as_ref().map(|t| t.direction.as_str()) {
+            Some("Left") => TruncationDirection::Left,
+            _ => TruncationDirection::Right,
+        };
+        let size = Size::of(&vetted, |token| inner.token_to_id(token).is_some());
+        let (inner, path) = (Arc::new(inner), Arc::new(path.to_owned()));
+        Ok(Self { inner, path, size, cut, cancel: CancelToken::new() })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Token ids of a text. Special tokens written out in the text are recognised.
+    ///
+    /// `add_special` adds what the tokenizer's post-processor puts around a text, such as a BOS
+    /// token: on for a text that is completed, off for a rendered conversation, whose template
+    /// writes them.
+    ///
+    /// # Errors
+    /// When the text is too long, or the tokenizer fails.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        let encoding = self.encoding(text, add_special, OffsetType::None);
+        Ok(encoding?.get_ids().to_vec())
+    }
+
+    /// As [`Tokenizer::encode`], with the number of tokens that lie in the first `bytes` of the
+    /// text: those that any text which begins so begins with, unless the place lies in a word.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_with_prefix(
+        &self,
+        text: &str,
+        add_special: bool,
+        bytes: usize,
+    ) -> Result<(Vec<u32>, usize)> {
+        let encoding = self.encoding(text, add_special, OffsetType::Byte)?;
+        let within = encoding.get_offsets().iter().take_while(|(_, end)| *end <= bytes).count();
+        Ok((encoding.get_ids().to_vec(), within))
+    }
+
+    /// What the library's `encode` does, which looks at the token between its parts and between words.
+    fn words(&self, text: &str, offsets: OffsetType) -> tokenizers::Result<Encoding> {
+        let go_on = || match self.cancel.is_cancelled() {
+            true => Err(tokenizers::Error::from("cancelled")),
+            false => Ok(()),
+        };
+        let inner = &self.inner;
+        go_on()?;
+        let added = inner.get_added_vocabulary();
+        let mut words = added.extract_and_normalize(inner.get_normalizer(), text);
+        go_on()?;
+        if let Some(pre_tokenizer) = inner.get_pre_tokenizer() {
+            pre_tokenizer.pre_tokenize(&mut words)?;
+        }
+        words.tokenize(|word| {
+            go_on()?;
+            inner.get_model().tokenize(word.get())
+        })?;
+        words.into_encoding(None, 0, offsets)
+    }
+
+    fn encoding(&self, text: &str, add_special: bool, offsets: OffsetType) -> Result<Encoding> {
+        let post = |words| self.inner.post_process(words, None, add_special);
+        guarded(|| self.words(text, offsets).and_then(post)).map_err(|e| self.not_tokenized(&e))
+    }
+
+    /// The tokenizer, whose texts `cancel` ends.
+    fn until(&self, cancel: &CancelToken) -> Self {
+        Self { cancel: cancel.clone(), ..self.clone() }
+    }
+
+    /// What the post-processor puts before and after a text, such as a BOS and an EOS token.
+    ///
+    /// # Errors
+    /// When the tokenizer fails.
+    pub fn around(&self) -> Result<(Vec<u32>, Vec<u32>)> {
+        const PROBE: &str = "a";
+        let (inner, all) = (self.encode(PROBE, false)?, self.encode(PROBE, true)?);
+        let at = all.windows(inner.len().max(1)).position(|window| window == inner);
+        let at = at.unwrap_or(all.len());
+        let after = all.get(at + inner.len()..).unwrap_or_default().to_vec();
+        Ok((all[..at].to_vec(), after))
+    }
+
+    /// [`Tokenizer::encode`] for a text that is of use only within `max_tokens` tokens; see
+    /// [`Tokenizer::within`].
+    ///
+    /// # Errors
+    /// As [`Tokenizer::within`].
+    pub fn encode_within(
+        &self,
+        text: &str,
+        add_special: bool,
+        max_tokens: usize,
+        cancel: &CancelToken,
+    ) -> Result<Vec<u32>> {
+        self.within(text, max_tokens, cancel, move |tokenizer, text| {
+            tokenizer.encode(text, add_special)
+        })
+    }
+
+    /// Tokenizes a text that is of use only within `max_tokens` tokens, by `job`.
+    ///
+    /// A text that is longer for certain is an error at once; one whose length does not decide it is tokenized, and may
+    /// come out as more. Cancelling ends the wait for a long text.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Prompt`] for a text that is too long, [`ErrorKind::Cancelled`], and any error of `job`.
+    pub fn within<T: Send + 'static>(
+        &self,
+        text: &str,
+        max_tokens: usize,
+        cancel: &CancelToken,
+        job: impl FnOnce(&Self, &str) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        if let Some(why) = self.size.exceeds(text, max_tokens) {
+            return Err(Error::new(
+                ErrorKind::Prompt,
+                format!("the text is too long: {why}, the context holds {max_tokens}"),
+            )
+            .hint("shorten the text, or forge the model with a larger --max-ctx"));
+        }
+        let tokenizer = self.until(cancel);
+        if text.len() <= AT_ONCE {
+            return job(&tokenizer, text);
+        }
+        let text = text.to_owned();
+        beside(cancel, move || job(&tokenizer, &text))
+    }
+
+    /// Token ids of as much of a text as fits into `max_tokens` with all that the post-processor
+    /// adds, such as a BOS and an EOS token: the text itself is truncated, before they are added.
+    ///
+    /// It is truncated on the right unless the file's `truncation` says left. Of a text that is far too
+    /// long only a part is tokenized; where a single word without an end is longer than that part,
+    /// the word's tokens may be others than those of the whole.
+    ///
+    /// # Errors
+    /// When the tokenizer fails, or the work is cancelled.
+    pub fn encode_truncated(
+        &self,
+        text: &str,
+        max_tokens: usize,
+        cancel: &CancelToken,
+    ) -> Result<Vec<u32>> {
+        let added = self.inner.get_post_processor().map_or(0, |p| p.added_tokens(false));
+        let Some(room) = max_tokens.checked_sub(added) else {
+            return Err(Error::new(
+                ErrorKind::Prompt,
+                format!(
+                    "{}: {added} special tokens stand around each text, more than the {max_tokens} \
+                     that fit",
+                    self.path.display()
+                ),
+            ));
+        };
+        let enough = self.size.enough(max_tokens);
+        let part = if text.len() <= enough {
+            text
+        } else if self.cut == TruncationDirection::Left {
+            &text[text.ceil_char_boundary(text.len() - enough)..]
+        } else {
+            &text[..text.floor_char_boundary(enough)]
+        };
+        let tokenizer = self.until(cancel);
+        let encode = move |text: &str| {
+            let encoding = guarded(|| {
+                let mut encoding = tokenizer.words(text, OffsetType::None)?;
+                encoding = tokenizer.inner.post_process(encoding, None, false)?;
+                encoding.truncate(room, 0, tokenizer.cut);
+                // What was cut off would be post-processed, too.
+                encoding.take_overflowing();
+                tokenizer.inner.post_process(encoding, None, true)
+            });
+            encoding.map(|e| e.get_ids().to_vec()).map_err(|e| tokenizer.not_tokenized(&e))
+        };
+        if part.len() <= AT_ONCE {
+            return encode(part);
+        }
+        let part = part.to_owned();
+        beside(cancel, move || encode(&part))
+    }
+
+    fn not_tokenized(&self, why: &str) -> Error {
+        if self.cancel.is_cancelled() {
+            return cancelled();
+        }
+        let path = self.path.display();
+        Error::new(ErrorKind::Prompt, format!("{path}: the text cannot be tokenized: {why}"))
+    }
+
+    /// Text of token ids, without special tokens. Bytes that are not UTF-8 become U+FFFD.
+    ///
+    /// A piece of an answer cannot be decoded alone; see [`super::Detokenizer`].
+    ///
+    /// # Errors
+    /// When the tokenizer fails.
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        // Some decoders of the library panic on no tokens at all.
+        if !ids.iter().any(|&id| self.visible_token(id).is_some()) {
+            return Ok(String::new());
+        }
+        self.guard_decoding(|| self.inner.decode(ids, true))
+    }
+
+    /// Runs a part of the decoder.
+    pub(super) fn guard_decoding<T>(
+        &self,
+        call: impl FnOnce() -> tokenizers::Result<T>,
+    ) -> Result<T> {
+        guarded(call).map_err(|e| {
+            let path = self.path.display();
+            Error::new(ErrorKind::Artifact, format!("{path}: tokens cannot be decoded: {e}"))
+        })
+    }
+
+    /// What makes text of tokens; without one they are joined by spaces.
+    pub(super) fn decoder(&self) -> Option<&DecoderWrapper> {
+        self.inner.get_decoder()
+    }
+
+    /// The token with an id, unless it has no text: a special one, or none at all.
+    pub fn visible_token(&self, id: u32) -> Option<String> {
+        let token = self.inner.id_to_token(id)?;
+        (!self.inner.get_added_vocabulary().is_special_token(&token)).then_some(token)
+    }
+
+    /// Number of tokens, added ones included. A model's vocabulary may be padded beyond it.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// The ids of all tokens, added ones included, in no order.
+    pub fn ids(&self) -> impl Iterator<Item = u32> {
+        self.inner.get_vocab(true).into_values()
+    }
+
+    /// The id of a token such as `<|im_end|>`.
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// The token with an id, as the vocabulary spells it.
+    pub fn id_to_token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+}
+
+fn cancelled() -> Error {
+    Error::new(ErrorKind::Cancelled, "cancelled while tokenizing")
+}
+
+/// Runs a job on a thread of its own. Once cancelled, nobody waits for it: it ends by itself, at the next word or
+/// after the part of the library that looks at the whole text.
+fn beside<T: Send + 'static>(
+    cancel: &CancelToken,
+    job: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let (send, receive) = mpsc::channel();
+    let thread = std::thread::Builder::new().name("qhx-tokenizer".to_owned());
+    let run = move || {
+        // Nobody listens after a cancel.
+        let _ = send.send(job());
+    };
+    let internal = |why: String| Error::new(ErrorKind::Internal, format!("tokenizing: {why}"));
+    thread.spawn(run).map_err(|e| internal(e.to_string()))?;
+    loop {
+        match receive.recv_timeout(Duration::from_millis(20)) {
+            Ok(result) => return result,
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(e) => return Err(internal(e.to_string())),
+        }
+        if cancel.is_cancelled() {
+            return Err(cancelled());
+        }
+    }
+}
+
+/// Runs a call into the tokenizer library, some of whose components panic on configurations that
+/// no training produces.
+fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(result) => result.map_err(|e| e.to_string()),
+        Err(_) => Err("the tokenizer's configuration is inconsistent".to_owned()),
+    }
+}
