@@ -10,8 +10,8 @@ use std::time::Duration;
 use half::f16;
 use half::slice::HalfFloatSliceExt as _;
 pub use qhx_types::{
-    Alpha, AudioRules, Bucket, ImageRules, MediaRules, Modality, OpDescription, OpInfo, OpenInfo,
-    Packing, Piece, Placement, Segment, Task, Verification, VideoRules,
+    Alpha, AudioRules, Bucket, ImageRules, MediaRules, Modality, OpDescription, OpenInfo, Packing,
+    Piece, Placement, Segment, Task, Verification, VideoRules,
 };
 use serde::Serialize;
 
@@ -56,7 +56,7 @@ impl Logits<'_> {
         }
     }
 
-    /// The scores, in single precision: `c · tanh(logits / c)` for a [`HostOp::softcap`] of c
+    /// The scores, in single precision: `c · tanh(logits / c)` for a [`OpenInfo::softcap`] of c
     /// (arXiv 2408.00118, section 2), else the logits.
     pub fn capped(&self, softcap: Option<f32>) -> Vec<f32> {
         let mut values = self.to_f32();
@@ -88,30 +88,8 @@ pub struct SpanStats {
 /// A failed or cancelled call leaves the state as it was after the last complete token; see
 /// [`HostOp::position`].
 pub trait HostOp: Send {
-    /// What the op found when it was opened.
-    fn info(&self) -> &OpInfo;
-
-    /// Token ids that the op can consume are below this, 0 where it does not say: rows of the
-    /// embedding table. Logits beyond belong to no token.
-    fn input_vocab(&self) -> usize {
-        0
-    }
-
-    /// c, where the scores of tokens are `c · tanh(logits / c)`, see [`Logits::capped`]; positive and
-    /// finite.
-    fn softcap(&self) -> Option<f32> {
-        None
-    }
-
-    /// Tokens that stand for images, audio and videos: no text becomes one.
-    fn placeholders(&self) -> &[u32] {
-        &[]
-    }
-
-    /// How files become what the op is given.
-    fn media_rules(&self) -> MediaRules {
-        MediaRules::default()
-    }
+    /// What the op found when it was opened. It does not change while the op is open.
+    fn info(&self) -> &OpenInfo;
 
     /// Where an image, audio clip or video stands among the tokens of a prompt, and how many positions it
     /// takes.
@@ -142,13 +120,7 @@ pub trait HostOp: Send {
     /// The error of the op.
     fn decode(&mut self, token: u32) -> Result<()>;
 
-    /// Whether the op verifies draft tokens, and in steps of how many.
-    fn verification(&self) -> &Verification {
-        const NONE: &Verification = &Verification { widths: Vec::new(), refusal: None };
-        NONE
-    }
-
-    /// Runs tokens, at most as many as the widest of [`HostOp::verification`], in one step. The position stays:
+    /// Runs tokens, at most as many as the widest of [`OpenInfo::verification`], in one step. The position stays:
     /// nothing is accepted until [`HostOp::accept`]. There are no logits until [`HostOp::row_logits`].
     ///
     /// # Errors
@@ -215,14 +187,8 @@ pub trait HostOp: Send {
     /// The error of the op.
     fn embed(&mut self, segments: &[Segment<'_>]) -> Result<&[f32]>;
 
-    /// Which graphs take several texts in one execution.
-    fn packing(&self) -> &Packing {
-        const NONE: &Packing = &Packing { buckets: Vec::new() };
-        NONE
-    }
-
     /// Embeds texts in one execution, as if each were alone. Together they have at most as many tokens as the longest
-    /// of [`HostOp::packing`]. The vectors lie one behind the other, [`OpInfo::embedding_dim`] values each.
+    /// of [`OpenInfo::packing`]. The vectors lie one behind the other, [`OpenInfo::embedding_dim`] values each.
     ///
     /// # Errors
     /// The error of the op.
@@ -241,7 +207,7 @@ pub trait HostOp: Send {
     fn span_stats(&self) -> Vec<SpanStats>;
 }
 
-/// A call of an op whose [`HostOp::verification`] declares that it has none.
+/// A call of an op whose [`OpenInfo::verification`] declares that it has none.
 fn not_checked(number: usize) -> Error {
     let message = format!("the host-op checks no guessed tokens ({number})");
     Error::new(ErrorKind::Internal, message)

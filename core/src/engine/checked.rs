@@ -6,10 +6,7 @@
 use std::time::Duration;
 
 use super::closed::Closed;
-use crate::op::{
-    HostOp, Logits, MediaRules, OpInfo, Packing, Placement, Segment, SnapshotId, SpanStats,
-    Verification,
-};
+use crate::op::{HostOp, Logits, OpenInfo, Placement, Segment, SnapshotId, SpanStats};
 use crate::workspace::GraphStats;
 use crate::{Error, ErrorKind, Result};
 
@@ -100,7 +97,7 @@ impl Checked {
         let (found, declared) = (self.op.logits()?.len(), self.op.info().vocab);
         if found != declared {
             let what = format!("{call} gave {found} logits, but its info says {declared}");
-            return Err(self.wrong(what, "its OpInfo.vocab is not the number of logits"));
+            return Err(self.wrong(what, "its OpenInfo.vocab is not the number of logits"));
         }
         Ok(())
     }
@@ -117,7 +114,7 @@ impl Checked {
         match self.op.info().vocab {
             0 => {
                 Err(self
-                    .wrong("it generates, but its info says 0 logits", "it forgot OpInfo.vocab"))
+                    .wrong("it generates, but its info says 0 logits", "it forgot OpenInfo.vocab"))
             }
             _ => Ok(()),
         }
@@ -166,24 +163,8 @@ fn positions(segments: &[Segment<'_>]) -> Option<usize> {
 }
 
 impl HostOp for Checked {
-    fn info(&self) -> &OpInfo {
+    fn info(&self) -> &OpenInfo {
         self.op.info()
-    }
-
-    fn input_vocab(&self) -> usize {
-        self.op.input_vocab()
-    }
-
-    fn softcap(&self) -> Option<f32> {
-        self.op.softcap()
-    }
-
-    fn placeholders(&self) -> &[u32] {
-        self.op.placeholders()
-    }
-
-    fn media_rules(&self) -> MediaRules {
-        self.op.media_rules()
     }
 
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
@@ -207,10 +188,6 @@ impl HostOp for Checked {
         self.expect_consumed(before, Some(1), "one token")
     }
 
-    fn verification(&self) -> &Verification {
-        self.op.verification()
-    }
-
     fn verify(&mut self, tokens: &[u32]) -> Result<()> {
         let before = self.op.position();
         self.op.verify(tokens)?;
@@ -222,7 +199,7 @@ impl HostOp for Checked {
         let (found, declared) = (self.op.logits()?.len(), self.op.info().vocab);
         if found != declared {
             let what = format!("a guess gave {found} logits, but its info says {declared}");
-            return Err(self.wrong(what, "its OpInfo.vocab is not the number of logits"));
+            return Err(self.wrong(what, "its OpenInfo.vocab is not the number of logits"));
         }
         Ok(())
     }
@@ -277,10 +254,6 @@ impl HostOp for Checked {
         let vector = self.op.embed(segments)?;
         check_embedding(&self.name, vector)?;
         Ok(vector)
-    }
-
-    fn packing(&self) -> &Packing {
-        self.op.packing()
     }
 
     fn embed_many(&mut self, texts: &[&[u32]]) -> Result<&[f32]> {

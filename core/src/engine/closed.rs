@@ -2,33 +2,19 @@
 
 use std::time::Duration;
 
-use crate::op::{
-    HostOp, Logits, MediaRules, OpInfo, Placement, Segment, SnapshotId, SpanStats, Verification,
-};
+use crate::op::{HostOp, Logits, OpenInfo, Placement, Segment, SnapshotId, SpanStats};
 use crate::workspace::GraphStats;
 use crate::{Error, ErrorKind, Result};
 
 /// Declares what the closed op declared, and does nothing.
 pub(super) struct Closed {
-    info: OpInfo,
-    input_vocab: usize,
-    softcap: Option<f32>,
-    placeholders: Vec<u32>,
-    media_rules: MediaRules,
-    verification: Verification,
+    info: OpenInfo,
 }
 
 impl Closed {
     /// In the place of `op`.
     pub(super) fn new(op: &dyn HostOp) -> Self {
-        Self {
-            info: op.info().clone(),
-            input_vocab: op.input_vocab(),
-            softcap: op.softcap(),
-            placeholders: op.placeholders().to_vec(),
-            media_rules: op.media_rules(),
-            verification: op.verification().clone(),
-        }
+        Self { info: op.info().clone() }
     }
 }
 
@@ -38,28 +24,8 @@ fn closed() -> Error {
 }
 
 impl HostOp for Closed {
-    fn info(&self) -> &OpInfo {
+    fn info(&self) -> &OpenInfo {
         &self.info
-    }
-
-    fn input_vocab(&self) -> usize {
-        self.input_vocab
-    }
-
-    fn softcap(&self) -> Option<f32> {
-        self.softcap
-    }
-
-    fn placeholders(&self) -> &[u32] {
-        &self.placeholders
-    }
-
-    fn media_rules(&self) -> MediaRules {
-        self.media_rules
-    }
-
-    fn verification(&self) -> &Verification {
-        &self.verification
     }
 
     fn place(&self, _: &Segment<'_>) -> Result<Placement> {

@@ -168,7 +168,7 @@ impl Model {
         let room = self.op.info().max_ctx.saturating_sub(self.op.position());
         let max_drafts = room.min(run.budget - run.tokens.len()).saturating_sub(1);
         let _span = trace::span(self.trace.as_ref(), "guess");
-        let placeholders = self.op.placeholders();
+        let placeholders = &self.op.info().placeholders;
         let may = |token: u32| run.allowed.contains(token) && !placeholders.contains(&token);
         let step = self.speculation.propose(run.last(), max_drafts, run.sampler.rng(), may)?;
         Ok(step.len() - 1)

@@ -153,7 +153,7 @@ pub(super) trait Places {
 
 impl<O: HostOp> Places for O {
     fn placeholders(&self) -> &[u32] {
-        HostOp::placeholders(self)
+        &self.info().placeholders
     }
 
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {

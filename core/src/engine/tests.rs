@@ -14,7 +14,7 @@ use super::*;
 use crate::manifest::Manifest;
 use crate::null::NullBackend;
 use crate::op::{
-    HostOp, Logits, Modality, OpDescription, OpEntry, OpInfo, OpOpener, OpProvider, OpSource,
+    HostOp, Logits, Modality, OpDescription, OpEntry, OpOpener, OpProvider, OpSource, OpenInfo,
     Placement, Segment, SnapshotId, SpanStats, Task,
 };
 use crate::sampling::SamplingParams;
@@ -44,8 +44,7 @@ enum Fault {
 
 /// An op that returns the logits that it is given, whatever it consumes.
 struct Scripted {
-    info: OpInfo,
-    input_vocab: usize,
+    info: OpenInfo,
     position: usize,
     logits: Vec<f32>,
     fault: Fault,
@@ -57,10 +56,11 @@ struct Scripted {
 
 impl Scripted {
     fn new(logits: [f32; VOCAB]) -> Self {
-        let info = OpInfo { vocab: VOCAB, max_ctx: 64, can_truncate: true, ..OpInfo::default() };
+        let info =
+            OpenInfo { vocab: VOCAB, max_ctx: 64, can_truncate: true, ..OpenInfo::default() };
         let (logits, prompts) = (logits.to_vec(), Arc::default());
         let fault = Fault::None;
-        Self { info, input_vocab: 0, position: 0, logits, fault, prompts, eyes: None }
+        Self { info, position: 0, logits, fault, prompts, eyes: None }
     }
 
     fn with_fault(fault: Fault) -> Self {
@@ -82,16 +82,8 @@ impl Scripted {
 }
 
 impl HostOp for Scripted {
-    fn info(&self) -> &OpInfo {
+    fn info(&self) -> &OpenInfo {
         &self.info
-    }
-
-    fn input_vocab(&self) -> usize {
-        self.input_vocab
-    }
-
-    fn placeholders(&self) -> &[u32] {
-        self.eyes.as_ref().map_or(&[], |eyes| &eyes.placeholders)
     }
 
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
@@ -295,7 +287,7 @@ const RISING: [f32; VOCAB] = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0];
 fn padding_of_the_vocabulary_is_never_chosen() {
     let rows = |input_vocab| {
         let mut op = Scripted::new(RISING);
-        op.input_vocab = input_vocab;
+        op.info.input_vocab = input_vocab;
         op
     };
     let said_by_op = || open(rows(5));

@@ -15,6 +15,4 @@ mod op;
 pub use dtype::{DType, Quantization};
 pub use graph::{GraphInfo, MissingTensor, Port, SizeError, TensorInfo};
 pub use media::{Alpha, AudioRules, ImageRules, MediaRules, Piece, Placement, VideoRules};
-pub use op::{
-    Bucket, Modality, OpDescription, OpInfo, OpenInfo, Packing, Segment, Task, Verification,
-};
+pub use op::{Bucket, Modality, OpDescription, OpenInfo, Packing, Segment, Task, Verification};

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use half::f16;
 use qhx_core::op::{
-    HostOp, Logits, MediaRules, OpEntry, OpInfo, OpServices, OpSource, OpenInfo, Packing,
-    Placement, Segment, SnapshotId, SpanStats, Task, Verification,
+    HostOp, Logits, OpEntry, OpServices, OpSource, OpenInfo, Packing, Placement, Segment,
+    SnapshotId, SpanStats, Task, Verification,
 };
 use qhx_core::workspace::GraphStats;
 use qhx_core::{BufferId, Error, ErrorKind, Result};
@@ -77,11 +77,12 @@ impl PluginOp {
             );
         }
         op.check_packing();
-        if op.info.info.vocab == 0 && description.tasks == [Task::Generate] {
+        op.info.softcap = op.info.softcap.filter(|cap| cap.is_finite() && *cap > 0.0);
+        if op.info.vocab == 0 && description.tasks == [Task::Generate] {
             return Err(Error::new(
                 ErrorKind::Plugin,
                 format!(
-                    "host-op {name:?}: OpInfo.vocab is 0, expected the number of logits of an op that \
+                    "host-op {name:?}: OpenInfo.vocab is 0, expected the number of logits of an op that \
                      generates"
                 ),
             ));
@@ -92,7 +93,7 @@ impl PluginOp {
     /// Keeps of the op's packing what the engine can rely on: lengths in order, and costs that can be compared.
     fn check_packing(&mut self) {
         let Packing { buckets } = &mut self.info.packing;
-        if self.object.vtable.embed_many().is_none() || self.info.info.embedding_dim == 0 {
+        if self.object.vtable.embed_many().is_none() || self.info.embedding_dim == 0 {
             buckets.clear();
         }
         buckets.retain(|bucket| bucket.rows > 0 && bucket.cost.is_finite() && bucket.cost > 0.0);
@@ -124,7 +125,7 @@ impl PluginOp {
         // SAFETY: no call of the op is under way.
         let workspace = &unsafe { self.session.shared() }.workspace;
         views::agree(&self.name, Kind::Logits, view, workspace)?;
-        if view.len != self.info.info.vocab as u64 {
+        if view.len != self.info.vocab as u64 {
             let written = workspace.outputs_in(BufferId(view.buffer)).next();
             let place = written.map_or(String::new(), |(graph, tensor, _)| {
                 format!(", which graph {:?} writes as tensor {tensor}", graph.name)
@@ -132,8 +133,8 @@ impl PluginOp {
             return Err(Error::new(
                 ErrorKind::Plugin,
                 format!(
-                    "host-op {:?}: OpInfo.vocab is {}, but its logits have {} values{place}",
-                    self.name, self.info.info.vocab, view.len
+                    "host-op {:?}: OpenInfo.vocab is {}, but its logits have {} values{place}",
+                    self.name, self.info.vocab, view.len
                 ),
             )
             .hint("the two must be one number; this is a fault of the op, tell its author"));
@@ -167,13 +168,13 @@ impl PluginOp {
     /// The embeddings of the texts that the op returned.
     fn embeddings(&self, view: RawView, texts: usize) -> Result<&[f32]> {
         let view = self.check(view, "values of the embedding")?;
-        let declared = self.info.info.embedding_dim as u64;
+        let declared = self.info.embedding_dim as u64;
         if declared != 0 && Some(view.len) != declared.checked_mul(texts as u64) {
             let of = if texts == 1 { String::new() } else { format!(" of {texts} texts") };
             return Err(Error::new(
                 ErrorKind::Plugin,
                 format!(
-                    "host-op {:?}: OpInfo.embedding_dim is {declared}, but its embedding{of} has {} values",
+                    "host-op {:?}: OpenInfo.embedding_dim is {declared}, but its embedding{of} has {} values",
                     self.name, view.len
                 ),
             ));
@@ -241,24 +242,8 @@ macro_rules! call {
 }
 
 impl HostOp for PluginOp {
-    fn info(&self) -> &OpInfo {
-        &self.info.info
-    }
-
-    fn input_vocab(&self) -> usize {
-        self.info.input_vocab
-    }
-
-    fn softcap(&self) -> Option<f32> {
-        self.info.softcap.filter(|cap| cap.is_finite() && *cap > 0.0)
-    }
-
-    fn placeholders(&self) -> &[u32] {
-        &self.info.placeholders
-    }
-
-    fn media_rules(&self) -> MediaRules {
-        self.info.media
+    fn info(&self) -> &OpenInfo {
+        &self.info
     }
 
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
@@ -295,10 +280,6 @@ impl HostOp for PluginOp {
         let view = call!(self.decode(token))?;
         self.logits = Some(self.check_logits(view)?);
         Ok(())
-    }
-
-    fn verification(&self) -> &Verification {
-        &self.info.verification
     }
 
     fn verify(&mut self, tokens: &[u32]) -> Result<()> {
@@ -369,10 +350,6 @@ impl HostOp for PluginOp {
         let raw: Vec<RawSegment<'_>> = segments.iter().map(|&segment| segment.into()).collect();
         let view = call!(self.embed(raw.as_slice().into()))?;
         self.embeddings(view, 1)
-    }
-
-    fn packing(&self) -> &Packing {
-        &self.info.packing
     }
 
     fn embed_many(&mut self, texts: &[&[u32]]) -> Result<&[f32]> {

@@ -221,7 +221,7 @@ pub struct OpObject {
 pub struct OpVTable {
     /// Ends the op and frees it.
     pub close: unsafe extern "C" fn(data: *mut c_void),
-    /// [`crate::OpInfo`] as JSON.
+    /// [`crate::OpenInfo`] as JSON.
     pub info: unsafe extern "C" fn(data: *mut c_void) -> RString,
     /// Forgets everything: position 0.
     pub reset: unsafe extern "C" fn(data: *mut c_void) -> RawResult<()>,
@@ -262,7 +262,7 @@ pub struct OpVTable {
     /// they alone had been consumed. Called at most once after each `verify`.
     pub accept: unsafe extern "C" fn(data: *mut c_void, count: u64) -> RawResult<()>,
     /// Since 1.2. Embeds texts, given as their tokens, in one execution of the graphs. Together they have at most as
-    /// many tokens as the longest of [`qhx_types::Packing::buckets`]. Returns `OpInfo::embedding_dim` f32 values a
+    /// many tokens as the longest of [`qhx_types::Packing::buckets`]. Returns `OpenInfo::embedding_dim` f32 values a
     /// text, one text behind the other.
     pub embed_many: unsafe extern "C" fn(
         data: *mut c_void,

@@ -9,7 +9,7 @@ use crate::abi::{
     OpObject, OpVTable, OpVTableRef, ROOT_MODULE_LOADER_NAME, RResult, RSlice, RStr, RString,
     RawError, RawResult, RawSegment, RawView, RootModuleResult, StableAbi, WithMetadata,
 };
-use qhx_types::OpenInfo;
+use qhx_types::Verification;
 
 use crate::guard::catch;
 use crate::host::raw_dtype;
@@ -207,15 +207,11 @@ unsafe extern "C" fn info<O: Op>(data: *mut c_void) -> RString {
     // SAFETY: as the host promises for every call.
     let text = unsafe {
         with::<O, RString>(data, "info", |i| {
-            let info = OpenInfo {
-                info: i.op.info(),
-                input_vocab: i.op.input_vocab(),
-                placeholders: i.op.placeholders(),
-                softcap: i.op.softcap(),
-                media: i.op.media_rules(),
-                verification: i.op.verification(),
-                packing: i.op.packing(),
-            };
+            let mut info = i.op.info();
+            if info.verification == Verification::default() {
+                info.verification =
+                    Verification::refused("the host-op steps without the kit's decoder");
+            }
             Ok(serde_json::to_string(&info).unwrap_or_default().into())
         })
     };

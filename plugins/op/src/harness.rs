@@ -21,7 +21,9 @@
 //! #         let buffer = host.allocate_for(graph, port)?;
 //! #         Ok(Self { graph, logits: View { buffer, dtype: DType::F32, offset: 0, len: 4 }, position: 0 })
 //! #     }
-//! #     fn info(&self) -> OpInfo { OpInfo { vocab: 4, max_ctx: 8, ..OpInfo::default() } }
+//! #     fn info(&self) -> OpenInfo {
+//! #         OpenInfo { vocab: 4, max_ctx: 8, ..OpenInfo::default() }
+//! #     }
 //! #     fn reset(&mut self, _: &mut Host) -> Result<()> { self.position = 0; Ok(()) }
 //! #     fn position(&self) -> usize { self.position }
 //! #     fn prefill(&mut self, host: &mut Host, _: &[Segment<'_>]) -> Result<View> {
@@ -57,10 +59,9 @@ use crate::export::Registration;
 use crate::guard::catch;
 use crate::kernels::{f16_to_f32, f32_to_f16};
 use crate::{
-    DType, Error, ErrorCode, GraphInfo, MediaRules, Op, OpDescription, OpInfo, Packing, Placement,
-    Result, Segment, SnapshotId, TensorInfo, Verification,
+    DType, Error, ErrorCode, GraphInfo, Op, OpDescription, OpenInfo, Placement, Result, Segment,
+    SnapshotId, TensorInfo,
 };
-use qhx_types::OpenInfo;
 
 /// A tensor for [`graph`].
 pub fn tensor<const RANK: usize>(name: &str, dtype: DType, shape: [usize; RANK]) -> TensorInfo {
@@ -285,11 +286,11 @@ impl OpHarness {
             object,
             session,
             description: registration.describe(),
-            open: OpenInfo::default(),
+            info: OpenInfo::default(),
         };
         // SAFETY: an open op.
         let info = unsafe { op.object.vtable.info()(op.object.data) };
-        op.open = serde_json::from_str(&info).map_err(|e| {
+        op.info = serde_json::from_str(&info).map_err(|e| {
             Error::new(ErrorCode::INTERNAL, format!("the op's info is not valid: {e}"))
         })?;
         Ok(op)
@@ -301,12 +302,12 @@ pub struct OpenOp {
     object: OpObject,
     session: Box<Session>,
     description: OpDescription,
-    open: OpenInfo,
+    info: OpenInfo,
 }
 
 impl std::fmt::Debug for OpenOp {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("OpenOp").field("info", &self.open).finish_non_exhaustive()
+        f.debug_struct("OpenOp").field("info", &self.info).finish_non_exhaustive()
     }
 }
 
@@ -327,8 +328,8 @@ impl OpenOp {
     }
 
     /// What the op found.
-    pub fn info(&self) -> &OpInfo {
-        &self.open.info
+    pub fn info(&self) -> &OpenInfo {
+        &self.info
     }
 
     /// Where an image, audio clip or video stands among the tokens.
@@ -347,16 +348,6 @@ impl OpenOp {
         }
     }
 
-    /// Tokens that stand for images, audio and videos.
-    pub fn placeholders(&self) -> &[u32] {
-        &self.open.placeholders
-    }
-
-    /// How files become what the op is given.
-    pub fn media_rules(&self) -> MediaRules {
-        self.open.media
-    }
-
     /// Consumes segments; returns the logits of the last position.
     ///
     /// # Errors
@@ -364,7 +355,7 @@ impl OpenOp {
     pub fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<Vec<f32>> {
         let raw: Vec<RawSegment<'_>> = segments.iter().map(|&segment| segment.into()).collect();
         let view = call!(self.prefill(RSlice::from_slice(&raw)))?;
-        self.values(view, self.open.info.vocab)
+        self.values(view, self.info.vocab)
     }
 
     /// Consumes one token; returns its logits.
@@ -373,7 +364,7 @@ impl OpenOp {
     /// The error of the op.
     pub fn decode(&mut self, token: u32) -> Result<Vec<f32>> {
         let view = call!(self.decode(token))?;
-        self.values(view, self.open.info.vocab)
+        self.values(view, self.info.vocab)
     }
 
     /// Embeds one text.
@@ -383,12 +374,7 @@ impl OpenOp {
     pub fn embed(&mut self, segments: &[Segment<'_>]) -> Result<Vec<f32>> {
         let raw: Vec<RawSegment<'_>> = segments.iter().map(|&segment| segment.into()).collect();
         let view = call!(self.embed(RSlice::from_slice(&raw)))?;
-        self.values(view, self.open.info.embedding_dim)
-    }
-
-    /// The graphs that take several texts in one execution.
-    pub fn packing(&self) -> &Packing {
-        &self.open.packing
+        self.values(view, self.info.embedding_dim)
     }
 
     /// Embeds texts in one execution; the values of one text behind those of the other.
@@ -401,12 +387,7 @@ impl OpenOp {
         let raw: Vec<RSlice<'_, u32>> = texts.iter().map(|&text| text.into()).collect();
         // SAFETY: an open op, and the only call under way.
         let view = plain(unsafe { embed_many(self.object.data, RSlice::from_slice(&raw)) })?;
-        self.values(view, self.open.info.embedding_dim.saturating_mul(texts.len()))
-    }
-
-    /// In steps of how many tokens draft tokens are verified, or why not.
-    pub fn verification(&self) -> &Verification {
-        &self.open.verification
+        self.values(view, self.info.embedding_dim.saturating_mul(texts.len()))
     }
 
     /// Runs draft tokens, of which some may be accepted.
@@ -429,7 +410,7 @@ impl OpenOp {
         let row_logits = self.object.vtable.row_logits().ok_or_else(absent)?;
         // SAFETY: an open op, and the only call under way.
         let view = plain(unsafe { row_logits(self.object.data, row as u64) })?;
-        self.values(view, self.open.info.vocab)
+        self.values(view, self.info.vocab)
     }
 
     /// Keeps the first tokens of the last [`OpenOp::verify`].

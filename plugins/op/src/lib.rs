@@ -50,8 +50,8 @@ pub use host::{BufferId, GraphId, Host, LogLevel, SpanId};
 pub use op::Op;
 pub use qhx_types::{
     Alpha, AudioRules, Bucket, DType, GraphInfo, ImageRules, MediaRules, MissingTensor, Modality,
-    OpDescription, OpInfo, Packing, Piece, Placement, Port, Quantization, Segment, SizeError, Task,
-    TensorInfo, Verification, VideoRules,
+    OpDescription, OpenInfo, Packing, Piece, Placement, Port, Quantization, Segment, SizeError,
+    Task, TensorInfo, Verification, VideoRules,
 };
 pub use view::{SnapshotId, View};
 
