@@ -157,7 +157,7 @@ impl<O: HostOp> Places for O {
     }
 
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
-        HostOp::place(self, segment)
+        HostOp::place(self, *segment)
     }
 }
 

@@ -86,9 +86,9 @@ impl HostOp for Scripted {
         &self.info
     }
 
-    fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
+    fn place(&self, segment: Segment<'_>) -> Result<Placement> {
         match &self.eyes {
-            Some(eyes) => eyes.place(segment),
+            Some(eyes) => eyes.place(&segment),
             None => Err(Error::new(ErrorKind::Prompt, "scripted takes text only")),
         }
     }
@@ -330,9 +330,9 @@ fn an_op_whose_position_is_not_what_it_consumed_is_named() {
         assert!(all.iter().all(|words| error.report().to_string().contains(words)), "{error}");
     };
     for (fault, words) in [
-        (Fault::PromptUncounted, "after a prompt at position 0 its position is 0, expected 3"),
-        (Fault::CountedTwice, "after a prompt at position 0 its position is 6, expected 3"),
-        (Fault::TokenUncounted, "after one token at position 3 its position is 3, expected 4"),
+        (Fault::PromptUncounted, "after prefill at position 0 its position is 0, expected 3"),
+        (Fault::CountedTwice, "after prefill at position 0 its position is 6, expected 3"),
+        (Fault::TokenUncounted, "after decode at position 3 its position is 3, expected 4"),
     ] {
         let mut model = open(Scripted::with_fault(fault));
         says(generate(&mut model, &request(&[1, 2, 3], 2)).unwrap_err(), words);
@@ -344,7 +344,7 @@ fn an_op_whose_position_is_not_what_it_consumed_is_named() {
     says(error, "its position is 4, expected 2");
     let mut model = open(Scripted::with_fault(Fault::ResetIgnored));
     generate(&mut model, &request(&[1, 2, 3], 2)).unwrap();
-    says(model.reset().unwrap_err(), "after a reset its position is 4, expected 0");
+    says(model.reset().unwrap_err(), "after reset its position is 4, expected 0");
 
     let mut model = open(Scripted::with_fault(Fault::RestoreIgnored).recurrent());
     let op = model.op_mut();
@@ -360,7 +360,7 @@ fn logits_that_are_wrong_are_named_with_the_op() {
     op.info.vocab = VOCAB - 1;
     let error = generate(&mut open(op), &request(&[1], 1)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Plugin);
-    let words = "host-op \"scripted\": a prompt gave 8 logits, but its info says 7";
+    let words = "host-op \"scripted\": prefill gave 8 logits, but its info says 7";
     assert!(error.message().contains(words), "{error}");
 
     let mut op = Scripted::new(RISING);

@@ -7,11 +7,13 @@
 //! that is unknown is ignored, and an unknown name of a dtype, task, modality or encoding is read as
 //! the variant for that. No model family is known here.
 
+pub mod calls;
 mod dtype;
 mod graph;
 mod media;
 mod op;
 
+pub use calls::SnapshotId;
 pub use dtype::{DType, Quantization};
 pub use graph::{GraphInfo, MissingTensor, Port, SizeError, TensorInfo};
 pub use media::{Alpha, AudioRules, ImageRules, MediaRules, Piece, Placement, VideoRules};

@@ -6,15 +6,13 @@ use std::time::Duration;
 
 use half::f16;
 use qhx_core::op::{
-    HostOp, Logits, OpEntry, OpServices, OpSource, OpenInfo, Packing, Placement, Segment,
-    SnapshotId, SpanStats, Task, Verification,
+    Effect, HostOp, Logits, Number, OpEntry, OpServices, OpSource, OpenInfo, Packing, Placement,
+    Segment, Segments, SnapshotId, SpanStats, Task, Texts, Token, Tokens, Verification,
 };
 use qhx_core::workspace::GraphStats;
 use qhx_core::{BufferId, Error, ErrorKind, Result};
-use qhx_op::abi::{
-    OpModuleRef, OpObject, RResult, RSlice, RawError, RawResult, RawSegment, RawView, VIEW_F16,
-    VIEW_F32,
-};
+use qhx_op::abi::{OpModuleRef, OpObject, RResult, RawError, RawView, VIEW_F16, VIEW_F32};
+use qhx_op::calls::CallError;
 
 use crate::names;
 use crate::services::{Session, kind};
@@ -100,17 +98,29 @@ impl PluginOp {
         buckets.sort_by_key(|bucket| bucket.rows);
     }
 
-    /// An error of calling what a plugin of an older interface does not have.
-    fn lacks(&self, call: &str) -> Error {
-        let message = format!("host-op {:?} has no function {call}", self.name);
-        Error::new(ErrorKind::Plugin, message).hint("install a plugin of interface 1.2 or later")
+    /// What the op returned to `call`.
+    fn returned<T>(&self, call: &str, result: std::result::Result<T, CallError>) -> Result<T> {
+        result.map_err(|e| match e {
+            CallError::Failed(raw) => error(&self.session, &self.name, &self.source, raw),
+            CallError::Absent(since) => self.lacks(call, since),
+            CallError::Invalid(e) => {
+                let what = format_args!("host-op {:?}: what {call} returned", self.name);
+                Error::caused(ErrorKind::Plugin, what, e)
+            }
+        })
     }
 
-    fn result<T>(&self, raw: RawResult<T>) -> Result<T> {
-        match raw {
-            RResult::ROk(value) => Ok(value),
-            RResult::RErr(raw) => Err(error(&self.session, &self.name, &self.source, raw)),
+    /// An error of a call that came with the interface `since`, of a plugin of an older one.
+    fn lacks(&self, call: &str, since: &str) -> Error {
+        if call == "place" {
+            let message =
+                format!("host-op {:?} takes text only: it is of plugin interface 1.0", self.name);
+            return Error::new(ErrorKind::Prompt, message)
+                .hint("leave the pictures, sounds and videos out, or install a newer plugin");
         }
+        let message = format!("host-op {:?} has no function {call}", self.name);
+        let hint = format!("install a plugin of interface {since} or later");
+        Error::new(ErrorKind::Plugin, message).hint(hint)
     }
 
     /// Checks the logits that the op returned, and what it declares about their number.
@@ -233,12 +243,67 @@ fn error(session: &Session, name: &str, source: &OpSource, raw: RawError) -> Err
     }
 }
 
-macro_rules! call {
-    ($self:ident.$name:ident($($argument:expr),*)) => {{
-        // SAFETY: an open op; `&mut self` makes it the only call under way.
-        let raw = unsafe { $self.object.vtable.$name()($self.object.data $(, $argument)*) };
-        $self.result(raw)
-    }};
+/// A call through the plugin's table, by what it gives.
+macro_rules! calls {
+    ($({
+        $(#$doc:tt)*
+        since $since:tt: $name:ident($($arg:ident: $ty:ty),*) $(-> $gives:ident)?,
+        $effect:ident $(($of:expr))? $(, #$attribute:tt)?
+    })*) => {
+        $(calls! { @ [$($gives)?] $name($($arg: $ty),*) (Effect::$effect $(($of))?) })*
+    };
+    (@ [] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&mut self $(, $arg: $ty)*) {
+            // SAFETY: an open op; `&mut self` makes it the only call under way.
+            unsafe { self.object.$name($($arg),*) }
+        }
+    };
+    (@ [Position] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&self $(, $arg: $ty)*) -> usize {
+            // SAFETY: an open op; no other call is under way, since those take `&mut self`.
+            unsafe { self.object.$name($($arg),*) }
+        }
+    };
+    (@ [Placed] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&self $(, $arg: $ty)*) -> Result<Placement> {
+            // SAFETY: an open op; no other call is under way, since those take `&mut self`.
+            self.returned(stringify!($name), unsafe { self.object.$name($($arg),*) })
+        }
+    };
+    (@ [Saved] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&mut self $(, $arg: $ty)*) -> Result<SnapshotId> {
+            // SAFETY: an open op; `&mut self` makes it the only call under way.
+            self.returned(stringify!($name), unsafe { self.object.$name($($arg),*) })
+        }
+    };
+    (@ [Done] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&mut self $(, $arg: $ty)*) -> Result<()> {
+            if $effect.ends_logits() {
+                self.logits = None;
+            }
+            // SAFETY: an open op; `&mut self` makes it the only call under way.
+            self.returned(stringify!($name), unsafe { self.object.$name($($arg),*) })
+        }
+    };
+    (@ [Logits] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&mut self $(, $arg: $ty)*) -> Result<()> {
+            self.logits = None;
+            // SAFETY: an open op; `&mut self` makes it the only call under way.
+            let view = unsafe { self.object.$name($($arg),*) };
+            let view = self.returned(stringify!($name), view)?;
+            self.logits = Some(self.check_logits(view)?);
+            Ok(())
+        }
+    };
+    (@ [Vectors] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&mut self $(, $arg: $ty)*) -> Result<&[f32]> {
+            let texts = $effect.texts();
+            // SAFETY: an open op; `&mut self` makes it the only call under way.
+            let view = unsafe { self.object.$name($($arg),*) };
+            let view = self.returned(stringify!($name), view)?;
+            self.embeddings(view, texts)
+        }
+    };
 }
 
 impl HostOp for PluginOp {
@@ -246,68 +311,7 @@ impl HostOp for PluginOp {
         &self.info
     }
 
-    fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
-        let Some(place) = self.object.vtable.place() else {
-            let message =
-                format!("host-op {:?} takes text only: it is of plugin interface 1.0", self.name);
-            return Err(Error::new(ErrorKind::Prompt, message)
-                .hint("leave the pictures, sounds and videos out, or install a newer plugin"));
-        };
-        // SAFETY: an open op; no other call is under way, since those take `&mut self`.
-        let raw = unsafe { place(self.object.data, (*segment).into()) };
-        let text = self.result(raw)?;
-        serde_json::from_str(&text).map_err(|e| {
-            let what = format_args!("host-op {:?}: the placement of a segment", self.name);
-            Error::caused(ErrorKind::Plugin, what, e)
-        })
-    }
-
-    fn reset(&mut self) -> Result<()> {
-        self.logits = None;
-        call!(self.reset())
-    }
-
-    fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<()> {
-        self.logits = None;
-        let raw: Vec<RawSegment<'_>> = segments.iter().map(|&segment| segment.into()).collect();
-        let view = call!(self.prefill(raw.as_slice().into()))?;
-        self.logits = Some(self.check_logits(view)?);
-        Ok(())
-    }
-
-    fn decode(&mut self, token: u32) -> Result<()> {
-        self.logits = None;
-        let view = call!(self.decode(token))?;
-        self.logits = Some(self.check_logits(view)?);
-        Ok(())
-    }
-
-    fn verify(&mut self, tokens: &[u32]) -> Result<()> {
-        self.logits = None;
-        let Some(verify) = self.object.vtable.verify() else { return Err(self.lacks("verify")) };
-        // SAFETY: an open op; `&mut self` makes it the only call under way.
-        let raw = unsafe { verify(self.object.data, tokens.into()) };
-        self.result(raw)
-    }
-
-    fn row_logits(&mut self, row: usize) -> Result<()> {
-        self.logits = None;
-        let Some(row_logits) = self.object.vtable.row_logits() else {
-            return Err(self.lacks("row_logits"));
-        };
-        // SAFETY: an open op; `&mut self` makes it the only call under way.
-        let raw = unsafe { row_logits(self.object.data, row as u64) };
-        let view = self.result(raw)?;
-        self.logits = Some(self.check_logits(view)?);
-        Ok(())
-    }
-
-    fn accept(&mut self, count: usize) -> Result<()> {
-        let Some(accept) = self.object.vtable.accept() else { return Err(self.lacks("accept")) };
-        // SAFETY: an open op; `&mut self` makes it the only call under way.
-        let raw = unsafe { accept(self.object.data, count as u64) };
-        self.result(raw)
-    }
+    qhx_core::op::op_calls! { calls }
 
     fn logits(&self) -> Result<Logits<'_>> {
         let view = self.logits.ok_or_else(|| {
@@ -320,47 +324,6 @@ impl HostOp for PluginOp {
         // SAFETY: no call of the op is under way.
         let workspace = &unsafe { self.session.shared() }.workspace;
         views::origin(self.logits?, workspace)
-    }
-
-    fn position(&self) -> usize {
-        // SAFETY: an open op; no other call is under way, since those take `&mut self`.
-        unsafe { self.object.vtable.position()(self.object.data) as usize }
-    }
-
-    fn truncate(&mut self, position: usize) -> Result<()> {
-        self.logits = None;
-        call!(self.truncate(position as u64))
-    }
-
-    fn snapshot(&mut self) -> Result<SnapshotId> {
-        call!(self.snapshot()).map(SnapshotId)
-    }
-
-    fn restore(&mut self, snapshot: SnapshotId) -> Result<()> {
-        self.logits = None;
-        call!(self.restore(snapshot.0))
-    }
-
-    fn drop_snapshot(&mut self, snapshot: SnapshotId) {
-        // SAFETY: an open op; `&mut self` makes it the only call under way.
-        unsafe { self.object.vtable.drop_snapshot()(self.object.data, snapshot.0) }
-    }
-
-    fn embed(&mut self, segments: &[Segment<'_>]) -> Result<&[f32]> {
-        let raw: Vec<RawSegment<'_>> = segments.iter().map(|&segment| segment.into()).collect();
-        let view = call!(self.embed(raw.as_slice().into()))?;
-        self.embeddings(view, 1)
-    }
-
-    fn embed_many(&mut self, texts: &[&[u32]]) -> Result<&[f32]> {
-        let Some(embed_many) = self.object.vtable.embed_many() else {
-            return Err(self.lacks("embed_many"));
-        };
-        let raw: Vec<RSlice<'_, u32>> = texts.iter().map(|&text| text.into()).collect();
-        // SAFETY: an open op; `&mut self` makes it the only call under way.
-        let view = unsafe { embed_many(self.object.data, raw.as_slice().into()) };
-        let view = self.result(view)?;
-        self.embeddings(view, texts.len())
     }
 
     fn graph_time(&self) -> Duration {

@@ -24,6 +24,7 @@
 pub mod abi;
 #[cfg(feature = "audio")]
 pub mod audio;
+pub mod calls;
 pub mod decoder;
 mod error;
 pub mod export;
@@ -51,9 +52,9 @@ pub use op::Op;
 pub use qhx_types::{
     Alpha, AudioRules, Bucket, DType, GraphInfo, ImageRules, MediaRules, MissingTensor, Modality,
     OpDescription, OpenInfo, Packing, Piece, Placement, Port, Quantization, Segment, SizeError,
-    Task, TensorInfo, Verification, VideoRules,
+    SnapshotId, Task, TensorInfo, Verification, VideoRules,
 };
-pub use view::{SnapshotId, View};
+pub use view::View;
 
 #[doc(hidden)]
 pub use inventory;

@@ -277,7 +277,7 @@ fn what_the_op_or_the_template_cannot_place_is_named() {
         usize::MAX,
         "image 1 takes 18446744073709551615 positions, the context of scripted holds 64",
     );
-    says(5, "after a prompt at position 0 its position is 4, expected 7");
+    says(5, "after prefill at position 0 its position is 4, expected 7");
 
     let mut model = open_with_words(Scripted::new(RISING), &WORDS);
     let error = complete(&mut model, vec![Part::Media(image(1, 2))]).unwrap_err();
