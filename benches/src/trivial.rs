@@ -2,8 +2,8 @@
 //! around it is the interface. Part of the benchmark and of the plugin that it loads.
 
 use qhx_op::{
-    DType, Error, GraphId, Host, Modality, Op, OpDescription, OpInfo, Port, Result, Segment, Task,
-    View,
+    DType, Error, GraphId, Host, Modality, Op, OpDescription, OpenInfo, Port, Result, Segment,
+    Task, View,
 };
 
 /// One execution per token.
@@ -34,8 +34,8 @@ impl Op for Trivial {
         Ok(Self { graph, logits, position: 0 })
     }
 
-    fn info(&self) -> OpInfo {
-        OpInfo { vocab: self.logits.len, max_ctx: usize::MAX, ..OpInfo::default() }
+    fn info(&self) -> OpenInfo {
+        OpenInfo { vocab: self.logits.len, max_ctx: usize::MAX, ..OpenInfo::default() }
     }
 
     fn reset(&mut self, _host: &mut Host) -> Result<()> {

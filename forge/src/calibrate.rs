@@ -85,7 +85,7 @@ impl Reader for Model {
     fn read(&mut self, token: u32) -> Result<Vec<f32>> {
         let op = self.op_mut();
         op.decode(token)?;
-        Ok(op.logits()?.capped(op.softcap()))
+        Ok(op.logits()?.capped(op.info().softcap))
     }
 }
 

@@ -4,8 +4,8 @@ use qhx_op::decoder::{Decoder, DecoderGraphs};
 use qhx_op::fill::{CausalMask, Rope};
 use qhx_op::state::StateCarrier;
 use qhx_op::{
-    Alpha, Host, MediaRules, Modality, Op, OpDescription, Placement, Result, Segment, Task,
-    Verification, View, schema,
+    Alpha, Host, MediaRules, Modality, Op, OpDescription, OpenInfo, Placement, Result, Segment,
+    Task, Verification, View, schema,
 };
 use serde_json::Value;
 
@@ -91,16 +91,18 @@ impl Op for Generate {
         Some(&mut self.decoder)
     }
 
-    fn placeholders(&self) -> Vec<u32> {
-        self.media.placeholders()
-    }
-
-    /// `transformers` leaves pictures as they lie in the file, and drops transparency.
-    fn media_rules(&self) -> MediaRules {
-        let mut rules = MediaRules::default();
-        rules.image.upright = false;
-        rules.image.alpha = Alpha::Drop;
-        rules
+    fn info(&self) -> OpenInfo {
+        // `transformers` leaves pictures as they lie in the file, and drops transparency.
+        let mut media = MediaRules::default();
+        media.image.upright = false;
+        media.image.alpha = Alpha::Drop;
+        OpenInfo {
+            placeholders: self.media.placeholders(),
+            media,
+            softcap: self.softcap,
+            verification: self.verification(),
+            ..self.decoder.info()
+        }
     }
 
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
@@ -114,7 +116,9 @@ impl Op for Generate {
         let prompt = self.media.prompt(host, segments)?;
         self.decoder.prefill_soft(host, &prompt.tokens, &prompt.soft())
     }
+}
 
+impl Generate {
     /// Only graphs of all layers check guesses, and a bundle has them where it was asked for.
     fn verification(&self) -> Verification {
         let found = self.decoder.verification();
@@ -124,9 +128,5 @@ impl Op for Generate {
             )),
             None => found,
         }
-    }
-
-    fn softcap(&self) -> Option<f32> {
-        self.softcap
     }
 }

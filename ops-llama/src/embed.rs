@@ -6,7 +6,7 @@ use qhx_op::fill::{Embedding, PaddingMask, Rope, RopeTables};
 use qhx_op::text::{count_tokens, tokens};
 use qhx_op::{
     BufferId, DType, Error, GraphCosts, GraphId, GraphInfo, Host, Modality, OneOrMany, Op,
-    OpDescription, OpInfo, Packing, Result, Segment, SpanId, Task, TensorInfo, View, schema,
+    OpDescription, OpenInfo, Packing, Result, Segment, SpanId, Task, TensorInfo, View, schema,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -243,14 +243,18 @@ impl Op for EmbedSharded {
         })
     }
 
-    fn info(&self) -> OpInfo {
-        let max_ctx = self.buckets.last().map_or(0, |bucket| bucket.length);
-        OpInfo { max_ctx, embedding_dim: self.width, ..OpInfo::default() }
+    fn info(&self) -> OpenInfo {
+        OpenInfo {
+            max_ctx: self.longest(),
+            embedding_dim: self.width,
+            packing: self.packing.clone(),
+            ..OpenInfo::default()
+        }
     }
 
     fn embed(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
         let real = count_tokens(NAME, segments)?;
-        let longest = self.info().max_ctx;
+        let longest = self.longest();
         if real > longest {
             return Err(Error::prompt(format!(
                 "the text has {real} tokens, the encoder takes at most {longest}; shorten or split the \
@@ -262,10 +266,6 @@ impl Op for EmbedSharded {
         self.lengths.clear();
         self.lengths.push(real);
         self.run(host)
-    }
-
-    fn packing(&self) -> Packing {
-        self.packing.clone()
     }
 
     fn embed_many(&mut self, host: &mut Host, texts: &[&[u32]]) -> Result<View> {
@@ -289,6 +289,11 @@ impl Op for EmbedSharded {
 }
 
 impl EmbedSharded {
+    /// Tokens of the longest text.
+    fn longest(&self) -> usize {
+        self.buckets.last().map_or(0, |bucket| bucket.length)
+    }
+
     /// Embeds the texts of `tokens`, as many as there are `lengths`, at once.
     fn run(&mut self, host: &mut Host) -> Result<View> {
         let start = Instant::now();
@@ -486,9 +491,9 @@ mod tests {
         for pooling in ["mean", "last", "cls"] {
             for causal in [false, true] {
                 let mut op = separating(pooling, causal);
-                let rows: Vec<usize> = op.packing().buckets.iter().map(|b| b.rows).collect();
+                let rows: Vec<usize> = op.info().packing.buckets.iter().map(|b| b.rows).collect();
                 assert_eq!(rows, [3, 6]);
-                assert!(op.packing().buckets[0].cost < op.packing().buckets[1].cost);
+                assert!(op.info().packing.buckets[0].cost < op.info().packing.buckets[1].cost);
                 let alone = texts.map(|text| op.embed(&[Segment::Tokens(text)]).unwrap());
                 assert_eq!(op.executions("enc"), 0);
                 // In either order, and a text alone after others.
@@ -516,7 +521,7 @@ mod tests {
         // Masks of one row cannot keep texts apart: bundles that have them embed one text at a time.
         let mut op =
             opened(json!({"parts": ["a", "b"], "buckets": ["a4", "b4", "a2", "b2"]})).unwrap();
-        assert!(op.packing().buckets.is_empty());
+        assert!(op.info().packing.buckets.is_empty());
         assert!(op.embed_many(&[&[1], &[1]]).is_err());
     }
 

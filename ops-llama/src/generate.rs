@@ -3,7 +3,7 @@
 use qhx_op::decoder::{Decoder, DecoderGraphs, LayerState};
 use qhx_op::fill::{CausalMask, Rope};
 use qhx_op::state::StateCarrier;
-use qhx_op::{Host, Modality, Op, OpDescription, Result, Task, schema};
+use qhx_op::{Host, Modality, Op, OpDescription, OpenInfo, Result, Task, schema};
 
 const NAME: &str = "llama_generate";
 
@@ -44,7 +44,7 @@ impl Op for Generate {
         Some(&mut self.decoder)
     }
 
-    fn verification(&self) -> qhx_op::Verification {
-        self.decoder.verification()
+    fn info(&self) -> OpenInfo {
+        OpenInfo { verification: self.decoder.verification(), ..self.decoder.info() }
     }
 }

@@ -7,7 +7,8 @@ use qhx_op::fill::{CausalMask, Embedding, Rope, StepMask};
 use qhx_op::state::StateCarrier;
 use qhx_op::text::{check_room, count_tokens, max_ctx, tokens};
 use qhx_op::{
-    Error, GraphId, Host, Modality, Op, OpDescription, OpInfo, Result, Segment, Task, View, schema,
+    Error, GraphId, Host, Modality, Op, OpDescription, OpenInfo, Result, Segment, Task, View,
+    schema,
 };
 use serde_json::json;
 
@@ -398,15 +399,15 @@ impl Op for Generate {
         })
     }
 
-    fn info(&self) -> OpInfo {
-        let mut info =
-            OpInfo { vocab: self.head.logits().len, max_ctx: self.max_ctx, ..OpInfo::default() };
+    fn info(&self) -> OpenInfo {
+        let mut info = OpenInfo {
+            vocab: self.head.logits().len,
+            max_ctx: self.max_ctx,
+            input_vocab: self.embedding.vocab(),
+            ..OpenInfo::default()
+        };
         self.state.describe(&mut info);
         info
-    }
-
-    fn input_vocab(&self) -> usize {
-        self.embedding.vocab()
     }
 
     fn state(&self) -> Option<&StateCarrier> {

@@ -5,7 +5,8 @@ use qhx_op::fill::{CausalMask, RopeParams};
 use qhx_op::state::StateCarrier;
 use qhx_op::vision::{Mrope, VisionEncoder, VisionPrompts, VisionTokens};
 use qhx_op::{
-    Error, Host, Modality, Op, OpDescription, Placement, Result, Segment, Task, View, schema,
+    Error, Host, Modality, Op, OpDescription, OpenInfo, Placement, Result, Segment, Task, View,
+    schema,
 };
 
 const NAME: &str = "qwen3_5_generate";
@@ -82,16 +83,14 @@ impl Op for Generate {
         Some(&mut self.decoder)
     }
 
-    fn verification(&self) -> qhx_op::Verification {
-        self.decoder.verification()
-    }
-
-    fn placeholders(&self) -> Vec<u32> {
+    fn info(&self) -> OpenInfo {
         // A bundle of text alone need not have these tokens, nor say them.
-        match self.prompts.encoder() {
+        let placeholders = match self.prompts.encoder() {
             Some(_) => self.prompts.placeholders(),
             None => Vec::new(),
-        }
+        };
+        let verification = self.decoder.verification();
+        OpenInfo { verification, placeholders, ..self.decoder.info() }
     }
 
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {

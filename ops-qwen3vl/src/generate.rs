@@ -5,8 +5,8 @@ use qhx_op::fill::{CausalMask, RopeParams};
 use qhx_op::state::StateCarrier;
 use qhx_op::vision::{Mrope, VisionEncoder, VisionPrompts, VisionTokens};
 use qhx_op::{
-    Error, ErrorCode, Host, Modality, Op, OpDescription, Placement, Result, Segment, Task, View,
-    schema,
+    Error, ErrorCode, Host, Modality, Op, OpDescription, OpenInfo, Placement, Result, Segment,
+    Task, View, schema,
 };
 
 use crate::deepstack::Deepstack;
@@ -68,13 +68,13 @@ impl Op for Generate {
         Some(&mut self.decoder)
     }
 
-    fn verification(&self) -> qhx_op::Verification {
-        self.decoder.verification()
-    }
-
-    fn placeholders(&self) -> Vec<u32> {
-        // Those that stand for nothing in a bundle of text alone are refused there, too.
-        self.prompts.placeholders()
+    fn info(&self) -> OpenInfo {
+        OpenInfo {
+            verification: self.decoder.verification(),
+            // Those that stand for nothing in a bundle of text alone are refused there, too.
+            placeholders: self.prompts.placeholders(),
+            ..self.decoder.info()
+        }
     }
 
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {

@@ -238,7 +238,7 @@ impl Transcriber {
         let step = (sound.rate as usize / STEPS_A_SECOND).max(1);
         let positions = |model: &mut Model, samples: usize| -> Result<usize> {
             let samples = sound.samples.get(..samples).unwrap_or(&sound.samples);
-            let placement = model.op_mut().place(&Segment::Audio { samples, rate: sound.rate })?;
+            let placement = model.op_mut().place(Segment::Audio { samples, rate: sound.rate })?;
             let positions = placement.pieces.iter().map(|piece| match piece {
                 Piece::Part { positions, .. } => *positions,
                 _ => 0,

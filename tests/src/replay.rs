@@ -119,7 +119,7 @@ pub fn step_exact(model: &mut Model, goldens: &Goldens, cases: &[&Case], label: 
             let logits = op.logits().expect("there are logits");
             assert_eq!(argmax(logits).ok(), Some(*token), "{label}, step {step}");
             if let Some(index) = case.logits_steps.iter().position(|&s| s == step) {
-                let found = Distance::of(&logits.capped(op.softcap()), &recorded[index]);
+                let found = Distance::of(&logits.capped(op.info().softcap), &recorded[index]);
                 let found = found.unwrap_or_else(|e| panic!("{label}, step {step}: {e}"));
                 worst = Some(worst.map_or(found, |worst| worst.worse(found)));
             }

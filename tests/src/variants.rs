@@ -119,6 +119,21 @@ fn manifest(members: &[String], op: &str) -> String {
     )
 }
 
+/// The plugin of 1.0, written with the names that the kit has now: docs/plugins.md, "Names in the kit".
+fn of_the_present(plugin: String) -> String {
+    let changes = [
+        ("OpInfo", "OpenInfo"),
+        (
+            "            can_snapshot: true,\n",
+            "            can_snapshot: true,\n            ..OpenInfo::default()\n",
+        ),
+    ];
+    changes.into_iter().fold(plugin, |text, (from, to)| {
+        assert!(text.contains(from), "{from:?} is not there");
+        text.replace(from, to)
+    })
+}
+
 impl Variant {
     fn package(&self, what: &str) -> String {
         format!("qhx-test-{}-{what}", self.name)
@@ -147,7 +162,11 @@ impl Variant {
             }
         };
         let from = fixtures.join("frozen-1.0/plugin");
-        copy(&from, &root.join(&plugin), "", &rename("qhx-test-frozen-plugin", "plugin"));
+        let renamed = rename("qhx-test-frozen-plugin", "plugin");
+        copy(&from, &root.join(&plugin), "", &|path, text| match (self.interface, path) {
+            (Interface::Present, "src/lib.rs") => of_the_present(text),
+            _ => renamed(path, text),
+        });
         let mut members = vec![op.clone(), plugin];
         if self.host.is_some() {
             let from = fixtures.join("compat-host");

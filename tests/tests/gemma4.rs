@@ -139,7 +139,7 @@ fn prompts_in_chunks_of_any_width_say_the_same() {
         let mut model = bundle.open();
         equals_the_reference(&mut model, &goldens, &format!("prompts in {widths:?}"));
         // Of guesses all rows would need the layers that only a prompt's last token passes.
-        let refusal = model.op_mut().verification().refusal.clone().unwrap();
+        let refusal = model.info().verification.refusal.clone().unwrap();
         let why = if widths.is_empty() { "no graphs" } else { "end before the last layers" };
         assert!(refusal.contains(why), "{widths:?}: {refusal}");
         assert!(refusal.contains("--recipe-option guess=8"), "{widths:?}: {refusal}");
@@ -164,7 +164,7 @@ fn guessed_tokens_are_those_of_plain_decoding() {
         });
         let mut model = bundle.open();
         let rows: usize = guess.parse().unwrap();
-        assert_eq!(model.op_mut().verification().widths, [rows]);
+        assert_eq!(model.info().verification.widths, [rows]);
         // Prompts take these graphs, too.
         equals_the_reference(&mut model, &goldens, &format!("guesses by graphs of {rows}"));
         for mode in ["3", "auto"] {
@@ -506,7 +506,7 @@ fn products_beyond_the_range_of_half_precision_need_the_shift() {
                 None => op.prefill(&[Segment::Tokens(&case.prompt_ids)]).map(drop),
                 Some(before) => op.decode(case.output_ids[before]).map(drop),
             }?;
-            let found = Distance::of(&op.logits().unwrap().capped(op.softcap()), expected)?;
+            let found = Distance::of(&op.logits().unwrap().capped(op.info().softcap), expected)?;
             worst = Some(worst.map_or(found, |worst| worst.worse(found)));
         }
         Ok::<_, qhx_core::Error>(worst.unwrap())

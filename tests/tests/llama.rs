@@ -173,7 +173,7 @@ fn guessed_tokens_are_those_of_plain_decoding() {
             o.prefill = Some(vec![4, 12]);
         });
         let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
-        assert_eq!(model.op_mut().verification().widths, [4, 12]);
+        assert_eq!(model.info().verification.widths, [4, 12]);
         for mode in ["1", "3", "20", "auto"] {
             let label = format!("{toy}, {mode} guesses");
             let found = guessed_exact(&mut model, &cases, guesses(mode), &label);
@@ -259,7 +259,7 @@ fn a_bundle_whose_graphs_check_no_guesses_decodes_plainly_and_says_why() {
         let cases: Vec<_> = goldens.cases.iter().take(2).collect();
         let bundle = bundle(&checkpoint, |o| o.prefill = prefill);
         let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
-        let refusal = model.op_mut().verification().refusal.clone().unwrap();
+        let refusal = model.info().verification.refusal.clone().unwrap();
         assert!(refusal.contains(words), "{toy}: {refusal}");
         let found = guessed_exact(&mut model, &cases, guesses("auto"), toy);
         assert_eq!(found, Guesses::default(), "{toy}");

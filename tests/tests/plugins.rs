@@ -92,7 +92,7 @@ fn logits_that_are_not_what_the_graph_writes_are_refused_by_op_graph_and_tensor(
     for (op, found, expected) in [
         ("test_wrong_length", "15 f32 values", "a row of 16 f32 values"),
         ("test_wrong_dtype", "16 f16 values", "a row of 16 f32 values"),
-        ("test_wrong_vocab", "OpInfo.vocab is 17", "16 values"),
+        ("test_wrong_vocab", "OpenInfo.vocab is 17", "16 values"),
     ] {
         let error = failure(op);
         assert_eq!(error.kind(), ErrorKind::Plugin, "{error}");

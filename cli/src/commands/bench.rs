@@ -317,12 +317,12 @@ fn open(
 /// Tokens that the model takes, the same in each run: none that stands for an image or audio.
 fn tokens(model: &mut Model, count: usize) -> Vec<u32> {
     let (vocab, op) = (model.info().vocab, model.op_mut());
-    let vocab = match op.input_vocab() {
+    let vocab = match op.info().input_vocab {
         0 => vocab,
         rows => rows,
     };
     let vocab = u32::try_from(vocab.max(1)).unwrap_or(u32::MAX);
-    let placeholders = op.placeholders().to_vec();
+    let placeholders = op.info().placeholders.clone();
     // A prime step, so that texts of any length vary.
     let all = (0..u32::MAX).map(|i| i.wrapping_mul(7919).wrapping_add(17) % vocab);
     all.filter(|token| !placeholders.contains(token)).take(count).collect()

@@ -8,9 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use qhx_exec::Logits;
+/// The list of an op's calls, for other crates that follow it.
+pub use qhx_types::op_calls;
 pub use qhx_types::{
-    Alpha, AudioRules, Bucket, ImageRules, MediaRules, Modality, OpDescription, OpInfo, OpenInfo,
-    Packing, Piece, Placement, Segment, Task, Verification, VideoRules,
+    Alpha, AudioRules, Bucket, ImageRules, MediaRules, Modality, OpDescription, OpenInfo, Packing,
+    Piece, Placement, Segment, SnapshotId, Task, Verification, VideoRules,
+    calls::{Effect, Number, Segments, Texts, Token, Tokens, positions},
 };
 use serde::Serialize;
 
@@ -20,9 +23,6 @@ use crate::manifest::Manifest;
 use crate::workspace::GraphStats;
 use crate::{Error, ErrorKind, Result, Workspace};
 
-/// A saved state of a host-op.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct SnapshotId(pub u64);
 
 /// Time that an op spent in one of its own named parts.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,96 +35,58 @@ pub struct SpanStats {
     pub busy: Duration,
 }
 
+/// A method of [`HostOp`] for a call, by what it gives.
+macro_rules! host_op {
+    ($({
+        $(#$doc:tt)* since $since:tt: $name:ident($($arg:ident: $ty:ty),*) $(-> $gives:ident)?, $($rest:tt)*
+    })*) => {
+        $(host_op! { @ [$($gives)?] [$(#$doc)*] $name($($arg: $ty),*) })*
+    };
+    (@ [] [$(#$doc:tt)*] $name:ident($($arg:ident: $ty:ty),*)) => {
+        $(#$doc)*
+        fn $name(&mut self $(, $arg: $ty)*);
+    };
+    (@ [Position] [$(#$doc:tt)*] $name:ident($($arg:ident: $ty:ty),*)) => {
+        $(#$doc)*
+        fn $name(&self $(, $arg: $ty)*) -> usize;
+    };
+    (@ [Placed] $docs:tt $name:ident $arguments:tt) => {
+        host_op! { @ (&self) (Placement) $docs $name $arguments }
+    };
+    (@ [Saved] $docs:tt $name:ident $arguments:tt) => {
+        host_op! { @ (&mut self) (SnapshotId) $docs $name $arguments }
+    };
+    (@ [Vectors] $docs:tt $name:ident $arguments:tt) => {
+        host_op! { @ (&mut self) (&[f32]) $docs $name $arguments }
+    };
+    (@ [$done_or_logits:ident] $docs:tt $name:ident $arguments:tt) => {
+        host_op! { @ (&mut self) (()) $docs $name $arguments }
+    };
+    (@ ($($receiver:tt)*) ($result:ty) [$(#$doc:tt)*] $name:ident($($arg:ident: $ty:ty),*)) => {
+        $(#$doc)*
+        ///
+        /// # Errors
+        /// The error of the op, also when it does not have the call.
+        fn $name($($receiver)* $(, $arg: $ty)*) -> Result<$result> {
+            let _ = ($($arg,)*);
+            Err(absent(stringify!($name)))
+        }
+    };
+}
+
 /// The step logic of one model family over one open bundle.
 ///
-/// A failed or cancelled call leaves the state as it was after the last complete token; see
-/// [`HostOp::position`].
+/// Its calls are those of [`qhx_types::op_calls`], as methods: one that gives logits leaves them at [`HostOp::logits`].
+/// A call that an op does not have is an error. A failed or cancelled call leaves the state as it was after the last
+/// complete token; see [`HostOp::position`].
+///
+/// Generating and embedding are calls of one trait: the engine holds one box for each open bundle, and what the op does
+/// is found in its [`OpenInfo`].
 pub trait HostOp: Send {
-    /// What the op found when it was opened.
-    fn info(&self) -> &OpInfo;
+    /// What the op found when it was opened. It does not change while the op is open.
+    fn info(&self) -> &OpenInfo;
 
-    /// Token ids that the op can consume are below this, 0 where it does not say: rows of the
-    /// embedding table. Logits beyond belong to no token.
-    fn input_vocab(&self) -> usize {
-        0
-    }
-
-    /// c, where the scores of tokens are `c · tanh(logits / c)`, see [`Logits::capped`]; positive and
-    /// finite.
-    fn softcap(&self) -> Option<f32> {
-        None
-    }
-
-    /// Tokens that stand for images, audio and videos: no text becomes one.
-    fn placeholders(&self) -> &[u32] {
-        &[]
-    }
-
-    /// How files become what the op is given.
-    fn media_rules(&self) -> MediaRules {
-        MediaRules::default()
-    }
-
-    /// Where an image, audio clip or video stands among the tokens of a prompt, and how many positions it
-    /// takes.
-    ///
-    /// # Errors
-    /// When the op does not take it.
-    fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
-        let _ = segment;
-        Err(Error::new(ErrorKind::Prompt, "the host-op takes text only")
-            .hint("leave the pictures, sounds and videos out, or use a bundle that takes them"))
-    }
-
-    /// Forgets everything: position 0.
-    ///
-    /// # Errors
-    /// The error of the op.
-    fn reset(&mut self) -> Result<()>;
-
-    /// Consumes segments. Afterwards [`HostOp::logits`] are those of the last position.
-    ///
-    /// # Errors
-    /// The error of the op.
-    fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<()>;
-
-    /// Consumes one token. Afterwards [`HostOp::logits`] are those of its position.
-    ///
-    /// # Errors
-    /// The error of the op.
-    fn decode(&mut self, token: u32) -> Result<()>;
-
-    /// Whether the op verifies draft tokens, and in steps of how many.
-    fn verification(&self) -> &Verification {
-        const NONE: &Verification = &Verification { widths: Vec::new(), refusal: None };
-        NONE
-    }
-
-    /// Runs tokens, at most as many as the widest of [`HostOp::verification`], in one step. The position stays:
-    /// nothing is accepted until [`HostOp::accept`]. There are no logits until [`HostOp::row_logits`].
-    ///
-    /// # Errors
-    /// The error of the op, also when it verifies no draft tokens.
-    fn verify(&mut self, tokens: &[u32]) -> Result<()> {
-        Err(not_checked(tokens.len()))
-    }
-
-    /// Makes [`HostOp::logits`] those of the position of token `row` of the last [`HostOp::verify`].
-    ///
-    /// # Errors
-    /// The error of the op, also when it verifies no draft tokens.
-    fn row_logits(&mut self, row: usize) -> Result<()> {
-        Err(not_checked(row))
-    }
-
-    /// Keeps the first `count` tokens of the last [`HostOp::verify`]: the state is as if they alone had been
-    /// consumed. The logits stay those of the last row that was asked for.
-    ///
-    /// # Errors
-    /// The error of the op, also when it verifies no draft tokens.
-    fn accept(&mut self, count: usize) -> Result<()> {
-        Err(not_checked(count))
-    }
+    qhx_types::op_calls! { host_op }
 
     /// Logits of the last position consumed.
     ///
@@ -137,52 +99,6 @@ pub trait HostOp: Send {
         None
     }
 
-    /// Positions consumed so far.
-    fn position(&self) -> usize;
-
-    /// Forgets all positions from `position` on.
-    ///
-    /// # Errors
-    /// The error of the op.
-    fn truncate(&mut self, position: usize) -> Result<()>;
-
-    /// Saves the state.
-    ///
-    /// # Errors
-    /// The error of the op.
-    fn snapshot(&mut self) -> Result<SnapshotId>;
-
-    /// Returns to a saved state, which stays saved.
-    ///
-    /// # Errors
-    /// The error of the op.
-    fn restore(&mut self, snapshot: SnapshotId) -> Result<()>;
-
-    /// Frees a saved state. An unknown id is ignored.
-    fn drop_snapshot(&mut self, snapshot: SnapshotId);
-
-    /// Embeds one text: pooling and normalisation are the op's.
-    ///
-    /// # Errors
-    /// The error of the op.
-    fn embed(&mut self, segments: &[Segment<'_>]) -> Result<&[f32]>;
-
-    /// Which graphs take several texts in one execution.
-    fn packing(&self) -> &Packing {
-        const NONE: &Packing = &Packing { buckets: Vec::new() };
-        NONE
-    }
-
-    /// Embeds texts in one execution, as if each were alone. Together they have at most as many tokens as the longest
-    /// of [`HostOp::packing`]. The vectors lie one behind the other, [`OpInfo::embedding_dim`] values each.
-    ///
-    /// # Errors
-    /// The error of the op.
-    fn embed_many(&mut self, texts: &[&[u32]]) -> Result<&[f32]> {
-        let message = format!("the host-op embeds one text at a time ({})", texts.len());
-        Err(Error::new(ErrorKind::Internal, message))
-    }
-
     /// Time spent in graphs since the op was opened.
     fn graph_time(&self) -> Duration;
 
@@ -193,10 +109,13 @@ pub trait HostOp: Send {
     fn span_stats(&self) -> Vec<SpanStats>;
 }
 
-/// A call of an op whose [`HostOp::verification`] declares that it has none.
-fn not_checked(number: usize) -> Error {
-    let message = format!("the host-op checks no guessed tokens ({number})");
-    Error::new(ErrorKind::Internal, message)
+/// An error of a call that an op does not have.
+fn absent(call: &str) -> Error {
+    match call {
+        "place" => Error::new(ErrorKind::Prompt, "the host-op takes text only")
+            .hint("leave the pictures, sounds and videos out, or use a bundle that takes them"),
+        _ => Error::new(ErrorKind::Internal, format!("the host-op has no call {call}")),
+    }
 }
 
 /// Called with the positions of a prompt that are consumed, and their number.

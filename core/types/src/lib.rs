@@ -7,6 +7,7 @@
 //! that is unknown is ignored, and an unknown name of a dtype, task, modality or encoding is read as
 //! the variant for that. No model family is known here.
 
+pub mod calls;
 #[cfg(feature = "media")]
 mod content;
 mod dtype;
@@ -14,11 +15,10 @@ mod graph;
 mod media;
 mod op;
 
+pub use calls::SnapshotId;
 #[cfg(feature = "media")]
 pub use content::{Media, MediaError};
 pub use dtype::{DType, Quantization};
 pub use graph::{GraphInfo, MissingTensor, Port, SizeError, TensorInfo};
 pub use media::{Alpha, AudioRules, ImageRules, MediaRules, Piece, Placement, VideoRules};
-pub use op::{
-    Bucket, Modality, OpDescription, OpInfo, OpenInfo, Packing, Segment, Task, Verification,
-};
+pub use op::{Bucket, Modality, OpDescription, OpenInfo, Packing, Segment, Task, Verification};

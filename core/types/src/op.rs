@@ -142,13 +142,13 @@ pub struct OpDescription {
     pub params_schema: serde_json::Value,
 }
 
-/// What an op declares about itself once a bundle is open.
+/// What an op declares about itself once a bundle is open. It is read once and does not change while the op is open.
 ///
-/// The struct does not grow: ops write out all its fields, and shall compile with a later kit. What
-/// is added is a method of the op and stands in [`OpenInfo`].
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// It crosses the plugin interface as JSON and grows: an op that writes one ends it in `..OpenInfo::default()`, and
+/// compiles with a later kit.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct OpInfo {
+pub struct OpenInfo {
     /// Number of logits, 0 for an op that does not generate.
     pub vocab: usize,
     /// Positions that the state can hold.
@@ -159,32 +159,26 @@ pub struct OpInfo {
     pub can_truncate: bool,
     /// The op can save its state and return to it.
     pub can_snapshot: bool,
-}
-
-/// What an open op declares to its host, as it crosses the boundary: [`OpInfo`] and what came later.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct OpenInfo {
-    /// What ops of the first interface say.
-    #[serde(flatten)]
-    pub info: OpInfo,
-    /// Token ids that the op can consume are below this, 0 where it does not say: rows of the
-    /// embedding table. Logits beyond belong to no token.
+    /// Token ids that the op can consume are below this: rows of its embedding table. Fewer than `vocab` where the
+    /// logits are padded; the logits beyond belong to no token and are never chosen. 0 takes the manifest's
+    /// `params.vocab`, or else `vocab`.
     pub input_vocab: usize,
-    /// Tokens that stand for images, audio and videos: no text becomes one.
+    /// Tokens that stand for images, audio and videos. The host turns no text into one of them, and takes no prompt of
+    /// tokens that holds one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub placeholders: Vec<u32>,
-    /// c, where scores are `c · tanh(logits / c)` (arXiv 2408.00118, section 2); none where they are
-    /// the logits.
+    /// c, where the scores of tokens are `c · tanh(logits / c)` (Gemma 2, arXiv 2408.00118, section 2); none where they
+    /// are the logits. The host applies it where it draws a token: the most likely token is the same without. Positive
+    /// and finite.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub softcap: Option<f32>,
-    /// How files become what the op is given.
+    /// How the host turns files into the pixels and samples of [`Segment`].
     #[serde(skip_serializing_if = "is_default")]
     pub media: MediaRules,
-    /// Whether it verifies draft tokens.
+    /// In steps of how many tokens draft tokens are verified, or why not.
     #[serde(skip_serializing_if = "is_default")]
     pub verification: Verification,
-    /// Whether it embeds several texts in one execution.
+    /// The graphs that take several texts in one execution.
     #[serde(skip_serializing_if = "is_default")]
     pub packing: Packing,
 }
@@ -242,14 +236,14 @@ mod tests {
         let first =
             r#"{"vocab":7,"max_ctx":5,"embedding_dim":0,"can_truncate":true,"can_snapshot":false}"#;
         let open: OpenInfo = serde_json::from_str(first).unwrap();
-        assert_eq!((open.info.vocab, open.info.can_truncate, open.input_vocab), (7, true, 0));
+        assert_eq!((open.vocab, open.can_truncate, open.input_vocab), (7, true, 0));
         let text = serde_json::to_string(&OpenInfo { input_vocab: 6, ..open }).unwrap();
         assert_eq!(text, first.replace('}', r#","input_vocab":6}"#));
         let capped = OpenInfo { softcap: Some(30.0), ..OpenInfo::default() };
         let text = serde_json::to_string(&capped).unwrap();
         assert_eq!(serde_json::from_str::<OpenInfo>(&text).unwrap(), capped);
         let later: OpenInfo = serde_json::from_str(r#"{"vocab":7,"beams":4}"#).unwrap();
-        assert_eq!(later.info, OpInfo { vocab: 7, ..OpInfo::default() });
+        assert_eq!(later, OpenInfo { vocab: 7, ..OpenInfo::default() });
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use qhx_op::decoder::{Decoder, DecoderGraphs};
 use qhx_op::fill::{CausalMask, Rope};
 use qhx_op::state::StateCarrier;
-use qhx_op::{Host, Modality, Op, OpDescription, Result, Task, schema};
+use qhx_op::{Host, Modality, Op, OpDescription, OpenInfo, Result, Task, schema};
 
 /// CHANGE: manifests select the op by this name (`plan.steps[0].host`).
 const NAME: &str = "my_generate";
@@ -56,8 +56,8 @@ impl Op for MyOp {
         Some(&mut self.decoder)
     }
 
-    fn verification(&self) -> qhx_op::Verification {
-        self.decoder.verification()
+    fn info(&self) -> OpenInfo {
+        OpenInfo { verification: self.decoder.verification(), ..self.decoder.info() }
     }
 }
 

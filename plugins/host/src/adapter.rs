@@ -6,15 +6,13 @@ use std::time::Duration;
 
 use half::f16;
 use qhx_core::op::{
-    HostOp, Logits, MediaRules, OpEntry, OpInfo, OpServices, OpSource, OpenInfo, Packing,
-    Placement, Segment, SnapshotId, SpanStats, Task, Verification,
+    Effect, HostOp, Logits, Number, OpEntry, OpServices, OpSource, OpenInfo, Packing, Placement,
+    Segment, Segments, SnapshotId, SpanStats, Task, Texts, Token, Tokens, Verification,
 };
 use qhx_core::workspace::GraphStats;
 use qhx_core::{BufferId, Error, ErrorKind, Result};
-use qhx_op::abi::{
-    OpModuleRef, OpObject, RResult, RSlice, RawError, RawResult, RawSegment, RawView, VIEW_F16,
-    VIEW_F32,
-};
+use qhx_op::abi::{OpModuleRef, OpObject, RResult, RawError, RawView, VIEW_F16, VIEW_F32};
+use qhx_op::calls::CallError;
 
 use crate::names;
 use crate::services::{Session, kind};
@@ -77,11 +75,12 @@ impl PluginOp {
             );
         }
         op.check_packing();
-        if op.info.info.vocab == 0 && description.tasks == [Task::Generate] {
+        op.info.softcap = op.info.softcap.filter(|cap| cap.is_finite() && *cap > 0.0);
+        if op.info.vocab == 0 && description.tasks == [Task::Generate] {
             return Err(Error::new(
                 ErrorKind::Plugin,
                 format!(
-                    "host-op {name:?}: OpInfo.vocab is 0, expected the number of logits of an op that \
+                    "host-op {name:?}: OpenInfo.vocab is 0, expected the number of logits of an op that \
                      generates"
                 ),
             ));
@@ -92,24 +91,36 @@ impl PluginOp {
     /// Keeps of the op's packing what the engine can rely on: lengths in order, and costs that can be compared.
     fn check_packing(&mut self) {
         let Packing { buckets } = &mut self.info.packing;
-        if self.object.vtable.embed_many().is_none() || self.info.info.embedding_dim == 0 {
+        if self.object.vtable.embed_many().is_none() || self.info.embedding_dim == 0 {
             buckets.clear();
         }
         buckets.retain(|bucket| bucket.rows > 0 && bucket.cost.is_finite() && bucket.cost > 0.0);
         buckets.sort_by_key(|bucket| bucket.rows);
     }
 
-    /// An error of calling what a plugin of an older interface does not have.
-    fn lacks(&self, call: &str) -> Error {
-        let message = format!("host-op {:?} has no function {call}", self.name);
-        Error::new(ErrorKind::Plugin, message).hint("install a plugin of interface 1.2 or later")
+    /// What the op returned to `call`.
+    fn returned<T>(&self, call: &str, result: std::result::Result<T, CallError>) -> Result<T> {
+        result.map_err(|e| match e {
+            CallError::Failed(raw) => error(&self.session, &self.name, &self.source, raw),
+            CallError::Absent(since) => self.lacks(call, since),
+            CallError::Invalid(e) => {
+                let what = format_args!("host-op {:?}: what {call} returned", self.name);
+                Error::caused(ErrorKind::Plugin, what, e)
+            }
+        })
     }
 
-    fn result<T>(&self, raw: RawResult<T>) -> Result<T> {
-        match raw {
-            RResult::ROk(value) => Ok(value),
-            RResult::RErr(raw) => Err(error(&self.session, &self.name, &self.source, raw)),
+    /// An error of a call that came with the interface `since`, of a plugin of an older one.
+    fn lacks(&self, call: &str, since: &str) -> Error {
+        if call == "place" {
+            let message =
+                format!("host-op {:?} takes text only: it is of plugin interface 1.0", self.name);
+            return Error::new(ErrorKind::Prompt, message)
+                .hint("leave the pictures, sounds and videos out, or install a newer plugin");
         }
+        let message = format!("host-op {:?} has no function {call}", self.name);
+        let hint = format!("install a plugin of interface {since} or later");
+        Error::new(ErrorKind::Plugin, message).hint(hint)
     }
 
     /// Checks the logits that the op returned, and what it declares about their number.
@@ -124,7 +135,7 @@ impl PluginOp {
         // SAFETY: no call of the op is under way.
         let workspace = &unsafe { self.session.shared() }.workspace;
         views::agree(&self.name, Kind::Logits, view, workspace)?;
-        if view.len != self.info.info.vocab as u64 {
+        if view.len != self.info.vocab as u64 {
             let written = workspace.outputs_in(BufferId(view.buffer)).next();
             let place = written.map_or(String::new(), |(graph, tensor, _)| {
                 format!(", which graph {:?} writes as tensor {tensor}", graph.name)
@@ -132,8 +143,8 @@ impl PluginOp {
             return Err(Error::new(
                 ErrorKind::Plugin,
                 format!(
-                    "host-op {:?}: OpInfo.vocab is {}, but its logits have {} values{place}",
-                    self.name, self.info.info.vocab, view.len
+                    "host-op {:?}: OpenInfo.vocab is {}, but its logits have {} values{place}",
+                    self.name, self.info.vocab, view.len
                 ),
             )
             .hint("the two must be one number; this is a fault of the op, tell its author"));
@@ -167,13 +178,13 @@ impl PluginOp {
     /// The embeddings of the texts that the op returned.
     fn embeddings(&self, view: RawView, texts: usize) -> Result<&[f32]> {
         let view = self.check(view, "values of the embedding")?;
-        let declared = self.info.info.embedding_dim as u64;
+        let declared = self.info.embedding_dim as u64;
         if declared != 0 && Some(view.len) != declared.checked_mul(texts as u64) {
             let of = if texts == 1 { String::new() } else { format!(" of {texts} texts") };
             return Err(Error::new(
                 ErrorKind::Plugin,
                 format!(
-                    "host-op {:?}: OpInfo.embedding_dim is {declared}, but its embedding{of} has {} values",
+                    "host-op {:?}: OpenInfo.embedding_dim is {declared}, but its embedding{of} has {} values",
                     self.name, view.len
                 ),
             ));
@@ -232,101 +243,75 @@ fn error(session: &Session, name: &str, source: &OpSource, raw: RawError) -> Err
     }
 }
 
-macro_rules! call {
-    ($self:ident.$name:ident($($argument:expr),*)) => {{
-        // SAFETY: an open op; `&mut self` makes it the only call under way.
-        let raw = unsafe { $self.object.vtable.$name()($self.object.data $(, $argument)*) };
-        $self.result(raw)
-    }};
+/// A call through the plugin's table, by what it gives.
+macro_rules! calls {
+    ($({
+        $(#$doc:tt)*
+        since $since:tt: $name:ident($($arg:ident: $ty:ty),*) $(-> $gives:ident)?,
+        $effect:ident $(($of:expr))? $(, #$attribute:tt)?
+    })*) => {
+        $(calls! { @ [$($gives)?] $name($($arg: $ty),*) (Effect::$effect $(($of))?) })*
+    };
+    (@ [] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&mut self $(, $arg: $ty)*) {
+            // SAFETY: an open op; `&mut self` makes it the only call under way.
+            unsafe { self.object.$name($($arg),*) }
+        }
+    };
+    (@ [Position] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&self $(, $arg: $ty)*) -> usize {
+            // SAFETY: an open op; no other call is under way, since those take `&mut self`.
+            unsafe { self.object.$name($($arg),*) }
+        }
+    };
+    (@ [Placed] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&self $(, $arg: $ty)*) -> Result<Placement> {
+            // SAFETY: an open op; no other call is under way, since those take `&mut self`.
+            self.returned(stringify!($name), unsafe { self.object.$name($($arg),*) })
+        }
+    };
+    (@ [Saved] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&mut self $(, $arg: $ty)*) -> Result<SnapshotId> {
+            // SAFETY: an open op; `&mut self` makes it the only call under way.
+            self.returned(stringify!($name), unsafe { self.object.$name($($arg),*) })
+        }
+    };
+    (@ [Done] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&mut self $(, $arg: $ty)*) -> Result<()> {
+            if $effect.ends_logits() {
+                self.logits = None;
+            }
+            // SAFETY: an open op; `&mut self` makes it the only call under way.
+            self.returned(stringify!($name), unsafe { self.object.$name($($arg),*) })
+        }
+    };
+    (@ [Logits] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&mut self $(, $arg: $ty)*) -> Result<()> {
+            self.logits = None;
+            // SAFETY: an open op; `&mut self` makes it the only call under way.
+            let view = unsafe { self.object.$name($($arg),*) };
+            let view = self.returned(stringify!($name), view)?;
+            self.logits = Some(self.check_logits(view)?);
+            Ok(())
+        }
+    };
+    (@ [Vectors] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&mut self $(, $arg: $ty)*) -> Result<&[f32]> {
+            let texts = $effect.texts();
+            // SAFETY: an open op; `&mut self` makes it the only call under way.
+            let view = unsafe { self.object.$name($($arg),*) };
+            let view = self.returned(stringify!($name), view)?;
+            self.embeddings(view, texts)
+        }
+    };
 }
 
 impl HostOp for PluginOp {
-    fn info(&self) -> &OpInfo {
-        &self.info.info
+    fn info(&self) -> &OpenInfo {
+        &self.info
     }
 
-    fn input_vocab(&self) -> usize {
-        self.info.input_vocab
-    }
-
-    fn softcap(&self) -> Option<f32> {
-        self.info.softcap.filter(|cap| cap.is_finite() && *cap > 0.0)
-    }
-
-    fn placeholders(&self) -> &[u32] {
-        &self.info.placeholders
-    }
-
-    fn media_rules(&self) -> MediaRules {
-        self.info.media
-    }
-
-    fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
-        let Some(place) = self.object.vtable.place() else {
-            let message =
-                format!("host-op {:?} takes text only: it is of plugin interface 1.0", self.name);
-            return Err(Error::new(ErrorKind::Prompt, message)
-                .hint("leave the pictures, sounds and videos out, or install a newer plugin"));
-        };
-        // SAFETY: an open op; no other call is under way, since those take `&mut self`.
-        let raw = unsafe { place(self.object.data, (*segment).into()) };
-        let text = self.result(raw)?;
-        serde_json::from_str(&text).map_err(|e| {
-            let what = format_args!("host-op {:?}: the placement of a segment", self.name);
-            Error::caused(ErrorKind::Plugin, what, e)
-        })
-    }
-
-    fn reset(&mut self) -> Result<()> {
-        self.logits = None;
-        call!(self.reset())
-    }
-
-    fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<()> {
-        self.logits = None;
-        let raw: Vec<RawSegment<'_>> = segments.iter().map(|&segment| segment.into()).collect();
-        let view = call!(self.prefill(raw.as_slice().into()))?;
-        self.logits = Some(self.check_logits(view)?);
-        Ok(())
-    }
-
-    fn decode(&mut self, token: u32) -> Result<()> {
-        self.logits = None;
-        let view = call!(self.decode(token))?;
-        self.logits = Some(self.check_logits(view)?);
-        Ok(())
-    }
-
-    fn verification(&self) -> &Verification {
-        &self.info.verification
-    }
-
-    fn verify(&mut self, tokens: &[u32]) -> Result<()> {
-        self.logits = None;
-        let Some(verify) = self.object.vtable.verify() else { return Err(self.lacks("verify")) };
-        // SAFETY: an open op; `&mut self` makes it the only call under way.
-        let raw = unsafe { verify(self.object.data, tokens.into()) };
-        self.result(raw)
-    }
-
-    fn row_logits(&mut self, row: usize) -> Result<()> {
-        self.logits = None;
-        let Some(row_logits) = self.object.vtable.row_logits() else {
-            return Err(self.lacks("row_logits"));
-        };
-        // SAFETY: an open op; `&mut self` makes it the only call under way.
-        let raw = unsafe { row_logits(self.object.data, row as u64) };
-        let view = self.result(raw)?;
-        self.logits = Some(self.check_logits(view)?);
-        Ok(())
-    }
-
-    fn accept(&mut self, count: usize) -> Result<()> {
-        let Some(accept) = self.object.vtable.accept() else { return Err(self.lacks("accept")) };
-        // SAFETY: an open op; `&mut self` makes it the only call under way.
-        let raw = unsafe { accept(self.object.data, count as u64) };
-        self.result(raw)
-    }
+    qhx_core::op::op_calls! { calls }
 
     fn logits(&self) -> Result<Logits<'_>> {
         let view = self.logits.ok_or_else(|| {
@@ -339,51 +324,6 @@ impl HostOp for PluginOp {
         // SAFETY: no call of the op is under way.
         let workspace = &unsafe { self.session.shared() }.workspace;
         views::origin(self.logits?, workspace)
-    }
-
-    fn position(&self) -> usize {
-        // SAFETY: an open op; no other call is under way, since those take `&mut self`.
-        unsafe { self.object.vtable.position()(self.object.data) as usize }
-    }
-
-    fn truncate(&mut self, position: usize) -> Result<()> {
-        self.logits = None;
-        call!(self.truncate(position as u64))
-    }
-
-    fn snapshot(&mut self) -> Result<SnapshotId> {
-        call!(self.snapshot()).map(SnapshotId)
-    }
-
-    fn restore(&mut self, snapshot: SnapshotId) -> Result<()> {
-        self.logits = None;
-        call!(self.restore(snapshot.0))
-    }
-
-    fn drop_snapshot(&mut self, snapshot: SnapshotId) {
-        // SAFETY: an open op; `&mut self` makes it the only call under way.
-        unsafe { self.object.vtable.drop_snapshot()(self.object.data, snapshot.0) }
-    }
-
-    fn embed(&mut self, segments: &[Segment<'_>]) -> Result<&[f32]> {
-        let raw: Vec<RawSegment<'_>> = segments.iter().map(|&segment| segment.into()).collect();
-        let view = call!(self.embed(raw.as_slice().into()))?;
-        self.embeddings(view, 1)
-    }
-
-    fn packing(&self) -> &Packing {
-        &self.info.packing
-    }
-
-    fn embed_many(&mut self, texts: &[&[u32]]) -> Result<&[f32]> {
-        let Some(embed_many) = self.object.vtable.embed_many() else {
-            return Err(self.lacks("embed_many"));
-        };
-        let raw: Vec<RSlice<'_, u32>> = texts.iter().map(|&text| text.into()).collect();
-        // SAFETY: an open op; `&mut self` makes it the only call under way.
-        let view = unsafe { embed_many(self.object.data, raw.as_slice().into()) };
-        let view = self.result(view)?;
-        self.embeddings(view, texts.len())
     }
 
     fn graph_time(&self) -> Duration {

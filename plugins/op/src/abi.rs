@@ -213,62 +213,60 @@ pub struct OpObject {
     pub vtable: OpVTableRef,
 }
 
-/// What an open op answers. One call at a time; calls may come from different threads.
-#[repr(C)]
-#[derive(StableAbi)]
-#[sabi(kind(Prefix(prefix_ref = OpVTableRef, prefix_fields = OpVTablePrefix)))]
-#[sabi(missing_field(option))]
-pub struct OpVTable {
-    /// Ends the op and frees it.
-    pub close: unsafe extern "C" fn(data: *mut c_void),
-    /// [`crate::OpInfo`] as JSON.
-    pub info: unsafe extern "C" fn(data: *mut c_void) -> RString,
-    /// Forgets everything: position 0.
-    pub reset: unsafe extern "C" fn(data: *mut c_void) -> RawResult<()>,
-    /// Consumes segments; returns the logits of the last position.
-    pub prefill: unsafe extern "C" fn(
-        data: *mut c_void,
-        segments: RSlice<'_, RawSegment<'_>>,
-    ) -> RawResult<RawView>,
-    /// Consumes one token; returns the logits of its position.
-    pub decode: unsafe extern "C" fn(data: *mut c_void, token: u32) -> RawResult<RawView>,
-    /// Positions consumed so far.
-    pub position: unsafe extern "C" fn(data: *mut c_void) -> u64,
-    /// Forgets all positions from `position` on.
-    pub truncate: unsafe extern "C" fn(data: *mut c_void, position: u64) -> RawResult<()>,
-    /// Saves the state.
-    pub snapshot: unsafe extern "C" fn(data: *mut c_void) -> RawResult<u64>,
-    /// Returns to a saved state, which stays saved.
-    pub restore: unsafe extern "C" fn(data: *mut c_void, snapshot: u64) -> RawResult<()>,
-    /// Frees a saved state.
-    pub drop_snapshot: unsafe extern "C" fn(data: *mut c_void, snapshot: u64),
-    /// Embeds one text.
-    #[sabi(last_prefix_field)]
-    pub embed: unsafe extern "C" fn(
-        data: *mut c_void,
-        segments: RSlice<'_, RawSegment<'_>>,
-    ) -> RawResult<RawView>,
-    /// Since 1.1. Where an image, audio clip or video stands among the tokens, as JSON of
-    /// [`crate::Placement`]. Called before it is consumed, also more than once.
-    pub place:
-        unsafe extern "C" fn(data: *mut c_void, segment: RawSegment<'_>) -> RawResult<RString>,
-    /// Since 1.2. Runs tokens through the graphs of one step, at most as many as the widest of
-    /// [`qhx_types::Verification::widths`]. The position stays: nothing is accepted until `accept`, and nothing is when
-    /// another call comes first that changes the state.
-    pub verify: unsafe extern "C" fn(data: *mut c_void, tokens: RSlice<'_, u32>) -> RawResult<()>,
-    /// Since 1.2. Logits of the position of token `row` of the last `verify`. Rows may be left out.
-    pub row_logits: unsafe extern "C" fn(data: *mut c_void, row: u64) -> RawResult<RawView>,
-    /// Since 1.2. Keeps the first `count` tokens of the last `verify` and forgets the others: the state is as if
-    /// they alone had been consumed. Called at most once after each `verify`.
-    pub accept: unsafe extern "C" fn(data: *mut c_void, count: u64) -> RawResult<()>,
-    /// Since 1.2. Embeds texts, given as their tokens, in one execution of the graphs. Together they have at most as
-    /// many tokens as the longest of [`qhx_types::Packing::buckets`]. Returns `OpInfo::embedding_dim` f32 values a
-    /// text, one text behind the other.
-    pub embed_many: unsafe extern "C" fn(
-        data: *mut c_void,
-        texts: RSlice<'_, RSlice<'_, u32>>,
-    ) -> RawResult<RawView>,
+/// The words of [`qhx_types::op_calls`], as they cross.
+pub(crate) mod words {
+    use super::{RSlice, RString, RawResult, RawSegment, RawView};
+
+    pub(crate) type Token = u32;
+    pub(crate) type Number = u64;
+    pub(crate) type SnapshotId = u64;
+    pub(crate) type Tokens<'a> = RSlice<'a, u32>;
+    pub(crate) type Texts<'a, 'b> = RSlice<'a, RSlice<'b, u32>>;
+    pub(crate) type Segment<'a> = RawSegment<'a>;
+    pub(crate) type Segments<'a, 'b> = RSlice<'a, RawSegment<'b>>;
+
+    pub(crate) type Done = RawResult<()>;
+    pub(crate) type Logits = RawResult<RawView>;
+    pub(crate) type Vectors = RawResult<RawView>;
+    pub(crate) type Saved = RawResult<u64>;
+    pub(crate) type Placed = RawResult<RString>;
+    pub(crate) type Position = u64;
 }
+use words::{
+    Done, Logits, Number, Placed, Position, Saved, Segment, Segments, SnapshotId, Texts, Token,
+    Tokens, Vectors,
+};
+
+macro_rules! op_vtable {
+    ($({
+        $(#$doc:tt)*
+        since $since:tt: $name:ident($($arg:ident: $word:ident $(<$($life:lifetime),+>)?),*) $(-> $gives:ident)?,
+        $effect:ident $(($of:expr))? $(, #$attribute:tt)?
+    })*) => {
+        /// What an open op answers: its fields are those of [`qhx_types::op_calls`], in that order. One call at a time;
+        /// calls may come from different threads.
+        #[repr(C)]
+        #[derive(StableAbi)]
+        #[sabi(kind(Prefix(prefix_ref = OpVTableRef, prefix_fields = OpVTablePrefix)))]
+        #[sabi(missing_field(option))]
+        pub struct OpVTable {
+            /// Ends the op and frees it.
+            pub close: unsafe extern "C" fn(data: *mut c_void),
+            /// [`crate::OpenInfo`] as JSON.
+            pub info: unsafe extern "C" fn(data: *mut c_void) -> RString,
+            $(
+                $(#$doc)*
+                $(#$attribute)?
+                pub $name: unsafe extern "C" fn(
+                    data: *mut c_void
+                    $(, $arg: $word $(<$($life),+>)?)*
+                ) $(-> $gives)?
+            ),*,
+        }
+    };
+}
+
+qhx_types::op_calls! { op_vtable }
 
 /// The root of a plugin.
 #[repr(C)]

@@ -6,14 +6,15 @@ use std::ffi::c_void;
 
 use crate::abi::{
     __call_root_module_loader, CheckTypeLayout, HostRef, LibHeader, OpModule, OpModuleRef,
-    OpObject, OpVTable, OpVTableRef, ROOT_MODULE_LOADER_NAME, RResult, RSlice, RStr, RString,
-    RawError, RawResult, RawSegment, RawView, RootModuleResult, StableAbi, WithMetadata,
+    OpObject, OpVTable, OpVTableRef, ROOT_MODULE_LOADER_NAME, RResult, RStr, RString, RawError,
+    RawResult, RawView, RootModuleResult, StableAbi, WithMetadata, words,
 };
-use qhx_types::OpenInfo;
+use crate::calls::lift;
+use qhx_types::Verification;
 
 use crate::guard::catch;
 use crate::host::raw_dtype;
-use crate::{Error, ErrorCode, Host, Op, OpDescription, Result, Segment, SnapshotId, View};
+use crate::{Error, ErrorCode, Host, Op, OpDescription, Result, View};
 
 /// Name of the symbol that a plugin exports: the one that `abi_stable` looks for.
 pub const ROOT_SYMBOL: &str = ROOT_MODULE_LOADER_NAME;
@@ -140,27 +141,67 @@ unsafe fn open<O: Op>(host: HostRef) -> Result<OpObject> {
 struct Table<O>(std::marker::PhantomData<O>);
 
 impl<O: Op> Table<O> {
-    const VALUE: WithMetadata<OpVTable> = WithMetadata::new(OpVTable {
-        close: close::<O>,
-        info: info::<O>,
-        reset: reset::<O>,
-        prefill: prefill::<O>,
-        decode: decode::<O>,
-        position: position::<O>,
-        truncate: truncate::<O>,
-        snapshot: snapshot::<O>,
-        restore: restore::<O>,
-        drop_snapshot: drop_snapshot::<O>,
-        embed: embed::<O>,
-        place: place::<O>,
-        verify: verify::<O>,
-        row_logits: row_logits::<O>,
-        accept: accept::<O>,
-        embed_many: embed_many::<O>,
-    });
     const STATIC: &'static WithMetadata<OpVTable> = &Self::VALUE;
     const REF: OpVTableRef = OpVTableRef(Self::STATIC.static_as_prefix());
 }
+
+/// What a call of the op becomes on its way to the host, by what it gives.
+macro_rules! answer {
+    ([] $data:ident, $name:ident($($arg:expr),*)) => {{
+        let _ = with::<O, ()>($data, stringify!($name), |i| {
+            i.op.$name(&mut i.host $(, $arg)*);
+            Ok(())
+        });
+    }};
+    ([Position] $data:ident, $name:ident($($arg:expr),*)) => {
+        with::<O, u64>($data, stringify!($name), |i| Ok(i.op.$name($($arg),*) as u64)).unwrap_or(0)
+    };
+    ([Done] $data:ident, $name:ident($($arg:expr),*)) => {
+        with::<O, ()>($data, stringify!($name), |i| i.op.$name(&mut i.host $(, $arg)*))
+    };
+    ([Saved] $data:ident, $name:ident($($arg:expr),*)) => {
+        with::<O, u64>($data, stringify!($name), |i| {
+            i.op.$name(&mut i.host $(, $arg)*).map(|snapshot| snapshot.0)
+        })
+    };
+    ([Placed] $data:ident, $name:ident($($arg:expr),*)) => {
+        with::<O, RString>($data, stringify!($name), |i| json(&i.op.$name($($arg),*)?))
+    };
+    ([$view:ident] $data:ident, $name:ident($($arg:expr),*)) => {
+        with::<O, RawView>($data, stringify!($name), |i| {
+            let view = i.op.$name(&mut i.host $(, $arg)*)?;
+            raw_view(&i.host, view)
+        })
+    };
+}
+
+macro_rules! functions {
+    ($({
+        $(#$doc:tt)*
+        since $since:tt: $name:ident($($arg:ident: $word:ident $(<$($life:lifetime),+>)?),*) $(-> $gives:ident)?,
+        $($rest:tt)*
+    })*) => {
+        $(
+            unsafe extern "C" fn $name<O: Op>(
+                data: *mut c_void
+                $(, $arg: words::$word $(<$($life),+>)?)*
+            ) $(-> words::$gives)? {
+                // SAFETY: as the host promises for every call.
+                unsafe { answer!([$($gives)?] data, $name($(lift!($word $arg)),*)) }
+            }
+        )*
+
+        impl<O: Op> Table<O> {
+            const VALUE: WithMetadata<OpVTable> = WithMetadata::new(OpVTable {
+                close: close::<O>,
+                info: info::<O>,
+                $($name: $name::<O>),*,
+            });
+        }
+    };
+}
+
+qhx_types::op_calls! { functions }
 
 /// Runs `body`; a panic becomes an error that names the call.
 fn guard<T: StableAbi>(call: &str, body: impl FnOnce() -> Result<T>) -> RawResult<T> {
@@ -207,28 +248,20 @@ unsafe extern "C" fn info<O: Op>(data: *mut c_void) -> RString {
     // SAFETY: as the host promises for every call.
     let text = unsafe {
         with::<O, RString>(data, "info", |i| {
-            let info = OpenInfo {
-                info: i.op.info(),
-                input_vocab: i.op.input_vocab(),
-                placeholders: i.op.placeholders(),
-                softcap: i.op.softcap(),
-                media: i.op.media_rules(),
-                verification: i.op.verification(),
-                packing: i.op.packing(),
-            };
+            let mut info = i.op.info();
+            if info.verification == Verification::default() {
+                info.verification =
+                    Verification::refused("the host-op steps without the kit's decoder");
+            }
             Ok(serde_json::to_string(&info).unwrap_or_default().into())
         })
     };
     text.unwrap_or_default()
 }
 
-unsafe extern "C" fn reset<O: Op>(data: *mut c_void) -> RawResult<()> {
-    // SAFETY: as the host promises for every call.
-    unsafe { with::<O, _>(data, "reset", |i| i.op.reset(&mut i.host)) }
-}
-
-fn segments<'a>(raw: &'a RSlice<'_, RawSegment<'a>>) -> Vec<Segment<'a>> {
-    raw.iter().map(Segment::from).collect()
+fn json(value: &impl serde::Serialize) -> Result<RString> {
+    let text = serde_json::to_string(value);
+    text.map(RString::from).map_err(|e| Error::new(ErrorCode::INTERNAL, e.to_string()))
 }
 
 fn raw_view(host: &Host, view: View) -> Result<RawView> {
@@ -238,121 +271,6 @@ fn raw_view(host: &Host, view: View) -> Result<RawView> {
         offset: view.offset as u64,
         len: view.len as u64,
     })
-}
-
-unsafe extern "C" fn prefill<O: Op>(
-    data: *mut c_void,
-    raw: RSlice<'_, RawSegment<'_>>,
-) -> RawResult<RawView> {
-    // SAFETY: as the host promises for every call.
-    unsafe {
-        with::<O, _>(data, "prefill", |i| {
-            let view = i.op.prefill(&mut i.host, &segments(&raw))?;
-            raw_view(&i.host, view)
-        })
-    }
-}
-
-unsafe extern "C" fn decode<O: Op>(data: *mut c_void, token: u32) -> RawResult<RawView> {
-    // SAFETY: as the host promises for every call.
-    unsafe {
-        with::<O, _>(data, "decode", |i| {
-            let view = i.op.decode(&mut i.host, token)?;
-            raw_view(&i.host, view)
-        })
-    }
-}
-
-unsafe extern "C" fn position<O: Op>(data: *mut c_void) -> u64 {
-    // SAFETY: as the host promises for every call.
-    let position = unsafe { with::<O, u64>(data, "position", |i| Ok(i.op.position() as u64)) };
-    position.unwrap_or(0)
-}
-
-unsafe extern "C" fn truncate<O: Op>(data: *mut c_void, to: u64) -> RawResult<()> {
-    // SAFETY: as the host promises for every call.
-    unsafe { with::<O, _>(data, "truncate", |i| i.op.truncate(&mut i.host, to as usize)) }
-}
-
-unsafe extern "C" fn snapshot<O: Op>(data: *mut c_void) -> RawResult<u64> {
-    // SAFETY: as the host promises for every call.
-    unsafe { with::<O, _>(data, "snapshot", |i| i.op.snapshot(&mut i.host).map(|s| s.0)) }
-}
-
-unsafe extern "C" fn restore<O: Op>(data: *mut c_void, id: u64) -> RawResult<()> {
-    // SAFETY: as the host promises for every call.
-    unsafe { with::<O, _>(data, "restore", |i| i.op.restore(&mut i.host, SnapshotId(id))) }
-}
-
-unsafe extern "C" fn drop_snapshot<O: Op>(data: *mut c_void, id: u64) {
-    // SAFETY: as the host promises for every call.
-    let _ = unsafe {
-        with::<O, ()>(data, "drop_snapshot", |i| {
-            i.op.drop_snapshot(&mut i.host, SnapshotId(id));
-            Ok(())
-        })
-    };
-}
-
-unsafe extern "C" fn embed<O: Op>(
-    data: *mut c_void,
-    raw: RSlice<'_, RawSegment<'_>>,
-) -> RawResult<RawView> {
-    // SAFETY: as the host promises for every call.
-    unsafe {
-        with::<O, _>(data, "embed", |i| {
-            let view = i.op.embed(&mut i.host, &segments(&raw))?;
-            raw_view(&i.host, view)
-        })
-    }
-}
-
-unsafe extern "C" fn place<O: Op>(
-    data: *mut c_void,
-    segment: RawSegment<'_>,
-) -> RawResult<RString> {
-    // SAFETY: as the host promises for every call.
-    unsafe {
-        with::<O, RString>(data, "place", |i| {
-            let placement = i.op.place(&Segment::from(&segment))?;
-            let text = serde_json::to_string(&placement);
-            text.map(RString::from).map_err(|e| Error::new(ErrorCode::INTERNAL, e.to_string()))
-        })
-    }
-}
-
-unsafe extern "C" fn verify<O: Op>(data: *mut c_void, tokens: RSlice<'_, u32>) -> RawResult<()> {
-    // SAFETY: as the host promises for every call.
-    unsafe { with::<O, _>(data, "verify", |i| i.op.verify(&mut i.host, tokens.as_slice())) }
-}
-
-unsafe extern "C" fn row_logits<O: Op>(data: *mut c_void, row: u64) -> RawResult<RawView> {
-    // SAFETY: as the host promises for every call.
-    unsafe {
-        with::<O, _>(data, "row_logits", |i| {
-            let view = i.op.row_logits(&mut i.host, row as usize)?;
-            raw_view(&i.host, view)
-        })
-    }
-}
-
-unsafe extern "C" fn accept<O: Op>(data: *mut c_void, count: u64) -> RawResult<()> {
-    // SAFETY: as the host promises for every call.
-    unsafe { with::<O, _>(data, "accept", |i| i.op.accept(&mut i.host, count as usize)) }
-}
-
-unsafe extern "C" fn embed_many<O: Op>(
-    data: *mut c_void,
-    raw: RSlice<'_, RSlice<'_, u32>>,
-) -> RawResult<RawView> {
-    // SAFETY: as the host promises for every call.
-    unsafe {
-        with::<O, _>(data, "embed_many", |i| {
-            let texts: Vec<&[u32]> = raw.iter().map(RSlice::as_slice).collect();
-            let view = i.op.embed_many(&mut i.host, &texts)?;
-            raw_view(&i.host, view)
-        })
-    }
 }
 
 #[cfg(test)]

@@ -21,7 +21,9 @@
 //! #         let buffer = host.allocate_for(graph, port)?;
 //! #         Ok(Self { graph, logits: View { buffer, dtype: DType::F32, offset: 0, len: 4 }, position: 0 })
 //! #     }
-//! #     fn info(&self) -> OpInfo { OpInfo { vocab: 4, max_ctx: 8, ..OpInfo::default() } }
+//! #     fn info(&self) -> OpenInfo {
+//! #         OpenInfo { vocab: 4, max_ctx: 8, ..OpenInfo::default() }
+//! #     }
 //! #     fn reset(&mut self, _: &mut Host) -> Result<()> { self.position = 0; Ok(()) }
 //! #     fn position(&self) -> usize { self.position }
 //! #     fn prefill(&mut self, host: &mut Host, _: &[Segment<'_>]) -> Result<View> {
@@ -46,21 +48,21 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use half::f16;
+use qhx_types::calls::{Effect, Number, Segments, Texts, Token, Tokens};
 use serde_json::Value;
 
 use crate::abi::{
     HostRef, HostVTable, HostVTableRef, OpObject, PORT_INPUT, PORT_OUTPUT, ParallelBody, RResult,
-    RSlice, RStr, RString, RawBuffer, RawResult, RawSegment, RawView, StableAbi, VIEW_F16,
-    WithMetadata,
+    RSlice, RStr, RString, RawBuffer, RawResult, RawView, StableAbi, VIEW_F16, WithMetadata,
 };
+use crate::calls::CallError;
 use crate::export::Registration;
 use crate::guard::catch;
 use crate::kernels::{f16_to_f32, f32_to_f16};
 use crate::{
-    DType, Error, ErrorCode, GraphInfo, MediaRules, Op, OpDescription, OpInfo, Packing, Placement,
-    Result, Segment, SnapshotId, TensorInfo, Verification,
+    DType, Error, ErrorCode, GraphInfo, Op, OpDescription, OpenInfo, Placement, Result, Segment,
+    SnapshotId, TensorInfo,
 };
-use qhx_types::OpenInfo;
 
 /// A tensor for [`graph`].
 pub fn tensor<const RANK: usize>(name: &str, dtype: DType, shape: [usize; RANK]) -> TensorInfo {
@@ -285,11 +287,11 @@ impl OpHarness {
             object,
             session,
             description: registration.describe(),
-            open: OpenInfo::default(),
+            info: OpenInfo::default(),
         };
         // SAFETY: an open op.
         let info = unsafe { op.object.vtable.info()(op.object.data) };
-        op.open = serde_json::from_str(&info).map_err(|e| {
+        op.info = serde_json::from_str(&info).map_err(|e| {
             Error::new(ErrorCode::INTERNAL, format!("the op's info is not valid: {e}"))
         })?;
         Ok(op)
@@ -301,23 +303,70 @@ pub struct OpenOp {
     object: OpObject,
     session: Box<Session>,
     description: OpDescription,
-    open: OpenInfo,
+    info: OpenInfo,
 }
 
 impl std::fmt::Debug for OpenOp {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("OpenOp").field("info", &self.open).finish_non_exhaustive()
+        f.debug_struct("OpenOp").field("info", &self.info).finish_non_exhaustive()
     }
 }
 
-macro_rules! call {
-    ($self:ident.$name:ident($($argument:expr),*)) => {{
-        // SAFETY: an open op, and the only call under way.
-        match unsafe { $self.object.vtable.$name()($self.object.data $(, $argument)*) } {
-            RResult::ROk(value) => Ok(value),
-            RResult::RErr(error) => Err(Error::from(error)),
+/// A method for a call, by what it gives.
+macro_rules! calls {
+    ($({
+        $(#$doc:tt)*
+        since $since:tt: $name:ident($($arg:ident: $ty:ty),*) $(-> $gives:ident)?,
+        $effect:ident $(($of:expr))? $(, #$attribute:tt)?
+    })*) => {
+        $(calls! { @ [$($gives)?] [$(#$doc)*] $name($($arg: $ty),*) (Effect::$effect $(($of))?) })*
+    };
+    (@ [] [$(#$doc:tt)*] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        $(#$doc)*
+        pub fn $name(&mut self $(, $arg: $ty)*) {
+            // SAFETY: an open op, and the only call under way.
+            unsafe { self.object.$name($($arg),*) }
         }
-    }};
+    };
+    (@ [Position] [$(#$doc:tt)*] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        $(#$doc)*
+        pub fn $name(&self $(, $arg: $ty)*) -> usize {
+            // SAFETY: an open op, and the only call under way.
+            unsafe { self.object.$name($($arg),*) }
+        }
+    };
+    (@ [Logits] $docs:tt $name:ident $arguments:tt $effect:tt) => {
+        calls! {
+            @ (Vec<f32>) $docs $name $arguments,
+            |op: &Self, view| op.values(view, op.info.vocab)
+        }
+    };
+    (@ [Vectors] $docs:tt $name:ident $arguments:tt $effect:tt) => {
+        calls! {
+            @ (Vec<f32>) $docs $name $arguments,
+            |op: &Self, view| op.values(view, op.info.embedding_dim.saturating_mul($effect.texts()))
+        }
+    };
+    (@ [Saved] $docs:tt $name:ident $arguments:tt $effect:tt) => {
+        calls! { @ (SnapshotId) $docs $name $arguments, |_, value| Ok(value) }
+    };
+    (@ [Placed] $docs:tt $name:ident $arguments:tt $effect:tt) => {
+        calls! { @ (Placement) $docs $name $arguments, |_, value| Ok(value) }
+    };
+    (@ [Done] $docs:tt $name:ident $arguments:tt $effect:tt) => {
+        calls! { @ (()) $docs $name $arguments, |_, value| Ok(value) }
+    };
+    (@ ($result:ty) [$(#$doc:tt)*] $name:ident($($arg:ident: $ty:ty),*), $finish:expr) => {
+        $(#$doc)*
+        ///
+        /// # Errors
+        /// The error of the op.
+        pub fn $name(&mut self $(, $arg: $ty)*) -> Result<$result> {
+            // SAFETY: an open op, and the only call under way.
+            let called = unsafe { self.object.$name($($arg),*) };
+            ($finish)(self, called.map_err(|error| failed(stringify!($name), error))?)
+        }
+    };
 }
 
 impl OpenOp {
@@ -327,165 +376,11 @@ impl OpenOp {
     }
 
     /// What the op found.
-    pub fn info(&self) -> &OpInfo {
-        &self.open.info
+    pub fn info(&self) -> &OpenInfo {
+        &self.info
     }
 
-    /// Where an image, audio clip or video stands among the tokens.
-    ///
-    /// # Errors
-    /// The error of the op.
-    pub fn place(&mut self, segment: Segment<'_>) -> Result<Placement> {
-        let unknown = || Error::unsupported("placing segments");
-        let place = self.object.vtable.place().ok_or_else(unknown)?;
-        // SAFETY: an open op, and the only call under way.
-        match unsafe { place(self.object.data, segment.into()) } {
-            RResult::ROk(text) => serde_json::from_str(&text).map_err(|e| {
-                Error::new(ErrorCode::INTERNAL, format!("the op's placement is not valid: {e}"))
-            }),
-            RResult::RErr(error) => Err(error.into()),
-        }
-    }
-
-    /// Tokens that stand for images, audio and videos.
-    pub fn placeholders(&self) -> &[u32] {
-        &self.open.placeholders
-    }
-
-    /// How files become what the op is given.
-    pub fn media_rules(&self) -> MediaRules {
-        self.open.media
-    }
-
-    /// Consumes segments; returns the logits of the last position.
-    ///
-    /// # Errors
-    /// The error of the op.
-    pub fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<Vec<f32>> {
-        let raw: Vec<RawSegment<'_>> = segments.iter().map(|&segment| segment.into()).collect();
-        let view = call!(self.prefill(RSlice::from_slice(&raw)))?;
-        self.values(view, self.open.info.vocab)
-    }
-
-    /// Consumes one token; returns its logits.
-    ///
-    /// # Errors
-    /// The error of the op.
-    pub fn decode(&mut self, token: u32) -> Result<Vec<f32>> {
-        let view = call!(self.decode(token))?;
-        self.values(view, self.open.info.vocab)
-    }
-
-    /// Embeds one text.
-    ///
-    /// # Errors
-    /// The error of the op.
-    pub fn embed(&mut self, segments: &[Segment<'_>]) -> Result<Vec<f32>> {
-        let raw: Vec<RawSegment<'_>> = segments.iter().map(|&segment| segment.into()).collect();
-        let view = call!(self.embed(RSlice::from_slice(&raw)))?;
-        self.values(view, self.open.info.embedding_dim)
-    }
-
-    /// The graphs that take several texts in one execution.
-    pub fn packing(&self) -> &Packing {
-        &self.open.packing
-    }
-
-    /// Embeds texts in one execution; the values of one text behind those of the other.
-    ///
-    /// # Errors
-    /// The error of the op.
-    pub fn embed_many(&mut self, texts: &[&[u32]]) -> Result<Vec<f32>> {
-        let absent = || Error::unsupported("embedding several texts at once");
-        let embed_many = self.object.vtable.embed_many().ok_or_else(absent)?;
-        let raw: Vec<RSlice<'_, u32>> = texts.iter().map(|&text| text.into()).collect();
-        // SAFETY: an open op, and the only call under way.
-        let view = plain(unsafe { embed_many(self.object.data, RSlice::from_slice(&raw)) })?;
-        self.values(view, self.open.info.embedding_dim.saturating_mul(texts.len()))
-    }
-
-    /// In steps of how many tokens draft tokens are verified, or why not.
-    pub fn verification(&self) -> &Verification {
-        &self.open.verification
-    }
-
-    /// Runs draft tokens, of which some may be accepted.
-    ///
-    /// # Errors
-    /// The error of the op.
-    pub fn verify(&mut self, tokens: &[u32]) -> Result<()> {
-        let absent = || Error::unsupported("checking guessed tokens");
-        let verify = self.object.vtable.verify().ok_or_else(absent)?;
-        // SAFETY: an open op, and the only call under way.
-        plain(unsafe { verify(self.object.data, RSlice::from_slice(tokens)) })
-    }
-
-    /// Logits of a row of the last [`OpenOp::verify`].
-    ///
-    /// # Errors
-    /// The error of the op.
-    pub fn row_logits(&mut self, row: usize) -> Result<Vec<f32>> {
-        let absent = || Error::unsupported("checking guessed tokens");
-        let row_logits = self.object.vtable.row_logits().ok_or_else(absent)?;
-        // SAFETY: an open op, and the only call under way.
-        let view = plain(unsafe { row_logits(self.object.data, row as u64) })?;
-        self.values(view, self.open.info.vocab)
-    }
-
-    /// Keeps the first tokens of the last [`OpenOp::verify`].
-    ///
-    /// # Errors
-    /// The error of the op.
-    pub fn accept(&mut self, count: usize) -> Result<()> {
-        let absent = || Error::unsupported("checking guessed tokens");
-        let accept = self.object.vtable.accept().ok_or_else(absent)?;
-        // SAFETY: an open op, and the only call under way.
-        plain(unsafe { accept(self.object.data, count as u64) })
-    }
-
-    /// Position 0.
-    ///
-    /// # Errors
-    /// The error of the op.
-    pub fn reset(&mut self) -> Result<()> {
-        call!(self.reset())
-    }
-
-    /// Positions consumed so far.
-    pub fn position(&self) -> usize {
-        // SAFETY: an open op, and the only call under way.
-        unsafe { self.object.vtable.position()(self.object.data) as usize }
-    }
-
-    /// Forgets all positions from `position` on.
-    ///
-    /// # Errors
-    /// The error of the op.
-    pub fn truncate(&mut self, position: usize) -> Result<()> {
-        call!(self.truncate(position as u64))
-    }
-
-    /// Saves the state.
-    ///
-    /// # Errors
-    /// The error of the op.
-    pub fn snapshot(&mut self) -> Result<SnapshotId> {
-        call!(self.snapshot()).map(SnapshotId)
-    }
-
-    /// Returns to a saved state.
-    ///
-    /// # Errors
-    /// The error of the op.
-    pub fn restore(&mut self, snapshot: SnapshotId) -> Result<()> {
-        call!(self.restore(snapshot.0))
-    }
-
-    /// Frees a saved state.
-    pub fn drop_snapshot(&mut self, snapshot: SnapshotId) {
-        // SAFETY: an open op, and the only call under way.
-        unsafe { self.object.vtable.drop_snapshot()(self.object.data, snapshot.0) }
-    }
+    qhx_types::op_calls! { calls }
 
     /// Makes the next execution of a graph fail as a cancelled one, or no longer.
     pub fn cancel(&self, cancelled: bool) {
@@ -569,10 +464,14 @@ impl Drop for OpenOp {
     }
 }
 
-fn plain<T>(raw: RawResult<T>) -> Result<T> {
-    match raw {
-        RResult::ROk(value) => Ok(value),
-        RResult::RErr(error) => Err(error.into()),
+/// An error of the call named `call`.
+fn failed(call: &str, error: CallError) -> Error {
+    match error {
+        CallError::Failed(error) => error.into(),
+        CallError::Absent(_) => Error::unsupported(call),
+        CallError::Invalid(e) => {
+            Error::new(ErrorCode::INTERNAL, format!("what {call} returned is not valid: {e}"))
+        }
     }
 }
 

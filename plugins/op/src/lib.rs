@@ -24,6 +24,7 @@
 pub mod abi;
 #[cfg(feature = "audio")]
 pub mod audio;
+pub mod calls;
 pub mod decoder;
 mod error;
 pub mod export;
@@ -50,10 +51,10 @@ pub use host::{BufferId, GraphId, Host, LogLevel, SpanId};
 pub use op::Op;
 pub use qhx_types::{
     Alpha, AudioRules, Bucket, DType, GraphInfo, ImageRules, MediaRules, MissingTensor, Modality,
-    OpDescription, OpInfo, Packing, Piece, Placement, Port, Quantization, Segment, SizeError, Task,
-    TensorInfo, Verification, VideoRules,
+    OpDescription, OpenInfo, Packing, Piece, Placement, Port, Quantization, Segment, SizeError,
+    SnapshotId, Task, TensorInfo, Verification, VideoRules,
 };
-pub use view::{SnapshotId, View};
+pub use view::View;
 
 #[doc(hidden)]
 pub use inventory;

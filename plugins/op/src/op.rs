@@ -3,8 +3,7 @@
 use crate::decoder::Decoder;
 use crate::state::StateCarrier;
 use crate::{
-    Error, Host, MediaRules, Modality, OpDescription, OpInfo, Packing, Placement, Result, Segment,
-    SnapshotId, Verification, View,
+    Error, Host, Modality, OpDescription, OpenInfo, Placement, Result, Segment, SnapshotId, View,
 };
 
 /// The step logic of one model family over one open bundle.
@@ -16,7 +15,7 @@ use crate::{
 ///
 /// Besides [`Op::describe`] and [`Op::open`], an op writes what the kit does not do for it: nothing
 /// when it is a [`Decoder`] and gives it back in [`Op::decoder`] and [`Op::decoder_mut`], but for
-/// [`Op::verification`] where draft tokens are to be verified; otherwise [`Op::info`] and the steps. What concerns the
+/// [`OpenInfo::verification`] where draft tokens are to be verified; otherwise [`Op::info`] and the steps. What concerns the
 /// state alone goes to the [`StateCarrier`] of [`Op::state`] and [`Op::state_mut`].
 pub trait Op: Sized + Send + 'static {
     /// What the op is, before any bundle is opened.
@@ -49,27 +48,10 @@ pub trait Op: Sized + Send + 'static {
         self.decoder_mut().map(Decoder::state_mut)
     }
 
-    /// What was found on opening.
-    fn info(&self) -> OpInfo {
+    /// What was found on opening: read once, and constant from then on. An op with a [`Decoder`] may write
+    /// `OpenInfo { verification: self.decoder.verification(), ..self.decoder.info() }`, and so have draft tokens verified.
+    fn info(&self) -> OpenInfo {
         self.decoder().map(Decoder::info).unwrap_or_default()
-    }
-
-    /// Token ids that the op can consume are below this: rows of its embedding table. Fewer than
-    /// [`OpInfo::vocab`] where the logits are padded; the logits beyond are never chosen. 0 takes
-    /// the manifest's `params.vocab`, or else [`OpInfo::vocab`].
-    fn input_vocab(&self) -> usize {
-        self.decoder().map_or(0, Decoder::input_vocab)
-    }
-
-    /// Tokens that stand for images, audio and videos. The host turns no text into one of them, and
-    /// takes no prompt of tokens that holds one.
-    fn placeholders(&self) -> Vec<u32> {
-        Vec::new()
-    }
-
-    /// How the host turns files into the pixels and samples of [`Segment`].
-    fn media_rules(&self) -> MediaRules {
-        MediaRules::default()
     }
 
     /// Where an image, audio clip or video stands among the tokens of a prompt, and how many
@@ -80,12 +62,6 @@ pub trait Op: Sized + Send + 'static {
     /// When the op does not take the segment.
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
         Err(crate::text::not_taken(&Self::describe(), segment))
-    }
-
-    /// c, where the scores of tokens are `c · tanh(logits / c)` (Gemma 2, arXiv 2408.00118): the host
-    /// applies it where it draws a token. The most likely token is the same without.
-    fn softcap(&self) -> Option<f32> {
-        None
     }
 
     /// Forgets everything: position 0.
@@ -136,16 +112,6 @@ pub trait Op: Sized + Send + 'static {
             Some(decoder) => decoder.decode(host, token),
             None => Err(Error::unsupported("generation")),
         }
-    }
-
-    /// Whether draft tokens are verified, in steps of how many: not, unless the op opts in. An op that leaves
-    /// [`Op::decode`] to the kit returns [`Decoder::verification`]; one that writes it, over a [`Decoder`] or without,
-    /// writes the three below as well.
-    fn verification(&self) -> Verification {
-        Verification::refused(match self.decoder() {
-            Some(_) => "the host-op does not opt in (Op::verification)",
-            None => "the host-op steps without the kit's decoder",
-        })
     }
 
     /// Runs tokens through the graphs of one step. The state stays as it is until [`Op::accept`].
@@ -234,14 +200,9 @@ pub trait Op: Sized + Send + 'static {
         Err(Error::unsupported("embedding"))
     }
 
-    /// The graphs that take several texts in one execution. None, unless the op writes [`Op::embed_many`].
-    fn packing(&self) -> Packing {
-        Packing::default()
-    }
-
     /// Embeds texts in one execution of the graphs, as if each were alone: it attends to itself only, and its positions
     /// begin at 0. The host decides which texts go together: at least one, together of at most as many tokens as the
-    /// longest of [`Op::packing`]. Returns f32, [`OpInfo::embedding_dim`] values a text, one text behind the other.
+    /// longest of [`OpenInfo::packing`]. Returns f32, [`OpenInfo::embedding_dim`] values a text, one text behind the other.
     ///
     /// # Errors
     /// When the op does not have the call, or it fails.

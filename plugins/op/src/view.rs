@@ -1,11 +1,7 @@
-//! What an op returns: runs of floats, saved states.
+//! What an op returns: runs of floats.
 
 use crate::kernels::f16_to_f32;
 use crate::{BufferId, DType, Error, ErrorCode, Host, Result};
-
-/// A saved state of an op.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct SnapshotId(pub u64);
 
 /// A run of floats in a buffer: logits or an embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

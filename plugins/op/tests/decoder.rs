@@ -12,8 +12,8 @@ use qhx_op::harness::{OpHarness, OpenOp, Step, graph, tensor};
 use qhx_op::state::StateCarrier;
 use qhx_op::text::not_taken;
 use qhx_op::{
-    DType, Error, ErrorCode, GraphInfo, Host, Modality, Op, OpDescription, Result, Segment, Task,
-    TensorInfo, View, schema,
+    DType, Error, ErrorCode, GraphInfo, Host, Modality, Op, OpDescription, OpenInfo, Result,
+    Segment, Task, TensorInfo, View, schema,
 };
 use serde_json::{Value, json};
 
@@ -70,8 +70,8 @@ impl Op for TinyModel {
         Some(&mut self.0)
     }
 
-    fn verification(&self) -> qhx_op::Verification {
-        self.0.verification()
+    fn info(&self) -> OpenInfo {
+        OpenInfo { verification: self.0.verification(), ..self.0.info() }
     }
 
     /// An image becomes a soft token [r, g] for each pixel, [r, NaN] with b = 1, and [r] with b = 2.
@@ -464,9 +464,9 @@ impl Op for Older {
 #[test]
 fn an_op_that_does_not_opt_in_verifies_nothing() {
     let op = of_caches::<Older>();
-    assert_eq!(op.verification().widths, [0_usize; 0]);
-    assert!(op.verification().refusal.as_deref().is_some_and(|why| why.contains("opt in")));
-    assert_eq!(of_caches::<TinyModel>().verification().widths, [2, 4]);
+    assert_eq!(op.info().verification.widths, [0_usize; 0]);
+    assert!(op.info().verification.refusal.as_deref().is_some_and(|why| why.contains("opt in")));
+    assert_eq!(of_caches::<TinyModel>().info().verification.widths, [2, 4]);
 }
 
 #[test]
@@ -479,7 +479,7 @@ fn draft_tokens_take_one_step_and_the_accepted_ones_stay() {
         .graph(head())
         .open::<TinyModel>()
         .unwrap();
-    assert_eq!(op.verification().widths, [2, 4]);
+    assert_eq!(op.info().verification.widths, [2, 4]);
     op.prefill(&[Segment::Tokens(&[1, 2])]).unwrap();
     let graphs = ["one", "two", "four", "head"];
     assert_eq!(executions(&op, graphs), [0, 1, 0, 1]);
@@ -519,7 +519,7 @@ fn a_replaced_state_takes_in_accepted_drafts_alone() {
         .graph(head())
         .open::<TinyModel>()
         .unwrap();
-    assert_eq!(op.verification().widths, [4]);
+    assert_eq!(op.info().verification.widths, [4]);
     let state = |op: &OpenOp| op.bound("one", "past_a_0").unwrap();
     // All stay: one execution. Some stay: those once more. One stays: a plain step.
     for (keep, expected) in [(3, [0, 1, 1]), (2, [0, 3, 2]), (1, [1, 4, 3])] {
@@ -543,8 +543,8 @@ fn a_decoder_without_verification_gives_its_reason() {
         }
         let harness = harness(params, json!({"max_ctx": 9})).graph(head());
         let op = graphs.into_iter().fold(harness, OpHarness::graph).open::<TinyModel>().unwrap();
-        assert!(op.verification().widths.is_empty());
-        op.verification().refusal.clone().unwrap()
+        assert!(op.info().verification.widths.is_empty());
+        op.info().verification.refusal.clone().unwrap()
     };
     let none = why(vec![cached("one", 1, "y", 2)], json!(null));
     assert!(none.contains("no graphs that take several tokens"), "{none}");

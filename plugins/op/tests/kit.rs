@@ -9,7 +9,7 @@ use std::rc::Rc;
 use qhx_op::harness::{OpHarness, graph, tensor};
 use qhx_op::state::StateCarrier;
 use qhx_op::{
-    BufferId, DType, ErrorCode, GraphId, Host, Modality, OneOrMany, Op, OpDescription, OpInfo,
+    BufferId, DType, ErrorCode, GraphId, Host, Modality, OneOrMany, Op, OpDescription, OpenInfo,
     Port, Result, Segment, SnapshotId, Task, View,
 };
 use serde_json::{Value, json};
@@ -47,8 +47,8 @@ impl Op for TinyModel {
         Ok(Self { graphs, state, source, filled })
     }
 
-    fn info(&self) -> OpInfo {
-        OpInfo { vocab: 13, max_ctx: 4, ..OpInfo::default() }
+    fn info(&self) -> OpenInfo {
+        OpenInfo { vocab: 13, max_ctx: 4, ..OpenInfo::default() }
     }
 
     fn reset(&mut self, host: &mut Host) -> Result<()> {
@@ -241,8 +241,8 @@ impl Op for Views {
         Ok(Self(buffer))
     }
 
-    fn info(&self) -> OpInfo {
-        OpInfo { vocab: 13, max_ctx: 4, ..OpInfo::default() }
+    fn info(&self) -> OpenInfo {
+        OpenInfo { vocab: 13, max_ctx: 4, ..OpenInfo::default() }
     }
 
     fn prefill(&mut self, host: &mut Host, _: &[Segment<'_>]) -> Result<View> {

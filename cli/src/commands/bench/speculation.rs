@@ -63,7 +63,7 @@ pub(super) fn answers(
     (tokens, most): (usize, usize),
     varied: &[u32],
 ) -> Result<Vec<Answer>> {
-    if let Some(why) = &model.op_mut().verification().refusal {
+    if let Some(why) = &model.info().verification.refusal {
         return Err(Error::new(
             ErrorKind::Usage,
             format!("option --speculate: no draft tokens can be verified: {why}"),

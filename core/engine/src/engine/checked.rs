@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::closed::Closed;
 use crate::op::{
-    HostOp, Logits, MediaRules, OpInfo, Packing, Placement, Segment, SnapshotId, SpanStats,
-    Verification,
+    Effect, HostOp, Logits, Number, OpenInfo, Placement, Segment, Segments, SnapshotId, SpanStats,
+    Texts, Token, Tokens, positions,
 };
 use crate::workspace::GraphStats;
 use crate::{Error, ErrorKind, Result};
@@ -67,13 +67,40 @@ impl Checked {
             .hint(format!("{forgotten}; this is a fault of the op, report it to its author"))
     }
 
-    fn expect_position(&self, expected: usize, call: &str) -> Result<()> {
+    /// The position before a call, where its effect is on that.
+    fn before(&self, effect: Effect) -> usize {
+        if effect == Effect::Nothing { 0 } else { self.op.position() }
+    }
+
+    /// After a call that began at the position `before`.
+    fn expect(&self, effect: Effect, before: usize, call: &str) -> Result<()> {
+        let saved = |id| self.saved.iter().find(|(saved, _)| *saved == id).map(|(_, at)| *at);
+        let expected = match effect {
+            Effect::Consumes(positions) => return self.expect_consumed(before, positions, call),
+            Effect::At(position) => Some(position),
+            Effect::BackTo(position) => Some(position.min(before)),
+            Effect::Stays | Effect::Drafts => Some(before),
+            Effect::Accepts(count) => Some(before + count),
+            Effect::Returns(snapshot) => saved(snapshot),
+            Effect::Nothing | Effect::Drops(_) | Effect::Embeds(_) => None,
+        };
+        let Some(expected) = expected else { return Ok(()) };
         let found = self.op.position();
         if found == expected {
             return Ok(());
         }
         let what = format!("after {call} its position is {found}, expected {expected}");
         Err(self.wrong(what, "it forgot to set its position"))
+    }
+
+    /// After a call that gave logits.
+    fn expect_logits(&self, call: &str) -> Result<()> {
+        let (found, declared) = (self.op.logits()?.len(), self.op.info().vocab);
+        if found != declared {
+            let what = format!("{call} gave {found} logits, but its info says {declared}");
+            return Err(self.wrong(what, "its OpenInfo.vocab is not the number of logits"));
+        }
+        Ok(())
     }
 
     /// After a call that consumed segments, of which there were `positions` if that is known.
@@ -97,11 +124,6 @@ impl Checked {
                 },
             ));
         }
-        let (found, declared) = (self.op.logits()?.len(), self.op.info().vocab);
-        if found != declared {
-            let what = format!("{call} gave {found} logits, but its info says {declared}");
-            return Err(self.wrong(what, "its OpInfo.vocab is not the number of logits"));
-        }
         Ok(())
     }
 
@@ -109,7 +131,8 @@ impl Checked {
     pub(super) fn consume(&mut self, segments: &[Segment<'_>], positions: usize) -> Result<()> {
         let before = self.op.position();
         self.op.prefill(segments)?;
-        self.expect_consumed(before, Some(positions), "a prompt")
+        self.expect_consumed(before, Some(positions), "prefill")?;
+        self.expect_logits("prefill")
     }
 
     /// Errors unless the op declared how many logits it gives.
@@ -117,7 +140,7 @@ impl Checked {
         match self.op.info().vocab {
             0 => {
                 Err(self
-                    .wrong("it generates, but its info says 0 logits", "it forgot OpInfo.vocab"))
+                    .wrong("it generates, but its info says 0 logits", "it forgot OpenInfo.vocab"))
             }
             _ => Ok(()),
         }
@@ -155,83 +178,93 @@ fn check_embedding(name: &str, vector: &[f32]) -> Result<()> {
     Ok(())
 }
 
-/// Positions that segments take, when they are all text: a token takes one. How many an image or
-/// audio takes is the op's to know.
-fn positions(segments: &[Segment<'_>]) -> Option<usize> {
-    let tokens = |segment: &Segment<'_>| match segment {
-        Segment::Tokens(tokens) => Some(tokens.len()),
-        _ => None,
+/// Errors for vectors of other than `dim` values each, and for those that [`check_embedding`] refuses.
+fn check_vectors(name: &str, call: &str, texts: usize, dim: usize, vectors: &[f32]) -> Result<()> {
+    // One vector may be of any length where the op declares none.
+    if texts == 1 && dim == 0 {
+        return check_embedding(name, vectors);
+    }
+    if dim == 0 || Some(vectors.len()) != dim.checked_mul(texts) {
+        let message = format!(
+            "host-op {name:?}: {call} of {texts} texts gave {} values, expected {dim} for each; this is a fault of the \
+             op, report it to its author",
+            vectors.len()
+        );
+        return Err(Error::new(ErrorKind::Plugin, message));
+    }
+    vectors.chunks_exact(dim).try_for_each(|vector| check_embedding(name, vector))
+}
+
+/// A call of the op and what is expected of it, by what it gives.
+macro_rules! checked {
+    ($({
+        $(#$doc:tt)*
+        since $since:tt: $name:ident($($arg:ident: $ty:ty),*) $(-> $gives:ident)?,
+        $effect:ident $(($of:expr))? $(, #$attribute:tt)?
+    })*) => {
+        $(checked! { @ [$($gives)?] $name($($arg: $ty),*) (Effect::$effect $(($of))?) })*
     };
-    segments.iter().map(tokens).sum()
+    (@ [] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&mut self $(, $arg: $ty)*) {
+            if let Effect::Drops(snapshot) = $effect {
+                self.saved.retain(|(saved, _)| *saved != snapshot);
+            }
+            self.op.$name($($arg),*);
+        }
+    };
+    (@ [Position] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&self $(, $arg: $ty)*) -> usize {
+            self.op.$name($($arg),*)
+        }
+    };
+    (@ [Placed] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&self $(, $arg: $ty)*) -> Result<Placement> {
+            self.op.$name($($arg),*)
+        }
+    };
+    (@ [Done] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&mut self $(, $arg: $ty)*) -> Result<()> {
+            let effect = $effect;
+            let before = self.before(effect);
+            self.op.$name($($arg),*)?;
+            self.expect(effect, before, stringify!($name))
+        }
+    };
+    (@ [Logits] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&mut self $(, $arg: $ty)*) -> Result<()> {
+            let effect = $effect;
+            let before = self.before(effect);
+            self.op.$name($($arg),*)?;
+            self.expect(effect, before, stringify!($name))?;
+            self.expect_logits(stringify!($name))
+        }
+    };
+    (@ [Saved] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&mut self $(, $arg: $ty)*) -> Result<SnapshotId> {
+            let position = self.op.position();
+            let id = self.op.$name($($arg),*)?;
+            self.expect($effect, position, stringify!($name))?;
+            self.saved.retain(|(saved, _)| *saved != id);
+            self.saved.push((id, position));
+            Ok(id)
+        }
+    };
+    (@ [Vectors] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {
+        fn $name(&mut self $(, $arg: $ty)*) -> Result<&[f32]> {
+            let (texts, dim) = ($effect.texts(), self.op.info().embedding_dim);
+            let vectors = self.op.$name($($arg),*)?;
+            check_vectors(&self.name, stringify!($name), texts, dim, vectors)?;
+            Ok(vectors)
+        }
+    };
 }
 
 impl HostOp for Checked {
-    fn info(&self) -> &OpInfo {
+    fn info(&self) -> &OpenInfo {
         self.op.info()
     }
 
-    fn input_vocab(&self) -> usize {
-        self.op.input_vocab()
-    }
-
-    fn softcap(&self) -> Option<f32> {
-        self.op.softcap()
-    }
-
-    fn placeholders(&self) -> &[u32] {
-        self.op.placeholders()
-    }
-
-    fn media_rules(&self) -> MediaRules {
-        self.op.media_rules()
-    }
-
-    fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
-        self.op.place(segment)
-    }
-
-    fn reset(&mut self) -> Result<()> {
-        self.op.reset()?;
-        self.expect_position(0, "a reset")
-    }
-
-    fn prefill(&mut self, segments: &[Segment<'_>]) -> Result<()> {
-        let before = self.op.position();
-        self.op.prefill(segments)?;
-        self.expect_consumed(before, positions(segments), "a prompt")
-    }
-
-    fn decode(&mut self, token: u32) -> Result<()> {
-        let before = self.op.position();
-        self.op.decode(token)?;
-        self.expect_consumed(before, Some(1), "one token")
-    }
-
-    fn verification(&self) -> &Verification {
-        self.op.verification()
-    }
-
-    fn verify(&mut self, tokens: &[u32]) -> Result<()> {
-        let before = self.op.position();
-        self.op.verify(tokens)?;
-        self.expect_position(before, "checking guesses")
-    }
-
-    fn row_logits(&mut self, row: usize) -> Result<()> {
-        self.op.row_logits(row)?;
-        let (found, declared) = (self.op.logits()?.len(), self.op.info().vocab);
-        if found != declared {
-            let what = format!("a guess gave {found} logits, but its info says {declared}");
-            return Err(self.wrong(what, "its OpInfo.vocab is not the number of logits"));
-        }
-        Ok(())
-    }
-
-    fn accept(&mut self, count: usize) -> Result<()> {
-        let before = self.op.position();
-        self.op.accept(count)?;
-        self.expect_position(before + count, "keeping the right guesses")
-    }
+    qhx_types::op_calls! { checked }
 
     fn logits(&self) -> Result<Logits<'_>> {
         self.op.logits()
@@ -239,65 +272,6 @@ impl HostOp for Checked {
 
     fn logits_origin(&self) -> Option<String> {
         self.op.logits_origin()
-    }
-
-    fn position(&self) -> usize {
-        self.op.position()
-    }
-
-    fn truncate(&mut self, position: usize) -> Result<()> {
-        let expected = position.min(self.op.position());
-        self.op.truncate(position)?;
-        self.expect_position(expected, "forgetting what lies behind")
-    }
-
-    fn snapshot(&mut self) -> Result<SnapshotId> {
-        let position = self.op.position();
-        let id = self.op.snapshot()?;
-        self.expect_position(position, "saving its state")?;
-        self.saved.retain(|(saved, _)| *saved != id);
-        self.saved.push((id, position));
-        Ok(id)
-    }
-
-    fn restore(&mut self, snapshot: SnapshotId) -> Result<()> {
-        self.op.restore(snapshot)?;
-        match self.saved.iter().find(|(saved, _)| *saved == snapshot) {
-            Some((_, position)) => self.expect_position(*position, "returning to a saved state"),
-            None => Ok(()),
-        }
-    }
-
-    fn drop_snapshot(&mut self, snapshot: SnapshotId) {
-        self.saved.retain(|(saved, _)| *saved != snapshot);
-        self.op.drop_snapshot(snapshot);
-    }
-
-    fn embed(&mut self, segments: &[Segment<'_>]) -> Result<&[f32]> {
-        let vector = self.op.embed(segments)?;
-        check_embedding(&self.name, vector)?;
-        Ok(vector)
-    }
-
-    fn packing(&self) -> &Packing {
-        self.op.packing()
-    }
-
-    fn embed_many(&mut self, texts: &[&[u32]]) -> Result<&[f32]> {
-        let dim = self.op.info().embedding_dim;
-        let vectors = self.op.embed_many(texts)?;
-        if dim == 0 || Some(vectors.len()) != dim.checked_mul(texts.len()) {
-            let message = format!(
-                "host-op {:?}: {} texts gave {} values, expected {dim} for each; this is a fault of the op, report it \
-                 to its author",
-                self.name,
-                texts.len(),
-                vectors.len()
-            );
-            return Err(Error::new(ErrorKind::Plugin, message));
-        }
-        vectors.chunks_exact(dim).try_for_each(|vector| check_embedding(&self.name, vector))?;
-        Ok(vectors)
     }
 
     fn graph_time(&self) -> Duration {

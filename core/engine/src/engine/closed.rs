@@ -3,32 +3,21 @@
 use std::time::Duration;
 
 use crate::op::{
-    HostOp, Logits, MediaRules, OpInfo, Placement, Segment, SnapshotId, SpanStats, Verification,
+    HostOp, Logits, Number, OpenInfo, Placement, Segment, Segments, SnapshotId, SpanStats, Texts,
+    Token, Tokens,
 };
 use crate::workspace::GraphStats;
 use crate::{Error, ErrorKind, Result};
 
 /// Declares what the closed op declared, and does nothing.
 pub(super) struct Closed {
-    info: OpInfo,
-    input_vocab: usize,
-    softcap: Option<f32>,
-    placeholders: Vec<u32>,
-    media_rules: MediaRules,
-    verification: Verification,
+    info: OpenInfo,
 }
 
 impl Closed {
     /// In the place of `op`.
     pub(super) fn new(op: &dyn HostOp) -> Self {
-        Self {
-            info: op.info().clone(),
-            input_vocab: op.input_vocab(),
-            softcap: op.softcap(),
-            placeholders: op.placeholders().to_vec(),
-            media_rules: op.media_rules(),
-            verification: op.verification().clone(),
-        }
+        Self { info: op.info().clone() }
     }
 }
 
@@ -37,86 +26,62 @@ fn closed() -> Error {
         .hint("open it again with Model::reopen, or open the model again")
 }
 
+/// Going back succeeds, since a closed op is at position 0. Every other call fails.
+macro_rules! closed {
+    ($({
+        $(#$doc:tt)* since $since:tt: $name:ident($($arg:ident: $ty:ty),*) $(-> $gives:ident)?,
+        $effect:ident $($rest:tt)*
+    })*) => {
+        $(closed! { @ [$($gives)?] $effect $name($($arg: $ty),*) })*
+    };
+    (@ [] $effect:ident $name:ident($($arg:ident: $ty:ty),*)) => {
+        fn $name(&mut self $(, _: $ty)*) {}
+    };
+    (@ [Position] $effect:ident $name:ident($($arg:ident: $ty:ty),*)) => {
+        fn $name(&self $(, _: $ty)*) -> usize {
+            0
+        }
+    };
+    (@ [Done] At $name:ident($($arg:ident: $ty:ty),*)) => {
+        fn $name(&mut self $(, _: $ty)*) -> Result<()> {
+            Ok(())
+        }
+    };
+    (@ [Done] BackTo $name:ident($($arg:ident: $ty:ty),*)) => {
+        fn $name(&mut self $(, _: $ty)*) -> Result<()> {
+            Ok(())
+        }
+    };
+    (@ [Placed] $effect:ident $name:ident($($arg:ident: $ty:ty),*)) => {
+        fn $name(&self $(, _: $ty)*) -> Result<Placement> {
+            Err(closed())
+        }
+    };
+    (@ [Saved] $effect:ident $name:ident($($arg:ident: $ty:ty),*)) => {
+        fn $name(&mut self $(, _: $ty)*) -> Result<SnapshotId> {
+            Err(closed())
+        }
+    };
+    (@ [Vectors] $effect:ident $name:ident($($arg:ident: $ty:ty),*)) => {
+        fn $name(&mut self $(, _: $ty)*) -> Result<&[f32]> {
+            Err(closed())
+        }
+    };
+    (@ [$done_or_logits:ident] $effect:ident $name:ident($($arg:ident: $ty:ty),*)) => {
+        fn $name(&mut self $(, _: $ty)*) -> Result<()> {
+            Err(closed())
+        }
+    };
+}
+
 impl HostOp for Closed {
-    fn info(&self) -> &OpInfo {
+    fn info(&self) -> &OpenInfo {
         &self.info
     }
 
-    fn input_vocab(&self) -> usize {
-        self.input_vocab
-    }
-
-    fn softcap(&self) -> Option<f32> {
-        self.softcap
-    }
-
-    fn placeholders(&self) -> &[u32] {
-        &self.placeholders
-    }
-
-    fn media_rules(&self) -> MediaRules {
-        self.media_rules
-    }
-
-    fn verification(&self) -> &Verification {
-        &self.verification
-    }
-
-    fn place(&self, _: &Segment<'_>) -> Result<Placement> {
-        Err(closed())
-    }
-
-    fn reset(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    fn prefill(&mut self, _: &[Segment<'_>]) -> Result<()> {
-        Err(closed())
-    }
-
-    fn decode(&mut self, _: u32) -> Result<()> {
-        Err(closed())
-    }
-
-    fn verify(&mut self, _: &[u32]) -> Result<()> {
-        Err(closed())
-    }
-
-    fn row_logits(&mut self, _: usize) -> Result<()> {
-        Err(closed())
-    }
-
-    fn accept(&mut self, _: usize) -> Result<()> {
-        Err(closed())
-    }
+    qhx_types::op_calls! { closed }
 
     fn logits(&self) -> Result<Logits<'_>> {
-        Err(closed())
-    }
-
-    fn position(&self) -> usize {
-        0
-    }
-
-    fn truncate(&mut self, _: usize) -> Result<()> {
-        Ok(())
-    }
-
-    fn snapshot(&mut self) -> Result<SnapshotId> {
-        Err(closed())
-    }
-
-    fn restore(&mut self, _: SnapshotId) -> Result<()> {
-        Err(closed())
-    }
-
-    fn drop_snapshot(&mut self, _: SnapshotId) {}
-
-    fn embed(&mut self, _: &[Segment<'_>]) -> Result<&[f32]> {
-        Err(closed())
-    }
-
-    fn embed_many(&mut self, _: &[&[u32]]) -> Result<&[f32]> {
         Err(closed())
     }
 

@@ -476,7 +476,7 @@ impl Model {
         let room = self.op.info().max_ctx.saturating_sub(self.op.position());
         let max_drafts = room.min(work.budget - work.tokens.len()).saturating_sub(1);
         let _span = trace::span(self.trace.as_ref(), "draft");
-        let placeholders = self.op.placeholders();
+        let placeholders = &self.op.info().placeholders;
         let may = |token: u32| work.allowed.contains(token) && !placeholders.contains(&token);
         let step = self.speculation.propose(work.last(), max_drafts, work.sampler.rng(), may)?;
         Ok(step.len() - 1)

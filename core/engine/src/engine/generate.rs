@@ -90,7 +90,7 @@ impl Model {
         let vocab = self.op.info().vocab;
         let mut sampler =
             Sampler::restricted(request.sampling.clone(), vocab, Arc::clone(&allowed))?
-                .softcapped(self.op.softcap());
+                .softcapped(self.op.info().softcap);
         let tokens = &prompt.sequence.tokens;
         sampler.accept_prompt(tokens);
         let room = self.op.info().max_ctx.saturating_sub(tokens.len());
@@ -203,7 +203,7 @@ impl Model {
             )
             .hint("shorten the prompt, or forge the model with a larger --max-ctx"));
         }
-        let placeholders = self.op.placeholders();
+        let placeholders = &self.op.info().placeholders;
         let is_placeholder = |&(at, token): &(usize, &u32)| {
             placeholders.contains(token)
                 && !spans.iter().any(|span| (span.start..span.end()).contains(&at))
@@ -296,7 +296,7 @@ impl Model {
             done = end;
         }
         if let Some(dump) = &self.dump {
-            let logits = self.op.logits()?.capped(self.op.softcap());
+            let logits = self.op.logits()?.capped(self.op.info().softcap);
             dump.write("logits", &[logits.len()], &logits)?;
         }
         Ok(())

@@ -14,7 +14,7 @@ use crate::backend::{Backend, BackendInfo, ContextSource, Opened};
 use crate::dump::Dump;
 use crate::manifest::Manifest;
 use crate::op::{
-    HostOp, MediaRules, OpEntry, OpInfo, OpOpener, OpProvider, OpServices, ProgressFn, SpanStats,
+    HostOp, MediaRules, OpEntry, OpOpener, OpProvider, OpServices, OpenInfo, ProgressFn, SpanStats,
     Task,
 };
 use crate::sampling::AllowedTokens;
@@ -209,7 +209,7 @@ impl Model {
             manifest,
             texts: Arc::new(texts),
             consumed: Consumed::default(),
-            packer: Packer::new(&op.packing().buckets),
+            packer: Packer::new(&op.info().packing.buckets),
             op,
             speculation: Speculation::default(),
             loss,
@@ -235,13 +235,13 @@ impl Model {
     }
 
     /// What the host-op found in the bundle.
-    pub fn info(&self) -> &OpInfo {
+    pub fn info(&self) -> &OpenInfo {
         self.op.info()
     }
 
     /// How files become the images, audio and videos that the host-op takes.
     pub fn media_rules(&self) -> MediaRules {
-        self.op.media_rules()
+        self.op.info().media
     }
 
     /// What executes the graphs.
@@ -374,7 +374,7 @@ impl Model {
 pub(super) fn input_vocab(op: &dyn HostOp, manifest: &Manifest) -> usize {
     // An op of an earlier interface does not say it. The manifest's number is that of the table's
     // rows, which the kit checks.
-    let declared = Some(op.input_vocab()).filter(|&rows| rows > 0).or(manifest.params.vocab);
+    let declared = Some(op.info().input_vocab).filter(|&rows| rows > 0).or(manifest.params.vocab);
     let vocab = op.info().vocab;
     declared.unwrap_or(vocab).min(vocab)
 }

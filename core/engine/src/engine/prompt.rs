@@ -152,11 +152,11 @@ pub(super) trait Places {
 
 impl<O: HostOp> Places for O {
     fn placeholders(&self) -> &[u32] {
-        HostOp::placeholders(self)
+        &self.info().placeholders
     }
 
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
-        HostOp::place(self, segment)
+        HostOp::place(self, *segment)
     }
 }
 

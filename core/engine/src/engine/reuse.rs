@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::sequence::Sequence;
 use crate::Result;
-use crate::op::{HostOp, OpInfo, SnapshotId};
+use crate::op::{HostOp, OpenInfo, SnapshotId};
 
 /// Maximum number of snapshots: the end of the last turn, and the one before for a repeated question.
 const MAX_SNAPSHOTS: usize = 2;
@@ -29,7 +29,7 @@ pub(super) struct Consumed {
 }
 
 /// True when states of such an op are saved for the next turn. One that can be truncated needs none.
-pub(super) fn saves(info: &OpInfo) -> bool {
+pub(super) fn saves(info: &OpenInfo) -> bool {
     info.can_snapshot && !info.can_truncate
 }
 
@@ -85,7 +85,7 @@ impl Consumed {
 
     /// True when the state that the first `end` positions of a prompt lead to is worth saving, and
     /// not saved yet.
-    pub(super) fn wants(&self, info: &OpInfo, prompt: &Sequence, end: usize) -> bool {
+    pub(super) fn wants(&self, info: &OpenInfo, prompt: &Sequence, end: usize) -> bool {
         let saved = |c: &Checkpoint| c.sequence.len() == end && c.sequence.begins(prompt);
         saves(info) && !self.checkpoints.iter().any(saved)
     }

@@ -14,7 +14,7 @@ use super::*;
 use crate::manifest::Manifest;
 use crate::null::NullBackend;
 use crate::op::{
-    HostOp, Logits, Modality, OpDescription, OpEntry, OpInfo, OpOpener, OpProvider, OpSource,
+    HostOp, Logits, Modality, OpDescription, OpEntry, OpOpener, OpProvider, OpSource, OpenInfo,
     Placement, Segment, SnapshotId, SpanStats, Task,
 };
 use crate::sampling::SamplingParams;
@@ -44,8 +44,7 @@ enum Fault {
 
 /// An op that returns the logits that it is given, whatever it consumes.
 struct Scripted {
-    info: OpInfo,
-    input_vocab: usize,
+    info: OpenInfo,
     position: usize,
     logits: Vec<f32>,
     fault: Fault,
@@ -57,10 +56,11 @@ struct Scripted {
 
 impl Scripted {
     fn new(logits: [f32; VOCAB]) -> Self {
-        let info = OpInfo { vocab: VOCAB, max_ctx: 64, can_truncate: true, ..OpInfo::default() };
+        let info =
+            OpenInfo { vocab: VOCAB, max_ctx: 64, can_truncate: true, ..OpenInfo::default() };
         let (logits, prompts) = (logits.to_vec(), Arc::default());
         let fault = Fault::None;
-        Self { info, input_vocab: 0, position: 0, logits, fault, prompts, eyes: None }
+        Self { info, position: 0, logits, fault, prompts, eyes: None }
     }
 
     fn with_fault(fault: Fault) -> Self {
@@ -82,21 +82,13 @@ impl Scripted {
 }
 
 impl HostOp for Scripted {
-    fn info(&self) -> &OpInfo {
+    fn info(&self) -> &OpenInfo {
         &self.info
     }
 
-    fn input_vocab(&self) -> usize {
-        self.input_vocab
-    }
-
-    fn placeholders(&self) -> &[u32] {
-        self.eyes.as_ref().map_or(&[], |eyes| &eyes.placeholders)
-    }
-
-    fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
+    fn place(&self, segment: Segment<'_>) -> Result<Placement> {
         match &self.eyes {
-            Some(eyes) => eyes.place(segment),
+            Some(eyes) => eyes.place(&segment),
             None => Err(Error::new(ErrorKind::Prompt, "scripted takes text only")),
         }
     }
@@ -299,7 +291,7 @@ const RISING: [f32; VOCAB] = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0];
 fn padding_of_the_vocabulary_is_never_chosen() {
     let rows = |input_vocab| {
         let mut op = Scripted::new(RISING);
-        op.input_vocab = input_vocab;
+        op.info.input_vocab = input_vocab;
         op
     };
     let said_by_op = || open(rows(5));
@@ -342,9 +334,9 @@ fn an_op_whose_position_is_not_what_it_consumed_is_named() {
         assert!(all.iter().all(|words| error.report().to_string().contains(words)), "{error}");
     };
     for (fault, words) in [
-        (Fault::PromptUncounted, "after a prompt at position 0 its position is 0, expected 3"),
-        (Fault::CountedTwice, "after a prompt at position 0 its position is 6, expected 3"),
-        (Fault::TokenUncounted, "after one token at position 3 its position is 3, expected 4"),
+        (Fault::PromptUncounted, "after prefill at position 0 its position is 0, expected 3"),
+        (Fault::CountedTwice, "after prefill at position 0 its position is 6, expected 3"),
+        (Fault::TokenUncounted, "after decode at position 3 its position is 3, expected 4"),
     ] {
         let mut model = open(Scripted::with_fault(fault));
         says(generate(&mut model, &request(&[1, 2, 3], 2)).unwrap_err(), words);
@@ -356,7 +348,7 @@ fn an_op_whose_position_is_not_what_it_consumed_is_named() {
     says(error, "its position is 4, expected 2");
     let mut model = open(Scripted::with_fault(Fault::ResetIgnored));
     generate(&mut model, &request(&[1, 2, 3], 2)).unwrap();
-    says(model.reset().unwrap_err(), "after a reset its position is 4, expected 0");
+    says(model.reset().unwrap_err(), "after reset its position is 4, expected 0");
 
     let mut model = open(Scripted::with_fault(Fault::RestoreIgnored).recurrent());
     let op = model.op_mut();
@@ -372,7 +364,7 @@ fn logits_that_are_wrong_are_named_with_the_op() {
     op.info.vocab = VOCAB - 1;
     let error = generate(&mut open(op), &request(&[1], 1)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Plugin);
-    let words = "host-op \"scripted\": a prompt gave 8 logits, but its info says 7";
+    let words = "host-op \"scripted\": prefill gave 8 logits, but its info says 7";
     assert!(error.message().contains(words), "{error}");
 
     let mut op = Scripted::new(RISING);

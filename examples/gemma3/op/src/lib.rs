@@ -6,7 +6,7 @@
 use qhx_op::decoder::{Decoder, DecoderGraphs, LayerState};
 use qhx_op::fill::{CausalMask, Rope};
 use qhx_op::state::StateCarrier;
-use qhx_op::{Host, Modality, Op, OpDescription, Result, Task, schema};
+use qhx_op::{Host, Modality, Op, OpDescription, OpenInfo, Result, Task, schema};
 use serde::Deserialize;
 
 const NAME: &str = "gemma3_generate";
@@ -76,8 +76,8 @@ impl Op for Generate {
         Some(&mut self.0)
     }
 
-    fn verification(&self) -> qhx_op::Verification {
-        self.0.verification()
+    fn info(&self) -> OpenInfo {
+        OpenInfo { verification: self.0.verification(), ..self.0.info() }
     }
 }
 

@@ -38,7 +38,8 @@ use crate::kernels::all_finite;
 use crate::state::StateCarrier;
 use crate::text::{check_room, count_tokens, max_ctx, tokens};
 use crate::{
-    DType, Error, ErrorCode, GraphCosts, GraphId, Host, OpInfo, Result, Segment, SpanId, View,
+    DType, Error, ErrorCode, GraphCosts, GraphId, Host, OpenInfo, Result, Segment, SpanId,
+    Verification, View,
 };
 use head::Tail;
 use inputs::{EmbeddingRows, Masks, RotaryTables, ValidRows};
@@ -246,9 +247,18 @@ impl Decoder {
         DecoderBuilder { op, graphs, state, embedding: None, fillers: Vec::new() }
     }
 
-    /// What the op declares about itself.
-    pub fn info(&self) -> OpInfo {
-        let mut info = OpInfo { vocab: self.vocab, max_ctx: self.max_ctx, ..OpInfo::default() };
+    /// What the op declares about itself, but for what it adds: that draft tokens are verified
+    /// ([`Decoder::verification`]), and what it takes besides text.
+    pub fn info(&self) -> OpenInfo {
+        let mut info = OpenInfo {
+            vocab: self.vocab,
+            max_ctx: self.max_ctx,
+            input_vocab: self.input_vocab,
+            verification: Verification::refused(
+                "the host-op does not opt in (OpenInfo::verification)",
+            ),
+            ..OpenInfo::default()
+        };
         self.state.describe(&mut info);
         info
     }

@@ -25,7 +25,7 @@ mod saved;
 mod track;
 mod wiring;
 
-use crate::{Error, ErrorCode, GraphId, Host, OpInfo, Port, Result, SnapshotId};
+use crate::{Error, ErrorCode, GraphId, Host, OpenInfo, Port, Result, SnapshotId};
 use cache::Cache;
 use saved::Snapshots;
 pub use track::PositionTrack;
@@ -184,7 +184,7 @@ impl StateCarrier {
     }
 
     /// Fills in what the carrier knows of an op whose `max_ctx` is known.
-    pub fn describe(&self, info: &mut OpInfo) {
+    pub fn describe(&self, info: &mut OpenInfo) {
         let max_positions = self.capacity().unwrap_or(usize::MAX);
         info.can_truncate = self.keeps(if info.max_ctx == 0 {
             max_positions

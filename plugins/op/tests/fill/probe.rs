@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use qhx_op::harness::{OpHarness, OpenOp};
 use qhx_op::{
-    DType, Error, Host, Modality, Op, OpDescription, OpInfo, Result, Segment, Task, View,
+    DType, Error, Host, Modality, Op, OpDescription, OpenInfo, Result, Segment, Task, View,
 };
 use serde_json::Value;
 
@@ -44,8 +44,8 @@ impl Op for Probe {
         })
     }
 
-    fn info(&self) -> OpInfo {
-        OpInfo { vocab: 1, max_ctx: 64, ..OpInfo::default() }
+    fn info(&self) -> OpenInfo {
+        OpenInfo { vocab: 1, max_ctx: 64, ..OpenInfo::default() }
     }
 
     fn reset(&mut self, _: &mut Host) -> Result<()> {

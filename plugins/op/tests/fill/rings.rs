@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use qhx_op::fill::{CausalMask, FloatInput, HIDDEN};
 use qhx_op::harness::{OpHarness, Step, graph, tensor};
 use qhx_op::state::StateCarrier;
-use qhx_op::{DType, ErrorCode, GraphId, GraphInfo, Host, OpInfo, Result, SnapshotId};
+use qhx_op::{DType, ErrorCode, GraphId, GraphInfo, Host, OpenInfo, Result, SnapshotId};
 
 use crate::probe::{opened, probe};
 
@@ -328,7 +328,7 @@ fn ring(slots: usize, chunk: usize, window: usize) -> Result<(Option<usize>, [bo
         let rings = |role: &str| (role == "local").then_some(window);
         let state = StateCarrier::with_rings(host, &groups, rings)?;
         let describe = |max_ctx| {
-            let mut info = OpInfo { max_ctx, ..OpInfo::default() };
+            let mut info = OpenInfo { max_ctx, ..OpenInfo::default() };
             state.describe(&mut info);
             assert!(info.can_snapshot);
             info.can_truncate

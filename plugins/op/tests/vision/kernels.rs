@@ -2,7 +2,7 @@
 
 use qhx_op::harness::{OpHarness, graph, tensor};
 use qhx_op::kernels::Linear;
-use qhx_op::{DType, Host, Modality, Op, OpDescription, OpInfo, Result, Segment, Task, View};
+use qhx_op::{DType, Host, Modality, Op, OpDescription, OpenInfo, Result, Segment, Task, View};
 
 use super::{assert_close, values};
 
@@ -59,8 +59,8 @@ impl Op for Dense {
         Ok(Self)
     }
 
-    fn info(&self) -> OpInfo {
-        OpInfo::default()
+    fn info(&self) -> OpenInfo {
+        OpenInfo::default()
     }
 
     fn prefill(&mut self, _: &mut Host, _: &[Segment<'_>]) -> Result<View> {

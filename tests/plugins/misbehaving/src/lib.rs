@@ -7,7 +7,7 @@ use std::panic::panic_any;
 use std::time::Duration;
 
 use qhx_op::{
-    DType, Error, GraphId, Host, LogLevel, Modality, Op, OpDescription, OpInfo, Port, Result,
+    DType, Error, GraphId, Host, LogLevel, Modality, Op, OpDescription, OpenInfo, Port, Result,
     Segment, Task, View,
 };
 
@@ -124,9 +124,9 @@ impl<const FAULT: usize> Op for Faulty<FAULT> {
         Ok(Self { graph, logits, position: 0 })
     }
 
-    fn info(&self) -> OpInfo {
+    fn info(&self) -> OpenInfo {
         let vocab = self.logits.len + usize::from(Self::KIND == Fault::WrongVocab);
-        OpInfo { vocab, max_ctx: 64, ..OpInfo::default() }
+        OpenInfo { vocab, max_ctx: 64, ..OpenInfo::default() }
     }
 
     fn reset(&mut self, _host: &mut Host) -> Result<()> {

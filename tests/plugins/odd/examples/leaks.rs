@@ -1,6 +1,6 @@
 //! Allocates a session buffer for every token and never uses it again.
 
-use qhx_op::{Host, Op, OpDescription, OpInfo, Result, Segment, View};
+use qhx_op::{Host, Op, OpDescription, OpenInfo, Result, Segment, View};
 use qhx_test_odd_plugins::{Zeros, description};
 
 struct Leaks(Zeros);
@@ -17,7 +17,7 @@ impl Op for Leaks {
         Zeros::open(host).map(Self)
     }
 
-    fn info(&self) -> OpInfo {
+    fn info(&self) -> OpenInfo {
         self.0.info()
     }
 

@@ -2,7 +2,8 @@
 //! `logits`, which are all zero.
 
 use qhx_op::{
-    DType, Error, GraphId, Host, Modality, OpDescription, OpInfo, Port, Result, Segment, Task, View,
+    DType, Error, GraphId, Host, Modality, OpDescription, OpenInfo, Port, Result, Segment, Task,
+    View,
 };
 
 /// The description of an op called `name`.
@@ -38,8 +39,8 @@ impl Zeros {
     }
 
     /// What the op says of itself.
-    pub fn info(&self) -> OpInfo {
-        OpInfo { vocab: self.logits.len, max_ctx: 1 << 20, ..OpInfo::default() }
+    pub fn info(&self) -> OpenInfo {
+        OpenInfo { vocab: self.logits.len, max_ctx: 1 << 20, ..OpenInfo::default() }
     }
 
     /// Position 0.
@@ -83,7 +84,7 @@ macro_rules! zeros {
             fn open(host: &mut qhx_op::Host) -> qhx_op::Result<Self> {
                 $crate::Zeros::open(host).map(Self)
             }
-            fn info(&self) -> qhx_op::OpInfo {
+            fn info(&self) -> qhx_op::OpenInfo {
                 self.0.info()
             }
             fn reset(&mut self, _host: &mut qhx_op::Host) -> qhx_op::Result<()> {

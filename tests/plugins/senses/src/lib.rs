@@ -8,8 +8,8 @@
 
 use qhx_op::state::StateCarrier;
 use qhx_op::{
-    BufferId, DType, Error, GraphId, Host, MediaRules, Modality, Op, OpDescription, OpInfo, Piece,
-    Placement, Port, Result, Segment, SpanId, Task, View,
+    BufferId, DType, Error, GraphId, Host, Modality, Op, OpDescription, OpenInfo, Piece, Placement,
+    Port, Result, Segment, SpanId, Task, View,
 };
 
 /// Elements of a row, and tokens.
@@ -123,9 +123,15 @@ impl Op for Senses {
         Ok(Self { graph, x, state, logits, seeing, hearing })
     }
 
-    fn info(&self) -> OpInfo {
-        let mut info =
-            OpInfo { vocab: WIDTH, max_ctx: 64, embedding_dim: WIDTH, ..OpInfo::default() };
+    fn info(&self) -> OpenInfo {
+        let mut info = OpenInfo {
+            vocab: WIDTH,
+            max_ctx: 64,
+            embedding_dim: WIDTH,
+            placeholders: vec![IMAGE, AUDIO, VIDEO],
+            ..OpenInfo::default()
+        };
+        info.media.audio.rate = 8000;
         self.state.describe(&mut info);
         info
     }
@@ -136,16 +142,6 @@ impl Op for Senses {
 
     fn state_mut(&mut self) -> Option<&mut StateCarrier> {
         Some(&mut self.state)
-    }
-
-    fn placeholders(&self) -> Vec<u32> {
-        vec![IMAGE, AUDIO, VIDEO]
-    }
-
-    fn media_rules(&self) -> MediaRules {
-        let mut rules = MediaRules::default();
-        rules.audio.rate = 8000;
-        rules
     }
 
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
@@ -241,8 +237,8 @@ mod tests {
     #[test]
     fn the_harness_carries_every_kind_of_segment() {
         let mut op = open();
-        assert_eq!(op.placeholders(), [IMAGE, AUDIO, VIDEO]);
-        assert_eq!(op.media_rules().audio.rate, 8000);
+        assert_eq!(op.info().placeholders, [IMAGE, AUDIO, VIDEO]);
+        assert_eq!(op.info().media.audio.rate, 8000);
         let image = Segment::Image {
             rgb: &[255, 0, 0, 255, 0, 0, 0, 51, 0, 0, 51, 0],
             width: 2,

@@ -1,7 +1,7 @@
 //! Host-ops that use what came with interface 1.1, over the graph `step` with the output `logits`.
 
 use qhx_op::{
-    BufferId, DType, Error, GraphId, Host, Modality, Op, OpDescription, OpInfo, Port, Result,
+    BufferId, DType, Error, GraphId, Host, Modality, Op, OpDescription, OpenInfo, Port, Result,
     Segment, Task, View,
 };
 
@@ -77,8 +77,8 @@ impl<const WHAT: usize> Op for Uses<WHAT> {
         Ok(Self { graph, halves, logits, position: 0 })
     }
 
-    fn info(&self) -> OpInfo {
-        OpInfo { vocab: self.logits.len, max_ctx: 64, ..OpInfo::default() }
+    fn info(&self) -> OpenInfo {
+        OpenInfo { vocab: self.logits.len, max_ctx: 64, ..OpenInfo::default() }
     }
 
     fn reset(&mut self, _host: &mut Host) -> Result<()> {

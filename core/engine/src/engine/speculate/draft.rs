@@ -211,7 +211,7 @@ impl Guesser for Draft {
         };
         let (vocab, allowed) = (self.model.op.info().vocab, Arc::clone(start.allowed));
         let sampler = Sampler::restricted(sampling, vocab, allowed)?;
-        self.sampler = Some(sampler.softcapped(self.model.op.softcap()));
+        self.sampler = Some(sampler.softcapped(self.model.op.info().softcap));
         if self.state.len() != self.model.op.position() {
             // Drafting failed, or the model was opened again.
             self.state.clear();

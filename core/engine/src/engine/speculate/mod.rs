@@ -124,7 +124,7 @@ impl Speculation {
         if mode == Speculate::Off {
             return;
         }
-        let verification = op.verification();
+        let verification = &op.info().verification;
         let mut widths: Vec<_> =
             verification.widths.iter().copied().filter(|width| *width > 1).collect();
         widths.sort_unstable();

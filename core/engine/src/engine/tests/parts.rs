@@ -24,7 +24,6 @@ const WORDS: [(&str, u32); VOCAB] = [
 /// Takes an image at one position a pixel, and a video frame by frame, each after its time.
 #[derive(Default)]
 pub(super) struct Eyes {
-    pub(super) placeholders: Vec<u32>,
     /// What was seen: first byte and number of pixels.
     seen: Arc<Mutex<Vec<(u8, usize)>>>,
     /// The parts into which an image is placed, each of as many positions as the image has pixels.
@@ -93,9 +92,9 @@ type Seen = Arc<Mutex<Vec<(u8, usize)>>>;
 /// An op that sees, whose logits never choose a placeholder, and what it saw.
 fn seeing() -> (Scripted, Seen) {
     let seen = Seen::default();
-    let placeholders = vec![IMAGE, VIDEO];
     let mut op = Scripted::new([0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
-    op.eyes = Some(Eyes { placeholders, seen: Arc::clone(&seen), ..Eyes::default() });
+    op.info.placeholders = vec![IMAGE, VIDEO];
+    op.eyes = Some(Eyes { seen: Arc::clone(&seen), ..Eyes::default() });
     (op, seen)
 }
 
@@ -278,7 +277,7 @@ fn what_the_op_or_the_template_cannot_place_is_named() {
         usize::MAX,
         "image 1 takes 18446744073709551615 positions, the context of scripted holds 64",
     );
-    says(5, "after a prompt at position 0 its position is 4, expected 7");
+    says(5, "after prefill at position 0 its position is 4, expected 7");
 
     let mut model = open_with_words(Scripted::new(RISING), &WORDS);
     let error = complete(&mut model, vec![Part::Media(image(1, 2))]).unwrap_err();

@@ -17,8 +17,7 @@ fn logits_after(seed: u64, sharp: f32, tokens: &[u32]) -> Vec<f32> {
 
 /// The op: its state is the text itself.
 struct Chain {
-    info: OpInfo,
-    verification: Verification,
+    info: OpenInfo,
     seed: u64,
     sharp: f32,
     logits: Vec<f32>,
@@ -34,10 +33,16 @@ struct Chain {
 
 impl Chain {
     fn new(seed: u64) -> Self {
-        let info = OpInfo { vocab: VOCAB, max_ctx: 64, can_truncate: true, ..OpInfo::default() };
+        let verification = Verification { widths: vec![4, 16], refusal: None };
+        let info = OpenInfo {
+            vocab: VOCAB,
+            max_ctx: 64,
+            can_truncate: true,
+            verification,
+            ..OpenInfo::default()
+        };
         Self {
             info,
-            verification: Verification { widths: vec![4, 16], refusal: None },
             seed,
             sharp: 6.0,
             logits: Vec::new(),
@@ -65,7 +70,7 @@ impl Chain {
 }
 
 impl HostOp for Chain {
-    fn info(&self) -> &OpInfo {
+    fn info(&self) -> &OpenInfo {
         &self.info
     }
 
@@ -88,10 +93,6 @@ impl HostOp for Chain {
     fn decode(&mut self, token: u32) -> Result<()> {
         self.take(&[token]);
         Ok(())
-    }
-
-    fn verification(&self) -> &Verification {
-        &self.verification
     }
 
     fn verify(&mut self, tokens: &[u32]) -> Result<()> {
@@ -336,7 +337,9 @@ fn an_op_without_verification_decodes_plainly() {
     let hostile = vec![0, 1, usize::MAX, 4, 4];
     for (widths, guesses) in [(Vec::new(), false), (vec![0, 1], false), (hostile, true)] {
         let verification = Verification { widths, refusal: Some("it is of yesterday".to_owned()) };
-        let mut model = open(Chain { verification, ..Chain::new(5) });
+        let mut op = Chain::new(5);
+        op.info.verification = verification;
+        let mut model = open(op);
         for _ in 0..2 {
             let request = Request { speculate: tokens(3), ..request(&[1, 2], 30) };
             let found = generate(&mut model, &request).unwrap();
@@ -419,7 +422,7 @@ fn a_draft_must_speak_the_same_tokens() {
         );
     };
     let small = |vocab: usize| {
-        let info = OpInfo { vocab, max_ctx: 64, ..OpInfo::default() };
+        let info = OpenInfo { vocab, max_ctx: 64, ..OpenInfo::default() };
         Chain { info, ..Chain::new(5) }
     };
     refused(&mut open(Chain::new(5)), open(small(7)), "its vocabulary is 7, expected at least 8");
