@@ -179,7 +179,7 @@ fn any_channels_bits_and_rate_are_taken_and_what_holds_no_sound_is_named() {
     assert_eq!(run.stdout, "ll\nll\n");
     for (words, code, what) in [
         (&["stereo.wav"][..], 2, "params.transcription"),
-        (&["none.wav", "--prompt", "ab"], 9, "none.wav: holds no sound (0 samples)"),
+        (&["none.wav", "--prompt", "ab"], 9, "none.wav: holds no audio (0 samples)"),
         (&["cut.wav", "--prompt", "ab"], 9, "cut.wav: a broken or cut-off WAV file"),
         (&["gone.wav", "--prompt", "ab"], 11, "gone.wav: "),
         (&["stereo.wav", "--chat"], 2, "--prompt"),
