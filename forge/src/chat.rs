@@ -1,16 +1,16 @@
-//! Forms of conversations: the markers around the turns, which differ between families of models.
+//! Chat templates in parts: the texts around the turns of each role, which differ between families of models.
 //!
-//! The runtime knows none of them. It renders what the manifest says, so that a forge writes all markers into it. Bundles
-//! that others published give only what an answer begins with; [`complete`] adds what that implies.
+//! The runtime knows none of them. It renders what the manifest declares, so that a forge writes all parts into it. Bundles
+//! that others published declare only what an answer begins with; [`complete`] adds what that implies.
 
 use std::collections::BTreeSet;
 
 use qhx_core::manifest::{ChatSpec, Marker, Piece, RoleMarkers};
 use serde_json::{Map, Value, json};
 
-/// The markers of a form: before and after the text of each role.
+/// A chat template in parts: the texts before and after a message of each role.
 struct Form {
-    /// What tells the form from others.
+    /// Texts by which the template is recognised.
     signs: &'static [&'static str],
     system: [&'static str; 2],
     user: [&'static str; 2],
@@ -24,7 +24,7 @@ const CHATML: Form = Form {
     user: ["<|im_start|>user\n", "<|im_end|>\n"],
     assistant: ["<|im_start|>assistant\n", "<|im_end|>\n"],
 };
-/// The form of Phi-3.
+/// The chat template of Phi-3.
 const PHI3: Form = Form {
     signs: &["<|assistant|>", "<|user|>"],
     system: ["<|system|>\n", "<|end|>\n"],
@@ -34,7 +34,7 @@ const PHI3: Form = Form {
 /// What stands before an answer of a model that could think and is not to.
 const NO_THOUGHT: &str = "<think>\n\n</think>\n\n";
 
-/// The value of the manifest's `chat`: all markers of ChatML where the tokenizer's special `tokens` have them, `false`
+/// The value of the manifest's `chat`: all parts of ChatML where the tokenizer's special `tokens` have them, `false`
 /// for a model that has neither them nor a `template`.
 pub(crate) fn of_tokens(tokens: &BTreeSet<String>, template: bool) -> Value {
     let has = |token: &str| tokens.contains(token);
@@ -59,8 +59,8 @@ pub(crate) fn of_tokens(tokens: &BTreeSet<String>, template: bool) -> Value {
     })
 }
 
-/// Gives the roles of a manifest's `chat` the markers that it leaves out. The markers that it has tell the form; without
-/// any sign of one it is ChatML.
+/// Adds the parts of a chat template that the roles of a manifest's `chat` leave out. The parts that it has show which
+/// template it is; without any sign of one it is ChatML.
 ///
 /// Where only a prefill spells the assistant's header, such as `<|assistant|>` without a line break, earlier answers
 /// have it as it is spelled there.
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn published_prefills_of_chatml_mean_the_same_however_they_are_written() {
+    fn published_prefills_of_chatml_mean_the_same() {
         let turns = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nA<|im_end|>\n\
                      <|im_start|>assistant\nB<|im_end|>\n<|im_start|>user\nC<|im_end|>\n";
         let start = format!("{turns}<|im_start|>assistant\n");

@@ -13,7 +13,7 @@ use crate::recipe::{Probe, Recipe, RecipeOptions, Task};
 /// Makes graphs and a plan of a checkpoint.
 pub type MakeRecipe = fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>;
 
-/// Makes a probe of what a picture, or another segment of a prompt, becomes in a checkpoint's tower.
+/// Makes a probe of what an image, or another segment of a prompt, becomes in a checkpoint's tower.
 pub type MakeProbe = fn(&Checkpoint, &RecipeOptions, Segment<'_>) -> Result<Probe>;
 
 /// A recipe and what it is for. See [`register_recipe!`](crate::register_recipe).
@@ -22,7 +22,7 @@ pub struct RecipeEntry {
     classes: &'static [&'static str],
     make: MakeRecipe,
     tasks: &'static [Task],
-    prompt_graphs: bool,
+    prefill_graphs: bool,
     shards: usize,
     longest: fn(&Checkpoint, Task) -> Option<usize>,
     options: &'static [RecipeOption],
@@ -62,7 +62,7 @@ impl RecipeEntry {
             classes,
             make,
             tasks: &[Task::Generate],
-            prompt_graphs: false,
+            prefill_graphs: false,
             shards: 1,
             longest: |_, _| None,
             options: &[],
@@ -76,17 +76,17 @@ impl RecipeEntry {
     }
 
     /// It has graphs that take several tokens of a prompt, see [`RecipeOptions::prefill`].
-    pub const fn prompt_graphs(self) -> Self {
-        Self { prompt_graphs: true, ..self }
+    pub const fn prefill_graphs(self) -> Self {
+        Self { prefill_graphs: true, ..self }
     }
 
-    /// The contexts that its layers are spread over where nothing is said and they fit; 1 without this.
+    /// The contexts that its layers are spread over by default, where they fit; 1 without this.
     pub const fn shards(self, shards: usize) -> Self {
         Self { shards, ..self }
     }
 
     /// What bounds the context beside `max_position_embeddings`, such as a sliding window; none where nothing
-    /// does. The context that is made when nothing is said is no longer.
+    /// does. The default context is no longer.
     pub const fn longest(self, longest: fn(&Checkpoint, Task) -> Option<usize>) -> Self {
         Self { longest, ..self }
     }
@@ -96,15 +96,15 @@ impl RecipeEntry {
         Self { options, ..self }
     }
 
-    /// What says how large the hidden rows of its tower become, see [`crate::residual`].
+    /// The probe of how large the hidden states of its tower become, see [`crate::residual`].
     pub const fn probe(self, probe: MakeProbe) -> Self {
         Self { probe: Some(probe), ..self }
     }
 
-    /// All of its options with their values, given or default.
-    fn choices(&self, given: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>> {
+    /// All of its options with their values, asked for or default.
+    fn choices(&self, asked: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>> {
         let usage = |message: String| Error::new(ErrorKind::Usage, message);
-        for name in given.keys() {
+        for name in asked.keys() {
             if self.options.iter().all(|option| option.name != name) {
                 let known: Vec<_> = self.options.iter().map(ToString::to_string).collect();
                 let hint = match known.as_slice() {
@@ -118,7 +118,7 @@ impl RecipeEntry {
         let mut choices = BTreeMap::new();
         for option in self.options {
             let default = option.values.first().copied();
-            let Some(value) = given.get(option.name).map(String::as_str).or(default) else {
+            let Some(value) = asked.get(option.name).map(String::as_str).or(default) else {
                 continue;
             };
             if !option.values.is_empty() && !option.values.contains(&value) {
@@ -161,7 +161,7 @@ inventory::collect!(Registration);
 /// #    Err(qhx_core::Error::new(qhx_core::ErrorKind::Graph, "an example"))
 /// }
 ///
-/// register_recipe!(RecipeEntry::new(&["MyForCausalLM"], recipe).prompt_graphs());
+/// register_recipe!(RecipeEntry::new(&["MyForCausalLM"], recipe).prefill_graphs());
 ///
 /// assert!(architectures()?.contains(&"MyForCausalLM"));
 /// # Ok::<(), qhx_core::Error>(())
@@ -205,6 +205,9 @@ fn registered() -> Result<BTreeMap<&'static str, &'static Registration>> {
 }
 
 /// Model classes that have a recipe, sorted.
+///
+/// # Errors
+/// When two crates register the same class.
 pub fn architectures() -> Result<Vec<&'static str>> {
     Ok(registered()?.into_keys().collect())
 }
@@ -230,8 +233,10 @@ fn entry(checkpoint: &Checkpoint) -> Result<RecipeEntry> {
     })
 }
 
-/// The probe of the checkpoint's recipe on what is `shown`, for [`crate::residual::residuals`]. Errors when the recipe
-/// has none, or cannot use what is shown.
+/// The probe of the checkpoint's recipe on what is `shown`, for [`crate::residual::residuals`].
+///
+/// # Errors
+/// When the recipe has none, or cannot use what is shown.
 pub fn probe(
     checkpoint: &Checkpoint,
     options: &RecipeOptions,
@@ -240,14 +245,17 @@ pub fn probe(
     let entry = entry(checkpoint)?;
     let Some(probe) = entry.probe else {
         let class = checkpoint.architecture().unwrap_or_default();
-        let what = format!("a picture is given, but the recipe of {class} measures nothing on one");
-        return Err(Error::new(ErrorKind::Usage, what).hint("omit the picture"));
+        let what = format!("an image is given, but the recipe of {class} measures nothing on one");
+        return Err(Error::new(ErrorKind::Usage, what).hint("omit the image"));
     };
     let choices = entry.choices(&options.choices)?;
     probe(checkpoint, &RecipeOptions { choices, ..options.clone() }, shown)
 }
 
 /// Applies the recipe for the checkpoint's model class.
+///
+/// # Errors
+/// When the class has no recipe, the recipe lacks the task or an option, or the checkpoint does not fit it.
 pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let entry = entry(checkpoint)?;
     let found = checkpoint.architecture().unwrap_or_default();
@@ -263,11 +271,11 @@ pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe
         )
         .hint(format!("ask for the task {}", tasks.join(" or "))));
     }
-    if options.prefill.as_ref().is_some_and(|rows| !rows.is_empty()) && !entry.prompt_graphs {
+    if options.prefill.as_ref().is_some_and(|rows| !rows.is_empty()) && !entry.prefill_graphs {
         return Err(Error::new(
             ErrorKind::Usage,
             format!(
-                "prompt graphs are asked for, but a {found} consumes its prompt token by token"
+                "prefill graphs are asked for, but a {found} consumes its prompt token by token"
             ),
         )
         .hint("omit the option"));
@@ -276,14 +284,14 @@ pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe
     (entry.make)(checkpoint, &RecipeOptions { choices, ..options.clone() })
 }
 
-/// The fewest shards that a checkpoint's recipe makes where nothing is said, see [`RecipeEntry::shards`].
-pub(crate) fn least_shards(checkpoint: &Checkpoint) -> usize {
+/// The min number of shards that a checkpoint's recipe makes, see [`RecipeEntry::shards`].
+pub(crate) fn min_shards(checkpoint: &Checkpoint) -> usize {
     // What is wrong here is reported when the recipe is applied.
     let recipes = registered().unwrap_or_default();
     let found = recipes.get(checkpoint.architecture().unwrap_or_default());
     let layers = checkpoint.text_config().get("num_hidden_layers").and_then(Value::as_u64);
-    let most = layers.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX).max(1);
-    found.map_or(1, |found| found.entry.shards).min(most)
+    let max = layers.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX).max(1);
+    found.map_or(1, |found| found.entry.shards).min(max)
 }
 
 /// The longest context that a checkpoint's recipe makes for a task; none without a limit.
@@ -335,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn options_that_a_recipe_does_not_know_are_refused_with_those_it_does() {
+    fn unknown_options_are_refused_with_a_list_of_the_known() {
         let entry = RecipeEntry::new(&["A"], nothing).options(&[OPTION]);
         let choose = |pairs: &[(&str, &str)]| {
             let given = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));

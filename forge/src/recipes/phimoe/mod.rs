@@ -14,7 +14,7 @@
 //! | → `new_k_i`, `new_v_i` | `[kv_heads, P, head_dim]` | keys after rope |
 //!
 //! `ffn2` runs the two experts of a token and adds the residual, `ffn_pf` one expert over P tokens.
-//! Their weights are inputs: f16, or int8 with scales that the product is multiplied by.
+//! Their weights are inputs: f16, or int8 with scales that the output is multiplied by.
 //! `lmhead_ar1` is final norm and head.
 
 mod config;
@@ -26,14 +26,14 @@ use serde_json::{Map, Value, json};
 
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Graph, INT8_STEP};
-use crate::kit::{DecoderParams, Layers, check_shape, object, prompt_rows};
+use crate::kit::{DecoderParams, Layers, check_shape, object, prefill_rows};
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, Recipe, RecipeOptions};
 use crate::register_recipe;
 use crate::registry::{RecipeEntry, RecipeOption};
 use config::Config;
 use layers::{ExpertInputs, attention, head, pair, single};
 
-/// Tokens of the longest prompt that goes through the graphs for prompts, when nothing is said.
+/// Tokens of the longest prompt that goes through the prefill graphs, by default.
 const DEFAULT_WINDOW: usize = 576;
 
 /// What graphs of experts take as weights.
@@ -46,7 +46,7 @@ const EXPERTS: RecipeOption = RecipeOption {
 // The older of the two names stands in older checkpoints.
 register_recipe!(
     RecipeEntry::new(&["PhimoeForCausalLM", "PhiMoEForCausalLM"], recipe)
-        .prompt_graphs()
+        .prefill_graphs()
         .options(&[EXPERTS])
 );
 
@@ -107,7 +107,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
                 contexts.len()
             ),
         )
-        .hint("ask for fewer shards, or omit the prompt graphs with --prefill 0"));
+        .hint("ask for fewer shards, or omit the prefill graphs with --prefill 0"));
     }
     Ok(Recipe {
         family: "phimoe".to_owned(),
@@ -120,19 +120,19 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     })
 }
 
-/// Checks the options; answers with the tokens that the graphs for prompts take, if there are any.
+/// Checks the options; returns the tokens that the prefill graphs take, if there are any.
 fn check(config: &Config, options: &RecipeOptions) -> Result<Option<usize>> {
     check_shape(options, config.layers, config.max_positions)?;
     if let Some(list) = options.prefill.as_ref().filter(|list| list.len() > 1) {
         return Err(Error::new(
             ErrorKind::Usage,
             format!(
-                "{} sizes of prompt graphs, expected one: a prompt goes through them whole",
+                "{} sizes of prefill graphs, expected one: a prompt goes through them whole",
                 list.len()
             ),
         ));
     }
-    Ok(prompt_rows(options, &[DEFAULT_WINDOW])?.pop())
+    Ok(prefill_rows(options, &[DEFAULT_WINDOW])?.pop())
 }
 
 fn params(config: &Config, options: &RecipeOptions) -> Map<String, Value> {
