@@ -23,8 +23,8 @@ fn params_schema() -> Value {
     let roles = FULL.into_iter().chain(SLIDING).chain([PLE, CONTEXT, "mel", "keep"]);
     let mut params = schema::decoder(roles);
     for (key, what) in [
-        ("vision", "Graph of the tower for pictures, or several for different numbers of patches."),
-        ("audio_enc", "Graph of the tower for sound, or several for different lengths."),
+        ("vision", "Graph of the vision tower, or several for different numbers of patches."),
+        ("audio_enc", "Graph of the audio tower, or several for different lengths."),
         (
             PLE,
             "Graphs that project rows for per-layer inputs, one for each number of rows; the host does without.",
@@ -95,7 +95,7 @@ impl Op for Generate {
         self.media.placeholders()
     }
 
-    /// `transformers` leaves pictures as they lie in the file, and drops transparency.
+    /// `transformers` leaves images as they lie in the file, and drops transparency.
     fn media_rules(&self) -> MediaRules {
         let mut rules = MediaRules::default();
         rules.image.upright = false;
@@ -115,7 +115,7 @@ impl Op for Generate {
         self.decoder.prefill_soft(host, &prompt.tokens, &prompt.soft())
     }
 
-    /// Only graphs of all layers check guesses, and a bundle has them where it was asked for.
+    /// Only graphs of all layers verify draft tokens, and a bundle has them where it was asked for.
     fn verification(&self) -> Verification {
         let found = self.decoder.verification();
         match found.refusal {
