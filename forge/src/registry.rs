@@ -8,7 +8,7 @@ use qhx_core::{Error, ErrorKind, Result};
 use serde_json::Value;
 
 use crate::checkpoint::Checkpoint;
-use crate::recipe::{Probe, Recipe, RecipeOptions, Task};
+use crate::recipe::{Precision, Probe, Recipe, RecipeOptions, Task};
 
 /// Makes graphs and a plan of a checkpoint.
 pub type MakeRecipe = fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>;
@@ -29,6 +29,12 @@ pub struct RecipeEntry {
     probe: Option<MakeProbe>,
 }
 
+/// Values of options by their names before precisions had one vocabulary, and their names now.
+const OLD_VALUES: [(&str, &str); 2] = [("f16", "fp16"), ("int8", "w8a16")];
+
+/// Names of options before they were renamed, and their names now.
+const OLD_NAMES: [(&str, &str); 1] = [("guess", "verify")];
+
 /// An option that only some recipes know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecipeOption {
@@ -44,6 +50,25 @@ impl RecipeOption {
     /// What is chosen: the value given, or else the default, also where a recipe is applied without its registration.
     pub fn choice<'a>(&self, options: &'a RecipeOptions) -> Option<&'a str> {
         options.choice(self.name).or(self.values.first().copied())
+    }
+
+    /// The precision that is chosen; fp16 where the value is none.
+    pub(crate) fn precision(&self, options: &RecipeOptions) -> Precision {
+        self.choice(options).and_then(|name| name.parse().ok()).unwrap_or_default()
+    }
+}
+
+impl RecipeOption {
+    /// True for its name, and for one that it had before.
+    fn is_called(&self, name: &str) -> bool {
+        self.name == name || OLD_NAMES.contains(&(name, self.name))
+    }
+
+    /// The value of that name, or of one that it had before; none when it has no such value.
+    fn value<'a>(&self, asked: &'a str) -> Option<&'a str> {
+        let known = |value: &str| self.values.is_empty() || self.values.contains(&value);
+        let renamed = || OLD_VALUES.iter().find(|(old, _)| *old == asked).map(|(_, new)| *new);
+        Some(asked).filter(|value| known(value)).or_else(|| renamed().filter(|value| known(value)))
     }
 }
 
@@ -105,7 +130,7 @@ impl RecipeEntry {
     fn choices(&self, asked: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>> {
         let usage = |message: String| Error::new(ErrorKind::Usage, message);
         for name in asked.keys() {
-            if self.options.iter().all(|option| option.name != name) {
+            if !self.options.iter().any(|option| option.is_called(name)) {
                 let known: Vec<_> = self.options.iter().map(ToString::to_string).collect();
                 let hint = match known.as_slice() {
                     [] => "its recipe has no options of its own".to_owned(),
@@ -118,16 +143,17 @@ impl RecipeEntry {
         let mut choices = BTreeMap::new();
         for option in self.options {
             let default = option.values.first().copied();
-            let Some(value) = asked.get(option.name).map(String::as_str).or(default) else {
+            let found = asked.iter().find(|(name, _)| option.is_called(name));
+            let Some(asked) = found.map(|(_, value)| value.as_str()).or(default) else {
                 continue;
             };
-            if !option.values.is_empty() && !option.values.contains(&value) {
+            let Some(value) = option.value(asked) else {
                 return Err(usage(format!(
-                    "recipe option {}: {value:?}, expected {}",
+                    "recipe option {}: {asked:?}, expected {}",
                     option.name,
                     option.values.join(" or ")
                 )));
-            }
+            };
             choices.insert(option.name.to_owned(), value.to_owned());
         }
         Ok(choices)
@@ -313,7 +339,7 @@ mod tests {
     use super::*;
 
     const OPTION: RecipeOption =
-        RecipeOption { name: "form", values: &["int8", "f16"], help: "what it takes" };
+        RecipeOption { name: "form", values: &["w8a16", "fp16"], help: "what it takes" };
     const FREE: RecipeOption = RecipeOption { name: "size", values: &[], help: "how large it is" };
 
     fn nothing(_: &Checkpoint, _: &RecipeOptions) -> Result<Recipe> {
@@ -349,22 +375,34 @@ mod tests {
             let given = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
             entry.choices(&given.collect())
         };
-        assert_eq!(choose(&[]).unwrap()["form"], "int8");
-        assert_eq!(choose(&[("form", "f16")]).unwrap()["form"], "f16");
+        assert_eq!(choose(&[]).unwrap()["form"], "w8a16");
+        assert_eq!(choose(&[("form", "fp16")]).unwrap()["form"], "fp16");
         let error = choose(&[("form", "f32")]).unwrap_err();
-        assert_eq!(error.message(), "recipe option form: \"f32\", expected int8 or f16");
-        let error = choose(&[("from", "f16")]).unwrap_err();
+        assert_eq!(error.message(), "recipe option form: \"f32\", expected w8a16 or fp16");
+        let error = choose(&[("from", "fp16")]).unwrap_err();
         assert_eq!(error.message(), "A: no recipe option \"from\"");
-        assert_eq!(error.hint_text(), Some("its recipe has form=int8|f16: what it takes"));
+        assert_eq!(error.hint_text(), Some("its recipe has form=w8a16|fp16: what it takes"));
+    }
+
+    #[test]
+    fn old_names_of_options_and_values_are_accepted() {
+        const VERIFY: RecipeOption =
+            RecipeOption { name: "verify", values: &["none", "8"], help: "rows" };
+        let entry = RecipeEntry::new(&["A"], nothing).options(&[OPTION, VERIFY]);
+        let pairs = [("form", "f16"), ("guess", "8")];
+        let old = pairs.map(|(k, v)| (k.to_owned(), v.to_owned()));
+        let choices = entry.choices(&BTreeMap::from(old)).unwrap();
+        assert_eq!([&choices["form"], &choices["verify"]], ["fp16", "8"]);
+        assert!(!choices.contains_key("guess"), "{choices:?}");
     }
 
     #[test]
     fn an_option_has_one_default_however_a_recipe_is_applied() {
         let mut options = RecipeOptions::default();
-        assert_eq!(OPTION.choice(&options), Some("int8"));
+        assert_eq!(OPTION.choice(&options), Some("w8a16"));
         assert_eq!(FREE.choice(&options), None);
-        options.choices.insert("form".to_owned(), "f16".to_owned());
-        assert_eq!(OPTION.choice(&options), Some("f16"));
+        options.choices.insert("form".to_owned(), "fp16".to_owned());
+        assert_eq!(OPTION.choice(&options), Some("fp16"));
     }
 
     #[test]

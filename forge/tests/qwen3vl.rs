@@ -213,13 +213,13 @@ fn vision_tower_and_head_have_precisions_of_their_own() {
     assert_eq!(found[0], keyed("vision", f16));
     assert_eq!(found[found.len() - 1], keyed("lmhead", f16));
     let chosen =
-        RecipeOptions { head: Some(int8), ..options(&[("image-size", "48"), ("vision", "int8")]) };
+        RecipeOptions { head: Some(int8), ..options(&[("image-size", "48"), ("vision", "w8a16")]) };
     let checkpoint = Checkpoint::open(&fixture(MODEL)).unwrap();
     let found = keys(&recipe(&checkpoint, &chosen).unwrap());
     assert_eq!(found[0], keyed("vision", int8));
     assert_eq!(found[1], keyed("decode", f16));
     assert_eq!(found[found.len() - 1], keyed("lmhead", int8));
-    let recipe = recipe_of(&fixture(MODEL), &[("image-size", "48"), ("vision", "int8")]);
+    let recipe = recipe_of(&fixture(MODEL), &[("image-size", "48"), ("vision", "w8a16")]);
     let worst = worst(&recipe, "fixed");
     assert!((1e-3..1.0).contains(&worst), "features differ by {worst}");
 }

@@ -120,7 +120,7 @@ impl Op for Generate {
         let found = self.decoder.verification();
         match found.refusal {
             Some(why) => Verification::refused(format!(
-                "{why}; `qhx forge --recipe-option guess=8` makes graphs of all layers that take 8 tokens"
+                "{why}; `qhx forge --recipe-option verify=8` makes graphs of all layers that take 8 tokens"
             )),
             None => found,
         }

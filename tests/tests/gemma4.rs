@@ -142,7 +142,7 @@ fn prompts_in_chunks_of_any_width_say_the_same() {
         let refusal = model.op_mut().verification().refusal.clone().unwrap();
         let why = if widths.is_empty() { "no graphs" } else { "end before the last layers" };
         assert!(refusal.contains(why), "{widths:?}: {refusal}");
-        assert!(refusal.contains("--recipe-option guess=8"), "{widths:?}: {refusal}");
+        assert!(refusal.contains("--recipe-option verify=8"), "{widths:?}: {refusal}");
     }
 }
 

@@ -200,8 +200,8 @@ pub(crate) struct ShapeArgs {
     /// Precision of the decoder's weights
     #[arg(long, value_enum, default_value_t)]
     pub precision: PrecisionChoice,
-    /// Precision of the head's weight, from hidden states to logits [default: fp16, with w4a16 w8]
-    #[arg(long, value_enum, value_name = "FORM")]
+    /// Precision of the head's weight, from hidden states to logits [default: fp16, with w4a16 w8a16]
+    #[arg(long, value_enum, value_name = "PRECISION")]
     pub head: Option<HeadChoice>,
     /// Number of contexts that the decoder's layers are spread over [default: as few as devices can
     /// load]
@@ -223,9 +223,9 @@ pub(crate) struct ShapeArgs {
     /// devices, not in the emulator
     #[arg(long)]
     pub share_weights: bool,
-    /// What the graphs of experts take, for models whose experts stay on the host: short for
-    /// `--recipe-option experts=FORM` [default: int8]
-    #[arg(long, value_enum, value_name = "FORM")]
+    /// Precision of the experts' weights as graph inputs, for models whose experts stay on the host: short for
+    /// `--recipe-option experts=PRECISION` [default: w8a16]
+    #[arg(long, value_enum, value_name = "PRECISION")]
     pub experts: Option<ExpertsChoice>,
     /// Side of the square that images are stretched to, in pixels, for models that see: short for
     /// `--recipe-option image-size=N` [default: 512]
@@ -256,7 +256,7 @@ impl ShapeArgs {
     /// The options without a compiler.
     pub(crate) fn options(&self, out: &Path) -> ForgeOptions {
         let own = [
-            ("experts", self.experts.map(|form| form.name().to_owned())),
+            ("experts", self.experts.map(|precision| precision.name().to_owned())),
             ("image-size", self.image_size.clone()),
             ("image-patches", self.image_patches.clone()),
             ("image-tokens", self.image_tokens.clone()),
@@ -299,9 +299,9 @@ impl ShapeArgs {
     }
 }
 
-/// `experts=f16`.
+/// `experts=fp16`.
 fn key_and_value(text: &str) -> Result<(String, String), String> {
-    let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE, such as experts=f16")?;
+    let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE, such as experts=fp16")?;
     Ok((key.to_owned(), value.to_owned()))
 }
 
@@ -428,35 +428,39 @@ pub(crate) enum HeadChoice {
     /// f16
     Fp16,
     /// int8 with one scale per token
-    W8,
+    #[value(alias = "w8")]
+    W8a16,
     /// 4 bits with one scale per 32 inputs of a token
-    W4,
+    #[value(alias = "w4")]
+    W4a16,
 }
 
 impl HeadChoice {
     fn precision(self) -> Precision {
         match self {
             Self::Fp16 => Precision::Fp16,
-            Self::W8 => Precision::W8A16,
-            Self::W4 => Precision::W4A16,
+            Self::W8a16 => Precision::W8A16,
+            Self::W4a16 => Precision::W4A16,
         }
     }
 }
 
-/// Forms of the experts' weights as graph inputs.
+/// Precisions of the experts' weights as graph inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ExpertsChoice {
     /// The table's int8 values as they lie in the file, scaled after the matmul
-    Int8,
+    #[value(alias = "int8")]
+    W8a16,
     /// f16 values, which the host makes of the table for each token
-    F16,
+    #[value(alias = "f16")]
+    Fp16,
 }
 
 impl ExpertsChoice {
     fn name(self) -> &'static str {
         match self {
-            Self::Int8 => "int8",
-            Self::F16 => "f16",
+            Self::W8a16 => "w8a16",
+            Self::Fp16 => "fp16",
         }
     }
 }

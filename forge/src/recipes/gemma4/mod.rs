@@ -19,7 +19,7 @@
 //!
 //! The last layers have no keys of their own: they read those of a donor, the last layer of their kind that has some.
 //! They write no cache, so only the last token of a prompt passes them, and graphs `prefill<P>` end before them: with
-//! the keys and values of the last layer that has some, and without `y`. The option `guess` makes graphs of all
+//! the keys and values of the last layer that has some, and without `y`. The option `verify` makes graphs of all
 //! layers, which give `y` of every row: a draft token is verified by its logits.
 
 mod audio;
@@ -82,15 +82,21 @@ const PROJECTION: RecipeOption = RecipeOption {
     help: "what projects rows to per-layer inputs: graphs, or the host, as in published bundles",
 };
 const VERIFY: RecipeOption = RecipeOption {
-    name: "guess",
+    name: "verify",
     values: &["none", "4", "8", "16"],
     help: "draft tokens that a graph of all layers verifies at once (--speculate); without \
            --share-weights these graphs hold all weights once more",
 };
-const AUDIO_WEIGHTS: RecipeOption =
-    RecipeOption { name: "audio", values: &["f16", "int8"], help: "weights of the audio tower" };
-const VISION_WEIGHTS: RecipeOption =
-    RecipeOption { name: "vision", values: &["f16", "int8"], help: "weights of the vision tower" };
+const AUDIO_WEIGHTS: RecipeOption = RecipeOption {
+    name: "audio",
+    values: &["fp16", "w8a16"],
+    help: "precision of the audio tower's weights",
+};
+const VISION_WEIGHTS: RecipeOption = RecipeOption {
+    name: "vision",
+    values: &["fp16", "w8a16"],
+    help: "precision of the vision tower's weights",
+};
 
 register_recipe!(
     RecipeEntry::new(&["Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"], recipe)
@@ -180,7 +186,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     };
     if wants(checkpoint, options, "vision") {
         let vision = Vision::read(checkpoint, options)?;
-        let precision = weights(options, VISION_WEIGHTS);
+        let precision = VISION_WEIGHTS.precision(options);
         add("vision", precision, vision.graphs(checkpoint, precision)?);
         tables.push(vision.tables(checkpoint, config.hidden)?);
         let mut keys = vision.params();
@@ -192,7 +198,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     }
     if wants(checkpoint, options, "audio") {
         let audio = Audio::read(checkpoint, options)?;
-        let precision = weights(options, AUDIO_WEIGHTS);
+        let precision = AUDIO_WEIGHTS.precision(options);
         add("audio_enc", precision, audio.graphs(checkpoint, precision)?);
         tables.push(audio.tables(checkpoint, config.hidden)?);
         let ends = ["eoa_token_id", "eoa_token_index"];
@@ -240,14 +246,6 @@ fn step_rows(options: &RecipeOptions, verify: Option<usize>) -> Result<Vec<usize
 fn wants(checkpoint: &Checkpoint, options: &RecipeOptions, tower: &str) -> bool {
     let there = checkpoint.config().get(format!("{tower}_config")).is_some_and(Value::is_object);
     there && options.choice(TOWERS.name).is_none_or(|towers| towers == "all" || towers == tower)
-}
-
-/// Precision of a tower's weights.
-fn weights(options: &RecipeOptions, option: RecipeOption) -> Precision {
-    match options.choice(option.name) {
-        Some("int8") => Precision::W8A16,
-        _ => Precision::Fp16,
-    }
 }
 
 /// The tokens `token_id`, `begin_token_id` and `end_token_id` of a kind of media, from these keys of the configuration.

@@ -39,8 +39,8 @@ const DEFAULT_WINDOW: usize = 576;
 /// What graphs of experts take as weights.
 const EXPERTS: RecipeOption = RecipeOption {
     name: "experts",
-    values: &["int8", "f16"],
-    help: "what the graphs of experts take: the table's int8 values, or f16 that the host makes of them",
+    values: &["w8a16", "fp16"],
+    help: "precision of the experts' weights as graph inputs: the table's int8, or f16 that the host makes of it",
 };
 
 // The older of the two names stands in older checkpoints.
@@ -55,7 +55,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let window = check(&config, options)?;
     let layers = Layers::decoder(checkpoint, options, config.eps);
     let inputs = match options.choice(EXPERTS.name) {
-        Some("f16") => ExpertInputs::F16,
+        Some("fp16") => ExpertInputs::F16,
         _ => ExpertInputs::Int8,
     };
     // Graphs that share weights stand in one context, of which no part can be left out.

@@ -48,8 +48,8 @@ use layers::Model;
 
 /// As that of other recipes with such a tower, which may be left out here.
 const TOWER: RecipeOption = RecipeOption {
-    values: &["f16", "int8", "none"],
-    help: "weights of the vision tower, where the checkpoint has one; none leaves it out",
+    values: &["fp16", "w8a16", "none"],
+    help: "precision of the vision tower's weights, where the checkpoint has one; none leaves it out",
     ..VISION_WEIGHTS
 };
 

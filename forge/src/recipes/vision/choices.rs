@@ -6,7 +6,7 @@ use super::config::{Patches, Vision};
 use super::tower::Tower;
 use crate::checkpoint::Checkpoint;
 use crate::kit::Layers;
-use crate::recipe::{Precision, RecipeOptions};
+use crate::recipe::RecipeOptions;
 use crate::registry::RecipeOption;
 
 /// Side of the square that images are stretched to by default.
@@ -25,8 +25,11 @@ pub(in crate::recipes) const IMAGE_PATCHES: RecipeOption = RecipeOption {
     help: "patches of the vision graphs, such as 256,512,1024: images keep their shape, and the smallest graph \
            that holds one takes it",
 };
-pub(in crate::recipes) const VISION_WEIGHTS: RecipeOption =
-    RecipeOption { name: "vision", values: &["f16", "int8"], help: "weights of the vision tower" };
+pub(in crate::recipes) const VISION_WEIGHTS: RecipeOption = RecipeOption {
+    name: "vision",
+    values: &["fp16", "w8a16"],
+    help: "precision of the vision tower's weights",
+};
 pub(in crate::recipes) const VISION_SHIFT: RecipeOption = RecipeOption {
     name: "vision-shift",
     values: &["0", "1", "2", "3", "4", "5", "6"],
@@ -39,10 +42,7 @@ pub(super) fn tower<'a>(
     vision: &'a Vision,
     options: &RecipeOptions,
 ) -> Tower<'a> {
-    let precision = match options.choice(VISION_WEIGHTS.name) {
-        Some("int8") => Precision::W8A16,
-        _ => Precision::Fp16,
-    };
+    let precision = VISION_WEIGHTS.precision(options);
     let scale = 2f32.powi(-i32::from(vision_shift(options)));
     let layers = Layers::new(checkpoint, precision, VISION_EPS * scale * scale);
     Tower { layers, vision, scale }
