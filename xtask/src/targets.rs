@@ -9,7 +9,7 @@ use crate::cargo::{self, Result, cargo};
 const TARGETS: [&str; 3] = ["aarch64-linux-android", aarch64::TARGET, "aarch64-pc-windows-msvc"];
 
 /// What runs on them.
-const PACKAGES: [&str; 15] = [
+const PACKAGES: [&str; 16] = [
     "qhx-core",
     "qhx-op",
     "qhx-plugins",
@@ -46,7 +46,7 @@ pub(crate) fn check(require_all: bool) -> Result<()> {
     Ok(())
 }
 
-/// Checks every installed target but those that were `built`, and answers with those that are not installed.
+/// Checks every installed target but those that were `built`, and returns those that are not installed.
 pub(crate) fn run(built: &[&str]) -> Result<Vec<&'static str>> {
     let installed = cargo::output(Command::new("rustup").args(["target", "list", "--installed"]));
     let installed = installed.unwrap_or_default();
