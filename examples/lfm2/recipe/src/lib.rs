@@ -132,16 +132,16 @@ fn short_conv(
         None => b.slice(window, 0, 1, kernel)?,
     };
     let stored = layers.checkpoint.values(&part("conv.weight"), &[hidden, 1, kernel])?;
-    let term = |b: &mut GraphBuilder, tap: usize| {
+    let product = |b: &mut GraphBuilder, tap: usize| {
         let shifted = b.slice(window, 0, tap, tap + rows)?;
         let taps = stored.iter().skip(tap).step_by(kernel).copied().collect();
         let taps = b.row(&format!("tap_{tap}"), taps)?;
         b.mul(shifted, taps)
     };
-    let mut mixed = term(b, 0)?;
+    let mut mixed = product(b, 0)?;
     for tap in 1..kernel {
-        let term = term(b, tap)?;
-        mixed = b.add(mixed, term)?;
+        let product = product(b, tap)?;
+        mixed = b.add(mixed, product)?;
     }
     if bias {
         let bias = b.row("bias", layers.checkpoint.values(&part("conv.bias"), &[hidden])?)?;
