@@ -23,7 +23,7 @@ use crate::shapes::Experts;
 pub struct Way {
     /// Weight inputs are int8 instead of f16.
     pub int8: bool,
-    /// The graphs for prompts are there.
+    /// The prefill graphs are there.
     pub prompts: bool,
     /// Tokens go to experts at random instead of all to the first two.
     pub random: bool,
@@ -37,6 +37,9 @@ pub struct Way {
 pub const TABLE: &str = "experts_i8.bin";
 
 /// Makes the tables in `folder`, filled with numbers, unless they are there already.
+///
+/// # Errors
+/// When a file cannot be written.
 pub fn make_tables(folder: &Path, shapes: &Experts) -> Result<()> {
     let fail = |path: &Path, e: std::io::Error| Error::io(ErrorKind::Io, path, e);
     let mut random = SplitMix64::seed_from_u64(1);
@@ -69,6 +72,9 @@ pub fn make_tables(folder: &Path, shapes: &Experts) -> Result<()> {
 }
 
 /// Opens `phimoe_generate` over graphs of the given shapes and the tables in `folder`.
+///
+/// # Errors
+/// When the files, the plugin or the graphs do not fit.
 pub fn open(
     folder: &Path,
     plugins: &Plugins,

@@ -16,6 +16,9 @@ use crate::shapes::Hybrid;
 
 /// Opens `qwen3_5_generate` over graphs of the given shapes. The embedding table in `folder` is
 /// made, as a file without contents, unless it is there already.
+///
+/// # Errors
+/// When the files, the plugin or the graphs do not fit.
 pub fn open(folder: &Path, plugins: &Plugins, shapes: &Hybrid) -> Result<Box<dyn HostOp>> {
     let embed = folder.join("embed_f16.bin");
     if !embed.exists() {

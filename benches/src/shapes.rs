@@ -113,7 +113,7 @@ pub struct Experts {
     pub experts: usize,
     /// Width of an expert.
     pub width: usize,
-    /// Tokens of the graphs for prompts.
+    /// Tokens of the prefill graphs.
     pub window: usize,
     /// Number of tokens.
     pub vocab: usize,

@@ -52,6 +52,9 @@ impl GraphBuilder {
 
     /// Builds with `scope` behind the present scope, to which it then returns: `attn` within `l3` is
     /// `l3_attn`.
+    ///
+    /// # Errors
+    /// Those of `build`.
     pub fn scoped<T>(
         &mut self,
         scope: &str,
@@ -65,16 +68,25 @@ impl GraphBuilder {
     }
 
     /// The tensor behind an id.
+    ///
+    /// # Errors
+    /// When the id is not of this graph.
     pub fn tensor(&self, id: TensorId) -> Result<&Tensor> {
         self.graph.tensor(id)
     }
 
     /// The shape of a tensor.
+    ///
+    /// # Errors
+    /// When the id is not of this graph.
     pub fn shape(&self, id: TensorId) -> Result<&[usize]> {
         Ok(&self.graph.tensor(id)?.shape)
     }
 
     /// Adds an input that the caller of the graph gives.
+    ///
+    /// # Errors
+    /// When the name is taken, or the shape has no elements or too many dimensions.
     pub fn input(&mut self, name: &str, elem: Elem, shape: &[usize]) -> Result<TensorId> {
         let id = self.push(name.to_owned(), elem, shape.to_vec(), Origin::Input)?;
         self.graph.inputs.push(id);
@@ -82,6 +94,9 @@ impl GraphBuilder {
     }
 
     /// Declares `id` to be the output called `name`.
+    ///
+    /// # Errors
+    /// When the name is taken, or the id is not of this graph.
     pub fn output(&mut self, name: &str, id: TensorId) -> Result<()> {
         let tensor = self.graph.tensor(id)?;
         let direct = matches!(tensor.origin, Origin::Node(_)) && !self.graph.outputs.contains(&id);
@@ -101,6 +116,9 @@ impl GraphBuilder {
     }
 
     /// A small constant of floats.
+    ///
+    /// # Errors
+    /// When the values do not fill the shape, one is not finite, or the element type is an integer.
     pub fn constant(
         &mut self,
         name: &str,
@@ -109,7 +127,7 @@ impl GraphBuilder {
         values: Vec<f32>,
     ) -> Result<TensorId> {
         if matches!(elem, Elem::I32 | Elem::Int8) {
-            return Err(self.bad("constant", name, "float values for a type of integers"));
+            return Err(self.bad("constant", name, "float values for an integer type"));
         }
         let name = self.qualified(name);
         let expected: usize = elements(shape).unwrap_or(0);
@@ -128,6 +146,9 @@ impl GraphBuilder {
     }
 
     /// One value, of the element type and rank of `like`, for use in a binary op with it.
+    ///
+    /// # Errors
+    /// When the id is not of this graph.
     pub fn scalar(&mut self, like: TensorId, value: f32) -> Result<TensorId> {
         let tensor = self.graph.tensor(like)?;
         let (elem, rank) = (tensor.elem, tensor.shape.len());
@@ -145,6 +166,9 @@ impl GraphBuilder {
     }
 
     /// `x·Wᵀ (+ b)` for x `[m, in]`. The weight's name in the graph is `<scope>_<name>`.
+    ///
+    /// # Errors
+    /// When the shapes or element types do not fit; the message names the node.
     pub fn linear(
         &mut self,
         name: &str,
@@ -191,7 +215,10 @@ impl GraphBuilder {
         self.push(name, Elem::Activation, vec![rows], constant).map(Some)
     }
 
-    /// Batched product of activations; see [`Op::MatMul`].
+    /// Batched matmul of activations; see [`Op::MatMul`].
+    ///
+    /// # Errors
+    /// When the shapes or element types do not fit; the message names the node.
     pub fn matmul(&mut self, a: TensorId, b: TensorId, transpose_b: bool) -> Result<TensorId> {
         let op = Op::MatMul { transpose_b };
         let (ta, tb) = (self.graph.tensor(a)?, self.graph.tensor(b)?);
@@ -212,6 +239,9 @@ impl GraphBuilder {
     }
 
     /// Element-wise on two tensors of one rank and element type, with broadcasting.
+    ///
+    /// # Errors
+    /// When the shapes or element types do not fit; the message names the node.
     pub fn binary(&mut self, op: BinaryOp, a: TensorId, b: TensorId) -> Result<TensorId> {
         let (ta, tb) = (self.graph.tensor(a)?, self.graph.tensor(b)?);
         let op = Op::Binary(op);
@@ -224,32 +254,50 @@ impl GraphBuilder {
     }
 
     /// a + b
+    ///
+    /// # Errors
+    /// When the shapes or element types do not fit; the message names the node.
     pub fn add(&mut self, a: TensorId, b: TensorId) -> Result<TensorId> {
         self.binary(BinaryOp::Add, a, b)
     }
 
     /// a − b
+    ///
+    /// # Errors
+    /// When the shapes or element types do not fit; the message names the node.
     pub fn sub(&mut self, a: TensorId, b: TensorId) -> Result<TensorId> {
         self.binary(BinaryOp::Sub, a, b)
     }
 
     /// a · b
+    ///
+    /// # Errors
+    /// When the shapes or element types do not fit; the message names the node.
     pub fn mul(&mut self, a: TensorId, b: TensorId) -> Result<TensorId> {
         self.binary(BinaryOp::Mul, a, b)
     }
 
     /// a / b
+    ///
+    /// # Errors
+    /// When the shapes or element types do not fit; the message names the node.
     pub fn div(&mut self, a: TensorId, b: TensorId) -> Result<TensorId> {
         self.binary(BinaryOp::Div, a, b)
     }
 
     /// x · value
+    ///
+    /// # Errors
+    /// When the shapes or element types do not fit; the message names the node.
     pub fn scale(&mut self, x: TensorId, value: f32) -> Result<TensorId> {
         let value = self.scalar(x, value)?;
         self.mul(x, value)
     }
 
     /// Element-wise on one floating-point tensor.
+    ///
+    /// # Errors
+    /// When `x` holds integers.
     pub fn unary(&mut self, op: UnaryOp, x: TensorId) -> Result<TensorId> {
         let tensor = self.graph.tensor(x)?;
         let op = Op::Unary(op);
@@ -261,6 +309,9 @@ impl GraphBuilder {
     }
 
     /// x between `min` and `max`, see [`Op::Clamp`]. `min` is at most `max`; one of them may be infinite.
+    ///
+    /// # Errors
+    /// When `x` holds integers, or the bounds are not in order.
     pub fn clamp(&mut self, x: TensorId, min: f32, max: f32) -> Result<TensorId> {
         let tensor = self.graph.tensor(x)?;
         let op = Op::Clamp { min, max };
@@ -275,6 +326,9 @@ impl GraphBuilder {
     }
 
     /// Reduces one axis to size 1.
+    ///
+    /// # Errors
+    /// When `x` has no such axis.
     pub fn reduce(&mut self, op: ReduceOp, x: TensorId, axis: usize) -> Result<TensorId> {
         let tensor = self.graph.tensor(x)?;
         let op = Op::Reduce { op, axis };
@@ -288,6 +342,9 @@ impl GraphBuilder {
     }
 
     /// Softmax along the last axis.
+    ///
+    /// # Errors
+    /// When `x` holds integers.
     pub fn softmax(&mut self, x: TensorId) -> Result<TensorId> {
         let tensor = self.graph.tensor(x)?;
         if tensor.elem == Elem::I32 {
@@ -299,6 +356,9 @@ impl GraphBuilder {
 
     /// RMSNorm along the last axis, see [`Op::RmsNorm`]. `weight` is a constant of as many values as
     /// that axis has, which no other node reads; it becomes one-dimensional.
+    ///
+    /// # Errors
+    /// When `weight` is no constant, or has another number of values.
     pub fn rms_norm(&mut self, x: TensorId, epsilon: f32, weight: TensorId) -> Result<TensorId> {
         let tensor = self.graph.tensor(x)?;
         let (elem, shape) = (tensor.elem, tensor.shape.clone());
@@ -317,6 +377,9 @@ impl GraphBuilder {
 
     /// LayerNorm along the last axis, see [`Op::LayerNorm`]. `weight` and `bias` are constants of as many values
     /// as that axis has, which no node but a norm reads; they become one-dimensional.
+    ///
+    /// # Errors
+    /// When `weight` or `bias` is no constant, or has another number of values.
     pub fn layer_norm(
         &mut self,
         x: TensorId,
@@ -360,6 +423,9 @@ impl GraphBuilder {
 
     /// The same elements in another shape. Nothing is added when the shape is the same and `x` is not
     /// made an output by it.
+    ///
+    /// # Errors
+    /// When the number of elements is another.
     pub fn reshape(&mut self, x: TensorId, shape: &[usize]) -> Result<TensorId> {
         let tensor = self.graph.tensor(x)?;
         let elem = tensor.elem;
@@ -374,6 +440,9 @@ impl GraphBuilder {
     }
 
     /// Permutes dimensions: output dimension `i` is input dimension `perm[i]`.
+    ///
+    /// # Errors
+    /// When `perm` is no permutation of the dimensions.
     pub fn transpose(&mut self, x: TensorId, perm: &[usize]) -> Result<TensorId> {
         let tensor = self.graph.tensor(x)?;
         let op = Op::Transpose { perm: perm.to_vec() };
@@ -391,6 +460,9 @@ impl GraphBuilder {
     }
 
     /// Joins tensors along `axis`. One tensor alone is handed back as it is.
+    ///
+    /// # Errors
+    /// When the tensors differ in more than that axis.
     pub fn concat(&mut self, inputs: &[TensorId], axis: usize) -> Result<TensorId> {
         let op = Op::Concat { axis };
         let Some((&first, rest)) = inputs.split_first() else {
@@ -424,6 +496,9 @@ impl GraphBuilder {
     }
 
     /// Elements `start..end` along `axis`. The whole axis is handed back as it is.
+    ///
+    /// # Errors
+    /// When the range is empty or leaves the axis.
     pub fn slice(
         &mut self,
         x: TensorId,
@@ -447,6 +522,9 @@ impl GraphBuilder {
     }
 
     /// Converts to another element type. Nothing is added when it has that type already.
+    ///
+    /// # Errors
+    /// When the types cannot be converted into one another.
     pub fn cast(&mut self, x: TensorId, elem: Elem) -> Result<TensorId> {
         let tensor = self.graph.tensor(x)?;
         if tensor.elem == elem {
@@ -549,7 +627,7 @@ impl GraphBuilder {
         self.misused(op.name(), inputs, expected)
     }
 
-    /// Says what `op`, an op or a layer put together from several, was given instead of what it takes.
+    /// The error for inputs of `op`, an op or a layer put together from several, that are not what it takes.
     pub(crate) fn misused(&self, op: &str, inputs: &[TensorId], expected: &str) -> Error {
         let found: Vec<_> = inputs
             .iter()

@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 
 use crate::checkpoint::{Checkpoint, MAX_JSON};
 use crate::progress::Progress;
-use crate::weight::{F16_OVERFLOW, RowSource, beyond_f16, narrow, stream};
+use crate::weight::{F16_OVERFLOW, RowSource, beyond_f16, stream, to_f16};
 
 /// Names in a staging folder.
 const ROOT: &str = "bundle";
@@ -326,7 +326,7 @@ impl Staging {
             }
             if as_f16 {
                 half.resize(wide.len(), f16::ZERO);
-                narrow(wide, &mut half).map_err(|_| beyond_f16(table))?;
+                to_f16(wide, &mut half).map_err(|_| beyond_f16(table))?;
                 target.write_all(bytemuck::cast_slice(&half)).map_err(fail)?;
             } else {
                 if for_npu && wide.iter().any(|v| v.abs() >= F16_OVERFLOW) {

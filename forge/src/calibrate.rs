@@ -1,8 +1,8 @@
-//! What narrow weights cost a model, measured on texts: the same model is made for the CPU with f16 weights and with
-//! narrower ones, and both read the texts.
+//! What low-bit weights cost a model, measured on a calibration set: the same model is made for the CPU with f16
+//! weights and with quantized ones, and both read the texts.
 //!
-//! The sensitivity of a layer is measured with that layer narrow and everything else f16. Layers that hurt most are
-//! kept in the next wider precision, as few as a target allows; each choice is measured, not added up.
+//! The sensitivity of a layer is measured with that layer quantized and everything else f16. Sensitive layers are
+//! kept in the next higher precision, as few as a target allows; each choice is measured, not added up.
 
 mod text;
 
@@ -15,7 +15,7 @@ use qhx_core::{Error, ErrorKind, Result};
 use crate::checkpoint::Checkpoint;
 use crate::forge::forge_checkpoint;
 use crate::options::ForgeOptions;
-use crate::overrides::{Override, narrowed, precisions};
+use crate::overrides::{Override, precisions, quantized};
 use crate::plan::plan;
 use crate::progress::Progress;
 use crate::recipe::{Precision, Recipe, RecipeOptions, Task};
@@ -32,7 +32,7 @@ pub struct CalibrateOptions {
     /// Tokens of them that are compared at most. All logits of the f16 model are kept in memory: four bytes for each
     /// token of the vocabulary.
     pub tokens: usize,
-    /// Layers are kept wider until the divergence from f16 is at most this, in nats.
+    /// Layers are kept in the next higher precision until the divergence from f16 is at most this, in nats.
     pub target: Option<f64>,
 }
 
@@ -60,20 +60,26 @@ pub struct Calibration {
     pub layers: Vec<(String, Quality)>,
     /// The matrices of one kind in all layers, such as `down_proj`, alone in the bundle's precision.
     pub groups: Vec<(String, Quality)>,
-    /// What is kept wider for the target, the most sensitive first.
+    /// What is kept in the higher precision for the target, the most sensitive first.
     pub kept: Vec<Override>,
     /// The model with these; none without a target.
     pub chosen: Option<Quality>,
-    /// False when even all layers in the wider precision miss the target.
+    /// False when even all layers in the higher precision miss the target.
     pub reached: bool,
 }
 
 /// Reads tokens with a bundle, one after the other.
 pub trait Reader {
     /// Forgets all tokens.
+    ///
+    /// # Errors
+    /// When the model cannot be reset.
     fn reset(&mut self) -> Result<()>;
 
     /// Takes a token, and gives the scores of all tokens that may be next.
+    ///
+    /// # Errors
+    /// When the model fails, or gives scores that are no numbers.
     fn read(&mut self, token: u32) -> Result<Vec<f32>>;
 }
 
@@ -94,6 +100,9 @@ pub type OpenBundle<'a> = &'a dyn Fn(&Path) -> Result<Box<dyn Reader>>;
 
 /// Measures a checkpoint in the precisions below f16, and layer by layer in that of `options`, unless that is f16.
 /// Bundles are made in a folder beside `options.out`, one at a time, and removed.
+///
+/// # Errors
+/// When a bundle cannot be made or run, the texts have too few tokens, or the options contradict each other.
 pub fn calibrate(
     checkpoint: &Checkpoint,
     recipe: impl Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>,
@@ -132,27 +141,27 @@ pub fn calibrate(
         chosen: None,
         reached: true,
     };
-    let narrow = options.precision;
+    let low = options.precision;
     for precision in precisions().into_iter().filter(|p| *p != Precision::Fp16) {
-        let own = if precision == narrow { &options.weights[..] } else { &[] };
+        let own = if precision == low { &options.weights[..] } else { &[] };
         let quality = bench.measure(precision.name(), precision, own, progress)?;
         found.precisions.push((precision, quality));
     }
-    let Some(wider) = precisions().into_iter().take_while(|p| *p != narrow).last() else {
+    let Some(higher) = precisions().into_iter().take_while(|p| *p != low).last() else {
         return Ok(found);
     };
-    let (_, made) = plan(checkpoint, &recipe, &bench.options(narrow, &[]), false)?;
-    let (layers, groups) = units(&narrowed(&made));
+    let (_, planned) = plan(checkpoint, &recipe, &bench.options(low, &[]), false)?;
+    let (layers, groups) = units(&quantized(&planned));
     for (parts, list) in [(layers, &mut found.layers), (groups, &mut found.groups)] {
         for part in parts {
             let rest = Override { part: String::new(), precision: Precision::Fp16 };
-            let one = Override { part: part.clone(), precision: narrow };
-            let quality = bench.measure(&part, narrow, &[rest, one], progress)?;
+            let one = Override { part: part.clone(), precision: low };
+            let quality = bench.measure(&part, low, &[rest, one], progress)?;
             list.push((part, quality));
         }
     }
     if let Some(target) = wanted.target {
-        bench.choose(&mut found, wider, target, progress)?;
+        bench.choose(&mut found, higher, target, progress)?;
     }
     Ok(found)
 }
@@ -176,10 +185,9 @@ fn check(checkpoint: &Checkpoint, options: &ForgeOptions, wanted: &CalibrateOpti
         Some(target) if !(target.is_finite() && target > 0.0) => {
             fail("a target that is not above 0 cannot be reached", "such as 0.01, in nats")
         }
-        Some(_) if options.precision == Precision::Fp16 => fail(
-            "a target for f16 weights: nothing is narrower than what it is compared with",
-            "give a narrower --precision",
-        ),
+        Some(_) if options.precision == Precision::Fp16 => {
+            fail("a target for f16 weights: nothing is quantized", "give a lower --precision")
+        }
         _ => Ok(()),
     }
 }
@@ -263,7 +271,7 @@ impl<R: Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>> Bench<'_, R> {
             head: self.options.head.filter(|_| precision != Precision::Fp16),
             weights: weights.to_vec(),
             max_ctx: Some(longest),
-            // The logits of every position are wanted, which prompt graphs do not give.
+            // The logits of every position are wanted, which prefill graphs do not give.
             prefill: Some(Vec::new()),
             recipe_options: self.options.recipe_options.clone(),
             ignore_tensors: self.options.ignore_tensors.clone(),
@@ -303,7 +311,7 @@ impl<R: Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>> Bench<'_, R> {
                             "{what}: no finite probability of token {next} at position {position}"
                         ),
                     )
-                    .hint("weights of this precision give no numbers here; choose a wider one"));
+                    .hint("weights of this precision give no numbers here; choose a higher one"));
                 }
                 surprise -= f64::from(likely);
                 if first {
@@ -328,53 +336,48 @@ impl<R: Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>> Bench<'_, R> {
         })
     }
 
-    /// Keeps as few of the most sensitive layers in the precision `wider` as the target allows. The head has an option of
-    /// its own.
+    /// Keeps as few of the most sensitive layers in the precision `higher` as the target allows. The head has an option
+    /// of its own.
     fn choose(
         &mut self,
         found: &mut Calibration,
-        wider: Precision,
+        higher: Precision,
         target: f64,
         progress: &mut dyn Progress,
     ) -> Result<()> {
-        let narrow = self.options.precision;
+        let low = self.options.precision;
         let mut order: Vec<_> = found.layers.iter().filter(|(part, _)| !is_head(part)).collect();
         order.sort_by(|(_, a), (_, b)| b.divergence.total_cmp(&a.divergence));
         let order: Vec<_> = order
             .into_iter()
-            .map(|(part, _)| Override { part: part.clone(), precision: wider })
+            .map(|(part, _)| Override { part: part.clone(), precision: higher })
             .collect();
         let mut measure = |count: usize| {
             let kept = order.get(..count).unwrap_or_default();
             let weights = [&self.options.weights[..], kept].concat();
-            self.measure(
-                &format!("with {count} parts {}", wider.name()),
-                narrow,
-                &weights,
-                progress,
-            )
+            self.measure(&format!("with {count} parts {}", higher.name()), low, &weights, progress)
         };
-        let whole = found.precisions.iter().find(|(precision, _)| *precision == narrow);
-        let (mut least, mut most) = (0, 0);
+        let whole = found.precisions.iter().find(|(precision, _)| *precision == low);
+        let (mut min, mut max) = (0, 0);
         let mut quality = match whole {
             Some((_, quality)) => *quality,
             None => measure(0)?,
         };
         if quality.divergence > target {
-            most = order.len();
-            quality = measure(most)?;
+            max = order.len();
+            quality = measure(max)?;
             found.reached = quality.divergence <= target;
-            while found.reached && most - least > 1 {
-                let middle = least.midpoint(most);
+            while found.reached && max - min > 1 {
+                let middle = min.midpoint(max);
                 let tried = measure(middle)?;
                 if tried.divergence <= target {
-                    (most, quality) = (middle, tried);
+                    (max, quality) = (middle, tried);
                 } else {
-                    least = middle;
+                    min = middle;
                 }
             }
         }
-        found.kept = order.get(..most).unwrap_or_default().to_vec();
+        found.kept = order.get(..max).unwrap_or_default().to_vec();
         found.chosen = Some(quality);
         Ok(())
     }
@@ -397,13 +400,13 @@ fn divergence_of(expected: &[f32], found: &[f32]) -> f64 {
 /// The first place of the largest value.
 fn likeliest(scores: &[f32]) -> Option<usize> {
     let first = |best: Option<(usize, f32)>, (index, score): (usize, &f32)| match best {
-        Some((_, most)) if *score <= most => best,
+        Some((_, max)) if *score <= max => best,
         _ => Some((index, *score)),
     };
     scores.iter().enumerate().fold(None, first).map(|(index, _)| index)
 }
 
-/// Progress of a bundle that is only measured: nothing is told but to stop.
+/// Progress of a bundle that is only measured: nothing is reported, and it can be stopped.
 struct Quiet<'a>(&'a dyn Progress);
 
 impl Progress for Quiet<'_> {

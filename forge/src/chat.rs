@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 /// What stands before an answer of a model that could think and is not to.
 const NO_THOUGHT: &str = "<think>\n\n</think>\n\n";
 
-/// The value of the manifest's `chat`: all markers of ChatML where the tokenizer's special `tokens` have them, `false`
+/// The value of the manifest's `chat`: all parts of ChatML where the tokenizer's special `tokens` have them, `false`
 /// for a model that has neither them nor a `template`.
 pub(crate) fn of_tokens(tokens: &BTreeSet<String>, template: bool) -> Value {
     let has = |token: &str| tokens.contains(token);

@@ -1,4 +1,4 @@
-//! Compares each compiled graph with its CPU twin on the same random inputs.
+//! Compares each compiled graph with its ONNX reference graph on the same random inputs.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::progress::Progress;
 /// overflow f16.
 const MASKED: f32 = -30_000.0;
 
-/// How one output of a compiled graph agrees with its twin.
+/// How one output of a compiled graph agrees with its reference graph.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CheckRow {
     /// Key of the context.
@@ -30,7 +30,7 @@ pub struct CheckRow {
     pub output: String,
     /// Cosine of the two results, 1 for equal directions.
     pub cosine: f64,
-    /// Largest difference of an element, as a part of the largest element of the twin.
+    /// Largest difference of an element, as a part of the largest element of the reference.
     pub error: f64,
 }
 
@@ -62,24 +62,27 @@ pub(crate) fn compare(
             return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
         }
         let (mut compiled, infos) = open(&qnn, source)?;
-        let (mut twin, twins) = open(&cpu, source)?;
+        let (mut reference, graphs) = open(&cpu, source)?;
         for info in &infos {
-            let Some(other) = twins.iter().find(|t| t.name == info.name) else {
+            let Some(other) = graphs.iter().find(|t| t.name == info.name) else {
                 return Err(Error::new(
                     ErrorKind::Graph,
-                    format!("context {:?}: graph {:?} has no twin", source.key, info.name),
+                    format!(
+                        "context {:?}: graph {:?} has no ONNX reference graph",
+                        source.key, info.name
+                    ),
                 ));
             };
             let inputs = random_inputs(info, check.seed)?;
             let ours = run(&mut compiled, info, &inputs)?;
-            let theirs = run(&mut twin, other, &inputs)?;
+            let theirs = run(&mut reference, other, &inputs)?;
             for (name, values) in ours {
                 let expected = theirs.iter().find(|(n, v)| *n == name && v.len() == values.len());
                 let Some((_, expected)) = expected else {
                     return Err(Error::new(
                         ErrorKind::Graph,
                         format!(
-                            "graph {:?}: output {name:?} of the twin has another size or name",
+                            "graph {:?}: output {name:?} of the reference graph has another size or name",
                             info.name
                         ),
                     ));
@@ -99,7 +102,7 @@ pub(crate) fn compare(
     }
     if let Some(row) = rows.iter().find(|row| !row.agrees()) {
         progress.note(&format!(
-            "graph {:?}: output {:?} has cosine {:.6} with its twin, expected at least {}",
+            "graph {:?}: output {:?} has cosine {:.6} with its reference graph, expected at least {}",
             row.graph,
             row.output,
             row.cosine,
@@ -172,7 +175,7 @@ pub(crate) fn run(
         else {
             return Err(Error::new(
                 ErrorKind::Graph,
-                format!("graph {:?}: input {tensor} is not in its twin", info.name),
+                format!("graph {:?}: input {tensor} is not in its reference graph", info.name),
             ));
         };
         let buffer = workspace.allocate(tensor.try_byte_len().map_err(Error::size)?)?;
@@ -269,7 +272,7 @@ mod tests {
 
     fn check(qnn: BackendFactory, cpu: BackendFactory) -> Result<Vec<CheckRow>> {
         let source = ContextSource { key: "decode".to_owned(), ..ContextSource::default() };
-        let backends = CheckBackends { qnn, cpu, seed: 1, picture: None };
+        let backends = CheckBackends { qnn, cpu, seed: 1, image: None };
         compare(&[source], &backends, &mut Silent)
     }
 

@@ -83,6 +83,9 @@ impl Entry {
 impl Checkpoint {
     /// Opens the checkpoint in the folder `path`: reads the headers, maps the files. Or the GGUF file `path`, see
     /// [`Checkpoint::open_gguf`].
+    ///
+    /// # Errors
+    /// When a file is missing, damaged or malformed; the message names it.
     pub fn open(path: &Path) -> Result<Self> {
         if !path.is_dir() && path.extension().is_some_and(|e| e.eq_ignore_ascii_case(GGUF)) {
             return Self::open_gguf(path, None);
@@ -110,7 +113,7 @@ impl Checkpoint {
             )
             .hint("only safetensors and .gguf files are read; convert a .bin one first"));
         }
-        checkpoint.add_quantised()?;
+        checkpoint.add_quantized()?;
         Ok(checkpoint)
     }
 
@@ -122,6 +125,9 @@ impl Checkpoint {
     /// Opens a GGUF file of llama.cpp. Configuration and tokenizer come from the folder `beside`, that of the model's
     /// Hugging Face checkpoint, or lie beside the file. Without a `config.json` there the configuration is made of the
     /// file's metadata, where that says enough.
+    ///
+    /// # Errors
+    /// When the file is damaged or of a form that is not read, or the tokenizer is missing.
     pub fn open_gguf(file: &Path, beside: Option<&Path>) -> Result<Self> {
         let model = gguf::Model::open(file)?;
         let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -161,6 +167,9 @@ impl Checkpoint {
     /// A model of the shapes that the file `config`, a `config.json`, describes, with weights drawn
     /// from `seed`. Every tensor that a recipe asks for is there in the shape that it asks for; files
     /// beside the configuration are not looked at.
+    ///
+    /// # Errors
+    /// When the configuration cannot be read.
     pub fn synthetic(config: &Path, seed: u64) -> Result<Self> {
         Ok(Self {
             path: config.to_owned(),
@@ -241,10 +250,11 @@ impl Checkpoint {
         text
     }
 
-    /// True when another program quantised weights of it, see [`RowSource::block_form`].
-    pub fn holds_integers(&self) -> bool {
-        let integers = |entry: &Entry| matches!(entry, Entry::Imported(t) if t.holds_integers());
-        self.tensors.values().any(integers)
+    /// True when another program quantized weights of it, see [`RowSource::block_form`].
+    pub fn has_quantized_weights(&self) -> bool {
+        let imported =
+            |entry: &Entry| matches!(entry, Entry::Imported(t) if t.has_quantized_weights());
+        self.tensors.values().any(imported)
     }
 
     /// True when the decoder has the tensor `name`, given without prefix. False for a synthetic model,
@@ -254,11 +264,17 @@ impl Checkpoint {
     }
 
     /// A matrix of the decoder that yields its rows on demand.
+    ///
+    /// # Errors
+    /// When there is no such tensor, or it has another shape; the message lists the names that were looked for.
     pub fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Arc<dyn RowSource>> {
         self.source(name, &shape, shape)
     }
 
     /// A stack of matrices `[n, rows, cols]` of the decoder, as one matrix `[n · rows, cols]`.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::matrix`].
     pub fn stack(&self, name: &str, shape: [usize; 3]) -> Result<Arc<dyn RowSource>> {
         let rows = shape[0].saturating_mul(shape[1]);
         self.source(name, &shape, [rows, shape[2]])
@@ -266,6 +282,9 @@ impl Checkpoint {
 
     /// A tensor of several dimensions, such as the filters of a convolution, as a matrix with one row for each
     /// element of its first dimension.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::matrix`].
     pub fn rows(&self, name: &str, shape: &[usize]) -> Result<Arc<dyn RowSource>> {
         let Some((&rows, rest)) = shape.split_first() else {
             return Err(Error::new(ErrorKind::Internal, format!("tensor {name}: no dimensions")));
@@ -275,6 +294,9 @@ impl Checkpoint {
     }
 
     /// The values of a small tensor of the decoder as f32.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::matrix`], and when a value is not finite.
     pub fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let len = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
         let Some(len) = len.filter(|len| *len <= MAX_VALUES) else {
@@ -294,6 +316,9 @@ impl Checkpoint {
     }
 
     /// The value of a tensor without dimensions, such as a bound; it may be infinite.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::matrix`], and when the value is NaN.
     pub fn scalar(&self, name: &str) -> Result<f32> {
         let mut value = [0f32];
         self.source(name, &[], [1, 1])?.read_f32(0, &mut value)?;
@@ -393,7 +418,7 @@ impl Checkpoint {
                     ErrorKind::Artifact,
                     format!("tensor {key} is stored as {other:?}, expected F32, F16 or BF16"),
                 )
-                .hint("take the unquantised checkpoint, or one of GPTQ, AWQ or GGUF"));
+                .hint("take the unquantized checkpoint, or one of GPTQ, AWQ or GGUF"));
             }
         };
         let map = self.shards[shard].clone();
@@ -401,15 +426,15 @@ impl Checkpoint {
         Ok(Arc::new(Matrix { name: key.to_owned(), map, bytes, dtype, shape: rows }))
     }
 
-    /// Puts the parts of quantised layers together, where the configuration says that there are such.
-    fn add_quantised(&mut self) -> Result<()> {
+    /// Puts the parts of quantized layers together, where the configuration declares such.
+    fn add_quantized(&mut self) -> Result<()> {
         let fail = |path: &Path, what: String| {
             Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display()))
-                .hint("take the unquantised checkpoint; the forge quantises itself")
+                .hint("take the unquantized checkpoint; the forge quantizes itself")
         };
         let scheme = Scheme::of(&self.config).map_err(|what| fail(&self.config_path, what))?;
         let Some(scheme) = scheme else { return Ok(()) };
-        let quantised = {
+        let quantized = {
             let part = |name: &str| match self.tensors.get(name)? {
                 Entry::Plain { shard, dtype, shape, bytes } => Some(Part {
                     map: self.shards.get(*shard)?.clone(),
@@ -423,7 +448,7 @@ impl Checkpoint {
             packed::gather(scheme, names, part).map_err(|what| fail(&self.dir, what))?
         };
         let tensors = Arc::make_mut(&mut self.tensors);
-        for (name, tensor) in quantised {
+        for (name, tensor) in quantized {
             let layer = name.trim_end_matches("weight");
             packed::PARTS.iter().for_each(|part| drop(tensors.remove(&format!("{layer}{part}"))));
             tensors.insert(name, Entry::Imported(Imported::Packed(tensor)));

@@ -22,6 +22,9 @@ pub trait Compiler: Send + Sync {
 
     /// Compiles `graphs` into one context and writes its binary to `out`, a path that does not exist
     /// yet. `key` is the context's key in the manifest, for messages. Returns the bytes written.
+    ///
+    /// # Errors
+    /// When the compiler refuses a graph or cannot write the file, and `Cancelled` when `progress` stops it.
     fn compile(
         &self,
         key: &str,

@@ -24,19 +24,19 @@ use crate::progress::Progress;
 use crate::qnn::QnnCompiler;
 use crate::recipe::{ContextPlan, Recipe};
 
-/// The clock that estimates are for when nothing is said: about turbo.
+/// Voltage corner that estimates are for by default, about turbo.
 pub const DEFAULT_CORNER: u32 = 7;
 /// What an estimate leaves out.
 pub const NOT_MODELLED: &str = "calls from the host to the NPU, the host's own work, clock changes, heat \
-     and other users of the memory are not modelled; ops without a cost model count with a guess";
-/// What a graph that widens weights may take, as a multiple of its estimate.
+     and other users of the memory are not modelled; ops without a cost model count with an assumption";
+/// What a graph that dequantizes weights may take, as a multiple of its estimate.
 ///
-/// The library has no cost model for the op that widens integers, `packed_quant_offset_to_fp16` for those of 4 bits, and
-/// guesses that it is quick. For int8 it then expects decoding to become 1.9 times as fast as with f16 on v81, where
-/// published bundles became 1.07 times as fast.
-pub const WIDENING: f64 = 1.9 / 1.07;
+/// The library has no cost model for the op that dequantizes weights, `packed_quant_offset_to_fp16` for those of 4
+/// bits, and assumes that it is quick. For int8 it then expects decoding to become 1.9 times as fast as with f16 on
+/// v81, where published bundles became 1.07 times as fast.
+pub const DEQUANTIZE_FACTOR: f64 = 1.9 / 1.07;
 /// How many of the most expensive ops are listed.
-const MOST_EXPENSIVE: usize = 10;
+const TOP_OPS: usize = 10;
 /// Transfers of fewer bytes do not show what the memory can do.
 const LARGE: u64 = 1 << 16;
 
@@ -69,7 +69,7 @@ pub struct GraphEstimate {
     pub context: String,
     /// Name.
     pub graph: String,
-    /// True for a graph that a step does not run: of several tokens of a prompt, of a picture or sound, or of an
+    /// True for a graph that a step does not run: of several tokens of a prompt, of an image or audio, or of an
     /// encoder for shorter texts.
     pub prompt: bool,
     /// From the first event to the end of the last.
@@ -89,25 +89,29 @@ pub struct GraphEstimate {
     /// Time that reading the weights takes at that rate, of tables the rows that are gathered: no schedule is
     /// faster.
     pub floor_us: f64,
-    /// Ops whose time is guessed, as the library has no cost model for them.
+    /// Ops whose time is assumed, as the library has no cost model for them.
     pub unmodelled: Vec<OpCost>,
-    /// The ten kinds of ops that take most time.
+    /// The ten kinds of ops that take the longest.
     pub most_expensive: Vec<OpCost>,
 }
 
 impl GraphEstimate {
-    /// The op that widens integers of weights and whose time is a guess, if there is one.
-    pub fn widening(&self) -> Option<&OpCost> {
+    /// The op that dequantizes weights and whose time is assumed, if there is one.
+    pub fn dequantizing(&self) -> Option<&OpCost> {
         self.unmodelled.iter().find(|cost| cost.op.contains("quant"))
     }
 
-    /// The upper end of the estimate: [`GraphEstimate::us`], or [`WIDENING`] times as much where weights are widened.
-    pub fn most_us(&self) -> f64 {
-        if self.widening().is_some() { self.us * WIDENING } else { self.us }
+    /// The upper end of the estimate: [`GraphEstimate::us`], or [`DEQUANTIZE_FACTOR`] times as much where weights are
+    /// dequantized.
+    pub fn max_us(&self) -> f64 {
+        if self.dequantizing().is_some() { self.us * DEQUANTIZE_FACTOR } else { self.us }
     }
 }
 
 /// Estimates every graph of a recipe.
+///
+/// # Errors
+/// When a graph cannot be compiled, or its schedule not be read.
 pub fn estimate(
     recipe: &Recipe,
     compiler: &QnnCompiler,
@@ -135,7 +139,8 @@ pub fn estimate(
 /// them which graphs a prompt goes through. Of a context or a graph that the manifest does not have, nothing is
 /// written.
 ///
-/// Errors when the file is no manifest, or cannot be replaced.
+/// # Errors
+/// When the file is no manifest, or cannot be replaced.
 pub fn record(manifest: &Path, graphs: &[GraphEstimate]) -> Result<()> {
     let mut document = read_json(manifest)?;
     for GraphEstimate { context, graph, us, .. } in graphs.iter().filter(|graph| graph.us > 0.0) {
@@ -284,7 +289,7 @@ fn summarise(trace: &Trace<'_>, stats: &str) -> GraphEstimate {
             Some((e.tid, name.split([' ', ':']).next().unwrap_or(name)))
         })
         .collect();
-    let guessed = without_model(stats);
+    let assumed = without_model(stats);
     let mut end = 0f64;
     let mut rate = 0f64;
     let mut costs: BTreeMap<(&str, &str), (usize, f64)> = BTreeMap::new();
@@ -300,7 +305,7 @@ fn summarise(trace: &Trace<'_>, stats: &str) -> GraphEstimate {
             rate = rate.max(event.args.dmabytes as f64 / event.dur * mhz * 1e6);
         }
         let mut tables = vec![&mut costs];
-        if guessed.contains(&*event.args.opcode) {
+        if assumed.contains(&*event.args.opcode) {
             tables.push(&mut unmodelled);
         }
         for table in tables {
@@ -323,7 +328,7 @@ fn summarise(trace: &Trace<'_>, stats: &str) -> GraphEstimate {
         list
     };
     let mut most_expensive = list(costs);
-    most_expensive.truncate(MOST_EXPENSIVE);
+    most_expensive.truncate(TOP_OPS);
     GraphEstimate {
         context: String::new(),
         graph: String::new(),

@@ -32,7 +32,8 @@ pub struct ContextReport {
     pub graphs: Vec<String>,
     /// Bytes of the context binary; none for a bundle that runs on the CPU only.
     pub binary_bytes: Option<u64>,
-    /// Weights that are stored wider than was asked for, see [`crate::recipe::ContextPlan::wider_weights`].
+    /// Weights that are stored in a higher precision than was asked for, see
+    /// [`crate::recipe::ContextPlan::wider_weights`].
     pub wider_weights: Vec<(String, Storage)>,
 }
 
@@ -51,7 +52,7 @@ pub struct Report {
     pub bytes: u64,
     /// Results of the check; empty when none was asked for.
     pub check: Vec<CheckRow>,
-    /// How large hidden rows become on the check's picture; empty without one.
+    /// How large hidden states become on the check's image; empty without one.
     pub residuals: Vec<Residual>,
 }
 
@@ -59,6 +60,10 @@ pub struct Report {
 ///
 /// The bundle appears at `options.out` at once when everything is written; after an error or a
 /// cancellation nothing is there. A folder that is not a bundle is never replaced.
+///
+/// # Errors
+/// When the checkpoint cannot be read, has no recipe or does not fit it, when options contradict each other, when a
+/// graph cannot be compiled or a file not be written, and `Cancelled` when `progress` stops it.
 pub fn forge(
     checkpoint: &Path,
     options: &ForgeOptions,
@@ -68,6 +73,9 @@ pub fn forge(
 }
 
 /// As [`forge`], with a recipe of the caller's, whatever the checkpoint's model class.
+///
+/// # Errors
+/// As [`forge`].
 pub fn forge_with(
     checkpoint: &Path,
     recipe: impl Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>,
@@ -79,6 +87,9 @@ pub fn forge_with(
 }
 
 /// As [`forge_with`], of an opened checkpoint, which may be [synthetic](Checkpoint::synthetic).
+///
+/// # Errors
+/// As [`forge`].
 pub fn forge_checkpoint(
     checkpoint: &Checkpoint,
     recipe: impl Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>,
@@ -94,16 +105,16 @@ fn check_options(options: &ForgeOptions) -> Result<()> {
     if options.compiler.is_none() && !options.onnx {
         return Err(Error::new(
             ErrorKind::Usage,
-            "neither context binaries nor ONNX twins are asked for: the bundle would run nowhere",
+            "neither context binaries nor ONNX reference graphs are asked for: the bundle would run nowhere",
         )
-        .hint("give the QNN libraries, or leave the ONNX twins on"));
+        .hint("give the QNN libraries, or leave the ONNX reference graphs on"));
     }
     if options.check.is_some() && (options.compiler.is_none() || !options.onnx) {
         return Err(Error::new(
             ErrorKind::Usage,
-            "the check compares context binaries with their ONNX twins, and one of them is not made",
+            "the check compares context binaries with their ONNX reference graphs, and one of them is not made",
         )
-        .hint("give the QNN libraries and leave the ONNX twins on, or drop the check"));
+        .hint("give the QNN libraries and leave the ONNX reference graphs on, or drop the check"));
     }
     Ok(())
 }
@@ -126,12 +137,12 @@ fn make(
     if let Some(note) = plan.note() {
         progress.note(&note);
     }
-    if options.precision == Precision::Fp16 && checkpoint.holds_integers() {
-        progress.note("the checkpoint's integers are widened to f16; --precision w4a16 keeps them");
+    if options.precision == Precision::Fp16 && checkpoint.has_quantized_weights() {
+        progress.note("the checkpoint's quantized weights are dequantized to f16; --precision w4a16 keeps them");
     }
-    let made = fill(checkpoint, &recipe, &name, options, &mut staging, progress);
-    let made = match made {
-        Ok(made) => made,
+    let artifacts = fill(checkpoint, &recipe, &name, options, &mut staging, progress);
+    let artifacts = match artifacts {
+        Ok(artifacts) => artifacts,
         Err(error) => {
             // What is wrong with the input would be wrong with it again.
             let passing = [ErrorKind::Cancelled, ErrorKind::Io, ErrorKind::Runtime];
@@ -151,33 +162,32 @@ fn make(
     };
     let bytes = staging.publish()?;
     let check = match &options.check {
-        Some(check) => compare(&made.sources, check, progress)?,
+        Some(check) => compare(&artifacts.sources, check, progress)?,
         None => Vec::new(),
     };
     Ok(Report {
-        manifest: options.out.join(made.manifest),
+        manifest: options.out.join(artifacts.manifest),
         family: recipe.family,
         dsp_arch: options.compiler.as_ref().map(|c| c.dsp_arch().to_owned()),
-        contexts: made.contexts,
+        contexts: artifacts.contexts,
         bytes,
         check,
-        residuals: made.residuals,
+        residuals: artifacts.residuals,
     })
 }
 
-/// Measures hidden rows on the check's picture, if there is one.
+/// Measures hidden states on the check's image, if there is one.
 fn measured(
     checkpoint: &Checkpoint,
     options: &ForgeOptions,
     staging: &Staging,
     progress: &mut dyn Progress,
 ) -> Result<Vec<Residual>> {
-    let Some((check, picture)) =
-        options.check.as_ref().and_then(|c| Some((c, c.picture.as_ref()?)))
+    let Some((check, image)) = options.check.as_ref().and_then(|c| Some((c, c.image.as_ref()?)))
     else {
         return Ok(Vec::new());
     };
-    let probe = probe(checkpoint, &options.for_recipe(checkpoint), picture.segment())?;
+    let probe = probe(checkpoint, &options.for_recipe(checkpoint), image.segment())?;
     residuals(&probe, &(check.cpu)()?, staging.scratch(), progress)
 }
 
@@ -208,7 +218,7 @@ fn fingerprint(
 }
 
 /// What was put into the staging folder.
-struct Made {
+struct Artifacts {
     manifest: String,
     contexts: Vec<ContextReport>,
     sources: Vec<ContextSource>,
@@ -223,7 +233,7 @@ fn fill(
     options: &ForgeOptions,
     staging: &mut Staging,
     progress: &mut dyn Progress,
-) -> Result<Made> {
+) -> Result<Artifacts> {
     // First, and before hours of compiling, what may be refused at once.
     let vocab = recipe.embed.shape()[0];
     let token_ids = text::token_ids(checkpoint, vocab)?;
@@ -273,7 +283,7 @@ fn fill(
                 // What has the name of an optional context may be left out.
                 together.sort_by_key(|context| context.optional.is_some());
                 let graphs: Vec<&Graph> = together.iter().flat_map(|c| &c.graphs).collect();
-                onnx_twins(&graphs, staging, progress)?;
+                onnx_graphs(&graphs, staging, progress)?;
             }
             let mut files = Map::new();
             for graph in &plan.graphs {
@@ -315,7 +325,7 @@ fn fill(
     check_manifest(&staging.root().join(&manifest_file))
         .map_err(|e| e.context("the bundle that was made cannot be opened"))?;
     stop_if_cancelled(progress)?;
-    Ok(Made { manifest: manifest_file, contexts: reports, sources, residuals })
+    Ok(Artifacts { manifest: manifest_file, contexts: reports, sources, residuals })
 }
 
 /// Reads the manifest as qhx does, and looks for the files that it names.
@@ -338,19 +348,20 @@ fn artifact(
     progress: &mut dyn Progress,
     make: impl FnOnce(&mut Staging, &mut dyn Progress) -> Result<()>,
 ) -> Result<()> {
-    let kept = staging.has(name, fingerprint);
-    if !kept {
+    let reused = staging.has(name, fingerprint);
+    if !reused {
         staging.clear(name, files);
         make(staging, progress)?;
         let there: Vec<_> = files.iter().filter(|f| staging.path(f).is_err()).cloned().collect();
         staging.finish(name, fingerprint, &there, progress)?;
     }
     let bytes = files.iter().filter_map(|file| staging.bytes(file)).sum();
-    progress.finished(bytes, kept);
+    progress.finished(bytes, reused);
     Ok(())
 }
 
-/// For each context the first one that it shares weights with, be it by way of others; itself where there is none before.
+/// For each context the first one that it shares weights with, be it by way of others; itself where there is none
+/// before.
 fn sharing(contexts: &[ContextPlan]) -> Vec<usize> {
     let mut first: Vec<usize> = (0..contexts.len()).collect();
     let mut owners: HashMap<&str, usize> = HashMap::new();
@@ -365,8 +376,12 @@ fn sharing(contexts: &[ContextPlan]) -> Vec<usize> {
     first
 }
 
-/// Writes the ONNX twins of graphs. Their weights lie in one file, which has the first one's name.
-fn onnx_twins(graphs: &[&Graph], staging: &mut Staging, progress: &mut dyn Progress) -> Result<()> {
+/// Writes the ONNX reference graphs. Their weights lie in one file, which has the first one's name.
+fn onnx_graphs(
+    graphs: &[&Graph],
+    staging: &mut Staging,
+    progress: &mut dyn Progress,
+) -> Result<()> {
     let dir = staging.folder("onnx")?;
     let mut files: Vec<String> = graphs.iter().map(|g| names::onnx_file(g.name())).collect();
     let Some(first) = files.first().cloned() else { return Ok(()) };
@@ -429,9 +444,9 @@ fn embed(
     let half = !options.onnx || fits_f16(table)?;
     let for_npu = options.compiler.is_some();
     let file = names::embed_file(name, half);
-    let made_from = format!("{} {:?}", table.name(), table.shape());
+    let origin = format!("{} {:?}", table.name(), table.shape());
     let files = std::slice::from_ref(&file);
-    artifact(staging, &file, &made_from, files, progress, |staging, progress| {
+    artifact(staging, &file, &origin, files, progress, |staging, progress| {
         staging.write_table(&file, table, half, for_npu, progress)
     })?;
     Ok(if half { json!(file) } else { json!({"path": file, "dtype": "f32"}) })

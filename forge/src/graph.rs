@@ -2,7 +2,7 @@
 //!
 //! A [`Graph`] is a list of [`Node`]s in execution order over named [`Tensor`]s. Every node has one
 //! output. The op set is small on purpose: each op is lowered by every backend's lowering, so what can
-//! be said with two ops is not a third one. The builder ([`crate::builder::GraphBuilder`]) infers
+//! be expressed with two ops is not a third one. The builder ([`crate::builder::GraphBuilder`]) infers
 //! shapes and checks every node, so a lowering may rely on what this file says.
 //!
 //! Invariants of a built graph:
@@ -38,7 +38,7 @@ pub enum Elem {
 }
 
 /// What one step of an [`Elem::Int8`] input is worth. A power of two, so that nothing is lost; small
-/// enough that products of activations with the integers stay within f16.
+/// enough that sums of activations times the int8 values stay within f16.
 pub const INT8_STEP: f32 = 1.0 / 128.0;
 
 impl Elem {
@@ -161,7 +161,7 @@ pub enum UnaryOp {
     /// −x
     Neg,
     /// eˣ. On the NPU, x is kept between −40, where eˣ is 0 in f16, and 11.086, beyond which f16 overflows:
-    /// the library answers with NaN outside.
+    /// the library returns NaN outside.
     Exp,
     /// Natural logarithm.
     Log,
@@ -219,7 +219,7 @@ pub struct Conv2d {
     pub padding: [[usize; 2]; 2],
     /// Distance of the elements that a filter sees.
     pub dilation: [usize; 2],
-    /// Groups that channels are cut into; each output sees the inputs of its group. As many as there are input
+    /// Groups that channels are split into; each output sees the inputs of its group. As many as there are input
     /// channels make a depthwise convolution.
     pub groups: usize,
 }
@@ -242,7 +242,7 @@ pub struct Conv1d {
     pub padding: [usize; 2],
     /// Distance of the elements that a filter sees.
     pub dilation: usize,
-    /// Groups that channels are cut into.
+    /// Groups that channels are split into.
     pub groups: usize,
 }
 
@@ -264,7 +264,7 @@ pub enum Op {
     /// `y = x·Wᵀ (+ b)`. Inputs: x `[m, in]`, weight `[out, in]`, optionally bias `[out]` (a constant).
     /// Output `[m, out]`. QNN's `FullyConnected`.
     Linear,
-    /// Product of two activations, batched over all dimensions but the last two, which are equal in
+    /// Matmul of two activations, batched over all dimensions but the last two, which are equal in
     /// both inputs. Inputs `[…, m, k]` and `[…, k, n]`, or `[…, n, k]` when `transpose_b`. The second may
     /// be [`Elem::Int8`].
     MatMul {
@@ -432,6 +432,9 @@ impl Graph {
     }
 
     /// The tensor behind an id of this graph.
+    ///
+    /// # Errors
+    /// When the id is of another graph.
     pub fn tensor(&self, id: TensorId) -> Result<&Tensor> {
         let own = id.graph == self.identity;
         self.tensors.get(id.index()).filter(|_| own).ok_or_else(|| {

@@ -7,26 +7,41 @@ use crate::graph::{Elem, TensorId, UnaryOp};
 
 impl GraphBuilder {
     /// Size of the last axis.
+    ///
+    /// # Errors
+    /// When `x` has no dimensions.
     pub fn width(&self, x: TensorId) -> Result<usize> {
         Ok(self.shape(x)?.last().copied().unwrap_or(1))
     }
 
     /// `x · σ(x)`, see [`UnaryOp::Silu`].
+    ///
+    /// # Errors
+    /// As [`GraphBuilder::unary`].
     pub fn silu(&mut self, x: TensorId) -> Result<TensorId> {
         self.unary(UnaryOp::Silu, x)
     }
 
     /// `max(x, 0)`, see [`UnaryOp::Relu`].
+    ///
+    /// # Errors
+    /// As [`GraphBuilder::unary`].
     pub fn relu(&mut self, x: TensorId) -> Result<TensorId> {
         self.unary(UnaryOp::Relu, x)
     }
 
     /// GELU by the error function, see [`UnaryOp::Gelu`].
+    ///
+    /// # Errors
+    /// As [`GraphBuilder::unary`].
     pub fn gelu(&mut self, x: TensorId) -> Result<TensorId> {
         self.unary(UnaryOp::Gelu, x)
     }
 
     /// GELU by the hyperbolic tangent, see [`UnaryOp::GeluTanh`].
+    ///
+    /// # Errors
+    /// As [`GraphBuilder::unary`].
     pub fn gelu_tanh(&mut self, x: TensorId) -> Result<TensorId> {
         self.unary(UnaryOp::GeluTanh, x)
     }
@@ -35,6 +50,9 @@ impl GraphBuilder {
     ///
     /// Of a small `e`, the sum `s = 1 + e` keeps little. What it lost, `e − (s − 1)`, is added to the
     /// logarithm times the logarithm's derivative `1 / s`: `log(1 + e) = log s + (e − (s − 1)) / s`.
+    ///
+    /// # Errors
+    /// As [`GraphBuilder::unary`].
     pub fn softplus(&mut self, x: TensorId) -> Result<TensorId> {
         let one = self.scalar(x, 1.0)?;
         let positive = self.relu(x)?;
@@ -43,8 +61,8 @@ impl GraphBuilder {
         let small = self.unary(UnaryOp::Exp, negated)?;
         let sum = self.add(small, one)?;
         let log = self.unary(UnaryOp::Log, sum)?;
-        let kept = self.sub(sum, one)?;
-        let lost = self.sub(small, kept)?;
+        let rounded = self.sub(sum, one)?;
+        let lost = self.sub(small, rounded)?;
         let correction = self.div(lost, sum)?;
         let rest = self.add(log, correction)?;
         self.add(positive, rest)
@@ -53,6 +71,9 @@ impl GraphBuilder {
     /// `x · rsqrt(Σx² + eps) · gain` along the last axis.
     ///
     /// As an RMSNorm over the axis of `n` elements: `Σx² + eps = n · (mean(x²) + eps / n)`.
+    ///
+    /// # Errors
+    /// When the shapes or element types do not fit; the message names the node.
     pub fn l2_norm(&mut self, x: TensorId, eps: f32, gain: f32) -> Result<TensorId> {
         let n = self.width(x)?;
         let weight = vec![gain / (n as f32).sqrt(); n];
@@ -62,6 +83,9 @@ impl GraphBuilder {
     }
 
     /// Repeats every row of `x` `[rows, width]` `times` times in place (`repeat_interleave`).
+    ///
+    /// # Errors
+    /// When `x` is no matrix.
     pub fn repeat_rows(&mut self, x: TensorId, times: usize) -> Result<TensorId> {
         if times == 1 {
             return Ok(x);
@@ -70,12 +94,15 @@ impl GraphBuilder {
             let shape = self.shape(x)?;
             (shape[0], shape[1])
         };
-        // Side by side in the row, then cut: row r becomes rows r·times .. (r+1)·times.
+        // Side by side in the row, then split: row r becomes rows r·times .. (r+1)·times.
         let wide = self.concat(&vec![x; times], 1)?;
         self.reshape(wide, &[rows * times, width])
     }
 
     /// A constant row `[1, n]` of the activation type.
+    ///
+    /// # Errors
+    /// When a value is not finite.
     pub fn row(&mut self, name: &str, values: Vec<f32>) -> Result<TensorId> {
         let shape = [1, values.len()];
         self.constant(name, Elem::Activation, &shape, values)

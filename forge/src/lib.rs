@@ -2,7 +2,8 @@
 //!
 //! [`forge`] is the whole way. On it: [`checkpoint`] maps the safetensors, a recipe ([`registry`]) builds
 //! [`graph`]s with the [`kit`] and the [`builder`], each is lowered to ONNX ([`onnx`]) and, where there is a
-//! [`compile::Compiler`] such as [`qnn::QnnCompiler`], to a context binary, and everything is put into a folder with its manifest.
+//! [`compile::Compiler`] such as [`qnn::QnnCompiler`], to a context binary, and everything is put into a folder with
+//! its manifest.
 
 pub mod builder;
 mod bundle;
@@ -28,7 +29,7 @@ pub mod plan;
 pub mod program;
 pub mod progress;
 pub mod qnn;
-pub mod quantise;
+pub mod quantize;
 pub mod recipe;
 mod recipes;
 pub mod registry;

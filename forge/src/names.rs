@@ -16,7 +16,7 @@ pub(crate) fn context_file(model: &str, context: &ContextPlan) -> String {
     format!("{model}_{}_{}.bin", context.key, context.precision.suffix())
 }
 
-/// The ONNX twin of a graph.
+/// The ONNX reference graph of a graph.
 pub(crate) fn onnx_file(graph: &str) -> String {
     format!("onnx/{graph}.onnx")
 }
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_would_be_one_key_or_file_are_refused_with_both_owners() {
+    fn colliding_names_are_refused_with_both_owners() {
         check(&recipe(&[("a", &["g", "h"]), ("b", &["i"])], &[("t", &["t.bin"])])).unwrap();
         for (recipe, words) in [
             (

@@ -13,11 +13,11 @@ use crate::overrides::Override;
 use crate::recipe::{Precision, RecipeOptions, Task};
 use crate::registry::longest;
 
-/// Positions of the KV cache when nothing is said: those of the published bundles.
+/// Positions of the KV cache by default: those of the published bundles.
 pub const DEFAULT_MAX_CTX: usize = 1024;
-/// Positions of the text that an encoder takes when nothing is said.
+/// Positions of the text that an encoder takes by default.
 pub const DEFAULT_TEXT: usize = 512;
-/// Shards are chosen so that no context passes its budget.
+/// Shards are chosen so that no context exceeds its budget.
 pub const AUTO_SHARDS: usize = 0;
 /// What one process of the NPU can map, with room for its own needs: contexts above about 3.5 GB are
 /// refused by devices.
@@ -30,20 +30,20 @@ pub type BackendFactory = Box<dyn Fn() -> Result<Arc<dyn Backend>> + Send + Sync
 pub struct CheckBackends {
     /// Runs the context binaries.
     pub qnn: BackendFactory,
-    /// Runs the ONNX twins.
+    /// Runs the ONNX reference graphs.
     pub cpu: BackendFactory,
     /// Seed of the random inputs.
     pub seed: u64,
-    /// A picture on which the CPU measures the hidden rows of the vision tower before anything is made, see
+    /// An image on which the CPU measures the hidden states of the vision tower before anything is made, see
     /// [`crate::residual`].
-    pub picture: Option<Media>,
+    pub image: Option<Media>,
 }
 
 impl std::fmt::Debug for CheckBackends {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CheckBackends")
             .field("seed", &self.seed)
-            .field("picture", &self.picture)
+            .field("image", &self.image)
             .finish_non_exhaustive()
     }
 }
@@ -70,29 +70,29 @@ pub struct ForgeOptions {
     /// Positions of the KV cache, or of the text that an encoder takes; [`DEFAULT_MAX_CTX`] or
     /// [`DEFAULT_TEXT`], or fewer when the model has fewer, if none.
     pub max_ctx: Option<usize>,
-    /// Tokens that the graphs for prompts take at once; the family's own choice if none, and no such
+    /// Tokens that the prefill graphs take at once; the family's own choice if none, and no such
     /// graph for an empty list.
     pub prefill: Option<Vec<usize>>,
-    /// Put graphs over the same weights into one context. The compiler has to be told as well: see
+    /// Put graphs over the same weights into one context. The compiler has to know as well: see
     /// [`crate::qnn::QnnCompiler::share_weights`].
     pub share_weights: bool,
     /// Options that only the family's recipe knows: names and values.
     pub recipe_options: BTreeMap<String, String>,
-    /// Weights in another precision, no narrower than [`ForgeOptions::precision`].
+    /// Weights in another precision, no lower than [`ForgeOptions::precision`].
     pub weights: Vec<Override>,
     /// Tensors of the checkpoint that no graph and no table needs to read: words of their names, as in
     /// [`Override::part`].
     pub ignore_tensors: Vec<String>,
     /// Makes the context binaries. Without one the bundle runs on the CPU only.
     pub compiler: Option<Arc<dyn Compiler>>,
-    /// Write the ONNX twins, which the CPU backend runs.
+    /// Write the ONNX reference graphs, which the CPU backend runs.
     pub onnx: bool,
-    /// Compare each compiled graph with its twin.
+    /// Compare each compiled graph with its ONNX reference graph.
     pub check: Option<CheckBackends>,
 }
 
 impl ForgeOptions {
-    /// fp16, as few shards as possible, with ONNX twins, without a compiler and without a check.
+    /// fp16, as few shards as possible, with ONNX reference graphs, without a compiler and without a check.
     pub fn new(out: impl Into<PathBuf>) -> Self {
         Self {
             out: out.into(),
@@ -141,7 +141,7 @@ impl std::fmt::Debug for ForgeOptions {
 }
 
 impl ForgeOptions {
-    /// What the checkpoint's recipe is told.
+    /// The options of the checkpoint's recipe.
     pub(crate) fn for_recipe(&self, checkpoint: &Checkpoint) -> RecipeOptions {
         let default = match self.task {
             Task::Embed => DEFAULT_TEXT,

@@ -1,4 +1,4 @@
-//! Weights in another precision than the rest: layers that a narrower one would hurt.
+//! Weights in a higher precision than the rest: sensitive layers.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ use crate::weight::{Storage, Weight};
 pub struct Override {
     /// `layers.3`, `down_proj` or `layers.3.mlp.down_proj`. Empty for all.
     pub part: String,
-    /// No narrower than that of the bundle.
+    /// No lower than that of the bundle.
     pub precision: Precision,
 }
 
@@ -51,8 +51,8 @@ impl FromStr for Override {
     }
 }
 
-/// The recipe of `make`, with weights stored as the recipe of another precision stores them where an override says so. Of
-/// several that cover a weight the last one counts.
+/// The recipe of `make`, with weights stored as the recipe of another precision stores them where an override asks for
+/// it. Of several that cover a weight the last one counts.
 ///
 /// Errors when an override covers no weight, or asks for less than the precision of `wanted`.
 pub(crate) fn apply(
@@ -66,60 +66,57 @@ pub(crate) fn apply(
     }
     let precision = wanted.precision;
     let usual = stored(&recipe);
-    let mut wider: BTreeMap<String, Weight> = BTreeMap::new();
+    let mut higher: BTreeMap<String, Weight> = BTreeMap::new();
     for one in overrides {
         if rank(one.precision) > rank(precision) {
             return Err(Error::new(
                 ErrorKind::Usage,
-                format!(
-                    "weights {one}: narrower than {}, the bundle's precision",
-                    precision.name()
-                ),
+                format!("weights {one}: lower than {}, the bundle's precision", precision.name()),
             )
             .hint(format!(
-                "make the bundle with --precision {} and name what is to be wider",
+                "make the bundle with --precision {} and name what is to have a higher precision",
                 one.precision.name()
             )));
         }
         let other = stored(&make(&RecipeOptions { precision: one.precision, ..wanted.clone() })?);
-        let covered = |name: &str| one.covers(name) && usual.get(name).is_some_and(is_narrow);
+        let covered = |name: &str| one.covers(name) && usual.get(name).is_some_and(is_quantized);
         let covered: Vec<_> = other.into_iter().filter(|(name, _)| covered(name)).collect();
         if covered.is_empty() {
-            let such = usual.iter().find(|(_, weight)| is_narrow(weight)).map(|(name, _)| name);
+            let such = usual.iter().find(|(_, weight)| is_quantized(weight)).map(|(name, _)| name);
             return Err(Error::new(
                 ErrorKind::Usage,
                 format!(
-                    "weights {one}: no weight that {} narrows has this in its name",
+                    "weights {one}: no weight that {} quantizes has this in its name",
                     precision.name()
                 ),
             )
             .hint(match such {
                 Some(name) => format!("such a weight is {name}"),
-                None => "nothing is narrowed: leave it out".to_owned(),
+                None => "nothing is quantized: leave it out".to_owned(),
             }));
         }
-        wider.extend(covered);
+        higher.extend(covered);
     }
     for graph in recipe.contexts.iter_mut().flat_map(|context| &mut context.graphs) {
         graph.store(|weight| {
-            let other = wider.get(weight.source().name())?;
+            let other = higher.get(weight.source().name())?;
             Some(Weight::new(weight.source().clone(), other.storage()))
         });
     }
     Ok(recipe)
 }
 
-/// How narrow a precision is.
+/// The rank of a precision, the highest precision first.
 pub(crate) fn rank(precision: Precision) -> usize {
     precisions().iter().position(|one| *one == precision).unwrap_or(0)
 }
 
-/// All precisions, the widest first.
+/// All precisions, the highest first.
 pub(crate) fn precisions() -> Vec<Precision> {
     ["fp16", "w8a16", "w4a16"].iter().filter_map(|name| name.parse().ok()).collect()
 }
 
-fn is_narrow(weight: &Weight) -> bool {
+fn is_quantized(weight: &Weight) -> bool {
     weight.storage() != Storage::Float
 }
 
@@ -130,13 +127,13 @@ fn stored(recipe: &Recipe) -> BTreeMap<String, Weight> {
     weights.map(|weight| (weight.source().name().to_owned(), weight.clone())).collect()
 }
 
-/// Names of all weights that a recipe stores as integers, each once, in the order of the graphs.
-pub(crate) fn narrowed(recipe: &Recipe) -> Vec<String> {
+/// Names of all weights that a recipe quantizes, each once, in the order of the graphs.
+pub(crate) fn quantized(recipe: &Recipe) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
     for weight in graphs.flat_map(crate::graph::Graph::weights) {
         let name = weight.source().name();
-        if is_narrow(weight) && !names.iter().any(|known| known == name) {
+        if is_quantized(weight) && !names.iter().any(|known| known == name) {
             names.push(name.to_owned());
         }
     }

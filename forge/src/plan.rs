@@ -1,7 +1,7 @@
 //! What a bundle will consist of and what making it takes, before it is made.
 //!
 //! Sizes follow from the graphs; memory and time from figures measured with QAIRT 2.51 on two x86-64
-//! cores (docs/performance.md), so that they tell minutes from hours and not one minute from two.
+//! cores (docs/performance.md), so that they distinguish minutes from hours, and not one minute from two.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -11,13 +11,13 @@ use crate::checkpoint::{Checkpoint, summary};
 use crate::graph::{Elem, Graph};
 use crate::options::{AUTO_SHARDS, ForgeOptions};
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, Precision, Recipe, RecipeOptions};
-use crate::registry::least_shards;
+use crate::registry::min_shards;
 use crate::{chain, names, overrides};
 
 /// More shards than any model has layers.
 const MAX_SHARDS: usize = 4096;
-/// Bytes of a binary for each node, and weights for each byte beside them: ops, as the compiler cuts them
-/// up, and what it keeps of a weight for each piece that it loads.
+/// Bytes of a binary for each node, and weights for each byte beside them: ops, as the compiler splits them
+/// up, and what it keeps of a weight for each part that it loads.
 const NODE_BYTES: u64 = 4_000;
 const WEIGHTS_PER_BYTE: u64 = 300;
 /// Memory that a compilation takes, as a multiple of the weights, and apart from them.
@@ -42,7 +42,8 @@ pub struct ContextSizes {
     pub binary_bytes: u64,
     /// Bytes of inputs and outputs, which a device holds beside the binary.
     pub io_bytes: u64,
-    /// Expected bytes of the ONNX twins, without the weights that are in those of a context before; 0 without.
+    /// Expected bytes of the ONNX reference graphs, without the weights that are in those of a context before; 0
+    /// without.
     pub onnx_bytes: u64,
 }
 
@@ -103,13 +104,13 @@ impl Plan {
     /// What a user should know about running such a bundle, in one sentence; none as a rule.
     pub fn warning(&self) -> Option<String> {
         (self.compiled && self.contexts.len() > MAX_CONTEXTS).then(|| {
-            let narrower = match self.precision {
+            let lower = match self.precision {
                 Precision::Fp16 => "w8a16 or w4a16, ",
                 Precision::W8A16 => "w4a16, ",
                 Precision::W4A16 => "",
             };
             format!(
-                "{} contexts are more than the {MAX_CONTEXTS} that a device holds at once: {narrower}fewer graphs for \
+                "{} contexts are more than the {MAX_CONTEXTS} that a device holds at once: {lower}fewer graphs for \
                  prompts (--prefill 0) or shared weights (--share-weights) make fewer of them, and --resident loads \
                  them in turn",
                 self.contexts.len()
@@ -136,11 +137,10 @@ impl Plan {
 /// Plans a bundle, with context binaries if `compiled`, and chooses the number of shards where
 /// [`ForgeOptions::shards`] is [`AUTO_SHARDS`].
 ///
-/// Errors when two graphs, contexts or tables of the recipe have one name, when graphs that run one after the
-/// other do not fit, when neither graphs nor tables read a tensor of the checkpoint that the recipe does not leave out,
-/// and with the numbers when a context
-/// would pass the budget whatever the number of shards, or with
-/// the number that is asked for.
+/// # Errors
+/// When two graphs, contexts or tables of the recipe have one name, when graphs that run one after the other do not
+/// fit, when neither graphs nor tables read a tensor of the checkpoint that the recipe does not leave out, and with the
+/// numbers when a context would exceed the budget whatever the number of shards, or with the number that is asked for.
 pub fn plan(
     checkpoint: &Checkpoint,
     recipe: impl Fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>,
@@ -154,17 +154,17 @@ pub fn plan(
     let checkpoint = &checkpoint.unused();
     let automatic = wanted.shards == AUTO_SHARDS;
     if automatic {
-        wanted.shards = least_shards(checkpoint);
+        wanted.shards = min_shards(checkpoint);
     }
-    let mut made = recipe(checkpoint, &wanted)?;
-    check(&made)?;
+    let mut built = recipe(checkpoint, &wanted)?;
+    check(&built)?;
     let sizes = |recipe: &Recipe, wanted: &RecipeOptions| sizes(recipe, options, wanted, compiled);
-    let mut plan = sizes(&made, &wanted);
+    let mut plan = sizes(&built, &wanted);
     while let Some(worst) = over_budget(&plan) {
         if !automatic {
             return Err(too_large(&plan, worst, &suggestion(&plan, worst)));
         }
-        // As many as would do if layers could be cut anywhere, and at least one more.
+        // As many as would do if layers could be split anywhere, and at least one more.
         let ratio = worst.device_bytes().div_ceil(plan.budget.max(1));
         let more = usize::try_from(ratio).unwrap_or(MAX_SHARDS).saturating_mul(plan.shards);
         let next = RecipeOptions { shards: more.max(plan.shards + 1), ..wanted.clone() };
@@ -183,10 +183,10 @@ pub fn plan(
         if over_budget(&smaller).is_some_and(|c| c.device_bytes() >= worst.device_bytes()) {
             return Err(too_large(&plan, worst, WHOLE));
         }
-        (plan, made) = (smaller, finer);
+        (plan, built) = (smaller, finer);
     }
     plan.left_out = checkpoint.check_unread(&options.ignore_tensors)?;
-    Ok((plan, made))
+    Ok((plan, built))
 }
 
 /// Checks the graphs of a recipe against each other.
@@ -237,7 +237,7 @@ fn too_large(plan: &Plan, context: &ContextSizes, shards: &str) -> Error {
             plan.budget
         ),
     );
-    let narrower = match (is_head(context), plan.precision, context.precision) {
+    let lower = match (is_head(context), plan.precision, context.precision) {
         (true, _, Precision::Fp16) => "--head w8 halves it",
         (true, _, Precision::W8A16) => "--head w4 halves it once more",
         (true, ..) => "a smaller vocabulary would do",
@@ -252,7 +252,7 @@ fn too_large(plan: &Plan, context: &ContextSizes, shards: &str) -> Error {
         }
         (_, Precision::W4A16, _) => "a shorter context may do; --prefill 0 makes fewer contexts",
     };
-    error.hint(format!("{shards}; {narrower}"))
+    error.hint(format!("{shards}; {lower}"))
 }
 
 fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compiled: bool) -> Plan {
@@ -274,7 +274,7 @@ fn sizes(recipe: &Recipe, options: &ForgeOptions, wanted: &RecipeOptions, compil
     }
 }
 
-/// Sizes of a context. `written` has the weights that the ONNX twins of those before hold.
+/// Sizes of a context. `written` has the weights that the ONNX reference graphs of those before hold.
 fn context_sizes<'a>(
     context: &'a ContextPlan,
     options: &ForgeOptions,
@@ -310,7 +310,7 @@ fn io_bytes(graph: &Graph) -> u64 {
     total(tensors.map(|t| t.try_byte_len().map_or(u64::MAX, |n| n as u64)))
 }
 
-/// A sum of sizes. Those of a configuration that makes no sense may be larger than any number of bytes.
+/// A sum of sizes. Those of a configuration that is inconsistent may be larger than any number of bytes.
 fn total(sizes: impl IntoIterator<Item = u64>) -> u64 {
     sizes.into_iter().fold(0, u64::saturating_add)
 }

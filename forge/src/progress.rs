@@ -1,4 +1,4 @@
-//! How a forge tells its caller what it is doing.
+//! How a forge reports its progress.
 
 /// Receives progress. Called on the thread that called the forge.
 pub trait Progress {

@@ -1,4 +1,4 @@
-//! What a recipe is told, and what it makes of a checkpoint: graphs, tables and the plan that runs them.
+//! The options of a recipe, and what it makes of a checkpoint: graphs, tables and the plan that runs them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,13 +11,13 @@ use serde_json::{Map, Value};
 
 use crate::graph::{Graph, Origin};
 use crate::progress::Progress;
-use crate::quantise::{BLOCK, Bits, BlockForm};
+use crate::quantize::{BLOCK, Bits, BlockForm};
 use crate::weight::{RowSource, Storage, Weight};
 
 /// Contexts that a device holds at once.
 pub const MAX_CONTEXTS: usize = 8;
 
-/// Precision of the weights, the widest first. Activations are f16 on the NPU either way.
+/// Precision of the weights, the highest first. Activations are f16 on the NPU either way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Precision {
     /// f16 weights.
@@ -25,8 +25,8 @@ pub enum Precision {
     Fp16,
     /// int8 weights with one scale per output channel in the decoder.
     W8A16,
-    /// 4-bit weights with one scale per block of [`BLOCK`] inputs in the decoder. Few outputs on which much depends,
-    /// such as a router's, stay f16.
+    /// 4-bit weights with one scale per block of [`BLOCK`] inputs in the decoder. Sensitive layers with few
+    /// outputs, such as a router, stay f16.
     W4A16,
 }
 
@@ -49,7 +49,7 @@ impl Precision {
         }
     }
 
-    /// All of them, the widest first.
+    /// All of them, the highest first.
     pub const ALL: [Self; 3] = [Self::Fp16, Self::W8A16, Self::W4A16];
 
     /// How a decoder weight of `rows` outputs and `cols` inputs is stored, if the checkpoint holds floating point.
@@ -70,11 +70,12 @@ impl Precision {
     }
 
     /// The weight of a linear layer with the rows of `source`: every recipe asks this method how a weight is stored.
-    /// Integers that the checkpoint holds stay as they are where the NPU computes them, unless f16 is asked for.
+    /// Quantized weights that the checkpoint holds stay as they are where the NPU computes them, unless f16 is asked
+    /// for.
     pub fn weight(self, source: Arc<dyn RowSource>) -> Weight {
         let [rows, cols] = source.shape();
-        let given = source.block_form().filter(|form| self != Self::Fp16 && form.fits(cols));
-        let storage = given.map_or_else(|| self.storage(rows, cols), Storage::Blocks);
+        let stored = source.block_form().filter(|form| self != Self::Fp16 && form.fits(cols));
+        let storage = stored.map_or_else(|| self.storage(rows, cols), Storage::Blocks);
         Weight::new(source, storage)
     }
 }
@@ -95,7 +96,7 @@ impl std::str::FromStr for Precision {
     }
 }
 
-/// What a recipe is told.
+/// The options of a recipe.
 #[derive(Debug, Clone, Default)]
 pub struct RecipeOptions {
     /// Precision of the decoder's weights.
@@ -108,7 +109,7 @@ pub struct RecipeOptions {
     pub max_ctx: usize,
     /// What the bundle is to do.
     pub task: Task,
-    /// Tokens that the graphs for prompts take at once; the family's own choice if none, and no such
+    /// Tokens that the prefill graphs take at once; the family's own choice if none, and no such
     /// graph for an empty list.
     pub prefill: Option<Vec<usize>>,
     /// Graphs over the same weights stand in one context, whose compiler keeps each weight once.
@@ -118,8 +119,8 @@ pub struct RecipeOptions {
 }
 
 impl RecipeOptions {
-    /// Precision of the head's weight: what is asked for, else f16, and int8 beside 4-bit layers. A step reads as many
-    /// bytes of an f16 head as of most 4-bit layers together.
+    /// Precision of the head's weight: what is asked for, else f16, and int8 beside 4-bit layers. A step would read as
+    /// many bytes of an f16 head as of the 4-bit layers of many models together.
     pub fn head(&self) -> Precision {
         self.head.unwrap_or(match self.precision {
             Precision::Fp16 | Precision::W8A16 => Precision::Fp16,
@@ -152,9 +153,9 @@ impl ContextPlan {
         Self { key, precision, graphs, optional: None }
     }
 
-    /// A context of one graph, of the graph's name and of the precision of its narrowest weight.
+    /// A context of one graph, of the graph's name and of the lowest precision of its weights.
     pub fn alone(graph: Graph) -> Self {
-        let narrowest = |storage| match storage {
+        let lowest = |storage| match storage {
             Storage::Float => Precision::Fp16,
             Storage::Int8 | Storage::Blocks(BlockForm { bits: Bits::Eight, .. }) => {
                 Precision::W8A16
@@ -162,14 +163,14 @@ impl ContextPlan {
             Storage::Blocks(_) => Precision::W4A16,
         };
         let weights = graph.tensors().iter().filter_map(|tensor| match &tensor.origin {
-            Origin::Weight(weight) => Some(narrowest(weight.storage())),
+            Origin::Weight(weight) => Some(lowest(weight.storage())),
             _ => None,
         });
         let precision = weights.max().unwrap_or_default();
         Self::new(graph.name().to_owned(), precision, vec![graph])
     }
 
-    /// The weights that are stored wider than the context's precision stores others, because their numbers of inputs
+    /// The weights that are stored in a higher precision than that of the context, because their numbers of inputs
     /// leave no choice: their names in the checkpoint, and how they are stored. Each once.
     pub fn wider_weights(&self) -> Vec<(String, Storage)> {
         let usual = self.precision.storage(1, BLOCK);
@@ -205,7 +206,7 @@ pub struct TableFile {
     pub field: String,
     /// End of the file's name, after the model's name and `_`.
     pub name: String,
-    /// Element type, where the manifest says it: `{"path": …, "dtype": …}` instead of the path alone.
+    /// Element type, where the manifest declares it: `{"path": …, "dtype": …}` instead of the path alone.
     pub dtype: Option<DType>,
 }
 
@@ -214,8 +215,11 @@ pub trait TableSource: Send + Sync + fmt::Debug {
     /// Bytes of all files, for progress.
     fn bytes(&self) -> u64;
 
-    /// Writes all files from their beginnings. Reads the checkpoint matrix by matrix, tells how many bytes
-    /// are written, and stops with `Cancelled` when `progress` says so.
+    /// Writes all files from their beginnings. Reads the checkpoint matrix by matrix, reports how many bytes
+    /// are written.
+    ///
+    /// # Errors
+    /// When a matrix cannot be read or a file not written, and `Cancelled` when `progress` stops it.
     fn write(&self, files: &mut [&mut dyn Write], progress: &mut dyn Progress) -> Result<()>;
 }
 
@@ -238,11 +242,11 @@ pub struct Recipe {
     pub tables: Vec<Tables>,
 }
 
-/// A graph that says how large hidden rows become. It is run once, as ONNX, and is no part of the bundle.
+/// A graph that measures how large hidden states become. It is run once, as ONNX, and is no part of the bundle.
 #[derive(Debug, Clone)]
 pub struct Probe {
-    /// Each output holds one value, the largest magnitude of the rows at a place; the output's name is that of the
-    /// place, in the order in which the model computes.
+    /// Each output holds one value, the largest magnitude of the hidden states at a point of the model; the output's
+    /// name is that of the point, in the order in which the model computes.
     pub graph: Graph,
     /// Values of the graph's inputs, by name.
     pub inputs: Vec<(String, Vec<f32>)>,
@@ -258,7 +262,7 @@ pub struct Scaling {
     /// Its value in the probe.
     pub now: u32,
     /// Its largest value.
-    pub most: u32,
+    pub max: u32,
 }
 
 /// An error of the op author's kit, which a recipe shapes its probe's inputs with.

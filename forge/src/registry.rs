@@ -8,12 +8,12 @@ use qhx_core::{Error, ErrorKind, Result};
 use serde_json::Value;
 
 use crate::checkpoint::Checkpoint;
-use crate::recipe::{Probe, Recipe, RecipeOptions, Task};
+use crate::recipe::{Precision, Probe, Recipe, RecipeOptions, Task};
 
 /// Makes graphs and a plan of a checkpoint.
 pub type MakeRecipe = fn(&Checkpoint, &RecipeOptions) -> Result<Recipe>;
 
-/// Makes a probe of what a picture, or another segment of a prompt, becomes in a checkpoint's tower.
+/// Makes a probe of what an image, or another segment of a prompt, becomes in a checkpoint's tower.
 pub type MakeProbe = fn(&Checkpoint, &RecipeOptions, Segment<'_>) -> Result<Probe>;
 
 /// A recipe and what it is for. See [`register_recipe!`](crate::register_recipe).
@@ -22,12 +22,18 @@ pub struct RecipeEntry {
     classes: &'static [&'static str],
     make: MakeRecipe,
     tasks: &'static [Task],
-    prompt_graphs: bool,
+    prefill_graphs: bool,
     shards: usize,
     longest: fn(&Checkpoint, Task) -> Option<usize>,
     options: &'static [RecipeOption],
     probe: Option<MakeProbe>,
 }
+
+/// Values of options by their names before precisions had one vocabulary, and their names now.
+const OLD_VALUES: [(&str, &str); 2] = [("f16", "fp16"), ("int8", "w8a16")];
+
+/// Names of options before they were renamed, and their names now.
+const OLD_NAMES: [(&str, &str); 1] = [("guess", "verify")];
 
 /// An option that only some recipes know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +50,25 @@ impl RecipeOption {
     /// What is chosen: the value given, or else the default, also where a recipe is applied without its registration.
     pub fn choice<'a>(&self, options: &'a RecipeOptions) -> Option<&'a str> {
         options.choice(self.name).or(self.values.first().copied())
+    }
+
+    /// The precision that is chosen; fp16 where the value is none.
+    pub(crate) fn precision(&self, options: &RecipeOptions) -> Precision {
+        self.choice(options).and_then(|name| name.parse().ok()).unwrap_or_default()
+    }
+}
+
+impl RecipeOption {
+    /// True for its name, and for one that it had before.
+    fn is_called(&self, name: &str) -> bool {
+        self.name == name || OLD_NAMES.contains(&(name, self.name))
+    }
+
+    /// The value of that name, or of one that it had before; none when it has no such value.
+    fn value<'a>(&self, asked: &'a str) -> Option<&'a str> {
+        let known = |value: &str| self.values.is_empty() || self.values.contains(&value);
+        let renamed = || OLD_VALUES.iter().find(|(old, _)| *old == asked).map(|(_, new)| *new);
+        Some(asked).filter(|value| known(value)).or_else(|| renamed().filter(|value| known(value)))
     }
 }
 
@@ -62,7 +87,7 @@ impl RecipeEntry {
             classes,
             make,
             tasks: &[Task::Generate],
-            prompt_graphs: false,
+            prefill_graphs: false,
             shards: 1,
             longest: |_, _| None,
             options: &[],
@@ -76,17 +101,17 @@ impl RecipeEntry {
     }
 
     /// It has graphs that take several tokens of a prompt, see [`RecipeOptions::prefill`].
-    pub const fn prompt_graphs(self) -> Self {
-        Self { prompt_graphs: true, ..self }
+    pub const fn prefill_graphs(self) -> Self {
+        Self { prefill_graphs: true, ..self }
     }
 
-    /// The contexts that its layers are spread over where nothing is said and they fit; 1 without this.
+    /// The contexts that its layers are spread over by default, where they fit; 1 without this.
     pub const fn shards(self, shards: usize) -> Self {
         Self { shards, ..self }
     }
 
     /// What bounds the context beside `max_position_embeddings`, such as a sliding window; none where nothing
-    /// does. The context that is made when nothing is said is no longer.
+    /// does. The default context is no longer.
     pub const fn longest(self, longest: fn(&Checkpoint, Task) -> Option<usize>) -> Self {
         Self { longest, ..self }
     }
@@ -96,16 +121,16 @@ impl RecipeEntry {
         Self { options, ..self }
     }
 
-    /// What says how large the hidden rows of its tower become, see [`crate::residual`].
+    /// The probe of how large the hidden states of its tower become, see [`crate::residual`].
     pub const fn probe(self, probe: MakeProbe) -> Self {
         Self { probe: Some(probe), ..self }
     }
 
-    /// All of its options with their values, given or default.
-    fn choices(&self, given: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>> {
+    /// All of its options with their values, asked for or default.
+    fn choices(&self, asked: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>> {
         let usage = |message: String| Error::new(ErrorKind::Usage, message);
-        for name in given.keys() {
-            if self.options.iter().all(|option| option.name != name) {
+        for name in asked.keys() {
+            if !self.options.iter().any(|option| option.is_called(name)) {
                 let known: Vec<_> = self.options.iter().map(ToString::to_string).collect();
                 let hint = match known.as_slice() {
                     [] => "its recipe has no options of its own".to_owned(),
@@ -118,16 +143,17 @@ impl RecipeEntry {
         let mut choices = BTreeMap::new();
         for option in self.options {
             let default = option.values.first().copied();
-            let Some(value) = given.get(option.name).map(String::as_str).or(default) else {
+            let found = asked.iter().find(|(name, _)| option.is_called(name));
+            let Some(asked) = found.map(|(_, value)| value.as_str()).or(default) else {
                 continue;
             };
-            if !option.values.is_empty() && !option.values.contains(&value) {
+            let Some(value) = option.value(asked) else {
                 return Err(usage(format!(
-                    "recipe option {}: {value:?}, expected {}",
+                    "recipe option {}: {asked:?}, expected {}",
                     option.name,
                     option.values.join(" or ")
                 )));
-            }
+            };
             choices.insert(option.name.to_owned(), value.to_owned());
         }
         Ok(choices)
@@ -161,7 +187,7 @@ inventory::collect!(Registration);
 /// #    Err(qhx_core::Error::new(qhx_core::ErrorKind::Graph, "an example"))
 /// }
 ///
-/// register_recipe!(RecipeEntry::new(&["MyForCausalLM"], recipe).prompt_graphs());
+/// register_recipe!(RecipeEntry::new(&["MyForCausalLM"], recipe).prefill_graphs());
 ///
 /// assert!(architectures()?.contains(&"MyForCausalLM"));
 /// # Ok::<(), qhx_core::Error>(())
@@ -205,6 +231,9 @@ fn registered() -> Result<BTreeMap<&'static str, &'static Registration>> {
 }
 
 /// Model classes that have a recipe, sorted.
+///
+/// # Errors
+/// When two crates register the same class.
 pub fn architectures() -> Result<Vec<&'static str>> {
     Ok(registered()?.into_keys().collect())
 }
@@ -230,8 +259,10 @@ fn entry(checkpoint: &Checkpoint) -> Result<RecipeEntry> {
     })
 }
 
-/// The probe of the checkpoint's recipe on what is `shown`, for [`crate::residual::residuals`]. Errors when the recipe
-/// has none, or cannot use what is shown.
+/// The probe of the checkpoint's recipe on what is `shown`, for [`crate::residual::residuals`].
+///
+/// # Errors
+/// When the recipe has none, or cannot use what is shown.
 pub fn probe(
     checkpoint: &Checkpoint,
     options: &RecipeOptions,
@@ -240,14 +271,17 @@ pub fn probe(
     let entry = entry(checkpoint)?;
     let Some(probe) = entry.probe else {
         let class = checkpoint.architecture().unwrap_or_default();
-        let what = format!("a picture is given, but the recipe of {class} measures nothing on one");
-        return Err(Error::new(ErrorKind::Usage, what).hint("omit the picture"));
+        let what = format!("an image is given, but the recipe of {class} measures nothing on one");
+        return Err(Error::new(ErrorKind::Usage, what).hint("omit the image"));
     };
     let choices = entry.choices(&options.choices)?;
     probe(checkpoint, &RecipeOptions { choices, ..options.clone() }, shown)
 }
 
 /// Applies the recipe for the checkpoint's model class.
+///
+/// # Errors
+/// When the class has no recipe, the recipe lacks the task or an option, or the checkpoint does not fit it.
 pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let entry = entry(checkpoint)?;
     let found = checkpoint.architecture().unwrap_or_default();
@@ -263,11 +297,11 @@ pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe
         )
         .hint(format!("ask for the task {}", tasks.join(" or "))));
     }
-    if options.prefill.as_ref().is_some_and(|rows| !rows.is_empty()) && !entry.prompt_graphs {
+    if options.prefill.as_ref().is_some_and(|rows| !rows.is_empty()) && !entry.prefill_graphs {
         return Err(Error::new(
             ErrorKind::Usage,
             format!(
-                "prompt graphs are asked for, but a {found} consumes its prompt token by token"
+                "prefill graphs are asked for, but a {found} consumes its prompt token by token"
             ),
         )
         .hint("omit the option"));
@@ -276,14 +310,14 @@ pub fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe
     (entry.make)(checkpoint, &RecipeOptions { choices, ..options.clone() })
 }
 
-/// The fewest shards that a checkpoint's recipe makes where nothing is said, see [`RecipeEntry::shards`].
-pub(crate) fn least_shards(checkpoint: &Checkpoint) -> usize {
+/// The min number of shards that a checkpoint's recipe makes, see [`RecipeEntry::shards`].
+pub(crate) fn min_shards(checkpoint: &Checkpoint) -> usize {
     // What is wrong here is reported when the recipe is applied.
     let recipes = registered().unwrap_or_default();
     let found = recipes.get(checkpoint.architecture().unwrap_or_default());
     let layers = checkpoint.text_config().get("num_hidden_layers").and_then(Value::as_u64);
-    let most = layers.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX).max(1);
-    found.map_or(1, |found| found.entry.shards).min(most)
+    let max = layers.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX).max(1);
+    found.map_or(1, |found| found.entry.shards).min(max)
 }
 
 /// The longest context that a checkpoint's recipe makes for a task; none without a limit.
@@ -305,7 +339,7 @@ mod tests {
     use super::*;
 
     const OPTION: RecipeOption =
-        RecipeOption { name: "form", values: &["int8", "f16"], help: "what it takes" };
+        RecipeOption { name: "form", values: &["w8a16", "fp16"], help: "what it takes" };
     const FREE: RecipeOption = RecipeOption { name: "size", values: &[], help: "how large it is" };
 
     fn nothing(_: &Checkpoint, _: &RecipeOptions) -> Result<Recipe> {
@@ -335,28 +369,40 @@ mod tests {
     }
 
     #[test]
-    fn options_that_a_recipe_does_not_know_are_refused_with_those_it_does() {
+    fn unknown_options_are_refused_with_a_list_of_the_known() {
         let entry = RecipeEntry::new(&["A"], nothing).options(&[OPTION]);
         let choose = |pairs: &[(&str, &str)]| {
             let given = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
             entry.choices(&given.collect())
         };
-        assert_eq!(choose(&[]).unwrap()["form"], "int8");
-        assert_eq!(choose(&[("form", "f16")]).unwrap()["form"], "f16");
+        assert_eq!(choose(&[]).unwrap()["form"], "w8a16");
+        assert_eq!(choose(&[("form", "fp16")]).unwrap()["form"], "fp16");
         let error = choose(&[("form", "f32")]).unwrap_err();
-        assert_eq!(error.message(), "recipe option form: \"f32\", expected int8 or f16");
-        let error = choose(&[("from", "f16")]).unwrap_err();
+        assert_eq!(error.message(), "recipe option form: \"f32\", expected w8a16 or fp16");
+        let error = choose(&[("from", "fp16")]).unwrap_err();
         assert_eq!(error.message(), "A: no recipe option \"from\"");
-        assert_eq!(error.hint_text(), Some("its recipe has form=int8|f16: what it takes"));
+        assert_eq!(error.hint_text(), Some("its recipe has form=w8a16|fp16: what it takes"));
+    }
+
+    #[test]
+    fn old_names_of_options_and_values_are_accepted() {
+        const VERIFY: RecipeOption =
+            RecipeOption { name: "verify", values: &["none", "8"], help: "rows" };
+        let entry = RecipeEntry::new(&["A"], nothing).options(&[OPTION, VERIFY]);
+        let pairs = [("form", "f16"), ("guess", "8")];
+        let old = pairs.map(|(k, v)| (k.to_owned(), v.to_owned()));
+        let choices = entry.choices(&BTreeMap::from(old)).unwrap();
+        assert_eq!([&choices["form"], &choices["verify"]], ["fp16", "8"]);
+        assert!(!choices.contains_key("guess"), "{choices:?}");
     }
 
     #[test]
     fn an_option_has_one_default_however_a_recipe_is_applied() {
         let mut options = RecipeOptions::default();
-        assert_eq!(OPTION.choice(&options), Some("int8"));
+        assert_eq!(OPTION.choice(&options), Some("w8a16"));
         assert_eq!(FREE.choice(&options), None);
-        options.choices.insert("form".to_owned(), "f16".to_owned());
-        assert_eq!(OPTION.choice(&options), Some("f16"));
+        options.choices.insert("form".to_owned(), "fp16".to_owned());
+        assert_eq!(OPTION.choice(&options), Some("fp16"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! How large the hidden rows of a tower become: its blocks run on a picture in f32 before anything is made.
+//! How large the hidden states of a tower become: its blocks run on an image in f32 before anything is made.
 //!
-//! The NPU keeps hidden rows in f16. A model trained in bf16 may have channels that do not fit; on the device they
+//! The NPU keeps hidden states in f16. A model trained in bf16 may have channels that do not fit; on the device they
 //! would become infinite, and everything after them NaN.
 
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::onnx;
 use crate::progress::Progress;
 use crate::recipe::{Probe, Scaling};
 
-/// The largest magnitude of the hidden rows at one place.
+/// The largest magnitude of the hidden states at one point of the model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Residual {
     /// `block_5`, for instance.
@@ -24,7 +24,7 @@ pub struct Residual {
 }
 
 impl Residual {
-    /// Rows may be as large as this. f16 ends at 65,504; what is left is for pictures other than the one that was
+    /// Rows may be as large as this. f16 ends at 65,504; what is left is for images other than the one that was
     /// looked at.
     pub const LIMIT: f32 = 30_000.0;
 
@@ -34,11 +34,13 @@ impl Residual {
     }
 }
 
-/// Runs a probe, which [`registry::probe`](crate::registry::probe) makes of a picture, and answers with the largest
-/// rows of each place. The graph's weights are written into a folder below `scratch`, which is removed again.
+/// Runs a probe, which [`registry::probe`](crate::registry::probe) makes of an image, and returns the largest
+/// rows at each point of the model. The graph's weights are written into a folder below `scratch`, which is removed
+/// again.
 ///
-/// Errors when a place has rows beyond [`Residual::LIMIT`]: the message names the first such place and the option that
-/// helps.
+/// # Errors
+/// When rows exceed [`Residual::LIMIT`]: the message names the first point of the model where they do, and the option
+/// that helps.
 pub fn residuals(
     probe: &Probe,
     cpu: &Arc<dyn Backend>,
@@ -61,8 +63,8 @@ pub fn residuals(
     for graph in &graphs {
         for (place, values) in run(&mut workspace, graph, &probe.inputs)? {
             // NaN would be lost in `f32::max`.
-            let largest = values.iter().fold(0.0, |most: f32, v| {
-                if v.is_finite() { most.max(v.abs()) } else { f32::INFINITY }
+            let largest = values.iter().fold(0.0, |max: f32, v| {
+                if v.is_finite() { max.max(v.abs()) } else { f32::INFINITY }
             });
             found.push(Residual { place, largest });
         }
@@ -74,18 +76,18 @@ pub fn residuals(
 }
 
 fn too_large(first: &Residual, all: &[Residual], scaling: Option<Scaling>) -> Error {
-    let most = all.iter().map(|residual| residual.largest).fold(first.largest, f32::max);
+    let max = all.iter().map(|residual| residual.largest).fold(first.largest, f32::max);
     let limit = Residual::LIMIT;
     let error = Error::new(
         ErrorKind::Artifact,
         format!(
-            "hidden rows pass {limit} first at {} ({}), and reach {most}; the NPU holds them in f16, which ends at \
+            "hidden states exceed {limit} first at {} ({}), and reach {max}; the NPU holds them in f16, which ends at \
              65504",
             first.place, first.largest
         ),
     );
-    let fix = scaling.and_then(|Scaling { option, now, most: end }| {
-        let more = (most / limit).log2().ceil();
+    let fix = scaling.and_then(|Scaling { option, now, max: end }| {
+        let more = (max / limit).log2().ceil();
         more.is_finite().then(|| now.saturating_add(more as u32)).filter(|k| *k <= end).map(|k| {
             format!(
                 "--recipe-option {option}={k} keeps them at 2^-{k} of their size throughout, which changes no result"

@@ -4,7 +4,7 @@
 //! be read in any order, by any thread, and no tensor is ever held whole. Values are exact in f16.
 //!
 //! The scale keeps activations finite in f16 through any number of layers: matrices are uniform with a
-//! standard deviation of `1/√fan_in`, `√½` of that where the product is added to the hidden rows, and 1 for
+//! standard deviation of `1/√fan_in`, `√½` of that where the output is added to the hidden states, and 1 for
 //! the embedding table; norm weights lie around 1, everything else around 0.
 
 use half::f16;
@@ -17,7 +17,7 @@ use crate::weight::RowSource;
 
 /// Standard deviation of biases and of vectors of any other kind.
 const VECTOR: f32 = 0.1;
-/// Matrices whose products are added to the hidden rows. Smaller, so that rounding errors grow less from layer
+/// Matrices whose outputs are added to the hidden states. Smaller, so that rounding errors grow less from layer
 /// to layer.
 const OUTPUTS: [&str; 5] = [
     "o_proj.weight",

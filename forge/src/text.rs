@@ -160,7 +160,7 @@ fn check_template(
 /// when one is not the id of one of the `vocab` tokens.
 pub(crate) fn token_ids(checkpoint: &Checkpoint, vocab: usize) -> Result<Map<String, Value>> {
     let generation = checkpoint.dir().join("generation_config.json");
-    let places = [
+    let paths = [
         (&*generation, checkpoint.generation_config()),
         (checkpoint.config_path(), checkpoint.text_config()),
         (checkpoint.config_path(), checkpoint.config()),
@@ -168,7 +168,7 @@ pub(crate) fn token_ids(checkpoint: &Checkpoint, vocab: usize) -> Result<Map<Str
     let is_token = |id: &Value| id.as_u64().is_some_and(|id| id < vocab as u64);
     let mut ids = Map::new();
     for (key, many) in [("eos_token_id", true), ("bos_token_id", false)] {
-        let found = places.iter().filter_map(|(path, config)| Some((path, config.get(key)?)));
+        let found = paths.iter().filter_map(|(path, config)| Some((path, config.get(key)?)));
         let Some((path, value)) = found.into_iter().find(|(_, value)| !value.is_null()) else {
             continue;
         };

@@ -9,7 +9,7 @@ use half::slice::HalfFloatSliceExt;
 use qhx_core::{DType, Error, ErrorKind, Result};
 use rayon::prelude::*;
 
-use crate::quantise::{BlockForm, Blocks, BlocksMut, Int8Rows, quantise_block, quantise_row};
+use crate::quantize::{BlockForm, Blocks, BlocksMut, Int8Rows, quantize_block, quantize_row};
 
 /// Elements that one task of a parallel read handles.
 const BLOCK: usize = 1 << 17;
@@ -29,6 +29,9 @@ pub trait RowSource: Send + Sync + fmt::Debug {
 
     /// Writes whole rows from `first` on into `out`, whose length is a multiple of the columns. The values
     /// are those of the checkpoint, and may be NaN or infinite; [`read`] refuses such values.
+    ///
+    /// # Errors
+    /// When the rows cannot be read.
     fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()>;
 
     /// The row of the checkpoint's tensor that row 0 is, for messages.
@@ -36,37 +39,43 @@ pub trait RowSource: Send + Sync + fmt::Debug {
         0
     }
 
-    /// What the integers are like, where the checkpoint holds integers with scales and not floating point, such as
+    /// The form of the quantized weights, where the checkpoint holds these and not floating point, such as
     /// GGUF's Q4_0 or GPTQ's. The block divides the columns. [`RowSource::read_f32`] then gives the values that they
-    /// stand for ([`widen_blocks`]).
+    /// stand for ([`dequantize_blocks`]).
     ///
-    /// A weight that is stored in the same form ([`Storage::Blocks`]) hands on the integers, scales and offsets as
-    /// they are: the QNN graph and its twin have the very numbers that another program chose.
+    /// A weight that is stored in the same form ([`Storage::Blocks`]) hands on the values, scales and offsets as
+    /// they are: the QNN graph and its reference graph have the very numbers that another program chose.
     /// [`Precision::weight`](crate::recipe::Precision::weight) sees to it.
     fn block_form(&self) -> Option<BlockForm> {
         None
     }
 
-    /// Writes the integers of whole rows from `first` on into `out`, whose parts are as long as
-    /// [`RowSource::block_form`] asks for. Integers out of the form's range, and scales and offsets that are not
+    /// Writes the quantized values of whole rows from `first` on into `out`, whose parts are as long as
+    /// [`RowSource::block_form`] asks for. Values out of the form's range, and scales and offsets that are not
     /// finite, are refused by [`Weight::to_blocks`]. Errors where there is no such form.
+    ///
+    /// # Errors
+    /// When the rows cannot be read, or the checkpoint holds no quantized values.
     fn read_blocks(&self, first: usize, out: BlocksMut<'_>) -> Result<()> {
         let _ = (first, out);
-        let what = format!("{}: the checkpoint holds no integers of it", self.name());
+        let what = format!("{}: the checkpoint holds no quantized values of it", self.name());
         Err(Error::new(ErrorKind::Internal, what))
     }
 }
 
-/// [`RowSource::read_f32`] of a source with a [`RowSource::block_form`]: the values that the integers stand for.
-pub fn widen_blocks(source: &dyn RowSource, first: usize, out: &mut [f32]) -> Result<()> {
+/// [`RowSource::read_f32`] of a source with a [`RowSource::block_form`]: the dequantized values.
+///
+/// # Errors
+/// As [`RowSource::read_blocks`].
+pub fn dequantize_blocks(source: &dyn RowSource, first: usize, out: &mut [f32]) -> Result<()> {
     let Some(form) = source.block_form() else { return source.read_f32(first, out) };
     let mut blocks = empty_blocks(form, out.len());
     source.read_blocks(first, blocks.as_mut())?;
-    blocks.as_mut().widen(form.block, out);
+    blocks.as_mut().dequantize(form.block, out);
     Ok(())
 }
 
-/// Room for `len` integers.
+/// Room for `len` values.
 fn empty_blocks(form: BlockForm, len: usize) -> Blocks {
     let count = len / form.block.max(1);
     Blocks {
@@ -83,7 +92,7 @@ pub enum Storage {
     Float,
     /// Symmetric int8 with one scale per row (output channel), in QNN and in ONNX.
     Int8,
-    /// Integers of 4 or 8 bits with one scale, and possibly one offset, for each block of inputs of a row.
+    /// Values of 4 or 8 bits with one scale, and possibly one offset, for each block of inputs of a row.
     Blocks(BlockForm),
 }
 
@@ -142,8 +151,10 @@ impl Weight {
         }
     }
 
-    /// All values as f16, row-major. Read in parallel. Errors when a value does not fit, as all reading does
-    /// when a value is NaN or infinite.
+    /// All values as f16, row-major. Read in parallel.
+    ///
+    /// # Errors
+    /// When a value is too large for f16, NaN or infinite.
     pub fn to_f16(&self) -> Result<Vec<f16>> {
         let mut out = self.zeroed(f16::ZERO)?;
         let cols = self.cols();
@@ -151,12 +162,15 @@ impl Weight {
         out.par_chunks_mut(rows * cols).enumerate().try_for_each(|(block, chunk)| {
             let mut wide = vec![0f32; chunk.len()];
             read(&*self.source, block * rows, &mut wide)?;
-            narrow(&wide, chunk).map_err(|_| beyond_f16(&*self.source))
+            to_f16(&wide, chunk).map_err(|_| beyond_f16(&*self.source))
         })?;
         Ok(out)
     }
 
     /// All values as f32, row-major. Read in parallel.
+    ///
+    /// # Errors
+    /// When a value is NaN or infinite.
     pub fn to_f32(&self) -> Result<Vec<f32>> {
         let mut out = self.zeroed(0f32)?;
         read_rows(&*self.source, 0, &mut out)?;
@@ -164,6 +178,9 @@ impl Weight {
     }
 
     /// All values as int8 with one scale per row: `w ≈ q · scale[row]`. Read in parallel.
+    ///
+    /// # Errors
+    /// When a value is NaN or infinite.
     pub fn to_int8(&self) -> Result<Int8Rows> {
         let cols = self.cols();
         let mut values = self.zeroed(0i8)?;
@@ -175,15 +192,18 @@ impl Weight {
             read(&*self.source, block * rows, &mut wide)?;
             let pairs = wide.chunks_exact(cols).zip(values.chunks_exact_mut(cols));
             for ((row, out), scale) in pairs.zip(scales) {
-                *scale = quantise_row(row, out).map_err(|e| e.context(self.source.name()))?;
+                *scale = quantize_row(row, out).map_err(|e| e.context(self.source.name()))?;
             }
             Ok(())
         })?;
         Ok(Int8Rows { values, scales })
     }
 
-    /// All values as integers in blocks of the form `form`: those of the checkpoint where it has such, else its values
-    /// quantised without offsets. Read in parallel.
+    /// All values quantized in blocks of the form `form`: those of the checkpoint where it has such, else its values
+    /// quantized without offsets. Read in parallel.
+    ///
+    /// # Errors
+    /// When a value, a scale or an offset is not finite or out of range.
     pub fn to_blocks(&self, form: BlockForm) -> Result<Blocks> {
         let (source, cols) = (&*self.source, self.cols());
         if form.block == 0 || cols == 0 || !cols.is_multiple_of(form.block) {
@@ -192,7 +212,7 @@ impl Weight {
             return Err(Error::new(ErrorKind::Graph, what)
                 .hint("the length of a block has to divide the inputs"));
         }
-        let given = source.block_form() == Some(form);
+        let stored = source.block_form() == Some(form);
         let mut all = empty_blocks(form, self.zeroed(0i8)?.len());
         let rows = rows_per_block(cols);
         let scales = rows * (cols / form.block);
@@ -201,7 +221,7 @@ impl Weight {
         let parts = all.values.par_chunks_mut(rows * cols).zip(all.scales.par_chunks_mut(scales));
         parts.zip(offsets).enumerate().try_for_each(|(part, ((values, scales), offsets))| {
             let out = BlocksMut { values, scales, offsets };
-            let read = if given { read_given } else { quantise_blocks };
+            let read = if stored { read_stored } else { quantize_blocks };
             read(source, form, part * rows, out)
         })?;
         Ok(all)
@@ -222,8 +242,8 @@ impl Weight {
     }
 }
 
-/// Reads the integers that the checkpoint holds, and checks them.
-fn read_given(
+/// Reads the quantized values that the checkpoint holds, and checks them.
+fn read_stored(
     source: &dyn RowSource,
     form: BlockForm,
     first: usize,
@@ -250,8 +270,8 @@ fn read_given(
     Ok(())
 }
 
-/// Reads values and quantises them, without offsets.
-fn quantise_blocks(
+/// Reads values and quantizes them, without offsets.
+fn quantize_blocks(
     source: &dyn RowSource,
     form: BlockForm,
     first: usize,
@@ -261,7 +281,7 @@ fn quantise_blocks(
     read(source, first, &mut wide)?;
     let blocks = wide.chunks(form.block).zip(out.values.chunks_mut(form.block));
     for ((block, values), scale) in blocks.zip(out.scales) {
-        *scale = quantise_block(block, form.bits, values).map_err(|e| e.context(source.name()))?;
+        *scale = quantize_block(block, form.bits, values).map_err(|e| e.context(source.name()))?;
         if !scale.is_finite() {
             return Err(beyond_f16(source));
         }
@@ -358,6 +378,9 @@ impl RowSource for Scaled {
 }
 
 /// Hands all rows of `source` to `take` in order, some megabytes at a time, read in parallel.
+///
+/// # Errors
+/// Those of `take`, and of reading.
 pub fn stream(source: &dyn RowSource, mut take: impl FnMut(&[f32]) -> Result<()>) -> Result<()> {
     let [rows, cols] = source.shape();
     let window = (WINDOW / cols.max(1)).clamp(1, rows.max(1));
@@ -374,8 +397,11 @@ pub fn stream(source: &dyn RowSource, mut take: impl FnMut(&[f32]) -> Result<()>
 /// A magnitude beyond which no trained weight is: sums of such values leave f32.
 const ABSURD: f32 = 1e12;
 
-/// Reads whole rows from `first` on into `out`. Errors when one of the values is NaN, infinite or of absurd size: the
-/// message says which value of the tensor is the first such, and how many there are.
+/// Reads whole rows from `first` on into `out`.
+///
+/// # Errors
+/// When one of the values is NaN, infinite or of absurd size: the message names the first such value of the tensor,
+/// and how many there are.
 pub fn read(source: &dyn RowSource, first: usize, out: &mut [f32]) -> Result<()> {
     source.read_f32(first, out)?;
     if out.iter().fold(true, |sane, v| sane & (v.abs() <= ABSURD)) {
@@ -412,7 +438,7 @@ pub(crate) fn beyond_f16(source: &dyn RowSource) -> Error {
     let hint = "the NPU computes in f16; a bundle for the CPU only (`--cpu-only`) keeps f32 weights as they are";
     if count == 0 {
         let what = format!(
-            "tensor {}: its quantised values, their scales or offsets are too large for f16, which holds at most {}",
+            "tensor {}: its quantized values, their scales or offsets are too large for f16, which holds at most {}",
             source.name(),
             f16::MAX
         );
@@ -474,8 +500,11 @@ impl Bad {
 /// Smallest magnitude that f16 rounds to infinity.
 pub(crate) const F16_OVERFLOW: f32 = 65520.0;
 
-/// Rounds to f16. Errors when a value is too large for it or not a number.
-pub fn narrow(wide: &[f32], out: &mut [f16]) -> Result<()> {
+/// Rounds to f16.
+///
+/// # Errors
+/// When a value is too large for it or not a number.
+pub fn to_f16(wide: &[f32], out: &mut [f16]) -> Result<()> {
     out.convert_from_f32_slice(wide);
     if wide.iter().fold(true, |fits, w| fits & (w.abs() < F16_OVERFLOW)) {
         return Ok(());
@@ -493,19 +522,22 @@ pub fn narrow(wide: &[f32], out: &mut [f16]) -> Result<()> {
 /// True when rounding to f16 changes nothing that matters: no value by more than 2⁻¹⁷ of the
 /// largest. So for f16 always, for bf16 unless a value overflows (f16 has more mantissa bits, and
 /// only bits below 2⁻²⁴ are lost), for f32 when the values came from either.
+///
+/// # Errors
+/// When the tensor cannot be read.
 pub fn fits_f16(source: &dyn RowSource) -> Result<bool> {
     if source.stored_dtype() == DType::F16 {
         return Ok(true);
     }
     let (mut peak, mut error) = (0f32, 0f32);
     let mut finite = true;
-    let mut narrow = Vec::new();
+    let mut half = Vec::new();
     let mut back = Vec::new();
     stream(source, |wide| {
-        narrow.resize(wide.len(), f16::ZERO);
+        half.resize(wide.len(), f16::ZERO);
         back.resize(wide.len(), 0f32);
-        narrow.convert_from_f32_slice(wide);
-        narrow.convert_to_f32_slice(&mut back);
+        half.convert_from_f32_slice(wide);
+        half.convert_to_f32_slice(&mut back);
         for (&w, &b) in wide.iter().zip(&back) {
             finite &= b.is_finite();
             peak = peak.max(w.abs());

@@ -10,7 +10,7 @@ use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::compile::Compiler;
 use qhx_forge::graph::{Elem, Graph, Origin, UnaryOp};
-use qhx_forge::quantise::{Bits, BlockForm};
+use qhx_forge::quantize::{Bits, BlockForm};
 use qhx_forge::recipe::{Recipe, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_forge::weight::Storage;
@@ -93,7 +93,7 @@ fn a_cpu_bundle_is_whole_readable_and_the_same_every_time() {
             "tokenizer_config.json",
         ]
     );
-    // The graphs for prompts have the weights of decode, which lie there once.
+    // The prefill graphs have the weights of decode, which lie there once.
     let alone =
         ForgeOptions { prefill: Some(vec![]), ..ForgeOptions::new(dir.path().join("alone")) };
     forge(&fixture("qwen35-tied"), &alone, &mut Silent).unwrap();
@@ -183,7 +183,7 @@ fn shards_and_int8_reach_the_compiler_under_the_contracts_names() {
     assert_eq!(int8(&graphs[3]), 0);
 }
 
-/// In a toy whose layers have 120 inputs, and other numbers of them.
+/// In a tiny model whose layers have 120 inputs, and other numbers of them.
 #[test]
 fn every_weight_of_four_bits_has_the_form_that_its_inputs_allow() {
     let dir = tempfile::tempdir().unwrap();
@@ -203,7 +203,7 @@ fn every_weight_of_four_bits_has_the_form_that_its_inputs_allow() {
     // The head is int8 unless something else is asked for.
     assert_eq!(bins, ["toy_decode_w4.bin", "toy_lmhead_w8.bin"]);
     let graphs = compiler.graphs.lock().unwrap();
-    let mut wider = Vec::new();
+    let mut fallbacks = Vec::new();
     for tensor in graphs[0].tensors() {
         let Origin::Weight(weight) = &tensor.origin else { continue };
         let (name, cols, storage) = (weight.source().name(), weight.cols(), weight.storage());
@@ -218,12 +218,12 @@ fn every_weight_of_four_bits_has_the_form_that_its_inputs_allow() {
         };
         assert_eq!(storage, expected, "{name} with {cols} inputs");
         if !exact && cols % 32 != 0 {
-            wider.push((name.to_owned(), storage));
+            fallbacks.push((name.to_owned(), storage));
         }
     }
-    // What is told are these, each once.
-    assert!(!wider.is_empty());
-    assert_eq!(report.contexts[0].wider_weights, wider);
+    // These are reported, each once.
+    assert!(!fallbacks.is_empty());
+    assert_eq!(report.contexts[0].wider_weights, fallbacks);
     assert_eq!(report.contexts[1].wider_weights, []);
 }
 
@@ -235,20 +235,20 @@ fn the_head_has_the_precision_that_is_asked_for() {
         (Precision::W8A16, None, "f16"),
         (Precision::W4A16, Some(Precision::Fp16), "f16"),
     ] {
-        for toy in ["llama3-toy", "qwen35-tied", "phimoe-6", "gemma4-toy"] {
+        for model in ["llama3-toy", "qwen35-tied", "phimoe-6", "gemma4-toy"] {
             let options = ForgeOptions {
                 precision,
                 head,
                 name: Some("toy".to_owned()),
                 compiler: Some(Arc::new(FakeCompiler::default())),
                 onnx: false,
-                ..ForgeOptions::new(dir.path().join(format!("{toy}{precision:?}{head:?}")))
+                ..ForgeOptions::new(dir.path().join(format!("{model}{precision:?}{head:?}")))
             };
-            let report = forge(&fixture(toy), &options, &mut Silent).unwrap();
+            let report = forge(&fixture(model), &options, &mut Silent).unwrap();
             let contexts = Manifest::load(&report.manifest).unwrap().artifacts.contexts;
             let of_head = contexts.iter().find(|c| c.key.starts_with("lmhead")).unwrap();
             let file = format!("toy_{}_{suffix}.bin", of_head.key);
-            assert_eq!(of_head.bin.as_deref(), Some(file.as_str()), "{toy}");
+            assert_eq!(of_head.bin.as_deref(), Some(file.as_str()), "{model}");
         }
     }
 }
@@ -258,7 +258,7 @@ fn assert_ports(found: &[String], expected: &[&str]) {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_leaves_nothing() {
+fn contradictory_options_are_refused_and_leave_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
     let base = || ForgeOptions::new(&out);
@@ -282,13 +282,13 @@ fn two_graphs_of_one_name_are_refused_with_their_contexts() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["decode", "Decode"] {
         let twice = |checkpoint: &Checkpoint, options: &RecipeOptions| {
-            let mut made = recipe(checkpoint, options)?;
+            let mut built = recipe(checkpoint, options)?;
             let mut b = GraphBuilder::new(name);
             let x = b.input("x", Elem::Activation, &[1, 4])?;
             let y = b.unary(UnaryOp::Neg, x)?;
             b.output("y", y)?;
-            made.contexts[1].graphs.push(b.finish()?);
-            Ok(made)
+            built.contexts[1].graphs.push(b.finish()?);
+            Ok(built)
         };
         let options = ForgeOptions::new(dir.path().join("out"));
         let error = forge_with(&fixture("qwen35-tied"), twice, &options, &mut Silent).unwrap_err();
@@ -304,7 +304,7 @@ fn two_graphs_of_one_name_are_refused_with_their_contexts() {
 }
 
 #[test]
-fn graphs_that_do_not_hand_on_what_the_next_one_reads_are_refused() {
+fn graphs_that_do_not_chain_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     for (elem, width, words) in [
         (
@@ -315,15 +315,15 @@ fn graphs_that_do_not_hand_on_what_the_next_one_reads_are_refused() {
         (Elem::Activation, 32, "graph \"decode\" writes y activation[1, 32], and graph \"lmhead\""),
     ] {
         let broken = |checkpoint: &Checkpoint, options: &RecipeOptions| {
-            let mut made = recipe(checkpoint, options)?;
+            let mut built = recipe(checkpoint, options)?;
             let mut b = GraphBuilder::new("decode");
             let x = b.input("x", Elem::Activation, &[1, 136])?;
             let y = b.slice(x, 1, 0, width)?;
             let y = b.unary(UnaryOp::Neg, y)?;
             let y = b.cast(y, elem)?;
             b.output("y", y)?;
-            made.contexts[0].graphs = vec![b.finish()?];
-            Ok(made)
+            built.contexts[0].graphs = vec![b.finish()?];
+            Ok(built)
         };
         let options = ForgeOptions::new(dir.path().join("out"));
         let error = forge_with(&fixture("qwen35-tied"), broken, &options, &mut Silent).unwrap_err();
@@ -343,10 +343,10 @@ fn names_of_graphs_that_no_context_has_are_refused() {
         ("own", json!(["lmhead", "tail"]), "\"tail\""),
     ] {
         let broken = |checkpoint: &Checkpoint, options: &RecipeOptions| {
-            let mut made = recipe(checkpoint, options)?;
-            made.plan_params.insert(key.to_owned(), value.clone());
-            made.plan_params.insert("note".to_owned(), json!("no graph"));
-            Ok(made)
+            let mut built = recipe(checkpoint, options)?;
+            built.plan_params.insert(key.to_owned(), value.clone());
+            built.plan_params.insert("note".to_owned(), json!("no graph"));
+            Ok(built)
         };
         let options = ForgeOptions::new(dir.path().join("out"));
         let error = forge_with(&fixture("qwen35-tied"), broken, &options, &mut Silent).unwrap_err();

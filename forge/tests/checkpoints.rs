@@ -5,8 +5,8 @@
 mod encoders;
 #[path = "checkpoints/processors.rs"]
 mod processors;
-#[path = "checkpoints/quantised.rs"]
-mod quantised;
+#[path = "checkpoints/quantized.rs"]
+mod quantized;
 #[path = "checkpoints/unread.rs"]
 mod unread;
 
@@ -205,7 +205,7 @@ fn an_index_may_not_leave_its_folder_or_lie() {
 }
 
 #[test]
-fn a_config_that_makes_no_sense_is_refused() {
+fn an_inconsistent_config_is_refused() {
     let dir = copy("qwen35-tied");
     let path = dir.path().join("config.json");
     let whole = std::fs::read(&path).unwrap();
@@ -246,7 +246,7 @@ fn sizes_beyond_all_bytes_are_planned_or_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("config.json");
     let huge = 1 << 24;
-    for (toy, sizes) in [
+    for (model, sizes) in [
         (
             "qwen2-toy",
             vec![("num_attention_heads", huge), ("head_dim", huge), ("num_key_value_heads", huge)],
@@ -269,7 +269,7 @@ fn sizes_beyond_all_bytes_are_planned_or_refused() {
         ),
         ("qwen35-tied", vec![("hidden_size", huge), ("intermediate_size", huge)]),
     ] {
-        std::fs::copy(fixture(toy).join("config.json"), &path).unwrap();
+        std::fs::copy(fixture(model).join("config.json"), &path).unwrap();
         edit_json(&path, |config| {
             for (key, size) in &sizes {
                 config[*key] = json!(size);
@@ -283,11 +283,11 @@ fn sizes_beyond_all_bytes_are_planned_or_refused() {
                 ForgeOptions { prefill: Some(vec![]), ..ForgeOptions::new(dir.path().join("b")) };
             match plan(&checkpoint, recipe, &options, compiled) {
                 Ok((plan, _)) => {
-                    assert!(plan.bytes() > 1 << 40, "{toy} {sizes:?}: {}", plan.bytes())
+                    assert!(plan.bytes() > 1 << 40, "{model} {sizes:?}: {}", plan.bytes())
                 }
                 Err(error) => {
                     let kinds = [ErrorKind::Artifact, ErrorKind::Graph, ErrorKind::Usage];
-                    assert!(kinds.contains(&error.kind()), "{toy} {sizes:?}: {error}");
+                    assert!(kinds.contains(&error.kind()), "{model} {sizes:?}: {error}");
                 }
             }
         }
@@ -374,7 +374,7 @@ fn forge_error(dir: &Path, edit: impl FnOnce(&mut ForgeOptions)) -> Error {
 
 #[test]
 fn weights_that_are_not_numbers_are_refused() {
-    for (toy, tensor, index) in [
+    for (model, tensor, index) in [
         // bf16, f16 and f32; small values, weights of graphs, embedding tables, heads, experts.
         ("qwen35-tied", "model.norm.weight", 0),
         ("qwen35-tied", "model.layers.0.linear_attn.A_log", 5),
@@ -388,7 +388,7 @@ fn weights_that_are_not_numbers_are_refused() {
         ("phimoe-16", "model.layers.1.block_sparse_moe.experts.3.w2.weight", 11),
     ] {
         for (value, word) in [(f32::NAN, "NaN"), (f32::NEG_INFINITY, "-inf")] {
-            let dir = copy(toy);
+            let dir = copy(model);
             set_element(dir.path(), tensor, index, value);
             let error = forge_error(dir.path(), |_| {});
             assert_eq!(error.kind(), ErrorKind::Artifact, "{error}");
@@ -578,8 +578,8 @@ fn files(dir: &Path) -> Vec<String> {
     names
 }
 
-/// The twins of a checkpoint's graphs, as bytes.
-fn twins(dir: &Path) -> Vec<Vec<u8>> {
+/// The ONNX reference graphs of a checkpoint, as bytes.
+fn reference_graphs(dir: &Path) -> Vec<Vec<u8>> {
     let out = tempfile::tempdir().unwrap();
     let options =
         ForgeOptions { name: Some("m".to_owned()), ..ForgeOptions::new(out.path().join("b")) };
@@ -608,11 +608,14 @@ fn the_multimodal_nesting_gives_the_same_graphs() {
             .map(|(name, info)| (name.replacen("model.", "model.language_model.", 1), info))
             .collect();
     });
-    assert!(twins(dir.path()) == twins(&fixture("qwen35-tied")), "the graphs differ");
+    assert!(
+        reference_graphs(dir.path()) == reference_graphs(&fixture("qwen35-tied")),
+        "the graphs differ"
+    );
 }
 
 #[test]
-fn a_template_and_tokens_of_their_own_go_into_the_tokenizers_config() {
+fn separate_templates_and_tokens_go_into_the_config() {
     let dir = copy("qwen35-tied");
     let path = dir.path().join("tokenizer_config.json");
     std::fs::write(dir.path().join("chat_template.jinja"), "{{ messages }}").unwrap();

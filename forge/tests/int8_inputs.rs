@@ -1,4 +1,4 @@
-//! Products with int8 weights that are graph inputs: the compiled graph agrees with its ONNX twin.
+//! Matmuls with int8 weights that are graph inputs: the compiled graph agrees with its ONNX reference graph.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
@@ -41,8 +41,8 @@ fn graph(index: usize, (rows, inner, outputs, transposed): Case) -> Graph {
     let shape = if transposed { [outputs, inner] } else { [inner, outputs] };
     let w = b.input("w", Elem::Int8, &shape).unwrap();
     let scale = b.input("scale", Elem::Activation, &[1, outputs]).unwrap();
-    let product = b.matmul(x, w, transposed).unwrap();
-    let y = b.mul(product, scale).unwrap();
+    let sums = b.matmul(x, w, transposed).unwrap();
+    let y = b.mul(sums, scale).unwrap();
     b.output("y", y).unwrap();
     b.finish().unwrap()
 }
@@ -53,7 +53,7 @@ fn numbers(seed: u64, count: usize) -> Vec<f32> {
     (0..count).map(next).map(|v| f16::from_f32(v).to_f32()).collect()
 }
 
-fn integers(seed: u64, count: usize) -> Vec<u8> {
+fn int8_values(seed: u64, count: usize) -> Vec<u8> {
     let mut random = SplitMix64::seed_from_u64(seed);
     (0..count).map(|_| ((random.next_u64() % 255) as i16 - 127) as i8 as u8).collect()
 }
@@ -79,7 +79,7 @@ fn run(
         } else {
             bytes.clone()
         };
-        // At an odd place of a larger block, as in a mapped table.
+        // At an odd offset of a larger block, as in a mapped table.
         let offset = if tensor.name == "w" { 3 } else { 0 };
         let buffer = workspace.allocate(offset + bytes.len()).unwrap();
         workspace.bytes_mut(buffer).unwrap()[offset..].copy_from_slice(&bytes);
@@ -106,7 +106,7 @@ fn half_bytes(values: &[f32]) -> Vec<u8> {
 }
 
 #[test]
-fn int8_inputs_agree_with_their_twin_and_with_the_arithmetic() {
+fn int8_inputs_agree_with_the_reference_graph() {
     let folder = tempfile::tempdir().unwrap();
     let cpu: Arc<dyn Backend> =
         Arc::new(qhx_cpu::CpuBackend::new(qhx_cpu::CpuOptions::default()).unwrap());
@@ -127,7 +127,7 @@ fn int8_inputs_agree_with_their_twin_and_with_the_arithmetic() {
         let (rows, inner, outputs, transposed) = case;
         let graph = graph(index, case);
         let (x, w) =
-            (numbers(index as u64, rows * inner), integers(99 + index as u64, inner * outputs));
+            (numbers(index as u64, rows * inner), int8_values(99 + index as u64, inner * outputs));
         let scale: Vec<f32> =
             numbers(7, outputs).iter().map(|v| f16::from_f32(0.1 + v * v).to_f32()).collect();
         let mut expected = vec![0f32; rows * outputs];
@@ -148,10 +148,10 @@ fn int8_inputs_agree_with_their_twin_and_with_the_arithmetic() {
             onnx: vec![(name.clone(), written.model)],
             ..ContextSource::default()
         };
-        let mut note = |what: &str, found: &[f32], most: f64| {
+        let mut note = |what: &str, found: &[f32], max: f64| {
             let error = Distance::of(found, &expected).unwrap().relative;
             eprintln!("{what} {case:?}: {error:.2e}");
-            if error > most {
+            if error > max {
                 wrong.push(format!("{what} {case:?}: {error}"));
             }
         };

@@ -1,4 +1,4 @@
-//! The Qwen3.5 recipe against `transformers`: the ONNX twins of the decode and head graphs, run token by
+//! The Qwen3.5 recipe against `transformers`: the ONNX reference graphs of the decode and head graphs, run token by
 //! token, give the logits and greedy tokens of the goldens.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -191,7 +191,7 @@ fn untied_sharded_f16_matches_transformers_in_three_contexts() {
 fn int8_weights_stay_near_and_keep_the_greedy_tokens() {
     let (worst, same, total) = compare(&fixture("qwen35-tied"), Precision::W8A16, 2);
     println!("largest logit difference {worst:.2e}, greedy {same}/{total}");
-    assert!(worst > 1e-3, "the weights were not quantised");
+    assert!(worst > 1e-3, "the weights were not quantized");
     assert!(same * 100 >= total * 95, "greedy {same}/{total}");
 }
 
@@ -199,7 +199,7 @@ fn int8_weights_stay_near_and_keep_the_greedy_tokens() {
 fn four_bit_weights_stay_near_and_keep_the_greedy_tokens() {
     let (worst, same, total) = compare(&fixture("qwen35-tied"), Precision::W4A16, 1);
     println!("largest logit difference {worst:.2e}, greedy {same}/{total}");
-    assert!(worst > 1e-2, "the weights were not quantised");
+    assert!(worst > 1e-2, "the weights were not quantized");
     assert!(same * 100 >= total * 95, "greedy {same}/{total}");
 }
 

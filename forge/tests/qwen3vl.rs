@@ -1,5 +1,5 @@
-//! The Qwen3-VL recipe: the ONNX twins of its vision graphs give the features of `transformers`, for a fixed size and
-//! for any grid; both spellings of the configuration make the same graphs; what cannot be made is refused.
+//! The Qwen3-VL recipe: the ONNX reference graphs of its vision graphs give the features of `transformers`, for a fixed
+//! size and for any grid; both spellings of the configuration make the same graphs; impossible options are refused.
 #![expect(clippy::panic, clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::path::Path;
@@ -24,7 +24,7 @@ use rten_tensor::prelude::*;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
-const TOY: &str = "qwen3vl-toy";
+const MODEL: &str = "qwen3vl-toy";
 const HIDDEN: usize = 60;
 const PATCH_VALUES: usize = 3 * 2 * 8 * 8;
 const SIDE: usize = 7;
@@ -39,12 +39,12 @@ fn options(choices: &[(&str, &str)]) -> RecipeOptions {
     }
 }
 
-fn made(folder: &Path, choices: &[(&str, &str)]) -> Recipe {
+fn recipe_of(folder: &Path, choices: &[(&str, &str)]) -> Recipe {
     recipe(&Checkpoint::open(folder).unwrap(), &options(choices)).unwrap()
 }
 
 fn refused(choices: &[(&str, &str)]) -> String {
-    let checkpoint = Checkpoint::open(&fixture(TOY)).unwrap();
+    let checkpoint = Checkpoint::open(&fixture(MODEL)).unwrap();
     recipe(&checkpoint, &options(choices)).unwrap_err().report().to_string()
 }
 
@@ -88,7 +88,7 @@ impl Tables {
             let (y, x) = (scale(row, rows), scale(column, columns));
             for channel in 0..HIDDEN {
                 let filter = &weight[channel * PATCH_VALUES..][..PATCH_VALUES];
-                let product: f32 = filter.iter().zip(&values).map(|(w, v)| w * v).sum();
+                let sum: f32 = filter.iter().zip(&values).map(|(w, v)| w * v).sum();
                 let mut position = 0.0;
                 for (down, fy) in [(0, 1.0 - y.fract()), (1, y.fract())] {
                     for (right, fx) in [(0, 1.0 - x.fract()), (1, x.fract())] {
@@ -97,16 +97,16 @@ impl Tables {
                         position += fy * fx * positions[(row * SIDE + column) * HIDDEN + channel];
                     }
                 }
-                out.push(product + bias[channel] + position);
+                out.push(sum + bias[channel] + position);
             }
         }
         out
     }
 }
 
-/// Greatest difference of the features of all pictures of a mode from those of `transformers`.
+/// Max difference of the features of all images of a mode from those of `transformers`.
 fn worst(recipe: &Recipe, mode: &str) -> f64 {
-    let dir = fixture(TOY);
+    let dir = fixture(MODEL);
     let goldens: Value =
         serde_json::from_slice(&std::fs::read(dir.join("goldens.json")).unwrap()).unwrap();
     let recorded = std::fs::read(dir.join("goldens.safetensors")).unwrap();
@@ -115,12 +115,12 @@ fn worst(recipe: &Recipe, mode: &str) -> f64 {
     let out = tempfile::tempdir().unwrap();
     let mut worst = 0f64;
     let graphs: Vec<_> = graphs(recipe).filter(|g| g.name().starts_with("vision")).collect();
-    for picture in goldens["pictures"].as_array().unwrap() {
-        if picture["mode"] != mode {
+    for image in goldens["pictures"].as_array().unwrap() {
+        if image["mode"] != mode {
             continue;
         }
-        let id = format!("{}.{mode}", picture["id"].as_str().unwrap());
-        let grid: [usize; 2] = serde_json::from_value(picture["grid"].clone()).unwrap();
+        let id = format!("{}.{mode}", image["id"].as_str().unwrap());
+        let grid: [usize; 2] = serde_json::from_value(image["grid"].clone()).unwrap();
         let patches = grid[0] * grid[1];
         let rows = |graph: &Graph| graph.info(Elem::onnx).inputs[0].shape[0];
         let graph = graphs.iter().find(|graph| rows(graph) >= patches).unwrap();
@@ -176,8 +176,8 @@ fn worst(recipe: &Recipe, mode: &str) -> f64 {
 }
 
 #[test]
-fn features_of_stretched_pictures_equal_the_reference() {
-    let recipe = made(&fixture(TOY), &[("image-size", "48")]);
+fn features_of_stretched_images_equal_the_reference() {
+    let recipe = recipe_of(&fixture(MODEL), &[("image-size", "48")]);
     assert_eq!(recipe.params["vision"]["image_size"], 48);
     let worst = worst(&recipe, "fixed");
     println!("features differ by at most {worst:.2e}");
@@ -185,8 +185,8 @@ fn features_of_stretched_pictures_equal_the_reference() {
 }
 
 #[test]
-fn features_of_pictures_of_any_shape_equal_the_reference() {
-    let recipe = made(&fixture(TOY), &[("image-patches", "48,24, 32")]);
+fn features_of_images_of_any_shape_equal_the_reference() {
+    let recipe = recipe_of(&fixture(MODEL), &[("image-patches", "48,24, 32")]);
     let names: Vec<_> = graphs(&recipe).map(Graph::name).take(3).collect();
     assert_eq!(names, ["vision24", "vision32", "vision48"]);
     assert_eq!(recipe.params["vision"]["max_pixels"], 48 * 64);
@@ -201,10 +201,10 @@ fn keys(recipe: &Recipe) -> Vec<(String, Precision)> {
 }
 
 #[test]
-fn int8_weights_of_vision_tower_and_head_are_asked_for_one_by_one() {
+fn vision_tower_and_head_have_precisions_of_their_own() {
     let precisions = |choices: &[(&str, &str)]| {
         let all = [&[("image-size", "48")], choices].concat();
-        let recipe = made(&fixture(TOY), &all);
+        let recipe = recipe_of(&fixture(MODEL), &all);
         keys(&recipe)
     };
     let keyed = |key: &str, precision| (key.to_owned(), precision);
@@ -213,20 +213,20 @@ fn int8_weights_of_vision_tower_and_head_are_asked_for_one_by_one() {
     assert_eq!(found[0], keyed("vision", f16));
     assert_eq!(found[found.len() - 1], keyed("lmhead", f16));
     let chosen =
-        RecipeOptions { head: Some(int8), ..options(&[("image-size", "48"), ("vision", "int8")]) };
-    let checkpoint = Checkpoint::open(&fixture(TOY)).unwrap();
+        RecipeOptions { head: Some(int8), ..options(&[("image-size", "48"), ("vision", "w8a16")]) };
+    let checkpoint = Checkpoint::open(&fixture(MODEL)).unwrap();
     let found = keys(&recipe(&checkpoint, &chosen).unwrap());
     assert_eq!(found[0], keyed("vision", int8));
     assert_eq!(found[1], keyed("decode", f16));
     assert_eq!(found[found.len() - 1], keyed("lmhead", int8));
-    let recipe = made(&fixture(TOY), &[("image-size", "48"), ("vision", "int8")]);
+    let recipe = recipe_of(&fixture(MODEL), &[("image-size", "48"), ("vision", "w8a16")]);
     let worst = worst(&recipe, "fixed");
     assert!((1e-3..1.0).contains(&worst), "features differ by {worst}");
 }
 
-/// A picture that the size of the toy's vision graph leaves as it is, and the levels of its patches.
+/// An image that the size of the tiny model's vision graph leaves as it is, and the levels of its patches.
 fn square() -> (Media, Vec<u8>) {
-    let recorded = std::fs::read(fixture(TOY).join("goldens.safetensors")).unwrap();
+    let recorded = std::fs::read(fixture(MODEL).join("goldens.safetensors")).unwrap();
     let recorded = SafeTensors::deserialize(&recorded).unwrap();
     let levels = recorded.tensor("tower.fixed.pixels").unwrap().data().to_vec();
     let mut rgb = vec![0; 48 * 48 * 3];
@@ -246,7 +246,7 @@ fn cpu() -> Arc<dyn Backend> {
     Arc::new(CpuBackend::new(CpuOptions::default()).unwrap())
 }
 
-/// The largest hidden rows of the tower of `folder` on a picture.
+/// The largest hidden states of the tower of `folder` on an image.
 fn measured(folder: &Path, shift: &str) -> Result<Vec<Residual>, Error> {
     let checkpoint = Checkpoint::open(folder).unwrap();
     let options = options(&[("image-size", "48"), ("vision-shift", shift)]);
@@ -268,7 +268,7 @@ fn set(folder: &Path, tensor: &str, value: f32) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// The toy with a channel that leaves f16 after its third block.
+/// The tiny model with a channel that leaves f16 after its third block.
 fn loud() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     copy(dir.path());
@@ -277,42 +277,42 @@ fn loud() -> tempfile::TempDir {
 }
 
 #[test]
-fn the_largest_hidden_rows_of_every_block_are_measured_on_a_picture() {
-    let found = measured(&fixture(TOY), "0").unwrap();
-    let places: Vec<_> = found.iter().map(|residual| residual.place.as_str()).collect();
+fn the_largest_hidden_states_of_every_block_are_measured() {
+    let found = measured(&fixture(MODEL), "0").unwrap();
+    let points: Vec<_> = found.iter().map(|residual| residual.place.as_str()).collect();
     let blocks: Vec<_> = (0..7).map(|block| format!("block_{block}")).collect();
-    assert_eq!(places[0], "patches");
-    assert_eq!(places[1..], blocks);
+    assert_eq!(points[0], "patches");
+    assert_eq!(points[1..], blocks);
     let embedded =
-        Tables::of(&made(&fixture(TOY), &[("image-size", "48")])).embed(&square().1, [6, 6]);
-    let largest = embedded.iter().fold(0f32, |most, v| most.max(v.abs()));
+        Tables::of(&recipe_of(&fixture(MODEL), &[("image-size", "48")])).embed(&square().1, [6, 6]);
+    let largest = embedded.iter().fold(0f32, |max, v| max.max(v.abs()));
     assert!((found[0].largest - largest).abs() < 1e-4, "{} {largest}", found[0].largest);
     assert!(found.iter().all(|residual| (0.1..1000.0).contains(&residual.largest)), "{found:?}");
-    for (half, whole) in measured(&fixture(TOY), "1").unwrap().iter().zip(&found) {
+    for (half, whole) in measured(&fixture(MODEL), "1").unwrap().iter().zip(&found) {
         assert!((2.0 * half.largest - whole.largest).abs() < 1e-4, "{half:?} {whole:?}");
     }
 }
 
 #[test]
-fn rows_that_f16_cannot_hold_are_named_and_scaling_keeps_the_features() {
+fn scaling_keeps_features_that_f16_cannot_hold() {
     let loud = loud();
     let error = measured(loud.path(), "0").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Artifact);
-    let said = error.report().to_string();
+    let report = error.report().to_string();
     for words in ["first at block_2", "14745", "65504", "--recipe-option vision-shift=3"] {
-        assert!(said.contains(words), "{said}\n  does not say {words:?}");
+        assert!(report.contains(words), "{report}\n  does not say {words:?}");
     }
     let found = measured(loud.path(), "3").unwrap();
     assert!(found[2].largest < 100.0 && (18_400.0..18_500.0).contains(&found[3].largest));
 
     let worst =
-        worst(&made(&fixture(TOY), &[("image-size", "48"), ("vision-shift", "3")]), "fixed");
+        worst(&recipe_of(&fixture(MODEL), &[("image-size", "48"), ("vision-shift", "3")]), "fixed");
     assert!(worst < 1e-4, "scaled rows: features differ by {worst}");
 }
 
-/// No context is compiled before hidden rows are measured.
+/// No context is compiled before hidden states are measured.
 #[test]
-fn a_check_on_a_picture_refuses_before_anything_is_compiled() {
+fn a_check_on_an_image_refuses_before_compiling() {
     struct Never;
     impl Compiler for Never {
         fn dsp_arch(&self) -> &'static str {
@@ -342,7 +342,7 @@ fn a_check_on_a_picture_refuses_before_anything_is_compiled() {
         qnn: Box::new(|| panic!("nothing was compiled")),
         cpu: Box::new(|| Ok(cpu())),
         seed: 1,
-        picture: Some(square().0),
+        image: Some(square().0),
     });
     let error = forge(loud.path(), &options, &mut Silent).unwrap_err();
     assert!(error.message().contains("first at block_2"), "{error}");
@@ -350,7 +350,7 @@ fn a_check_on_a_picture_refuses_before_anything_is_compiled() {
 }
 
 fn copy(dir: &Path) {
-    for entry in std::fs::read_dir(fixture(TOY)).unwrap() {
+    for entry in std::fs::read_dir(fixture(MODEL)).unwrap() {
         let path = entry.unwrap().path();
         if path.is_file() {
             std::fs::copy(&path, dir.join(path.file_name().unwrap())).unwrap();
@@ -384,7 +384,7 @@ fn both_spellings_of_the_configuration_say_the_same() {
     let dir = tempfile::tempdir().unwrap();
     respelled(dir.path());
     let choices = [("image-size", "48")];
-    let (old, new) = (made(&fixture(TOY), &choices), made(dir.path(), &choices));
+    let (old, new) = (recipe_of(&fixture(MODEL), &choices), recipe_of(dir.path(), &choices));
     assert_eq!(old.params, new.params);
     let shapes = |recipe: &Recipe| graphs(recipe).map(|g| g.info(Elem::onnx)).collect::<Vec<_>>();
     assert_eq!(shapes(&old), shapes(&new));
@@ -406,7 +406,7 @@ fn what_a_configuration_lacks_or_contradicts_is_named() {
     ] {
         let dir = tempfile::tempdir().unwrap();
         respelled(dir.path());
-        std::fs::copy(fixture(TOY).join("config.json"), dir.path().join("config.json")).unwrap();
+        std::fs::copy(fixture(MODEL).join("config.json"), dir.path().join("config.json")).unwrap();
         edit(dir.path(), |config| *config.pointer_mut(pointer).unwrap() = value);
         let checkpoint = Checkpoint::open(dir.path()).unwrap();
         let error = recipe(&checkpoint, &options(&[("image-size", "48")])).unwrap_err();
@@ -419,7 +419,7 @@ fn sizes_that_no_graph_can_have_are_refused() {
     for (choices, words) in [
         (&[("image-size", "50")][..], "a multiple of 16"),
         (&[("image-size", "many")], "\"many\""),
-        (&[("image-size", "48"), ("image-patches", "32")], "both given"),
+        (&[("image-size", "48"), ("image-patches", "32")], "both set"),
         (&[("image-patches", "32,33")], "multiples of 4"),
         (&[("image-patches", "")], "multiples of 4"),
         // 200 positions, and not one for a question.
@@ -427,31 +427,31 @@ fn sizes_that_no_graph_can_have_are_refused() {
         (&[], "takes 1024 tokens"),
         (&[("image-patches", "4,8,12,16,20,24,28,32")], "12 contexts, expected at most 8"),
     ] {
-        let said = refused(choices);
-        assert!(said.contains(words), "{choices:?}: {said}\n  does not say {words:?}");
+        let report = refused(choices);
+        assert!(report.contains(words), "{choices:?}: {report}\n  does not say {words:?}");
     }
 }
 
 /// Qwen3.5 has a tower of the same kind, if the checkpoint holds one.
 #[test]
 fn qwen35_has_vision_graphs_unless_they_are_left_out() {
-    let made = |name: &str, choices: &[(&str, &str)]| {
+    let recipe = |name: &str, choices: &[(&str, &str)]| {
         recipe(&Checkpoint::open(&fixture(name)).unwrap(), &options(choices))
     };
     let names = |recipe: &Recipe| graphs(recipe).map(Graph::name).collect::<Vec<_>>().join(" ");
-    let whole = made("qwen35-vision", &[]).unwrap();
+    let whole = recipe("qwen35-vision", &[]).unwrap();
     assert_eq!(names(&whole), "vision decode prefill16 prefill128 lmhead");
-    // Pictures of 512 pixels a side would take 1024 tokens. Ten by ten leave half of the context.
+    // Images of 512 pixels a side would take 1024 tokens. Ten by ten leave half of the context.
     assert_eq!(whole.params["vision"]["image_size"], 160);
     assert_eq!(whole.params["rope_scaling"]["mrope_section"], json!([3, 2, 2]));
-    let text = made("qwen35-vision", &[("vision", "none")]).unwrap();
+    let text = recipe("qwen35-vision", &[("vision", "none")]).unwrap();
     assert_eq!(names(&text), "decode prefill16 prefill128 lmhead");
     assert!(text.tables.is_empty() && !text.params.contains_key("rope_scaling"));
     for (name, choices, words) in [
-        ("qwen35-tied", &[("image-size", "48")][..], "image-size is given, but the checkpoint has"),
+        ("qwen35-tied", &[("image-size", "48")][..], "image-size is set, but the checkpoint has"),
         ("qwen35-vision", &[("vision", "none"), ("image-patches", "48")], "but vision is none"),
     ] {
-        let error = made(name, choices).unwrap_err();
+        let error = recipe(name, choices).unwrap_err();
         assert!(error.message().contains(words), "{error}\n  does not say {words:?}");
     }
 }

@@ -20,26 +20,26 @@ pub(crate) enum Format {
 /// What a file is wanted for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    Picture,
-    Sound,
+    Image,
+    Audio,
     Video,
 }
 
 impl Kind {
     fn expected(self) -> &'static str {
         match self {
-            Self::Picture => "a picture (PNG, JPEG, WebP, GIF)",
-            Self::Sound => "a sound (WAV, FLAC, MP3, Ogg Vorbis)",
-            Self::Video => "a video (a folder of pictures, an animated GIF, PNG or WebP)",
+            Self::Image => "an image (PNG, JPEG, WebP, GIF)",
+            Self::Audio => "audio (WAV, FLAC, MP3, Ogg Vorbis)",
+            Self::Video => "a video (a folder of images, an animated GIF, PNG or WebP)",
         }
     }
 
     fn fix(self) -> &'static str {
         match self {
-            Self::Picture => "convert it to PNG",
-            Self::Sound => "convert it to WAV: ffmpeg -i FILE out.wav",
+            Self::Image => "convert it to PNG",
+            Self::Audio => "convert it to WAV: ffmpeg -i FILE out.wav",
             Self::Video => {
-                "turn it into a folder of pictures: ffmpeg -i FILE -vf fps=2 FOLDER/%05d.png"
+                "turn it into a folder of images: ffmpeg -i FILE -vf fps=2 FOLDER/%05d.png"
             }
         }
     }
@@ -78,8 +78,8 @@ impl Format {
 
     fn kind(self) -> Kind {
         match self {
-            Self::Png | Self::Jpeg | Self::Webp | Self::Gif => Kind::Picture,
-            Self::Wav | Self::Flac | Self::Ogg | Self::Mp3 => Kind::Sound,
+            Self::Png | Self::Jpeg | Self::Webp | Self::Gif => Kind::Image,
+            Self::Wav | Self::Flac | Self::Ogg | Self::Mp3 => Kind::Audio,
         }
     }
 
@@ -95,13 +95,13 @@ impl Format {
         };
         match Self::of(head) {
             Some(format) if format.kind() == wanted => Ok(format),
-            Some(format) if wanted == Kind::Video && format.kind() == Kind::Picture => Ok(format),
+            Some(format) if wanted == Kind::Video && format.kind() == Kind::Image => Ok(format),
             Some(format) => {
                 let (what, fix) = match format.kind() {
-                    Kind::Sound => ("sound", "give it as a sound"),
-                    _ => ("picture", "give it as a picture"),
+                    Kind::Audio => ("audio", "give it as audio"),
+                    _ => ("an image", "give it as an image"),
                 };
-                refused(&format!("a {what} ({})", format.name()), fix)
+                refused(&format!("{what} ({})", format.name()), fix)
             }
             None => {
                 let found = describe(head);
@@ -117,7 +117,7 @@ impl Format {
 /// What a file is that is not decoded.
 fn describe(head: &[u8]) -> String {
     if contains(head, b"OpusHead") {
-        return "an Ogg file with Opus sound".to_owned();
+        return "an Ogg file with Opus audio".to_owned();
     }
     if head.starts_with(b"RF64") {
         return "an RF64 file (WAV for more than 4 GB)".to_owned();

@@ -1,4 +1,4 @@
-//! JPEG, decoded strictly: a picture of which a part is missing is an error, not grey pixels.
+//! JPEG, decoded strictly: an image of which a part is missing is an error, not grey pixels.
 
 use image::ColorType;
 use image::metadata::Orientation;

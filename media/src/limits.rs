@@ -1,12 +1,12 @@
 //! What a file may cost.
 
-/// The most that one file may cost. What is larger is refused before memory is taken for it.
+/// Bounds on what one file may cost. What is larger is refused before memory is taken for it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Limits {
     /// Bytes of a file: 512 MiB.
     pub bytes: u64,
-    /// Pixels of a picture: 120 million, so that a phone's picture of 108 megapixels passes. Decoding takes at most
+    /// Pixels of an image: 120 million, so that a phone's image of 108 megapixels is accepted. Decoding takes at most
     /// about ten bytes a pixel (a progressive JPEG in full colour), 1.1 GiB at the limit, and three bytes stay. No
     /// model sees more than a few megapixels of it.
     pub pixels: u64,
@@ -17,7 +17,7 @@ pub struct Limits {
     /// not kept are dropped at once. An animation's frames together may also not have more than 64 times the pixels of
     /// `video_pixels`, which bounds the time.
     pub frames: u64,
-    /// Seconds of a sound: two hours, 439 MiB of samples at 16 kHz.
+    /// Seconds of audio: two hours, 439 MiB of samples at 16 kHz.
     pub seconds: u32,
 }
 

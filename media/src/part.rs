@@ -4,7 +4,7 @@ use qhx_base::{Error, ErrorKind, Result};
 use qhx_types::{Media, MediaRules, Modality};
 
 use crate::format::{Format, Kind};
-use crate::{Limits, Source, picture, sound, video};
+use crate::{Limits, Source, decode_audio, decode_image, decode_video};
 
 /// Whether a file is there and of a format that may serve as `wanted`, by its first bytes: for an answer before a model
 /// is loaded.
@@ -14,8 +14,8 @@ use crate::{Limits, Source, picture, sound, video};
 /// As those of [`read`], as far as the first bytes show them.
 pub fn check(source: &Source, wanted: Modality, limits: &Limits) -> Result<()> {
     let kind = match wanted {
-        Modality::Image => Kind::Picture,
-        Modality::Audio => Kind::Sound,
+        Modality::Image => Kind::Image,
+        Modality::Audio => Kind::Audio,
         Modality::Video if source.is_folder() => return Ok(()),
         Modality::Video => Kind::Video,
         other => return Err(no_file(source, other)),
@@ -28,7 +28,7 @@ pub fn check(source: &Source, wanted: Modality, limits: &Limits) -> Result<()> {
 ///
 /// # Errors
 ///
-/// As those of [`picture`], [`sound`] and [`video`]; and for a modality that no file has.
+/// As those of [`decode_image`], [`decode_audio`] and [`decode_video`]; and for a modality that no file has.
 pub fn read(
     source: &Source,
     wanted: Modality,
@@ -36,9 +36,9 @@ pub fn read(
     limits: &Limits,
 ) -> Result<Media> {
     match wanted {
-        Modality::Image => picture(source, &rules.image, limits)?.into_media(),
-        Modality::Audio => sound(source, &rules.audio, limits)?.into_media(),
-        Modality::Video => video(source, &rules.video, &rules.image, limits)?.into_media(),
+        Modality::Image => decode_image(source, &rules.image, limits)?.into_media(),
+        Modality::Audio => decode_audio(source, &rules.audio, limits)?.into_media(),
+        Modality::Video => decode_video(source, &rules.video, &rules.image, limits)?.into_media(),
         other => Err(no_file(source, other)),
     }
 }

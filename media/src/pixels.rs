@@ -7,7 +7,7 @@ use crate::Alpha;
 /// Turns pixels of a decoder (16-bit values in the machine's byte order) into RGB.
 ///
 /// - Values of 16 bits become `round(v / 257)`, so that 65535 becomes 255. (Pillow takes the upper byte of colours, and
-///   clips 16-bit grey at 255, which turns most of such a picture white.)
+///   clips 16-bit grey at 255, which turns most of such an image white.)
 /// - Grey becomes three equal values.
 /// - Transparency is laid over white, or dropped. The arithmetic of the former is that of Pillow's `alpha_composite`,
 ///   which `transformers` calls.
@@ -15,10 +15,10 @@ use crate::Alpha;
 /// `None`: the decoder gave pixels of a type that no known decoder gives.
 pub(crate) fn to_rgb(mut pixels: Vec<u8>, color: ColorType, alpha: Alpha) -> Option<Vec<u8>> {
     let color = match color {
-        ColorType::L16 => narrow(&mut pixels, ColorType::L8),
-        ColorType::La16 => narrow(&mut pixels, ColorType::La8),
-        ColorType::Rgb16 => narrow(&mut pixels, ColorType::Rgb8),
-        ColorType::Rgba16 => narrow(&mut pixels, ColorType::Rgba8),
+        ColorType::L16 => to_8_bit(&mut pixels, ColorType::L8),
+        ColorType::La16 => to_8_bit(&mut pixels, ColorType::La8),
+        ColorType::Rgb16 => to_8_bit(&mut pixels, ColorType::Rgb8),
+        ColorType::Rgba16 => to_8_bit(&mut pixels, ColorType::Rgba8),
         other => other,
     };
     match color {
@@ -36,7 +36,7 @@ pub(crate) fn to_rgb(mut pixels: Vec<u8>, color: ColorType, alpha: Alpha) -> Opt
 }
 
 /// Halves the bytes of 16-bit values.
-fn narrow(pixels: &mut Vec<u8>, to: ColorType) -> ColorType {
+fn to_8_bit(pixels: &mut Vec<u8>, to: ColorType) -> ColorType {
     for i in 0..pixels.len() / 2 {
         let wide = u32::from(u16::from_ne_bytes([pixels[2 * i], pixels[2 * i + 1]]));
         // At most 255, since the value is at most 65535.

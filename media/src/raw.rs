@@ -1,4 +1,4 @@
-//! What decoders of pictures give and may take.
+//! What decoders of images give and may take.
 
 use image::ColorType;
 use image::metadata::Orientation;
@@ -18,8 +18,8 @@ pub(crate) struct Raw {
 /// Bytes of text and profiles that a decoder may take beside the image.
 const BESIDE: u64 = 16 << 20;
 
-/// What decoders of the crate `image` may take beside the pixels that they are given, for an image of so many pixels in
-/// a file of so many bytes.
+/// What decoders of the crate `image` may take beside the pixels that they are given, for an image of `pixels` pixels
+/// in a file of `bytes` bytes.
 pub(crate) fn allowance(pixels: u64, bytes: usize) -> image::Limits {
     let mut allowance = image::Limits::no_limits();
     // Buffers of the image, with 16-bit values; and chunks as they stand in the file.
@@ -41,19 +41,19 @@ pub(crate) fn png_pixels(source: &Source, bytes: &[u8], limits: &Limits) -> Resu
     Ok(u64::from(width) * u64::from(height))
 }
 
-/// Refuses a picture without pixels, and one with too many.
+/// Refuses an image without pixels, and one with too many.
 pub(crate) fn check_size(source: &Source, width: u32, height: u32, limits: &Limits) -> Result<()> {
     let pixels = u64::from(width) * u64::from(height);
     if pixels == 0 {
         return Err(source
-            .refused(format!("a picture of {width} × {height} pixels"))
-            .hint("save it anew with another program"));
+            .refused(format!("an image of {width} × {height} pixels"))
+            .hint("save it again with another program"));
     }
     if pixels > limits.pixels {
-        let most = limits.pixels as f64 / 1e6;
+        let max = limits.pixels as f64 / 1e6;
         return Err(source
             .refused(format!(
-                "{width} × {height} pixels are {:.1} megapixels, at most {most:.1} are read",
+                "{width} × {height} pixels are {:.1} megapixels, at most {max:.1} are read",
                 pixels as f64 / 1e6
             ))
             .hint("scale it down first: a model sees a few megapixels of it at most"));

@@ -1,4 +1,4 @@
-//! Changing the rate of a sound, chunk by chunk.
+//! Changing the rate of audio, chunk by chunk.
 
 use std::f64::consts::PI;
 
@@ -11,7 +11,7 @@ const BETA: f64 = 9.0;
 /// Filters for positions between two samples, per zero of the sinc. Between these, results are interpolated; they are
 /// then off by 3e-7.
 const PHASES: usize = 2048;
-/// Filters have whole groups of so many taps.
+/// Filters have a multiple of this many taps.
 const LANES: usize = 8;
 
 /// Takes samples at one rate and collects them at another.
@@ -68,7 +68,7 @@ impl Resampler {
         let wanted = u128::from(change.taken) * u128::from(change.up);
         let wanted =
             usize::try_from(wanted.div_ceil(u128::from(change.down))).unwrap_or(usize::MAX);
-        // Silence behind the sound, as far as the filter of its last sample reaches.
+        // Silence behind the audio, as far as the filter of its last sample reaches.
         change.waiting.resize(change.waiting.len() + change.filters.half, 0.0);
         change.run(&mut self.output);
         self.output.truncate(wanted);
@@ -141,7 +141,7 @@ impl Filters {
     }
 }
 
-/// The scalar product, in sums side by side that processors add at once.
+/// The dot product, in sums side by side that processors add at once.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let (groups, _) = a.as_chunks::<LANES>();
     let (others, _) = b.as_chunks::<LANES>();

@@ -1,7 +1,7 @@
 //! Whether the scans of a JPEG file hold all their blocks: its decoder reads zeros behind the end marker.
 
 /// Bits of the longest Huffman code.
-const LONGEST: usize = 16;
+const MAX_CODE_BITS: usize = 16;
 /// Scans of a file that are looked into; the decoder refuses more.
 const SCANS: usize = 100;
 /// Components of a frame that the decoder takes.
@@ -17,7 +17,8 @@ pub(crate) fn cut_off(bytes: &[u8]) -> Option<(u64, u64)> {
     Scans { bytes, ..Scans::default() }.walk()
 }
 
-/// For the next 16 bits: the length of the Huffman code that they begin with, times 256, plus its symbol; 0 for no code.
+/// For the next 16 bits: the length of the Huffman code that they begin with, times 256, plus its symbol; 0 for no
+/// code.
 type Table = Vec<u16>;
 
 #[derive(Default)]
@@ -48,7 +49,7 @@ struct Scans<'a> {
     restart: u64,
 }
 
-/// What a scan's header says beside its components.
+/// What a scan's header declares beside its components.
 struct Spectral {
     start: u8,
     end: u8,
@@ -138,22 +139,22 @@ impl<'a> Scans<'a> {
 
     fn huffman(&mut self, mut body: &[u8]) -> Option<()> {
         while let Some((&target, rest)) = body.split_first() {
-            let (counts, rest) = rest.split_first_chunk::<LONGEST>()?;
+            let (counts, rest) = rest.split_first_chunk::<MAX_CODE_BITS>()?;
             let all: usize = counts.iter().copied().map(usize::from).sum();
             let mut symbols = rest.get(..all)?.iter();
             body = rest.get(all..)?;
-            let mut table = Vec::with_capacity(1 << LONGEST);
+            let mut table = Vec::with_capacity(1 << MAX_CODE_BITS);
             for (length, &count) in (1u16..).zip(counts) {
                 for symbol in symbols.by_ref().take(usize::from(count)) {
                     let entry = length << 8 | u16::from(*symbol);
-                    let end = table.len() + (1 << (LONGEST as u16 - length));
-                    if end > 1 << LONGEST {
+                    let end = table.len() + (1 << (MAX_CODE_BITS as u16 - length));
+                    if end > 1 << MAX_CODE_BITS {
                         return None;
                     }
                     table.resize(end, entry);
                 }
             }
-            table.resize(1 << LONGEST, 0);
+            table.resize(1 << MAX_CODE_BITS, 0);
             let class = self.tables.get_mut(usize::from(target >> 4))?;
             *class.get_mut(usize::from(target & 15))? = table;
         }

@@ -1,4 +1,4 @@
-//! Where a picture or sound comes from, and its bytes.
+//! Where an image or audio file comes from, and its bytes.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -15,7 +15,7 @@ use crate::Limits;
 /// First bytes that are looked at to tell formats apart.
 pub(crate) const HEAD: usize = 4096;
 
-/// Where a picture, sound or video comes from.
+/// Where an image, audio or video comes from.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Source {
     /// A file; for videos, a folder, too.
@@ -127,7 +127,7 @@ impl Source {
         Ok(())
     }
 
-    /// The error that says `what` of this source.
+    /// An error about this source: `what`.
     pub(crate) fn refused(&self, what: impl fmt::Display) -> Error {
         Error::new(ErrorKind::Prompt, format!("{self}: {what}"))
     }
@@ -135,7 +135,7 @@ impl Source {
     /// The error of a file that a decoder could not read to its end.
     pub(crate) fn broken(&self, format: &str, why: impl fmt::Display) -> Error {
         self.refused(format!("a broken or cut-off {format} file: {why}"))
-            .hint("copy or download it again, or save it anew with another program")
+            .hint("copy or download it again, or save it again with another program")
     }
 }
 
@@ -202,7 +202,7 @@ impl Stream<'_> {
         self.rewind()
     }
 
-    /// The bytes at a place of the stream.
+    /// The bytes at an offset of the stream.
     pub fn read_at<const N: usize>(&mut self, at: u64) -> std::io::Result<[u8; N]> {
         let mut bytes = [0; N];
         self.seek(SeekFrom::Start(at))?;
@@ -219,8 +219,8 @@ enum Bytes<'a> {
 impl Read for Stream<'_> {
     fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
         let left = usize::try_from(self.len.saturating_sub(self.at)).unwrap_or(usize::MAX);
-        let most = left.min(buf.len());
-        let buf = buf.get_mut(..most).unwrap_or_default();
+        let max = left.min(buf.len());
+        let buf = buf.get_mut(..max).unwrap_or_default();
         let read = match &mut self.bytes {
             Bytes::File(file) => file.read(buf),
             Bytes::Memory(bytes) => bytes.read(buf),
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_data_url_is_said() {
+    fn a_malformed_data_url_is_refused_with_a_reason() {
         let cases = [
             ("data:image/png;base64", "no comma"),
             ("data:text/html;base64,PGI+", "media type text/html, expected image/…"),

@@ -1,4 +1,4 @@
-//! Videos: folders of pictures and animations.
+//! Decoding videos: frames sampled from folders of images and from animations.
 
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
@@ -13,9 +13,9 @@ use qhx_types::Media;
 use crate::format::{Format, Kind};
 use crate::raw::{allowance, check_size, png_pixels, zeroed};
 use crate::source::HEAD;
-use crate::{ImageRules, Limits, Source, VideoRules, picture, pixels};
+use crate::{ImageRules, Limits, Source, VideoRules, decode_image, pixels};
 
-/// An animation's frames together may have so many times the pixels of those that are kept.
+/// Bound on the pixels of all frames of an animation, as a multiple of `Limits::video_pixels`.
 const DECODED: u64 = 64;
 
 /// Sampled frames of a video.
@@ -35,7 +35,7 @@ impl Frames {
     /// As a part of a prompt.
     ///
     /// # Errors
-    /// As those of [`Media`], which nothing decoded meets.
+    /// When there are no frames, or not as many values as the sizes ask for.
     pub fn into_media(self) -> Result<Media> {
         let media = Media::video(self.rgb, self.width, self.height, self.times);
         media.map_err(|e| Error::of(ErrorKind::Prompt, e))
@@ -59,8 +59,9 @@ impl std::fmt::Debug for Frames {
 ///
 /// # Errors
 ///
-/// As of [`picture()`](crate::picture()); and where frames of a folder differ in size, or a picture is not animated.
-pub fn video(
+/// As of [`decode_image`](crate::decode_image); and where frames of a folder differ in size, or an image is not
+/// animated.
+pub fn decode_video(
     source: &Source,
     rules: &VideoRules,
     images: &ImageRules,
@@ -111,9 +112,7 @@ fn folder(
         }
     }
     if files.is_empty() {
-        return Err(source
-            .refused("no pictures in this folder")
-            .hint("each frame is a picture file"));
+        return Err(source.refused("no images in this folder").hint("each frame is an image file"));
     }
     alphanumeric_sort::sort_path_slice(&mut files);
     let indices = sampled(files.len(), files.len(), rules);
@@ -121,34 +120,34 @@ fn folder(
     for (count, &index) in indices.iter().enumerate() {
         let Some(file) = files.get(index) else { continue };
         let this = Source::File(file.clone());
-        let picture = picture(&this, images, limits)?;
+        let image = decode_image(&this, images, limits)?;
         let frames = match &mut frames {
             Some(frames) => frames,
             empty => {
-                let (width, height) = (picture.width, picture.height);
-                check_kept(source, indices.len(), width, height, limits)?;
+                let (width, height) = (image.width, image.height);
+                check_sampled(source, indices.len(), width, height, limits)?;
                 let rgb = Vec::new();
                 empty.insert(Frames { rgb, width, height, times: Vec::new() })
             }
         };
-        if (picture.width, picture.height) != (frames.width, frames.height) {
+        if (image.width, image.height) != (frames.width, frames.height) {
             let (width, height) = (frames.width, frames.height);
             return Err(this
                 .refused(format!(
                     "{} × {} pixels, but the first frame of the video has {width} × {height}",
-                    picture.width, picture.height
+                    image.width, image.height
                 ))
                 .hint("give all frames one size"));
         }
         if count == 0 {
-            let bytes = picture.rgb.len().saturating_mul(indices.len());
+            let bytes = image.rgb.len().saturating_mul(indices.len());
             frames.rgb = zeroed(source, bytes)?;
             frames.rgb.clear();
         }
-        frames.rgb.extend_from_slice(&picture.rgb);
+        frames.rgb.extend_from_slice(&image.rgb);
         frames.times.push((index as f64 / f64::from(rules.fps)) as f32);
     }
-    frames.ok_or_else(|| source.refused("no pictures in this folder"))
+    frames.ok_or_else(|| source.refused("no images in this folder"))
 }
 
 fn animation(
@@ -162,22 +161,22 @@ fn animation(
     let broken = |e| source.broken(format.name(), e);
     let still = || {
         source
-            .refused(format!("a {} picture that is not animated, expected a video", format.name()))
-            .hint("give it as a picture, or a folder of pictures as a video")
+            .refused(format!("a {} image that is not animated, expected a video", format.name()))
+            .hint("give it as an image, or a folder of images as a video")
     };
     // Twice, so that no more frames than those that are kept are in memory: the number and times of all are known at
     // the end only.
     let Some(Decoded { width, height, frames }) = decode(source, format, &bytes, limits)? else {
         return Err(still());
     };
-    let most = limits.video_pixels.saturating_mul(DECODED) / (u64::from(width) * u64::from(height));
+    let max = limits.video_pixels.saturating_mul(DECODED) / (u64::from(width) * u64::from(height));
     let (mut starts, mut now) = (Vec::new(), 0.0f64);
     for frame in frames {
         let (numerator, denominator) = frame.map_err(broken)?.delay().numer_denom_ms();
         let delay = f64::from(numerator) / f64::from(denominator.max(1));
         starts.push(now);
         now += if delay < 20.0 { 100.0 } else { delay };
-        if starts.len() as u64 > limits.frames.min(most) {
+        if starts.len() as u64 > limits.frames.min(max) {
             return Err(too_many(source, limits));
         }
     }
@@ -186,7 +185,7 @@ fn animation(
     }
     let wanted = (now * f64::from(rules.fps) / 1000.0) as usize;
     let indices = sampled(starts.len(), wanted, rules);
-    check_kept(source, indices.len(), width, height, limits)?;
+    check_sampled(source, indices.len(), width, height, limits)?;
     let size = width as usize * height as usize * 3;
     let mut rgb = zeroed(source, size.saturating_mul(indices.len()))?;
     rgb.clear();
@@ -221,7 +220,7 @@ struct Decoded<'a> {
     frames: image::Frames<'a>,
 }
 
-/// The frames of an animation, each on the whole canvas; `None` for a still picture.
+/// The frames of an animation, each on the whole canvas; `None` for a still image.
 fn decode<'a>(
     source: &Source,
     format: Format,
@@ -236,7 +235,7 @@ fn decode<'a>(
         _ => limits.pixels,
     };
     let mut allowance = allowance(pixels, bytes.len());
-    allowance.max_alloc = allowance.max_alloc.map(|most| most.saturating_mul(2));
+    allowance.max_alloc = allowance.max_alloc.map(|max| max.saturating_mul(2));
     let (width, height, frames) = match format {
         Format::Gif => {
             let mut decoder = GifDecoder::new(reader).map_err(broken)?;
@@ -268,7 +267,7 @@ fn decode<'a>(
     Ok(Some(Decoded { width, height, frames }))
 }
 
-fn check_kept(
+fn check_sampled(
     source: &Source,
     frames: usize,
     width: u32,
@@ -290,8 +289,8 @@ fn check_kept(
 }
 
 fn too_many(source: &Source, limits: &Limits) -> Error {
-    let most = limits.frames;
+    let max = limits.frames;
     source
-        .refused(format!("more frames than are read ({most}, fewer of large ones)"))
+        .refused(format!("more frames than are read ({max}, fewer of large ones)"))
         .hint("cut out the part that matters")
 }

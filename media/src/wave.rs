@@ -4,12 +4,12 @@ use std::io::{Read, Seek, SeekFrom};
 
 /// Chunks before the samples that are looked at.
 const CHUNKS: usize = 1024;
-/// The code of formats that say where each channel's loudspeaker is.
+/// The code of formats with a channel mask, a bit for each loudspeaker.
 const EXTENSIBLE: u16 = 0xfffe;
 
 /// What is wrong with the number of channels of a WAV file that begins at `start`, or nothing. symphonia gives channels
-/// that have no place the places above the last one, of which there are 32 in all. A file that cannot be read has
-/// nothing wrong here: who reads it next says so.
+/// that the mask leaves out the bits above its highest one, of which there are 32 in all. A file that cannot be read
+/// has nothing wrong here: the decoder reports it.
 ///
 /// Leaves `file` at its beginning.
 pub(crate) fn too_many_channels(file: &mut (impl Read + Seek), start: u64) -> Option<String> {
@@ -29,16 +29,17 @@ fn find(file: &mut (impl Read + Seek), start: u64) -> std::io::Result<Option<Str
         let length = u64::from(u32::from_le_bytes(length));
         match &[a, b, c, d] {
             b"data" => break,
-            // Code, channels, rate, bytes per second, bytes per frame, bits, bytes that follow, valid bits, places.
+            // Code, channels, rate, bytes per second, bytes per frame, bits, bytes that follow, valid bits, channel
+            // mask.
             b"fmt " if length >= 40 => {
                 let mut format = [0; 24];
                 file.read_exact(&mut format)?;
                 let [c0, c1, n0, n1, .., p0, p1, p2, p3] = format;
                 let (code, channels) = (u16::from_le_bytes([c0, c1]), u16::from_le_bytes([n0, n1]));
-                let places = u32::from_le_bytes([p0, p1, p2, p3]);
-                if code == EXTENSIBLE && !fit(channels, places) {
+                let mask = u32::from_le_bytes([p0, p1, p2, p3]);
+                if code == EXTENSIBLE && !fit(channels, mask) {
                     return Ok(Some(format!(
-                        "its header says {channels} channels at the places {places:#x}"
+                        "its header declares {channels} channels with the channel mask {mask:#x}"
                     )));
                 }
             }
@@ -49,10 +50,10 @@ fn find(file: &mut (impl Read + Seek), start: u64) -> std::io::Result<Option<Str
     Ok(None)
 }
 
-/// Whether channels beyond those with a place find room above the last place.
-fn fit(channels: u16, places: u32) -> bool {
-    let without = u32::from(channels).saturating_sub(places.count_ones());
-    without == 0 || without < u32::BITS && places.leading_zeros() > 0
+/// Whether channels beyond those of the mask find bits above its highest one.
+fn fit(channels: u16, mask: u32) -> bool {
+    let without = u32::from(channels).saturating_sub(mask.count_ones());
+    without == 0 || without < u32::BITS && mask.leading_zeros() > 0
 }
 
 #[cfg(test)]

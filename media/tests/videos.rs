@@ -8,7 +8,7 @@ use std::path::Path;
 
 use common::{file, golden};
 use image::{Delay, Frame, Rgb, RgbImage, RgbaImage};
-use qhx_media::{Frames, ImageRules, Limits, Source, VideoRules, video};
+use qhx_media::{Frames, ImageRules, Limits, Source, VideoRules, decode_video};
 
 const SIZE: usize = 40 * 24 * 3;
 
@@ -19,7 +19,7 @@ fn rules(fps: f32) -> VideoRules {
 }
 
 fn read(source: &Source, rules: &VideoRules) -> Frames {
-    let frames = video(source, rules, &ImageRules::default(), &Limits::default());
+    let frames = decode_video(source, rules, &ImageRules::default(), &Limits::default());
     let frames = frames.unwrap_or_else(|e| panic!("{}", e.report()));
     let size = frames.width as usize * frames.height as usize * 3;
     assert_eq!(frames.rgb.len(), frames.times.len() * size);
@@ -49,7 +49,7 @@ fn animations_of_all_formats_give_their_frames_with_their_times() {
 }
 
 #[test]
-fn at_least_and_at_most_so_many_frames_are_taken() {
+fn frames_are_between_min_and_max() {
     let mut few = rules(0.1);
     few.min_frames = 3;
     // numpy.linspace(0, 11, 3).round() is [0, 6, 11]: half to even.
@@ -61,13 +61,13 @@ fn at_least_and_at_most_so_many_frames_are_taken() {
     assert_eq!(read(&file("animated.gif"), &many).times, starts());
 }
 
-/// A folder of pictures of one colour each: picture `n` is of grey `n`.
+/// A folder of images of one colour each: image `n` is of grey `n`.
 fn folder(count: u8) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for n in 0..count {
         save(dir.path(), &format!("frame{n}.png"), n, (4, 2));
     }
-    std::fs::write(dir.path().join(".hidden"), "no picture").unwrap();
+    std::fs::write(dir.path().join(".hidden"), "no image").unwrap();
     dir
 }
 
@@ -76,7 +76,7 @@ fn save(dir: &Path, name: &str, grey: u8, (width, height): (u32, u32)) {
 }
 
 #[test]
-fn a_folder_is_sorted_by_numbers_and_each_picture_is_a_frame() {
+fn a_folder_is_sorted_by_numbers_and_each_image_is_a_frame() {
     let dir = folder(12);
     let source = Source::File(dir.path().to_owned());
     let frames = read(&source, &rules(4.0));
@@ -93,7 +93,7 @@ fn a_folder_is_sorted_by_numbers_and_each_picture_is_a_frame() {
 }
 
 fn refused(source: &Source, rules: &VideoRules, limits: &Limits) -> String {
-    let error = video(source, rules, &ImageRules::default(), limits).unwrap_err();
+    let error = decode_video(source, rules, &ImageRules::default(), limits).unwrap_err();
     error.report().to_string()
 }
 
@@ -102,7 +102,7 @@ fn folders_that_are_no_video_are_refused() {
     let (limits, standard) = (Limits::default(), rules(2.0));
     let empty = tempfile::tempdir().unwrap();
     let says = refused(&Source::File(empty.path().to_owned()), &standard, &limits);
-    assert!(says.contains("no pictures in this folder"), "{says}");
+    assert!(says.contains("no images in this folder"), "{says}");
 
     let dir = folder(3);
     let source = Source::File(dir.path().to_owned());
@@ -113,7 +113,7 @@ fn folders_that_are_no_video_are_refused() {
 
     std::fs::write(dir.path().join("frame3.png"), "notes").unwrap();
     let says = refused(&source, &standard, &limits);
-    assert!(says.contains("frame3.png: found text, expected a picture"), "{says}");
+    assert!(says.contains("frame3.png: found text, expected an image"), "{says}");
 
     let mut small = Limits::default();
     small.frames = 3;
@@ -127,14 +127,14 @@ fn folders_that_are_no_video_are_refused() {
 }
 
 #[test]
-fn a_still_picture_a_sound_and_no_rate_are_refused() {
+fn still_images_audio_and_a_rate_of_zero_are_refused() {
     let limits = Limits::default();
     for name in ["still.gif", "la.png", "baseline.jpg", "lossless.webp"] {
         let says = refused(&file(name), &rules(2.0), &limits);
-        assert!(says.contains("picture that is not animated, expected a video"), "{says}");
+        assert!(says.contains("image that is not animated, expected a video"), "{says}");
     }
     let says = refused(&file("tone.mp3"), &rules(2.0), &limits);
-    assert!(says.contains("found a sound (MP3), expected a video"), "{says}");
+    assert!(says.contains("found audio (MP3), expected a video"), "{says}");
     for fps in [0.0, -1.0, f32::NAN, f32::INFINITY] {
         let says = refused(&file("animated.gif"), &rules(fps), &limits);
         assert!(says.contains("frames per second, expected a number above 0"), "{says}");
@@ -163,12 +163,12 @@ fn long_gif(size: u32) -> Source {
 }
 
 #[test]
-fn of_ten_thousand_frames_only_those_that_are_kept_take_memory() {
+fn only_sampled_frames_take_memory() {
     let long = long_gif(4);
     let mut limits = Limits::default();
     // What 768 frames take, and not one more.
     limits.video_pixels = 768 * 16;
-    let frames = video(&long, &rules(2.0), &ImageRules::default(), &limits).unwrap();
+    let frames = decode_video(&long, &rules(2.0), &ImageRules::default(), &limits).unwrap();
     assert_eq!(frames.times.len(), 768);
     assert_eq!((frames.times[0], frames.times[767]), (0.0, 999.9));
     // All of them have 64 times the pixels at most.

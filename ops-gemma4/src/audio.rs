@@ -1,4 +1,4 @@
-//! Sound: from samples to soft tokens.
+//! Audio: from samples to soft tokens.
 //!
 //! Arithmetic: `Gemma4AudioFeatureExtractor`, `Gemma4AudioModel` and `Gemma4MultimodalEmbedder` of `transformers`. The
 //! graph holds convolutions and conformer; the frames before them and the projection behind them are here.
@@ -25,7 +25,7 @@ struct Params {
     tokens: MediaTokens,
 }
 
-/// The tower for sound.
+/// The audio tower.
 #[derive(Debug)]
 pub(crate) struct Audio {
     params: Params,
@@ -34,7 +34,7 @@ pub(crate) struct Audio {
     mel: LogMel,
 }
 
-/// A graph for so many frames.
+/// A graph for clips of up to `frames` frames.
 #[derive(Debug)]
 struct Bound {
     graph: GraphId,
@@ -81,25 +81,28 @@ impl Audio {
         self.params.front_end.rate
     }
 
-    /// Soft tokens that a clip of so many samples becomes. Errors when it is too short or too long.
+    /// Soft tokens that a clip of `samples` samples becomes.
+    ///
+    /// # Errors
+    /// When it is too short or too long.
     pub fn count(&self, samples: usize) -> Result<usize> {
         let seconds = |samples: usize| samples as f64 / f64::from(self.rate().max(1));
         let tokens = self.mel.frames(samples).div_ceil(FRAMES);
-        let most = self.graphs.last().map_or(0, |bound| bound.frames / FRAMES);
-        let most = most.min(self.params.max_soft_tokens);
+        let max = self.graphs.last().map_or(0, |bound| bound.frames / FRAMES);
+        let max = max.min(self.params.max_soft_tokens);
         if tokens == 0 {
             return Err(Error::prompt(format!(
-                "sound of {:.3} s ({samples} samples) is shorter than one frame of the model",
+                "audio of {:.3} s ({samples} samples) is shorter than one frame of the model",
                 seconds(samples)
             )));
         }
-        if tokens > most {
+        if tokens > max {
             let hop = self.params.front_end.hop;
             return Err(Error::prompt(format!(
-                "sound of {:.1} s is {tokens} soft tokens, the bundle takes {most} ({:.1} s) at most; take less of it, \
-                 or have `qhx transcribe` cut it into pieces",
+                "audio of {:.1} s is {tokens} soft tokens, the bundle takes {max} ({:.1} s) at most; take less of it, \
+                 or have `qhx transcribe` split it into chunks",
                 seconds(samples),
-                seconds(most * FRAMES * hop)
+                seconds(max * FRAMES * hop)
             )));
         }
         Ok(tokens)
@@ -109,7 +112,7 @@ impl Audio {
     pub fn soft_tokens(&mut self, host: &mut Host, clip: Clip<'_>) -> Result<Vec<f32>> {
         let tokens = self.count(clip.samples().len())?;
         let Some(bound) = self.graphs.iter().find(|bound| bound.frames >= tokens * FRAMES) else {
-            return Err(Error::graph("no graph takes the sound"));
+            return Err(Error::graph("no graph takes the audio"));
         };
         let mels = self.mel.mels();
         let mut rows = vec![0.0; bound.frames * mels];

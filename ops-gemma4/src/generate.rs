@@ -23,8 +23,8 @@ fn params_schema() -> Value {
     let roles = FULL.into_iter().chain(SLIDING).chain([PLE, CONTEXT, "mel", "keep"]);
     let mut params = schema::decoder(roles);
     for (key, what) in [
-        ("vision", "Graph of the tower for pictures, or several for different numbers of patches."),
-        ("audio_enc", "Graph of the tower for sound, or several for different lengths."),
+        ("vision", "Graph of the vision tower, or several for different numbers of patches."),
+        ("audio_enc", "Graph of the audio tower, or several for different lengths."),
         (
             PLE,
             "Graphs that project rows for per-layer inputs, one for each number of rows; the host does without.",
@@ -92,7 +92,7 @@ impl Op for Generate {
     }
 
     fn info(&self) -> OpenInfo {
-        // `transformers` leaves pictures as they lie in the file, and drops transparency.
+        // `transformers` leaves images as they lie in the file, and drops transparency.
         let mut media = MediaRules::default();
         media.image.upright = false;
         media.image.alpha = Alpha::Drop;
@@ -119,12 +119,12 @@ impl Op for Generate {
 }
 
 impl Generate {
-    /// Only graphs of all layers check guesses, and a bundle has them where it was asked for.
+    /// Only graphs of all layers verify draft tokens, and a bundle has them where it was asked for.
     fn verification(&self) -> Verification {
         let found = self.decoder.verification();
         match found.refusal {
             Some(why) => Verification::refused(format!(
-                "{why}; `qhx forge --recipe-option guess=8` makes graphs of all layers that take 8 tokens"
+                "{why}; `qhx forge --recipe-option verify=8` makes graphs of all layers that take 8 tokens"
             )),
             None => found,
         }

@@ -3,7 +3,7 @@
 //! Full layers see all positions, sliding ones the last of a window. Each kind has heads of its own width, rotary
 //! tables and a mask of its own, and the caches of sliding layers are rings. The last layers read keys and values of a
 //! donor: the kit's state carrier binds the donor's cache and its fresh row to them, so that nothing is copied. Since
-//! they write no cache, only the last token of a prompt passes them. Pictures and sound become rows that stand in a
+//! they write no cache, only the last token of a prompt passes them. Images and audio become rows that stand in a
 //! prompt instead of those of tokens.
 
 mod audio;

@@ -1,4 +1,4 @@
-//! Prompts of text, pictures and sound: tokens, and the rows that stand instead of some of them.
+//! Prompts of text, images and audio: tokens, and the rows that stand instead of some of them.
 
 use std::time::Instant;
 
@@ -49,22 +49,22 @@ impl Media {
         })
     }
 
-    /// Tokens that stand for pictures and sound.
+    /// Tokens that stand for images and audio.
     pub fn placeholders(&self) -> Vec<u32> {
         let vision = self.vision.as_ref().map(Vision::tokens);
         let audio = self.audio.as_ref().map(Audio::tokens);
         vision.into_iter().chain(audio).map(|tokens| tokens.token_id).collect()
     }
 
-    /// Begin mark, soft tokens, end mark.
+    /// The begin token, soft tokens, the end token.
     pub fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
         let (MediaTokens { token_id, begin_token_id, end_token_id }, positions) = match segment {
             Segment::Image { .. } => {
-                let vision = self.vision.as_ref().ok_or_else(|| without("pictures", "vision"))?;
+                let vision = self.vision.as_ref().ok_or_else(|| without("images", "vision"))?;
                 (vision.tokens(), vision.count(Picture::of_segment(segment)?)?)
             }
             Segment::Audio { .. } => {
-                let audio = self.audio.as_ref().ok_or_else(|| without("sound", "audio"))?;
+                let audio = self.audio.as_ref().ok_or_else(|| without("audio", "audio"))?;
                 let clip = Clip::of_segment(segment, audio.rate())?;
                 (audio.tokens(), audio.count(clip.samples().len())?)
             }
@@ -76,7 +76,7 @@ impl Media {
         Ok(Placement { marker: token_id, pieces, ..Placement::default() })
     }
 
-    /// Runs the towers. The marks around pictures and sound are tokens of the prompt already.
+    /// Runs the towers. The tokens around images and audio are in the prompt already.
     pub fn prompt(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<Prompt> {
         let mut prompt = Prompt::default();
         for segment in segments {
@@ -87,17 +87,16 @@ impl Media {
                     continue;
                 }
                 Segment::Image { .. } => {
-                    let vision =
-                        self.vision.as_mut().ok_or_else(|| without("pictures", "vision"))?;
-                    let picture = Picture::of_segment(segment)?;
-                    let rows = vision.soft_tokens(host, picture)?;
+                    let vision = self.vision.as_mut().ok_or_else(|| without("images", "vision"))?;
+                    let image = Picture::of_segment(segment)?;
+                    let rows = vision.soft_tokens(host, image)?;
                     host.end(self.seeing, start);
-                    let count = vision.count(picture)?;
+                    let count = vision.count(image)?;
                     dump(host, "image_soft", &rows, count)?;
                     (vision.tokens().token_id, rows, count)
                 }
                 Segment::Audio { .. } => {
-                    let audio = self.audio.as_mut().ok_or_else(|| without("sound", "audio"))?;
+                    let audio = self.audio.as_mut().ok_or_else(|| without("audio", "audio"))?;
                     let clip = Clip::of_segment(segment, audio.rate())?;
                     let rows = audio.soft_tokens(host, clip)?;
                     host.end(self.hearing, start);

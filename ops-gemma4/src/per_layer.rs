@@ -1,4 +1,4 @@
-//! Per-layer inputs: what each layer gets of a token besides the hidden row.
+//! Per-layer inputs: what each layer gets of a token besides the hidden state.
 //!
 //! Arithmetic: `Gemma4TextModel.get_per_layer_inputs` and `project_per_layer_inputs` of `transformers`.
 
@@ -23,7 +23,7 @@ const GRAPHS: &str = "/plan/params/ple";
 const ROWS: usize = 64;
 /// Weights that are converted at once.
 const BLOCK: usize = 256;
-/// Sums that are kept at once, so that they become vectors.
+/// Sums that are computed side by side, so that they become vectors.
 const LANES: usize = 16;
 
 /// `params.ple` of the manifest.

@@ -4,7 +4,7 @@ use qhx_op::kernels::Linear;
 use qhx_op::{BufferId, DType, Error, GraphId, Host, OneOrMany, Port, Result, View};
 use serde::Deserialize;
 
-/// The tokens around a picture or a clip, and the one that stands at its positions.
+/// The tokens around an image or a clip, and the one that stands at its positions.
 #[derive(Debug, Clone, Copy, Deserialize)]
 pub(crate) struct MediaTokens {
     pub token_id: u32,

@@ -1,4 +1,4 @@
-//! Pictures: from pixels to soft tokens.
+//! Images: from pixels to soft tokens.
 //!
 //! Arithmetic: `Gemma4ImageProcessor`, `Gemma4VisionModel` and `Gemma4MultimodalEmbedder` of `transformers`. The graph
 //! holds the tower's layers; the embedding of the patches before them, pooling and projection behind them are here.
@@ -29,7 +29,7 @@ struct Params {
     tokens: MediaTokens,
 }
 
-/// The tower for pictures.
+/// The vision tower.
 #[derive(Debug)]
 pub(crate) struct Vision {
     params: Params,
@@ -42,7 +42,7 @@ pub(crate) struct Vision {
     resizer: Resizer,
 }
 
-/// A graph for so many patches.
+/// A graph for images of up to `patches` patches.
 #[derive(Debug)]
 struct Bound {
     graph: GraphId,
@@ -86,59 +86,62 @@ impl Vision {
         }))
     }
 
-    /// The tokens around a picture.
+    /// The tokens around an image.
     pub fn tokens(&self) -> MediaTokens {
         self.params.tokens
     }
 
-    /// Patches that a picture becomes.
-    fn grid(&self, picture: Picture<'_>) -> Result<Grid> {
+    /// Patches that an image becomes.
+    fn grid(&self, image: Picture<'_>) -> Result<Grid> {
         let Params { patch_size: patch, pooling_kernel_size: pool, max_soft_tokens, .. } =
             self.params;
         let patches = pool.checked_mul(pool).and_then(|area| area.checked_mul(max_soft_tokens));
-        let size = aspect_ratio_preserving_size(picture.size(), patch, pool, patches.unwrap_or(0))?;
+        let size = aspect_ratio_preserving_size(image.size(), patch, pool, patches.unwrap_or(0))?;
         self.patchify.grid(size)
     }
 
-    /// Soft tokens that a picture becomes. Errors when no graph takes as many patches.
-    pub fn count(&self, picture: Picture<'_>) -> Result<usize> {
-        let grid = self.grid(picture)?;
-        self.graph(picture, grid.patches())?;
+    /// Soft tokens that an image becomes.
+    ///
+    /// # Errors
+    /// When no graph takes as many patches.
+    pub fn count(&self, image: Picture<'_>) -> Result<usize> {
+        let grid = self.grid(image)?;
+        self.graph(image, grid.patches())?;
         Ok(grid.blocks(self.params.pooling_kernel_size as usize)?.patches())
     }
 
-    /// The smallest graph that takes so many patches of a picture.
-    fn graph(&self, picture: Picture<'_>, patches: usize) -> Result<&Bound> {
+    /// The smallest graph that takes `patches` patches of an image.
+    fn graph(&self, image: Picture<'_>, patches: usize) -> Result<&Bound> {
         self.graphs.iter().find(|bound| bound.patches >= patches).ok_or_else(|| {
-            let most = self.graphs.last().map_or(0, |bound| bound.patches);
+            let max = self.graphs.last().map_or(0, |bound| bound.patches);
             Error::prompt(format!(
-                "a picture of {} becomes {patches} patches, but the bundle's graphs take {most} at most; forge it with \
+                "an image of {} becomes {patches} patches, but the bundle's graphs take {max} at most; forge it with \
                  image-patches={patches} or more",
-                picture.size()
+                image.size()
             ))
         })
     }
 
-    /// The soft tokens of a picture, rows as wide as the decoder's.
-    pub fn soft_tokens(&mut self, host: &mut Host, picture: Picture<'_>) -> Result<Vec<f32>> {
+    /// The soft tokens of an image, rows as wide as the decoder's.
+    pub fn soft_tokens(&mut self, host: &mut Host, image: Picture<'_>) -> Result<Vec<f32>> {
         let Params { hidden, patch_size: patch, head_dim, rope_theta, eps, .. } = self.params;
-        let grid = self.grid(picture)?;
+        let grid = self.grid(image)?;
         let count = grid.patches();
         let size = qhx_op::vision::Size {
             width: u32::try_from(grid.columns).unwrap_or(0).saturating_mul(patch),
             height: u32::try_from(grid.rows).unwrap_or(0).saturating_mul(patch),
         };
-        let resized = self.resizer.resize(picture, size)?;
+        let resized = self.resizer.resize(image, size)?;
         let mut patches = vec![0.0; count * self.patchify.patch_len(1)];
         self.patchify.write(&[resized], &self.normalisation, &mut patches)?;
         let mut rows = self.patch_embed.project(host, &patches)?;
         let entries = self.params.position_embedding_size;
         add_axial_positions(self.positions.values(host), entries, hidden, grid, &mut rows)?;
-        let bound = self.graph(picture, count)?;
+        let bound = self.graph(image, count)?;
         let angles = count * head_dim / 2;
         let (mut cos, mut sin) = (vec![0.0; angles], vec![0.0; angles]);
         axial_rope(grid, 1, AxialOrder::ColumnsRows, head_dim, rope_theta, &mut cos, &mut sin)?;
-        // Rows behind the picture hold what another picture left there; the mask hides them.
+        // Rows behind the image hold what another image left there; the mask hides them.
         bound.x.write_at(host, 0, &rows)?;
         bound.rope[0].write_at(host, 0, &cos)?;
         bound.rope[1].write_at(host, 0, &sin)?;

@@ -52,7 +52,7 @@ pub struct EmbedSharded {
     pool_span: SpanId,
 }
 
-/// The whole encoder for texts of up to so many tokens.
+/// The whole encoder for texts of up to `length` tokens.
 #[derive(Debug)]
 struct Bucket {
     length: usize,
@@ -298,7 +298,7 @@ impl EmbedSharded {
     fn run(&mut self, host: &mut Host) -> Result<View> {
         let start = Instant::now();
         let all = self.tokens.len();
-        // The shortest graphs that hold the texts: they compute the least padding.
+        // The shortest graphs that hold the texts: they add the smallest padding.
         let Some(bucket) = self.buckets.iter_mut().find(|bucket| bucket.length >= all) else {
             return Err(Error::prompt(format!("{all} tokens are more than the encoder takes")));
         };
@@ -336,7 +336,7 @@ fn packing(host: &Host, buckets: &[Bucket]) -> Packing {
     Packing { buckets: separate.map(cost).collect() }
 }
 
-/// Errors for a graph that is a part by its rows, but is not named: without it a piece of an encoder
+/// Errors for a graph that is a part by its rows, but is not named: without it a part of an encoder
 /// would run and answer.
 fn check_all_parts(host: &Host, parts: &[GraphId]) -> Result<()> {
     let ends = |graph: &GraphInfo| {
@@ -444,7 +444,7 @@ mod tests {
     }
 
     /// An encoder in one part with a row of the mask for each of six positions. A row becomes the sum of those that it
-    /// sees, weighted by their places so that none stands for another, and of its own rotary table.
+    /// sees, weighted by their positions so that none stands for another, and of its own rotary table.
     fn separating(pooling: &str, causal: bool) -> OpenOp {
         let table: Vec<u8> =
             [0f32, 0.0, 1.0, -1.0, 2.0, 5.0].into_iter().flat_map(f32::to_le_bytes).collect();

@@ -5,7 +5,7 @@ use std::ops::Range;
 use qhx_op::{BufferId, Error, ErrorCode, Host, Result, View};
 use serde::Deserialize;
 
-/// Least norm that is divided by, as in `torch.nn.functional.normalize`.
+/// Min norm that is divided by, as in `torch.nn.functional.normalize`.
 const MIN_NORM: f32 = 1e-12;
 
 /// How the rows of the real tokens become one (Sentence-BERT, arXiv 1908.10084).

@@ -5,7 +5,7 @@
 //!
 //! - int8 inputs are bound where the weights lie in the mapped file: nothing is read, copied or
 //!   converted on the host. `gate_scale`, `up_scale` `[1, width]`, `down_scale` `[1, hidden]` are bound
-//!   the same way; the graph multiplies by them after the product.
+//!   the same way; the graph multiplies by them after the matmul.
 //! - f16 or f32 inputs are filled from the mapped file by all threads.
 
 use qhx_op::kernels::{int8_to_f16, int8_to_f32};
@@ -14,7 +14,7 @@ use qhx_op::{BufferId, DType, Error, GraphId, Host, Port, Result};
 use crate::table::{MATRICES, Sizes, Table};
 
 /// Bytes that one thread fills at a time.
-const PIECE: usize = 1 << 17;
+const BLOCK_VALUES: usize = 1 << 17;
 
 /// Prefixes of the two experts of a graph for one token.
 pub(crate) const PAIR: [&str; 2] = ["a_", "b_"];
@@ -199,7 +199,7 @@ fn fill(
     host.parallel_fill(
         table.buffers(),
         targets,
-        PIECE,
+        BLOCK_VALUES,
         |[weights, scales], target, first, bytes| {
             let (expert, matrix) = (chosen[target / 3], target % 3);
             let columns = table.sizes.shape(matrix)[1];

@@ -83,18 +83,18 @@ impl Generate {
         Ok(view)
     }
 
-    /// How many of so many tokens go through the graphs for prompts next, if any do.
+    /// How many of `left` tokens go through the prefill graphs next, if any do.
     fn fits(&self, left: usize) -> Option<usize> {
         let batched = self.batched.as_ref().filter(|_| left >= self.prefill_min)?;
         let goes_on = self.state.position() == 0 || batched.continues();
         goes_on.then(|| left.min(batched.layers.rows))
     }
 
-    /// `count` tokens of the prompt from token `done` on through the graphs for prompts; logits if they are the last.
+    /// `count` tokens of the prompt from token `done` on through the prefill graphs; logits if they are the last.
     fn batch(&mut self, host: &mut Host, done: usize, count: usize) -> Result<Option<View>> {
         let spans = &self.spans;
         let Some(batched) = &mut self.batched else {
-            return Err(Error::graph("the bundle has no graphs for prompts"));
+            return Err(Error::graph("the bundle has no prefill graphs"));
         };
         let position = self.state.position();
         let tokens = &self.prompt[done..done + count];
@@ -130,8 +130,8 @@ impl Generate {
     }
 }
 
-/// The names of the graphs for prompts: none when nothing is there, an error when only a part is.
-fn prompt_graphs(
+/// The names of the prefill graphs: none when nothing is there, an error when only a part is.
+fn prefill_graphs(
     host: &Host,
     params: &Params,
     layers: usize,
@@ -145,7 +145,7 @@ fn prompt_graphs(
     }
     if !missing.is_empty() {
         return Err(Error::graph(format!(
-            "graphs for prompts are there in part: {} are, {} are missing; the contexts that hold \
+            "prefill graphs are there in part: {} are, {} are missing; the contexts that hold \
              them belong together, complete them, or remove them all",
             listed(&here),
             listed(&missing)
@@ -175,7 +175,7 @@ fn caches_of(host: &Host, graphs: &[GraphId]) -> Result<bool> {
     }
     let of = graphs.len();
     Err(Error::graph(format!(
-        "{count} of {of} graphs for prompts have caches as inputs, expected all or none"
+        "{count} of {of} prefill graphs have caches as inputs, expected all or none"
     )))
 }
 
@@ -213,9 +213,9 @@ fn bind_mask(
 /// A number of the manifest against what the graphs say.
 fn agree(host: &Host, key: &str, found: usize, what: &str) -> Result<()> {
     match host.value::<usize>(&format!("/params/{key}"))? {
-        Some(said) if said != found => {
-            Err(Error::graph(format!("{what} {found}, but the manifest's params.{key} is {said}")))
-        }
+        Some(declared) if declared != found => Err(Error::graph(format!(
+            "{what} {found}, but the manifest's params.{key} is {declared}"
+        ))),
         _ => Ok(()),
     }
 }
@@ -261,7 +261,7 @@ impl Op for Generate {
                         "type": "string"
                     },
                     "lmhead": {
-                        "description": "Graph from hidden row to logits, final norm included.",
+                        "description": "Graph from hidden state to logits, final norm included.",
                         "default": "lmhead_ar1",
                         "type": "string"
                     },
@@ -301,7 +301,7 @@ impl Op for Generate {
         let names = params.decode.names(host, "/plan/params/decode", n_layers)?;
         let decode = require(host, "/plan/params/decode", &names)?;
         check_caches(host, &decode, "past")?;
-        let prompt = prompt_graphs(host, &params, decode.len())?;
+        let prompt = prefill_graphs(host, &params, decode.len())?;
         if let Some((graphs, _)) = &prompt {
             check_caches(host, graphs, if caches_of(host, graphs)? { "past" } else { "" })?;
         }

@@ -15,7 +15,7 @@ pub(crate) struct Params {
     pub prefill: Layers,
     /// Graph of one expert for several tokens.
     pub ffn_prefill: String,
-    /// Graph from hidden row to logits.
+    /// Graph from hidden state to logits.
     pub lmhead: String,
     /// Shortest prompt that goes through `prefill`.
     pub prefill_min: usize,

@@ -40,7 +40,7 @@ impl Pair {
             let info = host.tensor(graph, output);
             if info.elements() != layers.hidden {
                 return Err(Error::graph(format!(
-                    "graph {:?}: tensor {info}: expected {} values, a hidden row",
+                    "graph {:?}: tensor {info}: expected {} values, a hidden state",
                     host.graph(graph).name,
                     layers.hidden
                 )));

@@ -12,12 +12,12 @@ use crate::route::Choice;
 use crate::spans::Spans;
 use crate::table::Table;
 
-/// Values that are widened at a time.
+/// Values that are converted to f32 at a time.
 const BLOCK: usize = 512;
 /// No row.
 const NONE: u32 = u32::MAX;
 
-/// The graphs for prompts and what lies between them.
+/// The prefill graphs and what lies between them.
 #[derive(Debug)]
 pub(crate) struct Batched {
     pub layers: Layers,
@@ -38,7 +38,7 @@ pub(crate) struct Batched {
 }
 
 impl Batched {
-    /// Binds everything but caches and the mask, which is given where the graphs read caches.
+    /// Binds everything but caches and the mask, which is bound where the graphs read caches.
     pub fn open(
         host: &mut Host,
         layers: Layers,
@@ -88,8 +88,8 @@ impl Batched {
         self.mask.is_some()
     }
 
-    /// Runs tokens from `position` on through all layers; of the prompt's `total`, `done` came before. The residual of token `i` ends up in row `i` of `layers.x`, and
-    /// the new rows of the caches where the graphs give them.
+    /// Runs tokens from `position` on through all layers; of the prompt's `total`, `done` came before. The residual of
+    /// token `i` ends up in row `i` of `layers.x`, and the new rows of the caches where the graphs give them.
     #[expect(clippy::too_many_arguments, reason = "the parts of the op that both ways share")]
     pub fn run(
         &mut self,
@@ -129,8 +129,8 @@ impl Batched {
         Ok(())
     }
 
-    /// Asks for the experts that tokens go to. A prompt that goes to all of a layer's goes to all of the next one's, most
-    /// likely: they come from the disk while this layer is computed.
+    /// Asks for the experts that tokens go to. A prompt that goes to all of a layer's goes to all of the next one's,
+    /// most likely: they come from the disk while this layer is computed.
     fn ask(&self, host: &Host, count: usize, table: &Table, layer: usize) {
         let all = 0..self.layers.experts;
         let chosen = |expert: usize| {
@@ -180,7 +180,7 @@ impl Batched {
             let row = first / (hidden * 4);
             if row < count {
                 let out: &mut [f32] = bytemuck::cast_slice_mut(bytes);
-                widen(y_bytes, y.dtype, row * hidden, out);
+                to_f32(y_bytes, y.dtype, row * hidden, out);
             }
         })
     }
@@ -213,7 +213,7 @@ impl Batched {
             let mut wide = [0f32; BLOCK];
             for (block, sum) in sum.chunks_mut(BLOCK).enumerate() {
                 let wide = &mut wide[..sum.len()];
-                widen(y_bytes, y.dtype, row as usize * hidden + block * BLOCK, wide);
+                to_f32(y_bytes, y.dtype, row as usize * hidden + block * BLOCK, wide);
                 for (sum, value) in sum.iter_mut().zip(wide) {
                     *sum += *multiplier * *value;
                 }
@@ -239,7 +239,7 @@ impl Batched {
 }
 
 /// Values of an f16 or f32 buffer from element `first` on.
-fn widen(bytes: &[u8], dtype: DType, first: usize, out: &mut [f32]) {
+fn to_f32(bytes: &[u8], dtype: DType, first: usize, out: &mut [f32]) {
     let range = first..first + out.len();
     match dtype {
         DType::F16 => {

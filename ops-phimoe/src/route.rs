@@ -40,7 +40,7 @@ fn choose(scores: &[f32], jitter: f32, without: Option<usize>) -> Option<Choice>
 mod tests {
     use super::*;
 
-    /// Scores, jitter, and what `sparsemixer` of `transformers` 5.23 answers.
+    /// Scores, jitter, and what `sparsemixer` of `transformers` 5.23 returns.
     type Case = (&'static [f32], f32, [(usize, f32); 2]);
 
     #[test]

@@ -17,7 +17,7 @@ pub(crate) struct Spans {
     pub scatter: SpanId,
     /// Writing cache rows.
     pub commit: SpanId,
-    /// Prompts that went through the graphs for prompts, graphs included.
+    /// Prompts that went through the prefill graphs, graphs included.
     pub batched: SpanId,
     /// Prompts that went through the graphs for one token, graphs included.
     pub stepped: SpanId,

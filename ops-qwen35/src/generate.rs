@@ -1,4 +1,4 @@
-//! `qwen3_5_generate`: any number of decode shards, a separate or fused head, pictures where there is a vision graph.
+//! `qwen3_5_generate`: any number of decode shards, a separate or fused head, images where there is a vision graph.
 
 use qhx_op::decoder::{Decoder, DecoderGraphs, LayerState};
 use qhx_op::fill::{CausalMask, RopeParams};
@@ -10,13 +10,13 @@ use qhx_op::{
 };
 
 const NAME: &str = "qwen3_5_generate";
-/// Fraction of a head that is rotated when the manifest does not say: the family's own.
+/// Fraction of a head that is rotated when the manifest has none: the family's own.
 const ROTARY_FRACTION: f64 = 0.25;
-/// Base of the rotary frequencies when the manifest does not say: the family's own.
+/// Base of the rotary frequencies when the manifest has none: the family's own.
 const ROPE_THETA: f64 = 1e7;
-/// Pairs by axis when the manifest does not say (`Qwen3_5TextRotaryEmbedding`).
+/// Pairs by axis when the manifest has none (`Qwen3_5TextRotaryEmbedding`).
 const SECTION: [usize; 3] = [11, 11, 10];
-/// Tokens around pictures when the manifest does not say (`Qwen3_5Config`).
+/// Tokens around images when the manifest has none (`Qwen3_5Config`).
 const TOKENS: VisionTokens =
     VisionTokens { image: 248_056, video: 248_057, start: 248_053, end: 248_054 };
 
@@ -30,8 +30,8 @@ pub struct Generate {
 fn rope(host: &Host) -> Result<RopeParams> {
     let mut params = RopeParams::read(host, "/params")?;
     params.theta.get_or_insert(ROPE_THETA);
-    let said = |key: &str| host.value::<f64>(&format!("/params/{key}"));
-    if said("rotary_dim")?.is_none() && said("partial_rotary_factor")?.is_none() {
+    let declared = |key: &str| host.value::<f64>(&format!("/params/{key}"));
+    if declared("rotary_dim")?.is_none() && declared("partial_rotary_factor")?.is_none() {
         // The whole head, so far.
         params.rotary_dim =
             params.rotary_dim.map(|head| (head as f64 * ROTARY_FRACTION).round() as usize);
@@ -46,7 +46,7 @@ impl Op for Generate {
         OpDescription {
             name: NAME.to_owned(),
             summary: "Generation for the Qwen3.5 hybrid family (gated delta rule and softmax attention), from text, \
-                      pictures and videos"
+                      images and videos"
                 .to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             tasks: vec![Task::Generate],
@@ -65,7 +65,7 @@ impl Op for Generate {
         if deepstack > 0 {
             return Err(Error::graph(format!(
                 "the vision graph gives rows for {deepstack} layers of the decoder (deepstack), expected none: {NAME} \
-                 puts the rows of a picture in the prompt alone"
+                 puts the rows of an image in the prompt alone"
             )));
         }
         let mask = CausalMask::new(state.capacity().unwrap_or(0));

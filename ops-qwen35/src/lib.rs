@@ -2,7 +2,7 @@
 //!
 //! [`Generate`] is `qwen3_5_generate`: decoding over graphs in which most layers are a gated
 //! delta rule with a convolution FIFO and a recurrent state, and the others are softmax attention
-//! with a KV cache. Where the bundle has a vision graph, prompts may hold pictures and videos.
+//! with a KV cache. Where the bundle has a vision graph, prompts may hold images and videos.
 
 mod generate;
 

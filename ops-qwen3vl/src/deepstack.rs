@@ -1,4 +1,4 @@
-//! Rows that are added after the decoder's first layers where a picture stands, and zeros where none does.
+//! Rows that are added after the decoder's first layers where an image stands, and zeros where none does.
 
 use qhx_op::decoder::{Chunk, Filler, Pass};
 use qhx_op::fill::FloatInput;
@@ -16,7 +16,7 @@ pub(crate) struct Deepstack {
     features: Vec<Features>,
 }
 
-/// The rows of a picture for each layer, from a token of the prompt on.
+/// The rows of an image for each layer, from a token of the prompt on.
 #[derive(Debug)]
 struct Features {
     first: usize,
@@ -38,10 +38,9 @@ impl Deepstack {
         Self { hidden, passes: Vec::new(), features: Vec::new() }
     }
 
-    /// Puts the rows of pictures, for each a list by layer, where these tokens of the coming prompt are.
-    pub fn put(&mut self, pictures: Vec<(usize, Vec<Vec<f32>>)>) {
-        self.features
-            .extend(pictures.into_iter().map(|(first, layers)| Features { first, layers }));
+    /// Puts the rows of images, for each a list by layer, where these tokens of the coming prompt are.
+    pub fn put(&mut self, images: Vec<(usize, Vec<Vec<f32>>)>) {
+        self.features.extend(images.into_iter().map(|(first, layers)| Features { first, layers }));
     }
 
     /// The prompt is consumed.
@@ -60,7 +59,7 @@ impl Deepstack {
 
 fn missing(layers: usize, found: usize) -> Error {
     Error::graph(format!(
-        "the vision graph gives rows for {layers} layers (deepstack), but the graphs that a picture's tokens pass take \
+        "the vision graph gives rows for {layers} layers (deepstack), but the graphs that an image's tokens pass take \
          those of {found}; looked for the inputs deepstack_0 to deepstack_{} or {ALL}; plan.params.tensors can say \
          what they are called",
         layers.saturating_sub(1)
@@ -82,8 +81,8 @@ impl Filler for Deepstack {
             }
             let layers = input.len() / rows;
             inputs.layers.resize_with(layers.max(inputs.layers.len()), Vec::new);
-            for (layer, places) in inputs.layers.iter_mut().enumerate().take(layers) {
-                places.push((input, layer * rows));
+            for (layer, targets) in inputs.layers.iter_mut().enumerate().take(layers) {
+                targets.push((input, layer * rows));
             }
         }
         for layer in 0.. {
@@ -125,9 +124,9 @@ impl Filler for Deepstack {
             if layers.len() < features.len() {
                 return Err(missing(features.len(), layers.len()));
             }
-            for (places, values) in layers.iter().zip(features) {
+            for (targets, values) in layers.iter().zip(features) {
                 let values = &values[(start - first) * self.hidden..(end - first) * self.hidden];
-                for (input, at) in places {
+                for (input, at) in targets {
                     input.write_at(host, at + (start - steps.start) * self.hidden, values)?;
                 }
             }

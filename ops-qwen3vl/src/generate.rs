@@ -1,4 +1,4 @@
-//! `qwen3vl_generate`: prompts of text, pictures and videos over a decoder with deepstack inputs.
+//! `qwen3vl_generate`: prompts of text, images and videos over a decoder with deepstack inputs.
 
 use qhx_op::decoder::{Decoder, DecoderGraphs, LayerState};
 use qhx_op::fill::{CausalMask, RopeParams};
@@ -12,7 +12,7 @@ use qhx_op::{
 use crate::deepstack::Deepstack;
 
 const NAME: &str = "qwen3vl_generate";
-/// Base of the decoder's rotary tables, pairs by axis, and tokens around pictures, of published checkpoints.
+/// Base of the decoder's rotary tables, pairs by axis, and tokens around images, of published checkpoints.
 const THETA: f64 = 5e6;
 const SECTION: [usize; 3] = [24, 20, 20];
 const TOKENS: VisionTokens =
@@ -31,7 +31,7 @@ impl Op for Generate {
         params_schema["properties"]["vision"] = VisionEncoder::schema();
         OpDescription {
             name: NAME.to_owned(),
-            summary: "Text generation over pictures, videos and text (Qwen3-VL)".to_owned(),
+            summary: "Text generation over images, videos and text (Qwen3-VL)".to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             tasks: vec![Task::Generate],
             modalities: vec![Modality::Text, Modality::Image, Modality::Video],
@@ -83,8 +83,8 @@ impl Op for Generate {
 
     fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
         let mut prompt = self.prompts.encode(host, &self.decoder, segments)?;
-        let pictures = prompt.pictures.iter_mut();
-        let layers = pictures.map(|p| (p.first, std::mem::take(&mut p.features.deepstack)));
+        let images = prompt.pictures.iter_mut();
+        let layers = images.map(|p| (p.first, std::mem::take(&mut p.features.deepstack)));
         deepstack(&mut self.decoder)?.put(layers.collect());
         let result = prompt.prefill(host, &mut self.decoder);
         deepstack(&mut self.decoder)?.clear();

@@ -6,7 +6,7 @@ use qhx_core::engine::{FinishReason, Message, Model, Prompt, Request};
 use qhx_core::manifest::Transcription;
 use qhx_core::op::{Piece, Segment};
 use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Media, Result};
-use qhx_media::{Limits, Sound, Source};
+use qhx_media::{Audio, Limits, Source};
 
 use crate::media::{self, Attached};
 
@@ -160,8 +160,9 @@ impl Transcriber {
         cancel: &CancelToken,
         on_event: impl FnMut(TranscribeEvent<'_>),
     ) -> Result<Transcript> {
-        let sound = qhx_media::sound(source, &self.model.media_rules().audio, &Limits::default())?;
-        self.chunks(&source.to_string(), &sound, cancel, on_event).map_err(|e| e.context(source))
+        let audio =
+            qhx_media::decode_audio(source, &self.model.media_rules().audio, &Limits::default())?;
+        self.chunks(&source.to_string(), &audio, cancel, on_event).map_err(|e| e.context(source))
     }
 
     /// What ended a chunk's text that the model did not end, and what to do about it.
@@ -174,16 +175,16 @@ impl Transcriber {
     fn chunks(
         &mut self,
         name: &str,
-        sound: &Sound,
+        audio: &Audio,
         cancel: &CancelToken,
         mut on_event: impl FnMut(TranscribeEvent<'_>),
     ) -> Result<Transcript> {
-        let longest = self.longest(name, sound)?;
-        let chunks = qhx_op::audio::pieces(sound.samples.len(), longest, longest / OVERLAP)
+        let longest = self.longest(name, audio)?;
+        let chunks = qhx_op::audio::pieces(audio.samples.len(), longest, longest / OVERLAP)
             .map_err(|e| Error::new(ErrorKind::Internal, e.message().to_owned()))?;
-        let seconds = |samples| seconds(sound, samples);
+        let seconds = |samples| seconds(audio, samples);
         let mut transcript =
-            Transcript { seconds: seconds(sound.samples.len()), ..Transcript::default() };
+            Transcript { seconds: seconds(audio.samples.len()), ..Transcript::default() };
         if chunks.len() > 1 {
             on_event(TranscribeEvent::Chunks {
                 count: chunks.len(),
@@ -198,10 +199,10 @@ impl Transcriber {
             let overlap = seconds(behind.max(start) - start);
             behind = end;
             let [start, end] = [start, end].map(seconds);
-            let samples = sound.samples.get(range).unwrap_or_default().to_vec();
+            let samples = audio.samples.get(range).unwrap_or_default().to_vec();
             let chunk = [Attached::new(
                 name,
-                Media::audio(samples, sound.rate).map_err(|e| Error::of(ErrorKind::Prompt, e))?,
+                Media::audio(samples, audio.rate).map_err(|e| Error::of(ErrorKind::Prompt, e))?,
             )];
             self.model.reset()?;
             let prompt = prompt(&self.instruction, &chunk)?;
@@ -231,14 +232,14 @@ impl Transcriber {
 
     /// The most samples of the audio, from its beginning, that the model takes at once. Errors with its reason when it
     /// does not take the shortest chunk.
-    fn longest(&mut self, name: &str, sound: &Sound) -> Result<usize> {
+    fn longest(&mut self, name: &str, audio: &Audio) -> Result<usize> {
         let model = &mut self.model;
-        let all = sound.samples.len();
+        let all = audio.samples.len();
         let max_ctx = model.info().max_ctx;
-        let step = (sound.rate as usize / STEPS_A_SECOND).max(1);
+        let step = (audio.rate as usize / STEPS_A_SECOND).max(1);
         let positions = |model: &mut Model, samples: usize| -> Result<usize> {
-            let samples = sound.samples.get(..samples).unwrap_or(&sound.samples);
-            let placement = model.op_mut().place(Segment::Audio { samples, rate: sound.rate })?;
+            let samples = audio.samples.get(..samples).unwrap_or(&audio.samples);
+            let placement = model.op_mut().place(Segment::Audio { samples, rate: audio.rate })?;
             let positions = placement.pieces.iter().map(|piece| match piece {
                 Piece::Part { positions, .. } => *positions,
                 _ => 0,
@@ -247,10 +248,10 @@ impl Transcriber {
         };
         // What the prompt has besides the audio.
         let shortest = step.min(all);
-        let samples = sound.samples.get(..shortest).unwrap_or_default().to_vec();
+        let samples = audio.samples.get(..shortest).unwrap_or_default().to_vec();
         let chunk = [Attached::new(
             name,
-            Media::audio(samples, sound.rate).map_err(|e| Error::of(ErrorKind::Prompt, e))?,
+            Media::audio(samples, audio.rate).map_err(|e| Error::of(ErrorKind::Prompt, e))?,
         )];
         let whole = model.encode_prompt(&prompt(&self.instruction, &chunk)?)?.len();
         let request = whole.saturating_sub(positions(model, shortest)?);
@@ -263,7 +264,7 @@ impl Transcriber {
                     format!(
                         "{:.1} s of audio take {positions} positions, and the context of {max_ctx} has {max} for \
                          audio beside a request of {request}",
-                        seconds(sound, samples.min(all))
+                        seconds(audio, samples.min(all))
                     ),
                 )
                 .hint("forge the model with a larger --max-ctx")),
@@ -293,8 +294,8 @@ fn cut_off(tokens: usize, max_new: usize, max_ctx: usize) -> String {
     format!("the context of {max_ctx} is full: forge the model with a larger --max-ctx")
 }
 
-fn seconds(sound: &Sound, samples: usize) -> f64 {
-    samples as f64 / f64::from(sound.rate.max(1))
+fn seconds(audio: &Audio, samples: usize) -> f64 {
+    samples as f64 / f64::from(audio.rate.max(1))
 }
 
 /// The audio, and behind it what asks for its words.

@@ -12,7 +12,7 @@ use qhx_core::engine::{
 };
 use qhx_core::op::{HostOp, Segment};
 use qhx_core::sampling::argmax;
-use qhx_media::{ImageRules, Limits, Source, picture};
+use qhx_media::{ImageRules, Limits, Source, decode_image};
 use safetensors::SafeTensors;
 use serde::Deserialize;
 
@@ -197,7 +197,7 @@ impl Sights {
 
     fn file(&self, name: &str) -> (Vec<u8>, u32, u32) {
         let source = Source::File(self.folder.join(name));
-        let picture = picture(&source, &ImageRules::default(), &Limits::default());
+        let picture = decode_image(&source, &ImageRules::default(), &Limits::default());
         let picture = picture.unwrap_or_else(|e| panic!("{name}: {e}"));
         (picture.rgb, picture.width, picture.height)
     }

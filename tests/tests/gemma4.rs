@@ -142,7 +142,7 @@ fn prompts_in_chunks_of_any_width_say_the_same() {
         let refusal = model.info().verification.refusal.clone().unwrap();
         let why = if widths.is_empty() { "no graphs" } else { "end before the last layers" };
         assert!(refusal.contains(why), "{widths:?}: {refusal}");
-        assert!(refusal.contains("--recipe-option guess=8"), "{widths:?}: {refusal}");
+        assert!(refusal.contains("--recipe-option verify=8"), "{widths:?}: {refusal}");
     }
 }
 
@@ -640,12 +640,14 @@ impl MediaPart {
             Self::Text(_) => return None,
             Self::Image(id) => {
                 let source = file(format!("{id}.png"));
-                let found = qhx_media::picture(&source, &ImageRules::default(), &limits).unwrap();
+                let found =
+                    qhx_media::decode_image(&source, &ImageRules::default(), &limits).unwrap();
                 Media::image(found.rgb, found.width, found.height).unwrap()
             }
             Self::Audio(id) => {
                 let source = file(format!("{id}.wav"));
-                let found = qhx_media::sound(&source, &AudioRules::default(), &limits).unwrap();
+                let found =
+                    qhx_media::decode_audio(&source, &AudioRules::default(), &limits).unwrap();
                 Media::audio(found.samples, found.rate).unwrap()
             }
         })
@@ -886,12 +888,12 @@ fn media_that_a_bundle_cannot_take_are_refused_in_a_sentence() {
     let clip = |samples: usize, rate: u32| Media::audio(vec![0.1; samples], rate).unwrap();
     let mut text = bundle(|_| ()).open();
     let error = refused(&mut text, picture());
-    assert!(error.contains("the bundle takes no pictures: it has no graphs \"vision\""), "{error}");
+    assert!(error.contains("the bundle takes no images: it has no graphs \"vision\""), "{error}");
     let error = refused(&mut text, clip(16_000, 16_000));
-    assert!(error.contains("the bundle takes no sound"), "{error}");
+    assert!(error.contains("the bundle takes no audio"), "{error}");
     let mut model = bundle(with_towers(&[("image-patches", "540")])).open();
     let error = refused(&mut model, picture());
-    assert!(error.starts_with("image 1: a picture of "), "not in `place`: {error}");
+    assert!(error.starts_with("image 1: an image of "), "not in `place`: {error}");
     assert!(error.contains("becomes 594 patches, but the bundle's graphs take 540"), "{error}");
     let error = refused(&mut model, clip(100, 16_000));
     assert!(error.contains("shorter than one frame"), "{error}");

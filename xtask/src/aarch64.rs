@@ -53,7 +53,7 @@ pub(crate) fn missing() -> Option<&'static str> {
              libc6-dev-arm64-cross",
         );
     }
-    // It answers with the bare name of a file that it does not find.
+    // It prints the bare name of a file that it does not find.
     let has = |library: &str| {
         let asked = Command::new(LINKER).arg(format!("-print-file-name={library}")).output();
         asked.is_ok_and(|output| output.stdout.contains(&b'/'))

@@ -24,7 +24,7 @@ pub(crate) fn cargo(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs a command to its end, and says how long it took; anything but success is an error that names it.
+/// Runs a command to its end, and reports how long it took; anything but success is an error that names it.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let shown = show(command);
     eprintln!("+ {shown}");
@@ -38,7 +38,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     }
 }
 
-/// Runs a command and answers with its standard output.
+/// Runs a command and returns its standard output.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let shown = show(command);
     eprintln!("+ {shown}");
@@ -59,7 +59,7 @@ pub(crate) fn works(command: &mut Command) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// Builds packages with more `arguments` and answers with the path of the program `name`, wherever cargo was told to
+/// Builds packages with more `arguments` and returns the path of the program `name`, wherever cargo was configured to
 /// put it.
 pub(crate) fn build(packages: &[&str], arguments: &[&str], name: &str) -> Result<PathBuf> {
     let mut build = cargo(&["build", "--message-format", "json-render-diagnostics"]);

@@ -19,8 +19,8 @@ Usage: cargo xtask COMMAND
   test [OPTIONS]    run every check and test
       --require-all   a tier that cannot run is a failure (as does QHX_REQUIRE_TIERS=1)
       --fast          tests only: no formatting, lints, documentation and licences
-      --full          every toy with every architecture, precision and number of shards on the
-                      emulator, and a minute of fuzzing a target instead of five seconds
+      --full          every tiny model with every architecture, precision and number of shards
+                      on the emulator, and a minute of fuzzing a target instead of five seconds
   fuzz [ARGS…]      feed damaged files to what reads files; --help says more
   miri              run the tests of the op author's kit under Miri (needs a nightly toolchain)
   check-targets     type-check the runtime for phones and laptops

@@ -52,7 +52,7 @@ pub(crate) fn check(require_all: bool) -> Result<()> {
     Ok(())
 }
 
-/// Checks every installed target but those that were `built`, and answers with those that are not installed.
+/// Checks every installed target but those that were `built`, and returns those that are not installed.
 pub(crate) fn run(built: &[&str]) -> Result<Vec<&'static str>> {
     let installed = cargo::output(Command::new("rustup").args(["target", "list", "--installed"]));
     let installed = installed.unwrap_or_default();

@@ -84,7 +84,7 @@ impl Scene {
 const SETTINGS: [&str; 3] =
     ["profile.dev.opt-level=0", "profile.dev.debug=false", "profile.dev.package.rten.opt-level=0"];
 
-/// Builds the program, a plugin, and plugins that misbehave; answers with the folder they are in.
+/// Builds the program, a plugin, and plugins that misbehave; returns the folder they are in.
 fn build() -> Result<PathBuf> {
     let mut build =
         cargo(&["build", "--target", TARGET, "--message-format", "json-render-diagnostics"]);
@@ -146,10 +146,10 @@ impl Scene {
         scene.complete_wine()?;
         copy(&built.join("qhx.exe"), &scene.program)?;
         copy(&built.join("qhx_ops_llama_plugin.dll"), &programs.join("qhx_ops_llama_plugin.dll"))?;
-        let odd = scene.folder.join("odd");
-        make(&odd)?;
-        copy(&built.join("examples/crash_on_load.dll"), &odd.join("crash_on_load.dll"))?;
-        write(&odd.join("text.dll"), "no library\n")?;
+        let malformed = scene.folder.join("malformed");
+        make(&malformed)?;
+        copy(&built.join("examples/crash_on_load.dll"), &malformed.join("crash_on_load.dll"))?;
+        write(&malformed.join("text.dll"), "no library\n")?;
         let mut forge = Command::new(host);
         forge.args(["forge", "--cpu-only", "--out"]).arg(scene.folder.join(BUNDLE));
         forge.arg(qhx_places::workspace().join(FIXTURE)).stdout(Stdio::null());
@@ -176,7 +176,7 @@ impl Scene {
             // Where Debian's package `wine` is not installed, Wine does not find its own programs.
             .env("WINELOADER", &self.wine)
             .env("WINESERVER", &self.server)
-            // No window asks for .NET or a browser, and nothing is said of what Wine lacks.
+            // No window asks for .NET or a browser, and Wine does not report what it lacks.
             .env("WINEDLLOVERRIDES", "mscoree=;mshtml=")
             .env("WINEDEBUG", "-all")
             // Wine reads names of files as this says.
@@ -224,7 +224,7 @@ impl Ran {
         if self.code == Some(code) {
             Ok(self)
         } else {
-            Err(self.told(&format!("exit code {code}")))
+            Err(self.unexpected(&format!("exit code {code}")))
         }
     }
 
@@ -232,18 +232,18 @@ impl Ran {
     fn says(self, parts: &[&str]) -> Result<Self> {
         let all = format!("{}\n{}", self.stdout, self.stderr);
         match parts.iter().find(|part| !all.contains(**part)) {
-            Some(part) => Err(self.told(&format!("{part:?}"))),
-            // The form of paths that Windows's own functions answer with is nobody's to read.
-            None if all.contains(r"\\?\") => Err(self.told(r"no \\?\ in messages")),
+            Some(part) => Err(self.unexpected(&format!("{part:?}"))),
+            // The form of paths that Windows's own functions return is for nobody to read.
+            None if all.contains(r"\\?\") => Err(self.unexpected(r"no \\?\ in messages")),
             None => Ok(self),
         }
     }
 
     fn json(&self) -> Result<Value> {
-        serde_json::from_str(&self.stdout).map_err(|e| self.told(&format!("JSON ({e})")))
+        serde_json::from_str(&self.stdout).map_err(|e| self.unexpected(&format!("JSON ({e})")))
     }
 
-    fn told(&self, expected: &str) -> String {
+    fn unexpected(&self, expected: &str) -> String {
         let Self { command, code, stdout, stderr } = self;
         format!(
             "{command}: expected {expected}; exit code {code:?}\n--- stdout\n{stdout}\n--- stderr\n{stderr}"

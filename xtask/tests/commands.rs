@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A checkout with nothing in it but what tells it apart, and programs that write down how they are called.
+/// A checkout with nothing in it but what identifies it, and programs that write down how they are called.
 struct Scene {
     root: tempfile::TempDir,
     _turn: MutexGuard<'static, ()>,
@@ -85,7 +85,7 @@ fn stderr(output: &Output) -> String {
 }
 
 #[test]
-fn cargo_runs_in_the_checkout_that_cargo_names_and_programs_lie_where_it_put_them() {
+fn cargo_runs_in_the_checkout_that_cargo_names() {
     let scene = Scene::new();
     let output = scene.xtask(&["demo", "--backend", "cpu"]);
     assert!(output.status.success(), "{}", stderr(&output));
@@ -98,7 +98,7 @@ fn cargo_runs_in_the_checkout_that_cargo_names_and_programs_lie_where_it_put_the
 }
 
 #[test]
-fn without_cargo_the_current_folder_tells_the_checkout() {
+fn without_cargo_the_current_folder_is_in_the_checkout() {
     let scene = Scene::new();
     let mut command = scene.command(&scene.path("moved"), &["demo"]);
     let output = command.current_dir(scene.path("checkout/xtask")).output().unwrap();
@@ -112,7 +112,7 @@ fn without_cargo_the_current_folder_tells_the_checkout() {
 }
 
 #[test]
-fn the_last_line_of_a_test_run_names_every_tier_and_target_that_was_left_out() {
+fn the_last_line_names_every_tier_that_was_left_out() {
     let scene = Scene::new();
     let output = scene.xtask(&["test"]);
     let text = stderr(&output);
@@ -170,7 +170,7 @@ fn the_whole_matrix_has_every_family_with_its_op_linked_in() {
 }
 
 #[test]
-fn the_whole_matrix_and_a_minute_of_fuzzing_run_only_where_they_are_asked_for() {
+fn the_whole_matrix_runs_only_where_it_is_asked_for() {
     for (options, expected) in
         [(&["test"][..], "(full 0, fuzz 5)"), (&["test", "--full"], "(full 1, fuzz 60)")]
     {

@@ -2,7 +2,7 @@
 //! contexts, hidden width 4096, 512 tokens.
 //!
 //! The graphs execute nothing, so that what remains is qhx: embedding rows, masks, binding,
-//! pooling. The hidden rows between parts are one buffer bound at both ends, which is checked:
+//! pooling. The hidden states between parts are one buffer bound at both ends, which is checked:
 //! each part finds what the one before has written, and the time of the parts is that of no copy.
 
 #![expect(clippy::print_stdout, reason = "the report is the result")]
@@ -94,19 +94,19 @@ fn null() -> NullBackend {
     NullBackend::new((0..PARTS).map(|i| (format!("enc_p{i}"), vec![part(i)])).collect())
 }
 
-/// Each part must find the mark of the one before in its input.
+/// Each part must find the counter of the one before in its input.
 fn check_hand_over() -> Result<(), AnyError> {
-    static MARK: AtomicU8 = AtomicU8::new(0);
+    static COUNTER: AtomicU8 = AtomicU8::new(0);
     let backend = null().with_script(|info, inputs, outputs| {
-        let before = MARK.load(Ordering::Relaxed);
+        let before = COUNTER.load(Ordering::Relaxed);
         assert_eq!(inputs[0][0], before, "{}: not what the part before wrote", info.name);
-        MARK.store(before + 1, Ordering::Relaxed);
+        COUNTER.store(before + 1, Ordering::Relaxed);
         outputs[0].fill(before + 1);
         Ok(())
     });
     let (_folder, mut op) = open(backend)?;
     op.embed(&[Segment::Tokens(&[1])])?;
-    assert_eq!(usize::from(MARK.load(Ordering::Relaxed)), PARTS);
+    assert_eq!(usize::from(COUNTER.load(Ordering::Relaxed)), PARTS);
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 //! that reads and writes as many bytes.
 //!
 //! Prints GB/s of bytes read and written, best of many turns, and the ratio. `--json` prints one object,
-//! for `benches/dequantise.py`.
+//! for `benches/dequantize.py`.
 
 #![expect(clippy::print_stdout, reason = "the report is the result")]
 
@@ -19,7 +19,7 @@ const COLUMNS: usize = 448;
 /// Matrices that take turns: 350 MB, more than caches hold, as are the experts that a token reads.
 const MATRICES: usize = 64;
 /// Values that a thread converts at a time, as the op does.
-const PIECE: usize = 1 << 16;
+const PART: usize = 1 << 16;
 const TURNS: usize = 12;
 
 struct Data {
@@ -31,19 +31,19 @@ struct Data {
     to: Vec<u8>,
 }
 
-fn dequantise(data: &mut Data) {
+fn dequantize(data: &mut Data) {
     let (values, scales) = (&data.values, &data.scales);
-    data.half.par_chunks_mut(PIECE).enumerate().for_each(|(index, part)| {
-        let first = index * PIECE;
+    data.half.par_chunks_mut(PART).enumerate().for_each(|(index, part)| {
+        let first = index * PART;
         int8_to_f16(&values[first..first + part.len()], scales, COLUMNS, first, part);
     });
 }
 
-/// As many pieces as [`dequantise`] makes, of as many bytes each.
+/// As many parts as [`dequantize`] makes, of as many bytes each.
 fn copy(data: &mut Data) {
     let from = &data.from;
-    data.to.par_chunks_mut(PIECE * 3 / 2).enumerate().for_each(|(index, part)| {
-        let first = index * PIECE * 3 / 2;
+    data.to.par_chunks_mut(PART * 3 / 2).enumerate().for_each(|(index, part)| {
+        let first = index * PART * 3 / 2;
         part.copy_from_slice(&from[first..first + part.len()]);
     });
 }
@@ -74,7 +74,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let (mut kernel, mut plain) = (Duration::MAX, Duration::MAX);
         pool.install(|| {
             for _ in 0..TURNS {
-                kernel = kernel.min(time(&mut data, dequantise));
+                kernel = kernel.min(time(&mut data, dequantize));
                 plain = plain.min(time(&mut data, copy));
             }
         });

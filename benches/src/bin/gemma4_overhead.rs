@@ -1,5 +1,5 @@
-//! Host time of `gemma4_split_generate` at Gemma 4 E4B's shapes: per decoded token, per prompt of 512 tokens, per picture
-//! of 768 × 768 pixels and per 30 seconds of sound; and the bytes of caches that the graphs of a token read.
+//! Host time of `gemma4_split_generate` at Gemma 4 E4B's shapes: per decoded token, per prompt of 512 tokens, per image
+//! of 768 × 768 pixels and per 30 seconds of audio; and the bytes of caches that the graphs of a token read.
 //!
 //! The graphs are the forge's own and execute nothing, so that what remains is qhx. Asserts that a token costs no heap
 //! allocation but those of the thread pool's queue.
@@ -38,7 +38,7 @@ const TOKENS: u32 = 50;
 const SIDE: u32 = 768;
 const SECONDS: usize = 30;
 
-/// The recipe with prompt graphs of these numbers of tokens, and what projects per-layer inputs.
+/// The recipe with prefill graphs of these numbers of tokens, and what projects per-layer inputs.
 fn recipe(prefill: Vec<usize>, ple: &str) -> Result<Recipe, AnyError> {
     let checkpoint = Checkpoint::synthetic(Path::new(CONFIG), 1)?;
     let mut options = ForgeOptions::new("bundle");
@@ -212,8 +212,8 @@ fn main() -> Result<(), AnyError> {
             Ok(())
         })?;
         // Where the host projects, each token gives the thread pool jobs, and its queue takes a block now and then.
-        let most = if ple == "host" { u64::from(TOKENS / 32) } else { 0 };
-        assert!(allocated <= most, "{TOKENS} decode steps allocated {allocated} times");
+        let max = if ple == "host" { u64::from(TOKENS / 32) } else { 0 };
+        assert!(allocated <= max, "{TOKENS} decode steps allocated {allocated} times");
         let before = executions(&*op);
         let (prompted, _) = best(1, || {
             op.reset()?;
@@ -223,7 +223,7 @@ fn main() -> Result<(), AnyError> {
         let after = executions(&*op);
         let [own, shared] = [0, 1].map(|i| (after[i] - before[i]) / 2);
         println!(
-            "projection by {ple}, prompt graphs of {prefill:?} tokens, {threads} threads: {:.3} ms a token, {allocated} allocations in \
+            "projection by {ple}, prefill graphs of {prefill:?} tokens, {threads} threads: {:.3} ms a token, {allocated} allocations in \
              {TOKENS}; prompt of {PROMPT}: {prompted:.1} ms, {own} executions of parts with caches, {shared} of the others",
             decode / f64::from(TOKENS)
         );
@@ -231,16 +231,15 @@ fn main() -> Result<(), AnyError> {
     media(folder.path())
 }
 
-/// A picture and a clip, and the same prompt without them.
+/// An image and a clip, and the same prompt without them.
 fn media(folder: &Path) -> Result<(), AnyError> {
     let mut op = open(folder, &recipe(vec![512], "graph")?, 2)?;
     let rgb: Vec<u8> = (0..SIDE * SIDE * 3).map(|i| (i * 7 % 251) as u8).collect();
     let samples = SECONDS * 16_000;
     let samples: Vec<f32> = (0..samples).map(|i| (i * 37 % 200) as f32 / 200.0 - 0.5).collect();
-    let picture = Segment::Image { rgb: &rgb, width: SIDE, height: SIDE };
-    let sound = Segment::Audio { samples: &samples, rate: 16_000 };
-    for (name, media, count) in [("768 × 768 pixels", picture, 256), ("30 s of sound", sound, 750)]
-    {
+    let image = Segment::Image { rgb: &rgb, width: SIDE, height: SIDE };
+    let audio = Segment::Audio { samples: &samples, rate: 16_000 };
+    for (name, media, count) in [("768 × 768 pixels", image, 256), ("30 s of audio", audio, 750)] {
         let tokens = vec![7; count];
         let mut time = |segment: Segment<'_>| {
             best(5, || {

@@ -157,7 +157,7 @@ fn main() -> Result<(), AnyError> {
             Ok(())
         })?;
         let each = (executions(&*op) - before) / 6;
-        let how = if prefill { "prompt graph of 128" } else { "decode graph only" };
+        let how = if prefill { "prefill graph of 128" } else { "decode graph only" };
         // The prompt is consumed: the state holds its rows.
         let (save, _) = best(|| {
             let id = op.snapshot()?;
@@ -181,7 +181,7 @@ fn main() -> Result<(), AnyError> {
             None => first = Some(prompt_time),
             Some(_) if prefill => {}
             Some(wide) => println!(
-                "host time of the prompt, decode graph only / prompt graph: {:.2}",
+                "host time of the prompt, decode graph only / prefill graph: {:.2}",
                 prompt_time.as_secs_f64() / wide.as_secs_f64()
             ),
         }

@@ -6,7 +6,7 @@
 //! would be another. Prints for each the two choices, the cosine of the logits, and how far the CPU's
 //! first choice leads its second, as a multiple of the logits' standard deviation.
 //!
-//! With `--steps` the CPU takes the prompt token by token, and the HTP through the bundle's prompt graphs: what chunks
+//! With `--steps` the CPU takes the prompt token by token, and the HTP through the bundle's prefill graphs: what chunks
 //! compute against what steps do. Then the rows behind the last layer, the rows of caches and the states are compared,
 //! too. For that the decoder must have one shard.
 
@@ -48,7 +48,7 @@ fn open(manifest: Manifest, backend: Arc<dyn Backend>) -> Result<Model, AnyError
 }
 
 /// The bundle with graphs for one token only.
-fn without_prompt_graphs(manifest: &Path) -> Result<Manifest, AnyError> {
+fn without_prefill_graphs(manifest: &Path) -> Result<Manifest, AnyError> {
     let mut document = Manifest::load(manifest)?.raw;
     let Some(params) = document.pointer_mut("/plan/params").and_then(Value::as_object_mut) else {
         return Err("the manifest has no plan.params".into());
@@ -58,7 +58,7 @@ fn without_prompt_graphs(manifest: &Path) -> Result<Manifest, AnyError> {
         Some(Value::Array(names)) => {
             names.iter().filter_map(Value::as_str).map(str::to_owned).collect()
         }
-        _ => return Err("the bundle has no prompt graphs".into()),
+        _ => return Err("the bundle has no prefill graphs".into()),
     };
     // The forge names a context after its graph.
     if let Some(contexts) =
@@ -96,23 +96,23 @@ fn margin(logits: &[f32]) -> f64 {
     f64::from(first - second) / variance.sqrt()
 }
 
-/// The least cosine of each kind of tensor, and where.
+/// The min cosine of each kind of tensor, and where.
 fn compare(found: &Written, expected: &Written) -> Result<(), AnyError> {
     for (kind, prefix) in
         [("rows", "y"), ("rows of caches", "new_"), ("states", "present_"), ("logits", "logits")]
     {
-        let mut least = (f64::INFINITY, String::new());
+        let mut min = (f64::INFINITY, String::new());
         for (name, expected) in expected.iter().filter(|(name, _)| name.starts_with(prefix)) {
-            let found = found.get(name).ok_or_else(|| format!("no prompt graph has {name}"))?;
+            let found = found.get(name).ok_or_else(|| format!("no prefill graph has {name}"))?;
             // A chunk that the prompt does not fill is the last, and has rows behind its tokens.
             let rows = found.values.len().min(expected.values.len());
             let (cosine, row) =
                 Distance::least_row(&found.values[..rows], &expected.values, expected.width)?;
-            if cosine < least.0 {
-                least = (cosine, format!("{name}, {row}"));
+            if cosine < min.0 {
+                min = (cosine, format!("{name}, {row}"));
             }
         }
-        println!("{kind}: cosine at least {:.6} ({})", least.0, least.1);
+        println!("{kind}: min cosine {:.6} ({})", min.0, min.1);
     }
     Ok(())
 }
@@ -135,7 +135,8 @@ fn main() -> Result<(), AnyError> {
         ..QnnOptions::default()
     })?));
     let written = [Arc::clone(&cpu), Arc::clone(&qnn)];
-    let of_cpu = if steps { without_prompt_graphs(&manifest)? } else { Manifest::load(&manifest)? };
+    let of_cpu =
+        if steps { without_prefill_graphs(&manifest)? } else { Manifest::load(&manifest)? };
     let (mut cpu, mut qnn) = (open(of_cpu, cpu)?, open(Manifest::load(&manifest)?, qnn)?);
     for model in [&mut cpu, &mut qnn] {
         model.op_mut().reset()?;

@@ -1,4 +1,4 @@
-//! Shaping a 12-megapixel picture and 30 seconds of sound as a host-op does, without decoding.
+//! Shaping a 12-megapixel image and 30 seconds of audio as a host-op does, without decoding.
 //!
 //! Prints the best of several turns. The resize of the kit, width and then height, takes turns with one call of
 //! `fast_image_resize`, which gives other pixels; log-mel features take turns with their Fourier transforms alone.
@@ -30,13 +30,13 @@ fn time(best: &mut Duration, run: impl FnOnce() -> Anything) -> Anything {
 }
 
 fn main() -> Anything {
-    picture()?;
-    sound()
+    image()?;
+    audio()
 }
 
-fn picture() -> Anything {
+fn image() -> Anything {
     let rgb: Vec<u8> = noise().map(|n| (n >> 24) as u8).take(FROM.area() as usize * 3).collect();
-    let picture = Picture::new(&rgb, FROM.width, FROM.height)?;
+    let image = Picture::new(&rgb, FROM.width, FROM.height)?;
     let mut resizer = Resizer::new(Filter::Bicubic);
     let mut once = fast_image_resize::Resizer::new();
     let options = ResizeOptions::new()
@@ -48,12 +48,12 @@ fn picture() -> Anything {
     let mut patches = vec![0.0; cut.grid(TO)?.patches() * cut.patch_len(2)];
     let (mut twice, mut one_call, mut patchify) = (Duration::MAX, Duration::MAX, Duration::MAX);
     for _ in 0..TURNS {
-        time(&mut twice, || Ok(resizer.resize(picture, TO).map(drop)?))?;
+        time(&mut twice, || Ok(resizer.resize(image, TO).map(drop)?))?;
         time(&mut one_call, || {
             let source = ImageRef::new(FROM.width, FROM.height, &rgb, PixelType::U8x3)?;
             Ok(once.resize(&source, &mut target, &options)?)
         })?;
-        let small = resizer.resize(picture, TO)?;
+        let small = resizer.resize(image, TO)?;
         time(&mut patchify, || {
             Ok(cut.write(&[small; 2], &normalisation, &mut patches).map(drop)?)
         })?;
@@ -68,7 +68,7 @@ fn picture() -> Anything {
     Ok(())
 }
 
-fn sound() -> Anything {
+fn audio() -> Anything {
     let count = SECONDS * RATE as usize;
     let samples: Vec<f32> = noise().map(|n| n as i32 as f32 / 2f32.powi(32)).take(count).collect();
     let clip = Clip::new(&samples, RATE, RATE)?;
@@ -105,8 +105,8 @@ fn sound() -> Anything {
         })?;
     }
     println!(
-        "{SECONDS} s of sound, {frames} frames of {} mels: {:.1} ms, of it transforms {:.1} ms, ratio \
-         {:.2}; {:.0} times as fast as it sounds",
+        "{SECONDS} s of audio, {frames} frames of {} mels: {:.1} ms, of it transforms {:.1} ms, ratio \
+         {:.2}; {:.0} times as fast as real time",
         mel.mels(),
         ms(all),
         ms(transforms),

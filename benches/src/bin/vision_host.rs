@@ -1,5 +1,5 @@
-//! Host time of `qwen3vl_generate` at the shapes of the published Qwen3-VL-2B bundle: a picture of 512 × 512 pixels from
-//! its file to the rows of the prompt graph, and a decoded token.
+//! Host time of `qwen3vl_generate` at the shapes of the published Qwen3-VL-2B bundle: an image of 512 × 512 pixels from
+//! its file to the rows of the prefill graph, and a decoded token.
 //!
 //! The graphs execute nothing, so that what remains is qhx, on one thread. Asserts that a token costs no heap
 //! allocation.
@@ -20,7 +20,7 @@ use qhx_core::manifest::Manifest;
 use qhx_core::null::NullBackend;
 use qhx_core::op::{HostOp, OpProvider, OpServices, Segment};
 use qhx_core::{CancelToken, DType, GraphInfo, TensorInfo, Workspace};
-use qhx_media::{ImageRules, Limits, Source, picture};
+use qhx_media::{ImageRules, Limits, Source, decode_image};
 use qhx_ops_qwen3vl as _;
 use qhx_plugins::{PluginOptions, Plugins};
 use serde_json::json;
@@ -36,10 +36,10 @@ const KV_HEADS: usize = 8;
 const HEAD_DIM: usize = 128;
 const VOCAB: usize = 151_936;
 const MAX_CTX: usize = 512;
-/// Tokens that the prompt graph takes.
+/// Tokens that the prefill graph takes.
 const WIDTH: usize = 320;
 const DEEPSTACK: usize = 3;
-/// Width of the vision tower, patches and tokens of a picture.
+/// Width of the vision tower, patches and tokens of an image.
 const TOWER: usize = 1024;
 const PATCHES: usize = 1024;
 const IMAGE_TOKENS: usize = PATCHES / 4;
@@ -150,7 +150,7 @@ fn main() -> Anything {
     tokens(&mut *op)
 }
 
-/// A file to the prompt graph.
+/// A file to the prefill graph.
 fn look(op: &mut dyn HostOp, width: u32, height: u32) -> Anything {
     let bytes = jpeg(width, height)?;
     let source = Source::Bytes { name: "a JPEG".to_owned(), bytes };
@@ -158,7 +158,8 @@ fn look(op: &mut dyn HostOp, width: u32, height: u32) -> Anything {
     let mut best = [Duration::MAX; 3];
     for _ in 0..TURNS {
         let start = Instant::now();
-        let decoded = picture(&source, &ImageRules::default(), &Limits::default())?.into_media()?;
+        let decoded =
+            decode_image(&source, &ImageRules::default(), &Limits::default())?.into_media()?;
         let decoding = start.elapsed();
         op.reset()?;
         let before = vision(op);
@@ -179,7 +180,7 @@ fn look(op: &mut dyn HostOp, width: u32, height: u32) -> Anything {
     Ok(())
 }
 
-/// Time that the op spent on pictures.
+/// Time that the op spent on images.
 fn vision(op: &mut dyn HostOp) -> Duration {
     let spans = op.span_stats();
     spans.iter().find(|span| span.name == "vision").map_or(Duration::ZERO, |span| span.busy)

@@ -1,4 +1,4 @@
-//! `qhx forge --calibrate`: what narrow weights cost.
+//! `qhx forge --calibrate`: what low-bit weights cost.
 
 use std::path::Path;
 
@@ -41,10 +41,10 @@ fn calibrations_that_say_nothing_are_refused() {
     for (options, message) in [
         (&["--calibrate", "texts.txt", "--target-kl", "0.1"][..], "a target for f16 weights"),
         (&["--calibrate", "none.txt"], "0 texts, none of which has two tokens"),
-        (&["--weights", "layers.1=w8a16"], "narrower than fp16, the bundle's precision"),
+        (&["--weights", "layers.1=w8a16"], "lower than fp16, the bundle's precision"),
         (
             &["--precision", "w8a16", "--weights", "layers.99=fp16"],
-            "layers.99=fp16: no weight that w8a16 narrows has this in its name",
+            "layers.99=fp16: no weight that w8a16 quantizes has this in its name",
         ),
     ] {
         let run = forge(folder.path(), options);

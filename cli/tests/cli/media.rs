@@ -145,8 +145,8 @@ fn a_bad_file_is_named_before_the_model_is_loaded() {
     let dir = place.path();
     for (file, code, what) in [
         ("gone.png", 11, "gone.png: "),
-        ("notes.png", 9, "notes.png: found text, expected a picture (PNG, JPEG, WebP, GIF)"),
-        ("sound.wav", 9, "sound.wav: found a sound (WAV), expected a picture"),
+        ("notes.png", 9, "notes.png: found text, expected an image (PNG, JPEG, WebP, GIF)"),
+        ("sound.wav", 9, "sound.wav: found audio (WAV), expected an image"),
         ("data:image/png;base64,!", 9, "data URL: not base64"),
     ] {
         let run = generate(dir, &["ab", "--image", file]);

@@ -85,11 +85,11 @@ fn spoken_sentences_become_their_words() {
         Program::qhx(folder.path()).args(["generate"]).args([&bundle]).args(words).run()
     };
     let run = generate(&["\nTranscription: ", "--audio", &long]);
-    let parts = ["sound of 2.9 s is 72 soft tokens, the bundle takes 54", "qhx transcribe"];
+    let parts = ["audio of 2.9 s is 72 soft tokens, the bundle takes 54", "qhx transcribe"];
     assert!(run.code == 9 && parts.iter().all(|part| run.stderr.contains(part)), "{run:?}");
     let picture = fixture(TOY).join("boat.png").display().to_string();
     let run = generate(&["Describe this image.", "--image", &picture]);
-    assert!(run.code == 9 && run.stderr.contains("the bundle takes no pictures"), "{run:?}");
+    assert!(run.code == 9 && run.stderr.contains("the bundle takes no images"), "{run:?}");
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn any_channels_bits_and_rate_are_taken_and_what_holds_no_sound_is_named() {
     assert_eq!(run.stdout, "ll\nll\n");
     for (words, code, what) in [
         (&["stereo.wav"][..], 2, "params.transcription"),
-        (&["none.wav", "--prompt", "ab"], 9, "none.wav: holds no sound (0 samples)"),
+        (&["none.wav", "--prompt", "ab"], 9, "none.wav: holds no audio (0 samples)"),
         (&["cut.wav", "--prompt", "ab"], 9, "cut.wav: a broken or cut-off WAV file"),
         (&["gone.wav", "--prompt", "ab"], 11, "gone.wav: "),
         (&["stereo.wav", "--chat"], 2, "--prompt"),

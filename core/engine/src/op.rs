@@ -23,7 +23,6 @@ use crate::manifest::Manifest;
 use crate::workspace::GraphStats;
 use crate::{Error, ErrorKind, Result, Workspace};
 
-
 /// Time that an op spent in one of its own named parts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SpanStats {

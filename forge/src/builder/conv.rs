@@ -7,12 +7,15 @@ use crate::graph::{Conv1d, Conv2d, Elem, Op, TensorId};
 use crate::weight::{Storage, Weight};
 
 impl GraphBuilder {
-    /// Convolution of pictures as `torch.nn.Conv2d`, see [`Op::Conv2d`]: x `[n, in, rows, columns]` becomes
+    /// Convolution of images as `torch.nn.Conv2d`, see [`Op::Conv2d`]: x `[n, in, rows, columns]` becomes
     /// `[n, out, rows', columns']`.
     ///
     /// `weight` is the checkpoint's `[out, in / groups, kernel rows, kernel columns]` as a matrix
     /// `[out, in / groups · kernel rows · kernel columns]`, stored as floats. Its name in the graph is
     /// `<scope>_<name>`.
+    ///
+    /// # Errors
+    /// When the shapes or element types do not fit; the message names the node.
     pub fn conv2d(
         &mut self,
         name: &str,
@@ -59,6 +62,9 @@ impl GraphBuilder {
     /// the checkpoint's `[out, in / groups, kernel]` as a matrix `[out, in / groups · kernel]`.
     ///
     /// It is a [`GraphBuilder::conv2d`] of one row, as the NPU library has no convolution of one dimension.
+    ///
+    /// # Errors
+    /// When the shapes or element types do not fit; the message names the node.
     pub fn conv1d(
         &mut self,
         name: &str,

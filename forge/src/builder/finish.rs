@@ -9,9 +9,11 @@ use crate::graph::{Graph, Origin, Tensor};
 const LISTED: usize = 5;
 
 impl GraphBuilder {
-    /// The finished graph. Errors when it has no output, and when something in it is for nothing: an input, a
-    /// constant or a weight that no node reads, or a node whose output neither is read nor is an output of the
-    /// graph.
+    /// The finished graph.
+    ///
+    /// # Errors
+    /// When it has no output, and when something in it is for nothing: an input, a constant or a weight that no node
+    /// reads, or a node whose output neither is read nor is an output of the graph.
     pub fn finish(self) -> Result<Graph> {
         let graph = &self.graph;
         if graph.outputs.is_empty() {

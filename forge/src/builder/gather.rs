@@ -9,6 +9,9 @@ use crate::weight::{Storage, Weight};
 impl GraphBuilder {
     /// A table `[rows, columns]` of the checkpoint, such as learned positions, for [`GraphBuilder::gather`] along
     /// axis 0. It is stored as floats. Its name in the graph is `<scope>_<name>`.
+    ///
+    /// # Errors
+    /// When the name is taken.
     pub fn table(&mut self, name: &str, weight: Weight) -> Result<TensorId> {
         let name = self.qualified(name);
         if weight.storage() != Storage::Float {
@@ -19,11 +22,14 @@ impl GraphBuilder {
         self.push(name, Elem::Activation, shape, Origin::Weight(weight))
     }
 
-    /// Elements of `x` along `axis`, at the places that `indices` names (`torch.index_select`, `numpy.take`):
+    /// Elements of `x` along `axis`, at the positions in `indices` (`torch.index_select`, `numpy.take`):
     /// the indices' dimensions take the place of the axis. `x` is a table or any other tensor but int8.
     ///
     /// `indices` are of [`Elem::I32`], each from 0 to the axis' size less one. The NPU fails on others with error
-    /// 1100, or answers with values of its own.
+    /// 1100, or returns values of its own.
+    ///
+    /// # Errors
+    /// When the shapes or element types do not fit; the message names the node.
     pub fn gather(&mut self, x: TensorId, indices: TensorId, axis: usize) -> Result<TensorId> {
         let (tensor, list) = (self.graph.tensor(x)?, self.graph.tensor(indices)?);
         let rank = tensor.shape.len();

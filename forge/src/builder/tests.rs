@@ -22,9 +22,9 @@ fn shapes_follow_the_ops() {
     let wide = b.concat(&[heads, heads], 1).unwrap();
     let columns = b.slice(wide, 1, 1, 3).unwrap();
     let transposed = b.transpose(columns, &[1, 0]).unwrap();
-    let product = b.matmul(transposed, columns, false).unwrap();
-    let row = b.reduce(ReduceOp::Max, product, 0).unwrap();
-    let scaled = b.div(product, row).unwrap();
+    let output = b.matmul(transposed, columns, false).unwrap();
+    let row = b.reduce(ReduceOp::Max, output, 0).unwrap();
+    let scaled = b.div(output, row).unwrap();
     assert_eq!(b.shape(scaled).unwrap(), [2, 2]);
     b.output("y", scaled).unwrap();
     let info = b.finish().unwrap().info(Elem::qnn);

@@ -31,7 +31,7 @@ fn weights_belong_to_layers_and_kinds() {
 }
 
 #[test]
-fn the_folder_above_the_bundle_is_made() {
+fn the_folder_above_the_bundle_is_created() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::open(&fixture("qwen35-tied")).unwrap();
     let options = ForgeOptions::new(dir.path().join("new/qwen35/w4"));
@@ -89,7 +89,7 @@ impl Reader for Graphs {
 }
 
 #[test]
-fn layers_that_hurt_stay_wider_until_a_target_holds() {
+fn sensitive_layers_keep_precision_until_a_target_holds() {
     let checkpoint = Checkpoint::open(&fixture("mistral-toy")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let options = ForgeOptions {

@@ -10,6 +10,9 @@ const MAX_BYTES: u64 = 64 << 20;
 
 /// Reads texts: one a line, or, in a file `*.jsonl`, one JSON value a line, a string or an object with a string
 /// `text`. Empty lines are left out.
+///
+/// # Errors
+/// When the file cannot be read, a line is malformed, or there is no text.
 pub fn read_texts(path: &Path) -> Result<Vec<String>> {
     let file = files::read_text(ErrorKind::Prompt, path, MAX_BYTES)?;
     let lines = file.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());

@@ -51,7 +51,7 @@ impl RowSource for Matrix {
     }
 
     fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
-        floats::widen(self.dtype, self.stored(first, out.len())?, out);
+        floats::to_f32(self.dtype, self.stored(first, out.len())?, out);
         Ok(())
     }
 }

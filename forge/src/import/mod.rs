@@ -1,7 +1,7 @@
-//! Checkpoints that another program quantised: GGUF files of llama.cpp, and safetensors of GPTQ and AWQ.
+//! Checkpoints that another program quantized: GGUF files of llama.cpp, and safetensors of GPTQ and AWQ.
 //!
-//! A tensor gets the name that the unquantised checkpoint has for it, so that recipes need not know of any of this.
-//! Integers reach the graphs as they are stored: see [`RowSource::read_blocks`].
+//! A tensor gets the name that the unquantized checkpoint has for it, so that recipes need not know of any of this.
+//! Quantized weights reach the graphs as they are stored: see [`RowSource::read_blocks`].
 
 pub(crate) mod gguf;
 pub(crate) mod packed;
@@ -36,10 +36,10 @@ impl Imported {
         }
     }
 
-    /// True where graphs can hold its integers.
-    pub fn holds_integers(&self) -> bool {
+    /// True where graphs can hold its quantized weights.
+    pub fn has_quantized_weights(&self) -> bool {
         match self {
-            Self::Gguf(tensor) => tensor.holds_integers(),
+            Self::Gguf(tensor) => tensor.has_quantized_weights(),
             Self::Packed(_) => true,
         }
     }

@@ -1,4 +1,4 @@
-//! Linear layers that GPTQ or AWQ quantised to 4 bits, in safetensors: integers, zero points and scales are tensors of
+//! Linear layers that GPTQ or AWQ quantized to 4 bits, in safetensors: integers, zero points and scales are tensors of
 //! their own, with eight integers in each `I32`.
 //!
 //! | of `L` inputs, `N` outputs, groups of `G` inputs | GPTQ (AutoGPTQ, GPTQModel) | AWQ (AutoAWQ, `gemm`) |
@@ -10,7 +10,7 @@
 //! | place of output n in a word | n mod 8 | 0, 4, 1, 5, 2, 6, 3, 7 for n mod 8 |
 //!
 //! A weight is `(integer − zero point) · scale` with integers from 0 to 15. The graphs have them from −8 to 7, so that
-//! the offset is 8 less the zero point, and 0 for symmetric quantisation.
+//! the offset is 8 less the zero point, and 0 for symmetric quantization.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,15 +20,15 @@ use qhx_core::{DType, Error, ErrorKind, Result};
 use serde_json::Value;
 
 use crate::floats;
-use crate::quantise::{Bits, BlockForm, BlocksMut};
-use crate::weight::{RowSource, widen_blocks};
+use crate::quantize::{Bits, BlockForm, BlocksMut};
+use crate::weight::{RowSource, dequantize_blocks};
 
-/// Integers in a word.
+/// Quantized values in a word.
 const PACK: usize = 8;
 /// Bytes of a word.
 const WORD: usize = 4;
 /// Where the eight outputs of a word are, for AWQ (`AWQ_REVERSE_ORDER` of AutoAWQ).
-const AWQ_PLACES: [u32; PACK] = [0, 4, 1, 5, 2, 6, 3, 7];
+const AWQ_ORDER: [u32; PACK] = [0, 4, 1, 5, 2, 6, 3, 7];
 /// The ends of the names of a layer's tensors, beside its bias.
 pub(crate) const PARTS: [&str; 4] = ["qweight", "qzeros", "scales", "g_idx"];
 /// Groups are a multiple of this, as blocks of the graphs are.
@@ -42,7 +42,7 @@ pub(crate) struct Scheme {
     group: Option<usize>,
 }
 
-/// Who quantised.
+/// The program that quantized a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Method {
     Gptq {
@@ -56,13 +56,14 @@ impl Scheme {
     /// Reads the `quantization_config` of a `config.json`. None where there is none; else an error says what cannot be
     /// read.
     pub fn of(config: &Value) -> std::result::Result<Option<Self>, String> {
-        let Some(said) = config.get("quantization_config").filter(|said| !said.is_null()) else {
+        let Some(declared) = config.get("quantization_config").filter(|value| !value.is_null())
+        else {
             return Ok(None);
         };
-        let text = |key: &str| said.get(key).and_then(Value::as_str).unwrap_or_default();
-        let number = |key: &str| said.get(key).and_then(Value::as_i64);
+        let text = |key: &str| declared.get(key).and_then(Value::as_str).unwrap_or_default();
+        let number = |key: &str| declared.get(key).and_then(Value::as_i64);
         let bad = |key: &str, expected: &str| {
-            let found = said.get(key).unwrap_or(&Value::Null);
+            let found = declared.get(key).unwrap_or(&Value::Null);
             format!("quantization_config: {key} is {found}, expected {expected}")
         };
         let method = match text("quant_method") {
@@ -92,7 +93,7 @@ impl Scheme {
     }
 }
 
-/// A tensor of the file that is a part of a quantised layer.
+/// A tensor of the file that is a part of a quantized layer.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
     pub map: Mapped,
@@ -117,7 +118,7 @@ impl Part {
     }
 }
 
-/// A quantised layer's weight `[outputs, inputs]`.
+/// A quantized layer's weight `[outputs, inputs]`.
 #[derive(Debug, Clone)]
 pub(crate) struct Tensor(Arc<Layer>);
 
@@ -216,18 +217,18 @@ impl Tensor {
             return Err(Error::new(
                 ErrorKind::Artifact,
                 format!(
-                    "tensor {name} is quantised ({}) as {:?}, and the recipe reads it as {shape:?}",
+                    "tensor {name} is quantized ({}) as {:?}, and the recipe reads it as {shape:?}",
                     self.form(),
                     self.0.shape
                 ),
             )
-            .hint("take a checkpoint in which only linear layers are quantised"));
+            .hint("take a checkpoint in which only linear layers are quantized"));
         }
         Ok(Arc::new(Matrix { name: name.to_owned(), layer: Arc::clone(&self.0) }))
     }
 }
 
-/// All quantised layers among tensors called `names`, under the names of their weights. Errors say what does not fit.
+/// All quantized layers among tensors called `names`, under the names of their weights. Errors say what does not fit.
 pub(crate) fn gather<'a>(
     scheme: Scheme,
     names: impl Iterator<Item = &'a str>,
@@ -244,7 +245,7 @@ pub(crate) fn gather<'a>(
     }
     if found.is_empty() {
         return Err(
-            "no tensor is quantised (.qweight), although config.json has a quantization_config"
+            "no tensor is quantized (.qweight), although config.json has a quantization_config"
                 .to_owned(),
         );
     }
@@ -280,7 +281,7 @@ impl Method {
     fn place(self, output: usize) -> u32 {
         match self {
             Self::Gptq { .. } => (output % PACK) as u32,
-            Self::Awq => AWQ_PLACES.get(output % PACK).copied().unwrap_or(0),
+            Self::Awq => AWQ_ORDER.get(output % PACK).copied().unwrap_or(0),
         }
     }
 }
@@ -297,11 +298,11 @@ fn scales_of(part: &Part) -> Vec<f32> {
         _ => DType::F32,
     };
     let mut out = vec![0f32; bytes.len() / dtype.size()];
-    floats::widen(dtype, bytes, &mut out);
+    floats::to_f32(dtype, bytes, &mut out);
     out
 }
 
-/// A layer's weight under the name that it would have unquantised.
+/// A layer's weight under the name that it would have unquantized.
 #[derive(Debug)]
 struct Matrix {
     name: String,
@@ -322,7 +323,7 @@ impl RowSource for Matrix {
     }
 
     fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
-        widen_blocks(self, first, out)
+        dequantize_blocks(self, first, out)
     }
 
     fn block_form(&self) -> Option<BlockForm> {
@@ -359,11 +360,11 @@ impl RowSource for Matrix {
             }
         }
         let groups = inputs / form.block.max(1);
-        let places = (0..rows).flat_map(|row| (0..groups).map(move |g| g * outputs + first + row));
-        for (to, at) in out.scales.iter_mut().zip(places.clone()) {
+        let offsets = (0..rows).flat_map(|row| (0..groups).map(move |g| g * outputs + first + row));
+        for (to, at) in out.scales.iter_mut().zip(offsets.clone()) {
             *to = scales.get(at).copied().unwrap_or(f32::NAN);
         }
-        for (to, at) in out.offsets.iter_mut().zip(places) {
+        for (to, at) in out.offsets.iter_mut().zip(offsets) {
             *to = zeros.get(at).map_or(f32::NAN, |zero| 8.0 - f32::from(*zero));
         }
         Ok(())

@@ -12,11 +12,11 @@ use crate::graph::{Elem, TensorId};
 /// one graph, each with inputs of its own.
 #[derive(Debug, Clone, Copy)]
 pub struct Attend {
-    /// `[rows, 1, rotary / 2]`
+    /// Cosines of the rotary tables, `[rows, 1, rotary / 2]`.
     pub cos: TensorId,
-    /// `[rows, 1, rotary / 2]`
+    /// Sines of the rotary tables, `[rows, 1, rotary / 2]`.
     pub sin: TensorId,
-    /// `[1, 1, rows or 1, width]`; `[1, 1, width]` for one row.
+    /// The mask that is added to the scores, `[1, 1, rows or 1, capacity + rows]`; `[1, 1, capacity + 1]` for one row.
     pub mask: TensorId,
     /// Tokens that the graph takes at once.
     pub rows: usize,
@@ -31,7 +31,7 @@ pub struct AttendInputs<'a> {
     /// Names of the cosines, the sines and the mask. That of the mask begins with `cmask`: then
     /// [`crate::ForgeOptions::check`] knows it for one.
     pub names: [&'a str; 3],
-    /// Elements of a head that are turned: all, or the first of them. Even.
+    /// Elements of a head that rotary embedding turns: all, or the first of them. Even.
     pub rotary: usize,
     /// Tokens that the graph takes at once.
     pub rows: usize,
@@ -52,6 +52,9 @@ impl AttendInputs<'_> {
 
     /// Adds inputs for cosines and sines `[rows, rotary / 2]` alone, for [`rotate`]; gives them as
     /// `[rows, 1, rotary / 2]`.
+    ///
+    /// # Errors
+    /// As [`GraphBuilder::input`].
     pub fn tables(&self, b: &mut GraphBuilder) -> Result<[TensorId; 2]> {
         let ([cos, sin, _], half) = (self.names, self.rotary / 2);
         let cos = b.input(cos, Elem::Activation, &[self.rows, half])?;
@@ -64,6 +67,9 @@ impl Attend {
     /// Adds inputs for cosines and sines `[rows, rotary / 2]`, and for the mask
     /// `[mask_rows, capacity + rows]`, which is added to the scores. Its last `rows` columns are the graph's
     /// own tokens.
+    ///
+    /// # Errors
+    /// As [`GraphBuilder::input`].
     pub fn inputs(b: &mut GraphBuilder, inputs: &AttendInputs<'_>) -> Result<Self> {
         let AttendInputs { names: [_, _, mask], rows, mask_rows, capacity, .. } = *inputs;
         let width = capacity + rows;
@@ -78,6 +84,9 @@ impl Attend {
 
     /// Adds the cache of a layer as the inputs `past_k_<layer>` and `past_v_<layer>`, keys and values
     /// `[groups, capacity, dim]`; none without caches.
+    ///
+    /// # Errors
+    /// As [`GraphBuilder::input`].
     pub fn past(
         &self,
         b: &mut GraphBuilder,
@@ -115,19 +124,19 @@ impl Heads {
 /// One attention layer of the usual form, for [`Layers::attention`].
 #[derive(Debug, Clone)]
 pub struct Attention<'a> {
-    /// Where its tensors are: `layers.3.self_attn`.
+    /// Prefix of its tensors' names: `layers.3.self_attn`.
     pub name: String,
-    /// Number in the names of its caches.
+    /// Index of the layer in the names of its caches.
     pub layer: usize,
-    /// Its heads.
+    /// Numbers and width of its heads.
     pub heads: Heads,
-    /// Multiplies the scores.
+    /// Factor of the scores, 1 / √dim as a rule.
     pub scale: f32,
     /// Norms of the heads of queries and keys, where there are any: `q_norm`, `k_norm`.
     pub norms: Option<[&'a str; 2]>,
     /// `q_proj`, `k_proj` and `v_proj` have biases.
     pub qkv_bias: bool,
-    /// The projection back to hidden rows: `o_proj`.
+    /// The projection back to hidden states: `o_proj`.
     pub out: &'a str,
     /// That projection has a bias.
     pub out_bias: bool,
@@ -156,6 +165,9 @@ impl<'a> Attention<'a> {
 impl Layers<'_> {
     /// An attention layer of the usual form, on rows `[rows, hidden]`: `q_proj`, `k_proj` and `v_proj`, norms of
     /// the heads where there are any, rope, [`mix`], and the projection back.
+    ///
+    /// # Errors
+    /// When a tensor is missing, or shapes do not fit.
     pub fn attention(
         &self,
         b: &mut GraphBuilder,
@@ -195,10 +207,11 @@ impl Layers<'_> {
     }
 }
 
-/// What attention gives.
+/// The outputs of attention.
 #[derive(Debug, Clone, Copy)]
 pub struct Mixed {
-    /// `[rows, query, dim]` in the order of its elements: `[groups, query / groups, dim]` for one row.
+    /// The weighted values of each query head, `[rows, query, dim]` in the order of its elements:
+    /// `[groups, query / groups, dim]` for one row.
     pub out: TensorId,
     /// The graph's own keys `[groups, rows, dim]`.
     pub k: TensorId,
@@ -208,6 +221,9 @@ pub struct Mixed {
 
 impl Mixed {
     /// Declares keys and values to be the outputs `new_k_<layer>` and `new_v_<layer>`.
+    ///
+    /// # Errors
+    /// As [`GraphBuilder::output`].
     pub fn outputs(&self, b: &mut GraphBuilder, layer: usize) -> Result<()> {
         b.output(&format!("new_k_{layer}"), self.k)?;
         b.output(&format!("new_v_{layer}"), self.v)
@@ -215,13 +231,16 @@ impl Mixed {
 }
 
 /// Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245): query head `a` uses key
-/// head `a / (query / groups)`, so the query heads of a group are rows of one product.
+/// head `a / (query / groups)`, so the query heads of a group are rows of one matmul.
 ///
-/// Scores of the cache and of the graph's own tokens are separate products that are joined
+/// Scores of the cache and of the graph's own tokens are separate matmuls that are joined
 /// before the softmax, so that the cache is read where it lies and not copied to append rows.
 ///
 /// q `[rows, query, dim]` is rotated and scaled, k `[rows, groups, dim]` rotated, v `[rows, groups, dim]`;
 /// `past` are keys and values of the cache, `[groups, capacity, dim]`.
+///
+/// # Errors
+/// When the shapes do not fit.
 pub fn mix(
     b: &mut GraphBuilder,
     [q, k, v]: [TensorId; 3],
@@ -265,7 +284,7 @@ pub fn mix(
         b.reshape(weights, &[groups, repeat * rows, ctx + rows])?
     };
     let own = b.slice(weights, 2, ctx, ctx + rows)?;
-    // With one row the product is one of a column and a row.
+    // With one row the matmul is that of a column and a row.
     let own = if rows == 1 { b.mul(own, v)? } else { b.matmul(own, v, false)? };
     let mixed = match past {
         Some((_, past_v)) => {
@@ -287,11 +306,17 @@ pub fn mix(
 
 /// Rotary embedding of heads `[rows, heads, dim]` in the half-split form (RoFormer, arXiv 2104.09864): each row
 /// has the tables of its own position. The first `rotary` elements of a head are turned, the rest pass.
+///
+/// # Errors
+/// When the tables are wider than the heads.
 pub fn rope(b: &mut GraphBuilder, x: TensorId, attend: &Attend) -> Result<TensorId> {
     rotate(b, x, [attend.cos, attend.sin])
 }
 
 /// As [`rope`], with cosines and sines `[rows, 1, rotary / 2]`, which may be constants.
+///
+/// # Errors
+/// When the tables are wider than the heads.
 pub fn rotate(b: &mut GraphBuilder, x: TensorId, [cos, sin]: [TensorId; 2]) -> Result<TensorId> {
     let (half, width) = (b.width(cos)?, b.width(x)?);
     if 2 * half > width {

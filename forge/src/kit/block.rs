@@ -11,6 +11,9 @@ impl Layers<'_> {
     /// A decoder layer of the usual form on rows `[rows, hidden]`: [`Layers::attention`] and a SwiGLU
     /// ([`Layers::mlp`] with SiLU), each after an RMSNorm and added to the rows. `name` is where its tensors are,
     /// `layers.3`; the scopes are `l3_attn` and `l3_mlp`.
+    ///
+    /// # Errors
+    /// When a tensor is missing, or shapes do not fit.
     pub fn block(
         &self,
         b: &mut GraphBuilder,

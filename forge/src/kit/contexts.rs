@@ -9,7 +9,10 @@ use super::attention::Heads;
 use crate::graph::Graph;
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, RecipeOptions};
 
-/// Errors when there are more shards than layers, or when the context is longer than the model's.
+/// Checks the shards and the context that the options ask for against `layers` and the model's `max_positions`.
+///
+/// # Errors
+/// When there are more shards than layers, or when the context is longer than the model's.
 pub fn check_shape(
     options: &RecipeOptions,
     layers: usize,
@@ -39,7 +42,7 @@ pub fn shards(name: &str, layers: usize, shards: usize) -> Vec<(String, Range<us
     named(name, &even(layers, shards))
 }
 
-/// `layers` layers in so many ranges, as even as can be.
+/// `layers` layers in `shards` ranges, as even as can be.
 fn even(layers: usize, shards: usize) -> Vec<Range<usize>> {
     (0..shards).map(|shard| shard * layers / shards..(shard + 1) * layers / shards).collect()
 }
@@ -52,14 +55,17 @@ fn named(name: &str, ranges: &[Range<usize>]) -> Vec<(String, Range<usize>)> {
     ranges.iter().enumerate().map(|(shard, range)| (name(shard), range.clone())).collect()
 }
 
-/// The numbers of tokens that graphs for prompts take at once where nothing is said: few for the ends of prompts and
+/// The numbers of tokens that prefill graphs take at once by default: few for the ends of prompts and
 /// for short ones, many for the rest.
-pub const PROMPT_ROWS: [usize; 2] = [16, 128];
+pub const PREFILL_ROWS: [usize; 2] = [16, 128];
 
-/// The numbers of tokens that graphs for prompts take at once, ascending: those of the options, each from 2 to
+/// The numbers of tokens that prefill graphs take at once, ascending: those of the options, each from 2 to
 /// the context, or else `default`, as far as it fits. Where `default` would make more contexts than an NPU holds at
 /// once, its smallest numbers are left out.
-pub fn prompt_rows(options: &RecipeOptions, default: &[usize]) -> Result<Vec<usize>> {
+///
+/// # Errors
+/// When a number is below 2 or above the context.
+pub fn prefill_rows(options: &RecipeOptions, default: &[usize]) -> Result<Vec<usize>> {
     let mut rows = match &options.prefill {
         Some(asked) => asked.clone(),
         None => {
@@ -69,7 +75,7 @@ pub fn prompt_rows(options: &RecipeOptions, default: &[usize]) -> Result<Vec<usi
     };
     rows.sort_unstable();
     rows.dedup();
-    // A decoder's shards for one token, those of each prompt graph, and the head.
+    // A decoder's shards for one token, those of each prefill graph, and the head.
     let contexts = |sizes: usize| (sizes + 1).saturating_mul(options.shards).saturating_add(1);
     while options.prefill.is_none()
         && !options.share_weights
@@ -82,7 +88,7 @@ pub fn prompt_rows(options: &RecipeOptions, default: &[usize]) -> Result<Vec<usi
         return Err(Error::new(
             ErrorKind::Usage,
             format!(
-                "a prompt graph of {bad} tokens, expected 2 to {}, the context",
+                "a prefill graph of {bad} tokens, expected 2 to {}, the context",
                 options.max_ctx
             ),
         ));
@@ -100,10 +106,13 @@ pub struct Decoder {
 }
 
 /// The contexts of a decoder of `layers` layers: graphs `decode` for one token, graphs `prefill<P>` for each P of
-/// `prompts`, spread over shards as the options say, and the graph of the head.
+/// `prompts`, spread over the shards of the options, and the graph of the head.
 ///
 /// `make` makes the graph of the given name that takes some rows of tokens through some layers. With
 /// [`RecipeOptions::share_weights`] the graphs of the same layers stand in one context.
+///
+/// # Errors
+/// Those of `make`.
 pub fn decoder(
     options: &RecipeOptions,
     layers: usize,
@@ -123,6 +132,9 @@ pub fn decoder(
 
 /// As [`decoder`], with the layers of each shard. `make` gives none where a prompt does not need the layers: those
 /// behind the last cache, which only its last token passes.
+///
+/// # Errors
+/// Those of `make`.
 pub fn decoder_of(
     options: &RecipeOptions,
     ranges: &[Range<usize>],
@@ -162,12 +174,12 @@ pub fn decoder_of(
     Ok(Decoder { contexts, plan_params })
 }
 
-/// What `params` of the manifest says of every decoder.
+/// Keys of `params` of the manifest that every decoder has.
 #[derive(Debug, Clone, Copy)]
 pub struct DecoderParams {
-    /// Width of the hidden rows.
+    /// Elements of a hidden state.
     pub hidden: usize,
-    /// Tokens of the vocabulary.
+    /// Number of tokens of the vocabulary.
     pub vocab: usize,
     /// Number of layers.
     pub layers: usize,

@@ -8,36 +8,39 @@ use crate::graph::{Elem, Graph, TensorId};
 use crate::recipe::{Precision, RecipeOptions};
 
 /// Builds parts of layers from the tensors of a checkpoint. Names of tensors are given without the decoder's
-/// prefix and, as far as nothing else is said, without `.weight`: `layers.3.mlp.up_proj`. The last part of such a
+/// prefix and, unless noted otherwise, without `.weight`: `layers.3.mlp.up_proj`. The last part of such a
 /// name is the weight's name in the graph, after the builder's scope.
 #[derive(Debug, Clone, Copy)]
 pub struct Layers<'a> {
-    /// Holds the tensors.
+    /// The checkpoint that holds the tensors.
     pub checkpoint: &'a Checkpoint,
-    /// Of the weights that may be quantised.
+    /// Precision of the weights that may be quantized.
     pub precision: Precision,
     /// Epsilon of the norms.
     pub eps: f32,
     /// Added to the weights of the norms: 0, or 1 where a checkpoint stores the difference from one, as Gemma's
     /// do.
     pub norm_offset: f32,
-    /// Of the head's weight.
+    /// Precision of the head's weight.
     pub head: Precision,
 }
 
 impl<'a> Layers<'a> {
-    /// Layers whose norms have the weights that the checkpoint stores, and whose head is not quantised.
+    /// Layers whose norms have the weights that the checkpoint stores, and whose head is not quantized.
     pub const fn new(checkpoint: &'a Checkpoint, precision: Precision, eps: f32) -> Self {
         Self { checkpoint, precision, eps, norm_offset: 0.0, head: Precision::Fp16 }
     }
 
-    /// Layers of a decoder and its head, in the precisions that the options say.
+    /// Layers of a decoder and its head, in the precisions of the options.
     pub fn decoder(checkpoint: &'a Checkpoint, options: &RecipeOptions, eps: f32) -> Self {
         Self { head: options.head(), ..Self::new(checkpoint, options.precision, eps) }
     }
 
     /// `x·Wᵀ (+ b)` for x `[rows, in]`, with the tensors `<name>.weight` `[outputs, in]` and, if `bias`,
     /// `<name>.bias`. Gives `[rows, outputs]`.
+    ///
+    /// # Errors
+    /// When a tensor is missing, or has another shape.
     pub fn linear(
         &self,
         b: &mut GraphBuilder,
@@ -49,7 +52,11 @@ impl<'a> Layers<'a> {
         self.project(b, x, name, outputs, self.precision, bias)
     }
 
-    /// As [`Layers::linear`], with a weight that is never quantised: for few outputs on which much depends.
+    /// As [`Layers::linear`], with a weight that is never quantized: for sensitive layers with few outputs, such as a
+    /// router.
+    ///
+    /// # Errors
+    /// As [`Layers::linear`].
     pub fn exact_linear(
         &self,
         b: &mut GraphBuilder,
@@ -77,13 +84,19 @@ impl<'a> Layers<'a> {
         b.linear(last_part(name), x, precision.weight(source), bias)
     }
 
-    /// RMSNorm (Zhang and Sennrich 2019, arXiv 1910.07467) along the last axis of x, hidden rows or heads, with
+    /// RMSNorm (Zhang and Sennrich 2019, arXiv 1910.07467) along the last axis of x, hidden states or heads, with
     /// the tensor `<name>.weight` of that axis.
+    ///
+    /// # Errors
+    /// When the tensor is missing, or has another shape.
     pub fn norm(&self, b: &mut GraphBuilder, x: TensorId, name: &str) -> Result<TensorId> {
         self.scaled_norm(b, x, name, 1.0)
     }
 
     /// As [`Layers::norm`], the result times `scale`.
+    ///
+    /// # Errors
+    /// As [`Layers::norm`].
     pub fn scaled_norm(
         &self,
         b: &mut GraphBuilder,
@@ -99,6 +112,9 @@ impl<'a> Layers<'a> {
 
     /// LayerNorm (Ba et al. 2016, arXiv 1607.06450) along the last axis of x, with the tensors `<name>.weight` and
     /// `<name>.bias` of that axis.
+    ///
+    /// # Errors
+    /// When a tensor is missing, or has another shape.
     pub fn layer_norm(&self, b: &mut GraphBuilder, x: TensorId, name: &str) -> Result<TensorId> {
         let (width, short) = ([b.width(x)?], last_part(name));
         let weight = self.checkpoint.values(&format!("{name}.weight"), &width)?;
@@ -110,6 +126,9 @@ impl<'a> Layers<'a> {
 
     /// A gated MLP (Shazeer 2020, arXiv 2002.05202) on rows `[rows, hidden]`: `down(act(gate(x)) · up(x))`.
     /// `act` is a method of the builder, such as [`GraphBuilder::silu`].
+    ///
+    /// # Errors
+    /// As [`Layers::linear`], and those of `act`.
     pub fn mlp(
         &self,
         b: &mut GraphBuilder,
@@ -122,13 +141,16 @@ impl<'a> Layers<'a> {
         let gate = self.linear(b, x, &gate, mlp.width, mlp.bias)?;
         let up = self.linear(b, x, &up, mlp.width, mlp.bias)?;
         let gate = act(b, gate)?;
-        let product = b.mul(gate, up)?;
-        self.linear(b, product, &down, hidden, mlp.bias)
+        let inner = b.mul(gate, up)?;
+        self.linear(b, inner, &down, hidden, mlp.bias)
     }
 
     /// Logits `[rows, vocab]` of normalised rows: with `lm_head`, or with the embedding table if `tied` and the
     /// checkpoint has no `lm_head`; where it has one, that counts, as it does in `transformers`. The weight has the
     /// precision of the field `head`.
+    ///
+    /// # Errors
+    /// When the tensor is missing, or has another shape.
     pub fn head(
         &self,
         b: &mut GraphBuilder,
@@ -145,6 +167,9 @@ impl<'a> Layers<'a> {
     }
 
     /// The graph `lmhead`: a normalised row `x` `[1, hidden]` to `logits` `[1, vocab]`, see [`Layers::head`].
+    ///
+    /// # Errors
+    /// As [`Layers::head`].
     pub fn lmhead(&self, hidden: usize, vocab: usize, tied: bool) -> Result<Graph> {
         let mut b = GraphBuilder::new("lmhead");
         let x = b.input("x", Elem::Activation, &[1, hidden])?;
@@ -157,11 +182,11 @@ impl<'a> Layers<'a> {
 /// A gated MLP, for [`Layers::mlp`].
 #[derive(Debug, Clone)]
 pub struct Mlp<'a> {
-    /// Where its tensors are: `layers.3.mlp`.
+    /// Prefix of its tensors' names: `layers.3.mlp`.
     pub name: String,
-    /// The projections for the gate, up and down.
+    /// Names of the projections gate, up and down.
     pub parts: [&'a str; 3],
-    /// Elements between them.
+    /// Elements of the inner rows, between up and down (`intermediate_size`).
     pub width: usize,
     /// The projections have biases.
     pub bias: bool,

@@ -8,7 +8,7 @@ use qhx_core::{DType, Error, ErrorKind, Result};
 
 use crate::progress::Progress;
 use crate::recipe::{TableFile, TableSource, Tables};
-use crate::weight::{RowSource, beyond_f16, narrow, stream};
+use crate::weight::{RowSource, beyond_f16, stream, to_f16};
 
 /// A matrix that becomes a file of raw rows without gaps.
 #[derive(Debug, Clone)]
@@ -28,7 +28,7 @@ impl MatrixFile {
     }
 
     /// The file `<model>_<name>_f32.bin`, whatever the checkpoint holds.
-    pub fn wide(field: &str, name: &str, source: Arc<dyn RowSource>) -> Self {
+    pub fn in_f32(field: &str, name: &str, source: Arc<dyn RowSource>) -> Self {
         Self::new(field, name, source, DType::F32)
     }
 
@@ -77,7 +77,7 @@ impl TableSource for Matrices {
                 }
                 if *dtype == DType::F16 {
                     half.resize(wide.len(), f16::ZERO);
-                    narrow(wide, &mut half).map_err(|_| beyond_f16(&**source))?;
+                    to_f16(wide, &mut half).map_err(|_| beyond_f16(&**source))?;
                     target.write_all(bytemuck::cast_slice(&half)).map_err(fail)?;
                 } else {
                     target.write_all(bytemuck::cast_slice(wide)).map_err(fail)?;

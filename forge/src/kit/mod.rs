@@ -5,7 +5,7 @@
 //! | [`Reader`] | checked values of `config.json` |
 //! | [`Layers`] | projections, norms, MLPs and heads from the tensors of a checkpoint |
 //! | [`Attention`], [`Attend`], [`mix`], [`rope`], [`rotate`] | softmax attention over a cache or within a text |
-//! | [`decoder`], [`decoder_of`], [`shards`], [`prompt_rows`], [`check_shape`] | graphs to contexts, and the plan that runs them |
+//! | [`decoder`], [`decoder_of`], [`shards`], [`prefill_rows`], [`check_shape`] | graphs to contexts, and the plan that runs them |
 //! | [`matrices`] | tensors of the checkpoint as files that the host reads |
 //! | [`DecoderParams`], [`object`], [`one_or_many`] | keys of the manifest |
 //!
@@ -20,8 +20,8 @@ mod reader;
 
 pub use attention::{Attend, AttendInputs, Attention, Heads, Mixed, mix, rope, rotate};
 pub use contexts::{
-    Decoder, DecoderParams, PROMPT_ROWS, check_shape, decoder, decoder_of, object, one_or_many,
-    prompt_rows, shards,
+    Decoder, DecoderParams, PREFILL_ROWS, check_shape, decoder, decoder_of, object, one_or_many,
+    prefill_rows, shards,
 };
 pub use layers::{Layers, Mlp};
 pub use matrices::{MatrixFile, matrices};

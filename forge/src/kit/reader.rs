@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::attention::Heads;
 use crate::checkpoint::Checkpoint;
 
-/// Larger than any size of a model, small enough that products of a few do not overflow.
+/// Larger than any size of a model, small enough that a few multiplied do not overflow.
 const MAX_SIZE: u64 = 1 << 24;
 /// More layers than any model has.
 const MAX_LAYERS: usize = 4096;
@@ -17,22 +17,25 @@ const MAX_LAYERS: usize = 4096;
 pub struct Reader<'a> {
     checkpoint: &'a Checkpoint,
     value: &'a Value,
-    /// Stands before what messages say: `vision_config`, or nothing.
+    /// Prefix of keys in messages: `vision_config`, or nothing.
     place: &'a str,
 }
 
 impl<'a> Reader<'a> {
-    /// Of [`Checkpoint::text_config`].
+    /// A reader of the decoder's part, [`Checkpoint::text_config`].
     pub fn new(checkpoint: &'a Checkpoint) -> Self {
         Self { checkpoint, value: checkpoint.text_config(), place: "" }
     }
 
-    /// Of the whole file, for keys beside `text_config`.
+    /// A reader of the whole file, for keys beside `text_config`.
     pub fn whole(checkpoint: &'a Checkpoint) -> Self {
         Self { checkpoint, value: checkpoint.config(), place: "" }
     }
 
-    /// Of the object `key` of the whole file, such as `vision_config`. Errors when there is none.
+    /// A reader of the object `key` of the whole file, such as `vision_config`.
+    ///
+    /// # Errors
+    /// When there is none.
     pub fn part(checkpoint: &'a Checkpoint, key: &'a str) -> Result<Self> {
         let whole = Self::whole(checkpoint);
         match whole.get(key) {
@@ -48,7 +51,7 @@ impl<'a> Reader<'a> {
     }
 
     /// True when the key is there, its value null or not.
-    pub fn says(&self, key: &str) -> bool {
+    pub fn has(&self, key: &str) -> bool {
         self.find(key).is_some()
     }
 
@@ -61,13 +64,19 @@ impl<'a> Reader<'a> {
         keys.iter().find_map(|key| Some((*key, self.get(key)?)))
     }
 
-    /// A size that must be there.
+    /// A size, an integer above 0, that must be there.
+    ///
+    /// # Errors
+    /// When it is absent, or no size.
     pub fn size(&self, key: &str) -> Result<usize> {
         self.maybe_size(key)?
             .ok_or_else(|| self.fault(format!("{key} is missing, expected a size")))
     }
 
     /// A size; none when it is absent or null.
+    ///
+    /// # Errors
+    /// When it is no size.
     pub fn maybe_size(&self, key: &str) -> Result<Option<usize>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let size = value.as_u64().filter(|n| (1..=MAX_SIZE).contains(n)).map(|n| n as usize);
@@ -77,26 +86,38 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A size, or that of the configuration class.
+    /// A size, or `default`, that of the configuration class.
+    ///
+    /// # Errors
+    /// When it is no size.
     pub fn size_or(&self, key: &str, default: usize) -> Result<usize> {
         Ok(self.maybe_size(key)?.unwrap_or(default))
     }
 
-    /// A size of at most `most`.
-    pub fn bounded(&self, key: &str, most: usize) -> Result<usize> {
+    /// A size of at most `max`.
+    ///
+    /// # Errors
+    /// When it is absent, no size, or larger.
+    pub fn bounded(&self, key: &str, max: usize) -> Result<usize> {
         let size = self.size(key)?;
-        if size > most {
-            return Err(self.fault(format!("{key} is {size}, expected at most {most}")));
+        if size > max {
+            return Err(self.fault(format!("{key} is {size}, expected at most {max}")));
         }
         Ok(size)
     }
 
-    /// `num_hidden_layers`.
+    /// The number of layers, `num_hidden_layers`.
+    ///
+    /// # Errors
+    /// When it is absent, or not in range.
     pub fn layers(&self) -> Result<usize> {
         self.bounded("num_hidden_layers", MAX_LAYERS)
     }
 
     /// The kind of each layer, by its name under `key`; none when the key is absent or null.
+    ///
+    /// # Errors
+    /// When the list has another length, or an unknown name.
     pub fn kinds<T: Copy>(
         &self,
         key: &str,
@@ -122,11 +143,17 @@ impl<'a> Reader<'a> {
     }
 
     /// A switch that is off when absent.
+    ///
+    /// # Errors
+    /// When it is neither true nor false.
     pub fn flag(&self, key: &str) -> Result<bool> {
         self.flag_or(key, false)
     }
 
-    /// A switch, or how the configuration class has it.
+    /// A switch, or the default of the configuration class.
+    ///
+    /// # Errors
+    /// When it is neither true nor false.
     pub fn flag_or(&self, key: &str, default: bool) -> Result<bool> {
         match self.get(key) {
             None => Ok(default),
@@ -135,6 +162,9 @@ impl<'a> Reader<'a> {
     }
 
     /// A finite positive number under the first of the keys that is there.
+    ///
+    /// # Errors
+    /// When it is no finite positive number.
     pub fn positive(&self, keys: &[&str]) -> Result<Option<f64>> {
         let Some((key, value)) = self.first(keys) else { return Ok(None) };
         match value.as_f64().filter(|v| v.is_finite() && *v > 0.0) {
@@ -145,6 +175,9 @@ impl<'a> Reader<'a> {
 
     /// The epsilon of norms, above 0 and below 1, under the first of the keys that is there, or that of the
     /// configuration class.
+    ///
+    /// # Errors
+    /// When it is out of range.
     pub fn epsilon(&self, keys: &[&str], default: f32) -> Result<f32> {
         let Some((key, value)) = self.first(keys) else { return Ok(default) };
         match value.as_f64().filter(|e| *e > 0.0 && *e < 1.0) {
@@ -153,7 +186,10 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Errors when a key is there and says anything but `expected`.
+    /// Checks that a key has the value `expected`, if it is there.
+    ///
+    /// # Errors
+    /// When it has another one.
     pub fn only(&self, key: &str, expected: &Value) -> Result<()> {
         match self.get(key) {
             Some(found) if found != expected => Err(self.bad(key, found, &expected.to_string())),
@@ -164,9 +200,12 @@ impl<'a> Reader<'a> {
     /// `num_attention_heads`, `num_key_value_heads` and `head_dim`, checked. `groups` and `dim` are what the
     /// configuration class has where the last two are absent; without them, one group for each head, and heads
     /// that together are `hidden` wide. A `num_key_value_heads` of null means one group for each head.
+    ///
+    /// # Errors
+    /// When one is no size, or they do not divide each other.
     pub fn heads(&self, hidden: usize, groups: Option<usize>, dim: Option<usize>) -> Result<Heads> {
         let query = self.size("num_attention_heads")?;
-        let default = groups.filter(|_| !self.says("num_key_value_heads")).unwrap_or(query);
+        let default = groups.filter(|_| !self.has("num_key_value_heads")).unwrap_or(query);
         let groups = self.size_or("num_key_value_heads", default)?;
         if !query.is_multiple_of(groups) {
             return Err(self.fault(format!(
@@ -181,8 +220,10 @@ impl<'a> Reader<'a> {
         Ok(Heads { query, groups, dim })
     }
 
-    /// Base of the rotary embedding, or that of the configuration class. Frequencies that are scaled are refused
-    /// by name.
+    /// Base of the rotary embedding, or that of the configuration class.
+    ///
+    /// # Errors
+    /// When it is no positive number, or frequencies are scaled.
     pub fn rope_theta(&self, default: f64) -> Result<f64> {
         // The old spelling, where it says something, replaces the new one.
         let place = self.rope_key();
@@ -195,7 +236,7 @@ impl<'a> Reader<'a> {
         Ok(theta.unwrap_or(default))
     }
 
-    /// Where the parameters of the rotary embedding are: `rope_scaling` where that says something, as in older
+    /// Where the parameters of the rotary embedding are: `rope_scaling` where that is set, as in older
     /// checkpoints, else `rope_parameters`.
     pub fn rope_key(&self) -> &'static str {
         if self.get("rope_scaling").is_some() { "rope_scaling" } else { "rope_parameters" }
@@ -205,11 +246,11 @@ impl<'a> Reader<'a> {
     /// configuration class has it.
     pub fn tied(&self, default: bool) -> bool {
         let values = [self.checkpoint.config(), self.value];
-        let said = values.into_iter().find_map(|v| v.get("tie_word_embeddings"));
-        said.and_then(Value::as_bool).unwrap_or(default)
+        let declared = values.into_iter().find_map(|v| v.get("tie_word_embeddings"));
+        declared.and_then(Value::as_bool).unwrap_or(default)
     }
 
-    /// An error that says what a key is and what was expected of it.
+    /// The error for the value of a key that is not what was expected.
     pub fn bad(&self, key: &str, found: &Value, expected: &str) -> Error {
         self.fault(format!("{key} is {found}, expected {expected}"))
     }

@@ -31,7 +31,7 @@ impl DataFile {
         &self.path
     }
 
-    /// Adds the tensor whose bytes `fill` writes, and answers with its offset and length. Where the file has these
+    /// Adds the tensor whose bytes `fill` writes, and returns its offset and length. Where the file has these
     /// bytes already, it has them once.
     pub(super) fn append(
         &mut self,
@@ -64,7 +64,7 @@ impl DataFile {
         Ok(())
     }
 
-    /// Finishes the file and answers where it lies; with no tensors there is none.
+    /// Finishes the file and returns its path; with no tensors there is none.
     pub(super) fn finish(mut self) -> Result<Option<PathBuf>> {
         let Some(file) = self.file.take() else { return Ok(None) };
         // What was written twice is still there after the end.
@@ -87,7 +87,7 @@ impl DataFile {
 
     fn failed(&self, error: std::io::Error) -> Error {
         Error::io(ErrorKind::Io, &self.path, error)
-            .hint("is there room on the disk for the weights of the ONNX twin?")
+            .hint("is there room on the disk for the weights of the ONNX reference graph?")
     }
 }
 

@@ -39,6 +39,9 @@ pub struct Written {
 }
 
 /// Writes `graph` to `<dir>/<graph>.onnx`, its weights to `<dir>/<graph>.onnx_data`. As [`write_all`].
+///
+/// # Errors
+/// As [`write_all`].
 pub fn write(graph: &Graph, dir: &Path, progress: &mut dyn Progress) -> Result<Written> {
     let data = write_all(&[graph], dir, progress)?;
     Ok(Written { model: model_path(graph, dir), data })
@@ -48,12 +51,15 @@ fn model_path(graph: &Graph, dir: &Path) -> PathBuf {
     dir.join(format!("{}.onnx", graph.name()))
 }
 
-/// Writes each graph to `<dir>/<graph>.onnx`, and the weights of all to `<dir>/<first graph>.onnx_data`, those in common
-/// once. Answers with the latter; without weights there is no such file.
+/// Writes each graph to `<dir>/<graph>.onnx`, and the weights of all to `<dir>/<first graph>.onnx_data`, those in
+/// common once. Returns the latter; without weights there is no such file.
 ///
 /// A weight is stored as f16 where that changes nothing that matters ([`fits_f16`]), else as f32; a
 /// `Cast` makes it f32, in which the graph computes. [`Storage::Int8`] becomes int8 with `DequantizeLinear` per
-/// output channel, [`Storage::Blocks`] the integers of `MatMulNBits` where that operator takes them.
+/// output channel, [`Storage::Blocks`] the values of `MatMulNBits` where that operator takes them.
+///
+/// # Errors
+/// When a file cannot be written or a weight not be read, and `Cancelled` when `progress` stops it.
 pub fn write_all(
     graphs: &[&Graph],
     dir: &Path,
@@ -173,14 +179,14 @@ impl Lowering<'_> {
             Storage::Float if fits_f16(&**weight.source())? => {
                 let stored = format!("{}.f16", tensor.name);
                 self.external(&stored, FLOAT16, &tensor.shape, |file| {
-                    let mut narrow = Vec::new();
+                    let mut half = Vec::new();
                     stream(&**weight.source(), |wide| {
-                        narrow.resize(wide.len(), f16::ZERO);
-                        narrow.convert_from_f32_slice(wide);
-                        file.write(bytemuck::cast_slice(&narrow))
+                        half.resize(wide.len(), f16::ZERO);
+                        half.convert_from_f32_slice(wide);
+                        file.write(bytemuck::cast_slice(&half))
                     })
                 })?;
-                // Loaders that widen f16 themselves take this for a no-op.
+                // Loaders that convert f16 to f32 themselves take this for a no-op.
                 self.push("Cast", vec![stored], &tensor.name, vec![int("to", i64::from(FLOAT))]);
             }
             Storage::Float => {
@@ -232,7 +238,7 @@ impl Lowering<'_> {
         let inner = &node.name;
         match &node.op {
             Op::Linear => {
-                if !self.blocks_product(node, name)? {
+                if !self.blocks_matmul(node, name)? {
                     self.push("Gemm", inputs, name, vec![int("transB", 1)]);
                 }
             }

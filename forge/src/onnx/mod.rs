@@ -1,4 +1,4 @@
-//! Lowering to ONNX: the twin of a graph that the CPU backend runs in f32.
+//! Lowering to ONNX: the reference graph that the CPU backend runs in f32.
 //!
 //! Messages are written with `prost`, whose derive takes the few ONNX messages used here as plain
 //! structs: no `.proto` file, no generated code, no protoc. Weights go into one external-data file for

@@ -47,10 +47,10 @@ Examples:
 /// `qhx forge plan` and `qhx forge estimate` say beforehand what a bundle will be and cost.
 ///
 /// Reads config.json, the safetensors and tokenizer.json of a folder, or a GGUF file with tokenizer.json beside it (and
-/// config.json, where its metadata does not say all), and writes context binaries for one Hexagon architecture, the same
-/// graphs as ONNX for the CPU, the embedding table, the tokenizer and the manifest. The folder appears when everything is
-/// written; until then finished context binaries, graphs and tables lie in a hidden folder beside it, and the same
-/// command goes on from there after it was stopped. Prints the path of the manifest.
+/// config.json, where its metadata does not say all), and writes context binaries for one Hexagon architecture, the
+/// same graphs as ONNX for the CPU, the embedding table, the tokenizer and the manifest. The folder appears when
+/// everything is written; until then finished context binaries, graphs and tables lie in a hidden folder beside it, and
+/// the same command goes on from there after it was stopped. Prints the path of the manifest.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
@@ -75,18 +75,18 @@ pub struct ForgeArgs {
     /// Compare each context binary with its ONNX graph on random inputs and print the cosines
     #[arg(long, conflicts_with_all = ["cpu_only", "share_weights"])]
     pub(crate) check: bool,
-    /// With --check: a picture on which the vision tower is run in f32 first. Prints how large its hidden rows become
+    /// With --check: an image on which the vision tower is run in f32 first. Prints how large its hidden states become
     /// after each block, and makes nothing when the NPU's f16 could not hold them. PNG, JPEG, WebP, GIF
     #[arg(long, value_name = "FILE", requires = "check")]
     pub(crate) image: Option<PathBuf>,
-    /// Measure on texts what narrow weights cost: divergence from f16, agreement and perplexity of each precision, and of
-    /// each layer. A text a line, or in a *.jsonl file a JSON string, or object with "text", a line
+    /// Measure on a calibration set what low-bit weights cost: divergence from f16, agreement and perplexity of each
+    /// precision, and of each layer. A text a line, or in a *.jsonl file a JSON string, or object with "text", a line
     #[arg(long, value_name = "TEXTS", conflicts_with = "synthetic")]
     pub(crate) calibrate: Option<PathBuf>,
-    /// Tokens of the texts that are compared
+    /// Max tokens of the calibration set that are compared
     #[arg(long, value_name = "N", requires = "calibrate", default_value_t = DEFAULT_TOKENS)]
     pub(crate) calibrate_tokens: usize,
-    /// Keep the layers that hurt most in the next wider precision until the divergence is at most this, in nats
+    /// Keep the most sensitive layers in the next higher precision until the divergence is at most this, in nats
     #[arg(long, value_name = "KL", requires = "calibrate")]
     pub(crate) target_kl: Option<f64>,
     /// Make no context binaries, even where there are QNN libraries
@@ -150,7 +150,7 @@ pub(crate) struct PlanArgs {
 /// Estimate what the graphs cost on the device, without one
 ///
 /// Compiles every graph and sums up the schedule that the QNN compiler makes for the target: time,
-/// bytes read and written, and the ops that take most time. Weights do not matter, so that a
+/// bytes read and written, and the ops that take the longest. Weights do not matter, so that a
 /// config.json alone is enough. Bytes are facts of the compiled graphs; times come from the
 /// compiler's cost model and are no measurement.
 #[derive(Debug, Args)]
@@ -200,8 +200,8 @@ pub(crate) struct ShapeArgs {
     /// Precision of the decoder's weights
     #[arg(long, value_enum, default_value_t)]
     pub precision: PrecisionChoice,
-    /// Precision of the head's weight, from hidden rows to logits [default: fp16, with w4a16 w8]
-    #[arg(long, value_enum, value_name = "FORM")]
+    /// Precision of the head's weight, from hidden states to logits [default: fp16, with w4a16 w8a16]
+    #[arg(long, value_enum, value_name = "PRECISION")]
     pub head: Option<HeadChoice>,
     /// Number of contexts that the decoder's layers are spread over [default: as few as devices can
     /// load]
@@ -214,7 +214,7 @@ pub(crate) struct ShapeArgs {
     /// fewer when the model has fewer]
     #[arg(long, value_name = "N")]
     pub max_ctx: Option<usize>,
-    /// Tokens that a graph for prompts takes at once, and those of an encoder for shorter texts; several
+    /// Tokens that a prefill graph takes at once, and those of an encoder's graphs for shorter texts; several
     /// are separated by commas, 0 makes none [default: 16,128 where the family has such graphs,
     /// Qwen3-VL 16,320, PhiMoE 576, an encoder in one context 32,128]
     #[arg(long, value_name = "P", value_delimiter = ',')]
@@ -223,31 +223,31 @@ pub(crate) struct ShapeArgs {
     /// devices, not in the emulator
     #[arg(long)]
     pub share_weights: bool,
-    /// What the graphs of experts take, for models whose experts stay on the host: short for
-    /// `--recipe-option experts=FORM` [default: int8]
-    #[arg(long, value_enum, value_name = "FORM")]
+    /// Precision of the experts' weights as graph inputs, for models whose experts stay on the host: short for
+    /// `--recipe-option experts=PRECISION` [default: w8a16]
+    #[arg(long, value_enum, value_name = "PRECISION")]
     pub experts: Option<ExpertsChoice>,
-    /// Side of the square that pictures are stretched to, in pixels, for models that see: short for
+    /// Side of the square that images are stretched to, in pixels, for models that see: short for
     /// `--recipe-option image-size=N` [default: 512]
     #[arg(long, value_name = "N", conflicts_with = "image_patches")]
     pub image_size: Option<String>,
-    /// Patches of the vision graphs, separated by commas, for models that see. Pictures keep their
+    /// Patches of the vision graphs, separated by commas, for models that see. Images keep their
     /// shape: short for `--recipe-option image-patches=N,…`
     #[arg(long, value_name = "N")]
     pub image_patches: Option<String>,
-    /// Soft tokens that a picture becomes at most, for models with a budget: short for
+    /// Max soft tokens of an image, for models with a budget: short for
     /// `--recipe-option image-tokens=N`
     #[arg(long, value_name = "N")]
     pub image_tokens: Option<String>,
     /// An option that the recipe of the model's class has beside these. May be given several times
     #[arg(long = "recipe-option", value_name = "KEY=VALUE", value_parser = key_and_value)]
     pub recipe_options: Vec<(String, String)>,
-    /// Weights that are to be wider than --precision says: all with PART in their names, such as layers.3=fp16,
-    /// down_proj=fp16 or layers.3.mlp.down_proj=fp16. May be given several times; the last one counts
+    /// Weights that are to have a higher precision than --precision: all with PART in their names, such as
+    /// layers.3=fp16, down_proj=fp16 or layers.3.mlp.down_proj=fp16. May be given several times; the last one counts
     #[arg(long, value_name = "PART=PRECISION")]
     pub weights: Vec<Override>,
-    /// Tensors that the bundle does without, though the recipe neither reads them nor leaves them out by itself: all with
-    /// PART in their names. May be given several times
+    /// Tensors that the bundle does without, though the recipe neither reads them nor leaves them out by itself: all
+    /// with PART in their names. May be given several times
     #[arg(long, value_name = "PART")]
     pub ignore_tensors: Vec<String>,
 }
@@ -256,7 +256,7 @@ impl ShapeArgs {
     /// The options without a compiler.
     pub(crate) fn options(&self, out: &Path) -> ForgeOptions {
         let own = [
-            ("experts", self.experts.map(|form| form.name().to_owned())),
+            ("experts", self.experts.map(|precision| precision.name().to_owned())),
             ("image-size", self.image_size.clone()),
             ("image-patches", self.image_patches.clone()),
             ("image-tokens", self.image_tokens.clone()),
@@ -299,9 +299,9 @@ impl ShapeArgs {
     }
 }
 
-/// `experts=f16`.
+/// `experts=fp16`.
 fn key_and_value(text: &str) -> Result<(String, String), String> {
-    let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE, such as experts=f16")?;
+    let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE, such as experts=fp16")?;
     Ok((key.to_owned(), value.to_owned()))
 }
 
@@ -312,8 +312,8 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
-/// A checkpoint's folder, a GGUF file, or a configuration alone, be it in a folder, which is enough where weights do not
-/// matter.
+/// A checkpoint's folder, a GGUF file, or a configuration alone, be it in a folder, which is enough where weights do
+/// not matter.
 pub(crate) fn source(path: &Path, shape: &ShapeArgs) -> Result<Checkpoint> {
     let config = path.join("config.json");
     if shape.tokenizer.is_none() && config.is_file() && !Checkpoint::has_weights(path) {
@@ -363,7 +363,7 @@ impl ForgeArgs {
             (Some(config), _) => Checkpoint::synthetic(config, self.seed),
             (None, Some(path)) => self.shape.open(path),
             // The parser asks for one of them.
-            (None, None) => Err(Error::new(ErrorKind::Usage, "no checkpoint is given")),
+            (None, None) => Err(Error::new(ErrorKind::Usage, "no checkpoint is named")),
         }
     }
 }
@@ -428,35 +428,39 @@ pub(crate) enum HeadChoice {
     /// f16
     Fp16,
     /// int8 with one scale per token
-    W8,
+    #[value(alias = "w8")]
+    W8a16,
     /// 4 bits with one scale per 32 inputs of a token
-    W4,
+    #[value(alias = "w4")]
+    W4a16,
 }
 
 impl HeadChoice {
     fn precision(self) -> Precision {
         match self {
             Self::Fp16 => Precision::Fp16,
-            Self::W8 => Precision::W8A16,
-            Self::W4 => Precision::W4A16,
+            Self::W8a16 => Precision::W8A16,
+            Self::W4a16 => Precision::W4A16,
         }
     }
 }
 
-/// Forms of the experts' weights as graph inputs.
+/// Precisions of the experts' weights as graph inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ExpertsChoice {
-    /// The table's int8 values as they lie in the file, scaled after the product
-    Int8,
+    /// The table's int8 values as they lie in the file, scaled after the matmul
+    #[value(alias = "int8")]
+    W8a16,
     /// f16 values, which the host makes of the table for each token
-    F16,
+    #[value(alias = "f16")]
+    Fp16,
 }
 
 impl ExpertsChoice {
     fn name(self) -> &'static str {
         match self {
-            Self::Int8 => "int8",
-            Self::F16 => "f16",
+            Self::W8a16 => "w8a16",
+            Self::Fp16 => "fp16",
         }
     }
 }

@@ -72,7 +72,7 @@ pub fn run(
         None => {}
     }
     let Some(out) = &args.out else {
-        return Err(Error::new(ErrorKind::Usage, "no folder for the bundle is given"));
+        return Err(Error::new(ErrorKind::Usage, "no folder for the bundle is named"));
     };
     if let Some(folder) = &args.checkpoint {
         is_checkpoint(folder)?;
@@ -109,8 +109,8 @@ pub fn run(
     let kept: Vec<_> = kept.cloned().collect();
     let check = match (&libraries, args.check) {
         (Some(libraries), true) => {
-            let picture = args.image.as_deref().map(picture).transpose()?;
-            Some(check_backends(libraries.clone(), terminal.process.threads(), picture))
+            let image = args.image.as_deref().map(image).transpose()?;
+            Some(check_backends(libraries.clone(), terminal.process.threads(), image))
         }
         _ => None,
     };
@@ -146,13 +146,13 @@ pub fn run(
     }
     let worst = report.check.iter().filter(|row| !row.agrees()).count();
     if worst > 0 {
-        say!("the check found {worst} outputs that differ from their ONNX twins");
+        say!("the check found {worst} outputs that differ from their ONNX reference graphs");
         return Ok(Status::Found);
     }
     Ok(Status::Done)
 }
 
-/// Measures what narrow weights cost.
+/// Measures what low-bit weights cost.
 fn calibrated(
     checkpoint: &Checkpoint,
     options: &ForgeOptions,
@@ -188,16 +188,16 @@ fn in_subprocesses(
     }
 }
 
-/// Decodes a picture as host-ops get it where they say nothing else of pictures.
-fn picture(file: &Path) -> Result<Media> {
+/// Decodes an image by the default rules of host-ops.
+fn image(file: &Path) -> Result<Media> {
     let source = Source::File(file.to_owned());
-    qhx_media::picture(&source, &ImageRules::default(), &Limits::default())?.into_media()
+    qhx_media::decode_image(&source, &ImageRules::default(), &Limits::default())?.into_media()
 }
 
 fn check_backends(
     libraries: Libraries,
     threads: Option<usize>,
-    picture: Option<Media>,
+    image: Option<Media>,
 ) -> CheckBackends {
     CheckBackends {
         qnn: Box::new(move || {
@@ -209,7 +209,7 @@ fn check_backends(
             Ok(Arc::new(CpuBackend::new(options)?))
         }),
         seed: 1,
-        picture,
+        image,
     }
 }
 

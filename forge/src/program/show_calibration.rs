@@ -37,7 +37,7 @@ pub(super) fn show(found: &Calibration, output: &mut Output) -> Result<()> {
             output.line(&kept.join(" "))?;
         }
         if !found.reached {
-            say!("note: the target is missed even with all layers in the wider precision");
+            say!("note: the target is missed even with all layers in the higher precision");
         }
     }
     Ok(())

@@ -26,7 +26,7 @@ pub(super) fn run(args: &EstimateArgs, terminal: Terminal<'_>) -> Result<Status>
     Ok(Status::Done)
 }
 
-/// Estimates and prints; answers with the estimates.
+/// Estimates and prints; returns the estimates.
 pub(super) fn show(
     checkpoint: &Checkpoint,
     options: &ForgeOptions,
@@ -52,13 +52,13 @@ pub(super) fn show(
     Ok(graphs)
 }
 
-/// Beyond so many times the weights, something else than they decides.
+/// Beyond this multiple of the time of the weights, something else decides.
 const MEANINGFUL: f64 = 20.0;
 
 /// Sums of what one step, a token or a text, runs: each graph once, but for those of prompts, encoders and towers.
 struct Total {
     us: f64,
-    most_us: f64,
+    max_us: f64,
     floor_us: f64,
     weights: u64,
     read: u64,
@@ -70,7 +70,7 @@ impl Total {
         let step = || graphs.iter().filter(|g| !g.prompt);
         Self {
             us: step().map(|g| g.us).sum(),
-            most_us: step().map(GraphEstimate::most_us).sum(),
+            max_us: step().map(GraphEstimate::max_us).sum(),
             floor_us: step().map(|g| g.floor_us).sum(),
             weights: step().map(|g| g.weight_bytes).sum(),
             read: step().map(|g| g.dma_read_bytes).sum(),
@@ -114,11 +114,11 @@ fn lines(graphs: &[GraphEstimate], target: Target, corner: u32) -> Vec<String> {
         times((total.read + total.written) as f64, total.weights as f64)
             .map_or_else(String::new, |ratio| format!(", {ratio:.3} times the weights"))
     ));
-    if let Some(op) = graphs.iter().find_map(GraphEstimate::widening) {
+    if let Some(op) = graphs.iter().find_map(GraphEstimate::dequantizing) {
         lines.push(format!(
-            "{} widens weights and has no cost model: one step is {:.0} to {:.0} us, the latter if devices take as \
-             much longer than the estimate as published int8 bundles do",
-            op.op, total.us, total.most_us
+            "{} dequantizes weights and has no cost model: one step is {:.0} to {:.0} us, the latter if devices take \
+             as much longer than the estimate as published int8 bundles do",
+            op.op, total.us, total.max_us
         ));
     }
     lines.push(NOT_MODELLED.to_owned());
@@ -163,7 +163,8 @@ fn estimate_json(graphs: &[GraphEstimate], target: Target, corner: u32) -> Value
                 "graph": graph.graph,
                 "prompt": graph.prompt,
                 "us": graph.us,
-                "most_us": graph.most_us(),
+                "max_us": graph.max_us(),
+            "most_us": graph.max_us(),
                 "core_mhz": graph.core_mhz,
                 "weight_bytes": graph.weight_bytes,
                 "dma_read_bytes": graph.dma_read_bytes,
@@ -185,7 +186,8 @@ fn estimate_json(graphs: &[GraphEstimate], target: Target, corner: u32) -> Value
         "graphs": list,
         "step": {
             "us": total.us,
-            "most_us": total.most_us,
+            "max_us": total.max_us,
+        "most_us": total.max_us,
             "weight_floor_us": total.floor_us,
             "weight_bytes": total.weights,
             "dma_read_bytes": total.read,

@@ -3,7 +3,7 @@
 //!
 //! The QNN library numbers what it makes from the start of the process, so that a binary would depend on
 //! what was compiled before it: only a new process makes the same one again after a forge was stopped. The
-//! library also leaves what lies in memory where it rounds sizes up; the allocator of the new process is told
+//! library also leaves what lies in memory where it rounds sizes up; the allocator of the new process has
 //! to hand out zeros, so that binaries are equal byte for byte and carry nothing of the process away. And when
 //! the library crashes, or the system ends it for the memory it takes, the forge can say so.
 //!
@@ -35,13 +35,13 @@ use crate::graph::Graph;
 use crate::plan::plan;
 use crate::{Override, Progress, registry};
 
-/// How glibc's allocator is told to fill what it hands out with zeros, small blocks included.
+/// The setting with which glibc's allocator fills what it hands out with zeros, small blocks included.
 const ALLOCATOR: (&str, &str) =
     (vars::GLIBC_TUNABLES, "glibc.malloc.perturb=255:glibc.malloc.tcache_count=0");
 /// How often a forge that waits looks whether it is to stop.
 const TICK: Duration = Duration::from_millis(50);
 
-/// What the process that compiles tells the forge.
+/// A report of the process that compiles to the forge.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Message {

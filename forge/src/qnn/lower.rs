@@ -11,12 +11,12 @@ use crate::graph::{
     TensorId, UnaryOp,
 };
 use crate::progress::Progress;
-use crate::weight::{F16_OVERFLOW, Storage, Weight, beyond_f16, narrow};
+use crate::weight::{F16_OVERFLOW, Storage, Weight, beyond_f16, to_f16};
 
-/// Smallest exponent that the library is given. Its `ElementWiseExp` answers with NaN for some arguments
+/// Smallest exponent that the library is given. Its `ElementWiseExp` returns NaN for some arguments
 /// below −88.4, such as −89. In f16, eˣ is 0 from −17.4 on.
 const MIN_EXPONENT: f32 = -40.0;
-/// Largest f16 whose exponential is finite in f16. Beyond it the library answers with NaN.
+/// Largest f16 whose exponential is finite in f16. Beyond it the library returns NaN.
 const MAX_EXPONENT: f32 = 11.085_938;
 
 /// Declares the tensors of `graph` and adds its nodes. `done` counts the bytes of weights.
@@ -41,7 +41,7 @@ pub(super) fn lower<'c>(
         lowering.set_output(id, handle);
     }
     for &id in graph.inputs() {
-        lowering.narrow_input(id)?;
+        lowering.convert_input(id)?;
     }
     for (index, tensor) in graph.tensors().iter().enumerate() {
         let handle = match &tensor.origin {
@@ -91,7 +91,7 @@ impl Lowering<'_, '_> {
     }
 
     /// Converts an f32 input for the nodes that read it.
-    fn narrow_input(&mut self, id: TensorId) -> Result<()> {
+    fn convert_input(&mut self, id: TensorId) -> Result<()> {
         let tensor = self.graph.tensor(id)?;
         if tensor.elem == Elem::F32 {
             let wide = self.value(id)?;
@@ -109,7 +109,7 @@ impl Lowering<'_, '_> {
         let spec = |dtype, bytes| TensorSpec::constant(name, dtype, shape, bytes);
         match constant {
             Constant::Float(values) => {
-                let half = to_f16(values).map_err(|e| e.context(format_args!("{tensor}")))?;
+                let half = f16_values(values).map_err(|e| e.context(format_args!("{tensor}")))?;
                 self.composer.tensor(spec(DType::F16, bytemuck::cast_slice(&half)))
             }
             Constant::Int(values) => {
@@ -145,7 +145,7 @@ impl Lowering<'_, '_> {
                     .hint("store this weight as f16"));
                 }
                 let rows = weight.to_int8()?;
-                // The library widens the integers to f16.
+                // The library dequantizes to f16.
                 if rows.scales.iter().any(|scale| scale * 127.0 >= F16_OVERFLOW) {
                     return Err(beyond_f16(&**weight.source()));
                 }
@@ -157,7 +157,7 @@ impl Lowering<'_, '_> {
             }
             Storage::Blocks(form) => {
                 let blocks = weight.to_blocks(form)?;
-                // The library rounds scales and offsets to f16, and widens the integers to it.
+                // The library rounds scales and offsets to f16, and dequantizes to it.
                 if blocks.peak(form.block) >= F16_OVERFLOW {
                     return Err(beyond_f16(&**weight.source()));
                 }
@@ -277,7 +277,7 @@ impl Lowering<'_, '_> {
 
     /// With `h = x / 2`: `σ(x) = ½ (tanh h + 1)` and `x · σ(x) = h (tanh h + 1)`.
     ///
-    /// The library's own `Sigmoid` is coarse where it follows a product: off by up to 0.4 % instead of the
+    /// The library's own `Sigmoid` is coarse where it follows a matmul: off by up to 0.4 % instead of the
     /// 0.03 % of this form, and hardly faster as long as weights stream in.
     fn gate(
         &mut self,
@@ -477,9 +477,9 @@ fn channels_last(filter: &[f16], out: usize, inner: usize, taps: usize) -> Vec<f
     turned
 }
 
-fn to_f16(values: &[f32]) -> Result<Vec<f16>> {
+fn f16_values(values: &[f32]) -> Result<Vec<f16>> {
     let mut half = vec![f16::ZERO; values.len()];
-    narrow(values, &mut half)?;
+    to_f16(values, &mut half)?;
     Ok(half)
 }
 

@@ -7,7 +7,7 @@
 //! enters and leaves the graph.
 //!
 //! # Weights
-//! f16, int8 with one scale per output channel, or integers of 4 or 8 bits in blocks
+//! f16, int8 with one scale per output channel, or values of 4 or 8 bits in blocks
 //! ([`Storage`](crate::weight::Storage)); activations are f16. They are converted one at a time; the library
 //! copies each as it is declared.
 
@@ -60,6 +60,9 @@ impl QnnCompiler {
     }
 
     /// What a context binary says of itself.
+    ///
+    /// # Errors
+    /// When the file is no context binary.
     pub fn read(&self, binary: &Path) -> Result<BinaryInfo> {
         let file = qhx_core::artifacts::Mapped::open(binary)?;
         BinaryInfo::read(self.library.system(), &binary.display().to_string(), file.bytes())

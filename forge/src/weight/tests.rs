@@ -1,17 +1,17 @@
 //! Tests of weights.
 
 use super::*;
-use crate::quantise::Bits;
+use crate::quantize::Bits;
 
 /// A matrix of 300,000 values, so that it is read in several blocks, with some replaced.
 #[derive(Debug)]
-struct Made(Vec<(usize, f32)>);
+struct Chosen(Vec<(usize, f32)>);
 
 const COLS: usize = 100;
 
-impl RowSource for Made {
+impl RowSource for Chosen {
     fn name(&self) -> &str {
-        "layers.0.made.weight"
+        "layers.0.chosen.weight"
     }
 
     fn shape(&self) -> [usize; 2] {
@@ -36,7 +36,7 @@ impl RowSource for Made {
 
 /// Every way to read a weight.
 fn errors(values: &[(usize, f32)]) -> [Option<Error>; 6] {
-    let source: Arc<dyn RowSource> = Arc::new(Made(values.to_vec()));
+    let source: Arc<dyn RowSource> = Arc::new(Chosen(values.to_vec()));
     let weight = Weight::new(Arc::clone(&source), Storage::Float);
     [
         weight.to_f16().err(),
@@ -57,7 +57,7 @@ fn values_that_are_not_numbers_are_named_with_their_number() {
             assert_eq!(
                 error.message(),
                 format!(
-                    "tensor layers.0.made.weight: element 170001 is {word}; 3 of 300000 values are \
+                    "tensor layers.0.chosen.weight: element 170001 is {word}; 3 of 300000 values are \
                      NaN or infinite"
                 )
             );
@@ -73,7 +73,7 @@ fn values_beyond_f16_are_named_with_their_magnitude() {
     let error = half.expect("a refusal");
     assert_eq!(
         error.message(),
-        "tensor layers.0.made.weight: element 200000 is -70000, and f16 holds at most 65504; 2 of \
+        "tensor layers.0.chosen.weight: element 200000 is -70000, and f16 holds at most 65504; 2 of \
          300000 values are too large, the largest magnitude is 81000"
     );
     assert!(error.hint_text().is_some_and(|hint| hint.contains("--cpu-only")), "{error}");
@@ -84,16 +84,16 @@ fn values_beyond_f16_are_named_with_their_magnitude() {
 /// Spoils rows that were read.
 type Damage = fn(&mut BlocksMut<'_>);
 
-/// 3000 rows of 64 integers, and what a damaged checkpoint has at some row.
+/// 3000 rows of 64 quantized values, and what a damaged checkpoint has at some row.
 #[derive(Debug)]
-struct Given {
+struct Stored {
     form: BlockForm,
     damage: Option<(usize, Damage)>,
 }
 
-impl RowSource for Given {
+impl RowSource for Stored {
     fn name(&self) -> &str {
-        "layers.0.given.qweight"
+        "layers.0.stored.qweight"
     }
 
     fn shape(&self) -> [usize; 2] {
@@ -105,7 +105,7 @@ impl RowSource for Given {
     }
 
     fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
-        widen_blocks(self, first, out)
+        dequantize_blocks(self, first, out)
     }
 
     fn block_form(&self) -> Option<BlockForm> {
@@ -130,26 +130,26 @@ impl RowSource for Given {
 }
 
 #[test]
-fn integers_of_a_checkpoint_survive_as_they_are() {
+fn quantized_weights_of_a_checkpoint_stay_as_they_are() {
     for offsets in [false, true] {
         let form = BlockForm { bits: Bits::Four, block: 32, offsets };
-        let source: Arc<dyn RowSource> = Arc::new(Given { form, damage: None });
+        let source: Arc<dyn RowSource> = Arc::new(Stored { form, damage: None });
         let weight = |source| Weight::new(source, Storage::Float);
         let found = weight(Arc::clone(&source)).to_blocks(form).unwrap();
         let mut expected = empty_blocks(form, 3000 * 64);
         source.read_blocks(0, expected.as_mut()).unwrap();
         assert_eq!(found, expected);
         let mut wide = vec![0f32; 3000 * 64];
-        expected.as_mut().widen(32, &mut wide);
+        expected.as_mut().dequantize(32, &mut wide);
         assert_eq!(weight(Arc::clone(&source)).to_f32().unwrap(), wide);
-        // Rows of it, four times as large: the integers are the same.
+        // Rows of it, four times as large: the quantized values are the same.
         let rows = scaled(row_range(&source, 2000..2600), 4.0);
         let part = weight(rows).to_blocks(form).unwrap();
         assert_eq!(part.values, expected.values[2000 * 64..2600 * 64]);
         let scales: Vec<f32> = expected.scales[4000..5200].iter().map(|s| s * 4.0).collect();
         assert_eq!(part.scales, scales);
         assert_eq!(part.offsets.len(), if offsets { 1200 } else { 0 });
-        // In another form its values are quantised anew.
+        // In another form its values are quantized again.
         let other = BlockForm::symmetric(Bits::Eight, 64);
         let again = weight(source).to_blocks(other).unwrap();
         assert_eq!((again.scales.len(), again.offsets.len()), (3000, 0));
@@ -157,7 +157,7 @@ fn integers_of_a_checkpoint_survive_as_they_are() {
 }
 
 #[test]
-fn damaged_integers_are_named_with_their_tensor() {
+fn damaged_values_are_named_with_their_tensor() {
     let form = BlockForm { bits: Bits::Four, block: 32, offsets: true };
     let cases: [(Damage, &str); 3] = [
         (|out| out.values[5] = 8, "an integer is 8, expected -8 to 7"),
@@ -165,15 +165,15 @@ fn damaged_integers_are_named_with_their_tensor() {
         (|out| out.offsets[0] = f32::INFINITY, "an offset is inf, expected a finite number"),
     ];
     for (damage, expected) in cases {
-        let source = Arc::new(Given { form, damage: Some((2100, damage)) });
+        let source = Arc::new(Stored { form, damage: Some((2100, damage)) });
         let weight = Weight::new(source, Storage::Float);
         let error = weight.to_blocks(form).unwrap_err();
         assert!(error.message().ends_with(expected), "{error}");
-        assert!(error.message().starts_with("tensor layers.0.given.qweight: from row 2048"));
+        assert!(error.message().starts_with("tensor layers.0.stored.qweight: from row 2048"));
         assert_eq!(error.kind(), ErrorKind::Artifact);
     }
-    let source = Arc::new(Given { form, damage: None });
-    let odd = BlockForm { block: 48, ..form };
-    let error = Weight::new(source, Storage::Float).to_blocks(odd).unwrap_err();
+    let source = Arc::new(Stored { form, damage: None });
+    let malformed = BlockForm { block: 48, ..form };
+    let error = Weight::new(source, Storage::Float).to_blocks(malformed).unwrap_err();
     assert!(error.message().contains("blocks of 48 in rows of 64 inputs"), "{error}");
 }

@@ -42,10 +42,10 @@ fn what_an_encoder_does_not_apply_is_refused_by_name() {
         let dir = encoder();
         let options =
             RecipeOptions { shards: 1, max_ctx: 64, task: Task::Embed, ..RecipeOptions::default() };
-        let made = || recipe(&Checkpoint::open(dir.path()).unwrap(), &options);
-        made().unwrap();
+        let apply = || recipe(&Checkpoint::open(dir.path()).unwrap(), &options);
+        apply().unwrap();
         edit_json(&dir.path().join(file), edit);
-        let error = made().unwrap_err();
+        let error = apply().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Artifact);
         assert!(error.message().contains(words), "{error}");
         assert!(error.message().contains(file), "{error}");

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use super::{copy, edit_json};
 
-fn made(dir: &Path, choices: &[(&str, &str)]) -> Result<Recipe, Error> {
+fn recipe_of(dir: &Path, choices: &[(&str, &str)]) -> Result<Recipe, Error> {
     let choices = choices.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
     let options = RecipeOptions {
         shards: 1,
@@ -38,8 +38,8 @@ fn read(dir: &TempDir, file: &str) -> Value {
 
 #[test]
 fn processors_are_read_where_transformers_5_saves_them() {
-    for toy in ["qwen3vl-toy", "qwen35-vision"] {
-        let dir = copy(toy);
+    for model in ["qwen3vl-toy", "qwen35-vision"] {
+        let dir = copy(model);
         let mut image = read(&dir, "preprocessor_config.json");
         image["image_mean"] = json!([0.25, 0.5, 0.75]);
         image["size"] = json!({"shortest_edge": 512, "longest_edge": 2048});
@@ -49,17 +49,17 @@ fn processors_are_read_where_transformers_5_saves_them() {
         nest(&dir, "video_processor", video);
         // The nested objects count before the files of their own, and without these.
         for files in ["there", "not there"] {
-            let made = made(dir.path(), &[("image-patches", "48")]).unwrap();
-            let vision = &made.params["vision"];
-            assert_eq!(vision["image_mean"], json!([0.25, 0.5, 0.75]), "{toy}, files {files}");
+            let recipe = recipe_of(dir.path(), &[("image-patches", "48")]).unwrap();
+            let vision = &recipe.params["vision"];
+            assert_eq!(vision["image_mean"], json!([0.25, 0.5, 0.75]), "{model}, files {files}");
             assert_eq!([&vision["min_pixels"], &vision["max_pixels"]], [&json!(512), &json!(2048)]);
-            assert_eq!(vision["video_max_pixels"], json!(4096), "{toy}, files {files}");
+            assert_eq!(vision["video_max_pixels"], json!(4096), "{model}, files {files}");
             for file in ["preprocessor_config.json", "video_preprocessor_config.json"] {
                 drop(std::fs::remove_file(dir.path().join(file)));
             }
         }
         std::fs::remove_file(dir.path().join("processor_config.json")).unwrap();
-        let error = made(dir.path(), &[("image-patches", "48")]).unwrap_err();
+        let error = recipe_of(dir.path(), &[("image-patches", "48")]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Artifact);
         let words =
             "neither processor_config.json with image_processor nor preprocessor_config.json";
@@ -71,23 +71,23 @@ fn processors_are_read_where_transformers_5_saves_them() {
 fn the_processor_says_how_many_mels_there_are() {
     let dir = copy("gemma4-toy");
     let path = dir.path().join("processor_config.json");
-    // Both leave eleven columns, which the toy's 44 channels stand for.
+    // Both leave eleven columns, which the model's 44 channels stand for.
     for mels in [41, 43, 44] {
         edit_json(&path, |whole| whole["feature_extractor"]["feature_size"] = json!(mels));
-        let made = made(dir.path(), &[("towers", "audio"), ("audio-tokens", "12")]).unwrap();
-        assert_eq!(made.params["audio"]["front_end"]["filters"]["mels"], json!(mels));
-        let graphs = made.contexts.iter().flat_map(|context| &context.graphs);
+        let recipe = recipe_of(dir.path(), &[("towers", "audio"), ("audio-tokens", "12")]).unwrap();
+        assert_eq!(recipe.params["audio"]["front_end"]["filters"]["mels"], json!(mels));
+        let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
         let tower = graphs.into_iter().find(|graph| graph.name() == "audio_enc").unwrap();
         let mel = tower.tensors().iter().find(|tensor| tensor.name == "mel").unwrap();
         assert_eq!(mel.shape, [48, mels]);
     }
     edit_json(&path, |whole| whole["feature_extractor"]["feature_size"] = json!(48));
-    let error = made(dir.path(), &[("towers", "audio")]).unwrap_err();
+    let error = recipe_of(dir.path(), &[("towers", "audio")]).unwrap_err();
     assert!(error.message().contains("feature_size is 48, expected 41 to 44"), "{error}");
     std::fs::remove_file(&path).unwrap();
     for tower in ["audio", "vision"] {
-        let error = made(dir.path(), &[("towers", tower)]).unwrap_err();
+        let error = recipe_of(dir.path(), &[("towers", tower)]).unwrap_err();
         assert!(error.message().contains("neither processor_config.json with"), "{error}");
     }
-    assert!(made(dir.path(), &[("towers", "none")]).is_ok());
+    assert!(recipe_of(dir.path(), &[("towers", "none")]).is_ok());
 }

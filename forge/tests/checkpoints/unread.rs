@@ -13,7 +13,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::json;
 
-use super::quantised::as_gptq;
+use super::quantized::as_gptq;
 use super::{copy, edit_json};
 
 type Stored = (String, Dtype, Vec<usize>, Vec<u8>);
@@ -115,8 +115,8 @@ fn a_head_beside_a_tied_embedding_is_what_counts() {
 }
 
 #[test]
-fn recipes_read_the_toys_or_leave_tensors_out_by_name() {
-    for (toy, left_out) in [
+fn recipes_read_every_tensor_or_leave_it_out_by_name() {
+    for (model, left_out) in [
         ("llama3-toy", None),
         ("mistral-toy", None),
         ("qwen2-toy", None),
@@ -130,23 +130,23 @@ fn recipes_read_the_toys_or_leave_tensors_out_by_name() {
         ("gemma4-toy", Some("_tower.")),
         ("gemma4-unseen", Some("_tower.")),
     ] {
-        let all = planned(&fixture(toy), |options| {
-            if toy == "qwen3vl-toy" {
+        let all = planned(&fixture(model), |options| {
+            if model == "qwen3vl-toy" {
                 options.recipe_options.insert("image-patches".to_owned(), "48".to_owned());
             }
         });
         let all = all.unwrap();
-        let shared = |name: &String| toy.starts_with("gemma4") && name.contains("self_attn.");
-        assert!(all.left_out.iter().all(shared), "{toy}: {:?}", all.left_out);
+        let shared = |name: &String| model.starts_with("gemma4") && name.contains("self_attn.");
+        assert!(all.left_out.iter().all(shared), "{model}: {:?}", all.left_out);
         let Some(tower) = left_out else { continue };
-        let option = if toy.starts_with("gemma4") { "towers" } else { "vision" };
-        let text = planned(&fixture(toy), |options| {
+        let option = if model.starts_with("gemma4") { "towers" } else { "vision" };
+        let text = planned(&fixture(model), |options| {
             options.recipe_options.insert(option.to_owned(), "none".to_owned());
         });
-        assert!(text.unwrap().left_out.iter().any(|name| name.contains(tower)), "{toy}");
+        assert!(text.unwrap().left_out.iter().any(|name| name.contains(tower)), "{model}");
     }
-    let (quantised, _) = as_gptq("llama3-blocks");
-    assert!(planned(quantised.path(), |_| {}).unwrap().left_out.is_empty());
+    let (quantized, _) = as_gptq("llama3-blocks");
+    assert!(planned(quantized.path(), |_| {}).unwrap().left_out.is_empty());
     let embed = planned(&fixture("llama3-toy"), |options| {
         options.task = Task::Embed;
         options.prefill = None;

@@ -18,7 +18,7 @@ use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint};
 use qhx_places::fixture;
 use serde_json::Value;
 
-use crate::support::made;
+use crate::support::weight;
 use crate::tier::tier;
 
 #[test]
@@ -68,7 +68,7 @@ fn small_config(folder: &Path) -> PathBuf {
     path
 }
 
-/// One shard of 64 positions, without graphs for prompts.
+/// One shard of 64 positions, without prefill graphs.
 fn small_recipe(checkpoint: &Checkpoint, precision: Precision) -> Recipe {
     let prefill = Some(Vec::new());
     let options =
@@ -101,16 +101,16 @@ fn a_plan_says_how_large_the_binaries_become() {
 }
 
 #[test]
-fn an_estimate_counts_the_weights_and_is_no_faster_than_reading_them() {
+fn an_estimate_is_no_faster_than_reading_the_weights() {
     let Some(library) = tier() else { return };
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::synthetic(&small_config(folder.path()), 3).unwrap();
-    let made = |precision| small_recipe(&checkpoint, precision);
+    let recipe = |precision| small_recipe(&checkpoint, precision);
     let traces = folder.path().join("traces");
     let wanted = |corner| EstimateOptions { corner, traces: Some(traces.clone()) };
     let compiler = QnnCompiler::new(library, Target::V81);
-    let fp16 =
-        estimate(&made(Precision::Fp16), &compiler, &wanted(DEFAULT_CORNER), &mut Silent).unwrap();
+    let fp16 = estimate(&recipe(Precision::Fp16), &compiler, &wanted(DEFAULT_CORNER), &mut Silent)
+        .unwrap();
     assert_eq!(fp16.iter().map(|g| g.graph.as_str()).collect::<Vec<_>>(), ["decode", "lmhead"]);
     for graph in &fp16 {
         let weights = graph.weight_bytes as f64;
@@ -119,25 +119,25 @@ fn an_estimate_counts_the_weights_and_is_no_faster_than_reading_them() {
         assert!((1..=10).contains(&graph.most_expensive.len()), "{graph:?}");
         assert!(traces.join(format!("{}.json", graph.graph)).exists());
     }
-    // A slower clock takes longer; int8 weights are half to read, and dequantised without a model.
-    let slow = estimate(&made(Precision::Fp16), &compiler, &wanted(2), &mut Silent).unwrap();
+    // A slower clock takes longer; int8 weights are half to read, and dequantized without a model.
+    let slow = estimate(&recipe(Precision::Fp16), &compiler, &wanted(2), &mut Silent).unwrap();
     assert!(slow[0].us > fp16[0].us && slow[0].core_mhz < fp16[0].core_mhz);
-    let int8 =
-        estimate(&made(Precision::W8A16), &compiler, &wanted(DEFAULT_CORNER), &mut Silent).unwrap();
+    let int8 = estimate(&recipe(Precision::W8A16), &compiler, &wanted(DEFAULT_CORNER), &mut Silent)
+        .unwrap();
     assert!(int8[0].dma_read_bytes * 10 < fp16[0].dma_read_bytes * 7);
-    assert!(int8[0].widening().is_some(), "{:?}", int8[0].unmodelled);
-    // 4 bits are half of that, and the same is said of their time.
-    let four =
-        estimate(&made(Precision::W4A16), &compiler, &wanted(DEFAULT_CORNER), &mut Silent).unwrap();
+    assert!(int8[0].dequantizing().is_some(), "{:?}", int8[0].unmodelled);
+    // 4 bits are half of that, and so is their estimated time.
+    let four = estimate(&recipe(Precision::W4A16), &compiler, &wanted(DEFAULT_CORNER), &mut Silent)
+        .unwrap();
     assert!(four[0].dma_read_bytes * 10 < int8[0].dma_read_bytes * 7, "{four:?}");
     assert!(
-        four[0].widening().is_some_and(|op| op.op == "packed_quant_offset_to_fp16"),
+        four[0].dequantizing().is_some_and(|op| op.op == "packed_quant_offset_to_fp16"),
         "{four:?}"
     );
-    assert!(four[0].most_us() > 1.7 * four[0].us && fp16[0].most_us() == fp16[0].us);
+    assert!(four[0].max_us() > 1.7 * four[0].us && fp16[0].max_us() == fp16[0].us);
 }
 
-/// What takes several tokens, or a picture, is no part of the step that gives a token.
+/// A graph of several tokens, or of an image, is no part of the step that gives a token.
 #[test]
 fn an_estimate_of_a_step_leaves_prompts_out() {
     let Some(library) = tier() else { return };
@@ -147,7 +147,7 @@ fn an_estimate_of_a_step_leaves_prompts_out() {
     let graph = |name: &str, rows: usize| {
         let mut b = GraphBuilder::new(name);
         let x = b.input("x", Elem::Activation, &[rows, 32]).unwrap();
-        let y = b.linear("up", x, made(1, [32, 32], Storage::Float), None).unwrap();
+        let y = b.linear("up", x, weight(1, [32, 32], Storage::Float), None).unwrap();
         b.output("y", y).unwrap();
         b.finish().unwrap()
     };
@@ -173,14 +173,14 @@ fn an_estimate_counts_convolutions_and_tables() {
     let mut recipe = small_recipe(&checkpoint, Precision::Fp16);
     let mut b = GraphBuilder::new("stage");
     let x = b.input("x", Elem::Activation, &[1, 64, 16, 16]).unwrap();
-    let places = b.input("places", Elem::I32, &[64]).unwrap();
+    let indices = b.input("indices", Elem::I32, &[64]).unwrap();
     let conv = Conv2d { stride: [2, 2], padding: [[1, 1], [1, 1]], ..Conv2d::new([3, 3]) };
-    let filters = made(1, [256, 64 * 9], Storage::Float);
+    let filters = weight(1, [256, 64 * 9], Storage::Float);
     let y = b.conv2d("down", x, filters, None, conv).unwrap();
     let y = b.reshape(y, &[256, 64]).unwrap();
     let y = b.transpose(y, &[1, 0]).unwrap();
-    let table = b.table("positions", made(2, [512, 256], Storage::Float)).unwrap();
-    let rows = b.gather(table, places, 0).unwrap();
+    let table = b.table("positions", weight(2, [512, 256], Storage::Float)).unwrap();
+    let rows = b.gather(table, indices, 0).unwrap();
     let y = b.add(y, rows).unwrap();
     let weight = b.row("weight", vec![1.0; 256]).unwrap();
     let bias = b.row("bias", vec![0.0; 256]).unwrap();

@@ -8,13 +8,13 @@ use qhx_forge::builder::GraphBuilder;
 use qhx_forge::compile::Compiler;
 use qhx_forge::graph::Elem;
 use qhx_forge::qnn::QnnCompiler;
-use qhx_forge::quantise::{Bits, BlockForm, BlocksMut};
+use qhx_forge::quantize::{Bits, BlockForm, BlocksMut};
 use qhx_forge::recipe::Precision;
-use qhx_forge::weight::{RowSource, Storage, Weight, widen_blocks};
+use qhx_forge::weight::{RowSource, Storage, Weight, dequantize_blocks};
 use qhx_forge::{Progress, Silent};
 
 use crate::ops::all_ops;
-use crate::support::{Compiled, Made, error, made, numbers, twin};
+use crate::support::{Compiled, Fixed, error, numbers, reference, weight};
 use crate::tier::tier;
 
 #[test]
@@ -23,7 +23,7 @@ fn graphs_of_one_context_keep_their_own_weights() {
     let graph = |name: &str, rows: usize, seed: u32| {
         let mut b = GraphBuilder::new(name);
         let x = b.input("x", Elem::Activation, &[rows, 16]).unwrap();
-        let y = b.linear("lin", x, made(seed, [12, 16], Storage::Float), None).unwrap();
+        let y = b.linear("lin", x, weight(seed, [12, 16], Storage::Float), None).unwrap();
         b.output("y", y).unwrap();
         b.finish().unwrap()
     };
@@ -32,7 +32,7 @@ fn graphs_of_one_context_keep_their_own_weights() {
     for (id, graph) in (0..).zip(&graphs) {
         assert_eq!(compiled.info(id).name, graph.name());
         let x = vec![numbers(22, compiled.info(id).inputs[0].elements())];
-        let error = error(&compiled.run(id, &x)[0], &twin(graph, &x)[0]);
+        let error = error(&compiled.run(id, &x)[0], &reference(graph, &x)[0]);
         assert!(error < 2e-3, "{}: {error}", graph.name());
     }
 }
@@ -57,7 +57,7 @@ fn weights_beyond_f16_are_refused_in_every_form() {
     for storage in [Storage::Float, Storage::Int8, four] {
         let mut values = numbers(7, 40 * 64);
         (values[130], values[2000]) = (70_000.0, -1e9);
-        let weight = Weight::new(Arc::new(Made { shape: [40, 64], values }), storage);
+        let weight = Weight::new(Arc::new(Fixed { shape: [40, 64], values }), storage);
         let mut b = GraphBuilder::new("large");
         let x = b.input("x", Elem::Activation, &[1, 64]).unwrap();
         let y = b.linear("lin", x, weight, None).unwrap();
@@ -68,7 +68,7 @@ fn weights_beyond_f16_are_refused_in_every_form() {
             compiler.compile("large", &[b.finish().unwrap()], &out, &mut Silent).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Artifact, "{storage:?}: {error}");
         let words =
-            "tensor made.up.weight: element 130 is 70000, and f16 holds at most 65504; 2 of 2560";
+            "tensor fixed.weight: element 130 is 70000, and f16 holds at most 65504; 2 of 2560";
         assert!(error.message().contains(words), "{storage:?}: {error}");
         assert!(error.message().contains("1000000000"), "{storage:?}: {error}");
         assert!(!out.exists());
@@ -80,7 +80,7 @@ fn int8_weights_with_an_odd_number_of_inputs_are_refused() {
     let Some(library) = tier() else { return };
     let mut b = GraphBuilder::new("odd");
     let x = b.input("x", Elem::Activation, &[1, 66]).unwrap();
-    let y = b.linear("lin", x, made(30, [40, 66], Storage::Int8), None).unwrap();
+    let y = b.linear("lin", x, weight(30, [40, 66], Storage::Int8), None).unwrap();
     b.output("y", y).unwrap();
     let graph = b.finish().unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -88,20 +88,20 @@ fn int8_weights_with_an_odd_number_of_inputs_are_refused() {
     let compiler = QnnCompiler::new(library, Target::V81);
     let error = compiler.compile("odd", &[graph], &out, &mut Silent).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Graph);
-    assert!(error.message().contains("made.up.weight has 66 inputs"), "{error}");
+    assert!(error.message().contains("fixed.weight has 66 inputs"), "{error}");
     assert!(!out.exists());
 }
 
-/// A matrix of integers, as another program's checkpoint may hold them.
+/// A matrix of quantized values, as another program's checkpoint may hold it.
 #[derive(Debug)]
-struct Given {
+struct Stored {
     shape: [usize; 2],
     form: BlockForm,
 }
 
-impl RowSource for Given {
+impl RowSource for Stored {
     fn name(&self) -> &str {
-        "given.qweight"
+        "stored.qweight"
     }
 
     fn shape(&self) -> [usize; 2] {
@@ -113,7 +113,7 @@ impl RowSource for Given {
     }
 
     fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
-        widen_blocks(self, first, out)
+        dequantize_blocks(self, first, out)
     }
 
     fn block_form(&self) -> Option<BlockForm> {
@@ -134,9 +134,9 @@ impl RowSource for Given {
     }
 }
 
-/// What the forge quantises itself and what a checkpoint holds, each with the same integers on both sides.
+/// What the forge quantizes itself and what a checkpoint holds, each with the same values on both sides.
 #[test]
-fn weights_in_blocks_agree_with_their_twin() {
+fn weights_in_blocks_agree_with_the_reference_graph() {
     let Some(library) = tier() else { return };
     let form = |bits, block, offsets| BlockForm { bits, block, offsets };
     for (target, rows) in [(Target::V81, 1), (Target::V79, 3)] {
@@ -144,7 +144,8 @@ fn weights_in_blocks_agree_with_their_twin() {
         let wide = b.input("x", Elem::Activation, &[rows, 64]).unwrap();
         let odd = b.input("z", Elem::Activation, &[rows, 40]).unwrap();
         let mut outputs = Vec::new();
-        let own = |shape| Precision::W4A16.weight(made(5, shape, Storage::Float).source().clone());
+        let own =
+            |shape| Precision::W4A16.weight(weight(5, shape, Storage::Float).source().clone());
         outputs.push(b.linear("own", wide, own([36, 64]), Some(numbers(4, 36))).unwrap());
         outputs.push(b.linear("rows", odd, own([20, 40]), None).unwrap());
         for (index, form) in [
@@ -156,17 +157,17 @@ fn weights_in_blocks_agree_with_their_twin() {
         .into_iter()
         .enumerate()
         {
-            let weight = Precision::W4A16.weight(Arc::new(Given { shape: [36, 64], form }));
+            let weight = Precision::W4A16.weight(Arc::new(Stored { shape: [36, 64], form }));
             assert_eq!(weight.storage(), Storage::Blocks(form));
             let bias = (index % 2 == 0).then(|| numbers(6, 36));
-            outputs.push(b.linear(&format!("given_{index}"), wide, weight, bias).unwrap());
+            outputs.push(b.linear(&format!("stored_{index}"), wide, weight, bias).unwrap());
         }
         for (index, &id) in outputs.iter().enumerate() {
             b.output(&format!("out_{index}"), id).unwrap();
         }
         let graph = b.finish().unwrap();
         let inputs = [numbers(10, rows * 64), numbers(11, rows * 40)];
-        let expected = twin(&graph, &inputs);
+        let expected = reference(&graph, &inputs);
         let mut compiled = Compiled::new(&library, target, &[std::slice::from_ref(&graph)]);
         let found = compiled.run(0, &inputs);
         for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
@@ -200,7 +201,7 @@ impl Progress for Cancel {
 }
 
 #[test]
-fn progress_counts_weights_and_a_cancelled_compilation_leaves_nothing() {
+fn a_cancelled_compilation_leaves_nothing() {
     let Some(library) = tier() else { return };
     let compiler = QnnCompiler::new(library, Target::V81);
     let folder = tempfile::tempdir().unwrap();

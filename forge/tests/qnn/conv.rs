@@ -1,4 +1,4 @@
-//! Convolutions and gathers of odd sizes, against their ONNX twins.
+//! Convolutions and gathers of odd and even sizes, against their ONNX reference graphs.
 
 use qhx_core::GraphId;
 use qhx_core::qnn::Target;
@@ -8,11 +8,11 @@ use qhx_forge::graph::{Conv1d, Conv2d, Elem, Graph, TensorId};
 use qhx_forge::weight::{Storage, Weight};
 use qhx_places::fixture;
 
-use crate::support::{Compiled, error, made, numbers, twin};
+use crate::support::{Compiled, error, numbers, reference, weight};
 use crate::tier::tier;
 
-/// Convolutions of pictures: channels in, channels out, how the filters move.
-const PICTURES: [(usize, usize, Conv2d); 11] = [
+/// Convolutions of images: channels in, channels out, how the filters move.
+const CONVOLUTIONS: [(usize, usize, Conv2d); 11] = [
     (6, 7, Conv2d { stride: [2, 2], padding: [[1, 1], [1, 1]], ..Conv2d::new([3, 3]) }),
     (6, 10, Conv2d::new([1, 1])),
     // Patches.
@@ -64,7 +64,7 @@ fn convolved(
         padded.checked_sub(conv.padding[axis][0]).filter(|place| *place < size)
     };
     let mut found = Vec::new();
-    for (picture, o) in (0..n).flat_map(|picture| (0..out).map(move |o| (picture, o))) {
+    for (image, o) in (0..n).flat_map(|image| (0..out).map(move |o| (image, o))) {
         let first = o / (out / conv.groups) * inner;
         for (r, c) in (0..steps(0, rows)).flat_map(|r| (0..steps(1, columns)).map(move |c| (r, c)))
         {
@@ -78,8 +78,8 @@ fn convolved(
                 let column = place(1, c, tap % kernel_columns, columns);
                 let channel = first + tap / (kernel_rows * kernel_columns);
                 if let (Some(row), Some(column)) = (row, column) {
-                    sum += weight
-                        * x[((picture * channels + channel) * rows + row) * columns + column];
+                    sum +=
+                        weight * x[((image * channels + channel) * rows + row) * columns + column];
                 }
             }
             found.push(sum);
@@ -88,20 +88,20 @@ fn convolved(
     found
 }
 
-/// The twin is one of the two that are compared below, so it has to be right by itself.
+/// The reference graph is one of the two that are compared below, so it has to be right by itself.
 #[test]
-fn the_twins_of_convolutions_are_as_defined() {
+fn reference_graphs_of_convolutions_are_as_defined() {
     let shape = [2, 6, 13, 9];
-    let picture = numbers(50, shape.iter().product());
-    for (index, (channels, out, conv)) in (0..).zip(PICTURES) {
+    let image = numbers(50, shape.iter().product());
+    for (index, (channels, out, conv)) in (0..).zip(CONVOLUTIONS) {
         let cols = channels / conv.groups * conv.kernel[0] * conv.kernel[1];
-        let weight = made(index, [out, cols], Storage::Float);
+        let weight = weight(index, [out, cols], Storage::Float);
         let filter = weight.to_f32().unwrap();
         let mut b = GraphBuilder::new("one");
         let x = b.input("x", Elem::Activation, &shape).unwrap();
         let y = b.conv2d("conv", x, weight, None, conv).unwrap();
-        let found = &twin(&outputs(b, vec![y]), std::slice::from_ref(&picture))[0];
-        let error = error(found, &convolved(&picture, shape, &filter, out, &conv));
+        let found = &reference(&outputs(b, vec![y]), std::slice::from_ref(&image))[0];
+        let error = error(found, &convolved(&image, shape, &filter, out, &conv));
         assert!(error < 1e-5, "{conv:?}: {error}");
     }
 }
@@ -122,7 +122,7 @@ fn filters_of_a_checkpoint_convolve() {
     let conv = Conv1d { groups: channels, ..Conv1d::causal(kernel) };
     let y = b.conv1d("conv", x, Weight::new(source, Storage::Float), None, conv).unwrap();
     let sequence = numbers(60, channels * length);
-    let found = &twin(&outputs(b, vec![y]), std::slice::from_ref(&sequence))[0];
+    let found = &reference(&outputs(b, vec![y]), std::slice::from_ref(&sequence))[0];
     let filter = checkpoint.values(name, &[channels, 1, kernel]).unwrap();
     let flat =
         Conv2d { padding: [[0, 0], [kernel - 1, 0]], groups: channels, ..Conv2d::new([1, kernel]) };
@@ -134,22 +134,22 @@ fn filters_of_a_checkpoint_convolve() {
 
 pub(crate) fn convolutions() -> Graph {
     let mut b = GraphBuilder::new("convolutions");
-    let picture = b.input("picture", Elem::Activation, &[2, 6, 13, 9]).unwrap();
+    let image = b.input("image", Elem::Activation, &[2, 6, 13, 9]).unwrap();
     let sequence = b.input("sequence", Elem::Activation, &[2, 5, 31]).unwrap();
     let mut results = Vec::new();
-    for (index, (channels, out, conv)) in (0..).zip(PICTURES) {
+    for (index, (channels, out, conv)) in (0..).zip(CONVOLUTIONS) {
         let cols = channels / conv.groups * conv.kernel[0] * conv.kernel[1];
-        let weight = made(index, [out, cols], Storage::Float);
+        let weight = weight(index, [out, cols], Storage::Float);
         let bias = index.is_multiple_of(2).then(|| numbers(100 + index, out));
-        results.push(b.conv2d(&format!("p{index}"), picture, weight, bias, conv).unwrap());
+        results.push(b.conv2d(&format!("p{index}"), image, weight, bias, conv).unwrap());
     }
     for (index, (out, conv)) in (20..).zip(SEQUENCES) {
-        let weight = made(index, [out, 5 / conv.groups * conv.kernel], Storage::Float);
+        let weight = weight(index, [out, 5 / conv.groups * conv.kernel], Storage::Float);
         let bias = index.is_multiple_of(2).then(|| numbers(100 + index, out));
         results.push(b.conv1d(&format!("s{index}"), sequence, weight, bias, conv).unwrap());
     }
     // Two in a row, with what usually stands between them.
-    let weight = made(30, [4, 7 * 9], Storage::Float);
+    let weight = weight(30, [4, 7 * 9], Storage::Float);
     let active = b.relu(results[0]).unwrap();
     let conv = Conv2d { stride: [2, 2], padding: [[1, 1], [1, 1]], ..Conv2d::new([3, 3]) };
     results.push(b.conv2d("second", active, weight, None, conv).unwrap());
@@ -163,7 +163,7 @@ pub(crate) fn gathers() -> Graph {
     let numbers_in = b.input("numbers", Elem::I32, &[11]).unwrap();
     let list = b.input("list", Elem::I32, &[5]).unwrap();
     let grid = b.input("grid", Elem::I32, &[3, 2]).unwrap();
-    let table = b.table("positions", made(40, [11, 21], Storage::Float)).unwrap();
+    let table = b.table("positions", weight(40, [11, 21], Storage::Float)).unwrap();
     let constant = b.constant("constant", Elem::Activation, &[3, 11], numbers(41, 33)).unwrap();
     let mut results = Vec::new();
     for (x, indices, axis) in [
@@ -193,7 +193,7 @@ fn outputs(mut b: GraphBuilder, results: Vec<TensorId>) -> Graph {
 }
 
 #[test]
-fn convolutions_and_gathers_agree_with_their_twins_on_every_target() {
+fn convolutions_and_gathers_agree_on_every_target() {
     let Some(library) = tier() else { return };
     let graphs = [convolutions(), gathers()];
     let inputs = [
@@ -208,7 +208,7 @@ fn convolutions_and_gathers_agree_with_their_twins_on_every_target() {
         ],
     ];
     let expected: Vec<_> =
-        graphs.iter().zip(&inputs).map(|(graph, inputs)| twin(graph, inputs)).collect();
+        graphs.iter().zip(&inputs).map(|(graph, inputs)| reference(graph, inputs)).collect();
     for target in Target::ALL {
         let mut compiled = Compiled::new(&library, target, &[&graphs]);
         let mut wrong = Vec::new();
@@ -233,7 +233,7 @@ fn an_index_outside_of_a_table_fails_on_the_npu() {
     let Some(library) = tier() else { return };
     let mut b = GraphBuilder::new("rows");
     let list = b.input("list", Elem::I32, &[3]).unwrap();
-    let table = b.table("table", made(1, [11, 8], Storage::Float)).unwrap();
+    let table = b.table("table", weight(1, [11, 8], Storage::Float)).unwrap();
     let rows = b.gather(table, list, 0).unwrap();
     let graph = outputs(b, vec![rows]);
     let mut compiled = Compiled::new(&library, Target::V81, &[std::slice::from_ref(&graph)]);

@@ -1,4 +1,4 @@
-//! Graphs of recipes: agreement with their twins, and with the goldens of `transformers`.
+//! Graphs of recipes: agreement with their ONNX reference graphs, and with the goldens of `transformers`.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use qhx_forge::weight::{Storage, Weight};
 use qhx_places::fixture;
 use serde_json::Value;
 
-use crate::support::{Compiled, inputs, twin};
+use crate::support::{Compiled, inputs, reference};
 use crate::tier::tier;
 
 /// Runs the compiled graphs of a recipe as their host-op does.
@@ -155,7 +155,7 @@ fn greedy(
     (same, total)
 }
 
-/// Toys whose graphs are compared elsewhere.
+/// Tiny models whose graphs are compared elsewhere.
 const ELSEWHERE: [&str; 7] = [
     "lfm2-toy",
     "gemma3-toy",
@@ -166,15 +166,16 @@ const ELSEWHERE: [&str; 7] = [
     "gemma4-unseen",
 ];
 
-/// Toys whose layers have inputs for 4-bit blocks.
+/// Tiny models whose layers have inputs for 4-bit blocks.
 const BLOCKS: [&str; 3] = ["llama3-blocks", "phimoe-blocks", "qwen35-blocks"];
 
-/// The least cosine of an output on the NPU to the same output of the twin: only rounding to f16 lies between.
-const LEAST_COSINE: f64 = 0.999_9;
+/// The min cosine of an output on the NPU to the same output of the reference graph: only rounding to f16 lies between.
+const MIN_COSINE: f64 = 0.999_9;
 
-/// Compiles the graphs of a toy, runs them and their twins on the same inputs, and adds what differs to `wrong`.
+/// Compiles the graphs of a tiny model, runs them and their reference graphs on the same inputs, and adds what differs
+/// to `wrong`.
 #[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
-fn compare_with_twins(
+fn compare_with_references(
     library: &Library,
     folder: &Path,
     (precision, target): (Precision, Target),
@@ -183,22 +184,22 @@ fn compare_with_twins(
     let name = folder.file_name().unwrap().to_string_lossy();
     let checkpoint = Checkpoint::open(folder).unwrap();
     let task = if name.starts_with("embed") { Task::Embed } else { Task::Generate };
-    // One prompt graph: a second width would be the same nodes again.
+    // One prefill graph: a second width would be the same nodes again.
     let prefill = Some(vec![64]);
     let defaults = RecipeOptions::default();
     let options = RecipeOptions { precision, shards: 2, max_ctx: 64, task, prefill, ..defaults };
     let recipe = recipe(&checkpoint, &options).unwrap();
-    let mut least = 1f64;
+    let mut min = 1f64;
     for context in &recipe.contexts {
         let mut compiled = Compiled::new(library, target, &[&context.graphs]);
         for (id, graph) in (0..).zip(&context.graphs) {
             let inputs = inputs(graph);
-            let (found, expected) = (compiled.run(id, &inputs), twin(graph, &inputs));
+            let (found, expected) = (compiled.run(id, &inputs), reference(graph, &inputs));
             for ((tensor, a), b) in compiled.info(id).outputs.iter().zip(&found).zip(&expected) {
                 let distance = Distance::of(a, b);
                 let cosine = distance.as_ref().map_or(-1.0, |distance| distance.cosine);
-                least = least.min(cosine);
-                if cosine < LEAST_COSINE {
+                min = min.min(cosine);
+                if cosine < MIN_COSINE {
                     let graph = graph.name();
                     wrong.push(format!(
                         "{name} {precision:?} {target} {graph} {tensor}: {distance:?}"
@@ -207,20 +208,20 @@ fn compare_with_twins(
             }
         }
     }
-    eprintln!("{name} {precision:?} {target}: least cosine to the twin {least:.6}");
+    eprintln!("{name} {precision:?} {target}: min cosine to the reference graph {min:.6}");
 }
 
 #[test]
-fn every_graph_of_every_recipe_agrees_with_its_twin() {
+fn every_graph_of_every_recipe_agrees_with_its_reference() {
     let Some(library) = tier() else { return };
     let mut folders: Vec<_> = std::fs::read_dir(fixture("."))
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.join("config.json").exists())
-        // The first two are for recipes outside the workspace. Those with towers for pictures and sounds run whole,
+        // The first two are for recipes outside the workspace. Those with towers for images and audio run whole,
         // on the library and against their goldens, in the tests of their families.
-        .filter(|path| !ELSEWHERE.iter().any(|toy| path.ends_with(toy)))
-        .filter(|path| !BLOCKS.iter().any(|toy| path.ends_with(toy)))
+        .filter(|path| !ELSEWHERE.iter().any(|name| path.ends_with(name)))
+        .filter(|path| !BLOCKS.iter().any(|name| path.ends_with(name)))
         .collect();
     folders.sort();
     assert!(folders.len() > 1);
@@ -229,7 +230,7 @@ fn every_graph_of_every_recipe_agrees_with_its_twin() {
         // Each with another target than the last time.
         let precision = Precision::ALL[(index + index / 3) % Precision::ALL.len()];
         let target = Target::ALL[index % Target::ALL.len()];
-        compare_with_twins(&library, folder, (precision, target), &mut wrong);
+        compare_with_references(&library, folder, (precision, target), &mut wrong);
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
@@ -238,17 +239,17 @@ fn full() -> bool {
     std::env::var_os("QHX_FULL").is_some_and(|value| value == "1")
 }
 
-/// Of toys whose layers all have 4-bit weights in blocks of 32.
+/// Of tiny models whose layers all have 4-bit weights in blocks of 32.
 #[test]
-fn four_bit_blocks_agree_with_their_twins() {
+fn four_bit_blocks_agree_with_their_references() {
     let Some(library) = tier() else { return };
     let mut wrong = Vec::new();
-    for toy in BLOCKS {
+    for name in BLOCKS {
         for target in
             [Target::V81, Target::V79, Target::V75].into_iter().take(if full() { 3 } else { 1 })
         {
-            let folder = fixture(toy);
-            compare_with_twins(&library, &folder, (Precision::W4A16, target), &mut wrong);
+            let folder = fixture(name);
+            compare_with_references(&library, &folder, (Precision::W4A16, target), &mut wrong);
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
@@ -262,7 +263,7 @@ fn the_tied_model_decodes_as_transformers_does() {
 }
 
 #[test]
-fn the_untied_model_in_shards_decodes_as_transformers_does_on_older_targets() {
+fn the_untied_model_in_shards_decodes_on_older_targets() {
     let Some(library) = tier() else { return };
     for target in [Target::V75, Target::V79] {
         let (same, total) = greedy(&library, target, ("qwen35-untied", Precision::Fp16, 3, 2));

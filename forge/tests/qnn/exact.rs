@@ -11,7 +11,7 @@ use qhx_forge::weight::Storage;
 use qhx_places::fixture;
 use serde_json::Value;
 
-use crate::support::{Compiled, error, inputs, made, numbers, twin};
+use crate::support::{Compiled, error, inputs, numbers, reference, weight};
 use crate::tier::tier;
 
 /// The library's own exponential answers with NaN for −89, −104 and 200, and for all that overflows f16.
@@ -93,9 +93,9 @@ fn gelus(width: usize) -> Graph {
 }
 
 #[test]
-fn the_twins_of_gelus_are_those_of_torch() {
+fn reference_graphs_of_gelus_are_those_of_torch() {
     let x = GELUS.map(|(x, ..)| x).repeat(3);
-    let [exact, tanh] = &twin(&gelus(GELUS.len()), &[x])[..] else { panic!("two outputs") };
+    let [exact, tanh] = &reference(&gelus(GELUS.len()), &[x])[..] else { panic!("two outputs") };
     for (i, (x, gelu, gelu_tanh)) in GELUS.into_iter().enumerate() {
         assert!((exact[i] - gelu).abs() < 1e-6, "gelu({x}) is {}, expected {gelu}", exact[i]);
         let found = tanh[i];
@@ -114,7 +114,7 @@ fn gelus_are_as_exact_as_f16() {
         .collect();
     x[..8].copy_from_slice(&[-60_000.0, -2000.0, -300.0, -0.0, 0.0, 300.0, 2000.0, 60_000.0]);
     let inputs = [x];
-    let expected = twin(&graph, &inputs);
+    let expected = reference(&graph, &inputs);
     for target in Target::ALL {
         let mut compiled = Compiled::new(&library, target, &[std::slice::from_ref(&graph)]);
         let found = compiled.run(0, &inputs);
@@ -155,7 +155,7 @@ fn a_state_that_decays_at_once_stays_finite() {
     let recipe = recipe(&checkpoint, &options).unwrap();
     let graph = &recipe.contexts[0].graphs[0];
     let inputs = inputs(graph);
-    let expected = twin(graph, &inputs);
+    let expected = reference(graph, &inputs);
     for target in Target::ALL {
         let mut compiled = Compiled::new(&library, target, &[std::slice::from_ref(graph)]);
         let found = compiled.run(0, &inputs);
@@ -197,21 +197,21 @@ fn hidden_scores_have_no_weight_whatever_they_are() {
     }
 }
 
-/// The library's `Sigmoid` is off by 0.4 % where it follows a product.
+/// The library's `Sigmoid` is off by 0.4 % where it follows a matmul.
 #[test]
-fn a_sigmoid_after_a_product_is_as_exact_as_f16() {
+fn a_sigmoid_after_a_matmul_is_as_exact_as_f16() {
     let Some(library) = tier() else { return };
     let mut b = GraphBuilder::new("gates");
     let x = b.input("x", Elem::Activation, &[1, 1024]).unwrap();
-    let gate = b.linear("gate", x, made(1, [1024, 1024], Storage::Float), None).unwrap();
+    let gate = b.linear("gate", x, weight(1, [1024, 1024], Storage::Float), None).unwrap();
     let sigmoid = b.unary(UnaryOp::Sigmoid, gate).unwrap();
-    let gate = b.linear("swish", x, made(3, [1024, 1024], Storage::Float), None).unwrap();
+    let gate = b.linear("swish", x, weight(3, [1024, 1024], Storage::Float), None).unwrap();
     let silu = b.silu(gate).unwrap();
     b.output("sigmoid", sigmoid).unwrap();
     b.output("silu", silu).unwrap();
     let graph = b.finish().unwrap();
     let inputs = [numbers(2, 1024).iter().map(|v| v * 0.3).collect::<Vec<_>>()];
-    let expected = twin(&graph, &inputs);
+    let expected = reference(&graph, &inputs);
     for target in Target::ALL {
         let mut compiled = Compiled::new(&library, target, &[std::slice::from_ref(&graph)]);
         for (found, expected) in compiled.run(0, &inputs).iter().zip(&expected) {

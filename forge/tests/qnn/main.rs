@@ -1,4 +1,4 @@
-//! The QNN lowering against the real compiler: every op agrees with its ONNX twin, and the compiled
+//! The QNN lowering against the real compiler: every op agrees with its ONNX reference graph, and the compiled
 //! Qwen3.5 graphs decode the goldens of `transformers`.
 //!
 //! `QHX_QNN_HTP` names libQnnHtp.so and `QHX_QNN_SYSTEM` libQnnSystem.so (by default the one beside

@@ -5,7 +5,7 @@ use qhx_core::qnn::Target;
 use qhx_forge::builder::GraphBuilder;
 use qhx_forge::graph::{Elem, Op};
 
-use crate::support::{Compiled, error, numbers, twin};
+use crate::support::{Compiled, error, numbers, reference};
 use crate::tier::tier;
 
 #[test]
@@ -26,7 +26,7 @@ fn norms_of_huge_tiny_and_empty_rows_are_those_of_f32() {
         row.iter_mut().for_each(|v| *v = f16::from_f32(*v * scale).to_f32());
     }
     let inputs = [rows];
-    let expected = twin(&graph, &inputs);
+    let expected = reference(&graph, &inputs);
     for target in Target::ALL {
         let mut compiled = Compiled::new(&library, target, &[std::slice::from_ref(&graph)]);
         for (found, expected) in compiled.run(0, &inputs).iter().zip(&expected) {
@@ -44,7 +44,7 @@ fn norms_of_huge_tiny_and_empty_rows_are_those_of_f32() {
 }
 
 #[test]
-fn norms_of_every_shape_agree_with_their_twins() {
+fn norms_of_every_shape_agree_with_their_references() {
     let Some(library) = tier() else { return };
     let shapes: [&[usize]; 11] = [
         &[128],
@@ -68,13 +68,13 @@ fn norms_of_every_shape_agree_with_their_twins() {
         b.output("y", y).unwrap();
         let graph = b.finish().unwrap();
         assert_eq!(graph.info(Elem::qnn).outputs[0].shape, shape);
-        // The library is given rows, whatever the shape.
+        // The library gets rows, whatever the shape.
         let norm = graph.nodes().iter().find(|n| matches!(n.op, Op::RmsNorm { .. })).unwrap();
         assert_eq!(graph.tensor(norm.inputs[0]).unwrap().shape.len(), 2, "{shape:?}");
         let inputs = [numbers(40, shape.iter().product())];
         let target = Target::ALL[index % Target::ALL.len()];
         let mut compiled = Compiled::new(&library, target, &[std::slice::from_ref(&graph)]);
-        let error = error(&compiled.run(0, &inputs)[0], &twin(&graph, &inputs)[0]);
+        let error = error(&compiled.run(0, &inputs)[0], &reference(&graph, &inputs)[0]);
         assert!(error < 2e-3, "{target} {shape:?}: {error}");
     }
 }
@@ -98,7 +98,7 @@ fn layer_norms_of_any_rows_are_those_of_f32() {
     }
     rows[3] = 20_000.0;
     let inputs = [rows];
-    let expected = twin(&graph, &inputs);
+    let expected = reference(&graph, &inputs);
     for target in Target::ALL {
         let mut compiled = Compiled::new(&library, target, &[std::slice::from_ref(&graph)]);
         let found = compiled.run(0, &inputs);

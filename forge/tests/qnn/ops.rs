@@ -1,4 +1,4 @@
-//! Every op, on inputs of its own, against its ONNX twin.
+//! Every op, on inputs of its own, against its ONNX reference graph.
 
 use qhx_core::qnn::Target;
 use qhx_forge::builder::GraphBuilder;
@@ -7,7 +7,7 @@ use qhx_forge::weight::Storage;
 use qhx_places::workspace;
 
 use crate::conv::{convolutions, gathers};
-use crate::support::{Compiled, error, made, numbers, twin};
+use crate::support::{Compiled, error, numbers, reference, weight};
 use crate::tier::tier;
 
 /// Each op on inputs of its own, each result an output.
@@ -19,10 +19,10 @@ pub(crate) fn all_ops() -> Graph {
     let i = b.input("index", Elem::I32, &[1, 8]).unwrap();
     let mut outputs = Vec::new();
     let bias = Some(numbers(1, 20));
-    outputs.push(b.linear("lin", x, made(2, [20, 8], Storage::Float), bias).unwrap());
-    outputs.push(b.linear("plain", x, made(3, [36, 8], Storage::Float), None).unwrap());
+    outputs.push(b.linear("lin", x, weight(2, [20, 8], Storage::Float), bias).unwrap());
+    outputs.push(b.linear("plain", x, weight(3, [36, 8], Storage::Float), None).unwrap());
     let bias = Some(numbers(4, 36));
-    outputs.push(b.linear("int8", x, made(5, [36, 8], Storage::Int8), bias).unwrap());
+    outputs.push(b.linear("int8", x, weight(5, [36, 8], Storage::Int8), bias).unwrap());
     for op in [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Max, BinaryOp::Min] {
         outputs.push(b.binary(op, x, r).unwrap());
         outputs.push(b.binary(op, r, x).unwrap());
@@ -65,8 +65,8 @@ pub(crate) fn all_ops() -> Graph {
     outputs.push(b.matmul(s, s, true).unwrap());
     let transposed = b.transpose(s, &[0, 2, 1]).unwrap();
     outputs.push(b.matmul(s, transposed, false).unwrap());
-    let narrow = b.cast(s, Elem::Activation).unwrap();
-    outputs.push(narrow);
+    let cast = b.cast(s, Elem::Activation).unwrap();
+    outputs.push(cast);
     let wide = b.cast(x, Elem::F32).unwrap();
     outputs.push(wide);
     // Through f32 and back, read again by a node.
@@ -79,7 +79,7 @@ pub(crate) fn all_ops() -> Graph {
     // Handed through, and one value under two names.
     outputs.push(x);
     outputs.push(s);
-    outputs.push(narrow);
+    outputs.push(cast);
     for (index, id) in outputs.into_iter().enumerate() {
         b.output(&format!("out_{index}"), id).unwrap();
     }
@@ -87,12 +87,12 @@ pub(crate) fn all_ops() -> Graph {
 }
 
 #[test]
-fn every_op_agrees_with_its_onnx_twin_on_every_target() {
+fn every_op_agrees_with_its_reference_on_every_target() {
     let Some(library) = tier() else { return };
     let graph = all_ops();
     let index: Vec<f32> = (0..8).map(|i| (i * 3 - 5) as f32).collect();
     let inputs = [numbers(10, 24), numbers(11, 64), numbers(12, 8), index];
-    let expected = twin(&graph, &inputs);
+    let expected = reference(&graph, &inputs);
     for target in Target::ALL {
         let mut compiled = Compiled::new(&library, target, &[std::slice::from_ref(&graph)]);
         assert_eq!(*compiled.info(0), graph.info(Elem::qnn));

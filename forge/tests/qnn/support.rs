@@ -1,4 +1,4 @@
-//! What the tests share: weights that are made up, compiled graphs to run, and their ONNX twins.
+//! What the tests share: arbitrary weights, compiled graphs to run, and their ONNX reference graphs.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,16 +27,16 @@ pub(crate) fn numbers(seed: u32, count: usize) -> Vec<f32> {
     (0..count).map(next).collect()
 }
 
-/// A weight that is made up.
+/// A matrix with values of its own.
 #[derive(Debug)]
-pub(crate) struct Made {
+pub(crate) struct Fixed {
     pub(crate) shape: [usize; 2],
     pub(crate) values: Vec<f32>,
 }
 
-impl RowSource for Made {
+impl RowSource for Fixed {
     fn name(&self) -> &str {
-        "made.up.weight"
+        "fixed.weight"
     }
 
     fn shape(&self) -> [usize; 2] {
@@ -53,13 +53,14 @@ impl RowSource for Made {
     }
 }
 
-pub(crate) fn made(seed: u32, shape: [usize; 2], storage: Storage) -> Weight {
+/// A weight with arbitrary values.
+pub(crate) fn weight(seed: u32, shape: [usize; 2], storage: Storage) -> Weight {
     // Rows of different size, so that a lost scale shows.
     let mut values = numbers(seed, shape[0] * shape[1]);
     for (r, row) in values.chunks_exact_mut(shape[1]).enumerate() {
         row.iter_mut().for_each(|v| *v *= 0.2 + r as f32 / shape[0] as f32);
     }
-    Weight::new(Arc::new(Made { shape, values }), storage)
+    Weight::new(Arc::new(Fixed { shape, values }), storage)
 }
 
 /// Graphs compiled into one context and opened, with a buffer for every port.
@@ -147,8 +148,8 @@ impl Compiled {
     }
 }
 
-/// The ONNX twin's outputs for the same inputs.
-pub(crate) fn twin(graph: &Graph, inputs: &[Vec<f32>]) -> Vec<Vec<f32>> {
+/// The outputs of the ONNX reference graph for the same inputs.
+pub(crate) fn reference(graph: &Graph, inputs: &[Vec<f32>]) -> Vec<Vec<f32>> {
     let folder = tempfile::tempdir().unwrap();
     let written = qhx_forge::onnx::write(graph, folder.path(), &mut Silent).unwrap();
     let model = Model::load_file(&written.model).unwrap();

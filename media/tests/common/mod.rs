@@ -13,7 +13,7 @@ pub fn file(name: &str) -> Source {
     Source::File(fixture(name))
 }
 
-#[allow(dead_code, reason = "not every test reads pictures")]
+#[allow(dead_code, reason = "not every test reads images")]
 pub fn golden(name: &str) -> image::RgbImage {
     image::open(fixture(&format!("{name}.png"))).unwrap().into_rgb8()
 }

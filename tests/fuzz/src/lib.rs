@@ -41,8 +41,8 @@ pub const TARGETS: [Target; 13] = [
     Target { name: "chat_template", read: chat_template },
     Target { name: "suite", read: suite },
     Target { name: "rows", read: rows },
-    Target { name: "picture", read: picture },
-    Target { name: "sound", read: sound },
+    Target { name: "image", read: image },
+    Target { name: "audio", read: audio },
     Target { name: "video", read: video },
     Target { name: "patches", read: patches },
     Target { name: "log_mel", read: log_mel },
@@ -160,28 +160,28 @@ pub fn rows(data: &[u8]) -> Result<()> {
     qhx_cli::fuzzing::rows(&write("rows.jsonl", data)?)
 }
 
-/// A picture of any format.
-pub fn picture(data: &[u8]) -> Result<()> {
-    let picture = qhx_media::picture(&source(data), &ImageRules::default(), &limits())?;
-    let expected = picture.width as usize * picture.height as usize * 3;
-    assert!(picture.rgb.len() == expected && expected > 0, "pixels are missing");
+/// An image of any format.
+pub fn image(data: &[u8]) -> Result<()> {
+    let image = qhx_media::decode_image(&source(data), &ImageRules::default(), &limits())?;
+    let expected = image.width as usize * image.height as usize * 3;
+    assert!(image.rgb.len() == expected && expected > 0, "pixels are missing");
     Ok(())
 }
 
-/// A sound of any format, which is resampled unless it has 24 kHz.
-pub fn sound(data: &[u8]) -> Result<()> {
+/// Audio of any format, which is resampled unless it has 24 kHz.
+pub fn audio(data: &[u8]) -> Result<()> {
     let mut rules = AudioRules::default();
     rules.rate = 24_000;
-    let sound = qhx_media::sound(&source(data), &rules, &limits())?;
-    let finite = sound.samples.iter().all(|sample| sample.is_finite());
-    assert!(finite && !sound.samples.is_empty(), "a sample is no number");
+    let audio = qhx_media::decode_audio(&source(data), &rules, &limits())?;
+    let finite = audio.samples.iter().all(|sample| sample.is_finite());
+    assert!(finite && !audio.samples.is_empty(), "a sample is no number");
     Ok(())
 }
 
 /// An animation of any format.
 pub fn video(data: &[u8]) -> Result<()> {
     let (rules, images) = (VideoRules::default(), ImageRules::default());
-    let frames = qhx_media::video(&source(data), &rules, &images, &limits())?;
+    let frames = qhx_media::decode_video(&source(data), &rules, &images, &limits())?;
     let size = frames.width as usize * frames.height as usize * 3;
     let rising = frames.times.is_sorted();
     assert!(rising && frames.rgb.len() == frames.times.len() * size, "frames are missing");

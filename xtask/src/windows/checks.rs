@@ -38,7 +38,7 @@ fn doctor(scene: &Scene) -> Result<()> {
     ])?;
     // What the libraries are called elsewhere is of no use here.
     if report.stdout.contains(".so") {
-        return Err(report.told("Windows's names of the libraries"));
+        return Err(report.unexpected("Windows's names of the libraries"));
     }
     Ok(())
 }
@@ -79,7 +79,7 @@ fn answers(scene: &Scene) -> Result<()> {
     let json = report.json()?;
     let (passed, cases) = (&json["passed"], json["cases"].as_array().map_or(0, Vec::len));
     if cases == 0 || *passed != Value::Bool(true) || json["gate"] != "greedy_exact" {
-        return Err(report.told("every answer to be the reference's"));
+        return Err(report.unexpected("every answer to be the reference's"));
     }
     Ok(())
 }
@@ -93,14 +93,14 @@ fn text(scene: &Scene) -> Result<()> {
     let here = String::from_utf8_lossy(&here.stdout).into_owned();
     let windows = scene.qhx(&["generate", BUNDLE, PROMPT, "--backend", "cpu"])?.code(0)?;
     if here.is_empty() || windows.stdout != here {
-        return Err(windows.told(&format!("{here:?}")));
+        return Err(windows.unexpected(&format!("{here:?}")));
     }
     // Absolute, with the slashes of the other systems, and from standard input.
     let bundle = format!("Z:{}/{BUNDLE}", scene.folder.display());
     let again =
         scene.qhx_reading(&["generate", &bundle, "-"], &format!("{PROMPT}\r\n"))?.code(0)?;
     if again.stdout != here {
-        return Err(again.told(&format!("{here:?}")));
+        return Err(again.unexpected(&format!("{here:?}")));
     }
     Ok(())
 }
@@ -110,7 +110,7 @@ fn chat(scene: &Scene) -> Result<()> {
         scene.qhx_reading(&["chat", BUNDLE, "--max-new", "4", "--json"], "Hallo\r\nÄpfel\r\n")?;
     let ran = ran.code(0)?;
     let answers = ran.stdout.lines().filter(|line| line.contains("\"finish_reason\"")).count();
-    if answers == 2 { Ok(()) } else { Err(ran.told("two answers")) }
+    if answers == 2 { Ok(()) } else { Err(ran.unexpected("two answers")) }
 }
 
 fn closed_pipe(scene: &Scene) -> Result<()> {
@@ -122,7 +122,7 @@ fn closed_pipe(scene: &Scene) -> Result<()> {
     }
     // Nobody reads on, and that is no failure.
     let ran = finish(child, "qhx generate".to_owned())?.code(0)?;
-    if ran.stderr.contains("error") { Err(ran.told("no error")) } else { Ok(()) }
+    if ran.stderr.contains("error") { Err(ran.unexpected("no error")) } else { Ok(()) }
 }
 
 /// A run on a console, which Wine draws on the terminal that `script` makes. What it prints comes without the
@@ -193,7 +193,7 @@ fn plugins(scene: &Scene) -> Result<()> {
     scene.qhx(&["plugins", "install", plugin])?.code(0)?;
     let list = scene.qhx(&["plugins", "list", "--json"])?.code(0)?;
     let installed = find_file(&scene.prefix.join("drive_c/users"), "qhx_ops_llama_plugin.dll")
-        .ok_or_else(|| list.told("a plugin in the user's folder"))?;
+        .ok_or_else(|| list.unexpected("a plugin in the user's folder"))?;
     scene.qhx(&["plugins", "verify"])?.code(0)?.says(&["ok", "qhx_ops_llama_plugin.dll"])?;
     scene.qhx(&["generate", BUNDLE, PROMPT, "--max-new", "1"])?.code(0)?;
     let mut bytes = std::fs::read(&installed).map_err(|e| e.to_string())?;
@@ -205,16 +205,17 @@ fn plugins(scene: &Scene) -> Result<()> {
 }
 
 fn bad_plugins(scene: &Scene) -> Result<()> {
-    scene.qhx(&["--plugin-dir", "odd", "doctor"])?.code(1)?.says(&[
-        r"odd\crash_on_load.dll: not loaded: loading it ended the process that tried it (exit code 0xc",
-        r"odd\text.dll: cannot be loaded as a dynamic library",
+    scene.qhx(&["--plugin-dir", "malformed", "doctor"])?.code(1)?.says(&[
+        r"malformed\crash_on_load.dll: not loaded: loading it ended the process that tried it (exit code 0xc",
+        r"malformed\text.dll: cannot be loaded as a dynamic library",
         "llama_generate",
     ])?;
     // The others work all the same.
-    let with_odd = ["--plugin-dir", "odd", "generate", BUNDLE, PROMPT, "--max-new", "1"];
-    scene.qhx(&with_odd)?.code(0)?;
+    let with_malformed =
+        ["--plugin-dir", "malformed", "generate", BUNDLE, PROMPT, "--max-new", "1"];
+    scene.qhx(&with_malformed)?.code(0)?;
     scene
-        .qhx(&["plugins", "install", r"odd\crash_on_load.dll"])?
+        .qhx(&["plugins", "install", r"malformed\crash_on_load.dll"])?
         .code(8)?
         .says(&["not installed: "])?;
     Ok(())

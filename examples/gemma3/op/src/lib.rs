@@ -15,10 +15,10 @@ const COS: &str = "cos_local";
 const SIN: &str = "sin_local";
 const MASK: &str = "cmask_local";
 
-/// `params.local` of the manifest: what sliding layers differ in, besides their rope.
+/// `params.local` of the manifest: options of sliding layers besides their rope.
 #[derive(Debug, Deserialize)]
 struct Local {
-    /// Their numbers.
+    /// Indices of these layers.
     layers: Vec<usize>,
     /// Positions that they see, the current one included.
     window: usize,

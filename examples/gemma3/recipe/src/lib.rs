@@ -24,22 +24,22 @@ use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::{Elem, Graph, TensorId};
 use qhx_forge::kit::{
-    Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, PROMPT_ROWS, check_shape,
-    decoder, object, prompt_rows,
+    Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, PREFILL_ROWS, check_shape,
+    decoder, object, prefill_rows,
 };
 use qhx_forge::recipe::{Recipe, RecipeOptions};
 use serde_json::json;
 
 use config::{Config, Rope};
 
-/// The hidden rows between layers are those of the reference times this. In published checkpoints the sums there
+/// The hidden states between layers are those of the reference times this. In published checkpoints the sums there
 /// exceed the largest f16, 65,504. Each layer normalises what it reads and what it adds, so the factor stands in the
 /// weights of the norms, and the result is the same.
 const RESIDUAL: f32 = 1.0 / 64.0;
 
 qhx_forge::register_recipe!(
     RecipeEntry::new(&["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"], recipe)
-        .prompt_graphs()
+        .prefill_graphs()
 );
 
 /// Names of a tensor: in checkpoints of text, in multimodal ones as `transformers` 5 saves them, and as published.
@@ -59,7 +59,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     checkpoint.leave_out("multi_modal_projector");
     let (layers, max_ctx) = (config.sliding.len(), options.max_ctx);
     check_shape(options, layers, Some(config.max_positions))?;
-    let prompts = prompt_rows(options, &PROMPT_ROWS)?;
+    let prompts = prefill_rows(options, &PREFILL_ROWS)?;
     let window = config.window.min(max_ctx);
     // A step writes all of its rows into the ring at once.
     let ring = prompts.iter().fold(window, |ring, rows| ring.max(*rows));
@@ -143,7 +143,7 @@ impl Model<'_> {
         b.finish()
     }
 
-    /// Norms of the hidden rows between layers: as of the reference, their epsilon beside a mean of squares.
+    /// Norms of the hidden states between layers: as of the reference, their epsilon beside a mean of squares.
     fn residual(&self) -> Layers<'_> {
         Layers { eps: self.parts.eps * RESIDUAL * RESIDUAL, ..self.parts }
     }

@@ -12,7 +12,7 @@ use qhx_op::{Host, Modality, Op, OpDescription, OpenInfo, Result, Task, schema};
 
 const NAME: &str = "lfm2_generate";
 
-/// What a layer carries from token to token.
+/// The state of a layer, from token to token.
 const LAYERS: [LayerState<'_>; 2] =
     [LayerState::States(&["conv"]), LayerState::Caches(&["k", "v"])];
 

@@ -22,15 +22,15 @@ use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::{Elem, Graph, TensorId};
 use qhx_forge::kit::{
-    Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, PROMPT_ROWS, check_shape,
-    decoder, prompt_rows,
+    Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, PREFILL_ROWS, check_shape,
+    decoder, prefill_rows,
 };
 use qhx_forge::recipe::{Recipe, RecipeOptions};
 use qhx_forge::{RecipeEntry, register_recipe};
 
 use config::Config;
 
-register_recipe!(RecipeEntry::new(&["Lfm2ForCausalLM"], recipe).prompt_graphs());
+register_recipe!(RecipeEntry::new(&["Lfm2ForCausalLM"], recipe).prefill_graphs());
 
 /// The graphs of a checkpoint, and the plan that runs them with `lfm2_generate`.
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
@@ -42,7 +42,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let Decoder { contexts, plan_params } = decoder(
         options,
         count,
-        &prompt_rows(options, &PROMPT_ROWS)?,
+        &prefill_rows(options, &PREFILL_ROWS)?,
         |name, range, rows| graph(&layers, &config, options.max_ctx, name, range, rows),
         layers.lmhead(hidden, vocab, tied)?,
     )?;
@@ -107,8 +107,8 @@ fn graph(
     b.finish()
 }
 
-/// `Lfm2ShortConv`: `C · conv(B · x)`, a causal depthwise convolution between two gates. Of several rows, `keep` chooses
-/// those that the next step begins with.
+/// `Lfm2ShortConv`: `C · conv(B · x)`, a causal depthwise convolution between two gates. Of several rows, `keep`
+/// chooses those that the next step begins with.
 fn short_conv(
     layers: &Layers<'_>,
     config: &Config,

@@ -5,7 +5,7 @@ use serde_json::{Map, Value as Json, json};
 use super::file::File;
 use super::names::Architecture;
 
-/// The configuration; else what cannot be said.
+/// The configuration; else what the metadata lacks.
 pub(super) fn of(file: &File, architecture: Architecture) -> Result<Json, String> {
     let class = match architecture {
         Architecture::Llama => "LlamaForCausalLM",

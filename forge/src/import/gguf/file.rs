@@ -15,17 +15,17 @@ use super::form::Form;
 const MAGIC: &[u8] = b"GGUF";
 /// Where tensors begin unless `general.alignment` says otherwise.
 const ALIGNMENT: u64 = 32;
-/// Most keys, and most tensors, that a file may have; the largest models have a tenth of that.
+/// Max keys, and max tensors, of a file; the largest models have a tenth of that.
 const MAX_ENTRIES: u64 = 1 << 18;
 /// Longest name of a key or a tensor; ggml's own limits are 65535 and 64.
 const MAX_NAME: usize = 1 << 10;
-/// Longest text that is kept; of longer ones (chat templates) only the place is passed.
+/// Longest text that is kept; of longer ones (chat templates) only the offset is noted.
 const MAX_TEXT: usize = 1 << 12;
 /// Longest list of numbers that is kept: one for each layer.
 const MAX_LIST: u64 = 1 << 12;
-/// Most dimensions of a tensor.
+/// Max dimensions of a tensor.
 const MAX_DIMS: u32 = 4;
-/// Nothing is larger: products of a few sizes do not overflow.
+/// Nothing is larger: a few sizes multiplied do not overflow.
 const MAX_SIZE: u64 = 1 << 40;
 
 /// A value of the metadata, as far as configurations need it.
@@ -50,7 +50,7 @@ pub(super) struct Info {
     pub bytes: Range<usize>,
 }
 
-/// A file whose framing is sound: every tensor lies within it.
+/// A file whose framing is valid: every tensor lies within it.
 #[derive(Debug, Clone)]
 pub(super) struct File {
     pub metadata: BTreeMap<String, Value>,
@@ -79,7 +79,7 @@ impl File {
 enum Fault {
     /// What is wrong with its bytes.
     Damaged(String),
-    /// What of a sound file cannot be used, and what would help.
+    /// What of a valid file cannot be used, and what would help.
     Unfit(String, String),
 }
 
@@ -202,7 +202,7 @@ impl<'a> Cursor<'a> {
         };
         Ok(Info {
             name,
-            // The file has so many bytes, and so the sizes fit.
+            // The file has these bytes, and so the sizes fit.
             shape: sizes.iter().rev().map(|size| *size as usize).collect(),
             form,
             bytes: range.start as usize..range.end as usize,

@@ -4,7 +4,7 @@ use half::f16;
 use qhx_core::DType;
 
 use crate::floats;
-use crate::quantise::{Bits, BlockForm};
+use crate::quantize::{Bits, BlockForm};
 
 /// Elements of a block of the older forms.
 const BLOCK: usize = 32;
@@ -21,7 +21,7 @@ pub(super) enum Form {
     Bf16,
     /// `value · scale`, 4 bits.
     Q4_0,
-    /// `value · scale + least`, 4 bits.
+    /// `value · scale + min`, 4 bits.
     Q4_1,
     /// `value · scale`, 8 bits.
     Q8_0,
@@ -96,8 +96,8 @@ impl Form {
         }
     }
 
-    /// What its integers are like, for those that graphs can hold.
-    pub const fn integers(self) -> Option<BlockForm> {
+    /// The form of its quantized weights, where graphs can hold them.
+    pub const fn block_form(self) -> Option<BlockForm> {
         match self {
             Self::Q4_0 => Some(BlockForm::symmetric(Bits::Four, BLOCK)),
             Self::Q4_1 => Some(BlockForm { bits: Bits::Four, block: BLOCK, offsets: true }),
@@ -109,9 +109,9 @@ impl Form {
     /// Reads whole blocks as floats.
     pub fn floats(self, bytes: &[u8], out: &mut [f32]) {
         match self {
-            Self::F32 => floats::widen(DType::F32, bytes, out),
-            Self::F16 => floats::widen(DType::F16, bytes, out),
-            Self::Bf16 => floats::widen(DType::Bf16, bytes, out),
+            Self::F32 => floats::to_f32(DType::F32, bytes, out),
+            Self::F16 => floats::to_f32(DType::F16, bytes, out),
+            Self::Bf16 => floats::to_f32(DType::Bf16, bytes, out),
             Self::Q4_0 | Self::Q8_0 => {
                 let mut values = [0i8; BLOCK];
                 for (out, block) in self.blocks(bytes, out) {
@@ -124,8 +124,8 @@ impl Form {
                 for (out, block) in self.blocks(bytes, out) {
                     self.unpack(block, &mut values);
                     // As ggml computes it, which is more precise than by way of the offset.
-                    let (scale, least) = (half_at(block, 0), half_at(block, 2));
-                    let real = |v: i8| (f32::from(v) + 8.0) * scale + least;
+                    let (scale, min) = (half_at(block, 0), half_at(block, 2));
+                    let real = |v: i8| (f32::from(v) + 8.0) * scale + min;
                     out.iter_mut().zip(values).for_each(|(o, v)| *o = real(v));
                 }
             }
@@ -147,7 +147,8 @@ impl Form {
         out.chunks_exact_mut(elements).zip(bytes.chunks_exact(size))
     }
 
-    /// The integers of a block, for [`Form::integers`], with their scale and offset: `(value + offset) · scale`.
+    /// The quantized values of a block, for [`Form::block_form`], with their scale and offset: `(value + offset) ·
+    /// scale`.
     pub fn unpack(self, block: &[u8], values: &mut [i8]) -> (f32, f32) {
         let scale = half_at(block, 0);
         let head = self.block().1 - if self == Self::Q8_0 { BLOCK } else { BLOCK / 2 };
@@ -165,14 +166,14 @@ impl Form {
         if self == Self::Q4_0 {
             return (scale, 0.0);
         }
-        let least = half_at(block, 2);
-        match (scale == 0.0, least == 0.0) {
-            (false, _) => (scale, 8.0 + least / scale),
+        let min = half_at(block, 2);
+        match (scale == 0.0, min == 0.0) {
+            (false, _) => (scale, 8.0 + min / scale),
             (true, true) => (0.0, 0.0),
             // One value for all: ggml stores zeros, which are −8 here.
             (true, false) => {
                 values.fill(-8);
-                (least, 9.0)
+                (min, 9.0)
             }
         }
     }

@@ -15,7 +15,7 @@ use qhx_core::{DType, Error, ErrorKind, Result};
 use serde_json::Value as Json;
 
 use super::Imported;
-use crate::quantise::{BlockForm, BlocksMut};
+use crate::quantize::{BlockForm, BlocksMut};
 use crate::weight::RowSource;
 use file::{File, Value};
 use form::Form;
@@ -45,11 +45,11 @@ impl Model {
                 "put them together: `llama-gguf-split --merge FIRST-PART model.gguf`",
             ));
         }
-        let said = file.text("general.architecture").unwrap_or_default();
-        let Some(architecture) = Architecture::of(said) else {
+        let found = file.text("general.architecture").unwrap_or_default();
+        let Some(architecture) = Architecture::of(found) else {
             return Err(fail(
                 format!(
-                    "models of llama.cpp's architecture {said:?} are not read, expected {}",
+                    "models of llama.cpp's architecture {found:?} are not read, expected {}",
                     Architecture::NAMES
                 ),
                 "make the bundle from the Hugging Face checkpoint",
@@ -133,7 +133,7 @@ pub(crate) struct Tensor {
     bytes: Range<usize>,
     form: Form,
     shape: Arc<[usize]>,
-    /// The rows are those of so many heads, reordered by llama.cpp: see [`Change::Rotated`].
+    /// The rows are those of this number of heads, reordered by llama.cpp: see [`Change::Rotated`].
     heads: Option<usize>,
     /// Taken off each value.
     less: f32,
@@ -148,8 +148,8 @@ impl Tensor {
         self.form.name()
     }
 
-    pub fn holds_integers(&self) -> bool {
-        self.form.integers().is_some()
+    pub fn has_quantized_weights(&self) -> bool {
+        self.form.block_form().is_some()
     }
 
     pub fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Arc<dyn RowSource>> {
@@ -166,7 +166,7 @@ impl Tensor {
                 format!("tensor {name}: {:?} seen as {shape:?}", self.shape),
             ));
         };
-        let blocks = self.form.integers().filter(|_| shape == [rows, cols] && self.less == 0.0);
+        let blocks = self.form.block_form().filter(|_| shape == [rows, cols] && self.less == 0.0);
         Ok(Arc::new(Matrix {
             name: name.to_owned(),
             tensor: self.clone(),
@@ -185,7 +185,7 @@ struct Matrix {
     shape: [usize; 2],
     /// Elements of a row in the file; the matrix may have other rows.
     cols: usize,
-    /// What its integers are like, where it hands them out.
+    /// The form of its quantized weights, where it hands them out.
     blocks: Option<BlockForm>,
 }
 

@@ -1,17 +1,17 @@
-//! Weights of integers in blocks, and the products that read them.
+//! Quantized weights in blocks, and the matmuls that read them.
 //!
 //! 4-bit blocks of 32 become the weights of `MatMulNBits`, an operator of ONNX Runtime
-//! (<https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md>), which reads them without widening
-//! them first. Longer blocks are cut into such, with equal scales. Offsets are a term of their own:
-//! `Σ_b (Σ_{k in b} x_k) · offset_b · scale_b`. Any other form is widened by `DequantizeLinear`, as int8 is. Integers,
-//! scales and offsets are those of the QNN graph.
+//! (<https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md>), which reads them without
+//! dequantizing them first. Longer blocks are split into such, with equal scales. Offsets are a term of their own:
+//! `Σ_b (Σ_{k in b} x_k) · offset_b · scale_b`. Any other form is dequantized by `DequantizeLinear`, as int8 is.
+//! Values, scales and offsets are those of the QNN graph.
 
 use qhx_core::{Error, ErrorKind, Result};
 
 use super::{Lowering, dims, int};
 use crate::graph::{Node, Origin, TensorId};
 use crate::onnx::proto::{FLOAT, INT8, UINT8};
-use crate::quantise::{BLOCK, Bits, BlockForm, Blocks};
+use crate::quantize::{BLOCK, Bits, BlockForm, Blocks};
 use crate::weight::{Storage, Weight};
 
 /// Where `MatMulNBits` is from.
@@ -23,20 +23,20 @@ const fn packed(form: BlockForm) -> bool {
 }
 
 impl Lowering<'_> {
-    /// Adds the weight called `name`: the initialisers that [`Lowering::blocks_product`] reads, or a node that widens
-    /// it.
+    /// Adds the weight called `name`: the initialisers that [`Lowering::blocks_matmul`] reads, or a node that
+    /// dequantizes it.
     pub(super) fn blocks(&mut self, name: &str, weight: &Weight, form: BlockForm) -> Result<()> {
         let Blocks { values, mut scales, offsets } = weight.to_blocks(form)?;
         let (rows, mut count) = (weight.rows(), weight.cols() / form.block);
-        let mut products: Vec<f32> = offsets.iter().zip(&scales).map(|(o, s)| o * s).collect();
+        let mut shifts: Vec<f32> = offsets.iter().zip(&scales).map(|(o, s)| o * s).collect();
         if packed(form) {
             self.packs = true;
-            let pieces = form.block / BLOCK;
-            if pieces > 1 {
-                for list in [&mut scales, &mut products] {
-                    *list = list.iter().flat_map(|&v| std::iter::repeat_n(v, pieces)).collect();
+            let parts = form.block / BLOCK;
+            if parts > 1 {
+                for list in [&mut scales, &mut shifts] {
+                    *list = list.iter().flat_map(|&v| std::iter::repeat_n(v, parts)).collect();
                 }
-                count *= pieces;
+                count *= parts;
             }
             let shape = [rows, count, BLOCK / 2];
             self.external(&format!("{name}.nbits"), UINT8, &shape, |file| {
@@ -45,10 +45,10 @@ impl Lowering<'_> {
             self.external(&format!("{name}.scale"), FLOAT, &[rows, count], |file| {
                 file.write(bytemuck::cast_slice(&scales))
             })?;
-            if !products.is_empty() {
-                let mut columns: Vec<f32> = Vec::with_capacity(products.len());
+            if !shifts.is_empty() {
+                let mut columns: Vec<f32> = Vec::with_capacity(shifts.len());
                 for block in 0..count {
-                    columns.extend(products.iter().skip(block).step_by(count));
+                    columns.extend(shifts.iter().skip(block).step_by(count));
                 }
                 self.external(&format!("{name}.offset"), FLOAT, &[count, rows], |file| {
                     file.write(bytemuck::cast_slice(&columns))
@@ -62,7 +62,7 @@ impl Lowering<'_> {
             file.write(bytemuck::cast_slice(&values))
         })?;
         self.external(&scale, FLOAT, &[blocks], |file| file.write(bytemuck::cast_slice(&scales)))?;
-        if count == 1 && products.is_empty() {
+        if count == 1 && shifts.is_empty() {
             let inputs = vec![int8, scale];
             self.push("DequantizeLinear", inputs, name, vec![int("axis", 0)]);
             return Ok(());
@@ -70,10 +70,10 @@ impl Lowering<'_> {
         let (scaled, shifted) = (format!("{name}.scaled"), format!("{name}.shifted"));
         self.push("DequantizeLinear", vec![int8, scale], &scaled, vec![int("axis", 0)]);
         let mut wide = scaled;
-        if !products.is_empty() {
+        if !shifts.is_empty() {
             let offset = format!("{name}.offset");
             self.external(&offset, FLOAT, &[blocks, 1], |file| {
-                file.write(bytemuck::cast_slice(&products))
+                file.write(bytemuck::cast_slice(&shifts))
             })?;
             self.push("Add", vec![wide, offset], &shifted, vec![]);
             wide = shifted;
@@ -83,8 +83,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Adds the product of a `Linear` whose weight [`Lowering::blocks`] has packed; false for any other.
-    pub(super) fn blocks_product(&mut self, node: &Node, output: &str) -> Result<bool> {
+    /// Adds the matmul of a `Linear` whose weight [`Lowering::blocks`] has packed; false for any other.
+    pub(super) fn blocks_matmul(&mut self, node: &Node, output: &str) -> Result<bool> {
         let &[x, weight, ref bias @ ..] = node.inputs.as_slice() else { return Ok(false) };
         let graph = self.graph;
         let Origin::Weight(stored) = &graph.tensor(weight)?.origin else { return Ok(false) };
@@ -96,7 +96,7 @@ impl Lowering<'_> {
         let inner = |suffix: &str| format!("{}.{suffix}", node.name);
         let of = |id: TensorId| self.name(id);
         let (x_name, weight) = (of(x)?, of(weight)?);
-        let mut terms = vec![inner("product")];
+        let mut terms = vec![inner("matmul")];
         let attributes = vec![
             int("K", cols as i64),
             int("N", rows as i64),
@@ -104,7 +104,7 @@ impl Lowering<'_> {
             int("block_size", BLOCK as i64),
         ];
         let inputs = vec![x_name.clone(), format!("{weight}.nbits"), format!("{weight}.scale")];
-        self.push("MatMulNBits", inputs, &inner("product"), attributes);
+        self.push("MatMulNBits", inputs, &inner("matmul"), attributes);
         if let Some(last) = self.out.node.last_mut() {
             DOMAIN.clone_into(&mut last.domain);
         }
@@ -147,7 +147,7 @@ impl Lowering<'_> {
     }
 }
 
-/// Two integers of −8 to 7 a byte, the first in the low half, each plus 8: the zero point of `MatMulNBits` when it is
+/// Two values of −8 to 7 a byte, the first in the low half, each plus 8: the zero point of `MatMulNBits` when it is
 /// given none.
 fn pack(values: &[i8]) -> Vec<u8> {
     let nibble = |q: i8| q.wrapping_add(8).cast_unsigned() & 15;
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_integers_are_packed_in_a_byte_the_first_one_low() {
+    fn two_values_share_a_byte_the_first_in_the_low_half() {
         assert_eq!(pack(&[-8, 7, 0, -1]), [0xf0, 0x78]);
     }
 }

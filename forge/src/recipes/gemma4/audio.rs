@@ -1,4 +1,4 @@
-//! The tower for sound: its graphs, and what the host needs around them.
+//! The audio tower: its graphs, and what the host needs around them.
 //!
 //! Arithmetic: `transformers`, `models/gemma4/modeling_gemma4.py`, `Gemma4AudioModel`: two convolutions that leave a
 //! quarter of the frames, and conformer layers (arXiv 2005.08100) that attend within chunks. A graph `audio_enc` takes
@@ -31,17 +31,17 @@ use crate::weight::{Storage, Weight};
 pub(super) const AUDIO_TOKENS: RecipeOption = RecipeOption {
     name: "audio-tokens",
     values: &[],
-    help: "soft tokens of the graphs for sound, 25 a second; 48,192,750 unless given. Each clip goes through the smallest \
+    help: "soft tokens of the audio graphs, 25 a second; 48,192,750 by default. Each clip goes through the smallest \
            that holds it",
 };
 /// Soft tokens of the longest clip, 30 seconds.
-const MOST: usize = 750;
-/// Soft tokens of the graphs when nothing is said: a command, a sentence, and the longest clip.
-const DEFAULT_TOKENS: [usize; 3] = [48, 192, MOST];
+const MAX_TOKENS: usize = 750;
+/// Soft tokens of the graphs by default: a command, a sentence, and the longest clip.
+const DEFAULT_TOKENS: [usize; 3] = [48, 192, MAX_TOKENS];
 /// Samples a second, and of a frame of 20 ms.
 const RATE: usize = 16_000;
 const FRAME: usize = 320;
-/// Mels where the processor says none.
+/// Mels where the processor declares none.
 const MELS: usize = 128;
 /// Longest wavelength of the relative positions.
 const TIMESCALE: f64 = 10_000.0;
@@ -102,7 +102,7 @@ impl Audio {
         };
         let processor = Processor::audio(checkpoint)?;
         let mels = mels(&processor, channels[0])?;
-        let asked = numbers(options, AUDIO_TOKENS.name, 1..=MOST)?;
+        let asked = numbers(options, AUDIO_TOKENS.name, 1..=MAX_TOKENS)?;
         let asked = asked.unwrap_or_else(|| DEFAULT_TOKENS.to_vec());
         let mut tokens: Vec<_> = asked.iter().map(|n| n.next_multiple_of(chunk)).collect();
         tokens.dedup();
@@ -146,7 +146,7 @@ impl Audio {
     pub fn tables(&self, checkpoint: &Checkpoint, hidden: usize) -> Result<Tables> {
         let projector =
             checkpoint.matrix("embed_audio.embedding_projection.weight", [hidden, self.width])?;
-        Ok(matrices("audio", vec![MatrixFile::wide("proj", "audio_host_proj", projector)]))
+        Ok(matrices("audio", vec![MatrixFile::in_f32("proj", "audio_host_proj", projector)]))
     }
 
     /// `params.audio` of the manifest.
@@ -154,7 +154,7 @@ impl Audio {
         object(json!({
             "front_end": self.front_end,
             "width": self.width,
-            "max_soft_tokens": MOST.min(self.tokens.last().copied().unwrap_or(MOST)),
+            "max_soft_tokens": MAX_TOKENS.min(self.tokens.last().copied().unwrap_or(MAX_TOKENS)),
             "eps": self.eps,
         }))
     }
@@ -183,8 +183,8 @@ fn mels(processor: &Processor, channels: usize) -> Result<usize> {
     })
 }
 
-/// `Gemma4AudioFeatureExtractor`, with what `processor_config.json` says of it. The class makes a frame where one sample
-/// more than its length is there, half of which lies before the clip at first.
+/// `Gemma4AudioFeatureExtractor`, with what `processor_config.json` says of it. The class makes a frame where one
+/// sample more than its length is there, half of which lies before the clip at first.
 fn front_end(processor: &Processor, mels: usize) -> Result<Value> {
     for (key, only) in [
         ("/sampling_rate", json!(RATE)),

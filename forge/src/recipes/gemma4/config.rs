@@ -30,7 +30,7 @@ pub(super) struct Config {
     pub ropes: [Rope; 2],
     /// Values of a per-layer input.
     pub ple: usize,
-    /// Row of the per-layer table that stands at positions of pictures and sounds.
+    /// Row of the per-layer table that stands at positions of images and audio.
     pub pad: usize,
     /// c in `c · tanh(logits / c)`.
     pub softcap: Option<f64>,
@@ -98,7 +98,7 @@ impl Config {
         self.layers() - self.shared
     }
 
-    /// Layers that a prompt graph computes whole: where layers share keys and values, the last one that has some gives
+    /// Layers that a prefill graph computes whole: where layers share keys and values, the last one that has some gives
     /// these alone.
     pub fn attending_prompts(&self) -> usize {
         self.first_shared() - usize::from(self.shared > 0)
@@ -123,8 +123,8 @@ impl Config {
     pub fn parts(&self, count: usize) -> Vec<Range<usize>> {
         let (layers, own) = (self.layers(), self.first_shared());
         let even = |from: usize, to: usize, parts: usize| {
-            let cut = move |part: usize| from + part * (to - from) / parts;
-            (0..parts).map(move |part| cut(part)..cut(part + 1))
+            let start = move |part: usize| from + part * (to - from) / parts;
+            (0..parts).map(move |part| start(part)..start(part + 1))
         };
         if count < 2 || self.shared == 0 {
             return even(0, layers, count.max(1)).collect();
@@ -268,7 +268,7 @@ fn rope(reader: &Reader<'_>, kind: &str, theta: f64, share: Option<f64>) -> Resu
 mod tests {
     use super::*;
 
-    /// A configuration of so many layers, each `full`-th of which is full.
+    /// A configuration of `layers` layers, each `full`-th of which is full.
     fn config(layers: usize, full: usize, shared: usize) -> Config {
         let heads = Heads { query: 8, groups: 2, dim: 256 };
         let rope = Rope { theta: 1e4, share: None };
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn any_number_of_parts_covers_all_layers_and_cuts_before_those_that_share() {
+    fn any_number_of_parts_covers_all_layers() {
         for (layers, shared) in [(42, 18), (35, 20), (9, 4), (7, 1), (6, 5), (5, 0)] {
             let config = config(layers, 2, shared);
             for count in 1..=layers {
@@ -312,8 +312,8 @@ mod tests {
                 assert!(parts.iter().all(|part| !part.is_empty()), "{parts:?}");
                 assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start), "{parts:?}");
                 assert_eq!((parts[0].start, parts[count - 1].end), (0, layers));
-                let cut = parts.iter().any(|part| part.end == config.first_shared());
-                assert!(cut || count == 1, "{parts:?}");
+                let split = parts.iter().any(|part| part.end == config.first_shared());
+                assert!(split || count == 1, "{parts:?}");
             }
         }
     }

@@ -20,12 +20,12 @@ pub(super) struct Model<'a> {
     pub config: &'a Config,
     /// Rows of the caches of full and of sliding layers.
     pub capacities: [usize; 2],
-    /// The products of an MLP are smaller by 2 to this power before they are added up.
+    /// Inputs of an MLP's down projection are divided by 2 to this power.
     pub down_shift: i32,
-    /// Sums that the products of an MLP are added up in, before these are added in pairs.
+    /// Parts that an MLP's down projection is split into; their outputs are added in pairs.
     pub down_split: usize,
-    /// Rows of the graphs that check guesses: they have all layers.
-    pub guess: Option<usize>,
+    /// Rows of the graphs that verify draft tokens: they have all layers.
+    pub verify: Option<usize>,
     /// Element type of the rows that pass from part to part.
     pub hand_over: Elem,
 }
@@ -54,9 +54,9 @@ struct Inputs {
 }
 
 impl Model<'_> {
-    /// True when graphs of so many rows only fill caches: nobody asks for what follows a prompt's tokens but the last.
+    /// True when graphs of `rows` rows only fill caches: no logits are needed but those of a prompt's last token.
     pub fn only_fills(&self, rows: usize) -> bool {
-        rows > 1 && self.guess != Some(rows) && self.config.shared > 0
+        rows > 1 && self.verify != Some(rows) && self.config.shared > 0
     }
 
     /// `rows` tokens through the layers of `range`, over caches.
@@ -134,7 +134,7 @@ impl Model<'_> {
         let [all, width] = [config.layers(), layers].map(|layers| layers * config.ple);
         let mut b = GraphBuilder::new(name);
         let x = b.input("x", Elem::Activation, &[rows, config.hidden])?;
-        // Before the product, so that its sums stay small.
+        // Before the matmul, so that its sums stay small.
         let x = b.scale(x, (config.hidden as f32).sqrt().recip())?;
         let name = "per_layer_model_projection";
         let weight =
@@ -261,7 +261,7 @@ impl Model<'_> {
         Ok(shared)
     }
 
-    /// The gated MLP and the norm behind it, which takes away the factor 2^-[`Model::down_shift`] of its products: so
+    /// The gated MLP and the norm behind it, which takes away the factor 2^-[`Model::down_shift`] of its inputs: so
     /// their sum does not leave the range in which f16 is precise, however wide the MLP is.
     fn mlp(&self, b: &mut GraphBuilder, h: TensorId, layer: usize) -> Result<TensorId> {
         let parts = &self.parts;
@@ -272,27 +272,27 @@ impl Model<'_> {
         let gate = b.gelu_tanh(gate)?;
         let factor = 2f32.powi(-self.down_shift);
         let up = if self.down_shift == 0 { up } else { b.scale(up, factor)? };
-        let product = b.mul(gate, up)?;
-        let out = self.down(b, product, &name("down_proj"))?;
+        let inner = b.mul(gate, up)?;
+        let out = self.down(b, inner, &name("down_proj"))?;
         let behind = Layers { eps: parts.eps * factor * factor, ..*parts };
         behind.norm(b, out, &format!("layers.{layer}.post_feedforward_layernorm"))
     }
 
-    /// The projection of an MLP's products, in [`Model::down_split`] pieces of its inputs.
+    /// An MLP's down projection, in [`Model::down_split`] parts of its inputs.
     fn down(&self, b: &mut GraphBuilder, x: TensorId, name: &str) -> Result<TensorId> {
         let (parts, hidden, width) = (&self.parts, self.config.hidden, b.width(x)?);
-        let pieces = self.down_split.clamp(1, width.max(1));
-        if pieces == 1 {
+        let count = self.down_split.clamp(1, width.max(1));
+        if count == 1 {
             return parts.linear(b, x, name, hidden, false);
         }
         let source = parts.checkpoint.matrix(&format!("{name}.weight"), [hidden, width])?;
-        let mut sums = Vec::with_capacity(pieces);
-        for piece in 0..pieces {
-            let columns = piece * width / pieces..(piece + 1) * width / pieces;
+        let mut sums = Vec::with_capacity(count);
+        for part in 0..count {
+            let columns = part * width / count..(part + 1) * width / count;
             let x = b.slice(x, 1, columns.start, columns.end)?;
             let weight = Arc::new(Columns { source: Arc::clone(&source), columns });
             let weight = parts.precision.weight(weight);
-            sums.push(b.linear(&format!("down_proj_{piece}"), x, weight, None)?);
+            sums.push(b.linear(&format!("down_proj_{part}"), x, weight, None)?);
         }
         while sums.len() > 1 {
             let pairs = sums.chunks(2).map(|pair| match *pair {
@@ -319,9 +319,9 @@ impl Model<'_> {
         let first = (layer - inputs.first) * width;
         let Some(ple) = inputs.ple else { return Err(outside(layer)) };
         let own = b.slice(ple, 1, first, first + width)?;
-        let product = b.mul(gate, own)?;
+        let gated = b.mul(gate, own)?;
         let out =
-            parts.linear(b, product, &tensor("per_layer_projection"), self.config.hidden, false)?;
+            parts.linear(b, gated, &tensor("per_layer_projection"), self.config.hidden, false)?;
         parts.norm(b, out, &tensor("post_per_layer_input_norm"))
     }
 }

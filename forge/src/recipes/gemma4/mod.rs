@@ -10,7 +10,7 @@
 //! | `cos_f`, `sin_f`; `cos_s`, `sin_s` | `[P, head_dim / 2]` | half tables of full and of sliding layers |
 //! | `cmask_f`; `cmask_s` | `[P, rows + P]` | added to scores; the last P slots are the graph's own tokens |
 //! | `past_k_i`, `past_v_i` → `new_k_i`, `new_v_i` | `[kv_heads, rows, head_dim]` → `[kv_heads, P, head_dim]` | keys after norm and rope, values after their norm |
-//! | `ple<P>`: `x` → `context` | `[P, hidden]` → `[P, layers · width]` | the projection of `x`, for the layers that a pass of P tokens takes |
+//! | `ple<P>`: `x` → `context` | `[P, hidden]` → `[P, layers · width]` | the projection of `x`, for the layers that a step of P tokens takes |
 //! | `row_k_i`, `row_v_i` | `[kv_heads, 1, head_dim]` | what a donor in an earlier graph gave for the token |
 //! | head: `x` → `logits` | `[1, hidden]` → `[1, vocab]` | before the softcap |
 //!
@@ -19,8 +19,8 @@
 //!
 //! The last layers have no keys of their own: they read those of a donor, the last layer of their kind that has some.
 //! They write no cache, so only the last token of a prompt passes them, and graphs `prefill<P>` end before them: with
-//! the keys and values of the last layer that has some, and without `y`. The option `guess` makes graphs of all
-//! layers, which give `y` of every row: a guessed token is checked by its logits.
+//! the keys and values of the last layer that has some, and without `y`. The option `verify` makes graphs of all
+//! layers, which give `y` of every row: a draft token is verified by its logits.
 
 mod audio;
 mod config;
@@ -34,8 +34,8 @@ use serde_json::{Map, Value, json};
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
 use crate::kit::{
-    Decoder, DecoderParams, Layers, MatrixFile, PROMPT_ROWS, Reader, check_shape, decoder_of,
-    matrices, object, one_or_many, prompt_rows,
+    Decoder, DecoderParams, Layers, MatrixFile, PREFILL_ROWS, Reader, check_shape, decoder_of,
+    matrices, object, one_or_many, prefill_rows,
 };
 use crate::recipe::{ContextPlan, Precision, Recipe, RecipeOptions, Tables};
 use crate::register_recipe;
@@ -46,10 +46,10 @@ use config::{Config, Rope};
 use decoder::Model;
 use vision::{IMAGE_PATCHES, IMAGE_TOKENS, Vision};
 
-/// Contexts of the decoder when nothing is said, as published.
+/// Contexts of the decoder by default, as published.
 const PARTS: usize = 3;
 
-/// What asks for the words of a sound: those behind which a base model goes on with them, and a message.
+/// Requests for a transcription: the text behind which a base model continues with it, and a message.
 const COMPLETION: &str = "\nTranscription: ";
 const REQUEST: &str = "Transcribe the following speech segment in its original language. Only output the transcription, \
                        with no newlines.";
@@ -58,49 +58,49 @@ const REQUEST: &str = "Transcribe the following speech segment in its original l
 const TOWERS: RecipeOption = RecipeOption {
     name: "towers",
     values: &["all", "none", "vision", "audio"],
-    help: "the towers of the checkpoint that the bundle has: for pictures (vision), for sound (audio)",
+    help: "the towers of the checkpoint that the bundle has: for images (vision), for audio (audio)",
 };
 const DOWN_SHIFT: RecipeOption = RecipeOption {
     name: "down-shift",
     values: &["4", "0", "2", "6", "8"],
-    help: "products of an MLP are divided by 2 to this power before they are added up; its norm takes that back",
+    help: "inputs of an MLP's down projection are divided by 2 to this power; the norm behind it takes that back",
 };
 
 const DOWN_SPLIT: RecipeOption = RecipeOption {
     name: "down-split",
     values: &["1", "2", "4", "8"],
-    help: "sums that the products of an MLP are added up in, before these are added in pairs",
+    help: "parts that an MLP's down projection is split into; their outputs are added in pairs",
 };
 const HAND_OVER: RecipeOption = RecipeOption {
     name: "hand-over",
     values: &["f16", "f32"],
-    help: "rows that pass from a part of the decoder to the next",
+    help: "element type of the hidden states between parts of the decoder",
 };
 const PROJECTION: RecipeOption = RecipeOption {
     name: "ple",
     values: &["graph", "host"],
     help: "what projects rows to per-layer inputs: graphs, or the host, as in published bundles",
 };
-const GUESSES: RecipeOption = RecipeOption {
-    name: "guess",
+const VERIFY: RecipeOption = RecipeOption {
+    name: "verify",
     values: &["none", "4", "8", "16"],
-    help: "tokens that go through all layers at once, so that guesses are checked (--speculate); without \
+    help: "draft tokens that a graph of all layers verifies at once (--speculate); without \
            --share-weights these graphs hold all weights once more",
 };
 const AUDIO_WEIGHTS: RecipeOption = RecipeOption {
     name: "audio",
-    values: &["f16", "int8"],
-    help: "weights of the tower for sound",
+    values: &["fp16", "w8a16"],
+    help: "precision of the audio tower's weights",
 };
 const VISION_WEIGHTS: RecipeOption = RecipeOption {
     name: "vision",
-    values: &["f16", "int8"],
-    help: "weights of the tower for pictures",
+    values: &["fp16", "w8a16"],
+    help: "precision of the vision tower's weights",
 };
 
 register_recipe!(
     RecipeEntry::new(&["Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"], recipe)
-        .prompt_graphs()
+        .prefill_graphs()
         .shards(PARTS)
         .options(&[
             TOWERS,
@@ -111,7 +111,7 @@ register_recipe!(
             DOWN_SPLIT,
             HAND_OVER,
             PROJECTION,
-            GUESSES,
+            VERIFY,
             AUDIO_WEIGHTS,
             VISION_WEIGHTS,
         ])
@@ -121,8 +121,8 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let config = Config::read(checkpoint)?;
     let max_ctx = options.max_ctx;
     check_shape(options, config.layers(), Some(config.max_positions))?;
-    let guess = options.choice(GUESSES.name).and_then(|rows| rows.parse().ok());
-    let prompts = rows_of_steps(options, guess)?;
+    let verify = options.choice(VERIFY.name).and_then(|rows| rows.parse().ok());
+    let prompts = step_rows(options, verify)?;
     let window = config.window.min(max_ctx);
     // A step writes all of its rows into the ring at once.
     let ring = prompts.iter().fold(window, |ring, rows| ring.max(*rows));
@@ -133,7 +133,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
         capacities: [max_ctx, ring],
         down_shift: DOWN_SHIFT.choice(options).and_then(|k| k.parse().ok()).unwrap_or(0),
         down_split: DOWN_SPLIT.choice(options).and_then(|n| n.parse().ok()).unwrap_or(1),
-        guess,
+        verify,
         hand_over: match options.choice(HAND_OVER.name) {
             Some("f32") => Elem::F32,
             _ => Elem::Activation,
@@ -186,27 +186,27 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     };
     if wants(checkpoint, options, "vision") {
         let vision = Vision::read(checkpoint, options)?;
-        let precision = weights(options, VISION_WEIGHTS);
+        let precision = VISION_WEIGHTS.precision(options);
         add("vision", precision, vision.graphs(checkpoint, precision)?);
         tables.push(vision.tables(checkpoint, config.hidden)?);
-        let mut said = vision.params();
-        said.extend(tokens(checkpoint, ["image_token_id", "boi_token_id", "eoi_token_id"])?);
-        params.insert("vision".to_owned(), Value::Object(said));
+        let mut keys = vision.params();
+        keys.extend(tokens(checkpoint, ["image_token_id", "boi_token_id", "eoi_token_id"])?);
+        params.insert("vision".to_owned(), Value::Object(keys));
     } else {
         checkpoint.leave_out("vision_tower");
         checkpoint.leave_out("embed_vision");
     }
     if wants(checkpoint, options, "audio") {
         let audio = Audio::read(checkpoint, options)?;
-        let precision = weights(options, AUDIO_WEIGHTS);
+        let precision = AUDIO_WEIGHTS.precision(options);
         add("audio_enc", precision, audio.graphs(checkpoint, precision)?);
         tables.push(audio.tables(checkpoint, config.hidden)?);
         let ends = ["eoa_token_id", "eoa_token_index"];
         let end = ends.into_iter().find(|key| checkpoint.config().get(*key).is_some());
-        let mut said = audio.params();
+        let mut values = audio.params();
         let keys = ["audio_token_id", "boa_token_id", end.unwrap_or(ends[0])];
-        said.extend(tokens(checkpoint, keys)?);
-        params.insert("audio".to_owned(), Value::Object(said));
+        values.extend(tokens(checkpoint, keys)?);
+        params.insert("audio".to_owned(), Value::Object(values));
         params.insert("transcription".to_owned(), transcription(checkpoint)?);
     } else {
         checkpoint.leave_out("audio_tower");
@@ -223,20 +223,20 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     })
 }
 
-/// The numbers of tokens that graphs take at once: those for prompts, and `guess`.
-fn rows_of_steps(options: &RecipeOptions, guess: Option<usize>) -> Result<Vec<usize>> {
-    let mut rows = prompt_rows(options, &PROMPT_ROWS)?;
-    let Some(guess) = guess else { return Ok(rows) };
-    if guess > options.max_ctx {
+/// The numbers of tokens that graphs take at once: those of the prefill graphs, and `verify`.
+fn step_rows(options: &RecipeOptions, verify: Option<usize>) -> Result<Vec<usize>> {
+    let mut rows = prefill_rows(options, &PREFILL_ROWS)?;
+    let Some(verify) = verify else { return Ok(rows) };
+    if verify > options.max_ctx {
         return Err(Error::new(
             ErrorKind::Usage,
             format!(
-                "recipe option {}={guess}: expected at most {}, the context",
-                GUESSES.name, options.max_ctx
+                "recipe option {}={verify}: expected at most {}, the context",
+                VERIFY.name, options.max_ctx
             ),
         ));
     }
-    rows.push(guess);
+    rows.push(verify);
     rows.sort_unstable();
     rows.dedup();
     Ok(rows)
@@ -248,14 +248,6 @@ fn wants(checkpoint: &Checkpoint, options: &RecipeOptions, tower: &str) -> bool 
     there && options.choice(TOWERS.name).is_none_or(|towers| towers == "all" || towers == tower)
 }
 
-/// Precision of a tower's weights.
-fn weights(options: &RecipeOptions, option: RecipeOption) -> Precision {
-    match options.choice(option.name) {
-        Some("int8") => Precision::W8A16,
-        _ => Precision::Fp16,
-    }
-}
-
 /// The tokens `token_id`, `begin_token_id` and `end_token_id` of a kind of media, from these keys of the configuration.
 fn tokens(checkpoint: &Checkpoint, keys: [&str; 3]) -> Result<Map<String, Value>> {
     let reader = Reader::whole(checkpoint);
@@ -264,7 +256,7 @@ fn tokens(checkpoint: &Checkpoint, keys: [&str; 3]) -> Result<Map<String, Value>
     names.into_iter().zip(keys).map(id).collect()
 }
 
-/// What asks for the words of a sound: of a checkpoint that is tuned to answer, in a message of a conversation.
+/// The request for a transcription: of a checkpoint that is tuned to answer, in a message of a conversation.
 fn transcription(checkpoint: &Checkpoint) -> Result<Value> {
     if has_chat_template(checkpoint.dir())? {
         return Ok(json!({"prompt": REQUEST, "chat": true}));

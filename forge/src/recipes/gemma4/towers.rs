@@ -1,4 +1,4 @@
-//! What the towers for pictures and for sound have in common.
+//! What the vision and audio towers have in common.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::graph::TensorId;
 use crate::recipe::{Precision, RecipeOptions};
 use crate::weight::{RowSource, Weight};
 
-/// A linear layer whose input and output are cut to bounds that the checkpoint gives (`Gemma4ClippableLinear`).
+/// A linear layer whose input and output are clamped to bounds that the checkpoint gives (`Gemma4ClippableLinear`).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Clipped<'a> {
     pub checkpoint: &'a Checkpoint,
@@ -102,7 +102,7 @@ impl RowSource for Reordered {
     }
 }
 
-/// Numbers of a recipe option, ascending and without repetition; none where it is not given.
+/// Numbers of a recipe option, ascending and without repetition; none where it is not set.
 pub(super) fn numbers(
     options: &RecipeOptions,
     name: &str,

@@ -1,7 +1,7 @@
-//! The tower for pictures: its graphs, and what the host needs around them.
+//! The vision tower: its graphs, and what the host needs around them.
 //!
 //! Arithmetic: `transformers`, `models/gemma4/modeling_gemma4.py`, `Gemma4VisionModel`. A graph `vision` takes the
-//! patches of a picture, fewer than it has room for:
+//! patches of an image, fewer than it has room for:
 //!
 //! | tensor | shape | |
 //! |---|---|---|
@@ -34,13 +34,13 @@ use crate::registry::RecipeOption;
 pub(super) const IMAGE_PATCHES: RecipeOption = RecipeOption {
     name: "image-patches",
     values: &[],
-    help: "patches of the graphs for pictures, such as 630,2304; each picture goes through the smallest that holds it",
+    help: "patches of the vision graphs, such as 630,2304; each image goes through the smallest that holds it",
 };
 /// The budget of soft tokens.
 pub(super) const IMAGE_TOKENS: RecipeOption = RecipeOption {
     name: "image-tokens",
     values: &[],
-    help: "soft tokens that a picture becomes at most: 70, 140, 280, 560 or 1120; processor_config.json says it else",
+    help: "max soft tokens of an image: 70, 140, 280, 560 or 1120; by default those of processor_config.json",
 };
 /// Budgets that the processor takes.
 const BUDGETS: [usize; 5] = [70, 140, 280, 560, 1120];
@@ -62,7 +62,7 @@ pub(super) struct Vision {
     theta: f64,
     clips: bool,
     eps: f32,
-    /// Soft tokens of a picture at most.
+    /// Max soft tokens of an image.
     budget: usize,
     /// Patches of the graphs, ascending.
     patches: Vec<usize>,
@@ -88,9 +88,8 @@ impl Vision {
         let pool = reader.size_or("pooling_kernel_size", 3)?;
         let budget = budget(checkpoint, options)?;
         let all = budget.saturating_mul(pool).saturating_mul(pool);
-        let least = pool * pool;
-        let patches =
-            numbers(options, IMAGE_PATCHES.name, least..=all)?.unwrap_or_else(|| vec![all]);
+        let min = pool * pool;
+        let patches = numbers(options, IMAGE_PATCHES.name, min..=all)?.unwrap_or_else(|| vec![all]);
         let theta = reader.positive(&["rope_parameters.rope_theta"])?.unwrap_or(100.0);
         Ok(Self {
             hidden,
@@ -125,7 +124,7 @@ impl Vision {
     pub fn tables(&self, checkpoint: &Checkpoint, hidden: usize) -> Result<Tables> {
         let pixels = 3 * self.patch * self.patch;
         let embedder = "vision_tower.patch_embedder";
-        let table = |field: &str, file: &str, source| MatrixFile::wide(field, file, source);
+        let table = |field: &str, file: &str, source| MatrixFile::in_f32(field, file, source);
         let projector = "embed_vision.embedding_projection.weight";
         Ok(matrices(
             "vision",
@@ -182,9 +181,8 @@ impl Vision {
                 clipped.linear(&mut b, h, &format!("{at}.mlp.gate_proj"), self.intermediate)?;
             let up = clipped.linear(&mut b, h, &format!("{at}.mlp.up_proj"), self.intermediate)?;
             let gate = b.gelu_tanh(gate)?;
-            let product = b.mul(gate, up)?;
-            let out =
-                clipped.linear(&mut b, product, &format!("{at}.mlp.down_proj"), self.hidden)?;
+            let inner = b.mul(gate, up)?;
+            let out = clipped.linear(&mut b, inner, &format!("{at}.mlp.down_proj"), self.hidden)?;
             let out = parts.norm(&mut b, out, &format!("{at}.post_feedforward_layernorm"))?;
             x = b.add(x, out)?;
         }
@@ -252,11 +250,11 @@ fn budget(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<usize> {
             )),
         };
     }
-    let said = Processor::image(checkpoint)?;
+    let processor = Processor::image(checkpoint)?;
     let key = "/max_soft_tokens";
-    let Some(found) = said.get(key) else { return Ok(DEFAULT_BUDGET) };
+    let Some(found) = processor.get(key) else { return Ok(DEFAULT_BUDGET) };
     let budget = found.as_u64().and_then(|n| usize::try_from(n).ok());
     budget
         .filter(|budget| BUDGETS.contains(budget))
-        .ok_or_else(|| said.bad(key, "70, 140, 280, 560 or 1120"))
+        .ok_or_else(|| processor.bad(key, "70, 140, 280, 560 or 1120"))
 }

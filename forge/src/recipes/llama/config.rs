@@ -62,7 +62,7 @@ pub(super) struct Config {
     pub eps: f32,
     pub tied: bool,
     pub max_positions: Option<usize>,
-    /// Least number of positions that a causal layer sees, where one slides.
+    /// Min number of positions that a causal layer sees, where one slides.
     pub window: Option<usize>,
 }
 
@@ -147,13 +147,13 @@ fn rope(reader: &Reader<'_>, max_positions: Option<usize>) -> Result<(f64, Optio
     Ok((theta, scaling))
 }
 
-/// Positions that the narrowest layer sees, where one slides.
+/// Min number of positions that a layer sees, where one slides.
 fn window(reader: &Reader<'_>, kind: Kind, layers: usize) -> Result<Option<usize>> {
-    let said = reader.maybe_size("sliding_window")?;
+    let window = reader.maybe_size("sliding_window")?;
     match kind {
         Kind::Llama => Ok(None),
-        Kind::Mistral if !reader.says("sliding_window") => Ok(Some(4096)),
-        Kind::Mistral => Ok(said),
+        Kind::Mistral if !reader.has("sliding_window") => Ok(Some(4096)),
+        Kind::Mistral => Ok(window),
         Kind::Qwen2 | Kind::Qwen3 => {
             if !reader.flag("use_sliding_window")? {
                 return Ok(None);
@@ -162,7 +162,7 @@ fn window(reader: &Reader<'_>, kind: Kind, layers: usize) -> Result<Option<usize
                 Some(types) => types.iter().any(|t| t == "sliding_attention"),
                 None => reader.maybe_size("max_window_layers")?.unwrap_or(28) < layers,
             };
-            Ok(said.or(Some(4096)).filter(|_| slides))
+            Ok(window.or(Some(4096)).filter(|_| slides))
         }
     }
 }

@@ -34,8 +34,8 @@ impl Encoder {
             let value = prompts.as_ref().and_then(|p| p.get("prompts")).and_then(|p| p.get(key));
             value.and_then(Value::as_str).map(str::to_owned)
         };
-        let said = prompts.as_ref().and_then(|p| p.get("prompts")).and_then(Value::as_object);
-        let prompted = said.is_some_and(|all| all.values().any(|prompt| prompt != ""));
+        let declared = prompts.as_ref().and_then(|p| p.get("prompts")).and_then(Value::as_object);
+        let prompted = declared.is_some_and(|all| all.values().any(|prompt| prompt != ""));
         if prompted && pooling.as_ref().and_then(|p| p.get("include_prompt")) == Some(&json!(false))
         {
             let path = dir.join("1_Pooling/config.json");
@@ -101,8 +101,8 @@ fn unsupported(path: &Path, what: &str) -> Error {
 /// Longest text, in tokens, that `sentence-transformers` gives the checkpoint.
 pub(super) fn max_text(checkpoint: &Checkpoint) -> Result<Option<usize>> {
     let file = read(&checkpoint.dir().join("sentence_bert_config.json"))?;
-    let said = file.as_ref().and_then(|f| f.get("max_seq_length")).and_then(Value::as_u64);
-    Ok(said.and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0))
+    let declared = file.as_ref().and_then(|f| f.get("max_seq_length")).and_then(Value::as_u64);
+    Ok(declared.and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0))
 }
 
 /// True when every token sees every other one.

@@ -35,8 +35,8 @@ use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
 use crate::kit::{
-    Attend, AttendInputs, Decoder, DecoderParams, Layers, PROMPT_ROWS, check_shape, decoder,
-    one_or_many, prompt_rows, shards,
+    Attend, AttendInputs, Decoder, DecoderParams, Layers, PREFILL_ROWS, check_shape, decoder,
+    one_or_many, prefill_rows, shards,
 };
 use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
 use crate::register_recipe;
@@ -60,17 +60,17 @@ const ENCODERS: [&str; 6] = [
 /// in longer ones such a mask is more to fill and to read than sharing them is worth.
 const SHARED: usize = 512;
 
-/// Tokens of the shorter texts that an encoder has graphs for when nothing is said.
+/// Tokens of the shorter texts that an encoder has graphs for by default.
 const BUCKETS: [usize; 2] = [32, 128];
 
 register_recipe!(
     RecipeEntry::new(&DECODERS, recipe)
         .tasks(&[Task::Generate, Task::Embed])
-        .prompt_graphs()
+        .prefill_graphs()
         .longest(longest)
 );
 register_recipe!(
-    RecipeEntry::new(&ENCODERS, recipe).tasks(&[Task::Embed]).prompt_graphs().longest(longest)
+    RecipeEntry::new(&ENCODERS, recipe).tasks(&[Task::Embed]).prefill_graphs().longest(longest)
 );
 
 fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
@@ -137,7 +137,7 @@ fn generate(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -
     let Decoder { contexts, plan_params } = decoder(
         options,
         config.layers,
-        &prompt_rows(options, &PROMPT_ROWS)?,
+        &prefill_rows(options, &PREFILL_ROWS)?,
         |name, range, rows| {
             run(
                 &layers,
@@ -222,7 +222,7 @@ fn embed(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -> R
 /// the weights once more, so an encoder that is too large for one context gets them only when they are asked for.
 fn bucket_lengths(options: &RecipeOptions) -> Result<Vec<usize>> {
     let small = options.shards == 1 || options.share_weights;
-    let mut lengths = prompt_rows(options, if small { &BUCKETS[..] } else { &[] })?;
+    let mut lengths = prefill_rows(options, if small { &BUCKETS[..] } else { &[] })?;
     lengths.retain(|length| *length < options.max_ctx);
     lengths.push(options.max_ctx);
     Ok(lengths)

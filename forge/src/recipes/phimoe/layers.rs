@@ -102,7 +102,7 @@ fn expert(
 ) -> Result<TensorId> {
     let (hidden, width) = (config.hidden, config.width);
     b.scope(format!("{prefix}expert"));
-    let product = |b: &mut GraphBuilder, x: TensorId, name: &str, shape: [usize; 2]| {
+    let matmul = |b: &mut GraphBuilder, x: TensorId, name: &str, shape: [usize; 2]| {
         let name = format!("{prefix}{name}");
         match inputs {
             ExpertInputs::F16 => {
@@ -112,14 +112,14 @@ fn expert(
             ExpertInputs::Int8 => {
                 let weight = b.input(&name, Elem::Int8, &shape)?;
                 let scale = b.input(&format!("{name}_scale"), Elem::Activation, &[1, shape[0]])?;
-                let product = b.matmul(x, weight, true)?;
-                b.mul(product, scale)
+                let y = b.matmul(x, weight, true)?;
+                b.mul(y, scale)
             }
         }
     };
-    let gate = product(b, x, "gate", [width, hidden])?;
-    let up = product(b, x, "up", [width, hidden])?;
+    let gate = matmul(b, x, "gate", [width, hidden])?;
+    let up = matmul(b, x, "up", [width, hidden])?;
     let gate = b.silu(gate)?;
     let inner = b.mul(gate, up)?;
-    product(b, inner, "down", [hidden, width])
+    matmul(b, inner, "down", [hidden, width])
 }

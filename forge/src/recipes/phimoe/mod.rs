@@ -14,7 +14,7 @@
 //! | → `new_k_i`, `new_v_i` | `[kv_heads, P, head_dim]` | keys after rope |
 //!
 //! `ffn2` runs the two experts of a token and adds the residual, `ffn_pf` one expert over P tokens.
-//! Their weights are inputs: f16, or int8 with scales that the product is multiplied by.
+//! Their weights are inputs: f16, or int8 with scales that the output is multiplied by.
 //! `lmhead_ar1` is final norm and head.
 
 mod config;
@@ -26,27 +26,27 @@ use serde_json::{Map, Value, json};
 
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Graph, INT8_STEP};
-use crate::kit::{DecoderParams, Layers, check_shape, object, prompt_rows};
+use crate::kit::{DecoderParams, Layers, check_shape, object, prefill_rows};
 use crate::recipe::{ContextPlan, MAX_CONTEXTS, Recipe, RecipeOptions};
 use crate::register_recipe;
 use crate::registry::{RecipeEntry, RecipeOption};
 use config::Config;
 use layers::{ExpertInputs, attention, head, pair, single};
 
-/// Tokens of the longest prompt that goes through the graphs for prompts, when nothing is said.
+/// Tokens of the longest prompt that goes through the prefill graphs, by default.
 const DEFAULT_WINDOW: usize = 576;
 
 /// What graphs of experts take as weights.
 const EXPERTS: RecipeOption = RecipeOption {
     name: "experts",
-    values: &["int8", "f16"],
-    help: "what the graphs of experts take: the table's int8 values, or f16 that the host makes of them",
+    values: &["w8a16", "fp16"],
+    help: "precision of the experts' weights as graph inputs: the table's int8, or f16 that the host makes of it",
 };
 
 // The older of the two names stands in older checkpoints.
 register_recipe!(
     RecipeEntry::new(&["PhimoeForCausalLM", "PhiMoEForCausalLM"], recipe)
-        .prompt_graphs()
+        .prefill_graphs()
         .options(&[EXPERTS])
 );
 
@@ -55,7 +55,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let window = check(&config, options)?;
     let layers = Layers::decoder(checkpoint, options, config.eps);
     let inputs = match options.choice(EXPERTS.name) {
-        Some("f16") => ExpertInputs::F16,
+        Some("fp16") => ExpertInputs::F16,
         _ => ExpertInputs::Int8,
     };
     // Graphs that share weights stand in one context, of which no part can be left out.
@@ -107,7 +107,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
                 contexts.len()
             ),
         )
-        .hint("ask for fewer shards, or omit the prompt graphs with --prefill 0"));
+        .hint("ask for fewer shards, or omit the prefill graphs with --prefill 0"));
     }
     Ok(Recipe {
         family: "phimoe".to_owned(),
@@ -120,19 +120,19 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     })
 }
 
-/// Checks the options; answers with the tokens that the graphs for prompts take, if there are any.
+/// Checks the options; returns the tokens that the prefill graphs take, if there are any.
 fn check(config: &Config, options: &RecipeOptions) -> Result<Option<usize>> {
     check_shape(options, config.layers, config.max_positions)?;
     if let Some(list) = options.prefill.as_ref().filter(|list| list.len() > 1) {
         return Err(Error::new(
             ErrorKind::Usage,
             format!(
-                "{} sizes of prompt graphs, expected one: a prompt goes through them whole",
+                "{} sizes of prefill graphs, expected one: a prompt goes through them whole",
                 list.len()
             ),
         ));
     }
-    Ok(prompt_rows(options, &[DEFAULT_WINDOW])?.pop())
+    Ok(prefill_rows(options, &[DEFAULT_WINDOW])?.pop())
 }
 
 fn params(config: &Config, options: &RecipeOptions) -> Map<String, Value> {

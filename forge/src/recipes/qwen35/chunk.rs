@@ -1,4 +1,4 @@
-//! The gated delta rule for several tokens at once: products of matrices instead of a step for each token.
+//! The gated delta rule for several tokens at once: matmuls instead of a step for each token.
 //!
 //! Arithmetic: the chunked form of Yang et al. 2024 (arXiv 2412.06464), `torch_chunk_gated_delta_rule` of
 //! `models/qwen3_5/modeling_qwen3_5.py`. The inverse that it needs is built up from blocks, each twice as wide as
@@ -12,8 +12,8 @@ use crate::graph::{Elem, TensorId, UnaryOp};
 
 /// Tokens that are computed at once; more are computed one chunk after the other.
 const WIDEST: usize = 64;
-/// A token forgets at most so much: e to the power of minus this is 0 in half precision.
-const MOST: f32 = 60.0;
+/// Bound on how much a token forgets: e to the power of minus this is 0 in half precision.
+const MAX_DECAY: f32 = 60.0;
 
 /// The name of the input that is 1 for tokens and 0 for rows behind them.
 const VALID: &str = "valid";
@@ -83,7 +83,7 @@ impl Chunks {
         let valid = b.input(VALID, Elem::Activation, &[rows, 1])?;
         let keep = b.input(KEEP, Elem::Activation, &[older, older + rows])?;
         let mut sizes: Vec<(usize, Constants)> = Vec::new();
-        for size in pieces(rows) {
+        for size in chunk_sizes(rows) {
             if sizes.iter().all(|(have, _)| *have != size) {
                 sizes.push((size, Constants::new(b, model.config.value_heads, size)?));
             }
@@ -97,7 +97,7 @@ impl Chunks {
 }
 
 /// Sizes of the chunks of `rows` tokens.
-fn pieces(rows: usize) -> impl Iterator<Item = usize> {
+fn chunk_sizes(rows: usize) -> impl Iterator<Item = usize> {
     (0..rows).step_by(WIDEST).map(move |first| WIDEST.min(rows - first))
 }
 
@@ -116,14 +116,14 @@ struct Tokens {
 }
 
 impl Tokens {
-    fn piece(&self, b: &mut GraphBuilder, first: usize, end: usize) -> Result<Self> {
-        let mut cut = |x: TensorId| b.slice(x, 1, first, end);
+    fn part(&self, b: &mut GraphBuilder, first: usize, end: usize) -> Result<Self> {
+        let mut slice = |x: TensorId| b.slice(x, 1, first, end);
         Ok(Self {
-            q: cut(self.q)?,
-            k: cut(self.k)?,
-            v: cut(self.v)?,
-            decay: cut(self.decay)?,
-            beta: cut(self.beta)?,
+            q: slice(self.q)?,
+            k: slice(self.k)?,
+            v: slice(self.v)?,
+            decay: slice(self.decay)?,
+            beta: slice(self.beta)?,
         })
     }
 }
@@ -171,7 +171,7 @@ impl Model<'_> {
         let beta = by_head(b, beta)?;
         let decay = layers.exact_linear(b, x, &tensor("in_proj_a"), heads, false)?;
         let decay = self.log_decay(b, decay, layer)?;
-        let decay = b.clamp(decay, -MOST, 0.0)?;
+        let decay = b.clamp(decay, -MAX_DECAY, 0.0)?;
         let decay = b.cast(decay, Elem::Activation)?;
         let decay = by_head(b, decay)?;
 
@@ -180,10 +180,10 @@ impl Model<'_> {
         let tokens = Tokens { q, k, v, decay, beta };
         let mut outs = Vec::new();
         let mut first = 0;
-        for size in pieces(rows) {
+        for size in chunk_sizes(rows) {
             let Some(constants) = chunks.constants(size) else { continue };
-            let piece = tokens.piece(b, first, first + size)?;
-            let (out, next) = self.chunk(b, &piece, state, constants)?;
+            let part = tokens.part(b, first, first + size)?;
+            let (out, next) = self.chunk(b, &part, state, constants)?;
             outs.push(out);
             (state, first) = (next, first + size);
         }
@@ -215,10 +215,10 @@ impl Model<'_> {
         for (tap, weights) in taps.chunks_exact(channels).enumerate() {
             let shifted = b.slice(window, 0, tap, tap + rows)?;
             let weights = b.row(&format!("conv_{tap}"), weights.to_vec())?;
-            let product = b.mul(shifted, weights)?;
+            let term = b.mul(shifted, weights)?;
             sums = Some(match sums {
-                Some(sums) => b.add(sums, product)?,
-                None => product,
+                Some(sums) => b.add(sums, term)?,
+                None => term,
             });
         }
         let present = b.matmul(chunks.keep, window, false)?;
@@ -250,10 +250,10 @@ impl Model<'_> {
         let until = b.unary(UnaryOp::Exp, until)?;
 
         let both = b.concat(&[q, k], 1)?;
-        let products = b.matmul(both, k, true)?;
+        let scores = b.matmul(both, k, true)?;
         let [qk, kk] = [0, size].map(|first| (first, first + size));
-        let qk = b.slice(products, 1, qk.0, qk.1)?;
-        let kk = b.slice(products, 1, kk.0, kk.1)?;
+        let qk = b.slice(scores, 1, qk.0, qk.1)?;
+        let kk = b.slice(scores, 1, kk.0, kk.1)?;
         let reads = b.matmul(both, state, false)?;
         let q_state = b.slice(reads, 1, 0, size)?;
         let k_state = b.slice(reads, 1, size, 2 * size)?;

@@ -38,13 +38,13 @@ pub(super) struct Config {
     pub eps: f32,
     pub tied: bool,
     pub max_positions: Option<usize>,
-    /// Of checkpoints that have it, the tower for pictures.
-    pub vision: Option<Pictures>,
+    /// Of checkpoints that have it, the vision tower.
+    pub vision: Option<Images>,
 }
 
-/// What a checkpoint has for pictures.
+/// The vision tower of a checkpoint, and the rotary sections that go with it.
 #[derive(Debug, Clone)]
-pub(super) struct Pictures {
+pub(super) struct Images {
     pub tower: Vision,
     /// Pairs of a head that turn by time, row and column; interleaved.
     pub section: [usize; 3],
@@ -95,7 +95,7 @@ impl Config {
             // `PretrainedConfig` of the class has `tie_word_embeddings = False`.
             tied: reader.tied(false),
             max_positions: reader.maybe_size("max_position_embeddings")?,
-            vision: pictures(checkpoint, &reader, [hidden, vocab], rotary_dim)?,
+            vision: images(checkpoint, &reader, [hidden, vocab], rotary_dim)?,
         };
         if !config.value_heads.is_multiple_of(config.key_heads) {
             return Err(reader.fault(format!(
@@ -126,12 +126,12 @@ fn layers(reader: &Reader<'_>) -> Result<Vec<LayerKind>> {
 
 /// The tower, where the configuration describes it and the checkpoint holds it: some keep the configuration and are
 /// text alone.
-fn pictures(
+fn images(
     checkpoint: &Checkpoint,
     reader: &Reader<'_>,
     [hidden, vocab]: [usize; 2],
     rotary_dim: usize,
-) -> Result<Option<Pictures>> {
+) -> Result<Option<Images>> {
     let described = checkpoint.config().get("vision_config").is_some_and(Value::is_object);
     let drawn = checkpoint.seed().is_some();
     if !(described && (drawn || checkpoint.has("visual.patch_embed.proj.weight"))) {
@@ -139,5 +139,5 @@ fn pictures(
     }
     // No rows for the decoder's layers: this tower has no deepstack mergers.
     let tower = Vision::read(checkpoint, [hidden, 0, vocab])?;
-    Ok(Some(Pictures { tower, section: section(reader, rotary_dim / 2, Some(SECTION))? }))
+    Ok(Some(Images { tower, section: section(reader, rotary_dim / 2, Some(SECTION))? }))
 }

@@ -66,8 +66,8 @@ impl Model<'_> {
         let past_conv = b.input(&format!("past_conv_{layer}"), Elem::Activation, &fifo)?;
         let past_ssm = b.input(&format!("past_ssm_{layer}"), Elem::F32, &[heads, dk, dv])?;
 
-        // Causal depthwise convolution over the last `kernel` columns, then SiLU. As products and a sum
-        // of columns: a reduction over so few costs the NPU many times as much. A column is laid out as
+        // Causal depthwise convolution over the last `kernel` columns, then SiLU. As element-wise products and a sum
+        // of columns: a reduction over that few costs the NPU many times as much. A column is laid out as
         // rows of a head's width, which fill the NPU's tiles and are what follows needs; the library
         // leaves whatever is in memory in the tiles of constants with an odd number of rows.
         let width = gcd(dk, dv);
@@ -83,8 +83,8 @@ impl Model<'_> {
         let current = b.reshape(column, &[rows, width])?;
         let mut sums = b.mul(current, newest)?;
         for start in (0..fifo[0]).step_by(rows) {
-            let product = b.slice(older, 0, start, start + rows)?;
-            sums = b.add(sums, product)?;
+            let term = b.slice(older, 0, start, start + rows)?;
+            sums = b.add(sums, term)?;
         }
         let present_conv = if c.kernel > 2 {
             let kept = b.slice(window, 0, rows, fifo[0])?;
@@ -125,7 +125,7 @@ impl Model<'_> {
         // The state S decays, is corrected towards v along k, and is read along q:
         //   delta = beta · (v − decay · kS),  S' = decay · S + kᵀ delta,
         //   out = qS' = decay · qS + (q·k) · delta.
-        // So both reads are one product with the old state, which the NPU's matrix unit computes.
+        // So both reads are one matmul with the old state, which the NPU's matrix unit computes.
         let both = b.concat(&[q, k], 1)?;
         let reads = b.matmul(both, past_ssm, false)?;
         let reads = b.mul(reads, decay)?;

@@ -33,8 +33,8 @@ use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
 use crate::kit::{
-    Attend, AttendInputs, Decoder, DecoderParams, Layers, Mlp, PROMPT_ROWS, check_shape, decoder,
-    prompt_rows,
+    Attend, AttendInputs, Decoder, DecoderParams, Layers, Mlp, PREFILL_ROWS, check_shape, decoder,
+    prefill_rows,
 };
 use crate::recipe::{Probe, Recipe, RecipeOptions};
 use crate::recipes::vision::{
@@ -43,19 +43,19 @@ use crate::recipes::vision::{
 use crate::register_recipe;
 use crate::registry::{RecipeEntry, RecipeOption};
 use chunk::Chunks;
-use config::{Config, LayerKind, Pictures};
+use config::{Config, Images, LayerKind};
 use layers::Model;
 
 /// As that of other recipes with such a tower, which may be left out here.
 const TOWER: RecipeOption = RecipeOption {
-    values: &["f16", "int8", "none"],
-    help: "weights of the vision tower, where the checkpoint has one; none leaves it out",
+    values: &["fp16", "w8a16", "none"],
+    help: "precision of the vision tower's weights, where the checkpoint has one; none leaves it out",
     ..VISION_WEIGHTS
 };
 
 register_recipe!(
     RecipeEntry::new(&["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"], recipe)
-        .prompt_graphs()
+        .prefill_graphs()
         .options(&[IMAGE_SIZE, IMAGE_PATCHES, TOWER, VISION_SHIFT])
         .probe(probe)
 );
@@ -69,7 +69,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let Decoder { contexts, plan_params } = decoder(
         options,
         config.layers.len(),
-        &prompt_rows(options, &PROMPT_ROWS)?,
+        &prefill_rows(options, &PREFILL_ROWS)?,
         |name, range, rows| graph(&model, options.max_ctx, name, range, rows),
         layers.lmhead(config.hidden, config.vocab, config.tied)?,
     )?;
@@ -82,8 +82,8 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     }
     .map(options.max_ctx);
     params.insert("rotary_dim".to_owned(), json!(config.rotary_dim));
-    let pictures = pictures(&config, options)?;
-    if let Some(Pictures { section, .. }) = pictures {
+    let images = images(&config, options)?;
+    if let Some(Images { section, .. }) = images {
         let scaling =
             json!({"rope_type": "default", "mrope_interleaved": true, "mrope_section": section});
         params.insert("rope_scaling".to_owned(), scaling);
@@ -99,8 +99,8 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     };
     // The layers that predict further tokens.
     checkpoint.leave_out("mtp");
-    match pictures {
-        Some(Pictures { tower, .. }) => {
+    match images {
+        Some(Images { tower, .. }) => {
             vision::add(&mut recipe, checkpoint, tower, options, size(tower, options))?;
         }
         None => checkpoint.leave_out("visual"),
@@ -108,32 +108,32 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     Ok(recipe)
 }
 
-/// What the bundle shall have for pictures. Errors when sizes of pictures are asked for, and there is no tower.
-fn pictures<'a>(config: &'a Config, options: &RecipeOptions) -> Result<Option<&'a Pictures>> {
+/// The vision tower of the bundle; an error when sizes of images are asked for, and there is none.
+fn images<'a>(config: &'a Config, options: &RecipeOptions) -> Result<Option<&'a Images>> {
     let wanted = options.choice(TOWER.name) != Some("none");
-    let pictures = config.vision.as_ref().filter(|_| wanted);
+    let images = config.vision.as_ref().filter(|_| wanted);
     let asked = [IMAGE_SIZE, IMAGE_PATCHES].into_iter().find(|o| options.choice(o.name).is_some());
-    match (pictures, asked) {
+    match (images, asked) {
         (None, Some(option)) => {
             let why = if wanted { "the checkpoint has no vision tower" } else { "vision is none" };
-            let what = format!("{} is given, but {why}", option.name);
+            let what = format!("{} is set, but {why}", option.name);
             Err(Error::new(ErrorKind::Usage, what).hint(
                 "leave the option out, or use a checkpoint with vision_config and tensors visual.*",
             ))
         }
-        (pictures, _) => Ok(pictures),
+        (images, _) => Ok(images),
     }
 }
 
-/// The side of pictures when nothing is said: less than usual where the context is short.
+/// The side of images by default: less than usual where the context is short.
 fn size(tower: &Vision, options: &RecipeOptions) -> usize {
     tower.side_within(DEFAULT_SIZE, options.max_ctx)
 }
 
 fn probe(checkpoint: &Checkpoint, options: &RecipeOptions, shown: Segment<'_>) -> Result<Probe> {
     let config = Config::read(checkpoint)?;
-    let Some(Pictures { tower, .. }) = pictures(&config, options)? else {
-        let what = "a picture is given, but the bundle has no vision tower";
+    let Some(Images { tower, .. }) = images(&config, options)? else {
+        let what = "an image is given, but the bundle has no vision tower";
         return Err(Error::new(ErrorKind::Usage, what));
     };
     vision::probe(checkpoint, tower, options, size(tower, options), shown)

@@ -1,4 +1,4 @@
-//! Qwen3-VL: a vision tower whose rows stand in a text for pictures, and a decoder that takes further rows of the tower
+//! Qwen3-VL: a vision tower whose rows stand in a text for images, and a decoder that takes further rows of the tower
 //! after its first layers (deepstack).
 //!
 //! Arithmetic: `transformers`, `models/qwen3_vl`. The host embeds patches and adds learned positions; then
@@ -7,7 +7,7 @@
 //! |---|---|---|---|
 //! | `vision`, `vision<N>` | see `recipes/vision` | | |
 //! | `decode`, `prefill<P>` | as those of Llama-like models | | `cos` and `sin` by the position of each token |
-//! | | `deepstack_k` | `[P, hidden]` | zeros where a token is no picture's |
+//! | | `deepstack_k` | `[P, hidden]` | zeros where a token is no image's |
 //! | `lmhead` | `x` → `logits` | `[1, hidden]` → `[1, vocab]` | |
 
 mod config;
@@ -23,7 +23,7 @@ use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
 use crate::kit::{
     Attend, AttendInputs, Attention, Decoder, DecoderParams, Layers, Mlp, check_shape, decoder,
-    prompt_rows,
+    prefill_rows,
 };
 use crate::recipe::{Probe, Recipe, RecipeOptions};
 use crate::recipes::vision::{
@@ -33,12 +33,12 @@ use crate::register_recipe;
 use crate::registry::RecipeEntry;
 use config::Config;
 
-/// Tokens that prompt graphs take when nothing is said: 256 of a picture and a question, and the rest of a prompt.
+/// Tokens that prefill graphs take by default: 256 of an image and a question, and the rest of a prompt.
 const DEFAULT_PREFILL: [usize; 2] = [16, 320];
 
 register_recipe!(
     RecipeEntry::new(&["Qwen3VLForConditionalGeneration"], recipe)
-        .prompt_graphs()
+        .prefill_graphs()
         .options(&[IMAGE_SIZE, IMAGE_PATCHES, VISION_WEIGHTS, VISION_SHIFT])
         .probe(probe)
 );
@@ -50,7 +50,7 @@ fn recipe(checkpoint: &Checkpoint, options: &RecipeOptions) -> Result<Recipe> {
     let Decoder { contexts, plan_params } = decoder(
         options,
         config.layers,
-        &prompt_rows(options, &DEFAULT_PREFILL)?,
+        &prefill_rows(options, &DEFAULT_PREFILL)?,
         |name, range, rows| run(&layers, &config, name, range, rows, options.max_ctx),
         layers.lmhead(config.hidden, config.vocab, config.tied)?,
     )?;

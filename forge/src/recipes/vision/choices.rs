@@ -1,4 +1,4 @@
-//! Options of recipes with a vision tower, and what they choose: sizes of pictures, the tower's precision and scale.
+//! Options of recipes with a vision tower, and what they choose: sizes of images, the tower's precision and scale.
 
 use qhx_core::{Error, ErrorKind, Result};
 
@@ -6,10 +6,10 @@ use super::config::{Patches, Vision};
 use super::tower::Tower;
 use crate::checkpoint::Checkpoint;
 use crate::kit::Layers;
-use crate::recipe::{Precision, RecipeOptions};
+use crate::recipe::RecipeOptions;
 use crate::registry::RecipeOption;
 
-/// Side of the square that pictures are stretched to when nothing is said.
+/// Side of the square that images are stretched to by default.
 pub(in crate::recipes) const DEFAULT_SIZE: usize = 512;
 /// Epsilon of the vision tower's norms.
 const VISION_EPS: f32 = 1e-6;
@@ -17,20 +17,23 @@ const VISION_EPS: f32 = 1e-6;
 pub(in crate::recipes) const IMAGE_SIZE: RecipeOption = RecipeOption {
     name: "image-size",
     values: &[],
-    help: "side of the square that pictures are stretched to, in pixels; 512 when nothing is said",
+    help: "side of the square that images are stretched to, in pixels; 512 by default",
 };
 pub(in crate::recipes) const IMAGE_PATCHES: RecipeOption = RecipeOption {
     name: "image-patches",
     values: &[],
-    help: "patches of the vision graphs, such as 256,512,1024: pictures keep their shape, and the smallest graph \
+    help: "patches of the vision graphs, such as 256,512,1024: images keep their shape, and the smallest graph \
            that holds one takes it",
 };
-pub(in crate::recipes) const VISION_WEIGHTS: RecipeOption =
-    RecipeOption { name: "vision", values: &["f16", "int8"], help: "weights of the vision tower" };
+pub(in crate::recipes) const VISION_WEIGHTS: RecipeOption = RecipeOption {
+    name: "vision",
+    values: &["fp16", "w8a16"],
+    help: "precision of the vision tower's weights",
+};
 pub(in crate::recipes) const VISION_SHIFT: RecipeOption = RecipeOption {
     name: "vision-shift",
     values: &["0", "1", "2", "3", "4", "5", "6"],
-    help: "keeps the vision tower's hidden rows at 2^-N of their size, for checkpoints whose rows f16 cannot hold",
+    help: "keeps the vision tower's hidden states at 2^-N of their size, for checkpoints whose rows f16 cannot hold",
 };
 
 /// The vision tower, in the precision and at the scale of the options.
@@ -39,10 +42,7 @@ pub(super) fn tower<'a>(
     vision: &'a Vision,
     options: &RecipeOptions,
 ) -> Tower<'a> {
-    let precision = match options.choice(VISION_WEIGHTS.name) {
-        Some("int8") => Precision::W8A16,
-        _ => Precision::Fp16,
-    };
+    let precision = VISION_WEIGHTS.precision(options);
     let scale = 2f32.powi(-i32::from(vision_shift(options)));
     let layers = Layers::new(checkpoint, precision, VISION_EPS * scale * scale);
     Tower { layers, vision, scale }
@@ -53,7 +53,7 @@ pub(super) fn vision_shift(options: &RecipeOptions) -> u8 {
     options.choice(VISION_SHIFT.name).and_then(|shift| shift.parse().ok()).unwrap_or(0)
 }
 
-/// What the vision graphs take, the smallest first; a square of `default` pixels a side where nothing is said.
+/// What the vision graphs take, the smallest first; a square of `default` pixels a side by default.
 pub(super) fn patches(
     vision: &Vision,
     options: &RecipeOptions,
@@ -67,10 +67,10 @@ pub(super) fn patches(
             return Ok(());
         }
         Err(usage(format!(
-            "a picture of {patches} patches takes {tokens} tokens, and the context has {}",
+            "an image of {patches} patches takes {tokens} tokens, and the context has {}",
             options.max_ctx
         ))
-        .hint("make the pictures smaller, or the context longer"))
+        .hint("make the images smaller, or the context longer"))
     };
     let Some(list) = options.choice(IMAGE_PATCHES.name) else {
         let size = options.choice(IMAGE_SIZE.name);
@@ -79,16 +79,16 @@ pub(super) fn patches(
         let pixels = pixels.ok_or_else(|| {
             let found = size.map_or_else(|| default.to_string(), str::to_owned);
             usage(format!("image-size {found:?}, expected a multiple of {side} up to 16384"))
-                .hint("a token of a picture is a square of so many pixels")
+                .hint(format!("a token of an image is a square of {side} × {side} pixels"))
         })?;
         let patches = Patches::Square(pixels / vision.patch);
         return room(patches.count()).map(|()| vec![patches]);
     };
     if options.choice(IMAGE_SIZE.name).is_some() {
         return Err(usage(
-            "image-size and image-patches are both given, expected one of them".to_owned(),
+            "image-size and image-patches are both set, expected one of them".to_owned(),
         )
-        .hint("image-size stretches pictures to a square, image-patches keeps their shape"));
+        .hint("image-size stretches images to a square, image-patches keeps their shape"));
     }
     let mut counts = Vec::new();
     for text in list.split(',') {
@@ -106,5 +106,5 @@ pub(super) fn patches(
     }
     counts.sort_unstable();
     counts.dedup();
-    Ok(counts.into_iter().map(Patches::AtMost).collect())
+    Ok(counts.into_iter().map(Patches::UpTo).collect())
 }

@@ -1,4 +1,4 @@
-//! The keys of `config.json` that shape a vision tower and place pictures in a prompt, checked.
+//! The keys of `config.json` that shape a vision tower and place images in a prompt, checked.
 
 use qhx_core::Result;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::checkpoint::Checkpoint;
 use crate::kit::Reader;
 
-/// Base of the tower's rotary embedding where no key says it.
+/// Base of the tower's rotary embedding where no key has it.
 const VISION_THETA: f64 = 1e4;
 
 /// The vision tower.
@@ -29,17 +29,17 @@ pub(in crate::recipes) struct Vision {
     pub rope_theta: f64,
     /// Width of a row for the decoder.
     pub out: usize,
-    /// `image_token_id` and the other tokens around pictures and videos, with their keys.
+    /// `image_token_id` and the other tokens around images and videos, with their keys.
     pub tokens: [(&'static str, usize); 4],
 }
 
 /// What a vision graph takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Patches {
-    /// A square of so many by so many patches; its rotary tables are constants.
+    /// A square with this number of patches a side; its rotary tables are constants.
     Square(usize),
-    /// Any grid of at most so many patches; rotary tables and a mask are inputs.
-    AtMost(usize),
+    /// Any grid of at most this number of patches; rotary tables and a mask are inputs.
+    UpTo(usize),
 }
 
 impl Patches {
@@ -47,7 +47,7 @@ impl Patches {
     pub const fn count(self) -> usize {
         match self {
             Self::Square(side) => side * side,
-            Self::AtMost(count) => count,
+            Self::UpTo(count) => count,
         }
     }
 }
@@ -130,10 +130,10 @@ impl Vision {
         })
     }
 
-    /// The side of a square of at most `most` pixels a side whose tokens leave half of a context of `max_ctx` free.
-    pub fn side_within(&self, most: usize, max_ctx: usize) -> usize {
+    /// The side of a square of at most `max` pixels a side whose tokens leave half of a context of `max_ctx` free.
+    pub fn side_within(&self, max: usize, max_ctx: usize) -> usize {
         let token = self.patch * self.merge;
-        (most / token).min((max_ctx / 2).isqrt()).max(1) * token
+        (max / token).min((max_ctx / 2).isqrt()).max(1) * token
     }
 
     /// Elements of a head.

@@ -26,11 +26,11 @@ pub(super) use config::{Vision, section};
 pub(super) use probe::probe;
 use tower::Tower;
 
-/// The set of contexts that texts alone do without, and the key of what the manifest says of pictures.
+/// The set of contexts that texts alone do without, and the key of what the manifest declares about images.
 const VISION: &str = "vision";
 
-/// Puts the vision graphs of a checkpoint before the contexts of `recipe`, with what the host needs for them. Pictures
-/// are stretched to squares of `default` pixels a side when the options say nothing of their size.
+/// Puts the vision graphs of a checkpoint before the contexts of `recipe`, with what the host needs for them. Images
+/// are stretched to squares of `default` pixels a side when no option sets their size.
 pub(super) fn add(
     recipe: &mut Recipe,
     checkpoint: &Checkpoint,
@@ -75,7 +75,7 @@ fn contexts(
     for &size in patches {
         let name = match size {
             Patches::Square(_) => VISION.to_owned(),
-            Patches::AtMost(count) => format!("{VISION}{count}"),
+            Patches::UpTo(count) => format!("{VISION}{count}"),
         };
         let graph = tower.graph(&name, size)?;
         names.push(name.clone());

@@ -1,4 +1,4 @@
-//! How large the hidden rows of the vision tower become on a picture, which is shaped as the host-op shapes it.
+//! How large the hidden states of the vision tower become on an image, which is shaped as the host-op shapes it.
 
 use qhx_core::Result;
 use qhx_core::op::Segment;
@@ -13,7 +13,7 @@ use crate::checkpoint::Checkpoint;
 use crate::recipe::{Probe, RecipeOptions, Scaling, from_kit};
 use crate::weight::{Storage, Weight};
 
-/// The blocks of the tower on the patches of one picture; `default` as in [`super::add`].
+/// The blocks of the tower on the patches of one image; `default` as in [`super::add`].
 pub(in crate::recipes) fn probe(
     checkpoint: &Checkpoint,
     vision: &Vision,
@@ -24,7 +24,7 @@ pub(in crate::recipes) fn probe(
     let Vision { hidden, patch, temporal, merge, side, .. } = *vision;
     let graphs = patches(vision, options, default)?;
     let processor = Processor::read(checkpoint)?;
-    let picture = Picture::of_segment(&shown).map_err(from_kit)?;
+    let image = Picture::of_segment(&shown).map_err(from_kit)?;
     let size = match graphs.as_slice() {
         [Patches::Square(side)] => {
             let side = (side * patch) as u32;
@@ -32,28 +32,28 @@ pub(in crate::recipes) fn probe(
         }
         _ => {
             let [min, max] = processor.areas(vision, &graphs);
-            smart_resize(picture.size(), (patch * merge) as u32, min, max).map_err(from_kit)?
+            smart_resize(image.size(), (patch * merge) as u32, min, max).map_err(from_kit)?
         }
     };
     let mut resizer = Resizer::default();
-    let picture = resizer.resize(picture, size).map_err(from_kit)?;
+    let image = resizer.resize(image, size).map_err(from_kit)?;
     let patchify = Patchify::new(patch, merge, PatchLayout::ChannelsFirst).map_err(from_kit)?;
     let grid = patchify.grid(size).map_err(from_kit)?;
     let normalisation = Normalisation::mean_std(processor.mean, processor.std, 1.0 / 255.0);
     let mut pixels = vec![0.0; grid.patches() * patchify.patch_len(temporal)];
     patchify
-        .write(&vec![picture; temporal], &normalisation.map_err(from_kit)?, &mut pixels)
+        .write(&vec![image; temporal], &normalisation.map_err(from_kit)?, &mut pixels)
         .map_err(from_kit)?;
     let table = Weight::new(positions(checkpoint, vision)?, Storage::Float).to_f32()?;
-    let mut places = vec![0.0; grid.patches() * hidden];
-    resample_positions(&table, side, hidden, grid, merge, &mut places).map_err(from_kit)?;
+    let mut interpolated = vec![0.0; grid.patches() * hidden];
+    resample_positions(&table, side, hidden, grid, merge, &mut interpolated).map_err(from_kit)?;
     Ok(Probe {
-        graph: tower(checkpoint, vision, options).probe(grid, places)?,
+        graph: tower(checkpoint, vision, options).probe(grid, interpolated)?,
         inputs: vec![("pixels".to_owned(), pixels)],
         scaling: Some(Scaling {
             option: VISION_SHIFT.name,
             now: u32::from(vision_shift(options)),
-            most: VISION_SHIFT.values.len() as u32 - 1,
+            max: VISION_SHIFT.values.len() as u32 - 1,
         }),
     })
 }

@@ -1,5 +1,5 @@
 //! What the host does before the vision graph: the tables of patch embedding and learned positions, and how a
-//! picture's size is chosen.
+//! image's size is chosen.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::recipe::Tables;
 use crate::recipes::processor;
 use crate::weight::{RowSource, scaled};
 
-/// Least and greatest area that published processors say, for synthetic models.
+/// Min and max area that published processors declare, for synthetic models.
 const IMAGE_PIXELS: [u64; 2] = [65_536, 16_777_216];
 /// The same for all frames of a video together.
 const VIDEO_PIXELS: [u64; 2] = [4096, 25_165_824];
@@ -39,7 +39,7 @@ pub(super) fn positions(checkpoint: &Checkpoint, vision: &Vision) -> Result<Arc<
 /// `scale`.
 pub(super) fn tables(checkpoint: &Checkpoint, vision: &Vision, scale: f32) -> Result<Tables> {
     let [weight, bias] = patch_embed(checkpoint, vision)?;
-    let file = |field, name, source| MatrixFile::wide(field, name, scaled(source, scale));
+    let file = |field, name, source| MatrixFile::in_f32(field, name, scaled(source, scale));
     Ok(matrices(
         "vision",
         vec![
@@ -50,7 +50,7 @@ pub(super) fn tables(checkpoint: &Checkpoint, vision: &Vision, scale: f32) -> Re
     ))
 }
 
-/// `params.vision` of the manifest: what the host needs to know to make patches of a picture.
+/// `params.vision` of the manifest: what the host needs to know to make patches of an image.
 pub(super) fn params(
     checkpoint: &Checkpoint,
     vision: &Vision,
@@ -87,20 +87,20 @@ pub(super) fn params(
     Ok(params)
 }
 
-/// What a processor's file says of pictures.
+/// Options of a processor's file for images.
 pub(super) struct Processor {
-    /// Least and greatest area.
+    /// Min and max area.
     pixels: [u64; 2],
     pub mean: [f64; 3],
     pub std: [f64; 3],
 }
 
 impl Processor {
-    /// Least and greatest area of pictures that keep their shape: the processor's, or that of the largest graph.
+    /// Min and max area of images that keep their shape: the processor's, or that of the largest graph.
     pub fn areas(&self, vision: &Vision, patches: &[Patches]) -> [u64; 2] {
-        let most = patches.iter().map(|patches| patches.count()).max().unwrap_or(0);
-        let most = (most as u64).saturating_mul((vision.patch * vision.patch) as u64);
-        self.pixels.map(|pixels| pixels.min(most))
+        let count = patches.iter().map(|patches| patches.count()).max().unwrap_or(0);
+        let max = (count as u64).saturating_mul((vision.patch * vision.patch) as u64);
+        self.pixels.map(|pixels| pixels.min(max))
     }
 
     pub fn read(checkpoint: &Checkpoint) -> Result<Self> {
@@ -113,16 +113,16 @@ impl Processor {
     }
 }
 
-/// Least and greatest area, whatever the keys are called; where both spellings are there, the older counts.
-fn areas(file: &processor::Processor, [least, most]: [u64; 2]) -> Result<[u64; 2]> {
-    let least = number(file, ["/min_pixels", "/size/shortest_edge"], least)?;
-    let most = number(file, ["/max_pixels", "/size/longest_edge"], most)?;
-    if least > most {
+/// Min and max area, whatever the keys are called; where both spellings are there, the older counts.
+fn areas(file: &processor::Processor, [min, max]: [u64; 2]) -> Result<[u64; 2]> {
+    let min = number(file, ["/min_pixels", "/size/shortest_edge"], min)?;
+    let max = number(file, ["/max_pixels", "/size/longest_edge"], max)?;
+    if min > max {
         return Err(file.fault(&format!(
-            "areas from {least} to {most}, expected the first to be at most the second"
+            "areas from {min} to {max}, expected the first to be at most the second"
         )));
     }
-    Ok([least, most])
+    Ok([min, max])
 }
 
 fn number(file: &processor::Processor, keys: [&str; 2], default: u64) -> Result<u64> {

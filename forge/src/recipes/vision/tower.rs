@@ -41,7 +41,7 @@ impl<'a> Tower<'a> {
         let mut h = b.input("x", Elem::Activation, &[rows, self.vision.hidden])?;
         let blocks = match patches {
             Patches::Square(side) => self.on_grid(&mut b, Grid { rows: side, columns: side })?,
-            Patches::AtMost(_) => {
+            Patches::UpTo(_) => {
                 let tables = AttendInputs::new(self.vision.dim(), rows, 0).tables(&mut b)?;
                 let mask = b.input("cmask", Elem::Activation, &[1, rows])?;
                 let mask = Some(b.reshape(mask, &[1, 1, rows])?);
@@ -67,7 +67,7 @@ impl<'a> Tower<'a> {
         b.finish()
     }
 
-    /// The graph `vision_rows`: the patches of one picture, `pixels` `[patches, 3 · frames · patch²]`, to the largest
+    /// The graph `vision_rows`: the patches of one image, `pixels` `[patches, 3 · frames · patch²]`, to the largest
     /// magnitude of the rows after patch embedding and after each block; of a block, after its attention and its MLP.
     pub fn probe(self, grid: Grid, positions: Vec<f32>) -> Result<Graph> {
         let mut b = GraphBuilder::new("vision_rows");
@@ -79,9 +79,9 @@ impl<'a> Tower<'a> {
         let bias = Weight::new(scaled(bias, self.scale), Storage::Float).to_f32()?;
         let embedded = b.linear("patch_embed", pixels, weight, Some(bias))?;
         let scaled = positions.into_iter().map(|value| value * self.scale).collect();
-        let places =
+        let positions =
             b.constant("positions", Elem::Activation, &[grid.patches(), hidden], scaled)?;
-        let mut h = b.add(embedded, places)?;
+        let mut h = b.add(embedded, positions)?;
         let blocks = self.on_grid(&mut b, grid)?;
         let mut peaks = vec![("patches".to_owned(), peak(&mut b, &[h])?)];
         for index in 0..depth {

@@ -1,4 +1,4 @@
-//! Sounds.
+//! Decoding audio: from the packets of a file to one channel of samples at the rate that is asked for.
 
 use std::io::{ErrorKind as IoErrorKind, Seek as _};
 
@@ -24,42 +24,42 @@ fn mp3_frame(rate: u32) -> u64 {
     if rate < 32_000 { 576 } else { 1152 }
 }
 
-/// A decoded sound.
+/// Decoded audio, one channel.
 #[derive(Clone, PartialEq)]
-pub struct Sound {
+pub struct Audio {
     /// Samples of one channel, −1 to 1; what a file holds beyond that is not clipped.
     pub samples: Vec<f32>,
     /// Samples per second.
     pub rate: u32,
 }
 
-impl Sound {
+impl Audio {
     /// As a part of a prompt.
     ///
     /// # Errors
-    /// As those of [`Media`], which nothing decoded meets.
+    /// When there are no samples.
     pub fn into_media(self) -> Result<Media> {
         Media::audio(self.samples, self.rate).map_err(|e| Error::of(ErrorKind::Prompt, e))
     }
 }
 
-impl std::fmt::Debug for Sound {
+impl std::fmt::Debug for Audio {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Sound({} samples at {} Hz)", self.samples.len(), self.rate)
+        write!(f, "Audio({} samples at {} Hz)", self.samples.len(), self.rate)
     }
 }
 
-/// Decodes a sound: WAV (integers, floats, A-law, µ-law), FLAC, MP3, Ogg Vorbis.
+/// Decodes audio: WAV (integers, floats, A-law, µ-law), FLAC, MP3, Ogg Vorbis.
 ///
-/// Integers are divided by 2^(bits − 1). Several channels become their mean. A sound of the wanted rate keeps each
+/// Integers are divided by 2^(bits − 1). Several channels become their mean. Audio of the wanted rate keeps each
 /// sample as it is; others are resampled. An MP3 file whose first frame does not count the others, as a recording of a
 /// stream, is taken to be as long as it is.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Io`] where the file cannot be read; [`ErrorKind::Prompt`] where it is no sound, is broken or cut off,
+/// [`ErrorKind::Io`] where the file cannot be read; [`ErrorKind::Prompt`] where it is no audio, is broken or cut off,
 /// longer than the limits, or holds a sample that is no number.
-pub fn sound(source: &Source, rules: &AudioRules, limits: &Limits) -> Result<Sound> {
+pub fn decode_audio(source: &Source, rules: &AudioRules, limits: &Limits) -> Result<Audio> {
     if !RATES.contains(&rules.rate) {
         let what = format!("a rate of {} Hz is asked for, expected {RATES:?}", rules.rate);
         return Err(Error::new(ErrorKind::Usage, what));
@@ -67,8 +67,8 @@ pub fn sound(source: &Source, rules: &AudioRules, limits: &Limits) -> Result<Sou
     let mut file = Opened::new(source, limits)?;
     let mut decoder = file.decoder()?;
     let (rate, declared) = (file.rate, file.declared);
-    let most = u64::from(limits.seconds) * u64::from(rate);
-    if let Some(frames) = declared.filter(|&frames| frames > most) {
+    let max = u64::from(limits.seconds) * u64::from(rate);
+    if let Some(frames) = declared.filter(|&frames| frames > max) {
         return Err(file.too_long(frames, limits));
     }
     let mut resampler = Resampler::new(rate, rules.rate);
@@ -81,7 +81,7 @@ pub fn sound(source: &Source, rules: &AudioRules, limits: &Limits) -> Result<Sou
             return Err(file.not_a_number(value, frame));
         }
         frames += mono.len() as u64;
-        if frames > most {
+        if frames > max {
             return Err(file.too_long(frames, limits));
         }
         resampler.push(&mono);
@@ -92,7 +92,7 @@ pub fn sound(source: &Source, rules: &AudioRules, limits: &Limits) -> Result<Sou
         let value = samples.get(at).copied().unwrap_or_default();
         return Err(file.not_a_number(value, at as u64 * u64::from(rate) / u64::from(rules.rate)));
     }
-    Ok(Sound { samples, rate: rules.rate })
+    Ok(Audio { samples, rate: rules.rate })
 }
 
 /// The mean of the channels.
@@ -115,7 +115,7 @@ struct Opened<'a> {
     track: u32,
     codec: AudioCodecParameters,
     rate: u32,
-    /// Samples of a channel that the header says there are.
+    /// Samples of a channel that the header declares.
     declared: Option<u64>,
 }
 
@@ -123,7 +123,7 @@ impl<'a> Opened<'a> {
     fn new(source: &'a Source, limits: &Limits) -> Result<Self> {
         let mut stream = source.open(limits)?;
         let (start, head) = stream.head(source)?;
-        let format = Format::expect(source, &head, Kind::Sound)?;
+        let format = Format::expect(source, &head, Kind::Audio)?;
         let broken = |e: SymphoniaError| unread(source, format, &e);
         if format == Format::Wav
             && let Some(why) = too_many_channels(&mut stream, start)
@@ -154,17 +154,17 @@ impl<'a> Opened<'a> {
             Format::Ogg => Box::new(OggReader::try_new(stream, options).map_err(broken)?),
             _ => Box::new(MpaReader::try_new(stream, options).map_err(broken)?),
         };
-        let nothing = || source.broken(format.name(), "its header names no sound");
+        let nothing = || source.broken(format.name(), "its header names no audio");
         let track = reader.default_track(TrackType::Audio).ok_or_else(nothing)?;
         let codec =
             track.codec_params.as_ref().and_then(|codec| codec.audio()).ok_or_else(nothing)?;
         let codec = codec.clone();
         let rate = codec.sample_rate.unwrap_or(0);
         if !RATES.contains(&rate) {
-            let what = format!("its header says {rate} samples per second, expected {RATES:?}");
+            let what = format!("its header declares {rate} samples per second, expected {RATES:?}");
             return Err(source.broken(format.name(), what));
         }
-        // Without a frame that counts the others, the number of an MP3 file is a guess.
+        // Without a frame that counts the others, the number of an MP3 file is an estimate.
         let counted = format != Format::Mp3 || counts_frames(&head);
         let declared = track.num_frames.filter(|_| counted);
         let track = track.id;
@@ -173,7 +173,7 @@ impl<'a> Opened<'a> {
         Ok(file)
     }
 
-    /// Whether a WAV file is large enough for what its header says.
+    /// Whether a WAV file is large enough for what its header declares.
     fn check_size(&self, bytes: u64) -> Result<()> {
         let codec = &self.codec;
         let channels = codec.channels.as_ref().map_or(1, |channels| channels.count() as u64);
@@ -184,14 +184,14 @@ impl<'a> Opened<'a> {
         let Some(declared) = self.declared else {
             return Err(self
                 .source
-                .refused("a WAV file whose header does not say how long it is")
+                .refused("a WAV file whose header does not declare how long it is")
                 .hint("a pipe wrote it: write to a file instead, or repair it: ffmpeg -i FILE out.wav"));
         };
         let needed = declared.saturating_mul(channels).saturating_mul(u64::from(bits) / 8);
         if needed > bytes {
             return Err(self.source.broken(
                 "WAV",
-                format!("its header says {needed} bytes of sound, the file has {bytes} in all"),
+                format!("its header declares {needed} bytes of audio, the file has {bytes} in all"),
             ));
         }
         Ok(())
@@ -242,7 +242,7 @@ impl<'a> Opened<'a> {
     fn too_long(&self, frames: u64, limits: &Limits) -> Error {
         let seconds = frames as f64 / f64::from(self.rate);
         let what =
-            format!("a sound of {seconds:.0} seconds or more, at most {} are read", limits.seconds);
+            format!("audio of {seconds:.0} seconds or more, at most {} are read", limits.seconds);
         self.source.refused(what).hint("cut out the part that matters")
     }
 
@@ -253,13 +253,13 @@ impl<'a> Opened<'a> {
             .hint("the program that wrote the file computed no number there")
     }
 
-    /// Whether all is there that the header says.
+    /// Whether all is there that the header declares.
     fn check_length(&self, frames: u64) -> Result<()> {
         let tolerated = if self.format == Format::Mp3 { mp3_frame(self.rate) } else { 0 };
         match self.declared.filter(|&declared| frames + tolerated < declared) {
             None if frames == 0 => Err(self
                 .source
-                .refused("holds no sound (0 samples)")
+                .refused("holds no audio (0 samples)")
                 .hint("record or convert it again")),
             None => Ok(()),
             Some(declared) => {
@@ -277,7 +277,7 @@ impl<'a> Opened<'a> {
     }
 }
 
-/// Whether the first frame of an MP3 file says how many there are.
+/// Whether the first frame of an MP3 file declares how many there are.
 fn counts_frames(head: &[u8]) -> bool {
     let tags: [&[u8]; 3] = [b"Xing", b"Info", b"VBRI"];
     let first = head.get(..64).unwrap_or(head);
@@ -288,7 +288,7 @@ fn counts_frames(head: &[u8]) -> bool {
 fn unread(source: &Source, format: Format, e: &SymphoniaError) -> Error {
     match e {
         SymphoniaError::IoError(e) if e.kind() == IoErrorKind::UnexpectedEof => {
-            source.broken(format.name(), "it ends in the middle of the sound")
+            source.broken(format.name(), "it ends in the middle of the audio")
         }
         SymphoniaError::Unsupported(what) => source
             .refused(format_args!("a {} file of a kind that is not read: {what}", format.name()))

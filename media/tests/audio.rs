@@ -1,4 +1,4 @@
-//! Sounds, compared with what libsndfile reads from the same files, and with what they were made of.
+//! Audio, compared with what libsndfile reads from the same files, and with what they were made of.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test's helpers fail the test")]
 
@@ -8,16 +8,16 @@ use std::f64::consts::TAU;
 
 use common::{file, fixture};
 use hound::{SampleFormat, WavSpec, WavWriter};
-use qhx_media::{AudioRules, Limits, Source, sound};
+use qhx_media::{AudioRules, Limits, Source, decode_audio};
 
 fn read_at(source: &Source, rate: u32) -> Vec<f32> {
     let mut rules = AudioRules::default();
     rules.rate = rate;
-    let sound =
-        sound(source, &rules, &Limits::default()).unwrap_or_else(|e| panic!("{}", e.report()));
-    assert_eq!(sound.rate, rate);
-    assert!(sound.samples.iter().all(|sample| sample.is_finite()));
-    sound.samples
+    let audio = decode_audio(source, &rules, &Limits::default())
+        .unwrap_or_else(|e| panic!("{}", e.report()));
+    assert_eq!(audio.rate, rate);
+    assert!(audio.samples.iter().all(|sample| sample.is_finite()));
+    audio.samples
 }
 
 fn golden(name: &str) -> Vec<f32> {
@@ -65,7 +65,7 @@ fn every_coding_gives_what_libsndfile_gives() {
 }
 
 #[test]
-fn integers_are_divided_by_a_power_of_two_and_channels_averaged() {
+fn pcm_is_scaled_to_one_and_channels_are_averaged() {
     let mono = wav(16_000, 1, 16, &[0i16, 1, -1, 32_767, -32_768, 12_345]);
     let expected = [0, 1, -1, 32_767, -32_768, 12_345].map(|v: i32| v as f32 / 32_768.0);
     assert_eq!(read_at(&mono, 16_000), expected);
@@ -97,7 +97,7 @@ fn sines(frequencies: &[f64], rate: u32, seconds: f64) -> Vec<f32> {
 }
 
 #[test]
-fn other_rates_become_the_same_sound() {
+fn resampling_keeps_the_waveform() {
     for from in [8_000, 11_025, 22_050, 24_000, 44_100, 48_000, 96_000, 44_101] {
         let frequencies: &[f64] =
             if from == 8_000 { &[300.0, 1234.0, 3500.0] } else { &[300.0, 1234.0, 5000.0] };
@@ -108,16 +108,16 @@ fn other_rates_become_the_same_sound() {
 }
 
 #[test]
-fn what_the_lower_rate_cannot_hold_does_not_fold_back() {
+fn frequencies_above_half_the_lower_rate_do_not_alias() {
     for (from, frequency) in [(44_100, 9_000.0), (48_000, 12_000.0), (22_050, 8_500.0)] {
         let given = wav(from, 1, 32, &sines(&[frequency], from, 1.0));
-        let rest = read_at(&given, 16_000).iter().fold(0.0f32, |most, v| most.max(v.abs()));
+        let rest = read_at(&given, 16_000).iter().fold(0.0f32, |max, v| max.max(v.abs()));
         assert!(rest < 1e-4, "{frequency} Hz at {from}: {rest}");
     }
 }
 
 #[test]
-fn a_resampled_sound_has_its_length() {
+fn resampled_audio_has_its_length() {
     for (from, count) in [(44_100, 1), (44_100, 100), (8_000, 12_345), (48_000, 4_096)] {
         let given = wav(from, 1, 16, &vec![1000i16; count]);
         let expected = (count as u64 * 16_000).div_ceil(u64::from(from));
@@ -126,7 +126,7 @@ fn a_resampled_sound_has_its_length() {
 }
 
 #[test]
-fn tags_behind_the_sound_are_skipped() {
+fn tags_behind_the_audio_are_skipped() {
     let mut old = b"TAG".to_vec();
     old.resize(128, 0);
     // An item of four bytes, with a header and a footer.
@@ -150,7 +150,7 @@ fn tags_behind_the_sound_are_skipped() {
 }
 
 #[test]
-fn tags_before_the_sound_are_skipped() {
+fn tags_before_the_audio_are_skipped() {
     let mut bytes = b"ID3\x04\0\0\0\0\x4f\x0a".to_vec();
     bytes.resize(10 + 0x4f * 128 + 10, b'x');
     bytes.extend(std::fs::read(fixture("tone.mp3")).unwrap());

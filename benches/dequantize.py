@@ -2,7 +2,7 @@
 """Times int8 weights with one scale a row to f16 in qhx, numpy and torch, in one run.
 
     cargo build --release -p qhx-benches
-    python benches/dequantise.py            # an environment with numpy and torch
+    python benches/dequantize.py            # an environment with numpy and torch
 
 The three take turns over the same shape; the report is the best rate of each in bytes read and written.
 """

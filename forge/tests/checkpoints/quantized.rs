@@ -1,4 +1,4 @@
-//! Checkpoints that other programs quantised: the graphs get their integers, and damaged files are refused.
+//! Checkpoints that other programs quantized: the graphs get their quantized values, and damaged files are refused.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use qhx_core::{DType, Error, ErrorKind, Result};
 use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::{Elem, Graph, Origin};
-use qhx_forge::quantise::{Bits, BlockForm, Blocks, BlocksMut};
+use qhx_forge::quantize::{Bits, BlockForm, Blocks, BlocksMut};
 use qhx_forge::recipe::{Precision, RecipeOptions};
 use qhx_forge::registry::recipe;
-use qhx_forge::weight::{RowSource, Storage, Weight, widen_blocks};
+use qhx_forge::weight::{RowSource, Storage, Weight, dequantize_blocks};
 use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint, onnx};
 use qhx_places::fixture;
 use safetensors::tensor::TensorView;
@@ -33,7 +33,7 @@ fn same<T: bytemuck::NoUninit + Into<f64> + Copy>(found: &[T], expected: &Value,
     assert_eq!(expected["sha256"], json!(hash), "{what}: {} elements", found.len());
 }
 
-/// Asserts that a weight's integers are the other program's, and answers with them.
+/// Asserts that a weight's quantized values are the other program's, and returns them.
 #[track_caller]
 fn same_blocks(weight: &Weight, form: BlockForm, expected: &Value, what: &str) -> Blocks {
     let blocks = weight.to_blocks(form).unwrap();
@@ -68,7 +68,7 @@ fn shape(name: &str) -> [usize; 2] {
 }
 
 #[test]
-fn integers_of_other_programs_reach_the_graphs_unchanged() {
+fn imported_quantized_weights_reach_the_graphs_unchanged() {
     let expected = expected();
     let mut seen = 0;
     for (file, tensors) in &expected {
@@ -93,7 +93,7 @@ fn integers_of_other_programs_reach_the_graphs_unchanged() {
             seen += 1;
         }
     }
-    assert_eq!(seen, 3 * 7 + 2, "tensors with integers");
+    assert_eq!(seen, 3 * 7 + 2, "quantized tensors");
 }
 
 /// The graphs of a bundle with 4-bit weights.
@@ -116,17 +116,18 @@ fn weights(graph: &Graph) -> impl Iterator<Item = &Weight> {
     })
 }
 
-/// Nothing is quantised anew: graphs for the NPU have the integers that the other program wrote, and so have their twins.
+/// Nothing is quantized again: graphs for the NPU have the values that the other program wrote, as have their reference
+/// graphs.
 #[test]
-fn bundles_of_four_bits_keep_the_integers_of_other_programs() {
+fn four_bit_bundles_keep_imported_quantized_weights() {
     let expected = expected();
     for file in ["mixed.gguf", "gptq-asym", "awq"] {
         let checkpoint = Checkpoint::open(&fixture(&format!("quantised/{file}"))).unwrap();
         let tensors = expected[file].as_object().unwrap();
         for graph in graphs_of_four_bits(&checkpoint) {
             let folder = tempfile::tempdir().unwrap();
-            let twin = onnx::write(&graph, folder.path(), &mut Silent).unwrap().data.unwrap();
-            let twin = std::fs::read(twin).unwrap();
+            let reference = onnx::write(&graph, folder.path(), &mut Silent).unwrap().data.unwrap();
+            let reference = std::fs::read(reference).unwrap();
             let mut seen = 0;
             for weight in weights(&graph) {
                 let Some(expected) = tensors.get(weight.source().name()) else { continue };
@@ -143,7 +144,10 @@ fn bundles_of_four_bits_keep_the_integers_of_other_programs() {
                         pairs.map(|[low, high]| (low + 8) as u8 | ((high + 8) as u8) << 4).collect()
                     }
                 };
-                assert!(twin.windows(bytes.len()).any(|part| part == bytes), "{what}: the twin");
+                assert!(
+                    reference.windows(bytes.len()).any(|part| part == bytes),
+                    "{what}: the reference graph"
+                );
                 seen += 1;
             }
             let layers = if graph.name() == "lmhead" { 0 } else { 7 };
@@ -152,7 +156,7 @@ fn bundles_of_four_bits_keep_the_integers_of_other_programs() {
     }
 }
 
-/// A matrix as a checkpoint may hold it, of integers or not.
+/// A matrix as a checkpoint may hold it, quantized or not.
 #[derive(Debug)]
 struct Held {
     shape: [usize; 2],
@@ -174,7 +178,7 @@ impl RowSource for Held {
 
     fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
         if self.form.is_some() {
-            return widen_blocks(self, first, out);
+            return dequantize_blocks(self, first, out);
         }
         let numbers = (first..).map(|n| (n % 7) as f32 - 3.0);
         out.iter_mut().zip(numbers).for_each(|(to, number)| *to = number);
@@ -193,15 +197,15 @@ impl RowSource for Held {
     }
 }
 
-/// The CPU reads what the NPU would, give or take scales of f32, and a byte for each weight of 4 bits in rows that are no
-/// multiple of 32: as f32 weights were 4 bytes each and more, as int8 with a scale for each 32 1.125.
+/// The CPU reads what the NPU would, give or take scales of f32, and a byte for each weight of 4 bits in rows that are
+/// no multiple of 32: as f32 weights were 4 bytes each and more, as int8 with a scale for each 32 1.125.
 #[track_caller]
-fn stays_narrow(graph: &Graph, what: &str) {
+fn stays_quantized(graph: &Graph, what: &str) {
     let folder = tempfile::tempdir().unwrap();
     onnx::write(graph, folder.path(), &mut Silent).unwrap();
     let path = folder.path().join(format!("{}.onnx", graph.name()));
     let onnx = vec![(graph.name().to_owned(), path)];
-    let source = ContextSource { key: "narrow".to_owned(), onnx, ..ContextSource::default() };
+    let source = ContextSource { key: "quantized".to_owned(), onnx, ..ContextSource::default() };
     let backend = qhx_cpu::CpuBackend::new(qhx_cpu::CpuOptions::default()).unwrap();
     let found = backend.open_context(&source).unwrap().resident_bytes();
     let bytes = |weight: &Weight| match weight.cols().is_multiple_of(32) {
@@ -218,17 +222,17 @@ fn the_cpu_reads_every_form_of_weights_as_it_is_stored() {
     for file in ["mixed.gguf", "gptq-asym", "awq"] {
         let checkpoint = Checkpoint::open(&fixture(&format!("quantised/{file}"))).unwrap();
         for graph in graphs_of_four_bits(&checkpoint) {
-            stays_narrow(&graph, &format!("{file}, {}", graph.name()));
+            stays_quantized(&graph, &format!("{file}, {}", graph.name()));
         }
     }
-    let given = |bits, block, offsets| Some(BlockForm { bits, block, offsets });
+    let blocks = |bits, block, offsets| Some(BlockForm { bits, block, offsets });
     let mut cases: Vec<(usize, Precision, Option<BlockForm>)> = vec![
-        (128, Precision::W4A16, given(Bits::Four, 32, false)),
-        (128, Precision::W4A16, given(Bits::Four, 32, true)),
-        (128, Precision::W8A16, given(Bits::Four, 64, true)),
-        (128, Precision::W4A16, given(Bits::Four, 128, false)),
-        (128, Precision::W8A16, given(Bits::Eight, 32, false)),
-        (128, Precision::W4A16, given(Bits::Eight, 64, false)),
+        (128, Precision::W4A16, blocks(Bits::Four, 32, false)),
+        (128, Precision::W4A16, blocks(Bits::Four, 32, true)),
+        (128, Precision::W8A16, blocks(Bits::Four, 64, true)),
+        (128, Precision::W4A16, blocks(Bits::Four, 128, false)),
+        (128, Precision::W8A16, blocks(Bits::Eight, 32, false)),
+        (128, Precision::W4A16, blocks(Bits::Eight, 64, false)),
     ];
     for inputs in [128, 72, 68, 33] {
         cases.extend(Precision::ALL.map(|precision| (inputs, precision, None)));
@@ -236,21 +240,21 @@ fn the_cpu_reads_every_form_of_weights_as_it_is_stored() {
     for (inputs, precision, form) in cases {
         for rows in [1, 20] {
             let shape = [512, inputs];
-            let mut b = GraphBuilder::new("narrow");
+            let mut b = GraphBuilder::new("quantized");
             let x = b.input("x", Elem::Activation, &[rows, inputs]).unwrap();
             let weight = precision.weight(Arc::new(Held { shape, form }));
             let y = b.linear("held", x, weight, None).unwrap();
             b.output("y", y).unwrap();
-            let what = format!("{inputs} inputs in {precision:?}, given {form:?}, {rows} rows");
-            stays_narrow(&b.finish().unwrap(), &what);
+            let what = format!("{inputs} inputs in {precision:?}, stored as {form:?}, {rows} rows");
+            stays_quantized(&b.finish().unwrap(), &what);
         }
     }
 }
 
-/// A copy of a toy whose linear layers are stored as GPTQ stores them, with integers that are made up, and the names of
+/// A copy of a tiny model whose linear layers are stored as GPTQ stores them, with arbitrary values, and the names of
 /// these layers.
-pub(super) fn as_gptq(toy: &str) -> (TempDir, Vec<(String, [usize; 2])>) {
-    let dir = copy(toy);
+pub(super) fn as_gptq(model: &str) -> (TempDir, Vec<(String, [usize; 2])>) {
+    let dir = copy(model);
     let path = dir.path().join("model.safetensors");
     let bytes = std::fs::read(&path).unwrap();
     let (mut layers, mut stored) = (Vec::new(), Vec::new());
@@ -293,28 +297,28 @@ pub(super) fn as_gptq(toy: &str) -> (TempDir, Vec<(String, [usize; 2])>) {
     (dir, layers)
 }
 
-/// In each family whose toy has inputs for it, whatever its recipe does with the rows of a layer.
+/// In each family whose tiny model has inputs for it, whatever its recipe does with the rows of a layer.
 #[test]
-fn every_recipe_keeps_imported_integers() {
-    for toy in ["llama3-blocks", "qwen35-blocks", "phimoe-blocks"] {
-        let (dir, layers) = as_gptq(toy);
+fn every_recipe_keeps_imported_quantized_weights() {
+    for model in ["llama3-blocks", "qwen35-blocks", "phimoe-blocks"] {
+        let (dir, layers) = as_gptq(model);
         let checkpoint = Checkpoint::open(dir.path()).unwrap();
         let graphs = graphs_of_four_bits(&checkpoint);
         for (name, shape) in layers {
             let source = checkpoint.matrix(&name, shape).unwrap();
             let form = source.block_form().unwrap();
-            let given = Weight::new(source, Storage::Blocks(form)).to_blocks(form).unwrap();
-            let given: Vec<_> = given.values.chunks_exact(shape[1]).collect();
+            let stored = Weight::new(source, Storage::Blocks(form)).to_blocks(form).unwrap();
+            let stored: Vec<_> = stored.values.chunks_exact(shape[1]).collect();
             let mut rows = 0;
             for weight in graphs.iter().flat_map(weights).filter(|w| w.source().name() == name) {
-                assert_eq!(weight.storage(), Storage::Blocks(form), "{toy}: {name}");
+                assert_eq!(weight.storage(), Storage::Blocks(form), "{model}: {name}");
                 let kept = weight.to_blocks(form).unwrap();
                 for row in kept.values.chunks_exact(shape[1]) {
-                    assert!(given.contains(&row), "{toy}: {name} was quantised anew");
+                    assert!(stored.contains(&row), "{model}: {name} was quantized again");
                     rows += 1;
                 }
             }
-            assert!(rows >= shape[0], "{toy}: {name}, {rows} rows");
+            assert!(rows >= shape[0], "{model}: {name}, {rows} rows");
         }
     }
 }
@@ -331,15 +335,15 @@ fn file() -> TempDir {
 fn a_gguf_file_says_of_itself_what_a_recipe_needs() {
     let dir = file();
     let checkpoint = Checkpoint::open(&dir.path().join("model.gguf")).unwrap();
-    let mut made = checkpoint.config().clone();
+    let mut derived = checkpoint.config().clone();
     // Of the same weights, and with a configuration beside them.
     let folder = Checkpoint::open(&fixture("quantised/gptq-asym")).unwrap();
     let mut written = folder.config().clone();
     for key in ["head_dim", "attention_bias", "quantization_config"] {
-        made.as_object_mut().unwrap().remove(key);
+        derived.as_object_mut().unwrap().remove(key);
         written.as_object_mut().unwrap().remove(key);
     }
-    assert_eq!(made, written);
+    assert_eq!(derived, written);
     assert_eq!(checkpoint.config()["head_dim"], json!(16));
     let options = RecipeOptions {
         precision: Precision::Fp16,
@@ -426,10 +430,10 @@ fn gguf_files_that_cannot_be_read_say_why() {
     ] {
         let error = opened(&bytes).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Artifact, "{error}");
-        let said = error.report().to_string();
-        assert!(said.contains(words), "{said}\n  does not say {words:?}");
+        let report = error.report().to_string();
+        assert!(report.contains(words), "{report}\n  does not say {words:?}");
     }
-    // Cut anywhere in its tables, or with any byte of them changed: an answer, and no panic.
+    // Truncated anywhere in its tables, or with any byte of them changed: an answer, and no panic.
     let tables = 1900;
     for length in (0..tables).step_by(7) {
         assert!(opened(&whole[..length]).is_err(), "the first {length} bytes are no file");
@@ -496,6 +500,6 @@ fn layers_of_gptq_and_awq_that_cannot_be_read_say_why() {
 fn refused(dir: &Path, words: &str) {
     let error = Checkpoint::open(dir).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Artifact, "{error}");
-    let said = error.report().to_string();
-    assert!(said.contains(words), "{said}\n  does not say {words:?}");
+    let report = error.report().to_string();
+    assert!(report.contains(words), "{report}\n  does not say {words:?}");
 }

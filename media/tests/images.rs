@@ -1,29 +1,30 @@
-//! Pictures, compared with what Pillow and `transformers` make of the same files.
+//! Images, compared with what Pillow and `transformers` make of the same files.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test's helpers fail the test")]
 
 mod common;
 
 use common::{file, fixture, golden};
-use qhx_media::{Alpha, ImageRules, Limits, Picture, Source, picture};
+use qhx_media::{Alpha, Image, ImageRules, Limits, Source, decode_image};
 
-fn read(name: &str, rules: &ImageRules) -> Picture {
-    picture(&file(name), rules, &Limits::default()).unwrap_or_else(|e| panic!("{}", e.report()))
+fn read(name: &str, rules: &ImageRules) -> Image {
+    decode_image(&file(name), rules, &Limits::default())
+        .unwrap_or_else(|e| panic!("{}", e.report()))
 }
 
-/// The largest and the mean difference to the golden of this name.
-fn differences(picture: &Picture, name: &str) -> (u8, f64) {
+/// The max and the mean difference to the golden of this name.
+fn differences(image: &Image, name: &str) -> (u8, f64) {
     let golden = golden(name);
-    assert_eq!((picture.width, picture.height), golden.dimensions(), "{name}");
-    assert_eq!(picture.rgb.len(), golden.as_raw().len(), "{name}");
-    let pairs = picture.rgb.iter().zip(golden.as_raw());
+    assert_eq!((image.width, image.height), golden.dimensions(), "{name}");
+    assert_eq!(image.rgb.len(), golden.as_raw().len(), "{name}");
+    let pairs = image.rgb.iter().zip(golden.as_raw());
     let off: Vec<u8> = pairs.map(|(a, b)| a.abs_diff(*b)).collect();
     let mean = off.iter().copied().map(f64::from).sum::<f64>() / off.len() as f64;
     (off.into_iter().max().unwrap(), mean)
 }
 
-fn difference(picture: &Picture, name: &str) -> u8 {
-    differences(picture, name).0
+fn difference(image: &Image, name: &str) -> u8 {
+    differences(image, name).0
 }
 
 fn drop_alpha() -> ImageRules {
@@ -51,14 +52,14 @@ fn jpeg_and_lossy_webp_differ_by_rounding() {
         ("baseline.jpg", 6, 1.0),
         ("progressive.jpg", 6, 1.0),
     ];
-    for (name, most, mean) in cases {
+    for (name, max, mean) in cases {
         let off = differences(&read(name, &ImageRules::default()), name);
-        assert!(off.0 <= most && off.1 <= mean, "{name}: {off:?}");
+        assert!(off.0 <= max && off.1 <= mean, "{name}: {off:?}");
     }
 }
 
 #[test]
-fn transparency_is_laid_over_white_or_dropped_as_transformers_and_pillow_do() {
+fn transparency_is_blended_over_white_or_dropped() {
     for name in ["rgba.png", "la.png", "alpha.webp", "palette.png", "key.png"] {
         let white = read(name, &ImageRules::default());
         assert_eq!(difference(&white, &format!("{name}.white")), 0, "{name}");
@@ -68,7 +69,7 @@ fn transparency_is_laid_over_white_or_dropped_as_transformers_and_pillow_do() {
 }
 
 #[test]
-fn all_orientations_come_out_upright_unless_the_rule_says_otherwise() {
+fn orientations_come_out_upright_unless_the_rule_forbids_it() {
     let mut lying = ImageRules::default();
     lying.upright = false;
     let first = read("exif1.jpg", &lying);
@@ -95,9 +96,10 @@ fn an_animation_gives_its_first_frame() {
 #[test]
 fn content_decides_and_not_the_name() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("picture.png");
+    let path = dir.path().join("image.png");
     std::fs::copy(fixture("lossless.webp"), &path).unwrap();
-    let renamed = picture(&Source::File(path), &ImageRules::default(), &Limits::default()).unwrap();
+    let renamed =
+        decode_image(&Source::File(path), &ImageRules::default(), &Limits::default()).unwrap();
     assert_eq!(difference(&renamed, "lossless.webp"), 0);
 }
 
@@ -111,6 +113,6 @@ fn a_data_url_and_bytes_are_as_good_as_a_file() {
     let url = Source::parse(&format!("data:image/png;base64,{url}"), &limits).unwrap();
     let bytes = Source::Bytes { name: "upload 1".to_owned(), bytes };
     for source in [url, bytes] {
-        assert_eq!(picture(&source, &ImageRules::default(), &limits).unwrap(), expected);
+        assert_eq!(decode_image(&source, &ImageRules::default(), &limits).unwrap(), expected);
     }
 }

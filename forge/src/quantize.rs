@@ -1,10 +1,10 @@
-//! Quantisation of weights: int8 with one scale per output channel, and blocks of 4-bit or 8-bit integers.
+//! Quantization of weights: int8 with one scale per output channel, and blocks of 4-bit or 8-bit values.
 //!
 //! int8: `scale = max|w| / 127`, `q = round(w / scale)`. The range of a row is used whole, zero stays zero, and −128 is
 //! never used, so that the encoding is symmetric as QNN's `AXIS_SCALE_OFFSET` with offset 0.
 //!
 //! Blocks: `real = (q + offset) · scale`, with a scale, and where a form has them an offset, for each run of inputs of
-//! an output channel. Those that the forge makes itself are symmetric ([`quantise_block`]). Checkpoints may hold
+//! an output channel. Those that the forge makes itself are symmetric ([`quantize_block`]). Checkpoints may hold
 //! others ([`RowSource::block_form`](crate::weight::RowSource::block_form)).
 
 use half::f16;
@@ -13,7 +13,7 @@ use qhx_core::{Error, ErrorKind, Result};
 /// Inputs of an output channel that share a scale where the forge chooses, as in GGUF's Q4_0.
 pub const BLOCK: usize = 32;
 
-/// Width of the integers of a [`BlockForm`].
+/// Width of the values of a [`BlockForm`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Bits {
     /// −8 to 7.
@@ -40,10 +40,10 @@ impl Bits {
     }
 }
 
-/// What a matrix of integers with scales is like.
+/// The form of a matrix of quantized values with scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BlockForm {
-    /// Width of the integers.
+    /// Width of the values.
     pub bits: Bits,
     /// Consecutive inputs of one output channel that share a scale. All inputs: one scale per output channel.
     pub block: usize,
@@ -71,25 +71,25 @@ impl BlockForm {
             && self.block.is_multiple_of(unit)
     }
 
-    /// Bytes of a matrix `[outputs, inputs]` in a QNN graph: the library packs integers, and rounds scales and offsets
+    /// Bytes of a matrix `[outputs, inputs]` in a QNN graph: the library packs values, and rounds scales and offsets
     /// to f16.
     pub const fn qnn_bytes(self, outputs: u64, inputs: u64) -> u64 {
         let weights = outputs.saturating_mul(inputs);
         let block = if self.block == 0 { 1 } else { self.block as u64 };
         let pair = if self.offsets { 4 } else { 2 };
-        let integers = match self.bits {
+        let values = match self.bits {
             Bits::Four => weights.div_ceil(2),
             Bits::Eight => weights,
         };
-        integers.saturating_add((weights / block).saturating_mul(pair))
+        values.saturating_add((weights / block).saturating_mul(pair))
     }
 }
 
-/// A matrix `[rows, cols]` of integers with scales: `w[r, c] = (values[r, c] + offsets[r, b]) · scales[r, b]` with
-/// `b = c / block`.
+/// A matrix `[rows, cols]` of quantized values with scales: `w[r, c] = (values[r, c] + offsets[r, b]) · scales[r, b]`
+/// with `b = c / block`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Blocks {
-    /// Row-major integers, one a byte.
+    /// Row-major values, one a byte.
     pub values: Vec<i8>,
     /// Row-major, one per block of a row. Any finite numbers: GGUF's Q4_0 has negative ones.
     pub scales: Vec<f32>,
@@ -132,7 +132,7 @@ pub struct BlocksMut<'a> {
 
 impl BlocksMut<'_> {
     /// The real values of the rows, into `out`, which is as long as `values`; `block` is that of the form.
-    pub fn widen(&self, block: usize, out: &mut [f32]) {
+    pub fn dequantize(&self, block: usize, out: &mut [f32]) {
         let blocks = self.values.chunks(block.max(1)).zip(out.chunks_mut(block.max(1)));
         for (index, ((values, out), &scale)) in blocks.zip(&*self.scales).enumerate() {
             let offset = self.offsets.get(index).copied().unwrap_or(0.0);
@@ -143,17 +143,20 @@ impl BlocksMut<'_> {
     }
 }
 
-/// A quantised matrix: `w[r, c] ≈ values[r, c] · scales[r]`.
+/// A quantized matrix: `w[r, c] ≈ values[r, c] · scales[r]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Int8Rows {
-    /// Row-major integers.
+    /// Row-major values.
     pub values: Vec<i8>,
     /// One per row, positive.
     pub scales: Vec<f32>,
 }
 
-/// Quantises one row into `out` and returns its scale. A row of zeros has scale 1.
-pub fn quantise_row(row: &[f32], out: &mut [i8]) -> Result<f32> {
+/// Quantizes one row into `out` and returns its scale. A row of zeros has scale 1.
+///
+/// # Errors
+/// When a value is not finite.
+pub fn quantize_row(row: &[f32], out: &mut [i8]) -> Result<f32> {
     let peak = largest(row)?.abs();
     // Below this the division overflows or the scale is subnormal, which the NPU flushes to zero.
     let scale = if peak < 127.0 * f32::MIN_POSITIVE { 1.0 } else { peak / 127.0 };
@@ -163,12 +166,15 @@ pub fn quantise_row(row: &[f32], out: &mut [i8]) -> Result<f32> {
     Ok(scale)
 }
 
-/// Quantises one block into `out` and returns its scale, without an offset: the value of the largest magnitude becomes
+/// Quantizes one block into `out` and returns its scale, without an offset: the value of the largest magnitude becomes
 /// −8 (or −128), as GGUF's Q4_0 does it, so that the range is used whole. The scale may be negative. A block of zeros
 /// has scale 1.
 ///
 /// Scales are f16 values, as the NPU library rounds them.
-pub fn quantise_block(block: &[f32], bits: Bits, out: &mut [i8]) -> Result<f32> {
+///
+/// # Errors
+/// When a value is not finite.
+pub fn quantize_block(block: &[f32], bits: Bits, out: &mut [i8]) -> Result<f32> {
     let (low, high) = bits.range();
     let scale = f16::from_f32(largest(block)? / f32::from(low)).to_f32();
     if scale == 0.0 {
@@ -206,7 +212,7 @@ mod tests {
     fn the_peak_maps_to_127_and_errors_stay_below_half_a_step() {
         let row: Vec<f32> = (0..100).map(|i| (i as f32 - 60.0) * 0.37).collect();
         let mut q = vec![0i8; row.len()];
-        let scale = quantise_row(&row, &mut q).unwrap();
+        let scale = quantize_row(&row, &mut q).unwrap();
         assert_eq!(q[0], -127);
         for (&w, &q) in row.iter().zip(&q) {
             assert!((w - f32::from(q) * scale).abs() <= scale * 0.5001);
@@ -217,7 +223,7 @@ mod tests {
     fn zeros_and_tiny_rows_are_zero_with_scale_one() {
         for value in [0.0, f32::MIN_POSITIVE / 8.0] {
             let mut q = [1i8; 3];
-            assert_eq!(quantise_row(&[value; 3], &mut q).unwrap(), 1.0);
+            assert_eq!(quantize_row(&[value; 3], &mut q).unwrap(), 1.0);
             assert_eq!(q, [0; 3]);
         }
     }
@@ -225,9 +231,9 @@ mod tests {
     #[test]
     fn not_a_number_is_refused() {
         for value in [f32::NAN, f32::INFINITY] {
-            let error = quantise_row(&[1.0, value], &mut [0; 2]).unwrap_err();
+            let error = quantize_row(&[1.0, value], &mut [0; 2]).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Artifact);
-            let error = quantise_block(&[1.0, value], Bits::Four, &mut [0; 2]).unwrap_err();
+            let error = quantize_block(&[1.0, value], Bits::Four, &mut [0; 2]).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Artifact);
         }
     }
@@ -238,30 +244,30 @@ mod tests {
             let mut block: Vec<f32> = (0..31).map(|i| (i as f32 - 15.0) * 0.1).collect();
             block.push(peak);
             let mut q = vec![0i8; block.len()];
-            let scale = quantise_block(&block, bits, &mut q).unwrap();
+            let scale = quantize_block(&block, bits, &mut q).unwrap();
             assert_eq!(scale, f16::from_f32(scale).to_f32());
             let (low, high) = bits.range();
             assert_eq!(q[31], low);
             let mut wide = vec![0f32; block.len()];
-            let mut made = Blocks { values: q, scales: vec![scale], offsets: Vec::new() };
-            made.as_mut().widen(32, &mut wide);
+            let mut blocks = Blocks { values: q, scales: vec![scale], offsets: Vec::new() };
+            blocks.as_mut().dequantize(32, &mut wide);
             for (&w, &wide) in block.iter().zip(&wide) {
-                // Beyond the largest integer a value is cut off, by a step at most.
+                // Beyond the largest integer a value is clamped, by one step at most.
                 let bound = if w / scale > f32::from(high) { 1.001 } else { 0.5001 };
                 assert!((w - wide).abs() <= scale.abs() * bound, "{w} became {wide}");
             }
         }
         let mut q = [1i8; 4];
-        assert_eq!(quantise_block(&[1e-9; 4], Bits::Four, &mut q).unwrap(), 1.0);
+        assert_eq!(quantize_block(&[1e-9; 4], Bits::Four, &mut q).unwrap(), 1.0);
         assert_eq!(q, [0; 4]);
     }
 
     #[test]
-    fn offsets_are_added_to_the_integers_before_they_are_scaled() {
+    fn offsets_are_added_before_scaling() {
         let mut wide = [0f32; 4];
         let mut blocks =
             Blocks { values: vec![-8, 7, 0, 1], scales: vec![0.5, -2.0], offsets: vec![8.0, 0.25] };
-        blocks.as_mut().widen(2, &mut wide);
+        blocks.as_mut().dequantize(2, &mut wide);
         assert_eq!(wide, [0.0, 7.5, -0.5, -2.5]);
     }
 

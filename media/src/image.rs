@@ -1,4 +1,4 @@
-//! Pictures.
+//! Decoding images: PNG, JPEG, WebP and GIF files to RGB of 8 bits a channel.
 
 use std::io::Cursor;
 
@@ -15,9 +15,9 @@ use crate::raw::{Raw, allowance, check_size, png_pixels, zeroed};
 use crate::source::HEAD;
 use crate::{ImageRules, Limits, Source, jpeg, pixels};
 
-/// A decoded picture.
+/// A decoded image.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Picture {
+pub struct Image {
     /// Red, green and blue of each pixel, row by row from the top: `width · height · 3` values.
     pub rgb: Vec<u8>,
     /// Pixels in a row.
@@ -26,35 +26,35 @@ pub struct Picture {
     pub height: u32,
 }
 
-impl Picture {
+impl Image {
     /// As a part of a prompt.
     ///
     /// # Errors
-    /// As those of [`Media`], which nothing decoded meets.
+    /// When there are not `width · height · 3` values, or none.
     pub fn into_media(self) -> Result<Media> {
         let media = Media::image(self.rgb, self.width, self.height);
         media.map_err(|e| Error::of(ErrorKind::Prompt, e))
     }
 }
 
-impl std::fmt::Debug for Picture {
+impl std::fmt::Debug for Image {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Picture({} × {})", self.width, self.height)
+        write!(f, "Image({} × {})", self.width, self.height)
     }
 }
 
-/// Decodes a picture: PNG, JPEG, WebP, GIF; of an animation the first frame.
+/// Decodes an image: PNG, JPEG, WebP, GIF; of an animation the first frame.
 ///
 /// Greys, palettes, CMYK and 16-bit values become RGB of 8 bits each. Colour profiles are not applied, which is what
 /// `transformers` does. The EXIF orientation is applied where the rules say so.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Io`] where the file cannot be read; [`ErrorKind::Prompt`] where it is no picture, is broken or cut off,
-/// or larger than the limits.
-pub fn picture(source: &Source, rules: &ImageRules, limits: &Limits) -> Result<Picture> {
+/// [`ErrorKind::Io`] where the file cannot be read; [`ErrorKind::Prompt`]
+/// where it is no image, is broken or cut off, or larger than the limits.
+pub fn decode_image(source: &Source, rules: &ImageRules, limits: &Limits) -> Result<Image> {
     let bytes = source.read(limits)?;
-    let format = Format::expect(source, bytes.get(..HEAD).unwrap_or(&bytes), Kind::Picture)?;
+    let format = Format::expect(source, bytes.get(..HEAD).unwrap_or(&bytes), Kind::Image)?;
     let raw = decode(source, format, &bytes, limits)?;
     drop(bytes);
     finish(source, raw, rules)
@@ -90,7 +90,7 @@ fn read(
 ) -> Result<Raw> {
     let (width, height) = decoder.dimensions();
     check_size(source, width, height, limits)?;
-    // A damaged EXIF block is no reason to refuse the picture.
+    // A damaged EXIF block is no reason to refuse the image.
     let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
     let color = decoder.color_type();
     let len = usize::try_from(decoder.total_bytes()).unwrap_or(usize::MAX);
@@ -99,15 +99,16 @@ fn read(
     Ok(Raw { pixels, color, width, height, orientation })
 }
 
-fn finish(source: &Source, raw: Raw, rules: &ImageRules) -> Result<Picture> {
+fn finish(source: &Source, raw: Raw, rules: &ImageRules) -> Result<Image> {
     let Raw { pixels, color, width, height, orientation } = raw;
-    let odd = || source.broken("picture", format_args!("{width} × {height} pixels of {color:?}"));
-    let rgb = pixels::to_rgb(pixels, color, rules.alpha).ok_or_else(odd)?;
-    let image = RgbImage::from_raw(width, height, rgb).ok_or_else(odd)?;
+    let malformed =
+        || source.broken("image", format_args!("{width} × {height} pixels of {color:?}"));
+    let rgb = pixels::to_rgb(pixels, color, rules.alpha).ok_or_else(malformed)?;
+    let image = RgbImage::from_raw(width, height, rgb).ok_or_else(malformed)?;
     let mut image = DynamicImage::ImageRgb8(image);
     if rules.upright {
         image.apply_orientation(orientation);
     }
     let (width, height) = (image.width(), image.height());
-    Ok(Picture { rgb: image.into_rgb8().into_raw(), width, height })
+    Ok(Image { rgb: image.into_rgb8().into_raw(), width, height })
 }

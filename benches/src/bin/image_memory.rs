@@ -10,7 +10,7 @@ use std::time::Instant;
 use image::codecs::jpeg::JpegEncoder;
 use image::{ExtendedColorType, ImageEncoder as _};
 use qhx_benches::memory::peak_and_anonymous;
-use qhx_media::{ImageRules, Limits, Source, picture};
+use qhx_media::{ImageRules, Limits, Source, decode_image};
 use qhx_op::vision::{Filter, Picture, Resizer, Size};
 
 const WIDTH: u32 = 4000;
@@ -51,15 +51,15 @@ fn decode(path: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let (before, _) = peak_and_anonymous();
     let start = Instant::now();
     let source = Source::File(path.to_owned());
-    let picture = picture(&source, &ImageRules::default(), &Limits::default())?;
+    let image = decode_image(&source, &ImageRules::default(), &Limits::default())?;
     let time = start.elapsed();
     let (peak, held) = peak_and_anonymous();
     println!(
         "JPEG of {} × {} pixels, {:.1} MB: {:.1} MB of RGB",
-        picture.width,
-        picture.height,
+        image.width,
+        image.height,
         mb(bytes),
-        mb(picture.rgb.len() as u64)
+        mb(image.rgb.len() as u64)
     );
     println!("decoded in {:.0} ms", time.as_secs_f64() * 1e3);
     println!(
@@ -70,7 +70,7 @@ fn decode(path: &Path) -> Result<(), Box<dyn std::error::Error>> {
     );
     let start = Instant::now();
     let mut resizer = Resizer::new(Filter::Bicubic);
-    let pixels = Picture::new(&picture.rgb, picture.width, picture.height)?;
+    let pixels = Picture::new(&image.rgb, image.width, image.height)?;
     let small = resizer.resize(pixels, TARGET)?;
     let time = start.elapsed();
     let (peak, _) = peak_and_anonymous();

@@ -1,6 +1,0 @@
-//! libFuzzer's entry to the target `sound`.
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    let _ = qhx_fuzz::sound(data);
-});
