@@ -71,17 +71,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     // With the program: what both are built of has its features then, and was built for its tests.
     let mut families =
         vec!["test", "--package", "qhx-tests", "--package", "qhx-cli", "--features", BUILTIN];
-    for name in FAMILY_TESTS {
-        families.extend(["--test", name]);
-    }
+    families.extend(["--test", "all", "--"]);
+    families.extend(FAMILY_TESTS);
     if options.full {
         // The usual run leaves these to the tests of the program, which ask each family something.
-        for name in MORE_FAMILY_TESTS {
-            families.extend(["--test", name]);
-        }
+        families.extend(MORE_FAMILY_TESTS);
     }
     // Linking changes no graph, so that the NPU has nothing new to say.
-    families.extend(["--", "--skip", "htp_", "--skip", "w8a16_", "--skip", "the_npu_"]);
+    families.extend(["--skip", "htp_", "--skip", "w8a16_", "--skip", "the_npu_"]);
     test(&families)?;
     let mut built = Vec::new();
     let boards = match aarch64::missing() {
@@ -118,10 +115,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Tests of `qhx-tests` that run the same with host-ops loaded and linked in. The others are about
+/// Modules of `qhx-tests` that run the same with host-ops loaded and linked in. The others are about
 /// plugins.
-const FAMILY_TESTS: [&str; 3] = ["llama", "embed", "bad_bundles"];
-const MORE_FAMILY_TESTS: [&str; 4] = ["qwen35", "phimoe", "gemma4", "qwen3vl"];
+const FAMILY_TESTS: [&str; 3] = ["llama::", "embed::", "bad_bundles::"];
+const MORE_FAMILY_TESTS: [&str; 4] = ["qwen35::", "phimoe::", "gemma4::", "qwen3vl::"];
 
 /// What the program can do beyond the default: host-ops linked in, Parquet files.
 pub(crate) const PROGRAM: &str = "builtin-ops,parquet";

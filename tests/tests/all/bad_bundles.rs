@@ -2,9 +2,7 @@
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
-// Not a test crate of its own: it takes the bundle that is forged here anyway.
 #[cfg(target_os = "linux")]
-#[path = "bad_bundles/faults.rs"]
 mod faults;
 
 use std::fs;
