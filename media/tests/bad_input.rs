@@ -340,7 +340,7 @@ fn samples_that_are_no_numbers_are_named() {
 
 #[test]
 fn channels_without_a_place_are_refused() {
-    let seed = qhx_places::workspace().join("fuzz/seeds/sound/extensible.wav");
+    let seed = qhx_places::workspace().join("tests/fuzz/seeds/sound/extensible.wav");
     let sound_of = |channels: u16, places: u32| {
         let mut file = std::fs::read(&seed).unwrap();
         let format = file.windows(4).position(|name| name == b"fmt ").unwrap() + 8;

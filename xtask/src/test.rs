@@ -157,9 +157,10 @@ fn lint() -> Result<()> {
 fn fuzz_targets() -> Result<()> {
     let root = qhx_places::workspace();
     let lock = |folder: &Path| folder.join("Cargo.lock");
-    std::fs::copy(lock(root), lock(&root.join("fuzz")))
-        .map_err(|e| format!("fuzz/Cargo.lock: {e}"))?;
-    let manifest = root.join("fuzz/Cargo.toml");
+    let libfuzzer = root.join("tests/fuzz/libfuzzer");
+    std::fs::copy(lock(root), lock(&libfuzzer))
+        .map_err(|e| format!("{}: {e}", lock(&libfuzzer).display()))?;
+    let manifest = libfuzzer.join("Cargo.toml");
     let mut check = cargo(&["check", "--manifest-path"]);
     check.arg(manifest);
     if std::env::var_os("CARGO_TARGET_DIR").is_none() {

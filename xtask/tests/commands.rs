@@ -22,7 +22,7 @@ impl Scene {
     fn new() -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let scene = Self { root: tempfile::tempdir().unwrap(), _turn: turn };
-        for folder in ["checkout/xtask", "checkout/fuzz", "bin", "built here", "moved"] {
+        for folder in ["checkout/xtask", "checkout/tests/fuzz/libfuzzer", "bin", "built here", "moved"] {
             fs::create_dir_all(scene.path(folder)).unwrap();
         }
         for file in ["checkout/xtask/Cargo.toml", "checkout/Cargo.lock"] {
@@ -181,7 +181,7 @@ fn the_whole_matrix_and_a_minute_of_fuzzing_run_only_where_they_are_asked_for() 
         assert!(tests.iter().all(|line| line.ends_with(expected)), "{options:?}: {calls}");
         let fuzz = "cargo check --manifest-path ";
         assert!(
-            calls.lines().any(|line| line.contains(fuzz) && line.contains("/fuzz/Cargo.toml")),
+            calls.lines().any(|line| line.contains(fuzz) && line.contains("/fuzz/libfuzzer/Cargo.toml")),
             "{calls}"
         );
     }
