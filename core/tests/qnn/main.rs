@@ -1,8 +1,7 @@
 //! The QNN backend against the real libraries.
 //!
 //! `QHX_QNN_HTP` names libQnnHtp.so and `QHX_QNN_SYSTEM` libQnnSystem.so (by default the one
-//! beside it). Without them every test reports that it is skipped; `QHX_REQUIRE_TIERS=1` makes that
-//! a failure.
+//! beside it). Without them the tests are ignored with that reason; `QHX_REQUIRE_TIERS=1` makes that a failure.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -23,7 +22,8 @@ use qhx_core::compare::Distance;
 use qhx_core::qnn::compose::{Composer, GraphComposer, Param, TensorSpec};
 use qhx_core::qnn::{Library, QnnBackend, QnnOptions, Target};
 use qhx_core::{BufferId, CancelToken, DType, GraphId, Port, Quantization, Workspace};
-use tier::tier;
+use qhx_tiers::tier;
+use tier::opened;
 
 fn backend(library: &Library, options: QnnOptions) -> Arc<QnnBackend> {
     Arc::new(QnnBackend::with_library(library, options).unwrap())
