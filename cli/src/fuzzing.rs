@@ -1,4 +1,4 @@
-//! What reads files inside of commands, for `fuzz/`. Nobody else is to use it: it changes with the commands.
+//! What reads files inside of commands, for `tests/fuzz`. Nobody else is to use it: it changes with the commands.
 
 use std::path::Path;
 

@@ -15,6 +15,7 @@ use qhx_forge::builder::GraphBuilder;
 use qhx_forge::compile::Compiler;
 use qhx_forge::graph::{Elem, Graph, INT8_STEP};
 use qhx_forge::qnn::QnnCompiler;
+use qhx_tiers::tier;
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
 
@@ -107,21 +108,25 @@ fn half_bytes(values: &[f32]) -> Vec<u8> {
 
 #[test]
 fn int8_inputs_agree_with_the_reference_graph() {
+    agree(None);
+}
+
+#[tier(qnn)]
+#[test]
+fn int8_inputs_on_the_npu_agree_with_the_reference_graph() {
+    let htp = std::env::var_os("QHX_QNN_HTP").map(PathBuf::from);
+    let system = std::env::var_os("QHX_QNN_SYSTEM").map(PathBuf::from);
+    let htp = htp.expect("qnn tier: QHX_QNN_HTP is not set");
+    let library = Library::open(&htp, system.as_deref()).unwrap();
+    let backend = QnnBackend::with_library(&library, QnnOptions::default()).unwrap();
+    agree(Some((library, Arc::new(backend))));
+}
+
+/// On the CPU, and on the NPU where one is given.
+fn agree(qnn: Option<(Library, Arc<dyn Backend>)>) {
     let folder = tempfile::tempdir().unwrap();
     let cpu: Arc<dyn Backend> =
         Arc::new(qhx_cpu::CpuBackend::new(qhx_cpu::CpuOptions::default()).unwrap());
-    let qnn = std::env::var_os("QHX_QNN_HTP").filter(|v| !v.is_empty()).map(|htp| {
-        let system = std::env::var_os("QHX_QNN_SYSTEM").map(PathBuf::from);
-        let library = Library::open(&PathBuf::from(htp), system.as_deref()).unwrap();
-        let backend = QnnBackend::with_library(&library, QnnOptions::default()).unwrap();
-        let backend: Arc<dyn Backend> = Arc::new(backend);
-        (library, backend)
-    });
-    if qnn.is_none() {
-        let required = std::env::var("QHX_REQUIRE_TIERS").is_ok_and(|v| v == "1");
-        assert!(!required, "QHX_REQUIRE_TIERS=1, but QHX_QNN_HTP is not set");
-        eprintln!("skipped: qnn tier (QHX_QNN_HTP is not set)");
-    }
     let mut wrong = Vec::new();
     for (index, case) in CASES.into_iter().enumerate() {
         let (rows, inner, outputs, transposed) = case;

@@ -180,17 +180,17 @@ pub fn full_matrix() -> bool {
     std::env::var_os("QHX_FULL").is_some_and(|v| v == "1")
 }
 
-/// Libraries of QNN, or `None` when the tier cannot run, which is said by name.
-#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
+/// Libraries of QNN, where `QHX_QNN_HTP` and `QHX_QNN_SYSTEM` name them. The latter lies beside the former by default.
 pub fn qnn_tier() -> Option<(PathBuf, PathBuf)> {
     let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    if let (Some(htp), Some(system)) = (set("QHX_QNN_HTP"), set("QHX_QNN_SYSTEM")) {
-        return Some((htp, system));
-    }
-    let required = std::env::var_os("QHX_REQUIRE_TIERS").is_some_and(|v| v == "1");
-    assert!(!required, "qnn tier: QHX_QNN_HTP and QHX_QNN_SYSTEM are not set");
-    eprintln!("skipped: qnn tier (QHX_QNN_HTP is not set)");
-    None
+    let htp = set("QHX_QNN_HTP")?;
+    let system = set("QHX_QNN_SYSTEM").unwrap_or_else(|| htp.with_file_name("libQnnSystem.so"));
+    Some((htp, system))
+}
+
+/// Libraries of QNN, for a test with `#[tier(qnn)]`.
+pub fn qnn_libraries() -> (PathBuf, PathBuf) {
+    qnn_tier().expect("qnn tier: QHX_QNN_HTP is not set")
 }
 
 /// Bundles that the tests of a process share, each made when it is first wanted. Others are made meanwhile.
@@ -232,7 +232,7 @@ pub fn bundle(checkpoint: &Path, variant: Variant) -> PathBuf {
         options.prefill = Some(variant.prefill.to_vec());
         options.precision = if variant.int8 { Precision::W8A16 } else { Precision::Fp16 };
         if let Some(target) = variant.target {
-            let (htp, system) = qnn_tier().expect("asked for only where the tier runs");
+            let (htp, system) = qnn_libraries();
             options.compiler = Some(crate::backends::compiler(&htp, &system, target));
         }
         let report = forge(checkpoint, &options, &mut Silent)

@@ -79,12 +79,8 @@ pub(crate) fn libraries(qhx: &Path) -> Result<PathBuf> {
     Ok(folder.trim_end().into())
 }
 
-/// Builds and runs everything. `features` are those that `qhx` was tested with, `test` runs a command of tests.
-pub(crate) fn run(
-    libraries: &Path,
-    features: &str,
-    test: impl Fn(&mut Command) -> Result<()>,
-) -> Result<()> {
+/// Builds everything and runs the unit tests. Returns the program. `test` runs a command of tests.
+pub(crate) fn units(test: impl Fn(&mut Command) -> Result<()>) -> Result<PathBuf> {
     let profile = ["--profile", "emulated", "--target", TARGET];
     // One command, so that what they share is built once.
     let mut build = cross(&["build", "--message-format", "json-render-diagnostics"]);
@@ -118,6 +114,16 @@ pub(crate) fn run(
         units.args(["--skip", slow]);
     }
     test(&mut units)?;
+    Ok(board)
+}
+
+/// Runs the tests of boards. `features` are those that `qhx` was tested with.
+pub(crate) fn boards(
+    board: &Path,
+    libraries: &Path,
+    features: &str,
+    test: impl Fn(&mut Command) -> Result<()>,
+) -> Result<()> {
     let mut boards = cargo(&["test", "--package", "qhx-cli", "--features", features]);
     boards.args(["--test", "cli", "board::"]);
     boards.env("QHX_TEST_BOARD", board).env("QHX_TEST_BOARD_LIBRARIES", libraries);

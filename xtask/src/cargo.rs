@@ -1,8 +1,11 @@
 //! Runs cargo and other programs in the workspace.
 
+use std::cell::Cell;
 use std::collections::HashMap;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// What went wrong, for people.
@@ -24,12 +27,54 @@ pub(crate) fn cargo(arguments: &[&str]) -> Command {
     command
 }
 
+/// Set when one of two sequences of commands failed, so that the other ends.
+static STOPPED: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// Whether this thread's commands run beside those of another.
+    static ASIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs two sequences of commands at a time. The second has one processor, as the first waits for one thread most of
+/// the time, and shows what a command printed when it has ended, so that the lines of both stay apart.
+pub(crate) fn side_by_side<A, B: Send>(
+    first: impl FnOnce() -> Result<A>,
+    second: impl FnOnce() -> Result<B> + Send,
+) -> Result<(A, B)> {
+    let stopping = |failed: bool| STOPPED.fetch_or(failed, Ordering::Relaxed);
+    let (first, second) = std::thread::scope(|scope| {
+        let second = scope.spawn(|| {
+            ASIDE.set(true);
+            let result = second();
+            (stopping(result.is_err()), result)
+        });
+        let result = first();
+        let first = (stopping(result.is_err()), result);
+        let crashed = |_| (false, Err("a thread of cargo xtask panicked".to_owned()));
+        (first, second.join().unwrap_or_else(crashed))
+    });
+    match (first, second) {
+        ((_, Ok(first)), (_, Ok(second))) => Ok((first, second)),
+        // The one that was stopped has no failure of its own.
+        ((false, Err(why)), _) | (_, (_, Err(why))) | ((_, Err(why)), _) => Err(why),
+    }
+}
+
 /// Runs a command to its end, and reports how long it took; anything but success is an error that names it.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
-    let shown = show(command);
-    eprintln!("+ {shown}");
+    let shown = begin(command)?;
     let start = Instant::now();
-    let status = command.status();
+    let status = if ASIDE.get() {
+        let output = command.output();
+        output.map(|output| {
+            let mut stdout = std::io::stdout().lock();
+            let _ = (stdout.write_all(&output.stdout), stdout.flush());
+            show_errors(&output);
+            output.status
+        })
+    } else {
+        command.status()
+    };
     eprintln!("= {:.0} s: {shown}", start.elapsed().as_secs_f64());
     match status {
         Ok(status) if status.success() => Ok(()),
@@ -40,9 +85,12 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 
 /// Runs a command and returns its standard output.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
-    let shown = show(command);
-    eprintln!("+ {shown}");
-    let output = command.stderr(Stdio::inherit()).output().map_err(|e| format!("{shown}: {e}"))?;
+    let shown = begin(command)?;
+    if !ASIDE.get() {
+        command.stderr(Stdio::inherit());
+    }
+    let output = command.output().map_err(|e| format!("{shown}: {e}"))?;
+    show_errors(&output);
     if !output.status.success() {
         return Err(format!("{shown}: {}", output.status));
     }
@@ -78,6 +126,23 @@ pub(crate) fn executables(messages: &str) -> HashMap<String, PathBuf> {
         Some((name.to_owned(), PathBuf::from(path)))
     };
     messages.lines().filter_map(executable).collect()
+}
+
+/// Says that a command runs, and how it is called.
+fn begin(command: &mut Command) -> Result<String> {
+    let shown = show(command);
+    if STOPPED.load(Ordering::Relaxed) {
+        return Err(format!("{shown}: not run, as something else failed"));
+    }
+    if ASIDE.get() {
+        command.env("CARGO_BUILD_JOBS", "1");
+    }
+    eprintln!("+ {shown}");
+    Ok(shown)
+}
+
+fn show_errors(output: &Output) {
+    let _ = std::io::stderr().lock().write_all(&output.stderr);
 }
 
 fn show(command: &Command) -> String {

@@ -68,7 +68,8 @@ fn aarch64_tier() -> cargo::Result<()> {
         return Err(why.to_owned());
     }
     let qhx = cargo::build(&["qhx-cli"], &[], "qhx")?;
-    aarch64::run(&aarch64::libraries(&qhx)?, test::PROGRAM, cargo::run)
+    let libraries = aarch64::libraries(&qhx)?;
+    aarch64::boards(&aarch64::units(cargo::run)?, &libraries, test::PROGRAM, cargo::run)
 }
 
 fn windows_tier() -> cargo::Result<()> {

@@ -47,7 +47,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut skipped = Skipped::default();
     if !options.fast {
         lint()?;
-        licences(&mut skipped)?;
     }
     // The plugins first: the program finds them beside itself, and the tests by their file.
     let qhx = cargo::build(&[&["qhx-cli"][..], &PLUGINS].concat(), &[], "qhx")?;
@@ -62,47 +61,18 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         command.env("QHX_FUZZ_SECONDS", if options.full { "60" } else { "5" });
         cargo::run(command)
     };
-    let test = |arguments: &[&str]| run(&mut cargo(arguments));
-    // Benchmarks have no tests, and are type-checked with the lints.
-    test(&["test", "--workspace", "--exclude", "qhx-benches"])?;
-    eprintln!("the same with the host-ops linked in");
-    test(&["test", "--package", "qhx-cli", "--features", PROGRAM])?;
-    ray(&mut skipped)?;
-    // With the program: what both are built of has its features then, and was built for its tests.
-    let mut families =
-        vec!["test", "--package", "qhx-tests", "--package", "qhx-cli", "--features", BUILTIN];
-    for name in FAMILY_TESTS {
-        families.extend(["--test", name]);
-    }
-    if options.full {
-        // The usual run leaves these to the tests of the program, which ask each family something.
-        for name in MORE_FAMILY_TESTS {
-            families.extend(["--test", name]);
-        }
-    }
-    // Linking changes no graph, so that the NPU has nothing new to say.
-    families.extend(["--", "--skip", "htp_", "--skip", "w8a16_", "--skip", "the_npu_"]);
-    test(&families)?;
-    let mut built = Vec::new();
-    let boards = match aarch64::missing() {
-        Some(why) => Err(why.to_owned()),
-        None => aarch64::libraries(&qhx),
-    };
-    match boards {
-        Ok(libraries) => {
-            aarch64::run(&libraries, PROGRAM, run)?;
-            built.push(aarch64::TARGET);
-        }
-        Err(why) => skipped.add("aarch64 tier", &why),
-    }
-    match windows::missing() {
-        Some(why) => skipped.add("windows tier", &why),
-        None => windows::run(&qhx)?,
-    }
-    if !options.fast {
-        for target in targets::run(&built)? {
-            skipped.0.push(format!("target {target} (rustup target add {target})"));
-        }
+    // Tests with other features replace the program.
+    let kept = keep(&qhx)?;
+    let mut skipped_aside = Skipped::default();
+    // The emulator of the NPU executes one graph at a time, and its tests wait for it: what is built for other
+    // machines is built meanwhile, into other folders.
+    let ((), board) = cargo::side_by_side(
+        || tests(options, &run, &mut skipped),
+        || aside(options, &kept, &run, &mut skipped_aside),
+    )?;
+    skipped.0.append(&mut skipped_aside.0);
+    if let Some((board, libraries)) = board {
+        aarch64::boards(&board, &libraries, PROGRAM, run)?;
     }
     if skipped.0.is_empty() {
         eprintln!("all tiers passed");
@@ -118,10 +88,86 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Tests of `qhx-tests` that run the same with host-ops loaded and linked in. The others are about
+/// The tests of this machine.
+fn tests(
+    options: &Options,
+    run: &impl Fn(&mut Command) -> Result<()>,
+    skipped: &mut Skipped,
+) -> Result<()> {
+    // Benchmarks have no tests, and are type-checked with the lints.
+    run(&mut cargo(&["test", "--workspace", "--exclude", "qhx-benches"]))?;
+    eprintln!("the same with the host-ops linked in");
+    // Linking changes no graph, so that the NPU has nothing new to say.
+    let linked = |arguments: &[&str]| run(cargo(arguments).env("QHX_SKIP_TIERS", "qnn"));
+    linked(&["test", "--package", "qhx-cli", "--features", PROGRAM])?;
+    ray(skipped)?;
+    // With the program: what both are built of has its features then, and was built for its tests.
+    let mut families =
+        vec!["test", "--package", "qhx-tests", "--package", "qhx-cli", "--features", BUILTIN];
+    families.extend(["--test", "all", "--"]);
+    families.extend(FAMILY_TESTS);
+    if options.full {
+        // The usual run leaves these to the tests of the program, which ask each family something.
+        families.extend(MORE_FAMILY_TESTS);
+    }
+    linked(&families)
+}
+
+/// What runs under emulators of other machines, the types of what is built for the others, and licences. Returns the
+/// program for boards and their libraries.
+fn aside(
+    options: &Options,
+    qhx: &Path,
+    run: &impl Fn(&mut Command) -> Result<()>,
+    skipped: &mut Skipped,
+) -> Result<Option<(PathBuf, PathBuf)>> {
+    let libraries = match aarch64::missing() {
+        Some(why) => Err(why.to_owned()),
+        None => aarch64::libraries(qhx),
+    };
+    let (mut built, mut board) = (Vec::new(), None);
+    match libraries {
+        Ok(libraries) => {
+            board = Some((aarch64::units(run)?, libraries));
+            built.push(aarch64::TARGET);
+        }
+        Err(why) => skipped.add("aarch64 tier", &why),
+    }
+    match windows::missing() {
+        Some(why) => skipped.add("windows tier", &why),
+        None => windows::run(qhx)?,
+    }
+    if !options.fast {
+        for target in targets::run(&built)? {
+            skipped.0.push(format!("target {target} (rustup target add {target})"));
+        }
+        licences(skipped)?;
+    }
+    Ok(board)
+}
+
+/// A copy of the program, with the plugins beside it.
+fn keep(qhx: &Path) -> Result<PathBuf> {
+    let folder = qhx.with_file_name("kept");
+    let copy = |from: &Path| {
+        let to = folder.join(from.file_name().unwrap_or_default());
+        std::fs::copy(from, &to).map(|_| to).map_err(|e| format!("{}: {e}", from.display()))
+    };
+    std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    for package in PLUGINS {
+        let (prefix, suffix) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+        let plugin = qhx.with_file_name(format!("{prefix}{}{suffix}", package.replace('-', "_")));
+        if plugin.is_file() {
+            copy(&plugin)?;
+        }
+    }
+    copy(qhx)
+}
+
+/// Modules of `qhx-tests` that run the same with host-ops loaded and linked in. The others are about
 /// plugins.
-const FAMILY_TESTS: [&str; 3] = ["llama", "embed", "bad_bundles"];
-const MORE_FAMILY_TESTS: [&str; 4] = ["qwen35", "phimoe", "gemma4", "qwen3vl"];
+const FAMILY_TESTS: [&str; 3] = ["llama::", "embed::", "bad_bundles::"];
+const MORE_FAMILY_TESTS: [&str; 4] = ["qwen35::", "phimoe::", "gemma4::", "qwen3vl::"];
 
 /// What the program can do beyond the default: host-ops linked in, Parquet files.
 pub(crate) const PROGRAM: &str = "builtin-ops,parquet";
@@ -161,9 +207,10 @@ fn lint() -> Result<()> {
 fn fuzz_targets() -> Result<()> {
     let root = qhx_places::workspace();
     let lock = |folder: &Path| folder.join("Cargo.lock");
-    std::fs::copy(lock(root), lock(&root.join("fuzz")))
-        .map_err(|e| format!("fuzz/Cargo.lock: {e}"))?;
-    let manifest = root.join("fuzz/Cargo.toml");
+    let libfuzzer = root.join("tests/fuzz/libfuzzer");
+    std::fs::copy(lock(root), lock(&libfuzzer))
+        .map_err(|e| format!("{}: {e}", lock(&libfuzzer).display()))?;
+    let manifest = libfuzzer.join("Cargo.toml");
     let mut check = cargo(&["check", "--manifest-path"]);
     check.arg(manifest);
     if std::env::var_os("CARGO_TARGET_DIR").is_none() {
@@ -173,8 +220,15 @@ fn fuzz_targets() -> Result<()> {
     cargo::run(check.env("CUSTOM_LIBFUZZER_PATH", root.join("libfuzzer.a")))
 }
 
+/// Where `QHX_TOOLS` names a folder, what is missing is installed there.
 fn licences(skipped: &mut Skipped) -> Result<()> {
-    if !works(&mut cargo(&["deny", "--version"])) {
+    let installed = || works(&mut cargo(&["deny", "--version"]));
+    if let Some(tools) = std::env::var_os("QHX_TOOLS").filter(|_| !installed()) {
+        // Without optimisation it is built in half the time, and reads our few hundred packages as quickly.
+        let install = ["install", "--quiet", "--locked", "--debug", "cargo-deny", "--root"];
+        cargo::run(cargo(&install).arg(tools))?;
+    }
+    if !installed() {
         skipped
             .add("licence check", "cargo-deny is not installed: cargo install --locked cargo-deny");
         return Ok(());

@@ -22,7 +22,9 @@ impl Scene {
     fn new() -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let scene = Self { root: tempfile::tempdir().unwrap(), _turn: turn };
-        for folder in ["checkout/xtask", "checkout/fuzz", "bin", "built here", "moved"] {
+        for folder in
+            ["checkout/xtask", "checkout/tests/fuzz/libfuzzer", "bin", "built here", "moved"]
+        {
             fs::create_dir_all(scene.path(folder)).unwrap();
         }
         for file in ["checkout/xtask/Cargo.toml", "checkout/Cargo.lock"] {
@@ -30,7 +32,7 @@ impl Scene {
         }
         scene.script(
             "bin/cargo",
-            r#"echo "$PWD: cargo $* (full $QHX_FULL, fuzz $QHX_FUZZ_SECONDS)" >> "$SCENE/calls"
+            r#"echo "$PWD: cargo $* (skip $QHX_SKIP_TIERS, full $QHX_FULL, fuzz $QHX_FUZZ_SECONDS)" >> "$SCENE/calls"
             case "$1" in build)
                 echo "{\"target\":{\"name\":\"qhx\"},\"executable\":\"$SCENE/built here/qhx\"}";;
             esac"#,
@@ -143,13 +145,44 @@ fn what_is_for_boards_runs_under_qemu_or_is_left_out_by_name() {
          --package qhx-op --package qhx-cpu --package qhx --package qhx-cli --features qhx-cli/builtin-ops --profile emulated",
     );
     assert!(libraries < units && units < position("--test cli board::"), "{calls}");
-    assert!(!calls.contains("check --target aarch64-unknown-linux-gnu"), "built, so not checked");
+    let check = "cargo check --profile emulated --target aarch64-unknown-linux-gnu";
+    assert!(!calls.contains(check), "built, so not checked");
 
     scene.script("bin/qemu-aarch64", "exit 1");
     fs::remove_file(scene.path("calls")).unwrap();
     let text = stderr(&scene.xtask(&["test"]));
     assert!(text.lines().last().unwrap().contains("aarch64 tier (qemu-aarch64 is not"), "{text}");
-    assert!(scene.calls().contains("check --target aarch64-unknown-linux-gnu"));
+    assert!(scene.calls().contains(check));
+}
+
+#[test]
+fn what_fails_beside_the_tests_fails_the_run_with_its_output() {
+    let scene = Scene::new();
+    scene.script(
+        "bin/cargo",
+        r#"case "$*" in
+            *emulated*) echo "no linker" >&2; exit 1;;
+            build*) echo "{\"target\":{\"name\":\"qhx\"},\"executable\":\"$SCENE/built here/qhx\"}";;
+        esac"#,
+    );
+    let output = scene.xtask(&["test", "--fast"]);
+    let text = stderr(&output);
+    let last = text.lines().last().unwrap();
+    assert!(!output.status.success() && text.contains("\nno linker\n"), "{text}");
+    assert!(last.starts_with("error: cargo build ") && last.contains("emulated"), "{last}");
+}
+
+#[test]
+fn with_the_ops_linked_in_the_npu_is_left_out_but_on_boards() {
+    let scene = Scene::new();
+    assert!(scene.xtask(&["test", "--fast"]).status.success());
+    let calls = scene.calls();
+    let tests = calls.lines().filter(|line| line.contains("cargo test "));
+    for line in tests {
+        let linked = line.contains("builtin-ops");
+        let board = line.contains("board::") || line.contains("emulated");
+        assert_eq!(line.contains("(skip qnn, "), linked && !board, "{line}");
+    }
 }
 
 #[test]
@@ -157,7 +190,7 @@ fn the_whole_matrix_has_every_family_with_its_op_linked_in() {
     let scene = Scene::new();
     assert!(scene.xtask(&["test", "--fast", "--full"]).status.success());
     let calls = scene.calls();
-    let linked = |line: &&str| line.contains("qhx-tests/builtin-ops --test llama ");
+    let linked = |line: &&str| line.contains("qhx-tests/builtin-ops --test all -- llama:: ");
     let line = calls.lines().find(linked).unwrap_or_else(|| panic!("{calls}"));
     let families = fs::read_dir(qhx_places::workspace()).unwrap().filter_map(|entry| {
         entry.unwrap().file_name().to_str()?.strip_prefix("ops-").map(str::to_owned)
@@ -165,14 +198,14 @@ fn the_whole_matrix_has_every_family_with_its_op_linked_in() {
     let families: Vec<_> = families.collect();
     assert!(families.len() >= 3, "{families:?}");
     for family in families {
-        assert!(line.contains(&format!("--test {family}")), "{family}: {line}");
+        assert!(line.contains(&format!(" {family}:: ")), "{family}: {line}");
     }
 }
 
 #[test]
 fn the_whole_matrix_runs_only_where_it_is_asked_for() {
     for (options, expected) in
-        [(&["test"][..], "(full 0, fuzz 5)"), (&["test", "--full"], "(full 1, fuzz 60)")]
+        [(&["test"][..], "full 0, fuzz 5)"), (&["test", "--full"], "full 1, fuzz 60)")]
     {
         let scene = Scene::new();
         assert!(scene.xtask(options).status.success());
@@ -182,7 +215,9 @@ fn the_whole_matrix_runs_only_where_it_is_asked_for() {
         assert!(tests.iter().all(|line| line.ends_with(expected)), "{options:?}: {calls}");
         let fuzz = "cargo check --manifest-path ";
         assert!(
-            calls.lines().any(|line| line.contains(fuzz) && line.contains("/fuzz/Cargo.toml")),
+            calls
+                .lines()
+                .any(|line| line.contains(fuzz) && line.contains("/fuzz/libfuzzer/Cargo.toml")),
             "{calls}"
         );
     }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use qhx_places::{fixture, workspace};
+use qhx_tiers::tier;
 
 use crate::qnn;
 use crate::run::{Program, Run, folder};
@@ -34,10 +35,10 @@ struct Board {
 }
 
 impl Board {
-    /// `None` where the tier does not run, which `cargo xtask test` says.
-    fn new(chip: Option<Chip>) -> Option<Self> {
-        let set = |name: &str| std::env::var_os(name).map(PathBuf::from);
-        let (qhx, wheel) = (set("QHX_TEST_BOARD")?, set("QHX_TEST_BOARD_LIBRARIES")?);
+    /// For a test with `#[tier(board)]`.
+    fn new(chip: Option<Chip>) -> Self {
+        let set = |name: &str| PathBuf::from(std::env::var_os(name).expect(name));
+        let (qhx, wheel) = (set("QHX_TEST_BOARD"), set("QHX_TEST_BOARD_LIBRARIES"));
         let folder = folder();
         let root = folder.path().join("root");
         fs::create_dir_all(root.join("sys/devices/system/soc/soc0")).expect("a folder");
@@ -52,7 +53,7 @@ impl Board {
             symlink(&path, libraries.join(path.file_name().expect("a name"))).expect("a link");
         }
         let search = vec![qhx.with_file_name("examples")];
-        Some(Self { folder, qhx, search, variables: Vec::new() })
+        Self { folder, qhx, search, variables: Vec::new() }
     }
 
     fn library(&self, name: &str) -> PathBuf {
@@ -143,7 +144,7 @@ fn doctor_names_what_is_wrong_with(chip: Chip) {
     let (_, name, arch) = chip;
     let (page, mut missing) = (page(), String::new());
     for (situation, make) in SITUATIONS {
-        let Some(mut board) = Board::new(Some(chip)) else { return };
+        let mut board = Board::new(Some(chip));
         make(&mut board, arch);
         let said = board.doctor();
         assert!(said[0].starts_with(&format!("opening the device: {situation}: ")), "{said:?}");
@@ -157,38 +158,43 @@ fn doctor_names_what_is_wrong_with(chip: Chip) {
     assert!(missing.is_empty(), "docs/devices.md lacks\n{missing}");
 }
 
+#[tier(board)]
 #[test]
 fn doctor_names_what_is_wrong_with_an_sm8850() {
     doctor_names_what_is_wrong_with(SM8850);
 }
 
+#[tier(board)]
 #[test]
 fn doctor_names_what_is_wrong_with_an_sm8750() {
     doctor_names_what_is_wrong_with(SM8750);
 }
 
+#[tier(board)]
 #[test]
 fn doctor_names_what_is_wrong_with_an_sm8650() {
     doctor_names_what_is_wrong_with(SM8650);
 }
 
+#[tier(board)]
 #[test]
 fn a_machine_without_a_chip_and_a_chip_that_the_library_does_not_know_are_told_apart() {
-    let Some(board) = Board::new(None) else { return };
+    let board = Board::new(None);
     let said = board.doctor();
     assert!(said[0].starts_with("opening the QNN log: no SoC: "), "{said:?}");
     let row = row("no SoC", &said);
     assert!(page().contains(&row), "docs/devices.md lacks this row:\n{row}");
 
-    let Some(board) = Board::new(Some(("9999", "", 0))) else { return };
+    let board = Board::new(Some(("9999", "", 0)));
     let said = board.doctor();
     let expected = "opening the QNN log: unknown SoC: this chip has the id 9999";
     assert!(said[0].starts_with(expected), "{said:?}");
 }
 
+#[tier(board)]
 #[test]
 fn a_skel_that_is_a_text_file_is_told_as_such() {
-    let Some(mut board) = Board::new(Some(SM8850)) else { return };
+    let mut board = Board::new(Some(SM8850));
     board
         .replace("libQnnHtpV81Skel.so", |_| b"version https://git-lfs.github.com/spec/v1\n".into());
     let [found, ..] = board.doctor();
@@ -201,9 +207,10 @@ fn a_skel_that_is_a_text_file_is_told_as_such() {
     assert!(found.contains(expected), "{found}");
 }
 
+#[tier(board)]
 #[test]
 fn the_plugin_and_the_cpu_backend_of_a_board_give_the_tokens_of_this_machine() {
-    let Some(mut board) = Board::new(Some(SM8850)) else { return };
+    let mut board = Board::new(Some(SM8850));
     board
         .variables
         .push(("QHX_CACHE_DIR", board.folder.path().join("cache").display().to_string()));
@@ -224,10 +231,11 @@ fn the_plugin_and_the_cpu_backend_of_a_board_give_the_tokens_of_this_machine() {
     assert!(list.stdout.contains("libqhx_ops_llama_plugin.so"), "{list:?}");
 }
 
+#[tier(qnn, board)]
 #[test]
 fn the_libraries_of_a_board_read_context_binaries_and_do_not_load_them_without_a_dsp() {
-    let Some([htp, system]) = qnn::libraries() else { return };
-    let Some(board) = Board::new(Some(SM8850)) else { return };
+    let [htp, system] = qnn::libraries();
+    let board = Board::new(Some(SM8850));
     let here = || {
         let program = Program::qhx(board.folder.path());
         program.env("QHX_QNN_HTP", &htp).env("QHX_QNN_SYSTEM", &system)

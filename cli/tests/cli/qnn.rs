@@ -2,26 +2,21 @@
 
 use std::path::{Path, PathBuf};
 
+use qhx_tiers::tier;
+
 use crate::run::{Program, checkpoint, folder};
 use crate::trace;
 
-/// The libraries, or `None` when the tier cannot run, which is said by name.
-#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
-pub fn libraries() -> Option<[PathBuf; 2]> {
-    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    if let (Some(htp), Some(system)) = (set("QHX_QNN_HTP"), set("QHX_QNN_SYSTEM")) {
-        return Some([htp, system]);
-    }
-    let required = std::env::var("QHX_REQUIRE_TIERS").is_ok_and(|v| v == "1");
-    assert!(!required, "qnn tier: QHX_QNN_HTP and QHX_QNN_SYSTEM are not set");
-    eprintln!("skipped: qnn tier (QHX_QNN_HTP is not set)");
-    None
+/// The libraries, for a test with `#[tier(qnn)]`.
+pub fn libraries() -> [PathBuf; 2] {
+    qhx_tests::toys::qnn_libraries().into()
 }
 
 /// One test, because compiling takes seconds: forge, check, inspect, verify, generate.
+#[tier(qnn)]
 #[test]
 fn the_whole_way_on_the_library() {
-    let Some([htp, system]) = libraries() else { return };
+    let [htp, system] = libraries();
     let folder = folder();
     let qhx =
         || Program::qhx(folder.path()).env("QHX_QNN_HTP", &htp).env("QHX_QNN_SYSTEM", &system);
@@ -140,10 +135,11 @@ const FLIPPED: [usize; 40] = [
     1332, 1385, 1438,
 ];
 
+#[tier(qnn)]
 #[test]
 fn damaged_context_binaries_end_inspect_with_one_message() {
     const MOST_OUTPUT: usize = 64 << 10;
-    let Some([htp, system]) = libraries() else { return };
+    let [htp, system] = libraries();
     let folder = folder();
     let qhx =
         || Program::qhx(folder.path()).env("QHX_QNN_HTP", &htp).env("QHX_QNN_SYSTEM", &system);
@@ -171,9 +167,10 @@ fn damaged_context_binaries_end_inspect_with_one_message() {
 }
 
 /// Prompt and decode graphs that keep their weights once: made and described here, run on a device.
+#[tier(qnn)]
 #[test]
 fn shared_weights_are_kept_once_and_not_loaded_by_the_emulator() {
-    let Some([htp, system]) = libraries() else { return };
+    let [htp, system] = libraries();
     let folder = folder();
     let qhx =
         || Program::qhx(folder.path()).env("QHX_QNN_HTP", &htp).env("QHX_QNN_SYSTEM", &system);

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
+use qhx_tiers::tier;
 use serde_json::{Value, json};
 
 use crate::qnn::libraries;
@@ -239,9 +240,10 @@ fn a_forge_that_is_killed_three_times_makes_the_same_bundle() {
     });
 }
 
+#[tier(qnn)]
 #[test]
 fn context_binaries_of_a_forge_that_is_killed_three_times_are_the_same() {
-    let Some([htp, system]) = libraries() else { return };
+    let [htp, system] = libraries();
     let dir = folder();
     let config = config(dir.path(), 8);
     is_whole_after_three_kills(dir.path(), |out| {
@@ -263,9 +265,10 @@ fn children(parent: u32) -> Vec<u32> {
 
 /// A compiler that the system ends for its memory must not take the finished contexts with it, and one
 /// whose forge is gone must not go on.
+#[tier(qnn)]
 #[test]
 fn a_compiler_that_is_killed_is_reported_and_ends_with_its_forge() {
-    let Some([htp, system]) = libraries() else { return };
+    let [htp, system] = libraries();
     let dir = folder();
     let config = config(dir.path(), 8);
     let forge = || {

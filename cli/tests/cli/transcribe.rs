@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use qhx_places::fixture;
+use qhx_tiers::tier;
 use serde_json::{Value, json};
 
 use crate::run::{Program, Run, folder};
@@ -92,13 +93,10 @@ fn spoken_sentences_become_their_words() {
     assert!(run.code == 9 && run.stderr.contains("the bundle takes no images"), "{run:?}");
 }
 
+#[tier(qnn, full)]
 #[test]
 fn the_npu_writes_down_a_sentence() {
-    let Some((htp, system)) =
-        qhx_tests::toys::qnn_tier().filter(|_| qhx_tests::toys::full_matrix())
-    else {
-        return;
-    };
+    let (htp, system) = qhx_tests::toys::qnn_libraries();
     let folder = folder();
     let libraries =
         ["--htp", htp.to_str().expect("UTF-8"), "--qnn-system", system.to_str().expect("UTF-8")];

@@ -16,14 +16,16 @@ use qhx_forge::registry::recipe;
 use qhx_forge::weight::Storage;
 use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint};
 use qhx_places::fixture;
+use qhx_tiers::tier;
 use serde_json::Value;
 
 use crate::support::weight;
-use crate::tier::tier;
+use crate::tier::opened;
 
+#[tier(qnn)]
 #[test]
 fn a_bundle_has_context_binaries_for_its_architecture() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("v79");
     let mut options = ForgeOptions::new(&out);
@@ -76,9 +78,10 @@ fn small_recipe(checkpoint: &Checkpoint, precision: Precision) -> Recipe {
     recipe(checkpoint, &options).unwrap()
 }
 
+#[tier(qnn)]
 #[test]
 fn a_plan_says_how_large_the_binaries_become() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::synthetic(&small_config(folder.path()), 3).unwrap();
     for precision in Precision::ALL {
@@ -100,9 +103,10 @@ fn a_plan_says_how_large_the_binaries_become() {
     }
 }
 
+#[tier(qnn)]
 #[test]
 fn an_estimate_is_no_faster_than_reading_the_weights() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::synthetic(&small_config(folder.path()), 3).unwrap();
     let recipe = |precision| small_recipe(&checkpoint, precision);
@@ -138,9 +142,10 @@ fn an_estimate_is_no_faster_than_reading_the_weights() {
 }
 
 /// A graph of several tokens, or of an image, is no part of the step that gives a token.
+#[tier(qnn)]
 #[test]
 fn an_estimate_of_a_step_leaves_prompts_out() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::synthetic(&small_config(folder.path()), 3).unwrap();
     let mut recipe = small_recipe(&checkpoint, Precision::Fp16);
@@ -165,9 +170,10 @@ fn an_estimate_of_a_step_leaves_prompts_out() {
 }
 
 /// A stage of a vision tower: what it reads counts, and every op that takes time is named.
+#[tier(qnn)]
 #[test]
 fn an_estimate_counts_convolutions_and_tables() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::synthetic(&small_config(folder.path()), 3).unwrap();
     let mut recipe = small_recipe(&checkpoint, Precision::Fp16);

@@ -12,14 +12,16 @@ use qhx_forge::quantize::{Bits, BlockForm, BlocksMut};
 use qhx_forge::recipe::Precision;
 use qhx_forge::weight::{RowSource, Storage, Weight, dequantize_blocks};
 use qhx_forge::{Progress, Silent};
+use qhx_tiers::tier;
 
 use crate::ops::all_ops;
 use crate::support::{Compiled, Fixed, error, numbers, reference, weight};
-use crate::tier::tier;
+use crate::tier::opened;
 
+#[tier(qnn)]
 #[test]
 fn graphs_of_one_context_keep_their_own_weights() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let graph = |name: &str, rows: usize, seed: u32| {
         let mut b = GraphBuilder::new(name);
         let x = b.input("x", Elem::Activation, &[rows, 16]).unwrap();
@@ -37,9 +39,10 @@ fn graphs_of_one_context_keep_their_own_weights() {
     }
 }
 
+#[tier(qnn)]
 #[test]
 fn two_graphs_of_one_name_in_a_context_are_refused() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("twice.bin");
     let compiler = QnnCompiler::new(library, Target::V81);
@@ -49,9 +52,10 @@ fn two_graphs_of_one_name_in_a_context_are_refused() {
 }
 
 /// The NPU computes in f16, also with the values of int8 weights.
+#[tier(qnn)]
 #[test]
 fn weights_beyond_f16_are_refused_in_every_form() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let compiler = QnnCompiler::new(library, Target::V81);
     let four = Storage::Blocks(BlockForm::symmetric(Bits::Four, 32));
     for storage in [Storage::Float, Storage::Int8, four] {
@@ -75,9 +79,10 @@ fn weights_beyond_f16_are_refused_in_every_form() {
     }
 }
 
+#[tier(qnn)]
 #[test]
 fn int8_weights_with_an_odd_number_of_inputs_are_refused() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let mut b = GraphBuilder::new("odd");
     let x = b.input("x", Elem::Activation, &[1, 66]).unwrap();
     let y = b.linear("lin", x, weight(30, [40, 66], Storage::Int8), None).unwrap();
@@ -135,9 +140,10 @@ impl RowSource for Stored {
 }
 
 /// What the forge quantizes itself and what a checkpoint holds, each with the same values on both sides.
+#[tier(qnn)]
 #[test]
 fn weights_in_blocks_agree_with_the_reference_graph() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let form = |bits, block, offsets| BlockForm { bits, block, offsets };
     for (target, rows) in [(Target::V81, 1), (Target::V79, 3)] {
         let mut b = GraphBuilder::new("blocks");
@@ -200,9 +206,10 @@ impl Progress for Cancel {
     }
 }
 
+#[tier(qnn)]
 #[test]
 fn a_cancelled_compilation_leaves_nothing() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let compiler = QnnCompiler::new(library, Target::V81);
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("ops.bin");

@@ -7,9 +7,10 @@ use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::{Conv1d, Conv2d, Elem, Graph, TensorId};
 use qhx_forge::weight::{Storage, Weight};
 use qhx_places::fixture;
+use qhx_tiers::tier;
 
 use crate::support::{Compiled, error, numbers, reference, weight};
-use crate::tier::tier;
+use crate::tier::opened;
 
 /// Convolutions of images: channels in, channels out, how the filters move.
 const CONVOLUTIONS: [(usize, usize, Conv2d); 11] = [
@@ -192,9 +193,10 @@ fn outputs(mut b: GraphBuilder, results: Vec<TensorId>) -> Graph {
     b.finish().unwrap()
 }
 
+#[tier(qnn)]
 #[test]
 fn convolutions_and_gathers_agree_on_every_target() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let graphs = [convolutions(), gathers()];
     let inputs = [
         vec![numbers(50, 2 * 6 * 13 * 9), numbers(51, 2 * 5 * 31)],
@@ -228,9 +230,10 @@ fn convolutions_and_gathers_agree_on_every_target() {
     }
 }
 
+#[tier(qnn)]
 #[test]
 fn an_index_outside_of_a_table_fails_on_the_npu() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let mut b = GraphBuilder::new("rows");
     let list = b.input("list", Elem::I32, &[3]).unwrap();
     let table = b.table("table", weight(1, [11, 8], Storage::Float)).unwrap();

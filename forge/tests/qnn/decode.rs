@@ -12,10 +12,11 @@ use qhx_forge::recipe::{Precision, Recipe, RecipeOptions, Task};
 use qhx_forge::registry::recipe;
 use qhx_forge::weight::{Storage, Weight};
 use qhx_places::fixture;
+use qhx_tiers::tier;
 use serde_json::Value;
 
 use crate::support::{Compiled, inputs, reference};
-use crate::tier::tier;
+use crate::tier::opened;
 
 /// Runs the compiled graphs of a recipe as their host-op does.
 struct Driver {
@@ -211,9 +212,10 @@ fn compare_with_references(
     eprintln!("{name} {precision:?} {target}: min cosine to the reference graph {min:.6}");
 }
 
+#[tier(qnn)]
 #[test]
 fn every_graph_of_every_recipe_agrees_with_its_reference() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let mut folders: Vec<_> = std::fs::read_dir(fixture("."))
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -240,9 +242,10 @@ fn full() -> bool {
 }
 
 /// Of tiny models whose layers all have 4-bit weights in blocks of 32.
+#[tier(qnn)]
 #[test]
 fn four_bit_blocks_agree_with_their_references() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let mut wrong = Vec::new();
     for name in BLOCKS {
         for target in
@@ -255,32 +258,36 @@ fn four_bit_blocks_agree_with_their_references() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+#[tier(qnn)]
 #[test]
 fn the_tied_model_decodes_as_transformers_does() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let (same, total) = greedy(&library, Target::V81, ("qwen35-tied", Precision::Fp16, 1, 4));
     assert_eq!(same, total);
 }
 
+#[tier(qnn)]
 #[test]
 fn the_untied_model_in_shards_decodes_on_older_targets() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     for target in [Target::V75, Target::V79] {
         let (same, total) = greedy(&library, target, ("qwen35-untied", Precision::Fp16, 3, 2));
         assert_eq!(same, total, "{target}");
     }
 }
 
+#[tier(qnn)]
 #[test]
 fn int8_weights_keep_the_greedy_tokens() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let (same, total) = greedy(&library, Target::V81, ("qwen35-tied", Precision::W8A16, 1, 2));
     assert!(same * 100 >= total * 95, "greedy {same}/{total}");
 }
 
+#[tier(qnn)]
 #[test]
 fn four_bit_weights_keep_the_greedy_tokens() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let (same, total) = greedy(&library, Target::V81, ("qwen35-blocks", Precision::W4A16, 1, 1));
     assert_eq!(same, total);
 }

@@ -9,12 +9,14 @@ use qhx_forge::recipe::RecipeOptions;
 use qhx_forge::registry::recipe;
 use qhx_forge::weight::Storage;
 use qhx_places::fixture;
+use qhx_tiers::tier;
 use serde_json::Value;
 
 use crate::support::{Compiled, error, inputs, numbers, reference, weight};
-use crate::tier::tier;
+use crate::tier::opened;
 
 /// The library's own exponential answers with NaN for −89, −104 and 200, and for all that overflows f16.
+#[tier(qnn)]
 #[test]
 fn exponentials_are_finite_and_right_for_every_argument() {
     const ARGUMENTS: [f32; 18] = [
@@ -27,7 +29,7 @@ fn exponentials_are_finite_and_right_for_every_argument() {
     const STEP: f64 = 6e-8;
     /// The value, and how far from it a result may be.
     type Function<'f> = &'f dyn Fn(f64) -> (f64, f64);
-    let Some(library) = tier() else { return };
+    let library = opened();
     let softplus = |x: f64| x.max(0.0) + (-x.abs()).exp().ln_1p();
     // Small values count as large ones do: a rate multiplies them, and their rounding.
     let lost = |x: f64| 2e-3 * softplus(x) + STEP;
@@ -104,10 +106,11 @@ fn reference_graphs_of_gelus_are_those_of_torch() {
 }
 
 /// The library's own `Gelu` is off by 0.016 at 12, and makes 60,064 of 60,000.
+#[tier(qnn)]
 #[test]
 fn gelus_are_as_exact_as_f16() {
     const WIDTH: usize = 515;
-    let Some(library) = tier() else { return };
+    let library = opened();
     let graph = gelus(WIDTH);
     let mut x: Vec<f32> = (0..3 * WIDTH)
         .map(|i| f16::from_f32(i as f32 / (3 * WIDTH) as f32 * 24.0 - 12.0).to_f32())
@@ -130,9 +133,10 @@ fn gelus_are_as_exact_as_f16() {
 }
 
 /// A state that a token wipes out: `exp(A_log) · softplus(…)` is far above 88.
+#[tier(qnn)]
 #[test]
 fn a_state_that_decays_at_once_stays_finite() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let dir = tempfile::tempdir().unwrap();
     for file in ["config.json", "model.safetensors"] {
         std::fs::copy(fixture("qwen35-tied").join(file), dir.path().join(file)).unwrap();
@@ -169,10 +173,11 @@ fn a_state_that_decays_at_once_stays_finite() {
 }
 
 /// Rows of a cache that are hidden hold anything, so that their scores can be anything.
+#[tier(qnn)]
 #[test]
 fn hidden_scores_have_no_weight_whatever_they_are() {
     const WIDTH: usize = 65;
-    let Some(library) = tier() else { return };
+    let library = opened();
     let mut b = GraphBuilder::new("attend");
     let scores = b.input("scores", Elem::Activation, &[4, WIDTH]).unwrap();
     let mask = b.input("cmask", Elem::Activation, &[1, WIDTH]).unwrap();
@@ -198,9 +203,10 @@ fn hidden_scores_have_no_weight_whatever_they_are() {
 }
 
 /// The library's `Sigmoid` is off by 0.4 % where it follows a matmul.
+#[tier(qnn)]
 #[test]
 fn a_sigmoid_after_a_matmul_is_as_exact_as_f16() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let mut b = GraphBuilder::new("gates");
     let x = b.input("x", Elem::Activation, &[1, 1024]).unwrap();
     let gate = b.linear("gate", x, weight(1, [1024, 1024], Storage::Float), None).unwrap();

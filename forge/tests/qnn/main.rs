@@ -2,7 +2,7 @@
 //! Qwen3.5 graphs decode the goldens of `transformers`.
 //!
 //! `QHX_QNN_HTP` names libQnnHtp.so and `QHX_QNN_SYSTEM` libQnnSystem.so (by default the one beside
-//! it). Without them every test says that it is skipped; `QHX_REQUIRE_TIERS=1` makes that a failure.
+//! it). Without them the tests are ignored with that reason; `QHX_REQUIRE_TIERS=1` makes that a failure.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 #[path = "../../../core/qnn/tests/qnn/tier.rs"]

@@ -4,13 +4,15 @@ use half::f16;
 use qhx_core::qnn::Target;
 use qhx_forge::builder::GraphBuilder;
 use qhx_forge::graph::{Elem, Op};
+use qhx_tiers::tier;
 
 use crate::support::{Compiled, error, numbers, reference};
-use crate::tier::tier;
+use crate::tier::opened;
 
+#[tier(qnn)]
 #[test]
 fn norms_of_huge_tiny_and_empty_rows_are_those_of_f32() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let mut b = GraphBuilder::new("norms");
     let x = b.input("x", Elem::Activation, &[6, 64]).unwrap();
     let gain = b.constant("gain", Elem::Activation, &[64], vec![1.0; 64]).unwrap();
@@ -43,9 +45,10 @@ fn norms_of_huge_tiny_and_empty_rows_are_those_of_f32() {
     }
 }
 
+#[tier(qnn)]
 #[test]
 fn norms_of_every_shape_agree_with_their_references() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let shapes: [&[usize]; 11] = [
         &[128],
         &[1, 4, 64, 128],
@@ -80,10 +83,11 @@ fn norms_of_every_shape_agree_with_their_references() {
 }
 
 /// Rows far from zero, with one huge value, large and small: mean and squares in f16 would be wrong.
+#[tier(qnn)]
 #[test]
 fn layer_norms_of_any_rows_are_those_of_f32() {
     const WIDTH: usize = 130;
-    let Some(library) = tier() else { return };
+    let library = opened();
     let mut b = GraphBuilder::new("norms");
     let x = b.input("x", Elem::Activation, &[3, 2, WIDTH]).unwrap();
     let weight = b.row("weight", numbers(1, WIDTH).iter().map(|v| v + 1.0).collect()).unwrap();

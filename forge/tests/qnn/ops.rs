@@ -5,10 +5,11 @@ use qhx_forge::builder::GraphBuilder;
 use qhx_forge::graph::{BinaryOp, Elem, Graph, ReduceOp, UnaryOp};
 use qhx_forge::weight::Storage;
 use qhx_places::workspace;
+use qhx_tiers::tier;
 
 use crate::conv::{convolutions, gathers};
 use crate::support::{Compiled, error, numbers, reference, weight};
-use crate::tier::tier;
+use crate::tier::opened;
 
 /// Each op on inputs of its own, each result an output.
 pub(crate) fn all_ops() -> Graph {
@@ -86,9 +87,10 @@ pub(crate) fn all_ops() -> Graph {
     b.finish().unwrap()
 }
 
+#[tier(qnn)]
 #[test]
 fn every_op_agrees_with_its_reference_on_every_target() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let graph = all_ops();
     let index: Vec<f32> = (0..8).map(|i| (i * 3 - 5) as f32).collect();
     let inputs = [numbers(10, 24), numbers(11, 64), numbers(12, 8), index];

@@ -1,7 +1,7 @@
 //! What is fuzzed: functions that take any bytes for a file of one kind and read it as the programs do.
 //!
 //! A target may answer with an error. It may not panic, abort, run out of memory, or take long. libFuzzer
-//! (`fuzz/fuzz_targets`) and the runner of this crate, which needs no other compiler than the workspace's, call the
+//! (`libfuzzer/fuzz_targets`) and the runner of this crate, which needs no other compiler than the workspace's, call the
 //! same functions.
 
 pub mod mutate;

@@ -18,8 +18,8 @@ const HELP: &str = "\
 Usage: qhx-fuzz [--seconds N] [--seed N] [TARGET…]
        qhx-fuzz read TARGET FILE
 
-Feeds damaged copies of the files in fuzz/seeds/TARGET to each target for N seconds (20, if not given). A file that a
-target does not answer with a result or an error is kept in fuzz/found; `read` gives a target that one file.
+Feeds damaged copies of the files in tests/fuzz/seeds/TARGET to each target for N seconds (20, if not given). A file that a
+target does not answer with a result or an error is kept in tests/fuzz/found; `read` gives a target that one file.
 ";
 
 fn main() -> ExitCode {

@@ -8,11 +8,11 @@ use qhx_qnn::{PerfMode, ProfileLevel};
 use crate::*;
 
 /// The provider in between, with nothing planned, and the real library for compiling.
-pub fn fake() -> Option<(Library, Control)> {
-    let real = tier()?;
+pub fn fake() -> (Library, Control) {
+    let real = opened();
     let control = Control::open().unwrap();
     control.set(&Plan::default()).unwrap();
-    Some((real, control))
+    (real, control)
 }
 
 /// The backend over the provider in between.
@@ -21,9 +21,10 @@ pub fn backend_over(control: &Control, real: &Library, options: QnnOptions) -> A
     backend(&library, options)
 }
 
+#[tier(qnn)]
 #[test]
 fn calls_are_handed_on_and_everything_is_freed() {
-    let Some((real, control)) = fake() else { return };
+    let (real, control) = fake();
     let binary = linear_binary(&real, Target::V81, 5);
     let (input, x) = f16s(&numbers(1, K));
     let options = QnnOptions { perf: PerfMode::Burst, ..QnnOptions::default() };
@@ -100,9 +101,10 @@ fn explains(error: &Error, code: u16, label: &str) {
     assert!(!error.message().contains('\n') && error.message().len() < 1500, "{label}: {error}");
 }
 
+#[tier(qnn)]
 #[test]
 fn every_code_of_the_library_is_explained() {
-    let Some((real, control)) = fake() else { return };
+    let (real, control) = fake();
     let (_folder, source) = file(&linear_binary(&real, Target::V81, 5));
     let expected = attempt(&control, &real, &source).unwrap();
     for code in CODES {
@@ -118,9 +120,10 @@ fn every_code_of_the_library_is_explained() {
     println!("{} codes, each explained", CODES.len());
 }
 
+#[tier(qnn)]
 #[test]
 fn whichever_call_fails_there_is_one_error_and_nothing_is_left() {
-    let Some((real, control)) = fake() else { return };
+    let (real, control) = fake();
     let (_folder, source) = file(&linear_binary(&real, Target::V81, 5));
     let expected = attempt(&control, &real, &source).unwrap();
     let total = control.closed("nothing planned").total;
@@ -150,9 +153,10 @@ fn whichever_call_fails_there_is_one_error_and_nothing_is_left() {
     assert!(errors > 8 && spared > 12, "{errors} {spared}");
 }
 
+#[tier(qnn)]
 #[test]
 fn contexts_beyond_what_the_device_takes_are_refused() {
-    let Some((real, control)) = fake() else { return };
+    let (real, control) = fake();
     let binary = linear_binary(&real, Target::V81, 5);
     let (_folder, source) = file(&binary);
     let bytes = Some(8 * binary.len() as u64 + 100);
@@ -176,9 +180,10 @@ fn contexts_beyond_what_the_device_takes_are_refused() {
     }
 }
 
+#[tier(qnn)]
 #[test]
 fn after_a_restart_a_context_fails_until_it_is_reopened() {
-    let Some((real, control)) = fake() else { return };
+    let (real, control) = fake();
     let binary = linear_binary(&real, Target::V81, 5);
     control.set(&Plan::at("graphExecute", 2, Then::Restart(1007))).unwrap();
     let mut session = Session::open(backend_over(&control, &real, QnnOptions::default()), &binary);
@@ -195,9 +200,10 @@ fn after_a_restart_a_context_fails_until_it_is_reopened() {
     control.closed("a restart");
 }
 
+#[tier(qnn)]
 #[test]
 fn contexts_of_a_lost_device_close_before_the_next_one_opens() {
-    let Some((real, control)) = fake() else { return };
+    let (real, control) = fake();
     let binary = linear_binary(&real, Target::V81, 5);
     let backend = backend_over(&control, &real, QnnOptions::default());
     let open = || Session::open(Arc::clone(&backend) as Arc<dyn Backend>, &binary);

@@ -16,9 +16,10 @@ fn open(library: &Library, options: QnnOptions, bytes: &[u8]) -> Error {
     error
 }
 
+#[tier(qnn)]
 #[test]
 fn metadata_declares_what_was_composed() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     for target in Target::ALL {
         let binary = linear_binary(&library, target, 20);
         let info = BinaryInfo::read(library.system(), "a.bin", &binary).unwrap();
@@ -42,9 +43,10 @@ fn metadata_declares_what_was_composed() {
     }
 }
 
+#[tier(qnn)]
 #[test]
 fn metadata_needs_the_system_library_only() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let system = SystemLibrary::open(library.system().path()).unwrap();
     let binary = linear_binary(&library, Target::V75, 21);
     let info = BinaryInfo::read(&system, "a.bin", &binary).unwrap();
@@ -52,9 +54,10 @@ fn metadata_needs_the_system_library_only() {
     preflight("a.bin", &info, &anywhere).unwrap();
 }
 
+#[tier(qnn)]
 #[test]
 fn the_encoding_of_inputs_and_outputs_is_read() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
     let mut graph = context.graph("u16", &[]).unwrap();
     let quantization = Quantization::PerTensor { scale: 0.000_5, offset: -32768 };
@@ -76,17 +79,19 @@ fn the_encoding_of_inputs_and_outputs_is_read() {
     assert!(error(&read_f16s(&session.run(0, &bytes)), &expected) < 1e-3);
 }
 
+#[tier(qnn)]
 #[test]
 fn an_empty_file_is_called_empty() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let error = open(&library, QnnOptions::default(), &[]);
     assert_eq!(error.kind(), ErrorKind::Artifact);
     assert!(error.message().contains("the file is empty"), "{error}");
 }
 
+#[tier(qnn)]
 #[test]
 fn a_truncated_file_is_refused_in_one_sentence() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let whole = linear_binary(&library, Target::V81, 22);
     let len = whole.len();
     let noise: Vec<u8> =
@@ -112,9 +117,10 @@ fn a_truncated_file_is_refused_in_one_sentence() {
     }
 }
 
+#[tier(qnn)]
 #[test]
 fn flipped_bytes_never_end_the_process() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let whole = linear_binary(&library, Target::V81, 24);
     let backend = backend(&library, QnnOptions::default());
     let mut refused = 0;
@@ -137,9 +143,10 @@ fn flipped_bytes_never_end_the_process() {
     assert!(error(&read_f16s(&session.run(0, &input)), &product(&x, &weight(24).1)) < 2e-3);
 }
 
+#[tier(qnn)]
 #[test]
 fn another_architecture_is_refused_before_loading() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let binary = linear_binary(&library, Target::V81, 26);
     let options = QnnOptions { device_arch: Some(75), ..QnnOptions::default() };
     let error = open(&library, options, &binary);
@@ -149,9 +156,10 @@ fn another_architecture_is_refused_before_loading() {
     Session::open(backend(&library, same), &binary);
 }
 
+#[tier(qnn)]
 #[test]
 fn a_missing_file_is_named() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let (folder, source) = file(b"x");
     drop(folder);
     let error = backend(&library, QnnOptions::default()).open_context(&source).err().unwrap();
@@ -159,9 +167,10 @@ fn a_missing_file_is_named() {
     assert!(error.message().contains("part.bin"), "{error}");
 }
 
+#[tier(qnn)]
 #[test]
 fn weights_shared_by_graphs_are_refused_on_the_emulator() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let configs = [qhx_qnn::ContextConfig::WeightSharing(true)];
     let mut context = Composer::new(&library, Target::V81, &configs).unwrap();
     let (bytes, _) = f16s(&numbers(27, 512 * 512));

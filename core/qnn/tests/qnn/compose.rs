@@ -7,9 +7,10 @@ use qhx_types::DType;
 
 use crate::*;
 
+#[tier(qnn)]
 #[test]
 fn constants_may_be_freed_as_soon_as_they_are_declared() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
     let mut graph = context.graph("linear", &[]).unwrap();
     let x = graph.tensor(TensorSpec::input("x", DType::F16, &[1, K])).unwrap();
@@ -26,9 +27,10 @@ fn constants_may_be_freed_as_soon_as_they_are_declared() {
     assert!(error(&read_f16s(&session.run(0, &input)), &product(&x, &w)) < 2e-3);
 }
 
+#[tier(qnn)]
 #[test]
 fn a_context_holds_several_graphs() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let mut context = Composer::new(&library, Target::V79, &[]).unwrap();
     for seed in [32, 33] {
         let mut graph = context.graph(&format!("g{seed}"), &[]).unwrap();
@@ -50,9 +52,10 @@ fn a_context_holds_several_graphs() {
     }
 }
 
+#[tier(qnn)]
 #[test]
 fn executions_of_other_threads_wait_for_a_composition() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let binary = linear_binary(&library, Target::V81, 28);
     let backend: Arc<dyn Backend> = backend(&library, QnnOptions::default());
     let mut session = Session::open(Arc::clone(&backend), &binary);
@@ -78,9 +81,10 @@ fn executions_of_other_threads_wait_for_a_composition() {
     other.join().unwrap();
 }
 
+#[tier(qnn)]
 #[test]
 fn threads_that_compile_and_threads_that_execute_take_turns() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let binary = linear_binary(&library, Target::V81, 28);
     let backend: Arc<dyn Backend> = backend(&library, QnnOptions::default());
     let (_, w) = weight(28);
@@ -111,9 +115,10 @@ fn threads_that_compile_and_threads_that_execute_take_turns() {
     });
 }
 
+#[tier(qnn)]
 #[test]
 fn contexts_for_different_chips_can_be_under_way_at_once() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let mut contexts: Vec<_> =
         Target::ALL.iter().map(|&t| Composer::new(&library, t, &[]).unwrap()).collect();
     for context in &mut contexts {
@@ -128,9 +133,10 @@ fn contexts_for_different_chips_can_be_under_way_at_once() {
     }
 }
 
+#[tier(qnn)]
 #[test]
 fn parameters_of_every_kind_reach_the_op() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     // Softmax over axis 1 of [1,4,8]: U32 and F32; ReduceSum: U32s and Bool; StridedSlice: I32s.
     let run = |op: &str, params: &[(&str, Param<'_>)], out: &[usize], input: &[f64]| {
         let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
@@ -170,9 +176,10 @@ fn parameters_of_every_kind_reach_the_op() {
     assert!(error(&run("Softmax", &softmax, &[1, 4, 8], &input), &expected) < 5e-3);
 }
 
+#[tier(qnn)]
 #[test]
 fn an_unknown_op_is_named_with_its_node() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
     let mut graph = context.graph("g", &[]).unwrap();
     let x = graph.tensor(TensorSpec::input("x", DType::F16, &[1, K])).unwrap();
@@ -185,9 +192,10 @@ fn an_unknown_op_is_named_with_its_node() {
     assert!(error.message().contains("node \"layer3.frob\" (Frobnicate)"), "{error}");
 }
 
+#[tier(qnn)]
 #[test]
 fn a_graph_that_does_not_compile_quotes_the_compiler() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
     let mut graph = context.graph("g", &[]).unwrap();
     unary(&mut graph, "ElementWiseExp", &[], &[1, 1, 2, 2, 8, 16]);
@@ -200,9 +208,10 @@ fn a_graph_that_does_not_compile_quotes_the_compiler() {
     assert!(context.graph("h", &[]).is_err());
 }
 
+#[tier(qnn)]
 #[test]
 fn mistakes_are_found_before_the_library_sees_them() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
     assert!(context.binary().unwrap_err().message().contains("no graph"));
     let mut first = context.graph("first", &[]).unwrap();
@@ -228,9 +237,10 @@ fn mistakes_are_found_before_the_library_sees_them() {
     assert!(error.message().contains("a tensor of another graph"), "{error}");
 }
 
+#[tier(qnn)]
 #[test]
 fn options_of_a_graph_reach_the_compiler() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let level = |level| {
         let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
         let configs = [
@@ -252,9 +262,10 @@ fn options_of_a_graph_reach_the_compiler() {
     assert_eq!(level(3), Some(3));
 }
 
+#[tier(qnn)]
 #[test]
 fn a_key_of_the_compiler_carries_text() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace.json");
     let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
@@ -269,9 +280,10 @@ fn a_key_of_the_compiler_carries_text() {
     assert!(!trace["traceEvents"].as_array().unwrap().is_empty());
 }
 
+#[tier(qnn)]
 #[test]
 fn a_binary_written_to_a_file_is_the_binary() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("part.bin");
     let mut context = Composer::new(&library, Target::V75, &[]).unwrap();
@@ -291,9 +303,10 @@ fn a_binary_written_to_a_file_is_the_binary() {
 }
 
 /// 4-bit integers in blocks, with and without offsets, one scale a row, and 8-bit integers in blocks.
+#[tier(qnn)]
 #[test]
 fn matmuls_with_quantized_weights_equal_f64() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let integers = |seed: u32, bits: u32| -> Vec<i8> {
         let half = f64::from(1 << (bits - 1));
         numbers(seed, N * K).iter().map(|v| (v * 2.0 * half).floor() as i8).collect()
@@ -345,9 +358,10 @@ fn round(value: f32) -> f32 {
     half::f16::from_f32(value).to_f32()
 }
 
+#[tier(qnn)]
 #[test]
 fn weights_the_library_computes_wrongly_name_their_tensor() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
     let mut graph = context.graph("odd", &[]).unwrap();
     let given = Integers { bits: 4, values: &[1; 12], block: 12, scales: &[1.0], offsets: &[] };

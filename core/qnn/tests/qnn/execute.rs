@@ -11,9 +11,10 @@ use qhx_types::{DType, Port};
 
 use crate::*;
 
+#[tier(qnn)]
 #[test]
 fn an_f16_graph_computes_what_f64_computes_on_every_target() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let (input, x) = f16s(&numbers(1, K));
     let (_, w) = weight(2);
     for target in Target::ALL {
@@ -25,9 +26,10 @@ fn an_f16_graph_computes_what_f64_computes_on_every_target() {
     }
 }
 
+#[tier(qnn)]
 #[test]
 fn int8_weights_with_f16_activations_keep_their_scales() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let (input, x) = f16s(&numbers(3, K));
     let (bytes, quantization, w) = int8_weight(4);
     for target in Target::ALL {
@@ -49,9 +51,10 @@ fn int8_weights_with_f16_activations_keep_their_scales() {
     assert_eq!(x.len(), K);
 }
 
+#[tier(qnn)]
 #[test]
 fn binding_another_buffer_changes_what_is_read_and_written() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let binary = linear_binary(&library, Target::V81, 5);
     let (first, _) = f16s(&numbers(6, K));
     let (second, x) = f16s(&numbers(7, K));
@@ -69,9 +72,10 @@ fn binding_another_buffer_changes_what_is_read_and_written() {
     assert!(error(&y, &product(&x, &weight(5).1)) < 2e-3);
 }
 
+#[tier(qnn)]
 #[test]
 fn memory_that_does_not_fit_a_tensor_is_refused() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let binary = linear_binary(&library, Target::V81, 8);
     let backend = backend(&library, QnnOptions::default());
     let (folder, source) = file(&binary);
@@ -96,9 +100,10 @@ fn memory_that_does_not_fit_a_tensor_is_refused() {
     drop(folder);
 }
 
+#[tier(qnn)]
 #[test]
 fn a_graph_outlives_the_backend_and_the_file() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let binary = linear_binary(&library, Target::V81, 9);
     let (folder, source) = file(&binary);
     let backend: Arc<dyn Backend> = backend(&library, QnnOptions::default());
@@ -120,9 +125,10 @@ fn a_graph_outlives_the_backend_and_the_file() {
     assert!(error(&y, &product(&x, &weight(9).1)) < 2e-3);
 }
 
+#[tier(qnn)]
 #[test]
 fn a_thread_per_context_and_a_thread_per_graph_agree() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let binary = linear_binary(&library, Target::V81, 11);
     let backend: Arc<dyn Backend> = backend(&library, QnnOptions::default());
     let (folder, source) = file(&binary);
@@ -154,9 +160,10 @@ fn a_thread_per_context_and_a_thread_per_graph_agree() {
     drop(folder);
 }
 
+#[tier(qnn)]
 #[test]
 fn twenty_cycles_of_everything() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let binary = linear_binary(&library, Target::V79, 12);
     let (input, x) = f16s(&numbers(13, K));
     let expected = product(&x, &weight(12).1);
@@ -174,9 +181,10 @@ fn twenty_cycles_of_everything() {
     }
 }
 
+#[tier(qnn)]
 #[test]
 fn a_profile_names_what_took_how_long() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let binary = linear_binary(&library, Target::V81, 14);
     let (input, _) = f16s(&numbers(15, K));
     let options = QnnOptions { profile: ProfileLevel::Detailed, ..QnnOptions::default() };
@@ -199,9 +207,10 @@ fn a_profile_names_what_took_how_long() {
     assert!(serde_json::to_string(&records).unwrap().contains("\"unit\":\"us\""));
 }
 
+#[tier(qnn)]
 #[test]
 fn a_source_without_a_binary_is_not_for_this_backend() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let backend = backend(&library, QnnOptions::default());
     let source = ContextSource { key: "cpu-only".to_owned(), ..ContextSource::default() };
     assert!(!backend.accepts(&source));
@@ -210,9 +219,10 @@ fn a_source_without_a_binary_is_not_for_this_backend() {
     assert!(error.message().contains("cpu-only"));
 }
 
+#[tier(qnn)]
 #[test]
 fn the_backend_describes_itself() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let info = backend(&library, QnnOptions::default()).info();
     assert_eq!(info.name, "qnn");
     assert!(info.version.contains(library.build_id()) && !library.build_id().is_empty());
@@ -221,9 +231,10 @@ fn the_backend_describes_itself() {
     assert!(info.details.contains(&"clocks: burst".to_owned()), "{info:?}");
 }
 
+#[tier(qnn)]
 #[test]
 fn every_power_vote_is_accepted() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let backend = backend(&library, QnnOptions::default());
     for mode in PerfMode::ALL {
         backend.set_perf(mode).unwrap();
@@ -234,9 +245,10 @@ fn every_power_vote_is_accepted() {
     assert!(info.details.contains(&"clocks: left to the device".to_owned()), "{info:?}");
 }
 
+#[tier(qnn)]
 #[test]
 fn an_int32_input_is_passed_by_its_own_type() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
     let mut graph = context.graph("gather", &[]).unwrap();
     let (table, rows) = f16s(&numbers(16, 8 * 32));

@@ -1,8 +1,7 @@
 //! The QNN backend against the real libraries.
 //!
 //! `QHX_QNN_HTP` names libQnnHtp.so and `QHX_QNN_SYSTEM` libQnnSystem.so (by default the one
-//! beside it). Without them every test reports that it is skipped; `QHX_REQUIRE_TIERS=1` makes that
-//! a failure.
+//! beside it). Without them the tests are ignored with that reason; `QHX_REQUIRE_TIERS=1` makes that a failure.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -24,8 +23,9 @@ use qhx_exec::backend::{Backend, ContextSource};
 use qhx_exec::{BufferId, GraphId, Workspace};
 use qhx_qnn::compose::{Composer, GraphComposer, Param, TensorSpec};
 use qhx_qnn::{Library, QnnBackend, QnnOptions, Target};
+use qhx_tiers::tier;
 use qhx_types::{DType, Port, Quantization};
-use tier::tier;
+use tier::opened;
 
 fn backend(library: &Library, options: QnnOptions) -> Arc<QnnBackend> {
     Arc::new(QnnBackend::with_library(library, options).unwrap())

@@ -30,9 +30,10 @@ fn check(session: &mut Session, seed: u32, weight_seed: u32) {
     assert!(error(&y, &product(&x, &weight(weight_seed).1)) < 5e-3, "seed {seed}");
 }
 
+#[tier(qnn)]
 #[test]
 fn buffers_are_registered_once_and_take_turns_without_a_call() {
-    let Some((real, control)) = fake() else { return };
+    let (real, control) = fake();
     let binary = linear_binary(&real, Target::V81, 5);
     let backend = backend_over(&control, &real, options(&control, MemoryMode::Registered));
     assert!(backend.memory().starts_with("registered, through "), "{}", backend.memory());
@@ -74,9 +75,10 @@ fn buffers_are_registered_once_and_take_turns_without_a_call() {
     assert!(at("memDeRegister") < at("contextFree"), "{:?}", closed.order);
 }
 
+#[tier(qnn)]
 #[test]
 fn memory_goes_with_what_used_it_and_the_context_stays() {
-    let Some((real, control)) = fake() else { return };
+    let (real, control) = fake();
     let (_folder, source) = file(&linear_binary(&real, Target::V81, 6));
     let backend: Arc<dyn Backend> =
         backend_over(&control, &real, options(&control, MemoryMode::Registered));
@@ -106,9 +108,10 @@ fn memory_goes_with_what_used_it_and_the_context_stays() {
     assert!(closed.alive.is_empty() && closed.violations.is_empty(), "{closed:?}");
 }
 
+#[tier(qnn)]
 #[test]
 fn what_cannot_be_registered_is_copied_or_an_error() {
-    let Some((real, control)) = fake() else { return };
+    let (real, control) = fake();
     let binary = linear_binary(&real, Target::V81, 7);
     let open =
         |memory| Session::open(backend_over(&control, &real, options(&control, memory)), &binary);
@@ -157,9 +160,10 @@ fn bind_all(control: &Control, real: &Library, binary: &[u8]) -> Result<(), Erro
     })
 }
 
+#[tier(qnn)]
 #[test]
 fn without_libcdsprpc_memory_is_raw_with_the_reason() {
-    let Some((real, control)) = fake() else { return };
+    let (real, control) = fake();
     let binary = linear_binary(&real, Target::V81, 8);
     let nowhere = |memory| QnnOptions {
         cdsprpc: Some("/nowhere/libcdsprpc.so".into()),

@@ -9,9 +9,10 @@ use qhx_qnn::{BinaryInfo, Device, LogLevel, SystemLibrary};
 use crate::between::{backend_over, fake};
 use crate::*;
 
+#[tier(qnn)]
 #[test]
 fn the_libraries_do_not_pass_for_one_another() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let error = SystemLibrary::open(library.path()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Runtime);
     assert!(error.message().contains("QnnSystemInterface_getProviders"), "{error}");
@@ -19,9 +20,10 @@ fn the_libraries_do_not_pass_for_one_another() {
     assert!(error.message().contains("QnnInterface_getProviders"), "{error}");
 }
 
+#[tier(qnn)]
 #[test]
 fn a_missing_library_is_named() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let error = Library::open(Path::new("/nowhere/libQnnHtp.so"), Some(library.system().path()))
         .unwrap_err();
     assert!(error.message().starts_with("/nowhere/libQnnHtp.so"), "{error}");
@@ -29,9 +31,10 @@ fn a_missing_library_is_named() {
     assert!(error.message().starts_with("/nowhere/sys.so"), "{error}");
 }
 
+#[tier(qnn)]
 #[test]
 fn a_device_for_an_unknown_architecture_is_refused() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let unknown = Target { arch: 12, soc: 9999 };
     let error = Device::open(&library, LogLevel::Error, Some(unknown)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Runtime);
@@ -39,24 +42,27 @@ fn a_device_for_an_unknown_architecture_is_refused() {
     assert!(error.code().is_some());
 }
 
+#[tier(qnn)]
 #[test]
 fn the_platform_is_described() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let platform = Device::open(&library, LogLevel::Error, None).unwrap().platform().unwrap();
     assert!(platform.arch.is_some_and(|arch| (68..200).contains(&arch)), "{platform:?}");
     assert!(platform.cores > 0 && platform.soc.is_some());
 }
 
+#[tier(qnn)]
 #[test]
 fn the_library_has_words_for_its_codes() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let words = library.message(qhx_qnn::codes::Code(5005)).unwrap();
     assert!(!words.is_empty());
 }
 
+#[tier(qnn)]
 #[test]
 fn contexts_opened_side_by_side_keep_their_order() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     let folder = tempfile::tempdir().unwrap();
     let source = |seed: u32, bytes: &[u8]| {
         let path = folder.path().join(format!("{seed}.bin"));
@@ -119,9 +125,10 @@ fn spilling_binary(library: &Library, side: usize) -> Vec<u8> {
 }
 
 /// The emulator refuses to share the buffer: the provider in between takes the option out and checks it.
+#[tier(qnn)]
 #[test]
 fn contexts_share_the_spill_fill_buffer_of_the_neediest() {
-    let Some((real, control)) = fake() else { return };
+    let (real, control) = fake();
     let folder = tempfile::tempdir().unwrap();
     let source = |key: &str, bytes: &[u8]| {
         let path = folder.path().join(format!("{key}.bin"));

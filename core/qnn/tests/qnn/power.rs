@@ -24,9 +24,10 @@ fn report(control: &Control) -> Report {
     control.report().unwrap()
 }
 
+#[tier(qnn)]
 #[test]
 fn each_power_mode_votes_and_takes_its_votes_back() {
-    let Some((real, control)) = fake() else { return };
+    let (real, control) = fake();
     let open = |perf| backend_over(&control, &real, QnnOptions { perf, ..QnnOptions::default() });
     let backend = open("burst".parse().unwrap());
     let modes = [
@@ -68,9 +69,10 @@ fn each_power_mode_votes_and_takes_its_votes_back() {
     assert!(report(&control).votes.is_empty());
 }
 
+#[tier(qnn)]
 #[test]
 fn a_power_mode_can_be_set_after_the_device_default() {
-    let Some((real, control)) = fake() else { return };
+    let (real, control) = fake();
     let perf = PerfMode::DeviceDefault;
     let backend = backend_over(&control, &real, QnnOptions { perf, ..QnnOptions::default() });
     backend.set_perf(PerfMode::Burst).unwrap();
@@ -91,9 +93,10 @@ fn wait(control: &Control, votes: usize) -> Report {
     }
 }
 
+#[tier(qnn)]
 #[test]
 fn votes_are_taken_back_while_idle_until_an_execution() {
-    let Some((real, control)) = fake() else { return };
+    let (real, control) = fake();
     let binary = linear_binary(&real, Target::V81, 5);
     let (input, _) = f16s(&numbers(1, K));
     let options =

@@ -55,9 +55,10 @@ fn allocations(work: impl FnOnce()) -> usize {
     COUNT.take().unwrap()
 }
 
+#[tier(qnn)]
 #[test]
 fn executing_and_binding_allocate_nothing() {
-    let Some(library) = tier() else { return };
+    let library = opened();
     assert!(allocations(|| drop(vec![1u8; 9])) > 0);
     let binary = linear_binary(&library, Target::V81, 40);
     let mut session = Session::open(backend(&library, QnnOptions::default()), &binary);
@@ -100,7 +101,7 @@ fn prints_a_result() {
         return;
     }
     let mut results = stdout::redirect_to_stderr().unwrap();
-    let binary = linear_binary(&tier().unwrap(), Target::V81, 42);
+    let binary = linear_binary(&opened(), Target::V81, 42);
     println!("a print: {}", binary.len());
     writeln!(results, "the result").unwrap();
     writeln!(results.file().unwrap(), "and more").unwrap();
@@ -108,11 +109,9 @@ fn prints_a_result() {
     println!("back again");
 }
 
+#[tier(qnn)]
 #[test]
 fn results_are_not_mixed_with_what_the_library_prints() {
-    if tier().is_none() {
-        return;
-    }
     let (out, err) = alone("process::prints_a_result");
     assert!(out.contains("the result\nand more\nback again\n"), "{out}");
     assert!(!out.contains("LIBNATIVE") && !out.contains("a print"), "{out}");
@@ -219,7 +218,7 @@ fn logs_a_lot() {
     }
     tracing::subscriber::set_global_default(Hostile).unwrap();
     std::panic::set_hook(Box::new(|_| {}));
-    let library = tier().unwrap();
+    let library = opened();
     let device = Device::open(&library, LogLevel::Debug, Some(Target::V81)).unwrap();
     std::thread::scope(|scope| {
         for seed in 0..3 {
@@ -237,11 +236,9 @@ fn logs_a_lot() {
     println!("logged {}", LOGGED.load(Ordering::Relaxed));
 }
 
+#[tier(qnn)]
 #[test]
 fn the_log_reaches_tracing_from_every_thread() {
-    if tier().is_none() {
-        return;
-    }
     let (out, _) = alone("process::logs_a_lot");
     let count = out.split("logged ").nth(1).and_then(|rest| rest.lines().next()).unwrap();
     assert!(count.parse::<usize>().unwrap() > 10, "{out}");

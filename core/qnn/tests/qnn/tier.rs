@@ -6,23 +6,16 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use qhx_qnn::Library;
 
-/// The opened libraries, or `None` after saying that the tier is skipped.
-#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
-pub fn tier() -> Option<Library> {
-    static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
+/// The opened libraries, for a test with `#[tier(qnn)]`.
+pub fn opened() -> Library {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
     let library = LIBRARY.get_or_init(|| {
-        let htp = PathBuf::from(std::env::var_os("QHX_QNN_HTP")?);
+        let htp = std::env::var_os("QHX_QNN_HTP").map(PathBuf::from);
         let system = std::env::var_os("QHX_QNN_SYSTEM").map(PathBuf::from);
-        Some(Library::open(&htp, system.as_deref()).unwrap())
+        let htp = htp.expect("qnn tier: QHX_QNN_HTP is not set");
+        Library::open(&htp, system.as_deref()).unwrap()
     });
-    if library.is_some() {
-        take_turn();
-    }
-    if library.is_none() {
-        eprintln!("skipped: qnn tier (QHX_QNN_HTP is not set)");
-        let required = std::env::var("QHX_REQUIRE_TIERS").is_ok_and(|v| v == "1");
-        assert!(!required, "QHX_REQUIRE_TIERS=1, but QHX_QNN_HTP is not set");
-    }
+    take_turn();
     library.clone()
 }
 

@@ -18,6 +18,7 @@ use qhx_tests::replay::{generate, greedy_exact, guessed_exact, kept_exact, step_
 use qhx_tests::restarting::Restarting;
 use qhx_tests::toys;
 use qhx_tests::{backends, registered, replay, suite};
+use qhx_tiers::tier;
 
 const TOYS: [&str; 4] = ["llama3-toy", "mistral-toy", "qwen3-toy", "qwen2-toy"];
 /// Widths of prompt graphs: the prompts of the goldens lie below, between and above them.
@@ -299,24 +300,20 @@ fn logits_beyond_the_embedding_table_are_never_chosen() {
 fn htp(target: &str, change: impl FnOnce(&mut ForgeOptions)) -> impl FnOnce(&mut ForgeOptions) {
     let target = target.to_owned();
     move |options| {
-        let (htp, system) = toys::qnn_tier().unwrap();
+        let (htp, system) = toys::qnn_libraries();
         options.compiler = Some(backends::compiler(&htp, &system, &target));
         change(options);
     }
 }
 
-/// How an op got into the program makes no difference to the NPU: the tests of this tier run where
-/// it is loaded as a plugin.
-fn qnn() -> Option<Arc<dyn Backend>> {
-    if cfg!(feature = "builtin-ops") {
-        return None;
-    }
-    toys::qnn_tier().map(|libraries| backends::qnn(&libraries))
+fn qnn() -> Arc<dyn Backend> {
+    backends::qnn(&toys::qnn_libraries())
 }
 
+#[tier(qnn)]
 #[test]
 fn htp_fp16_equals_the_reference() {
-    let Some(backend) = qnn() else { return };
+    let backend = qnn();
     for toy in TOYS {
         let checkpoint = toys::fixture(toy);
         let goldens = toys::goldens(&checkpoint).brief();
@@ -337,9 +334,10 @@ fn htp_fp16_equals_the_reference() {
     }
 }
 
+#[tier(qnn)]
 #[test]
 fn htp_fp16_shards_and_other_targets_equal_the_reference() {
-    let Some(backend) = qnn() else { return };
+    let backend = qnn();
     for (toy, target, shards) in
         [("llama3-toy", "v81", 2), ("mistral-toy", "v79", 1), ("qwen3-toy", "v75", 1)]
     {
@@ -364,9 +362,10 @@ fn htp_fp16_shards_and_other_targets_equal_the_reference() {
     }
 }
 
+#[tier(qnn)]
 #[test]
 fn htp_w8a16_passes_the_tolerant_gate() {
-    let Some(backend) = qnn() else { return };
+    let backend = qnn();
     for toy in &TOYS[..if toys::full_matrix() { 3 } else { 1 }] {
         let checkpoint = toys::fixture(toy);
         let goldens = toys::goldens(&checkpoint).brief();
@@ -438,10 +437,10 @@ fn four_bit_weights_keep_the_answers_and_stay_near_f16() {
 }
 
 /// Any other checkpoint with goldens, such as one that `tests/oracle/train.py` made.
+#[tier(by_hand = "QHX_TEST_LLAMA")]
 #[test]
 fn checkpoint_of_the_environment_equals_the_reference() {
-    let Some(dir) = std::env::var_os("QHX_TEST_LLAMA") else { return };
-    let checkpoint = PathBuf::from(dir);
+    let checkpoint = PathBuf::from(std::env::var_os("QHX_TEST_LLAMA").unwrap());
     let goldens = toys::goldens(&checkpoint);
     let cases: Vec<_> = goldens.cases.iter().collect();
     for shards in [1, 2] {
@@ -451,9 +450,16 @@ fn checkpoint_of_the_environment_equals_the_reference() {
         let largest = step_exact(&mut model, &goldens, &cases, "cpu").largest;
         assert!(largest <= 1e-3, "logits differ by {largest}");
     }
-    let Some(backend) = qnn() else { return };
+}
+
+#[tier(qnn, by_hand = "QHX_TEST_LLAMA")]
+#[test]
+fn htp_is_exact_with_a_checkpoint_of_the_environment() {
+    let checkpoint = PathBuf::from(std::env::var_os("QHX_TEST_LLAMA").unwrap());
+    let goldens = toys::goldens(&checkpoint);
+    let cases: Vec<_> = goldens.cases.iter().collect();
     let bundle = bundle(&checkpoint, htp("v81", |_| ()));
-    let mut model = toys::open(&bundle.manifest, backend).unwrap();
+    let mut model = toys::open(&bundle.manifest, qnn()).unwrap();
     greedy_exact(&mut model, &cases, "htp");
 }
 

@@ -9,6 +9,7 @@ use qhx_core::{CancelToken, ErrorKind, Result};
 use qhx_fake_device::{Plan, Rule, Then};
 use qhx_tests::faults::{Faults, explains};
 use qhx_tests::toys::{self, CPU, Goldens, Variant};
+use qhx_tiers::tier;
 
 const TOY: &str = "qwen35-tied";
 
@@ -51,10 +52,10 @@ fn chat(model: &mut Model, goldens: &Goldens, tokens: usize, after: usize) -> Re
     Ok(said)
 }
 
-/// How an op got into the program makes no difference here: `cargo xtask test` skips this where it is linked in.
+#[tier(qnn)]
 #[test]
 fn htp_whichever_call_fails_there_is_one_error_and_the_model_goes_on() {
-    let Some(faults) = Faults::open() else { return };
+    let faults = Faults::open();
     let goldens = toys::goldens(&toys::fixture(TOY));
     faults.walk("generate", None, &bundle(), |model| generate(model, &goldens, 3));
     // The emulator takes half a minute for two turns, of which the restart below has some. Prompt graphs make of the
@@ -68,9 +69,10 @@ fn htp_whichever_call_fails_there_is_one_error_and_the_model_goes_on() {
     }
 }
 
+#[tier(qnn)]
 #[test]
 fn a_restart_of_the_dsp_changes_no_token() {
-    let Some(faults) = Faults::open() else { return };
+    let faults = Faults::open();
     let goldens = toys::goldens(&toys::fixture(TOY));
     let mut model = faults.model(&bundle()).unwrap();
     let contexts = model.context_loads().len() as u64;
@@ -109,9 +111,10 @@ fn a_restart_of_the_dsp_changes_no_token() {
     faults.closed("restarts");
 }
 
+#[tier(qnn)]
 #[test]
 fn contexts_of_all_models_close_before_a_device_is_opened() {
-    let Some(faults) = Faults::open() else { return };
+    let faults = Faults::open();
     let goldens = toys::goldens(&toys::fixture(TOY));
     let backend = faults.backend().unwrap();
     let plugins = toys::plugins();
@@ -138,9 +141,10 @@ fn contexts_of_all_models_close_before_a_device_is_opened() {
     faults.closed("two models");
 }
 
+#[tier(qnn)]
 #[test]
 fn a_dsp_that_restarts_again_at_once_or_does_not_come_back_is_an_error() {
-    let Some(faults) = Faults::open() else { return };
+    let faults = Faults::open();
     let goldens = toys::goldens(&toys::fixture(TOY));
     let mut model = faults.model(&bundle()).unwrap();
     let expected = generate(&mut model, &goldens, 4).unwrap();

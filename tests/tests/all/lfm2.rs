@@ -5,79 +5,112 @@
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use qhx_core::manifest::Manifest;
 use qhx_tests::outside::{self, Outside};
 use qhx_tests::plugin_files::{self, library_name, workspace};
 use qhx_tests::replay::{guessed_exact, shortest, step_exact};
 use qhx_tests::{backends, poison, toys};
+use qhx_tiers::tier;
 
 const PAGE: &str = "adding-a-family.md";
 const SECTION: &str = "The worked example: LFM2.5";
 
-#[test]
-fn the_family_runs_on_both_backends_and_the_programs_stay_the_same_bytes() {
-    let programs = plugin_files::programs();
-    let before = outside::hashes(&programs);
-    let place = Outside::new(&programs[0]);
-    let folder = place.folder().join("lfm2");
-    let mut blocks = outside::commands(PAGE, SECTION);
-    let libraries = toys::qnn_tier();
-    let on_npu = blocks.iter().position(|block| block.commands.contains("--target")).unwrap();
-    if libraries.is_none() {
-        blocks.truncate(on_npu);
-    }
-    let printed = place.run(&blocks);
+/// What the page's commands made: the folder with the program, the plugin and the bundles.
+struct Made {
+    place: Outside,
+    folder: PathBuf,
+    plugin: PathBuf,
+    /// What the block for the NPU printed, where its tier runs.
+    on_npu: Option<String>,
+    /// The project's program and plugins before.
+    before: Vec<(PathBuf, String)>,
+}
 
+fn made() -> &'static Made {
+    static MADE: OnceLock<Made> = OnceLock::new();
+    MADE.get_or_init(|| {
+        let programs = plugin_files::programs();
+        let before = outside::hashes(&programs);
+        let place = Outside::new(&programs[0]);
+        let mut blocks = outside::commands(PAGE, SECTION);
+        let on_npu = blocks.iter().position(|block| block.commands.contains("--target")).unwrap();
+        if toys::qnn_tier().is_none() {
+            blocks.truncate(on_npu);
+        }
+        let on_npu = place.run(&blocks).get(on_npu).cloned();
+        let folder = place.folder().join("lfm2");
+        let plugin = folder.join("target/release").join(library_name("lfm2_op"));
+        Made { place, folder, plugin, on_npu, before }
+    })
+}
+
+/// What `verify` says of a backend when every case passed.
+fn passed(backend: &str) -> String {
+    let cases = toys::goldens(&toys::fixture("lfm2-toy")).cases.len();
+    format!("passed: {cases} of {cases} cases passed (greedy_exact, backend {backend})")
+}
+
+#[test]
+fn the_family_runs_and_the_programs_stay_the_same_bytes() {
+    let Made { place, folder, plugin, before, .. } = made();
     // The same checkpoint, every case, compared in tokens with the reference's.
-    let plugin = folder.join("target/release").join(library_name("lfm2_op"));
     let (bundle, plugin_file) = (folder.join("bundle"), plugin.to_str().unwrap());
     let suite = toys::fixture("lfm2-toy").join("suite.json");
-    let cases = toys::goldens(&toys::fixture("lfm2-toy")).cases.len();
     let verify = ["verify", bundle.to_str().unwrap(), suite.to_str().unwrap(), "--backend", "cpu"];
     let (success, text) = place.qhx(&[&verify[..], &["--plugin", plugin_file]].concat());
-    let passed = format!("passed: {cases} of {cases} cases passed (greedy_exact, backend ");
-    assert!(success && text.contains(&format!("{passed}cpu)")), "{text}");
-    if libraries.is_some() {
-        let text = &printed[on_npu];
-        assert!(text.contains(&format!("{passed}qnn)")), "{text}");
-    }
+    assert!(success && text.contains(&passed("cpu")), "{text}");
 
     // In steps: logits, where they were recorded.
     let goldens = toys::goldens(&toys::fixture("lfm2-toy"));
-    let mut model = outside::open(&bundle, &plugin, backends::cpu());
+    let mut model = outside::open(&bundle, plugin, backends::cpu());
     let every = shortest(&goldens, usize::MAX);
     let distance = step_exact(&mut model, &goldens, &every, "cpu");
     assert!(distance.largest <= 1e-3, "cpu: {distance:?}");
     // Convolutions keep the rows of the guesses that were right.
     let found = guessed_exact(&mut model, &every, "3".parse().unwrap(), "cpu");
     assert!(found.guessed > 0, "{found:?}");
-    if let Some(libraries) = &libraries {
-        let bundle = folder.join("bundle-v81");
-        let mut model = outside::open(&bundle, &plugin, backends::qnn(libraries));
-        let brief = toys::goldens(&toys::fixture("lfm2-toy")).brief();
-        let distance = step_exact(&mut model, &brief, &shortest(&brief, 2), "qnn");
-        assert!(distance.cosine >= 0.999, "qnn: {distance:?}");
-    }
 
-    every_command_knows_the_family(&place, &folder, libraries.is_some());
+    every_command_knows_the_family(place, folder);
 
     // A broken row of the embedding table fails its token and spoils no other.
     let prompt = &goldens.cases[0].prompt_ids;
     let poisoned = (0..).find(|token| !prompt.contains(token)).unwrap();
     let manifest = Manifest::load(&bundle).unwrap().path;
     let manifest = poison::bundle(&manifest, &folder.join("poisoned"), poisoned);
-    poison::survives(&mut outside::open(&manifest, &plugin, backends::cpu()), prompt, poisoned);
+    poison::survives(&mut outside::open(&manifest, plugin, backends::cpu()), prompt, poisoned);
 
     // It is the plugin that does it: without it the program has no such op.
     let (success, text) = place.qhx(&verify);
     assert!(!success && text.contains("host-op \"lfm2_generate\" is not installed"), "{text}");
-    assert_eq!(outside::hashes(&plugin_files::programs()), before, "a program or plugin changed");
+    assert_eq!(outside::hashes(&plugin_files::programs()), *before, "a program or plugin changed");
+}
+
+#[tier(qnn)]
+#[test]
+fn the_family_runs_on_the_npu() {
+    let Made { place, folder, plugin, on_npu, .. } = made();
+    let text = on_npu.as_ref().unwrap();
+    assert!(text.contains(&passed("qnn")), "{text}");
+    let backend = backends::qnn(&toys::qnn_libraries());
+    let mut model = outside::open(&folder.join("bundle-v81"), plugin, backend);
+    let brief = toys::goldens(&toys::fixture("lfm2-toy")).brief();
+    let distance = step_exact(&mut model, &brief, &shortest(&brief, 2), "qnn");
+    assert!(distance.cosine >= 0.999, "qnn: {distance:?}");
+
+    let program = folder.join("target/release/lfm2-forge");
+    let config = toys::fixture("lfm2-toy").join("config.json");
+    let estimate = ["estimate", config.to_str().unwrap(), "--json"];
+    let (code, [estimate, said]) = place.program(&program, &estimate);
+    assert_eq!(code, Some(0), "{said}");
+    let estimate: serde_json::Value = serde_json::from_str(&estimate).unwrap();
+    assert_eq!(estimate["graphs"][0]["graph"], "decode", "{estimate}");
 }
 
 /// The program around the recipe can do all that `qhx forge` can.
-fn every_command_knows_the_family(place: &Outside, folder: &Path, libraries: bool) {
+fn every_command_knows_the_family(place: &Outside, folder: &Path) {
     let program = folder.join("target/release/lfm2-forge");
     let toy = toys::fixture("lfm2-toy");
     let (toy, config) = (toy.to_str().unwrap(), toy.join("config.json"));
@@ -98,11 +131,6 @@ fn every_command_knows_the_family(place: &Outside, folder: &Path, libraries: boo
     let (code, [help, _]) = place.program(&program, &["--help"]);
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(code == Some(0) && help.contains("Lfm2ForCausalLM, LlamaBidirectionalModel"), "{help}");
-    if libraries {
-        let (code, [estimate, said]) = place.program(&program, &["estimate", config, "--json"]);
-        assert_eq!(code, Some(0), "{said}");
-        assert_eq!(json(&estimate)["graphs"][0]["graph"], "decode", "{estimate}");
-    }
 }
 
 #[test]

@@ -28,6 +28,7 @@ use qhx_tests::replay::{
 };
 use qhx_tests::toys::{self, Case, Goldens};
 use qhx_tests::{backends, plugin_files, suite};
+use qhx_tiers::tier;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use serde::Deserialize;
@@ -333,11 +334,10 @@ fn what_does_not_fit_is_named() {
 }
 
 /// On the emulator: prompts around the rings in fp16; int8 weights by the tolerant gate.
+#[tier(qnn)]
 #[test]
 fn the_npu_equals_the_reference() {
-    let Some(libraries) = toys::qnn_tier().filter(|_| !cfg!(feature = "builtin-ops")) else {
-        return;
-    };
+    let libraries = toys::qnn_libraries();
     let (htp, system) = &libraries;
     let goldens = goldens().brief();
     let (most, full) = if toys::full_matrix() { (usize::MAX, true) } else { (2, false) };
@@ -487,9 +487,10 @@ fn remedies_against_drift_change_nothing_in_single_precision() {
 }
 
 /// On the emulator, with products beyond the range of f16: divided, they say the same; as they are, nothing.
+#[tier(qnn, full)]
 #[test]
 fn products_beyond_the_range_of_half_precision_need_the_shift() {
-    let Some(libraries) = toys::qnn_tier().filter(|_| toys::full_matrix()) else { return };
+    let libraries = toys::qnn_libraries();
     let goldens = goldens();
     let case = goldens.cases.iter().find(|case| case.id == "tiny").unwrap();
     let logits = |checkpoint: &Path, remedies: Remedies| {
@@ -911,11 +912,10 @@ fn media_that_a_bundle_cannot_take_are_refused_in_a_sentence() {
 }
 
 /// On the emulator: a picture and a spoken sentence, through towers of f16 and of int8.
+#[tier(qnn)]
 #[test]
 fn the_npu_sees_and_hears() {
-    let Some(libraries) = toys::qnn_tier().filter(|_| !cfg!(feature = "builtin-ops")) else {
-        return;
-    };
+    let libraries = toys::qnn_libraries();
     let (htp, system) = &libraries;
     let full = toys::full_matrix();
     let goldens = media_goldens(TOY);

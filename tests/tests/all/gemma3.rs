@@ -7,6 +7,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use qhx_core::compare::Distance;
 use qhx_core::engine::{Model, Prompt, Request};
@@ -17,6 +18,7 @@ use qhx_tests::replay::{
 };
 use qhx_tests::toys::{self, Case, Goldens};
 use qhx_tests::{backends, suite};
+use qhx_tiers::tier;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
@@ -57,29 +59,31 @@ impl Made {
     }
 }
 
-#[test]
-fn sliding_and_full_layers_equal_the_reference_on_both_backends() {
-    let programs = plugin_files::programs();
-    let place = Outside::new(&programs[0]);
-    let mut blocks = outside::commands(PAGE, SECTION);
-    let libraries = toys::qnn_tier();
-    if libraries.is_none() {
-        blocks.truncate(blocks.iter().position(|b| b.commands.contains("--target")).unwrap());
-    }
-    place.run(&blocks);
-    let folder = place.folder().join("gemma3");
-    let plugin = folder.join("target/release").join(library_name("gemma3_op"));
-    let made = Made { place, plugin, folder, goldens: toys::goldens(&toys::fixture(TOY)) };
+fn made() -> &'static Made {
+    static MADE: OnceLock<Made> = OnceLock::new();
+    MADE.get_or_init(|| {
+        let programs = plugin_files::programs();
+        let place = Outside::new(&programs[0]);
+        let mut blocks = outside::commands(PAGE, SECTION);
+        if toys::qnn_tier().is_none() {
+            blocks.truncate(blocks.iter().position(|b| b.commands.contains("--target")).unwrap());
+        }
+        place.run(&blocks);
+        let folder = place.folder().join("gemma3");
+        let plugin = folder.join("target/release").join(library_name("gemma3_op"));
+        Made { place, plugin, folder, goldens: toys::goldens(&toys::fixture(TOY)) }
+    })
+}
 
+#[test]
+fn sliding_and_full_layers_equal_the_reference() {
+    let made = made();
     let bundle = made.folder.join("bundle");
-    the_reference_s_tokens_and_logits(&made, &bundle);
-    a_context_shorter_than_the_window(&made);
+    the_reference_s_tokens_and_logits(made, &bundle);
+    a_context_shorter_than_the_window(made);
     going_back(&mut made.open(&bundle), &made.goldens);
-    the_logits_that_are_dumped(&made, &bundle);
-    other_spellings(&made, &bundle);
-    if let Some(libraries) = &libraries {
-        the_npu(&made, libraries);
-    }
+    the_logits_that_are_dumped(made, &bundle);
+    other_spellings(made, &bundle);
 }
 
 /// With prompts in chunks that are wider than the window, as the page makes them, in narrower ones, and token by token.
@@ -246,8 +250,10 @@ fn onnx(manifest: &Value) -> Vec<(String, String)> {
 
 /// On the emulator: prompts around the ring with the prompt graph and in steps, in fp16; int8 weights by the tolerant
 /// gate.
-#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
-fn the_npu(made: &Made, libraries: &(PathBuf, PathBuf)) {
+#[tier(qnn)]
+#[test]
+fn sliding_and_full_layers_equal_the_reference_on_the_npu() {
+    let (made, libraries) = (made(), &toys::qnn_libraries());
     let (most, full) = if toys::full_matrix() { (usize::MAX, true) } else { (2, false) };
     let goldens = toys::goldens(&toys::fixture(TOY)).brief();
     let mut model =

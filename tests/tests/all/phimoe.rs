@@ -17,6 +17,7 @@ use qhx_core::{Error, ErrorKind};
 use qhx_forge::{ForgeOptions, Silent, forge};
 use qhx_tests::toys::{self, Case, Goldens, Routing};
 use qhx_tests::{backends, log};
+use qhx_tiers::tier;
 use serde_json::Value;
 
 /// Experts on a grid that int8 holds exactly, six of them; and sixteen as training left them.
@@ -506,18 +507,15 @@ fn a_prompt_that_is_too_long_is_refused_and_a_full_context_ends_the_answer() {
     says(&error, ErrorKind::Prompt, &["201", "200"]);
 }
 
-/// How an op got into the program makes no difference to the NPU: the tests of this tier run where it
-/// is loaded as a plugin.
-fn qnn() -> Option<(Arc<dyn Backend>, (PathBuf, PathBuf))> {
-    if cfg!(feature = "builtin-ops") {
-        return None;
-    }
-    toys::qnn_tier().map(|libraries| (backends::qnn(&libraries), libraries))
+fn qnn() -> (Arc<dyn Backend>, (PathBuf, PathBuf)) {
+    let libraries = toys::qnn_libraries();
+    (backends::qnn(&libraries), libraries)
 }
 
+#[tier(qnn)]
 #[test]
 fn htp_fp16_equals_the_reference_in_both_forms() {
-    let Some((backend, (htp, system))) = qnn() else { return };
+    let (backend, (htp, system)) = qnn();
     let full = toys::full_matrix();
     for (toy, target, inputs, shards, most) in [
         (TOYS[0], "v81", INT8, 2, if full { 6 } else { 3 }),
@@ -558,17 +556,27 @@ fn htp_fp16_equals_the_reference_in_both_forms() {
 }
 
 /// Any other checkpoint with goldens, such as one that `tests/oracle/train.py unseen-phimoe` made.
+#[tier(by_hand = "QHX_TEST_PHIMOE")]
 #[test]
 fn checkpoint_of_the_environment_equals_the_reference() {
-    let Some(dir) = std::env::var_os("QHX_TEST_PHIMOE") else { return };
-    let checkpoint = PathBuf::from(dir);
+    let checkpoint = PathBuf::from(std::env::var_os("QHX_TEST_PHIMOE").unwrap());
     let goldens = toys::goldens(&checkpoint);
     let cases: Vec<_> = goldens.cases.iter().collect();
     for inputs in [INT8, F16] {
         let cpu = bundle(&checkpoint, |o| experts(o, inputs));
         let mut model = cpu.open(backends::cpu());
         equals_the_reference(&mut model, &goldens, &cases, true, "cpu");
-        let Some((backend, (htp, system))) = qnn() else { continue };
+    }
+}
+
+#[tier(qnn, by_hand = "QHX_TEST_PHIMOE")]
+#[test]
+fn htp_is_exact_with_a_checkpoint_of_the_environment() {
+    let checkpoint = PathBuf::from(std::env::var_os("QHX_TEST_PHIMOE").unwrap());
+    let goldens = toys::goldens(&checkpoint);
+    let cases: Vec<_> = goldens.cases.iter().collect();
+    for inputs in [INT8, F16] {
+        let (backend, (htp, system)) = qnn();
         let npu = bundle(&checkpoint, |o| {
             experts(o, inputs);
             o.compiler = Some(backends::compiler(&htp, &system, "v81"));

@@ -2,9 +2,7 @@
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
-// Not a test crate of its own: it takes the bundle that is forged here anyway.
 #[cfg(target_os = "linux")]
-#[path = "bad_bundles/faults.rs"]
 mod faults;
 
 use std::fs;
@@ -18,6 +16,7 @@ use qhx_core::null::NullBackend;
 use qhx_core::{CancelToken, DType, Error, ErrorKind, GraphInfo, TensorInfo};
 use qhx_tests::toys::{self, CPU, Variant};
 use qhx_tests::{backends, plugin_files};
+use qhx_tiers::tier;
 use serde_json::{Value, json};
 
 /// A copy of the tied toy's bundle that a test may damage.
@@ -177,9 +176,10 @@ fn missing_truncated_and_garbage_files_are_named() {
     says(&copy.error(backends::cpu()), ErrorKind::Artifact, &["tokenizer.json"]);
 }
 
+#[tier(qnn)]
 #[test]
 fn damaged_context_binaries_are_named() {
-    let Some(libraries) = toys::qnn_tier() else { return };
+    let libraries = toys::qnn_libraries();
     let variant = Variant { target: Some("v81"), ..CPU };
     type Damage = fn(&Path);
     let damage: [(&str, Damage); 4] = [
@@ -202,9 +202,10 @@ fn damaged_context_binaries_are_named() {
     }
 }
 
+#[tier(qnn)]
 #[test]
 fn a_bundle_for_another_architecture_is_refused_in_words() {
-    let Some(libraries) = toys::qnn_tier() else { return };
+    let libraries = toys::qnn_libraries();
     let variant = Variant { target: Some("v75"), ..CPU };
     let bundle = toys::bundle(&toys::fixture("qwen35-tied"), variant);
     let backend = backends::qnn_device(&libraries, Some(81));
@@ -311,9 +312,10 @@ fn an_unknown_host_op_lists_what_is_installed() {
     says(&error, ErrorKind::Plugin, &["qwen9_generate", "qwen3_5_generate", "--plugin"]);
 }
 
+#[tier(qnn)]
 #[test]
 fn a_backend_that_cannot_use_the_bundle_says_so() {
-    let Some(libraries) = toys::qnn_tier() else { return };
+    let libraries = toys::qnn_libraries();
     let copy = Copy::new(CPU);
     let error = copy.error(backends::qnn(&libraries));
     assert!(error.report().to_string().contains("decode"), "{error}");

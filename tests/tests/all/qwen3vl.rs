@@ -18,7 +18,8 @@ use qhx_forge::{ForgeOptions, Precision, Silent, forge};
 use qhx_op::vision::{Grid, resample_positions};
 use qhx_tests::backends;
 use qhx_tests::pictures::{Sights, answer};
-use qhx_tests::toys::{self, Bundles, fixture, full_matrix, qnn_tier};
+use qhx_tests::toys::{self, Bundles, fixture, full_matrix, qnn_libraries};
+use qhx_tiers::tier;
 use serde_json::{Value, json};
 
 const TOY: &str = "qwen3vl-toy";
@@ -73,7 +74,7 @@ impl Form {
             options.recipe_options.insert("vision".to_owned(), "int8".to_owned());
         }
         if let Some(target) = self.target {
-            let (htp, system) = qnn_tier().unwrap();
+            let (htp, system) = qnn_libraries();
             options.compiler = Some(backends::compiler(&htp, &system, target));
         }
         forge(&fixture(TOY), &options, &mut Silent)
@@ -458,17 +459,17 @@ fn a_checkpoint_of_other_dimensions_gives_the_reference_s_tokens_and_logits() {
 }
 
 /// Any other checkpoint with goldens, such as one that `tests/oracle/qwen3vl_unseen.py` made.
+#[tier(by_hand = "QHX_TEST_QWEN3VL")]
 #[test]
 fn checkpoint_of_the_environment_gives_the_reference_s_tokens_and_logits() {
-    if let Some(folder) = std::env::var_os("QHX_TEST_QWEN3VL") {
-        unseen(Path::new(&folder));
-    }
+    unseen(Path::new(&std::env::var_os("QHX_TEST_QWEN3VL").unwrap()));
 }
 
 /// On the emulator of the NPU: some cases, or all of them for all architectures.
+#[tier(qnn)]
 #[test]
 fn the_npu_gives_the_reference_s_tokens() {
-    let Some(libraries) = qnn_tier() else { return };
+    let libraries = qnn_libraries();
     let few = ["native-tower", "two-native-train-fish"];
     let forms = [
         (Form { target: Some("v81"), shards: 1, prompt: 16, ..NATIVE }, None),

@@ -12,6 +12,7 @@ use qhx_core::engine::Model;
 use qhx_forge::{ForgeOptions, Precision, Silent, Task, forge};
 use qhx_tests::restarting::Restarting;
 use qhx_tests::{backends, toys};
+use qhx_tiers::tier;
 use safetensors::SafeTensors;
 use serde_json::Value;
 
@@ -404,13 +405,8 @@ fn an_encoder_is_not_forged_for_generation() {
     assert!(error.report().to_string().contains("embed"), "{error}");
 }
 
-/// How an op got into the program makes no difference to the NPU: these tests run where it is
-/// loaded as a plugin.
-fn htp(checkpoint: &Path, target: &str, int8: bool, parts: usize) -> Option<(Bundle, Model)> {
-    if cfg!(feature = "builtin-ops") {
-        return None;
-    }
-    let libraries = toys::qnn_tier()?;
+fn htp(checkpoint: &Path, target: &str, int8: bool, parts: usize) -> (Bundle, Model) {
+    let libraries = toys::qnn_libraries();
     let backend: Arc<dyn Backend> = backends::qnn(&libraries);
     let bundle = bundle(checkpoint, |o| {
         o.shards = parts;
@@ -420,7 +416,7 @@ fn htp(checkpoint: &Path, target: &str, int8: bool, parts: usize) -> Option<(Bun
         o.compiler = Some(backends::compiler(&libraries.0, &libraries.1, target));
     });
     let model = toys::open(&bundle.manifest, backend).unwrap();
-    Some((bundle, model))
+    (bundle, model)
 }
 
 /// What the usual run takes to the emulator: a question with some of its documents, the shortest and the longest text.
@@ -438,6 +434,7 @@ fn only_short(target: &str) -> bool {
     target != "v81" && !toys::full_matrix()
 }
 
+#[tier(qnn)]
 #[test]
 fn htp_fp16_is_near_the_reference() {
     let checkpoint = toys::fixture(TOY);
@@ -447,7 +444,7 @@ fn htp_fp16_is_near_the_reference() {
         if target == "v79" && !toys::full_matrix() {
             continue;
         }
-        let Some((_bundle, mut model)) = htp(&checkpoint, target, false, parts) else { return };
+        let (_bundle, mut model) = htp(&checkpoint, target, false, parts);
         if only_short(target) {
             goldens.texts.retain(|text| text.ids.len() <= SHORT);
         }
@@ -456,23 +453,22 @@ fn htp_fp16_is_near_the_reference() {
     }
 }
 
+#[tier(qnn)]
 #[test]
 fn htp_w8a16_is_near_the_reference() {
     let checkpoint = toys::fixture(TOY);
     let mut goldens = Goldens::read(&checkpoint).brief();
     goldens.texts.retain(|text| text.ids.len() <= SHORT);
     assert!(goldens.texts.len() >= 4, "{} short texts", goldens.texts.len());
-    let Some((_bundle, mut model)) = htp(&checkpoint, "v81", true, 2) else { return };
+    let (_bundle, mut model) = htp(&checkpoint, "v81", true, 2);
     let found = vectors(&mut model, &goldens);
     compare(&found, &goldens, 0.999, "htp v81 w8a16, 2 parts");
 }
 
+#[tier(qnn)]
 #[test]
 fn htp_takes_each_text_through_the_shortest_graphs() {
-    if cfg!(feature = "builtin-ops") {
-        return;
-    }
-    let Some(libraries) = toys::qnn_tier() else { return };
+    let libraries = toys::qnn_libraries();
     let checkpoint = toys::fixture(TOY);
     let mut goldens = Goldens::read(&checkpoint);
     goldens.texts.retain(|text| text.ids.len() <= SHORT);
@@ -499,13 +495,14 @@ fn htp_takes_each_text_through_the_shortest_graphs() {
 
 /// A call that fails is one error, a restart of the DSP none; the vectors afterwards are the same, bit by bit.
 #[cfg(target_os = "linux")]
+#[tier(qnn)]
 #[test]
 fn htp_faults_and_a_restart_change_no_vector() {
     use qhx_fake_device::{Plan, Then};
-    let Some(faults) = qhx_tests::faults::Faults::open() else { return };
+    let faults = qhx_tests::faults::Faults::open();
     let checkpoint = toys::fixture(TOY);
     let text = Goldens::read(&checkpoint).texts.swap_remove(0).ids;
-    let Some((bundle, model)) = htp(&checkpoint, "v81", false, 2) else { return };
+    let (bundle, model) = htp(&checkpoint, "v81", false, 2);
     drop(model);
     let embed = |model: &mut Model| model.embed(&text).map(<[f32]>::to_vec);
     // Of calls that fail, those of a text are done as those of a prompt are, in `bad_bundles`.
@@ -525,16 +522,23 @@ fn htp_faults_and_a_restart_change_no_vector() {
 }
 
 /// Any other encoder with goldens, such as one that `tests/oracle/train.py` made.
+#[tier(by_hand = "QHX_TEST_EMBED")]
 #[test]
 fn checkpoint_of_the_environment_is_near_the_reference() {
-    let Some(dir) = std::env::var_os("QHX_TEST_EMBED") else { return };
-    let checkpoint = PathBuf::from(dir);
+    let checkpoint = PathBuf::from(std::env::var_os("QHX_TEST_EMBED").unwrap());
     let goldens = Goldens::read(&checkpoint);
     for parts in [1, 2] {
         let bundle = bundle(&checkpoint, |o| o.shards = parts);
         let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
         compare(&vectors(&mut model, &goldens), &goldens, 0.99999, "cpu");
     }
-    let Some((_bundle, mut model)) = htp(&checkpoint, "v81", false, 2) else { return };
+}
+
+#[tier(qnn, by_hand = "QHX_TEST_EMBED")]
+#[test]
+fn htp_is_near_with_a_checkpoint_of_the_environment() {
+    let checkpoint = PathBuf::from(std::env::var_os("QHX_TEST_EMBED").unwrap());
+    let goldens = Goldens::read(&checkpoint);
+    let (_bundle, mut model) = htp(&checkpoint, "v81", false, 2);
     compare(&vectors(&mut model, &goldens), &goldens, 0.9995, "htp v81 fp16");
 }

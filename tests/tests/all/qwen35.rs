@@ -22,6 +22,7 @@ use qhx_tests::replay::{guessed_exact, kept_exact};
 use qhx_tests::restarting::Restarting;
 use qhx_tests::toys::{self, Bundles, CPU, Case, Variant};
 use qhx_tests::{backends, plugin_files, registered, replay, suite};
+use qhx_tiers::tier;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 
@@ -236,7 +237,7 @@ fn forged_of(
     options.max_ctx = Some(most(320));
     options.prefill = Some(prefill.to_vec());
     if let Some(target) = target {
-        let (htp, system) = toys::qnn_tier().unwrap();
+        let (htp, system) = toys::qnn_libraries();
         options.compiler = Some(backends::compiler(&htp, &system, target));
     }
     let report = forge_checkpoint(checkpoint, registry::recipe, &options, &mut Silent);
@@ -320,7 +321,15 @@ fn chunks_of_an_unseen_checkpoint_equal_its_steps() {
         // Three whole prompts in one each, the longest in three and its end in a fourth.
         assert!(prompt_graphs(&chunks) >= 6, "{label}");
     }
-    let Some(libraries) = toys::qnn_tier().filter(|_| toys::full_matrix()) else { return };
+}
+
+#[tier(qnn, full)]
+#[test]
+fn htp_chunks_of_an_unseen_checkpoint_equal_its_steps() {
+    let (_config, checkpoint) = unseen();
+    let (_folder, manifest) = forged_of(&checkpoint, None, &[]);
+    let mut steps = toys::open(&manifest, backends::cpu()).unwrap();
+    let libraries = toys::qnn_libraries();
     for target in ["v81", "v79", "v75"] {
         let (_folder, manifest) = forged_of(&checkpoint, Some(target), &[12]);
         let mut chunks = toys::open(&manifest, backends::qnn(&libraries)).unwrap();
@@ -332,11 +341,10 @@ fn chunks_of_an_unseen_checkpoint_equal_its_steps() {
 }
 
 /// On the emulator, against steps on the CPU.
+#[tier(qnn)]
 #[test]
 fn the_npu_takes_prompts_in_chunks() {
-    let Some(libraries) = toys::qnn_tier().filter(|_| !cfg!(feature = "builtin-ops")) else {
-        return;
-    };
+    let libraries = toys::qnn_libraries();
     let full = toys::full_matrix();
     let checkpoint = extreme();
     let (_folder, manifest) = forged(checkpoint.path(), None, &[]);
@@ -370,15 +378,11 @@ fn the_npu_takes_prompts_in_chunks() {
     }
 }
 
+#[tier(qnn)]
 #[test]
 fn htp_fp16_is_greedy_exact_for_every_target() {
-    let Some(libraries) = toys::qnn_tier() else { return };
-    // How the op got into the program makes no difference to the NPU, so that a few cases do where it is linked in.
-    let most = match (cfg!(feature = "builtin-ops"), toys::full_matrix()) {
-        (true, _) => 2,
-        (false, false) => 4,
-        (false, true) => usize::MAX,
-    };
+    let libraries = toys::qnn_libraries();
+    let most = if toys::full_matrix() { usize::MAX } else { 4 };
     for (index, toy) in TOYS.into_iter().enumerate() {
         let forms =
             [("v81", 1, (most, 1)), ("v81", 2, (2, 0)), ("v79", 1, (2, 0)), ("v75", 1, (2, 0))];
@@ -387,7 +391,7 @@ fn htp_fp16_is_greedy_exact_for_every_target() {
             if toys::full_matrix() || form % TOYS.len() == index {
                 let variant = Variant { target: Some(target), shards, ..CPU };
                 proves_equal(&toys::fixture(toy), variant, backends::qnn(&libraries), most);
-                if shards > 1 && !cfg!(feature = "builtin-ops") {
+                if shards > 1 {
                     // States that are replaced: their two buffers take turns.
                     let checkpoint = toys::fixture(toy);
                     let goldens = toys::goldens(&checkpoint);
@@ -399,12 +403,10 @@ fn htp_fp16_is_greedy_exact_for_every_target() {
     }
 }
 
+#[tier(qnn)]
 #[test]
 fn w8a16_passes_the_tolerant_gate() {
-    if cfg!(feature = "builtin-ops") {
-        return;
-    }
-    let Some(libraries) = toys::qnn_tier() else { return };
+    let libraries = toys::qnn_libraries();
     for toy in if toys::full_matrix() { &TOYS[..] } else { &TOYS[..1] } {
         let checkpoint = toys::fixture(toy);
         let variant = Variant { target: Some("v81"), int8: true, ..CPU };
@@ -601,7 +603,7 @@ fn seeing(mode: &'static str, target: Option<&'static str>) -> PathBuf {
         };
         options.recipe_options.insert(key.to_owned(), value.to_owned());
         if let Some(target) = target {
-            let (htp, system) = toys::qnn_tier().unwrap();
+            let (htp, system) = toys::qnn_libraries();
             options.compiler = Some(backends::compiler(&htp, &system, target));
         }
         forge(&toys::fixture(SEEING), &options, &mut Silent)
@@ -804,12 +806,10 @@ fn a_bundle_without_the_tower_takes_text_only() {
     assert!(error.message().contains("plan.params.vision"), "{error}");
 }
 
+#[tier(qnn, full)]
 #[test]
 fn htp_sees_as_the_reference() {
-    if !toys::full_matrix() || cfg!(feature = "builtin-ops") {
-        return;
-    }
-    let Some(libraries) = toys::qnn_tier() else { return };
+    let libraries = toys::qnn_libraries();
     for (mode, target) in [("native", "v81"), ("fixed", "v79")] {
         let target = Some(target);
         let (cosine, largest) = sees_as_the_reference(mode, target, backends::qnn(&libraries));
