@@ -7,7 +7,9 @@ use std::time::Duration;
 use qhx::media::{Attached, Attachment};
 use qhx::{Answer, Bundle};
 use qhx_core::dump::Dump;
-use qhx_core::engine::{Event, FinishReason, Generation, Guesses, Model, Request, Run, Timings};
+use qhx_core::engine::{
+    DraftCounts, Event, FinishReason, Generation, Model, Request, Run, Timings,
+};
 use qhx_core::op::{OpDescription, OpSource, SpanStats};
 use qhx_core::trace::Trace;
 use qhx_core::{CancelToken, Manifest, Result};
@@ -207,11 +209,11 @@ pub(crate) fn summary(generation: &Generation) -> String {
 
 /// How speculative decoding went, where tokens were verified.
 fn drafts(t: &Timings) -> String {
-    let Guesses { passes, guessed, accepted } = t.guesses;
-    if passes == 0 {
+    let DraftCounts { verifications, drafted, accepted } = t.drafts;
+    if verifications == 0 {
         return String::new();
     }
-    format!(", {accepted} of {guessed} draft tokens accepted, {} steps", t.decode_steps)
+    format!(", {accepted} of {drafted} draft tokens accepted, {} steps", t.decode_steps)
 }
 
 /// The parts of the host-op that ran.
@@ -253,7 +255,7 @@ fn timings(generation: &Generation) -> Value {
         "host_ms": millis(t.host),
         "sampling_ms": millis(t.sampling),
         "decode_steps": t.decode_steps,
-        "guesses": t.guesses,
+        "guesses": t.drafts,
         "vision_ms": millis(vision.map_or(Duration::ZERO, |span| span.busy)),
         "spans_ms": Value::Object(spans.collect()),
     })

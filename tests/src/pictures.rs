@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use qhx_core::Media;
 use qhx_core::compare::Distance;
 use qhx_core::engine::{
-    ContentPart, Generation, Guesses, Message, Model, Part, Prompt, Request, Speculate,
+    ContentPart, DraftCounts, Generation, Message, Model, Part, Prompt, Request, Speculate,
 };
 use qhx_core::op::{HostOp, Segment};
 use qhx_core::sampling::argmax;
@@ -274,29 +274,29 @@ impl Sights {
 
     /// Every case through the engine: tokens of the prompt, of the answer, text.
     pub fn greedy_exact(&self, model: &mut Model, cases: &[&Case], label: &str) {
-        self.guessed_exact(model, cases, Speculate::Off, label);
+        self.speculative_exact(model, cases, Speculate::Off, label);
     }
 
-    /// The same with tokens guessed ahead. Answers with how guesses went in all cases together.
-    pub fn guessed_exact(
+    /// The same with draft tokens. Returns the counts of draft tokens in all cases together.
+    pub fn speculative_exact(
         &self,
         model: &mut Model,
         cases: &[&Case],
         speculate: Speculate,
         label: &str,
-    ) -> Guesses {
-        let mut all = Guesses::default();
+    ) -> DraftCounts {
+        let mut all = DraftCounts::default();
         for case in cases {
             let label = format!("{label}, {}", case.id);
             model.reset().expect("a reset");
             let prompt = self.prompt(case);
             let ids = model.encode_prompt(&prompt).unwrap_or_else(|e| panic!("{label}: {e}"));
             assert_eq!(ids, case.golden.prompt_ids, "{label}");
-            let generation = answer_guessed(model, prompt, &case.golden, speculate);
+            let generation = answer_speculative(model, prompt, &case.golden, speculate);
             assert_eq!(generation.tokens, case.golden.output_ids, "{label}");
             assert_eq!(generation.prompt_tokens, case.golden.prompt_ids.len(), "{label}");
             replay::same_text(&generation.text, &case.golden.text, &label);
-            replay::add(&mut all, generation.timings.guesses);
+            replay::add(&mut all, generation.timings.drafts);
         }
         all
     }
@@ -444,11 +444,11 @@ fn segments<'a>(ids: &'a [u32], placeholders: &[u32], media: &'a [Media]) -> Vec
 
 /// Generates as many tokens as the golden answer has.
 pub fn answer(model: &mut Model, prompt: Prompt, golden: &Golden) -> Generation {
-    answer_guessed(model, prompt, golden, Speculate::Off)
+    answer_speculative(model, prompt, golden, Speculate::Off)
 }
 
-/// The same with tokens guessed ahead.
-fn answer_guessed(
+/// The same with draft tokens.
+fn answer_speculative(
     model: &mut Model,
     prompt: Prompt,
     golden: &Golden,

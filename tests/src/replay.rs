@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use qhx_core::compare::Distance;
 use qhx_core::engine::{
-    FinishReason, Generation, Guesses, Message, Model, Prompt, Request, Speculate,
+    DraftCounts, FinishReason, Generation, Message, Model, Prompt, Request, Speculate,
 };
 use qhx_core::op::Segment;
 use qhx_core::sampling::argmax;
@@ -25,17 +25,17 @@ pub fn same_text(found: &str, expected: &str, label: &str) {
 
 /// Every case from its text, compared in tokens, text and reason.
 pub fn greedy_exact(model: &mut Model, cases: &[&Case], label: &str) {
-    guessed_exact(model, cases, Speculate::Off, label);
+    speculative_exact(model, cases, Speculate::Off, label);
 }
 
-/// The same with tokens guessed ahead. Answers with how guesses went in all cases together.
-pub fn guessed_exact(
+/// The same with draft tokens. Returns the counts of draft tokens in all cases together.
+pub fn speculative_exact(
     model: &mut Model,
     cases: &[&Case],
     speculate: Speculate,
     label: &str,
-) -> Guesses {
-    let mut all = Guesses::default();
+) -> DraftCounts {
+    let mut all = DraftCounts::default();
     for case in cases {
         model.reset().unwrap_or_else(|e| panic!("{e}"));
         let request = Request::greedy(Prompt::Text(case.prompt.clone()), case.output_ids.len());
@@ -51,28 +51,28 @@ pub fn guessed_exact(
         }
         let expected = if case.finish == "eos" { FinishReason::Eos } else { FinishReason::Length };
         assert_eq!(generation.finish_reason, expected, "{label}");
-        add(&mut all, generation.timings.guesses);
+        add(&mut all, generation.timings.drafts);
     }
     all
 }
 
-/// Adds up how guesses went.
-pub(crate) fn add(all: &mut Guesses, guesses: Guesses) {
-    let Guesses { passes, guessed, accepted } = guesses;
-    all.passes += passes;
-    all.guessed += guessed;
+/// Adds up counts of draft tokens.
+pub(crate) fn add(all: &mut DraftCounts, drafts: DraftCounts) {
+    let DraftCounts { verifications, drafted, accepted } = drafts;
+    all.verifications += verifications;
+    all.drafted += drafted;
     all.accepted += accepted;
 }
 
 /// Checks `rows` tokens in one step behind a case's prompt, of which the first `right` are the golden ones, and keeps
 /// these. Answers with how far the logits of the next plain step are from those after plain steps alone.
-pub fn kept_exact(model: &mut Model, case: &Case, rows: usize, right: usize) -> Distance {
+pub fn accepted_exact(model: &mut Model, case: &Case, rows: usize, right: usize) -> Distance {
     let (tokens, op) = (&case.output_ids, model.op_mut());
-    let mut logits = [true, false].map(|guessed| {
+    let mut logits = [true, false].map(|drafted| {
         let mut go = || {
             op.reset()?;
             op.prefill(&[Segment::Tokens(&case.prompt_ids)])?;
-            if guessed {
+            if drafted {
                 let mut step = tokens[..right].to_vec();
                 step.resize(rows, case.prompt_ids[0]);
                 op.verify(&step)?;
@@ -131,11 +131,11 @@ pub fn step_exact(model: &mut Model, goldens: &Goldens, cases: &[&Case], label: 
 
 /// Plays a conversation: prompts, answers and texts are the golden ones. Answers with what each turn generated.
 pub fn play(model: &mut Model, chat: &Chat) -> Vec<Generation> {
-    play_guessed(model, chat, Speculate::Off)
+    play_speculative(model, chat, Speculate::Off)
 }
 
-/// The same with tokens guessed ahead.
-pub fn play_guessed(model: &mut Model, chat: &Chat, speculate: Speculate) -> Vec<Generation> {
+/// The same with draft tokens.
+pub fn play_speculative(model: &mut Model, chat: &Chat, speculate: Speculate) -> Vec<Generation> {
     let mut messages = Vec::new();
     if let Some(system) = &chat.system {
         messages.push(Message::new("system", system));

@@ -122,7 +122,7 @@ pub trait Op: Sized + Send + 'static {
     fn verify(&mut self, host: &mut Host, tokens: &[u32]) -> Result<()> {
         match self.decoder_mut() {
             Some(decoder) => decoder.verify(host, tokens),
-            None => Err(Error::unsupported("checking guessed tokens")),
+            None => Err(Error::unsupported("verifying draft tokens")),
         }
     }
 
@@ -133,7 +133,7 @@ pub trait Op: Sized + Send + 'static {
     fn row_logits(&mut self, host: &mut Host, row: usize) -> Result<View> {
         match self.decoder_mut() {
             Some(decoder) => decoder.row_logits(host, row),
-            None => Err(Error::unsupported("checking guessed tokens")),
+            None => Err(Error::unsupported("verifying draft tokens")),
         }
     }
 
@@ -145,7 +145,7 @@ pub trait Op: Sized + Send + 'static {
     fn accept(&mut self, host: &mut Host, count: usize) -> Result<()> {
         match self.decoder_mut() {
             Some(decoder) => decoder.accept(host, count),
-            None => Err(Error::unsupported("checking guessed tokens")),
+            None => Err(Error::unsupported("verifying draft tokens")),
         }
     }
 

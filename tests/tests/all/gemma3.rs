@@ -14,7 +14,7 @@ use qhx_core::engine::{Model, Prompt, Request};
 use qhx_tests::outside::{self, Outside};
 use qhx_tests::plugin_files::{self, library_name};
 use qhx_tests::replay::{
-    generate, greedy_exact, guessed_exact, kept_exact, play, shortest, step_exact,
+    accepted_exact, generate, greedy_exact, play, shortest, speculative_exact, step_exact,
 };
 use qhx_tests::toys::{self, Case, Goldens};
 use qhx_tests::{backends, suite};
@@ -105,13 +105,13 @@ fn the_reference_s_tokens_and_logits(made: &Made, wide: &Path) {
         let mut model = made.open(bundle);
         greedy_exact(&mut model, &made.cases(), label);
         if bundle == &*narrow {
-            // Rings lose no row to a guess that is not kept.
-            let found = guessed_exact(&mut model, &made.cases(), "6".parse().unwrap(), label);
+            // Rings lose no row to a draft token that is not accepted.
+            let found = speculative_exact(&mut model, &made.cases(), "6".parse().unwrap(), label);
             let case =
                 made.cases().into_iter().find(|case| case.prompt_ids.len() > WINDOW).unwrap();
-            let kept = kept_exact(&mut model, case, 7, 2);
+            let kept = accepted_exact(&mut model, case, 7, 2);
             eprintln!("{label}: {found:?}, logits after two of seven {kept:?}");
-            assert!(found.guessed > 0 && kept.largest <= CPU_DISTANCE, "{found:?}, {kept:?}");
+            assert!(found.drafted > 0 && kept.largest <= CPU_DISTANCE, "{found:?}, {kept:?}");
         }
         let Distance { largest, cosine, .. } =
             step_exact(&mut model, &made.goldens, &made.cases(), label);

@@ -24,7 +24,8 @@ use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
 use qhx_media::{Limits, Source};
 use qhx_tests::replay::{
-    generate, greedy_exact, guessed_exact, kept_exact, play, play_guessed, shortest, step_exact,
+    accepted_exact, generate, greedy_exact, play, play_speculative, shortest, speculative_exact,
+    step_exact,
 };
 use qhx_tests::toys::{self, Case, Goldens};
 use qhx_tests::{backends, plugin_files, suite};
@@ -139,7 +140,7 @@ fn prompts_in_chunks_of_any_width_say_the_same() {
         let bundle = bundle(|o| o.prefill = Some(widths.clone()));
         let mut model = bundle.open();
         equals_the_reference(&mut model, &goldens, &format!("prompts in {widths:?}"));
-        // Of guesses all rows would need the layers that only a prompt's last token passes.
+        // Of draft tokens all rows would need the layers that only a prompt's last token passes.
         let refusal = model.info().verification.refusal.clone().unwrap();
         let why = if widths.is_empty() { "no graphs" } else { "end before the last layers" };
         assert!(refusal.contains(why), "{widths:?}: {refusal}");
@@ -147,10 +148,10 @@ fn prompts_in_chunks_of_any_width_say_the_same() {
     }
 }
 
-/// Graphs of all layers check guesses, whoever projects per-layer inputs and however the layers are spread: rings,
+/// Graphs of all layers verify draft tokens, whoever projects per-layer inputs and however the layers are spread: rings,
 /// donors in other parts, conversations that go back. Where prompts ask for as many rows, one graph does both.
 #[test]
-fn guessed_tokens_are_those_of_plain_decoding() {
+fn draft_tokens_leave_the_answer_of_plain_decoding() {
     let goldens = goldens();
     let cases: Vec<&Case> = goldens.cases.iter().collect();
     let around = cases.iter().filter(|case| case.prompt_ids.len() > WINDOW);
@@ -167,20 +168,20 @@ fn guessed_tokens_are_those_of_plain_decoding() {
         let rows: usize = guess.parse().unwrap();
         assert_eq!(model.info().verification.widths, [rows]);
         // Prompts take these graphs, too.
-        equals_the_reference(&mut model, &goldens, &format!("guesses by graphs of {rows}"));
+        equals_the_reference(&mut model, &goldens, &format!("draft tokens by graphs of {rows}"));
         for mode in ["3", "auto"] {
-            let found = guessed_exact(&mut model, &cases, mode.parse().unwrap(), guess);
-            eprintln!("graphs of {rows}, {mode} guesses: {found:?}");
+            let found = speculative_exact(&mut model, &cases, mode.parse().unwrap(), guess);
+            eprintln!("graphs of {rows}, {mode} draft tokens: {found:?}");
             assert!(mode == "auto" || found.accepted > 0, "{rows}: {found:?}");
         }
         for right in [1, rows / 2, rows.min(around.output_ids.len() - 1)] {
-            let found = kept_exact(&mut model, around, rows, right);
+            let found = accepted_exact(&mut model, around, rows, right);
             eprintln!("{right} of {rows} kept: {found:?}");
             assert!(found.largest <= CPU_DISTANCE, "{right} of {rows} kept: {found:?}");
         }
         for chat in &goldens.chat {
             model.reset().unwrap();
-            let played = play_guessed(&mut model, chat, "3".parse().unwrap());
+            let played = play_speculative(&mut model, chat, "3".parse().unwrap());
             assert!(played[1..].iter().all(|turn| turn.reused_tokens > 0), "{}", chat.id);
         }
     }
@@ -838,7 +839,7 @@ fn each_picture_and_clip_goes_through_the_smallest_graph() {
     assert_eq!(found, [0, 1, 1, 1]);
 }
 
-/// Token by token, and with tokens guessed ahead.
+/// Token by token, and with draft tokens.
 #[test]
 fn a_conversation_goes_on_after_a_picture() {
     let bundle = bundle(with_towers(&[("guess", "4")]));

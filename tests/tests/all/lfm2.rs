@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use qhx_core::manifest::Manifest;
 use qhx_tests::outside::{self, Outside};
 use qhx_tests::plugin_files::{self, library_name, workspace};
-use qhx_tests::replay::{guessed_exact, shortest, step_exact};
+use qhx_tests::replay::{shortest, speculative_exact, step_exact};
 use qhx_tests::{backends, poison, toys};
 use qhx_tiers::tier;
 
@@ -69,9 +69,9 @@ fn the_family_runs_and_the_programs_stay_the_same_bytes() {
     let every = shortest(&goldens, usize::MAX);
     let distance = step_exact(&mut model, &goldens, &every, "cpu");
     assert!(distance.largest <= 1e-3, "cpu: {distance:?}");
-    // Convolutions keep the rows of the guesses that were right.
-    let found = guessed_exact(&mut model, &every, "3".parse().unwrap(), "cpu");
-    assert!(found.guessed > 0, "{found:?}");
+    // Convolutions keep the rows of accepted draft tokens.
+    let found = speculative_exact(&mut model, &every, "3".parse().unwrap(), "cpu");
+    assert!(found.drafted > 0, "{found:?}");
 
     every_command_knows_the_family(place, folder);
 

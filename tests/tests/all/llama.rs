@@ -8,13 +8,13 @@ use std::sync::Arc;
 use qhx_core::ErrorKind;
 use qhx_core::backend::Backend;
 use qhx_core::compare::Distance;
-use qhx_core::engine::{Guesses, Message, Model, Prompt, Request, Speculate};
+use qhx_core::engine::{DraftCounts, Message, Model, Prompt, Request, Speculate};
 use qhx_core::op::{Segment, Task};
 use qhx_forge::calibrate::{CalibrateOptions, Reader, calibrate};
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
-use qhx_tests::replay::{generate, greedy_exact, guessed_exact, kept_exact, step_exact};
+use qhx_tests::replay::{accepted_exact, generate, greedy_exact, speculative_exact, step_exact};
 use qhx_tests::restarting::Restarting;
 use qhx_tests::toys;
 use qhx_tests::{backends, registered, replay, suite};
@@ -157,13 +157,13 @@ fn a_second_turn_reuses_the_longest_common_prefix() {
     }
 }
 
-fn guesses(count: &str) -> Speculate {
+fn draft_tokens(count: &str) -> Speculate {
     count.parse().unwrap()
 }
 
 /// By prompt lookup: over graphs of 4 and of 12 rows, in one and two shards, and in conversations.
 #[test]
-fn guessed_tokens_are_those_of_plain_decoding() {
+fn draft_tokens_leave_the_answer_of_plain_decoding() {
     let mut accepted = 0;
     for (toy, shards) in TOYS.into_iter().zip([2, 1, 1, 1]) {
         let checkpoint = toys::fixture(toy);
@@ -176,24 +176,24 @@ fn guessed_tokens_are_those_of_plain_decoding() {
         let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
         assert_eq!(model.info().verification.widths, [4, 12]);
         for mode in ["1", "3", "20", "auto"] {
-            let label = format!("{toy}, {mode} guesses");
-            let found = guessed_exact(&mut model, &cases, guesses(mode), &label);
+            let label = format!("{toy}, {mode} draft tokens");
+            let found = speculative_exact(&mut model, &cases, draft_tokens(mode), &label);
             eprintln!("{label}: {found:?}");
             accepted += found.accepted;
         }
         for (rows, right) in [(4, 1), (4, 3), (12, 5), (12, 12)] {
             let case = cases.iter().find(|case| case.output_ids.len() > right).unwrap();
-            let found = kept_exact(&mut model, case, rows, right);
+            let found = accepted_exact(&mut model, case, rows, right);
             eprintln!("{toy}, {right} of {rows} kept: {found:?}");
             assert!(found.largest <= 1e-4, "{toy}, {right} of {rows} kept: {found:?}");
         }
     }
-    assert!(accepted > 10, "{accepted} guesses were right");
+    assert!(accepted > 10, "{accepted} draft tokens were accepted");
 }
 
 /// A bundle that is its own draft is always right; one of another tokenizer, or of another task, is refused.
 #[test]
-fn a_draft_guesses_and_changes_no_token() {
+fn a_draft_model_changes_no_token() {
     let checkpoint = toys::fixture("mistral-toy");
     let goldens = toys::goldens(&checkpoint);
     let cases: Vec<_> = goldens.cases.iter().take(3).collect();
@@ -203,9 +203,9 @@ fn a_draft_guesses_and_changes_no_token() {
     let mut model = open();
     model.set_draft(open()).unwrap();
     for mode in ["3", "auto"] {
-        let found = guessed_exact(&mut model, &cases, guesses(mode), "its own draft");
-        assert_eq!(found.guessed, found.accepted, "{mode}: {found:?}");
-        assert!(mode == "auto" || found.guessed > 10, "{mode}: {found:?}");
+        let found = speculative_exact(&mut model, &cases, draft_tokens(mode), "its own draft");
+        assert_eq!(found.drafted, found.accepted, "{mode}: {found:?}");
+        assert!(mode == "auto" || found.drafted > 10, "{mode}: {found:?}");
     }
     let other = self::bundle(&toys::fixture("qwen3-toy"), narrow);
     let error = model.set_draft(toys::open(&other.manifest, backends::cpu()).unwrap()).unwrap_err();
@@ -218,7 +218,7 @@ fn a_draft_guesses_and_changes_no_token() {
     let error = model.set_draft(encoder).unwrap_err();
     assert!(error.message().contains("does not generate"), "{error}");
     // What was refused takes nothing away.
-    let found = guessed_exact(&mut model, &cases, guesses("3"), "the first draft");
+    let found = speculative_exact(&mut model, &cases, draft_tokens("3"), "the first draft");
     assert!(found.accepted > 10, "{found:?}");
 }
 
@@ -236,21 +236,22 @@ fn a_restart_that_overwrites_all_buffers_changes_no_token() {
     let play = |model: &mut Model, mode: &str, nth: u64| {
         model.reset().unwrap();
         backend.restart_at(nth);
-        let found = guessed_exact(model, &[case], guesses(mode), &format!("{mode}, at {nth}"));
-        (found.guessed, u64::MAX - backend.left())
+        let found =
+            speculative_exact(model, &[case], draft_tokens(mode), &format!("{mode}, at {nth}"));
+        (found.drafted, u64::MAX - backend.left())
     };
     for (model, mode) in [(&mut plain, "off"), (&mut drafted, "3")] {
-        let (guessed, executions) = play(model, mode, u64::MAX);
+        let (drafted, executions) = play(model, mode, u64::MAX);
         assert!(executions > 8, "{mode}: {executions} executions");
         for nth in [1, executions / 2, executions] {
             play(model, mode, nth);
         }
-        assert_eq!(play(model, mode, u64::MAX).0, guessed, "{mode}: the draft goes on");
+        assert_eq!(play(model, mode, u64::MAX).0, drafted, "{mode}: the draft goes on");
     }
 }
 
 #[test]
-fn a_bundle_whose_graphs_check_no_guesses_decodes_plainly_and_says_why() {
+fn a_bundle_that_verifies_nothing_decodes_plainly() {
     for (toy, prefill, words) in [
         ("mistral-toy", Some(Vec::new()), "no graphs that take several tokens"),
         ("phimoe-6", None, "without the kit's decoder"),
@@ -262,8 +263,8 @@ fn a_bundle_whose_graphs_check_no_guesses_decodes_plainly_and_says_why() {
         let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
         let refusal = model.info().verification.refusal.clone().unwrap();
         assert!(refusal.contains(words), "{toy}: {refusal}");
-        let found = guessed_exact(&mut model, &cases, guesses("auto"), toy);
-        assert_eq!(found, Guesses::default(), "{toy}");
+        let found = speculative_exact(&mut model, &cases, draft_tokens("auto"), toy);
+        assert_eq!(found, DraftCounts::default(), "{toy}");
     }
 }
 
@@ -350,8 +351,8 @@ fn htp_fp16_shards_and_other_targets_equal_the_reference() {
         greedy_exact(&mut model, &brief.cases.iter().take(2).collect::<Vec<_>>(), &label);
         if target == "v79" {
             let case = &goldens.cases[0];
-            let found = guessed_exact(&mut model, &[case], guesses("3"), &label);
-            let kept = kept_exact(&mut model, case, 4, 2);
+            let found = speculative_exact(&mut model, &[case], draft_tokens("3"), &label);
+            let kept = accepted_exact(&mut model, case, 4, 2);
             eprintln!("{label}: {found:?}, logits after two of four {kept:?}");
             assert!(kept.cosine >= 0.999, "{label}: {kept:?}");
         }

@@ -97,7 +97,7 @@ fn generate(file: &Path) -> (Vec<u32>, String) {
     };
     let plugins = Plugins::discover(&options).unwrap_or_else(|e| panic!("{e}"));
     let mut model = null_model::open("test_frozen", &plugins, &CancelToken::new()).unwrap();
-    // A plugin of any version decodes; one before 1.2 checks no guesses.
+    // A plugin of any version decodes; one before 1.2 verifies no draft tokens.
     let speculate = "3".parse().unwrap();
     let request = Request { speculate, ..Request::greedy(Prompt::Tokens(vec![1, 2]), 4) };
     let tokens = model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap().tokens;

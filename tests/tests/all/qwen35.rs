@@ -18,7 +18,7 @@ use qhx_core::{CancelToken, ErrorKind};
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint, registry};
 use qhx_tests::pictures::{Sights, answer};
-use qhx_tests::replay::{guessed_exact, kept_exact};
+use qhx_tests::replay::{accepted_exact, speculative_exact};
 use qhx_tests::restarting::Restarting;
 use qhx_tests::toys::{self, Bundles, CPU, Case, Variant};
 use qhx_tests::{backends, plugin_files, registered, replay, suite};
@@ -650,9 +650,9 @@ fn pictures_and_a_video_give_the_reference_s_features_tokens_and_logits() {
         assert!(cases.len() > 6);
         sights().greedy_exact(&mut model, &cases, mode);
         if mode == "native" {
-            // Behind a picture a guess stands where the token would that is decoded.
-            let found = sights().guessed_exact(&mut model, &cases, "3".parse().unwrap(), mode);
-            assert!(found.guessed > 0, "{found:?}");
+            // Behind an image a draft token stands where the token would that is decoded.
+            let found = sights().speculative_exact(&mut model, &cases, "3".parse().unwrap(), mode);
+            assert!(found.drafted > 0, "{found:?}");
         }
         let logits = sights().step_exact(&mut model, &cases, mode).largest;
         eprintln!(
@@ -690,9 +690,9 @@ fn a_chat_goes_on_from_the_snapshot_after_its_picture() {
     }
 }
 
-/// Its states are replaced as a whole: a part of the guesses goes through the graphs once more.
+/// Its states are replaced as a whole: a part of the draft tokens goes through the graphs once more.
 #[test]
-fn guessed_tokens_are_those_of_plain_decoding() {
+fn draft_tokens_leave_the_answer_of_plain_decoding() {
     let mut accepted = 0;
     for (toy, shards, prefill) in [(TOYS[0], 1, &[4][..]), (TOYS[1], 2, &[3, 16])] {
         let checkpoint = toys::fixture(toy);
@@ -702,24 +702,24 @@ fn guessed_tokens_are_those_of_plain_decoding() {
         let mut model = toys::open(&manifest, backends::cpu()).unwrap();
         for mode in ["2", "auto"] {
             let speculate = mode.parse().unwrap();
-            let found = guessed_exact(&mut model, &cases, speculate, &format!("{toy}, {mode}"));
-            eprintln!("{toy}, {mode} guesses: {found:?}");
+            let found = speculative_exact(&mut model, &cases, speculate, &format!("{toy}, {mode}"));
+            eprintln!("{toy}, {mode} draft tokens: {found:?}");
             accepted += found.accepted;
         }
         for right in [1, 2, 3] {
             let case = cases.iter().find(|case| case.output_ids.len() > 3).unwrap();
-            let found = kept_exact(&mut model, case, 3, right);
+            let found = accepted_exact(&mut model, case, 3, right);
             eprintln!("{toy}, {right} of 3 kept: {found:?}");
             // One that stays alone goes the plain way.
             let limit = if right == 1 { 0.0 } else { 1e-4 };
             assert!(found.largest <= limit, "{toy}, {right} of 3 kept: {found:?}");
         }
     }
-    assert!(accepted > 2, "{accepted} guesses were right");
+    assert!(accepted > 2, "{accepted} draft tokens were accepted");
 }
 
 #[test]
-fn a_restart_of_the_dsp_changes_no_guessed_token() {
+fn a_restart_of_the_dsp_changes_no_draft_token() {
     let checkpoint = toys::fixture(TOYS[0]);
     let goldens = toys::goldens(&checkpoint);
     let manifest = toys::bundle(&checkpoint, Variant { prefill: &[4], ..CPU });
@@ -727,10 +727,11 @@ fn a_restart_of_the_dsp_changes_no_guessed_token() {
     let mut model = toys::open(&manifest, backend.clone()).unwrap();
     let mut play = |case: &Case, nth: u64| {
         backend.restart_at(nth);
-        let found = guessed_exact(&mut model, &[case], "3".parse().unwrap(), &format!("at {nth}"));
-        (found.passes, u64::MAX - backend.left())
+        let found =
+            speculative_exact(&mut model, &[case], "3".parse().unwrap(), &format!("at {nth}"));
+        (found.verifications, u64::MAX - backend.left())
     };
-    // The answer with the most guesses.
+    // The answer with the most draft tokens.
     let passes = |case: &Case| (play(case, u64::MAX), case.id.clone());
     let ((passes, executions), id) = goldens.cases.iter().map(passes).max().unwrap();
     assert!(passes > 1 && executions > 8, "{id}: {passes} passes, {executions} executions");

@@ -112,10 +112,10 @@ fn near(form: Form, label: &str) {
     assert!(cases.len() > 10);
     sights().greedy_exact(&mut model, &cases, label);
     if form == NATIVE {
-        // Behind a picture a guess stands where the token would that is decoded.
-        let found = sights().guessed_exact(&mut model, &cases, "3".parse().unwrap(), label);
+        // Behind an image a draft token stands where the token would that is decoded.
+        let found = sights().speculative_exact(&mut model, &cases, "3".parse().unwrap(), label);
         eprintln!("{label}: {found:?}");
-        assert!(found.guessed > found.accepted && found.accepted > 0, "{found:?}");
+        assert!(found.drafted > found.accepted && found.accepted > 0, "{found:?}");
     }
     let Distance { largest, .. } = sights().step_exact(&mut model, &cases, label);
     eprintln!("{label}: logits differ by at most {largest:.2e}");

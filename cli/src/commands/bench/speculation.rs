@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use qhx_core::engine::{FinishReason, Generation, Guesses, Model, Prompt, Request, Speculate};
+use qhx_core::engine::{DraftCounts, FinishReason, Generation, Model, Prompt, Request, Speculate};
 use qhx_core::sampling::SamplingParams;
 use qhx_core::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
@@ -35,7 +35,7 @@ pub(super) struct Answer {
     seconds: [Vec<f64>; 2],
     /// Steps of speculative decoding, and the draft tokens verified in them.
     steps: usize,
-    guesses: Guesses,
+    drafts: DraftCounts,
     /// An answer of speculative decoding was another one.
     differed: bool,
 }
@@ -89,7 +89,7 @@ pub(super) fn answers(
             speculate,
             seconds: [Vec::new(), Vec::new()],
             steps: 0,
-            guesses: Guesses::default(),
+            drafts: DraftCounts::default(),
             differed: false,
         }
     };
@@ -115,18 +115,18 @@ impl Answer {
             if turn > 0 {
                 self.seconds[way].push(found.timings.decode.as_secs_f64());
                 if way == 1 {
-                    let Guesses { passes, guessed, accepted } = found.timings.guesses;
+                    let DraftCounts { verifications, drafted, accepted } = found.timings.drafts;
                     self.steps += found.timings.decode_steps;
-                    self.guesses.passes += passes;
-                    self.guesses.guessed += guessed;
-                    self.guesses.accepted += accepted;
+                    self.drafts.verifications += verifications;
+                    self.drafts.drafted += drafted;
+                    self.drafts.accepted += accepted;
                 }
             }
             answers[way] = found.tokens;
         }
-        let [plain, guessed] = &answers;
-        if plain != guessed && !std::mem::replace(&mut self.differed, true) {
-            let same = plain.iter().zip(guessed).take_while(|(a, b)| a == b).count();
+        let [plain, drafted] = &answers;
+        if plain != drafted && !std::mem::replace(&mut self.differed, true) {
+            let same = plain.iter().zip(drafted).take_while(|(a, b)| a == b).count();
             say!(
                 "{}: with draft tokens token {same} is another one; graphs of several rows round otherwise than those of one, \
                  and two tokens were almost as likely",
@@ -158,15 +158,15 @@ impl Answer {
     /// What it gave.
     pub fn measured(&self) -> Measured {
         let rate = |seconds: &f64| self.tokens as f64 / seconds.max(1e-9);
-        let [plain, guessed] = &self.seconds;
-        let mut times: Vec<_> = plain.iter().zip(guessed).map(|(a, b)| a / b.max(1e-9)).collect();
+        let [plain, drafted] = &self.seconds;
+        let mut times: Vec<_> = plain.iter().zip(drafted).map(|(a, b)| a / b.max(1e-9)).collect();
         times.sort_by(f64::total_cmp);
-        let Guesses { guessed: asked, accepted, .. } = self.guesses;
+        let DraftCounts { drafted: asked, accepted, .. } = self.drafts;
         Measured {
             name: self.name(),
             tokens: self.tokens,
-            ms: Spread::of(guessed.iter().map(|s| s * 1e3)),
-            tokens_per_second: Spread::of(guessed.iter().map(rate)),
+            ms: Spread::of(drafted.iter().map(|s| s * 1e3)),
+            tokens_per_second: Spread::of(drafted.iter().map(rate)),
             guesses: Some(Speculated {
                 plain_tokens_per_second: Spread::of(plain.iter().map(rate)),
                 times_plain: median(&times),

@@ -263,7 +263,7 @@ impl<'m> Run<'m> {
             sampling,
             host: (self.prefill + self.decode).saturating_sub(graph + sampling),
             decode_steps: steps,
-            guesses: self.model.speculation.counts(),
+            drafts: self.model.speculation.counts(),
         };
         Ok(Generation {
             text: text.whole,

@@ -26,6 +26,6 @@ pub use decode::Run;
 pub use model::{ContextLoad, Model, ModelOptions};
 pub use texts::Texts;
 pub use types::{
-    Event, FinishReason, Generation, Guesses, MOST_GUESSES, Part, Prompt, Request, Speculate,
-    Timings,
+    DraftCounts, Event, FinishReason, Generation, MAX_DRAFT_TOKENS, Part, Prompt, Request,
+    Speculate, Timings,
 };

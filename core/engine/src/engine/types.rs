@@ -69,7 +69,7 @@ pub struct Request {
 }
 
 /// Maximum number of draft tokens of a verification step.
-pub const MOST_GUESSES: usize = 64;
+pub const MAX_DRAFT_TOKENS: usize = 64;
 
 /// Speculative decoding: whether several draft tokens are verified in one step. The answer is that of plain decoding,
 /// as far as graphs that take several tokens round as those that take one.
@@ -89,7 +89,7 @@ pub enum Speculate {
 impl FromStr for Speculate {
     type Err = String;
 
-    /// `off`, `auto`, or a number up to [`MOST_GUESSES`].
+    /// `off`, `auto`, or a number up to [`MAX_DRAFT_TOKENS`].
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         match text {
             "off" => Ok(Self::Off),
@@ -97,20 +97,24 @@ impl FromStr for Speculate {
             _ => text
                 .parse()
                 .ok()
-                .filter(|count: &NonZeroUsize| count.get() <= MOST_GUESSES)
+                .filter(|count: &NonZeroUsize| count.get() <= MAX_DRAFT_TOKENS)
                 .map(Self::Tokens)
-                .ok_or_else(|| format!("expected auto, off, or a number from 1 to {MOST_GUESSES}")),
+                .ok_or_else(|| {
+                    format!("expected auto, off, or a number from 1 to {MAX_DRAFT_TOKENS}")
+                }),
         }
     }
 }
 
 /// Counts of speculative decoding.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Guesses {
+pub struct DraftCounts {
     /// Verification steps.
-    pub passes: usize,
+    #[serde(rename = "passes")]
+    pub verifications: usize,
     /// Draft tokens that were verified.
-    pub guessed: usize,
+    #[serde(rename = "guessed")]
+    pub drafted: usize,
     /// Of these, the accepted ones, which became part of the answer.
     pub accepted: usize,
 }
@@ -271,14 +275,14 @@ pub struct Timings {
     /// Decode steps executed, those that verified draft tokens included.
     pub decode_steps: usize,
     /// Counts of draft tokens.
-    pub guesses: Guesses,
+    pub drafts: DraftCounts,
 }
 
 impl Timings {
     /// Tokens per second while decoding; 0 without a decode step.
     pub fn decode_tokens_per_second(&self) -> f64 {
         let seconds = self.decode.as_secs_f64();
-        let tokens = self.decode_steps + self.guesses.accepted;
+        let tokens = self.decode_steps + self.drafts.accepted;
         if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use qhx_base::Following;
 use qhx_base::hash::sha256;
 
-use super::{Guesser, Speculation, Start};
+use super::{Drafter, Speculation, Start};
 use crate::engine::model::{Model, input_vocab};
 use crate::op::{HostOp as _, Segment, SnapshotId, Task};
 use crate::sampling::{Rng, Sampler, SamplingParams};
@@ -49,8 +49,8 @@ impl Model {
     }
 
     /// Sets another source of draft tokens, instead of prompt lookup.
-    pub fn set_guesser(&mut self, guesser: Box<dyn Guesser>) {
-        self.speculation = Speculation::of(guesser);
+    pub fn set_drafter(&mut self, drafter: Box<dyn Drafter>) {
+        self.speculation = Speculation::of(drafter);
     }
 }
 
@@ -67,7 +67,7 @@ impl Draft {
         let name = draft.manifest.path.display().to_string();
         let wrong = |what: String| {
             Error::new(ErrorKind::Usage, format!("{name}: as a draft of {}: {what}", target.manifest.path.display()))
-                .hint("a draft must have the tokenizer of the model it guesses for: take a smaller model of its family")
+                .hint("a draft must have the tokenizer of the model it drafts for: take a smaller model of its family")
         };
         match (target.tokenizer(), draft.tokenizer()) {
             (Some(ours), Some(its)) if hash(ours.path())? != hash(its.path())? => {
@@ -190,7 +190,7 @@ impl Draft {
     }
 }
 
-impl Guesser for Draft {
+impl Drafter for Draft {
     fn name(&self) -> &str {
         &self.name
     }
@@ -245,7 +245,7 @@ impl Guesser for Draft {
         self.text.push(token);
     }
 
-    fn guess(&mut self, max_drafts: usize, rng: &Rng, drafts: &mut Vec<u32>) -> Result<()> {
+    fn draft(&mut self, max_drafts: usize, rng: &Rng, drafts: &mut Vec<u32>) -> Result<()> {
         let drafted = self.decode_ahead(max_drafts, rng, drafts);
         if drafted.is_err() {
             // What the state stands for is not known: the next generation begins with an empty one.

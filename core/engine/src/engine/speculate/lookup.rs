@@ -1,6 +1,6 @@
 //! Draft tokens without a model: what followed the last time.
 
-use super::{Guesser, Start};
+use super::{Drafter, Start};
 use crate::Result;
 use crate::sampling::Rng;
 
@@ -69,7 +69,7 @@ impl PromptLookup {
     }
 }
 
-impl Guesser for PromptLookup {
+impl Drafter for PromptLookup {
     fn name(&self) -> &str {
         "prompt lookup"
     }
@@ -99,7 +99,7 @@ impl Guesser for PromptLookup {
         self.earlier.push(earlier);
     }
 
-    fn guess(&mut self, max_drafts: usize, _rng: &Rng, drafts: &mut Vec<u32>) -> Result<()> {
+    fn draft(&mut self, max_drafts: usize, _rng: &Rng, drafts: &mut Vec<u32>) -> Result<()> {
         let Some(end) = self.find() else { return Ok(()) };
         let first = drafts.len();
         for next in end + 1..end + 1 + max_drafts {
@@ -130,9 +130,9 @@ mod tests {
         lookup
     }
 
-    fn guess(lookup: &mut PromptLookup, max_drafts: usize) -> Vec<u32> {
+    fn draft(lookup: &mut PromptLookup, max_drafts: usize) -> Vec<u32> {
         let mut drafts = vec![99];
-        lookup.guess(max_drafts, &Rng::new(0), &mut drafts).unwrap();
+        lookup.draft(max_drafts, &Rng::new(0), &mut drafts).unwrap();
         drafts.split_off(1)
     }
 
@@ -140,23 +140,23 @@ mod tests {
     fn the_draft_is_what_followed_the_longest_suffix() {
         // "2 3" stood twice: the longer suffix "1 2 3" wins over the later position.
         let mut lookup = begun(&[1, 2, 3, 4, 5, 9, 2, 3, 6, 7, 1, 2, 3], 8);
-        assert_eq!(guess(&mut lookup, 2), [4, 5]);
+        assert_eq!(draft(&mut lookup, 2), [4, 5]);
         // Of equally long ones the later.
         let mut lookup = begun(&[8, 2, 3, 4, 9, 2, 3, 6, 7, 2, 3], 8);
-        assert_eq!(guess(&mut lookup, 3), [6, 7, 2]);
+        assert_eq!(draft(&mut lookup, 3), [6, 7, 2]);
         lookup.push(4);
-        assert_eq!(guess(&mut lookup, 1), [9]);
+        assert_eq!(draft(&mut lookup, 1), [9]);
         lookup.push(100);
-        assert_eq!(guess(&mut lookup, 4), [0u32; 0], "this never stood before");
+        assert_eq!(draft(&mut lookup, 4), [0u32; 0], "this never stood before");
     }
 
     #[test]
     fn what_repeats_goes_on_beyond_its_end() {
         let mut lookup = begun(&[5, 1, 2, 3, 1, 2, 3, 1], 8);
-        assert_eq!(guess(&mut lookup, 7), [2, 3, 1, 2, 3, 1, 2]);
-        assert_eq!(guess(&mut begun(&[4, 4, 4], 8), 3), [4, 4, 4]);
+        assert_eq!(draft(&mut lookup, 7), [2, 3, 1, 2, 3, 1, 2]);
+        assert_eq!(draft(&mut begun(&[4, 4, 4], 8), 3), [4, 4, 4]);
         for short in [&[][..], &[4], &[4, 4]] {
-            assert_eq!(guess(&mut begun(short, 8), 3), [0u32; 0]);
+            assert_eq!(draft(&mut begun(short, 8), 3), [0u32; 0]);
         }
     }
 
@@ -166,7 +166,7 @@ mod tests {
         let room = (lookup.text.capacity(), lookup.earlier.capacity(), lookup.latest.capacity());
         for _ in 0..50_000 {
             lookup.push(7);
-            assert_eq!(guess(&mut lookup, 1), [7]);
+            assert_eq!(draft(&mut lookup, 1), [7]);
         }
         let after = (lookup.text.capacity(), lookup.earlier.capacity(), lookup.latest.capacity());
         assert_eq!(room, after);

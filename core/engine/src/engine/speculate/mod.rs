@@ -19,12 +19,12 @@ use crate::op::HostOp;
 use crate::sampling::{AllowedTokens, Rng, SamplingParams};
 use crate::{CancelToken, ErrorKind, Result};
 
-use super::types::{Guesses, MOST_GUESSES, Speculate};
+use super::types::{DraftCounts, MAX_DRAFT_TOKENS, Speculate};
 use draft_length::DraftLength;
 pub(super) use draft_length::StepTime;
 pub use lookup::PromptLookup;
 
-/// The generation that a [`Guesser`] begins.
+/// The generation that a [`Drafter`] begins.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Start<'a> {
@@ -43,7 +43,7 @@ pub struct Start<'a> {
 }
 
 /// Makes draft tokens: a prediction of what follows a text. Wrong ones cost time and change nothing.
-pub trait Guesser: Send {
+pub trait Drafter: Send {
     /// Such as `prompt lookup`, for messages.
     fn name(&self) -> &str;
 
@@ -56,12 +56,12 @@ pub trait Guesser: Send {
     /// The text goes on with a token.
     fn push(&mut self, token: u32);
 
-    /// Adds at most `most` tokens to `guesses` that may follow the text, in order; none where nothing is predicted.
+    /// Adds at most `most` tokens to `drafts` that may follow the text, in order; none where nothing is predicted.
     /// `rng` is as the model's draw of the first of them will find it; each draw takes one number.
     ///
     /// # Errors
     /// An error costs this generation its draft tokens, unless it is a cancellation.
-    fn guess(&mut self, most: usize, rng: &Rng, guesses: &mut Vec<u32>) -> Result<()>;
+    fn draft(&mut self, most: usize, rng: &Rng, drafts: &mut Vec<u32>) -> Result<()>;
 
     /// True when a draft token takes no time worth counting: then draft tokens are compared with the text also while
     /// none is verified, to learn how often they are right.
@@ -72,7 +72,7 @@ pub trait Guesser: Send {
 
 /// Speculative decoding of a model's generations.
 pub(super) struct Speculation {
-    guesser: Box<dyn Guesser>,
+    drafter: Box<dyn Drafter>,
     draft_length: DraftLength,
     active: bool,
     /// The reason why there are no draft tokens has been logged.
@@ -83,7 +83,7 @@ pub(super) struct Speculation {
     /// A draft token that no step verifies.
     unchecked: Option<u32>,
     time: StepTime,
-    counts: Guesses,
+    counts: DraftCounts,
 }
 
 impl Default for Speculation {
@@ -93,9 +93,9 @@ impl Default for Speculation {
 }
 
 impl Speculation {
-    pub(super) fn of(guesser: Box<dyn Guesser>) -> Self {
+    pub(super) fn of(drafter: Box<dyn Drafter>) -> Self {
         Self {
-            guesser,
+            drafter,
             draft_length: DraftLength::default(),
             active: false,
             warned: false,
@@ -103,13 +103,13 @@ impl Speculation {
             step: Vec::new(),
             unchecked: None,
             time: StepTime::default(),
-            counts: Guesses::default(),
+            counts: DraftCounts::default(),
         }
     }
 
     /// No draft tokens until a generation begins; clears the counts.
     pub(super) fn idle(&mut self) {
-        (self.active, self.unchecked, self.counts) = (false, None, Guesses::default());
+        (self.active, self.unchecked, self.counts) = (false, None, DraftCounts::default());
     }
 
     /// A generation begins, whose prompt took `seconds` for `consumed` positions.
@@ -130,19 +130,20 @@ impl Speculation {
         widths.sort_unstable();
         widths.dedup();
         if widths.is_empty() {
-            let why = verification.refusal.as_deref().unwrap_or("its host-op checks no guesses");
+            let why =
+                verification.refusal.as_deref().unwrap_or("its host-op verifies no draft tokens");
             self.refuse(why);
             return;
         }
-        if let Err(e) = self.guesser.begin(start) {
+        if let Err(e) = self.drafter.begin(start) {
             if e.kind() != ErrorKind::Cancelled {
                 self.refuse(e.message());
             }
             return;
         }
-        self.draft_length.begin(mode, &widths, self.guesser.is_free(), !op.info().can_truncate);
+        self.draft_length.begin(mode, &widths, self.drafter.is_free(), !op.info().can_truncate);
         self.draft_length.prompt(consumed, seconds);
-        let max_drafts = self.draft_length.widest().min(MOST_GUESSES + 1);
+        let max_drafts = self.draft_length.widest().min(MAX_DRAFT_TOKENS + 1);
         self.step.reserve(max_drafts);
         self.found.reserve(max_drafts);
         self.active = true;
@@ -156,7 +157,7 @@ impl Speculation {
     /// Logs once why there are no draft tokens.
     fn refuse(&mut self, why: &str) {
         if !std::mem::replace(&mut self.warned, true) {
-            tracing::warn!("tokens are not guessed ahead ({}): {why}", self.guesser.name());
+            tracing::warn!("no draft tokens are verified ({}): {why}", self.drafter.name());
         }
     }
 
@@ -173,8 +174,8 @@ impl Speculation {
         self.step.push(token);
         (self.time, self.unchecked) = (StepTime::default(), None);
         let max_drafts =
-            max_drafts.min(self.draft_length.widest().saturating_sub(1)).min(MOST_GUESSES);
-        let free = self.guesser.is_free();
+            max_drafts.min(self.draft_length.widest().saturating_sub(1)).min(MAX_DRAFT_TOKENS);
+        let free = self.drafter.is_free();
         let wanted =
             if !self.active || free { max_drafts } else { self.draft_length.plan(max_drafts) };
         if !self.active || wanted == 0 {
@@ -182,7 +183,7 @@ impl Speculation {
         }
         let start = Instant::now();
         self.found.clear();
-        if let Err(e) = self.guesser.guess(wanted, rng, &mut self.found) {
+        if let Err(e) = self.drafter.draft(wanted, rng, &mut self.found) {
             if e.kind() == ErrorKind::Cancelled {
                 return Err(e);
             }
@@ -213,7 +214,7 @@ impl Speculation {
         if let Some(draft) = self.unchecked.take() {
             self.draft_length.compared(draft == token);
         }
-        self.guesser.push(token);
+        self.drafter.push(token);
     }
 
     /// A plain step took `seconds`.
@@ -227,13 +228,13 @@ impl Speculation {
     pub(super) fn verified(&mut self, tokens: usize, time: StepTime) {
         let (drafted, accepted) = (self.step.len() - 1, tokens.saturating_sub(1));
         self.draft_length.verified(drafted, accepted, &StepTime { draft: self.time.draft, ..time });
-        self.counts.passes += 1;
-        self.counts.guessed += drafted;
+        self.counts.verifications += 1;
+        self.counts.drafted += drafted;
         self.counts.accepted += accepted;
     }
 
     /// Counts of draft tokens since the generation began.
-    pub(super) fn counts(&self) -> Guesses {
+    pub(super) fn counts(&self) -> DraftCounts {
         self.counts
     }
 }

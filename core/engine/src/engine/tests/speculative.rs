@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::super::speculate::{Guesser, Start};
+use super::super::speculate::{Drafter, Start};
 use super::*;
 use crate::op::Verification;
 use crate::sampling::Rng;
@@ -169,7 +169,7 @@ struct Oracle {
     pushed: usize,
 }
 
-impl Guesser for Oracle {
+impl Drafter for Oracle {
     fn name(&self) -> &str {
         "oracle"
     }
@@ -183,9 +183,9 @@ impl Guesser for Oracle {
         self.pushed += 1;
     }
 
-    fn guess(&mut self, most: usize, _rng: &Rng, guesses: &mut Vec<u32>) -> Result<()> {
+    fn draft(&mut self, most: usize, _rng: &Rng, drafts: &mut Vec<u32>) -> Result<()> {
         let rest = self.answer.iter().skip(self.pushed).take(most);
-        guesses.extend(rest.map(|token| (token + self.off) % VOCAB as u32));
+        drafts.extend(rest.map(|token| (token + self.off) % VOCAB as u32));
         Ok(())
     }
 }
@@ -228,7 +228,7 @@ fn drafts_change_no_token_and_leave_the_plain_state() {
                     (generation, state)
                 };
                 let (plain, state) = run(Chain::new(seed), Speculate::Off);
-                assert_eq!(plain.timings.guesses, Guesses::default());
+                assert_eq!(plain.timings.drafts, DraftCounts::default());
                 for mode in [tokens(1), tokens(3), tokens(15), tokens(64), Speculate::Auto] {
                     for op in [Chain::new(seed), Chain::new(seed).recurrent()] {
                         let (generation, its) = run(op, mode);
@@ -236,9 +236,9 @@ fn drafts_change_no_token_and_leave_the_plain_state() {
                         assert_eq!(generation.tokens, plain.tokens, "{case}");
                         assert_eq!(generation.finish_reason, plain.finish_reason, "{case}");
                         assert_eq!(its, state, "{case}");
-                        let Guesses { passes, guessed, accepted: right } =
-                            generation.timings.guesses;
-                        assert!(right <= guessed && passes <= guessed, "{case}");
+                        let DraftCounts { verifications, drafted, accepted: right } =
+                            generation.timings.drafts;
+                        assert!(right <= drafted && verifications <= drafted, "{case}");
                         let steps = generation.timings.decode_steps;
                         assert_eq!(steps + right, plain.timings.decode_steps, "{case}");
                         accepted[way] += right;
@@ -256,18 +256,18 @@ fn right_drafts_save_steps_and_wrong_ones_only_cost_them() {
     let plain = generate(&mut open(Chain::new(5)), &base).unwrap();
     for (off, speculate, expected) in [
         // 40 tokens are consumed: 10 steps of 4.
-        (0, tokens(3), Guesses { passes: 10, guessed: 30, accepted: 30 }),
-        (0, tokens(1), Guesses { passes: 20, guessed: 20, accepted: 20 }),
-        (0, tokens(64), Guesses { passes: 3, guessed: 37, accepted: 37 }),
+        (0, tokens(3), DraftCounts { verifications: 10, drafted: 30, accepted: 30 }),
+        (0, tokens(1), DraftCounts { verifications: 20, drafted: 20, accepted: 20 }),
+        (0, tokens(64), DraftCounts { verifications: 3, drafted: 37, accepted: 37 }),
         // The last token is not drafted: the budget ends with it.
-        (1, tokens(1), Guesses { passes: 39, guessed: 39, accepted: 0 }),
+        (1, tokens(1), DraftCounts { verifications: 39, drafted: 39, accepted: 0 }),
     ] {
         let mut model = open(Chain::new(5));
         let answer = plain.tokens.clone();
-        model.set_guesser(Box::new(Oracle { answer, off, pushed: 0 }));
+        model.set_drafter(Box::new(Oracle { answer, off, pushed: 0 }));
         let found = generate(&mut model, &Request { speculate, ..base.clone() }).unwrap();
         assert_eq!(found.tokens, plain.tokens, "{off} {speculate:?}");
-        assert_eq!(found.timings.guesses, expected, "{off} {speculate:?}");
+        assert_eq!(found.timings.drafts, expected, "{off} {speculate:?}");
     }
 }
 
@@ -284,7 +284,7 @@ fn stop_texts_events_and_reuse_see_draft_tokens_like_others() {
         let text = Arc::clone(&op.text);
         let mut model = open_with_words(op, &LETTERS);
         let answer = plain.tokens.clone();
-        model.set_guesser(Box::new(Oracle { answer, off: 0, pushed: 0 }));
+        model.set_drafter(Box::new(Oracle { answer, off: 0, pushed: 0 }));
         let request = Request { speculate: tokens(7), ..request };
         let found = generate(&mut model, &request).unwrap();
         assert_eq!((&found.text, &found.tokens), (&expected.text, &expected.tokens), "{stop}");
@@ -315,7 +315,7 @@ fn a_step_that_fails_leaves_the_state_before_it() {
         let mut model = open(op);
         let plain = generate(&mut open(Chain::new(5)), &request(&[1, 2], 30)).unwrap();
         let answer = plain.tokens.clone();
-        model.set_guesser(Box::new(Oracle { answer, off: 0, pushed: 0 }));
+        model.set_drafter(Box::new(Oracle { answer, off: 0, pushed: 0 }));
         let request = Request { speculate: tokens(3), ..request(&[1, 2], 30) };
         match generate(&mut model, &request) {
             Ok(generation) => {
@@ -335,7 +335,7 @@ fn a_step_that_fails_leaves_the_state_before_it() {
 fn an_op_without_verification_decodes_plainly() {
     let plain = generate(&mut open(Chain::new(5)), &request(&[1, 2], 30)).unwrap();
     let hostile = vec![0, 1, usize::MAX, 4, 4];
-    for (widths, guesses) in [(Vec::new(), false), (vec![0, 1], false), (hostile, true)] {
+    for (widths, drafts) in [(Vec::new(), false), (vec![0, 1], false), (hostile, true)] {
         let verification = Verification { widths, refusal: Some("it is of yesterday".to_owned()) };
         let mut op = Chain::new(5);
         op.info.verification = verification;
@@ -344,13 +344,13 @@ fn an_op_without_verification_decodes_plainly() {
             let request = Request { speculate: tokens(3), ..request(&[1, 2], 30) };
             let found = generate(&mut model, &request).unwrap();
             assert_eq!(found.tokens, plain.tokens);
-            assert_eq!(found.timings.guesses.passes > 0, guesses);
+            assert_eq!(found.timings.drafts.verifications > 0, drafts);
         }
     }
     // So does one that declares nothing about it.
     let request = Request { speculate: Speculate::Auto, ..request(&[1], 3) };
     let found = generate(&mut open(Scripted::new(RISING)), &request).unwrap();
-    assert_eq!((found.tokens, found.timings.guesses), (vec![7; 3], Guesses::default()));
+    assert_eq!((found.tokens, found.timings.drafts), (vec![7; 3], DraftCounts::default()));
 }
 
 #[test]
@@ -360,11 +360,11 @@ fn a_cancelled_prompt_counts_no_drafts_of_the_last_one() {
     let mut model = open(op);
     let speculating = |prompt: &[u32]| Request { speculate: tokens(3), ..request(prompt, 30) };
     let before = generate(&mut model, &speculating(&[1, 2, 1, 2])).unwrap();
-    assert!(before.timings.guesses.passes > 0 && before.timings.decode_steps > 0);
+    assert!(before.timings.drafts.verifications > 0 && before.timings.decode_steps > 0);
     stops.store(true, Ordering::Relaxed);
     let cancelled = generate(&mut model, &speculating(&[3, 4])).unwrap();
-    let Timings { guesses, decode_steps, .. } = cancelled.timings;
-    assert_eq!((guesses, decode_steps), (Guesses::default(), 0));
+    let Timings { drafts, decode_steps, .. } = cancelled.timings;
+    assert_eq!((drafts, decode_steps), (DraftCounts::default(), 0));
     assert_eq!(cancelled.finish_reason, FinishReason::Cancelled);
 }
 
@@ -375,7 +375,7 @@ fn a_draft_draws_with_the_numbers_of_the_model() {
         for (seed, sharp, least, most) in
             [(5, 6.0, 1.0, 1.0), (5, 5.0, 0.6, 0.999), (6, 6.0, 0.0, 0.5)]
         {
-            let (mut guessed, mut accepted) = (0, 0);
+            let (mut drafted, mut accepted) = (0, 0);
             for request in ways() {
                 for drawn in 0..10 {
                     let mut request = request.clone();
@@ -399,12 +399,12 @@ fn a_draft_draws_with_the_numbers_of_the_model() {
                         if prompt.len() == 4 {
                             assert_eq!(found.tokens, plain.tokens);
                         }
-                        guessed += found.timings.guesses.guessed;
-                        accepted += found.timings.guesses.accepted;
+                        drafted += found.timings.drafts.drafted;
+                        accepted += found.timings.drafts.accepted;
                     }
                 }
             }
-            let share = accepted as f64 / guessed as f64;
+            let share = accepted as f64 / drafted as f64;
             assert!((least..=most).contains(&share), "{seed} {sharp} {recurrent}: {share}");
         }
     }
@@ -465,7 +465,7 @@ fn drafts_leave_the_distribution_as_it_is() {
     }
     let op = Chain { sharp, ..Chain::new(seed) };
     let mut lists: Vec<Model> = vec![open(op)];
-    lists[0].set_guesser(Box::new(Oracle { answer: vec![0, 4, 2, 6], off: 0, pushed: 0 }));
+    lists[0].set_drafter(Box::new(Oracle { answer: vec![0, 4, 2, 6], off: 0, pushed: 0 }));
     let mut drafted = open(Chain { sharp, ..Chain::new(seed) });
     drafted.set_draft(open(Chain { sharp: 2.0, ..Chain::new(seed) })).unwrap();
     lists.push(drafted);
@@ -477,7 +477,7 @@ fn drafts_leave_the_distribution_as_it_is() {
             let request = Request { sampling, speculate: tokens(2), ..request(&prompt, 4) };
             let found = generate(model, &request).unwrap();
             counts[found.tokens[1] as usize * VOCAB + found.tokens[2] as usize] += 1.0;
-            accepted += found.timings.guesses.accepted;
+            accepted += found.timings.drafts.accepted;
         }
         let squares = counts.iter().zip(&expected).map(|(found, expected): (&f64, &f64)| {
             (found - expected) * (found - expected) / expected
@@ -485,6 +485,6 @@ fn drafts_leave_the_distribution_as_it_is() {
         let squares: f64 = squares.sum();
         // 63 degrees of freedom: 103.4 is exceeded once in a thousand times.
         assert!(squares.is_finite() && squares < 103.4, "χ² = {squares}");
-        assert!(accepted > 300, "{accepted} guesses were right");
+        assert!(accepted > 300, "{accepted} draft tokens were accepted");
     }
 }
