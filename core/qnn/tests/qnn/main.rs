@@ -4,6 +4,8 @@
 //! beside it). Without them every test reports that it is skipped; `QHX_REQUIRE_TIERS=1` makes that
 //! a failure.
 
+// What stands between, `qhx-fake-device`, is for these systems.
+#![cfg(any(target_os = "linux", target_os = "android"))]
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod between;
