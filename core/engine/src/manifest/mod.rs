@@ -4,7 +4,8 @@
 //! host-op receives whole.
 
 mod chat;
-#[cfg(all(test, unix))]
+#[cfg(unix)]
+#[cfg(test)]
 mod links;
 mod read;
 mod reader;

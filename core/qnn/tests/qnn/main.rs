@@ -3,6 +3,8 @@
 //! `QHX_QNN_HTP` names libQnnHtp.so and `QHX_QNN_SYSTEM` libQnnSystem.so (by default the one
 //! beside it). Without them the tests are ignored with that reason; `QHX_REQUIRE_TIERS=1` makes that a failure.
 
+// What stands between, `qhx-fake-device`, is for these systems.
+#![cfg(any(target_os = "linux", target_os = "android"))]
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod between;
