@@ -238,8 +238,8 @@ fn too_large(plan: &Plan, context: &ContextSizes, shards: &str) -> Error {
         ),
     );
     let lower = match (is_head(context), plan.precision, context.precision) {
-        (true, _, Precision::Fp16) => "--head w8 halves it",
-        (true, _, Precision::W8A16) => "--head w4 halves it once more",
+        (true, _, Precision::Fp16) => "--head w8a16 halves it",
+        (true, _, Precision::W8A16) => "--head w4a16 halves it once more",
         (true, ..) => "a smaller vocabulary would do",
         (_, asked, Precision::Fp16) if asked != Precision::Fp16 => {
             "its weights have a --recipe-option of their own, and a shorter context makes its caches smaller"

@@ -12,7 +12,7 @@ use symphonia::core::io::MediaSource;
 
 use crate::Limits;
 
-/// First bytes that are looked at to tell formats apart.
+/// First bytes by which formats are distinguished.
 pub(crate) const HEAD: usize = 4096;
 
 /// Where an image, audio or video comes from.

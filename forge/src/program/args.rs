@@ -478,6 +478,16 @@ mod tests {
     }
 
     #[test]
+    fn old_names_of_precisions_are_accepted() {
+        for (head, experts) in [("w8", "f16"), ("w8a16", "fp16")] {
+            let Line { shape } = Line::parse_from(["x", "--head", head, "--experts", experts]);
+            let options = shape.options(Path::new("out"));
+            assert_eq!(options.head, Some(Precision::W8A16));
+            assert_eq!(options.recipe_options["experts"], "fp16");
+        }
+    }
+
+    #[test]
     fn a_folder_with_a_configuration_alone_can_be_planned() {
         let dir = tempfile::tempdir().unwrap();
         let Line { shape } = Line::parse_from(["plan"]);

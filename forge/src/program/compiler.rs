@@ -10,6 +10,9 @@ use crate::compile::Compiler;
 use crate::qnn::QnnCompiler;
 
 /// A compiler for `target` over libraries.
+///
+/// # Errors
+/// When the libraries cannot be opened.
 pub fn compiler(
     libraries: &Libraries,
     target: Target,

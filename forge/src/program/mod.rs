@@ -57,6 +57,9 @@ pub struct Program {
 
 /// Runs the command that the arguments ask for. `open` opens bundles that are made to be measured; without it
 /// [`ForgeArgs::calibrates`] is an error.
+///
+/// # Errors
+/// When arguments contradict each other, and those of the command.
 pub fn run(
     args: &ForgeArgs,
     program: &Program,

@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::support::{Compiled, error, inputs, numbers, reference, weight};
 use crate::tier::opened;
 
-/// The library's own exponential answers with NaN for −89, −104 and 200, and for all that overflows f16.
+/// The library's own exponential returns NaN for −89, −104 and 200, and for all that overflows f16.
 #[tier(qnn)]
 #[test]
 fn exponentials_are_finite_and_right_for_every_argument() {
