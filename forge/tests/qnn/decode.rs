@@ -122,7 +122,7 @@ fn ids(value: &Value) -> Vec<usize> {
 }
 
 /// Greedy agreement over the first `cases` goldens, teacher-forced.
-#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
+#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn greedy(
     library: &Library,
     target: Target,
@@ -174,7 +174,7 @@ const BLOCKS: [&str; 3] = ["llama3-blocks", "phimoe-blocks", "qwen35-blocks"];
 const LEAST_COSINE: f64 = 0.999_9;
 
 /// Compiles the graphs of a toy, runs them and their twins on the same inputs, and adds what differs to `wrong`.
-#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
+#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn compare_with_twins(
     library: &Library,
     folder: &Path,
