@@ -123,6 +123,7 @@ fn int8_inputs_on_the_npu_agree_with_the_reference_graph() {
 }
 
 /// On the CPU, and on the NPU where one is given.
+#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn agree(qnn: Option<(Library, Arc<dyn Backend>)>) {
     let folder = tempfile::tempdir().unwrap();
     let cpu: Arc<dyn Backend> =

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 const HELP: &str = "\
 Usage: cargo xtask COMMAND
 
-  demo [ARGS…]      build the program and its plugins, then run `qhx demo ARGS…`
+  demo [ARGS…]      build the program and a plugin in a hurry, then run `qhx demo ARGS…`
   test [OPTIONS]    run every check and test
       --require-all   a tier that cannot run is a failure (as does QHX_REQUIRE_TIERS=1)
       --fast          tests only: no formatting, lints, documentation and licences

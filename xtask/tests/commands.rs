@@ -95,6 +95,7 @@ fn cargo_runs_in_the_checkout_that_cargo_names() {
     let calls = scene.calls();
     let [build, demo] = calls.lines().collect::<Vec<_>>()[..] else { panic!("{calls}") };
     assert!(build.starts_with(&format!("{}: cargo build ", checkout.display())), "{build}");
+    assert!(build.contains(" --profile demo "), "{build}");
     let qhx = scene.path("built here/qhx");
     assert_eq!(demo, format!("{} demo --backend cpu", qhx.display()));
 }

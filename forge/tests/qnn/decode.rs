@@ -122,7 +122,7 @@ fn ids(value: &Value) -> Vec<usize> {
 }
 
 /// Greedy agreement over the first `cases` goldens, teacher-forced.
-#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
+#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn greedy(
     library: &Library,
     target: Target,
@@ -175,7 +175,7 @@ const MIN_COSINE: f64 = 0.999_9;
 
 /// Compiles the graphs of a tiny model, runs them and their reference graphs on the same inputs, and adds what differs
 /// to `wrong`.
-#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
+#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn compare_with_references(
     library: &Library,
     folder: &Path,

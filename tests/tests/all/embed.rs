@@ -105,7 +105,7 @@ fn cosine(found: &[f32], expected: &[f32]) -> f64 {
 }
 
 /// Every vector near the reference's, and documents in the reference's order.
-#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
+#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn compare(found: &[Vec<f32>], goldens: &Goldens, least: f64, label: &str) {
     let mut worst = 1.0f64;
     for (text, vector) in goldens.texts.iter().zip(found) {

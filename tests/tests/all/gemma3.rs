@@ -87,7 +87,7 @@ fn sliding_and_full_layers_equal_the_reference() {
 }
 
 /// With prompts in chunks that are wider than the window, as the page makes them, in narrower ones, and token by token.
-#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
+#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn the_reference_s_tokens_and_logits(made: &Made, wide: &Path) {
     let longest = made.goldens.cases.iter().map(|case| case.prompt_ids.len()).max();
     assert!(longest.unwrap() > 6 * WINDOW, "a prompt goes around the rings several times");

@@ -108,7 +108,7 @@ fn executions(model: &Model, graph: &str) -> u64 {
     model.graph_stats().iter().find(|s| s.graph == graph).map_or(0, |s| s.executions)
 }
 
-#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
+#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn equals_the_reference(model: &mut Model, goldens: &Goldens, label: &str) {
     let cases: Vec<&Case> = goldens.cases.iter().collect();
     greedy_exact(model, &cases, label);

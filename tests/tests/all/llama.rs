@@ -108,7 +108,7 @@ fn a_prompt_takes_the_passes_that_cost_least() {
 }
 
 /// Plays every conversation; each turn but the first reuses what the earlier one left.
-#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
+#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn play_all(model: &mut Model, goldens: &toys::Goldens, label: &str) {
     for chat in &goldens.chat {
         model.reset().unwrap();

@@ -90,7 +90,7 @@ fn step_exact(
 }
 
 /// The first `most` cases, shortest first, step by step; the first `texts` of them as texts.
-#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
+#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn proves_equal(
     checkpoint: &Path,
     variant: Variant,
@@ -190,7 +190,7 @@ fn extreme() -> tempfile::TempDir {
 }
 
 /// Logits of two models after prompts of these lengths, and of one token behind them.
-#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
+#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn chunks_equal_steps(
     [chunks, steps]: [&mut Model; 2],
     prompts: &[Vec<u32>],

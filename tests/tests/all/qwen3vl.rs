@@ -105,7 +105,7 @@ fn open(
     })
 }
 
-#[expect(clippy::print_stderr, reason = "a test says what it measured or why it is skipped")]
+#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn near(form: Form, label: &str) {
     let mut model = form.open();
     let cases = sights().of_mode(form.mode());
