@@ -4,7 +4,9 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
-use qhx_core::backend::{Backend, BackendInfo, Context, ContextSource, Graph, Opened};
+use qhx_core::backend::{
+    Backend, BackendInfo, Context, ContextSource, Graph, GraphExecutor, Opened,
+};
 use qhx_core::{Error, ErrorKind, GraphInfo, Result};
 use rten::ThreadPool;
 
@@ -16,8 +18,8 @@ use crate::model::{DataFiles, LoadedModel};
 pub struct CpuOptions {
     /// Threads of one graph; as many as there are physical cores where it is not given.
     pub threads: Option<usize>,
-    /// Keep copies of the weights in the layout that matrix products want: twice the memory,
-    /// faster for graphs of many rows (prefill, encoders), of no use for a single row (decode).
+    /// Of graphs that rten executes, keep copies of the weights in the layout of its matmuls: twice the memory, faster
+    /// for graphs of many rows, of no use for a single row. Graphs that are programs have no such copies.
     pub prepack: bool,
 }
 
@@ -97,7 +99,7 @@ impl CpuBackend {
             }
             let model = LoadedModel::open(name, path, source, self.options.prepack, files)
                 .map_err(|e| e.context(format_args!("context {:?}", source.key)))?;
-            let by = model.executed_by();
+            let by = model.executed_by().to_string();
             tracing::debug!(graph = name, path = %path.display(), by, "opened an ONNX graph");
             models.push(Arc::new(model));
         }
@@ -115,6 +117,10 @@ struct CpuContext {
 impl Context for CpuContext {
     fn graphs(&self) -> &[Arc<GraphInfo>] {
         &self.infos
+    }
+
+    fn executors(&self) -> Vec<GraphExecutor> {
+        self.models.iter().map(|model| model.executed_by()).collect()
     }
 
     fn open_graph(&self, index: usize) -> Result<Box<dyn Graph>> {

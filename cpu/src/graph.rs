@@ -8,12 +8,12 @@ use bytemuck::AnyBitPattern;
 use qhx_core::backend::Graph;
 use qhx_core::bindings::Bindings;
 use qhx_core::{DType, Error, ErrorKind, GraphInfo, Memory, Port, Result, TensorInfo};
-use rten::{ThreadPool, Value, ValueView};
+use rten::{Model, RunOptions, ThreadPool, Value, ValueOrView, ValueView};
 use rten_tensor::prelude::*;
 use rten_tensor::{Tensor, TensorView};
 
-use crate::model::{LoadedModel, Program, guarded};
-use crate::tape::{Given, Scratch};
+use crate::model::{Executor, LoadedModel, guarded};
+use crate::program::{Input, Scratch};
 
 /// A model with buffers bound to its inputs and outputs.
 pub(crate) struct CpuGraph {
@@ -46,30 +46,32 @@ impl Graph for CpuGraph {
 
     unsafe fn execute(&mut self) -> Result<()> {
         let info = &self.model.info;
-        let steps = match self.model.program() {
-            Program::Tape(tape) => {
+        let model = match self.model.executor() {
+            Executor::Program(program) => {
                 let mut inputs = Vec::with_capacity(info.inputs.len());
                 for (index, tensor) in info.inputs.iter().enumerate() {
                     // SAFETY: contract of `qhx_core::backend`: exclusive. Outputs are written only after
                     // `inputs` is gone.
-                    inputs.push(given(tensor, unsafe { self.bindings.input(index)? })?);
+                    inputs.push(input(tensor, unsafe { self.bindings.input(index)? })?);
                 }
                 let scratch = &mut self.scratch;
                 let pool = self.threads.as_deref();
                 run(|| {
-                    pool.unwrap_or_else(|| rten::thread_pool()).run(|| tape.run(&inputs, scratch))
+                    pool.unwrap_or_else(|| rten::thread_pool())
+                        .run(|| program.run(&inputs, scratch))
                 })?;
                 drop(inputs);
                 for (index, tensor) in info.outputs.iter().enumerate() {
                     // SAFETY: as above.
                     let bytes = unsafe { self.bindings.output(index)? };
+                    // i32 comes as its bits.
                     let to =
                         bytemuck::try_cast_slice_mut(bytes).map_err(|e| internal(tensor, &e))?;
-                    tape.output(index, &self.scratch, to)?;
+                    program.output(index, &self.scratch, to)?;
                 }
                 return Ok(());
             }
-            Program::Steps(steps) => steps,
+            Executor::Rten(model, _) => model,
         };
         let mut inputs = Vec::with_capacity(info.inputs.len());
         for (index, tensor) in info.inputs.iter().enumerate() {
@@ -78,7 +80,7 @@ impl Graph for CpuGraph {
             let bytes = unsafe { self.bindings.input(index)? };
             inputs.push(view(tensor, bytes)?);
         }
-        let values = run(|| steps.run(&inputs, self.threads.as_ref()))?;
+        let values = run(|| by_rten(model, &inputs, self.threads.as_ref()))?;
         drop(inputs);
         // All are checked before the first is written.
         for (tensor, value) in info.outputs.iter().zip(&values) {
@@ -94,16 +96,29 @@ impl Graph for CpuGraph {
     }
 }
 
-/// The bytes of an input as a tape sees them.
-fn given<'a>(tensor: &TensorInfo, bytes: &'a [u8]) -> Result<Given<'a>> {
+/// Executes a whole model with rten.
+fn by_rten(
+    model: &Model,
+    inputs: &[ValueView<'_>],
+    pool: Option<&Arc<ThreadPool>>,
+) -> Result<Vec<Value>> {
+    let inputs: Vec<(_, ValueOrView<'_>)> =
+        model.input_ids().iter().copied().zip(inputs.iter().cloned().map(Into::into)).collect();
+    let options = RunOptions::default().with_thread_pool(pool.cloned());
+    let values = model.run(inputs, model.output_ids(), Some(options));
+    values.map_err(|e| Error::new(ErrorKind::Execute, e.to_string()))
+}
+
+/// The bytes of an input as a program sees them.
+fn input<'a>(tensor: &TensorInfo, bytes: &'a [u8]) -> Result<Input<'a>> {
     fn typed<'a, T: AnyBitPattern>(tensor: &TensorInfo, bytes: &'a [u8]) -> Result<&'a [T]> {
         bytemuck::try_cast_slice(bytes).map_err(|e| internal(tensor, &e))
     }
     Ok(match tensor.dtype {
-        DType::F32 => Given::F32(typed(tensor, bytes)?),
-        DType::I32 => Given::I32(typed(tensor, bytes)?),
-        DType::I8 => Given::I8(typed(tensor, bytes)?),
-        DType::U8 => Given::U8(typed(tensor, bytes)?),
+        DType::F32 => Input::F32(typed(tensor, bytes)?),
+        DType::I32 => Input::I32(typed(tensor, bytes)?),
+        DType::I8 => Input::I8(typed(tensor, bytes)?),
+        DType::U8 => Input::U8(typed(tensor, bytes)?),
         _ => return Err(internal(tensor, &"not a type of the CPU backend")),
     })
 }

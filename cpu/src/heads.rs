@@ -1,4 +1,4 @@
-//! Products of what is computed, of the heads of attention above all: nothing in them is stored, and rows are short.
+//! Matmuls of what is computed, those of attention above all: nothing in them is stored, and rows are short.
 
 #![expect(
     unsafe_code,
@@ -24,7 +24,7 @@ pub(crate) struct Columns<'a, 'o> {
     pub(crate) x: &'a [f32],
     pub(crate) b: &'a [f32],
     pub(crate) stride: usize,
-    /// The product is added to what is in `out`.
+    /// The result is added to what is in `out`.
     pub(crate) add: bool,
     pub(crate) out: Vec<&'o mut [f32]>,
 }
@@ -97,7 +97,7 @@ fn most<I: Isa>(isa: I) -> usize {
     if isa.f32().len() == 8 { NARROW } else { WIDE }
 }
 
-/// Some columns of a product.
+/// Some columns of a matmul.
 struct Block<'a> {
     x: &'a [f32],
     /// Elements of a row of `x`, and rows of `b`.
@@ -108,7 +108,7 @@ struct Block<'a> {
     stride: usize,
     /// Whether rows of `b` that nobody multiplies with anything but 0 are left out.
     masked: bool,
-    /// Products are added to what is there.
+    /// Results are added to what is there.
     add: bool,
 }
 
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn products_with_rows_at_odd_shapes() {
+    fn matmuls_with_rows_at_odd_shapes() {
         for [m, n, k] in SHAPES {
             let (x, b) = (numbers(m * k, 3), numbers(n * k, 5));
             let mut found = vec![f32::NAN; m * n];
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn products_with_columns_at_odd_shapes() {
+    fn matmuls_with_columns_at_odd_shapes() {
         for [m, n, k] in SHAPES {
             let (x, b) = (numbers(m * k, 3), numbers(n * k, 5));
             let mut found = vec![f32::NAN; m * n];

@@ -1,8 +1,8 @@
-//! Products with int8 and four bits in integers.
+//! Matmuls with int8 and four bits in integers.
 //!
 //! `x` becomes int16 with a scale for each few columns. A column's error is at most 1.5e-5 of the largest one that it
 //! shares its scale with, where the f16 of an NPU errs by up to 4.9e-4 of each. Two products of 16 bits are summed in 32
-//! bits by one instruction (VNNI), twice as many at once as products of f32, and weights need no way to f32. Where the
+//! bits by one instruction (VNNI), twice as many at once as of f32, and weights are not dequantized. Where the
 //! processor has no such instruction, or `x` is not finite, [`crate::kernels`] multiplies instead.
 
 #![expect(unsafe_code, reason = "instructions that rten_simd does not have")]
@@ -63,7 +63,7 @@ struct Words {
     block: usize,
 }
 
-/// Columns that share a scale in products with such weights, or none where they are not multiplied in integers.
+/// Columns that share a scale in matmuls with such weights, or none where they are not multiplied in integers.
 fn block(weights: Rows<'_>) -> Option<usize> {
     match weights {
         Rows::F32(_) | Rows::F16(_) => None,
@@ -72,7 +72,7 @@ fn block(weights: Rows<'_>) -> Option<usize> {
     }
 }
 
-/// Rows of `columns` elements for products with such weights, or none where the processor, the weights or a number that is
+/// Rows of `columns` elements for matmuls with such weights, or none where the processor, the weights or a number that is
 /// not finite is in the way.
 pub(crate) fn integers(
     weights: Rows<'_>,
@@ -405,7 +405,7 @@ mod avx512 {
         unsafe { _mm512_loadu_ps(lanes.as_ptr()) }
     }
 
-    /// Several rows of `x`, with weights that are widened to int16 first.
+    /// Several rows of `x`, with weights that are extended to int16 first.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
     pub(super) fn several(task: &mut IntegerTask<'_, '_>, panels: &[Panel]) {
         let Some(Panel { values, scales, block }) = panels.first() else { return };
@@ -522,11 +522,11 @@ mod tests {
     use crate::kernels::tests::{Stored, numbers};
 
     fn made(weights: Rows<'_>, columns: usize, x: &[f32]) -> Option<Integers> {
-        integers(weights, columns, x, &Team::Rayon)
+        integers(weights, columns, x, &Team::Alone)
     }
 
     #[test]
-    fn products_are_as_exact_as_16_bits_make_them() {
+    fn matmuls_are_as_exact_as_16_bits_make_them() {
         for columns in [1, 7, 32, 96, 128, 160, 416, 1056] {
             for rows in [1, 3, 6, 13] {
                 for stored in Stored::all(rows, columns) {

@@ -1,7 +1,7 @@
-//! Products of f32 rows with rows of weights that stay as they are stored.
+//! Matmuls of f32 rows with rows of weights that stay as they are stored.
 //!
 //! `y[m][n] = Σ_k x[m][k] · w[n][k] + bias[n]`, summed in f32. A few rows of `x` are multiplied with the weights as they
-//! come from memory, which is what bounds it. More rows of `x` share weights that are widened to f32 first, a few
+//! come from memory, which is what bounds it. More rows of `x` share weights that are dequantized to f32 first, a few
 //! rows at a time, so that they stay in the nearest cache. The vector instructions are those of `rten_simd` (AVX-512,
 //! AVX2 with F16C and FMA, NEON, or plain code), chosen when the program runs.
 
@@ -20,13 +20,13 @@ use crate::team::Team;
 pub(crate) const BLOCK: usize = 32;
 /// Weights of four bits in an i32.
 const PACKED: usize = 8;
-/// Rows of `x` up to which nothing is widened in advance.
+/// Rows of `x` up to which nothing is dequantized in advance.
 pub(crate) const FEW: usize = 8;
-/// Vectors of rows of `x` that are multiplied with widened weights at a time.
+/// Vectors of rows of `x` that are multiplied with dequantized weights at a time.
 const SIDES: usize = 2;
-/// Columns of weights that are widened at a time: 24 KB of twelve rows, so that they lie in the nearest cache.
+/// Columns of weights that are dequantized at a time: 24 KB of twelve rows, so that they lie in the nearest cache.
 const DEPTH: usize = 512;
-/// From one widened row to the next. Powers of two would share the same sets of a cache.
+/// From one dequantized row to the next. Powers of two would share the same sets of a cache.
 const STRIDE: usize = DEPTH + 16;
 /// Elements of a row that become parts of a panel at a time, so that these lie in the nearest cache.
 const ARRANGED: usize = 64;
@@ -129,7 +129,7 @@ impl SimdOp for Task<'_, '_> {
     }
 }
 
-/// Brings rows of `columns` elements into the order in which the products with `weights` read them.
+/// Brings rows of `columns` elements into the order in which the matmuls with `weights` read them.
 ///
 /// Of four bits the lanes of a vector hold eight weights each. So of each group of eight times `lanes` elements those come
 /// first that the lanes' first weights belong to, then those of the second ones, and so on. The last group of a row is
@@ -196,6 +196,25 @@ fn stride<I: Isa>(isa: I, weights: Rows<'_>, columns: usize) -> usize {
     }
 }
 
+/// A row of weights as f32, which are not of four bits.
+pub(crate) struct DequantizeRow<'a, 'o> {
+    pub(crate) weights: Rows<'a>,
+    /// Elements of a row.
+    pub(crate) columns: usize,
+    pub(crate) row: usize,
+    pub(crate) to: &'o mut [f32],
+}
+
+impl SimdOp for DequantizeRow<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<I: Isa>(self, isa: I) {
+        let Self { weights, columns, row, to } = self;
+        dequantize(isa, weights, columns, row, 0, &mut [], to);
+    }
+}
+
 /// A few rows of `x`, with the weights as they are stored.
 #[inline(always)]
 fn few<I: Isa>(isa: I, task: &mut Task<'_, '_>, stride: usize) {
@@ -242,7 +261,7 @@ fn dots<I: Isa, const M: usize>(
     out.into_iter().zip(sums).for_each(|(out, sum)| out[n] = sum);
 }
 
-/// Several rows of `x` in panels, with `N` rows of weights at a time that are widened first.
+/// Several rows of `x` in panels, with `N` rows of weights at a time that are dequantized first.
 #[inline(always)]
 fn several<I: Isa, const N: usize>(isa: I, task: &mut Task<'_, '_>, columns: usize) {
     let width = SIDES * isa.f32().len();
@@ -257,7 +276,7 @@ fn several<I: Isa, const N: usize>(isa: I, task: &mut Task<'_, '_>, columns: usi
             let depth = DEPTH.min(columns - start);
             for (row, to) in wide.chunks_exact_mut(STRIDE).take(rows).enumerate() {
                 let (row, to) = (first + row, &mut to[..depth]);
-                widen(isa, task.weights, task.columns, row, start, &mut spread, to);
+                dequantize(isa, task.weights, task.columns, row, start, &mut spread, to);
             }
             let panels = task.x.chunks_exact(columns * width);
             for (x, sums) in panels.zip(sums.chunks_exact_mut(N * width)) {
@@ -273,7 +292,7 @@ fn several<I: Isa, const N: usize>(isa: I, task: &mut Task<'_, '_>, columns: usi
     }
 }
 
-/// Adds the products of a panel of `x` with `N` widened rows to `sums`, which has a row for each of them.
+/// Adds the products of a panel of `x` with `N` dequantized rows to `sums`, which has a row for each of them.
 #[inline(always)]
 fn panel<I: Isa, const N: usize>(isa: I, x: &[f32], wide: &[f32], sums: &mut [f32]) {
     let ops = isa.f32();
@@ -402,7 +421,7 @@ fn dots_i8<I: Isa, const M: usize, const BLOCKS: bool>(
     for at in (0..whole).step_by(step) {
         ahead(isa, &w[at..]);
         // SAFETY: `at + step <= whole`, which is within `w`.
-        let mut wide = widened_i8(isa, unsafe { bytes.load_ptr(w.as_ptr().add(at)) });
+        let mut wide = floats_of_i8(isa, unsafe { bytes.load_ptr(w.as_ptr().add(at)) });
         if BLOCKS {
             for (part, wide) in wide.iter_mut().enumerate() {
                 // SAFETY: the part begins within `w`, whose length is a multiple of a block's.
@@ -433,7 +452,7 @@ fn dots_i8<I: Isa, const M: usize, const BLOCKS: bool>(
 
 /// A vector of int8 as four of f32.
 #[inline(always)]
-fn widened_i8<I: Isa>(isa: I, w: I::I8) -> [I::F32; 4] {
+fn floats_of_i8<I: Isa>(isa: I, w: I::I8) -> [I::F32; 4] {
     let (bytes, words, ints) = (isa.i8(), isa.i16(), isa.i32());
     let (low, high) = (bytes.extend_low(w), bytes.extend_high(w));
     [words.extend_low(low), words.extend_high(low), words.extend_low(high), words.extend_high(high)]
@@ -449,7 +468,7 @@ fn fill(spread: &mut [f32], scales: &[f32]) {
 
 /// The lanes at `at` of a row of weights of four bits: their first weights, their second ones, and so on.
 #[inline(always)]
-fn widened_i4<I: Isa>(isa: I, w: &[i32], at: usize) -> [I::F32; PACKED] {
+fn floats_of_i4<I: Isa>(isa: I, w: &[i32], at: usize) -> [I::F32; PACKED] {
     let ints = isa.i32();
     let w = match w.get(at..at + ints.len()) {
         Some(w) => ints.load(w),
@@ -478,7 +497,7 @@ fn dots_i4<I: Isa, const M: usize>(isa: I, x: [&[f32]; M], w: &[i32], scales: &[
     // Not checked, as in `tile`.
     for at in (0..vectors).map(|index| index * lanes) {
         ahead(isa, w.get(at..).unwrap_or_default());
-        let wide = widened_i4(isa, w, at);
+        let wide = floats_of_i4(isa, w, at);
         // SAFETY: `at + lanes <= vectors * lanes`, which is within the scales.
         let scales = unsafe { ops.load_ptr(scales.as_ptr().add(at)) };
         for m in 0..M {
@@ -503,7 +522,7 @@ fn dots_i4<I: Isa, const M: usize>(isa: I, x: [&[f32]; M], w: &[i32], scales: &[
 /// Weights of a row from column `start` on as f32, in the order of [`Arrange`]. `spread` has room for the scales of a row
 /// of four bits.
 #[inline(always)]
-fn widen<I: Isa>(
+fn dequantize<I: Isa>(
     isa: I,
     weights: Rows<'_>,
     columns: usize,
@@ -536,7 +555,7 @@ fn widen<I: Isa>(
             let step = bytes.len();
             let whole = to.len() / step * step;
             for at in (0..whole).step_by(step) {
-                let wide = widened_i8(isa, bytes.load(&w[at..at + step]));
+                let wide = floats_of_i8(isa, bytes.load(&w[at..at + step]));
                 for (part, wide) in wide.into_iter().enumerate() {
                     let at = at + part * lanes;
                     ops.store(ops.mul(wide, ops.splat(scale(at))), &mut to[at..][..lanes]);
@@ -551,7 +570,7 @@ fn widen<I: Isa>(
             for (index, to) in to.chunks_exact_mut(PACKED * lanes).enumerate() {
                 let at = start / PACKED + index * lanes;
                 let factors = ops.load(&spread[at..at + lanes]);
-                let wide = widened_i4(isa, w, at);
+                let wide = floats_of_i4(isa, w, at);
                 for (to, wide) in to.chunks_exact_mut(lanes).zip(wide) {
                     ops.store(ops.mul(wide, factors), to);
                 }

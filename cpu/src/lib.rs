@@ -2,15 +2,15 @@
 //!
 //! This is what runs where there is no QNN library, and the reference that results of an NPU are compared with.
 //!
-//! A graph whose weights lie in a file beside the model becomes a list of instructions over memory that is laid out when
-//! it is opened (`tape`), if it has no other operators than those of the forge's decoders and encoders. Threads stay
-//! together until it has been executed (`team`). Other graphs execute on [rten](https://github.com/robertknight/rten),
-//! between the products with weights of such files (`cut`, `steps`).
+//! A graph becomes a program: a list of instructions over memory that is laid out when it is opened (`program`). It covers
+//! the operators that the forge writes, and names the operator and the node that it does not cover. Threads stay together
+//! until a graph has been executed (`team`). Graphs with other operators execute whole on
+//! [rten](https://github.com/robertknight/rten), and a warning says why and what that costs.
 //!
-//! Products read f32, f16, int8 or four bits as they are stored (`kernels`). rten would widen them all to f32, which takes
-//! twice to eight times the memory, and to read weights is what most of a decode step's time goes to. Where the processor
-//! multiplies int16 (AVX-512 VNNI), int8 and four bits are multiplied in integers (`integers`). The products of heads are
-//! short and stored nowhere (`heads`).
+//! Matmuls read f32, f16, int8 or four bits as they are stored (`kernels`). rten dequantizes all of them to f32, which
+//! takes twice to eight times the memory, and to read weights is what most of a decode step's time goes to. Where the
+//! processor multiplies int16 (AVX-512 VNNI), int8 and four bits are multiplied in integers (`integers`). Attention matmuls
+//! are short, and nothing in them is stored (`heads`).
 //!
 //! What rten makes of ONNX types shows in the tensors of a graph: `float16` and `double` become
 //! `f32`, `int64` and `bool` become `i32`. Shapes must be fixed.
@@ -18,7 +18,6 @@
 //! Inputs are read where they are bound. Outputs are copied once into what is bound to them.
 
 mod backend;
-mod cut;
 mod graph;
 mod heads;
 #[cfg_attr(
@@ -27,10 +26,9 @@ mod heads;
 )]
 mod integers;
 mod kernels;
+mod matmul;
 mod model;
-mod product;
-mod steps;
-mod tape;
+mod program;
 mod team;
 mod weights;
 mod wire;

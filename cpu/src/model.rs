@@ -9,30 +9,29 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use qhx_core::artifacts::Mapped;
-use qhx_core::backend::ContextSource;
+use qhx_core::backend::{ContextSource, GraphExecutor, Unsupported};
 use qhx_core::{DType, Error, ErrorKind, GraphInfo, Result, TensorInfo};
 use rten::{DataType, Dimension, LoadErrorKind, Model, ModelOptions, NodeId, ValueType};
-use rten_onnx::onnx::ModelProto;
+use rten_onnx::onnx::{DataType as OnnxType, ModelProto};
 
-use crate::steps::Steps;
-use crate::tape::Tape;
+use crate::program::Program;
 use crate::weights::Weights;
-use crate::{cut, wire};
+use crate::wire;
 
 /// A model with the description of its tensors.
 pub(crate) struct LoadedModel {
     // Dropped before the files, into which its weights point.
-    program: Program,
+    executor: Executor,
     pub(crate) info: Arc<GraphInfo>,
     _files: Vec<Mapped>,
 }
 
 /// What executes a graph.
-pub(crate) enum Program {
-    /// Every operator is an instruction.
-    Tape(Tape),
-    /// rten executes what is between products, or everything.
-    Steps(Steps),
+pub(crate) enum Executor {
+    /// Every operator is instructions.
+    Program(Program),
+    /// rten, because of an operator that has none.
+    Rten(Box<Model>, Unsupported),
 }
 
 /// Files of external data that graphs share, by their paths and the folder that they were checked to lie in.
@@ -80,67 +79,82 @@ impl LoadedModel {
             Ok(Err(e)) => Err(load_error(path, e.kind(), &e)),
             Err(panic) => Err(load_error(path, LoadErrorKind::ParseError, &panic)),
         };
-        let described =
-            |model: &Model| describe(name, model).map_err(|e| e.context(path.display()));
         let parsed = guarded(|| ModelProto::parse_buf(bytes)).ok().and_then(Result::ok);
-        let part = |model: &ModelProto, options: &ModelOptions| {
-            let bytes =
-                model.write_buf().map_err(|e| load_error(path, LoadErrorKind::ParseError, &e))?;
-            load(&|| options.load(bytes.clone()))
+        let compiled = match &parsed {
+            // Sizes of a hostile file may overflow where they are multiplied.
+            Some(model) => guarded(|| Program::compile(model, &data))
+                .unwrap_or_else(|why| Err(Unsupported { why, ..Unsupported::default() })),
+            None => {
+                Err(Unsupported { why: "it is no ONNX model".to_owned(), ..Unsupported::default() })
+            }
         };
-        let frame = |model: &ModelProto| {
-            // rten would look for the nodes that make the outputs.
-            let mut plain = options.clone();
-            plain.enable_optimization(false);
-            part(&cut::frame(model), &plain)
+        let (executor, info) = match compiled {
+            Ok(program) => {
+                let info = GraphInfo::new(name, program.inputs.clone(), program.outputs.clone());
+                (Executor::Program(program), info)
+            }
+            Err(unsupported) => {
+                let model = load(&|| options.load_static_slice(bytes))?;
+                let info = describe(name, &model).map_err(|e| e.context(path.display()))?;
+                let stored = parsed.as_ref().map_or(0, stored_bytes);
+                let bytes = 4 * model.total_params() as u64;
+                tracing::warn!(
+                    graph = name,
+                    path = %path.display(),
+                    "rten executes this graph: {unsupported}. Its weights take {bytes} bytes as f32, stored they are \
+                     {stored}",
+                );
+                (Executor::Rten(Box::new(model), unsupported), info)
+            }
         };
-        // Sizes of a hostile file may overflow where they are multiplied.
-        let compiled = |model| guarded(|| Tape::compile(model, &data)).ok().flatten();
-        let tape = parsed.as_ref().and_then(|model| Some((model, compiled(model)?)));
-        // Weights within the model are not multiplied as they are stored, those that inputs hold are.
-        let parsed = parsed.as_ref().filter(|_| !data.is_empty());
-        let tape = tape.filter(|(_, tape)| !data.is_empty() || tape.is_given_weights());
-        let (program, info) = if let Some((model, tape)) = tape {
-            (Program::Tape(tape), described(&frame(model)?)?)
-        } else if let Some(cut) = parsed.and_then(|model| cut::cut(model, &data)) {
-            let frame = frame(&cut.frame)?;
-            let info = described(&frame)?;
-            let steps = Steps::load(cut, &frame, |model| part(model, &options))
-                .map_err(|e| e.context(path.display()))?;
-            (Program::Steps(steps), info)
-        } else {
-            let model = load(&|| options.load_static_slice(bytes))?;
-            let info = described(&model)?;
-            (Program::Steps(Steps::whole(model)), info)
-        };
-        Ok(Self { program, info: Arc::new(info), _files: files })
+        Ok(Self { executor, info: Arc::new(info), _files: files })
     }
 
     /// What executes. Its results are copies: nothing of it outlives `self`.
-    pub(crate) fn program(&self) -> &Program {
-        &self.program
+    pub(crate) fn executor(&self) -> &Executor {
+        &self.executor
     }
 
-    /// What executes it, in a word for the log.
-    pub(crate) fn executed_by(&self) -> &'static str {
-        match &self.program {
-            Program::Tape(_) => "instructions",
-            Program::Steps(steps) if steps.weights().next().is_some() => "products and rten",
-            Program::Steps(_) => "rten",
+    /// What executes it, in words.
+    pub(crate) fn executed_by(&self) -> GraphExecutor {
+        match &self.executor {
+            Executor::Program(_) => {
+                GraphExecutor { name: "instructions".to_owned(), unsupported: None }
+            }
+            Executor::Rten(_, unsupported) => {
+                GraphExecutor { name: "rten".to_owned(), unsupported: Some(unsupported.clone()) }
+            }
         }
     }
 
     /// Bytes of the weights. Those in the places of `seen` were counted before; the model's own are added. What is not
     /// multiplied as it is stored is four bytes wide.
     pub(crate) fn weight_bytes(&self, seen: &mut HashSet<usize>) -> u64 {
-        let (products, constants): (Vec<&Weights>, u64) = match &self.program {
-            Program::Tape(tape) => (tape.weights().collect(), tape.constants()),
-            Program::Steps(steps) => (steps.weights().collect(), steps.constants()),
-        };
-        let products = products.into_iter().map(Weights::extent);
-        let new = products.filter(|(place, _)| seen.insert(*place)).map(|(_, bytes)| bytes);
-        4 * constants + new.sum::<u64>()
+        match &self.executor {
+            Executor::Program(program) => {
+                let weights = program.weights().map(Weights::extent);
+                let new = weights.filter(|(place, _)| seen.insert(*place)).map(|(_, bytes)| bytes);
+                4 * program.constants() + new.sum::<u64>()
+            }
+            Executor::Rten(model, _) => 4 * model.total_params() as u64,
+        }
     }
+}
+
+/// Bytes of a model's constants as they are stored.
+fn stored_bytes(model: &ModelProto) -> u64 {
+    let tensors = model.graph.iter().flat_map(|graph| &graph.initializer);
+    let bytes = tensors.map(|tensor| {
+        let size = match tensor.data_type {
+            Some(OnnxType::FLOAT16) => 2,
+            Some(OnnxType::INT8 | OnnxType::UINT8 | OnnxType::BOOL) => 1,
+            Some(OnnxType::INT64 | OnnxType::DOUBLE) => 8,
+            _ => 4,
+        };
+        let dims = tensor.dims.iter().map(|&dim| u64::try_from(dim).unwrap_or(0));
+        dims.fold(size, u64::saturating_mul)
+    });
+    bytes.fold(0, u64::saturating_add)
 }
 
 const MISSING: &str =

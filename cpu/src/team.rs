@@ -1,7 +1,7 @@
 //! Threads that compute one graph together.
 //!
-//! Between two products of a decode step are some microseconds of other work. A thread of rayon that finds nothing to do
-//! for so long goes to sleep, and to wake it takes longer than its share of the next product. So a graph takes the idle
+//! Between two matmuls of a decode step are some microseconds of other work. A thread of rayon that finds nothing to do
+//! for so long goes to sleep, and to wake it takes longer than its share of the next matmul. So a graph takes the idle
 //! threads of its pool for as long as it executes: they look for its next piece of work until it ends. A thread that
 //! comes late or never is not waited for, only one that has begun a piece of work.
 
@@ -11,14 +11,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use rayon::prelude::*;
-
 /// How work is spread over threads.
 pub(crate) enum Team {
     /// By nobody: the thread that has the work does it.
     Alone,
-    /// By rayon, among whatever else its pool does.
-    Rayon,
     /// By a thread to those that [`Team::gather`] took.
     Gathered(Board),
 }
@@ -55,7 +51,7 @@ impl Team {
             job: AtomicPtr::new(std::ptr::null_mut()),
             ended: AtomicBool::new(false),
         });
-        let Self::Gathered(board) = &team else { return work(&Self::Rayon) };
+        let Self::Gathered(board) = &team else { return work(&team) };
         rayon::in_place_scope(|scope| {
             for _ in 1..threads {
                 scope.spawn(|_| board.help());
@@ -69,7 +65,6 @@ impl Team {
     pub(crate) fn threads(&self) -> usize {
         match self {
             Self::Alone => 1,
-            Self::Rayon => rayon::current_num_threads(),
             Self::Gathered(board) => board.threads,
         }
     }
@@ -77,7 +72,6 @@ impl Team {
     /// Calls `f` with each of them, on several threads.
     pub(crate) fn each<T: Send>(&self, all: Vec<T>, f: impl Fn(T) + Sync) {
         match self {
-            Self::Rayon => all.into_par_iter().with_max_len(1).for_each(&f),
             Self::Gathered(board) if board.threads > 1 && all.len() > 1 => {
                 let all: Vec<_> = all.into_iter().map(|one| Mutex::new(Some(one))).collect();
                 board.each(all.len(), &|index| {

@@ -1,27 +1,44 @@
-//! Weights of products, which stay in the mapped files as they are stored.
+//! Weights of matmuls, which stay in the mapped files as they are stored.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use qhx_core::artifacts::Mapped;
+use rten_simd::SimdOp;
 
-use crate::kernels::Rows;
+use crate::kernels::{DequantizeRow, Rows};
 
-/// Elements of a mapped file.
+/// Elements of a matrix: those of a mapped file, or a copy.
 #[derive(Debug, Clone)]
-pub(crate) struct Stored {
-    file: Mapped,
-    range: Range<usize>,
+pub(crate) struct Stored(Bytes);
+
+#[derive(Debug, Clone)]
+enum Bytes {
+    Mapped(Mapped, Range<usize>),
+    /// The words, and how many bytes of them count.
+    Own(Arc<[u32]>, usize),
 }
 
 impl Stored {
     /// The elements that lie at these bytes, or none where the file has no such bytes or they are not aligned.
     pub(crate) fn new(file: &Mapped, range: Range<usize>, align: usize) -> Option<Self> {
         let address = file.bytes().get(range.clone())?.as_ptr().addr();
-        address.is_multiple_of(align).then(|| Self { file: file.clone(), range })
+        address.is_multiple_of(align).then(|| Self(Bytes::Mapped(file.clone(), range)))
+    }
+
+    /// A copy of these bytes.
+    pub(crate) fn copied(bytes: &[u8]) -> Self {
+        let mut words = vec![0u32; bytes.len().div_ceil(size_of::<u32>())];
+        bytemuck::cast_slice_mut::<_, u8>(&mut words)[..bytes.len()].copy_from_slice(bytes);
+        Self(Bytes::Own(words.into(), bytes.len()))
     }
 
     fn bytes(&self) -> &[u8] {
-        self.file.bytes().get(self.range.clone()).unwrap_or_default()
+        match &self.0 {
+            Bytes::Mapped(file, range) => file.bytes().get(range.clone()),
+            Bytes::Own(words, len) => bytemuck::cast_slice(words).get(..*len),
+        }
+        .unwrap_or_default()
     }
 
     /// The elements. What was checked in [`Stored::new`] makes the conversion succeed.
@@ -30,7 +47,7 @@ impl Stored {
     }
 }
 
-/// Scales or a bias: in the file, or small and in the model.
+/// Scales, a bias or another constant: in the file, or in memory of its own.
 #[derive(Debug, Clone)]
 pub(crate) enum Floats {
     Stored(Stored),
@@ -59,7 +76,7 @@ pub(crate) enum Form {
     I4(Floats),
 }
 
-/// A matrix `[rows, columns]`, `rows` of which are outputs of a product.
+/// A matrix `[rows, columns]`, `rows` of which are outputs of a matmul.
 #[derive(Debug, Clone)]
 pub(crate) struct Weights {
     pub(crate) rows: usize,
@@ -71,6 +88,12 @@ pub(crate) struct Weights {
 }
 
 impl Weights {
+    /// A matrix of f32 that is in no file.
+    pub(crate) fn own(rows: usize, columns: usize, values: &[f32]) -> Self {
+        let stored = Stored::copied(bytemuck::cast_slice(values));
+        Self { rows, columns, form: Form::F32, stored, offsets: None }
+    }
+
     /// All rows.
     pub(crate) fn all(&self) -> Rows<'_> {
         match &self.form {
@@ -80,6 +103,20 @@ impl Weights {
             Form::I8Blocks(scales) => Rows::I8Blocks(self.stored.elements(), scales.get()),
             Form::I4(scales) => Rows::I4(self.stored.elements(), scales.get()),
         }
+    }
+
+    /// Writes a row as f32, where it is stored as floats or int8 without offsets.
+    pub(crate) fn dequantize(&self, row: usize, to: &mut [f32]) {
+        let Self { columns, .. } = *self;
+        DequantizeRow { weights: self.all(), columns, row, to }.dispatch();
+    }
+
+    /// All elements as f32, as [`Weights::dequantize`].
+    pub(crate) fn dequantized(&self) -> Vec<f32> {
+        let mut values = vec![0.0; self.rows * self.columns];
+        let rows = values.chunks_exact_mut(self.columns.max(1)).enumerate();
+        rows.for_each(|(row, to)| self.dequantize(row, to));
+        values
     }
 
     /// Where the elements begin in memory, and how many bytes they and their scales take.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use qhx::Bundle;
 use qhx_core::artifacts::Mapped;
+use qhx_core::backend::{Context, GraphExecutor};
 use qhx_core::op::OpProvider as _;
 use qhx_core::qnn::{BinaryInfo, BinaryTensor, SystemLibrary};
 use qhx_core::{DType, ErrorKind, GraphInfo, Result, TensorInfo, files};
@@ -86,7 +87,16 @@ struct ContextReport {
     binary: Option<BinaryReport>,
     /// Graphs as ONNX, where the context binary could not be read.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    onnx: Vec<GraphInfo>,
+    onnx: Vec<OnnxReport>,
+}
+
+/// A graph as ONNX, and what executes it on the CPU.
+#[derive(Debug, Serialize)]
+struct OnnxReport {
+    #[serde(flatten)]
+    graph: GraphInfo,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    executor: Option<GraphExecutor>,
 }
 
 #[derive(Debug, Serialize)]
@@ -209,7 +219,7 @@ fn bundle(args: &InspectArgs, app: &App) -> Result<BundleReport> {
         let mut onnx = Vec::new();
         if binary.is_none() && !source.onnx.is_empty() {
             match qhx::backends::cpu(Some(1)).and_then(|cpu| cpu.open_context(&source)) {
-                Ok(context) => onnx = context.graphs().iter().map(|g| (**g).clone()).collect(),
+                Ok(context) => onnx = onnx_reports(&*context),
                 Err(e) => {
                     unread.get_or_insert(e.kind());
                     notes.push(format!("context {:?}: {}", entry.key, e.message()));
@@ -258,6 +268,14 @@ fn bundle(args: &InspectArgs, app: &App) -> Result<BundleReport> {
         manifest: manifest.path.clone(),
         notes,
     })
+}
+
+fn onnx_reports(context: &dyn Context) -> Vec<OnnxReport> {
+    let mut executors = context.executors().into_iter();
+    let graphs = context.graphs().iter();
+    graphs
+        .map(|graph| OnnxReport { graph: (**graph).clone(), executor: executors.next() })
+        .collect()
 }
 
 fn bundle_text(report: &BundleReport) -> Report {
@@ -344,8 +362,12 @@ fn binary_tensor(tensor: &BinaryTensor) -> String {
     line(&tensor.name, &dtype, &tensor.shape, tensor.dtype, &format)
 }
 
-fn write_graph(text: &mut Report, graph: &GraphInfo) {
+fn write_graph(text: &mut Report, report: &OnnxReport) {
+    let OnnxReport { graph, executor } = report;
     text.line(format_args!("  graph {:?} (ONNX)", graph.name));
+    if let Some(executor) = executor {
+        text.line(format_args!("    executed on the CPU by {executor}"));
+    }
     for (port, tensors) in [("in ", &graph.inputs), ("out", &graph.outputs)] {
         for TensorInfo { name, dtype, shape, .. } in tensors {
             let tensor = line(name, dtype.name(), shape, Some(*dtype), "");

@@ -138,6 +138,32 @@ impl Model {
         self
     }
 
+    /// A constant of int32.
+    pub fn ints(mut self, name: &str, shape: &[u64], values: &[i32]) -> Self {
+        let raw: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        self.graph = self.graph.message(5, Self::tensor(name, INT32, shape).bytes(9, raw));
+        self
+    }
+
+    /// `y` is the convolution of `inputs`; each attribute is a list of integers.
+    pub fn conv(
+        mut self,
+        inputs: &[&str],
+        y: &str,
+        group: u64,
+        attributes: &[(&str, &[u64])],
+    ) -> Self {
+        let node = inputs.iter().fold(Message::default(), |n, i| n.bytes(1, i));
+        let node = node.bytes(2, y).bytes(3, y).bytes(4, "Conv");
+        let group = Message::default().bytes(1, "group").int(3, group).int(20, 2);
+        let node = attributes.iter().fold(node.message(5, group), |node, (name, values)| {
+            let attribute = Message::default().bytes(1, name).int(20, 7);
+            node.message(5, values.iter().fold(attribute, |a, &n| a.int(8, n)))
+        });
+        self.graph = self.graph.message(1, node);
+        self
+    }
+
     /// Weights of f32 in a file beside it.
     pub fn external(self, name: &str, shape: &[u64], file: &str, offset: u64) -> Self {
         self.external_as(name, FLOAT, shape, file, [offset, 4 * shape.iter().product::<u64>()])

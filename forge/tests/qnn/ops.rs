@@ -1,5 +1,6 @@
 //! Every op, on inputs of its own, against its ONNX reference graph.
 
+use qhx_core::DType;
 use qhx_core::qnn::Target;
 use qhx_forge::builder::GraphBuilder;
 use qhx_forge::graph::{BinaryOp, Elem, Graph, ReduceOp, UnaryOp};
@@ -108,6 +109,29 @@ fn every_op_agrees_with_its_reference_on_every_target() {
             }
         }
         assert!(wrong.is_empty(), "{target}: {wrong:#?}");
+    }
+}
+
+#[test]
+fn every_op_is_instructions_on_the_cpu() {
+    for graph in [all_ops(), convolutions(), gathers()] {
+        let (mut compiled, executor) = Compiled::on_cpu(&graph);
+        assert_eq!(executor, "instructions", "{}", graph.name());
+        let mut inputs: Vec<Vec<f32>> = Vec::new();
+        for (seed, tensor) in (10..).zip(&graph.info(Elem::onnx).inputs) {
+            let count = tensor.elements();
+            inputs.push(match tensor.dtype {
+                // The shortest axis that is gathered from has four elements.
+                DType::I32 => (0..count).map(|at| (at * 3 % 4) as f32).collect(),
+                _ => numbers(seed, count),
+            });
+        }
+        let expected = twin(&graph, &inputs);
+        let found = compiled.run(0, &inputs);
+        for ((output, found), expected) in graph.outputs().iter().zip(&found).zip(&expected) {
+            let error = error(found, expected);
+            assert!(error <= 1e-5, "{:?}: {error}", graph.producer(*output).map(|node| &node.op));
+        }
     }
 }
 

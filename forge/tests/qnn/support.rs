@@ -8,6 +8,7 @@ use qhx_core::backend::{Backend, ContextSource};
 use qhx_core::compare::Distance;
 use qhx_core::qnn::{Library, QnnBackend, QnnOptions, Target};
 use qhx_core::{BufferId, CancelToken, DType, GraphId, GraphInfo, Port, Result, Workspace};
+use qhx_cpu::{CpuBackend, CpuOptions};
 use qhx_forge::Silent;
 use qhx_forge::compile::Compiler;
 use qhx_forge::graph::{Elem, Graph};
@@ -89,6 +90,25 @@ impl Compiled {
             let context = backend.open_context(&source).unwrap();
             workspace.add_context(&source.key, &context).unwrap();
         }
+        Self::bound(workspace)
+    }
+
+    /// The ONNX reference graph on the CPU backend, and what executes it there.
+    pub(crate) fn on_cpu(graph: &Graph) -> (Self, String) {
+        let folder = tempfile::tempdir().unwrap();
+        let written = qhx_forge::onnx::write(graph, folder.path(), &mut Silent).unwrap();
+        let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(CpuOptions::default()).unwrap());
+        let onnx = vec![(graph.name().to_owned(), written.model)];
+        let source = ContextSource { key: "c".to_owned(), onnx, ..ContextSource::default() };
+        let context = backend.open_context(&source).unwrap();
+        let executor = context.executors()[0].to_string();
+        let mut workspace = Workspace::new(backend, CancelToken::new());
+        workspace.add_context(&source.key, &context).unwrap();
+        (Self::bound(workspace), executor)
+    }
+
+    /// Buffers for every port.
+    fn bound(mut workspace: Workspace) -> Self {
         let mut buffers = HashMap::new();
         for id in 0..workspace.graph_count() as u32 {
             let info = Arc::clone(workspace.graph(GraphId(id)).unwrap().1);

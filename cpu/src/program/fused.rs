@@ -4,23 +4,23 @@ use std::collections::HashMap;
 
 use rten_onnx::onnx::{DataType, NodeProto};
 
-use crate::cut::{Factor, Product, Reader, domain, integer, integers};
+use super::reader::{Reader, StoredMatmul, domain, integer};
 
 /// What the nodes up to one of a graph compute. Those before it are left out where nothing else reads them.
 pub(super) enum Fused<'a> {
-    /// A product with stored weights.
-    Stored(Product<'a>),
-    /// A product with int8 that an input of the graph holds.
+    /// A matmul with stored weights.
+    Stored(StoredMatmul<'a>),
+    /// A matmul with int8 that an input of the graph holds.
     Given(Given<'a>),
     /// Softmax attention over a cache.
     Attention(Attention<'a>),
 }
 
-/// `x · bᵀ · step`, where `b` is an input `[rows, columns]` of the graph.
+/// `x · bᵀ · scale`, where `b` is an input `[rows, columns]` of the graph.
 pub(super) struct Given<'a> {
     pub(super) x: &'a str,
     pub(super) b: &'a str,
-    pub(super) step: &'a str,
+    pub(super) scale: &'a str,
 }
 
 /// `softmax(q · [past_k; k]ᵀ + mask) · [past_v; v]` for each head.
@@ -38,10 +38,8 @@ pub(super) struct Attention<'a> {
 impl<'a> Fused<'a> {
     /// What the node computes, if it ends such nodes.
     fn of(reader: &Reader<'a, '_>, node: &'a NodeProto) -> Option<Self> {
-        if let Some(product) = reader.product(node)
-            && matches!(product.by, Factor::Stored(..))
-        {
-            return Some(Self::Stored(product));
+        if let Some(matmul) = reader.stored_matmul(node) {
+            return Some(Self::Stored(matmul));
         }
         match (domain(node), node.op_type.as_deref()?) {
             ("", "MatMul") => Given::of(reader, node).map(Self::Given),
@@ -59,7 +57,7 @@ impl<'a> Fused<'a> {
     /// The values that it reads.
     pub(super) fn reads(&self) -> Vec<&'a str> {
         match self {
-            Self::Stored(product) => vec![product.x],
+            Self::Stored(matmul) => vec![matmul.x],
             Self::Given(Given { x, b, .. }) => vec![*x, *b],
             Self::Attention(Attention { q, keys, values, mask }) => {
                 [&[*q, *mask], keys.as_slice(), values].concat()
@@ -72,13 +70,13 @@ impl<'a> Given<'a> {
     fn of(reader: &Reader<'a, '_>, node: &'a NodeProto) -> Option<Self> {
         let [x, turned] = node.input.as_slice() else { return None };
         let [b] = transposed(reader, turned, &[1, 0])?;
-        let [b, step] = inputs(reader.made_by(b, "DequantizeLinear")?)?;
+        let [b, scale] = inputs(reader.made_by(b, "DequantizeLinear")?)?;
         let is_int8 = |name: &str| {
             let mut inputs = reader.graph.input.iter();
             let info = inputs.find(|input| input.name.as_deref() == Some(name))?;
             Some(info.r#type.as_ref()?.tensor_type.as_ref()?.elem_type? == DataType::INT8)
         };
-        (is_int8(b)?).then_some(Self { x, b, step })
+        (is_int8(b)?).then_some(Self { x, b, scale })
     }
 }
 
@@ -86,7 +84,7 @@ impl<'a> Attention<'a> {
     fn of(reader: &Reader<'a, '_>, node: &'a NodeProto) -> Option<Self> {
         let [old, own] = inputs(node)?;
         let [old, past_v] = inputs(reader.made_by(old, "MatMul")?)?;
-        // With one token the product is one of a column and a row.
+        // With one token the matmul is one of a column and a row.
         let own = reader.made_by(own, "MatMul").or_else(|| reader.made_by(own, "Mul"))?;
         let [own, v] = inputs(own)?;
         let (weights, _, middle) = slice(reader, old)?;
@@ -126,10 +124,10 @@ fn transposed<'a>(reader: &Reader<'a, '_>, name: &str, perm: &[i64]) -> Option<[
     if found.ints == perm { inputs(node) } else { None }
 }
 
-/// What the last of three dimensions is cut from, and where the cut begins and ends.
+/// What the last of three dimensions is a part of, and where the part begins and ends.
 fn slice<'a>(reader: &Reader<'a, '_>, name: &str) -> Option<(&'a str, i64, i64)> {
     let [x, start, end, axis] = inputs(reader.made_by(name, "Slice")?)?;
-    let one = |name: &str| match *integers(reader.initializers.get(name)?)? {
+    let one = |name: &str| match *reader.integers(name)? {
         [only] => Some(only),
         _ => None,
     };

@@ -1,4 +1,4 @@
-//! Every operator of a tape against rten's.
+//! Every operator of a program against rten's.
 
 use std::collections::HashMap;
 
@@ -7,8 +7,8 @@ use rten_onnx::onnx::ModelProto;
 use rten_tensor::prelude::*;
 use rten_tensor::{Tensor, TensorView};
 
-use self::onnx::{FLOAT, INT8, INT32, Model};
-use super::{Given, Scratch, Tape};
+use self::onnx::{FLOAT, INT8, INT32, INT64, Model};
+use super::{Input, Program, Scratch};
 
 #[expect(dead_code, reason = "other tests need more of it")]
 #[path = "../../tests/onnx/mod.rs"]
@@ -21,7 +21,7 @@ fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(|at| ((at * 7919 % 1009) as f32 - 504.0) / 200.0).collect()
 }
 
-/// The model over `x`, `i` and `c`, with these outputs of f32.
+/// The model over `x`, `i` and `c`, with these outputs of f32 or i32.
 struct Case {
     model: Model,
     outputs: Vec<(String, Vec<u64>)>,
@@ -54,6 +54,24 @@ impl Case {
         self.result(name, shape)
     }
 
+    fn int_op(
+        mut self,
+        op: &str,
+        inputs: &[&str],
+        name: &str,
+        attributes: &[(&str, u64)],
+        shape: &[u64],
+    ) -> Self {
+        self.model = self.model.node_with(op, inputs, &[name], attributes);
+        self.int_result(name, shape)
+    }
+
+    fn int_result(mut self, name: &str, shape: &[u64]) -> Self {
+        self.model = self.model.output(name, INT32, shape);
+        self.outputs.push((name.to_owned(), shape.to_vec()));
+        self
+    }
+
     fn result(mut self, name: &str, shape: &[u64]) -> Self {
         self.model = self.model.output(name, FLOAT, shape);
         self.outputs.push((name.to_owned(), shape.to_vec()));
@@ -70,26 +88,29 @@ impl Case {
         let bytes = self.model.build();
         let (x, i, c) = (numbers(X.iter().product()), [1, -1, 0], [-128i8, -1, 0, 1, 2, 127]);
         let parsed = ModelProto::parse_buf(&bytes).unwrap();
-        let tape =
-            Tape::compile(&parsed, &HashMap::new()).expect("every operator is one of a tape");
+        let program = Program::compile(&parsed, &HashMap::new()).unwrap();
         let mut scratch = Scratch::default();
         let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
-        let inputs = [Given::F32(&x), Given::I32(&i), Given::I8(&c)];
+        let inputs = [Input::F32(&x), Input::I32(&i), Input::I8(&c)];
         // What the first execution left behind does not reach the second.
         for _ in 0..2 {
-            pool.install(|| tape.run(&inputs, &mut scratch)).unwrap();
+            pool.install(|| program.run(&inputs, &mut scratch)).unwrap();
         }
         let mut options = ModelOptions::with_all_ops();
         options.enable_optimization(false);
         let reference = options.load(bytes).unwrap();
         let expected = run(&reference, &x, &i, &c);
         for (index, ((name, shape), expected)) in self.outputs.iter().zip(expected).enumerate() {
-            let Value::FloatTensor(expected) = expected else { panic!("{name} is not f32") };
-            let expected: Tensor<f32> = expected;
+            let expected: Tensor<f32> = match expected {
+                Value::FloatTensor(expected) => expected,
+                // Their bits are compared.
+                Value::Int32Tensor(expected) => expected.map(|n| f32::from_bits(n.cast_unsigned())),
+                _ => panic!("{name} is neither f32 nor i32"),
+            };
             let sizes: Vec<u64> = expected.shape().iter().map(|n| *n as u64).collect();
             assert_eq!(&sizes, shape, "{name}");
             let mut found = vec![f32::NAN; expected.len()];
-            tape.output(index, &scratch, &mut found).unwrap();
+            program.output(index, &scratch, &mut found).unwrap();
             for (at, (found, expected)) in found.iter().zip(expected.iter()).enumerate() {
                 let near = (found - expected).abs() <= 1e-5 * expected.abs().max(1.0);
                 let same =
@@ -211,21 +232,137 @@ fn rows_and_columns() {
 }
 
 #[test]
-fn what_is_no_tape_is_left_to_rten() {
-    let compiled = |model: Model| {
-        let bytes = model.output("y", FLOAT, &[2]).build();
-        Tape::compile(&ModelProto::parse_buf(&bytes).unwrap(), &HashMap::new()).is_some()
-    };
+fn i32_is_computed_and_moved() {
+    let mut case = Case::new().inner(|model| {
+        model
+            .integers("two_by_three", &[2, 3])
+            .integers("first", &[0])
+            .integers("zero", &[0])
+            .integers("two", &[2])
+            .ints("three", &[3], &[7, -9, 1_234_567])
+            .ints("two_rows", &[2, 1], &[-3, 2])
+            .ints("ones", &[2], &[1, 1])
+            .node("Add", &["three", "i"], &["sum"])
+    });
+    for op in ["Add", "Sub", "Mul", "Div", "Max", "Min"] {
+        case = case
+            .int_op(op, &["three", "two_rows"], &format!("{op}_outer"), &[], &[2, 3])
+            .int_op(op, &["i", "three"], op, &[], &[3]);
+    }
+    case.int_op("Concat", &["i", "sum"], "six", &[("axis", 0)], &[6])
+        .int_op("Reshape", &["six", "two_by_three"], "pairs", &[], &[2, 3])
+        .int_op("Slice", &["pairs", "zero", "two", "first"], "part", &[], &[2, 3])
+        .int_op("Gather", &["pairs", "ones"], "rows", &[("axis", 0)], &[2, 3])
+        .int_op("Identity", &["i"], "same", &[], &[3])
+        .int_op("Cast", &["x"], "whole", &[("to", 6)], &[2, 96, 160])
+        .op("Cast", &["sum"], "float", &[("to", 1)], &[3])
+        .inner(|model| model.transpose("pairs", "turned", &[1, 0]))
+        .int_result("turned", &[3, 2])
+        .check();
+}
+
+#[test]
+fn an_integer_divided_by_0_is_an_error() {
+    let model = Model::default().input("i", INT32, &[3]).node("Div", &["i", "i"], &["y"]).output(
+        "y",
+        INT32,
+        &[3],
+    );
+    let parsed = ModelProto::parse_buf(&model.build()).unwrap();
+    let program = Program::compile(&parsed, &HashMap::new()).unwrap();
+    let error = program.run(&[Input::I32(&[1, 0, 2])], &mut Scratch::default()).unwrap_err();
+    assert_eq!(error.message(), "an integer is divided by 0");
+    program.run(&[Input::I32(&[1, 3, i32::MIN])], &mut Scratch::default()).unwrap();
+}
+
+#[test]
+fn weights_within_the_model_are_multiplied() {
+    let wide: Vec<f32> = numbers(160 * 512);
+    Case::new()
+        .inner(|model| {
+            model
+                .weights("w", &[96, 160], &numbers(96 * 160))
+                .weights("b", &[96], &numbers(96))
+                .weights("large", &[160, 512], &wide)
+                .weights("deep", &[512, 160], &wide)
+                .transpose("deep", "deep_turned", &[1, 0])
+                .integers("flat", &[192, 160])
+                .node("Reshape", &["x", "flat"], &["rows"])
+                .node("Neg", &["w"], &["computed"])
+                .transpose("computed", "turned", &[1, 0])
+        })
+        .op("Gemm", &["rows", "w", "b"], "linear", &[("transB", 1)], &[192, 96])
+        .op("Gemm", &["rows", "computed", "b"], "by_computed", &[("transB", 1)], &[192, 96])
+        .op("Gemm", &["rows", "turned"], "by_columns", &[], &[192, 96])
+        .op("MatMul", &["x", "large"], "by_large", &[], &[2, 96, 512])
+        .op("MatMul", &["x", "deep_turned"], "by_turned", &[], &[2, 96, 512])
+        .check();
+}
+
+/// What `compile` says of a model with the output `y` `[2]`.
+fn unsupported(model: Model) -> Option<String> {
+    let bytes = model.output("y", FLOAT, &[2]).build();
+    let program = Program::compile(&ModelProto::parse_buf(&bytes).unwrap(), &HashMap::new());
+    program.err().map(|unsupported| unsupported.to_string())
+}
+
+#[test]
+fn what_is_not_supported_is_named() {
     let model = || Model::default().input("x", FLOAT, &[2]).weights("w", &[3], &[1.0; 3]);
-    assert!(compiled(model().node("Neg", &["x"], &["y"])));
-    // An operator, a shape, a type and a value that it does not know.
-    assert!(!compiled(model().node("Cosh", &["x"], &["y"])));
-    assert!(!compiled(model().node("Add", &["x", "w"], &["y"])));
-    assert!(!compiled(Model::default().input("x", FLOAT, &[3]).node("Neg", &["x"], &["y"])));
-    assert!(!compiled(Model::default().input("x", INT32, &[2]).node("Neg", &["x"], &["y"])));
-    assert!(!compiled(model().node("Neg", &["z"], &["y"])));
+    assert_eq!(unsupported(model().node("Neg", &["x"], &["y"])), None);
+    // An operator, a shape, a type and a value.
+    let cases = [
+        (
+            model().node("Cosh", &["x"], &["y"]),
+            "operator Cosh at node y: there are no instructions for it",
+        ),
+        (
+            model().node("Neg", &["x"], &["z"]).node("Add", &["z", "w"], &["y"]),
+            "operator Add at node y: its shapes are [2] and [3]",
+        ),
+        (
+            Model::default().input("x", FLOAT, &[3]).node("Neg", &["x"], &["y"]),
+            "output \"y\": it is declared twice, or as something else than what is computed",
+        ),
+        (
+            Model::default().input("x", INT32, &[2]).node("Neg", &["x"], &["y"]),
+            "operator Neg at node y: \"x\" is i32, not f32",
+        ),
+        (
+            Model::default().input("x", INT64, &[2]).node("Neg", &["x"], &["y"]),
+            "input \"x\": it is neither f32 nor i32, int8 or uint8",
+        ),
+        (
+            model().node("Neg", &["z"], &["y"]),
+            "operator Neg at node y: \"z\" is no value of f32 or i32",
+        ),
+        (
+            model().node_with("MatMulNBits", &["x", "w", "w"], &["y"], &[("bits", 2)]),
+            "operator MatMulNBits at node y: an operator of \"com.microsoft\"",
+        ),
+        (
+            model().node_with("Softmax", &["x"], &["z"], &[("axis", 0)]).node(
+                "ReduceSum",
+                &["z"],
+                &["y"],
+            ),
+            "operator ReduceSum at node y: it has 0 axes, not 1",
+        ),
+        (
+            Model::default().input("x", FLOAT, &[1, 1, 2]).input("f", FLOAT, &[1, 1, 1]).node(
+                "Conv",
+                &["x", "f"],
+                &["y"],
+            ),
+            "operator Conv at node y: its filters \"f\" are no constant",
+        ),
+    ];
+    for (model, expected) in cases {
+        assert_eq!(unsupported(model).as_deref(), Some(expected));
+    }
     // What nobody reads may be anything.
-    assert!(compiled(model().node("Cosh", &["x"], &["z"]).node("Neg", &["x"], &["y"])));
+    let unread = model().node("Cosh", &["x"], &["z"]).node("Neg", &["x"], &["y"]);
+    assert_eq!(unsupported(unread), None);
 }
 
 #[test]
@@ -236,9 +373,9 @@ fn an_index_outside_of_a_table_is_refused() {
         .node_with("Gather", &["table", "i"], &["y"], &[("axis", 0)])
         .output("y", FLOAT, &[1, 2]);
     let parsed = ModelProto::parse_buf(&model.build()).unwrap();
-    let tape = Tape::compile(&parsed, &HashMap::new()).unwrap();
+    let program = Program::compile(&parsed, &HashMap::new()).unwrap();
     for index in [3, -4, i32::MIN] {
-        let error = tape.run(&[Given::I32(&[index])], &mut Scratch::default()).unwrap_err();
+        let error = program.run(&[Input::I32(&[index])], &mut Scratch::default()).unwrap_err();
         assert_eq!(error.message(), format!("index {index} of a table of 3 rows"));
     }
 }
@@ -260,17 +397,17 @@ fn a_value_that_fits_in_no_memory_is_refused_before_any_is_touched() {
         });
         let model = model.output(&format!("sum{}", sides - 1), FLOAT, &sizes[..sides]);
         let parsed = ModelProto::parse_buf(&model.build()).unwrap();
-        Tape::compile(&parsed, &HashMap::new())
+        Program::compile(&parsed, &HashMap::new())
     };
-    let tape = sum(3).expect("its size can be counted");
+    let program = sum(3).expect("its size can be counted");
     let x = vec![0.0; 1 << 24];
-    let inputs = [&x[..1 << 12], &x[..1 << 12], &x[..]].map(Given::F32);
+    let inputs = [&x[..1 << 12], &x[..1 << 12], &x[..]].map(Input::F32);
     let mut scratch = Scratch::default();
-    let error = tape.run(&inputs, &mut scratch).unwrap_err();
+    let error = program.run(&inputs, &mut scratch).unwrap_err();
     let size = "a value of 281474976710656 elements of f32 takes 1125899906842624 bytes";
     assert_eq!(error.message(), size);
     assert!(scratch.buffers.iter().all(Vec::is_empty), "memory was touched on the way");
-    assert!(sum(4).is_none(), "more elements than there are addresses");
+    assert!(sum(4).is_err(), "more elements than there are addresses");
 }
 
 #[test]
@@ -285,14 +422,14 @@ fn int8_of_an_input_is_multiplied_as_it_is() {
         .node("MatMul", &["x", "turned"], &["y"])
         .output("y", FLOAT, &[count, rows]);
     let parsed = ModelProto::parse_buf(&model.build()).unwrap();
-    let tape = Tape::compile(&parsed, &HashMap::new()).unwrap();
-    assert!(tape.is_given_weights() && tape.instructions.len() == 1, "nothing is made f32 before");
+    let program = Program::compile(&parsed, &HashMap::new()).unwrap();
+    assert_eq!(program.instructions.len(), 1, "nothing is made f32 before");
     let x = numbers((count * columns) as usize);
     let w: Vec<i8> = (0..rows * columns).map(|at| (at * 37 % 255) as i8).collect();
     let mut scratch = Scratch::default();
-    tape.run(&[Given::F32(&x), Given::I8(&w)], &mut scratch).unwrap();
+    program.run(&[Input::F32(&x), Input::I8(&w)], &mut scratch).unwrap();
     let mut found = vec![f32::NAN; (count * rows) as usize];
-    tape.output(0, &scratch, &mut found).unwrap();
+    program.output(0, &scratch, &mut found).unwrap();
     let row = |all: usize, each: u64| all * each as usize..(all + 1) * each as usize;
     for (at, found) in found.iter().enumerate() {
         let (m, n) = (at / rows as usize, at % rows as usize);

@@ -8,7 +8,7 @@ use rten_tensor::TensorView;
 use rten_tensor::prelude::*;
 
 use super::tests::onnx::{FLOAT, Model};
-use super::{Given, Instruction, Scratch, Tape};
+use super::{Input, Instruction, Program, Scratch};
 use crate::kernels::tests::numbers;
 
 /// What is added to hidden scores, as ops fill it.
@@ -117,20 +117,20 @@ fn masks(sizes: Sizes) -> Vec<Vec<f32>> {
     all.iter().map(|sees| mask(sizes, sees)).collect()
 }
 
-fn tape(sizes: Sizes) -> Tape {
+fn compiled(sizes: Sizes) -> Program {
     let parsed = ModelProto::parse_buf(&model(sizes).build()).unwrap();
-    let tape = Tape::compile(&parsed, &HashMap::new()).expect("every operator is one of a tape");
+    let program = Program::compile(&parsed, &HashMap::new()).unwrap();
     let attends = |one: &&Instruction| matches!(one, Instruction::Attend { .. });
-    assert_eq!(tape.instructions.iter().filter(attends).count(), 1);
-    tape
+    assert_eq!(program.instructions.iter().filter(attends).count(), 1);
+    program
 }
 
-fn run(tape: &Tape, scratch: &mut Scratch, values: &[Vec<f32>], threads: usize) -> Vec<f32> {
-    let inputs: Vec<_> = values.iter().map(|values| Given::F32(values)).collect();
+fn run(program: &Program, scratch: &mut Scratch, values: &[Vec<f32>], threads: usize) -> Vec<f32> {
+    let inputs: Vec<_> = values.iter().map(|values| Input::F32(values)).collect();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-    pool.install(|| tape.run(&inputs, scratch)).unwrap();
-    let mut found = vec![f32::INFINITY; tape.outputs[0].len];
-    tape.output(0, scratch, &mut found).unwrap();
+    pool.install(|| program.run(&inputs, scratch)).unwrap();
+    let mut found = vec![f32::INFINITY; program.results[0].len];
+    program.output(0, scratch, &mut found).unwrap();
     found
 }
 
@@ -158,14 +158,14 @@ fn near(found: &[f32], expected: &[f32], what: &str) {
 #[test]
 fn attention_computes_what_its_nodes_do() {
     for sizes in SIZES {
-        let tape = tape(sizes);
+        let program = compiled(sizes);
         let mut scratch = Scratch::default();
         for (index, mask) in masks(sizes).iter().enumerate() {
             let values = values(sizes, mask);
-            let found = run(&tape, &mut scratch, &values, 2);
+            let found = run(&program, &mut scratch, &values, 2);
             near(&found, &reference(sizes, &values), &format!("{sizes:?}, mask {index}"));
             // Who computes does not matter.
-            assert_eq!(run(&tape, &mut Scratch::default(), &values, 1), found);
+            assert_eq!(run(&program, &mut Scratch::default(), &values, 1), found);
         }
     }
 }
@@ -173,10 +173,10 @@ fn attention_computes_what_its_nodes_do() {
 #[test]
 fn hidden_cache_rows_may_hold_anything() {
     for sizes @ [g, _, n, c, d] in SIZES {
-        let tape = tape(sizes);
+        let program = compiled(sizes);
         for mask in masks(sizes) {
             let mut values = values(sizes, &mask);
-            let clean = run(&tape, &mut Scratch::default(), &values, 2);
+            let clean = run(&program, &mut Scratch::default(), &values, 2);
             let width = c + n;
             let hidden = |at: usize| mask.chunks(width).all(|row| row[at] == HIDDEN);
             for at in (0..c).filter(|at| hidden(*at)) {
@@ -186,7 +186,7 @@ fn hidden_cache_rows_may_hold_anything() {
                     values[4][row].fill(f32::INFINITY);
                 }
             }
-            assert_eq!(run(&tape, &mut Scratch::default(), &values, 2), clean, "{sizes:?}");
+            assert_eq!(run(&program, &mut Scratch::default(), &values, 2), clean, "{sizes:?}");
         }
     }
 }
@@ -194,7 +194,7 @@ fn hidden_cache_rows_may_hold_anything() {
 #[test]
 fn scores_without_a_finite_largest_are_as_those_of_rten() {
     let sizes @ [_, _, n, c, _] = [2, 2, 3, 70, 16];
-    let tape = tape(sizes);
+    let program = compiled(sizes);
     let width = c + n;
     for (value, added) in [
         // Nothing is shown, by numbers and by −∞; a position adds no number; all add the same.
@@ -208,13 +208,13 @@ fn scores_without_a_finite_largest_are_as_those_of_rten() {
         mask[width..2 * width].fill(value);
         mask[width + 7] = added;
         let values = values(sizes, &mask);
-        let found = run(&tape, &mut Scratch::default(), &values, 2);
+        let found = run(&program, &mut Scratch::default(), &values, 2);
         near(&found, &reference(sizes, &values), &format!("{value}, {added}"));
     }
     // A key that is shown and holds no number reaches every token that sees it.
     let mut values = values(sizes, &vec![0.0; n * width]);
     values[3][5] = f32::NAN;
-    let found = run(&tape, &mut Scratch::default(), &values, 2);
+    let found = run(&program, &mut Scratch::default(), &values, 2);
     near(&found, &reference(sizes, &values), "a key of NaN");
 }
 
@@ -222,8 +222,8 @@ fn scores_without_a_finite_largest_are_as_those_of_rten() {
 fn memory_of_attention_does_not_grow_with_the_context() {
     let bytes = |sizes: Sizes| {
         let mut scratch = Scratch::default();
-        let tape = tape(sizes);
-        run(&tape, &mut scratch, &values(sizes, &mask(sizes, |_, at| at < 10)), 1);
+        let program = compiled(sizes);
+        run(&program, &mut scratch, &values(sizes, &mask(sizes, |_, at| at < 10)), 1);
         scratch.buffers.iter().map(Vec::len).sum::<usize>() + scratch.sums.len()
     };
     assert_eq!(bytes([2, 2, 20, 100, 16]), bytes([2, 2, 20, 5000, 16]));

@@ -76,6 +76,44 @@ impl Pairs<'_> {
     }
 }
 
+/// The same of i32, whose bits `out` gets. Results that do not fit wrap around.
+pub(super) struct IntPairs<'a> {
+    pub(super) op: Binary,
+    pub(super) walk: &'a Walk<2>,
+    pub(super) at: usize,
+    pub(super) a: &'a [i32],
+    pub(super) b: &'a [i32],
+    pub(super) out: &'a mut [i32],
+}
+
+impl IntPairs<'_> {
+    /// Computes them, or says that a divisor is 0.
+    pub(super) fn run(self) -> Result<(), DividedByZero> {
+        let f: fn(i32, i32) -> Option<i32> = match self.op {
+            Binary::Add => |a, b| Some(a.wrapping_add(b)),
+            Binary::Sub => |a, b| Some(a.wrapping_sub(b)),
+            Binary::Mul => |a, b| Some(a.wrapping_mul(b)),
+            Binary::Div => |a, b| (b != 0).then(|| a.wrapping_div(b)),
+            Binary::Max => |a, b| Some(a.max(b)),
+            Binary::Min => |a, b| Some(a.min(b)),
+        };
+        let mut cursor = self.walk.cursor(self.at);
+        for out in self.out.chunks_mut(self.walk.inner) {
+            let [from_a, from_b] = cursor.next();
+            let [step_a, step_b] = self.walk.steps;
+            for (index, y) in out.iter_mut().enumerate() {
+                let (a, b) = (self.a[from_a + index * step_a], self.b[from_b + index * step_b]);
+                *y = f(a, b).ok_or(DividedByZero)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An integer was to be divided by 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct DividedByZero;
+
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Unary {
     /// Only brings the elements into another order.
@@ -90,6 +128,8 @@ pub(super) enum Unary {
     Tanh,
     Relu,
     Erf,
+    /// To the i32 nearer to 0, whose bits the result holds.
+    Truncate,
     Clip(f32, f32),
 }
 
@@ -109,7 +149,7 @@ pub(super) struct Singles<'a, T> {
     pub(super) out: &'a mut [f32],
 }
 
-impl<T: Widen> SimdOp for Singles<'_, T> {
+impl<T: ToF32> SimdOp for Singles<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -121,12 +161,12 @@ impl<T: Widen> SimdOp for Singles<'_, T> {
             match walk.steps {
                 [1] => {
                     let x = &x[from..][..out.len()];
-                    out.iter_mut().zip(x).for_each(|(y, x)| *y = x.widen());
+                    out.iter_mut().zip(x).for_each(|(y, x)| *y = x.to_f32());
                 }
-                [0] => out.fill(x[from].widen()),
+                [0] => out.fill(x[from].to_f32()),
                 [step] => {
                     for (index, y) in out.iter_mut().enumerate() {
-                        *y = x[from + index * step].widen();
+                        *y = x[from + index * step].to_f32();
                     }
                 }
             }
@@ -143,6 +183,7 @@ impl<T: Widen> SimdOp for Singles<'_, T> {
                 let x = if x < min { min } else { x };
                 if x > max { max } else { x }
             }),
+            Unary::Truncate => each(out, |x| f32::from_bits((x as i32).cast_unsigned())),
             Unary::Exp => vectors(isa, Exp {}, out),
             Unary::Sigmoid => vectors(isa, Sigmoid {}, out),
             Unary::Tanh => vectors(isa, Tanh {}, out),
@@ -162,35 +203,35 @@ fn vectors<I: Isa>(_: I, op: impl SimdUnaryOp<f32>, out: &mut [f32]) {
 }
 
 /// What becomes f32.
-pub(super) trait Widen: Copy + Sync {
-    fn widen(self) -> f32;
+pub(super) trait ToF32: Copy + Sync {
+    fn to_f32(self) -> f32;
 }
 
-impl Widen for f32 {
+impl ToF32 for f32 {
     #[inline(always)]
-    fn widen(self) -> f32 {
+    fn to_f32(self) -> f32 {
         self
     }
 }
 
-impl Widen for i8 {
+impl ToF32 for i8 {
     #[inline(always)]
-    fn widen(self) -> f32 {
+    fn to_f32(self) -> f32 {
         f32::from(self)
     }
 }
 
-impl Widen for u8 {
+impl ToF32 for u8 {
     #[inline(always)]
-    fn widen(self) -> f32 {
+    fn to_f32(self) -> f32 {
         f32::from(self)
     }
 }
 
-impl Widen for i32 {
+impl ToF32 for i32 {
     /// As `Cast` of ONNX rounds, to the nearest.
     #[inline(always)]
-    fn widen(self) -> f32 {
+    fn to_f32(self) -> f32 {
         self as f32
     }
 }

@@ -1,4 +1,4 @@
-//! Values of a tape: where they lie, and in which order they are read.
+//! Values of a program: where they lie, and in which order they are read.
 
 /// The memory of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +60,22 @@ impl View {
     pub(super) fn reshaped(&self, shape: &[usize]) -> Option<Self> {
         let view = Self { start: self.start, ..Self::whole(self.place, shape)? };
         (self.is_dense() && view.len() == self.len()).then_some(view)
+    }
+
+    /// Its elements out of those of its place, row by row.
+    pub(super) fn collect(&self, values: &[f32]) -> Option<Vec<f32>> {
+        let walk = Walk::new([self])?;
+        let mut cursor = walk.cursor(0);
+        let mut all = Vec::with_capacity(walk.len);
+        if walk.steps == [0] {
+            return None;
+        }
+        for _ in 0..walk.len / walk.inner.max(1) {
+            let [from] = cursor.next();
+            let row = values.get(from..)?.iter().step_by(walk.steps[0]);
+            all.extend(row.take(walk.inner));
+        }
+        (all.len() == walk.len).then_some(all)
     }
 
     /// Read as if it had this shape, as in NumPy.

@@ -1,49 +1,63 @@
-//! A graph as a list of instructions over memory that is laid out when it is loaded.
+//! A graph as a program: a list of instructions over memory that is laid out when the graph is compiled.
 //!
 //! Shapes are fixed, so that everything but the arithmetic happens once: values that are only read in another order
 //! (`Reshape`, `Transpose`, `Slice`) are no instructions, and a value's memory goes to the next that fits when nobody
-//! reads it any more. Products read their weights as they are stored. Graphs with other operators than these are
-//! executed by [`crate::steps`].
+//! reads it any more. Matmuls read their weights as they are stored. [`Program::compile`] names the first operator that
+//! has no instructions.
 
 mod attend;
 #[cfg(test)]
 mod attend_tests;
 mod compile;
+mod conv;
+#[cfg(test)]
+mod conv_tests;
 mod fused;
 mod kernels;
+mod lower;
+mod memory;
+mod reader;
 #[cfg(test)]
 mod tests;
 mod view;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use qhx_core::artifacts::Mapped;
-use qhx_core::{Error, ErrorKind, Result};
+use qhx_core::backend::Unsupported;
+use qhx_core::{Error, ErrorKind, Result, TensorInfo};
 use rten_onnx::onnx::ModelProto;
 use rten_simd::SimdOp;
 
 use self::attend::{Attend, MaskShape, Seen};
-use self::kernels::{Binary, LayerNorm, Pairs, Reduce, Reduction, Singles, Unary, Widen, softmax};
+use self::conv::{Conv, ConvShape, Padding};
+use self::kernels::{
+    Binary, IntPairs, LayerNorm, Pairs, Reduce, Reduction, Singles, ToF32, Unary, softmax,
+};
 use self::view::{Place, Walk};
 use crate::kernels::Rows;
-use crate::product::{Heads, Matrix, Operands, multiply};
+use crate::matmul::{Heads, Matrix, Operands, multiply};
 use crate::team::Team;
 use crate::weights::{Floats, Weights};
 
 /// A whole graph.
-pub(crate) struct Tape {
+pub(crate) struct Program {
     instructions: Vec<Instruction>,
     constants: Vec<Floats>,
     /// Elements of each buffer.
     buffers: Vec<usize>,
-    outputs: Vec<Walk<1>>,
+    results: Vec<Walk<1>>,
     /// Elements that instructions compute, each as often as numbers are multiplied for it.
     work: u64,
+    /// The tensors of the graph.
+    pub(crate) inputs: Vec<TensorInfo>,
+    pub(crate) outputs: Vec<TensorInfo>,
 }
 
 /// An input of the graph, row by row.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Given<'a> {
+pub(crate) enum Input<'a> {
     F32(&'a [f32]),
     I32(&'a [i32]),
     I8(&'a [i8]),
@@ -53,6 +67,7 @@ pub(crate) enum Given<'a> {
 /// The memory of one execution, which the next uses again.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
+    /// f32, or the bits of i32.
     buffers: Vec<Vec<f32>>,
     /// What each mask shows.
     seen: Vec<Vec<Seen>>,
@@ -68,15 +83,36 @@ struct Dense {
     len: usize,
 }
 
+/// What the elements of a value are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Elem {
+    F32,
+    I32,
+    I8,
+    U8,
+}
+
 enum Instruction {
     Binary {
         op: Binary,
         walk: Walk<2>,
         out: usize,
     },
-    /// Inputs of other types are widened before.
+    /// The same of i32.
+    IntBinary {
+        op: Binary,
+        walk: Walk<2>,
+        out: usize,
+    },
+    /// [`Unary::Copy`] moves i32, too.
     Unary {
         op: Unary,
+        walk: Walk<1>,
+        out: usize,
+    },
+    /// Integers as f32.
+    Convert {
+        from: Elem,
         walk: Walk<1>,
         out: usize,
     },
@@ -87,6 +123,12 @@ enum Instruction {
         start: usize,
         width: usize,
         stride: usize,
+    },
+    /// Copies rows to between zeros.
+    Pad {
+        padding: Padding,
+        walk: Walk<1>,
+        out: usize,
     },
     Reduce {
         op: Reduction,
@@ -109,9 +151,16 @@ enum Instruction {
     },
     /// Rows of a table.
     Gather {
-        table: Dense,
+        table: Table,
         width: usize,
         indices: Dense,
+        out: usize,
+    },
+    Conv {
+        shape: ConvShape,
+        x: Dense,
+        filters: Dense,
+        bias: Option<Dense>,
         out: usize,
     },
     /// Finds out what a mask shows, once for all layers.
@@ -124,10 +173,19 @@ enum Instruction {
         attend: Box<Attend>,
         out: usize,
     },
-    Products(Vec<Product>),
+    /// Matmuls that wait for nothing of each other.
+    Matmuls(Vec<Matmul>),
 }
 
-struct Product {
+/// What rows are gathered from.
+enum Table {
+    /// f32, or i32.
+    Values(Dense),
+    /// Rows that are dequantized when they are gathered.
+    Stored(Box<Weights>),
+}
+
+struct Matmul {
     x: Dense,
     out: usize,
     by: By,
@@ -152,20 +210,25 @@ enum By {
 
 /// Work of a graph that is worth a second thread, which has to be woken.
 const SMALL: u64 = 1 << 18;
-/// Elements that are worth a second thread; each gets so many at least.
+/// Elements that are worth a second thread, and the fewest that each gets.
 const SHARE: usize = 1 << 14;
 /// The same where an element takes many instructions.
 const LONG_SHARE: usize = 1 << 12;
 
-impl Tape {
-    /// The instructions of a graph whose external data lies in `files`, or none where it has an operator, a type or a
-    /// size that they do not cover.
-    pub(crate) fn compile(model: &ModelProto, files: &HashMap<String, Mapped>) -> Option<Self> {
+impl Program {
+    /// The program of a graph whose external data lies in `files`.
+    ///
+    /// # Errors
+    /// The graph has an operator, a type or a size for which there are no instructions.
+    pub(crate) fn compile(
+        model: &ModelProto,
+        files: &HashMap<String, Mapped>,
+    ) -> Result<Self, Unsupported> {
         compile::compile(model, files)
     }
 
     /// Executes the graph on the threads of the rayon pool that it is called in. Afterwards outputs are read.
-    pub(crate) fn run(&self, inputs: &[Given<'_>], scratch: &mut Scratch) -> Result<()> {
+    pub(crate) fn run(&self, inputs: &[Input<'_>], scratch: &mut Scratch) -> Result<()> {
         scratch.buffers.resize_with(self.buffers.len(), Vec::new);
         // All are asked for before the first is touched: a graph that cannot run takes no memory.
         for (buffer, &len) in scratch.buffers.iter_mut().zip(&self.buffers) {
@@ -186,12 +249,12 @@ impl Tape {
         if self.work < SMALL { run(&Team::Alone) } else { Team::gather(run) }
     }
 
-    /// Writes output `index` of the last execution, row by row.
+    /// Writes output `index` of the last execution, row by row: f32, or the bits of i32.
     pub(crate) fn output(&self, index: usize, scratch: &Scratch, to: &mut [f32]) -> Result<()> {
-        let walk = self.outputs.get(index).filter(|walk| walk.len == to.len());
+        let walk = self.results.get(index).filter(|walk| walk.len == to.len());
         let walk = walk.ok_or_else(|| internal("an output has another size"))?;
-        let memory = Memory { tape: self, inputs: &[], buffers: &scratch.buffers };
-        let x = memory.floats(walk.places[0])?;
+        let memory = Memory { program: self, inputs: &[], buffers: &scratch.buffers };
+        let x = memory.words(walk.places[0])?;
         Singles { op: Unary::Copy, walk, at: 0, x, out: to }.dispatch();
         Ok(())
     }
@@ -199,35 +262,39 @@ impl Tape {
     fn step(
         &self,
         instruction: &Instruction,
-        inputs: &[Given<'_>],
+        inputs: &[Input<'_>],
         scratch: &mut Scratch,
         team: &Team,
     ) -> Result<()> {
         let Scratch { buffers, seen, sums } = scratch;
         let out = match instruction {
             Instruction::Binary { out, .. }
+            | Instruction::IntBinary { out, .. }
             | Instruction::Unary { out, .. }
+            | Instruction::Convert { out, .. }
             | Instruction::Part { out, .. }
+            | Instruction::Pad { out, .. }
             | Instruction::Reduce { out, .. }
             | Instruction::Softmax { out, .. }
             | Instruction::LayerNorm { out, .. }
             | Instruction::Gather { out, .. }
+            | Instruction::Conv { out, .. }
             | Instruction::Attend { out, .. } => *out,
             Instruction::See { mask, shape, seen: index } => {
                 if seen.len() <= *index {
                     seen.resize_with(index + 1, Vec::new);
                 }
-                let mask = Memory { tape: self, inputs, buffers }.dense(*mask)?;
+                let mask = Memory { program: self, inputs, buffers }.dense(*mask)?;
                 Seen::fill(&mut seen[*index], mask, *shape, team);
                 return Ok(());
             }
-            Instruction::Products(products) => {
-                return self.multiply(products, inputs, buffers, team);
+            Instruction::Matmuls(matmuls) => {
+                return self.multiply(matmuls, inputs, buffers, team);
             }
         };
         // Nothing reads what it writes to.
         let mut to = std::mem::take(buffer(buffers, out)?);
-        let memory = Memory { tape: self, inputs, buffers };
+        let memory = Memory { program: self, inputs, buffers };
         let done = match instruction {
             Instruction::Attend { attend, .. } => memory.attend(attend, seen, &mut to, sums, team),
             _ => memory.compute(instruction, &mut to, team),
@@ -238,26 +305,26 @@ impl Tape {
 
     fn multiply(
         &self,
-        products: &[Product],
-        inputs: &[Given<'_>],
+        matmuls: &[Matmul],
+        inputs: &[Input<'_>],
         buffers: &mut [Vec<f32>],
         team: &Team,
     ) -> Result<()> {
-        let mut results = Vec::with_capacity(products.len());
-        for product in products {
-            results.push(std::mem::take(buffer(buffers, product.out)?));
+        let mut results = Vec::with_capacity(matmuls.len());
+        for matmul in matmuls {
+            results.push(std::mem::take(buffer(buffers, matmul.out)?));
         }
-        let memory = Memory { tape: self, inputs, buffers };
-        let operands = products.iter().zip(&mut results).map(|(product, y)| {
-            let x = memory.dense(product.x)?;
+        let memory = Memory { program: self, inputs, buffers };
+        let operands = matmuls.iter().zip(&mut results).map(|(matmul, y)| {
+            let x = memory.dense(matmul.x)?;
             let rows = |matrix: Matrix<'_>| x.len() / matrix.columns * matrix.rows;
-            Ok(match &product.by {
+            Ok(match &matmul.by {
                 By::Stored(weights, bias) => {
                     let matrix = Matrix::stored(weights, bias.as_ref());
                     Operands::Rows(matrix, x, &mut y[..rows(matrix)])
                 }
                 By::Given { b, scales, columns } => {
-                    let Given::I8(values) = memory.given(b.place)? else {
+                    let Input::I8(values) = memory.given(b.place)? else {
                         return Err(internal("weights are not int8"));
                     };
                     let all = Rows::I8(values, scales);
@@ -276,29 +343,27 @@ impl Tape {
             })
         });
         let done = operands.collect::<Result<Vec<_>>>().map(|all| multiply(all, team));
-        for (product, y) in products.iter().zip(results) {
-            *buffer(buffers, product.out)? = y;
+        for (matmul, y) in matmuls.iter().zip(results) {
+            *buffer(buffers, matmul.out)? = y;
         }
         done
     }
 
-    /// Whether inputs hold weights of int8.
-    pub(crate) fn is_given_weights(&self) -> bool {
-        self.instructions.iter().any(|instruction| match instruction {
-            Instruction::Products(all) => all.iter().any(|one| matches!(one.by, By::Given { .. })),
-            _ => false,
-        })
-    }
-
-    /// The weights of all products.
+    /// The weights of all matmuls, and tables.
     pub(crate) fn weights(&self) -> impl Iterator<Item = &Weights> {
-        let products = self.instructions.iter().filter_map(|instruction| match instruction {
-            Instruction::Products(products) => Some(products),
-            _ => None,
-        });
-        products.flatten().filter_map(|product| match &product.by {
-            By::Stored(weights, _) => Some(&**weights),
-            By::Given { .. } | By::Heads { .. } => None,
+        self.instructions.iter().flat_map(|instruction| {
+            let (matmuls, table) = match instruction {
+                Instruction::Matmuls(matmuls) => (matmuls.as_slice(), None),
+                Instruction::Gather { table: Table::Stored(table), .. } => {
+                    (&[][..], Some(&**table))
+                }
+                _ => (&[][..], None),
+            };
+            let stored = matmuls.iter().filter_map(|matmul| match &matmul.by {
+                By::Stored(weights, _) => Some(&**weights),
+                By::Given { .. } | By::Heads { .. } => None,
+            });
+            stored.chain(table)
         })
     }
 
@@ -311,31 +376,37 @@ impl Tape {
 /// What instructions read.
 #[derive(Clone, Copy)]
 struct Memory<'a> {
-    tape: &'a Tape,
-    inputs: &'a [Given<'a>],
+    program: &'a Program,
+    inputs: &'a [Input<'a>],
     buffers: &'a [Vec<f32>],
 }
 
 impl<'a> Memory<'a> {
-    fn given(self, place: Place) -> Result<Given<'a>> {
+    fn given(self, place: Place) -> Result<Input<'a>> {
         Ok(match place {
             Place::Input(index) => {
                 *self.inputs.get(index).ok_or_else(|| internal("an input is missing"))?
             }
-            Place::Constant(index) => Given::F32(self.tape.constants[index].get()),
-            Place::Buffer(index) => Given::F32(&self.buffers[index]),
+            Place::Constant(index) => Input::F32(self.program.constants[index].get()),
+            Place::Buffer(index) => Input::F32(&self.buffers[index]),
         })
     }
 
-    fn floats(self, place: Place) -> Result<&'a [f32]> {
+    /// f32, or the bits of i32.
+    fn words(self, place: Place) -> Result<&'a [f32]> {
         match self.given(place)? {
-            Given::F32(values) => Ok(values),
-            _ => Err(internal("a value is not f32")),
+            Input::F32(values) => Ok(values),
+            Input::I32(values) => Ok(bytemuck::cast_slice(values)),
+            Input::I8(_) | Input::U8(_) => Err(internal("a value is neither f32 nor i32")),
         }
     }
 
+    fn ints(self, place: Place) -> Result<&'a [i32]> {
+        Ok(bytemuck::cast_slice(self.words(place)?))
+    }
+
     fn dense(self, value: Dense) -> Result<&'a [f32]> {
-        let all = self.floats(value.place)?;
+        let all = self.words(value.place)?;
         let found = all.get(value.start..value.start + value.len);
         found.ok_or_else(|| internal("a value is cut off"))
     }
@@ -365,27 +436,72 @@ impl<'a> Memory<'a> {
     fn compute(self, instruction: &Instruction, to: &mut [f32], team: &Team) -> Result<()> {
         match instruction {
             Instruction::Binary { op, walk, .. } => {
-                let (a, b) = (self.floats(walk.places[0])?, self.floats(walk.places[1])?);
+                let (a, b) = (self.words(walk.places[0])?, self.words(walk.places[1])?);
                 team.parts(&mut to[..walk.len], walk.part(SHARE), |at, out| {
                     Pairs { op: *op, walk, at, a, b, out }.dispatch();
                 });
             }
+            Instruction::IntBinary { op, walk, .. } => {
+                let (a, b) = (self.ints(walk.places[0])?, self.ints(walk.places[1])?);
+                let to: &mut [i32] = bytemuck::cast_slice_mut(&mut to[..walk.len]);
+                let divided = AtomicBool::new(false);
+                team.parts(to, walk.part(SHARE), |at, out| {
+                    if (IntPairs { op: *op, walk, at, a, b, out }).run().is_err() {
+                        divided.store(true, Ordering::Relaxed);
+                    }
+                });
+                if divided.into_inner() {
+                    let message = "an integer is divided by 0";
+                    return Err(Error::new(ErrorKind::Execute, message));
+                }
+            }
             Instruction::Unary { op, walk, .. } => {
-                let to = &mut to[..walk.len];
-                match self.given(walk.places[0])? {
-                    Given::F32(x) => singles(*op, walk, x, to, team),
-                    Given::I32(x) => singles(*op, walk, x, to, team),
-                    Given::I8(x) => singles(*op, walk, x, to, team),
-                    Given::U8(x) => singles(*op, walk, x, to, team),
+                singles(*op, walk, self.words(walk.places[0])?, &mut to[..walk.len], team);
+            }
+            Instruction::Convert { from, walk, .. } => {
+                let (place, to) = (walk.places[0], &mut to[..walk.len]);
+                match (from, self.given(place)?) {
+                    (Elem::I32, _) => singles(Unary::Copy, walk, self.ints(place)?, to, team),
+                    (_, Input::I8(x)) => singles(Unary::Copy, walk, x, to, team),
+                    (_, Input::U8(x)) => singles(Unary::Copy, walk, x, to, team),
+                    _ => return Err(internal("integers are of another type")),
                 }
             }
             Instruction::Part { walk, start, width, stride, .. } => {
-                let x = self.floats(walk.places[0])?;
+                let x = self.words(walk.places[0])?;
                 let rows = to[*start..].chunks_mut(*stride).enumerate();
                 for (row, to) in rows.take(walk.len / width) {
                     let (at, out) = (row * width, &mut to[..*width]);
                     Singles { op: Unary::Copy, walk, at, x, out }.dispatch();
                 }
+            }
+            Instruction::Pad { padding, walk, .. } => {
+                let (x, Padding { width, beside, .. }) = (self.words(walk.places[0])?, *padding);
+                let stride = padding.stride();
+                let to = &mut to[..padding.len()];
+                team.parts(to, (SHARE / stride).max(1) * stride, |at, out| {
+                    for (row, out) in out.chunks_exact_mut(stride).enumerate() {
+                        let Some(row) = padding.source(at / stride + row) else {
+                            out.fill(0.0);
+                            continue;
+                        };
+                        let (before, rest) = out.split_at_mut(beside[0]);
+                        let (out, behind) = rest.split_at_mut(width);
+                        before.fill(0.0);
+                        behind.fill(0.0);
+                        Singles { op: Unary::Copy, walk, at: row * width, x, out }.dispatch();
+                    }
+                });
+            }
+            Instruction::Conv { shape, x, filters, bias, .. } => {
+                let (x, filters) = (self.dense(*x)?, self.dense(*filters)?);
+                let bias = bias.map(|bias| self.dense(bias)).transpose()?;
+                let (to, shape) = (&mut to[..shape.len()], *shape);
+                let part = SHARE.next_multiple_of(shape.filters);
+                team.parts(to, part, |at, out| {
+                    let first = at / shape.filters;
+                    Conv { shape, x, filters, bias, first, out }.dispatch();
+                });
             }
             Instruction::Reduce { op, x, size, inner, .. } => {
                 let (x, all) = (self.dense(*x)?, x.len / size);
@@ -410,11 +526,15 @@ impl<'a> Memory<'a> {
                 });
             }
             Instruction::Gather { table, width, indices, .. } => {
-                let table = self.dense(*table)?;
-                let Given::I32(all) = self.given(indices.place)? else {
-                    return Err(internal("indices are not i32"));
+                let all = self.ints(indices.place)?;
+                let values = match table {
+                    Table::Values(values) => self.dense(*values)?,
+                    Table::Stored(_) => &[],
                 };
-                let rows = table.len() / width;
+                let rows = match table {
+                    Table::Values(values) => values.len / width,
+                    Table::Stored(weights) => weights.rows,
+                };
                 let wanted = all[indices.start..][..indices.len].iter();
                 for (to, &index) in to.chunks_exact_mut(*width).zip(wanted) {
                     // As in ONNX, those below 0 count from the end.
@@ -425,10 +545,13 @@ impl<'a> Memory<'a> {
                         let message = format!("index {index} of a table of {rows} rows");
                         Error::new(ErrorKind::Execute, message)
                     })?;
-                    to.copy_from_slice(&table[row * width..][..*width]);
+                    match table {
+                        Table::Values(_) => to.copy_from_slice(&values[row * width..][..*width]),
+                        Table::Stored(weights) => weights.dequantize(row, to),
+                    }
                 }
             }
-            Instruction::See { .. } | Instruction::Attend { .. } | Instruction::Products(_) => {
+            Instruction::See { .. } | Instruction::Attend { .. } | Instruction::Matmuls(_) => {
                 return Err(internal("it is computed elsewhere"));
             }
         }
@@ -436,7 +559,7 @@ impl<'a> Memory<'a> {
     }
 }
 
-fn singles<T: Widen>(op: Unary, walk: &Walk<1>, x: &[T], to: &mut [f32], team: &Team) {
+fn singles<T: ToF32>(op: Unary, walk: &Walk<1>, x: &[T], to: &mut [f32], team: &Team) {
     let share = if op.is_long() { LONG_SHARE } else { SHARE };
     team.parts(to, walk.part(share), |at, out| Singles { op, walk, at, x, out }.dispatch());
 }

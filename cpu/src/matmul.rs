@@ -1,4 +1,4 @@
-//! Products on several threads.
+//! Matmuls on several threads.
 
 use std::borrow::Cow;
 
@@ -17,11 +17,11 @@ const SHARES: usize = 4;
 /// Multiplications that are not worth waking a thread for.
 const SMALL: usize = 1 << 15;
 
-/// A product.
+/// A matmul.
 pub(crate) enum Operands<'a, 'o> {
     /// `y = x · weightsᵀ + bias`. `x` is whole rows of the weights' columns, `y` as many rows of the weights' rows.
     Rows(Matrix<'a>, &'a [f32], &'o mut [f32]),
-    /// Products of what is computed.
+    /// Matmuls of what is computed.
     Heads(Heads<'a, 'o>),
 }
 
