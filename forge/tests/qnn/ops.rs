@@ -126,7 +126,7 @@ fn every_op_is_instructions_on_the_cpu() {
                 _ => numbers(seed, count),
             });
         }
-        let expected = twin(&graph, &inputs);
+        let expected = reference(&graph, &inputs);
         let found = compiled.run(0, &inputs);
         for ((output, found), expected) in graph.outputs().iter().zip(&found).zip(&expected) {
             let error = error(found, expected);
