@@ -70,7 +70,7 @@ enum Work<'a, 'o> {
         x: &'a Arranged<'a>,
         out: Vec<&'o mut [f32]>,
     },
-    /// `x · bᵀ` of one head, whose rows have so many columns.
+    /// `x · bᵀ` of one head, whose rows have `columns` elements.
     Head {
         b: &'a [f32],
         columns: usize,

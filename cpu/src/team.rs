@@ -85,7 +85,7 @@ impl Team {
         }
     }
 
-    /// Computes parts of `to` of so many elements each. `f` gets where a part begins.
+    /// Computes parts of `to` of `part` elements each. `f` gets where a part begins.
     pub(crate) fn parts<T: Send>(
         &self,
         to: &mut [T],

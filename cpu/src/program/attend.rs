@@ -166,7 +166,7 @@ struct State<'s> {
 }
 
 impl<'s> State<'s> {
-    /// For so many rows out of `memory`, which has exactly room for them.
+    /// For `rows` rows out of `memory`, which has exactly room for them.
     fn new(memory: &'s mut [f32], rows: usize) -> Self {
         let dim = memory.len() / rows.max(1) - 2;
         let (values, rest) = memory.split_at_mut(rows * dim);

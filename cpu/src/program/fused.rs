@@ -110,7 +110,7 @@ impl<'a> Attention<'a> {
     }
 }
 
-/// The inputs of a node that has so many.
+/// The inputs of a node that has `N`.
 fn inputs<const N: usize>(node: &NodeProto) -> Option<[&str; N]> {
     let all: &[String; N] = node.input.as_slice().try_into().ok()?;
     Some(all.each_ref().map(String::as_str))

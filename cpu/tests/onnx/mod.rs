@@ -169,7 +169,7 @@ impl Model {
         self.external_as(name, FLOAT, shape, file, [offset, 4 * shape.iter().product::<u64>()])
     }
 
-    /// Weights in a file beside it, at an offset and so many bytes long.
+    /// Weights in a file beside it, at an offset and of a length in bytes.
     pub fn external_as(
         mut self,
         name: &str,
