@@ -1,7 +1,6 @@
 //! Decides what executes a bundle's graphs, and opens it.
 
 use std::path::Path;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use qhx_core::backend::Backend;
@@ -13,43 +12,7 @@ use qhx_cpu::{CpuBackend, CpuOptions};
 
 use crate::cache::contexts_tried;
 use crate::libraries::{self, Libraries};
-use crate::runtime::Runtime;
-
-/// Which backend is asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum BackendChoice {
-    /// The NPU where the QNN libraries are there and the bundle has context binaries, otherwise the CPU.
-    #[default]
-    Auto,
-    /// The bundle's ONNX graphs on the CPU.
-    Cpu,
-    /// The bundle's context binaries on the NPU, or on its emulator on x86-64 Linux. Never falls back.
-    Qnn,
-}
-
-impl BackendChoice {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Auto, Self::Cpu, Self::Qnn];
-
-    /// The name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Cpu => "cpu",
-            Self::Qnn => "qnn",
-        }
-    }
-}
-
-impl FromStr for BackendChoice {
-    type Err = String;
-
-    /// A choice by its name.
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|choice| choice.name() == text);
-        found.ok_or_else(|| "expected auto, cpu or qnn".to_owned())
-    }
-}
+use crate::settings::{BackendChoice, Settings};
 
 /// An open backend and the reason why it was taken.
 #[derive(Debug, Clone)]
@@ -61,25 +24,25 @@ pub struct Chosen {
     pub reason: String,
 }
 
-impl Runtime {
+impl Settings {
     /// Decides what executes the graphs of a bundle, and opens it.
     ///
     /// # Errors
     /// When the backend that is asked for cannot be opened, or nothing here can execute the bundle.
-    pub fn choose(&self, manifest: &Manifest) -> Result<Chosen> {
+    pub(crate) fn choose(&self, manifest: &Manifest) -> Result<Chosen> {
         let mut chosen = self.choose_plain(manifest)?;
-        if let Some(limit) = self.settings.resident {
+        if let Some(limit) = self.resident {
             chosen.backend = Arc::new(ResidentBackend::new(chosen.backend, limit));
         }
         Ok(chosen)
     }
 
     fn choose_plain(&self, manifest: &Manifest) -> Result<Chosen> {
-        let _span = trace::span(self.settings.trace.as_ref(), "open backend");
-        match self.settings.backend {
+        let _span = trace::span(self.trace.as_ref(), "open backend");
+        match self.backend {
             BackendChoice::Cpu => self.cpu("asked for"),
             BackendChoice::Qnn => {
-                let libraries = self.settings.libraries.require("backend qnn")?;
+                let libraries = self.libraries.require("backend qnn")?;
                 let reason = format!("asked for, {}", libraries.htp.display());
                 Ok(Chosen { backend: self.qnn(&libraries)?, reason })
             }
@@ -88,7 +51,7 @@ impl Runtime {
     }
 
     fn auto(&self, manifest: &Manifest) -> Result<Chosen> {
-        let libraries = self.settings.libraries.find()?;
+        let libraries = self.libraries.find()?;
         let (binaries, onnx) = forms(manifest)?;
         match (libraries, binaries) {
             (Some(libraries), true) => {
@@ -112,15 +75,15 @@ impl Runtime {
     }
 
     fn cpu(&self, reason: &str) -> Result<Chosen> {
-        Ok(Chosen { backend: cpu(self.settings.threads)?, reason: reason.to_owned() })
+        Ok(Chosen { backend: cpu(self.threads)?, reason: reason.to_owned() })
     }
 
     fn qnn(&self, libraries: &Libraries) -> Result<Arc<dyn Backend>> {
-        let device = &self.settings.device;
+        let device = &self.device;
         if let Some(file) = device.cdsprpc.as_ref().filter(|_| runs_with_extra_rights()) {
             return Err(libraries::not_with_extra_rights("libcdsprpc", file));
         }
-        let trace = self.settings.trace.clone();
+        let trace = self.trace.clone();
         let options = QnnOptions {
             htp: libraries.htp.clone(),
             system: Some(libraries.system.clone()),

@@ -4,14 +4,8 @@ use std::io::Read as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use qhx_core::engine::Model;
 use qhx_core::text::forms;
 use qhx_core::{Error, ErrorKind, Manifest, Result, files};
-
-use crate::chat::Chat;
-use crate::embedder::Embedder;
-use crate::runtime::Runtime;
-use crate::transcriber::Transcriber;
 
 /// A bundle that was found: its manifest is read and checked, nothing else is opened. Clones share it.
 ///
@@ -59,38 +53,6 @@ impl Bundle {
 
     pub(crate) fn shared_manifest(&self) -> &Arc<Manifest> {
         &self.manifest
-    }
-
-    /// Opens the model with the defaults of a [`Runtime`].
-    ///
-    /// # Errors
-    /// As [`Runtime::load`].
-    pub fn model(&self) -> Result<Model> {
-        Runtime::default().load(self)
-    }
-
-    /// Opens the model for a conversation.
-    ///
-    /// # Errors
-    /// As [`Runtime::load`] and [`Chat::new`].
-    pub fn chat(&self) -> Result<Chat> {
-        Chat::new(self.model()?)
-    }
-
-    /// Opens the model to embed texts, with the prefixes that the manifest declares.
-    ///
-    /// # Errors
-    /// As [`Runtime::load`] and [`Embedder::new`].
-    pub fn embedder(&self) -> Result<Embedder> {
-        Embedder::new(self.model()?)
-    }
-
-    /// Opens the model to transcribe audio, as the manifest declares.
-    ///
-    /// # Errors
-    /// As [`Runtime::load`] and [`Transcriber::new`].
-    pub fn transcriber(&self) -> Result<Transcriber> {
-        Transcriber::new(self.model()?)
     }
 }
 

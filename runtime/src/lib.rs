@@ -33,17 +33,20 @@ mod embedder;
 pub mod libraries;
 pub mod machines;
 pub mod media;
+mod open;
 mod runtime;
+mod settings;
 pub mod skels;
 mod transcriber;
 
-pub use backends::{BackendChoice, Chosen};
+pub use backends::Chosen;
 pub use bundle::{Bundle, not_forged};
 pub use chat::{Answer, Chat, is_left_out};
 pub use embedder::{EmbedOptions, Embedder, Prefixed, Role};
 pub use libraries::LibraryFiles;
 pub use media::{Attached, Attachment};
-pub use runtime::{DeviceOptions, Runtime, RuntimeBuilder};
+pub use runtime::{Runtime, RuntimeBuilder};
+pub use settings::{BackendChoice, DeviceOptions};
 pub use transcriber::{Chunk, TranscribeEvent, TranscribeOptions, Transcriber, Transcript};
 
 pub use qhx_core::engine::{

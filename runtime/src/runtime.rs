@@ -1,67 +1,19 @@
 //! What bundles are opened with: a backend, libraries, plugins, threads.
 
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use qhx_core::backend::Backend;
 use qhx_core::dump::Dump;
 use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::op::{OpDescription, OpProvider as _, ProgressFn};
-use qhx_core::qnn::{MemoryMode, PerfMode, ProfileLevel};
 use qhx_core::trace::Trace;
 use qhx_core::{CancelToken, Result};
 use qhx_plugins::{PluginOptions, Plugins};
 
-use crate::backends::BackendChoice;
+use crate::backends::Chosen;
 use crate::bundle::Bundle;
 use crate::libraries::LibraryFiles;
-
-/// How the NPU is used.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct DeviceOptions {
-    /// Hexagon architecture of the device, where that of the library is not to be taken: 81 for v81.
-    pub arch: Option<u32>,
-    /// The power mode that is voted for while the device is in use.
-    pub power: PerfMode,
-    /// After how long without an execution the vote is given back; `None` for never.
-    pub idle_release: Option<Duration>,
-    /// Where inputs and outputs of graphs lie.
-    pub memory: MemoryMode,
-    /// libcdsprpc, which shares memory with the NPU; the device's if it is not named.
-    pub cdsprpc: Option<PathBuf>,
-    /// How much the library measures where there is a trace.
-    pub profile: ProfileLevel,
-}
-
-impl Default for DeviceOptions {
-    fn default() -> Self {
-        Self {
-            arch: None,
-            power: PerfMode::default(),
-            idle_release: None,
-            memory: MemoryMode::default(),
-            cdsprpc: None,
-            profile: ProfileLevel::Basic,
-        }
-    }
-}
-
-/// What a [`Runtime`] is made of.
-#[derive(Clone, Default)]
-pub(crate) struct Settings {
-    pub backend: BackendChoice,
-    pub libraries: LibraryFiles,
-    pub device: DeviceOptions,
-    pub resident: Option<usize>,
-    pub threads: Option<usize>,
-    pub plugins: PluginOptions,
-    pub cancel: CancelToken,
-    pub progress: Option<ProgressFn>,
-    pub dump: Option<Arc<Dump>>,
-    pub trace: Option<Arc<Trace>>,
-}
+use crate::settings::{BackendChoice, DeviceOptions, Settings};
 
 /// What bundles are opened with. It is cheap to make and to clone, and opens nothing by itself.
 ///
@@ -71,7 +23,7 @@ pub(crate) struct Settings {
 /// ```
 #[derive(Clone, Default)]
 pub struct Runtime {
-    pub(crate) settings: Settings,
+    settings: Settings,
 }
 
 impl std::fmt::Debug for Runtime {
@@ -100,6 +52,14 @@ impl Runtime {
         Plugins::discover(&self.settings.plugins)
     }
 
+    /// Decides what executes the graphs of a bundle, and opens it.
+    ///
+    /// # Errors
+    /// When the backend that is asked for cannot be opened, or nothing here can execute the bundle.
+    pub fn choose(&self, bundle: &Bundle) -> Result<Chosen> {
+        self.settings.choose(bundle.manifest())
+    }
+
     /// Opens a bundle: finds its host-op, loads its contexts and its tokenizer.
     ///
     /// # Errors
@@ -126,7 +86,7 @@ impl Runtime {
         // Before libraries are opened: the name is wrong more often than they are.
         let entry = ops.find(manifest.host_op()?)?;
         check(&entry.description)?;
-        let choice = self.choose(manifest)?;
+        let choice = settings.choose(manifest)?;
         chosen(&*choice.backend, &choice.reason);
         let model = Model::open(ModelOptions {
             manifest: Arc::clone(manifest),

@@ -6,7 +6,7 @@ use super::attend::{Attend, Shape};
 use super::compile::{Compiler, Lowered, TOO_LARGE, Value, walk};
 use super::conv::{ConvShape, Padding};
 use super::kernels::{Binary, Reduction, Unary};
-use super::reader::{StoredMatmul, integer, integers, to_float};
+use super::reader::{StoredMatmul, integer, integers, positive, to_float};
 use super::view::{Dim, Place, View, common};
 use super::{By, Dense, Elem, Instruction, Matmul, Table, attend, fused};
 use crate::weights::Weights;
@@ -685,13 +685,4 @@ fn axis(axis: i64, rank: usize) -> Lowered<usize> {
     let from_end = if axis < 0 { rank as i64 } else { 0 };
     let found = axis.checked_add(from_end).and_then(|axis| usize::try_from(axis).ok());
     found.filter(|axis| *axis < rank).ok_or_else(|| format!("axis {axis} of {rank} dimensions"))
-}
-
-/// Sizes of a shape, none of which is 0.
-pub(super) fn sizes(dims: &[i64]) -> Option<Vec<usize>> {
-    dims.iter().map(|&size| positive(size)).collect()
-}
-
-pub(super) fn positive(size: i64) -> Option<usize> {
-    usize::try_from(size).ok().filter(|size| *size > 0)
 }

@@ -10,7 +10,6 @@ use std::ops::Range;
 use qhx_core::artifacts::Mapped;
 use rten_onnx::onnx::{DataLocation, DataType, GraphProto, NodeProto, TensorProto};
 
-use super::lower::{positive, sizes};
 use crate::kernels::BLOCK;
 use crate::weights::{Floats, Form, Stored, Weights};
 
@@ -329,4 +328,14 @@ pub(super) fn integer(node: &NodeProto, name: &str) -> Option<i64> {
 pub(super) fn integers<'a>(node: &'a NodeProto, name: &str) -> Option<&'a [i64]> {
     let found = node.attribute.iter().find(|a| a.name.as_deref() == Some(name))?;
     Some(&found.ints)
+}
+
+/// Sizes of a shape, none of which is 0.
+pub(super) fn sizes(dims: &[i64]) -> Option<Vec<usize>> {
+    dims.iter().map(|&size| positive(size)).collect()
+}
+
+/// A size that is not 0.
+pub(super) fn positive(size: i64) -> Option<usize> {
+    usize::try_from(size).ok().filter(|size| *size > 0)
 }

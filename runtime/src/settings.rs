@@ -1,0 +1,97 @@
+//! What a [`Runtime`](crate::Runtime) is made of.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use qhx_core::CancelToken;
+use qhx_core::dump::Dump;
+use qhx_core::op::ProgressFn;
+use qhx_core::qnn::{MemoryMode, PerfMode, ProfileLevel};
+use qhx_core::trace::Trace;
+use qhx_plugins::PluginOptions;
+
+use crate::libraries::LibraryFiles;
+
+/// Which backend is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum BackendChoice {
+    /// The NPU where the QNN libraries are there and the bundle has context binaries, otherwise the CPU.
+    #[default]
+    Auto,
+    /// The bundle's ONNX graphs on the CPU.
+    Cpu,
+    /// The bundle's context binaries on the NPU, or on its emulator on x86-64 Linux. Never falls back.
+    Qnn,
+}
+
+impl BackendChoice {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Auto, Self::Cpu, Self::Qnn];
+
+    /// The name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Cpu => "cpu",
+            Self::Qnn => "qnn",
+        }
+    }
+}
+
+impl FromStr for BackendChoice {
+    type Err = String;
+
+    /// A choice by its name.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|choice| choice.name() == text);
+        found.ok_or_else(|| "expected auto, cpu or qnn".to_owned())
+    }
+}
+
+/// How the NPU is used.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct DeviceOptions {
+    /// Hexagon architecture of the device, where that of the library is not to be taken: 81 for v81.
+    pub arch: Option<u32>,
+    /// The power mode that is voted for while the device is in use.
+    pub power: PerfMode,
+    /// After how long without an execution the vote is given back; `None` for never.
+    pub idle_release: Option<Duration>,
+    /// Where inputs and outputs of graphs lie.
+    pub memory: MemoryMode,
+    /// libcdsprpc, which shares memory with the NPU; the device's if it is not named.
+    pub cdsprpc: Option<PathBuf>,
+    /// How much the library measures where there is a trace.
+    pub profile: ProfileLevel,
+}
+
+impl Default for DeviceOptions {
+    fn default() -> Self {
+        Self {
+            arch: None,
+            power: PerfMode::default(),
+            idle_release: None,
+            memory: MemoryMode::default(),
+            cdsprpc: None,
+            profile: ProfileLevel::Basic,
+        }
+    }
+}
+
+/// What a runtime is made of.
+#[derive(Clone, Default)]
+pub(crate) struct Settings {
+    pub backend: BackendChoice,
+    pub libraries: LibraryFiles,
+    pub device: DeviceOptions,
+    pub resident: Option<usize>,
+    pub threads: Option<usize>,
+    pub plugins: PluginOptions,
+    pub cancel: CancelToken,
+    pub progress: Option<ProgressFn>,
+    pub dump: Option<Arc<Dump>>,
+    pub trace: Option<Arc<Trace>>,
+}
