@@ -241,7 +241,7 @@ fn bundle(args: &InspectArgs, app: &App) -> Result<BundleReport> {
     let params = &manifest.params;
     let plugins = app.plugins()?;
     if let Ok(entry) = manifest.host_op().and_then(|name| plugins.find(name))
-        && let Err(error) = plugins.check_params(&entry, &manifest)
+        && let Err(error) = plugins.check_params(&entry, manifest)
     {
         notes.push(error.report().to_string());
     }

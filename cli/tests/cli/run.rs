@@ -86,6 +86,7 @@ impl Program {
     }
 
     /// A program of `examples/library`, in `folder`.
+    #[cfg(all(unix, not(feature = "builtin-ops")))]
     pub fn library(folder: &Path, name: &str) -> Self {
         Self::at(name, folder)
     }

@@ -12,13 +12,14 @@ use qhx_core::text::{ChatTemplate, Message, RenderOptions};
 fn rendered(chat: &Value, thinking: Option<bool>) -> String {
     let document =
         json!({"schema_version": SCHEMA_VERSION, "host_only": true, "artifacts": {}, "chat": chat});
-    let manifest = Manifest::from_value(Path::new("m.json"), document, None).unwrap();
-    let mut chat = manifest.chat.unwrap();
+    let manifest = Manifest::from_value(Path::new("m.json"), document, None).expect("a manifest");
+    let mut chat = manifest.chat.expect("a chat");
     complete(&mut chat);
     let messages = [("system", "S"), ("user", "A"), ("assistant", "B"), ("user", "C")]
         .map(|(role, content)| Message::new(role, content));
     let options = RenderOptions { enable_thinking: thinking, ..RenderOptions::default() };
-    ChatTemplate::from_markers(&chat, None).unwrap().render(&messages, &options).unwrap()
+    let template = ChatTemplate::from_markers(&chat, None).expect("a template");
+    template.render(&messages, &options).expect("a prompt")
 }
 
 #[test]

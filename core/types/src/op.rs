@@ -167,7 +167,7 @@ pub struct OpenInfo {
     /// tokens that holds one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub placeholders: Vec<u32>,
-    /// c, where the scores of tokens are `c · tanh(logits / c)` (Gemma 2, arXiv 2408.00118, section 2); none where they
+    /// c, where the scores of tokens are `c · tanh(logits / c)` (arXiv 2408.00118, section 2); none where they
     /// are the logits. The host applies it where it draws a token: the most likely token is the same without. Positive
     /// and finite.
     #[serde(skip_serializing_if = "Option::is_none")]
