@@ -112,7 +112,7 @@ impl Sampler {
         })
     }
 
-    /// The same for an op with a [`crate::op::HostOp::softcap`]. It comes before penalties and all else.
+    /// The same for an op with a [`crate::op::OpenInfo::softcap`]. It comes before penalties and all else.
     #[must_use]
     pub fn softcapped(self, softcap: Option<f32>) -> Self {
         Self { softcap, ..self }

@@ -82,7 +82,7 @@ impl VisionPrompts {
         }
     }
 
-    /// The tokens that stand for images and videos, for [`crate::Op::placeholders`].
+    /// The tokens that stand for images and videos, for `placeholders` of [`crate::OpenInfo`].
     pub fn placeholders(&self) -> Vec<u32> {
         vec![self.tokens.image, self.tokens.video]
     }
