@@ -8,9 +8,9 @@
 //! | those functions, over an op of an author | `plugins/op/src/export.rs` |
 //! | calling them | `plugins/op/src/calls.rs` |
 //! | the same in a test | `plugins/op/src/harness.rs` |
-//! | the engine's trait `HostOp` | `core/src/op.rs` |
+//! | the engine's trait `HostOp` | `core/engine/src/op.rs` |
 //! | an op of a plugin as a `HostOp` | `plugins/host/src/adapter.rs` |
-//! | checks of what a call did, and a closed op | `core/src/engine/{checked,closed}.rs` |
+//! | checks of what a call did, and a closed op | `core/engine/src/engine/{checked,closed}.rs` |
 //!
 //! A call is added as a row at the end of the list, as a method with a default in the author's trait
 //! (`plugins/op/src/op.rs`), and where the engine uses it. What an op declares once, when it is opened, is no call but a
