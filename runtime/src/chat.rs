@@ -49,7 +49,7 @@ impl Chat {
             model,
             messages: Vec::new(),
             attached: Vec::new(),
-            request: Request::greedy(Prompt::Tokens(Vec::new()), Self::MAX_NEW),
+            request: Request::chat([]).max_new(Self::MAX_NEW),
             thinking: None,
         })
     }
@@ -150,7 +150,7 @@ impl Chat {
         let content = media::content(text.into(), &attached)?;
         self.messages.push(Message::new("user", content));
         let prompt = Prompt::Chat { messages: self.messages.clone(), thinking: self.thinking };
-        let request = Request { prompt, cancel, ..self.request.clone() };
+        let request = self.request.clone().prompt(prompt).cancelled_by(cancel);
         match self.model.start(&request) {
             Ok(run) => Ok(Answer { run: Some(run), messages: &mut self.messages, attached }),
             Err(e) => {

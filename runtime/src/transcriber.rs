@@ -206,8 +206,7 @@ impl Transcriber {
             )];
             self.model.reset()?;
             let prompt = prompt(&self.instruction, &chunk)?;
-            let request =
-                Request { cancel: cancel.clone(), ..Request::greedy(prompt, self.max_new) };
+            let request = Request::greedy(prompt, self.max_new).cancelled_by(cancel.clone());
             on_event(TranscribeEvent::Begin);
             let generation = self.model.start(&request)?.finish()?;
             let text = generation.text.trim();

@@ -455,7 +455,7 @@ fn answer_speculative(
     speculate: Speculate,
 ) -> Generation {
     let request = Request::greedy(prompt, golden.output_ids.len());
-    let request = Request { speculate, ..request };
+    let request = request.speculate(speculate);
     model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap_or_else(|e| panic!("{e}"))
 }
 

@@ -39,7 +39,7 @@ pub fn speculative_exact(
     for case in cases {
         model.reset().unwrap_or_else(|e| panic!("{e}"));
         let request = Request::greedy(Prompt::Text(case.prompt.clone()), case.output_ids.len());
-        let request = Request { speculate, ..request };
+        let request = request.speculate(speculate);
         let generation = generate(model, &request);
         assert_eq!(generation.prompt_tokens, case.prompt_ids.len(), "{label}, {}", case.id);
         assert_eq!(generation.tokens, case.output_ids, "{label}, {}", case.id);
@@ -147,7 +147,7 @@ pub fn play_speculative(model: &mut Model, chat: &Chat, speculate: Speculate) ->
         let ids = model.encode_prompt(&prompt).unwrap_or_else(|e| panic!("{}: {e}", chat.id));
         assert_eq!(ids, turn.prompt_ids, "{}", chat.id);
         let request = Request::greedy(prompt, turn.output_ids.len());
-        let generation = generate(model, &Request { speculate, ..request });
+        let generation = generate(model, &request.speculate(speculate));
         assert_eq!(generation.tokens, turn.output_ids, "{}", chat.id);
         assert_eq!(generation.text, turn.text, "{}", chat.id);
         messages.push(Message::new("assistant", &turn.text));

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use qhx::{Attachment, Chat, is_left_out};
-use qhx_core::engine::{FinishReason, Message, Prompt, Request};
+use qhx_core::engine::{FinishReason, Message, Request};
 use qhx_core::op::Modality;
 use qhx_core::{CancelToken, Error, ErrorKind, Result};
 
@@ -182,13 +182,12 @@ pub(crate) fn run(args: &ChatArgs, app: &mut App) -> Result<Status> {
 fn run_traced(args: &ChatArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
     let sampling = args.sampling.params()?;
     let draft = args.speculate.draft()?;
-    let request = Request {
-        sampling,
-        stop: args.stop.clone(),
-        speculate: args.speculate.mode(),
-        template_arguments: args.template_args.iter().cloned().collect(),
-        ..Request::greedy(Prompt::Tokens(Vec::new()), args.max_new)
-    };
+    let request = Request::chat([])
+        .max_new(args.max_new)
+        .sampling(sampling)
+        .stops(args.stop.iter().cloned())
+        .speculate(args.speculate.mode())
+        .template_arguments(args.template_args.iter().cloned());
     let check = |manifest: &_| request.check(manifest);
     let opening = Opening { tracing, ..Opening::default() };
     let backend = BackendArgs { idle_release: Some(args.idle_release), ..args.backend.clone() };

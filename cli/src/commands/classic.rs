@@ -92,10 +92,8 @@ pub(crate) fn run(args: &ClassicArgs, app: &mut App) -> Result<Status> {
     } else {
         media::completion(text, &attached)?
     };
-    let request = Request {
-        template_arguments: args.template_args.iter().cloned().collect(),
-        ..Request::greedy(prompt, args.max_new)
-    };
+    let request = Request::greedy(prompt, args.max_new)
+        .template_arguments(args.template_args.iter().cloned());
     let generation = session::generate(app, &mut model, &request, &attached, Stream::Text)?;
     crate::media::say(&attached);
     say!("{}, {}", session::load(&model), session::summary(&generation));

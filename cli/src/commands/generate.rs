@@ -116,15 +116,13 @@ fn run_traced(
     }
     media::check_placeholders(&text, &attachments)?;
     let ids = if args.ids { prompt::ids(&text)? } else { Vec::new() };
-    let mut request = Request {
-        sampling,
-        stop: args.stop.clone(),
-        ignore_eos: args.ignore_eos,
-        speculate: args.speculate.mode(),
-        template_arguments: args.template_args.iter().cloned().collect(),
-        // What is attached is read by the rules of the model, once it is open.
-        ..Request::greedy(Prompt::Tokens(ids), args.max_new)
-    };
+    // What is attached is read by the rules of the model, once it is open.
+    let mut request = Request::greedy(Prompt::Tokens(ids), args.max_new)
+        .sampling(sampling)
+        .stops(args.stop.iter().cloned())
+        .ignore_eos(args.ignore_eos)
+        .speculate(args.speculate.mode())
+        .template_arguments(args.template_args.iter().cloned());
     let check = |manifest: &_| request.check(manifest);
     let dump = args.dump.as_deref().map(Dump::create).transpose()?.map(Arc::new);
     let opening = Opening { dump, attachments: &attachments, tracing, ..Opening::default() };

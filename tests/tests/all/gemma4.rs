@@ -868,7 +868,7 @@ fn talk_about_a_picture(model: &mut Model, speculate: Speculate, played: u64) {
         messages.push(Message::new("user", content));
         let prompt = Prompt::Chat { messages: messages.clone(), thinking: None };
         let request = Request::greedy(prompt, turn.output_ids.len());
-        let generation = generate(model, &Request { speculate, ..request });
+        let generation = generate(model, &request.speculate(speculate));
         assert_eq!(generation.prompt_tokens, turn.prompt_ids.len(), "turn {index}");
         assert_eq!((generation.tokens, &*generation.text), (turn.output_ids.clone(), &*turn.text));
         assert_eq!(generation.reused_tokens > 0, index > 0, "turn {index}");

@@ -99,7 +99,7 @@ fn generate(file: &Path) -> (Vec<u32>, String) {
     let mut model = null_model::open("test_frozen", &plugins, &CancelToken::new()).unwrap();
     // A plugin of any version decodes; one before 1.2 verifies no draft tokens.
     let speculate = "3".parse().unwrap();
-    let request = Request { speculate, ..Request::greedy(Prompt::Tokens(vec![1, 2]), 4) };
+    let request = Request::greedy(Prompt::Tokens(vec![1, 2]), 4).speculate(speculate);
     let tokens = model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap().tokens;
     let embedding = model.embed(&[4, 5]).unwrap();
     assert_eq!(embedding.iter().position(|&v| v == 1.0), Some(9));

@@ -561,7 +561,7 @@ fn cancelling_keeps_the_text_so_far_and_the_model_usable() {
         .unwrap();
     assert_eq!(generation.finish_reason, FinishReason::Cancelled);
     assert_eq!(generation.tokens, case.output_ids[..5]);
-    let whole = generate(&mut model, &Request { cancel: CancelToken::new(), ..request });
+    let whole = generate(&mut model, &request.cancelled_by(CancelToken::new()));
     assert_eq!(whole.tokens, case.output_ids);
 }
 

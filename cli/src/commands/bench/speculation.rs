@@ -141,12 +141,11 @@ impl Answer {
             Text::Repeats => (0.0, None),
             Text::Varies => (1.0, Some(u64::from(turn))),
         };
-        let request = Request {
-            sampling: SamplingParams { temperature, seed, ..SamplingParams::default() },
-            ignore_eos: true,
-            speculate,
-            ..Request::greedy(Prompt::Tokens(self.prompt.clone()), self.tokens + 1)
-        };
+        let sampling = SamplingParams { temperature, seed, ..SamplingParams::default() };
+        let request = Request::greedy(Prompt::Tokens(self.prompt.clone()), self.tokens + 1)
+            .sampling(sampling)
+            .ignore_eos(true)
+            .speculate(speculate);
         model.reset()?;
         let found = model.generate(&request, &mut |_| ControlFlow::Continue(()))?;
         if found.finish_reason == FinishReason::Cancelled {

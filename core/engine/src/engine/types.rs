@@ -44,6 +44,7 @@ pub enum Part {
 
 /// One generation.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Request {
     /// What to continue.
     pub prompt: Prompt,
@@ -186,10 +187,45 @@ impl Request {
         self
     }
 
+    /// With further texts that end the answer.
+    #[must_use]
+    pub fn stops(mut self, texts: impl IntoIterator<Item = String>) -> Self {
+        self.stop.extend(texts);
+        self
+    }
+
+    /// Going on behind the model's end-of-text tokens.
+    #[must_use]
+    pub fn ignore_eos(self, ignore_eos: bool) -> Self {
+        Self { ignore_eos, ..self }
+    }
+
+    /// With this prompt instead.
+    #[must_use]
+    pub fn prompt(self, prompt: Prompt) -> Self {
+        Self { prompt, ..self }
+    }
+
+    /// Stopped by this token, and by no other.
+    #[must_use]
+    pub fn cancelled_by(self, cancel: CancelToken) -> Self {
+        Self { cancel, ..self }
+    }
+
     /// With draft tokens.
     #[must_use]
     pub fn speculate(self, speculate: Speculate) -> Self {
         Self { speculate, ..self }
+    }
+
+    /// With further variables of the chat template.
+    #[must_use]
+    pub fn template_arguments(
+        mut self,
+        arguments: impl IntoIterator<Item = (String, Value)>,
+    ) -> Self {
+        self.template_arguments.extend(arguments);
+        self
     }
 
     /// With a further variable of the chat template.

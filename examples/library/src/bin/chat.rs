@@ -6,7 +6,7 @@ use qhx::{Bundle, Request};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let bundle = std::env::args().nth(1).unwrap_or_default();
-    let request = Request::completion("").max_new(64).temperature(0.0);
+    let request = Request::chat([]).max_new(64);
     let mut chat = Bundle::open(bundle)?.chat()?.with_request(request);
     for line in std::io::stdin().lock().lines() {
         let mut answer = chat.send(line?)?;
