@@ -61,7 +61,7 @@ impl Kind {
     }
 }
 
-/// Checks a whole file and answers with the names of the files of external data. The error says
+/// Checks a whole file and returns the names of the files of external data. The error says
 /// what is wrong at which byte.
 pub(crate) fn check(model: &[u8]) -> Result<BTreeSet<String>, String> {
     let mut walk = Walk { bytes: model, at: 0, external: BTreeSet::new() };

@@ -56,7 +56,7 @@ pub fn listen() {
     ONCE.call_once(|| drop(tracing::subscriber::set_global_default(Lines)));
 }
 
-/// Runs `body` and answers with its result and the lines that host-ops logged on this thread.
+/// Runs `body` and returns its result and the lines that host-ops logged on this thread.
 pub fn capture<T>(body: impl FnOnce() -> T) -> (T, Vec<String>) {
     LINES.set(Some(Vec::new()));
     let result = body();

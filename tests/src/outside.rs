@@ -96,7 +96,7 @@ impl Outside {
     }
 
     /// Runs blocks of commands one after the other in one shell that stops at the first failure.
-    /// Answers with what each printed, which is what the page says it prints.
+    /// Returns what each printed, which is what the page says it prints.
     pub fn run(&self, blocks: &[Block]) -> Vec<String> {
         let mut script = "set -euo pipefail\n".to_owned();
         let output = |index: usize| self.root.path().join(format!("block-{index}"));
@@ -120,7 +120,7 @@ impl Outside {
         blocks.iter().enumerate().map(printed).collect()
     }
 
-    /// Runs `qhx` and answers with its success and with what it printed on both streams.
+    /// Runs `qhx` and returns its success and with what it printed on both streams.
     pub fn qhx(&self, arguments: &[&str]) -> (bool, String) {
         let (code, streams) = self.program(&self.root.path().join("bin/qhx"), arguments);
         (code == Some(0), streams.concat())

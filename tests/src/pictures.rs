@@ -301,7 +301,7 @@ impl Sights {
         all
     }
 
-    /// Steps through cases: the most likely token is the golden one, and logits agree. Answers with the worst distance
+    /// Steps through cases: the most likely token is the golden one, and logits agree. Returns the worst distance
     /// of recorded logits.
     pub fn step_exact(&self, model: &mut Model, cases: &[&Case], label: &str) -> Distance {
         let mut worst: Option<Distance> = None;
@@ -331,7 +331,7 @@ impl Sights {
     }
 
     /// Shows `op`, which dumps to `folder`, every picture of a mode, or those of `ids`, and with `film` the video. Pixel
-    /// values are the reference's; answers with the least cosine of a row of features (`embeds` and those of `layers`
+    /// values are the reference's; returns the least cosine of a row of features (`embeds` and those of `layers`
     /// layers), and the largest difference.
     pub fn features(
         &self,

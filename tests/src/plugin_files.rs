@@ -15,7 +15,7 @@ pub fn library_name(library: &str) -> String {
 /// with its features only.
 const PROGRAM: [&str; 2] = ["--package", "qhx-cli"];
 
-/// Builds the plugin crate `package` of this workspace and answers with its library.
+/// Builds the plugin crate `package` of this workspace and returns its library.
 pub fn build(package: &str) -> PathBuf {
     build_in(workspace(), package)
 }
@@ -64,7 +64,7 @@ pub fn programs() -> Vec<PathBuf> {
     names.into_iter().map(|name| folder.join(name)).collect()
 }
 
-/// Runs `cargo build` in a workspace and answers with the folder of what it builds.
+/// Runs `cargo build` in a workspace and returns the folder of what it builds.
 pub(crate) fn run(root: &Path, what: &[&str]) -> PathBuf {
     let _guard = ONE_AT_A_TIME.lock();
     let mut command = qhx_places::cargo();

@@ -44,7 +44,7 @@ pub fn copies_nothing(manifest: &Path, cases: &[&Case], label: &str) {
             MemoryMode::Raw => assert!(copied > 0 && shared == 0, "{label}: {again:?}"),
             _ => assert!(copied == 0 && shared > 0, "{label}: {again:?}"),
         }
-        // Half way, everything is registered anew with other contexts.
+        // Half way, everything is registered again with other contexts.
         faults.plan(&Plan::at("graphExecute", again.executions / 2, Then::Restart(1007)));
         greedy_exact(&mut model, cases, &format!("{label}, restarted"));
         let restarted = faults.report();

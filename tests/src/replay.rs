@@ -65,7 +65,7 @@ pub(crate) fn add(all: &mut DraftCounts, drafts: DraftCounts) {
 }
 
 /// Checks `rows` tokens in one step behind a case's prompt, of which the first `right` are the golden ones, and keeps
-/// these. Answers with how far the logits of the next plain step are from those after plain steps alone.
+/// these. Returns how far the logits of the next plain step are from those after plain steps alone.
 pub fn accepted_exact(model: &mut Model, case: &Case, rows: usize, right: usize) -> Distance {
     let (tokens, op) = (&case.output_ids, model.op_mut());
     let mut logits = [true, false].map(|drafted| {
@@ -102,7 +102,7 @@ pub fn shortest(goldens: &Goldens, most: usize) -> Vec<&Case> {
     cases
 }
 
-/// Steps through every case: the most likely token is the golden one at every step. Answers with the largest distance
+/// Steps through every case: the most likely token is the golden one at every step. Returns the largest distance
 /// of recorded logits.
 pub fn step_exact(model: &mut Model, goldens: &Goldens, cases: &[&Case], label: &str) -> Distance {
     let mut worst: Option<Distance> = None;
@@ -129,7 +129,7 @@ pub fn step_exact(model: &mut Model, goldens: &Goldens, cases: &[&Case], label: 
     worst.expect("steps with recorded logits")
 }
 
-/// Plays a conversation: prompts, answers and texts are the golden ones. Answers with what each turn generated.
+/// Plays a conversation: prompts, answers and texts are the golden ones. Returns what each turn generated.
 pub fn play(model: &mut Model, chat: &Chat) -> Vec<Generation> {
     play_speculative(model, chat, Speculate::Off)
 }

@@ -54,7 +54,7 @@ const TEMPLATE: &str = "{% for m in messages %}{% if m.content is string %}{{ m.
     {% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% else %}{{ '<' + part.type + '>' }}\
     {% endif %}{% endfor %}{% endif %}<end>{% endfor %}{% if add_generation_prompt %}b{% endif %}";
 
-/// Writes the bundle into a folder. Answers with its manifest.
+/// Writes the bundle into a folder. Returns its manifest.
 pub fn write(out: &Path) -> Result<PathBuf> {
     let put = |name: &str, text: String| {
         let file = out.join(name);

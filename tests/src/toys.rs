@@ -207,7 +207,7 @@ impl<K: PartialEq> Bundles<K> {
         Self { folder: OnceLock::new(), made: Mutex::new(Vec::new()) }
     }
 
-    /// The bundle of `key`, which `make` puts into the folder that it is given, and answers with its manifest.
+    /// The bundle of `key`, which `make` puts into the folder that it is given, and returns its manifest.
     pub fn get(&self, key: K, make: impl FnOnce(&Path) -> PathBuf) -> PathBuf {
         let folder = self.folder.get_or_init(|| tempfile::tempdir().expect("a temporary folder"));
         let (at, one) = {
@@ -222,7 +222,7 @@ impl<K: PartialEq> Bundles<K> {
     }
 }
 
-/// Forges a checkpoint once a process and answers with the bundle.
+/// Forges a checkpoint once a process and returns the bundle.
 pub fn bundle(checkpoint: &Path, variant: Variant) -> PathBuf {
     static MADE: Bundles<(PathBuf, Variant)> = Bundles::new();
     MADE.get((checkpoint.to_owned(), variant), |out| {

@@ -139,7 +139,7 @@ impl Variant {
         format!("qhx-test-{}-{what}", self.name)
     }
 
-    /// Writes the workspace and answers with its folder.
+    /// Writes the workspace and returns its folder.
     fn lay_out(&self) -> PathBuf {
         let root = plugin_files::beside("outside").join("variants").join(self.name);
         let fixtures = workspace().join("tests/plugins");

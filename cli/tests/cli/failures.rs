@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::run::{Program, bundle, copy_of_bundle, edit_manifest, folder, neutral};
 
-/// Runs `qhx` and answers with the exit code and the neutral message.
+/// Runs `qhx` and returns the exit code and the neutral message.
 fn fail(folder: &Path, args: &[&str], stdin: &[u8]) -> String {
     let run = Program::qhx(folder).args(args).stdin(stdin).run();
     assert_eq!(run.stdout, "", "{run:?}");

@@ -1,4 +1,4 @@
-//! Chat templates from strangers: whatever one does, there is one clear error that names it.
+//! Chat templates of untrusted origin: whatever one does, there is one clear error that names it.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};

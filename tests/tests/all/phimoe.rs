@@ -136,7 +136,7 @@ fn ways(tokens: usize, prompt_graphs: bool) -> [Option<u64>; 2] {
 }
 
 /// Every case from its text: tokens, text, reason, the way that the prompt took, and where every token
-/// went in every layer. Answers with the largest difference of a multiplier.
+/// went in every layer. Returns the largest difference of a multiplier.
 fn equals_the_reference(
     model: &mut Model,
     goldens: &Goldens,

@@ -22,7 +22,7 @@ fn only(files: Vec<PathBuf>) -> PluginOptions {
     PluginOptions { files, only_named: true, ..PluginOptions::default() }
 }
 
-/// Generates a few tokens with one of the misbehaving ops and answers with the error.
+/// Generates a few tokens with one of the misbehaving ops and returns the error.
 fn failure(op: &str) -> Error {
     let plugins = Plugins::discover(&only(vec![misbehaving().clone()])).unwrap();
     let mut model = match null_model::open(op, &plugins, &CancelToken::new()) {

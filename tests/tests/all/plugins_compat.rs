@@ -106,7 +106,7 @@ fn generate(file: &Path) -> (Vec<u32>, String) {
     (tokens, Plugin::load(file).unwrap().interface)
 }
 
-/// Runs a plugin in a host program and answers with the line it prints.
+/// Runs a plugin in a host program and returns the line it prints.
 fn hosted(host: &Path, plugin: &Path) -> String {
     let output = Command::new(host).arg(plugin).output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);

@@ -429,7 +429,7 @@ fn w8a16_passes_the_tolerant_gate() {
     }
 }
 
-/// Plays a conversation; answers with tokens and reused tokens of each turn.
+/// Plays a conversation; returns tokens and reused tokens of each turn.
 fn play(model: &mut Model, chat: &toys::Chat) -> Vec<(Vec<u32>, usize, usize)> {
     let mut messages = Vec::new();
     if let Some(system) = &chat.system {

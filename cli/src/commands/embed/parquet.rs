@@ -69,7 +69,7 @@ pub(crate) struct Texts {
 }
 
 impl Texts {
-    /// Opens a file with a column `text` of strings and, optionally, one `role`. Answers with the
+    /// Opens a file with a column `text` of strings and, optionally, one `role`. Returns the
     /// number of its rows, too.
     pub fn open(path: &Path) -> Result<(Self, u64)> {
         let builder = open(path)?;

@@ -39,7 +39,7 @@ impl Device {
         command
     }
 
-    /// Runs a line of shell there and answers with its standard output.
+    /// Runs a line of shell there and returns its standard output.
     pub(super) fn shell(&self, line: &str) -> Result<String> {
         let output = run(self.adb().args(["shell", line]))?;
         if !output.status.success() {

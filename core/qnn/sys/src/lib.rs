@@ -64,7 +64,7 @@ pub const STATUS_MEM_ALLOC: u16 = 1002;
 pub const CORE_ENTRY: &str = "QnnInterface_getProviders";
 /// Name of the entry point of libQnnSystem, a [`GetProviders`] of [`SystemProvider`].
 pub const SYSTEM_ENTRY: &str = "QnnSystemInterface_getProviders";
-/// Answers with a list of pointers to providers and its length. Both belong to the library.
+/// Returns a list of pointers to providers and its length. Both belong to the library.
 pub type GetProviders<P> = unsafe extern "C" fn(*mut *const *const P, *mut u32) -> Status;
 
 /// Head of a provider of libQnnHtp; the function table follows.

@@ -18,7 +18,7 @@ pub fn description(name: &str) -> OpDescription {
     }
 }
 
-/// Answers with the zeros of the graph's output.
+/// Returns the zeros of the graph's output.
 #[derive(Debug)]
 pub struct Zeros {
     /// The graph.

@@ -105,7 +105,7 @@ fn a_restart_of_the_dsp_changes_no_token() {
     model.reset().unwrap();
     faults.plan(&Plan::at("graphExecute", executions, Then::Restart(1007)));
     assert_eq!(chat(&mut model, &goldens, 4, 0).unwrap(), expected);
-    // What was made anew serves the next turn as before.
+    // What was made again serves the next turn as before.
     chat(&mut model, &goldens, 4, 1).unwrap();
     drop(model);
     faults.closed("restarts");
