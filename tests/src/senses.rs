@@ -1,4 +1,4 @@
-//! A bundle for the host-op `test_senses`, which takes pictures, sounds and videos.
+//! A bundle for the host-op `test_senses`, which takes images, audio and videos.
 
 use std::fs;
 use std::path::{Path, PathBuf};

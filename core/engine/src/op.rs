@@ -112,7 +112,7 @@ pub trait HostOp: Send {
 fn absent(call: &str) -> Error {
     match call {
         "place" => Error::new(ErrorKind::Prompt, "the host-op takes text only")
-            .hint("leave the pictures, sounds and videos out, or use a bundle that takes them"),
+            .hint("leave images, audio and videos out, or use a bundle that takes them"),
         _ => Error::new(ErrorKind::Internal, format!("the host-op has no call {call}")),
     }
 }

@@ -23,7 +23,7 @@ fn rendered(chat: &Value, thinking: Option<bool>) -> String {
 }
 
 #[test]
-fn published_prefills_of_chatml_mean_the_same_however_they_are_written() {
+fn published_prefills_of_chatml_mean_the_same() {
     let turns = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nA<|im_end|>\n\
                  <|im_start|>assistant\nB<|im_end|>\n<|im_start|>user\nC<|im_end|>\n";
     let start = format!("{turns}<|im_start|>assistant\n");
@@ -52,7 +52,7 @@ fn published_prefills_of_chatml_mean_the_same_however_they_are_written() {
 }
 
 #[test]
-fn another_form_is_told_by_its_header_and_spelled_as_there() {
+fn another_form_shows_by_its_header() {
     for header in ["<|assistant|>\n", "<|assistant|>"] {
         let expected = format!(
             "<|system|>\nS<|end|>\n<|user|>\nA<|end|>\n{header}B<|end|>\n<|user|>\nC<|end|>\n{header}"

@@ -116,7 +116,7 @@ impl PluginOp {
             let message =
                 format!("host-op {:?} takes text only: it is of plugin interface 1.0", self.name);
             return Error::new(ErrorKind::Prompt, message)
-                .hint("leave the pictures, sounds and videos out, or install a newer plugin");
+                .hint("leave images, audio and videos out, or install a newer plugin");
         }
         let message = format!("host-op {:?} has no function {call}", self.name);
         let hint = format!("install a plugin of interface {since} or later");

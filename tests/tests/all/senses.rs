@@ -1,4 +1,4 @@
-//! Prompts with pictures, sounds and videos, from the engine through the plugin interface into a graph, which sums
+//! Prompts with images, audio and videos, from the engine through the plugin interface into a graph, which sums
 //! what it is fed.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails does so by panicking")]

@@ -496,7 +496,7 @@ impl Reader<'_> {
             "token {token}{spelt} stands for a picture, sound or video, and the prompt has none there"
         );
         Error::new(ErrorKind::Prompt, message)
-            .hint("give pictures, sounds and videos as parts of the prompt, not as tokens")
+            .hint("give images, audio and videos as parts of the prompt, not as tokens")
     }
 }
 

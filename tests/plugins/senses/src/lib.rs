@@ -1,4 +1,4 @@
-//! A host-op that takes text, pictures, sounds and videos, and sums what it is fed.
+//! A host-op that takes text, images, audio and videos, and sums what it is fed.
 //!
 //! A position is a row of 16 numbers, one for each token. A token's row has a 1 at the token. A picture takes one
 //! position for each of its rows of pixels, with what they have of red, green and blue at [`COLOURS`]. A sound takes
