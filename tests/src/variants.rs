@@ -119,7 +119,7 @@ fn manifest(members: &[String], op: &str) -> String {
     )
 }
 
-/// The plugin of 1.0, written with the names that the kit has now: docs/plugins.md, "Names in the kit".
+/// The plugin of 1.0, written with the names that the kit has now: docs/plugins.md, "Names that changed".
 fn of_the_present(plugin: String) -> String {
     let changes = [
         ("OpInfo", "OpenInfo"),
