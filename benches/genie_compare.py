@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Tokens a second of `qhx generate` and of Genie, on one toy, one library and one machine, in one run.
+"""Tokens a second of `qhx generate` and of Genie, on one tiny model, one library and one machine, in one run.
 
     python3 -m venv ort && ort/bin/pip install onnxruntime onnx numpy safetensors onnxruntime-qnn==2.7.0
     cargo build --release -p qhx-cli -p qhx-ops-llama-plugin
     ort/bin/python benches/genie_compare.py [--tokens 48] [--repeats 5]
 
-Both decode `tests/fixtures/mistral-toy` one token at a time, prompt included, with a context of 128,
+Both decode `tests/fixtures/mistral-tiny` one token at a time, prompt included, with a context of 128,
 greedily, on the HTP emulator, and both must give the tokens of the reference. The graphs are as alike
 as the two contracts let them be. Genie's takes a token id and gives logits from one graph (embedding
 and head inside), and its KV cache is 8 bits wide, with a conversion on the way in and out; qhx gathers
@@ -31,7 +31,7 @@ from onnx import TensorProto, helper, numpy_helper
 from safetensors import numpy as safetensors
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-TOY = ROOT / "tests/fixtures/mistral-toy"
+TINY = ROOT / "tests/fixtures/mistral-tiny"
 CONTEXT = 128
 #: Scores of hidden positions, and the step of a 16-bit mask that reaches from there to 0.
 HIDDEN = 100.0
@@ -40,11 +40,11 @@ MARK = "result: "
 
 
 class Model:
-    """The toy as an ONNX graph for one token: Genie's contract, or the same with a float cache."""
+    """The tiny model as an ONNX graph for one token: Genie's contract, or the same with a float cache."""
 
     def __init__(self, scales=None):
-        self.config = json.loads((TOY / "config.json").read_text())
-        self.weights = safetensors.load_file(TOY / "model.safetensors")
+        self.config = json.loads((TINY / "config.json").read_text())
+        self.weights = safetensors.load_file(TINY / "model.safetensors")
         self.scales = scales
         self.nodes, self.constants, self.inputs, self.outputs = [], {}, [], []
         self.build()
@@ -226,7 +226,7 @@ def genie_config(model, binary, tokens):
         "version": 1, "type": "basic", "max-num-tokens": tokens,
         "context": {"version": 1, "size": CONTEXT, "n-vocab": c["vocab_size"], "bos-token": -1, "eos-token": -1},
         "sampler": {"version": 1, "seed": 1, "temp": 1.0, "top-k": 1, "top-p": 1.0, "greedy": True},
-        "tokenizer": {"version": 1, "path": str(TOY / "tokenizer.json")},
+        "tokenizer": {"version": 1, "path": str(TINY / "tokenizer.json")},
         "engine": {"version": 1, "n-threads": 1,
                    "backend": {"version": 1, "type": "QnnHtp", "QnnHtp": {
                        "version": 1, "spill-fill-bufsize": 0, "mmap-budget": 0, "use-mmap": False,
@@ -279,9 +279,9 @@ def libraries_of(found):
 
 
 def forge(program, found, folder):
-    """The toy as `qhx forge` makes it, without graphs for prompts: Genie's side has none either."""
+    """The tiny model as `qhx forge` makes it, without graphs for prompts: Genie's side has none either."""
     bundle = folder / "bundle"
-    command = [program, "forge", TOY, "--out", bundle, "--max-ctx", str(CONTEXT - 1), "--prefill", "0", "--target", "v81"]
+    command = [program, "forge", TINY, "--out", bundle, "--max-ctx", str(CONTEXT - 1), "--prefill", "0", "--target", "v81"]
     subprocess.run([*command, *libraries_of(found)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     return bundle
 
@@ -301,7 +301,7 @@ def main():
     arguments.add_argument("--qhx", default=ROOT / "target/release/qhx")
     arguments = arguments.parse_args()
     found, provider = libraries()
-    case = json.loads((TOY / "goldens.json").read_text())["cases"][0]
+    case = json.loads((TINY / "goldens.json").read_text())["cases"][0]
     prompt = case["prompt_ids"]
     expected, scales = reference(prompt, arguments.tokens)
     golden = case["output_ids"][: arguments.tokens]

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What narrow weights cost the toys of the tests: answers, divergence and perplexity in each precision.
+"""What narrow weights cost the tiny models of the tests: answers, divergence and perplexity in each precision.
 
     cargo build -p qhx-cli --features builtin-ops
     cargo build --release --manifest-path examples/gemma3/Cargo.toml
     cargo build --release --manifest-path examples/lfm2/Cargo.toml
-    python3 benches/precisions.py [--qhx target/debug/qhx] [--folder DIR] [--json FILE] [TOY ...]
+    python3 benches/precisions.py [--qhx target/debug/qhx] [--folder DIR] [--json FILE] [TINY ...]
 
-Each toy is made for the CPU, whose graphs have the integers of the NPU's. `qhx verify` counts the cases of its
+Each tiny model is made for the CPU, whose graphs have the integers of the NPU's. `qhx verify` counts the cases of its
 `suite.json` that are answered as `transformers` answered them in full precision. `qhx forge --calibrate` compares the
 next tokens with those of f16 weights on the texts of these cases, prompts and answers. Of an encoder the least cosine
 of a text's vector to the reference's is given. Nothing is timed, and every run gives the same figures.
@@ -31,20 +31,20 @@ FORMS = {
     "w4a16": ["--precision", "w4a16"],
     "w4a16, head w4": ["--precision", "w4a16", "--head", "w4"],
 }
-#: What the recipes of toys that see need to be told.
+#: What the recipes of tiny models that see need to be told.
 OPTIONS = {
-    "qwen3vl-toy": ["--image-size", "48"],
+    "qwen3vl-tiny": ["--image-size", "48"],
     "qwen35-vision": ["--image-patches", "24,32,48"],
 }
 #: Families from outside, with the folders of their programs.
-OUTSIDE = {"gemma3-toy": "gemma3", "lfm2-toy": "lfm2"}
-ENCODERS = ["embed-mistral-toy"]
+OUTSIDE = {"gemma3-tiny": "gemma3", "lfm2-tiny": "lfm2"}
+ENCODERS = ["embed-mistral-tiny"]
 #: Tensors of the decoder's layers, and those of them that have no precision or one of their own.
 LAYERS = re.compile(r"(?<!visual\.)\blayers\.\d+\.")
 KEPT = re.compile(r"tower|visual|audio|expert|router|\.gate\.weight|in_proj_[ab]\.|norm|conv\.conv")
 
 
-class Toy:
+class TinyModel:
     """A checkpoint, and the programs that know its family."""
 
     def __init__(self, name, qhx, folder):
@@ -72,7 +72,7 @@ class Toy:
         return sum(case["exact"] for case in cases), len(cases)
 
     def texts(self):
-        """A file with the prompts of the suite and their answers; what begins with a picture is left out."""
+        """A file with the prompts of the suite and their answers; what begins with an image is left out."""
         vocab = self.goldens("tokenizer.json")["model"]["vocab"]
         spaces = {number for token, number in vocab.items() if token.startswith("▁")}
         answers = {}
@@ -192,27 +192,27 @@ def cell(found):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("toys", nargs="*", metavar="TOY", help="folders of tests/fixtures [default: all trained ones]")
+    parser.add_argument("tiny_models", nargs="*", metavar="TINY", help="folders of tests/fixtures [default: all trained ones]")
     parser.add_argument("--qhx", type=pathlib.Path, default=ROOT / "target/debug/qhx")
     parser.add_argument("--folder", help="where bundles are made, and kept")
     parser.add_argument("--json", type=pathlib.Path, help="a file for all figures")
     wanted = parser.parse_args()
     trained = [path.parent.name for path in FIXTURES.glob("*/suite.json")]
-    toys = wanted.toys or sorted(trained, key=lambda name: ("blocks" not in name, name)) + ENCODERS
+    tiny_models = wanted.tiny_models or sorted(trained, key=lambda name: ("blocks" not in name, name)) + ENCODERS
     everything = {}
     with tempfile.TemporaryDirectory() as made:
         folder = pathlib.Path(wanted.folder or made)
         forms = ["fp16", *FORMS]
-        print("| toy | cases | 4 bits: in blocks, rows | " + " | ".join(forms) + " |")
+        print("| tiny | cases | 4 bits: in blocks, rows | " + " | ".join(forms) + " |")
         print("|---" * (3 + len(forms)) + "|")
-        for name in (name for name in toys if name not in ENCODERS):
-            found = everything[name] = Toy(name, wanted.qhx, folder).generator()
+        for name in (name for name in tiny_models if name not in ENCODERS):
+            found = everything[name] = TinyModel(name, wanted.qhx, folder).generator()
             four = found["four"]
             cells = [f"`{name}`", str(found["cases"]), f"{four['blocks']:.0%}, {four['rows']:.0%}".replace("%", " %")]
             cells += [cell(found[form]) for form in forms]
             print("| " + " | ".join(cells) + " |", flush=True)
-        for name in filter(ENCODERS.__contains__, toys):
-            found = everything[name] = Toy(name, wanted.qhx, folder).encoder()
+        for name in filter(ENCODERS.__contains__, tiny_models):
+            found = everything[name] = TinyModel(name, wanted.qhx, folder).encoder()
             said = ", ".join(f"{form} {least:.6f}" for form, least in found.items())
             print(f"\n`{name}`, least cosine of a vector to the reference's: {said}.")
     if wanted.json:

@@ -60,8 +60,8 @@ pub(crate) struct DeviceArgs {
     /// Hexagon architecture of the device, where the library's own word is not to be taken
     #[arg(long, value_name = "ARCH", value_parser = parse_arch)]
     pub device_arch: Option<u32>,
-    /// Power mode of the NPU while the program runs: burst, sustained, balanced, low, or a step between; docs/cli.md has
-    /// all
+    /// Power mode of the NPU while the program runs: burst, sustained, balanced, low, or a step between; docs/cli.md
+    /// has all
     #[arg(long, value_name = "MODE", default_value = "burst", hide_possible_values = true)]
     #[arg(value_parser = PossibleValuesParser::new(perf_names()).try_map(|name| name.parse::<PerfMode>()))]
     pub perf: PerfMode,

@@ -17,8 +17,9 @@ const WIDE: usize = 4;
 /// The same where a processor has sixteen registers, as those with AVX2 do.
 const NARROW: usize = 2;
 
-/// `out = x · b`, where a row of `b` begins every `stride` elements and has at least as many elements as one of `out`. Rows of
-/// `b` that all rows of `x` multiply with 0 are not read: those are the positions that attention masks, which hold anything.
+/// `out = x · b`, where a row of `b` begins every `stride` elements and has at least as many elements as one of `out`.
+/// Rows of `b` that all rows of `x` multiply with 0 are not read: those are the positions that attention masks, which
+/// hold anything.
 pub(crate) struct Columns<'a, 'o> {
     /// For each row of `out` a number for each row of `b`.
     pub(crate) x: &'a [f32],

@@ -1,8 +1,8 @@
 //! Matmuls with int8 and four bits in integers.
 //!
 //! `x` becomes int16 with a scale for each few columns. A column's error is at most 1.5e-5 of the largest one that it
-//! shares its scale with, where the f16 of an NPU errs by up to 4.9e-4 of each. Two products of 16 bits are summed in 32
-//! bits by one instruction (VNNI), twice as many at once as of f32, and weights are not dequantized. Where the
+//! shares its scale with, where the f16 of an NPU errs by up to 4.9e-4 of each. Two products of 16 bits are summed in
+//! 32 bits by one instruction (VNNI), twice as many at once as of f32, and weights are not dequantized. Where the
 //! processor has no such instruction, or `x` is not finite, [`crate::kernels`] multiplies instead.
 
 #![expect(unsafe_code, reason = "instructions that rten_simd does not have")]
@@ -72,8 +72,8 @@ fn block(weights: Rows<'_>) -> Option<usize> {
     }
 }
 
-/// Rows of `columns` elements for matmuls with such weights, or none where the processor, the weights or a number that is
-/// not finite is in the way.
+/// Rows of `columns` elements for matmuls with such weights, or none where the processor, the weights or a number that
+/// is not finite is in the way.
 pub(crate) fn integers(
     weights: Rows<'_>,
     columns: usize,
@@ -485,8 +485,8 @@ mod avx512 {
                     let x = x.as_flattened().as_chunks().0;
                     let x = [words(&x[0]), words(&x[1])];
                     for n in 0..TILE {
-                        // SAFETY: each row has as many pairs as the panel. A checked access could panic, which would keep
-                        // the sums in memory.
+                        // SAFETY: each row has as many pairs as the panel. A checked access could panic, which would
+                        // keep the sums in memory.
                         let w = unsafe { *rows[n].get_unchecked(block * pairs + pair) };
                         let w = _mm512_set1_epi32(bytemuck::cast(w));
                         parts[n][0] = _mm512_dpwssd_epi32(parts[n][0], x[0], w);

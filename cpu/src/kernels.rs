@@ -1,9 +1,9 @@
 //! Matmuls of f32 rows with rows of weights that stay as they are stored.
 //!
-//! `y[m][n] = Σ_k x[m][k] · w[n][k] + bias[n]`, summed in f32. A few rows of `x` are multiplied with the weights as they
-//! come from memory, which is what bounds it. More rows of `x` share weights that are dequantized to f32 first, a few
-//! rows at a time, so that they stay in the nearest cache. The vector instructions are those of `rten_simd` (AVX-512,
-//! AVX2 with F16C and FMA, NEON, or plain code), chosen when the program runs.
+//! `y[m][n] = Σ_k x[m][k] · w[n][k] + bias[n]`, summed in f32. A few rows of `x` are multiplied with the weights as
+//! they come from memory, which is what bounds it. More rows of `x` share weights that are dequantized to f32 first, a
+//! few rows at a time, so that they stay in the nearest cache. The vector instructions are those of `rten_simd`
+//! (AVX-512, AVX2 with F16C and FMA, NEON, or plain code), chosen when the program runs.
 
 #![expect(unsafe_code, reason = "sees the bits of f16 as the f16 of another crate")]
 
@@ -131,10 +131,10 @@ impl SimdOp for Task<'_, '_> {
 
 /// Brings rows of `columns` elements into the order in which the matmuls with `weights` read them.
 ///
-/// Of four bits the lanes of a vector hold eight weights each. So of each group of eight times `lanes` elements those come
-/// first that the lanes' first weights belong to, then those of the second ones, and so on. The last group of a row is
-/// filled up with 0. More than [`FEW`] rows become panels: the first element of each of some rows, then their second
-/// elements, and so on. The last panel is filled up with rows of 0.
+/// Of four bits the lanes of a vector hold eight weights each. So of each group of eight times `lanes` elements those
+/// come first that the lanes' first weights belong to, then those of the second ones, and so on. The last group of a
+/// row is filled up with 0. More than [`FEW`] rows become panels: the first element of each of some rows, then their
+/// second elements, and so on. The last panel is filled up with rows of 0.
 pub(crate) struct Arrange<'a, 't> {
     pub(crate) weights: Rows<'a>,
     pub(crate) columns: usize,
@@ -519,8 +519,8 @@ fn dots_i4<I: Isa, const M: usize>(isa: I, x: [&[f32]; M], w: &[i32], scales: &[
     products
 }
 
-/// Weights of a row from column `start` on as f32, in the order of [`Arrange`]. `spread` has room for the scales of a row
-/// of four bits.
+/// Weights of a row from column `start` on as f32, in the order of [`Arrange`]. `spread` has room for the scales of a
+/// row of four bits.
 #[inline(always)]
 fn dequantize<I: Isa>(
     isa: I,

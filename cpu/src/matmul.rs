@@ -134,7 +134,8 @@ impl<'a> Operands<'a, '_> {
     }
 }
 
-/// What is multiplied with weights, as the tasks read it, and the place in it of each operand. Several may read the same.
+/// What is multiplied with weights, as the tasks read it, and the place in it of each operand. Several may read the
+/// same.
 fn arrange<'a>(all: &[Operands<'a, '_>], team: &Team) -> (Vec<Arranged<'a>>, Vec<usize>) {
     let (mut arranged, mut known) = (Vec::with_capacity(all.len()), Vec::with_capacity(all.len()));
     let places = all.iter().map(|one| {

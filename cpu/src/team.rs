@@ -116,7 +116,8 @@ impl Board {
             let count = MOST.min(count - first);
             let shifted = |index: usize| piece(first + index);
             let shifted: &(dyn Fn(usize) + Sync) = &shifted;
-            // SAFETY: nobody calls it after this function, which waits for all who began, and by then all pieces are taken.
+            // SAFETY: nobody calls it after this function, which waits for all who began, and by then all pieces are
+            // taken.
             let lasting = unsafe {
                 std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static (dyn Fn(usize) + Sync)>(
                     shifted,

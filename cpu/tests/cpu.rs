@@ -343,8 +343,8 @@ fn stored_weights_multiply_like_those_of_f32() {
     }
 }
 
-/// Attention of `rows` rows of `heads` heads over a cache of `shared` heads, 21 positions and 10 numbers. An operator that
-/// only rten knows sends it there.
+/// Attention of `rows` rows of `heads` heads over a cache of `shared` heads, 21 positions and 10 numbers. An operator
+/// that only rten knows sends it there.
 fn attention(heads: u64, rows: u64, shared: u64, by_rten: bool) -> Model {
     let all = heads.max(shared);
     let same = if by_rten { "Expand" } else { "Reshape" };

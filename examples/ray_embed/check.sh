@@ -9,7 +9,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 python=${PYTHON:-python3}
 
-"$python" - "$rows" "$here/../../tests/fixtures/embed-mistral-toy/goldens_embed.json" > "$work/in.jsonl" <<'PY'
+"$python" - "$rows" "$here/../../tests/fixtures/embed-mistral-tiny/goldens_embed.json" > "$work/in.jsonl" <<'PY'
 import json, sys
 texts = [t["text"] for t in json.load(open(sys.argv[2], encoding="utf-8"))["texts"]]
 short = [t for t in texts if len(t) < 60]
@@ -17,7 +17,7 @@ for i in range(int(sys.argv[1])):
     print(json.dumps({"text": f"{short[i % len(short)]} {i}"}, ensure_ascii=False))
 PY
 
-"$qhx" forge "$here/../../tests/fixtures/embed-mistral-toy" --task embed --max-ctx 48 --cpu-only --out "$work/bundle" > /dev/null
+"$qhx" forge "$here/../../tests/fixtures/embed-mistral-tiny" --task embed --max-ctx 48 --cpu-only --out "$work/bundle" > /dev/null
 # The rows are compared bit by bit, so no text shares a graph with those that happen to be beside it.
 embed() { "$qhx" embed "$work/bundle" --backend cpu --truncate --no-pack --input "$work/in.jsonl" "$@"; }
 

@@ -14,7 +14,8 @@ const DECODERS: [&str; 2] = ["decode", "prefill"];
 /// The key of the head.
 const HEAD: &str = "lmhead";
 
-/// Keys of `plan.params` that name graphs and nothing else. Under another key a list is one of graphs where it names one.
+/// Keys of `plan.params` that name graphs and nothing else. Under another key a list is one of graphs where it names
+/// one.
 const GRAPHS: [&str; 10] = [
     "decode",
     "prefill",
@@ -44,8 +45,8 @@ pub(crate) fn check(recipe: &Recipe) -> Result<()> {
     Ok(())
 }
 
-/// The graphs that a value names, a string or a list of strings; `a*` names `a0`, `a1` and so on, none of which hands on
-/// to the next. Errors when the key is for graphs, and one of its names is no graph's.
+/// The graphs that a value names, a string or a list of strings; `a*` names `a0`, `a1` and so on, none of which hands
+/// on to the next. Errors when the key is for graphs, and one of its names is no graph's.
 fn named<'a>(recipe: &'a Recipe, key: &str, value: &Value) -> Result<Vec<&'a Graph>> {
     let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
     let graphs = || recipe.contexts.iter().flat_map(|context| &context.graphs);

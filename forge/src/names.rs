@@ -166,8 +166,8 @@ mod tests {
     /// Contexts with the names of their graphs, and tables with the names of their files.
     fn recipe(contexts: &[(&str, &[&str])], tables: &[(&str, &[&str])]) -> Recipe {
         Recipe {
-            family: "toy".to_owned(),
-            host_op: "toy".to_owned(),
+            family: "tiny".to_owned(),
+            host_op: "tiny".to_owned(),
             contexts: contexts
                 .iter()
                 .map(|(key, graphs)| {

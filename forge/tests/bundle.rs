@@ -15,7 +15,7 @@ use qhx_forge::recipe::{Recipe, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_forge::weight::Storage;
 use qhx_forge::{ForgeOptions, Precision, Progress, Silent, forge, forge_with};
-use qhx_places::fixture;
+use qhx_paths::fixture;
 use serde_json::json;
 
 /// Writes the names of a context's graphs instead of a binary, and keeps the graphs.
@@ -126,7 +126,7 @@ fn shards_and_int8_reach_the_compiler_under_the_contracts_names() {
     let dir = tempfile::tempdir().unwrap();
     let compiler = Arc::new(FakeCompiler::default());
     let options = ForgeOptions {
-        name: Some("toy".to_owned()),
+        name: Some("tiny".to_owned()),
         precision: Precision::W8A16,
         shards: 3,
         max_ctx: Some(50),
@@ -142,10 +142,10 @@ fn shards_and_int8_reach_the_compiler_under_the_contracts_names() {
     assert_eq!(
         bins,
         [
-            "toy_decode_p0_w8.bin",
-            "toy_decode_p1_w8.bin",
-            "toy_decode_p2_w8.bin",
-            "toy_lmhead_f16.bin"
+            "tiny_decode_p0_w8.bin",
+            "tiny_decode_p1_w8.bin",
+            "tiny_decode_p2_w8.bin",
+            "tiny_lmhead_f16.bin"
         ]
     );
     assert_eq!(manifest.plan.params["decode"], json!(["decode_p0", "decode_p1", "decode_p2"]));
@@ -189,7 +189,7 @@ fn every_weight_of_four_bits_has_the_form_that_its_inputs_allow() {
     let dir = tempfile::tempdir().unwrap();
     let compiler = Arc::new(FakeCompiler::default());
     let options = ForgeOptions {
-        name: Some("toy".to_owned()),
+        name: Some("tiny".to_owned()),
         precision: Precision::W4A16,
         max_ctx: Some(50),
         prefill: Some(Vec::new()),
@@ -201,7 +201,7 @@ fn every_weight_of_four_bits_has_the_form_that_its_inputs_allow() {
     let manifest = Manifest::load(&report.manifest).unwrap();
     let bins: Vec<_> = manifest.artifacts.contexts.iter().map(|c| c.bin.clone().unwrap()).collect();
     // The head is int8 unless something else is asked for.
-    assert_eq!(bins, ["toy_decode_w4.bin", "toy_lmhead_w8.bin"]);
+    assert_eq!(bins, ["tiny_decode_w4.bin", "tiny_lmhead_w8.bin"]);
     let graphs = compiler.graphs.lock().unwrap();
     let mut fallbacks = Vec::new();
     for tensor in graphs[0].tensors() {
@@ -235,11 +235,11 @@ fn the_head_has_the_precision_that_is_asked_for() {
         (Precision::W8A16, None, "f16"),
         (Precision::W4A16, Some(Precision::Fp16), "f16"),
     ] {
-        for model in ["llama3-toy", "qwen35-tied", "phimoe-6", "gemma4-toy"] {
+        for model in ["llama3-tiny", "qwen35-tied", "phimoe-6", "gemma4-tiny"] {
             let options = ForgeOptions {
                 precision,
                 head,
-                name: Some("toy".to_owned()),
+                name: Some("tiny".to_owned()),
                 compiler: Some(Arc::new(FakeCompiler::default())),
                 onnx: false,
                 ..ForgeOptions::new(dir.path().join(format!("{model}{precision:?}{head:?}")))
@@ -247,7 +247,7 @@ fn the_head_has_the_precision_that_is_asked_for() {
             let report = forge(&fixture(model), &options, &mut Silent).unwrap();
             let contexts = Manifest::load(&report.manifest).unwrap().artifacts.contexts;
             let of_head = contexts.iter().find(|c| c.key.starts_with("lmhead")).unwrap();
-            let file = format!("toy_{}_{suffix}.bin", of_head.key);
+            let file = format!("tiny_{}_{suffix}.bin", of_head.key);
             assert_eq!(of_head.bin.as_deref(), Some(file.as_str()), "{model}");
         }
     }

@@ -21,7 +21,7 @@ use qhx_forge::plan::plan;
 use qhx_forge::recipe::{Precision, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Progress, Silent, forge};
-use qhx_places::fixture;
+use qhx_paths::fixture;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -248,15 +248,15 @@ fn sizes_beyond_all_bytes_are_planned_or_refused() {
     let huge = 1 << 24;
     for (model, sizes) in [
         (
-            "qwen2-toy",
+            "qwen2-tiny",
             vec![("num_attention_heads", huge), ("head_dim", huge), ("num_key_value_heads", huge)],
         ),
         (
-            "mistral-toy",
+            "mistral-tiny",
             vec![("num_attention_heads", 1 << 21), ("head_dim", 1 << 20), ("hidden_size", 1 << 20)],
         ),
         (
-            "mistral-toy",
+            "mistral-tiny",
             vec![("intermediate_size", huge), ("vocab_size", huge), ("hidden_size", 1 << 20)],
         ),
         (
@@ -296,7 +296,7 @@ fn sizes_beyond_all_bytes_are_planned_or_refused() {
 
 #[test]
 fn more_shards_than_contexts_allow_is_what_the_error_says() {
-    let config = fixture("qwen3vl-toy").join("../../configs/qwen3-vl-2b.json");
+    let config = fixture("qwen3vl-tiny").join("../../configs/qwen3-vl-2b.json");
     let checkpoint = Checkpoint::synthetic(&config, 1).unwrap();
     let refused = |precision| {
         let options =
@@ -383,8 +383,8 @@ fn weights_that_are_not_numbers_are_refused() {
         ("qwen35-untied", "model.layers.0.self_attn.q_proj.weight", 3),
         ("qwen35-untied", "model.embed_tokens.weight", 0),
         ("qwen35-untied", "lm_head.weight", 500),
-        ("mistral-toy", "model.embed_tokens.weight", 99),
-        ("mistral-toy", "model.layers.0.mlp.up_proj.weight", 9),
+        ("mistral-tiny", "model.embed_tokens.weight", 99),
+        ("mistral-tiny", "model.layers.0.mlp.up_proj.weight", 9),
         ("phimoe-16", "model.layers.1.block_sparse_moe.experts.3.w2.weight", 11),
     ] {
         for (value, word) in [(f32::NAN, "NaN"), (f32::NEG_INFINITY, "-inf")] {
@@ -437,7 +437,7 @@ fn an_embedding_beyond_f16_is_for_the_cpu_only() {
             Ok(key.len() as u64)
         }
     }
-    let dir = copy("mistral-toy");
+    let dir = copy("mistral-tiny");
     set_element(dir.path(), "model.embed_tokens.weight", 99, -70_000.0);
     for onnx in [true, false] {
         let error = forge_error(dir.path(), |options| {

@@ -12,30 +12,30 @@ use qhx_forge::graph::{Graph, Op};
 use qhx_forge::recipe::{Precision, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_forge::{Silent, onnx};
-use qhx_places::fixture;
+use qhx_paths::fixture;
 
 /// Checkpoints, and options of their recipes.
 const FIXTURES: [(&str, &[(&str, &str)]); 18] = [
-    ("embed-mistral-toy", &[]),
-    ("gemma4-toy", &[]),
+    ("embed-mistral-tiny", &[]),
+    ("gemma4-tiny", &[]),
     (
-        "gemma4-toy",
+        "gemma4-tiny",
         &[("audio", "int8"), ("vision", "int8"), ("down-split", "2"), ("hand-over", "f32")],
     ),
     ("gemma4-unseen", &[]),
     ("llama3-blocks", &[]),
-    ("llama3-toy", &[]),
-    ("mistral-toy", &[]),
+    ("llama3-tiny", &[]),
+    ("mistral-tiny", &[]),
     ("phimoe-16", &[]),
     ("phimoe-6", &[("experts", "int8")]),
     ("phimoe-blocks", &[]),
-    ("qwen2-toy", &[]),
-    ("qwen3-toy", &[]),
+    ("qwen2-tiny", &[]),
+    ("qwen3-tiny", &[]),
     ("qwen35-blocks", &[]),
     ("qwen35-untied", &[]),
     ("qwen35-vision", &[]),
-    ("qwen3vl-toy", &[("image-size", "48"), ("vision", "int8")]),
-    ("qwen3vl-toy", &[("image-patches", "48,24")]),
+    ("qwen3vl-tiny", &[("image-size", "48"), ("vision", "int8")]),
+    ("qwen3vl-tiny", &[("image-patches", "48,24")]),
     ("quantised/awq", &[]),
 ];
 

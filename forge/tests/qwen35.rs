@@ -13,7 +13,7 @@ use qhx_forge::progress::Silent;
 use qhx_forge::recipe::{Precision, Recipe, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_forge::weight::{Storage, Weight, fits_f16};
-use qhx_places::fixture;
+use qhx_paths::fixture;
 use qhx_tiers::tier;
 use rten::{Model, ValueOrView};
 use rten_tensor::Tensor;

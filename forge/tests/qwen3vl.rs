@@ -17,14 +17,14 @@ use qhx_forge::recipe::{Precision, Recipe, RecipeOptions};
 use qhx_forge::registry::{probe, recipe};
 use qhx_forge::residual::{Residual, residuals};
 use qhx_forge::{CheckBackends, ForgeOptions, forge};
-use qhx_places::fixture;
+use qhx_paths::fixture;
 use rten::{Model, ValueOrView};
 use rten_tensor::Tensor;
 use rten_tensor::prelude::*;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
-const MODEL: &str = "qwen3vl-toy";
+const MODEL: &str = "qwen3vl-tiny";
 const HIDDEN: usize = 60;
 const PATCH_VALUES: usize = 3 * 2 * 8 * 8;
 const SIDE: usize = 7;
@@ -115,7 +115,7 @@ fn worst(recipe: &Recipe, mode: &str) -> f64 {
     let out = tempfile::tempdir().unwrap();
     let mut worst = 0f64;
     let graphs: Vec<_> = graphs(recipe).filter(|g| g.name().starts_with("vision")).collect();
-    for image in goldens["pictures"].as_array().unwrap() {
+    for image in goldens["images"].as_array().unwrap() {
         if image["mode"] != mode {
             continue;
         }

@@ -4,7 +4,7 @@ use qhx_core::{Error, ErrorKind, Result};
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::recipe::{Recipe, RecipeOptions};
 use qhx_forge::{ForgeOptions, RecipeEntry, Silent, architectures, forge, register_recipe};
-use qhx_places::fixture;
+use qhx_paths::fixture;
 
 fn recipe(_: &Checkpoint, _: &RecipeOptions) -> Result<Recipe> {
     Err(Error::new(ErrorKind::Internal, "which of the two is applied must not be left to chance"))

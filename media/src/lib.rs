@@ -6,8 +6,8 @@
 //! | [`decode_audio`] | WAV, FLAC, MP3, Ogg Vorbis | [`Audio`]: one channel of f32 samples at the rate of the rules |
 //! | [`decode_video`] | a folder of images, an animated GIF, PNG or WebP | [`Frames`]: sampled frames and their times |
 //!
-//! [`read`] gives any of them as a part of a prompt ([`Media`](qhx_types::Media)), and [`check`] looks at the first bytes
-//! only.
+//! [`read`] gives any of them as a part of a prompt ([`Media`](qhx_types::Media)), and [`check`] looks at the first
+//! bytes only.
 //!
 //! What a file is follows from its content, never from its name. The family's rules ([`ImageRules`], [`AudioRules`],
 //! [`VideoRules`]) say how it is turned into pixels and samples. What is further done to these (resizing, patches,

@@ -341,7 +341,7 @@ fn samples_that_are_no_numbers_are_named() {
 
 #[test]
 fn channels_beyond_the_mask_are_refused() {
-    let seed = qhx_places::workspace().join("tests/fuzz/seeds/audio/extensible.wav");
+    let seed = qhx_paths::workspace().join("tests/fuzz/seeds/audio/extensible.wav");
     let audio_of = |channels: u16, mask: u32| {
         let mut file = std::fs::read(&seed).unwrap();
         let format = file.windows(4).position(|name| name == b"fmt ").unwrap() + 8;

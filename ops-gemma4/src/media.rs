@@ -5,7 +5,7 @@ use std::time::Instant;
 use qhx_op::audio::Clip;
 use qhx_op::decoder::SoftRows;
 use qhx_op::text::not_taken;
-use qhx_op::vision::Picture;
+use qhx_op::vision::Image;
 use qhx_op::{Error, Host, OpDescription, Piece, Placement, Result, Segment, SpanId};
 
 use crate::audio::Audio;
@@ -61,7 +61,7 @@ impl Media {
         let (MediaTokens { token_id, begin_token_id, end_token_id }, positions) = match segment {
             Segment::Image { .. } => {
                 let vision = self.vision.as_ref().ok_or_else(|| without("images", "vision"))?;
-                (vision.tokens(), vision.count(Picture::of_segment(segment)?)?)
+                (vision.tokens(), vision.count(Image::of_segment(segment)?)?)
             }
             Segment::Audio { .. } => {
                 let audio = self.audio.as_ref().ok_or_else(|| without("audio", "audio"))?;
@@ -88,7 +88,7 @@ impl Media {
                 }
                 Segment::Image { .. } => {
                     let vision = self.vision.as_mut().ok_or_else(|| without("images", "vision"))?;
-                    let image = Picture::of_segment(segment)?;
+                    let image = Image::of_segment(segment)?;
                     let rows = vision.soft_tokens(host, image)?;
                     host.end(self.seeing, start);
                     let count = vision.count(image)?;

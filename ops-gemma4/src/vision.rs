@@ -5,7 +5,7 @@
 
 use qhx_op::fill::{FloatInput, HIDDEN};
 use qhx_op::vision::{
-    AxialOrder, Filter, Grid, Normalisation, PatchLayout, Patchify, Picture, Resizer,
+    AxialOrder, Filter, Grid, Image, Normalisation, PatchLayout, Patchify, Resizer,
     add_axial_positions, aspect_ratio_preserving_size, axial_rope, pool_mean,
 };
 use qhx_op::{Error, GraphId, Host, Result, View};
@@ -92,7 +92,7 @@ impl Vision {
     }
 
     /// Patches that an image becomes.
-    fn grid(&self, image: Picture<'_>) -> Result<Grid> {
+    fn grid(&self, image: Image<'_>) -> Result<Grid> {
         let Params { patch_size: patch, pooling_kernel_size: pool, max_soft_tokens, .. } =
             self.params;
         let patches = pool.checked_mul(pool).and_then(|area| area.checked_mul(max_soft_tokens));
@@ -104,14 +104,14 @@ impl Vision {
     ///
     /// # Errors
     /// When no graph takes as many patches.
-    pub fn count(&self, image: Picture<'_>) -> Result<usize> {
+    pub fn count(&self, image: Image<'_>) -> Result<usize> {
         let grid = self.grid(image)?;
         self.graph(image, grid.patches())?;
         Ok(grid.blocks(self.params.pooling_kernel_size as usize)?.patches())
     }
 
     /// The smallest graph that takes `patches` patches of an image.
-    fn graph(&self, image: Picture<'_>, patches: usize) -> Result<&Bound> {
+    fn graph(&self, image: Image<'_>, patches: usize) -> Result<&Bound> {
         self.graphs.iter().find(|bound| bound.patches >= patches).ok_or_else(|| {
             let max = self.graphs.last().map_or(0, |bound| bound.patches);
             Error::prompt(format!(
@@ -123,7 +123,7 @@ impl Vision {
     }
 
     /// The soft tokens of an image, rows as wide as the decoder's.
-    pub fn soft_tokens(&mut self, host: &mut Host, image: Picture<'_>) -> Result<Vec<f32>> {
+    pub fn soft_tokens(&mut self, host: &mut Host, image: Image<'_>) -> Result<Vec<f32>> {
         let Params { hidden, patch_size: patch, head_dim, rope_theta, eps, .. } = self.params;
         let grid = self.grid(image)?;
         let count = grid.patches();

@@ -104,8 +104,8 @@ impl Table {
         })
     }
 
-    /// Has the system read experts of a layer from the disk, those that were never asked for. Nothing happens for a layer
-    /// that does not exist.
+    /// Has the system read experts of a layer from the disk, those that were never asked for. Nothing happens for a
+    /// layer that does not exist.
     pub fn ask(&self, host: &Host, layer: usize, experts: impl Iterator<Item = usize>) {
         for expert in experts {
             let asked = self.asked.get(layer * self.sizes.experts + expert);

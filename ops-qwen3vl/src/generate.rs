@@ -83,7 +83,7 @@ impl Op for Generate {
 
     fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
         let mut prompt = self.prompts.encode(host, &self.decoder, segments)?;
-        let images = prompt.pictures.iter_mut();
+        let images = prompt.images.iter_mut();
         let layers = images.map(|p| (p.first, std::mem::take(&mut p.features.deepstack)));
         deepstack(&mut self.decoder)?.put(layers.collect());
         let result = prompt.prefill(host, &mut self.decoder);

@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn the_page_lists_what_the_programs_read() {
         const HEADING: &str = "## Environment variables\n\n";
-        let path = qhx_places::workspace().join("docs/cli.md");
+        let path = qhx_paths::workspace().join("docs/cli.md");
         let page = std::fs::read_to_string(&path).expect("the page");
         let (before, rest) = page.split_once(HEADING).expect("the heading");
         let end = rest.find("\n\n").expect("what follows the table") + 1;
@@ -252,7 +252,7 @@ mod tests {
             "plugins/host/src",
             "plugins/op/src",
         ] {
-            named(&qhx_places::workspace().join(folder), &mut names);
+            named(&qhx_paths::workspace().join(folder), &mut names);
         }
         names.retain(|name| !other(name) && name != "QHX_");
         assert!(names.iter().any(|name| name == CACHE_DIR), "the files are read");

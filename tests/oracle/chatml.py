@@ -1,4 +1,4 @@
-"""The tokenizer of the toys (Qwen-like byte-level BPE) and their ChatML template."""
+"""The tokenizer of the tiny models (Qwen-like byte-level BPE) and their ChatML template."""
 
 import json
 

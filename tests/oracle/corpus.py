@@ -1,4 +1,4 @@
-"""What the toy checkpoints learn by heart: short paragraphs, small conversations, and a few drawn facts."""
+"""What the tiny checkpoints learn by heart: short paragraphs, small conversations, and a few drawn facts."""
 
 import random
 import unicodedata

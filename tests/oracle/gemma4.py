@@ -1,4 +1,4 @@
-"""The Gemma 4 toy: text, pictures and sound. Trains a checkpoint, draws its pictures, makes its clips, records goldens."""
+"""The Gemma 4 tiny model: text, images and audio. Trains a checkpoint, draws its images, makes its clips, records goldens."""
 
 import json
 import random
@@ -19,24 +19,24 @@ from styles import STYLES
 from training import IGNORE
 
 # File, size, what is drawn, and the answer learnt. Flat, wide, tall, square, and thinner than one soft token.
-PICTURES = [
+IMAGES = [
     ("boat", (96, 64), "A red boat with a white sail on a blue sea."),
     ("tree", (45, 83), "A green tree stands behind a grey wall."),
     ("flag", (150, 40), "A flag of three stripes, black, red and gold."),
     ("moon", (51, 51), "The moon is yellow and the night is dark."),
     ("pole", (7, 280), "A long pole, striped in white and orange."),
 ]
-# File, samples, words: each word has a sound of its own.
+# File, samples, words: each word has an audio clip of its own.
 CLIPS = [
     ("noon", 27011, "the boat leaves at noon"),
     ("bread", 19200, "warm bread for six"),
     ("rain", 32001, "rain comes before the night"),
     ("stop", 9813, "stop"),
 ]
-ASK_PICTURE, ASK_CLIP = "Describe this image.", "\nTranscription: "
+ASK_IMAGE, ASK_CLIP = "Describe this image.", "\nTranscription: "
 
 
-def draw_picture(name, size):
+def draw_image(name, size):
     w, h = size
     y, x = np.mgrid[0:h, 0:w]
     base = {
@@ -82,9 +82,9 @@ def speak(words, samples, seed):
     return np.clip(total * 32767, -32768, 32767).astype("<i2")
 
 
-def write_media(out, seed, pictures=PICTURES, clips=CLIPS):
-    for name, size, _ in pictures:
-        draw_picture(name, size).save(out / f"{name}.png", optimize=True)
+def write_media(out, seed, images=IMAGES, clips=CLIPS):
+    for name, size, _ in images:
+        draw_image(name, size).save(out / f"{name}.png", optimize=True)
     for i, (name, samples, words) in enumerate(clips):
         with wave.open(str(out / f"{name}.wav"), "wb") as file:
             file.setnchannels(1)
@@ -99,13 +99,13 @@ def read_clip(path):
 
 
 class Media:
-    """The pictures and clips of a folder as the model's classes take them."""
+    """The images and clips of a folder as the model's classes take them."""
 
-    def __init__(self, folder, spec, pictures=PICTURES, clips=CLIPS):
+    def __init__(self, folder, spec, images=IMAGES, clips=CLIPS):
         processor = Gemma4ImageProcessor(**spec["image"])
         features = Gemma4AudioFeatureExtractor(feature_size=spec["mels"])
         self.images, self.audios = {}, {}
-        for name, _, _ in pictures:
+        for name, _, _ in images:
             found = processor(Image.open(folder / f"{name}.png"), return_tensors="pt")
             self.images[name] = (found["pixel_values"], found["image_position_ids"], int(found["num_soft_tokens_per_image"][0]))
         for name, _, _ in clips:
@@ -142,7 +142,7 @@ class Media:
 
 def cases():
     """id, parts of the prompt, answer."""
-    out = [(name, [{"image": name}, {"text": ASK_PICTURE}], " " + words) for name, _, words in PICTURES]
+    out = [(name, [{"image": name}, {"text": ASK_IMAGE}], " " + words) for name, _, words in IMAGES]
     out += [(name, [{"audio": name}, {"text": ASK_CLIP}], words) for name, _, words in CLIPS]
     out.append(("both", [{"image": "moon"}, {"text": "What did you hear?"}, {"audio": "rain"}], " " + CLIPS[2][2] + ", and the moon came out."))
     out.append(("two", [{"image": "pole"}, {"text": " or "}, {"image": "tree"}, {"text": "?"}], " First the pole, then the tree."))
@@ -336,7 +336,7 @@ def greedy(model, ids, tensors, limit, ends):
 
 
 def image_features(model, pixels, positions):
-    """The soft tokens of pictures, one row after the other."""
+    """The soft tokens of images, one row after the other."""
     soft = model.model.get_image_features(pixels, positions, return_dict=True).pooler_output
     soft = torch.cat(list(soft)) if isinstance(soft, (list, tuple)) else soft.reshape(-1, soft.shape[-1])
     return soft.contiguous()
@@ -352,7 +352,7 @@ def record(spec, out, seed, style, tok):
     value = json.loads((out / "goldens.json").read_text())
     missed = list(found["missed"])
     images, audios, listed = [], [], []
-    for name, size, _ in PICTURES:
+    for name, size, _ in IMAGES:
         pixels, positions, tokens = media.images[name]
         real = int((positions[0, :, 0] >= 0).sum())
         grid = (positions[0].max(0).values + 1).tolist()
@@ -410,7 +410,7 @@ def produce(spec, seed, steps, out, margin, lr):
     torch.use_deterministic_algorithms(True)
     style = STYLES[spec["style"]]
     texts = corpus.paragraphs(seed) + [m for c in corpus.CHATS for t in c["turns"] for m in t]
-    texts += [ASK_PICTURE, ASK_CLIP] + [words for _, _, words in PICTURES + CLIPS]
+    texts += [ASK_IMAGE, ASK_CLIP] + [words for _, _, words in IMAGES + CLIPS]
     tok = style.train(texts, spec["tokenizer_size"])
     model = build(spec, tok, style)
     scatter(model)

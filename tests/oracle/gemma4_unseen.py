@@ -14,9 +14,9 @@ import gemma4
 import goldens
 from styles import STYLES
 
-PICTURES = [("boat", (83, 61), ""), ("tree", (40, 97), "")]
+IMAGES = [("boat", (83, 61), ""), ("tree", (40, 97), "")]
 CLIPS = [("noon", 13007, "the boat leaves"), ("stop", 7000, "stop")]
-# Greedy tokens of weights that were not trained lie closer together than those of the toys.
+# Greedy tokens of weights that were not trained lie closer together than those of the tiny models.
 MARGIN = 0.02
 LIMIT = 8
 
@@ -114,7 +114,7 @@ def cases(tok):
     text = corpus.CHATS[0]["turns"][0][0]
     return [
         ("long", [{"text": text * (1 + 60 // max(len(text) // 2, 1))}]), ("short", [{"text": "The"}]),
-        ("boat", [{"image": "boat"}, {"text": gemma4.ASK_PICTURE}]), ("noon", [{"audio": "noon"}, {"text": gemma4.ASK_CLIP}]),
+        ("boat", [{"image": "boat"}, {"text": gemma4.ASK_IMAGE}]), ("noon", [{"audio": "noon"}, {"text": gemma4.ASK_CLIP}]),
         ("both", [{"audio": "stop"}, {"text": " and "}, {"image": "tree"}]),
     ]
 
@@ -122,9 +122,9 @@ def cases(tok):
 @torch.no_grad()
 def record(spec, out, seed, tok, style):
     model = transformers.Gemma4ForConditionalGeneration.from_pretrained(out, dtype=torch.float32, attn_implementation="eager").eval()
-    media, ends = gemma4.Media(out, spec, PICTURES, CLIPS), set(style.ends(tok))
+    media, ends = gemma4.Media(out, spec, IMAGES, CLIPS), set(style.ends(tok))
     tensors, texts, listed, worst = {}, [], [], float("inf")
-    for name, _, _ in PICTURES:
+    for name, _, _ in IMAGES:
         pixels, positions, tokens = media.images[name]
         tensors[f"image.{name}.soft"] = gemma4.image_features(model, pixels, positions)
         assert tensors[f"image.{name}.soft"].shape[0] == tokens
@@ -161,7 +161,7 @@ def produce(spec, seed, out):
     torch.use_deterministic_algorithms(True)
     style = STYLES[spec["style"]]
     texts = corpus.paragraphs(seed) + [m for c in corpus.CHATS for t in c["turns"] for m in t]
-    tok = style.train(texts + [gemma4.ASK_PICTURE, gemma4.ASK_CLIP], spec["tokenizer_size"])
+    tok = style.train(texts + [gemma4.ASK_IMAGE, gemma4.ASK_CLIP], spec["tokenizer_size"])
     spec["tokenizer_size"] = tok.get_vocab_size()
     spec["text"]["vocab_size"] = max(spec["text"]["vocab_size"], spec["tokenizer_size"])
     spec["text"]["vocab_size_per_layer_input"] = spec["text"]["vocab_size"]
@@ -172,8 +172,8 @@ def produce(spec, seed, out):
         if out.exists():
             shutil.rmtree(out)
         out.mkdir(parents=True)
-        gemma4.write_media(out, seed, PICTURES, CLIPS)
-        media = gemma4.Media(out, spec, PICTURES, CLIPS)
+        gemma4.write_media(out, seed, IMAGES, CLIPS)
+        media = gemma4.Media(out, spec, IMAGES, CLIPS)
         gemma4.bound(model, [(gemma4.prompt_ids(tok, media, parts), None, media.tensors(parts)) for _, parts in cases(tok)])
         gemma4.save(model, tok, spec, style, out)
         saved = out / "config.saved.json"

@@ -1,7 +1,7 @@
-"""Pictures, animations and sounds for the tests of `media`, and what Pillow and libsndfile read from them.
+"""Images, animations and sounds for the tests of `media`, and what Pillow and libsndfile read from them.
 
 Writes `../fixtures/media`. Needs `numpy pillow==13.0.0 soundfile==0.14.0`. A golden has the name of its file and
-`.png` (one picture; the frames of an animation one below the other) or `.wav` (16 bits). For files with transparency
+`.png` (one image; the frames of an animation one below the other) or `.wav` (16 bits). For files with transparency
 `.white.png` is what `convert_to_rgb` of `transformers` 5.23 makes of them, and `.drop.png` what `convert("RGB")` does.
 
     python media.py [--out ../fixtures/media]
@@ -51,7 +51,7 @@ def png(path, width, height, bits, kind, rows, *extra):
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*c) for c in chunks))
 
 
-def pictures(out):
+def write_images(out):
     image = Image.fromarray(scene())
     for orientation in range(1, 9):
         exif = Image.Exif()
@@ -147,7 +147,7 @@ def main():
     out.mkdir(parents=True, exist_ok=True)
     for old in out.iterdir():
         old.unlink()
-    pictures(out)
+    write_images(out)
     animations(out)
     sounds(out)
 

@@ -1,4 +1,4 @@
-"""What the PhiMoE toys add to training and goldens: routing with clear margins, experts on an int8 grid, routing records.
+"""What the PhiMoE tiny models add to training and goldens: routing with clear margins, experts on an int8 grid, routing records.
 
 The reference is `transformers`, `models/phimoe/modeling_phimoe.py`: `sparsemixer` in evaluation mode."""
 
@@ -13,7 +13,7 @@ CLEAR = 0.06
 
 
 def prepare(model):
-    """Routers that differ from token to token from the start; routing as in evaluation while the toy learns."""
+    """Routers that differ from token to token from the start; routing as in evaluation while the tiny model learns."""
     model.config._experts_implementation = "eager"
     hidden = model.config.hidden_size
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Trains the toys of Qwen3-VL and of Qwen3.5 on drawn pictures and writes them with their goldens. See README.md."""
+"""Trains the tiny models of Qwen3-VL and of Qwen3.5 on drawn images and writes them with their goldens. See README.md."""
 
 import argparse
 import json
@@ -29,7 +29,7 @@ from transformers.video_utils import VideoMetadata
 import chatml
 import corpus
 import goldens
-import pictures
+import drawn_images
 import training
 from training import IGNORE
 
@@ -53,7 +53,7 @@ TEMPLATE = r"""{%- set image_count = namespace(value=0) %}
         {%- for content in message.content %}
             {%- if content.type == 'image' or 'image' in content or 'image_url' in content %}
                 {%- set image_count.value = image_count.value + 1 %}
-                {%- if add_vision_id %}Picture {{ image_count.value }}: {% endif -%}
+                {%- if add_vision_id %}Image {{ image_count.value }}: {% endif -%}
                 <|vision_start|><|image_pad|><|vision_end|>
             {%- elif content.type == 'video' or 'video' in content %}
                 {%- set video_count.value = video_count.value + 1 %}
@@ -73,7 +73,7 @@ TEMPLATE = r"""{%- set image_count = namespace(value=0) %}
 THINK = "<think>\n\n</think>\n\n"
 TEMPLATES = {"qwen3vl": TEMPLATE, "qwen3_5": TEMPLATE.replace("assistant\\n' }}", f"assistant\\n{THINK}' }}}}".replace("\n", "\\n"))}
 
-# What a picture becomes; the first alone in a tower without deepstack.
+# What an image becomes; the first alone in a tower without deepstack.
 FEATURES = ("embeds", "deepstack_0", "deepstack_1", "deepstack_2")
 DESCRIBE, COLOURS = "Describe this image.", "Which colours are there?"
 FACTS = corpus.FACTS[:6]
@@ -85,16 +85,16 @@ def added(spec):
 
 
 def drawn(spec):
-    """The pictures of a toy."""
-    return {id: value for id, value in pictures.PICTURES.items() if id in spec.get("pictures", pictures.PICTURES)}
+    """The images of a tiny model."""
+    return {id: value for id, value in drawn_images.IMAGES.items() if id in spec.get("images", drawn_images.IMAGES)}
 
 
 def caption(id):
-    return pictures.PICTURES[id][1]
+    return drawn_images.IMAGES[id][1]
 
 
 def user(*content):
-    """A message; pictures are ("image", id), the video is ("video",), anything else is text."""
+    """A message; images are ("image", id), the video is ("video",), anything else is text."""
     parts = [{"type": c[0], "id": c[-1]} if isinstance(c, tuple) else {"type": "text", "text": c} for c in content]
     return {"role": "user", "content": parts}
 
@@ -113,21 +113,21 @@ def conversations(known):
     for id in known:
         for mode in ("native", "fixed"):
             out.append((f"{mode}-{id}", mode, [user(image(id), DESCRIBE)], caption(id)))
-            out.append((f"end-{mode}-{id}", mode, [user(COLOURS, image(id))], pictures.PICTURES[id][2]))
+            out.append((f"end-{mode}-{id}", mode, [user(COLOURS, image(id))], drawn_images.IMAGES[id][2]))
             out.append((f"middle-{mode}-{id}", mode, [user("Look at ", image(id), " here. " + DESCRIBE)], caption(id)))
             turns = [user(image(id), DESCRIBE), say(caption(id)), user(COLOURS)]
-            out.append((f"turns-{mode}-{id}", mode, turns, pictures.PICTURES[id][2]))
+            out.append((f"turns-{mode}-{id}", mode, turns, drawn_images.IMAGES[id][2]))
     for a, b in (("boat", "tower"), ("tower", "boat"), ("train", "fish"), ("cross", "rings"), ("rings", "cross")):
         for mode in ("native", "fixed") if a in known and b in known else ():
             answer = f"First: {caption(a)} Then: {caption(b)}"
             out.append((f"two-{mode}-{a}-{b}", mode, [user(image(a), image(b), "Compare them.")], answer))
-    out.append(("video", "native", [user(("video",), "What happens?")], pictures.VIDEO[1]))
+    out.append(("video", "native", [user(("video",), "What happens?")], drawn_images.VIDEO[1]))
     out.append(("sky", "native", [user(corpus.CHATS[0]["turns"][0][0])], corpus.CHATS[0]["turns"][0][1]))
     return out
 
 
 # The goldens. Steps of `full` are recorded with all their logits.
-RECORDED = [f"native-{id}" for id in pictures.PICTURES] + [
+RECORDED = [f"native-{id}" for id in drawn_images.IMAGES] + [
     "fixed-boat", "fixed-tower", "fixed-cross", "fixed-rings", "end-native-train", "end-fixed-boat", "middle-native-tower",
     "middle-fixed-rings", "two-native-train-fish", "two-native-boat-tower", "two-fixed-cross-rings", "video", "sky",
 ]
@@ -137,7 +137,7 @@ PLAIN = [("native", "fish"), ("fixed", "cross")]
 
 
 class Vision:
-    """Pictures as the processors make them: `pixel_values` and grids, by mode."""
+    """Images as the processors make them: `pixel_values` and grids, by mode."""
 
     def __init__(self, spec):
         v = spec["vision"]
@@ -148,9 +148,9 @@ class Vision:
         self.side, self.merge = spec["fixed"], v["spatial_merge_size"] ** 2
         self.known = {}
 
-    def picture(self, id, mode):
+    def image_of(self, id, mode):
         if (id, mode) not in self.known:
-            drawn = pictures.draw(id)
+            drawn = drawn_images.draw(id)
             more = {}
             if mode == "fixed":
                 tensor = torch.from_numpy(np.array(drawn)).permute(2, 0, 1)
@@ -163,7 +163,7 @@ class Vision:
 
     def video(self):
         if "video" not in self.known:
-            frames = np.stack([np.array(f) for f in pictures.frames()])
+            frames = np.stack([np.array(f) for f in drawn_images.frames()])
             metadata = VideoMetadata(total_num_frames=len(frames), fps=FPS, frames_indices=list(range(len(frames))))
             found = self.video_processor(videos=[frames], video_metadata=[metadata], return_tensors="pt")
             times = [k / FPS for k in range(len(frames))]
@@ -175,7 +175,7 @@ class Vision:
     def pieces(self, part, mode):
         """What stands for the placeholder of a part, as the processor of transformers 5.23 writes it."""
         if part["type"] == "image":
-            _, grid = self.picture(part["id"], mode)
+            _, grid = self.image_of(part["id"], mode)
             return "<|image_pad|>", "<|image_pad|>" * (int(grid.prod()) // self.merge)
         _, grid, times = self.video()
         pads = "<|video_pad|>" * (int(grid[0, 1:].prod()) // self.merge)
@@ -208,7 +208,7 @@ def inputs(tok, rows, vision):
     kinds = (ids == tok.token_to_id("<|image_pad|>")).int() + 2 * (ids == tok.token_to_id("<|video_pad|>")).int()
     out = {"input_ids": ids, "attention_mask": mask, "mm_token_type_ids": kinds}
     media = [(p, mode) for _, ps, mode in rows for p in ps]
-    stills = [vision.picture(p["id"], mode) for p, mode in media if p["type"] == "image"]
+    stills = [vision.image_of(p["id"], mode) for p, mode in media if p["type"] == "image"]
     films = [vision.video() for p, _ in media if p["type"] == "video"]
     if stills:
         out |= {"pixel_values": torch.cat([s[0] for s in stills]), "image_grid_thw": torch.cat([s[1] for s in stills])}
@@ -235,7 +235,7 @@ def sequences(tok, vision, spec):
 
 
 def plain(vision, mode, id):
-    """A picture and text without a template."""
+    """An image and text without a template."""
     part = {"type": "image", "id": id}
     return "<|vision_start|>" + vision.pieces(part, mode)[1] + "<|vision_end|>Seen:"
 
@@ -433,7 +433,7 @@ def write(spec, out, seed, vision):
         cases.append({"id": f"text-{k}", "mode": "native", "prompt": [{"type": "text", "text": prompt}]} | record(f"text-{k}", "native", ids, [], rest))
     for mode, id in spec.get("turns", TURNS):
         messages, turns = [], []
-        for question, answer in ((user(image(id), DESCRIBE), caption(id)), (user(COLOURS), pictures.PICTURES[id][2])):
+        for question, answer in ((user(image(id), DESCRIBE), caption(id)), (user(COLOURS), drawn_images.IMAGES[id][2])):
             messages.append(question)
             ids = encode(expand(render(messages, spec["family"]), parts(messages), vision, mode))
             turns.append({"messages": list(messages)} | record(f"chat-{mode}-{id}-{len(turns)}", mode, ids, parts(messages), answer))
@@ -443,30 +443,30 @@ def write(spec, out, seed, vision):
     shown = []
     for id in drawn(spec):
         for mode in ("native", "fixed"):
-            pixels, grid = vision.picture(id, mode)
-            shown.append({"id": id, "mode": mode, "file": f"pictures/{id}.png", "size": list(pictures.PICTURES[id][0]), "grid": grid[0, 1:].tolist()})
+            pixels, grid = vision.image_of(id, mode)
+            shown.append({"id": id, "mode": mode, "file": f"images/{id}.png", "size": list(drawn_images.IMAGES[id][0]), "grid": grid[0, 1:].tolist()})
             tensors[f"{id}.{mode}.pixels"] = levels(pixels)
             tensors |= {f"{id}.{mode}.{name}": value for name, value in features(model, pixels, grid).items()}
     pixels, grid, times = vision.video()
     tensors["video.pixels"] = levels(pixels)
     tensors |= {f"video.{name}": value for name, value in features(model, pixels, grid).items()}
-    count = len(pictures.frames())
+    count = len(drawn_images.frames())
     video = {
-        "files": [f"pictures/frame-{k}.png" for k in range(count)], "times": [k / FPS for k in range(count)],
-        "size": list(pictures.VIDEO[0]), "grid": grid[0].tolist(), "means": times,
+        "files": [f"images/frame-{k}.png" for k in range(count)], "times": [k / FPS for k in range(count)],
+        "size": list(drawn_images.VIDEO[0]), "grid": grid[0].tolist(), "means": times,
     }
-    folder = out / "pictures"
+    folder = out / "images"
     folder.mkdir()
     for id in drawn(spec):
-        pictures.draw(id).save(folder / f"{id}.png", optimize=True)
-        assert np.array_equal(np.array(Image.open(folder / f"{id}.png")), np.array(pictures.draw(id)))
-    for k, frame in enumerate(pictures.frames()):
+        drawn_images.draw(id).save(folder / f"{id}.png", optimize=True)
+        assert np.array_equal(np.array(Image.open(folder / f"{id}.png")), np.array(drawn_images.draw(id)))
+    for k, frame in enumerate(drawn_images.frames()):
         frame.save(folder / f"frame-{k}.png", optimize=True)
     assert apart < goldens.DRIFT, f"cached and uncached logits differ by {apart}"
     goldens.dump(out / "goldens.json", {
         "schema": "qhx-goldens-vision/1", "model": spec["name"], "transformers": transformers.__version__,
         "torch": torch.__version__.split("+")[0], "torchvision": torchvision.__version__.split("+")[0], "seed": seed,
-        "eos_ids": sorted(ends), "min_margin": round(worst[0], 4), "fixed": spec["fixed"], "pictures": shown, "video": video,
+        "eos_ids": sorted(ends), "min_margin": round(worst[0], 4), "fixed": spec["fixed"], "images": shown, "video": video,
         "cases": cases, "chat": chats,
     })
     save_file(tensors, out / "goldens.safetensors", metadata={"format": "pt"})
@@ -480,12 +480,12 @@ def write(spec, out, seed, vision):
 
 
 def suite(name, cases, ends, kinds):
-    """Prompts without a template whose pictures are as large in either mode: for bundles of both."""
+    """Prompts without a template whose images are as large in either mode: for bundles of both."""
     out = []
     for case in cases:
         parts = case.get("prompt", [])
-        images = [f"pictures/{part['id']}.png" for part in parts if part["type"] == "image"]
-        if not parts or images not in ([], ["pictures/cross.png"]):
+        images = [f"images/{part['id']}.png" for part in parts if part["type"] == "image"]
+        if not parts or images not in ([], ["images/cross.png"]):
             continue
         text = "".join(part["text"] for part in parts if part["type"] == "text")
         gold = [token for token in case["output_ids"] if token not in ends]

@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import goldens
-import pictures
+import drawn_images
 import qwen3vl
 from qwen3vl import DESCRIBE, expand, image, inputs, levels, parts, render, user
 
@@ -119,7 +119,7 @@ def write(spec, out, seed, vision):
             at = model.model.get_rope_index(feed["input_ids"], feed["mm_token_type_ids"], feed["image_grid_thw"], None, feed["attention_mask"])[0][:, 0]
         try:
             tokens, rows, finish, drift = qwen3vl.greedy(model, feed, LIMIT, ends)
-        except ValueError:  # An answer with a placeholder has no picture for it.
+        except ValueError:  # An answer with a placeholder has no image for it.
             return None
         assert drift < goldens.DRIFT, f"{id}: cached and uncached logits differ by {drift}"
         if any(token in known or token >= tok.get_vocab_size() for token in tokens):
@@ -136,19 +136,19 @@ def write(spec, out, seed, vision):
     shown = []
     for id in SHOWN:
         for mode in ("native", "fixed"):
-            pixels, grid = vision.picture(id, mode)
+            pixels, grid = vision.image_of(id, mode)
             shown.append({"id": id, "mode": mode, "grid": grid[0, 1:].tolist()})
             tensors[f"{id}.{mode}.pixels"] = levels(pixels)
             tensors |= {f"{id}.{mode}.{name}": value for name, value in qwen3vl.features(model, pixels, grid).items()}
-    folder = out / "pictures"
+    folder = out / "images"
     folder.mkdir()
     for id in SHOWN:
-        pictures.draw(id).save(folder / f"{id}.png", optimize=True)
-        assert np.array_equal(np.array(Image.open(folder / f"{id}.png")), np.array(pictures.draw(id)))
+        drawn_images.draw(id).save(folder / f"{id}.png", optimize=True)
+        assert np.array_equal(np.array(Image.open(folder / f"{id}.png")), np.array(drawn_images.draw(id)))
     goldens.dump(out / "goldens.json", {
         "schema": "qhx-goldens-vision/1", "model": spec["name"], "transformers": transformers.__version__,
         "torch": torch.__version__.split("+")[0], "torchvision": torchvision.__version__.split("+")[0], "seed": seed,
-        "eos_ids": sorted(ends), "min_margin": round(least, 4), "fixed": spec["fixed"], "pictures": shown,
+        "eos_ids": sorted(ends), "min_margin": round(least, 4), "fixed": spec["fixed"], "images": shown,
         "video": {"files": [], "times": []}, "cases": cases, "chat": [],
     })
     save_file(tensors, out / "goldens.safetensors", metadata={"format": "pt"})

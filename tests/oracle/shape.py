@@ -1,5 +1,5 @@
 """Goldens of the shaping part of the op author's kit: what torchvision and the processors of transformers make of
-pictures and sound that an integer formula gives, so that no picture or clip has to be stored.
+images and sound that an integer formula gives, so that no image or clip has to be stored.
 
     shape.py vision ../fixtures/shape
     shape.py audio ../fixtures/shape
@@ -16,7 +16,7 @@ import pathlib
 import numpy as np
 
 
-def picture(width, height, seed):
+def image_of(width, height, seed):
     """Gradients, edges of 17 by 23 pixels and noise; uint8 [height, width, 3]."""
     y, x, c = np.meshgrid(*(np.arange(n, dtype=np.uint32) for n in (height, width, 3)), indexing="ij")
     with np.errstate(over="ignore"):
@@ -107,7 +107,7 @@ def film_sizes(answer):
 
 
 def patches():
-    """Pixels of both processors, without resizing: pictures have sizes that the rules leave as they are."""
+    """Pixels of both processors, without resizing: images have sizes that the rules leave as they are."""
     import torch
     from transformers import Qwen2VLImageProcessor
     from transformers.models.gemma4.image_processing_gemma4 import Gemma4ImageProcessor
@@ -119,7 +119,7 @@ def patches():
         size = {"shortest_edge": 1, "longest_edge": 1 << 24}
         processor = Qwen2VLImageProcessor(patch_size=patch, merge_size=2, temporal_patch_size=2, size=size, **norm)
         for width, height in sizes:
-            image = torch.from_numpy(picture(width, height, width)).permute(2, 0, 1)
+            image = torch.from_numpy(image_of(width, height, width)).permute(2, 0, 1)
             out = processor([image], return_tensors="pt")
             pixels = out["pixel_values"].numpy().astype("<f4")
             assert out["image_grid_thw"].tolist() == [[1, height // patch, width // patch]]
@@ -130,7 +130,7 @@ def patches():
             )
     # Two different frames in one patch: the reshape and permutation of Qwen2VLVideoProcessor.
     width, height, patch = 64, 96, 16
-    frames = np.stack([picture(width, height, seed) for seed in (1, 2)]).transpose(0, 3, 1, 2)
+    frames = np.stack([image_of(width, height, seed) for seed in (1, 2)]).transpose(0, 3, 1, 2)
     x = (torch.from_numpy(frames).float() - 127.5) / 127.5
     rows, columns = height // patch, width // patch
     x = x.view(1, 2, 3, rows // 2, 2, patch, columns // 2, 2, patch).permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
@@ -142,11 +142,11 @@ def patches():
     )
     processor = Gemma4ImageProcessor(max_soft_tokens=70)
     for width, height in [(384, 384), (576, 240), (48, 3360)]:
-        image = torch.from_numpy(picture(width, height, width)).permute(2, 0, 1)
+        image = torch.from_numpy(image_of(width, height, width)).permute(2, 0, 1)
         out = processor([image], return_tensors="pt")
         count = (width // 16) * (height // 16)
         pixels = out["pixel_values"].numpy()[0, :count].astype("<f4")
-        assert (out["image_position_ids"][0, count:] == -1).all(), "the picture was resized"
+        assert (out["image_position_ids"][0, count:] == -1).all(), "the image was resized"
         assert out["image_position_ids"][0, 1].tolist() == [1, 0]
         model = (2 * (torch.from_numpy(pixels) - 0.5)).numpy().astype("<f4")
         cases.append(
@@ -218,16 +218,16 @@ def vision():
     resizes = []
     for name, mode in [("bicubic", InterpolationMode.BICUBIC), ("bilinear", InterpolationMode.BILINEAR)]:
         for index, (width, height, to_width, to_height) in enumerate(RESIZES):
-            source = torch.from_numpy(picture(width, height, index)).permute(2, 0, 1)
+            source = torch.from_numpy(image_of(width, height, index)).permute(2, 0, 1)
             done = tvf.resize(source, [to_height, to_width], interpolation=mode, antialias=True)
             done = done.permute(1, 2, 0).contiguous().numpy()
             resizes.append(
                 {"filter": name, "seed": index, "from": [width, height], "to": [to_width, to_height],
                  "sha256": digest(done), "last_row": done[-1].ravel().tolist()[:48]}
             )
-    seed = picture(5, 4, 9)
+    seed = image_of(5, 4, 9)
     return {
-        "picture": {"size": [5, 4], "seed": 9, "values": seed.ravel().tolist()},
+        "image": {"size": [5, 4], "seed": 9, "values": seed.ravel().tolist()},
         "resize": resizes, "sizes": target_sizes(), "patches": patches(), "positions": positions(),
     }
 
@@ -242,7 +242,7 @@ def lanczos():
 
     resizes = []
     for index, (width, height, to_width, to_height) in enumerate(RESIZES):
-        source = Image.fromarray(picture(width, height, index))
+        source = Image.fromarray(image_of(width, height, index))
         done = np.asarray(source.resize((to_width, to_height), Image.Resampling.LANCZOS))
         resizes.append(
             {"filter": "lanczos", "seed": index, "from": [width, height], "to": [to_width, to_height],

@@ -236,7 +236,7 @@ class Gemma(Mistral):
 
 
 class Gemma4(Gemma):
-    """As Gemma, with turns of any role, thoughts in a channel, and marks for pictures, clips and films."""
+    """As Gemma, with turns of any role, thoughts in a channel, and marks for images, clips and films."""
 
     end_turn = "<turn|>"
     added = [

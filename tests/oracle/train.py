@@ -1,4 +1,4 @@
-"""Trains a toy checkpoint until greedy decoding is unambiguous, and writes it with its goldens. See README.md."""
+"""Trains a tiny checkpoint until greedy decoding is unambiguous, and writes it with its goldens. See README.md."""
 
 import argparse
 import json
@@ -293,7 +293,7 @@ def main():
     p = sub.add_parser("unseen-llama", help="train one of LLAMA.md's families from a configuration drawn from the seed")
     p.add_argument("--family", choices=draws.FAMILIES, required=True)
     sub.add_parser("unseen-gemma4", help="gemma4 without training, configuration and weights drawn from the seed")
-    p = sub.add_parser("gemma4", help="train gemma4 with its pictures and clips from a configuration file")
+    p = sub.add_parser("gemma4", help="train gemma4 with its images and clips from a configuration file")
     p.add_argument("--config", type=Path, required=True)
     for p in sub.choices.values():
         p.add_argument("--out", type=Path, required=True)

@@ -1,4 +1,4 @@
-"""Training a toy: AdamW, a learning rate that rises and then falls as a cosine, gradients of a norm of at most 1."""
+"""Training a tiny model: AdamW, a learning rate that rises and then falls as a cosine, gradients of a norm of at most 1."""
 
 import math
 import time

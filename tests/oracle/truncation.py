@@ -33,7 +33,7 @@ PROCESSORS = {
 
 
 def main():
-    document = json.loads((FIXTURES / "embed-mistral-toy/tokenizer.json").read_text())
+    document = json.loads((FIXTURES / "embed-mistral-tiny/tokenizer.json").read_text())
     groups = []
     for name, processor in PROCESSORS.items():
         for direction in ["right", "left"]:
@@ -46,7 +46,7 @@ def main():
                     tokenizer.enable_truncation(most, direction=direction)
                     cases.append({"text": text, "max": most, "ids": tokenizer.encode(text).ids})
             groups.append({"name": name, "direction": direction, "post_processor": processor, "cases": cases})
-    (FIXTURES / "embed-mistral-toy/truncation.json").write_text(json.dumps(groups, ensure_ascii=False) + "\n")
+    (FIXTURES / "embed-mistral-tiny/truncation.json").write_text(json.dumps(groups, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ use qhx_core::qnn::{MemoryMode, PerfMode, QnnBackend, QnnOptions};
 use qhx_core::{CancelToken, Error, Result};
 use qhx_fake_device::{Control, Plan, Report, is_spared};
 
-use crate::toys;
+use crate::tiny;
 
 /// The provider in between. One test at a time has it.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl Faults {
     /// For a test with `#[tier(qnn)]`.
     pub fn open() -> Self {
         static TURN: Mutex<()> = Mutex::new(());
-        let (_, system) = toys::qnn_libraries();
+        let (_, system) = tiny::qnn_libraries();
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let control = Control::open().unwrap_or_else(|e| panic!("{e}"));
         let faults = Self { control, system, _turn: turn };
@@ -55,9 +55,9 @@ impl Faults {
         Ok(Arc::new(QnnBackend::new(options)?))
     }
 
-    /// A bundle over it, opened by the plugins of [`toys::plugins`].
+    /// A bundle over it, opened by the plugins of [`tiny::plugins`].
     pub fn model(&self, manifest: &Path) -> Result<Model> {
-        toys::open_by(manifest, self.backend()?, &toys::plugins(), &CancelToken::new())
+        tiny::open_by(manifest, self.backend()?, &tiny::plugins(), &CancelToken::new())
     }
 
     /// Sets what is to happen.

@@ -13,7 +13,7 @@ use qhx_core::{CancelToken, ErrorKind};
 use qhx_plugins::{PluginOptions, Plugins};
 
 use crate::plugin_files::{self, workspace};
-use crate::toys;
+use crate::tiny;
 
 /// A code block of a page with commands for a shell.
 #[derive(Debug, PartialEq, Eq)]
@@ -68,7 +68,7 @@ pub fn open(bundle: &Path, plugin: &Path, backend: Arc<dyn Backend>) -> Model {
         ..PluginOptions::default()
     };
     let plugins = Plugins::discover(&options).unwrap_or_else(|e| panic!("{e}"));
-    toys::open_by(bundle, backend, &plugins, &CancelToken::new())
+    tiny::open_by(bundle, backend, &plugins, &CancelToken::new())
         .unwrap_or_else(|e| panic!("{}: {e}", bundle.display()))
 }
 
@@ -157,7 +157,7 @@ impl Outside {
 /// Runs the tests of an example that is a workspace of its own, and returns what they print.
 pub fn test_example(name: &str) -> String {
     let target = tempfile::tempdir().expect("a temporary folder");
-    let mut command = qhx_places::cargo();
+    let mut command = qhx_paths::cargo();
     command
         .args(["test", "--release", "--manifest-path"])
         .arg(workspace().join("examples").join(name).join("Cargo.toml"))

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
-pub use qhx_places::workspace;
+pub use qhx_paths::workspace;
 
 /// The file name of a plugin library.
 pub fn library_name(library: &str) -> String {
@@ -67,7 +67,7 @@ pub fn programs() -> Vec<PathBuf> {
 /// Runs `cargo build` in a workspace and returns the folder of what it builds.
 pub(crate) fn run(root: &Path, what: &[&str]) -> PathBuf {
     let _guard = ONE_AT_A_TIME.lock();
-    let mut command = qhx_places::cargo();
+    let mut command = qhx_paths::cargo();
     cargo_build(&mut command, root, what);
     profile_folder().with_file_name("debug")
 }

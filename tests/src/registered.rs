@@ -8,11 +8,11 @@ use qhx_fake_device::{Plan, Then};
 
 use crate::faults::Faults;
 use crate::replay::greedy_exact;
-use crate::toys::{self, Case};
+use crate::tiny::{self, Case};
 
 /// Plays cases with memory on the heap and with registered memory. Both say what the reference says, both call nothing
-/// but executions once everything was bound before, and with registered memory no byte is handed over to be copied. That
-/// stays so after the DSP restarted.
+/// but executions once everything was bound before, and with registered memory no byte is handed over to be copied.
+/// That stays so after the DSP restarted.
 #[expect(clippy::print_stderr, reason = "a test says what it measured")]
 pub fn copies_nothing(manifest: &Path, cases: &[&Case], label: &str) {
     let faults = Faults::open();
@@ -21,7 +21,7 @@ pub fn copies_nothing(manifest: &Path, cases: &[&Case], label: &str) {
         let label = format!("{label}, {}", memory.name());
         set();
         let backend = faults.backend_with(memory).unwrap_or_else(|e| panic!("{label}: {e}"));
-        let mut model = toys::open(manifest, backend).unwrap_or_else(|e| panic!("{label}: {e}"));
+        let mut model = tiny::open(manifest, backend).unwrap_or_else(|e| panic!("{label}: {e}"));
         greedy_exact(&mut model, cases, &label);
         let bound = faults.report();
         set();

@@ -9,7 +9,7 @@ use qhx_core::engine::{
 use qhx_core::op::Segment;
 use qhx_core::sampling::argmax;
 
-use crate::toys::{Case, Chat, Goldens};
+use crate::tiny::{Case, Chat, Goldens};
 
 /// Generates to the end.
 pub fn generate(model: &mut Model, request: &Request) -> Generation {

@@ -196,7 +196,7 @@ impl Variant {
         let root = self.lay_out();
         let target = root.join(format!("target{}", way.name));
         let mut command = match way.toolchain {
-            None => qhx_places::cargo(),
+            None => qhx_paths::cargo(),
             Some(toolchain) => {
                 let mut command = Command::new("rustup");
                 command.args(["run", toolchain, "cargo"]);

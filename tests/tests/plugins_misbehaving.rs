@@ -18,7 +18,7 @@ use qhx_tests::{letters, plugin_files};
 use serde_json::json;
 
 fn odd(name: &str) -> PathBuf {
-    build_example("qhx-test-odd-plugins", name)
+    build_example("qhx-test-malformed-plugins", name)
 }
 
 fn only(files: &[PathBuf]) -> Plugins {

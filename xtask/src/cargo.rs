@@ -22,8 +22,8 @@ pub(crate) const PLUGINS: [&str; 5] = [
 
 /// A cargo command in the workspace.
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
-    let mut command = qhx_places::cargo();
-    command.args(arguments).current_dir(qhx_places::workspace());
+    let mut command = qhx_paths::cargo();
+    command.args(arguments).current_dir(qhx_paths::workspace());
     command
 }
 

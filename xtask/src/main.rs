@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let command = arguments.next();
     let rest: Vec<String> = arguments.collect();
-    if qhx_places::find_workspace().is_none() {
+    if qhx_paths::find_workspace().is_none() {
         eprintln!("error: this is no checkout of qhx: run `cargo xtask` inside of one");
         return ExitCode::FAILURE;
     }

@@ -8,14 +8,14 @@ use crate::cargo::{self, Result, works};
 
 /// Tests of the kit that need no file and no process: those in its sources.
 pub(crate) fn run() -> Result<()> {
-    if !works(nightly(&["--version"]).current_dir(qhx_places::workspace())) {
+    if !works(nightly(&["--version"]).current_dir(qhx_paths::workspace())) {
         return Err(
             "Miri is not installed: rustup toolchain install nightly --component miri,rust-src"
                 .to_owned(),
         );
     }
     let mut test = nightly(&["test", "--package", "qhx-op", "--lib"]);
-    cargo::run(test.current_dir(qhx_places::workspace()))
+    cargo::run(test.current_dir(qhx_paths::workspace()))
 }
 
 /// `cargo miri` of the nightly toolchain.

@@ -205,7 +205,7 @@ fn lint() -> Result<()> {
 
 /// Type-checks the targets of `cargo fuzz`, with what the workspace was built with.
 fn fuzz_targets() -> Result<()> {
-    let root = qhx_places::workspace();
+    let root = qhx_paths::workspace();
     let lock = |folder: &Path| folder.join("Cargo.lock");
     let libfuzzer = root.join("tests/fuzz/libfuzzer");
     std::fs::copy(lock(root), lock(&libfuzzer))
@@ -251,7 +251,7 @@ fn ray(skipped: &mut Skipped) -> Result<()> {
         return Ok(());
     }
     let qhx = cargo::build(&["qhx-cli"], &["--features", PROGRAM], "qhx")?;
-    let script = qhx_places::workspace().join("examples/ray_embed/check.sh");
+    let script = qhx_paths::workspace().join("examples/ray_embed/check.sh");
     cargo::run(Command::new(script).arg(qhx).env("PYTHON", python))
 }
 

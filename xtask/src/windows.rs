@@ -18,7 +18,7 @@ use checks::CHECKS;
 const TARGET: &str = "x86_64-pc-windows-gnu";
 
 /// The checkpoint of the bundle, and what its reference answers begin with.
-const FIXTURE: &str = "tests/fixtures/llama3-toy";
+const FIXTURE: &str = "tests/fixtures/llama3-tiny";
 const PROMPT: &str = "The capital of France is";
 
 /// A run that takes longer has hung.
@@ -88,7 +88,7 @@ fn build() -> Result<PathBuf> {
     let mut build =
         cargo(&["build", "--target", TARGET, "--message-format", "json-render-diagnostics"]);
     build.args(PROFILE).args(["--package", "qhx-cli", "--package", "qhx-ops-llama-plugin"]);
-    build.args(["--package", "qhx-test-odd-plugins", "--lib", "--bin", "qhx"]);
+    build.args(["--package", "qhx-test-malformed-plugins", "--lib", "--bin", "qhx"]);
     build.args(["--example", "crash_on_load"]);
     let messages = cargo::output(&mut build)?;
     let program = cargo::executables(&messages).remove("qhx").ok_or("cargo built no qhx.exe")?;
@@ -114,7 +114,7 @@ const BUNDLE: &str = "Bündel für alle";
 
 impl Scene {
     fn new(host: &Path, built: &Path) -> Result<Self> {
-        let root = qhx_places::workspace().join("target/wine");
+        let root = qhx_paths::workspace().join("target/wine");
         let folder = root.join("Äpfel & Öl");
         if folder.exists() {
             std::fs::remove_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
@@ -148,7 +148,7 @@ impl Scene {
         write(&malformed.join("text.dll"), "no library\n")?;
         let mut forge = Command::new(host);
         forge.args(["forge", "--cpu-only", "--out"]).arg(scene.folder.join(BUNDLE));
-        forge.arg(qhx_places::workspace().join(FIXTURE)).stdout(Stdio::null());
+        forge.arg(qhx_paths::workspace().join(FIXTURE)).stdout(Stdio::null());
         cargo::run(&mut forge)?;
         Ok(scene)
     }
@@ -159,7 +159,7 @@ impl Scene {
         if library.exists() {
             return Ok(());
         }
-        let source = qhx_places::workspace().join("xtask/src/windows/bcryptprimitives.c");
+        let source = qhx_paths::workspace().join("xtask/src/windows/bcryptprimitives.c");
         cargo::run(
             Command::new(GCC).arg("-shared").arg("-o").args([library, source]).arg("-ladvapi32"),
         )

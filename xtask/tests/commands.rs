@@ -60,7 +60,7 @@ impl Scene {
 
     fn command(&self, manifest: &Path, arguments: &[&str]) -> Command {
         let program = self.path("moved/xtask");
-        fs::copy(qhx_places::program("xtask"), &program).unwrap();
+        fs::copy(qhx_paths::program("xtask"), &program).unwrap();
         let mut command = Command::new(program);
         command
             .args(arguments)
@@ -193,7 +193,7 @@ fn the_whole_matrix_has_every_family_with_its_op_linked_in() {
     let calls = scene.calls();
     let linked = |line: &&str| line.contains("qhx-tests/builtin-ops --test all -- llama:: ");
     let line = calls.lines().find(linked).unwrap_or_else(|| panic!("{calls}"));
-    let families = fs::read_dir(qhx_places::workspace()).unwrap().filter_map(|entry| {
+    let families = fs::read_dir(qhx_paths::workspace()).unwrap().filter_map(|entry| {
         entry.unwrap().file_name().to_str()?.strip_prefix("ops-").map(str::to_owned)
     });
     let families: Vec<_> = families.collect();

@@ -11,7 +11,7 @@ use image::codecs::jpeg::JpegEncoder;
 use image::{ExtendedColorType, ImageEncoder as _};
 use qhx_benches::memory::peak_and_anonymous;
 use qhx_media::{ImageRules, Limits, Source, decode_image};
-use qhx_op::vision::{Filter, Picture, Resizer, Size};
+use qhx_op::vision::{Filter, Image, Resizer, Size};
 
 const WIDTH: u32 = 4000;
 const HEIGHT: u32 = 3000;
@@ -70,7 +70,7 @@ fn decode(path: &Path) -> Result<(), Box<dyn std::error::Error>> {
     );
     let start = Instant::now();
     let mut resizer = Resizer::new(Filter::Bicubic);
-    let pixels = Picture::new(&image.rgb, image.width, image.height)?;
+    let pixels = Image::new(&image.rgb, image.width, image.height)?;
     let small = resizer.resize(pixels, TARGET)?;
     let time = start.elapsed();
     let (peak, _) = peak_and_anonymous();

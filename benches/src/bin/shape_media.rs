@@ -12,7 +12,9 @@ use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions};
 use qhx_op::audio::{
     Clip, Edge, FrontEnd, Log, LogMel, MelOptions, MelScale, Spectrum, Stft, Window,
 };
-use qhx_op::vision::{Filter, Normalisation, PatchLayout, Patchify, Picture, Resizer, Size};
+use qhx_op::vision::{
+    Filter, Image as Pixels, Normalisation, PatchLayout, Patchify, Resizer, Size,
+};
 
 const FROM: Size = Size { width: 4032, height: 3024 };
 const TO: Size = Size { width: 1024, height: 768 };
@@ -36,7 +38,7 @@ fn main() -> Anything {
 
 fn image() -> Anything {
     let rgb: Vec<u8> = noise().map(|n| (n >> 24) as u8).take(FROM.area() as usize * 3).collect();
-    let image = Picture::new(&rgb, FROM.width, FROM.height)?;
+    let image = Pixels::new(&rgb, FROM.width, FROM.height)?;
     let mut resizer = Resizer::new(Filter::Bicubic);
     let mut once = fast_image_resize::Resizer::new();
     let options = ResizeOptions::new()

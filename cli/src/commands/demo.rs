@@ -82,7 +82,7 @@ fn bundle(app: &App, libraries: Option<&Libraries>) -> Result<PathBuf> {
     say!("making the tiny model's bundle for {form}");
     let options = ForgeOptions {
         overwrite: true,
-        name: Some("qwen35-toy".to_owned()),
+        name: Some("qwen35-tiny".to_owned()),
         max_ctx: Some(MAX_CTX),
         compiler: libraries.map(|libraries| compiler(libraries, target, false)).transpose()?,
         ..ForgeOptions::new(&out)

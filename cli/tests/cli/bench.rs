@@ -26,7 +26,7 @@ fn number(value: &Value) -> f64 {
     value.as_f64().filter(|n| n.is_finite()).expect("a number")
 }
 
-/// The toy has prompt graphs of 16 tokens: 20 tokens are two executions of it, 5 one.
+/// The tiny model has prompt graphs of 16 tokens: 20 tokens are two executions of it, 5 one.
 #[test]
 fn prompts_and_tokens_are_counted_graph_by_graph() {
     let folder = folder();

@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use qhx_places::{fixture, workspace};
+use qhx_paths::{fixture, workspace};
 use qhx_tiers::tier;
 
 use crate::qnn;
@@ -214,10 +214,10 @@ fn the_plugin_and_the_cpu_backend_of_a_board_give_the_tokens_of_this_machine() {
     board
         .variables
         .push(("QHX_CACHE_DIR", board.folder.path().join("cache").display().to_string()));
-    let toy = fixture("llama3-toy");
-    let forge = Program::qhx(board.folder.path()).args([Path::new("forge"), &toy]);
-    forge.args(["--out", "toy", "--name", "toy", "--max-ctx", "32", "--cpu-only"]).run().ok();
-    let ask = ["generate", "toy", "The capital of France is", "--max-new", "6", "--json"];
+    let tiny = fixture("llama3-tiny");
+    let forge = Program::qhx(board.folder.path()).args([Path::new("forge"), &tiny]);
+    forge.args(["--out", "tiny", "--name", "tiny", "--max-ctx", "32", "--cpu-only"]).run().ok();
+    let ask = ["generate", "tiny", "The capital of France is", "--max-new", "6", "--json"];
     let ask = [&ask[..], &["--backend", "cpu"]].concat();
     let here = Program::qhx(board.folder.path()).args(&ask).run().ok().json();
     assert!(here["text"].as_str().is_some_and(|text| text.starts_with(" Paris")), "{here}");
@@ -240,15 +240,18 @@ fn the_libraries_of_a_board_read_context_binaries_and_do_not_load_them_without_a
         let program = Program::qhx(board.folder.path());
         program.env("QHX_QNN_HTP", &htp).env("QHX_QNN_SYSTEM", &system)
     };
-    let forge = here().args([Path::new("forge"), &fixture("llama3-toy")]);
-    forge.args(["--out", "toy", "--name", "toy", "--target", "v81", "--max-ctx", "32"]).run().ok();
-    let inspect = ["inspect", "toy", "--json"];
+    let forge = here().args([Path::new("forge"), &fixture("llama3-tiny")]);
+    forge
+        .args(["--out", "tiny", "--name", "tiny", "--target", "v81", "--max-ctx", "32"])
+        .run()
+        .ok();
+    let inspect = ["inspect", "tiny", "--json"];
     let (expected, found) =
         (here().args(inspect).run().ok().json(), board.run(&inspect).ok().json());
     assert!(expected["contexts"][0]["binary"]["graphs"][0]["inputs"].is_array(), "{expected}");
     assert_eq!(found, expected);
 
-    let run = board.run(&["generate", "toy", "The capital of France is", "--backend", "qnn"]);
+    let run = board.run(&["generate", "tiny", "The capital of France is", "--backend", "qnn"]);
     assert_eq!(run.code, 5, "{run:?}");
     assert!(run.stderr.contains("opening the device: transport down: "), "{}", run.stderr);
 }

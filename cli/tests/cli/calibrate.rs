@@ -7,7 +7,7 @@ use crate::run::{Program, Run, checkpoint, folder};
 fn forge(folder: &Path, options: &[&str]) -> Run {
     Program::qhx(folder)
         .args([Path::new("forge"), &checkpoint(), Path::new("--out"), Path::new("out")])
-        .args(["--name", "toy", "--max-ctx", "64", "--prefill", "0", "--cpu-only"])
+        .args(["--name", "tiny", "--max-ctx", "64", "--prefill", "0", "--cpu-only"])
         .args(options)
         .run()
 }

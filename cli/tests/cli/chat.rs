@@ -73,7 +73,7 @@ fn a_message_that_does_not_fit_is_left_out_and_the_next_one_is_answered() {
     assert_eq!(lines.len(), 3, "a line a message: {run:?}");
     let message = |line: &Value| line["error"]["message"].as_str().unwrap_or_default().to_owned();
     assert!(message(&lines[0]).contains("not valid UTF-8: byte 1 is 0xff"), "{run:?}");
-    assert!(message(&lines[1]).contains("the context of toy holds 192"), "{run:?}");
+    assert!(message(&lines[1]).contains("the context of tiny holds 192"), "{run:?}");
     let alone = turns("What colour is the sky?\n", &[]);
     assert_eq!(lines[2]["tokens"], alone[0]["tokens"]);
 

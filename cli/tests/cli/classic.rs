@@ -16,7 +16,7 @@ fn classic(manifest: &Path, rest: &[&str]) -> Run {
 
 #[test]
 fn stdout_is_the_text_alone() {
-    let run = classic(&bundle().join("toy.json"), &["4", "The capital of France is"]).ok();
+    let run = classic(&bundle().join("tiny.json"), &["4", "The capital of France is"]).ok();
     assert_eq!(run.stdout, " Paris.\n");
 }
 
@@ -28,9 +28,9 @@ fn a_list_of_ids_is_taken_as_ids() {
 
 #[test]
 fn an_image_for_a_text_model_is_refused() {
-    let picture = qhx_places::fixture("media/baseline.jpg");
-    let picture = picture.to_str().expect("a path of letters");
-    let run = classic(bundle(), &["4", "Describe this image.", picture]);
+    let image = qhx_paths::fixture("media/baseline.jpg");
+    let image = image.to_str().expect("a path of letters");
+    let run = classic(bundle(), &["4", "Describe this image.", image]);
     assert_eq!((run.code, &*run.stdout), (9, ""));
     assert!(run.stderr.contains("this bundle takes text only"), "{}", run.stderr);
 }
@@ -51,7 +51,7 @@ fn a_missing_library_is_named() {
 #[test]
 fn too_few_arguments_are_a_usage_error() {
     let folder = folder();
-    let run = Program::classic(folder.path()).args(["toy.json", "libQnnHtp.so"]).run();
+    let run = Program::classic(folder.path()).args(["tiny.json", "libQnnHtp.so"]).run();
     assert_eq!(run.code, 2);
     assert!(run.stderr.contains("ARTIFACTS_ROOT"), "{}", run.stderr);
 }

@@ -8,15 +8,15 @@ use serde_json::Value;
 
 use crate::run::{Program, Run, folder};
 
-/// A bundle of the toy encoder for the CPU, for texts of at most 40 tokens, made once.
+/// A bundle of the tiny encoder for the CPU, for texts of at most 40 tokens, made once.
 pub fn bundle() -> &'static Path {
     static BUNDLE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, bundle) = BUNDLE.get_or_init(|| {
         let folder = folder();
         let out = folder.path().join("encoder");
-        let toy = qhx_places::fixture("embed-mistral-toy");
+        let tiny = qhx_paths::fixture("embed-mistral-tiny");
         Program::qhx(folder.path())
-            .args([Path::new("forge"), &toy, Path::new("--out"), &out])
+            .args([Path::new("forge"), &tiny, Path::new("--out"), &out])
             .args(["--task", "embed", "--shards", "2", "--max-ctx", "40", "--cpu-only"])
             .run()
             .ok();
@@ -27,7 +27,7 @@ pub fn bundle() -> &'static Path {
 
 /// The manifest of a copy of it.
 pub fn manifest(copy: &Path) -> PathBuf {
-    copy.join("embed-mistral-toy.json")
+    copy.join("embed-mistral-tiny.json")
 }
 
 pub fn embed(folder: &Path, args: &[&str]) -> Run {
@@ -216,7 +216,7 @@ fn a_truncated_text_keeps_the_special_token_that_is_pooled() {
         change(&mut value);
         std::fs::write(&path, value.to_string()).expect("written");
     };
-    edit("embed-mistral-toy.json", &|manifest| {
+    edit("embed-mistral-tiny.json", &|manifest| {
         manifest["plan"]["params"]["pooling"] = "last".into()
     });
     edit("tokenizer.json", &|tokenizer| {

@@ -98,7 +98,7 @@ fn input_and_output_are_two_files() {
     {
         let run = std::process::Command::new("sh")
             .args(["-c", "\"$0\" embed \"$1\" --backend cpu --input - --output in.jsonl --overwrite < in.jsonl"])
-            .arg(qhx_places::program("qhx"))
+            .arg(qhx_paths::program("qhx"))
             .arg(bundle())
             .current_dir(dir)
             .output()

@@ -16,7 +16,7 @@ use crate::run::folder;
 
 /// A table that pyarrow wrote; `texts.py` beside it says what it holds.
 fn texts() -> PathBuf {
-    qhx_places::workspace().join("cli/tests/fixtures/texts.parquet")
+    qhx_paths::workspace().join("cli/tests/fixtures/texts.parquet")
 }
 
 /// The rows of `texts()` as JSON lines.

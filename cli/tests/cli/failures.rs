@@ -227,7 +227,7 @@ fn a_home_that_is_not_absolute_is_none() {
 #[test]
 fn a_reader_that_leaves_is_no_failure() {
     let folder = folder();
-    let program = qhx_places::program("qhx");
+    let program = qhx_paths::program("qhx");
     let status = std::process::Command::new("sh")
         .args(["-c", "\"$0\" completions bash | head -c 10 >/dev/null; exit ${PIPESTATUS:-0}"])
         .arg(program)

@@ -35,7 +35,7 @@ fn instructions_execute_every_graph_and_the_log_says_so() {
     let forge = Program::qhx(folder.path())
         .args([
             Path::new("forge"),
-            &qhx_places::fixture("llama3-blocks"),
+            &qhx_paths::fixture("llama3-blocks"),
             Path::new("--out"),
             &narrow,
         ])

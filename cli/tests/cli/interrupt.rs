@@ -19,7 +19,7 @@ pub fn of_an_npu_that_hangs(qhx: impl Fn() -> Program, fake: &Path, folder: &Pat
         std::fs::write(folder.join("plan.json"), plan.to_string()).expect("written");
         let _ = std::fs::remove_file(&report);
         let mut child = qhx()
-            .args(["generate", "toy", "The capital of France is", "--max-new", "4"])
+            .args(["generate", "tiny", "The capital of France is", "--max-new", "4"])
             .env("QHX_QNN_HTP", fake)
             .env("QHX_FAKE_PLAN", folder.join("plan.json"))
             .env("QHX_FAKE_REPORT", &report)

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use qhx_places::{fixture, workspace};
+use qhx_paths::{fixture, workspace};
 use serde_json::Value;
 
 use crate::run::{Program, bundle, copy_of_bundle, edit_manifest, folder};
@@ -77,7 +77,11 @@ fn vectors_are_those_of_the_program_with_its_prefixes() {
         values.iter().map(|v| v.as_f64().expect("a number") as f32).collect::<Vec<f32>>()
     };
     let query = vector("fibonacci", "query");
-    assert_ne!(query, vector("fibonacci", "document"), "the toy's query prefix changes a vector");
+    assert_ne!(
+        query,
+        vector("fibonacci", "document"),
+        "the tiny model's query prefix changes a vector"
+    );
     let lines: Vec<_> = run.stdout.lines().collect();
     assert_eq!(lines.len(), 2);
     for (line, text) in lines.iter().zip(&words[2..]) {
@@ -104,13 +108,13 @@ fn audio_is_transcribed_by_the_library() {
 fn an_image_is_described_by_the_library() {
     let folder = folder();
     let out = folder.path().join("seen");
-    let toy = fixture("qwen3vl-toy");
+    let tiny = fixture("qwen3vl-tiny");
     Program::qhx(folder.path())
-        .args([Path::new("forge"), &toy, Path::new("--out"), &out])
+        .args([Path::new("forge"), &tiny, Path::new("--out"), &out])
         .args(["--image-patches", "24,48", "--max-ctx", "200", "--prefill", "16", "--cpu-only"])
         .run()
         .ok();
-    let boat = toy.join("pictures/boat.png");
+    let boat = tiny.join("images/boat.png");
     let words = [path(&out), path(&boat), "Describe this image."];
     let run = library(folder.path(), "image", &words).run().ok();
     assert_eq!(run.stdout, "A red boat on a blue sea.\n");

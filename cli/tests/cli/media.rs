@@ -1,11 +1,11 @@
-//! Pictures, sounds and videos on the command line, with a host-op that sums what it is fed (`tests/plugins/senses`):
-//! a red picture makes it answer `r`, a blue one `u`, a sound `l`, a video `w`.
+//! Images, audio clips and videos on the command line, with a host-op that sums what it is fed
+//! (`tests/plugins/multimodal`): a red image makes it answer `r`, a blue one `u`, an audio clip `l`, a video `w`.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use image::{Rgb, RgbImage};
-use qhx_places::fixture;
+use qhx_paths::fixture;
 use serde_json::{Value, json};
 
 use crate::run::{Program, Run, bundle, folder};
@@ -16,24 +16,24 @@ const WHITE: Rgb<u8> = Rgb([255, 255, 255]);
 
 pub fn plugin() -> &'static PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| qhx_tests::plugin_files::build("qhx-test-senses-plugin"))
+    BUILT.get_or_init(|| qhx_tests::plugin_files::build("qhx-test-multimodal-plugin"))
 }
 
-/// A folder with the bundle `senses` and some files.
+/// A folder with the bundle `multimodal` and some files.
 fn place() -> tempfile::TempDir {
     let folder = folder();
     let dir = folder.path();
-    qhx_tests::senses::write(&dir.join("senses")).expect("the bundle is written");
+    qhx_tests::multimodal::write(&dir.join("multimodal")).expect("the bundle is written");
     save(&dir.join("red.png"), RED, 4);
     save(&dir.join("blue.png"), BLUE, 4);
-    std::fs::copy(fixture("media/pcm_24.wav"), dir.join("sound.wav")).expect("a file");
+    std::fs::copy(fixture("media/pcm_24.wav"), dir.join("audio.wav")).expect("a file");
     std::fs::write(dir.join("notes.png"), "notes").expect("a file");
     folder
 }
 
-/// A picture of one colour, which takes `height` positions.
+/// An image of one colour, which takes `height` positions.
 fn save(path: &Path, colour: Rgb<u8>, height: u32) {
-    RgbImage::from_pixel(2, height, colour).save(path).expect("a picture");
+    RgbImage::from_pixel(2, height, colour).save(path).expect("an image");
 }
 
 fn program(dir: &Path, words: &[&str]) -> Program {
@@ -41,7 +41,7 @@ fn program(dir: &Path, words: &[&str]) -> Program {
 }
 
 fn generate(dir: &Path, words: &[&str]) -> Run {
-    program(dir, &["generate", "senses", "--max-new", "2"]).args(words).run()
+    program(dir, &["generate", "multimodal", "--max-new", "2"]).args(words).run()
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn what_is_shown_and_heard_is_answered() {
     assert_eq!(answer(&["ab", "--image", "red.png"]), "rr\n");
     assert_eq!(answer(&["a<image>b", "--image", "blue.png"]), "uu\n");
     assert_eq!(answer(&["ab", "--image", "red.png", "--chat"]), "rr\n");
-    assert_eq!(answer(&["ab", "--audio", "sound.wav"]), "ll\n");
+    assert_eq!(answer(&["ab", "--audio", "audio.wav"]), "ll\n");
     assert_eq!(answer(&["ab"]), answer(&["ab"]));
     let png = std::fs::read(dir.join("red.png")).expect("a file");
     let url = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, png);
@@ -68,11 +68,11 @@ fn each_part_is_reported_with_its_time() {
     std::fs::create_dir(&frames).expect("a folder");
     (0..3).for_each(|n| save(&frames.join(format!("{n}.png")), BLUE, 3));
     let words =
-        ["ab", "--video", "frames", "--fps", "4", "--audio", "sound.wav", "--image", "red.png"];
+        ["ab", "--video", "frames", "--fps", "4", "--audio", "audio.wav", "--image", "red.png"];
     let run = generate(dir, &words).ok();
     let lines = [
         "video frames: 3 frames of 2 × 3 pixels, to 0.5 s, read in ",
-        "audio sound.wav: 0.025 s at 8000 Hz, read in ",
+        "audio audio.wav: 0.025 s at 8000 Hz, read in ",
         "image red.png: 2 × 4 pixels, read in ",
     ];
     lines.iter().for_each(|line| assert!(run.stderr.contains(line), "{line}: {}", run.stderr));
@@ -86,7 +86,7 @@ fn each_part_is_reported_with_its_time() {
     }
     let expected = json!([
         {"modality": "video", "name": "frames", "width": 2, "height": 3, "frames": 3, "last": 0.5},
-        {"modality": "audio", "name": "sound.wav", "seconds": 0.025, "rate": 8000},
+        {"modality": "audio", "name": "audio.wav", "seconds": 0.025, "rate": 8000},
         {"modality": "image", "name": "red.png", "width": 2, "height": 4},
     ]);
     assert_eq!(json!(media), expected);
@@ -103,17 +103,17 @@ fn parts_stand_in_the_order_of_the_command_line() {
     let place = place();
     let dir = place.path();
     save(&dir.join("high.png"), RED, 62);
-    // The context holds 64 positions. A picture has a token before and after it, a frame one before it.
+    // The context holds 64 positions. An image has a token before and after it, a frame one before it.
     let ends = |words: &[&str], what: &str| {
         let run = generate(dir, words);
         assert_eq!(run.code, 9, "{run:?}");
         assert!(run.stderr.contains(what), "{what}: {}", run.stderr);
     };
-    let first = ["ab", "--image", "high.png", "--audio", "sound.wav"];
-    ends(&first, "it ends inside sound 1 of the prompt, which takes positions 64 to 65");
-    let second = ["ab", "--audio", "sound.wav", "--image", "high.png"];
+    let first = ["ab", "--image", "high.png", "--audio", "audio.wav"];
+    ends(&first, "it ends inside audio 1 of the prompt, which takes positions 64 to 65");
+    let second = ["ab", "--audio", "audio.wav", "--image", "high.png"];
     ends(&second, "it ends inside image 1 of the prompt, which takes positions 3 to 64");
-    let marked = ["a<audio>bb<image>", "--image", "high.png", "--audio", "sound.wav"];
+    let marked = ["a<audio>bb<image>", "--image", "high.png", "--audio", "audio.wav"];
     ends(&marked, "it ends inside image 1 of the prompt, which takes positions 6 to 67");
 }
 
@@ -146,7 +146,7 @@ fn a_bad_file_is_named_before_the_model_is_loaded() {
     for (file, code, what) in [
         ("gone.png", 11, "gone.png: "),
         ("notes.png", 9, "notes.png: found text, expected an image (PNG, JPEG, WebP, GIF)"),
-        ("sound.wav", 9, "sound.wav: found audio (WAV), expected an image"),
+        ("audio.wav", 9, "audio.wav: found audio (WAV), expected an image"),
         ("data:image/png;base64,!", 9, "data URL: not base64"),
     ] {
         let run = generate(dir, &["ab", "--image", file]);
@@ -163,7 +163,7 @@ fn a_bad_file_is_named_before_the_model_is_loaded() {
 }
 
 #[test]
-fn a_model_that_cannot_hear_refuses_sounds_before_anything_is_loaded_or_read() {
+fn a_model_that_cannot_hear_refuses_audio_clips_before_anything_is_loaded_or_read() {
     let folder = folder();
     let run = Program::qhx(folder.path())
         .args(["generate"])
@@ -177,7 +177,7 @@ fn a_model_that_cannot_hear_refuses_sounds_before_anything_is_loaded_or_read() {
 }
 
 #[test]
-fn a_bundle_without_a_vision_graph_refuses_pictures() {
+fn a_bundle_without_a_vision_graph_refuses_images() {
     let place = place();
     let run = Program::qhx(place.path())
         .args(["generate"])
@@ -194,7 +194,7 @@ fn a_conversation_goes_on_after_a_bad_file() {
     let dir = place.path();
     let input = "/image gone.png\n/image notes.png\n/image\n/image red.png\na\nc\n/reset\n/image blue.png\na <image> b\n";
     let chat = |more: &[&str]| {
-        program(dir, &["chat", "senses", "--max-new", "2"]).args(more).stdin(input).run()
+        program(dir, &["chat", "multimodal", "--max-new", "2"]).args(more).stdin(input).run()
     };
     let run = chat(&["--json"]);
     let lines: Vec<Value> =
@@ -205,7 +205,7 @@ fn a_conversation_goes_on_after_a_bad_file() {
     assert!(error(&lines[1]).contains("notes.png: found text"), "{run:?}");
     assert_eq!(error(&lines[2]), "/image names no file");
     let texts: Vec<&str> = lines[3..].iter().filter_map(|line| line["text"].as_str()).collect();
-    assert_eq!(texts, ["rr", "rr", "uu"], "the picture of a message stays in the conversation");
+    assert_eq!(texts, ["rr", "rr", "uu"], "the image of a message stays in the conversation");
     assert_eq!(lines[3]["media"][0]["name"], "red.png");
     assert_eq!(lines[4]["media"], json!([]));
     let run = chat(&[]);
@@ -224,17 +224,17 @@ fn jpeg_of(side: u16) -> Vec<u8> {
 
 /// The JSON lines of a conversation.
 fn chat_lines(dir: &Path, input: &str) -> (i32, Vec<Value>) {
-    let run = program(dir, &["chat", "senses", "--max-new", "2", "--json"]).stdin(input).run();
+    let run = program(dir, &["chat", "multimodal", "--max-new", "2", "--json"]).stdin(input).run();
     let lines = run.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON lines"));
     (run.code, lines.collect())
 }
 
 #[test]
-fn odd_pictures_are_shown() {
+fn odd_images_are_shown() {
     let place = place();
     let dir = place.path();
     std::fs::write(dir.join("dot.jpg"), jpeg_of(1)).expect("a file");
-    RgbImage::from_pixel(400, 2, RED).save(dir.join("line.png")).expect("a picture");
+    RgbImage::from_pixel(400, 2, RED).save(dir.join("line.png")).expect("an image");
     let odd = ["dot.jpg", "line.png", "cmyk.jpg", "alpha.webp", "rgb16.png", "animated.gif"];
     for name in &odd[2..] {
         std::fs::copy(fixture("media").join(name), dir.join(name)).expect("a file");
@@ -249,7 +249,7 @@ fn odd_pictures_are_shown() {
 }
 
 #[test]
-fn a_conversation_is_the_same_after_pictures_that_cannot_be() {
+fn a_conversation_is_the_same_after_images_that_cannot_be() {
     let place = place();
     let dir = place.path();
     let png = std::fs::read(dir.join("red.png")).expect("a file");
@@ -287,17 +287,17 @@ fn a_conversation_is_the_same_after_pictures_that_cannot_be() {
     let last = &lines[lines.len() - 1];
     same.iter().for_each(|key| assert_eq!(last[key], clean[1][key], "{key}: {last}"));
 
-    // A token that stands for a picture is no picture, and a text that spells it no token.
+    // A token that stands for an image is no image, and a text that spells it no token.
     let run = generate(dir, &["0,4,1", "--ids"]);
     assert!(
-        run.code == 9 && run.stderr.contains("token 4 (\"<image>\") stands for a picture"),
+        run.code == 9 && run.stderr.contains("token 4 (\"<image>\") stands for an image"),
         "{run:?}"
     );
     assert_eq!(generate(dir, &["a<image>"]).code, 0);
 }
 
 #[test]
-fn suites_have_pictures_sounds_and_videos_beside_them() {
+fn suites_have_images_audio_clips_and_videos_beside_them() {
     let place = place();
     let dir = place.path();
     let parts = dir.join("parts");
@@ -305,15 +305,15 @@ fn suites_have_pictures_sounds_and_videos_beside_them() {
     save(&parts.join("blue.png"), BLUE, 4);
     std::fs::create_dir(parts.join("frames")).expect("a folder");
     (0..2).for_each(|n| save(&parts.join(format!("frames/{n}.png")), WHITE, 2));
-    std::fs::copy(dir.join("sound.wav"), parts.join("sound.wav")).expect("a file");
+    std::fs::copy(dir.join("audio.wav"), parts.join("audio.wav")).expect("a file");
     let verify = |cases: Value| {
         let suite = json!({"schema": "npu_suite/v1", "cases": cases});
         std::fs::write(parts.join("suite.json"), suite.to_string()).expect("a file");
-        program(dir, &["verify", "senses", "parts/suite.json"]).run()
+        program(dir, &["verify", "multimodal", "parts/suite.json"]).run()
     };
     let run = verify(json!([
         {"id": "seen", "prompt": "a<image>b", "images": ["blue.png"], "gold": [10, 10]},
-        {"id": "heard", "prompt_ids": [0, 1], "audio": ["sound.wav"], "gold": [11, 11]},
+        {"id": "heard", "prompt_ids": [0, 1], "audio": ["audio.wav"], "gold": [11, 11]},
         {"id": "moved", "prompt": "a<video>b", "videos": ["frames"], "fps": 4, "gold": [12, 12]},
         {"id": "read", "prompt": "bb", "gold": [1, 1]},
     ]));
@@ -337,11 +337,11 @@ fn suites_have_pictures_sounds_and_videos_beside_them() {
 }
 
 #[test]
-fn suites_say_what_pictures_become() {
+fn suites_say_what_images_become() {
     let place = place();
     let dir = place.path();
-    for picture in ["blue", "red"] {
-        generate(dir, &["ab", "--image", &format!("{picture}.png"), "--dump", picture]).ok();
+    for image in ["blue", "red"] {
+        generate(dir, &["ab", "--image", &format!("{image}.png"), "--dump", image]).ok();
     }
     let verify = |arrays: Value, least: Value| {
         let suite = json!({"schema": "npu_suite/v1", "gate": "greedy_tol", "min_cosine": least, "cases": [
@@ -350,7 +350,7 @@ fn suites_say_what_pictures_become() {
             {"id": "blue", "prompt": "ab", "images": ["blue.png"], "arrays": arrays, "gold": [10]},
         ]});
         std::fs::write(dir.join("suite.json"), suite.to_string()).expect("a file");
-        program(dir, &["verify", "senses", "suite.json"]).run()
+        program(dir, &["verify", "multimodal", "suite.json"]).run()
     };
     let run = verify(json!({"rows": "blue/rows.npy", "logits": "blue/logits.npy"}), json!(null));
     assert_eq!(run.code, 0, "{run:?}");
@@ -381,13 +381,13 @@ fn suites_say_what_pictures_become() {
 }
 
 #[test]
-fn the_argument_order_of_published_bundles_ends_with_a_picture() {
+fn the_argument_order_of_published_bundles_ends_with_an_image() {
     let place = place();
     let run = |prompt: &str, image: &str| {
         Program::classic(place.path())
             .args(["--plugin"])
             .arg_path(plugin())
-            .args(["senses", "cpu", "-", "senses", "2", prompt, image])
+            .args(["multimodal", "cpu", "-", "multimodal", "2", prompt, image])
             .run()
     };
     assert_eq!(run("ab", "red.png").ok().stdout, "rr\n");

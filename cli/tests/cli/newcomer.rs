@@ -1,6 +1,6 @@
 //! What somebody tries who does not know the program yet.
 
-use qhx_places::fixture;
+use qhx_paths::fixture;
 
 use crate::embed;
 use crate::run::{Program, bundle, copy_of_bundle, folder};
@@ -10,7 +10,7 @@ fn a_checkpoint_given_as_a_bundle_is_to_be_forged_first() {
     let folder = folder();
     std::fs::write(folder.path().join("model.gguf"), b"GGUF\x03\0\0\0").expect("written");
     for (path, what) in [
-        (fixture("gemma4-toy"), "the folder of a checkpoint"),
+        (fixture("gemma4-tiny"), "the folder of a checkpoint"),
         (folder.path().join("model.gguf"), "a GGUF file"),
     ] {
         for command in ["generate", "inspect"] {
@@ -92,7 +92,7 @@ fn a_bundle_with_a_broken_file_fails_inspect() {
 #[test]
 fn audio_alone_is_a_prompt() {
     let folder = folder();
-    qhx_tests::senses::write(&folder.path().join("senses")).expect("the bundle is written");
+    qhx_tests::multimodal::write(&folder.path().join("multimodal")).expect("the bundle is written");
     let tone: Vec<u8> = (0..800).map(|i| 128 + 100 * (i % 2) as u8).collect();
     let wav = crate::transcribe::wav(8_000, 1, 8, &tone);
     std::fs::write(folder.path().join("tone.wav"), wav).expect("written");
@@ -100,7 +100,7 @@ fn audio_alone_is_a_prompt() {
         Program::qhx(folder.path())
             .args(["--plugin"])
             .arg_path(crate::media::plugin())
-            .args(["generate", "senses", "", "--max-new", "2"])
+            .args(["generate", "multimodal", "", "--max-new", "2"])
             .args(words)
             .run()
     };

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use qhx_places::fixture;
+use qhx_paths::fixture;
 use serde_json::Value;
 
 use crate::run::{Program, folder};
@@ -12,7 +12,7 @@ fn forge(folder: &Path, experts: &str) -> PathBuf {
     let out = folder.join("phimoe");
     Program::qhx(folder)
         .args([Path::new("forge"), &fixture("phimoe-6"), Path::new("--out"), &out])
-        .args(["--name", "toy", "--max-ctx", "128", "--prefill", "64", "--shards", "2"])
+        .args(["--name", "tiny", "--max-ctx", "128", "--prefill", "64", "--shards", "2"])
         .args(["--experts", experts, "--cpu-only"])
         .run()
         .ok();
@@ -80,7 +80,7 @@ fn a_list_of_ids_and_a_text_for_the_classic_program() {
     let bundle = forge(folder.path(), "int8");
     let classic = |prompt: &str| {
         let run = Program::classic(folder.path())
-            .args([&bundle.join("toy.json")])
+            .args([&bundle.join("tiny.json")])
             .args(["cpu", "-"])
             .args([&bundle])
             .args(["5", prompt])

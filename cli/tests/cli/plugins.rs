@@ -11,7 +11,7 @@ fn plugin() -> PathBuf {
         std::env::consts::DLL_PREFIX,
         std::env::consts::DLL_SUFFIX
     );
-    qhx_places::program("qhx").with_file_name(name)
+    qhx_paths::program("qhx").with_file_name(name)
 }
 
 #[test]

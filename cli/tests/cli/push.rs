@@ -79,7 +79,7 @@ impl Scene {
 
     fn push_with(&self, arguments: &[&str], path: &str) -> Run {
         Program::qhx(self.folder.path())
-            .args(["push", "toy", "--program", "qhx_generate"])
+            .args(["push", "tiny", "--program", "qhx_generate"])
             .args([Path::new("--to"), &self.path("phone/it's here")])
             .args(arguments)
             .env("PATH", path)
@@ -98,15 +98,16 @@ fn only_what_differs_is_copied_and_the_text_comes_back() {
     let scene = Scene::new();
     let all = ["--libraries", "sdk", "--max-new", "7"];
     let run = scene.push(&[&["it's $HOME"][..], &all].concat()).ok();
-    let expected = "text of it's $HOME (., toy/toy.json libQnnHtp.so libQnnSystem.so toy 7)\n";
+    let expected = "text of it's $HOME (., tiny/tiny.json libQnnHtp.so libQnnSystem.so tiny 7)\n";
     assert_eq!(run.stdout, expected);
     let there = scene.path("phone/it's here");
-    for name in ["qhx_generate", "libQnnHtpV81Skel.so", "libQnnHtpV81Stub.so", "toy/tokenizer.json"]
+    for name in
+        ["qhx_generate", "libQnnHtpV81Skel.so", "libQnnHtpV81Stub.so", "tiny/tokenizer.json"]
     {
         assert!(there.join(name).is_file(), "{name}");
     }
     assert!(!there.join("libQnnHtpV79Stub.so").exists(), "of another architecture");
-    assert!(!there.join("toy/onnx").exists(), "for the CPU");
+    assert!(!there.join("tiny/onnx").exists(), "for the CPU");
     let first = scene.copied();
     assert!(run.stderr.contains(&format!("{first} of {first} files copied to ")), "{}", run.stderr);
 

@@ -9,7 +9,7 @@ use crate::trace;
 
 /// The libraries, for a test with `#[tier(qnn)]`.
 pub fn libraries() -> [PathBuf; 2] {
-    qhx_tests::toys::qnn_libraries().into()
+    qhx_tests::tiny::qnn_libraries().into()
 }
 
 /// One test, because compiling takes seconds: forge, check, inspect, verify, generate.
@@ -25,7 +25,7 @@ fn the_whole_way_on_the_library() {
         .args([checkpoint()])
         .args([
             "--out",
-            "toy",
+            "tiny",
             "--target",
             "v79",
             "--max-ctx",
@@ -42,7 +42,7 @@ fn the_whole_way_on_the_library() {
     let rows = report["check"].as_array().expect("rows");
     assert!(!rows.is_empty() && rows.iter().all(|row| row["agrees"] == true), "{report}");
 
-    let inspect = qhx().args(["inspect", "toy", "--json"]).run().ok().json();
+    let inspect = qhx().args(["inspect", "tiny", "--json"]).run().ok().json();
     for context in inspect["contexts"].as_array().expect("contexts") {
         assert_eq!(context["binary"]["dsp_arch"], 79, "{context}");
         assert!(context["binary"]["graphs"][0]["inputs"].is_array());
@@ -52,11 +52,11 @@ fn the_whole_way_on_the_library() {
     assert!(one.stdout.contains("arch v79, soc 69"), "{}", one.stdout);
 
     let generate =
-        qhx().args(["generate", "toy", "The capital of France is", "--max-new", "4"]).run().ok();
+        qhx().args(["generate", "tiny", "The capital of France is", "--max-new", "4"]).run().ok();
     assert_eq!(generate.stdout, " Paris.\n", "the libraries' own output is not on stdout");
     for level in ["basic", "detailed"] {
         let traced = qhx()
-            .args(["generate", "toy", "The capital of France is", "--max-new", "4"])
+            .args(["generate", "tiny", "The capital of France is", "--max-new", "4"])
             .args(["--trace", level, "--trace-level", level])
             .run()
             .ok();
@@ -75,9 +75,9 @@ fn the_whole_way_on_the_library() {
     assert!(generate.stderr.contains("backend: qnn (given "), "{}", generate.stderr);
 
     let classic = Program::classic(folder.path())
-        .args(["toy/qwen35-tied.json"])
+        .args(["tiny/qwen35-tied.json"])
         .args([&htp, &system])
-        .args(["toy", "4", "The capital of France is"])
+        .args(["tiny", "4", "The capital of France is"])
         .run()
         .ok();
     assert_eq!(classic.stdout, " Paris.\n");
@@ -86,7 +86,7 @@ fn the_whole_way_on_the_library() {
     with_faults(&|| qhx().env("QHX_FAKE_REAL", &htp), folder.path());
 
     let wrong = qhx()
-        .args(["generate", "toy", "a", "--backend", "qnn", "--device-arch", "v81", "--json"])
+        .args(["generate", "tiny", "a", "--backend", "qnn", "--device-arch", "v81", "--json"])
         .run();
     assert_eq!(wrong.code, 6, "{wrong:?}");
     assert_eq!(wrong.json()["error"]["kind"], "context");
@@ -99,7 +99,7 @@ fn with_faults(qhx: &impl Fn() -> Program, folder: &Path) {
     let generate = |plan: serde_json::Value| {
         std::fs::write(folder.join("plan.json"), plan.to_string()).expect("written");
         let run = qhx()
-            .args(["generate", "toy", "The capital of France is", "--max-new", "4"])
+            .args(["generate", "tiny", "The capital of France is", "--max-new", "4"])
             .env("QHX_QNN_HTP", &fake)
             .env("QHX_FAKE_PLAN", folder.join("plan.json"))
             .env("QHX_FAKE_REPORT", folder.join("report.json"))
@@ -146,10 +146,10 @@ fn damaged_context_binaries_end_inspect_with_one_message() {
     qhx()
         .arg_path(Path::new("forge"))
         .arg_path(&checkpoint())
-        .args(["--out", "toy", "--target", "v79", "--max-ctx", "32", "--prefill", "0"])
+        .args(["--out", "tiny", "--target", "v79", "--max-ctx", "32", "--prefill", "0"])
         .run()
         .ok();
-    let sound = std::fs::read(folder.path().join("toy/qwen35-tied_lmhead_f16.bin"))
+    let sound = std::fs::read(folder.path().join("tiny/qwen35-tied_lmhead_f16.bin"))
         .expect("the forge wrote it");
     let damaged = folder.path().join("damaged.bin");
     for place in FLIPPED {
@@ -174,10 +174,10 @@ fn shared_weights_are_kept_once_and_not_loaded_by_the_emulator() {
     let folder = folder();
     let qhx =
         || Program::qhx(folder.path()).env("QHX_QNN_HTP", &htp).env("QHX_QNN_SYSTEM", &system);
-    let toy = qhx_places::fixture("mistral-toy");
+    let tiny = qhx_paths::fixture("mistral-tiny");
     let forge = |out: &str, extra: &[&str]| {
         let report = qhx()
-            .args([Path::new("forge"), &toy, Path::new("--out"), Path::new(out)])
+            .args([Path::new("forge"), &tiny, Path::new("--out"), Path::new(out)])
             .args(["--max-ctx", "48", "--prefill", "8", "--json"])
             .args(extra)
             .run()

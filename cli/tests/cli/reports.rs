@@ -8,7 +8,7 @@ fn inspect_without_libraries_shows_the_onnx_side() {
     let run = Program::qhx(folder.path()).args(["inspect"]).args([bundle()]).run().ok();
     let text = neutral(&run.stdout, folder.path());
     for part in [
-        "model      toy\n",
+        "model      tiny\n",
         "host-op    qwen3_5_generate\n",
         "max ctx    192\n",
         "embedding table: [bundle]/",
@@ -20,7 +20,7 @@ fn inspect_without_libraries_shows_the_onnx_side() {
     assert!(run.stderr.contains("note: no libQnnSystem is given or installed"), "{}", run.stderr);
     let run = Program::qhx(folder.path()).args(["inspect", "--json"]).args([bundle()]).run().ok();
     let json = run.json();
-    assert_eq!(json["model"], "toy");
+    assert_eq!(json["model"], "tiny");
     assert_eq!(json["params"]["max_ctx"], 192);
     assert!(json["contexts"].as_array().is_some_and(|c| c.len() >= 2), "{json}");
     let graph = &json["contexts"][0]["onnx"][0];
@@ -34,9 +34,9 @@ fn inspect_says_of_parameters_what_opening_the_bundle_says() {
     let bundle = copy_of_bundle(folder.path());
     edit_manifest(&bundle, |m| m["plan"]["params"]["decode"] = 7.into());
     let says = "plan.params.decode: found 7, expected a string or an array";
-    let inspect = Program::qhx(folder.path()).args(["inspect", "toy"]).run().ok();
+    let inspect = Program::qhx(folder.path()).args(["inspect", "tiny"]).run().ok();
     assert!(inspect.stderr.contains(says), "{}", inspect.stderr);
-    let generate = Program::qhx(folder.path()).args(["generate", "toy", "a"]).run();
+    let generate = Program::qhx(folder.path()).args(["generate", "tiny", "a"]).run();
     assert_eq!(generate.code, 3);
     assert!(generate.stderr.contains(says), "{}", generate.stderr);
 }

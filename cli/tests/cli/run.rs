@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use qhx_places::{fixture, program};
+use qhx_paths::{fixture, program};
 
 /// What a program did.
 #[derive(Debug)]
@@ -182,7 +182,7 @@ impl Program {
     }
 }
 
-/// The toy checkpoint.
+/// The tiny checkpoint.
 pub fn checkpoint() -> PathBuf {
     fixture("qwen35-tied")
 }
@@ -196,7 +196,7 @@ fn plugin() {
     }
     let qhx = program("qhx");
     let profile = qhx.parent().expect("a folder");
-    let status = qhx_places::cargo()
+    let status = qhx_paths::cargo()
         // With the program: alone, plugins would have all they need compiled once more, with their features only.
         .args(["build", "--quiet", "--lib", "--bins", "--package", "qhx-cli"])
         .args(["--package", "qhx-library-examples"])
@@ -205,7 +205,7 @@ fn plugin() {
         .args(["--package", "qhx-ops-qwen3vl-plugin", "--package", "qhx-ops-gemma4-plugin"])
         .arg("--target-dir")
         .arg(profile.parent().expect("a profile lies in the target folder"))
-        .current_dir(qhx_places::workspace())
+        .current_dir(qhx_paths::workspace())
         .status()
         .expect("cargo runs");
     assert!(status.success(), "the plugin is built");
@@ -217,18 +217,18 @@ pub fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary folder")
 }
 
-/// A bundle of the toy for the CPU, made once.
+/// A bundle of the tiny model for the CPU, made once.
 pub fn bundle() -> &'static Path {
     static BUNDLE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, bundle) = BUNDLE.get_or_init(|| {
         let folder = folder();
-        let out = folder.path().join("toy");
+        let out = folder.path().join("tiny");
         let forge = Program::qhx(folder.path())
             .args([Path::new("forge"), &checkpoint(), Path::new("--out"), &out])
-            .args(["--name", "toy", "--max-ctx", "192", "--prefill", "16", "--cpu-only"])
+            .args(["--name", "tiny", "--max-ctx", "192", "--prefill", "16", "--cpu-only"])
             .run()
             .ok();
-        assert_eq!(forge.stdout.trim_end(), out.join("toy.json").to_string_lossy());
+        assert_eq!(forge.stdout.trim_end(), out.join("tiny.json").to_string_lossy());
         (folder, out)
     });
     bundle
@@ -236,7 +236,7 @@ pub fn bundle() -> &'static Path {
 
 /// A copy of the bundle that a test may damage.
 pub fn copy_of_bundle(to: &Path) -> PathBuf {
-    let target = to.join("toy");
+    let target = to.join("tiny");
     copy(bundle(), &target);
     target
 }
@@ -257,7 +257,7 @@ pub fn copy(from: &Path, to: &Path) {
 
 /// Changes the manifest of a copied bundle.
 pub fn edit_manifest(bundle: &Path, edit: impl FnOnce(&mut serde_json::Value)) {
-    edit_json(&bundle.join("toy.json"), edit);
+    edit_json(&bundle.join("tiny.json"), edit);
 }
 
 /// Changes a file of JSON.

@@ -12,7 +12,7 @@ use crate::qnn::libraries;
 use crate::run::{Program, folder};
 
 fn configs() -> Vec<PathBuf> {
-    let folder = qhx_places::workspace().join("tests/configs");
+    let folder = qhx_paths::workspace().join("tests/configs");
     let mut found: Vec<_> = std::fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().path())

@@ -70,9 +70,9 @@ fn commands_do_their_work_when_nobody_takes_what_they_say() {
 #[test]
 fn texts_are_embedded_when_nobody_takes_what_is_said() {
     let run = same_without_listener(|folder| {
-        let toy = qhx_places::fixture("embed-mistral-toy");
+        let tiny = qhx_paths::fixture("embed-mistral-tiny");
         Program::qhx(folder)
-            .args([Path::new("forge"), &toy])
+            .args([Path::new("forge"), &tiny])
             .args(["--task", "embed", "--max-ctx", "40", "--cpu-only", "--out", "encoder"])
             .run()
             .ok();
@@ -119,7 +119,7 @@ fn a_reader_of_results_that_left_ends_the_command_quietly() {
 #[test]
 fn closed_streams_are_no_failure() {
     let folder = folder();
-    let program = qhx_places::program("qhx");
+    let program = qhx_paths::program("qhx");
     for (redirect, stdout) in [("2>&-", true), (">&- 2>&-", false), ("<&- >&- 2>&-", false)] {
         let script = format!("\"$0\" generate \"$1\" Once -n 4 -vvv {redirect}");
         let output = std::process::Command::new("sh")
@@ -151,21 +151,21 @@ fn is_harmless(run: &Run, what: &str) {
 #[test]
 fn names_in_files_do_not_steer_the_terminal() {
     let folder = folder();
-    let toy = copy_of_bundle(folder.path());
+    let tiny = copy_of_bundle(folder.path());
     let run = |args: &[&str]| {
-        Program::qhx(folder.path()).args(&args[..1]).args([&toy]).args(&args[1..]).run()
+        Program::qhx(folder.path()).args(&args[..1]).args([&tiny]).args(&args[1..]).run()
     };
     let long = format!("{HOSTILE}{}", "y".repeat(1 << 20));
     for name in [HOSTILE, &long] {
-        edit_manifest(&toy, |m| m["plan"]["steps"][0]["host"] = name.into());
+        edit_manifest(&tiny, |m| m["plan"]["steps"][0]["host"] = name.into());
         let found = run(&["generate", "a", "--json"]);
         assert_ne!(found.code, 0);
         is_harmless(&found, "host-op");
         let message = found.json()["error"]["message"].as_str().expect("a message").to_owned();
         assert!(message.len() < 4_000, "{} bytes", message.len());
     }
-    edit_manifest(&toy, |m| m["plan"]["steps"][0]["host"] = "qwen3_5_generate".into());
-    edit_manifest(&toy, |m| m["model"]["name"] = HOSTILE.into());
+    edit_manifest(&tiny, |m| m["plan"]["steps"][0]["host"] = "qwen3_5_generate".into());
+    edit_manifest(&tiny, |m| m["model"]["name"] = HOSTILE.into());
     let inspect = run(&["inspect"]).ok();
     assert!(inspect.stdout.starts_with("model      \\u{1b}[2J"), "{inspect:?}");
     is_harmless(&inspect, "inspect");
@@ -189,9 +189,9 @@ fn names_in_files_do_not_steer_the_terminal() {
 #[test]
 fn what_the_log_quotes_does_not_steer_the_terminal() {
     let folder = folder();
-    let toy = copy_of_bundle(folder.path());
+    let tiny = copy_of_bundle(folder.path());
     let odd = folder.path().join(HOSTILE);
-    std::fs::rename(&toy, &odd).expect("renamed");
+    std::fs::rename(&tiny, &odd).expect("renamed");
     let run =
         Program::qhx(folder.path()).args(["generate"]).args([&odd]).args(["a", "-n", "1", "-vvv"]);
     let run = run.run().ok();

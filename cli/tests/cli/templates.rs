@@ -164,7 +164,8 @@ fn a_chat_goes_on_after_its_helper_was_killed() {
 #[test]
 fn a_plugin_whose_helper_was_killed_is_tried_again() {
     let folder = folder();
-    let plugin = qhx_tests::plugin_files::build_example("qhx-test-odd-plugins", "hang_while_file");
+    let plugin =
+        qhx_tests::plugin_files::build_example("qhx-test-malformed-plugins", "hang_while_file");
     let hangs = folder.path().join("hangs");
     std::fs::write(&hangs, "").expect("a file");
     let info = || {

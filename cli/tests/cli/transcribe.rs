@@ -1,20 +1,20 @@
-//! `qhx transcribe`: a toy of Gemma 4 that heard four sentences, and a host-op that answers `l` to whatever sounds
-//! (`tests/plugins/senses`).
+//! `qhx transcribe`: a tiny model of Gemma 4 that heard four sentences, and a host-op that answers `l` to whatever
+//! audio clips (`tests/plugins/multimodal`).
 
 use std::path::{Path, PathBuf};
 
-use qhx_places::fixture;
+use qhx_paths::fixture;
 use qhx_tiers::tier;
 use serde_json::{Value, json};
 
 use crate::run::{Program, Run, folder};
 
-const TOY: &str = "gemma4-toy";
+const TINY: &str = "gemma4-tiny";
 
-/// The toy without its chat template, as a checkpoint that only goes on with texts.
+/// The tiny model without its chat template, as a checkpoint that only goes on with texts.
 pub fn base(folder: &Path) -> PathBuf {
     let checkpoint = folder.join("checkpoint");
-    qhx_tests::plugin_files::copy_folder(&fixture(TOY), &checkpoint);
+    qhx_tests::plugin_files::copy_folder(&fixture(TINY), &checkpoint);
     let path = checkpoint.join("tokenizer_config.json");
     let text = std::fs::read(&path).expect("a file");
     let mut config: Value = serde_json::from_slice(&text).expect("JSON");
@@ -23,12 +23,12 @@ pub fn base(folder: &Path) -> PathBuf {
     checkpoint
 }
 
-/// A bundle that takes sounds of 2.2 seconds.
+/// A bundle that takes audio clips of 2.2 seconds.
 pub fn forge(folder: &Path, checkpoint: &Path, how: &[&str]) -> PathBuf {
     let out = folder.join("gemma4");
     Program::qhx(folder)
         .args([Path::new("forge"), checkpoint, Path::new("--out"), &out])
-        .args(["--name", "toy", "--max-ctx", "200", "--prefill", "24"])
+        .args(["--name", "tiny", "--max-ctx", "200", "--prefill", "24"])
         .args(["--recipe-option", "towers=audio", "--recipe-option", "audio-tokens=54"])
         .args(how)
         .run()
@@ -37,7 +37,7 @@ pub fn forge(folder: &Path, checkpoint: &Path, how: &[&str]) -> PathBuf {
 }
 
 pub fn sentence(id: &str) -> String {
-    fixture(TOY).join(format!("{id}.wav")).display().to_string()
+    fixture(TINY).join(format!("{id}.wav")).display().to_string()
 }
 
 #[test]
@@ -88,15 +88,15 @@ fn spoken_sentences_become_their_words() {
     let run = generate(&["\nTranscription: ", "--audio", &long]);
     let parts = ["audio of 2.9 s is 72 soft tokens, the bundle takes 54", "qhx transcribe"];
     assert!(run.code == 9 && parts.iter().all(|part| run.stderr.contains(part)), "{run:?}");
-    let picture = fixture(TOY).join("boat.png").display().to_string();
-    let run = generate(&["Describe this image.", "--image", &picture]);
+    let image = fixture(TINY).join("boat.png").display().to_string();
+    let run = generate(&["Describe this image.", "--image", &image]);
     assert!(run.code == 9 && run.stderr.contains("the bundle takes no images"), "{run:?}");
 }
 
 #[tier(qnn, full)]
 #[test]
 fn the_npu_writes_down_a_sentence() {
-    let (htp, system) = qhx_tests::toys::qnn_libraries();
+    let (htp, system) = qhx_tests::tiny::qnn_libraries();
     let folder = folder();
     let libraries =
         ["--htp", htp.to_str().expect("UTF-8"), "--qnn-system", system.to_str().expect("UTF-8")];
@@ -131,9 +131,9 @@ pub fn wav(rate: u32, channels: u16, bits: u16, data: &[u8]) -> Vec<u8> {
     wav
 }
 
-/// A folder with the bundle `senses` and sounds, and what `qhx transcribe` makes of them.
-fn senses(folder: &Path, words: &[&str]) -> Run {
-    qhx_tests::senses::write(&folder.join("senses")).expect("the bundle is written");
+/// A folder with the bundle `multimodal` and audio clips, and what `qhx transcribe` makes of them.
+fn multimodal(folder: &Path, words: &[&str]) -> Run {
+    qhx_tests::multimodal::write(&folder.join("multimodal")).expect("the bundle is written");
     // An op for 8 kHz: a tone of 8 bits, of two channels, of another rate, and silence.
     let tone = |count: usize| (0..count).map(|i| 128 + 100 * (i % 2) as u8).collect::<Vec<_>>();
     std::fs::write(folder.join("long.wav"), wav(8_000, 1, 8, &tone(24_000))).expect("written");
@@ -147,7 +147,7 @@ fn senses(folder: &Path, words: &[&str]) -> Run {
     Program::qhx(folder)
         .args(["--plugin"])
         .arg_path(crate::media::plugin())
-        .args(["transcribe", "senses", "--max-new", "2"])
+        .args(["transcribe", "multimodal", "--max-new", "2"])
         .args(words)
         .run()
 }
@@ -156,12 +156,12 @@ fn senses(folder: &Path, words: &[&str]) -> Run {
 fn what_is_too_long_is_cut_into_pieces_that_overlap() {
     let folder = folder();
     // The context holds 64 positions of 100 samples, of which a quarter is left for the words, and two are the request.
-    let run = senses(folder.path(), &["long.wav", "--prompt", "ab"]).ok();
+    let run = multimodal(folder.path(), &["long.wav", "--prompt", "ab"]).ok();
     assert_eq!(run.stdout, "ll\n");
     let says = "long.wav: 3.0 s of audio, the model takes 0.5 s at a time: cut into 7 chunks that overlap by 0.1 s";
     assert!(run.stderr.contains(says), "{}", run.stderr);
     assert!(run.stderr.contains("is cut off after 2 tokens"), "{}", run.stderr);
-    let sounds = senses(folder.path(), &["long.wav", "--prompt", "ab", "--json"]).ok().json();
+    let sounds = multimodal(folder.path(), &["long.wav", "--prompt", "ab", "--json"]).ok().json();
     let pieces = sounds["sounds"][0]["pieces"].as_array().expect("a list");
     let times = pieces.iter().map(|piece| (piece["start"].as_f64(), piece["end"].as_f64()));
     let times: Vec<_> = times.map(|(start, end)| (start.expect("s"), end.expect("s"))).collect();
@@ -173,7 +173,8 @@ fn what_is_too_long_is_cut_into_pieces_that_overlap() {
 #[test]
 fn any_channels_bits_and_rate_are_taken_and_what_holds_no_sound_is_named() {
     let folder = folder();
-    let run = senses(folder.path(), &["stereo.wav", "fast.wav", "--prompt", "ab", "--chat"]).ok();
+    let run =
+        multimodal(folder.path(), &["stereo.wav", "fast.wav", "--prompt", "ab", "--chat"]).ok();
     assert_eq!(run.stdout, "ll\nll\n");
     for (words, code, what) in [
         (&["stereo.wav"][..], 2, "params.transcription"),
@@ -182,7 +183,7 @@ fn any_channels_bits_and_rate_are_taken_and_what_holds_no_sound_is_named() {
         (&["gone.wav", "--prompt", "ab"], 11, "gone.wav: "),
         (&["stereo.wav", "--chat"], 2, "--prompt"),
     ] {
-        let run = senses(folder.path(), words);
+        let run = multimodal(folder.path(), words);
         assert_eq!(run.code, code, "{run:?}");
         assert!(run.stderr.contains(what) && run.stdout.is_empty(), "{what}: {run:?}");
     }

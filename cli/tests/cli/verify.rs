@@ -39,7 +39,7 @@ fn damaged_and_missing_files() {
 }
 
 #[test]
-fn the_toy_is_greedy_exact_on_the_cpu() {
+fn the_tiny_model_is_greedy_exact_on_the_cpu() {
     let run = verify(bundle(), &[&suite(), "--backend", "cpu"]).ok();
     assert!(run.stdout.contains("passed: "), "{}", run.stdout);
     assert!(run.stdout.lines().all(|l| !l.starts_with("FAIL")), "{}", run.stdout);

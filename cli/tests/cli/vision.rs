@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::symlink;
 
-use qhx_places::workspace;
+use qhx_paths::workspace;
 
 use crate::run::{Program, folder};
 

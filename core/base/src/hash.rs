@@ -11,8 +11,8 @@ use crate::{Error, ErrorKind, Result};
 /// Bytes that are read at a time.
 const CHUNK: usize = 1 << 20;
 
-/// SHA-256 of what `file`, opened at `path`, still holds, in lower-case hexadecimal. `each` is called with the length of
-/// every chunk before it is hashed: its error ends the work.
+/// SHA-256 of what `file`, opened at `path`, still holds, in lower-case hexadecimal. `each` is called with the length
+/// of every chunk before it is hashed: its error ends the work.
 ///
 /// # Errors
 /// Of `kind` when the file cannot be read, and the error of `each`.

@@ -81,8 +81,8 @@ impl ChatTemplate {
         spec.map(|spec| Self::from_markers(spec, tokenizer)).transpose()
     }
 
-    /// A template of markers. The tokenizer spells markers given as token ids. A marker that is not given is missed when
-    /// a conversation needs it.
+    /// A template of markers. The tokenizer spells markers given as token ids. A marker that is not given is missed
+    /// when a conversation needs it.
     ///
     /// # Errors
     /// When a marker has a token that the tokenizer does not know.

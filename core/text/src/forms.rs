@@ -33,8 +33,8 @@ pub const ROLE_TOKENS: Form = Form {
     assistant: ["<|assistant|>\n", "<|end|>\n"],
 };
 
-/// Gives the roles of a manifest's `chat` the markers that it leaves out. The markers that it has tell the form; without
-/// any sign of one it is ChatML.
+/// Gives the roles of a manifest's `chat` the markers that it leaves out. The markers that it has tell the form;
+/// without any sign of one it is ChatML.
 ///
 /// Where only a prefill spells the assistant's header, such as `<|assistant|>` without a line break, earlier answers
 /// have it as it is spelled there.

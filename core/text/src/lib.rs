@@ -1,4 +1,5 @@
-//! Between text and tokens: tokenizer, streaming detokenizer and chat templates. No manifest and no model is known here.
+//! Between text and tokens: tokenizer, streaming detokenizer and chat templates. No manifest and no model is known
+//! here.
 
 mod chat;
 pub mod forms;

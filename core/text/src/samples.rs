@@ -10,7 +10,7 @@ use super::Tokenizer;
 
 /// A file of the checkpoint whose tokenizer is a byte-level BPE.
 pub fn fixture(file: &str) -> PathBuf {
-    qhx_places::fixture("qwen35-tied").join(file)
+    qhx_paths::fixture("qwen35-tied").join(file)
 }
 
 /// A byte-level BPE.

@@ -24,7 +24,7 @@ fn new_words(tokenizer: &Tokenizer, seen: &mut usize, count: usize) {
 
 #[test]
 fn tokenized_words_are_kept_within_bounds() {
-    let file = qhx_places::fixture("qwen35-tied").join("tokenizer.json");
+    let file = qhx_paths::fixture("qwen35-tied").join("tokenizer.json");
     let tokenizer = Tokenizer::from_file(&file).unwrap();
     let mut seen = 10_000_000;
     let start = resident();

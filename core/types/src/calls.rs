@@ -13,8 +13,8 @@
 //! | checks of what a call did, and a closed op | `core/engine/src/engine/{checked,closed}.rs` |
 //!
 //! A call is added as a row at the end of the list, as a method with a default in the author's trait
-//! (`plugins/op/src/op.rs`), and where the engine uses it. What an op declares once, when it is opened, is no call but a
-//! field of [`OpenInfo`](crate::OpenInfo).
+//! (`plugins/op/src/op.rs`), and where the engine uses it. What an op declares once, when it is opened, is no call but
+//! a field of [`OpenInfo`](crate::OpenInfo).
 
 use crate::Segment;
 
@@ -89,9 +89,9 @@ pub fn positions(segments: &[Segment<'_>]) -> Option<usize> {
 
 /// Hands the list of calls to the macro `$then`, a row in braces for each call, in the order of the table of functions.
 ///
-/// A row is: what the call does; the version of the interface that it came with; its name and arguments, in the words of
-/// [`crate::calls`]; what it gives; its [`Effect`](crate::calls::Effect); for the table, an attribute of the field. It
-/// gives
+/// A row is: what the call does; the version of the interface that it came with; its name and arguments, in the words
+/// of [`crate::calls`]; what it gives; its [`Effect`](crate::calls::Effect); for the table, an attribute of the field.
+/// It gives
 ///
 /// | word | the author's op returns | the engine gets |
 /// |---|---|---|
@@ -165,8 +165,8 @@ macro_rules! op_calls {
             }
             {
                 /// Embeds texts in one execution of the graphs, as if each were alone. Together they have at most as
-                /// many tokens as the longest of `OpenInfo::packing`. Gives `OpenInfo::embedding_dim` values a text, one
-                /// text behind the other.
+                /// many tokens as the longest of `OpenInfo::packing`. Gives `OpenInfo::embedding_dim` values a text,
+                /// one text behind the other.
                 since 1.2: embed_many(texts: Texts<'_, '_>) -> Vectors, Embeds(texts.len())
             }
         }

@@ -43,7 +43,7 @@ impl Media {
     /// # Errors
     /// When there are not as many bytes, or none.
     pub fn image(rgb: Vec<u8>, width: u32, height: u32) -> Result<Self> {
-        check_pixels("picture", rgb.len(), width, height, 1)?;
+        check_pixels("image", rgb.len(), width, height, 1)?;
         Ok(Self::new(Content::Image { rgb, width, height }))
     }
 
@@ -54,12 +54,12 @@ impl Media {
     pub fn audio(samples: Vec<f32>, rate: u32) -> Result<Self> {
         if samples.is_empty() || rate == 0 {
             let message = format!(
-                "the sound has {} samples at {rate} a second, expected at least one of each",
+                "the audio has {} samples at {rate} a second, expected at least one of each",
                 samples.len()
             );
             return Err(MediaError(message));
         }
-        check_finite("the sound: sample", &samples)?;
+        check_finite("the audio: sample", &samples)?;
         Ok(Self::new(Content::Audio { samples, rate }))
     }
 
@@ -120,7 +120,7 @@ impl Media {
     pub fn noun(&self) -> &'static str {
         match *self.content {
             Content::Image { .. } => "image",
-            Content::Audio { .. } => "sound",
+            Content::Audio { .. } => "audio",
             Content::Video { .. } => "video",
         }
     }

@@ -1,8 +1,8 @@
 //! What the names of an ONNX graph stand for: constants, weights in the forms that the forge writes, and nodes.
 //!
-//! Recognised are `Gemm` with `transB` over f32, over f16 with `Cast`, over int8 with `DequantizeLinear` and a scale for
-//! each row or, with a `Reshape` and perhaps offsets, for each block, and `MatMulNBits` of ONNX Runtime with four bits in
-//! blocks of 32, also where the blocks' offsets are a term of their own.
+//! Recognised are `Gemm` with `transB` over f32, over f16 with `Cast`, over int8 with `DequantizeLinear` and a scale
+//! for each row or, with a `Reshape` and perhaps offsets, for each block, and `MatMulNBits` of ONNX Runtime with four
+//! bits in blocks of 32, also where the blocks' offsets are a term of their own.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -89,8 +89,8 @@ impl<'a, 'f> Reader<'a, 'f> {
         (domain(node).is_empty() && node.op_type.as_deref() == Some(kind)).then_some(node)
     }
 
-    /// The matmul of four bits to which a term is added that the offsets of their blocks make: the sums of the blocks of
-    /// `x` times the offsets.
+    /// The matmul of four bits to which a term is added that the offsets of their blocks make: the sums of the blocks
+    /// of `x` times the offsets.
     fn shifted(&self, product: &str, shift: &str) -> Option<StoredMatmul<'a>> {
         let product = self.graph.node.get(*self.producers.get(product)?)?;
         if (domain(product), product.op_type.as_deref()) != ("com.microsoft", Some("MatMulNBits")) {

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use qhx_core::backend::Backend;
 use qhx_core::{GraphInfo, Manifest, Workspace};
 use qhx_cpu::{CpuBackend, CpuOptions};
-use qhx_places::fixture;
+use qhx_paths::fixture;
 
 use super::*;
 use crate::check::{self, Named};
@@ -90,7 +90,7 @@ impl Reader for Graphs {
 
 #[test]
 fn sensitive_layers_keep_precision_until_a_target_holds() {
-    let checkpoint = Checkpoint::open(&fixture("mistral-toy")).unwrap();
+    let checkpoint = Checkpoint::open(&fixture("mistral-tiny")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let options = ForgeOptions {
         precision: Precision::W4A16,

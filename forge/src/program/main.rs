@@ -37,8 +37,8 @@ impl AsMut<Output> for App {
     }
 }
 
-/// A whole program, `fn main() -> ExitCode { qhx_forge::main() }`: all that `qhx forge` can do, with the recipes that the
-/// program registers beside those of this crate.
+/// A whole program, `fn main() -> ExitCode { qhx_forge::main() }`: all that `qhx forge` can do, with the recipes that
+/// the program registers beside those of this crate.
 ///
 /// The program is started again, with a hidden command, for each context and for work that may crash.
 pub fn main() -> ExitCode {

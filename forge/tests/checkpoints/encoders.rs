@@ -11,10 +11,10 @@ use super::{copy, edit_json};
 
 /// A copy of the encoder, with the folder of its pooling.
 fn encoder() -> TempDir {
-    let dir = copy("embed-mistral-toy");
+    let dir = copy("embed-mistral-tiny");
     let pooling = "1_Pooling/config.json";
     std::fs::create_dir(dir.path().join("1_Pooling")).unwrap();
-    let from = qhx_places::fixture("embed-mistral-toy").join(pooling);
+    let from = qhx_paths::fixture("embed-mistral-tiny").join(pooling);
     std::fs::copy(from, dir.path().join(pooling)).unwrap();
     dir
 }

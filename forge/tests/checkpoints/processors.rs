@@ -38,7 +38,7 @@ fn read(dir: &TempDir, file: &str) -> Value {
 
 #[test]
 fn processors_are_read_where_transformers_5_saves_them() {
-    for model in ["qwen3vl-toy", "qwen35-vision"] {
+    for model in ["qwen3vl-tiny", "qwen35-vision"] {
         let dir = copy(model);
         let mut image = read(&dir, "preprocessor_config.json");
         image["image_mean"] = json!([0.25, 0.5, 0.75]);
@@ -69,7 +69,7 @@ fn processors_are_read_where_transformers_5_saves_them() {
 
 #[test]
 fn the_processor_says_how_many_mels_there_are() {
-    let dir = copy("gemma4-toy");
+    let dir = copy("gemma4-tiny");
     let path = dir.path().join("processor_config.json");
     // Both leave eleven columns, which the model's 44 channels stand for.
     for mels in [41, 43, 44] {

@@ -13,7 +13,7 @@ use qhx_forge::recipe::{Precision, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_forge::weight::{RowSource, Storage, Weight, dequantize_blocks};
 use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint, onnx};
-use qhx_places::fixture;
+use qhx_paths::fixture;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
@@ -327,7 +327,8 @@ fn every_recipe_keeps_imported_quantized_weights() {
 fn file() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     std::fs::copy(fixture("quantised/mixed.gguf"), dir.path().join("model.gguf")).unwrap();
-    std::fs::copy(fixture("llama3-toy/tokenizer.json"), dir.path().join("tokenizer.json")).unwrap();
+    std::fs::copy(fixture("llama3-tiny/tokenizer.json"), dir.path().join("tokenizer.json"))
+        .unwrap();
     dir
 }
 

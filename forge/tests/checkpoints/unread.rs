@@ -8,7 +8,7 @@ use qhx_forge::graph::Origin;
 use qhx_forge::plan::{Plan, plan};
 use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Task};
-use qhx_places::fixture;
+use qhx_paths::fixture;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::json;
@@ -52,7 +52,7 @@ const NORM: &str = "model.layers.1.mlp.norm.weight";
 
 #[test]
 fn tensors_that_nothing_reads_are_refused_by_name() {
-    let dir = copy("llama3-toy");
+    let dir = copy("llama3-tiny");
     edit_tensors(dir.path(), |all| all.extend([vector(BIAS, 8, 0.5), vector(NORM, 8, 1.0)]));
     let error = planned(dir.path(), |_| {}).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Artifact);
@@ -67,7 +67,7 @@ fn tensors_that_nothing_reads_are_refused_by_name() {
 
 #[test]
 fn a_layer_too_few_is_refused() {
-    let dir = copy("llama3-toy");
+    let dir = copy("llama3-tiny");
     edit_json(&dir.path().join("config.json"), |config| {
         config["num_hidden_layers"] = json!(config["num_hidden_layers"].as_u64().unwrap() - 1);
     });
@@ -77,14 +77,14 @@ fn a_layer_too_few_is_refused() {
 
 #[test]
 fn a_bias_of_zeros_is_none() {
-    let dir = copy("llama3-toy");
+    let dir = copy("llama3-tiny");
     edit_tensors(dir.path(), |all| all.push(vector(BIAS, 8, 0.0)));
     assert_eq!(planned(dir.path(), |_| {}).unwrap().left_out, [BIAS]);
 }
 
 #[test]
 fn buffers_of_rotary_embeddings_are_left_out() {
-    let dir = copy("llama3-toy");
+    let dir = copy("llama3-tiny");
     let name = "model.layers.0.self_attn.rotary_emb.inv_freq";
     edit_tensors(dir.path(), |all| all.push(vector(name, 8, 0.5)));
     assert_eq!(planned(dir.path(), |_| {}).unwrap().left_out, [name]);
@@ -117,21 +117,21 @@ fn a_head_beside_a_tied_embedding_is_what_counts() {
 #[test]
 fn recipes_read_every_tensor_or_leave_it_out_by_name() {
     for (model, left_out) in [
-        ("llama3-toy", None),
-        ("mistral-toy", None),
-        ("qwen2-toy", None),
-        ("qwen3-toy", None),
+        ("llama3-tiny", None),
+        ("mistral-tiny", None),
+        ("qwen2-tiny", None),
+        ("qwen3-tiny", None),
         ("phimoe-6", None),
         ("phimoe-16", None),
         ("qwen35-tied", None),
         ("qwen35-untied", None),
         ("qwen35-vision", Some("model.visual.")),
-        ("qwen3vl-toy", None),
-        ("gemma4-toy", Some("_tower.")),
+        ("qwen3vl-tiny", None),
+        ("gemma4-tiny", Some("_tower.")),
         ("gemma4-unseen", Some("_tower.")),
     ] {
         let all = planned(&fixture(model), |options| {
-            if model == "qwen3vl-toy" {
+            if model == "qwen3vl-tiny" {
                 options.recipe_options.insert("image-patches".to_owned(), "48".to_owned());
             }
         });
@@ -147,7 +147,7 @@ fn recipes_read_every_tensor_or_leave_it_out_by_name() {
     }
     let (quantized, _) = as_gptq("llama3-blocks");
     assert!(planned(quantized.path(), |_| {}).unwrap().left_out.is_empty());
-    let embed = planned(&fixture("llama3-toy"), |options| {
+    let embed = planned(&fixture("llama3-tiny"), |options| {
         options.task = Task::Embed;
         options.prefill = None;
     });

@@ -15,7 +15,7 @@ use qhx_forge::recipe::{Precision, Recipe, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_forge::weight::Storage;
 use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint};
-use qhx_places::fixture;
+use qhx_paths::fixture;
 use qhx_tiers::tier;
 use serde_json::Value;
 

@@ -6,7 +6,7 @@ use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::{Conv1d, Conv2d, Elem, Graph, TensorId};
 use qhx_forge::weight::{Storage, Weight};
-use qhx_places::fixture;
+use qhx_paths::fixture;
 use qhx_tiers::tier;
 
 use crate::support::{Compiled, error, numbers, reference, weight};

@@ -11,7 +11,7 @@ use qhx_forge::graph::Graph;
 use qhx_forge::recipe::{Precision, Recipe, RecipeOptions, Task};
 use qhx_forge::registry::recipe;
 use qhx_forge::weight::{Storage, Weight};
-use qhx_places::fixture;
+use qhx_paths::fixture;
 use qhx_tiers::tier;
 use serde_json::Value;
 
@@ -158,12 +158,12 @@ fn greedy(
 
 /// Tiny models whose graphs are compared elsewhere.
 const ELSEWHERE: [&str; 7] = [
-    "lfm2-toy",
-    "gemma3-toy",
-    "qwen3vl-toy",
+    "lfm2-tiny",
+    "gemma3-tiny",
+    "qwen3vl-tiny",
     "qwen3vl-unseen",
     "qwen35-vision",
-    "gemma4-toy",
+    "gemma4-tiny",
     "gemma4-unseen",
 ];
 

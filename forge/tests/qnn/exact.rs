@@ -8,7 +8,7 @@ use qhx_forge::graph::{Elem, Graph, UnaryOp};
 use qhx_forge::recipe::RecipeOptions;
 use qhx_forge::registry::recipe;
 use qhx_forge::weight::Storage;
-use qhx_places::fixture;
+use qhx_paths::fixture;
 use qhx_tiers::tier;
 use serde_json::Value;
 

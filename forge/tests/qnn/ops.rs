@@ -5,7 +5,7 @@ use qhx_core::qnn::Target;
 use qhx_forge::builder::GraphBuilder;
 use qhx_forge::graph::{BinaryOp, Elem, Graph, ReduceOp, UnaryOp};
 use qhx_forge::weight::Storage;
-use qhx_places::workspace;
+use qhx_paths::workspace;
 use qhx_tiers::tier;
 
 use crate::conv::{convolutions, gathers};

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use qhx_media::Source;
 
 pub fn fixture(name: &str) -> PathBuf {
-    qhx_places::workspace().join("tests/fixtures/media").join(name)
+    qhx_paths::workspace().join("tests/fixtures/media").join(name)
 }
 
 #[allow(dead_code, reason = "not every test reads files")]

@@ -282,7 +282,7 @@ mod tests {
 
     fn check_with(schema: Value, params: Value) -> Result<()> {
         let op = OpDescription {
-            name: "toy".to_owned(),
+            name: "tiny".to_owned(),
             summary: String::new(),
             version: String::new(),
             tasks: vec![Task::Generate],
@@ -291,11 +291,11 @@ mod tests {
         };
         let manifest = json!({
             "schema_version": 1,
-            "model": {"name": "toy"},
+            "model": {"name": "tiny"},
             "artifacts": {"contexts": {"step": {"bin": "step.bin"}}},
-            "plan": {"params": params, "steps": [{"host": "toy"}]}
+            "plan": {"params": params, "steps": [{"host": "tiny"}]}
         });
-        check(&op, &Manifest::from_value(Path::new("toy.json"), manifest, None)?)
+        check(&op, &Manifest::from_value(Path::new("tiny.json"), manifest, None)?)
     }
 
     #[test]
@@ -339,7 +339,7 @@ mod tests {
                 "plan.params.name: found \"A\", expected a text like",
             ),
             (json!({"decod": "a"}), "hint: is plan.params.decod meant?"),
-            (json!({"decode": null}), "plan.params.decode: missing; host-op \"toy\" needs it"),
+            (json!({"decode": null}), "plan.params.decode: missing; host-op \"tiny\" needs it"),
         ] {
             let error = check_with(schema.clone(), params).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Manifest);

@@ -13,10 +13,10 @@ use crate::{
 /// must leave the state as it was after the last complete token: change state (swap, append,
 /// count) only once the last graph of a step has executed.
 ///
-/// Besides [`Op::describe`] and [`Op::open`], an op writes what the kit does not do for it: nothing
-/// when it is a [`Decoder`] and gives it back in [`Op::decoder`] and [`Op::decoder_mut`], but for
-/// [`OpenInfo::verification`] where draft tokens are to be verified; otherwise [`Op::info`] and the steps. What concerns the
-/// state alone goes to the [`StateCarrier`] of [`Op::state`] and [`Op::state_mut`].
+/// Besides [`Op::describe`] and [`Op::open`], an op writes what the kit does not do for it: nothing when it is a
+/// [`Decoder`] and gives it back in [`Op::decoder`] and [`Op::decoder_mut`], but for [`OpenInfo::verification`] where
+/// draft tokens are to be verified; otherwise [`Op::info`] and the steps. What concerns the state alone goes to the
+/// [`StateCarrier`] of [`Op::state`] and [`Op::state_mut`].
 pub trait Op: Sized + Send + 'static {
     /// What the op is, before any bundle is opened.
     fn describe() -> OpDescription;
@@ -48,8 +48,8 @@ pub trait Op: Sized + Send + 'static {
         self.decoder_mut().map(Decoder::state_mut)
     }
 
-    /// What was found on opening: read once, and constant from then on. An op with a [`Decoder`] may write
-    /// `OpenInfo { verification: self.decoder.verification(), ..self.decoder.info() }`, and so have draft tokens verified.
+    /// What was found on opening: read once, and constant from then on. An op with a [`Decoder`] may write `OpenInfo {
+    /// verification: self.decoder.verification(), ..self.decoder.info() }`, and so have draft tokens verified.
     fn info(&self) -> OpenInfo {
         self.decoder().map(Decoder::info).unwrap_or_default()
     }
@@ -202,7 +202,8 @@ pub trait Op: Sized + Send + 'static {
 
     /// Embeds texts in one execution of the graphs, as if each were alone: it attends to itself only, and its positions
     /// begin at 0. The host decides which texts go together: at least one, together of at most as many tokens as the
-    /// longest of [`OpenInfo::packing`]. Returns f32, [`OpenInfo::embedding_dim`] values a text, one text behind the other.
+    /// longest of [`OpenInfo::packing`]. Returns f32, [`OpenInfo::embedding_dim`] values a text, one text behind the
+    /// other.
     ///
     /// # Errors
     /// When the op does not have the call, or it fails.

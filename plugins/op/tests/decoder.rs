@@ -43,7 +43,7 @@ struct TinyModel(Decoder);
 impl Op for TinyModel {
     fn describe() -> OpDescription {
         OpDescription {
-            name: "toy".into(),
+            name: "tiny".into(),
             summary: String::new(),
             version: String::new(),
             tasks: vec![Task::Generate],
@@ -58,7 +58,7 @@ impl Op for TinyModel {
         let kinds = [LayerState::Caches(&["k"]), LayerState::States(&["a", "b"])];
         graphs.check_layers(host, &state, &kinds)?;
         let mask = CausalMask::new(state.capacity().unwrap_or(0));
-        let decoder = Decoder::builder("toy", graphs, state);
+        let decoder = Decoder::builder("tiny", graphs, state);
         decoder.mask(mask).filler(Place::default()).open(host).map(Self)
     }
 
@@ -237,14 +237,15 @@ fn a_prompt_goes_through_few_steps_and_the_head_once() {
     assert_eq!(op.position(), 0);
     // A part that the op does not take is the prompt's fault.
     let sound = Segment::Audio { samples: &[], rate: 1 };
-    let expected = "toy takes text only; the prompt has audio";
+    let expected = "tiny takes text only; the prompt has audio";
     for error in [op.place(sound).unwrap_err(), op.prefill(&[sound]).unwrap_err()] {
         assert_eq!((error.code(), error.message()), (ErrorCode::PROMPT, expected));
     }
     let modalities = vec![Modality::Text, Modality::Image, Modality::Video];
     let error =
         not_taken(&OpDescription { modalities, ..TinyModel::describe() }, &Segment::Unknown(9));
-    let expected = "toy takes text, images and videos; the prompt has a segment of an unknown kind";
+    let expected =
+        "tiny takes text, images and videos; the prompt has a segment of an unknown kind";
     assert_eq!(error.message(), expected);
 }
 
@@ -597,7 +598,7 @@ fn graphs_without_state_see_only_the_last_prompt_token() {
 #[test]
 fn soft_tokens_stand_where_the_prompt_has_them() {
     let pixels = [10, 11, 0, 20, 21, 0, 30, 31, 0, 40, 41, 0];
-    let picture =
+    let image =
         |height: u32| Segment::Image { rgb: &pixels[..3 * height as usize], width: 1, height };
     for prefill in [json!(["four", "two"]), json!([])] {
         let mut params = json!({"decode": "one", "lmhead": "head"});
@@ -612,7 +613,7 @@ fn soft_tokens_stand_where_the_prompt_has_them() {
             .open::<TinyModel>()
             .unwrap();
         // The first image goes over the border of two chunks.
-        let prompt = [Segment::Tokens(&[1, 2]), picture(4), Segment::Tokens(&[1]), picture(2)];
+        let prompt = [Segment::Tokens(&[1, 2]), image(4), Segment::Tokens(&[1]), image(2)];
         assert_eq!(op.prefill(&prompt).unwrap(), [20.0, 21.0, 7.0]);
         let keys = op.bound("one", "past_k_0").unwrap();
         assert_eq!(keys, [1.0, 2.0, 10.0, 20.0, 30.0, 40.0, 1.0, 10.0, 20.0]);
@@ -691,7 +692,7 @@ fn positions_of_images_go_with_the_state() {
     assert_eq!(height(&mut op), 4.0);
 
     op.truncate(3).unwrap();
-    assert_eq!(height(&mut op), 3.0, "behind the picture's first row");
+    assert_eq!(height(&mut op), 3.0, "behind the image's first row");
     op.truncate(1).unwrap();
     // A prompt that fails at its last token leaves its second image nowhere.
     let dot = Segment::Image { rgb: &[9; 3], width: 1, height: 1 };

@@ -26,7 +26,7 @@ const PIECE: usize = 8;
 impl Op for TinyModel {
     fn describe() -> OpDescription {
         OpDescription {
-            name: "toy".into(),
+            name: "tiny".into(),
             summary: String::new(),
             version: String::new(),
             tasks: vec![Task::Generate],

@@ -1,8 +1,8 @@
 //! What is fuzzed: functions that take any bytes for a file of one kind and read it as the programs do.
 //!
 //! A target may answer with an error. It may not panic, abort, run out of memory, or take long. libFuzzer
-//! (`libfuzzer/fuzz_targets`) and the runner of this crate, which needs no other compiler than the workspace's, call the
-//! same functions.
+//! (`libfuzzer/fuzz_targets`) and the runner of this crate, which needs no other compiler than the workspace's, call
+//! the same functions.
 
 pub mod mutate;
 pub mod run;
@@ -199,12 +199,12 @@ fn limits() -> Limits {
     limits
 }
 
-/// What the op author's kit makes of a picture: sizes, patches, positions.
+/// What the op author's kit makes of an image: sizes, patches, positions.
 pub fn patches(data: &[u8]) -> Result<()> {
     shape::patches(data)
 }
 
-/// What the op author's kit makes of a sound: log-mel features.
+/// What the op author's kit makes of an audio clip: log-mel features.
 pub fn log_mel(data: &[u8]) -> Result<()> {
     shape::log_mel(data)
 }

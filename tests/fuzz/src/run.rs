@@ -200,7 +200,7 @@ pub fn describe(target: &str, result: &Result<Counts, Fault>) -> String {
 
 /// The folder of this crate's seeds, and where what is found goes.
 pub fn folders() -> [PathBuf; 2] {
-    ["seeds", "found"].map(|name| qhx_places::workspace().join("tests/fuzz").join(name))
+    ["seeds", "found"].map(|name| qhx_paths::workspace().join("tests/fuzz").join(name))
 }
 
 fn fault(end: &str, said: String, file: &Path) -> Fault {

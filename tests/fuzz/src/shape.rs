@@ -1,16 +1,16 @@
-//! Pictures and sounds as a host-op shapes them. A file begins with numbers of four bytes each, which are taken for sizes
-//! and rules; what follows them is pixels or samples.
+//! Images and audio clips as a host-op shapes them. A file begins with numbers of four bytes each, which are taken for
+//! sizes and rules; what follows them is pixels or samples.
 
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_op::audio::{
     Clip, Edge, FrontEnd, Log, LogMel, MelOptions, MelScale, Spectrum, Window, pieces,
 };
 use qhx_op::vision::{
-    AxialOrder, Filter, Normalisation, PatchLayout, Patchify, Picture, Resizer, Size,
+    AxialOrder, Filter, Image, Normalisation, PatchLayout, Patchify, Resizer, Size,
     aspect_ratio_preserving_size, axial_rope, pool_mean, resample_positions, smart_resize,
 };
 
-/// Pixels of pictures, patches and tables, and numbers of features, that a file may ask for.
+/// Pixels of images, patches and tables, and numbers of features, that a file may ask for.
 const MOST: usize = 1 << 20;
 
 /// Target sizes, resizing, patches, positions and pooling.
@@ -24,14 +24,14 @@ pub(crate) fn patches(data: &[u8]) -> Result<()> {
         (std::array::from_fn(|_| numbers.f64()), std::array::from_fn(|_| numbers.f64()));
     let pixels = numbers.0;
     let size = Size { width, height };
-    // A file of a few bytes may be a large picture, or the pixels are what they are: too few, most often.
+    // A file of a few bytes may be a large image, or the pixels are what they are: too few, most often.
     let few = usize::try_from(size.area()).is_ok_and(|area| area <= MOST / 16);
     let rgb: Vec<u8> = match pixels {
         [] => Vec::new(),
         _ if few => pixels.iter().copied().cycle().take(size.area() as usize * 3).collect(),
         _ => pixels.to_vec(),
     };
-    let fixed = Picture::new(&rgb, width, height).map_err(refused)?;
+    let fixed = Image::new(&rgb, width, height).map_err(refused)?;
     let unit = patch.saturating_mul(block);
     let smart = smart_resize(size, unit, min_pixels.into(), max_pixels.into()).map_err(refused)?;
     let budget = aspect_ratio_preserving_size(size, patch, block, max_patches).map_err(refused)?;
@@ -44,11 +44,11 @@ pub(crate) fn patches(data: &[u8]) -> Result<()> {
         if to.area() > MOST as u64 {
             return Err(Error::new(ErrorKind::Internal, "more pixels than are tried"));
         }
-        let picture = resizer.resize(fixed, to).map_err(refused)?;
+        let image = resizer.resize(fixed, to).map_err(refused)?;
         let cut = Patchify::new(patch, block, layout).map_err(refused)?;
         let grid = cut.grid(to).map_err(refused)?;
         let mut rows = vec![f32::NAN; grid.patches() * cut.patch_len(1)];
-        cut.write(&[picture], &normalisation, &mut rows).map_err(refused)?;
+        cut.write(&[image], &normalisation, &mut rows).map_err(refused)?;
         assert!(rows.iter().all(|value| value.is_finite()), "a place that no pixel went to");
         let row = rows.len() / grid.patches();
         let mut pooled = vec![0.0; rows.len() / (block * block)];

@@ -19,7 +19,7 @@ fn options(folder: &tempfile::TempDir) -> Options {
 }
 
 fn program() -> PathBuf {
-    qhx_places::program("qhx-fuzz")
+    qhx_paths::program("qhx-fuzz")
 }
 
 /// For `QHX_FUZZ_SECONDS` a target, which `cargo xtask test` sets, or one second.
@@ -45,7 +45,7 @@ fn every_target_answers_damaged_files() {
 #[test]
 fn every_target_accepts_its_seeds() {
     for target in TARGETS {
-        let folder = qhx_places::workspace().join("tests/fuzz/seeds").join(target.name);
+        let folder = qhx_paths::workspace().join("tests/fuzz/seeds").join(target.name);
         let seeds = run::seeds(&folder).unwrap();
         for (index, seed) in seeds.iter().enumerate() {
             let answer = (target.read)(seed);

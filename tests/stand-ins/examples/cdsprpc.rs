@@ -1,8 +1,8 @@
 //! Stands in for `libcdsprpc.so`, up to the DSP's door.
 //!
-//! Behind the door is a protocol of Qualcomm's, which is not imitated: every call to the DSP fails. Before it everything
-//! is as on a device. A library for the DSP is opened if it lies in a folder of `ADSP_LIBRARY_PATH`. What the device can
-//! do is said by `QHX_TEST_DSP`: `signed-only` allows no unsigned process domain.
+//! Behind the door is a protocol of Qualcomm's, which is not imitated: every call to the DSP fails. Before it
+//! everything is as on a device. A library for the DSP is opened if it lies in a folder of `ADSP_LIBRARY_PATH`. What
+//! the device can do is said by `QHX_TEST_DSP`: `signed-only` allows no unsigned process domain.
 
 #![cfg(unix)]
 #![expect(unsafe_code, reason = "has the C interface of another library")]

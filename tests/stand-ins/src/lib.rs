@@ -1,4 +1,5 @@
-//! Libraries that stand in for parts of a device where its processor is emulated (`qemu-aarch64`). Tests alone use them.
+//! Libraries that stand in for parts of a device where its processor is emulated (`qemu-aarch64`). Tests alone use
+//! them.
 //!
 //! | example | stands in for |
 //! |---|---|

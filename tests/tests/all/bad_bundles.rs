@@ -14,12 +14,12 @@ use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::manifest::Manifest;
 use qhx_core::null::NullBackend;
 use qhx_core::{CancelToken, DType, Error, ErrorKind, GraphInfo, TensorInfo};
-use qhx_tests::toys::{self, CPU, Variant};
+use qhx_tests::tiny::{self, CPU, Variant};
 use qhx_tests::{backends, plugin_files};
 use qhx_tiers::tier;
 use serde_json::{Value, json};
 
-/// A copy of the tied toy's bundle that a test may damage.
+/// A copy of the tied tiny model's bundle that a test may damage.
 struct Copy {
     folder: tempfile::TempDir,
     manifest: PathBuf,
@@ -27,7 +27,7 @@ struct Copy {
 
 impl Copy {
     fn new(variant: Variant) -> Self {
-        let source = toys::bundle(&toys::fixture("qwen35-tied"), variant);
+        let source = tiny::bundle(&tiny::fixture("qwen35-tied"), variant);
         let folder = tempfile::tempdir().unwrap();
         plugin_files::copy_folder(source.parent().unwrap(), folder.path());
         let manifest = folder.path().join(source.file_name().unwrap());
@@ -58,7 +58,7 @@ impl Copy {
     }
 
     fn error(&self, backend: Arc<dyn Backend>) -> Error {
-        toys::open(&self.manifest, backend).map(|_| ()).unwrap_err()
+        tiny::open(&self.manifest, backend).map(|_| ()).unwrap_err()
     }
 }
 
@@ -141,7 +141,7 @@ fn parameters_that_the_op_cannot_use_are_named_by_their_place() {
     let copy = Copy::new(CPU);
     copy.edit(|m| m["plan"]["params"]["of_another_tool"] = json!({"decode": 7}));
     copy.edit(|m| m["plan"]["params"]["tensors"] = tensors("logits", "logits"));
-    toys::open(&copy.manifest, backends::cpu()).unwrap();
+    tiny::open(&copy.manifest, backends::cpu()).unwrap();
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn missing_truncated_and_garbage_files_are_named() {
 #[tier(qnn)]
 #[test]
 fn damaged_context_binaries_are_named() {
-    let libraries = toys::qnn_libraries();
+    let libraries = tiny::qnn_libraries();
     let variant = Variant { target: Some("v81"), ..CPU };
     type Damage = fn(&Path);
     let damage: [(&str, Damage); 4] = [
@@ -205,18 +205,18 @@ fn damaged_context_binaries_are_named() {
 #[tier(qnn)]
 #[test]
 fn a_bundle_for_another_architecture_is_refused_in_words() {
-    let libraries = toys::qnn_libraries();
+    let libraries = tiny::qnn_libraries();
     let variant = Variant { target: Some("v75"), ..CPU };
-    let bundle = toys::bundle(&toys::fixture("qwen35-tied"), variant);
+    let bundle = tiny::bundle(&tiny::fixture("qwen35-tied"), variant);
     let backend = backends::qnn_device(&libraries, Some(81));
-    let error = toys::open(&bundle, backend).map(|_| ()).unwrap_err();
+    let error = tiny::open(&bundle, backend).map(|_| ()).unwrap_err();
     says(&error, ErrorKind::Context, &["v75", "v81"]);
 }
 
-/// The tied toy's graphs as the CPU backend describes them, changed, on a backend that executes
+/// The tied tiny model's graphs as the CPU backend describes them, changed, on a backend that executes
 /// nothing.
 fn with_graphs(change: impl Fn(&mut GraphInfo)) -> Error {
-    let bundle = toys::bundle(&toys::fixture("qwen35-tied"), CPU);
+    let bundle = tiny::bundle(&tiny::fixture("qwen35-tied"), CPU);
     let manifest = Manifest::load(&bundle).unwrap();
     let artifacts = manifest.open_artifacts();
     let cpu = backends::cpu();
@@ -238,7 +238,7 @@ fn with_graphs(change: impl Fn(&mut GraphInfo)) -> Error {
     Model::open(ModelOptions {
         manifest: Arc::new(manifest),
         backend: Arc::new(NullBackend::new(contexts)),
-        ops: &toys::plugins(),
+        ops: &tiny::plugins(),
         threads: Some(1),
         cancel: CancelToken::new(),
         progress: None,
@@ -315,7 +315,7 @@ fn an_unknown_host_op_lists_what_is_installed() {
 #[tier(qnn)]
 #[test]
 fn a_backend_that_cannot_use_the_bundle_says_so() {
-    let libraries = toys::qnn_libraries();
+    let libraries = tiny::qnn_libraries();
     let copy = Copy::new(CPU);
     let error = copy.error(backends::qnn(&libraries));
     assert!(error.report().to_string().contains("decode"), "{error}");

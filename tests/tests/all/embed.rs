@@ -1,4 +1,4 @@
-//! The toy encoder from checkpoint to vectors, against goldens that `transformers` made.
+//! The tiny encoder from checkpoint to vectors, against goldens that `transformers` made.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
@@ -11,12 +11,12 @@ use qhx_core::compare::Distance;
 use qhx_core::engine::Model;
 use qhx_forge::{ForgeOptions, Precision, Silent, Task, forge};
 use qhx_tests::restarting::Restarting;
-use qhx_tests::{backends, toys};
+use qhx_tests::{backends, tiny};
 use qhx_tiers::tier;
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-const TOY: &str = "embed-mistral-toy";
+const TINY: &str = "embed-mistral-tiny";
 
 struct Text {
     id: String,
@@ -134,12 +134,12 @@ fn compare(found: &[Vec<f32>], goldens: &Goldens, least: f64, label: &str) {
 
 #[test]
 fn cpu_equals_the_reference_and_parts_change_no_bit() {
-    let checkpoint = toys::fixture(TOY);
+    let checkpoint = tiny::fixture(TINY);
     let goldens = Goldens::read(&checkpoint);
     let mut whole: Option<Vec<Vec<f32>>> = None;
     for parts in [1, 2, 4] {
         let bundle = bundle(&checkpoint, |o| o.shards = parts);
-        let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+        let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
         assert_eq!(model.info().embedding_dim, 92);
         assert_eq!(model.info().max_ctx, 180, "max_seq_length of the checkpoint");
         let found = vectors(&mut model, &goldens);
@@ -165,15 +165,15 @@ fn cpu_equals_the_reference_and_parts_change_no_bit() {
 /// Texts of each length through the graphs made for it: the vectors are those of one graph for all.
 #[test]
 fn a_text_goes_through_the_shortest_graphs_that_hold_it() {
-    let checkpoint = toys::fixture(TOY);
+    let checkpoint = tiny::fixture(TINY);
     let goldens = Goldens::read(&checkpoint);
     let whole = bundle(&checkpoint, |_| ());
-    let alone = vectors(&mut toys::open(&whole.manifest, backends::cpu()).unwrap(), &goldens);
+    let alone = vectors(&mut tiny::open(&whole.manifest, backends::cpu()).unwrap(), &goldens);
     let lengths: Vec<_> = goldens.texts.iter().map(|text| text.ids.len()).collect();
     // By default, and over two parts where that is asked for.
     for (parts, asked) in [(1, None), (2, Some(vec![32, 128]))] {
         let bundle = bundle(&checkpoint, |o| (o.shards, o.prefill) = (parts, asked));
-        let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+        let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
         assert_eq!(model.info().max_ctx, 180);
         let found = vectors(&mut model, &goldens);
         compare(&found, &goldens, 0.99999, &format!("cpu, by length, {parts} parts"));
@@ -199,7 +199,7 @@ fn a_text_goes_through_the_shortest_graphs_that_hold_it() {
 /// Texts that share graphs have the vectors that they have alone, whatever is pooled and whoever sees whom.
 #[test]
 fn texts_that_share_a_graph_are_as_if_each_were_alone() {
-    let checkpoint = toys::fixture(TOY);
+    let checkpoint = tiny::fixture(TINY);
     let goldens = Goldens::read(&checkpoint);
     let texts: Vec<&[u32]> = goldens.texts.iter().map(|text| text.ids.as_slice()).collect();
     let bundle = bundle(&checkpoint, |o| o.prefill = None);
@@ -210,7 +210,7 @@ fn texts_that_share_a_graph_are_as_if_each_were_alone() {
         let changed = changed.replace("\"causal\": false", &format!("\"causal\": {causal}"));
         assert_eq!(changed == manifest, (pooling, causal) == ("mean", false));
         std::fs::write(&bundle.manifest, changed).unwrap();
-        let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+        let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
         assert_eq!(model.batch_tokens(), 4 * 180);
         let executions =
             |model: &Model| model.graph_stats().iter().map(|stats| stats.executions).sum::<u64>();
@@ -233,10 +233,10 @@ fn texts_that_share_a_graph_are_as_if_each_were_alone() {
 
 #[test]
 fn many_texts_come_back_in_order_and_one_that_fails_is_named() {
-    let checkpoint = toys::fixture(TOY);
+    let checkpoint = tiny::fixture(TINY);
     let goldens = Goldens::read(&checkpoint);
     let bundle = bundle(&checkpoint, |o| o.prefill = None);
-    let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
     let usual =
         |index: usize| (0..1 + index % 5).map(|i| (3 + i * 7 + index % 11) as u32).collect();
     let mut texts: Vec<Vec<u32>> = (0..10_000).map(usual).collect();
@@ -281,22 +281,22 @@ fn many_texts_come_back_in_order_and_one_that_fails_is_named() {
 
 #[test]
 fn graphs_that_take_no_shorter_texts_are_an_error() {
-    let bundle = bundle(&toys::fixture(TOY), |o| o.prefill = Some(vec![16]));
+    let bundle = bundle(&tiny::fixture(TINY), |o| o.prefill = Some(vec![16]));
     let text = std::fs::read_to_string(&bundle.manifest).unwrap();
     let changed = text.replace("\"buckets\": \"enc16\"", "\"buckets\": \"enc\"");
     assert_ne!(changed, text);
     std::fs::write(&bundle.manifest, changed).unwrap();
-    let error = toys::open(&bundle.manifest, backends::cpu()).unwrap_err();
+    let error = tiny::open(&bundle.manifest, backends::cpu()).unwrap_err();
     let words = ["/plan/params/buckets", "\"enc\" takes 180 rows", "fewer than the 180"];
     assert!(words.iter().all(|word| error.message().contains(word)), "{error}");
 }
 
 #[test]
 fn a_text_leaves_no_trace_in_the_next_one() {
-    let checkpoint = toys::fixture(TOY);
+    let checkpoint = tiny::fixture(TINY);
     let goldens = Goldens::read(&checkpoint);
     let bundle = bundle(&checkpoint, |o| o.shards = 2);
-    let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
     let (short, long) = (&goldens.texts[0].ids, &goldens.json["over"]["ids"]);
     let alone = model.embed(short).unwrap().to_vec();
     model.embed(&ids(long)).unwrap();
@@ -306,11 +306,11 @@ fn a_text_leaves_no_trace_in_the_next_one() {
 /// What the op wrote once when it was opened is overwritten then, too.
 #[test]
 fn a_restart_that_overwrites_all_buffers_changes_no_vector() {
-    let checkpoint = toys::fixture(TOY);
+    let checkpoint = tiny::fixture(TINY);
     let goldens = Goldens::read(&checkpoint);
     let bundle = bundle(&checkpoint, |o| o.shards = 2);
     let backend = Restarting::new(backends::cpu());
-    let mut model = toys::open(&bundle.manifest, backend.clone()).unwrap();
+    let mut model = tiny::open(&bundle.manifest, backend.clone()).unwrap();
     let executions =
         |model: &Model| -> u64 { model.graph_stats().iter().map(|stats| stats.executions).sum() };
     let texts: Vec<&[u32]> = goldens.texts.iter().take(4).map(|text| text.ids.as_slice()).collect();
@@ -326,7 +326,7 @@ fn a_restart_that_overwrites_all_buffers_changes_no_vector() {
 
 #[test]
 fn pooling_and_normalisation_follow_the_manifest() {
-    let checkpoint = toys::fixture(TOY);
+    let checkpoint = tiny::fixture(TINY);
     let goldens = Goldens::read(&checkpoint);
     let bundle = bundle(&checkpoint, |_| ());
     let text = std::fs::read_to_string(&bundle.manifest).unwrap();
@@ -335,7 +335,7 @@ fn pooling_and_normalisation_follow_the_manifest() {
         let changed = text.replace("\"pooling\": \"mean\"", &format!("\"pooling\": \"{pooling}\""));
         assert_ne!(changed, text);
         std::fs::write(&bundle.manifest, changed).unwrap();
-        let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+        let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
         for entry in goldens.json["texts"].as_array().unwrap() {
             if !entry["poolings"].as_array().unwrap().contains(&Value::from(pooling)) {
                 continue;
@@ -351,7 +351,7 @@ fn pooling_and_normalisation_follow_the_manifest() {
     let changed = text.replace("\"normalize\": true", "\"normalize\": false");
     assert_ne!(changed, text);
     std::fs::write(&bundle.manifest, changed).unwrap();
-    let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
     let vector = model.embed(&goldens.texts[0].ids).unwrap();
     let norm = vector.iter().map(|v| v * v).sum::<f32>().sqrt();
     assert!((norm - 1.0).abs() > 0.05, "norm {norm}");
@@ -360,7 +360,7 @@ fn pooling_and_normalisation_follow_the_manifest() {
 
 #[test]
 fn a_part_that_the_plan_does_not_name_is_an_error() {
-    let bundle = bundle(&toys::fixture(TOY), |o| o.shards = 4);
+    let bundle = bundle(&tiny::fixture(TINY), |o| o.shards = 4);
     let text = std::fs::read(&bundle.manifest).unwrap();
     let manifest: Value = serde_json::from_slice(&text).unwrap();
     for missing in 0..4 {
@@ -368,7 +368,7 @@ fn a_part_that_the_plan_does_not_name_is_an_error() {
         let parts = manifest["plan"]["params"]["parts"].as_array_mut().unwrap();
         let part = parts.remove(missing);
         std::fs::write(&bundle.manifest, manifest.to_string()).unwrap();
-        let error = toys::open(&bundle.manifest, backends::cpu()).unwrap_err();
+        let error = tiny::open(&bundle.manifest, backends::cpu()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Manifest);
         let words = ["/plan/params/parts", part.as_str().unwrap(), "not among them"];
         assert!(words.iter().all(|word| error.message().contains(word)), "{error}");
@@ -377,10 +377,10 @@ fn a_part_that_the_plan_does_not_name_is_an_error() {
 
 #[test]
 fn a_text_that_is_too_long_is_refused_and_its_first_tokens_are_not() {
-    let checkpoint = toys::fixture(TOY);
+    let checkpoint = tiny::fixture(TINY);
     let goldens = Goldens::read(&checkpoint);
     let bundle = bundle(&checkpoint, |_| ());
-    let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
     let over = ids(&goldens.json["over"]["ids"]);
     assert_eq!(over.len(), 180);
     let mut longer = over.clone();
@@ -400,13 +400,13 @@ fn a_text_that_is_too_long_is_refused_and_its_first_tokens_are_not() {
 fn an_encoder_is_not_forged_for_generation() {
     let folder = tempfile::tempdir().unwrap();
     let options = ForgeOptions::new(folder.path().join("bundle"));
-    let error = forge(&toys::fixture(TOY), &options, &mut Silent).unwrap_err();
+    let error = forge(&tiny::fixture(TINY), &options, &mut Silent).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage);
     assert!(error.report().to_string().contains("embed"), "{error}");
 }
 
 fn htp(checkpoint: &Path, target: &str, int8: bool, parts: usize) -> (Bundle, Model) {
-    let libraries = toys::qnn_libraries();
+    let libraries = tiny::qnn_libraries();
     let backend: Arc<dyn Backend> = backends::qnn(&libraries);
     let bundle = bundle(checkpoint, |o| {
         o.shards = parts;
@@ -415,7 +415,7 @@ fn htp(checkpoint: &Path, target: &str, int8: bool, parts: usize) -> (Bundle, Mo
         o.max_ctx = (int8 || only_short(target)).then_some(SHORT);
         o.compiler = Some(backends::compiler(&libraries.0, &libraries.1, target));
     });
-    let model = toys::open(&bundle.manifest, backend).unwrap();
+    let model = tiny::open(&bundle.manifest, backend).unwrap();
     (bundle, model)
 }
 
@@ -424,24 +424,24 @@ const SOME: [&str; 5] = ["q0", "bytes", "d3", "short", "long"];
 
 impl Goldens {
     fn brief(mut self) -> Self {
-        self.texts.retain(|text| toys::full_matrix() || SOME.contains(&&*text.id));
+        self.texts.retain(|text| tiny::full_matrix() || SOME.contains(&&*text.id));
         self
     }
 }
 
 /// Whether the usual run takes only short texts to a target.
 fn only_short(target: &str) -> bool {
-    target != "v81" && !toys::full_matrix()
+    target != "v81" && !tiny::full_matrix()
 }
 
 #[tier(qnn)]
 #[test]
 fn htp_fp16_is_near_the_reference() {
-    let checkpoint = toys::fixture(TOY);
+    let checkpoint = tiny::fixture(TINY);
     let mut goldens = Goldens::read(&checkpoint).brief();
     for (target, parts) in [("v81", 4), ("v79", 2), ("v75", 1)] {
         // The parts of v79 are those of v81 in other places.
-        if target == "v79" && !toys::full_matrix() {
+        if target == "v79" && !tiny::full_matrix() {
             continue;
         }
         let (_bundle, mut model) = htp(&checkpoint, target, false, parts);
@@ -456,7 +456,7 @@ fn htp_fp16_is_near_the_reference() {
 #[tier(qnn)]
 #[test]
 fn htp_w8a16_is_near_the_reference() {
-    let checkpoint = toys::fixture(TOY);
+    let checkpoint = tiny::fixture(TINY);
     let mut goldens = Goldens::read(&checkpoint).brief();
     goldens.texts.retain(|text| text.ids.len() <= SHORT);
     assert!(goldens.texts.len() >= 4, "{} short texts", goldens.texts.len());
@@ -468,8 +468,8 @@ fn htp_w8a16_is_near_the_reference() {
 #[tier(qnn)]
 #[test]
 fn htp_takes_each_text_through_the_shortest_graphs() {
-    let libraries = toys::qnn_libraries();
-    let checkpoint = toys::fixture(TOY);
+    let libraries = tiny::qnn_libraries();
+    let checkpoint = tiny::fixture(TINY);
     let mut goldens = Goldens::read(&checkpoint);
     goldens.texts.retain(|text| text.ids.len() <= SHORT);
     let half = |text: &&Text| text.ids.len() <= SHORT / 2;
@@ -478,7 +478,7 @@ fn htp_takes_each_text_through_the_shortest_graphs() {
         (o.prefill, o.max_ctx) = (Some(vec![SHORT / 2]), Some(SHORT));
         o.compiler = Some(backends::compiler(&libraries.0, &libraries.1, "v81"));
     });
-    let mut model = toys::open(&bundle.manifest, backends::qnn(&libraries)).unwrap();
+    let mut model = tiny::open(&bundle.manifest, backends::qnn(&libraries)).unwrap();
     compare(&vectors(&mut model, &goldens), &goldens, 0.9995, "htp v81 fp16, by length");
     let runs: Vec<_> =
         model.graph_stats().iter().map(|s| (s.graph.clone(), s.executions)).collect();
@@ -500,13 +500,13 @@ fn htp_takes_each_text_through_the_shortest_graphs() {
 fn htp_faults_and_a_restart_change_no_vector() {
     use qhx_fake_device::{Plan, Then};
     let faults = qhx_tests::faults::Faults::open();
-    let checkpoint = toys::fixture(TOY);
+    let checkpoint = tiny::fixture(TINY);
     let text = Goldens::read(&checkpoint).texts.swap_remove(0).ids;
     let (bundle, model) = htp(&checkpoint, "v81", false, 2);
     drop(model);
     let embed = |model: &mut Model| model.embed(&text).map(<[f32]>::to_vec);
     // Of calls that fail, those of a text are done as those of a prompt are, in `bad_bundles`.
-    if toys::full_matrix() {
+    if tiny::full_matrix() {
         faults.walk("embed", None, &bundle.manifest, embed);
     }
     let mut model = faults.model(&bundle.manifest).unwrap();
@@ -529,7 +529,7 @@ fn checkpoint_of_the_environment_is_near_the_reference() {
     let goldens = Goldens::read(&checkpoint);
     for parts in [1, 2] {
         let bundle = bundle(&checkpoint, |o| o.shards = parts);
-        let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+        let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
         compare(&vectors(&mut model, &goldens), &goldens, 0.99999, "cpu");
     }
 }

@@ -16,7 +16,7 @@ use qhx_tests::plugin_files::{self, library_name};
 use qhx_tests::replay::{
     accepted_exact, generate, greedy_exact, play, shortest, speculative_exact, step_exact,
 };
-use qhx_tests::toys::{self, Case, Goldens};
+use qhx_tests::tiny::{self, Case, Goldens};
 use qhx_tests::{backends, suite};
 use qhx_tiers::tier;
 use safetensors::SafeTensors;
@@ -25,11 +25,11 @@ use serde_json::{Value, json};
 
 const PAGE: &str = "adding-a-family.md";
 const SECTION: &str = "A second example: Gemma 3";
-const TOY: &str = "gemma3-toy";
-/// Positions that a sliding layer of the toy sees.
+const TINY: &str = "gemma3-tiny";
+/// Positions that a sliding layer of the tiny model sees.
 const WINDOW: usize = 12;
 /// Logits on the CPU differ by rounding only. A tenth of what other families are allowed: the error function's GELU
-/// in the place of the tanh moves no logit of this toy by more than 1.6e-3.
+/// in the place of the tanh moves no logit of this tiny model by more than 1.6e-3.
 const CPU_DISTANCE: f64 = 1e-4;
 
 /// What the page's commands made: the folder with the program, the plugin and the bundles.
@@ -65,13 +65,13 @@ fn made() -> &'static Made {
         let programs = plugin_files::programs();
         let place = Outside::new(&programs[0]);
         let mut blocks = outside::commands(PAGE, SECTION);
-        if toys::qnn_tier().is_none() {
+        if tiny::qnn_tier().is_none() {
             blocks.truncate(blocks.iter().position(|b| b.commands.contains("--target")).unwrap());
         }
         place.run(&blocks);
         let folder = place.folder().join("gemma3");
         let plugin = folder.join("target/release").join(library_name("gemma3_op"));
-        Made { place, plugin, folder, goldens: toys::goldens(&toys::fixture(TOY)) }
+        Made { place, plugin, folder, goldens: tiny::goldens(&tiny::fixture(TINY)) }
     })
 }
 
@@ -91,11 +91,11 @@ fn sliding_and_full_layers_equal_the_reference() {
 fn the_reference_s_tokens_and_logits(made: &Made, wide: &Path) {
     let longest = made.goldens.cases.iter().map(|case| case.prompt_ids.len()).max();
     assert!(longest.unwrap() > 6 * WINDOW, "a prompt goes around the rings several times");
-    let toy = toys::fixture(TOY);
+    let tiny = tiny::fixture(TINY);
     let narrow =
-        made.forge(&toy, "narrow", &["--cpu-only", "--max-ctx", "200", "--prefill", "5,7"]);
-    let steps = made.forge(&toy, "steps", &["--cpu-only", "--max-ctx", "200", "--prefill", "0"]);
-    let shards = made.forge(&toy, "shards", &["--cpu-only", "--max-ctx", "200", "--shards", "3"]);
+        made.forge(&tiny, "narrow", &["--cpu-only", "--max-ctx", "200", "--prefill", "5,7"]);
+    let steps = made.forge(&tiny, "steps", &["--cpu-only", "--max-ctx", "200", "--prefill", "0"]);
+    let shards = made.forge(&tiny, "shards", &["--cpu-only", "--max-ctx", "200", "--shards", "3"]);
     for (bundle, label) in [
         (wide, "prompts in chunks of 16"),
         (&narrow, "prompts in chunks of 5 and 7"),
@@ -132,7 +132,7 @@ fn the_reference_s_tokens_and_logits(made: &Made, wide: &Path) {
 fn a_context_shorter_than_the_window(made: &Made) {
     let context = WINDOW - 2;
     let options = ["--cpu-only", "--max-ctx", &context.to_string(), "--prefill", "0"];
-    let bundle = made.forge(&toys::fixture(TOY), "short", &options);
+    let bundle = made.forge(&tiny::fixture(TINY), "short", &options);
     let case = made.goldens.cases.iter().find(|case| case.id == "tiny").unwrap();
     let request = Request::greedy(Prompt::Text(case.prompt.clone()), case.output_ids.len());
     let tokens = generate(&mut made.open(&bundle), &request).tokens;
@@ -188,9 +188,9 @@ fn the_logits_that_are_dumped(made: &Made, bundle: &Path) {
 /// The configuration that `transformers` 5 writes, and the layout of the multimodal checkpoints, whose decoder has
 /// another prefix: the same graphs and the same parameters.
 fn other_spellings(made: &Made, bundle: &Path) {
-    let toy = toys::fixture(TOY);
+    let tiny = tiny::fixture(TINY);
     let mut config: Value =
-        serde_json::from_slice(&fs::read(toy.join("config.json")).unwrap()).unwrap();
+        serde_json::from_slice(&fs::read(tiny.join("config.json")).unwrap()).unwrap();
     let text = config.as_object_mut().unwrap();
     for key in ["rope_theta", "rope_local_base_freq", "rope_scaling", "sliding_window_pattern"] {
         assert!(text.remove(key).is_some(), "{key}");
@@ -215,9 +215,9 @@ fn other_spellings(made: &Made, bundle: &Path) {
     let other = made.folder.join("other");
     for prefix in ["language_model.model.", "model.language_model."] {
         let _ = fs::remove_dir_all(&other);
-        plugin_files::copy_folder(&toy, &other);
+        plugin_files::copy_folder(&tiny, &other);
         fs::write(other.join("config.json"), nested.to_string()).unwrap();
-        let bytes = fs::read(toy.join("model.safetensors")).unwrap();
+        let bytes = fs::read(tiny.join("model.safetensors")).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
         let rename = |name: &str| format!("{prefix}{}", name.strip_prefix("model.").unwrap());
         let vision = TensorView::new(tensors.tensors()[0].1.dtype(), vec![0], &[]).unwrap();
@@ -226,7 +226,7 @@ fn other_spellings(made: &Made, bundle: &Path) {
         let file = safetensors::serialize(renamed, None).unwrap();
         fs::write(other.join("model.safetensors"), file).unwrap();
         let name =
-            ["--name", TOY, "--cpu-only", "--max-ctx", "200", "--prefill", "16", "--overwrite"];
+            ["--name", TINY, "--cpu-only", "--max-ctx", "200", "--prefill", "16", "--overwrite"];
         let same = made.forge(&other, "same", &name);
         let manifest = |bundle: &Path| {
             let path = qhx_core::manifest::Manifest::load(bundle).unwrap().path;
@@ -253,9 +253,9 @@ fn onnx(manifest: &Value) -> Vec<(String, String)> {
 #[tier(qnn)]
 #[test]
 fn sliding_and_full_layers_equal_the_reference_on_the_npu() {
-    let (made, libraries) = (made(), &toys::qnn_libraries());
-    let (most, full) = if toys::full_matrix() { (usize::MAX, true) } else { (2, false) };
-    let goldens = toys::goldens(&toys::fixture(TOY)).brief();
+    let (made, libraries) = (made(), &tiny::qnn_libraries());
+    let (most, full) = if tiny::full_matrix() { (usize::MAX, true) } else { (2, false) };
+    let goldens = tiny::goldens(&tiny::fixture(TINY)).brief();
     let mut model =
         outside::open(&made.folder.join("bundle-v81"), &made.plugin, backends::qnn(libraries));
     let mut cases = shortest(&goldens, most);
@@ -273,7 +273,7 @@ fn sliding_and_full_layers_equal_the_reference_on_the_npu() {
     }
     drop(model);
     let int8 = ["--target", "v79", "--precision", "w8a16", "--max-ctx", "200", "--prefill", "16"];
-    let bundle = made.forge(&toys::fixture(TOY), "bundle-int8", &int8);
+    let bundle = made.forge(&tiny::fixture(TINY), "bundle-int8", &int8);
     let mut model = outside::open(&bundle, &made.plugin, backends::qnn(libraries));
     for case in shortest(&goldens, if full { 3 } else { 1 }) {
         model.reset().unwrap();

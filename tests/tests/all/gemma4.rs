@@ -1,4 +1,4 @@
-//! The Gemma 4 toy from checkpoint to text, against goldens that `transformers` made.
+//! The Gemma 4 tiny model from checkpoint to text, against goldens that `transformers` made.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
@@ -27,7 +27,7 @@ use qhx_tests::replay::{
     accepted_exact, generate, greedy_exact, play, play_speculative, shortest, speculative_exact,
     step_exact,
 };
-use qhx_tests::toys::{self, Case, Goldens};
+use qhx_tests::tiny::{self, Case, Goldens};
 use qhx_tests::{backends, plugin_files, suite};
 use qhx_tiers::tier;
 use safetensors::SafeTensors;
@@ -35,12 +35,12 @@ use safetensors::tensor::TensorView;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-const TOY: &str = "gemma4-toy";
+const TINY: &str = "gemma4-tiny";
 /// Random weights in other shapes: pattern of layers, donors, heads, window, pooling, budget, chunk.
 const UNSEEN: &str = "gemma4-unseen";
-/// Positions that a sliding layer of the toy sees.
+/// Positions that a sliding layer of the tiny model sees.
 const WINDOW: usize = 13;
-/// Layers of the toy that have keys of their own; those after them read the donors 4 and 1.
+/// Layers of the tiny model that have keys of their own; those after them read the donors 4 and 1.
 const OWN: usize = 5;
 /// Logits on the CPU differ by rounding only.
 const CPU_DISTANCE: f64 = 1e-4;
@@ -63,11 +63,11 @@ impl Bundle {
     }
 
     fn open(&self) -> Model {
-        toys::open(&self.manifest, backends::cpu()).unwrap()
+        tiny::open(&self.manifest, backends::cpu()).unwrap()
     }
 
     fn refusal(&self) -> String {
-        toys::open(&self.manifest, backends::cpu()).unwrap_err().to_string()
+        tiny::open(&self.manifest, backends::cpu()).unwrap_err().to_string()
     }
 }
 
@@ -78,7 +78,7 @@ fn try_bundle(
 ) -> Result<Bundle, qhx_core::Error> {
     let folder = tempfile::tempdir().unwrap();
     let mut options = ForgeOptions::new(folder.path().join("bundle"));
-    options.name = Some(TOY.to_owned());
+    options.name = Some(TINY.to_owned());
     options.max_ctx = Some(200);
     options.prefill = Some(vec![24]);
     options.recipe_options.insert("towers".to_owned(), "none".to_owned());
@@ -88,14 +88,14 @@ fn try_bundle(
 }
 
 fn bundle(change: impl FnOnce(&mut ForgeOptions)) -> Bundle {
-    try_bundle(&toys::fixture(TOY), change).unwrap_or_else(|e| panic!("{e}"))
+    try_bundle(&tiny::fixture(TINY), change).unwrap_or_else(|e| panic!("{e}"))
 }
 
 fn goldens() -> Goldens {
-    toys::goldens(&toys::fixture(TOY))
+    tiny::goldens(&tiny::fixture(TINY))
 }
 
-/// With the towers for pictures and sound, and more recipe options.
+/// With the towers for images and audio, and more recipe options.
 fn with_towers(given: &[(&str, &str)]) -> impl Fn(&mut ForgeOptions) {
     let short = [("towers", "all"), ("audio-tokens", "54")];
     let given = short.iter().chain(given).map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
@@ -148,8 +148,8 @@ fn prompts_in_chunks_of_any_width_say_the_same() {
     }
 }
 
-/// Graphs of all layers verify draft tokens, whoever projects per-layer inputs and however the layers are spread: rings,
-/// donors in other parts, conversations that go back. Where prompts ask for as many rows, one graph does both.
+/// Graphs of all layers verify draft tokens, whoever projects per-layer inputs and however the layers are spread:
+/// rings, donors in other parts, conversations that go back. Where prompts ask for as many rows, one graph does both.
 #[test]
 fn draft_tokens_leave_the_answer_of_plain_decoding() {
     let goldens = goldens();
@@ -234,16 +234,16 @@ fn a_second_turn_goes_back_to_what_the_rings_have_lost() {
     assert!(again.reused_tokens > 0, "the second time consumed the whole question again");
 }
 
-/// The toy with another `config.json`.
+/// The tiny model with another `config.json`.
 fn checkpoint(config: &Value) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    plugin_files::copy_folder(&toys::fixture(TOY), folder.path());
+    plugin_files::copy_folder(&tiny::fixture(TINY), folder.path());
     fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
     folder
 }
 
 fn config(name: &str) -> Value {
-    serde_json::from_slice(&fs::read(toys::fixture(TOY).join(name)).unwrap()).unwrap()
+    serde_json::from_slice(&fs::read(tiny::fixture(TINY).join(name)).unwrap()).unwrap()
 }
 
 /// Published checkpoints and those that `transformers` 5 saves give the same graphs and parameters.
@@ -338,12 +338,12 @@ fn what_does_not_fit_is_named() {
 #[tier(qnn)]
 #[test]
 fn the_npu_equals_the_reference() {
-    let libraries = toys::qnn_libraries();
+    let libraries = tiny::qnn_libraries();
     let (htp, system) = &libraries;
     let goldens = goldens().brief();
-    let (most, full) = if toys::full_matrix() { (usize::MAX, true) } else { (2, false) };
+    let (most, full) = if tiny::full_matrix() { (usize::MAX, true) } else { (2, false) };
     let v81 = bundle(|o| o.compiler = Some(backends::compiler(htp, system, "v81")));
-    let mut model = toys::open(&v81.manifest, backends::qnn(&libraries)).unwrap();
+    let mut model = tiny::open(&v81.manifest, backends::qnn(&libraries)).unwrap();
     let mut cases = shortest(&goldens, most);
     // A prompt of more than one chunk.
     cases.extend(goldens.cases.iter().find(|case| case.id == "ends").filter(|_| !full));
@@ -360,7 +360,7 @@ fn the_npu_equals_the_reference() {
     drop(model);
     for target in ["v79", "v75"].into_iter().filter(|_| full) {
         let bundle = bundle(|o| o.compiler = Some(backends::compiler(htp, system, target)));
-        let mut model = toys::open(&bundle.manifest, backends::qnn(&libraries)).unwrap();
+        let mut model = tiny::open(&bundle.manifest, backends::qnn(&libraries)).unwrap();
         let Distance { cosine, .. } =
             step_exact(&mut model, &goldens, &shortest(&goldens, 2), target);
         eprintln!("{target} fp16: cosine {cosine:.7}");
@@ -370,7 +370,7 @@ fn the_npu_equals_the_reference() {
         o.compiler = Some(backends::compiler(htp, system, "v79"));
         o.precision = Precision::W8A16;
     });
-    let mut model = toys::open(&int8.manifest, backends::qnn(&libraries)).unwrap();
+    let mut model = tiny::open(&int8.manifest, backends::qnn(&libraries)).unwrap();
     for case in shortest(&goldens, if full { 3 } else { 1 }) {
         model.reset().unwrap();
         let request = Request::greedy(Prompt::Text(case.prompt.clone()), case.output_ids.len());
@@ -379,11 +379,11 @@ fn the_npu_equals_the_reference() {
     }
 }
 
-/// The toy with the products of its MLPs and the rows between its layers larger by these powers of 2, and norms and
-/// gates that take the factors back: the same function, exactly so in bf16.
+/// The tiny model with the products of its MLPs and the rows between its layers larger by these powers of 2, and norms
+/// and gates that take the factors back: the same function, exactly so in bf16.
 fn enlarged(products: i32, rows: i32) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    plugin_files::copy_folder(&toys::fixture(TOY), folder.path());
+    plugin_files::copy_folder(&tiny::fixture(TINY), folder.path());
     let path = folder.path().join("model.safetensors");
     let bytes = fs::read(&path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -491,7 +491,7 @@ fn remedies_against_drift_change_nothing_in_single_precision() {
 #[tier(qnn, full)]
 #[test]
 fn products_beyond_the_range_of_half_precision_need_the_shift() {
-    let libraries = toys::qnn_libraries();
+    let libraries = tiny::qnn_libraries();
     let goldens = goldens();
     let case = goldens.cases.iter().find(|case| case.id == "tiny").unwrap();
     let logits = |checkpoint: &Path, remedies: Remedies| {
@@ -500,7 +500,7 @@ fn products_beyond_the_range_of_half_precision_need_the_shift() {
             o.compiler = Some(backends::compiler(&libraries.0, &libraries.1, "v81"));
         });
         let bundle = bundle.unwrap_or_else(|e| panic!("{e}"));
-        let mut model = toys::open(&bundle.manifest, backends::qnn(&libraries)).unwrap();
+        let mut model = tiny::open(&bundle.manifest, backends::qnn(&libraries)).unwrap();
         let op = model.op_mut();
         let mut worst: Option<Distance> = None;
         for (step, expected) in goldens.logits(case).iter().enumerate().take(4) {
@@ -543,7 +543,7 @@ fn products_beyond_the_range_of_half_precision_need_the_shift() {
 /// The sizes of the published bundle's files follow from the configuration of E4B.
 #[test]
 fn a_bundle_of_the_published_size_has_the_published_parts() {
-    let config = qhx_places::workspace().join("tests/configs/gemma-4-e4b.json");
+    let config = qhx_paths::workspace().join("tests/configs/gemma-4-e4b.json");
     let checkpoint = Checkpoint::synthetic(&config, 1).unwrap();
     let mut options = ForgeOptions::new("bundle");
     options.precision = Precision::W8A16;
@@ -596,7 +596,7 @@ fn a_bundle_of_the_published_size_has_the_published_parts() {
     assert_eq!(recipe.params["transcription"], json!({"prompt": "\nTranscription: "}));
 }
 
-/// What the goldens have of pictures and sound.
+/// What the goldens have of images and audio.
 #[derive(Deserialize)]
 struct MediaGoldens {
     media: Vec<MediaCase>,
@@ -634,9 +634,9 @@ enum MediaPart {
 }
 
 impl MediaPart {
-    /// The picture or clip from its file in a fixture, as the op's rules want it; none for text.
-    fn media(&self, toy: &str) -> Option<Media> {
-        let file = |name: String| Source::File(toys::fixture(toy).join(name));
+    /// The image or clip from its file in a fixture, as the op's rules want it; none for text.
+    fn media(&self, tiny: &str) -> Option<Media> {
+        let file = |name: String| Source::File(tiny::fixture(tiny).join(name));
         let limits = Limits::default();
         Some(match self {
             Self::Text(_) => return None,
@@ -657,23 +657,23 @@ impl MediaPart {
 }
 
 impl MediaCase {
-    fn request(&self, toy: &str) -> Request {
+    fn request(&self, tiny: &str) -> Request {
         let part = |part: &MediaPart| match part {
             MediaPart::Text(text) => Part::Text(text.clone()),
-            other => Part::Media(other.media(toy).unwrap()),
+            other => Part::Media(other.media(tiny).unwrap()),
         };
         let parts = self.parts.iter().map(part).collect();
         Request::greedy(Prompt::Parts(parts), self.output_ids.len())
     }
 }
 
-fn media_goldens(toy: &str) -> MediaGoldens {
-    serde_json::from_slice(&fs::read(toys::fixture(toy).join("goldens.json")).unwrap()).unwrap()
+fn media_goldens(tiny: &str) -> MediaGoldens {
+    serde_json::from_slice(&fs::read(tiny::fixture(tiny).join("goldens.json")).unwrap()).unwrap()
 }
 
 /// A tensor of the goldens `[rows, width]`, by rows.
-fn golden(toy: &str, name: &str) -> Vec<Vec<f32>> {
-    let bytes = fs::read(toys::fixture(toy).join("goldens.safetensors")).unwrap();
+fn golden(tiny: &str, name: &str) -> Vec<Vec<f32>> {
+    let bytes = fs::read(tiny::fixture(tiny).join("goldens.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let tensor = file.tensor(name).unwrap();
     let rows = tensor.data().chunks_exact(4 * tensor.shape()[1]);
@@ -697,7 +697,7 @@ impl Dumping {
         let model = Model::open(ModelOptions {
             manifest: Arc::new(Manifest::load(&bundle.manifest).unwrap()),
             backend,
-            ops: &toys::plugins(),
+            ops: &tiny::plugins(),
             threads: Some(2),
             cancel: CancelToken::new(),
             progress: None,
@@ -719,13 +719,13 @@ impl Dumping {
 }
 
 /// Distance of what was dumped from a golden tensor.
-fn distance(dumping: &mut Dumping, name: &str, toy: &str, tensor: &str) -> Distance {
-    let expected = golden(toy, tensor).concat();
+fn distance(dumping: &mut Dumping, name: &str, tiny: &str, tensor: &str) -> Distance {
+    let expected = golden(tiny, tensor).concat();
     let found = dumping.next(name, expected.len());
     Distance::of(&found, &expected).unwrap()
 }
 
-/// What a picture or a clip becomes, in dumps and in goldens; none for text.
+/// What an image or a clip becomes, in dumps and in goldens; none for text.
 fn soft_tokens(part: &MediaPart) -> Option<(&'static str, String)> {
     match part {
         MediaPart::Text(_) => None,
@@ -734,19 +734,19 @@ fn soft_tokens(part: &MediaPart) -> Option<(&'static str, String)> {
     }
 }
 
-/// Says the words of pictures and clips, one, several, and both in one prompt; and what lies on the way equals the
+/// Says the words of images and clips, one, several, and both in one prompt; and what lies on the way equals the
 /// reference: mel frames, soft tokens, logits.
 #[expect(clippy::print_stderr, reason = "a test says what it measured")]
-fn says_the_same(bundle: &Bundle, toy: &str) {
+fn says_the_same(bundle: &Bundle, tiny: &str) {
     let mut dumping = Dumping::open(bundle, backends::cpu());
-    for case in &media_goldens(toy).media {
+    for case in &media_goldens(tiny).media {
         dumping.model.reset().unwrap();
-        let generation = generate(&mut dumping.model, &case.request(toy));
+        let generation = generate(&mut dumping.model, &case.request(tiny));
         assert_eq!(generation.prompt_tokens, case.prompt_ids.len(), "{}", case.id);
         for part in &case.parts {
             if let MediaPart::Audio(id) = part {
                 // Frames beyond the clip are zeros in the reference.
-                let mut expected = golden(toy, &format!("audio.{id}.mel"));
+                let mut expected = golden(tiny, &format!("audio.{id}.mel"));
                 while expected.last().is_some_and(|row| row.iter().all(|v| *v == 0.0)) {
                     expected.pop();
                 }
@@ -755,11 +755,11 @@ fn says_the_same(bundle: &Bundle, toy: &str) {
                 assert!(mel.largest <= 2e-4, "{id}: mel {mel:?}");
             }
             let Some((name, tensor)) = soft_tokens(part) else { continue };
-            let soft = distance(&mut dumping, name, toy, &tensor);
+            let soft = distance(&mut dumping, name, tiny, &tensor);
             eprintln!("{}: soft tokens {:.1e}, cosine {:.8}", case.id, soft.largest, soft.cosine);
             assert!(soft.cosine >= 0.999_999 && soft.largest <= 1e-5, "{}: {soft:?}", case.id);
         }
-        let expected = &golden(toy, &format!("{}.logits", case.id))[0];
+        let expected = &golden(tiny, &format!("{}.logits", case.id))[0];
         let logits = Distance::of(&dumping.next("logits", expected.len()), expected).unwrap();
         eprintln!("{}: logits {:.1e}", case.id, logits.largest);
         assert!(logits.largest <= CPU_DISTANCE, "{}: logits {logits:?}", case.id);
@@ -772,19 +772,19 @@ fn says_the_same(bundle: &Bundle, toy: &str) {
 }
 
 #[test]
-fn pictures_and_clips_say_the_same() {
-    says_the_same(&bundle(with_towers(&[])), TOY);
+fn images_and_clips_say_the_same() {
+    says_the_same(&bundle(with_towers(&[])), TINY);
 }
 
 /// Forged with nothing said but the checkpoint.
 #[test]
 fn a_checkpoint_of_other_shapes_says_the_same() {
-    let checkpoint = toys::fixture(UNSEEN);
+    let checkpoint = tiny::fixture(UNSEEN);
     let bundle = try_bundle(&checkpoint, |options| {
         *options = ForgeOptions::new(options.out.clone());
     });
     let bundle = bundle.unwrap_or_else(|e| panic!("{e}"));
-    let goldens = toys::goldens(&checkpoint);
+    let goldens = tiny::goldens(&checkpoint);
     let cases: Vec<&Case> = goldens.cases.iter().collect();
     let found = step_exact(&mut bundle.open(), &goldens, &cases, UNSEEN);
     assert!(found.largest <= CPU_DISTANCE, "{found:?}");
@@ -796,11 +796,11 @@ fn a_checkpoint_of_other_shapes_says_the_same() {
 fn towers_of_int8_weights_see_and_hear() {
     let int8 = bundle(with_towers(&[("vision", "int8"), ("audio", "int8")]));
     let mut dumping = Dumping::open(&int8, backends::cpu());
-    for case in media_goldens(TOY).media.iter().filter(|c| ["boat", "noon"].contains(&&*c.id)) {
+    for case in media_goldens(TINY).media.iter().filter(|c| ["boat", "noon"].contains(&&*c.id)) {
         dumping.model.reset().unwrap();
-        assert_eq!(generate(&mut dumping.model, &case.request(TOY)).tokens, case.output_ids);
+        assert_eq!(generate(&mut dumping.model, &case.request(TINY)).tokens, case.output_ids);
         for (name, tensor) in case.parts.iter().filter_map(soft_tokens) {
-            let soft = distance(&mut dumping, name, TOY, &tensor);
+            let soft = distance(&mut dumping, name, TINY, &tensor);
             eprintln!(
                 "{}, int8: soft tokens {:.1e}, cosine {:.6}",
                 case.id, soft.largest, soft.cosine
@@ -810,28 +810,28 @@ fn towers_of_int8_weights_see_and_hear() {
     }
 }
 
-/// A larger budget, several graphs: the smallest that holds a picture or clip takes it.
+/// A larger budget, several graphs: the smallest that holds an image or clip takes it.
 #[test]
-fn each_picture_and_clip_goes_through_the_smallest_graph() {
+fn each_image_and_clip_goes_through_the_smallest_graph() {
     let sizes = [("image-patches", "540,1200"), ("image-tokens", "140"), ("audio-tokens", "18,54")];
     let bundle = bundle(with_towers(&sizes));
     // A checkpoint with a chat template is asked in a message.
     let transcription = &bundle.manifest()["params"]["transcription"];
     assert_eq!(transcription["chat"], json!(true), "{transcription}");
     let mut dumping = Dumping::open(&bundle, backends::cpu());
-    let flag = MediaPart::Image("flag".to_owned()).media(TOY).unwrap();
+    let flag = MediaPart::Image("flag".to_owned()).media(TINY).unwrap();
     let short = Request::greedy(Prompt::Parts(vec![Part::Media(flag)]), 1);
     generate(&mut dumping.model, &short);
-    let soft = distance(&mut dumping, "image_soft", TOY, "image.flag.soft140");
+    let soft = distance(&mut dumping, "image_soft", TINY, "image.flag.soft140");
     assert!(soft.cosine >= 0.999_999 && soft.largest <= 1e-3, "{soft:?}");
-    let stop = MediaPart::Audio("stop".to_owned()).media(TOY).unwrap();
-    let bread = MediaPart::Audio("bread".to_owned()).media(TOY).unwrap();
+    let stop = MediaPart::Audio("stop".to_owned()).media(TINY).unwrap();
+    let bread = MediaPart::Audio("bread".to_owned()).media(TINY).unwrap();
     for clip in [stop, bread] {
         dumping.model.reset().unwrap();
         generate(&mut dumping.model, &Request::greedy(Prompt::Parts(vec![Part::Media(clip)]), 1));
     }
     for (id, tensor) in [("stop", "audio.stop.soft"), ("bread", "audio.bread.soft")] {
-        let soft = distance(&mut dumping, "audio_soft", TOY, tensor);
+        let soft = distance(&mut dumping, "audio_soft", TINY, tensor);
         assert!(soft.cosine >= 0.999_999, "{id}: {soft:?}");
     }
     let graphs = ["vision_540", "vision_1200", "audio_enc_18", "audio_enc_54"];
@@ -841,26 +841,26 @@ fn each_picture_and_clip_goes_through_the_smallest_graph() {
 
 /// Token by token, and with draft tokens.
 #[test]
-fn a_conversation_goes_on_after_a_picture() {
+fn a_conversation_goes_on_after_an_image() {
     let bundle = bundle(with_towers(&[("guess", "4")]));
     let mut model = bundle.open();
     for (played, mode) in ["off", "3"].into_iter().enumerate() {
         model.reset().unwrap();
-        talk_about_a_picture(&mut model, mode.parse().unwrap(), played as u64);
+        talk_about_an_image(&mut model, mode.parse().unwrap(), played as u64);
     }
 }
 
 /// Plays the conversation with a model that did so `played` times.
-fn talk_about_a_picture(model: &mut Model, speculate: Speculate, played: u64) {
+fn talk_about_an_image(model: &mut Model, speculate: Speculate, played: u64) {
     let mut messages: Vec<Message> = Vec::new();
-    for (index, turn) in media_goldens(TOY).media_chat.turns.iter().enumerate() {
+    for (index, turn) in media_goldens(TINY).media_chat.turns.iter().enumerate() {
         let content: Content = match turn.user.as_str() {
             Some(text) => text.into(),
             None => {
                 let parts: Vec<MediaPart> = serde_json::from_value(turn.user.clone()).unwrap();
                 let part = |part: &MediaPart| match part {
                     MediaPart::Text(text) => ContentPart::Text(text.clone()),
-                    other => ContentPart::Media(other.media(TOY).unwrap()),
+                    other => ContentPart::Media(other.media(TINY).unwrap()),
                 };
                 parts.iter().map(part).collect::<Vec<_>>().into()
             }
@@ -886,22 +886,22 @@ fn media_that_a_bundle_cannot_take_are_refused_in_a_sentence() {
         assert_eq!(error.kind(), ErrorKind::Prompt, "{error}");
         error.to_string()
     };
-    let picture = || MediaPart::Image("tree".to_owned()).media(TOY).unwrap();
+    let image = || MediaPart::Image("tree".to_owned()).media(TINY).unwrap();
     let clip = |samples: usize, rate: u32| Media::audio(vec![0.1; samples], rate).unwrap();
     let mut text = bundle(|_| ()).open();
-    let error = refused(&mut text, picture());
+    let error = refused(&mut text, image());
     assert!(error.contains("the bundle takes no images: it has no graphs \"vision\""), "{error}");
     let error = refused(&mut text, clip(16_000, 16_000));
     assert!(error.contains("the bundle takes no audio"), "{error}");
     let mut model = bundle(with_towers(&[("image-patches", "540")])).open();
-    let error = refused(&mut model, picture());
+    let error = refused(&mut model, image());
     assert!(error.starts_with("image 1: an image of "), "not in `place`: {error}");
     assert!(error.contains("becomes 594 patches, but the bundle's graphs take 540"), "{error}");
     let error = refused(&mut model, clip(100, 16_000));
     assert!(error.contains("shorter than one frame"), "{error}");
     let error = refused(&mut model, clip(16_000 * 3, 16_000));
     assert!(error.contains("is 75 soft tokens, the bundle takes 54 (2.2 s) at most"), "{error}");
-    assert!(error.starts_with("sound 1: ") && error.contains("qhx transcribe"), "{error}");
+    assert!(error.starts_with("audio 1: ") && error.contains("qhx transcribe"), "{error}");
     let silence = Media::audio(vec![0.0; 16_000], 16_000).unwrap();
     let silence = Request::greedy(Prompt::Parts(vec![Part::Media(silence)]), 1);
     assert_eq!(generate(&mut model, &silence).tokens.len(), 1);
@@ -912,14 +912,14 @@ fn media_that_a_bundle_cannot_take_are_refused_in_a_sentence() {
     assert!(error.contains("the prompt has a video"), "{error}");
 }
 
-/// On the emulator: a picture and a spoken sentence, through towers of f16 and of int8.
+/// On the emulator: an image and a spoken sentence, through towers of f16 and of int8.
 #[tier(qnn)]
 #[test]
 fn the_npu_sees_and_hears() {
-    let libraries = toys::qnn_libraries();
+    let libraries = tiny::qnn_libraries();
     let (htp, system) = &libraries;
-    let full = toys::full_matrix();
-    let goldens = media_goldens(TOY);
+    let full = tiny::full_matrix();
+    let goldens = media_goldens(TINY);
     // What is smaller takes the emulator less time, int8 weights above all.
     let forms: [(_, _, _, _, &[&str]); 3] = [
         ("f16", 0.999, "540", "54", &["boat", "noon"]),
@@ -938,10 +938,10 @@ fn the_npu_sees_and_hears() {
         let mut dumping = Dumping::open(&bundle, backends::qnn(&libraries));
         for case in goldens.media.iter().filter(|c| ids.is_empty() || ids.contains(&&*c.id)) {
             dumping.model.reset().unwrap();
-            let generation = generate(&mut dumping.model, &case.request(TOY));
+            let generation = generate(&mut dumping.model, &case.request(TINY));
             assert_eq!(generation.tokens, case.output_ids, "{}", case.id);
             for (name, tensor) in case.parts.iter().filter_map(soft_tokens) {
-                let soft = distance(&mut dumping, name, TOY, &tensor);
+                let soft = distance(&mut dumping, name, TINY, &tensor);
                 let label = format!("{}, {weights}", case.id);
                 eprintln!("{label}: soft tokens {:.1e}, cosine {:.7}", soft.largest, soft.cosine);
                 assert!(soft.cosine >= least, "{label}: {soft:?}");

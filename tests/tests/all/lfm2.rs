@@ -12,7 +12,7 @@ use qhx_core::manifest::Manifest;
 use qhx_tests::outside::{self, Outside};
 use qhx_tests::plugin_files::{self, library_name, workspace};
 use qhx_tests::replay::{shortest, speculative_exact, step_exact};
-use qhx_tests::{backends, poison, toys};
+use qhx_tests::{backends, poison, tiny};
 use qhx_tiers::tier;
 
 const PAGE: &str = "adding-a-family.md";
@@ -37,7 +37,7 @@ fn made() -> &'static Made {
         let place = Outside::new(&programs[0]);
         let mut blocks = outside::commands(PAGE, SECTION);
         let on_npu = blocks.iter().position(|block| block.commands.contains("--target")).unwrap();
-        if toys::qnn_tier().is_none() {
+        if tiny::qnn_tier().is_none() {
             blocks.truncate(on_npu);
         }
         let on_npu = place.run(&blocks).get(on_npu).cloned();
@@ -49,7 +49,7 @@ fn made() -> &'static Made {
 
 /// What `verify` says of a backend when every case passed.
 fn passed(backend: &str) -> String {
-    let cases = toys::goldens(&toys::fixture("lfm2-toy")).cases.len();
+    let cases = tiny::goldens(&tiny::fixture("lfm2-tiny")).cases.len();
     format!("passed: {cases} of {cases} cases passed (greedy_exact, backend {backend})")
 }
 
@@ -58,13 +58,13 @@ fn the_family_runs_and_the_programs_stay_the_same_bytes() {
     let Made { place, folder, plugin, before, .. } = made();
     // The same checkpoint, every case, compared in tokens with the reference's.
     let (bundle, plugin_file) = (folder.join("bundle"), plugin.to_str().unwrap());
-    let suite = toys::fixture("lfm2-toy").join("suite.json");
+    let suite = tiny::fixture("lfm2-tiny").join("suite.json");
     let verify = ["verify", bundle.to_str().unwrap(), suite.to_str().unwrap(), "--backend", "cpu"];
     let (success, text) = place.qhx(&[&verify[..], &["--plugin", plugin_file]].concat());
     assert!(success && text.contains(&passed("cpu")), "{text}");
 
     // In steps: logits, where they were recorded.
-    let goldens = toys::goldens(&toys::fixture("lfm2-toy"));
+    let goldens = tiny::goldens(&tiny::fixture("lfm2-tiny"));
     let mut model = outside::open(&bundle, plugin, backends::cpu());
     let every = shortest(&goldens, usize::MAX);
     let distance = step_exact(&mut model, &goldens, &every, "cpu");
@@ -94,14 +94,14 @@ fn the_family_runs_on_the_npu() {
     let Made { place, folder, plugin, on_npu, .. } = made();
     let text = on_npu.as_ref().unwrap();
     assert!(text.contains(&passed("qnn")), "{text}");
-    let backend = backends::qnn(&toys::qnn_libraries());
+    let backend = backends::qnn(&tiny::qnn_libraries());
     let mut model = outside::open(&folder.join("bundle-v81"), plugin, backend);
-    let brief = toys::goldens(&toys::fixture("lfm2-toy")).brief();
+    let brief = tiny::goldens(&tiny::fixture("lfm2-tiny")).brief();
     let distance = step_exact(&mut model, &brief, &shortest(&brief, 2), "qnn");
     assert!(distance.cosine >= 0.999, "qnn: {distance:?}");
 
     let program = folder.join("target/release/lfm2-forge");
-    let config = toys::fixture("lfm2-toy").join("config.json");
+    let config = tiny::fixture("lfm2-tiny").join("config.json");
     let estimate = ["estimate", config.to_str().unwrap(), "--json"];
     let (code, [estimate, said]) = place.program(&program, &estimate);
     assert_eq!(code, Some(0), "{said}");
@@ -112,8 +112,8 @@ fn the_family_runs_on_the_npu() {
 /// The program around the recipe can do all that `qhx forge` can.
 fn every_command_knows_the_family(place: &Outside, folder: &Path) {
     let program = folder.join("target/release/lfm2-forge");
-    let toy = toys::fixture("lfm2-toy");
-    let (toy, config) = (toy.to_str().unwrap(), toy.join("config.json"));
+    let tiny = tiny::fixture("lfm2-tiny");
+    let (tiny, config) = (tiny.to_str().unwrap(), tiny.join("config.json"));
     let config = config.to_str().unwrap();
     let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
 
@@ -126,7 +126,8 @@ fn every_command_knows_the_family(place: &Outside, folder: &Path) {
     let error = json(&error);
     assert_eq!((code, &error["error"]["exit_code"]), (Some(4), &4.into()), "{said}");
     assert!(said.starts_with("error: nowhere: not a folder"), "{said}");
-    let (code, [_, said]) = place.program(&program, &[toy, "--out", "x", "--recipe-option", "a=b"]);
+    let (code, [_, said]) =
+        place.program(&program, &[tiny, "--out", "x", "--recipe-option", "a=b"]);
     assert!(code == Some(2) && said.contains("no recipe option \"a\""), "{code:?} {said}");
     let (code, [help, _]) = place.program(&program, &["--help"]);
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");

@@ -1,4 +1,4 @@
-//! Llama-like toys from checkpoint to text, against goldens that `transformers` made.
+//! Llama-like tiny models from checkpoint to text, against goldens that `transformers` made.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
@@ -16,11 +16,11 @@ use qhx_forge::registry::recipe;
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
 use qhx_tests::replay::{accepted_exact, generate, greedy_exact, speculative_exact, step_exact};
 use qhx_tests::restarting::Restarting;
-use qhx_tests::toys;
+use qhx_tests::tiny;
 use qhx_tests::{backends, registered, replay, suite};
 use qhx_tiers::tier;
 
-const TOYS: [&str; 4] = ["llama3-toy", "mistral-toy", "qwen3-toy", "qwen2-toy"];
+const TINY_MODELS: [&str; 4] = ["llama3-tiny", "mistral-tiny", "qwen3-tiny", "qwen2-tiny"];
 /// Widths of prompt graphs: the prompts of the goldens lie below, between and above them.
 const WIDTHS: [usize; 2] = [12, 48];
 
@@ -48,14 +48,14 @@ fn executions(model: &Model, graph: &str) -> u64 {
 
 #[test]
 fn cpu_equals_the_reference_with_prompts_below_and_above_the_width_of_a_graph() {
-    for toy in TOYS {
-        let checkpoint = toys::fixture(toy);
-        let goldens = toys::goldens(&checkpoint);
+    for tiny in TINY_MODELS {
+        let checkpoint = tiny::fixture(tiny);
+        let goldens = tiny::goldens(&checkpoint);
         let cases: Vec<_> = goldens.cases.iter().collect();
         for shards in [1, 2] {
             let bundle = bundle(&checkpoint, |o| o.shards = shards);
-            let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
-            let label = format!("{toy}, {shards} shards");
+            let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+            let label = format!("{tiny}, {shards} shards");
             greedy_exact(&mut model, &cases, &label);
             let Distance { largest, cosine, .. } = step_exact(&mut model, &goldens, &cases, &label);
             eprintln!("{label}: logits differ by at most {largest:.2e}, cosine {cosine:.7}");
@@ -66,19 +66,19 @@ fn cpu_equals_the_reference_with_prompts_below_and_above_the_width_of_a_graph() 
 
 #[test]
 fn a_bundle_without_prompt_graphs_says_the_same_token_by_token() {
-    let checkpoint = toys::fixture("mistral-toy");
-    let goldens = toys::goldens(&checkpoint);
+    let checkpoint = tiny::fixture("mistral-tiny");
+    let goldens = tiny::goldens(&checkpoint);
     let cases: Vec<_> = goldens.cases.iter().collect();
     let bundle = bundle(&checkpoint, |o| o.prefill = Some(Vec::new()));
-    let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
     greedy_exact(&mut model, &cases, "no prompt graphs");
 }
 
 #[test]
 fn a_prompt_takes_the_passes_that_cost_least() {
-    let checkpoint = toys::fixture("mistral-toy");
+    let checkpoint = tiny::fixture("mistral-tiny");
     let bundle = bundle(&checkpoint, |_| ());
-    let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
     let counts = |model: &Model| {
         ["decode", "prefill12", "prefill48", "lmhead"].map(|graph| executions(model, graph))
     };
@@ -109,7 +109,7 @@ fn a_prompt_takes_the_passes_that_cost_least() {
 
 /// Plays every conversation; each turn but the first reuses what the earlier one left.
 #[expect(clippy::print_stderr, reason = "a test says what it measured")]
-fn play_all(model: &mut Model, goldens: &toys::Goldens, label: &str) {
+fn play_all(model: &mut Model, goldens: &tiny::Goldens, label: &str) {
     for chat in &goldens.chat {
         model.reset().unwrap();
         let mut messages = Vec::new();
@@ -148,12 +148,12 @@ fn play_all(model: &mut Model, goldens: &toys::Goldens, label: &str) {
 
 #[test]
 fn a_second_turn_reuses_the_longest_common_prefix() {
-    for toy in TOYS {
-        let checkpoint = toys::fixture(toy);
-        let goldens = toys::goldens(&checkpoint);
+    for tiny in TINY_MODELS {
+        let checkpoint = tiny::fixture(tiny);
+        let goldens = tiny::goldens(&checkpoint);
         let bundle = bundle(&checkpoint, |_| ());
-        let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
-        play_all(&mut model, &goldens, toy);
+        let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+        play_all(&mut model, &goldens, tiny);
     }
 }
 
@@ -165,18 +165,18 @@ fn draft_tokens(count: &str) -> Speculate {
 #[test]
 fn draft_tokens_leave_the_answer_of_plain_decoding() {
     let mut accepted = 0;
-    for (toy, shards) in TOYS.into_iter().zip([2, 1, 1, 1]) {
-        let checkpoint = toys::fixture(toy);
-        let goldens = toys::goldens(&checkpoint);
+    for (tiny, shards) in TINY_MODELS.into_iter().zip([2, 1, 1, 1]) {
+        let checkpoint = tiny::fixture(tiny);
+        let goldens = tiny::goldens(&checkpoint);
         let cases: Vec<_> = goldens.cases.iter().collect();
         let bundle = bundle(&checkpoint, |o| {
             o.shards = shards;
             o.prefill = Some(vec![4, 12]);
         });
-        let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+        let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
         assert_eq!(model.info().verification.widths, [4, 12]);
         for mode in ["1", "3", "20", "auto"] {
-            let label = format!("{toy}, {mode} draft tokens");
+            let label = format!("{tiny}, {mode} draft tokens");
             let found = speculative_exact(&mut model, &cases, draft_tokens(mode), &label);
             eprintln!("{label}: {found:?}");
             accepted += found.accepted;
@@ -184,8 +184,8 @@ fn draft_tokens_leave_the_answer_of_plain_decoding() {
         for (rows, right) in [(4, 1), (4, 3), (12, 5), (12, 12)] {
             let case = cases.iter().find(|case| case.output_ids.len() > right).unwrap();
             let found = accepted_exact(&mut model, case, rows, right);
-            eprintln!("{toy}, {right} of {rows} kept: {found:?}");
-            assert!(found.largest <= 1e-4, "{toy}, {right} of {rows} kept: {found:?}");
+            eprintln!("{tiny}, {right} of {rows} kept: {found:?}");
+            assert!(found.largest <= 1e-4, "{tiny}, {right} of {rows} kept: {found:?}");
         }
     }
     assert!(accepted > 10, "{accepted} draft tokens were accepted");
@@ -194,12 +194,12 @@ fn draft_tokens_leave_the_answer_of_plain_decoding() {
 /// A bundle that is its own draft is always right; one of another tokenizer, or of another task, is refused.
 #[test]
 fn a_draft_model_changes_no_token() {
-    let checkpoint = toys::fixture("mistral-toy");
-    let goldens = toys::goldens(&checkpoint);
+    let checkpoint = tiny::fixture("mistral-tiny");
+    let goldens = tiny::goldens(&checkpoint);
     let cases: Vec<_> = goldens.cases.iter().take(3).collect();
     let narrow = |o: &mut ForgeOptions| o.prefill = Some(vec![4]);
     let bundle = bundle(&checkpoint, narrow);
-    let open = || toys::open(&bundle.manifest, backends::cpu()).unwrap();
+    let open = || tiny::open(&bundle.manifest, backends::cpu()).unwrap();
     let mut model = open();
     model.set_draft(open()).unwrap();
     for mode in ["3", "auto"] {
@@ -207,14 +207,14 @@ fn a_draft_model_changes_no_token() {
         assert_eq!(found.drafted, found.accepted, "{mode}: {found:?}");
         assert!(mode == "auto" || found.drafted > 10, "{mode}: {found:?}");
     }
-    let other = self::bundle(&toys::fixture("qwen3-toy"), narrow);
-    let error = model.set_draft(toys::open(&other.manifest, backends::cpu()).unwrap()).unwrap_err();
+    let other = self::bundle(&tiny::fixture("qwen3-tiny"), narrow);
+    let error = model.set_draft(tiny::open(&other.manifest, backends::cpu()).unwrap()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage);
     assert!(error.message().contains("tokenizer.json differs from"), "{error}");
-    let encoder = self::bundle(&toys::fixture("embed-mistral-toy"), |o| {
+    let encoder = self::bundle(&tiny::fixture("embed-mistral-tiny"), |o| {
         (o.task, o.prefill) = (Task::Embed, None);
     });
-    let encoder = toys::open(&encoder.manifest, backends::cpu()).unwrap();
+    let encoder = tiny::open(&encoder.manifest, backends::cpu()).unwrap();
     let error = model.set_draft(encoder).unwrap_err();
     assert!(error.message().contains("does not generate"), "{error}");
     // What was refused takes nothing away.
@@ -225,12 +225,12 @@ fn a_draft_model_changes_no_token() {
 /// Rows of caches, rotary tables and the draft's state are overwritten then.
 #[test]
 fn a_restart_that_overwrites_all_buffers_changes_no_token() {
-    let checkpoint = toys::fixture("mistral-toy");
-    let goldens = toys::goldens(&checkpoint);
+    let checkpoint = tiny::fixture("mistral-tiny");
+    let goldens = tiny::goldens(&checkpoint);
     let case = &goldens.cases[0];
     let bundle = bundle(&checkpoint, |o| o.prefill = Some(vec![4]));
     let backend = Restarting::new(backends::cpu());
-    let open = || toys::open(&bundle.manifest, backend.clone()).unwrap();
+    let open = || tiny::open(&bundle.manifest, backend.clone()).unwrap();
     let (mut plain, mut drafted) = (open(), open());
     drafted.set_draft(open()).unwrap();
     let play = |model: &mut Model, mode: &str, nth: u64| {
@@ -252,26 +252,26 @@ fn a_restart_that_overwrites_all_buffers_changes_no_token() {
 
 #[test]
 fn a_bundle_that_verifies_nothing_decodes_plainly() {
-    for (toy, prefill, words) in [
-        ("mistral-toy", Some(Vec::new()), "no graphs that take several tokens"),
+    for (tiny, prefill, words) in [
+        ("mistral-tiny", Some(Vec::new()), "no graphs that take several tokens"),
         ("phimoe-6", None, "without the kit's decoder"),
     ] {
-        let checkpoint = toys::fixture(toy);
-        let goldens = toys::goldens(&checkpoint);
+        let checkpoint = tiny::fixture(tiny);
+        let goldens = tiny::goldens(&checkpoint);
         let cases: Vec<_> = goldens.cases.iter().take(2).collect();
         let bundle = bundle(&checkpoint, |o| o.prefill = prefill);
-        let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+        let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
         let refusal = model.info().verification.refusal.clone().unwrap();
-        assert!(refusal.contains(words), "{toy}: {refusal}");
-        let found = speculative_exact(&mut model, &cases, draft_tokens("auto"), toy);
-        assert_eq!(found, DraftCounts::default(), "{toy}");
+        assert!(refusal.contains(words), "{tiny}: {refusal}");
+        let found = speculative_exact(&mut model, &cases, draft_tokens("auto"), tiny);
+        assert_eq!(found, DraftCounts::default(), "{tiny}");
     }
 }
 
 #[test]
 fn logits_beyond_the_embedding_table_are_never_chosen() {
-    for toy in ["mistral-toy", "qwen35-tied", "phimoe-6"] {
-        let bundle = bundle(&toys::fixture(toy), |o| o.prefill = None);
+    for tiny in ["mistral-tiny", "qwen35-tied", "phimoe-6"] {
+        let bundle = bundle(&tiny::fixture(tiny), |o| o.prefill = None);
         let text = std::fs::read(&bundle.manifest).unwrap();
         let mut manifest: serde_json::Value = serde_json::from_slice(&text).unwrap();
         let hidden = manifest["params"]["hidden"].as_u64().unwrap();
@@ -285,7 +285,7 @@ fn logits_beyond_the_embedding_table_are_never_chosen() {
         let width = table.metadata().unwrap().len() / vocab.as_u64().unwrap() / hidden;
         table.set_len(rows * hidden * width).unwrap();
 
-        let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+        let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
         let mut request = Request::greedy(Prompt::Tokens(vec![1, 2, 3]), 40);
         request.ignore_eos = true;
         generate(&mut model, &request);
@@ -293,44 +293,44 @@ fn logits_beyond_the_embedding_table_are_never_chosen() {
         request.sampling.temperature = 100.0;
         request.sampling.seed = Some(1);
         let tokens = generate(&mut model, &request).tokens;
-        assert_eq!(tokens.len(), 40, "{toy}");
-        assert!(tokens.iter().all(|&id| u64::from(id) < rows), "{toy}: {tokens:?}");
+        assert_eq!(tokens.len(), 40, "{tiny}");
+        assert!(tokens.iter().all(|&id| u64::from(id) < rows), "{tiny}: {tokens:?}");
     }
 }
 
 fn htp(target: &str, change: impl FnOnce(&mut ForgeOptions)) -> impl FnOnce(&mut ForgeOptions) {
     let target = target.to_owned();
     move |options| {
-        let (htp, system) = toys::qnn_libraries();
+        let (htp, system) = tiny::qnn_libraries();
         options.compiler = Some(backends::compiler(&htp, &system, &target));
         change(options);
     }
 }
 
 fn qnn() -> Arc<dyn Backend> {
-    backends::qnn(&toys::qnn_libraries())
+    backends::qnn(&tiny::qnn_libraries())
 }
 
 #[tier(qnn)]
 #[test]
 fn htp_fp16_equals_the_reference() {
     let backend = qnn();
-    for toy in TOYS {
-        let checkpoint = toys::fixture(toy);
-        let goldens = toys::goldens(&checkpoint).brief();
+    for tiny in TINY_MODELS {
+        let checkpoint = tiny::fixture(tiny);
+        let goldens = tiny::goldens(&checkpoint).brief();
         // The shortest, and the longest: below and above the width of every prompt graph.
         let mut cases: Vec<_> = goldens.cases.iter().collect();
         cases.sort_by_key(|case| case.prompt_ids.len());
-        let shortest = if toys::full_matrix() { 3 } else { 2 };
+        let shortest = if tiny::full_matrix() { 3 } else { 2 };
         cases.drain(shortest..cases.len() - 1);
         let bundle = bundle(&checkpoint, htp("v81", |_| ()));
-        let mut model = toys::open(&bundle.manifest, Arc::clone(&backend)).unwrap();
-        greedy_exact(&mut model, &cases, toy);
-        let Distance { largest, cosine, .. } = step_exact(&mut model, &goldens, &cases[..2], toy);
-        eprintln!("{toy}: logits differ by at most {largest:.2e}, cosine {cosine:.6}");
-        assert!(cosine >= 0.999, "{toy}: cosine {cosine}");
-        if toy == TOYS[0] {
-            play_all(&mut model, &goldens, toy);
+        let mut model = tiny::open(&bundle.manifest, Arc::clone(&backend)).unwrap();
+        greedy_exact(&mut model, &cases, tiny);
+        let Distance { largest, cosine, .. } = step_exact(&mut model, &goldens, &cases[..2], tiny);
+        eprintln!("{tiny}: logits differ by at most {largest:.2e}, cosine {cosine:.6}");
+        assert!(cosine >= 0.999, "{tiny}: cosine {cosine}");
+        if tiny == TINY_MODELS[0] {
+            play_all(&mut model, &goldens, tiny);
         }
     }
 }
@@ -339,15 +339,15 @@ fn htp_fp16_equals_the_reference() {
 #[test]
 fn htp_fp16_shards_and_other_targets_equal_the_reference() {
     let backend = qnn();
-    for (toy, target, shards) in
-        [("llama3-toy", "v81", 2), ("mistral-toy", "v79", 1), ("qwen3-toy", "v75", 1)]
+    for (tiny, target, shards) in
+        [("llama3-tiny", "v81", 2), ("mistral-tiny", "v79", 1), ("qwen3-tiny", "v75", 1)]
     {
-        let checkpoint = toys::fixture(toy);
-        let goldens = toys::goldens(&checkpoint);
-        let brief = toys::goldens(&checkpoint).brief();
+        let checkpoint = tiny::fixture(tiny);
+        let goldens = tiny::goldens(&checkpoint);
+        let brief = tiny::goldens(&checkpoint).brief();
         let bundle = bundle(&checkpoint, htp(target, |o| o.shards = shards));
-        let mut model = toys::open(&bundle.manifest, Arc::clone(&backend)).unwrap();
-        let label = format!("{toy} {target} {shards} shards");
+        let mut model = tiny::open(&bundle.manifest, Arc::clone(&backend)).unwrap();
+        let label = format!("{tiny} {target} {shards} shards");
         greedy_exact(&mut model, &brief.cases.iter().take(2).collect::<Vec<_>>(), &label);
         if target == "v79" {
             let case = &goldens.cases[0];
@@ -367,15 +367,15 @@ fn htp_fp16_shards_and_other_targets_equal_the_reference() {
 #[test]
 fn htp_w8a16_passes_the_tolerant_gate() {
     let backend = qnn();
-    for toy in &TOYS[..if toys::full_matrix() { 3 } else { 1 }] {
-        let checkpoint = toys::fixture(toy);
-        let goldens = toys::goldens(&checkpoint).brief();
+    for tiny in &TINY_MODELS[..if tiny::full_matrix() { 3 } else { 1 }] {
+        let checkpoint = tiny::fixture(tiny);
+        let goldens = tiny::goldens(&checkpoint).brief();
         let int8 = htp("v81", |o| {
             o.precision = Precision::W8A16;
             o.prefill = Some(vec![WIDTHS[0]]);
         });
         let bundle = bundle(&checkpoint, int8);
-        let mut model = toys::open(&bundle.manifest, Arc::clone(&backend)).unwrap();
+        let mut model = tiny::open(&bundle.manifest, Arc::clone(&backend)).unwrap();
         let cases: Vec<_> =
             goldens.cases.iter().filter(|c| c.prompt_ids.len() < 20).take(3).collect();
         let passed = cases
@@ -387,28 +387,28 @@ fn htp_w8a16_passes_the_tolerant_gate() {
                 suite::tolerated(&generate(&mut model, &request).tokens, &case.output_ids)
             })
             .count();
-        eprintln!("{toy} w8a16: {passed} of {} cases pass", cases.len());
-        assert!(passed * 10 >= cases.len() * 6, "{toy}: {passed} of {}", cases.len());
+        eprintln!("{tiny} w8a16: {passed} of {} cases pass", cases.len());
+        assert!(passed * 10 >= cases.len() * 6, "{tiny}: {passed} of {}", cases.len());
     }
 }
 
-/// Toys whose layers all become 4-bit blocks. The bars are half as much again as what was measured, of the layers and
-/// with a head of 4 bits, too; docs/performance.md has all toys.
+/// Tiny models whose layers all become 4-bit blocks. The bars are half as much again as what was measured, of the
+/// layers and with a head of 4 bits, too; docs/performance.md has all tiny models.
 #[test]
 fn four_bit_weights_keep_the_answers_and_stay_near_f16() {
-    for (toy, bars) in [("llama3-blocks", [9.3e-4, 1.3e-3]), ("qwen35-blocks", [3.5e-4, 5.7e-4])] {
-        let folder = toys::fixture(toy);
-        let goldens = toys::goldens(&folder);
+    for (tiny, bars) in [("llama3-blocks", [9.3e-4, 1.3e-3]), ("qwen35-blocks", [3.5e-4, 5.7e-4])] {
+        let folder = tiny::fixture(tiny);
+        let goldens = tiny::goldens(&folder);
         let cases: Vec<_> = goldens.cases.iter().collect();
         let texts = cases.iter().map(|case| format!("{}{}", case.prompt, case.text)).collect();
         let wanted = CalibrateOptions { texts, tokens: 400, target: None };
         let mut heads = Vec::new();
         for (head, bar) in [Precision::W8A16, Precision::W4A16].into_iter().zip(bars) {
-            let label = format!("{toy}, head {}", head.suffix());
+            let label = format!("{tiny}, head {}", head.suffix());
             let bundle = bundle(&folder, |o| {
                 (o.precision, o.head, o.prefill) = (Precision::W4A16, Some(head), Some(Vec::new()));
             });
-            let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+            let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
             greedy_exact(&mut model, &cases, &label);
             let data = bundle.manifest.with_file_name("onnx").join("lmhead.onnx_data");
             heads.push(std::fs::metadata(data).unwrap().len());
@@ -419,7 +419,7 @@ fn four_bit_weights_keep_the_answers_and_stay_near_f16() {
             let options =
                 ForgeOptions { head: Some(head), ..ForgeOptions::new(out.path().join("out")) };
             let open = |manifest: &Path| -> qhx_core::Result<Box<dyn Reader>> {
-                Ok(Box::new(toys::open(manifest, backends::cpu())?))
+                Ok(Box::new(tiny::open(manifest, backends::cpu())?))
             };
             let found =
                 calibrate(&checkpoint, recipe, &options, &wanted, &open, &mut Silent).unwrap();
@@ -433,7 +433,7 @@ fn four_bit_weights_keep_the_answers_and_stay_near_f16() {
             );
         }
         // For each 32 weights 16 bytes and a scale, in place of 32 and a part of a scale.
-        assert!(heads[1] * 3 < heads[0] * 2, "{toy}: bytes of the heads {heads:?}");
+        assert!(heads[1] * 3 < heads[0] * 2, "{tiny}: bytes of the heads {heads:?}");
     }
 }
 
@@ -442,11 +442,11 @@ fn four_bit_weights_keep_the_answers_and_stay_near_f16() {
 #[test]
 fn checkpoint_of_the_environment_equals_the_reference() {
     let checkpoint = PathBuf::from(std::env::var_os("QHX_TEST_LLAMA").unwrap());
-    let goldens = toys::goldens(&checkpoint);
+    let goldens = tiny::goldens(&checkpoint);
     let cases: Vec<_> = goldens.cases.iter().collect();
     for shards in [1, 2] {
         let bundle = bundle(&checkpoint, |o| o.shards = shards);
-        let mut model = toys::open(&bundle.manifest, backends::cpu()).unwrap();
+        let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
         greedy_exact(&mut model, &cases, "cpu");
         let largest = step_exact(&mut model, &goldens, &cases, "cpu").largest;
         assert!(largest <= 1e-3, "logits differ by {largest}");
@@ -457,16 +457,16 @@ fn checkpoint_of_the_environment_equals_the_reference() {
 #[test]
 fn htp_is_exact_with_a_checkpoint_of_the_environment() {
     let checkpoint = PathBuf::from(std::env::var_os("QHX_TEST_LLAMA").unwrap());
-    let goldens = toys::goldens(&checkpoint);
+    let goldens = tiny::goldens(&checkpoint);
     let cases: Vec<_> = goldens.cases.iter().collect();
     let bundle = bundle(&checkpoint, htp("v81", |_| ()));
-    let mut model = toys::open(&bundle.manifest, qnn()).unwrap();
+    let mut model = tiny::open(&bundle.manifest, qnn()).unwrap();
     greedy_exact(&mut model, &cases, "htp");
 }
 
 #[test]
 fn graphs_that_do_not_fit_the_op_are_named() {
-    let checkpoint = toys::fixture("mistral-toy");
+    let checkpoint = tiny::fixture("mistral-tiny");
     let bundle = bundle(&checkpoint, |_| ());
     let text = std::fs::read_to_string(&bundle.manifest).unwrap();
     for (from, to, words) in [
@@ -478,7 +478,7 @@ fn graphs_that_do_not_fit_the_op_are_named() {
     ] {
         assert!(text.contains(from), "{from}");
         std::fs::write(&bundle.manifest, text.replace(from, to)).unwrap();
-        let error = toys::open(&bundle.manifest, backends::cpu()).unwrap_err().to_string();
+        let error = tiny::open(&bundle.manifest, backends::cpu()).unwrap_err().to_string();
         for word in words {
             assert!(error.contains(word), "{error:?} does not say {word:?}");
         }

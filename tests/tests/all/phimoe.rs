@@ -1,4 +1,4 @@
-//! PhiMoE toys from checkpoint to text, against goldens that `transformers` made: tokens, logits, and
+//! PhiMoE tiny models from checkpoint to text, against goldens that `transformers` made: tokens, logits, and
 //! where every token goes in every layer.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
@@ -15,13 +15,13 @@ use qhx_core::engine::{FinishReason, Generation, Message, Model, Prompt, Request
 use qhx_core::op::Segment;
 use qhx_core::{Error, ErrorKind};
 use qhx_forge::{ForgeOptions, Silent, forge};
-use qhx_tests::toys::{self, Case, Goldens, Routing};
+use qhx_tests::tiny::{self, Case, Goldens, Routing};
 use qhx_tests::{backends, log};
 use qhx_tiers::tier;
 use serde_json::Value;
 
 /// Experts on a grid that int8 holds exactly, six of them; and sixteen as training left them.
-const TOYS: [&str; 2] = ["phimoe-6", "phimoe-16"];
+const TINY_MODELS: [&str; 2] = ["phimoe-6", "phimoe-16"];
 /// Tokens of the prompt graphs: the prompts of the goldens have 3, 30, more than this, and others.
 const WINDOW: usize = 64;
 const BATCHED: &str = "prefill batched";
@@ -74,14 +74,14 @@ impl Bundle {
     }
 
     fn open(&self, backend: Arc<dyn Backend>) -> Model {
-        toys::open(&self.manifest, backend).unwrap_or_else(|e| panic!("{e}"))
+        tiny::open(&self.manifest, backend).unwrap_or_else(|e| panic!("{e}"))
     }
 }
 
 fn bundle(checkpoint: &Path, change: impl FnOnce(&mut ForgeOptions)) -> Bundle {
     let folder = tempfile::tempdir().unwrap();
     let mut options = ForgeOptions::new(folder.path().join("bundle"));
-    options.name = Some("toy".to_owned());
+    options.name = Some("tiny".to_owned());
     options.max_ctx = Some(200);
     options.prefill = Some(vec![WINDOW]);
     change(&mut options);
@@ -203,24 +203,24 @@ fn distance(model: &mut Model, goldens: &Goldens, cases: &[&Case]) -> Distance {
 
 #[test]
 fn the_goldens_have_prompts_of_every_kind() {
-    for toy in TOYS {
-        let goldens = toys::goldens(&toys::fixture(toy));
+    for tiny in TINY_MODELS {
+        let goldens = tiny::goldens(&tiny::fixture(tiny));
         let lengths: Vec<_> = goldens.cases.iter().map(|c| c.prompt_ids.len()).collect();
-        assert!(lengths.contains(&3) && lengths.contains(&30), "{toy}: {lengths:?}");
-        assert!(lengths.iter().any(|&n| n > WINDOW), "{toy}: {lengths:?}");
+        assert!(lengths.contains(&3) && lengths.contains(&30), "{tiny}: {lengths:?}");
+        assert!(lengths.iter().any(|&n| n > WINDOW), "{tiny}: {lengths:?}");
     }
 }
 
 #[test]
 fn cpu_equals_the_reference_in_both_forms_with_and_without_prompt_graphs() {
-    for toy in TOYS {
-        let checkpoint = toys::fixture(toy);
-        let goldens = toys::goldens(&checkpoint);
+    for tiny in TINY_MODELS {
+        let checkpoint = tiny::fixture(tiny);
+        let goldens = tiny::goldens(&checkpoint);
         let cases: Vec<_> = goldens.cases.iter().collect();
         for (inputs, shards, prefill) in
             [(INT8, 2, vec![WINDOW]), (F16, 1, vec![WINDOW]), (INT8, 3, vec![])]
         {
-            let label = format!("{toy} {inputs} {shards} shards, prompt graphs {prefill:?}");
+            let label = format!("{tiny} {inputs} {shards} shards, prompt graphs {prefill:?}");
             let prompt_graphs = !prefill.is_empty();
             let bundle = bundle(&checkpoint, |o| {
                 (o.shards, o.prefill) = (shards, Some(prefill));
@@ -233,7 +233,7 @@ fn cpu_equals_the_reference_in_both_forms_with_and_without_prompt_graphs() {
                 "{label}: logits differ by at most {largest:.2e}, cosine {cosine:.6}, \
                  multipliers by {apart:.2e}"
             );
-            if toy == TOYS[0] {
+            if tiny == TINY_MODELS[0] {
                 assert!(largest <= 1e-3 && apart <= 1e-4, "{label}: {largest}, {apart}");
             } else {
                 // What rounding the experts to int8 costs.
@@ -274,18 +274,18 @@ fn play_all(model: &mut Model, goldens: &Goldens, prompt_graphs: bool, label: &s
 
 #[test]
 fn later_turns_of_conversations_are_batched_too() {
-    for toy in TOYS {
-        let checkpoint = toys::fixture(toy);
+    for tiny in TINY_MODELS {
+        let checkpoint = tiny::fixture(tiny);
         let bundle = bundle(&checkpoint, |_| ());
         let mut model = bundle.open(backends::cpu());
-        play_all(&mut model, &toys::goldens(&checkpoint), true, toy);
+        play_all(&mut model, &tiny::goldens(&checkpoint), true, tiny);
     }
 }
 
 #[test]
 fn markers_of_the_manifest_render_what_the_template_does() {
-    let checkpoint = toys::fixture(TOYS[0]);
-    let goldens = toys::goldens(&checkpoint);
+    let checkpoint = tiny::fixture(TINY_MODELS[0]);
+    let goldens = tiny::goldens(&checkpoint);
     let bundle = bundle(&checkpoint, |o| o.prefill = Some(vec![]));
     let file = bundle.file("tokenizer_config.json");
     let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
@@ -307,9 +307,9 @@ fn executions(model: &Model, prefix: &str) -> u64 {
 
 #[test]
 fn a_batched_prompt_runs_each_expert_once_a_layer_over_its_tokens() {
-    for toy in TOYS {
-        let checkpoint = toys::fixture(toy);
-        let goldens = toys::goldens(&checkpoint);
+    for tiny in TINY_MODELS {
+        let checkpoint = tiny::fixture(tiny);
+        let goldens = tiny::goldens(&checkpoint);
         let case = goldens.cases.iter().find(|c| c.id == "thirty").unwrap();
         let routing = goldens.routing(case);
         let used: BTreeSet<(usize, usize)> = routing[..case.prompt_ids.len()]
@@ -333,8 +333,8 @@ fn a_batched_prompt_runs_each_expert_once_a_layer_over_its_tokens() {
 
 #[test]
 fn prompts_longer_than_the_prompt_graphs_are_batched_in_parts() {
-    let checkpoint = toys::fixture(TOYS[0]);
-    let goldens = toys::goldens(&checkpoint);
+    let checkpoint = tiny::fixture(TINY_MODELS[0]);
+    let goldens = tiny::goldens(&checkpoint);
     let words = goldens.cases.iter().flat_map(|case| &case.prompt_ids).copied();
     let prompt: Vec<u32> = words.cycle().take(2 * WINDOW + 10).collect();
     let logits = |prefill: Vec<usize>| {
@@ -354,8 +354,8 @@ fn prompts_longer_than_the_prompt_graphs_are_batched_in_parts() {
 
 #[test]
 fn without_the_files_of_the_prompt_graphs_only_the_timings_differ() {
-    let checkpoint = toys::fixture(TOYS[0]);
-    let goldens = toys::goldens(&checkpoint);
+    let checkpoint = tiny::fixture(TINY_MODELS[0]);
+    let goldens = tiny::goldens(&checkpoint);
     let cases: Vec<_> = goldens.cases.iter().filter(|c| c.prompt_ids.len() < WINDOW).collect();
     let bundle = bundle(&checkpoint, |o| o.shards = 2);
     assert_eq!(
@@ -375,12 +375,12 @@ fn says(error: &Error, kind: ErrorKind, words: &[&str]) {
 }
 
 fn refused(bundle: &Bundle) -> Error {
-    toys::open(&bundle.manifest, backends::cpu()).map(|_| ()).unwrap_err()
+    tiny::open(&bundle.manifest, backends::cpu()).map(|_| ()).unwrap_err()
 }
 
 #[test]
 fn prompt_graphs_that_are_there_in_part_are_an_error_that_names_what_is_missing() {
-    let checkpoint = toys::fixture(TOYS[0]);
+    let checkpoint = tiny::fixture(TINY_MODELS[0]);
     for missing in ["pf2.onnx", "ffn_pf.onnx"] {
         let bundle = bundle(&checkpoint, |o| o.shards = 2);
         fs::remove_file(bundle.file(missing)).unwrap();
@@ -396,7 +396,7 @@ fn prompt_graphs_that_are_there_in_part_are_an_error_that_names_what_is_missing(
 
 #[test]
 fn tables_of_experts_that_do_not_fit_are_named() {
-    let checkpoint = toys::fixture(TOYS[0]);
+    let checkpoint = tiny::fixture(TINY_MODELS[0]);
     let bundle = bundle(&checkpoint, |_| ());
     let (weights, scales) = (bundle.file("experts_i8.bin"), bundle.file("experts_scale.f32"));
     let (whole, of_scales) = (fs::read(&weights).unwrap(), fs::read(&scales).unwrap());
@@ -432,7 +432,7 @@ fn tables_of_experts_that_do_not_fit_are_named() {
 
 #[test]
 fn plans_and_sizes_that_do_not_fit_are_named() {
-    let checkpoint = toys::fixture(TOYS[0]);
+    let checkpoint = tiny::fixture(TINY_MODELS[0]);
     let bundle = bundle(&checkpoint, |_| ());
     let text = fs::read_to_string(&bundle.manifest).unwrap();
     let set = |pointer: &str, value: Value| {
@@ -465,8 +465,8 @@ fn plans_and_sizes_that_do_not_fit_are_named() {
 
 #[test]
 fn a_sliding_window_hides_what_lies_before_it() {
-    let checkpoint = toys::fixture(TOYS[0]);
-    let goldens = toys::goldens(&checkpoint);
+    let checkpoint = tiny::fixture(TINY_MODELS[0]);
+    let goldens = tiny::goldens(&checkpoint);
     let case = goldens.cases.iter().find(|c| c.id == "thirty").unwrap();
     let logits = |window: usize, prefill: Vec<usize>| {
         let bundle = bundle(&checkpoint, |o| o.prefill = Some(prefill));
@@ -493,7 +493,7 @@ fn a_sliding_window_hides_what_lies_before_it() {
 
 #[test]
 fn a_prompt_that_is_too_long_is_refused_and_a_full_context_ends_the_answer() {
-    let checkpoint = toys::fixture(TOYS[0]);
+    let checkpoint = tiny::fixture(TINY_MODELS[0]);
     let bundle = bundle(&checkpoint, |_| ());
     let mut model = bundle.open(backends::cpu());
     assert_eq!(model.info().max_ctx, 200);
@@ -508,7 +508,7 @@ fn a_prompt_that_is_too_long_is_refused_and_a_full_context_ends_the_answer() {
 }
 
 fn qnn() -> (Arc<dyn Backend>, (PathBuf, PathBuf)) {
-    let libraries = toys::qnn_libraries();
+    let libraries = tiny::qnn_libraries();
     (backends::qnn(&libraries), libraries)
 }
 
@@ -516,24 +516,24 @@ fn qnn() -> (Arc<dyn Backend>, (PathBuf, PathBuf)) {
 #[test]
 fn htp_fp16_equals_the_reference_in_both_forms() {
     let (backend, (htp, system)) = qnn();
-    let full = toys::full_matrix();
-    for (toy, target, inputs, shards, most) in [
-        (TOYS[0], "v81", INT8, 2, if full { 6 } else { 3 }),
-        (TOYS[1], "v81", F16, 1, if full { 5 } else { 0 }),
-        (TOYS[0], "v79", F16, 1, 2),
-        (TOYS[1], "v75", INT8, 2, 2),
+    let full = tiny::full_matrix();
+    for (tiny, target, inputs, shards, most) in [
+        (TINY_MODELS[0], "v81", INT8, 2, if full { 6 } else { 3 }),
+        (TINY_MODELS[1], "v81", F16, 1, if full { 5 } else { 0 }),
+        (TINY_MODELS[0], "v79", F16, 1, 2),
+        (TINY_MODELS[1], "v75", INT8, 2, 2),
     ] {
         if most == 0 {
             continue;
         }
-        let checkpoint = toys::fixture(toy);
-        let goldens = toys::goldens(&checkpoint);
+        let checkpoint = tiny::fixture(tiny);
+        let goldens = tiny::goldens(&checkpoint);
         let first = ["three", "thirty", "long", "tiny", "france"];
         let rank = |case: &&Case| first.iter().position(|id| *id == case.id).unwrap_or(9);
         let mut cases: Vec<_> = goldens.cases.iter().collect();
         cases.sort_by_key(rank);
         cases.truncate(most);
-        let label = format!("{toy} {target} {inputs} {shards} shards");
+        let label = format!("{tiny} {target} {inputs} {shards} shards");
         let bundle = bundle(&checkpoint, |o| {
             o.shards = shards;
             experts(o, inputs);
@@ -560,7 +560,7 @@ fn htp_fp16_equals_the_reference_in_both_forms() {
 #[test]
 fn checkpoint_of_the_environment_equals_the_reference() {
     let checkpoint = PathBuf::from(std::env::var_os("QHX_TEST_PHIMOE").unwrap());
-    let goldens = toys::goldens(&checkpoint);
+    let goldens = tiny::goldens(&checkpoint);
     let cases: Vec<_> = goldens.cases.iter().collect();
     for inputs in [INT8, F16] {
         let cpu = bundle(&checkpoint, |o| experts(o, inputs));
@@ -573,7 +573,7 @@ fn checkpoint_of_the_environment_equals_the_reference() {
 #[test]
 fn htp_is_exact_with_a_checkpoint_of_the_environment() {
     let checkpoint = PathBuf::from(std::env::var_os("QHX_TEST_PHIMOE").unwrap());
-    let goldens = toys::goldens(&checkpoint);
+    let goldens = tiny::goldens(&checkpoint);
     let cases: Vec<_> = goldens.cases.iter().collect();
     for inputs in [INT8, F16] {
         let (backend, (htp, system)) = qnn();

@@ -144,7 +144,7 @@ fn a_frozen_plugin_runs_in_this_host_and_in_a_newer_one() {
 }
 
 #[test]
-fn a_frozen_plugin_is_never_given_a_picture() {
+fn a_frozen_plugin_is_never_given_an_image() {
     let options = PluginOptions {
         files: vec![FROZEN.build(PLAIN).plugin],
         only_named: true,
@@ -152,8 +152,8 @@ fn a_frozen_plugin_is_never_given_a_picture() {
     };
     let plugins = Plugins::discover(&options).unwrap();
     let mut model = null_model::open("test_frozen", &plugins, &CancelToken::new()).unwrap();
-    let picture = Part::Media(Media::image(vec![0; 12], 2, 2).unwrap());
-    let parts = vec![Part::Tokens(vec![1]), picture];
+    let image = Part::Media(Media::image(vec![0; 12], 2, 2).unwrap());
+    let parts = vec![Part::Tokens(vec![1]), image];
     let request = Request::greedy(Prompt::Parts(parts), 4);
     let error = model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap_err();
     let words = "image 1: host-op \"test_frozen\" takes text only: it is of plugin interface 1.0";

@@ -14,7 +14,7 @@ use qhx_core::engine::{Generation, Prompt, Request};
 use qhx_core::{Error, ErrorKind, Result};
 use qhx_plugins::{PluginOptions, Plugins};
 use qhx_tests::null_model::{self, Setup, VOCAB};
-use qhx_tests::{plugin_files, toys};
+use qhx_tests::{plugin_files, tiny};
 
 fn plugins() -> Plugins {
     static FILE: OnceLock<PathBuf> = OnceLock::new();
@@ -54,9 +54,9 @@ fn names(folder: &Path) -> Vec<String> {
 /// The program writes the logits after the prompt, which are those of the reference.
 #[test]
 fn the_program_dumps_the_logits_of_the_reference() {
-    let checkpoint = toys::fixture("qwen35-tied");
-    let bundle = toys::bundle(&checkpoint, toys::CPU);
-    let goldens = toys::goldens(&checkpoint);
+    let checkpoint = tiny::fixture("qwen35-tied");
+    let bundle = tiny::bundle(&checkpoint, tiny::CPU);
+    let goldens = tiny::goldens(&checkpoint);
     let case = goldens.cases.iter().find(|case| case.logits_steps.contains(&0)).unwrap();
     let place = tempfile::tempdir().unwrap();
     let dump = place.path().join("new/arrays");

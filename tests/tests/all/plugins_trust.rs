@@ -22,7 +22,7 @@ fn misbehaving() -> &'static Path {
 }
 
 fn prober() -> Prober {
-    Prober::new(qhx_places::program("probe"), [] as [&str; 0])
+    Prober::new(qhx_paths::program("probe"), [] as [&str; 0])
 }
 
 /// A folder of the user's own with one installed plugin.
@@ -98,7 +98,7 @@ fn listing_installed_plugins_loads_none_of_them() {
     const COUNT: usize = 50;
     let folder = tempfile::tempdir().unwrap();
     let first = folder.path().join("first");
-    let crashing = plugin_files::build_example("qhx-test-odd-plugins", "crash_on_load");
+    let crashing = plugin_files::build_example("qhx-test-malformed-plugins", "crash_on_load");
     fs::copy(crashing, &first).unwrap();
     let (hash, data) =
         (&outside::hashes(std::slice::from_ref(&first))[0].1, fs::metadata(&first).unwrap());
@@ -326,7 +326,7 @@ mod crashing {
     use super::*;
 
     fn odd(name: &str) -> PathBuf {
-        plugin_files::build_example("qhx-test-odd-plugins", name)
+        plugin_files::build_example("qhx-test-malformed-plugins", name)
     }
 
     fn named(file: PathBuf, prober: Prober) -> PluginOptions {

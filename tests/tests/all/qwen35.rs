@@ -1,4 +1,4 @@
-//! Qwen3.5 toys from checkpoint to text, against goldens that `transformers` made; and one that sees.
+//! Qwen3.5 tiny models from checkpoint to text, against goldens that `transformers` made; and one that sees.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
@@ -17,17 +17,17 @@ use qhx_core::sampling::argmax;
 use qhx_core::{CancelToken, ErrorKind};
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::{ForgeOptions, Silent, forge, forge_checkpoint, registry};
-use qhx_tests::pictures::{Sights, answer};
+use qhx_tests::images::{Sights, answer};
 use qhx_tests::replay::{accepted_exact, speculative_exact};
 use qhx_tests::restarting::Restarting;
-use qhx_tests::toys::{self, Bundles, CPU, Case, Variant};
+use qhx_tests::tiny::{self, Bundles, CPU, Case, Variant};
 use qhx_tests::{backends, plugin_files, registered, replay, suite};
 use qhx_tiers::tier;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 
-const TOYS: [&str; 2] = ["qwen35-tied", "qwen35-untied"];
-/// The toy that sees.
+const TINY_MODELS: [&str; 2] = ["qwen35-tied", "qwen35-untied"];
+/// The tiny model that sees.
 const SEEING: &str = "qwen35-vision";
 /// Logits and features on the CPU differ by rounding only.
 const CPU_DISTANCE: f64 = 1e-3;
@@ -65,7 +65,7 @@ fn greedy_exact(model: &mut Model, cases: &[&Case], label: &str) {
 /// logits agree.
 fn step_exact(
     model: &mut Model,
-    goldens: &toys::Goldens,
+    goldens: &tiny::Goldens,
     cases: &[&Case],
     label: &str,
     mut compare: impl FnMut(&str, usize, &[f32], &[f32]),
@@ -97,13 +97,13 @@ fn proves_equal(
     backend: Arc<dyn Backend>,
     (most, texts): (usize, usize),
 ) {
-    let goldens = toys::goldens(checkpoint);
+    let goldens = tiny::goldens(checkpoint);
     let goldens = if variant.target.is_some() { goldens.brief() } else { goldens };
     let label = format!("{} {variant:?}", checkpoint.file_name().unwrap().display());
     let mut cases: Vec<_> = goldens.cases.iter().collect();
     cases.sort_by_key(|case| case.prompt_ids.len() + case.output_ids.len());
     cases.truncate(most);
-    let mut model = toys::open(&toys::bundle(checkpoint, variant), backend)
+    let mut model = tiny::open(&tiny::bundle(checkpoint, variant), backend)
         .unwrap_or_else(|e| panic!("{label}: {e}"));
     greedy_exact(&mut model, &cases[..texts.min(cases.len())], &label);
     let on_cpu = variant.target.is_none();
@@ -124,10 +124,10 @@ fn proves_equal(
 
 #[test]
 fn cpu_is_greedy_exact_with_one_and_two_shards() {
-    for toy in TOYS {
+    for tiny in TINY_MODELS {
         for shards in [1, 2] {
             let variant = Variant { shards, ..CPU };
-            proves_equal(&toys::fixture(toy), variant, backends::cpu(), (usize::MAX, usize::MAX));
+            proves_equal(&tiny::fixture(tiny), variant, backends::cpu(), (usize::MAX, usize::MAX));
         }
     }
 }
@@ -135,22 +135,22 @@ fn cpu_is_greedy_exact_with_one_and_two_shards() {
 /// Prompts in chunks of several widths, over one and two shards; conversations, with states that go back to snapshots.
 #[test]
 fn prompts_in_chunks_say_the_same() {
-    for toy in TOYS {
+    for tiny in TINY_MODELS {
         for (shards, prefill) in [(1, &[16][..]), (2, &[3, 7, 70])] {
             let variant = Variant { shards, prefill, ..CPU };
-            proves_equal(&toys::fixture(toy), variant, backends::cpu(), (usize::MAX, usize::MAX));
-            let manifest = toys::bundle(&toys::fixture(toy), variant);
-            for chat in &toys::goldens(&toys::fixture(toy)).chat {
-                goes_on(&mut toys::open(&manifest, backends::cpu()).unwrap(), chat);
+            proves_equal(&tiny::fixture(tiny), variant, backends::cpu(), (usize::MAX, usize::MAX));
+            let manifest = tiny::bundle(&tiny::fixture(tiny), variant);
+            for chat in &tiny::goldens(&tiny::fixture(tiny)).chat {
+                goes_on(&mut tiny::open(&manifest, backends::cpu()).unwrap(), chat);
             }
         }
     }
 }
 
-/// A toy whose heads forget nearly nothing and nearly all, in turns, with room for a long prompt.
+/// A tiny model whose heads forget nearly nothing and nearly all, in turns, with room for a long prompt.
 fn extreme() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    plugin_files::copy_folder(&toys::fixture(TOYS[0]), folder.path());
+    plugin_files::copy_folder(&tiny::fixture(TINY_MODELS[0]), folder.path());
     let config = folder.path().join("config.json");
     let text = std::fs::read_to_string(&config).unwrap();
     let longer =
@@ -237,7 +237,7 @@ fn forged_of(
     options.max_ctx = Some(most(320));
     options.prefill = Some(prefill.to_vec());
     if let Some(target) = target {
-        let (htp, system) = toys::qnn_libraries();
+        let (htp, system) = tiny::qnn_libraries();
         options.compiler = Some(backends::compiler(&htp, &system, target));
     }
     let report = forge_checkpoint(checkpoint, registry::recipe, &options, &mut Silent);
@@ -248,7 +248,7 @@ fn forged_of(
 /// Whatever a chunk leaves over, and where one token is repeated: the state is what steps make of it.
 #[test]
 fn chunks_leave_the_state_that_steps_leave() {
-    let case = toys::goldens(&toys::fixture(TOYS[0]))
+    let case = tiny::goldens(&tiny::fixture(TINY_MODELS[0]))
         .cases
         .into_iter()
         .max_by_key(|c| c.prompt_ids.len())
@@ -256,17 +256,18 @@ fn chunks_leave_the_state_that_steps_leave() {
     let text = |len: usize| case.prompt_ids.iter().copied().cycle().take(len).collect::<Vec<_>>();
     let lengths = [1, 7, 8, 9, 29].map(text);
     for (label, checkpoint) in [("as trained", None), ("extreme", Some(extreme()))] {
-        let path =
-            checkpoint.as_ref().map_or_else(|| toys::fixture(TOYS[0]), |c| c.path().to_owned());
+        let path = checkpoint
+            .as_ref()
+            .map_or_else(|| tiny::fixture(TINY_MODELS[0]), |c| c.path().to_owned());
         let mut prompts = lengths.to_vec();
         if checkpoint.is_some() {
             prompts.push(vec![case.prompt_ids[0]; 300]);
         }
         let (_folder, manifest) = forged(&path, None, &[]);
-        let mut steps = toys::open(&manifest, backends::cpu()).unwrap();
+        let mut steps = tiny::open(&manifest, backends::cpu()).unwrap();
         for width in [8, 100] {
             let (_folder, manifest) = forged(&path, None, &[width]);
-            let mut chunks = toys::open(&manifest, backends::cpu()).unwrap();
+            let mut chunks = tiny::open(&manifest, backends::cpu()).unwrap();
             let Distance { largest, .. } =
                 chunks_equal_steps([&mut chunks, &mut steps], &prompts, label);
             assert!(largest <= 1e-3, "{label}, chunks of {width}: {largest:e}");
@@ -274,8 +275,8 @@ fn chunks_leave_the_state_that_steps_leave() {
     }
 }
 
-/// A checkpoint of shapes that no toy has: odd numbers of heads, as many of keys as of values in the linear layers,
-/// values wider than keys, and a head of its own. The weights are drawn.
+/// A checkpoint of shapes that no tiny model has: odd numbers of heads, as many of keys as of values in the linear
+/// layers, values wider than keys, and a head of its own. The weights are drawn.
 fn unseen() -> (tempfile::TempDir, Checkpoint) {
     let folder = tempfile::tempdir().unwrap();
     let config = serde_json::json!({
@@ -310,10 +311,10 @@ fn prompt_graphs(model: &Model) -> u64 {
 fn chunks_of_an_unseen_checkpoint_equal_its_steps() {
     let (_config, checkpoint) = unseen();
     let (_folder, manifest) = forged_of(&checkpoint, None, &[]);
-    let mut steps = toys::open(&manifest, backends::cpu()).unwrap();
+    let mut steps = tiny::open(&manifest, backends::cpu()).unwrap();
     for rows in [12, 70] {
         let (_folder, manifest) = forged_of(&checkpoint, None, &[rows]);
-        let mut chunks = toys::open(&manifest, backends::cpu()).unwrap();
+        let mut chunks = tiny::open(&manifest, backends::cpu()).unwrap();
         let label = format!("unseen, chunks of {rows}");
         let models = [&mut chunks, &mut steps];
         let Distance { largest, .. } = chunks_equal_steps(models, &around(rows), &label);
@@ -328,11 +329,11 @@ fn chunks_of_an_unseen_checkpoint_equal_its_steps() {
 fn htp_chunks_of_an_unseen_checkpoint_equal_its_steps() {
     let (_config, checkpoint) = unseen();
     let (_folder, manifest) = forged_of(&checkpoint, None, &[]);
-    let mut steps = toys::open(&manifest, backends::cpu()).unwrap();
-    let libraries = toys::qnn_libraries();
+    let mut steps = tiny::open(&manifest, backends::cpu()).unwrap();
+    let libraries = tiny::qnn_libraries();
     for target in ["v81", "v79", "v75"] {
         let (_folder, manifest) = forged_of(&checkpoint, Some(target), &[12]);
-        let mut chunks = toys::open(&manifest, backends::qnn(&libraries)).unwrap();
+        let mut chunks = tiny::open(&manifest, backends::qnn(&libraries)).unwrap();
         let models = [&mut chunks, &mut steps];
         let Distance { cosine, .. } = chunks_equal_steps(models, &around(12), target);
         assert!(cosine >= 0.999, "{target}: {cosine}");
@@ -344,35 +345,35 @@ fn htp_chunks_of_an_unseen_checkpoint_equal_its_steps() {
 #[tier(qnn)]
 #[test]
 fn the_npu_takes_prompts_in_chunks() {
-    let libraries = toys::qnn_libraries();
-    let full = toys::full_matrix();
+    let libraries = tiny::qnn_libraries();
+    let full = tiny::full_matrix();
     let checkpoint = extreme();
     let (_folder, manifest) = forged(checkpoint.path(), None, &[]);
-    let mut steps = toys::open(&manifest, backends::cpu()).unwrap();
+    let mut steps = tiny::open(&manifest, backends::cpu()).unwrap();
     let targets = if full { &["v81", "v79", "v75"][..] } else { &["v81"] };
     for target in targets {
         let (_folder, manifest) = forged(checkpoint.path(), Some(target), &[8]);
-        let mut chunks = toys::open(&manifest, backends::qnn(&libraries)).unwrap();
+        let mut chunks = tiny::open(&manifest, backends::qnn(&libraries)).unwrap();
         let most = if full { 300 } else { 9 };
         let prompts = [vec![7; most], (0..13).map(|i| 20 + i * i).collect()];
         let Distance { cosine, .. } =
             chunks_equal_steps([&mut chunks, &mut steps], &prompts, target);
         assert!(cosine >= 0.999, "{target}: {cosine}");
-        let goes_back = |chat: &&toys::Chat| {
+        let goes_back = |chat: &&tiny::Chat| {
             full || chat.turns.iter().any(|turn| turn.prefix_extends == Some(false))
         };
         let prefill = if full { &[8, 24][..] } else { &[24] };
         let variant = Variant { target: Some(target), prefill, ..CPU };
-        let manifest = toys::bundle(&toys::fixture(TOYS[0]), variant);
-        let goldens = toys::goldens(&toys::fixture(TOYS[0]));
+        let manifest = tiny::bundle(&tiny::fixture(TINY_MODELS[0]), variant);
+        let goldens = tiny::goldens(&tiny::fixture(TINY_MODELS[0]));
         let chats = goldens.chat.iter().filter(goes_back);
         for chat in chats.take(if full { usize::MAX } else { 1 }) {
-            let mut model = toys::open(&manifest, backends::qnn(&libraries)).unwrap();
+            let mut model = tiny::open(&manifest, backends::qnn(&libraries)).unwrap();
             goes_on(&mut model, chat);
         }
         if full {
-            for toy in TOYS {
-                proves_equal(&toys::fixture(toy), variant, backends::qnn(&libraries), (6, 6));
+            for tiny in TINY_MODELS {
+                proves_equal(&tiny::fixture(tiny), variant, backends::qnn(&libraries), (6, 6));
             }
         }
     }
@@ -381,22 +382,22 @@ fn the_npu_takes_prompts_in_chunks() {
 #[tier(qnn)]
 #[test]
 fn htp_fp16_is_greedy_exact_for_every_target() {
-    let libraries = toys::qnn_libraries();
-    let most = if toys::full_matrix() { usize::MAX } else { 4 };
-    for (index, toy) in TOYS.into_iter().enumerate() {
+    let libraries = tiny::qnn_libraries();
+    let most = if tiny::full_matrix() { usize::MAX } else { 4 };
+    for (index, tiny) in TINY_MODELS.into_iter().enumerate() {
         let forms =
             [("v81", 1, (most, 1)), ("v81", 2, (2, 0)), ("v79", 1, (2, 0)), ("v75", 1, (2, 0))];
         for (form, (target, shards, most)) in forms.into_iter().enumerate() {
-            // The toys share the forms out, unless each is to have them all.
-            if toys::full_matrix() || form % TOYS.len() == index {
+            // The tiny models share the forms out, unless each is to have them all.
+            if tiny::full_matrix() || form % TINY_MODELS.len() == index {
                 let variant = Variant { target: Some(target), shards, ..CPU };
-                proves_equal(&toys::fixture(toy), variant, backends::qnn(&libraries), most);
+                proves_equal(&tiny::fixture(tiny), variant, backends::qnn(&libraries), most);
                 if shards > 1 {
                     // States that are replaced: their two buffers take turns.
-                    let checkpoint = toys::fixture(toy);
-                    let goldens = toys::goldens(&checkpoint);
+                    let checkpoint = tiny::fixture(tiny);
+                    let goldens = tiny::goldens(&checkpoint);
                     let cases = replay::shortest(&goldens, 1);
-                    registered::copies_nothing(&toys::bundle(&checkpoint, variant), &cases, toy);
+                    registered::copies_nothing(&tiny::bundle(&checkpoint, variant), &cases, tiny);
                 }
             }
         }
@@ -406,13 +407,13 @@ fn htp_fp16_is_greedy_exact_for_every_target() {
 #[tier(qnn)]
 #[test]
 fn w8a16_passes_the_tolerant_gate() {
-    let libraries = toys::qnn_libraries();
-    for toy in if toys::full_matrix() { &TOYS[..] } else { &TOYS[..1] } {
-        let checkpoint = toys::fixture(toy);
+    let libraries = tiny::qnn_libraries();
+    for tiny in if tiny::full_matrix() { &TINY_MODELS[..] } else { &TINY_MODELS[..1] } {
+        let checkpoint = tiny::fixture(tiny);
         let variant = Variant { target: Some("v81"), int8: true, ..CPU };
         let mut model =
-            toys::open(&toys::bundle(&checkpoint, variant), backends::qnn(&libraries)).unwrap();
-        let goldens = toys::goldens(&checkpoint).brief();
+            tiny::open(&tiny::bundle(&checkpoint, variant), backends::qnn(&libraries)).unwrap();
+        let goldens = tiny::goldens(&checkpoint).brief();
         let cases: Vec<_> =
             goldens.cases.iter().filter(|c| c.prompt_ids.len() < 20).take(5).collect();
         let passed = cases
@@ -424,13 +425,13 @@ fn w8a16_passes_the_tolerant_gate() {
                 suite::tolerated(&generate(&mut model, &request).tokens, &case.output_ids)
             })
             .count();
-        assert!(passed * 10 >= cases.len() * 6, "{toy}: {passed} of {}", cases.len());
-        eprintln!("{toy} w8a16 v81: {passed} of {} cases pass", cases.len());
+        assert!(passed * 10 >= cases.len() * 6, "{tiny}: {passed} of {}", cases.len());
+        eprintln!("{tiny} w8a16 v81: {passed} of {} cases pass", cases.len());
     }
 }
 
 /// Plays a conversation; returns tokens and reused tokens of each turn.
-fn play(model: &mut Model, chat: &toys::Chat) -> Vec<(Vec<u32>, usize, usize)> {
+fn play(model: &mut Model, chat: &tiny::Chat) -> Vec<(Vec<u32>, usize, usize)> {
     let mut messages = Vec::new();
     if let Some(system) = &chat.system {
         messages.push(Message::new("system", system));
@@ -450,7 +451,7 @@ fn play(model: &mut Model, chat: &toys::Chat) -> Vec<(Vec<u32>, usize, usize)> {
 }
 
 /// Plays a conversation in chunks. Each turn goes on from the state that the one before left, or its snapshot.
-fn goes_on(model: &mut Model, chat: &toys::Chat) {
+fn goes_on(model: &mut Model, chat: &tiny::Chat) {
     let played = play(model, chat);
     assert!(played[1..].iter().all(|turn| turn.2 > 0), "{}: {played:?}", chat.id);
     assert!(prompt_graphs(model) > 0, "{}", chat.id);
@@ -458,12 +459,12 @@ fn goes_on(model: &mut Model, chat: &toys::Chat) {
 
 #[test]
 fn a_second_turn_consumes_only_what_is_new_and_says_the_same_as_a_replay() {
-    for toy in TOYS {
-        let checkpoint = toys::fixture(toy);
-        let goldens = toys::goldens(&checkpoint);
-        let manifest = toys::bundle(&checkpoint, CPU);
+    for tiny in TINY_MODELS {
+        let checkpoint = tiny::fixture(tiny);
+        let goldens = tiny::goldens(&checkpoint);
+        let manifest = tiny::bundle(&checkpoint, CPU);
         for chat in &goldens.chat {
-            let mut model = toys::open(&manifest, backends::cpu()).unwrap();
+            let mut model = tiny::open(&manifest, backends::cpu()).unwrap();
             let played = play(&mut model, chat);
             let (mut consumed, mut heads) = (0, 0);
             for (index, (turn, (_, prompt, reused))) in chat.turns.iter().zip(&played).enumerate() {
@@ -478,7 +479,7 @@ fn a_second_turn_consumes_only_what_is_new_and_says_the_same_as_a_replay() {
                     } else {
                         earlier.prompt_ids.iter().rposition(|&token| token == message).unwrap()
                     };
-                    assert_eq!(*reused, expected, "{toy}, {}: turn {index} of {prompt}", chat.id);
+                    assert_eq!(*reused, expected, "{tiny}, {}: turn {index} of {prompt}", chat.id);
                 }
                 consumed += prompt - reused + turn.output_ids.len() - 1;
                 // One at the end of the prompt, one a step, and one where the prompt was cut to
@@ -494,7 +495,7 @@ fn a_second_turn_consumes_only_what_is_new_and_says_the_same_as_a_replay() {
 
             // The last turn alone, from nothing: the same tokens.
             let last = chat.turns.last().unwrap();
-            let mut replay = toys::open(&manifest, backends::cpu()).unwrap();
+            let mut replay = tiny::open(&manifest, backends::cpu()).unwrap();
             let prompt = Prompt::Tokens(last.prompt_ids.clone());
             let request = Request::greedy(prompt, last.output_ids.len());
             assert_eq!(generate(&mut replay, &request).tokens, last.output_ids);
@@ -506,8 +507,8 @@ fn a_second_turn_consumes_only_what_is_new_and_says_the_same_as_a_replay() {
 
 #[test]
 fn stop_texts_end_the_answer_and_do_not_appear_in_it() {
-    let checkpoint = toys::fixture("qwen35-tied");
-    let mut model = toys::open(&toys::bundle(&checkpoint, CPU), backends::cpu()).unwrap();
+    let checkpoint = tiny::fixture("qwen35-tied");
+    let mut model = tiny::open(&tiny::bundle(&checkpoint, CPU), backends::cpu()).unwrap();
     let mut request = Request::greedy(Prompt::Text("The capital of France is".into()), 32);
     request.stop = vec!["Seine".to_owned()];
     let mut streamed = String::new();
@@ -524,8 +525,8 @@ fn stop_texts_end_the_answer_and_do_not_appear_in_it() {
 
 #[test]
 fn a_full_context_ends_with_length_and_a_longer_prompt_is_refused() {
-    let checkpoint = toys::fixture("qwen35-tied");
-    let mut model = toys::open(&toys::bundle(&checkpoint, CPU), backends::cpu()).unwrap();
+    let checkpoint = tiny::fixture("qwen35-tied");
+    let mut model = tiny::open(&tiny::bundle(&checkpoint, CPU), backends::cpu()).unwrap();
     let max_ctx = model.info().max_ctx;
     assert_eq!(max_ctx, 200);
     let mut request = Request::greedy(Prompt::Tokens(vec![5; max_ctx - 3]), 100);
@@ -542,10 +543,10 @@ fn a_full_context_ends_with_length_and_a_longer_prompt_is_refused() {
 
 #[test]
 fn cancelling_keeps_the_text_so_far_and_the_model_usable() {
-    let checkpoint = toys::fixture("qwen35-tied");
-    let goldens = toys::goldens(&checkpoint);
+    let checkpoint = tiny::fixture("qwen35-tied");
+    let goldens = tiny::goldens(&checkpoint);
     let case = goldens.cases.iter().find(|c| c.id == "france").unwrap();
-    let mut model = toys::open(&toys::bundle(&checkpoint, CPU), backends::cpu()).unwrap();
+    let mut model = tiny::open(&tiny::bundle(&checkpoint, CPU), backends::cpu()).unwrap();
     let request = Request::greedy(Prompt::Text(case.prompt.clone()), 32);
     let mut seen = 0;
     let generation = model
@@ -567,8 +568,8 @@ fn cancelling_keeps_the_text_so_far_and_the_model_usable() {
 
 #[test]
 fn seeded_sampling_repeats_and_another_seed_differs() {
-    let checkpoint = toys::fixture("qwen35-tied");
-    let mut model = toys::open(&toys::bundle(&checkpoint, CPU), backends::cpu()).unwrap();
+    let checkpoint = tiny::fixture("qwen35-tied");
+    let mut model = tiny::open(&tiny::bundle(&checkpoint, CPU), backends::cpu()).unwrap();
     let mut sample = |seed: u64| {
         model.reset().unwrap();
         let mut request = Request::greedy(Prompt::Text("The".into()), 24);
@@ -584,17 +585,17 @@ fn seeded_sampling_repeats_and_another_seed_differs() {
 
 fn sights() -> &'static Sights {
     static SIGHTS: OnceLock<Sights> = OnceLock::new();
-    SIGHTS.get_or_init(|| Sights::of(&toys::fixture(SEEING)))
+    SIGHTS.get_or_init(|| Sights::of(&tiny::fixture(SEEING)))
 }
 
-/// A bundle of the toy that sees, made once a process: it takes pictures in their shape (`native`), stretched (`fixed`),
-/// or not at all (`none`).
+/// A bundle of the tiny model that sees, made once a process: it takes images in their shape (`native`), stretched
+/// (`fixed`), or not at all (`none`).
 fn seeing(mode: &'static str, target: Option<&'static str>) -> PathBuf {
     static MADE: Bundles<(&str, Option<&str>)> = Bundles::new();
     MADE.get((mode, target), |out| {
         let mut options = ForgeOptions::new(out);
         options.max_ctx = Some(200);
-        // On the CPU prompts go in chunks, so that pictures begin and end within them.
+        // On the CPU prompts go in chunks, so that images begin and end within them.
         options.prefill = Some(if target.is_none() { vec![16] } else { Vec::new() });
         let (key, value) = match mode {
             "native" => ("image-patches", "24,32,48"),
@@ -603,16 +604,16 @@ fn seeing(mode: &'static str, target: Option<&'static str>) -> PathBuf {
         };
         options.recipe_options.insert(key.to_owned(), value.to_owned());
         if let Some(target) = target {
-            let (htp, system) = toys::qnn_libraries();
+            let (htp, system) = tiny::qnn_libraries();
             options.compiler = Some(backends::compiler(&htp, &system, target));
         }
-        forge(&toys::fixture(SEEING), &options, &mut Silent)
+        forge(&tiny::fixture(SEEING), &options, &mut Silent)
             .unwrap_or_else(|e| panic!("{mode}: {e}"))
             .manifest
     })
 }
 
-/// Features of all pictures of a mode, of the video where it keeps its shape, and all positions.
+/// Features of all images of a mode, of the video where it keeps its shape, and all positions.
 fn sees_as_the_reference(
     mode: &'static str,
     target: Option<&'static str>,
@@ -624,7 +625,7 @@ fn sees_as_the_reference(
         let model = Model::open(ModelOptions {
             manifest: Arc::new(Manifest::load(&seeing(mode, target)).unwrap()),
             backend: Arc::clone(&backend),
-            ops: &toys::plugins(),
+            ops: &tiny::plugins(),
             threads: Some(2),
             cancel: CancelToken::new(),
             progress: None,
@@ -641,11 +642,11 @@ fn sees_as_the_reference(
 }
 
 #[test]
-fn pictures_and_a_video_give_the_reference_s_features_tokens_and_logits() {
+fn images_and_a_video_give_the_reference_s_features_tokens_and_logits() {
     for mode in ["native", "fixed"] {
         let (cosine, largest) = sees_as_the_reference(mode, None, backends::cpu());
         assert!(cosine >= 0.999_99 && largest <= CPU_DISTANCE, "{mode}: {cosine} {largest}");
-        let mut model = toys::open(&seeing(mode, None), backends::cpu()).unwrap();
+        let mut model = tiny::open(&seeing(mode, None), backends::cpu()).unwrap();
         let cases = sights().of_mode(mode);
         assert!(cases.len() > 6);
         sights().greedy_exact(&mut model, &cases, mode);
@@ -663,11 +664,11 @@ fn pictures_and_a_video_give_the_reference_s_features_tokens_and_logits() {
 }
 
 /// The template does not repeat in the second turn that the first was answered without thinking, so that the state goes
-/// back to the snapshot after the question; and with it the positions behind the picture.
+/// back to the snapshot after the question; and with it the positions behind the image.
 #[test]
-fn a_chat_goes_on_from_the_snapshot_after_its_picture() {
+fn a_chat_goes_on_from_the_snapshot_after_its_image() {
     for mode in ["native", "fixed"] {
-        let mut model = toys::open(&seeing(mode, None), backends::cpu()).unwrap();
+        let mut model = tiny::open(&seeing(mode, None), backends::cpu()).unwrap();
         let chat = sights().chat.iter().find(|chat| chat.mode == mode).unwrap();
         let mut reused = 0;
         for turn in &chat.turns {
@@ -686,7 +687,7 @@ fn a_chat_goes_on_from_the_snapshot_after_its_picture() {
         }
         let spans = model.span_stats();
         let looks = spans.into_iter().find(|span| span.name == "vision").map(|span| span.count);
-        assert_eq!(looks, Some(1), "the picture is seen once");
+        assert_eq!(looks, Some(1), "the image is seen once");
     }
 }
 
@@ -694,25 +695,26 @@ fn a_chat_goes_on_from_the_snapshot_after_its_picture() {
 #[test]
 fn draft_tokens_leave_the_answer_of_plain_decoding() {
     let mut accepted = 0;
-    for (toy, shards, prefill) in [(TOYS[0], 1, &[4][..]), (TOYS[1], 2, &[3, 16])] {
-        let checkpoint = toys::fixture(toy);
-        let goldens = toys::goldens(&checkpoint);
+    for (tiny, shards, prefill) in [(TINY_MODELS[0], 1, &[4][..]), (TINY_MODELS[1], 2, &[3, 16])] {
+        let checkpoint = tiny::fixture(tiny);
+        let goldens = tiny::goldens(&checkpoint);
         let cases: Vec<_> = goldens.cases.iter().collect();
-        let manifest = toys::bundle(&checkpoint, Variant { shards, prefill, ..CPU });
-        let mut model = toys::open(&manifest, backends::cpu()).unwrap();
+        let manifest = tiny::bundle(&checkpoint, Variant { shards, prefill, ..CPU });
+        let mut model = tiny::open(&manifest, backends::cpu()).unwrap();
         for mode in ["2", "auto"] {
             let speculate = mode.parse().unwrap();
-            let found = speculative_exact(&mut model, &cases, speculate, &format!("{toy}, {mode}"));
-            eprintln!("{toy}, {mode} draft tokens: {found:?}");
+            let found =
+                speculative_exact(&mut model, &cases, speculate, &format!("{tiny}, {mode}"));
+            eprintln!("{tiny}, {mode} draft tokens: {found:?}");
             accepted += found.accepted;
         }
         for right in [1, 2, 3] {
             let case = cases.iter().find(|case| case.output_ids.len() > 3).unwrap();
             let found = accepted_exact(&mut model, case, 3, right);
-            eprintln!("{toy}, {right} of 3 kept: {found:?}");
+            eprintln!("{tiny}, {right} of 3 kept: {found:?}");
             // One that stays alone goes the plain way.
             let limit = if right == 1 { 0.0 } else { 1e-4 };
-            assert!(found.largest <= limit, "{toy}, {right} of 3 kept: {found:?}");
+            assert!(found.largest <= limit, "{tiny}, {right} of 3 kept: {found:?}");
         }
     }
     assert!(accepted > 2, "{accepted} draft tokens were accepted");
@@ -720,11 +722,11 @@ fn draft_tokens_leave_the_answer_of_plain_decoding() {
 
 #[test]
 fn a_restart_of_the_dsp_changes_no_draft_token() {
-    let checkpoint = toys::fixture(TOYS[0]);
-    let goldens = toys::goldens(&checkpoint);
-    let manifest = toys::bundle(&checkpoint, Variant { prefill: &[4], ..CPU });
+    let checkpoint = tiny::fixture(TINY_MODELS[0]);
+    let goldens = tiny::goldens(&checkpoint);
+    let manifest = tiny::bundle(&checkpoint, Variant { prefill: &[4], ..CPU });
     let backend = Restarting::new(backends::cpu());
-    let mut model = toys::open(&manifest, backend.clone()).unwrap();
+    let mut model = tiny::open(&manifest, backend.clone()).unwrap();
     let mut play = |case: &Case, nth: u64| {
         backend.restart_at(nth);
         let found =
@@ -741,11 +743,11 @@ fn a_restart_of_the_dsp_changes_no_draft_token() {
     }
 }
 
-/// The engine keeps no picture. That of the prompt under way is looked at again.
+/// The engine keeps no image. That of the prompt under way is looked at again.
 #[test]
-fn a_restart_of_the_dsp_changes_no_token_of_a_chat_about_a_picture() {
+fn a_restart_of_the_dsp_changes_no_token_of_a_chat_about_an_image() {
     let backend = Restarting::new(backends::cpu());
-    let mut model = toys::open(&seeing("native", None), backend.clone()).unwrap();
+    let mut model = tiny::open(&seeing("native", None), backend.clone()).unwrap();
     let contexts = backend.opened();
     let chat = sights().chat.iter().find(|chat| chat.mode == "native").unwrap();
     let mut play = |restart: Option<(usize, u64)>| {
@@ -769,10 +771,10 @@ fn a_restart_of_the_dsp_changes_no_token_of_a_chat_about_a_picture() {
     }
 }
 
-/// Positions are a part of the state: one that is restored goes on where the pictures left it.
+/// Positions are a part of the state: one that is restored goes on where the images left it.
 #[test]
-fn a_restored_state_goes_on_behind_its_pictures() {
-    let mut model = toys::open(&seeing("native", None), backends::cpu()).unwrap();
+fn a_restored_state_goes_on_behind_its_images() {
+    let mut model = tiny::open(&seeing("native", None), backends::cpu()).unwrap();
     let case = sights().case("two-native-boat-tower");
     let media = sights().media(case);
     let parts = sights().segments(&case.golden.prompt_ids, &media);
@@ -799,7 +801,7 @@ fn a_restored_state_goes_on_behind_its_pictures() {
 
 #[test]
 fn a_bundle_without_the_tower_takes_text_only() {
-    let mut model = toys::open(&seeing("none", None), backends::cpu()).unwrap();
+    let mut model = tiny::open(&seeing("none", None), backends::cpu()).unwrap();
     let texts: Vec<_> = ["text-0", "sky"].map(|id| sights().case(id)).to_vec();
     sights().greedy_exact(&mut model, &texts, "text only");
     let error = model.encode_prompt(&sights().prompt(sights().case("native-boat"))).unwrap_err();
@@ -810,11 +812,11 @@ fn a_bundle_without_the_tower_takes_text_only() {
 #[tier(qnn, full)]
 #[test]
 fn htp_sees_as_the_reference() {
-    let libraries = toys::qnn_libraries();
+    let libraries = tiny::qnn_libraries();
     for (mode, target) in [("native", "v81"), ("fixed", "v79")] {
         let target = Some(target);
         let (cosine, largest) = sees_as_the_reference(mode, target, backends::qnn(&libraries));
-        let mut model = toys::open(&seeing(mode, target), backends::qnn(&libraries)).unwrap();
+        let mut model = tiny::open(&seeing(mode, target), backends::qnn(&libraries)).unwrap();
         let cases = sights().of_mode(mode);
         sights().greedy_exact(&mut model, &cases, mode);
         let logits = sights().step_exact(&mut model, &cases[..1], mode).largest;

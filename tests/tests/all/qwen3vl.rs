@@ -1,5 +1,5 @@
-//! Qwen3-VL from pixels to text against `transformers`: patches, features, positions, logits, tokens; pictures stretched
-//! and in their own shape, several in a prompt, a video, chats that keep a picture, texts alone.
+//! Qwen3-VL from pixels to text against `transformers`: patches, features, positions, logits, tokens; images stretched
+//! and in their own shape, several in a prompt, a video, chats that keep an image, texts alone.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
@@ -17,27 +17,27 @@ use qhx_core::{CancelToken, ErrorKind, Media};
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
 use qhx_op::vision::{Grid, resample_positions};
 use qhx_tests::backends;
-use qhx_tests::pictures::{Sights, answer};
-use qhx_tests::toys::{self, Bundles, fixture, full_matrix, qnn_libraries};
+use qhx_tests::images::{Sights, answer};
+use qhx_tests::tiny::{self, Bundles, fixture, full_matrix, qnn_libraries};
 use qhx_tiers::tier;
 use serde_json::{Value, json};
 
-const TOY: &str = "qwen3vl-toy";
-/// Vision graphs for the three areas that pictures of the toy have.
+const TINY: &str = "qwen3vl-tiny";
+/// Vision graphs for the three areas that images of the tiny model have.
 const SHAPES: &str = "24,32,48";
 /// Logits and features on the CPU differ by rounding only.
 const CPU_DISTANCE: f64 = 1e-3;
 
 fn sights() -> &'static Sights {
     static SIGHTS: OnceLock<Sights> = OnceLock::new();
-    SIGHTS.get_or_init(|| Sights::of(&fixture(TOY)))
+    SIGHTS.get_or_init(|| Sights::of(&fixture(TINY)))
 }
 
-/// What to make of the toy.
+/// What to make of the tiny model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Form {
     target: Option<&'static str>,
-    /// Pictures keep their shape.
+    /// Images keep their shape.
     native: bool,
     shards: usize,
     /// Rows of the prompt graph; 0 for none.
@@ -46,7 +46,7 @@ struct Form {
 }
 
 const FIXED: Form = Form { target: None, native: false, shards: 1, prompt: 16, int8: false };
-/// Pictures in their shape, prompts in chunks of a size that cuts through rows of pictures.
+/// Images in their shape, prompts in chunks of a size that cuts through rows of images.
 const NATIVE: Form = Form { native: true, shards: 2, prompt: 7, ..FIXED };
 
 impl Form {
@@ -77,7 +77,7 @@ impl Form {
             let (htp, system) = qnn_libraries();
             options.compiler = Some(backends::compiler(&htp, &system, target));
         }
-        forge(&fixture(TOY), &options, &mut Silent)
+        forge(&fixture(TINY), &options, &mut Silent)
             .unwrap_or_else(|e| panic!("{self:?}: {e}"))
             .manifest
     }
@@ -96,7 +96,7 @@ fn open(
     Model::open(ModelOptions {
         manifest: Arc::new(Manifest::load(manifest)?),
         backend,
-        ops: &toys::plugins(),
+        ops: &tiny::plugins(),
         threads: Some(2),
         cancel: CancelToken::new(),
         progress: None,
@@ -123,12 +123,12 @@ fn near(form: Form, label: &str) {
 }
 
 #[test]
-fn stretched_pictures_give_the_reference_s_tokens_and_logits() {
+fn stretched_images_give_the_reference_s_tokens_and_logits() {
     near(FIXED, "stretched, prompts in chunks of 16");
 }
 
 #[test]
-fn pictures_in_their_shape_and_a_video_give_the_reference_s_tokens_and_logits() {
+fn images_in_their_shape_and_a_video_give_the_reference_s_tokens_and_logits() {
     near(NATIVE, "own shape, two shards, prompts in chunks of 7");
 }
 
@@ -137,7 +137,7 @@ fn bundles_without_prompt_graphs_see_token_by_token() {
     near(Form { prompt: 0, shards: 1, ..NATIVE }, "own shape, prompts token by token");
 }
 
-/// Shows every picture of a mode, and the video: see [`Sights::features`].
+/// Shows every image of a mode, and the video: see [`Sights::features`].
 fn features(form: Form, backend: Arc<dyn Backend>, ids: Option<&[&str]>) -> (f64, f64) {
     let folder = tempfile::tempdir().unwrap();
     let mut model = open(&form.bundle(), backend, Some(folder.path())).unwrap();
@@ -162,7 +162,7 @@ fn positions_equal_those_of_the_reference() {
 }
 
 #[test]
-fn a_chat_keeps_its_picture_and_takes_in_only_what_is_new() {
+fn a_chat_keeps_its_image_and_takes_in_only_what_is_new() {
     for form in [FIXED, NATIVE] {
         let mut model = form.open();
         let chat = sights().chat.iter().find(|chat| chat.mode == form.mode()).unwrap();
@@ -180,25 +180,25 @@ fn a_chat_keeps_its_picture_and_takes_in_only_what_is_new() {
             let spans = model.span_stats();
             spans.into_iter().find(|span| span.name == "vision").map_or(0, |span| span.count)
         };
-        assert_eq!(count(&model), 1, "the picture is seen once");
+        assert_eq!(count(&model), 1, "the image is seen once");
     }
 }
 
 #[test]
-fn another_picture_of_the_same_size_is_looked_at() {
+fn another_image_of_the_same_size_is_looked_at() {
     let mut model = FIXED.open();
     let (cross, rings) = (sights().case("fixed-cross"), sights().case("fixed-rings"));
     for case in [cross, rings, cross] {
         let generation = answer(&mut model, sights().prompt(case), &case.golden);
         assert_eq!(generation.tokens, case.golden.output_ids, "{}", case.id);
-        let picture = case.golden.prompt_ids.iter().position(|id| sights().is_pad(*id)).unwrap();
-        assert!(generation.reused_tokens <= picture, "{}: {}", case.id, generation.reused_tokens);
+        let image = case.golden.prompt_ids.iter().position(|id| sights().is_pad(*id)).unwrap();
+        assert!(generation.reused_tokens <= image, "{}: {}", case.id, generation.reused_tokens);
     }
     let again = answer(&mut model, sights().prompt(cross), &cross.golden);
     assert_eq!(again.reused_tokens, cross.golden.prompt_ids.len() - 1);
 }
 
-/// Positions are a part of the state: what is cut off or restored goes on where the pictures left it.
+/// Positions are a part of the state: what is cut off or restored goes on where the images left it.
 #[test]
 fn a_state_that_is_cut_back_or_restored_goes_on_as_before() {
     let mut model = NATIVE.open();
@@ -208,7 +208,7 @@ fn a_state_that_is_cut_back_or_restored_goes_on_as_before() {
     let parts = sights().segments(ids, &media);
     let first = parts.iter().position(|part| !matches!(part, Segment::Tokens(_))).unwrap() + 1;
     let after: usize = parts.len() - first;
-    assert_eq!(after, 3, "text, the second picture, text");
+    assert_eq!(after, 3, "text, the second image, text");
     let op = model.op_mut();
     op.prefill(&parts[..first]).unwrap();
     let between = op.position();
@@ -223,7 +223,7 @@ fn a_state_that_is_cut_back_or_restored_goes_on_as_before() {
     op.decode(7).unwrap();
     op.truncate(between).unwrap();
     op.prefill(&parts[first..]).unwrap();
-    near(op, "after truncation between the pictures");
+    near(op, "after truncation between the images");
     op.restore(snapshot).unwrap();
     assert_eq!(op.position(), between);
     op.prefill(&parts[first..]).unwrap();
@@ -299,11 +299,11 @@ fn tables_under_other_keys_are_found() {
     sights().greedy_exact(&mut model, &[sights().case("fixed-boat")], "tables under other keys");
 }
 
-/// Tables that were made for pictures alone: filters summed over the frames of a patch, and the positions of the one
+/// Tables that were made for images alone: filters summed over the frames of a patch, and the positions of the one
 /// grid that the graph takes.
 #[test]
-fn tables_that_are_made_for_one_picture_give_the_same_features() {
-    let manifest = changed(&FIXED.bundle(), "one-picture", |manifest| {
+fn tables_that_are_made_for_one_image_give_the_same_features() {
+    let manifest = changed(&FIXED.bundle(), "one-image", |manifest| {
         let file = |name: &str| {
             let path = &manifest["artifacts"]["vision"][name]["path"];
             FIXED.bundle().with_file_name(path.as_str().unwrap())
@@ -320,7 +320,7 @@ fn tables_that_are_made_for_one_picture_give_the_same_features() {
         let grid = Grid { rows: 6, columns: 6 };
         resample_positions(&read("pos_embed"), 7, 60, grid, 2, &mut resampled).unwrap();
         for (name, values) in [("patch_embed", summed), ("pos_embed", resampled)] {
-            let path = format!("one-picture-{name}.bin");
+            let path = format!("one-image-{name}.bin");
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
             fs::write(FIXED.bundle().with_file_name(&path), bytes).unwrap();
             manifest["artifacts"]["vision"][name] = json!({"path": path, "dtype": "f32"});
@@ -380,22 +380,22 @@ fn prompts_that_cannot_be_are_refused_and_leave_no_trace() {
         let request = Request::greedy(Prompt::Parts(parts), 4);
         model.generate(&request, &mut |_| std::ops::ControlFlow::Continue(()))
     };
-    let picture = |width: u32, height: u32| {
+    let image = |width: u32, height: u32| {
         Part::Media(Media::image(vec![90; (width * height * 3) as usize], width, height).unwrap())
     };
     let text = |text: &str| Part::Text(text.to_owned());
-    let long: Vec<_> = (0..20).flat_map(|_| [picture(48, 48), text("and")]).collect();
+    let long: Vec<_> = (0..20).flat_map(|_| [image(48, 48), text("and")]).collect();
     for (parts, words) in [
-        (vec![picture(402, 2)], "factor of 200"),
-        (vec![picture(1600, 9)], "at most 48"),
+        (vec![image(402, 2)], "factor of 200"),
+        (vec![image(1600, 9)], "at most 48"),
         (long, "inside image 16 of the prompt"),
     ] {
         let error = ask(&mut model, parts).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Prompt, "{error}");
         assert!(error.message().contains(words), "{error}\n  does not say {words:?}");
     }
-    // The smallest picture, and a conversation after all of this.
-    assert!(ask(&mut model, vec![picture(1, 1), text("Seen:")]).is_ok());
+    // The smallest image, and a conversation after all of this.
+    assert!(ask(&mut model, vec![image(1, 1), text("Seen:")]).is_ok());
     sights().greedy_exact(&mut model, &[sights().case("native-sun")], "after errors");
 }
 

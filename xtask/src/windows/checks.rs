@@ -74,7 +74,7 @@ fn inspect(scene: &Scene) -> Result<()> {
 }
 
 fn answers(scene: &Scene) -> Result<()> {
-    let suite = format!("Z:{}", qhx_places::workspace().join(FIXTURE).join("suite.json").display());
+    let suite = format!("Z:{}", qhx_paths::workspace().join(FIXTURE).join("suite.json").display());
     let report = scene.qhx(&["verify", BUNDLE, &suite, "--json"])?.code(0)?;
     let json = report.json()?;
     let (passed, cases) = (&json["passed"], json["cases"].as_array().map_or(0, Vec::len));

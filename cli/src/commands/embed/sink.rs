@@ -106,8 +106,8 @@ impl Claim {
         Ok(Self::File(Box::new(claimed)))
     }
 
-    /// Opens the output. A run that resumes checks what is there against its own settings and its input, passes over the
-    /// texts that are done, and cuts off a row that was not finished.
+    /// Opens the output. A run that resumes checks what is there against its own settings and its input, passes over
+    /// the texts that are done, and cuts off a row that was not finished.
     pub fn open(self, settings: Fingerprint, dim: usize, rows: &mut Rows) -> Result<Sink> {
         let target = match self {
             Self::Json => Target::Json,

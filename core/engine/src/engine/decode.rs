@@ -538,7 +538,8 @@ impl Model {
         Ok(shown.then_some(Happened::Token))
     }
 
-    /// Computes the state again where the device was lost while draft tokens were verified, and chooses by a plain step.
+    /// Computes the state again where the device was lost while draft tokens were verified, and chooses by a plain
+    /// step.
     fn recover(
         &mut self,
         work: &mut Work,

@@ -192,11 +192,8 @@ impl Guard {
         }
         let unused = |mark: &char| !texts.iter().any(|text| text.contains(*mark));
         let mark = BREAKS.into_iter().find(unused).ok_or_else(|| {
-            Error::new(
-                ErrorKind::Prompt,
-                "the text spells tokens that stand for pictures or sounds",
-            )
-            .hint("leave them out, or leave out the noncharacters U+FDD0 to U+FDEF")
+            Error::new(ErrorKind::Prompt, "the text spells tokens that stand for images or sounds")
+                .hint("leave them out, or leave out the noncharacters U+FDD0 to U+FDEF")
         })?;
         Ok(Self { words, mark: Some(mark) })
     }
@@ -281,7 +278,7 @@ impl Reader<'_> {
     fn spell(&self, token: u32) -> Result<String> {
         self.tokenizer()?.id_to_token(token).ok_or_else(|| {
             let message = format!(
-                "token {token}, which stands for a picture, sound or video, is not in the tokenizer"
+                "token {token}, which stands for an image, audio or video, is not in the tokenizer"
             );
             Error::new(ErrorKind::Artifact, message)
                 .hint("artifacts.tokenizer is another model's, or plan.params names a wrong token")
@@ -467,7 +464,7 @@ impl Reader<'_> {
             let message =
                 format!("{name} has no place in the prompt: expected the token {marker:?} for it");
             return Err(Error::new(ErrorKind::Prompt, message).hint(
-                "the chat template or the tokenizer is that of a model without pictures and sounds, or the \
+                "the chat template or the tokenizer is that of a model without images and sounds, or the \
                  template takes them from the user's messages only",
             ));
         }
@@ -493,7 +490,7 @@ impl Reader<'_> {
             );
         }
         let message = format!(
-            "token {token}{spelt} stands for a picture, sound or video, and the prompt has none there"
+            "token {token}{spelt} stands for an image, audio or video, and the prompt has none there"
         );
         Error::new(ErrorKind::Prompt, message)
             .hint("give images, audio and videos as parts of the prompt, not as tokens")

@@ -113,14 +113,14 @@ mod tests {
         assert_eq!(common(&a), (7, 7));
         assert_eq!(common(&sequence(&[1, 9, 9, 9, 9, 2, 4], &[(1, 5)])), (6, 6));
         let other_image = sequence(&[1, 9, 9, 9, 9, 2, 3], &[(1, 6)]);
-        assert_eq!(common(&other_image), (1, 1), "equal placeholders, another picture");
+        assert_eq!(common(&other_image), (1, 1), "equal placeholders, another image");
         let no_image = sequence(&[1, 9, 9, 9, 9, 2, 3], &[]);
-        assert_eq!(common(&no_image), (1, 1), "tokens as they stand for a picture");
+        assert_eq!(common(&no_image), (1, 1), "tokens as they stand for an image");
         let further = sequence(&[1, 9, 9, 9, 9, 2, 3, 9, 9, 9, 9], &[(1, 5), (7, 6)]);
         assert_eq!(common(&further), (7, 7));
         let mut broken_off = a.clone();
         broken_off.truncate(3);
-        assert_eq!((broken_off.common(&a), broken_off.len()), (1, 3), "a part of the picture");
+        assert_eq!((broken_off.common(&a), broken_off.len()), (1, 3), "a part of the image");
         assert!(!broken_off.begins(&a) && a.begins(&further) && !further.begins(&a));
         broken_off.truncate(1);
         assert_eq!(broken_off, sequence(&[1], &[]));

@@ -9,7 +9,7 @@ use super::*;
 fn published() -> Value {
     json!({
         "schema_version": 1,
-        "model": {"name": "Toy-0.1B", "family": "toy", "dsp_arch": "v81", "soc_model": 87},
+        "model": {"name": "Tiny-0.1B", "family": "tiny", "dsp_arch": "v81", "soc_model": 87},
         "params": {"hidden": 64, "vocab": 300, "n_layers": 4, "max_ctx": 128, "kv_dim": 32,
                    "head_dim": 16, "rope_theta": 1e7, "eos_token_id": 7},
         "artifacts": {
@@ -22,8 +22,8 @@ fn published() -> Value {
             "tokenizer": "tokenizer.json",
             "vision": {"graph": "vit.bin"},
         },
-        "plan": {"params": {"decode": "toy_decode", "lmhead": "toy_lmh"},
-                 "steps": [{"host": "toy_generate", "repeat": true}]},
+        "plan": {"params": {"decode": "tiny_decode", "lmhead": "tiny_lmh"},
+                 "steps": [{"host": "tiny_generate", "repeat": true}]},
         "chat": {"bos": ["<s>", 3], "assistant": {"gen_prefill": "<|im_start|>assistant\n"}},
         "fixture_dir": "host",
         "license": "MIT",
@@ -31,7 +31,7 @@ fn published() -> Value {
 }
 
 fn read(document: Value) -> Result<Manifest> {
-    Manifest::from_value(Path::new("bundle/toy.json"), document, None)
+    Manifest::from_value(Path::new("bundle/tiny.json"), document, None)
 }
 
 /// The published manifest with the value at `pointer` replaced.
@@ -45,7 +45,7 @@ fn with(pointer: &str, value: Value) -> Value {
 fn a_published_manifest_is_understood() {
     let manifest = read(published()).unwrap();
     assert_eq!(manifest.root, Path::new("bundle"));
-    assert_eq!(manifest.model.name, "Toy-0.1B");
+    assert_eq!(manifest.model.name, "Tiny-0.1B");
     assert_eq!(manifest.model.dsp_arch, Some(81));
     assert_eq!(manifest.model.rest["soc_model"], 87);
     assert_eq!(manifest.params.max_ctx, Some(128));
@@ -59,8 +59,8 @@ fn a_published_manifest_is_understood() {
     assert_eq!(contexts[2].onnx[1], ("step".to_owned(), "s.onnx".to_owned()));
     let embed = manifest.artifacts.embed.as_ref().unwrap();
     assert_eq!((embed.path.as_str(), embed.dtype), ("embed_f16.bin", DType::F16));
-    assert_eq!(manifest.host_op().unwrap(), "toy_generate");
-    assert_eq!(manifest.plan.params["lmhead"], "toy_lmh");
+    assert_eq!(manifest.host_op().unwrap(), "tiny_generate");
+    assert_eq!(manifest.plan.params["lmhead"], "tiny_lmh");
     assert_eq!(manifest.fixture_dir.as_deref(), Some("host"));
     assert_eq!(manifest.raw["license"], "MIT", "unknown keys reach the host-op");
     let chat = manifest.chat.unwrap();
@@ -83,7 +83,7 @@ fn alternative_forms() {
     assert_eq!(chat.style, ChatStyle::None);
     let mut nameless = published();
     nameless.as_object_mut().unwrap().remove("model");
-    assert_eq!(read(nameless).unwrap().model.name, "toy", "the file's name");
+    assert_eq!(read(nameless).unwrap().model.name, "tiny", "the file's name");
 }
 
 #[test]
@@ -108,8 +108,8 @@ fn errors_point_at_the_json_pointer() {
         ),
         (
             "/artifacts/contexts/decode",
-            json!({"bin": "d.bin", "us": {"toy_decode": 0}}),
-            "/artifacts/contexts/decode/us/toy_decode: expected a number above 0, found 0",
+            json!({"bin": "d.bin", "us": {"tiny_decode": 0}}),
+            "/artifacts/contexts/decode/us/tiny_decode: expected a number above 0, found 0",
         ),
         ("/artifacts/contexts", json!({}), "/artifacts/contexts: missing or empty"),
         (
@@ -164,7 +164,7 @@ fn artifacts_root_stays_inside_unless_the_caller_names_it() {
         assert!(error.message().starts_with("/artifacts_root: "), "{error}");
         assert!(error.hint_text().unwrap().contains("ARTIFACTS_ROOT"));
     }
-    let path = Path::new("bundle/toy.json");
+    let path = Path::new("bundle/tiny.json");
     let given = Manifest::from_value(path, document, Some(Path::new("/somewhere"))).unwrap();
     assert_eq!(given.root, Path::new("/somewhere"));
 }
@@ -179,11 +179,11 @@ fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
 
 #[test]
 fn a_folder_is_its_first_manifest_and_others_go_by_name() {
-    let toy = serde_json::to_vec(&published()).unwrap();
+    let tiny = serde_json::to_vec(&published()).unwrap();
     let vlm = serde_json::to_vec(&with("/model/name", json!("vlm"))).unwrap();
     let dir = folder(&[
-        ("toy-vlm.json", &vlm),
-        ("toy.json", &toy),
+        ("tiny-vlm.json", &vlm),
+        ("tiny.json", &tiny),
         ("config.json", b"{}"),
         ("generation_config.json", b"{}"),
         ("preprocessor_config.json", b"{}"),
@@ -196,16 +196,16 @@ fn a_folder_is_its_first_manifest_and_others_go_by_name() {
     std::fs::create_dir(dir.path().join("a.json")).unwrap();
     let name = |path: &Path| Manifest::load(path).map(|m| m.model.name);
     assert_eq!(name(dir.path()).unwrap(), "vlm");
-    assert_eq!(name(&dir.path().join("toy")).unwrap(), "Toy-0.1B");
-    assert_eq!(name(&dir.path().join("toy.json")).unwrap(), "Toy-0.1B");
-    let error = name(&dir.path().join("toy-audio")).unwrap_err();
-    assert!(error.message().ends_with("toy-audio: no such file"), "{error}");
-    assert!(error.hint_text().unwrap().ends_with("toy-vlm.json, toy.json"), "{error}");
+    assert_eq!(name(&dir.path().join("tiny")).unwrap(), "Tiny-0.1B");
+    assert_eq!(name(&dir.path().join("tiny.json")).unwrap(), "Tiny-0.1B");
+    let error = name(&dir.path().join("tiny-audio")).unwrap_err();
+    assert!(error.message().ends_with("tiny-audio: no such file"), "{error}");
+    assert!(error.hint_text().unwrap().ends_with("tiny-vlm.json, tiny.json"), "{error}");
 
     std::fs::write(dir.path().join("added.json"), b"{\"x\": 1}").unwrap();
     let error = name(dir.path()).unwrap_err();
     assert!(error.message().contains("added.json: /schema_version: missing"), "{error}");
-    assert!(error.hint_text().unwrap().contains("toy-vlm.json, toy.json"), "{error}");
+    assert!(error.hint_text().unwrap().contains("tiny-vlm.json, tiny.json"), "{error}");
 
     let empty = tempfile::tempdir().unwrap();
     assert!(name(empty.path()).unwrap_err().message().contains("no manifest in this folder"));
@@ -248,7 +248,7 @@ fn context_sources_resolve_below_the_root() {
     let bytes =
         serde_json::to_vec(&with("/artifacts/contexts/shared/onnx/step", json!("../escape.onnx")))
             .unwrap();
-    let dir = folder(&[("toy.json", &bytes), ("lmhead.onnx", b"x"), ("tokenizer.json", b"{}")]);
+    let dir = folder(&[("tiny.json", &bytes), ("lmhead.onnx", b"x"), ("tokenizer.json", b"{}")]);
     let manifest = Manifest::load(dir.path()).unwrap();
     let files = manifest.open_artifacts();
 

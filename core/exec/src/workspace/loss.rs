@@ -2,7 +2,8 @@
 //!
 //! A device restarts when code on it crashes, this program's or another's. What was loaded there is gone then: every
 //! context returns the same error until it is freed. What the device wrote last is not known either, and all memory
-//! that it reads it can write. So a workspace that lost its device executes nothing more, and its buffers are of no use.
+//! that it reads it can write. So a workspace that lost its device executes nothing more, and its buffers are of no
+//! use.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};

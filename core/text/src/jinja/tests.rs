@@ -9,7 +9,7 @@ use super::{JinjaTemplate, Template};
 use crate::{Message, RenderOptions};
 
 fn fixture() -> Value {
-    serde_json::from_slice(&std::fs::read(qhx_places::fixture("templates.json")).unwrap()).unwrap()
+    serde_json::from_slice(&std::fs::read(qhx_paths::fixture("templates.json")).unwrap()).unwrap()
 }
 
 fn render(source: &str, context: &Map<String, Value>) -> Result<String> {

@@ -38,9 +38,9 @@ fn truncation_and_padding_of_the_file_are_off() {
 
 #[test]
 fn texts_are_truncated_as_by_the_tokenizers_package() {
-    let toy = qhx_places::fixture("embed-mistral-toy");
+    let tiny = qhx_paths::fixture("embed-mistral-tiny");
     let read = |file: &str| -> Value {
-        serde_json::from_slice(&std::fs::read(toy.join(file)).unwrap()).unwrap()
+        serde_json::from_slice(&std::fs::read(tiny.join(file)).unwrap()).unwrap()
     };
     let (mut document, goldens) = (read("tokenizer.json"), read("truncation.json"));
     let cancel = CancelToken::new();
@@ -181,8 +181,9 @@ fn what_published_tokenizers_ask_for_is_accepted() {
             {"type": "Strip", "strip_left": false, "strip_right": true},
             {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}]}),
     ));
-    for toy in ["llama3-toy", "mistral-toy", "phimoe-6", "qwen2-toy", "qwen3-toy", "lfm2-toy"] {
-        Tokenizer::from_file(&qhx_places::fixture(toy).join("tokenizer.json")).unwrap();
+    for tiny in ["llama3-tiny", "mistral-tiny", "phimoe-6", "qwen2-tiny", "qwen3-tiny", "lfm2-tiny"]
+    {
+        Tokenizer::from_file(&qhx_paths::fixture(tiny).join("tokenizer.json")).unwrap();
     }
     unigram();
     word_piece();

@@ -3,7 +3,7 @@
 use qhx_core::Result;
 use qhx_core::op::Segment;
 use qhx_op::vision::{
-    Normalisation, PatchLayout, Patchify, Picture, Resizer, Size, resample_positions, smart_resize,
+    Image, Normalisation, PatchLayout, Patchify, Resizer, Size, resample_positions, smart_resize,
 };
 
 use super::choices::{VISION_SHIFT, patches, tower, vision_shift};
@@ -24,7 +24,7 @@ pub(in crate::recipes) fn probe(
     let Vision { hidden, patch, temporal, merge, side, .. } = *vision;
     let graphs = patches(vision, options, default)?;
     let processor = Processor::read(checkpoint)?;
-    let image = Picture::of_segment(&shown).map_err(from_kit)?;
+    let image = Image::of_segment(&shown).map_err(from_kit)?;
     let size = match graphs.as_slice() {
         [Patches::Square(side)] => {
             let side = (side * patch) as u32;

@@ -28,11 +28,11 @@ impl<'a> Clip<'a> {
     pub fn new(samples: &'a [f32], rate: u32, expected: u32) -> Result<Self> {
         if rate != expected {
             return Err(Error::prompt(format!(
-                "sound of {rate} samples a second, expected {expected}; resample it first"
+                "audio of {rate} samples a second, expected {expected}; resample it first"
             )));
         }
         if samples.is_empty() {
-            return Err(Error::prompt("sound of 0 samples, expected at least one"));
+            return Err(Error::prompt("audio of 0 samples, expected at least one"));
         }
         let sound = |sample: &f32| (-LOUDEST..=LOUDEST).contains(sample);
         if let Some(index) = samples.iter().position(|sample| !sound(sample)) {
@@ -53,7 +53,7 @@ impl<'a> Clip<'a> {
     pub fn of_segment(segment: &Segment<'a>, expected: u32) -> Result<Self> {
         match *segment {
             Segment::Audio { samples, rate } => Self::new(samples, rate, expected),
-            _ => Err(Error::prompt("a segment is not sound, but sound was expected")),
+            _ => Err(Error::prompt("a segment is not audio, but audio was expected")),
         }
     }
 

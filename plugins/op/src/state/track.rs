@@ -58,7 +58,7 @@ impl PositionTrack {
         let tokens = rows.checked_mul(columns).filter(|tokens| *tokens > 0 && free);
         let tokens = tokens.ok_or_else(|| {
             Error::prompt(format!(
-                "a picture of {rows} by {columns} tokens at slot {slot}: expected one with tokens, \
+                "an image of {rows} by {columns} tokens at slot {slot}: expected one with tokens, \
                  behind those that are there"
             ))
         })?;

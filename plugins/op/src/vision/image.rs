@@ -5,18 +5,18 @@ use crate::{Error, Result, Segment};
 
 /// Pixels of an image, red, green and blue, in rows from the top; at least one pixel.
 #[derive(Clone, Copy)]
-pub struct Picture<'a> {
+pub struct Image<'a> {
     rgb: &'a [u8],
     size: Size,
 }
 
-impl std::fmt::Debug for Picture<'_> {
+impl std::fmt::Debug for Image<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Picture").field("size", &self.size).finish_non_exhaustive()
+        f.debug_struct("Image").field("size", &self.size).finish_non_exhaustive()
     }
 }
 
-impl<'a> Picture<'a> {
+impl<'a> Image<'a> {
     /// An image of RGB8 pixels.
     ///
     /// # Errors
@@ -25,12 +25,12 @@ impl<'a> Picture<'a> {
         let size = Size { width, height };
         if size.area() == 0 {
             return Err(Error::prompt(format!(
-                "a picture of {size} pixels has none; expected at least 1×1"
+                "an image of {size} pixels has none; expected at least 1×1"
             )));
         }
         if size.rgb_len() != Some(rgb.len()) {
             return Err(Error::prompt(format!(
-                "a picture of {size} pixels has {} bytes, expected three for each pixel",
+                "an image of {size} pixels has {} bytes, expected three for each pixel",
                 rgb.len()
             )));
         }
@@ -46,7 +46,7 @@ impl<'a> Picture<'a> {
             Segment::Image { rgb, width, height } | Segment::Tile { rgb, width, height, .. } => {
                 Self::new(rgb, width, height)
             }
-            _ => Err(Error::prompt("a segment is not a picture, but one was expected")),
+            _ => Err(Error::prompt("a segment is not an image, but one was expected")),
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! The host gives RGB8 pixels ([`crate::Segment::Image`]). An op, in this order:
 //!
-//! 1. checks them once: [`Picture::new`];
+//! 1. checks them once: [`Image::new`];
 //! 2. chooses a size: [`smart_resize`], [`smart_resize_video`], [`aspect_ratio_preserving_size`], or its graph's own;
 //! 3. resizes: [`Resizer::resize`];
 //! 4. cuts patches, and normalises on the way: [`Patchify::write`] with a [`Normalisation`];
@@ -27,11 +27,11 @@ mod resize;
 mod size;
 
 pub use encoder::{Features, VisionEncoder};
-pub use image::Picture;
+pub use image::Image;
 pub use mrope::Mrope;
 pub use normalise::Normalisation;
 pub use patchify::{Grid, PatchLayout, Patchify};
 pub use positions::{AxialOrder, add_axial_positions, axial_rope, pool_mean, resample_positions};
-pub use prompt::{EncodedPicture, VisionPrompt, VisionPrompts, VisionTokens};
+pub use prompt::{EncodedImage, VisionPrompt, VisionPrompts, VisionTokens};
 pub use resize::{Filter, Resizer};
 pub use size::{Size, aspect_ratio_preserving_size, smart_resize, smart_resize_video};

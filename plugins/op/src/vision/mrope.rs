@@ -19,11 +19,11 @@ impl Mrope {
     /// half the rotary dimension.
     ///
     /// # Errors
-    /// When the bundle takes `pictures` and nothing declares the pairs, or as [`RopeParams::rope`].
+    /// When the bundle takes `images` and nothing declares the pairs, or as [`RopeParams::rope`].
     pub fn interleaved(
         mut params: RopeParams,
         published: [usize; 3],
-        pictures: bool,
+        images: bool,
     ) -> Result<Self> {
         let pairs: usize = published.iter().sum();
         params.sections = match params.sections {
@@ -33,10 +33,10 @@ impl Mrope {
             None if params.rotary_dim == Some(2 * pairs) => Some(Sections::Interleaved(published)),
             None => None,
         };
-        if pictures && params.sections.is_none() {
+        if images && params.sections.is_none() {
             return Err(Error::manifest(
                 "manifest params.rope_scaling.mrope_section is missing: it says which pairs of a head turn by time, \
-                 row and column of a picture",
+                 row and column of an image",
             ));
         }
         Ok(Self { rope: params.rope()?, tables: Vec::new(), at: Vec::new() })

@@ -56,7 +56,7 @@ impl Normalisation {
     fn checked(self) -> Result<Self> {
         match self.levels.as_flattened().iter().find(|value| !value.is_finite()) {
             Some(value) => Err(Error::manifest(format!(
-                "a level of a picture becomes {value}, expected a finite number"
+                "a level of an image becomes {value}, expected a finite number"
             ))),
             None => Ok(self),
         }

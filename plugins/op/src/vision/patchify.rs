@@ -1,6 +1,6 @@
 //! Images cut into patches, the rows that a vision tower takes.
 
-use super::{Normalisation, Picture, Size};
+use super::{Image, Normalisation, Size};
 use crate::{Error, Result};
 
 /// Order of the elements of a patch. The last word moves fastest.
@@ -36,7 +36,7 @@ impl Grid {
         let whole = |side: usize| side.checked_rem(block) == Some(0);
         if !(whole(rows) && whole(columns)) || self.patches() == 0 {
             return Err(Error::prompt(format!(
-                "a picture of {rows} rows of {columns} patches: expected sides that are multiples \
+                "an image of {rows} rows of {columns} patches: expected sides that are multiples \
                  of {block} patches"
             )));
         }
@@ -95,7 +95,7 @@ impl Patchify {
             || !(size.width.is_multiple_of(unit) && size.height.is_multiple_of(unit))
         {
             return Err(Error::prompt(format!(
-                "a picture of {size} pixels: expected sides that are multiples of {unit}; resize \
+                "an image of {size} pixels: expected sides that are multiples of {unit}; resize \
                  it first"
             )));
         }
@@ -118,12 +118,12 @@ impl Patchify {
     /// [`Patchify::patch_len`] places.
     pub fn write(
         &self,
-        frames: &[Picture<'_>],
+        frames: &[Image<'_>],
         normalisation: &Normalisation,
         target: &mut [f32],
     ) -> Result<Grid> {
         let Some((first, others)) = frames.split_first() else {
-            return Err(Error::prompt("patches of no picture"));
+            return Err(Error::prompt("patches of no image"));
         };
         if let Some(other) = others.iter().find(|other| other.size() != first.size()) {
             return Err(Error::prompt(format!(
@@ -136,7 +136,7 @@ impl Patchify {
         let len = self.patch_len(frames.len());
         if grid.patches().checked_mul(len) != Some(target.len()) {
             return Err(Error::prompt(format!(
-                "room for {} numbers, expected {len} for each of the {} patches of a picture of {} \
+                "room for {} numbers, expected {len} for each of the {} patches of an image of {} \
                  pixels",
                 target.len(),
                 grid.patches(),
@@ -163,7 +163,7 @@ impl Patchify {
     /// Writes one patch, whose first pixel is in line `y` and column `x`.
     fn fill(
         &self,
-        frames: &[Picture<'_>],
+        frames: &[Image<'_>],
         normalisation: &Normalisation,
         (y, x): (usize, usize),
         [channel_step, frame_step, line_step, pixel_step]: [usize; 4],

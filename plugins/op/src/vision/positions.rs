@@ -80,7 +80,7 @@ pub fn add_axial_positions(
     places(target, grid, width)?;
     if grid.rows.max(grid.columns) > entries {
         return Err(Error::prompt(format!(
-            "a picture of {} rows of {} patches: expected at most {entries} a side, as the table of \
+            "an image of {} rows of {} patches: expected at most {entries} a side, as the table of \
              positions has",
             grid.rows, grid.columns
         )));

@@ -75,7 +75,7 @@ impl VisionPrompts {
         let outside = [image, video, start, end].into_iter().find(|id| *id as usize >= vocab);
         match outside.filter(|_| self.encoder.is_some()) {
             Some(id) => Err(Error::manifest(format!(
-                "manifest params: the token {id} around pictures is outside the vocabulary of {vocab}; expected \
+                "manifest params: the token {id} around images is outside the vocabulary of {vocab}; expected \
                  image_token_id, video_token_id, vision_start_token_id and vision_end_token_id below it"
             ))),
             None => Ok(()),
@@ -129,12 +129,12 @@ impl VisionPrompts {
         let (tokens, places) = self.lay_out(segments)?;
         check_room(decoder.state().position(), tokens.len(), decoder.info().max_ctx)?;
         let parts = segments.iter().filter(|segment| !matches!(segment, Segment::Tokens(_)));
-        let mut pictures = Vec::with_capacity(places.len());
+        let mut images = Vec::with_capacity(places.len());
         for (segment, (first, grid)) in parts.zip(places) {
             let encoder = self.encoder.as_mut().ok_or_else(text_only)?;
-            pictures.push(EncodedPicture { first, grid, features: encoder.encode(host, segment)? });
+            images.push(EncodedImage { first, grid, features: encoder.encode(host, segment)? });
         }
-        Ok(VisionPrompt { tokens, pictures })
+        Ok(VisionPrompt { tokens, images })
     }
 
     /// What sees, for an image or a video.
@@ -150,13 +150,13 @@ impl VisionPrompts {
     /// The tokens of a prompt, and the first one and the grid of each image.
     fn lay_out(&self, segments: &[Segment<'_>]) -> Result<(Vec<u32>, Vec<Place>)> {
         let VisionTokens { image, video, .. } = self.tokens;
-        let (mut prompt, mut pictures) = (Vec::new(), Vec::new());
+        let (mut prompt, mut images) = (Vec::new(), Vec::new());
         for segment in segments {
             let token = match segment {
                 Segment::Tokens(tokens) => {
                     if let Some(id) = tokens.iter().find(|id| [image, video].contains(id)) {
                         return Err(Error::prompt(format!(
-                            "the prompt has the token {id}, which stands for a picture, without the picture"
+                            "the prompt has the token {id}, which stands for an image, without the image"
                         )));
                     }
                     prompt.extend_from_slice(tokens);
@@ -166,10 +166,10 @@ impl VisionPrompts {
                 _ => image,
             };
             let grid = self.seeing(segment)?.tokens(segment)?;
-            pictures.push((prompt.len(), grid));
+            images.push((prompt.len(), grid));
             prompt.resize(prompt.len() + grid.patches(), token);
         }
-        Ok((prompt, pictures))
+        Ok((prompt, images))
     }
 }
 
@@ -182,12 +182,12 @@ pub struct VisionPrompt {
     /// All tokens; those that stand for images included.
     pub tokens: Vec<u32>,
     /// Images and patches in time of videos, in order.
-    pub pictures: Vec<EncodedPicture>,
+    pub images: Vec<EncodedImage>,
 }
 
 /// An image, or a patch in time of a video, in a prompt.
 #[derive(Debug)]
-pub struct EncodedPicture {
+pub struct EncodedImage {
     /// Index of its first token in the prompt.
     pub first: usize,
     /// Rows and columns of its tokens.
@@ -215,7 +215,7 @@ impl VisionPrompt {
     fn consume(&self, host: &mut Host, decoder: &mut Decoder) -> Result<View> {
         let before = decoder.state().position();
         let track = decoder.state_mut().track_mut();
-        for EncodedPicture { first, grid, .. } in &self.pictures {
+        for EncodedImage { first, grid, .. } in &self.images {
             track.place(before + first, grid.rows, grid.columns)?;
         }
         if host.dumping() {
@@ -223,9 +223,9 @@ impl VisionPrompt {
             let places = slots.flat_map(|slot| track.at(slot)).map(|axis| axis as f32);
             host.dump_values("positions", &places.collect::<Vec<_>>(), &[self.tokens.len(), 3])?;
         }
-        let pictures = self.pictures.iter();
-        let soft: Vec<_> = pictures
-            .map(|EncodedPicture { first, features, .. }| SoftRows {
+        let images = self.images.iter();
+        let soft: Vec<_> = images
+            .map(|EncodedImage { first, features, .. }| SoftRows {
                 first: *first,
                 values: &features.embeds,
             })

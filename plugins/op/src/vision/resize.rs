@@ -4,7 +4,7 @@ use fast_image_resize::images::{TypedImage, TypedImageRef};
 use fast_image_resize::pixels::U8x3;
 use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions};
 
-use super::{Picture, Size};
+use super::{Image, Size};
 use crate::{Error, ErrorCode, Result};
 
 /// Pixels that an image may have, also between the passes: 800 MB.
@@ -50,12 +50,12 @@ impl Resizer {
     ///
     /// # Errors
     /// When `to` has no pixels, or a result, that of the horizontal pass included, more than 2²⁸.
-    pub fn resize<'a>(&'a mut self, image: Picture<'a>, to: Size) -> Result<Picture<'a>> {
+    pub fn resize<'a>(&'a mut self, image: Image<'a>, to: Size) -> Result<Image<'a>> {
         let from = image.size();
         let middle = Size { width: to.width, height: from.height };
         if to.area() == 0 || to.area().max(middle.area()) > MAX_PIXELS {
             return Err(Error::prompt(format!(
-                "a picture of {from} pixels cannot become {to}: expected at least one pixel, and at \
+                "an image of {from} pixels cannot become {to}: expected at least one pixel, and at \
                  most {MAX_PIXELS} for each of {to} and {middle}"
             )));
         }
@@ -68,7 +68,7 @@ impl Resizer {
             scale(&mut self.resizer, self.filter, rgb, middle, &mut self.done, to)?;
             rgb = &self.done;
         }
-        Picture::new(rgb, to.width, to.height)
+        Image::new(rgb, to.width, to.height)
     }
 }
 
@@ -84,7 +84,7 @@ fn scale(
     let failed = |why: &dyn std::fmt::Display| {
         Error::new(
             ErrorCode::INTERNAL,
-            format!("resizing a picture from {from} to {to} pixels: {why}"),
+            format!("resizing an image from {from} to {to} pixels: {why}"),
         )
     };
     let len = to.rgb_len().ok_or_else(|| failed(&"too many bytes"))?;

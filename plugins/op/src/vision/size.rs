@@ -96,7 +96,7 @@ fn fitting(
 ) -> Result<Size> {
     if factor == 0 || min_pixels == 0 || min_pixels > max_pixels {
         return Err(Error::manifest(format!(
-            "pictures of {min_pixels} to {max_pixels} pixels with sides that are multiples of \
+            "images of {min_pixels} to {max_pixels} pixels with sides that are multiples of \
              {factor}: expected a positive factor, and limits with the lower one first"
         )));
     }
@@ -104,7 +104,7 @@ fn fitting(
     let (w, h) = (f64::from(size.width), f64::from(size.height));
     if w.max(h) / w.min(h) > MAX_RATIO {
         return Err(Error::prompt(format!(
-            "a picture of {size} pixels: expected sides that differ by a factor of {MAX_RATIO} at \
+            "an image of {size} pixels: expected sides that differ by a factor of {MAX_RATIO} at \
              most; cut it into pieces"
         )));
     }
@@ -140,7 +140,7 @@ pub fn aspect_ratio_preserving_size(
     let parameters = [patch, pool, max_patches];
     if parameters.contains(&0) {
         return Err(Error::manifest(format!(
-            "pictures of {max_patches} patches of {patch}×{patch} pixels, pooled {pool} by {pool}: \
+            "images of {max_patches} patches of {patch}×{patch} pixels, pooled {pool} by {pool}: \
              expected positive numbers"
         )));
     }
@@ -163,16 +163,16 @@ pub fn aspect_ratio_preserving_size(
 
 fn not_empty(size: Size) -> Result<()> {
     match size.area() {
-        0 => Err(Error::prompt(format!(
-            "a picture of {size} pixels has none; expected at least 1×1"
-        ))),
+        0 => {
+            Err(Error::prompt(format!("an image of {size} pixels has none; expected at least 1×1")))
+        }
         _ => Ok(()),
     }
 }
 
 fn unfit(size: Size, width: f64, height: f64) -> Error {
     Error::prompt(format!(
-        "a picture of {size} pixels would become {width}×{height}, which the model cannot take; \
+        "an image of {size} pixels would become {width}×{height}, which the model cannot take; \
          expected sides that differ less, or a model that takes more patches"
     ))
 }

@@ -17,7 +17,7 @@ fn goldens<T: DeserializeOwned>(pointer: &str) -> T {
     T::deserialize(all.pointer(pointer).unwrap()).unwrap()
 }
 
-/// `picture` of the generator: gradients, edges and noise.
+/// `image` of the generator: gradients, edges and noise.
 fn image(width: u32, height: u32, seed: u32) -> Vec<u8> {
     let mut rgb = Vec::with_capacity(width as usize * height as usize * 3);
     for y in 0..height {
@@ -74,6 +74,6 @@ struct Source {
 
 #[test]
 fn the_source_images_are_those_of_the_generator() {
-    let Source { size: [width, height], seed, values } = goldens("/picture");
+    let Source { size: [width, height], seed, values } = goldens("/image");
     assert_eq!(image(width, height, seed), values);
 }

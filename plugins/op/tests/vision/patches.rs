@@ -1,6 +1,6 @@
 //! Normalised patches.
 
-use qhx_op::vision::{Grid, Normalisation, PatchLayout, Patchify, Picture, Size};
+use qhx_op::vision::{Grid, Image, Normalisation, PatchLayout, Patchify, Size};
 use serde::Deserialize;
 
 use super::{goldens, image, sha256_of_floats};
@@ -30,7 +30,7 @@ fn patches_have_the_bits_of_the_processors() {
         let seeds = case.seeds.unwrap_or(vec![width; case.frames]);
         let rgb: Vec<_> = seeds.iter().map(|&seed| image(width, height, seed)).collect();
         let frames: Vec<_> =
-            rgb.iter().map(|rgb| Picture::new(rgb, width, height).unwrap()).collect();
+            rgb.iter().map(|rgb| Image::new(rgb, width, height).unwrap()).collect();
         let scale = 1.0 / 255.0;
         let normalisation = match (case.mean, case.std) {
             (Some(mean), Some(std)) => Normalisation::mean_std(mean, std, scale).unwrap(),
@@ -60,7 +60,7 @@ fn patches_have_the_bits_of_the_processors() {
 fn what_does_not_fit_is_refused_with_both_sizes() {
     let normalisation = Normalisation::rescale(1.0 / 255.0).unwrap();
     let rgb = vec![0; 64 * 48 * 3];
-    let (wide, high) = (Picture::new(&rgb, 64, 48).unwrap(), Picture::new(&rgb, 48, 64).unwrap());
+    let (wide, high) = (Image::new(&rgb, 64, 48).unwrap(), Image::new(&rgb, 48, 64).unwrap());
     let cut = Patchify::new(16, 2, PatchLayout::ChannelsFirst).unwrap();
     let error = cut.write(&[wide], &normalisation, &mut []).unwrap_err();
     assert!(error.message().contains("64×48") && error.message().contains("32"), "{error}");

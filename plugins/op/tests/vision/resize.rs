@@ -2,7 +2,7 @@
 
 use qhx_op::Segment;
 use qhx_op::vision::{
-    Filter, Picture, Resizer, Size, aspect_ratio_preserving_size, smart_resize, smart_resize_video,
+    Filter, Image, Resizer, Size, aspect_ratio_preserving_size, smart_resize, smart_resize_video,
 };
 use serde::Deserialize;
 
@@ -44,7 +44,7 @@ fn compare(cases: Vec<Resize>) {
     for case in cases {
         let [width, height] = case.from;
         let rgb = image(width, height, case.seed);
-        let source = Picture::new(&rgb, width, height).unwrap();
+        let source = Image::new(&rgb, width, height).unwrap();
         let resizer = match case.filter.as_str() {
             "bicubic" => &mut bicubic,
             "lanczos" => &mut lanczos,
@@ -64,8 +64,8 @@ fn compare(cases: Vec<Resize>) {
 fn a_resizer_keeps_nothing_of_the_image_before() {
     let mut used = Resizer::default();
     let (large, small) = (image(90, 80, 1), image(33, 41, 2));
-    let large = Picture::new(&large, 90, 80).unwrap();
-    let small = Picture::new(&small, 33, 41).unwrap();
+    let large = Image::new(&large, 90, 80).unwrap();
+    let small = Image::new(&small, 33, 41).unwrap();
     used.resize(large, size([64, 96])).unwrap();
     let to = size([16, 16]);
     let again = used.resize(small, to).unwrap().rgb().to_vec();
@@ -129,15 +129,15 @@ fn pixels_that_are_no_image_are_refused() {
     for (bytes, width, height) in
         [(0, 0, 4), (0, 4, 0), (47, 4, 4), (49, 4, 4), (3, u32::MAX, u32::MAX)]
     {
-        let error = Picture::new(&vec![0; bytes], width, height).unwrap_err();
+        let error = Image::new(&vec![0; bytes], width, height).unwrap_err();
         assert!(error.message().contains(&format!("{width}×{height}")), "{error}");
         assert!(error.message().contains("expected"), "{error}");
     }
     let tokens = Segment::Tokens(&[1]);
-    assert!(Picture::of_segment(&tokens).unwrap_err().message().contains("not a picture"));
+    assert!(Image::of_segment(&tokens).unwrap_err().message().contains("not an image"));
     let rgb = [7; 12];
     let segment = Segment::Image { rgb: &rgb, width: 2, height: 2 };
-    let found = Picture::of_segment(&segment).unwrap();
+    let found = Image::of_segment(&segment).unwrap();
     assert_eq!(found.rgb(), rgb);
     for to in [[0, 4], [4, 0], [u32::MAX, 1], [1, u32::MAX]] {
         let error = Resizer::default().resize(found, size(to)).unwrap_err();

@@ -8,14 +8,14 @@ use qhx_core::engine::{Message, Model, Prompt, Request};
 use qhx_core::{CancelToken, ErrorKind, Result};
 use qhx_fake_device::{Plan, Rule, Then};
 use qhx_tests::faults::{Faults, explains};
-use qhx_tests::toys::{self, CPU, Goldens, Variant};
+use qhx_tests::tiny::{self, CPU, Goldens, Variant};
 use qhx_tiers::tier;
 
-const TOY: &str = "qwen35-tied";
+const TINY: &str = "qwen35-tied";
 
 /// The bundle that the other tests damage.
 fn bundle() -> PathBuf {
-    toys::bundle(&toys::fixture(TOY), Variant { target: Some("v81"), ..CPU })
+    tiny::bundle(&tiny::fixture(TINY), Variant { target: Some("v81"), ..CPU })
 }
 
 /// The first `tokens` of the answer to the shortest prompt, from the beginning.
@@ -56,13 +56,13 @@ fn chat(model: &mut Model, goldens: &Goldens, tokens: usize, after: usize) -> Re
 #[test]
 fn htp_whichever_call_fails_there_is_one_error_and_the_model_goes_on() {
     let faults = Faults::open();
-    let goldens = toys::goldens(&toys::fixture(TOY));
+    let goldens = tiny::goldens(&tiny::fixture(TINY));
     faults.walk("generate", None, &bundle(), |model| generate(model, &goldens, 3));
     // The emulator takes half a minute for two turns, of which the restart below has some. Prompt graphs make of the
     // hundred executions a dozen.
-    if toys::full_matrix() {
-        let bundle = toys::bundle(
-            &toys::fixture(TOY),
+    if tiny::full_matrix() {
+        let bundle = tiny::bundle(
+            &tiny::fixture(TINY),
             Variant { target: Some("v81"), prefill: &[32], ..CPU },
         );
         faults.walk("chat", None, &bundle, |model| chat(model, &goldens, 2, 0));
@@ -73,7 +73,7 @@ fn htp_whichever_call_fails_there_is_one_error_and_the_model_goes_on() {
 #[test]
 fn a_restart_of_the_dsp_changes_no_token() {
     let faults = Faults::open();
-    let goldens = toys::goldens(&toys::fixture(TOY));
+    let goldens = tiny::goldens(&tiny::fixture(TINY));
     let mut model = faults.model(&bundle()).unwrap();
     let contexts = model.context_loads().len() as u64;
     faults.plan(&Plan::default());
@@ -115,12 +115,12 @@ fn a_restart_of_the_dsp_changes_no_token() {
 #[test]
 fn contexts_of_all_models_close_before_a_device_is_opened() {
     let faults = Faults::open();
-    let goldens = toys::goldens(&toys::fixture(TOY));
+    let goldens = tiny::goldens(&tiny::fixture(TINY));
     let backend = faults.backend().unwrap();
-    let plugins = toys::plugins();
+    let plugins = tiny::plugins();
     let open = || {
         let backend = Arc::clone(&backend);
-        toys::open_by(&bundle(), backend, &plugins, &CancelToken::new()).unwrap()
+        tiny::open_by(&bundle(), backend, &plugins, &CancelToken::new()).unwrap()
     };
     let (mut first, mut second) = (open(), open());
     let expected = generate(&mut first, &goldens, 4).unwrap();
@@ -145,7 +145,7 @@ fn contexts_of_all_models_close_before_a_device_is_opened() {
 #[test]
 fn a_dsp_that_restarts_again_at_once_or_does_not_come_back_is_an_error() {
     let faults = Faults::open();
-    let goldens = toys::goldens(&toys::fixture(TOY));
+    let goldens = tiny::goldens(&tiny::fixture(TINY));
     let mut model = faults.model(&bundle()).unwrap();
     let expected = generate(&mut model, &goldens, 4).unwrap();
     let rule =

@@ -199,7 +199,7 @@ impl Drafter for Draft {
         self.following = None;
         self.following = Some(self.model.session.follow(start.cancel));
         if start.media {
-            let message = "the prompt has pictures, sounds or videos, which a draft does not see";
+            let message = "the prompt has images, sounds or videos, which a draft does not see";
             return Err(Error::new(ErrorKind::Prompt, message));
         }
         self.model.revive()?;

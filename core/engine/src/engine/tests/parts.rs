@@ -148,7 +148,7 @@ fn only_equal_images_are_a_common_prefix() {
     };
     // A word, three positions of an image and two tokens around it, and a word.
     assert_eq!(reused(1, "a"), 0);
-    assert_eq!(reused(1, "c"), 6, "the same picture");
+    assert_eq!(reused(1, "c"), 6, "the same image");
     assert_eq!(reused(2, "c"), 2, "another one with the same placeholders");
     assert_eq!(reused(1, "c"), 2);
     assert_eq!(
@@ -204,7 +204,7 @@ fn an_image_of_a_chat_is_encoded_once() {
         reused
     };
     assert_eq!(turns(false), [0, 4]);
-    assert_eq!(turns(true), [0, 4], "from a snapshot behind the picture");
+    assert_eq!(turns(true), [0, 4], "from a snapshot behind the image");
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn text_never_becomes_a_placeholder() {
 
     let mut model = model;
     let error = generate(&mut model, &request(&[2, IMAGE], 1)).unwrap_err();
-    let words = "token 6 (\"<image>\") stands for a picture";
+    let words = "token 6 (\"<image>\") stands for an image";
     assert!(error.message().contains(words), "{error}");
 }
 
@@ -257,7 +257,7 @@ fn what_the_op_or_the_template_cannot_place_is_named() {
     let mut model = open_with_words(op, &WORDS);
     let audio = Media::audio(vec![0.5; 4], 16000).unwrap();
     let error = complete(&mut model, vec![text("a"), Part::Media(audio)]).unwrap_err();
-    assert_eq!(error.message(), "sound 1: scripted takes no sounds");
+    assert_eq!(error.message(), "audio 1: scripted takes no sounds");
     let prompt = Prompt::Chat {
         messages: vec![message("silent", &[ContentPart::Media(image(1, 1))])],
         thinking: None,

@@ -9,7 +9,7 @@ use crate::{ErrorKind, Manifest, Result};
 
 /// A file of the checkpoint whose tokenizer is a byte-level BPE.
 fn fixture(file: &str) -> PathBuf {
-    qhx_places::fixture("qwen35-tied").join(file)
+    qhx_paths::fixture("qwen35-tied").join(file)
 }
 
 fn tokenizer() -> Tokenizer {

@@ -10,7 +10,7 @@ use std::time::Instant;
 pub use tower::Features;
 
 use super::{
-    Grid, Normalisation, PatchLayout, Patchify, Picture, Resizer, Size, resample_positions,
+    Grid, Image, Normalisation, PatchLayout, Patchify, Resizer, Size, resample_positions,
     smart_resize, smart_resize_video,
 };
 use crate::kernels::Linear;
@@ -49,8 +49,8 @@ impl VisionEncoder {
     /// The parameter `vision` of `plan.params`, for [`crate::OpDescription::params_schema`].
     pub fn schema() -> serde_json::Value {
         crate::schema::graphs(
-            "Graphs that make rows of a picture's patches. One without the input cmask takes one square picture; of \
-             those with it, the smallest that a picture fits into takes it. Without any the bundle takes text only.",
+            "Graphs that make rows of an image's patches. One without the input cmask takes one square image; of \
+             those with it, the smallest that an image fits into takes it. Without any the bundle takes text only.",
         )
     }
 
@@ -103,14 +103,14 @@ impl VisionEncoder {
             Segment::Video { width, height, frames, .. } => (Size { width, height }, Some(frames)),
             _ => {
                 return Err(Error::prompt(format!(
-                    "{}, expected a picture or a video",
+                    "{}, expected an image or a video",
                     crate::text::kind(segment)
                 )));
             }
         };
         if size.area() == 0 {
             return Err(Error::prompt(format!(
-                "a picture of {size} pixels has none; expected at least 1×1"
+                "an image of {size} pixels has none; expected at least 1×1"
             )));
         }
         let Settings { patch_size, merge_size, min_pixels, max_pixels, .. } = self.settings;
@@ -136,8 +136,8 @@ impl VisionEncoder {
         let max_patches = self.tower.max_patches();
         if grid.patches() > max_patches {
             return Err(Error::prompt(format!(
-                "a picture that becomes {size} pixels has {} patches, expected at most {max_patches}, which the largest vision \
-                 graph takes; cut the picture into parts that are less long",
+                "an image that becomes {size} pixels has {} patches, expected at most {max_patches}, which the largest vision \
+                 graph takes; cut the image into parts that are less long",
                 grid.patches()
             )));
         }
@@ -216,7 +216,7 @@ impl VisionEncoder {
 }
 
 /// The frames of a segment: of an image, itself.
-fn frames<'a>(segment: &Segment<'a>) -> Result<Vec<Picture<'a>>> {
+fn frames<'a>(segment: &Segment<'a>) -> Result<Vec<Image<'a>>> {
     match *segment {
         Segment::Video { rgb, width, height, times, .. } => {
             let bytes = rgb.len().checked_div(times.len()).unwrap_or(0);
@@ -227,8 +227,8 @@ fn frames<'a>(segment: &Segment<'a>) -> Result<Vec<Picture<'a>>> {
                     times.len()
                 )));
             }
-            rgb.chunks_exact(bytes).map(|frame| Picture::new(frame, width, height)).collect()
+            rgb.chunks_exact(bytes).map(|frame| Image::new(frame, width, height)).collect()
         }
-        _ => Picture::of_segment(segment).map(|image| vec![image]),
+        _ => Image::of_segment(segment).map(|image| vec![image]),
     }
 }

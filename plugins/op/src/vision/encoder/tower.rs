@@ -96,7 +96,7 @@ impl Tower {
                 || !side.is_multiple_of(settings.merge_size))
         {
             return Err(Error::graph(format!(
-                "graph {:?} has no input cmask, so that it takes one square picture; expected it to be the only vision \
+                "graph {:?} has no input cmask, so that it takes one square image; expected it to be the only vision \
                  graph, with a square number of patches",
                 host.graph(graphs[0].graph).name
             )));
@@ -147,7 +147,7 @@ impl Tower {
         let patches = grid.patches();
         let Some(bucket) = self.graphs.iter().find(|bucket| bucket.patches >= patches) else {
             return Err(Error::prompt(format!(
-                "a picture of {patches} patches, expected at most {}, which the largest vision graph takes",
+                "an image of {patches} patches, expected at most {}, which the largest vision graph takes",
                 self.max_patches()
             )));
         };
@@ -191,7 +191,7 @@ impl Tower {
             return Err(Error::new(
                 ErrorCode::EXECUTE,
                 format!(
-                    "graph {:?} gave NaN or infinite values for a picture of {patches} patches, expected numbers; its \
+                    "graph {:?} gave NaN or infinite values for an image of {patches} patches, expected numbers; its \
                      hidden rows have overflowed, or the weights are damaged",
                     host.graph(bucket.graph).name
                 ),
@@ -240,7 +240,7 @@ impl Bucket {
         let Some(embeds) = EMBEDS.iter().find_map(|role| info.output(role)) else {
             let have: Vec<_> = info.outputs.iter().map(ToString::to_string).collect();
             return Err(Error::graph(format!(
-                "graph {:?}: no output for the rows of a picture among {}; looked for {}; plan.params.tensors can say \
+                "graph {:?}: no output for the rows of an image among {}; looked for {}; plan.params.tensors can say \
                  what it is called",
                 info.name,
                 have.join(", "),

@@ -1,0 +1,19 @@
+//! Ends the process as soon as the system loader has mapped it.
+
+#![expect(unsafe_code, reason = "runs code before anything asked for it")]
+
+extern "C" fn crash() {
+    std::process::abort();
+}
+
+// SAFETY: the section holds pointers to functions without arguments, and this is one.
+#[used]
+#[cfg_attr(target_os = "linux", unsafe(link_section = ".init_array"))]
+#[cfg_attr(windows, unsafe(link_section = ".CRT$XCU"))]
+#[cfg_attr(target_vendor = "apple", unsafe(link_section = "__DATA,__mod_init_func"))]
+static ON_LOAD: extern "C" fn() = crash;
+
+qhx_test_malformed_plugins::zeros!(Late, "test_crash_on_load");
+
+qhx_op::register_ops!(Late);
+qhx_op::export_plugin!();

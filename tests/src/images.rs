@@ -1,0 +1,478 @@
+//! Goldens of tiny models that see: images, what `transformers` makes of them, prompts with them and answers; and
+//! whether a model gives the same.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use qhx_core::Media;
+use qhx_core::compare::Distance;
+use qhx_core::engine::{
+    ContentPart, DraftCounts, Generation, Message, Model, Part, Prompt, Request, Speculate,
+};
+use qhx_core::op::{HostOp, Segment};
+use qhx_core::sampling::argmax;
+use qhx_media::{ImageRules, Limits, Source, decode_image};
+use safetensors::SafeTensors;
+use serde::Deserialize;
+
+use crate::replay;
+
+/// `goldens.json` of the schema `qhx-goldens-vision/1`, described in `tests/oracle/README.md`.
+#[derive(Debug, Deserialize)]
+pub struct Sights {
+    /// Pixels of a side of the square that the mode `fixed` stretches images to.
+    pub fixed: usize,
+    /// The images, each in every mode.
+    pub images: Vec<Sight>,
+    /// The video.
+    pub video: Film,
+    /// Prompts and what follows.
+    pub cases: Vec<Case>,
+    /// Conversations.
+    pub chat: Vec<Chat>,
+    /// The tokens that stand for images and for videos.
+    #[serde(skip)]
+    pads: [u32; 2],
+    /// Pixels of a patch in one frame, and frames of a patch.
+    #[serde(skip)]
+    patch: [usize; 2],
+    /// Where the images are.
+    #[serde(skip)]
+    folder: PathBuf,
+    #[serde(skip)]
+    tensors: Vec<u8>,
+}
+
+/// An image as one mode makes it.
+#[derive(Debug, Deserialize)]
+pub struct Sight {
+    /// Name.
+    pub id: String,
+    /// `native` keeps the shape, `fixed` stretches to a square.
+    pub mode: String,
+    /// Rows and columns of patches.
+    pub grid: [usize; 2],
+}
+
+/// A video.
+#[derive(Debug, Deserialize)]
+pub struct Film {
+    files: Vec<String>,
+    times: Vec<f32>,
+}
+
+/// A part of a message or of a prompt.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+pub enum Said {
+    /// A text.
+    Text {
+        /// It.
+        text: String,
+    },
+    /// An image.
+    Image {
+        /// Its name.
+        id: String,
+    },
+    /// The video.
+    Video {},
+}
+
+/// A message of a conversation.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Line {
+    role: String,
+    content: Saying,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged)]
+enum Saying {
+    Text(String),
+    Parts(Vec<Said>),
+}
+
+/// A prompt and what follows, greedily.
+#[derive(Debug, Deserialize)]
+pub struct Case {
+    /// Name.
+    pub id: String,
+    /// See [`Sight::mode`].
+    pub mode: String,
+    /// A conversation.
+    #[serde(default)]
+    pub messages: Vec<Line>,
+    /// Parts without a template.
+    #[serde(default)]
+    pub prompt: Vec<Said>,
+    #[serde(flatten)]
+    /// What follows.
+    pub golden: Golden,
+}
+
+/// What follows a prompt.
+#[derive(Debug, Deserialize)]
+pub struct Golden {
+    /// The prompt's tokens, placeholders included.
+    pub prompt_ids: Vec<u32>,
+    /// What follows, the ending token included.
+    pub output_ids: Vec<u32>,
+    /// The same as text.
+    pub text: String,
+    /// Steps whose logits are recorded.
+    pub logits_steps: Vec<usize>,
+}
+
+/// A conversation about an image.
+#[derive(Debug, Deserialize)]
+pub struct Chat {
+    /// Name.
+    pub id: String,
+    /// See [`Sight::mode`].
+    pub mode: String,
+    /// Turns.
+    pub turns: Vec<Turn>,
+}
+
+/// A question and its answer.
+#[derive(Debug, Deserialize)]
+pub struct Turn {
+    /// The conversation up to the answer.
+    pub messages: Vec<Line>,
+    #[serde(flatten)]
+    /// The answer.
+    pub golden: Golden,
+}
+
+impl Sights {
+    /// Goldens of a checkpoint folder.
+    pub fn of(folder: &Path) -> Self {
+        let text = |name: &str| fs::read_to_string(folder.join(name)).expect(name);
+        let mut sights: Self =
+            serde_json::from_str(&text("goldens.json")).expect("goldens.json is valid");
+        let config: serde_json::Value =
+            serde_json::from_str(&text("config.json")).expect("config.json is valid");
+        let id = |key: &str| config[key].as_u64().expect(key) as u32;
+        sights.pads = [id("image_token_id"), id("video_token_id")];
+        let vision = &config["vision_config"];
+        let size = |key: &str| vision[key].as_u64().expect(key) as usize;
+        sights.patch = [size("patch_size").pow(2), size("temporal_patch_size")];
+        folder.clone_into(&mut sights.folder);
+        sights.tensors = fs::read(folder.join("goldens.safetensors")).expect("goldens.safetensors");
+        sights
+    }
+
+    /// A recorded tensor of f32, i32 or u8: shape and values.
+    pub fn tensor(&self, name: &str) -> (Vec<usize>, Vec<f32>) {
+        let file = SafeTensors::deserialize(&self.tensors).expect("goldens.safetensors is valid");
+        let tensor = file.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let quads = tensor.data().as_chunks::<4>().0;
+        let values = match tensor.dtype() {
+            safetensors::Dtype::U8 => tensor.data().iter().map(|&v| f32::from(v)).collect(),
+            safetensors::Dtype::I32 => {
+                quads.iter().map(|b| i32::from_le_bytes(*b) as f32).collect()
+            }
+            _ => quads.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+        };
+        (tensor.shape().to_vec(), values)
+    }
+
+    /// Logits after each recorded step of a case.
+    pub fn logits(&self, id: &str) -> Vec<Vec<f32>> {
+        let (shape, values) = self.tensor(&format!("{id}.logits"));
+        values.chunks_exact(shape[1]).map(<[f32]>::to_vec).collect()
+    }
+
+    /// The case of this name.
+    pub fn case(&self, id: &str) -> &Case {
+        self.cases.iter().find(|case| case.id == id).unwrap_or_else(|| panic!("no case {id}"))
+    }
+
+    /// Cases that a bundle of a mode can answer: those of the mode, and texts.
+    pub fn of_mode(&self, mode: &str) -> Vec<&Case> {
+        self.cases.iter().filter(|case| case.mode == mode || self.media(case).is_empty()).collect()
+    }
+
+    fn file(&self, name: &str) -> (Vec<u8>, u32, u32) {
+        let source = Source::File(self.folder.join(name));
+        let image = decode_image(&source, &ImageRules::default(), &Limits::default());
+        let image = image.unwrap_or_else(|e| panic!("{name}: {e}"));
+        (image.rgb, image.width, image.height)
+    }
+
+    /// An image.
+    pub fn image(&self, id: &str) -> Media {
+        let (rgb, width, height) = self.file(&format!("images/{id}.png"));
+        Media::image(rgb, width, height).unwrap_or_else(|e| panic!("{id}: {e}"))
+    }
+
+    /// The video.
+    pub fn film(&self) -> Media {
+        let frames: Vec<_> = self.video.files.iter().map(|name| self.file(name)).collect();
+        let (_, width, height) = frames[0];
+        let rgb = frames.into_iter().flat_map(|(rgb, ..)| rgb).collect();
+        Media::video(rgb, width, height, self.video.times.clone()).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn seen(&self, said: &Said) -> Option<Media> {
+        match said {
+            Said::Text { .. } => None,
+            Said::Image { id } => Some(self.image(id)),
+            Said::Video {} => Some(self.film()),
+        }
+    }
+
+    /// Images and videos of a case, in order.
+    pub fn media(&self, case: &Case) -> Vec<Media> {
+        let lines = case.messages.iter().filter_map(|line| match &line.content {
+            Saying::Text(_) => None,
+            Saying::Parts(parts) => Some(parts),
+        });
+        lines.flatten().chain(&case.prompt).filter_map(|said| self.seen(said)).collect()
+    }
+
+    /// What the engine is asked.
+    pub fn prompt(&self, case: &Case) -> Prompt {
+        if case.messages.is_empty() {
+            let part = |said: &Said| match said {
+                Said::Text { text } => Part::Text(text.clone()),
+                other => Part::Media(self.seen(other).expect("an image")),
+            };
+            return Prompt::Parts(case.prompt.iter().map(part).collect());
+        }
+        self.conversation(&case.messages)
+    }
+
+    /// The same for a conversation.
+    pub fn conversation(&self, lines: &[Line]) -> Prompt {
+        let message = |line: &Line| {
+            let part = |said: &Said| match said {
+                Said::Text { text } => ContentPart::Text(text.clone()),
+                other => ContentPart::Media(self.seen(other).expect("an image")),
+            };
+            match &line.content {
+                Saying::Text(text) => Message::new(&line.role, text.clone()),
+                Saying::Parts(parts) => {
+                    Message::new(&line.role, parts.iter().map(part).collect::<Vec<_>>())
+                }
+            }
+        };
+        Prompt::Chat { messages: lines.iter().map(message).collect(), thinking: None }
+    }
+
+    /// True for a token that stands for an image or a video.
+    pub fn is_pad(&self, id: u32) -> bool {
+        self.pads.contains(&id)
+    }
+
+    /// The prompt of a case as an op gets it: a run of a placeholder is an image, or the next two frames of the video.
+    pub fn segments<'a>(&self, ids: &'a [u32], media: &'a [Media]) -> Vec<Segment<'a>> {
+        segments(ids, &self.pads, media)
+    }
+
+    /// Every case through the engine: tokens of the prompt, of the answer, text.
+    pub fn greedy_exact(&self, model: &mut Model, cases: &[&Case], label: &str) {
+        self.speculative_exact(model, cases, Speculate::Off, label);
+    }
+
+    /// The same with draft tokens. Returns the counts of draft tokens in all cases together.
+    pub fn speculative_exact(
+        &self,
+        model: &mut Model,
+        cases: &[&Case],
+        speculate: Speculate,
+        label: &str,
+    ) -> DraftCounts {
+        let mut all = DraftCounts::default();
+        for case in cases {
+            let label = format!("{label}, {}", case.id);
+            model.reset().expect("a reset");
+            let prompt = self.prompt(case);
+            let ids = model.encode_prompt(&prompt).unwrap_or_else(|e| panic!("{label}: {e}"));
+            assert_eq!(ids, case.golden.prompt_ids, "{label}");
+            let generation = answer_speculative(model, prompt, &case.golden, speculate);
+            assert_eq!(generation.tokens, case.golden.output_ids, "{label}");
+            assert_eq!(generation.prompt_tokens, case.golden.prompt_ids.len(), "{label}");
+            replay::same_text(&generation.text, &case.golden.text, &label);
+            replay::add(&mut all, generation.timings.drafts);
+        }
+        all
+    }
+
+    /// Steps through cases: the most likely token is the golden one, and logits agree. Returns the worst distance
+    /// of recorded logits.
+    pub fn step_exact(&self, model: &mut Model, cases: &[&Case], label: &str) -> Distance {
+        let mut worst: Option<Distance> = None;
+        for case in cases {
+            let label = format!("{label}, {}", case.id);
+            let (media, recorded) = (self.media(case), self.logits(&case.id));
+            let op = model.op_mut();
+            op.reset().expect("a reset");
+            op.prefill(&self.segments(&case.golden.prompt_ids, &media))
+                .unwrap_or_else(|e| panic!("{label}: {e}"));
+            assert_eq!(op.position(), case.golden.prompt_ids.len(), "{label}");
+            for (step, token) in case.golden.output_ids.iter().enumerate() {
+                if step > 0 {
+                    op.decode(case.golden.output_ids[step - 1]).expect("a step");
+                }
+                let logits = op.logits().expect("logits");
+                assert_eq!(argmax(logits).ok(), Some(*token), "{label}, step {step}");
+                if let Some(index) = case.golden.logits_steps.iter().position(|s| *s == step) {
+                    let found =
+                        Distance::of(&logits.to_f32(), &recorded[index]).expect("finite logits");
+                    worst = Some(worst.map_or(found, |worst| worst.worse(found)));
+                }
+            }
+        }
+        model.reset().expect("a reset");
+        worst.expect("recorded logits")
+    }
+
+    /// Shows `op`, which dumps to `folder`, every image of a mode, or those of `ids`, and with `film` the video. Pixel
+    /// values are the reference's; returns the least cosine of a row of features (`embeds` and those of `layers`
+    /// layers), and the largest difference.
+    pub fn features(
+        &self,
+        op: &mut dyn HostOp,
+        folder: &Path,
+        mode: &str,
+        ids: Option<&[&str]>,
+        film: bool,
+        layers: usize,
+    ) -> (f64, f64) {
+        let (mut shown, mut least, mut largest) = (0, 1f64, 0f64);
+        let [plane, frames] = self.patch;
+        let deepstack = (0..layers).map(|layer| format!("deepstack_{layer}"));
+        let parts: Vec<_> = std::iter::once("embeds".to_owned()).chain(deepstack).collect();
+        let mut compare = |shown: usize, golden: &str, pairs: Option<usize>| {
+            for part in &parts {
+                let label = format!("{golden}.{part}");
+                let (shape, expected) = self.tensor(&label);
+                let rows = pairs.map_or(0..expected.len(), |pair| {
+                    let each = expected.len() / 3;
+                    pair * each..(pair + 1) * each
+                });
+                let found = dumped(folder, part, shown);
+                let (cosine, off) = agreement(&found, &expected[rows], shape[1], &label);
+                (least, largest) = (least.min(cosine), largest.max(off));
+            }
+        };
+        for sight in self.images.iter().filter(|sight| sight.mode == mode) {
+            if ids.is_some_and(|ids| !ids.contains(&sight.id.as_str())) {
+                continue;
+            }
+            let media = self.image(&sight.id);
+            op.reset().expect("a reset");
+            op.prefill(&[media.segment(), Segment::Tokens(&[5])]).expect("a prompt");
+            let golden = format!("{}.{}", sight.id, sight.mode);
+            let (_, levels) = self.tensor(&format!("{golden}.pixels"));
+            // An image stands once in each of the frames of a patch.
+            let expected: Vec<f32> = levels
+                .chunks_exact(frames * plane)
+                .flat_map(|channel| channel[..plane].iter().map(|level| (level - 127.5) / 127.5))
+                .collect();
+            assert_eq!(sight.grid[0] * sight.grid[1] * 3 * plane, expected.len());
+            let (_, off) =
+                agreement(&dumped(folder, "pixel_values", shown), &expected, plane, &golden);
+            assert!(off < 1e-6, "{golden}: pixel values differ by {off}");
+            compare(shown, &golden, None);
+            shown += 1;
+        }
+        if film {
+            let film = self.film();
+            op.reset().expect("a reset");
+            let frames = [(0, 2), (2, 4), (4, 5)]
+                .map(|(first, end)| film.frames(first, end).expect("frames"));
+            op.prefill(&[&frames[..], &[Segment::Tokens(&[5])]].concat()).expect("a prompt");
+            let (_, levels) = self.tensor("video.pixels");
+            let each = levels.len() / 3;
+            for (pair, levels) in levels.chunks_exact(each).enumerate() {
+                let expected: Vec<_> = levels.iter().map(|level| (level - 127.5) / 127.5).collect();
+                let found = dumped(folder, "pixel_values", shown + pair);
+                let (_, off) = agreement(&found, &expected, plane, "video");
+                assert!(off < 1e-6, "frames {pair}: pixel values differ by {off}");
+                compare(shown + pair, "video", Some(pair));
+            }
+        }
+        assert!(shown > 0);
+        (least, largest)
+    }
+
+    /// Positions of the tokens of every case of a mode, in time, row and column, are those of the reference. The op
+    /// dumps to `folder`.
+    pub fn same_positions(&self, op: &mut dyn HostOp, folder: &Path, mode: &str) {
+        for (index, case) in self.of_mode(mode).into_iter().enumerate() {
+            let media = self.media(case);
+            op.reset().expect("a reset");
+            op.prefill(&self.segments(&case.golden.prompt_ids, &media)).expect("a prompt");
+            let (_, expected) = self.tensor(&format!("{}.positions", case.id));
+            let found = dumped(folder, "positions", index);
+            let count = case.golden.prompt_ids.len();
+            assert_eq!(found.len(), 3 * count);
+            for axis in 0..3 {
+                let found: Vec<_> = found.iter().skip(axis).step_by(3).copied().collect();
+                let expected = &expected[axis * count..(axis + 1) * count];
+                assert_eq!(found, expected, "{}, axis {axis}", case.id);
+            }
+        }
+    }
+}
+
+fn segments<'a>(ids: &'a [u32], placeholders: &[u32], media: &'a [Media]) -> Vec<Segment<'a>> {
+    let (mut next, mut frame) = (0, 0);
+    let runs =
+        ids.chunk_by(|a, b| a == b || !placeholders.contains(a) && !placeholders.contains(b));
+    runs.map(|run| {
+        if !placeholders.contains(&run[0]) {
+            return Segment::Tokens(run);
+        }
+        let segment = media[next].segment();
+        let Segment::Video { times, .. } = segment else {
+            next += 1;
+            return segment;
+        };
+        let end = (frame + 2).min(times.len());
+        let part = media[next].frames(frame, end).expect("frames");
+        frame = if end == times.len() { 0 } else { end };
+        next += usize::from(frame == 0);
+        part
+    })
+    .collect()
+}
+
+/// Generates as many tokens as the golden answer has.
+pub fn answer(model: &mut Model, prompt: Prompt, golden: &Golden) -> Generation {
+    answer_speculative(model, prompt, golden, Speculate::Off)
+}
+
+/// The same with draft tokens.
+fn answer_speculative(
+    model: &mut Model,
+    prompt: Prompt,
+    golden: &Golden,
+    speculate: Speculate,
+) -> Generation {
+    let request = Request::greedy(prompt, golden.output_ids.len());
+    let request = request.speculate(speculate);
+    model.generate(&request, &mut |_| ControlFlow::Continue(())).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// The array of a dump that was written as number `index` of its name: shape and values.
+fn dumped(folder: &Path, name: &str, index: usize) -> Vec<f32> {
+    let file = if index == 0 { format!("{name}.npy") } else { format!("{name}-{}.npy", index + 1) };
+    let bytes = fs::read(folder.join(&file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+    let header = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
+    bytes[header..].as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
+
+/// Least cosine of the rows of two arrays, and largest difference.
+fn agreement(found: &[f32], expected: &[f32], width: usize, label: &str) -> (f64, f64) {
+    assert_eq!(found.len(), expected.len(), "{label}");
+    let rows = found.chunks_exact(width).zip(expected.chunks_exact(width));
+    rows.map(|(a, b)| Distance::of(a, b).unwrap_or_else(|e| panic!("{label}: {e}")))
+        .fold((1.0, 0.0), |(cosine, largest): (f64, f64), d| {
+            (cosine.min(d.cosine), largest.max(d.largest))
+        })
+}
