@@ -279,7 +279,7 @@ def libraries_of(found):
 
 
 def forge(program, found, folder):
-    """The tiny model as `qhx forge` makes it, without graphs for prompts: Genie's side has none either."""
+    """The tiny model as `qhx forge` makes it, without prefill graphs: Genie's side has none either."""
     bundle = folder / "bundle"
     command = [program, "forge", TINY, "--out", bundle, "--max-ctx", str(CONTEXT - 1), "--prefill", "0", "--target", "v81"]
     subprocess.run([*command, *libraries_of(found)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

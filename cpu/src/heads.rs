@@ -38,10 +38,10 @@ impl SimdOp for Columns<'_, '_> {
         let Self { x, b, stride, add, mut out } = self;
         let depth = x.len() / out.len().max(1);
         let width = out.first().map_or(0, |row| row.len());
-        let most = most(isa);
+        let max = max_vectors(isa);
         let mut start = 0;
         while start < width {
-            let whole = (width - start).div_ceil(isa.f32().len()).min(most);
+            let whole = (width - start).div_ceil(isa.f32().len()).min(max);
             // One, two or four vectors: three are two and one.
             let vectors = 1 << whole.ilog2();
             let to = start..width.min(start + vectors * isa.f32().len());
@@ -69,7 +69,7 @@ impl SimdOp for Turned<'_, '_> {
     #[inline(always)]
     fn eval<I: Isa>(self, isa: I) {
         let Self { x, b, columns, mut out } = self;
-        let vectors = most(isa);
+        let vectors = max_vectors(isa);
         let width = vectors * isa.f32().len();
         if columns == 0 {
             return out.iter_mut().for_each(|row| row.fill(0.0));
@@ -93,7 +93,7 @@ impl SimdOp for Turned<'_, '_> {
 
 /// Vectors of a row that are summed at a time.
 #[inline(always)]
-fn most<I: Isa>(isa: I) -> usize {
+fn max_vectors<I: Isa>(isa: I) -> usize {
     // AVX2 alone has vectors of eight.
     if isa.f32().len() == 8 { NARROW } else { WIDE }
 }

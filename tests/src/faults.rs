@@ -140,10 +140,10 @@ impl Faults {
 /// Which calls are failed.
 fn chosen(calls: &[String], executions: Option<usize>) -> Vec<usize> {
     let all = 0..calls.len();
-    let Some(most) = executions else { return all.collect() };
+    let Some(max) = executions else { return all.collect() };
     let all: Vec<usize> = all.filter(|&index| calls[index] == "graphExecute").collect();
     let last = all.len().saturating_sub(1);
-    (0..most).map(|n| all[n * last / most.saturating_sub(1).max(1)]).collect()
+    (0..max).map(|n| all[n * last / max.saturating_sub(1).max(1)]).collect()
 }
 
 /// The error of a call that answered with `code`: named, with a fix, on one line.

@@ -95,10 +95,10 @@ pub fn accepted_exact(model: &mut Model, case: &Case, rows: usize, right: usize)
 }
 
 /// The `most` cases with the fewest tokens.
-pub fn shortest(goldens: &Goldens, most: usize) -> Vec<&Case> {
+pub fn shortest(goldens: &Goldens, max: usize) -> Vec<&Case> {
     let mut cases: Vec<_> = goldens.cases.iter().collect();
     cases.sort_by_key(|case| case.prompt_ids.len() + case.output_ids.len());
-    cases.truncate(most);
+    cases.truncate(max);
     cases
 }
 

@@ -167,7 +167,7 @@ pub struct Variant {
     pub int8: bool,
     /// Contexts of the decoder.
     pub shards: usize,
-    /// Tokens that graphs for prompts take.
+    /// Tokens that prefill graphs take.
     pub prefill: &'static [usize],
 }
 

@@ -32,9 +32,9 @@ pub fn of_an_npu_that_hangs(qhx: impl Fn() -> Program, fake: &Path, folder: &Pat
         for _ in 1..times {
             interrupt(child.id());
             let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
-            let told =
+            let message =
                 lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("Ctrl-C again")));
-            assert!(told.is_some(), "{call}: the user is not told");
+            assert!(message.is_some(), "{call}: no message");
             assert!(child.try_wait().expect("a child").is_none(), "{call}: it ended by itself");
         }
         interrupt(child.id());

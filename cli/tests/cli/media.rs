@@ -214,7 +214,7 @@ fn a_conversation_goes_on_after_a_bad_file() {
     assert!(run.stderr.contains("(the next message goes without it)"), "{run:?}");
 }
 
-/// A JPEG whose header says that it has so many pixels a side.
+/// A JPEG whose header declares this number of pixels a side.
 fn jpeg_of(side: u16) -> Vec<u8> {
     let mut jpeg = std::fs::read(fixture("media/baseline.jpg")).expect("a file");
     let frame = jpeg.windows(2).position(|marker| marker == [0xff, 0xc0]).expect("a frame");

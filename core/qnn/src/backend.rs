@@ -277,8 +277,8 @@ impl Backend for QnnBackend {
             )
         });
         details.push(match self.sessions.votes() {
-            true => format!("clocks: {}", self.options.perf.name()),
-            false => "clocks: left to the device".to_owned(),
+            true => format!("power mode: {}", self.options.perf.name()),
+            false => "power mode: left to the device".to_owned(),
         });
         details.push(format!("memory: {}", self.memory.describe()));
         let version = match library.core_version().qairt() {

@@ -300,7 +300,7 @@ impl Power {
             && let Some(governor) = self.governor.get()
             && let Err(error) = governor.vote(current.vote())
         {
-            tracing::warn!("clocks stay low: {}", error.message());
+            tracing::warn!("the power mode is not set: {}", error.message());
         }
     }
 
@@ -366,7 +366,11 @@ impl IdleWatch {
         };
         let thread = std::thread::Builder::new().name("qhx-idle".to_owned()).spawn(watch);
         let thread = thread.map_err(|e| {
-            Error::caused(ErrorKind::Internal, "the watch over the NPU's clocks cannot start", e)
+            Error::caused(
+                ErrorKind::Internal,
+                "the watch over the NPU's power mode cannot start",
+                e,
+            )
         })?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }

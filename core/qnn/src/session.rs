@@ -37,7 +37,7 @@ impl Session {
         let device = Device::open(library, options.log, None)?;
         let power = Arc::new(Power::new(&device));
         if let Err(error) = power.set_mode(options.perf) {
-            tracing::warn!(target: "qnn", error = %error.report(), "clocks are left alone");
+            tracing::warn!(target: "qnn", error = %error.report(), "the power mode is left alone");
         }
         let idle = options.idle_release;
         let idle = idle.map(|after| IdleWatch::begin(&power, after)).transpose()?;

@@ -374,10 +374,10 @@ fn a_state_whose_buffers_cannot_be_exchanged_stays_as_it_was() {
 }
 
 /// `replaced` for graphs with an input for which rows are tokens, and which rows a convolution of 3 keeps.
-fn told(name: &str, rows: usize, keep: [usize; 2]) -> GraphInfo {
-    let mut told = replaced(name, rows);
-    told.inputs.extend([tensor("valid", F32, [rows, 1]), tensor("keep", F32, keep)]);
-    told
+fn padded(name: &str, rows: usize, keep: [usize; 2]) -> GraphInfo {
+    let mut padded = replaced(name, rows);
+    padded.inputs.extend([tensor("valid", F32, [rows, 1]), tensor("keep", F32, keep)]);
+    padded
 }
 
 #[test]
@@ -386,7 +386,7 @@ fn a_replaced_state_takes_part_of_a_chunk_with_an_input() {
     let opened = |keep: [usize; 2]| {
         harness(params.clone(), json!({"n_layers": 1, "max_ctx": 20}))
             .graph(replaced("one", 1))
-            .graph(told("four", 4, keep))
+            .graph(padded("four", 4, keep))
             .graph(head())
             .open::<TinyModel>()
     };
@@ -516,7 +516,7 @@ fn a_replaced_state_takes_in_accepted_drafts_alone() {
     let params = json!({"decode": "one", "prefill": "four", "lmhead": "head"});
     let mut op = harness(params, json!({"n_layers": 1, "max_ctx": 20}))
         .graph(replaced("one", 1))
-        .graph(told("four", 4, [2, 6]))
+        .graph(padded("four", 4, [2, 6]))
         .graph(head())
         .open::<TinyModel>()
         .unwrap();
@@ -578,7 +578,7 @@ fn graphs_without_state_see_only_the_last_prompt_token() {
     assert_eq!(op.decode(1).unwrap(), [1.0, -1.0, 7.0]);
     assert_eq!(executions(&op, graphs), [1, 1, 2, 1, 2]);
 
-    // Graphs for prompts may end with the last state: they give no y.
+    // Prefill graphs may end with the last state: they give no y.
     let mut fill = cached("four", 4, "y", 2);
     fill.outputs.retain(|tensor| tensor.name != "y");
     let params = json!({"decode": ["one", "rest"], "prefill": "four", "lmhead": "head"});

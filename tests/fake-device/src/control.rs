@@ -62,7 +62,7 @@ impl Control {
     /// What happened since the plan was set.
     ///
     /// # Errors
-    /// The library answers with something else.
+    /// The library returns something else.
     pub fn report(&self) -> Result<Report, String> {
         // SAFETY: the library exports the function with this signature.
         let get = unsafe {

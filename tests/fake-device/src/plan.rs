@@ -61,14 +61,14 @@ fn one() -> u64 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Then {
-    /// It answers with this code. A call that frees something frees it all the same.
+    /// It returns this code. A call that frees something frees it all the same.
     Fail(u16),
-    /// It waits so many milliseconds first.
+    /// It waits this number of milliseconds first.
     DelayMs(u64),
     /// It never returns. When the process exits, the library waits for it, as one does that joins
     /// its threads.
     Hang,
-    /// The DSP restarts: the call answers with this code, and so does every further use of the
+    /// The DSP restarts: the call returns this code, and so does every further use of the
     /// backends, devices and contexts that are open now, until they are freed.
     Restart(u16),
 }

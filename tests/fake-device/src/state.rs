@@ -74,7 +74,7 @@ pub(crate) enum Effect {
     Frees(Key),
 }
 
-/// Hands a call on, or answers in its place. `real` answers with the status and the handle made.
+/// Hands a call on, or answers in its place. `real` returns the status and the handle made.
 pub(crate) fn call(
     name: &str,
     uses: &[Key],
@@ -104,7 +104,7 @@ pub(crate) fn call(
     verdict.map_or_else(Status::from, |()| status)
 }
 
-/// Counts and checks a call. Errors with the code that it answers with instead.
+/// Counts and checks a call. The error is the code that it returns instead.
 fn enter(name: &str, uses: &[Key], effect: &Effect) -> Result<(), u16> {
     let frees = matches!(effect, Effect::Frees(_));
     let fate = with(|state| {
@@ -288,7 +288,7 @@ impl State {
         }
     }
 
-    /// Whether a context of so many bytes is to be had beside those that are open.
+    /// Whether a context of this number of bytes is to be had beside those that are open.
     fn fits(&self, bytes: u64) -> bool {
         let open = || self.objects.iter().filter(|((kind, _), _)| *kind == Kind::Context);
         let taken: u64 = open().map(|(_, object)| object.bytes).sum();

@@ -32,9 +32,9 @@ impl Random {
     }
 
     /// Start and end of a stretch of up to `most` of `len` bytes.
-    fn stretch(&mut self, len: usize, most: usize) -> std::ops::Range<usize> {
+    fn stretch(&mut self, len: usize, max: usize) -> std::ops::Range<usize> {
         let start = self.below(len + 1);
-        start..start + self.below((len - start).min(most) + 1)
+        start..start + self.below((len - start).min(max) + 1)
     }
 }
 

@@ -182,7 +182,7 @@ pub fn run_all(
     });
 }
 
-/// What is told of a run.
+/// The report of a run.
 pub fn describe(target: &str, result: &Result<Counts, Fault>) -> String {
     match result {
         Ok(counts) => format!(

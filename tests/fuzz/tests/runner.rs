@@ -31,10 +31,10 @@ fn every_target_answers_damaged_files() {
     let options = Options { time, patience, seed: 1, seeds, found };
     let faults = Mutex::new(Vec::new());
     run::run_all(&program(), &TARGETS.map(|target| target.name), &options, |target, result| {
-        let told = run::describe(target, result);
-        eprintln!("{told}");
+        let report = run::describe(target, result);
+        eprintln!("{report}");
         if result.is_err() {
-            faults.lock().unwrap().push(told);
+            faults.lock().unwrap().push(report);
         }
     });
     let faults = faults.into_inner().unwrap();

@@ -106,12 +106,12 @@ fn cosine(found: &[f32], expected: &[f32]) -> f64 {
 
 /// Every vector near the reference's, and documents in the reference's order.
 #[expect(clippy::print_stderr, reason = "a test says what it measured")]
-fn compare(found: &[Vec<f32>], goldens: &Goldens, least: f64, label: &str) {
+fn compare(found: &[Vec<f32>], goldens: &Goldens, min: f64, label: &str) {
     let mut worst = 1.0f64;
     for (text, vector) in goldens.texts.iter().zip(found) {
         let cosine = cosine(vector, &text.expected);
         worst = worst.min(cosine);
-        assert!(cosine >= least, "{label}, {}: cosine {cosine}", text.id);
+        assert!(cosine >= min, "{label}, {}: cosine {cosine}", text.id);
         let norm = vector.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>().sqrt();
         assert!((norm - 1.0).abs() < 1e-5, "{label}, {}: norm {norm}", text.id);
     }

@@ -357,7 +357,7 @@ fn htp_fp16_shards_and_other_targets_equal_the_reference() {
             assert!(kept.cosine >= 0.999, "{label}: {kept:?}");
         }
         if shards > 1 {
-            // Prompt graphs, hidden rows from shard to shard, caches.
+            // Prompt graphs, hidden states from shard to shard, caches.
             registered::copies_nothing(&bundle.manifest, &replay::shortest(&goldens, 1), &label);
         }
     }

@@ -124,7 +124,7 @@ fn routes(lines: &[String], layers: usize) -> Vec<Routing> {
     found.into_iter().map(|token| token.into_iter().map(|l| l.unwrap()).collect()).collect()
 }
 
-/// How often so many tokens of a prompt go through the graphs for prompts, and one by one.
+/// How often N tokens of a prompt go through the prefill graphs, and one by one.
 fn ways(tokens: usize, prompt_graphs: bool) -> [Option<u64>; 2] {
     let mut left = tokens;
     let mut batches = 0;

@@ -196,7 +196,7 @@ fn a_newer_plugin_runs_in_this_host_and_in_the_frozen_one() {
     assert_eq!(hosted(&frozen.host, &frozen.plugin), expected);
 }
 
-/// A function answers with another type.
+/// A function returns another type.
 fn another_signature(path: &str, text: String) -> String {
     match path {
         "src/abi.rs" => replace(

@@ -95,14 +95,14 @@ fn proves_equal(
     checkpoint: &Path,
     variant: Variant,
     backend: Arc<dyn Backend>,
-    (most, texts): (usize, usize),
+    (max, texts): (usize, usize),
 ) {
     let goldens = tiny::goldens(checkpoint);
     let goldens = if variant.target.is_some() { goldens.brief() } else { goldens };
     let label = format!("{} {variant:?}", checkpoint.file_name().unwrap().display());
     let mut cases: Vec<_> = goldens.cases.iter().collect();
     cases.sort_by_key(|case| case.prompt_ids.len() + case.output_ids.len());
-    cases.truncate(most);
+    cases.truncate(max);
     let mut model = tiny::open(&tiny::bundle(checkpoint, variant), backend)
         .unwrap_or_else(|e| panic!("{label}: {e}"));
     greedy_exact(&mut model, &cases[..texts.min(cases.len())], &label);
@@ -230,11 +230,11 @@ fn forged_of(
     let folder = tempfile::tempdir().unwrap();
     let mut options = ForgeOptions::new(folder.path().join("bundle"));
     // As much as the checkpoint takes, up to this.
-    let most = |max_ctx: usize| {
+    let max = |max_ctx: usize| {
         checkpoint.text_config()["max_position_embeddings"].as_u64().unwrap().min(max_ctx as u64)
             as usize
     };
-    options.max_ctx = Some(most(320));
+    options.max_ctx = Some(max(320));
     options.prefill = Some(prefill.to_vec());
     if let Some(target) = target {
         let (htp, system) = tiny::qnn_libraries();
@@ -354,8 +354,8 @@ fn the_npu_takes_prompts_in_chunks() {
     for target in targets {
         let (_folder, manifest) = forged(checkpoint.path(), Some(target), &[8]);
         let mut chunks = tiny::open(&manifest, backends::qnn(&libraries)).unwrap();
-        let most = if full { 300 } else { 9 };
-        let prompts = [vec![7; most], (0..13).map(|i| 20 + i * i).collect()];
+        let max = if full { 300 } else { 9 };
+        let prompts = [vec![7; max], (0..13).map(|i| 20 + i * i).collect()];
         let Distance { cosine, .. } =
             chunks_equal_steps([&mut chunks, &mut steps], &prompts, target);
         assert!(cosine >= 0.999, "{target}: {cosine}");
@@ -383,15 +383,15 @@ fn the_npu_takes_prompts_in_chunks() {
 #[test]
 fn htp_fp16_is_greedy_exact_for_every_target() {
     let libraries = tiny::qnn_libraries();
-    let most = if tiny::full_matrix() { usize::MAX } else { 4 };
+    let max = if tiny::full_matrix() { usize::MAX } else { 4 };
     for (index, tiny) in TINY_MODELS.into_iter().enumerate() {
         let forms =
-            [("v81", 1, (most, 1)), ("v81", 2, (2, 0)), ("v79", 1, (2, 0)), ("v75", 1, (2, 0))];
-        for (form, (target, shards, most)) in forms.into_iter().enumerate() {
+            [("v81", 1, (max, 1)), ("v81", 2, (2, 0)), ("v79", 1, (2, 0)), ("v75", 1, (2, 0))];
+        for (form, (target, shards, max)) in forms.into_iter().enumerate() {
             // The tiny models share the forms out, unless each is to have them all.
             if tiny::full_matrix() || form % TINY_MODELS.len() == index {
                 let variant = Variant { target: Some(target), shards, ..CPU };
-                proves_equal(&tiny::fixture(tiny), variant, backends::qnn(&libraries), most);
+                proves_equal(&tiny::fixture(tiny), variant, backends::qnn(&libraries), max);
                 if shards > 1 {
                     // States that are replaced: their two buffers take turns.
                     let checkpoint = tiny::fixture(tiny);

@@ -385,7 +385,7 @@ impl Model {
         let consumed = (work.prompt.sequence.len() - *reused, start.elapsed().as_secs_f64());
         let begin = Start {
             prompt: &work.prompt.sequence.tokens,
-            most: work.budget,
+            max: work.budget,
             sampling: &work.sampling,
             allowed: &work.allowed,
             media: !work.prompt.sequence.spans.is_empty(),

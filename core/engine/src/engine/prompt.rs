@@ -192,7 +192,7 @@ impl Guard {
         }
         let unused = |mark: &char| !texts.iter().any(|text| text.contains(*mark));
         let mark = BREAKS.into_iter().find(unused).ok_or_else(|| {
-            Error::new(ErrorKind::Prompt, "the text spells tokens that stand for images or sounds")
+            Error::new(ErrorKind::Prompt, "the text spells tokens that stand for images or audio")
                 .hint("leave them out, or leave out the noncharacters U+FDD0 to U+FDEF")
         })?;
         Ok(Self { words, mark: Some(mark) })
@@ -464,7 +464,7 @@ impl Reader<'_> {
             let message =
                 format!("{name} has no place in the prompt: expected the token {marker:?} for it");
             return Err(Error::new(ErrorKind::Prompt, message).hint(
-                "the chat template or the tokenizer is that of a model without images and sounds, or the \
+                "the chat template or the tokenizer is that of a model without images and audio, or the \
                  template takes them from the user's messages only",
             ));
         }

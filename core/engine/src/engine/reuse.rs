@@ -98,7 +98,7 @@ impl Consumed {
         match op.snapshot() {
             Ok(id) => self.checkpoints.push(Checkpoint { sequence: self.sequence.clone(), id }),
             Err(e) if op.position() == self.sequence.len() => tracing::warn!(
-                "the state could not be saved, so the next turn consumes the conversation anew: {}",
+                "the state could not be saved, so the next turn consumes the conversation again: {}",
                 e.report()
             ),
             Err(e) => return Err(e),

@@ -181,7 +181,7 @@ pub const CORNER_NOM_PLUS: u32 = 0x70;
 pub const CORNER_TURBO: u32 = 0x80;
 pub const CORNER_MAX: u32 = 0xa0;
 
-/// What `deviceGetInfrastructure` answers with, for HTP.
+/// What `deviceGetInfrastructure` returns for HTP.
 #[repr(C)]
 pub struct Infrastructure {
     pub kind: u32,

@@ -26,7 +26,7 @@ pub use data_type::*;
 pub use htp::*;
 pub use table::*;
 
-/// What every function answers with; the code is in the low 16 bits, 0 is success.
+/// The status that every function returns; the code is in the low 16 bits, 0 is success.
 pub type Status = u64;
 /// A handle. The library hands out small integers; NULL is none.
 pub type Handle = *mut c_void;

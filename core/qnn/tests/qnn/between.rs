@@ -195,7 +195,7 @@ fn after_a_restart_a_context_fails_until_it_is_reopened() {
     }
     drop(session);
     let mut session = Session::open(backend_over(&control, &real, QnnOptions::default()), &binary);
-    assert_eq!(session.run(0, &input), before, "a context made anew");
+    assert_eq!(session.run(0, &input), before, "a context made again");
     drop(session);
     control.closed("a restart");
 }

@@ -228,7 +228,7 @@ fn the_backend_describes_itself() {
     assert!(info.version.contains(library.build_id()) && !library.build_id().is_empty());
     assert!(info.details.iter().any(|line| line.contains("core interface 2.")));
     assert_eq!(library.provider(), "HTP_QTI_AISW");
-    assert!(info.details.contains(&"clocks: burst".to_owned()), "{info:?}");
+    assert!(info.details.contains(&"power mode: burst".to_owned()), "{info:?}");
 }
 
 #[tier(qnn)]
@@ -242,7 +242,7 @@ fn every_power_vote_is_accepted() {
     }
     let silent = QnnOptions { perf: PerfMode::DeviceDefault, ..QnnOptions::default() };
     let info = crate::backend(&library, silent).info();
-    assert!(info.details.contains(&"clocks: left to the device".to_owned()), "{info:?}");
+    assert!(info.details.contains(&"power mode: left to the device".to_owned()), "{info:?}");
 }
 
 #[tier(qnn)]

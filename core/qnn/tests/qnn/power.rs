@@ -59,11 +59,11 @@ fn each_power_mode_votes_and_takes_its_votes_back() {
 
     // A chip without RPC latency has clocks and polling; one without votes does its work all the same.
     control.set(&Plan::at("setPowerConfig", 2, Then::Fail(13002))).unwrap();
-    assert!(open(PerfMode::Burst).info().details.contains(&"clocks: burst".to_owned()));
+    assert!(open(PerfMode::Burst).info().details.contains(&"power mode: burst".to_owned()));
     assert_eq!(report(&control).votes[..3], BURST);
     control.set(&Plan::at("createPowerConfigId", 1, Then::Fail(1000))).unwrap();
     let info = open(PerfMode::Burst).info();
-    assert!(info.details.contains(&"clocks: left to the device".to_owned()), "{info:?}");
+    assert!(info.details.contains(&"power mode: left to the device".to_owned()), "{info:?}");
     control.set(&Plan::default()).unwrap();
     drop(open(PerfMode::DeviceDefault));
     assert!(report(&control).votes.is_empty());

@@ -63,9 +63,9 @@ fn fuzz(tokenizer: &Tokenizer, seed: u64, draw: impl Fn(&mut Rng, &mut Vec<u32>)
     let mut rng = Rng::new(seed);
     let mut compared = 0;
     for round in 0..4_000 {
-        let mut text = |most: u64| {
+        let mut text = |max: u64| {
             let mut ids = Vec::new();
-            for _ in 0..rng.below(most) {
+            for _ in 0..rng.below(max) {
                 draw(&mut rng, &mut ids);
             }
             ids

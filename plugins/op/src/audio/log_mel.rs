@@ -130,8 +130,8 @@ impl LogMel {
         let fits = frames.checked_mul(mels).is_some_and(|len| len <= target.len());
         if !fits || !target.len().is_multiple_of(mels) {
             return Err(Error::prompt(format!(
-                "sound of {} samples has {frames} frames, and there is room for {} numbers: \
-                 expected whole rows of {mels}, and one for each frame; cut the sound into shorter \
+                "audio of {} samples has {frames} frames, and there is room for {} numbers: \
+                 expected whole rows of {mels}, and one for each frame; cut the audio into shorter \
                  pieces",
                 clip.samples().len(),
                 target.len()

@@ -144,30 +144,30 @@ mod tests {
 
     #[test]
     fn banks_that_make_no_sense_are_refused() {
-        let sound = MelOptions {
+        let sane = MelOptions {
             mels: 128,
             min_hz: 0.0,
             max_hz: 8000.0,
             scale: MelScale::Htk,
             area_norm: false,
         };
-        assert_eq!(MelFilters::new(&sound, 16_000, 257).unwrap().mels(), 128);
+        assert_eq!(MelFilters::new(&sane, 16_000, 257).unwrap().mels(), 128);
         let wrong = [
-            MelOptions { mels: 0, ..sound.clone() },
-            MelOptions { mels: usize::MAX, ..sound.clone() },
-            MelOptions { min_hz: -1.0, ..sound.clone() },
-            MelOptions { min_hz: 9000.0, ..sound.clone() },
-            MelOptions { max_hz: 8001.0, ..sound.clone() },
-            MelOptions { max_hz: f64::NAN, ..sound.clone() },
+            MelOptions { mels: 0, ..sane.clone() },
+            MelOptions { mels: usize::MAX, ..sane.clone() },
+            MelOptions { min_hz: -1.0, ..sane.clone() },
+            MelOptions { min_hz: 9000.0, ..sane.clone() },
+            MelOptions { max_hz: 8001.0, ..sane.clone() },
+            MelOptions { max_hz: f64::NAN, ..sane.clone() },
         ];
         for options in wrong {
             let error = MelFilters::new(&options, 16_000, 257).unwrap_err();
             assert!(error.message().contains("16000"), "{error}");
         }
-        let narrow = MelOptions { max_hz: 1e-200, area_norm: true, ..sound.clone() };
+        let narrow = MelOptions { max_hz: 1e-200, area_norm: true, ..sane.clone() };
         let error = MelFilters::new(&narrow, 16_000, 257).unwrap_err();
         assert!(error.message().contains("Hz wide"), "{error}");
-        assert!(MelFilters::new(&sound, 16_000, 1).is_err());
-        assert!(MelFilters::new(&sound, 0, 257).is_err());
+        assert!(MelFilters::new(&sane, 16_000, 1).is_err());
+        assert!(MelFilters::new(&sane, 0, 257).is_err());
     }
 }

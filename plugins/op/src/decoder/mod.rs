@@ -115,7 +115,7 @@ impl DecoderBuilder {
             Some(graph) => {
                 let mut sources = Vec::new();
                 for (index, pass) in passes.iter_mut().enumerate() {
-                    // Graphs for prompts may end where the last state is written.
+                    // Prefill graphs may end where the last state is written.
                     if index == STEP || !matches!(pass.tail, Tail::None) {
                         pass.source = Some(sources.len());
                         sources.push(pass.tail.hidden(host, pass.rows, graph)?);

@@ -25,9 +25,9 @@ impl Decoder {
         Verification::refused(if wide.is_empty() {
             "the bundle has no graphs that take several tokens (plan.params.prefill)"
         } else if wide.iter().all(|pass| pass.only_full) {
-            "its graphs for prompts replace a state and have no input valid or keep that says which rows are tokens"
+            "its prefill graphs replace a state and have no input valid or keep that says which rows are tokens"
         } else {
-            "its graphs for prompts end before the last layers and give neither y nor logits"
+            "its prefill graphs end before the last layers and give neither y nor logits"
         })
     }
 

@@ -86,15 +86,15 @@ fn a_restart_of_the_dsp_changes_no_token() {
         faults.plan(&Plan::at("graphExecute", nth, Then::Restart(code)));
         assert_eq!(generate(&mut model, &goldens, 6).unwrap(), expected, "{code} at {nth}");
         let report = faults.report();
-        assert_eq!(report.calls["contextCreateFromBinary"], contexts, "opened anew, once");
+        assert_eq!(report.calls["contextCreateFromBinary"], contexts, "opened again, once");
         assert_eq!(report.alive["context"] as u64, contexts);
         assert_eq!(
             (report.calls["deviceCreate"], report.alive["device"]),
             (1, 1),
-            "on a device opened anew"
+            "on a device opened again"
         );
         assert_eq!((report.calls["backendCreate"], report.alive["backend"]), (1, 1));
-        assert_eq!(report.alive["power"], 1, "with the same wish for clocks");
+        assert_eq!(report.alive["power"], 1, "with the same vote for a power mode");
         assert!(report.violations.is_empty(), "{report:?}");
     }
     // In the second turn of a chat, whose beginning is in the state already.
@@ -177,7 +177,7 @@ fn a_dsp_that_restarts_again_at_once_or_does_not_come_back_is_an_error() {
     let fails = rule("contextCreateFromBinary", 1, 1, Then::Fail(1002));
     plan(vec![rule("graphExecute", 3, 1, Then::Restart(1011)), fails]);
     let error = generate(&mut model, &goldens, 4).unwrap_err();
-    explains(&error, 1002, "a context that cannot be opened anew");
+    explains(&error, 1002, "a context that cannot be opened again");
     assert!(error.message().contains("after the DSP restarted"), "{error}");
     assert_eq!(generate(&mut model, &goldens, 4).unwrap(), expected, "and it goes on");
     drop(model);

@@ -199,7 +199,7 @@ impl Drafter for Draft {
         self.following = None;
         self.following = Some(self.model.session.follow(start.cancel));
         if start.media {
-            let message = "the prompt has images, sounds or videos, which a draft does not see";
+            let message = "the prompt has images, audio or videos, which a draft does not see";
             return Err(Error::new(ErrorKind::Prompt, message));
         }
         self.model.revive()?;
@@ -217,7 +217,7 @@ impl Drafter for Draft {
             self.state.clear();
             self.model.op.reset()?;
         }
-        let room = start.prompt.len().saturating_add(start.most.min(1 << 20));
+        let room = start.prompt.len().saturating_add(start.max.min(1 << 20));
         self.text.clear();
         self.text.reserve(room);
         self.state.reserve(room.saturating_sub(self.state.len()));

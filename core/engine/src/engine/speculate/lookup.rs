@@ -75,7 +75,7 @@ impl Drafter for PromptLookup {
     }
 
     fn begin(&mut self, start: &Start<'_>) -> Result<()> {
-        let tokens = start.prompt.len().saturating_add(start.most.min(1 << 20));
+        let tokens = start.prompt.len().saturating_add(start.max.min(1 << 20));
         self.text.clear();
         self.earlier.clear();
         self.text.reserve(tokens);
@@ -125,7 +125,7 @@ mod tests {
         let mut lookup = PromptLookup::new();
         let (sampling, allowed) = (SamplingParams::default(), AllowedTokens::below(1000).into());
         let (sampling, allowed, cancel) = (&sampling, &allowed, &crate::CancelToken::new());
-        let start = Start { prompt, most: max_drafts, sampling, allowed, media: false, cancel };
+        let start = Start { prompt, max: max_drafts, sampling, allowed, media: false, cancel };
         lookup.begin(&start).unwrap();
         lookup
     }

@@ -31,7 +31,7 @@ pub struct Start<'a> {
     /// Tokens of the prompt; where an image, audio clip or video lies, the token that stands for it.
     pub prompt: &'a [u32],
     /// Maximum number of tokens that may follow.
-    pub most: usize,
+    pub max: usize,
     /// How they are chosen.
     pub sampling: &'a SamplingParams,
     /// What they are chosen among.
@@ -61,7 +61,7 @@ pub trait Drafter: Send {
     ///
     /// # Errors
     /// An error costs this generation its draft tokens, unless it is a cancellation.
-    fn draft(&mut self, most: usize, rng: &Rng, drafts: &mut Vec<u32>) -> Result<()>;
+    fn draft(&mut self, max: usize, rng: &Rng, drafts: &mut Vec<u32>) -> Result<()>;
 
     /// True when a draft token takes no time worth counting: then draft tokens are compared with the text also while
     /// none is verified, to learn how often they are right.

@@ -82,7 +82,7 @@ impl Eyes {
                     .collect(),
                 ..Placement::default()
             }),
-            _ => Err(Error::new(ErrorKind::Prompt, "scripted takes no sounds")),
+            _ => Err(Error::new(ErrorKind::Prompt, "scripted takes no audio")),
         }
     }
 }
@@ -257,7 +257,7 @@ fn what_the_op_or_the_template_cannot_place_is_named() {
     let mut model = open_with_words(op, &WORDS);
     let audio = Media::audio(vec![0.5; 4], 16000).unwrap();
     let error = complete(&mut model, vec![text("a"), Part::Media(audio)]).unwrap_err();
-    assert_eq!(error.message(), "audio 1: scripted takes no sounds");
+    assert_eq!(error.message(), "audio 1: scripted takes no audio");
     let prompt = Prompt::Chat {
         messages: vec![message("silent", &[ContentPart::Media(image(1, 1))])],
         thinking: None,

@@ -183,8 +183,8 @@ impl Drafter for Oracle {
         self.pushed += 1;
     }
 
-    fn draft(&mut self, most: usize, _rng: &Rng, drafts: &mut Vec<u32>) -> Result<()> {
-        let rest = self.answer.iter().skip(self.pushed).take(most);
+    fn draft(&mut self, max: usize, _rng: &Rng, drafts: &mut Vec<u32>) -> Result<()> {
+        let rest = self.answer.iter().skip(self.pushed).take(max);
         drafts.extend(rest.map(|token| (token + self.off) % VOCAB as u32));
         Ok(())
     }
@@ -372,7 +372,7 @@ fn a_cancelled_prompt_counts_no_drafts_of_the_last_one() {
 fn a_draft_draws_with_the_numbers_of_the_model() {
     for recurrent in [false, true] {
         // Of another seed: hardly ever right. Blunter: often.
-        for (seed, sharp, least, most) in
+        for (seed, sharp, min, max) in
             [(5, 6.0, 1.0, 1.0), (5, 5.0, 0.6, 0.999), (6, 6.0, 0.0, 0.5)]
         {
             let (mut drafted, mut accepted) = (0, 0);
@@ -405,7 +405,7 @@ fn a_draft_draws_with_the_numbers_of_the_model() {
                 }
             }
             let share = accepted as f64 / drafted as f64;
-            assert!((least..=most).contains(&share), "{seed} {sharp} {recurrent}: {share}");
+            assert!((min..=max).contains(&share), "{seed} {sharp} {recurrent}: {share}");
         }
     }
 }

@@ -192,7 +192,7 @@ impl Tower {
                 ErrorCode::EXECUTE,
                 format!(
                     "graph {:?} gave NaN or infinite values for an image of {patches} patches, expected numbers; its \
-                     hidden rows have overflowed, or the weights are damaged",
+                     hidden states have overflowed, or the weights are damaged",
                     host.graph(bucket.graph).name
                 ),
             ));
