@@ -2,8 +2,8 @@
 //! around it is the interface. Part of the benchmark and of the plugin that it loads.
 
 use qhx_op::{
-    DType, Error, GraphId, Host, Modality, Op, OpDescription, OpenInfo, Port, Result, Segment,
-    Task, View,
+    DType, Error, Generator, GraphId, Host, Modality, Op, OpDescription, OpenInfo, Port, Result,
+    Segment, Task, View,
 };
 
 /// One execution per token.
@@ -38,6 +38,12 @@ impl Op for Trivial {
         OpenInfo { vocab: self.logits.len, max_ctx: usize::MAX, ..OpenInfo::default() }
     }
 
+    fn generator(&mut self) -> Option<&mut dyn Generator> {
+        Some(self)
+    }
+}
+
+impl Generator for Trivial {
     fn reset(&mut self, _host: &mut Host) -> Result<()> {
         self.position = 0;
         Ok(())

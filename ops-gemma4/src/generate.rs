@@ -4,8 +4,8 @@ use qhx_op::decoder::{Decoder, DecoderGraphs};
 use qhx_op::fill::{CausalMask, Rope};
 use qhx_op::state::StateCarrier;
 use qhx_op::{
-    Alpha, Host, MediaRules, Modality, Op, OpDescription, OpenInfo, Placement, Result, Segment,
-    Task, Verification, View, schema,
+    Alpha, Generator, Host, MediaRules, Modality, Op, OpDescription, OpenInfo, Placement, Result,
+    Segment, Task, Verification, View, schema,
 };
 use serde_json::Value;
 
@@ -83,14 +83,6 @@ impl Op for Generate {
         Ok(Self { decoder, media, softcap })
     }
 
-    fn decoder(&self) -> Option<&Decoder> {
-        Some(&self.decoder)
-    }
-
-    fn decoder_mut(&mut self) -> Option<&mut Decoder> {
-        Some(&mut self.decoder)
-    }
-
     fn info(&self) -> OpenInfo {
         // `transformers` leaves images as they lie in the file, and drops transparency.
         let mut media = MediaRules::default();
@@ -103,6 +95,20 @@ impl Op for Generate {
             verification: self.verification(),
             ..self.decoder.info()
         }
+    }
+
+    fn generator(&mut self) -> Option<&mut dyn Generator> {
+        Some(self)
+    }
+}
+
+impl Generator for Generate {
+    fn decoder(&self) -> Option<&Decoder> {
+        Some(&self.decoder)
+    }
+
+    fn decoder_mut(&mut self) -> Option<&mut Decoder> {
+        Some(&mut self.decoder)
     }
 
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {

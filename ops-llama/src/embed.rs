@@ -5,7 +5,7 @@ use std::time::Instant;
 use qhx_op::fill::{Embedding, PaddingMask, Rope, RopeTables};
 use qhx_op::text::{count_tokens, tokens};
 use qhx_op::{
-    BufferId, DType, Error, GraphCosts, GraphId, GraphInfo, Host, Modality, OneOrMany, Op,
+    BufferId, DType, Encoder, Error, GraphCosts, GraphId, GraphInfo, Host, Modality, OneOrMany, Op,
     OpDescription, OpenInfo, Packing, Result, Segment, SpanId, Task, TensorInfo, View, schema,
 };
 use serde::Deserialize;
@@ -252,6 +252,12 @@ impl Op for EmbedSharded {
         }
     }
 
+    fn encoder(&mut self) -> Option<&mut dyn Encoder> {
+        Some(self)
+    }
+}
+
+impl Encoder for EmbedSharded {
     fn embed(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
         let real = count_tokens(NAME, segments)?;
         let longest = self.longest();

@@ -3,7 +3,7 @@
 use qhx_op::decoder::{Decoder, DecoderGraphs, LayerState};
 use qhx_op::fill::{CausalMask, Rope};
 use qhx_op::state::StateCarrier;
-use qhx_op::{Host, Modality, Op, OpDescription, OpenInfo, Result, Task, schema};
+use qhx_op::{Generator, Host, Modality, Op, OpDescription, OpenInfo, Result, Task, schema};
 
 const NAME: &str = "llama_generate";
 
@@ -36,15 +36,11 @@ impl Op for Generate {
         Ok(Self { decoder })
     }
 
-    fn decoder(&self) -> Option<&Decoder> {
-        Some(&self.decoder)
-    }
-
-    fn decoder_mut(&mut self) -> Option<&mut Decoder> {
-        Some(&mut self.decoder)
-    }
-
     fn info(&self) -> OpenInfo {
         OpenInfo { verification: self.decoder.verification(), ..self.decoder.info() }
+    }
+
+    fn generator(&mut self) -> Option<&mut dyn Generator> {
+        Some(&mut self.decoder)
     }
 }

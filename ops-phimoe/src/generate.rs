@@ -7,8 +7,8 @@ use qhx_op::fill::{CausalMask, Embedding, Rope, StepMask};
 use qhx_op::state::StateCarrier;
 use qhx_op::text::{check_room, count_tokens, max_ctx, tokens};
 use qhx_op::{
-    Error, GraphId, Host, Modality, Op, OpDescription, OpenInfo, Result, Segment, Task, View,
-    schema,
+    Error, Generator, GraphId, Host, Modality, Op, OpDescription, OpenInfo, Result, Segment, Task,
+    View, schema,
 };
 use serde_json::json;
 
@@ -410,6 +410,12 @@ impl Op for Generate {
         info
     }
 
+    fn generator(&mut self) -> Option<&mut dyn Generator> {
+        Some(self)
+    }
+}
+
+impl Generator for Generate {
     fn state(&self) -> Option<&StateCarrier> {
         Some(&self.state)
     }

@@ -5,8 +5,8 @@ use qhx_op::fill::{CausalMask, RopeParams};
 use qhx_op::state::StateCarrier;
 use qhx_op::vision::{Mrope, VisionEncoder, VisionPrompts, VisionTokens};
 use qhx_op::{
-    Error, Host, Modality, Op, OpDescription, OpenInfo, Placement, Result, Segment, Task, View,
-    schema,
+    Error, Generator, Host, Modality, Op, OpDescription, OpenInfo, Placement, Result, Segment,
+    Task, View, schema,
 };
 
 const NAME: &str = "qwen3_5_generate";
@@ -75,14 +75,6 @@ impl Op for Generate {
         Ok(Self { decoder, prompts })
     }
 
-    fn decoder(&self) -> Option<&Decoder> {
-        Some(&self.decoder)
-    }
-
-    fn decoder_mut(&mut self) -> Option<&mut Decoder> {
-        Some(&mut self.decoder)
-    }
-
     fn info(&self) -> OpenInfo {
         // A bundle of text alone need not have these tokens, nor say them.
         let placeholders = match self.prompts.encoder() {
@@ -91,6 +83,20 @@ impl Op for Generate {
         };
         let verification = self.decoder.verification();
         OpenInfo { verification, placeholders, ..self.decoder.info() }
+    }
+
+    fn generator(&mut self) -> Option<&mut dyn Generator> {
+        Some(self)
+    }
+}
+
+impl Generator for Generate {
+    fn decoder(&self) -> Option<&Decoder> {
+        Some(&self.decoder)
+    }
+
+    fn decoder_mut(&mut self) -> Option<&mut Decoder> {
+        Some(&mut self.decoder)
     }
 
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {

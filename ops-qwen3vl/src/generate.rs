@@ -5,8 +5,8 @@ use qhx_op::fill::{CausalMask, RopeParams};
 use qhx_op::state::StateCarrier;
 use qhx_op::vision::{Mrope, VisionEncoder, VisionPrompts, VisionTokens};
 use qhx_op::{
-    Error, ErrorCode, Host, Modality, Op, OpDescription, OpenInfo, Placement, Result, Segment,
-    Task, View, schema,
+    Error, ErrorCode, Generator, Host, Modality, Op, OpDescription, OpenInfo, Placement, Result,
+    Segment, Task, View, schema,
 };
 
 use crate::deepstack::Deepstack;
@@ -60,14 +60,6 @@ impl Op for Generate {
         Ok(Self { decoder, prompts })
     }
 
-    fn decoder(&self) -> Option<&Decoder> {
-        Some(&self.decoder)
-    }
-
-    fn decoder_mut(&mut self) -> Option<&mut Decoder> {
-        Some(&mut self.decoder)
-    }
-
     fn info(&self) -> OpenInfo {
         OpenInfo {
             verification: self.decoder.verification(),
@@ -75,6 +67,20 @@ impl Op for Generate {
             placeholders: self.prompts.placeholders(),
             ..self.decoder.info()
         }
+    }
+
+    fn generator(&mut self) -> Option<&mut dyn Generator> {
+        Some(self)
+    }
+}
+
+impl Generator for Generate {
+    fn decoder(&self) -> Option<&Decoder> {
+        Some(&self.decoder)
+    }
+
+    fn decoder_mut(&mut self) -> Option<&mut Decoder> {
+        Some(&mut self.decoder)
     }
 
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {

@@ -37,7 +37,7 @@ pub struct SpanStats {
 /// A method of [`HostOp`] for a call, by what it gives.
 macro_rules! host_op {
     ($({
-        $(#$doc:tt)* since $since:tt: $name:ident($($arg:ident: $ty:ty),*) $(-> $gives:ident)?, $($rest:tt)*
+        $(#$doc:tt)* since $since:tt, $part:ident: $name:ident($($arg:ident: $ty:ty),*) $(-> $gives:ident)?, $($rest:tt)*
     })*) => {
         $(host_op! { @ [$($gives)?] [$(#$doc)*] $name($($arg: $ty),*) })*
     };

@@ -7,7 +7,7 @@
 use qhx_op::decoder::{Decoder, DecoderGraphs};
 use qhx_op::fill::{CausalMask, Rope};
 use qhx_op::state::StateCarrier;
-use qhx_op::{Host, Modality, Op, OpDescription, OpenInfo, Result, Task, schema};
+use qhx_op::{Generator, Host, Modality, Op, OpDescription, OpenInfo, Result, Task, schema};
 
 /// CHANGE: manifests select the op by this name (`plan.steps[0].host`).
 const NAME: &str = "my_generate";
@@ -46,18 +46,12 @@ impl Op for MyOp {
         Ok(Self { decoder })
     }
 
-    /// CHANGE: the other calls of [`Op`] forward to this. An op with steps of another kind writes
-    /// `info`, `prefill` and `decode` itself and gives its `StateCarrier` back in `state`.
-    fn decoder(&self) -> Option<&Decoder> {
-        Some(&self.decoder)
-    }
-
-    fn decoder_mut(&mut self) -> Option<&mut Decoder> {
-        Some(&mut self.decoder)
-    }
-
     fn info(&self) -> OpenInfo {
         OpenInfo { verification: self.decoder.verification(), ..self.decoder.info() }
+    }
+
+    fn generator(&mut self) -> Option<&mut dyn Generator> {
+        Some(&mut self.decoder)
     }
 }
 

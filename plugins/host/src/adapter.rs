@@ -247,7 +247,7 @@ fn error(session: &Session, name: &str, source: &OpSource, raw: RawError) -> Err
 macro_rules! calls {
     ($({
         $(#$doc:tt)*
-        since $since:tt: $name:ident($($arg:ident: $ty:ty),*) $(-> $gives:ident)?,
+        since $since:tt, $part:ident: $name:ident($($arg:ident: $ty:ty),*) $(-> $gives:ident)?,
         $effect:ident $(($of:expr))? $(, #$attribute:tt)?
     })*) => {
         $(calls! { @ [$($gives)?] $name($($arg: $ty),*) (Effect::$effect $(($of))?) })*

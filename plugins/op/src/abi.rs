@@ -240,7 +240,7 @@ use words::{
 macro_rules! op_vtable {
     ($({
         $(#$doc:tt)*
-        since $since:tt: $name:ident($($arg:ident: $word:ident $(<$($life:lifetime),+>)?),*) $(-> $gives:ident)?,
+        since $since:tt, $part:ident: $name:ident($($arg:ident: $word:ident $(<$($life:lifetime),+>)?),*) $(-> $gives:ident)?,
         $effect:ident $(($of:expr))? $(, #$attribute:tt)?
     })*) => {
         /// What an open op answers: its fields are those of [`qhx_types::op_calls`], in that order. One call at a time;

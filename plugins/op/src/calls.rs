@@ -132,7 +132,7 @@ macro_rules! method {
 macro_rules! methods {
     ($({
         $(#$doc:tt)*
-        since $since:tt: $name:ident($($arg:ident: $word:ident $(<$($life:lifetime),+>)?),*) $(-> $gives:ident)?,
+        since $since:tt, $part:ident: $name:ident($($arg:ident: $word:ident $(<$($life:lifetime),+>)?),*) $(-> $gives:ident)?,
         $($rest:tt)*
     })*) => {
         impl OpObject {

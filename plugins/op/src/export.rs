@@ -14,6 +14,7 @@ use qhx_types::Verification;
 
 use crate::guard::catch;
 use crate::host::raw_dtype;
+use crate::text::{not_taken, takes};
 use crate::{Error, ErrorCode, Host, Op, OpDescription, Result, View};
 
 /// Name of the symbol that a plugin exports: the one that `abi_stable` looks for.
@@ -132,7 +133,7 @@ struct Instance<O> {
 
 unsafe fn open<O: Op>(host: HostRef) -> Result<OpObject> {
     // SAFETY: the caller vouches for `host`.
-    let mut host = unsafe { Host::new(host) }?;
+    let mut host = unsafe { Host::new(host, O::describe()) }?;
     let op = O::open(&mut host).inspect_err(|error| host.failing_with(error))?;
     let instance = Box::new(Instance { op, host, poisoned: false });
     Ok(OpObject { data: Box::into_raw(instance).cast(), vtable: Table::<O>::REF })
@@ -145,31 +146,53 @@ impl<O: Op> Table<O> {
     const REF: OpVTableRef = OpVTableRef(Self::STATIC.static_as_prefix());
 }
 
+/// The part of an op that a call belongs to.
+macro_rules! part {
+    (Generator $instance:ident) => {
+        $instance.op.generator().ok_or_else(|| Error::unsupported("generation"))
+    };
+    (Encoder $instance:ident) => {
+        $instance.op.encoder().ok_or_else(|| Error::unsupported("embedding"))
+    };
+}
+
 /// What a call of the op becomes on its way to the host, by what it gives.
 macro_rules! answer {
-    ([] $data:ident, $name:ident($($arg:expr),*)) => {{
+    ([] $part:ident $data:ident, $name:ident($($arg:expr),*)) => {{
         let _ = with::<O, ()>($data, stringify!($name), |i| {
-            i.op.$name(&mut i.host $(, $arg)*);
-            Ok(())
+            part!($part i).map(|part| part.$name(&mut i.host $(, $arg)*))
         });
     }};
-    ([Position] $data:ident, $name:ident($($arg:expr),*)) => {
-        with::<O, u64>($data, stringify!($name), |i| Ok(i.op.$name($($arg),*) as u64)).unwrap_or(0)
-    };
-    ([Done] $data:ident, $name:ident($($arg:expr),*)) => {
-        with::<O, ()>($data, stringify!($name), |i| i.op.$name(&mut i.host $(, $arg)*))
-    };
-    ([Saved] $data:ident, $name:ident($($arg:expr),*)) => {
+    ([Position] $part:ident $data:ident, $name:ident()) => {
         with::<O, u64>($data, stringify!($name), |i| {
-            i.op.$name(&mut i.host $(, $arg)*).map(|snapshot| snapshot.0)
+            Ok(part!($part i).map_or(0, |part| part.$name()) as u64)
+        })
+        .unwrap_or(0)
+    };
+    // An op without a state has nothing to forget.
+    ([Done] $part:ident $data:ident, reset()) => {
+        with::<O, ()>($data, "reset", |i| part!($part i).map_or(Ok(()), |part| part.reset(&mut i.host)))
+    };
+    ([Done] $part:ident $data:ident, $name:ident($($arg:expr),*)) => {
+        with::<O, ()>($data, stringify!($name), |i| part!($part i)?.$name(&mut i.host $(, $arg)*))
+    };
+    ([Saved] $part:ident $data:ident, $name:ident($($arg:expr),*)) => {
+        with::<O, u64>($data, stringify!($name), |i| {
+            part!($part i)?.$name(&mut i.host $(, $arg)*).map(|snapshot| snapshot.0)
         })
     };
-    ([Placed] $data:ident, $name:ident($($arg:expr),*)) => {
-        with::<O, RString>($data, stringify!($name), |i| json(&i.op.$name($($arg),*)?))
+    ([Placed] $part:ident $data:ident, $name:ident($segment:expr)) => {
+        with::<O, RString>($data, stringify!($name), |i| {
+            let segment = $segment;
+            match i.op.generator() {
+                Some(part) if takes(i.host.op(), segment) != Some(false) => json(&part.$name(segment)?),
+                _ => Err(not_taken(i.host.op(), segment)),
+            }
+        })
     };
-    ([$view:ident] $data:ident, $name:ident($($arg:expr),*)) => {
+    ([$view:ident] $part:ident $data:ident, $name:ident($($arg:expr),*)) => {
         with::<O, RawView>($data, stringify!($name), |i| {
-            let view = i.op.$name(&mut i.host $(, $arg)*)?;
+            let view = part!($part i)?.$name(&mut i.host $(, $arg)*)?;
             raw_view(&i.host, view)
         })
     };
@@ -178,7 +201,7 @@ macro_rules! answer {
 macro_rules! functions {
     ($({
         $(#$doc:tt)*
-        since $since:tt: $name:ident($($arg:ident: $word:ident $(<$($life:lifetime),+>)?),*) $(-> $gives:ident)?,
+        since $since:tt, $part:ident: $name:ident($($arg:ident: $word:ident $(<$($life:lifetime),+>)?),*) $(-> $gives:ident)?,
         $($rest:tt)*
     })*) => {
         $(
@@ -187,7 +210,7 @@ macro_rules! functions {
                 $(, $arg: words::$word $(<$($life),+>)?)*
             ) $(-> words::$gives)? {
                 // SAFETY: as the host promises for every call.
-                unsafe { answer!([$($gives)?] data, $name($(lift!($word $arg)),*)) }
+                unsafe { answer!([$($gives)?] $part data, $name($(lift!($word $arg)),*)) }
             }
         )*
 

@@ -24,6 +24,9 @@
 //! #     fn info(&self) -> OpenInfo {
 //! #         OpenInfo { vocab: 4, max_ctx: 8, ..OpenInfo::default() }
 //! #     }
+//! #     fn generator(&mut self) -> Option<&mut dyn Generator> { Some(self) }
+//! # }
+//! # impl Generator for Echo {
 //! #     fn reset(&mut self, _: &mut Host) -> Result<()> { self.position = 0; Ok(()) }
 //! #     fn position(&self) -> usize { self.position }
 //! #     fn prefill(&mut self, host: &mut Host, _: &[Segment<'_>]) -> Result<View> {
@@ -316,7 +319,7 @@ impl std::fmt::Debug for OpenOp {
 macro_rules! calls {
     ($({
         $(#$doc:tt)*
-        since $since:tt: $name:ident($($arg:ident: $ty:ty),*) $(-> $gives:ident)?,
+        since $since:tt, $part:ident: $name:ident($($arg:ident: $ty:ty),*) $(-> $gives:ident)?,
         $effect:ident $(($of:expr))? $(, #$attribute:tt)?
     })*) => {
         $(calls! { @ [$($gives)?] [$(#$doc)*] $name($($arg: $ty),*) (Effect::$effect $(($of))?) })*

@@ -19,7 +19,7 @@ use crate::abi::{
     VIEW_F32,
 };
 use crate::guard::catch;
-use crate::{DType, Error, ErrorCode, GraphInfo, Port, Result, TensorInfo, View};
+use crate::{DType, Error, ErrorCode, GraphInfo, OpDescription, Port, Result, TensorInfo, View};
 
 /// Index of a graph of the session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -60,6 +60,7 @@ struct Memory {
 /// The services of the program that opened the op.
 pub struct Host {
     raw: HostRef,
+    op: OpDescription,
     manifest: Value,
     graphs: Vec<GraphInfo>,
     buffers: Vec<Memory>,
@@ -93,9 +94,10 @@ impl Host {
     ///
     /// # Safety
     /// `raw` stays valid as long as the value lives, and its `data` fits its vtable.
-    pub(crate) unsafe fn new(raw: HostRef) -> Result<Self> {
+    pub(crate) unsafe fn new(raw: HostRef, op: OpDescription) -> Result<Self> {
         let mut host = Self {
             raw,
+            op,
             manifest: Value::Null,
             graphs: Vec::new(),
             buffers: Vec::new(),
@@ -162,6 +164,11 @@ impl Host {
             }
         }
         Ok(())
+    }
+
+    /// What the op declares about itself.
+    pub fn op(&self) -> &OpDescription {
+        &self.op
     }
 
     /// The manifest, with every key that stands in the file.

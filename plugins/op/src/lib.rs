@@ -48,7 +48,7 @@ pub use error::{Error, ErrorCode, Result};
 pub use graphs::{GraphCosts, OneOrMany};
 pub use half::f16;
 pub use host::{BufferId, GraphId, Host, LogLevel, SpanId};
-pub use op::Op;
+pub use op::{Encoder, Generator, Op};
 pub use qhx_types::{
     Alpha, AudioRules, Bucket, DType, GraphInfo, ImageRules, MediaRules, MissingTensor, Modality,
     OpDescription, OpenInfo, Packing, Piece, Placement, Port, Quantization, Segment, SizeError,

@@ -2,21 +2,12 @@
 
 use crate::decoder::Decoder;
 use crate::state::StateCarrier;
-use crate::{
-    Error, Host, Modality, OpDescription, OpenInfo, Placement, Result, Segment, SnapshotId, View,
-};
+use crate::{Error, Host, OpDescription, OpenInfo, Placement, Result, Segment, SnapshotId, View};
 
 /// The step logic of one model family over one open bundle.
 ///
 /// The engine owns the loop, sampling, text and chat; the op consumes tokens and returns
-/// logits. A call that fails, also because [`Host::execute`] reports that the work is cancelled,
-/// must leave the state as it was after the last complete token: change state (swap, append,
-/// count) only once the last graph of a step has executed.
-///
-/// Besides [`Op::describe`] and [`Op::open`], an op writes what the kit does not do for it: nothing when it is a
-/// [`Decoder`] and gives it back in [`Op::decoder`] and [`Op::decoder_mut`], but for [`OpenInfo::verification`] where
-/// draft tokens are to be verified; otherwise [`Op::info`] and the steps. What concerns the state alone goes to the
-/// [`StateCarrier`] of [`Op::state`] and [`Op::state_mut`].
+/// logits, or consumes texts and returns vectors. What it does is a [`Generator`], an [`Encoder`], or both.
 pub trait Op: Sized + Send + 'static {
     /// What the op is, before any bundle is opened.
     fn describe() -> OpDescription;
@@ -28,12 +19,38 @@ pub trait Op: Sized + Send + 'static {
     /// When the bundle is not one that the op can run.
     fn open(host: &mut Host) -> Result<Self>;
 
+    /// What was found on opening: read once, and constant from then on. An op over a [`Decoder`] may write `OpenInfo {
+    /// verification: self.decoder.verification(), ..self.decoder.info() }`, and so have draft tokens verified.
+    fn info(&self) -> OpenInfo;
+
+    /// The part that generates, where the op does: its [`Decoder`], or the op itself.
+    fn generator(&mut self) -> Option<&mut dyn Generator> {
+        None
+    }
+
+    /// The part that embeds, where the op does.
+    fn encoder(&mut self) -> Option<&mut dyn Encoder> {
+        None
+    }
+}
+
+/// The steps of an op that generates.
+///
+/// A call that fails, also because [`Host::execute`] reports that the work is cancelled,
+/// must leave the state as it was after the last complete token: change state (swap, append,
+/// count) only once the last graph of a step has executed.
+///
+/// An op writes what the kit does not do for it: nothing when it is a [`Decoder`], which is a generator; where it adds
+/// to one, it gives it back in [`Generator::decoder`] and [`Generator::decoder_mut`] and writes what differs. Without
+/// one it writes the steps, and what concerns the state alone goes to the [`StateCarrier`] of [`Generator::state`] and
+/// [`Generator::state_mut`].
+pub trait Generator {
     /// The decoder that the op is, for the calls that the op does not answer itself.
     fn decoder(&self) -> Option<&Decoder> {
         None
     }
 
-    /// As [`Op::decoder`], to run it.
+    /// As [`Generator::decoder`], to run it.
     fn decoder_mut(&mut self) -> Option<&mut Decoder> {
         None
     }
@@ -43,31 +60,25 @@ pub trait Op: Sized + Send + 'static {
         self.decoder().map(Decoder::state)
     }
 
-    /// As [`Op::state`], to change it.
+    /// As [`Generator::state`], to change it.
     fn state_mut(&mut self) -> Option<&mut StateCarrier> {
         self.decoder_mut().map(Decoder::state_mut)
     }
 
-    /// What was found on opening: read once, and constant from then on. An op with a [`Decoder`] may write `OpenInfo {
-    /// verification: self.decoder.verification(), ..self.decoder.info() }`, and so have draft tokens verified.
-    fn info(&self) -> OpenInfo {
-        self.decoder().map(Decoder::info).unwrap_or_default()
-    }
-
     /// Where an image, audio clip or video stands among the tokens of a prompt, and how many
-    /// positions it takes. The host asks before [`Op::prefill`] gets the segment, also more than once.
+    /// positions it takes. The host asks before [`Generator::prefill`] gets the segment, also more than once.
     /// Sizes are all that this should look at.
     ///
     /// # Errors
     /// When the op does not take the segment.
     fn place(&self, segment: &Segment<'_>) -> Result<Placement> {
-        Err(crate::text::not_taken(&Self::describe(), segment))
+        Err(Error::unsupported(&format!("placing {}", crate::text::kind(segment))))
     }
 
     /// Forgets everything: position 0.
     ///
     /// # Errors
-    /// When the op does not have the call, or it fails.
+    /// When it fails.
     fn reset(&mut self, host: &mut Host) -> Result<()> {
         if let Some(state) = self.state_mut() {
             state.reset(host);
@@ -81,21 +92,20 @@ pub trait Op: Sized + Send + 'static {
     }
 
     /// Consumes segments; returns the logits of the last position. An image, audio clip or video
-    /// takes the positions that [`Op::place`] declared.
+    /// takes the positions that [`Generator::place`] declared.
     ///
     /// # Errors
     /// When the op does not have the call, or it fails.
     fn prefill(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
-        if let Some(media) = segments.iter().find(|one| !matches!(one, Segment::Tokens(_))) {
-            let op = Self::describe();
-            if op.modalities.iter().any(|modality| *modality != Modality::Text) {
-                return Err(Error::unsupported(&format!(
-                    "{}: prefill of {}: the op places it, but leaves prefill to the kit, which takes text only; write \
-                     Op::prefill over Decoder::prefill_soft",
-                    op.name,
-                    crate::text::kind(media)
-                )));
-            }
+        if let Some(media) =
+            segments.iter().find(|one| crate::text::takes(host.op(), one) == Some(true))
+        {
+            return Err(Error::unsupported(&format!(
+                "{}: prefill of {}: the op places it, but leaves prefill to the kit, which takes text only; write \
+                 Generator::prefill over Decoder::prefill_soft",
+                host.op().name,
+                crate::text::kind(media)
+            )));
         }
         match self.decoder_mut() {
             Some(decoder) => decoder.prefill(host, segments),
@@ -114,7 +124,7 @@ pub trait Op: Sized + Send + 'static {
         }
     }
 
-    /// Runs tokens through the graphs of one step. The state stays as it is until [`Op::accept`].
+    /// Runs tokens through the graphs of one step. The state stays as it is until [`Generator::accept`].
     /// Must not allocate.
     ///
     /// # Errors
@@ -126,7 +136,7 @@ pub trait Op: Sized + Send + 'static {
         }
     }
 
-    /// Logits of the position of token `row` of the last [`Op::verify`]. Must not allocate.
+    /// Logits of the position of token `row` of the last [`Generator::verify`]. Must not allocate.
     ///
     /// # Errors
     /// When the op verifies no draft tokens, or the call fails.
@@ -137,7 +147,7 @@ pub trait Op: Sized + Send + 'static {
         }
     }
 
-    /// Keeps the first `count` tokens of the last [`Op::verify`]: the state becomes that of these alone.
+    /// Keeps the first `count` tokens of the last [`Generator::verify`]: the state becomes that of these alone.
     /// Must not allocate.
     ///
     /// # Errors
@@ -190,15 +200,15 @@ pub trait Op: Sized + Send + 'static {
             state.drop_snapshot(snapshot);
         }
     }
+}
 
+/// The step of an op that embeds.
+pub trait Encoder {
     /// Embeds one text: pooling and normalisation are the op's. Returns f32.
     ///
     /// # Errors
-    /// When the op does not have the call, or it fails.
-    fn embed(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
-        let _ = (host, segments);
-        Err(Error::unsupported("embedding"))
-    }
+    /// When it fails.
+    fn embed(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View>;
 
     /// Embeds texts in one execution of the graphs, as if each were alone: it attends to itself only, and its positions
     /// begin at 0. The host decides which texts go together: at least one, together of at most as many tokens as the

@@ -32,6 +32,18 @@ pub fn kind(segment: &Segment<'_>) -> &'static str {
     }
 }
 
+/// Whether an op declares that it takes an image, audio clip or video. `None` for tokens.
+pub fn takes(op: &OpDescription, segment: &Segment<'_>) -> Option<bool> {
+    let modality = match segment {
+        Segment::Tokens(_) => return None,
+        Segment::Image { .. } | Segment::Tile { .. } => Modality::Image,
+        Segment::Audio { .. } => Modality::Audio,
+        Segment::Video { .. } => Modality::Video,
+        _ => return Some(false),
+    };
+    Some(op.modalities.contains(&modality))
+}
+
 /// The error of a segment that an op does not take: it names those that the op takes.
 pub fn not_taken(op: &OpDescription, segment: &Segment<'_>) -> Error {
     let media = op.modalities.iter().filter_map(|modality| match modality {

@@ -12,8 +12,8 @@ use qhx_op::harness::{OpHarness, OpenOp, Step, graph, tensor};
 use qhx_op::state::StateCarrier;
 use qhx_op::text::not_taken;
 use qhx_op::{
-    DType, Error, ErrorCode, GraphInfo, Host, Modality, Op, OpDescription, OpenInfo, Result,
-    Segment, Task, TensorInfo, View, schema,
+    DType, Error, ErrorCode, Generator, GraphInfo, Host, Modality, Op, OpDescription, OpenInfo,
+    Result, Segment, Task, TensorInfo, View, schema,
 };
 use serde_json::{Value, json};
 
@@ -62,16 +62,22 @@ impl Op for TinyModel {
         decoder.mask(mask).filler(Place::default()).open(host).map(Self)
     }
 
+    fn info(&self) -> OpenInfo {
+        OpenInfo { verification: self.0.verification(), ..self.0.info() }
+    }
+
+    fn generator(&mut self) -> Option<&mut dyn Generator> {
+        Some(self)
+    }
+}
+
+impl Generator for TinyModel {
     fn decoder(&self) -> Option<&Decoder> {
         Some(&self.0)
     }
 
     fn decoder_mut(&mut self) -> Option<&mut Decoder> {
         Some(&mut self.0)
-    }
-
-    fn info(&self) -> OpenInfo {
-        OpenInfo { verification: self.0.verification(), ..self.0.info() }
     }
 
     /// An image becomes a soft token [r, g] for each pixel, [r, NaN] with b = 1, and [r] with b = 2.
@@ -449,12 +455,22 @@ impl Op for Older {
         TinyModel::open(host).map(Self)
     }
 
+    fn info(&self) -> OpenInfo {
+        self.0.0.info()
+    }
+
+    fn generator(&mut self) -> Option<&mut dyn Generator> {
+        Some(self)
+    }
+}
+
+impl Generator for Older {
     fn decoder(&self) -> Option<&Decoder> {
-        self.0.decoder()
+        Some(&self.0.0)
     }
 
     fn decoder_mut(&mut self) -> Option<&mut Decoder> {
-        self.0.decoder_mut()
+        Some(&mut self.0.0)
     }
 
     fn decode(&mut self, host: &mut Host, token: u32) -> Result<View> {
@@ -659,7 +675,11 @@ impl Op for Placing {
         TinyModel::open(host).map(|TinyModel(decoder)| Self(decoder))
     }
 
-    fn decoder_mut(&mut self) -> Option<&mut Decoder> {
+    fn info(&self) -> OpenInfo {
+        self.0.info()
+    }
+
+    fn generator(&mut self) -> Option<&mut dyn Generator> {
         Some(&mut self.0)
     }
 }
@@ -674,7 +694,10 @@ fn images_left_to_the_kit_are_an_error_with_what_to_write() {
     let image = Segment::Image { rgb: &[7; 3], width: 1, height: 1 };
     let error = op.prefill(&[Segment::Tokens(&[1]), image]).unwrap_err();
     assert_eq!(error.code(), ErrorCode::UNSUPPORTED);
-    assert!(error.message().contains("write Op::prefill over Decoder::prefill_soft"), "{error}");
+    assert!(
+        error.message().contains("write Generator::prefill over Decoder::prefill_soft"),
+        "{error}"
+    );
 }
 
 #[test]

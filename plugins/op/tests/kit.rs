@@ -9,8 +9,8 @@ use std::rc::Rc;
 use qhx_op::harness::{OpHarness, graph, tensor};
 use qhx_op::state::StateCarrier;
 use qhx_op::{
-    BufferId, DType, ErrorCode, GraphId, Host, Modality, OneOrMany, Op, OpDescription, OpenInfo,
-    Port, Result, Segment, SnapshotId, Task, View,
+    BufferId, DType, ErrorCode, Generator, GraphId, Host, Modality, OneOrMany, Op, OpDescription,
+    OpenInfo, Port, Result, Segment, SnapshotId, Task, View,
 };
 use serde_json::{Value, json};
 
@@ -51,6 +51,12 @@ impl Op for TinyModel {
         OpenInfo { vocab: 13, max_ctx: 4, ..OpenInfo::default() }
     }
 
+    fn generator(&mut self) -> Option<&mut dyn Generator> {
+        Some(self)
+    }
+}
+
+impl Generator for TinyModel {
     fn reset(&mut self, host: &mut Host) -> Result<()> {
         self.state.reset(host);
         Ok(())
@@ -245,6 +251,12 @@ impl Op for Views {
         OpenInfo { vocab: 13, max_ctx: 4, ..OpenInfo::default() }
     }
 
+    fn generator(&mut self) -> Option<&mut dyn Generator> {
+        Some(self)
+    }
+}
+
+impl Generator for Views {
     fn prefill(&mut self, host: &mut Host, _: &[Segment<'_>]) -> Result<View> {
         let view = |dtype, offset, len| View { buffer: self.0, dtype, offset, len };
         let mut out = [0.0; 2];
@@ -289,6 +301,10 @@ impl Op for Encoders {
         let found = names.present(host, VISION)?;
         let found: Vec<_> = found.iter().map(|graph| &host.graph(*graph).name).collect();
         Err(qhx_op::Error::unsupported(&format!("{found:?}")))
+    }
+
+    fn info(&self) -> OpenInfo {
+        OpenInfo::default()
     }
 }
 

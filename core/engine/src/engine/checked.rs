@@ -199,7 +199,7 @@ fn check_vectors(name: &str, call: &str, texts: usize, dim: usize, vectors: &[f3
 macro_rules! checked {
     ($({
         $(#$doc:tt)*
-        since $since:tt: $name:ident($($arg:ident: $ty:ty),*) $(-> $gives:ident)?,
+        since $since:tt, $part:ident: $name:ident($($arg:ident: $ty:ty),*) $(-> $gives:ident)?,
         $effect:ident $(($of:expr))? $(, #$attribute:tt)?
     })*) => {
         $(checked! { @ [$($gives)?] $name($($arg: $ty),*) (Effect::$effect $(($of))?) })*

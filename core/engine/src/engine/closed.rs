@@ -29,7 +29,7 @@ fn closed() -> Error {
 /// Going back succeeds, since a closed op is at position 0. Every other call fails.
 macro_rules! closed {
     ($({
-        $(#$doc:tt)* since $since:tt: $name:ident($($arg:ident: $ty:ty),*) $(-> $gives:ident)?,
+        $(#$doc:tt)* since $since:tt, $part:ident: $name:ident($($arg:ident: $ty:ty),*) $(-> $gives:ident)?,
         $effect:ident $($rest:tt)*
     })*) => {
         $(closed! { @ [$($gives)?] $effect $name($($arg: $ty),*) })*

@@ -6,7 +6,7 @@
 use qhx_op::decoder::{Decoder, DecoderGraphs, LayerState};
 use qhx_op::fill::{CausalMask, Rope};
 use qhx_op::state::StateCarrier;
-use qhx_op::{Host, Modality, Op, OpDescription, OpenInfo, Result, Task, schema};
+use qhx_op::{Generator, Host, Modality, Op, OpDescription, OpenInfo, Result, Task, schema};
 use serde::Deserialize;
 
 const NAME: &str = "gemma3_generate";
@@ -68,16 +68,12 @@ impl Op for Generate {
             .map(Self)
     }
 
-    fn decoder(&self) -> Option<&Decoder> {
-        Some(&self.0)
-    }
-
-    fn decoder_mut(&mut self) -> Option<&mut Decoder> {
-        Some(&mut self.0)
-    }
-
     fn info(&self) -> OpenInfo {
         OpenInfo { verification: self.0.verification(), ..self.0.info() }
+    }
+
+    fn generator(&mut self) -> Option<&mut dyn Generator> {
+        Some(&mut self.0)
     }
 }
 

@@ -16,7 +16,7 @@
 //! }
 //! ```
 //!
-//! An op that is such a decoder and nothing else gives it back in [`crate::Op::decoder`]; the other
+//! An op that is such a decoder and nothing else gives it back in [`crate::Op::generator`]; the other
 //! methods then have nothing to do. A model with two ropes or two kinds of mask adds both, under
 //! names of their own; what fills other inputs is a [`Filler`].
 
@@ -38,8 +38,8 @@ use crate::kernels::all_finite;
 use crate::state::StateCarrier;
 use crate::text::{check_room, count_tokens, max_ctx, tokens};
 use crate::{
-    DType, Error, ErrorCode, GraphCosts, GraphId, Host, OpenInfo, Result, Segment, SpanId,
-    Verification, View,
+    DType, Error, ErrorCode, Generator, GraphCosts, GraphId, Host, OpenInfo, Result, Segment,
+    SpanId, Verification, View,
 };
 use head::Tail;
 use inputs::{EmbeddingRows, Masks, RotaryTables, ValidRows};
@@ -238,6 +238,16 @@ pub struct Decoder {
     unkept: Option<(usize, u64)>,
     fill_span: SpanId,
     commit_span: SpanId,
+}
+
+impl Generator for Decoder {
+    fn decoder(&self) -> Option<&Decoder> {
+        Some(self)
+    }
+
+    fn decoder_mut(&mut self) -> Option<&mut Decoder> {
+        Some(self)
+    }
 }
 
 impl Decoder {

@@ -87,7 +87,7 @@ impl VisionPrompts {
         vec![self.tokens.image, self.tokens.video]
     }
 
-    /// Where an image or a video stands, for [`crate::Op::place`].
+    /// Where an image or a video stands, for [`crate::Generator::place`].
     ///
     /// # Errors
     /// When the segment is not visual, or its size is not accepted.

@@ -4,7 +4,8 @@ use std::cell::RefCell;
 
 use qhx_op::harness::{OpHarness, OpenOp};
 use qhx_op::{
-    DType, Error, Host, Modality, Op, OpDescription, OpenInfo, Result, Segment, Task, View,
+    DType, Error, Generator, Host, Modality, Op, OpDescription, OpenInfo, Result, Segment, Task,
+    View,
 };
 use serde_json::Value;
 
@@ -48,6 +49,12 @@ impl Op for Probe {
         OpenInfo { vocab: 1, max_ctx: 64, ..OpenInfo::default() }
     }
 
+    fn generator(&mut self) -> Option<&mut dyn Generator> {
+        Some(self)
+    }
+}
+
+impl Generator for Probe {
     fn reset(&mut self, _: &mut Host) -> Result<()> {
         self.position = 0;
         Ok(())

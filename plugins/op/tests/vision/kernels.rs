@@ -2,7 +2,9 @@
 
 use qhx_op::harness::{OpHarness, graph, tensor};
 use qhx_op::kernels::Linear;
-use qhx_op::{DType, Host, Modality, Op, OpDescription, OpenInfo, Result, Segment, Task, View};
+use qhx_op::{
+    DType, Generator, Host, Modality, Op, OpDescription, OpenInfo, Result, Segment, Task, View,
+};
 
 use super::{assert_close, values};
 
@@ -63,6 +65,12 @@ impl Op for Dense {
         OpenInfo::default()
     }
 
+    fn generator(&mut self) -> Option<&mut dyn Generator> {
+        Some(self)
+    }
+}
+
+impl Generator for Dense {
     fn prefill(&mut self, _: &mut Host, _: &[Segment<'_>]) -> Result<View> {
         Err(qhx_op::Error::unsupported("generation"))
     }

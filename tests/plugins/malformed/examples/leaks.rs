@@ -1,6 +1,6 @@
 //! Allocates a session buffer for every token and never uses it again.
 
-use qhx_op::{Host, Op, OpDescription, OpenInfo, Result, Segment, View};
+use qhx_op::{Generator, Host, Op, OpDescription, OpenInfo, Result, Segment, View};
 use qhx_test_malformed_plugins::{Zeros, description};
 
 struct Leaks(Zeros);
@@ -21,6 +21,12 @@ impl Op for Leaks {
         self.0.info()
     }
 
+    fn generator(&mut self) -> Option<&mut dyn Generator> {
+        Some(self)
+    }
+}
+
+impl Generator for Leaks {
     fn reset(&mut self, _host: &mut Host) -> Result<()> {
         self.0.reset();
         Ok(())

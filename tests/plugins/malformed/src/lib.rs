@@ -87,6 +87,12 @@ macro_rules! zeros {
             fn info(&self) -> qhx_op::OpenInfo {
                 self.0.info()
             }
+            fn generator(&mut self) -> Option<&mut dyn qhx_op::Generator> {
+                Some(self)
+            }
+        }
+
+        impl qhx_op::Generator for $op {
             fn reset(&mut self, _host: &mut qhx_op::Host) -> qhx_op::Result<()> {
                 self.0.reset();
                 Ok(())

@@ -7,8 +7,8 @@ use std::panic::panic_any;
 use std::time::Duration;
 
 use qhx_op::{
-    DType, Error, GraphId, Host, LogLevel, Modality, Op, OpDescription, OpenInfo, Port, Result,
-    Segment, Task, View,
+    DType, Error, Generator, GraphId, Host, LogLevel, Modality, Op, OpDescription, OpenInfo, Port,
+    Result, Segment, Task, View,
 };
 
 /// In which way an op misbehaves.
@@ -129,6 +129,12 @@ impl<const FAULT: usize> Op for Faulty<FAULT> {
         OpenInfo { vocab, max_ctx: 64, ..OpenInfo::default() }
     }
 
+    fn generator(&mut self) -> Option<&mut dyn Generator> {
+        Some(self)
+    }
+}
+
+impl<const FAULT: usize> Generator for Faulty<FAULT> {
     fn reset(&mut self, _host: &mut Host) -> Result<()> {
         self.position = 0;
         Ok(())

@@ -8,8 +8,8 @@
 
 use qhx_op::state::StateCarrier;
 use qhx_op::{
-    BufferId, DType, Error, GraphId, Host, Modality, Op, OpDescription, OpenInfo, Piece, Placement,
-    Port, Result, Segment, SpanId, Task, View,
+    BufferId, DType, Encoder, Error, Generator, GraphId, Host, Modality, Op, OpDescription,
+    OpenInfo, Piece, Placement, Port, Result, Segment, SpanId, Task, View,
 };
 
 /// Elements of a row, and tokens.
@@ -136,6 +136,16 @@ impl Op for Multimodal {
         info
     }
 
+    fn generator(&mut self) -> Option<&mut dyn Generator> {
+        Some(self)
+    }
+
+    fn encoder(&mut self) -> Option<&mut dyn Encoder> {
+        Some(self)
+    }
+}
+
+impl Generator for Multimodal {
     fn state(&self) -> Option<&StateCarrier> {
         Some(&self.state)
     }
@@ -198,7 +208,9 @@ impl Op for Multimodal {
         self.step(host, row)?;
         Ok(self.logits)
     }
+}
 
+impl Encoder for Multimodal {
     fn embed(&mut self, host: &mut Host, segments: &[Segment<'_>]) -> Result<View> {
         self.state.reset(host);
         self.prefill(host, segments)

@@ -1,8 +1,8 @@
 //! Host-ops that use what came with interface 1.1, over the graph `step` with the output `logits`.
 
 use qhx_op::{
-    BufferId, DType, Error, GraphId, Host, Modality, Op, OpDescription, OpenInfo, Port, Result,
-    Segment, Task, View,
+    BufferId, DType, Error, Generator, GraphId, Host, Modality, Op, OpDescription, OpenInfo, Port,
+    Result, Segment, Task, View,
 };
 
 /// Six halves in a buffer, of which the op dumps the last four.
@@ -81,6 +81,12 @@ impl<const WHAT: usize> Op for Uses<WHAT> {
         OpenInfo { vocab: self.logits.len, max_ctx: 64, ..OpenInfo::default() }
     }
 
+    fn generator(&mut self) -> Option<&mut dyn Generator> {
+        Some(self)
+    }
+}
+
+impl<const WHAT: usize> Generator for Uses<WHAT> {
     fn reset(&mut self, _host: &mut Host) -> Result<()> {
         self.position = 0;
         Ok(())
