@@ -1,6 +1,6 @@
 //! Tests of Jinja2: what stands after `is`.
 
-use minijinja::value::{Rest, ValueKind};
+use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, Value};
 
 use super::python::fail;
@@ -58,7 +58,7 @@ const TESTS: [(&str, Test); 36] = [
 /// Gives the environment the tests of Jinja2.
 pub(super) fn add(environment: &mut Environment<'static>) {
     for (name, test) in TESTS {
-        environment.add_test(name, move |args: Rest<Value>| test(&args));
+        environment.add_test(name, move |args: Rest<ValueOrKwargs>| test(&args.into_values()));
     }
     environment.add_test("in", minijinja::tests::is_in);
 }

@@ -1,7 +1,7 @@
 //! Filters of Jinja2 whose form, arguments or bounds differ in the engine. What is in neither list is an
 //! unknown filter.
 
-use minijinja::value::{Rest, ValueKind};
+use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, Value, filters};
 
 use super::format::percent;
@@ -76,7 +76,7 @@ const OURS: [(&str, Filter); 37] = [
 /// Gives the environment the filters of Jinja2.
 pub(super) fn add(environment: &mut Environment<'static>) {
     for (name, filter) in OURS {
-        environment.add_filter(name, move |args: Rest<Value>| filter(&args));
+        environment.add_filter(name, move |args: Rest<ValueOrKwargs>| filter(&args.into_values()));
     }
     environment.add_filter("map", filters::map);
     environment.add_filter("select", filters::select);

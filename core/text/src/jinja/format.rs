@@ -1,7 +1,8 @@
 //! `%` and `format` of Python's strings, within bounds.
 
+use minijinja::formatting::{self, FormatStyle};
 use minijinja::value::ValueKind;
-use minijinja::{Error, FormatStyle, Value, format_filter};
+use minijinja::{Error, Value};
 
 use super::python::{self, MAX_TEXT, pairs, too_long};
 
@@ -35,7 +36,7 @@ pub(super) fn fill(style: FormatStyle, format: &str, arguments: &[Value]) -> Res
         } else if named && matches!(style, FormatStyle::Printf) {
             let members =
                 pairs(argument)?.into_iter().map(|[key, value]| Ok((key, plain(&value)?)));
-            members.collect::<Result<Vec<_>>>()?.into_iter().collect()
+            Value::from_pairs(members.collect::<Result<Vec<_>>>()?)
         } else {
             plain(argument)?
         });
@@ -46,7 +47,7 @@ pub(super) fn fill(style: FormatStyle, format: &str, arguments: &[Value]) -> Res
     if max_length > MAX_FORMATTED {
         return Err(too_long());
     }
-    let text = format_filter(style, format, &filled)?;
+    let text = formatting::format(style, format, &filled)?;
     if text.len() > MAX_TEXT { Err(too_long()) } else { Ok(text.into()) }
 }
 

@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
+use minijinja::formatting::FormatStyle;
 use minijinja::value::{Object, ObjectRepr, ValueKind};
-use minijinja::{Error, ErrorKind, FormatStyle, State, Value};
+use minijinja::{Error, ErrorKind, State, Value};
 
 use super::format::fill;
 use super::python::{self, Text, bind, fail, integer, is_space, pairs, text, tuple};
@@ -13,14 +14,11 @@ type Result<T> = std::result::Result<T, Error>;
 
 /// Calls `value.method(args)`.
 pub(super) fn call(
-    _: &State<'_, '_>,
+    _: &mut State<'_, '_>,
     value: &Value,
     method: &str,
     args: &[Value],
 ) -> Result<Value> {
-    if method == "__slice__" {
-        return slice(value, args);
-    }
     if method == "__attr__" {
         return attribute(value, args.first().and_then(Value::as_str).unwrap_or_default());
     }
@@ -60,7 +58,7 @@ impl Object for Method {
         ObjectRepr::Plain
     }
 
-    fn call(self: &Arc<Self>, _: &State<'_, '_>, args: &[Value]) -> Result<Value> {
+    fn call(self: &Arc<Self>, _: &mut State<'_, '_>, args: &[Value]) -> Result<Value> {
         mapping(&self.of, &self.name, args)?.ok_or_else(|| Error::from(ErrorKind::UnknownMethod))
     }
 }
@@ -77,36 +75,6 @@ fn attribute(value: &Value, name: &str) -> Result<Value> {
         // The sandbox gives nothing that changes a dictionary.
         _ => Value::UNDEFINED,
     })
-}
-
-fn slice(value: &Value, args: &[Value]) -> Result<Value> {
-    let index = |at: usize| match args.get(at) {
-        Some(index) if !index.is_none() => i64::try_from(index.clone())
-            .map(Some)
-            .map_err(|_| fail("a slice has an index that is no integer")),
-        _ => Ok(None),
-    };
-    let (start, stop, step) = (index(0)?, index(1)?, index(2)?.unwrap_or(1));
-    match value.kind() {
-        ValueKind::String => {
-            let chars: Vec<char> = value.as_str().unwrap_or_default().chars().collect();
-            let taken = python::slice_indices(chars.len(), start, stop, step)?;
-            Ok(taken.into_iter().filter_map(|at| chars.get(at)).collect::<String>().into())
-        }
-        ValueKind::Seq | ValueKind::Iterable => {
-            let items: Vec<Value> = value.try_iter()?.collect();
-            let taken = python::slice_indices(items.len(), start, stop, step)?;
-            let taken: Vec<Value> =
-                taken.into_iter().filter_map(|at| items.get(at).cloned()).collect();
-            Ok(match value.downcast_object_ref::<python::Tuple>() {
-                Some(_) => tuple(taken),
-                None => Value::from(taken),
-            })
-        }
-        ValueKind::Undefined => Err(Error::from(ErrorKind::UndefinedError)),
-        // As Jinja2 does where Python's error says that there is no such item.
-        _ => Ok(Value::UNDEFINED),
-    }
 }
 
 fn string(s: &str, method: &str, args: &[Value]) -> Result<Option<Value>> {

@@ -35,7 +35,8 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::thread;
 
-use minijinja::value::{Kwargs, Rest, ValueKind};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Rest, Serde, Tuple, ValueKind};
 use minijinja::{Environment, Error as JinjaError, ErrorKind as JinjaErrorKind, Value};
 use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
@@ -197,8 +198,8 @@ fn compile(source: &str) -> Result<Environment<'static>, String> {
     }
     let prepared = source::prepare(source)?;
     let mut environment = Environment::empty();
-    environment.set_trim_blocks(true);
-    environment.set_lstrip_blocks(true);
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    environment.set_syntax(syntax.map_err(|e| describe(&e))?);
     environment.set_fuel(Some(FUEL));
     environment.set_recursion_limit(DEPTH);
     environment.set_unknown_method_callback(methods::call);
@@ -221,7 +222,6 @@ fn compile(source: &str) -> Result<Environment<'static>, String> {
     // What `source` writes.
     environment.add_function("__mod__", modulo);
     environment.add_function("__str__", |value: &Value| python::str(value).map(Value::from));
-    environment.add_function("__tuple__", |items: Rest<Value>| python::tuple(items.0));
     environment.add_function("__iter__", iterated);
     environment.add_function("__set__", |values: Rest<Value>| kept(values, true));
     environment.add_function("__set_attr__", |values: Rest<Value>| kept(values, false));
@@ -236,7 +236,9 @@ fn render(
     WRITTEN.set(0);
     let template = environment.get_template(NAME).map_err(|e| describe(&e))?;
     let mut output = Bounded(Vec::new());
-    template.render_captured_to(context, &mut output).map_err(|e| describe(&e))?;
+    template
+        .render_captured_to(Value::from(Serde(context)), &mut output)
+        .map_err(|e| describe(&e))?;
     String::from_utf8(output.0).map_err(|_| "the result is not UTF-8".to_owned())
 }
 
@@ -285,7 +287,7 @@ fn namespace(first: Option<Value>, named: Kwargs) -> Result<Value, JinjaError> {
     for (_, value) in &members {
         python::check_kept(value, false)?;
     }
-    minijinja::functions::namespace(Some(members.into_iter().collect()))
+    minijinja::functions::namespace(Some(Value::from_pairs(members).into()))
 }
 
 /// One value, or several as a tuple.
@@ -317,8 +319,8 @@ fn kept(values: Rest<Value>, namespace_allowed: bool) -> Result<Value, JinjaErro
 /// `left % right`: fills in a string's places, or the remainder with the sign of the divisor.
 fn modulo(left: &Value, right: &Value) -> Result<Value, JinjaError> {
     if let Some(format) = left.as_str() {
-        return match right.downcast_object_ref::<python::Tuple>() {
-            Some(tuple) => format::percent(format, &tuple.0),
+        return match right.downcast_object_ref::<Tuple>() {
+            Some(tuple) => format::percent(format, tuple),
             None => format::percent(format, std::slice::from_ref(right)),
         };
     }

@@ -1,9 +1,8 @@
 //! Values as Python writes them, and the bounds of what a template may hold.
 
 use std::fmt::Write as _;
-use std::sync::Arc;
 
-use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, ValueKind};
+use minijinja::value::{Kwargs, Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
 /// How deep lists and dictionaries may lie in each other.
@@ -27,26 +26,8 @@ fn too_deep() -> Error {
     fail(format!("values are nested deeper than {MAX_NESTING}"))
 }
 
-/// A tuple: a sequence that prints with parentheses.
-#[derive(Debug)]
-pub(super) struct Tuple(pub Vec<Value>);
-
-impl Object for Tuple {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Seq
-    }
-
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.0.get(key.as_usize()?).cloned()
-    }
-
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Seq(self.0.len())
-    }
-}
-
 pub(super) fn tuple(items: impl Into<Vec<Value>>) -> Value {
-    Value::from_object(Tuple(items.into()))
+    Value::from_object(Tuple::new(items.into()))
 }
 
 /// Text that may not become longer than a template may make it.
@@ -104,7 +85,7 @@ fn write_repr(value: &Value, depth: usize, out: &mut Text) -> Result<(), Error> 
         ValueKind::String => out.push(&quoted(value.as_str().unwrap_or_default())),
         ValueKind::Seq | ValueKind::Iterable => {
             let items: Vec<Value> = value.try_iter()?.collect();
-            let is_tuple = value.downcast_object_ref::<Tuple>().is_some();
+            let is_tuple = value.is_tuple();
             out.push(if is_tuple { "(" } else { "[" })?;
             for (index, item) in items.iter().enumerate() {
                 out.push(if index == 0 { "" } else { ", " })?;
@@ -293,33 +274,6 @@ pub(super) fn text<'a>(what: &str, value: Option<&'a Value>) -> Result<&'a str, 
     }
 }
 
-/// Positions that a slice of Python takes of a sequence of `len` items.
-pub(super) fn slice_indices(
-    len: usize,
-    start: Option<i64>,
-    stop: Option<i64>,
-    step: i64,
-) -> Result<Vec<usize>, Error> {
-    if step == 0 {
-        return Err(fail("slice step cannot be zero"));
-    }
-    let len = len as i64;
-    let (lowest, highest) = if step > 0 { (0, len) } else { (-1, len - 1) };
-    let place = |index: Option<i64>, default: i64| match index {
-        None => default,
-        Some(index) if index < 0 => index.saturating_add(len).max(lowest),
-        Some(index) => index.min(highest),
-    };
-    let (first, last) = if step > 0 { (0, len) } else { (len - 1, -1) };
-    let (mut at, stop) = (place(start, first), place(stop, last));
-    let mut indices = Vec::new();
-    while (step > 0 && at < stop) || (step < 0 && at > stop) {
-        indices.push(at as usize);
-        at = at.saturating_add(step);
-    }
-    Ok(indices)
-}
-
 /// Keys and values of a dictionary.
 pub(super) fn pairs(value: &Value) -> Result<Vec<[Value; 2]>, Error> {
     value.try_iter()?.map(|key| Ok([key.clone(), value.get_item(&key)?])).collect()
@@ -346,17 +300,5 @@ mod tests {
         ] {
             assert_eq!(float_repr(float), expected);
         }
-    }
-
-    #[test]
-    fn slices_take_what_python_takes() {
-        let indices = |len, start, stop, step| slice_indices(len, start, stop, step).unwrap();
-        assert_eq!(indices(3, None, None, -1), [2, 1, 0]);
-        assert_eq!(indices(0, None, None, -1), [0_usize; 0]);
-        assert_eq!(indices(5, Some(-2), Some(0), -2), [3, 1]);
-        assert_eq!(indices(5, Some(10), Some(-10), -1), [4, 3, 2, 1, 0]);
-        assert_eq!(indices(5, Some(-10), Some(10), i64::MAX), [0]);
-        assert_eq!(indices(5, Some(i64::MIN), Some(i64::MAX), 2), [0, 2, 4]);
-        assert!(slice_indices(5, None, None, 0).is_err());
     }
 }

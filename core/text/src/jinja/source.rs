@@ -5,11 +5,9 @@
 //!
 //! | Jinja2 | becomes | because |
 //! |---|---|---|
-//! | `x[a:b:c]` | `x.__slice__(a, b, c)` | negative steps are wrong in the engine |
 //! | `a % b` | `__mod__(a , b)` | the engine does not format strings with `%` |
 //! | `a ~ b` | `__str__(a) ~ __str__(b)` | lists and dictionaries have Python's form |
 //! | `x.items` | `x.__attr__('items')` | the engine finds a key before the method of a dictionary |
-//! | `(a, b)` | `__tuple__(a, b)` | the engine has no tuples, which print with parentheses |
 //! | `set x = y` | `set x = __set__(y)` | what is kept is bounded in size and depth |
 //! | `for x in y` | `for x in __iter__(y)` | none has no items, which the engine takes for an empty list |
 //! | `generation` | `if true` | the block marks answers for training only |
@@ -104,7 +102,6 @@ enum Kind {
     Group,
     Call,
     Index,
-    Slice,
     List,
     Map,
 }
@@ -121,14 +118,10 @@ enum Rank {
 /// What is between two brackets, or the whole tag.
 struct Level {
     kind: Kind,
-    /// Where its bracket stands in the output.
-    at: usize,
     /// Where the operand of a sum stands in the output that is being read.
     operand: usize,
     /// Whether the next token begins one.
     begins: bool,
-    /// Whether anything came since the bracket, comma or colon.
-    empty: bool,
     /// Calls that end before an operator of this rank.
     open: Vec<Rank>,
     /// The operand on the left of `~` is wrapped already.
@@ -243,10 +236,8 @@ impl<'a> Scanner<'a> {
         let at = self.out.len();
         self.levels.push(Level {
             kind,
-            at,
             operand: at,
             begins: true,
-            empty: true,
             open: Vec::new(),
             joined: false,
             depth: 0,
@@ -298,9 +289,6 @@ impl<'a> Scanner<'a> {
         let level_begins = std::mem::take(&mut self.level().begins);
         if level_begins {
             self.level().operand = self.out.len();
-        }
-        if !matches!(first, ')' | ']' | '}' | ',' | ':') {
-            self.level().empty = false;
         }
         match first {
             '"' | '\'' => self.string(first),
@@ -446,26 +434,16 @@ impl<'a> Scanner<'a> {
             return Err(format!("unexpected {:?}", &self.rest()[..1]));
         }
         self.boundary(Rank::Lowest);
-        let Level { kind, at, empty, depth, .. } = *self.level();
+        let Level { kind, depth, .. } = *self.level();
         let expected = match kind {
             Kind::Group | Kind::Call => ')',
-            Kind::Index | Kind::Slice | Kind::List => ']',
+            Kind::Index | Kind::List => ']',
             Kind::Map | Kind::Top => '}',
         };
         if !self.rest().starts_with(expected) {
             return Err(format!("unexpected {:?}, expected {expected:?}", &self.rest()[..1]));
         }
-        match kind {
-            Kind::Slice => {
-                self.out.push_str(if empty { "none)" } else { ")" });
-                self.at += 1;
-            }
-            Kind::Group if empty && self.out[at..].trim_end() == "(" => {
-                self.out.insert_str(at, "__tuple__");
-                self.copy(1);
-            }
-            _ => self.copy(1),
-        }
+        self.copy(1);
         self.levels.pop();
         self.depth -= depth;
         self.expects_operand = false;
@@ -474,18 +452,11 @@ impl<'a> Scanner<'a> {
 
     fn comma(&mut self) -> Result<(), String> {
         self.boundary(Rank::Lowest);
-        let target = self.target;
         let depth = std::mem::take(&mut self.level().depth);
         self.depth -= depth;
         let level = self.level();
         level.begins = true;
         level.joined = false;
-        if level.kind == Kind::Group && !target {
-            // From here on it is the list of arguments of a call.
-            level.kind = Kind::Call;
-            let at = level.at;
-            self.out.insert_str(at, "__tuple__");
-        }
         self.copy(1);
         self.expects_operand = true;
         Ok(())
@@ -496,19 +467,7 @@ impl<'a> Scanner<'a> {
         let level = self.level();
         level.begins = true;
         level.joined = false;
-        let empty = std::mem::replace(&mut level.empty, true);
-        match level.kind {
-            Kind::Index | Kind::Slice => {
-                if level.kind == Kind::Index {
-                    level.kind = Kind::Slice;
-                    let at = level.at;
-                    self.out.replace_range(at..=at, ".__slice__(");
-                }
-                self.out.push_str(if empty { "none, " } else { ", " });
-                self.at += 1;
-            }
-            _ => self.copy(1),
-        }
+        self.copy(1);
         self.expects_operand = true;
         Ok(())
     }
@@ -630,17 +589,15 @@ mod tests {
     #[test]
     fn expressions_are_written_for_the_engine() {
         let cases = [
-            ("{{ x[::-1] }}", "{{ x.__slice__(none, none, -1) }}"),
-            ("{{ x[1:] }}{{ y[a[0]] }}", "{{ x.__slice__(1, none) }}{{ y[a[0]] }}"),
-            ("{{ f(x[:-1])[{'a': 1}] }}", "{{ f(x.__slice__(none, -1))[{'a': 1}] }}"),
+            ("{{ x[a ~ b:-c % d] }}", "{{ x[__str__(a )~ __str__( b):__mod__(-c , d)] }}"),
             ("{{ 'a' % b }}", "{{ __mod__('a' , b )}}"),
             ("{{ a + b * c % -d % e + f }}", "{{ a + __mod__(__mod__(b * c , -d ), e )+ f }}"),
             ("{{ a ~ b[0] ~ c and d }}", "{{ __str__(a )~ __str__( b[0] )~ __str__( c )and d }}"),
             ("{{ 'x' ~ 'a' % b }}", "{{ __str__('x' )~ __str__( __mod__('a' , b ))}}"),
             ("{% set x = a, b %}", "{% set x = __set__( a, b )%}"),
-            ("{% set n.x = () -%}", "{% set n.x = __set_attr__( __tuple__() )-%}"),
+            ("{% set n.x = () -%}", "{% set n.x = __set_attr__( () )-%}"),
             ("{% set x %}%{% endset %}", "{% set x %}%{% endset %}"),
-            ("{% for (a, b) in (c, d) %}", "{% for (a, b) in __iter__( __tuple__(c, d) )%}"),
+            ("{% for (a, b) in (c, d) %}", "{% for (a, b) in __iter__( (c, d) )%}"),
             ("{% for a in b or c if a in d %}", "{% for a in __iter__( b or c ) if a in d %}"),
             ("{% for a in b recursive %}", "{% for a in __iter__( b ) recursive %}"),
             ("{% call(a, b) f((1)) %}", "{% call(a, b) f((1)) %}"),
