@@ -9,6 +9,10 @@
 //! Whoever may be traced keeps an `Option<Arc<Trace>>` and calls [`span`]: without a trace that is one comparison.
 //! What was written is not kept, so that a long run takes no memory. A trace that cannot be written on is given up,
 //! and the work goes on: [`Trace::finish`] reports what went wrong.
+//!
+//! Beside `tracing`, which logs here and in apps: a span of `tracing` begins and ends when its code does, and what the
+//! NPU's library measures within an execution is known only after it, with times of its own. It would also need a
+//! subscriber, of which a process has one, and that is the app's.
 
 use std::borrow::Cow;
 use std::cell::Cell;

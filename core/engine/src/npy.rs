@@ -1,4 +1,7 @@
 //! Arrays in NumPy's files (`.npy`, `numpy.lib.format`).
+//!
+//! Written here: a file of a suite is untrusted, so that its size is compared with its shape before anything is
+//! allocated, and f16 is among the element types.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};

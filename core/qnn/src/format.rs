@@ -1,4 +1,6 @@
 //! Whether a file is a dynamic library for this machine, before the system loader is asked.
+//!
+//! Written here: four numbers at fixed places of a header are all that is read, of a file that may be anything.
 
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::Path;
