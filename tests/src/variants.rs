@@ -127,6 +127,14 @@ fn of_the_present(plugin: String) -> String {
             "            can_snapshot: true,\n",
             "            can_snapshot: true,\n            ..OpenInfo::default()\n",
         ),
+        (
+            "    fn reset(&mut self",
+            "    fn generator(&mut self) -> Option<&mut dyn qhx_op::Generator> {\n        Some(self)\n    }\n\n    \
+             fn encoder(&mut self) -> Option<&mut dyn qhx_op::Encoder> {\n        Some(self)\n    }\n}\n\n\
+             impl qhx_op::Generator for Frozen {\n    fn reset(&mut self",
+        ),
+        ("\n    fn embed(", "}\n\nimpl qhx_op::Encoder for Frozen {\n    fn embed("),
+        ("self.prefill(host", "qhx_op::Generator::prefill(self, host"),
     ];
     changes.into_iter().fold(plugin, |text, (from, to)| {
         assert!(text.contains(from), "{from:?} is not there");
