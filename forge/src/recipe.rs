@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::graph::{Graph, Origin};
 use crate::progress::Progress;
-use crate::quantize::{BLOCK, Bits, BlockForm};
+use crate::quantize::{BLOCK, Bits, QuantizedForm};
 use crate::weight::{RowSource, Storage, Weight};
 
 /// Contexts that a device holds at once.
@@ -62,9 +62,11 @@ impl Precision {
         match self {
             Self::Fp16 => Storage::Float,
             _ if rows == 0 || cols == 0 => Storage::Float,
-            Self::W4A16 if cols.is_multiple_of(BLOCK) => four(BLOCK),
-            Self::W4A16 if cols.is_multiple_of(8) => four(cols),
-            Self::W4A16 | Self::W8A16 if cols.is_multiple_of(4) => Storage::Int8,
+            Self::W4A16 if four(BLOCK).fits(cols) => Storage::Blocks(four(BLOCK)),
+            Self::W4A16 if four(cols).fits(cols) => Storage::Blocks(four(cols)),
+            Self::W4A16 | Self::W8A16 if cols.is_multiple_of(Bits::Eight.npu_multiple()) => {
+                Storage::Int8
+            }
             Self::W4A16 | Self::W8A16 => Storage::Float,
         }
     }
@@ -81,8 +83,8 @@ impl Precision {
 }
 
 /// 4 bits without offsets.
-const fn four(block: usize) -> Storage {
-    Storage::Blocks(BlockForm::symmetric(Bits::Four, block))
+const fn four(block: usize) -> QuantizedForm {
+    QuantizedForm::symmetric(Bits::Four, block)
 }
 
 impl std::str::FromStr for Precision {
@@ -157,7 +159,7 @@ impl ContextPlan {
     pub fn alone(graph: Graph) -> Self {
         let lowest = |storage| match storage {
             Storage::Float => Precision::Fp16,
-            Storage::Int8 | Storage::Blocks(BlockForm { bits: Bits::Eight, .. }) => {
+            Storage::Int8 | Storage::Blocks(QuantizedForm { bits: Bits::Eight, .. }) => {
                 Precision::W8A16
             }
             Storage::Blocks(_) => Precision::W4A16,

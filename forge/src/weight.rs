@@ -9,7 +9,7 @@ use half::slice::HalfFloatSliceExt;
 use qhx_core::{DType, Error, ErrorKind, Result};
 use rayon::prelude::*;
 
-use crate::quantize::{BlockForm, Blocks, BlocksMut, Int8Rows, quantize_block, quantize_row};
+use crate::quantize::{Bits, Quantized, QuantizedForm, QuantizedMut, quantize_block, quantize_row};
 
 /// Elements that one task of a parallel read handles.
 const BLOCK: usize = 1 << 17;
@@ -46,7 +46,7 @@ pub trait RowSource: Send + Sync + fmt::Debug {
     /// A weight that is stored in the same form ([`Storage::Blocks`]) hands on the values, scales and offsets as
     /// they are: the QNN graph and its reference graph have the very numbers that another program chose.
     /// [`Precision::weight`](crate::recipe::Precision::weight) sees to it.
-    fn block_form(&self) -> Option<BlockForm> {
+    fn block_form(&self) -> Option<QuantizedForm> {
         None
     }
 
@@ -56,7 +56,7 @@ pub trait RowSource: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// When the rows cannot be read, or the checkpoint holds no quantized values.
-    fn read_blocks(&self, first: usize, out: BlocksMut<'_>) -> Result<()> {
+    fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
         let _ = (first, out);
         let what = format!("{}: the checkpoint holds no quantized values of it", self.name());
         Err(Error::new(ErrorKind::Internal, what))
@@ -69,20 +69,10 @@ pub trait RowSource: Send + Sync + fmt::Debug {
 /// As [`RowSource::read_blocks`].
 pub fn dequantize_blocks(source: &dyn RowSource, first: usize, out: &mut [f32]) -> Result<()> {
     let Some(form) = source.block_form() else { return source.read_f32(first, out) };
-    let mut blocks = empty_blocks(form, out.len());
+    let mut blocks = Quantized::zeroed(form, out.len());
     source.read_blocks(first, blocks.as_mut())?;
-    blocks.as_mut().dequantize(form.block, out);
+    blocks.as_ref().dequantize(out);
     Ok(())
-}
-
-/// Room for `len` values.
-fn empty_blocks(form: BlockForm, len: usize) -> Blocks {
-    let count = len / form.block.max(1);
-    Blocks {
-        values: vec![0; len],
-        scales: vec![0.0; count],
-        offsets: vec![0.0; if form.offsets { count } else { 0 }],
-    }
 }
 
 /// How a weight is stored in the lowered graphs.
@@ -93,7 +83,18 @@ pub enum Storage {
     /// Symmetric int8 with one scale per row (output channel), in QNN and in ONNX.
     Int8,
     /// Values of 4 or 8 bits with one scale, and possibly one offset, for each block of inputs of a row.
-    Blocks(BlockForm),
+    Blocks(QuantizedForm),
+}
+
+impl Storage {
+    /// The form of a weight of `inputs` inputs that is stored so; none for floats.
+    pub const fn form(self, inputs: usize) -> Option<QuantizedForm> {
+        match self {
+            Self::Float => None,
+            Self::Int8 => Some(QuantizedForm::symmetric(Bits::Eight, inputs)),
+            Self::Blocks(form) => Some(form),
+        }
+    }
 }
 
 impl fmt::Display for Storage {
@@ -101,7 +102,7 @@ impl fmt::Display for Storage {
         match self {
             Self::Float => f.write_str("f16"),
             Self::Int8 => f.write_str("int8"),
-            Self::Blocks(BlockForm { bits, block, .. }) => {
+            Self::Blocks(QuantizedForm { bits, block, .. }) => {
                 write!(f, "int{} in blocks of {block}", bits.count())
             }
         }
@@ -144,11 +145,12 @@ impl Weight {
     /// Bytes in a QNN graph, scales included.
     pub fn qnn_bytes(&self) -> u64 {
         let (rows, cols) = (self.rows() as u64, self.cols() as u64);
-        match self.storage {
-            Storage::Float => rows.saturating_mul(cols).saturating_mul(2),
-            Storage::Int8 => rows.saturating_mul(cols).saturating_add(rows.saturating_mul(4)),
-            Storage::Blocks(form) => form.qnn_bytes(rows, cols),
-        }
+        let Some(form) = self.storage.form(self.cols()) else {
+            return rows.saturating_mul(cols).saturating_mul(2);
+        };
+        // The library rounds the scales and offsets of blocks to f16.
+        let scale = if self.storage == Storage::Int8 { 4 } else { 2 };
+        form.bytes(rows, cols, scale)
     }
 
     /// All values as f16, row-major. Read in parallel.
@@ -181,12 +183,12 @@ impl Weight {
     ///
     /// # Errors
     /// When a value is NaN or infinite.
-    pub fn to_int8(&self) -> Result<Int8Rows> {
+    pub fn to_int8(&self) -> Result<Quantized> {
         let cols = self.cols();
-        let mut values = self.zeroed(0i8)?;
-        let mut scales = vec![0f32; self.rows()];
+        let form = QuantizedForm::symmetric(Bits::Eight, cols);
+        let mut all = Quantized::zeroed(form, self.elements()?);
         let rows = rows_per_block(cols);
-        let blocks = values.par_chunks_mut(rows * cols).zip(scales.par_chunks_mut(rows));
+        let blocks = all.values.par_chunks_mut(rows * cols).zip(all.scales.par_chunks_mut(rows));
         blocks.enumerate().try_for_each(|(block, (values, scales))| {
             let mut wide = vec![0f32; values.len()];
             read(&*self.source, block * rows, &mut wide)?;
@@ -196,7 +198,7 @@ impl Weight {
             }
             Ok(())
         })?;
-        Ok(Int8Rows { values, scales })
+        Ok(all)
     }
 
     /// All values quantized in blocks of the form `form`: those of the checkpoint where it has such, else its values
@@ -204,31 +206,35 @@ impl Weight {
     ///
     /// # Errors
     /// When a value, a scale or an offset is not finite or out of range.
-    pub fn to_blocks(&self, form: BlockForm) -> Result<Blocks> {
+    pub fn to_blocks(&self, form: QuantizedForm) -> Result<Quantized> {
         let (source, cols) = (&*self.source, self.cols());
-        if form.block == 0 || cols == 0 || !cols.is_multiple_of(form.block) {
+        let Some(count) = form.blocks(cols) else {
             let what =
                 format!("{}: blocks of {} in rows of {cols} inputs", source.name(), form.block);
             return Err(Error::new(ErrorKind::Graph, what)
                 .hint("the length of a block has to divide the inputs"));
-        }
+        };
         let stored = source.block_form() == Some(form);
-        let mut all = empty_blocks(form, self.zeroed(0i8)?.len());
+        let mut all = Quantized::zeroed(form, self.elements()?);
         let rows = rows_per_block(cols);
-        let scales = rows * (cols / form.block);
+        let scales = rows * count;
         let mut offsets: Vec<&mut [f32]> = all.offsets.chunks_mut(scales).collect();
         offsets.resize_with(self.rows().div_ceil(rows), Default::default);
         let parts = all.values.par_chunks_mut(rows * cols).zip(all.scales.par_chunks_mut(scales));
         parts.zip(offsets).enumerate().try_for_each(|(part, ((values, scales), offsets))| {
-            let out = BlocksMut { values, scales, offsets };
+            let out = QuantizedMut { form, values, scales, offsets };
             let read = if stored { read_stored } else { quantize_blocks };
-            read(source, form, part * rows, out)
+            read(source, part * rows, out)
         })?;
         Ok(all)
     }
 
     fn zeroed<T: Copy>(&self, zero: T) -> Result<Vec<T>> {
-        let len = self.rows().checked_mul(self.cols()).ok_or_else(|| {
+        Ok(vec![zero; self.elements()?])
+    }
+
+    fn elements(&self) -> Result<usize> {
+        self.rows().checked_mul(self.cols()).ok_or_else(|| {
             Error::new(
                 ErrorKind::Artifact,
                 format!(
@@ -237,21 +243,14 @@ impl Weight {
                     self.source.shape()
                 ),
             )
-        })?;
-        Ok(vec![zero; len])
+        })
     }
 }
 
 /// Reads the quantized values that the checkpoint holds, and checks them.
-fn read_stored(
-    source: &dyn RowSource,
-    form: BlockForm,
-    first: usize,
-    out: BlocksMut<'_>,
-) -> Result<()> {
-    let BlocksMut { values, scales, offsets } = out;
-    let inner = BlocksMut { values: &mut *values, scales: &mut *scales, offsets: &mut *offsets };
-    source.read_blocks(first, inner)?;
+fn read_stored(source: &dyn RowSource, first: usize, mut out: QuantizedMut<'_>) -> Result<()> {
+    source.read_blocks(first, out.reborrow())?;
+    let QuantizedMut { form, values, scales, offsets } = out;
     let damaged = |what: String| {
         let row = source.first_row() + first;
         let what = format!("tensor {}: from row {row} on, {what}", source.name());
@@ -271,12 +270,8 @@ fn read_stored(
 }
 
 /// Reads values and quantizes them, without offsets.
-fn quantize_blocks(
-    source: &dyn RowSource,
-    form: BlockForm,
-    first: usize,
-    out: BlocksMut<'_>,
-) -> Result<()> {
+fn quantize_blocks(source: &dyn RowSource, first: usize, out: QuantizedMut<'_>) -> Result<()> {
+    let form = out.form;
     let mut wide = vec![0f32; out.values.len()];
     read(source, first, &mut wide)?;
     let blocks = wide.chunks(form.block).zip(out.values.chunks_mut(form.block));
@@ -327,11 +322,11 @@ impl RowSource for Rows {
         self.source.first_row() + self.rows.start
     }
 
-    fn block_form(&self) -> Option<BlockForm> {
+    fn block_form(&self) -> Option<QuantizedForm> {
         self.source.block_form()
     }
 
-    fn read_blocks(&self, first: usize, out: BlocksMut<'_>) -> Result<()> {
+    fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
         self.source.read_blocks(self.rows.start + first, out)
     }
 }
@@ -365,14 +360,14 @@ impl RowSource for Scaled {
         self.source.first_row()
     }
 
-    fn block_form(&self) -> Option<BlockForm> {
+    fn block_form(&self) -> Option<QuantizedForm> {
         self.source.block_form()
     }
 
-    fn read_blocks(&self, first: usize, out: BlocksMut<'_>) -> Result<()> {
-        let BlocksMut { values, scales, offsets } = out;
-        self.source.read_blocks(first, BlocksMut { values, scales: &mut *scales, offsets })?;
-        scales.iter_mut().for_each(|scale| *scale *= self.factor);
+    fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
+        let mut out = out;
+        self.source.read_blocks(first, out.reborrow())?;
+        out.scales.iter_mut().for_each(|scale| *scale *= self.factor);
         Ok(())
     }
 }

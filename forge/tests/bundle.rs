@@ -10,7 +10,7 @@ use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::compile::Compiler;
 use qhx_forge::graph::{Elem, Graph, Origin, UnaryOp};
-use qhx_forge::quantize::{Bits, BlockForm};
+use qhx_forge::quantize::{Bits, QuantizedForm};
 use qhx_forge::recipe::{Recipe, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_forge::weight::Storage;
@@ -211,8 +211,8 @@ fn every_weight_of_four_bits_has_the_form_that_its_inputs_allow() {
         let exact = name.contains("in_proj_a.") || name.contains("in_proj_b.");
         let expected = match cols {
             _ if exact => Storage::Float,
-            _ if cols % 32 == 0 => Storage::Blocks(BlockForm::symmetric(Bits::Four, 32)),
-            _ if cols % 8 == 0 => Storage::Blocks(BlockForm::symmetric(Bits::Four, cols)),
+            _ if cols % 32 == 0 => Storage::Blocks(QuantizedForm::symmetric(Bits::Four, 32)),
+            _ if cols % 8 == 0 => Storage::Blocks(QuantizedForm::symmetric(Bits::Four, cols)),
             _ if cols % 4 == 0 => Storage::Int8,
             _ => Storage::Float,
         };

@@ -44,6 +44,7 @@ use qhx_qnn_sys::{
     self as sys, Config, ConfigValue, HtpGraphConfig, HtpGraphValue, OpConfig, ParamValue, Scalar,
     ScalarValue, ScaleOffset, Tensor,
 };
+use qhx_types::quantized::QuantizedRef;
 use qhx_types::{DType, Quantization, TensorInfo};
 
 use super::causes::explain;
@@ -52,8 +53,7 @@ use super::context::{ContextConfig, ContextHandle, with_list};
 use super::device::{Device, Raw, Target};
 use super::gate::Exclusive;
 use super::graph::c_string;
-pub use super::integers::Integers;
-use super::integers::Pointed;
+use super::integers::{self, Pointed};
 use super::library::Library;
 use super::log::{self, LogLevel};
 use super::types;
@@ -111,7 +111,7 @@ pub struct TensorSpec<'a> {
     dtype: DType,
     shape: &'a [usize],
     quantization: Quantization,
-    integers: Option<Integers<'a>>,
+    weights: Option<QuantizedRef<'a>>,
 }
 
 impl<'a> TensorSpec<'a> {
@@ -137,10 +137,10 @@ impl<'a> TensorSpec<'a> {
 
     /// The quantized weights of a `FullyConnected`, of the shape `[outputs, inputs]`. They are copied when it is
     /// declared. Inputs and outputs of a graph cannot be such tensors.
-    pub fn integers(name: &'a str, shape: &'a [usize], integers: Integers<'a>) -> Self {
-        let bytes = bytemuck::cast_slice(integers.values);
+    pub fn quantized_weights(name: &'a str, shape: &'a [usize], weights: QuantizedRef<'a>) -> Self {
+        let bytes = bytemuck::cast_slice(weights.values);
         let spec = Self::constant(name, DType::SFixed8, shape, bytes);
-        Self { integers: Some(integers), ..spec }
+        Self { weights: Some(weights), ..spec }
     }
 
     /// With an encoding, for quantised element types.
@@ -151,7 +151,7 @@ impl<'a> TensorSpec<'a> {
     }
 
     fn of(name: &'a str, kind: Kind<'a>, dtype: DType, shape: &'a [usize]) -> Self {
-        Self { name, kind, dtype, shape, quantization: Quantization::None, integers: None }
+        Self { name, kind, dtype, shape, quantization: Quantization::None, weights: None }
     }
 }
 
@@ -384,8 +384,8 @@ pub struct GraphComposer<'c> {
 struct Slot {
     raw: Tensor,
     info: TensorInfo,
-    /// Declared as [`Integers`].
-    integers: bool,
+    /// Declared as [`TensorSpec::quantized_weights`].
+    quantized: bool,
 }
 
 impl std::fmt::Debug for Slot {
@@ -399,7 +399,7 @@ struct Strings {
     _name: CString,
     _dimensions: Vec<u32>,
     _encoding: Vec<ScaleOffset>,
-    _integers: Pointed,
+    _weights: Pointed,
 }
 
 impl std::fmt::Debug for Strings {
@@ -436,10 +436,10 @@ impl GraphComposer<'_> {
             quantization: spec.quantization,
             ..TensorInfo::new(spec.name, spec.dtype, spec.shape)
         };
-        let raw = self.declare(&info, spec.kind, spec.integers)?;
+        let raw = self.declare(&info, spec.kind, spec.weights)?;
         let index = u32::try_from(self.tensors.len())
             .map_err(|_| Error::new(ErrorKind::Graph, "more than 2^32 tensors"))?;
-        self.tensors.push(Slot { raw, info, integers: spec.integers.is_some() });
+        self.tensors.push(Slot { raw, info, quantized: spec.weights.is_some() });
         Ok(TensorHandle { graph: self.serial, index })
     }
 
@@ -537,14 +537,14 @@ impl GraphComposer<'_> {
         .hint("an op, shape or element type is not supported on this target")
     }
 
-    /// Errors when an op other than `FullyConnected` reads [`Integers`]: the library ends the process over a `MatMul`
-    /// of them.
+    /// Errors when an op other than `FullyConnected` reads quantized weights: the library ends the process over a
+    /// `MatMul` of them.
     fn check_integers(&self, node: &str, op_type: &str, inputs: &[TensorHandle]) -> Result<()> {
         if op_type == "FullyConnected" {
             return Ok(());
         }
         let slots = inputs.iter().filter_map(|handle| self.tensors.get(handle.index as usize));
-        let Some(slot) = slots.into_iter().find(|slot| slot.integers) else { return Ok(()) };
+        let Some(slot) = slots.into_iter().find(|slot| slot.quantized) else { return Ok(()) };
         Err(Error::new(
             ErrorKind::Graph,
             format!(
@@ -559,13 +559,13 @@ impl GraphComposer<'_> {
         &mut self,
         info: &TensorInfo,
         kind: Kind<'_>,
-        integers: Option<Integers<'_>>,
+        weights: Option<QuantizedRef<'_>>,
     ) -> Result<Tensor> {
         let wrong = |message: String| {
             Error::new(ErrorKind::Graph, format!("graph {:?}: tensor {info}: {message}", self.name))
         };
-        if let Some(integers) = &integers {
-            integers.check(&info.shape).map_err(|e| {
+        if let Some(weights) = weights {
+            integers::check(weights, &info.shape).map_err(|e| {
                 e.context(format_args!("graph {:?}: tensor {:?}", self.name, info.name))
             })?;
         }
@@ -604,8 +604,8 @@ impl GraphComposer<'_> {
             library.need(library.table().tensor_create_graph_tensor, "tensorCreateGraphTensor")?;
         let name = c_string(&info.name)?;
         let (mut encoding, mut pointed) = (Vec::new(), Pointed::default());
-        let quantize = match integers {
-            Some(integers) => integers.encode(&info.shape, &mut pointed),
+        let quantize = match weights {
+            Some(weights) => integers::encode(weights, &info.shape, &mut pointed),
             None => types::encode(&info.quantization, &mut encoding),
         };
         let mut raw = Tensor {
@@ -640,7 +640,7 @@ impl GraphComposer<'_> {
             _name: name,
             _dimensions: dimensions,
             _encoding: encoding,
-            _integers: pointed,
+            _weights: pointed,
         });
         Ok(raw)
     }

@@ -14,6 +14,7 @@ mod dtype;
 mod graph;
 mod media;
 mod op;
+pub mod quantized;
 
 pub use calls::SnapshotId;
 #[cfg(feature = "media")]

@@ -16,11 +16,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use qhx_core::artifacts::Mapped;
+use qhx_core::quantized::{BLOCK, Bits, QuantizedForm, QuantizedMut, from_nibble};
 use qhx_core::{DType, Error, ErrorKind, Result};
 use serde_json::Value;
 
 use crate::floats;
-use crate::quantize::{Bits, BlockForm, BlocksMut};
 use crate::weight::{RowSource, dequantize_blocks};
 
 /// Quantized values in a word.
@@ -31,8 +31,6 @@ const WORD: usize = 4;
 const AWQ_ORDER: [u32; PACK] = [0, 4, 1, 5, 2, 6, 3, 7];
 /// The ends of the names of a layer's tensors, beside its bias.
 pub(crate) const PARTS: [&str; 4] = ["qweight", "qzeros", "scales", "g_idx"];
-/// Groups are a multiple of this, as blocks of the graphs are.
-const UNIT: usize = 32;
 
 /// What `quantization_config` says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,7 +82,7 @@ impl Scheme {
         let group = match number("group_size").or_else(|| number("q_group_size")) {
             Some(-1) => None,
             Some(size) => match usize::try_from(size) {
-                Ok(size) if size > 0 && size.is_multiple_of(UNIT) => Some(size),
+                Ok(size) if size > 0 && size.is_multiple_of(BLOCK) => Some(size),
                 _ => return Err(bad("group_size", "a multiple of 32, or -1")),
             },
             None => return Err(bad("group_size", "a multiple of 32, or -1")),
@@ -132,7 +130,7 @@ struct Layer {
     scales: Vec<f32>,
     /// Outputs, inputs.
     shape: [usize; 2],
-    form: BlockForm,
+    form: QuantizedForm,
 }
 
 impl Tensor {
@@ -166,9 +164,9 @@ impl Tensor {
         };
         let (inputs, outputs) = inputs.zip(outputs).ok_or_else(too_large)?;
         let group = scheme.group.unwrap_or(inputs);
-        if inputs == 0 || !inputs.is_multiple_of(group) || !group.is_multiple_of(UNIT) {
+        if inputs == 0 || !inputs.is_multiple_of(group) || !group.is_multiple_of(BLOCK) {
             return Err(format!(
-                "{name} has {inputs} inputs in groups of {group}, expected a multiple, and groups a multiple of {UNIT}"
+                "{name} has {inputs} inputs in groups of {group}, expected a multiple, and groups a multiple of {BLOCK}"
             ));
         }
         let groups = inputs / group;
@@ -194,8 +192,8 @@ impl Tensor {
             }
         }
         let zeros = zero_points(scheme.method, &qzeros, outputs);
-        let offsets = zeros.iter().any(|zero| *zero != PACK as u8);
-        let form = BlockForm { bits: Bits::Four, block: group, offsets };
+        let offsets = zeros.iter().any(|zero| from_nibble(*zero) != 0);
+        let form = QuantizedForm { bits: Bits::Four, block: group, offsets };
         let scales = scales_of(&scales);
         let shape = [outputs, inputs];
         Ok(Self(Arc::new(Layer { method: scheme.method, qweight, zeros, scales, shape, form })))
@@ -326,15 +324,14 @@ impl RowSource for Matrix {
         dequantize_blocks(self, first, out)
     }
 
-    fn block_form(&self) -> Option<BlockForm> {
+    fn block_form(&self) -> Option<QuantizedForm> {
         Some(self.layer.form)
     }
 
-    fn read_blocks(&self, first: usize, out: BlocksMut<'_>) -> Result<()> {
+    fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
         let Layer { method, qweight, zeros, scales, shape: [outputs, inputs], form } = &*self.layer;
         let (outputs, inputs) = (*outputs, *inputs);
         let rows = out.values.len() / inputs.max(1);
-        let integer = |nibble: u8| nibble.cast_signed() - 8;
         match method {
             Method::Gptq { .. } => {
                 for (eight, start) in (0..inputs).step_by(PACK).enumerate() {
@@ -343,7 +340,7 @@ impl RowSource for Matrix {
                         let at = row * inputs + start;
                         let values = out.values.get_mut(at..at + PACK).unwrap_or_default();
                         for (place, value) in values.iter_mut().enumerate() {
-                            *value = integer(nibble(word, place as u32));
+                            *value = from_nibble(nibble(word, place as u32));
                         }
                     }
                 }
@@ -354,7 +351,7 @@ impl RowSource for Matrix {
                     let place = method.place(output);
                     for (input, value) in values.iter_mut().enumerate() {
                         let word = qweight.word(input * (outputs / PACK) + output / PACK);
-                        *value = integer(nibble(word, place));
+                        *value = from_nibble(nibble(word, place));
                     }
                 }
             }
@@ -365,7 +362,7 @@ impl RowSource for Matrix {
             *to = scales.get(at).copied().unwrap_or(f32::NAN);
         }
         for (to, at) in out.offsets.iter_mut().zip(offsets) {
-            *to = zeros.get(at).map_or(f32::NAN, |zero| 8.0 - f32::from(*zero));
+            *to = zeros.get(at).map_or(f32::NAN, |zero| f32::from(-from_nibble(*zero)));
         }
         Ok(())
     }

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use half::f16;
-use qhx_core::qnn::compose::{GraphComposer, Integers, Param, TensorHandle, TensorSpec};
+use qhx_core::qnn::compose::{GraphComposer, Param, TensorHandle, TensorSpec};
+use qhx_core::quantized::Bits;
 use qhx_core::{DType, Error, ErrorKind, Quantization, Result};
 
 use crate::graph::{
@@ -132,12 +133,13 @@ impl Lowering<'_, '_> {
                 self.composer.tensor(TensorSpec::constant(name, DType::F16, &shape, bytes))
             }
             Storage::Int8 => {
-                if !weight.cols().is_multiple_of(4) {
+                let multiple = Bits::Eight.npu_multiple();
+                if !weight.cols().is_multiple_of(multiple) {
                     return Err(Error::new(
                         ErrorKind::Graph,
                         format!(
                             "weight {} has {} inputs; as int8 the NPU library computes wrong numbers \
-                             unless they are a multiple of 4",
+                             unless they are a multiple of {multiple}",
                             weight.source().name(),
                             weight.cols()
                         ),
@@ -158,17 +160,10 @@ impl Lowering<'_, '_> {
             Storage::Blocks(form) => {
                 let blocks = weight.to_blocks(form)?;
                 // The library rounds scales and offsets to f16, and dequantizes to it.
-                if blocks.peak(form.block) >= F16_OVERFLOW {
+                if blocks.as_ref().peak() >= F16_OVERFLOW {
                     return Err(beyond_f16(&**weight.source()));
                 }
-                let integers = Integers {
-                    bits: form.bits.count(),
-                    values: &blocks.values,
-                    block: form.block,
-                    scales: &blocks.scales,
-                    offsets: &blocks.offsets,
-                };
-                let spec = TensorSpec::integers(name, shape, integers);
+                let spec = TensorSpec::quantized_weights(name, shape, blocks.as_ref());
                 let declared = self.composer.tensor(spec);
                 declared.map_err(|e| e.context(weight.source().name()))
             }

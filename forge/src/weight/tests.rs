@@ -42,7 +42,7 @@ fn errors(values: &[(usize, f32)]) -> [Option<Error>; 6] {
         weight.to_f16().err(),
         weight.to_f32().err(),
         weight.to_int8().err(),
-        weight.to_blocks(BlockForm::symmetric(Bits::Four, 20)).err(),
+        weight.to_blocks(QuantizedForm::symmetric(Bits::Four, 20)).err(),
         stream(&*source, |_| Ok(())).err(),
         fits_f16(&*source).err(),
     ]
@@ -82,12 +82,12 @@ fn values_beyond_f16_are_named_with_their_magnitude() {
 }
 
 /// Spoils rows that were read.
-type Damage = fn(&mut BlocksMut<'_>);
+type Damage = fn(&mut QuantizedMut<'_>);
 
 /// 3000 rows of 64 quantized values, and what a damaged checkpoint has at some row.
 #[derive(Debug)]
 struct Stored {
-    form: BlockForm,
+    form: QuantizedForm,
     damage: Option<(usize, Damage)>,
 }
 
@@ -108,11 +108,11 @@ impl RowSource for Stored {
         dequantize_blocks(self, first, out)
     }
 
-    fn block_form(&self) -> Option<BlockForm> {
+    fn block_form(&self) -> Option<QuantizedForm> {
         Some(self.form)
     }
 
-    fn read_blocks(&self, first: usize, mut out: BlocksMut<'_>) -> Result<()> {
+    fn read_blocks(&self, first: usize, mut out: QuantizedMut<'_>) -> Result<()> {
         for (index, q) in out.values.iter_mut().enumerate() {
             *q = ((first * 64 + index) * 5 % 16) as i8 - 8;
         }
@@ -132,15 +132,15 @@ impl RowSource for Stored {
 #[test]
 fn quantized_weights_of_a_checkpoint_stay_as_they_are() {
     for offsets in [false, true] {
-        let form = BlockForm { bits: Bits::Four, block: 32, offsets };
+        let form = QuantizedForm { bits: Bits::Four, block: 32, offsets };
         let source: Arc<dyn RowSource> = Arc::new(Stored { form, damage: None });
         let weight = |source| Weight::new(source, Storage::Float);
         let found = weight(Arc::clone(&source)).to_blocks(form).unwrap();
-        let mut expected = empty_blocks(form, 3000 * 64);
+        let mut expected = Quantized::zeroed(form, 3000 * 64);
         source.read_blocks(0, expected.as_mut()).unwrap();
         assert_eq!(found, expected);
         let mut wide = vec![0f32; 3000 * 64];
-        expected.as_mut().dequantize(32, &mut wide);
+        expected.as_ref().dequantize(&mut wide);
         assert_eq!(weight(Arc::clone(&source)).to_f32().unwrap(), wide);
         // Rows of it, four times as large: the quantized values are the same.
         let rows = scaled(row_range(&source, 2000..2600), 4.0);
@@ -150,7 +150,7 @@ fn quantized_weights_of_a_checkpoint_stay_as_they_are() {
         assert_eq!(part.scales, scales);
         assert_eq!(part.offsets.len(), if offsets { 1200 } else { 0 });
         // In another form its values are quantized again.
-        let other = BlockForm::symmetric(Bits::Eight, 64);
+        let other = QuantizedForm::symmetric(Bits::Eight, 64);
         let again = weight(source).to_blocks(other).unwrap();
         assert_eq!((again.scales.len(), again.offsets.len()), (3000, 0));
     }
@@ -158,7 +158,7 @@ fn quantized_weights_of_a_checkpoint_stay_as_they_are() {
 
 #[test]
 fn damaged_values_are_named_with_their_tensor() {
-    let form = BlockForm { bits: Bits::Four, block: 32, offsets: true };
+    let form = QuantizedForm { bits: Bits::Four, block: 32, offsets: true };
     let cases: [(Damage, &str); 3] = [
         (|out| out.values[5] = 8, "an integer is 8, expected -8 to 7"),
         (|out| out.scales[1] = f32::NAN, "a scale is NaN, expected a finite number"),
@@ -173,7 +173,7 @@ fn damaged_values_are_named_with_their_tensor() {
         assert_eq!(error.kind(), ErrorKind::Artifact);
     }
     let source = Arc::new(Stored { form, damage: None });
-    let malformed = BlockForm { block: 48, ..form };
+    let malformed = QuantizedForm { block: 48, ..form };
     let error = Weight::new(source, Storage::Float).to_blocks(malformed).unwrap_err();
     assert!(error.message().contains("blocks of 48 in rows of 64 inputs"), "{error}");
 }

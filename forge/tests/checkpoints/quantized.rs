@@ -8,7 +8,7 @@ use qhx_core::{DType, Error, ErrorKind, Result};
 use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::{Elem, Graph, Origin};
-use qhx_forge::quantize::{Bits, BlockForm, Blocks, BlocksMut};
+use qhx_forge::quantize::{Bits, Quantized, QuantizedForm, QuantizedMut};
 use qhx_forge::recipe::{Precision, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_forge::weight::{RowSource, Storage, Weight, dequantize_blocks};
@@ -35,7 +35,7 @@ fn same<T: bytemuck::NoUninit + Into<f64> + Copy>(found: &[T], expected: &Value,
 
 /// Asserts that a weight's quantized values are the other program's, and returns them.
 #[track_caller]
-fn same_blocks(weight: &Weight, form: BlockForm, expected: &Value, what: &str) -> Blocks {
+fn same_blocks(weight: &Weight, form: QuantizedForm, expected: &Value, what: &str) -> Quantized {
     let blocks = weight.to_blocks(form).unwrap();
     same(&blocks.values, &expected["values"], what);
     same(&blocks.scales, &expected["scales"], what);
@@ -160,7 +160,7 @@ fn four_bit_bundles_keep_imported_quantized_weights() {
 #[derive(Debug)]
 struct Held {
     shape: [usize; 2],
-    form: Option<BlockForm>,
+    form: Option<QuantizedForm>,
 }
 
 impl RowSource for Held {
@@ -185,11 +185,11 @@ impl RowSource for Held {
         Ok(())
     }
 
-    fn block_form(&self) -> Option<BlockForm> {
+    fn block_form(&self) -> Option<QuantizedForm> {
         self.form
     }
 
-    fn read_blocks(&self, first: usize, out: BlocksMut<'_>) -> Result<()> {
+    fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
         out.values.iter_mut().enumerate().for_each(|(at, q)| *q = ((at + first) % 15) as i8 - 7);
         out.scales.fill(0.5);
         out.offsets.fill(0.25);
@@ -225,8 +225,8 @@ fn the_cpu_reads_every_form_of_weights_as_it_is_stored() {
             stays_quantized(&graph, &format!("{file}, {}", graph.name()));
         }
     }
-    let blocks = |bits, block, offsets| Some(BlockForm { bits, block, offsets });
-    let mut cases: Vec<(usize, Precision, Option<BlockForm>)> = vec![
+    let blocks = |bits, block, offsets| Some(QuantizedForm { bits, block, offsets });
+    let mut cases: Vec<(usize, Precision, Option<QuantizedForm>)> = vec![
         (128, Precision::W4A16, blocks(Bits::Four, 32, false)),
         (128, Precision::W4A16, blocks(Bits::Four, 32, true)),
         (128, Precision::W8A16, blocks(Bits::Four, 64, true)),

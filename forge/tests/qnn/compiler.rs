@@ -8,7 +8,7 @@ use qhx_forge::builder::GraphBuilder;
 use qhx_forge::compile::Compiler;
 use qhx_forge::graph::Elem;
 use qhx_forge::qnn::QnnCompiler;
-use qhx_forge::quantize::{Bits, BlockForm, BlocksMut};
+use qhx_forge::quantize::{Bits, QuantizedForm, QuantizedMut};
 use qhx_forge::recipe::Precision;
 use qhx_forge::weight::{RowSource, Storage, Weight, dequantize_blocks};
 use qhx_forge::{Progress, Silent};
@@ -57,7 +57,7 @@ fn two_graphs_of_one_name_in_a_context_are_refused() {
 fn weights_beyond_f16_are_refused_in_every_form() {
     let library = opened();
     let compiler = QnnCompiler::new(library, Target::V81);
-    let four = Storage::Blocks(BlockForm::symmetric(Bits::Four, 32));
+    let four = Storage::Blocks(QuantizedForm::symmetric(Bits::Four, 32));
     for storage in [Storage::Float, Storage::Int8, four] {
         let mut values = numbers(7, 40 * 64);
         (values[130], values[2000]) = (70_000.0, -1e9);
@@ -101,7 +101,7 @@ fn int8_weights_with_an_odd_number_of_inputs_are_refused() {
 #[derive(Debug)]
 struct Stored {
     shape: [usize; 2],
-    form: BlockForm,
+    form: QuantizedForm,
 }
 
 impl RowSource for Stored {
@@ -121,11 +121,11 @@ impl RowSource for Stored {
         dequantize_blocks(self, first, out)
     }
 
-    fn block_form(&self) -> Option<BlockForm> {
+    fn block_form(&self) -> Option<QuantizedForm> {
         Some(self.form)
     }
 
-    fn read_blocks(&self, first: usize, out: BlocksMut<'_>) -> Result<()> {
+    fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
         let (low, high) = self.form.bits.range();
         let range = usize::from(low.abs_diff(high)) + 1;
         for (index, q) in out.values.iter_mut().enumerate() {
@@ -144,7 +144,7 @@ impl RowSource for Stored {
 #[test]
 fn weights_in_blocks_agree_with_the_reference_graph() {
     let library = opened();
-    let form = |bits, block, offsets| BlockForm { bits, block, offsets };
+    let form = |bits, block, offsets| QuantizedForm { bits, block, offsets };
     for (target, rows) in [(Target::V81, 1), (Target::V79, 3)] {
         let mut b = GraphBuilder::new("blocks");
         let wide = b.input("x", Elem::Activation, &[rows, 64]).unwrap();

@@ -1,9 +1,10 @@
 //! Making context binaries.
 
 use qhx_base::ErrorKind;
-use qhx_qnn::compose::{CompilerValue, GraphConfig, Integers};
+use qhx_qnn::compose::{CompilerValue, GraphConfig};
 use qhx_qnn::{BinaryInfo, QnnOptions};
 use qhx_types::DType;
+use qhx_types::quantized::{Bits, QuantizedForm, QuantizedRef};
 
 use crate::*;
 
@@ -307,15 +308,20 @@ fn a_binary_written_to_a_file_is_the_binary() {
 #[test]
 fn matmuls_with_quantized_weights_equal_f64() {
     let library = opened();
-    let integers = |seed: u32, bits: u32| -> Vec<i8> {
-        let half = f64::from(1 << (bits - 1));
+    let integers = |seed: u32, bits: Bits| -> Vec<i8> {
+        let half = f64::from(1 << (bits.count() - 1));
         numbers(seed, N * K).iter().map(|v| (v * 2.0 * half).floor() as i8).collect()
     };
     // As f16, which is what the library makes of them. Q4_0 of GGUF has negative scales.
     let scales = |seed: u32, count| -> Vec<f32> {
         f16s(&numbers(seed, count)).1.iter().map(|&s| (s * 0.2) as f32).map(round).collect()
     };
-    let cases = [(4, 32, false), (4, 16, true), (4, K, false), (8, 32, false)];
+    let cases = [
+        (Bits::Four, 32, false),
+        (Bits::Four, 16, true),
+        (Bits::Four, K, false),
+        (Bits::Eight, 32, false),
+    ];
     for (target, rows) in [(Target::V81, 1), (Target::V79, 3), (Target::V75, 1)] {
         let mut context = Composer::new(&library, target, &[]).unwrap();
         let mut expected = Vec::new();
@@ -323,11 +329,11 @@ fn matmuls_with_quantized_weights_equal_f64() {
             let (values, count) = (integers(40 + index, bits), N * K / block);
             let (scales, offsets) = (scales(50 + index, count), scales(60 + index, count));
             let offsets = if shifted { offsets } else { Vec::new() };
-            let given =
-                Integers { bits, values: &values, block, scales: &scales, offsets: &offsets };
+            let form = QuantizedForm { bits, block, offsets: shifted };
+            let given = QuantizedRef { form, values: &values, scales: &scales, offsets: &offsets };
             let mut graph = context.graph(&format!("g{index}"), &[]).unwrap();
             let x = graph.tensor(TensorSpec::input("x", DType::F16, &[rows, K])).unwrap();
-            let w = graph.tensor(TensorSpec::integers("w", &[N, K], given)).unwrap();
+            let w = graph.tensor(TensorSpec::quantized_weights("w", &[N, K], given)).unwrap();
             let y = graph.tensor(TensorSpec::output("y", DType::F16, &[rows, N])).unwrap();
             // The library ends the process over this one.
             let error = graph.node("y", "MatMul", &[], &[x, w], &[y]).unwrap_err();
@@ -364,8 +370,9 @@ fn weights_the_library_computes_wrongly_name_their_tensor() {
     let library = opened();
     let mut context = Composer::new(&library, Target::V81, &[]).unwrap();
     let mut graph = context.graph("odd", &[]).unwrap();
-    let given = Integers { bits: 4, values: &[1; 12], block: 12, scales: &[1.0], offsets: &[] };
-    let error = graph.tensor(TensorSpec::integers("w", &[1, 12], given)).unwrap_err();
+    let form = QuantizedForm::symmetric(Bits::Four, 12);
+    let given = QuantizedRef { form, values: &[1; 12], scales: &[1.0], offsets: &[] };
+    let error = graph.tensor(TensorSpec::quantized_weights("w", &[1, 12], given)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Graph);
     let words = "graph \"odd\": tensor \"w\": 12 inputs of 4 bits in blocks of 12: the NPU library";
     assert!(error.message().contains(words), "{error}");

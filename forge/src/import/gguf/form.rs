@@ -2,9 +2,9 @@
 
 use half::f16;
 use qhx_core::DType;
+use qhx_core::quantized::{Bits, NIBBLE_ZERO, QuantizedForm, from_nibble};
 
 use crate::floats;
-use crate::quantize::{Bits, BlockForm};
 
 /// Elements of a block of the older forms.
 const BLOCK: usize = 32;
@@ -97,11 +97,11 @@ impl Form {
     }
 
     /// The form of its quantized weights, where graphs can hold them.
-    pub const fn block_form(self) -> Option<BlockForm> {
+    pub const fn block_form(self) -> Option<QuantizedForm> {
         match self {
-            Self::Q4_0 => Some(BlockForm::symmetric(Bits::Four, BLOCK)),
-            Self::Q4_1 => Some(BlockForm { bits: Bits::Four, block: BLOCK, offsets: true }),
-            Self::Q8_0 => Some(BlockForm::symmetric(Bits::Eight, BLOCK)),
+            Self::Q4_0 => Some(QuantizedForm::symmetric(Bits::Four, BLOCK)),
+            Self::Q4_1 => Some(QuantizedForm { bits: Bits::Four, block: BLOCK, offsets: true }),
+            Self::Q8_0 => Some(QuantizedForm::symmetric(Bits::Eight, BLOCK)),
             _ => None,
         }
     }
@@ -125,7 +125,7 @@ impl Form {
                     self.unpack(block, &mut values);
                     // As ggml computes it, which is more precise than by way of the offset.
                     let (scale, min) = (half_at(block, 0), half_at(block, 2));
-                    let real = |v: i8| (f32::from(v) + 8.0) * scale + min;
+                    let real = |v: i8| (f32::from(v) + f32::from(NIBBLE_ZERO)) * scale + min;
                     out.iter_mut().zip(values).for_each(|(o, v)| *o = real(v));
                 }
             }
@@ -137,7 +137,7 @@ impl Form {
         }
     }
 
-    /// Blocks of elements with their bytes.
+    /// Quantized of elements with their bytes.
     fn blocks<'a>(
         self,
         bytes: &'a [u8],
@@ -160,15 +160,15 @@ impl Form {
         // Elements 0 to 15 are the low halves of the bytes, 16 to 31 the high ones.
         let (low, high) = values.split_at_mut(BLOCK / 2);
         for ((low, high), byte) in low.iter_mut().zip(high).zip(stored) {
-            *low = (byte & 15).cast_signed() - 8;
-            *high = (byte >> 4).cast_signed() - 8;
+            *low = from_nibble(*byte);
+            *high = from_nibble(byte >> 4);
         }
         if self == Self::Q4_0 {
             return (scale, 0.0);
         }
         let min = half_at(block, 2);
         match (scale == 0.0, min == 0.0) {
-            (false, _) => (scale, 8.0 + min / scale),
+            (false, _) => (scale, f32::from(NIBBLE_ZERO) + min / scale),
             (true, true) => (0.0, 0.0),
             // One value for all: ggml stores zeros, which are −8 here.
             (true, false) => {

@@ -15,7 +15,7 @@ use qhx_core::{DType, Error, ErrorKind, Result};
 use serde_json::Value as Json;
 
 use super::Imported;
-use crate::quantize::{BlockForm, BlocksMut};
+use crate::quantize::{QuantizedForm, QuantizedMut};
 use crate::weight::RowSource;
 use file::{File, Value};
 use form::Form;
@@ -186,7 +186,7 @@ struct Matrix {
     /// Elements of a row in the file; the matrix may have other rows.
     cols: usize,
     /// The form of its quantized weights, where it hands them out.
-    blocks: Option<BlockForm>,
+    blocks: Option<QuantizedForm>,
 }
 
 impl Matrix {
@@ -249,11 +249,11 @@ impl RowSource for Matrix {
         Ok(())
     }
 
-    fn block_form(&self) -> Option<BlockForm> {
+    fn block_form(&self) -> Option<QuantizedForm> {
         self.blocks
     }
 
-    fn read_blocks(&self, first: usize, out: BlocksMut<'_>) -> Result<()> {
+    fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
         let form = self.tensor.form;
         let (block, size) = form.block();
         let per_row = (self.cols / block).max(1);

@@ -6,29 +6,36 @@
 //! `Σ_b (Σ_{k in b} x_k) · offset_b · scale_b`. Any other form is dequantized by `DequantizeLinear`, as int8 is.
 //! Values, scales and offsets are those of the QNN graph.
 
+use qhx_core::quantized::pack_nibbles;
 use qhx_core::{Error, ErrorKind, Result};
 
 use super::{Lowering, dims, int};
 use crate::graph::{Node, Origin, TensorId};
 use crate::onnx::proto::{FLOAT, INT8, UINT8};
-use crate::quantize::{BLOCK, Bits, BlockForm, Blocks};
+use crate::quantize::{BLOCK, Bits, Quantized, QuantizedForm};
 use crate::weight::{Storage, Weight};
 
 /// Where `MatMulNBits` is from.
 pub(super) const DOMAIN: &str = "com.microsoft";
 
 /// True for what becomes a weight of `MatMulNBits`.
-const fn packed(form: BlockForm) -> bool {
+const fn packed(form: QuantizedForm) -> bool {
     matches!(form.bits, Bits::Four) && form.block.is_multiple_of(BLOCK)
 }
 
 impl Lowering<'_> {
     /// Adds the weight called `name`: the initialisers that [`Lowering::blocks_matmul`] reads, or a node that
     /// dequantizes it.
-    pub(super) fn blocks(&mut self, name: &str, weight: &Weight, form: BlockForm) -> Result<()> {
-        let Blocks { values, mut scales, offsets } = weight.to_blocks(form)?;
+    pub(super) fn blocks(
+        &mut self,
+        name: &str,
+        weight: &Weight,
+        form: QuantizedForm,
+    ) -> Result<()> {
+        let weights = weight.to_blocks(form)?;
+        let mut shifts = weights.as_ref().shifts();
+        let Quantized { values, mut scales, .. } = weights;
         let (rows, mut count) = (weight.rows(), weight.cols() / form.block);
-        let mut shifts: Vec<f32> = offsets.iter().zip(&scales).map(|(o, s)| o * s).collect();
         if packed(form) {
             self.packs = true;
             let parts = form.block / BLOCK;
@@ -40,7 +47,7 @@ impl Lowering<'_> {
             }
             let shape = [rows, count, BLOCK / 2];
             self.external(&format!("{name}.nbits"), UINT8, &shape, |file| {
-                file.write(&pack(&values))
+                file.write(&pack_nibbles(&values))
             })?;
             self.external(&format!("{name}.scale"), FLOAT, &[rows, count], |file| {
                 file.write(bytemuck::cast_slice(&scales))
@@ -144,28 +151,5 @@ impl Lowering<'_> {
             self.push("Add", vec![sum, term], &next, vec![]);
             sum = next;
         }
-    }
-}
-
-/// Two values of −8 to 7 a byte, the first in the low half, each plus 8: the zero point of `MatMulNBits` when it is
-/// given none.
-fn pack(values: &[i8]) -> Vec<u8> {
-    let nibble = |q: i8| q.wrapping_add(8).cast_unsigned() & 15;
-    values
-        .chunks_exact(2)
-        .map(|pair| match *pair {
-            [low, high] => nibble(low) | (nibble(high) << 4),
-            _ => 0,
-        })
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn two_values_share_a_byte_the_first_in_the_low_half() {
-        assert_eq!(pack(&[-8, 7, 0, -1]), [0xf0, 0x78]);
     }
 }
