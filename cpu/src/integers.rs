@@ -7,7 +7,9 @@
 
 #![expect(unsafe_code, reason = "instructions that rten_simd does not have")]
 
-use crate::kernels::{BLOCK, Rows};
+use qhx_core::quantized::{BLOCK, NIBBLE_ZERO};
+
+use crate::kernels::Rows;
 use crate::team::Team;
 
 /// Columns in a [`Group`].
@@ -177,7 +179,7 @@ impl Words {
                     for (word, x) in x.chunks_exact(4).enumerate() {
                         for (place, x) in x.iter().enumerate() {
                             group.values[place][word] = *x;
-                            group.offsets[word / 2] -= 8 * i32::from(*x);
+                            group.offsets[word / 2] -= i32::from(NIBBLE_ZERO) * i32::from(*x);
                         }
                     }
                 } else {
@@ -221,8 +223,10 @@ impl IntegerTask<'_, '_> {
 mod avx512 {
     use std::arch::x86_64::*;
 
+    use qhx_core::quantized::{BLOCK, from_nibble};
+
     use super::{GROUP, Group, IntegerTask, LANES, PANEL, Panel, TILE, WORDS};
-    use crate::kernels::{AHEAD, BLOCK, Row};
+    use crate::kernels::{AHEAD, Row};
 
     /// A few rows of `x`, with the weights as they are stored.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
@@ -460,7 +464,7 @@ mod avx512 {
                 Row::I4(w, from) => {
                     let w: &[u8] = bytemuck::cast_slice(w);
                     for (to, w) in values.iter_mut().zip(w) {
-                        *to = [i16::from(w & 15) - 8, i16::from(w >> 4) - 8];
+                        *to = [i16::from(from_nibble(*w)), i16::from(from_nibble(w >> 4))];
                     }
                     scales.copy_from_slice(from);
                 }

@@ -11,13 +11,12 @@ use std::array::from_fn;
 use std::borrow::Cow;
 use std::ops::Range;
 
+use qhx_core::quantized::{BLOCK, NIBBLE_ZERO};
 use rten_simd::ops::{BitOps, Extend, IntOps, NumOps, ToFloat};
 use rten_simd::{Isa, SimdOp, f16};
 
 use crate::team::Team;
 
-/// Weights of a block that share a scale, as `MatMulNBits` stores them and GGUF its eight bits.
-pub(crate) const BLOCK: usize = 32;
 /// Weights of four bits in an i32.
 const PACKED: usize = 8;
 /// Rows of `x` up to which nothing is dequantized in advance.
@@ -475,7 +474,8 @@ fn floats_of_i4<I: Isa>(isa: I, w: &[i32], at: usize) -> [I::F32; PACKED] {
         None => ints.load_pad(w.get(at..).unwrap_or_default()).0,
     };
     // Four bits around 8 become four bits of two's complement.
-    let w = ints.xor(w, ints.splat(i32::from_ne_bytes([0x88; 4])));
+    const ZEROS: u8 = 0x11 * NIBBLE_ZERO.cast_unsigned();
+    let w = ints.xor(w, ints.splat(i32::from_ne_bytes([ZEROS; 4])));
     // The weight comes to the upper end of its lane, and from there down with its sign.
     macro_rules! signed {
         ($($shift:literal),*) => {
@@ -588,6 +588,8 @@ fn halves(bits: &[u16]) -> &[f16] {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use qhx_core::quantized::unpack_nibbles;
+
     use super::*;
 
     /// Numbers from -1 to 1 that follow from where they are.
@@ -644,9 +646,9 @@ pub(crate) mod tests {
                 Self::I8(w, scales) => f64::from(w[at]) * f64::from(scales[at / columns]),
                 Self::I8Blocks(w, scales) => f64::from(w[at]) * f64::from(scales[at / BLOCK]),
                 Self::I4(w, scales) => {
-                    let byte = w[at / PACKED].to_le_bytes()[at % PACKED / 2];
-                    let four = if at.is_multiple_of(2) { byte & 15 } else { byte >> 4 };
-                    (f64::from(four) - 8.0) * f64::from(scales[at / BLOCK])
+                    let mut integers = [0; PACKED];
+                    unpack_nibbles(&w[at / PACKED].to_le_bytes(), &mut integers);
+                    f64::from(integers[at % PACKED]) * f64::from(scales[at / BLOCK])
                 }
             }
         }

@@ -2,11 +2,12 @@
 
 use std::borrow::Cow;
 
+use qhx_core::quantized::BLOCK;
 use rten_simd::SimdOp;
 
 use crate::heads::{Columns, Turned};
 use crate::integers::{IntegerTask, Integers, integers};
-use crate::kernels::{Arrange, BLOCK, FEW, Rows, Task};
+use crate::kernels::{Arrange, FEW, Rows, Task};
 use crate::team::Team;
 use crate::weights::{Floats, Weights};
 

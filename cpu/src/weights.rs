@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use qhx_core::artifacts::Mapped;
+use qhx_core::quantized::{BLOCK, Bits, QuantizedForm};
 use rten_simd::SimdOp;
 
 use crate::kernels::{DequantizeRow, Rows};
@@ -68,12 +69,18 @@ impl Floats {
 pub(crate) enum Form {
     F32,
     F16,
-    /// With a scale for each row.
-    I8(Floats),
-    /// int8 with a scale for each [`BLOCK`](crate::kernels::BLOCK) of a row.
-    I8Blocks(Floats),
-    /// Four bits with a scale for each block of a row.
-    I4(Floats),
+    /// Integers in one of the forms that are multiplied as they are ([`Form::quantized`]), and their scales.
+    Quantized(QuantizedForm, Floats),
+}
+
+impl Form {
+    /// Quantized weights of so many columns: with eight bits a scale for each row or each [`BLOCK`], with four bits for
+    /// each [`BLOCK`]. Offsets are kept beside them ([`Weights::offsets`]).
+    pub(crate) fn quantized(form: QuantizedForm, columns: usize, scales: Floats) -> Option<Self> {
+        let rows = form.bits == Bits::Eight && form.block == columns;
+        let known = rows || form.block == BLOCK && columns.is_multiple_of(BLOCK);
+        (known && !form.offsets).then_some(Self::Quantized(form, scales))
+    }
 }
 
 /// A matrix `[rows, columns]`, `rows` of which are outputs of a matmul.
@@ -99,9 +106,13 @@ impl Weights {
         match &self.form {
             Form::F32 => Rows::F32(self.stored.elements()),
             Form::F16 => Rows::F16(self.stored.elements()),
-            Form::I8(scales) => Rows::I8(self.stored.elements(), scales.get()),
-            Form::I8Blocks(scales) => Rows::I8Blocks(self.stored.elements(), scales.get()),
-            Form::I4(scales) => Rows::I4(self.stored.elements(), scales.get()),
+            Form::Quantized(QuantizedForm { bits: Bits::Four, .. }, scales) => {
+                Rows::I4(self.stored.elements(), scales.get())
+            }
+            Form::Quantized(form, scales) if form.block == self.columns => {
+                Rows::I8(self.stored.elements(), scales.get())
+            }
+            Form::Quantized(_, scales) => Rows::I8Blocks(self.stored.elements(), scales.get()),
         }
     }
 
@@ -123,9 +134,7 @@ impl Weights {
     pub(crate) fn extent(&self) -> (usize, u64) {
         let scales = match &self.form {
             Form::F32 | Form::F16 => 0,
-            Form::I8(scales) | Form::I8Blocks(scales) | Form::I4(scales) => {
-                size_of_val(scales.get())
-            }
+            Form::Quantized(_, scales) => size_of_val(scales.get()),
         };
         let offsets = self.offsets.as_ref().map_or(0, |offsets| size_of_val(offsets.get()));
         let bytes = self.stored.bytes();

@@ -8,6 +8,8 @@
 
 use std::collections::BTreeSet;
 
+use qhx_core::onnx::ExternalData;
+
 /// Deepest nesting of subgraphs and other messages.
 const DEPTH: usize = 48;
 
@@ -121,7 +123,7 @@ impl<'a> Walk<'a> {
                 other => return Err(format!("wire type {other} at byte {start} is not in use")),
             }
         }
-        if key == b"location" {
+        if key == ExternalData::LOCATION.as_bytes() {
             let name = std::str::from_utf8(value)
                 .map_err(|_| format!("the file name before byte {end} is not UTF-8"))?;
             if !self.external.contains(name) {

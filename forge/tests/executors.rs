@@ -3,12 +3,16 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 
 use qhx_core::backend::{Backend, ContextSource};
+use qhx_core::{CancelToken, DType, Port, Workspace};
 use qhx_cpu::{CpuBackend, CpuOptions};
 use qhx_forge::Task;
+use qhx_forge::builder::GraphBuilder;
 use qhx_forge::checkpoint::Checkpoint;
-use qhx_forge::graph::{Graph, Op};
+use qhx_forge::graph::{Elem, Graph, Op};
+use qhx_forge::kit::{Attend, AttendInputs, Heads, mix, rope};
 use qhx_forge::recipe::{Precision, RecipeOptions};
 use qhx_forge::registry::recipe;
 use qhx_forge::{Silent, onnx};
@@ -89,4 +93,59 @@ fn every_graph_of_a_recipe_is_instructions() {
         operators.contains(Op::Conv2d(qhx_forge::graph::Conv2d::new([1, 1])).name()),
         "{operators:?}"
     );
+}
+
+/// Attention over a cache that the kit builds is recognised as such: it does not read what the mask hides, where the
+/// matmuls and the softmax that it is written as would make NaN of all of it.
+#[test]
+fn cached_attention_reads_nothing_that_is_masked() {
+    const CAPACITY: usize = 8;
+    let heads = Heads { query: 4, groups: 2, dim: 4 };
+    for rows in [1, 3] {
+        let mut b = GraphBuilder::new(format!("rows_{rows}"));
+        let inputs = AttendInputs::new(heads.dim, rows, CAPACITY);
+        let attend = Attend::inputs(&mut b, &inputs).unwrap();
+        let past = attend.past(&mut b, 0, heads).unwrap();
+        let mut of = |name: &str, heads| {
+            b.input(name, Elem::Activation, &[rows, heads, inputs.rotary]).unwrap()
+        };
+        let [q, k, v] = [of("q", heads.query), of("k", heads.groups), of("v", heads.groups)];
+        let q = rope(&mut b, q, &attend).unwrap();
+        let mixed = mix(&mut b, [q, k, v], past, heads, &attend).unwrap();
+        b.output("y", mixed.out).unwrap();
+        let graph = b.finish().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let written = onnx::write(&graph, folder.path(), &mut Silent).unwrap();
+        let source = ContextSource {
+            key: "c".to_owned(),
+            onnx: vec![(graph.name().to_owned(), written.model)],
+            ..ContextSource::default()
+        };
+        let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(CpuOptions::default()).unwrap());
+        let context = backend.open_context(&source).unwrap();
+        let mut workspace = Workspace::new(Arc::clone(&backend), CancelToken::new());
+        workspace.add_context("c", &context).unwrap();
+        let id = workspace.find_graph(graph.name()).unwrap().unwrap();
+        let info = Arc::clone(workspace.graph(id).unwrap().1);
+        for (port, tensor) in info.inputs.iter().enumerate() {
+            assert_eq!(tensor.dtype, DType::F32);
+            let hidden = |at: usize| match tensor.name.as_str() {
+                "cmask" if at % (CAPACITY + rows) == 5 => -30_000.0,
+                "past_k_0" | "past_v_0" if at / heads.dim % CAPACITY == 5 => f32::NAN,
+                "cmask" => 0.0,
+                _ => (at % 7) as f32 * 0.25 - 0.5,
+            };
+            let values: Vec<u8> =
+                (0..tensor.elements()).flat_map(|at| hidden(at).to_le_bytes()).collect();
+            let buffer = workspace.allocate(values.len()).unwrap();
+            workspace.bytes_mut(buffer).unwrap().copy_from_slice(&values);
+            workspace.bind(id, Port::Input(port), buffer, 0).unwrap();
+        }
+        let buffer = workspace.allocate(info.outputs[0].byte_len()).unwrap();
+        workspace.bind(id, Port::Output(0), buffer, 0).unwrap();
+        workspace.execute(id).unwrap();
+        let bytes = workspace.bytes(buffer).unwrap().as_chunks::<4>().0;
+        let found: Vec<f32> = bytes.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        assert!(found.iter().all(|y| y.is_finite()), "{rows} rows: {found:?}");
+    }
 }

@@ -32,5 +32,5 @@ pub use qhx_qnn as qnn;
 pub use qhx_text as text;
 pub use qhx_types::{
     DType, GraphInfo, Media, MediaError, MissingTensor, Port, Quantization, SizeError, TensorInfo,
-    quantized,
+    onnx, quantized,
 };

@@ -13,6 +13,7 @@ mod content;
 mod dtype;
 mod graph;
 mod media;
+pub mod onnx;
 mod op;
 pub mod quantized;
 

@@ -4,13 +4,14 @@ use std::collections::{HashMap, HashSet};
 
 use qhx_core::artifacts::Mapped;
 use qhx_core::backend::Unsupported;
+use qhx_core::onnx::{ONNX, Operator, STORED_FLOATS};
 use qhx_core::{DType, TensorInfo};
 use rten_onnx::onnx::{DataType, ModelProto, NodeProto, ValueInfoProto};
 
 use super::attend::MaskShape;
 use super::fused::Fused;
 use super::kernels::Unary;
-use super::reader::{Reader, domain, positive, sizes};
+use super::reader::{Reader, operator, positive, sizes};
 use super::view::{Place, View, Walk};
 use super::{Dense, Elem, Instruction, Program};
 use crate::weights::Floats;
@@ -243,17 +244,17 @@ impl<'a, 'r, 'f> Compiler<'a, 'r, 'f> {
 
     fn node(&mut self, node: &'a NodeProto) -> Lowered<()> {
         let output = only_output(node)?;
-        let kind = node.op_type.as_deref().unwrap_or_default();
         let name = node.input.first().ok_or("it has no input")?.as_str();
+        let operator = operator(node).ok_or_else(|| match node.domain.as_deref() {
+            None | Some("" | ONNX) => "there are no instructions for it".to_owned(),
+            Some(domain) => format!("an operator of {domain:?}"),
+        })?;
         // Weights are dequantized by what reads them.
-        let dequantizes = matches!(kind, "Cast" | "DequantizeLinear") && domain(node).is_empty();
+        let dequantizes = matches!(operator, STORED_FLOATS | Operator::DequantizeLinear);
         if dequantizes && self.reader.initializers.contains_key(name) {
             return Ok(());
         }
-        if !domain(node).is_empty() {
-            return Err(format!("an operator of {:?}", domain(node)));
-        }
-        let value = self.standard(node, kind, name)?;
+        let value = self.operator(node, operator, name)?;
         self.values.insert(output, value);
         Ok(())
     }

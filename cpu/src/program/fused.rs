@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 
+use qhx_core::onnx::{Operator, attention, attribute, swapped};
 use rten_onnx::onnx::{DataType, NodeProto};
 
-use super::reader::{Reader, StoredMatmul, domain, integer};
+use super::reader::{Reader, StoredMatmul, integer, integers, operator};
 
 /// What the nodes up to one of a graph compute. Those before it are left out where nothing else reads them.
 pub(super) enum Fused<'a> {
@@ -41,9 +42,9 @@ impl<'a> Fused<'a> {
         if let Some(matmul) = reader.stored_matmul(node) {
             return Some(Self::Stored(matmul));
         }
-        match (domain(node), node.op_type.as_deref()?) {
-            ("", "MatMul") => Given::of(reader, node).map(Self::Given),
-            ("", "Add") => Attention::of(reader, node).map(Self::Attention),
+        match operator(node)? {
+            Operator::MatMul => Given::of(reader, node).map(Self::Given),
+            Operator::Add => Attention::of(reader, node).map(Self::Attention),
             _ => None,
         }
     }
@@ -69,8 +70,8 @@ impl<'a> Fused<'a> {
 impl<'a> Given<'a> {
     fn of(reader: &Reader<'a, '_>, node: &'a NodeProto) -> Option<Self> {
         let [x, turned] = node.input.as_slice() else { return None };
-        let [b] = transposed(reader, turned, &[1, 0])?;
-        let [b, scale] = inputs(reader.made_by(b, "DequantizeLinear")?)?;
+        let [b] = transposed(reader, turned, 2)?;
+        let [b, scale] = inputs(reader.made_by(b, Operator::DequantizeLinear)?)?;
         let is_int8 = |name: &str| {
             let mut inputs = reader.graph.input.iter();
             let info = inputs.find(|input| input.name.as_deref() == Some(name))?;
@@ -83,9 +84,10 @@ impl<'a> Given<'a> {
 impl<'a> Attention<'a> {
     fn of(reader: &Reader<'a, '_>, node: &'a NodeProto) -> Option<Self> {
         let [old, own] = inputs(node)?;
-        let [old, past_v] = inputs(reader.made_by(old, "MatMul")?)?;
+        let [old, past_v] = inputs(reader.made_by(old, Operator::MatMul)?)?;
         // With one token the matmul is one of a column and a row.
-        let own = reader.made_by(own, "MatMul").or_else(|| reader.made_by(own, "Mul"))?;
+        let own =
+            reader.made_by(own, Operator::MatMul).or_else(|| reader.made_by(own, Operator::Mul))?;
         let [own, v] = inputs(own)?;
         let (weights, _, middle) = slice(reader, old)?;
         let (same, start, _) = slice(reader, own)?;
@@ -93,22 +95,24 @@ impl<'a> Attention<'a> {
             return None;
         }
         let scores = past_reshape(reader, weights);
-        let softmax = reader.made_by(scores, "Softmax")?;
-        if !matches!(integer(softmax, "axis"), None | Some(-1)) {
+        let softmax = reader.made_by(scores, Operator::Softmax)?;
+        if !matches!(integer(softmax, attribute::AXIS), None | Some(-1)) {
             return None;
         }
         let [sum] = inputs(softmax)?;
-        let [scores, mask] = inputs(reader.made_by(sum, "Add")?)?;
-        let concat = reader.made_by(past_reshape(reader, scores), "Concat")?;
+        let [scores, mask] = inputs(reader.made_by(sum, Operator::Add)?)?;
+        let concat = reader.made_by(past_reshape(reader, scores), Operator::Concat)?;
         let [old, own] = inputs(concat)?;
-        let [q, past_k] = inputs(reader.made_by(old, "MatMul")?)?;
-        let [same, k] = inputs(reader.made_by(own, "MatMul")?)?;
-        let keys = [past_k, k].map(|name| transposed(reader, name, &[0, 2, 1]));
+        let [q, past_k] = inputs(reader.made_by(old, Operator::MatMul)?)?;
+        let [same, k] = inputs(reader.made_by(own, Operator::MatMul)?)?;
+        let keys = [past_k, k].map(|name| transposed(reader, name, attention::RANK));
         let [Some([past_k]), Some([k])] = keys else { return None };
-        let joined = integer(concat, "axis") == Some(2) && q == same;
+        let joined = integer(concat, attribute::AXIS) == Some(POSITION_AXIS) && q == same;
         joined.then_some(Self { q, keys: [past_k, k], values: [past_v, v], mask })
     }
 }
+
+const POSITION_AXIS: i64 = attention::POSITION_AXIS as i64;
 
 /// The inputs of a node that has `N`.
 fn inputs<const N: usize>(node: &NodeProto) -> Option<[&str; N]> {
@@ -116,26 +120,24 @@ fn inputs<const N: usize>(node: &NodeProto) -> Option<[&str; N]> {
     Some(all.each_ref().map(String::as_str))
 }
 
-/// What is read in this order.
-fn transposed<'a>(reader: &Reader<'a, '_>, name: &str, perm: &[i64]) -> Option<[&'a str; 1]> {
-    let node = reader.made_by(name, "Transpose")?;
-    let mut attributes = node.attribute.iter();
-    let found = attributes.find(|attribute| attribute.name.as_deref() == Some("perm"))?;
-    if found.ints == perm { inputs(node) } else { None }
+/// What is read with rows and columns swapped.
+fn transposed<'a>(reader: &Reader<'a, '_>, name: &str, rank: usize) -> Option<[&'a str; 1]> {
+    let node = reader.made_by(name, Operator::Transpose)?;
+    if integers(node, attribute::PERM)? == swapped(rank) { inputs(node) } else { None }
 }
 
 /// What the last of three dimensions is a part of, and where the part begins and ends.
 fn slice<'a>(reader: &Reader<'a, '_>, name: &str) -> Option<(&'a str, i64, i64)> {
-    let [x, start, end, axis] = inputs(reader.made_by(name, "Slice")?)?;
+    let [x, start, end, axis] = inputs(reader.made_by(name, Operator::Slice)?)?;
     let one = |name: &str| match *reader.integers(name)? {
         [only] => Some(only),
         _ => None,
     };
-    (one(axis)? == 2).then_some((x, one(start)?, one(end)?))
+    (one(axis)? == POSITION_AXIS).then_some((x, one(start)?, one(end)?))
 }
 
 /// The value itself, or what it is a reshaping of.
 fn past_reshape<'a>(reader: &Reader<'a, '_>, name: &'a str) -> &'a str {
-    let node = reader.made_by(name, "Reshape");
+    let node = reader.made_by(name, Operator::Reshape);
     node.and_then(|node| node.input.first()).map_or(name, String::as_str)
 }

@@ -1,12 +1,13 @@
 //! The operators of ONNX as instructions.
 
+use qhx_core::onnx::{Operator, attribute};
 use rten_onnx::onnx::{DataType, NodeProto};
 
 use super::attend::{Attend, Shape};
 use super::compile::{Compiler, Lowered, TOO_LARGE, Value, walk};
 use super::conv::{ConvShape, Padding};
 use super::kernels::{Binary, Reduction, Unary};
-use super::reader::{StoredMatmul, integer, integers, positive, to_float};
+use super::reader::{StoredMatmul, integer, integers, plain_attribute, positive, to_float};
 use super::view::{Dim, Place, View, common};
 use super::{By, Dense, Elem, Instruction, Matmul, Table, attend, fused};
 use crate::weights::Weights;
@@ -16,28 +17,35 @@ use crate::weights::Weights;
 const LARGE: usize = 1 << 16;
 
 impl<'a> Compiler<'a, '_, '_> {
-    /// An operator of ONNX itself.
-    pub(super) fn standard(
+    /// An operator on what the graph computes.
+    pub(super) fn operator(
         &mut self,
         node: &'a NodeProto,
-        kind: &str,
+        operator: Operator,
         name: &'a str,
     ) -> Lowered<Value> {
-        let view = match kind {
-            "Cast" => return self.cast(node, name),
-            "Identity" => return self.value(name),
-            "DequantizeLinear" => self.dequantized(node, name)?,
-            "Add" | "Sub" | "Mul" | "Div" | "Max" | "Min" => return self.binary(node, kind),
-            "Reshape" | "Transpose" | "Slice" | "Concat" | "Gather" => {
-                return self.moved(node, kind, name);
-            }
-            "ReduceSum" => self.reduce(node, name, Reduction::Sum)?,
-            "ReduceMean" => self.reduce(node, name, Reduction::Mean)?,
-            "ReduceMax" => self.reduce(node, name, Reduction::Max)?,
-            "ReduceMin" => self.reduce(node, name, Reduction::Min)?,
-            "Softmax" => {
+        let view = match operator {
+            Operator::Cast => return self.cast(node, name),
+            Operator::Identity => return self.value(name),
+            Operator::DequantizeLinear => self.dequantized(node, name)?,
+            Operator::Add => return self.binary(node, Binary::Add),
+            Operator::Sub => return self.binary(node, Binary::Sub),
+            Operator::Mul => return self.binary(node, Binary::Mul),
+            Operator::Div => return self.binary(node, Binary::Div),
+            Operator::Max => return self.binary(node, Binary::Max),
+            Operator::Min => return self.binary(node, Binary::Min),
+            Operator::Reshape
+            | Operator::Transpose
+            | Operator::Slice
+            | Operator::Concat
+            | Operator::Gather => return self.moved(node, operator, name),
+            Operator::ReduceSum => self.reduce(node, name, Reduction::Sum)?,
+            Operator::ReduceMean => self.reduce(node, name, Reduction::Mean)?,
+            Operator::ReduceMax => self.reduce(node, name, Reduction::Max)?,
+            Operator::ReduceMin => self.reduce(node, name, Reduction::Min)?,
+            Operator::Softmax => {
                 let x = self.floats(name)?;
-                let axis = axis(integer(node, "axis").unwrap_or(-1), x.dims.len())?;
+                let axis = axis(integer(node, attribute::AXIS).unwrap_or(-1), x.dims.len())?;
                 if axis + 1 != x.dims.len() {
                     return Err("its axis is not the last".to_owned());
                 }
@@ -47,55 +55,48 @@ impl<'a> Compiler<'a, '_, '_> {
                 self.instructions.push(Instruction::Softmax { x, size, out });
                 result
             }
-            "LayerNormalization" => self.layer_norm(node, name)?,
-            "MatMul" => self.matmul(node, name)?,
-            "Gemm" => self.gemm(node, name)?,
-            "Conv" => self.conv(node, name)?,
-            _ => {
-                let op = self.unary_op(node, kind)?;
-                let x = self.floats(name)?;
-                self.unary(op, &x)?
+            Operator::LayerNormalization => self.layer_norm(node, name)?,
+            Operator::MatMul => self.matmul(node, name)?,
+            Operator::Gemm => self.gemm(node, name)?,
+            Operator::Conv => self.conv(node, name)?,
+            // Its weights are stored in a form that is multiplied as it is, or it is not known.
+            Operator::MatMulNBits => return Err(format!("an operator of {:?}", operator.domain())),
+            Operator::Abs => self.each(name, Unary::Abs)?,
+            Operator::Neg => self.each(name, Unary::Neg)?,
+            Operator::Exp => self.each(name, Unary::Exp)?,
+            Operator::Log => self.each(name, Unary::Log)?,
+            Operator::Sqrt => self.each(name, Unary::Sqrt)?,
+            Operator::Reciprocal => self.each(name, Unary::Reciprocal)?,
+            Operator::Sigmoid => self.each(name, Unary::Sigmoid)?,
+            Operator::Tanh => self.each(name, Unary::Tanh)?,
+            Operator::Relu => self.each(name, Unary::Relu)?,
+            Operator::Erf => self.each(name, Unary::Erf)?,
+            Operator::Clip => {
+                let clip = self.clip(node)?;
+                self.each(name, clip)?
             }
         };
         Ok(Value { view, elem: Elem::F32 })
     }
 
-    fn unary_op(&self, node: &'a NodeProto, kind: &str) -> Lowered<Unary> {
-        Ok(match kind {
-            "Abs" => Unary::Abs,
-            "Neg" => Unary::Neg,
-            "Exp" => Unary::Exp,
-            "Log" => Unary::Log,
-            "Sqrt" => Unary::Sqrt,
-            "Reciprocal" => Unary::Reciprocal,
-            "Sigmoid" => Unary::Sigmoid,
-            "Tanh" => Unary::Tanh,
-            "Relu" => Unary::Relu,
-            "Erf" => Unary::Erf,
-            "Clip" => {
-                let bound = |at: usize, missing| match self.input(node, at) {
-                    None => Ok(missing),
-                    Some(name) => {
-                        let found = self.reader.floats(name, &[]);
-                        let found = found.and_then(|value| value.get().first().copied());
-                        found.ok_or_else(|| format!("the bound {name:?} is no constant of f32"))
-                    }
-                };
-                Unary::Clip(bound(1, f32::NEG_INFINITY)?, bound(2, f32::INFINITY)?)
-            }
-            _ => return Err("there are no instructions for it".to_owned()),
-        })
+    fn each(&mut self, name: &'a str, op: Unary) -> Lowered<View> {
+        let x = self.floats(name)?;
+        self.unary(op, &x)
     }
 
-    fn binary(&mut self, node: &'a NodeProto, kind: &str) -> Lowered<Value> {
-        let op = match kind {
-            "Add" => Binary::Add,
-            "Sub" => Binary::Sub,
-            "Mul" => Binary::Mul,
-            "Div" => Binary::Div,
-            "Max" => Binary::Max,
-            _ => Binary::Min,
+    fn clip(&self, node: &'a NodeProto) -> Lowered<Unary> {
+        let bound = |at: usize, missing| match self.input(node, at) {
+            None => Ok(missing),
+            Some(name) => {
+                let found = self.reader.floats(name, &[]);
+                let found = found.and_then(|value| value.get().first().copied());
+                found.ok_or_else(|| format!("the bound {name:?} is no constant of f32"))
+            }
         };
+        Ok(Unary::Clip(bound(1, f32::NEG_INFINITY)?, bound(2, f32::INFINITY)?))
+    }
+
+    fn binary(&mut self, node: &'a NodeProto, op: Binary) -> Lowered<Value> {
         let [a, b] = node.input.as_slice() else {
             return Err(format!("it has {} inputs, not 2", node.input.len()));
         };
@@ -122,15 +123,15 @@ impl<'a> Compiler<'a, '_, '_> {
     }
 
     /// What only moves elements.
-    fn moved(&mut self, node: &'a NodeProto, kind: &str, name: &'a str) -> Lowered<Value> {
+    fn moved(&mut self, node: &'a NodeProto, kind: Operator, name: &'a str) -> Lowered<Value> {
         let Value { view: x, elem } = self.stored_or_value(kind, name)?;
         if !matches!(elem, Elem::F32 | Elem::I32) {
             return Err(format!("its input is {elem:?}"));
         }
         let view = match kind {
-            "Reshape" => {
+            Operator::Reshape => {
                 let wanted = self.integers(node, 1)?;
-                if integer(node, "allowzero").unwrap_or(0) != 0 {
+                if integer(node, attribute::ALLOW_ZERO).unwrap_or(0) != 0 {
                     return Err("sizes of 0".to_owned());
                 }
                 let shape = reshaped(&x.shape(), &wanted)
@@ -138,9 +139,9 @@ impl<'a> Compiler<'a, '_, '_> {
                 let (_, x) = self.dense(x)?;
                 x.reshaped(&shape).ok_or(TOO_LARGE)?
             }
-            "Transpose" => {
+            Operator::Transpose => {
                 let reversed: Vec<i64> = (0..x.dims.len() as i64).rev().collect();
-                let perm = integers(node, "perm").unwrap_or(&reversed);
+                let perm = integers(node, attribute::PERM).unwrap_or(&reversed);
                 let mut seen = vec![false; x.dims.len()];
                 let dims = perm.iter().map(|&axis| {
                     let axis = usize::try_from(axis).ok()?;
@@ -151,16 +152,16 @@ impl<'a> Compiler<'a, '_, '_> {
                 let dims = dims.ok_or_else(|| format!("{perm:?} of {:?}", x.shape()))?;
                 View { dims, ..x }
             }
-            "Slice" => self.slice(node, x)?,
-            "Concat" => self.concat(node, elem)?,
+            Operator::Slice => self.slice(node, x)?,
+            Operator::Concat => self.concat(node, elem)?,
             _ => self.gather(node, name, x)?,
         };
         Ok(Value { view, elem })
     }
 
     /// The value of a name; of a table that is gathered from, only its shape.
-    fn stored_or_value(&mut self, kind: &str, name: &'a str) -> Lowered<Value> {
-        let table = (kind == "Gather").then(|| self.table(name)).flatten();
+    fn stored_or_value(&mut self, kind: Operator, name: &'a str) -> Lowered<Value> {
+        let table = (kind == Operator::Gather).then(|| self.table(name)).flatten();
         match table.and_then(|table| View::whole(Place::Constant(0), &[table.rows, table.columns]))
         {
             Some(view) => Ok(Value { view, elem: Elem::F32 }),
@@ -217,7 +218,7 @@ impl<'a> Compiler<'a, '_, '_> {
             views.push(value.view);
         }
         let mut shape = views.first().ok_or("it has no inputs")?.shape();
-        let at = axis(integer(node, "axis").ok_or("it has no axis")?, shape.len())?;
+        let at = axis(integer(node, attribute::AXIS).ok_or("it has no axis")?, shape.len())?;
         shape[at] = 0;
         for view in &views {
             let mut other = view.shape();
@@ -252,7 +253,7 @@ impl<'a> Compiler<'a, '_, '_> {
         let x = self.floats(name)?;
         let axes = match self.input(node, 1) {
             Some(_) => self.integers(node, 1)?,
-            None => integers(node, "axes").unwrap_or_default().to_vec(),
+            None => integers(node, attribute::AXES).unwrap_or_default().to_vec(),
         };
         let [only] = axes.as_slice() else {
             return Err(format!("it has {} axes, not 1", axes.len()));
@@ -263,7 +264,7 @@ impl<'a> Compiler<'a, '_, '_> {
         let (size, inner) = (shape[at], shape[at + 1..].iter().product());
         let (out, _) = self.buffer(&[x.len / size])?;
         self.instructions.push(Instruction::Reduce { op, x, size, inner, out });
-        match integer(node, "keepdims").unwrap_or(1) {
+        match integer(node, attribute::KEEP_DIMS).unwrap_or(1) {
             0 => {
                 shape.remove(at);
             }
@@ -274,12 +275,12 @@ impl<'a> Compiler<'a, '_, '_> {
 
     fn layer_norm(&mut self, node: &'a NodeProto, name: &'a str) -> Lowered<View> {
         let x = self.floats(name)?;
-        let at = axis(integer(node, "axis").unwrap_or(-1), x.dims.len())?;
+        let at = axis(integer(node, attribute::AXIS).unwrap_or(-1), x.dims.len())?;
         if at + 1 != x.dims.len() {
             return Err("its axis is not the last".to_owned());
         }
         let size = x.dims.last().ok_or(NO_DIMENSIONS)?.size;
-        let epsilon = node.attribute.iter().find(|a| a.name.as_deref() == Some("epsilon"));
+        let epsilon = node.attribute.iter().find(|a| a.name.as_deref() == Some(attribute::EPSILON));
         let epsilon = epsilon.and_then(|a| a.f).unwrap_or(1e-5);
         let vector = |this: &mut Self, name: &'a str| {
             let view = this.floats(name)?;
@@ -298,7 +299,7 @@ impl<'a> Compiler<'a, '_, '_> {
     /// Rows of `x`, or of the table of that name.
     fn gather(&mut self, node: &'a NodeProto, name: &'a str, x: View) -> Lowered<View> {
         let indices = self.value(self.input(node, 1).ok_or("it has no indices")?)?;
-        if integer(node, "axis").unwrap_or(0) != 0 {
+        if integer(node, attribute::AXIS).unwrap_or(0) != 0 {
             return Err("its axis is not the first".to_owned());
         }
         if indices.elem != Elem::I32 {
@@ -322,7 +323,9 @@ impl<'a> Compiler<'a, '_, '_> {
         let Value { view, elem } = self.value(name)?;
         let to = match to_float(node) {
             true => Elem::F32,
-            false if integer(node, "to") == Some(i64::from(DataType::INT32.0)) => Elem::I32,
+            false if integer(node, attribute::TO) == Some(i64::from(DataType::INT32.0)) => {
+                Elem::I32
+            }
             false => return Err("it is to another type than f32 and i32".to_owned()),
         };
         let view = match (elem, to) {
@@ -374,13 +377,14 @@ impl<'a> Compiler<'a, '_, '_> {
         else {
             return Err(format!("its shapes are {:?} and {sizes:?}", x.shape()));
         };
-        let auto = node.attribute.iter().find(|a| a.name.as_deref() == Some("auto_pad"));
+        let auto = node.attribute.iter().find(|a| a.name.as_deref() == Some(attribute::AUTO_PAD));
         if auto.is_some_and(|auto| auto.s.as_deref() != Some("NOTSET")) {
             return Err("it has auto_pad".to_owned());
         }
-        let (stride, dilation) = (pair(node, "strides", flat)?, pair(node, "dilations", flat)?);
+        let (stride, dilation) =
+            (pair(node, attribute::STRIDES, flat)?, pair(node, attribute::DILATIONS, flat)?);
         let pads = pads(node, flat)?;
-        let groups = integer(node, "group").map_or(Some(1), positive);
+        let groups = integer(node, attribute::GROUP).map_or(Some(1), positive);
         let groups = groups.filter(|groups| {
             inner.checked_mul(*groups) == Some(channels) && count.is_multiple_of(*groups)
         });
@@ -609,18 +613,13 @@ impl<'a> Compiler<'a, '_, '_> {
 
     /// Of matrices that are no stored weights.
     fn gemm(&mut self, node: &'a NodeProto, name: &'a str) -> Lowered<View> {
-        let plain = node.attribute.iter().all(|a| match a.name.as_deref() {
-            Some("transA") => a.i == Some(0),
-            Some("transB") => true,
-            Some("alpha" | "beta") => a.f == Some(1.0),
-            _ => false,
-        });
+        let plain = node.attribute.iter().all(plain_attribute);
         let b = self.input(node, 1).filter(|_| plain).ok_or("it has transA, alpha or beta")?;
         let (a, mut b) = (self.floats(name)?, self.floats(b)?);
         let ([_, _], [_, _]) = (&a.dims[..], &b.dims[..]) else {
             return Err(format!("its shapes are {:?} and {:?}", a.shape(), b.shape()));
         };
-        if integer(node, "transB").unwrap_or(0) != 0 {
+        if integer(node, attribute::TRANS_B).unwrap_or(0) != 0 {
             b.dims.swap(0, 1);
         }
         let y = self.multiplied(a, b)?;
@@ -649,7 +648,7 @@ fn pair(node: &NodeProto, name: &str, flat: bool) -> Lowered<[usize; 2]> {
 
 /// Zeros above and below, before and behind.
 fn pads(node: &NodeProto, flat: bool) -> Lowered<[[usize; 2]; 2]> {
-    let pads = integers(node, "pads").unwrap_or_default();
+    let pads = integers(node, attribute::PADS).unwrap_or_default();
     let pads: Result<Vec<usize>, _> = pads.iter().map(|&pad| usize::try_from(pad)).collect();
     match (pads.as_deref(), flat) {
         (Ok([]), _) => Ok([[0; 2]; 2]),

@@ -1,19 +1,19 @@
 //! What the names of an ONNX graph stand for: constants, weights in the forms that the forge writes, and nodes.
 //!
 //! Recognised are `Gemm` with `transB` over f32, over f16 with `Cast`, over int8 with `DequantizeLinear` and a scale
-//! for each row or, with a `Reshape` and perhaps offsets, for each block, and `MatMulNBits` of ONNX Runtime with four
-//! bits in blocks of 32, also where the blocks' offsets are a term of their own.
+//! for each row or each block ([`DequantizedBlocks`]), and `MatMulNBits` ([`NBits`]).
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use qhx_core::artifacts::Mapped;
-use rten_onnx::onnx::{DataLocation, DataType, GraphProto, NodeProto, TensorProto};
+use qhx_core::onnx::{
+    DequantizedBlocks, ExternalData, NBits, Operator, ROW_AXIS, STORED_FLOATS, attribute,
+};
+use qhx_core::quantized::{BLOCK, Bits, QuantizedForm, by_block, repeated};
+use rten_onnx::onnx::{AttributeProto, DataLocation, DataType, GraphProto, NodeProto, TensorProto};
 
-use crate::kernels::BLOCK;
 use crate::weights::{Floats, Form, Stored, Weights};
-
-const BLOCK_I64: i64 = BLOCK as i64;
 
 /// A graph by its names.
 pub(super) struct Reader<'a, 'f> {
@@ -66,8 +66,8 @@ impl<'a, 'f> Reader<'a, 'f> {
         let [_] = node.output.as_slice() else { return None };
         let x = node.input.first()?;
         let inputs: Vec<&str> = node.input.iter().map(String::as_str).collect();
-        let (weights, bias) = match (domain(node), node.op_type.as_deref()?, &inputs[..]) {
-            ("", "Gemm", [_, w, bias @ ..]) => {
+        let (weights, bias) = match (operator(node)?, &inputs[..]) {
+            (Operator::Gemm, [_, w, bias @ ..]) => {
                 let weights = plain_gemm(node).then(|| self.weights(w)).flatten()?;
                 let bias = match bias {
                     [] | [""] => None,
@@ -76,40 +76,41 @@ impl<'a, 'f> Reader<'a, 'f> {
                 };
                 (weights, bias)
             }
-            ("", "Add", [product, shift]) => return self.shifted(product, shift),
-            ("com.microsoft", "MatMulNBits", [_, w, scales]) => (self.bits(node, w, scales)?, None),
+            (Operator::Add, [product, shift]) => return self.shifted(product, shift),
+            (Operator::MatMulNBits, [_, w, scales]) => (self.bits(node, w, scales)?, None),
             _ => return None,
         };
         Some(StoredMatmul { x, weights: Box::new(weights), bias })
     }
 
     /// The node of this kind that makes a value.
-    pub(super) fn made_by(&self, name: &str, kind: &str) -> Option<&'a NodeProto> {
+    pub(super) fn made_by(&self, name: &str, kind: Operator) -> Option<&'a NodeProto> {
         let node = self.graph.node.get(*self.producers.get(name)?)?;
-        (domain(node).is_empty() && node.op_type.as_deref() == Some(kind)).then_some(node)
+        (operator(node) == Some(kind)).then_some(node)
     }
 
     /// The matmul of four bits to which a term is added that the offsets of their blocks make: the sums of the blocks
     /// of `x` times the offsets.
     fn shifted(&self, product: &str, shift: &str) -> Option<StoredMatmul<'a>> {
-        let product = self.graph.node.get(*self.producers.get(product)?)?;
-        if (domain(product), product.op_type.as_deref()) != ("com.microsoft", Some("MatMulNBits")) {
-            return None;
-        }
+        let product = self.made_by(product, Operator::MatMulNBits)?;
+        let packed = NBits::of(|name| integer(product, name))?;
         let StoredMatmul { x, mut weights, bias: None } = self.stored_matmul(product)? else {
             return None;
         };
-        let [sums, offsets] = self.made_by(shift, "MatMul")?.input.as_slice() else { return None };
-        let sum = self.made_by(sums, "ReduceSum")?;
+        let shift = self.made_by(shift, Operator::MatMul)?;
+        let [sums, offsets] = shift.input.as_slice() else { return None };
+        let sum = self.made_by(sums, Operator::ReduceSum)?;
         let [parts, axes] = sum.input.as_slice() else { return None };
-        let [from, shape] = self.made_by(parts, "Reshape")?.input.as_slice() else { return None };
-        let blocks = weights.columns / BLOCK;
+        let parts = self.made_by(parts, Operator::Reshape)?;
+        let [from, shape] = parts.input.as_slice() else { return None };
+        let shape = self.integers(shape)?;
+        let [_, shape @ ..] = shape.as_slice() else { return None };
         let of_blocks = from == x
-            && self.integers(axes)? == [2]
-            && integer(sum, "keepdims") == Some(0)
-            && matches!(*self.integers(shape)?, [_, n, BLOCK_I64] if usize::try_from(n) == Ok(blocks));
+            && self.integers(axes)? == [NBits::SUM_AXIS]
+            && integer(sum, attribute::KEEP_DIMS) == Some(NBits::SUM_KEEP_DIMS)
+            && sizes(shape)? == packed.parts(1)[1..];
         of_blocks.then_some(())?;
-        weights.offsets = Some(self.floats(offsets, &[blocks, weights.rows])?);
+        weights.offsets = Some(self.floats(offsets, &packed.shift_dims())?);
         Some(StoredMatmul { x, weights, bias: None })
     }
 
@@ -118,77 +119,68 @@ impl<'a, 'f> Reader<'a, 'f> {
         if let Some(tensor) = self.initializers.get(name) {
             return self.matrix(tensor, DataType::FLOAT, 4, |_| Some(Form::F32));
         }
-        if let Some(node) = self.made_by(name, "Reshape") {
+        if let Some(node) = self.made_by(name, Operator::Reshape) {
             return self.blocks(node);
         }
         let node = self.graph.node.get(*self.producers.get(name)?)?;
         let source = self.initializers.get(node.input.first()?.as_str())?;
-        match (domain(node), node.op_type.as_deref()?, node.input.as_slice()) {
-            ("", "Cast", [_]) => {
+        match (operator(node)?, node.input.as_slice()) {
+            (STORED_FLOATS, [_]) => {
                 let float = to_float(node);
                 float.then(|| self.matrix(source, DataType::FLOAT16, 2, |_| Some(Form::F16)))?
             }
-            ("", "DequantizeLinear", [_, scales]) => {
-                let rows = integer(node, "axis") == Some(0)
-                    && node.attribute.iter().all(|a| a.name.as_deref() == Some("axis"));
-                let form = |rows| self.floats(scales, &[rows]).map(Form::I8);
+            (Operator::DequantizeLinear, [_, scales]) => {
+                let rows = integer(node, attribute::AXIS) == Some(ROW_AXIS)
+                    && node.attribute.iter().all(|a| a.name.as_deref() == Some(attribute::AXIS));
+                let form = |[rows, columns]: [usize; 2]| {
+                    let form = QuantizedForm::symmetric(Bits::Eight, columns);
+                    let scales = self.floats(scales, &DequantizedBlocks::scale_dims(rows))?;
+                    Form::quantized(form, columns, scales)
+                };
                 rows.then(|| self.matrix(source, DataType::INT8, 1, form))?
             }
             _ => None,
         }
     }
 
-    /// int8 with a scale, and perhaps an offset, for each block, which nodes dequantize and bring into the shape of a
-    /// matrix.
+    /// The matrix of [`DequantizedBlocks`] that ends with a `Reshape`.
     fn blocks(&self, node: &NodeProto) -> Option<Weights> {
         let [scaled, shape] = node.input.as_slice() else { return None };
         let [rows, columns] = *self.integers(shape)? else { return None };
         let (rows, columns) = (positive(rows)?, positive(columns)?);
-        let (scaled, offset) = match self.made_by(scaled, "Add").map(|add| add.input.as_slice()) {
-            Some([scaled, offset]) => (scaled, Some(offset)),
+        let add = self.made_by(scaled, Operator::Add).map(|add| add.input.as_slice());
+        let (scaled, shifts) = match add {
+            Some([scaled, shifts]) => (scaled, Some(shifts)),
             Some(_) => return None,
             None => (scaled, None),
         };
-        self.made_by(scaled, "DequantizeLinear")?;
+        self.made_by(scaled, Operator::DequantizeLinear)?;
         let blocks = self.weights(scaled)?;
         let (count, block) = (blocks.rows, blocks.columns);
-        let offsets = match offset {
-            Some(name) => Some(self.floats(name, &[count, 1])?),
+        let shifts = match shifts {
+            Some(name) => Some(self.floats(name, &DequantizedBlocks::shift_dims(count))?),
             None => None,
         };
-        let each = columns / block;
-        if !columns.is_multiple_of(block) || each.checked_mul(rows) != Some(count) {
+        if (DequantizedBlocks { rows, columns, block }).count() != Some(count) {
             return None;
         }
-        if !block.is_multiple_of(BLOCK) {
+        let Some(pieces) = QuantizedForm::symmetric(Bits::Eight, block).pieces() else {
             let mut values = blocks.dequantized();
-            if let Some(offsets) = offsets {
-                let added = values.chunks_exact_mut(block).zip(offsets.get());
-                added.for_each(|(block, offset)| block.iter_mut().for_each(|w| *w += offset));
+            if let Some(shifts) = shifts {
+                let added = values.chunks_exact_mut(block).zip(shifts.get());
+                added.for_each(|(block, shift)| block.iter_mut().for_each(|w| *w += shift));
             }
             return Some(Weights::own(rows, columns, &values));
-        }
-        let Form::I8(scales) = blocks.form else { return None };
-        // Longer blocks are several with equal scales.
-        let pieces = block / BLOCK;
+        };
+        let Form::Quantized(form, scales) = blocks.form else { return None };
         let scales = match pieces {
             1 => scales,
-            _ => {
-                let scales = scales.get().iter();
-                Floats::Own(scales.flat_map(|scale| std::iter::repeat_n(*scale, pieces)).collect())
-            }
+            _ => Floats::Own(repeated(scales.get(), pieces)),
         };
-        let offsets = offsets.map(|offsets| {
-            let at = |place: usize| offsets.get()[place % rows * each + place / rows / pieces];
-            Floats::Own((0..rows * each * pieces).map(at).collect())
-        });
-        Some(Weights {
-            rows,
-            columns,
-            form: Form::I8Blocks(scales),
-            stored: blocks.stored,
-            offsets,
-        })
+        let offsets = shifts
+            .map(|shifts| Floats::Own(by_block(&repeated(shifts.get(), pieces), columns / BLOCK)));
+        let form = Form::quantized(QuantizedForm { block: BLOCK, ..form }, columns, scales)?;
+        Some(Weights { rows, columns, form, stored: blocks.stored, offsets })
     }
 
     fn matrix(
@@ -196,33 +188,31 @@ impl<'a, 'f> Reader<'a, 'f> {
         tensor: &TensorProto,
         dtype: DataType,
         size: usize,
-        form: impl FnOnce(usize) -> Option<Form>,
+        form: impl FnOnce([usize; 2]) -> Option<Form>,
     ) -> Option<Weights> {
         let [rows, columns] = *tensor.dims.as_slice() else { return None };
         let (rows, columns) = (positive(rows)?, positive(columns)?);
         let bytes = rows.checked_mul(columns)?.checked_mul(size)?;
         let stored = self.stored(tensor, dtype, bytes, size)?;
-        Some(Weights { rows, columns, form: form(rows)?, stored, offsets: None })
+        Some(Weights { rows, columns, form: form([rows, columns])?, stored, offsets: None })
     }
 
     /// The weights of a `MatMulNBits`.
-    fn bits(&self, node: &NodeProto, w: &str, scales: &str) -> Option<Weights> {
-        let (rows, columns) = (positive(integer(node, "N")?)?, positive(integer(node, "K")?)?);
-        let blocks = columns / BLOCK;
-        let known = integer(node, "bits") == Some(4)
-            && integer(node, "block_size") == Some(BLOCK as i64)
-            && columns.is_multiple_of(BLOCK);
+    fn bits(&self, node: &NodeProto, w: &str, scales_name: &str) -> Option<Weights> {
+        let packed = NBits::of(|name| integer(node, name))?;
+        let NBits { rows, columns } = packed;
         let tensor = self.initializers.get(w)?;
-        let dims = [rows, blocks, BLOCK / 2].map(|n| n as i64);
-        if !known || tensor.dims != dims {
+        if sizes(&tensor.dims)? != packed.integer_dims() {
             return None;
         }
-        let bytes = rows.checked_mul(columns)? / 2;
+        let integers = u64::try_from(rows.checked_mul(columns)?).ok()?;
+        let bytes = usize::try_from(NBits::FORM.bits.packed(integers)).ok()?;
         let stored = self.stored(tensor, DataType::UINT8, bytes, 4)?;
-        let flat = rows.checked_mul(blocks)?;
-        let scales =
-            self.floats(scales, &[rows, blocks]).or_else(|| self.floats(scales, &[flat]))?;
-        Some(Weights { rows, columns, form: Form::I4(scales), stored, offsets: None })
+        let flat = rows.checked_mul(packed.blocks())?;
+        let scales = self.floats(scales_name, &packed.scale_dims());
+        let scales = scales.or_else(|| self.floats(scales_name, &[flat]))?;
+        let form = Form::quantized(NBits::FORM, columns, scales)?;
+        Some(Weights { rows, columns, form, stored, offsets: None })
     }
 
     /// The elements of a constant that has `bytes`: those of a file, which must be aligned, or of the model.
@@ -240,14 +230,15 @@ impl<'a, 'f> Reader<'a, 'f> {
             let raw = tensor.raw_data.as_ref()?.borrow();
             return (raw.len() == bytes).then(|| Stored::copied(&raw));
         }
-        let entry = |key: &str| {
+        let external = ExternalData::of(|key| {
             let entry = tensor.external_data.iter().find(|e| e.key.as_deref() == Some(key))?;
             entry.value.as_deref()
-        };
-        let offset = entry("offset").map_or(Some(0), |text| text.parse().ok())?;
-        let length: usize = entry("length").map_or(Some(bytes), |text| text.parse().ok())?;
-        let range = Range { start: offset, end: bytes.checked_add(offset)? };
-        (length == bytes).then(|| Stored::new(self.files.get(entry("location")?)?, range, align))?
+        })?;
+        let length = external.length.map_or(Ok(bytes), usize::try_from).ok()?;
+        let start = usize::try_from(external.offset).ok()?;
+        let range = Range { start, end: bytes.checked_add(start)? };
+        let file = self.files.get(&external.location)?;
+        (length == bytes).then(|| Stored::new(file, range, align))?
     }
 
     /// A constant of f32 and of this shape.
@@ -268,7 +259,7 @@ impl<'a, 'f> Reader<'a, 'f> {
         if let Some(tensor) = self.initializers.get(name) {
             return Some((self.words(tensor, DataType::FLOAT)?, sizes(&tensor.dims)?));
         }
-        if let Some(node) = self.made_by(name, "Cast").filter(|node| to_float(node)) {
+        if let Some(node) = self.made_by(name, STORED_FLOATS).filter(|node| to_float(node)) {
             let tensor = self.initializers.get(node.input.first()?.as_str())?;
             let dims = sizes(&tensor.dims)?;
             let columns = dims.iter().try_fold(1usize, |all, n| all.checked_mul(*n))?;
@@ -297,26 +288,27 @@ impl<'a, 'f> Reader<'a, 'f> {
 
 /// Whether a `Gemm` is `x · wᵀ + bias`.
 pub(super) fn plain_gemm(node: &NodeProto) -> bool {
-    integer(node, "transB") == Some(1)
-        && node.attribute.iter().all(|a| match a.name.as_deref() {
-            Some("transB") => true,
-            Some("transA") => a.i == Some(0),
-            Some("alpha" | "beta") => a.f == Some(1.0),
-            _ => false,
-        })
+    integer(node, attribute::TRANS_B) == Some(1) && node.attribute.iter().all(plain_attribute)
+}
+
+/// Whether an attribute of a `Gemm` leaves it a plain matmul, apart from the order of the second matrix.
+pub(super) fn plain_attribute(attribute: &AttributeProto) -> bool {
+    match attribute.name.as_deref() {
+        Some(attribute::TRANS_B) => true,
+        Some(attribute::TRANS_A) => attribute.i == Some(0),
+        Some(attribute::ALPHA | attribute::BETA) => attribute.f == Some(1.0),
+        _ => false,
+    }
 }
 
 /// Whether a `Cast` is one to f32.
 pub(super) fn to_float(node: &NodeProto) -> bool {
-    integer(node, "to") == Some(i64::from(DataType::FLOAT.0))
+    integer(node, attribute::TO) == Some(i64::from(DataType::FLOAT.0))
 }
 
-/// The domain of an operator, empty for that of ONNX.
-pub(super) fn domain(node: &NodeProto) -> &str {
-    match node.domain.as_deref() {
-        None | Some("ai.onnx") => "",
-        Some(domain) => domain,
-    }
+/// The operator of a node, if bundles may have it.
+pub(super) fn operator(node: &NodeProto) -> Option<Operator> {
+    Operator::of(node.domain.as_deref().unwrap_or_default(), node.op_type.as_deref()?)
 }
 
 /// An attribute that is an integer.

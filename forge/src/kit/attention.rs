@@ -1,6 +1,7 @@
 //! Softmax attention of decoders and encoders, and the inputs that its layers share.
 
 use qhx_core::Result;
+use qhx_core::onnx::attention::POSITION_AXIS;
 
 use super::layers::Layers;
 use crate::builder::GraphBuilder;
@@ -270,7 +271,7 @@ pub fn mix(
     let scores = match past {
         Some((past_k, _)) => {
             let old = b.matmul(q, past_k, true)?;
-            b.concat(&[old, own], 2)?
+            b.concat(&[old, own], POSITION_AXIS)?
         }
         None => own,
     };
@@ -283,12 +284,12 @@ pub fn mix(
         let weights = b.softmax(scores)?;
         b.reshape(weights, &[groups, repeat * rows, ctx + rows])?
     };
-    let own = b.slice(weights, 2, ctx, ctx + rows)?;
+    let own = b.slice(weights, POSITION_AXIS, ctx, ctx + rows)?;
     // With one row the matmul is that of a column and a row.
     let own = if rows == 1 { b.mul(own, v)? } else { b.matmul(own, v, false)? };
     let mixed = match past {
         Some((_, past_v)) => {
-            let old = b.slice(weights, 2, 0, ctx)?;
+            let old = b.slice(weights, POSITION_AXIS, 0, ctx)?;
             let old = b.matmul(old, past_v, false)?;
             b.add(old, own)?
         }

@@ -1,4 +1,4 @@
-//! Graph nodes to ONNX nodes (opset 18), and weights to the external-data file.
+//! Graph nodes to ONNX nodes ([`OPSET`](qhx_core::onnx::OPSET)), and weights to the external-data file.
 
 mod nbits;
 
@@ -7,27 +7,22 @@ use std::path::{Path, PathBuf};
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
-use prost::Message;
+use qhx_core::onnx::{ExternalData, Operator, ROW_AXIS, STORED_FLOATS, attribute, suffix, swapped};
 use qhx_core::{DType, Error, ErrorKind, Result};
-
-use super::data::DataFile;
-use super::proto::{
-    ATTRIBUTE_FLOAT, ATTRIBUTE_INT, ATTRIBUTE_INTS, AttributeProto, DimensionProto, EXTERNAL,
-    FLOAT, FLOAT16, GraphProto, INT8, INT32, INT64, ModelProto, NodeProto, OperatorSetIdProto,
-    StringStringEntryProto, TensorProto, TensorShapeProto, TensorTypeProto, TypeProto,
+use rten_onnx::onnx::{
+    AttributeProto, AttributeType, DataLocation, DataType, Dimension, GraphProto, NodeProto,
+    StringStringEntryProto, TensorProto, TensorShapeProto, TypeProto, TypeProtoTensor,
     ValueInfoProto,
 };
+
+use super::data::DataFile;
+use super::model::Model;
 use crate::graph::{
     BinaryOp, Constant, Elem, Graph, INT8_STEP, Node, Op, Origin, ReduceOp, Tensor, TensorId,
     UnaryOp,
 };
 use crate::progress::Progress;
 use crate::weight::{Storage, Weight, fits_f16, stream};
-
-/// Reductions over `axes` as an input of every reduction begin with this version.
-const OPSET: i64 = 18;
-/// The IR version that goes with opset 18.
-const IR_VERSION: i64 = 8;
 
 /// The files of a lowered graph.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,25 +77,22 @@ fn write_model(
     progress.stage(&format!("onnx {}", graph.name()), graph.weight_bytes());
     let mut lowering = Lowering {
         graph,
-        out: GraphProto { name: graph.name().to_owned(), ..GraphProto::default() },
+        out: GraphProto::default(),
         data,
         shapes: HashMap::new(),
         scalars: HashMap::new(),
-        packs: false,
         done: 0,
         progress,
     };
     lowering.run()?;
-    let opset =
-        |domain: &str, version| OperatorSetIdProto { domain: Some(domain.to_owned()), version };
-    let contrib = lowering.packs.then(|| opset(nbits::DOMAIN, 1));
-    let model = ModelProto {
-        ir_version: IR_VERSION,
-        producer_name: "qhx".to_owned(),
-        graph: Some(lowering.out),
-        opset_import: [opset("", OPSET)].into_iter().chain(contrib).collect(),
-    };
-    std::fs::write(path, model.encode_to_vec()).map_err(|e| Error::io(ErrorKind::Io, path, e))
+    let model = Model { name: graph.name(), graph: &lowering.out };
+    let bytes = model.bytes().map_err(|e| {
+        Error::new(
+            ErrorKind::Internal,
+            format!("{}: writing the ONNX messages: {e}", path.display()),
+        )
+    })?;
+    std::fs::write(path, bytes).map_err(|e| Error::io(ErrorKind::Io, path, e))
 }
 
 struct Lowering<'a> {
@@ -111,8 +103,6 @@ struct Lowering<'a> {
     shapes: HashMap<Vec<i64>, String>,
     /// Names of constants without dimensions by the bits of their values.
     scalars: HashMap<u32, String>,
-    /// A weight is one of `MatMulNBits`.
-    packs: bool,
     done: u64,
     progress: &'a mut dyn Progress,
 }
@@ -142,16 +132,10 @@ impl Lowering<'_> {
 
     fn constant(&mut self, tensor: &Tensor, constant: &Constant) {
         let (data_type, raw) = match constant {
-            Constant::Float(values) => (FLOAT, bytemuck::cast_slice(values).to_vec()),
-            Constant::Int(values) => (INT32, bytemuck::cast_slice(values).to_vec()),
+            Constant::Float(values) => (DataType::FLOAT, bytemuck::cast_slice(values)),
+            Constant::Int(values) => (DataType::INT32, bytemuck::cast_slice(values)),
         };
-        self.out.initializer.push(TensorProto {
-            dims: dims(&tensor.shape),
-            data_type,
-            name: tensor.name.clone(),
-            raw_data: Some(raw),
-            ..TensorProto::default()
-        });
+        self.initializer(&tensor.name, data_type, &tensor.shape, raw);
     }
 
     fn weight(&mut self, tensor: &Tensor, weight: &Weight) -> Result<()> {
@@ -162,23 +146,20 @@ impl Lowering<'_> {
             Storage::Int8 => {
                 let rows = weight.to_int8()?;
                 let name = &tensor.name;
-                self.external(&format!("{name}.int8"), INT8, &tensor.shape, |file| {
+                let int8 = format!("{name}{}", suffix::INT8);
+                let scale = format!("{name}{}", suffix::SCALE);
+                self.external(&int8, DataType::INT8, &tensor.shape, |file| {
                     file.write(bytemuck::cast_slice(&rows.values))
                 })?;
-                self.out.initializer.push(TensorProto {
-                    dims: dims(&[rows.scales.len()]),
-                    data_type: FLOAT,
-                    name: format!("{name}.scale"),
-                    raw_data: Some(bytemuck::cast_slice(&rows.scales).to_vec()),
-                    ..TensorProto::default()
-                });
-                let inputs = vec![format!("{name}.int8"), format!("{name}.scale")];
-                self.push("DequantizeLinear", inputs, name, vec![int("axis", 0)]);
+                let scales = bytemuck::cast_slice(&rows.scales);
+                self.initializer(&scale, DataType::FLOAT, &[rows.scales.len()], scales);
+                let axis = vec![int(attribute::AXIS, ROW_AXIS)];
+                self.push(Operator::DequantizeLinear, vec![int8, scale], name, axis);
             }
             Storage::Blocks(form) => self.blocks(&tensor.name, weight, form)?,
             Storage::Float if fits_f16(&**weight.source())? => {
-                let stored = format!("{}.f16", tensor.name);
-                self.external(&stored, FLOAT16, &tensor.shape, |file| {
+                let stored = format!("{}{}", tensor.name, suffix::FLOAT16);
+                self.external(&stored, DataType::FLOAT16, &tensor.shape, |file| {
                     let mut half = Vec::new();
                     stream(&**weight.source(), |wide| {
                         half.resize(wide.len(), f16::ZERO);
@@ -186,11 +167,10 @@ impl Lowering<'_> {
                         file.write(bytemuck::cast_slice(&half))
                     })
                 })?;
-                // Loaders that convert f16 to f32 themselves take this for a no-op.
-                self.push("Cast", vec![stored], &tensor.name, vec![int("to", i64::from(FLOAT))]);
+                self.push(STORED_FLOATS, vec![stored], &tensor.name, vec![to(DataType::FLOAT)]);
             }
             Storage::Float => {
-                self.external(&tensor.name, FLOAT, &tensor.shape, |file| {
+                self.external(&tensor.name, DataType::FLOAT, &tensor.shape, |file| {
                     stream(&**weight.source(), |wide| file.write(bytemuck::cast_slice(wide)))
                 })?;
             }
@@ -200,29 +180,39 @@ impl Lowering<'_> {
         Ok(())
     }
 
+    /// Adds an initialiser whose bytes are part of the model.
+    fn initializer(&mut self, name: &str, data_type: DataType, shape: &[usize], raw: &[u8]) {
+        self.out.initializer.push(TensorProto {
+            dims: dims(shape),
+            data_type: Some(data_type),
+            name: Some(name.to_owned()),
+            raw_data: Some(raw.to_vec().into()),
+            ..TensorProto::default()
+        });
+    }
+
     /// Adds an initialiser whose bytes `fill` appends to the external-data file.
     fn external(
         &mut self,
         name: &str,
-        data_type: i32,
+        data_type: DataType,
         shape: &[usize],
         fill: impl FnOnce(&mut DataFile) -> Result<()>,
     ) -> Result<()> {
         let [offset, length] = self.data.append(fill)?;
         let location = self.data.path().file_name().unwrap_or_default().to_string_lossy().into();
-        let entry =
-            |key: &str, value: String| StringStringEntryProto { key: key.to_owned(), value };
+        let external = ExternalData { location, offset, length: Some(length) };
+        let entry = |(key, value): (&str, String)| StringStringEntryProto {
+            key: Some(key.to_owned()),
+            value: Some(value),
+        };
         self.out.initializer.push(TensorProto {
             dims: dims(shape),
-            data_type,
-            name: name.to_owned(),
-            raw_data: None,
-            external_data: vec![
-                entry("location", location),
-                entry("offset", offset.to_string()),
-                entry("length", length.to_string()),
-            ],
-            data_location: Some(EXTERNAL),
+            data_type: Some(data_type),
+            name: Some(name.to_owned()),
+            external_data: external.entries().map(entry).collect(),
+            data_location: Some(DataLocation::EXTERNAL),
+            ..TensorProto::default()
         });
         Ok(())
     }
@@ -239,7 +229,7 @@ impl Lowering<'_> {
         match &node.op {
             Op::Linear => {
                 if !self.blocks_matmul(node, name)? {
-                    self.push("Gemm", inputs, name, vec![int("transB", 1)]);
+                    self.push(Operator::Gemm, inputs, name, vec![int(attribute::TRANS_B, 1)]);
                 }
             }
             Op::MatMul { transpose_b } => {
@@ -250,27 +240,25 @@ impl Lowering<'_> {
                     *input = self.dequantized(input, inner);
                 }
                 if *transpose_b {
-                    let rank = output.shape.len() as i64;
-                    let mut perm: Vec<i64> = (0..rank).collect();
-                    perm.swap(rank as usize - 1, rank as usize - 2);
+                    let perm = ints(attribute::PERM, swapped(output.shape.len()));
                     let transposed = format!("{inner}.bt");
                     let b = vec![inputs.swap_remove(1)];
-                    self.push("Transpose", b, &transposed, vec![ints("perm", perm)]);
+                    self.push(Operator::Transpose, b, &transposed, vec![perm]);
                     inputs.push(transposed);
                 }
-                self.push("MatMul", inputs, name, vec![]);
+                self.push(Operator::MatMul, inputs, name, vec![]);
             }
             Op::Binary(op) => self.push(binary(*op), inputs, name, vec![]),
             Op::Unary(UnaryOp::Rsqrt) => {
                 let root = format!("{inner}.sqrt");
-                self.push("Sqrt", inputs, &root, vec![]);
-                self.push("Reciprocal", vec![root], name, vec![]);
+                self.push(Operator::Sqrt, inputs, &root, vec![]);
+                self.push(Operator::Reciprocal, vec![root], name, vec![]);
             }
             Op::Unary(UnaryOp::Silu) => {
                 let gate = format!("{inner}.sigmoid");
-                self.push("Sigmoid", inputs.clone(), &gate, vec![]);
+                self.push(Operator::Sigmoid, inputs.clone(), &gate, vec![]);
                 inputs.push(gate);
-                self.push("Mul", inputs, name, vec![]);
+                self.push(Operator::Mul, inputs, name, vec![]);
             }
             Op::Unary(op @ (UnaryOp::Gelu | UnaryOp::GeluTanh)) => {
                 self.gelu(&inputs, node, name, *op);
@@ -279,59 +267,61 @@ impl Lowering<'_> {
             Op::Clamp { min, max } => {
                 inputs.push(self.scalar(*min));
                 inputs.push(self.scalar(*max));
-                self.push("Clip", inputs, name, vec![]);
+                self.push(Operator::Clip, inputs, name, vec![]);
             }
             Op::Reduce { op, axis } => {
                 inputs.push(self.int64s(vec![*axis as i64]));
-                self.push(reduce(*op), inputs, name, vec![int("keepdims", 1)]);
+                self.push(reduce(*op), inputs, name, vec![int(attribute::KEEP_DIMS, 1)]);
             }
-            Op::Softmax => self.push("Softmax", inputs, name, vec![int("axis", -1)]),
+            Op::Softmax => {
+                self.push(Operator::Softmax, inputs, name, vec![int(attribute::AXIS, -1)])
+            }
             Op::RmsNorm { epsilon } => self.rms_norm(&inputs, node, output, *epsilon),
             Op::LayerNorm { epsilon } => {
-                let attributes = vec![int("axis", -1), float("epsilon", *epsilon)];
-                self.push("LayerNormalization", inputs, name, attributes);
+                let attributes =
+                    vec![int(attribute::AXIS, -1), float(attribute::EPSILON, *epsilon)];
+                self.push(Operator::LayerNormalization, inputs, name, attributes);
             }
             Op::Conv2d(conv) => {
                 let [[top, bottom], [left, right]] = conv.padding;
                 let attributes = vec![
-                    ints("kernel_shape", dims(&conv.kernel)),
-                    ints("strides", dims(&conv.stride)),
-                    ints("pads", dims(&[top, left, bottom, right])),
-                    ints("dilations", dims(&conv.dilation)),
-                    int("group", conv.groups as i64),
+                    ints(attribute::KERNEL_SHAPE, dims(&conv.kernel)),
+                    ints(attribute::STRIDES, dims(&conv.stride)),
+                    ints(attribute::PADS, dims(&[top, left, bottom, right])),
+                    ints(attribute::DILATIONS, dims(&conv.dilation)),
+                    int(attribute::GROUP, conv.groups as i64),
                 ];
-                self.push("Conv", inputs, name, attributes);
+                self.push(Operator::Conv, inputs, name, attributes);
             }
-            Op::Gather => self.push("Gather", inputs, name, vec![int("axis", 0)]),
+            Op::Gather => self.push(Operator::Gather, inputs, name, vec![int(attribute::AXIS, 0)]),
             Op::Reshape => {
                 inputs.push(self.int64s(dims(&output.shape)));
-                self.push("Reshape", inputs, name, vec![]);
+                self.push(Operator::Reshape, inputs, name, vec![]);
             }
             Op::Transpose { perm } => {
-                let perm = ints("perm", dims(perm));
-                self.push("Transpose", inputs, name, vec![perm]);
+                let perm = ints(attribute::PERM, dims(perm));
+                self.push(Operator::Transpose, inputs, name, vec![perm]);
             }
             Op::Concat { axis } => {
-                self.push("Concat", inputs, name, vec![int("axis", *axis as i64)])
+                self.push(Operator::Concat, inputs, name, vec![int(attribute::AXIS, *axis as i64)])
             }
             Op::Slice { axis, start, end } => {
                 for value in [start, end, axis] {
                     inputs.push(self.int64s(vec![*value as i64]));
                 }
-                self.push("Slice", inputs, name, vec![]);
+                self.push(Operator::Slice, inputs, name, vec![]);
             }
             Op::Cast => {
                 let from = node.inputs.first().map(|&id| self.graph.tensor(id)).transpose()?;
                 if from.is_some_and(|from| from.elem.onnx() == output.elem.onnx()) {
-                    self.push("Identity", inputs, name, vec![]);
+                    self.push(Operator::Identity, inputs, name, vec![]);
                 } else {
-                    let to = int("to", i64::from(data_type(output.elem)));
-                    self.push("Cast", inputs, name, vec![to]);
+                    self.push(Operator::Cast, inputs, name, vec![to(data_type(output.elem))]);
                 }
             }
         }
         if let Some(last) = self.out.node.last_mut() {
-            last.name = format!("{}_node", node.name);
+            last.name = Some(format!("{}_node", node.name));
         }
         Ok(())
     }
@@ -345,13 +335,18 @@ impl Lowering<'_> {
         let small = self.scalar(epsilon);
         let (squares, mean, sum) = (inner("squares"), inner("mean"), inner("sum"));
         let (root, inverse, unit) = (inner("root"), inner("inverse"), inner("unit"));
-        self.push("Mul", vec![x.clone(), x.clone()], &squares, vec![]);
-        self.push("ReduceMean", vec![squares, axes], &mean, vec![int("keepdims", 1)]);
-        self.push("Add", vec![mean, small], &sum, vec![]);
-        self.push("Sqrt", vec![sum], &root, vec![]);
-        self.push("Reciprocal", vec![root], &inverse, vec![]);
-        self.push("Mul", vec![x.clone(), inverse], &unit, vec![]);
-        self.push("Mul", vec![unit, weight.clone()], &output.name, vec![]);
+        self.push(Operator::Mul, vec![x.clone(), x.clone()], &squares, vec![]);
+        self.push(
+            Operator::ReduceMean,
+            vec![squares, axes],
+            &mean,
+            vec![int(attribute::KEEP_DIMS, 1)],
+        );
+        self.push(Operator::Add, vec![mean, small], &sum, vec![]);
+        self.push(Operator::Sqrt, vec![sum], &root, vec![]);
+        self.push(Operator::Reciprocal, vec![root], &inverse, vec![]);
+        self.push(Operator::Mul, vec![x.clone(), inverse], &unit, vec![]);
+        self.push(Operator::Mul, vec![unit, weight.clone()], &output.name, vec![]);
     }
 
     /// Both forms of the GELU. The operator of that name came with opset 20, which loaders do not all know.
@@ -365,27 +360,27 @@ impl Lowering<'_> {
                 let (squares, inner_cubic, factor) =
                     (inner("squares"), inner("cubic"), inner("factor"));
                 let (linear, cubic) = (self.scalar(linear), self.scalar(cubic));
-                self.push("Mul", vec![x.clone(), x.clone()], &squares, vec![]);
-                self.push("Mul", vec![squares, cubic], &inner_cubic, vec![]);
-                self.push("Add", vec![inner_cubic, linear], &factor, vec![]);
-                self.push("Mul", vec![x.clone(), factor], &argument, vec![]);
+                self.push(Operator::Mul, vec![x.clone(), x.clone()], &squares, vec![]);
+                self.push(Operator::Mul, vec![squares, cubic], &inner_cubic, vec![]);
+                self.push(Operator::Add, vec![inner_cubic, linear], &factor, vec![]);
+                self.push(Operator::Mul, vec![x.clone(), factor], &argument, vec![]);
             }
             _ => {
                 let root = self.scalar(std::f32::consts::FRAC_1_SQRT_2);
-                self.push("Mul", vec![x.clone(), root], &argument, vec![]);
+                self.push(Operator::Mul, vec![x.clone(), root], &argument, vec![]);
             }
         }
         let (one, one_half) = (self.scalar(1.0), self.scalar(0.5));
         self.push(unary(op), vec![argument], &curve, vec![]);
-        self.push("Add", vec![curve, one], &sum, vec![]);
-        self.push("Mul", vec![x.clone(), one_half], &half, vec![]);
-        self.push("Mul", vec![half, sum], name, vec![]);
+        self.push(Operator::Add, vec![curve, one], &sum, vec![]);
+        self.push(Operator::Mul, vec![x.clone(), one_half], &half, vec![]);
+        self.push(Operator::Mul, vec![half, sum], name, vec![]);
     }
 
     /// An int8 input as f32, for the node `name`.
     fn dequantized(&mut self, input: &str, name: &str) -> String {
         let (scale, wide) = (self.scalar(INT8_STEP), format!("{name}.b"));
-        self.push("DequantizeLinear", vec![input.to_owned(), scale], &wide, vec![]);
+        self.push(Operator::DequantizeLinear, vec![input.to_owned(), scale], &wide, vec![]);
         wide
     }
 
@@ -399,13 +394,7 @@ impl Lowering<'_> {
             return name.clone();
         }
         let name = format!("scalar.{}", self.scalars.len());
-        self.out.initializer.push(TensorProto {
-            dims: vec![],
-            data_type: FLOAT,
-            name: name.clone(),
-            raw_data: Some(value.to_le_bytes().to_vec()),
-            ..TensorProto::default()
-        });
+        self.initializer(&name, DataType::FLOAT, &[], &value.to_le_bytes());
         self.scalars.insert(value.to_bits(), name.clone());
         name
     }
@@ -416,79 +405,82 @@ impl Lowering<'_> {
             return name.clone();
         }
         let name = format!("int64.{}", self.shapes.len());
-        self.out.initializer.push(TensorProto {
-            dims: dims(&[values.len()]),
-            data_type: INT64,
-            name: name.clone(),
-            raw_data: Some(bytemuck::cast_slice(&values).to_vec()),
-            ..TensorProto::default()
-        });
+        let raw = bytemuck::cast_slice(&values);
+        self.initializer(&name, DataType::INT64, &[values.len()], raw);
         self.shapes.insert(values, name.clone());
         name
     }
 
-    fn push(&mut self, op: &str, input: Vec<String>, output: &str, attribute: Vec<AttributeProto>) {
+    fn push(
+        &mut self,
+        operator: Operator,
+        input: Vec<String>,
+        output: &str,
+        attribute: Vec<AttributeProto>,
+    ) {
+        let domain = operator.domain();
         self.out.node.push(NodeProto {
             input,
             output: vec![output.to_owned()],
-            name: format!("{output}_node"),
-            op_type: op.to_owned(),
+            name: Some(format!("{output}_node")),
+            op_type: Some(operator.name().to_owned()),
             attribute,
-            domain: String::new(),
+            domain: (!domain.is_empty()).then(|| domain.to_owned()),
         });
     }
 }
 
-const fn binary(op: BinaryOp) -> &'static str {
+const fn binary(op: BinaryOp) -> Operator {
     match op {
-        BinaryOp::Add => "Add",
-        BinaryOp::Sub => "Sub",
-        BinaryOp::Mul => "Mul",
-        BinaryOp::Div => "Div",
-        BinaryOp::Max => "Max",
-        BinaryOp::Min => "Min",
+        BinaryOp::Add => Operator::Add,
+        BinaryOp::Sub => Operator::Sub,
+        BinaryOp::Mul => Operator::Mul,
+        BinaryOp::Div => Operator::Div,
+        BinaryOp::Max => Operator::Max,
+        BinaryOp::Min => Operator::Min,
     }
 }
 
-const fn unary(op: UnaryOp) -> &'static str {
+const fn unary(op: UnaryOp) -> Operator {
     match op {
-        UnaryOp::Abs => "Abs",
-        UnaryOp::Neg => "Neg",
-        UnaryOp::Exp => "Exp",
-        UnaryOp::Log => "Log",
-        UnaryOp::Rsqrt => "Reciprocal",
-        UnaryOp::Sigmoid | UnaryOp::Silu => "Sigmoid",
-        UnaryOp::Tanh | UnaryOp::GeluTanh => "Tanh",
-        UnaryOp::Relu => "Relu",
-        UnaryOp::Gelu => "Erf",
+        UnaryOp::Abs => Operator::Abs,
+        UnaryOp::Neg => Operator::Neg,
+        UnaryOp::Exp => Operator::Exp,
+        UnaryOp::Log => Operator::Log,
+        UnaryOp::Rsqrt => Operator::Reciprocal,
+        UnaryOp::Sigmoid | UnaryOp::Silu => Operator::Sigmoid,
+        UnaryOp::Tanh | UnaryOp::GeluTanh => Operator::Tanh,
+        UnaryOp::Relu => Operator::Relu,
+        UnaryOp::Gelu => Operator::Erf,
     }
 }
 
-const fn reduce(op: ReduceOp) -> &'static str {
+const fn reduce(op: ReduceOp) -> Operator {
     match op {
-        ReduceOp::Sum => "ReduceSum",
-        ReduceOp::Mean => "ReduceMean",
-        ReduceOp::Max => "ReduceMax",
+        ReduceOp::Sum => Operator::ReduceSum,
+        ReduceOp::Mean => Operator::ReduceMean,
+        ReduceOp::Max => Operator::ReduceMax,
     }
 }
 
-fn data_type(elem: Elem) -> i32 {
+fn data_type(elem: Elem) -> DataType {
     match elem.onnx() {
-        DType::I32 => INT32,
-        DType::I8 => INT8,
-        _ => FLOAT,
+        DType::I32 => DataType::INT32,
+        DType::I8 => DataType::INT8,
+        _ => DataType::FLOAT,
     }
 }
 
 fn value_info(tensor: &Tensor) -> ValueInfoProto {
-    let dim = |&d: &usize| DimensionProto { dim_value: Some(d as i64) };
+    let dim = |&d: &usize| Dimension { dim_value: Some(d as i64), dim_param: None };
     ValueInfoProto {
-        name: tensor.name.clone(),
+        name: Some(tensor.name.clone()),
         r#type: Some(TypeProto {
-            tensor_type: Some(TensorTypeProto {
-                elem_type: data_type(tensor.elem),
+            tensor_type: Some(TypeProtoTensor {
+                elem_type: Some(data_type(tensor.elem)),
                 shape: Some(TensorShapeProto { dim: tensor.shape.iter().map(dim).collect() }),
             }),
+            ..TypeProto::default()
         }),
     }
 }
@@ -498,16 +490,23 @@ fn dims(shape: &[usize]) -> Vec<i64> {
 }
 
 fn float(name: &str, value: f32) -> AttributeProto {
-    let kind = ATTRIBUTE_FLOAT;
-    AttributeProto { name: name.to_owned(), f: Some(value), kind, ..AttributeProto::default() }
+    AttributeProto { f: Some(value), ..named(name, AttributeType::FLOAT) }
 }
 
 fn int(name: &str, value: i64) -> AttributeProto {
-    let kind = ATTRIBUTE_INT;
-    AttributeProto { name: name.to_owned(), i: Some(value), kind, ..AttributeProto::default() }
+    AttributeProto { i: Some(value), ..named(name, AttributeType::INT) }
 }
 
 fn ints(name: &str, values: Vec<i64>) -> AttributeProto {
-    let kind = ATTRIBUTE_INTS;
-    AttributeProto { name: name.to_owned(), ints: values, kind, ..AttributeProto::default() }
+    AttributeProto { ints: values, ..named(name, AttributeType::INTS) }
+}
+
+fn named(name: &str, r#type: AttributeType) -> AttributeProto {
+    let (name, r#type) = (Some(name.to_owned()), Some(r#type));
+    AttributeProto { name, r#type, ..AttributeProto::default() }
+}
+
+/// The type to which a `Cast` converts.
+fn to(data_type: DataType) -> AttributeProto {
+    int(attribute::TO, i64::from(data_type.0))
 }

@@ -1,11 +1,11 @@
 //! Lowering to ONNX: the reference graph that the CPU backend runs in f32.
 //!
-//! Messages are written with `prost`, whose derive takes the few ONNX messages used here as plain
-//! structs: no `.proto` file, no generated code, no protoc. Weights go into one external-data file for
-//! the graphs of a context, because a protobuf message ends at 2 GiB and these graphs share their weights.
+//! Messages are those of `rten_onnx`, with which the CPU backend reads them; names of operators and the shapes of
+//! weights are in [`qhx_core::onnx`]. Weights go into one external-data file for the graphs of a context, because a
+//! protobuf message ends at 2 GiB and these graphs share their weights.
 
 mod data;
 mod lower;
-mod proto;
+mod model;
 
 pub use lower::{Written, write, write_all};
