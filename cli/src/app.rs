@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use qhx::{Runtime, RuntimeBuilder};
 use qhx_core::Result;
+use qhx_forge::program::terminal::{Terminal, helper};
 use qhx_plugins::{PluginOptions, Plugins, Prober};
-use qhx_terminal::helper;
-use qhx_terminal::program::Terminal;
 
 use crate::args::{BackendArgs, GlobalArgs};
 use crate::output::Output;

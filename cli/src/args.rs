@@ -11,10 +11,17 @@ use qhx_core::qnn::{MemoryMode, PerfMode};
 use qhx_core::sampling::SamplingParams;
 use qhx_core::{Error, ErrorKind};
 
-pub(crate) use qhx_terminal::args::LibraryArgs;
-use qhx_terminal::args::ProcessArgs;
+pub(crate) use qhx_forge::program::terminal::args::LibraryArgs;
+use qhx_forge::program::terminal::args::ProcessArgs;
 
 use crate::vars;
+
+/// What `--help` says of the environment variables named `names`; of all for none.
+pub(crate) fn variables(names: &[&str]) -> String {
+    let wanted = vars::ALL.iter().filter(|v| names.is_empty() || names.contains(&v.name));
+    let lines = wanted.map(|v| format!("\n  {:22}{}", v.name, v.what));
+    format!("Environment variables:{}", lines.collect::<String>())
+}
 
 /// Options of every command.
 #[derive(Debug, Clone, Args)]

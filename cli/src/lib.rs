@@ -5,7 +5,7 @@
 //! goes to standard error.
 
 #[macro_use(say)]
-extern crate qhx_terminal;
+extern crate qhx_forge;
 
 mod app;
 mod args;
@@ -23,6 +23,7 @@ mod session;
 mod time;
 mod trace;
 
-use qhx_terminal::{output, signal, status, stderr, vars};
+use qhx::vars;
+use qhx_forge::program::terminal::{Status, output, signal, stderr};
 
 pub use run::{run, run_embed, run_generate};

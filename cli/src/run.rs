@@ -9,15 +9,13 @@ use qhx::skels;
 use qhx_core::Result;
 use qhx_core::child::Task;
 use qhx_forge::program::ForgeArgs;
-use qhx_terminal::helper;
-use qhx_terminal::program::{self, STYLES, refuse};
+use qhx_forge::program::terminal::{self, STYLES, helper, refuse};
 
+use crate::Status;
 use crate::app::App;
-use crate::args::{GlobalArgs, LibraryArgs};
+use crate::args::{GlobalArgs, LibraryArgs, variables};
 use crate::commands;
 use crate::progress::PromptProgress;
-use crate::status::Status;
-use crate::vars;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -31,7 +29,7 @@ Results go to standard output, everything else to standard error. Exit codes and
 variables are described in docs/cli.md.";
 
 fn after_help() -> String {
-    format!("{EXAMPLES}\n\n{}", vars::help(&[]))
+    format!("{EXAMPLES}\n\n{}", variables(&[]))
 }
 
 /// Runs, makes and checks bundles of QNN context binaries.
@@ -184,5 +182,5 @@ fn start(
         let progress = PromptProgress::default();
         App { output, interrupts, global, progress }
     };
-    program::run(&process, json, app, command)
+    terminal::run(&process, json, app, command)
 }

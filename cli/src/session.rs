@@ -15,10 +15,10 @@ use qhx_core::trace::Trace;
 use qhx_core::{CancelToken, Manifest, Result};
 use serde_json::{Value, json};
 
+use crate::Status;
 use crate::app::App;
 use crate::args::BackendArgs;
 use crate::media;
-use crate::status::Status;
 use crate::time::{millis, ms};
 use crate::trace::Tracing;
 

@@ -38,6 +38,7 @@ mod runtime;
 mod settings;
 pub mod skels;
 mod transcriber;
+pub mod vars;
 
 pub use backends::Chosen;
 pub use bundle::{Bundle, not_forged};

@@ -13,10 +13,10 @@ use qhx_core::{Error, ErrorKind, Manifest, Result, files, trace};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::Status;
 use crate::app::App;
 use crate::args::{BackendArgs, SpeculateArgs};
 use crate::session::{self, Opening};
-use crate::status::Status;
 use crate::time::{millis, ms};
 use crate::trace::{TraceArgs, Tracing};
 use speculation::{Answer, Speculated, answers};

@@ -11,6 +11,7 @@ use qhx_core::engine::{FinishReason, Message, Request};
 use qhx_core::op::Modality;
 use qhx_core::{CancelToken, Error, ErrorKind, Result};
 
+use crate::Status;
 use crate::app::App;
 use crate::args::{
     BackendArgs, SamplingArgs, SpeculateArgs, Switch, TemplateArg, parse_seconds,
@@ -19,7 +20,6 @@ use crate::args::{
 use crate::media;
 use crate::prompt;
 use crate::session::{self, Opening, Stream};
-use crate::status::Status;
 use crate::stderr;
 use crate::trace::{TraceArgs, Tracing};
 

@@ -8,11 +8,11 @@ use qhx::media::{self, Attachment};
 use qhx_core::Result;
 use qhx_core::engine::{Message, Prompt, Request};
 
+use crate::Status;
 use crate::app::App;
 use crate::args::{BackendArgs, DeviceArgs, GlobalArgs, Switch, TemplateArg, parse_template_arg};
 use crate::prompt;
 use crate::session::{self, Opening, Stream};
-use crate::status::Status;
 
 const EXAMPLES: &str = "\
 Examples:

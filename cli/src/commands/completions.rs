@@ -4,8 +4,8 @@ use clap::Args;
 use clap_complete::Shell;
 use qhx_core::{Error, ErrorKind, Result};
 
+use crate::Status;
 use crate::app::App;
-use crate::status::Status;
 
 /// Print a completion script for a shell
 ///

@@ -12,12 +12,12 @@ use qhx_forge::program::compiler;
 use qhx_forge::{ForgeOptions, forge};
 
 use super::verify::is_intact;
+use crate::Status;
 use crate::app::App;
 use crate::args::BackendArgs;
 use crate::fixture;
 use crate::progress::ForgeProgress;
 use crate::session::{self, Stream};
-use crate::status::Status;
 
 const PROMPT: &str = "The capital of France is";
 /// The end of the sentence and the one after it.

@@ -11,11 +11,11 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::plugins;
+use crate::Status;
 use crate::app::App;
 use crate::args::{LibraryArgs, MemoryArgs};
 use crate::npu_files::{ANDROID, NpuFile};
 use crate::output::Report;
-use crate::status::Status;
 use crate::vars::{self, Variable};
 
 /// Check this machine: libraries, plugins, folders

@@ -10,10 +10,10 @@ use qhx_core::{Manifest, Result};
 use qhx_forge::calibrate::{OpenBundle, Reader};
 use qhx_forge::program::{self, ForgeArgs, Program};
 
+use crate::Status;
 use crate::app::App;
 use crate::args::GlobalArgs;
 use crate::program::this_program;
-use crate::status::Status;
 
 /// The command line of the forge that started this process.
 #[derive(Debug, Parser)]

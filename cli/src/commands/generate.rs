@@ -10,6 +10,7 @@ use qhx::media;
 use qhx_core::dump::Dump;
 use qhx_core::engine::{Message, Prompt, Request};
 
+use crate::Status;
 use crate::app::App;
 use crate::args::{
     BackendArgs, SamplingArgs, SpeculateArgs, Switch, TemplateArg, parse_seconds,
@@ -18,7 +19,6 @@ use crate::args::{
 use crate::media::MediaArgs;
 use crate::prompt;
 use crate::session::{self, Opening, Stream};
-use crate::status::Status;
 use crate::trace::{TraceArgs, Tracing};
 
 const EXAMPLES: &str = "\

@@ -11,10 +11,10 @@ use qhx_core::qnn::{BinaryInfo, BinaryTensor, SystemLibrary};
 use qhx_core::{DType, ErrorKind, GraphInfo, Result, TensorInfo, files};
 use serde::Serialize;
 
+use crate::Status;
 use crate::app::App;
 use crate::args::LibraryArgs;
 use crate::output::Report;
-use crate::status::Status;
 
 const EXAMPLES: &str = "\
 Examples:

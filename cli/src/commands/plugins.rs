@@ -9,9 +9,9 @@ use qhx_plugins::store::{Health, Store};
 use qhx_plugins::{Listed, PluginOptions, Plugins, interface_version, survey};
 use serde::Serialize;
 
+use crate::Status;
 use crate::app::App;
 use crate::output::Report;
-use crate::status::Status;
 
 /// Host-ops and the plugins they come from
 #[derive(Debug, Args)]

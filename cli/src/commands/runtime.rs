@@ -18,10 +18,10 @@ use qhx_core::qnn::Library;
 use qhx_core::{CancelToken, Error, ErrorKind, Result};
 use serde_json::json;
 
+use crate::Status;
 use crate::app::App;
 use crate::args::LibraryArgs;
 use crate::progress;
-use crate::status::Status;
 use crate::vars;
 
 /// The wheel's name on the package index.

@@ -12,10 +12,10 @@ use qhx_core::op::Modality;
 use qhx_core::{CancelToken, Result};
 use serde_json::{Value, json};
 
+use crate::Status;
 use crate::app::App;
 use crate::args::BackendArgs;
 use crate::session::{self, Opening};
-use crate::status::Status;
 use crate::time::ms;
 use crate::trace::{TraceArgs, Tracing};
 

@@ -13,11 +13,11 @@ use serde::Serialize;
 
 use super::reference::{self, ArrayReport};
 use super::suite::{Gate, MIN_COSINE, Score, Suite, suite_passes};
+use crate::Status;
 use crate::app::App;
 use crate::args::BackendArgs;
 use crate::media;
 use crate::session::{self, Opening, Stream};
-use crate::status::Status;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -10,6 +10,7 @@ mod show_calibration;
 mod show_estimate;
 mod show_plan;
 mod subprocess;
+pub mod terminal;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -20,10 +21,6 @@ use qhx_core::qnn::{Library, QnnBackend, QnnOptions};
 use qhx_core::{Error, ErrorKind, Media, Result};
 use qhx_cpu::{CpuBackend, CpuOptions};
 use qhx_media::{ImageRules, Limits, Source};
-use qhx_terminal::output::Output;
-use qhx_terminal::program::Terminal;
-use qhx_terminal::say;
-use qhx_terminal::status::Status;
 use serde_json::{Value, json};
 
 use crate::calibrate::{CalibrateOptions, Calibration, OpenBundle, calibrate};
@@ -33,9 +30,11 @@ use crate::estimate::{EstimateOptions, record};
 use crate::options::{CheckBackends, ForgeOptions};
 use crate::registry;
 use crate::residual::Residual;
-use crate::{Override, Report, forge_checkpoint};
+use crate::{Override, Report, forge_checkpoint, say};
 use args::ForgeCommand;
 use subprocess::SubprocessCompiler;
+use terminal::output::Output;
+use terminal::{Status, Terminal};
 
 pub use args::ForgeArgs;
 pub use compiler::compiler;

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, HumanDuration, ProgressBar};
 use qhx_core::CancelToken;
-use qhx_terminal::progress::style;
-use qhx_terminal::say;
 
+use super::terminal::progress::style;
 use crate::progress::Progress;
+use crate::say;
 
 const BYTES: &str =
     "{msg:32} [{bar:24}] {bytes:>11} / {total_bytes:11} {elapsed:>4}, left {eta:>4}{prefix}";

@@ -3,12 +3,11 @@
 use qhx::libraries::Libraries;
 use qhx_core::Result;
 use qhx_core::qnn::Target;
-use qhx_terminal::program::Terminal;
-use qhx_terminal::status::Status;
 use serde_json::{Value, json};
 
 use super::args::{EstimateArgs, source};
 use super::progress::ForgeProgress;
+use super::terminal::{Status, Terminal};
 use crate::checkpoint::Checkpoint;
 use crate::estimate::{EstimateOptions, GraphEstimate, NOT_MODELLED, OpCost, estimate};
 use crate::plan::plan;

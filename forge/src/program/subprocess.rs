@@ -18,18 +18,17 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
+use qhx::vars;
 use qhx_core::{CancelToken, Error, ErrorKind, Result};
-use qhx_terminal::args::ProcessArgs;
-use qhx_terminal::output::Output;
-use qhx_terminal::program::Terminal;
-use qhx_terminal::signal::INTERRUPTED;
-use qhx_terminal::status::Status;
-use qhx_terminal::vars;
 use serde::{Deserialize, Serialize};
 
 use super::Program;
 use super::args::{CompileContextArgs, ForgeArgs};
 use super::compiler::compiler;
+use super::terminal::args::ProcessArgs;
+use super::terminal::output::Output;
+use super::terminal::signal::INTERRUPTED;
+use super::terminal::{Status, Terminal};
 use crate::compile::Compiler;
 use crate::graph::Graph;
 use crate::plan::plan;

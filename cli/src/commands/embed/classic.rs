@@ -7,9 +7,9 @@ use qhx_core::{Error, ErrorKind, Result};
 use serde_json::json;
 
 use super::sink::{cosine, norm};
+use crate::Status;
 use crate::app::App;
-use crate::args::{BackendArgs, DeviceArgs, GlobalArgs};
-use crate::status::Status;
+use crate::args::{BackendArgs, DeviceArgs, GlobalArgs, variables};
 use crate::{session, time, vars};
 use qhx::{EmbedOptions, Embedder, Role};
 
@@ -22,7 +22,7 @@ The first text is the query, the others are documents. The two variables replace
 set and empty means none.";
 
 fn after_help() -> String {
-    format!("{EXAMPLES}\n\n{}", vars::help(&[vars::QUERY_PREFIX, vars::DOC_PREFIX]))
+    format!("{EXAMPLES}\n\n{}", variables(&[vars::QUERY_PREFIX, vars::DOC_PREFIX]))
 }
 
 /// Values of a vector that people are shown.

@@ -21,9 +21,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use qhx::{EmbedOptions, Embedder};
 use qhx_core::{Error, ErrorKind, Result};
 
+use crate::Status;
 use crate::app::App;
 use crate::session::{self, Opening};
-use crate::status::Status;
 use crate::time;
 use crate::trace::Tracing;
 use batches::{Batch, Batches};

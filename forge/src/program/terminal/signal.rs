@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use qhx_core::{CancelToken, Error, ErrorKind, Result};
 
-use crate::exit;
+use super::exit;
+use crate::say;
 
 /// The exit code of an interrupted command.
 pub const INTERRUPTED: i32 = ErrorKind::Cancelled.exit_code() as i32;

@@ -10,12 +10,12 @@ use qhx_core::escape::shown;
 use qhx_core::{Error, ErrorKind, Result};
 use tracing_subscriber::EnvFilter;
 
-use crate::args::ProcessArgs;
-use crate::output::Output;
-use crate::panics::Panics;
-use crate::signal::Interrupts;
-use crate::status::Status;
-use crate::stderr;
+use super::args::ProcessArgs;
+use super::output::Output;
+use super::panics::Panics;
+use super::signal::Interrupts;
+use super::status::Status;
+use super::stderr;
 
 /// Colours of help.
 pub const STYLES: Styles = Styles::styled()

@@ -7,15 +7,14 @@
 use std::fmt::Arguments;
 use std::io::{self, IsTerminal as _, Write};
 
+use qhx::vars;
 use qhx_core::Error;
 use qhx_core::escape::shown;
-
-use crate::vars;
 
 /// Writes a line to standard error, with the arguments of `format!`.
 #[macro_export]
 macro_rules! say {
-    ($($part:tt)*) => { $crate::stderr::line(format_args!($($part)*)) };
+    ($($part:tt)*) => { $crate::program::terminal::stderr::line(format_args!($($part)*)) };
 }
 
 /// Writes a line.

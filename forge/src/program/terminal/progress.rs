@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::say;
+
 /// A spinner with a message and the time so far.
 pub const SPINNER: &str = "{msg} {spinner} {elapsed}";
 

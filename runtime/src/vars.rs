@@ -1,12 +1,10 @@
-//! Every environment variable that the programs read, declared once.
+//! Every environment variable that the library and the programs read, declared once.
 //!
 //! The table of `docs/cli.md` and the one under `qhx --help` are made of [`ALL`], and `qhx doctor` shows those that are
-//! set. `INSTA_UPDATE=always cargo test -p qhx-terminal vars` writes the page's table again.
+//! set. `INSTA_UPDATE=always cargo test -p qhx vars` writes the page's table again.
 
 use std::env;
 use std::ffi::OsString;
-use std::fmt::Write as _;
-use std::path::PathBuf;
 
 /// An environment variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +30,7 @@ pub const CDSPRPC: &str = "QHX_CDSPRPC";
 /// Where inputs and outputs of graphs lie, where `--memory` is not given.
 pub const MEMORY: &str = "QHX_MEMORY";
 /// Folder for what qhx downloads and makes.
-pub use qhx::cache::CACHE_DIR;
+pub const CACHE_DIR: &str = "QHX_CACHE_DIR";
 /// Folders that are searched for plugins.
 pub const PLUGIN_PATH: &str = "QHX_PLUGIN_PATH";
 /// What is logged, where `--log` is not given.
@@ -167,21 +165,6 @@ pub fn get(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// As [`get`], for a path.
-pub fn path(name: &str) -> Option<PathBuf> {
-    get(name).map(PathBuf::from)
-}
-
-/// What `--help` says of the variables named `names`; of all for none.
-pub fn help(names: &[&str]) -> String {
-    let mut text = "Environment variables:".to_owned();
-    for variable in ALL.iter().filter(|v| names.is_empty() || names.contains(&v.name)) {
-        // Writing to a string does not fail.
-        let _ = write!(text, "\n  {:22}{}", variable.name, variable.what);
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -211,11 +194,7 @@ mod tests {
             let page = format!("{before}{HEADING}{table}{}", &rest[end..]);
             std::fs::write(&path, page).expect("written");
         } else {
-            assert_eq!(
-                rest[..end],
-                table,
-                "run: INSTA_UPDATE=always cargo test -p qhx-terminal vars"
-            );
+            assert_eq!(rest[..end], table, "run: INSTA_UPDATE=always cargo test -p qhx vars");
         }
     }
 
@@ -240,7 +219,6 @@ mod tests {
         let mut names = Vec::new();
         for folder in [
             "cli/src",
-            "terminal/src",
             "runtime/src",
             "core/base/src",
             "core/engine/src",

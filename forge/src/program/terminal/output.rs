@@ -45,8 +45,8 @@ impl Output {
 
     fn put(&mut self, text: &str) -> io::Result<()> {
         #[cfg(windows)]
-        if crate::console::is_console(&self.file) {
-            return crate::console::write(&self.file, text);
+        if super::console::is_console(&self.file) {
+            return super::console::write(&self.file, text);
         }
         self.file.write_all(text.as_bytes())
     }

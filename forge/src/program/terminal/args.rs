@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
 use qhx::libraries::LibraryFiles;
-
-use crate::vars;
+use qhx::vars;
 
 /// Options of every command of every program.
 #[derive(Debug, Clone, Args)]
