@@ -30,6 +30,7 @@ mod bundle;
 pub mod cache;
 mod chat;
 mod embedder;
+pub mod inspect;
 pub mod libraries;
 pub mod machines;
 pub mod media;

@@ -44,6 +44,10 @@ impl Runtime {
         RuntimeBuilder::default()
     }
 
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     /// The host-ops: those linked in and those of plugins.
     ///
     /// # Errors

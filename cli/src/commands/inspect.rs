@@ -1,15 +1,12 @@
 //! `qhx inspect`: what a bundle or a context binary holds.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
-use qhx::Bundle;
-use qhx_core::artifacts::Mapped;
-use qhx_core::backend::{Context, GraphExecutor};
-use qhx_core::op::OpProvider as _;
-use qhx_core::qnn::{BinaryInfo, BinaryTensor, SystemLibrary};
-use qhx_core::{DType, ErrorKind, GraphInfo, Result, TensorInfo, files};
-use serde::Serialize;
+use qhx::Runtime;
+use qhx::inspect::{BinaryContents, BundleContents, Contents, OnnxGraph, SizedFile};
+use qhx_core::qnn::BinaryTensor;
+use qhx_core::{DType, Result, TensorInfo};
 
 use crate::Status;
 use crate::app::App;
@@ -39,247 +36,30 @@ pub(crate) struct InspectArgs {
     pub libraries: LibraryArgs,
 }
 
-#[derive(Debug, Serialize)]
-struct BundleReport {
-    manifest: PathBuf,
-    root: PathBuf,
-    model: String,
-    family: Option<String>,
-    dsp_arch: Option<u32>,
-    host_op: Option<String>,
-    params: ParamsReport,
-    files: Vec<SizedFile>,
-    contexts: Vec<ContextReport>,
-    notes: Vec<String>,
-    /// The first file that is there and cannot be read.
-    #[serde(skip)]
-    unread: Option<ErrorKind>,
-}
-
-#[derive(Debug, Serialize)]
-struct ParamsReport {
-    hidden: Option<usize>,
-    vocab: Option<usize>,
-    n_layers: Option<usize>,
-    max_ctx: Option<usize>,
-    eos_token_id: Vec<u32>,
-}
-
-#[derive(Debug, Serialize)]
-struct SizedFile {
-    role: &'static str,
-    path: PathBuf,
-    /// `None` when the file is missing.
-    bytes: Option<u64>,
-}
-
-impl SizedFile {
-    fn of(role: &'static str, path: PathBuf) -> Self {
-        Self { role, bytes: std::fs::metadata(&path).ok().map(|m| m.len()), path }
-    }
-}
-
-#[derive(Debug, Serialize)]
-struct ContextReport {
-    key: String,
-    files: Vec<SizedFile>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    binary: Option<BinaryReport>,
-    /// Graphs as ONNX, where the context binary could not be read.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    onnx: Vec<OnnxReport>,
-}
-
-/// A graph as ONNX, and what executes it on the CPU.
-#[derive(Debug, Serialize)]
-struct OnnxReport {
-    #[serde(flatten)]
-    graph: GraphInfo,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    executor: Option<GraphExecutor>,
-}
-
-#[derive(Debug, Serialize)]
-struct BinaryReport {
-    path: PathBuf,
-    qairt: Option<String>,
-    shares_weights: bool,
-    #[serde(flatten)]
-    info: BinaryInfo,
-}
-
 /// Runs the command.
 pub(crate) fn run(args: &InspectArgs, app: &mut App) -> Result<Status> {
-    if is_context_binary(&args.path) {
-        if let Some(error) = qhx::not_forged(&args.path) {
-            return Err(error);
-        }
-        let system = match args.libraries.files().system()? {
-            Some(system) => system,
-            None => args
-                .libraries
-                .files()
-                .require("reading a context binary")
-                .and_then(|l| SystemLibrary::open(&l.system))?,
-        };
-        let report = read_binary(&system, &args.path, &Mapped::open(&args.path)?)?;
-        if args.json {
-            app.output.json_pretty(&report)?;
-        } else {
-            let mut text = Report::default();
-            write_binary(&mut text, &report);
-            app.output.report(&text)?;
-        }
-        return Ok(Status::Done);
-    }
-    let report = bundle(args, app)?;
+    let runtime =
+        Runtime::builder().libraries(args.libraries.files()).plugins(app.plugin_options());
+    let contents = runtime.build().inspect(&args.path)?;
     if args.json {
-        app.output.json_pretty(&report)?;
+        app.output.json_pretty(&contents)?;
     } else {
-        app.output.report(&bundle_text(&report))?;
+        let mut text = Report::default();
+        match &contents {
+            Contents::Bundle(bundle) => write_bundle(&mut text, bundle),
+            Contents::Binary(binary) => write_binary(&mut text, binary),
+            _ => {}
+        }
+        app.output.report(&text)?;
     }
-    for note in &report.notes {
+    let Contents::Bundle(bundle) = contents else { return Ok(Status::Done) };
+    for note in &bundle.notes {
         say!("note: {note}");
     }
-    Ok(report.unread.map_or(Status::Done, Status::Reported))
+    Ok(bundle.unread.map_or(Status::Done, Status::Reported))
 }
 
-/// A file that is not JSON by its name or its first byte.
-fn is_context_binary(path: &Path) -> bool {
-    use std::io::Read as _;
-    if !path.is_file() || path.extension().is_some_and(|e| e == "json") {
-        return false;
-    }
-    let mut head = [0; 64];
-    let file = files::open(ErrorKind::Artifact, path).ok();
-    let read = file.and_then(|mut f| f.read(&mut head).ok()).unwrap_or(0);
-    let first = head.iter().take(read).find(|b| !b.is_ascii_whitespace());
-    first != Some(&b'{')
-}
-
-fn read_binary(system: &SystemLibrary, path: &Path, file: &Mapped) -> Result<BinaryReport> {
-    let info = BinaryInfo::open(system, file, qhx::cache::contexts_tried().as_deref())?;
-    Ok(BinaryReport {
-        path: path.to_owned(),
-        qairt: info.qairt(),
-        shares_weights: info.shares_weights(),
-        info,
-    })
-}
-
-fn bundle(args: &InspectArgs, app: &App) -> Result<BundleReport> {
-    let bundle = Bundle::open(&args.path)?;
-    let manifest = bundle.manifest();
-    let artifacts = manifest.open_artifacts();
-    let (mut notes, mut unread) = (Vec::new(), None);
-    let system = match args.libraries.files().system() {
-        Ok(Some(system)) => Some(system),
-        Ok(None) => {
-            notes.push(format!(
-                "no libQnnSystem is given or installed: context binaries are not read ({})",
-                qhx::libraries::how_to_get()
-            ));
-            None
-        }
-        Err(e) if args.libraries.system.is_some() || args.libraries.htp.is_some() => return Err(e),
-        Err(e) => {
-            notes.push(format!("context binaries are not read: {}", e.message()));
-            None
-        }
-    };
-    let mut contexts = Vec::new();
-    for entry in &manifest.artifacts.contexts {
-        let source = match manifest.context_source(&artifacts, &entry.key) {
-            Ok(source) => source,
-            Err(e) => {
-                unread.get_or_insert(e.kind());
-                notes.push(format!("context {:?}: {}", entry.key, e.message()));
-                contexts.push(ContextReport {
-                    key: entry.key.clone(),
-                    files: Vec::new(),
-                    binary: None,
-                    onnx: Vec::new(),
-                });
-                continue;
-            }
-        };
-        let mut files: Vec<_> =
-            source.binary.iter().map(|p| SizedFile::of("context binary", p.clone())).collect();
-        files.extend(source.onnx.iter().map(|(_, p)| SizedFile::of("onnx", p.clone())));
-        let mut binary = None;
-        if let (Some(system), Some(path)) = (&system, &source.binary) {
-            match source.open(path).and_then(|file| read_binary(system, path, &file)) {
-                Ok(report) => binary = Some(report),
-                Err(e) => {
-                    unread.get_or_insert(e.kind());
-                    notes.push(format!("context {:?}: {}", entry.key, e.message()));
-                }
-            }
-        }
-        let mut onnx = Vec::new();
-        if binary.is_none() && !source.onnx.is_empty() {
-            match qhx::backends::cpu(Some(1)).and_then(|cpu| cpu.open_context(&source)) {
-                Ok(context) => onnx = onnx_reports(&*context),
-                Err(e) => {
-                    unread.get_or_insert(e.kind());
-                    notes.push(format!("context {:?}: {}", entry.key, e.message()));
-                }
-            }
-        }
-        contexts.push(ContextReport { key: entry.key.clone(), files, binary, onnx });
-    }
-    let table = &manifest.artifacts;
-    let listed = [
-        ("embedding table", table.embed.as_ref().map(|e| &e.path)),
-        ("tokenizer", table.tokenizer.as_ref()),
-        ("tokenizer config", table.tokenizer_config.as_ref()),
-    ];
-    let files = listed
-        .into_iter()
-        .filter_map(|(role, path)| Some(SizedFile::of(role, manifest.root.join(path?))))
-        .collect();
-    let params = &manifest.params;
-    let plugins = app.plugins()?;
-    if let Ok(entry) = manifest.host_op().and_then(|name| plugins.find(name))
-        && let Err(error) = plugins.check_params(&entry, manifest)
-    {
-        notes.push(error.report().to_string());
-    }
-    Ok(BundleReport {
-        unread,
-        root: manifest.root.clone(),
-        model: manifest.model.name.clone(),
-        family: manifest.model.family.clone(),
-        dsp_arch: manifest.model.dsp_arch,
-        host_op: manifest
-            .host_op()
-            .map(str::to_owned)
-            .map_err(|e| notes.push(e.message().to_owned()))
-            .ok(),
-        params: ParamsReport {
-            hidden: params.hidden,
-            vocab: params.vocab,
-            n_layers: params.n_layers,
-            max_ctx: params.max_ctx,
-            eos_token_id: params.eos_token_id.clone(),
-        },
-        files,
-        contexts,
-        manifest: manifest.path.clone(),
-        notes,
-    })
-}
-
-fn onnx_reports(context: &dyn Context) -> Vec<OnnxReport> {
-    let mut executors = context.executors().into_iter();
-    let graphs = context.graphs().iter();
-    graphs
-        .map(|graph| OnnxReport { graph: (**graph).clone(), executor: executors.next() })
-        .collect()
-}
-
-fn bundle_text(report: &BundleReport) -> Report {
-    let mut text = Report::default();
+fn write_bundle(text: &mut Report, report: &BundleContents) {
     let or_none = |v: Option<String>| v.unwrap_or_else(|| "(not said)".to_owned());
     let number = |v: Option<usize>| or_none(v.map(|n| n.to_string()));
     let mut row = |key: &str, value: String| text.line(format_args!("{key:10} {value}"));
@@ -292,21 +72,20 @@ fn bundle_text(report: &BundleReport) -> Report {
     row("vocab", number(report.params.vocab));
     row("max ctx", number(report.params.max_ctx));
     row("manifest", report.manifest.display().to_string());
-    write_files(&mut text, "", &report.files);
+    write_files(text, "", &report.files);
     for context in &report.contexts {
         text.line(format_args!(""));
         text.line(format_args!("context {:?}", context.key));
-        write_files(&mut text, "  ", &context.files);
+        write_files(text, "  ", &context.files);
         match &context.binary {
-            Some(binary) => write_binary(&mut text, binary),
+            Some(binary) => write_binary(text, binary),
             None => {
                 for graph in &context.onnx {
-                    write_graph(&mut text, graph);
+                    write_graph(text, graph);
                 }
             }
         }
     }
-    text
 }
 
 fn write_files(text: &mut Report, indent: &str, files: &[SizedFile]) {
@@ -316,7 +95,7 @@ fn write_files(text: &mut Report, indent: &str, files: &[SizedFile]) {
     }
 }
 
-fn write_binary(text: &mut Report, report: &BinaryReport) {
+fn write_binary(text: &mut Report, report: &BinaryContents) {
     let info = &report.info;
     let arch = info.dsp_arch.map_or_else(|| "unknown".to_owned(), |a| format!("v{a}"));
     let soc = info.soc_model.map_or_else(|| "unknown".to_owned(), |s| s.to_string());
@@ -362,8 +141,8 @@ fn binary_tensor(tensor: &BinaryTensor) -> String {
     line(&tensor.name, &dtype, &tensor.shape, tensor.dtype, &format)
 }
 
-fn write_graph(text: &mut Report, report: &OnnxReport) {
-    let OnnxReport { graph, executor } = report;
+fn write_graph(text: &mut Report, report: &OnnxGraph) {
+    let OnnxGraph { graph, executor, .. } = report;
     text.line(format_args!("  graph {:?} (ONNX)", graph.name));
     if let Some(executor) = executor {
         text.line(format_args!("    executed on the CPU by {executor}"));

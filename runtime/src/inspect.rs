@@ -1,0 +1,300 @@
+//! What a bundle or a context binary holds, as values.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use qhx_core::artifacts::Mapped;
+use qhx_core::backend::{Context, GraphExecutor};
+use qhx_core::op::OpProvider as _;
+use qhx_core::qnn::{BinaryInfo, SystemLibrary};
+use qhx_core::{ErrorKind, GraphInfo, Result, files};
+use qhx_plugins::Plugins;
+use serde::Serialize;
+
+use crate::bundle::{Bundle, not_forged};
+use crate::libraries::{LibraryFiles, how_to_get};
+use crate::runtime::Runtime;
+use crate::settings::Settings;
+
+/// What is at a path that was inspected.
+#[derive(Debug, Clone, Serialize)]
+#[serde(untagged)]
+#[non_exhaustive]
+pub enum Contents {
+    /// A bundle.
+    Bundle(BundleContents),
+    /// A context binary.
+    Binary(BinaryContents),
+}
+
+impl Runtime {
+    /// Reads what a bundle or a context binary holds, without a device and without loading weights. Where there is no
+    /// libQnnSystem, a bundle's context binaries are left out, and a note says so.
+    ///
+    /// ```no_run
+    /// use qhx::inspect::Contents;
+    ///
+    /// if let Contents::Bundle(bundle) = qhx::Runtime::default().inspect("qwen35/v81")? {
+    ///     println!("{} has {} contexts", bundle.model, bundle.contexts.len());
+    /// }
+    /// # Ok::<(), qhx::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When there is neither at `path`, when a context binary alone cannot be read, and when a library or plugin that
+    /// is named cannot be loaded. What a bundle lacks is in its notes.
+    pub fn inspect(&self, path: impl AsRef<Path>) -> Result<Contents> {
+        let (path, settings) = (path.as_ref(), self.settings());
+        if !is_context_binary(path) {
+            return bundle(path, settings).map(Contents::Bundle);
+        }
+        if let Some(error) = not_forged(path) {
+            return Err(error);
+        }
+        let files = &settings.libraries;
+        let system = match files.system()? {
+            Some(system) => system,
+            None => files
+                .require("reading a context binary")
+                .and_then(|l| SystemLibrary::open(&l.system))?,
+        };
+        read_binary(&system, path, &Mapped::open(path)?).map(Contents::Binary)
+    }
+}
+
+/// What a bundle holds.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct BundleContents {
+    /// The manifest's file.
+    pub manifest: PathBuf,
+    /// The folder that its paths resolve against.
+    pub root: PathBuf,
+    /// Name of the model.
+    pub model: String,
+    /// Its family, where the manifest has one.
+    pub family: Option<String>,
+    /// Hexagon architecture that the bundle is for: 81 for v81.
+    pub dsp_arch: Option<u32>,
+    /// Name of the host-op; `None` where the plan has none.
+    pub host_op: Option<String>,
+    /// Figures of the model.
+    pub params: ModelFigures,
+    /// The bundle's files beside those of contexts.
+    pub files: Vec<SizedFile>,
+    /// The contexts, in the manifest's order.
+    pub contexts: Vec<ContextContents>,
+    /// What could not be read or is wrong, for people.
+    pub notes: Vec<String>,
+    /// The kind of error of the first file that is there and cannot be read.
+    #[serde(skip)]
+    pub unread: Option<ErrorKind>,
+}
+
+/// Figures of a model, as its manifest has them.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct ModelFigures {
+    /// Values of a hidden state.
+    pub hidden: Option<usize>,
+    /// Tokens of the vocabulary.
+    pub vocab: Option<usize>,
+    /// Layers of the decoder.
+    pub n_layers: Option<usize>,
+    /// Positions of the context.
+    pub max_ctx: Option<usize>,
+    /// Tokens that end a text.
+    pub eos_token_id: Vec<u32>,
+}
+
+/// A file and its length.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct SizedFile {
+    /// What the bundle needs it for.
+    pub role: &'static str,
+    /// The file.
+    pub path: PathBuf,
+    /// Its length; `None` when it is missing.
+    pub bytes: Option<u64>,
+}
+
+impl SizedFile {
+    fn of(role: &'static str, path: PathBuf) -> Self {
+        Self { role, bytes: std::fs::metadata(&path).ok().map(|m| m.len()), path }
+    }
+}
+
+/// A context: its files, and what they hold.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct ContextContents {
+    /// Key in the manifest.
+    pub key: String,
+    /// Its files.
+    pub files: Vec<SizedFile>,
+    /// What its context binary holds, where that could be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub binary: Option<BinaryContents>,
+    /// Graphs as ONNX, where the context binary could not be read.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub onnx: Vec<OnnxGraph>,
+}
+
+/// A graph as ONNX, and what executes it on the CPU.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct OnnxGraph {
+    /// Its name and its tensors.
+    #[serde(flatten)]
+    pub graph: GraphInfo,
+    /// What executes it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub executor: Option<GraphExecutor>,
+}
+
+/// What a context binary holds.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct BinaryContents {
+    /// The file.
+    pub path: PathBuf,
+    /// Release of QAIRT that made it, where its build says so.
+    pub qairt: Option<String>,
+    /// Whether graphs share weights.
+    pub shares_weights: bool,
+    /// Its metadata.
+    #[serde(flatten)]
+    pub info: BinaryInfo,
+}
+
+/// A file that is not JSON by its name or its first byte.
+fn is_context_binary(path: &Path) -> bool {
+    if !path.is_file() || path.extension().is_some_and(|e| e == "json") {
+        return false;
+    }
+    let mut head = [0; 64];
+    let file = files::open(ErrorKind::Artifact, path).ok();
+    let read = file.and_then(|mut f| f.read(&mut head).ok()).unwrap_or(0);
+    let first = head.iter().take(read).find(|b| !b.is_ascii_whitespace());
+    first != Some(&b'{')
+}
+
+fn read_binary(system: &SystemLibrary, path: &Path, file: &Mapped) -> Result<BinaryContents> {
+    let info = BinaryInfo::open(system, file, crate::cache::contexts_tried().as_deref())?;
+    Ok(BinaryContents {
+        path: path.to_owned(),
+        qairt: info.qairt(),
+        shares_weights: info.shares_weights(),
+        info,
+    })
+}
+
+fn bundle(path: &Path, settings: &Settings) -> Result<BundleContents> {
+    let bundle = Bundle::open(path)?;
+    let manifest = bundle.manifest();
+    let artifacts = manifest.open_artifacts();
+    let (mut notes, mut unread) = (Vec::new(), None);
+    let system = match settings.libraries.system() {
+        Ok(Some(system)) => Some(system),
+        Ok(None) => {
+            notes.push(format!(
+                "no libQnnSystem is given or installed: context binaries are not read ({})",
+                how_to_get()
+            ));
+            None
+        }
+        Err(e) if settings.libraries != LibraryFiles::default() => return Err(e),
+        Err(e) => {
+            notes.push(format!("context binaries are not read: {}", e.message()));
+            None
+        }
+    };
+    let mut contexts = Vec::new();
+    for entry in &manifest.artifacts.contexts {
+        let source = match manifest.context_source(&artifacts, &entry.key) {
+            Ok(source) => source,
+            Err(e) => {
+                unread.get_or_insert(e.kind());
+                notes.push(format!("context {:?}: {}", entry.key, e.message()));
+                contexts.push(ContextContents {
+                    key: entry.key.clone(),
+                    files: Vec::new(),
+                    binary: None,
+                    onnx: Vec::new(),
+                });
+                continue;
+            }
+        };
+        let mut files: Vec<_> =
+            source.binary.iter().map(|p| SizedFile::of("context binary", p.clone())).collect();
+        files.extend(source.onnx.iter().map(|(_, p)| SizedFile::of("onnx", p.clone())));
+        let mut binary = None;
+        if let (Some(system), Some(path)) = (&system, &source.binary) {
+            match source.open(path).and_then(|file| read_binary(system, path, &file)) {
+                Ok(report) => binary = Some(report),
+                Err(e) => {
+                    unread.get_or_insert(e.kind());
+                    notes.push(format!("context {:?}: {}", entry.key, e.message()));
+                }
+            }
+        }
+        let mut onnx = Vec::new();
+        if binary.is_none() && !source.onnx.is_empty() {
+            match crate::backends::cpu(Some(1)).and_then(|cpu| cpu.open_context(&source)) {
+                Ok(context) => onnx = onnx_graphs(&*context),
+                Err(e) => {
+                    unread.get_or_insert(e.kind());
+                    notes.push(format!("context {:?}: {}", entry.key, e.message()));
+                }
+            }
+        }
+        contexts.push(ContextContents { key: entry.key.clone(), files, binary, onnx });
+    }
+    let table = &manifest.artifacts;
+    let listed = [
+        ("embedding table", table.embed.as_ref().map(|e| &e.path)),
+        ("tokenizer", table.tokenizer.as_ref()),
+        ("tokenizer config", table.tokenizer_config.as_ref()),
+    ];
+    let files = listed
+        .into_iter()
+        .filter_map(|(role, path)| Some(SizedFile::of(role, manifest.root.join(path?))))
+        .collect();
+    let params = &manifest.params;
+    let plugins = Plugins::discover(&settings.plugins)?;
+    if let Ok(entry) = manifest.host_op().and_then(|name| plugins.find(name))
+        && let Err(error) = plugins.check_params(&entry, manifest)
+    {
+        notes.push(error.report().to_string());
+    }
+    Ok(BundleContents {
+        unread,
+        root: manifest.root.clone(),
+        model: manifest.model.name.clone(),
+        family: manifest.model.family.clone(),
+        dsp_arch: manifest.model.dsp_arch,
+        host_op: manifest
+            .host_op()
+            .map(str::to_owned)
+            .map_err(|e| notes.push(e.message().to_owned()))
+            .ok(),
+        params: ModelFigures {
+            hidden: params.hidden,
+            vocab: params.vocab,
+            n_layers: params.n_layers,
+            max_ctx: params.max_ctx,
+            eos_token_id: params.eos_token_id.clone(),
+        },
+        files,
+        contexts,
+        manifest: manifest.path.clone(),
+        notes,
+    })
+}
+
+fn onnx_graphs(context: &dyn Context) -> Vec<OnnxGraph> {
+    let mut executors = context.executors().into_iter();
+    let graphs = context.graphs().iter();
+    graphs.map(|graph| OnnxGraph { graph: (**graph).clone(), executor: executors.next() }).collect()
+}
