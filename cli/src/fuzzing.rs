@@ -6,7 +6,7 @@ use clap::Parser;
 use qhx_core::{Error, ErrorKind, Result};
 
 use crate::commands::embed::{EmbedArgs, Rows};
-use crate::commands::suite::Suite;
+use qhx::verify::Suite;
 
 /// Reads a suite of prompts with reference answers.
 ///

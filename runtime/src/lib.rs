@@ -40,6 +40,7 @@ mod settings;
 pub mod skels;
 mod transcriber;
 pub mod vars;
+pub mod verify;
 
 pub use backends::Chosen;
 pub use bundle::{Bundle, not_forged};

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use qhx::libraries::Libraries;
+use qhx::verify::is_intact;
 use qhx::{BackendChoice, cache};
 use qhx_core::engine::{Prompt, Request};
 use qhx_core::qnn::Target;
@@ -11,7 +12,6 @@ use qhx_core::{Error, ErrorKind, Manifest, Result};
 use qhx_forge::program::compiler;
 use qhx_forge::{ForgeOptions, forge};
 
-use super::verify::is_intact;
 use crate::Status;
 use crate::app::App;
 use crate::args::BackendArgs;

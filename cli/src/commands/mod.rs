@@ -12,8 +12,6 @@ pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod plugins;
 pub(crate) mod push;
-pub(crate) mod reference;
 pub(crate) mod runtime;
-pub(crate) mod suite;
 pub(crate) mod transcribe;
 pub(crate) mod verify;

@@ -14,8 +14,11 @@ const MAX_BYTES: u64 = 256 << 20;
 
 /// How an array compares with its reference.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct ArrayReport {
+#[non_exhaustive]
+pub struct ArrayReport {
+    /// Its name, as of `qhx generate --dump`.
     pub name: String,
+    /// Every row is near enough to the reference's.
     pub passed: bool,
     /// Smallest cosine of a row with the reference's.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -29,7 +32,7 @@ pub(crate) struct ArrayReport {
 }
 
 /// Reads arrays, by their names, that lie in a folder.
-pub(crate) fn read(
+pub(super) fn read(
     files: &BTreeMap<String, String>,
     folder: &Path,
 ) -> Result<Vec<(String, Array)>> {
@@ -40,7 +43,7 @@ pub(crate) fn read(
 }
 
 /// Compares what was made with what was expected, row by row.
-pub(crate) fn compare(made: &Made, expected: &[(String, Array)], least: f64) -> Vec<ArrayReport> {
+pub(super) fn compare(made: &Made, expected: &[(String, Array)], least: f64) -> Vec<ArrayReport> {
     expected.iter().map(|(name, expected)| report(made, name, expected, least)).collect()
 }
 
@@ -72,8 +75,8 @@ fn report(made: &Made, name: &str, expected: &Array, least: f64) -> ArrayReport 
 }
 
 impl ArrayReport {
-    /// A few words for a line.
-    pub(crate) fn summary(&self, least: f64) -> String {
+    /// The comparison in a few words; `least` is the smallest cosine that passes.
+    pub fn summary(&self, least: f64) -> String {
         let Self { name, passed, cosine, row, message } = self;
         match (cosine, row, message) {
             (Some(cosine), ..) if *passed => format!("{name}: cosine {cosine:.6}"),

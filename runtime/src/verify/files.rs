@@ -1,0 +1,125 @@
+//! A bundle's files against the lengths and hashes that its manifest lists.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use qhx_core::hash::sha256;
+use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result};
+use serde::Serialize;
+
+/// How a file compares with what the manifest says of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct FileReport {
+    /// Its path in the bundle.
+    pub path: String,
+    /// It is as the manifest says, or left out.
+    pub passed: bool,
+    /// What is wrong with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// It belongs to a set of optional contexts, of which nothing is there.
+    #[serde(skip)]
+    pub left_out: bool,
+}
+
+/// How a bundle's files compare with its manifest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct FilesReport {
+    /// The manifest's file.
+    pub manifest: PathBuf,
+    /// All files passed.
+    pub passed: bool,
+    /// Each file.
+    pub files: Vec<FileReport>,
+}
+
+/// Compares length and SHA-256 of every file that the manifest lists. `on_file` is called with each as it is done.
+///
+/// ```no_run
+/// let bundle = qhx::Bundle::open("qwen35/v81")?;
+/// let cancel = qhx::CancelToken::new();
+/// assert!(qhx::verify::files(bundle.manifest(), &cancel, |_| Ok(()))?.passed);
+/// # Ok::<(), qhx::Error>(())
+/// ```
+///
+/// # Errors
+/// When the manifest lists no files, a file cannot be read, or it is cancelled, and any error of `on_file`.
+pub fn files(
+    manifest: &Manifest,
+    cancel: &CancelToken,
+    mut on_file: impl FnMut(&FileReport) -> Result<()>,
+) -> Result<FilesReport> {
+    if manifest.artifacts.files.is_empty() {
+        return Err(Error::new(
+            ErrorKind::Manifest,
+            format!(
+                "{}: /artifacts/files: missing, so no file can be checked",
+                manifest.path.display()
+            ),
+        )
+        .hint("bundles made by `qhx forge` list their files; give a suite to check the answers"));
+    }
+    let mut files = Vec::new();
+    let optional = left_out(manifest);
+    for path in manifest.artifacts.files.keys() {
+        let left_out = optional.contains(path);
+        let message = if left_out { None } else { check_file(manifest, path, cancel)? };
+        let report =
+            FileReport { path: path.clone(), passed: message.is_none(), message, left_out };
+        on_file(&report)?;
+        files.push(report);
+    }
+    let passed = files.iter().all(|file| file.passed);
+    Ok(FilesReport { manifest: manifest.path.clone(), passed, files })
+}
+
+/// True when every file that the manifest lists is as it says.
+///
+/// # Errors
+/// When a file cannot be read, and when it is cancelled.
+pub fn is_intact(manifest: &Manifest, cancel: &CancelToken) -> Result<bool> {
+    let left_out = left_out(manifest);
+    for path in manifest.artifacts.files.keys().filter(|path| !left_out.contains(*path)) {
+        if check_file(manifest, path, cancel)?.is_some() {
+            return Ok(false);
+        }
+    }
+    Ok(!manifest.artifacts.files.is_empty())
+}
+
+/// Files of optional sets of contexts of which nothing is there in that form, binaries or ONNX.
+fn left_out(manifest: &Manifest) -> BTreeSet<String> {
+    let mut sets: BTreeMap<(&str, bool), Vec<String>> = BTreeMap::new();
+    for entry in &manifest.artifacts.contexts {
+        let Some(set) = &entry.optional else { continue };
+        sets.entry((set, true)).or_default().extend(entry.bin.clone());
+        let onnx = entry.onnx.iter().flat_map(|(_, path)| [path.clone(), format!("{path}_data")]);
+        sets.entry((set, false)).or_default().extend(onnx);
+    }
+    let root = manifest.open_artifacts().root().to_owned();
+    sets.retain(|_, files| files.iter().all(|file| !root.join(file).exists()));
+    sets.into_values().flatten().collect()
+}
+
+/// What is wrong with a file that the manifest lists.
+fn check_file(manifest: &Manifest, path: &str, cancel: &CancelToken) -> Result<Option<String>> {
+    let Some(expected) = manifest.artifacts.files.get(path) else { return Ok(None) };
+    let artifacts = manifest.open_artifacts();
+    let pointer = format!("/artifacts/files/{path}");
+    let resolved = match artifacts.resolve(&pointer, path) {
+        Ok(resolved) => resolved,
+        Err(e) if e.kind() == ErrorKind::Artifact => return Ok(Some("missing".to_owned())),
+        Err(e) => return Err(e),
+    };
+    let fail = |e: std::io::Error| Error::io(ErrorKind::Artifact, &resolved, e);
+    let file = artifacts.open_file(&pointer, path)?;
+    let found = file.metadata().map_err(fail)?.len();
+    if let Some(bytes) = expected.bytes.filter(|bytes| *bytes != found) {
+        return Ok(Some(format!("{found} bytes, expected {bytes}")));
+    }
+    let Some(expected) = &expected.sha256 else { return Ok(None) };
+    let found = sha256(ErrorKind::Artifact, &resolved, file, |_| cancel.check())?;
+    Ok((found != *expected).then(|| format!("sha256 {found}, expected {expected}")))
+}
