@@ -14,7 +14,6 @@ mod fixture;
 #[doc(hidden)]
 pub mod fuzzing;
 mod media;
-mod npu_files;
 mod program;
 mod progress;
 mod prompt;

@@ -14,9 +14,9 @@ use super::plugins;
 use crate::Status;
 use crate::app::App;
 use crate::args::{LibraryArgs, MemoryArgs};
-use crate::npu_files::{ANDROID, NpuFile};
 use crate::output::Report;
 use crate::vars::{self, Variable};
+use qhx::npu_files::{ANDROID, NpuFile};
 
 /// Check this machine: libraries, plugins, folders
 ///

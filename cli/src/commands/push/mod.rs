@@ -14,7 +14,7 @@ use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result};
 use self::adb::{Device, Item, quoted};
 use crate::Status;
 use crate::app::App;
-use crate::npu_files::{ANDROID, NpuFile};
+use qhx::npu_files::{ANDROID, NpuFile};
 
 /// Where cargo puts the program for phones.
 const PROGRAM: &str = "target/aarch64-linux-android/release/qhx_generate";

@@ -4,11 +4,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// The folder of libraries for Android in the SDK.
-pub(crate) const ANDROID: &str = "lib/aarch64-android";
+pub const ANDROID: &str = "lib/aarch64-android";
 
 /// A file that a device needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct NpuFile {
+pub struct NpuFile {
     /// Its name up to the architecture, or the whole name.
     start: String,
     /// Its name after the architecture, where that is not known.
@@ -20,7 +20,7 @@ pub(crate) struct NpuFile {
 impl NpuFile {
     /// All of them, for a platform (its folder in the SDK) and for an architecture: 81 for v81. Where that is not known
     /// any will do.
-    pub(crate) fn all(platform: &str, arch: Option<u32>) -> Vec<Self> {
+    pub fn all(platform: &str, arch: Option<u32>) -> Vec<Self> {
         let named =
             |name: &str| Self { start: name.to_owned(), end: "", folder: platform.to_owned() };
         let skels = arch.map_or_else(|| "v*".to_owned(), |arch| format!("v{arch}"));
@@ -37,7 +37,7 @@ impl NpuFile {
     }
 
     /// True for the name of such a file.
-    pub(crate) fn is(&self, name: &str) -> bool {
+    pub fn is(&self, name: &str) -> bool {
         match name.strip_prefix(&*self.start) {
             Some(rest) if self.end.is_empty() => rest.is_empty(),
             Some(rest) => {
@@ -49,7 +49,7 @@ impl NpuFile {
     }
 
     /// Finds it in a folder, or in its own folder of an SDK.
-    pub(crate) fn find(&self, root: &Path) -> Option<PathBuf> {
+    pub fn find(&self, root: &Path) -> Option<PathBuf> {
         let in_folder = |folder: &Path| {
             let entries = std::fs::read_dir(folder).ok()?;
             let mut paths: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
