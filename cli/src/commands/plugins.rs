@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
+use qhx::plugins::DescribedOp;
 use qhx_core::Result;
-use qhx_core::op::{OpProvider as _, OpSource};
+use qhx_core::op::OpSource;
+use qhx_plugins::Listed;
 use qhx_plugins::store::{Health, Store};
-use qhx_plugins::{Listed, PluginOptions, Plugins, interface_version, survey};
-use serde::Serialize;
 
 use crate::Status;
 use crate::app::App;
@@ -75,25 +75,6 @@ impl PluginsArgs {
     }
 }
 
-#[derive(Debug, Serialize)]
-struct ListReport {
-    interface: &'static str,
-    /// Host-ops that can be used, as far as is known without loading.
-    ops: Vec<OpRow>,
-    files: Vec<Listed>,
-}
-
-#[derive(Debug, Serialize)]
-struct OpRow {
-    name: String,
-    from: String,
-}
-
-/// Every plugin file, as `qhx plugins list` and `qhx doctor` show it.
-pub(crate) fn files(options: &PluginOptions) -> Result<Vec<Listed>> {
-    survey(options)
-}
-
 /// Adds a file to a list.
 fn show(row: &Listed, list: &mut Report) {
     let mut line = format!("{}: {}", row.status.name(), row.path.display());
@@ -133,22 +114,7 @@ fn store(app: &App) -> Result<Store> {
 }
 
 fn list(json: bool, app: &mut App) -> Result<Status> {
-    let options = app.plugin_options();
-    let builtin =
-        Plugins::discover(&PluginOptions { no_plugins: true, ..PluginOptions::default() })?;
-    let mut ops: Vec<_> = builtin
-        .list()
-        .into_iter()
-        .map(|entry| OpRow { name: entry.description.name, from: "builtin".to_owned() })
-        .collect();
-    let files = files(&options)?;
-    for row in files.iter().filter(|row| row.status.is_usable()) {
-        let own = row.ops.iter().filter(|op| !row.shadowed.contains(op));
-        ops.retain(|op| !row.ops.contains(&op.name) || row.shadowed.contains(&op.name));
-        ops.extend(own.map(|op| OpRow { name: op.clone(), from: row.path.display().to_string() }));
-    }
-    ops.sort_by(|a, b| a.name.cmp(&b.name));
-    let report = ListReport { interface: interface_version(), ops, files };
+    let report = qhx::plugins::list(&app.plugin_options())?;
     if json {
         app.output.json_pretty(&report)?;
         return Ok(Status::Done);
@@ -171,7 +137,8 @@ fn install(file: &Path, json: bool, app: &mut App) -> Result<Status> {
     let prober = app.plugin_options().prober;
     let installed = store(app)?.install(file, prober.as_ref())?;
     for op in &installed.plugin.ops {
-        if let Some(note) = rivals(&op.name, &installed.path, app)? {
+        if let Some(note) = qhx::plugins::rivals(&op.name, &installed.path, &app.plugin_options())?
+        {
             say!("note: {note}");
         }
     }
@@ -191,69 +158,13 @@ fn install(file: &Path, json: bool, app: &mut App) -> Result<Status> {
     Ok(Status::Done)
 }
 
-/// Where else a host-op of a plugin that was just installed comes from, and which of them is used.
-fn rivals(op: &str, installed: &Path, app: &App) -> Result<Option<String>> {
-    let mut options = app.plugin_options();
-    // Those of this call alone decide nothing for later ones.
-    options.files.clear();
-    options.dirs.clear();
-    let with: Vec<_> =
-        files(&options)?.into_iter().filter(|row| row.ops.iter().any(|o| o == op)).collect();
-    let used = with.iter().find(|row| !row.shadowed.iter().any(|o| o == op)).map(|row| &row.path);
-    let used = match used {
-        Some(path) if path == installed => {
-            let others = with.iter().filter(|row| row.path != installed && row.status.is_usable());
-            let others: Vec<_> = others.map(|row| row.path.display().to_string()).collect();
-            let note = format!(
-                "host-op {op} comes from this plugin now, and no longer from {}; qhx plugins list \
-                 shows the order",
-                others.join(", ")
-            );
-            return Ok((!others.is_empty()).then_some(note));
-        }
-        Some(path) => path.display().to_string(),
-        None => "the program, in which it is linked".to_owned(),
-    };
-    Ok(Some(format!(
-        "host-op {op} still comes from {used}, which is searched before this plugin; qhx plugins \
-         list shows the order"
-    )))
-}
-
-#[derive(Debug, Serialize)]
-struct InfoReport {
-    #[serde(flatten)]
-    op: qhx_core::op::OpDescription,
-    source: OpSource,
-}
-
 fn info(name: &str, json: bool, app: &mut App) -> Result<Status> {
-    let plugins = app.plugins()?;
-    let by_file = |entry: &qhx_core::op::OpEntry| match &entry.source {
-        OpSource::Plugin(path) => path.file_name().is_some_and(|file| file == name),
-        OpSource::Builtin => false,
-    };
-    let mut names: Vec<_> = plugins
-        .list()
-        .iter()
-        .filter(|entry| by_file(entry))
-        .map(|entry| entry.description.name.clone())
-        .collect();
-    if names.is_empty() {
-        names.push(name.to_owned());
-    }
-    let ops = names
-        .iter()
-        .map(|name| {
-            let entry = plugins.find(name)?;
-            Ok(InfoReport { op: entry.description, source: entry.source })
-        })
-        .collect::<Result<Vec<_>>>()?;
+    let ops = qhx::plugins::describe(&app.plugins()?, name)?;
     if json {
         app.output.json_pretty(&ops)?;
         return Ok(Status::Done);
     }
-    for InfoReport { op, source } in &ops {
+    for DescribedOp { op, source, .. } in &ops {
         app.output.line(&format!("{} {}", op.name, op.version))?;
         app.output.line(&format!("    {}", op.summary))?;
         let from = match source {

@@ -1,0 +1,229 @@
+//! What works on this machine, and why the rest does not.
+
+use std::path::Path;
+
+use qhx_core::Error;
+use qhx_core::op::OpProvider as _;
+use qhx_core::qnn::{Device, LogLevel, QnnBackend, QnnOptions};
+use qhx_plugins::{PluginOptions, Plugins, survey};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::npu_files::{ANDROID, NpuFile};
+use crate::runtime::Runtime;
+use crate::settings::Settings;
+use crate::{cache, libraries, vars};
+
+/// How a part of the machine is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Health {
+    /// It works.
+    Ok,
+    /// It is not there, and not needed for the rest.
+    Missing,
+    /// It is there, and does not work.
+    Broken,
+}
+
+/// A part of the machine that was looked at.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Check {
+    /// What was looked at.
+    pub name: &'static str,
+    /// How it is.
+    pub health: Health,
+    /// What was found.
+    pub found: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+    /// More about it, by name: texts, numbers, lists of texts.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub details: Map<String, Value>,
+}
+
+impl Check {
+    fn new(name: &'static str, health: Health, found: impl Into<String>) -> Self {
+        Self { name, health, found: found.into(), hint: None, details: Map::new() }
+    }
+
+    fn failed(name: &'static str, error: &Error) -> Self {
+        Self {
+            hint: error.hint_text().map(str::to_owned),
+            ..Self::new(name, Health::Broken, error.message())
+        }
+    }
+
+    fn detail(mut self, key: &str, value: impl Into<Value>) -> Self {
+        self.details.insert(key.to_owned(), value.into());
+        self
+    }
+}
+
+/// What works on a machine.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Diagnosis {
+    /// Version of this crate.
+    pub version: &'static str,
+    /// Nothing is broken.
+    pub healthy: bool,
+    /// What was looked at.
+    pub checks: Vec<Check>,
+    /// Variables of [`vars::ALL`] that are set and not empty.
+    pub environment: Map<String, Value>,
+}
+
+impl Runtime {
+    /// Looks at what this runtime would use: libraries, device, plugins, folders. Opens libraries, and loads plugins.
+    ///
+    /// ```no_run
+    /// for check in qhx::Runtime::default().diagnose().checks {
+    ///     println!("{}: {:?}, {}", check.name, check.health, check.found);
+    /// }
+    /// ```
+    pub fn diagnose(&self) -> Diagnosis {
+        let settings = self.settings();
+        let mut checks = vec![platform(), cpu(), qnn(settings)];
+        checks.extend(host_ops(&settings.plugins));
+        checks.push(cache_folder());
+        let set = |variable: &vars::Variable| {
+            let value = vars::get(variable.name)?.to_string_lossy().into();
+            Some((variable.name.to_owned(), value))
+        };
+        Diagnosis {
+            version: env!("CARGO_PKG_VERSION"),
+            healthy: checks.iter().all(|check| check.health != Health::Broken),
+            checks,
+            environment: vars::ALL.iter().filter_map(set).collect(),
+        }
+    }
+}
+
+fn platform() -> Check {
+    let found = format!("{} {}", std::env::consts::OS, std::env::consts::ARCH);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let builtin = cfg!(feature = "builtin-ops");
+    Check::new("platform", Health::Ok, found).detail("cores", cores).detail("builtin_ops", builtin)
+}
+
+fn cpu() -> Check {
+    match crate::backends::cpu(None) {
+        Ok(backend) => Check::new("cpu backend", Health::Ok, backend.info().version),
+        Err(e) => Check::failed("cpu backend", &e),
+    }
+}
+
+fn qnn(settings: &Settings) -> Check {
+    const NAME: &str = "qnn backend";
+    let libraries = match settings.libraries.find() {
+        Ok(Some(libraries)) => libraries,
+        Ok(None) => {
+            let mut check =
+                Check::new(NAME, Health::Missing, "no libraries are given or installed");
+            if cfg!(target_os = "android") {
+                let files = NpuFile::all(ANDROID, None);
+                let missing =
+                    files.iter().map(|file| Value::from(file.to_string())).collect::<Vec<_>>();
+                check = check.detail("missing", missing);
+            }
+            return Check { hint: Some(libraries::how_to_get().to_owned()), ..check };
+        }
+        Err(e) => return Check::failed(NAME, &e),
+    };
+    let library = match libraries.open() {
+        Ok(library) => library,
+        Err(e) => return Check::failed(NAME, &e),
+    };
+    let details = |check: Check| {
+        check
+            .detail("htp", libraries.htp.display().to_string())
+            .detail("system", libraries.system.display().to_string())
+            .detail("build", library.build_id())
+            .detail("core_api", library.core_version().to_string())
+            .detail("htp_api", library.backend_version().to_string())
+            .detail("system_api", library.system().version().to_string())
+    };
+    // The log of this level says what the chip is called, also where opening fails.
+    let options = QnnOptions {
+        log: LogLevel::Verbose,
+        memory: settings.device.memory,
+        cdsprpc: settings.device.cdsprpc.clone(),
+        ..QnnOptions::default()
+    };
+    let backend = QnnBackend::with_library(&library, options);
+    let chip = Device::soc_name();
+    let backend = match backend {
+        Ok(backend) => backend,
+        Err(e) => return details(Check::failed(NAME, &e)).detail("chip", chip),
+    };
+    let qairt = library.core_version().qairt().unwrap_or("of unknown release");
+    let check = Check::new(NAME, Health::Ok, format!("QAIRT {qairt}, {}", libraries.source));
+    let check = details(check).detail("memory", backend.memory());
+    let platform = backend.platform();
+    if platform.emulated {
+        return check.detail("device", "emulator of every architecture");
+    }
+    let arch = platform.arch.map_or_else(|| "unknown".to_owned(), |arch| format!("v{arch}"));
+    check.detail("device", arch).detail("soc", platform.soc).detail("chip", chip)
+}
+
+fn host_ops(plugins: &PluginOptions) -> Vec<Check> {
+    const NAME: &str = "host-ops";
+    let found = match Plugins::discover(plugins) {
+        Ok(found) => found,
+        Err(e) => return vec![Check::failed(NAME, &e)],
+    };
+    let names: Vec<_> = found.list().into_iter().map(|entry| entry.description.name).collect();
+    let mut checks = vec![if names.is_empty() {
+        Check {
+            hint: Some(format!(
+                "put plugins beside the program or into a folder of {}, or build with the feature \
+                 builtin-ops",
+                vars::PLUGIN_PATH
+            )),
+            ..Check::new(NAME, Health::Broken, "none is installed")
+        }
+    } else {
+        Check::new(NAME, Health::Ok, names.join(", "))
+    }];
+    let files = match survey(plugins) {
+        Ok(files) => files,
+        Err(e) => return vec![Check::failed(NAME, &e)],
+    };
+    for file in files {
+        let path = file.path.display().to_string();
+        let check = match file.reason {
+            Some(reason) => Check::new("plugin", Health::Broken, format!("{path}: {reason}")),
+            None => Check::new("plugin", Health::Ok, path),
+        };
+        let check = check.detail("status", file.status.name());
+        checks.push(match file.interface {
+            Some(interface) => {
+                check.detail("interface", interface).detail("ops", file.ops.join(", "))
+            }
+            None => check,
+        });
+    }
+    checks
+}
+
+fn cache_folder() -> Check {
+    const NAME: &str = "cache folder";
+    let dir = match cache::dir() {
+        Ok(dir) => dir,
+        Err(e) => return Check::failed(NAME, &e),
+    };
+    // The nearest folder that exists is the one in which the others would be made.
+    let existing = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
+    match tempfile::tempfile_in(existing) {
+        Ok(_) => Check::new(NAME, Health::Ok, dir.display().to_string()),
+        Err(e) => Check {
+            hint: Some(format!("set {} to a folder that qhx may write to", vars::CACHE_DIR)),
+            ..Check::new(NAME, Health::Broken, format!("{}: {e}", dir.display()))
+        },
+    }
+}
