@@ -24,6 +24,7 @@
 //! message and a likely fix ([`Error`]). A model may be moved to another thread.
 
 pub mod backends;
+pub mod bench;
 #[cfg(feature = "builtin-ops")]
 mod builtin;
 mod bundle;

@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use qhx_core::qnn::{Library, SystemLibrary};
+use qhx_core::qnn::{Library, Platform, SystemLibrary};
 use qhx_core::rights::runs_with_extra_rights;
 use qhx_core::{Error, ErrorKind, Result};
+use serde::Serialize;
 
 use crate::cache;
 use crate::machines::Machine;
@@ -56,6 +57,52 @@ impl Libraries {
     pub fn open(&self) -> Result<Library> {
         Library::open(&self.htp, Some(&self.system))
     }
+
+    /// Opens both, and asks them for their versions and builds.
+    ///
+    /// # Errors
+    /// As [`Libraries::open`].
+    pub fn info(&self) -> Result<LibraryInfo> {
+        let library = self.open()?;
+        Ok(LibraryInfo {
+            htp: self.htp.clone(),
+            system: self.system.clone(),
+            source: self.source,
+            provider: library.provider().to_owned(),
+            build_id: library.build_id().to_owned(),
+            qairt: library.core_version().qairt(),
+            core_api: library.core_version().to_string(),
+            htp_api: library.backend_version().to_string(),
+            system_api: library.system().version().to_string(),
+            emulated: Platform::is_emulated(),
+        })
+    }
+}
+
+/// What the QNN libraries say of themselves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct LibraryInfo {
+    /// libQnnHtp.
+    pub htp: PathBuf,
+    /// libQnnSystem.
+    pub system: PathBuf,
+    /// Where they come from, for people.
+    pub source: &'static str,
+    /// Name of the interface's provider.
+    pub provider: String,
+    /// Their build.
+    pub build_id: String,
+    /// Release of QAIRT, where it is known.
+    pub qairt: Option<&'static str>,
+    /// Version of the QNN interface.
+    pub core_api: String,
+    /// Version of libQnnHtp's own interface.
+    pub htp_api: String,
+    /// Version of libQnnSystem's interface.
+    pub system_api: String,
+    /// They emulate the NPU.
+    pub emulated: bool,
 }
 
 /// The QNN libraries that a caller names, if any.

@@ -9,7 +9,6 @@ use qhx::install::{self, InstallOptions, InstallStep, InstalledVersion, PACKAGE}
 use qhx::libraries::{HTP_FILE, SYSTEM_FILE, folder, how_to_get, installed};
 use qhx::machines::{Machine, VERSION};
 use qhx_core::{Error, ErrorKind, Result};
-use serde_json::json;
 
 use crate::Status;
 use crate::app::App;
@@ -114,24 +113,13 @@ fn not_installed() -> Error {
 }
 
 fn info(json: bool, libraries: &LibraryArgs, app: &mut App) -> Result<Status> {
-    let found = libraries.files().require("qhx runtime info")?;
-    let library = found.open()?;
-    let report = json!({
-        "htp": found.htp,
-        "system": found.system,
-        "source": found.source,
-        "provider": library.provider(),
-        "build_id": library.build_id(),
-        "qairt": library.core_version().qairt(),
-        "core_api": library.core_version().to_string(),
-        "htp_api": library.backend_version().to_string(),
-        "system_api": library.system().version().to_string(),
-        "emulated": qhx_core::qnn::Platform::is_emulated(),
-    });
+    let report = libraries.files().require("qhx runtime info")?.info()?;
     if json {
         app.output.json_pretty(&report)?;
         return Ok(Status::Done);
     }
+    let report = serde_json::to_value(&report)
+        .map_err(|e| Error::caused(ErrorKind::Internal, "the report as JSON", e))?;
     for (key, value) in report.as_object().into_iter().flatten() {
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         app.output.line(&format!("{key:11} {text}"))?;

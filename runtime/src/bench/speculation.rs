@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 
 use qhx_core::engine::{DraftCounts, FinishReason, Generation, Model, Prompt, Request, Speculate};
+use qhx_core::op::Task;
 use qhx_core::sampling::SamplingParams;
 use qhx_core::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
@@ -36,24 +37,34 @@ pub(super) struct Answer {
     /// Steps of speculative decoding, and the draft tokens verified in them.
     steps: usize,
     drafts: DraftCounts,
-    /// An answer of speculative decoding was another one.
-    differed: bool,
+    /// The first token at which an answer of speculative decoding was another one.
+    differs_at: Option<usize>,
 }
 
 /// What speculative decoding gave, beside the same answer by plain decoding.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Speculated {
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Speculated {
     /// Rate of the same answer token by token.
-    plain_tokens_per_second: Spread,
+    pub plain_tokens_per_second: Spread,
     /// How many times as fast it is: the median of the turns.
-    times_plain: f64,
+    pub times_plain: f64,
     /// The worst turn.
-    least_times_plain: f64,
-    tokens_per_step: f64,
-    guessed: usize,
-    accepted: usize,
+    pub least_times_plain: f64,
+    /// Tokens of the answer that a step of the model gave.
+    pub tokens_per_step: f64,
+    /// Draft tokens that were verified.
+    #[serde(rename = "guessed")]
+    pub drafted: usize,
+    /// Those of them that were accepted.
+    pub accepted: usize,
     /// Share of the draft tokens that were accepted; none where there were none.
-    right: Option<f64>,
+    #[serde(rename = "right")]
+    pub acceptance: Option<f64>,
+    /// The first token at which an answer with draft tokens was another one: graphs of several rows round otherwise
+    /// than those of one, and two tokens were almost as likely.
+    #[serde(skip)]
+    pub differs_at: Option<usize>,
 }
 
 /// The answers of `tokens` tokens for a model that takes `most` positions; `varied` are tokens that it knows.
@@ -63,6 +74,10 @@ pub(super) fn answers(
     (tokens, most): (usize, usize),
     varied: &[u32],
 ) -> Result<Vec<Answer>> {
+    if !model.op().description.tasks.contains(&Task::Generate) {
+        let what = "option --speculate: the bundle does not generate";
+        return Err(Error::new(ErrorKind::Usage, what));
+    }
     if let Some(why) = &model.info().verification.refusal {
         return Err(Error::new(
             ErrorKind::Usage,
@@ -90,7 +105,7 @@ pub(super) fn answers(
             seconds: [Vec::new(), Vec::new()],
             steps: 0,
             drafts: DraftCounts::default(),
-            differed: false,
+            differs_at: None,
         }
     };
     Ok([Text::Repeats, Text::Varies].map(answer).into())
@@ -125,13 +140,9 @@ impl Answer {
             answers[way] = found.tokens;
         }
         let [plain, drafted] = &answers;
-        if plain != drafted && !std::mem::replace(&mut self.differed, true) {
+        if plain != drafted {
             let same = plain.iter().zip(drafted).take_while(|(a, b)| a == b).count();
-            say!(
-                "{}: with draft tokens token {same} is another one; graphs of several rows round otherwise than those of one, \
-                 and two tokens were almost as likely",
-                self.name()
-            );
+            self.differs_at.get_or_insert(same);
         }
         Ok(())
     }
@@ -166,14 +177,15 @@ impl Answer {
             tokens: self.tokens,
             ms: Spread::of(drafted.iter().map(|s| s * 1e3)),
             tokens_per_second: Spread::of(drafted.iter().map(rate)),
-            guesses: Some(Speculated {
+            speculated: Some(Speculated {
                 plain_tokens_per_second: Spread::of(plain.iter().map(rate)),
                 times_plain: median(&times),
                 least_times_plain: times.first().copied().unwrap_or_default(),
                 tokens_per_step: (self.steps + accepted) as f64 / self.steps.max(1) as f64,
-                guessed: asked,
+                drafted: asked,
                 accepted,
-                right: (asked > 0).then(|| accepted as f64 / asked as f64),
+                acceptance: (asked > 0).then(|| accepted as f64 / asked as f64),
+                differs_at: self.differs_at,
             }),
             ratio: None,
         }
@@ -184,16 +196,4 @@ impl Answer {
 fn median(sorted: &[f64]) -> f64 {
     let at = |index: usize| sorted.get(index).copied().unwrap_or_default();
     (at(sorted.len() / 2) + at(sorted.len().saturating_sub(1) / 2)) / 2.0
-}
-
-impl Speculated {
-    /// For a line of text.
-    pub fn line(&self) -> String {
-        let Self { plain_tokens_per_second: plain, times_plain, least_times_plain, .. } = self;
-        format!(
-            "{times_plain:.2} times plain decoding ({:.2} ± {:.2} tokens/s; {least_times_plain:.2} in the worst turn), \
-             {:.2} tokens a step, {} of {} draft tokens accepted",
-            plain.mean, plain.sd, self.tokens_per_step, self.accepted, self.guessed
-        )
-    }
 }
