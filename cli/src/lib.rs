@@ -11,8 +11,6 @@ mod app;
 mod args;
 mod commands;
 mod fixture;
-#[doc(hidden)]
-pub mod fuzzing;
 mod media;
 mod program;
 mod progress;

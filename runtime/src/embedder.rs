@@ -101,6 +101,11 @@ impl Prefixed {
         }
     }
 
+    /// Whether texts that are too long are truncated.
+    pub fn truncates(&self) -> bool {
+        self.truncate
+    }
+
     /// The tokens of a text behind its prefix, at most as many as the encoder takes.
     ///
     /// # Errors
@@ -220,4 +225,15 @@ impl Embedder {
     ) -> Result<()> {
         self.model.embed_each(tokens, done)
     }
+}
+
+/// Euclidean norm.
+pub fn norm(vector: &[f32]) -> f64 {
+    vector.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>().sqrt()
+}
+
+/// Cosine of the angle between two vectors of one length.
+pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot: f64 = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+    dot / (norm(a) * norm(b)).max(f64::MIN_POSITIVE)
 }

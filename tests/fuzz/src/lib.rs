@@ -11,6 +11,8 @@ mod shape;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use qhx::corpus::{RowOptions, Rows};
+use qhx::verify::Suite;
 use qhx_core::backend::{Backend as _, ContextSource};
 use qhx_core::manifest::Manifest;
 use qhx_core::npy::Array;
@@ -152,12 +154,14 @@ pub fn suite(data: &[u8]) -> Result<()> {
         assert_eq!(array.shape.iter().product::<usize>(), array.values.len());
         return Ok(());
     }
-    qhx_cli::fuzzing::suite(&write("suite.json", data)?)
+    Suite::load(&write("suite.json", data)?).map(drop)
 }
 
 /// Texts to embed, as JSON lines.
 pub fn rows(data: &[u8]) -> Result<()> {
-    qhx_cli::fuzzing::rows(&write("rows.jsonl", data)?)
+    let mut rows = Rows::open(&write("rows.jsonl", data)?, RowOptions::default())?;
+    while rows.next()?.is_some() {}
+    Ok(())
 }
 
 /// An image of any format.

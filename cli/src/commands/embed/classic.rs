@@ -6,12 +6,11 @@ use clap::Parser;
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::json;
 
-use super::sink::{cosine, norm};
 use crate::Status;
 use crate::app::App;
 use crate::args::{BackendArgs, DeviceArgs, GlobalArgs, variables};
 use crate::{session, time, vars};
-use qhx::{EmbedOptions, Embedder, Role};
+use qhx::{EmbedOptions, Embedder, Role, cosine, norm};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -1,34 +1,27 @@
 //! `qhx embed`: one vector for each text.
 
 mod args;
-mod batches;
 pub(crate) mod classic;
-mod fingerprint;
-#[cfg(feature = "parquet")]
-mod parquet;
-mod record;
-mod row;
-mod rows;
-mod sink;
 
 pub(crate) use args::EmbedArgs;
-pub(crate) use rows::Rows;
 
 use std::io::IsTerminal as _;
+use std::path::Path;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use qhx::{EmbedOptions, Embedder};
-use qhx_core::{Error, ErrorKind, Result};
+use qhx::corpus::{Claimed, Fingerprint, RowOptions, Rows, Vector, VectorFile, embed};
+use qhx::{EmbedOptions, Embedder, norm};
+use qhx_core::{ErrorKind, Result};
 
 use crate::Status;
 use crate::app::App;
 use crate::session::{self, Opening};
 use crate::time;
 use crate::trace::Tracing;
-use batches::{Batch, Batches};
-use fingerprint::Fingerprint;
-use sink::{Claim, Sink};
+
+/// Values of a vector that people are shown.
+const SHOWN: usize = 4;
 
 const BAR: &str = "embed [{bar:30}] {pos}/{len} texts {per_sec} {eta}";
 
@@ -40,92 +33,56 @@ pub(crate) fn run(args: &EmbedArgs, app: &mut App) -> Result<Status> {
 fn run_traced(args: &EmbedArgs, app: &mut App, tracing: Option<&Tracing>) -> Result<Status> {
     args.check()?;
     // The output is touched when everything else is open, and claimed before a model is loaded for it.
-    let mut rows = Rows::open(args)?;
-    let claim = Claim::new(args, &rows)?;
+    let options = RowOptions::default().role(args.role).shard(args.shard);
+    let mut rows = match &args.input {
+        None => Rows::of_texts(args.texts.iter(), options),
+        Some(path) if path == Path::new("-") => Rows::stdin(options),
+        Some(path) => Rows::open(path, options)?,
+    };
+    let claim = args.output.as_deref().map(|output| Claimed::new(output, args.existing(), &rows));
+    let claim = claim.transpose()?;
     let opening = Opening { tracing, ..Opening::default() };
     let model = session::open_checked(app, &args.bundle, &args.backend, opening, |_| Ok(()))?;
-    let mut options = EmbedOptions::default();
-    options.query_prefix = args.prefix_query.clone();
-    options.document_prefix = args.prefix_doc.clone();
-    options.truncate = args.truncate;
-    let mut encoder = Embedder::with_options(model, options)?;
-    let mut sink = claim.open(
-        Fingerprint::new(&encoder, args),
-        encoder.model().info().embedding_dim,
-        &mut rows,
-    )?;
-    let skipped = sink.resumed();
+    let mut prefixes = EmbedOptions::default();
+    prefixes.query_prefix = args.prefix_query.clone();
+    prefixes.document_prefix = args.prefix_doc.clone();
+    prefixes.truncate = args.truncate;
+    let mut encoder = Embedder::with_options(model, prefixes)?;
+    let settings = Fingerprint::new(&encoder, options, !args.no_pack);
+    let file = claim.map(|claim| claim.open(settings, encoder.dimensions(), &mut rows));
+    let mut file = file.transpose()?;
+    let skipped = file.as_ref().map_or(0, VectorFile::resumed);
     if skipped > 0 {
         say!("resume: {skipped} texts are in the output already");
     }
     let bar = bar(rows.total(), skipped);
     let working = app.interrupts.working();
-    let tokens = if args.no_pack { 0 } else { encoder.model().batch_tokens() };
-    let result = Batches::start(rows, encoder.texts().clone(), tokens)
-        .and_then(|batches| embed_all(&batches, &mut encoder, &mut sink, &bar, app));
+    let (cancel, output) = (app.interrupts.token(), &mut app.output);
+    let result = embed(&mut encoder, rows, !args.no_pack, cancel, |row, vector| {
+        match &mut file {
+            Some(file) => file.write(row, vector)?,
+            None if args.json => output.json(&Vector::of(row, vector))?,
+            None => output.line(&people(row.index, vector))?,
+        }
+        bar.inc(1);
+        Ok(())
+    });
     drop(working);
     // What is done stays, whatever ended the run.
-    let finished = sink.finish(matches!(result, Ok(Status::Done)));
-    let status = result?;
+    let finished = file.map(|file| file.finish(result.is_ok())).transpose();
+    if let Ok(Some(Some(lines))) = &finished {
+        say!("what is done lies in {}; --resume goes on with it", lines.display());
+    }
+    let status = match result {
+        Ok(()) => Status::Done,
+        Err(e) if e.kind() == ErrorKind::Cancelled => Status::Cancelled,
+        Err(e) => return Err(e),
+    };
     finished?;
     let texts = bar.position() - skipped;
     bar.finish_and_clear();
     say!("{}", summary(&encoder, texts));
     Ok(status)
-}
-
-/// Embeds the texts until there are no more.
-fn embed_all(
-    batches: &Batches,
-    encoder: &mut Embedder,
-    sink: &mut Sink,
-    bar: &ProgressBar,
-    app: &mut App,
-) -> Result<Status> {
-    let embedded = loop {
-        match batches.next(app.interrupts.token()) {
-            Ok(None) => return Ok(Status::Done),
-            Ok(Some(batch)) => {
-                if let Err(e) = embed_batch(&batch, encoder, sink, bar, app) {
-                    break e;
-                }
-            }
-            Err(e) => break e,
-        }
-    };
-    match embedded.kind() {
-        ErrorKind::Cancelled => Ok(Status::Cancelled),
-        _ => Err(embedded),
-    }
-}
-
-/// Embeds the texts of a batch. An error of the model names the text.
-fn embed_batch(
-    batch: &Batch,
-    encoder: &mut Embedder,
-    sink: &mut Sink,
-    bar: &ProgressBar,
-    app: &mut App,
-) -> Result<()> {
-    let (mut written, mut unwritten) = (0, None);
-    let embedded = encoder.embed_each(&batch.tokens, |index, vector| {
-        let row = &batch.rows[index];
-        if let Err(e) = sink.write(&mut app.output, row, vector) {
-            unwritten = Some(e);
-            return Err(Error::new(ErrorKind::Io, "a vector was not written"));
-        }
-        written = index + 1;
-        bar.inc(1);
-        Ok(())
-    });
-    match (unwritten, embedded) {
-        (Some(e), _) => Err(e),
-        (None, Ok(())) => Ok(()),
-        (None, Err(e)) => match batch.rows.get(written) {
-            Some(row) => Err(e.context(format_args!("text {}", row.index))),
-            None => Err(e),
-        },
-    }
 }
 
 fn bar(total: Option<u64>, done: u64) -> ProgressBar {
@@ -156,4 +113,28 @@ fn summary(encoder: &Embedder, texts: u64) -> String {
         if parts.is_empty() { "" } else { ": " },
         parts
     )
+}
+
+/// A line for people.
+fn people(index: u64, vector: &[f32]) -> String {
+    let first: Vec<_> = vector.iter().take(SHOWN).map(|v| format!("{v:.5}")).collect();
+    let more = if vector.len() > SHOWN { ", …" } else { "" };
+    format!(
+        "{}  dimension {}  norm {:.6}  [{}{more}]",
+        index,
+        vector.len(),
+        norm(vector),
+        first.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn people_see_the_first_values() {
+        let expected = "3  dimension 5  norm 1.000000  [0.60000, 0.80000, 0.00000, 0.00000, …]";
+        assert_eq!(people(3, &[0.6, 0.8, 0.0, 0.0, 0.0]), expected);
+    }
 }

@@ -60,7 +60,7 @@ fn read(
 }
 
 /// The texts of a table, and what they are where a column says so.
-pub(crate) struct Texts {
+pub(super) struct Texts {
     name: String,
     reader: ParquetRecordBatchReader,
     batch: Option<(StringArray, Option<StringArray>)>,
@@ -199,7 +199,7 @@ impl Columns {
 }
 
 /// Makes the table `out` of JSON lines. It appears whole, or not at all.
-pub(crate) fn publish(lines: &Path, out: &Path) -> Result<()> {
+pub(super) fn publish(lines: &Path, out: &Path) -> Result<()> {
     let io = |e: std::io::Error| Error::io(ErrorKind::Io, out, e);
     let file = unfinished(out).map_err(io)?;
     let properties = WriterProperties::builder()
@@ -253,7 +253,7 @@ fn unfinished(target: &Path) -> std::io::Result<NamedTempFile> {
 }
 
 /// Writes the rows of a table as JSON lines, so that a run can go on behind them.
-pub(crate) fn unpack(table: &Path, lines: &Path) -> Result<()> {
+pub(super) fn unpack(table: &Path, lines: &Path) -> Result<()> {
     let io = |e: std::io::Error| Error::io(ErrorKind::Io, lines, e);
     let strange =
         || fail(table, ErrorKind::Usage, "no output of qhx embed").hint("--overwrite replaces it");

@@ -19,7 +19,7 @@ const MAX_BYTES: u64 = 4 << 20;
 
 /// How the rows of a file were made.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Made {
+pub(super) struct Made {
     /// Model and options.
     pub with: Fingerprint,
     /// Number of rows that were written for sure.
@@ -42,7 +42,7 @@ struct Content {
 
 /// The file that a record is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Slot {
+pub(super) enum Slot {
     /// The output.
     Output,
     /// The file whose rows become the output when they are complete.
@@ -51,7 +51,7 @@ pub(crate) enum Slot {
 
 /// The record, locked until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Record {
+pub(super) struct Record {
     path: PathBuf,
     file: File,
     content: Content,

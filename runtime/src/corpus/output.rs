@@ -1,4 +1,4 @@
-//! Where vectors go: standard output, or a file that a later run can continue.
+//! A file of vectors that a later run can continue.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
@@ -11,17 +11,14 @@ use same_file::Handle;
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
-use super::args::{EmbedArgs, is_parquet};
 use super::fingerprint::Fingerprint;
 use super::record::{Made, Record, Slot};
 use super::row::{Row, Vector};
 use super::rows::Rows;
-use crate::output::Output;
+use super::{check_parquet, is_parquet};
 
 /// What is lost at most when the machine stops.
 const FLUSH: Duration = Duration::from_secs(1);
-/// Values of a vector that people are shown.
-const SHOWN: usize = 4;
 
 /// A line of an earlier run.
 #[derive(Debug, Deserialize)]
@@ -31,18 +28,9 @@ struct Written {
     embedding: Vec<f32>,
 }
 
-/// An output that is claimed and not touched yet.
-pub(crate) enum Claim {
-    /// One JSON object a text on standard output.
-    Json,
-    /// A line for people.
-    People,
-    /// A file.
-    File(Box<Claimed>),
-}
-
-/// A file that no other run writes.
-pub(crate) struct Claimed {
+/// A file that no other run writes, and that is not touched yet.
+#[derive(Debug)]
+pub struct Claimed {
     /// The output.
     output: PathBuf,
     /// Where rows are written: the output itself, or a file beside it that becomes the output when it is complete.
@@ -52,14 +40,29 @@ pub(crate) struct Claimed {
     resume: bool,
 }
 
-impl Claim {
-    /// Finds out whether the output may be written, and keeps other runs from it.
-    pub fn new(args: &EmbedArgs, rows: &Rows) -> Result<Self> {
-        let Some(output) = &args.output else {
-            return Ok(if args.json { Self::Json } else { Self::People });
-        };
+/// What is done where an output is there already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Existing {
+    /// It is an error.
+    #[default]
+    Refuse,
+    /// A run goes on where it ends.
+    Resume,
+    /// It is replaced when the run is complete.
+    Replace,
+}
+
+impl Claimed {
+    /// Finds out whether a file may be written, and keeps other runs from it.
+    ///
+    /// # Errors
+    /// When it is there already and is to be refused, when another run writes it, when it is the input, and when this
+    /// crate was built without Parquet, which it is called.
+    pub fn new(output: &Path, existing: Existing, rows: &Rows) -> Result<Self> {
+        check_parquet(output)?;
         // Behind a link: what the link leads to is written, beside it the rest.
-        let output = &output.canonicalize().unwrap_or_else(|_| output.clone());
+        let output = &output.canonicalize().unwrap_or_else(|_| output.to_owned());
         let unfinished = &unfinished(output);
         for file in [output, unfinished] {
             if file.exists() && !file.is_file() {
@@ -71,7 +74,7 @@ impl Claim {
                     "without --output, rows go to standard output; --json prints whole vectors",
                 ));
             }
-            if there(file) && !args.resume && !args.overwrite {
+            if there(file) && existing == Existing::Refuse {
                 return Err(Error::new(
                     ErrorKind::Usage,
                     format!("{}: the output is there already", file.display()),
@@ -90,35 +93,22 @@ impl Claim {
                 .hint("write to another output"));
             }
         }
-        let mut claimed = Claimed {
+        let mut claimed = Self {
             output: output.clone(),
             lines: output.clone(),
             slot: Slot::Output,
             record,
-            resume: args.resume,
+            resume: existing == Existing::Resume,
         };
         claimed.recover(unfinished)?;
         // A table cannot be continued, and what is replaced stays until there is something in its place.
-        if is_parquet(output) || args.overwrite || there(unfinished) {
+        if is_parquet(output) || existing == Existing::Replace || there(unfinished) {
             claimed.lines.clone_from(unfinished);
             claimed.slot = Slot::Unfinished;
         }
-        Ok(Self::File(Box::new(claimed)))
+        Ok(claimed)
     }
 
-    /// Opens the output. A run that resumes checks what is there against its own settings and its input, passes over
-    /// the texts that are done, and cuts off a row that was not finished.
-    pub fn open(self, settings: Fingerprint, dim: usize, rows: &mut Rows) -> Result<Sink> {
-        let target = match self {
-            Self::Json => Target::Json,
-            Self::People => Target::People,
-            Self::File(claimed) => Target::File(Box::new(claimed.open(settings, dim, rows)?)),
-        };
-        Ok(Sink { target })
-    }
-}
-
-impl Claimed {
     /// Writes down what a run did that ended between making its rows the output and saying so.
     fn recover(&mut self, unfinished: &Path) -> Result<()> {
         if self.record.was_publishing() && !unfinished.exists() {
@@ -127,7 +117,17 @@ impl Claimed {
         Ok(())
     }
 
-    fn open(mut self, settings: Fingerprint, dim: usize, rows: &mut Rows) -> Result<Lines> {
+    /// Opens the file. A run that resumes checks what is there against its own settings and its input, passes over the
+    /// texts that are done, and cuts off a row that was not finished. `dim`: values of a vector.
+    ///
+    /// # Errors
+    /// When the file cannot be written, and when what is there was made otherwise or of other texts.
+    pub fn open(
+        mut self,
+        settings: Fingerprint,
+        dim: usize,
+        rows: &mut Rows,
+    ) -> Result<VectorFile> {
         #[cfg(feature = "parquet")]
         if self.resume && is_parquet(&self.output) && !there(&self.lines) && there(&self.output) {
             // Before the rows are there for a later run to find.
@@ -157,7 +157,7 @@ impl Claimed {
         // After the file is cut: a record of rows that are not there does no harm, the reverse would.
         made.of = hex(digest.clone().finalize());
         self.record.set(self.slot, made.clone())?;
-        Ok(Lines {
+        Ok(VectorFile {
             writer: BufWriter::with_capacity(1 << 20, file),
             flushed: Instant::now(),
             resumed: made.rows,
@@ -271,8 +271,9 @@ fn add(digest: &mut Sha256, row: &Row) {
     digest.update(row.text.as_bytes());
 }
 
-/// Rows on their way into an output.
-struct Lines {
+/// A file that vectors are written to: JSON lines, or what becomes a Parquet table when it is complete.
+#[derive(Debug)]
+pub struct VectorFile {
     output: PathBuf,
     path: PathBuf,
     slot: Slot,
@@ -285,10 +286,19 @@ struct Lines {
     line: Vec<u8>,
 }
 
-impl Lines {
-    fn write(&mut self, row: &Row, vector: &[f32]) -> Result<()> {
+impl VectorFile {
+    /// Number of texts that an earlier run has done.
+    pub fn resumed(&self) -> u64 {
+        self.resumed
+    }
+
+    /// Writes the vector of a text.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write(&mut self, row: &Row, vector: &[f32]) -> Result<()> {
         self.line.clear();
-        let line = Vector { index: row.index, text: &row.text, embedding: vector };
+        let line = Vector::of(row, vector);
         serde_json::to_writer(&mut self.line, &line)
             .map_err(|e| Error::caused(ErrorKind::Internal, "a vector as JSON", e))?;
         self.line.push(b'\n');
@@ -311,68 +321,33 @@ impl Lines {
         Ok(())
     }
 
-    fn finish(mut self, complete: bool) -> Result<()> {
+    /// Writes what is left to the disk. When it is `complete`, rows that lie beside the output become the output.
+    /// Otherwise returns where they lie, for a run that resumes.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn finish(mut self, complete: bool) -> Result<Option<PathBuf>> {
         self.flush()?;
         let fail = |e: std::io::Error| Error::io(ErrorKind::Io, &self.path, e);
         self.writer.get_ref().sync_data().map_err(fail)?;
         if self.slot == Slot::Output {
-            return Ok(());
+            return Ok(None);
         }
         if !complete {
-            say!("what is done lies in {}; --resume goes on with it", self.path.display());
-            return Ok(());
+            return Ok(Some(self.path));
         }
         self.record.publishing()?;
         #[cfg(feature = "parquet")]
         if is_parquet(&self.output) {
             super::parquet::publish(&self.path, &self.output)?;
             std::fs::remove_file(&self.path).map_err(fail)?;
-            return self.record.published();
+            return self.record.published().map(|()| None);
         }
         // Windows renames no file that is open.
         drop(self.writer);
         std::fs::rename(&self.path, &self.output)
             .map_err(|e| Error::io(ErrorKind::Io, &self.output, e))?;
-        self.record.published()
-    }
-}
-
-enum Target {
-    File(Box<Lines>),
-    Json,
-    People,
-}
-
-/// Takes vectors.
-pub(crate) struct Sink {
-    target: Target,
-}
-
-impl Sink {
-    /// Number of texts that an earlier run has done.
-    pub fn resumed(&self) -> u64 {
-        match &self.target {
-            Target::File(lines) => lines.resumed,
-            Target::Json | Target::People => 0,
-        }
-    }
-
-    /// Writes the vector of a text.
-    pub fn write(&mut self, output: &mut Output, row: &Row, vector: &[f32]) -> Result<()> {
-        let line = Vector { index: row.index, text: &row.text, embedding: vector };
-        match &mut self.target {
-            Target::Json => output.json(&line),
-            Target::People => output.line(&people(&line)),
-            Target::File(lines) => lines.write(row, vector),
-        }
-    }
-
-    /// Writes what is left to the disk. When it is `complete`, rows that lie beside the output become the output.
-    pub fn finish(self, complete: bool) -> Result<()> {
-        match self.target {
-            Target::File(lines) => lines.finish(complete),
-            Target::Json | Target::People => Ok(()),
-        }
+        self.record.published().map(|()| None)
     }
 }
 
@@ -386,40 +361,4 @@ fn unfinished(output: &Path) -> PathBuf {
     let mut name = output.as_os_str().to_owned();
     name.push(".unfinished.jsonl");
     name.into()
-}
-
-fn people(vector: &Vector<'_>) -> String {
-    let first: Vec<_> = vector.embedding.iter().take(SHOWN).map(|v| format!("{v:.5}")).collect();
-    let more = if vector.embedding.len() > SHOWN { ", …" } else { "" };
-    format!(
-        "{}  dimension {}  norm {:.6}  [{}{more}]",
-        vector.index,
-        vector.embedding.len(),
-        norm(vector.embedding),
-        first.join(", ")
-    )
-}
-
-/// Euclidean norm.
-pub(crate) fn norm(vector: &[f32]) -> f64 {
-    vector.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>().sqrt()
-}
-
-/// Cosine of the angle between two vectors of one length.
-pub(crate) fn cosine(a: &[f32], b: &[f32]) -> f64 {
-    let dot: f64 = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-    dot / (norm(a) * norm(b)).max(f64::MIN_POSITIVE)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn people_see_the_first_values() {
-        let vector = Vector { index: 3, text: "", embedding: &[0.6, 0.8, 0.0, 0.0, 0.0] };
-        let expected = "3  dimension 5  norm 1.000000  [0.60000, 0.80000, 0.00000, 0.00000, …]";
-        assert_eq!(people(&vector), expected);
-        assert!((cosine(&[1.0, 0.0], &[1.0, 1.0]) - 0.5f64.sqrt()).abs() < 1e-9);
-    }
 }

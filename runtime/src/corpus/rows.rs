@@ -1,18 +1,20 @@
-//! The texts: from the command line, a file of JSON lines or a Parquet table, or standard input.
+//! Texts: given ones, a file of JSON lines or a Parquet table, or standard input.
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek as _};
 use std::path::Path;
 
-use qhx::Role;
 use qhx_core::{Error, ErrorKind, Result};
 use same_file::Handle;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::args::{EmbedArgs, Shard};
-use super::row::{MAX_LINE, Row};
+use super::check_parquet;
+#[cfg(feature = "parquet")]
+use super::is_parquet;
+use super::row::{MAX_LINE, Row, RowOptions};
+use crate::embedder::Role;
 
 /// A line of the input that is an object.
 #[derive(Deserialize)]
@@ -22,7 +24,7 @@ struct Line {
 }
 
 enum Source {
-    Arguments(VecDeque<String>),
+    Texts(VecDeque<String>),
     Lines {
         name: String,
         reader: BufReader<Box<dyn Read + Send>>,
@@ -34,59 +36,76 @@ enum Source {
     },
 }
 
-/// The texts of a run, in order.
-pub(crate) struct Rows {
+/// Texts to embed, in order.
+///
+/// ```
+/// use qhx::corpus::{RowOptions, Rows};
+///
+/// let mut rows = Rows::of_texts(["def fib(n): …", "SELECT 1"], RowOptions::default());
+/// assert_eq!(rows.next()?.map(|row| row.text).as_deref(), Some("def fib(n): …"));
+/// # Ok::<(), qhx::Error>(())
+/// ```
+pub struct Rows {
     source: Source,
     /// Index of the next text of the input.
     next: u64,
-    shard: Option<Shard>,
-    role: Role,
+    options: RowOptions,
     total: Option<u64>,
     line: Vec<u8>,
     input: Option<Handle>,
 }
 
 impl Rows {
-    /// Opens the input.
-    pub fn open(args: &EmbedArgs) -> Result<Self> {
+    /// These texts.
+    pub fn of_texts<T: Into<String>>(
+        texts: impl IntoIterator<Item = T>,
+        options: RowOptions,
+    ) -> Self {
+        let texts: VecDeque<_> = texts.into_iter().map(Into::into).collect();
+        let total = texts.len() as u64;
+        Self::new(Source::Texts(texts), options, Some(total), None)
+    }
+
+    /// The lines of standard input.
+    pub fn stdin(options: RowOptions) -> Self {
+        let (name, reader) = ("standard input".to_owned(), reader(std::io::stdin()));
+        Self::new(Source::Lines { name, reader }, options, None, Handle::stdin().ok())
+    }
+
+    /// A file: a Parquet table where it is called so, otherwise JSON lines.
+    ///
+    /// # Errors
+    /// When the file cannot be read, a table has no texts, or this crate was built without Parquet.
+    pub fn open(path: &Path, options: RowOptions) -> Result<Self> {
+        check_parquet(path)?;
+        #[cfg(feature = "parquet")]
+        if is_parquet(path) {
+            let (texts, rows) = super::parquet::Texts::open(path)?;
+            let name = path.display().to_string();
+            let source = Source::Table { name, texts: Box::new(texts) };
+            let total = options.shard.map_or(rows, |shard| shard.share(rows));
+            return Ok(Self::new(source, options, Some(total), Handle::from_path(path).ok()));
+        }
+        let mut file = File::open(path).map_err(|e| Error::io(ErrorKind::Prompt, path, e))?;
+        let fail = |e: std::io::Error| Error::io(ErrorKind::Io, path, e);
         let mut total = None;
-        let mut input = None;
-        let source = match &args.input {
-            None => {
-                total = Some(args.texts.len() as u64);
-                Source::Arguments(args.texts.iter().cloned().collect())
-            }
-            Some(path) if path == Path::new("-") => {
-                input = Handle::stdin().ok();
-                let reader = reader(std::io::stdin());
-                Source::Lines { name: "standard input".to_owned(), reader }
-            }
-            #[cfg(feature = "parquet")]
-            Some(path) if super::args::is_parquet(path) => {
-                let (texts, rows) = super::parquet::Texts::open(path)?;
-                input = Handle::from_path(path).ok();
-                total = Some(share(rows, args.shard));
-                Source::Table { name: path.display().to_string(), texts: Box::new(texts) }
-            }
-            Some(path) => {
-                let mut file = open(path)?;
-                let fail = |e: std::io::Error| Error::io(ErrorKind::Io, path, e);
-                // A pipe can be read once.
-                if file.metadata().map_err(fail)?.is_file() {
-                    total = Some(share(count(&file).map_err(fail)?, args.shard));
-                    file.rewind().map_err(fail)?;
-                }
-                input = file.try_clone().and_then(Handle::from_file).ok();
-                let reader = reader(file);
-                Source::Lines { name: path.display().to_string(), reader }
-            }
-        };
-        let (shard, role) = (args.shard, args.role);
-        Ok(Self { source, next: 0, shard, role, total, line: Vec::new(), input })
+        // A pipe can be read once.
+        if file.metadata().map_err(fail)?.is_file() {
+            let rows = count(&file).map_err(fail)?;
+            total = Some(options.shard.map_or(rows, |shard| shard.share(rows)));
+            file.rewind().map_err(fail)?;
+        }
+        let input = file.try_clone().and_then(Handle::from_file).ok();
+        let source = Source::Lines { name: path.display().to_string(), reader: reader(file) };
+        Ok(Self::new(source, options, total, input))
+    }
+
+    fn new(source: Source, options: RowOptions, total: Option<u64>, input: Option<Handle>) -> Self {
+        Self { source, next: 0, options, total, line: Vec::new(), input }
     }
 
     /// The file that is read.
-    pub fn input(&self) -> Option<&Handle> {
+    pub(super) fn input(&self) -> Option<&Handle> {
         self.input.as_ref()
     }
 
@@ -96,27 +115,31 @@ impl Rows {
     }
 
     /// True when the next text is there: nobody has to wait for what writes the input.
-    pub fn ready(&self) -> bool {
+    pub(super) fn ready(&self) -> bool {
         let Source::Lines { reader, .. } = &self.source else { return true };
-        let others = self.shard.map_or(0, |shard| shard.others_before(self.next));
+        let others = self.options.shard.map_or(0, |shard| shard.others_before(self.next));
         let others = usize::try_from(others).unwrap_or(usize::MAX);
         reader.buffer().iter().filter(|byte| **byte == b'\n').nth(others).is_some()
     }
 
-    /// The next text of the shard.
+    /// The next text of the shard; `None` at the end.
+    ///
+    /// # Errors
+    /// When the input cannot be read, or a row is not a text. The error names the row.
+    #[expect(clippy::should_implement_trait, reason = "it may fail")]
     pub fn next(&mut self) -> Result<Option<Row>> {
         loop {
             let index = self.next;
-            let mine = self.shard.is_none_or(|shard| shard.has(index));
+            let mine = self.options.shard.is_none_or(|shard| shard.has(index));
             let row = match &mut self.source {
-                Source::Arguments(texts) => {
-                    texts.pop_front().map(|text| Row { index, text, role: self.role })
+                Source::Texts(texts) => {
+                    texts.pop_front().map(|text| Row { index, text, role: self.options.role })
                 }
                 Source::Lines { name, reader } => {
                     if !read_line(name, index, reader, &mut self.line)? {
                         None
                     } else if mine {
-                        Some(parse(name, index, &self.line, self.role)?)
+                        Some(parse(name, index, &self.line, self.options.role)?)
                     } else {
                         self.next += 1;
                         continue;
@@ -130,7 +153,7 @@ impl Rows {
                     }
                     Some((text, said)) => {
                         let place = format_args!("{name}: row {index}");
-                        let role = said.map_or(Ok(self.role), |said| role(place, &said))?;
+                        let role = said.map_or(Ok(self.options.role), |said| role(place, &said))?;
                         Some(Row { index, text, role })
                     }
                     None => None,
@@ -144,20 +167,16 @@ impl Rows {
     }
 }
 
+impl std::fmt::Debug for Rows {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut fields = f.debug_struct("Rows");
+        fields.field("next", &self.next).field("options", &self.options);
+        fields.field("total", &self.total).finish_non_exhaustive()
+    }
+}
+
 fn reader(source: impl Read + Send + 'static) -> BufReader<Box<dyn Read + Send>> {
     BufReader::with_capacity(1 << 20, Box::new(source))
-}
-
-fn open(path: &Path) -> Result<File> {
-    File::open(path).map_err(|e| Error::io(ErrorKind::Prompt, path, e))
-}
-
-/// Rows of an input that belong to the shard.
-fn share(rows: u64, shard: Option<Shard>) -> u64 {
-    match shard {
-        None => rows,
-        Some(shard) => rows / shard.count + u64::from(rows % shard.count > shard.index),
-    }
 }
 
 /// Lines of a file. Fast, since every text costs far more than its line.

@@ -10,27 +10,54 @@ use qhx_core::{CancelToken, Error, ErrorKind, Result};
 
 use super::row::Row;
 use super::rows::Rows;
-use qhx::Prefixed;
+use crate::embedder::{Embedder, Prefixed};
 
 /// Batches that wait for the model.
 const AHEAD: usize = 2;
 
 /// Bytes of text after which a batch ends.
-const MOST_BYTES: usize = 1 << 20;
+const MAX_BYTES: usize = 1 << 20;
 
 /// How long a Ctrl-C may go unseen while there is no text.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Texts that are embedded together.
 #[derive(Debug, Default)]
-pub(crate) struct Batch {
-    pub rows: Vec<Row>,
+pub(super) struct Batch {
+    rows: Vec<Row>,
     /// Of each row.
-    pub tokens: Vec<Vec<u32>>,
+    tokens: Vec<Vec<u32>>,
+}
+
+impl Batch {
+    /// Embeds the texts. An error of the model names the text.
+    pub fn embed(
+        &self,
+        embedder: &mut Embedder,
+        write: &mut dyn FnMut(&Row, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        let (mut written, mut unwritten) = (0, None);
+        let embedded = embedder.embed_each(&self.tokens, |index, vector| {
+            if let Err(e) = write(&self.rows[index], vector) {
+                unwritten = Some(e);
+                return Err(Error::new(ErrorKind::Io, "a vector was not written"));
+            }
+            written = index + 1;
+            Ok(())
+        });
+        match (unwritten, embedded) {
+            (Some(e), _) => Err(e),
+            (None, Ok(())) => Ok(()),
+            (None, Err(e)) => match self.rows.get(written) {
+                Some(row) => Err(e.context(format_args!("text {}", row.index))),
+                None => Err(e),
+            },
+        }
+    }
 }
 
 /// The batches of an input, in order.
-pub(crate) struct Batches {
+pub(super) struct Batches {
     /// None at the end of the input.
     receiver: Receiver<Result<Option<Batch>>>,
 }
@@ -109,7 +136,7 @@ fn gather(rows: &mut Rows, texts: &Prefixed, most: usize) -> (Batch, Option<Resu
             Err(e) => return (batch, Some(Err(e.context(format_args!("text {}", row.index))))),
         }
         batch.rows.push(row);
-        if tokens >= most || bytes >= MOST_BYTES || !rows.ready() {
+        if tokens >= most || bytes >= MAX_BYTES || !rows.ready() {
             return (batch, None);
         }
     }

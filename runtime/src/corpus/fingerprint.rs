@@ -7,8 +7,8 @@ use qhx_core::Manifest;
 use qhx_core::engine::Model;
 use serde::{Deserialize, Serialize};
 
-use super::args::EmbedArgs;
-use qhx::{Embedder, Role};
+use super::row::RowOptions;
+use crate::embedder::{Embedder, Role};
 
 /// The setting that cuts long texts.
 const TRUNCATE: &str = "--truncate";
@@ -17,27 +17,27 @@ const NAMED: usize = 6;
 
 /// Settings by their names, as people are shown both.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Fingerprint(BTreeMap<String, String>);
+pub struct Fingerprint(BTreeMap<String, String>);
 
 impl Fingerprint {
-    /// Of a run: the model's files by their hashes in the manifest, its host-op, the backend, and the options.
-    pub fn new(encoder: &Embedder, args: &EmbedArgs) -> Self {
-        let model = encoder.model();
+    /// Of a run: the model's files by their hashes in the manifest, its host-op, the backend, and the options. `pack`:
+    /// as of [`embed`](super::embed).
+    pub fn new(embedder: &Embedder, options: RowOptions, pack: bool) -> Self {
+        let model = embedder.model();
         let mut settings = files(model);
         let mut set = |name: &str, value: String| settings.insert(name.to_owned(), value);
         let op = &model.op().description;
         set("host-op", format!("{} {}", op.name, op.version));
         // Backends agree to some digits only.
         set("backend", model.backend().name.clone());
-        let packs = !args.no_pack && model.batch_tokens() > 0;
+        let packs = pack && model.batch_tokens() > 0;
         set("texts packed together", if packs { "yes" } else { "no" }.to_owned());
         set("longest text in tokens", model.info().max_ctx.to_string());
-        set(TRUNCATE, if args.truncate { "yes" } else { "no" }.to_owned());
-        let role = args.role.name();
-        set("--role", role.to_owned());
-        set("prefix of queries", format!("{:?}", encoder.texts().prefix(Role::Query)));
-        set("prefix of documents", format!("{:?}", encoder.texts().prefix(Role::Document)));
-        let shard = args.shard.map(|shard| format!("{}/{}", shard.index, shard.count));
+        set(TRUNCATE, if embedder.texts().truncates() { "yes" } else { "no" }.to_owned());
+        set("--role", options.role.name().to_owned());
+        set("prefix of queries", format!("{:?}", embedder.texts().prefix(Role::Query)));
+        set("prefix of documents", format!("{:?}", embedder.texts().prefix(Role::Document)));
+        let shard = options.shard.map(|shard| shard.to_string());
         set("--shard", shard.unwrap_or_else(|| "none".to_owned()));
         if let Some(params) = model.manifest().plan.params.as_object() {
             for (key, value) in params {
@@ -48,7 +48,7 @@ impl Fingerprint {
     }
 
     /// What differs from `now`, in words; `None` when nothing does.
-    pub fn differences(&self, now: &Self) -> Option<String> {
+    pub(super) fn differences(&self, now: &Self) -> Option<String> {
         let names: BTreeSet<_> = self.0.keys().chain(now.0.keys()).collect();
         let differ = |name: &&String| match (self.0.get(*name), now.0.get(*name)) {
             // Without the option every text had fitted: its vector is the same with it.
