@@ -49,10 +49,9 @@ impl App {
         backend: &BackendArgs,
         tracing: Option<&Tracing>,
     ) -> RuntimeBuilder {
-        let mut device = backend.device.options();
-        device.idle_release = backend.idle_release;
+        let mut device = backend.device.options().idle_release(backend.idle_release);
         if let Some(tracing) = tracing {
-            device.profile = tracing.level;
+            device = device.profile(tracing.level);
         }
         let mut runtime = Runtime::builder()
             .backend(backend.backend)

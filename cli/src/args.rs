@@ -93,12 +93,11 @@ fn backend_parser() -> impl TypedValueParser<Value = BackendChoice> {
 impl DeviceArgs {
     /// The options for the runtime.
     pub(crate) fn options(&self) -> DeviceOptions {
-        let mut options = DeviceOptions::default();
-        options.arch = self.device_arch;
-        options.power = self.perf;
-        options.memory = self.memory.memory;
-        options.cdsprpc = self.memory.cdsprpc.clone();
-        options
+        DeviceOptions::default()
+            .arch(self.device_arch)
+            .power(self.perf)
+            .memory(self.memory.memory)
+            .cdsprpc(self.memory.cdsprpc.clone())
     }
 }
 
@@ -201,17 +200,16 @@ pub(crate) struct SamplingArgs {
 impl SamplingArgs {
     /// The options for the sampler, checked.
     pub(crate) fn params(&self) -> qhx_core::Result<SamplingParams> {
-        let params = SamplingParams {
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty,
-            presence_penalty: self.presence_penalty,
-            frequency_penalty: self.frequency_penalty,
-            penalty_window: self.penalty_window,
-            seed: self.seed,
-        };
+        let params = SamplingParams::default()
+            .temperature(self.temperature)
+            .top_k(self.top_k)
+            .top_p(self.top_p)
+            .min_p(self.min_p)
+            .repetition_penalty(self.repetition_penalty)
+            .presence_penalty(self.presence_penalty)
+            .frequency_penalty(self.frequency_penalty)
+            .penalty_window(self.penalty_window)
+            .seed(self.seed);
         params.validate()?;
         Ok(params)
     }

@@ -53,6 +53,29 @@ pub struct EmbedOptions {
     pub truncate: bool,
 }
 
+impl EmbedOptions {
+    /// Put before queries, instead of the manifest's `params.query_prefix`.
+    #[must_use]
+    pub fn query_prefix(mut self, query_prefix: impl Into<Option<String>>) -> Self {
+        self.query_prefix = query_prefix.into();
+        self
+    }
+
+    /// Put before documents, instead of the manifest's `params.document_prefix`.
+    #[must_use]
+    pub fn document_prefix(mut self, document_prefix: impl Into<Option<String>>) -> Self {
+        self.document_prefix = document_prefix.into();
+        self
+    }
+
+    /// Whether texts that are too long are truncated instead of refused.
+    #[must_use]
+    pub fn truncate(mut self, truncate: bool) -> Self {
+        self.truncate = truncate;
+        self
+    }
+}
+
 /// What turns a text into the tokens that an encoder takes. A clone may do so on another thread while the model works.
 #[derive(Debug, Clone)]
 pub struct Prefixed {

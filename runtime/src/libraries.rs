@@ -40,6 +40,7 @@ pub fn how_to_get() -> &'static str {
 
 /// Paths of the two QNN libraries.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Libraries {
     /// libQnnHtp.
     pub htp: PathBuf,
@@ -107,6 +108,7 @@ pub struct LibraryInfo {
 
 /// The QNN libraries that a caller names, if any.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LibraryFiles {
     /// libQnnHtp; the installed one, or the one beside the program, if it is not named.
     pub htp: Option<PathBuf>,
@@ -115,6 +117,20 @@ pub struct LibraryFiles {
 }
 
 impl LibraryFiles {
+    /// libQnnHtp; the installed one, or the one beside the program, by default.
+    #[must_use]
+    pub fn with_htp(mut self, htp: impl Into<Option<PathBuf>>) -> Self {
+        self.htp = htp.into();
+        self
+    }
+
+    /// libQnnSystem; the one beside libQnnHtp by default.
+    #[must_use]
+    pub fn with_system(mut self, system: impl Into<Option<PathBuf>>) -> Self {
+        self.system = system.into();
+        self
+    }
+
     /// The libraries: those given, or else those installed, or else those beside the program.
     /// `None` when there are none.
     ///

@@ -92,16 +92,14 @@ impl Runtime {
         check(&entry.description)?;
         let choice = settings.choose(manifest)?;
         chosen(&*choice.backend, &choice.reason);
-        let model = Model::open(ModelOptions {
-            manifest: Arc::clone(manifest),
-            backend: choice.backend,
-            ops: &ops,
-            threads: settings.threads,
-            cancel: settings.cancel.clone(),
-            progress: settings.progress.clone(),
-            dump: settings.dump.clone(),
-            trace: settings.trace.clone(),
-        })?;
+        let model = Model::open(
+            ModelOptions::new(Arc::clone(manifest), choice.backend, &ops)
+                .threads(settings.threads)
+                .cancelled_by(settings.cancel.clone())
+                .progress(settings.progress.clone())
+                .dump(settings.dump.clone())
+                .trace(settings.trace.clone()),
+        )?;
         tracing::info!(
             op = %model.op().description.name,
             backend = %model.backend().name,

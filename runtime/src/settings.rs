@@ -81,6 +81,50 @@ impl Default for DeviceOptions {
     }
 }
 
+impl DeviceOptions {
+    /// Hexagon architecture of the device: 81 for v81.
+    #[must_use]
+    pub fn arch(mut self, arch: impl Into<Option<u32>>) -> Self {
+        self.arch = arch.into();
+        self
+    }
+
+    /// The power mode that is voted for while the device is in use.
+    #[must_use]
+    pub fn power(mut self, power: PerfMode) -> Self {
+        self.power = power;
+        self
+    }
+
+    /// After how long without an execution the vote is given back.
+    #[must_use]
+    pub fn idle_release(mut self, idle_release: impl Into<Option<Duration>>) -> Self {
+        self.idle_release = idle_release.into();
+        self
+    }
+
+    /// Where inputs and outputs of graphs lie.
+    #[must_use]
+    pub fn memory(mut self, memory: MemoryMode) -> Self {
+        self.memory = memory;
+        self
+    }
+
+    /// libcdsprpc, which shares memory with the NPU.
+    #[must_use]
+    pub fn cdsprpc(mut self, cdsprpc: impl Into<Option<PathBuf>>) -> Self {
+        self.cdsprpc = cdsprpc.into();
+        self
+    }
+
+    /// How much the library measures where there is a trace.
+    #[must_use]
+    pub fn profile(mut self, profile: ProfileLevel) -> Self {
+        self.profile = profile;
+        self
+    }
+}
+
 /// What a runtime is made of.
 #[derive(Clone, Default)]
 pub(crate) struct Settings {

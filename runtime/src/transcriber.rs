@@ -38,6 +38,20 @@ impl Default for TranscribeOptions {
 }
 
 impl TranscribeOptions {
+    /// What asks the model for the words, instead of the manifest's `params.transcription`.
+    #[must_use]
+    pub fn with_instruction(mut self, instruction: impl Into<Option<Transcription>>) -> Self {
+        self.instruction = instruction.into();
+        self
+    }
+
+    /// Maximum number of tokens of a chunk.
+    #[must_use]
+    pub fn with_max_new(mut self, max_new: usize) -> Self {
+        self.max_new = max_new;
+        self
+    }
+
     /// What asks the model of this manifest for the words.
     ///
     /// # Errors

@@ -59,14 +59,11 @@ pub fn open_with(op: &str, plugins: &Plugins, setup: Setup) -> Result<Model> {
     if let Some(error) = setup.failure {
         backend = backend.with_outputs(move |_, _| Err(error.clone()));
     }
-    Model::open(ModelOptions {
-        manifest: Arc::new(manifest),
-        backend: Arc::new(backend),
-        ops: plugins,
-        threads: Some(1),
-        cancel: setup.cancel,
-        progress: setup.progress,
-        dump: setup.dump,
-        trace: None,
-    })
+    Model::open(
+        ModelOptions::new(manifest, Arc::new(backend), plugins)
+            .threads(1)
+            .cancelled_by(setup.cancel)
+            .progress(setup.progress)
+            .dump(setup.dump),
+    )
 }

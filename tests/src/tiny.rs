@@ -266,14 +266,9 @@ pub fn open_by(
     cancel: &CancelToken,
 ) -> Result<Model> {
     crate::log::listen();
-    Model::open(ModelOptions {
-        manifest: Arc::new(Manifest::load(manifest)?),
-        backend,
-        ops: plugins,
-        threads: Some(2),
-        cancel: cancel.clone(),
-        progress: None,
-        dump: None,
-        trace: None,
-    })
+    Model::open(
+        ModelOptions::new(Manifest::load(manifest)?, backend, plugins)
+            .threads(2)
+            .cancelled_by(cancel.clone()),
+    )
 }

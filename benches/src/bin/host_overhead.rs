@@ -148,13 +148,7 @@ fn main() -> Result<(), AnyError> {
     report("greedy", SamplingParams::default())?;
     report(
         "temperature 0.8, top-k 40, top-p 0.95",
-        SamplingParams {
-            temperature: 0.8,
-            top_k: 40,
-            top_p: 0.95,
-            seed: Some(1),
-            ..SamplingParams::default()
-        },
+        SamplingParams::default().temperature(0.8).top_k(40).top_p(0.95).seed(1),
     )?;
     Ok(())
 }

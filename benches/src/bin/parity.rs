@@ -35,16 +35,7 @@ type AnyError = Box<dyn std::error::Error>;
 
 fn open(manifest: Manifest, backend: Arc<dyn Backend>) -> Result<Model, AnyError> {
     let options = PluginOptions { only_named: true, ..PluginOptions::default() };
-    Ok(Model::open(ModelOptions {
-        manifest: Arc::new(manifest),
-        backend,
-        ops: &Plugins::discover(&options)?,
-        threads: None,
-        cancel: CancelToken::new(),
-        progress: None,
-        dump: None,
-        trace: None,
-    })?)
+    Ok(Model::open(ModelOptions::new(manifest, backend, &Plugins::discover(&options)?))?)
 }
 
 /// The bundle with graphs for one token only.

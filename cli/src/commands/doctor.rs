@@ -29,9 +29,8 @@ pub(crate) struct DoctorArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &DoctorArgs, app: &mut App) -> Result<Status> {
-    let mut device = DeviceOptions::default();
-    device.memory = args.memory.memory;
-    device.cdsprpc = args.memory.cdsprpc.clone();
+    let device = DeviceOptions::default().memory(args.memory.memory);
+    let device = device.cdsprpc(args.memory.cdsprpc.clone());
     let runtime = Runtime::builder().libraries(args.libraries.files()).device(device);
     let found = runtime.plugins(app.plugin_options()).build().diagnose();
     if args.json {

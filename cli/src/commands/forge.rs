@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::path::Path;
-use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
 use qhx_core::engine::{Model, ModelOptions};
@@ -43,16 +42,11 @@ pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
     let cancel = app.interrupts.token().clone();
     let open = plugins.as_ref().map(|ops| {
         move |manifest: &Path| {
-            let model = Model::open(ModelOptions {
-                manifest: Arc::new(Manifest::load(manifest)?),
-                backend: qhx::backends::cpu(threads)?,
-                ops,
-                threads,
-                cancel: cancel.clone(),
-                progress: None,
-                dump: None,
-                trace: None,
-            })?;
+            let model = Model::open(
+                ModelOptions::new(Manifest::load(manifest)?, qhx::backends::cpu(threads)?, ops)
+                    .threads(threads)
+                    .cancelled_by(cancel.clone()),
+            )?;
             Ok(Box::new(model) as Box<dyn Reader>)
         }
     });

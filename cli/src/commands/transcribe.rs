@@ -57,11 +57,9 @@ pub(crate) struct TranscribeArgs {
 
 impl TranscribeArgs {
     fn options(&self) -> TranscribeOptions {
-        let mut options = TranscribeOptions::default();
-        options.max_new = self.max_new;
-        options.instruction =
-            self.prompt.clone().map(|prompt| Transcription { prompt, chat: self.chat });
-        options
+        let instruction = self.prompt.clone();
+        let instruction = instruction.map(|prompt| Transcription { prompt, chat: self.chat });
+        TranscribeOptions::default().with_max_new(self.max_new).with_instruction(instruction)
     }
 }
 

@@ -152,7 +152,7 @@ impl Answer {
             Text::Repeats => (0.0, None),
             Text::Varies => (1.0, Some(u64::from(turn))),
         };
-        let sampling = SamplingParams { temperature, seed, ..SamplingParams::default() };
+        let sampling = SamplingParams::default().temperature(temperature).seed(seed);
         let request = Request::greedy(Prompt::Tokens(self.prompt.clone()), self.tokens + 1)
             .sampling(sampling)
             .ignore_eos(true)

@@ -13,7 +13,7 @@ use qhx_core::backend::Backend;
 use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::manifest::Manifest;
 use qhx_core::null::NullBackend;
-use qhx_core::{CancelToken, DType, Error, ErrorKind, GraphInfo, TensorInfo};
+use qhx_core::{DType, Error, ErrorKind, GraphInfo, TensorInfo};
 use qhx_tests::tiny::{self, CPU, Variant};
 use qhx_tests::{backends, plugin_files};
 use qhx_tiers::tier;
@@ -235,16 +235,10 @@ fn with_graphs(change: impl Fn(&mut GraphInfo)) -> Error {
             (entry.key.clone(), graphs.collect())
         })
         .collect();
-    Model::open(ModelOptions {
-        manifest: Arc::new(manifest),
-        backend: Arc::new(NullBackend::new(contexts)),
-        ops: &tiny::plugins(),
-        threads: Some(1),
-        cancel: CancelToken::new(),
-        progress: None,
-        dump: None,
-        trace: None,
-    })
+    Model::open(
+        ModelOptions::new(manifest, Arc::new(NullBackend::new(contexts)), &tiny::plugins())
+            .threads(1),
+    )
     .map(|_| ())
     .unwrap_err()
 }

@@ -16,7 +16,7 @@ use qhx_core::engine::{
 };
 use qhx_core::manifest::Manifest;
 use qhx_core::op::{AudioRules, ImageRules, Segment};
-use qhx_core::{CancelToken, ErrorKind, Media};
+use qhx_core::{ErrorKind, Media};
 use qhx_forge::checkpoint::Checkpoint;
 use qhx_forge::graph::Elem;
 use qhx_forge::plan::plan;
@@ -694,16 +694,11 @@ struct Dumping {
 impl Dumping {
     fn open(bundle: &Bundle, backend: Arc<dyn Backend>) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let model = Model::open(ModelOptions {
-            manifest: Arc::new(Manifest::load(&bundle.manifest).unwrap()),
-            backend,
-            ops: &tiny::plugins(),
-            threads: Some(2),
-            cancel: CancelToken::new(),
-            progress: None,
-            dump: Some(Arc::new(Dump::create(&folder.path().join("dump")).unwrap())),
-            trace: None,
-        });
+        let model = Model::open(
+            ModelOptions::new(Manifest::load(&bundle.manifest).unwrap(), backend, &tiny::plugins())
+                .threads(2)
+                .dump(Arc::new(Dump::create(&folder.path().join("dump")).unwrap())),
+        );
         Self { model: model.unwrap(), folder, read: BTreeMap::new() }
     }
 

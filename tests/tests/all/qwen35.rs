@@ -622,16 +622,15 @@ fn sees_as_the_reference(
     let folder = tempfile::tempdir().unwrap();
     let open = |name: &str| {
         let folder = folder.path().join(name);
-        let model = Model::open(ModelOptions {
-            manifest: Arc::new(Manifest::load(&seeing(mode, target)).unwrap()),
-            backend: Arc::clone(&backend),
-            ops: &tiny::plugins(),
-            threads: Some(2),
-            cancel: CancelToken::new(),
-            progress: None,
-            dump: Some(Arc::new(Dump::create(&folder).unwrap())),
-            trace: None,
-        });
+        let model = Model::open(
+            ModelOptions::new(
+                Manifest::load(&seeing(mode, target)).unwrap(),
+                Arc::clone(&backend),
+                &tiny::plugins(),
+            )
+            .threads(2)
+            .dump(Arc::new(Dump::create(&folder).unwrap())),
+        );
         (model.unwrap(), folder)
     };
     let (mut model, dumps) = open("positions");

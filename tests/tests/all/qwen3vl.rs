@@ -13,7 +13,7 @@ use qhx_core::dump::Dump;
 use qhx_core::engine::{Model, ModelOptions, Part, Prompt, Request};
 use qhx_core::manifest::Manifest;
 use qhx_core::op::Segment;
-use qhx_core::{CancelToken, ErrorKind, Media};
+use qhx_core::{ErrorKind, Media};
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
 use qhx_op::vision::{Grid, resample_positions};
 use qhx_tests::backends;
@@ -93,16 +93,11 @@ fn open(
     dump: Option<&Path>,
 ) -> qhx_core::Result<Model> {
     qhx_tests::log::listen();
-    Model::open(ModelOptions {
-        manifest: Arc::new(Manifest::load(manifest)?),
-        backend,
-        ops: &tiny::plugins(),
-        threads: Some(2),
-        cancel: CancelToken::new(),
-        progress: None,
-        dump: dump.map(|folder| Arc::new(Dump::create(folder).unwrap())),
-        trace: None,
-    })
+    Model::open(
+        ModelOptions::new(Manifest::load(manifest)?, backend, &tiny::plugins())
+            .threads(2)
+            .dump(dump.map(|folder| Arc::new(Dump::create(folder).unwrap()))),
+    )
 }
 
 #[expect(clippy::print_stderr, reason = "a test says what it measured")]

@@ -71,10 +71,10 @@ impl EmbedClassicArgs {
 /// Runs the command.
 pub(crate) fn run(args: &EmbedClassicArgs, app: &mut App) -> Result<Status> {
     let backend = args.backend();
-    let mut options = EmbedOptions::default();
-    options.query_prefix = prefix(vars::QUERY_PREFIX)?;
-    options.document_prefix = prefix(vars::DOC_PREFIX)?;
-    options.truncate = args.truncate;
+    let options = EmbedOptions::default()
+        .query_prefix(prefix(vars::QUERY_PREFIX)?)
+        .document_prefix(prefix(vars::DOC_PREFIX)?)
+        .truncate(args.truncate);
     let model = session::open(app, &args.manifest, Some(&args.root), &backend)?;
     let mut encoder = Embedder::with_options(model, options)?;
     let _working = app.interrupts.working();

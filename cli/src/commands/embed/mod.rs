@@ -43,10 +43,10 @@ fn run_traced(args: &EmbedArgs, app: &mut App, tracing: Option<&Tracing>) -> Res
     let claim = claim.transpose()?;
     let opening = Opening { tracing, ..Opening::default() };
     let model = session::open_checked(app, &args.bundle, &args.backend, opening, |_| Ok(()))?;
-    let mut prefixes = EmbedOptions::default();
-    prefixes.query_prefix = args.prefix_query.clone();
-    prefixes.document_prefix = args.prefix_doc.clone();
-    prefixes.truncate = args.truncate;
+    let prefixes = EmbedOptions::default()
+        .query_prefix(args.prefix_query.clone())
+        .document_prefix(args.prefix_doc.clone())
+        .truncate(args.truncate);
     let mut encoder = Embedder::with_options(model, prefixes)?;
     let settings = Fingerprint::new(&encoder, options, !args.no_pack);
     let file = claim.map(|claim| claim.open(settings, encoder.dimensions(), &mut rows));

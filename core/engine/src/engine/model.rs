@@ -24,6 +24,7 @@ use crate::workspace::{self, DeviceLoss, GraphStats, LoadedContexts};
 use crate::{CancelToken, Error, ErrorKind, Result, Workspace};
 
 /// What [`Model::open`] needs.
+#[non_exhaustive]
 pub struct ModelOptions<'a> {
     /// The bundle.
     pub manifest: Arc<Manifest>,
@@ -42,6 +43,61 @@ pub struct ModelOptions<'a> {
     pub dump: Option<Arc<Dump>>,
     /// Where to write what was done when.
     pub trace: Option<Arc<Trace>>,
+}
+
+impl<'a> ModelOptions<'a> {
+    /// A bundle, what executes its graphs, and where its host-op comes from.
+    pub fn new(
+        manifest: impl Into<Arc<Manifest>>,
+        backend: Arc<dyn Backend>,
+        ops: &'a dyn OpProvider,
+    ) -> Self {
+        Self {
+            manifest: manifest.into(),
+            backend,
+            ops,
+            threads: None,
+            cancel: CancelToken::new(),
+            progress: None,
+            dump: None,
+            trace: None,
+        }
+    }
+
+    /// Threads for the op's parallel parts; one a core by default.
+    #[must_use]
+    pub fn threads(mut self, threads: impl Into<Option<usize>>) -> Self {
+        self.threads = threads.into();
+        self
+    }
+
+    /// What ends all that the model does, now and later.
+    #[must_use]
+    pub fn cancelled_by(mut self, cancel: CancelToken) -> Self {
+        self.cancel = cancel;
+        self
+    }
+
+    /// Called with (positions consumed, total) during prefill.
+    #[must_use]
+    pub fn progress(mut self, progress: impl Into<Option<ProgressFn>>) -> Self {
+        self.progress = progress.into();
+        self
+    }
+
+    /// Where to write what the host-op makes.
+    #[must_use]
+    pub fn dump(mut self, dump: impl Into<Option<Arc<Dump>>>) -> Self {
+        self.dump = dump.into();
+        self
+    }
+
+    /// Where to write what was done when.
+    #[must_use]
+    pub fn trace(mut self, trace: impl Into<Option<Arc<Trace>>>) -> Self {
+        self.trace = trace.into();
+        self
+    }
 }
 
 impl std::fmt::Debug for ModelOptions<'_> {

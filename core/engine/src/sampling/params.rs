@@ -5,8 +5,14 @@ use serde::{Deserialize, Serialize};
 use crate::{Error, ErrorKind, Result};
 
 /// How the next token is chosen. The default is greedy: the most likely token.
+///
+/// ```
+/// let sampling = qhx_core::sampling::SamplingParams::default().temperature(0.7).top_p(0.9).seed(1);
+/// assert!(sampling.validate().is_ok() && !sampling.is_greedy());
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct SamplingParams {
     /// Divides the logits. 0 is greedy.
     pub temperature: f32,
@@ -45,6 +51,69 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
+    /// Divides the logits. 0 is greedy.
+    #[must_use]
+    pub fn temperature(mut self, temperature: f32) -> Self {
+        self.temperature = temperature;
+        self
+    }
+
+    /// Keeps this many of the most likely tokens. 0 keeps all.
+    #[must_use]
+    pub fn top_k(mut self, top_k: usize) -> Self {
+        self.top_k = top_k;
+        self
+    }
+
+    /// Keeps the most likely tokens whose probabilities sum to this. 1 keeps all.
+    #[must_use]
+    pub fn top_p(mut self, top_p: f32) -> Self {
+        self.top_p = top_p;
+        self
+    }
+
+    /// Keeps tokens at least this likely relative to the most likely one. 0 keeps all.
+    #[must_use]
+    pub fn min_p(mut self, min_p: f32) -> Self {
+        self.min_p = min_p;
+        self
+    }
+
+    /// Divides positive and multiplies negative logits of tokens in prompt or answer. 1 is off.
+    #[must_use]
+    pub fn repetition_penalty(mut self, repetition_penalty: f32) -> Self {
+        self.repetition_penalty = repetition_penalty;
+        self
+    }
+
+    /// Subtracted from the logits of tokens in the answer. 0 is off.
+    #[must_use]
+    pub fn presence_penalty(mut self, presence_penalty: f32) -> Self {
+        self.presence_penalty = presence_penalty;
+        self
+    }
+
+    /// Subtracted from the logits of tokens in the answer, once for each occurrence. 0 is off.
+    #[must_use]
+    pub fn frequency_penalty(mut self, frequency_penalty: f32) -> Self {
+        self.frequency_penalty = frequency_penalty;
+        self
+    }
+
+    /// Penalties see this many of the last tokens. 0 means all.
+    #[must_use]
+    pub fn penalty_window(mut self, penalty_window: usize) -> Self {
+        self.penalty_window = penalty_window;
+        self
+    }
+
+    /// Makes the choices repeatable. Without one, a seed is drawn.
+    #[must_use]
+    pub fn seed(mut self, seed: impl Into<Option<u64>>) -> Self {
+        self.seed = seed.into();
+        self
+    }
+
     /// Checks every option.
     ///
     /// # Errors

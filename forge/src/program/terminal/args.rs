@@ -43,6 +43,6 @@ pub struct LibraryArgs {
 impl LibraryArgs {
     /// What the options name.
     pub fn files(&self) -> LibraryFiles {
-        LibraryFiles { htp: self.htp.clone(), system: self.system.clone() }
+        LibraryFiles::default().with_htp(self.htp.clone()).with_system(self.system.clone())
     }
 }
