@@ -5,9 +5,8 @@ use std::ffi::OsString;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, value_parser};
 use qhx::media::{Attached, Attachment, Size};
 use qhx_core::Result;
-use qhx_core::engine::Model;
 use qhx_core::op::Modality;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::time::{millis, ms};
 
@@ -59,33 +58,16 @@ pub(crate) fn names(attached: &[Attached]) -> Option<String> {
 }
 
 /// What was read, for programs.
-pub(crate) fn json(attached: &[Attached]) -> serde_json::Value {
+pub(crate) fn json(attached: &[Attached]) -> Value {
     let report = |a: &Attached| {
         let mut report = json!({"modality": a.media.modality().name(), "name": a.name});
-        let size = match a.size() {
-            Size::Image { width, height } => json!({"width": width, "height": height}),
-            Size::Audio { seconds, rate } => json!({"seconds": seconds, "rate": rate}),
-            Size::Video { width, height, frames, last } => {
-                json!({"width": width, "height": height, "frames": frames, "last": last})
-            }
-            _ => json!({}),
-        };
-        if let (Some(report), serde_json::Value::Object(size)) = (report.as_object_mut(), size) {
+        if let (Some(report), Value::Object(size)) = (report.as_object_mut(), json!(a.size())) {
             report.extend(size);
             report.insert("read_ms".to_owned(), json!(millis(a.time)));
         }
         report
     };
     attached.iter().map(report).collect()
-}
-
-/// Decodes all files, for the model's host-op.
-pub(crate) fn read(
-    attachments: &[Attachment],
-    model: &Model,
-    fps: Option<f32>,
-) -> Result<Vec<Attached>> {
-    attachments.iter().map(|attachment| attachment.read(model, fps)).collect()
 }
 
 /// The options `--image`, `--audio`, `--video` and `--fps`.

@@ -60,12 +60,7 @@ pub(crate) fn open_checked(
     if let Some(dump) = dump {
         runtime = runtime.dump(dump);
     }
-    let taken = |op: &OpDescription| {
-        attachments.iter().try_for_each(|attachment| {
-            attachment.check_taken(op)?;
-            attachment.check()
-        })
-    };
+    let taken = |op: &OpDescription| qhx::media::check(attachments, op);
     runtime.build().load_checked(&bundle, taken, |backend, reason| {
         say!("backend: {} ({reason})", backend.info().name);
     })

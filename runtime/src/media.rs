@@ -7,6 +7,7 @@ use qhx_core::engine::{Content, ContentPart, Model, Part, Prompt};
 use qhx_core::op::{Modality, OpDescription, Segment};
 use qhx_core::{Error, ErrorKind, Media, Result, trace};
 use qhx_media::{Limits, Source};
+use serde::Serialize;
 
 /// What files can be, with the placeholder that stands for one in a text.
 pub const PLACEHOLDERS: [(Modality, &str); 3] =
@@ -115,7 +116,8 @@ pub struct Attached {
 }
 
 /// How large it is.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(untagged)]
 #[non_exhaustive]
 pub enum Size {
     /// Pixels.
@@ -226,6 +228,26 @@ fn push_text(slots: &mut Vec<Slot>, text: &str) {
     if !text.is_empty() {
         slots.push(Slot::Text(text.to_owned()));
     }
+}
+
+/// Whether the host-op takes what is attached, and whether the files are such images, audio and videos, by their first
+/// bytes: for an answer before a model is loaded.
+///
+/// # Errors
+/// As [`Attachment::check_taken`] and [`Attachment::check`].
+pub fn check(attachments: &[Attachment], op: &OpDescription) -> Result<()> {
+    attachments.iter().try_for_each(|attachment| {
+        attachment.check_taken(op)?;
+        attachment.check()
+    })
+}
+
+/// Decodes all that is attached: see [`Attachment::read`].
+///
+/// # Errors
+/// As [`Attachment::read`].
+pub fn read(attachments: &[Attachment], model: &Model, fps: Option<f32>) -> Result<Vec<Attached>> {
+    attachments.iter().map(|attachment| attachment.read(model, fps)).collect()
 }
 
 /// Whether the text's placeholders fit what is attached, before anything is loaded.

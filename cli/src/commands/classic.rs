@@ -83,7 +83,7 @@ pub(crate) fn run(args: &ClassicArgs, app: &mut App) -> Result<Status> {
     let opening =
         Opening { root: Some(&args.root), attachments: &attachments, ..Opening::default() };
     let mut model = session::open_checked(app, &args.manifest, &backend, opening, |_| Ok(()))?;
-    let attached = crate::media::read(&attachments, &model, None)?;
+    let attached = media::read(&attachments, &model, None)?;
     let prompt = if args.chat {
         let messages = vec![Message::new("user", media::content(text, &attached)?)];
         Prompt::Chat { messages, thinking: args.thinking.map(Switch::is_on) }

@@ -128,7 +128,7 @@ fn run_traced(
     let opening = Opening { dump, attachments: &attachments, tracing, ..Opening::default() };
     let mut model = session::open_checked(app, &args.bundle, &args.backend, opening, check)?;
     session::open_draft(app, &mut model, draft, &args.backend, tracing)?;
-    let attached = crate::media::read(&attachments, &model, args.media.fps)?;
+    let attached = media::read(&attachments, &model, args.media.fps)?;
     if args.chat {
         let system = args.system_prompt.iter().map(|text| Message::new("system", text));
         let user = Message::new("user", media::content(text, &attached)?);

@@ -256,8 +256,7 @@ impl Suite {
         let id = case.name(index);
         let of_case = |e: Error| e.context(format_args!("case {id}"));
         let attachments = case.attachments(self.folder());
-        let attached = attachments.iter().map(|attachment| attachment.read(model, case.fps));
-        let attached: Vec<_> = attached.collect::<Result<_>>().map_err(of_case)?;
+        let attached = media::read(&attachments, model, case.fps).map_err(of_case)?;
         let prompt = match (&case.prompt_ids, &case.prompt) {
             (Some(ids), _) => media::tokens(ids.clone(), &attached),
             (None, text) => {
