@@ -80,13 +80,11 @@ impl App {
         let prober = this_program().map(|program| {
             Prober::new(program, [helper::COMMAND]).remembering(qhx_plugins::search::memory_file())
         });
-        PluginOptions {
-            files: self.global.plugins.clone(),
-            dirs: self.global.plugin_dirs.clone(),
-            only_named: false,
-            no_plugins: self.global.no_plugins,
-            allow_untrusted: self.global.allow_untrusted_plugins,
-            prober,
-        }
+        PluginOptions::default()
+            .files(self.global.plugins.clone())
+            .dirs(self.global.plugin_dirs.clone())
+            .no_plugins(self.global.no_plugins)
+            .allow_untrusted(self.global.allow_untrusted_plugins)
+            .prober(prober)
     }
 }

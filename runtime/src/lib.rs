@@ -19,6 +19,9 @@
 //! | [`Transcriber`] | audio of any length to text |
 //! | [`Texts`] | tokenizer, chat template and limits, usable while a generation runs |
 //!
+//! What the command line prints about models and machines is a value, too: [`Runtime::inspect`] and
+//! [`Runtime::diagnose`], and the modules [`verify`], [`bench`], [`corpus`], [`plugins`], [`install`] and [`vars`].
+//!
 //! Nothing here prints, exits, installs a signal handler or starts a process unasked. All that takes time can be
 //! cancelled from another thread, within one graph execution ([`CancelToken`]). Errors are one type with a kind, a
 //! message and a likely fix ([`Error`]). A model may be moved to another thread.

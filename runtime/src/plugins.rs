@@ -42,8 +42,7 @@ pub struct ListedOp {
 /// # Errors
 /// As [`survey`].
 pub fn list(options: &PluginOptions) -> Result<PluginList> {
-    let builtin =
-        Plugins::discover(&PluginOptions { no_plugins: true, ..PluginOptions::default() })?;
+    let builtin = Plugins::discover(&PluginOptions::default().no_plugins(true))?;
     let mut ops: Vec<_> = builtin
         .list()
         .into_iter()

@@ -62,11 +62,7 @@ pub fn hashes(files: &[PathBuf]) -> Vec<(PathBuf, String)> {
 
 /// Opens a bundle with one plugin, and none that is installed.
 pub fn open(bundle: &Path, plugin: &Path, backend: Arc<dyn Backend>) -> Model {
-    let options = PluginOptions {
-        files: vec![plugin.to_owned()],
-        only_named: true,
-        ..PluginOptions::default()
-    };
+    let options = PluginOptions::default().files(vec![plugin.to_owned()]).only_named(true);
     let plugins = Plugins::discover(&options).unwrap_or_else(|e| panic!("{e}"));
     tiny::open_by(bundle, backend, &plugins, &CancelToken::new())
         .unwrap_or_else(|e| panic!("{}: {e}", bundle.display()))

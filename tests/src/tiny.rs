@@ -244,7 +244,7 @@ pub fn bundle(checkpoint: &Path, variant: Variant) -> PathBuf {
 
 /// The plugins under test: the libraries of the families, or what is linked in.
 pub fn plugins() -> Plugins {
-    let mut options = PluginOptions { only_named: true, ..PluginOptions::default() };
+    let mut options = PluginOptions::default().only_named(true);
     if !cfg!(feature = "builtin-ops") {
         static FILES: OnceLock<Vec<PathBuf>> = OnceLock::new();
         let files = FILES.get_or_init(|| plugin_files::programs().split_off(1));

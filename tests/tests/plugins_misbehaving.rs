@@ -22,8 +22,7 @@ fn odd(name: &str) -> PathBuf {
 }
 
 fn only(files: &[PathBuf]) -> Plugins {
-    let options =
-        PluginOptions { files: files.to_vec(), only_named: true, ..PluginOptions::default() };
+    let options = PluginOptions::default().files(files.to_vec()).only_named(true);
     Plugins::discover(&options).unwrap()
 }
 

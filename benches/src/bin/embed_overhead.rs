@@ -85,7 +85,7 @@ fn open(backend: NullBackend) -> Result<(tempfile::TempDir, Box<dyn HostOp>), An
         progress: None,
         dump: None,
     };
-    let options = PluginOptions { only_named: true, ..PluginOptions::default() };
+    let options = PluginOptions::default().only_named(true);
     let op = Plugins::discover(&options)?.open("llama_embed_sharded", services)?;
     Ok((folder, op))
 }

@@ -208,7 +208,7 @@ fn main() -> Result<(), AnyError> {
     let temporary = tempfile::tempdir()?;
     let folder = std::env::args_os().nth(1).map_or(temporary.path().to_owned(), PathBuf::from);
     make_tables(&folder, &SHAPES)?;
-    let options = PluginOptions { only_named: true, ..PluginOptions::default() };
+    let options = PluginOptions::default().only_named(true);
     let plugins = Plugins::discover(&options)?;
     println!(
         "Phi-tiny-MoE shapes, null backend, table of {:.2} GB ({} experts)",

@@ -133,7 +133,7 @@ fn open(folder: &Path, recipe: &Recipe, threads: usize) -> Result<Box<dyn HostOp
         progress: None,
         dump: None,
     };
-    let options = PluginOptions { only_named: true, ..PluginOptions::default() };
+    let options = PluginOptions::default().only_named(true);
     Ok(Plugins::discover(&options)?.open(&recipe.host_op, services)?)
 }
 

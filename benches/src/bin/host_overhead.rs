@@ -63,10 +63,8 @@ fn per_token(total: Duration) -> f64 {
 
 fn main() -> Result<(), AnyError> {
     let folder = tempfile::tempdir()?;
-    let mut runs = vec![(
-        "linked in",
-        Plugins::discover(&PluginOptions { only_named: true, ..PluginOptions::default() })?,
-    )];
+    let mut runs =
+        vec![("linked in", Plugins::discover(&PluginOptions::default().only_named(true))?)];
     let so = std::env::current_exe()?.with_file_name(format!(
         "{}qhx_ops_qwen35_plugin{}",
         std::env::consts::DLL_PREFIX,
@@ -74,7 +72,7 @@ fn main() -> Result<(), AnyError> {
     ));
     if so.is_file() {
         let files: Vec<PathBuf> = vec![so];
-        let options = PluginOptions { files, only_named: true, ..PluginOptions::default() };
+        let options = PluginOptions::default().files(files).only_named(true);
         runs.push(("plugin", Plugins::discover(&options)?));
     } else {
         eprintln!("no plugin beside this program: build qhx-ops-qwen35-plugin to measure it too");

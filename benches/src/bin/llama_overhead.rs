@@ -113,7 +113,7 @@ fn open(folder: &Path, prefill: bool, shards: usize) -> Result<Box<dyn HostOp>, 
         progress: None,
         dump: None,
     };
-    let options = PluginOptions { only_named: true, ..PluginOptions::default() };
+    let options = PluginOptions::default().only_named(true);
     Ok(Plugins::discover(&options)?.open("llama_generate", services)?)
 }
 

@@ -28,8 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     drop((file, block));
 
     let mb = |bytes: u64| bytes as f64 / 1e6;
-    let plugins =
-        Plugins::discover(&PluginOptions { only_named: true, ..PluginOptions::default() })?;
+    let plugins = Plugins::discover(&PluginOptions::default().only_named(true))?;
     let (before, _) = peak_and_anonymous();
     let start = Instant::now();
     let mut op = open(folder.path(), &plugins, &SHAPES)?;

@@ -17,7 +17,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use qhx_benches::observed::{Observed, Written};
-use qhx_core::CancelToken;
 use qhx_core::backend::Backend;
 use qhx_core::compare::Distance;
 use qhx_core::engine::{Model, ModelOptions};
@@ -34,7 +33,7 @@ use serde_json::Value;
 type AnyError = Box<dyn std::error::Error>;
 
 fn open(manifest: Manifest, backend: Arc<dyn Backend>) -> Result<Model, AnyError> {
-    let options = PluginOptions { only_named: true, ..PluginOptions::default() };
+    let options = PluginOptions::default().only_named(true);
     Ok(Model::open(ModelOptions::new(manifest, backend, &Plugins::discover(&options)?))?)
 }
 

@@ -4,7 +4,7 @@
 
 #![expect(clippy::print_stdout, reason = "the report is what it prints")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -132,7 +132,7 @@ fn main() -> Result<ExitCode, AnyError> {
         }
         Ok(start.elapsed())
     })?;
-    let only = |files| PluginOptions { files, only_named: true, ..PluginOptions::default() };
+    let only = |files: Vec<PathBuf>| PluginOptions::default().files(files).only_named(true);
     let linked = time_op(&mut *open(folder.path(), &Plugins::discover(&only(vec![]))?)?)?;
     let loaded =
         time_op(&mut *open(folder.path(), &Plugins::discover(&only(vec![plugin.clone()]))?)?)?;
@@ -163,11 +163,7 @@ fn main() -> Result<ExitCode, AnyError> {
         std::fs::copy(&plugin, &file)?;
         store.install(&file, Some(&prober))?;
     }
-    let dir = |dir: &Path| PluginOptions {
-        dirs: vec![dir.to_owned()],
-        only_named: true,
-        ..PluginOptions::default()
-    };
+    let dir = |dir: &Path| PluginOptions::default().dirs(vec![dir.to_owned()]).only_named(true);
     let milliseconds = |start: Instant| start.elapsed().as_secs_f64() * 1e3;
     let bytes = std::fs::metadata(&plugin)?.len();
     println!("{PLUGINS} plugins of {:.1} MB, ms", bytes as f64 / 1e6);

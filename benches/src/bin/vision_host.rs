@@ -136,7 +136,7 @@ fn open(folder: &Path) -> Anything<Box<dyn HostOp>> {
         progress: None,
         dump: None,
     };
-    let options = PluginOptions { only_named: true, ..PluginOptions::default() };
+    let options = PluginOptions::default().only_named(true);
     Ok(Plugins::discover(&options)?.open("qwen3vl_generate", services)?)
 }
 

@@ -26,7 +26,13 @@ use qhx_core::rights::runs_with_extra_rights;
 use crate::probe::Prober;
 
 /// Which plugins to consider.
+///
+/// ```
+/// let linked_in_only = qhx_plugins::PluginOptions::default().no_plugins(true);
+/// # let _ = linked_in_only;
+/// ```
 #[derive(Debug, Clone, Default)]
+#[non_exhaustive]
 pub struct PluginOptions {
     /// Files that must load.
     pub files: Vec<PathBuf>,
@@ -41,6 +47,50 @@ pub struct PluginOptions {
     pub allow_untrusted: bool,
     /// Tries every plugin that is not installed in a child process before it is loaded.
     pub prober: Option<Prober>,
+}
+
+impl PluginOptions {
+    /// Files that must load.
+    #[must_use]
+    pub fn files(mut self, files: impl IntoIterator<Item = PathBuf>) -> Self {
+        self.files = files.into_iter().collect();
+        self
+    }
+
+    /// Folders to search first.
+    #[must_use]
+    pub fn dirs(mut self, dirs: impl IntoIterator<Item = PathBuf>) -> Self {
+        self.dirs = dirs.into_iter().collect();
+        self
+    }
+
+    /// Whether nothing but `files`, `dirs` and what is linked in is considered.
+    #[must_use]
+    pub fn only_named(mut self, only_named: bool) -> Self {
+        self.only_named = only_named;
+        self
+    }
+
+    /// Whether nothing but what is linked in is considered.
+    #[must_use]
+    pub fn no_plugins(mut self, no_plugins: bool) -> Self {
+        self.no_plugins = no_plugins;
+        self
+    }
+
+    /// Whether it is not asked who could change a file.
+    #[must_use]
+    pub fn allow_untrusted(mut self, allow_untrusted: bool) -> Self {
+        self.allow_untrusted = allow_untrusted;
+        self
+    }
+
+    /// Tries every plugin that is not installed in a child process before it is loaded.
+    #[must_use]
+    pub fn prober(mut self, prober: impl Into<Option<Prober>>) -> Self {
+        self.prober = prober.into();
+        self
+    }
 }
 
 /// Variable with folders to search, separated like `PATH`.

@@ -19,7 +19,7 @@ fn misbehaving() -> &'static PathBuf {
 }
 
 fn only(files: Vec<PathBuf>) -> PluginOptions {
-    PluginOptions { files, only_named: true, ..PluginOptions::default() }
+    PluginOptions::default().files(files).only_named(true)
 }
 
 /// Generates a few tokens with one of the misbehaving ops and returns the error.
@@ -161,11 +161,7 @@ fn a_broken_file_in_a_folder_is_remembered_and_the_others_work() {
     std::fs::write(folder.path().join(plugin_files::library_name("a_broken")), "?").unwrap();
     let good = plugin_files::library_name("b_good");
     std::fs::copy(misbehaving(), folder.path().join(good)).unwrap();
-    let options = PluginOptions {
-        dirs: vec![folder.path().to_owned()],
-        only_named: true,
-        ..PluginOptions::default()
-    };
+    let options = PluginOptions::default().dirs(vec![folder.path().to_owned()]).only_named(true);
     let plugins = Plugins::discover(&options).unwrap();
     assert!(plugins.find("test_nan_logits").is_ok());
     let error = plugins.find("no_such_op").unwrap_err().report().to_string();

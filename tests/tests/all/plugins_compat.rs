@@ -90,11 +90,7 @@ fn newer(path: &str, text: String) -> String {
 
 /// Runs the plugin in this program: tokens of a generation, and the version it was built against.
 fn generate(file: &Path) -> (Vec<u32>, String) {
-    let options = PluginOptions {
-        files: vec![file.to_owned()],
-        only_named: true,
-        ..PluginOptions::default()
-    };
+    let options = PluginOptions::default().files(vec![file.to_owned()]).only_named(true);
     let plugins = Plugins::discover(&options).unwrap_or_else(|e| panic!("{e}"));
     let mut model = null_model::open("test_frozen", &plugins, &CancelToken::new()).unwrap();
     // A plugin of any version decodes; one before 1.2 verifies no draft tokens.
@@ -145,11 +141,7 @@ fn a_frozen_plugin_runs_in_this_host_and_in_a_newer_one() {
 
 #[test]
 fn a_frozen_plugin_is_never_given_an_image() {
-    let options = PluginOptions {
-        files: vec![FROZEN.build(PLAIN).plugin],
-        only_named: true,
-        ..PluginOptions::default()
-    };
+    let options = PluginOptions::default().files(vec![FROZEN.build(PLAIN).plugin]).only_named(true);
     let plugins = Plugins::discover(&options).unwrap();
     let mut model = null_model::open("test_frozen", &plugins, &CancelToken::new()).unwrap();
     let image = Part::Media(Media::image(vec![0; 12], 2, 2).unwrap());
@@ -163,11 +155,7 @@ fn a_frozen_plugin_is_never_given_an_image() {
 /// What a plugin of 1.0 cannot hand back, the host knows by the message.
 #[test]
 fn an_error_of_the_host_keeps_its_hint_through_a_frozen_plugin() {
-    let options = PluginOptions {
-        files: vec![FROZEN.build(PLAIN).plugin],
-        only_named: true,
-        ..PluginOptions::default()
-    };
+    let options = PluginOptions::default().files(vec![FROZEN.build(PLAIN).plugin]).only_named(true);
     let plugins = Plugins::discover(&options).unwrap();
     let cause = Error::new(ErrorKind::Runtime, "the device is gone").hint("plug it in");
     let failure = Some(cause.with_code(1003));

@@ -19,7 +19,7 @@ use qhx_tests::{plugin_files, tiny};
 fn plugins() -> Plugins {
     static FILE: OnceLock<PathBuf> = OnceLock::new();
     let file = FILE.get_or_init(|| plugin_files::build("qhx-test-services-plugin")).clone();
-    let options = PluginOptions { files: vec![file], only_named: true, ..PluginOptions::default() };
+    let options = PluginOptions::default().files(vec![file]).only_named(true);
     Plugins::discover(&options).unwrap()
 }
 

@@ -34,11 +34,7 @@ fn installed() -> (tempfile::TempDir, Store) {
 }
 
 fn dir(store: &Store) -> PluginOptions {
-    PluginOptions {
-        dirs: vec![store.dir().to_owned()],
-        only_named: true,
-        ..PluginOptions::default()
-    }
+    PluginOptions::default().dirs(vec![store.dir().to_owned()]).only_named(true)
 }
 
 fn file(store: &Store) -> PathBuf {
@@ -117,11 +113,7 @@ fn listing_installed_plugins_loads_none_of_them() {
     fs::remove_file(&first).unwrap();
     fs::write(folder.path().join(LOCK_FILE), lock).unwrap();
 
-    let options = PluginOptions {
-        dirs: vec![folder.path().to_owned()],
-        only_named: true,
-        ..PluginOptions::default()
-    };
+    let options = PluginOptions::default().dirs(vec![folder.path().to_owned()]).only_named(true);
     let rows = survey(&options).unwrap();
     assert!(rows.len() == COUNT && rows.iter().all(|row| row.status == Status::Ok), "{rows:#?}");
     // Opening a bundle asks who has an op; only the one that has it would be loaded.
@@ -149,7 +141,7 @@ fn a_flipped_byte_is_noticed_when_loading_and_verifying() {
     assert_eq!(store.verify().unwrap()[0].health, Health::Changed);
 
     // Named outright, it is refused as well: the lock beside it knows better.
-    let options = PluginOptions { files: vec![file(&store)], ..PluginOptions::default() };
+    let options = PluginOptions::default().files(vec![file(&store)]);
     assert!(
         Plugins::discover(&options).unwrap_err().report().to_string().contains("changed since")
     );
@@ -248,7 +240,7 @@ fn a_fifo_named_like_a_plugin_is_named_at_once() {
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let dirs = vec![folder.path().to_owned()];
     let prober = Some(prober());
-    let options = PluginOptions { dirs, only_named: true, prober, ..PluginOptions::default() };
+    let options = PluginOptions::default().dirs(dirs).only_named(true).prober(prober);
     let (send, receive) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let found =
@@ -278,7 +270,7 @@ fn a_file_that_others_may_change_is_refused_unless_that_is_accepted() {
     for expected in ["mode 666", "chmod go-w", "--allow-untrusted-plugins"] {
         assert!(message.contains(expected), "{message:?} lacks {expected:?}");
     }
-    let mut options = PluginOptions { files: vec![copy], ..PluginOptions::default() };
+    let mut options = PluginOptions::default().files(vec![copy]);
     options.only_named = true;
     assert_eq!(only_row(&options).status, Status::Untrusted);
     assert!(Plugins::discover(&options).unwrap_err().report().to_string().contains("mode 666"));
@@ -288,11 +280,7 @@ fn a_file_that_others_may_change_is_refused_unless_that_is_accepted() {
 
 #[test]
 fn without_plugins_nothing_is_loaded_not_even_what_is_named() {
-    let options = PluginOptions {
-        files: vec![misbehaving().to_owned()],
-        no_plugins: true,
-        ..PluginOptions::default()
-    };
+    let options = PluginOptions::default().files(vec![misbehaving().to_owned()]).no_plugins(true);
     let plugins = Plugins::discover(&options).unwrap();
     assert!(plugins.files().is_empty());
     let error = plugins.find("test_nan_logits").unwrap_err().report().to_string();
@@ -330,12 +318,7 @@ mod crashing {
     }
 
     fn named(file: PathBuf, prober: Prober) -> PluginOptions {
-        PluginOptions {
-            files: vec![file],
-            only_named: true,
-            prober: Some(prober),
-            ..PluginOptions::default()
-        }
+        PluginOptions::default().files(vec![file]).only_named(true).prober(Some(prober))
     }
 
     #[cfg(target_os = "linux")]
@@ -362,12 +345,8 @@ mod crashing {
         fs::create_dir(&good).unwrap();
         fs::copy(&file, good.join(plugin_files::library_name("a_crash"))).unwrap();
         fs::copy(misbehaving(), good.join(plugin_files::library_name("b_good"))).unwrap();
-        let options = PluginOptions {
-            dirs: vec![good],
-            only_named: true,
-            prober: Some(prober),
-            ..PluginOptions::default()
-        };
+        let options =
+            PluginOptions::default().dirs(vec![good]).only_named(true).prober(Some(prober));
         assert!(Plugins::discover(&options).unwrap().find("test_nan_logits").is_ok());
 
         let store = Store::new(folder.path().join("store"));

@@ -23,6 +23,9 @@ pub struct Output {
 
 impl Output {
     /// Takes standard output over.
+    ///
+    /// # Errors
+    /// When the descriptor cannot be redirected.
     pub fn take() -> Result<Self> {
         let fail = |e: io::Error| Error::caused(ErrorKind::Io, "standard output", e);
         // For good: the libraries print while the process exits, too.
@@ -36,6 +39,9 @@ impl Output {
     }
 
     /// Writes the text as it is, at once, so that a stream is seen while it comes.
+    ///
+    /// # Errors
+    /// When nobody takes it: see [`Output::is_closed`].
     pub fn write(&mut self, text: &str) -> Result<()> {
         self.put(text).map_err(|e| {
             self.closed = is_closed(&e);
@@ -52,16 +58,25 @@ impl Output {
     }
 
     /// Writes a line of a report. What stands in it of files is written with escapes.
+    ///
+    /// # Errors
+    /// As [`Output::write`].
     pub fn line(&mut self, text: &str) -> Result<()> {
         self.write(&format!("{}\n", escaped(text)))
     }
 
     /// Writes a report.
+    ///
+    /// # Errors
+    /// As [`Output::write`].
     pub fn report(&mut self, report: &Report) -> Result<()> {
         self.write(&report.0)
     }
 
     /// Writes a value as one line of JSON.
+    ///
+    /// # Errors
+    /// As [`Output::write`], and when the value has no form in JSON.
     pub fn json(&mut self, value: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string(value)
             .map_err(|e| Error::caused(ErrorKind::Internal, "the result as JSON", e))?;
@@ -69,6 +84,9 @@ impl Output {
     }
 
     /// Writes a failure for programs.
+    ///
+    /// # Errors
+    /// As [`Output::write`].
     pub fn error(&mut self, error: &Error) -> Result<()> {
         self.json(&json!({"error": {
             "kind": error.kind().name(),
@@ -80,6 +98,9 @@ impl Output {
     }
 
     /// Writes a value as JSON over several lines, for reports that people read, too.
+    ///
+    /// # Errors
+    /// As [`Output::json`].
     pub fn json_pretty(&mut self, value: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string_pretty(value)
             .map_err(|e| Error::caused(ErrorKind::Internal, "the result as JSON", e))?;

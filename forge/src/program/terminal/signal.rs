@@ -52,6 +52,9 @@ pub struct TimeLimit {
 
 impl Interrupts {
     /// Installs the handler. Once per process.
+    ///
+    /// # Errors
+    /// When there is a handler already, or the system has none.
     pub fn install() -> Result<Self> {
         let interrupts =
             Self { token: CancelToken::new(), working: Arc::default(), ticket: Arc::default() };
