@@ -20,7 +20,8 @@
 //! | [`Texts`] | tokenizer, chat template and limits, usable while a generation runs |
 //!
 //! What the command line prints about models and machines is a value, too: [`Runtime::inspect`] and
-//! [`Runtime::diagnose`], and the modules [`verify`], [`bench`], [`corpus`], [`plugins`], [`install`] and [`vars`].
+//! [`Runtime::diagnose`], and the modules [`verify`], [`bench`](mod@bench), [`corpus`], [`plugins`], [`install`] and
+//! [`vars`].
 //!
 //! Nothing here prints, exits, installs a signal handler or starts a process unasked. All that takes time can be
 //! cancelled from another thread, within one graph execution ([`CancelToken`]). Errors are one type with a kind, a

@@ -88,7 +88,7 @@ pub fn describe(plugins: &Plugins, name: &str) -> Result<Vec<DescribedOp>> {
     Ok(entries.into_iter().map(described).collect())
 }
 
-/// Where else a host-op of a plugin that was just installed comes from, and which of them is used, in a sentence;
+/// Where else a host-op of a plugin that was just installed comes from, and which of them is used, in a sentence.
 /// `None` where it comes from nowhere else.
 ///
 /// # Errors
