@@ -50,12 +50,13 @@ use qhx_types::{DType, Quantization, TensorInfo};
 use super::causes::explain;
 use super::codes::{self, Code};
 use super::context::{ContextConfig, ContextHandle, with_list};
-use super::device::{Device, Raw, Target};
+use super::device::{Device, Raw};
 use super::gate::Exclusive;
 use super::graph::c_string;
 use super::integers::{self, Pointed};
 use super::library::Library;
 use super::log::{self, LogLevel};
+use super::target::Target;
 use super::types;
 
 /// The op package of the HTP backend.

@@ -9,44 +9,14 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use qhx_base::{ErrorKind, Result};
 use qhx_qnn_sys::{self as sys, Config, ConfigValue, Handle};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::causes;
 use super::codes;
 use super::gate::Exclusive;
 use super::library::{EMULATES, Library};
 use super::log::{self, LogLevel};
-
-/// The chip that graphs are compiled for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Target {
-    /// Hexagon architecture: 75 for v75.
-    pub arch: u32,
-    /// The library's number of the chip.
-    pub soc: u32,
-}
-
-impl Target {
-    /// Snapdragon 8 Gen 3.
-    pub const V75: Self = Self { arch: 75, soc: 57 };
-    /// Snapdragon 8 Elite.
-    pub const V79: Self = Self { arch: 79, soc: 69 };
-    /// Snapdragon 8 Elite Gen 5.
-    pub const V81: Self = Self { arch: 81, soc: 87 };
-    /// The targets that qhx compiles for.
-    pub const ALL: [Self; 3] = [Self::V75, Self::V79, Self::V81];
-
-    /// The target called `v75`, `v79` or `v81`.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|t| t.to_string() == name)
-    }
-}
-
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "v{}", self.arch)
-    }
-}
+use super::target::Target;
 
 /// What the library reports about the machine it runs on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

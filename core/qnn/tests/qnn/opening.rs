@@ -35,7 +35,7 @@ fn a_missing_library_is_named() {
 #[test]
 fn a_device_for_an_unknown_architecture_is_refused() {
     let library = opened();
-    let unknown = Target { arch: 12, soc: 9999 };
+    let unknown = Target { arch: 12, soc: 9999, vtcm_mb: None };
     let error = Device::open(&library, LogLevel::Error, Some(unknown)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Runtime);
     assert!(error.message().contains("for v12"), "{error}");
