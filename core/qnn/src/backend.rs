@@ -3,8 +3,9 @@
 //! A graph keeps its context alive, the context its device, backend and log. What its inputs and
 //! outputs lie in is the matter of `registered`.
 
+use std::collections::HashSet;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -24,7 +25,7 @@ use super::library::Library;
 use super::log::LogLevel;
 use super::opening::{self, side_by_side};
 use super::power::{PerfMode, Power};
-use super::preflight::{Destination, preflight};
+use super::preflight::{Destination, Verdict, preflight};
 use super::profile::{Profile, ProfileLevel, ProfileRecord, Records};
 use super::registered::{DeviceMemory, MemoryMode};
 use super::session::{Session, SessionOptions, Sessions};
@@ -38,6 +39,8 @@ pub struct QnnOptions {
     pub system: Option<PathBuf>,
     /// The device's Hexagon architecture, where the library's own word is not to be taken.
     pub device_arch: Option<u32>,
+    /// Whether the library emulates the NPU, so that nothing it says of the chip counts; `None` goes by this machine.
+    pub emulated: Option<bool>,
     /// What the library logs, through `tracing` with target `qnn`.
     pub log: LogLevel,
     /// What is measured; read with [`QnnBackend::take_profile`].
@@ -72,6 +75,8 @@ pub struct QnnBackend {
     memory: Arc<DeviceMemory>,
     options: QnnOptions,
     records: Arc<Mutex<Records>>,
+    /// Folders of bundles that run slower than they could, of which that was said.
+    warned: Mutex<HashSet<PathBuf>>,
 }
 
 impl QnnBackend {
@@ -99,15 +104,17 @@ impl QnnBackend {
                 idle_release: options.idle_release,
             },
         )?;
-        let platform = sessions.current()?.device.platform().unwrap_or_else(|error| {
+        let mut platform = sessions.current()?.device.platform().unwrap_or_else(|error| {
             tracing::warn!(target: "qnn", error = %error.report(), "the library does not describe the device");
             let emulated = Platform::is_emulated();
             Platform { arch: None, soc: None, vtcm_mb: None, cores: 0, emulated }
         });
+        platform.emulated = options.emulated.unwrap_or(platform.emulated);
         let cdsprpc = options.cdsprpc.as_deref();
         let memory = DeviceMemory::open(options.memory, cdsprpc, library, platform.emulated)?;
         let memory = Arc::new(memory);
-        Ok(Self { sessions, platform, memory, options, records: Arc::default() })
+        let warned = Mutex::default();
+        Ok(Self { sessions, platform, memory, options, records: Arc::default(), warned })
     }
 
     /// The opened library.
@@ -162,11 +169,23 @@ impl QnnBackend {
         let file = source.open(path)?;
         let info = BinaryInfo::open(self.library().system(), &file, self.options.tried.as_deref())?;
         let arch = self.options.device_arch;
-        let core = self.library().core_version();
-        preflight(&name, &info, &Destination::new(&self.platform, arch, core))?;
+        let (core, htp) = (self.library().core_version(), self.library().backend_version());
+        let destination = Destination::new(&self.platform, arch, core, htp);
+        if let Verdict::Supported { reason, hint } = preflight(&name, &info, &destination)? {
+            self.warn_once(path.parent().unwrap_or(path), &reason, &hint);
+        }
         let graphs =
             info.graphs.iter().map(|g| g.info().map(Arc::new)).collect::<Result<Vec<_>>>()?;
         Ok(Prepared { source, name, file, info, graphs })
+    }
+
+    /// Says of a bundle that it runs slower than it could, however many contexts it has and however often they are
+    /// loaded.
+    fn warn_once(&self, bundle: &Path, reason: &str, hint: &str) {
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        if warned.insert(bundle.to_owned()) {
+            tracing::warn!("{}: {reason}; {hint}", bundle.display());
+        }
     }
 
     /// Loads a context, and returns whether it shares its spill-fill buffer as was asked for.

@@ -6,6 +6,7 @@ use qhx_qnn_sys::BACKEND_HTP as HTP;
 use super::device::Platform;
 use super::info::BinaryInfo;
 use super::library::ApiVersion;
+use super::target::Target;
 
 /// Core interface of the first library that writes and reads blobs of version 4.
 const BLOB_4_SINCE: ApiVersion = ApiVersion { major: 2, minor: 38, patch: 0 };
@@ -21,6 +22,8 @@ pub struct Destination {
     pub emulated: bool,
     /// Core interface of the library; `None` when only the metadata is looked at.
     pub core: Option<ApiVersion>,
+    /// HTP interface of the library; `None` accepts every binary.
+    pub htp: Option<ApiVersion>,
     /// The device's tightly coupled memory in MB, when known; `None` accepts every binary.
     pub vtcm_mb: Option<u64>,
 }
@@ -30,18 +33,117 @@ impl Destination {
     ///
     /// An emulator always describes the same old chip and executes binaries of every
     /// architecture: its own word is not taken.
-    pub fn new(platform: &Platform, arch: Option<u32>, core: ApiVersion) -> Self {
+    pub fn new(platform: &Platform, arch: Option<u32>, core: ApiVersion, htp: ApiVersion) -> Self {
         let own = if platform.emulated { None } else { platform.arch };
         let vtcm_mb = if platform.emulated { None } else { platform.vtcm_mb };
-        Self { arch: arch.or(own), emulated: platform.emulated, core: Some(core), vtcm_mb }
+        Self {
+            arch: arch.or(own),
+            emulated: platform.emulated,
+            core: Some(core),
+            htp: Some(htp),
+            vtcm_mb,
+        }
+    }
+
+    /// A device with the chip of a target, whatever its libraries.
+    pub fn of(target: Target) -> Self {
+        Self {
+            arch: Some(target.arch),
+            emulated: false,
+            core: None,
+            htp: None,
+            vtcm_mb: target.vtcm_mb.map(u64::from),
+        }
     }
 }
 
-/// Checks that the binary called `name` can run at `destination`.
+/// How a binary runs on a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It was compiled for such a device, or nothing is known that says otherwise.
+    Optimal,
+    /// It runs, at less than full speed.
+    Supported {
+        /// What it was compiled for, and what the device is.
+        reason: String,
+        /// What would run at full speed.
+        hint: String,
+    },
+    /// It does not run.
+    Refused {
+        /// What it needs, and what the device has.
+        reason: String,
+        /// What would run.
+        hint: String,
+    },
+}
+
+/// The architecture from which on devices run no binaries of older ones.
+const SPLIT: u32 = 73;
+
+/// How a binary runs on a device, by Qualcomm's own rule: a device refuses binaries of newer architectures and HTP
+/// interfaces and those that need more tightly coupled memory than it has, and from v73 on those of architectures
+/// before v73. What is neither refused nor for this architecture and memory runs, and would be quicker if it were.
+pub fn verdict(binary: &BinaryInfo, device: &Destination) -> Verdict {
+    let refused = |reason, hint: &str| Verdict::Refused { reason, hint: hint.to_owned() };
+    let (made, has) = (binary.dsp_arch, device.arch);
+    if let (Some(made), Some(has)) = (made, has)
+        && (made > has || (made < SPLIT && has >= SPLIT))
+    {
+        return refused(
+            format!("compiled for Hexagon v{made}, this device has v{has}"),
+            &format!("use the bundle's v{has} folder, or forge it for v{has}"),
+        );
+    }
+    let needed = binary.vtcm_mb();
+    if let (Some(needs), Some(has)) = (needed, device.vtcm_mb)
+        && needs > has
+    {
+        return refused(
+            format!("compiled for {needs} MB of tightly coupled memory, this device has {has} MB"),
+            "it is for another chip: forge the bundle for this one, see --target",
+        );
+    }
+    let interface = |version: ApiVersion| (version.major, version.minor);
+    if let Some(library) = device.htp
+        && interface(binary.backend_version) > interface(library)
+    {
+        return refused(
+            format!(
+                "made by QAIRT {} (HTP interface {}), newer than the library ({library})",
+                binary.qairt().unwrap_or_else(|| "unknown".to_owned()),
+                binary.backend_version
+            ),
+            "use newer QNN libraries, or forge the bundle with those of the device",
+        );
+    }
+    let (mut reasons, mut folder) = (Vec::new(), None);
+    if let (Some(made), Some(has)) = (made, has)
+        && made != has
+    {
+        reasons.push(format!("made for v{made}, runs at less than full speed on this v{has}"));
+        folder = Some(has);
+    }
+    if let (Some(needs), Some(has)) = (needed, device.vtcm_mb)
+        && needs != has
+    {
+        reasons.push(format!("uses {needs} of the {has} MB of tightly coupled memory"));
+    }
+    if reasons.is_empty() {
+        return Verdict::Optimal;
+    }
+    let hint = match folder {
+        Some(arch) => format!("take the bundle's v{arch} folder, or forge it for v{arch}"),
+        None => "forge the bundle for this chip, see --target".to_owned(),
+    };
+    Verdict::Supported { reason: reasons.join(", "), hint }
+}
+
+/// Checks that the binary called `name` can run at `destination`, and returns how.
 ///
 /// # Errors
 /// When it cannot: with what the binary needs, what the device has, and a fix.
-pub fn preflight(name: &str, info: &BinaryInfo, destination: &Destination) -> Result<()> {
+pub fn preflight(name: &str, info: &BinaryInfo, destination: &Destination) -> Result<Verdict> {
     let refuse = |message: String, hint: &str| {
         Err(Error::new(ErrorKind::Context, format!("{name}: {message}")).hint(hint))
     };
@@ -53,23 +155,6 @@ pub fn preflight(name: &str, info: &BinaryInfo, destination: &Destination) -> Re
     }
     if info.graphs.is_empty() {
         return refuse("the context holds no graph".to_owned(), "build the bundle again");
-    }
-    if let (Some(wanted), Some(found)) = (destination.arch, info.dsp_arch)
-        && wanted != found
-    {
-        return refuse(
-            format!("compiled for Hexagon v{found}, this device has v{wanted}"),
-            &format!("use the bundle's v{wanted} folder, or forge it for v{wanted}"),
-        );
-    }
-    let needed = info.graphs.iter().filter_map(|graph| vtcm_mb(graph.figures?.vtcm?)).max();
-    if let (Some(has), Some(needs)) = (destination.vtcm_mb, needed)
-        && needs > has
-    {
-        return refuse(
-            format!("compiled for {needs} MB of tightly coupled memory, this device has {has} MB"),
-            "it is for another chip of the same architecture: forge the bundle for this one",
-        );
     }
     if destination.emulated && info.shares_weights() {
         return refuse(
@@ -89,12 +174,10 @@ pub fn preflight(name: &str, info: &BinaryInfo, destination: &Destination) -> Re
                 "use the libraries of QAIRT 2.49 or newer",
             );
         }
-        if info.core_version > core {
-            tracing::warn!(
-                "{name}: made by a newer QAIRT (core interface {}) than the library ({core})",
-                info.core_version
-            );
-        }
+    }
+    let verdict = verdict(info, destination);
+    if let Verdict::Refused { reason, hint } = verdict {
+        return refuse(reason, &hint);
     }
     if !destination.emulated && info.file_bytes > DOMAIN_BYTES {
         tracing::warn!(
@@ -102,7 +185,14 @@ pub fn preflight(name: &str, info: &BinaryInfo, destination: &Destination) -> Re
             info.file_bytes
         );
     }
-    Ok(())
+    Ok(verdict)
+}
+
+impl BinaryInfo {
+    /// Tightly coupled memory in MB that its graphs use at most.
+    pub fn vtcm_mb(&self) -> Option<u64> {
+        self.graphs.iter().filter_map(|graph| vtcm_mb(graph.figures?.vtcm?)).max()
+    }
 }
 
 /// Tightly coupled memory in MB, rounded up. Libraries write a small number of MB, or bytes.
@@ -138,54 +228,123 @@ mod tests {
         }
     }
 
+    const ANYWHERE: Destination =
+        Destination { arch: None, emulated: true, core: None, htp: None, vtcm_mb: None };
+    const V5_51: ApiVersion = ApiVersion { major: 5, minor: 51, patch: 0 };
+
     fn platform(emulated: bool) -> Platform {
         Platform { arch: Some(68), soc: Some(30), vtcm_mb: None, cores: 1, emulated }
     }
 
-    #[test]
-    fn an_emulator_takes_every_architecture_by_default() {
-        let any = Destination::new(&platform(true), None, V2_40);
-        preflight("a.bin", &info(), &any).unwrap();
-        let destination = Destination::new(&platform(true), Some(75), V2_40);
-        let error = preflight("a.bin", &info(), &destination).unwrap_err();
-        assert_eq!(error.message(), "a.bin: compiled for Hexagon v81, this device has v75");
+    fn place(platform: &Platform, arch: Option<u32>) -> Destination {
+        Destination::new(platform, arch, V2_40, V5_51)
     }
 
-    #[test]
-    fn a_device_takes_its_own_architecture_only() {
-        let device = Destination::new(&platform(false), None, V2_40);
-        assert!(preflight("a.bin", &info(), &device).is_err());
-        let mut own = info();
-        own.dsp_arch = Some(68);
-        preflight("a.bin", &own, &device).unwrap();
+    /// A device with this much tightly coupled memory.
+    fn device(arch: u32, vtcm_mb: Option<u64>) -> Destination {
+        place(&Platform { arch: Some(arch), vtcm_mb, ..platform(false) }, None)
     }
 
-    #[test]
-    fn a_device_refuses_another_architecture_with_what_to_take() {
-        for (binary, device) in [(79, 81), (81, 79)] {
-            let made = BinaryInfo { dsp_arch: Some(binary), ..info() };
-            let platform = Platform { arch: Some(device), ..platform(false) };
-            let place = Destination::new(&platform, None, V2_40);
-            let error = preflight("a.bin", &made, &place).unwrap_err();
-            let expected =
-                format!("a.bin: compiled for Hexagon v{binary}, this device has v{device}");
-            assert_eq!(error.message(), expected);
-            assert!(error.hint_text().unwrap().contains(&format!("v{device} folder")), "{error}");
+    fn made(arch: u32, vtcm: Option<u32>) -> BinaryInfo {
+        let mut made = BinaryInfo { dsp_arch: Some(arch), ..info() };
+        made.graphs[0].figures = Some(GraphFigures { vtcm, ..Default::default() });
+        made
+    }
+
+    /// `=` at full speed, `+` slower, `-` not.
+    fn sign(verdict: &Verdict) -> char {
+        match verdict {
+            Verdict::Optimal => '=',
+            Verdict::Supported { .. } => '+',
+            Verdict::Refused { .. } => '-',
         }
     }
 
     #[test]
-    fn a_binary_for_a_chip_with_more_memory_is_refused() {
-        let mut made = info();
-        made.graphs[0].figures = Some(GraphFigures { vtcm: Some(8 << 20), ..Default::default() });
-        let device = |mb| {
-            let platform = Platform { arch: Some(81), vtcm_mb: Some(mb), ..platform(false) };
-            preflight("a.bin", &made, &Destination::new(&platform, None, V2_40))
+    fn binaries_run_on_the_devices_that_qualcomms_rule_names() {
+        const ARCHS: [u32; 6] = [68, 69, 73, 75, 79, 81];
+        // A line for each binary, a column for each device.
+        let expected = [
+            (68, "=+----"),
+            (69, "-=----"),
+            (73, "--=+++"),
+            (75, "---=++"),
+            (79, "----=+"),
+            (81, "-----="),
+        ];
+        for (binary, row) in expected {
+            let found: String = ARCHS
+                .map(|has| sign(&verdict(&made(binary, None), &device(has, None))))
+                .iter()
+                .collect();
+            assert_eq!(found, row, "made for v{binary}");
+            for (has, expected) in ARCHS.into_iter().zip(row.chars()) {
+                let opened = preflight("a.bin", &made(binary, None), &device(has, None));
+                assert_eq!(opened.is_err(), expected == '-', "v{binary} on v{has}: {opened:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_slower_binary_says_what_it_costs_and_what_to_take() {
+        let Verdict::Supported { reason, hint } = verdict(&made(73, None), &device(81, None))
+        else {
+            panic!("v73 runs on v81");
         };
-        device(8).unwrap();
-        let error = device(4).unwrap_err();
-        assert!(error.message().contains("8 MB of tightly coupled memory"), "{error}");
-        assert!(error.message().ends_with("has 4 MB"), "{error}");
+        assert_eq!(reason, "made for v73, runs at less than full speed on this v81");
+        assert_eq!(hint, "take the bundle's v81 folder, or forge it for v81");
+    }
+
+    #[test]
+    fn memory_decides_as_the_architecture_does() {
+        // MB of the binary, of the device.
+        for (needs, has, expected) in
+            [(8, 8, '='), (4, 8, '+'), (8, 4, '-'), (2, 2, '='), (4, 2, '-'), (0, 2, '=')]
+        {
+            for bytes in [needs, needs << 20] {
+                let found = verdict(&made(81, Some(bytes)), &device(81, Some(has)));
+                assert_eq!(sign(&found), expected, "{needs} of {has} MB: {found:?}");
+            }
+        }
+        let both = verdict(&made(73, Some(4)), &device(79, Some(8)));
+        let Verdict::Supported { reason, .. } = both else { panic!("{both:?}") };
+        assert!(
+            reason.starts_with("made for v73, ") && reason.contains("4 of the 8 MB"),
+            "{reason}"
+        );
+        let unknown = verdict(&made(81, Some(8)), &device(81, None));
+        assert_eq!(unknown, Verdict::Optimal);
+    }
+
+    #[test]
+    fn a_binary_of_a_newer_interface_is_refused() {
+        let library =
+            |minor| Destination { htp: Some(ApiVersion { minor, ..V5_51 }), ..device(81, None) };
+        assert_eq!(verdict(&made(81, None), &library(51)), Verdict::Optimal);
+        assert_eq!(verdict(&made(81, None), &library(52)), Verdict::Optimal);
+        let Verdict::Refused { reason, hint } = verdict(&made(81, None), &library(50)) else {
+            panic!("5.51 is newer than 5.50");
+        };
+        assert!(reason.contains("QAIRT 2.51 (HTP interface 5.51.0)"), "{reason}");
+        assert!(reason.contains("5.50.0") && hint.contains("newer QNN libraries"), "{reason}");
+    }
+
+    #[test]
+    fn a_target_says_what_runs_on_its_chip_without_a_device() {
+        let on = |name: &str| {
+            let target = Target::named(name).unwrap();
+            sign(&verdict(&made(73, Some(8)), &Destination::of(target)))
+        };
+        assert_eq!(["x-elite", "8s-gen-3", "v81", "v69"].map(on), ['=', '-', '+', '-']);
+    }
+
+    #[test]
+    fn an_emulator_takes_every_architecture_by_default() {
+        let any = place(&platform(true), None);
+        assert_eq!(preflight("a.bin", &info(), &any).unwrap(), Verdict::Optimal);
+        let error = preflight("a.bin", &info(), &place(&platform(true), Some(75))).unwrap_err();
+        assert_eq!(error.message(), "a.bin: compiled for Hexagon v81, this device has v75");
+        assert!(error.hint_text().unwrap().contains("v75 folder"), "{error}");
     }
 
     #[test]
@@ -193,7 +352,7 @@ mod tests {
         let mut shared = info();
         shared.graphs[0].figures =
             Some(GraphFigures { shared_weight_bytes: Some(4096), ..GraphFigures::default() });
-        let emulator = Destination { arch: None, emulated: true, core: None, vtcm_mb: None };
+        let emulator = ANYWHERE;
         let error = preflight("a.bin", &shared, &emulator).unwrap_err();
         assert!(error.message().contains("share weights"), "{error}");
         preflight("a.bin", &shared, &Destination { emulated: false, ..emulator }).unwrap();
@@ -202,14 +361,14 @@ mod tests {
     #[test]
     fn a_newer_blob_is_refused_with_the_release_that_made_it() {
         let old = ApiVersion { major: 2, minor: 37, patch: 0 };
-        let library = Destination { arch: None, emulated: true, core: Some(old), vtcm_mb: None };
+        let library = Destination { core: Some(old), ..ANYWHERE };
         let error = preflight("a.bin", &info(), &library).unwrap_err();
         assert!(error.message().contains("QAIRT 2.51"), "{error}");
     }
 
     #[test]
     fn another_backend_and_an_empty_context_are_refused() {
-        let any = Destination { arch: None, emulated: true, core: None, vtcm_mb: None };
+        let any = ANYWHERE;
         let gpu = BinaryInfo { backend_id: 4, ..info() };
         assert!(preflight("a.bin", &gpu, &any).is_err());
         let empty = BinaryInfo { graphs: vec![], ..info() };

@@ -24,7 +24,7 @@
 //! - What is never freed stays in [`Report::alive`].
 
 mod plan;
-pub use plan::{Bytes, Plan, Report, Rule, Then, is_spared};
+pub use plan::{Bytes, Chip, Plan, Report, Rule, Then, is_spared};
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod control;

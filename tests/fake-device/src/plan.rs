@@ -18,6 +18,20 @@ pub struct Plan {
     pub no_registered_memory: bool,
     /// Contexts may share a spill-fill buffer, which the emulator refuses.
     pub spill_fill: bool,
+    /// The chip that the device says it is; without it the emulator's own, an old one.
+    pub chip: Option<Chip>,
+}
+
+/// A chip, as a device describes itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Chip {
+    /// Hexagon architecture: 81 for v81.
+    pub arch: u32,
+    /// The library's number of the chip.
+    pub soc: u32,
+    /// Tightly coupled memory in MB.
+    pub vtcm_mb: u64,
 }
 
 impl Plan {
@@ -138,13 +152,14 @@ mod tests {
     fn a_plan_reads_as_a_test_author_writes_it() {
         let text = r#"{"rules": [{"call": "graphExecute", "nth": 3, "then": {"restart": 1007}},
             {"nth": 9, "times": 2, "then": {"fail": 6004}}, {"call": "graphExecute", "then": "hang"}],
-            "max_contexts": 8}"#;
+            "max_contexts": 8, "chip": {"arch": 73, "soc": 60, "vtcm_mb": 8}}"#;
         let plan: Plan = serde_json::from_str(text).expect("valid");
         let expected = Plan::at("graphExecute", 3, Then::Restart(1007));
         assert_eq!(plan.rules[0], expected.rules[0]);
         assert_eq!((plan.rules[1].call.as_deref(), plan.rules[1].times), (None, 2));
         assert_eq!((plan.rules[2].nth, plan.rules[2].then), (1, Then::Hang));
         assert_eq!(plan.max_contexts, Some(8));
+        assert_eq!(plan.chip, Some(Chip { arch: 73, soc: 60, vtcm_mb: 8 }));
         assert!(serde_json::from_str::<Plan>(r#"{"max_context": 8}"#).is_err());
     }
 }

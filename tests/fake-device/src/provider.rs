@@ -14,7 +14,7 @@ use qhx_qnn_sys::{
 };
 
 use crate::state::{Effect, Key, Kind, call, key, with, write_report};
-use crate::{Plan, groups, memory, power};
+use crate::{Chip, Plan, groups, memory, power};
 
 /// The functions of the real library.
 static REAL: OnceLock<CoreTable> = OnceLock::new();
@@ -260,9 +260,31 @@ unsafe extern "C" fn device_get_platform_info(
         // SAFETY: as the caller of this function vouches.
         unsafe {
             let status = real(log, out);
+            if let (0, Some(chip)) = (status, with(|state| state.chip())) {
+                describe(*out, chip);
+            }
             (status, if status == 0 { (*out).addr() } else { 0 })
         }
     })
+}
+
+/// Writes another chip into the real library's description of its device.
+///
+/// # Safety
+/// `info` is a description that the library has just made for this caller, or NULL.
+unsafe fn describe(info: *const PlatformInfo, chip: Chip) {
+    // SAFETY: the library's own description, which nobody else has; its lists have as many entries as it says.
+    unsafe {
+        if info.is_null() || (*info).device_count == 0 || (*info).devices.is_null() {
+            return;
+        }
+        let extension = (*(*info).devices).extension.cast_mut();
+        if !extension.is_null() {
+            (*extension).arch = chip.arch;
+            (*extension).soc = chip.soc;
+            (*extension).vtcm_mb = chip.vtcm_mb;
+        }
+    }
 }
 
 unsafe extern "C" fn device_free_platform_info(log: Handle, info: *const PlatformInfo) -> Status {

@@ -9,7 +9,7 @@ use qhx_qnn_sys::{Handle, STATUS_MEM_ALLOC, Status};
 
 use crate::groups::Group;
 use crate::memory::Memories;
-use crate::{Plan, Report, Then};
+use crate::{Chip, Plan, Report, Then};
 
 /// Names of calls that a report lists.
 const LISTED: usize = 100_000;
@@ -188,6 +188,11 @@ impl State {
     /// Whether contexts may share a spill-fill buffer.
     pub(crate) fn groups(&self) -> bool {
         self.plan.spill_fill
+    }
+
+    /// The chip that the device is to be.
+    pub(crate) fn chip(&self) -> Option<Chip> {
+        self.plan.chip
     }
 
     /// Notes that a context, just made, has a spill-fill buffer or uses another one's.

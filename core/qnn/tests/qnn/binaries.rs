@@ -2,7 +2,9 @@
 
 use qhx_base::{Error, ErrorKind};
 use qhx_exec::backend::Backend as _;
-use qhx_qnn::{BinaryInfo, Destination, QnnOptions, SystemLibrary, Target, preflight};
+use qhx_fake_device::{Chip, Control, Plan};
+use qhx_qnn::compose::GraphConfig;
+use qhx_qnn::{BinaryInfo, Destination, MemoryMode, QnnOptions, SystemLibrary, Target, preflight};
 use qhx_types::DType;
 
 use crate::*;
@@ -50,8 +52,7 @@ fn metadata_needs_the_system_library_only() {
     let system = SystemLibrary::open(library.system().path()).unwrap();
     let binary = linear_binary(&library, Target::V75, 21);
     let info = BinaryInfo::read(&system, "a.bin", &binary).unwrap();
-    let anywhere = Destination { arch: Some(75), emulated: false, core: None, vtcm_mb: None };
-    preflight("a.bin", &info, &anywhere).unwrap();
+    preflight("a.bin", &info, &Destination::of(Target { vtcm_mb: None, ..Target::V75 })).unwrap();
 }
 
 #[tier(qnn)]
@@ -191,4 +192,98 @@ fn weights_shared_by_graphs_are_refused_on_the_emulator() {
         let error = open(&library, QnnOptions::default(), &binary);
         assert!(error.message().contains("share weights"), "{error}");
     }
+}
+
+/// Opens a bundle of two binaries for `target` on a stand-in device with the chip, each of them twice, and returns the
+/// warnings, or the error.
+fn opened_on(
+    (library, control): &(Library, Control),
+    binary: &[u8],
+    chip: Chip,
+) -> (qhx_base::Result<()>, Vec<String>) {
+    control.set(&Plan { chip: Some(chip), ..Plan::default() }).unwrap();
+    let options = QnnOptions {
+        emulated: Some(false),
+        memory: MemoryMode::Raw,
+        open_threads: Some(1),
+        share_spill_fill: Some(false),
+        ..QnnOptions::default()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let sources = ["a", "b"].map(|key| {
+        let path = folder.path().join(key);
+        std::fs::write(&path, binary).unwrap();
+        ContextSource { key: key.to_owned(), binary: Some(path), ..ContextSource::default() }
+    });
+    let backend = between::backend_over(control, library, options);
+    let (result, warnings) = memory::listen(|| {
+        drop(backend.open_contexts(&sources)?);
+        backend.open_contexts(&sources).map(drop)
+    });
+    let own = format!("{}: ", folder.path().display());
+    drop(backend);
+    control.closed(&format!("{chip:?}"));
+    let warnings = warnings.iter().map(|line| line.replace(&own, "")).collect();
+    (result, warnings)
+}
+
+#[tier(qnn)]
+#[test]
+fn a_device_opens_warns_or_refuses_by_architecture() {
+    let fake = between::fake();
+    for made in Target::ALL {
+        let binary = linear_binary(&fake.0, made, 40);
+        for device in Target::ALL {
+            // As much as the binary uses, so that the architecture alone decides.
+            let info = BinaryInfo::read(fake.0.system(), "a", &binary).unwrap();
+            let chip =
+                Chip { arch: device.arch, soc: device.soc, vtcm_mb: info.vtcm_mb().unwrap() };
+            let (result, warnings) = opened_on(&fake, &binary, chip);
+            let label = format!("{made} on {device}: {result:?}, {warnings:?}");
+            let (made, has) = (made.arch, device.arch);
+            if made > has || (made < 73 && has >= 73) {
+                let error = result.unwrap_err();
+                assert!(
+                    error.message().ends_with(&format!(
+                        "compiled for Hexagon v{made}, this device has v{has}"
+                    )),
+                    "{label}"
+                );
+                assert!(error.hint_text().unwrap().contains(&format!("v{has} folder")), "{label}");
+                assert!(warnings.is_empty(), "{label}");
+                continue;
+            }
+            result.unwrap_or_else(|_| panic!("{label}"));
+            let expected = format!(
+                "made for v{made}, runs at less than full speed on this v{has}; take the bundle's v{has} folder, or \
+                 forge it for v{has}"
+            );
+            assert_eq!(warnings, if made == has { vec![] } else { vec![expected] }, "{label}");
+        }
+    }
+}
+
+#[tier(qnn)]
+#[test]
+fn a_device_with_less_memory_refuses_what_needs_more() {
+    let fake = between::fake();
+    let (library, small) = (&fake.0, Target::named("SSG2115P").unwrap());
+    let chip = |vtcm_mb| Chip { arch: 73, soc: small.soc, vtcm_mb };
+    let mut context = Composer::new(library, small, &[]).unwrap();
+    let mut graph = context.graph("linear", &[GraphConfig::VtcmMb(2)]).unwrap();
+    linear(&mut graph, &weight(41).0);
+    graph.finalize().unwrap();
+    let binary = context.binary().unwrap();
+    drop(context);
+    let (result, warnings) = opened_on(&fake, &binary, chip(2));
+    assert!(result.is_ok() && warnings.is_empty(), "{result:?} {warnings:?}");
+    let (result, warnings) = opened_on(&fake, &binary, chip(8));
+    assert!(result.is_ok() && warnings.len() == 1, "{result:?} {warnings:?}");
+    assert!(
+        warnings[0].starts_with("uses 2 of the 8 MB of tightly coupled memory; "),
+        "{warnings:?}"
+    );
+    let (result, warnings) = opened_on(&fake, &binary, chip(1));
+    let error = result.unwrap_err();
+    assert!(error.message().ends_with("this device has 1 MB") && warnings.is_empty(), "{error}");
 }

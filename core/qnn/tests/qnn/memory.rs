@@ -193,7 +193,7 @@ fn without_libcdsprpc_memory_is_raw_with_the_reason() {
 }
 
 /// The warnings of this crate that `work` leads to on this thread.
-fn listen<T>(work: impl FnOnce() -> T) -> (T, Vec<String>) {
+pub fn listen<T>(work: impl FnOnce() -> T) -> (T, Vec<String>) {
     static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
     let lines = || LINES.lock().unwrap_or_else(PoisonError::into_inner);
     lines().clear();
