@@ -114,6 +114,15 @@ impl Soc {
     }
 }
 
+impl fmt::Display for Soc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.aliases {
+            [] => f.write_str(self.name),
+            aliases => write!(f, "{} ({})", self.name, aliases.join(", ")),
+        }
+    }
+}
+
 /// The letters and digits of a name, as one compares them.
 fn plain(name: &str) -> String {
     let name = name.to_ascii_lowercase().replace('+', "plus");
@@ -152,7 +161,7 @@ impl FromStr for Target {
     fn from_str(name: &str) -> Result<Self, Error> {
         Self::named(name).ok_or_else(|| {
             let message = format!("{name:?} is no target: expected {}", architectures());
-            let chips = SOCS.map(|soc| soc.names().collect::<Vec<_>>().join(" or ")).join(", ");
+            let chips = SOCS.map(|soc| soc.to_string()).join(", ");
             let hint = match nearest(name) {
                 Some(near) => format!("did you mean {near:?}? Or a chip: {chips}"),
                 None => format!("or a chip: {chips}"),
@@ -226,7 +235,7 @@ mod tests {
             "\"x-elit\" is no target: expected v68, v69, v73, v75, v79, v81"
         );
         let hint = error.hint_text().unwrap();
-        assert!(hint.starts_with("did you mean \"x-elite\"? Or a chip: SM8350 or 888, "), "{hint}");
+        assert!(hint.starts_with("did you mean \"x-elite\"? Or a chip: SM8350 (888), "), "{hint}");
         let near = |name: &str| name.parse::<Target>().unwrap_err().hint_text().unwrap().to_owned();
         assert!(near("sm8551").starts_with("did you mean \"SM8550\"?"));
         assert!(near("v74").starts_with("did you mean \"v7"));
