@@ -466,7 +466,7 @@ fn hash_file(
 }
 
 /// Errors unless `out` does not exist, is an empty folder, or is a bundle that may be replaced.
-fn check_place(out: &Path, overwrite: bool) -> Result<()> {
+pub(crate) fn check_place(out: &Path, overwrite: bool) -> Result<()> {
     let usage = |what: &str| Error::new(ErrorKind::Usage, format!("{}: {what}", out.display()));
     if out.file_name().is_none() {
         return Err(usage("not the name of a new folder"));

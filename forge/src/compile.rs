@@ -17,6 +17,11 @@ pub trait Compiler: Send + Sync {
     /// The architecture that the binaries are for: `v81`.
     fn dsp_arch(&self) -> &str;
 
+    /// The library's number of the chip that the binaries are for, where there is one, for the manifest.
+    fn soc_model(&self) -> Option<u32> {
+        None
+    }
+
     /// Name and version of the library behind it, for the manifest.
     fn version(&self) -> String;
 

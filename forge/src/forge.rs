@@ -56,6 +56,13 @@ pub struct Report {
     pub residuals: Vec<Residual>,
 }
 
+/// What Qualcomm says of v68 in its provider for ONNX Runtime (onnxruntime-qnn, pull request 708), which refuses floats
+/// there. The emulator computes them.
+const NO_FLOATS: &str = "v68 has no arithmetic in floats by Qualcomm's own account, and activations are f16 in every \
+     precision: the emulator runs such a bundle, a device may fail to";
+/// What goes on from finished files, for messages.
+pub(crate) const GO_ON: &str = "the same command goes on from there";
+
 /// Makes a bundle of the checkpoint in the folder `checkpoint`.
 ///
 /// The bundle appears at `options.out` at once when everything is written; after an error or a
@@ -137,6 +144,9 @@ fn make(
     if let Some(note) = plan.note() {
         progress.note(&note);
     }
+    if options.compiler.as_ref().is_some_and(|c| c.dsp_arch() == "v68") {
+        progress.note(NO_FLOATS);
+    }
     if options.precision == Precision::Fp16 && checkpoint.has_quantized_weights() {
         progress.note("the checkpoint's quantized weights are dequantized to f16; --precision w4a16 keeps them");
     }
@@ -149,10 +159,7 @@ fn make(
             staging.keep(passing.contains(&error.kind()));
             return Err(match staging.kept() {
                 Some(folder) => {
-                    let rest = format!(
-                        "what is finished stays in {}; the same command goes on from there",
-                        folder.display()
-                    );
+                    let rest = format!("what is finished stays in {}; {GO_ON}", folder.display());
                     let hint = error.hint_text().map_or(rest.clone(), |h| format!("{h}; {rest}"));
                     error.hint(hint)
                 }
@@ -210,6 +217,7 @@ fn fingerprint(
         &options.share_weights.to_string(),
         &format!("{:?} {:?}", options.recipe_options, options.weights),
         compiler.map_or("", |c| c.dsp_arch()),
+        &format!("{:?}", compiler.and_then(|c| c.soc_model())),
         &compiler.map_or_else(String::new, |c| c.version()),
     ] {
         fingerprint.add(text.as_bytes());
@@ -414,6 +422,9 @@ fn manifest(
     model.insert("name".to_owned(), json!(name));
     model.insert("family".to_owned(), json!(recipe.family));
     model.insert("dsp_arch".to_owned(), json!(compiler.map(|c| c.dsp_arch())));
+    if let Some(soc) = compiler.and_then(|c| c.soc_model()) {
+        model.insert("soc_model".to_owned(), json!(soc));
+    }
     model.insert("precision".to_owned(), json!(options.precision.name()));
     if !options.weights.is_empty() {
         let weights = options.weights.iter();

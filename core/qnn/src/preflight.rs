@@ -127,7 +127,7 @@ pub fn verdict(binary: &BinaryInfo, device: &Destination) -> Verdict {
     if let (Some(needs), Some(has)) = (needed, device.vtcm_mb)
         && needs != has
     {
-        reasons.push(format!("uses {needs} of the {has} MB of tightly coupled memory"));
+        reasons.push(format!("declares {needs} of the {has} MB of tightly coupled memory"));
     }
     if reasons.is_empty() {
         return Verdict::Optimal;

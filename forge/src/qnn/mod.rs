@@ -34,13 +34,15 @@ pub struct QnnCompiler {
 }
 
 impl QnnCompiler {
-    /// A compiler for `target`.
+    /// A compiler for `target`, which may use all of the chip's tightly coupled memory. Where that is not known, the
+    /// library chooses.
     pub fn new(library: Library, target: Target) -> Self {
+        let configs = [GraphConfig::OptimizationLevel(3)].into_iter();
         Self {
             library,
             target,
             dsp_arch: target.to_string(),
-            configs: vec![GraphConfig::OptimizationLevel(3)],
+            configs: configs.chain(target.vtcm_mb.map(GraphConfig::VtcmMb)).collect(),
             share_weights: false,
         }
     }
@@ -80,6 +82,10 @@ impl QnnCompiler {
 impl Compiler for QnnCompiler {
     fn dsp_arch(&self) -> &str {
         &self.dsp_arch
+    }
+
+    fn soc_model(&self) -> Option<u32> {
+        Some(self.target.soc)
     }
 
     fn version(&self) -> String {

@@ -280,7 +280,7 @@ fn a_device_with_less_memory_refuses_what_needs_more() {
     let (result, warnings) = opened_on(&fake, &binary, chip(8));
     assert!(result.is_ok() && warnings.len() == 1, "{result:?} {warnings:?}");
     assert!(
-        warnings[0].starts_with("uses 2 of the 8 MB of tightly coupled memory; "),
+        warnings[0].starts_with("declares 2 of the 8 MB of tightly coupled memory; "),
         "{warnings:?}"
     );
     let (result, warnings) = opened_on(&fake, &binary, chip(1));
