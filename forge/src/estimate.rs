@@ -35,6 +35,8 @@ pub const NOT_MODELLED: &str = "calls from the host to the NPU, the host's own w
 /// bits, and assumes that it is quick. For int8 it then expects decoding to become 1.9 times as fast as with f16 on
 /// v81, where published bundles became 1.07 times as fast.
 pub const DEQUANTIZE_FACTOR: f64 = 1.9 / 1.07;
+/// What the library logs where it has no cost model of a chip, as of SM7325, QCM6490, SC8280X and SSG2115P.
+const NO_COST_MODEL: &str = "cost model could not be initialized";
 /// How many of the most expensive ops are listed.
 const TOP_OPS: usize = 10;
 /// Transfers of fewer bytes do not show what the memory can do.
@@ -200,7 +202,11 @@ fn one(
         key("sim_model_stats", text(&stats_path)),
         key("sim_core_voltage_corner", CompilerValue::U32(options.corner)),
     ]);
-    compiler.compile(&context.key, &context.graphs, &binary, progress)?;
+    let compiled = compiler.compile(&context.key, &context.graphs, &binary, progress);
+    compiled.map_err(|e| match e.message().contains(NO_COST_MODEL) {
+        true => e.hint("the library has no cost model of this chip: estimate for another --target, such as v81"),
+        false => e,
+    })?;
     let info = compiler.read(&binary)?;
     let figures = info.graphs.first().and_then(|g| g.figures);
     let spill_fill_bytes = figures.and_then(|f| f.spill_fill_bytes).unwrap_or(0);

@@ -29,6 +29,7 @@ mod run;
 mod size;
 #[cfg(target_os = "linux")]
 mod streams;
+mod targets;
 mod templates;
 mod trace;
 mod transcribe;

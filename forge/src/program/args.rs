@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
-use qhx_core::qnn::Target;
 use qhx_core::{Error, ErrorKind, Result};
 
 use super::terminal::args::LibraryArgs;
+use super::targets::{self, TargetChoice};
 use crate::calibrate::{CalibrateOptions, DEFAULT_TOKENS, read_texts};
 use crate::checkpoint::Checkpoint;
 use crate::estimate::DEFAULT_CORNER;
@@ -18,6 +18,8 @@ const EXAMPLES: &str = "\
 Examples:
   qhx forge Qwen3.5-0.8B --out qwen35/v81
   qhx forge Qwen3.5-0.8B --out qwen35/v79-w8 --target v79 --precision w8a16 --check
+  qhx forge Qwen3.5-0.8B --out qwen35 --target v73,v79,v81    # qwen35/v73, qwen35/v79, qwen35/v81
+  qhx forge Qwen3.5-0.8B --out qwen35/laptop --target x-elite
   qhx forge Qwen3.5-4B --out qwen35-4b/v81 --shards 2 --max-ctx 2048
   qhx forge Qwen3.5-0.8B --out qwen35/cpu --cpu-only
   qhx forge Llama-3.2-1B --out llama/v81 --prefill 32,128
@@ -180,6 +182,9 @@ pub(crate) struct CompileContextArgs {
     pub key: String,
     /// The binary to write
     pub file: PathBuf,
+    /// The one of the forge's targets that it is for
+    #[arg(long, value_parser = targets::parse)]
+    pub target: TargetChoice,
     /// The command line of the forge
     #[arg(last = true, required = true)]
     pub forge: Vec<OsString>,
@@ -191,9 +196,11 @@ pub(crate) struct ShapeArgs {
     /// Folder with the tokenizer.json and the config.json of the model, for a GGUF file that has none beside it
     #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<PathBuf>,
-    /// Hexagon architecture of the context binaries [default: v81 when there are QNN libraries]
-    #[arg(long, value_enum, value_name = "ARCH")]
-    pub target: Option<TargetChoice>,
+    /// What the context binaries are compiled for: a Hexagon architecture (v68, v69, v73, v75, v79, v81), a chip such
+    /// as SC8380XP or x-elite, or `this` for the one that the command runs on. Several are separated by commas; then
+    /// DIR has a folder for each, such as DIR/v73 [default: v81 when there are QNN libraries]
+    #[arg(long, value_name = "TARGET", value_delimiter = ',', value_parser = targets::parse)]
+    pub target: Vec<TargetChoice>,
     /// What the bundle is to do
     #[arg(long, value_parser = task(), default_value = Task::default().name())]
     pub task: Task,
@@ -294,8 +301,9 @@ impl ShapeArgs {
         }
     }
 
-    pub(crate) fn target(&self) -> Target {
-        self.target.map_or(Target::V81, TargetChoice::target)
+    /// What is asked for with `--target`, or its default.
+    pub(super) fn targets(&self) -> &[TargetChoice] {
+        if self.target.is_empty() { &[TargetChoice::DEFAULT] } else { &self.target }
     }
 }
 
@@ -364,27 +372,6 @@ impl ForgeArgs {
             (None, Some(path)) => self.shape.open(path),
             // The parser asks for one of them.
             (None, None) => Err(Error::new(ErrorKind::Usage, "no checkpoint is named")),
-        }
-    }
-}
-
-/// Architectures that can be compiled for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum TargetChoice {
-    /// Snapdragon 8 Gen 3
-    V75,
-    /// Snapdragon 8 Elite
-    V79,
-    /// Snapdragon 8 Elite Gen 5
-    V81,
-}
-
-impl TargetChoice {
-    pub(super) fn target(self) -> Target {
-        match self {
-            Self::V75 => Target::V75,
-            Self::V79 => Target::V79,
-            Self::V81 => Target::V81,
         }
     }
 }

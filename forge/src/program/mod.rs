@@ -11,6 +11,7 @@ mod show_estimate;
 mod show_plan;
 mod subprocess;
 pub mod terminal;
+mod targets;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -23,6 +24,7 @@ use qhx_cpu::{CpuBackend, CpuOptions};
 use qhx_media::{ImageRules, Limits, Source};
 use serde_json::{Value, json};
 
+use crate::bundle::check_place;
 use crate::calibrate::{CalibrateOptions, Calibration, OpenBundle, calibrate};
 use crate::checkpoint::Checkpoint;
 use crate::compile::Compiler;
@@ -35,6 +37,7 @@ use args::ForgeCommand;
 use subprocess::SubprocessCompiler;
 use terminal::output::Output;
 use terminal::{Status, Terminal};
+use targets::{Place, TargetChoice, places, unfinished};
 
 pub use args::ForgeArgs;
 pub use compiler::compiler;
@@ -63,7 +66,7 @@ pub fn run(
     args: &ForgeArgs,
     program: &Program,
     open: Option<OpenBundle<'_>>,
-    terminal: Terminal<'_>,
+    mut terminal: Terminal<'_>,
 ) -> Result<Status> {
     match &args.command {
         Some(ForgeCommand::Plan(plan)) => return show_plan::run(plan, terminal),
@@ -79,12 +82,13 @@ pub fn run(
     if let Some(folder) = &args.checkpoint {
         is_checkpoint(folder)?;
     }
-    let libraries = match (args.cpu_only, args.shape.target) {
+    let libraries = match (args.cpu_only, &args.shape.target[..]) {
         (true, _) => None,
-        (false, Some(target)) => {
-            Some(args.libraries.files().require(&format!("--target {}", target.target()))?)
+        (false, []) => args.libraries.files().find()?,
+        (false, targets) => {
+            let names: Vec<_> = targets.iter().map(|choice| choice.name()).collect();
+            Some(args.libraries.files().require(&format!("--target {}", names.join(",")))?)
         }
-        (false, None) => args.libraries.files().find()?,
     };
     if libraries.is_none() && !args.cpu_only {
         say!("note: no QNN libraries are given or installed; {}", how_to_get());
@@ -99,59 +103,101 @@ pub fn run(
             args.libraries.files().require(option)?;
         }
     }
+    let places = match &libraries {
+        Some(libraries) => places(args.shape.targets(), out, libraries)?,
+        None => Vec::new(),
+    };
     let checkpoint = args.checkpoint()?;
-    let target = args.shape.target();
-    let mut shape = args.shape.options(out);
+    // What a later one would be refused for is known before hours of compiling.
+    for place in &places {
+        check_place(&place.out, args.overwrite)?;
+    }
+    let shape = args.shape.options(out);
     let calibration = match args.calibration()? {
         None => None,
         Some(wanted) => Some(calibrated(&checkpoint, &shape, &wanted, open, &terminal)?),
     };
-    let kept = calibration.iter().flat_map(|found| &found.kept);
-    shape.weights.extend(kept.clone().cloned());
-    let kept: Vec<_> = kept.cloned().collect();
-    let check = match (&libraries, args.check) {
-        (Some(libraries), true) => {
-            let image = args.image.as_deref().map(image).transpose()?;
-            Some(check_backends(libraries.clone(), terminal.process.threads(), image))
+    let kept = calibration.iter().flat_map(|found| &found.kept).cloned().collect();
+    let calibration = calibration.as_ref();
+    let work = Work { args, program, checkpoint: &checkpoint, calibration, kept };
+    let Some(libraries) = &libraries else { return work.bundle(out, None, &mut terminal) };
+    if let [one] = &places[..] {
+        return work.bundle(&one.out, Some((libraries, one)), &mut terminal);
+    }
+    let mut status = Status::Done;
+    for (index, place) in places.iter().enumerate() {
+        match work.bundle(&place.out, Some((libraries, place)), &mut terminal) {
+            Ok(Status::Done) => {}
+            Ok(other) => status = other,
+            Err(error) => return Err(unfinished(error, &places, index, out)),
         }
-        _ => None,
-    };
-    let options = ForgeOptions {
-        overwrite: args.overwrite,
-        name: args.name.clone(),
-        compiler: libraries
-            .as_ref()
-            .map(|l| compiler(l, target, args.shape.share_weights))
-            .transpose()?
-            .map(|compiler| in_subprocesses(compiler, program, &kept, &terminal)),
-        onnx: !args.no_onnx,
-        check,
-        ..shape
-    };
-    let report = {
-        let _working = terminal.interrupts.working();
-        let mut progress = ForgeProgress::new(terminal.interrupts.token().clone());
-        forge_checkpoint(&checkpoint, registry::recipe, &options, &mut progress)?
-    };
-    print(&report, calibration.as_ref(), args, terminal.output)?;
-    if let (true, Some(libraries)) = (args.estimate, &libraries) {
-        let wanted = EstimateOptions { corner: args.corner, traces: None };
-        let graphs = show_estimate::show(
-            &checkpoint,
-            &options,
-            &wanted,
-            (libraries, target),
-            args.json,
-            terminal,
-        )?;
-        record(&report.manifest, &graphs)?;
     }
-    let worst = report.check.iter().filter(|row| !row.agrees()).count();
-    if worst > 0 {
-        say!("the check found {worst} outputs that differ from their ONNX reference graphs");
-        return Ok(Status::Found);
+    Ok(status)
+}
+
+/// What the bundles of all targets have in common.
+struct Work<'a> {
+    args: &'a ForgeArgs,
+    program: &'a Program,
+    checkpoint: &'a Checkpoint,
+    calibration: Option<&'a Calibration>,
+    /// Weights in a higher precision by what was measured.
+    kept: Vec<Override>,
+}
+
+impl Work<'_> {
+    /// Makes the bundle of one target in `out`, or one without context binaries, and prints what it is.
+    fn bundle(
+        &self,
+        out: &Path,
+        compiled: Option<(&Libraries, &Place)>,
+        terminal: &mut Terminal<'_>,
+    ) -> Result<Status> {
+        let Self { args, program, checkpoint, .. } = *self;
+        let mut shape = args.shape.options(out);
+        shape.weights.extend(self.kept.iter().cloned());
+        let check = match compiled {
+            Some((libraries, _)) if args.check => {
+                let image = args.image.as_deref().map(image).transpose()?;
+                Some(check_backends(libraries.clone(), terminal.process.threads(), image))
+            }
+            _ => None,
+        };
+        let compiler = match compiled {
+            Some((libraries, place)) => {
+                let compiler = compiler(libraries, place.target, args.shape.share_weights)?;
+                Some(in_subprocesses(compiler, program, place.choice, &self.kept, terminal))
+            }
+            None => None,
+        };
+        let options = ForgeOptions {
+            overwrite: args.overwrite,
+            name: args.name.clone(),
+            compiler,
+            onnx: !args.no_onnx,
+            check,
+            ..shape
+        };
+        let report = {
+            let _working = terminal.interrupts.working();
+            let mut progress = ForgeProgress::new(terminal.interrupts.token().clone());
+            forge_checkpoint(checkpoint, registry::recipe, &options, &mut progress)?
+        };
+        print(&report, self.calibration, args, terminal.output)?;
+        if let (true, Some((libraries, place))) = (args.estimate, compiled) {
+            let wanted = EstimateOptions { corner: args.corner, traces: None };
+            let compiler = (libraries, place.target);
+            let graphs =
+                show_estimate::show(checkpoint, &options, &wanted, compiler, args.json, terminal)?;
+            record(&report.manifest, &graphs)?;
+        }
+        let worst = report.check.iter().filter(|row| !row.agrees()).count();
+        if worst > 0 {
+            say!("the check found {worst} outputs that differ from their ONNX reference graphs");
+            return Ok(Status::Found);
+        }
+        Ok(Status::Done)
     }
-    Ok(Status::Done)
 }
 
 /// Measures what low-bit weights cost.
@@ -179,12 +225,14 @@ fn calibrated(
 fn in_subprocesses(
     compiler: Arc<dyn Compiler>,
     program: &Program,
+    target: TargetChoice,
     kept: &[Override],
     terminal: &Terminal<'_>,
 ) -> Arc<dyn Compiler> {
     match &program.file {
         Some(file) => {
-            Arc::new(SubprocessCompiler::new(compiler, file, program, kept, terminal.process))
+            let process = terminal.process;
+            Arc::new(SubprocessCompiler::new(compiler, file, program, target, kept, process))
         }
         None => compiler,
     }

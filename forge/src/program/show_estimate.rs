@@ -1,5 +1,7 @@
 //! `qhx forge estimate`: what the graphs will cost on the device, as the QNN compiler sees it.
 
+use std::path::Path;
+
 use qhx::libraries::Libraries;
 use qhx_core::Result;
 use qhx_core::qnn::Target;
@@ -8,6 +10,7 @@ use serde_json::{Value, json};
 use super::args::{EstimateArgs, source};
 use super::progress::ForgeProgress;
 use super::terminal::{Status, Terminal};
+use super::targets::places;
 use crate::checkpoint::Checkpoint;
 use crate::estimate::{EstimateOptions, GraphEstimate, NOT_MODELLED, OpCost, estimate};
 use crate::plan::plan;
@@ -19,9 +22,15 @@ pub(super) fn run(args: &EstimateArgs, terminal: Terminal<'_>) -> Result<Status>
     let checkpoint = source(&args.checkpoint, &args.shape)?;
     let libraries = args.libraries.files().require("an estimate")?;
     let options = args.shape.options(&args.checkpoint);
-    let wanted = EstimateOptions { corner: args.corner, traces: args.trace.clone() };
-    let compiler = (&libraries, args.shape.target());
-    show(&checkpoint, &options, &wanted, compiler, args.json, terminal)?;
+    let mut terminal = terminal;
+    // With a folder each where there are several.
+    let traces = args.trace.as_deref().unwrap_or(Path::new(""));
+    for place in places(args.shape.targets(), traces, &libraries)? {
+        let traces = args.trace.as_ref().map(|_| place.out);
+        let wanted = EstimateOptions { corner: args.corner, traces };
+        let compiler = (&libraries, place.target);
+        show(&checkpoint, &options, &wanted, compiler, args.json, &mut terminal)?;
+    }
     Ok(Status::Done)
 }
 
@@ -32,7 +41,7 @@ pub(super) fn show(
     wanted: &EstimateOptions,
     (libraries, target): (&Libraries, Target),
     as_json: bool,
-    terminal: Terminal<'_>,
+    terminal: &mut Terminal<'_>,
 ) -> Result<Vec<GraphEstimate>> {
     let (_, recipe) = plan(checkpoint, registry::recipe, options, true)?;
     let compiler = QnnCompiler::new(libraries.open()?, target);

@@ -15,17 +15,19 @@ pub(super) fn run(args: &PlanArgs, terminal: Terminal<'_>) -> Result<Status> {
     options.onnx = !args.no_onnx;
     let (plan, _) = plan(&checkpoint, registry::recipe, &options, !args.cpu_only)?;
     let memory = memory();
+    let targets = args.shape.targets().iter().map(|choice| choice.name());
+    let targets: Vec<_> = targets.filter(|_| plan.compiled).collect();
     if args.json {
-        terminal.output.json(&plan_json(&plan, memory))?;
+        terminal.output.json(&plan_json(&plan, &targets, memory))?;
     } else {
-        for line in lines(&plan, memory) {
+        for line in lines(&plan, &targets, memory) {
             terminal.output.line(&line)?;
         }
     }
     Ok(Status::Done)
 }
 
-fn lines(plan: &Plan, memory: Option<u64>) -> Vec<String> {
+fn lines(plan: &Plan, targets: &[String], memory: Option<u64>) -> Vec<String> {
     let mut lines = vec![format!(
         "{}: layers in {} {}, context of {} tokens",
         plan.family,
@@ -52,10 +54,16 @@ fn lines(plan: &Plan, memory: Option<u64>) -> Vec<String> {
         lines.push(format!("  {key:<16}        table  {:>9}", mega(*bytes)));
     }
     lines.push(format!("bundle {}, without the tokenizer", mega(plan.bytes())));
-    let minutes = plan.seconds() / 60.0;
-    let time =
-        if minutes < 1.0 { "under a minute".to_owned() } else { format!("{minutes:.0} min") };
-    lines.push(format!("time on two cores about {time}"));
+    lines.push(format!("time on two cores about {}", minutes(plan.seconds())));
+    if let [_, _, ..] = targets {
+        let count = targets.len() as u32;
+        lines.push(format!(
+            "{count} targets ({}): {count} bundles, {} in all, about {}",
+            targets.join(", "),
+            mega(plan.bytes().saturating_mul(count.into())),
+            minutes(plan.seconds() * f64::from(count))
+        ));
+    }
     let needed = plan.peak_bytes();
     lines.push(match memory {
         Some(free) if free < needed => format!(
@@ -73,11 +81,16 @@ fn lines(plan: &Plan, memory: Option<u64>) -> Vec<String> {
     lines
 }
 
+fn minutes(seconds: f64) -> String {
+    let minutes = seconds / 60.0;
+    if minutes < 1.0 { "under a minute".to_owned() } else { format!("{minutes:.0} min") }
+}
+
 fn mega(bytes: u64) -> String {
     format!("{:.0} MB", bytes as f64 / 1e6)
 }
 
-fn plan_json(plan: &Plan, memory: Option<u64>) -> Value {
+fn plan_json(plan: &Plan, targets: &[String], memory: Option<u64>) -> Value {
     let contexts: Vec<_> = plan
         .contexts
         .iter()
@@ -99,6 +112,7 @@ fn plan_json(plan: &Plan, memory: Option<u64>) -> Value {
         "family": plan.family,
         "shards": plan.shards,
         "max_ctx": plan.max_ctx,
+        "targets": targets,
         "context_budget": plan.budget,
         "contexts": contexts,
         "embed_bytes": plan.embed_bytes,

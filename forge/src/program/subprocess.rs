@@ -29,6 +29,7 @@ use super::terminal::args::ProcessArgs;
 use super::terminal::output::Output;
 use super::terminal::signal::INTERRUPTED;
 use super::terminal::{Status, Terminal};
+use super::targets::TargetChoice;
 use crate::compile::Compiler;
 use crate::graph::Graph;
 use crate::plan::plan;
@@ -67,10 +68,12 @@ impl SubprocessCompiler {
         compiler: Arc<dyn Compiler>,
         file: &Path,
         program: &Program,
+        target: TargetChoice,
         kept: &[Override],
         process: &ProcessArgs,
     ) -> Self {
         let mut options: Vec<OsString> = vec!["-v".into(); process.verbose.into()];
+        options.extend(["--target".into(), target.name().into()]);
         if let Some(filter) = &process.log {
             options.extend(["--log".into(), filter.into()]);
         }
@@ -107,6 +110,10 @@ impl SubprocessCompiler {
 impl Compiler for SubprocessCompiler {
     fn dsp_arch(&self) -> &str {
         self.compiler.dsp_arch()
+    }
+
+    fn soc_model(&self) -> Option<u32> {
+        self.compiler.soc_model()
     }
 
     fn version(&self) -> String {
@@ -237,7 +244,7 @@ fn compile(
         .map_err(|e| Error::new(ErrorKind::Usage, e.to_string()).with_source(e))?;
     let ForgeArgs { shape, libraries, .. } = &forge;
     let libraries = libraries.files().require("a context binary")?;
-    let compiler = compiler(&libraries, shape.target(), shape.share_weights)?;
+    let compiler = compiler(&libraries, args.target.target(&libraries)?, shape.share_weights)?;
     let options = shape.options(&args.file);
     let (_, recipe) = plan(&forge.checkpoint()?, registry::recipe, &options, true)?;
     let context = recipe.contexts.iter().find(|c| c.key == args.key).ok_or_else(|| {

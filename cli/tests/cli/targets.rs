@@ -1,0 +1,120 @@
+//! `qhx forge --target`: several at once, names, and what is left when one fails.
+
+use std::path::Path;
+use std::time::Duration;
+
+use qhx_tiers::tier;
+
+use crate::qnn::libraries;
+use crate::run::{Program, checkpoint, folder};
+
+fn forge(folder: &Path, target: &str, extra: &[&str]) -> Program {
+    let [htp, system] = libraries();
+    Program::qhx(folder)
+        .env("QHX_QNN_HTP", htp)
+        .env("QHX_QNN_SYSTEM", system)
+        .arg_path(Path::new("forge"))
+        .arg_path(&checkpoint())
+        .args(["--out", "tiny", "--target", target, "--max-ctx", "32", "--prefill", "0"])
+        .args(extra)
+}
+
+#[tier(qnn)]
+#[test]
+fn each_target_has_a_folder_with_a_whole_bundle() {
+    let folder = folder();
+    let run = forge(folder.path(), "X-Elite,8-elite", &["--json", "--no-onnx"]).run().ok();
+    let reports: Vec<serde_json::Value> = run
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("an object a line"))
+        .collect();
+    let archs: Vec<_> = reports.iter().map(|report| &report["dsp_arch"]).collect();
+    assert_eq!(archs, ["v73", "v79"], "{run:?}");
+    let [htp, system] = libraries();
+    for (arch, number, soc) in [("v73", 73, 60), ("v79", 79, 69)] {
+        let bundle = format!("tiny/{arch}");
+        let inspect = Program::qhx(folder.path())
+            .env("QHX_QNN_HTP", &htp)
+            .env("QHX_QNN_SYSTEM", &system)
+            .args(["inspect", &bundle, "--json"])
+            .run()
+            .ok()
+            .json();
+        for context in inspect["contexts"].as_array().expect("contexts") {
+            let binary = &context["binary"];
+            assert_eq!((&binary["dsp_arch"], &binary["soc_model"]), (&number.into(), &soc.into()));
+            // All of the chip's.
+            assert_eq!(binary["graphs"][0]["figures"]["vtcm"], 8 << 20, "{binary}");
+        }
+    }
+    let again = forge(folder.path(), "v73,v79", &["--no-onnx"]).run();
+    assert_eq!(again.code, 2, "{again:?}");
+    assert!(again.stderr.contains("tiny/v73: a bundle is there already"), "{again:?}");
+}
+
+/// The stand-in device fails the compilations that begin after the second bundle is in its place.
+#[cfg(target_os = "linux")]
+#[tier(qnn)]
+#[test]
+fn a_target_that_fails_leaves_the_others_whole() {
+    let folder = folder();
+    let [htp, _] = libraries();
+    let plan = folder.path().join("plan.json");
+    std::fs::write(&plan, "{}").expect("a plan");
+    let fake = qhx_fake_device::Control::file().expect("the provider in between");
+    let run = forge(folder.path(), "v68,v69,8-gen-2", &["--no-onnx"])
+        .env("QHX_QNN_HTP", fake)
+        .env("QHX_FAKE_REAL", htp)
+        .env("QHX_FAKE_PLAN", &plan);
+    let failing = r#"{"rules": [{"call": "graphFinalize", "times": 100, "then": {"fail": 6022}}]}"#;
+    let second = folder.path().join("tiny/v69");
+    let run = std::thread::scope(|scope| {
+        let forge = scope.spawn(|| run.run());
+        while !second.exists() && !forge.is_finished() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let next = folder.path().join("next.json");
+        std::fs::write(&next, failing).expect("another plan");
+        std::fs::rename(&next, &plan).expect("it takes the place of the first");
+        forge.join().expect("the program runs")
+    });
+    assert_ne!(run.code, 0, "{run:?}");
+    assert!(run.stderr.contains("error: target v73: context "), "{run:?}");
+    assert!(run.stderr.contains("tiny/v68, tiny/v69 are finished and whole"), "{run:?}");
+    assert!(run.stderr.contains("--target v73 --out tiny/v73 goes on from there"), "{run:?}");
+    for arch in ["v68", "v69"] {
+        assert!(folder.path().join("tiny").join(arch).join("qwen35-tied.json").is_file(), "{arch}");
+    }
+    assert!(!folder.path().join("tiny/v73").exists());
+    // v68 computes no floats on a device.
+    assert!(run.stderr.contains("v68 has no arithmetic in floats"), "{run:?}");
+}
+
+#[tier(qnn)]
+#[test]
+fn targets_that_cannot_be_are_refused_at_once() {
+    let folder = folder();
+    let refused = |target: &str, words: &str| {
+        let run = forge(folder.path(), target, &[]).run();
+        assert_eq!((run.code, run.stderr.contains(words)), (2, true), "{target}: {run:?}");
+    };
+    refused("v81,x2-elite", "--target v81 and SC8480XP are both v81");
+    refused("x-elit", "did you mean \"x-elite\"?");
+    #[cfg(target_arch = "x86_64")]
+    refused("this", "the QNN libraries of this machine are an emulator");
+    assert_eq!(std::fs::read_dir(folder.path()).expect("the folder").count(), 0);
+}
+
+#[test]
+fn a_plan_counts_the_bundles_of_all_targets() {
+    let folder = folder();
+    let plan = || {
+        let config = checkpoint().join("config.json");
+        Program::qhx(folder.path()).args(["forge", "plan"]).arg_path(&config)
+    };
+    let run = plan().args(["--target", "v73,8-elite,x2-elite"]).run().ok();
+    assert!(run.stdout.contains("3 targets (v73, v79, SC8480XP): 3 bundles, "), "{run:?}");
+    let json = plan().args(["--target", "v73,v79", "--json"]).run().ok().json();
+    assert_eq!(json["targets"], serde_json::json!(["v73", "v79"]));
+}
