@@ -20,3 +20,4 @@ mod plugins_trust;
 mod poisoned;
 mod qwen35;
 mod qwen3vl;
+mod targets;
