@@ -204,13 +204,13 @@ fn damaged_context_binaries_are_named() {
 
 #[tier(qnn)]
 #[test]
-fn a_bundle_for_another_architecture_is_refused_in_words() {
+fn a_bundle_for_a_newer_architecture_is_refused_in_words() {
     let libraries = tiny::qnn_libraries();
     let variant = Variant { target: Some("v75"), ..CPU };
     let bundle = tiny::bundle(&tiny::fixture("qwen35-tied"), variant);
-    let backend = backends::qnn_device(&libraries, Some(81));
+    let backend = backends::qnn_device(&libraries, Some(73));
     let error = tiny::open(&bundle, backend).map(|_| ()).unwrap_err();
-    says(&error, ErrorKind::Context, &["v75", "v81"]);
+    says(&error, ErrorKind::Context, &["v75", "v73"]);
 }
 
 /// The tied tiny model's graphs as the CPU backend describes them, changed, on a backend that executes

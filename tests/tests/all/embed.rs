@@ -439,11 +439,9 @@ fn only_short(target: &str) -> bool {
 fn htp_fp16_is_near_the_reference() {
     let checkpoint = tiny::fixture(TINY);
     let mut goldens = Goldens::read(&checkpoint).brief();
-    for (target, parts) in [("v81", 4), ("v79", 2), ("v75", 1)] {
-        // The parts of v79 are those of v81 in other places.
-        if target == "v79" && !tiny::full_matrix() {
-            continue;
-        }
+    let older = [("v79", 2), ("v73", 1), ("v69", 1), ("v68", 1)];
+    let older = older.into_iter().filter(|_| tiny::full_matrix());
+    for (target, parts) in [("v81", 4), ("v75", 1)].into_iter().chain(older) {
         let (_bundle, mut model) = htp(&checkpoint, target, false, parts);
         if only_short(target) {
             goldens.texts.retain(|text| text.ids.len() <= SHORT);

@@ -471,6 +471,9 @@ fn the_npu_gives_the_reference_s_tokens() {
         (Form { target: Some("v79"), prompt: 16, ..FIXED }, None),
         (Form { target: Some("v75"), shards: 1, prompt: 0, ..NATIVE }, None),
         (Form { target: Some("v81"), shards: 1, prompt: 16, int8: true, ..NATIVE }, Some(0.99)),
+        (Form { target: Some("v73"), shards: 1, prompt: 0, ..NATIVE }, None),
+        (Form { target: Some("v69"), shards: 1, prompt: 0, ..NATIVE }, None),
+        (Form { target: Some("v68"), shards: 1, prompt: 0, int8: true, ..NATIVE }, Some(0.99)),
     ];
     let count = if full_matrix() { forms.len() } else { 1 };
     for (form, int8) in &forms[..count] {

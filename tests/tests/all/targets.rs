@@ -18,6 +18,7 @@ const QUANTIZED: usize = 6;
 
 /// Forges a tiny model and compares its answers with the goldens: in f16 each token, with quantized weights by the
 /// tolerant gate.
+#[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn answers(tiny: &str, target: &str, precision: Precision) {
     let start = Instant::now();
     let (htp, system) = tiny::qnn_libraries();
