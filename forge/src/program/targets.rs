@@ -100,7 +100,10 @@ pub(super) fn places(
                     choice.name()
                 ),
             )
-            .hint("leave one of them out: a bundle for the one with less memory runs on both; or give it another --out"));
+            .hint(
+                "leave one of them out, as a bundle for the one with less memory runs on both, or give it another \
+                 --out",
+            ));
         }
         let out = if choices.len() > 1 { out.join(target.to_string()) } else { out.to_owned() };
         places.push(Place { choice, target, out });
