@@ -51,6 +51,11 @@ pub struct Libraries {
 }
 
 impl Libraries {
+    /// These two files, which the caller names.
+    pub fn new(htp: impl Into<PathBuf>, system: impl Into<PathBuf>) -> Self {
+        Self { htp: htp.into(), system: system.into(), source: "given" }
+    }
+
     /// Opens both.
     ///
     /// # Errors

@@ -7,8 +7,8 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
 use qhx_core::{Error, ErrorKind, Result};
 
-use super::terminal::args::LibraryArgs;
 use super::targets::{self, TargetChoice};
+use super::terminal::args::LibraryArgs;
 use crate::calibrate::{CalibrateOptions, DEFAULT_TOKENS, read_texts};
 use crate::checkpoint::Checkpoint;
 use crate::estimate::DEFAULT_CORNER;

@@ -10,8 +10,8 @@ mod show_calibration;
 mod show_estimate;
 mod show_plan;
 mod subprocess;
-pub mod terminal;
 mod targets;
+pub mod terminal;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -35,9 +35,9 @@ use crate::residual::Residual;
 use crate::{Override, Report, forge_checkpoint, say};
 use args::ForgeCommand;
 use subprocess::SubprocessCompiler;
+use targets::{Place, TargetChoice, places, unfinished};
 use terminal::output::Output;
 use terminal::{Status, Terminal};
-use targets::{Place, TargetChoice, places, unfinished};
 
 pub use args::ForgeArgs;
 pub use compiler::compiler;

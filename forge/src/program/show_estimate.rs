@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use super::args::{EstimateArgs, source};
 use super::progress::ForgeProgress;
-use super::terminal::{Status, Terminal};
 use super::targets::places;
+use super::terminal::{Status, Terminal};
 use crate::checkpoint::Checkpoint;
 use crate::estimate::{EstimateOptions, GraphEstimate, NOT_MODELLED, OpCost, estimate};
 use crate::plan::plan;

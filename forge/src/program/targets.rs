@@ -146,7 +146,7 @@ mod tests {
     }
 
     fn nowhere() -> Libraries {
-        Libraries { htp: "htp".into(), system: "system".into(), source: "given" }
+        Libraries::new("htp", "system")
     }
 
     #[test]
