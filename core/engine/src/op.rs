@@ -104,6 +104,11 @@ pub trait HostOp: Send {
     /// Time and executions of every graph.
     fn graph_stats(&self) -> Vec<GraphStats>;
 
+    /// Executions that took far longer than their graph's median: see [`GraphStats::slow`].
+    fn slow_executions(&self) -> u64 {
+        self.graph_stats().iter().map(|graph| graph.slow).sum()
+    }
+
     /// Time in the op's own parts.
     fn span_stats(&self) -> Vec<SpanStats>;
 }

@@ -102,6 +102,11 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         false
     }
 
+    /// What is known of the device that may explain an execution that took long: the power vote, restarts, temperatures.
+    fn conditions(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Allocates zeroed memory that graphs of this backend can read and write.
     fn allocate(&self, bytes: usize) -> Result<Buffer> {
         Buffer::zeroed(bytes)

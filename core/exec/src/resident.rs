@@ -97,6 +97,10 @@ impl Backend for ResidentBackend {
         self.inner.is_out_of_memory(error)
     }
 
+    fn conditions(&self) -> Vec<String> {
+        self.inner.conditions()
+    }
+
     fn allocate(&self, bytes: usize) -> Result<Buffer> {
         self.inner.allocate(bytes)
     }

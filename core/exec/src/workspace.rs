@@ -17,6 +17,7 @@
 #![expect(unsafe_code, reason = "keeps the caller's part of the contract of graphs")]
 
 mod loss;
+mod watchdog;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,6 +28,7 @@ use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use qhx_types::{GraphInfo, Port, TensorInfo};
 
 pub use self::loss::{DeviceLoss, LoadedContexts, open_contexts};
+use self::watchdog::ExecutionTimes;
 use crate::backend::{Backend, Context, ContextSource, Graph};
 use crate::{Buffer, Memory};
 
@@ -49,6 +51,8 @@ pub struct GraphStats {
     pub executions: u64,
     /// Time inside the backend's `execute`.
     pub busy: Duration,
+    /// Executions that took more than 5 times the median of the graph's last ones, and 200 ms at least.
+    pub slow: u64,
 }
 
 struct Slot {
@@ -62,6 +66,8 @@ struct Slot {
     us: Option<f64>,
     executions: u64,
     busy: Duration,
+    times: ExecutionTimes,
+    slow: u64,
 }
 
 /// What can be bound to a port, and what is.
@@ -91,6 +97,8 @@ pub struct Workspace {
     loss: DeviceLoss,
     cancel: CancelToken,
     busy: Duration,
+    /// A slow execution was reported.
+    warned: bool,
     trace: Option<Arc<Trace>>,
 }
 
@@ -114,6 +122,7 @@ impl Workspace {
             loss: DeviceLoss::default(),
             cancel,
             busy: Duration::ZERO,
+            warned: false,
             trace: None,
         }
     }
@@ -167,6 +176,8 @@ impl Workspace {
                 us: None,
                 executions: 0,
                 busy: Duration::ZERO,
+                times: ExecutionTimes::default(),
+                slow: 0,
             });
         }
         Ok(())
@@ -443,6 +454,12 @@ impl Workspace {
         slot.busy += elapsed;
         slot.executions += 1;
         self.busy += elapsed;
+        if let Some(median) = slot.times.add(elapsed).filter(|_| result.is_ok()) {
+            slot.slow += 1;
+            if !std::mem::replace(&mut self.warned, true) {
+                warn_slow(&slot.info.name, elapsed, median, &*self.backend);
+            }
+        }
         if let Some(trace) = &self.trace {
             let name = format!("graph {}", slot.info.name);
             trace.add(
@@ -473,6 +490,7 @@ impl Workspace {
                 graph: slot.info.name.clone(),
                 executions: slot.executions,
                 busy: slot.busy,
+                slow: slot.slow,
             })
             .collect()
     }
@@ -481,6 +499,23 @@ impl Workspace {
     pub fn cancel_token(&self) -> &CancelToken {
         &self.cancel
     }
+}
+
+/// Reports an execution that took far longer than the graph's others, with what may explain it.
+fn warn_slow(graph: &str, time: Duration, median: Duration, backend: &dyn Backend) {
+    let mut known = backend.conditions();
+    known.extend(watchdog::host_load());
+    tracing::warn!(
+        "graph {graph:?}: an execution took {:.0} ms, where the median of the last ones is {:.1} ms ({}); further ones \
+         are counted, not reported",
+        time.as_secs_f64() * 1e3,
+        median.as_secs_f64() * 1e3,
+        if known.is_empty() {
+            "nothing is known of the device".to_owned()
+        } else {
+            known.join("; ")
+        }
+    );
 }
 
 fn no_graph(id: GraphId) -> Error {

@@ -29,6 +29,7 @@ use super::preflight::{Destination, Verdict, preflight};
 use super::profile::{Profile, ProfileLevel, ProfileRecord, Records};
 use super::registered::{DeviceMemory, MemoryMode};
 use super::session::{Session, SessionOptions, Sessions};
+use super::thermal;
 
 /// How the backend is opened.
 #[derive(Debug, Clone, Default)]
@@ -309,6 +310,12 @@ impl Backend for QnnBackend {
 
     fn accepts(&self, source: &ContextSource) -> bool {
         source.binary.is_some()
+    }
+
+    fn conditions(&self) -> Vec<String> {
+        let mut known = self.sessions.conditions();
+        known.extend(thermal::npu_zones(Path::new(thermal::ZONES)));
+        known
     }
 
     fn open_context(&self, source: &ContextSource) -> Result<Arc<dyn Context>> {

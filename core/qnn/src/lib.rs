@@ -9,6 +9,7 @@
 //! | `causes` | explains why the device cannot be used |
 //! | [`backend`](QnnBackend) | opens context binaries, whose graphs `graph` executes |
 //! | `session` | opens the device, and opens it again after the DSP restarted |
+//! | `thermal` | reads temperatures of the NPU |
 //! | `registered` | puts inputs and outputs into memory that the DSP reads and writes in place |
 //! | [`compose`] | makes context binaries |
 //! | `gate` | keeps compiling and executing apart within one process |
@@ -63,6 +64,7 @@ mod registered;
 mod rpcmem;
 mod session;
 mod target;
+mod thermal;
 mod types;
 
 pub use backend::{QnnBackend, QnnOptions};

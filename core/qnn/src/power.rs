@@ -262,6 +262,11 @@ impl Power {
         self.governor.get().is_some()
     }
 
+    /// The vote is taken back, as nothing runs.
+    pub(crate) fn released(&self) -> bool {
+        self.released.load(Ordering::SeqCst)
+    }
+
     /// Votes for another mode from now on; [`PerfMode::DeviceDefault`] takes the vote back.
     pub(crate) fn set_mode(&self, mode: PerfMode) -> Result<()> {
         let mut current = self.mode.lock().unwrap_or_else(PoisonError::into_inner);

@@ -55,13 +55,15 @@ struct State {
     /// `None` after a device was lost and could not be opened again.
     current: Option<Arc<Session>>,
     options: SessionOptions,
+    /// How often the device was opened again after a restart.
+    restarts: u32,
 }
 
 impl Sessions {
     /// Opens the device.
     pub(crate) fn open(library: &Library, options: SessionOptions) -> Result<Self> {
         let current = Some(Session::open(library, options)?);
-        let state = Mutex::new(State { current, options });
+        let state = Mutex::new(State { current, options, restarts: 0 });
         Ok(Self { library: library.clone(), state })
     }
 
@@ -85,6 +87,7 @@ impl Sessions {
         }
         let session = Session::open(&self.library, state.options)
             .map_err(|error| error.with_kind(ErrorKind::DeviceLost))?;
+        state.restarts = state.restarts.saturating_add(1);
         state.current = Some(Arc::clone(&session));
         Ok(session)
     }
@@ -92,6 +95,24 @@ impl Sessions {
     /// Whether there is a power vote.
     pub(crate) fn votes(&self) -> bool {
         self.lock().current.as_ref().is_some_and(|session| session.power.votes())
+    }
+
+    /// The power vote and the restarts so far, for messages.
+    pub(crate) fn conditions(&self) -> Vec<String> {
+        let state = self.lock();
+        let mode = state.options.perf.name();
+        let vote = match state.current.as_ref().map(|session| &session.power) {
+            None => "the device is lost".to_owned(),
+            Some(power) if !power.votes() => "no vote for a power mode".to_owned(),
+            Some(power) if power.released() => {
+                format!("the vote for power mode {mode} is given back while idle")
+            }
+            Some(_) => format!("power mode {mode}"),
+        };
+        let lost = state.current.as_ref().is_some_and(|session| session.device.is_lost());
+        let restarts = state.restarts.saturating_add(lost.into());
+        let restarts = (restarts > 0).then(|| format!("restarts of the DSP: {restarts}"));
+        std::iter::once(vote).chain(restarts).collect()
     }
 
     /// Votes for another power mode, now and on devices that are opened later.

@@ -287,6 +287,7 @@ impl HostOp for Checked {
                 Some(stats) => {
                     stats.executions += earlier.executions;
                     stats.busy += earlier.busy;
+                    stats.slow += earlier.slow;
                 }
                 None => stats.push(earlier.clone()),
             }

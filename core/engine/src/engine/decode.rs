@@ -140,6 +140,7 @@ pub struct Run<'m> {
     decode: Duration,
     reused: usize,
     graph_before: Duration,
+    slow_before: u64,
     spans_before: Vec<SpanStats>,
     cancel: CancelToken,
     _following: Following,
@@ -170,6 +171,7 @@ impl<'m> Run<'m> {
         };
         Self {
             graph_before: model.op.graph_time(),
+            slow_before: model.op.slow_executions(),
             spans_before: model.op.span_stats(),
             model,
             work: work.map(Box::new),
@@ -264,6 +266,7 @@ impl<'m> Run<'m> {
             host: (self.prefill + self.decode).saturating_sub(graph + sampling),
             decode_steps: steps,
             drafts: self.model.speculation.counts(),
+            slow_executions: self.model.op.slow_executions().saturating_sub(self.slow_before),
         };
         Ok(Generation {
             text: text.whole,

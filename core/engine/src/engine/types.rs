@@ -312,6 +312,8 @@ pub struct Timings {
     pub decode_steps: usize,
     /// Counts of draft tokens.
     pub drafts: DraftCounts,
+    /// Executions that took more than 5 times the median of their graph's last ones, and 200 ms at least.
+    pub slow_executions: u64,
 }
 
 impl Timings {

@@ -224,3 +224,28 @@ fn contexts_of_a_lost_device_close_before_the_next_one_opens() {
     drop((first, second, third, backend));
     control.closed("a lost device");
 }
+
+#[tier(qnn)]
+#[test]
+fn a_slow_execution_is_reported_once_and_counted() {
+    let (real, control) = fake();
+    let binary = linear_binary(&real, Target::V81, 5);
+    let (input, _) = f16s(&numbers(1, K));
+    let options = QnnOptions { perf: PerfMode::Burst, ..QnnOptions::default() };
+    let mut session = Session::open(backend_over(&control, &real, options), &binary);
+    let (_, warnings) = crate::memory::listen(|| {
+        for round in 0..3 {
+            (0..9).for_each(|_| drop(session.run(0, &input)));
+            if round > 0 {
+                control.set(&Plan::at("graphExecute", 1, Then::DelayMs(2000))).unwrap();
+                session.run(0, &input);
+            }
+        }
+    });
+    let slow: Vec<_> = warnings.iter().filter(|line| line.contains("median")).collect();
+    assert_eq!(slow.len(), 1, "{warnings:?}");
+    for known in ["graph \"linear\"", "an execution took 2", "power mode burst", "load average"] {
+        assert!(slow[0].contains(known), "{known}: {slow:?}");
+    }
+    assert_eq!(session.workspace.stats()[0].slow, 2);
+}
