@@ -251,6 +251,7 @@ fn timings(generation: &Generation) -> Value {
         "sampling_ms": millis(t.sampling),
         "decode_steps": t.decode_steps,
         "guesses": t.drafts,
+        "slow_executions": t.slow_executions,
         "vision_ms": millis(vision.map_or(Duration::ZERO, |span| span.busy)),
         "spans_ms": Value::Object(spans.collect()),
     })

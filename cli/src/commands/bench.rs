@@ -115,9 +115,10 @@ fn run_traced(args: &BenchArgs, app: &mut App, tracing: Option<&Tracing>) -> Res
     for measured in &report.results {
         app.output.line(&line(measured))?;
     }
-    for GraphTime { graph, executions, mean_ms, share, .. } in &report.graphs {
+    for GraphTime { graph, executions, slow, mean_ms, share, .. } in &report.graphs {
+        let slow = if *slow > 0 { format!(", {slow} of them slow") } else { String::new() };
         app.output.line(&format!(
-            "  graph {graph}: {executions} executions of {mean_ms:.3} ms, {:.0} % of the time",
+            "  graph {graph}: {executions} executions of {mean_ms:.3} ms{slow}, {:.0} % of the time",
             share * 100.0
         ))?;
     }

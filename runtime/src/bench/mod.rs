@@ -230,6 +230,8 @@ pub struct GraphTime {
     pub graph: String,
     /// How often it was executed.
     pub executions: u64,
+    /// Those that took more than 5 times the median of the graph's last ones, and 200 ms at least.
+    pub slow: u64,
     /// Time of an execution, in milliseconds.
     pub mean_ms: f64,
     /// Its share of the time of all graphs.
@@ -384,6 +386,7 @@ fn executed(now: &[GraphStats], before: &[GraphStats]) -> Vec<GraphTime> {
     let mut graphs: Vec<_> = now.to_vec();
     for (graph, before) in graphs.iter_mut().zip(before) {
         graph.executions = graph.executions.saturating_sub(before.executions);
+        graph.slow = graph.slow.saturating_sub(before.slow);
         graph.busy = graph.busy.saturating_sub(before.busy);
     }
     let all = graphs.iter().map(|graph| graph.busy.as_secs_f64()).sum::<f64>();
@@ -394,6 +397,7 @@ fn executed(now: &[GraphStats], before: &[GraphStats]) -> Vec<GraphTime> {
         context: graph.context,
         graph: graph.graph,
         executions: graph.executions,
+        slow: graph.slow,
     };
     used.map(time).collect()
 }
