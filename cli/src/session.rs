@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use qhx::Answer;
 use qhx::media::{Attached, Attachment};
-use qhx::{Answer, Bundle};
 use qhx_core::dump::Dump;
 use qhx_core::engine::{
     DraftCounts, Event, FinishReason, Generation, Model, Request, Run, Timings,
@@ -54,14 +54,15 @@ pub(crate) fn open_checked(
     check: impl FnOnce(&Manifest) -> Result<()>,
 ) -> Result<Model> {
     let Opening { root, dump, tracing, attachments } = opening;
-    let bundle = Bundle::open_with_root(path, root)?;
-    check(bundle.manifest())?;
     let mut runtime = app.runtime(backend, tracing);
     if let Some(dump) = dump {
         runtime = runtime.dump(dump);
     }
+    let runtime = runtime.build();
+    let bundle = runtime.bundle(path, root)?;
+    check(bundle.manifest())?;
     let taken = |op: &OpDescription| qhx::media::check(attachments, op);
-    runtime.build().load_checked(&bundle, taken, |backend, reason| {
+    runtime.load_checked(&bundle, taken, |backend, reason| {
         say!("backend: {} ({reason})", backend.info().name);
     })
 }

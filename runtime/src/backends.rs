@@ -37,6 +37,15 @@ impl Settings {
         Ok(chosen)
     }
 
+    /// Architecture of the device that bundles are opened for, where there is one and it can be opened.
+    pub(crate) fn device_arch(&self) -> Option<u32> {
+        if self.device.arch.is_some() || self.backend == BackendChoice::Cpu {
+            return self.device.arch;
+        }
+        let libraries = self.libraries.find().ok().flatten()?;
+        libraries.platform().ok().flatten()?.arch
+    }
+
     fn choose_plain(&self, manifest: &Manifest) -> Result<Chosen> {
         let _span = trace::span(self.trace.as_ref(), "open backend");
         match self.backend {

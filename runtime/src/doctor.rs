@@ -4,11 +4,13 @@ use std::path::Path;
 
 use qhx_core::Error;
 use qhx_core::op::OpProvider as _;
-use qhx_core::qnn::{Device, LogLevel, QnnBackend, QnnOptions};
+use qhx_core::qnn::{Device, LogLevel, Platform, QnnBackend, QnnOptions};
 use qhx_plugins::{PluginOptions, Plugins, survey};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use crate::folders;
+use crate::inspect::{Contents, TargetRun};
 use crate::npu_files::{ANDROID, NpuFile};
 use crate::runtime::Runtime;
 use crate::settings::Settings;
@@ -86,10 +88,17 @@ impl Runtime {
     /// }
     /// ```
     pub fn diagnose(&self) -> Diagnosis {
+        self.diagnose_with(None)
+    }
+
+    /// As [`Runtime::diagnose`], and which bundle of a folder the device of this machine should take, or how one bundle
+    /// runs on it.
+    pub fn diagnose_with(&self, bundle: Option<&Path>) -> Diagnosis {
         let settings = self.settings();
         let mut checks = vec![platform(), cpu(), qnn(settings)];
         checks.extend(host_ops(&settings.plugins));
         checks.push(cache_folder());
+        checks.extend(bundle.map(|path| self.bundle_check(path)));
         let set = |variable: &vars::Variable| {
             let value = vars::get(variable.name)?.to_string_lossy().into();
             Some((variable.name.to_owned(), value))
@@ -99,6 +108,57 @@ impl Runtime {
             healthy: checks.iter().all(|check| check.health != Health::Broken),
             checks,
             environment: vars::ALL.iter().filter_map(set).collect(),
+        }
+    }
+}
+
+impl Runtime {
+    fn bundle_check(&self, path: &Path) -> Check {
+        const NAME: &str = "bundle";
+        let arch = self.settings().device_arch();
+        let device = match arch {
+            Some(arch) => format!("this v{arch} device"),
+            None if Platform::is_emulated() => "the emulator, which runs all of them".to_owned(),
+            None => "a device that is not known".to_owned(),
+        };
+        let targets = folders::targets(path);
+        let taken = match folders::choose(&targets, arch) {
+            _ if targets.is_empty() => path.to_owned(),
+            Ok(taken) => taken.path.clone(),
+            Err(e) => return Check::failed(NAME, &e),
+        };
+        let contents = match self.inspect(&taken) {
+            Ok(Contents::Bundle(contents)) => contents,
+            Ok(_) => {
+                return Check::new(NAME, Health::Broken, format!("{}: no bundle", path.display()));
+            }
+            Err(e) => return Check::failed(NAME, &e),
+        };
+        let made =
+            contents.dsp_arch.map_or_else(|| "the CPU".to_owned(), |arch| format!("v{arch}"));
+        let found = format!("{}, made for {made}, is what {device} takes", taken.display());
+        let run = contents
+            .targets
+            .into_iter()
+            .find(|run| Some(&run.target) == arch.map(|a| format!("v{a}")).as_ref());
+        match run {
+            Some(TargetRun { runs: "refused", reason, hint, .. }) => Check {
+                hint,
+                ..Check::new(
+                    NAME,
+                    Health::Broken,
+                    format!("{}: {}", taken.display(), reason.unwrap_or_default()),
+                )
+            },
+            Some(TargetRun { runs, reason, hint, .. }) if runs != "optimal" => {
+                let check = Check::new(
+                    NAME,
+                    Health::Ok,
+                    format!("{found}: {}", reason.unwrap_or_default()),
+                );
+                Check { hint, ..check }
+            }
+            _ => Check::new(NAME, Health::Ok, found),
         }
     }
 }

@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use qhx_core::artifacts::Mapped;
 use qhx_core::backend::{Context, GraphExecutor};
 use qhx_core::op::OpProvider as _;
-use qhx_core::qnn::{BinaryInfo, SystemLibrary};
+use qhx_core::qnn::{BinaryInfo, Destination, SystemLibrary, Target, Verdict, verdict};
 use qhx_core::{ErrorKind, GraphInfo, Result, files};
 use qhx_plugins::Plugins;
 use serde::Serialize;
 
 use crate::bundle::{Bundle, not_forged};
+use crate::folders::{self, TargetFolder};
 use crate::libraries::{LibraryFiles, how_to_get};
 use crate::runtime::Runtime;
 use crate::settings::Settings;
@@ -23,6 +24,8 @@ use crate::settings::Settings;
 pub enum Contents {
     /// A bundle.
     Bundle(BundleContents),
+    /// A folder with the bundles of several architectures.
+    Folder(FolderContents),
     /// A context binary.
     Binary(BinaryContents),
 }
@@ -45,6 +48,10 @@ impl Runtime {
     /// is named cannot be loaded. What a bundle lacks is in its notes.
     pub fn inspect(&self, path: impl AsRef<Path>) -> Result<Contents> {
         let (path, settings) = (path.as_ref(), self.settings());
+        let bundles = folders::targets(path);
+        if !bundles.is_empty() {
+            return Ok(Contents::Folder(FolderContents::of(bundles)));
+        }
         if !is_context_binary(path) {
             return bundle(path, settings).map(Contents::Bundle);
         }
@@ -59,6 +66,80 @@ impl Runtime {
                 .and_then(|l| SystemLibrary::open(&l.system))?,
         };
         read_binary(&system, path, &Mapped::open(path)?).map(Contents::Binary)
+    }
+}
+
+/// Bundles of several architectures, and which of them devices take.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct FolderContents {
+    /// The bundles, the oldest architecture first.
+    pub bundles: Vec<TargetFolder>,
+    /// The devices of all architectures.
+    pub devices: Vec<DeviceChoice>,
+}
+
+/// What a device takes of the bundles of several architectures.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct DeviceChoice {
+    /// The device's architecture: `v79`.
+    pub target: String,
+    /// Architecture of the bundle that it takes: 73 for v73. `None` where it runs none.
+    pub takes: Option<u32>,
+}
+
+impl FolderContents {
+    fn of(bundles: Vec<TargetFolder>) -> Self {
+        let devices = Target::ALL.map(|target| DeviceChoice {
+            target: target.to_string(),
+            takes: folders::choose(&bundles, Some(target.arch)).ok().map(|taken| taken.arch),
+        });
+        Self { bundles, devices: devices.into() }
+    }
+}
+
+/// How a bundle's context binaries run on the devices of an architecture.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct TargetRun {
+    /// The device's architecture: `v79`.
+    pub target: String,
+    /// `optimal`, `supported` (at less than full speed) or `refused`.
+    pub runs: &'static str,
+    /// Why it is not optimal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// What would run, or run at full speed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+}
+
+impl TargetRun {
+    /// Of the binaries of one bundle: the worst of each device. Empty without binaries.
+    fn of(binaries: &[&BinaryInfo]) -> Vec<Self> {
+        if binaries.is_empty() {
+            return Vec::new();
+        }
+        let run = |target: Target| {
+            let verdicts = binaries.iter().map(|binary| verdict(binary, &Destination::of(target)));
+            let mut worst =
+                Self { target: target.to_string(), runs: "optimal", reason: None, hint: None };
+            for found in verdicts {
+                let (runs, reason, hint) = match found {
+                    Verdict::Optimal => continue,
+                    Verdict::Supported { .. } if worst.runs != "optimal" => continue,
+                    Verdict::Supported { reason, hint } => ("supported", reason, hint),
+                    Verdict::Refused { reason, hint } => ("refused", reason, hint),
+                };
+                worst = Self { runs, reason: Some(reason), hint: Some(hint), ..worst };
+                if runs == "refused" {
+                    break;
+                }
+            }
+            worst
+        };
+        Target::ALL.map(run).into()
     }
 }
 
@@ -84,6 +165,9 @@ pub struct BundleContents {
     pub files: Vec<SizedFile>,
     /// The contexts, in the manifest's order.
     pub contexts: Vec<ContextContents>,
+    /// How its context binaries run on devices of each architecture, where they could be read.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub targets: Vec<TargetRun>,
     /// What could not be read or is wrong, for people.
     pub notes: Vec<String>,
     /// The kind of error of the first file that is there and cannot be read.
@@ -191,7 +275,7 @@ fn read_binary(system: &SystemLibrary, path: &Path, file: &Mapped) -> Result<Bin
 }
 
 fn bundle(path: &Path, settings: &Settings) -> Result<BundleContents> {
-    let bundle = Bundle::open(path)?;
+    let bundle = Bundle::open_one(path, None)?;
     let manifest = bundle.manifest();
     let artifacts = manifest.open_artifacts();
     let (mut notes, mut unread) = (Vec::new(), None);
@@ -268,8 +352,11 @@ fn bundle(path: &Path, settings: &Settings) -> Result<BundleContents> {
     {
         notes.push(error.report().to_string());
     }
+    let binaries = contexts.iter().filter_map(|context| Some(&context.binary.as_ref()?.info));
+    let targets = TargetRun::of(&binaries.collect::<Vec<_>>());
     Ok(BundleContents {
         unread,
+        targets,
         root: manifest.root.clone(),
         model: manifest.model.name.clone(),
         family: manifest.model.family.clone(),

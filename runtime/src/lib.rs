@@ -37,6 +37,7 @@ mod chat;
 pub mod corpus;
 pub mod doctor;
 mod embedder;
+pub mod folders;
 pub mod inspect;
 pub mod install;
 pub mod libraries;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use qhx_core::qnn::{Library, Platform, SystemLibrary};
+use qhx_core::qnn::{Device, Library, LogLevel, Platform, SystemLibrary};
 use qhx_core::rights::runs_with_extra_rights;
 use qhx_core::{Error, ErrorKind, Result};
 use serde::Serialize;
@@ -62,6 +62,17 @@ impl Libraries {
     /// When one of them is missing, or is no such library.
     pub fn open(&self) -> Result<Library> {
         Library::open(&self.htp, Some(&self.system))
+    }
+
+    /// What they say of the device of this machine. `None` of an emulator, which has no chip of its own.
+    ///
+    /// # Errors
+    /// As [`Libraries::open`], and when the device cannot be opened.
+    pub fn platform(&self) -> Result<Option<Platform>> {
+        if Platform::is_emulated() {
+            return Ok(None);
+        }
+        Device::open(&self.open()?, LogLevel::Error, None)?.platform().map(Some)
     }
 
     /// Opens both, and asks them for their versions and builds.

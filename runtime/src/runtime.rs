@@ -1,5 +1,6 @@
 //! What bundles are opened with: a backend, libraries, plugins, threads.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use qhx_core::backend::Backend;
@@ -12,6 +13,7 @@ use qhx_plugins::{PluginOptions, Plugins};
 
 use crate::backends::Chosen;
 use crate::bundle::Bundle;
+use crate::folders;
 use crate::libraries::LibraryFiles;
 use crate::settings::{BackendChoice, DeviceOptions, Settings};
 
@@ -46,6 +48,17 @@ impl Runtime {
 
     pub(crate) fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    /// Reads the manifest of a bundle, as [`Bundle::open_with_root`]. Of a folder with the bundles of several
+    /// architectures (`v73`, `v79`, …) it is the one of the device's architecture, otherwise the newest that the device
+    /// runs, and the newest of all where there is no device, as on the CPU or on an emulator.
+    ///
+    /// # Errors
+    /// When there is no manifest, or it is invalid; when the device runs none of several bundles.
+    pub fn bundle(&self, path: impl AsRef<Path>, root: Option<&Path>) -> Result<Bundle> {
+        let path = folders::resolve(path.as_ref(), || self.settings.device_arch())?;
+        Bundle::open_one(&path, root)
     }
 
     /// The host-ops: those linked in and those of plugins.

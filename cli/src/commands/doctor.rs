@@ -1,5 +1,7 @@
 //! `qhx doctor`: what works on this machine, and why the rest does not.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use qhx::doctor::{Diagnosis, Health};
 use qhx::vars::{self, Variable};
@@ -18,6 +20,12 @@ use crate::output::Report;
 /// does not work). Exit code 1 when one is broken.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
+    /// A bundle, or a folder with bundles for several architectures: says which one this device takes, and how it runs
+    #[arg(value_name = "BUNDLE")]
+    pub bundle: Option<PathBuf>,
+    /// Hexagon architecture of the device, where that of the library is not to be taken
+    #[arg(long, value_name = "ARCH", value_parser = crate::args::parse_arch)]
+    pub device_arch: Option<u32>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -29,10 +37,11 @@ pub(crate) struct DoctorArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &DoctorArgs, app: &mut App) -> Result<Status> {
-    let device = DeviceOptions::default().memory(args.memory.memory);
+    let device = DeviceOptions::default().memory(args.memory.memory).arch(args.device_arch);
     let device = device.cdsprpc(args.memory.cdsprpc.clone());
     let runtime = Runtime::builder().libraries(args.libraries.files()).device(device);
-    let found = runtime.plugins(app.plugin_options()).build().diagnose();
+    let runtime = runtime.plugins(app.plugin_options()).build();
+    let found = runtime.diagnose_with(args.bundle.as_deref());
     if args.json {
         app.output.json_pretty(&found)?;
     } else {

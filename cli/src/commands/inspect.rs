@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use qhx::Runtime;
-use qhx::inspect::{BinaryContents, BundleContents, Contents, OnnxGraph, SizedFile};
+use qhx::inspect::{
+    BinaryContents, BundleContents, Contents, FolderContents, OnnxGraph, SizedFile, TargetRun,
+};
 use qhx_core::qnn::BinaryTensor;
 use qhx_core::{DType, Result, TensorInfo};
 
@@ -16,6 +18,7 @@ use crate::output::Report;
 const EXAMPLES: &str = "\
 Examples:
   qhx inspect qwen35/v81
+  qhx inspect qwen35                                   # of v73, v79 and v81: which device takes which
   qhx inspect qwen35/v81/qwen35_decode_f16.bin
   qhx inspect qwen35/v81 --json | jq '.contexts[].binary.dsp_arch'";
 
@@ -48,6 +51,7 @@ pub(crate) fn run(args: &InspectArgs, app: &mut App) -> Result<Status> {
         match &contents {
             Contents::Bundle(bundle) => write_bundle(&mut text, bundle),
             Contents::Binary(binary) => write_binary(&mut text, binary),
+            Contents::Folder(folder) => write_folder(&mut text, folder),
             _ => {}
         }
         app.output.report(&text)?;
@@ -57,6 +61,33 @@ pub(crate) fn run(args: &InspectArgs, app: &mut App) -> Result<Status> {
         say!("note: {note}");
     }
     Ok(bundle.unread.map_or(Status::Done, Status::Reported))
+}
+
+fn write_folder(text: &mut Report, folder: &FolderContents) {
+    for bundle in &folder.bundles {
+        text.line(format_args!("bundle for v{}: {}", bundle.arch, bundle.path.display()));
+    }
+    for device in &folder.devices {
+        let takes =
+            device.takes.map_or_else(|| "none of them".to_owned(), |arch| format!("v{arch}"));
+        text.line(format_args!("a {} device takes {takes}", device.target));
+    }
+}
+
+fn write_targets(text: &mut Report, targets: &[TargetRun]) {
+    if targets.is_empty() {
+        return;
+    }
+    text.line(format_args!(""));
+    text.line(format_args!("devices"));
+    for TargetRun { target, runs, reason, .. } in targets {
+        let how = match *runs {
+            "optimal" => "full speed",
+            runs => runs,
+        };
+        let reason = reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
+        text.line(format_args!("  {target} {how}{reason}"));
+    }
 }
 
 fn write_bundle(text: &mut Report, report: &BundleContents) {
@@ -86,6 +117,7 @@ fn write_bundle(text: &mut Report, report: &BundleContents) {
             }
         }
     }
+    write_targets(text, &report.targets);
 }
 
 fn write_files(text: &mut Report, indent: &str, files: &[SizedFile]) {

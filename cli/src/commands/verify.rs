@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use qhx::Bundle;
 use qhx::verify::{self, CaseReport, FileReport, Gate, Score, Suite};
-use qhx_core::{Manifest, Result};
+use qhx_core::Result;
 
 use crate::Status;
 use crate::app::App;
@@ -101,11 +102,12 @@ fn case_line(case: &CaseReport, least: f64) -> String {
 }
 
 fn files(args: &VerifyArgs, app: &mut App) -> Result<Status> {
-    let manifest = Manifest::load(&args.bundle)?;
+    let bundle = Bundle::open(&args.bundle)?;
+    let manifest = bundle.manifest();
     // Nothing is to be kept: a signal ends the process at once, also while a file is read that never ends.
     let token = app.interrupts.token().clone();
     let report =
-        verify::files(&manifest, &token, |FileReport { path, message, left_out, .. }| {
+        verify::files(manifest, &token, |FileReport { path, message, left_out, .. }| {
             if args.json {
                 return Ok(());
             }

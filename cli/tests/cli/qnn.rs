@@ -86,7 +86,7 @@ fn the_whole_way_on_the_library() {
     with_faults(&|| qhx().env("QHX_FAKE_REAL", &htp), folder.path());
 
     let wrong = qhx()
-        .args(["generate", "tiny", "a", "--backend", "qnn", "--device-arch", "v81", "--json"])
+        .args(["generate", "tiny", "a", "--backend", "qnn", "--device-arch", "v75", "--json"])
         .run();
     assert_eq!(wrong.code, 6, "{wrong:?}");
     assert_eq!(wrong.json()["error"]["kind"], "context");

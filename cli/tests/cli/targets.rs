@@ -51,6 +51,58 @@ fn each_target_has_a_folder_with_a_whole_bundle() {
     let again = forge(folder.path(), "v73,v79", &["--no-onnx"]).run();
     assert_eq!(again.code, 2, "{again:?}");
     assert!(again.stderr.contains("tiny/v73: a bundle is there already"), "{again:?}");
+    a_device_takes_what_it_runs(folder.path());
+}
+
+/// Of the folder `tiny` with bundles for v73 and v79.
+fn a_device_takes_what_it_runs(folder: &Path) {
+    let [htp, system] = libraries();
+    let qhx = |args: &[&str]| {
+        let qhx = Program::qhx(folder).env("QHX_QNN_HTP", &htp).env("QHX_QNN_SYSTEM", &system);
+        qhx.args(args).run()
+    };
+    let text = qhx(&["inspect", "tiny"]).ok().stdout;
+    for line in
+        ["bundle for v73: tiny/v73", "a v69 device takes none of them", "a v75 device takes v73"]
+    {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    let text = qhx(&["inspect", "tiny/v73"]).ok().stdout;
+    for line in [
+        "  v69 refused: compiled for Hexagon v73",
+        "  v73 full speed",
+        "  v81 supported: made for v73",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+
+    let ask = ["generate", "tiny", "The capital of France is", "--max-new", "2", "--json"];
+    let backend = ["--backend", "qnn", "--device-arch"];
+    for (device, warnings) in [("v75", 1), ("v79", 0)] {
+        let run = qhx(&[&ask[..], &backend, &[device]].concat()).ok();
+        assert_eq!(run.json()["text"], " Par", "{run:?}");
+        assert_eq!(run.stderr.matches("runs at less than full speed").count(), warnings, "{run:?}");
+    }
+    assert_eq!(qhx(&ask).ok().json()["text"], " Par", "the newest, on the emulator");
+    let refused = qhx(&[&ask[..], &backend, &["v69"]].concat());
+    assert_eq!(refused.code, 3, "{refused:?}");
+    assert!(refused.stderr.contains("tiny: this v69 device runs none of v73, v79"), "{refused:?}");
+
+    let doctor = |bundle: &str, device: &str| {
+        let run = qhx(&["doctor", bundle, "--device-arch", device, "--json", "--no-plugins"]);
+        let checks = run.json()["checks"].as_array().expect("checks").clone();
+        checks.into_iter().find(|check| check["name"] == "bundle").expect("the bundle")
+    };
+    let found = doctor("tiny", "v75");
+    assert_eq!(found["health"], "ok", "{found}");
+    let words = "tiny/v73, made for v73, is what this v75 device takes: made for v73, runs at less";
+    assert!(found["found"].as_str().is_some_and(|text| text.starts_with(words)), "{found}");
+    let found = doctor("tiny/v79", "v75");
+    assert_eq!(found["health"], "broken", "{found}");
+    assert!(
+        found["hint"].as_str().is_some_and(|hint| hint.contains("forge it for v75")),
+        "{found}"
+    );
 }
 
 /// The stand-in device fails the compilations that begin after the second bundle is in its place.

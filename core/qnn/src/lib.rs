@@ -75,7 +75,7 @@ pub use info::{BinaryGraph, BinaryInfo, BinaryTensor, GraphFigures};
 pub use library::{ApiVersion, HTP_FILE, Library, SYSTEM_FILE, SystemLibrary};
 pub use log::LogLevel;
 pub use power::PerfMode;
-pub use preflight::{Destination, Verdict, preflight, verdict};
+pub use preflight::{Destination, Verdict, preflight, runs_on, verdict};
 pub use profile::{ProfileEvent, ProfileLevel, ProfileRecord};
 pub use qhx_base::stdout;
 pub use registered::MemoryMode;

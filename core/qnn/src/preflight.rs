@@ -81,6 +81,11 @@ pub enum Verdict {
 /// The architecture from which on devices run no binaries of older ones.
 const SPLIT: u32 = 73;
 
+/// Whether a device of the architecture `device` runs binaries for the architecture `made`.
+pub const fn runs_on(made: u32, device: u32) -> bool {
+    made <= device && (made >= SPLIT || device < SPLIT)
+}
+
 /// How a binary runs on a device, by Qualcomm's own rule: a device refuses binaries of newer architectures and HTP
 /// interfaces and those that need more tightly coupled memory than it has, and from v73 on those of architectures
 /// before v73. What is neither refused nor for this architecture and memory runs, and would be quicker if it were.
@@ -88,7 +93,7 @@ pub fn verdict(binary: &BinaryInfo, device: &Destination) -> Verdict {
     let refused = |reason, hint: &str| Verdict::Refused { reason, hint: hint.to_owned() };
     let (made, has) = (binary.dsp_arch, device.arch);
     if let (Some(made), Some(has)) = (made, has)
-        && (made > has || (made < SPLIT && has >= SPLIT))
+        && !runs_on(made, has)
     {
         return refused(
             format!("compiled for Hexagon v{made}, this device has v{has}"),

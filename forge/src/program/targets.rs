@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use qhx::libraries::Libraries;
-use qhx_core::qnn::{Device, LogLevel, Platform, Target};
+use qhx_core::qnn::Target;
 use qhx_core::{Error, ErrorKind, Result};
 
 /// A target that is asked for.
@@ -58,12 +58,9 @@ fn this(libraries: &Libraries) -> Result<Target> {
         Error::new(ErrorKind::Usage, format!("--target {THIS}: {what}"))
             .hint("name the target, such as --target v81")
     };
-    if Platform::is_emulated() {
-        return Err(unknown(
-            "the QNN libraries of this machine are an emulator, which has no chip of its own",
-        ));
-    }
-    let platform = Device::open(&libraries.open()?, LogLevel::Error, None)?.platform()?;
+    let platform = libraries.platform()?.ok_or_else(|| {
+        unknown("the QNN libraries of this machine are an emulator, which has no chip of its own")
+    })?;
     let (Some(arch), Some(soc)) = (platform.arch, platform.soc) else {
         return Err(unknown("the library does not say which chip this is"));
     };
