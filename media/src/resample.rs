@@ -1,7 +1,7 @@
 //! Changing the rate of audio, chunk by chunk.
 //!
-//! Written here: a file of gigabytes is resampled as it is decoded, any two rates of its header come up, and `n` samples
-//! become exactly `ceil(n · to / from)` without delay, which the counts of frames and chunks rely on.
+//! Written here: a file of gigabytes is resampled as it is decoded, any two rates of its header come up, and `n`
+//! samples become exactly `ceil(n · to / from)` without delay, which the counts of frames and chunks rely on.
 
 use std::f64::consts::PI;
 

@@ -24,8 +24,8 @@ pub struct Bundle {
 }
 
 impl Bundle {
-    /// Reads the manifest at `path`: a bundle's folder, a manifest, or a manifest's name in its folder. Of a folder with
-    /// the bundles of several architectures it is the one for this machine's device; see [`Runtime::bundle`].
+    /// Reads the manifest at `path`: a bundle's folder, a manifest, or a manifest's name in its folder. Of a folder
+    /// with the bundles of several architectures it is the one for this machine's device; see [`Runtime::bundle`].
     ///
     /// # Errors
     /// When there is no manifest, or it is invalid. A checkpoint or a GGUF file is told apart: it has to be forged

@@ -94,6 +94,29 @@ impl Scene {
 }
 
 #[test]
+fn a_phone_gets_its_own_libraries_and_the_bundle_that_it_runs() {
+    let scene = Scene::new();
+    // A folder of bundles: the phone is an 8 Elite, whose own is not there.
+    let several = scene.path("several");
+    fs::create_dir(&several).expect("a folder");
+    fs::rename(&scene.bundle, several.join("v73")).expect("moved");
+    edit_manifest(&several.join("v73"), |manifest| manifest["model"]["dsp_arch"] = "v73".into());
+    fs::create_dir_all(several.join("v81")).expect("a folder");
+    scene.write("several/v81/m.json", "{}");
+    fs::rename(&several, scene.path("tiny")).expect("moved");
+    scene.script("bin/getprop", "#!/bin/sh\n[ $1 = ro.soc.model ] && echo SM8750\n");
+    fs::create_dir_all(scene.path("sdk/lib/hexagon-v79/unsigned")).expect("a folder");
+    scene.write("sdk/lib/hexagon-v79/unsigned/libQnnHtpV79Skel.so", "skel");
+    let run = scene.push(&["it", "--libraries", "sdk"]).ok();
+    assert!(run.stdout.contains("text of it"), "{run:?}");
+    let there = scene.path("phone/it's here");
+    for name in ["libQnnHtpV79Skel.so", "libQnnHtpV79Stub.so", "v73/tokenizer.json"] {
+        assert!(there.join(name).is_file(), "{name}");
+    }
+    assert!(!there.join("libQnnHtpV81Skel.so").exists() && !there.join("v81").exists());
+}
+
+#[test]
 fn only_what_differs_is_copied_and_the_text_comes_back() {
     let scene = Scene::new();
     let all = ["--libraries", "sdk", "--max-new", "7"];

@@ -102,7 +102,8 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         false
     }
 
-    /// What is known of the device that may explain an execution that took long: the power vote, restarts, temperatures.
+    /// What is known of the device that may explain an execution that took long: the power vote, restarts,
+    /// temperatures.
     fn conditions(&self) -> Vec<String> {
         Vec::new()
     }

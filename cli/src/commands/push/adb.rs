@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use qhx_core::qnn::Target;
 use qhx_core::{Error, ErrorKind, Result};
 
 /// The program of Android's platform tools.
@@ -27,6 +28,11 @@ impl Device {
             text.lines().skip(1).filter_map(|line| line.split_once('\t')).collect();
         let serial = choose(&devices, serial)?;
         Ok(Self { serial: serial.to_owned() })
+    }
+
+    /// The chip of the phone, where Android says which one it is and it has a name here.
+    pub(super) fn target(&self) -> Option<Target> {
+        Target::named(self.shell("getprop ro.soc.model").ok()?.trim())
     }
 
     pub(super) fn serial(&self) -> &str {

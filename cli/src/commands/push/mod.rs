@@ -14,6 +14,7 @@ use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result};
 use self::adb::{Device, Item, quoted};
 use crate::Status;
 use crate::app::App;
+use qhx::folders;
 use qhx::npu_files::{ANDROID, NpuFile};
 
 /// Where cargo puts the program for phones.
@@ -60,10 +61,20 @@ pub(crate) struct PushArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &PushArgs, app: &mut App) -> Result<Status> {
-    let manifest = Manifest::load(&args.bundle)?;
-    let files = NpuFile::all(ANDROID, manifest.model.dsp_arch);
+    // A bundle that is none is named before a phone is looked for.
+    let targets = folders::targets(&args.bundle);
+    let one = if targets.is_empty() { Some(Manifest::load(&args.bundle)?) } else { None };
+    let program = program(&args.program)?;
+    let device = Device::find(args.serial.as_deref())?;
+    let phone = device.target().map(|target| target.arch);
+    let manifest = match one {
+        Some(manifest) => manifest,
+        None => Manifest::load(&folders::choose(&targets, phone)?.path)?,
+    };
+    // The libraries are the phone's, also where the bundle is for an older one.
+    let files = NpuFile::all(ANDROID, phone.or(manifest.model.dsp_arch));
     let bundle = Bundle::of(&manifest)?;
-    let mut copies = vec![Item { from: program(&args.program)?, to: NAME.to_owned() }];
+    let mut copies = vec![Item { from: program, to: NAME.to_owned() }];
     for plugin in &app.global.plugins {
         let name = plugin.file_name().unwrap_or_default().to_string_lossy();
         copies.push(Item { from: plugin.clone(), to: format!("plugins/{name}") });
@@ -72,7 +83,6 @@ pub(crate) fn run(args: &PushArgs, app: &mut App) -> Result<Status> {
         copies.extend(libraries(folder, &files)?);
     }
     copies.extend(bundle.copies.iter().cloned());
-    let device = Device::find(args.serial.as_deref())?;
     let _working = app.interrupts.working();
     let cancel = app.interrupts.token().clone();
     let there = device.hashes(&args.to)?;
