@@ -7,8 +7,6 @@ use std::sync::Arc;
 use qhx_core::text::forms;
 use qhx_core::{Error, ErrorKind, Manifest, Result, files};
 
-use crate::runtime::Runtime;
-
 /// A bundle that was found: its manifest is read and checked, nothing else is opened. Clones share it.
 ///
 /// ```no_run
@@ -24,25 +22,7 @@ pub struct Bundle {
 }
 
 impl Bundle {
-    /// Reads the manifest at `path`: a bundle's folder, a manifest, or a manifest's name in its folder. Of a folder
-    /// with the bundles of several architectures it is the one for this machine's device; see [`Runtime::bundle`].
-    ///
-    /// # Errors
-    /// When there is no manifest, or it is invalid. A checkpoint or a GGUF file is told apart: it has to be forged
-    /// first.
-    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        Self::open_with_root(path, None)
-    }
-
-    /// As [`Bundle::open`], with the folder that the manifest's paths resolve against.
-    ///
-    /// # Errors
-    /// As [`Bundle::open`], and when that folder is not there.
-    pub fn open_with_root(path: impl AsRef<Path>, root: Option<&Path>) -> Result<Self> {
-        Runtime::default().bundle(path.as_ref(), root)
-    }
-
-    /// As [`Bundle::open_with_root`], where `path` is one bundle.
+    /// Reads the manifest of one bundle; `root` is the folder that its paths resolve against.
     pub(crate) fn open_one(path: &Path, root: Option<&Path>) -> Result<Self> {
         let mut manifest =
             Manifest::load_with_root(path, root).map_err(|e| not_forged(path).unwrap_or(e))?;

@@ -1,4 +1,6 @@
-//! The short ways from a bundle to what is done with it.
+//! The short ways to a bundle and from it to what is done with it.
+
+use std::path::Path;
 
 use qhx_core::Result;
 use qhx_core::engine::Model;
@@ -10,6 +12,24 @@ use crate::runtime::Runtime;
 use crate::transcriber::Transcriber;
 
 impl Bundle {
+    /// Reads the manifest at `path`: a bundle's folder, a manifest, or a manifest's name in its folder. Of a folder
+    /// with the bundles of several architectures it is the one for this machine's device; see [`Runtime::bundle`].
+    ///
+    /// # Errors
+    /// When there is no manifest, or it is invalid. A checkpoint or a GGUF file is told apart: it has to be forged
+    /// first.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::open_with_root(path, None)
+    }
+
+    /// As [`Bundle::open`], with the folder that the manifest's paths resolve against.
+    ///
+    /// # Errors
+    /// As [`Bundle::open`], and when that folder is not there.
+    pub fn open_with_root(path: impl AsRef<Path>, root: Option<&Path>) -> Result<Self> {
+        Runtime::default().bundle(path.as_ref(), root)
+    }
+
     /// Opens the model with the defaults of a [`Runtime`].
     ///
     /// # Errors
