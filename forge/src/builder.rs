@@ -15,6 +15,9 @@ use crate::weight::Weight;
 mod conv;
 mod finish;
 mod gather;
+mod rebuild;
+
+pub(crate) use rebuild::{NodeParts, rebuild};
 
 /// Builds one graph. Nodes, and the tensors that they write, are named `<scope>_<op>_<n>`; inputs and outputs of
 /// the graph have the given names.
@@ -178,17 +181,27 @@ impl GraphBuilder {
     ) -> Result<TensorId> {
         let name = self.qualified(name);
         let (rows, cols) = (weight.rows(), weight.cols());
+        let shape = self.linear_shape(&name, x, [rows, cols])?;
+        let mut inputs = vec![x, self.weight(&name, weight, vec![rows, cols])?];
+        inputs.extend(self.bias("linear", &name, bias, rows)?);
+        self.node_named(name, Op::Linear, inputs, Elem::Activation, shape)
+    }
+
+    /// The shape of what a `Linear` makes of `x` with a weight of these rows and columns.
+    fn linear_shape(
+        &self,
+        name: &str,
+        x: TensorId,
+        [rows, cols]: [usize; 2],
+    ) -> Result<Vec<usize>> {
         let input = self.graph.tensor(x)?;
         if input.elem != Elem::Activation || input.shape.len() != 2 || input.shape[1] != cols {
             let found = format!(
                 "input is {input}, expected activation[m, {cols}] for a weight [{rows}, {cols}]"
             );
-            return Err(self.bad("linear", &name, &found));
+            return Err(self.bad("linear", name, &found));
         }
-        let m = input.shape[0];
-        let mut inputs = vec![x, self.weight(&name, weight, vec![rows, cols])?];
-        inputs.extend(self.bias("linear", &name, bias, rows)?);
-        self.node_named(name, Op::Linear, inputs, Elem::Activation, vec![m, rows])
+        Ok(vec![input.shape[0], rows])
     }
 
     /// The weight of the node `name`, seen as a tensor of `shape`.

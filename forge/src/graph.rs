@@ -17,6 +17,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use qhx_core::{DType, Error, ErrorKind, GraphInfo, Quantization, Result, TensorInfo};
+use serde::{Deserialize, Serialize};
 
 use crate::weight::Weight;
 
@@ -24,7 +25,8 @@ use crate::weight::Weight;
 pub const MAX_RANK: usize = 4;
 
 /// Logical element type. What it is in memory depends on the lowering.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Elem {
     /// f16 in a QNN graph, f32 in an ONNX graph.
     Activation,
@@ -137,7 +139,8 @@ impl fmt::Display for Tensor {
 
 /// Element-wise operation on two tensors of one element type. Shapes broadcast as in NumPy, and have
 /// the same rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum BinaryOp {
     /// a + b
     Add,
@@ -154,7 +157,8 @@ pub enum BinaryOp {
 }
 
 /// Element-wise operation on one floating-point tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum UnaryOp {
     /// |x|
     Abs,
@@ -197,7 +201,8 @@ impl UnaryOp {
 }
 
 /// What a reduction computes along its axis.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ReduceOp {
     /// Sum of the elements.
     Sum,
@@ -208,7 +213,8 @@ pub enum ReduceOp {
 }
 
 /// How the filters of an [`Op::Conv2d`] move. Pairs are rows and columns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Conv2d {
     /// Size of a filter.
     pub kernel: [usize; 2],
@@ -258,8 +264,25 @@ impl Conv1d {
     }
 }
 
+/// Numbers of ops as text, which is exact and has infinities.
+mod exact {
+    use serde::de::{Deserialize as _, Deserializer, Error as _};
+    use serde::ser::Serializer;
+
+    pub(super) fn serialize<S: Serializer>(number: &f32, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(number)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f32, D::Error> {
+        let text = String::deserialize(from)?;
+        let number: f32 = text.parse().map_err(D::Error::custom)?;
+        if number.is_nan() { Err(D::Error::custom("not a number")) } else { Ok(number) }
+    }
+}
+
 /// What a node computes.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Op {
     /// `y = x·Wᵀ (+ b)`. Inputs: x `[m, in]`, weight `[out, in]`, optionally bias `[out]` (a constant).
     /// Output `[m, out]`. QNN's `FullyConnected`.
@@ -285,8 +308,10 @@ pub enum Op {
     /// x, or the nearer of two bounds where x lies outside.
     Clamp {
         /// Smallest value of the output.
+        #[serde(with = "exact")]
         min: f32,
         /// Largest value of the output.
+        #[serde(with = "exact")]
         max: f32,
     },
     /// Softmax along the last axis.
@@ -296,6 +321,7 @@ pub enum Op {
     /// overflows. The builder makes rows of any other shape, as the library is wrong about some of them.
     RmsNorm {
         /// Added to the mean of the squares; positive.
+        #[serde(with = "exact")]
         epsilon: f32,
     },
     /// `(x − mean(x)) · rsqrt(variance(x) + epsilon) · w + b` along the last axis (Ba et al. 2016, arXiv
@@ -303,6 +329,7 @@ pub enum Op {
     /// variance in f32.
     LayerNorm {
         /// Added to the variance; positive.
+        #[serde(with = "exact")]
         epsilon: f32,
     },
     /// Cross-correlation as `torch.nn.Conv2d` has it. Inputs: x `[n, in, rows, columns]`, weight

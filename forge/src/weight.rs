@@ -179,13 +179,17 @@ impl Weight {
         Ok(out)
     }
 
-    /// All values as int8 with one scale per row: `w ≈ q · scale[row]`. Read in parallel.
+    /// All values as int8 with one scale per row, `w ≈ q · scale[row]`: those of the source where it has such. Read in
+    /// parallel.
     ///
     /// # Errors
     /// When a value is NaN or infinite.
     pub fn to_int8(&self) -> Result<Quantized> {
         let cols = self.cols();
         let form = QuantizedForm::symmetric(Bits::Eight, cols);
+        if self.source.block_form() == Some(form) {
+            return self.to_blocks(form);
+        }
         let mut all = Quantized::zeroed(form, self.elements()?);
         let rows = rows_per_block(cols);
         let blocks = all.values.par_chunks_mut(rows * cols).zip(all.scales.par_chunks_mut(rows));

@@ -25,6 +25,21 @@ impl GraphBuilder {
         conv: Conv2d,
     ) -> Result<TensorId> {
         let name = self.qualified(name);
+        let out = weight.rows();
+        let (filter, shape) = self.conv2d_shapes(&name, x, &weight, conv)?;
+        let mut inputs = vec![x, self.weight(&name, weight, filter)?];
+        inputs.extend(self.bias("conv2d", &name, bias, out)?);
+        self.node_named(name, Op::Conv2d(conv), inputs, Elem::Activation, shape)
+    }
+
+    /// The shapes of the filters of an [`Op::Conv2d`] with this weight, and of what it makes of `x`.
+    pub(super) fn conv2d_shapes(
+        &self,
+        name: &str,
+        x: TensorId,
+        weight: &Weight,
+        conv: Conv2d,
+    ) -> Result<(Vec<usize>, Vec<usize>)> {
         let input = self.graph.tensor(x)?;
         let (out, cols) = (weight.rows(), weight.cols());
         let Conv2d { kernel, stride, dilation, groups, .. } = conv;
@@ -46,16 +61,13 @@ impl GraphBuilder {
                  {conv:?}: in and out are multiples of the groups, {cols} is in / groups · kernel rows · kernel \
                  columns, the filter fits into the padded input, and no filter sees zeros only"
             );
-            return Err(self.bad("conv2d", &name, &found));
+            return Err(self.bad("conv2d", name, &found));
         };
         if weight.storage() != Storage::Float {
             let found = "an int8 weight, expected floats: only linear takes int8";
-            return Err(self.bad("conv2d", &name, found));
+            return Err(self.bad("conv2d", name, found));
         }
-        let filter = vec![out, inner, kernel[0], kernel[1]];
-        let mut inputs = vec![x, self.weight(&name, weight, filter)?];
-        inputs.extend(self.bias("conv2d", &name, bias, out)?);
-        self.node_named(name, Op::Conv2d(conv), inputs, Elem::Activation, shape.to_vec())
+        Ok((vec![out, inner, kernel[0], kernel[1]], shape.to_vec()))
     }
 
     /// Convolution along time as `torch.nn.Conv1d`: x `[n, in, length]` becomes `[n, out, length']`. `weight` is

@@ -16,6 +16,7 @@ use rten_onnx::onnx::{
 };
 
 use super::data::DataFile;
+use super::ir;
 use super::model::Model;
 use crate::graph::{
     BinaryOp, Constant, Elem, Graph, INT8_STEP, Node, Op, Origin, ReduceOp, Tensor, TensorId,
@@ -81,11 +82,13 @@ fn write_model(
         data,
         shapes: HashMap::new(),
         scalars: HashMap::new(),
+        offsets: HashMap::new(),
         done: 0,
         progress,
     };
     lowering.run()?;
-    let model = Model { name: graph.name(), graph: &lowering.out };
+    let json = ir::json(graph, &lowering.offsets)?;
+    let model = Model { name: graph.name(), graph: &lowering.out, metadata: [ir::KEY, &json] };
     let bytes = model.bytes().map_err(|e| {
         Error::new(
             ErrorKind::Internal,
@@ -103,6 +106,8 @@ struct Lowering<'a> {
     shapes: HashMap<Vec<i64>, String>,
     /// Names of constants without dimensions by the bits of their values.
     scalars: HashMap<u32, String>,
+    /// Where the offsets of weights lie, by the weights' names.
+    offsets: HashMap<String, ExternalData>,
     done: u64,
     progress: &'a mut dyn Progress,
 }
@@ -191,6 +196,13 @@ impl Lowering<'_> {
         });
     }
 
+    /// Adds what `fill` writes to the external-data file.
+    fn append(&mut self, fill: impl FnOnce(&mut DataFile) -> Result<()>) -> Result<ExternalData> {
+        let [offset, length] = self.data.append(fill)?;
+        let location = self.data.path().file_name().unwrap_or_default().to_string_lossy().into();
+        Ok(ExternalData { location, offset, length: Some(length) })
+    }
+
     /// Adds an initialiser whose bytes `fill` appends to the external-data file.
     fn external(
         &mut self,
@@ -199,9 +211,7 @@ impl Lowering<'_> {
         shape: &[usize],
         fill: impl FnOnce(&mut DataFile) -> Result<()>,
     ) -> Result<()> {
-        let [offset, length] = self.data.append(fill)?;
-        let location = self.data.path().file_name().unwrap_or_default().to_string_lossy().into();
-        let external = ExternalData { location, offset, length: Some(length) };
+        let external = self.append(fill)?;
         let entry = |(key, value): (&str, String)| StringStringEntryProto {
             key: Some(key.to_owned()),
             value: Some(value),

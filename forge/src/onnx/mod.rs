@@ -3,9 +3,16 @@
 //! Messages are those of `rten_onnx`, with which the CPU backend reads them; names of operators and the shapes of
 //! weights are in [`qhx_core::onnx`]. Weights go into one external-data file for the graphs of a context, because a
 //! protobuf message ends at 2 GiB and these graphs share their weights.
+//!
+//! The graph itself goes along as metadata of the model, from which [`read`] makes it again: so a bundle can be compiled
+//! where it runs.
 
 mod data;
+mod ir;
 mod lower;
 mod model;
+mod read;
 
+pub(crate) use ir::VERSION;
 pub use lower::{Written, write, write_all};
+pub use read::read;

@@ -1,13 +1,15 @@
 //! A model as bytes: the messages of `rten_onnx`, which the CPU backend reads, with the one field that they lack.
 
 use qhx_core::onnx::{IR_VERSION, MICROSOFT, MICROSOFT_OPSET, OPSET, Operator};
-use rten_onnx::onnx::{GraphProto, OperatorSetIdProto};
+use rten_onnx::onnx::{GraphProto, OperatorSetIdProto, StringStringEntryProto};
 use rten_onnx::protobuf::{EncodeMessage, MessageWriter, ProtobufError, ValueWriter, WriteValue};
 
 /// `ModelProto` of one graph.
 pub(super) struct Model<'a> {
     pub(super) name: &'a str,
     pub(super) graph: &'a GraphProto,
+    /// Key and value of `metadata_props`.
+    pub(super) metadata: [&'a str; 2],
 }
 
 impl Model<'_> {
@@ -37,7 +39,8 @@ impl EncodeMessage for Model<'_> {
         if self.graph.node.iter().any(packs) {
             fields.write_message(8, &opset(MICROSOFT, MICROSOFT_OPSET))?;
         }
-        Ok(())
+        let [key, value] = self.metadata.map(|text| Some(text.to_owned()));
+        fields.write_message(14, &StringStringEntryProto { key, value })
     }
 }
 
@@ -80,7 +83,8 @@ mod tests {
             (Operator::MatMulNBits, &["", MICROSOFT]),
         ] {
             let graph = GraphProto { node: vec![node(operator)], ..GraphProto::default() };
-            let bytes = Model { name: "decode_0", graph: &graph }.bytes().unwrap();
+            let bytes =
+                Model { name: "decode_0", graph: &graph, metadata: ["a", "{}"] }.bytes().unwrap();
             assert!(bytes.windows(10).any(|part| part == b"\x12\x08decode_0"));
             let model = ModelProto::parse_buf(&bytes).unwrap();
             let found: Vec<_> =

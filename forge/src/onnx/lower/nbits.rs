@@ -24,7 +24,11 @@ impl Lowering<'_> {
     ) -> Result<()> {
         let weights = weight.to_blocks(form)?;
         let shifts = weights.as_ref().shifts();
-        let Quantized { values, scales, .. } = weights;
+        let Quantized { values, scales, offsets, .. } = weights;
+        if form.offsets {
+            let stored = self.append(|file| file.write(bytemuck::cast_slice(&offsets)))?;
+            self.offsets.insert(name.to_owned(), stored);
+        }
         let (rows, columns) = (weight.rows(), weight.cols());
         match NBits::packed(form, [rows, columns]) {
             Some((packed, pieces)) => self.packed(

@@ -1,0 +1,208 @@
+//! A graph from its parts, which are checked as if a recipe had made them.
+
+use qhx_core::Result;
+
+use super::{GraphBuilder, elements};
+use crate::graph::{Constant, Elem, Graph, Op, Origin, Tensor, TensorId};
+
+/// A node by the indices of its tensors.
+#[derive(Debug)]
+pub(crate) struct NodeParts {
+    /// [`crate::graph::Node::name`].
+    pub name: String,
+    /// What it computes.
+    pub op: Op,
+    /// What it reads.
+    pub inputs: Vec<usize>,
+    /// What it writes.
+    pub output: usize,
+}
+
+/// The graph of tensors and nodes as [`Graph::tensors`] and [`Graph::nodes`] have them, with the outputs' indices. Its
+/// inputs are the tensors that are none's output, in order.
+///
+/// # Errors
+/// When they are no graph that a [`GraphBuilder`] makes: shapes, element types, names, order, uses.
+pub(crate) fn rebuild(
+    name: &str,
+    tensors: Vec<Tensor>,
+    nodes: Vec<NodeParts>,
+    outputs: &[usize],
+) -> Result<Graph> {
+    let mut builder = GraphBuilder::new(name);
+    builder.check_name(name)?;
+    let mut made = nodes.iter();
+    for tensor in &tensors {
+        builder.rebuild_tensor(tensor, &mut made)?;
+    }
+    if let Some(node) = made.next() {
+        return Err(builder.bad("node", &node.name, "no tensor is its output"));
+    }
+    builder.rename(&tensors, &nodes)?;
+    for &index in outputs {
+        let output = builder.id(index)?;
+        let tensor = builder.graph.tensor(output)?;
+        if !matches!(tensor.origin, Origin::Node(_)) || builder.graph.outputs.contains(&output) {
+            return Err(builder.bad("output", &tensor.name, "expected the output of a node, once"));
+        }
+        builder.graph.outputs.push(output);
+    }
+    builder.finish()
+}
+
+impl GraphBuilder {
+    fn rebuild_tensor<'a>(
+        &mut self,
+        tensor: &Tensor,
+        nodes: &mut impl Iterator<Item = &'a NodeParts>,
+    ) -> Result<()> {
+        let index = self.graph.tensors.len();
+        // The names that the tensors have in the end are given when all are there.
+        let name = format!("t{index}");
+        let (elem, shape) = (tensor.elem, &tensor.shape);
+        let wrong = |this: &Self, what: &str| Err(this.bad("tensor", &tensor.name, what));
+        match &tensor.origin {
+            Origin::Input => drop(self.input(&name, elem, shape)?),
+            Origin::Constant(constant) => {
+                let (fits, count) = match constant {
+                    Constant::Float(values) => {
+                        let finite = values.iter().all(|value| value.is_finite());
+                        (finite && matches!(elem, Elem::Activation | Elem::F32), values.len())
+                    }
+                    Constant::Int(values) => (elem == Elem::I32, values.len()),
+                };
+                if !fits || elements(shape) != Some(count) {
+                    return wrong(self, "values that are finite and fill its shape were expected");
+                }
+                self.push(name, elem, shape.clone(), Origin::Constant(constant.clone()))?;
+            }
+            Origin::Weight(weight) => {
+                let matrix = elements(&[weight.rows(), weight.cols()]);
+                if elem != Elem::Activation
+                    || shape.first() != Some(&weight.rows())
+                    || elements(shape) != matrix
+                {
+                    return wrong(self, "the weight has another shape");
+                }
+                self.push(name, elem, shape.clone(), Origin::Weight(weight.clone()))?;
+            }
+            Origin::Node(_) => {
+                let Some(node) = nodes.next() else { return wrong(self, "no node writes it") };
+                if node.output != index {
+                    return wrong(self, "nodes and their outputs were expected in one order");
+                }
+                let made = self.rebuild_node(node, tensor)?;
+                let whole = self.graph.tensors.len() == index + 1 && made.index() == index;
+                let found = self.graph.tensor(made)?;
+                if !whole || found.elem != elem || found.shape != *shape {
+                    let what = format!("the node {:?} makes {found}, not {tensor}", node.name);
+                    return wrong(self, &what);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn rebuild_node(&mut self, node: &NodeParts, output: &Tensor) -> Result<TensorId> {
+        let inputs = node.inputs.iter().map(|&index| self.id(index)).collect::<Result<Vec<_>>>()?;
+        let (elem, shape) = (output.elem, &output.shape[..]);
+        match (&node.op, &inputs[..]) {
+            (Op::Linear, &[x, weight, ref bias @ ..]) => {
+                let &[rows, cols] = self.shape(weight)? else {
+                    return Err(self.misused("linear", &inputs, "a matrix as weight"));
+                };
+                let made = self.linear_shape(&node.name, x, [rows, cols])?;
+                self.check_bias("linear", &inputs, bias, rows)?;
+                self.node(Op::Linear, inputs, Elem::Activation, made)
+            }
+            (Op::Conv2d(conv), &[x, filter, ref bias @ ..]) => {
+                let Origin::Weight(weight) = &self.graph.tensor(filter)?.origin else {
+                    return Err(self.misused("conv2d", &inputs, "a weight as second input"));
+                };
+                let (filters, made) = self.conv2d_shapes(&node.name, x, weight, *conv)?;
+                if self.shape(filter)? != filters {
+                    let expected = format!("filters {filters:?}");
+                    return Err(self.misused("conv2d", &inputs, &expected));
+                }
+                self.check_bias("conv2d", &inputs, bias, filters[0])?;
+                self.node(Op::Conv2d(*conv), inputs, Elem::Activation, made)
+            }
+            (Op::MatMul { transpose_b }, &[a, b]) => self.matmul(a, b, *transpose_b),
+            (Op::Binary(op), &[a, b]) => self.binary(*op, a, b),
+            (Op::Unary(op), &[x]) => self.unary(*op, x),
+            (Op::Reduce { op, axis }, &[x]) => self.reduce(*op, x, *axis),
+            (Op::Clamp { min, max }, &[x]) => self.clamp(x, *min, *max),
+            (Op::Softmax, &[x]) => self.softmax(x),
+            (Op::RmsNorm { epsilon }, &[x, weight]) => self.rms_norm(x, *epsilon, weight),
+            (Op::LayerNorm { epsilon }, &[x, weight, bias]) => {
+                self.layer_norm(x, *epsilon, weight, bias)
+            }
+            (Op::Gather, &[table, indices]) => {
+                if let Origin::Weight(weight) = &self.graph.tensor(table)?.origin
+                    && weight.storage() != crate::weight::Storage::Float
+                {
+                    return Err(self.misused("gather", &inputs, "a table of floats"));
+                }
+                self.gather(table, indices, 0)
+            }
+            (Op::Reshape, &[x]) => self.reshape(x, shape),
+            (Op::Transpose { perm }, &[x]) => self.transpose(x, perm),
+            (Op::Concat { axis }, _) => self.concat(&inputs, *axis),
+            (Op::Slice { axis, start, end }, &[x]) => self.slice(x, *axis, *start, *end),
+            (Op::Cast, &[x]) => self.cast(x, elem),
+            (op, _) => Err(self.misused(op.name(), &inputs, "another number of inputs")),
+        }
+    }
+
+    /// The bias of a layer with `rows` outputs: none, or a constant.
+    fn check_bias(
+        &self,
+        op: &str,
+        inputs: &[TensorId],
+        bias: &[TensorId],
+        rows: usize,
+    ) -> Result<()> {
+        let fits = match bias {
+            [] => true,
+            &[bias] => {
+                let bias = self.graph.tensor(bias)?;
+                let constant = matches!(bias.origin, Origin::Constant(Constant::Float(_)));
+                constant && bias.elem == Elem::Activation && bias.shape == [rows]
+            }
+            _ => false,
+        };
+        if fits {
+            Ok(())
+        } else {
+            Err(self.misused(op, inputs, &format!("a bias [{rows}] at most")))
+        }
+    }
+
+    fn id(&self, index: usize) -> Result<TensorId> {
+        match u32::try_from(index) {
+            Ok(small) if index < self.graph.tensors.len() => {
+                Ok(TensorId { graph: self.graph.identity, index: small })
+            }
+            _ => Err(self.fault(&format!("tensor {index} is read before it is written"))),
+        }
+    }
+
+    /// Gives tensors and nodes their names.
+    fn rename(&mut self, tensors: &[Tensor], nodes: &[NodeParts]) -> Result<()> {
+        self.names.clear();
+        for (index, tensor) in tensors.iter().enumerate() {
+            self.check_name(&tensor.name)?;
+            self.names.insert(tensor.name.clone());
+            self.graph.tensors[index].name.clone_from(&tensor.name);
+        }
+        for (index, node) in nodes.iter().enumerate() {
+            if self.graph.tensors[node.output].name != node.name {
+                // The output of the graph, which has a name of its own.
+                self.check_name(&node.name)?;
+                self.names.insert(node.name.clone());
+            }
+            self.graph.nodes[index].name.clone_from(&node.name);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,528 @@
+//! From an ONNX file that the forge wrote back to the graph: the same nodes, and the very numbers.
+//!
+//! Files are untrusted input. The messages are read where they lie in the mapped file, as the parser of `rten_onnx`
+//! does not end on some malformed ones; every part is within its file, and the graph is checked as one that a recipe
+//! builds.
+
+use std::collections::{HashMap, hash_map::Entry};
+use std::fmt;
+use std::ops::Range;
+use std::path::{Component, Path};
+use std::sync::Arc;
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use qhx_core::artifacts::Mapped;
+use qhx_core::onnx::{ExternalData, NBits, suffix};
+use qhx_core::quantized::{QuantizedForm, QuantizedMut, unpack_nibbles};
+use qhx_core::{DType, Error, ErrorKind, Result};
+use rten_onnx::onnx::{DataLocation, DataType};
+
+use super::ir::{
+    KEY, Part, StoredGraph, StoredOrigin, StoredTensor, StoredWeight, VERSION, Versioned,
+};
+use crate::builder::{NodeParts, rebuild};
+use crate::graph::{Constant, Elem, Graph, Origin, Tensor};
+use crate::weight::{RowSource, Storage, Weight, dequantize_blocks};
+
+/// Largest metadata of a model that is read. A graph of ten thousand nodes has 2 MiB.
+const MAX_METADATA: usize = 64 << 20;
+
+/// Reads the graph of an ONNX file that the forge wrote. Its weights are read from the file and from those of external
+/// data when it is lowered. No file may lie outside of `within`, links resolved.
+///
+/// # Errors
+/// When the file is no such model, when its graph is none that the forge makes, or when numbers are missing.
+pub fn read(path: &Path, within: &Path) -> Result<Graph> {
+    let mut files =
+        Files { path, within, model: Mapped::open_within(path, within)?, data: HashMap::new() };
+    let fail = |what: String| {
+        Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display()))
+            .hint("the file is damaged, or was not made by `qhx forge`; download the bundle again")
+    };
+    let model = Message::model(files.model.clone()).map_err(fail)?;
+    let Some(json) = model.metadata else {
+        return Err(Error::new(
+            ErrorKind::Artifact,
+            format!("{}: has no metadata {KEY:?}, of which context binaries are made", path.display()),
+        )
+        .hint("forge the bundle again with `qhx forge --portable`: an older qhx wrote it, or another program"));
+    };
+    let bad = |e: serde_json::Error| fail(format!("metadata {KEY:?}: {e}"));
+    let bytes = files.model.clone();
+    let json = bytes.bytes().get(json).unwrap_or_default();
+    let Versioned { version } = serde_json::from_slice(json).map_err(bad)?;
+    if version != VERSION {
+        return Err(Error::new(
+            ErrorKind::Artifact,
+            format!(
+                "{}: metadata {KEY:?} has version {version}, expected {VERSION}",
+                path.display()
+            ),
+        )
+        .hint("use the qhx that made the bundle, or a newer one"));
+    }
+    let stored: StoredGraph = serde_json::from_slice(json).map_err(bad)?;
+    let tensors = stored.tensors.into_iter().map(|tensor| {
+        let name = tensor.name.clone();
+        files
+            .tensor(tensor, &model.initializers)
+            .map_err(|why| fail(format!("tensor {name:?}: {why}")))
+    });
+    let tensors = tensors.collect::<Result<Vec<_>>>()?;
+    let indices = |list: Vec<u32>| list.into_iter().map(|index| index as usize).collect::<Vec<_>>();
+    let nodes = stored.nodes.into_iter().map(|node| NodeParts {
+        name: node.name,
+        op: node.op,
+        inputs: indices(node.inputs),
+        output: node.output as usize,
+    });
+    let outputs = indices(stored.outputs);
+    rebuild(&stored.name, tensors, nodes.collect(), &outputs).map_err(|e| e.context(path.display()))
+}
+
+/// Numbers of an initializer, where they lie.
+#[derive(Clone)]
+struct Numbers {
+    file: Mapped,
+    range: Range<usize>,
+}
+
+impl Numbers {
+    fn bytes(&self) -> &[u8] {
+        self.file.bytes().get(self.range.clone()).unwrap_or_default()
+    }
+
+    /// The bytes of `count` elements of `size` bytes from `first` on.
+    fn part(&self, first: usize, count: usize, size: usize) -> Option<&[u8]> {
+        let start = first.checked_mul(size)?;
+        self.bytes().get(start..start.checked_add(count.checked_mul(size)?)?)
+    }
+}
+
+impl fmt::Debug for Numbers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?}", self.file.path().display(), self.range)
+    }
+}
+
+/// An initializer of the model.
+#[derive(Debug, Default)]
+struct Initializer {
+    data_type: i32,
+    raw: Option<Range<usize>>,
+    external: Option<ExternalData>,
+}
+
+type Initializers = HashMap<String, Initializer>;
+
+/// The model's file and those beside it.
+struct Files<'a> {
+    path: &'a Path,
+    within: &'a Path,
+    model: Mapped,
+    data: HashMap<String, Mapped>,
+}
+
+impl Files<'_> {
+    fn tensor(&mut self, tensor: StoredTensor, known: &Initializers) -> Result<Tensor, String> {
+        let StoredTensor { name, elem, shape, origin } = tensor;
+        let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+        let count = count.ok_or_else(|| format!("shape {shape:?} is too large"))?;
+        let origin = match origin {
+            StoredOrigin::Input => Origin::Input,
+            // The builder counts.
+            StoredOrigin::Node => Origin::Node(0),
+            StoredOrigin::Constant if elem == Elem::I32 => {
+                let numbers = self.numbers(known, &name, DataType::INT32, count, 4)?;
+                let values = numbers.bytes().as_chunks::<4>().0.iter();
+                Origin::Constant(Constant::Int(values.map(|b| i32::from_le_bytes(*b)).collect()))
+            }
+            StoredOrigin::Constant => {
+                let numbers = self.numbers(known, &name, DataType::FLOAT, count, 4)?;
+                let mut values = vec![0f32; count];
+                floats(numbers.bytes(), &mut values);
+                Origin::Constant(Constant::Float(values.into()))
+            }
+            StoredOrigin::Weight(weight) => {
+                let rows = shape.first().copied().filter(|rows| *rows > 0);
+                let rows = rows.ok_or_else(|| format!("shape {shape:?}"))?;
+                Origin::Weight(self.weight(&name, weight, [rows, count / rows], known)?)
+            }
+        };
+        Ok(Tensor { name, elem, shape, origin })
+    }
+
+    fn weight(
+        &mut self,
+        name: &str,
+        stored: StoredWeight,
+        shape: [usize; 2],
+        known: &Initializers,
+    ) -> Result<Weight, String> {
+        let StoredWeight { source, storage: stored } = stored;
+        let Some(storage) = stored.storage() else {
+            return Err("integers of 4 or 8 bits were expected".to_owned());
+        };
+        let count = shape[0].checked_mul(shape[1]).unwrap_or(usize::MAX);
+        let half = format!("{name}{}", suffix::FLOAT16);
+        let numbers = match storage.form(shape[1]) {
+            None if known.contains_key(&half) => {
+                Stored::Half(self.numbers(known, &half, DataType::FLOAT16, count, 2)?)
+            }
+            None => Stored::Float(self.numbers(known, name, DataType::FLOAT, count, 4)?),
+            Some(form) => {
+                let blocks = form.blocks(shape[1]).and_then(|n| n.checked_mul(shape[0]));
+                let blocks = blocks.ok_or("the blocks do not divide its rows")?;
+                let packed = NBits::packed(form, shape).filter(|_| storage != Storage::Int8);
+                let pieces = packed.map_or(1, |(_, pieces)| pieces);
+                let integers = match packed {
+                    Some(_) => (suffix::NBITS, DataType::UINT8, count / 2),
+                    None => (suffix::INT8, DataType::INT8, count),
+                };
+                let (suffix, data_type, bytes) = integers;
+                let integers =
+                    self.numbers(known, &format!("{name}{suffix}"), data_type, bytes, 1)?;
+                let scale = format!("{name}{}", suffix::SCALE);
+                let count = blocks.checked_mul(pieces).unwrap_or(usize::MAX);
+                let scales = self.numbers(known, &scale, DataType::FLOAT, count, 4)?;
+                let offsets = match &stored {
+                    super::ir::StoredStorage::Blocks { offsets: Some(part), .. } => {
+                        Some(self.part(part, blocks, 4)?)
+                    }
+                    _ => None,
+                };
+                let packed = packed.is_some();
+                Stored::Quantized { form, packed, pieces, integers, scales, offsets }
+            }
+        };
+        let source = InitializerSource { name: source, shape, numbers };
+        Ok(Weight::new(Arc::new(source), storage))
+    }
+
+    /// The `count` elements of an initializer, of `size` bytes each.
+    fn numbers(
+        &mut self,
+        known: &Initializers,
+        name: &str,
+        data_type: DataType,
+        count: usize,
+        size: usize,
+    ) -> Result<Numbers, String> {
+        let Some(found) = known.get(name) else { return Err(format!("no initializer {name:?}")) };
+        if found.data_type != data_type.0 {
+            let expected = data_type.0;
+            return Err(format!(
+                "initializer {name:?} has data type {}, expected {expected}",
+                found.data_type
+            ));
+        }
+        match (&found.external, &found.raw) {
+            (Some(ExternalData { location, offset, length }), _) => {
+                let bytes = count.checked_mul(size).map_or(u64::MAX, |bytes| bytes as u64);
+                let length = length.unwrap_or(bytes);
+                let part = Part { location: location.clone(), offset: *offset, length };
+                self.part(&part, count, size)
+            }
+            (None, Some(range)) if Some(range.len()) == count.checked_mul(size) => {
+                Ok(Numbers { file: self.model.clone(), range: range.clone() })
+            }
+            (None, found) => {
+                let found = found.as_ref().map_or(0, Range::len);
+                Err(format!(
+                    "initializer {name:?} has {found} bytes, expected {count} times {size}"
+                ))
+            }
+        }
+    }
+
+    /// A part of a file of external data that has `count` elements of `size` bytes.
+    fn part(&mut self, part: &Part, count: usize, size: usize) -> Result<Numbers, String> {
+        let Part { location, offset, length } = part;
+        let file = match self.data.entry(location.clone()) {
+            Entry::Occupied(known) => known.get().clone(),
+            Entry::Vacant(new) => {
+                let mut names = Path::new(location).components();
+                let (Some(Component::Normal(_)), None) = (names.next(), names.next()) else {
+                    return Err(format!("{location:?} is not the name of a file beside it"));
+                };
+                let file = Mapped::open_within(&self.path.with_file_name(location), self.within);
+                new.insert(file.map_err(|e| e.message().to_owned())?).clone()
+            }
+        };
+        let expected = count.checked_mul(size).filter(|bytes| *bytes as u64 == *length);
+        let start = usize::try_from(*offset).ok();
+        let range = start.zip(expected).and_then(|(start, n)| Some(start..start.checked_add(n)?));
+        match range.filter(|range| range.end <= file.len()) {
+            Some(range) => Ok(Numbers { file, range }),
+            None => Err(format!(
+                "{length} bytes at {offset} of {location:?}, which has {}; expected {count} times {size}",
+                file.len()
+            )),
+        }
+    }
+}
+
+/// How the numbers of a weight lie in files.
+#[derive(Debug)]
+enum Stored {
+    Half(Numbers),
+    Float(Numbers),
+    Quantized {
+        form: QuantizedForm,
+        /// Two integers a byte.
+        packed: bool,
+        /// Scales that one block has, all equal.
+        pieces: usize,
+        integers: Numbers,
+        scales: Numbers,
+        offsets: Option<Numbers>,
+    },
+}
+
+/// A weight in the initializers of a model.
+#[derive(Debug)]
+struct InitializerSource {
+    name: String,
+    shape: [usize; 2],
+    numbers: Stored,
+}
+
+impl InitializerSource {
+    fn short(&self) -> Error {
+        Error::new(ErrorKind::Internal, format!("tensor {}: rows beyond its end", self.name))
+    }
+}
+
+impl RowSource for InitializerSource {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn shape(&self) -> [usize; 2] {
+        self.shape
+    }
+
+    fn stored_dtype(&self) -> DType {
+        match self.numbers {
+            Stored::Half(_) => DType::F16,
+            _ => DType::F32,
+        }
+    }
+
+    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
+        let start = first.checked_mul(self.shape[1]).ok_or_else(|| self.short())?;
+        match &self.numbers {
+            Stored::Half(numbers) => {
+                let bytes = numbers.part(start, out.len(), 2).ok_or_else(|| self.short())?;
+                let pairs = bytes.as_chunks::<2>().0.iter();
+                let half: Vec<f16> = pairs.map(|pair| f16::from_le_bytes(*pair)).collect();
+                half.convert_to_f32_slice(out);
+            }
+            Stored::Float(numbers) => {
+                floats(numbers.part(start, out.len(), 4).ok_or_else(|| self.short())?, out);
+            }
+            Stored::Quantized { .. } => dequantize_blocks(self, first, out)?,
+        }
+        Ok(())
+    }
+
+    fn block_form(&self) -> Option<QuantizedForm> {
+        match &self.numbers {
+            Stored::Quantized { form, .. } => Some(*form),
+            _ => None,
+        }
+    }
+
+    fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
+        let Stored::Quantized { form, packed, pieces, integers, scales, offsets } = &self.numbers
+        else {
+            return Err(self.short());
+        };
+        let mut read = || {
+            let start = first.checked_mul(self.shape[1])?;
+            let block = start.checked_div(form.block)?;
+            match packed {
+                true => {
+                    let bytes = integers.part(start / 2, out.values.len().div_ceil(2), 1)?;
+                    unpack_nibbles(bytes, out.values);
+                }
+                false => {
+                    let bytes = integers.part(start, out.values.len(), 1)?;
+                    out.values.copy_from_slice(bytemuck::cast_slice(bytes));
+                }
+            }
+            let count = out.scales.len().checked_mul(*pieces)?;
+            let bytes = scales.part(block.checked_mul(*pieces)?, count, 4)?;
+            let firsts = bytes.as_chunks::<4>().0.iter().step_by((*pieces).max(1));
+            out.scales.iter_mut().zip(firsts).for_each(|(s, b)| *s = f32::from_le_bytes(*b));
+            if let Some(offsets) = offsets {
+                floats(offsets.part(block, out.offsets.len(), 4)?, out.offsets);
+            }
+            Some(())
+        };
+        read().ok_or_else(|| self.short())
+    }
+}
+
+/// Little-endian numbers, which need not be aligned.
+fn floats(bytes: &[u8], out: &mut [f32]) {
+    let numbers = bytes.as_chunks::<4>().0;
+    out.iter_mut().zip(numbers).for_each(|(out, bytes)| *out = f32::from_le_bytes(*bytes));
+}
+
+/// What is read of a model: initializers by name, and where the JSON lies.
+struct Model {
+    initializers: Initializers,
+    metadata: Option<Range<usize>>,
+}
+
+/// A message of the file, whose fields are read in order.
+#[derive(Debug, Clone)]
+struct Message {
+    file: Mapped,
+    range: Range<usize>,
+}
+
+/// A field: its number, its integer, and its bytes, of which one is empty.
+struct Field {
+    number: u64,
+    integer: u64,
+    bytes: Range<usize>,
+}
+
+// Field numbers of <https://github.com/onnx/onnx/blob/main/onnx/onnx.proto>.
+impl Message {
+    fn model(file: Mapped) -> Result<Model, String> {
+        let range = 0..file.len();
+        let mut message = Self { file, range };
+        let mut model = Model { initializers: HashMap::new(), metadata: None };
+        while let Some(field) = message.next()? {
+            match field.number {
+                7 => message.within(field.bytes).graph(&mut model.initializers)?,
+                14 => {
+                    let [key, value] = message.within(field.bytes).entry()?;
+                    if message.text(key)? == KEY {
+                        if value.len() > MAX_METADATA {
+                            let mib = MAX_METADATA >> 20;
+                            return Err(format!("metadata {KEY:?} is larger than {mib} MiB"));
+                        }
+                        model.metadata = Some(value);
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(model)
+    }
+
+    fn graph(mut self, initializers: &mut Initializers) -> Result<(), String> {
+        while let Some(field) = self.next()? {
+            if field.number == 5 {
+                let (name, initializer) = self.within(field.bytes).initializer()?;
+                if initializers.insert(name.clone(), initializer).is_some() {
+                    return Err(format!("two initializers are called {name:?}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn initializer(mut self) -> Result<(String, Initializer), String> {
+        let mut name = String::new();
+        let mut found = Initializer::default();
+        let mut external = false;
+        let mut entries = Vec::new();
+        while let Some(field) = self.next()? {
+            match field.number {
+                2 => found.data_type = i32::try_from(field.integer).unwrap_or(-1),
+                8 => self.text(field.bytes)?.clone_into(&mut name),
+                9 => found.raw = Some(field.bytes),
+                13 => {
+                    let [key, value] = self.within(field.bytes).entry()?;
+                    entries.push((self.text(key)?.to_owned(), self.text(value)?.to_owned()));
+                }
+                14 => {
+                    external = field.integer == u64::from(DataLocation::EXTERNAL.0.unsigned_abs())
+                }
+                _ => {}
+            }
+        }
+        if external {
+            let value = |key: &str| {
+                entries.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
+            };
+            let place = ExternalData::of(value);
+            found.external =
+                Some(place.ok_or_else(|| format!("initializer {name:?} lies nowhere"))?);
+        }
+        Ok((name, found))
+    }
+
+    /// Key and value.
+    fn entry(mut self) -> Result<[Range<usize>; 2], String> {
+        let mut entry = [0..0, 0..0];
+        while let Some(field) = self.next()? {
+            match field.number {
+                1 => entry[0] = field.bytes,
+                2 => entry[1] = field.bytes,
+                _ => {}
+            }
+        }
+        Ok(entry)
+    }
+
+    fn within(&self, range: Range<usize>) -> Self {
+        Self { file: self.file.clone(), range }
+    }
+
+    fn text(&self, range: Range<usize>) -> Result<&str, String> {
+        let at = range.start;
+        let bytes = self.file.bytes().get(range).unwrap_or_default();
+        std::str::from_utf8(bytes).map_err(|_| format!("the text at byte {at} is not UTF-8"))
+    }
+
+    fn next(&mut self) -> Result<Option<Field>, String> {
+        if self.range.is_empty() {
+            return Ok(None);
+        }
+        let start = self.range.start;
+        let tag = self.varint()?;
+        let mut field = Field { number: tag >> 3, integer: 0, bytes: 0..0 };
+        match tag & 7 {
+            0 => field.integer = self.varint()?,
+            1 => drop(self.take(8)?),
+            5 => drop(self.take(4)?),
+            2 => {
+                let length = usize::try_from(self.varint()?).unwrap_or(usize::MAX);
+                field.bytes = self.take(length)?;
+            }
+            other => return Err(format!("wire type {other} at byte {start} is not in use")),
+        }
+        Ok(Some(field))
+    }
+
+    fn take(&mut self, length: usize) -> Result<Range<usize>, String> {
+        let Range { start, end } = self.range;
+        let Some(stop) = start.checked_add(length).filter(|stop| *stop <= end) else {
+            let left = end - start;
+            return Err(format!("{length} bytes claimed at byte {start}, where {left} are left"));
+        };
+        self.range.start = stop;
+        Ok(start..stop)
+    }
+
+    fn varint(&mut self) -> Result<u64, String> {
+        let start = self.range.start;
+        let mut value = 0u64;
+        for shift in (0..64).step_by(7) {
+            let at = self.take(1)?.start;
+            let byte = self.file.bytes().get(at).copied().unwrap_or_default();
+            value |= u64::from(byte & 127) << shift;
+            if byte < 128 {
+                return Ok(value);
+            }
+        }
+        Err(format!("the number at byte {start} does not end"))
+    }
+}
