@@ -8,8 +8,8 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use qhx::skels;
 use qhx_core::Result;
 use qhx_core::child::Task;
-use qhx_forge::program::ForgeArgs;
 use qhx_forge::program::terminal::{self, STYLES, helper, refuse};
+use qhx_forge::program::{ForgeArgs, PrepareArgs};
 
 use crate::Status;
 use crate::app::App;
@@ -50,6 +50,7 @@ enum Command {
     Transcribe(commands::transcribe::TranscribeArgs),
     Embed(commands::embed::EmbedArgs),
     Forge(Box<ForgeArgs>),
+    Prepare(PrepareArgs),
     Inspect(commands::inspect::InspectArgs),
     Verify(commands::verify::VerifyArgs),
     Bench(commands::bench::BenchArgs),
@@ -119,6 +120,7 @@ fn dispatch(command: Command, app: &mut App) -> Result<Status> {
         Command::Transcribe(args) => commands::transcribe::run(&args, app),
         Command::Embed(args) => commands::embed::run(&args, app),
         Command::Forge(args) => commands::forge::run(&args, app),
+        Command::Prepare(args) => commands::forge::prepare(&args, app),
         Command::Inspect(args) => commands::inspect::run(&args, app),
         Command::Verify(args) => commands::verify::run(&args, app),
         Command::Bench(args) => commands::bench::run(&args, app),
@@ -147,6 +149,7 @@ impl Command {
             Self::Bench(args) => Some(&args.backend.libraries),
             Self::Demo(args) => Some(&args.backend.libraries),
             Self::Doctor(args) => Some(&args.libraries),
+            Self::Prepare(args) => Some(&args.libraries),
             Self::Forge(_) | Self::Inspect(_) | Self::Runtime(_) => None,
             Self::Push(_) | Self::Plugins(_) | Self::Completions(_) | Self::Version => None,
         }
@@ -160,6 +163,7 @@ impl Command {
             Self::Transcribe(args) => args.json,
             Self::Embed(args) => args.json,
             Self::Forge(args) => args.wants_json(),
+            Self::Prepare(args) => args.json,
             Self::Inspect(args) => args.json,
             Self::Verify(args) => args.json,
             Self::Bench(args) => args.json,

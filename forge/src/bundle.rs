@@ -23,6 +23,8 @@ const LOCK: &str = "lock";
 const JOURNAL: &str = "finished";
 const NEW_JOURNAL: &str = "finished.new";
 const REPLACED: &str = "replaced";
+/// Begins the names of what is made of a bundle beside it, see [`crate::prepare`].
+const PREPARED: &str = "prepared/";
 /// Files that a message names.
 const NAMED: usize = 3;
 
@@ -264,6 +266,12 @@ impl Staging {
         &self.root
     }
 
+    /// Length and hash of every file of finished artifacts, for `artifacts.files`.
+    pub fn hashes(&self) -> Map<String, Value> {
+        let files = self.finished.iter().flat_map(|f| &f.files);
+        files.map(|f| (f.file.clone(), json!({"sha256": f.sha256, "bytes": f.bytes}))).collect()
+    }
+
     /// For files that are no part of the bundle.
     pub fn scratch(&self) -> &Path {
         &self.folder
@@ -497,7 +505,8 @@ fn check_files(folder: &Path, place: &Path) -> Result<()> {
 
 fn only_listed(folder: &Path, place: &Path, listed: &BTreeSet<String>) -> Result<()> {
     let mut others = files_below(folder)?;
-    others.retain(|(name, _)| !listed.contains(name));
+    // What `qhx prepare` made of the bundle goes with it.
+    others.retain(|(name, _)| !listed.contains(name) && !name.starts_with(PREPARED));
     if others.is_empty() {
         return Ok(());
     }

@@ -60,6 +60,8 @@ pub struct Report {
 /// there. The emulator computes them.
 const NO_FLOATS: &str = "v68 has no arithmetic in floats by Qualcomm's own account, and activations are f16 in every \
      precision: the emulator runs such a bundle, a device may fail to";
+/// The key of the manifest that marks a portable bundle.
+pub(crate) const PORTABLE: &str = "portable";
 /// What goes on from finished files, for messages.
 pub(crate) const GO_ON: &str = "the same command goes on from there";
 
@@ -116,6 +118,13 @@ fn check_options(options: &ForgeOptions) -> Result<()> {
         )
         .hint("give the QNN libraries, or leave the ONNX reference graphs on"));
     }
+    if options.portable && (options.compiler.is_some() || !options.onnx) {
+        return Err(Error::new(
+            ErrorKind::Usage,
+            "a portable bundle has ONNX graphs and no context binaries",
+        )
+        .hint("leave the ONNX reference graphs on, and give no target"));
+    }
     if options.check.is_some() && (options.compiler.is_none() || !options.onnx) {
         return Err(Error::new(
             ErrorKind::Usage,
@@ -134,7 +143,7 @@ fn make(
 ) -> Result<Report> {
     let name = model_name(checkpoint, options.name.as_deref())?;
     check_apart(checkpoint, &options.out)?;
-    let (plan, recipe) = plan(checkpoint, recipe, options, options.compiler.is_some())?;
+    let (plan, recipe) = plan(checkpoint, recipe, options, options.for_npu())?;
     let fingerprint = fingerprint(checkpoint, &plan, &name, options).hex();
     let mut staging = Staging::open(&options.out, options.overwrite, &fingerprint, progress)?;
     progress.total(plan.bytes());
@@ -154,17 +163,7 @@ fn make(
     let artifacts = match artifacts {
         Ok(artifacts) => artifacts,
         Err(error) => {
-            // What is wrong with the input would be wrong with it again.
-            let passing = [ErrorKind::Cancelled, ErrorKind::Io, ErrorKind::Runtime];
-            staging.keep(passing.contains(&error.kind()));
-            return Err(match staging.kept() {
-                Some(folder) => {
-                    let rest = format!("what is finished stays in {}; {GO_ON}", folder.display());
-                    let hint = error.hint_text().map_or(rest.clone(), |h| format!("{h}; {rest}"));
-                    error.hint(hint)
-                }
-                None => error,
-            });
+            return Err(stopped(error, &mut staging));
         }
     };
     let bytes = staging.publish()?;
@@ -181,6 +180,21 @@ fn make(
         check,
         residuals: artifacts.residuals,
     })
+}
+
+/// The error that ended the work, with what stays of it.
+pub(crate) fn stopped(error: Error, staging: &mut Staging) -> Error {
+    // What is wrong with the input would be wrong with it again.
+    let passing = [ErrorKind::Cancelled, ErrorKind::Io, ErrorKind::Runtime];
+    staging.keep(passing.contains(&error.kind()));
+    match staging.kept() {
+        Some(folder) => {
+            let rest = format!("what is finished stays in {}; {GO_ON}", folder.display());
+            let hint = error.hint_text().map_or(rest.clone(), |h| format!("{h}; {rest}"));
+            error.hint(hint)
+        }
+        None => error,
+    }
 }
 
 /// Measures hidden states on the check's image, if there is one.
@@ -209,11 +223,13 @@ fn fingerprint(
     let compiler = options.compiler.as_ref();
     for text in [
         env!("CARGO_PKG_VERSION"),
+        &format!("{}", onnx::VERSION),
         &checkpoint.identity(),
         name,
         options.task.name(),
         &format!("{} {:?}", options.precision.name(), options.head),
         &format!("{} {} {:?} {}", plan.shards, plan.max_ctx, options.prefill, options.onnx),
+        &options.portable.to_string(),
         &options.share_weights.to_string(),
         &format!("{:?} {:?}", options.recipe_options, options.weights),
         compiler.map_or("", |c| c.dsp_arch()),
@@ -315,7 +331,9 @@ fn fill(
         artifacts.insert(table.key.clone(), tables(table, name, staging, progress)?);
     }
     artifacts.append(&mut text_artifacts);
-    if options.compiler.is_none() {
+    if options.portable {
+        progress.note("nothing is compiled: `qhx prepare` does that where the bundle runs");
+    } else if options.compiler.is_none() {
         progress.note(
             "nothing is compiled: the bundle has no context binaries and runs on the CPU backend only",
         );
@@ -337,7 +355,7 @@ fn fill(
 }
 
 /// Reads the manifest as qhx does, and looks for the files that it names.
-fn check_manifest(path: &Path) -> Result<()> {
+pub(crate) fn check_manifest(path: &Path) -> Result<()> {
     let manifest = Manifest::load(path)?;
     manifest.host_op()?;
     let artifacts = manifest.open_artifacts();
@@ -348,7 +366,7 @@ fn check_manifest(path: &Path) -> Result<()> {
 }
 
 /// Makes an artifact unless an earlier attempt has finished it.
-fn artifact(
+pub(crate) fn artifact(
     staging: &mut Staging,
     name: &str,
     fingerprint: &str,
@@ -400,7 +418,7 @@ fn onnx_graphs(
 }
 
 /// Hash of what graphs compute.
-fn describe<'a>(graphs: impl IntoIterator<Item = &'a Graph>) -> String {
+pub(crate) fn describe<'a>(graphs: impl IntoIterator<Item = &'a Graph>) -> String {
     let mut fingerprint = Fingerprint::default();
     for graph in graphs {
         graph.describe(|bytes| fingerprint.add(bytes));
@@ -438,6 +456,10 @@ fn manifest(
     let mut manifest = Map::new();
     manifest.insert("schema_version".to_owned(), json!(qhx_core::manifest::SCHEMA_VERSION));
     manifest.insert("model".to_owned(), Value::Object(model));
+    if options.portable {
+        let portable = json!({"version": onnx::VERSION, "share_weights": options.share_weights});
+        manifest.insert(PORTABLE.to_owned(), portable);
+    }
     manifest.insert("params".to_owned(), Value::Object(params));
     manifest
 }
@@ -453,7 +475,7 @@ fn embed(
 ) -> Result<Value> {
     let table = &*recipe.embed;
     let half = !options.onnx || fits_f16(table)?;
-    let for_npu = options.compiler.is_some();
+    let for_npu = options.for_npu();
     let file = names::embed_file(name, half);
     let origin = format!("{} {:?}", table.name(), table.shape());
     let files = std::slice::from_ref(&file);
@@ -524,7 +546,7 @@ fn model_name(checkpoint: &Checkpoint, given: Option<&str>) -> Result<String> {
     Ok(name.to_owned())
 }
 
-fn stop_if_cancelled(progress: &dyn Progress) -> Result<()> {
+pub(crate) fn stop_if_cancelled(progress: &dyn Progress) -> Result<()> {
     if progress.cancelled() {
         return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
     }

@@ -25,6 +25,7 @@ pub mod onnx;
 mod options;
 mod overrides;
 pub mod plan;
+pub mod prepare;
 #[cfg(feature = "program")]
 pub mod program;
 pub mod progress;

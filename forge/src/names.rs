@@ -71,6 +71,15 @@ pub(crate) fn check(recipe: &Recipe) -> Result<()> {
     Ok(())
 }
 
+/// Errors unless the key of a context is fit for a file, and for a command line.
+pub(crate) fn check_context(key: &str) -> Result<()> {
+    let owner = format!("context {key:?}");
+    if key.starts_with('-') {
+        return Err(Error::new(ErrorKind::Manifest, format!("{owner}: a key begins with no '-'")));
+    }
+    check_name(&owner, key)
+}
+
 fn check_name(owner: &str, name: &str) -> Result<()> {
     let legal = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
     if (1..=MAX_LEN).contains(&name.len()) && !name.starts_with('.') && name.bytes().all(legal) {

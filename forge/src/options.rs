@@ -87,6 +87,9 @@ pub struct ForgeOptions {
     pub compiler: Option<Arc<dyn Compiler>>,
     /// Write the ONNX reference graphs, which the CPU backend runs.
     pub onnx: bool,
+    /// Make a bundle that is compiled where it runs, see [`crate::prepare`]: as for the NPU, with ONNX graphs instead of
+    /// context binaries.
+    pub portable: bool,
     /// Compare each compiled graph with its ONNX reference graph.
     pub check: Option<CheckBackends>,
 }
@@ -111,8 +114,16 @@ impl ForgeOptions {
             ignore_tensors: Vec::new(),
             compiler: None,
             onnx: true,
+            portable: false,
             check: None,
         }
+    }
+}
+
+impl ForgeOptions {
+    /// Whether the graphs are to be computed by the NPU, now or later.
+    pub(crate) fn for_npu(&self) -> bool {
+        self.compiler.is_some() || self.portable
     }
 }
 

@@ -46,6 +46,7 @@ pub mod media;
 pub mod npu_files;
 mod open;
 pub mod plugins;
+pub mod prepared;
 mod runtime;
 mod settings;
 pub mod skels;

@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::{Manifest, Result};
 use qhx_forge::calibrate::{OpenBundle, Reader};
-use qhx_forge::program::{self, ForgeArgs, Program};
+use qhx_forge::program::{self, ForgeArgs, PrepareArgs, Program};
 
 use crate::Status;
 use crate::app::App;
@@ -33,10 +33,20 @@ fn parse(line: &[OsString]) -> Result<ForgeArgs, clap::Error> {
     Ok(args)
 }
 
+/// This program, as people call its command.
+fn this(name: &str) -> Program {
+    Program { name: name.to_owned(), file: this_program(), words: &["forge"], parse }
+}
+
+/// Runs `qhx prepare`.
+pub(crate) fn prepare(args: &PrepareArgs, app: &mut App) -> Result<Status> {
+    // Plans are the forge's.
+    program::prepare(args, &this("qhx forge"), app.terminal())
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
-    let program =
-        Program { name: "qhx forge".to_owned(), file: this_program(), words: &["forge"], parse };
+    let program = this("qhx forge");
     let plugins = if args.calibrates() { Some(app.plugins()?) } else { None };
     let threads = app.global.process.threads();
     let cancel = app.interrupts.token().clone();

@@ -22,6 +22,7 @@ Examples:
   qhx forge Qwen3.5-0.8B --out qwen35/laptop --target x-elite
   qhx forge Qwen3.5-4B --out qwen35-4b/v81 --shards 2 --max-ctx 2048
   qhx forge Qwen3.5-0.8B --out qwen35/cpu --cpu-only
+  qhx forge Qwen3.5-0.8B --out qwen35/portable --portable      # then: qhx prepare qwen35/portable
   qhx forge Llama-3.2-1B --out llama/v81 --prefill 32,128
   qhx forge llama-3.2-1b-q4_0.gguf --tokenizer Llama-3.2-1B --out llama-q4/v81
   qhx forge Qwen3-0.6B --out qwen3/v81 --precision w8a16 --calibrate texts.txt --target-kl 0.02
@@ -94,6 +95,9 @@ pub struct ForgeArgs {
     /// Make no context binaries, even where there are QNN libraries
     #[arg(long, conflicts_with_all = ["target", "share_weights"])]
     pub(crate) cpu_only: bool,
+    /// Make no context binaries here: `qhx prepare` compiles the bundle where it runs, once, for the chip that it finds
+    #[arg(long, conflicts_with_all = ["target", "cpu_only", "no_onnx", "check", "estimate"])]
+    pub(crate) portable: bool,
     /// Write no ONNX graphs: the bundle then runs on the NPU only
     #[arg(long, conflicts_with_all = ["cpu_only", "check"])]
     pub(crate) no_onnx: bool,

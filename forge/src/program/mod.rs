@@ -5,6 +5,7 @@
 mod args;
 mod compiler;
 mod main;
+mod prepare;
 mod progress;
 mod show_calibration;
 mod show_estimate;
@@ -42,6 +43,7 @@ use terminal::{Status, Terminal};
 pub use args::ForgeArgs;
 pub use compiler::compiler;
 pub use main::main;
+pub use prepare::{PrepareArgs, prepare};
 pub use progress::ForgeProgress;
 
 /// The program that the commands are part of.
@@ -82,7 +84,8 @@ pub fn run(
     if let Some(folder) = &args.checkpoint {
         is_checkpoint(folder)?;
     }
-    let libraries = match (args.cpu_only, &args.shape.target[..]) {
+    let compiles = !args.cpu_only && !args.portable;
+    let libraries = match (!compiles, &args.shape.target[..]) {
         (true, _) => None,
         (false, []) => args.libraries.files().find()?,
         (false, targets) => {
@@ -90,14 +93,14 @@ pub fn run(
             Some(args.libraries.files().require(&format!("--target {}", names.join(",")))?)
         }
     };
-    if libraries.is_none() && !args.cpu_only {
+    if libraries.is_none() && compiles {
         say!("note: no QNN libraries are given or installed; {}", how_to_get());
     }
     for (asked, option) in [
         (args.check, "--check"),
         (args.no_onnx, "--no-onnx"),
         (args.estimate, "--estimate"),
-        (args.shape.share_weights, "--share-weights"),
+        (args.shape.share_weights && !args.portable, "--share-weights"),
     ] {
         if asked && libraries.is_none() {
             args.libraries.files().require(option)?;
@@ -175,6 +178,7 @@ impl Work<'_> {
             name: args.name.clone(),
             compiler,
             onnx: !args.no_onnx,
+            portable: args.portable,
             check,
             ..shape
         };
@@ -291,6 +295,7 @@ fn print(
     }
     let what = match &report.dsp_arch {
         Some(arch) => format!("context binaries for {arch}"),
+        None if args.portable => "portable, see `qhx prepare`".to_owned(),
         None => "ONNX graphs for the CPU only".to_owned(),
     };
     say!(

@@ -56,10 +56,12 @@ enum Message {
 pub(super) struct SubprocessCompiler {
     compiler: Arc<dyn Compiler>,
     file: PathBuf,
-    program: Program,
-    options: Vec<OsString>,
-    /// Follows the command line of this process.
-    more: Vec<OsString>,
+    /// What people call the program, to plan the memory.
+    name: String,
+    /// What stands before the context's key and the binary's path.
+    before: Vec<OsString>,
+    /// What stands behind them.
+    behind: Vec<OsString>,
 }
 
 impl SubprocessCompiler {
@@ -77,9 +79,29 @@ impl SubprocessCompiler {
         if let Some(filter) = &process.log {
             options.extend(["--log".into(), filter.into()]);
         }
+        let line = [OsString::from("--")].into_iter().chain(std::env::args_os());
         let more = kept.iter().flat_map(|one| ["--weights".into(), one.to_string().into()]);
-        let more = more.collect();
-        Self { compiler, file: file.to_owned(), program: program.clone(), options, more }
+        let before = program.words.iter().copied().chain(["compile-context"]);
+        let behind = options.into_iter().chain(line).chain(more);
+        Self::with_command(
+            compiler,
+            file,
+            program,
+            before.map(Into::into).collect(),
+            behind.collect(),
+        )
+    }
+
+    /// What `compiler` does, done by `file` with these words before a context's key and the binary's path, and those
+    /// behind them.
+    pub(super) fn with_command(
+        compiler: Arc<dyn Compiler>,
+        file: &Path,
+        program: &Program,
+        before: Vec<OsString>,
+        behind: Vec<OsString>,
+    ) -> Self {
+        Self { compiler, file: file.to_owned(), name: program.name.clone(), before, behind }
     }
 
     fn start(&self, key: &str, out: &Path) -> Result<Child> {
@@ -92,13 +114,10 @@ impl SubprocessCompiler {
         // Absolute: a relative path may begin like an option.
         let out = std::path::absolute(out).map_err(|e| Error::io(ErrorKind::Io, out, e))?;
         Command::new(&self.file)
-            .args(self.program.words)
-            .args(["compile-context", key])
+            .args(&self.before)
+            .arg(key)
             .arg(&out)
-            .args(&self.options)
-            .arg("--")
-            .args(std::env::args_os())
-            .args(&self.more)
+            .args(&self.behind)
             .env(variable, tunables)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -143,7 +162,7 @@ impl Compiler for SubprocessCompiler {
             .hint(format!(
                 "signal 9 mostly means that memory ran out: see `{} plan`, and take more --shards; \
                  any other signal is a crash of the QNN library",
-                self.program.name
+                self.name
             ))),
             Err(error) => {
                 let _ = std::fs::remove_file(out);
@@ -208,11 +227,19 @@ fn follow(lines: &Receiver<String>, progress: &mut dyn Progress) -> Result<Optio
     }
 }
 
-/// Runs the command.
+/// Compiles a context of the forge that started this process.
 pub(super) fn run(
     args: &CompileContextArgs,
     program: &Program,
     terminal: Terminal<'_>,
+) -> Result<Status> {
+    serve(terminal, |progress| compile(args, program, progress))
+}
+
+/// Does what another process waits for, and reports to it.
+pub(super) fn serve(
+    terminal: Terminal<'_>,
+    work: impl FnOnce(&mut dyn Progress) -> Result<u64>,
 ) -> Result<Status> {
     std::thread::spawn(|| {
         // Nothing is ever written: this returns when the forge has ended.
@@ -222,7 +249,7 @@ pub(super) fn run(
     let _working = terminal.interrupts.working();
     let token = terminal.interrupts.token().clone();
     let mut progress = MessageProgress { output: terminal.output, token };
-    let message = match compile(args, program, &mut progress) {
+    let message = match work(&mut progress) {
         Ok(bytes) => Message::Finished(bytes),
         Err(error) => Message::Failed {
             kind: error.kind().name().to_owned(),

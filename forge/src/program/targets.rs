@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use qhx::libraries::Libraries;
-use qhx_core::qnn::Target;
+use qhx::prepared;
+use qhx_core::qnn::{Platform, Target};
 use qhx_core::{Error, ErrorKind, Result};
 
 /// A target that is asked for.
@@ -58,14 +59,12 @@ fn this(libraries: &Libraries) -> Result<Target> {
         Error::new(ErrorKind::Usage, format!("--target {THIS}: {what}"))
             .hint("name the target, such as --target v81")
     };
-    let platform = libraries.platform()?.ok_or_else(|| {
-        unknown("the QNN libraries of this machine are an emulator, which has no chip of its own")
-    })?;
-    let (Some(arch), Some(soc)) = (platform.arch, platform.soc) else {
-        return Err(unknown("the library does not say which chip this is"));
-    };
-    let vtcm_mb = platform.vtcm_mb.and_then(|mb| u32::try_from(mb).ok()).filter(|mb| *mb > 0);
-    Ok(Target { arch, soc, vtcm_mb })
+    if Platform::is_emulated() {
+        return Err(unknown(
+            "the QNN libraries of this machine are an emulator, which has no chip of its own",
+        ));
+    }
+    prepared::chip(libraries)?.ok_or_else(|| unknown("the library does not say which chip this is"))
 }
 
 /// One bundle that is asked for.

@@ -1,0 +1,162 @@
+//! `qhx prepare`: compiles a portable bundle for the chip that it runs on, each context in a process of its own.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::Args;
+use qhx::Bundle;
+use qhx::libraries::Libraries;
+use qhx::prepared::{self, Prepared};
+use qhx_core::manifest::Manifest;
+use qhx_core::{Error, ErrorKind, Result};
+use serde_json::json;
+
+use super::progress::ForgeProgress;
+use super::subprocess::{SubprocessCompiler, serve};
+use super::targets::{self, THIS, TargetChoice};
+use super::terminal::args::LibraryArgs;
+use super::terminal::{Status, Terminal};
+use super::{Program, compiler};
+use crate::compile::Compiler;
+use crate::prepare::{PrepareOptions, check_portable, graphs};
+use crate::say;
+
+const EXAMPLES: &str = "\
+Examples:
+  qhx prepare qwen35/portable
+  qhx prepare qwen35/portable --target v79
+  qhx generate qwen35/portable 'The capital of France is'";
+
+/// Compile a portable bundle for the chip of this machine
+///
+/// Takes a bundle of `qhx forge --portable`, which has ONNX graphs and no context binaries, and compiles it once with the
+/// QNN libraries of this machine. The result is a bundle in BUNDLE/prepared, or in the user's cache folder where that
+/// cannot be written; commands that open BUNDLE take it from there as long as it fits the chip and the libraries.
+/// Finished contexts stay when the command is stopped, and the same command goes on from there. Prints the path of the
+/// prepared bundle's manifest.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct PrepareArgs {
+    /// Folder of the portable bundle, or its manifest
+    pub(crate) bundle: PathBuf,
+    /// What to compile for: a Hexagon architecture (v68, v69, v73, v75, v79, v81), a chip such as SC8380XP or x-elite, or
+    /// `this` for the one that the command runs on
+    #[arg(long, value_name = "TARGET", value_parser = targets::parse, default_value = THIS)]
+    pub(crate) target: TargetChoice,
+    /// Compile one context into a file, for `qhx prepare`
+    #[arg(long, hide = true, num_args = 2, value_names = ["KEY", "FILE"])]
+    pub(crate) compile: Option<Vec<OsString>>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// The libraries that compile.
+    #[command(flatten)]
+    pub libraries: LibraryArgs,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the bundle is not portable, there are no libraries, and those of [`crate::prepare::prepare`].
+pub fn prepare(args: &PrepareArgs, program: &Program, terminal: Terminal<'_>) -> Result<Status> {
+    let bundle = Bundle::open(&args.bundle)?;
+    let manifest = bundle.manifest();
+    check_portable(manifest)?;
+    let libraries = args.libraries.files().require("qhx prepare")?;
+    let target = args.target.target(&libraries)?;
+    let compiler = compiler(&libraries, target, shares_weights(manifest))?;
+    if let Some([key, file]) = args.compile.as_deref() {
+        let key = key.to_string_lossy();
+        return serve(terminal, |progress| {
+            compiler.compile(&key, &graphs(manifest, &key)?, Path::new(file), progress)
+        });
+    }
+    let record = Prepared::new(manifest, target, libraries.open()?.build_id())?;
+    let key = record.key()?;
+    let folders: Vec<_> = prepared::folders(manifest).iter().map(|dir| dir.join(&key)).collect();
+    let whole = |folder: &&PathBuf| {
+        Manifest::load(folder).is_ok_and(|manifest| prepared::is_whole(&manifest))
+    };
+    let (manifest_file, contexts) = match folders.iter().find(whole) {
+        Some(there) => {
+            say!("prepared already");
+            (Manifest::load(there)?.path, Vec::new())
+        }
+        None => {
+            let out = writable(&folders)?;
+            let compiler = in_subprocesses(compiler, args, program, &libraries, &terminal);
+            let record = serde_json::to_value(&record)
+                .map_err(|e| Error::caused(ErrorKind::Internal, "record", e))?;
+            let options = PrepareOptions { out, key, record };
+            let _working = terminal.interrupts.working();
+            let mut progress = ForgeProgress::new(terminal.interrupts.token().clone());
+            let report = crate::prepare::prepare(manifest, &*compiler, &options, &mut progress)?;
+            (report.manifest, report.contexts)
+        }
+    };
+    if args.json {
+        let contexts = contexts.iter().map(|context| {
+            json!({"key": context.key, "binary_bytes": context.binary_bytes, "kept": context.kept})
+        });
+        terminal.output.json(&json!({
+            "manifest": manifest_file,
+            "target": {"arch": target.arch, "soc": target.soc, "vtcm_mb": target.vtcm_mb},
+            "contexts": contexts.collect::<Vec<_>>(),
+        }))?;
+    } else {
+        terminal.output.line(&manifest_file.display().to_string())?;
+    }
+    Ok(Status::Done)
+}
+
+/// The contexts' graphs share their weights, as the forge was asked to.
+fn shares_weights(manifest: &Manifest) -> bool {
+    manifest.raw.pointer("/portable/share_weights") == Some(&json!(true))
+}
+
+/// The first of these folders whose parent can be written.
+fn writable(folders: &[PathBuf]) -> Result<PathBuf> {
+    let mut refused = Vec::new();
+    for folder in folders {
+        let parent = folder.parent().unwrap_or(Path::new("."));
+        let probe = || {
+            std::fs::create_dir_all(parent)?;
+            tempfile::Builder::new().prefix(".qhx-prepare-").tempfile_in(parent).map(drop)
+        };
+        match probe() {
+            Ok(()) => return Ok(folder.clone()),
+            Err(e) => refused.push(format!("{}: {e}", parent.display())),
+        }
+    }
+    Err(Error::new(
+        ErrorKind::Io,
+        format!("there is no folder for the prepared bundle: {}", refused.join("; ")),
+    )
+    .hint(format!(
+        "make the bundle's folder writable, or set {} to a folder that is",
+        qhx::vars::CACHE_DIR
+    )))
+}
+
+/// The same compiler, each context in a process of its own, where there is a file to start.
+fn in_subprocesses(
+    compiler: Arc<dyn Compiler>,
+    args: &PrepareArgs,
+    program: &Program,
+    libraries: &Libraries,
+    terminal: &Terminal<'_>,
+) -> Arc<dyn Compiler> {
+    let Some(file) = &program.file else { return compiler };
+    let process = terminal.process;
+    let before = ["prepare", "--compile"].map(OsString::from).to_vec();
+    let mut behind: Vec<OsString> = vec!["-v".into(); process.verbose.into()];
+    behind.extend(["--target".into(), args.target.name().into()]);
+    behind.extend(["--htp".into(), libraries.htp.clone().into()]);
+    behind.extend(["--qnn-system".into(), libraries.system.clone().into()]);
+    if let Some(filter) = &process.log {
+        behind.extend(["--log".into(), filter.into()]);
+    }
+    behind.extend(["--".into(), args.bundle.clone().into()]);
+    Arc::new(SubprocessCompiler::with_command(compiler, file, program, before, behind))
+}
