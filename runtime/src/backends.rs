@@ -10,8 +10,10 @@ use qhx_core::rights::runs_with_extra_rights;
 use qhx_core::{Error, ErrorKind, Manifest, Result, trace};
 use qhx_cpu::{CpuBackend, CpuOptions};
 
+use crate::bundle::Bundle;
 use crate::cache::contexts_tried;
 use crate::libraries::{self, Libraries};
+use crate::prepared;
 use crate::settings::{BackendChoice, Settings};
 
 /// An open backend and the reason why it was taken.
@@ -46,6 +48,34 @@ impl Settings {
         libraries.platform().ok().flatten()?.arch
     }
 
+    /// The bundle that was prepared of a portable one for this machine, or the bundle itself.
+    ///
+    /// # Errors
+    /// When the NPU is asked for and nothing is prepared, and when libraries cannot be opened.
+    pub(crate) fn prepared(&self, bundle: &Bundle) -> Result<Bundle> {
+        let manifest = bundle.manifest();
+        if self.backend == BackendChoice::Cpu || !prepared::is_portable(manifest) {
+            return Ok(bundle.clone());
+        }
+        let libraries = match self.backend {
+            BackendChoice::Qnn => Some(self.libraries.require("backend qnn")?),
+            _ => self.libraries.find()?,
+        };
+        let found = libraries.map(|libraries| prepared::find(manifest, &libraries)).transpose()?;
+        match found.flatten() {
+            Some(prepared) => Ok(prepared),
+            None if self.backend == BackendChoice::Qnn => Err(Error::new(
+                ErrorKind::Runtime,
+                format!(
+                    "{}: a portable bundle, of which nothing is prepared for this chip and these libraries",
+                    manifest.path.display()
+                ),
+            )
+            .hint(prepared::how_to(manifest))),
+            None => Ok(bundle.clone()),
+        }
+    }
+
     fn choose_plain(&self, manifest: &Manifest) -> Result<Chosen> {
         let _span = trace::span(self.trace.as_ref(), "open backend");
         match self.backend {
@@ -69,6 +99,10 @@ impl Settings {
                 let reason = format!("{} {}", libraries.source, libraries.htp.display());
                 Ok(Chosen { backend, reason })
             }
+            (Some(_), false) if prepared::is_portable(manifest) => self.cpu(&format!(
+                "nothing is prepared for this chip and these libraries; the NPU runs the bundle after `{}`",
+                prepared::how_to(manifest)
+            )),
             (Some(_), false) => self.cpu("the bundle has no context binaries"),
             (None, _) if onnx => self.cpu("no QNN libraries are given or installed"),
             (None, _) => Err(Error::new(

@@ -74,6 +74,7 @@ impl Runtime {
     /// # Errors
     /// When the backend that is asked for cannot be opened, or nothing here can execute the bundle.
     pub fn choose(&self, bundle: &Bundle) -> Result<Chosen> {
+        let bundle = self.settings.prepared(bundle)?;
         self.settings.choose(bundle.manifest())
     }
 
@@ -103,6 +104,8 @@ impl Runtime {
         // Before libraries are opened: the name is wrong more often than they are.
         let entry = ops.find(manifest.host_op()?)?;
         check(&entry.description)?;
+        let bundle = settings.prepared(bundle)?;
+        let manifest = bundle.shared_manifest();
         let choice = settings.choose(manifest)?;
         chosen(&*choice.backend, &choice.reason);
         let model = Model::open(

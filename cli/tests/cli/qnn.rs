@@ -206,3 +206,73 @@ fn shared_weights_are_kept_once_and_not_loaded_by_the_emulator() {
     assert!(refused.stderr.contains("share weights"), "{}", refused.stderr);
     assert_eq!(generate("cpu").ok().stdout, " Paris.\n");
 }
+
+/// Files of a folder with their bytes, by name.
+fn binaries(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let manifest = qhx_core::Manifest::load(folder).expect("a bundle");
+    let contexts = manifest.artifacts.contexts.iter();
+    let read = |path: &String| std::fs::read(manifest.root.join(path)).expect("a binary");
+    contexts.map(|c| (c.key.clone(), read(c.bin.as_ref().expect("a binary")))).collect()
+}
+
+/// A portable bundle is prepared once, into what a forge makes for the same chip, and then opened.
+#[tier(qnn)]
+#[test]
+fn a_prepared_bundle_equals_a_forged_one_byte_for_byte() {
+    let [htp, system] = libraries();
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name);
+    let qhx = || {
+        let program = Program::qhx(folder.path());
+        program.env("QHX_QNN_HTP", &htp).env("QHX_QNN_SYSTEM", &system)
+    };
+    let forge = |out: &str, target: &[&str]| {
+        let forge = qhx().args(["forge"]).args([checkpoint()]).args(["--out", out]);
+        forge.args(["--max-ctx", "32", "--prefill", "0"]).args(target).run().ok()
+    };
+    forge("forged", &["--target", "v81"]);
+    forge("portable", &["--portable"]);
+    let prompt = ["The capital of France is", "--max-new", "4"];
+    let generate = |bundle: &str, extra: &[&str]| {
+        qhx().args(["generate", bundle]).args(prompt).args(extra).run()
+    };
+    let before = generate("portable", &[]).ok();
+    assert!(before.stderr.contains("`qhx prepare portable --target v81`"), "{}", before.stderr);
+    let refused = generate("portable", &["--backend", "qnn"]);
+    assert!(refused.stderr.contains("hint: qhx prepare portable"), "{}", refused.stderr);
+
+    let prepare = || qhx().args(["prepare", "portable", "--target", "v81", "--json"]).run();
+    let report = prepare().ok().json();
+    let made = at("portable").join("prepared");
+    let manifest = Path::new(report["manifest"].as_str().expect("a path")).to_owned();
+    let prepared = manifest.parent().expect("its folder").to_owned();
+    assert!(folder.path().join(&prepared).starts_with(&made), "{report}");
+    let prepared = folder.path().join(prepared);
+    assert_eq!(report["target"]["soc"], 87);
+    assert_eq!(binaries(&prepared), binaries(&at("forged")));
+
+    let forged = generate("forged", &[]).ok();
+    let after = generate("portable", &[]).ok();
+    assert_eq!(after.stdout, forged.stdout);
+    assert!(after.stderr.contains("backend: qnn"), "{}", after.stderr);
+    qhx().args(["verify"]).arg_path(&prepared).run().ok();
+
+    let again = prepare().ok();
+    assert!(again.stderr.contains("prepared already"), "{}", again.stderr);
+    assert_eq!(again.json()["contexts"], serde_json::json!([]));
+
+    // A binary that was lost is no bundle any more, and prepared again.
+    let binary =
+        std::fs::read_dir(&prepared).expect("its files").filter_map(|e| Some(e.ok()?.path()));
+    let binary = binary.into_iter().find(|path| path.extension().is_some_and(|e| e == "bin"));
+    std::fs::write(binary.expect("a file"), b"half").expect("written");
+    let broken = generate("portable", &[]).ok();
+    assert!(broken.stderr.contains("backend: cpu"), "{}", broken.stderr);
+    prepare().ok();
+    assert_eq!(binaries(&prepared), binaries(&at("forged")));
+
+    let not_portable = qhx().args(["prepare", "forged", "--target", "v81"]).run();
+    assert!(not_portable.stderr.contains("not a portable bundle"), "{}", not_portable.stderr);
+    let chip = qhx().args(["prepare", "portable"]).run();
+    assert!(chip.stderr.contains("emulator"), "{}", chip.stderr);
+}
