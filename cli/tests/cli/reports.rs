@@ -114,8 +114,8 @@ fn completions_for_every_shell() {
 fn every_command_has_help_with_examples_or_options() {
     let folder = folder();
     for command in [
-        "generate", "chat", "embed", "forge", "inspect", "verify", "bench", "runtime", "push",
-        "plugins", "doctor", "demo",
+        "generate", "chat", "embed", "forge", "prepare", "inspect", "verify", "bench", "runtime",
+        "push", "plugins", "doctor", "demo",
     ] {
         let run = Program::qhx(folder.path()).args([command, "--help"]).run().ok();
         assert!(run.stdout.contains("Usage: qhx "), "{command}: {}", run.stdout);
