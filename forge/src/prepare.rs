@@ -106,8 +106,8 @@ pub fn graphs(manifest: &Manifest, key: &str) -> Result<Vec<Graph>> {
 /// is made. A context that an attempt which was stopped had finished is not compiled again.
 ///
 /// # Errors
-/// When the bundle is not portable or was changed, when a graph cannot be compiled or a file not be written, when another
-/// process prepares the same, and `Cancelled` when `progress` stops it.
+/// When the bundle is not portable or was changed, when a graph cannot be compiled or a file not be written, when
+/// another process prepares the same, and `Cancelled` when `progress` stops it.
 pub fn prepare(
     manifest: &Manifest,
     compiler: &dyn Compiler,

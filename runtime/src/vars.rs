@@ -76,10 +76,10 @@ pub const ALL: [Variable; 16] = [
     },
     Variable {
         name: CACHE_DIR,
-        what: "folder of the QNN runtime and of the demo's bundles",
+        what: "folder of the QNN runtime, of the demo's and of prepared bundles",
         more: "",
         default: "`qhx` in the user's cache folder",
-        reader: "`qhx runtime`, `qhx demo`",
+        reader: "`qhx runtime`, `qhx demo`, `qhx prepare`",
     },
     Variable {
         name: PLUGIN_PATH,
@@ -142,7 +142,7 @@ pub const ALL: [Variable; 16] = [
         what: "settings of glibc's allocator",
         more: "those that make binaries come out the same are added for the processes that compile",
         default: "",
-        reader: "`qhx forge`",
+        reader: "`qhx forge`, `qhx prepare`",
     },
     Variable {
         name: "LD_LIBRARY_PATH",

@@ -207,7 +207,7 @@ fn shared_weights_are_kept_once_and_not_loaded_by_the_emulator() {
     assert_eq!(generate("cpu").ok().stdout, " Paris.\n");
 }
 
-/// Files of a folder with their bytes, by name.
+/// The context binaries of a bundle, by key.
 fn binaries(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let manifest = qhx_core::Manifest::load(folder).expect("a bundle");
     let contexts = manifest.artifacts.contexts.iter();
@@ -227,49 +227,54 @@ fn a_prepared_bundle_equals_a_forged_one_byte_for_byte() {
         program.env("QHX_QNN_HTP", &htp).env("QHX_QNN_SYSTEM", &system)
     };
     let forge = |out: &str, target: &[&str]| {
-        let forge = qhx().args(["forge"]).args([checkpoint()]).args(["--out", out]);
-        forge.args(["--max-ctx", "32", "--prefill", "0"]).args(target).run().ok()
+        let forge =
+            qhx().args(["forge"]).args([qhx_paths::fixture("qwen2-tiny")]).args(["--out", out]);
+        let shape = ["--precision", "w4a16", "--max-ctx", "32", "--prefill", "0"];
+        forge.args(shape).args(target).run().ok();
     };
     forge("forged", &["--target", "v81"]);
     forge("portable", &["--portable"]);
-    let prompt = ["The capital of France is", "--max-new", "4"];
     let generate = |bundle: &str, extra: &[&str]| {
-        qhx().args(["generate", bundle]).args(prompt).args(extra).run()
+        qhx().args(["generate", bundle, "1,2,3", "--max-new", "4", "--ids"]).args(extra).run()
     };
     let before = generate("portable", &[]).ok();
     assert!(before.stderr.contains("`qhx prepare portable --target v81`"), "{}", before.stderr);
     let refused = generate("portable", &["--backend", "qnn"]);
     assert!(refused.stderr.contains("hint: qhx prepare portable"), "{}", refused.stderr);
 
-    let prepare = || qhx().args(["prepare", "portable", "--target", "v81", "--json"]).run();
-    let report = prepare().ok().json();
-    let made = at("portable").join("prepared");
-    let manifest = Path::new(report["manifest"].as_str().expect("a path")).to_owned();
-    let prepared = manifest.parent().expect("its folder").to_owned();
-    assert!(folder.path().join(&prepared).starts_with(&made), "{report}");
-    let prepared = folder.path().join(prepared);
+    // A folder that cannot be made: the cache is taken.
+    std::fs::write(at("portable/prepared"), "").expect("written");
+    let prepare = || qhx().args(["prepare", "portable", "--target", "v81", "--json"]).run().ok();
+    let place = |report: &serde_json::Value| {
+        let manifest = folder.path().join(report["manifest"].as_str().expect("a path"));
+        manifest.parent().expect("its folder").to_owned()
+    };
+    let report = prepare().json();
+    let cached = place(&report);
+    assert!(!cached.starts_with(at("portable")), "{report}");
     assert_eq!(report["target"]["soc"], 87);
-    assert_eq!(binaries(&prepared), binaries(&at("forged")));
+    assert_eq!(binaries(&cached), binaries(&at("forged")));
+    qhx().args(["verify"]).arg_path(&cached).run().ok();
 
     let forged = generate("forged", &[]).ok();
     let after = generate("portable", &[]).ok();
     assert_eq!(after.stdout, forged.stdout);
     assert!(after.stderr.contains("backend: qnn"), "{}", after.stderr);
-    qhx().args(["verify"]).arg_path(&prepared).run().ok();
-
-    let again = prepare().ok();
+    let again = prepare();
     assert!(again.stderr.contains("prepared already"), "{}", again.stderr);
-    assert_eq!(again.json()["contexts"], serde_json::json!([]));
 
-    // A binary that was lost is no bundle any more, and prepared again.
-    let binary =
-        std::fs::read_dir(&prepared).expect("its files").filter_map(|e| Some(e.ok()?.path()));
-    let binary = binary.into_iter().find(|path| path.extension().is_some_and(|e| e == "bin"));
-    std::fs::write(binary.expect("a file"), b"half").expect("written");
+    // What has lost a binary is no bundle any more, and prepared again, now beside the bundle.
+    let binaries_there = std::fs::read_dir(&cached).expect("its files");
+    let mut files = binaries_there.filter_map(|entry| Some(entry.ok()?.path()));
+    let binary = files.find(|path| path.ends_with(format!("{}.bin", binaries(&cached)[0].0)));
+    std::fs::write(binary.expect("a binary"), b"half").expect("written");
     let broken = generate("portable", &[]).ok();
     assert!(broken.stderr.contains("backend: cpu"), "{}", broken.stderr);
-    prepare().ok();
-    assert_eq!(binaries(&prepared), binaries(&at("forged")));
+    std::fs::remove_file(at("portable/prepared")).expect("removed");
+    let beside = place(&prepare().json());
+    assert!(beside.starts_with(at("portable/prepared")), "{}", beside.display());
+    assert_eq!(binaries(&beside), binaries(&at("forged")));
+    assert_eq!(generate("portable", &[]).ok().stdout, forged.stdout);
 
     let not_portable = qhx().args(["prepare", "forged", "--target", "v81"]).run();
     assert!(not_portable.stderr.contains("not a portable bundle"), "{}", not_portable.stderr);

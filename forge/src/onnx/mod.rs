@@ -4,8 +4,8 @@
 //! weights are in [`qhx_core::onnx`]. Weights go into one external-data file for the graphs of a context, because a
 //! protobuf message ends at 2 GiB and these graphs share their weights.
 //!
-//! The graph itself goes along as metadata of the model, from which [`read`] makes it again: so a bundle can be compiled
-//! where it runs.
+//! The graph itself goes along as metadata of the model, from which [`read`] makes it again: so a bundle can be
+//! compiled where it runs.
 
 mod data;
 mod ir;

@@ -30,8 +30,8 @@ Examples:
 
 /// Compile a portable bundle for the chip of this machine
 ///
-/// Takes a bundle of `qhx forge --portable`, which has ONNX graphs and no context binaries, and compiles it once with the
-/// QNN libraries of this machine. The result is a bundle in BUNDLE/prepared, or in the user's cache folder where that
+/// Takes a bundle of `qhx forge --portable`, which has ONNX graphs and no context binaries, and compiles it once with
+/// the QNN libraries of this machine. The result is a bundle in BUNDLE/prepared, or in the user's cache folder where that
 /// cannot be written; commands that open BUNDLE take it from there as long as it fits the chip and the libraries.
 /// Finished contexts stay when the command is stopped, and the same command goes on from there. Prints the path of the
 /// prepared bundle's manifest.
@@ -40,8 +40,8 @@ Examples:
 pub struct PrepareArgs {
     /// Folder of the portable bundle, or its manifest
     pub(crate) bundle: PathBuf,
-    /// What to compile for: a Hexagon architecture (v68, v69, v73, v75, v79, v81), a chip such as SC8380XP or x-elite, or
-    /// `this` for the one that the command runs on
+    /// What to compile for: a Hexagon architecture (v68, v69, v73, v75, v79, v81), a chip such as SC8380XP or x-elite,
+    /// or `this` for the one that the command runs on
     #[arg(long, value_name = "TARGET", value_parser = targets::parse, default_value = THIS)]
     pub(crate) target: TargetChoice,
     /// Compile one context into a file, for `qhx prepare`
