@@ -164,7 +164,7 @@ impl Files<'_> {
         let Some(storage) = stored.storage() else {
             return Err("integers of 4 or 8 bits were expected".to_owned());
         };
-        let count = shape[0].checked_mul(shape[1]).unwrap_or(usize::MAX);
+        let count = shape[0].saturating_mul(shape[1]);
         let half = format!("{name}{}", suffix::FLOAT16);
         let numbers = match storage.form(shape[1]) {
             None if known.contains_key(&half) => {
@@ -184,7 +184,7 @@ impl Files<'_> {
                 let integers =
                     self.numbers(known, &format!("{name}{suffix}"), data_type, bytes, 1)?;
                 let scale = format!("{name}{}", suffix::SCALE);
-                let count = blocks.checked_mul(pieces).unwrap_or(usize::MAX);
+                let count = blocks.saturating_mul(pieces);
                 let scales = self.numbers(known, &scale, DataType::FLOAT, count, 4)?;
                 let offsets = match &stored {
                     super::ir::StoredStorage::Blocks { offsets: Some(part), .. } => {
@@ -384,7 +384,7 @@ struct Message {
     range: Range<usize>,
 }
 
-/// A field: its number, its integer, and its bytes, of which one is empty.
+/// A field: its number, and its integer or its bytes.
 struct Field {
     number: u64,
     integer: u64,
@@ -491,8 +491,8 @@ impl Message {
         let mut field = Field { number: tag >> 3, integer: 0, bytes: 0..0 };
         match tag & 7 {
             0 => field.integer = self.varint()?,
-            1 => drop(self.take(8)?),
-            5 => drop(self.take(4)?),
+            1 => field.bytes = self.take(8)?,
+            5 => field.bytes = self.take(4)?,
             2 => {
                 let length = usize::try_from(self.varint()?).unwrap_or(usize::MAX);
                 field.bytes = self.take(length)?;
