@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use qhx_core::hash::sha256;
 use qhx_core::manifest::Manifest;
-use qhx_core::qnn::{Device, LogLevel, Platform, Target};
+use qhx_core::qnn::{Platform, Target};
 use qhx_core::rights::runs_with_extra_rights;
 use qhx_core::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
@@ -104,10 +104,7 @@ pub fn folders(manifest: &Manifest) -> Vec<PathBuf> {
 /// # Errors
 /// When the libraries or the device cannot be opened.
 pub fn chip(libraries: &Libraries) -> Result<Option<Target>> {
-    if Platform::is_emulated() {
-        return Ok(None);
-    }
-    let platform = Device::open(&libraries.open()?, LogLevel::Error, None)?.platform()?;
+    let Some(platform) = libraries.platform()? else { return Ok(None) };
     let (Some(arch), Some(soc)) = (platform.arch, platform.soc) else { return Ok(None) };
     let vtcm_mb = platform.vtcm_mb.and_then(|mb| u32::try_from(mb).ok()).filter(|mb| *mb > 0);
     Ok(Some(Target { arch, soc, vtcm_mb }))
@@ -131,7 +128,7 @@ pub fn find(manifest: &Manifest, libraries: &Libraries) -> Result<Option<Bundle>
     let source =
         if candidates.is_empty() { None } else { Some(hash(&manifest.path, &manifest.raw)?) };
     candidates.retain(|path| is_named(path));
-    let candidates = candidates.into_iter().filter_map(|path| Bundle::open(path).ok());
+    let candidates = candidates.into_iter().filter_map(|path| Bundle::open_one(path, None).ok());
     let made_of_it = candidates.filter_map(|bundle| {
         let prepared = Prepared::of(bundle.manifest())?;
         (Some(&prepared.source) == source.as_ref()).then_some((bundle, prepared))
