@@ -128,7 +128,7 @@ pub fn find(manifest: &Manifest, libraries: &Libraries) -> Result<Option<Bundle>
     let source =
         if candidates.is_empty() { None } else { Some(hash(&manifest.path, &manifest.raw)?) };
     candidates.retain(|path| is_named(path));
-    let candidates = candidates.into_iter().filter_map(|path| Bundle::open_one(path, None).ok());
+    let candidates = candidates.into_iter().filter_map(|path| Bundle::open_one(&path, None).ok());
     let made_of_it = candidates.filter_map(|bundle| {
         let prepared = Prepared::of(bundle.manifest())?;
         (Some(&prepared.source) == source.as_ref()).then_some((bundle, prepared))
