@@ -57,6 +57,7 @@ impl App {
             .backend(backend.backend)
             .libraries(backend.libraries.files())
             .device(device)
+            .unverified(backend.unverified)
             .plugins(self.plugin_options())
             .cancel(self.interrupts.token().clone());
         if let Some(max) = backend.resident {

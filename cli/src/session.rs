@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use qhx::Answer;
 use qhx::media::{Attached, Attachment};
+use qhx_core::backend::Backend;
 use qhx_core::dump::Dump;
 use qhx_core::engine::{
     DraftCounts, Event, FinishReason, Generation, Model, Request, Run, Timings,
@@ -62,9 +63,12 @@ pub(crate) fn open_checked(
     let bundle = runtime.bundle(path, root)?;
     check(bundle.manifest())?;
     let taken = |op: &OpDescription| qhx::media::check(attachments, op);
-    runtime.load_checked(&bundle, taken, |backend, reason| {
-        say!("backend: {} ({reason})", backend.info().name);
-    })
+    runtime.load_checked(&bundle, taken, say_backend)
+}
+
+/// Says which backend was taken, and why.
+pub(crate) fn say_backend(backend: &dyn Backend, reason: &str) {
+    say!("backend: {} ({reason})", backend.info().name);
 }
 
 /// Opens the bundle of a draft, if there is one, and has it make draft tokens for the model.

@@ -473,6 +473,15 @@ fn hash_file(
     Ok(Hashed { file: name.to_owned(), bytes, sha256 })
 }
 
+/// Replaces a JSON file at once.
+pub(crate) fn replace_json(file: &Path, document: &Value) -> Result<()> {
+    let text = serde_json::to_string_pretty(document)
+        .map_err(|e| Error::caused(ErrorKind::Internal, file.display(), e))?;
+    let new = file.with_extension("json.new");
+    std::fs::write(&new, text + "\n").map_err(|e| Error::io(ErrorKind::Io, &new, e))?;
+    std::fs::rename(&new, file).map_err(|e| Error::io(ErrorKind::Io, file, e))
+}
+
 /// Errors unless `out` does not exist, is an empty folder, or is a bundle that may be replaced.
 pub(crate) fn check_place(out: &Path, overwrite: bool) -> Result<()> {
     let usage = |what: &str| Error::new(ErrorKind::Usage, format!("{}: {what}", out.display()));
@@ -540,7 +549,8 @@ fn listed(folder: &Path) -> Result<Option<BTreeSet<String>>> {
             .chain(table.files.keys())
             .chain(table.embed.iter().map(|embed| &embed.path))
             .chain(&table.tokenizer)
-            .chain(&table.tokenizer_config);
+            .chain(&table.tokenizer_config)
+            .chain(&table.golden);
         names.extend(paths.filter_map(|path| plain(&root.join(path))));
     }
     Ok((!names.is_empty()).then_some(names))

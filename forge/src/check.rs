@@ -1,14 +1,10 @@
 //! Compares each compiled graph with its ONNX reference graph on the same random inputs.
 
-use std::sync::Arc;
-
 use half::f16;
-use half::slice::HalfFloatSliceExt;
-use qhx_core::backend::{Backend, ContextSource};
+use qhx_core::alone::{Named, open, run};
+use qhx_core::backend::ContextSource;
 use qhx_core::compare::Distance;
-use qhx_core::{
-    CancelToken, DType, Error, ErrorKind, GraphId, GraphInfo, Port, Result, TensorInfo, Workspace,
-};
+use qhx_core::{Error, ErrorKind, GraphInfo, Result};
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{RngCore as _, SeedableRng as _};
 
@@ -112,20 +108,6 @@ pub(crate) fn compare(
     Ok(rows)
 }
 
-/// A workspace with the graphs of one context, and their descriptions.
-pub(crate) fn open(
-    backend: &Arc<dyn Backend>,
-    source: &ContextSource,
-) -> Result<(Workspace, Vec<Arc<GraphInfo>>)> {
-    let context = backend.open_context(source)?;
-    let mut workspace = Workspace::new(Arc::clone(backend), CancelToken::new());
-    workspace.add_context(&source.key, &context)?;
-    Ok((workspace, context.graphs().to_vec()))
-}
-
-/// Values by the name of their tensor.
-pub(crate) type Named = (String, Vec<f32>);
-
 fn random_inputs(info: &GraphInfo, seed: u64) -> Result<Vec<Named>> {
     // The same inputs on every machine.
     let mut random = SplitMix64::seed_from_u64(seed ^ 0x9e37_79b9_7f4a_7c15);
@@ -159,94 +141,12 @@ fn random_inputs(info: &GraphInfo, seed: u64) -> Result<Vec<Named>> {
         .collect()
 }
 
-/// Executes a graph with inputs by name and returns its outputs by name.
-pub(crate) fn run(
-    workspace: &mut Workspace,
-    info: &GraphInfo,
-    inputs: &[Named],
-) -> Result<Vec<Named>> {
-    let graph: GraphId = workspace.find_graph(&info.name)?.ok_or_else(|| {
-        Error::new(ErrorKind::Internal, format!("graph {:?} is not in its context", info.name))
-    })?;
-    for (index, tensor) in info.inputs.iter().enumerate() {
-        let Some((_, values)) = inputs
-            .iter()
-            .find(|(n, v)| *n == tensor.name && Ok(v.len()) == tensor.try_elements().map_err(drop))
-        else {
-            return Err(Error::new(
-                ErrorKind::Graph,
-                format!("graph {:?}: input {tensor} is not in its reference graph", info.name),
-            ));
-        };
-        let buffer = workspace.allocate(tensor.try_byte_len().map_err(Error::size)?)?;
-        encode(tensor, values, workspace.bytes_mut(buffer)?)?;
-        workspace.bind(graph, Port::Input(index), buffer, 0)?;
-    }
-    let mut buffers = Vec::new();
-    for (index, tensor) in info.outputs.iter().enumerate() {
-        let buffer = workspace.allocate(tensor.try_byte_len().map_err(Error::size)?)?;
-        workspace.bind(graph, Port::Output(index), buffer, 0)?;
-        buffers.push(buffer);
-    }
-    workspace.execute(graph)?;
-    info.outputs
-        .iter()
-        .zip(buffers)
-        .map(|(tensor, buffer)| {
-            Ok((tensor.name.clone(), decode(tensor, workspace.bytes(buffer)?)?))
-        })
-        .collect()
-}
-
-fn encode(tensor: &TensorInfo, values: &[f32], bytes: &mut [u8]) -> Result<()> {
-    match tensor.dtype {
-        DType::F16 => {
-            let mut half = vec![f16::ZERO; values.len()];
-            half.convert_from_f32_slice(values);
-            copy(tensor, bytes, bytemuck::cast_slice(&half))
-        }
-        DType::F32 => copy(tensor, bytes, bytemuck::cast_slice(values)),
-        DType::I8 | DType::SFixed8 => {
-            let steps: Vec<i8> = values.iter().map(|v| (v * 127.0).round() as i8).collect();
-            copy(tensor, bytes, bytemuck::cast_slice(&steps))
-        }
-        _ => Err(unsupported(tensor)),
-    }
-}
-
-fn copy(tensor: &TensorInfo, to: &mut [u8], from: &[u8]) -> Result<()> {
-    let to = to.get_mut(..from.len()).ok_or_else(|| unsupported(tensor))?;
-    to.copy_from_slice(from);
-    Ok(())
-}
-
-fn decode(tensor: &TensorInfo, bytes: &[u8]) -> Result<Vec<f32>> {
-    let bytes = bytes
-        .get(..tensor.try_byte_len().map_err(Error::size)?)
-        .ok_or_else(|| unsupported(tensor))?;
-    match tensor.dtype {
-        DType::F16 => {
-            let pairs = bytes.as_chunks::<2>().0;
-            let half: Vec<f16> = pairs.iter().map(|p| f16::from_le_bytes(*p)).collect();
-            let mut wide = vec![0f32; half.len()];
-            half.convert_to_f32_slice(&mut wide);
-            Ok(wide)
-        }
-        DType::F32 => Ok(bytes.as_chunks::<4>().0.iter().map(|q| f32::from_le_bytes(*q)).collect()),
-        _ => Err(unsupported(tensor)),
-    }
-}
-
-fn unsupported(tensor: &TensorInfo) -> Error {
-    Error::new(
-        ErrorKind::Graph,
-        format!("the check cannot handle tensor {tensor}, expected f16, f32 or int8"),
-    )
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use qhx_core::null::NullBackend;
+    use qhx_core::{DType, TensorInfo};
 
     use super::*;
     use crate::options::BackendFactory;

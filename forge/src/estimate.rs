@@ -17,6 +17,7 @@ use qhx_core::{Error, ErrorKind, Result};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::bundle::replace_json;
 use crate::checkpoint::read_json;
 use crate::compile::Compiler as _;
 use crate::graph::Graph;
@@ -154,11 +155,7 @@ pub fn record(manifest: &Path, graphs: &[GraphEstimate]) -> Result<()> {
             times.insert(graph.clone(), json!((us * 10.0).round().max(1.0) / 10.0));
         }
     }
-    let text = serde_json::to_string_pretty(&document)
-        .map_err(|e| Error::caused(ErrorKind::Internal, manifest.display(), e))?;
-    let new = manifest.with_extension("json.new");
-    std::fs::write(&new, text + "\n").map_err(|e| Error::io(ErrorKind::Io, &new, e))?;
-    std::fs::rename(&new, manifest).map_err(|e| Error::io(ErrorKind::Io, manifest, e))
+    replace_json(manifest, &document)
 }
 
 /// Rows that a step runs: one token, or an encoder's longest text.

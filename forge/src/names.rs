@@ -21,6 +21,12 @@ pub(crate) fn onnx_file(graph: &str) -> String {
     format!("onnx/{graph}.onnx")
 }
 
+/// The golden steps of a model. In a folder: JSON files beside the manifest may be taken for manifests.
+#[cfg(feature = "program")]
+pub(crate) fn golden_file(model: &str) -> String {
+    format!("golden/{model}.json")
+}
+
 /// The weights beside an ONNX file.
 pub(crate) fn onnx_data_file(onnx: &str) -> String {
     format!("{onnx}_data")

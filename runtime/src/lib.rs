@@ -20,7 +20,7 @@
 //! | [`Texts`] | tokenizer, chat template and limits, usable while a generation runs |
 //!
 //! What the command line prints about models and machines is a value, too: [`Runtime::inspect`] and
-//! [`Runtime::diagnose`], and the modules [`verify`], [`bench`](mod@bench), [`corpus`], [`plugins`], [`install`] and
+//! [`Runtime::diagnose`], and the modules [`verify`], [`golden`], [`bench`](mod@bench), [`corpus`], [`plugins`], [`install`] and
 //! [`vars`].
 //!
 //! Nothing here prints, exits, installs a signal handler or starts a process unasked. All that takes time can be
@@ -38,6 +38,7 @@ pub mod corpus;
 pub mod doctor;
 mod embedder;
 pub mod folders;
+pub mod golden;
 pub mod inspect;
 pub mod install;
 pub mod libraries;

@@ -11,9 +11,10 @@ use qhx_core::trace::Trace;
 use qhx_core::{CancelToken, Result};
 use qhx_plugins::{PluginOptions, Plugins};
 
-use crate::backends::Chosen;
+use crate::backends::{Chosen, cpu};
 use crate::bundle::Bundle;
 use crate::folders;
+use crate::golden::first_open;
 use crate::libraries::LibraryFiles;
 use crate::settings::{BackendChoice, DeviceOptions, Settings};
 
@@ -108,7 +109,7 @@ impl Runtime {
         let manifest = bundle.shared_manifest();
         let choice = settings.choose(manifest)?;
         chosen(&*choice.backend, &choice.reason);
-        let model = Model::open(
+        let mut model = Model::open(
             ModelOptions::new(Arc::clone(manifest), choice.backend, &ops)
                 .threads(settings.threads)
                 .cancelled_by(settings.cancel.clone())
@@ -116,6 +117,9 @@ impl Runtime {
                 .dump(settings.dump.clone())
                 .trace(settings.trace.clone()),
         )?;
+        if !settings.unverified {
+            first_open(&mut model, || cpu(settings.threads))?;
+        }
         tracing::info!(
             op = %model.op().description.name,
             backend = %model.backend().name,
@@ -164,6 +168,15 @@ impl RuntimeBuilder {
     #[must_use]
     pub fn resident(mut self, max: usize) -> Self {
         self.settings.resident = Some(max);
+        self
+    }
+
+    /// Opens bundles whose golden steps give wrong answers on this device, too: they are not run. By default the
+    /// shortest is run when a bundle is opened for the first time with these libraries on this device, and a bundle
+    /// that fails is refused. The CPU is not asked, and bundles without [golden steps](crate::golden) open as they are.
+    #[must_use]
+    pub fn unverified(mut self, unverified: bool) -> Self {
+        self.settings.unverified = unverified;
         self
     }
 

@@ -132,6 +132,7 @@ pub(crate) struct Settings {
     pub libraries: LibraryFiles,
     pub device: DeviceOptions,
     pub resident: Option<usize>,
+    pub unverified: bool,
     pub threads: Option<usize>,
     pub plugins: PluginOptions,
     pub cancel: CancelToken,

@@ -6,7 +6,6 @@ use std::path::Path;
 use clap::{Parser, Subcommand};
 use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::{Manifest, Result};
-use qhx_forge::calibrate::{OpenBundle, Reader};
 use qhx_forge::program::{self, ForgeArgs, PrepareArgs, Program};
 
 use crate::Status;
@@ -47,19 +46,23 @@ pub(crate) fn prepare(args: &PrepareArgs, app: &mut App) -> Result<Status> {
 /// Runs the command.
 pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
     let program = this("qhx forge");
-    let plugins = if args.calibrates() { Some(app.plugins()?) } else { None };
+    if !args.calibrates() && !args.makes_golden_steps() {
+        return program::run(args, &program, None, app.terminal());
+    }
+    // What a plugin is missing for is said when a bundle is opened, which golden steps do without.
+    let plugins = match app.plugins() {
+        Err(error) if args.calibrates() => return Err(error),
+        plugins => plugins,
+    };
     let threads = app.global.process.threads();
     let cancel = app.interrupts.token().clone();
-    let open = plugins.as_ref().map(|ops| {
-        move |manifest: &Path| {
-            let model = Model::open(
-                ModelOptions::new(Manifest::load(manifest)?, qhx::backends::cpu(threads)?, ops)
-                    .threads(threads)
-                    .cancelled_by(cancel.clone()),
-            )?;
-            Ok(Box::new(model) as Box<dyn Reader>)
-        }
-    });
-    let open = open.as_ref().map(|open| open as OpenBundle<'_>);
-    program::run(args, &program, open, app.terminal())
+    let open = |manifest: &Path| {
+        let ops = plugins.as_ref().map_err(Clone::clone)?;
+        Model::open(
+            ModelOptions::new(Manifest::load(manifest)?, qhx::backends::cpu(threads)?, ops)
+                .threads(threads)
+                .cancelled_by(cancel.clone()),
+        )
+    };
+    program::run(args, &program, Some(&open), app.terminal())
 }

@@ -4,9 +4,11 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use qhx::Bundle;
+use qhx::golden::{self, Golden, GoldenReport};
 use qhx::verify::{self, CaseReport, FileReport, Gate, Score, Suite};
-use qhx_core::Result;
+use qhx::{BackendChoice, Bundle};
+use qhx_core::{ErrorKind, Result};
+use serde_json::json;
 
 use crate::Status;
 use crate::app::App;
@@ -21,7 +23,8 @@ Examples:
 
 /// Check a bundle's files, or its answers against a suite
 ///
-/// Without a suite: length and SHA-256 of every file that the manifest lists. With a suite
+/// Without a suite: length and SHA-256 of every file that the manifest lists, and then the golden
+/// steps of the bundle, if it has some. With a suite
 /// (schema npu_suite/v1): generates greedily for every case and compares the tokens with the
 /// reference, and arrays that the host-op makes, such as what an image becomes, row by row. Exit
 /// code 1 when a check fails.
@@ -117,13 +120,57 @@ fn files(args: &VerifyArgs, app: &mut App) -> Result<Status> {
                 Some(message) => format!("FAIL {path}: {message}"),
             })
         })?;
-    if args.json {
-        app.output.json(&report)?;
-    }
     if !report.passed {
         say!("files differ from the manifest: download or forge the bundle again");
     }
-    Ok(if report.passed { Status::Done } else { Status::Found })
+    let golden = if report.passed { golden_steps(args, app)? } else { None };
+    let passed = report.passed && golden.as_ref().is_none_or(|golden| golden.passed);
+    if args.json {
+        let mut json = json!(report);
+        json["passed"] = json!(passed);
+        if let Some(golden) = &golden {
+            json["golden"] = json!(golden);
+        }
+        app.output.json(&json)?;
+    }
+    Ok(if passed { Status::Done } else { Status::Found })
+}
+
+/// Runs the golden steps of a bundle, if it has some, and if something here can run them or was named to.
+fn golden_steps(args: &VerifyArgs, app: &mut App) -> Result<Option<GoldenReport>> {
+    let bundle = Bundle::open(&args.bundle)?;
+    if Golden::load(bundle.manifest())?.is_none() {
+        return Ok(None);
+    }
+    let runtime = app.runtime(&args.backend, None).unverified(true).build();
+    let mut model = match runtime.load_checked(&bundle, |_| Ok(()), session::say_backend) {
+        Err(error)
+            if args.backend.backend == BackendChoice::Auto
+                && matches!(error.kind(), ErrorKind::Plugin | ErrorKind::Runtime) =>
+        {
+            say!("note: the golden steps are not run: {error}");
+            return Ok(None);
+        }
+        model => model?,
+    };
+    let threads = app.global.process.threads();
+    let report = golden::run(&mut model, || qhx::backends::cpu(threads))?;
+    if let Some(report) = report.as_ref().filter(|_| !args.json) {
+        for step in &report.steps {
+            app.output.line(&format!(
+                "{} golden {}: cosine {:.6}, largest difference {:.4} ({:.4} of the peak)",
+                if step.passed { "ok  " } else { "FAIL" },
+                step.name,
+                step.cosine,
+                step.difference,
+                step.relative
+            ))?;
+        }
+        if let Some(departure) = &report.departure {
+            app.output.line(&departure.to_string())?;
+        }
+    }
+    Ok(report)
 }
 
 fn gate_parser() -> impl TypedValueParser<Value = Gate> {

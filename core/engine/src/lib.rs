@@ -25,8 +25,8 @@ pub use qhx_base::{
     rights, trace,
 };
 pub use qhx_exec::{
-    ALIGNMENT, Buffer, BufferId, GraphId, Memory, Workspace, backend, bindings, null, resident,
-    workspace,
+    ALIGNMENT, Buffer, BufferId, GraphId, Memory, Workspace, alone, backend, bindings, null,
+    resident, workspace,
 };
 pub use qhx_qnn as qnn;
 pub use qhx_text as text;

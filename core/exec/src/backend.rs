@@ -102,8 +102,13 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         false
     }
 
-    /// What is known of the device that may explain an execution that took long: the power vote, restarts,
-    /// temperatures.
+    /// What executes the graphs, where its answers may differ from one device to the next: a text that is the same for
+    /// devices of one kind. `None` where they are those of this program.
+    fn device(&self) -> Option<String> {
+        None
+    }
+
+    /// What is known of the device that may explain an execution that took long: the power vote, restarts, temperatures.
     fn conditions(&self) -> Vec<String> {
         Vec::new()
     }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`backend`] | the traits of a backend, and the contract between it and whoever executes its graphs |
 //! | [`workspace`] | the graphs and buffers of one session, addressed by index: the safe side of that contract |
+//! | [`alone`] | one graph, executed on values by name |
 //! | [`bindings`] | what is bound to a graph's ports, for backends that execute on the host |
 //! | [`null`] | a backend that executes nothing, or a script |
 //! | [`resident`] | a backend that keeps only some contexts of another one loaded |
@@ -11,6 +12,7 @@
 //! A backend in a crate of its own needs this crate alone: it implements [`backend::Backend`], [`backend::Context`]
 //! and [`backend::Graph`]. `examples/backend` is one.
 
+pub mod alone;
 pub mod backend;
 pub mod bindings;
 mod buffer;

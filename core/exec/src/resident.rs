@@ -97,6 +97,10 @@ impl Backend for ResidentBackend {
         self.inner.is_out_of_memory(error)
     }
 
+    fn device(&self) -> Option<String> {
+        self.inner.device()
+    }
+
     fn conditions(&self) -> Vec<String> {
         self.inner.conditions()
     }

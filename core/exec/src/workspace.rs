@@ -55,6 +55,39 @@ pub struct GraphStats {
     pub slow: u64,
 }
 
+/// Called after each execution that succeeded.
+pub type Tap = Arc<dyn Fn(&Executed<'_>) + Send + Sync>;
+
+/// A graph that has just been executed, with what it read and wrote.
+#[derive(Debug)]
+pub struct Executed<'a> {
+    workspace: &'a Workspace,
+    slot: &'a Slot,
+}
+
+impl Executed<'_> {
+    /// Manifest key of the context.
+    pub fn context(&self) -> &str {
+        &self.slot.context
+    }
+
+    /// Description of the graph.
+    pub fn info(&self) -> &GraphInfo {
+        &self.slot.info
+    }
+
+    /// Bytes of a port's tensor. An input has those that the graph read, unless it wrote to the same buffer.
+    pub fn bytes(&self, port: Port) -> Option<&[u8]> {
+        let index = match port {
+            Port::Input(index) => index,
+            Port::Output(index) => self.slot.info.inputs.len().checked_add(index)?,
+        };
+        let place = self.slot.places.get(index)?;
+        let (buffer, offset) = place.bound?;
+        self.workspace.bytes(buffer).ok()?.get(offset..offset.checked_add(place.bytes)?)
+    }
+}
+
 struct Slot {
     context: String,
     graph: Box<dyn Graph>,
@@ -80,6 +113,15 @@ struct Place {
     former: Option<(BufferId, usize)>,
 }
 
+impl std::fmt::Debug for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Slot")
+            .field("context", &self.context)
+            .field("graph", &self.info.name)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Place {
     fn new(tensor: &TensorInfo) -> Result<Self> {
         let bytes = tensor.try_byte_len().map_err(Error::size)?;
@@ -100,6 +142,7 @@ pub struct Workspace {
     /// A slow execution was reported.
     warned: bool,
     trace: Option<Arc<Trace>>,
+    tap: Option<Tap>,
 }
 
 impl std::fmt::Debug for Workspace {
@@ -124,7 +167,13 @@ impl Workspace {
             busy: Duration::ZERO,
             warned: false,
             trace: None,
+            tap: None,
         }
+    }
+
+    /// Has `tap` called after each execution from now on.
+    pub fn set_tap(&mut self, tap: Option<Tap>) {
+        self.tap = tap;
     }
 
     /// Has every execution written to a trace from now on.
@@ -467,7 +516,12 @@ impl Workspace {
             );
         }
         match result {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                if let (Some(tap), Some(slot)) = (&self.tap, self.graphs.get(graph.0 as usize)) {
+                    tap(&Executed { workspace: self, slot });
+                }
+                Ok(())
+            }
             Err(e) => {
                 let e = e.context(format_args!("graph {:?}", slot.info.name));
                 self.note(&e);

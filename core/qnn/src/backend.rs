@@ -128,6 +128,19 @@ impl QnnBackend {
         &self.platform
     }
 
+    /// The device in a line: its architecture and chip.
+    fn describe_device(&self) -> String {
+        if self.platform.emulated {
+            return "emulator: executes binaries of every architecture".to_owned();
+        }
+        let number = |n: Option<u32>| n.map_or("unknown".to_owned(), |n| n.to_string());
+        format!(
+            "device v{}, soc {}",
+            number(self.options.device_arch.or(self.platform.arch)),
+            number(self.platform.soc)
+        )
+    }
+
     /// Votes for another power mode, such as [`PerfMode::DeviceDefault`] while idle.
     ///
     /// # Errors
@@ -286,16 +299,7 @@ impl Backend for QnnBackend {
                 library.system().version()
             ),
         ];
-        details.push(if self.platform.emulated {
-            "emulator: executes binaries of every architecture".to_owned()
-        } else {
-            let number = |n: Option<u32>| n.map_or("unknown".to_owned(), |n| n.to_string());
-            format!(
-                "device v{}, soc {}",
-                number(self.options.device_arch.or(self.platform.arch)),
-                number(self.platform.soc)
-            )
-        });
+        details.push(self.describe_device());
         details.push(match self.sessions.votes() {
             true => format!("power mode: {}", self.options.perf.name()),
             false => "power mode: left to the device".to_owned(),
@@ -310,6 +314,10 @@ impl Backend for QnnBackend {
 
     fn accepts(&self, source: &ContextSource) -> bool {
         source.binary.is_some()
+    }
+
+    fn device(&self) -> Option<String> {
+        Some(self.describe_device())
     }
 
     fn conditions(&self) -> Vec<String> {

@@ -6,8 +6,8 @@ use qhx_cpu::{CpuBackend, CpuOptions};
 use qhx_paths::fixture;
 
 use super::*;
-use crate::check::{self, Named};
 use crate::registry::recipe;
+use qhx_core::alone::{self, Named};
 
 #[test]
 fn divergence_is_that_of_the_distributions() {
@@ -51,7 +51,7 @@ impl Opened {
     fn new(manifest: &Manifest, key: &str) -> Result<Self> {
         let cpu: Arc<dyn Backend> = Arc::new(CpuBackend::new(CpuOptions::default())?);
         let source = manifest.context_source(&manifest.open_artifacts(), key)?;
-        let (workspace, graphs) = check::open(&cpu, &source)?;
+        let (workspace, graphs) = alone::open(&cpu, &source)?;
         Ok(Self(workspace, Arc::clone(&graphs[0])))
     }
 
@@ -64,7 +64,7 @@ impl Opened {
         let inputs = self.1.inputs.iter();
         let inputs: Vec<Named> =
             inputs.map(|t| (t.name.clone(), value(&t.name, t.shape.iter().product()))).collect();
-        let mut outputs = check::run(&mut self.0, &self.1, &inputs)?.into_iter();
+        let mut outputs = alone::run(&mut self.0, &self.1, &inputs)?.into_iter();
         let wanted = outputs.find(|(name, _)| name == "y" || name == "logits");
         Ok(wanted.map(|(_, values)| values).unwrap_or_default())
     }

@@ -101,6 +101,10 @@ pub struct ForgeArgs {
     /// Write no ONNX graphs: the bundle then runs on the NPU only
     #[arg(long, conflicts_with_all = ["cpu_only", "check"])]
     pub(crate) no_onnx: bool,
+    /// Write no golden steps: prompts with the answers that the CPU computes from the ONNX graphs, by which a device
+    /// finds wrong answers when it opens the bundle
+    #[arg(long)]
+    pub(crate) no_golden: bool,
     /// When the bundle is made, estimate what its graphs cost on the device, see `qhx forge estimate`
     #[arg(long, conflicts_with = "cpu_only")]
     pub(crate) estimate: bool,
@@ -367,6 +371,11 @@ impl ForgeArgs {
     /// True when bundles are made to be measured, for which host-ops are needed.
     pub fn calibrates(&self) -> bool {
         self.command.is_none() && self.calibrate.is_some()
+    }
+
+    /// True when bundles are made with golden steps, for which host-ops are needed.
+    pub fn makes_golden_steps(&self) -> bool {
+        self.command.is_none() && !self.no_golden && !self.no_onnx
     }
 
     /// The checkpoint, or the configuration in its place.

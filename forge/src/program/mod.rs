@@ -4,6 +4,7 @@
 
 mod args;
 mod compiler;
+mod golden;
 mod main;
 mod prepare;
 mod progress;
@@ -14,11 +15,13 @@ mod subprocess;
 mod targets;
 pub mod terminal;
 
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use qhx::libraries::{Libraries, how_to_get};
+use qhx_core::engine::Model;
 use qhx_core::qnn::{Library, QnnBackend, QnnOptions};
 use qhx_core::{Error, ErrorKind, Media, Result};
 use qhx_cpu::{CpuBackend, CpuOptions};
@@ -26,7 +29,7 @@ use qhx_media::{ImageRules, Limits, Source};
 use serde_json::{Value, json};
 
 use crate::bundle::check_place;
-use crate::calibrate::{CalibrateOptions, Calibration, OpenBundle, calibrate};
+use crate::calibrate::{CalibrateOptions, Calibration, Reader, calibrate};
 use crate::checkpoint::Checkpoint;
 use crate::compile::Compiler;
 use crate::estimate::{EstimateOptions, record};
@@ -59,15 +62,18 @@ pub struct Program {
     pub parse: fn(&[OsString]) -> Result<ForgeArgs, clap::Error>,
 }
 
-/// Runs the command that the arguments ask for. `open` opens bundles that are made to be measured; without it
-/// [`ForgeArgs::calibrates`] is an error.
+/// Opens the bundle of a manifest for the CPU, with its host-op.
+pub type OpenModel<'a> = &'a dyn Fn(&Path) -> Result<Model>;
+
+/// Runs the command that the arguments ask for. `open` opens bundles that are made, to be measured and for their golden
+/// steps; without it [`ForgeArgs::calibrates`] is an error, and bundles have no golden steps.
 ///
 /// # Errors
 /// When arguments contradict each other, and those of the command.
 pub fn run(
     args: &ForgeArgs,
     program: &Program,
-    open: Option<OpenBundle<'_>>,
+    open: Option<OpenModel<'_>>,
     mut terminal: Terminal<'_>,
 ) -> Result<Status> {
     match &args.command {
@@ -122,7 +128,8 @@ pub fn run(
     };
     let kept = calibration.iter().flat_map(|found| &found.kept).cloned().collect();
     let calibration = calibration.as_ref();
-    let work = Work { args, program, checkpoint: &checkpoint, calibration, kept };
+    let golden = Cell::new(open.filter(|_| args.makes_golden_steps()));
+    let work = Work { args, program, checkpoint: &checkpoint, calibration, kept, golden };
     let Some(libraries) = &libraries else { return work.bundle(out, None, &mut terminal) };
     if let [one] = &places[..] {
         return work.bundle(&one.out, Some((libraries, one)), &mut terminal);
@@ -146,6 +153,8 @@ struct Work<'a> {
     calibration: Option<&'a Calibration>,
     /// Weights in a higher precision by what was measured.
     kept: Vec<Override>,
+    /// Opens bundles for their golden steps, as long as that works.
+    golden: Cell<Option<OpenModel<'a>>>,
 }
 
 impl Work<'_> {
@@ -187,6 +196,11 @@ impl Work<'_> {
             let mut progress = ForgeProgress::new(terminal.interrupts.token().clone());
             forge_checkpoint(checkpoint, registry::recipe, &options, &mut progress)?
         };
+        if let Some(open) = self.golden.get()
+            && !golden::add(&report.manifest, report.bytes, open)?
+        {
+            self.golden.set(None);
+        }
         print(&report, self.calibration, args, terminal.output)?;
         if let (true, Some((libraries, place))) = (args.estimate, compiled) {
             let wanted = EstimateOptions { corner: args.corner, traces: None };
@@ -209,7 +223,7 @@ fn calibrated(
     checkpoint: &Checkpoint,
     options: &ForgeOptions,
     wanted: &CalibrateOptions,
-    open: Option<OpenBundle<'_>>,
+    open: Option<OpenModel<'_>>,
     terminal: &Terminal<'_>,
 ) -> Result<Calibration> {
     let Some(open) = open else {
@@ -221,7 +235,8 @@ fn calibrated(
     };
     let _working = terminal.interrupts.working();
     let mut progress = ForgeProgress::new(terminal.interrupts.token().clone());
-    calibrate(checkpoint, registry::recipe, options, wanted, open, &mut progress)
+    let open = |manifest: &Path| Ok(Box::new(open(manifest)?) as Box<dyn Reader>);
+    calibrate(checkpoint, registry::recipe, options, wanted, &open, &mut progress)
 }
 
 /// The same compiler, each context in a process of its own, where there is a file to start. `kept` is what those

@@ -20,7 +20,7 @@ use crate::op::{
 use crate::sampling::AllowedTokens;
 use crate::text::Tokenizer;
 use crate::trace::{self, Trace};
-use crate::workspace::{self, DeviceLoss, GraphStats, LoadedContexts};
+use crate::workspace::{self, DeviceLoss, GraphStats, LoadedContexts, Tap};
 use crate::{CancelToken, Error, ErrorKind, Result, Workspace};
 
 /// What [`Model::open`] needs.
@@ -145,6 +145,10 @@ pub struct Model {
     entry: OpEntry,
     backend: BackendInfo,
     parts: Parts,
+    /// Called after each execution, once the op is opened again.
+    tap: Option<Tap>,
+    /// What [`Model::forget_counts`] was called after.
+    uncounted: (Vec<GraphStats>, Vec<SpanStats>),
 }
 
 /// What the host-op is opened over.
@@ -277,6 +281,8 @@ impl Model {
             trace: trace.clone(),
             entry,
             context_loads,
+            tap: None,
+            uncounted: Default::default(),
         })
     }
 
@@ -370,6 +376,7 @@ impl Model {
         }
         let mut workspace = Workspace::new(Arc::clone(backend), self.session.clone());
         workspace.set_trace(self.trace.clone());
+        workspace.set_tap(self.tap.clone());
         for (source, context) in sources.iter().zip(&contexts) {
             workspace.add_source(source, context)?;
         }
@@ -387,14 +394,52 @@ impl Model {
         self.consumed.clear(&mut self.op)
     }
 
+    /// Opens the host-op again as [`Model::reopen`] does, and has `tap` called after each execution of a graph until it
+    /// is called without one.
+    ///
+    /// # Errors
+    /// As [`Model::reopen`].
+    pub fn reopen_with_tap(&mut self, tap: Option<Tap>) -> Result<()> {
+        self.tap = tap;
+        self.reopen()
+    }
+
     /// Time and executions of every graph since the model was opened.
     pub fn graph_stats(&self) -> Vec<GraphStats> {
-        self.op.graph_stats()
+        let mut stats = self.op.graph_stats();
+        for (stats, earlier) in stats.iter_mut().zip(&self.uncounted.0) {
+            stats.executions = stats.executions.saturating_sub(earlier.executions);
+            stats.busy = stats.busy.saturating_sub(earlier.busy);
+            stats.slow = stats.slow.saturating_sub(earlier.slow);
+        }
+        stats
     }
 
     /// Time in the host-op's own parts since the model was opened.
     pub fn span_stats(&self) -> Vec<SpanStats> {
-        self.op.span_stats()
+        let mut stats = self.op.span_stats();
+        for earlier in &self.uncounted.1 {
+            if let Some(stats) = stats.iter_mut().find(|stats| stats.name == earlier.name) {
+                stats.count = stats.count.saturating_sub(earlier.count);
+                stats.busy = stats.busy.saturating_sub(earlier.busy);
+            }
+        }
+        stats
+    }
+
+    /// Counts executions and times from now on, as if the model had just been opened.
+    pub fn forget_counts(&mut self) {
+        self.uncounted = (self.op.graph_stats(), self.op.span_stats());
+    }
+
+    /// What executes the graphs, see [`Backend::device`].
+    pub fn device(&self) -> Option<String> {
+        self.parts.backend.device()
+    }
+
+    /// The contexts that are open, with their files.
+    pub fn context_sources(&self) -> &[ContextSource] {
+        &self.parts.sources
     }
 
     /// The host-op itself, for tools that step it by hand. What it consumes that way is not

@@ -113,6 +113,8 @@ pub struct ArtifactTable {
     pub tokenizer: Option<String>,
     /// `tokenizer_config`: a `tokenizer_config.json`.
     pub tokenizer_config: Option<String>,
+    /// `golden`: prompts with expected logits or vectors.
+    pub golden: Option<String>,
     /// `files`: length and hash by path.
     pub files: BTreeMap<String, FileEntry>,
     /// The other keys.

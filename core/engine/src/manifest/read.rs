@@ -145,7 +145,11 @@ fn artifact_table(node: &Node<'_>) -> Result<ArtifactTable> {
         embed: node.get("embed")?.map(|n| embed(&n)).transpose()?,
         tokenizer: path("tokenizer")?,
         tokenizer_config: path("tokenizer_config")?,
-        rest: rest(node, &["contexts", "embed", "tokenizer", "tokenizer_config", "files"])?,
+        golden: path("golden")?,
+        rest: rest(
+            node,
+            &["contexts", "embed", "tokenizer", "tokenizer_config", "golden", "files"],
+        )?,
         ..ArtifactTable::default()
     };
     if let Some(contexts) = node.get("contexts")? {

@@ -1,0 +1,440 @@
+//! Golden steps: short prompts with the logits or vectors that a bundle is to give, which the forge computes on the CPU.
+//!
+//! A device may answer wrongly without an error: with a damaged weight, a wrong scale, graphs that were exchanged, or
+//! arithmetic of its own. [`first_open`](crate::RuntimeBuilder::unverified) finds that before the first answer, and
+//! [`run`] at any time.
+
+mod departure;
+mod first_open;
+
+use std::io::Read as _;
+
+use half::f16;
+use qhx_core::compare::Distance;
+use qhx_core::engine::Model;
+use qhx_core::op::{Segment, Task};
+use qhx_core::{Error, ErrorKind, Manifest, Result};
+use serde::{Deserialize, Serialize};
+
+pub use departure::{Departure, departure};
+pub(crate) use first_open::first_open;
+
+/// The schema that is read and written.
+pub const SCHEMA: &str = "qhx_golden/v1";
+
+/// Max bytes of a file that is read. Those that the forge writes have less than 200 KB.
+const MAX_BYTES: u64 = 1 << 20;
+/// Max numbers of an answer that are all written down.
+const WHOLE: usize = 2048;
+/// The largest logits of a longer answer that are written down.
+const LARGEST: usize = 256;
+/// Projections of a longer answer: one for each bit of a random number.
+const PROJECTIONS: usize = 64;
+/// Max golden steps of a file, and max tokens of one.
+const MAX_STEPS: usize = 64;
+const MAX_TOKENS: usize = 256;
+
+/// Tokens of a golden step: those of the prompt, and those that are decoded one by one.
+const SHORT: (usize, usize) = (3, 2);
+const LONG: (usize, usize) = (8, 3);
+/// Length of the other text of an encoder.
+const SHORT_TEXT: usize = 4;
+
+/// The golden steps of a bundle.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Golden {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// How far answers may be from those that are expected.
+    pub tolerance: Tolerance,
+    /// The golden steps.
+    pub steps: Vec<Step>,
+}
+
+/// How far answers may be from those that are expected.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Tolerance {
+    /// Smallest cosine, of the answers less their mean.
+    pub cosine: f64,
+    /// Largest difference of a number, as a part of the largest absolute value that is expected.
+    pub difference: f64,
+}
+
+/// A prompt with the answers that are expected.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Step {
+    /// Name for reports.
+    pub name: String,
+    /// What is done with the tokens.
+    pub task: Task,
+    /// The prompt.
+    pub tokens: Vec<u32>,
+    /// Tokens that are decoded after it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub then: Vec<u32>,
+    /// The logits of the prompt's last position and of each token that is decoded, or the one vector.
+    pub expected: Vec<Expected>,
+}
+
+/// Logits or a vector, in f16. Where they are many, the largest and projections of all.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Expected {
+    /// Number of logits, or elements of the vector.
+    pub size: usize,
+    /// Indices of `values`; empty where these are all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ids: Vec<u32>,
+    /// The numbers.
+    pub values: Vec<f32>,
+    /// Sums of all numbers less their mean, each with a sign that is drawn by its index: a number for each bit.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub projections: Vec<f32>,
+}
+
+/// How the answers of a golden step compare with those that are expected.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct StepReport {
+    /// Its name.
+    pub name: String,
+    /// All answers are within the tolerance.
+    pub passed: bool,
+    /// Smallest cosine of an answer.
+    pub cosine: f64,
+    /// Largest difference of a number.
+    pub difference: f64,
+    /// The same as a part of the largest absolute value that is expected.
+    pub relative: f64,
+}
+
+/// How the answers of all golden steps compare.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct GoldenReport {
+    /// The backend that ran them.
+    pub backend: String,
+    /// All of them passed.
+    pub passed: bool,
+    /// The tolerance.
+    pub tolerance: Tolerance,
+    /// Each of them.
+    pub steps: Vec<StepReport>,
+    /// The graph that departs first from its ONNX graph, where a step failed and one does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub departure: Option<Departure>,
+}
+
+impl Tolerance {
+    /// That of a precision of weights, as manifests name it.
+    fn of(precision: Option<&str>) -> Self {
+        // Both sides compute with the same quantized weights: what differs is arithmetic in f16.
+        match precision {
+            Some("w4a16") => Self { cosine: 0.99, difference: 0.1 },
+            _ => Self { cosine: 0.99, difference: 0.1 },
+        }
+    }
+}
+
+impl Golden {
+    /// Computes golden steps with a model, which is to execute ONNX graphs on the CPU. `brief` leaves only the shortest.
+    ///
+    /// # Errors
+    /// When the model fails, or gives numbers that are not finite.
+    pub fn make(model: &mut Model, brief: bool) -> Result<Self> {
+        let mut steps = Vec::new();
+        let max_ctx = model.info().max_ctx;
+        for (task, lengths) in
+            [(Task::Generate, [SHORT, LONG]), (Task::Embed, [(SHORT_TEXT, 0), (LONG.0, 0)])]
+        {
+            let does = match task {
+                Task::Embed => model.info().embedding_dim > 0,
+                _ => model.info().vocab > 0,
+            };
+            let fits = |(prompt, then): &(usize, usize)| prompt + then <= max_ctx;
+            let count = if brief { 1 } else { lengths.len() };
+            for (prompt, then) in lengths.into_iter().filter(|_| does).filter(fits).take(count) {
+                let mut tokens = tokens(model, prompt + then);
+                let mut step = Step {
+                    name: format!("{}-{prompt}", task.name()),
+                    task,
+                    then: tokens.split_off(prompt),
+                    tokens,
+                    expected: Vec::new(),
+                };
+                let answers = answers(model, &step)?;
+                step.expected =
+                    answers.iter().map(|values| Expected::of(values)).collect::<Result<_>>()?;
+                steps.push(step);
+            }
+        }
+        let precision = model.manifest().model.rest.get("precision").and_then(|name| name.as_str());
+        Ok(Self { schema: SCHEMA.to_owned(), tolerance: Tolerance::of(precision), steps })
+    }
+
+    /// The golden steps of a bundle; none where it has none.
+    ///
+    /// # Errors
+    /// When their file is there and cannot be read, or is damaged.
+    pub fn load(manifest: &Manifest) -> Result<Option<Self>> {
+        let Some(path) = &manifest.artifacts.golden else { return Ok(None) };
+        let artifacts = manifest.open_artifacts();
+        if !artifacts.root().join(path).exists() {
+            tracing::debug!("{path}: missing, so the bundle has no golden steps");
+            return Ok(None);
+        }
+        let file = artifacts.open_file("/artifacts/golden", path)?;
+        let name = artifacts.root().join(path);
+        let mut bytes = Vec::new();
+        file.take(MAX_BYTES + 1)
+            .read_to_end(&mut bytes)
+            .map_err(|e| Error::io(ErrorKind::Artifact, &name, e))?;
+        let damaged = |what: String| {
+            Error::new(ErrorKind::Artifact, format!("{}: golden steps: {what}", name.display()))
+                .hint("download or forge the bundle again; --unverified opens it without them")
+        };
+        if bytes.len() as u64 > MAX_BYTES {
+            return Err(damaged(format!("more than {MAX_BYTES} bytes")));
+        }
+        let golden: Self = serde_json::from_slice(&bytes).map_err(|e| damaged(e.to_string()))?;
+        golden.validate().map_err(damaged)?;
+        Ok(Some(golden))
+    }
+
+    fn validate(&self) -> std::result::Result<(), String> {
+        let Self { schema, tolerance, steps } = self;
+        if schema != SCHEMA {
+            return Err(format!("schema {schema:?}, expected {SCHEMA:?}"));
+        }
+        if !(0.0..=1.0).contains(&tolerance.cosine) || !(0.0..=10.0).contains(&tolerance.difference)
+        {
+            return Err(format!("tolerance {tolerance:?}, expected a cosine and a part"));
+        }
+        if steps.is_empty() || steps.len() > MAX_STEPS {
+            return Err(format!("{} steps, expected 1 to {MAX_STEPS}", steps.len()));
+        }
+        steps.iter().try_for_each(|step| {
+            step.validate().map_err(|what| format!("step {:?}: {what}", step.name))
+        })
+    }
+
+    /// The step that takes the fewest tokens.
+    pub fn shortest(&self) -> Option<&Step> {
+        self.steps.iter().min_by_key(|step| step.tokens.len() + step.then.len())
+    }
+
+    /// Runs a golden step. The model is reset before and after it.
+    ///
+    /// # Errors
+    /// When the model fails, or its answers have another length.
+    pub fn check(&self, model: &mut Model, step: &Step) -> Result<StepReport> {
+        let found = answers(model, step)?;
+        let mut report = StepReport {
+            name: step.name.clone(),
+            passed: true,
+            cosine: 1.0,
+            difference: 0.0,
+            relative: 0.0,
+        };
+        for (found, expected) in found.iter().zip(&step.expected) {
+            if found.len() != expected.size {
+                let (found, size) = (found.len(), expected.size);
+                let message =
+                    format!("golden step {:?}: {found} numbers, expected {size}", step.name);
+                return Err(Error::new(ErrorKind::Artifact, message)
+                    .hint("the golden steps are of another model: forge the bundle again"));
+            }
+            let (cosine, difference, relative) = expected.distance(found);
+            report.cosine = report.cosine.min(cosine);
+            report.difference = report.difference.max(difference);
+            report.relative = report.relative.max(relative);
+        }
+        report.passed =
+            report.cosine >= self.tolerance.cosine && report.relative <= self.tolerance.difference;
+        Ok(report)
+    }
+}
+
+/// Runs all golden steps of a bundle; none where it has none. Where one fails, `reference` opens what executes the ONNX
+/// graphs, to find the graph that departs.
+///
+/// # Errors
+/// When the golden steps cannot be read, or the model fails.
+pub fn run(
+    model: &mut Model,
+    reference: impl FnOnce() -> Result<std::sync::Arc<dyn qhx_core::backend::Backend>>,
+) -> Result<Option<GoldenReport>> {
+    let Some(golden) = Golden::load(model.manifest())? else { return Ok(None) };
+    let mut steps = Vec::new();
+    for step in &golden.steps {
+        steps.push(golden.check(model, step)?);
+    }
+    let failed = golden.steps.iter().zip(&steps).find(|(_, report)| !report.passed);
+    let departure = match failed {
+        Some((step, _)) => departure(model, step, reference)?,
+        None => None,
+    };
+    Ok(Some(GoldenReport {
+        backend: model.backend().name.clone(),
+        passed: failed.is_none(),
+        tolerance: golden.tolerance,
+        steps,
+        departure,
+    }))
+}
+
+impl Step {
+    fn validate(&self) -> std::result::Result<(), String> {
+        let count = self.tokens.len().saturating_add(self.then.len());
+        if self.tokens.is_empty() || count > MAX_TOKENS {
+            return Err(format!("{count} tokens, expected 1 to {MAX_TOKENS}"));
+        }
+        let answers = match self.task {
+            Task::Generate => self.then.len() + 1,
+            Task::Embed if self.then.is_empty() => 1,
+            _ => return Err("expected the task generate, or embed of a prompt alone".to_owned()),
+        };
+        if self.expected.len() != answers {
+            return Err(format!("{} answers, expected {answers}", self.expected.len()));
+        }
+        self.expected.iter().try_for_each(Expected::validate)
+    }
+}
+
+impl Expected {
+    fn of(values: &[f32]) -> Result<Self> {
+        let size = values.len();
+        if let Some(at) = values.iter().position(|value| !f16::from_f32(*value).is_finite()) {
+            let message = format!("number {at} of {size} is {}, expected one of f16", values[at]);
+            return Err(Error::new(ErrorKind::Graph, message));
+        }
+        let half = |value: f32| f16::from_f32(value).to_f32();
+        if size <= WHOLE {
+            let values = values.iter().map(|value| half(*value)).collect();
+            return Ok(Self { size, ids: Vec::new(), values, projections: Vec::new() });
+        }
+        let mut order: Vec<usize> = (0..size).collect();
+        order.sort_by(|a, b| values[*b].total_cmp(&values[*a]).then(a.cmp(b)));
+        order.truncate(LARGEST);
+        Ok(Self {
+            size,
+            values: order.iter().map(|at| half(values[*at])).collect(),
+            ids: order.iter().map(|at| *at as u32).collect(),
+            projections: projections(values),
+        })
+    }
+
+    fn validate(&self) -> std::result::Result<(), String> {
+        let Self { size, ids, values, projections } = self;
+        let whole = ids.is_empty() && projections.is_empty() && values.len() == *size;
+        let part = ids.len() == values.len() && projections.len() == PROJECTIONS;
+        if values.is_empty() || !(whole || part) || ids.iter().any(|id| *id as usize >= *size) {
+            return Err(format!(
+                "{} values, {} ids and {} projections of {size} numbers, expected all values, or as many ids below \
+                 {size} as values and {PROJECTIONS} projections",
+                values.len(),
+                ids.len(),
+                projections.len()
+            ));
+        }
+        match values.iter().chain(projections).find(|value| !value.is_finite()) {
+            Some(value) => Err(format!("{value}, expected finite numbers")),
+            None => Ok(()),
+        }
+    }
+
+    /// Cosine and largest difference of an answer of the same size, and that as a part of the largest value. What is not
+    /// finite is as far as it gets.
+    fn distance(&self, found: &[f32]) -> (f64, f64, f64) {
+        const WRONG: (f64, f64, f64) = (0.0, f64::INFINITY, f64::INFINITY);
+        if found.iter().any(|value| !value.is_finite()) {
+            return WRONG;
+        }
+        let there: Vec<f32> = match self.ids.is_empty() {
+            true => found.to_vec(),
+            false => self.ids.iter().filter_map(|id| found.get(*id as usize)).copied().collect(),
+        };
+        let direction = match self.ids.is_empty() {
+            true => Distance::of(&centered(found), &centered(&self.values)),
+            false => Distance::of(&projections(found), &self.projections),
+        };
+        match (direction, Distance::of(&there, &self.values)) {
+            (Ok(direction), Ok(values)) => (direction.cosine, values.largest, values.relative),
+            _ => WRONG,
+        }
+    }
+}
+
+/// The numbers less their mean: what all logits have in common changes no answer.
+fn centered(values: &[f32]) -> Vec<f32> {
+    let mean = mean(values);
+    values.iter().map(|value| (f64::from(*value) - mean) as f32).collect()
+}
+
+fn mean(values: &[f32]) -> f64 {
+    values.iter().map(|value| f64::from(*value)).sum::<f64>() / values.len().max(1) as f64
+}
+
+/// See [`Expected::projections`]. The angle between two arrays is about that between their projections.
+fn projections(values: &[f32]) -> Vec<f32> {
+    let mean = mean(values);
+    let mut sums = [0f64; PROJECTIONS];
+    for (index, value) in values.iter().enumerate() {
+        let (signs, value) = (mixed(index as u64), f64::from(*value) - mean);
+        for (bit, sum) in sums.iter_mut().enumerate() {
+            *sum += if signs >> bit & 1 == 1 { value } else { -value };
+        }
+    }
+    sums.map(|sum| sum as f32).to_vec()
+}
+
+/// A random number for each index: SplitMix64.
+const fn mixed(index: u64) -> u64 {
+    let mut z = index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Tokens of a golden step: the one that texts begin with, then some from the vocabulary's first half, where
+/// tokenizers keep no special tokens but at its beginning.
+fn tokens(model: &Model, count: usize) -> Vec<u32> {
+    let info = model.info();
+    let params = &model.manifest().params;
+    let declared = [info.input_vocab, params.vocab.unwrap_or(0), info.vocab];
+    let vocab = declared.into_iter().filter(|rows| *rows > 0).min().unwrap_or(1) as u64;
+    let (first, end) = (vocab / 8, vocab / 2 + 1);
+    let drawn = (0u64..).map(|index| (first + mixed(index) % (end - first)) as u32);
+    let drawn = drawn.filter(|id| u64::from(*id) < vocab && !info.placeholders.contains(id));
+    params.bos_token_id.into_iter().chain(drawn).take(count).collect()
+}
+
+/// What the model makes of a golden step.
+fn answers(model: &mut Model, step: &Step) -> Result<Vec<Vec<f32>>> {
+    let answers = match step.task {
+        Task::Embed => model.embed(&step.tokens).map(|vector| vec![vector.to_vec()]),
+        _ => decoded(model, step),
+    };
+    answers.map_err(|e| e.context(format_args!("golden step {:?}", step.name)))
+}
+
+fn decoded(model: &mut Model, step: &Step) -> Result<Vec<Vec<f32>>> {
+    model.reset()?;
+    let mut logits = Vec::new();
+    let op = model.op_mut();
+    let mut run = || {
+        op.prefill(&[Segment::Tokens(&step.tokens)])?;
+        logits.push(op.logits()?.to_f32());
+        for token in &step.then {
+            op.decode(*token)?;
+            logits.push(op.logits()?.to_f32());
+        }
+        Ok(())
+    };
+    let result: Result<()> = run();
+    let reset = model.reset();
+    result.and(reset).map(|()| logits)
+}
