@@ -157,17 +157,17 @@ fn golden_steps(args: &VerifyArgs, app: &mut App) -> Result<Option<GoldenReport>
     let report = golden::run(&mut model, || qhx::backends::cpu(threads))?;
     if let Some(report) = report.as_ref().filter(|_| !args.json) {
         for step in &report.steps {
-            app.output.line(&format!(
-                "{} golden {}: cosine {:.6}, largest difference {:.4} ({:.4} of the peak)",
-                if step.passed { "ok  " } else { "FAIL" },
-                step.name,
-                step.cosine,
-                step.difference,
-                step.relative
-            ))?;
+            let found = step.message.clone().unwrap_or_else(|| {
+                format!(
+                    "cosine {:.6}, largest difference {:.4} ({:.4} of the peak)",
+                    step.cosine, step.difference, step.relative
+                )
+            });
+            let verdict = if step.passed { "ok  " } else { "FAIL" };
+            app.output.line(&format!("{verdict} golden {}: {found}", step.name))?;
         }
-        if let Some(departure) = &report.departure {
-            app.output.line(&departure.to_string())?;
+        if let Some(comparison) = &report.comparison {
+            app.output.line(&comparison.to_string())?;
         }
     }
     Ok(report)

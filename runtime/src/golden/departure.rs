@@ -4,6 +4,7 @@
 //! is found where it arises, not where it arrives.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use qhx_core::alone::{self, Named};
@@ -19,6 +20,35 @@ use super::{Step, answers};
 /// Cosine of an output with the reference's from which on they agree, and part of the peak that elements may differ by.
 const MIN_COSINE: f64 = 0.995;
 const MAX_RELATIVE: f64 = 0.1;
+
+/// What comparing graphs with their ONNX graphs found.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Comparison {
+    /// A graph departs.
+    Departs(Departure),
+    /// All graphs agree.
+    Agree,
+    /// The bundle has no ONNX graphs. The graph and the tensor that the logits come from, where the host-op knows it.
+    NoOnnx(Option<String>),
+}
+
+impl std::fmt::Display for Comparison {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Departs(departure) => departure.fmt(f),
+            Self::Agree => f.write_str(
+                "every graph agrees with its ONNX graph on the same inputs: the golden steps are of other weights, or a \
+                 table of the bundle is",
+            ),
+            Self::NoOnnx(origin) => {
+                f.write_str("there are no ONNX graphs that would say which graph departs")?;
+                origin.iter().try_for_each(|origin| write!(f, "; the logits are those of {origin}"))
+            }
+        }
+    }
+}
 
 /// An output that is not what its ONNX graph makes of the same inputs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -47,19 +77,20 @@ impl std::fmt::Display for Departure {
     }
 }
 
-/// Runs a golden step once more, each graph beside its ONNX graph. None where all agree, or the bundle has no ONNX
-/// graphs. The model is opened again for it, and afterwards as it was.
+/// Runs a golden step once more, each graph beside its ONNX graph. The model is opened again for it, and afterwards as
+/// it was.
 ///
 /// # Errors
 /// When the model, or the reference, fails.
-pub fn departure(
+pub fn compare(
     model: &mut Model,
     step: &Step,
     reference: impl FnOnce() -> Result<Arc<dyn Backend>>,
-) -> Result<Option<Departure>> {
+) -> Result<Comparison> {
     let sources: Vec<ContextSource> = model.context_sources().to_vec();
-    if model.device().is_none() || sources.iter().all(|source| source.onnx.is_empty()) {
-        return Ok(None);
+    let is_there = |(_, file): &(String, PathBuf)| file.is_file();
+    if !sources.iter().any(|source| !source.onnx.is_empty() && source.onnx.iter().all(is_there)) {
+        return Ok(Comparison::NoOnnx(model.op_mut().logits_origin()));
     }
     let state = Arc::new(Mutex::new(Search {
         reference: reference()?,
@@ -74,11 +105,11 @@ pub fn departure(
     })))?;
     let ran = answers(model, step);
     model.reopen_with_tap(None)?;
-    ran?;
     let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
     match (state.found.take(), state.failed.take()) {
         (None, Some(error)) => Err(error),
-        (found, _) => Ok(found),
+        (None, None) => ran.map(|_| Comparison::Agree),
+        (Some(found), _) => Ok(Comparison::Departs(found)),
     }
 }
 

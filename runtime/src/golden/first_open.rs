@@ -11,7 +11,7 @@ use qhx_core::hash::hex;
 use qhx_core::{Error, ErrorKind, Result, trace};
 use sha2::{Digest as _, Sha256};
 
-use super::{Golden, StepReport, departure};
+use super::{Golden, StepReport, compare};
 use crate::cache;
 
 /// What a file of the cache holds.
@@ -45,15 +45,11 @@ pub(crate) fn first_open(
     };
     let time = start.elapsed();
     if !report.passed {
-        let departs = departure(model, step, reference).unwrap_or_else(|e| {
-            tracing::debug!("the graph that departs is not known: {e}");
-            None
-        });
-        let error = wrong(model, &golden, &report);
-        return Err(match departs {
-            Some(departs) => error.context(departs),
-            None => error,
-        });
+        let graphs = match compare(model, step, reference) {
+            Ok(comparison) => comparison.to_string(),
+            Err(e) => format!("which graph departs is not known: {e}"),
+        };
+        return Err(wrong(model, &golden, &report, &graphs));
     }
     model.forget_counts();
     tracing::info!(
@@ -70,15 +66,18 @@ pub(crate) fn first_open(
     Ok(())
 }
 
-fn wrong(model: &Model, golden: &Golden, report: &StepReport) -> Error {
-    let StepReport { name, cosine, relative, .. } = report;
-    let message = format!(
-        "{}: wrong answers on this device: golden step {name:?} has cosine {cosine:.6} and a largest difference of \
-         {relative:.3} of the peak, expected at least {} and at most {}",
-        model.manifest().path.display(),
-        golden.tolerance.cosine,
-        golden.tolerance.difference
-    );
+fn wrong(model: &Model, golden: &Golden, report: &StepReport, graphs: &str) -> Error {
+    let StepReport { name, cosine, relative, message, .. } = report;
+    let found = match message {
+        Some(message) => message.clone(),
+        None => format!(
+            "golden step {name:?} has cosine {cosine:.6} and a largest difference of {relative:.3} of the peak, \
+             expected at least {} and at most {}",
+            golden.tolerance.cosine, golden.tolerance.difference
+        ),
+    };
+    let bundle = model.manifest().path.display();
+    let message = format!("{bundle}: wrong answers on this device: {found}; {graphs}");
     Error::new(ErrorKind::Context, message).hint(
         "`qhx verify` compares files and all golden steps; --backend cpu runs the ONNX graphs; --unverified opens the \
          bundle all the same",
