@@ -12,6 +12,7 @@ mod embed_files;
 mod embed_parquet;
 mod failures;
 mod generate;
+mod golden;
 #[cfg(unix)]
 mod interrupt;
 #[cfg(all(unix, not(feature = "builtin-ops")))]
