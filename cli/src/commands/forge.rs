@@ -1,5 +1,6 @@
 //! `qhx forge`: the commands are those of every program with recipes, see [`qhx_forge::program`].
 
+use std::cell::OnceCell;
 use std::ffi::OsString;
 use std::path::Path;
 
@@ -7,6 +8,7 @@ use clap::{Parser, Subcommand};
 use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::{Manifest, Result};
 use qhx_forge::program::{self, ForgeArgs, PrepareArgs, Program};
+use qhx_plugins::Plugins;
 
 use crate::Status;
 use crate::app::App;
@@ -49,15 +51,17 @@ pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
     if !args.calibrates() && !args.makes_golden_steps() {
         return program::run(args, &program, None, app.terminal());
     }
-    // What a plugin is missing for is said when a bundle is opened, which golden steps do without.
-    let plugins = match app.plugins() {
-        Err(error) if args.calibrates() => return Err(error),
-        plugins => plugins,
-    };
+    // Plugins are looked for when a bundle is opened, which may never happen; where one has to be, at once.
+    let plugins = OnceCell::new();
+    let options = app.plugin_options();
+    if args.calibrates() {
+        let _ = plugins.set(Ok(app.plugins()?));
+    }
     let threads = app.global.process.threads();
     let cancel = app.interrupts.token().clone();
     let open = |manifest: &Path| {
-        let ops = plugins.as_ref().map_err(Clone::clone)?;
+        let found: &Result<Plugins> = plugins.get_or_init(|| Plugins::discover(&options));
+        let ops = found.as_ref().map_err(Clone::clone)?;
         Model::open(
             ModelOptions::new(Manifest::load(manifest)?, qhx::backends::cpu(threads)?, ops)
                 .threads(threads)

@@ -22,7 +22,7 @@ fn replace(bundle: &Path, name: &str, by: &[u8]) {
 }
 
 fn read(file: &Path) -> Vec<u8> {
-    std::fs::read(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()))
+    std::fs::read(file).expect("the file can be read")
 }
 
 #[test]
@@ -120,7 +120,7 @@ impl Bundles {
 /// A byte of the exponent of a weight: the middle of what looks like f16 weights.
 fn weight(binary: &[u8]) -> usize {
     let is_weight = |pair: &[u8]| (0x10..0x38).contains(&(pair[1] & 0x7f));
-    let start = binary.len() / 4 & !1;
+    let start = (binary.len() / 4) & !1;
     let runs = binary[start..].windows(128).step_by(2);
     let at = runs.map(|run| run.chunks(2).all(is_weight)).position(|found| found);
     start + at.expect("weights") * 2 + 65
