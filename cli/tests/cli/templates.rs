@@ -81,8 +81,9 @@ fn a_template_that_grows_without_end_is_stopped() {
 #[test]
 fn a_template_that_never_ends_is_stopped() {
     let folder = folder();
-    let template = "{% set s = 'x' * 10000000 %}{% for i in range(99999) %}\
-                    {% set t = s|upper|lower|title|length %}{% endfor %}";
+    // The engine counts what it does itself, not what a filter compares.
+    let template = "{% set s = 'x' * 1000000 %}{% for i in range(99999) %}\
+                    {% set t = [s, s]|unique|list|length %}{% endfor %}";
     let bundle = with_template(folder.path(), template);
     let start = Instant::now();
     let run = chat(folder.path(), &bundle, &[]);

@@ -57,8 +57,6 @@ pub(super) enum StoredOrigin {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct StoredWeight {
-    /// The name in the checkpoint, for messages.
-    pub source: String,
     pub storage: StoredStorage,
 }
 
@@ -157,5 +155,5 @@ fn stored_weight(weight: &Weight, offsets: Option<&ExternalData>) -> StoredWeigh
             }),
         },
     };
-    StoredWeight { source: weight.source().name().to_owned(), storage }
+    StoredWeight { storage }
 }

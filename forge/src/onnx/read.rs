@@ -160,7 +160,7 @@ impl Files<'_> {
         shape: [usize; 2],
         known: &Initializers,
     ) -> Result<Weight, String> {
-        let StoredWeight { source, storage: stored } = stored;
+        let StoredWeight { storage: stored } = stored;
         let Some(storage) = stored.storage() else {
             return Err("integers of 4 or 8 bits were expected".to_owned());
         };
@@ -196,7 +196,7 @@ impl Files<'_> {
                 Stored::Quantized { form, packed, pieces, integers, scales, offsets }
             }
         };
-        let source = InitializerSource { name: source, shape, numbers };
+        let source = InitializerSource { name: name.to_owned(), shape, numbers };
         Ok(Weight::new(Arc::new(source), storage))
     }
 
