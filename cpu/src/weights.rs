@@ -74,7 +74,7 @@ pub(crate) enum Form {
 }
 
 impl Form {
-    /// Quantized weights of so many columns: with eight bits a scale for each row or each [`BLOCK`], with four bits for
+    /// Quantized weights of this number of columns: with eight bits a scale for each row or each [`BLOCK`], with four bits for
     /// each [`BLOCK`]. Offsets are kept beside them ([`Weights::offsets`]).
     pub(crate) fn quantized(form: QuantizedForm, columns: usize, scales: Floats) -> Option<Self> {
         let rows = form.bits == Bits::Eight && form.block == columns;

@@ -163,7 +163,7 @@ fn a_bad_file_is_named_before_the_model_is_loaded() {
 }
 
 #[test]
-fn a_model_that_cannot_hear_refuses_audio_clips_before_anything_is_loaded_or_read() {
+fn a_model_without_audio_refuses_clips_before_loading() {
     let folder = folder();
     let run = Program::qhx(folder.path())
         .args(["generate"])

@@ -298,7 +298,7 @@ impl DequantizedBlocks {
 
 /// Attention over a cache, head by head: `q · past_kᵀ` and `q · kᵀ` side by side (`Concat`), `Add` of the mask,
 /// `Softmax`, then the sum (`Add`) of the matmuls of both parts (`Slice`) with `past_v` and `v`. Keys are transposed by
-/// [`swapped`](super::swapped). With one token, `Mul` is the matmul with `v`.
+/// [`swapped`]. With one token, `Mul` is the matmul with `v`.
 pub mod attention {
     /// The axis of scores `[heads, queries, positions]` along which those of cache and tokens lie side by side, and are
     /// cut again.

@@ -42,7 +42,7 @@ impl Bits {
         }
     }
 
-    /// Bytes of so many integers, two of 4 bits in one.
+    /// Bytes of this number of integers, two of 4 bits in one.
     pub const fn packed(self, integers: u64) -> u64 {
         match self {
             Self::Four => integers.div_ceil(2),

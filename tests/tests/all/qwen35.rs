@@ -641,7 +641,7 @@ fn sees_as_the_reference(
 }
 
 #[test]
-fn images_and_a_video_give_the_reference_s_features_tokens_and_logits() {
+fn images_and_a_video_equal_the_reference() {
     for mode in ["native", "fixed"] {
         let (cosine, largest) = sees_as_the_reference(mode, None, backends::cpu());
         assert!(cosine >= 0.999_99 && largest <= CPU_DISTANCE, "{mode}: {cosine} {largest}");
@@ -744,7 +744,7 @@ fn a_restart_of_the_dsp_changes_no_draft_token() {
 
 /// The engine keeps no image. That of the prompt under way is looked at again.
 #[test]
-fn a_restart_of_the_dsp_changes_no_token_of_a_chat_about_an_image() {
+fn a_restart_changes_no_token_of_a_chat_about_an_image() {
     let backend = Restarting::new(backends::cpu());
     let mut model = tiny::open(&seeing("native", None), backend.clone()).unwrap();
     let contexts = backend.opened();

@@ -123,7 +123,7 @@ fn stretched_images_give_the_reference_s_tokens_and_logits() {
 }
 
 #[test]
-fn images_in_their_shape_and_a_video_give_the_reference_s_tokens_and_logits() {
+fn images_in_their_shape_and_a_video_equal_the_reference() {
     near(NATIVE, "own shape, two shards, prompts in chunks of 7");
 }
 
