@@ -20,7 +20,7 @@ fn numbers(weight: &Weight) -> String {
         Storage::Int8 => format!("{:?}", weight.to_int8().unwrap()),
         Storage::Blocks(form) => format!("{:?}", weight.to_blocks(form).unwrap()),
     };
-    format!("{} {:?} {numbers}", weight.source().name(), weight.storage())
+    format!("{:?} {numbers}", weight.storage())
 }
 
 fn assert_same(found: &Graph, expected: &Graph) {
