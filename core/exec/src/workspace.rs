@@ -27,7 +27,7 @@ use qhx_base::trace::{Category, Event, Trace};
 use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use qhx_types::{GraphInfo, Port, TensorInfo};
 
-pub use self::loss::{DeviceLoss, LoadedContexts, open_contexts};
+pub use self::loss::{DeviceLoss, LoadedContexts};
 use self::watchdog::ExecutionTimes;
 use crate::backend::{Backend, Context, ContextSource, Graph};
 use crate::{Buffer, Memory};
@@ -136,6 +136,8 @@ pub struct Workspace {
     buffers: Vec<Memory>,
     graphs: Vec<Slot>,
     contexts: LoadedContexts,
+    /// See [`LoadedContexts::times`].
+    opened: u64,
     loss: DeviceLoss,
     cancel: CancelToken,
     busy: Duration,
@@ -157,11 +159,17 @@ impl std::fmt::Debug for Workspace {
 impl Workspace {
     /// An empty workspace over `backend`. `execute` fails with `Cancelled` once `cancel` is set.
     pub fn new(backend: Arc<dyn Backend>, cancel: CancelToken) -> Self {
+        Self::over(backend, cancel, LoadedContexts::default())
+    }
+
+    /// As [`Workspace::new`], for contexts that other workspaces execute, too: each waits for its turn.
+    pub fn over(backend: Arc<dyn Backend>, cancel: CancelToken, contexts: LoadedContexts) -> Self {
         Self {
             backend,
             buffers: Vec::new(),
             graphs: Vec::new(),
-            contexts: LoadedContexts::default(),
+            opened: contexts.times(),
+            contexts,
             loss: DeviceLoss::default(),
             cancel,
             busy: Duration::ZERO,
@@ -186,8 +194,7 @@ impl Workspace {
         self.trace.as_ref()
     }
 
-    /// As [`Workspace::add_context`], with what the bundle declares about the graphs. The context is one of
-    /// [`Workspace::contexts`].
+    /// As [`Workspace::add_context`], with what the bundle declares about the graphs.
     ///
     /// # Errors
     /// When the context or one of its graphs does not open.
@@ -202,7 +209,6 @@ impl Workspace {
                 slot.us = declared.map(|(_, us)| *us);
             }
         }
-        self.contexts.lock().push(Arc::clone(context));
         Ok(())
     }
 
@@ -486,9 +492,6 @@ impl Workspace {
     /// # Errors
     /// When a port is not bound, the session is cancelled, or the execution fails.
     pub fn execute(&mut self, graph: GraphId) -> Result<()> {
-        if self.cancel.is_cancelled() {
-            return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
-        }
         if let Some(error) = self.loss.error() {
             return Err(error.clone());
         }
@@ -496,10 +499,16 @@ impl Workspace {
         if slot.unbound > 0 {
             return Err(unbound(slot));
         }
+        let turn = self.contexts.turn();
+        // Others may have taken long.
+        if self.cancel.is_cancelled() {
+            return Err(Error::new(ErrorKind::Cancelled, "cancelled"));
+        }
         let start = Instant::now();
         // SAFETY: contract: counted is *bound*; owned and borrowed are *exclusive*.
         let result = unsafe { slot.graph.execute() };
         let elapsed = start.elapsed();
+        drop(turn);
         slot.busy += elapsed;
         slot.executions += 1;
         self.busy += elapsed;

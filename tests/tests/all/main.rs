@@ -20,4 +20,5 @@ mod plugins_trust;
 mod poisoned;
 mod qwen35;
 mod qwen3vl;
+mod sessions;
 mod targets;

@@ -20,7 +20,7 @@ use crate::op::{
 use crate::sampling::AllowedTokens;
 use crate::text::Tokenizer;
 use crate::trace::{self, Trace};
-use crate::workspace::{self, DeviceLoss, GraphStats, LoadedContexts, Tap};
+use crate::workspace::{DeviceLoss, GraphStats, LoadedContexts, Tap};
 use crate::{CancelToken, Error, ErrorKind, Result, Workspace};
 
 /// What [`Model::open`] needs.
@@ -141,21 +141,21 @@ pub struct Model {
     pub(super) dump: Option<Arc<Dump>>,
     pub(super) trace: Option<Arc<Trace>>,
     pub(super) load: Duration,
-    context_loads: Vec<ContextLoad>,
     entry: OpEntry,
     backend: BackendInfo,
-    parts: Parts,
+    parts: Arc<Parts>,
     /// Called after each execution, once the op is opened again.
     tap: Option<Tap>,
     /// What [`Model::forget_counts`] was called after.
     uncounted: (Vec<GraphStats>, Vec<SpanStats>),
 }
 
-/// What the host-op is opened over.
+/// What host-ops are opened over: one for each session of a bundle.
 struct Parts {
     backend: Arc<dyn Backend>,
     sources: Vec<ContextSource>,
     contexts: LoadedContexts,
+    context_loads: Vec<ContextLoad>,
     artifacts: Artifacts,
     threads: Arc<rayon::ThreadPool>,
     progress: Option<ProgressFn>,
@@ -164,6 +164,17 @@ struct Parts {
 }
 
 impl Parts {
+    /// A workspace over the contexts, which are opened where they are not loaded any more.
+    fn workspace(&self, session: &CancelToken) -> Result<Workspace> {
+        let Self { backend, sources, contexts, .. } = self;
+        let opened = contexts.open(&**backend, sources, session)?;
+        let mut workspace = Workspace::over(Arc::clone(backend), session.clone(), contexts.clone());
+        for (source, opened) in sources.iter().zip(&opened) {
+            workspace.add_source(source, &opened.context)?;
+        }
+        Ok(workspace)
+    }
+
     /// Opens the op over a workspace.
     fn open_op(&self, manifest: &Arc<Manifest>, workspace: Workspace) -> Result<Box<dyn HostOp>> {
         let services = OpServices {
@@ -213,13 +224,14 @@ impl Model {
             Error::caused(ErrorKind::Internal, "the threads of host-ops cannot start", e)
         })?;
         let sources = contexts::sources(&manifest, &artifacts, &*backend);
+        let contexts = LoadedContexts::default();
         // A tokenizer takes as long as the contexts of a small model.
         let mut texts = None;
         let mut opening = trace::span(trace.as_ref(), "open contexts");
         let opened = pool.in_place_scope(|scope| {
             scope.spawn(|_| texts = Some(Texts::open(&manifest, &artifacts, trace.as_ref())));
             let sources = sources?;
-            let opened = workspace::open_contexts(&*backend, &sources, &cancel)?;
+            let opened = contexts.open(&*backend, &sources, &cancel)?;
             Ok((sources, opened))
         });
         let missing = || Error::new(ErrorKind::Internal, "the tokenizer was not read");
@@ -227,7 +239,8 @@ impl Model {
         let (sources, opened): (Vec<_>, Vec<_>) = opened?;
 
         let session = CancelToken::any(vec![cancel.clone()]);
-        let mut workspace = Workspace::new(Arc::clone(&backend), session.clone());
+        let mut workspace =
+            Workspace::over(Arc::clone(&backend), session.clone(), contexts.clone());
         workspace.set_trace(trace.clone());
         let mut context_loads = Vec::with_capacity(sources.len());
         for (source, opened) in sources.iter().zip(opened) {
@@ -249,7 +262,8 @@ impl Model {
         let parts = Parts {
             backend,
             sources,
-            contexts: workspace.contexts().clone(),
+            contexts,
+            context_loads,
             artifacts,
             threads: Arc::new(pool),
             progress,
@@ -264,7 +278,7 @@ impl Model {
         let allowed = allowed_tokens(&op, &manifest, texts.tokenizer());
         Ok(Self {
             backend: parts.backend.info(),
-            parts,
+            parts: Arc::new(parts),
             allowed: Arc::new(allowed),
             manifest,
             texts: Arc::new(texts),
@@ -280,7 +294,46 @@ impl Model {
             load: start.elapsed(),
             trace: trace.clone(),
             entry,
-            context_loads,
+            tap: None,
+            uncounted: Default::default(),
+        })
+    }
+
+    /// Opens another session of the bundle: a model with a state of its own, which shares contexts, files, threads and
+    /// tokenizer with this one. Sessions may be used from different threads; their executions wait for each other, and
+    /// who waited longest is next.
+    ///
+    /// What [`ModelOptions::cancel`] is set to ends all sessions. Host tables that the op keeps in memory are its own in
+    /// each session.
+    ///
+    /// # Errors
+    /// The host-op cannot be opened once more, or contexts that were lost cannot be.
+    pub fn new_session(&self) -> Result<Self> {
+        let start = Instant::now();
+        let session = CancelToken::any(vec![self.cancel.clone()]);
+        let mut workspace = self.parts.workspace(&session)?;
+        workspace.set_trace(self.trace.clone());
+        let loss = workspace.loss().clone();
+        let op = self.parts.open_op(&self.manifest, workspace)?;
+        let op = Checked::new(op, &self.entry.description.name);
+        Ok(Self {
+            manifest: Arc::clone(&self.manifest),
+            texts: Arc::clone(&self.texts),
+            allowed: Arc::clone(&self.allowed),
+            consumed: Consumed::default(),
+            speculation: Speculation::default(),
+            packer: Packer::new(&op.info().packing.buckets),
+            op,
+            loss,
+            vector: Vec::new(),
+            cancel: self.cancel.clone(),
+            session,
+            dump: self.dump.clone(),
+            trace: self.trace.clone(),
+            load: start.elapsed(),
+            entry: self.entry.clone(),
+            backend: self.backend.clone(),
+            parts: Arc::clone(&self.parts),
             tap: None,
             uncounted: Default::default(),
         })
@@ -333,7 +386,7 @@ impl Model {
 
     /// Time that loading each context took, in the order of the manifest.
     pub fn context_loads(&self) -> &[ContextLoad] {
-        &self.context_loads
+        &self.parts.context_loads
     }
 
     /// The trace that the model writes to.
@@ -368,21 +421,12 @@ impl Model {
         // First out: buffers and contexts of both may not fit the memory.
         self.op.close();
         self.consumed.forget();
-        let Parts { backend, sources, contexts, .. } = &self.parts;
-        let mut contexts = contexts.get();
-        if contexts.len() != sources.len() {
-            let opened = workspace::open_contexts(&**backend, sources, &self.session)?;
-            contexts = opened.into_iter().map(|opened| opened.context).collect();
-        }
-        let mut workspace = Workspace::new(Arc::clone(backend), self.session.clone());
+        let mut workspace = self.parts.workspace(&self.session)?;
         workspace.set_trace(self.trace.clone());
         workspace.set_tap(self.tap.clone());
-        for (source, context) in sources.iter().zip(&contexts) {
-            workspace.add_source(source, context)?;
-        }
-        let (loss, loaded) = (workspace.loss().clone(), workspace.contexts().clone());
+        let loss = workspace.loss().clone();
         self.op.replace(self.parts.open_op(&self.manifest, workspace)?);
-        (self.loss, self.parts.contexts) = (loss, loaded);
+        self.loss = loss;
         Ok(())
     }
 

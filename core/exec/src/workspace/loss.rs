@@ -8,6 +8,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{FairMutex, FairMutexGuard};
 use qhx_base::{CancelToken, Error, ErrorKind, Result};
 
 use super::Workspace;
@@ -32,37 +33,84 @@ impl DeviceLoss {
     }
 }
 
-/// The contexts that a workspace's sources were opened as, in their order; none once the device was lost. Clones share
-/// the list.
+/// The contexts of a bundle while they are loaded, for all workspaces over them, which execute one at a time: contexts
+/// share memory that only an execution needs. Clones share them.
 #[derive(Clone, Default)]
-pub struct LoadedContexts(Arc<Mutex<Vec<Arc<dyn Context>>>>);
+pub struct LoadedContexts(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    loaded: Mutex<Loaded>,
+    /// Held by the workspace that executes. Who waits longest is next: a session whose host work is short would
+    /// otherwise take it again and again.
+    turn: FairMutex<()>,
+}
+
+#[derive(Default)]
+struct Loaded {
+    /// Empty before they are opened, and once the device was lost.
+    contexts: Vec<Arc<dyn Context>>,
+    /// How often they were opened.
+    times: u64,
+}
 
 impl LoadedContexts {
-    /// The contexts that are loaded now.
-    pub fn get(&self) -> Vec<Arc<dyn Context>> {
-        self.lock().clone()
+    /// The contexts of `sources` in their order, opened by `backend` unless they are loaded. While a device is
+    /// [lost](ErrorKind::DeviceLost) it is tried again, for at most 10 s.
+    ///
+    /// # Errors
+    /// A context cannot be opened, the device stays lost, or `cancel` is set meanwhile.
+    pub fn open(
+        &self,
+        backend: &dyn Backend,
+        sources: &[ContextSource],
+        cancel: &CancelToken,
+    ) -> Result<Vec<Opened>> {
+        let mut loaded = self.lock();
+        if loaded.contexts.len() == sources.len() {
+            let contexts = loaded.contexts.iter();
+            return contexts.map(|context| Opened::by(|| Ok(Arc::clone(context)))).collect();
+        }
+        let opened = open_contexts(backend, sources, cancel)?;
+        loaded.contexts = opened.iter().map(|opened| Arc::clone(&opened.context)).collect();
+        loaded.times += 1;
+        Ok(opened)
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Vec<Arc<dyn Context>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// How often they were opened: a workspace keeps it, to know whether they are still those that it was made over.
+    pub(super) fn times(&self) -> u64 {
+        self.lock().times
+    }
+
+    /// Forgets them if they are still those that were opened as the `times`-th.
+    fn forget(&self, times: u64) {
+        let mut loaded = self.lock();
+        if loaded.times == times {
+            loaded.contexts.clear();
+        }
+    }
+
+    /// Waits until no other workspace over them executes.
+    pub(super) fn turn(&self) -> FairMutexGuard<'_, ()> {
+        self.0.turn.lock()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Loaded> {
+        self.0.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl std::fmt::Debug for LoadedContexts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("LoadedContexts").field(&self.lock().len()).finish()
+        f.debug_tuple("LoadedContexts").field(&self.lock().contexts.len()).finish()
     }
 }
 
 /// How long a device that was lost is waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Opens contexts, on a device that may be about to come back: while it is [lost](ErrorKind::DeviceLost) they are tried
-/// again, for at most 10 s.
-///
-/// # Errors
-/// A context cannot be opened, the device stays lost, or `cancel` is set meanwhile.
-pub fn open_contexts(
+/// Opens contexts, on a device that may be about to come back.
+fn open_contexts(
     backend: &dyn Backend,
     sources: &[ContextSource],
     cancel: &CancelToken,
@@ -96,16 +144,11 @@ impl Workspace {
         &self.loss
     }
 
-    /// The contexts of [`Workspace::add_source`], for who wants to keep them longer than the workspace.
-    pub fn contexts(&self) -> &LoadedContexts {
-        &self.contexts
-    }
-
     /// Takes note of an execution that failed.
     #[cold]
     pub(super) fn note(&mut self, error: &Error) {
         if error.kind() == ErrorKind::DeviceLost {
-            self.contexts.lock().clear();
+            self.contexts.forget(self.opened);
             self.loss.0.get_or_init(|| error.clone());
         }
     }
@@ -120,38 +163,63 @@ mod tests {
     use crate::null::NullBackend;
     use qhx_types::{DType, GraphInfo, Port, TensorInfo};
 
-    /// A workspace over a graph whose executions all fail, and how often it was executed.
-    fn workspace(kind: ErrorKind) -> (Workspace, Arc<AtomicUsize>) {
+    /// A backend whose graph fails at every execution, its source, and how often it was executed.
+    fn failing(kind: ErrorKind) -> (Arc<dyn Backend>, ContextSource, Arc<AtomicUsize>) {
         let graphs = vec![GraphInfo::new("double", [], [TensorInfo::new("y", DType::U8, [1])])];
         let executions = Arc::new(AtomicUsize::new(0));
         let counter = Arc::clone(&executions);
         let backend = NullBackend::new(vec![("part".to_owned(), graphs)]);
-        let backend: Arc<dyn Backend> = Arc::new(backend.with_script(move |_, _, _| {
+        let backend = backend.with_script(move |_, _, _| {
             counter.fetch_add(1, Ordering::Relaxed);
             Err(Error::new(kind, "it broke").with_code(7))
-        }));
+        });
         let source = ContextSource { key: "part".to_owned(), ..ContextSource::default() };
-        let context = backend.open_context(&source).unwrap();
-        let mut workspace = Workspace::new(backend, CancelToken::new());
-        workspace.add_source(&source, &context).unwrap();
+        (Arc::new(backend), source, executions)
+    }
+
+    /// A workspace over the contexts, ready to execute.
+    fn workspace(
+        backend: &Arc<dyn Backend>,
+        source: &ContextSource,
+        contexts: &LoadedContexts,
+    ) -> Workspace {
+        let never = CancelToken::new();
+        let opened = contexts.open(&**backend, std::slice::from_ref(source), &never).unwrap();
+        let mut workspace = Workspace::over(Arc::clone(backend), never, contexts.clone());
+        workspace.add_source(source, &opened[0].context).unwrap();
         let buffer = workspace.allocate(1).unwrap();
         workspace.bind(GraphId(0), Port::Output(0), buffer, 0).unwrap();
-        (workspace, executions)
+        workspace
     }
 
     #[test]
     fn a_workspace_that_lost_its_device_executes_nothing_more() {
         for (kind, lost) in [(ErrorKind::DeviceLost, true), (ErrorKind::Execute, false)] {
-            let (mut workspace, executions) = workspace(kind);
-            let (loss, contexts) = (workspace.loss().clone(), workspace.contexts().clone());
+            let (backend, source, executions) = failing(kind);
+            let contexts = LoadedContexts::default();
+            let mut workspace = workspace(&backend, &source, &contexts);
             for _ in 0..2 {
                 let error = workspace.execute(GraphId(0)).unwrap_err();
                 assert_eq!((error.kind(), error.code()), (kind, Some(7)));
                 assert!(error.message().contains("double"), "{error}");
             }
-            assert_eq!((loss.happened(), contexts.get().is_empty()), (lost, lost));
+            let gone = contexts.lock().contexts.is_empty();
+            assert_eq!((workspace.loss().happened(), gone), (lost, lost));
             assert_eq!(executions.load(Ordering::Relaxed), if lost { 1 } else { 2 });
         }
+    }
+
+    #[test]
+    fn who_learns_late_of_a_loss_keeps_what_others_opened() {
+        let (backend, source, _) = failing(ErrorKind::DeviceLost);
+        let contexts = LoadedContexts::default();
+        let [mut first, mut second] = [(); 2].map(|()| workspace(&backend, &source, &contexts));
+        assert_eq!(contexts.times(), 1, "they share what is loaded");
+        first.execute(GraphId(0)).unwrap_err();
+        let again = workspace(&backend, &source, &contexts);
+        assert_eq!(contexts.times(), 2);
+        second.execute(GraphId(0)).unwrap_err();
+        assert!(!contexts.lock().contexts.is_empty(), "they are those of {again:?}");
     }
 
     /// A backend whose device comes back at the attempt numbered `left`.
