@@ -16,7 +16,7 @@ const LONGEST_NAME: usize = 64;
 #[derive(Debug)]
 pub struct Dump {
     target: Target,
-    made: Mutex<Made>,
+    dumped: Mutex<Dumped>,
 }
 
 #[derive(Debug)]
@@ -27,9 +27,9 @@ enum Target {
     Memory(BTreeSet<String>),
 }
 
-/// Arrays that were made.
+/// The arrays of a dump.
 #[derive(Debug, Default)]
-pub struct Made {
+pub struct Dumped {
     /// How many of each name there are.
     pub counts: BTreeMap<String, usize>,
     /// Those that were kept.
@@ -55,17 +55,17 @@ impl Dump {
                     .hint("name a new folder, or remove the files of an earlier run"));
             }
         }
-        Ok(Self { target: Target::Folder(folder.to_owned()), made: Mutex::default() })
+        Ok(Self { target: Target::Folder(folder.to_owned()), dumped: Mutex::default() })
     }
 
     /// Keeps the arrays of these names in memory, and no others.
     pub fn keep(names: impl IntoIterator<Item = String>) -> Self {
-        Self { target: Target::Memory(names.into_iter().collect()), made: Mutex::default() }
+        Self { target: Target::Memory(names.into_iter().collect()), dumped: Mutex::default() }
     }
 
-    /// What was made since the last call. Names begin again, which a folder does not take.
-    pub fn take(&self) -> Made {
-        std::mem::take(&mut *self.made.lock().unwrap_or_else(PoisonError::into_inner))
+    /// What was dumped since the last call. Names begin again, which a folder does not take.
+    pub fn take(&self) -> Dumped {
+        std::mem::take(&mut *self.dumped.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Takes an array in, to a folder as `NAME.npy`. The name consists of ASCII letters, digits and `_`.
@@ -88,7 +88,7 @@ impl Dump {
                 format!("dump {name:?}: {} values, expected the shape {shape:?}", values.len());
             return Err(Error::new(ErrorKind::Plugin, message));
         }
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = self.dumped.lock().unwrap_or_else(PoisonError::into_inner);
         let count = made.counts.entry(name.to_owned()).or_default();
         *count += 1;
         let name = match *count {

@@ -235,7 +235,7 @@ impl<'a, 'r, 'f> Compiler<'a, 'r, 'f> {
         let output = only_output(node)?;
         let view = match fused {
             Fused::Stored(matmul) => self.stored(matmul)?,
-            Fused::Given(given) => self.given(&given)?,
+            Fused::Input(matmul) => self.input_matmul(&matmul)?,
             Fused::Attention(attention) => self.attention(&attention)?,
         };
         self.values.insert(output, Value { view, elem: Elem::F32 });

@@ -12,13 +12,13 @@ pub(super) enum Fused<'a> {
     /// A matmul with stored weights.
     Stored(StoredMatmul<'a>),
     /// A matmul with int8 that an input of the graph holds.
-    Given(Given<'a>),
+    Input(InputMatmul<'a>),
     /// Softmax attention over a cache.
     Attention(Attention<'a>),
 }
 
 /// `x · bᵀ · scale`, where `b` is an input `[rows, columns]` of the graph.
-pub(super) struct Given<'a> {
+pub(super) struct InputMatmul<'a> {
     pub(super) x: &'a str,
     pub(super) b: &'a str,
     pub(super) scale: &'a str,
@@ -43,7 +43,7 @@ impl<'a> Fused<'a> {
             return Some(Self::Stored(matmul));
         }
         match operator(node)? {
-            Operator::MatMul => Given::of(reader, node).map(Self::Given),
+            Operator::MatMul => InputMatmul::of(reader, node).map(Self::Input),
             Operator::Add => Attention::of(reader, node).map(Self::Attention),
             _ => None,
         }
@@ -59,7 +59,7 @@ impl<'a> Fused<'a> {
     pub(super) fn reads(&self) -> Vec<&'a str> {
         match self {
             Self::Stored(matmul) => vec![matmul.x],
-            Self::Given(Given { x, b, .. }) => vec![*x, *b],
+            Self::Input(InputMatmul { x, b, .. }) => vec![*x, *b],
             Self::Attention(Attention { q, keys, values, mask }) => {
                 [&[*q, *mask], keys.as_slice(), values].concat()
             }
@@ -67,7 +67,7 @@ impl<'a> Fused<'a> {
     }
 }
 
-impl<'a> Given<'a> {
+impl<'a> InputMatmul<'a> {
     fn of(reader: &Reader<'a, '_>, node: &'a NodeProto) -> Option<Self> {
         let [x, turned] = node.input.as_slice() else { return None };
         let [b] = transposed(reader, turned, 2)?;

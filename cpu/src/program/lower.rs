@@ -491,7 +491,7 @@ impl<'a> Compiler<'a, '_, '_> {
     fn by_weights(&mut self, x: View, by: By) -> Lowered<View> {
         let (rows, columns) = match &by {
             By::Stored(weights, _) => (weights.rows, weights.columns),
-            By::Given { scales, columns, .. } => (scales.len(), *columns),
+            By::Input { scales, columns, .. } => (scales.len(), *columns),
             By::Heads { shape: [.., n], k, .. } => (*n, *k),
         };
         let (x, view) = self.dense(x)?;
@@ -503,17 +503,17 @@ impl<'a> Compiler<'a, '_, '_> {
         self.push_matmul(x, by, &shape)
     }
 
-    pub(super) fn given(&mut self, given: &fused::Given<'a>) -> Lowered<View> {
-        let scale = self.reader.floats(given.scale, &[]);
+    pub(super) fn input_matmul(&mut self, matmul: &fused::InputMatmul<'a>) -> Lowered<View> {
+        let scale = self.reader.floats(matmul.scale, &[]);
         let scale = scale.and_then(|scale| scale.get().first().copied());
         let scale = scale.ok_or("the scale of its weights is no constant of f32")?;
-        let b = self.value(given.b)?;
+        let b = self.value(matmul.b)?;
         let [rows, columns] = *b.view.shape() else {
             return Err(format!("its weights are {:?}", b.view.shape()));
         };
-        let x = self.floats(given.x)?;
+        let x = self.floats(matmul.x)?;
         let b = Dense { place: b.view.place, start: b.view.start, len: b.view.len() };
-        self.by_weights(x, By::Given { b, scales: vec![scale; rows], columns })
+        self.by_weights(x, By::Input { b, scales: vec![scale; rows], columns })
     }
 
     pub(super) fn attention(&mut self, attention: &fused::Attention<'a>) -> Lowered<View> {

@@ -118,7 +118,7 @@ impl Matmul {
     pub(super) fn work(&self) -> u64 {
         let count = match &self.by {
             By::Stored(weights, _) => self.x.len.saturating_mul(weights.rows),
-            By::Given { scales, .. } => self.x.len.saturating_mul(scales.len()),
+            By::Input { scales, .. } => self.x.len.saturating_mul(scales.len()),
             By::Heads { shape, k, .. } => shape.iter().fold(*k, |all, n| all.saturating_mul(*n)),
         };
         count as u64
@@ -126,7 +126,7 @@ impl Matmul {
 
     pub(super) fn reads(&self, place: Place) -> bool {
         let by = match &self.by {
-            By::Heads { b, .. } | By::Given { b, .. } => b.place == place,
+            By::Heads { b, .. } | By::Input { b, .. } => b.place == place,
             By::Stored(..) => false,
         };
         by || self.x.place == place
@@ -176,7 +176,7 @@ impl Instruction {
             Self::Matmuls(matmuls) => {
                 for matmul in matmuls {
                     f(&mut matmul.x.place);
-                    if let By::Heads { b, .. } | By::Given { b, .. } = &mut matmul.by {
+                    if let By::Heads { b, .. } | By::Input { b, .. } = &mut matmul.by {
                         f(&mut b.place);
                     }
                 }

@@ -194,7 +194,7 @@ struct Matmul {
 enum By {
     Stored(Box<Weights>, Option<Floats>),
     /// int8 `[rows, columns]` of an input, and the scale of each row, which is a constant.
-    Given {
+    Input {
         b: Dense,
         scales: Vec<f32>,
         columns: usize,
@@ -323,7 +323,7 @@ impl Program {
                     let matrix = Matrix::stored(weights, bias.as_ref());
                     Operands::Rows(matrix, x, &mut y[..rows(matrix)])
                 }
-                By::Given { b, scales, columns } => {
+                By::Input { b, scales, columns } => {
                     let Input::I8(values) = memory.given(b.place)? else {
                         return Err(internal("weights are not int8"));
                     };
@@ -361,7 +361,7 @@ impl Program {
             };
             let stored = matmuls.iter().filter_map(|matmul| match &matmul.by {
                 By::Stored(weights, _) => Some(&**weights),
-                By::Given { .. } | By::Heads { .. } => None,
+                By::Input { .. } | By::Heads { .. } => None,
             });
             stored.chain(table)
         })

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
 use super::fingerprint::Fingerprint;
-use super::record::{Made, Record, Slot};
+use super::record::{Progress, Record, Slot};
 use super::row::{Row, Vector};
 use super::rows::Rows;
 use super::{check_parquet, is_parquet};
@@ -138,7 +138,7 @@ impl Claimed {
         }
         let path = &self.lines;
         let fail = |e: std::io::Error| Error::io(ErrorKind::Io, path, e);
-        let mut made = Made { with: settings, ..Made::default() };
+        let mut made = Progress { with: settings, ..Progress::default() };
         let mut digest = Sha256::new();
         let mut end = 0;
         if self.resume && there(path) {
@@ -185,7 +185,7 @@ impl Claimed {
 }
 
 /// Refuses rows that were made otherwise.
-fn compare(path: &Path, then: &Made, now: &Fingerprint) -> Result<()> {
+fn compare(path: &Path, then: &Progress, now: &Fingerprint) -> Result<()> {
     match then.with.differences(now) {
         None => Ok(()),
         Some(words) => Err(Error::new(
@@ -207,7 +207,7 @@ struct Done {
 
 impl Done {
     /// Compares the rows that were written for sure with the input, which is then behind them.
-    fn check(path: &Path, made: &Made, dim: usize, rows: &mut Rows) -> Result<Self> {
+    fn check(path: &Path, made: &Progress, dim: usize, rows: &mut Rows) -> Result<Self> {
         let fail = |e: std::io::Error| Error::io(ErrorKind::Io, path, e);
         let differ = |why: String| {
             Error::new(ErrorKind::Usage, format!("{}: {why}", path.display()))
@@ -281,7 +281,7 @@ pub struct VectorFile {
     writer: BufWriter<File>,
     flushed: Instant,
     resumed: u64,
-    made: Made,
+    made: Progress,
     digest: Sha256,
     line: Vec<u8>,
 }

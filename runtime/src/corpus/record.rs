@@ -19,7 +19,7 @@ const MAX_BYTES: u64 = 4 << 20;
 
 /// How the rows of a file were made.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Made {
+pub(super) struct Progress {
     /// Model and options.
     pub with: Fingerprint,
     /// Number of rows that were written for sure.
@@ -32,9 +32,9 @@ pub(super) struct Made {
 struct Content {
     schema: String,
     /// Of the output.
-    output: Option<Made>,
+    output: Option<Progress>,
     /// Of the rows that will become the output.
-    unfinished: Option<Made>,
+    unfinished: Option<Progress>,
     /// They are complete and about to become it.
     #[serde(default)]
     publishing: bool,
@@ -119,7 +119,7 @@ impl Record {
     }
 
     /// What is known of a file.
-    pub fn made(&self, slot: Slot) -> Option<&Made> {
+    pub fn made(&self, slot: Slot) -> Option<&Progress> {
         match slot {
             Slot::Output => self.content.output.as_ref(),
             Slot::Unfinished => self.content.unfinished.as_ref(),
@@ -127,7 +127,7 @@ impl Record {
     }
 
     /// Writes down how the rows of a file are made.
-    pub fn set(&mut self, slot: Slot, made: Made) -> Result<()> {
+    pub fn set(&mut self, slot: Slot, made: Progress) -> Result<()> {
         self.content.publishing = false;
         match slot {
             Slot::Output => self.content.output = Some(made),
@@ -197,8 +197,8 @@ fn path_of(output: &Path) -> Result<PathBuf> {
 mod tests {
     use super::*;
 
-    fn made(rows: u64) -> Made {
-        Made { rows, of: "x".repeat(usize::try_from(rows).unwrap()), ..Made::default() }
+    fn made(rows: u64) -> Progress {
+        Progress { rows, of: "x".repeat(usize::try_from(rows).unwrap()), ..Progress::default() }
     }
 
     #[test]

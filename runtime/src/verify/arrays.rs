@@ -5,7 +5,7 @@ use std::path::Path;
 
 use qhx_core::Result;
 use qhx_core::compare::Distance;
-use qhx_core::dump::Made;
+use qhx_core::dump::Dumped;
 use qhx_core::npy::Array;
 use serde::Serialize;
 
@@ -43,11 +43,11 @@ pub(super) fn read(
 }
 
 /// Compares what was made with what was expected, row by row.
-pub(super) fn compare(made: &Made, expected: &[(String, Array)], least: f64) -> Vec<ArrayReport> {
+pub(super) fn compare(made: &Dumped, expected: &[(String, Array)], least: f64) -> Vec<ArrayReport> {
     expected.iter().map(|(name, expected)| report(made, name, expected, least)).collect()
 }
 
-fn report(made: &Made, name: &str, expected: &Array, least: f64) -> ArrayReport {
+fn report(made: &Dumped, name: &str, expected: &Array, least: f64) -> ArrayReport {
     let name = name.to_owned();
     let wrong = |message: String| {
         let (name, message) = (name.clone(), Some(message));

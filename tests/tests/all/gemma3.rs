@@ -33,14 +33,14 @@ const WINDOW: usize = 12;
 const CPU_DISTANCE: f64 = 1e-4;
 
 /// What the page's commands made: the folder with the program, the plugin and the bundles.
-struct Made {
+struct Scene {
     place: Outside,
     folder: PathBuf,
     plugin: PathBuf,
     goldens: Goldens,
 }
 
-impl Made {
+impl Scene {
     fn forge(&self, checkpoint: &Path, out: &str, options: &[&str]) -> PathBuf {
         let bundle = self.folder.join(out);
         let paths = [checkpoint.to_str().unwrap(), "--out", bundle.to_str().unwrap()];
@@ -59,9 +59,9 @@ impl Made {
     }
 }
 
-fn made() -> &'static Made {
-    static MADE: OnceLock<Made> = OnceLock::new();
-    MADE.get_or_init(|| {
+fn made() -> &'static Scene {
+    static SCENE: OnceLock<Scene> = OnceLock::new();
+    SCENE.get_or_init(|| {
         let programs = plugin_files::programs();
         let place = Outside::new(&programs[0]);
         let mut blocks = outside::commands(PAGE, SECTION);
@@ -71,7 +71,7 @@ fn made() -> &'static Made {
         place.run(&blocks);
         let folder = place.folder().join("gemma3");
         let plugin = folder.join("target/release").join(library_name("gemma3_op"));
-        Made { place, plugin, folder, goldens: tiny::goldens(&tiny::fixture(TINY)) }
+        Scene { place, plugin, folder, goldens: tiny::goldens(&tiny::fixture(TINY)) }
     })
 }
 
@@ -88,7 +88,7 @@ fn sliding_and_full_layers_equal_the_reference() {
 
 /// With prompts in chunks that are wider than the window, as the page makes them, in narrower ones, and token by token.
 #[expect(clippy::print_stderr, reason = "a test says what it measured")]
-fn the_reference_s_tokens_and_logits(made: &Made, wide: &Path) {
+fn the_reference_s_tokens_and_logits(made: &Scene, wide: &Path) {
     let longest = made.goldens.cases.iter().map(|case| case.prompt_ids.len()).max();
     assert!(longest.unwrap() > 6 * WINDOW, "a prompt goes around the rings several times");
     let tiny = tiny::fixture(TINY);
@@ -129,7 +129,7 @@ fn the_reference_s_tokens_and_logits(made: &Made, wide: &Path) {
 }
 
 /// There the rings hold all positions.
-fn a_context_shorter_than_the_window(made: &Made) {
+fn a_context_shorter_than_the_window(made: &Scene) {
     let context = WINDOW - 2;
     let options = ["--cpu-only", "--max-ctx", &context.to_string(), "--prefill", "0"];
     let bundle = made.forge(&tiny::fixture(TINY), "short", &options);
@@ -159,7 +159,7 @@ fn going_back(model: &mut Model, goldens: &Goldens) {
 }
 
 /// `qhx generate --dump` writes the logits after the prompt.
-fn the_logits_that_are_dumped(made: &Made, bundle: &Path) {
+fn the_logits_that_are_dumped(made: &Scene, bundle: &Path) {
     let case = &made.goldens.cases[0];
     let folder = made.folder.join("dump");
     let [bundle, plugin, dump] = [bundle, &made.plugin, &folder].map(|p| p.to_str().unwrap());
@@ -187,7 +187,7 @@ fn the_logits_that_are_dumped(made: &Made, bundle: &Path) {
 
 /// The configuration that `transformers` 5 writes, and the layout of the multimodal checkpoints, whose decoder has
 /// another prefix: the same graphs and the same parameters.
-fn other_spellings(made: &Made, bundle: &Path) {
+fn other_spellings(made: &Scene, bundle: &Path) {
     let tiny = tiny::fixture(TINY);
     let mut config: Value =
         serde_json::from_slice(&fs::read(tiny.join("config.json")).unwrap()).unwrap();

@@ -19,7 +19,7 @@ const PAGE: &str = "adding-a-family.md";
 const SECTION: &str = "The worked example: LFM2.5";
 
 /// What the page's commands made: the folder with the program, the plugin and the bundles.
-struct Made {
+struct Scene {
     place: Outside,
     folder: PathBuf,
     plugin: PathBuf,
@@ -29,9 +29,9 @@ struct Made {
     before: Vec<(PathBuf, String)>,
 }
 
-fn made() -> &'static Made {
-    static MADE: OnceLock<Made> = OnceLock::new();
-    MADE.get_or_init(|| {
+fn made() -> &'static Scene {
+    static SCENE: OnceLock<Scene> = OnceLock::new();
+    SCENE.get_or_init(|| {
         let programs = plugin_files::programs();
         let before = outside::hashes(&programs);
         let place = Outside::new(&programs[0]);
@@ -43,7 +43,7 @@ fn made() -> &'static Made {
         let on_npu = place.run(&blocks).get(on_npu).cloned();
         let folder = place.folder().join("lfm2");
         let plugin = folder.join("target/release").join(library_name("lfm2_op"));
-        Made { place, folder, plugin, on_npu, before }
+        Scene { place, folder, plugin, on_npu, before }
     })
 }
 
@@ -55,7 +55,7 @@ fn passed(backend: &str) -> String {
 
 #[test]
 fn the_family_runs_and_the_programs_stay_the_same_bytes() {
-    let Made { place, folder, plugin, before, .. } = made();
+    let Scene { place, folder, plugin, before, .. } = made();
     // The same checkpoint, every case, compared in tokens with the reference's.
     let (bundle, plugin_file) = (folder.join("bundle"), plugin.to_str().unwrap());
     let suite = tiny::fixture("lfm2-tiny").join("suite.json");
@@ -91,7 +91,7 @@ fn the_family_runs_and_the_programs_stay_the_same_bytes() {
 #[tier(qnn)]
 #[test]
 fn the_family_runs_on_the_npu() {
-    let Made { place, folder, plugin, on_npu, .. } = made();
+    let Scene { place, folder, plugin, on_npu, .. } = made();
     let text = on_npu.as_ref().unwrap();
     assert!(text.contains(&passed("qnn")), "{text}");
     let backend = backends::qnn(&tiny::qnn_libraries());

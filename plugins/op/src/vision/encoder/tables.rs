@@ -10,14 +10,14 @@ use crate::{BufferId, DType, Error, Host, Result};
 #[derive(Debug)]
 pub(super) enum Table {
     Mapped(BufferId),
-    Made(Vec<f32>),
+    Computed(Vec<f32>),
 }
 
 impl Table {
     pub fn values<'a>(&'a self, host: &'a Host) -> &'a [f32] {
         match self {
             Self::Mapped(buffer) => host.f32s(*buffer),
-            Self::Made(values) => values,
+            Self::Computed(values) => values,
         }
     }
 
@@ -47,7 +47,7 @@ impl Table {
                     let half = host.f16s(buffer);
                     let mut values = vec![0.0; half.len()];
                     f16_to_f32(half, &mut values);
-                    Self::Made(values)
+                    Self::Computed(values)
                 }
                 other => {
                     return Err(Error::artifact(format!(
@@ -103,7 +103,7 @@ impl Tables {
         let plane = patch * patch;
         let found = weight.values(host).len();
         let (moving, still) = if found == hidden.saturating_mul(3 * frames * plane) {
-            let still = Table::Made(sum_frames(weight.values(host), frames, plane));
+            let still = Table::Computed(sum_frames(weight.values(host), frames, plane));
             (Some(weight), still)
         } else if found == hidden.saturating_mul(3 * plane) {
             (None, weight)
