@@ -17,6 +17,8 @@ use crate::checkpoint::{Checkpoint, MAX_JSON};
 use crate::progress::Progress;
 use crate::weight::{F16_OVERFLOW, RowSource, beyond_f16, stream, to_f16};
 
+/// Begins the name of a staging folder.
+const STAGING: &str = ".qhx-forge-";
 /// Names in a staging folder.
 const ROOT: &str = "bundle";
 const LOCK: &str = "lock";
@@ -102,7 +104,7 @@ impl Staging {
         std::fs::create_dir_all(parent).map_err(|e| Error::io(ErrorKind::Io, parent, e))?;
         let name = out.file_name().unwrap_or_default().to_string_lossy();
         let fingerprint = fingerprint.get(..16).unwrap_or(fingerprint);
-        let folder = parent.join(format!(".qhx-forge-{name}-{fingerprint}"));
+        let folder = parent.join(format!("{STAGING}{name}-{fingerprint}"));
         let root = folder.join(ROOT);
         std::fs::create_dir_all(&root).map_err(|e| Error::io(ErrorKind::Io, &root, e))?;
         for folder in [&folder, &root] {
@@ -434,6 +436,23 @@ impl Drop for Staging {
             let _ = std::fs::remove_dir_all(&self.folder);
         }
     }
+}
+
+/// Staging folders in `parent` that no process fills, but for those of the output called `name`.
+pub(crate) fn unfinished(parent: &Path, name: &str) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(parent) else { return Vec::new() };
+    let entries = entries.filter_map(|entry| entry.ok());
+    let is_other = |entry: &std::fs::DirEntry| {
+        let file = entry.file_name();
+        let output = file.to_str().and_then(|file| file.strip_prefix(STAGING));
+        output.is_some_and(|output| !output.starts_with(name))
+            && entry.file_type().is_ok_and(|kind| kind.is_dir())
+    };
+    let folders = entries.filter(is_other).map(|entry| entry.path());
+    // What has no lock yet is about to be filled.
+    folders
+        .filter(|folder| folder.join(LOCK).is_file() && lock(&folder.join(LOCK)).is_ok())
+        .collect()
 }
 
 /// Takes the lock of a staging folder.

@@ -62,13 +62,15 @@ impl Settings {
             _ => self.libraries.find()?,
         };
         let found = libraries.map(|libraries| prepared::find(manifest, &libraries)).transpose()?;
-        match found.flatten() {
+        let found = found.unwrap_or_default();
+        match found.bundle {
             Some(prepared) => Ok(prepared),
             None if self.backend == BackendChoice::Qnn => Err(Error::new(
                 ErrorKind::Runtime,
                 format!(
-                    "{}: a portable bundle, of which nothing is prepared for this chip and these libraries",
-                    manifest.path.display()
+                    "{}: a portable bundle, of which {}",
+                    manifest.path.display(),
+                    unprepared(&found.unfit)
                 ),
             )
             .hint(prepared::how_to(manifest))),
@@ -99,10 +101,11 @@ impl Settings {
                 let reason = format!("{} {}", libraries.source, libraries.htp.display());
                 Ok(Chosen { backend, reason })
             }
-            (Some(_), false) if prepared::is_portable(manifest) => self.cpu(&format!(
-                "nothing is prepared for this chip and these libraries; the NPU runs the bundle after `{}`",
-                prepared::how_to(manifest)
-            )),
+            (Some(libraries), false) if prepared::is_portable(manifest) => {
+                let unfit = prepared::find(manifest, &libraries)?.unfit;
+                let then = format!("the NPU runs the bundle after `{}`", prepared::how_to(manifest));
+                self.cpu(&format!("{}; {then}", unprepared(&unfit)))
+            }
             (Some(_), false) => self.cpu("the bundle has no context binaries"),
             (None, _) if onnx => self.cpu("no QNN libraries are given or installed"),
             (None, _) => Err(Error::new(
@@ -150,6 +153,13 @@ impl Settings {
 /// When the threads cannot start.
 pub fn cpu(threads: Option<usize>) -> Result<Arc<dyn Backend>> {
     Ok(Arc::new(CpuBackend::new(CpuOptions { threads, ..CpuOptions::default() })?))
+}
+
+/// What a portable bundle lacks, for people.
+fn unprepared(unfit: &[prepared::Unfit]) -> String {
+    let list: Vec<_> = unfit.iter().map(ToString::to_string).collect();
+    let others = if list.is_empty() { String::new() } else { format!(" ({})", list.join("; ")) };
+    format!("nothing is prepared for this chip and these libraries{others}")
 }
 
 /// Whether every context is there as a context binary, and as ONNX.

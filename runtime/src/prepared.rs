@@ -22,6 +22,8 @@ pub const FOLDER: &str = "prepared";
 const PORTABLE: &str = "portable";
 /// The key that prepared bundles' manifests have.
 const PREPARED: &str = "prepared";
+/// What is prepared for the emulator, which has no chip of its own.
+const EMULATED: Target = Target::V81;
 /// Prepared bundles that are looked at.
 const MAX_CANDIDATES: usize = 256;
 
@@ -58,19 +60,32 @@ impl Prepared {
     }
 
     /// What a bundle's manifest says of this; none where it was not prepared.
-    fn of(manifest: &Manifest) -> Option<Self> {
+    pub fn of(manifest: &Manifest) -> Option<Self> {
         serde_json::from_value(manifest.raw.get(PREPARED)?.clone()).ok()
     }
 
-    /// True when its context binaries run on `chip`; on any where that is not known.
-    fn fits(&self, chip: Option<Target>) -> bool {
-        let needed = self.target.vtcm_mb.unwrap_or(0);
-        chip.is_none_or(|chip| {
-            chip.arch == self.target.arch
-                && chip.soc == self.target.soc
-                && chip.vtcm_mb.is_none_or(|there| needed <= there)
-        })
+    /// Why these context binaries are not for `chip`, or any chip where that is not known, and libraries of this build;
+    /// none where they are.
+    fn unfit(&self, chip: Option<Target>, build_id: &str) -> Option<String> {
+        if self.build_id != build_id {
+            return Some(format!("made by libraries of {}, these are {build_id}", self.build_id));
+        }
+        let chip = chip?;
+        if (chip.arch, chip.soc) != (self.target.arch, self.target.soc) {
+            return Some(format!("made for {}, this is {}", named(self.target), named(chip)));
+        }
+        let needed = self.target.vtcm_mb?;
+        let there = chip.vtcm_mb.filter(|there| *there < needed)?;
+        Some(format!(
+            "made for {needed} MB of tightly coupled memory (VTCM), this chip has {there}"
+        ))
     }
+}
+
+/// A chip in words.
+fn named(chip: Target) -> String {
+    let name = chip.name().unwrap_or_else(|| format!("SoC {}", chip.soc));
+    if name == chip.to_string() { name } else { format!("{name} ({chip})") }
 }
 
 fn hash(path: &Path, value: &impl Serialize) -> Result<String> {
@@ -88,7 +103,8 @@ pub fn is_portable(manifest: &Manifest) -> bool {
 pub fn how_to(manifest: &Manifest) -> String {
     let named = manifest.path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = named.unwrap_or(Path::new("."));
-    let chip = if Platform::is_emulated() { " --target v81" } else { "" };
+    let chip =
+        if Platform::is_emulated() { format!(" --target {EMULATED}") } else { String::new() };
     format!("qhx prepare {}{chip}", folder.display())
 }
 
@@ -110,41 +126,138 @@ pub fn chip(libraries: &Libraries) -> Result<Option<Target>> {
     Ok(Some(Target { arch, soc, vtcm_mb }))
 }
 
-/// The bundle that was prepared of a portable one for the chip of this machine with these libraries, and is whole.
+/// A prepared bundle that is not taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Unfit {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// Why not.
+    pub reason: String,
+}
+
+impl std::fmt::Display for Unfit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.folder.display(), self.reason)
+    }
+}
+
+/// What was prepared of a portable bundle.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct Search {
+    /// The one for the chip of this machine with these libraries, if it is whole.
+    pub bundle: Option<Bundle>,
+    /// Those that were looked at before and are not.
+    pub unfit: Vec<Unfit>,
+}
+
+/// The folders of prepared bundles below `folder`, the latest architecture first, for the emulator.
+fn prepared_in(folder: &Path) -> Vec<PathBuf> {
+    // Absent as a rule.
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut paths: Vec<_> = paths.filter(|path| is_named(path)).take(MAX_CANDIDATES).collect();
+    paths.sort_by(|a, b| b.cmp(a));
+    paths
+}
+
+/// Looks for the bundle that was prepared of a portable one for the chip of this machine with these libraries.
 ///
 /// # Errors
 /// When the libraries cannot be opened.
-pub fn find(manifest: &Manifest, libraries: &Libraries) -> Result<Option<Bundle>> {
-    let mut candidates = Vec::new();
-    for folder in folders(manifest) {
-        // Absent as a rule.
-        let Ok(entries) = std::fs::read_dir(&folder) else { continue };
-        let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
-        let mut paths: Vec<_> = paths.take(MAX_CANDIDATES).collect();
-        // The latest architecture first, for the emulator.
-        paths.sort_by(|a, b| b.cmp(a));
-        candidates.extend(paths);
+pub fn find(manifest: &Manifest, libraries: &Libraries) -> Result<Search> {
+    let candidates: Vec<_> = folders(manifest).iter().flat_map(|dir| prepared_in(dir)).collect();
+    let mut search = Search::default();
+    if candidates.is_empty() {
+        return Ok(search);
     }
-    let source =
-        if candidates.is_empty() { None } else { Some(hash(&manifest.path, &manifest.raw)?) };
-    candidates.retain(|path| is_named(path));
-    let candidates = candidates.into_iter().filter_map(|path| Bundle::open_one(&path, None).ok());
-    let made_of_it = candidates.filter_map(|bundle| {
-        let prepared = Prepared::of(bundle.manifest())?;
-        (Some(&prepared.source) == source.as_ref()).then_some((bundle, prepared))
-    });
-    let made_of_it: Vec<_> = made_of_it.collect();
+    let source = hash(&manifest.path, &manifest.raw)?;
+    let mut made_of_it = Vec::new();
+    for folder in candidates {
+        let Ok(bundle) = Bundle::open_one(&folder, None) else { continue };
+        let record = Prepared::of(bundle.manifest()).filter(|record| record.source == source);
+        made_of_it.extend(record.map(|record| (folder, bundle, record)));
+    }
     if made_of_it.is_empty() {
-        return Ok(None);
+        return Ok(search);
     }
     let library = libraries.open()?;
     // Where it is not known, the backend compares architectures.
     let chip = chip(libraries).unwrap_or_default();
-    let mut fitting = made_of_it.into_iter().filter(|(bundle, prepared)| {
-        let fits = prepared.build_id == library.build_id() && prepared.fits(chip);
-        fits && is_whole(bundle.manifest())
-    });
-    Ok(fitting.next().map(|(bundle, _)| bundle))
+    for (folder, bundle, record) in made_of_it {
+        let damaged = || {
+            let missing = first_missing(bundle.manifest())?;
+            Some(format!("{missing} is missing or has another length"))
+        };
+        match record.unfit(chip, library.build_id()).or_else(damaged) {
+            Some(reason) => search.unfit.push(Unfit { folder, reason }),
+            None => {
+                search.bundle = Some(bundle);
+                break;
+            }
+        }
+    }
+    Ok(search)
+}
+
+/// Prepared bundles that these libraries and this qhx use no more: made of the same portable bundle by libraries or a
+/// qhx of another version, and those beside the bundle that were made of an earlier one in its place.
+///
+/// # Errors
+/// When a key cannot be made.
+pub fn outdated(manifest: &Manifest, current: &Prepared) -> Result<Vec<Unfit>> {
+    let mut found = Vec::new();
+    for (index, dir) in folders(manifest).into_iter().enumerate() {
+        let beside = index == 0;
+        for folder in prepared_in(&dir) {
+            // What is a link was put there by somebody else.
+            let is_folder = std::fs::symlink_metadata(&folder).is_ok_and(|data| data.is_dir());
+            let opened = Bundle::open_one(&folder, None).ok().filter(|_| is_folder);
+            let Some(record) = opened.and_then(|bundle| Prepared::of(bundle.manifest())) else {
+                continue;
+            };
+            let key = record.key()?;
+            let is_key = folder.file_name().is_some_and(|name| *name == *key);
+            let reason = if record.source != current.source {
+                if !beside {
+                    continue;
+                }
+                "made of an earlier bundle in this place".to_owned()
+            } else if let Some(reason) = record.unfit(None, &current.build_id) {
+                reason
+            } else if !is_key {
+                "made by another version of qhx".to_owned()
+            } else {
+                continue;
+            };
+            found.push(Unfit { folder, reason });
+        }
+    }
+    Ok(found)
+}
+
+/// The first folder of [`folders`] that can be written.
+///
+/// # Errors
+/// When none of them can.
+pub fn writable(manifest: &Manifest) -> Result<PathBuf> {
+    let mut refused = Vec::new();
+    for folder in folders(manifest) {
+        let probe = || {
+            std::fs::create_dir_all(&folder)?;
+            tempfile::Builder::new().prefix(".qhx-prepare-").tempfile_in(&folder).map(drop)
+        };
+        match probe() {
+            Ok(()) => return Ok(folder),
+            Err(e) => refused.push(format!("{}: {e}", folder.display())),
+        }
+    }
+    let what = format!("there is no folder for the prepared bundle: {}", refused.join("; "));
+    Err(Error::new(ErrorKind::Io, what).hint(format!(
+        "make the bundle's folder writable, or set {} to a folder that is",
+        crate::vars::CACHE_DIR
+    )))
 }
 
 /// The name is one that [`Prepared::key`] gives.
@@ -154,13 +267,51 @@ fn is_named(path: &Path) -> bool {
 
 /// True when every file that the manifest lists is there with its length.
 pub fn is_whole(manifest: &Manifest) -> bool {
+    first_missing(manifest).is_none()
+}
+
+/// A file that the manifest lists and that is not there with its length.
+fn first_missing(manifest: &Manifest) -> Option<&str> {
     let artifacts = manifest.open_artifacts();
-    manifest.artifacts.files.iter().all(|(path, expected)| {
+    let missing = manifest.artifacts.files.iter().find(|(path, expected)| {
         let found = artifacts
             .resolve("/artifacts/files", path)
             .and_then(|file| file.metadata().map_err(|e| Error::io(ErrorKind::Artifact, &file, e)));
-        found.is_ok_and(|found| {
+        !found.is_ok_and(|found| {
             found.is_file() && expected.bytes.is_none_or(|bytes| bytes == found.len())
         })
-    })
+    });
+    missing.map(|(path, _)| path.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn for_chip(soc: &str) -> Prepared {
+        let target = Target::named(soc).unwrap();
+        Prepared { source: "s".to_owned(), target, build_id: "v2.51.0".to_owned() }
+    }
+
+    #[test]
+    fn what_does_not_fit_says_why() {
+        let chip = |soc: &str| Target::named(soc);
+        let reason = |made: &str, chip, build| for_chip(made).unfit(chip, build);
+        assert_eq!(reason("SM8550", chip("SM8550"), "v2.51.0"), None);
+        assert_eq!(reason("SM8550", None, "v2.51.0"), None, "an emulator runs all");
+        for (made, chip, build, expected) in [
+            ("v81", None, "v2.50.0", "made by libraries of v2.51.0, these are v2.50.0"),
+            ("v73", chip("x-elite"), "v2.51.0", "made for v73, this is SC8380XP (v73)"),
+            ("v73", chip("v79"), "v2.51.0", "made for v73, this is v79"),
+        ] {
+            assert_eq!(reason(made, chip, build).as_deref(), Some(expected));
+        }
+        let smaller = Target { vtcm_mb: Some(4), ..Target::V73 };
+        assert_eq!(
+            for_chip("v73").unfit(Some(smaller), "v2.51.0").as_deref(),
+            Some("made for 8 MB of tightly coupled memory (VTCM), this chip has 4")
+        );
+        let unknown = Target { vtcm_mb: None, ..Target::V73 };
+        assert_eq!(for_chip("v73").unfit(Some(unknown), "v2.51.0"), None);
+    }
 }

@@ -22,6 +22,7 @@ mod newcomer;
 mod phimoe;
 #[cfg(not(feature = "builtin-ops"))]
 mod plugins;
+mod prepare;
 #[cfg(unix)]
 mod push;
 mod qnn;

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use clap::Args;
 use qhx::Bundle;
 use qhx::libraries::Libraries;
-use qhx::prepared::{self, Prepared};
+use qhx::prepared::{self, Prepared, Unfit};
 use qhx_core::manifest::Manifest;
 use qhx_core::{Error, ErrorKind, Result};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::progress::ForgeProgress;
 use super::subprocess::{SubprocessCompiler, serve};
@@ -18,6 +18,7 @@ use super::targets::{self, THIS, TargetChoice};
 use super::terminal::args::LibraryArgs;
 use super::terminal::{Status, Terminal};
 use super::{Program, compiler};
+use crate::bundle::unfinished;
 use crate::compile::Compiler;
 use crate::prepare::{PrepareOptions, check_portable, graphs};
 use crate::say;
@@ -44,6 +45,10 @@ pub struct PrepareArgs {
     /// or `this` for the one that the command runs on
     #[arg(long, value_name = "TARGET", value_parser = targets::parse, default_value = THIS)]
     pub(crate) target: TargetChoice,
+    /// Remove what was prepared of this bundle and is used no more: by libraries or a qhx of another version, of an
+    /// earlier bundle in the same place, or not to its end. Without it they are listed
+    #[arg(long)]
+    pub(crate) prune: bool,
     /// Compile one context into a file, for `qhx prepare`
     #[arg(long, hide = true, num_args = 2, value_names = ["KEY", "FILE"])]
     pub(crate) compile: Option<Vec<OsString>>,
@@ -76,7 +81,8 @@ pub fn prepare(args: &PrepareArgs, program: &Program, terminal: Terminal<'_>) ->
     let key = record.key()?;
     let folders: Vec<_> = prepared::folders(manifest).iter().map(|dir| dir.join(&key)).collect();
     let whole = |folder: &&PathBuf| {
-        Manifest::load(folder).is_ok_and(|manifest| prepared::is_whole(&manifest))
+        let is_of = |manifest: &Manifest| Prepared::of(manifest).as_ref() == Some(&record);
+        Manifest::load(folder).is_ok_and(|there| is_of(&there) && prepared::is_whole(&there))
     };
     let (manifest_file, contexts) = match folders.iter().find(whole) {
         Some(there) => {
@@ -84,17 +90,20 @@ pub fn prepare(args: &PrepareArgs, program: &Program, terminal: Terminal<'_>) ->
             (Manifest::load(there)?.path, Vec::new())
         }
         None => {
-            let out = writable(&folders)?;
+            let out = prepared::writable(manifest)?.join(&key);
             let compiler = in_subprocesses(compiler, args, program, &libraries, &terminal);
             let record = serde_json::to_value(&record)
                 .map_err(|e| Error::caused(ErrorKind::Internal, "record", e))?;
-            let options = PrepareOptions { out, key, record };
+            let options = PrepareOptions { out, key: key.clone(), record };
             let _working = terminal.interrupts.working();
             let mut progress = ForgeProgress::new(terminal.interrupts.token().clone());
             let report = crate::prepare::prepare(manifest, &*compiler, &options, &mut progress)?;
             (report.manifest, report.contexts)
         }
     };
+    let outdated = prepared::outdated(manifest, &record)?;
+    let beside = folders.first().and_then(|folder| folder.parent()).unwrap_or(Path::new("."));
+    let cleared = clear(outdated, unfinished(beside, &key), args.prune);
     if args.json {
         let contexts = contexts.iter().map(|context| {
             json!({"key": context.key, "binary_bytes": context.binary_bytes, "kept": context.kept})
@@ -103,6 +112,7 @@ pub fn prepare(args: &PrepareArgs, program: &Program, terminal: Terminal<'_>) ->
             "manifest": manifest_file,
             "target": {"arch": target.arch, "soc": target.soc, "vtcm_mb": target.vtcm_mb},
             "contexts": contexts.collect::<Vec<_>>(),
+            "unused": cleared,
         }))?;
     } else {
         terminal.output.line(&manifest_file.display().to_string())?;
@@ -115,28 +125,23 @@ fn shares_weights(manifest: &Manifest) -> bool {
     manifest.raw.pointer("/portable/share_weights") == Some(&json!(true))
 }
 
-/// The first of these folders whose parent can be written.
-fn writable(folders: &[PathBuf]) -> Result<PathBuf> {
-    let mut refused = Vec::new();
-    for folder in folders {
-        let parent = folder.parent().unwrap_or(Path::new("."));
-        let probe = || {
-            std::fs::create_dir_all(parent)?;
-            tempfile::Builder::new().prefix(".qhx-prepare-").tempfile_in(parent).map(drop)
-        };
-        match probe() {
-            Ok(()) => return Ok(folder.clone()),
-            Err(e) => refused.push(format!("{}: {e}", parent.display())),
+/// Prepared bundles and half-made ones that are of no more use: listed, or removed with `prune`.
+fn clear(outdated: Vec<Unfit>, unfinished: Vec<PathBuf>, prune: bool) -> Vec<Value> {
+    let unfinished = unfinished.into_iter().map(|path| (path, "not finished".to_owned()));
+    let all = outdated.into_iter().map(|one| (one.folder, one.reason)).chain(unfinished);
+    let mut listed = Vec::new();
+    for (folder, reason) in all {
+        let shown = folder.display();
+        let removed = prune.then(|| std::fs::remove_dir_all(&folder));
+        match &removed {
+            Some(Ok(())) => say!("removed {shown}: {reason}"),
+            Some(Err(e)) => say!("note: {shown}: {reason}, and cannot be removed: {e}"),
+            None => say!("note: {shown} is not used: {reason}; --prune removes it"),
         }
+        let removed = matches!(removed, Some(Ok(())));
+        listed.push(json!({"folder": folder, "reason": reason, "removed": removed}));
     }
-    Err(Error::new(
-        ErrorKind::Io,
-        format!("there is no folder for the prepared bundle: {}", refused.join("; ")),
-    )
-    .hint(format!(
-        "make the bundle's folder writable, or set {} to a folder that is",
-        qhx::vars::CACHE_DIR
-    )))
+    listed
 }
 
 /// The same compiler, each context in a process of its own, where there is a file to start.
