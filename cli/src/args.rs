@@ -64,6 +64,15 @@ pub(crate) struct BackendArgs {
     pub idle_release: Option<Duration>,
 }
 
+/// What answers while a portable bundle is prepared.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct PreparingArgs {
+    /// Where nothing of a portable bundle is prepared for this chip: prepare it in a process of its own, which outlives
+    /// this command, and have the CPU answer this time
+    #[arg(long, value_name = "BACKEND", value_parser = ["cpu"])]
+    pub while_preparing: Option<String>,
+}
+
 /// How the NPU is used.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct DeviceArgs {

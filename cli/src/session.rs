@@ -13,13 +13,14 @@ use qhx_core::engine::{
 };
 use qhx_core::op::{OpDescription, OpSource, SpanStats};
 use qhx_core::trace::Trace;
-use qhx_core::{CancelToken, Manifest, Result};
+use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result};
 use serde_json::{Value, json};
 
 use crate::Status;
 use crate::app::App;
-use crate::args::BackendArgs;
+use crate::args::{BackendArgs, PreparingArgs};
 use crate::media;
+use crate::program::this_program;
 use crate::time::{millis, ms};
 use crate::trace::Tracing;
 
@@ -42,6 +43,8 @@ pub(crate) struct Opening<'a> {
     pub dump: Option<Arc<Dump>>,
     /// Where to write what is done when.
     pub tracing: Option<&'a Tracing>,
+    /// What answers while a portable bundle is prepared, if it is to be prepared.
+    pub preparing: Option<&'a PreparingArgs>,
     /// What the host-op has to take; the files are looked at before anything is loaded.
     pub attachments: &'a [Attachment],
 }
@@ -54,8 +57,14 @@ pub(crate) fn open_checked(
     opening: Opening<'_>,
     check: impl FnOnce(&Manifest) -> Result<()>,
 ) -> Result<Model> {
-    let Opening { root, dump, tracing, attachments } = opening;
+    let Opening { root, dump, tracing, preparing, attachments } = opening;
     let mut runtime = app.runtime(backend, tracing);
+    if preparing.is_some_and(|preparing| preparing.while_preparing.is_some()) {
+        let qhx = this_program().ok_or_else(|| {
+            Error::new(ErrorKind::Runtime, "--while-preparing: qhx is not beside this program")
+        })?;
+        runtime = runtime.while_preparing(qhx);
+    }
     if let Some(dump) = dump {
         runtime = runtime.dump(dump);
     }

@@ -103,7 +103,7 @@ impl Settings {
             }
             (Some(libraries), false) if prepared::is_portable(manifest) => {
                 let unfit = prepared::find(manifest, &libraries)?.unfit;
-                let then = format!("the NPU runs the bundle after `{}`", prepared::how_to(manifest));
+                let then = self.preparing(manifest, &libraries);
                 self.cpu(&format!("{}; {then}", unprepared(&unfit)))
             }
             (Some(_), false) => self.cpu("the bundle has no context binaries"),
@@ -117,6 +117,23 @@ impl Settings {
                 ),
             )
             .hint(libraries::how_to_get())),
+        }
+    }
+
+    /// Starts the preparation of a bundle, where that is asked for. What is to be expected, for people.
+    fn preparing(&self, manifest: &Manifest, libraries: &Libraries) -> String {
+        let by_hand = format!("the NPU runs the bundle after `{}`", prepared::how_to(manifest));
+        let Some(qhx) = &self.while_preparing else { return by_hand };
+        if runs_with_extra_rights() {
+            return by_hand;
+        }
+        match prepared::start(manifest, libraries, qhx, self.device.arch) {
+            Ok(started) => format!(
+                "process {} prepares it meanwhile, and reports to {}",
+                started.process,
+                started.log.display()
+            ),
+            Err(e) => format!("preparing it could not be started: {e}; {by_hand}"),
         }
     }
 

@@ -3,7 +3,10 @@
 //! A portable bundle has none. `qhx prepare` puts a bundle with them into `prepared/<key>` beside its files, or, where
 //! that folder cannot be written, into the user's cache folder. Opening the portable bundle then takes that one.
 
+use std::ffi::OsString;
+use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use qhx_core::hash::sha256;
 use qhx_core::manifest::Manifest;
@@ -26,6 +29,10 @@ const PREPARED: &str = "prepared";
 const EMULATED: Target = Target::V81;
 /// Prepared bundles that are looked at.
 const MAX_CANDIDATES: usize = 256;
+/// What preparations in the background report, in the folder of prepared bundles.
+const LOG: &str = "prepare.log";
+/// Bytes of the log from which on it is begun again.
+const MAX_LOG: u64 = 64 << 10;
 
 /// What a prepared bundle was made of and for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -258,6 +265,78 @@ pub fn writable(manifest: &Manifest) -> Result<PathBuf> {
         "make the bundle's folder writable, or set {} to a folder that is",
         crate::vars::CACHE_DIR
     )))
+}
+
+/// A preparation in a process of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Preparation {
+    /// The number of the process.
+    pub process: u32,
+    /// The file that it reports to.
+    pub log: PathBuf,
+}
+
+/// Starts `qhx`, the program, to prepare a bundle with these libraries, in a process that outlives this one and gets no
+/// Ctrl-C. `arch` is that of the emulator, which has no chip of its own.
+///
+/// # Errors
+/// When there is no folder for it, or the program cannot be started.
+pub fn start(
+    manifest: &Manifest,
+    libraries: &Libraries,
+    qhx: &Path,
+    arch: Option<u32>,
+) -> Result<Preparation> {
+    let log = writable(manifest)?.join(LOG);
+    let fail = |e| Error::io(ErrorKind::Io, &log, e);
+    let long = log.metadata().is_ok_and(|data| data.len() > MAX_LOG);
+    let mut options = File::options();
+    let file = if long { options.write(true).truncate(true) } else { options.append(true) };
+    let file = file.create(true).open(&log).map_err(fail)?;
+    let target = match Platform::is_emulated() {
+        true => format!("v{}", arch.unwrap_or(EMULATED.arch)),
+        false => "this".to_owned(),
+    };
+    let bundle = std::path::absolute(&manifest.path);
+    let bundle = bundle.map_err(|e| Error::io(ErrorKind::Io, &manifest.path, e))?;
+    let words: [OsString; 9] = [
+        "prepare".into(),
+        "--target".into(),
+        target.into(),
+        "--htp".into(),
+        libraries.htp.clone().into(),
+        "--qnn-system".into(),
+        libraries.system.clone().into(),
+        "--".into(),
+        bundle.into(),
+    ];
+    let mut command = Command::new(qhx);
+    command.args(words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
+    apart(&mut command);
+    let mut child = command.spawn().map_err(|e| Error::io(ErrorKind::Io, qhx, e))?;
+    let process = child.id();
+    // A process that has ended stays in the table until somebody has waited for it.
+    let waits = std::thread::Builder::new().name("qhx-prepare".to_owned());
+    if let Err(e) = waits.spawn(move || child.wait()) {
+        tracing::debug!("the process that prepares is not waited for: {e}");
+    }
+    Ok(Preparation { process, log })
+}
+
+/// Ctrl-C of this process's terminal is not for the other one.
+fn apart(command: &mut Command) {
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(command, 0);
+    #[cfg(windows)]
+    {
+        const CREATE_NEW_PROCESS_GROUP: u32 = 0x200;
+        const CREATE_NO_WINDOW: u32 = 0x0800_0000;
+        let flags = CREATE_NEW_PROCESS_GROUP | CREATE_NO_WINDOW;
+        std::os::windows::process::CommandExt::creation_flags(command, flags);
+    }
+    #[cfg(not(any(unix, windows)))]
+    let _ = command;
 }
 
 /// The name is one that [`Prepared::key`] gives.

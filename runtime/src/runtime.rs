@@ -1,6 +1,6 @@
 //! What bundles are opened with: a backend, libraries, plugins, threads.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use qhx_core::backend::Backend;
@@ -177,6 +177,16 @@ impl RuntimeBuilder {
     #[must_use]
     pub fn unverified(mut self, unverified: bool) -> Self {
         self.settings.unverified = unverified;
+        self
+    }
+
+    /// Has the program `qhx` prepare a portable bundle of which nothing is prepared for this chip and these libraries,
+    /// in a process of its own, while the CPU answers. That process outlives this one. What is opened once it is done
+    /// runs on the NPU; the reason of [`Runtime::choose`] names the process and the file that it reports to. By default,
+    /// and with another choice than [`BackendChoice::Auto`], nothing is started.
+    #[must_use]
+    pub fn while_preparing(mut self, qhx: impl Into<PathBuf>) -> Self {
+        self.settings.while_preparing = Some(qhx.into());
         self
     }
 

@@ -133,6 +133,8 @@ pub(crate) struct Settings {
     pub device: DeviceOptions,
     pub resident: Option<usize>,
     pub unverified: bool,
+    /// The program that prepares portable bundles while the CPU answers.
+    pub while_preparing: Option<PathBuf>,
     pub threads: Option<usize>,
     pub plugins: PluginOptions,
     pub cancel: CancelToken,

@@ -14,7 +14,7 @@ use qhx_core::{CancelToken, Error, ErrorKind, Result};
 use crate::Status;
 use crate::app::App;
 use crate::args::{
-    BackendArgs, SamplingArgs, SpeculateArgs, Switch, TemplateArg, parse_seconds,
+    BackendArgs, PreparingArgs, SamplingArgs, SpeculateArgs, Switch, TemplateArg, parse_seconds,
     parse_template_arg,
 };
 use crate::media;
@@ -81,6 +81,8 @@ pub(crate) struct ChatArgs {
     pub speculate: SpeculateArgs,
     #[command(flatten)]
     pub tracing: TraceArgs,
+    #[command(flatten)]
+    pub preparing: PreparingArgs,
     #[command(flatten)]
     pub backend: BackendArgs,
 }
@@ -189,7 +191,7 @@ fn run_traced(args: &ChatArgs, app: &mut App, tracing: Option<&Tracing>) -> Resu
         .speculate(args.speculate.mode())
         .template_arguments(args.template_args.iter().cloned());
     let check = |manifest: &_| request.check(manifest);
-    let opening = Opening { tracing, ..Opening::default() };
+    let opening = Opening { tracing, preparing: Some(&args.preparing), ..Opening::default() };
     let backend = BackendArgs { idle_release: Some(args.idle_release), ..args.backend.clone() };
     let model = session::open_checked(app, &args.bundle, &backend, opening, check)?;
     let mut chat =

@@ -13,7 +13,7 @@ use qhx_core::engine::{Message, Prompt, Request};
 use crate::Status;
 use crate::app::App;
 use crate::args::{
-    BackendArgs, SamplingArgs, SpeculateArgs, Switch, TemplateArg, parse_seconds,
+    BackendArgs, PreparingArgs, SamplingArgs, SpeculateArgs, Switch, TemplateArg, parse_seconds,
     parse_template_arg,
 };
 use crate::media::MediaArgs;
@@ -90,6 +90,8 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub tracing: TraceArgs,
     #[command(flatten)]
+    pub preparing: PreparingArgs,
+    #[command(flatten)]
     pub backend: BackendArgs,
 }
 
@@ -125,7 +127,9 @@ fn run_traced(
         .template_arguments(args.template_args.iter().cloned());
     let check = |manifest: &_| request.check(manifest);
     let dump = args.dump.as_deref().map(Dump::create).transpose()?.map(Arc::new);
-    let opening = Opening { dump, attachments: &attachments, tracing, ..Opening::default() };
+    let preparing = Some(&args.preparing);
+    let opening =
+        Opening { dump, attachments: &attachments, tracing, preparing, ..Opening::default() };
     let mut model = session::open_checked(app, &args.bundle, &args.backend, opening, check)?;
     session::open_draft(app, &mut model, draft, &args.backend, tracing)?;
     let attached = media::read(&attachments, &model, args.media.fps)?;

@@ -239,3 +239,26 @@ fn prepare_without_room_says_so() {
     bench.prepare("portable", &[]).run().ok();
     assert!(bench.generate(&[]).ok().stderr.contains("backend: qnn"));
 }
+
+/// The CPU answers, another process prepares, and then the NPU answers the same.
+#[tier(qnn)]
+#[test]
+fn the_cpu_answers_while_another_process_prepares() {
+    let bench = Bench::new();
+    let plain = bench.generate(&[]).ok();
+    assert!(plain.stderr.contains("`qhx prepare portable --target v81`"), "{}", plain.stderr);
+    assert_eq!(visible(&bench.prepared("portable")), [""; 0], "nothing is started unasked");
+    let meanwhile = bench.generate(&["--while-preparing", "cpu"]).ok();
+    let said: Vec<_> = meanwhile.stderr.lines().filter(|l| l.contains("prepares it")).collect();
+    assert_eq!(said.len(), 1, "once: {}", meanwhile.stderr);
+    assert!(said[0].starts_with("backend: cpu (nothing is prepared"), "{}", said[0]);
+    assert!(said[0].contains("prepare.log"), "{}", said[0]);
+    assert_eq!(meanwhile.stdout, plain.stdout);
+    let is_there = || visible(&bench.prepared("portable")).iter().any(|n| n.starts_with("v81-"));
+    bench.wait("it was not prepared", is_there);
+    let after = bench.generate(&["--while-preparing", "cpu"]).ok();
+    assert!(after.stderr.contains("backend: qnn"), "{}", after.stderr);
+    assert_eq!(after.stdout, plain.stdout);
+    let log = std::fs::read_to_string(bench.prepared("portable").join("prepare.log"));
+    assert!(log.expect("the log").contains("compile lmhead for v81"));
+}

@@ -8,7 +8,7 @@ use qhx::Role;
 use qhx::corpus::{Existing, Shard};
 use qhx_core::{Error, ErrorKind, Result};
 
-use crate::args::BackendArgs;
+use crate::args::{BackendArgs, PreparingArgs};
 use crate::trace::TraceArgs;
 
 const EXAMPLES: &str = "\
@@ -72,6 +72,8 @@ pub(crate) struct EmbedArgs {
     pub json: bool,
     #[command(flatten)]
     pub tracing: TraceArgs,
+    #[command(flatten)]
+    pub preparing: PreparingArgs,
     #[command(flatten)]
     pub backend: BackendArgs,
 }

@@ -41,7 +41,7 @@ fn run_traced(args: &EmbedArgs, app: &mut App, tracing: Option<&Tracing>) -> Res
     };
     let claim = args.output.as_deref().map(|output| Claimed::new(output, args.existing(), &rows));
     let claim = claim.transpose()?;
-    let opening = Opening { tracing, ..Opening::default() };
+    let opening = Opening { tracing, preparing: Some(&args.preparing), ..Opening::default() };
     let model = session::open_checked(app, &args.bundle, &args.backend, opening, |_| Ok(()))?;
     let prefixes = EmbedOptions::default()
         .query_prefix(args.prefix_query.clone())
