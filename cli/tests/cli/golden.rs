@@ -58,6 +58,78 @@ fn the_cpu_gives_the_golden_answers_of_its_bundle_alone() {
     assert!(!run.stdout.contains("golden"), "{}", run.stdout);
 }
 
+/// Names of golden steps and whether they pass, as `qhx verify` says.
+fn steps(report: &serde_json::Value) -> Vec<(&str, bool)> {
+    let steps = report["golden"]["steps"].as_array().expect("steps").iter();
+    steps.map(|s| (s["name"].as_str().expect("a name"), s["passed"] == true)).collect()
+}
+
+/// A tiny model with image and audio towers, and what it is forged with.
+const SEES_AND_HEARS: (&str, [&str; 4]) =
+    ("gemma4-tiny", ["--recipe-option", "towers=all", "--recipe-option", "audio-tokens=54"]);
+const SEES: (&str, [&str; 2]) = ("qwen3vl-tiny", ["--recipe-option", "image-size=48"]);
+
+#[test]
+fn each_modality_of_a_bundle_has_a_golden_step() {
+    let folder = folder();
+    let verify = |out: &str| {
+        let verify = Program::qhx(folder.path()).args(["verify", out, "--backend", "cpu"]);
+        verify.args(["--json"]).run().json()
+    };
+    let forge = |(name, how): (&str, &[&str]), out: &str| {
+        let forge = Program::qhx(folder.path()).args(["forge"]).args([qhx_paths::fixture(name)]);
+        let shape = ["--name", "tiny", "--max-ctx", "200", "--prefill", "24", "--cpu-only"];
+        forge.args(["--out", out]).args(shape).args(how).run().ok();
+    };
+    forge((SEES_AND_HEARS.0, &SEES_AND_HEARS.1), "all");
+    let text = [("generate-3", true), ("generate-8", true)];
+    let media = [("generate-image", true), ("generate-audio", true)];
+    let report = verify("all");
+    assert_eq!(steps(&report), [text, media].concat(), "{report}");
+    // Graphs that are not there are not asked for.
+    forge((SEES_AND_HEARS.0, &["--recipe-option", "towers=none"]), "none");
+    assert_eq!(steps(&verify("none")), text);
+
+    // The answers to another image, and one without its pixels.
+    let file = folder.path().join("all").join(GOLDEN);
+    let golden: serde_json::Value = serde_json::from_slice(&read(&file)).expect("JSON");
+    let image = golden["steps"].as_array().expect("steps").iter().position(|s| {
+        s["media"]["type"] == "image" && s["media"]["rgb"].as_array().is_some_and(|p| p.len() > 9)
+    });
+    let image = image.expect("an image");
+    let mut other = golden.clone();
+    for value in other["steps"][image]["media"]["rgb"].as_array_mut().expect("pixels") {
+        *value = (255 - value.as_u64().expect("a byte")).into();
+    }
+    replace(&folder.path().join("all"), GOLDEN, other.to_string().as_bytes());
+    let report = verify("all");
+    assert_eq!(steps(&report)[image], ("generate-image", false), "{report}");
+    let mut damaged = golden;
+    damaged["steps"][image]["media"]["rgb"] = serde_json::json!([1, 2, 3]);
+    std::fs::write(&file, damaged.to_string()).expect("written");
+    let run = Program::qhx(folder.path()).args(["verify", "all", "--backend", "cpu"]).run();
+    let message = "golden steps: step \"generate-image\": ";
+    assert!(run.stderr.contains(message), "{run:?}");
+}
+
+#[tier(qnn)]
+#[test]
+fn the_npu_passes_golden_steps_with_media() {
+    let bundles = Bundles::new();
+    let models: [(&str, &[&str]); 2] = [(SEES.0, &SEES.1), (SEES_AND_HEARS.0, &SEES_AND_HEARS.1)];
+    let count = if qhx_tests::tiny::full_matrix() { 2 } else { 1 };
+    for (name, how) in models.into_iter().take(count) {
+        let forge = bundles.qhx().args(["forge"]).args([qhx_paths::fixture(name)]);
+        let shape = ["--name", "tiny", "--max-ctx", "200", "--prefill", "0", "--target", "v79"];
+        forge.args(["--out", name]).args(shape).args(how).run().ok();
+        let verify = bundles.qhx().args(["verify", name, "--backend", "qnn", "--json"]).run();
+        let report = verify.json();
+        assert!(steps(&report).contains(&("generate-image", true)), "{report}");
+        assert!(steps(&report).iter().all(|(_, passed)| *passed), "{report}");
+        assert!(steps(&report).len() > 2, "{report}");
+    }
+}
+
 #[cfg(not(feature = "builtin-ops"))]
 #[test]
 fn a_forge_without_the_host_op_notes_it_once() {

@@ -4,18 +4,21 @@
 //! arithmetic of its own. [`first_open`](crate::RuntimeBuilder::unverified) finds that before the first answer, and
 //! [`run`] at any time.
 
+mod clip;
 mod departure;
 mod first_open;
 
 use std::io::Read as _;
+use std::ops::ControlFlow;
 
 use half::f16;
 use qhx_core::compare::Distance;
-use qhx_core::engine::Model;
+use qhx_core::engine::{Model, Part, Prompt, Request};
 use qhx_core::op::{Segment, Task};
 use qhx_core::{Error, ErrorKind, Manifest, Result};
 use serde::{Deserialize, Serialize};
 
+pub use clip::Clip;
 pub use departure::{Comparison, Departure, compare};
 pub(crate) use first_open::first_open;
 
@@ -44,6 +47,8 @@ const MAX_TOKENS: usize = 256;
 /// Tokens of a golden step: those of the prompt, and those that are decoded one by one.
 const SHORT: (usize, usize) = (3, 2);
 const LONG: (usize, usize) = (8, 3);
+/// The same beside an image or audio.
+const BESIDE_MEDIA: (usize, usize) = (4, 1);
 /// Length of the other text of an encoder.
 const SHORT_TEXT: usize = 4;
 
@@ -79,6 +84,9 @@ pub struct Step {
     pub task: Task,
     /// The prompt.
     pub tokens: Vec<u32>,
+    /// What stands behind the first of these tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub media: Option<Clip>,
     /// Tokens that are decoded after it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub then: Vec<u32>,
@@ -139,7 +147,8 @@ pub struct GoldenReport {
 }
 
 impl Golden {
-    /// Computes golden steps with a model, which is to execute ONNX graphs on the CPU. `brief` leaves only the shortest.
+    /// Computes golden steps with a model, which is to execute ONNX graphs on the CPU: texts, of which `brief` leaves only
+    /// the shortest, an image and audio, where the bundle takes them.
     ///
     /// # Errors
     /// When the model fails, or gives numbers that are not finite.
@@ -156,18 +165,22 @@ impl Golden {
             let fits = |(prompt, then): &(usize, usize)| prompt + then <= max_ctx;
             let count = if brief { 1 } else { lengths.len() };
             for (prompt, then) in lengths.into_iter().filter(|_| does).filter(fits).take(count) {
-                let mut tokens = tokens(model, prompt + then);
-                let mut step = Step {
-                    name: format!("{}-{prompt}", task.name()),
-                    task,
-                    then: tokens.split_off(prompt),
-                    tokens,
-                    expected: Vec::new(),
-                };
-                let answers = answers(model, &step)?;
-                step.expected =
-                    answers.iter().map(|values| Expected::of(values)).collect::<Result<_>>()?;
-                steps.push(step);
+                let name = format!("{}-{prompt}", task.name());
+                steps.push(Step::plain(model, name, task, (prompt, then)).answered(model)?);
+            }
+        }
+        let clips = if model.info().vocab > 0 { Clip::all(model) } else { Vec::new() };
+        for clip in clips {
+            let name = format!("{}-{}", Task::Generate.name(), clip.noun());
+            let plain = Step::plain(model, name, Task::Generate, BESIDE_MEDIA);
+            let step = Step { media: Some(clip), ..plain };
+            match model.encode_prompt(&step.prompt()?) {
+                Ok(ids) if ids.len() + step.then.len() < max_ctx => {
+                    steps.push(step.answered(model)?);
+                }
+                Ok(ids) => tracing::info!("{}: {} of {max_ctx} positions", step.name, ids.len()),
+                // As where the bundle was made without the graphs for it.
+                Err(e) => tracing::info!("{}: {e}", step.name),
             }
         }
         Ok(Self { schema: SCHEMA.to_owned(), tolerance: TOLERANCE, steps })
@@ -221,7 +234,8 @@ impl Golden {
 
     /// The step that takes the fewest tokens.
     pub fn shortest(&self) -> Option<&Step> {
-        self.steps.iter().min_by_key(|step| step.tokens.len() + step.then.len())
+        let length = |step: &&Step| (step.media.is_some(), step.tokens.len() + step.then.len());
+        self.steps.iter().min_by_key(length)
     }
 
     /// Runs a golden step. The model is reset before and after it.
@@ -301,6 +315,29 @@ pub fn run(
 }
 
 impl Step {
+    /// A step of this many tokens, and then this many one by one, without answers.
+    fn plain(model: &Model, name: String, task: Task, (prompt, then): (usize, usize)) -> Self {
+        let mut tokens = tokens(model, prompt + then);
+        let then = tokens.split_off(prompt);
+        Self { name, task, then, tokens, media: None, expected: Vec::new() }
+    }
+
+    /// The step with the model's answers.
+    fn answered(mut self, model: &mut Model) -> Result<Self> {
+        let answers = answers(model, &self)?;
+        self.expected = answers.iter().map(|values| Expected::of(values)).collect::<Result<_>>()?;
+        Ok(self)
+    }
+
+    /// The prompt for the engine.
+    fn prompt(&self) -> Result<Prompt> {
+        let Some(clip) = &self.media else { return Ok(Prompt::Tokens(self.tokens.clone())) };
+        let (before, behind) = self.tokens.split_at(self.tokens.len().min(1));
+        let parts = [Part::Tokens(before.to_vec()), Part::Media(clip.media()?)];
+        let behind = Part::Tokens(behind.to_vec());
+        Ok(Prompt::Parts(parts.into_iter().chain([behind]).collect()))
+    }
+
     fn validate(&self) -> std::result::Result<(), String> {
         let count = self.tokens.len().saturating_add(self.then.len());
         if self.tokens.is_empty() || count > MAX_TOKENS {
@@ -311,6 +348,12 @@ impl Step {
             Task::Embed if self.then.is_empty() => 1,
             _ => return Err("expected the task generate, or embed of a prompt alone".to_owned()),
         };
+        if let Some(clip) = &self.media {
+            if self.task != Task::Generate {
+                return Err(format!("expected no {} for the task embed", clip.noun()));
+            }
+            clip.media().map_err(|e| e.message().to_owned())?;
+        }
         if self.expected.len() != answers {
             return Err(format!("{} answers, expected {answers}", self.expected.len()));
         }
@@ -437,9 +480,15 @@ fn answers(model: &mut Model, step: &Step) -> Result<Vec<Vec<f32>>> {
 fn decoded(model: &mut Model, step: &Step) -> Result<Vec<Vec<f32>>> {
     model.reset()?;
     let mut logits = Vec::new();
-    let op = model.op_mut();
     let mut run = || {
-        op.prefill(&[Segment::Tokens(&step.tokens)])?;
+        if step.media.is_some() {
+            // The one token that is chosen is not consumed.
+            let request = Request::greedy(step.prompt()?, 1);
+            model.generate(&request, &mut |_| ControlFlow::Continue(()))?;
+        } else {
+            model.op_mut().prefill(&[Segment::Tokens(&step.tokens)])?;
+        }
+        let op = model.op_mut();
         logits.push(op.logits()?.to_f32());
         for token in &step.then {
             op.decode(*token)?;

@@ -17,6 +17,12 @@ fn valid() -> Value {
     })
 }
 
+fn with_media(media: Value) -> String {
+    let mut document = valid();
+    document["steps"][0]["media"] = media;
+    document.to_string()
+}
+
 fn load(folder: &Path, text: &str) -> Result<Option<Golden>> {
     std::fs::create_dir_all(folder.join("golden")).unwrap();
     std::fs::write(folder.join("golden/m.json"), text).unwrap();
@@ -51,6 +57,10 @@ fn damaged_golden_steps_are_named() {
         (at("/steps/0/then", json!([])), "2 answers, expected 1"),
         (at("/steps/0/then", json!(vec![1; 300])), "302 tokens"),
         (at("/steps/0/task", json!("paint")), "expected the task"),
+        (with_media(json!({"type": "smell"})), "unknown variant"),
+        (with_media(json!({"type": "image", "width": 2, "height": 1, "rgb": [1, 2, 3]})), "image"),
+        (with_media(json!({"type": "image", "width": 1, "height": 1, "rgb": [1, 2, 256]})), "256"),
+        (with_media(json!({"type": "audio", "rate": 0, "samples": [1]})), "audio has 1 samples"),
         (at("/steps/0/expected/1/values", json!([1])), "1 values, 0 ids"),
         (at("/steps/0/expected/1/size", json!(u64::MAX)), "2 values, 0 ids"),
         (
@@ -66,6 +76,18 @@ fn damaged_golden_steps_are_named() {
         let found = error.message();
         assert!(found.contains("golden steps: ") && found.contains(message), "{message}: {found}");
     }
+}
+
+#[test]
+fn the_step_that_runs_first_shows_no_image() {
+    let mut document = valid();
+    let mut shown = document["steps"][0].clone();
+    shown["media"] = json!({"type": "image", "width": 1, "height": 1, "rgb": [1, 2, 3]});
+    (shown["name"], shown["tokens"]) = (json!("shown"), json!([1]));
+    document["steps"].as_array_mut().unwrap().insert(0, shown);
+    let golden: Golden = serde_json::from_value(document).unwrap();
+    golden.validate().unwrap();
+    assert_eq!(golden.shortest().unwrap().name, "a");
 }
 
 #[test]

@@ -1,0 +1,88 @@
+//! The image or audio of a golden step: made by arithmetic, and kept in the file with it.
+
+use qhx_core::engine::Model;
+use qhx_core::op::Modality;
+use qhx_core::{Error, ErrorKind, Media, Result};
+use serde::{Deserialize, Serialize};
+
+use super::mixed;
+
+/// Pixels of a side of the image that is made. Models stretch it as they do any image.
+const SIDE: u32 = 32;
+/// Parts of a second that the audio has which is made.
+const PART: u32 = 2;
+/// Full scale of samples.
+const SCALE: f32 = 32_768.0;
+
+/// What a prompt shows or plays to the model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Clip {
+    /// An image.
+    Image {
+        /// Pixels in a row.
+        width: u32,
+        /// Rows.
+        height: u32,
+        /// Interleaved RGB, 8 bits a channel, rows from the top.
+        rgb: Vec<u8>,
+    },
+    /// Mono audio.
+    Audio {
+        /// Samples per second.
+        rate: u32,
+        /// Samples in −32768…32767.
+        samples: Vec<i16>,
+    },
+}
+
+impl Clip {
+    /// One for each modality that the model's host-op knows. Whether the bundle has the graphs for it is another
+    /// question.
+    pub(super) fn all(model: &Model) -> Vec<Self> {
+        let modalities = &model.op().description.modalities;
+        let rate = model.info().media.audio.rate;
+        let all = [(Modality::Image, Self::image()), (Modality::Audio, Self::audio(rate))];
+        all.into_iter().filter(|(one, _)| modalities.contains(one)).map(|(_, clip)| clip).collect()
+    }
+
+    /// Colours that rise across and down, and noise.
+    fn image() -> Self {
+        let noise = |index: u32| (mixed(index.into()) >> 56) as u8;
+        let rise = |at: u32| (at * 255 / (SIDE - 1)) as u8;
+        let pixels = (0..SIDE * SIDE).flat_map(|at| [rise(at % SIDE), rise(at / SIDE), noise(at)]);
+        Self::Image { width: SIDE, height: SIDE, rgb: pixels.collect() }
+    }
+
+    /// A triangle wave of a fiftieth of the rate, with noise.
+    fn audio(rate: u32) -> Self {
+        let wave = |at: u32| (i32::from((at % 50) as u8) - 25).abs() * 800 - 10_000;
+        let noise = |at: u32| (mixed(at.into()) >> 52) as i32 - 2048;
+        let samples = (0..rate / PART).map(|at| (wave(at) + noise(at)) as i16);
+        Self::Audio { rate, samples: samples.collect() }
+    }
+
+    /// The name of its kind.
+    pub(super) fn noun(&self) -> &'static str {
+        match self {
+            Self::Image { .. } => "image",
+            Self::Audio { .. } => "audio",
+        }
+    }
+
+    /// As a part of a prompt.
+    ///
+    /// # Errors
+    /// When its sizes contradict its contents.
+    pub(super) fn media(&self) -> Result<Media> {
+        let media = match self {
+            Self::Image { width, height, rgb } => Media::image(rgb.clone(), *width, *height),
+            Self::Audio { rate, samples } => {
+                let samples = samples.iter().map(|sample| f32::from(*sample) / SCALE);
+                Media::audio(samples.collect(), *rate)
+            }
+        };
+        media.map_err(|e| Error::new(ErrorKind::Artifact, e.to_string()))
+    }
+}
