@@ -13,7 +13,9 @@ use qhx_core::hash::sha256;
 use qhx_core::qnn::Library;
 use qhx_core::{CancelToken, Error, ErrorKind, Result};
 
-use crate::libraries::{HTP_FILE, LIBRARY_FOLDER, SYSTEM_FILE, folder, how_to_get, installed};
+use crate::libraries::{
+    HTP_FILE, LIBRARY_FOLDER, Libraries, SYSTEM_FILE, folder, how_to_get, installed,
+};
 use crate::machines::{Machine, VERSION, Wheel};
 use crate::vars::CACHE_DIR;
 
@@ -91,6 +93,51 @@ pub struct Installed {
     pub already: bool,
     /// What they say of themselves; `None` where nothing was done, and for those of another machine.
     pub version: Option<InstalledVersion>,
+}
+
+impl Installed {
+    /// Hexagon architectures that there are a stub and a skel for, ascending: 73 for v73. Empty of an emulator.
+    pub fn architectures(&self) -> Vec<u32> {
+        let Ok(entries) = std::fs::read_dir(&self.folder) else { return Vec::new() };
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let names: Vec<_> = names.collect();
+        let [start, end] = match self.machine {
+            Machine::WindowsArm64 => ["QnnHtpV", "Stub.dll"],
+            Machine::LinuxAarch64 | Machine::LinuxX86 => ["libQnnHtpV", "Stub.so"],
+        };
+        let stubs = names.iter().filter_map(|name| {
+            let arch: u32 = name.strip_prefix(start)?.strip_suffix(end)?.parse().ok()?;
+            let skel = format!("libQnnHtpV{arch}Skel.so");
+            names.contains(&skel).then_some(arch)
+        });
+        let mut found: Vec<_> = stubs.collect();
+        found.sort_unstable();
+        found
+    }
+
+    /// Why the NPU of this machine does not work with them, such as that they have no stub for its chip; none where it
+    /// does, and for an emulator or another machine.
+    pub fn refusal(&self) -> Option<Error> {
+        if Machine::this() != Some(self.machine) {
+            return None;
+        }
+        let [htp, system] = self.machine.libraries().map(|name| self.folder.join(name));
+        match Libraries::new(htp, system).platform() {
+            Ok(platform) => no_stub(platform?.arch?, &self.architectures()),
+            Err(error) => Some(error),
+        }
+    }
+}
+
+/// The error of a chip that there is no stub for.
+fn no_stub(arch: u32, there: &[u32]) -> Option<Error> {
+    if there.contains(&arch) {
+        return None;
+    }
+    let list: Vec<_> = there.iter().map(|arch| format!("v{arch}")).collect();
+    let message = format!("this chip is v{arch}, and the wheel has stubs for {}", list.join(", "));
+    let hint = "take the libraries of the QAIRT SDK or of the vendor: --htp FILE --qnn-system FILE";
+    Some(Error::new(ErrorKind::Runtime, message).hint(hint))
 }
 
 /// What libraries say of themselves.
@@ -335,6 +382,14 @@ fn load(folder: &Path) -> Result<Library> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_chip_without_a_stub_is_named_with_what_there_is() {
+        assert!(no_stub(73, &[68, 73, 81]).is_none());
+        let error = no_stub(75, &[68, 73, 81]).unwrap();
+        assert_eq!(error.message(), "this chip is v75, and the wheel has stubs for v68, v73, v81");
+        assert!(error.hint_text().unwrap().contains("QAIRT SDK"), "{error}");
+    }
 
     #[test]
     fn pip_complaints_are_understood() {

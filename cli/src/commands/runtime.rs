@@ -149,7 +149,9 @@ fn install(options: &InstallOptions, app: &mut App) -> Result<Status> {
         Some(this) if this == installed.machine => format!("QNN libraries {VERSION}"),
         _ => format!("QNN libraries {VERSION} for {}", installed.machine.name()),
     };
-    match installed.version {
+    let architectures: Vec<_> =
+        installed.architectures().iter().map(|arch| format!("v{arch}")).collect();
+    match &installed.version {
         _ if installed.already => say!("{name} are installed already"),
         Some(InstalledVersion { qairt, build, .. }) => {
             say!("installed {name}: QAIRT {}, build {build}", qairt.unwrap_or("unknown"));
@@ -157,6 +159,13 @@ fn install(options: &InstallOptions, app: &mut App) -> Result<Status> {
         None => say!(
             "installed {name}: copy the folder there, and give its files with --htp and --qnn-system"
         ),
+    }
+    if !architectures.is_empty() {
+        say!("they have stubs and skels for {}", architectures.join(", "));
+    }
+    if let Some(refusal) = installed.refusal() {
+        say!("note: the NPU does not work with them: {}", refusal.message());
+        refusal.hint_text().iter().for_each(|hint| say!("  hint: {hint}"));
     }
     app.output.line(&installed.folder.display().to_string())?;
     Ok(Status::Done)

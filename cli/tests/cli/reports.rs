@@ -134,6 +134,22 @@ fn runtime_path_says_what_to_do() {
     assert!(run.stderr.contains("hint: "), "{}", run.stderr);
 }
 
+/// What each wheel has a stub and a skel for is said with it: a chip may not be among them.
+#[test]
+fn install_says_which_chips_the_libraries_are_for() {
+    let folder = folder();
+    let installed = folder.path().join("cache/qnn/2.7.0-windows-arm64/onnxruntime_qnn");
+    std::fs::create_dir_all(&installed).expect("a folder");
+    let files = ["QnnHtp.dll", "QnnSystem.dll", "QnnHtpV73Stub.dll", "libQnnHtpV73Skel.so"];
+    let others = ["QnnHtpV68Stub.dll", "libQnnHtpV68Skel.so", "QnnHtpV81Stub.dll"];
+    for name in files.iter().chain(&others) {
+        std::fs::write(installed.join(name), "").expect("a file");
+    }
+    let install = ["runtime", "install", "--for", "windows-arm64"];
+    let run = Program::qhx(folder.path()).args(install).run().ok();
+    assert!(run.stderr.contains("they have stubs and skels for v68, v73\n"), "{}", run.stderr);
+}
+
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #[test]
 fn a_wheel_that_is_another_file_is_refused() {
