@@ -255,3 +255,20 @@ fn the_libraries_of_a_board_read_context_binaries_and_do_not_load_them_without_a
     assert_eq!(run.code, 5, "{run:?}");
     assert!(run.stderr.contains("opening the device: transport down: "), "{}", run.stderr);
 }
+
+/// The library opens the DSP before it composes anything, also for a named target.
+#[tier(board)]
+#[test]
+fn prepare_on_a_board_without_a_dsp_says_so() {
+    let board = Board::new(Some(SM8850));
+    let forge =
+        Program::qhx(board.folder.path()).args([Path::new("forge"), &fixture("llama3-tiny")]);
+    forge.args(["--out", "tiny", "--max-ctx", "32", "--portable"]).run().ok();
+    for (target, opens) in [("this", "the device"), ("v81", "a device for v81")] {
+        let run = board.run(&["prepare", "tiny", "--target", target]);
+        assert_eq!(run.code, 5, "{run:?}");
+        let expected = format!("opening {opens}: transport down: ");
+        assert!(run.stderr.contains(&expected), "{}", run.stderr);
+        assert!(run.stderr.contains("14001"), "{}", run.stderr);
+    }
+}
