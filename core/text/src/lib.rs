@@ -11,6 +11,7 @@ mod samples;
 mod spec;
 mod stream;
 mod tokenizer;
+mod tools;
 #[cfg(test)]
 mod transformers;
 
@@ -19,4 +20,5 @@ pub use jinja::TASK as CHAT_TEMPLATE_TASK;
 pub use message::{Content, ContentPart, Message, RenderOptions};
 pub use spec::{ChatSpec, ChatStyle, Marker, Piece, RoleMarkers};
 pub use stream::Detokenizer;
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{TokenBytes, Tokenizer};
+pub use tools::{CallFormat, Tool, ToolCall};

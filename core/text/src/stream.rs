@@ -353,20 +353,25 @@ impl Bytes {
     /// The bytes of a token of a byte-level vocabulary. A token with a character outside its
     /// alphabet, such as an added one, is text.
     fn push_level(&mut self, token: &str) {
-        let before = self.pending.len();
-        for c in token.chars() {
-            let Some(byte) = level_byte(c) else {
-                self.pending.truncate(before);
-                self.pending.extend_from_slice(token.as_bytes());
-                return;
-            };
-            self.pending.push(byte);
-        }
+        push_level(&mut self.pending, token);
+    }
+}
+
+/// Adds the bytes of a token of a byte-level vocabulary, as [`Bytes::push_level`].
+pub(super) fn push_level(bytes: &mut Vec<u8>, token: &str) {
+    let before = bytes.len();
+    for c in token.chars() {
+        let Some(byte) = level_byte(c) else {
+            bytes.truncate(before);
+            bytes.extend_from_slice(token.as_bytes());
+            return;
+        };
+        bytes.push(byte);
     }
 }
 
 /// The byte that `<0x41>` stands for, read as `tokenizers` reads it.
-fn byte_token(token: &str) -> Option<u8> {
+pub(super) fn byte_token(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
     (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok())?
 }

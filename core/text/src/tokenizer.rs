@@ -1,6 +1,7 @@
 //! The tokenizer of a bundle: a `tokenizer.json` of Hugging Face `tokenizers`.
 
 mod blame;
+mod bytes;
 mod size;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ use tokenizers::{
     TruncationDirection,
 };
 
+pub use bytes::TokenBytes;
 use size::Size;
 use vet::Refusal;
 
@@ -295,15 +297,28 @@ impl Tokenizer {
         self.guard_decoding(|| self.inner.decode(ids, true))
     }
 
+    /// Text of token ids, special tokens spelled out: an answer as a program reads it that looks for calls of tools.
+    ///
+    /// # Errors
+    /// When the tokenizer fails.
+    pub fn decode_with_special(&self, ids: &[u32]) -> Result<String> {
+        if ids.is_empty() {
+            return Ok(String::new());
+        }
+        self.guard_decoding(|| self.inner.decode(ids, false))
+    }
+
     /// Runs a part of the decoder.
     pub(super) fn guard_decoding<T>(
         &self,
         call: impl FnOnce() -> tokenizers::Result<T>,
     ) -> Result<T> {
-        guarded(call).map_err(|e| {
-            let path = self.path.display();
-            Error::new(ErrorKind::Artifact, format!("{path}: tokens cannot be decoded: {e}"))
-        })
+        guarded(call).map_err(|e| self.not_decoded(&e))
+    }
+
+    fn not_decoded(&self, why: &str) -> Error {
+        let path = self.path.display();
+        Error::new(ErrorKind::Artifact, format!("{path}: tokens cannot be decoded: {why}"))
     }
 
     /// What makes text of tokens; without one they are joined by spaces.

@@ -1,0 +1,202 @@
+//! Grammars in words.
+
+use llguidance::JsonCompileOptions;
+use llguidance::api::TopLevelGrammar;
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_text::{CallFormat, Tool};
+use serde_json::{Map, Value};
+
+use crate::tools;
+
+/// Maximum size of a schema, grammar or list, in bytes of its text.
+pub const MAX_BYTES: usize = 4 << 20;
+
+/// Levels of arrays and objects in a schema, as `serde_json` reads them.
+const MAX_DEPTH: usize = 127;
+
+/// What an answer may be.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum Grammar {
+    /// A JSON object, whatever is in it.
+    Json,
+    /// JSON of a schema, written without spaces. Its key `x-guidance` may ask for other spaces:
+    /// `{"whitespace_flexible": true}`, or `{"item_separator": ", ", "key_separator": ": "}`.
+    JsonSchema(Value),
+    /// A text that the whole of a regular expression matches.
+    Regex(String),
+    /// A text of a grammar in the Lark syntax of `llguidance`, from its rule `start`.
+    Lark(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// At least one call of these tools, in the format that the chat template asks for, and nothing else.
+    Calls(Vec<Tool>),
+    /// Any text, and calls of these tools behind it: what looks like a call is one.
+    OptionalCalls(Vec<Tool>),
+}
+
+impl Grammar {
+    /// JSON of the schema in `text`.
+    ///
+    /// # Errors
+    /// When it is too long, or no JSON.
+    pub fn json_schema(text: &str) -> Result<Self> {
+        json("the JSON schema", text).map(Self::JsonSchema)
+    }
+
+    /// What a number and a text say, as in the C interface of published bundles:
+    ///
+    /// | kind | text | |
+    /// |---|---|---|
+    /// | 0 | | no grammar |
+    /// | 1 | `json` or none | [`Grammar::Json`] |
+    /// | 1 | `json:` and a schema, or a schema | [`Grammar::JsonSchema`] |
+    /// | 2 | a JSON list of tools | [`Grammar::Calls`] |
+    /// | 3 | a JSON list of tools | [`Grammar::OptionalCalls`] |
+    /// | 4 | a JSON list of texts, or texts with commas between | [`Grammar::Choice`] |
+    ///
+    /// # Errors
+    /// When there is no such kind, or the text is not what the kind expects.
+    pub fn of_kind(kind: i32, text: &str) -> Result<Option<Self>> {
+        let text = text.trim();
+        Ok(Some(match kind {
+            0 => return Ok(None),
+            1 => match text.strip_prefix("json").unwrap_or(text) {
+                "" => Self::Json,
+                schema => Self::json_schema(schema.strip_prefix(':').unwrap_or(schema))?,
+            },
+            2 => Self::Calls(Tool::list(&json("the list of tools", text)?)?),
+            3 => Self::OptionalCalls(Tool::list(&json("the list of tools", text)?)?),
+            4 if text.starts_with('[') => {
+                let choices = json("the list of choices", text)?;
+                let texts = choices.as_array().into_iter().flatten().map(Value::as_str);
+                let texts: Option<Vec<_>> = texts.map(|text| text.map(str::to_owned)).collect();
+                Self::Choice(texts.ok_or_else(|| {
+                    Error::new(ErrorKind::Usage, "the list of choices: expected texts")
+                })?)
+            }
+            4 => Self::Choice(text.split(',').map(|text| text.trim().to_owned()).collect()),
+            _ => {
+                return Err(Error::new(
+                    ErrorKind::Usage,
+                    format!("expected a kind of grammar from 0 to 4, found {kind}"),
+                ));
+            }
+        }))
+    }
+
+    /// The tools that an answer may call.
+    pub fn tools(&self) -> Option<&[Tool]> {
+        match self {
+            Self::Calls(tools) | Self::OptionalCalls(tools) => Some(tools),
+            _ => None,
+        }
+    }
+
+    /// What it is called in messages.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Json | Self::JsonSchema(_) => "the JSON schema",
+            Self::Regex(_) => "the regular expression",
+            Self::Lark(_) => "the grammar",
+            Self::Choice(_) => "the choices",
+            Self::Calls(_) | Self::OptionalCalls(_) => "the tools",
+        }
+    }
+
+    /// In the words of `llguidance`. `format`: how the model calls tools. `special`: the spelling of a special token in
+    /// a grammar, where the tokenizer has it.
+    pub(crate) fn compile(
+        &self,
+        format: CallFormat,
+        special: impl Fn(&str) -> Option<String>,
+    ) -> Result<TopLevelGrammar> {
+        match self {
+            Self::Json => {
+                let mut schema = Map::new();
+                schema.insert("type".to_owned(), "object".into());
+                Ok(TopLevelGrammar::from_json_schema(compact(schema.into())))
+            }
+            Self::JsonSchema(schema) => {
+                check_depth(schema)?;
+                let size = schema.to_string().len();
+                check_size(self.name(), size)?;
+                Ok(TopLevelGrammar::from_json_schema(compact(schema.clone())))
+            }
+            Self::Regex(regex) => {
+                check_size(self.name(), regex.len())?;
+                Ok(TopLevelGrammar::from_regex(regex))
+            }
+            Self::Lark(lark) => {
+                check_size(self.name(), lark.len())?;
+                Ok(TopLevelGrammar::from_lark(lark.clone()))
+            }
+            Self::Choice(choices) => {
+                check_size(self.name(), choices.iter().map(String::len).sum())?;
+                if choices.is_empty() || choices.iter().any(String::is_empty) {
+                    let what = if choices.is_empty() { "there are none" } else { "one is empty" };
+                    return Err(Error::new(ErrorKind::Usage, format!("the choices: {what}")));
+                }
+                let choices: Vec<_> = choices.iter().map(|text| tools::literal(text)).collect();
+                Ok(TopLevelGrammar::from_lark(format!("start: {}", choices.join(" | "))))
+            }
+            Self::Calls(tools) | Self::OptionalCalls(tools) => {
+                for tool in tools {
+                    check_depth(&tool.parameters)?;
+                }
+                let optional = matches!(self, Self::OptionalCalls(_));
+                let lark = tools::lark(tools, format, optional, special)?;
+                check_size(self.name(), lark.len())?;
+                Ok(TopLevelGrammar::from_lark(lark))
+            }
+        }
+    }
+}
+
+/// A schema whose JSON has no spaces, unless it says otherwise.
+pub(crate) fn compact(schema: Value) -> Value {
+    let mut schema = match schema {
+        Value::Object(schema) => schema,
+        // True and false are schemas, too.
+        other => Map::from_iter([("allOf".to_owned(), Value::Array(vec![other]))]),
+    };
+    if !schema.contains_key("x-guidance") {
+        let options = JsonCompileOptions { whitespace_flexible: false, ..Default::default() };
+        schema.insert("x-guidance".to_owned(), serde_json::to_value(options).unwrap_or_default());
+    }
+    Value::Object(schema)
+}
+
+fn check_size(what: &str, bytes: usize) -> Result<()> {
+    if bytes <= MAX_BYTES {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Usage,
+        format!("{what} has {bytes} bytes, expected at most {MAX_BYTES}"),
+    ))
+}
+
+/// A value that a program built may be deeper than any that is read.
+fn check_depth(schema: &Value) -> Result<()> {
+    let mut level: Vec<_> = vec![schema];
+    for _ in 0..=MAX_DEPTH {
+        if level.is_empty() {
+            return Ok(());
+        }
+        let inner = level.iter().flat_map(|value| match value {
+            Value::Array(values) => values.iter().collect::<Vec<_>>(),
+            Value::Object(values) => values.values().collect(),
+            _ => Vec::new(),
+        });
+        level = inner.collect();
+    }
+    let message = format!("the JSON schema is nested deeper than {MAX_DEPTH} levels");
+    Err(Error::new(ErrorKind::Usage, message))
+}
+
+fn json(what: &str, text: &str) -> Result<Value> {
+    check_size(what, text.len())?;
+    serde_json::from_str(text)
+        .map_err(|e| Error::new(ErrorKind::Usage, format!("{what} is no JSON: {e}")))
+}

@@ -1,0 +1,170 @@
+//! Calls of tools as a grammar, in the format of the model.
+
+use std::fmt::Write as _;
+
+use llguidance::JsonCompileOptions;
+use qhx_base::{Error, ErrorKind, Result};
+use qhx_text::{CallFormat, Tool};
+use serde_json::Value;
+
+use crate::grammar::compact;
+
+/// A text in a grammar.
+pub(crate) fn literal(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// A grammar of calls. `special`: the spelling of a special token, where it is one.
+pub(crate) fn lark(
+    tools: &[Tool],
+    format: CallFormat,
+    optional: bool,
+    special: impl Fn(&str) -> Option<String>,
+) -> Result<String> {
+    if tools.is_empty() {
+        return Err(Error::new(ErrorKind::Usage, "the tools: there are none"));
+    }
+    let (start, end) = format.marks();
+    let is_special = special(start).is_some();
+    let mark = |text: &str| special(text).unwrap_or_else(|| literal(text));
+    // What comes behind the first mark, and between two calls.
+    let (body, between) = match format {
+        CallFormat::Hermes => (format!(r#""\n" call "\n" {}"#, mark(end)), r#""\n""#.to_owned()),
+        CallFormat::Elements => (format!(r#""\n" call {}"#, mark(end)), r#""\n""#.to_owned()),
+        CallFormat::Mistral => (r#""[" call (", " call)* "]""#.to_owned(), String::new()),
+        CallFormat::Python => {
+            (format!(r#""[" call (", " call)* "]" {}"#, mark(end)), String::new())
+        }
+        _ => (r#"call ("; " call)*"#.to_owned(), String::new()),
+    };
+    let more = match between.as_str() {
+        "" => String::new(),
+        between => format!(" ({between} {} {body})*", mark(start)),
+    };
+    let calls = match start {
+        "" => body.clone(),
+        start => format!("{} {body}{more}", mark(start)),
+    };
+    let mut lark = String::new();
+    let text = "/(.|\\n)*/";
+    let _ = match (optional, start) {
+        (false, _) => writeln!(lark, "start: {calls}"),
+        (true, "") => writeln!(lark, "start: TEXT | {calls}\nTEXT: /[^{{](.|\\n)*/"),
+        (true, _) if is_special => writeln!(lark, "start: TEXT | TEXT {calls}\nTEXT: {text}"),
+        (true, start) => writeln!(
+            lark,
+            "start: TEXT | before {body}{more}\nbefore[suffix={}]: {text}\n\
+             TEXT: {text} & ~/(.|\\n)*{start}(.|\\n)*/",
+            literal(start)
+        ),
+    };
+    let names: Vec<_> = (0..tools.len()).map(|index| format!("f{index}")).collect();
+    let _ = writeln!(lark, "call: {}", names.join(" | "));
+    for (index, tool) in tools.iter().enumerate() {
+        let name = &tool.name;
+        let rule = match format {
+            CallFormat::Elements => elements(&mut lark, index, tool),
+            CallFormat::Python => python(&mut lark, index, tool),
+            _ => {
+                let key = if format == CallFormat::Llama { "parameters" } else { "arguments" };
+                let begin = literal(&format!(r#"{{"name": {}, "{key}": "#, literal(name)));
+                let _ = writeln!(lark, "a{index}: %json {}", spaced(&tool.parameters));
+                format!(r#"{begin} a{index} "}}""#)
+            }
+        };
+        let _ = writeln!(lark, "f{index}: {rule}");
+    }
+    Ok(lark)
+}
+
+/// A schema whose JSON has the spaces that models learn to put into calls.
+fn spaced(schema: &Value) -> Value {
+    let options = JsonCompileOptions {
+        whitespace_flexible: false,
+        item_separator: ", ".to_owned(),
+        key_separator: ": ".to_owned(),
+        ..Default::default()
+    };
+    let mut schema = schema.clone();
+    if let Value::Object(schema) = &mut schema {
+        schema
+            .entry("x-guidance")
+            .or_insert_with(|| serde_json::to_value(options).unwrap_or_default());
+        return schema.clone().into();
+    }
+    compact(schema)
+}
+
+/// A schema of one argument, which can refer to what its tool defines.
+fn within(tool: &Tool, schema: &Value) -> Value {
+    let mut schema = schema.clone();
+    if let Value::Object(schema) = &mut schema {
+        for key in ["$defs", "definitions"] {
+            if let Some(definitions) = tool.parameters.get(key) {
+                schema.entry(key).or_insert_with(|| definitions.clone());
+            }
+        }
+    }
+    spaced(&schema)
+}
+
+fn is_text(schema: &Value) -> bool {
+    schema.get("type").is_some_and(|kind| kind == "string") && schema.get("enum").is_none()
+}
+
+fn elements(lark: &mut String, index: usize, tool: &Tool) -> String {
+    let mut rule = literal(&format!("<function={}>\n", tool.name));
+    for (number, (name, schema, must)) in tool.arguments().into_iter().enumerate() {
+        let (begin, end) = (literal(&format!("<parameter={name}>\n")), literal("\n</parameter>\n"));
+        let argument = format!("p{index}_{number}");
+        let texts = schema.get("enum").and_then(Value::as_array);
+        let texts: Option<Vec<_>> = texts.and_then(|all| all.iter().map(Value::as_str).collect());
+        let _ = if let Some(texts) = texts.filter(|texts| !texts.is_empty()) {
+            let texts: Vec<_> = texts.into_iter().map(literal).collect();
+            writeln!(lark, "{argument}: {begin} ({}) {end}", texts.join(" | "))
+        } else if is_text(schema) {
+            writeln!(lark, "{argument}: {begin} v{argument}\nv{argument}[suffix={end}]: /(.|\\n)*/")
+        } else {
+            let schema = within(tool, schema);
+            writeln!(lark, "{argument}: {begin} v{argument} {end}\nv{argument}: %json {schema}")
+        };
+        let _ = write!(rule, " {argument}{}", if must { "" } else { "?" });
+    }
+    let _ = write!(rule, " {}", literal("</function>\n"));
+    rule
+}
+
+fn python(lark: &mut String, index: usize, tool: &Tool) -> String {
+    let arguments = tool.arguments();
+    for (number, (name, schema, _)) in arguments.iter().enumerate() {
+        let (argument, begin) = (format!("p{index}_{number}"), literal(&format!("{name}=")));
+        let _ = if schema.get("type").is_some_and(|kind| kind == "boolean") {
+            writeln!(lark, r#"{argument}: {begin} ("True" | "False")"#)
+        } else {
+            let schema = within(tool, schema);
+            writeln!(lark, "{argument}: {begin} v{argument}\nv{argument}: %json {schema}")
+        };
+    }
+    let required = arguments.iter().filter(|(_, _, must)| *must).count();
+    // From the argument `first` on: all that must be there, maybe those that may.
+    let from = |first: usize| {
+        let mut list = format!("p{index}_{first}");
+        for number in first + 1..arguments.len() {
+            let _ = if number < required {
+                write!(list, r#" ", " p{index}_{number}"#)
+            } else {
+                write!(list, r#" (", " p{index}_{number})?"#)
+            };
+        }
+        list
+    };
+    let lists = match (required, arguments.len()) {
+        (0, 0) => String::new(),
+        (0, count) => {
+            let lists: Vec<_> = (0..count).map(from).collect();
+            format!(" ({})?", lists.join(" | "))
+        }
+        _ => format!(" {}", from(0)),
+    };
+    format!(r#"{}{lists} ")""#, literal(&format!("{}(", tool.name)))
+}

@@ -1,0 +1,95 @@
+//! Tools that a model may call, and its calls.
+
+mod formats;
+mod python;
+#[cfg(test)]
+mod tests;
+
+use qhx_base::{Error, ErrorKind, Result};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+pub use formats::CallFormat;
+
+/// A tool that a model may call.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Tool {
+    /// What it is called by.
+    pub name: String,
+    /// The JSON schema of its arguments, which are an object.
+    pub parameters: Value,
+}
+
+impl Tool {
+    /// A tool whose arguments are of a JSON schema.
+    pub fn new(name: impl Into<String>, parameters: Value) -> Self {
+        Self { name: name.into(), parameters }
+    }
+
+    /// The tools of a list as servers take it: `[{"type": "function", "function": {"name": …, "parameters": …}}]`. What
+    /// is in `function` may also stand there by itself.
+    ///
+    /// # Errors
+    /// When it is no list, or a tool has no name, one that is there already, or parameters that are no object.
+    pub fn list(value: &Value) -> Result<Vec<Self>> {
+        let fail = |what: String| {
+            Err(Error::new(ErrorKind::Usage, format!("the list of tools: {what}")).hint(
+                "expected [{\"type\": \"function\", \"function\": {\"name\": …, \"parameters\": …}}]",
+            ))
+        };
+        let Some(list) = value.as_array() else { return fail("it is no list".to_owned()) };
+        let mut tools: Vec<Self> = Vec::with_capacity(list.len());
+        for (index, entry) in list.iter().enumerate() {
+            let function = entry.get("function").unwrap_or(entry);
+            let Some(name) = function.get("name").and_then(Value::as_str) else {
+                return fail(format!("tool {index} has no name"));
+            };
+            let plain = |c: char| c.is_alphanumeric() || "_-.:/".contains(c);
+            if name.is_empty() || !name.chars().all(plain) {
+                return fail(format!("{name:?} is no name: expected letters, digits, _ and -"));
+            }
+            if tools.iter().any(|tool| tool.name == name) {
+                return fail(format!("there are two tools {name:?}"));
+            }
+            let parameters = match function.get("parameters") {
+                None | Some(Value::Null) => Map::from_iter([("type".to_owned(), "object".into())]),
+                Some(Value::Object(parameters)) => parameters.clone(),
+                Some(other) => {
+                    return fail(format!(
+                        "the parameters of {name:?} are {other}, expected a schema"
+                    ));
+                }
+            };
+            tools.push(Self::new(name, parameters.into()));
+        }
+        if tools.is_empty() { fail("it is empty".to_owned()) } else { Ok(tools) }
+    }
+
+    /// The arguments that it takes, with their schemas, and whether each must be there; those first that must.
+    pub fn arguments(&self) -> Vec<(&str, &Value, bool)> {
+        let required = self.parameters.get("required").and_then(Value::as_array);
+        let must = |name: &str| required.is_some_and(|all| all.iter().any(|one| one == name));
+        let properties = self.parameters.get("properties").and_then(Value::as_object);
+        let all = properties.into_iter().flatten();
+        let mut all: Vec<_> =
+            all.map(|(name, schema)| (name.as_str(), schema, must(name))).collect();
+        all.sort_by_key(|(_, _, must)| !must);
+        all
+    }
+
+    /// True where an argument is a text and nothing else.
+    fn takes_text(&self, argument: &str) -> bool {
+        let schema = self.parameters.get("properties").and_then(|all| all.get(argument));
+        schema.and_then(|schema| schema.get("type")).is_some_and(|kind| kind == "string")
+    }
+}
+
+/// A call of a tool.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ToolCall {
+    /// The tool.
+    pub name: String,
+    /// Its arguments: an object, unless the model wrote something else.
+    pub arguments: Value,
+}

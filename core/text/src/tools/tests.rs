@@ -1,0 +1,125 @@
+//! Each format as its models write it.
+
+use serde_json::json;
+
+use super::*;
+
+fn tools() -> Vec<Tool> {
+    let parameters = json!({
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "exact": {}},
+        "required": ["days"],
+    });
+    Tool::list(
+        &json!([{"type": "function", "function": {"name": "weather", "parameters": parameters}}]),
+    )
+    .unwrap()
+}
+
+fn calls(format: CallFormat, answer: &str) -> Value {
+    serde_json::to_value(format.calls(answer, &tools())).unwrap()
+}
+
+fn weather(arguments: Value) -> Value {
+    json!({"name": "weather", "arguments": arguments})
+}
+
+#[test]
+fn hermes_calls_are_read() {
+    let answer = "Let me see.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"</tool_call>\"}}\n\
+                  </tool_call>\n<tool_call>{\"name\": \"weather\", \"arguments\": \"{\\\"days\\\": 2}\"}</tool_call>";
+    let expected = json!([weather(json!({"city": "</tool_call>"})), weather(json!({"days": 2}))]);
+    assert_eq!(calls(CallFormat::Hermes, answer), expected);
+    assert_eq!(calls(CallFormat::Hermes, "<tool_call>\n{\"name\": \"wea"), json!([]));
+    assert_eq!(calls(CallFormat::Hermes, "none"), json!([]));
+}
+
+#[test]
+fn calls_in_elements_are_read_by_the_tools_types() {
+    let answer = "<think>so</think>\n<tool_call>\n<function=weather>\n<parameter=city>\n12\n</parameter>\n\
+                  <parameter=days>\n3\n</parameter>\n<parameter=exact>\n{\"a\": [1]}\n</parameter>\n</function>\n\
+                  </tool_call>\n<tool_call>\n<function=weather>\n</function>\n</tool_call>";
+    let expected =
+        json!(
+            [weather(json!({"city": "12", "days": 3, "exact": {"a": [1]}})), weather(json!({})),]
+        );
+    assert_eq!(calls(CallFormat::Elements, answer), expected);
+    let cut = "<tool_call>\n<function=weather>\n<parameter=city>\nParis";
+    assert_eq!(calls(CallFormat::Elements, cut), json!([]));
+}
+
+#[test]
+fn llama_calls_are_read() {
+    let one = "{\"name\": \"weather\", \"parameters\": {\"days\": 1}}";
+    let call = weather(json!({"days": 1}));
+    assert_eq!(calls(CallFormat::Llama, one), json!([call]));
+    let several = format!("<|python_tag|>{one}; {one}<|eom_id|>");
+    assert_eq!(calls(CallFormat::Llama, &several), json!([call, call]));
+    assert_eq!(calls(CallFormat::Llama, "It rains."), json!([]));
+    assert_eq!(calls(CallFormat::Llama, "{\"days\": 1}"), json!([]));
+}
+
+#[test]
+fn mistral_calls_are_read() {
+    let call = weather(json!({"days": 1}));
+    let list = "[TOOL_CALLS] [{\"name\": \"weather\", \"arguments\": {\"days\": 1}, \"id\": \"000000001\"}]</s>";
+    assert_eq!(calls(CallFormat::Mistral, list), json!([call]));
+    let newer = "[TOOL_CALLS]weather[ARGS]{\"days\": 1}[TOOL_CALLS]weather{\"days\": 1}</s>";
+    assert_eq!(calls(CallFormat::Mistral, newer), json!([call, call]));
+}
+
+#[test]
+fn calls_as_python_writes_them_are_read() {
+    let answer = "<|tool_call_start|>[weather(city='O\\'Hare, \"B\"', days=-3), weather(exact={'a': [True, None, 1.5e3]}), \
+                  weather()]<|tool_call_end|>Done.<|im_end|>";
+    let expected = json!([
+        weather(json!({"city": "O'Hare, \"B\"", "days": -3})),
+        weather(json!({"exact": {"a": [true, null, 1500.0]}})),
+        weather(json!({})),
+    ]);
+    assert_eq!(calls(CallFormat::Python, answer), expected);
+    for broken in
+        ["[weather(city=)]", "[weather(city 1)]", "[weather(", "weather(days=1", "[weather() x]"]
+    {
+        let answer = format!("<|tool_call_start|>{broken}<|tool_call_end|>");
+        assert_eq!(calls(CallFormat::Python, &answer), json!([]), "{broken}");
+    }
+    let deep = format!("<|tool_call_start|>[f(a={})]<|tool_call_end|>", "[".repeat(100_000));
+    assert_eq!(calls(CallFormat::Python, &deep), json!([]));
+}
+
+#[test]
+fn the_format_is_the_templates() {
+    for (source, format) in [
+        ("{% for tool in tools %}<tool_call>\n{\"name\": ", Some(CallFormat::Hermes)),
+        ("tools: <tool_call>\n<function=example>", Some(CallFormat::Elements)),
+        ("{% if tools %}{\"name\": \"f\", \"parameters\": ", Some(CallFormat::Llama)),
+        ("{{ '[TOOL_CALLS] [' }}", None),
+        ("{% if tool_calls %}[TOOL_CALLS]", Some(CallFormat::Mistral)),
+        ("tools <|tool_call_start|>", Some(CallFormat::Python)),
+        ("{% for message in messages %}", None),
+    ] {
+        assert_eq!(CallFormat::of_template(source), format, "{source}");
+    }
+}
+
+#[test]
+fn a_list_of_tools_names_what_is_wrong() {
+    for (list, expected) in [
+        (json!({}), "it is no list"),
+        (json!([]), "it is empty"),
+        (json!([{"type": "function"}]), "tool 0 has no name"),
+        (json!([{"name": "a b"}]), "\"a b\" is no name: expected letters, digits, _ and -"),
+        (json!([{"name": "a"}, {"function": {"name": "a"}}]), "there are two tools \"a\""),
+        (
+            json!([{"name": "a", "parameters": 3}]),
+            "the parameters of \"a\" are 3, expected a schema",
+        ),
+    ] {
+        let error = Tool::list(&list).unwrap_err();
+        assert_eq!(error.message(), format!("the list of tools: {expected}"));
+    }
+    let order: Vec<_> =
+        tools()[0].arguments().iter().map(|(name, ..)| (*name).to_owned()).collect();
+    assert_eq!(order, ["days", "city", "exact"]);
+}
