@@ -108,7 +108,7 @@ impl Grammar {
     /// a grammar, where the tokenizer has it.
     pub(crate) fn compile(
         &self,
-        format: CallFormat,
+        format: Option<CallFormat>,
         special: impl Fn(&str) -> Option<String>,
     ) -> Result<TopLevelGrammar> {
         match self {
@@ -144,6 +144,13 @@ impl Grammar {
                 for tool in tools {
                     check_depth(&tool.parameters)?;
                 }
+                let format = format.ok_or_else(|| {
+                    Error::new(
+                        ErrorKind::Usage,
+                        "the tools: the model calls none in a known format",
+                    )
+                    .hint("the chat template knows no tools; ask for JSON of a schema instead")
+                })?;
                 let optional = matches!(self, Self::OptionalCalls(_));
                 let lark = tools::lark(tools, format, optional, special)?;
                 check_size(self.name(), lark.len())?;

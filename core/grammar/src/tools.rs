@@ -29,9 +29,9 @@ pub(crate) fn lark(
     let mark = |text: &str| special(text).unwrap_or_else(|| literal(text));
     // What comes behind the first mark, and between two calls.
     let (body, between) = match format {
-        CallFormat::Hermes => (format!(r#""\n" call "\n" {}"#, mark(end)), r#""\n""#.to_owned()),
+        CallFormat::Tagged => (format!(r#""\n" call "\n" {}"#, mark(end)), r#""\n""#.to_owned()),
         CallFormat::Elements => (format!(r#""\n" call {}"#, mark(end)), r#""\n""#.to_owned()),
-        CallFormat::Mistral => (r#""[" call (", " call)* "]""#.to_owned(), String::new()),
+        CallFormat::Listed => (r#""[" call (", " call)* "]""#.to_owned(), String::new()),
         CallFormat::Python => {
             (format!(r#""[" call (", " call)* "]" {}"#, mark(end)), String::new())
         }
@@ -66,7 +66,7 @@ pub(crate) fn lark(
             CallFormat::Elements => elements(&mut lark, index, tool),
             CallFormat::Python => python(&mut lark, index, tool),
             _ => {
-                let key = if format == CallFormat::Llama { "parameters" } else { "arguments" };
+                let key = if format == CallFormat::Bare { "parameters" } else { "arguments" };
                 let begin = literal(&format!(r#"{{"name": {}, "{key}": "#, literal(name)));
                 let _ = writeln!(lark, "a{index}: %json {}", spaced(&tool.parameters));
                 format!(r#"{begin} a{index} "}}""#)

@@ -89,7 +89,7 @@ impl Vocabulary {
         Ok(Self { factory: Arc::new(factory), tokenizer: tokenizer.clone() })
     }
 
-    /// What a grammar allows, at the beginning of an answer. `format`: how the model calls tools. `stops`: further tokens
+    /// What a grammar allows, at the beginning of an answer. `format`: how the model calls tools, if it does. `stops`: further tokens
     /// that may end the answer. `goes_on`: none of the model's ends it before the grammar does.
     ///
     /// # Errors
@@ -97,7 +97,7 @@ impl Vocabulary {
     pub fn constrain(
         &self,
         grammar: &Grammar,
-        format: CallFormat,
+        format: Option<CallFormat>,
         stops: &[u32],
         goes_on: bool,
     ) -> Result<Constraint> {

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use qhx_base::{Error, ErrorKind, Result, files};
 use serde_json::{Map, Value};
 
-use super::Tokenizer;
 use super::jinja::{JinjaTemplate, MAX_SOURCE, Template};
 use super::markers::Markers;
 use super::message::{Message, RenderOptions};
 use super::spec::{ChatSpec, ChatStyle};
+use super::{CallFormat, Tokenizer};
 
 /// Bytes that `tokenizer_config.json` and `special_tokens_map.json` may have: published ones have up to one million.
 const MAX_CONFIG: u64 = 16 << 20;
@@ -101,6 +101,14 @@ impl ChatTemplate {
         let template = Template { source: source.to_owned(), tokens };
         let template = JinjaTemplate::here(template, "chat template")?;
         Ok(Self(Form::Jinja(Box::new(template))))
+    }
+
+    /// The format in which it asks for calls of tools; `None` where it knows no tools, or no format that is known here.
+    pub fn call_format(&self) -> Option<CallFormat> {
+        match &self.0 {
+            Form::Jinja(template) => CallFormat::of_template(template.source()),
+            Form::Markers(_) => None,
+        }
     }
 
     /// The prompt. It holds its special tokens as text: encode it with

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::grammar::Following as Grammar;
 use super::model::Model;
 use super::prompt::Encoded;
 use super::speculate::{Start, StepTime};
@@ -62,6 +63,15 @@ pub(super) struct Work {
     pub sampler: Sampler,
     /// What the sampler chooses among.
     pub allowed: Arc<AllowedTokens>,
+    /// What further limits that.
+    pub grammar: Option<Grammar>,
+    /// Tokens at the end of the answer that the op has not consumed: the one that was chosen last, and forced ones
+    /// behind it.
+    pub unconsumed: usize,
+    /// Tokens that the grammar left no choice about.
+    pub forced: usize,
+    /// Draft tokens that are checked.
+    pub drafts: Vec<u32>,
     pub text: Text,
     /// What was chosen.
     pub tokens: Vec<u32>,
@@ -74,6 +84,11 @@ impl Work {
     /// The token chosen last. There is one after the first choice.
     fn last(&self) -> u32 {
         self.tokens.last().copied().unwrap_or_default()
+    }
+
+    /// The token that comes next whatever the logits are, if the grammar leaves no choice.
+    fn forced(&self) -> Option<u32> {
+        self.grammar.as_ref()?.forced()
     }
 }
 
@@ -255,7 +270,7 @@ impl<'m> Run<'m> {
         let Some(work) = self.work.take() else {
             return Ok(Generation::cancelled(self.model.load));
         };
-        let Work { prompt, text, tokens, sampling_time: sampling, steps, .. } = *work;
+        let Work { prompt, text, tokens, sampling_time: sampling, steps, forced, .. } = *work;
         let graph = self.model.op.graph_time().saturating_sub(self.graph_before);
         let timings = Timings {
             load: self.model.load,
@@ -265,6 +280,7 @@ impl<'m> Run<'m> {
             sampling,
             host: (self.prefill + self.decode).saturating_sub(graph + sampling),
             decode_steps: steps,
+            forced_tokens: forced,
             drafts: self.model.speculation.counts(),
             slow_executions: self.model.op.slow_executions().saturating_sub(self.slow_before),
         };
@@ -427,7 +443,20 @@ impl Model {
         }
         let start = Instant::now();
         let sample = trace::span(self.trace.as_ref(), "sample");
-        let token = match work.sampler.sample(self.op.logits()?) {
+        let Work { sampler, grammar, allowed, .. } = work;
+        let (token, sampled) = match grammar.as_mut().map(|grammar| (grammar.forced(), grammar)) {
+            None => (None, sampler.sample(self.op.logits()?)),
+            Some((Some(token), _)) => (Some(token), Ok(token)),
+            Some((None, grammar)) => {
+                let allowed = grammar.allowed(allowed)?;
+                if allowed.is_empty() {
+                    return Ok(Chosen { shown: false, ended: Some(FinishReason::Stop) });
+                }
+                (None, sampler.sample_among(self.op.logits()?, allowed))
+            }
+        };
+        work.forced += usize::from(token.is_some());
+        let token = match sampled {
             Ok(token) => token,
             Err(e) => {
                 let error = self.op.about_logits(e);
@@ -439,12 +468,17 @@ impl Model {
             }
         };
         work.sampler.accept(token);
+        work.tokens.push(token);
+        work.unconsumed += 1;
+        let stops = work.text.stop.is_stop_token(token);
+        if let Some(grammar) = work.grammar.as_mut().filter(|_| !stops) {
+            grammar.accept(token)?;
+        }
         drop(sample);
         work.sampling_time += start.elapsed();
-        work.tokens.push(token);
         self.speculation.push(token);
         let Work { text, stop_ids, .. } = work;
-        if text.stop.is_stop_token(token) {
+        if stops {
             let stop = stop_ids.contains(&token);
             let reason = if stop { FinishReason::Stop } else { FinishReason::Eos };
             return Ok(Chosen { shown: false, ended: Some(reason) });
@@ -452,7 +486,8 @@ impl Model {
         let detokenize = trace::span(self.trace.as_ref(), "detokenize");
         let stopped = text.push(token)?;
         drop(detokenize);
-        let ended = if stopped {
+        let over = work.grammar.as_ref().is_some_and(Grammar::is_over);
+        let ended = if stopped || over {
             Some(FinishReason::Stop)
         } else if work.tokens.len() >= work.budget {
             Some(FinishReason::Length)
@@ -463,25 +498,43 @@ impl Model {
     }
 
     /// Consumes the token chosen last and chooses the next one, or has draft tokens verified.
+    /// Forced tokens come before anything is consumed, and then are consumed together.
     fn step_or_verify(&mut self, work: &mut Work, phase: &mut Phase) -> Result<Option<Happened>> {
-        if self.speculation.is_active() && self.draft(work)? > 0 {
-            return self.verify(work, phase);
+        if work.forced().is_some() {
+            return self.choose_next(work, phase);
         }
-        let start = Instant::now();
-        self.step(work.last(), &work.prompt, &work.tokens)?;
-        self.speculation.stepped(start.elapsed().as_secs_f64());
+        if work.unconsumed > 1 {
+            let count = std::mem::take(&mut work.unconsumed);
+            self.steps(count, &work.prompt, &work.tokens)?;
+        } else {
+            if self.speculation.is_active() && self.draft(work)? > 0 {
+                work.unconsumed = 0;
+                return self.verify(work, phase);
+            }
+            let start = Instant::now();
+            work.unconsumed = 0;
+            self.step(work.last(), &work.prompt, &work.tokens)?;
+            self.speculation.stepped(start.elapsed().as_secs_f64());
+        }
         work.steps += 1;
         self.choose_next(work, phase)
     }
 
     /// Makes draft tokens. Returns the number of them to verify.
-    fn draft(&mut self, work: &Work) -> Result<usize> {
+    fn draft(&mut self, work: &mut Work) -> Result<usize> {
         let room = self.op.info().max_ctx.saturating_sub(self.op.position());
         let max_drafts = room.min(work.budget - work.tokens.len()).saturating_sub(1);
         let _span = trace::span(self.trace.as_ref(), "draft");
         let placeholders = &self.op.info().placeholders;
-        let may = |token: u32| work.allowed.contains(token) && !placeholders.contains(&token);
-        let step = self.speculation.propose(work.last(), max_drafts, work.sampler.rng(), may)?;
+        let (last, allowed, grammar) = (work.last(), &work.allowed, &mut work.grammar);
+        let drafts = &mut work.drafts;
+        drafts.clear();
+        let may = |token: u32| {
+            drafts.push(token);
+            let follows = grammar.as_mut().is_none_or(|grammar| grammar.accepts(drafts));
+            follows && allowed.contains(token) && !placeholders.contains(&token)
+        };
+        let step = self.speculation.propose(last, max_drafts, work.sampler.rng(), may)?;
         Ok(step.len() - 1)
     }
 
@@ -519,7 +572,10 @@ impl Model {
             return Ok(None);
         }
         let start = Instant::now();
-        let logits = self.op.row_logits(verified.row);
+        let logits = match work.forced() {
+            Some(_) => Ok(()),
+            None => self.op.row_logits(verified.row),
+        };
         verified.time.pass += start.elapsed().as_secs_f64();
         match logits {
             Err(e) if self.loss.happened() => return self.recover(work, e, phase),
@@ -553,6 +609,7 @@ impl Model {
             return Err(error);
         }
         self.replay(error, &work.prompt, &work.tokens)?;
+        work.unconsumed = 0;
         work.steps += 1;
         self.choose_next(work, phase)
     }
@@ -568,6 +625,7 @@ impl Model {
         drop(span);
         time.keep += start.elapsed().as_secs_f64();
         work.steps += 1;
+        work.unconsumed = usize::from(work.tokens.len() > before);
         match accepted {
             Ok(()) => {
                 for &token in &self.speculation.step()[..count] {

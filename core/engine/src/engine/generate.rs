@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value};
 
 use super::decode::{Run, Text, Work};
+use super::grammar::Following;
 use super::model::{Model, input_vocab};
 use super::prompt::{self, Encoded, Reader};
 use super::reuse;
@@ -76,6 +77,9 @@ impl Model {
             return Ok(None);
         }
         self.speculation.idle();
+        let stop_ids = self.stop_ids(request);
+        // Before what takes longer.
+        let grammar = self.grammar(request, &stop_ids)?;
         self.revive()?;
         let tokenize = trace::span(self.trace.as_ref(), "tokenize");
         let prompt = self.encode(
@@ -85,7 +89,6 @@ impl Model {
         )?;
         drop(tokenize);
         self.check_length(&prompt)?;
-        let stop_ids = self.stop_ids(request);
         let allowed = self.allowed(&stop_ids)?;
         let vocab = self.op.info().vocab;
         let mut sampler =
@@ -109,6 +112,10 @@ impl Model {
             budget,
             sampler,
             allowed,
+            grammar,
+            unconsumed: 0,
+            forced: 0,
+            drafts: Vec::new(),
             text,
             tokens: Vec::with_capacity(budget.min(1 << 20)),
             sampling_time: Duration::ZERO,
@@ -255,6 +262,16 @@ impl Model {
             .hint("artifacts.tokenizer is another model's, or a file was damaged"));
         }
         Ok(Arc::clone(&self.allowed))
+    }
+
+    /// The request's grammar at the beginning of an answer.
+    fn grammar(&self, request: &Request, stop_ids: &[u32]) -> Result<Option<Following>> {
+        let Some(grammar) = &request.grammar else { return Ok(None) };
+        let _span = trace::span(self.trace.as_ref(), "compile grammar");
+        let format = self.texts.call_format();
+        let vocabulary = self.texts.vocabulary()?;
+        let constraint = vocabulary.constrain(grammar, format, stop_ids, request.ignore_eos)?;
+        Ok(Some(Following::new(constraint)))
     }
 
     fn text(&self, request: &Request, prompt: &[u32], ends: Vec<u32>) -> Result<Text> {

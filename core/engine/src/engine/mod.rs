@@ -9,6 +9,7 @@ mod contexts;
 mod decode;
 mod embed;
 mod generate;
+mod grammar;
 mod model;
 mod pack;
 mod prompt;
@@ -24,6 +25,7 @@ mod types;
 pub use crate::text::{Content, ContentPart, Message};
 pub use decode::Run;
 pub use model::{ContextLoad, Model, ModelOptions};
+pub use qhx_grammar::{Grammar, Vocabulary};
 pub use texts::Texts;
 pub use types::{
     DraftCounts, Event, FinishReason, Generation, MAX_DRAFT_TOKENS, Part, Prompt, Request,

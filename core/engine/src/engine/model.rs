@@ -275,11 +275,13 @@ impl Model {
         drop(opening);
         let op = Checked::new(op, &entry.description.name);
         texts.max_ctx = op.info().max_ctx;
-        let allowed = allowed_tokens(&op, &manifest, texts.tokenizer());
+        let allowed = Arc::new(allowed_tokens(&op, &manifest, texts.tokenizer()));
+        texts.allowed = Arc::clone(&allowed);
+        texts.media = op.info().placeholders.clone();
         Ok(Self {
             backend: parts.backend.info(),
             parts: Arc::new(parts),
-            allowed: Arc::new(allowed),
+            allowed,
             manifest,
             texts: Arc::new(texts),
             consumed: Consumed::default(),

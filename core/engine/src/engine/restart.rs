@@ -44,6 +44,27 @@ impl Model {
         }
     }
 
+    /// Consumes the last `count` tokens of `answer` together.
+    pub(super) fn steps(&mut self, count: usize, prompt: &Encoded, answer: &[u32]) -> Result<()> {
+        let tokens = &answer[answer.len() - count..];
+        let span = trace::span_with(self.trace.as_ref(), "decode", |s| {
+            s.argument("tokens", count);
+            s.argument("position", self.op.position());
+        });
+        let consumed = self.op.consume(&[Segment::Tokens(tokens)], count);
+        drop(span);
+        for &token in tokens {
+            self.consumed.push(token);
+        }
+        let Err(e) = consumed else { return Ok(()) };
+        if self.loss.happened() {
+            return self.replay(e, prompt, answer);
+        }
+        // A part of them may be consumed.
+        self.consumed.settle(self.op.position());
+        Err(e)
+    }
+
     /// Embeds one text. A trace has its size under this name.
     pub(super) fn embed_segments(
         &mut self,

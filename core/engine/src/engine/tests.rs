@@ -1,5 +1,6 @@
 //! The engine over a host-op that is scripted: no graph, no plugin.
 
+mod grammar;
 mod parts;
 mod speculative;
 

@@ -1,12 +1,14 @@
 //! What a model does with text beside its graphs: usable from any thread while a generation runs.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use qhx_grammar::Vocabulary;
 use serde_json::{Map, Value};
 
 use crate::artifacts::Artifacts;
 use crate::manifest::Manifest;
-use crate::text::{ChatTemplate, Message, RenderOptions, Tokenizer};
+use crate::sampling::AllowedTokens;
+use crate::text::{CallFormat, ChatTemplate, Message, RenderOptions, Tokenizer, Tool, ToolCall};
 use crate::trace::{self, Trace};
 use crate::{CancelToken, Error, ErrorKind, Result};
 
@@ -18,6 +20,14 @@ pub struct Texts {
     pub(super) tokenizer: Option<Tokenizer>,
     pub(super) chat: Option<ChatTemplate>,
     pub(super) max_ctx: usize,
+    /// What may be chosen at all.
+    pub(super) allowed: Arc<AllowedTokens>,
+    /// Tokens that stand for images, audio and videos, and for no text.
+    pub(super) media: Vec<u32>,
+    /// Tokens that end an answer.
+    pub(super) ends: Vec<u32>,
+    /// Made when a grammar needs it.
+    vocabulary: OnceLock<Result<Vocabulary>>,
 }
 
 impl Texts {
@@ -34,13 +44,28 @@ impl Texts {
         };
         let chat = manifest.chat_template(artifacts, tokenizer.as_ref())?;
         let (name, place) = (manifest.model.name.clone(), manifest.path.display().to_string());
-        Ok(Self { name, place, tokenizer, chat, max_ctx: 0 })
+        let ends = manifest.params.eos_token_id.clone();
+        Ok(Self { tokenizer, chat, ends, ..Self::without(name, place) })
     }
 
     /// The same without tokenizer and chat template, which a draft model has no use for.
     pub(super) fn bare(&self) -> Self {
         let (name, place) = (self.name.clone(), self.place.clone());
-        Self { name, place, tokenizer: None, chat: None, max_ctx: self.max_ctx }
+        Self { max_ctx: self.max_ctx, ..Self::without(name, place) }
+    }
+
+    fn without(name: String, place: String) -> Self {
+        Self {
+            name,
+            place,
+            tokenizer: None,
+            chat: None,
+            max_ctx: 0,
+            allowed: Arc::new(AllowedTokens::below(0)),
+            media: Vec::new(),
+            ends: Vec::new(),
+            vocabulary: OnceLock::new(),
+        }
     }
 
     /// The model's name.
@@ -109,6 +134,35 @@ impl Texts {
             ..RenderOptions::default()
         };
         self.require_chat()?.render(messages, &options)
+    }
+
+    /// The tokens as a [`Grammar`](super::Grammar) sees them. The first call makes them, which takes a part of a second
+    /// for 250,000 tokens: a program that does not want the first request with a grammar to wait calls it before, from
+    /// any thread.
+    ///
+    /// # Errors
+    /// When the bundle has no tokenizer, or one whose tokens have no bytes of their own.
+    pub fn vocabulary(&self) -> Result<&Vocabulary> {
+        let make = || {
+            let allowed = |id| self.allowed.contains(id) && !self.media.contains(&id);
+            Vocabulary::new(self.require_tokenizer()?, self.allowed.end(), allowed, &self.ends)
+        };
+        self.vocabulary.get_or_init(make).as_ref().map_err(Clone::clone)
+    }
+
+    /// The format in which the chat template has the model call tools; `None` where it knows no tools, or the format is
+    /// not known here.
+    pub fn call_format(&self) -> Option<CallFormat> {
+        self.chat.as_ref()?.call_format()
+    }
+
+    /// The calls of tools in an answer's tokens, in order: none where the format is not known.
+    ///
+    /// # Errors
+    /// When the bundle has no tokenizer, or it does not know a token.
+    pub fn calls(&self, tokens: &[u32], tools: &[Tool]) -> Result<Vec<ToolCall>> {
+        let Some(format) = self.call_format() else { return Ok(Vec::new()) };
+        Ok(format.calls(&self.require_tokenizer()?.decode_with_special(tokens)?, tools))
     }
 
     pub(super) fn require_chat(&self) -> Result<&ChatTemplate> {

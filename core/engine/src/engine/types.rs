@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 use std::str::FromStr;
 use std::time::Duration;
 
+use qhx_grammar::Grammar;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -61,6 +62,8 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Speculative decoding.
     pub speculate: Speculate,
+    /// What the answer may be. It ends where nothing more may follow, with [`FinishReason::Stop`].
+    pub grammar: Option<Grammar>,
     /// Further variables of the chat template, such as `reasoning_effort`: see
     /// [`RenderOptions::arguments`](crate::text::RenderOptions::arguments).
     pub template_arguments: Map<String, Value>,
@@ -131,6 +134,7 @@ impl Request {
             stop_ids: Vec::new(),
             ignore_eos: false,
             speculate: Speculate::Off,
+            grammar: None,
             template_arguments: Map::new(),
             cancel: CancelToken::new(),
         }
@@ -218,6 +222,19 @@ impl Request {
         Self { speculate, ..self }
     }
 
+    /// With an answer that is of this grammar.
+    ///
+    /// ```
+    /// # use qhx_core::engine::{Grammar, Request};
+    /// let schema = r#"{"type": "object", "properties": {"year": {"type": "integer"}}, "required": ["year"]}"#;
+    /// let request = Request::completion("Rome was founded in").grammar(Grammar::json_schema(schema)?);
+    /// # Ok::<_, qhx_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn grammar(self, grammar: impl Into<Option<Grammar>>) -> Self {
+        Self { grammar: grammar.into(), ..self }
+    }
+
     /// With further variables of the chat template.
     #[must_use]
     pub fn template_arguments(
@@ -273,7 +290,7 @@ impl Request {
 pub enum FinishReason {
     /// The model ended its text.
     Eos,
-    /// A stop text or stop token came.
+    /// A stop text or stop token came, or the grammar was at its end.
     Stop,
     /// `max_new` tokens were generated, or the context is full.
     Length,
@@ -308,8 +325,11 @@ pub struct Timings {
     pub sampling: Duration,
     /// Everything else during prefill and decode: host-op, text.
     pub host: Duration,
-    /// Decode steps executed, those that verified draft tokens included.
+    /// Decode steps executed, those that verified draft tokens included. Several forced tokens that are consumed
+    /// together count as one.
     pub decode_steps: usize,
+    /// Tokens of the answer that were not chosen, since the grammar left no choice.
+    pub forced_tokens: usize,
     /// Counts of draft tokens.
     pub drafts: DraftCounts,
     /// Executions that took more than 5 times the median of their graph's last ones, and 200 ms at least.
@@ -320,7 +340,7 @@ impl Timings {
     /// Tokens per second while decoding; 0 without a decode step.
     pub fn decode_tokens_per_second(&self) -> f64 {
         let seconds = self.decode.as_secs_f64();
-        let tokens = self.decode_steps + self.drafts.accepted;
+        let tokens = self.decode_steps + self.drafts.accepted + self.forced_tokens;
         if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
     }
 }

@@ -29,6 +29,33 @@ impl AllowedTokens {
         tokens
     }
 
+    /// Becomes those of `among` whose bits are set: token 33 is bit 1 of the second number. Keeps its memory.
+    pub fn set_masked(&mut self, among: &Self, mask: &[u32]) {
+        self.runs.clear();
+        for run in &among.runs {
+            let mut at = run.start;
+            while at < run.end {
+                let Some(&word) = mask.get(at / 32) else { break };
+                let bits = word >> (at % 32);
+                let end = run.end.min((at / 32 + 1) * 32);
+                if bits == 0 {
+                    at = end;
+                    continue;
+                }
+                let start = at + bits.trailing_zeros() as usize;
+                let ones = (bits >> bits.trailing_zeros()).trailing_ones() as usize;
+                if start >= end {
+                    break;
+                }
+                at = end.min(start + ones);
+                match self.runs.last_mut() {
+                    Some(last) if last.end == start => last.end = at,
+                    _ => self.runs.push(start..at),
+                }
+            }
+        }
+    }
+
     fn append(&mut self, id: usize) {
         match self.runs.last_mut() {
             Some(run) if run.end == id => run.end += 1,
@@ -74,6 +101,23 @@ impl AllowedTokens {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn masked_tokens_are_those_with_bits() {
+        let masks: [&[u32]; 6] =
+            [&[], &[0, !0, 1], &[!0, !0, !0, !0], &[1 << 31, 1, 0, 1 << 31], &[0xf0f0; 4], &[0; 4]];
+        for among in [AllowedTokens::below(100), AllowedTokens::select(100, |id| id % 7 != 3)] {
+            for mask in masks {
+                let mut masked = AllowedTokens::below(3);
+                masked.set_masked(&among, mask);
+                let bit = |id: u32| {
+                    mask.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1)
+                };
+                let expected = AllowedTokens::select(100, |id| among.contains(id) && bit(id));
+                assert_eq!(masked, expected, "{mask:x?}");
+            }
+        }
+    }
 
     #[test]
     fn runs_and_gaps_are_complements() {

@@ -161,6 +161,15 @@ impl Sampler {
     /// # Errors
     /// When an allowed one's logit is NaN, or all of them are −∞.
     pub fn sample(&mut self, logits: Logits<'_>) -> Result<u32> {
+        let allowed = Arc::clone(&self.allowed);
+        self.sample_among(logits, &allowed)
+    }
+
+    /// Chooses a token among `allowed`, none of which is beyond those of the sampler.
+    ///
+    /// # Errors
+    /// As [`Sampler::sample`].
+    pub fn sample_among(&mut self, logits: Logits<'_>, allowed: &AllowedTokens) -> Result<u32> {
         if logits.len() != self.vocab {
             let (found, vocab) = (logits.len(), self.vocab);
             return Err(Error::new(
@@ -169,26 +178,30 @@ impl Sampler {
             ));
         }
         if self.params.is_greedy() && !self.params.has_penalties() {
-            return argmax_within(logits, self.allowed.runs());
+            return argmax_within(logits, allowed.runs());
         }
         let end = self.allowed.end();
+        if allowed.end() > end {
+            return Err(Error::new(ErrorKind::Internal, "a token beyond those allowed"));
+        }
         match logits {
             Logits::F16(values) => values[..end].convert_to_f32_slice(&mut self.scores),
             Logits::F32(values) => self.scores.copy_from_slice(&values[..end]),
         }
         softcap(&mut self.scores, self.softcap);
-        for gap in self.allowed.gaps() {
+        for gap in allowed.gaps() {
             self.scores[gap].fill(f32::NEG_INFINITY);
         }
+        self.scores[allowed.end()..].fill(f32::NEG_INFINITY);
         self.history.apply(&self.params, &mut self.scores);
         if self.params.is_greedy() {
             return argmax_f32(&self.scores);
         }
-        self.draw()
+        self.draw(allowed)
     }
 
     /// Temperature, filters and the draw, over `self.scores`.
-    fn draw(&mut self) -> Result<u32> {
+    fn draw(&mut self, allowed: &AllowedTokens) -> Result<u32> {
         let temperature = self.params.temperature;
         let mut max = f32::NEG_INFINITY;
         self.blocks.clear();
@@ -205,7 +218,7 @@ impl Sampler {
             self.blocks.push(high);
         }
         if max == f32::NEG_INFINITY {
-            return Err(nothing(self.allowed.len()));
+            return Err(nothing(allowed.len()));
         }
         let top_k = self.params.top_k;
         let (total, complete) = if top_k > 0 && top_k < self.scores.len() {

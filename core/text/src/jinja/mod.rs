@@ -96,6 +96,11 @@ pub(super) struct Template {
 }
 
 impl JinjaTemplate {
+    /// Its text.
+    pub(super) fn source(&self) -> &str {
+        &self.template.source
+    }
+
     /// Compiles a template in this process.
     pub(super) fn here(template: Template, origin: &str) -> Result<Self> {
         let environment =

@@ -8,23 +8,23 @@ use super::{Tool, ToolCall, python};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CallFormat {
-    /// Hermes, Qwen: `<tool_call>`, `{"name": …, "arguments": …}`, `</tool_call>` on three lines.
-    Hermes,
-    /// Qwen3-Coder, Qwen3.5: `<tool_call>`, `<function=NAME>`, and for each argument `<parameter=NAME>`, its value and
+    /// `<tool_call>`, `{"name": …, "arguments": …}`, `</tool_call>` on three lines.
+    Tagged,
+    /// `<tool_call>`, `<function=NAME>`, and for each argument `<parameter=NAME>`, its value and
     /// `</parameter>`, a line each.
     Elements,
-    /// Llama 3: `{"name": …, "parameters": …}`, maybe behind `<|python_tag|>`.
-    Llama,
-    /// Mistral: `[TOOL_CALLS]` and a JSON list of `{"name": …, "arguments": …}`.
-    Mistral,
-    /// LFM2: a list of calls as Python writes them between `<|tool_call_start|>` and `<|tool_call_end|>`.
+    /// `{"name": …, "parameters": …}`, maybe behind `<|python_tag|>`.
+    Bare,
+    /// `[TOOL_CALLS]` and a JSON list of `{"name": …, "arguments": …}`.
+    Listed,
+    /// A list of calls as Python writes them between `<|tool_call_start|>` and `<|tool_call_end|>`.
     Python,
 }
 
 const CALL: (&str, &str) = ("<tool_call>", "</tool_call>");
 const PYTHON: (&str, &str) = ("<|tool_call_start|>", "<|tool_call_end|>");
-const MISTRAL: &str = "[TOOL_CALLS]";
-const LLAMA: &str = "<|python_tag|>";
+const LISTED: &str = "[TOOL_CALLS]";
+const BARE: &str = "<|python_tag|>";
 
 impl CallFormat {
     /// The format that a chat template asks for; `None` where it knows no tools, or no format that is known here.
@@ -37,9 +37,9 @@ impl CallFormat {
         Some(match () {
             () if has("<function=") => Self::Elements,
             () if has(PYTHON.0) => Self::Python,
-            () if has(MISTRAL) => Self::Mistral,
-            () if has(CALL.0) => Self::Hermes,
-            () if has(LLAMA) || json => Self::Llama,
+            () if has(LISTED) => Self::Listed,
+            () if has(CALL.0) => Self::Tagged,
+            () if has(BARE) || json => Self::Bare,
             () => return None,
         })
     }
@@ -47,9 +47,9 @@ impl CallFormat {
     /// What a call begins and ends with; no text where nothing does.
     pub fn marks(self) -> (&'static str, &'static str) {
         match self {
-            Self::Hermes | Self::Elements => CALL,
-            Self::Llama => ("", ""),
-            Self::Mistral => (MISTRAL, ""),
+            Self::Tagged | Self::Elements => CALL,
+            Self::Bare => ("", ""),
+            Self::Listed => (LISTED, ""),
             Self::Python => PYTHON,
         }
     }
@@ -58,9 +58,9 @@ impl CallFormat {
     /// is none. `tools` say which arguments are texts, where the format does not.
     pub fn calls(self, answer: &str, tools: &[Tool]) -> Vec<ToolCall> {
         let mut calls = Vec::new();
-        if self == Self::Llama {
+        if self == Self::Bare {
             let text = answer.trim_start();
-            json_calls(text.strip_prefix(LLAMA).unwrap_or(text), &mut calls);
+            json_calls(text.strip_prefix(BARE).unwrap_or(text), &mut calls);
             return calls;
         }
         let (start, end) = self.marks();
@@ -87,7 +87,7 @@ impl CallFormat {
 
 /// Adds the calls that `text` begins with, as JSON values or a list of them. Returns what is behind the first value.
 fn json_calls<'a>(text: &'a str, calls: &mut Vec<ToolCall>) -> &'a str {
-    // Newer Mistral models: the name, `[ARGS]`, the arguments.
+    // Newer models write the name, `[ARGS]`, the arguments.
     let name = text.find(['{', '[']).map(|at| text.split_at(at));
     if let Some((name, arguments)) = name.filter(|(name, _)| !name.trim().is_empty()) {
         let mut values = values(arguments.strip_prefix("[ARGS]").unwrap_or(arguments));
@@ -105,7 +105,7 @@ fn json_calls<'a>(text: &'a str, calls: &mut Vec<ToolCall>) -> &'a str {
             Value::Array(list) => calls.extend(list.into_iter().filter_map(json_call)),
             value => calls.extend(json_call(value)),
         }
-        // Llama writes several with semicolons between.
+        // Several have semicolons between.
         match rest.trim_start().strip_prefix(';') {
             Some(more) => rest = more,
             None => return rest,

@@ -29,9 +29,9 @@ fn hermes_calls_are_read() {
     let answer = "Let me see.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"</tool_call>\"}}\n\
                   </tool_call>\n<tool_call>{\"name\": \"weather\", \"arguments\": \"{\\\"days\\\": 2}\"}</tool_call>";
     let expected = json!([weather(json!({"city": "</tool_call>"})), weather(json!({"days": 2}))]);
-    assert_eq!(calls(CallFormat::Hermes, answer), expected);
-    assert_eq!(calls(CallFormat::Hermes, "<tool_call>\n{\"name\": \"wea"), json!([]));
-    assert_eq!(calls(CallFormat::Hermes, "none"), json!([]));
+    assert_eq!(calls(CallFormat::Tagged, answer), expected);
+    assert_eq!(calls(CallFormat::Tagged, "<tool_call>\n{\"name\": \"wea"), json!([]));
+    assert_eq!(calls(CallFormat::Tagged, "none"), json!([]));
 }
 
 #[test]
@@ -52,20 +52,20 @@ fn calls_in_elements_are_read_by_the_tools_types() {
 fn llama_calls_are_read() {
     let one = "{\"name\": \"weather\", \"parameters\": {\"days\": 1}}";
     let call = weather(json!({"days": 1}));
-    assert_eq!(calls(CallFormat::Llama, one), json!([call]));
+    assert_eq!(calls(CallFormat::Bare, one), json!([call]));
     let several = format!("<|python_tag|>{one}; {one}<|eom_id|>");
-    assert_eq!(calls(CallFormat::Llama, &several), json!([call, call]));
-    assert_eq!(calls(CallFormat::Llama, "It rains."), json!([]));
-    assert_eq!(calls(CallFormat::Llama, "{\"days\": 1}"), json!([]));
+    assert_eq!(calls(CallFormat::Bare, &several), json!([call, call]));
+    assert_eq!(calls(CallFormat::Bare, "It rains."), json!([]));
+    assert_eq!(calls(CallFormat::Bare, "{\"days\": 1}"), json!([]));
 }
 
 #[test]
 fn mistral_calls_are_read() {
     let call = weather(json!({"days": 1}));
     let list = "[TOOL_CALLS] [{\"name\": \"weather\", \"arguments\": {\"days\": 1}, \"id\": \"000000001\"}]</s>";
-    assert_eq!(calls(CallFormat::Mistral, list), json!([call]));
+    assert_eq!(calls(CallFormat::Listed, list), json!([call]));
     let newer = "[TOOL_CALLS]weather[ARGS]{\"days\": 1}[TOOL_CALLS]weather{\"days\": 1}</s>";
-    assert_eq!(calls(CallFormat::Mistral, newer), json!([call, call]));
+    assert_eq!(calls(CallFormat::Listed, newer), json!([call, call]));
 }
 
 #[test]
@@ -91,11 +91,11 @@ fn calls_as_python_writes_them_are_read() {
 #[test]
 fn the_format_is_the_templates() {
     for (source, format) in [
-        ("{% for tool in tools %}<tool_call>\n{\"name\": ", Some(CallFormat::Hermes)),
+        ("{% for tool in tools %}<tool_call>\n{\"name\": ", Some(CallFormat::Tagged)),
         ("tools: <tool_call>\n<function=example>", Some(CallFormat::Elements)),
-        ("{% if tools %}{\"name\": \"f\", \"parameters\": ", Some(CallFormat::Llama)),
+        ("{% if tools %}{\"name\": \"f\", \"parameters\": ", Some(CallFormat::Bare)),
         ("{{ '[TOOL_CALLS] [' }}", None),
-        ("{% if tool_calls %}[TOOL_CALLS]", Some(CallFormat::Mistral)),
+        ("{% if tool_calls %}[TOOL_CALLS]", Some(CallFormat::Listed)),
         ("tools <|tool_call_start|>", Some(CallFormat::Python)),
         ("{% for message in messages %}", None),
     ] {

@@ -168,7 +168,7 @@ impl Speculation {
         token: u32,
         max_drafts: usize,
         rng: &Rng,
-        allowed: impl Fn(u32) -> bool,
+        mut allowed: impl FnMut(u32) -> bool,
     ) -> Result<&[u32]> {
         self.step.clear();
         self.step.push(token);

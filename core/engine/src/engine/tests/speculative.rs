@@ -10,20 +10,26 @@ use crate::sampling::Rng;
 
 /// Logits by the last two tokens, from a seed; their spread is `sharp`.
 fn logits_after(seed: u64, sharp: f32, tokens: &[u32]) -> Vec<f32> {
+    logits_of(VOCAB, seed, sharp, tokens)
+}
+
+fn logits_of(vocab: usize, seed: u64, sharp: f32, tokens: &[u32]) -> Vec<f32> {
     let last = |back: usize| tokens.iter().rev().nth(back).map_or(9, |&token| u64::from(token));
     let mut rng = Rng::new(seed ^ (last(0) * 31 + last(1) * 977));
-    (0..VOCAB).map(|_| rng.below(1 << 16) as f32 / 65536.0 * sharp).collect()
+    (0..vocab).map(|_| rng.below(1 << 16) as f32 / 65536.0 * sharp).collect()
 }
 
 /// The op: its state is the text itself.
-struct Chain {
-    info: OpenInfo,
+pub(super) struct Chain {
+    pub info: OpenInfo,
     seed: u64,
     sharp: f32,
     logits: Vec<f32>,
     checked: Option<Vec<u32>>,
     saved: Vec<Vec<u32>>,
-    text: Arc<Mutex<Vec<u32>>>,
+    pub text: Arc<Mutex<Vec<u32>>>,
+    /// Number of tokens of each call that consumed some.
+    pub calls: Arc<Mutex<Vec<usize>>>,
     /// Which `verify` fails, counting from 1, and as what.
     fails: Option<(usize, ErrorKind)>,
     verified: usize,
@@ -32,7 +38,7 @@ struct Chain {
 }
 
 impl Chain {
-    fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64) -> Self {
         let verification = Verification { widths: vec![4, 16], refusal: None };
         let info = OpenInfo {
             vocab: VOCAB,
@@ -49,6 +55,7 @@ impl Chain {
             checked: None,
             saved: Vec::new(),
             text: Arc::default(),
+            calls: Arc::default(),
             fails: None,
             verified: 0,
             stops: Arc::default(),
@@ -62,10 +69,11 @@ impl Chain {
 
     fn take(&mut self, tokens: &[u32]) {
         self.checked = None;
+        self.calls.lock().unwrap().push(tokens.len());
         let mut text = self.text.lock().unwrap();
         text.extend_from_slice(tokens);
         assert!(text.len() <= self.info.max_ctx, "beyond the context");
-        self.logits = logits_after(self.seed, self.sharp, &text);
+        self.logits = logits_of(self.info.vocab, self.seed, self.sharp, &text);
     }
 }
 
@@ -108,7 +116,7 @@ impl HostOp for Chain {
     fn row_logits(&mut self, row: usize) -> Result<()> {
         let tokens = &self.checked.as_ref().unwrap()[..=row];
         let text = [self.text.lock().unwrap().as_slice(), tokens].concat();
-        self.logits = logits_after(self.seed, self.sharp, &text);
+        self.logits = logits_of(self.info.vocab, self.seed, self.sharp, &text);
         Ok(())
     }
 
@@ -162,11 +170,12 @@ impl HostOp for Chain {
 }
 
 /// Draft tokens from a list: what the whole answer is, or never right.
-struct Oracle {
-    answer: Vec<u32>,
+pub(super) struct Oracle {
+    pub answer: Vec<u32>,
     /// Added to each draft token, modulo the vocabulary.
-    off: u32,
-    pushed: usize,
+    pub off: u32,
+    pub vocab: u32,
+    pub pushed: usize,
 }
 
 impl Drafter for Oracle {
@@ -185,12 +194,12 @@ impl Drafter for Oracle {
 
     fn draft(&mut self, max: usize, _rng: &Rng, drafts: &mut Vec<u32>) -> Result<()> {
         let rest = self.answer.iter().skip(self.pushed).take(max);
-        drafts.extend(rest.map(|token| (token + self.off) % VOCAB as u32));
+        drafts.extend(rest.map(|token| (token + self.off) % self.vocab));
         Ok(())
     }
 }
 
-fn tokens(count: usize) -> Speculate {
+pub(super) fn tokens(count: usize) -> Speculate {
     Speculate::Tokens(NonZeroUsize::new(count).unwrap())
 }
 
@@ -264,7 +273,7 @@ fn right_drafts_save_steps_and_wrong_ones_only_cost_them() {
     ] {
         let mut model = open(Chain::new(5));
         let answer = plain.tokens.clone();
-        model.set_drafter(Box::new(Oracle { answer, off, pushed: 0 }));
+        model.set_drafter(Box::new(Oracle { answer, off, vocab: VOCAB as u32, pushed: 0 }));
         let found = generate(&mut model, &Request { speculate, ..base.clone() }).unwrap();
         assert_eq!(found.tokens, plain.tokens, "{off} {speculate:?}");
         assert_eq!(found.timings.drafts, expected, "{off} {speculate:?}");
@@ -284,7 +293,7 @@ fn stop_texts_events_and_reuse_see_draft_tokens_like_others() {
         let text = Arc::clone(&op.text);
         let mut model = open_with_words(op, &LETTERS);
         let answer = plain.tokens.clone();
-        model.set_drafter(Box::new(Oracle { answer, off: 0, pushed: 0 }));
+        model.set_drafter(Box::new(Oracle { answer, off: 0, vocab: VOCAB as u32, pushed: 0 }));
         let request = Request { speculate: tokens(7), ..request };
         let found = generate(&mut model, &request).unwrap();
         assert_eq!((&found.text, &found.tokens), (&expected.text, &expected.tokens), "{stop}");
@@ -315,7 +324,7 @@ fn a_step_that_fails_leaves_the_state_before_it() {
         let mut model = open(op);
         let plain = generate(&mut open(Chain::new(5)), &request(&[1, 2], 30)).unwrap();
         let answer = plain.tokens.clone();
-        model.set_drafter(Box::new(Oracle { answer, off: 0, pushed: 0 }));
+        model.set_drafter(Box::new(Oracle { answer, off: 0, vocab: VOCAB as u32, pushed: 0 }));
         let request = Request { speculate: tokens(3), ..request(&[1, 2], 30) };
         match generate(&mut model, &request) {
             Ok(generation) => {
@@ -465,7 +474,12 @@ fn drafts_leave_the_distribution_as_it_is() {
     }
     let op = Chain { sharp, ..Chain::new(seed) };
     let mut lists: Vec<Model> = vec![open(op)];
-    lists[0].set_drafter(Box::new(Oracle { answer: vec![0, 4, 2, 6], off: 0, pushed: 0 }));
+    lists[0].set_drafter(Box::new(Oracle {
+        answer: vec![0, 4, 2, 6],
+        off: 0,
+        vocab: VOCAB as u32,
+        pushed: 0,
+    }));
     let mut drafted = open(Chain { sharp, ..Chain::new(seed) });
     drafted.set_draft(open(Chain { sharp: 2.0, ..Chain::new(seed) })).unwrap();
     lists.push(drafted);
