@@ -90,8 +90,16 @@ impl Constraint {
 }
 
 fn failed(error: &dyn fmt::Display) -> Error {
-    let why = error.to_string();
-    let why = why.lines().next().unwrap_or_default();
-    let why = if why.is_empty() { "no token may come next" } else { why };
-    Error::new(ErrorKind::Usage, format!("the grammar cannot go on: {why}"))
+    Error::new(ErrorKind::Usage, format!("the grammar cannot go on: {}", short(error)))
+}
+
+/// An error of `llguidance` in one line.
+pub(crate) fn short(error: &dyn fmt::Display) -> String {
+    let text = error.to_string();
+    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let (first, last) = (lines.next().unwrap_or_default(), lines.next_back().unwrap_or_default());
+    match first {
+        "" | "NoExtensionBias" => "no token may come next".to_owned(),
+        first => format!("{first} {last}").trim_end().chars().take(400).collect(),
+    }
 }

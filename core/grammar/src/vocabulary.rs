@@ -12,7 +12,7 @@ use qhx_base::{Error, ErrorKind, Result};
 use qhx_text::{CallFormat, Tokenizer};
 
 use crate::Grammar;
-use crate::constraint::Constraint;
+use crate::constraint::{Constraint, short};
 
 /// A longer token never matches: none in use is, and the tree of tokens is as deep as the longest.
 const MAX_TOKEN: usize = 512;
@@ -107,8 +107,7 @@ impl Vocabulary {
         };
         let compiled = grammar.compile(format, special)?;
         let fail = |why: String| {
-            let why = why.lines().next().unwrap_or_default().to_owned();
-            Error::new(ErrorKind::Usage, format!("{}: {why}", grammar.name()))
+            Error::new(ErrorKind::Usage, format!("{}: {}", grammar.name(), short(&why)))
         };
         let caps = InferenceCapabilities { ff_tokens: true, ..Default::default() };
         let parser = guarded(|| {
@@ -123,10 +122,7 @@ impl Vocabulary {
         let mut constraint =
             Constraint::new(Matcher::new(Ok(parser)), stops.to_vec(), goes_on, trie.vocab_size());
         // What no text is of has no first token.
-        if let Err(e) = constraint.mask() {
-            return Err(fail(e.message().to_owned())
-                .hint("no text is of it, or the tokenizer has no tokens for it"));
-        }
+        constraint.mask().map_err(|e| e.context(grammar.name()))?;
         Ok(constraint)
     }
 }
