@@ -11,6 +11,7 @@ mod app;
 mod args;
 mod commands;
 mod fixture;
+mod grammar;
 mod media;
 mod program;
 mod progress;

@@ -216,13 +216,17 @@ pub(crate) fn summary(generation: &Generation) -> String {
     )
 }
 
-/// How speculative decoding went, where tokens were verified.
+/// How many tokens a grammar forced, and how speculative decoding went where tokens were verified.
 fn drafts(t: &Timings) -> String {
     let DraftCounts { verifications, drafted, accepted } = t.drafts;
+    let forced = match t.forced_tokens {
+        0 => String::new(),
+        count => format!(", {count} tokens forced"),
+    };
     if verifications == 0 {
-        return String::new();
+        return forced;
     }
-    format!(", {accepted} of {drafted} draft tokens accepted, {} steps", t.decode_steps)
+    format!("{forced}, {accepted} of {drafted} draft tokens accepted, {} steps", t.decode_steps)
 }
 
 /// The parts of the host-op that ran.
@@ -264,6 +268,7 @@ fn timings(generation: &Generation) -> Value {
         "host_ms": millis(t.host),
         "sampling_ms": millis(t.sampling),
         "decode_steps": t.decode_steps,
+        "forced_tokens": t.forced_tokens,
         "guesses": t.drafts,
         "slow_executions": t.slow_executions,
         "vision_ms": millis(vision.map_or(Duration::ZERO, |span| span.busy)),

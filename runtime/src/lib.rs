@@ -66,12 +66,13 @@ pub use settings::{BackendChoice, DeviceOptions};
 pub use transcriber::{Chunk, TranscribeEvent, TranscribeOptions, Transcriber, Transcript};
 
 pub use qhx_core::engine::{
-    Content, ContentPart, Event, FinishReason, Generation, Message, Model, Part, Prompt, Request,
-    Run, Speculate, Texts, Timings,
+    Content, ContentPart, Event, FinishReason, Generation, Grammar, Message, Model, Part, Prompt,
+    Request, Run, Speculate, Texts, Timings,
 };
 pub use qhx_core::op::Modality;
 pub use qhx_core::qnn::{MemoryMode, PerfMode};
 pub use qhx_core::sampling::SamplingParams;
+pub use qhx_core::text::{CallFormat, Tool, ToolCall};
 pub use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Media, Result};
 pub use qhx_media::{Limits, Source};
 pub use qhx_plugins::{PluginOptions, Plugins};

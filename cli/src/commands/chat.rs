@@ -17,6 +17,7 @@ use crate::args::{
     BackendArgs, PreparingArgs, SamplingArgs, SpeculateArgs, Switch, TemplateArg, parse_seconds,
     parse_template_arg,
 };
+use crate::grammar::{GrammarArgs, Tools};
 use crate::media;
 use crate::prompt;
 use crate::session::{self, Opening, Stream};
@@ -75,6 +76,8 @@ pub(crate) struct ChatArgs {
     /// Give the NPU's power mode back after waiting so long for a message; the next answer asks for them again
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, default_value = "5")]
     pub idle_release: Duration,
+    #[command(flatten)]
+    pub grammar: GrammarArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]
@@ -156,8 +159,16 @@ fn save(chat: &Chat, file: &str) -> Result<()> {
     written.map_err(|e| Error::io(ErrorKind::Io, path, e))
 }
 
+/// How answers are printed.
+struct Output {
+    /// As JSON objects.
+    json: bool,
+    tools: Option<Tools>,
+}
+
 /// One message and its answer. True when the answer was interrupted.
-fn turn(app: &mut App, chat: &mut Chat, message: &str, json: bool) -> Result<bool> {
+fn turn(app: &mut App, chat: &mut Chat, message: &str, output: &Output) -> Result<bool> {
+    let Output { json, ref tools } = *output;
     let stream = if json { Stream::Quiet } else { Stream::Text };
     let attached = chat.attached().to_vec();
     let trace = chat.model().trace().cloned();
@@ -167,7 +178,9 @@ fn turn(app: &mut App, chat: &mut Chat, message: &str, json: bool) -> Result<boo
         chat.send_with(message, cancel.clone())
     })?;
     if json {
-        app.output.json(&session::json(chat.model(), &generation, &attached))?;
+        let mut json = session::json(chat.model(), &generation, &attached);
+        tools.iter().try_for_each(|tools| tools.report(chat.model(), &generation, &mut json))?;
+        app.output.json(&json)?;
     }
     say!("{}", session::summary(&generation));
     if is_left_out(&generation) {
@@ -190,6 +203,7 @@ fn run_traced(args: &ChatArgs, app: &mut App, tracing: Option<&Tracing>) -> Resu
         .stops(args.stop.iter().cloned())
         .speculate(args.speculate.mode())
         .template_arguments(args.template_args.iter().cloned());
+    let (request, tools) = args.grammar.apply(request)?;
     let check = |manifest: &_| request.check(manifest);
     let opening = Opening { tracing, preparing: Some(&args.preparing), ..Opening::default() };
     let backend = BackendArgs { idle_release: Some(args.idle_release), ..args.backend.clone() };
@@ -198,7 +212,9 @@ fn run_traced(args: &ChatArgs, app: &mut App, tracing: Option<&Tracing>) -> Resu
         Chat::new(model)?.with_request(request).with_thinking(args.thinking.map(Switch::is_on));
     chat.begin(args.system_prompt.as_deref())?;
     session::open_draft(app, chat.model_mut(), draft, &backend, tracing)?;
+    tools.iter().try_for_each(|tools| tools.check(chat.model()))?;
     say!("{}", session::load(chat.model()));
+    let output = Output { json: args.json, tools };
     let interactive = std::io::stdin().is_terminal();
     let mut line = Vec::new();
     // What a script's messages failed with; a person has seen it.
@@ -217,7 +233,7 @@ fn run_traced(args: &ChatArgs, app: &mut App, tracing: Option<&Tracing>) -> Resu
         }
         let result = prompt::utf8(std::mem::take(&mut line)).and_then(|mut text| {
             prompt::strip_line_end(&mut text);
-            step(app, &mut chat, &text, args.json)
+            step(app, &mut chat, &text, &output)
         });
         let result = result.or_else(refused);
         match result {
@@ -255,11 +271,11 @@ fn refused(e: Error) -> Result<Next> {
     if e.kind() == ErrorKind::Prompt { Ok(Next::Refused(e, note)) } else { Err(e) }
 }
 
-fn step(app: &mut App, chat: &mut Chat, line: &str, json: bool) -> Result<Next> {
+fn step(app: &mut App, chat: &mut Chat, line: &str, output: &Output) -> Result<Next> {
     match Input::parse(line) {
         Input::Nothing => {}
         Input::Message(text) => {
-            if turn(app, chat, text, json)? {
+            if turn(app, chat, text, output)? {
                 return Ok(Next::Interrupted);
             }
         }

@@ -9,6 +9,7 @@ use clap::Args;
 use qhx::media;
 use qhx_core::dump::Dump;
 use qhx_core::engine::{Message, Prompt, Request};
+use qhx_core::{Error, ErrorKind};
 
 use crate::Status;
 use crate::app::App;
@@ -16,6 +17,7 @@ use crate::args::{
     BackendArgs, PreparingArgs, SamplingArgs, SpeculateArgs, Switch, TemplateArg, parse_seconds,
     parse_template_arg,
 };
+use crate::grammar::GrammarArgs;
 use crate::media::MediaArgs;
 use crate::prompt;
 use crate::session::{self, Opening, Stream};
@@ -28,6 +30,8 @@ Examples:
   git diff | qhx generate qwen35/v81 - --system-prompt 'Write a commit message.' --chat
   qhx generate qwen3vl/v81 --chat 'What is in this image?' --image photograph.jpg
   qhx generate qwen35-4b/v81 'Once' --draft qwen35-0.8b/v81
+  qhx generate qwen35/v81 --chat 'Name a river and its length.' --json-schema river.json
+  qhx generate qwen35/v81 --chat 'Will it rain in Bonn?' --tools weather.json --json | jq .tool_calls
   qhx generate qwen35/v81 --ids 760,6511,314,9338,369
   qhx generate qwen35/v81 'Once' --json | jq .timings";
 
@@ -84,6 +88,8 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub media: MediaArgs,
     #[command(flatten)]
+    pub grammar: GrammarArgs,
+    #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]
     pub speculate: SpeculateArgs,
@@ -125,6 +131,12 @@ fn run_traced(
         .ignore_eos(args.ignore_eos)
         .speculate(args.speculate.mode())
         .template_arguments(args.template_args.iter().cloned());
+    let tools;
+    (request, tools) = args.grammar.apply(request)?;
+    if tools.is_some() && !args.chat {
+        let what = "option --tools: they are a chat template's, and there is no --chat";
+        return Err(Error::new(ErrorKind::Usage, what).hint("add --chat"));
+    }
     let check = |manifest: &_| request.check(manifest);
     let dump = args.dump.as_deref().map(Dump::create).transpose()?.map(Arc::new);
     let preparing = Some(&args.preparing);
@@ -132,6 +144,7 @@ fn run_traced(
         Opening { dump, attachments: &attachments, tracing, preparing, ..Opening::default() };
     let mut model = session::open_checked(app, &args.bundle, &args.backend, opening, check)?;
     session::open_draft(app, &mut model, draft, &args.backend, tracing)?;
+    tools.iter().try_for_each(|tools| tools.check(&model))?;
     let attached = media::read(&attachments, &model, args.media.fps)?;
     if args.chat {
         let system = args.system_prompt.iter().map(|text| Message::new("system", text));
@@ -150,7 +163,9 @@ fn run_traced(
     let generation = session::generate(app, &mut model, &request, &attached, stream)?;
     drop(limit);
     if args.json {
-        app.output.json(&session::json(&model, &generation, &attached))?;
+        let mut json = session::json(&model, &generation, &attached);
+        tools.iter().try_for_each(|tools| tools.report(&model, &generation, &mut json))?;
+        app.output.json(&json)?;
     }
     crate::media::say(&attached);
     say!("{}, {}", session::load(&model), session::summary(&generation));

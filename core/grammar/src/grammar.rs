@@ -8,9 +8,6 @@ use serde_json::{Map, Value};
 
 use crate::tools;
 
-/// Maximum size of a schema, grammar or list, in bytes of its text.
-pub const MAX_BYTES: usize = 4 << 20;
-
 /// Levels of arrays and objects in a schema, as `serde_json` reads them.
 const MAX_DEPTH: usize = 127;
 
@@ -36,6 +33,9 @@ pub enum Grammar {
 }
 
 impl Grammar {
+    /// Maximum size of a schema, grammar or list, in bytes of its text.
+    pub const MAX_BYTES: usize = 4 << 20;
+
     /// JSON of the schema in `text`.
     ///
     /// # Errors
@@ -175,13 +175,12 @@ pub(crate) fn compact(schema: Value) -> Value {
 }
 
 fn check_size(what: &str, bytes: usize) -> Result<()> {
-    if bytes <= MAX_BYTES {
+    let max = Grammar::MAX_BYTES;
+    if bytes <= max {
         return Ok(());
     }
-    Err(Error::new(
-        ErrorKind::Usage,
-        format!("{what} has {bytes} bytes, expected at most {MAX_BYTES}"),
-    ))
+    let message = format!("{what} has {bytes} bytes, expected at most {max}");
+    Err(Error::new(ErrorKind::Usage, message))
 }
 
 /// A value that a program built may be deeper than any that is read.

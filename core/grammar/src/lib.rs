@@ -12,5 +12,5 @@ mod tools;
 mod vocabulary;
 
 pub use constraint::Constraint;
-pub use grammar::{Grammar, MAX_BYTES};
+pub use grammar::Grammar;
 pub use vocabulary::Vocabulary;
