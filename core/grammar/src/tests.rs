@@ -1,1 +1,189 @@
-//! t
+//! Calls of tools in each format, written by chance over the tokens of a fixture.
+
+use std::path::Path;
+
+use qhx_base::ErrorKind;
+use qhx_text::{CallFormat, Tokenizer, Tool};
+use serde_json::{Value, json};
+
+use super::*;
+
+const FORMATS: [CallFormat; 5] = [
+    CallFormat::Tagged,
+    CallFormat::Elements,
+    CallFormat::Bare,
+    CallFormat::Listed,
+    CallFormat::Python,
+];
+
+/// Tokens of a fixture, with the marks of calls as special tokens if so.
+fn tokenizer(special: bool) -> Tokenizer {
+    let path = qhx_paths::fixture("qwen35-tied").join("tokenizer.json");
+    let mut document: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let added = document["added_tokens"].as_array_mut().unwrap();
+    let marks =
+        ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|tool_call_start|>", "<|tool_call_end|>"];
+    for mark in marks.into_iter().filter(|_| special) {
+        let mut token = added[0].clone();
+        (token["content"], token["id"]) = (mark.into(), added.len().into());
+        token["id"] = (428 + added.len()).into();
+        added.push(token);
+    }
+    Tokenizer::from_bytes(Path::new("tokenizer.json"), document.to_string().as_bytes()).unwrap()
+}
+
+fn tools() -> Vec<Tool> {
+    Tool::list(&json!([
+        {"type": "function", "function": {"name": "weather", "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 6, "pattern": "^[a-z]*$"},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+                "unit": {"enum": ["C", "F"]},
+                "exact": {"type": "boolean"},
+                "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}, "maxItems": 2},
+            },
+            "required": ["days"],
+            "additionalProperties": false,
+            "$defs": {"tag": {"enum": ["a", "b"]}},
+        }}},
+        {"name": "stop-all", "parameters": {"type": "object", "additionalProperties": false}},
+        {"name": "maybe", "parameters": {"type": "object", "properties": {
+            "a": {"type": "boolean"}, "b": {"type": "null"}}, "additionalProperties": false}},
+    ]))
+    .unwrap()
+}
+
+/// An answer by chance, with its special tokens spelled, and the number of tokens that were forced.
+fn write(
+    tokenizer: &Tokenizer,
+    vocabulary: &Vocabulary,
+    grammar: &Grammar,
+    format: CallFormat,
+    seed: u64,
+) -> (String, usize) {
+    let mut constraint = vocabulary.constrain(grammar, Some(format), &[], false).unwrap();
+    let end = tokenizer.token_to_id("<|im_end|>").unwrap();
+    let (mut random, mut tokens, mut forced) =
+        (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, Vec::new(), 0);
+    while !constraint.is_over() && tokens.len() < 3000 {
+        let must = constraint.forced();
+        forced += must.len();
+        if !must.is_empty() {
+            assert_eq!(constraint.accepts(&must), must.len());
+        }
+        for &token in &must {
+            constraint.accept(token).unwrap();
+        }
+        tokens.extend(must);
+        if constraint.is_over() {
+            break;
+        }
+        let mask = constraint.mask().unwrap();
+        let bits = mask.iter().enumerate().flat_map(|(at, word)| {
+            (0..32).filter(move |bit| word >> bit & 1 == 1).map(move |bit| at as u32 * 32 + bit)
+        });
+        let may: Vec<_> = bits.collect();
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        // Where it may end, it does: a text without calls would go on for long.
+        let token = if may.contains(&end) { end } else { may[random as usize % may.len()] };
+        if token == end {
+            break;
+        }
+        constraint.accept(token).unwrap();
+        tokens.push(token);
+    }
+    (tokenizer.decode_with_special(&tokens).unwrap(), forced)
+}
+
+#[test]
+fn calls_are_written_in_each_format_and_read_back() {
+    let tools = tools();
+    for special in [false, true] {
+        let tokenizer = tokenizer(special);
+        let end = tokenizer.token_to_id("<|im_end|>").unwrap();
+        let count = tokenizer.vocab_size();
+        let vocabulary = Vocabulary::new(&tokenizer, count, |_| true, &[end]).unwrap();
+        for format in FORMATS {
+            let mut names = Vec::new();
+            for seed in 1..25 {
+                let grammar = Grammar::Calls(tools.clone());
+                let (text, forced) = write(&tokenizer, &vocabulary, &grammar, format, seed);
+                let calls = format.calls(&text, &tools);
+                assert!(!calls.is_empty() && forced > 3, "{format:?}: {text:?}");
+                for call in calls {
+                    let tool = tools.iter().find(|tool| tool.name == call.name).unwrap();
+                    let schema = jsonschema::validator_for(&tool.parameters).unwrap();
+                    // An argument that is a text has no pattern in a format that does not quote it.
+                    let mut arguments = call.arguments.clone();
+                    if format == CallFormat::Elements {
+                        arguments.as_object_mut().unwrap().remove("city");
+                    }
+                    assert!(schema.is_valid(&arguments), "{format:?}: {arguments}: {text:?}");
+                    names.push(call.name);
+                }
+            }
+            for tool in &tools {
+                assert!(names.contains(&tool.name), "{format:?}: {names:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn optional_calls_leave_room_for_text() {
+    for special in [false, true] {
+        let tokenizer = tokenizer(special);
+        let end = tokenizer.token_to_id("<|im_end|>").unwrap();
+        let count = tokenizer.vocab_size();
+        let vocabulary = Vocabulary::new(&tokenizer, count, |_| true, &[end]).unwrap();
+        for format in FORMATS {
+            let grammar = Grammar::OptionalCalls(vec![Tool::new(
+                "stop",
+                json!({"type": "object", "additionalProperties": false}),
+            )]);
+            let call = match format {
+                CallFormat::Tagged => {
+                    "<tool_call>\n{\"name\": \"stop\", \"arguments\": {}}\n</tool_call>"
+                }
+                CallFormat::Elements => "<tool_call>\n<function=stop>\n</function>\n</tool_call>",
+                CallFormat::Bare => "{\"name\": \"stop\", \"parameters\": {}}",
+                CallFormat::Listed => "[TOOL_CALLS][{\"name\": \"stop\", \"arguments\": {}}]",
+                _ => "<|tool_call_start|>[stop()]<|tool_call_end|>",
+            };
+            // Whether all of a text may be written.
+            let may = |text: &str| {
+                let tokens = tokenizer.encode(text, false).unwrap();
+                let mut constraint =
+                    vocabulary.constrain(&grammar, Some(format), &[], false).unwrap();
+                let wrong = tokens.iter().position(|&token| {
+                    let taken = constraint.accepts(&[token]) == 1;
+                    !taken || constraint.accept(token).is_err()
+                });
+                let ends = constraint.is_over()
+                    || constraint.mask().unwrap()[end as usize / 32] >> (end % 32) & 1 == 1;
+                wrong.is_none() && ends
+            };
+            assert!(may("Just a text.\nOf two lines."), "{format:?}");
+            assert!(may(call), "{format:?} {special}");
+            assert!(!may(&call.replace("stop", "other")), "{format:?} {special}");
+            if format != CallFormat::Bare {
+                assert!(may(&format!("Let me see.\n{call}")), "{format:?} {special}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_tokenizer_without_bytes_is_named() {
+    let path = qhx_paths::fixture("qwen35-tied").join("tokenizer.json");
+    let mut document: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    document["decoder"] = json!({"type": "BPEDecoder", "suffix": "</w>"});
+    let document = document.to_string();
+    let tokenizer = Tokenizer::from_bytes(Path::new("its.json"), document.as_bytes()).unwrap();
+    let error = Vocabulary::new(&tokenizer, 428, |_| true, &[]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Usage);
+    assert!(error.message().starts_with("its.json: its decoder gives tokens no bytes"), "{error}");
+}

@@ -14,6 +14,18 @@ pub(crate) fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
 
+/// A text in a regular expression.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(2 * text.len());
+    for c in text.chars() {
+        if r"\[](){}|*+?.^$/".contains(c) {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
+}
+
 /// A grammar of calls. `special`: the spelling of a special token, where it is one.
 pub(crate) fn lark(
     tools: &[Tool],
@@ -54,8 +66,9 @@ pub(crate) fn lark(
         (true, start) => writeln!(
             lark,
             "start: TEXT | before {body}{more}\nbefore[suffix={}]: {text}\n\
-             TEXT: {text} & ~/(.|\\n)*{start}(.|\\n)*/",
-            literal(start)
+             TEXT: {text} & ~/(.|\\n)*{}(.|\\n)*/",
+            literal(start),
+            escaped(start)
         ),
     };
     let names: Vec<_> = (0..tools.len()).map(|index| format!("f{index}")).collect();
