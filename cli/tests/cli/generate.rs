@@ -132,6 +132,7 @@ fn json_is_one_object_with_everything() {
         "host_ms": "[number]",
         "sampling_ms": "[number]",
         "decode_steps": "[number]",
+        "forced_tokens": "[number]",
         "guesses": {
           "passes": 0,
           "guessed": 0,

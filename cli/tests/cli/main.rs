@@ -13,6 +13,7 @@ mod embed_parquet;
 mod failures;
 mod generate;
 mod golden;
+mod grammar;
 #[cfg(unix)]
 mod interrupt;
 #[cfg(all(unix, not(feature = "builtin-ops")))]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::run::{Program, Run, copy_of_bundle, folder};
 
-fn with_template(folder: &Path, template: &str) -> PathBuf {
+pub(crate) fn with_template(folder: &Path, template: &str) -> PathBuf {
     let bundle = copy_of_bundle(folder);
     std::fs::write(bundle.join("chat_template.jinja"), template).expect("a template");
     bundle
