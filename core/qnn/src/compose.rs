@@ -535,7 +535,7 @@ impl GraphComposer<'_> {
             ),
         )
         .with_code(u64::from(code.0))
-        .hint("an op, shape or element type is not supported on this target")
+        .hint(not_compiled(self.composer.target))
     }
 
     /// Errors when an op other than `FullyConnected` reads quantized weights: the library ends the process over a
@@ -702,6 +702,25 @@ fn reserve(file: &File, size: u64) -> std::io::Result<()> {
     file.set_len(size)
 }
 
+/// What is likely where a graph does not compile for a chip.
+fn not_compiled(target: Target) -> String {
+    let plain = "an op, shape or element type is not supported on this target";
+    match target.vtcm_mb {
+        Some(mb) if mb < USUAL_VTCM_MB => format!(
+            "{plain}, or needs more than the {mb} MB of tightly coupled memory (VTCM) that this chip has: prompt graphs \
+             for fewer tokens need less, and so does a model of a smaller hidden size"
+        ),
+        Some(_) => plain.to_owned(),
+        None => format!(
+            "{plain}, or needs more tightly coupled memory (VTCM) than the library takes for this chip, for which no \
+             size is known here: if the device is another chip of this architecture, name that one as the target"
+        ),
+    }
+}
+
+/// MB of VTCM that most chips have.
+const USUAL_VTCM_MB: u32 = 8;
+
 /// A scalar of up to 32 bits, the rest of the union zero.
 fn word(bits: u32) -> ScalarValue {
     ScalarValue { bits: bits.into() }
@@ -765,4 +784,17 @@ fn with_configs<T>(configs: &[GraphConfig], call: impl FnOnce(sys::ConfigList) -
     let result = with_list(&entries, call);
     drop(texts);
     Ok(result)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chip_of_little_memory_may_be_too_small() {
+        assert!(!not_compiled(Target::V73).contains("VTCM"));
+        let hint = |name: &str| Target::named(name).map(not_compiled).unwrap();
+        assert!(hint("SSG2115P").contains("than the 2 MB of tightly coupled memory"));
+        assert!(hint("rb3-gen-2").contains("for which no size is known here"));
+    }
 }
