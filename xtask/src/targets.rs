@@ -9,13 +9,14 @@ use crate::cargo::{self, Result, cargo};
 const TARGETS: [&str; 3] = ["aarch64-linux-android", aarch64::TARGET, "aarch64-pc-windows-msvc"];
 
 /// What runs on them.
-const PACKAGES: [&str; 22] = [
+const PACKAGES: [&str; 23] = [
     "qhx-base",
     "qhx-types",
     "qhx-exec",
     "qhx-qnn-sys",
     "qhx-qnn",
     "qhx-text",
+    "qhx-grammar",
     "qhx-core",
     "qhx-op",
     "qhx-plugins",
