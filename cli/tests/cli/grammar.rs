@@ -27,7 +27,8 @@ fn generate(folder: &Path, bundle: &Path, more: &[&str]) -> crate::run::Run {
 fn an_answer_is_json_of_its_schema() {
     let folder = folder();
     let schema = r#"{"type": "object", "properties": {"name": {"type": "string", "maxLength": 9},
-        "age": {"type": "integer", "minimum": 0, "maximum": 150}}, "required": ["name", "age"]}"#;
+        "age": {"type": "integer", "minimum": 0, "maximum": 150}}, "required": ["name", "age"],
+        "additionalProperties": false}"#;
     let schema = file(folder.path(), "schema.json", schema);
     for more in [&[][..], &["--temperature", "2", "--seed", "3"], &["--speculate", "3"]] {
         let args = [&["--json-schema", &schema, "-n", "120", "--json"], more].concat();
