@@ -223,6 +223,7 @@ mod tests {
             "core/base/src",
             "core/engine/src",
             "core/exec/src",
+            "core/grammar/src",
             "core/qnn/src",
             "core/text/src",
             "cpu/src",

@@ -67,8 +67,10 @@ fn tokenizer() -> Result<Tokenizer, AnyError> {
     let document = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
         "normalizer": null, "post_processor": null,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true},
-        "decoder": {"type": "ByteLevel"},
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+                          "use_regex": true},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+                    "use_regex": true},
         "model": {"type": "BPE", "vocab": vocab, "merges": []},
     });
     Ok(Tokenizer::from_bytes(Path::new("synthetic.json"), document.to_string().as_bytes())?)
