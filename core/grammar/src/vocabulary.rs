@@ -20,7 +20,7 @@ const MAX_TOKEN: usize = 512;
 /// A text before another one, so that the other does not begin a text. No vocabulary joins it with what follows.
 const BEFORE: &str = "\u{2}";
 
-/// A tree of all tokens by their bytes. It takes a part of a second to make for 250,000 tokens; clones share it, also
+/// A tree of all tokens by their bytes. It takes some seconds to make for 250,000 tokens; clones share it, also
 /// between threads.
 #[derive(Clone)]
 pub struct Vocabulary {

@@ -136,7 +136,7 @@ impl Texts {
         self.require_chat()?.render(messages, &options)
     }
 
-    /// The tokens as a [`Grammar`](super::Grammar) sees them. The first call makes them, which takes a part of a second
+    /// The tokens as a [`Grammar`](super::Grammar) sees them. The first call makes them, which takes some seconds
     /// for 250,000 tokens: a program that does not want the first request with a grammar to wait calls it before, from
     /// any thread.
     ///
