@@ -205,6 +205,11 @@ impl Embedder {
         &self.model
     }
 
+    /// The model, to cancel its work with [`Model::cancellable`], say.
+    pub fn model_mut(&mut self) -> &mut Model {
+        &mut self.model
+    }
+
     /// What turns texts into tokens.
     pub fn texts(&self) -> &Prefixed {
         &self.texts

@@ -67,7 +67,7 @@ pub use transcriber::{Chunk, TranscribeEvent, TranscribeOptions, Transcriber, Tr
 
 pub use qhx_core::engine::{
     Content, ContentPart, Event, FinishReason, Generation, Grammar, Message, Model, Part, Prompt,
-    Request, Run, Speculate, Texts, Timings,
+    Request, Run, Sessions, Speculate, Texts, Timings,
 };
 pub use qhx_core::op::Modality;
 pub use qhx_core::qnn::{MemoryMode, PerfMode};

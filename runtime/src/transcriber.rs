@@ -155,6 +155,16 @@ impl Transcriber {
         &self.model
     }
 
+    /// The model, to generate otherwise, say.
+    pub fn model_mut(&mut self) -> &mut Model {
+        &mut self.model
+    }
+
+    /// Sets the maximum number of tokens of a chunk.
+    pub fn set_max_new(&mut self, max_new: usize) {
+        self.max_new = max_new;
+    }
+
     /// Decodes and transcribes a file.
     ///
     /// # Errors

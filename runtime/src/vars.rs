@@ -29,6 +29,10 @@ pub const SYSTEM: &str = "QHX_QNN_SYSTEM";
 pub const CDSPRPC: &str = "QHX_CDSPRPC";
 /// Where inputs and outputs of graphs lie, where `--memory` is not given.
 pub const MEMORY: &str = "QHX_MEMORY";
+/// What executes graphs, for programs that call the C ABI.
+pub const BACKEND: &str = "QHX_BACKEND";
+/// The device's architecture, for programs that call the C ABI.
+pub const DEVICE_ARCH: &str = "QHX_DEVICE_ARCH";
 /// Folder for what qhx downloads and makes.
 pub const CACHE_DIR: &str = "QHX_CACHE_DIR";
 /// Folders that are searched for plugins.
@@ -45,7 +49,7 @@ pub const NO_COLOR: &str = "NO_COLOR";
 pub const GLIBC_TUNABLES: &str = "GLIBC_TUNABLES";
 
 /// All of them, in the order of the page.
-pub const ALL: [Variable; 16] = [
+pub const ALL: [Variable; 18] = [
     Variable {
         name: HTP,
         what: "path of libQnnHtp",
@@ -73,6 +77,20 @@ pub const ALL: [Variable; 16] = [
         more: "as `--memory`: `auto`, `registered` or `raw`",
         default: "`auto`",
         reader: "what runs on the NPU",
+    },
+    Variable {
+        name: BACKEND,
+        what: "what executes graphs",
+        more: "`auto`, `cpu` or `qnn`",
+        default: "`auto`",
+        reader: "the C ABI",
+    },
+    Variable {
+        name: DEVICE_ARCH,
+        what: "architecture of the device, such as `v81`",
+        more: "instead of what the libraries say, and where there is no device",
+        default: "the device's",
+        reader: "the C ABI",
     },
     Variable {
         name: CACHE_DIR,
@@ -218,6 +236,7 @@ mod tests {
         let other = |name: &str| name == "QHX_PLUGIN_ROOT" || name.starts_with("QHX_TEST_");
         let mut names = Vec::new();
         for folder in [
+            "bindings/c/src",
             "cli/src",
             "runtime/src",
             "core/base/src",

@@ -24,7 +24,7 @@ mod types;
 
 pub use crate::text::{Content, ContentPart, Message};
 pub use decode::Run;
-pub use model::{ContextLoad, Model, ModelOptions};
+pub use model::{ContextLoad, Model, ModelOptions, Sessions};
 pub use qhx_grammar::{Grammar, Vocabulary};
 pub use texts::Texts;
 pub use types::{

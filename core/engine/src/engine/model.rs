@@ -301,44 +301,27 @@ impl Model {
         })
     }
 
-    /// Opens another session of the bundle: a model with a state of its own, which shares contexts, files, threads and
-    /// tokenizer with this one. Sessions may be used from different threads; their executions wait for each other, and
-    /// who waited longest is next.
-    ///
-    /// What [`ModelOptions::cancel`] is set to ends all sessions. Host tables that the op keeps in memory are its own in
-    /// each session.
+    /// Opens another session of the bundle: see [`Sessions::open`].
     ///
     /// # Errors
-    /// The host-op cannot be opened once more, or contexts that were lost cannot be.
+    /// As [`Sessions::open`].
     pub fn new_session(&self) -> Result<Self> {
-        let start = Instant::now();
-        let session = CancelToken::any(vec![self.cancel.clone()]);
-        let mut workspace = self.parts.workspace(&session)?;
-        workspace.set_trace(self.trace.clone());
-        let loss = workspace.loss().clone();
-        let op = self.parts.open_op(&self.manifest, workspace)?;
-        let op = Checked::new(op, &self.entry.description.name);
-        Ok(Self {
+        self.sessions().open()
+    }
+
+    /// What opens further sessions of the bundle, also while this one generates.
+    pub fn sessions(&self) -> Sessions {
+        Sessions {
             manifest: Arc::clone(&self.manifest),
             texts: Arc::clone(&self.texts),
             allowed: Arc::clone(&self.allowed),
-            consumed: Consumed::default(),
-            speculation: Speculation::default(),
-            packer: Packer::new(&op.info().packing.buckets),
-            op,
-            loss,
-            vector: Vec::new(),
             cancel: self.cancel.clone(),
-            session,
             dump: self.dump.clone(),
             trace: self.trace.clone(),
-            load: start.elapsed(),
             entry: self.entry.clone(),
             backend: self.backend.clone(),
             parts: Arc::clone(&self.parts),
-            tap: None,
-            uncounted: Default::default(),
-        })
+        }
     }
 
     /// The bundle's manifest.
@@ -514,6 +497,68 @@ impl Model {
                     .join(", ")
             ),
         ))
+    }
+}
+
+/// What opens sessions of a bundle: its contexts, files, threads and tokenizer, which all of them share. They stay
+/// loaded as long as it or a session is there. Any thread may open one.
+#[derive(Clone)]
+pub struct Sessions {
+    manifest: Arc<Manifest>,
+    texts: Arc<Texts>,
+    allowed: Arc<AllowedTokens>,
+    cancel: CancelToken,
+    dump: Option<Arc<Dump>>,
+    trace: Option<Arc<Trace>>,
+    entry: OpEntry,
+    backend: BackendInfo,
+    parts: Arc<Parts>,
+}
+
+impl std::fmt::Debug for Sessions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sessions").field("manifest", &self.manifest.path).finish_non_exhaustive()
+    }
+}
+
+impl Sessions {
+    /// Opens a session: a model with a state of its own. Sessions may be used from different threads; their executions
+    /// wait for each other, and who waited longest is next.
+    ///
+    /// What [`ModelOptions::cancel`] is set to ends all sessions. Host tables that the op keeps in memory are its own in
+    /// each session.
+    ///
+    /// # Errors
+    /// The host-op cannot be opened once more, or contexts that were lost cannot be.
+    pub fn open(&self) -> Result<Model> {
+        let start = Instant::now();
+        let session = CancelToken::any(vec![self.cancel.clone()]);
+        let mut workspace = self.parts.workspace(&session)?;
+        workspace.set_trace(self.trace.clone());
+        let loss = workspace.loss().clone();
+        let op = self.parts.open_op(&self.manifest, workspace)?;
+        let op = Checked::new(op, &self.entry.description.name);
+        Ok(Model {
+            manifest: Arc::clone(&self.manifest),
+            texts: Arc::clone(&self.texts),
+            allowed: Arc::clone(&self.allowed),
+            consumed: Consumed::default(),
+            speculation: Speculation::default(),
+            packer: Packer::new(&op.info().packing.buckets),
+            op,
+            loss,
+            vector: Vec::new(),
+            cancel: self.cancel.clone(),
+            session,
+            dump: self.dump.clone(),
+            trace: self.trace.clone(),
+            load: start.elapsed(),
+            entry: self.entry.clone(),
+            backend: self.backend.clone(),
+            parts: Arc::clone(&self.parts),
+            tap: None,
+            uncounted: Default::default(),
+        })
     }
 }
 

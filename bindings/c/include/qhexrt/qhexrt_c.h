@@ -1,0 +1,2 @@
+/* Where some callers look for it. */
+#include "../qhexrt_c.h"

@@ -1,0 +1,359 @@
+//! Structs and numbers of the header; `tests/` compares both.
+
+use std::ffi::{c_char, c_int, c_void};
+
+/// Major version of the ABI.
+pub const ABI_VERSION_MAJOR: c_int = 1;
+/// Minor version of the ABI.
+pub const ABI_VERSION_MINOR: c_int = 0;
+/// Maximum number of history entries.
+pub const MAX_HISTORY: c_int = 4096;
+
+/// What a function returns; 0 is success.
+pub type Status = i32;
+
+/// Success.
+pub const OK: Status = 0;
+/// A host-op panicked.
+pub const PANICKED: Status = 13;
+/// A handle is NULL, freed, or none of ours.
+pub const HANDLE: Status = 14;
+/// The session generates already, or there is a runtime already.
+pub const BUSY: Status = 15;
+/// A fault of qhx itself.
+pub const INTERNAL: Status = 70;
+/// The generation was cancelled.
+pub const CANCELLED: Status = 130;
+
+/// An image.
+pub const MEDIA_IMAGE: c_int = 1;
+/// An audio clip.
+pub const MEDIA_AUDIO: c_int = 2;
+
+/// A handle of a runtime: a number, nothing that could be read.
+#[derive(Debug)]
+#[repr(C)]
+pub struct RuntimeHandle(u8);
+
+/// A handle of a model.
+#[derive(Debug)]
+#[repr(C)]
+pub struct ModelHandle(u8);
+
+/// A handle of a session.
+#[derive(Debug)]
+#[repr(C)]
+pub struct SessionHandle(u8);
+
+/// `qhx_token_cb`. What unwinds out of it ends the process.
+pub type TokenCallback =
+    Option<unsafe extern "C-unwind" fn(*mut c_void, *const c_char, c_int, c_int, c_int) -> c_int>;
+/// `qhx_should_cancel_cb`.
+pub type ShouldCancel = Option<unsafe extern "C-unwind" fn(*mut c_void) -> c_int>;
+/// `qhx_log_cb`.
+pub type LogCallback =
+    Option<unsafe extern "C-unwind" fn(*mut c_void, c_int, *const c_char, *const c_char)>;
+
+/// Declares a struct of the header with the names of its fields, for the test that compares their places.
+macro_rules! c_struct {
+    ($(#[$about:meta])* $name:ident = $c_name:literal { $($(#[$doc:meta])* $field:ident: $type:ty,)* }) => {
+        $(#[$about])*
+        #[derive(Debug, Clone, Copy)]
+        #[repr(C)]
+        pub struct $name {
+            $($(#[$doc])* pub $field: $type,)*
+        }
+
+        impl $name {
+            /// The name in the header, and each field with its offset and size in bytes.
+            pub const LAYOUT: Layout = Layout {
+                name: $c_name,
+                size: size_of::<$name>(),
+                fields: &[$((
+                    stringify!($field),
+                    std::mem::offset_of!($name, $field),
+                    size_of::<$type>(),
+                )),*],
+            };
+        }
+    };
+}
+
+/// Where the fields of a struct lie.
+#[derive(Debug, Clone, Copy)]
+pub struct Layout {
+    /// Name in the header.
+    pub name: &'static str,
+    /// Bytes of the struct.
+    pub size: usize,
+    /// Name, offset and bytes of each field.
+    pub fields: &'static [(&'static str, usize, usize)],
+}
+
+c_struct! {
+    /// How tokens are chosen.
+    GenCfg = "qhx_gen_cfg" {
+        /// Maximum number of tokens.
+        max_new_tokens: c_int,
+        /// 0 takes the most likely token.
+        temperature: f32,
+        /// 0 is off.
+        top_k: c_int,
+        /// 1 is off.
+        top_p: f32,
+        /// 0 is off.
+        min_p: f32,
+        /// 1 is off.
+        repetition_penalty: f32,
+        /// 0 for all tokens.
+        repetition_window: c_int,
+        /// 0 draws one.
+        seed: u64,
+        /// Texts that end the answer.
+        stop_strings: *const *const c_char,
+        /// Number of them.
+        n_stop_strings: c_int,
+        /// Tokens that end the answer.
+        stop_token_ids: *const i32,
+        /// Number of them.
+        n_stop_token_ids: c_int,
+        /// What an answer has to look like.
+        grammar: *const c_char,
+        /// What `grammar` is.
+        grammar_kind: c_int,
+    }
+}
+
+c_struct! {
+    /// What is asked.
+    Inputs = "qhx_inputs" {
+        /// The text.
+        text: *const c_char,
+        /// NULL for none.
+        system_prompt: *const c_char,
+        /// user, assistant, …
+        history: *const *const c_char,
+        /// Number of them.
+        n_history: c_int,
+        /// Completes the text as it is.
+        no_template: c_int,
+        /// An image's file.
+        image_path: *const c_char,
+        /// An image's bytes.
+        image_data: *const c_void,
+        /// Number of them.
+        image_size: usize,
+        /// Refused.
+        mask_path: *const c_char,
+        /// Samples of one channel.
+        audio: *const f32,
+        /// Number of them.
+        n_audio: i64,
+        /// Samples a second.
+        audio_sr: c_int,
+    }
+}
+
+c_struct! {
+    /// An image or audio clip.
+    Media = "qhx_media" {
+        /// [`MEDIA_IMAGE`] or [`MEDIA_AUDIO`].
+        kind: c_int,
+        /// A file.
+        path: *const c_char,
+        /// The bytes of a file.
+        data: *const c_void,
+        /// Number of them.
+        size: usize,
+        /// Samples of one channel.
+        samples: *const f32,
+        /// Number of them.
+        n_samples: i64,
+        /// Samples a second.
+        sample_rate: c_int,
+    }
+}
+
+c_struct! {
+    /// What else a generation takes.
+    GenerateOptions = "qhx_generate_options" {
+        /// Bytes that the caller's struct has.
+        struct_size: usize,
+        /// Where the chat template knows that.
+        disable_thinking: c_int,
+        /// Nonzero cancels.
+        should_cancel: ShouldCancel,
+        /// Its argument.
+        should_cancel_user: *mut c_void,
+        /// The prompt.
+        tokens: *const i32,
+        /// Number of them.
+        n_tokens: c_int,
+        /// Images and audio.
+        media: *const Media,
+        /// Number of them.
+        n_media: c_int,
+        /// Calls for each token.
+        every_token: c_int,
+        /// Embeds a query.
+        embed_query: c_int,
+    }
+}
+
+c_struct! {
+    /// What came of a generation.
+    Output = "qhx_output" {
+        /// What the function returned.
+        status: Status,
+        /// The text.
+        text: *const c_char,
+        /// Tokens.
+        n_generated: c_int,
+        /// Positions.
+        n_prompt: c_int,
+        /// Milliseconds.
+        prefill_ms: f64,
+        /// Milliseconds.
+        decode_ms: f64,
+        /// NULL.
+        audio: *const f32,
+        /// 0.
+        n_audio: i64,
+        /// 0.
+        sample_rate: c_int,
+        /// A vector.
+        embedding: *const f32,
+        /// Its values.
+        n_embedding: c_int,
+        /// NULL.
+        image: *const u8,
+        /// 0.
+        img_h: c_int,
+        /// 0.
+        img_w: c_int,
+        /// 0.
+        img_c: c_int,
+        /// Bytes of the text.
+        n_text: usize,
+        /// Positions whose state was there.
+        n_reused: c_int,
+        /// Why it ended.
+        finish_reason: *const c_char,
+    }
+}
+
+c_struct! {
+    /// The last error of a thread.
+    LastError = "qhx_error" {
+        /// Bytes that the caller's struct has.
+        struct_size: usize,
+        /// What the function returned, or would have.
+        status: Status,
+        /// One word.
+        kind: *const c_char,
+        /// What went wrong.
+        message: *const c_char,
+        /// A likely fix.
+        hint: *const c_char,
+        /// Of a QNN library.
+        code: u64,
+    }
+}
+
+c_struct! {
+    /// What a runtime is made of.
+    RuntimeOptions = "qhx_runtime_options" {
+        /// Bytes that the caller's struct has.
+        struct_size: usize,
+        /// libQnnHtp.
+        htp: *const c_char,
+        /// libQnnSystem.
+        system: *const c_char,
+        /// auto, cpu or qnn.
+        backend: *const c_char,
+        /// Such as v81.
+        device_arch: *const c_char,
+        /// A folder.
+        plugins: *const c_char,
+        /// 0 for one a core.
+        threads: c_int,
+    }
+}
+
+impl Default for GenCfg {
+    fn default() -> Self {
+        Self {
+            max_new_tokens: 1024,
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            repetition_window: 0,
+            seed: 0,
+            stop_strings: std::ptr::null(),
+            n_stop_strings: 0,
+            stop_token_ids: std::ptr::null(),
+            n_stop_token_ids: 0,
+            grammar: std::ptr::null(),
+            grammar_kind: 0,
+        }
+    }
+}
+
+impl Default for GenerateOptions {
+    fn default() -> Self {
+        Self {
+            struct_size: size_of::<Self>(),
+            disable_thinking: 0,
+            should_cancel: None,
+            should_cancel_user: std::ptr::null_mut(),
+            tokens: std::ptr::null(),
+            n_tokens: 0,
+            media: std::ptr::null(),
+            n_media: 0,
+            every_token: 0,
+            embed_query: 0,
+        }
+    }
+}
+
+impl Default for RuntimeOptions {
+    fn default() -> Self {
+        Self {
+            struct_size: size_of::<Self>(),
+            htp: std::ptr::null(),
+            system: std::ptr::null(),
+            backend: std::ptr::null(),
+            device_arch: std::ptr::null(),
+            plugins: std::ptr::null(),
+            threads: 0,
+        }
+    }
+}
+
+impl Output {
+    /// Nothing but a status.
+    pub const fn empty(status: Status) -> Self {
+        Self {
+            status,
+            text: std::ptr::null(),
+            n_generated: 0,
+            n_prompt: 0,
+            prefill_ms: 0.0,
+            decode_ms: 0.0,
+            audio: std::ptr::null(),
+            n_audio: 0,
+            sample_rate: 0,
+            embedding: std::ptr::null(),
+            n_embedding: 0,
+            image: std::ptr::null(),
+            img_h: 0,
+            img_w: 0,
+            img_c: 0,
+            n_text: 0,
+            n_reused: 0,
+            finish_reason: std::ptr::null(),
+        }
+    }
+}

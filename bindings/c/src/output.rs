@@ -1,0 +1,123 @@
+//! Writes where a caller points to.
+
+#![expect(unsafe_code, reason = "writes memory of the caller")]
+
+use std::ffi::{c_char, c_int};
+use std::mem::offset_of;
+use std::ptr;
+
+use crate::abi::{LastError, Output};
+use crate::fault::{Fault, Last, Result};
+
+/// Writes a value, where there is a place for it.
+pub(crate) fn put<T: Copy>(to: *mut T, value: T) {
+    if !to.is_null() && to.is_aligned() {
+        // SAFETY: the header asks for NULL or a place for such a value.
+        unsafe { to.write(value) };
+    }
+}
+
+/// Writes a text with its NUL into a buffer of `size` bytes, as much of it as there is room for.
+pub(crate) fn put_text(to: *mut c_char, size: c_int, text: &str) {
+    let Some(room) = usize::try_from(size).ok().and_then(|size| size.checked_sub(1)) else { return };
+    if to.is_null() {
+        return;
+    }
+    let len = text.len().min(room);
+    // SAFETY: the header asks for NULL or a buffer of that size, which holds `len` and the NUL.
+    unsafe {
+        ptr::copy_nonoverlapping(text.as_ptr().cast(), to, len);
+        to.add(len).write(0);
+    }
+}
+
+/// Writes the last error, as far as the caller's struct has room.
+pub(crate) fn put_error(to: *mut LastError, last: Option<&Last>) -> Result<()> {
+    if to.is_null() || !to.is_aligned() {
+        return Err(Fault::usage("error is NULL or not aligned"));
+    }
+    // SAFETY: the header asks for a struct that begins with its size.
+    let size = unsafe { (&raw const (*to).struct_size).read() };
+    if size < size_of::<usize>() {
+        return Err(Fault::usage(format!("error.struct_size is {size}, expected that of qhx_error")));
+    }
+    macro_rules! field {
+        ($field:ident, $value:expr) => {{
+            let value = $value;
+            if offset_of!(LastError, $field) + size_of_val(&value) <= size {
+                // SAFETY: the caller's struct is as long as it says, so that it has the field.
+                unsafe { (&raw mut (*to).$field).write(value) };
+            }
+        }};
+    }
+    let empty = c"".as_ptr();
+    field!(status, last.map_or(0, |last| last.status));
+    field!(kind, last.map_or(empty, |last| last.kind.as_ptr()));
+    field!(message, last.map_or(empty, |last| last.message.as_ptr()));
+    field!(hint, last.and_then(|last| last.hint.as_ref()).map_or(ptr::null(), |hint| hint.as_ptr()));
+    field!(code, last.map_or(0, |last| last.code));
+    Ok(())
+}
+
+/// What a session holds for its caller.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    /// With a NUL behind it.
+    text: Vec<u8>,
+    embedding: Vec<f32>,
+}
+
+/// What came of a generation.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    pub text: String,
+    pub embedding: Vec<f32>,
+    pub generated: usize,
+    pub prompt: usize,
+    pub reused: usize,
+    pub prefill_ms: f64,
+    pub decode_ms: f64,
+    pub finish: Option<qhx::FinishReason>,
+    pub cancelled: bool,
+}
+
+impl Held {
+    /// Holds an answer, and returns what points to it.
+    pub(crate) fn hold(&mut self, answer: Answer) -> Output {
+        let number = |n: usize| c_int::try_from(n).unwrap_or(c_int::MAX);
+        let n_text = answer.text.len();
+        self.text = answer.text.into_bytes();
+        self.text.push(0);
+        self.embedding = answer.embedding;
+        let mut output = Output::empty(if answer.cancelled { crate::abi::CANCELLED } else { 0 });
+        output.text = self.text.as_ptr().cast();
+        output.n_text = n_text;
+        output.n_generated = number(answer.generated);
+        output.n_prompt = number(answer.prompt);
+        output.n_reused = number(answer.reused);
+        output.prefill_ms = answer.prefill_ms;
+        output.decode_ms = answer.decode_ms;
+        if !self.embedding.is_empty() {
+            output.embedding = self.embedding.as_ptr();
+            output.n_embedding = number(self.embedding.len());
+        }
+        output.finish_reason = answer.finish.map_or(ptr::null(), |reason| name(reason).as_ptr());
+        output
+    }
+
+    /// Forgets it.
+    pub(crate) fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+/// The name of a reason, in a text of C.
+fn name(reason: qhx::FinishReason) -> &'static std::ffi::CStr {
+    use qhx::FinishReason::{Cancelled, Eos, Length, Stop};
+    match reason {
+        Eos => c"eos",
+        Stop => c"stop",
+        Length => c"length",
+        Cancelled => c"cancelled",
+    }
+}
