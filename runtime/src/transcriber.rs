@@ -114,6 +114,8 @@ pub enum TranscribeEvent<'a> {
     },
     /// A chunk goes to the model.
     Begin,
+    /// A token of the chunk's text was chosen.
+    Token,
     /// A chunk is transcribed.
     Done(&'a Chunk),
 }
@@ -232,7 +234,11 @@ impl Transcriber {
             let prompt = prompt(&self.instruction, &chunk)?;
             let request = Request::greedy(prompt, self.max_new).cancelled_by(cancel.clone());
             on_event(TranscribeEvent::Begin);
-            let generation = self.model.start(&request)?.finish()?;
+            let mut run = self.model.start(&request)?;
+            while run.next_event()?.is_some() {
+                on_event(TranscribeEvent::Token);
+            }
+            let generation = run.finish()?;
             let text = generation.text.trim();
             let words = text.split_whitespace().count() as f64;
             let rate_here = words / (end - start).max(f64::MIN_POSITIVE);

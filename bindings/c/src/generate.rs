@@ -60,7 +60,9 @@ fn is_transcription(question: &Question) -> bool {
 fn embed(embedder: &mut Embedder, question: &Question, ticket: &CancelToken) -> Result<Answer> {
     let start = Instant::now();
     if question.system.is_some() || !question.history.is_empty() || !question.media.is_empty() {
-        return Err(Fault::usage("the bundle embeds texts: system_prompt, history and media do not apply"));
+        return Err(Fault::usage(
+            "the bundle embeds texts: system_prompt, history and media do not apply",
+        ));
     }
     let tokens = match (&question.tokens, &question.text) {
         (Some(_), Some(_)) => return Err(two_prompts()),
@@ -71,8 +73,7 @@ fn embed(embedder: &mut Embedder, question: &Question, ticket: &CancelToken) -> 
         }
     };
     let model = embedder.model_mut();
-    let embedding =
-        model.cancellable(ticket, |model| model.embed(&tokens).map(<[f32]>::to_vec))?;
+    let embedding = model.cancellable(ticket, |model| model.embed(&tokens).map(<[f32]>::to_vec))?;
     let prefill_ms = start.elapsed().as_secs_f64() * 1e3;
     Ok(Answer { embedding, prompt: tokens.len(), prefill_ms, ..Answer::default() })
 }
@@ -175,7 +176,9 @@ fn request(model: &Model, question: Question, attached: &[Attached]) -> Result<R
         (Some(_), Some(_)) => return Err(two_prompts()),
         (Some(tokens), None) => media::tokens(tokens, attached),
         (None, None) if attached.is_empty() => {
-            return Err(Fault::usage("text is NULL, and there is no image or audio: nothing is asked"));
+            return Err(Fault::usage(
+                "text is NULL, and there is no image or audio: nothing is asked",
+            ));
         }
         (None, text) if is_plain || (!is_conversation && !model.can_chat()) => {
             media::completion(text.unwrap_or_default(), attached)?

@@ -159,9 +159,21 @@ fn whole<T: Copy>(what: &str, given: *const T) -> Result<Option<T>> {
 
 /// The options of a generation.
 pub(crate) fn options(given: *const GenerateOptions) -> Result<GenerateOptions> {
-    Ok(sized!("options", given, GenerateOptions {
-        disable_thinking, should_cancel, should_cancel_user, tokens, n_tokens, media, n_media, every_token, embed_query,
-    }))
+    Ok(sized!(
+        "options",
+        given,
+        GenerateOptions {
+            disable_thinking,
+            should_cancel,
+            should_cancel_user,
+            tokens,
+            n_tokens,
+            media,
+            n_media,
+            every_token,
+            embed_query,
+        }
+    ))
 }
 
 /// Whom to ask whether to cancel.
@@ -175,8 +187,8 @@ pub(crate) fn question(
     cfg: *const GenCfg,
     options: &GenerateOptions,
 ) -> Result<Question> {
-    let inputs =
-        whole("inputs", inputs)?.ok_or_else(|| Fault::usage("inputs is NULL, expected a prompt"))?;
+    let inputs = whole("inputs", inputs)?
+        .ok_or_else(|| Fault::usage("inputs is NULL, expected a prompt"))?;
     let cfg = whole("cfg", cfg)?.unwrap_or_default();
     if !inputs.mask_path.is_null() {
         return Err(Fault::usage("mask_path: no model takes a mask of an image; leave it NULL"));
@@ -190,7 +202,8 @@ pub(crate) fn question(
     }
     let media = [image(&inputs)?, audio("audio", inputs.audio, inputs.n_audio, inputs.audio_sr)?];
     let mut media: Vec<_> = media.into_iter().flatten().collect();
-    for (index, one) in list("media", options.media, options.n_media.into(), 4096)?.iter().enumerate()
+    for (index, one) in
+        list("media", options.media, options.n_media.into(), 4096)?.iter().enumerate()
     {
         media.push(attachment(&format!("media[{index}]"), one)?);
     }
@@ -230,9 +243,7 @@ fn image(inputs: &Inputs) -> Result<Option<Attachment>> {
     let bytes = !inputs.image_data.is_null() || inputs.image_size > 0;
     match path("image_path", inputs.image_path)? {
         Some(_) if bytes => Err(Fault::usage("image_path and image_data are given, expected one")),
-        Some(path) => {
-            Ok(Some(Attachment::from_source(Modality::Image, Source::File(path))))
-        }
+        Some(path) => Ok(Some(Attachment::from_source(Modality::Image, Source::File(path)))),
         None if bytes => {
             let source = file("image_data", inputs.image_data.cast(), inputs.image_size)?;
             Ok(Some(Attachment::from_source(Modality::Image, source)))
@@ -293,9 +304,11 @@ fn attachment(what: &str, media: &Media) -> Result<Attachment> {
 
 /// What a runtime is made of.
 pub(crate) fn runtime(given: *const RuntimeOptions) -> Result<RuntimeQuestion> {
-    let read = sized!("options", given, RuntimeOptions {
-        htp, system, backend, device_arch, plugins, threads,
-    });
+    let read = sized!(
+        "options",
+        given,
+        RuntimeOptions { htp, system, backend, device_arch, plugins, threads }
+    );
     Ok(RuntimeQuestion {
         htp: path("htp", read.htp)?,
         system: path("system", read.system)?,

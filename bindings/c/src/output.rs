@@ -19,7 +19,9 @@ pub(crate) fn put<T: Copy>(to: *mut T, value: T) {
 
 /// Writes a text with its NUL into a buffer of `size` bytes, as much of it as there is room for.
 pub(crate) fn put_text(to: *mut c_char, size: c_int, text: &str) {
-    let Some(room) = usize::try_from(size).ok().and_then(|size| size.checked_sub(1)) else { return };
+    let Some(room) = usize::try_from(size).ok().and_then(|size| size.checked_sub(1)) else {
+        return;
+    };
     if to.is_null() {
         return;
     }
@@ -39,7 +41,9 @@ pub(crate) fn put_error(to: *mut LastError, last: Option<&Last>) -> Result<()> {
     // SAFETY: the header asks for a struct that begins with its size.
     let size = unsafe { (&raw const (*to).struct_size).read() };
     if size < size_of::<usize>() {
-        return Err(Fault::usage(format!("error.struct_size is {size}, expected that of qhx_error")));
+        return Err(Fault::usage(format!(
+            "error.struct_size is {size}, expected that of qhx_error"
+        )));
     }
     macro_rules! field {
         ($field:ident, $value:expr) => {{
@@ -54,7 +58,10 @@ pub(crate) fn put_error(to: *mut LastError, last: Option<&Last>) -> Result<()> {
     field!(status, last.map_or(0, |last| last.status));
     field!(kind, last.map_or(empty, |last| last.kind.as_ptr()));
     field!(message, last.map_or(empty, |last| last.message.as_ptr()));
-    field!(hint, last.and_then(|last| last.hint.as_ref()).map_or(ptr::null(), |hint| hint.as_ptr()));
+    field!(
+        hint,
+        last.and_then(|last| last.hint.as_ref()).map_or(ptr::null(), |hint| hint.as_ptr())
+    );
     field!(code, last.map_or(0, |last| last.code));
     Ok(())
 }

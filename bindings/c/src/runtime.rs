@@ -31,9 +31,8 @@ pub(crate) struct Device {
 
 /// A text of an option, or else of a variable.
 fn setting(given: Option<String>, variable: &str) -> Result<Option<(String, String)>> {
-    let not_utf8 = |value: OsString| {
-        Fault::usage(format!("{variable}: {} is not UTF-8", value.display()))
-    };
+    let not_utf8 =
+        |value: OsString| Fault::usage(format!("{variable}: {} is not UTF-8", value.display()));
     match given {
         Some(text) => Ok(Some((text, "options".to_owned()))),
         None => vars::get(variable)
@@ -45,20 +44,18 @@ fn setting(given: Option<String>, variable: &str) -> Result<Option<(String, Stri
 
 fn architecture(text: &str, place: &str) -> Result<u32> {
     let digits = text.strip_prefix('v').unwrap_or(text);
-    digits
-        .parse()
-        .ok()
-        .filter(|_| digits.bytes().all(|b| b.is_ascii_digit()))
-        .ok_or_else(|| Fault::usage(format!("{place}: {text:?}, expected an architecture such as v81")))
+    digits.parse().ok().filter(|_| digits.bytes().all(|b| b.is_ascii_digit())).ok_or_else(|| {
+        Fault::usage(format!("{place}: {text:?}, expected an architecture such as v81"))
+    })
 }
 
 impl Runtime {
     /// Opens nothing but the libraries that are named, to see that they are such.
     pub(crate) fn new(question: RuntimeQuestion) -> Result<Self> {
         let backend = match setting(question.backend, vars::BACKEND)? {
-            Some((text, place)) => text
-                .parse()
-                .map_err(|e| Fault::usage(format!("{place}: backend {text:?}: {e}")))?,
+            Some((text, place)) => {
+                text.parse().map_err(|e| Fault::usage(format!("{place}: backend {text:?}: {e}")))?
+            }
             None => BackendChoice::Auto,
         };
         let arch = setting(question.device_arch, vars::DEVICE_ARCH)?;

@@ -53,7 +53,8 @@ impl Session {
             Ok(state) => Ok(state),
             Err(TryLockError::Poisoned(state)) => Ok(state.into_inner()),
             Err(TryLockError::WouldBlock) => {
-                let message = "the session is in use: by a generation under way, or by another call";
+                let message =
+                    "the session is in use: by a generation under way, or by another call";
                 Err(Fault::busy(message.to_owned()))
             }
         }
@@ -83,7 +84,8 @@ impl Session {
     pub(crate) fn check_not_within(&self) -> Result<()> {
         match &*self.running() {
             Some((_, thread)) if *thread == std::thread::current().id() => Err(Fault::busy(
-                "a callback of the session cannot free it: return from the generation first".to_owned(),
+                "a callback of the session cannot free it: return from the generation first"
+                    .to_owned(),
             )),
             _ => Ok(()),
         }

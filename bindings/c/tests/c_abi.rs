@@ -1,0 +1,278 @@
+//! The library as programs in C and C++ see it: its header, its symbols, and a client that goes through all of it.
+
+#![cfg(target_os = "linux")]
+#![expect(clippy::unwrap_used, reason = "a test that fails does so by panicking")]
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use qhexrt::abi::{self, Layout};
+use qhx_core::text::Tokenizer;
+use qhx_tests::tiny::{self, Variant};
+use qhx_tests::{multimodal, plugin_files};
+use qhx_tiers::tier;
+use tempfile::TempDir;
+
+/// Tokens that the client has generated on the CPU; the last one ends a character.
+const TOKENS: usize = 12;
+/// And on the emulator, which takes up to a second for each.
+const EMULATED: usize = 4;
+/// Random sequences in the usual run, and in the full one.
+const SEQUENCES: [usize; 2] = [100, 1000];
+
+fn folder() -> PathBuf {
+    qhx_paths::workspace().join("bindings/c")
+}
+
+/// The libraries of this build. Cargo builds them beside the test.
+fn library(name: &str) -> PathBuf {
+    let file = std::env::current_exe().unwrap().with_file_name(name);
+    assert!(file.is_file(), "{} was not built", file.display());
+    file
+}
+
+/// The shared library under the name that programs look for.
+fn named(folder: &Path) {
+    std::os::unix::fs::symlink(library("libqhexrt.so"), folder.join("libqhexrt.so.1")).unwrap();
+}
+
+fn ok(command: &mut Command) -> Output {
+    let output = command.output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}\n{stderr}", output.status);
+    output
+}
+
+/// Compiles a program that needs the header.
+fn compile(compiler: &str, source: &Path, program: &Path, arguments: &[&str]) {
+    let mut command = Command::new(compiler);
+    command.args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-I"]).arg(folder().join("include"));
+    ok(command.arg(source).arg("-o").arg(program).args(arguments));
+}
+
+/// Links the shared library from a folder.
+fn shared(folder: &Path) -> Vec<String> {
+    vec![library("libqhexrt.so").display().to_string(), format!("-Wl,-rpath,{}", folder.display())]
+}
+
+#[test]
+fn the_header_is_what_rust_has() {
+    let layouts = [
+        abi::GenCfg::LAYOUT,
+        abi::Inputs::LAYOUT,
+        abi::Media::LAYOUT,
+        abi::GenerateOptions::LAYOUT,
+        abi::Output::LAYOUT,
+        abi::LastError::LAYOUT,
+        abi::RuntimeOptions::LAYOUT,
+    ];
+    let constants = [
+        ("QHX_ABI_VERSION_MAJOR", abi::ABI_VERSION_MAJOR),
+        ("QHX_ABI_VERSION_MINOR", abi::ABI_VERSION_MINOR),
+        ("QHX_MAX_HISTORY", abi::MAX_HISTORY),
+        ("QHX_OK", abi::OK),
+        ("QHX_ERROR_PANICKED", abi::PANICKED),
+        ("QHX_ERROR_HANDLE", abi::HANDLE),
+        ("QHX_ERROR_BUSY", abi::BUSY),
+        ("QHX_ERROR_INTERNAL", abi::INTERNAL),
+        ("QHX_ERROR_CANCELLED", abi::CANCELLED),
+        ("QHX_MEDIA_IMAGE", abi::MEDIA_IMAGE),
+        ("QHX_MEDIA_AUDIO", abi::MEDIA_AUDIO),
+    ];
+    let mut kinds = Vec::new();
+    for name in [
+        "usage",
+        "manifest",
+        "artifact",
+        "runtime",
+        "context",
+        "graph",
+        "plugin",
+        "prompt",
+        "execute",
+        "io",
+        "device_lost",
+        "internal",
+        "cancelled",
+    ] {
+        let kind = qhx_core::ErrorKind::from_name(name).unwrap();
+        kinds.push((format!("QHX_ERROR_{}", name.to_uppercase()), i32::from(kind.exit_code())));
+    }
+    let mut source = "#include <stdio.h>\n#include \"qhexrt_c.h\"\nint main(void) {\n".to_owned();
+    let mut expected = String::new();
+    let field = "((TYPE *)0)->";
+    for Layout { name, size, fields } in layouts {
+        writeln!(source, "printf(\"{name} %zu\\n\", sizeof({name}));").unwrap();
+        writeln!(expected, "{name} {size}").unwrap();
+        let mut end = 0;
+        for (member, offset, size) in fields {
+            let of = field.replace("TYPE", name);
+            writeln!(
+                source,
+                "printf(\"{member} %zu %zu\\n\", offsetof({name}, {member}), sizeof({of}{member}));"
+            )
+            .unwrap();
+            writeln!(expected, "{member} {offset} {size}").unwrap();
+            end = offset + size;
+        }
+        // A field that only the header has would be in between, or behind the last one.
+        assert!(size - end < 8, "{name}");
+    }
+    let constants = constants.iter().map(|(name, value)| ((*name).to_owned(), *value));
+    for (name, value) in constants.chain(kinds) {
+        writeln!(source, "printf(\"{name} %d\\n\", (int){name});").unwrap();
+        writeln!(expected, "{name} {value}").unwrap();
+    }
+    source.push_str("return 0; }\n");
+    let out = tempfile::tempdir().unwrap();
+    let (file, program) = (out.path().join("layout.c"), out.path().join("layout"));
+    std::fs::write(&file, source).unwrap();
+    compile("cc", &file, &program, &["-std=c99"]);
+    let printed = ok(&mut Command::new(program)).stdout;
+    assert_eq!(String::from_utf8(printed).unwrap(), expected);
+}
+
+#[test]
+fn the_library_exports_what_the_header_declares() {
+    let header = std::fs::read_to_string(folder().join("include/qhexrt_c.h")).unwrap();
+    let declared: BTreeSet<_> = header
+        .split("QHX_API ")
+        .skip(1)
+        .filter_map(|text| text.split_once('(')?.0.rsplit([' ', '*']).next())
+        .filter(|name| name.starts_with("qhx_"))
+        .collect();
+    let library = library("libqhexrt.so");
+    let symbols = ok(Command::new("nm").args(["-D", "--defined-only"]).arg(&library)).stdout;
+    let symbols = String::from_utf8(symbols).unwrap();
+    let exported: BTreeSet<_> =
+        symbols.lines().filter_map(|line| line.split_whitespace().nth(2)).collect();
+    assert_eq!(exported, declared);
+    assert!(declared.len() >= 15);
+    let dynamic = ok(Command::new("readelf").arg("-d").arg(library)).stdout;
+    let dynamic = String::from_utf8(dynamic).unwrap();
+    assert!(dynamic.contains("[libqhexrt.so.1]") && dynamic.contains("NODELETE"), "{dynamic}");
+}
+
+/// What the client is given: bundles, what they are asked, and what they answer.
+struct Given {
+    folder: TempDir,
+    language: PathBuf,
+    prompt: String,
+    expected: String,
+}
+
+fn language(target: Option<&'static str>, tokens: usize) -> Given {
+    let checkpoint = tiny::fixture("llama3-tiny");
+    let language = tiny::bundle(&checkpoint, Variant { target, ..tiny::CPU });
+    let goldens = tiny::goldens(&checkpoint);
+    let case = goldens.cases.iter().find(|case| case.id == "france").unwrap();
+    let tokenizer = Tokenizer::from_file(&checkpoint.join("tokenizer.json")).unwrap();
+    let expected = tokenizer.decode(&case.output_ids[..tokens]).unwrap();
+    assert!(case.text.starts_with(&expected), "{expected:?}");
+    let folder = tempfile::tempdir().unwrap();
+    named(folder.path());
+    Given { folder, language, prompt: case.prompt.clone(), expected }
+}
+
+impl Given {
+    /// The client, compiled with these arguments.
+    fn client(&self, name: &str, arguments: &[&str]) -> Command {
+        let program = self.folder.path().join(name);
+        let shared = shared(self.folder.path());
+        let mut all = vec!["-std=c++17", "-pthread"];
+        all.extend(arguments);
+        all.extend(shared.iter().map(String::as_str));
+        compile("c++", &folder().join("tests/client.cpp"), &program, &all);
+        let mut command = Command::new(program);
+        // No plugin and no cache of the user's.
+        command.env("HOME", self.folder.path()).env_remove("QHX_PLUGIN_PATH");
+        for name in ["XDG_DATA_HOME", "XDG_CACHE_HOME", "QHX_DEVICE_ARCH"] {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A folder with the plugin of the multimodal fixture, its bundle with and without what asks for a transcription,
+    /// and a red image.
+    fn multimodal(&self) -> [PathBuf; 4] {
+        let [plugins, image] = ["plugins", "red.png"].map(|name| self.path(name));
+        std::fs::create_dir(&plugins).unwrap();
+        let plugin = plugin_files::build("qhx-test-multimodal-plugin");
+        std::fs::copy(&plugin, plugins.join(plugin.file_name().unwrap())).unwrap();
+        let bundle = multimodal::write(&self.path("multimodal")).unwrap();
+        let transcribing = multimodal::write(&self.path("transcribing")).unwrap();
+        let text = std::fs::read_to_string(&transcribing).unwrap();
+        let mut manifest: serde_json::Value = serde_json::from_str(&text).unwrap();
+        manifest["params"]["transcription"] = serde_json::json!({"prompt": "ab", "chat": false});
+        std::fs::write(&transcribing, manifest.to_string()).unwrap();
+        let red = image::RgbImage::from_pixel(2, 4, image::Rgb([255, 0, 0]));
+        red.save(&image).unwrap();
+        [plugins, bundle, transcribing, image]
+    }
+
+    /// Runs the client through everything.
+    fn all(&self, client: &mut Command) {
+        let [plugins, bundle, transcribing, image] = self.multimodal();
+        let embedding = tiny::bundle(&tiny::fixture("embed-mistral-tiny"), tiny::CPU);
+        client.arg("all").arg(&self.language).arg(&self.prompt).arg(&self.expected);
+        client.args([plugins, bundle, image, transcribing, embedding]);
+        // Nothing is said where results of a program go.
+        assert_eq!(ok(client.env("QHX_BACKEND", "cpu")).stdout, b"");
+    }
+}
+
+/// A leak ends the client with this code, as any fault of memory does.
+const ASAN: [(&str, &str); 1] = [("ASAN_OPTIONS", "detect_leaks=1:exitcode=9:abort_on_error=0")];
+
+#[test]
+fn a_client_goes_through_all_of_it() {
+    let given = language(None, TOKENS);
+    let mut client = given.client("client", &["-O1", "-fsanitize=address,undefined"]);
+    given.all(client.envs(ASAN).env("QHX_DEVICE_ARCH", "v79"));
+}
+
+#[test]
+fn random_calls_neither_crash_nor_leak() {
+    let given = language(None, TOKENS);
+    let [plugins, bundle, _, image] = given.multimodal();
+    let mut client = given.client("client", &["-O1", "-fsanitize=address,undefined"]);
+    let count = SEQUENCES[usize::from(tiny::full_matrix())].to_string();
+    client.args(["random", &count]).args([plugins, bundle, image]);
+    ok(client.envs(ASAN).env("QHX_BACKEND", "cpu"));
+}
+
+#[tier(qnn)]
+#[test]
+fn a_client_generates_on_the_npu() {
+    let given = language(Some("v81"), EMULATED);
+    let mut client = given.client("client", &["-O1"]);
+    client.arg("npu").arg(&given.language).arg(&given.prompt).arg(&given.expected);
+    ok(client.env("QHX_BACKEND", "qnn"));
+}
+
+#[test]
+fn the_example_runs_with_either_library() {
+    let given = language(None, TOKENS);
+    let source = qhx_paths::workspace().join("examples/c/chat.c");
+    let shared = shared(given.folder.path());
+    let with: Vec<_> = shared.iter().map(String::as_str).collect();
+    let archive = library("libqhexrt.a").display().to_string();
+    let within = [&*archive, "-lpthread", "-ldl", "-lm"];
+    let mut answers = Vec::new();
+    for (name, libraries) in [("shared", &with[..]), ("static", &within)] {
+        let program = given.path(name);
+        compile("cc", &source, &program, &[&["-std=c99"], libraries].concat());
+        let mut chat = Command::new(program);
+        chat.env("QHX_BACKEND", "cpu").arg(&given.language).arg("Hello");
+        answers.push(String::from_utf8(ok(&mut chat).stdout).unwrap());
+        let failed = chat.arg("too many").output().unwrap();
+        assert_eq!(failed.status.code(), Some(2));
+    }
+    assert!(answers[0].len() > 1 && answers[0] == answers[1], "{answers:?}");
+}
