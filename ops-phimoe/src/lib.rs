@@ -20,3 +20,9 @@ pub use generate::Generate;
 pub use route::{Choice, sparsemixer};
 
 qhx_op::register_ops!(Generate);
+
+/// To be called by what is linked of an archive: from one, a linker takes only the parts that something names, and
+/// those of this module register the ops.
+#[doc(hidden)]
+#[inline(never)]
+pub fn linked() {}

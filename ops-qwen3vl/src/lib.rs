@@ -10,3 +10,9 @@ mod generate;
 pub use generate::Generate;
 
 qhx_op::register_ops!(Generate);
+
+/// To be called by what is linked of an archive: from one, a linker takes only the parts that something names, and
+/// those of this module register the ops.
+#[doc(hidden)]
+#[inline(never)]
+pub fn linked() {}

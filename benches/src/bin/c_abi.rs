@@ -4,7 +4,10 @@
 //! every piece of the text, and `should_cancel` is asked between tokens, as an app's binding does.
 
 #![expect(clippy::print_stdout, reason = "the report is the result")]
-#![expect(unsafe_code, reason = "is called as C calls: with a pointer to what the callback writes to")]
+#![expect(
+    unsafe_code,
+    reason = "is called as C calls: with a pointer to what the callback writes to"
+)]
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr;
@@ -60,7 +63,11 @@ fn by_rust(model: &mut Model, tokens: usize) -> Result<(Duration, String), AnyEr
     Ok((time / count, generation.text))
 }
 
-fn by_c(session: *mut SessionHandle, text: &CString, tokens: usize) -> Result<(Duration, String), AnyError> {
+fn by_c(
+    session: *mut SessionHandle,
+    text: &CString,
+    tokens: usize,
+) -> Result<(Duration, String), AnyError> {
     qhx_session_reset(session);
     let inputs = Inputs {
         text: text.as_ptr(),
@@ -99,11 +106,8 @@ fn main() -> Result<(), AnyError> {
     let tokens = arguments.next().map_or(Ok(64), |text| text.parse())?;
     let runtime = Runtime::builder().backend(BackendChoice::Cpu).threads(1).build();
     let mut model = runtime.load(&Bundle::open(&bundle)?)?;
-    let options = RuntimeOptions {
-        backend: c"cpu".as_ptr(),
-        threads: 1,
-        ..RuntimeOptions::default()
-    };
+    let options =
+        RuntimeOptions { backend: c"cpu".as_ptr(), threads: 1, ..RuntimeOptions::default() };
     let path = CString::new(bundle)?;
     let loaded = qhx_model_load(qhx_runtime_create_ex(&options), path.as_ptr(), ptr::null());
     let session = qhx_session_create(loaded);

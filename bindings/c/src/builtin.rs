@@ -1,9 +1,12 @@
 //! Links host-ops into the library.
 //!
-//! An op registers itself when its crate is linked, and a crate that nothing names is not linked.
+//! An op registers itself when its crate is linked. From a static library, a linker takes only what something names.
 
-use qhx_ops_gemma4 as _;
-use qhx_ops_llama as _;
-use qhx_ops_phimoe as _;
-use qhx_ops_qwen3vl as _;
-use qhx_ops_qwen35 as _;
+/// Names what registers the ops.
+pub(crate) fn link() {
+    qhx_ops_gemma4::linked();
+    qhx_ops_llama::linked();
+    qhx_ops_phimoe::linked();
+    qhx_ops_qwen35::linked();
+    qhx_ops_qwen3vl::linked();
+}

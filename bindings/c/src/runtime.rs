@@ -52,6 +52,8 @@ fn architecture(text: &str, place: &str) -> Result<u32> {
 impl Runtime {
     /// Opens nothing but the libraries that are named, to see that they are such.
     pub(crate) fn new(question: RuntimeQuestion) -> Result<Self> {
+        #[cfg(feature = "builtin-ops")]
+        crate::builtin::link();
         let backend = match setting(question.backend, vars::BACKEND)? {
             Some((text, place)) => {
                 text.parse().map_err(|e| Fault::usage(format!("{place}: backend {text:?}: {e}")))?

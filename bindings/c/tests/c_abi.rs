@@ -10,6 +10,7 @@ use std::process::{Command, Output};
 
 use qhexrt::abi::{self, Layout};
 use qhx_core::text::Tokenizer;
+use qhx_forge::{ForgeOptions, Silent, Task, forge};
 use qhx_tests::tiny::{self, Variant};
 use qhx_tests::{multimodal, plugin_files};
 use qhx_tiers::tier;
@@ -219,7 +220,10 @@ impl Given {
     /// Runs the client through everything.
     fn all(&self, client: &mut Command) {
         let [plugins, bundle, transcribing, image] = self.multimodal();
-        let embedding = tiny::bundle(&tiny::fixture("embed-mistral-tiny"), tiny::CPU);
+        let mut options = ForgeOptions::new(self.path("embedding"));
+        (options.task, options.prefill) = (Task::Embed, Some(Vec::new()));
+        let embedding = tiny::fixture("embed-mistral-tiny");
+        let embedding = forge(&embedding, &options, &mut Silent).unwrap().manifest;
         client.arg("all").arg(&self.language).arg(&self.prompt).arg(&self.expected);
         client.args([plugins, bundle, image, transcribing, embedding]);
         // Nothing is said where results of a program go.
