@@ -1,10 +1,6 @@
 //! The functions of the header. Each is a line: what they do is elsewhere, and panics stop here.
 
 #![expect(unsafe_code, reason = "gives functions their names in C")]
-#![expect(
-    clippy::not_unsafe_ptr_arg_deref,
-    reason = "pointers are read and written in `input` and `output`, which say what callers promise"
-)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;

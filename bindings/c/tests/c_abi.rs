@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -251,13 +252,48 @@ fn random_calls_neither_crash_nor_leak() {
     ok(client.envs(ASAN).env("QHX_BACKEND", "cpu"));
 }
 
+impl Given {
+    /// Runs a client with a few steps of two sessions on two threads.
+    fn briefly(&self, client: &mut Command, backend: &str) {
+        client.arg("brief").arg(&self.language).arg(&self.prompt).arg(&self.expected);
+        ok(client.env("QHX_BACKEND", backend));
+    }
+}
+
 #[tier(qnn)]
 #[test]
 fn a_client_generates_on_the_npu() {
     let given = language(Some("v81"), EMULATED);
+    given.briefly(&mut given.client("client", &["-O1"]), "qnn");
+}
+
+/// Of the library, whose atomics the sanitizer does not see, it sees nothing: only what callbacks and threads of the
+/// client do to its own memory.
+#[test]
+fn threads_of_a_client_do_not_race() {
+    let given = language(None, EMULATED);
+    let suppressions = given.path("suppressions");
+    std::fs::write(&suppressions, "called_from_lib:libqhexrt.so.1\n").unwrap();
+    let mut client = given.client("client", &["-O1", "-fsanitize=thread"]);
+    client.env("TSAN_OPTIONS", format!("suppressions={}", suppressions.display()));
+    given.briefly(&mut client, "cpu");
+}
+
+#[test]
+fn an_exception_of_a_callback_ends_the_process() {
+    let given = language(None, TOKENS);
     let mut client = given.client("client", &["-O1"]);
-    client.arg("npu").arg(&given.language).arg(&given.prompt).arg(&given.expected);
-    ok(client.env("QHX_BACKEND", "qnn"));
+    client.arg("throw").arg(&given.language).arg(&given.prompt).env("QHX_BACKEND", "cpu");
+    let output = client.output().unwrap();
+    assert_eq!(output.status.signal(), Some(6), "{}", output.status);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("begun") && stderr.contains("foreign exception"), "{stderr}");
+}
+
+#[test]
+fn the_package_file_has_the_version() {
+    let file = std::fs::read_to_string(folder().join("package/qhexrt.pc")).unwrap();
+    assert!(file.contains(concat!("Version: ", env!("CARGO_PKG_VERSION"), "\n")), "{file}");
 }
 
 #[test]

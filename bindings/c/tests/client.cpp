@@ -650,7 +650,7 @@ static void random_sequence(unsigned seed, const char *plugins, const char *bund
 }
 
 // What a device can do in few steps: two sessions on two threads, one of which is cancelled.
-static void npu(const char *bundle, const char *prompt, const std::string &expected) {
+static void briefly(const char *bundle, const char *prompt, const std::string &expected) {
     for (int round = 0; round < 2; ++round) {
         qhx_runtime *runtime = qhx_runtime_create(nullptr, nullptr);
         CHECK(runtime);
@@ -685,8 +685,16 @@ int main(int argc, char **argv) {
     const std::string what = argc > 1 ? argv[1] : "";
     if (what == "all" && argc == 10) {
         all(argv + 2);
-    } else if (what == "npu" && argc == 5) {
-        npu(argv[2], argv[3], argv[4]);
+    } else if (what == "brief" && argc == 5) {
+        briefly(argv[2], argv[3], argv[4]);
+    } else if (what == "throw" && argc == 4) {
+        qhx_runtime *runtime = qhx_runtime_create(nullptr, nullptr);
+        qhx_session *session = qhx_session_create(qhx_model_load(runtime, argv[2], nullptr));
+        Seen seen;
+        seen.on_text = [](int) -> int { throw 1; };
+        const qhx_inputs inputs = completion(argv[3]);
+        std::fprintf(stderr, "begun\n");
+        qhx_generate(session, &inputs, nullptr, on_token, &seen, nullptr);
     } else if (what == "random" && argc == 6) {
         for (int seed = 0; seed < std::atoi(argv[2]); ++seed)
             random_sequence(static_cast<unsigned>(seed), argv[3], argv[4], argv[5]);
