@@ -57,6 +57,7 @@ fn by_rust(model: &mut Model, tokens: usize) -> Result<(Duration, String), AnyEr
             bytes.0 += text.len();
         }
     }
+    std::hint::black_box(bytes.0);
     let time = start.elapsed();
     let generation = run.finish()?;
     let count = u32::try_from(generation.tokens.len())?.max(1);
