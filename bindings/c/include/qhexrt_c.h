@@ -63,9 +63,9 @@ enum {
 enum {
     QHX_GRAMMAR_NONE = 0,
     QHX_GRAMMAR_JSON = 1,          /* `json`, or `json:` and a JSON schema */
-    QHX_GRAMMAR_TOOL_CALL = 2,     /* a call of a tool */
-    QHX_GRAMMAR_TOOL_CALL_MAYBE = 3,/* a call of a tool, or a text */
-    QHX_GRAMMAR_CHOICE = 4         /* one of several texts */
+    QHX_GRAMMAR_TOOL_CALL = 2,     /* calls of tools and nothing else; a JSON list of tools, as chat templates take it */
+    QHX_GRAMMAR_TOOL_CALL_MAYBE = 3,/* a text, calls of tools, or both; a list as for 2 */
+    QHX_GRAMMAR_CHOICE = 4         /* one of several texts: a JSON list, or texts with commas between */
 };
 
 /* Text that became complete with a token: `len` bytes of whole UTF-8 characters, with a NUL behind them. At most one

@@ -1,11 +1,12 @@
 //! A generation: from what is asked to an answer.
 
+use std::ffi::c_int;
 use std::time::Instant;
 
 use qhx::media::{self, Attached};
 use qhx::{
-    CancelToken, Embedder, Error, ErrorKind, Event, FinishReason, Message, Modality, Model, Prompt,
-    Request, Role, TranscribeEvent, Transcriber,
+    CancelToken, Embedder, Error, ErrorKind, Event, FinishReason, Grammar, Message, Modality,
+    Model, Prompt, Request, Role, TranscribeEvent, Transcriber,
 };
 use qhx_core::text::Content;
 
@@ -202,14 +203,17 @@ fn request(model: &Model, question: Question, attached: &[Attached]) -> Result<R
     structured(request, question.grammar_kind, question.grammar)
 }
 
-/// The request, whose answer has to be as a grammar says.
-fn structured(request: Request, kind: std::ffi::c_int, grammar: Option<String>) -> Result<Request> {
-    let _ = grammar;
-    match kind {
-        0 => Ok(request),
-        1..=4 => Err(Fault::usage(format!(
-            "grammar_kind {kind}: this version does not generate by a grammar; expected 0"
-        ))),
-        _ => Err(Fault::usage(format!("grammar_kind is {kind}, expected 0 to 4"))),
-    }
+/// The request, whose answer has to be as a grammar says. Tools of it are shown to the model, too.
+fn structured(request: Request, kind: c_int, grammar: Option<String>) -> Result<Request> {
+    let text = grammar.unwrap_or_default();
+    let grammar = Grammar::of_kind(kind, &text)?;
+    let request = match grammar.as_ref().and_then(Grammar::tools) {
+        Some(_) => request.template_argument("tools", parse(&text)?),
+        None => request,
+    };
+    Ok(request.grammar(grammar))
+}
+
+fn parse(json: &str) -> Result<serde_json::Value> {
+    serde_json::from_str(json).map_err(|e| Fault::usage(format!("grammar: {e}")))
 }

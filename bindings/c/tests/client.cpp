@@ -478,6 +478,20 @@ static void bad_input(qhx_model *model, const char *prompt) {
     CHECK(refuse([](qhx_gen_cfg &c) { c.n_stop_token_ids = -2; }) == QHX_ERROR_USAGE);
     CHECK(refuse([](qhx_gen_cfg &c) { c.grammar_kind = 9; }) == QHX_ERROR_USAGE);
 
+    // Answers of a grammar, by a model that would write none of them.
+    const auto written = [&](const int kind, const char *grammar) -> std::string {
+        qhx_gen_cfg by = config(32);
+        by.grammar_kind = kind;
+        by.grammar = grammar;
+        return generate(&inputs, &by) == QHX_OK ? out.text : "refused: " + last();
+    };
+    const std::string side = written(QHX_GRAMMAR_CHOICE, "left, right");
+    CHECK(side == "left" || side == "right");
+    const std::string number = written(QHX_GRAMMAR_JSON, "json:{\"enum\": [12, \"x\"]}");
+    CHECK(number == "12" || number == "\"x\"");
+    CHECK(written(QHX_GRAMMAR_JSON, "json:{").find("no JSON") != std::string::npos);
+    CHECK(written(QHX_GRAMMAR_TOOL_CALL, "[]").find("refused") == 0);
+
     qhx_generate_options options;
     qhx_generate_options_default(&options);
     for (const size_t size : {size_t{0}, sizeof(size_t) - 1}) {
