@@ -80,7 +80,12 @@ fn nothing_in_the_core_names_a_model_family() {
             }
         }
     }
-    named.retain(|(file, _)| !tests.contains(file));
+    // What a module of tests declares is one, too.
+    let of_tests = |file: &Path| {
+        file.ancestors()
+            .any(|part| tests.contains(part) || tests.contains(&part.with_extension("rs")))
+    };
+    named.retain(|(file, _)| !of_tests(file));
     let lines: Vec<_> = named.into_iter().map(|(_, line)| line).collect();
     assert!(lines.is_empty(), "the core names model families:\n{}", lines.join("\n"));
 }
