@@ -9,7 +9,7 @@ use crate::cargo::{self, Result, cargo};
 const TARGETS: [&str; 3] = ["aarch64-linux-android", aarch64::TARGET, "aarch64-pc-windows-msvc"];
 
 /// What runs on them.
-const PACKAGES: [&str; 23] = [
+const PACKAGES: [&str; 24] = [
     "qhx-base",
     "qhx-types",
     "qhx-exec",
@@ -32,6 +32,7 @@ const PACKAGES: [&str; 23] = [
     "qhx-ops-qwen3vl",
     "qhx-ops-qwen3vl-plugin",
     "qhx",
+    "qhexrt",
     "qhx-cli",
 ];
 
