@@ -13,4 +13,6 @@ fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,{name}");
     // Threads of the library and of Qualcomm's outlive what a host may unload.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    // Crates that have a C interface of their own, as llguidance has, would export it from here.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,--exclude-libs=ALL");
 }
