@@ -33,8 +33,9 @@ const UNITS: [&str; 11] = [
 ];
 
 /// Unit tests that take minutes under the emulator, or limit the time of what they try: text is the same everywhere.
-const SLOW: [&str; 6] = [
+const SLOW: [&str; 7] = [
     "every_combination_draws_from_the_reference_distribution",
+    "grammar::",
     "jinja::",
     "manifest::chat::",
     "stream::",
