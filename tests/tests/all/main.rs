@@ -1,7 +1,7 @@
 //! End-to-end tests in one program, a module for each subject: linking it takes longer than compiling most of them.
 //!
-//! `child` and `plugins_misbehaving` are programs of their own: the one installs a helper for the whole process, the
-//! other measures the memory of the process.
+//! `child`, `plugins_misbehaving` and `targets` are programs of their own: the first installs a helper for the whole
+//! process, the second measures the memory of the process, and the emulator mixes chips of different memory badly.
 
 mod backend;
 mod bad_bundles;
@@ -21,4 +21,3 @@ mod poisoned;
 mod qwen35;
 mod qwen3vl;
 mod sessions;
-mod targets;

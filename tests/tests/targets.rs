@@ -1,4 +1,7 @@
 //! The families on v68, v69 and v73, in each precision, on the emulator. Their own tests have v75, v79 and v81.
+//!
+//! A program of its own: while graphs for v68 are loaded, the emulator now and then fails to execute those for chips of
+//! more tightly coupled memory in the same process ("Could't match allocated VTCM pointer to a VXU VTCM").
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
