@@ -120,13 +120,8 @@ impl Device {
     /// Takes note of what a call returned that needed the DSP.
     pub(crate) fn note(&self, status: sys::Status) {
         if codes::means_restart(codes::Code::of(status).0.into()) {
-            self.lose();
+            self.0.lost.store(true, Ordering::Release);
         }
-    }
-
-    /// From now on what is opened on this device fails, until it is opened again.
-    pub(crate) fn lose(&self) {
-        self.0.lost.store(true, Ordering::Release);
     }
 
     /// The DSP restarted: what is opened on this device fails.

@@ -16,8 +16,7 @@
 //! threads read contexts at a time: one starts the threads of a graph, another reads a graph's nodes.
 //!
 //! It has one tightly coupled memory for all threads, and graphs may use all of it: two at a time now and then end with
-//! "Could't match allocated VTCM pointer to a VXU VTCM". So does an execution alone, hardly ever: the device then counts
-//! as lost.
+//! "Could't match allocated VTCM pointer to a VXU VTCM".
 //!
 //! A thread's own calls come one after the other, so that it may execute while it composes, and
 //! compose several contexts at once. A composition stays on its thread ([`Exclusive`] is not

@@ -288,14 +288,9 @@ impl Graph for QnnGraph {
         drop(call);
         drop(working);
         if status != 0 {
-            let device = self.context.device();
-            let mut error = codes::error(ErrorKind::Execute, "executing on the NPU", status);
-            if log::emulator_lost_vtcm(mark) {
-                device.lose();
-                error = error.with_kind(ErrorKind::DeviceLost);
-            }
-            device.note(status);
-            return Err(explain(error, mark));
+            self.context.device().note(status);
+            let attempt = format_args!("executing on the NPU");
+            return Err(explain(codes::error(ErrorKind::Execute, attempt, status), mark));
         }
         if let (Some(profile), Some(start)) = (&self.profile, start) {
             self.services.recorder.record(Some(&self.info.name), profile, start);

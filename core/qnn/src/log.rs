@@ -13,8 +13,6 @@ use std::thread::ThreadId;
 use qhx_qnn_sys as sys;
 use serde::{Deserialize, Serialize};
 
-use super::library::EMULATES;
-
 /// How much the libraries say.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
@@ -85,13 +83,6 @@ fn since(mark: u64, level: u32) -> Vec<String> {
     let this = std::thread::current().id();
     let ours = |line: &&Line| line.level <= level && line.caller.is_none_or(|of| of == this);
     new.filter(ours).map(|line| line.text.clone()).collect()
-}
-
-/// True where the emulator logged since `mark` that the tightly coupled memory of a thread is not what it allocated. An
-/// execution now and then ends so, and the same contexts execute once they are opened again.
-pub(crate) fn emulator_lost_vtcm(mark: u64) -> bool {
-    let lost = |line: &String| line.contains("allocated VTCM pointer to a VXU VTCM");
-    EMULATES && failures_since(mark).iter().any(lost)
 }
 
 /// The chip's name in the library's words, such as `SM8850`, once a device was opened with [`LogLevel::Verbose`].
@@ -217,16 +208,6 @@ mod tests {
         assert!(failures_since(after).is_empty());
         std::thread::spawn(|| emit(1, "of the library's thread")).join().unwrap();
         assert_eq!(failures_since(after), ["of the library's thread"]);
-    }
-
-    #[test]
-    fn the_emulators_memory_is_lost_by_its_own_account() {
-        let start = mark();
-        emit(1, "graph.cc:1704::ERROR:Exception during execution with another reason");
-        assert!(!emulator_lost_vtcm(start));
-        emit(1, "graph.cc:1704::ERROR:Could't match allocated VTCM pointer to a VXU VTCM.");
-        assert_eq!(emulator_lost_vtcm(start), EMULATES);
-        assert!(!emulator_lost_vtcm(mark()));
     }
 
     #[test]
