@@ -1,10 +1,12 @@
 //! The families on v68, v69 and v73, in each precision, on the emulator. Their own tests have v75, v79 and v81.
 //!
-//! A program of its own: while graphs for v68 are loaded, the emulator now and then fails to execute those for chips of
-//! more tightly coupled memory in the same process ("Could't match allocated VTCM pointer to a VXU VTCM").
+//! A program of its own, and one bundle at a time: while one thread runs graphs for v68, the emulator fails to execute
+//! those of another thread for chips of more tightly coupled memory ("Could't match allocated VTCM pointer to a VXU
+//! VTCM").
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test that fails does so by panicking")]
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use qhx_core::engine::{Prompt, Request};
@@ -23,6 +25,8 @@ const QUANTIZED: usize = 6;
 /// tolerant gate.
 #[expect(clippy::print_stderr, reason = "a test says what it measured")]
 fn answers(tiny: &str, target: &str, precision: Precision) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let start = Instant::now();
     let (htp, system) = tiny::qnn_libraries();
     let checkpoint = tiny::fixture(tiny);

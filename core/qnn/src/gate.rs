@@ -15,8 +15,7 @@
 //! The emulator runs what a device runs in the DSP's own process. There it crashes in two of five runs when two
 //! threads read contexts at a time: one starts the threads of a graph, another reads a graph's nodes.
 //!
-//! It has one tightly coupled memory for all threads, and graphs may use all of it: two at a time now and then end with
-//! "Could't match allocated VTCM pointer to a VXU VTCM".
+//! It has one tightly coupled memory for all threads, and graphs may use all of it.
 //!
 //! A thread's own calls come one after the other, so that it may execute while it composes, and
 //! compose several contexts at once. A composition stays on its thread ([`Exclusive`] is not

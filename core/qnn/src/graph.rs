@@ -290,7 +290,8 @@ impl Graph for QnnGraph {
         if status != 0 {
             self.context.device().note(status);
             let attempt = format_args!("executing on the NPU");
-            return Err(explain(codes::error(ErrorKind::Execute, attempt, status), mark));
+            let error = explain(codes::error(ErrorKind::Execute, attempt, status), mark);
+            return Err(if log::emulator_mixes_chips(mark) { error.hint(MIXED) } else { error });
         }
         if let (Some(profile), Some(start)) = (&self.profile, start) {
             self.services.recorder.record(Some(&self.info.name), profile, start);
@@ -298,6 +299,10 @@ impl Graph for QnnGraph {
         Ok(())
     }
 }
+
+/// What helps where [`log::emulator_mixes_chips`].
+const MIXED: &str = "the emulator does not execute graphs for chips of different tightly coupled memory (VTCM) in \
+                     several threads, as for v68 and v81: open their bundles in processes of their own";
 
 /// An error for a context that was freed because its device is lost.
 fn lost_if_closed(context: &ContextHandle) -> Result<()> {
