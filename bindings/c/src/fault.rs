@@ -52,7 +52,7 @@ impl From<Error> for Fault {
     fn from(error: Error) -> Self {
         let kind = error.kind();
         let status = match kind {
-            // A plugin's status otherwise, which is not to be told apart.
+            // A plugin's status otherwise, which cannot be distinguished.
             ErrorKind::Panicked => abi::PANICKED,
             kind => Status::from(kind.exit_code()),
         };
