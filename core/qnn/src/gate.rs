@@ -4,18 +4,16 @@
 //! executes some, a lock around each call notwithstanding. Why is not known. It was seen when
 //! others executed, or opened or closed a device, between two calls of a composition. So the rule
 //! spans the whole of a composition: from the making of a context for compiling until it is freed,
-//! no other thread composes, opens, executes or closes anything. Executions go side by side on a device.
+//! no other thread composes, opens, executes or closes anything. Executions go side by side.
 //!
 //! | who | takes |
 //! |---|---|
 //! | a composition, and opening or closing a device | [`Exclusive`] |
-//! | opening or closing a context that is executed, executing a graph | [`Exclusive`] on the emulator, [`Shared`] on a device: [`loading`] |
-//! | opening a graph, registering memory | [`Shared`] |
+//! | opening or closing a context that is executed | [`Exclusive`] on the emulator, [`Shared`] on a device: [`loading`] |
+//! | opening or executing a graph, registering memory | [`Shared`] |
 //!
 //! The emulator runs what a device runs in the DSP's own process. There it crashes in two of five runs when two
 //! threads read contexts at a time: one starts the threads of a graph, another reads a graph's nodes.
-//!
-//! It has one tightly coupled memory for all threads, and graphs may use all of it.
 //!
 //! A thread's own calls come one after the other, so that it may execute while it composes, and
 //! compose several contexts at once. A composition stays on its thread ([`Exclusive`] is not
@@ -129,7 +127,7 @@ pub(crate) enum Loading {
     Beside(Shared),
 }
 
-/// Waits until a context may be opened or closed, or a graph executed. Not to be asked for within a [`Shared`] call.
+/// Waits until a context may be opened or closed. Not to be asked for within a [`Shared`] call.
 pub(crate) fn loading() -> Loading {
     match EMULATES {
         true => Loading::Alone(Exclusive::begin()),

@@ -20,7 +20,7 @@ use super::causes::explain;
 use super::codes;
 use super::context::ContextHandle;
 use super::device::Raw;
-use super::gate::{self, Shared};
+use super::gate::Shared;
 use super::info::BinaryTensor;
 use super::log;
 use super::power::Power;
@@ -266,7 +266,7 @@ impl Graph for QnnGraph {
 
     unsafe fn execute(&mut self) -> Result<()> {
         let working = self.services.power.as_deref().map(Power::working);
-        let call = gate::loading();
+        let call = Shared::enter();
         lost_if_closed(&self.context)?;
         let mark = log::mark();
         let start = self.profile.as_ref().map(|_| Instant::now());
