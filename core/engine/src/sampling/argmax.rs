@@ -22,6 +22,9 @@ const LANES: usize = 64;
 /// Numbers of which only the largest is known before the position of the maximum is looked for.
 const BLOCK: usize = 4096;
 
+/// Runs from which on all logits between the first and the last one are looked at first.
+const MANY_RUNS: usize = 256;
+
 /// Index of the largest logit, the lowest one on ties.
 ///
 /// # Errors
@@ -33,6 +36,17 @@ pub fn argmax(logits: Logits<'_>) -> Result<u32> {
 /// As [`argmax`], of the logits in `runs`, which are ascending and end within the logits. What the
 /// others are makes no difference.
 pub(super) fn argmax_within(logits: Logits<'_>, runs: &[Range<usize>]) -> Result<u32> {
+    // A mask of a grammar has runs by the thousand, each of which takes as long as some hundred logits. The largest of
+    // all is allowed most of the time.
+    if let [first, .., last] = runs
+        && runs.len() > MANY_RUNS
+        && let Ok(index) = argmax_within(logits, &[first.start..last.end])
+    {
+        let at = runs.partition_point(|run| run.end <= index as usize);
+        if runs.get(at).is_some_and(|run| run.contains(&(index as usize))) {
+            return Ok(index);
+        }
+    }
     match logits {
         Logits::F16(values) => best(values, runs, largest_f16),
         Logits::F32(values) => best(values, runs, largest_f32),
@@ -186,6 +200,32 @@ mod tests {
         }
         for nan in (0..=u16::MAX).filter(|&b| f16::from_bits(b).is_nan()) {
             assert!(key(nan) > INFINITY || key(nan) < -INFINITY, "{nan:#x}");
+        }
+    }
+
+    #[test]
+    fn many_runs_are_looked_through_as_few_are() {
+        let mut rng = Rng::new(5);
+        for round in 0..400 {
+            let mut values: Vec<f32> =
+                (0..4 * MANY_RUNS).map(|_| rng.below(900) as f32 / 4.0).collect();
+            let runs: Vec<_> = (0..values.len())
+                .filter(|&id| id % 3 == round % 3)
+                .map(|id| id..id + 1 + usize::from(rng.below(2) == 1))
+                .collect();
+            assert!(runs.len() > MANY_RUNS);
+            let allowed = |id: usize| runs.iter().any(|run| run.contains(&id));
+            if round % 4 == 0 {
+                let not = (10..).find(|&id| !allowed(id)).unwrap();
+                values[not] = f32::NAN;
+            }
+            let of = (0..values.len()).filter(|&id| allowed(id)).rev();
+            let expected = of.max_by(|a, b| values[*a].total_cmp(&values[*b])).unwrap();
+            let halves: Vec<_> = values.iter().map(|&value| f16::from_f32(value)).collect();
+            for logits in [Logits::F32(&values), Logits::F16(&halves)] {
+                let found = argmax_within(logits, &runs).unwrap();
+                assert_eq!(found as usize, expected, "round {round}");
+            }
         }
     }
 
