@@ -1,6 +1,7 @@
 //! What a model does with text beside its graphs: usable from any thread while a generation runs.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::time::Duration;
 
 use qhx_grammar::Vocabulary;
 use serde_json::{Map, Value};
@@ -148,6 +149,31 @@ impl Texts {
             Vocabulary::new(self.require_tokenizer()?, self.allowed.end(), allowed, &self.ends)
         };
         self.vocabulary.get_or_init(make).as_ref().map_err(Clone::clone)
+    }
+
+    /// The same, made on another thread where it is not there yet: that takes seconds for 250,000 tokens.
+    ///
+    /// # Errors
+    /// As [`Texts::vocabulary`], and when it was cancelled meanwhile. It is made all the same then, for the next one.
+    pub(super) fn vocabulary_unless(self: &Arc<Self>, cancel: &CancelToken) -> Result<&Vocabulary> {
+        if self.vocabulary.get().is_none() {
+            let (made, is_made) = mpsc::sync_channel::<()>(1);
+            let texts = Arc::clone(self);
+            let make = move || {
+                // Whoever asks gets the error.
+                let _ = texts.vocabulary();
+                drop(made);
+            };
+            let making = std::thread::Builder::new().name("qhx-vocabulary".to_owned()).spawn(make);
+            while making.is_ok() {
+                cancel.check()?;
+                match is_made.recv_timeout(Duration::from_millis(10)) {
+                    Err(mpsc::RecvTimeoutError::Timeout) => {}
+                    _ => break,
+                }
+            }
+        }
+        self.vocabulary()
     }
 
     /// The format in which the chat template has the model call tools; `None` where it knows no tools, or the format is

@@ -231,6 +231,25 @@ fn forced_tokens_are_consumed_together_and_seen_one_by_one() {
     let next = generate(&mut model, &super::request(&longer, 1)).unwrap();
     assert_eq!(next.reused_tokens, consumed);
     assert_eq!(next.timings.forced_tokens, 0);
+    // Whoever asks for log-probabilities gets those of forced tokens, too.
+    let asked = generate(&mut model, &request.logprobs(2)).unwrap();
+    assert_eq!(asked.tokens, generation.tokens);
+    assert_eq!(asked.logprobs.len(), asked.tokens.len());
+    assert!(asked.logprobs.iter().all(|one| one.logprob < 0.0 && one.top.len() == 2));
+}
+
+#[test]
+fn who_cancels_does_not_wait_for_the_table_of_tokens() {
+    let model = with_tokenizer(TOKENIZERS[0].0, noise(1));
+    let cancel = CancelToken::new();
+    cancel.cancel();
+    let error = model.texts().vocabulary_unless(&cancel).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    let texts = model.texts();
+    assert!(std::ptr::eq(
+        texts.vocabulary_unless(&CancelToken::new()).unwrap(),
+        texts.vocabulary().unwrap()
+    ));
 }
 
 #[test]
