@@ -13,7 +13,7 @@ pub use qhx_types::op_calls;
 pub use qhx_types::{
     Alpha, AudioRules, Bucket, ImageRules, MediaRules, Modality, OpDescription, OpenInfo, Packing,
     Piece, Placement, Segment, SnapshotId, Task, Verification, VideoRules,
-    calls::{Effect, Number, Segments, Texts, Token, Tokens, positions},
+    calls::{Bytes, Effect, Number, Segments, Texts, Token, Tokens, positions},
 };
 use serde::Serialize;
 
@@ -51,6 +51,9 @@ macro_rules! host_op {
     };
     (@ [Placed] $docs:tt $name:ident $arguments:tt) => {
         host_op! { @ (&self) (Placement) $docs $name $arguments }
+    };
+    (@ [Exported] $docs:tt $name:ident $arguments:tt) => {
+        host_op! { @ (&mut self) (Vec<u8>) $docs $name $arguments }
     };
     (@ [Saved] $docs:tt $name:ident $arguments:tt) => {
         host_op! { @ (&mut self) (SnapshotId) $docs $name $arguments }

@@ -30,6 +30,8 @@ pub type Number = usize;
 pub type Tokens<'a> = &'a [u32];
 /// A prompt.
 pub type Segments<'a, 'b> = &'a [Segment<'b>];
+/// A state, as an op exported it.
+pub type Bytes<'a> = &'a [u8];
 /// Texts, each as its tokens.
 pub type Texts<'a, 'b> = &'a [&'b [u32]];
 
@@ -53,6 +55,8 @@ pub enum Effect {
     Accepts(usize),
     /// The position is that of a saved state.
     Returns(SnapshotId),
+    /// The position is that of a state that was exported.
+    Imports(usize),
     /// A saved state is gone.
     Drops(SnapshotId),
     /// As many texts are embedded.
@@ -72,7 +76,12 @@ impl Effect {
     pub const fn ends_logits(self) -> bool {
         matches!(
             self,
-            Self::At(_) | Self::BackTo(_) | Self::Consumes(_) | Self::Drafts | Self::Returns(_)
+            Self::At(_)
+                | Self::BackTo(_)
+                | Self::Consumes(_)
+                | Self::Drafts
+                | Self::Returns(_)
+                | Self::Imports(_)
         )
     }
 }
@@ -100,6 +109,7 @@ pub fn positions(segments: &[Segment<'_>]) -> Option<usize> {
 /// | `Logits` | a view of them | nothing: they are at hand until they end |
 /// | `Vectors` | a view of them, f32 | the values, one vector behind the other |
 /// | `Saved` | `SnapshotId` | the same |
+/// | `Exported` | the bytes | the same |
 /// | `Placed` | `Placement`, which crosses as JSON | the same |
 /// | `Position` | the number, without an error | the same |
 /// | no word | nothing, without an error | nothing |
@@ -169,6 +179,17 @@ macro_rules! op_calls {
                 /// many tokens as the longest of `OpenInfo::packing`. Gives `OpenInfo::embedding_dim` values a text,
                 /// one text behind the other.
                 since 1.2, Encoder: embed_many(texts: Texts<'_, '_>) -> Vectors, Embeds(texts.len())
+            }
+            {
+                /// Gives the state as bytes, which an op of the same name over the same bundle imports, also in another
+                /// process. They hold the used rows of caches only. What the host knows of the state, such as its
+                /// tokens, is the host's to keep.
+                since 1.3, Generator: export_state() -> Exported, Stays
+            }
+            {
+                /// Makes the state the one that was exported at `position`. The bytes may be damaged or hostile: what
+                /// does not fit is refused, and the state stays as it is.
+                since 1.3, Generator: import_state(position: Number, state: Bytes<'_>) -> Done, Imports(position)
             }
         }
     };

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use half::f16;
 use qhx_core::op::{
-    Effect, HostOp, Logits, Number, OpEntry, OpServices, OpSource, OpenInfo, Packing, Placement,
-    Segment, Segments, SnapshotId, SpanStats, Task, Texts, Token, Tokens, Verification,
+    Bytes, Effect, HostOp, Logits, Number, OpEntry, OpServices, OpSource, OpenInfo, Packing,
+    Placement, Segment, Segments, SnapshotId, SpanStats, Task, Texts, Token, Tokens, Verification,
 };
 use qhx_core::workspace::GraphStats;
 use qhx_core::{BufferId, Error, ErrorKind, Result};
@@ -268,6 +268,12 @@ macro_rules! calls {
         fn $name(&self $(, $arg: $ty)*) -> Result<Placement> {
             // SAFETY: an open op; no other call is under way, since those take `&mut self`.
             self.returned(stringify!($name), unsafe { self.object.$name($($arg),*) })
+        }
+    };
+    (@ [Exported] $name:ident() $effect:tt) => {
+        fn $name(&mut self) -> Result<Vec<u8>> {
+            // SAFETY: an open op; `&mut self` makes it the only call under way.
+            self.returned(stringify!($name), unsafe { self.object.$name() })
         }
     };
     (@ [Saved] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {

@@ -26,7 +26,7 @@ pub use abi_stable::{
         RootModuleResult,
     },
     prefix_type::WithMetadata,
-    std_types::{RResult, RSlice, RStr, RString},
+    std_types::{RResult, RSlice, RStr, RString, RVec},
 };
 
 /// An error: code of [`crate::ErrorCode`] and message.
@@ -215,12 +215,13 @@ pub struct OpObject {
 
 /// The words of [`qhx_types::op_calls`], as they cross.
 pub(crate) mod words {
-    use super::{RSlice, RString, RawResult, RawSegment, RawView};
+    use super::{RSlice, RString, RVec, RawResult, RawSegment, RawView};
 
     pub(crate) type Token = u32;
     pub(crate) type Number = u64;
     pub(crate) type SnapshotId = u64;
     pub(crate) type Tokens<'a> = RSlice<'a, u32>;
+    pub(crate) type Bytes<'a> = RSlice<'a, u8>;
     pub(crate) type Texts<'a, 'b> = RSlice<'a, RSlice<'b, u32>>;
     pub(crate) type Segment<'a> = RawSegment<'a>;
     pub(crate) type Segments<'a, 'b> = RSlice<'a, RawSegment<'b>>;
@@ -229,12 +230,13 @@ pub(crate) mod words {
     pub(crate) type Logits = RawResult<RawView>;
     pub(crate) type Vectors = RawResult<RawView>;
     pub(crate) type Saved = RawResult<u64>;
+    pub(crate) type Exported = RawResult<RVec<u8>>;
     pub(crate) type Placed = RawResult<RString>;
     pub(crate) type Position = u64;
 }
 use words::{
-    Done, Logits, Number, Placed, Position, Saved, Segment, Segments, SnapshotId, Texts, Token,
-    Tokens, Vectors,
+    Bytes, Done, Exported, Logits, Number, Placed, Position, Saved, Segment, Segments, SnapshotId,
+    Texts, Token, Tokens, Vectors,
 };
 
 macro_rules! op_vtable {

@@ -2,11 +2,13 @@
 
 #![expect(unsafe_code, reason = "calls an op's vtable")]
 
-use qhx_types::calls::{Number, Segments, SnapshotId, Texts, Token, Tokens};
+use qhx_types::calls::{Bytes, Number, Segments, SnapshotId, Texts, Token, Tokens};
 use qhx_types::{Placement, Segment};
 use serde::de::DeserializeOwned;
 
-use crate::abi::{OpObject, RResult, RSlice, RString, RawError, RawResult, RawSegment, RawView};
+use crate::abi::{
+    OpObject, RResult, RSlice, RString, RVec, RawError, RawResult, RawSegment, RawView,
+};
 
 /// Why a call of an op gives nothing.
 #[derive(Debug)]
@@ -32,6 +34,9 @@ macro_rules! lower {
     };
     (Tokens $tokens:ident) => {
         RSlice::from_slice($tokens)
+    };
+    (Bytes $bytes:ident) => {
+        RSlice::from_slice($bytes)
     };
     (Texts $texts:ident) => {
         RSlice::from_slice(
@@ -61,6 +66,9 @@ macro_rules! lift {
     };
     (Tokens $tokens:ident) => {
         $tokens.as_slice()
+    };
+    (Bytes $bytes:ident) => {
+        $bytes.as_slice()
     };
     (Texts $texts:ident) => {
         &$texts.iter().map(|text| text.as_slice()).collect::<Vec<&[u32]>>()
@@ -102,6 +110,12 @@ macro_rules! method {
         method! {
             @ $docs (Result<SnapshotId, CallError>) $since $name($($argument)*) $raw,
             |raw| plain(raw).map(SnapshotId)
+        }
+    };
+    ($docs:tt [Exported] $since:tt $name:ident($($argument:tt)*) $raw:tt) => {
+        method! {
+            @ $docs (Result<Vec<u8>, CallError>) $since $name($($argument)*) $raw,
+            |raw| plain(raw).map(RVec::into_vec)
         }
     };
     ($docs:tt [Placed] $since:tt $name:ident($($argument:tt)*) $raw:tt) => {

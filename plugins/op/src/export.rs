@@ -6,8 +6,8 @@ use std::ffi::c_void;
 
 use crate::abi::{
     __call_root_module_loader, CheckTypeLayout, HostRef, LibHeader, OpModule, OpModuleRef,
-    OpObject, OpVTable, OpVTableRef, ROOT_MODULE_LOADER_NAME, RResult, RStr, RString, RawError,
-    RawResult, RawView, RootModuleResult, StableAbi, WithMetadata, words,
+    OpObject, OpVTable, OpVTableRef, ROOT_MODULE_LOADER_NAME, RResult, RStr, RString, RVec,
+    RawError, RawResult, RawView, RootModuleResult, StableAbi, WithMetadata, words,
 };
 use crate::calls::lift;
 use qhx_types::Verification;
@@ -179,6 +179,11 @@ macro_rules! answer {
     ([Saved] $part:ident $data:ident, $name:ident($($arg:expr),*)) => {
         with::<O, u64>($data, stringify!($name), |i| {
             part!($part i)?.$name(&mut i.host $(, $arg)*).map(|snapshot| snapshot.0)
+        })
+    };
+    ([Exported] $part:ident $data:ident, $name:ident()) => {
+        with::<O, RVec<u8>>($data, stringify!($name), |i| {
+            part!($part i)?.$name(&mut i.host).map(RVec::from)
         })
     };
     ([Placed] $part:ident $data:ident, $name:ident($segment:expr)) => {

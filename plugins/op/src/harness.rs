@@ -51,7 +51,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use half::f16;
-use qhx_types::calls::{Effect, Number, Segments, Texts, Token, Tokens};
+use qhx_types::calls::{Bytes, Effect, Number, Segments, Texts, Token, Tokens};
 use serde_json::Value;
 
 use crate::abi::{
@@ -352,6 +352,9 @@ macro_rules! calls {
     };
     (@ [Saved] $docs:tt $name:ident $arguments:tt $effect:tt) => {
         calls! { @ (SnapshotId) $docs $name $arguments, |_, value| Ok(value) }
+    };
+    (@ [Exported] $docs:tt $name:ident $arguments:tt $effect:tt) => {
+        calls! { @ (Vec<u8>) $docs $name $arguments, |_, value| Ok(value) }
     };
     (@ [Placed] $docs:tt $name:ident $arguments:tt $effect:tt) => {
         calls! { @ (Placement) $docs $name $arguments, |_, value| Ok(value) }

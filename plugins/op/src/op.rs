@@ -200,6 +200,28 @@ pub trait Generator {
             state.drop_snapshot(snapshot);
         }
     }
+
+    /// The state as bytes, for [`Generator::import_state`] of an op of the same name over the same bundle.
+    ///
+    /// # Errors
+    /// When the op does not have the call, or it fails.
+    fn export_state(&mut self, host: &mut Host) -> Result<Vec<u8>> {
+        match self.state() {
+            Some(state) => state.export(host),
+            None => Err(Error::unsupported("exporting its state")),
+        }
+    }
+
+    /// Makes the state the one that was exported at `position`. The bytes may be damaged or hostile.
+    ///
+    /// # Errors
+    /// When the op does not have the call, or the bytes are not such a state. The state is then as it was.
+    fn import_state(&mut self, host: &mut Host, position: usize, state: &[u8]) -> Result<()> {
+        match self.state_mut() {
+            Some(carrier) => carrier.import(host, position, state),
+            None => Err(Error::unsupported("importing a state")),
+        }
+    }
 }
 
 /// The step of an op that embeds.

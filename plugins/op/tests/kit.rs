@@ -10,7 +10,7 @@ use qhx_op::harness::{OpHarness, graph, tensor};
 use qhx_op::state::StateCarrier;
 use qhx_op::{
     BufferId, DType, ErrorCode, Generator, GraphId, Host, Modality, OneOrMany, Op, OpDescription,
-    OpenInfo, Port, Result, Segment, SnapshotId, Task, View,
+    OpenInfo, Port, Result, Segment, Task, View,
 };
 use serde_json::{Value, json};
 
@@ -57,13 +57,12 @@ impl Op for TinyModel {
 }
 
 impl Generator for TinyModel {
-    fn reset(&mut self, host: &mut Host) -> Result<()> {
-        self.state.reset(host);
-        Ok(())
+    fn state(&self) -> Option<&StateCarrier> {
+        Some(&self.state)
     }
 
-    fn position(&self) -> usize {
-        self.state.position()
+    fn state_mut(&mut self) -> Option<&mut StateCarrier> {
+        Some(&mut self.state)
     }
 
     /// Two tokens, of which the graph gives the cache's rows.
@@ -71,18 +70,6 @@ impl Generator for TinyModel {
         host.execute(self.graphs[1])?;
         self.state.commit(host, 1, 2)?;
         self.decode(host, 0)
-    }
-
-    fn snapshot(&mut self, host: &mut Host) -> Result<SnapshotId> {
-        Ok(self.state.snapshot(host))
-    }
-
-    fn restore(&mut self, host: &mut Host, snapshot: SnapshotId) -> Result<()> {
-        self.state.restore(host, snapshot)
-    }
-
-    fn drop_snapshot(&mut self, _: &mut Host, snapshot: SnapshotId) {
-        self.state.drop_snapshot(snapshot);
     }
 
     fn decode(&mut self, host: &mut Host, _: u32) -> Result<View> {
@@ -231,6 +218,76 @@ fn a_snapshot_in_reused_memory_holds_its_own_state() {
     assert_eq!(op.position(), 2);
     assert_eq!(visible(&step(&mut op, 6.0), 2), visible(&cache(&[1.0, 4.0]), 2));
     assert!(op.restore(longer).unwrap_err().message().contains("was dropped"));
+}
+
+#[test]
+fn an_exported_state_is_imported_whole_or_not_at_all() {
+    let (harness, Rows { new, past }) = counting();
+    let mut op = harness.open::<TinyModel>().unwrap();
+    for value in [1.0, 2.0] {
+        new.set(value);
+        op.decode(0).unwrap();
+    }
+    let state = op.export_state().unwrap();
+
+    let (harness, Rows { new, past: past_there }) = counting();
+    let mut other = harness.open::<TinyModel>().unwrap();
+    new.set(9.0);
+    other.decode(0).unwrap();
+    let description = |changes: &[(&str, &str)]| {
+        let text = String::from_utf8_lossy(&state).into_owned();
+        let start = text.find('{').unwrap();
+        let length = usize::from(state[8]);
+        let mut changed = text[start..start + length].to_owned();
+        for (from, to) in changes {
+            changed = changed.replacen(from, to, 1);
+        }
+        let mut bytes = state[..8].to_vec();
+        bytes.extend_from_slice(&(changed.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(changed.as_bytes());
+        bytes.extend_from_slice(&state[16 + length..]);
+        bytes
+    };
+    let cut = |length: usize| state[..length].to_vec();
+    let mut not_finite = state.clone();
+    let end = not_finite.len();
+    not_finite[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    let bad: [(&str, usize, Vec<u8>); 13] = [
+        ("expected 3", 3, state.clone()),
+        ("does not begin", 2, Vec::new()),
+        ("cut short before", 2, cut(12)),
+        ("cut short within", 2, cut(40)),
+        ("cut short", 2, cut(end - 1)),
+        ("1 bytes follow", 2, [&state[..], &[0]].concat()),
+        ("NaN", 2, not_finite),
+        (
+            "has 4 rows",
+            5,
+            description(&[
+                ("\"position\":2", "\"position\":5"),
+                ("\"written\":2", "\"written\":5"),
+            ]),
+        ),
+        ("with 1 written", 2, description(&[("\"written\":2", "\"written\":1")])),
+        ("found tensor", 2, description(&[("f32", "f16")])),
+        ("found tensor", 2, description(&[("[2,12]", "[2,24]")])),
+        ("its images", 2, description(&[("\"images\":[]", "\"images\":[[0,9,1]]")])),
+        ("its description", 2, description(&[("\"images\":[]", "\"images\":[[0]]")])),
+    ];
+    for (expected, position, bytes) in bad {
+        let error = other.import_state(position, &bytes).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::PROMPT, "{error}");
+        assert!(error.message().contains(expected), "{expected}: {error}");
+        assert_eq!(other.position(), 1, "{expected}");
+    }
+    other.decode(0).unwrap();
+    assert_eq!(visible(&past_there.borrow(), 1), visible(&cache(&[9.0]), 1));
+    other.import_state(2, &state).unwrap();
+    for (op, past) in [(&mut op, &past), (&mut other, &past_there)] {
+        op.decode(0).unwrap();
+        assert_eq!(visible(&past.borrow(), 2), visible(&cache(&[1.0, 2.0]), 2));
+        assert_eq!(op.position(), 3);
+    }
 }
 
 /// An op whose prompt reads a buffer of twelve bytes by views that may be wrong.

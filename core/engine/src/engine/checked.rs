@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::closed::Closed;
 use crate::op::{
-    Effect, HostOp, Logits, Number, OpenInfo, Placement, Segment, Segments, SnapshotId, SpanStats,
-    Texts, Token, Tokens, positions,
+    Bytes, Effect, HostOp, Logits, Number, OpenInfo, Placement, Segment, Segments, SnapshotId,
+    SpanStats, Texts, Token, Tokens, positions,
 };
 use crate::workspace::GraphStats;
 use crate::{Error, ErrorKind, Result};
@@ -77,7 +77,7 @@ impl Checked {
         let saved = |id| self.saved.iter().find(|(saved, _)| *saved == id).map(|(_, at)| *at);
         let expected = match effect {
             Effect::Consumes(positions) => return self.expect_consumed(before, positions, call),
-            Effect::At(position) => Some(position),
+            Effect::At(position) | Effect::Imports(position) => Some(position),
             Effect::BackTo(position) => Some(position.min(before)),
             Effect::Stays | Effect::Drafts => Some(before),
             Effect::Accepts(count) => Some(before + count),
@@ -237,6 +237,14 @@ macro_rules! checked {
             self.op.$name($($arg),*)?;
             self.expect(effect, before, stringify!($name))?;
             self.expect_logits(stringify!($name))
+        }
+    };
+    (@ [Exported] $name:ident() $effect:tt) => {
+        fn $name(&mut self) -> Result<Vec<u8>> {
+            let before = self.op.position();
+            let bytes = self.op.$name()?;
+            self.expect($effect, before, stringify!($name))?;
+            Ok(bytes)
         }
     };
     (@ [Saved] $name:ident($($arg:ident: $ty:ty),*) $effect:tt) => {

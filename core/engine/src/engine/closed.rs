@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::op::{
-    HostOp, Logits, Number, OpenInfo, Placement, Segment, Segments, SnapshotId, SpanStats, Texts,
-    Token, Tokens,
+    Bytes, HostOp, Logits, Number, OpenInfo, Placement, Segment, Segments, SnapshotId, SpanStats,
+    Texts, Token, Tokens,
 };
 use crate::workspace::GraphStats;
 use crate::{Error, ErrorKind, Result};
@@ -54,6 +54,11 @@ macro_rules! closed {
     };
     (@ [Placed] $effect:ident $name:ident($($arg:ident: $ty:ty),*)) => {
         fn $name(&self $(, _: $ty)*) -> Result<Placement> {
+            Err(closed())
+        }
+    };
+    (@ [Exported] $effect:ident $name:ident()) => {
+        fn $name(&mut self) -> Result<Vec<u8>> {
             Err(closed())
         }
     };

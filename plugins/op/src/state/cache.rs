@@ -49,6 +49,22 @@ impl Cache {
         start..start + count * self.row
     }
 
+    /// Appends the first `rows` rows of each block of `bytes`, which are the cache's, to `copy`.
+    pub fn gather(&self, bytes: &[u8], rows: usize, copy: &mut Vec<u8>) {
+        for block in 0..self.outer {
+            copy.extend_from_slice(&bytes[self.rows(block, rows)]);
+        }
+    }
+
+    /// Copies rows back that [`Cache::gather`] made one run of.
+    pub fn scatter(&self, copy: &[u8], rows: usize, bytes: &mut [u8]) {
+        let length = rows * self.row;
+        for block in 0..self.outer {
+            bytes[self.rows(block, rows)]
+                .copy_from_slice(&copy[block * length..(block + 1) * length]);
+        }
+    }
+
     /// Copies the first `rows` rows of each block of `source`, which has `stride` rows a block, to the
     /// slots of the positions from `position` on. There is room for them, and not more than
     /// `capacity`.

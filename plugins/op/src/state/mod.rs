@@ -20,6 +20,7 @@
 //! That works for numbers only: NaN and infinity show through any mask. So a row that has one never
 //! gets into a cache; the step that gave it fails.
 
+mod bytes;
 mod cache;
 mod saved;
 mod track;
@@ -316,6 +317,26 @@ impl StateCarrier {
         (self.position, self.written) = (saved.position, saved.written);
         self.changes += 1;
         self.track.copy_from(&saved.track);
+        Ok(())
+    }
+
+    /// The state as bytes: the replaced states, the rows written so far, rings as a whole, and the track.
+    ///
+    /// # Errors
+    /// When they do not fit the memory.
+    pub fn export(&self, host: &Host) -> Result<Vec<u8>> {
+        bytes::export(host, &self.wiring, self.position, self.written, &self.track)
+    }
+
+    /// Makes the state the one that was exported at `position`, by a carrier of the same caches and states. A cache
+    /// that is no ring may have another capacity.
+    ///
+    /// # Errors
+    /// When the bytes are not such a state: also when they hold NaN or infinity. The state is then as it was.
+    pub fn import(&mut self, host: &mut Host, position: usize, state: &[u8]) -> Result<()> {
+        let (written, track) = bytes::import(host, &self.wiring, position, state)?;
+        (self.position, self.written, self.track) = (position, written, track);
+        self.changes += 1;
         Ok(())
     }
 

@@ -48,10 +48,7 @@ impl Snapshots {
             let rows = cache.used(position);
             copy.clear();
             copy.reserve_exact(cache.outer * rows * cache.row);
-            let bytes = host.bytes(cache.buffer);
-            for block in 0..cache.outer {
-                copy.extend_from_slice(&bytes[cache.rows(block, rows)]);
-            }
+            cache.gather(host.bytes(cache.buffer), rows, copy);
         }
         self.saved.push(saved);
         SnapshotId(self.last_id)
@@ -70,12 +67,7 @@ impl Snapshots {
         }
         for (cache, bytes) in wiring.caches.iter().zip(&saved.caches) {
             let rows = cache.used(saved.position);
-            let length = rows * cache.row;
-            let target = host.bytes_mut(cache.buffer);
-            for block in 0..cache.outer {
-                target[cache.rows(block, rows)]
-                    .copy_from_slice(&bytes[block * length..(block + 1) * length]);
-            }
+            cache.scatter(bytes, rows, host.bytes_mut(cache.buffer));
         }
         Ok(saved)
     }

@@ -75,6 +75,26 @@ impl PositionTrack {
         }
     }
 
+    /// Slot, tokens and columns of each image. Where they stand follows from that.
+    pub(super) fn images(&self) -> impl Iterator<Item = [usize; 3]> {
+        self.images.iter().map(|image| [image.slot, image.tokens, image.columns])
+    }
+
+    /// The track of such images, all of which lie below slot `end`; `None` when they cannot be those of a track.
+    pub(super) fn of(images: &[[usize; 3]], end: usize) -> Option<Self> {
+        let mut track = Self::default();
+        for &[slot, tokens, columns] in images {
+            let free = track.images.last().is_none_or(|last| last.end() <= slot);
+            let within = slot.checked_add(tokens).is_some_and(|last| last <= end);
+            if !free || !within || tokens == 0 || columns == 0 {
+                return None;
+            }
+            let [first, ..] = track.at(slot);
+            track.images.push(Placed { slot, first, columns, tokens });
+        }
+        Some(track)
+    }
+
     /// Becomes what `saved` is, without allocating where there is room.
     pub(super) fn copy_from(&mut self, saved: &Self) {
         self.images.clone_from(&saved.images);

@@ -1,0 +1,206 @@
+//! A state as bytes, which another process can go on from.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 8 | [`MAGIC`], the last of which is the version |
+//! | 8 | length of the description, little-endian |
+//! | that many | [`Description`], as JSON |
+//! | the rest | the tensors, one behind the other: of caches the used rows of each block |
+
+use serde::{Deserialize, Serialize};
+
+use super::PositionTrack;
+use super::wiring::Wiring;
+use crate::kernels::all_finite;
+use crate::{BufferId, DType, Error, ErrorCode, Host, Result};
+
+const MAGIC: [u8; 8] = *b"qhxkit\0\x01";
+/// Where the description begins.
+const HEAD: usize = 16;
+
+/// What the bytes of a state are of.
+#[derive(Debug, Serialize, Deserialize)]
+struct Description {
+    position: usize,
+    written: usize,
+    /// See [`PositionTrack::images`].
+    #[serde(default)]
+    images: Vec<[usize; 3]>,
+    tensors: Vec<Tensor>,
+}
+
+/// What a cache or a replaced state is, as far as both sides have to agree.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Tensor {
+    role: String,
+    dtype: DType,
+    /// Blocks and bytes of a row of a cache; of a state, 1 and all of its bytes.
+    layout: [usize; 2],
+    /// Slots of a ring.
+    ring: Option<usize>,
+}
+
+/// A tensor of the state, and where it lies.
+struct Place {
+    tensor: Tensor,
+    buffer: BufferId,
+    /// Index into [`Wiring::caches`].
+    cache: Option<usize>,
+    bytes: usize,
+}
+
+/// The tensors of a state at `position`, in their order.
+fn places(host: &Host, wiring: &Wiring, position: usize) -> Vec<Place> {
+    let caches = wiring.caches.iter().enumerate().map(|(index, cache)| Place {
+        tensor: Tensor {
+            role: cache.role.clone(),
+            dtype: cache.dtype,
+            layout: [cache.outer, cache.row],
+            ring: cache.window.map(|_| cache.capacity),
+        },
+        buffer: cache.buffer,
+        cache: Some(index),
+        bytes: cache.outer * cache.used(position) * cache.row,
+    });
+    let states = wiring.states.iter().enumerate().map(|(index, state)| {
+        let bytes = host.len(state.current);
+        let swap = wiring.swaps.iter().find(|swap| swap.state == index);
+        let dtype = swap.map_or(DType::U8, |swap| host.graph(swap.graph).inputs[swap.input].dtype);
+        let tensor = Tensor { role: state.role.clone(), dtype, layout: [1, bytes], ring: None };
+        Place { tensor, buffer: state.current, cache: None, bytes }
+    });
+    caches.chain(states).collect()
+}
+
+/// The state as bytes.
+///
+/// # Errors
+/// When they do not fit the memory.
+pub(super) fn export(
+    host: &Host,
+    wiring: &Wiring,
+    position: usize,
+    written: usize,
+    track: &PositionTrack,
+) -> Result<Vec<u8>> {
+    let places = places(host, wiring, position);
+    let length: usize = places.iter().map(|place| place.bytes).sum();
+    let tensors = places.iter().map(|place| &place.tensor);
+    let description = serde_json::json!({
+        "position": position,
+        "written": written,
+        "images": track.images().collect::<Vec<_>>(),
+        "tensors": tensors.collect::<Vec<_>>(),
+    })
+    .to_string();
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(HEAD + description.len() + length).map_err(|e| {
+        let message = format!("a state of {length} bytes does not fit the memory: {e}");
+        Error::new(ErrorCode::INTERNAL, message)
+    })?;
+    bytes.extend_from_slice(&MAGIC);
+    bytes.extend_from_slice(&(description.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(description.as_bytes());
+    for place in places {
+        let source = host.bytes(place.buffer);
+        match place.cache {
+            Some(cache) => {
+                let cache = &wiring.caches[cache];
+                cache.gather(source, cache.used(position), &mut bytes);
+            }
+            None => bytes.extend_from_slice(source),
+        }
+    }
+    Ok(bytes)
+}
+
+/// Copies the tensors of a state back. Returns how far caches are written, and the track.
+///
+/// # Errors
+/// When the bytes are no state of such tensors at `position`. Nothing is copied then.
+pub(super) fn import(
+    host: &mut Host,
+    wiring: &Wiring,
+    position: usize,
+    bytes: &[u8],
+) -> Result<(usize, PositionTrack)> {
+    let (description, mut rest) = split(bytes)?;
+    let Description { position: at, written, images, tensors } = description;
+    if at != position || written < position {
+        return Err(invalid(format_args!(
+            "its position is {at} with {written} written, expected {position}"
+        )));
+    }
+    let small = wiring.caches.iter().find(|cache| !cache.has_room(0, position));
+    if let Some(cache) = small {
+        return Err(invalid(format_args!(
+            "its position is {position}, but the cache past_{} has {} rows",
+            cache.role, cache.capacity
+        )));
+    }
+    let track = PositionTrack::of(&images, position)
+        .ok_or_else(|| invalid("its images do not lie behind each other, below its position"))?;
+    let places = places(host, wiring, position);
+    if tensors.len() != places.len() {
+        let (found, expected) = (tensors.len(), places.len());
+        return Err(invalid(format_args!("it has {found} tensors, expected {expected}")));
+    }
+    let mut parts = Vec::with_capacity(places.len());
+    for (found, place) in tensors.iter().zip(&places) {
+        let Place { tensor: expected, bytes, .. } = place;
+        if found != expected {
+            return Err(invalid(format_args!("found tensor {found:?}, expected {expected:?}")));
+        }
+        let Some((part, behind)) = rest.split_at_checked(*bytes) else {
+            return Err(invalid(format_args!(
+                "it is cut short: past_{} has {} bytes, expected {bytes}",
+                expected.role,
+                rest.len()
+            )));
+        };
+        if !all_finite(part, expected.dtype) {
+            return Err(invalid(format_args!(
+                "past_{} has NaN or infinite values, expected numbers",
+                expected.role
+            )));
+        }
+        parts.push(part);
+        rest = behind;
+    }
+    if !rest.is_empty() {
+        return Err(invalid(format_args!("{} bytes follow its end", rest.len())));
+    }
+    for (part, place) in parts.into_iter().zip(&places) {
+        let target = host.bytes_mut(place.buffer);
+        match place.cache {
+            Some(cache) => {
+                let cache = &wiring.caches[cache];
+                cache.scatter(part, cache.used(position), target);
+            }
+            None => target.copy_from_slice(part),
+        }
+    }
+    Ok((written, track))
+}
+
+/// The description, and what follows it.
+fn split(bytes: &[u8]) -> Result<(Description, &[u8])> {
+    let (magic, rest) = bytes.split_at_checked(MAGIC.len()).unwrap_or((&[], &[]));
+    if magic != MAGIC {
+        return Err(invalid("it does not begin as states of this version do"));
+    }
+    let (length, rest) = rest
+        .split_first_chunk()
+        .ok_or_else(|| invalid("it is cut short before its description"))?;
+    let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
+    let (description, rest) = rest
+        .split_at_checked(length)
+        .ok_or_else(|| invalid("it is cut short within its description"))?;
+    let description = serde_json::from_slice(description)
+        .map_err(|e| invalid(format_args!("its description: {e}")))?;
+    Ok((description, rest))
+}
+
+fn invalid(why: impl std::fmt::Display) -> Error {
+    Error::prompt(format!("the state cannot be imported: {why}"))
+}
