@@ -12,6 +12,7 @@ use qhx_core::engine::{
     DraftCounts, Event, FinishReason, Generation, Model, Request, Run, Timings,
 };
 use qhx_core::op::{OpDescription, OpSource, SpanStats};
+use qhx_core::sampling::TokenLogprobs;
 use qhx_core::trace::Trace;
 use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result};
 use serde_json::{Value, json};
@@ -238,7 +239,7 @@ fn parts(generation: &Generation) -> String {
 
 /// A generation for programs, with the images and audio of its prompt.
 pub(crate) fn json(model: &Model, generation: &Generation, attached: &[Attached]) -> Value {
-    json!({
+    let mut json = json!({
         "text": generation.text,
         "tokens": generation.tokens,
         "prompt_tokens": generation.prompt_tokens,
@@ -249,7 +250,16 @@ pub(crate) fn json(model: &Model, generation: &Generation, attached: &[Attached]
         "backend": model.backend().name,
         "op": model.op().description.name,
         "plugin": origin(model),
-    })
+    });
+    if !generation.logprobs.is_empty() {
+        json["logprobs"] = generation.logprobs.iter().map(logprobs).collect();
+    }
+    json
+}
+
+fn logprobs(of: &TokenLogprobs) -> Value {
+    let top = of.top.iter().map(|(token, logprob)| json!({"token": token, "logprob": logprob}));
+    json!({"logprob": of.logprob, "top": top.collect::<Vec<_>>()})
 }
 
 /// The part of a host-op that looks at images and videos, where it measures that.
@@ -269,7 +279,7 @@ fn timings(generation: &Generation) -> Value {
         "sampling_ms": millis(t.sampling),
         "decode_steps": t.decode_steps,
         "forced_tokens": t.forced_tokens,
-        "guesses": t.drafts,
+        "drafts": t.drafts,
         "slow_executions": t.slow_executions,
         "vision_ms": millis(vision.map_or(Duration::ZERO, |span| span.busy)),
         "spans_ms": Value::Object(spans.collect()),

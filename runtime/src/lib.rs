@@ -71,7 +71,7 @@ pub use qhx_core::engine::{
 };
 pub use qhx_core::op::Modality;
 pub use qhx_core::qnn::{MemoryMode, PerfMode};
-pub use qhx_core::sampling::SamplingParams;
+pub use qhx_core::sampling::{SamplingParams, TokenLogprobs};
 pub use qhx_core::text::{CallFormat, Tool, ToolCall};
 pub use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Media, Result};
 pub use qhx_media::{Limits, Source};

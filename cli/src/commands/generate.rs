@@ -85,6 +85,9 @@ pub(crate) struct GenerateArgs {
     /// Print one JSON object, once all is there
     #[arg(long)]
     pub json: bool,
+    /// With the log-probability of each token, and of this number of most likely tokens in its place
+    #[arg(long, value_name = "N", requires = "json")]
+    pub logprobs: Option<usize>,
     #[command(flatten)]
     pub media: MediaArgs,
     #[command(flatten)]
@@ -129,6 +132,7 @@ fn run_traced(
         .sampling(sampling)
         .stops(args.stop.iter().cloned())
         .ignore_eos(args.ignore_eos)
+        .logprobs(args.logprobs)
         .speculate(args.speculate.mode())
         .template_arguments(args.template_args.iter().cloned());
     let tools;

@@ -87,9 +87,9 @@ fn runs_are_compared() {
     assert!(run.stderr.contains("what `qhx bench --json` printed"), "{run:?}");
 }
 
-/// The same answers token by token and with guesses. The bundle as its own draft guesses a greedy answer right.
+/// The same answers token by token and with draft tokens. The bundle as its own draft model is right about a greedy answer.
 #[test]
-fn guesses_are_measured_beside_plain_decoding() {
+fn draft_tokens_are_measured_beside_plain_decoding() {
     let folder = folder();
     let draft = bundle().to_string_lossy();
     let args = ["--prompt", "5", "--tokens", "12", "--repeat", "2", "--draft", &draft];
@@ -98,13 +98,13 @@ fn guesses_are_measured_beside_plain_decoding() {
     assert_eq!(names(&report), ["pp5", "tg12", "repeats12", "varies12"]);
     let repeats = &report["results"][2];
     assert!(number(&repeats["tokens_per_second"]["mean"]) > 0.0, "{repeats}");
-    let guesses = &repeats["guesses"];
+    let drafts = &repeats["drafts"];
     // Three steps of four tokens, in each of two turns.
-    assert_eq!((&guesses["guessed"], &guesses["accepted"]), (&18.into(), &18.into()), "{guesses}");
-    assert_eq!((&guesses["tokens_per_step"], &guesses["right"]), (&4.0.into(), &1.0.into()));
-    let (times, least) = (number(&guesses["times_plain"]), number(&guesses["least_times_plain"]));
-    assert!(number(&guesses["plain_tokens_per_second"]["mean"]) > 0.0 && times >= least);
-    assert!(report["results"][1].get("guesses").is_none(), "{report}");
+    assert_eq!((&drafts["drafted"], &drafts["accepted"]), (&18.into(), &18.into()), "{drafts}");
+    assert_eq!((&drafts["tokens_per_step"], &drafts["acceptance"]), (&4.0.into(), &1.0.into()));
+    let (times, least) = (number(&drafts["times_plain"]), number(&drafts["least_times_plain"]));
+    assert!(number(&drafts["plain_tokens_per_second"]["mean"]) > 0.0 && times >= least);
+    assert!(report["results"][1].get("drafts").is_none(), "{report}");
     let run = bench(folder.path(), bundle(), &args).ok();
     let line = run.stdout.lines().find(|line| line.starts_with("repeats12")).expect("a line");
     for part in [

@@ -133,9 +133,9 @@ fn json_is_one_object_with_everything() {
         "sampling_ms": "[number]",
         "decode_steps": "[number]",
         "forced_tokens": "[number]",
-        "guesses": {
-          "passes": 0,
-          "guessed": 0,
+        "drafts": {
+          "verifications": 0,
+          "drafted": 0,
           "accepted": 0
         },
         "slow_executions": "[number]",
@@ -201,7 +201,7 @@ fn a_seed_gives_the_same_tokens_again() {
 }
 
 #[test]
-fn guessing_ahead_changes_no_token_and_is_reported() {
+fn speculation_changes_no_token_and_is_reported() {
     let folder = folder();
     let generate = |arguments: &[&str]| {
         Program::qhx(folder.path())
@@ -216,9 +216,12 @@ fn guessing_ahead_changes_no_token_and_is_reported() {
     let run = generate(&["--draft", &draft, "--speculate", "7", "--json"]).ok();
     let json = run.json();
     assert_eq!(json["text"], SENTENCE.trim_end());
-    let guesses = &json["timings"]["guesses"];
-    assert_eq!(guesses["guessed"], guesses["accepted"]);
-    assert_eq!((&guesses["passes"], &json["timings"]["decode_steps"]), (&3.into(), &3.into()));
+    let drafts = &json["timings"]["drafts"];
+    assert_eq!(drafts["drafted"], drafts["accepted"]);
+    assert_eq!(
+        (&drafts["verifications"], &json["timings"]["decode_steps"]),
+        (&3.into(), &3.into())
+    );
     let run = generate(&["--speculate", "3", "--draft", &draft]).ok();
     assert_eq!(run.stdout, SENTENCE);
     assert!(run.stderr.contains("draft tokens accepted, "), "{}", run.stderr);

@@ -34,6 +34,17 @@ impl Logits<'_> {
         }
     }
 
+    /// Copies them in single precision.
+    ///
+    /// # Panics
+    /// Unless `target` has as many values.
+    pub fn copy_to_f32(&self, target: &mut [f32]) {
+        match self {
+            Self::F16(values) => values.convert_to_f32_slice(target),
+            Self::F32(values) => target.copy_from_slice(values),
+        }
+    }
+
     /// The scores, in single precision: `c · tanh(logits / c)` for a softcap of c (arXiv 2408.00118, section 2), else
     /// the logits.
     pub fn capped(&self, cap: Option<f32>) -> Vec<f32> {

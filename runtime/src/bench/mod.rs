@@ -346,7 +346,12 @@ pub struct Measured {
     /// Its rate.
     pub tokens_per_second: Spread,
     /// How speculative decoding went, for an answer of it.
-    #[serde(default, rename = "guesses", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        rename = "drafts",
+        alias = "guesses",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub speculated: Option<Speculated>,
     /// Times the rate of the run that this one is compared with.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -352,7 +352,7 @@ fn open() -> Result<Ours, Status> {
     }
     const HEAD: usize = size_of::<Provider>() / size_of::<*const c_void>();
     let words = HEAD + sys::core_slots(version.minor);
-    // SAFETY: head and table lie one behind the other, the table has at least so many slots, and all
+    // SAFETY: head and table lie one behind the other, the table has at least that number of slots, and all
     // of it is words of pointer size.
     let mut provider: Box<[*const c_void]> =
         unsafe { std::slice::from_raw_parts(real.cast(), words) }.into();

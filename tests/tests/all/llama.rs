@@ -157,6 +157,40 @@ fn a_second_turn_reuses_the_longest_common_prefix() {
     }
 }
 
+/// Against the log-softmax of the reference's logits, and with draft tokens as without.
+#[test]
+fn log_probabilities_equal_those_of_the_reference() {
+    let checkpoint = tiny::fixture("mistral-tiny");
+    let goldens = tiny::goldens(&checkpoint);
+    let bundle = bundle(&checkpoint, |o| o.prefill = Some(vec![4]));
+    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+    for case in &goldens.cases {
+        let prompt = Prompt::Tokens(case.prompt_ids.clone());
+        let request = Request::greedy(prompt, case.output_ids.len()).logprobs(5);
+        let found = generate(&mut model, &request);
+        assert_eq!(found.tokens, case.output_ids, "{}", case.id);
+        assert_eq!(found.logprobs.len(), found.tokens.len(), "{}", case.id);
+        for (step, logits) in case.logits_steps.iter().zip(goldens.logits(case)) {
+            let (token, found) = (case.output_ids[*step], &found.logprobs[*step]);
+            let total = logits.iter().map(|x| f64::from(*x).exp()).sum::<f64>().ln();
+            let mut expected: Vec<_> =
+                logits.iter().map(|x| f64::from(*x) - total).enumerate().collect();
+            expected.sort_by(|a, b| b.1.total_cmp(&a.1));
+            assert_eq!(found.top[0], (token, found.logprob), "{}, step {step}", case.id);
+            for ((_, found), (_, expected)) in found.top.iter().zip(&expected) {
+                let difference = (f64::from(*found) - expected).abs();
+                assert!(difference < 2e-2, "{}, step {step}: {found} {expected}", case.id);
+            }
+        }
+        let drafted = generate(&mut model, &request.clone().speculate(draft_tokens("3")));
+        for (one, other) in found.logprobs.iter().zip(&drafted.logprobs) {
+            assert!((one.logprob - other.logprob).abs() < 2e-2, "{}: {one:?} {other:?}", case.id);
+        }
+        let without = Request::greedy(request.prompt, 1);
+        assert!(generate(&mut model, &without).logprobs.is_empty());
+    }
+}
+
 fn draft_tokens(count: &str) -> Speculate {
     count.parse().unwrap()
 }

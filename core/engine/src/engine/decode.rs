@@ -9,7 +9,7 @@ use super::prompt::Encoded;
 use super::speculate::{Start, StepTime};
 use super::types::{Event, FinishReason, Generation, Speculate, Timings};
 use crate::op::{HostOp as _, SpanStats};
-use crate::sampling::{AllowedTokens, Sampler, SamplingParams};
+use crate::sampling::{AllowedTokens, Logprobs, Sampler, SamplingParams, TokenLogprobs};
 use crate::stop::StopFilter;
 use crate::text::Detokenizer;
 use crate::trace::{Category, Event as Traced};
@@ -70,6 +70,8 @@ pub(super) struct Work {
     pub unconsumed: usize,
     /// Tokens that the grammar left no choice about.
     pub forced: usize,
+    /// Log-probabilities that were asked for.
+    pub logprobs: Option<Asked>,
     /// Draft tokens that are checked.
     pub drafts: Vec<u32>,
     pub text: Text,
@@ -80,15 +82,31 @@ pub(super) struct Work {
     pub steps: usize,
 }
 
+/// Log-probabilities that were asked for.
+pub(super) struct Asked {
+    /// Most likely tokens in the place of each.
+    top: usize,
+    compute: Logprobs,
+    /// Of the tokens so far.
+    found: Vec<TokenLogprobs>,
+}
+
+impl Asked {
+    /// With `top` most likely tokens in the place of each.
+    pub fn new(top: usize) -> Self {
+        Self { top, compute: Logprobs::default(), found: Vec::new() }
+    }
+}
+
 impl Work {
     /// The token chosen last. There is one after the first choice.
     fn last(&self) -> u32 {
         self.tokens.last().copied().unwrap_or_default()
     }
 
-    /// The token that comes next whatever the logits are, if the grammar leaves no choice.
+    /// The token that comes next whatever the logits are, if the grammar leaves no choice and nobody asks for them.
     fn forced(&self) -> Option<u32> {
-        self.grammar.as_ref()?.forced()
+        self.grammar.as_ref().filter(|_| self.logprobs.is_none())?.forced()
     }
 }
 
@@ -220,14 +238,16 @@ impl<'m> Run<'m> {
             self.model.settle();
         })?;
         let Some(happened) = happened else { return Ok(None) };
-        let Work { prompt, text, tokens, .. } = work;
+        let Work { prompt, text, tokens, logprobs, .. } = work;
         Ok(Some(match happened {
             Happened::Prefilled => {
                 Event::Prefilled { tokens: prompt.sequence.len(), reused: self.reused }
             }
-            Happened::Token => {
-                Event::Token { id: tokens.last().copied().unwrap_or_default(), text: &text.shown }
-            }
+            Happened::Token => Event::Token {
+                id: tokens.last().copied().unwrap_or_default(),
+                text: &text.shown,
+                logprobs: logprobs.as_ref().and_then(|asked| asked.found.last()),
+            },
             Happened::Rest => Event::Rest { text: &text.shown },
         }))
     }
@@ -270,7 +290,8 @@ impl<'m> Run<'m> {
         let Some(work) = self.work.take() else {
             return Ok(Generation::cancelled(self.model.load));
         };
-        let Work { prompt, text, tokens, sampling_time: sampling, steps, forced, .. } = *work;
+        let Work { prompt, text, tokens, sampling_time: sampling, steps, forced, logprobs, .. } =
+            *work;
         let graph = self.model.op.graph_time().saturating_sub(self.graph_before);
         let timings = Timings {
             load: self.model.load,
@@ -287,6 +308,7 @@ impl<'m> Run<'m> {
         Ok(Generation {
             text: text.whole,
             tokens,
+            logprobs: logprobs.map_or_else(Vec::new, |asked| asked.found),
             prompt_tokens: prompt.sequence.len(),
             reused_tokens: self.reused,
             finish_reason,
@@ -467,6 +489,10 @@ impl Model {
                 return Err(error);
             }
         };
+        if let Some(Asked { top, compute, found }) = &mut work.logprobs {
+            let cap = self.op.info().softcap;
+            found.push(compute.of(self.op.logits()?, cap, token, *top, &work.allowed));
+        }
         work.sampler.accept(token);
         work.tokens.push(token);
         work.unconsumed += 1;

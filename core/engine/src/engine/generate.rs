@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
 
-use super::decode::{Run, Text, Work};
+use super::decode::{Asked, Run, Text, Work};
 use super::grammar::Following;
 use super::model::{Model, input_vocab};
 use super::prompt::{self, Encoded, Reader};
@@ -115,6 +115,7 @@ impl Model {
             grammar,
             unconsumed: 0,
             forced: 0,
+            logprobs: request.logprobs.map(Asked::new),
             drafts: Vec::new(),
             text,
             tokens: Vec::with_capacity(budget.min(1 << 20)),
@@ -269,7 +270,7 @@ impl Model {
         let Some(grammar) = &request.grammar else { return Ok(None) };
         let _span = trace::span(self.trace.as_ref(), "compile grammar");
         let format = self.texts.call_format();
-        let vocabulary = self.texts.vocabulary()?;
+        let vocabulary = self.texts.vocabulary_unless(&self.session.current())?;
         let constraint = vocabulary.constrain(grammar, format, stop_ids, request.ignore_eos)?;
         Ok(Some(Following::new(constraint)))
     }

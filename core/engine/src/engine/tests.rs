@@ -537,7 +537,7 @@ fn events(model: &mut Model, request: &Request, broken: usize) -> (Vec<String>, 
     let generation = model.generate(request, &mut |event| {
         seen.push(match event {
             Event::Prefilled { tokens, .. } => format!("prompt {tokens}"),
-            Event::Token { id, text } => format!("token {id} {text}"),
+            Event::Token { id, text, .. } => format!("token {id} {text}"),
             Event::Rest { text } => format!("rest {text}"),
         });
         if seen.len() == broken { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -570,7 +570,7 @@ fn a_run_executes_only_what_is_asked_for() {
     assert!(prompts.lock().unwrap().is_empty(), "nothing is executed before the first event");
     assert!(matches!(run.next_event(), Ok(Some(Event::Prefilled { tokens: 1, reused: 0 }))));
     assert_eq!(*prompts.lock().unwrap(), [1]);
-    assert!(matches!(run.next_event(), Ok(Some(Event::Token { id: 7, text: "" }))));
+    assert!(matches!(run.next_event(), Ok(Some(Event::Token { id: 7, text: "", .. }))));
     // The pieces of the text, from here on.
     let pieces: Vec<_> = run.by_ref().map(Result::unwrap).collect();
     assert_eq!(pieces, ["h", "h", "h"]);

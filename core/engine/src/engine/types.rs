@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::manifest::Manifest;
 use crate::op::SpanStats;
+use crate::sampling::TokenLogprobs;
 use crate::stop::StopFilter;
 use crate::text::Message;
 use crate::{CancelToken, Error, ErrorKind, Media, Result};
@@ -64,6 +65,9 @@ pub struct Request {
     pub speculate: Speculate,
     /// What the answer may be. It ends where nothing more may follow, with [`FinishReason::Stop`].
     pub grammar: Option<Grammar>,
+    /// Log-probabilities of the chosen tokens, and of this number of most likely tokens in the place of each; at most
+    /// [`MAX_LOGPROBS`] of them. Where a grammar leaves no choice, the model is asked all the same.
+    pub logprobs: Option<usize>,
     /// Further variables of the chat template, such as `reasoning_effort`: see
     /// [`RenderOptions::arguments`](crate::text::RenderOptions::arguments).
     pub template_arguments: Map<String, Value>,
@@ -71,6 +75,9 @@ pub struct Request {
     /// cancelled before its turn, nothing runs. A clone of the request shares it.
     pub cancel: CancelToken,
 }
+
+/// Maximum of [`Request::logprobs`].
+pub const MAX_LOGPROBS: usize = 128;
 
 /// Maximum number of draft tokens of a verification step.
 pub const MAX_DRAFT_TOKENS: usize = 64;
@@ -114,10 +121,8 @@ impl FromStr for Speculate {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct DraftCounts {
     /// Verification steps.
-    #[serde(rename = "passes")]
     pub verifications: usize,
     /// Draft tokens that were verified.
-    #[serde(rename = "guessed")]
     pub drafted: usize,
     /// Of these, the accepted ones, which became part of the answer.
     pub accepted: usize,
@@ -135,6 +140,7 @@ impl Request {
             ignore_eos: false,
             speculate: Speculate::Off,
             grammar: None,
+            logprobs: None,
             template_arguments: Map::new(),
             cancel: CancelToken::new(),
         }
@@ -235,6 +241,12 @@ impl Request {
         Self { grammar: grammar.into(), ..self }
     }
 
+    /// With log-probabilities of the chosen tokens, and of the `top` most likely ones in the place of each.
+    #[must_use]
+    pub fn logprobs(self, top: impl Into<Option<usize>>) -> Self {
+        Self { logprobs: top.into(), ..self }
+    }
+
     /// With further variables of the chat template.
     #[must_use]
     pub fn template_arguments(
@@ -269,6 +281,12 @@ impl Request {
     pub fn check(&self, manifest: &Manifest) -> Result<()> {
         self.sampling.validate()?;
         StopFilter::check(&self.stop)?;
+        if let Some(top) = self.logprobs.filter(|&top| top > MAX_LOGPROBS) {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!("option logprobs: found {top}, expected at most {MAX_LOGPROBS}"),
+            ));
+        }
         match self.stop.first() {
             Some(text) if manifest.artifacts.tokenizer.is_none() => Err(Error::new(
                 ErrorKind::Usage,
@@ -352,6 +370,8 @@ pub struct Generation {
     pub text: String,
     /// Every token that was chosen, the ending one included.
     pub tokens: Vec<u32>,
+    /// Log-probabilities of the tokens, where [`Request::logprobs`] asks for them.
+    pub logprobs: Vec<TokenLogprobs>,
     /// Positions of the prompt: its tokens, and those of images, audio and videos.
     pub prompt_tokens: usize,
     /// Positions of the prompt whose state was there already.
@@ -370,6 +390,7 @@ impl Generation {
         Self {
             text: String::new(),
             tokens: Vec::new(),
+            logprobs: Vec::new(),
             prompt_tokens: 0,
             reused_tokens: 0,
             finish_reason: FinishReason::Cancelled,
@@ -401,6 +422,8 @@ pub enum Event<'a> {
         id: u32,
         /// Text that became complete with it; may be empty.
         text: &'a str,
+        /// Its log-probability, where [`Request::logprobs`] asks for it.
+        logprobs: Option<&'a TokenLogprobs>,
     },
     /// The answer has ended, and with it what was held back because more could have come: the
     /// beginning of a stop text, or bytes of an incomplete character.

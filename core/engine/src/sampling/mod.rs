@@ -12,6 +12,7 @@
 mod allowed;
 mod argmax;
 mod history;
+mod logprobs;
 mod params;
 mod rng;
 #[cfg(test)]
@@ -31,6 +32,7 @@ pub use allowed::AllowedTokens;
 pub use argmax::argmax;
 use argmax::{argmax_f32, argmax_within, max_f32, nan, nothing};
 use history::History;
+pub use logprobs::{Logprobs, TokenLogprobs};
 pub use params::SamplingParams;
 pub use rng::Rng;
 

@@ -1,7 +1,7 @@
 //! How long a text of at most n tokens can be.
 //!
 //! Tokenizing takes seconds for ten megabytes, and gigabytes of memory for more. A text that
-//! cannot fit a context is known by its length alone, in most cases: a token covers only so many
+//! cannot fit a context is known by its length alone, in most cases: a token covers only that many
 //! bytes. Where that does not hold, as for tokenizers that make one token of any unknown word, a
 //! text is refused only from a length on that no context was made for.
 

@@ -26,7 +26,7 @@ pub(crate) fn write(file: &File, text: &str) -> io::Result<()> {
     while !rest.is_empty() {
         let count = rest.len().min(MOST_UNITS);
         let mut written = 0;
-        // SAFETY: the handle is open; so many units lie there, and the number lives through the call.
+        // SAFETY: the handle is open; that number of units lies there, and the number lives through the call.
         let done = unsafe {
             WriteConsoleW(
                 file.as_raw_handle(),
