@@ -138,6 +138,8 @@ typedef struct qhx_generate_options {
     int n_media;
     int every_token;                 /* qhx: also calls for tokens whose text is empty or not complete yet */
     int embed_query;                 /* qhx: embeds `text` as a query, not as a document */
+    int logprobs;                    /* qhx: gives the log-probability of each token */
+    int top_logprobs;                /* qhx: and of this number of most likely tokens in its place, at most 128 */
 } qhx_generate_options;
 
 /* What came of it. Pointers are the session's until its next generation, its reset or its end. */
@@ -160,6 +162,11 @@ typedef struct qhx_output {
     size_t n_text;                   /* qhx: bytes of `text`, which may hold a NUL */
     int n_reused;                    /* qhx: of the prompt, positions whose state was there already */
     const char *finish_reason;       /* qhx: eos, stop, length or cancelled; NULL where there is no text */
+    const int32_t *tokens;           /* qhx: `n_generated` tokens; NULL where a transcription or vector was made */
+    const float *logprobs;           /* qhx: natural logarithms, one a token, where they were asked for, or NULL */
+    const int32_t *top_tokens;       /* qhx: `n_top` a token, the most likely first; -1 where there are fewer */
+    const float *top_logprobs;       /* qhx: theirs; minus infinity where there are fewer */
+    int n_top;
 } qhx_output;
 
 /* The QNN libraries, or NULL for those of QHX_QNN_HTP and QHX_QNN_SYSTEM, the installed ones, or those that the
@@ -214,6 +221,13 @@ QHX_API qhx_status qhx_last_error(qhx_error *error);
 
 /* qhx: positions that the session has consumed; -1 on failure. */
 QHX_API int64_t qhx_session_position(qhx_session *session);
+
+/* qhx: what the session has consumed, as bytes that a session of the same bundle goes on from, in another process as
+ * well. They hold the conversation: keep them as private. `bytes` is the session's until its next call. */
+QHX_API qhx_status qhx_session_export(qhx_session *session, const void **bytes, size_t *size);
+/* qhx: goes on from such bytes. QHX_ERROR_USAGE where they are cut short, damaged, of another bundle or of a newer
+ * version; the session is then as it was. */
+QHX_API qhx_status qhx_session_import(qhx_session *session, const void *bytes, size_t size);
 
 /* qhx: how qhx_runtime_create_ex differs from qhx_runtime_create. */
 typedef struct qhx_runtime_options {

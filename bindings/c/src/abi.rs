@@ -197,6 +197,10 @@ c_struct! {
         every_token: c_int,
         /// Embeds a query.
         embed_query: c_int,
+        /// Log-probabilities of the tokens.
+        logprobs: c_int,
+        /// Of the most likely tokens, too.
+        top_logprobs: c_int,
     }
 }
 
@@ -239,6 +243,16 @@ c_struct! {
         n_reused: c_int,
         /// Why it ended.
         finish_reason: *const c_char,
+        /// The tokens.
+        tokens: *const i32,
+        /// Their log-probabilities.
+        logprobs: *const f32,
+        /// The most likely tokens in the place of each.
+        top_tokens: *const i32,
+        /// Their log-probabilities.
+        top_logprobs: *const f32,
+        /// Number of them in each place.
+        n_top: c_int,
     }
 }
 
@@ -314,6 +328,8 @@ impl Default for GenerateOptions {
             n_media: 0,
             every_token: 0,
             embed_query: 0,
+            logprobs: 0,
+            top_logprobs: 0,
         }
     }
 }
@@ -354,6 +370,11 @@ impl Output {
             n_text: 0,
             n_reused: 0,
             finish_reason: std::ptr::null(),
+            tokens: std::ptr::null(),
+            logprobs: std::ptr::null(),
+            top_tokens: std::ptr::null(),
+            top_logprobs: std::ptr::null(),
+            n_top: 0,
         }
     }
 }

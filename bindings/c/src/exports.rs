@@ -141,6 +141,39 @@ pub extern "C" fn qhx_session_position(session: *mut SessionHandle) -> i64 {
     guard(-1, || Ok(i64::try_from(SESSIONS.get(session)?.position()?).unwrap_or(i64::MAX)))
 }
 
+/// Writes where what a session consumed lies as bytes.
+#[unsafe(no_mangle)]
+pub extern "C" fn qhx_session_export(
+    session: *mut SessionHandle,
+    bytes: *mut *const c_void,
+    size: *mut usize,
+) -> Status {
+    let exported = fault::caught(|| {
+        if bytes.is_null() || size.is_null() {
+            return Err(Fault::usage("bytes or size is NULL, expected where to write them"));
+        }
+        SESSIONS.get(session)?.export()
+    });
+    let (status, (data, len)) = match exported {
+        Ok(exported) => (0, exported),
+        Err(fault) => (fault::remember(&fault), (ptr::null(), 0)),
+    };
+    put(bytes, data.cast());
+    put(size, len);
+    status
+}
+
+/// Has a session go on from such bytes.
+#[unsafe(no_mangle)]
+pub extern "C" fn qhx_session_import(
+    session: *mut SessionHandle,
+    bytes: *const c_void,
+    size: usize,
+) -> Status {
+    fault::caught(|| SESSIONS.get(session)?.import(input::state(bytes, size)?))
+        .map_or_else(|fault| fault::remember(&fault), |()| 0)
+}
+
 /// Writes how tokens are chosen by default.
 #[unsafe(no_mangle)]
 pub extern "C" fn qhx_gen_cfg_default(cfg: *mut GenCfg) {

@@ -116,6 +116,7 @@ fn write(
     listener: &mut Listener,
 ) -> Result<Answer> {
     let every_token = question.every_token;
+    let top = question.logprobs.unwrap_or(0);
     let mut attached = Vec::with_capacity(question.media.len());
     for attachment in &question.media {
         attachment.check_taken(&model.op().description)?;
@@ -129,7 +130,7 @@ fn write(
         poll.ask(ticket);
         let goes_on = match run.next_event()? {
             None => break,
-            Some(Event::Token { id, text }) if every_token || !text.is_empty() => {
+            Some(Event::Token { id, text, .. }) if every_token || !text.is_empty() => {
                 listener.text(text, Some(id))
             }
             Some(Event::Rest { text }) => listener.text(text, None),
@@ -155,6 +156,9 @@ fn write(
         cancelled: finish == FinishReason::Cancelled,
         finish: Some(finish),
         text: generation.text,
+        tokens: generation.tokens,
+        logprobs: generation.logprobs,
+        top,
         ..Answer::default()
     })
 }
@@ -199,6 +203,7 @@ fn request(model: &Model, question: Question, attached: &[Attached]) -> Result<R
     };
     let mut request =
         Request::greedy(prompt, question.max_new).sampling(question.sampling).stops(question.stop);
+    request.logprobs = question.logprobs;
     request.stop_ids = question.stop_ids;
     structured(request, question.grammar_kind, question.grammar)
 }

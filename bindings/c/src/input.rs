@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "reads memory of the caller")]
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::offset_of;
 use std::path::PathBuf;
 
@@ -26,6 +26,7 @@ pub(crate) struct Question {
     pub media: Vec<Attachment>,
     pub disable_thinking: bool,
     pub every_token: bool,
+    pub logprobs: Option<usize>,
     pub embed_query: bool,
     pub max_new: usize,
     pub sampling: SamplingParams,
@@ -172,6 +173,8 @@ pub(crate) fn options(given: *const GenerateOptions) -> Result<GenerateOptions> 
             n_media,
             every_token,
             embed_query,
+            logprobs,
+            top_logprobs,
         }
     ))
 }
@@ -228,6 +231,7 @@ pub(crate) fn question(
         media,
         disable_thinking: options.disable_thinking != 0,
         every_token: options.every_token != 0,
+        logprobs: logprobs(options)?,
         embed_query: options.embed_query != 0,
         max_new: count("max_new_tokens", cfg.max_new_tokens)?,
         sampling,
@@ -236,6 +240,18 @@ pub(crate) fn question(
         grammar: text("grammar", cfg.grammar)?,
         grammar_kind: cfg.grammar_kind,
     })
+}
+
+/// Number of most likely tokens whose log-probabilities are wanted, where any are.
+fn logprobs(options: &GenerateOptions) -> Result<Option<usize>> {
+    let top = count("top_logprobs", options.top_logprobs)?;
+    Ok((options.logprobs != 0 || top > 0).then_some(top))
+}
+
+/// The bytes of a state.
+pub(crate) fn state<'a>(first: *const c_void, size: usize) -> Result<&'a [u8]> {
+    let size = i64::try_from(size).unwrap_or(i64::MAX);
+    list("bytes", first.cast(), size, isize::MAX as usize)
 }
 
 /// The image of the inputs.

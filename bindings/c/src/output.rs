@@ -6,6 +6,8 @@ use std::ffi::{c_char, c_int};
 use std::mem::offset_of;
 use std::ptr;
 
+use qhx::TokenLogprobs;
+
 use crate::abi::{LastError, Output};
 use crate::fault::{Fault, Last, Result};
 
@@ -72,6 +74,11 @@ pub(crate) struct Held {
     /// With a NUL behind it.
     text: Vec<u8>,
     embedding: Vec<f32>,
+    tokens: Vec<i32>,
+    logprobs: Vec<f32>,
+    top_tokens: Vec<i32>,
+    top_logprobs: Vec<f32>,
+    state: Vec<u8>,
 }
 
 /// What came of a generation.
@@ -80,6 +87,9 @@ pub(crate) struct Answer {
     pub text: String,
     pub embedding: Vec<f32>,
     pub generated: usize,
+    pub tokens: Vec<u32>,
+    pub logprobs: Vec<TokenLogprobs>,
+    pub top: usize,
     pub prompt: usize,
     pub reused: usize,
     pub prefill_ms: f64,
@@ -104,18 +114,44 @@ impl Held {
         output.n_reused = number(answer.reused);
         output.prefill_ms = answer.prefill_ms;
         output.decode_ms = answer.decode_ms;
-        if !self.embedding.is_empty() {
-            output.embedding = self.embedding.as_ptr();
-            output.n_embedding = number(self.embedding.len());
-        }
+        output.embedding = start(&self.embedding);
+        output.n_embedding = number(self.embedding.len());
+        let id = |token: u32| i32::try_from(token).unwrap_or(-1);
+        self.tokens = answer.tokens.into_iter().map(id).collect();
+        self.logprobs = answer.logprobs.iter().map(|one| one.logprob).collect();
+        let fill = std::iter::repeat((-1, f32::NEG_INFINITY));
+        (self.top_tokens, self.top_logprobs) = answer
+            .logprobs
+            .iter()
+            .flat_map(|one| {
+                let top = one.top.iter().map(|(token, logprob)| (id(*token), *logprob));
+                top.chain(fill.clone()).take(answer.top)
+            })
+            .unzip();
+        output.tokens = start(&self.tokens);
+        output.logprobs = start(&self.logprobs);
+        output.top_tokens = start(&self.top_tokens);
+        output.top_logprobs = start(&self.top_logprobs);
+        output.n_top = number(answer.top);
         output.finish_reason = answer.finish.map_or(ptr::null(), |reason| name(reason).as_ptr());
         output
+    }
+
+    /// Holds a state, and returns where it lies.
+    pub(crate) fn hold_state(&mut self, bytes: Vec<u8>) -> (*const u8, usize) {
+        self.state = bytes;
+        (self.state.as_ptr(), self.state.len())
     }
 
     /// Forgets it.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
+}
+
+/// Where values lie; NULL for none.
+fn start<T>(values: &[T]) -> *const T {
+    if values.is_empty() { ptr::null() } else { values.as_ptr() }
 }
 
 /// The name of a reason, in a text of C.

@@ -80,6 +80,24 @@ impl Session {
         Ok(self.state()?.usable()?.model_mut().op_mut().position())
     }
 
+    /// What was consumed, as bytes that the session holds.
+    pub(crate) fn export(&self) -> Result<(*const u8, usize)> {
+        let mut state = self.state()?;
+        state.held.clear();
+        let bytes = caught(|| Ok(state.usable()?.model_mut().export_state()?));
+        state.broken |= bytes.as_ref().is_err_and(Fault::is_panic);
+        Ok(state.held.hold_state(bytes?))
+    }
+
+    /// Goes on from such bytes.
+    pub(crate) fn import(&self, bytes: &[u8]) -> Result<()> {
+        let mut state = self.state()?;
+        // They may be those that the session holds.
+        let imported = caught(|| Ok(state.usable()?.model_mut().import_state(bytes)?));
+        state.broken |= imported.as_ref().is_err_and(Fault::is_panic);
+        imported
+    }
+
     /// Refused where this thread is within a generation of the session.
     pub(crate) fn check_not_within(&self) -> Result<()> {
         match &*self.running() {

@@ -227,6 +227,7 @@ impl Given {
         let embedding = forge(&embedding, &options, &mut Silent).unwrap().manifest;
         client.arg("all").arg(&self.language).arg(&self.prompt).arg(&self.expected);
         client.args([plugins, bundle, image, transcribing, embedding]);
+        client.arg(self.path("state"));
         // Nothing is said where results of a program go.
         assert_eq!(ok(client.env("QHX_BACKEND", "cpu")).stdout, b"");
     }
@@ -240,6 +241,18 @@ fn a_client_goes_through_all_of_it() {
     let given = language(None, TOKENS);
     let mut client = given.client("client", &["-O1", "-fsanitize=address,undefined"]);
     given.all(client.envs(ASAN).env("QHX_DEVICE_ARCH", "v79"));
+}
+
+#[test]
+fn a_state_goes_on_in_another_process() {
+    let given = language(None, TOKENS);
+    let program = given.client("client", &["-O1", "-fsanitize=address,undefined"]);
+    for what in ["save", "restore"] {
+        let mut client = Command::new(program.get_program());
+        client.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        client.arg(what).arg(&given.language).arg(given.path("state"));
+        ok(client.envs(ASAN).env("QHX_BACKEND", "cpu"));
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 #include "qhexrt/qhexrt_c.h"
 
+#include <algorithm>
 #include <atomic>
 #include <climits>
 #include <cmath>
@@ -238,6 +239,112 @@ static void conversation(qhx_model *model) {
     CHECK(qhx_generate_ex(session, &inputs, &cfg, &options, nullptr, nullptr, &out) == QHX_OK);
     inputs.no_template = 1;
     CHECK(qhx_generate(session, &inputs, &cfg, nullptr, nullptr, &out) == QHX_ERROR_USAGE);
+    qhx_session_free(session);
+}
+
+// Log-probabilities of the tokens, and of the likeliest in the place of each.
+static void logprobs(qhx_model *model, const char *prompt) {
+    qhx_session *session = qhx_session_create(model);
+    const qhx_gen_cfg cfg = config(3);
+    const qhx_inputs inputs = completion(prompt);
+    qhx_output out{};
+    CHECK(qhx_generate(session, &inputs, &cfg, nullptr, nullptr, &out) == QHX_OK);
+    CHECK(out.tokens && !out.logprobs && !out.top_tokens && !out.top_logprobs && out.n_top == 0);
+    const std::vector<int32_t> tokens(out.tokens, out.tokens + out.n_generated);
+    qhx_generate_options options;
+    qhx_generate_options_default(&options);
+    options.logprobs = 1;
+    CHECK(qhx_generate_ex(session, &inputs, &cfg, &options, nullptr, nullptr, &out) == QHX_OK);
+    CHECK(out.logprobs && !out.top_tokens && std::equal(tokens.begin(), tokens.end(), out.tokens));
+    options.top_logprobs = 5;
+    CHECK(qhx_generate_ex(session, &inputs, &cfg, &options, nullptr, nullptr, &out) == QHX_OK);
+    CHECK(out.n_generated == 3 && out.n_top == 5);
+    for (int i = 0; i < out.n_generated; ++i) {
+        const float *top = out.top_logprobs + 5 * i;
+        // The most likely token is what was taken.
+        CHECK(out.top_tokens[5 * i] == out.tokens[i] && top[0] == out.logprobs[i]);
+        CHECK(top[0] < 0 && std::is_sorted(top, top + 5, std::greater<float>()));
+    }
+    for (int top : {-1, 129}) {
+        options.top_logprobs = top;
+        CHECK(qhx_generate_ex(session, &inputs, &cfg, &options, nullptr, nullptr, &out) == QHX_ERROR_USAGE);
+    }
+    // A caller of before knows no such field.
+    options.struct_size = offsetof(qhx_generate_options, logprobs);
+    CHECK(qhx_generate_ex(session, &inputs, &cfg, &options, nullptr, nullptr, &out) == QHX_OK && !out.logprobs);
+    qhx_session_free(session);
+}
+
+// The second half of a greedy answer: after the prompt and the first half, from a state or not.
+static std::string goes_on(qhx_session *session, const int32_t *tokens, int count, int max_new, qhx_output *out) {
+    qhx_generate_options options;
+    qhx_generate_options_default(&options);
+    options.tokens = tokens;
+    options.n_tokens = count;
+    const qhx_gen_cfg cfg = config(max_new);
+    const qhx_inputs inputs{};
+    CHECK(qhx_generate_ex(session, &inputs, &cfg, &options, nullptr, nullptr, out) == QHX_OK);
+    return out->text ? out->text : "";
+}
+
+static std::string slurp(const char *path) {
+    std::ifstream file(path, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+static const int32_t PROMPT[] = {1, 17, 40, 23, 31, 12, 50, 60};
+
+// Saves a state for another process, which `restores`.
+static void saves(qhx_model *model, const char *path) {
+    qhx_session *session = qhx_session_create(model);
+    qhx_output out{};
+    const std::string first = goes_on(session, PROMPT, 7, 4, &out);
+    const int64_t position = qhx_session_position(session);
+    CHECK(position == 7 + out.n_generated - 1);
+    const void *bytes = nullptr;
+    size_t size = 0;
+    CHECK(qhx_session_export(session, &bytes, &size) == QHX_OK && size > 100);
+    const std::string state(static_cast<const char *>(bytes), size);
+    std::ofstream(path, std::ios::binary).write(state.data(), static_cast<std::streamsize>(size));
+    // The session goes on from what it holds itself.
+    qhx_session_reset(session);
+    CHECK(qhx_session_export(session, &bytes, &size) == QHX_OK && size < state.size());
+    CHECK(qhx_session_import(session, bytes, size) == QHX_OK && qhx_session_position(session) == 0);
+    CHECK(qhx_session_import(session, state.data(), state.size()) == QHX_OK);
+    CHECK(qhx_session_position(session) == position);
+    for (size_t cut : {size_t{0}, size_t{10}, state.size() / 2, state.size() - 1}) {
+        CHECK(qhx_session_import(session, state.data(), cut) == QHX_ERROR_USAGE);
+        CHECK(qhx_session_position(session) == position);
+    }
+    CHECK(last_error().status == QHX_ERROR_USAGE);
+    CHECK(qhx_session_import(session, nullptr, 9) == QHX_ERROR_USAGE);
+    CHECK(qhx_session_import(session, bytes, SIZE_MAX) == QHX_ERROR_USAGE);
+    CHECK(qhx_session_import(nullptr, state.data(), state.size()) == QHX_ERROR_HANDLE);
+    CHECK(qhx_session_export(session, nullptr, &size) == QHX_ERROR_USAGE);
+    CHECK(qhx_session_export(nullptr, &bytes, &size) == QHX_ERROR_HANDLE && !bytes && size == 0);
+    qhx_session_free(session);
+}
+
+// A state of another process, or of this one, goes on here.
+static void restores(qhx_model *model, const char *path) {
+    qhx_session *fresh = qhx_session_create(model), *session = qhx_session_create(model);
+    qhx_output out{};
+    const std::string expected = goes_on(fresh, PROMPT, 8, 4, &out);
+    CHECK(out.n_reused == 0);
+    const std::string state = slurp(path);
+    CHECK(qhx_session_import(session, state.data(), state.size()) == QHX_OK);
+    CHECK(qhx_session_position(session) > 7);
+    CHECK(goes_on(session, PROMPT, 8, 4, &out) == expected && out.n_reused == 7);
+    qhx_session_free(fresh);
+    qhx_session_free(session);
+}
+
+// A state of another bundle.
+static void refuses(qhx_model *model, const char *path) {
+    qhx_session *session = qhx_session_create(model);
+    const std::string state = slurp(path);
+    CHECK(qhx_session_import(session, state.data(), state.size()) == QHX_ERROR_USAGE);
+    CHECK(std::strstr(last_error().message, "host-op") || std::strstr(last_error().message, "another bundle"));
     qhx_session_free(session);
 }
 
@@ -546,7 +653,7 @@ static void on_log(void *user, int level, const char *target, const char *messag
 
 static int all(char **argv) {
     const char *llm = argv[0], *prompt = argv[1], *plugins = argv[3], *mm = argv[4], *image = argv[5];
-    const char *stt = argv[6], *embed = argv[7];
+    const char *stt = argv[6], *embed = argv[7], *state = argv[8];
     const std::string expected = argv[2];
     Logged logged;
     CHECK(qhx_log_set(on_log, &logged, 9) == QHX_ERROR_USAGE);
@@ -567,12 +674,16 @@ static int all(char **argv) {
             conversation(model);
             reentry(model, prompt);
             bad_input(model, prompt);
+            logprobs(model, prompt);
+            saves(model, state);
+            restores(model, state);
             side_by_side(runtime, llm, prompt, expected);
             for (const auto &[bundle, test] : {std::pair<const char *, std::function<void(qhx_model *)>>
                      {mm, [&](qhx_model *m) { multimodal(m, image); }}, {stt, transcription}, {embed, embedding}}) {
                 qhx_model *other = qhx_model_load(runtime, bundle, nullptr);
                 CHECK(other);
                 test(other);
+                refuses(other, state);
                 qhx_model_free(other);
             }
         }
@@ -610,8 +721,9 @@ static void random_sequence(unsigned seed, const char *plugins, const char *bund
     const float samples[] = {0.5F, -0.5F, 0.25F, 0.1F};
     const char *texts[] = {"ab", "", nullptr, "\xc3", "a<image>b", "cd"};
     const char *history[] = {"a", "b", "c", nullptr};
+    std::string state;
     for (int step = 0; step < 16; ++step) {
-        switch (below(10)) {
+        switch (below(12)) {
         case 0: runtimes.push_back(below(2) ? runtime_with(plugins) : qhx_runtime_create(nullptr, nullptr)); break;
         case 1: if (!below(3)) qhx_runtime_free(any(runtimes)); break;
         case 2: models.push_back(qhx_model_load(any(runtimes), bundle, nullptr)); break;
@@ -619,6 +731,20 @@ static void random_sequence(unsigned seed, const char *plugins, const char *bund
         case 4: sessions.push_back(qhx_session_create(any(models))); break;
         case 5: if (!below(2)) qhx_session_free(any(sessions)); break;
         case 6: qhx_session_reset(any(sessions)); qhx_session_cancel(any(sessions)); break;
+        case 7: {
+            const void *bytes = nullptr;
+            size_t size = 0;
+            if (qhx_session_export(any(sessions), &bytes, &size) == QHX_OK)
+                state.assign(static_cast<const char *>(bytes), size);
+            break;
+        }
+        case 8: {
+            std::string bytes = state;
+            if (!bytes.empty() && !below(2)) bytes[random() % bytes.size()] ^= 1;
+            if (!below(4)) bytes.resize(bytes.size() / 2);
+            qhx_session_import(any(sessions), bytes.data(), bytes.size());
+            break;
+        }
         default: {
             qhx_session *session = any(sessions);
             qhx_inputs inputs{};
@@ -697,10 +823,17 @@ static void briefly(const char *bundle, const char *prompt, const std::string &e
 
 int main(int argc, char **argv) {
     const std::string what = argc > 1 ? argv[1] : "";
-    if (what == "all" && argc == 10) {
+    if (what == "all" && argc == 11) {
         all(argv + 2);
     } else if (what == "brief" && argc == 5) {
         briefly(argv[2], argv[3], argv[4]);
+    } else if ((what == "save" || what == "restore") && argc == 4) {
+        qhx_runtime *runtime = qhx_runtime_create(nullptr, nullptr);
+        qhx_model *model = qhx_model_load(runtime, argv[2], nullptr);
+        CHECK(model);
+        (what == "save" ? saves : restores)(model, argv[3]);
+        qhx_model_free(model);
+        qhx_runtime_free(runtime);
     } else if (what == "throw" && argc == 4) {
         qhx_runtime *runtime = qhx_runtime_create(nullptr, nullptr);
         qhx_session *session = qhx_session_create(qhx_model_load(runtime, argv[2], nullptr));

@@ -21,3 +21,4 @@ mod poisoned;
 mod qwen35;
 mod qwen3vl;
 mod sessions;
+mod states;

@@ -180,6 +180,23 @@ fn a_chat_keeps_its_image_and_takes_in_only_what_is_new() {
 }
 
 #[test]
+fn a_state_with_an_image_goes_on_in_another_session() {
+    let mut model = NATIVE.open();
+    let chat = sights().chat.iter().find(|chat| chat.mode == NATIVE.mode()).unwrap();
+    let mut seen = 0;
+    for (index, turn) in chat.turns.iter().enumerate() {
+        let prompt = sights().conversation(&turn.messages);
+        let generation = answer(&mut model, prompt, &turn.golden);
+        assert_eq!(generation.tokens, turn.golden.output_ids, "{}, turn {index}", chat.id);
+        assert_eq!(generation.reused_tokens, seen, "{}, turn {index}", chat.id);
+        seen = turn.golden.prompt_ids.len() + turn.golden.output_ids.len() - 1;
+        let state = model.export_state().unwrap();
+        model = model.new_session().unwrap();
+        model.import_state(&state).unwrap();
+    }
+}
+
+#[test]
 fn another_image_of_the_same_size_is_looked_at() {
     let mut model = FIXED.open();
     let (cross, rings) = (sights().case("fixed-cross"), sights().case("fixed-rings"));

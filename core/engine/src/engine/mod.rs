@@ -17,6 +17,7 @@ mod restart;
 mod reuse;
 mod sequence;
 pub mod speculate;
+mod state;
 #[cfg(test)]
 mod tests;
 mod texts;
@@ -28,6 +29,6 @@ pub use model::{ContextLoad, Model, ModelOptions, Sessions};
 pub use qhx_grammar::{Grammar, Vocabulary};
 pub use texts::Texts;
 pub use types::{
-    DraftCounts, Event, FinishReason, Generation, MAX_DRAFT_TOKENS, Part, Prompt, Request,
-    Speculate, Timings,
+    DraftCounts, Event, FinishReason, Generation, MAX_DRAFT_TOKENS, MAX_LOGPROBS, Part, Prompt,
+    Request, Speculate, Timings,
 };

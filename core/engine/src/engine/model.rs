@@ -1,6 +1,6 @@
 //! An open bundle, ready to run.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::checked::Checked;
@@ -8,6 +8,7 @@ use super::contexts;
 use super::pack::Packer;
 use super::reuse::Consumed;
 use super::speculate::Speculation;
+use super::state;
 use super::texts::Texts;
 use crate::artifacts::Artifacts;
 use crate::backend::{Backend, BackendInfo, ContextSource, Opened};
@@ -161,6 +162,8 @@ struct Parts {
     progress: Option<ProgressFn>,
     dump: Option<Arc<Dump>>,
     opener: OpOpener,
+    /// See [`Model::export_state`].
+    fingerprint: OnceLock<String>,
 }
 
 impl Parts {
@@ -269,6 +272,7 @@ impl Model {
             progress,
             dump: dump.clone(),
             opener: ops.opener(&entry.description.name)?,
+            fingerprint: OnceLock::new(),
         };
         let opening = trace::span(trace.as_ref(), "open host-op");
         let op = parts.open_op(&manifest, workspace)?;
@@ -421,6 +425,15 @@ impl Model {
     /// When the host-op cannot be reset.
     pub fn reset(&mut self) -> Result<()> {
         self.consumed.clear(&mut self.op)
+    }
+
+    /// What tells bundles apart whose states are not each other's.
+    pub(super) fn fingerprint(&self) -> Result<String> {
+        if let Some(known) = self.parts.fingerprint.get() {
+            return Ok(known.clone());
+        }
+        let found = state::fingerprint(&self.manifest, &self.parts.artifacts)?;
+        Ok(self.parts.fingerprint.get_or_init(|| found).clone())
     }
 
     /// Opens the host-op again as [`Model::reopen`] does, and has `tap` called after each execution of a graph until it

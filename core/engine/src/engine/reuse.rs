@@ -106,6 +106,28 @@ impl Consumed {
         Ok(())
     }
 
+    /// The positions, and what stands there.
+    pub(super) fn sequence(&self) -> &Sequence {
+        &self.sequence
+    }
+
+    /// Snapshots that all positions of the state begin with, and how many they stand for, the shortest first.
+    pub(super) fn snapshots(&self) -> Vec<(usize, SnapshotId)> {
+        let mut of_state: Vec<_> = self
+            .checkpoints
+            .iter()
+            .filter(|saved| saved.sequence.begins(&self.sequence))
+            .map(|saved| (saved.sequence.len(), saved.id))
+            .collect();
+        of_state.sort_by_key(|(position, _)| *position);
+        of_state
+    }
+
+    /// Notes that the op's state was imported, and stands for `sequence`.
+    pub(super) fn imported(&mut self, sequence: Sequence) {
+        self.sequence = sequence;
+    }
+
     /// Forgets everything, with an op that is closed.
     pub(super) fn forget(&mut self) {
         self.checkpoints.clear();

@@ -2,10 +2,12 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::Media;
 
 /// An image, audio clip or video, or some frames of a video, by content.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Key {
     id: [u8; 32],
     frames: Option<(usize, usize)>,
@@ -24,7 +26,7 @@ impl Key {
 }
 
 /// The positions that an image, audio clip or video takes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Span {
     pub start: usize,
     pub positions: usize,
@@ -39,7 +41,7 @@ impl Span {
 }
 
 /// Positions in order: a token at each, and where spans lie, the token that stands for them.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Sequence {
     pub tokens: Vec<u32>,
     /// In order; they do not overlap. The last may reach beyond the tokens, where only the beginning
@@ -66,6 +68,19 @@ impl Sequence {
     pub(super) fn floor(&self, position: usize) -> usize {
         let within = |span: &&Span| span.start < position && position < span.end();
         self.spans.iter().find(within).map_or(position, |span| span.start)
+    }
+
+    /// Says what is wrong with one that was read: spans that overlap, or begin where nothing is.
+    pub(super) fn check(&self) -> std::result::Result<(), String> {
+        let mut free = 0;
+        for span in &self.spans {
+            let end = span.start.checked_add(span.positions);
+            if span.start < free || span.start >= self.len() || end.is_none() {
+                return Err(format!("what is no text does not lie behind each other: {span:?}"));
+            }
+            free = span.end();
+        }
+        Ok(())
     }
 
     /// True when `other` begins with all of it.
