@@ -111,6 +111,9 @@ fn ids(what: &str, first: *const i32, count: c_int) -> Result<Vec<u32>> {
     given.iter().map(id).collect()
 }
 
+/// Bytes of states, which have no other bound.
+const MANY_BYTES: usize = if size_of::<usize>() < 8 { isize::MAX as usize } else { 1 << 40 };
+
 /// Entries of lists that have no other bound.
 const MANY: usize = 1 << 24;
 
@@ -251,7 +254,7 @@ fn logprobs(options: &GenerateOptions) -> Result<Option<usize>> {
 /// The bytes of a state.
 pub(crate) fn state<'a>(first: *const c_void, size: usize) -> Result<&'a [u8]> {
     let size = i64::try_from(size).unwrap_or(i64::MAX);
-    list("bytes", first.cast(), size, isize::MAX as usize)
+    list("bytes", first.cast(), size, MANY_BYTES)
 }
 
 /// The image of the inputs.

@@ -58,9 +58,19 @@ fn a_state_of_the_npu_goes_on_in_another_session() {
     let checkpoint = tiny::fixture("mistral-tiny");
     let manifest = tiny::bundle(&checkpoint, tiny::Variant { target: Some("v81"), ..CPU });
     let mut model = tiny::open(&manifest, backends::qnn(&libraries)).unwrap();
-    let sessions = model.sessions();
     let goldens = tiny::goldens(&checkpoint);
-    moves(&mut model, &mut || sessions.open().unwrap(), &goldens.chat[0]);
+    let case = qhx_tests::replay::shortest(&goldens, 1)[0];
+    let (first, second) = case.output_ids.split_at(2);
+    let prompt = |ids: &[u32]| Prompt::Tokens(ids.to_vec());
+    let begun = generate(&mut model, &Request::greedy(prompt(&case.prompt_ids), first.len()));
+    assert_eq!(begun.tokens, first);
+    let mut other = model.new_session().unwrap();
+    other.import_state(&model.export_state().unwrap()).unwrap();
+    let ids = [&case.prompt_ids, first].concat();
+    let count = second.len().min(3);
+    let found = generate(&mut other, &Request::greedy(prompt(&ids), count));
+    assert_eq!(found.tokens, second[..count]);
+    assert_eq!(found.reused_tokens, ids.len() - 1);
 }
 
 /// `state` with something else in it, and the hash that fits.
