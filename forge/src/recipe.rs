@@ -72,11 +72,11 @@ impl Precision {
     }
 
     /// The weight of a linear layer with the rows of `source`: every recipe asks this method how a weight is stored.
-    /// Quantized weights that the checkpoint holds stay as they are where the NPU computes them, unless f16 is asked
-    /// for.
+    /// Quantized weights that the checkpoint holds stay as they are where the NPU computes them, or in the form that is
+    /// nearest to theirs ([`RowSource::nearest_form`]), unless f16 is asked for.
     pub fn weight(self, source: Arc<dyn RowSource>) -> Weight {
         let [rows, cols] = source.shape();
-        let stored = source.block_form().filter(|form| self != Self::Fp16 && form.fits(cols));
+        let stored = source.nearest_form().filter(|form| self != Self::Fp16 && form.fits(cols));
         let storage = stored.map_or_else(|| self.storage(rows, cols), Storage::Blocks);
         Weight::new(source, storage)
     }

@@ -50,6 +50,13 @@ pub trait RowSource: Send + Sync + fmt::Debug {
         None
     }
 
+    /// The form that holds its values nearest where a bundle has quantized weights: the checkpoint's own
+    /// ([`RowSource::block_form`]), or one for those of a form that no graph has, such as GGUF's Q6_K. None where the
+    /// checkpoint holds floating point, which any form rounds.
+    fn nearest_form(&self) -> Option<QuantizedForm> {
+        self.block_form()
+    }
+
     /// Writes the quantized values of whole rows from `first` on into `out`, whose parts are as long as
     /// [`RowSource::block_form`] asks for. Values out of the form's range, and scales and offsets that are not
     /// finite, are refused by [`Weight::to_blocks`]. Errors where there is no such form.
@@ -330,6 +337,10 @@ impl RowSource for Rows {
         self.source.block_form()
     }
 
+    fn nearest_form(&self) -> Option<QuantizedForm> {
+        self.source.nearest_form()
+    }
+
     fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
         self.source.read_blocks(self.rows.start + first, out)
     }
@@ -366,6 +377,10 @@ impl RowSource for Scaled {
 
     fn block_form(&self) -> Option<QuantizedForm> {
         self.source.block_form()
+    }
+
+    fn nearest_form(&self) -> Option<QuantizedForm> {
+        self.source.nearest_form()
     }
 
     fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {

@@ -5,7 +5,8 @@
 The blocks are quantised and read by gguf==0.19.0. The same weights stand behind all files, those of `packers.py`, too: a
 Llama of one layer, drawn from a seed. `expected.json` has for each file and each quantised tensor, under its name in a
 Hugging Face checkpoint, integers from -8 to 7 (Q8_0: -128 to 127), scales and offsets, and real values as the program
-reads them: the first four, and the SHA-256 of all of them as i8 or little-endian f32.
+reads them: the first four, and the SHA-256 of all of them as i8 or little-endian f32. `kinds.gguf` and `q6_k.gguf` hold
+random blocks of the other forms, of which real values alone are compared.
 """
 
 import hashlib
@@ -14,8 +15,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from gguf import GGML_QUANT_SIZES, GGUFWriter, quants
 from gguf import GGMLQuantizationType as Type
-from gguf import GGUFWriter, quants
 
 HIDDEN, INTER, HEADS, GROUPS, VOCAB = 64, 96, 4, 2, 48
 DIM = HIDDEN // HEADS
@@ -155,6 +156,50 @@ def sixes(path, rng):
     return {"model.embed_tokens.weight": {"real": digest(quants.dequantize(data, Type.Q6_K), "<f4")}}
 
 
+# Where in a block of each form halves of floating point are, and those that are minima.
+KINDS = {
+    Type.Q5_0: ([0], []),
+    Type.Q5_1: ([0], [2]),
+    Type.Q2_K: ([80], [82]),
+    Type.Q3_K: ([108], []),
+    Type.Q4_K: ([0], [2]),
+    Type.Q5_K: ([0], [2]),
+    Type.Q6_K: ([208], []),
+    Type.IQ4_NL: ([0], []),
+    Type.IQ4_XS: ([0], []),
+    Type.MXFP4: ([], []),
+}
+
+
+def kinds(path, rng):
+    """Matrices of three rows of every form that has no file of its own, of random blocks: the package reads these forms
+    and writes few of them. The last row has scales of zero, and minima that are not."""
+    writer = GGUFWriter(path, "qwen2")
+    expected = {}
+    for layer, (kind, (scales, minima)) in enumerate(KINDS.items()):
+        elements, size = GGML_QUANT_SIZES[kind]
+        data = rng.integers(0, 256, (3, 256 // elements, size), dtype=np.uint8)
+        for places, low in [(scales, 0.001), (minima, 0.002)]:
+            for at in places:
+                drawn = rng.uniform(low, 10 * low, (3, 256 // elements, 1)).astype("<f2")
+                drawn *= np.where(rng.integers(0, 2, drawn.shape) == 1, 1, -1).astype("<f2")
+                data[..., at : at + 2] = drawn.view(np.uint8)
+        if kind == Type.MXFP4:
+            data[..., 0] = rng.integers(110, 130, data.shape[:2])
+            data[2, :, 0] = np.arange(8)
+        for at in scales:
+            data[2, :, at : at + 2] = 0
+        data = data.reshape(3, -1)
+        writer.add_tensor(f"blk.{layer}.ffn_up.weight", data, raw_dtype=kind)
+        real = quants.dequantize(data, kind)
+        expected[f"model.layers.{layer}.mlp.up_proj.weight"] = {"form": kind.name, "real": digest(real, "<f4")}
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return expected
+
+
 def groups_of(weight, symmetric):
     """Scales and zero points `[outputs, groups]` of rounding to the nearest of 16 values, and the rounded weight."""
     outputs, inputs = weight.shape
@@ -210,6 +255,7 @@ def main(out):
     expected = {}
     expected["mixed.gguf"] = gguf(out / "mixed.gguf", weights)
     expected["q6_k.gguf"] = sixes(out / "q6_k.gguf", np.random.default_rng(8))
+    expected["kinds.gguf"] = kinds(out / "kinds.gguf", np.random.default_rng(9))
     (out / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 

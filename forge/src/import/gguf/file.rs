@@ -176,10 +176,10 @@ impl<'a> Cursor<'a> {
             unfit(
                 &format!("tensor {name} is stored as {what}, expected {}", Form::NAMES),
                 "make a file of another type from the f16 one: \
-                 `llama-quantize --pure model-f16.gguf model-q4_0.gguf Q4_0`",
+                 `llama-quantize model-f16.gguf model-q4_k_m.gguf Q4_K_M`",
             )
         })?;
-        let (block, size) = form.block();
+        let (block, size) = form.unit();
         let cols = sizes.first().copied().unwrap_or(0);
         if !cols.is_multiple_of(block as u64) {
             return Err(Fault::Damaged(format!(

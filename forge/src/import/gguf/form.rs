@@ -1,17 +1,27 @@
 //! How ggml stores elements (`ggml-common.h`, `ggml-quants.c`).
+//!
+//! A unit is what a form stores together: 32 elements, or the 256 of the K-quants. Within it each 32 or 16 neighbours
+//! share a step and a minimum: `real = integer · step + minimum`.
 
 use half::f16;
 use qhx_core::DType;
-use qhx_core::quantized::{Bits, NIBBLE_ZERO, QuantizedForm, from_nibble};
+use qhx_core::quantized::{BLOCK, Bits, NIBBLE_ZERO, QuantizedForm, QuantizedMut};
 
 use crate::floats;
 
-/// Elements of a block of the older forms.
-const BLOCK: usize = 32;
 /// Elements that the K-quants store together.
 const SUPER: usize = 256;
-/// Bytes of a block of Q6_K: low bits, high bits, scales, and the scale of these.
-const Q6_K: usize = SUPER / 2 + SUPER / 4 + SUPER / 16 + 2;
+/// Bytes of the eight scales and minima of Q4_K and Q5_K, 6 bits each, and of the 16 scales of Q3_K.
+const SIXES: usize = 12;
+/// More parts than a unit has.
+const PARTS: usize = 16;
+/// The values of 4 bits of IQ4_NL and IQ4_XS (`kvalues_iq4nl`).
+const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+/// The values of MXFP4, e2m1, doubled (`kvalues_mxfp4`).
+const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+/// Minima that are more steps than this are all that is left of their elements in f16: the steps are less than half of
+/// its own.
+const FLAT: f32 = 32768.0;
 
 /// How the elements of a tensor are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,20 +29,46 @@ pub(super) enum Form {
     F32,
     F16,
     Bf16,
-    /// `value · scale`, 4 bits.
+    /// 4 bits, with a step.
     Q4_0,
-    /// `value · scale + min`, 4 bits.
+    /// 4 bits, with a step and a minimum.
     Q4_1,
-    /// `value · scale`, 8 bits.
+    /// 5 bits, with a step.
+    Q5_0,
+    /// 5 bits, with a step and a minimum.
+    Q5_1,
+    /// 8 bits, with a step.
     Q8_0,
-    /// 6 bits in blocks of 16. `llama-quantize` stores the head so, or the embedding table in its place, whatever
-    /// else it is asked for. The graphs have no such form: the values are read as floats.
+    /// 2 bits, each 16 with a step and a minimum of 4 bits.
+    Q2K,
+    /// 3 bits, each 16 with a step of 6 bits.
+    Q3K,
+    /// 4 bits, each 32 with a step and a minimum of 6 bits.
+    Q4K,
+    /// 5 bits, else as [`Form::Q4K`].
+    Q5K,
+    /// 6 bits, each 16 with a step of 8 bits.
     Q6K,
+    /// 16 values that are not evenly spaced, with a step.
+    Iq4Nl,
+    /// The same, each 32 with a step of 6 bits.
+    Iq4Xs,
+    /// Floating point of 4 bits, with a power of two.
+    Mxfp4,
+}
+
+/// What elements that are next to each other have in common.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    step: f32,
+    /// Without one −0, which changes no value that it is added to.
+    min: f32,
 }
 
 impl Form {
     /// What can be read, for messages.
-    pub const NAMES: &'static str = "F32, F16, BF16, Q4_0, Q4_1, Q8_0 or Q6_K";
+    pub const NAMES: &'static str =
+        "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS or MXFP4";
 
     /// By ggml's number; else the name of what it is.
     pub fn of(kind: u32) -> Result<Self, String> {
@@ -41,31 +77,31 @@ impl Form {
             1 => return Ok(Self::F16),
             2 => return Ok(Self::Q4_0),
             3 => return Ok(Self::Q4_1),
+            6 => return Ok(Self::Q5_0),
+            7 => return Ok(Self::Q5_1),
             8 => return Ok(Self::Q8_0),
+            10 => return Ok(Self::Q2K),
+            11 => return Ok(Self::Q3K),
+            12 => return Ok(Self::Q4K),
+            13 => return Ok(Self::Q5K),
             14 => return Ok(Self::Q6K),
+            20 => return Ok(Self::Iq4Nl),
+            23 => return Ok(Self::Iq4Xs),
             30 => return Ok(Self::Bf16),
-            6 => "Q5_0",
-            7 => "Q5_1",
+            39 => return Ok(Self::Mxfp4),
             9 => "Q8_1",
-            10 => "Q2_K",
-            11 => "Q3_K",
-            12 => "Q4_K",
-            13 => "Q5_K",
             15 => "Q8_K",
             16 => "IQ2_XXS",
             17 => "IQ2_XS",
             18 => "IQ3_XXS",
             19 => "IQ1_S",
-            20 => "IQ4_NL",
             21 => "IQ3_S",
             22 => "IQ2_S",
-            23 => "IQ4_XS",
             24..=27 => "integers",
             28 => "F64",
             29 => "IQ1_M",
             34 => "TQ1_0",
             35 => "TQ2_0",
-            39 => "MXFP4",
             40 => "NVFP4",
             _ => return Err(format!("ggml's type {kind}")),
         };
@@ -79,131 +115,303 @@ impl Form {
             Self::Bf16 => "BF16",
             Self::Q4_0 => "Q4_0",
             Self::Q4_1 => "Q4_1",
+            Self::Q5_0 => "Q5_0",
+            Self::Q5_1 => "Q5_1",
             Self::Q8_0 => "Q8_0",
+            Self::Q2K => "Q2_K",
+            Self::Q3K => "Q3_K",
+            Self::Q4K => "Q4_K",
+            Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
+            Self::Iq4Nl => "IQ4_NL",
+            Self::Iq4Xs => "IQ4_XS",
+            Self::Mxfp4 => "MXFP4",
         }
     }
 
-    /// Elements that are stored together, and their bytes.
-    pub const fn block(self) -> (usize, usize) {
+    /// Elements of a unit, and its bytes.
+    pub const fn unit(self) -> (usize, usize) {
         match self {
             Self::F32 => (1, 4),
             Self::F16 | Self::Bf16 => (1, 2),
-            Self::Q4_0 => (BLOCK, 2 + BLOCK / 2),
+            Self::Q4_0 | Self::Iq4Nl => (BLOCK, 2 + BLOCK / 2),
             Self::Q4_1 => (BLOCK, 4 + BLOCK / 2),
+            Self::Q5_0 => (BLOCK, 2 + 4 + BLOCK / 2),
+            Self::Q5_1 => (BLOCK, 4 + 4 + BLOCK / 2),
             Self::Q8_0 => (BLOCK, 2 + BLOCK),
-            Self::Q6K => (SUPER, Q6_K),
+            Self::Mxfp4 => (BLOCK, 1 + BLOCK / 2),
+            Self::Q2K => (SUPER, SUPER / 16 + SUPER / 4 + 4),
+            Self::Q3K => (SUPER, SUPER / 8 + SUPER / 4 + SIXES + 2),
+            Self::Q4K => (SUPER, 4 + SIXES + SUPER / 2),
+            Self::Q5K => (SUPER, 4 + SIXES + SUPER / 8 + SUPER / 2),
+            Self::Q6K => (SUPER, SUPER / 2 + SUPER / 4 + SUPER / 16 + 2),
+            Self::Iq4Xs => (SUPER, 2 + 2 + SUPER / 64 + SUPER / 2),
         }
     }
 
-    /// The form of its quantized weights, where graphs can hold them.
-    pub const fn block_form(self) -> Option<QuantizedForm> {
+    /// Elements that share a step.
+    const fn part(self) -> usize {
         match self {
-            Self::Q4_0 => Some(QuantizedForm::symmetric(Bits::Four, BLOCK)),
-            Self::Q4_1 => Some(QuantizedForm { bits: Bits::Four, block: BLOCK, offsets: true }),
-            Self::Q8_0 => Some(QuantizedForm::symmetric(Bits::Eight, BLOCK)),
-            _ => None,
+            Self::F32 | Self::F16 | Self::Bf16 => 1,
+            Self::Q2K | Self::Q3K | Self::Q6K => 16,
+            _ => BLOCK,
         }
     }
 
-    /// Reads whole blocks as floats.
+    /// The form of its quantized weights, where graphs can hold the very integers. Those of 5 bits, and the values of
+    /// IQ4 and MXFP4, are integers of 8 bits there.
+    pub const fn block_form(self) -> Option<QuantizedForm> {
+        let (bits, offsets) = match self {
+            Self::Q4_0 => (Bits::Four, false),
+            Self::Q4_1 | Self::Q4K => (Bits::Four, true),
+            Self::Q5_0 | Self::Q8_0 | Self::Iq4Nl | Self::Iq4Xs | Self::Mxfp4 => {
+                (Bits::Eight, false)
+            }
+            Self::Q5_1 | Self::Q5K => (Bits::Eight, true),
+            _ => return None,
+        };
+        Some(QuantizedForm { bits, block: BLOCK, offsets })
+    }
+
+    /// The form of integers of a graph that is nearest to it; none for floating point. Steps of 16 elements each are
+    /// the NPU's, and not the CPU's, so that the values are rounded to 8 bits, of which a block of 32 has 255.
+    pub const fn nearest_form(self) -> Option<QuantizedForm> {
+        match self {
+            Self::Q2K | Self::Q3K | Self::Q6K => Some(QuantizedForm::symmetric(Bits::Eight, BLOCK)),
+            _ => self.block_form(),
+        }
+    }
+
+    /// Reads whole units as floats: bit for bit what ggml reads.
     pub fn floats(self, bytes: &[u8], out: &mut [f32]) {
         match self {
-            Self::F32 => floats::to_f32(DType::F32, bytes, out),
-            Self::F16 => floats::to_f32(DType::F16, bytes, out),
-            Self::Bf16 => floats::to_f32(DType::Bf16, bytes, out),
-            Self::Q4_0 | Self::Q8_0 => {
-                let mut values = [0i8; BLOCK];
-                for (out, block) in self.blocks(bytes, out) {
-                    let (scale, _) = self.unpack(block, &mut values);
-                    out.iter_mut().zip(values).for_each(|(o, v)| *o = f32::from(v) * scale);
+            Self::F32 => return floats::to_f32(DType::F32, bytes, out),
+            Self::F16 => return floats::to_f32(DType::F16, bytes, out),
+            Self::Bf16 => return floats::to_f32(DType::Bf16, bytes, out),
+            _ => {}
+        }
+        let (elements, size) = self.unit();
+        let mut values = [0i8; SUPER];
+        for (out, unit) in out.chunks_exact_mut(elements).zip(bytes.chunks_exact(size)) {
+            let parts = self.read(unit, &mut values);
+            let read = out.chunks_mut(self.part()).zip(values.chunks(self.part()));
+            for ((out, values), Part { step, min }) in read.zip(parts) {
+                for (out, value) in out.iter_mut().zip(values) {
+                    *out = f32::from(*value) * step + min;
                 }
             }
+        }
+    }
+
+    /// The quantized values of whole units, in [`Form::block_form`].
+    pub fn unpack(self, bytes: &[u8], out: QuantizedMut<'_>) {
+        let (elements, size) = self.unit();
+        // Values of 4 bits with a minimum are 0 to 15 in the file.
+        let lift = if out.form.bits == Bits::Four && out.form.offsets { NIBBLE_ZERO } else { 0 };
+        let middle = if lift > 0 { 7.5 } else { 15.5 };
+        let mut scales = out.scales.iter_mut();
+        let mut offsets = out.offsets.iter_mut();
+        for (values, unit) in out.values.chunks_exact_mut(elements).zip(bytes.chunks_exact(size)) {
+            let parts = self.read(unit, values);
+            for (values, Part { step, min }) in values.chunks_mut(BLOCK).zip(parts) {
+                let flat = min != 0.0 && min.abs() >= FLAT * step.abs();
+                let (scale, offset) = if flat {
+                    values.fill(-lift);
+                    (min + step * middle, f32::from(lift) + 1.0)
+                } else {
+                    values.iter_mut().for_each(|value| *value = value.wrapping_sub(lift));
+                    // Elements of 0 without a minimum stay 0.
+                    let shift = if min == 0.0 { 0.0 } else { min / step };
+                    (step, f32::from(lift) + shift)
+                };
+                scales.next().into_iter().for_each(|place| *place = scale);
+                offsets.next().into_iter().for_each(|place| *place = offset);
+            }
+        }
+    }
+
+    /// The integers of a unit, and what its parts have in common.
+    fn read(self, unit: &[u8], values: &mut [i8]) -> [Part; PARTS] {
+        let mut parts = [Part { step: 0.0, min: -0.0 }; PARTS];
+        let mut one = |step: f32, min: f32| {
+            if let Some(part) = parts.first_mut() {
+                *part = Part { step, min };
+            }
+        };
+        let from = |at: usize| unit.get(at..).unwrap_or_default();
+        match self {
+            Self::F32 | Self::F16 | Self::Bf16 => {}
+            Self::Q4_0 => {
+                one(half_at(unit, 0), -0.0);
+                nibbles(from(2), BLOCK / 2, values);
+                values.iter_mut().for_each(|value| *value -= 8);
+            }
             Self::Q4_1 => {
-                let mut values = [0i8; BLOCK];
-                for (out, block) in self.blocks(bytes, out) {
-                    self.unpack(block, &mut values);
-                    // As ggml computes it, which is more precise than by way of the offset.
-                    let (scale, min) = (half_at(block, 0), half_at(block, 2));
-                    let real = |v: i8| (f32::from(v) + f32::from(NIBBLE_ZERO)) * scale + min;
-                    out.iter_mut().zip(values).for_each(|(o, v)| *o = real(v));
+                one(half_at(unit, 0), half_at(unit, 2));
+                nibbles(from(4), BLOCK / 2, values);
+            }
+            Self::Q5_0 => {
+                one(half_at(unit, 0), -0.0);
+                nibbles(from(6), BLOCK / 2, values);
+                fifth_bits(from(2), values);
+                values.iter_mut().for_each(|value| *value -= 16);
+            }
+            Self::Q5_1 => {
+                one(half_at(unit, 0), half_at(unit, 2));
+                nibbles(from(8), BLOCK / 2, values);
+                fifth_bits(from(4), values);
+            }
+            Self::Q8_0 => {
+                one(half_at(unit, 0), -0.0);
+                let stored = values.iter_mut().zip(from(2));
+                stored.for_each(|(value, byte)| *value = byte.cast_signed());
+            }
+            Self::Iq4Nl => {
+                one(half_at(unit, 0), -0.0);
+                nibbles(from(2), BLOCK / 2, values);
+                look_up(&IQ4, values);
+            }
+            Self::Mxfp4 => {
+                one(half_power(unit.first().copied().unwrap_or(u8::MAX)), -0.0);
+                nibbles(from(1), BLOCK / 2, values);
+                look_up(&E2M1, values);
+            }
+            Self::Q2K => {
+                let (step, min) = (half_at(unit, 80), half_at(unit, 82));
+                for (part, both) in parts.iter_mut().zip(unit) {
+                    part.step = step * f32::from(both & 15);
+                    part.min = -(min * f32::from(both >> 4));
+                }
+                pairs(from(16), values);
+            }
+            Self::Q3K => {
+                let step = half_at(unit, 108);
+                let (low, high) = (from(96), from(104));
+                for (index, part) in parts.iter_mut().enumerate() {
+                    let low = byte(low, index % 8) >> (index / 8 * 4) & 15;
+                    let high = byte(high, index % 4) >> (index / 4 * 2) & 3;
+                    part.step = step * f32::from((low | high << 4).cast_signed() - 32);
+                }
+                pairs(from(32), values);
+                // The third bit of each 32 elements is at another place of the same bytes; without it they are negative.
+                for (place, values) in values.chunks_mut(32).enumerate() {
+                    for (value, byte) in values.iter_mut().zip(unit) {
+                        *value -= if byte >> (place % 8) & 1 == 0 { 4 } else { 0 };
+                    }
+                }
+            }
+            Self::Q4K => {
+                sixes(unit, &mut parts);
+                nibbles(from(4 + SIXES), 32, values);
+            }
+            Self::Q5K => {
+                sixes(unit, &mut parts);
+                nibbles(from(4 + SIXES + SUPER / 8), 32, values);
+                let high = from(4 + SIXES);
+                for (place, values) in values.chunks_mut(32).enumerate() {
+                    for (value, byte) in values.iter_mut().zip(high) {
+                        *value |= (byte >> (place % 8) & 1).cast_signed() << 4;
+                    }
                 }
             }
             Self::Q6K => {
-                for (out, block) in self.blocks(bytes, out) {
-                    six_bits(block, out);
+                let step = half_at(unit, 208);
+                for (part, scale) in parts.iter_mut().zip(from(192)) {
+                    part.step = step * f32::from(scale.cast_signed());
+                }
+                nibbles(unit, 64, values);
+                // Each 32 bytes hold two bits of each of 128 elements.
+                let halves = values.chunks_mut(SUPER / 2).zip(from(128).chunks(32));
+                for (values, high) in halves {
+                    for (place, values) in values.chunks_mut(32).enumerate() {
+                        for (value, byte) in values.iter_mut().zip(high) {
+                            let two = byte >> (place % 4 * 2) & 3;
+                            *value = (*value | (two << 4).cast_signed()) - 32;
+                        }
+                    }
                 }
             }
+            Self::Iq4Xs => {
+                let step = half_at(unit, 0);
+                let high = u16::from_le_bytes([byte(unit, 2), byte(unit, 3)]);
+                for (index, part) in parts.iter_mut().take(SUPER / BLOCK).enumerate() {
+                    let low = byte(unit, 4 + index / 2) >> (index % 2 * 4) & 15;
+                    let high = (high >> (2 * index) & 3) as u8;
+                    part.step = step * f32::from((low | high << 4).cast_signed() - 32);
+                }
+                nibbles(from(8), BLOCK / 2, values);
+                look_up(&IQ4, values);
+            }
+        }
+        parts
+    }
+}
+
+/// The halves of bytes as integers from 0 to 15: of each `group` bytes all low ones, then all high ones.
+fn nibbles(bytes: &[u8], group: usize, values: &mut [i8]) {
+    for (values, bytes) in values.chunks_mut(2 * group).zip(bytes.chunks(group)) {
+        let (low, high) = values.split_at_mut(group.min(values.len()));
+        for ((low, high), byte) in low.iter_mut().zip(high).zip(bytes) {
+            *low = (byte & 15).cast_signed();
+            *high = (byte >> 4).cast_signed();
         }
     }
+}
 
-    /// Quantized of elements with their bytes.
-    fn blocks<'a>(
-        self,
-        bytes: &'a [u8],
-        out: &'a mut [f32],
-    ) -> impl Iterator<Item = (&'a mut [f32], &'a [u8])> {
-        let (elements, size) = self.block();
-        out.chunks_exact_mut(elements).zip(bytes.chunks_exact(size))
-    }
-
-    /// The quantized values of a block, for [`Form::block_form`], with their scale and offset: `(value + offset) ·
-    /// scale`.
-    pub fn unpack(self, block: &[u8], values: &mut [i8]) -> (f32, f32) {
-        let scale = half_at(block, 0);
-        let head = self.block().1 - if self == Self::Q8_0 { BLOCK } else { BLOCK / 2 };
-        let stored = block.get(head..).unwrap_or_default();
-        if self == Self::Q8_0 {
-            values.iter_mut().zip(stored).for_each(|(value, byte)| *value = byte.cast_signed());
-            return (scale, 0.0);
-        }
-        // Elements 0 to 15 are the low halves of the bytes, 16 to 31 the high ones.
-        let (low, high) = values.split_at_mut(BLOCK / 2);
-        for ((low, high), byte) in low.iter_mut().zip(high).zip(stored) {
-            *low = from_nibble(*byte);
-            *high = from_nibble(byte >> 4);
-        }
-        if self == Self::Q4_0 {
-            return (scale, 0.0);
-        }
-        let min = half_at(block, 2);
-        match (scale == 0.0, min == 0.0) {
-            (false, _) => (scale, f32::from(NIBBLE_ZERO) + min / scale),
-            (true, true) => (0.0, 0.0),
-            // One value for all: ggml stores zeros, which are −8 here.
-            (true, false) => {
-                values.fill(-8);
-                (min, 9.0)
+/// The quarters of bytes as integers from 0 to 3: of each 32 bytes all lowest ones first.
+fn pairs(bytes: &[u8], values: &mut [i8]) {
+    for (values, bytes) in values.chunks_mut(4 * 32).zip(bytes.chunks(32)) {
+        for (place, values) in values.chunks_mut(32).enumerate() {
+            for (value, byte) in values.iter_mut().zip(bytes) {
+                *value = (byte >> (place % 4 * 2) & 3).cast_signed();
             }
         }
     }
 }
 
-/// A block of Q6_K (`dequantize_row_q6_K`).
-fn six_bits(block: &[u8], out: &mut [f32]) {
-    let (low, rest) = block.split_at(SUPER / 2);
-    let (high, rest) = rest.split_at(SUPER / 4);
-    let (scales, _) = rest.split_at(SUPER / 16);
-    let scale = half_at(block, Q6_K - 2);
-    // Two halves of 128 elements: 64 bytes of low bits, 32 of high bits, 8 scales.
-    let halves = out.chunks_exact_mut(128).zip(low.chunks_exact(64)).zip(high.chunks_exact(32));
-    for (((out, low), high), scales) in halves.zip(scales.chunks_exact(8)) {
-        let (first, second) = low.split_at(32);
-        for (quarter, out) in out.chunks_exact_mut(32).enumerate() {
-            let low = if quarter % 2 == 0 { first } else { second };
-            for (i, ((out, low), high)) in out.iter_mut().zip(low).zip(high).enumerate() {
-                let four = if quarter < 2 { low & 15 } else { low >> 4 };
-                let two = high >> (2 * quarter) & 3;
-                let value = f32::from((four | two << 4).cast_signed() - 32);
-                let inner = scales.get(2 * quarter + i / 16).map_or(0, |s| s.cast_signed());
-                *out = scale * f32::from(inner) * value;
-            }
-        }
+/// Adds the fifth bits of 32 elements.
+fn fifth_bits(bytes: &[u8], values: &mut [i8]) {
+    for (index, value) in values.iter_mut().enumerate() {
+        *value |= (byte(bytes, index / 8) >> (index % 8) & 1).cast_signed() << 4;
     }
 }
 
-/// The f16 at a place of a block.
-fn half_at(block: &[u8], at: usize) -> f32 {
-    let pair = block.get(at..).and_then(|rest| rest.first_chunk::<2>());
+/// Numbers of values as these values.
+fn look_up(table: &[i8; 16], values: &mut [i8]) {
+    for value in values {
+        *value = table.get(usize::from(value.cast_unsigned() & 15)).copied().unwrap_or(0);
+    }
+}
+
+/// The steps and minima of Q4_K and Q5_K. Four of each are the low six bits of bytes, whose high two bits are those of
+/// the other four.
+fn sixes(unit: &[u8], parts: &mut [Part]) {
+    let (step, min) = (half_at(unit, 0), half_at(unit, 2));
+    let packed = unit.get(4..).unwrap_or_default();
+    for (index, part) in parts.iter_mut().take(8).enumerate() {
+        let [steps, mins, rest] = [0, 4, 8].map(|at| byte(packed, at + index % 4));
+        let (of_step, of_min) = match index < 4 {
+            true => (steps & 63, mins & 63),
+            false => (rest & 15 | steps >> 6 << 4, rest >> 4 | mins >> 6 << 4),
+        };
+        *part = Part { step: step * f32::from(of_step), min: -(min * f32::from(of_min)) };
+    }
+}
+
+/// Half of the power of two that e8m0 stands for (`ggml_e8m0_to_fp32_half`).
+const fn half_power(exponent: u8) -> f32 {
+    f32::from_bits(match exponent {
+        0 | 1 => 0x0020_0000 << exponent,
+        _ => (exponent as u32 - 1) << 23,
+    })
+}
+
+fn byte(bytes: &[u8], at: usize) -> u8 {
+    bytes.get(at).copied().unwrap_or(0)
+}
+
+/// The f16 at a place of a unit.
+fn half_at(unit: &[u8], at: usize) -> f32 {
+    let pair = unit.get(at..).and_then(|rest| rest.first_chunk::<2>());
     pair.map_or(f32::NAN, |pair| f16::from_le_bytes(*pair).to_f32())
 }

@@ -155,7 +155,7 @@ impl Tensor {
     pub fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Arc<dyn RowSource>> {
         // A vector is a matrix of one column, so that its elements can be reordered as rows are.
         let (rows, cols) = match &*self.shape {
-            [len] if self.form.block().0 == 1 => (*len, 1),
+            [len] if self.form.unit().0 == 1 => (*len, 1),
             [len] => (1, *len),
             [rest @ .., cols] => (rest.iter().product(), *cols),
             [] => (0, 0),
@@ -166,14 +166,8 @@ impl Tensor {
                 format!("tensor {name}: {:?} seen as {shape:?}", self.shape),
             ));
         };
-        let blocks = self.form.block_form().filter(|_| shape == [rows, cols] && self.less == 0.0);
-        Ok(Arc::new(Matrix {
-            name: name.to_owned(),
-            tensor: self.clone(),
-            shape,
-            cols,
-            blocks: blocks.filter(|_| viewed > 0),
-        }))
+        let whole = shape == [rows, cols] && self.less == 0.0 && viewed > 0;
+        Ok(Arc::new(Matrix { name: name.to_owned(), tensor: self.clone(), shape, cols, whole }))
     }
 }
 
@@ -185,16 +179,16 @@ struct Matrix {
     shape: [usize; 2],
     /// Elements of a row in the file; the matrix may have other rows.
     cols: usize,
-    /// The form of its quantized weights, where it hands them out.
-    blocks: Option<QuantizedForm>,
+    /// True where it hands out its quantized weights.
+    whole: bool,
 }
 
 impl Matrix {
     /// The bytes of a row of the file, counted in the order of the Hugging Face checkpoint.
     fn row(&self, row: usize) -> Result<&[u8]> {
         let Tensor { map, bytes, form, heads, .. } = &self.tensor;
-        let (block, size) = form.block();
-        let len = self.cols / block * size;
+        let (elements, size) = form.unit();
+        let len = self.cols / elements * size;
         let place = match heads {
             None => Some(row),
             // There a head's rows are its first half and its second half; here they alternate.
@@ -250,25 +244,22 @@ impl RowSource for Matrix {
     }
 
     fn block_form(&self) -> Option<QuantizedForm> {
-        self.blocks
+        self.tensor.form.block_form().filter(|_| self.whole)
+    }
+
+    fn nearest_form(&self) -> Option<QuantizedForm> {
+        self.tensor.form.nearest_form().filter(|_| self.whole)
     }
 
     fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
-        let form = self.tensor.form;
-        let (block, size) = form.block();
-        let per_row = (self.cols / block).max(1);
-        let mut offsets = out.offsets.iter_mut();
-        let rows = out.values.chunks_exact_mut(self.cols.max(1));
-        for (row, (values, scales)) in rows.zip(out.scales.chunks_exact_mut(per_row)).enumerate() {
-            let stored = self.row(first + row)?.chunks_exact(size);
-            let blocks = values.chunks_exact_mut(block).zip(stored);
-            for ((values, stored), scale) in blocks.zip(scales) {
-                let (found, offset) = form.unpack(stored, values);
-                *scale = found;
-                if let Some(place) = offsets.next() {
-                    *place = offset;
-                }
-            }
+        let QuantizedMut { form, values, scales, offsets } = out;
+        let blocks = form.blocks(self.cols).unwrap_or(1);
+        let mut offsets = offsets.chunks_exact_mut(blocks);
+        let rows = values.chunks_exact_mut(self.cols.max(1)).zip(scales.chunks_exact_mut(blocks));
+        for (row, (values, scales)) in rows.enumerate() {
+            let offsets = offsets.next().unwrap_or_default();
+            let out = QuantizedMut { form, values, scales, offsets };
+            self.tensor.form.unpack(self.row(first + row)?, out);
         }
         Ok(())
     }
