@@ -9,7 +9,6 @@ mod text;
 use std::path::Path;
 
 use qhx_core::engine::Model;
-use qhx_core::text::Tokenizer;
 use qhx_core::{Error, ErrorKind, Result};
 
 use crate::checkpoint::Checkpoint;
@@ -198,7 +197,7 @@ fn tokens(
     options: &ForgeOptions,
     wanted: &CalibrateOptions,
 ) -> Result<Vec<Vec<u32>>> {
-    let tokenizer = Tokenizer::from_file(&checkpoint.dir().join("tokenizer.json"))?;
+    let tokenizer = checkpoint.tokenizer()?;
     let longest = options.for_recipe(checkpoint).max_ctx;
     let mut left = wanted.tokens;
     let mut texts = Vec::new();

@@ -9,6 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use qhx_core::artifacts::Mapped;
+use qhx_core::text::Tokenizer;
 use qhx_core::{DType, Error, ErrorKind, Result, files};
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
@@ -17,6 +18,7 @@ use serde_json::Value;
 use crate::import::packed::{self, Part, Scheme};
 use crate::import::{Imported, gguf};
 use crate::synthetic::Drawn;
+use crate::text;
 use crate::weight::{RowSource, read};
 use plain::Matrix;
 use unread::Uses;
@@ -49,6 +51,8 @@ pub struct Checkpoint {
     path: PathBuf,
     dir: PathBuf,
     config_path: PathBuf,
+    /// What a GGUF file holds beside its tensors.
+    inside: Option<Arc<gguf::Inside>>,
     /// The seed of weights that are drawn instead of read.
     seed: Option<u64>,
     config: Value,
@@ -123,11 +127,11 @@ impl Checkpoint {
     }
 
     /// Opens a GGUF file of llama.cpp. Configuration and tokenizer come from the folder `beside`, that of the model's
-    /// Hugging Face checkpoint, or lie beside the file. Without a `config.json` there the configuration is made of the
-    /// file's metadata, where that says enough.
+    /// Hugging Face checkpoint, or lie beside the file. Without a `config.json` or a `tokenizer.json` there they are
+    /// made of the file's metadata, where that says enough.
     ///
     /// # Errors
-    /// When the file is damaged or of a form that is not read, or the tokenizer is missing.
+    /// When the file is damaged or of a form that is not read.
     pub fn open_gguf(file: &Path, beside: Option<&Path>) -> Result<Self> {
         let model = gguf::Model::open(file)?;
         let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -135,13 +139,14 @@ impl Checkpoint {
         let path = dir.join(CONFIG);
         let (config_path, config) = match path.exists() {
             true => (path.clone(), read_json(&path)?),
-            false => (file.to_owned(), model.config()?),
+            false => (file.to_owned(), model.inside.config()?),
         };
         let mut checkpoint = Self::new(file, dir, config_path, config)?;
         let tensors = model.tensors.into_iter();
         checkpoint.tensors =
             Arc::new(tensors.map(|(name, tensor)| (name, Entry::Imported(tensor))).collect());
         checkpoint.files.push(file.to_owned());
+        checkpoint.inside = Some(Arc::new(model.inside));
         Ok(checkpoint)
     }
 
@@ -153,6 +158,7 @@ impl Checkpoint {
             path: path.to_owned(),
             dir: dir.to_owned(),
             config_path,
+            inside: None,
             seed: None,
             config,
             generation,
@@ -175,6 +181,7 @@ impl Checkpoint {
             path: config.to_owned(),
             dir: config.to_owned(),
             config_path: config.to_owned(),
+            inside: None,
             seed: Some(seed),
             config: read_json(config)?,
             generation: Value::Null,
@@ -200,6 +207,20 @@ impl Checkpoint {
     /// looked for.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// The tokenizer: the `tokenizer.json` of [`Checkpoint::dir`], or that within a GGUF file.
+    ///
+    /// # Errors
+    /// When there is none, or it cannot be read.
+    pub fn tokenizer(&self) -> Result<Tokenizer> {
+        let source = text::source(self)?;
+        Tokenizer::from_bytes(&source.path, &source.bytes)
+    }
+
+    /// What a GGUF file holds beside its tensors; none for other checkpoints.
+    pub(crate) fn inside(&self) -> Option<&gguf::Inside> {
+        self.inside.as_deref()
     }
 
     /// The file that [`Checkpoint::config`] was read from.

@@ -1,7 +1,7 @@
 //! The tokenizer's files, and what the manifest says of chat.
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use qhx_core::manifest::{Manifest, SCHEMA_VERSION};
 use qhx_core::text::Tokenizer;
@@ -12,12 +12,15 @@ use serde_json::{Map, Value, json};
 use crate::bundle::Staging;
 use crate::chat;
 use crate::checkpoint::{Checkpoint, read_json};
+use crate::import::gguf::{self, Embedded};
 use crate::progress::Progress;
 
 /// Longest file that is read; tokenizers of large vocabularies are tens of megabytes.
 const MAX_BYTES: u64 = 256 << 20;
 const TOKENIZER: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
+/// The key of the chat template in `tokenizer_config.json`.
+const TEMPLATE: &str = "chat_template";
 /// Where newer checkpoints keep the chat template; the first that is there counts.
 const TEMPLATES: [&str; 2] = ["additional_chat_templates/default.jinja", "chat_template.jinja"];
 /// Where older checkpoints keep the special tokens.
@@ -54,19 +57,8 @@ pub(crate) fn copy(
         return Ok(json!(false));
     }
     let dir = checkpoint.dir();
-    let path = dir.join(TOKENIZER);
-    if !path.exists() {
-        let hint = if checkpoint.path().is_file() {
-            "the tokenizer within a GGUF file is not read: put the tokenizer.json of the model's Hugging Face \
-             checkpoint beside the file, or name its folder (`--tokenizer`)"
-        } else {
-            "save the tokenizer with transformers' AutoTokenizer (the fast one) beside the checkpoint"
-        };
-        return Err(
-            Error::new(ErrorKind::Artifact, format!("{}: missing", path.display())).hint(hint)
-        );
-    }
-    let tokenizer = Tokenizer::from_file(&path)?;
+    let Source { path, bytes, config } = source(checkpoint)?;
+    let tokenizer = Tokenizer::from_bytes(&path, &bytes)?;
     let beyond = tokenizer.ids().filter(|id| *id as usize >= vocab).count();
     if beyond > 0 {
         progress.note(&format!(
@@ -74,13 +66,18 @@ pub(crate) fn copy(
             path.display()
         ));
     }
-    let bytes = files::read(ErrorKind::Artifact, &path, MAX_BYTES)?;
     let added: TokenizerFile = serde_json::from_slice(&bytes).map_err(|e| {
         Error::caused(ErrorKind::Artifact, format_args!("{}: not a tokenizer", path.display()), e)
     })?;
     staging.write(TOKENIZER, &bytes)?;
 
-    let template = copy_config(dir, staging)?;
+    let template = match (copy_config(dir, staging)?, config) {
+        (None, Some(config)) => {
+            staging.write_json(CONFIG, &config)?;
+            Some(is_set(&config, TEMPLATE))
+        }
+        (template, _) => template,
+    };
     match template {
         None => progress.note(
             "the checkpoint has neither tokenizer_config.json nor chat_template.jinja: no chat \
@@ -97,13 +94,56 @@ pub(crate) fn copy(
     Ok(chat)
 }
 
-/// Whether the checkpoint in `dir` comes with a chat template, as those that are tuned to answer do.
-pub(crate) fn has_chat_template(dir: &Path) -> Result<bool> {
+/// A tokenizer that a bundle is made with.
+pub(crate) struct Source {
+    /// Where it is, for messages.
+    pub path: PathBuf,
+    /// `tokenizer.json`.
+    pub bytes: Vec<u8>,
+    /// `tokenizer_config.json`, where the tokenizer is not of the folder.
+    config: Option<Value>,
+}
+
+/// The checkpoint's tokenizer: that of the folder, or else that within a GGUF file.
+pub(crate) fn source(checkpoint: &Checkpoint) -> Result<Source> {
+    let path = checkpoint.dir().join(TOKENIZER);
+    if path.exists() {
+        let bytes = files::read(ErrorKind::Artifact, &path, MAX_BYTES)?;
+        return Ok(Source { path, bytes, config: None });
+    }
+    if let Some(inside) = checkpoint.inside()
+        && let Some(Embedded { tokenizer, config }) = inside.tokenizer()?
+    {
+        let path = inside.path().to_owned();
+        return Ok(Source { path, bytes: tokenizer, config: Some(config) });
+    }
+    let hint = match checkpoint.inside() {
+        Some(_) => {
+            "the GGUF file has no tokenizer: put the tokenizer.json of the model's Hugging Face checkpoint beside it, \
+             or name its folder (`--tokenizer`)"
+        }
+        None => {
+            "save the tokenizer with transformers' AutoTokenizer (the fast one) beside the checkpoint"
+        }
+    };
+    Err(Error::new(ErrorKind::Artifact, format!("{}: missing", path.display())).hint(hint))
+}
+
+/// Whether the checkpoint comes with a chat template, as those that are tuned to answer do.
+pub(crate) fn has_chat_template(checkpoint: &Checkpoint) -> Result<bool> {
+    let dir = checkpoint.dir();
     let path = dir.join(CONFIG);
     if TEMPLATES.iter().any(|name| dir.join(name).exists()) {
         return Ok(true);
     }
-    Ok(path.exists() && read_json(&path)?.get("chat_template").is_some_and(|t| !t.is_null()))
+    if path.exists() {
+        return Ok(is_set(&read_json(&path)?, TEMPLATE));
+    }
+    Ok(checkpoint.inside().is_some_and(gguf::Inside::has_chat_template))
+}
+
+fn is_set(config: &Value, key: &str) -> bool {
+    config.get(key).is_some_and(|value| !value.is_null())
 }
 
 /// Copies `tokenizer_config.json` with the chat template and the special tokens that `transformers` would take.
@@ -128,7 +168,7 @@ fn copy_config(dir: &Path, staging: &Staging) -> Result<Option<bool>> {
         }
         if let Some(template) = template {
             let text = files::read_text(ErrorKind::Artifact, &template, MAX_BYTES)?;
-            config.insert("chat_template".to_owned(), json!(text));
+            config.insert(TEMPLATE.to_owned(), json!(text));
         }
     }
     if found.as_ref() == Some(&config) {
@@ -136,7 +176,7 @@ fn copy_config(dir: &Path, staging: &Staging) -> Result<Option<bool>> {
     } else {
         staging.write_json(CONFIG, &config)?;
     }
-    Ok(Some(config.get("chat_template").is_some_and(|t| !t.is_null())))
+    Ok(Some(is_set(&config, TEMPLATE)))
 }
 
 /// Reads the chat template of the folder `root` as qhx does when it opens the bundle.

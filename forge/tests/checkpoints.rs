@@ -7,6 +7,8 @@ mod encoders;
 mod processors;
 #[path = "checkpoints/quantized.rs"]
 mod quantized;
+#[path = "checkpoints/tokenizers.rs"]
+mod tokenizers;
 #[path = "checkpoints/unread.rs"]
 mod unread;
 

@@ -1,12 +1,14 @@
 //! A `config.json` from the metadata of a GGUF file.
 
+use qhx_core::artifacts::Mapped;
 use serde_json::{Map, Value as Json, json};
 
 use super::file::File;
 use super::names::Architecture;
+use super::tokenizer;
 
 /// The configuration; else what the metadata lacks.
-pub(super) fn of(file: &File, architecture: Architecture) -> Result<Json, String> {
+pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Result<Json, String> {
     let class = match architecture {
         Architecture::Llama => "LlamaForCausalLM",
         Architecture::Qwen2 => "Qwen2ForCausalLM",
@@ -70,13 +72,13 @@ pub(super) fn of(file: &File, architecture: Architecture) -> Result<Json, String
     config.insert("vocab_size".to_owned(), json!(vocab));
     config.insert("tie_word_embeddings".to_owned(), json!(!has("output.weight")));
     config.insert("attention_bias".to_owned(), json!(has("blk.0.attn_q.bias")));
-    for (theirs, ours) in [
-        ("tokenizer.ggml.eos_token_id", "eos_token_id"),
-        ("tokenizer.ggml.bos_token_id", "bos_token_id"),
-    ] {
-        if let Some(token) = file.size(theirs) {
-            config.insert(ours.to_owned(), json!(token));
-        }
+    match *tokenizer::ends(file, map) {
+        [] => None,
+        [end] => config.insert("eos_token_id".to_owned(), json!(end)),
+        ref ends => config.insert("eos_token_id".to_owned(), json!(ends)),
+    };
+    if let Some(token) = file.size("tokenizer.ggml.bos_token_id") {
+        config.insert("bos_token_id".to_owned(), json!(token));
     }
     Ok(Json::Object(config))
 }

@@ -19,9 +19,9 @@ const ALIGNMENT: u64 = 32;
 const MAX_ENTRIES: u64 = 1 << 18;
 /// Longest name of a key or a tensor; ggml's own limits are 65535 and 64.
 const MAX_NAME: usize = 1 << 10;
-/// Longest text that is kept; of longer ones (chat templates) only the offset is noted.
+/// Longest text that is kept; of longer ones (chat templates) only the place is.
 const MAX_TEXT: usize = 1 << 12;
-/// Longest list of numbers that is kept: one for each layer.
+/// Longest list of numbers that is kept: one for each layer. Of longer ones, and of lists of texts, only the place is.
 const MAX_LIST: u64 = 1 << 12;
 /// Max dimensions of a tensor.
 const MAX_DIMS: u32 = 4;
@@ -35,8 +35,14 @@ pub(super) enum Value {
     Flag(bool),
     Text(String),
     Numbers(Vec<f64>),
-    /// Passed over.
-    Other,
+    /// The bytes of a text that is long, or no text in UTF-8.
+    Long(Range<usize>),
+    /// A list of `count` values of the type `kind`, from the byte `at` on.
+    List {
+        kind: u32,
+        at: usize,
+        count: u64,
+    },
 }
 
 /// A tensor of the table.
@@ -72,6 +78,69 @@ impl File {
                 Error::new(ErrorKind::Artifact, format!("{path}: {what}")).hint(hint)
             }
         })
+    }
+}
+
+impl File {
+    pub fn number(&self, key: &str) -> Option<f64> {
+        match self.metadata.get(key) {
+            Some(Value::Number(number)) => Some(*number),
+            _ => None,
+        }
+    }
+
+    /// A whole number that a size can be.
+    pub fn size(&self, key: &str) -> Option<usize> {
+        let number = self.number(key)?;
+        (number >= 0.0 && number <= f64::from(u32::MAX) && number.fract() == 0.0)
+            .then_some(number as usize)
+    }
+
+    pub fn flag(&self, key: &str) -> Option<bool> {
+        match self.metadata.get(key) {
+            Some(Value::Flag(flag)) => Some(*flag),
+            _ => None,
+        }
+    }
+
+    pub fn text(&self, key: &str) -> Option<&str> {
+        match self.metadata.get(key) {
+            Some(Value::Text(text)) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The bytes of a text of any length. `map` is the file that this was read from, here and below.
+    pub fn long_text<'a>(&'a self, map: &'a Mapped, key: &str) -> Option<&'a [u8]> {
+        match self.metadata.get(key)? {
+            Value::Text(text) => Some(text.as_bytes()),
+            Value::Long(place) => map.bytes().get(place.clone()),
+            _ => None,
+        }
+    }
+
+    /// A list of texts.
+    pub fn texts<'a>(&self, map: &'a Mapped, key: &str) -> Option<Vec<&'a [u8]>> {
+        let Some(Value::List { kind: STRING, at, count }) = self.metadata.get(key) else {
+            return None;
+        };
+        let mut cursor = Cursor { bytes: map.bytes(), at: *at };
+        let mut texts = Vec::new();
+        for _ in 0..*count {
+            texts.push(cursor.text().ok()?);
+        }
+        Some(texts)
+    }
+
+    /// A list of numbers of any length.
+    pub fn numbers(&self, map: &Mapped, key: &str) -> Option<Vec<f64>> {
+        match self.metadata.get(key)? {
+            Value::Numbers(numbers) => Some(numbers.clone()),
+            Value::List { kind, at, count } => {
+                Cursor { bytes: map.bytes(), at: *at }.numbers(*kind, *count).ok()
+            }
+            _ => None,
+        }
     }
 }
 
@@ -217,9 +286,10 @@ impl<'a> Cursor<'a> {
         match kind {
             STRING => {
                 let text = self.text()?;
+                let place = self.at - text.len()..self.at;
                 let text =
                     if text.len() <= MAX_TEXT { std::str::from_utf8(text).ok() } else { None };
-                Ok(text.map_or(Value::Other, |text| Value::Text(text.to_owned())))
+                Ok(text.map_or(Value::Long(place), |text| Value::Text(text.to_owned())))
             }
             ARRAY => self.array(key),
             _ => {
@@ -232,12 +302,13 @@ impl<'a> Cursor<'a> {
     fn array(&mut self, key: &str) -> Read<Value> {
         let kind = self.u32()?;
         let count = self.u64()?;
+        let list = Value::List { kind, at: self.at, count };
         if kind == STRING {
             // Each takes at least the eight bytes of its length, so that this ends with the file.
             for _ in 0..count {
                 self.text()?;
             }
-            return Ok(Value::Other);
+            return Ok(list);
         }
         let Some(size) = number_size(kind) else {
             return Err(Fault::Damaged(format!(
@@ -247,17 +318,22 @@ impl<'a> Cursor<'a> {
         if count > MAX_LIST {
             let len = usize::try_from(count).ok().and_then(|n| n.checked_mul(size));
             self.take(len.unwrap_or(usize::MAX))?;
-            return Ok(Value::Other);
+            return Ok(list);
         }
+        self.numbers(kind, count).map(Value::Numbers)
+    }
+
+    /// Numbers and flags, of a type that has a [`number_size`].
+    fn numbers(&mut self, kind: u32, count: u64) -> Read<Vec<f64>> {
         let mut numbers = Vec::new();
         for _ in 0..count {
             match self.number(kind)? {
                 Some(Value::Number(n)) => numbers.push(n),
                 Some(Value::Flag(flag)) => numbers.push(f64::from(u8::from(flag))),
-                _ => return Ok(Value::Other),
+                _ => return Err(self.ends()),
             }
         }
-        Ok(Value::Numbers(numbers))
+        Ok(numbers)
     }
 
     /// A number or a flag; none for other types.

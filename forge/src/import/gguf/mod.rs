@@ -4,6 +4,7 @@ mod config;
 mod file;
 mod form;
 mod names;
+mod tokenizer;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,14 +18,21 @@ use serde_json::Value as Json;
 use super::Imported;
 use crate::quantize::{QuantizedForm, QuantizedMut};
 use crate::weight::RowSource;
-use file::{File, Value};
+use file::File;
 use form::Form;
 use names::{Architecture, Change};
+pub(crate) use tokenizer::Embedded;
 
 /// What a file holds, under the names of a Hugging Face checkpoint.
 #[derive(Debug)]
 pub(crate) struct Model {
     pub tensors: BTreeMap<String, Imported>,
+    pub inside: Inside,
+}
+
+/// What a file holds beside its tensors.
+#[derive(Debug)]
+pub(crate) struct Inside {
     file: File,
     architecture: Architecture,
     map: Mapped,
@@ -88,41 +96,37 @@ impl Model {
             };
             tensors.insert(name, Imported::Gguf(tensor));
         }
-        Ok(Self { tensors, file, architecture, map })
+        Ok(Self { tensors, inside: Inside { file, architecture, map } })
+    }
+}
+
+impl Inside {
+    /// The file, for messages.
+    pub fn path(&self) -> &Path {
+        self.map.path()
     }
 
     /// A `config.json` from the metadata. Errors when that does not say all that a recipe has to know.
     pub fn config(&self) -> Result<Json> {
-        config::of(&self.file, self.architecture).map_err(|what| {
-            let path = self.map.path().display();
-            Error::new(ErrorKind::Artifact, format!("{path}: {what}")).hint(
-                "put the config.json of the model's Hugging Face checkpoint beside the file, or name its folder \
-                 (`--tokenizer`)",
-            )
-        })
-    }
-}
-
-impl File {
-    fn number(&self, key: &str) -> Option<f64> {
-        match self.metadata.get(key) {
-            Some(Value::Number(number)) => Some(*number),
-            _ => None,
-        }
+        config::of(&self.file, &self.map, self.architecture)
+            .map_err(|what| self.fail(&what, "config.json"))
     }
 
-    /// A whole number that a size can be.
-    fn size(&self, key: &str) -> Option<usize> {
-        let number = self.number(key)?;
-        (number >= 0.0 && number <= f64::from(u32::MAX) && number.fract() == 0.0)
-            .then_some(number as usize)
+    /// The tokenizer; none where there is none. Errors when it is of a kind that is not read.
+    pub fn tokenizer(&self) -> Result<Option<Embedded>> {
+        tokenizer::of(&self.file, &self.map).map_err(|what| self.fail(&what, "tokenizer.json"))
     }
 
-    fn text(&self, key: &str) -> Option<&str> {
-        match self.metadata.get(key) {
-            Some(Value::Text(text)) => Some(text),
-            _ => None,
-        }
+    /// True where there is a chat template.
+    pub fn has_chat_template(&self) -> bool {
+        matches!(tokenizer::template(&self.file, &self.map), Ok(Some(_)))
+    }
+
+    fn fail(&self, what: &str, instead: &str) -> Error {
+        let what = format!("{}: {what}", self.map.path().display());
+        Error::new(ErrorKind::Artifact, what).hint(format!(
+            "put the {instead} of the model's Hugging Face checkpoint beside the file, or name its folder (`--tokenizer`)"
+        ))
     }
 }
 

@@ -258,7 +258,7 @@ fn tokens(checkpoint: &Checkpoint, keys: [&str; 3]) -> Result<Map<String, Value>
 
 /// The request for a transcription: of a checkpoint that is tuned to answer, in a message of a conversation.
 fn transcription(checkpoint: &Checkpoint) -> Result<Value> {
-    if has_chat_template(checkpoint.dir())? {
+    if has_chat_template(checkpoint)? {
         return Ok(json!({"prompt": REQUEST, "chat": true}));
     }
     Ok(json!({"prompt": COMPLETION}))

@@ -1,0 +1,126 @@
+"""Tokenizers within GGUF files, and what their programs make of texts, in `../fixtures/gguf`.
+
+    pip install gguf==0.19.0 sentencepiece==0.2.3 && python gguf_tokenizers.py ../fixtures
+
+`NAME.gguf` of byte-level tokenizers is made of `../fixtures/NAME/tokenizer.json` as `convert_hf_to_gguf.py` does it
+(`_set_vocab_gpt2`, with the package's `SpecialVocab`), and compared with that file. `spm.gguf` and `spm-plain.gguf` hold
+tokenizers that sentencepiece trains here on the text of `corpus.py` (`_set_vocab_sentencepiece`), the first with a space
+before each text and the second without and with symbols of its own, as Gemma's has. `spm.json` has the SHA-256 of the
+ids that sentencepiece gives for texts of `pieces`: text N is drawn by a generator of numbers that is seeded with N.
+"""
+
+import hashlib
+import io
+import json
+import sys
+from pathlib import Path
+
+import gguf
+import sentencepiece as spm
+
+from corpus import CHATS, FACTS, LONG
+
+PIECES = [
+    "The", " capital", " of", " Fran", "ce", " is", " Paris", "  ", "   ", "\n", "\n\n", "\t", " ", "'s", "'LL", "n't",
+    "7", "1234", "12,345.67", "é", "e\u0301", "Zürich", "富士山", "привет", "γειά", "안녕", "🦀", "👩‍🚀", "?!", "...", "->",
+    "fn main() {", "}", "\r\n", "x=1;", "CamelCase", "a\u00a0b", "ſ", "ﬁ", "हिन्दी", "ไทย", "\u200d", "—", "“q”", "@#$", "_a_b",
+    "bread", " warm", "SKY", " and", "ing", "<b>", "\u2581", "\x00\x01", "½", "Ⅷ", "٣",
+]
+TEXTS = 2000
+
+
+def text(number):
+    state = number
+
+    def draw(below):
+        nonlocal state
+        state = (state * 1664525 + 1013904223) % 2**32
+        return (state >> 16) % below
+
+    return "".join(PIECES[draw(len(PIECES))] for _ in range(1 + draw(16)))
+
+
+def write(path, add):
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    add(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def byte_level(folder, pre, pad):
+    def add(writer):
+        document = json.loads((folder / "tokenizer.json").read_text())
+        tokens = {id: token for token, id in document["model"]["vocab"].items()}
+        types = dict.fromkeys(tokens, gguf.TokenType.NORMAL)
+        for added in document["added_tokens"]:
+            tokens[added["id"]] = added["content"]
+            types[added["id"]] = gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
+        count = max(tokens) + 1 + pad
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_list([tokens.get(id, f"[PAD{id}]") for id in range(count)])
+        writer.add_token_types([types.get(id, gguf.TokenType.UNUSED) for id in range(count)])
+        gguf.SpecialVocab(folder, load_merges=True).add_to_gguf(writer)
+
+    return add
+
+
+def sentence_pieces(prefix, symbols):
+    lines = [line for line in "\n".join(FACTS + [LONG] + [t for c in CHATS for turn in c["turns"] for t in turn]).split("\n")]
+    model = io.BytesIO()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines * 4), model_writer=model, model_type="bpe", vocab_size=900, byte_fallback=True,
+        character_coverage=0.999, normalization_rule_name="identity", add_dummy_prefix=prefix,
+        remove_extra_whitespaces=False, user_defined_symbols=symbols, split_digits=True, allow_whitespace_only_pieces=True,
+        num_threads=1, minloglevel=2,
+    )
+    processor = spm.SentencePieceProcessor(model_proto=model.getvalue())
+
+    def add(writer):
+        ids = range(processor.vocab_size())
+
+        def kind(id):
+            for found, test in [
+                (gguf.TokenType.UNKNOWN, processor.is_unknown), (gguf.TokenType.CONTROL, processor.is_control),
+                (gguf.TokenType.UNUSED, processor.is_unused), (gguf.TokenType.BYTE, processor.is_byte),
+            ]:
+                if test(id):
+                    return found
+            return gguf.TokenType.USER_DEFINED if processor.id_to_piece(id) in symbols else gguf.TokenType.NORMAL
+
+        writer.add_tokenizer_model("llama")
+        writer.add_tokenizer_pre("default")
+        writer.add_token_list([processor.id_to_piece(id).encode() for id in ids])
+        writer.add_token_scores([processor.get_score(id) for id in ids])
+        writer.add_token_types([kind(id) for id in ids])
+        writer.add_add_space_prefix(prefix)
+        writer.add_bos_token_id(processor.bos_id())
+        writer.add_eos_token_id(processor.eos_id())
+        writer.add_unk_token_id(processor.unk_id())
+        writer.add_chat_template("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+
+    return processor, add
+
+
+def main(fixtures):
+    out = fixtures / "gguf"
+    out.mkdir(exist_ok=True)
+    for name, pre, pad in [("llama3-tiny", "llama-bpe", 0), ("qwen2-tiny", "qwen2", 5), ("qwen35-tied", "qwen35", 3)]:
+        write(out / f"{name}.gguf", byte_level(fixtures / name, pre, pad))
+    expected = {"pieces": PIECES, "texts": TEXTS}
+    for name, prefix, symbols in [("spm", True, []), ("spm-plain", False, ["\n", "\n\n", "▁▁", "<b>", "<turn>"])]:
+        processor, add = sentence_pieces(prefix, symbols)
+        write(out / f"{name}.gguf", add)
+        ids = [[processor.bos_id()] + processor.encode(text(number)) for number in range(TEXTS)]
+        hashed = hashlib.sha256()
+        for row in ids:
+            hashed.update(b"".join(id.to_bytes(4, "little") for id in row + [2**32 - 1]))
+        expected[name] = {"first": ids[:20], "sha256": hashed.hexdigest()}
+    (out / "spm.json").write_text(json.dumps(expected, ensure_ascii=True) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
