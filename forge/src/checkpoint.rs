@@ -145,7 +145,7 @@ impl Checkpoint {
         let tensors = model.tensors.into_iter();
         checkpoint.tensors =
             Arc::new(tensors.map(|(name, tensor)| (name, Entry::Imported(tensor))).collect());
-        checkpoint.files.push(file.to_owned());
+        checkpoint.files = model.files;
         checkpoint.inside = Some(Arc::new(model.inside));
         Ok(checkpoint)
     }
@@ -276,6 +276,19 @@ impl Checkpoint {
         let imported =
             |entry: &Entry| matches!(entry, Entry::Imported(t) if t.has_quantized_weights());
         self.tensors.values().any(imported)
+    }
+
+    /// The forms of quantized weights that graphs of integers cannot have, with the number of tensors of each.
+    pub(crate) fn rounded_forms(&self) -> BTreeMap<&'static str, usize> {
+        let mut forms = BTreeMap::new();
+        for entry in self.tensors.values() {
+            if let Entry::Imported(tensor) = entry
+                && tensor.is_rounded()
+            {
+                *forms.entry(tensor.form()).or_default() += 1;
+            }
+        }
+        forms
     }
 
     /// True when the decoder has the tensor `name`, given without prefix. False for a synthetic model,

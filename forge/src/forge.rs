@@ -159,6 +159,16 @@ fn make(
     if options.precision == Precision::Fp16 && checkpoint.has_quantized_weights() {
         progress.note("the checkpoint's quantized weights are dequantized to f16; --precision w4a16 keeps them");
     }
+    let rounded = checkpoint.rounded_forms();
+    if options.precision != Precision::Fp16 && !rounded.is_empty() {
+        let forms: Vec<_> =
+            rounded.iter().map(|(form, count)| format!("{form} ({count})")).collect();
+        progress.note(&format!(
+            "tensors of forms with a scale for each 16 inputs are rounded to int8 in blocks of 32: {}; all other \
+             quantized weights keep their integers",
+            forms.join(", ")
+        ));
+    }
     let artifacts = fill(checkpoint, &recipe, &name, options, &mut staging, progress);
     let artifacts = match artifacts {
         Ok(artifacts) => artifacts,

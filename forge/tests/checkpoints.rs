@@ -3,6 +3,8 @@
 
 #[path = "checkpoints/encoders.rs"]
 mod encoders;
+#[path = "checkpoints/gguf.rs"]
+mod gguf;
 #[path = "checkpoints/processors.rs"]
 mod processors;
 #[path = "checkpoints/quantized.rs"]
@@ -61,8 +63,12 @@ fn refused(dir: &Path, words: &str) {
     assert!(error.report().to_string().contains(words), "{error}\n  does not say {words:?}");
 }
 
+fn read_json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
 fn edit_json(path: &Path, edit: impl FnOnce(&mut Value)) {
-    let mut value: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let mut value = read_json(path);
     edit(&mut value);
     std::fs::write(path, serde_json::to_vec(&value).unwrap()).unwrap();
 }

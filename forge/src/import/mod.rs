@@ -44,6 +44,11 @@ impl Imported {
         }
     }
 
+    /// True where graphs have its values in a form that is near to its own.
+    pub fn is_rounded(&self) -> bool {
+        matches!(self, Self::Gguf(tensor) if tensor.is_rounded())
+    }
+
     /// The tensor `name` seen as a matrix `shape` of as many elements.
     pub fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Arc<dyn RowSource>> {
         match self {

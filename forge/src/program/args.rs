@@ -24,7 +24,7 @@ Examples:
   qhx forge Qwen3.5-0.8B --out qwen35/cpu --cpu-only
   qhx forge Qwen3.5-0.8B --out qwen35/portable --portable      # then: qhx prepare qwen35/portable
   qhx forge Llama-3.2-1B --out llama/v81 --prefill 32,128
-  qhx forge llama-3.2-1b-q4_0.gguf --tokenizer Llama-3.2-1B --out llama-q4/v81
+  qhx forge qwen3-0.6b-q4_k_m.gguf --precision w4a16 --out qwen3-q4/v81
   qhx forge Qwen3-0.6B --out qwen3/v81 --precision w8a16 --calibrate texts.txt --target-kl 0.02
   qhx forge plan Qwen3.5-4B --max-ctx 4096
   qhx forge estimate Qwen3.5-0.8B --precision w8a16
@@ -49,8 +49,8 @@ Examples:
 ///
 /// `qhx forge plan` and `qhx forge estimate` say beforehand what a bundle will be and cost.
 ///
-/// Reads config.json, the safetensors and tokenizer.json of a folder, or a GGUF file with tokenizer.json beside it (and
-/// config.json, where its metadata does not say all), and writes context binaries for one Hexagon architecture, the
+/// Reads config.json, the safetensors and tokenizer.json of a folder, or a GGUF file (with config.json
+/// beside it, where its metadata does not say all), and writes context binaries for one Hexagon architecture, the
 /// same graphs as ONNX for the CPU, the embedding table, the tokenizer and the manifest. The folder appears when
 /// everything is written; until then finished context binaries, graphs and tables lie in a hidden folder beside it, and
 /// the same command goes on from there after it was stopped. Prints the path of the manifest.
@@ -201,7 +201,7 @@ pub(crate) struct CompileContextArgs {
 /// What shapes the graphs.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ShapeArgs {
-    /// Folder with the tokenizer.json and the config.json of the model, for a GGUF file that has none beside it
+    /// Folder with the tokenizer.json and the config.json of the model, in the place of those within a GGUF file
     #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<PathBuf>,
     /// What the context binaries are compiled for: a Hexagon architecture (v68, v69, v73, v75, v79, v81), a chip such

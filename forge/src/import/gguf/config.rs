@@ -7,45 +7,72 @@ use super::file::File;
 use super::names::Architecture;
 use super::tokenizer;
 
+/// Sizes that every configuration has; further keys by architecture are in [`own`].
+const SIZES: [(&str, &str); 4] = [
+    ("embedding_length", "hidden_size"),
+    ("feed_forward_length", "intermediate_size"),
+    ("attention.head_count", "num_attention_heads"),
+    ("context_length", "max_position_embeddings"),
+];
+
+/// Layers of the decoder, without those that predict further tokens.
+pub(super) fn layers(file: &File, architecture: Architecture) -> usize {
+    let size = |key: &str| file.size(&architecture.key(key));
+    let further = size("nextn_predict_layers").unwrap_or(0);
+    size("block_count").map_or(usize::MAX, |count| count.saturating_sub(further))
+}
+
 /// The configuration; else what the metadata lacks.
 pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Result<Json, String> {
     let class = match architecture {
         Architecture::Llama => "LlamaForCausalLM",
         Architecture::Qwen2 => "Qwen2ForCausalLM",
         Architecture::Qwen3 => "Qwen3ForCausalLM",
-        Architecture::Gemma3 => {
-            return Err(
-                "its metadata does not say all of a Gemma 3 model: no config.json".to_owned()
-            );
+        Architecture::Qwen35 => "Qwen3_5ForCausalLM",
+        Architecture::Gemma3 => "Gemma3ForCausalLM",
+        Architecture::Lfm2 => "Lfm2ForCausalLM",
+        Architecture::Phi3 => "Phi3ForCausalLM",
+        Architecture::PhiMoe => "PhimoeForCausalLM",
+        Architecture::SmolLm3 => "SmolLM3ForCausalLM",
+        Architecture::Granite => "GraniteForCausalLM",
+        Architecture::Qwen3Vl | Architecture::Gemma4 => {
+            return Err(format!(
+                "its metadata does not say all of a model of {}: no config.json",
+                architecture.name()
+            ));
         }
     };
-    if file.tensors.iter().any(|tensor| tensor.name == "rope_freqs.weight") {
-        return Err(
-            "it scales the rotary embedding by factors (rope_freqs.weight), which a config.json has no place for"
-                .to_owned(),
-        );
+    let has = |name: &str| file.tensors.iter().any(|tensor| tensor.name == name);
+    for factors in ["rope_freqs.weight", "rope_factors_long.weight"] {
+        if has(factors) {
+            return Err(format!(
+                "it scales the rotary embedding by factors ({factors}), which a config.json has no place for"
+            ));
+        }
     }
     let key = |key: &str| architecture.key(key);
-    if file.size(&key("expert_count")).is_some_and(|experts| experts > 0) {
+    let experts = file.size(&key("expert_count")).filter(|experts| *experts > 0);
+    if experts.is_some() && architecture != Architecture::PhiMoe {
         return Err("a model of experts: no config.json".to_owned());
     }
     let mut config = Map::new();
     config.insert("architectures".to_owned(), json!([class]));
     config.insert("hidden_act".to_owned(), json!("silu"));
-    for (theirs, ours) in [
-        ("embedding_length", "hidden_size"),
-        ("feed_forward_length", "intermediate_size"),
-        ("block_count", "num_hidden_layers"),
-        ("attention.head_count", "num_attention_heads"),
-        ("context_length", "max_position_embeddings"),
-    ] {
+    if file.size(&key("block_count")).is_none() {
+        return Err(format!("its metadata has no number {}", key("block_count")));
+    }
+    config.insert("num_hidden_layers".to_owned(), json!(layers(file, architecture)));
+    for (theirs, ours) in SIZES {
         let Some(size) = file.size(&key(theirs)) else {
             return Err(format!("its metadata has no number {}", key(theirs)));
         };
         config.insert(ours.to_owned(), json!(size));
     }
-    let heads = file.size(&key("attention.head_count"));
-    let groups = file.size(&key("attention.head_count_kv")).or(heads);
+    let groups = key("attention.head_count_kv");
+    let of_layers = file.numbers(map, &groups).unwrap_or_default();
+    let largest = of_layers.iter().fold(0f64, |largest, groups| largest.max(*groups));
+    let groups = file.size(&groups).or((largest > 0.0).then_some(largest as usize));
+    let groups = groups.or_else(|| file.size(&key("attention.head_count")));
     config.insert("num_key_value_heads".to_owned(), json!(groups));
     let dim = file.size(&key("attention.key_length"));
     if let Some(dim) = dim.or_else(|| file.size(&key("rope.dimension_count"))) {
@@ -57,14 +84,14 @@ pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Resul
             key("attention.layer_norm_rms_epsilon")
         ));
     };
-    config.insert("rms_norm_eps".to_owned(), json!(shortest(epsilon)));
+    let name = if architecture == Architecture::Lfm2 { "norm_eps" } else { "rms_norm_eps" };
+    config.insert(name.to_owned(), json!(shortest(epsilon)));
     let theta = file.number(&key("rope.freq_base")).unwrap_or(10_000.0);
     config.insert("rope_theta".to_owned(), json!(shortest(theta)));
     if let Some(kind) = file.text(&key("rope.scaling.type")).filter(|kind| *kind != "none") {
         let factor = file.number(&key("rope.scaling.factor")).map(shortest);
         config.insert("rope_scaling".to_owned(), json!({"rope_type": kind, "factor": factor}));
     }
-    let has = |name: &str| file.tensors.iter().any(|tensor| tensor.name == name);
     let embedding = file.tensors.iter().find(|tensor| tensor.name == "token_embd.weight");
     let Some(vocab) = embedding.and_then(|tensor| tensor.shape.first()) else {
         return Err("it has no tensor token_embd.weight".to_owned());
@@ -72,6 +99,14 @@ pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Resul
     config.insert("vocab_size".to_owned(), json!(vocab));
     config.insert("tie_word_embeddings".to_owned(), json!(!has("output.weight")));
     config.insert("attention_bias".to_owned(), json!(has("blk.0.attn_q.bias")));
+    let number = |key: &str| file.number(&architecture.key(key)).map(shortest);
+    config.extend(own(file, architecture, &number, &of_layers)?);
+    if let Some(experts) = experts {
+        config.insert("num_local_experts".to_owned(), json!(experts));
+        config
+            .insert("num_experts_per_tok".to_owned(), json!(file.size(&key("expert_used_count"))));
+        config.insert("lm_head_bias".to_owned(), json!(has("output.bias")));
+    }
     match *tokenizer::ends(file, map) {
         [] => None,
         [end] => config.insert("eos_token_id".to_owned(), json!(end)),
@@ -81,6 +116,90 @@ pub(super) fn of(file: &File, map: &Mapped, architecture: Architecture) -> Resul
         config.insert("bos_token_id".to_owned(), json!(token));
     }
     Ok(Json::Object(config))
+}
+
+/// What only one architecture has. `of_layers` has the key-value heads of each layer, where they differ.
+fn own(
+    file: &File,
+    architecture: Architecture,
+    number: &dyn Fn(&str) -> Option<f64>,
+    of_layers: &[f64],
+) -> Result<Map<String, Json>, String> {
+    let size = |key: &str| {
+        let key = architecture.key(key);
+        file.size(&key).ok_or_else(|| format!("its metadata has no number {key}"))
+    };
+    let found = match architecture {
+        Architecture::Qwen35 => {
+            let heads = size("ssm.time_step_rank")?;
+            let dim = size("attention.key_length")?;
+            let sections = file.list(&architecture.key("rope.dimension_sections"));
+            let sections = sections.iter().take(3).map(|n| *n as u64).collect::<Vec<_>>();
+            let mut rope = json!({
+                "rope_type": "default",
+                "rope_theta": number("rope.freq_base"),
+                "partial_rotary_factor": size("rope.dimension_count")? as f64 / dim.max(1) as f64,
+            });
+            if sections.len() == 3
+                && let Some(rope) = rope.as_object_mut()
+            {
+                rope.insert("mrope_interleaved".to_owned(), json!(true));
+                rope.insert("mrope_section".to_owned(), json!(sections));
+            }
+            json!({
+                "linear_num_key_heads": size("ssm.group_count")?,
+                "linear_num_value_heads": heads,
+                "linear_key_head_dim": size("ssm.state_size")?,
+                "linear_value_head_dim": size("ssm.inner_size")? / heads.max(1),
+                "linear_conv_kernel_dim": size("ssm.conv_kernel")?,
+                "full_attention_interval": number("full_attention_interval").unwrap_or(4.0) as u64,
+                "rope_parameters": rope,
+            })
+        }
+        Architecture::Gemma3 => {
+            let dim = size("attention.key_length")?;
+            // Of the published models only that of 27B has other ones, and only its hidden states are as wide.
+            let hidden = size("embedding_length")?;
+            let scalar = match (hidden, size("attention.head_count")?) {
+                (5376, heads) => hidden / heads.max(1),
+                _ => dim,
+            };
+            json!({
+                "hidden_activation": "gelu_pytorch_tanh",
+                "query_pre_attn_scalar": scalar,
+                "sliding_window": size("attention.sliding_window")?,
+                "rope_local_base_freq": number("rope.freq_base_swa").unwrap_or(10_000.0),
+                "torch_dtype": "bfloat16",
+            })
+        }
+        Architecture::Lfm2 => {
+            let kind = |groups: &f64| if *groups == 0.0 { "conv" } else { "full_attention" };
+            if of_layers.len() != layers(file, architecture) {
+                return Err(format!(
+                    "its metadata has no list {} of as many numbers as layers",
+                    architecture.key("attention.head_count_kv")
+                ));
+            }
+            json!({
+                "layer_types": of_layers.iter().map(kind).collect::<Vec<_>>(),
+                "conv_L_cache": size("shortconv.l_cache")?,
+                "block_auto_adjust_ff_dim": false,
+                "head_dim": null,
+            })
+        }
+        Architecture::Granite => json!({
+            "attention_multiplier": number("attention.scale"),
+            "embedding_multiplier": number("embedding_scale"),
+            "residual_multiplier": number("residual_scale"),
+            "logits_scaling": number("logit_scale"),
+        }),
+        Architecture::Phi3 | Architecture::PhiMoe => {
+            let window = number("attention.sliding_window").filter(|window| *window > 0.0);
+            json!({"sliding_window": window.map(|window| window as u64)})
+        }
+        _ => json!({}),
+    };
+    Ok(found.as_object().cloned().unwrap_or_default())
 }
 
 /// The f64 that an f32 of the metadata was written for: 1e-5 and not 9.99999974e-6.

@@ -132,6 +132,14 @@ impl File {
         Some(texts)
     }
 
+    /// A short list of numbers; nothing where there is none.
+    pub fn list(&self, key: &str) -> &[f64] {
+        match self.metadata.get(key) {
+            Some(Value::Numbers(numbers)) => numbers,
+            _ => &[],
+        }
+    }
+
     /// A list of numbers of any length.
     pub fn numbers(&self, map: &Mapped, key: &str) -> Option<Vec<f64>> {
         match self.metadata.get(key)? {

@@ -4,11 +4,12 @@ mod config;
 mod file;
 mod form;
 mod names;
+mod parts;
 mod tokenizer;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use qhx_core::artifacts::Mapped;
@@ -16,17 +17,20 @@ use qhx_core::{DType, Error, ErrorKind, Result};
 use serde_json::Value as Json;
 
 use super::Imported;
-use crate::quantize::{QuantizedForm, QuantizedMut};
+use crate::quantize::{BLOCK, QuantizedForm, QuantizedMut};
 use crate::weight::RowSource;
-use file::File;
+use file::{File, Info};
 use form::Form;
-use names::{Architecture, Change};
+use names::{Architecture, Named, Order, Values};
+use parts::Part;
 pub(crate) use tokenizer::Embedded;
 
 /// What a file holds, under the names of a Hugging Face checkpoint.
 #[derive(Debug)]
 pub(crate) struct Model {
     pub tensors: BTreeMap<String, Imported>,
+    /// The file, or all parts of it.
+    pub files: Vec<PathBuf>,
     pub inside: Inside,
 }
 
@@ -39,64 +43,132 @@ pub(crate) struct Inside {
 }
 
 impl Model {
-    /// Maps the file and reads its tables.
+    /// Maps the file, and the other parts where it is one of several, and reads their tables.
     pub fn open(path: &Path) -> Result<Self> {
-        let map = Mapped::open(path)?;
-        let file = File::read(&map)?;
-        let fail = |what: String, hint: &str| {
-            Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display()))
-                .hint(hint.to_owned())
+        let parts = parts::open(path)?;
+        let Some(Part { file, map, .. }) = parts.first() else {
+            return Err(Error::new(ErrorKind::Internal, "a file is no part of itself"));
         };
-        if file.number("split.count").is_some_and(|parts| parts > 1.0) {
-            return Err(fail(
-                "one of several parts of a model".to_owned(),
-                "put them together: `llama-gguf-split --merge FIRST-PART model.gguf`",
-            ));
-        }
         let found = file.text("general.architecture").unwrap_or_default();
         let Some(architecture) = Architecture::of(found) else {
-            return Err(fail(
-                format!(
-                    "models of llama.cpp's architecture {found:?} are not read, expected {}",
-                    Architecture::NAMES
-                ),
-                "make the bundle from the Hugging Face checkpoint",
-            ));
+            let what = format!(
+                "{}: models of llama.cpp's architecture {found:?} are not read, expected {}",
+                path.display(),
+                Architecture::NAMES
+            );
+            let hint = match found {
+                "clip" => "this is the tower of a model (mmproj); name the file of its decoder",
+                _ => "make the bundle from the Hugging Face checkpoint",
+            };
+            return Err(Error::new(ErrorKind::Artifact, what).hint(hint));
         };
+        let mut file = file.clone();
+        for part in parts.iter().skip(1) {
+            file.tensors.extend(part.file.tensors.iter().cloned());
+        }
+        let inside = Inside { file, architecture, map: map.clone() };
         let mut tensors = BTreeMap::new();
-        for info in &file.tensors {
-            let Some((name, change)) = architecture.tensor(&info.name) else { continue };
-            let heads = match change {
-                Change::Rotated(key) => {
-                    // Without a number for keys and values of their own, they have as many as queries.
-                    let keys = [key, "attention.head_count"].map(|key| architecture.key(key));
-                    let heads = keys.iter().find_map(|key| file.size(key)).unwrap_or(0);
-                    let rows = info.shape.first().copied().unwrap_or(0);
-                    if heads == 0 || !rows.is_multiple_of(heads.saturating_mul(2)) {
-                        return Err(fail(
-                            format!(
-                                "tensor {} has {rows} rows, expected pairs for each of {heads} heads ({})",
-                                info.name,
-                                architecture.key(key)
-                            ),
-                            "the file is damaged, or made by a converter that is not llama.cpp's",
+        for Part { map, file, .. } in &parts {
+            for info in &file.tensors {
+                for (name, tensor) in inside.named(map, info)? {
+                    if tensors.insert(name.clone(), Imported::Gguf(tensor)).is_some() {
+                        return Err(Error::new(
+                            ErrorKind::Artifact,
+                            format!("{}: the tensor {name} is there twice", map.path().display()),
                         ));
                     }
-                    Some(heads)
                 }
-                _ => None,
-            };
-            let tensor = Tensor {
-                map: map.clone(),
-                bytes: info.bytes.clone(),
-                form: info.form,
-                shape: Arc::from(&*info.shape),
-                heads,
-                less: if change == Change::PlusOne { 1.0 } else { 0.0 },
-            };
-            tensors.insert(name, Imported::Gguf(tensor));
+            }
         }
-        Ok(Self { tensors, inside: Inside { file, architecture, map } })
+        let files = parts.iter().map(|part| part.map.path().to_owned()).collect();
+        Ok(Self { tensors, files, inside })
+    }
+}
+
+impl Inside {
+    /// The tensors of the Hugging Face checkpoint that a tensor is. One that no table has keeps its name, so that it is
+    /// not left out without a word.
+    fn named(&self, map: &Mapped, info: &Info) -> Result<Vec<(String, Tensor)>> {
+        let tensor = Tensor {
+            map: map.clone(),
+            bytes: info.bytes.clone(),
+            form: info.form,
+            shape: Arc::from(&*info.shape),
+            rows: Reordered::Same,
+            columns: Reordered::Same,
+            values: Values::Same,
+        };
+        match self.architecture.tensor(&info.name, config::layers(&self.file, self.architecture)) {
+            None => Ok(vec![(info.name.clone(), tensor)]),
+            Some(Named::Derived) => Ok(Vec::new()),
+            Some(Named::Experts(before, after)) => {
+                let [count, rest @ ..] = &*info.shape else { return Ok(Vec::new()) };
+                let len = tensor.bytes.len() / (*count).max(1);
+                let one = |expert: usize| {
+                    let start = tensor.bytes.start + expert * len;
+                    let bytes = start..start + len;
+                    let name = format!("{before}{expert}{after}");
+                    (name, Tensor { bytes, shape: Arc::from(rest), ..tensor.clone() })
+                };
+                Ok((0..*count).map(one).collect())
+            }
+            Some(Named::Whole(name, change)) => {
+                let first = info.shape.first().copied().unwrap_or(0);
+                let last = info.shape.last().copied().unwrap_or(0);
+                let rows = self.reordered(change.rows, first, &info.name)?;
+                let columns = self.reordered(change.columns, last, &info.name)?;
+                let mut shape = info.shape.clone();
+                if change.squeezed {
+                    shape.insert(shape.len().saturating_sub(1), 1);
+                }
+                // The file has a list of one where the checkpoint's names of this kind have no dimension more.
+                let shape = Arc::from(shape);
+                Ok(vec![(name, Tensor { rows, columns, values: change.values, shape, ..tensor })])
+            }
+        }
+    }
+
+    /// How `count` rows or columns of the tensor `name` are ordered. Errors when they are no heads.
+    fn reordered(&self, order: Order, count: usize, name: &str) -> Result<Reordered> {
+        let size = |key: &str| self.file.size(&self.architecture.key(key)).unwrap_or(0);
+        let fail = |what: String| {
+            let path = self.map.path().display();
+            Error::new(
+                ErrorKind::Artifact,
+                format!("{path}: tensor {name} has {count} rows or columns, expected {what}"),
+            )
+            .hint("the file is damaged, or made by a converter that is not llama.cpp's")
+        };
+        match order {
+            Order::Same => Ok(Reordered::Same),
+            Order::Rotated(key) => {
+                // Without a number for keys and values of their own, they have as many as queries.
+                let keys = [key, "attention.head_count"].map(|key| self.architecture.key(key));
+                let heads = keys.iter().find_map(|key| self.file.size(key)).unwrap_or(0);
+                if heads == 0 || !count.is_multiple_of(heads.saturating_mul(2)) {
+                    let key = self.architecture.key(key);
+                    return Err(fail(format!("pairs for each of {heads} heads ({key})")));
+                }
+                Ok(Reordered::Rotated { dim: count / heads })
+            }
+            Order::ValueHeads { after_keys, single } => {
+                let (groups, heads) = (size("ssm.group_count"), size("ssm.time_step_rank"));
+                let keys = groups.saturating_mul(size("ssm.state_size")).saturating_mul(2);
+                let first = if after_keys { keys } else { 0 };
+                let dim = if single { 1 } else { size("ssm.inner_size") / heads.max(1) };
+                let whole = heads.checked_mul(dim).and_then(|values| values.checked_add(first));
+                if groups == 0 || dim == 0 || !heads.is_multiple_of(groups) || whole != Some(count)
+                {
+                    let before =
+                        if after_keys { format!("{keys} of keys and ") } else { String::new() };
+                    return Err(fail(format!(
+                        "{before}{heads} heads of {dim} over {groups} groups ({})",
+                        self.architecture.key("ssm.*")
+                    )));
+                }
+                Ok(Reordered::Tiled { first, groups, each: heads / groups, dim })
+            }
+        }
     }
 }
 
@@ -137,10 +209,66 @@ pub(crate) struct Tensor {
     bytes: Range<usize>,
     form: Form,
     shape: Arc<[usize]>,
-    /// The rows are those of this number of heads, reordered by llama.cpp: see [`Change::Rotated`].
-    heads: Option<usize>,
-    /// Taken off each value.
-    less: f32,
+    rows: Reordered,
+    columns: Reordered,
+    values: Values,
+}
+
+/// An order that is not the Hugging Face checkpoint's: see [`Order`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reordered {
+    Same,
+    /// Heads of `dim` elements.
+    Rotated {
+        dim: usize,
+    },
+    /// From `first` on, `each` heads of `dim` elements in each of the groups.
+    Tiled {
+        first: usize,
+        groups: usize,
+        each: usize,
+        dim: usize,
+    },
+}
+
+impl Reordered {
+    /// Where in the file the element `at` of the Hugging Face checkpoint is.
+    fn place(self, at: usize) -> usize {
+        match self {
+            Self::Same => at,
+            // There a head's rows are its first half and its second half; here they alternate.
+            Self::Rotated { dim } => {
+                let (head, within) = (at / dim, at % dim);
+                let half = (dim / 2).max(1);
+                head * dim + within % half * 2 + within / half
+            }
+            Self::Tiled { first, groups, each, dim } => match at.checked_sub(first) {
+                None => at,
+                Some(at) => {
+                    let (head, within) = (at / dim, at % dim);
+                    let (group, nth) = (head / each, head % each);
+                    first + (nth * groups + group) * dim + within
+                }
+            },
+        }
+    }
+
+    /// Puts the elements of a row of the file, each `size` neighbours of which are one here, into the order of the
+    /// checkpoint. False where they do not stay together.
+    fn undo<T: Copy>(self, row: &mut [T], size: usize) -> bool {
+        match self {
+            Self::Same => true,
+            Self::Tiled { first, dim, .. } if dim % size == 0 && first % size == 0 => {
+                let stored = row.to_vec();
+                for (at, value) in row.iter_mut().enumerate() {
+                    let place = self.place(at * size) / size;
+                    *value = stored.get(place).copied().unwrap_or(*value);
+                }
+                true
+            }
+            _ => false,
+        }
+    }
 }
 
 impl Tensor {
@@ -150,6 +278,11 @@ impl Tensor {
 
     pub fn form(&self) -> &'static str {
         self.form.name()
+    }
+
+    /// True where 4-bit and int8 bundles have integers of a form of their own, and not those of the file.
+    pub fn is_rounded(&self) -> bool {
+        self.shape.len() > 1 && self.form.block_form() != self.form.nearest_form()
     }
 
     pub fn has_quantized_weights(&self) -> bool {
@@ -170,7 +303,7 @@ impl Tensor {
                 format!("tensor {name}: {:?} seen as {shape:?}", self.shape),
             ));
         };
-        let whole = shape == [rows, cols] && self.less == 0.0 && viewed > 0;
+        let whole = shape == [rows, cols] && self.values == Values::Same && viewed > 0;
         Ok(Arc::new(Matrix { name: name.to_owned(), tensor: self.clone(), shape, cols, whole }))
     }
 }
@@ -188,22 +321,21 @@ struct Matrix {
 }
 
 impl Matrix {
+    /// True where blocks are the same in the order of the checkpoint.
+    fn keeps_blocks(&self) -> bool {
+        match self.tensor.columns {
+            Reordered::Same => true,
+            Reordered::Tiled { dim, .. } => dim.is_multiple_of(BLOCK),
+            Reordered::Rotated { .. } => false,
+        }
+    }
+
     /// The bytes of a row of the file, counted in the order of the Hugging Face checkpoint.
     fn row(&self, row: usize) -> Result<&[u8]> {
-        let Tensor { map, bytes, form, heads, .. } = &self.tensor;
+        let Tensor { map, bytes, form, rows, .. } = &self.tensor;
         let (elements, size) = form.unit();
         let len = self.cols / elements * size;
-        let place = match heads {
-            None => Some(row),
-            // There a head's rows are its first half and its second half; here they alternate.
-            Some(heads) => {
-                let rows = bytes.len() / len.max(1);
-                let dim = (rows / heads).max(1);
-                let (head, within) = (row / dim, row % dim);
-                let half = (dim / 2).max(1);
-                Some(head * dim + within % half * 2 + within / half)
-            }
-        };
+        let place = Some(rows.place(row));
         let range = place
             .and_then(|place| place.checked_mul(len)?.checked_add(bytes.start))
             .and_then(|start| Some(start..start.checked_add(len)?))
@@ -239,16 +371,18 @@ impl RowSource for Matrix {
         let first = first * self.shape[1] / cols;
         for (row, out) in out.chunks_exact_mut(cols).enumerate() {
             self.tensor.form.floats(self.row(first + row)?, out);
+            self.tensor.columns.undo(out, 1);
         }
-        let less = self.tensor.less;
-        if less != 0.0 {
-            out.iter_mut().for_each(|value| *value -= less);
+        match self.tensor.values {
+            Values::Same => {}
+            Values::PlusOne => out.iter_mut().for_each(|value| *value -= 1.0),
+            Values::MinusExp => out.iter_mut().for_each(|value| *value = (-*value).ln()),
         }
         Ok(())
     }
 
     fn block_form(&self) -> Option<QuantizedForm> {
-        self.tensor.form.block_form().filter(|_| self.whole)
+        self.tensor.form.block_form().filter(|_| self.whole && self.keeps_blocks())
     }
 
     fn nearest_form(&self) -> Option<QuantizedForm> {
@@ -262,8 +396,12 @@ impl RowSource for Matrix {
         let rows = values.chunks_exact_mut(self.cols.max(1)).zip(scales.chunks_exact_mut(blocks));
         for (row, (values, scales)) in rows.enumerate() {
             let offsets = offsets.next().unwrap_or_default();
-            let out = QuantizedMut { form, values, scales, offsets };
-            self.tensor.form.unpack(self.row(first + row)?, out);
+            let mut out = QuantizedMut { form, values, scales, offsets };
+            self.tensor.form.unpack(self.row(first + row)?, out.reborrow());
+            let QuantizedMut { values, scales, offsets, .. } = out;
+            self.tensor.columns.undo(values, 1);
+            self.tensor.columns.undo(scales, form.block);
+            self.tensor.columns.undo(offsets, form.block);
         }
         Ok(())
     }

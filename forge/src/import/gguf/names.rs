@@ -1,5 +1,4 @@
-//! llama.cpp's names of tensors, and what its converter changes in them (`gguf-py/gguf/constants.py`,
-//! `convert_hf_to_gguf.py`).
+//! llama.cpp's names of tensors, and what its converter changes in them (`gguf-py/gguf/constants.py`, `conversion/`).
 
 /// A model class as llama.cpp names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -8,41 +7,178 @@ pub(super) enum Architecture {
     Llama,
     Qwen2,
     Qwen3,
+    Qwen3Vl,
+    Qwen35,
     Gemma3,
+    Gemma4,
+    Lfm2,
+    Phi3,
+    PhiMoe,
+    SmolLm3,
+    Granite,
+}
+
+/// The order of a tensor's rows, or of its columns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    Same,
+    /// The rows of each head, two halves that rotate together, were interleaved (`LlamaModel.permute`). The number of
+    /// heads is the value of this key.
+    Rotated(&'static str),
+    /// Heads of values follow that of each key head, and in the file the first of each, then the second of each
+    /// (`_reorder_v_heads`). Of `elements` each, or of as many as the state has.
+    ValueHeads {
+        /// After the queries and keys.
+        after_keys: bool,
+        /// One element a head.
+        single: bool,
+    },
 }
 
 /// What the converter did to a tensor beyond naming it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Change {
-    None,
-    /// The rows of each head, two halves that rotate together, were interleaved (`LlamaModel.permute`). The number of
-    /// heads is the value of this key.
-    Rotated(&'static str),
+pub(super) struct Change {
+    pub rows: Order,
+    pub columns: Order,
+    pub values: Values,
+    /// A dimension of one was removed before the last.
+    pub squeezed: bool,
+}
+
+/// What the converter did to the values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Values {
+    Same,
     /// One was added (`Gemma3Model.norm_shift`).
     PlusOne,
+    /// The negative exponential was taken (`A_log`).
+    MinusExp,
 }
+
+impl Change {
+    const NONE: Self =
+        Self { rows: Order::Same, columns: Order::Same, values: Values::Same, squeezed: false };
+
+    const fn rows(rows: Order) -> Self {
+        Self { rows, ..Self::NONE }
+    }
+}
+
+/// A tensor of the Hugging Face checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Named {
+    /// By its name.
+    Whole(String, Change),
+    /// Experts one after the other: what stands before and after an expert's number.
+    Experts(String, &'static str),
+    /// Follows from the configuration.
+    Derived,
+}
+
+const ARCHITECTURES: [(&str, Architecture); 12] = [
+    ("llama", Architecture::Llama),
+    ("qwen2", Architecture::Qwen2),
+    ("qwen3", Architecture::Qwen3),
+    ("qwen3vl", Architecture::Qwen3Vl),
+    ("qwen35", Architecture::Qwen35),
+    ("gemma3", Architecture::Gemma3),
+    ("gemma4", Architecture::Gemma4),
+    ("lfm2", Architecture::Lfm2),
+    ("phi3", Architecture::Phi3),
+    ("phimoe", Architecture::PhiMoe),
+    ("smollm3", Architecture::SmolLm3),
+    ("granite", Architecture::Granite),
+];
+
+/// Parts of a layer whose names differ by architecture, the first that is there.
+type Table = &'static [(&'static str, &'static str)];
+
+const LAYER: Table = &[
+    ("attn_norm", "input_layernorm"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+];
+const GEMMA: Table = &[
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+    ("inp_gate", "per_layer_input_gate"),
+    ("proj", "per_layer_projection"),
+    ("post_norm", "post_per_layer_input_norm"),
+    ("layer_output_scale", "layer_scalar"),
+];
+const LFM2: Table = &[
+    ("attn_norm", "operator_norm"),
+    ("ffn_norm", "ffn_norm"),
+    ("attn_output", "self_attn.out_proj"),
+    ("attn_q_norm", "self_attn.q_layernorm"),
+    ("attn_k_norm", "self_attn.k_layernorm"),
+    ("ffn_gate", "feed_forward.w1"),
+    ("ffn_down", "feed_forward.w2"),
+    ("ffn_up", "feed_forward.w3"),
+    ("shortconv.conv", "conv.conv"),
+    ("shortconv.in_proj", "conv.in_proj"),
+    ("shortconv.out_proj", "conv.out_proj"),
+];
+const PHI: Table = &[
+    ("attn_qkv", "self_attn.qkv_proj"),
+    ("ffn_up", "mlp.gate_up_proj"),
+    ("ffn_gate_inp", "block_sparse_moe.gate"),
+];
+const QWEN35: Table = &[
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("attn_qkv", "linear_attn.in_proj_qkv"),
+    ("attn_gate", "linear_attn.in_proj_z"),
+    ("ssm_alpha", "linear_attn.in_proj_a"),
+    ("ssm_beta", "linear_attn.in_proj_b"),
+    ("ssm_a", "linear_attn.A_log"),
+    ("ssm_dt", "linear_attn.dt_bias"),
+    ("ssm_conv1d", "linear_attn.conv1d"),
+    ("ssm_norm", "linear_attn.norm"),
+    ("ssm_out", "linear_attn.out_proj"),
+];
+const MODEL: Table = &[
+    ("token_embd", "model.embed_tokens"),
+    ("output_norm", "model.norm"),
+    ("output", "lm_head"),
+    ("per_layer_token_embd", "model.embed_tokens_per_layer"),
+    ("per_layer_model_proj", "model.per_layer_model_projection"),
+    ("per_layer_proj_norm", "model.per_layer_projection_norm"),
+];
+/// LFM2's norm after the layers had the name of another one.
+const LFM2_MODEL: Table =
+    &[("token_embd_norm", "model.embedding_norm"), ("output_norm", "model.embedding_norm")];
+/// Tensors that a checkpoint has in its configuration.
+const DERIVED: [&str; 4] =
+    ["rope_freqs", "rope_factors_long", "rope_factors_short", "attn_rot_embd"];
+/// Parts with one number a head, or for all of a layer, that are no weight in the Hugging Face checkpoint.
+const BARE: [&str; 3] = ["ssm_a", "ssm_dt", "layer_output_scale"];
+/// Experts' matrices.
+const EXPERTS: [(&str, &str); 3] = [
+    ("ffn_gate_exps", ".w1.weight"),
+    ("ffn_down_exps", ".w2.weight"),
+    ("ffn_up_exps", ".w3.weight"),
+];
 
 impl Architecture {
     /// Those that are read, for messages.
-    pub const NAMES: &'static str = "llama, qwen2, qwen3 or gemma3";
+    pub const NAMES: &'static str = "llama, qwen2, qwen3, qwen3vl, qwen35, gemma3, gemma4, lfm2, phi3, phimoe, smollm3 or \
+                                     granite";
 
     pub fn of(name: &str) -> Option<Self> {
-        match name {
-            "llama" => Some(Self::Llama),
-            "qwen2" => Some(Self::Qwen2),
-            "qwen3" => Some(Self::Qwen3),
-            "gemma3" => Some(Self::Gemma3),
-            _ => None,
-        }
+        ARCHITECTURES.iter().find(|(known, _)| *known == name).map(|(_, found)| *found)
     }
 
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Llama => "llama",
-            Self::Qwen2 => "qwen2",
-            Self::Qwen3 => "qwen3",
-            Self::Gemma3 => "gemma3",
-        }
+    pub fn name(self) -> &'static str {
+        ARCHITECTURES.iter().find(|(_, known)| *known == self).map_or("", |(name, _)| name)
     }
 
     /// A key of the metadata: `llama.attention.head_count`.
@@ -50,51 +186,81 @@ impl Architecture {
         format!("{}.{key}", self.name())
     }
 
-    /// The name of the tensor `name` in the Hugging Face checkpoint, and what was done to it; none for tensors that
-    /// no recipe looks for.
-    pub fn tensor(self, name: &str) -> Option<(String, Change)> {
-        let (stem, kind) = name.rsplit_once('.')?;
-        if !matches!(kind, "weight" | "bias") {
-            return None;
-        }
-        let whole = match stem {
-            "token_embd" => Some("model.embed_tokens"),
-            "output_norm" => Some("model.norm"),
-            "output" => Some("lm_head"),
-            _ => None,
+    /// The tensor `name` in the Hugging Face checkpoint; none for one that no table has. Layers from `layers` on
+    /// predict further tokens (MTP).
+    pub fn tensor(self, name: &str, layers: usize) -> Option<Named> {
+        let (stem, kind) = match name.rsplit_once('.') {
+            Some((stem, kind @ ("weight" | "bias"))) => (stem, Some(kind)),
+            _ => (name, None),
         };
-        if let Some(whole) = whole {
-            return Some((format!("{whole}.{kind}"), self.change(stem)));
-        }
-        let (layer, part) = stem.strip_prefix("blk.")?.split_once('.')?;
-        let layer: u32 = layer.parse().ok()?;
-        let gemma = self == Self::Gemma3;
-        let theirs = match part {
-            "attn_norm" => "input_layernorm",
-            "ffn_norm" if gemma => "pre_feedforward_layernorm",
-            "ffn_norm" => "post_attention_layernorm",
-            "post_attention_norm" if gemma => "post_attention_layernorm",
-            "post_ffw_norm" if gemma => "post_feedforward_layernorm",
-            "attn_q" => "self_attn.q_proj",
-            "attn_k" => "self_attn.k_proj",
-            "attn_v" => "self_attn.v_proj",
-            "attn_output" => "self_attn.o_proj",
-            "attn_q_norm" => "self_attn.q_norm",
-            "attn_k_norm" => "self_attn.k_norm",
-            "ffn_gate" => "mlp.gate_proj",
-            "ffn_up" => "mlp.up_proj",
-            "ffn_down" => "mlp.down_proj",
-            _ => return None,
+        let whole = |name: String, part: &str| {
+            let bare = BARE.contains(&part);
+            let name = match kind.filter(|_| !bare) {
+                Some(kind) => format!("{name}.{kind}"),
+                None => name,
+            };
+            Named::Whole(name, self.change(part))
         };
-        Some((format!("model.layers.{layer}.{theirs}.{kind}"), self.change(part)))
+        let Some((layer, part)) = stem.strip_prefix("blk.").and_then(|rest| rest.split_once('.'))
+        else {
+            if DERIVED.contains(&stem) {
+                return Some(Named::Derived);
+            }
+            let own = if self == Self::Lfm2 { LFM2_MODEL } else { &[] };
+            return Some(whole(look_up(&[own, MODEL], stem)?.to_owned(), stem));
+        };
+        let layer: usize = layer.parse().ok()?;
+        if DERIVED.contains(&part) {
+            return Some(Named::Derived);
+        }
+        if layer >= layers {
+            return Some(Named::Whole(format!("mtp.layers.{layer}.{part}"), Change::NONE));
+        }
+        let prefix = format!("model.layers.{layer}");
+        if self == Self::PhiMoe
+            && let Some(end) = look_up(&[&EXPERTS], part)
+        {
+            return Some(Named::Experts(format!("{prefix}.block_sparse_moe.experts."), end));
+        }
+        let own: Table = match self {
+            Self::Gemma3 | Self::Gemma4 => GEMMA,
+            Self::Lfm2 => LFM2,
+            Self::Phi3 | Self::PhiMoe => PHI,
+            Self::Qwen35 => QWEN35,
+            _ => &[],
+        };
+        Some(whole(format!("{prefix}.{}", look_up(&[own, LAYER], part)?), part))
     }
 
     fn change(self, part: &str) -> Change {
+        let heads = |after_keys: bool, single: bool| Order::ValueHeads { after_keys, single };
+        let more = Change { values: Values::PlusOne, ..Change::NONE };
         match (self, part) {
-            (Self::Llama, "attn_q") => Change::Rotated("attention.head_count"),
-            (Self::Llama, "attn_k") => Change::Rotated("attention.head_count_kv"),
-            (Self::Gemma3, part) if part.ends_with("norm") => Change::PlusOne,
-            _ => Change::None,
+            (Self::Llama | Self::SmolLm3 | Self::Granite, "attn_q") => {
+                Change::rows(Order::Rotated("attention.head_count"))
+            }
+            (Self::Llama | Self::SmolLm3 | Self::Granite, "attn_k") => {
+                Change::rows(Order::Rotated("attention.head_count_kv"))
+            }
+            (Self::Qwen35, "attn_qkv") => Change::rows(heads(true, false)),
+            (Self::Qwen35, "attn_gate") => Change::rows(heads(false, false)),
+            (Self::Qwen35, "ssm_alpha" | "ssm_beta" | "ssm_dt") => Change::rows(heads(false, true)),
+            (Self::Qwen35, "ssm_a") => {
+                Change { values: Values::MinusExp, ..Change::rows(heads(false, true)) }
+            }
+            (Self::Qwen35, "ssm_conv1d") => {
+                Change { squeezed: true, ..Change::rows(heads(true, false)) }
+            }
+            (Self::Qwen35, "ssm_out") => Change { columns: heads(false, false), ..Change::NONE },
+            (Self::Qwen35, "ssm_norm") => Change::NONE,
+            (Self::Gemma3 | Self::Qwen35, part) if part.ends_with("norm") => more,
+            (Self::Lfm2, "shortconv.conv") => Change { squeezed: true, ..Change::NONE },
+            _ => Change::NONE,
         }
     }
+}
+
+fn look_up(tables: &[Table], name: &str) -> Option<&'static str> {
+    let mut entries = tables.iter().flat_map(|table| table.iter());
+    entries.find(|(theirs, _)| *theirs == name).map(|(_, ours)| *ours)
 }

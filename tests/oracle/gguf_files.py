@@ -1,17 +1,20 @@
 """Tokenizers within GGUF files, and what their programs make of texts, in `../fixtures/gguf`.
 
-    pip install gguf==0.19.0 sentencepiece==0.2.3 && python gguf_tokenizers.py ../fixtures
+    pip install gguf==0.19.0 sentencepiece==0.2.3 && python gguf_files.py ../fixtures
 
 `NAME.gguf` of byte-level tokenizers is made of `../fixtures/NAME/tokenizer.json` as `convert_hf_to_gguf.py` does it
 (`_set_vocab_gpt2`, with the package's `SpecialVocab`), and compared with that file. `spm.gguf` and `spm-plain.gguf` hold
 tokenizers that sentencepiece trains here on the text of `corpus.py` (`_set_vocab_sentencepiece`), the first with a space
 before each text and the second without and with symbols of its own, as Gemma's has. `spm.json` has the SHA-256 of the
 ids that sentencepiece gives for texts of `pieces`: text N is drawn by a generator of numbers that is seeded with N.
+
+`names.json` has the names that the package's tables give the tensors of tiny models.
 """
 
 import hashlib
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -105,11 +108,43 @@ def sentence_pieces(prefix, symbols):
     return processor, add
 
 
+MODELS = {
+    "llama3-tiny": "llama", "qwen2-tiny": "qwen2", "qwen3-tiny": "qwen3", "qwen3vl-tiny": "qwen3vl",
+    "qwen35-blocks": "qwen35", "gemma3-tiny": "gemma3", "gemma4-tiny": "gemma4", "lfm2-tiny": "lfm2",
+    "phimoe-blocks": "phimoe",
+}
+
+
+def names(folder, architecture):
+    """llama.cpp's names of the decoder's tensors, after the changes to names in `modify_tensors` of the converter."""
+    found = {}
+    for file in folder.glob("model*.safetensors"):
+        data = file.read_bytes()
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        found |= {name: value for name, value in header.items() if name != "__metadata__"}
+    number = {name: id for id, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
+    table = gguf.get_tensor_name_map(number, 64)
+    named = {}
+    for name in sorted(found):
+        if any(part in name for part in ("visual", "vision", "audio")):
+            continue
+        plain = name.replace("model.language_model.", "model.")
+        plain = re.sub(r"\.dt_bias$", ".dt_proj.bias", plain)
+        plain = re.sub(r"\.layer_scalar$", ".layer_scalar.weight", plain)
+        plain = re.sub(r"(block_sparse_moe\.experts)\.\d+\.", r"\1.", plain)
+        theirs = table.get_name(plain, try_suffixes=(".weight", ".bias"))
+        assert theirs, plain
+        named[re.sub(r"\b(layers|experts)\.\d+", r"\1.N", name)] = re.sub(r"^blk\.\d+", "blk.N", theirs)
+    return named
+
+
 def main(fixtures):
     out = fixtures / "gguf"
     out.mkdir(exist_ok=True)
     for name, pre, pad in [("llama3-tiny", "llama-bpe", 0), ("qwen2-tiny", "qwen2", 5), ("qwen35-tied", "qwen35", 3)]:
         write(out / f"{name}.gguf", byte_level(fixtures / name, pre, pad))
+    mapped = {folder: {"architecture": name, "names": names(fixtures / folder, name)} for folder, name in MODELS.items()}
+    (out / "names.json").write_text(json.dumps(mapped, indent=0) + "\n")
     expected = {"pieces": PIECES, "texts": TEXTS}
     for name, prefix, symbols in [("spm", True, []), ("spm-plain", False, ["\n", "\n\n", "▁▁", "<b>", "<turn>"])]:
         processor, add = sentence_pieces(prefix, symbols)

@@ -1,0 +1,408 @@
+//! GGUF files of every architecture that is read: tensors under the names of llama.cpp's own tables, changed as its
+//! converter changes them, are those of the checkpoint that they were made of.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use qhx_core::Error;
+use qhx_forge::checkpoint::Checkpoint;
+use qhx_forge::recipe::RecipeOptions;
+use qhx_forge::registry::recipe;
+use qhx_paths::fixture;
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::read_json;
+
+/// A tensor of f32: name, sizes, values.
+type Tensor = (String, Vec<usize>, Vec<f32>);
+
+/// A file of version 3. Of numbers the whole ones are u32 or lists of i32, the others f32.
+fn file(metadata: &Value, tensors: &[Tensor]) -> Vec<u8> {
+    let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+    let text = |bytes: &mut Vec<u8>, text: &str| {
+        bytes.extend((text.len() as u64).to_le_bytes());
+        bytes.extend(text.as_bytes());
+    };
+    let metadata = metadata.as_object().unwrap();
+    bytes.extend((tensors.len() as u64).to_le_bytes());
+    bytes.extend((metadata.len() as u64).to_le_bytes());
+    for (key, value) in metadata {
+        text(&mut bytes, key);
+        match value {
+            Value::String(value) => {
+                bytes.extend(8u32.to_le_bytes());
+                text(&mut bytes, value);
+            }
+            Value::Array(list) => {
+                bytes.extend([9u32, 5].iter().flat_map(|n| n.to_le_bytes()));
+                bytes.extend((list.len() as u64).to_le_bytes());
+                let numbers = list.iter().map(|n| n.as_i64().unwrap() as i32);
+                bytes.extend(numbers.flat_map(i32::to_le_bytes));
+            }
+            value if value.is_u64() => {
+                bytes.extend(4u32.to_le_bytes());
+                bytes.extend((value.as_u64().unwrap() as u32).to_le_bytes());
+            }
+            value => {
+                bytes.extend(6u32.to_le_bytes());
+                bytes.extend((value.as_f64().unwrap() as f32).to_le_bytes());
+            }
+        }
+    }
+    let mut offset = 0u64;
+    for (name, sizes, values) in tensors {
+        text(&mut bytes, name);
+        bytes.extend((sizes.len() as u32).to_le_bytes());
+        bytes.extend(sizes.iter().rev().flat_map(|size| (*size as u64).to_le_bytes()));
+        bytes.extend(0u32.to_le_bytes());
+        bytes.extend(offset.to_le_bytes());
+        offset += (values.len() as u64 * 4).next_multiple_of(32);
+    }
+    for (_, _, values) in tensors {
+        bytes.resize(bytes.len().next_multiple_of(32), 0);
+        bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    }
+    bytes
+}
+
+/// The rows of `values` in the order that `place` gives: where each row of the checkpoint goes.
+fn ordered(values: &[f32], rows: usize, place: impl Fn(usize) -> usize) -> Vec<f32> {
+    let cols = values.len() / rows;
+    let mut out = vec![0.0; values.len()];
+    for (row, values) in values.chunks_exact(cols).enumerate() {
+        out[place(row) * cols..][..cols].copy_from_slice(values);
+    }
+    out
+}
+
+/// `LlamaModel.permute` of the converter: `reshape(heads, 2, dim / 2).swapaxes(1, 2)`.
+fn permuted(values: &[f32], rows: usize, heads: usize) -> Vec<f32> {
+    let dim = rows / heads;
+    ordered(values, rows, |row| {
+        let (head, half, within) = (row / dim, row % dim / (dim / 2), row % (dim / 2));
+        head * dim + within * 2 + half
+    })
+}
+
+/// `_reorder_v_heads`: `reshape(groups, each, dim).swapaxes(0, 1)`, of the rows from `first` on.
+fn tiled(values: &[f32], rows: usize, first: usize, [groups, each]: [usize; 2]) -> Vec<f32> {
+    let dim = (rows - first) / groups / each;
+    ordered(values, rows, |row| match row.checked_sub(first) {
+        None => row,
+        Some(row) => {
+            let (group, nth, within) = (row / dim / each, row / dim % each, row % dim);
+            first + (nth * groups + group) * dim + within
+        }
+    })
+}
+
+fn transposed(values: &[f32], rows: usize) -> Vec<f32> {
+    let cols = values.len() / rows;
+    (0..values.len()).map(|at| values[at % rows * cols + at / rows]).collect()
+}
+
+/// What `modify_tensors` of the converter does to a tensor of the tiny model of `config`.
+fn converted(
+    architecture: &str,
+    name: &str,
+    config: &Value,
+    mut shape: Vec<usize>,
+    mut values: Vec<f32>,
+) -> (Vec<usize>, Vec<f32>) {
+    let size = |key: &str| config[key].as_u64().unwrap() as usize;
+    let rows = shape.first().copied().unwrap_or(1);
+    let ends = |end: &str| name.ends_with(end);
+    match architecture {
+        "llama" if ends("q_proj.weight") => {
+            values = permuted(&values, rows, size("num_attention_heads"));
+        }
+        "llama" if ends("k_proj.weight") => {
+            values = permuted(&values, rows, size("num_key_value_heads"));
+        }
+        "gemma3" if ends("norm.weight") => values.iter_mut().for_each(|value| *value += 1.0),
+        "qwen35" if name.contains("linear_attn") => {
+            let groups = size("linear_num_key_heads");
+            let heads = [groups, size("linear_num_value_heads") / groups];
+            let keys = 2 * groups * size("linear_key_head_dim");
+            if ends("in_proj_qkv.weight") || ends("conv1d.weight") {
+                values = tiled(&values, rows, keys, heads);
+            } else if ends("out_proj.weight") {
+                let cols = values.len() / rows;
+                values = transposed(&tiled(&transposed(&values, rows), cols, 0, heads), cols);
+            } else if !ends("norm.weight") {
+                values = tiled(&values, rows, 0, heads);
+            }
+            if ends("A_log") {
+                values.iter_mut().for_each(|value| *value = -value.exp());
+            }
+        }
+        "qwen35" if ends("norm.weight") => values.iter_mut().for_each(|value| *value += 1.0),
+        _ => {}
+    }
+    if ends("conv1d.weight") || ends("conv.conv.weight") {
+        shape.remove(1);
+    }
+    (shape, values)
+}
+
+/// The tensors of a tiny model, by their names.
+fn stored(folder: &str) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
+    let floats = |dtype: Dtype, data: &[u8]| -> Vec<f32> {
+        match dtype {
+            Dtype::BF16 => {
+                data.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect()
+            }
+            Dtype::F16 => {
+                data.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect()
+            }
+            _ => data.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+        }
+    };
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir(fixture(folder)).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if name.starts_with("model") && name.ends_with(".safetensors") {
+            let bytes = std::fs::read(&path).unwrap();
+            for (name, view) in SafeTensors::deserialize(&bytes).unwrap().tensors() {
+                found.insert(name, (view.shape().to_vec(), floats(view.dtype(), view.data())));
+            }
+        }
+    }
+    found
+}
+
+/// `layers.7` as `layers.N`, and the number.
+fn numbered(name: &str, part: &str) -> (String, String) {
+    let Some((before, rest)) = name.split_once(&format!("{part}.")) else {
+        return (name.to_owned(), String::new());
+    };
+    let (number, after) = rest.split_once('.').unwrap();
+    (format!("{before}{part}.N.{after}"), number.to_owned())
+}
+
+/// The tiny model in `folder` as the converter writes it, by the package's names.
+fn tensors(folder: &str) -> (String, Vec<Tensor>) {
+    let all = read_json(&fixture("gguf/names.json"));
+    let architecture = all[folder]["architecture"].as_str().unwrap();
+    let names = all[folder]["names"].as_object().unwrap();
+    let config = read_json(&fixture(&format!("{folder}/config.json")));
+    let config = config.get("text_config").unwrap_or(&config);
+    let mut found: BTreeMap<String, (Vec<usize>, Vec<f32>)> = BTreeMap::new();
+    for (name, (shape, values)) in stored(folder) {
+        let (pattern, layer) = numbered(&name, "layers");
+        let (pattern, expert) = numbered(&pattern, "experts");
+        let Some(theirs) = names.get(&pattern).and_then(Value::as_str) else { continue };
+        let theirs = theirs.replace("blk.N", &format!("blk.{layer}"));
+        let (shape, values) = converted(architecture, &name, config, shape, values);
+        // Experts are one tensor, and come in the order of their numbers.
+        let entry = found.entry(theirs).or_default();
+        match expert.is_empty() {
+            true => entry.0 = shape,
+            false => entry.0 = [&[entry.0.first().unwrap_or(&0) + 1], &shape[..]].concat(),
+        }
+        entry.1.extend(values);
+    }
+    let list = found.into_iter().map(|(name, (shape, values))| (name, shape, values));
+    (architecture.to_owned(), list.collect())
+}
+
+fn write(dir: &TempDir, name: &str, metadata: &Value, tensors: &[Tensor]) -> PathBuf {
+    let path = dir.path().join(name);
+    std::fs::write(&path, file(metadata, tensors)).unwrap();
+    path
+}
+
+/// The metadata that llama.cpp writes for the tiny model in `folder`.
+fn metadata(folder: &str, architecture: &str) -> Value {
+    let config = read_json(&fixture(&format!("{folder}/config.json")));
+    let config = config.get("text_config").unwrap_or(&config);
+    let mut found = json!({"general.architecture": architecture});
+    let mut set = |key: &str, value: Value| {
+        if !value.is_null() {
+            found[format!("{architecture}.{key}")] = value;
+        }
+    };
+    for (theirs, ours) in [
+        ("block_count", "num_hidden_layers"),
+        ("embedding_length", "hidden_size"),
+        ("feed_forward_length", "intermediate_size"),
+        ("context_length", "max_position_embeddings"),
+        ("attention.head_count", "num_attention_heads"),
+        ("attention.head_count_kv", "num_key_value_heads"),
+        ("attention.key_length", "head_dim"),
+        ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+        ("attention.sliding_window", "sliding_window"),
+        ("expert_count", "num_local_experts"),
+        ("expert_used_count", "num_experts_per_tok"),
+        ("ssm.group_count", "linear_num_key_heads"),
+        ("ssm.time_step_rank", "linear_num_value_heads"),
+        ("ssm.state_size", "linear_key_head_dim"),
+        ("ssm.conv_kernel", "linear_conv_kernel_dim"),
+        ("shortconv.l_cache", "conv_L_cache"),
+    ] {
+        set(theirs, config[ours].clone());
+    }
+    let rope = &config["rope_parameters"];
+    set("rope.freq_base", json!(rope["rope_theta"].as_f64().or(config["rope_theta"].as_f64())));
+    if architecture == "qwen35" {
+        let size = |key: &str| config[key].as_u64().unwrap();
+        set(
+            "ssm.inner_size",
+            json!(size("linear_num_value_heads") * size("linear_value_head_dim")),
+        );
+        let turned = size("head_dim") as f64 * rope["partial_rotary_factor"].as_f64().unwrap();
+        set("rope.dimension_count", json!(turned as u64));
+        set("rope.dimension_sections", json!([3, 3, 2, 0]));
+        set("full_attention_interval", json!(2));
+    }
+    if architecture == "lfm2" {
+        let groups = |kind: &Value| if kind == "conv" { 0 } else { 2 };
+        let kinds = config["layer_types"].as_array().unwrap().iter().map(groups);
+        set("attention.head_count_kv", json!(kinds.collect::<Vec<_>>()));
+        set("attention.layer_norm_rms_epsilon", config["norm_eps"].clone());
+        set("feed_forward_length", json!(168));
+    }
+    found
+}
+
+#[test]
+fn tensors_of_every_architecture_are_the_checkpoints() {
+    let names = read_json(&fixture("gguf/names.json"));
+    let dir = tempfile::tempdir().unwrap();
+    for folder in names.as_object().unwrap().keys() {
+        let (architecture, tensors) = tensors(folder);
+        let path = write(&dir, "model.gguf", &metadata(folder, &architecture), &tensors);
+        let own = fixture(folder);
+        let checkpoint = Checkpoint::open_gguf(&path, Some(&own)).unwrap();
+        let mut seen = 0;
+        for (name, (shape, values)) in stored(folder) {
+            let (pattern, _) = numbered(&numbered(&name, "layers").0, "experts");
+            if names[folder]["names"].get(&pattern).is_none() {
+                continue;
+            }
+            let asked = name.trim_start_matches("model.").trim_start_matches("language_model.");
+            let mut found = vec![0f32; values.len()];
+            checkpoint.rows(asked, &shape).unwrap().read_f32(0, &mut found).unwrap();
+            for (at, (found, value)) in found.iter().zip(&values).enumerate() {
+                let exact = !name.ends_with("A_log") && !name.ends_with("norm.weight");
+                let part = if exact { 0.0 } else { 1e-6 };
+                let close = (found - value).abs() <= part * value.abs().max(1.0);
+                assert!(close, "{architecture}: {name}, value {at} is {found}, not {value}");
+            }
+            seen += 1;
+        }
+        assert!(seen > 20, "{architecture}: {seen} tensors");
+    }
+}
+
+/// Without a config.json: every key that the file gives has the value that it has in the model's own, and nothing of the
+/// file is left over.
+#[test]
+fn configurations_of_gguf_files_are_the_checkpoints() {
+    let dir = tempfile::tempdir().unwrap();
+    for folder in
+        ["qwen2-tiny", "qwen3-tiny", "qwen35-blocks", "gemma3-tiny", "lfm2-tiny", "phimoe-blocks"]
+    {
+        let (architecture, tensors) = tensors(folder);
+        let path = write(&dir, "model.gguf", &metadata(folder, &architecture), &tensors);
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let own = read_json(&fixture(&format!("{folder}/config.json")));
+        let aside = |key: &str| match key {
+            // Others' spellings, defaults, and sizes that follow from other keys.
+            "rope_theta" | "hidden_act" | "query_pre_attn_scalar" | "attention_bias" => true,
+            "block_auto_adjust_ff_dim" | "intermediate_size" => folder == "lfm2-tiny",
+            _ => false,
+        };
+        for (key, found) in checkpoint.config().as_object().unwrap() {
+            if let Some(own) = own.get(key).filter(|_| !aside(key)) {
+                assert_eq!(found, own, "{folder}: {key}");
+            }
+        }
+        // Those of examples are of other crates.
+        if !matches!(folder, "gemma3-tiny" | "lfm2-tiny") {
+            let options = RecipeOptions { shards: 1, max_ctx: 64, ..RecipeOptions::default() };
+            let family = recipe(&checkpoint, &options).unwrap().family;
+            assert!(folder.starts_with(&family.replace("3_5", "35")), "{folder}: {family}");
+        }
+    }
+}
+
+/// A model in two files, as `llama-gguf-split` makes it.
+fn split(dir: &TempDir) -> [PathBuf; 2] {
+    let (architecture, tensors) = tensors("qwen3-tiny");
+    let (first, second) = tensors.split_at(20);
+    let part = |number: usize, metadata: &Value, part: &[Tensor]| {
+        let mut metadata = metadata.clone();
+        metadata["split.no"] = json!(number);
+        metadata["split.count"] = json!(2);
+        metadata["split.tensors.count"] = json!(tensors.len());
+        let name = format!("m-0000{}-of-00002.gguf", number + 1);
+        write(dir, &name, &metadata, part)
+    };
+    [part(0, &metadata("qwen3-tiny", &architecture), first), part(1, &json!({}), second)]
+}
+
+#[test]
+fn a_gguf_model_in_parts_is_one_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let parts = split(&dir);
+    let own = Checkpoint::open(&fixture("qwen3-tiny")).unwrap();
+    let shape = [own.config()["vocab_size"].as_u64().unwrap() as usize, 96];
+    for path in &parts {
+        let checkpoint = Checkpoint::open(path).unwrap();
+        let hidden = checkpoint.config()["hidden_size"].as_u64().unwrap() as usize;
+        let values = |checkpoint: &Checkpoint| {
+            let mut values = vec![0f32; shape[0] * hidden];
+            let source = checkpoint.matrix("embed_tokens.weight", [shape[0], hidden]).unwrap();
+            source.read_f32(0, &mut values).unwrap();
+            values
+        };
+        assert_eq!(values(&checkpoint), values(&own));
+        let options = RecipeOptions { shards: 1, max_ctx: 64, ..RecipeOptions::default() };
+        assert_eq!(recipe(&checkpoint, &options).unwrap().family, "qwen3");
+    }
+}
+
+#[track_caller]
+fn says(error: Error, words: &str) {
+    let report = error.report().to_string();
+    assert!(report.contains(words), "{report}\n  does not say {words:?}");
+}
+
+#[test]
+fn parts_and_heads_that_do_not_fit_say_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let [first, second] = split(&dir);
+    let alone = dir.path().join("other.gguf");
+    std::fs::copy(&first, &alone).unwrap();
+    says(Checkpoint::open(&alone).unwrap_err(), "one of 2 parts, expected a name that ends with");
+    std::fs::copy(&first, &second).unwrap();
+    says(Checkpoint::open(&first).unwrap_err(), "split.no is Some(0), expected 1");
+    std::fs::remove_file(&second).unwrap();
+    says(Checkpoint::open(&first).unwrap_err(), "m-00002-of-00002.gguf: missing");
+    let broken = |folder: &str, key: &str, value: u64| {
+        let (architecture, tensors) = tensors(folder);
+        let mut metadata = metadata(folder, &architecture);
+        metadata[format!("{architecture}.{key}")] = json!(value);
+        let path = write(&dir, "model.gguf", &metadata, &tensors);
+        Checkpoint::open(Path::new(&path)).unwrap_err()
+    };
+    says(broken("qwen35-blocks", "ssm.group_count", 3), "heads of 32 over 3 groups (qwen35.ssm.*)");
+    says(broken("qwen35-blocks", "ssm.state_size", u32::MAX.into()), "of keys and 4 heads");
+    says(broken("llama3-tiny", "attention.head_count", 7), "pairs for each of 7 heads");
+    let (_, mut tensors) = tensors("qwen3-tiny");
+    tensors.push(("blk.0.attn_sinks.weight".to_owned(), vec![4], vec![1.0; 4]));
+    let path = write(&dir, "model.gguf", &metadata("qwen3-tiny", "qwen3"), &tensors);
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let options = qhx_forge::ForgeOptions::new(dir.path().join("bundle"));
+    says(
+        qhx_forge::plan::plan(&checkpoint, recipe, &options, false).unwrap_err(),
+        "blk.*.attn_sinks.weight",
+    );
+    let clip = write(&dir, "mmproj.gguf", &json!({"general.architecture": "clip"}), &[]);
+    says(Checkpoint::open(&clip).unwrap_err(), "name the file of its decoder");
+}
