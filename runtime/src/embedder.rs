@@ -129,6 +129,12 @@ impl Prefixed {
         self.truncate
     }
 
+    /// The same, with texts that are too long truncated or refused.
+    #[must_use]
+    pub fn truncating(self, truncate: bool) -> Self {
+        Self { truncate, ..self }
+    }
+
     /// The tokens of a text behind its prefix, at most as many as the encoder takes.
     ///
     /// # Errors
@@ -186,15 +192,7 @@ impl Embedder {
     /// As [`Embedder::new`].
     pub fn with_options(model: Model, options: EmbedOptions) -> Result<Self> {
         if model.info().embedding_dim == 0 {
-            return Err(Error::new(
-                ErrorKind::Usage,
-                format!(
-                    "{}: host-op {:?} does not embed",
-                    model.manifest().path.display(),
-                    model.op().description.name
-                ),
-            )
-            .hint("make the bundle with `qhx forge --task embed`"));
+            return Err(no_embedder(&model));
         }
         let texts = Prefixed::new(&model, options)?;
         Ok(Self { model, texts })
@@ -253,6 +251,14 @@ impl Embedder {
     ) -> Result<()> {
         self.model.embed_each(tokens, done)
     }
+}
+
+/// The error of a model that is asked for vectors and has none.
+pub(crate) fn no_embedder(model: &Model) -> Error {
+    let manifest = model.manifest().path.display();
+    let op = &model.op().description.name;
+    Error::new(ErrorKind::Usage, format!("{manifest}: host-op {op:?} does not embed"))
+        .hint("make the bundle with `qhx forge --task embed`")
 }
 
 /// Euclidean norm.

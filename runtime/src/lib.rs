@@ -17,6 +17,7 @@
 //! | [`Chat`] | a conversation, whose state stays between turns |
 //! | [`Embedder`] | texts to vectors, with the prefixes of the bundle |
 //! | [`Transcriber`] | audio of any length to text |
+//! | [`Engine`] | one of the three above, as the bundle is meant: what a binding to another language holds |
 //! | [`Texts`] | tokenizer, chat template and limits, usable while a generation runs |
 //!
 //! What the command line prints about models and machines is a value, too: [`Runtime::inspect`] and
@@ -33,10 +34,12 @@ pub mod bench;
 mod builtin;
 mod bundle;
 pub mod cache;
+mod caught;
 mod chat;
 pub mod corpus;
 pub mod doctor;
 mod embedder;
+mod engine;
 pub mod folders;
 pub mod golden;
 pub mod inspect;
@@ -44,6 +47,7 @@ pub mod install;
 pub mod libraries;
 pub mod machines;
 pub mod media;
+mod named;
 pub mod npu_files;
 mod open;
 pub mod plugins;
@@ -54,13 +58,17 @@ pub mod skels;
 mod transcriber;
 pub mod vars;
 pub mod verify;
+mod wave;
 
 pub use backends::Chosen;
 pub use bundle::{Bundle, not_forged};
+pub use caught::caught;
 pub use chat::{Answer, Chat, is_left_out};
 pub use embedder::{EmbedOptions, Embedder, Prefixed, Role, cosine, norm};
+pub use engine::Engine;
 pub use libraries::LibraryFiles;
 pub use media::{Attached, Attachment};
+pub use named::{Decided, Named};
 pub use runtime::{Runtime, RuntimeBuilder};
 pub use settings::{BackendChoice, DeviceOptions};
 pub use transcriber::{Chunk, TranscribeEvent, TranscribeOptions, Transcriber, Transcript};

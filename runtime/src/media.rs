@@ -9,6 +9,8 @@ use qhx_core::{Error, ErrorKind, Media, Result, trace};
 use qhx_media::{Limits, Source};
 use serde::Serialize;
 
+use crate::wave;
+
 /// What files can be, with the placeholder that stands for one in a text.
 pub const PLACEHOLDERS: [(Modality, &str); 3] =
     [(Modality::Image, "<image>"), (Modality::Audio, "<audio>"), (Modality::Video, "<video>")];
@@ -56,6 +58,23 @@ impl Attachment {
     /// As [`Attachment::new`].
     pub fn audio(file: impl Into<OsString>) -> Result<Self> {
         Self::new(Modality::Audio, file)
+    }
+
+    /// Audio as mono samples in −1…1, `rate` of them a second, which are resampled as a file's are.
+    ///
+    /// # Errors
+    /// When there are none, or more than a file may have, and where the rate is 0.
+    pub fn samples(name: impl Into<String>, samples: &[f32], rate: u32) -> Result<Self> {
+        let (name, count) = (name.into(), samples.len());
+        let max = usize::try_from(Limits::default().bytes / 4).unwrap_or(usize::MAX);
+        if count == 0 || count > max || rate == 0 {
+            let message = format!(
+                "{name}: {count} samples at {rate} a second, expected 1 to {max} at more than 0"
+            );
+            return Err(Error::new(ErrorKind::Usage, message));
+        }
+        let bytes = wave::file(samples, rate);
+        Ok(Self::from_source(Modality::Audio, Source::Bytes { name, bytes }))
     }
 
     /// Whether the host-op takes such a thing.

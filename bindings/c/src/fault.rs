@@ -2,9 +2,8 @@
 
 use std::cell::RefCell;
 use std::ffi::CString;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use qhx::{Error, ErrorKind};
+use qhx::{Error, ErrorKind, caught};
 
 use crate::abi::{self, Status};
 
@@ -34,12 +33,6 @@ impl Fault {
     /// An argument makes no sense.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Error::new(ErrorKind::Usage, message).into()
-    }
-
-    fn panicked(payload: &(dyn std::any::Any + Send)) -> Self {
-        let text = payload.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("no reason");
-        Error::new(ErrorKind::Internal, format!("the library panicked: {text}")).into()
     }
 
     /// The op or the engine panicked: the model has to be opened again.
@@ -102,13 +95,7 @@ pub(crate) fn with_last<T>(read: impl FnOnce(Option<&Last>) -> T) -> T {
     LAST.with_borrow(|last| read(last.as_ref()))
 }
 
-/// Does work whose panics become faults.
-pub(crate) fn caught<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-    // What was half done is behind locks that say so, or is opened again.
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| Err(Fault::panicked(&*payload)))
-}
-
-/// As [`caught`], with the fault remembered for [`with_last`]; `failed` is returned then.
+/// Does work whose panics become faults, with the fault remembered for [`with_last`]; `failed` is returned then.
 pub(crate) fn guard<T>(failed: T, work: impl FnOnce() -> Result<T>) -> T {
     caught(work).unwrap_or_else(|fault| {
         remember(&fault);

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use qhx::media::{self, Attached};
 use qhx::{
-    CancelToken, Embedder, Error, ErrorKind, Event, FinishReason, Grammar, Message, Modality,
+    CancelToken, Embedder, Engine, Error, ErrorKind, Event, FinishReason, Grammar, Message, Modality,
     Model, Prompt, Request, Role, TranscribeEvent, Transcriber,
 };
 use qhx_core::text::Content;
@@ -14,7 +14,6 @@ use crate::abi;
 use crate::callbacks::{Listener, Poll};
 use crate::fault::{Fault, Result};
 use crate::input::Question;
-use crate::model::Engine;
 use crate::output::Answer;
 
 /// Generates, embeds or transcribes, as the bundle does.

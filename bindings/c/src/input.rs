@@ -13,7 +13,6 @@ use crate::abi::{
 };
 use crate::callbacks::Poll;
 use crate::fault::{Fault, Result};
-use crate::wave;
 
 /// What a generation is asked.
 #[derive(Debug, Default)]
@@ -286,12 +285,7 @@ fn audio(what: &str, first: *const f32, count: i64, rate: c_int) -> Result<Optio
     }
     let max = usize::try_from(Limits::default().bytes / 4).unwrap_or(usize::MAX);
     let samples = list(what, first, count, max)?;
-    let rate = u32::try_from(rate).ok().filter(|rate| *rate > 0).ok_or_else(|| {
-        Fault::usage(format!("{what}: {rate} samples a second, expected more than 0"))
-    })?;
-    let bytes = wave::file(samples, rate);
-    let source = Source::Bytes { name: what.to_owned(), bytes };
-    Ok(Some(Attachment::from_source(Modality::Audio, source)))
+    Ok(Some(Attachment::samples(what, samples, u32::try_from(rate).unwrap_or(0))?))
 }
 
 fn attachment(what: &str, media: &Media) -> Result<Attachment> {

@@ -25,4 +25,3 @@ mod model;
 mod output;
 mod runtime;
 mod session;
-mod wave;

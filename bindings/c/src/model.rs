@@ -2,42 +2,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use qhx::{Embedder, Sessions, TranscribeOptions, Transcriber};
-use qhx_core::op::Task;
+use qhx::{Engine, Sessions};
 
 use crate::fault::Result;
-
-/// A model with a state, and what is done with it.
-pub(crate) enum Engine {
-    /// Generates.
-    Plain(Box<qhx::Model>),
-    /// Embeds texts.
-    Embeds(Box<Embedder>),
-    /// Transcribes audio, and generates.
-    Transcribes(Box<Transcriber>),
-}
-
-impl Engine {
-    fn new(model: qhx::Model) -> Result<Self> {
-        let generates = model.op().description.tasks.contains(&Task::Generate);
-        if model.info().embedding_dim > 0 && !generates && model.tokenizer().is_some() {
-            return Ok(Self::Embeds(Box::new(Embedder::new(model)?)));
-        }
-        if model.manifest().params.transcription.is_some() {
-            let transcriber = Transcriber::with_options(model, &TranscribeOptions::default())?;
-            return Ok(Self::Transcribes(Box::new(transcriber)));
-        }
-        Ok(Self::Plain(Box::new(model)))
-    }
-
-    pub(crate) fn model_mut(&mut self) -> &mut qhx::Model {
-        match self {
-            Self::Plain(model) => model,
-            Self::Embeds(embedder) => embedder.model_mut(),
-            Self::Transcribes(transcriber) => transcriber.model_mut(),
-        }
-    }
-}
 
 /// An open bundle.
 pub(crate) struct Model {
@@ -61,7 +28,7 @@ impl Model {
         let spare = self.spare().take();
         match spare {
             Some(engine) => Ok(engine),
-            None => Engine::new(self.sessions.open()?),
+            None => Ok(Engine::new(self.sessions.open()?)?),
         }
     }
 

@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::ThreadId;
 
-use qhx::CancelToken;
+use qhx::{CancelToken, Engine, caught};
 
 use crate::abi::Output;
 use crate::callbacks::{self, Listener, Poll};
-use crate::fault::{Fault, Result, caught};
+use crate::fault::{Fault, Result};
 use crate::generate::generate;
 use crate::input::Question;
-use crate::model::{Engine, Model};
+use crate::model::Model;
 use crate::output::Held;
 
 /// A session.

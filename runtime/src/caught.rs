@@ -1,0 +1,19 @@
+//! Panics as errors, for borders that none may cross.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use qhx_core::{Error, ErrorKind};
+
+/// Does work whose panics become errors of [`ErrorKind::Internal`].
+///
+/// What was half done then has to be behind a lock that says so, or has to be opened again.
+///
+/// # Errors
+/// That of the work, or the words of its panic.
+pub fn caught<T, E: From<Error>>(work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
+        let text = payload.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("no reason");
+        Err(Error::new(ErrorKind::Internal, format!("the library panicked: {text}")).into())
+    })
+}

@@ -1,0 +1,119 @@
+//! What a caller without a command line names of a runtime, and the variables that decide about the rest.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use qhx_core::{Error, ErrorKind, Result};
+
+use crate::libraries::{HTP_FILE, Libraries, LibraryFiles, SYSTEM_FILE};
+use crate::runtime::{Runtime, RuntimeBuilder};
+use crate::settings::{BackendChoice, DeviceOptions};
+use crate::vars;
+
+/// What an app names of a runtime in words: all of it may be left out.
+#[derive(Debug, Clone, Default)]
+pub struct Named {
+    /// `auto`, `cpu` or `qnn`; [`vars::BACKEND`] otherwise.
+    pub backend: Option<String>,
+    /// Architecture of the device, such as `v81`; [`vars::DEVICE_ARCH`] otherwise.
+    pub device_arch: Option<String>,
+    /// libQnnHtp; where neither library is named [`vars::HTP`], or what is found.
+    pub htp: Option<PathBuf>,
+    /// libQnnSystem; where neither library is named [`vars::SYSTEM`], or the one beside libQnnHtp.
+    pub system: Option<PathBuf>,
+}
+
+/// What was decided.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct Decided {
+    /// What executes graphs.
+    pub backend: BackendChoice,
+    /// Hexagon architecture that bundles are chosen for: 81 for v81.
+    pub arch: Option<u32>,
+    /// The QNN libraries.
+    pub libraries: LibraryFiles,
+}
+
+impl Named {
+    /// Decides. The libraries are opened, to see that they are such, unless the CPU is asked for.
+    ///
+    /// # Errors
+    /// When a word is none of those that are expected, and when libraries that are named or found cannot be opened.
+    pub fn decide(self) -> Result<Decided> {
+        let backend = match setting(self.backend, vars::BACKEND)? {
+            Some((text, place)) => {
+                text.parse().map_err(|e| usage(format!("{place}: backend {text:?}: {e}")))?
+            }
+            None => BackendChoice::Auto,
+        };
+        let arch = setting(self.device_arch, vars::DEVICE_ARCH)?;
+        let arch = arch.map(|(text, place)| architecture(&text, &place)).transpose()?;
+        let libraries = libraries(self.htp, self.system, backend)?;
+        Ok(Decided { backend, arch, libraries })
+    }
+}
+
+impl Decided {
+    /// Begins a runtime with it, and with [`vars::CDSPRPC`].
+    pub fn builder(&self) -> RuntimeBuilder {
+        let cdsprpc = vars::get(vars::CDSPRPC).map(PathBuf::from);
+        Runtime::builder()
+            .backend(self.backend)
+            .libraries(self.libraries.clone())
+            .device(DeviceOptions::default().arch(self.arch).cdsprpc(cdsprpc))
+    }
+}
+
+fn usage(message: String) -> Error {
+    Error::new(ErrorKind::Usage, message)
+}
+
+/// A text of an option, or else of a variable, and which of them.
+fn setting(given: Option<String>, variable: &str) -> Result<Option<(String, String)>> {
+    let not_utf8 = |value: OsString| usage(format!("{variable}: {} is not UTF-8", value.display()));
+    match given {
+        Some(text) => Ok(Some((text, "options".to_owned()))),
+        None => vars::get(variable)
+            .map(|value| value.into_string().map_err(not_utf8))
+            .transpose()
+            .map(|text| text.map(|text| (text, variable.to_owned()))),
+    }
+}
+
+fn architecture(text: &str, place: &str) -> Result<u32> {
+    let digits = text.strip_prefix('v').unwrap_or(text);
+    digits.parse().ok().filter(|_| digits.bytes().all(|b| b.is_ascii_digit())).ok_or_else(|| {
+        usage(format!("{place}: {text:?}, expected an architecture such as v81"))
+    })
+}
+
+/// The QNN libraries: those given, or else those of the environment, or else those that are found.
+fn libraries(
+    htp: Option<PathBuf>,
+    system: Option<PathBuf>,
+    backend: BackendChoice,
+) -> Result<LibraryFiles> {
+    let path = |name| vars::get(name).map(PathBuf::from);
+    let files = match (htp, system) {
+        (None, None) => {
+            LibraryFiles::default().with_htp(path(vars::HTP)).with_system(path(vars::SYSTEM))
+        }
+        (htp, system) => LibraryFiles::default().with_htp(htp).with_system(system),
+    };
+    if backend == BackendChoice::Cpu {
+        return Ok(files);
+    }
+    match files.find()? {
+        // An error now, and not when the first model is loaded.
+        Some(libraries) => {
+            libraries.open()?;
+            Ok(files)
+        }
+        // An app's libraries lie where the dynamic loader looks.
+        None if Libraries::new(HTP_FILE, SYSTEM_FILE).open().is_ok() => Ok(LibraryFiles::default()
+            .with_htp(PathBuf::from(HTP_FILE))
+            .with_system(PathBuf::from(SYSTEM_FILE))),
+        None => Ok(files),
+    }
+}
