@@ -83,9 +83,11 @@ fn setting(given: Option<String>, variable: &str) -> Result<Option<(String, Stri
 
 fn architecture(text: &str, place: &str) -> Result<u32> {
     let digits = text.strip_prefix('v').unwrap_or(text);
-    digits.parse().ok().filter(|_| digits.bytes().all(|b| b.is_ascii_digit())).ok_or_else(|| {
-        usage(format!("{place}: {text:?}, expected an architecture such as v81"))
-    })
+    digits
+        .parse()
+        .ok()
+        .filter(|_| digits.bytes().all(|b| b.is_ascii_digit()))
+        .ok_or_else(|| usage(format!("{place}: {text:?}, expected an architecture such as v81")))
 }
 
 /// The QNN libraries: those given, or else those of the environment, or else those that are found.

@@ -5,6 +5,8 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
+use qhx::caught;
+
 use crate::abi::{
     GenCfg, GenerateOptions, Inputs, LastError, LogCallback, ModelHandle, Output, RuntimeHandle,
     RuntimeOptions, SessionHandle, Status, TokenCallback,
@@ -210,7 +212,7 @@ pub extern "C" fn qhx_generate_ex(
     user: *mut c_void,
     output: *mut Output,
 ) -> Status {
-    let generated = fault::caught(|| {
+    let generated = caught(|| {
         let session = SESSIONS.get(session)?;
         let options = input::options(options)?;
         let question = input::question(inputs, cfg, &options)?;
@@ -263,12 +265,12 @@ pub extern "C" fn qhx_version() -> *const c_char {
 pub extern "C" fn qhx_last_error(error: *mut LastError) -> Status {
     // Not remembered: the last error is the one that is asked for.
     let put = || fault::with_last(|last| put_error(error, last));
-    fault::caught(put).map_or_else(|fault| fault.status, |()| 0)
+    caught(put).map_or_else(|fault| fault.status, |()| 0)
 }
 
 /// Sets who gets what is logged.
 #[unsafe(no_mangle)]
 pub extern "C" fn qhx_log_set(callback: LogCallback, user: *mut c_void, level: c_int) -> Status {
-    fault::caught(|| crate::log::set(callback, user, level))
+    caught(|| crate::log::set(callback, user, level))
         .map_or_else(|fault| fault::remember(&fault), |()| 0)
 }

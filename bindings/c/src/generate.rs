@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use qhx::media::{self, Attached};
 use qhx::{
-    CancelToken, Embedder, Engine, Error, ErrorKind, Event, FinishReason, Grammar, Message, Modality,
-    Model, Prompt, Request, Role, TranscribeEvent, Transcriber,
+    CancelToken, Embedder, Engine, Error, ErrorKind, Event, FinishReason, Grammar, Message,
+    Modality, Model, Prompt, Request, Role, TranscribeEvent, Transcriber,
 };
 use qhx_core::text::Content;
 
