@@ -29,9 +29,9 @@ pub const SYSTEM: &str = "QHX_QNN_SYSTEM";
 pub const CDSPRPC: &str = "QHX_CDSPRPC";
 /// Where inputs and outputs of graphs lie, where `--memory` is not given.
 pub const MEMORY: &str = "QHX_MEMORY";
-/// What executes graphs, for programs that call the C ABI.
+/// What executes graphs, for programs that call the C ABI or the Python package.
 pub const BACKEND: &str = "QHX_BACKEND";
-/// The device's architecture, for programs that call the C ABI.
+/// The device's architecture, for programs that call the C ABI or the Python package.
 pub const DEVICE_ARCH: &str = "QHX_DEVICE_ARCH";
 /// Folder for what qhx downloads and makes.
 pub const CACHE_DIR: &str = "QHX_CACHE_DIR";
@@ -83,14 +83,14 @@ pub const ALL: [Variable; 18] = [
         what: "what executes graphs",
         more: "`auto`, `cpu` or `qnn`",
         default: "`auto`",
-        reader: "the C ABI",
+        reader: "the C ABI, the Python package",
     },
     Variable {
         name: DEVICE_ARCH,
         what: "architecture of the device, such as `v81`",
         more: "instead of what the libraries say, and where there is no device",
         default: "the device's",
-        reader: "the C ABI",
+        reader: "the C ABI, the Python package",
     },
     Variable {
         name: CACHE_DIR,

@@ -1,0 +1,231 @@
+//! What a model is asked, and its answer.
+
+use std::num::NonZeroUsize;
+
+use qhx::media::{self, Attached};
+use qhx::{
+    CallFormat, CancelToken, Content, ContentPart, Error, ErrorKind, Generation, Grammar, Message,
+    Model, Prompt, Request, Result, SamplingParams, Speculate, Texts, Tool,
+};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::media::Item;
+
+/// A request, as the package writes it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Asked {
+    prompt: Asks,
+    /// Media beside the text of a prompt, or of the last message: at their placeholders, or before it.
+    #[serde(default)]
+    beside: Vec<usize>,
+    #[serde(default)]
+    max_new_tokens: Option<usize>,
+    #[serde(default)]
+    sampling: SamplingParams,
+    #[serde(default)]
+    stop: Vec<String>,
+    #[serde(default)]
+    stop_tokens: Vec<u32>,
+    #[serde(default)]
+    ignore_eos: bool,
+    #[serde(default)]
+    speculate: Option<Drafts>,
+    #[serde(default)]
+    form: Option<Form>,
+    #[serde(default)]
+    thinking: Option<bool>,
+    #[serde(default)]
+    template_arguments: Map<String, Value>,
+    #[serde(default)]
+    tools: Option<Value>,
+    /// An answer is calls of tools, and nothing else.
+    #[serde(default)]
+    must_call: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Asks {
+    Text(String),
+    Tokens(Vec<u32>),
+    Messages(Vec<Turn>),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Turn {
+    role: String,
+    content: Said,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Said {
+    Text(String),
+    Parts(Vec<Part>),
+}
+
+/// A text, or the number of a medium.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Part {
+    Text(String),
+    Media(usize),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Drafts {
+    Tokens(NonZeroUsize),
+    Word(String),
+}
+
+/// What an answer has to be.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Form {
+    /// The text of a schema, or the schema.
+    Schema(Value),
+    Regex(String),
+    Lark(String),
+    Choice(Vec<String>),
+}
+
+/// A request of the engine, and what its answer is read with.
+pub(crate) struct Question {
+    pub request: Request,
+    tools: Vec<Tool>,
+}
+
+impl Asked {
+    /// Reads what the package wrote.
+    pub(crate) fn parse(json: &str) -> Result<Self> {
+        let wrong = |e| Error::caused(ErrorKind::Usage, "the options", e);
+        serde_json::from_str(json).map_err(wrong)
+    }
+
+    /// The request of the engine. Media are decoded by the rules of the model.
+    pub(crate) fn question(
+        self,
+        model: &Model,
+        items: &[Item],
+        ticket: &CancelToken,
+    ) -> Result<Question> {
+        let mut attached = Vec::with_capacity(items.len());
+        for item in items {
+            ticket.check()?;
+            attached.push(item.read(model)?);
+        }
+        let beside = self.beside.iter().map(|index| one(&attached, *index).cloned());
+        let beside = beside.collect::<Result<Vec<_>>>()?;
+        let prompt = match self.prompt {
+            Asks::Text(text) => media::completion(text, &beside)?,
+            Asks::Tokens(tokens) => media::tokens(tokens, &beside),
+            Asks::Messages(turns) => {
+                let messages = messages(turns, &beside, &attached)?;
+                Prompt::Chat { messages, thinking: self.thinking }
+            }
+        };
+        let mut request = Request::greedy(prompt, self.max_new_tokens.unwrap_or(Request::MAX_NEW))
+            .sampling(self.sampling)
+            .stops(self.stop)
+            .ignore_eos(self.ignore_eos)
+            .cancelled_by(ticket.clone());
+        request.stop_ids = self.stop_tokens;
+        request.template_arguments = self.template_arguments;
+        request.speculate = match self.speculate {
+            None => Speculate::Off,
+            Some(Drafts::Tokens(count)) => speculate(&count.to_string())?,
+            Some(Drafts::Word(word)) => speculate(&word)?,
+        };
+        let mut grammar = self.form.map(Form::grammar).transpose()?;
+        let mut tools = Vec::new();
+        if let Some(list) = self.tools {
+            tools = Tool::list(&list)?;
+            check_calls(model.texts().call_format())?;
+            if self.must_call {
+                grammar = Some(Grammar::Calls(tools.clone()));
+            }
+            request = request.template_argument("tools", list);
+        }
+        Ok(Question { request: request.grammar(grammar), tools })
+    }
+}
+
+fn one(attached: &[Attached], index: usize) -> Result<&Attached> {
+    let missing = || Error::new(ErrorKind::Internal, format!("there is no medium {index}"));
+    attached.get(index).ok_or_else(missing)
+}
+
+/// The messages; what is `beside` belongs to the last one.
+fn messages(turns: Vec<Turn>, beside: &[Attached], attached: &[Attached]) -> Result<Vec<Message>> {
+    let last = turns.len().saturating_sub(1);
+    let message = |(index, Turn { role, content }): (usize, Turn)| {
+        let beside = if index == last { beside } else { &[] };
+        let content = match content {
+            Said::Text(text) => media::content(text, beside)?,
+            Said::Parts(parts) => {
+                let before = beside.iter().map(|one| Ok(ContentPart::Media(one.media.clone())));
+                let parts = parts.into_iter().map(|part| match part {
+                    Part::Text(text) => Ok(ContentPart::Text(text)),
+                    Part::Media(index) => {
+                        Ok(ContentPart::Media(one(attached, index)?.media.clone()))
+                    }
+                });
+                Content::from(before.chain(parts).collect::<Result<Vec<_>>>()?)
+            }
+        };
+        Ok(Message::new(role, content))
+    };
+    turns.into_iter().enumerate().map(message).collect()
+}
+
+fn speculate(text: &str) -> Result<Speculate> {
+    let wrong = |e| Error::new(ErrorKind::Usage, format!("option speculate: {text}: {e}"));
+    text.parse().map_err(wrong)
+}
+
+/// Errors where the model's calls could not be read.
+fn check_calls(format: Option<CallFormat>) -> Result<()> {
+    format.map(drop).ok_or_else(|| {
+        let message = "option tools: the chat template knows no tools, or has them called in an unknown format";
+        Error::new(ErrorKind::Usage, message)
+            .hint("describe the tools in the message, and ask for the call with schema=…")
+    })
+}
+
+impl Form {
+    fn grammar(self) -> Result<Grammar> {
+        Ok(match self {
+            Self::Schema(Value::String(text)) => Grammar::json_schema(&text)?,
+            Self::Schema(schema) => Grammar::JsonSchema(schema),
+            Self::Regex(regex) => Grammar::Regex(regex),
+            Self::Lark(lark) => Grammar::Lark(lark),
+            Self::Choice(choices) => Grammar::Choice(choices),
+        })
+    }
+}
+
+impl Question {
+    /// The answer as JSON, with the calls of tools that are in it.
+    pub(crate) fn answer(&self, texts: &Texts, generation: &Generation) -> Result<String> {
+        let calls = match &self.tools[..] {
+            [] => Vec::new(),
+            tools => texts.calls(&generation.tokens, tools)?,
+        };
+        let Generation { text, tokens, timings, .. } = generation;
+        Ok(json!({
+            "text": text,
+            "tokens": tokens,
+            "prompt_tokens": generation.prompt_tokens,
+            "reused_tokens": generation.reused_tokens,
+            "finish_reason": generation.finish_reason.name(),
+            "tool_calls": calls,
+            "prefill_seconds": timings.prefill.as_secs_f64(),
+            "decode_seconds": timings.decode.as_secs_f64(),
+        })
+        .to_string())
+    }
+}
