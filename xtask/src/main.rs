@@ -6,6 +6,7 @@ mod aarch64;
 mod cargo;
 mod demo;
 mod miri;
+mod python;
 mod targets;
 mod test;
 mod windows;
@@ -26,6 +27,8 @@ Usage: cargo xtask COMMAND
   check-targets     type-check the runtime for phones and laptops
       --require-all   a target that is not installed is a failure
   aarch64           build programs for boards and run them under qemu
+  python            build the wheel, install it in a fresh environment and run its tests
+  wheel [--dev]     build the wheel of the Python package, with the programs in it
   windows           build the program for Windows and run it under Wine
 ";
 
@@ -46,6 +49,8 @@ fn main() -> ExitCode {
         Some("miri") => miri::run(),
         Some("check-targets") => targets::parse(&rest).and_then(targets::check),
         Some("aarch64") => aarch64_tier(),
+        Some("python") => python::tools().and_then(|tools| python::test(&tools)),
+        Some("wheel") => python::run(&rest),
         Some("windows") => windows_tier(),
         Some("help" | "--help" | "-h") => {
             eprint!("{HELP}");

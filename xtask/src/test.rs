@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cargo::{self, PLUGINS, Result, cargo, works};
-use crate::{aarch64, targets, windows};
+use crate::{aarch64, python, targets, windows};
 
 /// What to run.
 #[derive(Debug, Default)]
@@ -101,6 +101,11 @@ fn tests(
     let linked = |arguments: &[&str]| run(cargo(arguments).env("QHX_SKIP_TIERS", "qnn"));
     linked(&["test", "--package", "qhx-cli", "--features", PROGRAM])?;
     ray(skipped)?;
+    // With the program that was built for it.
+    match python::tools() {
+        Ok(tools) => python::test(&tools)?,
+        Err(why) => skipped.add("python tier", &why),
+    }
     // With the program: what both are built of has its features then, and was built for its tests.
     let mut families =
         vec!["test", "--package", "qhx-tests", "--package", "qhx-cli", "--features", BUILTIN];

@@ -1,0 +1,129 @@
+//! The wheel of the Python package, and its tests in an environment of their own.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::cargo::{self, Result, works};
+use crate::test::PROGRAM;
+
+/// The programs of the wheel: all of `qhx-cli`.
+const PROGRAMS: [&str; 3] = ["qhx", "qhx_embed", "qhx_generate"];
+
+/// What the wheel is built for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// To be installed here: as the tests are built, and not compressed.
+    Tested,
+    /// For others.
+    Release,
+}
+
+/// `cargo xtask wheel`: a wheel for others, or with `--dev` one as it is tested.
+pub(crate) fn run(arguments: &[String]) -> Result<()> {
+    let kind = match arguments {
+        [] => Kind::Release,
+        [one] if one == "--dev" => Kind::Tested,
+        other => return Err(format!("wheel: unknown arguments {other:?}")),
+    };
+    let wheel = wheel(kind, &tools()?)?;
+    eprintln!("{}", wheel.display());
+    Ok(())
+}
+
+fn folder() -> PathBuf {
+    qhx_paths::workspace().join("bindings/python")
+}
+
+/// The folder of what is installed for the checks.
+fn tools_folder() -> PathBuf {
+    let given = std::env::var_os("QHX_TOOLS").map(PathBuf::from);
+    given.unwrap_or_else(|| qhx_paths::workspace().join("target/tools"))
+}
+
+/// A program of an environment.
+fn within(environment: &Path, name: &str) -> PathBuf {
+    let folder = if cfg!(windows) { "Scripts" } else { "bin" };
+    environment.join(folder).join(format!("{name}{}", std::env::consts::EXE_SUFFIX))
+}
+
+/// An environment with pip and maturin, which is made where it is not there.
+///
+/// # Errors
+/// Python is not there, or cannot install anything: for people.
+pub(crate) fn tools() -> Result<PathBuf> {
+    let environment = tools_folder().join("python");
+    let python = within(&environment, "python");
+    if !works(Command::new(&python).args(["-m", "pip", "--version"])) {
+        if !works(Command::new("python3").args(["-m", "ensurepip", "--version"])) {
+            return Err("Python 3 with venv is not installed: apt-get install python3-venv".into());
+        }
+        cargo::run(Command::new("python3").args(["-m", "venv"]).arg(&environment))?;
+    }
+    if !works(Command::new(within(&environment, "maturin")).arg("--version")) {
+        cargo::run(pip(&environment).args([
+            "install",
+            "--quiet",
+            "--no-compile",
+            "maturin>=1.9,<2",
+        ]))
+        .map_err(|why| format!("maturin cannot be installed: {why}"))?;
+    }
+    Ok(environment)
+}
+
+fn pip(environment: &Path) -> Command {
+    let mut pip = Command::new(within(environment, "python"));
+    pip.args(["-m", "pip", "--disable-pip-version-check"]);
+    pip
+}
+
+/// Builds the programs and the wheel around them.
+pub(crate) fn wheel(kind: Kind, tools: &Path) -> Result<PathBuf> {
+    let mut build = vec!["--features", PROGRAM];
+    if kind == Kind::Release {
+        build.push("--release");
+    }
+    let qhx = cargo::build(&["qhx-cli"], &build, "qhx")?;
+    let scripts = folder().join("data/scripts");
+    std::fs::create_dir_all(&scripts).map_err(|e| format!("{}: {e}", scripts.display()))?;
+    for program in PROGRAMS {
+        let name = format!("{program}{}", std::env::consts::EXE_SUFFIX);
+        let built = qhx.with_file_name(&name);
+        std::fs::copy(&built, scripts.join(name))
+            .map_err(|e| format!("{}: {e}", built.display()))?;
+    }
+    let out = qhx.with_file_name("wheels");
+    // One of another version would be found, too.
+    let _ = std::fs::remove_dir_all(&out);
+    let mut maturin = Command::new(within(tools, "maturin"));
+    maturin.args(["build", "--locked", "--out"]).arg(&out).current_dir(folder());
+    match kind {
+        // What cargo built for the tests serves here as well.
+        Kind::Tested => maturin.args(["--compression-method", "stored", "--auditwheel", "skip"]),
+        Kind::Release => maturin.arg("--release"),
+    };
+    cargo::run(&mut maturin)?;
+    let wheels = std::fs::read_dir(&out).map_err(|e| format!("{}: {e}", out.display()))?;
+    let wheel = wheels.filter_map(|entry| Some(entry.ok()?.path())).next();
+    wheel.ok_or_else(|| format!("{}: maturin made no wheel", out.display()))
+}
+
+/// Installs the wheel in a fresh environment, and runs the tests there.
+pub(crate) fn test(tools: &Path) -> Result<()> {
+    let wheel = wheel(Kind::Tested, tools)?;
+    let environment = wheel.with_file_name("environment");
+    // Its pip is that of the tools: installing another one takes five seconds.
+    cargo::run(
+        Command::new("python3").args(["-m", "venv", "--clear", "--without-pip"]).arg(&environment),
+    )?;
+    cargo::run(
+        pip(tools)
+            .arg("--python")
+            .arg(within(&environment, "python"))
+            .args(["install", "--quiet", "--no-compile"])
+            .arg(format!("{}[test]", wheel.display())),
+    )?;
+    let mut pytest = Command::new(within(&environment, "python"));
+    pytest.args(["-B", "-m", "pytest", "--quiet"]).current_dir(folder());
+    cargo::run(&mut pytest)
+}
