@@ -432,8 +432,8 @@ def _turn(index: int, message: Mapping[str, Any], media: list[Given]) -> dict[st
 
 def _part(name: str, part: Any, media: list[Given]) -> Union[str, int]:
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind == "text" and isinstance(part.get("text"), str):
-        return part["text"]
+    if kind == "text" and isinstance(text := part.get("text"), str):
+        return text
     if kind in _PARTS and kind in part:
         media.append(given(kind, part[kind], f"{name}.{kind}"))
     elif kind == "image_url" and isinstance(part.get(kind), Mapping) and "url" in part[kind]:
