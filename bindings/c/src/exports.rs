@@ -150,7 +150,7 @@ pub extern "C" fn qhx_session_export(
     bytes: *mut *const c_void,
     size: *mut usize,
 ) -> Status {
-    let exported = fault::caught(|| {
+    let exported = caught(|| {
         if bytes.is_null() || size.is_null() {
             return Err(Fault::usage("bytes or size is NULL, expected where to write them"));
         }
@@ -172,7 +172,7 @@ pub extern "C" fn qhx_session_import(
     bytes: *const c_void,
     size: usize,
 ) -> Status {
-    fault::caught(|| SESSIONS.get(session)?.import(input::state(bytes, size)?))
+    caught(|| SESSIONS.get(session)?.import(input::state(bytes, size)?))
         .map_or_else(|fault| fault::remember(&fault), |()| 0)
 }
 

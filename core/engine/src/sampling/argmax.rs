@@ -40,7 +40,7 @@ pub(super) fn argmax_within(logits: Logits<'_>, runs: &[Range<usize>]) -> Result
     // all is allowed most of the time.
     if let [first, .., last] = runs
         && runs.len() > MANY_RUNS
-        && let Ok(index) = argmax_within(logits, &[first.start..last.end])
+        && let Ok(index) = argmax_within(logits, &[Range { start: first.start, end: last.end }])
     {
         let at = runs.partition_point(|run| run.end <= index as usize);
         if runs.get(at).is_some_and(|run| run.contains(&(index as usize))) {
