@@ -64,8 +64,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     // Tests with other features replace the program.
     let kept = keep(&qhx)?;
     let mut skipped_aside = Skipped::default();
-    // The emulator of the NPU executes one graph at a time, and its tests wait for it: what is built for other
-    // machines is built meanwhile, into other folders.
+    // What is built for other machines is built into other folders.
     let ((), board) = cargo::side_by_side(
         || tests(options, &run, &mut skipped),
         || aside(options, &kept, &run, &mut skipped_aside),
