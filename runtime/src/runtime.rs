@@ -115,7 +115,8 @@ impl Runtime {
                 .cancelled_by(settings.cancel.clone())
                 .progress(settings.progress.clone())
                 .dump(settings.dump.clone())
-                .trace(settings.trace.clone()),
+                .trace(settings.trace.clone())
+                .keep_states(settings.keep_states),
         )?;
         if !settings.unverified {
             first_open(&mut model, || cpu(settings.threads))?;
@@ -230,6 +231,13 @@ impl RuntimeBuilder {
     #[must_use]
     pub fn trace(mut self, trace: Arc<Trace>) -> Self {
         self.settings.trace = Some(trace);
+        self
+    }
+
+    /// Memory for states of earlier conversations in each model, in bytes: see [`ModelOptions::keep_states`].
+    #[must_use]
+    pub fn keep_states(mut self, bytes: usize) -> Self {
+        self.settings.keep_states = bytes;
         self
     }
 

@@ -141,4 +141,6 @@ pub(crate) struct Settings {
     pub progress: Option<ProgressFn>,
     pub dump: Option<Arc<Dump>>,
     pub trace: Option<Arc<Trace>>,
+    /// Bytes of states of earlier conversations.
+    pub keep_states: usize,
 }

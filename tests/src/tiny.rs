@@ -258,6 +258,14 @@ pub fn open(manifest: &Path, backend: Arc<dyn Backend>) -> Result<Model> {
     open_by(manifest, backend, &plugins(), &CancelToken::new())
 }
 
+/// The same, with memory for states of earlier conversations.
+pub fn open_keeping(manifest: &Path, backend: Arc<dyn Backend>, bytes: usize) -> Result<Model> {
+    crate::log::listen();
+    let plugins = plugins();
+    let options = ModelOptions::new(Manifest::load(manifest)?, backend, &plugins);
+    Model::open(options.threads(2).keep_states(bytes))
+}
+
 /// Opens a bundle on a backend with the given plugins.
 pub fn open_by(
     manifest: &Path,

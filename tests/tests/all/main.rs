@@ -9,6 +9,7 @@ mod embed;
 mod gemma3;
 mod gemma4;
 mod guide;
+mod kept;
 mod lfm2;
 mod llama;
 mod multimodal;

@@ -483,6 +483,7 @@ impl Model {
             Err(e) => {
                 let error = self.op.about_logits(e);
                 // What made the logits unusable may lie in the state, and in what is saved of it.
+                self.kept().drop_shared(self.consumed.sequence());
                 if let Err(e) = self.consumed.clear(&mut self.op) {
                     tracing::warn!("the state could not be reset: {e}");
                 }

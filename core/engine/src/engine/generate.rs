@@ -8,9 +8,10 @@ use serde_json::{Map, Value};
 
 use super::decode::{Asked, Run, Text, Work};
 use super::grammar::Following;
+use super::kept::WORTH;
 use super::model::{Model, input_vocab};
 use super::prompt::{self, Encoded, Reader};
-use super::reuse;
+use super::reuse::{self, Consumed};
 use super::sequence::Sequence;
 use super::types::{Event, Generation, Part, Prompt, Request};
 use crate::op::{HostOp as _, Task};
@@ -294,13 +295,18 @@ impl Model {
     /// Brings the op's state to the end of the prompt.
     pub(super) fn consume_once(&mut self, prompt: &Encoded, reused: &mut usize) -> Result<()> {
         let sequence = &prompt.sequence;
-        *reused = self.consumed.prepare(&mut self.op, sequence)?;
+        let kept = Arc::clone(self.kept());
+        let common = self.consumed.sequence().common(sequence);
+        *reused = self.consumed.prepare(&mut self.op, sequence, &kept)?;
         let mut done = *reused;
         let last = sequence.len();
+        let departure = Consumed::departure(self.op.info(), sequence, &kept, common)
+            .filter(|&at| at >= done + WORTH && at < last);
         // Cut only where the state is then saved: every part costs an execution of the head.
         let wanted = |&c: &usize| c > done && self.consumed.wants(self.op.info(), sequence, c);
-        let stops = prompt.checkpoint.filter(wanted);
-        for end in stops.into_iter().chain([last]) {
+        let checkpoint = prompt.checkpoint.filter(wanted);
+        let departure = departure.filter(|&at| checkpoint.is_none_or(|end| at < end));
+        for end in departure.into_iter().chain(checkpoint).chain([last]) {
             let result = self.op.consume(&prompt.segments(done..end), end - done);
             self.consumed.extend(sequence, done..end);
             if let Err(e) = result {
@@ -309,7 +315,7 @@ impl Model {
             }
             if end < last {
                 let _span = trace::span(self.trace.as_ref(), "save state");
-                self.consumed.checkpoint(&mut self.op)?;
+                self.consumed.checkpoint(&mut self.op, &kept)?;
             }
             done = end;
         }

@@ -10,6 +10,7 @@ mod decode;
 mod embed;
 mod generate;
 mod grammar;
+mod kept;
 mod model;
 mod pack;
 mod prompt;
@@ -25,6 +26,7 @@ mod types;
 
 pub use crate::text::{Content, ContentPart, Message};
 pub use decode::Run;
+pub use kept::KeptStates;
 pub use model::{ContextLoad, Model, ModelOptions, Sessions};
 pub use qhx_grammar::{Grammar, Vocabulary};
 pub use texts::Texts;

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::checked::Checked;
 use super::contexts;
+use super::kept::{Kept, KeptStates};
 use super::pack::Packer;
 use super::reuse::Consumed;
 use super::speculate::Speculation;
@@ -44,6 +45,8 @@ pub struct ModelOptions<'a> {
     pub dump: Option<Arc<Dump>>,
     /// Where to write what was done when.
     pub trace: Option<Arc<Trace>>,
+    /// See [`ModelOptions::keep_states`].
+    pub keep_states: usize,
 }
 
 impl<'a> ModelOptions<'a> {
@@ -62,6 +65,7 @@ impl<'a> ModelOptions<'a> {
             progress: None,
             dump: None,
             trace: None,
+            keep_states: 0,
         }
     }
 
@@ -97,6 +101,16 @@ impl<'a> ModelOptions<'a> {
     #[must_use]
     pub fn trace(mut self, trace: impl Into<Option<Arc<Trace>>>) -> Self {
         self.trace = trace.into();
+        self
+    }
+
+    /// Keeps states of earlier conversations, up to this number of bytes, in the host's memory; none by default. A
+    /// prompt goes on from the one that it begins with, in any session of the model, so that conversations that take
+    /// turns do not consume theirs again. A state takes what [`Model::export_state`] gives; one that saves fewer than
+    /// 32 positions is not kept. Bundles whose host-op cannot export it keep none.
+    #[must_use]
+    pub fn keep_states(mut self, bytes: usize) -> Self {
+        self.keep_states = bytes;
         self
     }
 }
@@ -164,6 +178,7 @@ struct Parts {
     opener: OpOpener,
     /// See [`Model::export_state`].
     fingerprint: OnceLock<String>,
+    kept: Arc<Kept>,
 }
 
 impl Parts {
@@ -210,8 +225,17 @@ impl Model {
     /// When anything in the bundle is missing, invalid or not supported, or a context does not load.
     pub fn open(options: ModelOptions<'_>) -> Result<Self> {
         let start = Instant::now();
-        let ModelOptions { manifest, backend, ops, threads, cancel, progress, dump, trace } =
-            options;
+        let ModelOptions {
+            manifest,
+            backend,
+            ops,
+            threads,
+            cancel,
+            progress,
+            dump,
+            trace,
+            keep_states,
+        } = options;
         let _span = trace::span_with(trace.as_ref(), "open", |s| {
             s.argument("bundle", manifest.path.display().to_string());
         });
@@ -273,6 +297,7 @@ impl Model {
             dump: dump.clone(),
             opener: ops.opener(&entry.description.name)?,
             fingerprint: OnceLock::new(),
+            kept: Arc::new(Kept::new(keep_states)),
         };
         let opening = trace::span(trace.as_ref(), "open host-op");
         let op = parts.open_op(&manifest, workspace)?;
@@ -419,7 +444,34 @@ impl Model {
         Ok(())
     }
 
-    /// Forgets everything consumed so far.
+    /// Keeps the state as it is, for whichever session is asked to go on from it: where several of them take turns, after
+    /// each answer. Nothing happens where none are kept; see [`ModelOptions::keep_states`].
+    ///
+    /// # Errors
+    /// When the host-op fails so that its state is unknown.
+    pub fn keep_state(&mut self) -> Result<()> {
+        if self.loss.happened() || self.op.is_closed() || !self.parts.kept.is_on() {
+            return Ok(());
+        }
+        self.consumed.settle(self.op.position());
+        self.consumed.keep(&mut self.op, &self.parts.kept)
+    }
+
+    /// States of earlier conversations that are kept for all sessions.
+    pub fn kept_states(&self) -> KeptStates {
+        self.parts.kept.counts()
+    }
+
+    /// Forgets the states of earlier conversations.
+    pub fn forget_kept_states(&self) {
+        self.parts.kept.clear();
+    }
+
+    pub(super) fn kept(&self) -> &Arc<Kept> {
+        &self.parts.kept
+    }
+
+    /// Forgets everything consumed so far, but for [kept states](ModelOptions::keep_states).
     ///
     /// # Errors
     /// When the host-op cannot be reset.
@@ -535,6 +587,11 @@ impl std::fmt::Debug for Sessions {
 }
 
 impl Sessions {
+    /// States of earlier conversations that are kept for all sessions.
+    pub fn kept_states(&self) -> KeptStates {
+        self.parts.kept.counts()
+    }
+
     /// Opens a session: a model with a state of its own. Sessions may be used from different threads; their executions
     /// wait for each other, and who waited longest is next.
     ///

@@ -5,20 +5,48 @@
 //! or the latest snapshot that the prompt begins with is restored, or everything is consumed again.
 //! An image, audio clip or video is the same when its content is, whatever stands at its positions.
 //! A snapshot that cannot be taken costs the next turn that, and this one nothing.
+//!
+//! Where states of earlier conversations are kept ([`Kept`]), they take the place of snapshots. Then the state is also
+//! kept before another conversation takes its place, and where a prompt departs from another one.
 
 use std::ops::Range;
 
+use super::kept::{Kept, State, WORTH};
 use super::sequence::Sequence;
 use crate::Result;
 use crate::op::{HostOp, OpenInfo, SnapshotId};
 
 /// Maximum number of snapshots: the end of the last turn, and the one before for a repeated question.
-const MAX_SNAPSHOTS: usize = 2;
+pub(super) const MAX_SNAPSHOTS: usize = 2;
 
 #[derive(Debug)]
 struct Checkpoint {
     sequence: Sequence,
     id: SnapshotId,
+}
+
+/// How a state becomes one that a prompt begins with.
+#[derive(Debug)]
+enum Way {
+    /// It is one, of this number of positions.
+    Stays(usize),
+    /// By dropping all but the first positions.
+    Truncates(usize),
+    /// By a snapshot, which stands for these positions.
+    Restores(SnapshotId, Sequence),
+    /// There is none but the empty one.
+    Anew,
+}
+
+impl Way {
+    /// Positions that need not be consumed.
+    fn usable(&self) -> usize {
+        match self {
+            Self::Stays(usable) | Self::Truncates(usable) => *usable,
+            Self::Restores(_, sequence) => sequence.len(),
+            Self::Anew => 0,
+        }
+    }
 }
 
 /// The positions that the op's state stands for, with snapshots of earlier points.
@@ -36,31 +64,108 @@ pub(super) fn saves(info: &OpenInfo) -> bool {
 impl Consumed {
     /// Makes the op's state one that `prompt` begins with and leaves at least one position to
     /// consume. Returns the number of positions that the state stands for.
-    pub(super) fn prepare(&mut self, op: &mut dyn HostOp, prompt: &Sequence) -> Result<usize> {
+    pub(super) fn prepare(
+        &mut self,
+        op: &mut dyn HostOp,
+        prompt: &Sequence,
+        kept: &Kept,
+    ) -> Result<usize> {
         self.settle(op.position());
+        let way = self.way(op, prompt);
+        if kept.is_on() {
+            let found = kept.find(prompt, op.info(), way.usable());
+            if self.sequence.len() - self.sequence.common(prompt) >= WORTH {
+                self.keep(op, kept)?;
+            }
+            if let Some((state, usable)) = found
+                && self.take(op, kept, &state, usable)?
+            {
+                return Ok(usable);
+            }
+        }
+        match way {
+            Way::Stays(_) => {}
+            Way::Truncates(usable) => {
+                op.truncate(usable)?;
+                self.sequence.truncate(usable);
+            }
+            Way::Restores(id, sequence) => {
+                op.restore(id)?;
+                self.sequence = sequence;
+            }
+            Way::Anew => {
+                self.sequence.clear();
+                op.reset()?;
+            }
+        }
+        Ok(self.sequence.len())
+    }
+
+    /// How the state becomes one that `prompt` begins with.
+    fn way(&self, op: &dyn HostOp, prompt: &Sequence) -> Way {
         let common = self.sequence.common(prompt);
         let usable = prompt.floor(common.min(prompt.len().saturating_sub(1)));
         if usable == self.sequence.len() && usable == op.position() {
-            return Ok(usable);
+            return Way::Stays(usable);
         }
         if op.info().can_truncate && usable > 0 {
+            return Way::Truncates(usable);
+        }
+        let fits = |c: &&Checkpoint| c.sequence.len() < prompt.len() && c.sequence.begins(prompt);
+        let best = self.checkpoints.iter().filter(fits).max_by_key(|c| c.sequence.len());
+        best.map_or(Way::Anew, |checkpoint| {
+            Way::Restores(checkpoint.id, checkpoint.sequence.clone())
+        })
+    }
+
+    /// Keeps the state for other conversations. Where it cannot be exported and stays as it is, nothing is kept.
+    pub(super) fn keep(&self, op: &mut dyn HostOp, kept: &Kept) -> Result<()> {
+        if self.sequence.len() < WORTH || kept.covers(&self.sequence, op.info()) {
+            return Ok(());
+        }
+        match op.export_state() {
+            Ok(bytes) => kept.insert(&self.sequence, bytes, op.info()),
+            Err(e) if op.position() == self.sequence.len() => kept.unable(&e),
+            Err(e) => return Err(e),
+        }
+        Ok(())
+    }
+
+    /// Makes the state a kept one of which `usable` positions are used. False where the op refuses it, and its state is
+    /// as before.
+    fn take(
+        &mut self,
+        op: &mut dyn HostOp,
+        kept: &Kept,
+        state: &State,
+        usable: usize,
+    ) -> Result<bool> {
+        if let Err(e) = op.import_state(state.sequence.len(), &state.bytes) {
+            tracing::warn!("a kept state is of no use: {}", e.report());
+            kept.drop_shared(&state.sequence);
+            if op.position() == self.sequence.len() {
+                return Ok(false);
+            }
+            return Err(e);
+        }
+        self.sequence.clone_from(&state.sequence);
+        if usable < self.sequence.len() {
             op.truncate(usable)?;
             self.sequence.truncate(usable);
-            return Ok(usable);
         }
-        let best = self
-            .checkpoints
-            .iter()
-            .filter(|c| c.sequence.len() < prompt.len() && c.sequence.begins(prompt))
-            .max_by_key(|c| c.sequence.len());
-        if let Some(checkpoint) = best {
-            op.restore(checkpoint.id)?;
-            self.sequence.clone_from(&checkpoint.sequence);
-            return Ok(self.sequence.len());
-        }
-        self.sequence.clear();
-        op.reset()?;
-        Ok(0)
+        Ok(true)
+    }
+
+    /// Where a prompt departs from what another conversation consumed, if a state there is worth keeping: the next one
+    /// that begins so goes on from there. `common` is what it shares with the state that was left for it.
+    pub(super) fn departure(
+        info: &OpenInfo,
+        prompt: &Sequence,
+        kept: &Kept,
+        common: usize,
+    ) -> Option<usize> {
+        let departs = saves(info) && kept.is_on();
+        departs.then(|| prompt.floor(common.max(kept.shared(prompt)))).filter(|&at| at >= WORTH)
     }
 
     /// Notes that the op consumed the positions `range` of a prompt.
@@ -91,7 +196,13 @@ impl Consumed {
     }
 
     /// Saves the state as it is. Where that fails and leaves the state alone, nothing is saved.
-    pub(super) fn checkpoint(&mut self, op: &mut dyn HostOp) -> Result<()> {
+    pub(super) fn checkpoint(&mut self, op: &mut dyn HostOp, kept: &Kept) -> Result<()> {
+        if kept.is_on() {
+            self.keep(op, kept)?;
+            if kept.covers(&self.sequence, op.info()) {
+                return Ok(());
+            }
+        }
         if self.checkpoints.len() >= MAX_SNAPSHOTS {
             op.drop_snapshot(self.checkpoints.remove(0).id);
         }

@@ -12,10 +12,13 @@
 //! The last state is that of all positions. Those before it are the snapshots that the conversation's next turn may
 //! return to.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::Model;
+use super::reuse::{self, MAX_SNAPSHOTS};
 use super::sequence::Sequence;
 use crate::manifest::Manifest;
 use crate::op::HostOp as _;
@@ -59,6 +62,11 @@ impl Model {
         self.consumed.settle(self.op.position());
         let snapshots = self.consumed.snapshots();
         let mut exported = Vec::with_capacity(snapshots.len() + 1);
+        if reuse::saves(self.op.info()) {
+            let before = self.kept().before(self.consumed.sequence());
+            let last = before.iter().rev().take(MAX_SNAPSHOTS).rev();
+            exported.extend(last.map(|state| (state.sequence.len(), Ok(state.bytes.to_vec()))));
+        }
         if !snapshots.is_empty() {
             let now = self.op.snapshot()?;
             for (position, id) in snapshots {
@@ -68,6 +76,7 @@ impl Model {
             let back = self.op.restore(now);
             self.op.drop_snapshot(now);
             back?;
+            exported.sort_by_key(|(position, _)| *position);
         }
         exported.push((self.op.position(), self.op.export_state()));
         let mut states = Vec::with_capacity(exported.len());
@@ -131,7 +140,8 @@ impl Model {
             consumed.truncate(state.position);
             self.consumed.imported(consumed);
             if index + 1 < states.len() {
-                self.consumed.checkpoint(&mut self.op)?;
+                let kept = Arc::clone(self.kept());
+                self.consumed.checkpoint(&mut self.op, &kept)?;
             }
         }
         Ok(())

@@ -41,6 +41,8 @@ enum Fault {
     SnapshotFails,
     /// Its logits are no numbers until it is reset.
     NotANumber,
+    /// It exports its state, and imports none.
+    ImportFails,
 }
 
 /// An op that returns the logits that it is given, whatever it consumes.
@@ -156,6 +158,22 @@ impl HostOp for Scripted {
 
     fn drop_snapshot(&mut self, _snapshot: SnapshotId) {}
 
+    fn export_state(&mut self) -> Result<Vec<u8>> {
+        match self.fault {
+            Fault::SnapshotFails => Err(Error::new(ErrorKind::Plugin, "of an older interface")),
+            _ => Ok(self.position.to_le_bytes().to_vec()),
+        }
+    }
+
+    fn import_state(&mut self, position: usize, state: &[u8]) -> Result<()> {
+        if self.fault == Fault::ImportFails {
+            return Err(Error::new(ErrorKind::Prompt, "the state cannot be imported"));
+        }
+        assert_eq!(state, position.to_le_bytes());
+        self.position = position;
+        Ok(())
+    }
+
     fn embed(&mut self, _segments: &[Segment<'_>]) -> Result<&[f32]> {
         Ok(&self.logits)
     }
@@ -227,6 +245,7 @@ fn open_in(folder: &Path, op: impl HostOp + 'static, manifest: Value) -> Result<
         progress: None,
         dump: None,
         trace: None,
+        keep_states: 1 << 20,
     })
 }
 
@@ -417,6 +436,27 @@ fn a_state_that_cannot_be_saved_costs_only_its_reuse() {
     for _ in 0..2 {
         let generation = chat(&mut model, &["a c"]);
         assert_eq!((generation.tokens, generation.reused_tokens), (vec![7, 7], 0));
+    }
+}
+
+#[test]
+fn a_state_that_cannot_be_kept_or_taken_back_costs_only_its_reuse() {
+    let reused = |op: Scripted| {
+        let mut model = open(op);
+        [1, 2, 1].map(|first| {
+            let prompt = Prompt::Tokens([first].into_iter().chain([3; 40]).collect());
+            let generation = generate(&mut model, &Request::greedy(prompt, 2)).unwrap();
+            assert_eq!(generation.tokens, [7, 7]);
+            generation.reused_tokens
+        })
+    };
+    for op in [Scripted::new, |logits| Scripted::new(logits).recurrent()] {
+        // Of the recurrent one there is a state after the answer only, which is no beginning of the prompt.
+        let expected = if op(RISING).info.can_truncate { 40 } else { 0 };
+        assert_eq!(reused(op(RISING)), [0, 0, expected]);
+        for fault in [Fault::SnapshotFails, Fault::ImportFails] {
+            assert_eq!(reused(Scripted { fault, ..op(RISING) }), [0, 0, 0], "{fault:?}");
+        }
     }
 }
 
