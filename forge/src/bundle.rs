@@ -439,6 +439,7 @@ impl Drop for Staging {
 }
 
 /// Staging folders in `parent` that no process fills, but for those of the output called `name`.
+#[cfg(feature = "program")]
 pub(crate) fn unfinished(parent: &Path, name: &str) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(parent) else { return Vec::new() };
     let entries = entries.filter_map(|entry| entry.ok());
