@@ -6,7 +6,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use qhx_core::backend::ContextSource;
-use qhx_core::manifest::Manifest;
+use qhx_core::manifest::{Manifest, Rerank};
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
@@ -445,6 +445,10 @@ fn manifest(
 ) -> Map<String, Value> {
     let mut params = recipe.params.clone();
     params.extend(token_ids);
+    if let Some(Rerank { prompt, instruction, yes, no }) = &options.rerank {
+        let rerank = json!({"prompt": prompt, "instruction": instruction, "yes": yes, "no": no});
+        params.insert("rerank".to_owned(), rerank);
+    }
     let compiler = options.compiler.as_ref();
     let mut model = Map::new();
     model.insert("name".to_owned(), json!(name));

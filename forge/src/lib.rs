@@ -34,6 +34,7 @@ pub mod quantize;
 pub mod recipe;
 mod recipes;
 pub mod registry;
+pub mod rerank;
 pub mod residual;
 mod synthetic;
 mod text;

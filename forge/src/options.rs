@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use qhx_core::backend::Backend;
+use qhx_core::manifest::Rerank;
 use qhx_core::{Media, Result};
 
 use crate::checkpoint::Checkpoint;
@@ -83,6 +84,8 @@ pub struct ForgeOptions {
     /// Tensors of the checkpoint that no graph and no table needs to read: words of their names, as in
     /// [`Override::part`].
     pub ignore_tensors: Vec<String>,
+    /// What the manifest says of reranking: what asks the model about a document.
+    pub rerank: Option<Rerank>,
     /// Makes the context binaries. Without one the bundle runs on the CPU only.
     pub compiler: Option<Arc<dyn Compiler>>,
     /// Write the ONNX reference graphs, which the CPU backend runs.
@@ -112,6 +115,7 @@ impl ForgeOptions {
             recipe_options: BTreeMap::new(),
             weights: Vec::new(),
             ignore_tensors: Vec::new(),
+            rerank: None,
             compiler: None,
             onnx: true,
             portable: false,
@@ -144,6 +148,7 @@ impl std::fmt::Debug for ForgeOptions {
             .field("recipe_options", &self.recipe_options)
             .field("weights", &self.weights)
             .field("ignore_tensors", &self.ignore_tensors)
+            .field("rerank", &self.rerank)
             .field("dsp_arch", &self.compiler.as_ref().map(|c| c.dsp_arch().to_owned()))
             .field("onnx", &self.onnx)
             .field("check", &self.check)

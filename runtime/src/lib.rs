@@ -17,6 +17,7 @@
 //! | [`Chat`] | a conversation, whose state stays between turns |
 //! | [`Embedder`] | texts to vectors, with the prefixes of the bundle |
 //! | [`Transcriber`] | audio of any length to text |
+//! | [`Reranker`] | how well documents answer a query |
 //! | [`Engine`] | one of the three above, as the bundle is meant: what a binding to another language holds |
 //! | [`Texts`] | tokenizer, chat template and limits, usable while a generation runs |
 //!
@@ -52,6 +53,7 @@ pub mod npu_files;
 mod open;
 pub mod plugins;
 pub mod prepared;
+mod reranker;
 mod runtime;
 mod settings;
 pub mod skels;
@@ -69,6 +71,7 @@ pub use engine::Engine;
 pub use libraries::LibraryFiles;
 pub use media::{Attached, Attachment};
 pub use named::{Decided, Named};
+pub use reranker::{Ranked, Reranker, Scoring};
 pub use runtime::{Runtime, RuntimeBuilder};
 pub use settings::{BackendChoice, DeviceOptions};
 pub use transcriber::{Chunk, TranscribeEvent, TranscribeOptions, Transcriber, Transcript};

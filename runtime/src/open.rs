@@ -8,6 +8,7 @@ use qhx_core::engine::Model;
 use crate::bundle::Bundle;
 use crate::chat::Chat;
 use crate::embedder::Embedder;
+use crate::reranker::Reranker;
 use crate::runtime::Runtime;
 use crate::transcriber::Transcriber;
 
@@ -52,6 +53,14 @@ impl Bundle {
     /// As [`Runtime::load`] and [`Embedder::new`].
     pub fn embedder(&self) -> Result<Embedder> {
         Embedder::new(self.model()?)
+    }
+
+    /// Opens the model to score documents, as the manifest declares.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`] and [`Reranker::new`].
+    pub fn reranker(&self) -> Result<Reranker> {
+        Reranker::new(self.model()?)
     }
 
     /// Opens the model to transcribe audio, as the manifest declares.

@@ -12,6 +12,7 @@ pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod plugins;
 pub(crate) mod push;
+pub(crate) mod rerank;
 pub(crate) mod runtime;
 pub(crate) mod transcribe;
 pub(crate) mod verify;

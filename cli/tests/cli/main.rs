@@ -28,6 +28,7 @@ mod prepare;
 mod push;
 mod qnn;
 mod reports;
+mod rerank;
 mod run;
 mod size;
 #[cfg(target_os = "linux")]

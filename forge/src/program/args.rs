@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
+use qhx_core::manifest::Rerank;
 use qhx_core::{Error, ErrorKind, Result};
 
 use super::targets::{self, TargetChoice};
@@ -12,7 +13,7 @@ use super::terminal::args::LibraryArgs;
 use crate::calibrate::{CalibrateOptions, DEFAULT_TOKENS, read_texts};
 use crate::checkpoint::Checkpoint;
 use crate::estimate::DEFAULT_CORNER;
-use crate::{AUTO_SHARDS, CONTEXT_BUDGET, ForgeOptions, Override, Precision, Task};
+use crate::{AUTO_SHARDS, CONTEXT_BUDGET, ForgeOptions, Override, Precision, Task, rerank};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -265,6 +266,17 @@ pub(crate) struct ShapeArgs {
     /// with PART in their names. May be given several times
     #[arg(long, value_name = "PART")]
     pub ignore_tensors: Vec<String>,
+    /// The model tells by yes or no whether a document answers a query, for `qhx rerank`: it is asked as Qwen3-Reranker
+    /// is, or as a JSON file says with its keys prompt, instruction, yes and no
+    #[arg(
+        long,
+        value_name = "qwen3|FILE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "qwen3",
+        value_parser = rerank
+    )]
+    pub rerank: Option<Rerank>,
 }
 
 impl ShapeArgs {
@@ -278,6 +290,7 @@ impl ShapeArgs {
         ];
         let own = own.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
         ForgeOptions {
+            rerank: self.rerank.clone(),
             task: self.task,
             precision: self.precision.precision(),
             head: self.head.map(HeadChoice::precision),
@@ -319,6 +332,14 @@ impl ShapeArgs {
 fn key_and_value(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE, such as experts=fp16")?;
     Ok((key.to_owned(), value.to_owned()))
+}
+
+/// `qwen3`, or a file.
+fn rerank(text: &str) -> Result<Rerank, String> {
+    match text {
+        "qwen3" => Ok(rerank::qwen3()),
+        file => rerank::read(Path::new(file)).map_err(|e| e.report().to_string()),
+    }
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {

@@ -451,6 +451,14 @@ impl Model {
         self.consumed.settle(self.op.position());
     }
 
+    /// Forgets the state that made logits unusable, and what is saved of it.
+    pub(super) fn forget_state(&mut self) {
+        self.kept().drop_shared(self.consumed.sequence());
+        if let Err(e) = self.consumed.clear(&mut self.op) {
+            tracing::warn!("the state could not be reset: {e}");
+        }
+    }
+
     /// Chooses a token from the logits of a plain step.
     fn choose_next(&mut self, work: &mut Work, phase: &mut Phase) -> Result<Option<Happened>> {
         let Chosen { shown, ended } = self.choose(work)?;
@@ -482,11 +490,8 @@ impl Model {
             Ok(token) => token,
             Err(e) => {
                 let error = self.op.about_logits(e);
-                // What made the logits unusable may lie in the state, and in what is saved of it.
-                self.kept().drop_shared(self.consumed.sequence());
-                if let Err(e) = self.consumed.clear(&mut self.op) {
-                    tracing::warn!("the state could not be reset: {e}");
-                }
+                drop(sample);
+                self.forget_state();
                 return Err(error);
             }
         };

@@ -141,12 +141,18 @@ impl Model {
     pub fn embed_prompt(&mut self, prompt: &Prompt) -> Result<&[f32]> {
         self.require(Task::Embed, "embed")?;
         self.revive()?;
+        let encoded = self.encode_whole(prompt)?;
+        let positions = encoded.sequence.len();
+        self.embed_segments(&encoded.segments(0..positions), ("positions", positions))
+    }
+
+    /// Positions of a prompt that the context holds.
+    pub(super) fn encode_whole(&self, prompt: &Prompt) -> Result<Encoded> {
         let tokenize = trace::span(self.trace.as_ref(), "tokenize");
         let encoded = self.encode(prompt, &Map::new(), false)?;
         drop(tokenize);
         self.check_length(&encoded)?;
-        let positions = encoded.sequence.len();
-        self.embed_segments(&encoded.segments(0..positions), ("positions", positions))
+        Ok(encoded)
     }
 
     /// Positions of a prompt; with `checkpoint`, also where to save the state.

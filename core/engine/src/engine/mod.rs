@@ -12,6 +12,7 @@ mod generate;
 mod grammar;
 mod kept;
 mod model;
+mod next;
 mod pack;
 mod prompt;
 mod restart;

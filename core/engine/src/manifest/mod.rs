@@ -89,6 +89,8 @@ pub struct Params {
     pub bos_token_id: Option<u32>,
     /// What asks the model to transcribe audio.
     pub transcription: Option<Transcription>,
+    /// What asks the model whether a document answers a query.
+    pub rerank: Option<Rerank>,
     /// The other keys.
     pub rest: Map<String, Value>,
 }
@@ -100,6 +102,19 @@ pub struct Transcription {
     pub prompt: String,
     /// `chat`: both are a user's message of a conversation.
     pub chat: bool,
+}
+
+/// `params.rerank`: what asks the model whether a document answers a query, and the tokens that say so.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rerank {
+    /// `prompt`: a text with `{query}` and `{document}`, and `{instruction}` where there is one.
+    pub prompt: String,
+    /// `instruction`: what a document is looked for to do, unless a caller says it.
+    pub instruction: String,
+    /// `yes`: the token of a document that answers.
+    pub yes: String,
+    /// `no`: the token of one that does not.
+    pub no: String,
 }
 
 /// `artifacts`: the files of the bundle.

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::reader::Node;
 use super::{
-    ArtifactTable, ContextEntry, EmbedEntry, FileEntry, Manifest, Model, Params, Plan,
+    ArtifactTable, ContextEntry, EmbedEntry, FileEntry, Manifest, Model, Params, Plan, Rerank,
     SCHEMA_VERSION, Step, Transcription,
 };
 use crate::{DType, Error, ErrorKind, Result};
@@ -117,6 +117,7 @@ fn params(node: &Node<'_>) -> Result<Params> {
         },
         bos_token_id: node.get("bos_token_id")?.map(|n| n.u32()).transpose()?,
         transcription: node.get("transcription")?.map(|n| transcription(&n)).transpose()?,
+        rerank: node.get("rerank")?.map(|n| rerank(&n)).transpose()?,
         rest: rest(
             &node,
             &[
@@ -127,6 +128,7 @@ fn params(node: &Node<'_>) -> Result<Params> {
                 "eos_token_id",
                 "bos_token_id",
                 "transcription",
+                "rerank",
             ],
         )?,
     })
@@ -137,6 +139,22 @@ fn transcription(node: &Node<'_>) -> Result<Transcription> {
         prompt: node.require("prompt")?.string()?,
         chat: node.get("chat")?.map(|n| n.bool()).transpose()?.unwrap_or(false),
     })
+}
+
+fn rerank(node: &Node<'_>) -> Result<Rerank> {
+    let prompt = node.require("prompt")?;
+    let rerank = Rerank {
+        prompt: prompt.string()?,
+        instruction: node.get("instruction")?.map(|n| n.string()).transpose()?.unwrap_or_default(),
+        yes: node.require("yes")?.text()?,
+        no: node.require("no")?.text()?,
+    };
+    for place in ["{query}", "{document}"] {
+        if !rerank.prompt.contains(place) {
+            return Err(prompt.error(format_args!("expected a text with {place}")));
+        }
+    }
+    Ok(rerank)
 }
 
 fn artifact_table(node: &Node<'_>) -> Result<ArtifactTable> {

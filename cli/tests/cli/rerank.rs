@@ -1,0 +1,107 @@
+//! `qhx rerank`: scores from the logits that the reference has.
+
+use std::path::{Path, PathBuf};
+
+use qhx_paths::fixture;
+use qhx_tests::tiny;
+use serde_json::{Value, json};
+
+use crate::run::{Program, folder};
+
+const TINY: &str = "qwen3-tiny";
+/// What all prompts that are asked begin with.
+const QUERY: &str = "The ";
+
+/// A bundle that is asked with what `rerank` says.
+fn forge(folder: &Path, rerank: &Value) -> PathBuf {
+    let (file, out) = (folder.join("rerank.json"), folder.join("bundle"));
+    std::fs::write(&file, rerank.to_string()).expect("written");
+    Program::qhx(folder)
+        .args([Path::new("forge"), &fixture(TINY), Path::new("--out"), &out])
+        .args(["--cpu-only", "--max-ctx", "128", "--prefill", "16"])
+        .args([format!("--rerank={}", file.display())])
+        .run()
+        .ok();
+    out
+}
+
+#[test]
+fn scores_are_those_of_the_reference_and_the_best_comes_first() {
+    let folder = folder();
+    let rerank = json!({"prompt": "{query}{document}", "yes": " P", "no": " The"});
+    let bundle = forge(folder.path(), &rerank);
+    let goldens = tiny::goldens(&fixture(TINY));
+    let cases = goldens.cases.iter().filter(|case| case.prompt.starts_with(QUERY));
+    let cases: Vec<_> = cases.filter(|case| !case.prompt.contains('\n')).collect();
+    assert!(cases.len() > 4, "{}", cases.len());
+    let tokenizer = qhx_core::text::Tokenizer::from_file(&fixture(TINY).join("tokenizer.json"))
+        .expect("a tokenizer");
+    let id = |text: &str| tokenizer.encode(text, false).expect("encoded")[0] as usize;
+    let (yes, no) = (id(" P"), id(" The"));
+    let mut expected: Vec<_> = cases
+        .iter()
+        .enumerate()
+        .map(|(index, case)| {
+            let logits = &goldens.logits(case)[0];
+            let score = 1.0 / (1.0 + f64::from(logits[no] - logits[yes]).exp());
+            (index, score)
+        })
+        .collect();
+    expected.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let documents: Vec<_> = cases.iter().map(|case| &case.prompt[QUERY.len()..]).collect();
+    let ask = |options: &[&str]| {
+        Program::qhx(folder.path())
+            .args(["rerank"])
+            .args([&bundle])
+            .args([QUERY, "--backend", "cpu"])
+            .args(options)
+            .stdin(documents.join("\n"))
+            .run()
+            .ok()
+    };
+    let run = ask(&["--json"]).json();
+    let results = run["results"].as_array().expect("a list");
+    assert_eq!(results.len(), expected.len());
+    for (found, (index, score)) in results.iter().zip(&expected) {
+        assert_eq!(found["index"], json!(index), "{results:?}");
+        assert_eq!(found["document"], json!(documents[*index]));
+        let off = (found["score"].as_f64().expect("a number") - score).abs();
+        assert!(off < 1e-3, "{found}, expected {score}");
+    }
+    let best = ask(&["--top", "1"]).stdout;
+    let (index, score) = expected[0];
+    assert_eq!(best, format!("{score:.4}  {}\n", documents[index]));
+}
+
+#[test]
+fn what_cannot_be_asked_is_named() {
+    let folder = folder();
+    let refused = |rerank: &Value, expected: &str| {
+        let file = folder.path().join("bad.json");
+        std::fs::write(&file, rerank.to_string()).expect("written");
+        let run = Program::qhx(folder.path())
+            .args([Path::new("forge"), &fixture(TINY), Path::new("--out"), Path::new("none")])
+            .args([format!("--rerank={}", file.display())])
+            .run();
+        assert_eq!(run.code, 2, "{run:?}");
+        assert!(run.stderr.contains(expected), "{run:?}");
+    };
+    refused(&json!({"prompt": "{query}", "yes": "a", "no": "b"}), "prompt has no {document}");
+    refused(&json!({"prompt": "{query}{document}", "yes": "a"}), "missing field `no`");
+    let bundle = forge(
+        folder.path(),
+        &json!({"prompt": "{query} {document}", "yes": "certainly so", "no": " The"}),
+    );
+    let ask = |bundle: &Path| {
+        Program::qhx(folder.path()).args(["rerank"]).args([bundle]).args(["q"]).stdin("d").run()
+    };
+    let run = ask(&bundle);
+    assert!(run.code != 0 && run.stderr.contains("expected one"), "{run:?}");
+    let manifest = bundle.join("qwen3-tiny.json");
+    let text = std::fs::read_to_string(&manifest).expect("a manifest");
+    let mut plain: Value = serde_json::from_str(&text).expect("JSON");
+    plain["params"].as_object_mut().and_then(|params| params.remove("rerank"));
+    std::fs::write(&manifest, plain.to_string()).expect("written");
+    let run = ask(&bundle);
+    assert!(run.code != 0 && run.stderr.contains("qhx forge --rerank"), "{run:?}");
+}

@@ -1,0 +1,56 @@
+//! What asks causal rerankers about a document, as their model cards say.
+
+use std::path::Path;
+
+use qhx_core::manifest::Rerank;
+use qhx_core::{Error, ErrorKind, Result, files};
+
+/// Bytes of a file that says it.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// As Qwen3-Reranker is asked, by its model card.
+pub fn qwen3() -> Rerank {
+    let prompt = "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the \
+                  Instruct provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n\
+                  <|im_start|>user\n<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n\
+                  <|im_start|>assistant\n<think>\n\n</think>\n\n";
+    let instruction = "Given a web search query, retrieve relevant passages that answer the query";
+    Rerank {
+        prompt: prompt.to_owned(),
+        instruction: instruction.to_owned(),
+        yes: "yes".to_owned(),
+        no: "no".to_owned(),
+    }
+}
+
+/// Reads a JSON file with the keys of the manifest's `params.rerank`.
+///
+/// # Errors
+/// When it cannot be read, or is none.
+pub fn read(path: &Path) -> Result<Rerank> {
+    let invalid = |what: &dyn std::fmt::Display| {
+        Error::new(ErrorKind::Usage, format!("{}: {what}", path.display())).hint(
+            "expected {\"prompt\": \"… {query} … {document} …\", \"yes\": \"yes\", \"no\": \"no\"}",
+        )
+    };
+    let bytes = files::read(ErrorKind::Usage, path, MAX_BYTES)?;
+    let read: Keys = serde_json::from_slice(&bytes).map_err(|e| invalid(&e))?;
+    let Keys { prompt, instruction, yes, no } = read;
+    for place in ["{query}", "{document}"] {
+        if !prompt.contains(place) {
+            return Err(invalid(&format_args!("prompt has no {place}")));
+        }
+    }
+    Ok(Rerank { prompt, instruction, yes, no })
+}
+
+/// The keys.
+#[derive(Debug, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Keys {
+    prompt: String,
+    #[serde(default)]
+    instruction: String,
+    yes: String,
+    no: String,
+}

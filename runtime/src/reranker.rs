@@ -1,0 +1,217 @@
+//! How well documents answer a query.
+
+use qhx_core::engine::{Model, Prompt};
+use qhx_core::manifest::Rerank;
+use qhx_core::{CancelToken, Error, ErrorKind, Result};
+
+/// A document and how well it answers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct Ranked {
+    /// Which of the documents it is.
+    pub index: usize,
+    /// From 0 to 1: how likely the model takes it for an answer.
+    pub score: f64,
+}
+
+/// How a model is asked about documents: by its manifest's `params.rerank`. It can be used with any session of the
+/// model.
+#[derive(Debug, Clone)]
+pub struct Scoring {
+    rules: Rerank,
+    /// The tokens of yes and no.
+    tokens: [u32; 2],
+}
+
+impl Scoring {
+    /// How `model` is asked.
+    ///
+    /// # Errors
+    /// When its manifest does not say so, or its tokenizer has no such tokens.
+    pub fn of(model: &Model) -> Result<Self> {
+        let rules = rules(model)?;
+        let tokens = tokens(model, &rules)?;
+        Ok(Self { rules, tokens })
+    }
+
+    /// What a document is looked for to do, instead of the manifest's `params.rerank.instruction`.
+    #[must_use]
+    pub fn instruction(mut self, instruction: impl Into<String>) -> Self {
+        self.rules.instruction = instruction.into();
+        self
+    }
+
+    /// How well a document answers a query: the probability of *yes* against *no*, from 0 to 1. Documents for the same
+    /// query one after the other cost only their own tokens, where the prompt has the query first.
+    ///
+    /// # Errors
+    /// When both do not fit the context, or `cancel` stops it.
+    pub fn score(
+        &self,
+        model: &mut Model,
+        query: &str,
+        document: &str,
+        cancel: &CancelToken,
+    ) -> Result<f64> {
+        let prompt = Prompt::Text(filled(&self.rules, query, document));
+        let logits = model.next_logits(&prompt, &self.tokens, cancel)?;
+        let [yes, no] = [logits[0], logits[1]].map(f64::from);
+        Ok(1.0 / (1.0 + (no - yes).exp()))
+    }
+
+    /// The documents, the best first; of equal ones the earlier.
+    ///
+    /// # Errors
+    /// As [`Scoring::score`]; the error names the document by its index.
+    pub fn rank<T: AsRef<str>>(
+        &self,
+        model: &mut Model,
+        query: &str,
+        documents: &[T],
+        cancel: &CancelToken,
+    ) -> Result<Vec<Ranked>> {
+        let mut ranked = Vec::with_capacity(documents.len());
+        for (index, document) in documents.iter().enumerate() {
+            let score = self.score(model, query, document.as_ref(), cancel);
+            let score = score.map_err(|e| e.context(format_args!("document {index}")))?;
+            ranked.push(Ranked { index, score });
+        }
+        ranked.sort_by(|a, b| b.score.total_cmp(&a.score));
+        Ok(ranked)
+    }
+}
+
+/// A model that scores documents for a query.
+///
+/// ```no_run
+/// let mut reranker = qhx::Bundle::open("qwen3-reranker/v81")?.reranker()?;
+/// let documents = ["Paris is the capital of France.", "Bread is baked."];
+/// let best = reranker.rank("What is the capital of France?", &documents)?[0];
+/// assert_eq!(best.index, 0);
+/// # Ok::<(), qhx::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Reranker {
+    model: Model,
+    scoring: Scoring,
+}
+
+impl Reranker {
+    /// Wraps an open model, asked as its manifest says.
+    ///
+    /// # Errors
+    /// As [`Scoring::of`].
+    pub fn new(model: Model) -> Result<Self> {
+        let scoring = Scoring::of(&model)?;
+        Ok(Self { model, scoring })
+    }
+
+    /// What a document is looked for to do, instead of the manifest's `params.rerank.instruction`.
+    #[must_use]
+    pub fn instruction(mut self, instruction: impl Into<String>) -> Self {
+        self.scoring = self.scoring.instruction(instruction);
+        self
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// How well a document answers a query, from 0 to 1.
+    ///
+    /// # Errors
+    /// As [`Scoring::score`].
+    pub fn score(&mut self, query: &str, document: &str) -> Result<f64> {
+        self.scoring.score(&mut self.model, query, document, &CancelToken::new())
+    }
+
+    /// The documents, the best first; of equal ones the earlier.
+    ///
+    /// # Errors
+    /// As [`Scoring::rank`].
+    pub fn rank<T: AsRef<str>>(&mut self, query: &str, documents: &[T]) -> Result<Vec<Ranked>> {
+        self.rank_unless(query, documents, &CancelToken::new())
+    }
+
+    /// As [`Reranker::rank`], until `cancel` stops it.
+    ///
+    /// # Errors
+    /// As [`Scoring::rank`].
+    pub fn rank_unless<T: AsRef<str>>(
+        &mut self,
+        query: &str,
+        documents: &[T],
+        cancel: &CancelToken,
+    ) -> Result<Vec<Ranked>> {
+        self.scoring.rank(&mut self.model, query, documents, cancel)
+    }
+}
+
+fn rules(model: &Model) -> Result<Rerank> {
+    model.manifest().params.rerank.clone().ok_or_else(|| {
+        let message = format!(
+            "{}: params.rerank is missing, which says what asks the model about a document",
+            model.manifest().path.display()
+        );
+        Error::new(ErrorKind::Usage, message)
+            .hint("make the bundle of a causal reranker with `qhx forge --rerank`")
+    })
+}
+
+/// The tokens of yes and no. Each has to be one.
+fn tokens(model: &Model, rules: &Rerank) -> Result<[u32; 2]> {
+    let fault = |what: String| {
+        let path = model.manifest().path.display();
+        Error::new(ErrorKind::Manifest, format!("{path}: {what}")).hint(
+            "params.rerank is of another model than artifacts.tokenizer, or a file was damaged",
+        )
+    };
+    let tokenizer = model.tokenizer().ok_or_else(|| {
+        fault("the bundle has no tokenizer, so a text cannot be asked about".into())
+    })?;
+    let token = |text: &str| {
+        let tokens = tokenizer.encode(text, false)?;
+        match tokens[..] {
+            [token] => Ok(token),
+            _ => Err(fault(format!("{text:?} is {} tokens, expected one", tokens.len()))),
+        }
+    };
+    Ok([token(&rules.yes)?, token(&rules.no)?])
+}
+
+/// The prompt with its places filled. What is filled in is not looked at again.
+fn filled(rules: &Rerank, query: &str, document: &str) -> String {
+    let places = [
+        ("{instruction}", rules.instruction.as_str()),
+        ("{query}", query),
+        ("{document}", document),
+    ];
+    let mut rest = rules.prompt.as_str();
+    let mut prompt = String::with_capacity(rest.len() + query.len() + document.len());
+    loop {
+        let found =
+            places.iter().filter_map(|(place, text)| Some((rest.find(place)?, place, text)));
+        let Some((at, place, text)) = found.min_by_key(|(at, ..)| *at) else { break };
+        prompt.push_str(&rest[..at]);
+        prompt.push_str(text);
+        rest = &rest[at + place.len()..];
+    }
+    prompt.push_str(rest);
+    prompt
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_filled_in_is_not_looked_at_again() {
+        let rules = Rerank {
+            prompt: "{instruction}|{query}|{document}|{query}.".to_owned(),
+            instruction: "{document}".to_owned(),
+            ..Rerank::default()
+        };
+        assert_eq!(filled(&rules, "{query}", "d"), "{document}|{query}|d|{query}.");
+    }
+}
