@@ -1,52 +1,42 @@
-//! Errors as Python's exceptions.
+//! Faults as Python's exceptions, and how a thread of Python waits.
 
 use pyo3::prelude::*;
 use pyo3::{PyErr, PyResult, Python};
-use qhx::{Error, ErrorKind};
+use qhx_bindings::{Caller, Ended, Fault, Result, Waited};
 
-/// Why something failed: an error of the library, or a model that is in use.
-#[derive(Debug)]
-pub(crate) struct Fault {
-    kind: &'static str,
-    error: Error,
+/// The exception of a fault: what `qhx._errors` makes of it.
+pub(crate) fn exception(py: Python<'_>, fault: &Fault) -> PyErr {
+    let make = || {
+        let (make, error) = (py.import("qhx._errors")?.getattr("make")?, fault.error());
+        make.call1((fault.kind(), error.message(), error.hint_text(), error.code()))
+    };
+    make().map_or_else(|e| e, PyErr::from_value)
 }
 
-pub(crate) type Result<T> = std::result::Result<T, Fault>;
-
-impl Fault {
-    /// The model is in use.
-    pub(crate) fn busy(message: &str, hint: &str) -> Self {
-        Self { kind: "busy", error: Error::new(ErrorKind::Usage, message).hint(hint) }
-    }
-
-    /// An argument or a call makes no sense.
-    pub(crate) fn usage(message: impl Into<String>) -> Self {
-        Error::new(ErrorKind::Usage, message).into()
-    }
-
-    /// The op or the engine panicked: the model has to be opened again.
-    pub(crate) fn is_panic(&self) -> bool {
-        matches!(self.error.kind(), ErrorKind::Panicked | ErrorKind::Internal)
-    }
-
-    /// The exception: what `qhx._errors` makes of it.
-    pub(crate) fn exception(&self, py: Python<'_>) -> PyErr {
-        let Self { kind, error } = self;
-        let make = || {
-            let make = py.import("qhx._errors")?.getattr("make")?;
-            make.call1((*kind, error.message(), error.hint_text(), error.code()))
-        };
-        make().map_or_else(|e| e, PyErr::from_value)
-    }
-}
-
-impl From<Error> for Fault {
-    fn from(error: Error) -> Self {
-        Self { kind: error.kind().name(), error }
-    }
-}
-
-/// A result with its error as an exception.
+/// A result with its fault as an exception.
 pub(crate) fn raised<T>(py: Python<'_>, result: Result<T>) -> PyResult<T> {
-    result.map_err(|fault| fault.exception(py))
+    result.map_err(|fault| exception(py, &fault))
+}
+
+/// What a call that waited returned, with its fault as an exception.
+pub(crate) fn waited<T>(py: Python<'_>, result: Waited<T, PyErr>) -> PyResult<T> {
+    result.map_err(|ended| match ended {
+        Ended::Fault(fault) => exception(py, &fault),
+        Ended::Stopped(interrupt) => interrupt,
+    })
+}
+
+/// A thread that holds the interpreter's lock, which it waits without; signals, as of Ctrl-C, stop it.
+pub(crate) struct Thread<'py>(pub Python<'py>);
+
+impl Caller for Thread<'_> {
+    type Stop = PyErr;
+
+    fn blocking<T: Send>(&self, wait: impl FnOnce() -> T + Send) -> T {
+        self.0.detach(wait)
+    }
+
+    fn look(&self) -> PyResult<()> {
+        self.0.check_signals()
+    }
 }

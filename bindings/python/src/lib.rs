@@ -7,17 +7,12 @@
 //! |---|---|
 //! | `module` | the entry point, which the interpreter calls |
 //! | `model` | a model's functions |
-//! | `stream` | a generation that goes on as it is asked to |
-//! | `turns` | who may use a model now, and waiting for work on a thread of its own |
-//! | `request`, `media` | what a model is asked, and what comes with it |
-//! | `fault` | errors as Python's exceptions |
+//! | `fault` | faults as Python's exceptions, and how a thread of Python waits |
+//!
+//! What they do is in `qhx-bindings`.
 
 #[cfg(feature = "builtin-ops")]
 mod builtin;
 mod fault;
-mod media;
 mod model;
 mod module;
-mod request;
-mod stream;
-mod turns;

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 else:
     Image = Audio = Any
 
-# Kind, name or path, content, and two numbers: see bindings/python/src/media.rs.
+# Kind, name or path, content, and two numbers: see bindings/shared/src/media.rs.
 Given = tuple[str, str, Optional[bytes], tuple[int, int]]
 
 

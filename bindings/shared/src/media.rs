@@ -1,40 +1,56 @@
-//! Images, audio and videos of a request, as Python hands them over.
+//! Images, audio and videos of a request, as languages hand them over.
 
 use std::ffi::OsString;
 
-use pyo3::pybacked::PyBackedBytes;
 use qhx::{Attached, Attachment, Error, ErrorKind, Limits, Media, Modality, Model, Source};
 
 use crate::fault::{Fault, Result};
 
-/// Kind, name or path, content, and two numbers: width and height of `pixels`, the rate of `samples`.
+/// A medium of a request.
 ///
 /// | kind | content |
 /// |---|---|
 /// | `image`, `audio`, `video` | none: the name is a path or a `data:` URL; or else the bytes of a file |
 /// | `pixels` | RGB of 8 bits each, row by row |
 /// | `samples` | mono f32 in −1…1, little-endian |
-pub(crate) type Given = (String, OsString, Option<PyBackedBytes>, (u32, u32));
+#[derive(Debug)]
+pub struct Given<B> {
+    /// A word of the table.
+    pub kind: String,
+    /// What errors call it, or a path.
+    pub name: OsString,
+    /// As in the table.
+    pub content: Option<B>,
+    /// Width and height of `pixels`, the rate of `samples` and 0.
+    pub numbers: (u32, u32),
+}
 
 /// An image, audio clip or video that is or can be decoded.
 #[derive(Debug)]
-pub(crate) enum Item {
+pub enum Item {
+    /// Of a file, or samples.
     File(Attachment),
+    /// An image that is decoded.
     Pixels(Attached),
 }
 
 impl Item {
     /// Checks what there is to check without a model.
-    pub(crate) fn new((kind, name, content, (a, b)): Given) -> Result<Self> {
+    ///
+    /// # Errors
+    /// When there is no such kind, or numbers and content do not fit.
+    pub fn new<B: AsRef<[u8]>>(given: Given<B>) -> Result<Self> {
+        let Given { kind, name, content, numbers: (a, b) } = given;
+        let content = content.as_ref().map(AsRef::as_ref);
         let shown = || name.to_string_lossy().into_owned();
-        let file = |modality| match &content {
+        let file = |modality| match content {
             None => Attachment::new(modality, name.clone()),
             Some(bytes) => {
                 let source = Source::Bytes { name: shown(), bytes: bytes.to_vec() };
                 Ok(Attachment::from_source(modality, source))
             }
         };
-        let bytes = || content.as_deref().unwrap_or_default();
+        let bytes = || content.unwrap_or_default();
         Ok(match kind.as_str() {
             "image" => Self::File(file(Modality::Image)?),
             "audio" => Self::File(file(Modality::Audio)?),

@@ -5,17 +5,17 @@ use std::num::NonZeroUsize;
 use qhx::media::{self, Attached};
 use qhx::{
     CallFormat, CancelToken, Content, ContentPart, Error, ErrorKind, Generation, Grammar, Message,
-    Model, Prompt, Request, Result, SamplingParams, Speculate, Texts, Tool,
+    Model, Prompt, Request, Result, SamplingParams, Speculate, Texts, Tool, ToolCall,
 };
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::media::Item;
 
 /// A request, as the package writes it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Asked {
+pub struct Asked {
     prompt: Asks,
     /// Media beside the text of a prompt, or of the last message: at their placeholders, or before it.
     #[serde(default)]
@@ -38,6 +38,7 @@ pub(crate) struct Asked {
     thinking: Option<bool>,
     #[serde(default)]
     template_arguments: Map<String, Value>,
+    /// A list, or its text.
     #[serde(default)]
     tools: Option<Value>,
     /// An answer is calls of tools, and nothing else.
@@ -95,13 +96,16 @@ enum Form {
 
 /// A request of the engine, and what its answer is read with.
 pub(crate) struct Question {
-    pub request: Request,
+    pub(crate) request: Request,
     tools: Vec<Tool>,
 }
 
 impl Asked {
     /// Reads what the package wrote.
-    pub(crate) fn parse(json: &str) -> Result<Self> {
+    ///
+    /// # Errors
+    /// When it is not JSON of this form.
+    pub fn parse(json: &str) -> Result<Self> {
         let wrong = |e| Error::caused(ErrorKind::Usage, "the options", e);
         serde_json::from_str(json).map_err(wrong)
     }
@@ -143,6 +147,7 @@ impl Asked {
         let mut grammar = self.form.map(Form::grammar).transpose()?;
         let mut tools = Vec::new();
         if let Some(list) = self.tools {
+            let list = as_json(list)?;
             tools = Tool::list(&list)?;
             check_calls(model.texts().call_format())?;
             if self.must_call {
@@ -152,6 +157,13 @@ impl Asked {
         }
         Ok(Question { request: request.grammar(grammar), tools })
     }
+}
+
+/// What a text has as JSON; all else is that already.
+fn as_json(value: Value) -> Result<Value> {
+    let Value::String(text) = value else { return Ok(value) };
+    let wrong = |e| Error::caused(ErrorKind::Usage, "option tools", e);
+    serde_json::from_str(&text).map_err(wrong)
 }
 
 fn one(attached: &[Attached], index: usize) -> Result<&Attached> {
@@ -192,7 +204,7 @@ fn check_calls(format: Option<CallFormat>) -> Result<()> {
     format.map(drop).ok_or_else(|| {
         let message = "option tools: the chat template knows no tools, or has them called in an unknown format";
         Error::new(ErrorKind::Usage, message)
-            .hint("describe the tools in the message, and ask for the call with schema=…")
+            .hint("describe the tools in the message, and ask for the call by the option schema")
     })
 }
 
@@ -208,24 +220,45 @@ impl Form {
     }
 }
 
+/// An answer, and the calls of tools that are in it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Answer {
+    /// The text, without special tokens and stop texts.
+    pub text: String,
+    /// Every token that was chosen.
+    pub tokens: Vec<u32>,
+    /// Positions of the prompt.
+    pub prompt_tokens: usize,
+    /// Of these, those whose state was there already.
+    pub reused_tokens: usize,
+    /// `eos`, `stop`, `length` or `cancelled`.
+    pub finish_reason: &'static str,
+    /// The calls in it.
+    pub tool_calls: Vec<ToolCall>,
+    /// Time in which the prompt was consumed.
+    pub prefill_seconds: f64,
+    /// Time from the first token of the answer to its last.
+    pub decode_seconds: f64,
+}
+
 impl Question {
-    /// The answer as JSON, with the calls of tools that are in it.
-    pub(crate) fn answer(&self, texts: &Texts, generation: &Generation) -> Result<String> {
-        let calls = match &self.tools[..] {
+    /// What was generated as an answer.
+    pub(crate) fn answer(&self, texts: &Texts, generation: Generation) -> Result<Answer> {
+        let tool_calls = match &self.tools[..] {
             [] => Vec::new(),
             tools => texts.calls(&generation.tokens, tools)?,
         };
-        let Generation { text, tokens, timings, .. } = generation;
-        Ok(json!({
-            "text": text,
-            "tokens": tokens,
-            "prompt_tokens": generation.prompt_tokens,
-            "reused_tokens": generation.reused_tokens,
-            "finish_reason": generation.finish_reason.name(),
-            "tool_calls": calls,
-            "prefill_seconds": timings.prefill.as_secs_f64(),
-            "decode_seconds": timings.decode.as_secs_f64(),
+        let Generation { text, tokens, timings, prompt_tokens, reused_tokens, .. } = generation;
+        Ok(Answer {
+            text,
+            tokens,
+            prompt_tokens,
+            reused_tokens,
+            finish_reason: generation.finish_reason.name(),
+            tool_calls,
+            prefill_seconds: timings.prefill.as_secs_f64(),
+            decode_seconds: timings.decode.as_secs_f64(),
         })
-        .to_string())
     }
 }

@@ -1,7 +1,8 @@
 //! Who may use a model now, and how a call waits for work.
 //!
-//! The work is done on a thread of its own. The calling thread waits without the interpreter's lock, and looks for
-//! signals meanwhile: Ctrl-C cancels the work, and is raised when that has ended. A second Ctrl-C is raised at once.
+//! The work is done on a thread of its own. The calling thread waits as its language has to ([`Caller`]), and looks
+//! meanwhile whether it is to stop, as by Ctrl-C: that cancels the work, and is returned when the work has ended. A
+//! second one is returned at once.
 
 use std::process;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -9,12 +10,26 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
-use pyo3::{PyErr, PyResult, Python};
 use qhx::{CancelToken, Engine, Error, ErrorKind, caught};
 
-use crate::fault::{Fault, Result, raised};
+use crate::fault::{Ended, Fault, Result, Waited};
 
-/// How long a call waits before it looks for signals.
+/// A thread of a language, which calls.
+pub trait Caller {
+    /// Why it is to wait no longer.
+    type Stop;
+
+    /// Waits, without what other threads of the language need.
+    fn blocking<T: Send>(&self, wait: impl FnOnce() -> T + Send) -> T;
+
+    /// Looks whether it is to stop.
+    ///
+    /// # Errors
+    /// When it is.
+    fn look(&self) -> std::result::Result<(), Self::Stop>;
+}
+
+/// How long a call waits before it looks whether it is to stop.
 pub(crate) const LOOK: Duration = Duration::from_millis(50);
 
 /// What a model is doing.
@@ -29,7 +44,7 @@ pub(crate) enum Phase {
 }
 
 /// A model that one call at a time uses.
-pub(crate) struct Shared {
+pub struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     engine: Mutex<Opened>,
@@ -37,6 +52,13 @@ pub(crate) struct Shared {
     process: u32,
 }
 
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("state", &lock(&self.state)).finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug)]
 struct State {
     phase: Phase,
     /// Cancels what is done now.
@@ -77,7 +99,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    pub(crate) fn new(engine: Engine) -> Arc<Self> {
+    /// A model that does nothing yet.
+    pub fn new(engine: Engine) -> Arc<Self> {
         let state = State { phase: Phase::Idle, ticket: CancelToken::new(), closed: false };
         Arc::new(Self {
             state: Mutex::new(state),
@@ -88,27 +111,33 @@ impl Shared {
     }
 
     /// True while something is done, or a stream is open.
-    pub(crate) fn is_busy(&self) -> bool {
+    pub fn is_busy(&self) -> bool {
         lock(&self.state).phase != Phase::Idle
     }
 
     /// Cancels what is done now. False where that is nothing.
-    pub(crate) fn cancel(&self) -> bool {
+    pub fn cancel(&self) -> bool {
         let state = lock(&self.state);
         state.ticket.cancel();
         state.phase != Phase::Idle
     }
 
-    /// Waits for a turn. While a stream is open, there is none.
-    pub(crate) fn turn(self: &Arc<Self>, py: Python<'_>, streams: bool) -> PyResult<Turn> {
+    /// Waits for a turn, which `ticket` cancels, and the waiting for it. While a stream is open, there is none.
+    pub(crate) fn turn<C: Caller>(
+        self: &Arc<Self>,
+        caller: &C,
+        ticket: &CancelToken,
+        streams: bool,
+    ) -> Waited<Turn, C::Stop> {
         let me = thread::current().id();
         let phase = if streams { Phase::Streaming } else { Phase::Working(Some(me)) };
-        self.wait(py, |state| match state.phase {
+        self.wait(caller, |state| match state.phase {
             _ if state.closed => Some(Err(closed())),
+            _ if ticket.is_cancelled() => Some(ticket.check().map_err(Fault::from)),
             Phase::Idle => {
                 state.phase = phase;
-                state.ticket = CancelToken::new();
-                Some(Ok(state.ticket.clone()))
+                state.ticket = ticket.clone();
+                Some(Ok(()))
             }
             Phase::Streaming => Some(Err(Fault::busy(
                 "a stream of this model is open",
@@ -120,21 +149,21 @@ impl Shared {
             ))),
             Phase::Working(_) => None,
         })
-        .map(|ticket| Turn { shared: Arc::clone(self), ticket })
+        .map(|()| Turn { shared: Arc::clone(self), ticket: ticket.clone() })
     }
 
     /// Waits until `look` returns something.
-    fn wait<T: Send>(
+    fn wait<C: Caller, T: Send>(
         &self,
-        py: Python<'_>,
+        caller: &C,
         mut look: impl FnMut(&mut State) -> Option<Result<T>> + Send,
-    ) -> PyResult<T> {
+    ) -> Waited<T, C::Stop> {
         if self.process != process::id() {
             let message = "the model was opened in another process, of which this one was forked";
-            return raised(py, Err(Fault::usage(message)));
+            return Err(Fault::usage(message).into());
         }
         loop {
-            let found = py.detach(|| {
+            let found = caller.blocking(|| {
                 let mut state = lock(&self.state);
                 look(&mut state).or_else(|| {
                     let waited = self.changed.wait_timeout(state, LOOK);
@@ -142,8 +171,8 @@ impl Shared {
                 })
             });
             match found {
-                Some(found) => return raised(py, found),
-                None => py.check_signals()?,
+                Some(found) => return found.map_err(Ended::Fault),
+                None => caller.look().map_err(Ended::Stopped)?,
             }
         }
     }
@@ -158,14 +187,17 @@ impl Shared {
     }
 
     /// Cancels what is done, waits for its end and frees the engine. Nothing can be done any more.
-    pub(crate) fn close(&self, py: Python<'_>) -> PyResult<()> {
+    ///
+    /// # Errors
+    /// In another process than that which opened it.
+    pub fn close<C: Caller>(&self, caller: &C) -> Waited<(), C::Stop> {
         {
             let mut state = lock(&self.state);
             state.closed = true;
             state.ticket.cancel();
         }
-        self.wait(py, |state| (state.phase == Phase::Idle).then_some(Ok(())))?;
-        py.detach(|| lock(&self.engine).engine = None);
+        self.wait(caller, |state| (state.phase == Phase::Idle).then_some(Ok(())))?;
+        caller.blocking(|| lock(&self.engine).engine = None);
         Ok(())
     }
 }
@@ -177,11 +209,6 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// Cancels what is done in it.
-    pub(crate) fn ticket(&self) -> &CancelToken {
-        &self.ticket
-    }
-
     /// Does `work` on a thread of its own. What it sends and what it returns come from the receiver, the latter when the
     /// turn is over; `failed` makes the same of its error.
     pub(crate) fn start<M: Send + 'static>(
@@ -200,15 +227,15 @@ impl Turn {
     }
 
     /// As [`Turn::start`], and waits for the result.
-    pub(crate) fn finish<T: Send + 'static>(
+    pub(crate) fn finish<C: Caller, T: Send + 'static>(
         self,
-        py: Python<'_>,
+        caller: &C,
         work: impl FnOnce(&mut Engine, &CancelToken) -> Result<T> + Send + 'static,
-    ) -> PyResult<T> {
+    ) -> Waited<T, C::Stop> {
         let (shared, ticket) = (Arc::clone(&self.shared), self.ticket.clone());
-        let started = self.start(|engine, ticket, _| work(engine, ticket).map(Ok), Err);
-        let result = receive(py, &mut raised(py, started)?, &ticket, |_| true);
-        raised(py, result.inspect_err(|_| shared.leave(&ticket))?)
+        let mut started = self.start(|engine, ticket, _| work(engine, ticket).map(Ok), Err)?;
+        let result = receive(caller, &mut started, &ticket, |_| true);
+        result.inspect_err(|_| shared.leave(&ticket))?.map_err(Ended::Fault)
     }
 }
 
@@ -234,33 +261,34 @@ pub(crate) fn on_thread<M: Send + 'static>(
     Ok(receive)
 }
 
-/// Waits for a message of a thread. Ctrl-C cancels its work, and is raised with the message that is its last; a second
-/// one is raised at once.
-pub(crate) fn receive<M: Send>(
-    py: Python<'_>,
+/// Waits for a message of a thread. Where the caller is to stop, its work is cancelled, and that is returned with the
+/// message that is its last; a second time at once.
+pub(crate) fn receive<C: Caller, M: Send>(
+    caller: &C,
     messages: &mut Receiver<M>,
     ticket: &CancelToken,
     is_last: impl Fn(&M) -> bool,
-) -> PyResult<M> {
-    let mut interrupt: Option<PyErr> = None;
+) -> Waited<M, C::Stop> {
+    let mut stop: Option<C::Stop> = None;
     loop {
         let waiting = &mut *messages;
-        match (py.detach(move || waiting.recv_timeout(LOOK)), interrupt) {
+        match (caller.blocking(move || waiting.recv_timeout(LOOK)), stop) {
             (Ok(message), None) => return Ok(message),
-            (Ok(message), Some(interrupt)) if is_last(&message) => return Err(interrupt),
+            (Ok(message), Some(stop)) if is_last(&message) => return Err(Ended::Stopped(stop)),
             (Err(RecvTimeoutError::Disconnected), None) => {
-                let lost = Error::new(ErrorKind::Internal, "the thread of the model is gone");
-                return raised(py, Err(lost.into()));
+                return Err(
+                    Error::new(ErrorKind::Internal, "the thread of the model is gone").into()
+                );
             }
-            (Err(RecvTimeoutError::Disconnected), Some(interrupt)) => return Err(interrupt),
-            (_, before) => interrupt = before,
+            (Err(RecvTimeoutError::Disconnected), Some(stop)) => return Err(Ended::Stopped(stop)),
+            (_, before) => stop = before,
         }
-        if let Err(signal) = py.check_signals() {
+        if let Err(asked) = caller.look() {
             ticket.cancel();
-            if interrupt.is_some() {
-                return Err(signal);
+            if stop.is_some() {
+                return Err(Ended::Stopped(asked));
             }
-            interrupt = Some(signal);
+            stop = Some(asked);
         }
     }
 }

@@ -3,13 +3,12 @@
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
-use pyo3::{PyResult, Python};
 use qhx::{CancelToken, Model};
 
-use crate::fault::{Fault, Result, raised};
+use crate::fault::{Fault, Result, Waited};
 use crate::media::Item;
-use crate::request::Asked;
-use crate::turns::{LOOK, Shared, receive};
+use crate::request::{Answer, Asked};
+use crate::turns::{Caller, LOOK, Shared, receive};
 
 /// What the thread of a stream sends.
 enum Event {
@@ -17,8 +16,8 @@ enum Event {
     Begun,
     /// A piece of the answer.
     Text(String),
-    /// The end: the answer as JSON.
-    Over(Result<String>),
+    /// The end, with the answer.
+    Over(Result<Answer>),
 }
 
 impl Event {
@@ -28,14 +27,16 @@ impl Event {
 }
 
 /// An open stream. It ends when it is dropped.
-pub(crate) struct Stream {
+#[derive(Debug)]
+pub struct Stream {
     shared: Arc<Shared>,
     ticket: CancelToken,
     /// Until the end.
     pipe: Mutex<Option<Pipe>>,
-    result: Mutex<Option<String>>,
+    result: Mutex<Option<Answer>>,
 }
 
+#[derive(Debug)]
 struct Pipe {
     /// Asks for a piece. Where it is dropped, no more are wanted.
     demand: Sender<()>,
@@ -43,80 +44,84 @@ struct Pipe {
 }
 
 impl Stream {
-    /// Begins a generation, and returns when its prompt is checked.
-    pub(crate) fn open(
-        py: Python<'_>,
+    /// Begins a generation that `ticket` cancels, and returns when its prompt is checked.
+    ///
+    /// # Errors
+    /// When the model is in use by a stream or closed, or the request makes no sense.
+    pub fn open<C: Caller>(
+        caller: &C,
         shared: &Arc<Shared>,
+        ticket: &CancelToken,
         asked: Asked,
         items: Vec<Item>,
-    ) -> PyResult<Self> {
-        let turn = shared.turn(py, true)?;
-        let ticket = turn.ticket().clone();
+    ) -> Waited<Self, C::Stop> {
         let (demand, demands) = mpsc::channel();
-        let started = turn.start(
+        let mut events = shared.turn(caller, ticket, true)?.start(
             move |engine, ticket, events| {
                 let answer = run(engine.model_mut(), asked, &items, ticket, &demands, events)?;
                 Ok(Event::Over(Ok(answer)))
             },
             |fault| Event::Over(Err(fault)),
-        );
-        let mut events = raised(py, started)?;
-        match receive(py, &mut events, &ticket, Event::is_over) {
-            Ok(Event::Over(result)) => {
-                // Cancelled before it began.
-                let result = Mutex::new(Some(raised(py, result)?));
-                Ok(Self { shared: Arc::clone(shared), ticket, pipe: Mutex::new(None), result })
-            }
-            Ok(_) => {
-                let (pipe, result) = (Some(Pipe { demand, events }), Mutex::new(None));
-                Ok(Self { shared: Arc::clone(shared), ticket, pipe: Mutex::new(pipe), result })
-            }
-            Err(interrupt) => {
-                shared.leave(&ticket);
-                Err(interrupt)
-            }
-        }
+        )?;
+        let first = receive(caller, &mut events, ticket, Event::is_over);
+        let (pipe, result) = match first.inspect_err(|_| shared.leave(ticket))? {
+            // Cancelled before it began.
+            Event::Over(result) => (None, Some(result?)),
+            Event::Begun | Event::Text(_) => (Some(Pipe { demand, events }), None),
+        };
+        Ok(Self {
+            shared: Arc::clone(shared),
+            ticket: ticket.clone(),
+            pipe: Mutex::new(pipe),
+            result: Mutex::new(result),
+        })
     }
 
     /// The next piece of the answer; `None` at its end.
-    pub(crate) fn next(&self, py: Python<'_>) -> PyResult<Option<String>> {
+    ///
+    /// # Errors
+    /// When the host-op fails, or another thread reads it now.
+    pub fn next<C: Caller>(&self, caller: &C) -> Waited<Option<String>, C::Stop> {
         let mut pipe = match self.pipe.try_lock() {
             Ok(pipe) => pipe,
             Err(TryLockError::Poisoned(pipe)) => pipe.into_inner(),
             Err(TryLockError::WouldBlock) => {
                 let message = "the stream is being read already";
                 let busy = Fault::busy(message, "read a stream from one thread at a time");
-                return raised(py, Err(busy));
+                return Err(busy.into());
             }
         };
         let Some(Pipe { demand, events }) = &mut *pipe else { return Ok(None) };
         // Where the thread ended by itself, its last event is there.
         let _ = demand.send(());
-        match receive(py, events, &self.ticket, Event::is_over) {
+        match receive(caller, events, &self.ticket, Event::is_over) {
             Ok(Event::Over(result)) => {
                 *pipe = None;
-                self.hold(raised(py, result)?);
+                self.hold(result?);
                 Ok(None)
             }
             Ok(Event::Text(text)) => Ok(Some(text)),
             Ok(Event::Begun) => Ok(Some(String::new())),
-            Err(interrupt) => {
+            Err(stop) => {
                 *pipe = None;
                 self.shared.leave(&self.ticket);
-                Err(interrupt)
+                Err(stop)
             }
         }
     }
 
     /// Ends it where it is, within one graph execution. Of another thread that reads it, too.
-    pub(crate) fn close(&self, py: Python<'_>) -> PyResult<()> {
+    ///
+    /// # Errors
+    /// When the caller is to stop before it has ended.
+    pub fn close<C: Caller>(&self, caller: &C) -> Waited<(), C::Stop> {
         self.ticket.cancel();
         let Ok(mut pipe) = self.pipe.try_lock() else { return Ok(()) };
         let Some(Pipe { demand, mut events }) = pipe.take() else { return Ok(()) };
         drop(demand);
         self.shared.leave(&self.ticket);
         loop {
-            match receive(py, &mut events, &self.ticket, Event::is_over)? {
+            match receive(caller, &mut events, &self.ticket, Event::is_over)? {
                 Event::Over(result) => {
                     // What went wrong at the end of what nobody wants is not raised.
                     if let Ok(answer) = result {
@@ -129,12 +134,12 @@ impl Stream {
         }
     }
 
-    fn hold(&self, answer: String) {
+    fn hold(&self, answer: Answer) {
         *self.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
     }
 
-    /// The answer as JSON, once it is at its end.
-    pub(crate) fn result(&self) -> Option<String> {
+    /// The answer, once it is at its end.
+    pub fn result(&self) -> Option<Answer> {
         self.result.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
@@ -156,7 +161,7 @@ fn run(
     ticket: &CancelToken,
     demands: &Receiver<()>,
     events: &Sender<Event>,
-) -> Result<String> {
+) -> Result<Answer> {
     let question = asked.question(model, items, ticket)?;
     let mut run = model.start(&question.request)?;
     // Where nobody waits for an event, the demands end, too.
@@ -175,5 +180,5 @@ fn run(
         }
     }
     let generation = run.finish()?;
-    Ok(question.answer(&model.texts(), &generation)?)
+    Ok(question.answer(&model.texts(), generation)?)
 }
