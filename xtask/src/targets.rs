@@ -9,7 +9,7 @@ use crate::cargo::{self, Result, cargo};
 const TARGETS: [&str; 3] = ["aarch64-linux-android", aarch64::TARGET, "aarch64-pc-windows-msvc"];
 
 /// What runs on them.
-const PACKAGES: [&str; 24] = [
+const PACKAGES: [&str; 26] = [
     "qhx-base",
     "qhx-types",
     "qhx-exec",
@@ -33,6 +33,8 @@ const PACKAGES: [&str; 24] = [
     "qhx-ops-qwen3vl-plugin",
     "qhx",
     "qhexrt",
+    "qhx-bindings",
+    "qhx-jni",
     "qhx-cli",
 ];
 
