@@ -128,6 +128,20 @@ pub(crate) fn executables(messages: &str) -> HashMap<String, PathBuf> {
     messages.lines().filter_map(executable).collect()
 }
 
+/// The folder of what is installed for the checks.
+pub(crate) fn tools_folder() -> PathBuf {
+    let given = std::env::var_os("QHX_TOOLS").map(PathBuf::from);
+    given.unwrap_or_else(|| qhx_paths::workspace().join("target/tools"))
+}
+
+/// The folder that cargo builds into, wherever it was configured to be.
+pub(crate) fn target_folder() -> Result<PathBuf> {
+    let metadata = output(&mut cargo(&["metadata", "--no-deps", "--format-version", "1"]))?;
+    let metadata: serde_json::Value =
+        serde_json::from_str(&metadata).map_err(|e| format!("cargo metadata: {e}"))?;
+    metadata["target_directory"].as_str().map(PathBuf::from).ok_or("cargo names no folder".into())
+}
+
 /// Says that a command runs, and how it is called.
 fn begin(command: &mut Command) -> Result<String> {
     let shown = show(command);

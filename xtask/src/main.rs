@@ -3,8 +3,10 @@
 #![expect(clippy::print_stderr, reason = "a developer's tool, whose report is what it prints")]
 
 mod aarch64;
+mod android;
 mod cargo;
 mod demo;
+mod kotlin;
 mod miri;
 mod python;
 mod targets;
@@ -29,6 +31,8 @@ Usage: cargo xtask COMMAND
   aarch64           build programs for boards and run them under qemu
   python            build the wheel, install it in a fresh environment and run its tests
   wheel [--dev]     build the wheel of the Python package, with the programs in it
+  kotlin            compile the Kotlin library, lay its archive out and run its tests on a Java virtual machine
+  aar               lay the Kotlin library out for Android, with the native part where ANDROID_NDK_HOME is set
   windows           build the program for Windows and run it under Wine
 ";
 
@@ -51,6 +55,8 @@ fn main() -> ExitCode {
         Some("aarch64") => aarch64_tier(),
         Some("python") => python::tools().and_then(|tools| python::test(&tools)),
         Some("wheel") => python::run(&rest),
+        Some("kotlin") => kotlin::tier(),
+        Some("aar") => android::run(),
         Some("windows") => windows_tier(),
         Some("help" | "--help" | "-h") => {
             eprint!("{HELP}");

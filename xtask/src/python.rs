@@ -34,12 +34,6 @@ fn folder() -> PathBuf {
     qhx_paths::workspace().join("bindings/python")
 }
 
-/// The folder of what is installed for the checks.
-fn tools_folder() -> PathBuf {
-    let given = std::env::var_os("QHX_TOOLS").map(PathBuf::from);
-    given.unwrap_or_else(|| qhx_paths::workspace().join("target/tools"))
-}
-
 /// A program of an environment.
 fn within(environment: &Path, name: &str) -> PathBuf {
     let folder = if cfg!(windows) { "Scripts" } else { "bin" };
@@ -51,7 +45,7 @@ fn within(environment: &Path, name: &str) -> PathBuf {
 /// # Errors
 /// Python is not there, or cannot install anything: for people.
 pub(crate) fn tools() -> Result<PathBuf> {
-    let environment = tools_folder().join("python");
+    let environment = cargo::tools_folder().join("python");
     let python = within(&environment, "python");
     if !works(Command::new(&python).args(["-m", "pip", "--version"])) {
         if !works(Command::new("python3").args(["-m", "ensurepip", "--version"])) {

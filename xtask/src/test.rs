@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cargo::{self, PLUGINS, Result, cargo, works};
-use crate::{aarch64, python, targets, windows};
+use crate::{aarch64, kotlin, python, targets, windows};
 
 /// What to run.
 #[derive(Debug, Default)]
@@ -66,7 +66,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut skipped_aside = Skipped::default();
     // What is built for other machines is built into other folders.
     let ((), board) = cargo::side_by_side(
-        || tests(options, &run, &mut skipped),
+        || tests(options, libraries.as_ref(), &run, &mut skipped),
         || aside(options, &kept, &run, &mut skipped_aside),
     )?;
     skipped.0.append(&mut skipped_aside.0);
@@ -90,6 +90,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// The tests of this machine.
 fn tests(
     options: &Options,
+    libraries: Option<&(PathBuf, PathBuf)>,
     run: &impl Fn(&mut Command) -> Result<()>,
     skipped: &mut Skipped,
 ) -> Result<()> {
@@ -104,6 +105,10 @@ fn tests(
     match python::tools() {
         Ok(tools) => python::test(&tools)?,
         Err(why) => skipped.add("python tier", &why),
+    }
+    match kotlin::tools() {
+        Ok(tools) => kotlin::test(&tools, libraries, run)?,
+        Err(why) => skipped.add("kotlin tier", &why),
     }
     // With the program: what both are built of has its features then, and was built for its tests.
     let mut families =

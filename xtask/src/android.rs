@@ -1,0 +1,101 @@
+//! The archive of the Kotlin library for Android, and its POM.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::cargo::{self, Result, cargo, works};
+use crate::kotlin::{self, Tools, at};
+
+/// Phones with a Hexagon NPU.
+const TARGET: &str = "aarch64-linux-android";
+
+/// The first version of Android whose applications the library is for: see the manifest.
+const API: u32 = 26;
+
+/// The version of Qualcomm's libraries that apps get: that which `qhx forge` compiles with.
+const QAIRT: &str = "2.51.0";
+
+/// `cargo xtask aar`: for others, with the native part where an NDK is there.
+pub(crate) fn run() -> Result<()> {
+    let tools = kotlin::tools()?;
+    let out = cargo::target_folder()?.join("kotlin");
+    let laid = match native() {
+        Ok(library) => lay_out(&tools, &out, Some(&library)),
+        Err(why) => {
+            eprintln!("without jni/arm64-v8a/libqhxjni.so: {why}");
+            lay_out(&tools, &out, None)
+        }
+    };
+    eprintln!("{}", laid?.display());
+    Ok(())
+}
+
+/// Builds the native part for phones.
+///
+/// # Errors
+/// The NDK or the target is not there, or the build fails: for people.
+fn native() -> Result<PathBuf> {
+    let linker = linker()?;
+    if !works(Command::new("rustc").args(["--print", "target-libdir", "--target", TARGET])) {
+        return Err(format!("the target is not installed: rustup target add {TARGET}"));
+    }
+    let mut build = cargo(&["build", "--release", "--package", "qhx-jni", "--target", TARGET]);
+    build.env("CARGO_TARGET_AARCH64_LINUX_ANDROID_LINKER", linker);
+    cargo::run(&mut build)?;
+    Ok(cargo::target_folder()?.join(TARGET).join("release/libqhxjni.so"))
+}
+
+/// The NDK's compiler for phones, which links.
+fn linker() -> Result<PathBuf> {
+    let names = ["ANDROID_NDK_HOME", "ANDROID_NDK_ROOT", "ANDROID_NDK"];
+    let ndk =
+        names.iter().find_map(|name| std::env::var_os(name).filter(|value| !value.is_empty()));
+    let ndk = PathBuf::from(ndk.ok_or("no NDK is named: set ANDROID_NDK_HOME to its folder")?);
+    let hosts = ndk.join("toolchains/llvm/prebuilt");
+    for host in std::fs::read_dir(&hosts).map_err(at(&hosts))? {
+        let clang = format!("bin/{TARGET}{API}-clang{}", if cfg!(windows) { ".cmd" } else { "" });
+        let clang = host.map_err(at(&hosts))?.path().join(clang);
+        if clang.is_file() {
+            return Ok(clang);
+        }
+    }
+    Err(format!("{}: no clang for {TARGET}, API {API}: is it an NDK?", hosts.display()))
+}
+
+/// Compiles the library into `out`, and lays out and packs the archive in a folder of its own there, which is returned.
+pub(crate) fn lay_out(tools: &Tools, out: &Path, native: Option<&Path>) -> Result<PathBuf> {
+    let folder = out.join("aar");
+    let content = folder.join("content");
+    // What another version left would be packed, too.
+    let _ = std::fs::remove_dir_all(&folder);
+    let libraries = content.join("jni/arm64-v8a");
+    std::fs::create_dir_all(&libraries).map_err(at(&libraries))?;
+    let copy = |from: &Path, to: PathBuf| {
+        std::fs::copy(from, &to).map(|_| ()).map_err(|e| format!("{}: {e}", from.display()))
+    };
+    copy(&kotlin::library(tools, out)?, content.join("classes.jar"))?;
+    if let Some(library) = native {
+        copy(library, libraries.join("libqhxjni.so"))?;
+    }
+    let source = qhx_paths::workspace().join("bindings/kotlin/aar");
+    for name in ["AndroidManifest.xml", "proguard.txt"] {
+        copy(&source.join(name), content.join(name))?;
+    }
+    // Its resources, of which it has none.
+    std::fs::write(content.join("R.txt"), "").map_err(at(&content))?;
+    let version = env!("CARGO_PKG_VERSION");
+    let archive = folder.join(format!("qhx-{version}.aar"));
+    let mut pack = Command::new("jar");
+    pack.args(["--create", "--no-manifest", "--file"]).arg(archive);
+    cargo::run(pack.arg("-C").arg(&content).arg("."))?;
+    let pom = source.join("pom.xml");
+    let pom = std::fs::read_to_string(&pom).map_err(at(&pom))?;
+    let pom = pom
+        .replace("@VERSION@", version)
+        .replace("@KOTLIN@", kotlin::COMPILER)
+        .replace("@COROUTINES@", kotlin::COROUTINES)
+        .replace("@QAIRT@", QAIRT);
+    let file = folder.join(format!("qhx-{version}.pom"));
+    std::fs::write(&file, pom).map_err(at(&file))?;
+    Ok(folder)
+}

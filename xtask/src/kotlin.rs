@@ -1,0 +1,349 @@
+//! The Kotlin library: compiled, tested on a Java virtual machine, and laid out for Android.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::android;
+use crate::cargo::{self, Result, works};
+use crate::test::PROGRAM;
+
+/// The compiler; its package has coroutines beside it.
+pub(crate) const COMPILER: &str = "2.4.20";
+
+/// The version of coroutines that it has.
+pub(crate) const COROUTINES: &str = "1.8.0";
+
+/// The classes of the first virtual machine that has the language's default methods; Android has them, too.
+const JVM_TARGET: &str = "1.8";
+
+/// Bundles for the tests: name, checkpoint, and arguments of `qhx forge`.
+const BUNDLES: [(&str, &str, &[&str]); 3] = [
+    ("language", "llama3-tiny", &[]),
+    ("encoder", "embed-mistral-tiny", &["--task", "embed", "--max-ctx", "180"]),
+    (
+        "seeing",
+        "qwen3vl-tiny",
+        &["--max-ctx", "200", "--prefill", "16", "--recipe-option", "image-size=48"],
+    ),
+];
+
+/// A bundle that transcribes: of a checkpoint without a chat template, whose manifest declares how.
+const HEARING: (&str, &[&str]) = (
+    "gemma4-tiny",
+    &[
+        "--max-ctx",
+        "200",
+        "--prefill",
+        "24",
+        "--recipe-option",
+        "towers=audio",
+        "--recipe-option",
+        "audio-tokens=54",
+    ],
+);
+
+/// A chat template that knows tools.
+const CALLING: &str = "{% for tool in tools %}{{ tool.function.name }} {% endfor %}{# <tool_call> #}\
+    {% for message in messages %}{{ message.content }}{% endfor %}";
+
+fn folder() -> PathBuf {
+    qhx_paths::workspace().join("bindings/kotlin")
+}
+
+/// An error of a file.
+pub(crate) fn at(path: &Path) -> impl Fn(std::io::Error) -> String {
+    move |e| format!("{}: {e}", path.display())
+}
+
+/// The compiler's folder, and what starts the virtual machine.
+#[derive(Debug)]
+pub(crate) struct Tools {
+    lib: PathBuf,
+}
+
+impl Tools {
+    fn jar(&self, name: &str) -> PathBuf {
+        self.lib.join(format!("{name}.jar"))
+    }
+
+    /// What programs of Kotlin need.
+    fn libraries(&self) -> [PathBuf; 2] {
+        ["kotlin-stdlib", "kotlinx-coroutines-core-jvm"].map(|name| self.jar(name))
+    }
+}
+
+/// A Java virtual machine that begins quickly.
+fn java() -> Command {
+    let mut java = Command::new("java");
+    java.args(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]);
+    java
+}
+
+/// The tools, which are installed where they are not there.
+///
+/// # Errors
+/// A part is not there and cannot be installed: for people.
+pub(crate) fn tools() -> Result<Tools> {
+    // Java's own archiver is in the development kit only.
+    if !works(Command::new("java").arg("-version")) || !works(Command::new("jar").arg("--version"))
+    {
+        return Err("no JDK is installed: apt-get install default-jdk-headless".into());
+    }
+    let folder = cargo::tools_folder().join(format!("kotlin-{COMPILER}"));
+    let tools = Tools { lib: folder.join("node_modules/kotlin-compiler/lib") };
+    if !tools.jar("kotlin-compiler").is_file() {
+        if !works(Command::new("npm").arg("--version")) {
+            return Err(
+                "npm, which fetches the compiler, is not installed: apt-get install npm".into()
+            );
+        }
+        let mut install = Command::new("npm");
+        install.args(["install", "--no-audit", "--no-fund", "--no-save", "--ignore-scripts"]);
+        install.arg("--prefix").arg(&folder).arg(format!("kotlin-compiler@{COMPILER}"));
+        cargo::run(&mut install)
+            .map_err(|why| format!("the Kotlin compiler cannot be installed: {why}"))?;
+    }
+    Ok(tools)
+}
+
+/// Paths in one argument.
+fn joined<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> Result<OsString> {
+    std::env::join_paths(paths).map_err(|e| e.to_string())
+}
+
+/// Compiles `sources` over `classes` into an archive.
+fn compile(
+    tools: &Tools,
+    sources: &[PathBuf],
+    classes: &[PathBuf],
+    more: &[OsString],
+    out: &Path,
+) -> Result<()> {
+    let compiler = [tools.jar("kotlin-compiler"), tools.jar("kotlin-stdlib")];
+    let home = tools.lib.parent().unwrap_or(&tools.lib);
+    let mut compile = java();
+    compile.arg("-cp").arg(joined(&compiler)?);
+    compile.arg("org.jetbrains.kotlin.cli.jvm.K2JVMCompiler");
+    compile.args(["-no-reflect", "-no-stdlib", "-Werror", "-jvm-target", JVM_TARGET]);
+    compile.arg("-kotlin-home").arg(home).args(more).arg("-d").arg(out);
+    compile.arg("-cp").arg(joined(tools.libraries().iter().chain(classes))?).args(sources);
+    cargo::run(&mut compile)
+}
+
+/// Compiles the library.
+pub(crate) fn library(tools: &Tools, out: &Path) -> Result<PathBuf> {
+    let classes = out.join("classes.jar");
+    let more = ["-Xexplicit-api=strict", "-module-name", "qhx"].map(OsString::from);
+    compile(tools, &[folder().join("src")], &[], &more, &classes)?;
+    Ok(classes)
+}
+
+/// Builds the native part and the program, whose features what they share was built with.
+fn native() -> Result<(PathBuf, PathBuf)> {
+    let features = PROGRAM.split(',').map(|feature| format!("qhx-cli/{feature}"));
+    let features = features.collect::<Vec<_>>().join(",");
+    let qhx = cargo::build(&["qhx-cli", "qhx-jni"], &["--features", &features], "qhx")?;
+    let (prefix, suffix) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+    let library = qhx.with_file_name(format!("{prefix}qhxjni{suffix}"));
+    Ok((qhx, library))
+}
+
+/// Lays the archive for Android out, compiles everything and runs the tests: those of the NPU, too, where its libraries
+/// are named. `run` runs a command of tests.
+pub(crate) fn test(
+    tools: &Tools,
+    npu: Option<&(PathBuf, PathBuf)>,
+    run: &impl Fn(&mut Command) -> Result<()>,
+) -> Result<()> {
+    let (qhx, native) = native()?;
+    let out = qhx.with_file_name("kotlin");
+    // What another version left would be found, too.
+    let _ = std::fs::remove_dir_all(&out);
+    let given = Given { qhx: &qhx, folder: out.join("given"), home: out.join("home") };
+    given.bundles()?;
+    given.values()?;
+    if let Some((htp, system)) = npu {
+        given.npu(htp, system)?;
+    }
+    let laid = android::lay_out(tools, &out, None)?;
+    given.text("aar", &laid.to_string_lossy())?;
+    given.text("exports", &exports(&native)?)?;
+    let (classes, tests) = (out.join("classes.jar"), out.join("tests.jar"));
+    let friends = [OsString::from(format!("-Xfriend-paths={}", classes.display()))];
+    let examples = qhx_paths::workspace().join("examples/kotlin");
+    let sources = [folder().join("tests"), examples, pages(&out)?];
+    compile(tools, &sources, std::slice::from_ref(&classes), &friends, &tests)?;
+    let class_path = joined(tools.libraries().iter().chain(&[classes, tests]))?;
+    let program = |arguments: &[&str]| {
+        let mut program = java();
+        let native = native.parent().unwrap_or(&out).display();
+        program.arg("-Xcheck:jni").arg(format!("-Djava.library.path={native}"));
+        program.arg("-cp").arg(&class_path).args(arguments).current_dir(&given.folder);
+        given.clean(&mut program);
+        run(&mut program)
+    };
+    program(&["dev.qhx.tests.HarnessKt", "."])?;
+    program(&["ChatKt", "language", "What colour is the sky?"])?;
+    program(&["PagesKt"])
+}
+
+/// `cargo xtask kotlin`.
+pub(crate) fn tier() -> Result<()> {
+    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let npu = set("QHX_QNN_HTP").zip(set("QHX_QNN_SYSTEM"));
+    test(&tools()?, npu.as_ref(), &cargo::run)
+}
+
+/// The functions that a library exports, a line each.
+fn exports(library: &Path) -> Result<String> {
+    let symbols = cargo::output(Command::new("nm").args(["-D", "--defined-only"]).arg(library))?;
+    let names = symbols.lines().filter_map(|line| line.split_whitespace().nth(2));
+    Ok(names.collect::<Vec<_>>().join("\n"))
+}
+
+/// A program with the lines of Kotlin that pages show. Those of the README run.
+fn pages(out: &Path) -> Result<PathBuf> {
+    let (mut imports, mut functions) = (Vec::new(), Vec::new());
+    for page in ["README.md", "bindings/kotlin/README.md", "docs/kotlin.md"] {
+        let path = qhx_paths::workspace().join(page);
+        let text = std::fs::read_to_string(&path).map_err(at(&path))?;
+        for block in text.split("```kotlin\n").skip(1) {
+            let lines = block.split("\n```").next().unwrap_or_default().lines();
+            let (import, code): (Vec<_>, Vec<_>) =
+                lines.partition(|line| line.starts_with("import "));
+            imports.extend(import.into_iter().map(str::to_owned));
+            functions.push(code.join("\n"));
+        }
+    }
+    imports.push("import kotlinx.coroutines.runBlocking".to_owned());
+    imports.sort();
+    imports.dedup();
+    let mut source = imports.join("\n");
+    for (index, code) in functions.iter().enumerate() {
+        source.push_str(&format!("\n\nsuspend fun block{index}() {{\n{code}\n}}"));
+    }
+    source.push_str("\n\nfun main() = runBlocking { block0() }\n");
+    let file = out.join("Pages.kt");
+    std::fs::write(&file, source).map_err(at(&file))?;
+    Ok(file)
+}
+
+/// What the tests are given.
+struct Given<'a> {
+    qhx: &'a Path,
+    folder: PathBuf,
+    home: PathBuf,
+}
+
+impl Given<'_> {
+    /// Without settings, plugins and caches of the user's.
+    fn clean(&self, command: &mut Command) {
+        for (name, _) in std::env::vars_os() {
+            let text = name.to_string_lossy();
+            if text.starts_with("QHX_") || text.starts_with("XDG_") {
+                command.env_remove(name);
+            }
+        }
+        command.env("HOME", &self.home).env("QHX_CACHE_DIR", &self.home);
+        command.env("QHX_BACKEND", "cpu");
+    }
+
+    fn text(&self, name: &str, text: &str) -> Result<()> {
+        let file = self.folder.join(format!("{name}.txt"));
+        std::fs::write(&file, text).map_err(at(&file))
+    }
+
+    fn forge(&self, checkpoint: &Path, name: &str, arguments: &[&str]) -> Result<()> {
+        let mut forge = Command::new(self.qhx);
+        self.clean(&mut forge);
+        forge.arg("forge").arg(checkpoint).arg("--out").arg(self.folder.join(name));
+        cargo::output(forge.args(arguments)).map(drop)
+    }
+
+    fn bundles(&self) -> Result<()> {
+        std::fs::create_dir_all(&self.folder).map_err(at(&self.folder))?;
+        for (name, checkpoint, arguments) in BUNDLES {
+            let arguments = [&["--cpu-only"], arguments].concat();
+            self.forge(&qhx_paths::fixture(checkpoint), name, &arguments)?;
+        }
+        let checkpoint = self.home.join("hearing");
+        copy(&qhx_paths::fixture(HEARING.0), &checkpoint)?;
+        edit(&checkpoint.join("tokenizer_config.json"), |config| {
+            config.as_object_mut().and_then(|config| config.remove("chat_template"));
+        })?;
+        self.forge(&checkpoint, "hearing", &[&["--cpu-only"], HEARING.1].concat())?;
+        let calling = self.folder.join("calling");
+        copy(&self.folder.join("language"), &calling)?;
+        let template = calling.join("chat_template.jinja");
+        std::fs::write(&template, CALLING).map_err(at(&template))?;
+        // Under the names that the README has.
+        for (name, shown) in [("language", "qwen35/v81"), ("encoder", "embedcode/v81")] {
+            copy(&self.folder.join(name), &self.folder.join(shown))?;
+        }
+        Ok(())
+    }
+
+    /// A bundle for the NPU.
+    fn npu(&self, htp: &Path, system: &Path) -> Result<()> {
+        let mut forge = Command::new(self.qhx);
+        self.clean(&mut forge);
+        forge.env("QHX_QNN_HTP", htp).env("QHX_QNN_SYSTEM", system);
+        forge.arg("forge").arg(qhx_paths::fixture("llama3-tiny"));
+        forge.arg("--out").arg(self.folder.join("npu"));
+        forge.args(["--target", "v81", "--max-ctx", "64", "--prefill", "0", "--no-golden"]);
+        cargo::output(&mut forge)?;
+        self.text("htp", &htp.to_string_lossy())?;
+        self.text("system", &system.to_string_lossy())
+    }
+
+    /// Prompts, and what `transformers` answers.
+    fn values(&self) -> Result<()> {
+        let fixture = qhx_paths::fixture("llama3-tiny");
+        let goldens = json(&fixture.join("goldens.json"))?;
+        let cases = goldens["cases"].as_array().into_iter().flatten();
+        let case = cases.into_iter().find(|case| case["id"] == "france");
+        let case = case.ok_or("llama3-tiny has no case france")?;
+        let tokens = case["output_ids"].as_array().into_iter().flatten().map(Value::to_string);
+        self.text("prompt", case["prompt"].as_str().unwrap_or_default())?;
+        self.text("answer", case["text"].as_str().unwrap_or_default())?;
+        self.text("tokens", &tokens.collect::<Vec<_>>().join(" "))?;
+        for (index, turn) in
+            goldens["chat"][0]["turns"].as_array().into_iter().flatten().enumerate()
+        {
+            self.text(&format!("question-{index}"), turn["user"].as_str().unwrap_or_default())?;
+            self.text(&format!("reply-{index}"), turn["text"].as_str().unwrap_or_default())?;
+        }
+        let fixtures = fixture.parent().unwrap_or(&fixture);
+        self.text("fixtures", &fixtures.to_string_lossy())?;
+        self.text("version", env!("CARGO_PKG_VERSION"))
+    }
+}
+
+fn json(file: &Path) -> Result<Value> {
+    let text = std::fs::read(file).map_err(at(file))?;
+    serde_json::from_slice(&text).map_err(|e| format!("{}: {e}", file.display()))
+}
+
+fn edit(file: &Path, change: impl FnOnce(&mut Value)) -> Result<()> {
+    let mut value = json(file)?;
+    change(&mut value);
+    std::fs::write(file, value.to_string()).map_err(at(file))
+}
+
+/// Copies a folder.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    std::fs::create_dir_all(to).map_err(at(to))?;
+    for entry in std::fs::read_dir(from).map_err(at(from))? {
+        let path = entry.map_err(at(from))?.path();
+        let target = to.join(path.file_name().unwrap_or_default());
+        if path.is_dir() {
+            copy(&path, &target)?;
+        } else {
+            std::fs::copy(&path, &target).map_err(at(&path))?;
+        }
+    }
+    Ok(())
+}
