@@ -51,7 +51,19 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     // The plugins first: the program finds them beside itself, and the tests by their file.
     let qhx = cargo::build(&[&["qhx-cli"][..], &PLUGINS].concat(), &[], "qhx")?;
     let libraries = runtime(&qhx, &mut skipped);
+    let cmake =
+        ["cmake", "pkg-config"].iter().all(|tool| works(Command::new(tool).arg("--version")));
+    if !cmake {
+        skipped.add(
+            "cmake tier",
+            "cmake or pkg-config is not installed: apt-get install cmake pkg-config",
+        );
+    }
     let run = |command: &mut Command| {
+        if !cmake {
+            command.env_remove("QHX_REQUIRE_TIERS");
+        }
+        command.env("QHX_CMAKE", if cmake { "1" } else { "0" });
         if let Some((htp, system)) = &libraries {
             command.env("QHX_QNN_HTP", htp).env("QHX_QNN_SYSTEM", system);
         } else {
