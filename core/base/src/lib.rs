@@ -11,6 +11,7 @@ pub mod escape;
 pub mod files;
 pub mod hash;
 pub mod rights;
+pub mod snapshot;
 pub mod stdout;
 pub mod trace;
 

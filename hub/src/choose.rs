@@ -1,0 +1,445 @@
+//! Which files of a repository are wanted: one bundle's folder, or what a checkpoint consists of.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use qhx_base::{Error, ErrorKind, Result};
+use serde::Serialize;
+
+use crate::blob::BlobId;
+use crate::head::is_program_name;
+use crate::listing::{Listing, RemoteFile};
+use crate::local::Kind;
+use crate::name::{Name, is_safe_path};
+
+/// A folder with a bundle.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct BundleFolder {
+    /// Path in the repository; empty for the repository itself.
+    pub path: String,
+    /// Hexagon architecture that the path says: 81 for `v81` or `v81-w8`.
+    pub arch: Option<u32>,
+    /// File names of what may be its manifests.
+    pub manifests: Vec<String>,
+}
+
+impl BundleFolder {
+    /// The bundle in this folder.
+    pub(crate) fn of(path: &str) -> Self {
+        Self { path: path.to_owned(), arch: arch_of(path), manifests: Vec::new() }
+    }
+}
+
+/// Which bundle of a repository is wanted.
+#[derive(Debug, Clone, Default)]
+pub struct Want {
+    /// Path of its folder.
+    pub folder: Option<String>,
+    /// Architectures that will do, the best first. Empty where it is not known what will.
+    pub archs: Vec<u32>,
+    /// File name of the manifest, with or without `.json`: the folder's other manifests are left out.
+    pub manifest: Option<String>,
+    /// Patterns of paths in the folder, of which a file has to match one; all files where there is none.
+    pub include: Vec<String>,
+}
+
+/// How much of a checkpoint is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CheckpointFiles {
+    /// All that a bundle is made of.
+    All,
+    /// Configuration and tokenizer.
+    Configuration,
+}
+
+/// Files of one commit that are to be fetched.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Selection {
+    /// What was asked for.
+    pub name: Name,
+    /// The commit.
+    pub commit: String,
+    /// What they make up.
+    pub kind: Kind,
+    /// The folder or file in the repository that they make up; empty for the repository itself.
+    pub folder: String,
+    /// Path, length and hash of each.
+    pub files: Vec<Chosen>,
+    /// Files in the folder that are programs by their names: they are not fetched.
+    pub left_out: Vec<String>,
+}
+
+/// A file that is to be fetched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Chosen {
+    /// Path in the repository, which stays in its folder on every system.
+    pub path: String,
+    /// Length.
+    pub bytes: u64,
+    /// What its content is called.
+    pub blob: BlobId,
+}
+
+/// JSON files of checkpoints that no bundle's manifest is called like.
+fn is_of_checkpoint(name: &str) -> bool {
+    name.ends_with(".index.json")
+        || ["vocab.json", "added_tokens.json", "modules.json", "model_index.json"].contains(&name)
+        || ["processor_config.json", "chat_template.json", "quantize_config.json"]
+            .iter()
+            .any(|end| name.ends_with(end))
+}
+
+/// Folder and name of a path.
+pub(crate) fn split(path: &str) -> (&str, &str) {
+    path.rsplit_once('/').unwrap_or(("", path))
+}
+
+/// The path behind a folder, for what lies in it.
+pub(crate) fn within<'a>(path: &'a str, folder: &str) -> Option<&'a str> {
+    if folder.is_empty() { Some(path) } else { path.strip_prefix(folder)?.strip_prefix('/') }
+}
+
+/// Hexagon architecture of a folder's name, such as `v81` or `v81-w8`.
+fn arch_of(path: &str) -> Option<u32> {
+    path.split('/').find_map(|part| {
+        let digits = part.strip_prefix(['v', 'V'])?;
+        let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+        let (digits, rest) = digits.split_at_checked(end)?;
+        let arch = digits.parse().ok().filter(|arch| (60..=99).contains(arch))?;
+        (rest.is_empty() || rest.starts_with(['-', '_', '.'])).then_some(arch)
+    })
+}
+
+/// The folders of `paths` that are bundles, sorted: those with a file that `is_manifest` and data. A folder within a
+/// bundle is part of it. Where folders say an architecture, what lies around them is none.
+pub fn bundles<'a>(
+    paths: impl Iterator<Item = &'a str> + Clone,
+    is_manifest: impl Fn(&str) -> bool,
+) -> Vec<BundleFolder> {
+    let mut manifests: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    let mut data = BTreeSet::new();
+    let mut weights = BTreeSet::new();
+    for path in paths {
+        let (folder, name) = split(path);
+        if is_manifest(name) && !is_of_checkpoint(name) {
+            manifests.entry(folder).or_default().push(name.to_owned());
+        }
+        let is_data = name.ends_with(".bin") || name.ends_with(".onnx");
+        if is_data && !name.starts_with("pytorch_model") {
+            data.insert(path);
+        }
+        if name.ends_with(".safetensors") {
+            weights.insert(folder);
+        }
+    }
+    manifests.retain(|folder, _| {
+        !weights.contains(folder) && data.iter().any(|path| within(path, folder).is_some())
+    });
+    let folders: Vec<_> = manifests.keys().copied().collect();
+    let around = |folder: &str, other: &str| folder != other && within(other, folder).is_some();
+    let says_more = |folder: &str| {
+        folders.iter().any(|other| around(folder, other) && arch_of(other).is_some())
+    };
+    let own: Vec<_> = folders
+        .iter()
+        .copied()
+        .filter(|folder| arch_of(folder).is_some() || !says_more(folder))
+        .collect();
+    let outermost = |folder: &&str| !own.iter().any(|other| around(other, folder));
+    let found = own.iter().copied().filter(outermost).map(|folder| {
+        let mut manifests = manifests.get(folder).cloned().unwrap_or_default();
+        manifests.sort();
+        BundleFolder { manifests, ..BundleFolder::of(folder) }
+    });
+    found.collect()
+}
+
+impl Want {
+    /// The one bundle that is wanted.
+    ///
+    /// # Errors
+    /// When there is none, or more than one, with the list of what there is.
+    pub fn choose<'a>(&self, name: &Name, found: &'a [BundleFolder]) -> Result<&'a BundleFolder> {
+        let repository = name.repository();
+        let list = || {
+            let all = found.iter().map(|bundle| match bundle.path.as_str() {
+                "" => "the repository itself".to_owned(),
+                path => path.to_owned(),
+            });
+            all.collect::<Vec<_>>().join(", ")
+        };
+        let fail = |what: String| {
+            let example = found.iter().find(|bundle| !bundle.path.is_empty());
+            let example = example.map_or("FOLDER", |bundle| bundle.path.as_str());
+            Error::new(ErrorKind::Usage, format!("{repository}: {what}"))
+                .hint(format!("choose one: {}", name.clone().within(example)))
+        };
+        if found.is_empty() {
+            let message = format!("{repository}: there is no bundle in it");
+            let hint =
+                "a bundle is a folder with a manifest (JSON) and context binaries or ONNX graphs";
+            return Err(Error::new(ErrorKind::Usage, message).hint(hint));
+        }
+        if let Some(folder) = &self.folder {
+            let exact = found.iter().find(|bundle| bundle.path == *folder);
+            return exact.ok_or_else(|| {
+                fail(format!("{folder:?} is no bundle in it; there is {}", list()))
+            });
+        }
+        if let [one] = found
+            && (one.arch.is_none() || self.archs.is_empty())
+        {
+            return Ok(one);
+        }
+        for arch in &self.archs {
+            let of_arch: Vec<_> =
+                found.iter().filter(|bundle| bundle.arch == Some(*arch)).collect();
+            let plain = of_arch.iter().copied().filter(|bundle| {
+                split(&bundle.path).1.strip_prefix(['v', 'V']) == Some(&arch.to_string())
+            });
+            match (&of_arch[..], &plain.collect::<Vec<_>>()[..]) {
+                ([], _) => {}
+                ([one], _) | (_, [one]) => return Ok(one),
+                _ => {
+                    let paths: Vec<_> = of_arch.iter().map(|b| b.path.as_str()).collect();
+                    return Err(fail(format!(
+                        "there are several bundles for v{arch}: {}",
+                        paths.join(", ")
+                    )));
+                }
+            }
+        }
+        Err(match self.archs.first() {
+            None => fail(format!("which bundle? There is {}", list())),
+            Some(arch) => fail(format!("no bundle in it runs on v{arch}; there is {}", list())),
+        })
+    }
+
+    /// The files of the bundle that is wanted.
+    ///
+    /// # Errors
+    /// As [`Want::choose`]; when a manifest is named that is not there, nothing matches, or a file's path, length or
+    /// hash cannot be used.
+    pub fn select(
+        &self,
+        listing: &Listing,
+        is_manifest: impl Fn(&str) -> bool,
+    ) -> Result<Selection> {
+        let found = bundles(listing.paths(), is_manifest);
+        let bundle = self.choose(&listing.name, &found)?;
+        let manifest =
+            self.manifest.as_deref().map(|name| chosen_manifest(bundle, name)).transpose()?;
+        let globs = globs(&self.include)?;
+        let is_other = |path: &str| {
+            manifest.is_some_and(|wanted| wanted != path)
+                && bundle.manifests.iter().any(|m| m == path)
+        };
+        let wanted = |file: &&RemoteFile| {
+            within(&file.path, &bundle.path).is_some_and(|path| {
+                // Without a manifest it is no bundle.
+                let included = self.include.is_empty()
+                    || globs.is_match(path)
+                    || bundle.manifests.iter().any(|manifest| manifest == path);
+                included && !is_other(path) && !is_hidden(path)
+            })
+        };
+        let files = listing.files.iter().filter(wanted);
+        Selection::of(listing, Kind::Bundle, &bundle.path, files)
+    }
+}
+
+/// Files of Git's own, and what tools leave.
+fn is_hidden(path: &str) -> bool {
+    path.split('/').any(|part| part.starts_with('.') && part != ".." && part != ".")
+}
+
+fn chosen_manifest<'a>(bundle: &'a BundleFolder, name: &str) -> Result<&'a str> {
+    let with_end = format!("{name}.json");
+    let found =
+        bundle.manifests.iter().find(|manifest| **manifest == name || **manifest == with_end);
+    found.map(String::as_str).ok_or_else(|| {
+        let message = format!("{:?}: there is no manifest {name:?}", bundle.path);
+        Error::new(ErrorKind::Usage, message)
+            .hint(format!("it has {}", bundle.manifests.join(", ")))
+    })
+}
+
+fn globs(patterns: &[String]) -> Result<GlobSet> {
+    let wrong = |e| Error::caused(ErrorKind::Usage, "--include", e);
+    let mut set = GlobSetBuilder::new();
+    for pattern in patterns {
+        set.add(GlobBuilder::new(pattern).literal_separator(false).build().map_err(wrong)?);
+    }
+    set.build().map_err(wrong)
+}
+
+impl Selection {
+    fn of<'a>(
+        listing: &Listing,
+        kind: Kind,
+        folder: &str,
+        files: impl Iterator<Item = &'a RemoteFile>,
+    ) -> Result<Self> {
+        let (programs, files): (Vec<_>, Vec<_>) =
+            files.partition(|file| is_program_name(&file.path));
+        let files = files.into_iter().map(Chosen::of).collect::<Result<Vec<_>>>()?;
+        check_apart(&files)?;
+        if files.is_empty() {
+            let message = format!("{}: nothing of it is wanted", listing.name);
+            return Err(
+                Error::new(ErrorKind::Usage, message).hint("is the pattern of --include right?")
+            );
+        }
+        Ok(Self {
+            name: listing.name.clone(),
+            commit: listing.commit.clone(),
+            kind,
+            folder: folder.to_owned(),
+            files,
+            left_out: programs.into_iter().map(|file| file.path.clone()).collect(),
+        })
+    }
+
+    /// What a bundle is made of: the checkpoint in the repository, or in a folder of it, or one GGUF file.
+    ///
+    /// # Errors
+    /// When there is none, or GGUF files are several and none is named.
+    pub fn checkpoint(listing: &Listing, wanted: CheckpointFiles) -> Result<Self> {
+        let folder = listing.name.folder.clone().unwrap_or_default();
+        let (place, gguf) = match folder.to_ascii_lowercase().ends_with(".gguf") {
+            true => (split(&folder).0.to_owned(), Some(folder.as_str())),
+            false => (folder.clone(), None),
+        };
+        let here = |file: &&RemoteFile| split(&file.path).0 == place;
+        let ends = |file: &RemoteFile, end: &str| file.path.to_ascii_lowercase().ends_with(end);
+        let sharded = listing.files.iter().filter(here).any(|file| {
+            let name = split(&file.path).1;
+            name.starts_with("model") && name.ends_with(".safetensors")
+        });
+        let is_weights = |file: &RemoteFile| {
+            let name = split(&file.path).1;
+            name.ends_with(".safetensors") && (!sharded || name.starts_with("model"))
+        };
+        let tensors = listing.files.iter().filter(here).any(is_weights) && gguf.is_none();
+        let model = if tensors { None } else { Some(one_gguf(listing, &place, gguf)?) };
+        let configures = |file: &RemoteFile| {
+            let inner = within(&file.path, &place).unwrap_or_default();
+            let (inner, name) = split(inner);
+            let is_read = ["", "1_Pooling", "additional_chat_templates"].contains(&inner);
+            let ends = [".json", ".jinja", ".txt", ".model"].iter().any(|end| name.ends_with(end));
+            within(&file.path, &place).is_some() && is_read && ends && !is_hidden(name)
+        };
+        let files = listing.files.iter().filter(|file| {
+            let weights = match &model {
+                None => here(file) && is_weights(file),
+                Some(parts) => parts.contains(&file.path.as_str()),
+            };
+            configures(file) || (weights && wanted == CheckpointFiles::All)
+        });
+        let folder = match &model {
+            Some(parts) if !parts.is_empty() => parts.first().map_or(place.as_str(), |part| part),
+            _ => &place,
+        };
+        let configured = listing.files.iter().filter(here).any(|file| ends(file, "config.json"));
+        if !configured && model.is_none() {
+            return Err(no_checkpoint(listing));
+        }
+        Self::of(listing, Kind::Checkpoint, folder, files)
+    }
+
+    /// Bytes of all files.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).sum()
+    }
+}
+
+fn no_checkpoint(listing: &Listing) -> Error {
+    let message = format!("{}: there is no checkpoint in it", listing.name);
+    Error::new(ErrorKind::Usage, message)
+        .hint("a checkpoint is config.json with *.safetensors, or a .gguf file")
+}
+
+/// Name and number of files that a GGUF model was split into: `x-00001-of-00003.gguf` is of `x`.
+fn gguf_model(path: &str) -> &str {
+    let stem = path.get(..path.len().saturating_sub(".gguf".len())).unwrap_or(path);
+    let split = || {
+        let (rest, count) = stem.rsplit_once("-of-")?;
+        let (rest, number) = rest.rsplit_once('-')?;
+        let digits = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
+        (digits(count) && digits(number)).then_some(rest)
+    };
+    split().unwrap_or(stem)
+}
+
+/// The parts of the one GGUF model of a folder, or of the one that is named.
+fn one_gguf<'a>(listing: &'a Listing, folder: &str, named: Option<&str>) -> Result<Vec<&'a str>> {
+    let mut models: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for path in listing.paths().filter(|path| split(path).0 == folder) {
+        let name = split(path).1.to_ascii_lowercase();
+        // The towers of images, which llama.cpp keeps apart.
+        if name.ends_with(".gguf") && !name.starts_with("mmproj") {
+            models.entry(gguf_model(path)).or_default().push(path);
+        }
+    }
+    models.values_mut().for_each(|parts| parts.sort_unstable());
+    if let Some(named) = named {
+        let found = models.into_values().find(|parts| parts.contains(&named));
+        return found.ok_or_else(|| {
+            let message = format!("{}: there is no such file", listing.name);
+            Error::new(ErrorKind::Usage, message)
+                .hint("compare the name with the repository's page")
+        });
+    }
+    if models.len() > 1 {
+        let names: Vec<_> = models.values().filter_map(|parts| parts.first().copied()).collect();
+        let example = listing.name.clone().within(names.first().unwrap_or(&""));
+        let message = format!(
+            "{}: which GGUF file? There is {}",
+            listing.name.repository(),
+            names.join(", ")
+        );
+        return Err(Error::new(ErrorKind::Usage, message).hint(format!("choose one: {example}")));
+    }
+    models.into_values().next().ok_or_else(|| no_checkpoint(listing))
+}
+
+impl Chosen {
+    fn of(file: &RemoteFile) -> Result<Self> {
+        let refused = |what: &str| {
+            Error::new(ErrorKind::Artifact, format!("{:?}: {what}", file.path))
+                .hint("the repository is not what qhx fetches from; tell its author")
+        };
+        if !is_safe_path(&file.path) {
+            return Err(refused("a path that leaves its folder, or is none on every system"));
+        }
+        let (Some(bytes), Some(blob)) = (file.bytes, file.blob.clone()) else {
+            return Err(refused("the hub gives no length or no hash of it"));
+        };
+        Ok(Self { path: file.path.clone(), bytes, blob })
+    }
+}
+
+/// Refuses files that would be one file where letters have no case, and a file in the place of a folder.
+fn check_apart(files: &[Chosen]) -> Result<()> {
+    let paths: BTreeSet<_> = files.iter().map(|file| file.path.to_lowercase()).collect();
+    let clash = |file: &&Chosen| {
+        let lower = file.path.to_lowercase();
+        let mut above = lower.match_indices('/').filter_map(|(at, _)| lower.get(..at));
+        above.any(|folder| paths.contains(folder))
+    };
+    let twice = files.len() != paths.len();
+    match files.iter().find(clash) {
+        None if !twice => Ok(()),
+        found => {
+            let what = found.map_or("two files", |file| &file.path);
+            let message = format!("{what}: a path of another file, where letters have no case");
+            Err(Error::new(ErrorKind::Artifact, message))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,225 @@
+//! All files of a selection: several at once, then their names in the snapshot, then the branch.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use serde::Serialize;
+
+use crate::cache::{Repository, below, make_parent};
+use crate::choose::{Chosen, Selection};
+use crate::fetch::Fetch;
+use crate::http::Client;
+use crate::hub::Hub;
+use crate::links;
+use crate::local::Kind;
+use crate::lock::Lock;
+use crate::record::{Noted, Pull, identity, write};
+use crate::wait::interruptible;
+
+/// Bytes that have to stay free for notes and folders.
+const SPARE: u64 = 16 << 20;
+
+/// How far a download is. Called from several threads.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Progress<'a> {
+    /// So many more bytes were there before.
+    Kept(u64),
+    /// So many more bytes came.
+    Fetched(u64),
+    /// So many bytes that were there or came are given up, and come again.
+    Lost(u64),
+    /// Another process fetches this file, and is waited for.
+    Waiting {
+        /// Path in the repository.
+        path: &'a str,
+    },
+    /// An attempt failed, and there will be another one.
+    Retry {
+        /// Path in the repository.
+        path: &'a str,
+        /// Why it failed.
+        error: &'a Error,
+        /// The pause before the next one.
+        wait: Duration,
+    },
+}
+
+/// What was downloaded, or was there.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct Pulled {
+    /// What it is.
+    pub kind: Kind,
+    /// The commit.
+    pub commit: String,
+    /// The folder or file in the repository; empty for the repository itself.
+    pub folder: String,
+    /// Where it lies.
+    pub path: PathBuf,
+    /// Number of its files.
+    pub files: usize,
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// Bytes that were fetched for it.
+    pub fetched_bytes: u64,
+    /// Files that are programs by their names, and were not fetched.
+    pub left_out: Vec<String>,
+}
+
+impl Hub {
+    /// Downloads what is not there of a selection. Files get their names in the snapshot when all of them are there and
+    /// were compared with their hashes.
+    ///
+    /// # Errors
+    /// When the hub refuses or a file of it is not what it is called, there is no room, nothing can be written, or it is
+    /// cancelled. What came of files by then stays, and the next download goes on from there.
+    pub fn download(
+        &self,
+        selection: &Selection,
+        progress: &(dyn Fn(Progress<'_>) + Sync),
+        cancel: &CancelToken,
+    ) -> Result<Pulled> {
+        let repository = self.cache().repository(&selection.name);
+        let _lock = Lock::share(&repository.use_lock(), cancel)?;
+        let missing = self.check_space(&repository, selection)?;
+        if missing && self.options().offline {
+            return Err(offline(&selection.name));
+        }
+        let client = Client::new(self.options())?;
+        // The first failure ends the others.
+        let all = CancelToken::any(vec![cancel.clone()]);
+        let fetch = Fetch {
+            client: &client,
+            options: self.options(),
+            repository: &repository,
+            id: selection.name.repository(),
+            commit: &selection.commit,
+            cancel: &all,
+            report: progress,
+        };
+        let fetched = interruptible(client.agent(), &all, || {
+            Ok(each(&fetch, distinct(selection), self.options().connections, &all))
+        });
+        let fetched = match fetched {
+            Ok(result) => result?,
+            Err(e) => return Err(e),
+        };
+        finish(&repository, selection)?;
+        Ok(Pulled {
+            kind: selection.kind,
+            commit: selection.commit.clone(),
+            folder: selection.folder.clone(),
+            path: below(&repository.snapshot(&selection.commit), &selection.folder),
+            files: selection.files.len(),
+            bytes: selection.bytes(),
+            fetched_bytes: fetched,
+            left_out: selection.left_out.clone(),
+        })
+    }
+
+    /// True when something has to be fetched, for which there is room.
+    fn check_space(&self, repository: &Repository, selection: &Selection) -> Result<bool> {
+        let length = |path: PathBuf| identity(&path).map_or(0, |found| found.bytes);
+        let missing: Vec<u64> = distinct(selection)
+            .into_iter()
+            .filter(|file| identity(&repository.blob(&file.blob)).is_none())
+            .map(|file| file.bytes.saturating_sub(length(repository.incomplete(&file.blob))))
+            .collect();
+        if missing.is_empty() {
+            return Ok(false);
+        }
+        let folder = repository.root.join("blobs");
+        make_parent(&folder.join("x"))?;
+        let needed = missing.iter().try_fold(SPARE, |sum, bytes| sum.checked_add(*bytes));
+        let fail = |e| Error::io(ErrorKind::Io, &folder, e);
+        let free = (self.options().free_space)(&folder).map_err(fail)?;
+        if needed.is_some_and(|needed| needed <= free) {
+            return Ok(true);
+        }
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        let message = format!(
+            "{}: {} MiB are needed, {} MiB are free",
+            folder.display(),
+            needed.map_or(u64::MAX, mib),
+            free >> 20
+        );
+        Err(Error::new(ErrorKind::Io, message)
+            .hint("make room, or set HF_HOME to a folder in a file system that has it"))
+    }
+}
+
+/// The error of whoever would have to ask a network.
+pub(crate) fn offline(name: &crate::Name) -> Error {
+    Error::new(ErrorKind::Io, format!("{name}: it is not there, and nothing is fetched offline"))
+        .hint("unset HF_HUB_OFFLINE to fetch it")
+}
+
+/// One file of each content, the largest first.
+fn distinct(selection: &Selection) -> Vec<&Chosen> {
+    let files: BTreeMap<_, _> = selection.files.iter().map(|file| (&file.blob, file)).collect();
+    let mut files: Vec<_> = files.into_values().collect();
+    files.sort_by_key(|file| std::cmp::Reverse(file.bytes));
+    files
+}
+
+/// Fetches files, several at once. Returns the bytes that came.
+fn each(
+    fetch: &Fetch<'_>,
+    files: Vec<&Chosen>,
+    connections: usize,
+    cancel: &CancelToken,
+) -> Result<u64> {
+    let workers = connections.clamp(1, files.len().max(1));
+    let queue = Mutex::new(files.into_iter());
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || {
+        let mut fetched = 0;
+        while let Some(file) = next() {
+            let result = fetch.file(file);
+            fetched += result.inspect_err(|_| cancel.cancel())?;
+        }
+        Ok(fetched)
+    };
+    let results: Vec<Result<u64>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        let lost = || Error::new(ErrorKind::Internal, "a thread that fetches files panicked");
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(lost()))).collect()
+    });
+    let failed = |result: &&Result<u64>| {
+        result.as_ref().is_err_and(|error| error.kind() != ErrorKind::Cancelled)
+    };
+    if let Some(Err(error)) = results.iter().find(failed) {
+        return Err(error.clone());
+    }
+    results.into_iter().sum()
+}
+
+/// Puts the files in their places, notes that they are whole, and lets the branch lead to them.
+fn finish(repository: &Repository, selection: &Selection) -> Result<()> {
+    let mut files = BTreeMap::new();
+    for Chosen { path, blob, .. } in &selection.files {
+        links::place(repository, &selection.commit, path, blob)?;
+        let file = below(&repository.snapshot(&selection.commit), path);
+        let found = identity(&file)
+            .ok_or_else(|| Error::new(ErrorKind::Io, format!("{}: it is gone", file.display())))?;
+        files.insert(path.clone(), Noted { blob: blob.as_str().to_owned(), identity: found });
+    }
+    let revision = selection.name.revision_or_main();
+    repository.change_record(&selection.commit, |record| {
+        if !selection.name.is_pinned() && !record.revisions.iter().any(|name| name == revision) {
+            record.revisions.push(revision.to_owned());
+        }
+        let pull = Pull { kind: selection.kind, files: BTreeMap::new() };
+        let pull = record.pulls.entry(selection.folder.clone()).or_insert(pull);
+        pull.kind = selection.kind;
+        pull.files.extend(files);
+    })?;
+    if !selection.name.is_pinned() {
+        write(&repository.reference(revision), selection.commit.as_bytes())?;
+    }
+    Ok(())
+}

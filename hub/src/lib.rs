@@ -1,0 +1,42 @@
+//! A hub of bundles and checkpoints (Hugging Face's, or one that speaks like it), and the cache of what was fetched.
+//!
+//! | type | what it is |
+//! |---|---|
+//! | [`Options`] | endpoint, token, cache folder; [`Options::from_environment`] reads them |
+//! | [`Name`] | `OWNER/NAME[@REVISION][/FOLDER]` |
+//! | [`Hub`] | resolves a name to a commit and its files ([`Listing`]), and downloads a [`Selection`] of them |
+//! | [`Cache`] | what was fetched: finds a name's folder without a network, lists, checks, removes |
+//!
+//! The cache has the layout of the hub's own tools (`blobs`, `snapshots`, `refs`), so that what these fetched is found
+//! and they find what this crate fetched. A file gets its name once its hash is right; what is there of it before lies
+//! beside as `.incomplete`, and the next attempt goes on from there.
+
+mod blob;
+mod cache;
+mod choose;
+mod download;
+mod environment;
+mod fetch;
+mod head;
+mod http;
+mod hub;
+mod links;
+mod listing;
+mod local;
+mod lock;
+mod name;
+mod options;
+mod record;
+mod wait;
+
+pub use blob::BlobId;
+pub use cache::Cache;
+pub use choose::{BundleFolder, CheckpointFiles, Selection, Want, bundles};
+pub use download::{Progress, Pulled};
+pub use environment::VARIABLES;
+pub use hub::Hub;
+pub use listing::{Listing, RemoteFile};
+pub use local::{Found, Kind, Local, Removed};
+pub use name::Name;
+pub use options::Options;
+pub use record::FileCheck;

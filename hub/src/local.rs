@@ -1,0 +1,513 @@
+//! What of a hub is there: found by name, listed, looked at again, removed. No network is asked.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use qhx_base::{CancelToken, Error, ErrorKind, Result, snapshot};
+use serde::{Deserialize, Serialize};
+
+use crate::blob::BlobId;
+use crate::cache::{Cache, Repository, below, entries, files_below};
+use crate::choose::{BundleFolder, Want, bundles, within};
+use crate::links;
+use crate::lock::Lock;
+use crate::name::Name;
+use crate::record::{FileCheck, Pull, Record, fault, identity, is_same};
+
+/// What files make up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// A bundle.
+    Bundle,
+    /// What a bundle is made of.
+    Checkpoint,
+}
+
+impl Kind {
+    /// The name for people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bundle => "bundle",
+            Self::Checkpoint => "checkpoint",
+        }
+    }
+}
+
+/// Something that a name leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Found {
+    /// What it is.
+    pub kind: Kind,
+    /// The commit that it is of.
+    pub commit: String,
+    /// Its folder or file in the repository; empty for the repository itself.
+    pub folder: String,
+    /// Where it lies.
+    pub path: PathBuf,
+}
+
+/// Something that is there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Local {
+    /// The name that leads to it.
+    pub name: String,
+    /// What it is.
+    pub kind: Kind,
+    /// The commit that it is of.
+    pub commit: String,
+    /// Branches and tags that led to the commit when something of it was fetched.
+    pub revisions: Vec<String>,
+    /// Its folder or file in the repository; empty for the repository itself.
+    pub folder: String,
+    /// Where it lies.
+    pub path: PathBuf,
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// Its files are there with their lengths. `None` where another tool fetched it, which does not note what belongs
+    /// to it.
+    pub complete: Option<bool>,
+}
+
+/// What was removed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Removed {
+    /// Commits of which something was removed.
+    pub commits: Vec<String>,
+    /// Bytes that are free again.
+    pub bytes: u64,
+}
+
+impl Cache {
+    /// What a name leads to. Where several bundles of a repository are there, `want` decides; its `folder` is that of
+    /// the name. `is_manifest` is asked about what other tools fetched.
+    ///
+    /// A file that is not the one any more that was compared with its hash is compared again.
+    ///
+    /// # Errors
+    /// When several bundles are there and none is preferred; when a file of it is gone or damaged, or cannot be read.
+    pub fn find(
+        &self,
+        name: &Name,
+        want: &Want,
+        is_manifest: impl Fn(&str) -> bool,
+        cancel: &CancelToken,
+    ) -> Result<Option<Found>> {
+        let repository = self.repository(name);
+        for commit in repository.commits(name)? {
+            let found = match repository.record(&commit) {
+                Some(record) => repository.pulled(name, want, &commit, &record, cancel)?,
+                None => repository.foreign(name, want, &commit, &is_manifest)?,
+            };
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+
+    /// All bundles and checkpoints that are there, sorted by name.
+    ///
+    /// # Errors
+    /// When a folder cannot be read.
+    pub fn list(&self, is_manifest: impl Fn(&str) -> bool) -> Result<Vec<Local>> {
+        let mut found = Vec::new();
+        for name in self.names()? {
+            let repository = self.repository(&name);
+            for path in entries(&repository.root.join("snapshots"))? {
+                let Some(commit) = path.file_name().and_then(|name| name.to_str()) else {
+                    continue;
+                };
+                match repository.record(commit) {
+                    Some(record) => found.extend(repository.list_pulled(&name, commit, &record)),
+                    None => found.extend(repository.list_foreign(&name, commit, &is_manifest)?),
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Removes what a name leads to: a folder of a revision, a revision, or without either all of the repository, also
+    /// what other tools fetched of it. Contents that another revision shares stay.
+    ///
+    /// # Errors
+    /// When nothing of it is there, something of it is being fetched, or a file cannot be removed.
+    pub fn remove(&self, name: &Name) -> Result<Removed> {
+        let repository = self.repository(name);
+        let absent = || {
+            Error::new(ErrorKind::Usage, format!("{name}: nothing of it is there"))
+                .hint("qhx list shows what is there")
+        };
+        if !repository.root.is_dir() {
+            return Err(absent());
+        }
+        let Some(_lock) = Lock::attempt(&repository.use_lock())? else {
+            let message = format!("{name}: something of it is being fetched");
+            return Err(Error::new(ErrorKind::Io, message).hint("wait for it, or end it"));
+        };
+        if name.revision.is_none() && name.folder.is_none() {
+            return repository.remove_all();
+        }
+        let mut commits = Vec::new();
+        for commit in repository.commits(name)? {
+            let removed = match &name.folder {
+                None => repository.remove_commit(&commit)?,
+                Some(folder) => repository.remove_folder(&commit, folder)?,
+            };
+            if removed {
+                commits.push(commit);
+            }
+        }
+        if commits.is_empty() {
+            return Err(absent());
+        }
+        Ok(Removed { commits, bytes: repository.sweep()? })
+    }
+
+    /// Compares the files of a folder of a cache with the hashes that they are called by. `None` for a folder of any
+    /// other place. `on_file` is called with each as it is done.
+    ///
+    /// # Errors
+    /// When a file cannot be read, it is cancelled, and any error of `on_file`.
+    pub fn verify(
+        path: &Path,
+        cancel: &CancelToken,
+        mut on_file: impl FnMut(&FileCheck) -> Result<()>,
+    ) -> Result<Option<Vec<FileCheck>>> {
+        let Some(place) = snapshot::locate(path) else { return Ok(None) };
+        let repository = Repository::at(place.repository);
+        let root = repository.snapshot(&place.commit);
+        let folder = if path.is_dir() {
+            place.inner
+        } else {
+            crate::choose::split(&place.inner).0.to_owned()
+        };
+        let noted = repository.record(&place.commit).unwrap_or_default();
+        let noted = noted.pulls.values().flat_map(|pull| &pull.files);
+        let mut files: std::collections::BTreeMap<String, Option<BlobId>> =
+            noted.map(|(path, noted)| (path.clone(), BlobId::named(&noted.blob))).collect();
+        for inner in files_below(&root)? {
+            let blob = links::blob_of(&below(&root, &inner));
+            files.entry(inner).or_insert(blob);
+        }
+        let mut checks = Vec::new();
+        // What nobody knows the hash of was put there by somebody else.
+        for (path, blob) in files.into_iter().filter_map(|(path, blob)| Some((path, blob?))) {
+            if within(&path, &folder).is_none() {
+                continue;
+            }
+            let file = below(&root, &path);
+            let message = match identity(&file) {
+                None => Some("missing".to_owned()),
+                Some(_) => fault(&file, &blob, cancel)?,
+            };
+            let check = FileCheck { path, message };
+            on_file(&check)?;
+            checks.push(check);
+        }
+        Ok(Some(checks))
+    }
+}
+
+impl Repository {
+    /// The repository in this folder of a cache, for reading.
+    fn at(root: PathBuf) -> Self {
+        let locks = root.parent().unwrap_or(&root).join(".locks");
+        Self::new(locks.join(root.file_name().unwrap_or_default()), root)
+    }
+
+    /// The commits that a name may lead to, the likeliest first.
+    fn commits(&self, name: &Name) -> Result<Vec<String>> {
+        let revision = name.revision_or_main();
+        if name.is_pinned() {
+            return Ok(vec![revision.to_owned()]);
+        }
+        let mut commits: Vec<_> = self.commit_of(revision).into_iter().collect();
+        // Other tools let the branch lead to a commit of which they fetched something else.
+        for (commit, record) in self.records()? {
+            if record.revisions.iter().any(|name| name == revision) && !commits.contains(&commit) {
+                commits.push(commit);
+            }
+        }
+        Ok(commits)
+    }
+
+    /// What a name leads to of what qhx fetched.
+    fn pulled(
+        &self,
+        name: &Name,
+        want: &Want,
+        commit: &str,
+        record: &Record,
+        cancel: &CancelToken,
+    ) -> Result<Option<Found>> {
+        let found = match &name.folder {
+            Some(wanted) => record
+                .pulls
+                .iter()
+                .find(|(folder, _)| within(wanted, folder).is_some() || folder.as_str() == wanted),
+            None => self.preferred(name, want, record)?,
+        };
+        let Some((folder, pull)) = found else { return Ok(None) };
+        let path = below(&self.snapshot(commit), name.folder.as_ref().unwrap_or(folder));
+        // A manifest may be named without its end.
+        if !path.exists() && !with_json(&path).is_file() && name.folder.as_ref() != Some(folder) {
+            return Ok(None);
+        }
+        self.check(name, commit, folder, pull, cancel)?;
+        let (commit, folder) = (commit.to_owned(), folder.clone());
+        Ok(Some(Found { kind: pull.kind, commit, folder, path }))
+    }
+
+    /// The one that is wanted of several.
+    fn preferred<'a>(
+        &self,
+        name: &Name,
+        want: &Want,
+        record: &'a Record,
+    ) -> Result<Option<(&'a String, &'a Pull)>> {
+        let folders: Vec<_> = record
+            .pulls
+            .iter()
+            .filter(|(_, pull)| pull.kind == Kind::Bundle)
+            .map(|(folder, _)| BundleFolder::of(folder))
+            .collect();
+        if folders.is_empty() || (record.pulls.len() == 1 && want.archs.is_empty()) {
+            return Ok(record.pulls.iter().next());
+        }
+        let chosen = want.choose(name, &folders)?;
+        Ok(record.pulls.get_key_value(&chosen.path))
+    }
+
+    /// Refuses what is not what was fetched.
+    fn check(
+        &self,
+        name: &Name,
+        commit: &str,
+        folder: &str,
+        pull: &Pull,
+        cancel: &CancelToken,
+    ) -> Result<()> {
+        let root = self.snapshot(commit);
+        for (path, noted) in &pull.files {
+            let file = below(&root, path);
+            let found = identity(&file);
+            if found.as_ref().is_some_and(|found| is_same(found, &noted.identity)) {
+                continue;
+            }
+            let wrong = match (&found, BlobId::named(&noted.blob)) {
+                (None, _) => Some("missing".to_owned()),
+                (Some(found), _) if found.bytes != noted.identity.bytes => {
+                    Some(format!("{} bytes, expected {}", found.bytes, noted.identity.bytes))
+                }
+                // A cache that was copied: its files are what they were.
+                (Some(_), Some(blob)) => fault(&file, &blob, cancel)?,
+                (Some(_), None) => None,
+            };
+            if let Some(wrong) = wrong {
+                let message = format!("{}: {wrong}", file.display());
+                let hint = format!("fetch it again: qhx pull {}", name.clone().within(folder));
+                return Err(Error::new(ErrorKind::Artifact, message).hint(hint));
+            }
+            if let Some(found) = found {
+                let noted_again = self.change_record(commit, |record| {
+                    let pull = record.pulls.get_mut(folder);
+                    if let Some(noted) = pull.and_then(|pull| pull.files.get_mut(path)) {
+                        noted.identity = found;
+                    }
+                });
+                // A cache that others own is read all the same.
+                if let Err(e) = noted_again {
+                    tracing::debug!("not noted: {e}");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What a name leads to of what other tools fetched.
+    fn foreign(
+        &self,
+        name: &Name,
+        want: &Want,
+        commit: &str,
+        is_manifest: &impl Fn(&str) -> bool,
+    ) -> Result<Option<Found>> {
+        let root = self.snapshot(commit);
+        let found = |kind, folder: &str| {
+            let (commit, folder) = (commit.to_owned(), folder.to_owned());
+            Some(Found { kind, commit, path: below(&root, &folder), folder })
+        };
+        let files = files_below(&root)?;
+        let folders = bundles(files.iter().map(String::as_str), is_manifest);
+        let Some(folder) = &name.folder else {
+            if let [_, ..] = folders[..] {
+                return Ok(found(Kind::Bundle, &want.choose(name, &folders)?.path));
+            }
+            return Ok(checkpoint(&files).and_then(|folder| found(Kind::Checkpoint, folder)));
+        };
+        let path = below(&root, folder);
+        let is_there = path.exists() || with_json(&path).is_file();
+        let gguf = folder.to_ascii_lowercase().ends_with(".gguf");
+        Ok(found(if gguf { Kind::Checkpoint } else { Kind::Bundle }, folder).filter(|_| is_there))
+    }
+
+    fn list_pulled(&self, name: &Name, commit: &str, record: &Record) -> Vec<Local> {
+        let root = self.snapshot(commit);
+        let pulls = record.pulls.iter().map(|(folder, pull)| {
+            let lengths = pull.files.iter().map(|(path, noted)| {
+                let found = identity(&below(&root, path)).map(|found| found.bytes);
+                (found.unwrap_or(0), found == Some(noted.identity.bytes))
+            });
+            let lengths: Vec<_> = lengths.collect();
+            Local {
+                revisions: record.revisions.clone(),
+                bytes: lengths.iter().map(|(bytes, _)| bytes).sum(),
+                complete: Some(lengths.iter().all(|(_, whole)| *whole)),
+                ..self.local(name, commit, pull.kind, folder)
+            }
+        });
+        pulls.collect()
+    }
+
+    fn list_foreign(
+        &self,
+        name: &Name,
+        commit: &str,
+        is_manifest: &impl Fn(&str) -> bool,
+    ) -> Result<Vec<Local>> {
+        let root = self.snapshot(commit);
+        let files = files_below(&root)?;
+        let mut found: Vec<_> = bundles(files.iter().map(String::as_str), is_manifest)
+            .into_iter()
+            .map(|bundle| (Kind::Bundle, bundle.path))
+            .collect();
+        if found.is_empty() {
+            found.extend(checkpoint(&files).map(|folder| (Kind::Checkpoint, folder.to_owned())));
+        }
+        let local = |(kind, folder): (Kind, String)| {
+            let inside =
+                files.iter().filter(|path| *path == &folder || within(path, &folder).is_some());
+            let lengths = inside.filter_map(|path| identity(&below(&root, path)));
+            Local {
+                bytes: lengths.map(|found| found.bytes).sum(),
+                ..self.local(name, commit, kind, &folder)
+            }
+        };
+        Ok(found.into_iter().map(local).collect())
+    }
+
+    fn local(&self, name: &Name, commit: &str, kind: Kind, folder: &str) -> Local {
+        let main = self.commit_of("main").is_some_and(|main| main == commit);
+        let revision = if main { None } else { Some(commit.to_owned()) };
+        Local {
+            name: Name { revision, ..name.clone() }.within(folder).to_string(),
+            kind,
+            commit: commit.to_owned(),
+            revisions: Vec::new(),
+            folder: folder.to_owned(),
+            path: below(&self.snapshot(commit), folder),
+            bytes: 0,
+            complete: None,
+        }
+    }
+
+    fn remove_all(&self) -> Result<Removed> {
+        let commits = entries(&self.root.join("snapshots"))?;
+        let commits =
+            commits.iter().filter_map(|path| Some(path.file_name()?.to_str()?.to_owned()));
+        let commits = commits.collect();
+        let blobs = entries(&self.root.join("blobs"))?;
+        let bytes = blobs.iter().filter_map(|path| Some(identity(path)?.bytes)).sum();
+        std::fs::remove_dir_all(&self.root).map_err(|e| Error::io(ErrorKind::Io, &self.root, e))?;
+        // Another process may have made a lock meanwhile.
+        drop(std::fs::remove_dir_all(self.locks()));
+        Ok(Removed { commits, bytes })
+    }
+
+    fn remove_commit(&self, commit: &str) -> Result<bool> {
+        let snapshot = self.snapshot(commit);
+        if !snapshot.is_dir() {
+            return Ok(false);
+        }
+        self.change_record(commit, |record| record.pulls.clear())?;
+        std::fs::remove_dir_all(&snapshot).map_err(|e| Error::io(ErrorKind::Io, &snapshot, e))?;
+        let refs = self.root.join("refs");
+        for inner in files_below(&refs)? {
+            if self.commit_of(&inner).is_some_and(|found| found == commit) {
+                let file = below(&refs, &inner);
+                std::fs::remove_file(&file).map_err(|e| Error::io(ErrorKind::Io, &file, e))?;
+            }
+        }
+        Ok(true)
+    }
+
+    fn remove_folder(&self, commit: &str, folder: &str) -> Result<bool> {
+        let root = self.snapshot(commit);
+        let record = self.record(commit).unwrap_or_default();
+        let others: BTreeSet<_> = record
+            .pulls
+            .iter()
+            .filter(|(name, _)| *name != folder)
+            .flat_map(|(_, pull)| pull.files.keys())
+            .collect();
+        let own = record.pulls.get(folder).into_iter().flat_map(|pull| pull.files.keys().cloned());
+        let mut files: BTreeSet<String> = own.collect();
+        files.extend(files_below(&root)?.into_iter().filter(|path| within(path, folder).is_some()));
+        files.retain(|path| !others.contains(path));
+        self.change_record(commit, |record| drop(record.pulls.remove(folder)))?;
+        let mut removed = false;
+        for path in &files {
+            let file = below(&root, path);
+            // A pull that lost a file is removed, too.
+            removed |= std::fs::remove_file(&file).is_ok();
+            for parent in file.ancestors().skip(1).take_while(|parent| *parent != root) {
+                if std::fs::remove_dir(parent).is_err() {
+                    break;
+                }
+            }
+        }
+        if files_below(&root)?.is_empty() && root.is_dir() {
+            self.remove_commit(commit)?;
+        }
+        Ok(removed)
+    }
+
+    /// Removes contents that no snapshot has. Returns their bytes.
+    fn sweep(&self) -> Result<u64> {
+        let mut used = BTreeSet::new();
+        for snapshot in entries(&self.root.join("snapshots"))? {
+            let files = files_below(&snapshot)?;
+            used.extend(files.iter().filter_map(|inner| links::blob_of(&below(&snapshot, inner))));
+        }
+        let mut bytes = 0;
+        for path in entries(&self.root.join("blobs"))? {
+            let blob = path.file_name().and_then(|name| name.to_str()).and_then(BlobId::named);
+            let Some(blob) = blob.filter(|blob| !used.contains(blob)) else { continue };
+            let length = identity(&self.blob(&blob)).map_or(0, |found| found.bytes);
+            std::fs::remove_file(&path).map_err(|e| Error::io(ErrorKind::Io, &path, e))?;
+            bytes += length;
+        }
+        Ok(bytes)
+    }
+}
+
+/// The checkpoint of files: their folder, or the one GGUF file among them.
+fn checkpoint(files: &[String]) -> Option<&str> {
+    let top =
+        |end: &'static str| files.iter().filter(move |f| !f.contains('/') && f.ends_with(end));
+    if top("config.json").next().is_some() && top(".safetensors").next().is_some() {
+        return Some("");
+    }
+    let mut models = top(".gguf");
+    models.next().filter(|_| models.next().is_none()).map(String::as_str)
+}
+
+fn with_json(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".json");
+    path.with_file_name(name)
+}

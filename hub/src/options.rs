@@ -1,0 +1,108 @@
+//! Where the hub is, and where what is fetched lies.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The hub that is asked where no other is named.
+pub const ENDPOINT: &str = "https://huggingface.co";
+
+/// Where the hub is, and where what is fetched lies.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct Options {
+    /// Scheme and host, such as `https://huggingface.co`.
+    pub endpoint: String,
+    /// Sent to the endpoint's host and to no other, over TLS or loopback only.
+    pub token: Option<String>,
+    /// The folder of `models--OWNER--NAME`.
+    pub cache: PathBuf,
+    /// Nothing is asked of a network.
+    pub offline: bool,
+    /// URL of a proxy for all requests.
+    pub proxy: Option<String>,
+    /// Hosts that are reached without the proxy, separated by commas.
+    pub no_proxy: Option<String>,
+    /// Files that are fetched at once.
+    pub connections: usize,
+    /// How often in a row a file may fail without a byte more of it.
+    pub attempts: u32,
+    /// Pause before the second attempt; it doubles with each.
+    pub backoff: Duration,
+    /// How long a connection may be silent.
+    pub idle: Duration,
+    /// What tells the bytes that are free in the file system of a folder.
+    pub free_space: fn(&Path) -> io::Result<u64>,
+}
+
+impl Options {
+    /// The public hub, without a token, and this folder.
+    pub fn new(cache: impl Into<PathBuf>) -> Self {
+        Self {
+            endpoint: ENDPOINT.to_owned(),
+            token: None,
+            cache: cache.into(),
+            offline: false,
+            proxy: None,
+            no_proxy: None,
+            connections: 4,
+            attempts: 5,
+            backoff: Duration::from_secs(1),
+            idle: Duration::from_secs(30),
+            free_space: |folder| fs4::available_space(folder),
+        }
+    }
+
+    /// Scheme and host of the hub.
+    #[must_use]
+    pub fn endpoint(mut self, endpoint: impl Into<String>) -> Self {
+        self.endpoint = endpoint.into().trim_end_matches('/').to_owned();
+        self
+    }
+
+    /// What the hub knows the user by.
+    #[must_use]
+    pub fn token(mut self, token: impl Into<Option<String>>) -> Self {
+        self.token = token.into();
+        self
+    }
+
+    /// Nothing is asked of a network.
+    #[must_use]
+    pub fn offline(mut self, offline: bool) -> Self {
+        self.offline = offline;
+        self
+    }
+
+    /// How often in a row a file may fail without a byte more of it, and the pause before the second attempt.
+    #[must_use]
+    pub fn retries(mut self, attempts: u32, backoff: Duration) -> Self {
+        (self.attempts, self.backoff) = (attempts, backoff);
+        self
+    }
+
+    /// How long a connection may be silent.
+    #[must_use]
+    pub fn idle(mut self, idle: Duration) -> Self {
+        self.idle = idle;
+        self
+    }
+
+    /// What tells the bytes that are free in the file system of a folder; the system by default.
+    #[must_use]
+    pub fn free_space(mut self, free_space: fn(&Path) -> io::Result<u64>) -> Self {
+        self.free_space = free_space;
+        self
+    }
+}
+
+impl std::fmt::Debug for Options {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Options")
+            .field("endpoint", &self.endpoint)
+            .field("token", &self.token.as_ref().map(|_| "(given)"))
+            .field("cache", &self.cache)
+            .field("offline", &self.offline)
+            .finish_non_exhaustive()
+    }
+}

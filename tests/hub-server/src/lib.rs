@@ -1,0 +1,11 @@
+//! A hub on loopback for tests: it serves repositories by the API of the Hugging Face hub, and fails as it is asked to.
+//!
+//! [`Server::start`] serves [`Repo`]s until it is dropped. [`Server::fault`] makes the next requests for a path fail,
+//! and [`Server::requests`] lists what arrived, headers included.
+
+mod answer;
+mod repo;
+mod server;
+
+pub use repo::{File, Repo};
+pub use server::{Fault, Request, Server};
