@@ -540,10 +540,7 @@ fn model_name(checkpoint: &Checkpoint, given: Option<&str>) -> Result<String> {
         qhx_core::manifest::NOT_MANIFESTS.iter().any(|f| f.trim_end_matches(".json") == name)
     };
     let Some(name) = given else {
-        let folder = checkpoint.path().canonicalize().unwrap_or_default();
-        // Of a GGUF file or a synthetic model it is a file.
-        let folder = if folder.is_file() { folder.file_stem() } else { folder.file_name() };
-        let folder = folder.unwrap_or_default().to_string_lossy().to_lowercase();
+        let folder = own_name(checkpoint.path()).to_lowercase();
         let name: String =
             folder.chars().take(100).map(|c| if legal(c) { c } else { '-' }).collect();
         let name = name.trim_start_matches(['.', '-']);
@@ -558,6 +555,25 @@ fn model_name(checkpoint: &Checkpoint, given: Option<&str>) -> Result<String> {
         .hint("it may not begin with '.' or be the name of one of a checkpoint's JSON files"));
     }
     Ok(name.to_owned())
+}
+
+/// What a checkpoint is called: its folder, its file without the end, or its repository in a cache of a hub.
+fn own_name(path: &Path) -> String {
+    // There the links lead to hashes.
+    let cached = qhx_core::snapshot::locate(path);
+    let is_file = path.is_file();
+    let path = match cached {
+        Some(_) if is_file => path.to_owned(),
+        Some(place) => place.repository,
+        None => path.canonicalize().unwrap_or_default(),
+    };
+    let name = if is_file { path.file_stem() } else { path.file_name() };
+    let name = name.unwrap_or_default().to_string_lossy();
+    let name = name
+        .strip_prefix("models--")
+        .and_then(|name| name.split_once("--"))
+        .map_or(&*name, |(_, name)| name);
+    name.to_owned()
 }
 
 pub(crate) fn stop_if_cancelled(progress: &dyn Progress) -> Result<()> {

@@ -69,6 +69,8 @@ pub struct Selection {
     pub files: Vec<Chosen>,
     /// Files in the folder that are programs by their names: they are not fetched.
     pub left_out: Vec<String>,
+    /// It is all of the bundle or checkpoint, not some of its files.
+    pub whole: bool,
 }
 
 /// A file that is to be fetched.
@@ -158,6 +160,11 @@ pub fn bundles<'a>(
 }
 
 impl Want {
+    /// All files of a bundle are wanted.
+    fn is_whole(&self) -> bool {
+        self.include.is_empty() && self.manifest.is_none()
+    }
+
     /// The one bundle that is wanted.
     ///
     /// # Errors
@@ -247,7 +254,8 @@ impl Want {
             })
         };
         let files = listing.files.iter().filter(wanted);
-        Selection::of(listing, Kind::Bundle, &bundle.path, files)
+        let whole = self.is_whole();
+        Ok(Selection { whole, ..Selection::of(listing, Kind::Bundle, &bundle.path, files)? })
     }
 }
 
@@ -300,6 +308,7 @@ impl Selection {
             folder: folder.to_owned(),
             files,
             left_out: programs.into_iter().map(|file| file.path.clone()).collect(),
+            whole: true,
         })
     }
 
@@ -347,7 +356,8 @@ impl Selection {
         if !configured && model.is_none() {
             return Err(no_checkpoint(listing));
         }
-        Self::of(listing, Kind::Checkpoint, folder, files)
+        let whole = wanted == CheckpointFiles::All;
+        Ok(Self { whole, ..Self::of(listing, Kind::Checkpoint, folder, files)? })
     }
 
     /// Bytes of all files.

@@ -9,13 +9,14 @@ use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use serde::Serialize;
 
 use crate::cache::{Repository, below, make_parent};
-use crate::choose::{Chosen, Selection};
+use crate::choose::{Chosen, Selection, Want};
 use crate::fetch::Fetch;
 use crate::http::Client;
 use crate::hub::Hub;
 use crate::links;
 use crate::local::Kind;
 use crate::lock::Lock;
+use crate::name::Name;
 use crate::record::{Noted, Pull, identity, write};
 use crate::wait::interruptible;
 
@@ -26,6 +27,13 @@ const SPARE: u64 = 16 << 20;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Progress<'a> {
+    /// So much is wanted, of which some may be there.
+    Begin {
+        /// Number of files.
+        files: usize,
+        /// Bytes of files, each content once.
+        bytes: u64,
+    },
     /// So many more bytes were there before.
     Kept(u64),
     /// So many more bytes came.
@@ -90,6 +98,9 @@ impl Hub {
             return Err(offline(&selection.name));
         }
         let client = Client::new(self.options())?;
+        let files = distinct(selection);
+        let bytes = files.iter().map(|file| file.bytes).sum();
+        progress(Progress::Begin { files: selection.files.len(), bytes });
         // The first failure ends the others.
         let all = CancelToken::any(vec![cancel.clone()]);
         let fetch = Fetch {
@@ -102,7 +113,7 @@ impl Hub {
             report: progress,
         };
         let fetched = interruptible(client.agent(), &all, || {
-            Ok(each(&fetch, distinct(selection), self.options().connections, &all))
+            Ok(each(&fetch, files, self.options().connections, &all))
         });
         let fetched = match fetched {
             Ok(result) => result?,
@@ -119,6 +130,37 @@ impl Hub {
             fetched_bytes: fetched,
             left_out: selection.left_out.clone(),
         })
+    }
+
+    /// What is there whole of what a name leads to, by what was noted when it was fetched. Nobody is asked: only of a
+    /// commit is this what the hub has, too.
+    ///
+    /// # Errors
+    /// As [`Cache::find`](crate::Cache::find).
+    pub fn already(
+        &self,
+        name: &Name,
+        want: &Want,
+        cancel: &CancelToken,
+    ) -> Result<Option<Pulled>> {
+        let Some(found) = self.cache().find(name, want, |_| false, cancel)? else {
+            return Ok(None);
+        };
+        let repository = self.cache().repository(name);
+        let record = repository.record(&found.commit).unwrap_or_default();
+        let Some(pull) = record.pulls.get(&found.folder).filter(|pull| pull.whole) else {
+            return Ok(None);
+        };
+        Ok(Some(Pulled {
+            kind: found.kind,
+            commit: found.commit,
+            folder: found.folder,
+            path: found.path,
+            files: pull.files.len(),
+            bytes: pull.files.values().map(|noted| noted.identity.bytes).sum(),
+            fetched_bytes: 0,
+            left_out: Vec::new(),
+        }))
     }
 
     /// True when something has to be fetched, for which there is room.
@@ -153,7 +195,7 @@ impl Hub {
 }
 
 /// The error of whoever would have to ask a network.
-pub(crate) fn offline(name: &crate::Name) -> Error {
+pub(crate) fn offline(name: &Name) -> Error {
     Error::new(ErrorKind::Io, format!("{name}: it is not there, and nothing is fetched offline"))
         .hint("unset HF_HUB_OFFLINE to fetch it")
 }
@@ -213,9 +255,11 @@ fn finish(repository: &Repository, selection: &Selection) -> Result<()> {
         if !selection.name.is_pinned() && !record.revisions.iter().any(|name| name == revision) {
             record.revisions.push(revision.to_owned());
         }
-        let pull = Pull { kind: selection.kind, files: BTreeMap::new() };
-        let pull = record.pulls.entry(selection.folder.clone()).or_insert(pull);
-        pull.kind = selection.kind;
+        let kind = selection.kind;
+        let new = Pull { kind, whole: false, files: BTreeMap::new() };
+        let pull = record.pulls.entry(selection.folder.clone()).or_insert(new);
+        pull.kind = kind;
+        pull.whole |= selection.whole;
         pull.files.extend(files);
     })?;
     if !selection.name.is_pinned() {

@@ -168,13 +168,14 @@ impl Cache {
     }
 
     /// Compares the files of a folder of a cache with the hashes that they are called by. `None` for a folder of any
-    /// other place. `on_file` is called with each as it is done.
+    /// other place. Files that `skips` are not read; `on_file` is called with each other one as it is done.
     ///
     /// # Errors
     /// When a file cannot be read, it is cancelled, and any error of `on_file`.
     pub fn verify(
         path: &Path,
         cancel: &CancelToken,
+        skips: impl Fn(&Path) -> bool,
         mut on_file: impl FnMut(&FileCheck) -> Result<()>,
     ) -> Result<Option<Vec<FileCheck>>> {
         let Some(place) = snapshot::locate(path) else { return Ok(None) };
@@ -196,10 +197,10 @@ impl Cache {
         let mut checks = Vec::new();
         // What nobody knows the hash of was put there by somebody else.
         for (path, blob) in files.into_iter().filter_map(|(path, blob)| Some((path, blob?))) {
-            if within(&path, &folder).is_none() {
+            let file = below(&root, &path);
+            if within(&path, &folder).is_none() || skips(&file) {
                 continue;
             }
-            let file = below(&root, &path);
             let message = match identity(&file) {
                 None => Some("missing".to_owned()),
                 Some(_) => fault(&file, &blob, cancel)?,

@@ -45,6 +45,9 @@ pub(crate) struct Record {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Pull {
     pub kind: Kind,
+    /// Nothing of it was left unwanted.
+    #[serde(default)]
+    pub whole: bool,
     /// By path in the repository.
     pub files: BTreeMap<String, Noted>,
 }

@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::folders;
+use crate::hub;
 use crate::inspect::{Contents, TargetRun};
 use crate::npu_files::{ANDROID, NpuFile};
 use crate::runtime::Runtime;
@@ -100,7 +101,9 @@ impl Runtime {
         checks.push(cache_folder());
         checks.extend(bundle.map(|path| self.bundle_check(path)));
         let set = |variable: &vars::Variable| {
-            let value = vars::get(variable.name)?.to_string_lossy().into();
+            let value = vars::get(variable.name)?;
+            let secret = variable.name == vars::HF_TOKEN;
+            let value = if secret { "(a secret)".into() } else { value.to_string_lossy().into() };
             Some((variable.name.to_owned(), value))
         };
         Diagnosis {
@@ -116,6 +119,11 @@ impl Runtime {
     fn bundle_check(&self, path: &Path) -> Check {
         const NAME: &str = "bundle";
         let arch = self.settings().device_arch();
+        let path = match hub::resolve_for(path, || arch) {
+            Ok(path) => path,
+            Err(e) => return Check::failed(NAME, &e),
+        };
+        let path = path.as_path();
         let device = match arch {
             Some(arch) => format!("this v{arch} device"),
             None if Platform::is_emulated() => "the emulator, which runs all of them".to_owned(),

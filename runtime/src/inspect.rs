@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::bundle::{Bundle, not_forged};
 use crate::folders::{self, TargetFolder};
+use crate::hub;
 use crate::libraries::{LibraryFiles, how_to_get};
 use crate::runtime::Runtime;
 use crate::settings::Settings;
@@ -47,13 +48,15 @@ impl Runtime {
     /// When there is neither at `path`, when a context binary alone cannot be read, and when a library or plugin that
     /// is named cannot be loaded. What a bundle lacks is in its notes.
     pub fn inspect(&self, path: impl AsRef<Path>) -> Result<Contents> {
-        let (path, settings) = (path.as_ref(), self.settings());
+        let (given, settings) = (path.as_ref(), self.settings());
+        let path = &hub::resolve_for(given, || settings.device_arch())?;
         let bundles = folders::targets(path);
         if !bundles.is_empty() {
             return Ok(Contents::Folder(FolderContents::of(bundles)));
         }
         if !is_context_binary(path) {
-            return bundle(path, settings).map(Contents::Bundle);
+            let contents = bundle(path, settings).map_err(|e| hub::how_to_fetch(given, e))?;
+            return Ok(Contents::Bundle(contents));
         }
         if let Some(error) = not_forged(path) {
             return Err(error);

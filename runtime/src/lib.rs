@@ -22,8 +22,8 @@
 //! | [`Texts`] | tokenizer, chat template and limits, usable while a generation runs |
 //!
 //! What the command line prints about models and machines is a value, too: [`Runtime::inspect`] and
-//! [`Runtime::diagnose`], and the modules [`verify`], [`golden`], [`bench`](mod@bench), [`corpus`], [`plugins`], [`install`] and
-//! [`vars`].
+//! [`Runtime::diagnose`], and the modules [`verify`], [`golden`], [`bench`](mod@bench), [`corpus`], [`plugins`], [`install`], [`hub`]
+//! and [`vars`].
 //!
 //! Nothing here prints, exits, installs a signal handler or starts a process unasked. All that takes time can be
 //! cancelled from another thread, within one graph execution ([`CancelToken`]). Errors are one type with a kind, a
@@ -43,6 +43,7 @@ mod embedder;
 mod engine;
 pub mod folders;
 pub mod golden;
+pub mod hub;
 pub mod inspect;
 pub mod install;
 pub mod libraries;

@@ -15,6 +15,7 @@ use crate::backends::{Chosen, cpu};
 use crate::bundle::Bundle;
 use crate::folders;
 use crate::golden::first_open;
+use crate::hub;
 use crate::libraries::LibraryFiles;
 use crate::settings::{BackendChoice, DeviceOptions, Settings};
 
@@ -55,11 +56,20 @@ impl Runtime {
     /// architectures (`v73`, `v79`, …) it is the one of the device's architecture, otherwise the newest that the device
     /// runs, and the newest of all where there is no device, as on the CPU or on an emulator.
     ///
+    /// Where nothing is at `path`, it may be the name of a bundle that was fetched from a [`hub`].
+    ///
     /// # Errors
     /// When there is no manifest, or it is invalid; when the device runs none of several bundles.
     pub fn bundle(&self, path: impl AsRef<Path>, root: Option<&Path>) -> Result<Bundle> {
-        let path = folders::resolve(path.as_ref(), || self.settings.device_arch())?;
-        Bundle::open_one(&path, root)
+        let (given, arch) = (path.as_ref(), || self.settings.device_arch());
+        let path = folders::resolve(&hub::resolve_for(given, arch)?, arch)?;
+        Bundle::open_one(&path, root).map_err(|e| hub::how_to_fetch(given, e))
+    }
+
+    /// Architecture of the device that bundles are opened for, such as 81 for v81. `None` where there is none that can be
+    /// opened, on the CPU, and on an emulator.
+    pub fn device_arch(&self) -> Option<u32> {
+        self.settings.device_arch()
     }
 
     /// The host-ops: those linked in and those of plugins.

@@ -43,13 +43,23 @@ pub const LOG: &str = "QHX_LOG";
 pub const QUERY_PREFIX: &str = "QHX_EMB_QUERY_PREFIX";
 /// Put before documents by `qhx_embed`, instead of the bundle's prefix.
 pub const DOC_PREFIX: &str = "QHX_EMB_DOC_PREFIX";
+/// The hub that bundles and checkpoints are fetched from.
+pub const HF_ENDPOINT: &str = "HF_ENDPOINT";
+/// What the hub knows the user by.
+pub const HF_TOKEN: &str = "HF_TOKEN";
+/// Folder of what the hub's tools and `qhx pull` fetch.
+pub const HF_HOME: &str = "HF_HOME";
+/// Folder of the hub's cache alone.
+pub const HF_HUB_CACHE: &str = "HF_HUB_CACHE";
+/// The hub is not asked.
+pub const HF_HUB_OFFLINE: &str = "HF_HUB_OFFLINE";
 /// No colours are wanted, see <https://no-color.org>.
 pub const NO_COLOR: &str = "NO_COLOR";
 /// Settings of glibc's allocator; `qhx forge` adds some for the processes that compile.
 pub const GLIBC_TUNABLES: &str = "GLIBC_TUNABLES";
 
 /// All of them, in the order of the page.
-pub const ALL: [Variable; 18] = [
+pub const ALL: [Variable; 24] = [
     Variable {
         name: HTP,
         what: "path of libQnnHtp",
@@ -126,6 +136,48 @@ pub const ALL: [Variable; 18] = [
         more: "set and empty means none",
         default: "the bundle's prefix",
         reader: "`qhx_embed`",
+    },
+    Variable {
+        name: HF_ENDPOINT,
+        what: "the hub that bundles and checkpoints are fetched from",
+        more: "scheme and host",
+        default: "`https://huggingface.co`",
+        reader: "`qhx pull`, `qhx forge`",
+    },
+    Variable {
+        name: HF_TOKEN,
+        what: "what the hub knows you by",
+        more: "sent to that host only; or the file `HF_TOKEN_PATH`",
+        default: "`token` in `HF_HOME`",
+        reader: "`qhx pull`, `qhx forge`",
+    },
+    Variable {
+        name: HF_HOME,
+        what: "folder of what is fetched from a hub",
+        more: "in `hub` in it",
+        default: "`huggingface` in the user's cache folder",
+        reader: "what takes a bundle",
+    },
+    Variable {
+        name: HF_HUB_CACHE,
+        what: "the same folder, without `hub` in it",
+        more: "",
+        default: "`hub` in `HF_HOME`",
+        reader: "what takes a bundle",
+    },
+    Variable {
+        name: HF_HUB_OFFLINE,
+        what: "`1`: no hub is asked",
+        more: "",
+        default: "",
+        reader: "`qhx pull`, `qhx forge`",
+    },
+    Variable {
+        name: "HTTPS_PROXY",
+        what: "URL of a proxy to the hub",
+        more: "or `ALL_PROXY`; `NO_PROXY` has hosts that are reached without",
+        default: "",
+        reader: "`qhx pull`, `qhx forge`",
     },
     Variable {
         name: "XDG_CACHE_HOME",
@@ -247,6 +299,7 @@ mod tests {
             "core/text/src",
             "cpu/src",
             "forge/src",
+            "hub/src",
             "plugins/host/src",
             "plugins/op/src",
         ] {

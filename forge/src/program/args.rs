@@ -389,6 +389,16 @@ impl ForgeArgs {
         Ok(Some(CalibrateOptions { texts, tokens: self.calibrate_tokens, target: self.target_kl }))
     }
 
+    /// The checkpoint that is named, of whichever of the commands is asked for, and whether its weights are read.
+    pub fn source(&mut self) -> Option<(&mut PathBuf, bool)> {
+        match &mut self.command {
+            Some(ForgeCommand::Plan(plan)) => Some((&mut plan.checkpoint, false)),
+            Some(ForgeCommand::Estimate(estimate)) => Some((&mut estimate.checkpoint, false)),
+            Some(ForgeCommand::CompileContext(_)) => None,
+            None => self.checkpoint.as_mut().map(|path| (path, true)),
+        }
+    }
+
     /// True when bundles are made to be measured, for which host-ops are needed.
     pub fn calibrates(&self) -> bool {
         self.command.is_none() && self.calibrate.is_some()

@@ -80,7 +80,8 @@ fn files_are_looked_at_again() {
     let hub = Hub::new(options(&server, cache.path()));
     let folder = pull(&hub, "o/n/v81").unwrap().path;
     let verify = || {
-        let checks = Cache::verify(&folder, &CancelToken::new(), |_| Ok(())).unwrap().unwrap();
+        let checks =
+            Cache::verify(&folder, &CancelToken::new(), |_| false, |_| Ok(())).unwrap().unwrap();
         checks.into_iter().map(|check| (check.path, check.message)).collect::<Vec<_>>()
     };
     let paths: Vec<_> = verify().into_iter().map(|(path, _)| path).collect();
@@ -91,7 +92,10 @@ fn files_are_looked_at_again() {
     let messages: Vec<_> = verify().into_iter().map(|(_, message)| message).collect();
     assert!(messages[0].as_ref().unwrap().starts_with("sha256 "), "{messages:?}");
     assert_eq!(messages[1..], [Some("missing".to_owned()), None]);
-    assert_eq!(Cache::verify(cache.path(), &CancelToken::new(), |_| Ok(())).unwrap(), None);
+    assert_eq!(
+        Cache::verify(cache.path(), &CancelToken::new(), |_| false, |_| Ok(())).unwrap(),
+        None
+    );
 }
 
 /// A cache as another tool leaves it, without notes.

@@ -1,10 +1,11 @@
 //! A bundle's files against the lengths and hashes that its manifest lists.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use qhx_core::hash::sha256;
-use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result};
+use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result, snapshot};
+use qhx_hub::{Cache, FileCheck};
 use serde::Serialize;
 
 /// How a file compares with what the manifest says of it.
@@ -35,7 +36,8 @@ pub struct FilesReport {
     pub files: Vec<FileReport>,
 }
 
-/// Compares length and SHA-256 of every file that the manifest lists. `on_file` is called with each as it is done.
+/// Compares length and SHA-256 of every file that the manifest lists, and of a bundle that was fetched from a hub the
+/// other files with the hub's hashes. `on_file` is called with each as it is done.
 ///
 /// ```no_run
 /// let bundle = qhx::Bundle::open("qwen35/v81")?;
@@ -45,13 +47,19 @@ pub struct FilesReport {
 /// ```
 ///
 /// # Errors
-/// When the manifest lists no files, a file cannot be read, or it is cancelled, and any error of `on_file`.
+/// When no file has a hash, a file cannot be read, or it is cancelled, and any error of `on_file`.
 pub fn files(
     manifest: &Manifest,
     cancel: &CancelToken,
     mut on_file: impl FnMut(&FileReport) -> Result<()>,
 ) -> Result<FilesReport> {
-    if manifest.artifacts.files.is_empty() {
+    let mut files = Vec::new();
+    fetched(manifest, cancel, |report| {
+        on_file(&report)?;
+        files.push(report);
+        Ok(())
+    })?;
+    if manifest.artifacts.files.is_empty() && files.is_empty() {
         return Err(Error::new(
             ErrorKind::Manifest,
             format!(
@@ -61,7 +69,6 @@ pub fn files(
         )
         .hint("bundles made by `qhx forge` list their files; give a suite to check the answers"));
     }
-    let mut files = Vec::new();
     let optional = left_out(manifest);
     for path in manifest.artifacts.files.keys() {
         let left_out = optional.contains(path);
@@ -73,6 +80,30 @@ pub fn files(
     }
     let passed = files.iter().all(|file| file.passed);
     Ok(FilesReport { manifest: manifest.path.clone(), passed, files })
+}
+
+/// Files of a bundle that was fetched from a hub, without those that its manifest lists.
+fn fetched(
+    manifest: &Manifest,
+    cancel: &CancelToken,
+    mut on_file: impl FnMut(FileReport) -> Result<()>,
+) -> Result<()> {
+    let paths = manifest.artifacts.files.keys();
+    let listed: BTreeSet<_> =
+        paths.filter_map(|path| std::path::absolute(manifest.root.join(path)).ok()).collect();
+    let folder = snapshot::locate(&manifest.path).map(|place| place.inner).unwrap_or_default();
+    let folder = folder.rsplit_once('/').map_or("", |(folder, _)| folder);
+    let skips = |file: &Path| listed.contains(file);
+    Cache::verify(&manifest.path, cancel, skips, |FileCheck { path, message, .. }| {
+        let inner = path.strip_prefix(folder).unwrap_or(path).trim_start_matches('/');
+        on_file(FileReport {
+            path: inner.to_owned(),
+            passed: message.is_none(),
+            message: message.clone(),
+            left_out: false,
+        })
+    })
+    .map(drop)
 }
 
 /// True when every file that the manifest lists is as it says.

@@ -23,7 +23,7 @@ use crate::backend::ContextSource;
 use crate::{DType, Error, ErrorKind, Result, files};
 
 pub use crate::text::{ChatSpec, ChatStyle, Marker, Piece, RoleMarkers};
-pub use select::{NOT_MANIFESTS, candidates, select};
+pub use select::{NOT_MANIFESTS, candidates, is_candidate, select};
 
 /// The `schema_version` that this crate reads.
 pub const SCHEMA_VERSION: u64 = 1;
@@ -39,7 +39,7 @@ pub struct Manifest {
     /// The folder that the manifest's paths resolve against.
     pub root: PathBuf,
     /// The folder that no file of the bundle may lie outside of, links resolved: the manifest's
-    /// own, or the one that was given to read it.
+    /// own, the one that was given to read it, or that of the repository in a cache of a hub.
     pub bounds: PathBuf,
     /// `model`.
     pub model: Model,

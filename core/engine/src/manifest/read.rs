@@ -10,7 +10,7 @@ use super::{
     ArtifactTable, ContextEntry, EmbedEntry, FileEntry, Manifest, Model, Params, Plan, Rerank,
     SCHEMA_VERSION, Step, Transcription,
 };
-use crate::{DType, Error, ErrorKind, Result};
+use crate::{DType, Error, ErrorKind, Result, snapshot};
 
 pub(super) fn manifest(path: &Path, document: Value, root: Option<&Path>) -> Result<Manifest> {
     let node = Node::root(&document);
@@ -65,7 +65,8 @@ fn resolve_root(node: &Node<'_>, path: &Path, given: Option<&Path>) -> Result<(P
         Some(p) if !p.as_os_str().is_empty() => p.to_owned(),
         _ => PathBuf::from("."),
     };
-    let Some(node) = node.get("artifacts_root")? else { return Ok((folder.clone(), folder)) };
+    let bounds = bounds(&folder);
+    let Some(node) = node.get("artifacts_root")? else { return Ok((folder, bounds)) };
     let root = node.text()?;
     let relative = Path::new(&root);
     if relative.components().any(|c| !matches!(c, Component::Normal(_) | Component::CurDir)) {
@@ -73,7 +74,13 @@ fn resolve_root(node: &Node<'_>, path: &Path, given: Option<&Path>) -> Result<(P
             .error(format_args!("{root:?} leaves the manifest's folder"))
             .hint("give the folder on the command line as ARTIFACTS_ROOT instead"));
     }
-    Ok((folder.join(relative), folder))
+    Ok((folder.join(relative), bounds))
+}
+
+/// The folder that files of a bundle in `folder` may lie in: that, or in a cache of a hub, where they are links, the
+/// repository's.
+fn bounds(folder: &Path) -> PathBuf {
+    snapshot::locate(folder).map_or_else(|| folder.to_owned(), |place| place.repository)
 }
 
 fn model(node: &Node<'_>, path: &Path) -> Result<Model> {

@@ -14,6 +14,11 @@ pub const NOT_MANIFESTS: [&str; 6] = [
     "preprocessor_config.json",
 ];
 
+/// True for the name of a file that can be a manifest.
+pub fn is_candidate(name: &str) -> bool {
+    name.ends_with(".json") && !name.starts_with('.') && !NOT_MANIFESTS.contains(&name)
+}
+
 /// The files of a folder that can be its manifest, sorted by name.
 ///
 /// These are the top-level `*.json` files, without [`NOT_MANIFESTS`] and without hidden files.
@@ -26,8 +31,7 @@ pub fn candidates(folder: &Path) -> Result<Vec<PathBuf>> {
     for entry in std::fs::read_dir(folder).map_err(fail)? {
         let path = entry.map_err(fail)?.path();
         let Some(name) = path.file_name().and_then(|n| n.to_str()) else { continue };
-        let json = name.ends_with(".json") && !name.starts_with('.');
-        if json && !NOT_MANIFESTS.contains(&name) && path.is_file() {
+        if is_candidate(name) && path.is_file() {
             found.push(path);
         }
     }
