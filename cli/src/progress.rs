@@ -1,10 +1,11 @@
-//! How far a prompt is, on standard error where somebody watches.
+//! How far a prompt or a download is, on standard error.
 
 use std::io::IsTerminal as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use indicatif::ProgressBar;
+use indicatif::{HumanBytes, HumanDuration, ProgressBar};
+use qhx::hub::{Name, Progress};
 use qhx_core::escape::shown;
 use qhx_core::op::ProgressFn;
 pub(crate) use qhx_forge::program::ForgeProgress;
@@ -78,5 +79,84 @@ impl PromptProgress {
 
     fn update(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+const FETCHED: &str = "{msg} [{bar:30}] {bytes} / {total_bytes} {bytes_per_sec}, left {eta}";
+
+/// Time between two lines where nobody watches.
+const LINES: Duration = Duration::from_secs(10);
+
+/// Shows how far a download is: a bar, or a line now and then where nobody watches.
+#[derive(Debug)]
+pub(crate) struct PullProgress {
+    name: String,
+    /// Hidden where nobody watches; it counts all the same.
+    bar: ProgressBar,
+    state: Mutex<Lines>,
+}
+
+#[derive(Debug)]
+struct Lines {
+    begun: Instant,
+    last: Instant,
+    fetched: u64,
+}
+
+impl PullProgress {
+    pub(crate) fn new(name: &Name) -> Self {
+        let bar = if std::io::stderr().is_terminal() {
+            ProgressBar::no_length().with_style(style(FETCHED))
+        } else {
+            ProgressBar::hidden()
+        };
+        let name = name.to_string();
+        bar.set_message(name.clone());
+        let now = Instant::now();
+        Self { name, bar, state: Mutex::new(Lines { begun: now, last: now, fetched: 0 }) }
+    }
+
+    /// The download is done, or given up.
+    pub(crate) fn end(&self) {
+        self.bar.finish_and_clear();
+    }
+
+    /// Shows a step.
+    pub(crate) fn step(&self, step: &Progress<'_>) {
+        match step {
+            Progress::Begin { files, bytes } => {
+                self.bar.set_length(*bytes);
+                let all = HumanBytes(*bytes);
+                self.bar.suspend(|| say!("fetching {}: {files} files, {all}", self.name));
+            }
+            Progress::Kept(bytes) => {
+                self.bar.inc(*bytes);
+                // What was there says nothing about the rest.
+                self.bar.reset_eta();
+            }
+            Progress::Fetched(bytes) => self.fetched(*bytes),
+            Progress::Lost(bytes) => self.bar.dec(*bytes),
+            Progress::Waiting { path } => {
+                self.bar.suspend(|| say!("{}: another process fetches it", shown(path)));
+            }
+            Progress::Retry { path, error, wait } => self.bar.suspend(|| {
+                say!("{}: {error}; again in {:.1} s", shown(path), wait.as_secs_f64());
+            }),
+            _ => {}
+        }
+    }
+
+    fn fetched(&self, bytes: u64) {
+        self.bar.inc(bytes);
+        let mut lines = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.fetched += bytes;
+        if lines.last.elapsed() < LINES || std::io::stderr().is_terminal() {
+            return;
+        }
+        lines.last = Instant::now();
+        let (done, total) = (self.bar.position(), self.bar.length().unwrap_or(0));
+        let ratio = total.saturating_sub(done) as f64 / lines.fetched.max(1) as f64;
+        let left = HumanDuration(lines.begun.elapsed().mul_f64(ratio.min(1e6)));
+        say!("{}: {} of {}, left {left}", self.name, HumanBytes(done), HumanBytes(total));
     }
 }

@@ -21,6 +21,7 @@ const EXAMPLES: &str = "\
 Examples:
   qhx demo
   qhx runtime install
+  qhx pull owner/qwen35_HNPU
   qhx forge Qwen3.5-0.8B --out qwen35/v81 --target v81
   qhx generate qwen35/v81 'The capital of France is' --max-new 32
   qhx chat qwen35/v81
@@ -50,6 +51,9 @@ enum Command {
     Transcribe(commands::transcribe::TranscribeArgs),
     Rerank(commands::rerank::RerankArgs),
     Embed(commands::embed::EmbedArgs),
+    Pull(commands::pull::PullArgs),
+    List(commands::pulled::ListArgs),
+    Remove(commands::pulled::RemoveArgs),
     Forge(Box<ForgeArgs>),
     Prepare(PrepareArgs),
     Inspect(commands::inspect::InspectArgs),
@@ -121,7 +125,10 @@ fn dispatch(command: Command, app: &mut App) -> Result<Status> {
         Command::Transcribe(args) => commands::transcribe::run(&args, app),
         Command::Rerank(args) => commands::rerank::run(&args, app),
         Command::Embed(args) => commands::embed::run(&args, app),
-        Command::Forge(args) => commands::forge::run(&args, app),
+        Command::Pull(args) => commands::pull::run(&args, app),
+        Command::List(args) => commands::pulled::list(&args, app),
+        Command::Remove(args) => commands::pulled::remove(&args, app),
+        Command::Forge(args) => commands::forge::run(*args, app),
         Command::Prepare(args) => commands::forge::prepare(&args, app),
         Command::Inspect(args) => commands::inspect::run(&args, app),
         Command::Verify(args) => commands::verify::run(&args, app),
@@ -154,6 +161,7 @@ impl Command {
             Self::Doctor(args) => Some(&args.libraries),
             Self::Prepare(args) => Some(&args.libraries),
             Self::Forge(_) | Self::Inspect(_) | Self::Runtime(_) => None,
+            Self::Pull(_) | Self::List(_) | Self::Remove(_) => None,
             Self::Push(_) | Self::Plugins(_) | Self::Completions(_) | Self::Version => None,
         }
     }
@@ -166,6 +174,9 @@ impl Command {
             Self::Transcribe(args) => args.json,
             Self::Rerank(args) => args.json,
             Self::Embed(args) => args.json,
+            Self::Pull(args) => args.json,
+            Self::List(args) => args.json,
+            Self::Remove(args) => args.json,
             Self::Forge(args) => args.wants_json(),
             Self::Prepare(args) => args.json,
             Self::Inspect(args) => args.json,

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use clap::{Parser, Subcommand};
+use qhx::hub::{self, CheckpointFiles, Hub, Name, Options};
 use qhx_core::engine::{Model, ModelOptions};
 use qhx_core::{Manifest, Result};
 use qhx_forge::program::{self, ForgeArgs, PrepareArgs, Program};
@@ -13,7 +14,9 @@ use qhx_plugins::Plugins;
 use crate::Status;
 use crate::app::App;
 use crate::args::GlobalArgs;
+use crate::commands::pull::say_result;
 use crate::program::this_program;
+use crate::progress::PullProgress;
 
 /// The command line of the forge that started this process.
 #[derive(Debug, Parser)]
@@ -30,8 +33,35 @@ enum ForgeCommand {
 }
 
 fn parse(line: &[OsString]) -> Result<ForgeArgs, clap::Error> {
-    let ForgeCommand::Forge(args) = ForgeLine::try_parse_from(line)?.command;
+    let ForgeCommand::Forge(mut args) = ForgeLine::try_parse_from(line)?.command;
+    // The process that started this one has fetched it.
+    if let Some((path, _)) = args.source()
+        && let Ok(found) = hub::resolve(path)
+    {
+        *path = found;
+    }
     Ok(args)
+}
+
+/// Fetches the checkpoint that is named as one of a hub, where nothing is at that path.
+fn pull(args: &mut ForgeArgs, app: &App) -> Result<()> {
+    let Some((path, weights)) = args.source().filter(|(path, _)| !path.exists()) else {
+        return Ok(());
+    };
+    let Some(name) = path.to_str().and_then(|text| text.parse::<Name>().ok()) else {
+        return Ok(());
+    };
+    let hub = Hub::new(Options::from_environment()?);
+    let files = if weights { CheckpointFiles::All } else { CheckpointFiles::Configuration };
+    let progress = PullProgress::new(&name);
+    let _working = app.interrupts.working();
+    let cancel = app.interrupts.token();
+    let pulled = hub::pull_checkpoint(&hub, &name, files, &|step| progress.step(&step), cancel);
+    progress.end();
+    let pulled = pulled?;
+    say_result(&name, &pulled);
+    *path = pulled.path;
+    Ok(())
 }
 
 /// This program, as people call its command.
@@ -46,7 +76,9 @@ pub(crate) fn prepare(args: &PrepareArgs, app: &mut App) -> Result<Status> {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &ForgeArgs, app: &mut App) -> Result<Status> {
+pub(crate) fn run(mut args: ForgeArgs, app: &mut App) -> Result<Status> {
+    pull(&mut args, app)?;
+    let args = &args;
     let program = this("qhx forge");
     if !args.calibrates() && !args.makes_golden_steps() {
         return program::run(args, &program, None, app.terminal());

@@ -11,6 +11,8 @@ pub(crate) mod forge;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod plugins;
+pub(crate) mod pull;
+pub(crate) mod pulled;
 pub(crate) mod push;
 pub(crate) mod rerank;
 pub(crate) mod runtime;

@@ -23,8 +23,9 @@ Examples:
 
 /// Check a bundle's files, or its answers against a suite
 ///
-/// Without a suite: length and SHA-256 of every file that the manifest lists, and then the golden
-/// steps of the bundle, if it has some. With a suite
+/// Without a suite: length and SHA-256 of every file that the manifest lists, of a bundle that was
+/// fetched also the hashes that the hub gave, and then the golden steps of the bundle, if it has
+/// some. With a suite
 /// (schema npu_suite/v1): generates greedily for every case and compares the tokens with the
 /// reference, and arrays that the host-op makes, such as what an image becomes, row by row. Exit
 /// code 1 when a check fails.
@@ -121,7 +122,7 @@ fn files(args: &VerifyArgs, app: &mut App) -> Result<Status> {
             })
         })?;
     if !report.passed {
-        say!("files differ from the manifest: download or forge the bundle again");
+        say!("files differ from the manifest: pull or forge the bundle again");
     }
     let golden = if report.passed { golden_steps(args, app)? } else { None };
     let passed = report.passed && golden.as_ref().is_none_or(|golden| golden.passed);

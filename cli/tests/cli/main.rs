@@ -24,6 +24,7 @@ mod phimoe;
 #[cfg(not(feature = "builtin-ops"))]
 mod plugins;
 mod prepare;
+mod pull;
 #[cfg(unix)]
 mod push;
 mod qnn;

@@ -54,12 +54,23 @@ impl Program {
             "QHX_EMB_QUERY_PREFIX",
             "QHX_EMB_DOC_PREFIX",
             "ADSP_LIBRARY_PATH",
+            "HF_TOKEN",
+            "HF_TOKEN_PATH",
+            "HF_HOME",
+            "HF_HUB_CACHE",
+            "HF_HUB_OFFLINE",
+            "HTTPS_PROXY",
+            "https_proxy",
+            "ALL_PROXY",
+            "all_proxy",
         ] {
             command.env_remove(name);
         }
         command
             .env("HOME", folder)
             .env("XDG_DATA_HOME", folder)
+            // Nobody is asked unless a test names a hub.
+            .env("HF_ENDPOINT", "http://127.0.0.1:9")
             .env("QHX_CACHE_DIR", folder.join("cache"));
         Self { command, stdin: Vec::new() }
     }

@@ -14,8 +14,8 @@ use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Result};
 use self::adb::{Device, Item, quoted};
 use crate::Status;
 use crate::app::App;
-use qhx::folders;
 use qhx::npu_files::{ANDROID, NpuFile};
+use qhx::{folders, hub};
 
 /// Where cargo puts the program for phones.
 const PROGRAM: &str = "target/aarch64-linux-android/release/qhx_generate";
@@ -62,8 +62,9 @@ pub(crate) struct PushArgs {
 /// Runs the command.
 pub(crate) fn run(args: &PushArgs, app: &mut App) -> Result<Status> {
     // A bundle that is none is named before a phone is looked for.
-    let targets = folders::targets(&args.bundle);
-    let one = if targets.is_empty() { Some(Manifest::load(&args.bundle)?) } else { None };
+    let path = hub::resolve(&args.bundle)?;
+    let targets = folders::targets(&path);
+    let one = if targets.is_empty() { Some(Manifest::load(&path)?) } else { None };
     let program = program(&args.program)?;
     let device = Device::find(args.serial.as_deref())?;
     let phone = device.target().map(|target| target.arch);
