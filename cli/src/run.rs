@@ -161,7 +161,8 @@ impl Command {
             Self::Doctor(args) => Some(&args.libraries),
             Self::Prepare(args) => Some(&args.libraries),
             Self::Forge(_) | Self::Inspect(_) | Self::Runtime(_) => None,
-            Self::Pull(_) | Self::List(_) | Self::Remove(_) => None,
+            Self::Pull(args) => Some(&args.libraries),
+            Self::List(_) | Self::Remove(_) => None,
             Self::Push(_) | Self::Plugins(_) | Self::Completions(_) | Self::Version => None,
         }
     }

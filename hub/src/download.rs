@@ -112,13 +112,9 @@ impl Hub {
             cancel: &all,
             report: progress,
         };
-        let fetched = interruptible(client.agent(), &all, || {
-            Ok(each(&fetch, files, self.options().connections, &all))
-        });
-        let fetched = match fetched {
-            Ok(result) => result?,
-            Err(e) => return Err(e),
-        };
+        // A failure cancels the others, and is what is reported then.
+        let work = || Ok(each(&fetch, files, self.options().connections, &all));
+        let fetched = interruptible(client.agent(), &all, work)??;
         finish(&repository, selection)?;
         Ok(Pulled {
             kind: selection.kind,

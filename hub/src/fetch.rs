@@ -105,6 +105,7 @@ impl Fetch<'_> {
                 }
                 Err(Failure::Final(error)) => return Err(error),
                 Err(Failure::Passing(error, wait)) => (error, wait),
+                Err(Failure::Unreachable(error)) => (error, None),
             };
             failures = if partial.length > before { 1 } else { failures + 1 };
             if failures > self.options.attempts {

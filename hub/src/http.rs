@@ -27,6 +27,8 @@ pub(crate) enum Failure {
     Final(Error),
     /// Another attempt may succeed, after this time if the hub said so.
     Passing(Error, Option<Duration>),
+    /// Nobody is there: to begin with it is not worth another attempt, within a download it is.
+    Unreachable(Error),
 }
 
 impl From<Error> for Failure {
@@ -38,7 +40,7 @@ impl From<Error> for Failure {
 impl Failure {
     pub(crate) fn into_error(self) -> Error {
         match self {
-            Self::Final(error) | Self::Passing(error, _) => error,
+            Self::Final(error) | Self::Passing(error, _) | Self::Unreachable(error) => error,
         }
     }
 }
@@ -307,13 +309,16 @@ fn failed(uri: &Uri, error: ureq::Error) -> Failure {
         ureq::Error::Io(e) => matches!(e.kind(), Io::ConnectionRefused | Io::NetworkUnreachable),
         _ => false,
     };
-    let mut told = Error::new(ErrorKind::Io, format!("{}: {what}", shown(uri))).with_source(error);
-    if unreachable {
-        told = told.hint(
+    let told = Error::new(ErrorKind::Io, format!("{}: {what}", shown(uri))).with_source(error);
+    if lasting {
+        Failure::Final(told)
+    } else if unreachable {
+        Failure::Unreachable(told.hint(
             "is there a network? HF_ENDPOINT names another hub, HTTPS_PROXY a proxy; HF_HUB_OFFLINE=1 asks nobody",
-        );
+        ))
+    } else {
+        Failure::Passing(told, None)
     }
-    if lasting { Failure::Final(told) } else { Failure::Passing(told, None) }
 }
 
 /// Text as a part of a URL's path.

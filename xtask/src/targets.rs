@@ -9,7 +9,7 @@ use crate::cargo::{self, Result, cargo};
 const TARGETS: [&str; 3] = ["aarch64-linux-android", aarch64::TARGET, "aarch64-pc-windows-msvc"];
 
 /// What runs on them.
-const PACKAGES: [&str; 26] = [
+const PACKAGES: [&str; 27] = [
     "qhx-base",
     "qhx-types",
     "qhx-exec",
@@ -21,6 +21,7 @@ const PACKAGES: [&str; 26] = [
     "qhx-op",
     "qhx-plugins",
     "qhx-cpu",
+    "qhx-hub",
     "qhx-ops-gemma4",
     "qhx-ops-gemma4-plugin",
     "qhx-ops-llama",

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::Status;
 use crate::app::App;
-use crate::args::parse_arch;
+use crate::args::{LibraryArgs, parse_arch};
 use crate::commands::inspect::size;
 use crate::progress::PullProgress;
 
@@ -48,6 +48,8 @@ pub(crate) struct PullArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub libraries: LibraryArgs,
 }
 
 /// Runs the command.
@@ -87,7 +89,10 @@ fn want(args: &PullArgs) -> Want {
     let archs = match args.arch {
         Some(arch) => vec![arch],
         None if named => Vec::new(),
-        None => Runtime::default().device_arch().map(hub::that_run_on).unwrap_or_default(),
+        None => {
+            let runtime = Runtime::builder().libraries(args.libraries.files()).build();
+            runtime.device_arch().map(hub::that_run_on).unwrap_or_default()
+        }
     };
     let folder = args.variant.as_ref().map(|folder| folder.trim_end_matches('/').to_owned());
     Want { folder, archs, manifest: args.manifest.clone(), include: args.include.clone() }

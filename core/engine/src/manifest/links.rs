@@ -119,3 +119,24 @@ fn a_fifo_in_the_place_of_a_file_is_named_at_once() {
         assert_eq!(error.kind(), kind);
     }
 }
+
+#[test]
+fn a_bundle_in_a_cache_of_a_hub_is_bounded_by_its_repository() {
+    let dir = tempfile::tempdir().unwrap();
+    let repository = dir.path().join("models--o--n");
+    let folder = repository.join("snapshots").join("a".repeat(40)).join("v81");
+    for folder in [folder.join("files"), repository.join("blobs")] {
+        std::fs::create_dir_all(folder).unwrap();
+    }
+    std::fs::write(repository.join("blobs/1"), MANIFEST).unwrap();
+    std::fs::write(repository.join("blobs/2"), b"public").unwrap();
+    std::fs::write(dir.path().join("decode.bin"), b"secret").unwrap();
+    symlink("../../../blobs/1", folder.join("m.json")).unwrap();
+    let decode = folder.join("files/decode.bin");
+    symlink("../../../../blobs/2", &decode).unwrap();
+    let manifest = Manifest::load(&folder).unwrap();
+    assert_eq!(manifest.open_artifacts().open("/p", "decode.bin").unwrap().bytes(), b"public");
+    std::fs::remove_file(&decode).unwrap();
+    symlink("../../../../../decode.bin", &decode).unwrap();
+    refused(&manifest.open_artifacts().open("/p", "decode.bin").unwrap_err());
+}
