@@ -167,7 +167,7 @@ pub const ALL: [Variable; 24] = [
     },
     Variable {
         name: HF_HUB_OFFLINE,
-        what: "`1`: no hub is asked",
+        what: "1 asks no hub",
         more: "",
         default: "",
         reader: "`qhx pull`, `qhx forge`",

@@ -211,7 +211,6 @@ fn a_download_that_is_killed_goes_on_where_it_was() {
     let path = run(folder.path(), &server, &["pull", "o/large"]).ok().stdout;
     assert!(std::fs::read(Path::new(path.trim_end()).join("decode.bin")).unwrap() == bytes);
     let sent = server.sent();
-    eprintln!("RATIO {sent} {size}");
     assert!(sent * 100 <= size * 102, "{sent} bytes sent, {size} wanted");
 }
 
