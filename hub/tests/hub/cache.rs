@@ -42,9 +42,9 @@ fn names_lead_to_folders_and_manifests() {
 
 /// Changes a byte of a file, and its time of change.
 fn damage(file: &Path) {
-    let mut open = OpenOptions::new().write(true).open(file).unwrap();
-    open.seek(SeekFrom::Start(5)).unwrap();
-    open.write_all(b"?").unwrap();
+    let mut open = OpenOptions::new().write(true).open(file).expect("what the test needs");
+    open.seek(SeekFrom::Start(5)).expect("what the test needs");
+    open.write_all(b"?").expect("what the test needs");
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn files_are_looked_at_again() {
 
 /// A cache as another tool leaves it, without notes.
 fn forget(cache: &Path) {
-    std::fs::remove_dir_all(cache.join("models--o--n/.qhx")).unwrap();
+    std::fs::remove_dir_all(cache.join("models--o--n/.qhx")).expect("what the test needs");
 }
 
 #[test]

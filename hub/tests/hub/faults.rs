@@ -15,15 +15,23 @@ fn large() -> Repo {
 
 /// Downloads with a fault, and returns what was reported and the ranges that were asked for.
 fn with(fault: Fault, times: usize) -> (Vec<String>, Vec<Option<u64>>, u64) {
-    let (server, cache) = (Server::start([large()]), tempfile::tempdir().unwrap());
+    let (server, cache) =
+        (Server::start([large()]), tempfile::tempdir().expect("what the test needs"));
     server.fault("decode.bin", fault, times);
     let notes = Mutex::default();
     let hub = Hub::new(options(&server, cache.path()).idle(Duration::from_millis(300)));
-    let pulled = pull_noting(&hub, "o/n", &notes).unwrap();
-    assert_eq!(std::fs::read(pulled.path.join("decode.bin")).unwrap(), weights(1 << 20, 1));
+    let pulled = pull_noting(&hub, "o/n", &notes).expect("what the test needs");
+    assert_eq!(
+        std::fs::read(pulled.path.join("decode.bin")).expect("what the test needs"),
+        weights(1 << 20, 1)
+    );
     let requests = server.requests();
     let ranges = requests.iter().filter(|request| request.path.ends_with("decode.bin"));
-    (notes.into_inner().unwrap(), ranges.map(|request| request.from()).collect(), server.sent())
+    (
+        notes.into_inner().expect("what the test needs"),
+        ranges.map(|request| request.from()).collect(),
+        server.sent(),
+    )
 }
 
 #[test]
