@@ -27,6 +27,7 @@ mod lock;
 mod name;
 mod options;
 mod record;
+mod remove;
 mod wait;
 
 pub use blob::BlobId;
@@ -36,7 +37,8 @@ pub use download::{Progress, Pulled};
 pub use environment::VARIABLES;
 pub use hub::Hub;
 pub use listing::{Listing, RemoteFile};
-pub use local::{Found, Kind, Local, Removed};
+pub use local::{Found, Kind, Local};
 pub use name::Name;
 pub use options::Options;
 pub use record::FileCheck;
+pub use remove::Removed;

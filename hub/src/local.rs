@@ -1,6 +1,5 @@
-//! What of a hub is there: found by name, listed, looked at again, removed. No network is asked.
+//! What of a hub is there: found by name, listed, looked at again. No network is asked.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use qhx_base::{CancelToken, Error, ErrorKind, Result, snapshot};
@@ -10,7 +9,6 @@ use crate::blob::BlobId;
 use crate::cache::{Cache, Repository, below, entries, files_below};
 use crate::choose::{BundleFolder, Want, bundles, within};
 use crate::links;
-use crate::lock::Lock;
 use crate::name::Name;
 use crate::record::{FileCheck, Pull, Record, fault, identity, is_same};
 
@@ -71,16 +69,6 @@ pub struct Local {
     pub complete: Option<bool>,
 }
 
-/// What was removed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct Removed {
-    /// Commits of which something was removed.
-    pub commits: Vec<String>,
-    /// Bytes that are free again.
-    pub bytes: u64,
-}
-
 impl Cache {
     /// What a name leads to. Where several bundles of a repository are there, `want` decides; its `folder` is that of
     /// the name. `is_manifest` is asked about what other tools fetched.
@@ -128,43 +116,6 @@ impl Cache {
             }
         }
         Ok(found)
-    }
-
-    /// Removes what a name leads to: a folder of a revision, a revision, or without either all of the repository, also
-    /// what other tools fetched of it. Contents that another revision shares stay.
-    ///
-    /// # Errors
-    /// When nothing of it is there, something of it is being fetched, or a file cannot be removed.
-    pub fn remove(&self, name: &Name) -> Result<Removed> {
-        let repository = self.repository(name);
-        let absent = || {
-            Error::new(ErrorKind::Usage, format!("{name}: nothing of it is there"))
-                .hint("qhx list shows what is there")
-        };
-        if !repository.root.is_dir() {
-            return Err(absent());
-        }
-        let Some(_lock) = Lock::attempt(&repository.use_lock())? else {
-            let message = format!("{name}: something of it is being fetched");
-            return Err(Error::new(ErrorKind::Io, message).hint("wait for it, or end it"));
-        };
-        if name.revision.is_none() && name.folder.is_none() {
-            return repository.remove_all();
-        }
-        let mut commits = Vec::new();
-        for commit in repository.commits(name)? {
-            let removed = match &name.folder {
-                None => repository.remove_commit(&commit)?,
-                Some(folder) => repository.remove_folder(&commit, folder)?,
-            };
-            if removed {
-                commits.push(commit);
-            }
-        }
-        if commits.is_empty() {
-            return Err(absent());
-        }
-        Ok(Removed { commits, bytes: repository.sweep()? })
     }
 
     /// Compares the files of a folder of a cache with the hashes that they are called by. `None` for a folder of any
@@ -221,7 +172,7 @@ impl Repository {
     }
 
     /// The commits that a name may lead to, the likeliest first.
-    fn commits(&self, name: &Name) -> Result<Vec<String>> {
+    pub(crate) fn commits(&self, name: &Name) -> Result<Vec<String>> {
         let revision = name.revision_or_main();
         if name.is_pinned() {
             return Ok(vec![revision.to_owned()]);
@@ -414,85 +365,6 @@ impl Repository {
             bytes: 0,
             complete: None,
         }
-    }
-
-    fn remove_all(&self) -> Result<Removed> {
-        let commits = entries(&self.root.join("snapshots"))?;
-        let commits =
-            commits.iter().filter_map(|path| Some(path.file_name()?.to_str()?.to_owned()));
-        let commits = commits.collect();
-        let blobs = entries(&self.root.join("blobs"))?;
-        let bytes = blobs.iter().filter_map(|path| Some(identity(path)?.bytes)).sum();
-        std::fs::remove_dir_all(&self.root).map_err(|e| Error::io(ErrorKind::Io, &self.root, e))?;
-        // Another process may have made a lock meanwhile.
-        drop(std::fs::remove_dir_all(self.locks()));
-        Ok(Removed { commits, bytes })
-    }
-
-    fn remove_commit(&self, commit: &str) -> Result<bool> {
-        let snapshot = self.snapshot(commit);
-        if !snapshot.is_dir() {
-            return Ok(false);
-        }
-        self.change_record(commit, |record| record.pulls.clear())?;
-        std::fs::remove_dir_all(&snapshot).map_err(|e| Error::io(ErrorKind::Io, &snapshot, e))?;
-        let refs = self.root.join("refs");
-        for inner in files_below(&refs)? {
-            if self.commit_of(&inner).is_some_and(|found| found == commit) {
-                let file = below(&refs, &inner);
-                std::fs::remove_file(&file).map_err(|e| Error::io(ErrorKind::Io, &file, e))?;
-            }
-        }
-        Ok(true)
-    }
-
-    fn remove_folder(&self, commit: &str, folder: &str) -> Result<bool> {
-        let root = self.snapshot(commit);
-        let record = self.record(commit).unwrap_or_default();
-        let others: BTreeSet<_> = record
-            .pulls
-            .iter()
-            .filter(|(name, _)| *name != folder)
-            .flat_map(|(_, pull)| pull.files.keys())
-            .collect();
-        let own = record.pulls.get(folder).into_iter().flat_map(|pull| pull.files.keys().cloned());
-        let mut files: BTreeSet<String> = own.collect();
-        files.extend(files_below(&root)?.into_iter().filter(|path| within(path, folder).is_some()));
-        files.retain(|path| !others.contains(path));
-        self.change_record(commit, |record| drop(record.pulls.remove(folder)))?;
-        let mut removed = false;
-        for path in &files {
-            let file = below(&root, path);
-            // A pull that lost a file is removed, too.
-            removed |= std::fs::remove_file(&file).is_ok();
-            for parent in file.ancestors().skip(1).take_while(|parent| *parent != root) {
-                if std::fs::remove_dir(parent).is_err() {
-                    break;
-                }
-            }
-        }
-        if files_below(&root)?.is_empty() && root.is_dir() {
-            self.remove_commit(commit)?;
-        }
-        Ok(removed)
-    }
-
-    /// Removes contents that no snapshot has. Returns their bytes.
-    fn sweep(&self) -> Result<u64> {
-        let mut used = BTreeSet::new();
-        for snapshot in entries(&self.root.join("snapshots"))? {
-            let files = files_below(&snapshot)?;
-            used.extend(files.iter().filter_map(|inner| links::blob_of(&below(&snapshot, inner))));
-        }
-        let mut bytes = 0;
-        for path in entries(&self.root.join("blobs"))? {
-            let blob = path.file_name().and_then(|name| name.to_str()).and_then(BlobId::named);
-            let Some(blob) = blob.filter(|blob| !used.contains(blob)) else { continue };
-            let length = identity(&self.blob(&blob)).map_or(0, |found| found.bytes);
-            std::fs::remove_file(&path).map_err(|e| Error::io(ErrorKind::Io, &path, e))?;
-            bytes += length;
-        }
-        Ok(bytes)
     }
 }
 
