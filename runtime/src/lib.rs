@@ -81,10 +81,10 @@ pub use qhx_core::engine::{
     Content, ContentPart, Event, FinishReason, Generation, Grammar, Message, Model, Part, Prompt,
     Request, Run, Sessions, Speculate, Texts, Timings,
 };
-pub use qhx_core::op::Modality;
+pub use qhx_core::op::{MediaRules, Modality, OpDescription, Task};
 pub use qhx_core::qnn::{MemoryMode, PerfMode};
 pub use qhx_core::sampling::{SamplingParams, TokenLogprobs};
 pub use qhx_core::text::{CallFormat, Tool, ToolCall};
-pub use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Media, Result};
+pub use qhx_core::{CancelToken, Error, ErrorKind, Manifest, Media, Result, TooLong};
 pub use qhx_media::{Limits, Source};
 pub use qhx_plugins::{PluginOptions, Plugins};

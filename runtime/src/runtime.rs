@@ -80,6 +80,14 @@ impl Runtime {
         Plugins::discover(&self.settings.plugins)
     }
 
+    /// What the host-op that a bundle names can do, without opening the bundle.
+    ///
+    /// # Errors
+    /// When the host-op is not found.
+    pub fn host_op(&self, bundle: &Bundle) -> Result<OpDescription> {
+        Ok(self.plugins()?.find(bundle.manifest().host_op()?)?.description)
+    }
+
     /// Decides what executes the graphs of a bundle, and opens it.
     ///
     /// # Errors

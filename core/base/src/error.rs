@@ -133,6 +133,28 @@ struct Inner {
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
+/// The cause of an error about a prompt or text that has more positions than the context holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TooLong {
+    /// Positions that the context holds.
+    pub max: usize,
+}
+
+impl TooLong {
+    /// Whether an error is about such a prompt.
+    pub fn is_cause_of(error: &Error) -> bool {
+        StdError::source(error).is_some_and(|cause| cause.is::<Self>())
+    }
+}
+
+impl fmt::Display for TooLong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the context holds {}", self.max)
+    }
+}
+
+impl StdError for TooLong {}
+
 /// What the system reports about a failure, without its number, which adds nothing to the words.
 pub fn why(error: &std::io::Error) -> String {
     let mut why = error.to_string();

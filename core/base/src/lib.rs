@@ -16,4 +16,4 @@ pub mod stdout;
 pub mod trace;
 
 pub use cancel::{CancelToken, Following};
-pub use error::{Error, ErrorKind, Report, Result};
+pub use error::{Error, ErrorKind, Report, Result, TooLong};

@@ -14,7 +14,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use qhx_base::artifacts::Mapped;
-use qhx_base::{CancelToken, Error, ErrorKind, Result};
+use qhx_base::{CancelToken, Error, ErrorKind, Result, TooLong};
 use tokenizers::{
     DecoderWrapper, Encoding, Model as _, OffsetType, PostProcessor as _, PreTokenizer as _,
     TruncationDirection,
@@ -212,6 +212,7 @@ impl Tokenizer {
                 ErrorKind::Prompt,
                 format!("the text is too long: {why}, the context holds {max_tokens}"),
             )
+            .with_source(TooLong { max: max_tokens })
             .hint("shorten the text, or forge the model with a larger --max-ctx"));
         }
         let tokenizer = self.until(cancel);

@@ -18,7 +18,7 @@ use crate::op::{HostOp as _, Task};
 use crate::sampling::{AllowedTokens, Sampler};
 use crate::stop::StopFilter;
 use crate::text::{Detokenizer, Message, RenderOptions};
-use crate::{Error, ErrorKind, Result, trace};
+use crate::{Error, ErrorKind, Result, TooLong, trace};
 
 impl Model {
     /// Continues a prompt. `on_event` sees tokens and text as they come and may break off: then the
@@ -216,6 +216,7 @@ impl Model {
                     self.manifest.model.name
                 ),
             )
+            .with_source(TooLong { max: max_ctx })
             .hint("shorten the prompt, or forge the model with a larger --max-ctx"));
         }
         let placeholders = &self.op.info().placeholders;

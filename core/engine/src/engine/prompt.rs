@@ -11,7 +11,7 @@ use super::types::{Part, Prompt};
 use crate::op::{HostOp, Piece, Placement, Segment};
 use crate::text::{Content, Message, Tokenizer};
 use crate::trace::{self, Trace};
-use crate::{CancelToken, Error, ErrorKind, Media, Result};
+use crate::{CancelToken, Error, ErrorKind, Media, Result, TooLong};
 
 /// Maximum positions that one image, audio clip or video may take where the op has no limit of its own.
 const MAX_POSITIONS: usize = 1 << 24;
@@ -102,9 +102,10 @@ impl Encoded {
                             "{name} takes {positions} positions, the context of {} holds {max_positions}",
                             reader.model
                         );
-                        return Err(Error::new(ErrorKind::Prompt, message).hint(
-                            "take a smaller one, or forge the model with a larger --max-ctx",
-                        ));
+                        let cause = TooLong { max: max_positions };
+                        return Err(Error::new(ErrorKind::Prompt, message)
+                            .with_source(cause)
+                            .hint("take a smaller one, or forge the model with a larger --max-ctx"));
                     }
                     let of = part.map(|(_, of)| of);
                     let alike = of.is_none() || *tiles.get_or_insert(of) == of;

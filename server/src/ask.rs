@@ -1,0 +1,334 @@
+//! How a conversation is to be answered, whatever interface it came by.
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use qhx::{CancelToken, Grammar, Request, SamplingParams, Texts, Tool};
+use serde_json::{Map, Value, json};
+
+use crate::answer::{Answers, Reader};
+use crate::error::{ApiError, Result};
+use crate::fields::{Fields, wrong};
+use crate::pending::Pending;
+use crate::queue::Work;
+use crate::registry::{Ability, Served};
+use crate::request::Context;
+use crate::turns::{Conversation, Turn};
+
+/// Choices of one request.
+const MAX_CHOICES: u64 = 16;
+/// Stop texts of one request.
+const MAX_STOPS: usize = 16;
+/// Log-probabilities in the place of a token.
+const MAX_TOP: u64 = 20;
+
+/// What a conversation is to be answered with.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ask {
+    pub turns: Vec<Turn>,
+    /// The tools, as chat templates take them.
+    pub tools: Vec<Value>,
+    pub choice: ToolChoice,
+    /// Whether there may be several calls.
+    pub several_calls: bool,
+    pub format: Option<Grammar>,
+    pub sampling: SamplingParams,
+    pub max_new: Option<usize>,
+    pub stop: Vec<String>,
+    pub choices: usize,
+    pub logprobs: Option<usize>,
+    pub thinking: Option<bool>,
+    /// Further variables of the template.
+    pub arguments: Map<String, Value>,
+}
+
+/// Which tools are called.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) enum ToolChoice {
+    #[default]
+    Auto,
+    None,
+    Required,
+    One(String),
+}
+
+/// An answer that is being made.
+pub(crate) struct Asked {
+    pub pending: Pending,
+    pub answers: Answers,
+    pub texts: Arc<Texts>,
+    pub model: String,
+}
+
+impl Ask {
+    /// A request of OpenAI's chats.
+    pub(crate) fn of_chat(fields: &Fields<'_>) -> Result<Self> {
+        let messages = fields.list("messages")?.ok_or_else(|| fields.missing("messages"))?;
+        let turn = |(at, message)| Turn::of_chat(message, &format!("messages[{at}]"));
+        let top = fields.count("top_logprobs", 0, MAX_TOP)?;
+        let logprobs = fields.flag("logprobs")?.unwrap_or(top.is_some());
+        let max_new = fields.count("max_completion_tokens", 1, u32::MAX.into())?;
+        let kwargs = fields.object("chat_template_kwargs")?;
+        let (thinking, arguments) = kwargs.map_or(Ok((None, Map::new())), template_arguments)?;
+        let mut ask = Self {
+            turns: messages.iter().enumerate().map(turn).collect::<Result<_>>()?,
+            tools: tools(fields)?,
+            choice: ToolChoice::of_chat(fields)?,
+            several_calls: fields.flag("parallel_tool_calls")?.unwrap_or(true),
+            format: fields.object("response_format")?.map_or(Ok(None), |f| format(&f))?,
+            sampling: sampling(fields)?,
+            max_new: max_new.map_or_else(|| fields.count("max_tokens", 1, u32::MAX.into()), |n| Ok(Some(n)))?,
+            stop: stops(fields, "stop")?,
+            choices: fields.count("n", 1, MAX_CHOICES)?.unwrap_or(1),
+            logprobs: logprobs.then_some(top.unwrap_or(0)),
+            thinking,
+            arguments,
+        };
+        ask.effort(fields.text("reasoning_effort")?);
+        Ok(ask)
+    }
+
+    /// How much the model is to think.
+    pub(crate) fn effort(&mut self, effort: Option<&str>) {
+        match effort {
+            None => {}
+            Some("none") => self.thinking = Some(false),
+            Some(effort) => {
+                self.arguments.insert("reasoning_effort".to_owned(), effort.into());
+            }
+        }
+    }
+
+    /// The tools that may be called.
+    fn callable(&self) -> Result<Vec<Tool>> {
+        if self.tools.is_empty() || self.choice == ToolChoice::None {
+            return Ok(Vec::new());
+        }
+        let all = Tool::list(&self.tools.clone().into())
+            .map_err(|e| ApiError::bad("tools", e.message()).code("invalid_value"))?;
+        let ToolChoice::One(name) = &self.choice else { return Ok(all) };
+        let one = all.into_iter().find(|tool| tool.name == *name);
+        let missing = || ApiError::bad("tool_choice", format_args!("there is no tool {name:?}"));
+        one.map(|tool| vec![tool]).ok_or_else(missing)
+    }
+
+    fn grammar(&self, tools: &[Tool]) -> Result<Option<Grammar>> {
+        match (&self.format, tools) {
+            (format, []) => Ok(format.clone()),
+            (Some(_), _) => Err(ApiError::bad(
+                "response_format",
+                "tools and a format exclude each other: leave one out, or give tool_choice none",
+            )),
+            (None, tools) if self.choice == ToolChoice::Auto => {
+                Ok(Some(Grammar::OptionalCalls(tools.to_vec())))
+            }
+            (None, tools) => Ok(Some(Grammar::Calls(tools.to_vec()))),
+        }
+    }
+
+    /// The template's variables, the conversation among them where it has more than texts.
+    fn variables(&self, conversation: &Conversation) -> Map<String, Value> {
+        let mut arguments = self.arguments.clone();
+        if let Some(messages) = &conversation.template {
+            arguments.insert("messages".to_owned(), messages.clone());
+        }
+        if !self.tools.is_empty() && self.choice != ToolChoice::None {
+            arguments.insert("tools".to_owned(), self.tools.clone().into());
+        }
+        arguments
+    }
+
+    /// The conversation's texts as the model's template writes them.
+    pub(crate) fn render(&self, texts: &Texts, cancel: &CancelToken) -> qhx::Result<String> {
+        let conversation = Conversation::of_texts(&self.turns);
+        let variables = self.variables(&conversation);
+        texts.render(&conversation.messages, self.thinking, &variables, cancel)
+    }
+
+    pub(crate) fn has_media(&self) -> bool {
+        self.turns.iter().any(Turn::has_media)
+    }
+
+    /// Has a model answer. This may load the model, and decodes images and audio: it takes time.
+    pub(crate) fn submit(self, context: &Context, model: &Arc<Served>) -> Result<Asked> {
+        let shared = &context.shared;
+        let of_model = |e: qhx::Error| ApiError::of_model(&e, &model.name);
+        let info = shared.registry.info(model, &shared.metrics).map_err(of_model)?;
+        if !info.texts.can_chat() {
+            let message = format!("{} completes texts and does not chat", model.name);
+            return Err(ApiError::bad("model", message).code("model_not_supported"));
+        }
+        if self.turns.is_empty() {
+            return Err(ApiError::bad("messages", "there are none").code("invalid_value"));
+        }
+        let tools = self.callable()?;
+        let grammar = self.grammar(&tools)?;
+        // What has a form from its first token on leaves no room for thinking.
+        let free = matches!(grammar, None | Some(Grammar::OptionalCalls(_)));
+        let thinking = self.thinking.or((!free).then_some(false));
+        let conversation = Conversation::new(&self.turns, &info)?;
+        let arguments = self.variables(&conversation);
+        let Conversation { messages, history, .. } = conversation;
+        let ticket = context.ticket();
+        let request = Request::chat(messages)
+            .max_new(self.max_new.unwrap_or_else(|| info.texts.max_ctx()))
+            .sampling(self.sampling.clone())
+            .stops(self.stop.clone())
+            .grammar(grammar)
+            .logprobs(self.logprobs)
+            .template_arguments(arguments)
+            .cancelled_by(ticket.clone());
+        let request = match thinking {
+            Some(thinks) => request.thinking(thinks),
+            None => request,
+        };
+        let reader = Reader::new(&info, tools, self.several_calls)
+            .reasoning(free.then(|| info.opens_reasoning(thinking)))
+            .calling(!free && self.format.is_none());
+        let readers = vec![reader; self.choices];
+        let work = Work::Generate(choices(&request, self.choices));
+        let pending = Pending::submit(context, model, history, ticket, work)?;
+        Ok(Asked {
+            pending,
+            answers: Answers::new(readers, self.choices),
+            texts: Arc::clone(&info.texts),
+            model: model.name.clone(),
+        })
+    }
+}
+
+/// A request for each choice: with a seed, each has the next one.
+pub(crate) fn choices(request: &Request, count: usize) -> Vec<Request> {
+    let seed = request.sampling.seed;
+    let choice = |at: usize| match seed {
+        Some(seed) => request.clone().seed(seed.wrapping_add(at as u64)),
+        None => request.clone(),
+    };
+    (0..count).map(choice).collect()
+}
+
+impl Context {
+    /// What stops the work of this request, and of all once the server ends.
+    pub(crate) fn ticket(&self) -> CancelToken {
+        CancelToken::any(vec![self.shared.queue.cancel.clone()])
+    }
+
+    /// Has a model answer a conversation, where it keeps no other request waiting.
+    pub(crate) async fn ask(&self, model: Option<String>, ask: Ask) -> Result<Asked> {
+        self.blocking(move |context| {
+            let registry = &context.shared.registry;
+            let model = Arc::clone(registry.able(model.as_deref(), Ability::Generate)?);
+            ask.submit(&context, &model)
+        })
+        .await
+    }
+}
+
+impl ToolChoice {
+    fn of_chat(fields: &Fields<'_>) -> Result<Self> {
+        let Some(value) = fields.get("tool_choice") else { return Ok(Self::Auto) };
+        match value.as_str() {
+            Some("auto") => Ok(Self::Auto),
+            Some("none") => Ok(Self::None),
+            Some("required") => Ok(Self::Required),
+            _ => {
+                let name = value["function"]["name"].as_str().or(value["name"].as_str());
+                let name = name.filter(|_| value["type"] == "function");
+                let expected = "auto, none, required or a function";
+                name.map(|name| Self::One(name.to_owned()))
+                    .ok_or_else(|| wrong("tool_choice", expected, value))
+            }
+        }
+    }
+}
+
+/// The tools of a request, as chat templates take them: what is in `function` may stand by itself.
+pub(crate) fn tools(fields: &Fields<'_>) -> Result<Vec<Value>> {
+    let tools = fields.list("tools")?.into_iter().flatten().enumerate();
+    let tool = |(at, tool): (usize, &Value)| {
+        let place = format!("tools[{at}]");
+        let fields = Fields::of(tool, &place)?;
+        let kind = fields.text("type")?.unwrap_or("function");
+        if kind != "function" {
+            return Err(wrong(&fields.path("type"), "function", &tool["type"]));
+        }
+        if tool.get("function").is_some() {
+            return Ok(tool.clone());
+        }
+        let mut function = fields.map().clone();
+        function.remove("type");
+        Ok(json!({"type": "function", "function": function}))
+    };
+    tools.map(tool).collect()
+}
+
+/// The form of an answer: `response_format` of chats, `text.format` of responses.
+pub(crate) fn format(format: &Fields<'_>) -> Result<Option<Grammar>> {
+    match format.text("type")?.ok_or_else(|| format.missing("type"))? {
+        "text" => Ok(None),
+        "json_object" => Ok(Some(Grammar::Json)),
+        "json_schema" => {
+            let inner = format.object("json_schema")?.unwrap_or_else(|| format.clone());
+            let schema = inner.get("schema").ok_or_else(|| inner.missing("schema"))?;
+            Ok(Some(Grammar::JsonSchema(schema.clone())))
+        }
+        _ => {
+            let found = format.get("type").unwrap_or(&Value::Null);
+            Err(wrong(&format.path("type"), "text, json_object or json_schema", found))
+        }
+    }
+}
+
+/// How tokens are chosen. As the interfaces have it, the temperature is 1 where none is given.
+pub(crate) fn sampling(fields: &Fields<'_>) -> Result<SamplingParams> {
+    let defaults = SamplingParams::default();
+    let temperature = fields.number("temperature", 0.0, 2.0)?.unwrap_or(1.0);
+    let repetition = fields.number("repetition_penalty", 0.01, 100.0)?;
+    Ok(SamplingParams::default()
+        // Below this, it is greedy.
+        .temperature(if temperature < 1e-4 { 0.0 } else { temperature })
+        .top_p(fields.number("top_p", 0.0, 1.0)?.map_or(1.0, |p| p.max(f32::MIN_POSITIVE)))
+        .top_k(fields.count("top_k", 0, u32::MAX.into())?.unwrap_or(defaults.top_k))
+        .min_p(fields.number("min_p", 0.0, 1.0)?.unwrap_or(defaults.min_p))
+        .repetition_penalty(repetition.unwrap_or(defaults.repetition_penalty))
+        .presence_penalty(fields.number("presence_penalty", -2.0, 2.0)?.unwrap_or(0.0))
+        .frequency_penalty(fields.number("frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0))
+        .seed(seed(fields)?))
+}
+
+/// A seed is any whole number of 64 bits.
+fn seed(fields: &Fields<'_>) -> Result<Option<u64>> {
+    let Some(value) = fields.get("seed") else { return Ok(None) };
+    let seed = value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned));
+    seed.map(Some).ok_or_else(|| wrong("seed", "a whole number", value))
+}
+
+/// Texts that end the answer.
+pub(crate) fn stops(fields: &Fields<'_>, name: &str) -> Result<Vec<String>> {
+    let stops = fields.texts(name)?;
+    if stops.len() > MAX_STOPS {
+        let message = format!("expected at most {MAX_STOPS} texts, found {}", stops.len());
+        return Err(ApiError::bad(name, message).code("invalid_value"));
+    }
+    Ok(stops.into_iter().filter(|stop| !stop.is_empty()).collect())
+}
+
+/// Variables of the chat template that a client gives: whether to think, and the others. What the server sets itself is
+/// not the client's to give.
+fn template_arguments(kwargs: Fields<'_>) -> Result<(Option<bool>, Map<String, Value>)> {
+    let thinking = kwargs.flag("enable_thinking")?;
+    let mut arguments = kwargs.map().clone();
+    arguments.remove("enable_thinking");
+    for name in ["messages", "tools", "documents", "add_generation_prompt"] {
+        if arguments.contains_key(name) {
+            let message = "the server sets it";
+            return Err(ApiError::bad(kwargs.path(name), message).code("invalid_value"));
+        }
+    }
+    Ok((thinking, arguments))
+}
+
+/// The error of a route that nothing here serves yet.
+pub(crate) fn not_served(message: &str) -> ApiError {
+    ApiError::new(StatusCode::NOT_IMPLEMENTED, message).code("not_served")
+}

@@ -1,0 +1,159 @@
+//! What a client is answered when its request fails.
+
+use axum::body::Body;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use qhx::{Error, ErrorKind, TooLong};
+use serde_json::{Value, json};
+
+/// Seconds after which a client that was refused may try again.
+const RETRY_AFTER: u32 = 2;
+
+/// A failed request.
+#[derive(Debug, Clone)]
+pub(crate) struct ApiError {
+    pub status: StatusCode,
+    message: String,
+    /// The field of the request that is wrong.
+    param: Option<String>,
+    code: Option<&'static str>,
+}
+
+/// Result with [`ApiError`].
+pub(crate) type Result<T, E = ApiError> = std::result::Result<T, E>;
+
+impl ApiError {
+    pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, code: None }
+    }
+
+    /// A field of the request is not what it should be.
+    pub(crate) fn bad(param: impl Into<String>, message: impl std::fmt::Display) -> Self {
+        let param = param.into();
+        let error = Self::new(StatusCode::BAD_REQUEST, format!("{param}: {message}"));
+        Self { param: Some(param), ..error }
+    }
+
+    /// The request as a whole is not what it should be.
+    pub(crate) fn malformed(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    pub(crate) fn code(self, code: &'static str) -> Self {
+        Self { code: Some(code), ..self }
+    }
+
+    pub(crate) fn param(self, param: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), ..self }
+    }
+
+    /// The server does not take further requests.
+    pub(crate) fn stopping() -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "the server is stopping").code("stopping")
+    }
+
+    /// Of work with a model. What only the operator may see, such as paths, goes to the log.
+    pub(crate) fn of_model(error: &Error, name: &str) -> Self {
+        let client = |status| Self::new(status, plain(error.message(), name));
+        match error.kind() {
+            ErrorKind::Prompt if TooLong::is_cause_of(error) => {
+                client(StatusCode::BAD_REQUEST).code("context_length_exceeded")
+            }
+            ErrorKind::Prompt | ErrorKind::Usage => client(StatusCode::BAD_REQUEST),
+            kind => {
+                tracing::error!("model {name}: {}", error.report());
+                let lost = matches!(kind, ErrorKind::DeviceLost | ErrorKind::Cancelled);
+                let status = match lost {
+                    true => StatusCode::SERVICE_UNAVAILABLE,
+                    false => StatusCode::INTERNAL_SERVER_ERROR,
+                };
+                let message = match kind {
+                    ErrorKind::DeviceLost => "the NPU restarted and did not come back in time",
+                    ErrorKind::Cancelled => "the request was cancelled",
+                    ErrorKind::Panicked => "the model's host-op failed; it is opened again",
+                    _ => "the model failed; the server's log says why",
+                };
+                Self::new(status, format!("{name}: {message}")).code(kind.name())
+            }
+        }
+    }
+
+    /// The kind of error in the words of both interfaces.
+    fn kind(&self) -> &'static str {
+        match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            status if status.is_server_error() => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    /// The body: OpenAI's `error`, and beside it the `type` that Anthropic's clients look for.
+    pub(crate) fn json(&self) -> Value {
+        json!({
+            "type": "error",
+            "error": {
+                "message": self.message,
+                "type": self.kind(),
+                "param": self.param,
+                "code": self.code,
+            },
+        })
+    }
+}
+
+impl From<Error> for ApiError {
+    fn from(error: Error) -> Self {
+        Self::of_model(&error, "the server")
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = json_response(self.status, &self.json());
+        let again = matches!(
+            self.status,
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
+        );
+        if again {
+            response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER.into());
+        }
+        response
+    }
+}
+
+/// A response of JSON.
+pub(crate) fn json_response(status: StatusCode, value: &Value) -> Response {
+    let mut response = Response::new(Body::from(value.to_string()));
+    *response.status_mut() = status;
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
+}
+
+/// A message without the paths of this machine, which stand before a colon: what is in the bundle's place is its name.
+fn plain(message: &str, name: &str) -> String {
+    let is_path = |word: &&str| std::path::Path::new(word.trim_end_matches(':')).is_absolute();
+    match message.split_once(": ") {
+        Some((path, rest)) if is_path(&path) => format!("{name}: {rest}"),
+        _ => message.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_see_no_paths_and_no_inner_failures() {
+        let error = Error::new(ErrorKind::Usage, "/srv/a b/tiny.json: the model does not chat");
+        let shown = ApiError::of_model(&error, "tiny").json();
+        assert_eq!(shown["error"]["message"], "tiny: the model does not chat");
+        let error = Error::new(ErrorKind::Artifact, "/srv/tiny/a.bin: cut short");
+        let shown = ApiError::of_model(&error, "tiny");
+        assert_eq!(shown.status, StatusCode::INTERNAL_SERVER_ERROR);
+        assert!(!shown.json().to_string().contains("/srv"), "{shown:?}");
+    }
+}

@@ -1,0 +1,47 @@
+//! Serves bundles over HTTP, to clients of OpenAI's and Anthropic's interfaces: what `qhx serve` runs.
+//!
+//! ```no_run
+//! let options = qhx_server::Options::default().bundle(qhx::Bundle::open("qwen35/v81")?);
+//! let server = qhx_server::Server::bind(options)?;
+//! println!("http://{}", server.address());
+//! server.run(&qhx::CancelToken::new())?;
+//! # Ok::<(), qhx::Error>(())
+//! ```
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `server` | the listening socket, connections, the end |
+//! | `routes` | which address is answered by what, and what every request goes through |
+//! | `registry` | the models: loaded when they are asked for, within a memory budget |
+//! | `queue`, `worker` | jobs that wait, and the threads that do them |
+//! | `pending`, `sse` | what comes of a job, awaited as a whole or streamed |
+//! | `turns`, `ask` | conversations, and how they are answered, whatever interface they came by |
+//! | `answer` | reasoning, text and calls of tools in an answer |
+//! | `chat`, `completions`, `embeddings`, `messages`, `responses`, `audio` | the interfaces |
+//!
+//! Whatever a client sends is untrusted input. It names models by their names, never by paths, and images and audio by
+//! `data:` URLs, never by files or addresses.
+
+mod answer;
+mod ask;
+mod chat;
+mod error;
+mod fields;
+mod ids;
+mod metrics;
+mod options;
+mod pending;
+mod queue;
+mod record;
+mod registry;
+mod request;
+mod routes;
+mod server;
+mod sse;
+mod tokens;
+mod turns;
+mod worker;
+
+pub use options::Options;
+pub use record::Record;
+pub use server::Server;

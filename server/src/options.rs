@@ -1,0 +1,220 @@
+//! What a server is made of.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use qhx::{Bundle, Error, ErrorKind, Result, Runtime};
+
+use crate::record::Record;
+
+/// Called with each request that is over.
+pub(crate) type OnRequest = Arc<dyn Fn(&Record) + Send + Sync>;
+
+/// What is served, to whom, and within which limits.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct Options {
+    /// The bundles, by the names that clients ask for.
+    pub bundles: Vec<(String, Bundle)>,
+    /// What they are opened with.
+    pub runtime: Runtime,
+    /// The address that is listened on.
+    pub host: IpAddr,
+    /// The port; 0 takes a free one.
+    pub port: u16,
+    /// One of these is asked for, if there are any.
+    pub api_keys: Vec<String>,
+    /// Origins of web pages whose requests are answered, besides the server's own: `https://example.org`, or `*`.
+    pub allowed_origins: Vec<String>,
+    /// Generations that take turns on the device.
+    pub parallel: usize,
+    /// Requests that may wait for their turn.
+    pub queue: usize,
+    /// Bytes that loaded models may take, by the size of their files.
+    pub memory: Option<u64>,
+    /// Bytes that a request may have.
+    pub max_body: usize,
+    /// Connections at a time.
+    pub max_connections: usize,
+    /// How long a request may take, waiting included.
+    pub time_limit: Duration,
+    /// How long a client may take to send its request.
+    pub read_limit: Duration,
+    /// How often a stream in which nothing happens has a comment.
+    pub heartbeat: Duration,
+    /// How long requests that are under way may take once the server is asked to stop.
+    pub drain: Duration,
+    /// Whether a [`Record`] has the text of the request.
+    pub log_prompts: bool,
+    pub(crate) on_request: Option<OnRequest>,
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without the keys.
+        f.debug_struct("Options")
+            .field("bundles", &self.bundles)
+            .field("host", &self.host)
+            .field("port", &self.port)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            bundles: Vec::new(),
+            runtime: Runtime::default(),
+            host: Ipv4Addr::LOCALHOST.into(),
+            port: 8080,
+            api_keys: Vec::new(),
+            allowed_origins: Vec::new(),
+            parallel: 4,
+            queue: 64,
+            memory: None,
+            max_body: 32 << 20,
+            max_connections: 1024,
+            time_limit: Duration::from_secs(600),
+            read_limit: Duration::from_secs(30),
+            heartbeat: Duration::from_secs(10),
+            drain: Duration::from_secs(30),
+            log_prompts: false,
+            on_request: None,
+        }
+    }
+}
+
+impl Options {
+    /// Serves a bundle, too, under the name that its manifest has.
+    #[must_use]
+    pub fn bundle(self, bundle: Bundle) -> Self {
+        let name = bundle.manifest().model.name.clone();
+        self.bundle_as(name, bundle)
+    }
+
+    /// Serves a bundle, too, under this name.
+    #[must_use]
+    pub fn bundle_as(mut self, name: impl Into<String>, bundle: Bundle) -> Self {
+        self.bundles.push((name.into(), bundle));
+        self
+    }
+
+    /// What bundles are opened with.
+    #[must_use]
+    pub fn runtime(mut self, runtime: Runtime) -> Self {
+        self.runtime = runtime;
+        self
+    }
+
+    /// The address and port that are listened on; port 0 takes a free one.
+    #[must_use]
+    pub fn listen(mut self, host: IpAddr, port: u16) -> Self {
+        (self.host, self.port) = (host, port);
+        self
+    }
+
+    /// Asks for one of these keys.
+    #[must_use]
+    pub fn api_keys(mut self, keys: impl IntoIterator<Item = String>) -> Self {
+        self.api_keys.extend(keys);
+        self
+    }
+
+    /// Asks for one of the keys of a file: one a line, lines with `#` are comments.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or has no key.
+    pub fn api_key_file(self, file: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(file).map_err(|e| Error::io(ErrorKind::Io, file, e))?;
+        let lines = text.lines().map(str::trim);
+        let keys: Vec<_> = lines
+            .filter(|line| !line.is_empty() && !line.starts_with('#'))
+            .map(str::to_owned)
+            .collect();
+        if keys.is_empty() {
+            let message = format!("{}: found no key, expected one a line", file.display());
+            return Err(Error::new(ErrorKind::Usage, message));
+        }
+        Ok(self.api_keys(keys))
+    }
+
+    /// Answers requests of web pages of this origin, such as `https://example.org`; of any for `*`.
+    #[must_use]
+    pub fn allow_origin(mut self, origin: impl Into<String>) -> Self {
+        self.allowed_origins.push(origin.into());
+        self
+    }
+
+    /// How many generations take turns on the device; at least 1.
+    #[must_use]
+    pub fn parallel(mut self, parallel: usize) -> Self {
+        self.parallel = parallel.max(1);
+        self
+    }
+
+    /// How many requests may wait for their turn.
+    #[must_use]
+    pub fn queue(mut self, queue: usize) -> Self {
+        self.queue = queue;
+        self
+    }
+
+    /// Bytes that loaded models may take; the one that was asked for the longest time ago goes.
+    #[must_use]
+    pub fn memory(mut self, memory: impl Into<Option<u64>>) -> Self {
+        self.memory = memory.into();
+        self
+    }
+
+    /// Bytes that a request may have.
+    #[must_use]
+    pub fn max_body(mut self, max_body: usize) -> Self {
+        self.max_body = max_body;
+        self
+    }
+
+    /// How long a request may take, waiting included.
+    #[must_use]
+    pub fn time_limit(mut self, time_limit: Duration) -> Self {
+        self.time_limit = time_limit;
+        self
+    }
+
+    /// How long a client may take to send its request.
+    #[must_use]
+    pub fn read_limit(mut self, read_limit: Duration) -> Self {
+        self.read_limit = read_limit;
+        self
+    }
+
+    /// How often a stream in which nothing happens has a comment.
+    #[must_use]
+    pub fn heartbeat(mut self, heartbeat: Duration) -> Self {
+        self.heartbeat = heartbeat;
+        self
+    }
+
+    /// How long requests that are under way may take once the server is asked to stop.
+    #[must_use]
+    pub fn drain(mut self, drain: Duration) -> Self {
+        self.drain = drain;
+        self
+    }
+
+    /// Whether a [`Record`] has the text of the request.
+    #[must_use]
+    pub fn log_prompts(mut self, log_prompts: bool) -> Self {
+        self.log_prompts = log_prompts;
+        self
+    }
+
+    /// Called with each request that is over, on a thread of the server.
+    #[must_use]
+    pub fn on_request(mut self, f: impl Fn(&Record) + Send + Sync + 'static) -> Self {
+        self.on_request = Some(Arc::new(f));
+        self
+    }
+}

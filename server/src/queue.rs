@@ -1,0 +1,168 @@
+//! Jobs that wait for their turn.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use axum::http::StatusCode;
+use qhx::{CancelToken, Generation, Request, Source, TokenLogprobs, Transcript};
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::error::ApiError;
+use crate::registry::Served;
+
+/// What a model is to do for a request.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub model: Arc<Served>,
+    /// Who asks: turns are given to those first of whom less is worked on.
+    pub client: u64,
+    /// Stops it within one graph execution.
+    pub ticket: CancelToken,
+    pub work: Work,
+    /// The conversation, a hash a message: which session has it in its state.
+    pub history: Vec<u64>,
+    pub updates: UnboundedSender<Update>,
+}
+
+/// What there is to do.
+#[derive(Debug)]
+pub(crate) enum Work {
+    /// Choices, one after another.
+    Generate(Vec<Request>),
+    /// Texts to vectors.
+    Embed(Vec<EmbedInput>),
+    Transcribe {
+        source: Source,
+        max_new: usize,
+    },
+    /// Positions of a prompt that has more than text.
+    Count(qhx::Prompt),
+}
+
+#[derive(Debug)]
+pub(crate) enum EmbedInput {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+/// Something that came of a job.
+#[derive(Debug)]
+pub(crate) enum Update {
+    /// The prompt of a choice is tokenized and fits the model.
+    Started,
+    /// A token of a choice was chosen, or what was held back is shown.
+    Token {
+        choice: usize,
+        id: Option<u32>,
+        text: String,
+        logprobs: Option<TokenLogprobs>,
+    },
+    /// A choice is over.
+    Finished {
+        choice: usize,
+        generation: Box<Generation>,
+    },
+    Vectors {
+        vectors: Vec<Vec<f32>>,
+        tokens: usize,
+    },
+    Transcribed(Box<Transcript>),
+    Counted(usize),
+    Failed(ApiError),
+}
+
+/// Jobs in the order in which they came.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Jobs that may wait.
+    max: usize,
+    /// Cancels all jobs.
+    pub cancel: CancelToken,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: VecDeque<Job>,
+    running: HashMap<u64, usize>,
+    closed: bool,
+}
+
+impl Queue {
+    pub(crate) fn new(max: usize) -> Self {
+        Self {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            max,
+            cancel: CancelToken::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a job, unless as many wait as may.
+    pub(crate) fn push(&self, job: Job) -> Result<(), ApiError> {
+        let mut state = self.lock();
+        if state.closed {
+            return Err(ApiError::stopping());
+        }
+        // Those whose clients have left wait for nothing.
+        state.waiting.retain(|job| !job.ticket.is_cancelled());
+        if state.waiting.len() >= self.max {
+            let message = format!("{} requests wait already; try again later", self.max);
+            return Err(
+                ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).code("queue_full")
+            );
+        }
+        state.waiting.push_back(job);
+        drop(state);
+        self.changed.notify_one();
+        Ok(())
+    }
+
+    /// Waits for the next job: of the clients of whom least is worked on, the one that came first. `None` once there
+    /// will be no more.
+    pub(crate) fn pop(&self) -> Option<Job> {
+        let mut state = self.lock();
+        loop {
+            let running = |job: &Job| state.running.get(&job.client).copied().unwrap_or_default();
+            let waiting = state.waiting.iter().enumerate();
+            let next = waiting.min_by_key(|(at, job)| (running(job), *at)).map(|(at, _)| at);
+            if let Some(job) = next.and_then(|at| state.waiting.remove(at)) {
+                *state.running.entry(job.client).or_default() += 1;
+                return Some(job);
+            }
+            if state.closed {
+                return None;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Notes that a job of a client is over.
+    pub(crate) fn done(&self, client: u64) {
+        let mut state = self.lock();
+        if let Some(running) = state.running.get_mut(&client) {
+            *running -= 1;
+            if *running == 0 {
+                state.running.remove(&client);
+            }
+        }
+    }
+
+    /// Takes no more jobs; those that are there are done.
+    pub(crate) fn close(&self) {
+        self.lock().closed = true;
+        self.changed.notify_all();
+    }
+
+    /// How many jobs wait, and how many are worked on.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let state = self.lock();
+        let waiting = state.waiting.iter().filter(|job| !job.ticket.is_cancelled()).count();
+        (waiting, state.running.values().sum())
+    }
+}

@@ -1,0 +1,408 @@
+//! The models: known by their names, loaded when they are asked for, within a memory budget.
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
+
+use axum::http::StatusCode;
+use qhx::{
+    Bundle, CancelToken, Engine, ErrorKind, MediaRules, Message, Modality, Model, Result, Runtime,
+    Sessions, Task, Texts,
+};
+use serde_json::{Map, Value, json};
+
+use crate::error::ApiError;
+use crate::ids;
+use crate::metrics::{Gauges, Metrics};
+
+/// All that is served.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    pub models: Vec<Arc<Served>>,
+    runtime: Runtime,
+    /// Bytes that loaded models may take.
+    memory: Option<u64>,
+    /// One model is loaded at a time.
+    loading: Mutex<()>,
+}
+
+/// A model that is served.
+#[derive(Debug)]
+pub(crate) struct Served {
+    pub name: String,
+    bundle: Bundle,
+    tasks: Vec<Task>,
+    created: u64,
+    /// Bytes of its files.
+    bytes: u64,
+    state: Mutex<State>,
+    info: OnceLock<Arc<Info>>,
+}
+
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    Unloaded,
+    Loaded(Loaded),
+}
+
+#[derive(Debug)]
+struct Loaded {
+    sessions: Sessions,
+    idle: Vec<Seat>,
+    /// Sessions that somebody works with.
+    busy: usize,
+    used: Instant,
+}
+
+/// A session of a model.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    pub engine: Engine,
+    /// What it has in its state: see [`common`].
+    pub history: Vec<u64>,
+}
+
+/// What is known of a model that was loaded once.
+#[derive(Debug)]
+pub(crate) struct Info {
+    pub texts: Arc<Texts>,
+    pub rules: MediaRules,
+    pub modalities: Vec<Modality>,
+    pub dimensions: usize,
+    backend: String,
+    op: String,
+    /// Whether answers begin within the model's reasoning: with thinking on, off, and as the template has it.
+    opens: [OnceLock<bool>; 3],
+}
+
+/// What a model can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ability {
+    Generate,
+    Embed,
+    Transcribe,
+}
+
+impl Ability {
+    fn verb(self) -> &'static str {
+        match self {
+            Self::Generate => "generate text",
+            Self::Embed => "embed texts",
+            Self::Transcribe => "transcribe audio",
+        }
+    }
+
+    /// What would serve it.
+    fn remedy(self) -> &'static str {
+        match self {
+            Self::Generate => "serve a bundle of a language model",
+            Self::Embed => {
+                "serve a bundle of an encoder, which `qhx forge --task embed` makes, such as of llama_embed_sharded"
+            }
+            Self::Transcribe => {
+                "serve a bundle that hears, such as of gemma4_split_generate, whose manifest has params.transcription"
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Registry {
+    /// Looks at what the bundles declare; none is loaded.
+    pub(crate) fn new(
+        bundles: &[(String, Bundle)],
+        runtime: &Runtime,
+        memory: Option<u64>,
+    ) -> Result<Self> {
+        use qhx::{Error, ErrorKind::Usage};
+        let mut models: Vec<Arc<Served>> = Vec::with_capacity(bundles.len());
+        for (name, bundle) in bundles {
+            if models.iter().any(|model| model.name == *name) {
+                return Err(Error::new(Usage, format!("two bundles have the name {name:?}"))
+                    .hint("give one of them another name: NAME=BUNDLE"));
+            }
+            let tasks = runtime.host_op(bundle)?.tasks;
+            models.push(Arc::new(Served {
+                name: name.clone(),
+                bundle: bundle.clone(),
+                tasks,
+                created: ids::now(),
+                bytes: size(bundle),
+                state: Mutex::default(),
+                info: OnceLock::new(),
+            }));
+        }
+        if models.is_empty() {
+            return Err(Error::new(Usage, "there is no bundle to serve"));
+        }
+        Ok(Self { models, runtime: runtime.clone(), memory, loading: Mutex::default() })
+    }
+
+    /// The model that a request names. Where there is one only, it may leave the name out.
+    pub(crate) fn find(&self, name: Option<&str>) -> Result<&Arc<Served>, ApiError> {
+        match (name, self.models.as_slice()) {
+            (None, [only]) => Ok(only),
+            (None, _) => Err(ApiError::bad("model", "it is missing, and several are served")
+                .code("missing_required_parameter")),
+            (Some(name), models) => {
+                let found = models.iter().find(|model| model.name == name);
+                found.ok_or_else(|| {
+                    let name: String = name.chars().take(100).collect();
+                    let message = format!("the model {name:?} is not served here");
+                    ApiError::new(StatusCode::NOT_FOUND, message)
+                        .param("model")
+                        .code("model_not_found")
+                })
+            }
+        }
+    }
+
+    /// As [`Registry::find`], of a model that can do something.
+    pub(crate) fn able(
+        &self,
+        name: Option<&str>,
+        ability: Ability,
+    ) -> Result<&Arc<Served>, ApiError> {
+        let others: Vec<_> = self.models.iter().filter(|model| model.can(ability)).collect();
+        let verb = ability.verb();
+        if others.is_empty() {
+            let message = format!("no model here can {verb}: {}", ability.remedy());
+            return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, message).code("not_served"));
+        }
+        // Where one only can do it, there is nothing to choose.
+        let model = match (name, others.as_slice()) {
+            (None, [only]) => only,
+            _ => self.find(name)?,
+        };
+        if model.can(ability) {
+            return Ok(model);
+        }
+        let others: Vec<_> = others.iter().map(|model| model.name.as_str()).collect();
+        let message = format!("{} does not {verb}; here does: {}", model.name, others.join(", "));
+        Err(ApiError::bad("model", message).code("model_not_supported"))
+    }
+
+    /// A session of a model, which nobody else works with. The model is loaded where it is not.
+    pub(crate) fn take(
+        &self,
+        model: &Served,
+        history: &[u64],
+        max: usize,
+        metrics: &Metrics,
+    ) -> Result<Seat> {
+        loop {
+            if let Some(seat) = model.seat(history, max) {
+                return seat;
+            }
+            self.load(model, metrics)?;
+        }
+    }
+
+    /// Loads a model, unless it is. Others go where the memory does not hold all.
+    fn load(&self, model: &Served, metrics: &Metrics) -> Result<()> {
+        let _one = lock(&self.loading);
+        if matches!(*lock(&model.state), State::Loaded(_)) {
+            return Ok(());
+        }
+        self.make_room(model)?;
+        let loaded = self.runtime.load(&model.bundle)?;
+        metrics.loads.fetch_add(1, Ordering::Relaxed);
+        let sessions = loaded.sessions();
+        let engine = Engine::new(loaded)?;
+        model.info.get_or_init(|| Arc::new(Info::new(engine.model())));
+        tracing::info!("model {} is loaded", model.name);
+        *lock(&model.state) = State::Loaded(Loaded {
+            sessions,
+            idle: vec![Seat { engine, history: Vec::new() }],
+            busy: 0,
+            used: Instant::now(),
+        });
+        Ok(())
+    }
+
+    /// Unloads what was used the longest time ago until the model fits the budget.
+    fn make_room(&self, model: &Served) -> Result<()> {
+        let Some(budget) = self.memory else { return Ok(()) };
+        while self.loaded_bytes() + model.bytes > budget {
+            let unused = self.models.iter().filter_map(|other| Some((other.unused()?, other)));
+            let Some((_, oldest)) = unused.min_by_key(|(used, _)| *used) else {
+                if self.loaded_bytes() == 0 {
+                    // It alone is larger: there is nothing that could go.
+                    return Ok(());
+                }
+                let message = format!(
+                    "model {}: {} bytes do not fit the memory budget of {budget} beside models in use",
+                    model.name, model.bytes
+                );
+                // As with a device that is lost, it may fit later.
+                return Err(qhx::Error::new(ErrorKind::DeviceLost, message)
+                    .hint("raise --memory, or send fewer requests to different models at once"));
+            };
+            oldest.unload();
+        }
+        Ok(())
+    }
+
+    fn loaded_bytes(&self) -> u64 {
+        self.models.iter().filter(|model| model.is_loaded()).map(|model| model.bytes).sum()
+    }
+
+    /// What is known of a model. It is loaded where it never was.
+    pub(crate) fn info(&self, model: &Served, metrics: &Metrics) -> Result<Arc<Info>> {
+        loop {
+            if let Some(info) = model.info.get() {
+                return Ok(Arc::clone(info));
+            }
+            self.load(model, metrics)?;
+        }
+    }
+
+    pub(crate) fn gauges(&self, gauges: Gauges) -> Gauges {
+        let loaded = self.models.iter().filter(|model| model.is_loaded()).count();
+        Gauges { loaded, loaded_bytes: self.loaded_bytes(), ..gauges }
+    }
+}
+
+impl Served {
+    /// Whether it can do something, as far as its manifest and its host-op declare.
+    pub(crate) fn can(&self, ability: Ability) -> bool {
+        match ability {
+            Ability::Generate => self.tasks.contains(&Task::Generate),
+            Ability::Embed => self.tasks.contains(&Task::Embed) && !self.can(Ability::Generate),
+            Ability::Transcribe => self.bundle.manifest().params.transcription.is_some(),
+        }
+    }
+
+    pub(crate) fn known(&self) -> Option<Arc<Info>> {
+        self.info.get().map(Arc::clone)
+    }
+
+    fn is_loaded(&self) -> bool {
+        matches!(*lock(&self.state), State::Loaded(_))
+    }
+
+    /// When it was used last, where it is loaded and nobody works with it.
+    fn unused(&self) -> Option<Instant> {
+        match &*lock(&self.state) {
+            State::Loaded(loaded) if loaded.busy == 0 => Some(loaded.used),
+            _ => None,
+        }
+    }
+
+    fn unload(&self) {
+        let mut state = lock(&self.state);
+        if matches!(&*state, State::Loaded(loaded) if loaded.busy == 0) {
+            let unloaded = std::mem::take(&mut *state);
+            drop(state);
+            drop(unloaded);
+            tracing::info!("model {} is unloaded", self.name);
+        }
+    }
+
+    /// A session: of the idle ones that which has most of the conversation, or a new one where none has any of it and
+    /// there are fewer than `max`. `None` where the model is not loaded.
+    fn seat(&self, history: &[u64], max: usize) -> Option<Result<Seat>> {
+        let mut state = lock(&self.state);
+        let State::Loaded(loaded) = &mut *state else { return None };
+        loaded.used = Instant::now();
+        let idle = loaded.idle.iter().enumerate();
+        let best = idle.map(|(at, seat)| (common(&seat.history, history), at)).max();
+        let fits = |(common, at): (usize, usize)| {
+            let unused = loaded.idle.get(at).is_some_and(|seat| seat.history.is_empty());
+            common > 0 || unused || loaded.idle.len() + loaded.busy >= max
+        };
+        let best = best.filter(|best| fits(*best)).map(|(_, at)| loaded.idle.swap_remove(at));
+        loaded.busy += 1;
+        let sessions = loaded.sessions.clone();
+        drop(state);
+        let opened = match best {
+            Some(seat) => Ok(seat),
+            None => sessions.open().and_then(Engine::new).map(|engine| Seat { engine, history: Vec::new() }),
+        };
+        if opened.is_err() {
+            self.put(None);
+        }
+        Some(opened)
+    }
+
+    /// Gives a session back; none where it is of no more use.
+    pub(crate) fn put(&self, seat: Option<Seat>) {
+        if let State::Loaded(loaded) = &mut *lock(&self.state) {
+            loaded.busy = loaded.busy.saturating_sub(1);
+            loaded.used = Instant::now();
+            loaded.idle.extend(seat);
+        }
+    }
+
+    /// The entry of `/v1/models`.
+    pub(crate) fn json(&self) -> Value {
+        let mut json = json!({
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "qhx",
+            "loaded": self.is_loaded(),
+        });
+        let abilities = [Ability::Generate, Ability::Embed, Ability::Transcribe];
+        let abilities = abilities.into_iter().filter(|ability| self.can(*ability));
+        json["abilities"] = abilities.map(|ability| format!("{ability:?}").to_lowercase()).collect();
+        if let Some(info) = self.info.get() {
+            json["max_model_len"] = info.texts.max_ctx().into();
+            json["backend"] = info.backend.as_str().into();
+            json["host_op"] = info.op.as_str().into();
+            let inputs = info.modalities.iter().map(|modality| modality.name());
+            json["modalities"] = inputs.collect();
+        }
+        json
+    }
+}
+
+impl Info {
+    fn new(model: &Model) -> Self {
+        let description = &model.op().description;
+        Self {
+            texts: model.texts(),
+            rules: model.media_rules(),
+            modalities: description.modalities.clone(),
+            dimensions: model.info().embedding_dim,
+            backend: model.backend().name.clone(),
+            op: description.name.clone(),
+            opens: Default::default(),
+        }
+    }
+
+    /// Whether an answer begins within the model's reasoning, since its template opens it.
+    pub(crate) fn opens_reasoning(&self, thinking: Option<bool>) -> bool {
+        let at = match thinking {
+            Some(true) => 0,
+            Some(false) => 1,
+            None => 2,
+        };
+        let probe = || {
+            let messages = [Message::user("?")];
+            let rendered =
+                self.texts.render(&messages, thinking, &Map::new(), &CancelToken::new());
+            rendered.is_ok_and(|text| text.trim_end().ends_with(crate::answer::THINK.0))
+        };
+        self.opens.get(at).is_some_and(|opens| *opens.get_or_init(probe))
+    }
+}
+
+/// How many messages two conversations begin with in common, of which each is a hash.
+fn common(a: &[u64], b: &[u64]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+/// Bytes of a bundle's files: those that its manifest lists, or else all of its folder.
+fn size(bundle: &Bundle) -> u64 {
+    let manifest = bundle.manifest();
+    let folder = manifest.path.parent().unwrap_or(Path::new("."));
+    let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
+    let files = entries.filter_map(|entry| entry.ok()?.metadata().ok());
+    files.filter(|file| file.is_file()).map(|file| file.len()).sum()
+}

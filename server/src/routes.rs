@@ -1,0 +1,271 @@
+//! Which address is answered by what, and what every request goes through.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::body::Body;
+use axum::extract::{MatchedPath, Path, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{get, post};
+use axum::{Extension, Router};
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+use subtle::{Choice, ConstantTimeEq as _};
+
+use crate::error::{ApiError, Result, json_response};
+use crate::metrics::{Gauges, Metrics};
+use crate::options::Options;
+use crate::queue::Queue;
+use crate::record::Tally;
+use crate::registry::Registry;
+use crate::request::Context;
+use crate::{chat, ids, tokens};
+
+/// The page at `/`.
+const PAGE: &str = include_str!("page.html");
+
+/// What the page may do: nothing beyond this server.
+const PAGE_POLICY: &str = "default-src 'self' 'unsafe-inline' data: blob:; frame-ancestors 'none'";
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+/// What requests share.
+#[derive(Debug)]
+pub(crate) struct App {
+    pub options: Options,
+    pub registry: Registry,
+    pub queue: Queue,
+    pub metrics: Metrics,
+    pub stopping: AtomicBool,
+    keys: Vec<[u8; 32]>,
+}
+
+pub(crate) type Shared = Arc<App>;
+
+/// Where a connection comes from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Peer(pub SocketAddr);
+
+impl App {
+    pub(crate) fn new(options: Options, registry: Registry) -> Self {
+        Self {
+            queue: Queue::new(options.queue),
+            metrics: Metrics::default(),
+            stopping: AtomicBool::new(false),
+            keys: options.api_keys.iter().map(|key| digest(key)).collect(),
+            registry,
+            options,
+        }
+    }
+
+    /// Whether a key is one of those that are asked for. How long that takes says nothing about them.
+    fn knows(&self, key: &str) -> bool {
+        let key = digest(key);
+        let any = |found: Choice, known: &[u8; 32]| found | known.ct_eq(&key);
+        self.keys.iter().fold(Choice::from(0), any).into()
+    }
+}
+
+fn digest(key: &str) -> [u8; 32] {
+    Sha256::digest(key.as_bytes()).into()
+}
+
+/// All routes.
+pub(crate) fn router(shared: &Shared) -> Router {
+    Router::new()
+        .route("/", get(page))
+        .route("/health", get(health))
+        .route("/metrics", get(metrics))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*id}", get(model))
+        .route("/v1/chat/completions", post(chat::completions))
+        .route("/tokenize", post(tokens::tokenize))
+        .fallback(not_found)
+        .method_not_allowed_fallback(not_allowed)
+        .layer(from_fn_with_state(Arc::clone(shared), guard))
+}
+
+/// What every request goes through: its name, its record, who may ask.
+async fn guard(State(shared): State<Shared>, mut request: Request, next: Next) -> Response {
+    let given = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok());
+    let id = given.and_then(ids::given).map_or_else(|| ids::new("req_"), str::to_owned);
+    let route = route(&request);
+    let tally = Arc::new(Tally::new(Arc::clone(&shared), id.clone(), route));
+    let origin = request.headers().get(header::ORIGIN).cloned();
+    let context = Context {
+        client: client(&request),
+        tally: Arc::clone(&tally),
+        shared: Arc::clone(&shared),
+    };
+    let mut response = match admit(&shared, &request) {
+        Err(error) => error.into_response(),
+        Ok(()) if request.method() == Method::OPTIONS => preflight(),
+        Ok(()) => {
+            request.extensions_mut().insert(context);
+            next.run(request).await
+        }
+    };
+    tally.update(|record| record.status = response.status().as_u16());
+    let headers = response.headers_mut();
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        headers.insert(REQUEST_ID, id);
+    }
+    if let Some(origin) = origin.filter(|origin| allows(&shared, origin)) {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        headers.insert(header::VARY, HeaderValue::from_static("origin"));
+        let exposed = HeaderValue::from_static("x-request-id, retry-after");
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
+    }
+    response
+}
+
+/// What the record and the metrics call it: of what is not there, no more than that.
+fn route(request: &Request) -> String {
+    let known = [Method::GET, Method::POST, Method::HEAD, Method::OPTIONS];
+    let method = known.iter().find(|method| *method == request.method());
+    let path = request.extensions().get::<MatchedPath>();
+    let path = path.map_or("(unknown)", MatchedPath::as_str);
+    format!("{} {path}", method.map_or("(other)", Method::as_str))
+}
+
+/// The key of a request, in either of the headers that clients have.
+fn key(headers: &HeaderMap) -> Option<&str> {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let bearer = text(header::AUTHORIZATION).and_then(|value| {
+        let (scheme, key) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
+    });
+    bearer.or_else(|| text(API_KEY).map(str::trim))
+}
+
+fn client(request: &Request) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    key(request.headers()).hash(&mut hasher);
+    request.extensions().get::<Peer>().map(|peer| peer.0.ip()).hash(&mut hasher);
+    hasher.finish()
+}
+
+fn admit(shared: &Shared, request: &Request) -> Result<()> {
+    let (headers, path) = (request.headers(), request.uri().path());
+    let open = path == "/health" || path == "/";
+    same_place(shared, headers)?;
+    if request.method() == Method::OPTIONS {
+        // A browser asks without the key.
+        return Ok(());
+    }
+    if !open && !shared.keys.is_empty() && !key(headers).is_some_and(|key| shared.knows(key)) {
+        let message = match key(headers) {
+            Some(_) => "the API key is wrong",
+            None => "there is no API key: expected the header authorization: Bearer KEY",
+        };
+        return Err(
+            ApiError::new(StatusCode::UNAUTHORIZED, message).code("invalid_api_key")
+        );
+    }
+    if !open && shared.stopping.load(Ordering::Acquire) {
+        return Err(ApiError::stopping());
+    }
+    Ok(())
+}
+
+/// Refuses requests that a browser sends for a page of somebody else: those of other origins, and, where the server
+/// listens to this machine only, those that name it otherwise (DNS rebinding).
+fn same_place(shared: &Shared, headers: &HeaderMap) -> Result<()> {
+    let forbidden = |message: &str| {
+        Err(ApiError::new(StatusCode::FORBIDDEN, message).code("origin_not_allowed"))
+    };
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    if let Some(origin) = headers.get(header::ORIGIN) {
+        let own = origin.to_str().is_ok_and(|origin| {
+            origin.split_once("://").is_some_and(|(_, of)| !host.is_empty() && of == host)
+        });
+        if !own && !allows(shared, origin) {
+            return forbidden("requests of this origin are not answered: see --allow-origin");
+        }
+    }
+    let named = host.rsplit_once(':').map_or(host, |(name, port)| {
+        if port.bytes().all(|c| c.is_ascii_digit()) { name } else { host }
+    });
+    let address = named.trim_start_matches('[').trim_end_matches(']');
+    let local = named.is_empty()
+        || named.eq_ignore_ascii_case("localhost")
+        || address.parse::<std::net::IpAddr>().is_ok();
+    if shared.options.host.is_loopback() && shared.keys.is_empty() && !local {
+        return forbidden("the server answers to localhost only: see --host and --api-key-file");
+    }
+    Ok(())
+}
+
+fn allows(shared: &Shared, origin: &HeaderValue) -> bool {
+    let allowed = &shared.options.allowed_origins;
+    allowed.iter().any(|allowed| allowed == "*" || origin.as_bytes() == allowed.as_bytes())
+}
+
+fn preflight() -> Response {
+    let mut response = StatusCode::NO_CONTENT.into_response();
+    for (name, value) in [
+        (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST"),
+        (
+            header::ACCESS_CONTROL_ALLOW_HEADERS,
+            "authorization, content-type, x-api-key, x-request-id",
+        ),
+        (header::ACCESS_CONTROL_MAX_AGE, "600"),
+    ] {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+async fn page() -> Response {
+    let mut response = Response::new(Body::from(PAGE));
+    for (name, value) in [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, PAGE_POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ] {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+async fn health(Extension(context): Extension<Context>) -> Response {
+    match context.shared.stopping.load(Ordering::Acquire) {
+        true => json_response(StatusCode::SERVICE_UNAVAILABLE, &json!({"status": "stopping"})),
+        false => json_response(StatusCode::OK, &json!({"status": "ok"})),
+    }
+}
+
+async fn metrics(Extension(context): Extension<Context>) -> Response {
+    let shared = &context.shared;
+    let (waiting, running) = shared.queue.counts();
+    let gauges = shared.registry.gauges(Gauges { waiting, running, ..Gauges::default() });
+    let mut response = Response::new(Body::from(shared.metrics.text(&gauges)));
+    let text = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, text);
+    response
+}
+
+async fn models(Extension(context): Extension<Context>) -> Response {
+    let models = context.shared.registry.models.iter().map(|model| model.json());
+    let list = json!({"object": "list", "data": models.collect::<Vec<_>>()});
+    json_response(StatusCode::OK, &list)
+}
+
+async fn model(Extension(context): Extension<Context>, Path(id): Path<String>) -> Result<Response> {
+    let model = context.shared.registry.find(Some(&id))?;
+    Ok(json_response(StatusCode::OK, &model.json()))
+}
+
+async fn not_found() -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, "there is nothing at this address").code("not_found")
+}
+
+async fn not_allowed() -> ApiError {
+    let message = "this address is not asked with this method";
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message).code("method_not_allowed")
+}

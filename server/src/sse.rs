@@ -1,0 +1,149 @@
+//! Answers as streams of server-sent events.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderName, HeaderValue, header};
+use axum::response::Response;
+use http_body::Frame;
+use serde_json::Value;
+use tokio::time::{Interval, MissedTickBehavior, interval};
+
+use crate::answer::{Answers, Step};
+use crate::ask::Asked;
+use crate::error::{ApiError, Result};
+use crate::pending::{Pending, broken};
+use crate::record::Tally;
+use crate::request;
+
+/// Keeps proxies from collecting a stream.
+const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+
+/// Events that are to be sent.
+#[derive(Debug, Default)]
+pub(crate) struct Events(VecDeque<Bytes>);
+
+impl Events {
+    pub(crate) fn data(&mut self, value: &Value) {
+        self.0.push_back(format!("data: {value}\n\n").into());
+    }
+
+    pub(crate) fn named(&mut self, name: &str, value: &Value) {
+        self.0.push_back(format!("event: {name}\ndata: {value}\n\n").into());
+    }
+
+    pub(crate) fn text(&mut self, text: &'static str) {
+        self.0.push_back(Bytes::from_static(text.as_bytes()));
+    }
+}
+
+/// How an interface writes a stream.
+pub(crate) trait Writer: Send + Unpin + 'static {
+    /// What comes first.
+    fn begin(&mut self, events: &mut Events);
+    /// What came.
+    fn step(&mut self, step: &Step, answers: &Answers, events: &mut Events);
+    /// What comes last.
+    fn end(&mut self, answers: &Answers, events: &mut Events);
+    /// The end of a stream that failed.
+    fn failed(&mut self, error: &ApiError, events: &mut Events);
+    /// What shows that the connection is alive.
+    fn heartbeat(&self) -> &'static str {
+        ": ping\n\n"
+    }
+}
+
+/// A stream under way. Once it is dropped, the work ends.
+struct Stream<W> {
+    pending: Pending,
+    answers: Answers,
+    writer: W,
+    events: Events,
+    heartbeat: Interval,
+    over: bool,
+    tally: Arc<Tally>,
+}
+
+impl<W: Writer> Stream<W> {
+    fn update(&mut self, update: Option<crate::queue::Update>) {
+        let Self { answers, writer, events, .. } = self;
+        let result = match update {
+            Some(update) => answers.take(update),
+            None if answers.are_over() => {
+                writer.end(answers, events);
+                self.over = true;
+                return;
+            }
+            None => Err(broken()),
+        };
+        match result {
+            Ok(Some(step)) => writer.step(&step, answers, events),
+            Ok(None) => {}
+            Err(error) => {
+                writer.failed(&error, events);
+                self.over = true;
+            }
+        }
+        answers.note(&self.tally);
+    }
+}
+
+impl<W: Writer> http_body::Body for Stream<W> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<std::result::Result<Frame<Bytes>, Infallible>>> {
+        let this = &mut *self;
+        loop {
+            if let Some(bytes) = this.events.0.pop_front() {
+                this.heartbeat.reset();
+                return Poll::Ready(Some(Ok(Frame::data(bytes))));
+            }
+            if this.over {
+                return Poll::Ready(None);
+            }
+            if let Poll::Ready(update) = this.pending.poll_next(cx) {
+                this.update(update);
+            } else if this.heartbeat.poll_tick(cx).is_ready() {
+                let heartbeat = this.writer.heartbeat();
+                this.events.text(heartbeat);
+            } else {
+                return Poll::Pending;
+            }
+        }
+    }
+}
+
+/// The response that streams an answer. It begins once the prompt is known to fit, or after a heartbeat's time.
+pub(crate) async fn stream<W: Writer>(
+    context: &request::Context,
+    asked: Asked,
+    mut writer: W,
+) -> Result<Response> {
+    let Asked { mut pending, answers, .. } = asked;
+    let every = context.shared.options.heartbeat;
+    pending.begun(every).await?;
+    let mut events = Events::default();
+    writer.begin(&mut events);
+    let mut heartbeat = interval(every);
+    heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    heartbeat.reset();
+    let tally = Arc::clone(&context.tally);
+    let stream = Stream { pending, answers, writer, events, heartbeat, over: false, tally };
+    let mut response = Response::new(Body::new(stream));
+    for (name, value) in [
+        (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
+        (header::CACHE_CONTROL, "no-cache"),
+        (BUFFERING, "no"),
+    ] {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    Ok(response)
+}

@@ -1,0 +1,151 @@
+//! The threads that do jobs. Several have one session each, whose executions take turns on the device.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use qhx::{
+    CancelToken, Embedder, Engine, Error, ErrorKind, Event, FinishReason, Model, Request, Result,
+    Role, Source, caught,
+};
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::error::ApiError;
+use crate::queue::{EmbedInput, Job, Update, Work};
+use crate::registry::Seat;
+use crate::routes::Shared;
+
+/// Starts the threads. They end once the queue is closed and empty.
+pub(crate) fn start(shared: &Shared) -> Result<Vec<JoinHandle<()>>> {
+    let worker = |index| {
+        let shared = Arc::clone(shared);
+        let thread = std::thread::Builder::new().name(format!("qhx-worker-{index}"));
+        thread.spawn(move || work(&shared)).map_err(|e| {
+            Error::caused(ErrorKind::Internal, "the server's threads cannot start", e)
+        })
+    };
+    (0..shared.options.parallel).map(worker).collect()
+}
+
+fn work(shared: &Shared) {
+    while let Some(job) = shared.queue.pop() {
+        if !job.ticket.is_cancelled() {
+            if let Err(e) = run(shared, &job) {
+                // Where nobody waits any more, nobody has to know.
+                let _ = job.updates.send(Update::Failed(ApiError::of_model(&e, &job.model.name)));
+            }
+        }
+        shared.queue.done(job.client);
+    }
+}
+
+/// Does a job with a session of its model. Whatever happens, the session can be used again, or is closed.
+fn run(shared: &Shared, job: &Job) -> Result<()> {
+    let (registry, parallel) = (&shared.registry, shared.options.parallel);
+    let taken = || registry.take(&job.model, &job.history, parallel, &shared.metrics);
+    let mut seat = caught(taken)?;
+    let mut whole = false;
+    let done = caught(|| {
+        let done = perform(&mut seat.engine, job);
+        whole = true;
+        done
+    });
+    seat.history.clone_from(&job.history);
+    let lost = done.as_ref().is_err_and(|e| e.kind() == ErrorKind::Panicked);
+    let usable = whole && (!lost || reopen(&mut seat));
+    job.model.put(usable.then_some(seat));
+    done
+}
+
+/// Opens a host-op that panicked again.
+fn reopen(seat: &mut Seat) -> bool {
+    let reopened = caught(|| seat.engine.model_mut().reopen());
+    reopened.inspect_err(|e| tracing::error!("{}", e.report())).is_ok()
+}
+
+fn perform(engine: &mut Engine, job: &Job) -> Result<()> {
+    let (updates, ticket) = (&job.updates, &job.ticket);
+    let update = match &job.work {
+        Work::Generate(requests) => {
+            return requests.iter().enumerate().try_for_each(|(choice, request)| {
+                generate(engine.model_mut(), choice, request, updates)
+            });
+        }
+        Work::Embed(inputs) => embed(engine.embedder_mut()?, inputs, ticket)?,
+        Work::Transcribe { source, max_new } => transcribe(engine, source, *max_new, ticket)?,
+        Work::Count(prompt) => {
+            let model = engine.model_mut();
+            let tokens = model.cancellable(ticket, |model| model.encode_prompt(prompt))?;
+            Update::Counted(tokens.len())
+        }
+    };
+    // Whoever does not wait has cancelled it.
+    let _ = updates.send(update);
+    Ok(())
+}
+
+fn generate(
+    model: &mut Model,
+    choice: usize,
+    request: &Request,
+    updates: &UnboundedSender<Update>,
+) -> Result<()> {
+    let mut run = model.start(request)?;
+    let send = |update| updates.send(update).unwrap_or_else(|_| request.cancel.cancel());
+    send(Update::Started);
+    while let Some(event) = run.next_event()? {
+        let text = event.text().unwrap_or_default().to_owned();
+        match event {
+            Event::Token { id, logprobs, .. } => {
+                let logprobs = logprobs.cloned();
+                send(Update::Token { choice, id: Some(id), text, logprobs });
+            }
+            Event::Rest { .. } => send(Update::Token { choice, id: None, text, logprobs: None }),
+            _ => {}
+        }
+    }
+    let generation = Box::new(run.finish()?);
+    if generation.finish_reason == FinishReason::Cancelled {
+        return Err(cancelled());
+    }
+    send(Update::Finished { choice, generation });
+    Ok(())
+}
+
+fn cancelled() -> Error {
+    Error::new(ErrorKind::Cancelled, "cancelled")
+}
+
+/// Each text by itself: its vector is the same whatever comes with it.
+fn embed(embedder: &mut Embedder, inputs: &[EmbedInput], ticket: &CancelToken) -> Result<Update> {
+    let (mut vectors, mut count) = (Vec::with_capacity(inputs.len()), 0);
+    for (index, input) in inputs.iter().enumerate() {
+        let of_input = |e: Error| e.context(format_args!("input {index}"));
+        let tokens = match input {
+            EmbedInput::Text(text) => {
+                embedder.texts().tokens(text, Role::Document).map_err(of_input)?
+            }
+            EmbedInput::Tokens(tokens) => tokens.clone(),
+        };
+        count += tokens.len();
+        let embedded = embedder
+            .model_mut()
+            .cancellable(ticket, |model| model.embed(&tokens).map(<[f32]>::to_vec));
+        vectors.push(embedded.map_err(of_input)?);
+    }
+    Ok(Update::Vectors { vectors, tokens: count })
+}
+
+fn transcribe(
+    engine: &mut Engine,
+    source: &Source,
+    max_new: usize,
+    ticket: &CancelToken,
+) -> Result<Update> {
+    let transcriber = engine.transcriber_mut()?;
+    transcriber.set_max_new(max_new);
+    let transcript = transcriber.transcribe_with(source, ticket, |_| {})?;
+    if transcript.cancelled {
+        return Err(cancelled());
+    }
+    Ok(Update::Transcribed(Box::new(transcript)))
+}

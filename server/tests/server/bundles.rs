@@ -1,0 +1,160 @@
+//! Bundles of the repository's tiny models, each forged once, and servers over them.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::JoinHandle;
+
+use qhx::{BackendChoice, Bundle, CancelToken, PluginOptions, Runtime};
+use qhx_forge::{ForgeOptions, Silent, Task, forge};
+use qhx_paths::fixture;
+use qhx_server::{Options, Server};
+
+use crate::client::Client;
+
+fn folder() -> &'static Path {
+    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
+    FOLDER.get_or_init(|| tempfile::tempdir().expect("a temporary folder")).path()
+}
+
+fn forged(name: &str, checkpoint: &Path, change: impl FnOnce(&mut ForgeOptions)) -> PathBuf {
+    let mut options = ForgeOptions::new(folder().join(name));
+    options.name = Some(name.to_owned());
+    options.max_ctx = Some(200);
+    change(&mut options);
+    forge(checkpoint, &options, &mut Silent).expect("the bundle is made").manifest
+}
+
+/// Completes texts and chats.
+pub fn language() -> &'static Path {
+    static MADE: OnceLock<PathBuf> = OnceLock::new();
+    MADE.get_or_init(|| forged("language", &fixture("llama3-tiny"), |_| {}))
+}
+
+/// Has a recurrent state, and a template that knows thinking.
+pub fn recurrent() -> &'static Path {
+    static MADE: OnceLock<PathBuf> = OnceLock::new();
+    MADE.get_or_init(|| forged("recurrent", &fixture("qwen35-tied"), |_| {}))
+}
+
+/// Embeds.
+pub fn encoder() -> &'static Path {
+    static MADE: OnceLock<PathBuf> = OnceLock::new();
+    MADE.get_or_init(|| {
+        forged("encoder", &fixture("embed-mistral-tiny"), |options| options.task = Task::Embed)
+    })
+}
+
+/// A copy of the language model with another chat template.
+pub fn with_template(name: &str, template: &str) -> PathBuf {
+    let from = language().parent().expect("a folder");
+    let to = folder().join(name);
+    copy(from, &to);
+    std::fs::write(to.join("chat_template.jinja"), template).expect("the template is written");
+    to.join("language.json")
+}
+
+/// Copies a folder.
+pub fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("a folder");
+    for entry in std::fs::read_dir(from).expect("the folder is read") {
+        let entry = entry.expect("the folder is read");
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).expect("the file is copied");
+        }
+    }
+}
+
+pub fn runtime() -> Runtime {
+    Runtime::builder()
+        .backend(BackendChoice::Cpu)
+        .threads(2)
+        .plugins(PluginOptions::default().only_named(true))
+        .build()
+}
+
+/// Options of a server over bundles, on a free port.
+pub fn options<'a>(bundles: impl IntoIterator<Item = (&'a str, &'a Path)>) -> Options {
+    let options = Options::default().runtime(runtime()).listen([127, 0, 0, 1].into(), 0);
+    bundles.into_iter().fold(options, |options, (name, path)| {
+        options.bundle_as(name, Bundle::open(path).expect("the bundle is there"))
+    })
+}
+
+/// A server that runs until it is dropped.
+pub struct Running {
+    pub client: Client,
+    pub stop: CancelToken,
+    /// A line for each request that is over.
+    pub lines: Arc<Mutex<Vec<String>>>,
+    thread: Option<JoinHandle<qhx::Result<()>>>,
+}
+
+impl Running {
+    pub fn start(options: Options) -> Self {
+        let lines: Arc<Mutex<Vec<String>>> = Arc::default();
+        let log = Arc::clone(&lines);
+        let options = options
+            .on_request(move |record| log.lock().expect("the log").push(record.to_string()));
+        let server = Server::bind(options).expect("the server listens");
+        let client = Client::new(server.address());
+        let stop = CancelToken::new();
+        let until = stop.clone();
+        let thread = std::thread::spawn(move || server.run(&until));
+        Self { client, stop, lines, thread: Some(thread) }
+    }
+
+    /// Asks it to stop, and waits until it has.
+    pub fn end(&mut self) {
+        self.stop.cancel();
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("the server does not panic").expect("the server ends well");
+        }
+    }
+
+    /// The lines of its log, once one has `text`.
+    pub fn line_with(&self, text: &str) -> String {
+        for _ in 0..2000 {
+            let lines = self.lines.lock().expect("the log");
+            if let Some(line) = lines.iter().find(|line| line.contains(text)) {
+                return line.clone();
+            }
+            drop(lines);
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        panic!("no line has {text:?}: {:?}", self.lines);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A server that tests share: a language model, an encoder and a recurrent model.
+pub fn shared() -> &'static Running {
+    static SHARED: OnceLock<Running> = OnceLock::new();
+    SHARED.get_or_init(|| {
+        let bundles =
+            [("language", language()), ("encoder", encoder()), ("recurrent", recurrent())];
+        Running::start(options(bundles))
+    })
+}
+
+/// The answer of a golden conversation's first turn: its question and its answer.
+pub fn golden(name: &str, chat: &str) -> (Option<String>, String, String) {
+    let text = std::fs::read_to_string(fixture(name).join("goldens.json")).expect("goldens");
+    let goldens: serde_json::Value = serde_json::from_str(&text).expect("goldens are JSON");
+    let chats = goldens["chat"].as_array().expect("chats");
+    let chat = chats.iter().find(|one| one["id"] == chat).expect("the chat");
+    let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
+    let turn = &chat["turns"][0];
+    let (user, answer) = (text(&turn["user"]), text(&turn["text"]));
+    (text(&chat["system"]), user.expect("a question"), answer.expect("an answer"))
+}

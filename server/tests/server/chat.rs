@@ -1,0 +1,351 @@
+//! `/v1/chat/completions`.
+
+use serde_json::{Value, json};
+
+use crate::bundles::{Running, golden, options, shared, with_template};
+use crate::client::Response;
+
+const ROUTE: &str = "/v1/chat/completions";
+
+/// A greedy request of the language model, with more.
+fn body(text: &str, more: Value) -> Value {
+    let mut body = json!({
+        "model": "language",
+        "messages": [{"role": "user", "content": text}],
+        "temperature": 0,
+    });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+fn ask(text: &str, more: Value) -> Value {
+    shared().client.post(ROUTE, &body(text, more)).status(200).json()
+}
+
+fn streamed(text: &str, mut more: Value) -> Response {
+    more["stream"] = true.into();
+    shared().client.post(ROUTE, &body(text, more)).status(200)
+}
+
+/// The content of the choice `index` in chunks.
+fn joined(chunks: &[Value], index: usize, field: &str) -> String {
+    let choices = chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap());
+    let of_index = choices.filter(|choice| choice["index"] == index);
+    of_index.filter_map(|choice| choice["delta"][field].as_str()).collect()
+}
+
+#[test]
+fn an_answer_is_that_of_the_reference() {
+    for chat in ["sky", "cook", "bread"] {
+        let (system, user, answer) = golden("llama3-tiny", chat);
+        let mut messages = vec![json!({"role": "user", "content": user})];
+        if let Some(system) = system {
+            // Both names of it.
+            messages.insert(0, json!({"role": "developer", "content": system}));
+        }
+        let body = json!({"model": "language", "messages": messages, "temperature": 0});
+        let json = shared().client.post(ROUTE, &body).status(200).json();
+        assert_eq!(json["object"], "chat.completion");
+        let choice = &json["choices"][0];
+        assert_eq!(choice["message"]["content"], answer);
+        assert_eq!(choice["message"]["role"], "assistant");
+        assert_eq!(choice["finish_reason"], "stop");
+        let usage = &json["usage"];
+        let count = |name: &str| usage[name].as_u64().unwrap();
+        assert_eq!(count("total_tokens"), count("prompt_tokens") + count("completion_tokens"));
+    }
+}
+
+#[test]
+fn a_stream_has_the_same_text_in_chunks_of_one_form() {
+    let (_, user, answer) = golden("llama3-tiny", "sky");
+    let response = streamed(&user, json!({"stream_options": {"include_usage": true}}));
+    assert!(response.header("content-type").unwrap().starts_with("text/event-stream"));
+    assert_eq!(response.events().last().map(String::as_str), Some("[DONE]"));
+    let chunks = response.chunks();
+    assert_eq!(joined(&chunks, 0, "content"), answer);
+    let roles = chunks.iter().filter(|chunk| chunk["choices"][0]["delta"]["role"] == "assistant");
+    assert_eq!(roles.count(), 1);
+    assert_eq!(chunks[0]["choices"][0]["delta"]["role"], "assistant");
+    for field in ["id", "created", "model", "object"] {
+        assert!(chunks.iter().all(|chunk| chunk[field] == chunks[0][field]), "{field}");
+    }
+    assert_eq!(chunks[0]["object"], "chat.completion.chunk");
+    let (usage, others) = chunks.split_last().unwrap();
+    assert_eq!(usage["choices"], json!([]));
+    assert!(usage["usage"]["completion_tokens"].as_u64().unwrap() > 0);
+    assert!(others.iter().all(|chunk| chunk["usage"].is_null()));
+    assert_eq!(others.last().unwrap()["choices"][0]["finish_reason"], "stop");
+    let without = streamed(&user, json!({})).chunks();
+    assert!(without.iter().all(|chunk| chunk.get("usage").is_none()), "nobody asked for it");
+}
+
+#[test]
+fn stop_texts_are_cut_in_both_forms() {
+    let (_, user, answer) = golden("llama3-tiny", "sky");
+    let before = answer.split_once(", because").unwrap().0;
+    for stop in [json!(", because"), json!(["never", ", because"])] {
+        let json = ask(&user, json!({"stop": stop}));
+        assert_eq!(json["choices"][0]["message"]["content"], before);
+        assert_eq!(json["choices"][0]["finish_reason"], "stop");
+        let chunks = streamed(&user, json!({"stop": stop})).chunks();
+        assert_eq!(joined(&chunks, 0, "content"), before);
+    }
+}
+
+#[test]
+fn an_answer_that_is_cut_says_so() {
+    let (_, user, _) = golden("llama3-tiny", "sky");
+    for field in ["max_tokens", "max_completion_tokens"] {
+        let json = ask(&user, json!({field: 3}));
+        assert_eq!(json["choices"][0]["finish_reason"], "length");
+        assert_eq!(json["usage"]["completion_tokens"], 3);
+    }
+}
+
+#[test]
+fn a_seed_makes_choices_repeatable() {
+    let more = json!({"seed": 7, "n": 3, "temperature": 1.5, "max_tokens": 12});
+    let texts = |json: &Value| {
+        let choices = json["choices"].as_array().unwrap().iter();
+        choices.map(|choice| choice["message"]["content"].clone()).collect::<Vec<_>>()
+    };
+    let first = ask("Hello", more.clone());
+    assert_eq!(texts(&first), texts(&ask("Hello", more.clone())));
+    assert_eq!(texts(&first).len(), 3);
+    assert_ne!(texts(&first)[0], texts(&first)[1], "each choice is drawn by itself");
+    let indices: Vec<_> = first["choices"].as_array().unwrap().iter().map(|c| &c["index"]).collect();
+    assert_eq!(indices, [0, 1, 2]);
+    let chunks = streamed("Hello", more).chunks();
+    let streamed: Vec<_> = (0..3).map(|at| joined(&chunks, at, "content")).collect();
+    assert_eq!(texts(&first), streamed);
+    assert_eq!(first["usage"]["completion_tokens"], 36);
+}
+
+#[test]
+fn penalties_and_filters_reach_the_sampler() {
+    let (_, user, answer) = golden("llama3-tiny", "sky");
+    let text = |more| ask(&user, more)["choices"][0]["message"]["content"].clone();
+    assert_ne!(text(json!({"frequency_penalty": 2, "presence_penalty": 2})), answer);
+    assert_eq!(text(json!({"temperature": 2, "top_k": 1})), answer);
+    assert_eq!(text(json!({"temperature": 2, "top_p": 0})), answer);
+}
+
+#[test]
+fn logprobs_have_each_token_and_the_likeliest() {
+    let (_, user, answer) = golden("llama3-tiny", "sky");
+    let more = json!({"logprobs": true, "top_logprobs": 2, "max_tokens": 6});
+    let json = ask(&user, more.clone());
+    let tokens = json["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    assert_eq!(tokens.len(), 6);
+    let bytes = tokens.iter().flat_map(|token| token["bytes"].as_array().unwrap());
+    let bytes: Vec<u8> = bytes.map(|byte| byte.as_u64().unwrap() as u8).collect();
+    assert!(answer.as_bytes().starts_with(&bytes), "{tokens:?}");
+    for token in tokens {
+        let top = token["top_logprobs"].as_array().unwrap();
+        assert_eq!(top.len(), 2);
+        // Greedy: the token is the likeliest.
+        assert_eq!(top[0]["logprob"], token["logprob"]);
+        assert!(token["logprob"].as_f64().unwrap() <= 0.0);
+    }
+    let chunks = streamed(&user, more).chunks();
+    let choices = chunks.iter().filter_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array());
+    assert_eq!(choices.flatten().cloned().collect::<Vec<_>>(), *tokens);
+    assert!(ask(&user, json!({}))["choices"][0]["logprobs"].is_null());
+}
+
+#[test]
+fn an_answer_is_json_of_the_schema() {
+    let schema = json!({
+        "type": "object",
+        "properties": {"colour": {"enum": ["blue", "black"]}, "n": {"type": "integer", "maximum": 99, "minimum": 0}},
+        "required": ["colour", "n"],
+        "additionalProperties": false,
+    });
+    let format = json!({"type": "json_schema", "json_schema": {"name": "sky", "schema": schema, "strict": true}});
+    let more = json!({"response_format": format, "max_tokens": 40});
+    let text = ask("What colour is the sky?", more.clone());
+    let content = text["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    let answer: Value = serde_json::from_str(&content).unwrap();
+    assert!(["blue", "black"].contains(&answer["colour"].as_str().unwrap()), "{answer}");
+    assert!(answer["n"].is_u64());
+    let chunks = streamed("What colour is the sky?", more).chunks();
+    assert_eq!(joined(&chunks, 0, "content"), content);
+    let any = ask("Hello", json!({"response_format": {"type": "json_object"}, "max_tokens": 3}));
+    assert!(any["choices"][0]["message"]["content"].as_str().unwrap().starts_with('{'));
+    let wrong = json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}});
+    let error = shared().client.post(ROUTE, &body("Hello", wrong)).status(400).error();
+    assert_eq!(error["param"], "response_format.json_schema.schema");
+}
+
+/// A template that writes calls between tags.
+const TAGGED: &str = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}{# <tool_call> #}\
+    {% for message in messages %}[{{ message.role }}]{{ message.content }}\
+    {% for call in message.tool_calls or [] %}{{ call.function.name }}({{ call.function.arguments.city }}){% endfor %}\
+    {% endfor %}";
+
+fn tools() -> Value {
+    let city = json!({"type": "object", "properties": {"city": {"enum": ["Bonn"]}}, "required": ["city"], "additionalProperties": false});
+    json!([{"type": "function", "function": {"name": "weather", "description": "The weather", "parameters": city}}])
+}
+
+fn calling() -> &'static Running {
+    static CALLING: std::sync::OnceLock<Running> = std::sync::OnceLock::new();
+    CALLING.get_or_init(|| {
+        let bundle = with_template("calling", TAGGED);
+        Running::start(options([("language", bundle.as_path())]))
+    })
+}
+
+#[test]
+fn tools_are_called_where_they_must_be() {
+    let client = &calling().client;
+    for choice in [json!("required"), json!({"type": "function", "function": {"name": "weather"}})]
+    {
+        let more = json!({"tools": tools(), "tool_choice": choice, "max_tokens": 60});
+        let json = client.post(ROUTE, &body("Rain in Bonn?", more.clone())).status(200).json();
+        let choice = &json["choices"][0];
+        assert_eq!(choice["finish_reason"], "tool_calls", "{json}");
+        let call = &choice["message"]["tool_calls"][0];
+        assert_eq!((&call["type"], &call["function"]["name"]), (&json!("function"), &json!("weather")));
+        assert_eq!(call["function"]["arguments"], "{\"city\":\"Bonn\"}");
+        assert!(choice["message"]["content"].is_null());
+        let mut more = more;
+        more["stream"] = true.into();
+        let chunks = client.post(ROUTE, &body("Rain in Bonn?", more)).status(200).chunks();
+        let calls: Vec<_> = chunks
+            .iter()
+            .filter_map(|chunk| chunk["choices"][0]["delta"]["tool_calls"].as_array())
+            .flatten()
+            .collect();
+        assert_eq!(calls[0]["index"], 0);
+        assert_eq!(calls[0]["function"]["arguments"], "{\"city\":\"Bonn\"}");
+        assert_eq!(joined(&chunks, 0, "content"), "");
+        assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
+    }
+}
+
+#[test]
+fn tools_may_be_left_alone_and_results_come_back() {
+    let client = &calling().client;
+    for choice in ["auto", "none"] {
+        let more = json!({"tools": tools(), "tool_choice": choice, "max_tokens": 5});
+        let json = client.post(ROUTE, &body("Hello", more)).status(200).json();
+        assert!(!json["choices"][0]["message"]["content"].as_str().unwrap().is_empty(), "{json}");
+    }
+    // The template sees the call and its result.
+    let call = json!({"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{\"city\": \"Bonn\"}"}});
+    let messages = json!([
+        {"role": "user", "content": "Rain?"},
+        {"role": "assistant", "content": null, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "Sun."},
+    ]);
+    let tokens = client.post("/tokenize", &json!({"messages": messages})).status(200).json();
+    let text = "[user]Rain?[assistant]weather(Bonn)[tool]Sun.";
+    let body = json!({"prompt": text, "add_special_tokens": false});
+    assert_eq!(tokens["tokens"], client.post("/tokenize", &body).json()["tokens"]);
+    let error = client
+        .post(ROUTE, &body_with_tools("nothing"))
+        .status(400)
+        .error();
+    assert_eq!(error["param"], "tool_choice");
+}
+
+fn body_with_tools(name: &str) -> Value {
+    let choice = json!({"type": "function", "function": {"name": name}});
+    body("Hello", json!({"tools": tools(), "tool_choice": choice}))
+}
+
+#[test]
+fn reasoning_stands_apart_from_the_answer() {
+    // The template opens it, and the grammar of nothing closes it: a model that writes `</think>` is forced to.
+    let opened = with_template(
+        "thinking",
+        "{% for message in messages %}{{ message.content }}{% endfor %}{% if enable_thinking is not defined or \
+         enable_thinking %}<think>\n{% endif %}",
+    );
+    let running = Running::start(options([("language", opened.as_path())]));
+    let ask = |more| running.client.post(ROUTE, &body("The capital of France is", more)).status(200);
+    let json = ask(json!({"max_tokens": 4})).json();
+    let message = &json["choices"][0]["message"];
+    assert!(!message["reasoning_content"].as_str().unwrap().is_empty(), "{json}");
+    assert_eq!(message["content"], "");
+    assert_eq!(json["usage"]["completion_tokens_details"]["reasoning_tokens"], 4);
+    let chunks = ask(json!({"max_tokens": 4, "stream": true})).chunks();
+    assert_eq!(joined(&chunks, 0, "reasoning_content"), message["reasoning_content"].as_str().unwrap());
+    for off in [
+        json!({"chat_template_kwargs": {"enable_thinking": false}}),
+        json!({"reasoning_effort": "none"}),
+        json!({"response_format": {"type": "json_object"}}),
+    ] {
+        let mut more = off;
+        more["max_tokens"] = 4.into();
+        let json = ask(more).json();
+        let message = &json["choices"][0]["message"];
+        assert!(message.get("reasoning_content").is_none(), "{json}");
+        assert!(!message["content"].as_str().unwrap().is_empty(), "{json}");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    let client = &shared().client;
+    for (more, param) in [
+        (json!({"temperature": -1}), "temperature"),
+        (json!({"temperature": "hot"}), "temperature"),
+        (json!({"top_p": 1.5}), "top_p"),
+        (json!({"n": 0}), "n"),
+        (json!({"n": 1000}), "n"),
+        (json!({"max_tokens": -1}), "max_tokens"),
+        (json!({"top_logprobs": 21}), "top_logprobs"),
+        (json!({"stop": [1]}), "stop"),
+        (json!({"seed": 1.5}), "seed"),
+        (json!({"stream": "yes"}), "stream"),
+        (json!({"messages": "hello"}), "messages"),
+        (json!({"messages": null}), "messages"),
+        (json!({"messages": []}), "messages"),
+        (json!({"messages": [{"content": "a"}]}), "messages[0].role"),
+        (json!({"messages": [{"role": "pirate", "content": "a"}]}), "messages[0].role"),
+        (json!({"messages": [{"role": "user", "content": 1}]}), "messages[0].content"),
+        (json!({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}), "messages[0].content[0].type"),
+        (json!({"chat_template_kwargs": {"messages": []}}), "chat_template_kwargs.messages"),
+        (json!({"model": "encoder"}), "model"),
+        (json!({"model": null}), "model"),
+    ] {
+        let mut wrong = body("Hello", json!({}));
+        wrong.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let error = client.post(ROUTE, &wrong);
+        let error = if param == "model" && more["model"].is_null() { error } else { error.status(400) };
+        if error.status == 400 {
+            assert_eq!(error.error()["param"], param, "{more}");
+            assert_eq!(error.error()["type"], "invalid_request_error");
+        }
+    }
+    let unknown = json!({"unheard_of": {"a": [1]}, "user": "me", "store": true, "max_tokens": 1});
+    ask("Hello", unknown);
+}
+
+#[test]
+fn a_prompt_that_is_too_long_is_refused() {
+    let long = "The old lighthouse stood on the north side. ".repeat(40);
+    for stream in [false, true] {
+        let body = body(&long, json!({"stream": stream}));
+        let error = shared().client.post(ROUTE, &body).status(400).error();
+        assert_eq!(error["code"], "context_length_exceeded", "{error}");
+    }
+    let longer = "x".repeat(4 << 20);
+    let error = shared().client.post(ROUTE, &body(&longer, json!({}))).status(400).error();
+    assert_eq!(error["code"], "context_length_exceeded", "{error}");
+}
+
+#[test]
+fn nothing_is_fetched_or_read_for_a_client() {
+    for url in ["file:///etc/passwd", "http://localhost/a.png", "/etc/passwd", "../a.png", ""] {
+        let image = json!({"type": "image_url", "image_url": {"url": url}});
+        let messages = json!([{"role": "user", "content": [image]}]);
+        let body = body("", json!({"messages": messages}));
+        let error = shared().client.post(ROUTE, &body).status(400).error();
+        assert_eq!(error["code"], "unsupported_url", "{url}");
+        assert_eq!(error["param"], "messages[0].content[0].image_url");
+    }
+}

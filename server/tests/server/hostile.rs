@@ -1,0 +1,85 @@
+//! Clients that are slow, leave, or send what they should not.
+
+use std::io::{BufReader, Read as _, Write as _};
+use std::net::Shutdown;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::bundles::{Running, language, options, shared};
+use crate::client::read;
+
+#[test]
+fn a_body_beyond_the_limit_is_refused() {
+    let running = Running::start(options([("language", language())]).max_body(1 << 20));
+    let json = running.client.clone().with("content-type", "application/json");
+    let error = json.send("POST", "/v1/chat/completions", &vec![b' '; 4 << 20]).status(413);
+    assert_eq!(error.error()["code"], "request_too_large");
+    // What is far beyond is not even read.
+    let head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+        content-length: 104857600\r\n\r\n";
+    assert_eq!(running.client.raw(head).unwrap().status, 413);
+    running.client.get("/health").status(200);
+}
+
+#[test]
+fn a_client_that_is_slow_keeps_nobody_waiting() {
+    let limit = Duration::from_millis(300);
+    let running = Running::start(options([("language", language())]).read_limit(limit));
+    let mut head = running.client.connect();
+    head.write_all(b"GET /health HT").unwrap();
+    let mut body = running.client.connect();
+    body.write_all(b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+        content-length: 10\r\n\r\n{").unwrap();
+    running.client.get("/health").status(200);
+    let response = read(&mut BufReader::new(body)).unwrap();
+    assert_eq!(response.status, 408);
+    assert_eq!(response.error()["code"], "request_timeout");
+    let mut rest = Vec::new();
+    let _ = head.read_to_end(&mut rest);
+    assert!(!String::from_utf8_lossy(&rest).contains("200 OK"), "the head never came");
+}
+
+#[test]
+fn a_client_that_closes_its_side_has_left() {
+    let running = shared();
+    let id = "half-closed-1";
+    let client = running.client.clone().with("x-request-id", id);
+    let body = json!({
+        "model": "language",
+        "prompt": "The capital of France is",
+        "max_tokens": 150,
+        "messages": [{"role": "user", "content": "Hello"}],
+        "n": 16,
+        "temperature": 2,
+    });
+    let stream = client.post_open("/v1/chat/completions", &body);
+    stream.get_ref().shutdown(Shutdown::Write).unwrap();
+    let line = running.line_with(id);
+    assert!(line.contains("POST /v1/chat/completions 499"), "{line}");
+}
+
+#[test]
+fn many_connections_are_answered() {
+    let client = &shared().client;
+    let mut streams: Vec<_> = (0..300).map(|_| client.connect()).collect();
+    for stream in &mut streams {
+        stream.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
+    }
+    for stream in streams {
+        assert_eq!(read(&mut BufReader::new(stream)).unwrap().status, 200);
+    }
+}
+
+#[test]
+fn what_is_no_request_is_refused() {
+    let client = &shared().client;
+    for bytes in [&b"\x16\x03\x01\x02\x00\x01\r\n\r\n"[..], b"GET / HTTP/9.9\r\n\r\n"] {
+        let refused = client.raw(bytes);
+        assert!(refused.as_ref().is_ok_and(|r| r.status == 400) || refused.is_err());
+    }
+    let mut long = b"GET /".to_vec();
+    long.extend(vec![b'a'; 1 << 20]);
+    let _ = client.raw(&long);
+    client.get("/health").status(200);
+}

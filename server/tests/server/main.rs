@@ -1,0 +1,15 @@
+//! A server over tiny models on the CPU, asked over a loopback socket.
+
+mod access;
+mod bundles;
+mod chat;
+mod client;
+mod hostile;
+mod models;
+mod serving;
+
+// The host-ops of the tiny models, linked in.
+use qhx_ops_gemma4 as _;
+use qhx_ops_llama as _;
+use qhx_ops_qwen3vl as _;
+use qhx_ops_qwen35 as _;

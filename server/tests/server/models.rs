@@ -1,0 +1,79 @@
+//! What is served, and what of it is loaded.
+
+use serde_json::json;
+
+use crate::bundles::{Running, encoder, language, options, shared};
+
+#[test]
+fn models_are_listed_and_found_by_name() {
+    let client = &shared().client;
+    let list = client.get("/v1/models").status(200).json();
+    assert_eq!(list["object"], "list");
+    let names: Vec<_> = list["data"].as_array().unwrap().iter().map(|one| &one["id"]).collect();
+    assert_eq!(names, ["language", "encoder", "recurrent"]);
+    let one = client.get("/v1/models/encoder").status(200).json();
+    assert_eq!((&one["id"], &one["object"]), (&json!("encoder"), &json!("model")));
+    assert_eq!(one["abilities"], json!(["embed"]));
+    for name in ["nothing", "../language", "%2e%2e%2flanguage", "language/..", "a%00b", "%0d%0a"] {
+        let error = client.get(&format!("/v1/models/{name}")).status(404).error();
+        assert_eq!(error["code"], "model_not_found", "{name}");
+    }
+}
+
+#[test]
+fn health_and_metrics_answer() {
+    let client = &shared().client;
+    assert_eq!(client.get("/health").status(200).json(), json!({"status": "ok"}));
+    let metrics = client.get("/metrics").status(200);
+    assert!(metrics.header("content-type").unwrap().starts_with("text/plain; version=0.0.4"));
+    let text = metrics.text();
+    assert!(text.contains("# TYPE qhx_requests_total counter"), "{text}");
+    assert!(text.contains("qhx_requests_total{route=\"GET /health\",status=\"200\"}"), "{text}");
+    // What is not there has one label, whatever its name.
+    client.get("/nowhere%22%0a").status(404);
+    let text = client.get("/metrics").text();
+    assert!(text.contains("{route=\"GET (unknown)\",status=\"404\"}"), "{text}");
+}
+
+#[test]
+fn a_text_and_a_conversation_are_tokenized() {
+    let client = &shared().client;
+    let body = json!({"model": "language", "prompt": "The capital of France is"});
+    let text = client.post("/tokenize", &body).status(200).json();
+    assert_eq!(text["count"], 10);
+    assert_eq!(text["tokens"].as_array().unwrap().len(), 10);
+    assert_eq!(text["max_model_len"], 200);
+    let messages = json!([{"role": "user", "content": "Hello"}]);
+    let body = json!({"model": "language", "messages": messages});
+    let chat = client.post("/tokenize", &body).status(200).json();
+    assert!(chat["count"].as_u64().unwrap() > 3, "{chat}");
+    let error = client.post("/tokenize", &json!({"model": "language"})).status(400).error();
+    assert_eq!(error["param"], "prompt");
+}
+
+#[test]
+fn models_take_turns_within_the_memory_budget() {
+    let running = Running::start(
+        options([("a", language()), ("b", encoder()), ("c", language())]).memory(1),
+    );
+    let loaded = || {
+        let list = running.client.get("/v1/models").json();
+        let all = list["data"].as_array().unwrap().iter();
+        let loaded = all.filter(|one| one["loaded"] == true);
+        loaded.map(|one| one["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(loaded(), Vec::<String>::new(), "of several, each is loaded when it is asked for");
+    for model in ["a", "c", "a"] {
+        let body = json!({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2});
+        running.client.post("/v1/chat/completions", &body).status(200);
+        assert_eq!(loaded(), [model]);
+    }
+    assert!(running.client.get("/metrics").text().contains("qhx_model_loads_total 3\n"));
+}
+
+#[test]
+fn two_bundles_need_two_names() {
+    let error = qhx_server::Server::bind(options([("a", language()), ("a", language())]));
+    let error = error.unwrap_err();
+    assert_eq!(error.message(), "two bundles have the name \"a\"");
+}

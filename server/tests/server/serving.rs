@@ -1,0 +1,153 @@
+//! The queue, turns, cancelling, the end.
+
+use std::io::Read as _;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::bundles::{Running, language, options, recurrent, shared};
+use crate::client::{events, head};
+
+/// Goes on for as long as the context has room.
+fn long(more: Value) -> Value {
+    let mut body = json!({
+        "messages": [{"role": "user", "content": "Hello"}],
+        "temperature": 1.5,
+        "seed": 3,
+        "n": 16,
+        "stream": true,
+    });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+#[test]
+fn a_full_queue_refuses_and_says_when_to_come_back() {
+    let running = Running::start(options([("a", language())]).parallel(1).queue(1));
+    let first = running.client.post_open("/v1/chat/completions", &long(json!({})));
+    // Until the worker has it, it waits, too.
+    let busy = || running.client.get("/metrics").text().contains("qhx_requests_running 1\n");
+    while !busy() {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let second = running.client.post_open("/v1/chat/completions", &long(json!({})));
+    while !running.client.get("/metrics").text().contains("qhx_requests_waiting 1\n") {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let refused = running.client.post("/v1/chat/completions", &long(json!({}))).status(429);
+    assert_eq!(refused.error()["code"], "queue_full");
+    assert_eq!(refused.header("retry-after"), Some("2"));
+    // Models, health and token counts answer meanwhile.
+    running.client.get("/health").status(200);
+    running.client.get("/v1/models/a").status(200);
+    running.client.post("/tokenize", &json!({"prompt": "Hello"})).status(200);
+    assert!(busy(), "the first one is still under way");
+    drop((first, second));
+    // Both have left, so that there is room again.
+    let short = long(json!({"n": 1, "max_tokens": 1, "stream": false}));
+    while running.client.get("/metrics").text().contains("qhx_requests_waiting 1\n") {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    running.client.post("/v1/chat/completions", &short).status(200);
+}
+
+#[test]
+fn a_client_that_leaves_frees_the_device() {
+    let running = Running::start(options([("a", language())]).parallel(1));
+    let mut stream = running.client.post_open("/v1/chat/completions", &long(json!({})));
+    let (status, _) = head(&mut stream).unwrap();
+    assert_eq!(status, 200);
+    let mut some = [0; 64];
+    stream.read_exact(&mut some).unwrap();
+    drop(stream);
+    let line = running.line_with("POST /v1/chat/completions");
+    let short = long(json!({"n": 1, "max_tokens": 1, "stream": false}));
+    running.client.post("/v1/chat/completions", &short).status(200);
+    // The first one was cut short: 16 answers have more.
+    assert!(!line.contains("+3200"), "{line}");
+    assert!(running.client.get("/metrics").text().contains("qhx_requests_running 0\n"));
+}
+
+#[test]
+fn requests_take_turns_and_each_gets_its_own_answer() {
+    let client = &shared().client;
+    let ask = |model: &str, text: &str| {
+        let messages = json!([{"role": "user", "content": text}]);
+        let body = json!({"model": model, "messages": messages, "temperature": 0});
+        client.post("/v1/chat/completions", &body).status(200).json()["choices"][0]["message"]
+            ["content"]
+            .clone()
+    };
+    let questions = [
+        ("language", "What colour is the sky?"),
+        ("language", "Which bread is good with soup?"),
+        ("recurrent", "What colour is the sky?"),
+        ("recurrent", "Which bread is good with soup?"),
+    ];
+    let alone = questions.map(|(model, text)| ask(model, text));
+    std::thread::scope(|scope| {
+        let asking = |at: usize| {
+            let (model, text) = questions[at % 4];
+            scope.spawn(move || ask(model, text))
+        };
+        let answers: Vec<_> = (0..16).map(asking).collect();
+        for (at, answer) in answers.into_iter().enumerate() {
+            assert_eq!(answer.join().unwrap(), alone[at % 4], "{:?}", questions[at % 4]);
+        }
+    });
+}
+
+#[test]
+fn a_conversation_goes_on_from_what_is_there() {
+    let running = Running::start(options([("a", recurrent())]));
+    let mut messages = vec![json!({"role": "user", "content": "What colour is the sky?"})];
+    let ask = |messages: &Vec<Value>| {
+        let body = json!({"messages": messages, "temperature": 0});
+        running.client.post("/v1/chat/completions", &body).status(200).json()
+    };
+    let first = ask(&messages);
+    assert_eq!(first["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    // Somebody else asks between.
+    ask(&vec![json!({"role": "user", "content": "Which bread is good with soup?"})]);
+    messages.push(first["choices"][0]["message"].clone());
+    messages.push(json!({"role": "user", "content": "And at night?"}));
+    let second = ask(&messages);
+    let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    assert!(cached > 0, "{second}");
+    let content = &second["choices"][0]["message"]["content"];
+    assert_eq!(content, "At night it is black, with stars ✨ and sometimes a pale moon.");
+}
+
+#[test]
+fn a_stream_in_which_nothing_happens_has_comments() {
+    let running = Running::start(
+        options([("a", language())]).parallel(1).heartbeat(Duration::from_millis(1)),
+    );
+    let stream = running.client.post("/v1/chat/completions", &long(json!({"n": 1})));
+    let text = stream.status(200).text();
+    assert!(text.contains(": ping\n\n"), "{text}");
+    assert_eq!(events(&text).last().map(String::as_str), Some("[DONE]"));
+}
+
+#[test]
+fn a_request_has_limited_time() {
+    let limit = Duration::from_millis(1);
+    let running = Running::start(options([("a", language())]).time_limit(limit));
+    let body = long(json!({"stream": false}));
+    let error = running.client.post("/v1/chat/completions", &body).status(504).error();
+    assert_eq!(error["code"], "timeout");
+}
+
+#[test]
+fn a_server_that_stops_finishes_what_is_under_way() {
+    let mut running = Running::start(options([("a", language())]));
+    let body = long(json!({"n": 4}));
+    let mut stream = running.client.post_open("/v1/chat/completions", &body);
+    let (status, headers) = head(&mut stream).unwrap();
+    assert_eq!((status, headers.is_empty()), (200, false));
+    running.end();
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("[DONE]"), "{rest}");
+    assert!(std::net::TcpStream::connect(running.client.address).is_err(), "nobody listens");
+}
