@@ -21,8 +21,8 @@ pub mod stop;
 
 pub use manifest::Manifest;
 pub use qhx_base::{
-    CancelToken, Error, ErrorKind, Report, Result, TooLong, artifacts, child, compare, escape, files,
-    hash, rights, snapshot, trace,
+    CancelToken, Error, ErrorKind, Report, Result, TooLong, artifacts, child, compare, escape,
+    files, hash, rights, snapshot, trace,
 };
 pub use qhx_exec::{
     ALIGNMENT, Buffer, BufferId, GraphId, Memory, Workspace, alone, backend, bindings, null,

@@ -105,7 +105,9 @@ impl Encoded {
                         let cause = TooLong { max: max_positions };
                         return Err(Error::new(ErrorKind::Prompt, message)
                             .with_source(cause)
-                            .hint("take a smaller one, or forge the model with a larger --max-ctx"));
+                            .hint(
+                                "take a smaller one, or forge the model with a larger --max-ctx",
+                            ));
                     }
                     let of = part.map(|(_, of)| of);
                     let alike = of.is_none() || *tiles.get_or_insert(of) == of;
