@@ -79,7 +79,7 @@ pub use transcriber::{Chunk, TranscribeEvent, TranscribeOptions, Transcriber, Tr
 
 pub use qhx_core::engine::{
     Content, ContentPart, Event, FinishReason, Generation, Grammar, Message, Model, Part, Prompt,
-    Request, Run, Sessions, Speculate, Texts, Timings,
+    PromptToken, Request, Run, Sessions, Speculate, Texts, Timings,
 };
 pub use qhx_core::op::{MediaRules, Modality, OpDescription, Task};
 pub use qhx_core::qnn::{MemoryMode, PerfMode};

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::grammar::Following as Grammar;
 use super::model::Model;
 use super::prompt::Encoded;
+use super::score::Scored;
 use super::speculate::{Start, StepTime};
 use super::types::{Event, FinishReason, Generation, Speculate, Timings};
 use crate::op::{HostOp as _, SpanStats};
@@ -72,6 +73,8 @@ pub(super) struct Work {
     pub forced: usize,
     /// Log-probabilities that were asked for.
     pub logprobs: Option<Asked>,
+    /// Log-probabilities of the prompt's tokens, if they were asked for.
+    pub scored: Option<Scored>,
     /// Draft tokens that are checked.
     pub drafts: Vec<u32>,
     pub text: Text,
@@ -290,8 +293,8 @@ impl<'m> Run<'m> {
         let Some(work) = self.work.take() else {
             return Ok(Generation::cancelled(self.model.load));
         };
-        let Work { prompt, text, tokens, sampling_time: sampling, steps, forced, logprobs, .. } =
-            *work;
+        let Work { prompt, text, tokens, steps, forced, logprobs, scored, .. } = *work;
+        let sampling = work.sampling_time;
         let graph = self.model.op.graph_time().saturating_sub(self.graph_before);
         let timings = Timings {
             load: self.model.load,
@@ -309,6 +312,7 @@ impl<'m> Run<'m> {
             text: text.whole,
             tokens,
             logprobs: logprobs.map_or_else(Vec::new, |asked| asked.found),
+            prompt_logprobs: scored.map_or_else(Vec::new, |scored| scored.tokens(&prompt)),
             prompt_tokens: prompt.sequence.len(),
             reused_tokens: self.reused,
             finish_reason,
@@ -416,7 +420,10 @@ impl Model {
         let start = Instant::now();
         let trace = self.trace.clone();
         let mut consuming = trace::span(trace.as_ref(), "prompt");
-        let prefilled = self.consume(&work.prompt, reused);
+        let prefilled = match &mut work.scored {
+            Some(scored) => self.score(&work.prompt, &work.allowed, scored),
+            None => self.consume(&work.prompt, reused),
+        };
         if let Some(span) = &mut consuming {
             span.argument("positions", work.prompt.sequence.len());
             span.argument("reused", *reused);

@@ -12,6 +12,7 @@ use super::kept::WORTH;
 use super::model::{Model, input_vocab};
 use super::prompt::{self, Encoded, Reader};
 use super::reuse::{self, Consumed};
+use super::score::Scored;
 use super::sequence::Sequence;
 use super::types::{Event, Generation, Part, Prompt, Request};
 use crate::op::{HostOp as _, Task};
@@ -90,6 +91,10 @@ impl Model {
         )?;
         drop(tokenize);
         self.check_length(&prompt)?;
+        if request.prompt_logprobs.is_some() && !prompt.sequence.spans.is_empty() {
+            let message = "log-probabilities of a prompt: it has images, audio or videos, expected tokens alone";
+            return Err(Error::new(ErrorKind::Prompt, message));
+        }
         let allowed = self.allowed(&stop_ids)?;
         let vocab = self.op.info().vocab;
         let mut sampler =
@@ -117,6 +122,7 @@ impl Model {
             unconsumed: 0,
             forced: 0,
             logprobs: request.logprobs.map(Asked::new),
+            scored: request.prompt_logprobs.map(Scored::new),
             drafts: Vec::new(),
             text,
             tokens: Vec::with_capacity(budget.min(1 << 20)),

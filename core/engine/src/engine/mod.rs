@@ -17,6 +17,7 @@ mod pack;
 mod prompt;
 mod restart;
 mod reuse;
+mod score;
 mod sequence;
 pub mod speculate;
 mod state;
@@ -33,5 +34,5 @@ pub use qhx_grammar::{Grammar, Vocabulary};
 pub use texts::Texts;
 pub use types::{
     DraftCounts, Event, FinishReason, Generation, MAX_DRAFT_TOKENS, MAX_LOGPROBS, Part, Prompt,
-    Request, Speculate, Timings,
+    PromptToken, Request, Speculate, Timings,
 };

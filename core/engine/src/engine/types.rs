@@ -68,6 +68,10 @@ pub struct Request {
     /// Log-probabilities of the chosen tokens, and of this number of most likely tokens in the place of each; at most
     /// [`MAX_LOGPROBS`] of them. Where a grammar leaves no choice, the model is asked all the same.
     pub logprobs: Option<usize>,
+    /// Log-probabilities of the prompt's tokens, and of this number of most likely tokens in the place of each; at most
+    /// [`MAX_LOGPROBS`]. The prompt is then consumed from its beginning and in small steps, which takes as long as an
+    /// answer of its length where the op verifies no draft tokens. It has to be of tokens alone.
+    pub prompt_logprobs: Option<usize>,
     /// Further variables of the chat template, such as `reasoning_effort`: see
     /// [`RenderOptions::arguments`](crate::text::RenderOptions::arguments).
     pub template_arguments: Map<String, Value>,
@@ -76,7 +80,7 @@ pub struct Request {
     pub cancel: CancelToken,
 }
 
-/// Maximum of [`Request::logprobs`].
+/// Maximum of [`Request::logprobs`] and [`Request::prompt_logprobs`].
 pub const MAX_LOGPROBS: usize = 128;
 
 /// Maximum number of draft tokens of a verification step.
@@ -141,6 +145,7 @@ impl Request {
             speculate: Speculate::Off,
             grammar: None,
             logprobs: None,
+            prompt_logprobs: None,
             template_arguments: Map::new(),
             cancel: CancelToken::new(),
         }
@@ -247,6 +252,12 @@ impl Request {
         Self { logprobs: top.into(), ..self }
     }
 
+    /// With log-probabilities of the prompt's tokens, and of the `top` most likely ones in the place of each.
+    #[must_use]
+    pub fn prompt_logprobs(self, top: impl Into<Option<usize>>) -> Self {
+        Self { prompt_logprobs: top.into(), ..self }
+    }
+
     /// With further variables of the chat template.
     #[must_use]
     pub fn template_arguments(
@@ -281,7 +292,8 @@ impl Request {
     pub fn check(&self, manifest: &Manifest) -> Result<()> {
         self.sampling.validate()?;
         StopFilter::check(&self.stop)?;
-        if let Some(top) = self.logprobs.filter(|&top| top > MAX_LOGPROBS) {
+        let asked = self.logprobs.max(self.prompt_logprobs);
+        if let Some(top) = asked.filter(|&top| top > MAX_LOGPROBS) {
             return Err(Error::new(
                 ErrorKind::Usage,
                 format!("option logprobs: found {top}, expected at most {MAX_LOGPROBS}"),
@@ -363,6 +375,15 @@ impl Timings {
     }
 }
 
+/// A token of a prompt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PromptToken {
+    /// The token.
+    pub id: u32,
+    /// Its log-probabilities behind the tokens before it; `None` for the first one.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
 /// A finished generation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Generation {
@@ -372,6 +393,8 @@ pub struct Generation {
     pub tokens: Vec<u32>,
     /// Log-probabilities of the tokens, where [`Request::logprobs`] asks for them.
     pub logprobs: Vec<TokenLogprobs>,
+    /// The prompt's tokens with their log-probabilities, where [`Request::prompt_logprobs`] asks for them.
+    pub prompt_logprobs: Vec<PromptToken>,
     /// Positions of the prompt: its tokens, and those of images, audio and videos.
     pub prompt_tokens: usize,
     /// Positions of the prompt whose state was there already.
@@ -391,6 +414,7 @@ impl Generation {
             text: String::new(),
             tokens: Vec::new(),
             logprobs: Vec::new(),
+            prompt_logprobs: Vec::new(),
             prompt_tokens: 0,
             reused_tokens: 0,
             finish_reason: FinishReason::Cancelled,
