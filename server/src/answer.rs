@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::http::StatusCode;
-use qhx::{FinishReason, Generation, Texts, TokenLogprobs, Tool, ToolCall};
+use qhx::{FinishReason, Generation, PromptToken, Texts, TokenLogprobs, Tool, ToolCall};
 
 use crate::error::{ApiError, Result};
 use crate::pending::{Pending, broken};
@@ -231,6 +231,8 @@ pub(crate) struct Answer {
     pub text: String,
     pub calls: Vec<ToolCall>,
     pub logprobs: Vec<(u32, TokenLogprobs)>,
+    /// Those of the prompt, where they were asked for.
+    pub prompt: Vec<PromptToken>,
     /// Why it ended; none while it goes on.
     pub finish: Option<FinishReason>,
 }
@@ -260,6 +262,8 @@ pub(crate) struct Usage {
 #[derive(Debug, Default)]
 pub(crate) struct Step {
     pub choice: usize,
+    /// The prompt is consumed.
+    pub prefilled: bool,
     pub deltas: Vec<Delta>,
     pub logprobs: Option<(u32, TokenLogprobs)>,
     /// The choice is over.
@@ -277,6 +281,11 @@ pub(crate) struct Answers {
 }
 
 impl Answers {
+    /// Of texts that are completed, without reasoning and calls.
+    pub(crate) fn plain(info: &Info, count: usize, each: usize) -> Self {
+        Self::new(vec![Reader::new(info, Vec::new(), true); count], each)
+    }
+
     /// One for each reader; every `each` of them have one prompt.
     pub(crate) fn new(readers: Vec<Reader>, each: usize) -> Self {
         let answers = vec![Answer::default(); readers.len()];
@@ -294,16 +303,19 @@ impl Answers {
                 reader.push(id, &text, &mut step.deltas);
                 step.logprobs = id.zip(logprobs);
             }
+            Update::Prefilled { choice, tokens, reused } => {
+                if choice % self.each == 0 {
+                    self.usage.prompt += tokens;
+                    self.usage.cached += reused;
+                }
+                (step.choice, step.prefilled) = (choice, true);
+            }
             Update::Finished { choice, generation } => {
                 let Some(reader) = self.readers.get_mut(choice) else { return Ok(None) };
                 step.choice = choice;
                 reader.finish(&mut step.deltas).map_err(|_| unreadable())?;
                 self.usage.completion += generation.tokens.len();
                 self.usage.reasoning += reader.reasoning_tokens;
-                if choice % self.each == 0 {
-                    self.usage.prompt += generation.prompt_tokens;
-                    self.usage.cached += generation.reused_tokens;
-                }
                 step.finished = Some(generation);
             }
             _ => return Ok(None),
@@ -317,6 +329,9 @@ impl Answers {
             }
         }
         answer.logprobs.extend(step.logprobs.clone());
+        if let Some(generation) = &mut step.finished {
+            answer.prompt = std::mem::take(&mut generation.prompt_logprobs);
+        }
         answer.finish = step.finished.as_ref().map(|generation| generation.finish_reason);
         Ok(Some(step))
     }

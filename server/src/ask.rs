@@ -73,11 +73,12 @@ impl Ask {
         let mut ask = Self {
             turns: messages.iter().enumerate().map(turn).collect::<Result<_>>()?,
             tools: tools(fields)?,
-            choice: ToolChoice::of_chat(fields)?,
+            choice: ToolChoice::read(fields)?,
             several_calls: fields.flag("parallel_tool_calls")?.unwrap_or(true),
             format: fields.object("response_format")?.map_or(Ok(None), |f| format(&f))?,
             sampling: sampling(fields)?,
-            max_new: max_new.map_or_else(|| fields.count("max_tokens", 1, u32::MAX.into()), |n| Ok(Some(n)))?,
+            max_new: max_new
+                .map_or_else(|| fields.count("max_tokens", 1, u32::MAX.into()), |n| Ok(Some(n)))?,
             stop: stops(fields, "stop")?,
             choices: fields.count("n", 1, MAX_CHOICES)?.unwrap_or(1),
             logprobs: logprobs.then_some(top.unwrap_or(0)),
@@ -225,7 +226,8 @@ impl Context {
 }
 
 impl ToolChoice {
-    fn of_chat(fields: &Fields<'_>) -> Result<Self> {
+    /// OpenAI's `tool_choice`.
+    pub(crate) fn read(fields: &Fields<'_>) -> Result<Self> {
         let Some(value) = fields.get("tool_choice") else { return Ok(Self::Auto) };
         match value.as_str() {
             Some("auto") => Ok(Self::Auto),

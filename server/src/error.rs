@@ -49,7 +49,12 @@ impl ApiError {
 
     /// The server does not take further requests.
     pub(crate) fn stopping() -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "the server is stopping").code("stopping")
+        Self::later("the server is stopping", "stopping")
+    }
+
+    /// Of a model that may be asked again later.
+    fn later(message: impl Into<String>, code: &'static str) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, message).code(code)
     }
 
     /// Of work with a model. What only the operator may see, such as paths, goes to the log.
@@ -60,20 +65,24 @@ impl ApiError {
                 client(StatusCode::BAD_REQUEST).code("context_length_exceeded")
             }
             ErrorKind::Prompt | ErrorKind::Usage => client(StatusCode::BAD_REQUEST),
+            ErrorKind::Cancelled => Self::later(format!("{name}: cancelled"), "cancelled"),
+            _ if NoRoom::is_cause_of(error) => {
+                let message = format!("{name}: models in use leave no memory for it");
+                Self::later(message, "no_memory")
+            }
             kind => {
                 tracing::error!("model {name}: {}", error.report());
-                let lost = matches!(kind, ErrorKind::DeviceLost | ErrorKind::Cancelled);
-                let status = match lost {
-                    true => StatusCode::SERVICE_UNAVAILABLE,
-                    false => StatusCode::INTERNAL_SERVER_ERROR,
-                };
+                if kind == ErrorKind::DeviceLost {
+                    let message =
+                        format!("{name}: the NPU restarted and did not come back in time");
+                    return Self::later(message, kind.name());
+                }
                 let message = match kind {
-                    ErrorKind::DeviceLost => "the NPU restarted and did not come back in time",
-                    ErrorKind::Cancelled => "the request was cancelled",
                     ErrorKind::Panicked => "the model's host-op failed; it is opened again",
                     _ => "the model failed; the server's log says why",
                 };
-                Self::new(status, format!("{name}: {message}")).code(kind.name())
+                let message = format!("{name}: {message}");
+                Self::new(StatusCode::INTERNAL_SERVER_ERROR, message).code(kind.name())
             }
         }
     }
@@ -104,6 +113,24 @@ impl ApiError {
     }
 }
 
+/// The cause of an error of a model that does not fit the memory beside those in use.
+#[derive(Debug)]
+pub(crate) struct NoRoom;
+
+impl NoRoom {
+    fn is_cause_of(error: &Error) -> bool {
+        std::error::Error::source(error).is_some_and(|cause| cause.is::<Self>())
+    }
+}
+
+impl std::fmt::Display for NoRoom {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("models in use leave no memory")
+    }
+}
+
+impl std::error::Error for NoRoom {}
+
 impl From<Error> for ApiError {
     fn from(error: Error) -> Self {
         Self::of_model(&error, "the server")
@@ -113,10 +140,8 @@ impl From<Error> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = json_response(self.status, &self.json());
-        let again = matches!(
-            self.status,
-            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
-        );
+        let again =
+            matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
         if again {
             response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER.into());
         }

@@ -24,10 +24,14 @@
 
 mod answer;
 mod ask;
+mod audio;
 mod chat;
+mod completions;
+mod embeddings;
 mod error;
 mod fields;
 mod ids;
+mod messages;
 mod metrics;
 mod options;
 mod pending;
@@ -35,6 +39,7 @@ mod queue;
 mod record;
 mod registry;
 mod request;
+mod responses;
 mod routes;
 mod server;
 mod sse;

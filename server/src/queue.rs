@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use axum::http::StatusCode;
-use qhx::{CancelToken, Generation, Request, Source, TokenLogprobs, Transcript};
+use qhx::{CancelToken, Generation, Request, Role, Source, TokenLogprobs, Transcript};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::error::ApiError;
@@ -41,7 +41,7 @@ pub(crate) enum Work {
 
 #[derive(Debug)]
 pub(crate) enum EmbedInput {
-    Text(String),
+    Text(String, Role),
     Tokens(Vec<u32>),
 }
 
@@ -50,6 +50,12 @@ pub(crate) enum EmbedInput {
 pub(crate) enum Update {
     /// The prompt of a choice is tokenized and fits the model.
     Started,
+    /// The prompt of a choice is consumed.
+    Prefilled {
+        choice: usize,
+        tokens: usize,
+        reused: usize,
+    },
     /// A token of a choice was chosen, or what was held back is shown.
     Token {
         choice: usize,
@@ -91,12 +97,7 @@ struct State {
 
 impl Queue {
     pub(crate) fn new(max: usize) -> Self {
-        Self {
-            state: Mutex::default(),
-            changed: Condvar::new(),
-            max,
-            cancel: CancelToken::new(),
-        }
+        Self { state: Mutex::default(), changed: Condvar::new(), max, cancel: CancelToken::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -113,9 +114,7 @@ impl Queue {
         state.waiting.retain(|job| !job.ticket.is_cancelled());
         if state.waiting.len() >= self.max {
             let message = format!("{} requests wait already; try again later", self.max);
-            return Err(
-                ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).code("queue_full")
-            );
+            return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).code("queue_full"));
         }
         state.waiting.push_back(job);
         drop(state);

@@ -40,7 +40,7 @@ impl fmt::Display for Record {
         let Self { id, route, status, .. } = self;
         write!(f, "{id} {route} {status}")?;
         if let Some(model) = &self.model {
-            write!(f, " {:?}", shown(model))?;
+            write!(f, " \"{}\"", shown(model))?;
         }
         let Self { prompt_tokens, cached_tokens, completion_tokens, .. } = self;
         if *prompt_tokens > 0 {

@@ -12,7 +12,7 @@ use qhx::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::error::ApiError;
+use crate::error::{ApiError, NoRoom};
 use crate::ids;
 use crate::metrics::{Gauges, Metrics};
 
@@ -44,7 +44,7 @@ pub(crate) struct Served {
 enum State {
     #[default]
     Unloaded,
-    Loaded(Loaded),
+    Loaded(Box<Loaded>),
 }
 
 #[derive(Debug)]
@@ -216,12 +216,12 @@ impl Registry {
         let engine = Engine::new(loaded)?;
         model.info.get_or_init(|| Arc::new(Info::new(engine.model())));
         tracing::info!("model {} is loaded", model.name);
-        *lock(&model.state) = State::Loaded(Loaded {
+        *lock(&model.state) = State::Loaded(Box::new(Loaded {
             sessions,
             idle: vec![Seat { engine, history: Vec::new() }],
             busy: 0,
             used: Instant::now(),
-        });
+        }));
         Ok(())
     }
 
@@ -239,8 +239,8 @@ impl Registry {
                     "model {}: {} bytes do not fit the memory budget of {budget} beside models in use",
                     model.name, model.bytes
                 );
-                // As with a device that is lost, it may fit later.
-                return Err(qhx::Error::new(ErrorKind::DeviceLost, message)
+                return Err(qhx::Error::new(ErrorKind::Runtime, message)
+                    .with_source(NoRoom)
                     .hint("raise --memory, or send fewer requests to different models at once"));
             };
             oldest.unload();
@@ -276,10 +276,6 @@ impl Served {
             Ability::Embed => self.tasks.contains(&Task::Embed) && !self.can(Ability::Generate),
             Ability::Transcribe => self.bundle.manifest().params.transcription.is_some(),
         }
-    }
-
-    pub(crate) fn known(&self) -> Option<Arc<Info>> {
-        self.info.get().map(Arc::clone)
     }
 
     fn is_loaded(&self) -> bool {
@@ -322,7 +318,10 @@ impl Served {
         drop(state);
         let opened = match best {
             Some(seat) => Ok(seat),
-            None => sessions.open().and_then(Engine::new).map(|engine| Seat { engine, history: Vec::new() }),
+            None => sessions
+                .open()
+                .and_then(Engine::new)
+                .map(|engine| Seat { engine, history: Vec::new() }),
         };
         if opened.is_err() {
             self.put(None);
@@ -350,7 +349,8 @@ impl Served {
         });
         let abilities = [Ability::Generate, Ability::Embed, Ability::Transcribe];
         let abilities = abilities.into_iter().filter(|ability| self.can(*ability));
-        json["abilities"] = abilities.map(|ability| format!("{ability:?}").to_lowercase()).collect();
+        json["abilities"] =
+            abilities.map(|ability| format!("{ability:?}").to_lowercase()).collect();
         if let Some(info) = self.info.get() {
             json["max_model_len"] = info.texts.max_ctx().into();
             json["backend"] = info.backend.as_str().into();
@@ -385,8 +385,7 @@ impl Info {
         };
         let probe = || {
             let messages = [Message::user("?")];
-            let rendered =
-                self.texts.render(&messages, thinking, &Map::new(), &CancelToken::new());
+            let rendered = self.texts.render(&messages, thinking, &Map::new(), &CancelToken::new());
             rendered.is_ok_and(|text| text.trim_end().ends_with(crate::answer::THINK.0))
         };
         self.opens.get(at).is_some_and(|opens| *opens.get_or_init(probe))

@@ -23,7 +23,7 @@ use crate::queue::Queue;
 use crate::record::Tally;
 use crate::registry::Registry;
 use crate::request::Context;
-use crate::{chat, ids, tokens};
+use crate::{audio, chat, completions, embeddings, ids, messages, responses, tokens};
 
 /// The page at `/`.
 const PAGE: &str = include_str!("page.html");
@@ -84,6 +84,13 @@ pub(crate) fn router(shared: &Shared) -> Router {
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
         .route("/v1/chat/completions", post(chat::completions))
+        .route("/v1/completions", post(completions::complete))
+        .route("/v1/embeddings", post(embeddings::embed))
+        .route("/v1/rerank", post(embeddings::rerank))
+        .route("/v1/messages", post(messages::create))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/audio/transcriptions", post(audio::transcribe))
         .route("/tokenize", post(tokens::tokenize))
         .fallback(not_found)
         .method_not_allowed_fallback(not_allowed)
@@ -163,9 +170,7 @@ fn admit(shared: &Shared, request: &Request) -> Result<()> {
             Some(_) => "the API key is wrong",
             None => "there is no API key: expected the header authorization: Bearer KEY",
         };
-        return Err(
-            ApiError::new(StatusCode::UNAUTHORIZED, message).code("invalid_api_key")
-        );
+        return Err(ApiError::new(StatusCode::UNAUTHORIZED, message).code("invalid_api_key"));
     }
     if !open && shared.stopping.load(Ordering::Acquire) {
         return Err(ApiError::stopping());

@@ -42,11 +42,7 @@ pub(crate) struct Call {
 
 impl Turn {
     pub(crate) fn text(role: &str, text: impl Into<String>) -> Self {
-        Self {
-            role: role.to_owned(),
-            parts: vec![Part::Text(text.into())],
-            ..Self::default()
-        }
+        Self { role: role.to_owned(), parts: vec![Part::Text(text.into())], ..Self::default() }
     }
 
     /// A message as OpenAI's chats have it.
@@ -62,9 +58,8 @@ impl Turn {
             }
         };
         let calls = fields.list("tool_calls")?.into_iter().flatten().enumerate();
-        let calls = calls.map(|(at, call)| {
-            Call::of_chat(call, &format!("{}[{at}]", fields.path("tool_calls")))
-        });
+        let calls = calls
+            .map(|(at, call)| Call::of_chat(call, &format!("{}[{at}]", fields.path("tool_calls"))));
         let text = |name: &str| Ok::<_, ApiError>(fields.text(name)?.map(str::to_owned));
         Ok(Self {
             role: role.to_owned(),

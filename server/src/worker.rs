@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 
 use qhx::{
     CancelToken, Embedder, Engine, Error, ErrorKind, Event, FinishReason, Model, Request, Result,
-    Role, Source, caught,
+    Source, caught,
 };
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -19,20 +19,20 @@ pub(crate) fn start(shared: &Shared) -> Result<Vec<JoinHandle<()>>> {
     let worker = |index| {
         let shared = Arc::clone(shared);
         let thread = std::thread::Builder::new().name(format!("qhx-worker-{index}"));
-        thread.spawn(move || work(&shared)).map_err(|e| {
-            Error::caused(ErrorKind::Internal, "the server's threads cannot start", e)
-        })
+        thread
+            .spawn(move || work(&shared))
+            .map_err(|e| Error::caused(ErrorKind::Internal, "the server's threads cannot start", e))
     };
     (0..shared.options.parallel).map(worker).collect()
 }
 
 fn work(shared: &Shared) {
     while let Some(job) = shared.queue.pop() {
-        if !job.ticket.is_cancelled() {
-            if let Err(e) = run(shared, &job) {
-                // Where nobody waits any more, nobody has to know.
-                let _ = job.updates.send(Update::Failed(ApiError::of_model(&e, &job.model.name)));
-            }
+        if !job.ticket.is_cancelled()
+            && let Err(e) = run(shared, &job)
+        {
+            // Where nobody waits any more, nobody has to know.
+            let _ = job.updates.send(Update::Failed(ApiError::of_model(&e, &job.model.name)));
         }
         shared.queue.done(job.client);
     }
@@ -100,6 +100,9 @@ fn generate(
                 send(Update::Token { choice, id: Some(id), text, logprobs });
             }
             Event::Rest { .. } => send(Update::Token { choice, id: None, text, logprobs: None }),
+            Event::Prefilled { tokens, reused } => {
+                send(Update::Prefilled { choice, tokens, reused });
+            }
             _ => {}
         }
     }
@@ -121,8 +124,8 @@ fn embed(embedder: &mut Embedder, inputs: &[EmbedInput], ticket: &CancelToken) -
     for (index, input) in inputs.iter().enumerate() {
         let of_input = |e: Error| e.context(format_args!("input {index}"));
         let tokens = match input {
-            EmbedInput::Text(text) => {
-                embedder.texts().tokens(text, Role::Document).map_err(of_input)?
+            EmbedInput::Text(text, role) => {
+                embedder.texts().tokens(text, *role).map_err(of_input)?
             }
             EmbedInput::Tokens(tokens) => tokens.clone(),
         };

@@ -56,8 +56,7 @@ fn pages_of_other_origins_are_not_answered() {
     assert_eq!(response.header("access-control-allow-origin"), None);
     let rebound = client.raw(b"GET /v1/models HTTP/1.1\r\nhost: evil.example:80\r\n\r\n").unwrap();
     assert_eq!(rebound.status, 403);
-    let allowing =
-        Running::start(options([("a", language())]).allow_origin("https://example.org"));
+    let allowing = Running::start(options([("a", language())]).allow_origin("https://example.org"));
     let allowed = allowing.client.clone().with("origin", "https://example.org");
     let response = allowed.get("/v1/models").status(200);
     assert_eq!(response.header("access-control-allow-origin"), Some("https://example.org"));

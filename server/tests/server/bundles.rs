@@ -44,6 +44,37 @@ pub fn encoder() -> &'static Path {
     })
 }
 
+/// Takes images.
+pub fn seeing() -> &'static Path {
+    static MADE: OnceLock<PathBuf> = OnceLock::new();
+    MADE.get_or_init(|| {
+        forged("seeing", &fixture("qwen3vl-tiny"), |options| {
+            options.prefill = Some(vec![16]);
+            options.recipe_options.insert("image-size".to_owned(), "48".to_owned());
+        })
+    })
+}
+
+/// Transcribes: a model without a chat template, whose manifest declares how.
+pub fn hearing() -> &'static Path {
+    static MADE: OnceLock<PathBuf> = OnceLock::new();
+    MADE.get_or_init(|| {
+        let checkpoint = folder().join("hearing-checkpoint");
+        copy(&fixture("gemma4-tiny"), &checkpoint);
+        let file = checkpoint.join("tokenizer_config.json");
+        let text = std::fs::read_to_string(&file).expect("the file is read");
+        let mut config: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        config.as_object_mut().expect("an object").remove("chat_template");
+        std::fs::write(&file, config.to_string()).expect("the file is written");
+        forged("hearing", &checkpoint, |options| {
+            options.prefill = Some(vec![24]);
+            let more = [("towers", "audio"), ("audio-tokens", "54")];
+            let more = more.map(|(name, value)| (name.to_owned(), value.to_owned()));
+            options.recipe_options.extend(more);
+        })
+    })
+}
+
 /// A copy of the language model with another chat template.
 pub fn with_template(name: &str, template: &str) -> PathBuf {
     let from = language().parent().expect("a folder");
@@ -96,8 +127,8 @@ impl Running {
     pub fn start(options: Options) -> Self {
         let lines: Arc<Mutex<Vec<String>>> = Arc::default();
         let log = Arc::clone(&lines);
-        let options = options
-            .on_request(move |record| log.lock().expect("the log").push(record.to_string()));
+        let options =
+            options.on_request(move |record| log.lock().expect("the log").push(record.to_string()));
         let server = Server::bind(options).expect("the server listens");
         let client = Client::new(server.address());
         let stop = CancelToken::new();

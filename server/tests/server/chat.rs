@@ -114,7 +114,8 @@ fn a_seed_makes_choices_repeatable() {
     assert_eq!(texts(&first), texts(&ask("Hello", more.clone())));
     assert_eq!(texts(&first).len(), 3);
     assert_ne!(texts(&first)[0], texts(&first)[1], "each choice is drawn by itself");
-    let indices: Vec<_> = first["choices"].as_array().unwrap().iter().map(|c| &c["index"]).collect();
+    let indices: Vec<_> =
+        first["choices"].as_array().unwrap().iter().map(|c| &c["index"]).collect();
     assert_eq!(indices, [0, 1, 2]);
     let chunks = streamed("Hello", more).chunks();
     let streamed: Vec<_> = (0..3).map(|at| joined(&chunks, at, "content")).collect();
@@ -126,7 +127,19 @@ fn a_seed_makes_choices_repeatable() {
 fn penalties_and_filters_reach_the_sampler() {
     let (_, user, answer) = golden("llama3-tiny", "sky");
     let text = |more| ask(&user, more)["choices"][0]["message"]["content"].clone();
-    assert_ne!(text(json!({"frequency_penalty": 2, "presence_penalty": 2})), answer);
+    let drawn = |mut more: Value| {
+        more.as_object_mut().unwrap().extend([
+            ("seed".to_owned(), json!(1)),
+            ("temperature".to_owned(), json!(2)),
+            ("max_tokens".to_owned(), json!(60)),
+        ]);
+        text(more)
+    };
+    let plain = drawn(json!({}));
+    assert_eq!(plain, drawn(json!({})));
+    for penalty in ["frequency_penalty", "presence_penalty"] {
+        assert_ne!(drawn(json!({penalty: 2})), plain, "{penalty}");
+    }
     assert_eq!(text(json!({"temperature": 2, "top_k": 1})), answer);
     assert_eq!(text(json!({"temperature": 2, "top_p": 0})), answer);
 }
@@ -149,7 +162,8 @@ fn logprobs_have_each_token_and_the_likeliest() {
         assert!(token["logprob"].as_f64().unwrap() <= 0.0);
     }
     let chunks = streamed(&user, more).chunks();
-    let choices = chunks.iter().filter_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array());
+    let choices =
+        chunks.iter().filter_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array());
     assert_eq!(choices.flatten().cloned().collect::<Vec<_>>(), *tokens);
     assert!(ask(&user, json!({}))["choices"][0]["logprobs"].is_null());
 }
@@ -207,7 +221,10 @@ fn tools_are_called_where_they_must_be() {
         let choice = &json["choices"][0];
         assert_eq!(choice["finish_reason"], "tool_calls", "{json}");
         let call = &choice["message"]["tool_calls"][0];
-        assert_eq!((&call["type"], &call["function"]["name"]), (&json!("function"), &json!("weather")));
+        assert_eq!(
+            (&call["type"], &call["function"]["name"]),
+            (&json!("function"), &json!("weather"))
+        );
         assert_eq!(call["function"]["arguments"], "{\"city\":\"Bonn\"}");
         assert!(choice["message"]["content"].is_null());
         let mut more = more;
@@ -244,10 +261,7 @@ fn tools_may_be_left_alone_and_results_come_back() {
     let text = "[user]Rain?[assistant]weather(Bonn)[tool]Sun.";
     let body = json!({"prompt": text, "add_special_tokens": false});
     assert_eq!(tokens["tokens"], client.post("/tokenize", &body).json()["tokens"]);
-    let error = client
-        .post(ROUTE, &body_with_tools("nothing"))
-        .status(400)
-        .error();
+    let error = client.post(ROUTE, &body_with_tools("nothing")).status(400).error();
     assert_eq!(error["param"], "tool_choice");
 }
 
@@ -265,14 +279,18 @@ fn reasoning_stands_apart_from_the_answer() {
          enable_thinking %}<think>\n{% endif %}",
     );
     let running = Running::start(options([("language", opened.as_path())]));
-    let ask = |more| running.client.post(ROUTE, &body("The capital of France is", more)).status(200);
+    let ask =
+        |more| running.client.post(ROUTE, &body("The capital of France is", more)).status(200);
     let json = ask(json!({"max_tokens": 4})).json();
     let message = &json["choices"][0]["message"];
     assert!(!message["reasoning_content"].as_str().unwrap().is_empty(), "{json}");
     assert_eq!(message["content"], "");
     assert_eq!(json["usage"]["completion_tokens_details"]["reasoning_tokens"], 4);
     let chunks = ask(json!({"max_tokens": 4, "stream": true})).chunks();
-    assert_eq!(joined(&chunks, 0, "reasoning_content"), message["reasoning_content"].as_str().unwrap());
+    assert_eq!(
+        joined(&chunks, 0, "reasoning_content"),
+        message["reasoning_content"].as_str().unwrap()
+    );
     for off in [
         json!({"chat_template_kwargs": {"enable_thinking": false}}),
         json!({"reasoning_effort": "none"}),
@@ -307,7 +325,10 @@ fn what_is_wrong_is_named() {
         (json!({"messages": [{"content": "a"}]}), "messages[0].role"),
         (json!({"messages": [{"role": "pirate", "content": "a"}]}), "messages[0].role"),
         (json!({"messages": [{"role": "user", "content": 1}]}), "messages[0].content"),
-        (json!({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}), "messages[0].content[0].type"),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}),
+            "messages[0].content[0].type",
+        ),
         (json!({"chat_template_kwargs": {"messages": []}}), "chat_template_kwargs.messages"),
         (json!({"model": "encoder"}), "model"),
         (json!({"model": null}), "model"),
@@ -315,7 +336,8 @@ fn what_is_wrong_is_named() {
         let mut wrong = body("Hello", json!({}));
         wrong.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let error = client.post(ROUTE, &wrong);
-        let error = if param == "model" && more["model"].is_null() { error } else { error.status(400) };
+        let error =
+            if param == "model" && more["model"].is_null() { error } else { error.status(400) };
         if error.status == 400 {
             assert_eq!(error.error()["param"], param, "{more}");
             assert_eq!(error.error()["type"], "invalid_request_error");

@@ -29,8 +29,11 @@ fn a_client_that_is_slow_keeps_nobody_waiting() {
     let mut head = running.client.connect();
     head.write_all(b"GET /health HT").unwrap();
     let mut body = running.client.connect();
-    body.write_all(b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
-        content-length: 10\r\n\r\n{").unwrap();
+    body.write_all(
+        b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+        content-length: 10\r\n\r\n{",
+    )
+    .unwrap();
     running.client.get("/health").status(200);
     let response = read(&mut BufReader::new(body)).unwrap();
     assert_eq!(response.status, 408);
@@ -42,20 +45,18 @@ fn a_client_that_is_slow_keeps_nobody_waiting() {
 
 #[test]
 fn a_client_that_closes_its_side_has_left() {
-    let running = shared();
-    let id = "half-closed-1";
-    let client = running.client.clone().with("x-request-id", id);
+    let running = Running::start(options([("language", language())]).parallel(1));
     let body = json!({
-        "model": "language",
-        "prompt": "The capital of France is",
-        "max_tokens": 150,
         "messages": [{"role": "user", "content": "Hello"}],
         "n": 16,
         "temperature": 2,
     });
-    let stream = client.post_open("/v1/chat/completions", &body);
+    let stream = running.client.post_open("/v1/chat/completions", &body);
+    while !running.client.get("/metrics").text().contains("qhx_requests_running 1\n") {
+        std::thread::sleep(Duration::from_millis(2));
+    }
     stream.get_ref().shutdown(Shutdown::Write).unwrap();
-    let line = running.line_with(id);
+    let line = running.line_with("POST /v1/chat/completions");
     assert!(line.contains("POST /v1/chat/completions 499"), "{line}");
 }
 

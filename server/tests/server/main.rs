@@ -1,11 +1,18 @@
 //! A server over tiny models on the CPU, asked over a loopback socket.
 
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+
 mod access;
 mod bundles;
 mod chat;
 mod client;
+mod completions;
+mod embeddings;
 mod hostile;
+mod media;
+mod messages;
 mod models;
+mod responses;
 mod serving;
 
 // The host-ops of the tiny models, linked in.

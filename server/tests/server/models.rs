@@ -53,9 +53,8 @@ fn a_text_and_a_conversation_are_tokenized() {
 
 #[test]
 fn models_take_turns_within_the_memory_budget() {
-    let running = Running::start(
-        options([("a", language()), ("b", encoder()), ("c", language())]).memory(1),
-    );
+    let running =
+        Running::start(options([("a", language()), ("b", encoder()), ("c", language())]).memory(1));
     let loaded = || {
         let list = running.client.get("/v1/models").json();
         let all = list["data"].as_array().unwrap().iter();

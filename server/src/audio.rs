@@ -1,0 +1,185 @@
+//! `/v1/audio/transcriptions`.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::{DefaultBodyLimit, FromRequest as _, Multipart, Request};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use qhx::{Chunk, Source, Transcript};
+use serde_json::{Value, json};
+
+use crate::error::{ApiError, Result, json_response};
+use crate::pending::{Pending, broken};
+use crate::queue::{Update, Work};
+use crate::registry::Ability;
+use crate::request::Context;
+
+/// Tokens of a chunk of the audio.
+const MAX_NEW: usize = 256;
+
+/// How a transcript is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Format {
+    Json,
+    Text,
+    Verbose,
+    Srt,
+    Vtt,
+}
+
+/// What a form has.
+#[derive(Debug, Default)]
+struct Form {
+    file: Option<Vec<u8>>,
+    model: Option<String>,
+    language: Option<String>,
+    format: Option<Format>,
+}
+
+pub(crate) async fn transcribe(
+    Extension(context): Extension<Context>,
+    request: Request,
+) -> Result<Response> {
+    let form = Form::read(&context, request).await?;
+    let model = form.model.clone();
+    context.tally.update(|record| record.model = model);
+    let registry = &context.shared.registry;
+    let model = Arc::clone(registry.able(form.model.as_deref(), Ability::Transcribe)?);
+    let missing = || ApiError::bad("file", "it is missing").code("missing_required_parameter");
+    let source = Source::Bytes { name: "file".to_owned(), bytes: form.file.ok_or_else(missing)? };
+    let work = Work::Transcribe { source, max_new: MAX_NEW };
+    let pending = Pending::submit(&context, &model, Vec::new(), context.ticket(), work)?;
+    let Update::Transcribed(transcript) = pending.only().await? else { return Err(broken()) };
+    let tokens = transcript.chunks.iter().map(|chunk| chunk.tokens).sum();
+    context.tally.update(|record| record.completion_tokens = tokens);
+    let transcript = &transcript;
+    Ok(match form.format.unwrap_or(Format::Json) {
+        Format::Json => json_response(StatusCode::OK, &brief(transcript)),
+        Format::Verbose => {
+            json_response(StatusCode::OK, &verbose(transcript, form.language.as_deref()))
+        }
+        Format::Text => text(format!("{}\n", transcript.text), "text/plain; charset=utf-8"),
+        Format::Srt => text(srt(transcript), "application/x-subrip; charset=utf-8"),
+        Format::Vtt => text(vtt(transcript), "text/vtt; charset=utf-8"),
+    })
+}
+
+impl Form {
+    /// Reads a form of `multipart/form-data` within the server's limits.
+    async fn read(context: &Context, request: Request) -> Result<Self> {
+        let kind = request.headers().get(header::CONTENT_TYPE).cloned();
+        let bytes = context.bytes(request).await?;
+        let mut request = Request::new(Body::from(bytes));
+        if let Some(kind) = kind {
+            request.headers_mut().insert(header::CONTENT_TYPE, kind);
+        }
+        // It was read within the server's own limit.
+        DefaultBodyLimit::disable().apply(&mut request);
+        let mut parts = Multipart::from_request(request, &()).await.map_err(|e| {
+            let message = format!("expected multipart/form-data: {}", e.body_text());
+            ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message)
+                .param("content-type")
+                .code("unsupported_media_type")
+        })?;
+        let malformed = |e: axum::extract::multipart::MultipartError| {
+            ApiError::malformed(format!("the form is malformed: {}", e.body_text()))
+                .code("malformed_form")
+        };
+        let mut form = Self::default();
+        while let Some(part) = parts.next_field().await.map_err(malformed)? {
+            let name = part.name().unwrap_or_default().to_owned();
+            if name == "file" {
+                form.file = Some(part.bytes().await.map_err(malformed)?.to_vec());
+                continue;
+            }
+            let value = part.text().await.map_err(malformed)?;
+            match name.as_str() {
+                "model" => form.model = Some(value),
+                "language" => form.language = Some(value),
+                "response_format" => form.format = Some(Format::read(&value)?),
+                _ => {}
+            }
+        }
+        Ok(form)
+    }
+}
+
+impl Format {
+    fn read(name: &str) -> Result<Self> {
+        match name {
+            "json" => Ok(Self::Json),
+            "text" => Ok(Self::Text),
+            "verbose_json" => Ok(Self::Verbose),
+            "srt" => Ok(Self::Srt),
+            "vtt" => Ok(Self::Vtt),
+            _ => {
+                let message = "expected json, text, verbose_json, srt or vtt";
+                Err(ApiError::bad("response_format", message).code("invalid_value"))
+            }
+        }
+    }
+}
+
+fn text(text: String, kind: &'static str) -> Response {
+    let mut response = text.into_response();
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}
+
+fn brief(transcript: &Transcript) -> Value {
+    let usage = json!({"type": "duration", "seconds": transcript.seconds.ceil()});
+    json!({"text": transcript.text, "usage": usage})
+}
+
+/// With the times of the chunks, which are all the times that are known.
+fn verbose(transcript: &Transcript, language: Option<&str>) -> Value {
+    let segment = |(id, chunk): (usize, &Chunk)| json!({"id": id, "start": millis(chunk.start), "end": millis(chunk.end), "text": chunk.text});
+    let mut json = brief(transcript);
+    json["task"] = "transcribe".into();
+    json["language"] = language.into();
+    json["duration"] = millis(transcript.seconds).into();
+    json["segments"] = transcript.chunks.iter().enumerate().map(segment).collect();
+    json
+}
+
+fn millis(seconds: f64) -> f64 {
+    (seconds * 1e3).round() / 1e3
+}
+
+fn srt(transcript: &Transcript) -> String {
+    let cue = |(number, chunk): (usize, &Chunk)| {
+        let (start, end) = (clock(chunk.start, ','), clock(chunk.end, ','));
+        format!("{}\n{start} --> {end}\n{}\n\n", number + 1, chunk.text)
+    };
+    transcript.chunks.iter().enumerate().map(cue).collect()
+}
+
+fn vtt(transcript: &Transcript) -> String {
+    let cue = |chunk: &Chunk| {
+        let (start, end) = (clock(chunk.start, '.'), clock(chunk.end, '.'));
+        format!("{start} --> {end}\n{}\n\n", chunk.text)
+    };
+    let cues: String = transcript.chunks.iter().map(cue).collect();
+    format!("WEBVTT\n\n{cues}")
+}
+
+/// Hours, minutes, seconds, and thousandths behind `point`.
+fn clock(seconds: f64, point: char) -> String {
+    let all = (seconds.max(0.0) * 1e3).round() as u64;
+    let (hours, minutes) = (all / 3_600_000, all / 60_000 % 60);
+    format!("{hours:02}:{minutes:02}:{:02}{point}{:03}", all / 1000 % 60, all % 1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_as_players_read_them() {
+        assert_eq!(clock(3723.0456, ','), "01:02:03,046");
+        assert_eq!(clock(0.0, '.'), "00:00:00.000");
+        assert_eq!(clock(-1.0, '.'), "00:00:00.000");
+    }
+}

@@ -1,0 +1,113 @@
+//! `/v1/embeddings`, and `/v1/rerank`, which nothing serves yet.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::response::Response;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use qhx::{Role, norm};
+use serde_json::{Value, json};
+
+use crate::ask::not_served;
+use crate::completions::tokens;
+use crate::error::{ApiError, Result, json_response};
+use crate::fields::{Fields, wrong};
+use crate::pending::{Pending, broken};
+use crate::queue::{EmbedInput, Update, Work};
+use crate::registry::Ability;
+use crate::request::Context;
+
+/// Texts of one request.
+const MAX_INPUTS: usize = 2048;
+
+pub(crate) async fn embed(
+    Extension(context): Extension<Context>,
+    request: Request,
+) -> Result<Response> {
+    let map = context.object(request).await?;
+    let fields = Fields::new(&map);
+    let model = Arc::clone(context.shared.registry.able(fields.text("model")?, Ability::Embed)?);
+    let base64 = match fields.text("encoding_format")? {
+        None | Some("float") => false,
+        Some("base64") => true,
+        Some(_) => {
+            return Err(wrong("encoding_format", "float or base64", &map["encoding_format"]));
+        }
+    };
+    let role = match fields.text("input_type")? {
+        None | Some("document" | "search_document") => Role::Document,
+        Some("query" | "search_query") => Role::Query,
+        Some(_) => return Err(wrong("input_type", "query or document", &map["input_type"])),
+    };
+    let inputs = inputs(fields.get("input").ok_or_else(|| fields.missing("input"))?, role)?;
+    let dimensions = fields.count("dimensions", 1, u32::MAX.into())?;
+    let of = Arc::clone(&model);
+    let info = context
+        .blocking(move |context| {
+            let info = context.shared.registry.info(&of, &context.shared.metrics);
+            info.map_err(|e| ApiError::of_model(&e, &of.name))
+        })
+        .await?;
+    if let Some(wanted) = dimensions.filter(|wanted| *wanted > info.dimensions) {
+        let message = format!("expected at most {}, found {wanted}", info.dimensions);
+        return Err(ApiError::bad("dimensions", message).code("invalid_value"));
+    }
+    let work = Work::Embed(inputs);
+    let pending = Pending::submit(&context, &model, Vec::new(), context.ticket(), work)?;
+    let Update::Vectors { vectors, tokens } = pending.only().await? else { return Err(broken()) };
+    context.tally.update(|record| record.prompt_tokens = tokens);
+    let data = vectors.into_iter().enumerate().map(|(index, vector)| {
+        let vector = dimensions.map_or(vector.clone(), |count| shortened(&vector, count));
+        let embedding = if base64 { encoded(&vector) } else { vector.into() };
+        json!({"object": "embedding", "index": index, "embedding": embedding})
+    });
+    let json = json!({
+        "object": "list",
+        "data": data.collect::<Vec<_>>(),
+        "model": model.name,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    });
+    Ok(json_response(StatusCode::OK, &json))
+}
+
+pub(crate) async fn rerank() -> ApiError {
+    not_served("no model here ranks texts: a bundle with a reranker would, and qhx makes none yet")
+}
+
+/// A text, texts, tokens, or lists of tokens.
+fn inputs(value: &Value, role: Role) -> Result<Vec<EmbedInput>> {
+    let expected = "a string, a list of strings, a list of token ids, or a list of such lists";
+    let bad = || wrong("input", expected, value);
+    let input = |value: &Value| match value {
+        Value::String(text) => Some(EmbedInput::Text(text.clone(), role)),
+        value => tokens(value).filter(|tokens| !tokens.is_empty()).map(EmbedInput::Tokens),
+    };
+    let inputs: Option<Vec<_>> = match value {
+        Value::Array(list) if !list.first().is_some_and(Value::is_u64) => {
+            list.iter().map(input).collect()
+        }
+        value => input(value).map(|input| vec![input]),
+    };
+    let inputs = inputs.filter(|inputs| !inputs.is_empty()).ok_or_else(bad)?;
+    if inputs.len() > MAX_INPUTS {
+        let message = format!("expected at most {MAX_INPUTS}, found {}", inputs.len());
+        return Err(ApiError::bad("input", message).code("invalid_value"));
+    }
+    Ok(inputs)
+}
+
+/// The first values of a vector, of norm 1 again.
+fn shortened(vector: &[f32], count: usize) -> Vec<f32> {
+    let vector = vector.get(..count).unwrap_or(vector);
+    let norm = norm(vector).max(f64::MIN_POSITIVE);
+    vector.iter().map(|value| (f64::from(*value) / norm) as f32).collect()
+}
+
+/// Values of 4 bytes, the lowest first.
+fn encoded(vector: &[f32]) -> Value {
+    let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
+    STANDARD.encode(bytes).into()
+}

@@ -1,0 +1,406 @@
+//! `/v1/messages` and `/v1/messages/count_tokens`, Anthropic's interface.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::response::Response;
+use qhx::{CancelToken, FinishReason, Modality, Prompt, ToolCall};
+use serde_json::{Map, Value, json};
+
+use crate::answer::{Answer, Answers, Delta, Step, Usage};
+use crate::ask::{Ask, ToolChoice, sampling, stops};
+use crate::error::{ApiError, Result, json_response};
+use crate::fields::{Fields, wrong};
+use crate::ids;
+use crate::pending::{Pending, broken};
+use crate::queue::{Update, Work};
+use crate::registry::Ability;
+use crate::request::Context;
+use crate::sse::{self, Events, Writer};
+use crate::turns::{Call, Conversation, Part, Turn, base64_part, url_part};
+
+pub(crate) async fn create(
+    Extension(context): Extension<Context>,
+    request: Request,
+) -> Result<Response> {
+    let map = context.object(request).await?;
+    let fields = Fields::new(&map);
+    let model = fields.text("model")?.map(str::to_owned);
+    let stream = fields.flag("stream")?.unwrap_or(false);
+    let max_new = fields.count("max_tokens", 1, u32::MAX.into())?;
+    let max_new = max_new.ok_or_else(|| fields.missing("max_tokens"))?;
+    let ask = Ask { max_new: Some(max_new), ..ask(&fields)? };
+    let ends = Ends { stops: ask.stop.clone() };
+    let mut asked = context.ask(model, ask).await?;
+    let (id, model) = (ids::new("msg_"), asked.model.clone());
+    if stream {
+        let writer = MessageWriter { id, model, ends, open: None, index: 0 };
+        return sse::stream(&context, asked, writer).await;
+    }
+    asked.answers.collect(asked.pending, &context.tally).await?;
+    let answer = asked.answers.answers.first().ok_or_else(broken)?;
+    let mut content = Vec::new();
+    if !answer.reasoning.is_empty() {
+        let thinking = json!({"type": "thinking", "thinking": answer.reasoning, "signature": ""});
+        content.push(thinking);
+    }
+    if !answer.text.is_empty() || (content.is_empty() && answer.calls.is_empty()) {
+        content.push(json!({"type": "text", "text": answer.text}));
+    }
+    content.extend(answer.calls.iter().map(|call| tool_use(call, call.arguments.clone())));
+    let mut json = message(&id, &model, &content, &asked.answers.usage);
+    (json["stop_reason"], json["stop_sequence"]) = ends.of(answer);
+    Ok(json_response(StatusCode::OK, &json))
+}
+
+pub(crate) async fn count_tokens(
+    Extension(context): Extension<Context>,
+    request: Request,
+) -> Result<Response> {
+    let map = context.object(request).await?;
+    let fields = Fields::new(&map);
+    let ask = ask(&fields)?;
+    let model = Arc::clone(context.shared.registry.able(fields.text("model")?, Ability::Generate)?);
+    let count = context.blocking(move |context| count(&context, &model, &ask)).await?;
+    let tokens = match count {
+        Count::Tokens(tokens) => tokens,
+        Count::Pending(pending) => match pending.only().await? {
+            Update::Counted(tokens) => tokens,
+            _ => return Err(broken()),
+        },
+    };
+    Ok(json_response(StatusCode::OK, &json!({"input_tokens": tokens})))
+}
+
+enum Count {
+    Tokens(usize),
+    Pending(Box<Pending>),
+}
+
+/// Texts are counted beside what runs; how many positions an image takes, only the model knows.
+fn count(context: &Context, model: &Arc<crate::registry::Served>, ask: &Ask) -> Result<Count> {
+    let shared = &context.shared;
+    let of_model = |e: qhx::Error| ApiError::of_model(&e, &model.name);
+    let info = shared.registry.info(model, &shared.metrics).map_err(of_model)?;
+    if ask.has_media() {
+        let Conversation { messages, history, .. } = Conversation::new(&ask.turns, &info)?;
+        let work = Work::Count(Prompt::Chat { messages, thinking: ask.thinking });
+        let pending = Pending::submit(context, model, history, context.ticket(), work)?;
+        return Ok(Count::Pending(Box::new(pending)));
+    }
+    let text = ask.render(&info.texts, &CancelToken::new()).map_err(of_model)?;
+    let tokens = info.texts.tokenizer().map(|tokenizer| tokenizer.encode(&text, false));
+    Ok(Count::Tokens(tokens.transpose().map_err(of_model)?.map_or(0, |tokens| tokens.len())))
+}
+
+/// What both routes read.
+fn ask(fields: &Fields<'_>) -> Result<Ask> {
+    let mut turns = Vec::new();
+    match fields.get("system") {
+        None => {}
+        Some(system) => {
+            let parts = blocks(system, "system")?.parts;
+            turns.push(Turn { role: "system".to_owned(), parts, ..Turn::default() });
+        }
+    }
+    let messages = fields.list("messages")?.ok_or_else(|| fields.missing("messages"))?;
+    for (at, message) in messages.iter().enumerate() {
+        turns.extend(turns_of(message, &format!("messages[{at}]"))?);
+    }
+    let choice = fields.object("tool_choice")?;
+    let one_call = match &choice {
+        Some(choice) => choice.flag("disable_parallel_tool_use")?.unwrap_or(false),
+        None => false,
+    };
+    let thinking = fields.object("thinking")?.map(|thinking| thinking.text("type")).transpose()?;
+    Ok(Ask {
+        turns,
+        tools: tools(fields)?,
+        choice: choice.map_or(Ok(ToolChoice::Auto), |choice| tool_choice(&choice))?,
+        several_calls: !one_call,
+        sampling: sampling(fields)?,
+        stop: stops(fields, "stop_sequences")?,
+        choices: 1,
+        thinking: thinking.flatten().map(|kind| kind != "disabled"),
+        ..Ask::default()
+    })
+}
+
+fn tools(fields: &Fields<'_>) -> Result<Vec<Value>> {
+    let tools = fields.list("tools")?.into_iter().flatten().enumerate();
+    let tool = |(at, tool): (usize, &Value)| {
+        let fields = Fields::of(tool, &format!("tools[{at}]"))?;
+        let mut function = Map::new();
+        let name = fields.text("name")?.ok_or_else(|| fields.missing("name"))?;
+        function.insert("name".to_owned(), name.into());
+        if let Some(description) = fields.text("description")? {
+            function.insert("description".to_owned(), description.into());
+        }
+        let schema = fields.object("input_schema")?;
+        let schema = schema.ok_or_else(|| fields.missing("input_schema"))?;
+        function.insert("parameters".to_owned(), schema.map().clone().into());
+        Ok(json!({"type": "function", "function": function}))
+    };
+    tools.map(tool).collect()
+}
+
+fn tool_choice(choice: &Fields<'_>) -> Result<ToolChoice> {
+    match choice.text("type")?.ok_or_else(|| choice.missing("type"))? {
+        "auto" => Ok(ToolChoice::Auto),
+        "none" => Ok(ToolChoice::None),
+        "any" => Ok(ToolChoice::Required),
+        "tool" => {
+            let name = choice.text("name")?.ok_or_else(|| choice.missing("name"))?;
+            Ok(ToolChoice::One(name.to_owned()))
+        }
+        _ => {
+            let found = choice.get("type").unwrap_or(&Value::Null);
+            Err(wrong(&choice.path("type"), "auto, any, tool or none", found))
+        }
+    }
+}
+
+/// A message: results of tools are turns of their own.
+fn turns_of(value: &Value, place: &str) -> Result<Vec<Turn>> {
+    let fields = Fields::of(value, place)?;
+    let role = match fields.text("role")?.ok_or_else(|| fields.missing("role"))? {
+        role @ ("user" | "assistant" | "system") => role,
+        _ => return Err(wrong(&fields.path("role"), "user or assistant", &value["role"])),
+    };
+    let content = fields.get("content").ok_or_else(|| fields.missing("content"))?;
+    let Blocks { parts, calls, reasoning, mut results } = blocks(content, &fields.path("content"))?;
+    if !parts.is_empty() || !calls.is_empty() {
+        let role = role.to_owned();
+        results.push(Turn { role, parts, calls, reasoning, ..Turn::default() });
+    }
+    Ok(results)
+}
+
+/// What a content holds.
+#[derive(Default)]
+struct Blocks {
+    parts: Vec<Part>,
+    calls: Vec<Call>,
+    reasoning: Option<String>,
+    results: Vec<Turn>,
+}
+
+fn blocks(content: &Value, place: &str) -> Result<Blocks> {
+    let mut blocks = Blocks::default();
+    match content {
+        Value::String(text) => blocks.parts.push(Part::Text(text.clone())),
+        Value::Array(list) => {
+            for (at, block) in list.iter().enumerate() {
+                blocks.add(&Fields::of(block, &format!("{place}[{at}]"))?)?;
+            }
+        }
+        other => return Err(wrong(place, "a string or a list of blocks", other)),
+    }
+    Ok(blocks)
+}
+
+impl Blocks {
+    fn add(&mut self, block: &Fields<'_>) -> Result<()> {
+        let needed = |name: &str| {
+            Ok::<_, ApiError>(block.text(name)?.ok_or_else(|| block.missing(name))?.to_owned())
+        };
+        match block.text("type")?.ok_or_else(|| block.missing("type"))? {
+            "text" => self.parts.push(Part::Text(needed("text")?)),
+            "image" => self.parts.push(image(block)?),
+            "thinking" => self.reasoning = Some(needed("thinking")?),
+            // What only its author can read.
+            "redacted_thinking" => {}
+            "tool_use" => self.calls.push(Call {
+                id: needed("id")?,
+                name: needed("name")?,
+                arguments: block.get("input").cloned().unwrap_or_else(|| Map::new().into()),
+            }),
+            "tool_result" => {
+                let parts = match block.get("content") {
+                    Some(content) => blocks(content, &block.path("content"))?.parts,
+                    None => Vec::new(),
+                };
+                let call_id = Some(needed("tool_use_id")?);
+                let role = "tool".to_owned();
+                self.results.push(Turn { role, parts, call_id, ..Turn::default() });
+            }
+            _ => {
+                let found = block.get("type").unwrap_or(&Value::Null);
+                let expected = "text, image, thinking, tool_use or tool_result";
+                return Err(wrong(&block.path("type"), expected, found));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn image(block: &Fields<'_>) -> Result<Part> {
+    let source = block.object("source")?.ok_or_else(|| block.missing("source"))?;
+    match source.text("type")? {
+        Some("base64") => {
+            let data = source.text("data")?.ok_or_else(|| source.missing("data"))?;
+            base64_part(Modality::Image, data, &source.path("data"))
+        }
+        _ => {
+            let url = source.text("url")?.unwrap_or_default();
+            url_part(Modality::Image, url, &source.path("url"))
+        }
+    }
+}
+
+/// Why answers end, in this interface's words.
+struct Ends {
+    stops: Vec<String>,
+}
+
+impl Ends {
+    fn of(&self, answer: &Answer) -> (Value, Value) {
+        match answer.finish {
+            _ if !answer.calls.is_empty() => ("tool_use".into(), Value::Null),
+            Some(FinishReason::Length) => ("max_tokens".into(), Value::Null),
+            Some(FinishReason::Stop) if !self.stops.is_empty() => {
+                // Which of several it was is not known.
+                let [only] = self.stops.as_slice() else {
+                    return ("stop_sequence".into(), Value::Null);
+                };
+                ("stop_sequence".into(), only.as_str().into())
+            }
+            _ => ("end_turn".into(), Value::Null),
+        }
+    }
+}
+
+/// Tokens of a prompt that were not there already are counted apart from those that were.
+fn usage(usage: &Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt.saturating_sub(usage.cached),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached,
+        "output_tokens": usage.completion,
+    })
+}
+
+fn message(id: &str, model: &str, content: &[Value], used: &Usage) -> Value {
+    json!({
+        "id": id,
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": content,
+        "stop_reason": null,
+        "stop_sequence": null,
+        "usage": usage(used),
+    })
+}
+
+fn tool_use(call: &ToolCall, input: Value) -> Value {
+    json!({"type": "tool_use", "id": ids::new("toolu_"), "name": call.name, "input": input})
+}
+
+/// Kinds of blocks that come piece by piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Block {
+    Thinking,
+    Text,
+}
+
+/// Writes events.
+struct MessageWriter {
+    id: String,
+    model: String,
+    ends: Ends,
+    open: Option<Block>,
+    /// Blocks that were closed.
+    index: usize,
+}
+
+impl MessageWriter {
+    fn event(events: &mut Events, kind: &str, more: Value) {
+        let mut event = json!({"type": kind});
+        if let (Some(event), Value::Object(more)) = (event.as_object_mut(), more) {
+            event.extend(more);
+        }
+        events.named(kind, &event);
+    }
+
+    fn close(&mut self, events: &mut Events) {
+        if self.open.take().is_some() {
+            Self::event(events, "content_block_stop", json!({"index": self.index}));
+            self.index += 1;
+        }
+    }
+
+    fn open(&mut self, block: Block, events: &mut Events) {
+        if self.open == Some(block) {
+            return;
+        }
+        self.close(events);
+        self.open = Some(block);
+        let empty = match block {
+            Block::Thinking => json!({"type": "thinking", "thinking": "", "signature": ""}),
+            Block::Text => json!({"type": "text", "text": ""}),
+        };
+        let more = json!({"index": self.index, "content_block": empty});
+        Self::event(events, "content_block_start", more);
+    }
+
+    fn delta(&self, delta: &Value, events: &mut Events) {
+        let more = json!({"index": self.index, "delta": delta});
+        Self::event(events, "content_block_delta", more);
+    }
+
+    fn call(&mut self, call: &ToolCall, events: &mut Events) {
+        self.close(events);
+        let block = tool_use(call, Map::new().into());
+        let more = json!({"index": self.index, "content_block": block});
+        Self::event(events, "content_block_start", more);
+        let input = call.arguments.to_string();
+        self.delta(&json!({"type": "input_json_delta", "partial_json": input}), events);
+        Self::event(events, "content_block_stop", json!({"index": self.index}));
+        self.index += 1;
+    }
+}
+
+impl Writer for MessageWriter {
+    fn begin(&mut self, _: &mut Events) {}
+
+    fn step(&mut self, step: &Step, answers: &Answers, events: &mut Events) {
+        if step.prefilled {
+            let message = message(&self.id, &self.model, &[], &answers.usage);
+            Self::event(events, "message_start", json!({"message": message}));
+        }
+        for delta in &step.deltas {
+            match delta {
+                Delta::Reasoning(text) => {
+                    self.open(Block::Thinking, events);
+                    self.delta(&json!({"type": "thinking_delta", "thinking": text}), events);
+                }
+                Delta::Text(text) => {
+                    self.open(Block::Text, events);
+                    self.delta(&json!({"type": "text_delta", "text": text}), events);
+                }
+                Delta::Call(call) => self.call(call, events),
+            }
+        }
+    }
+
+    fn end(&mut self, answers: &Answers, events: &mut Events) {
+        if self.index == 0 && self.open.is_none() {
+            self.open(Block::Text, events);
+        }
+        self.close(events);
+        if let Some(answer) = answers.answers.first() {
+            let (reason, sequence) = self.ends.of(answer);
+            let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
+            let more = json!({"delta": delta, "usage": usage(&answers.usage)});
+            Self::event(events, "message_delta", more);
+        }
+        Self::event(events, "message_stop", json!({}));
+    }
+
+    fn failed(&mut self, error: &ApiError, events: &mut Events) {
+        events.named("error", &error.json());
+    }
+}

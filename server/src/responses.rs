@@ -1,0 +1,398 @@
+//! `/v1/responses`.
+
+use axum::Extension;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::response::Response;
+use qhx::{FinishReason, ToolCall};
+use serde_json::{Map, Value, json};
+
+use crate::answer::{Answer, Answers, Delta, Step, Usage};
+use crate::ask::{Ask, ToolChoice, format, sampling, tools};
+use crate::error::{ApiError, Result, json_response};
+use crate::fields::{Fields, wrong};
+use crate::ids;
+use crate::pending::broken;
+use crate::request::Context;
+use crate::sse::{self, Events, Writer};
+use crate::turns::{Call, Turn, arguments, parts};
+
+/// What a request asks, which the response says again.
+const ECHOED: [&str; 9] = [
+    "instructions",
+    "max_output_tokens",
+    "temperature",
+    "top_p",
+    "tools",
+    "tool_choice",
+    "text",
+    "reasoning",
+    "metadata",
+];
+
+pub(crate) async fn create(
+    Extension(context): Extension<Context>,
+    request: Request,
+) -> Result<Response> {
+    let map = context.object(request).await?;
+    let fields = Fields::new(&map);
+    let model = fields.text("model")?.map(str::to_owned);
+    let stream = fields.flag("stream")?.unwrap_or(false);
+    let ask = ask(&fields)?;
+    let mut asked = context.ask(model, ask).await?;
+    let mut writer = ResponseWriter::new(&asked.model, &map);
+    if stream {
+        return sse::stream(&context, asked, writer).await;
+    }
+    asked.answers.collect(asked.pending, &context.tally).await?;
+    let answer = asked.answers.answers.first().ok_or_else(broken)?;
+    writer.whole(answer);
+    let json = writer.response(status(answer), &asked.answers);
+    Ok(json_response(StatusCode::OK, &json))
+}
+
+fn ask(fields: &Fields<'_>) -> Result<Ask> {
+    if fields.get("previous_response_id").is_some() || fields.get("conversation").is_some() {
+        let field = ["previous_response_id", "conversation"];
+        let field = field.into_iter().find(|name| fields.get(name).is_some()).unwrap_or_default();
+        let message = "responses are not stored: send the whole conversation as input";
+        return Err(ApiError::bad(field, message).code("unsupported"));
+    }
+    let mut turns = Vec::new();
+    turns.extend(fields.text("instructions")?.map(|text| Turn::text("system", text)));
+    match fields.get("input").ok_or_else(|| fields.missing("input"))? {
+        Value::String(text) => turns.push(Turn::text("user", text)),
+        Value::Array(items) => {
+            for (at, item) in items.iter().enumerate() {
+                add(item, &format!("input[{at}]"), &mut turns)?;
+            }
+        }
+        other => return Err(wrong("input", "a string or a list of items", other)),
+    }
+    let text = fields.object("text")?;
+    let wanted = text.map(|text| text.object("format")).transpose()?.flatten();
+    let mut ask = Ask {
+        turns,
+        tools: tools(fields)?,
+        choice: ToolChoice::read(fields)?,
+        several_calls: fields.flag("parallel_tool_calls")?.unwrap_or(true),
+        format: wanted.map_or(Ok(None), |wanted| format(&wanted))?,
+        sampling: sampling(fields)?,
+        max_new: fields.count("max_output_tokens", 1, u32::MAX.into())?,
+        choices: 1,
+        ..Ask::default()
+    };
+    let reasoning = fields.object("reasoning")?;
+    ask.effort(reasoning.map(|reasoning| reasoning.text("effort")).transpose()?.flatten());
+    Ok(ask)
+}
+
+/// Adds an item of the input to a conversation.
+fn add(item: &Value, place: &str, turns: &mut Vec<Turn>) -> Result<()> {
+    let fields = Fields::of(item, place)?;
+    let needed = |name: &str| fields.text(name)?.ok_or_else(|| fields.missing(name));
+    match fields.text("type")?.unwrap_or("message") {
+        "message" => turns.push(Turn::of_chat(item, place)?),
+        "function_call" => {
+            let call = Call {
+                id: needed("call_id")?.to_owned(),
+                name: needed("name")?.to_owned(),
+                arguments: arguments(fields.get("arguments")),
+            };
+            // Calls belong to the answer before them.
+            match turns.last_mut().filter(|turn| turn.role == "assistant") {
+                Some(turn) => turn.calls.push(call),
+                None => turns.push(Turn {
+                    role: "assistant".to_owned(),
+                    calls: vec![call],
+                    ..Turn::default()
+                }),
+            }
+        }
+        "function_call_output" => turns.push(Turn {
+            role: "tool".to_owned(),
+            parts: parts(fields.get("output"), &fields.path("output"))?,
+            call_id: Some(needed("call_id")?.to_owned()),
+            ..Turn::default()
+        }),
+        // What was thought is not said again.
+        "reasoning" => {}
+        _ => {
+            let expected = "message, function_call, function_call_output or reasoning";
+            return Err(wrong(&fields.path("type"), expected, &item["type"]));
+        }
+    }
+    Ok(())
+}
+
+fn status(answer: &Answer) -> &'static str {
+    match answer.finish {
+        Some(FinishReason::Length) => "incomplete",
+        _ => "completed",
+    }
+}
+
+fn usage(usage: &Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached},
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+        "total_tokens": usage.prompt + usage.completion,
+    })
+}
+
+/// What comes piece by piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Reasoning,
+    Text,
+}
+
+impl Kind {
+    /// What its pieces are called.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Reasoning => "response.reasoning_text",
+            Self::Text => "response.output_text",
+        }
+    }
+
+    fn part(self, text: &str) -> Value {
+        match self {
+            Self::Reasoning => json!({"type": "reasoning_text", "text": text}),
+            Self::Text => {
+                json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+            }
+        }
+    }
+
+    fn item(self, id: &str, status: &str, content: Value) -> Value {
+        match self {
+            Self::Reasoning => {
+                json!({"id": id, "type": "reasoning", "summary": [], "content": content, "status": status})
+            }
+            Self::Text => json!({
+                "id": id,
+                "type": "message",
+                "role": "assistant",
+                "status": status,
+                "content": content,
+            }),
+        }
+    }
+}
+
+/// An item that is not whole.
+struct Open {
+    kind: Kind,
+    id: String,
+    text: String,
+}
+
+/// Writes events, and collects the items of the response.
+struct ResponseWriter {
+    id: String,
+    model: String,
+    created: u64,
+    /// What the request asked.
+    echoed: Map<String, Value>,
+    items: Vec<Value>,
+    open: Option<Open>,
+    /// Events so far.
+    sequence: u64,
+}
+
+impl ResponseWriter {
+    fn new(model: &str, request: &Map<String, Value>) -> Self {
+        let given = |name: &str| request.get(name).cloned().unwrap_or_default();
+        let mut echoed: Map<_, _> =
+            ECHOED.iter().map(|name| ((*name).to_owned(), given(name))).collect();
+        for (name, default) in [
+            ("temperature", json!(1.0)),
+            ("top_p", json!(1.0)),
+            ("tools", json!([])),
+            ("tool_choice", json!("auto")),
+            ("text", json!({"format": {"type": "text"}})),
+            ("reasoning", json!({"effort": null, "summary": null})),
+            ("metadata", json!({})),
+        ] {
+            if echoed.get(name).is_none_or(Value::is_null) {
+                echoed.insert(name.to_owned(), default);
+            }
+        }
+        Self {
+            id: ids::new("resp_"),
+            model: model.to_owned(),
+            created: ids::now(),
+            echoed,
+            items: Vec::new(),
+            open: None,
+            sequence: 0,
+        }
+    }
+
+    fn response(&self, status: &str, answers: &Answers) -> Value {
+        let over = status == "completed" || status == "incomplete";
+        let details = (status == "incomplete").then(|| json!({"reason": "max_output_tokens"}));
+        let mut response = json!({
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "error": null,
+            "incomplete_details": details,
+            "model": self.model,
+            "output": self.items,
+            "parallel_tool_calls": true,
+            "previous_response_id": null,
+            "store": false,
+            "truncation": "disabled",
+            "usage": over.then(|| usage(&answers.usage)),
+        });
+        if let Some(response) = response.as_object_mut() {
+            response.extend(self.echoed.clone());
+        }
+        response
+    }
+
+    fn event(&mut self, kind: &str, more: Value, events: &mut Events) {
+        let mut event = json!({"type": kind, "sequence_number": self.sequence});
+        self.sequence += 1;
+        if let (Some(event), Value::Object(more)) = (event.as_object_mut(), more) {
+            event.extend(more);
+        }
+        events.named(kind, &event);
+    }
+
+    fn add_item(&mut self, item: &Value, events: &mut Events) {
+        let more = json!({"output_index": self.items.len(), "item": item});
+        self.event("response.output_item.added", more, events);
+    }
+
+    fn finish_item(&mut self, item: Value, events: &mut Events) {
+        let more = json!({"output_index": self.items.len(), "item": item});
+        self.event("response.output_item.done", more, events);
+        self.items.push(item);
+    }
+
+    /// Where a part of an item stands.
+    fn place(&self, id: &str) -> Map<String, Value> {
+        let mut place = Map::new();
+        place.insert("item_id".to_owned(), id.into());
+        place.insert("output_index".to_owned(), self.items.len().into());
+        place.insert("content_index".to_owned(), 0.into());
+        place
+    }
+
+    fn text(&mut self, kind: Kind, text: &str, events: &mut Events) {
+        if self.open.as_ref().is_none_or(|open| open.kind != kind) {
+            self.close("completed", events);
+            let id = ids::new(if kind == Kind::Text { "msg_" } else { "rs_" });
+            self.add_item(&kind.item(&id, "in_progress", json!([])), events);
+            let mut more = self.place(&id);
+            more.insert("part".to_owned(), kind.part(""));
+            self.event("response.content_part.added", more.into(), events);
+            self.open = Some(Open { kind, id, text: String::new() });
+        }
+        let Some(open) = &mut self.open else { return };
+        open.text.push_str(text);
+        let id = open.id.clone();
+        let mut more = self.place(&id);
+        more.insert("delta".to_owned(), text.into());
+        if kind == Kind::Text {
+            more.insert("logprobs".to_owned(), json!([]));
+        }
+        self.event(&format!("{}.delta", kind.name()), more.into(), events);
+    }
+
+    fn close(&mut self, status: &str, events: &mut Events) {
+        let Some(Open { kind, id, text }) = self.open.take() else { return };
+        let mut more = self.place(&id);
+        more.insert("text".to_owned(), text.as_str().into());
+        if kind == Kind::Text {
+            more.insert("logprobs".to_owned(), json!([]));
+        }
+        self.event(&format!("{}.done", kind.name()), more.into(), events);
+        let part = kind.part(&text);
+        let mut more = self.place(&id);
+        more.insert("part".to_owned(), part.clone());
+        self.event("response.content_part.done", more.into(), events);
+        self.finish_item(kind.item(&id, status, json!([part])), events);
+    }
+
+    fn call(&mut self, call: &ToolCall, events: &mut Events) {
+        self.close("completed", events);
+        let (id, call_id) = (ids::new("fc_"), ids::new("call_"));
+        let item = |status: &str, arguments: &str| {
+            json!({
+                "id": id,
+                "type": "function_call",
+                "status": status,
+                "call_id": call_id,
+                "name": call.name,
+                "arguments": arguments,
+            })
+        };
+        self.add_item(&item("in_progress", ""), events);
+        let arguments = call.arguments.to_string();
+        let output_index = self.items.len();
+        let more = json!({"item_id": id, "output_index": output_index, "delta": arguments});
+        self.event("response.function_call_arguments.delta", more, events);
+        let more = json!({
+            "item_id": id,
+            "output_index": output_index,
+            "name": call.name,
+            "arguments": arguments,
+        });
+        self.event("response.function_call_arguments.done", more, events);
+        self.finish_item(item("completed", &arguments), events);
+    }
+
+    fn delta(&mut self, delta: &Delta, events: &mut Events) {
+        match delta {
+            Delta::Reasoning(text) => self.text(Kind::Reasoning, text, events),
+            Delta::Text(text) => self.text(Kind::Text, text, events),
+            Delta::Call(call) => self.call(call, events),
+        }
+    }
+
+    /// The items of an answer that is whole.
+    fn whole(&mut self, answer: &Answer) {
+        let mut unsent = Events::default();
+        for (kind, text) in [(Kind::Reasoning, &answer.reasoning), (Kind::Text, &answer.text)] {
+            if !text.is_empty() {
+                self.text(kind, text, &mut unsent);
+            }
+        }
+        answer.calls.iter().for_each(|call| self.call(call, &mut unsent));
+        self.close(status(answer), &mut unsent);
+    }
+}
+
+impl Writer for ResponseWriter {
+    fn begin(&mut self, events: &mut Events) {
+        let none = Answers::new(Vec::new(), 1);
+        let response = self.response("in_progress", &none);
+        self.event("response.created", json!({"response": response}), events);
+        self.event("response.in_progress", json!({"response": response}), events);
+    }
+
+    fn step(&mut self, step: &Step, _: &Answers, events: &mut Events) {
+        step.deltas.iter().for_each(|delta| self.delta(delta, events));
+    }
+
+    fn end(&mut self, answers: &Answers, events: &mut Events) {
+        let status = answers.answers.first().map_or("completed", status);
+        self.close(status, events);
+        let response = self.response(status, answers);
+        self.event(&format!("response.{status}"), json!({"response": response}), events);
+    }
+
+    fn failed(&mut self, error: &ApiError, events: &mut Events) {
+        let mut response = self.response("failed", &Answers::new(Vec::new(), 1));
+        let error = error.json()["error"].clone();
+        response["error"] = json!({"code": error["code"], "message": error["message"]});
+        self.event("response.failed", json!({"response": response}), events);
+    }
+}

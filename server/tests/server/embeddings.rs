@@ -1,0 +1,107 @@
+//! `/v1/embeddings`, and `/v1/rerank`.
+
+use base64::Engine as _;
+use serde_json::{Value, json};
+
+use crate::bundles::{Running, language, options, shared};
+use crate::client::Response;
+
+fn send(input: Value, more: Value) -> Response {
+    let mut body = json!({"model": "encoder", "input": input});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    shared().client.post("/v1/embeddings", &body)
+}
+
+fn vectors(json: &Value) -> Vec<Vec<f32>> {
+    let data = json["data"].as_array().unwrap().iter();
+    let values = |value: &Value| {
+        value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect()
+    };
+    data.map(|one| values(&one["embedding"])).collect()
+}
+
+fn norm(vector: &[f32]) -> f32 {
+    vector.iter().map(|value| value * value).sum::<f32>().sqrt()
+}
+
+const TEXTS: [&str; 3] = ["def fib(n): return n", "SELECT name FROM users", "a"];
+
+#[test]
+fn texts_together_have_the_vectors_that_they_have_alone() {
+    let together = send(json!(TEXTS), json!({})).status(200).json();
+    assert_eq!(together["object"], "list");
+    let indices: Vec<_> =
+        together["data"].as_array().unwrap().iter().map(|one| &one["index"]).collect();
+    assert_eq!(indices, [0, 1, 2]);
+    let alone: Vec<_> =
+        TEXTS.iter().flat_map(|text| vectors(&send(json!(text), json!({})).json())).collect();
+    assert_eq!(vectors(&together), alone, "bit for bit");
+    assert!(alone.iter().all(|vector| (norm(vector) - 1.0).abs() < 1e-3));
+    assert_ne!(alone[0], alone[1]);
+    let used = together["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert!(used > 3 && together["usage"]["total_tokens"] == used);
+}
+
+#[test]
+fn base64_holds_the_same_values() {
+    let floats = vectors(&send(json!(TEXTS[0]), json!({})).json()).remove(0);
+    let json = send(json!(TEXTS[0]), json!({"encoding_format": "base64"})).status(200).json();
+    let text = json["data"][0]["embedding"].as_str().unwrap();
+    let bytes = base64::engine::general_purpose::STANDARD.decode(text).unwrap();
+    let values: Vec<f32> =
+        bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+    assert_eq!(values, floats);
+}
+
+#[test]
+fn fewer_dimensions_are_the_first_ones_normalised() {
+    let whole = vectors(&send(json!(TEXTS[0]), json!({})).json()).remove(0);
+    let json = send(json!(TEXTS[0]), json!({"dimensions": 8})).status(200).json();
+    let cut = vectors(&json).remove(0);
+    assert_eq!(cut.len(), 8);
+    assert!((norm(&cut) - 1.0).abs() < 1e-5);
+    let ratio = cut[0] / whole[0];
+    assert!(cut.iter().zip(&whole).all(|(a, b)| (a - b * ratio).abs() < 1e-5));
+    let error = send(json!("a"), json!({"dimensions": 1 << 20})).status(400).error();
+    assert_eq!(error["param"], "dimensions");
+}
+
+#[test]
+fn tokens_are_embedded_as_they_are() {
+    let body = json!({"model": "encoder", "prompt": TEXTS[1]});
+    let tokens = shared().client.post("/tokenize", &body).json()["tokens"].clone();
+    let of_tokens = vectors(&send(tokens.clone(), json!({})).status(200).json());
+    assert_eq!(of_tokens, vectors(&send(json!([tokens]), json!({})).json()));
+    assert_eq!(of_tokens, vectors(&send(json!(TEXTS[1]), json!({})).json()));
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    for (input, more, param) in [
+        (json!(null), json!({}), "input"),
+        (json!([]), json!({}), "input"),
+        (json!([[]]), json!({}), "input"),
+        (json!({"a": 1}), json!({}), "input"),
+        (json!("a"), json!({"encoding_format": "hex"}), "encoding_format"),
+        (json!("a"), json!({"dimensions": 0}), "dimensions"),
+        (json!("a"), json!({"model": "language"}), "model"),
+    ] {
+        assert_eq!(send(input, more).status(400).error()["param"], param);
+    }
+    let error = send(json!("word ".repeat(4000)), json!({})).status(400).error();
+    assert!(
+        error["message"].as_str().unwrap().contains("the encoder takes at most")
+            || error["code"] == "context_length_exceeded",
+        "{error}"
+    );
+}
+
+#[test]
+fn what_nothing_here_serves_says_what_would() {
+    let running = Running::start(options([("language", language())]));
+    let body = json!({"input": "a"});
+    let error = running.client.post("/v1/embeddings", &body).status(501).error();
+    assert!(error["message"].as_str().unwrap().contains("--task embed"), "{error}");
+    let error = running.client.post("/v1/rerank", &json!({})).status(501).error();
+    assert_eq!(error["code"], "not_served");
+}

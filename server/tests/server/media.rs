@@ -1,0 +1,129 @@
+//! Images in conversations, and `/v1/audio/transcriptions`.
+
+use std::sync::OnceLock;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use crate::bundles::{Running, hearing, options, seeing, shared};
+use crate::client::Response;
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn sensing() -> &'static Running {
+    static SENSING: OnceLock<Running> = OnceLock::new();
+    SENSING.get_or_init(|| Running::start(options([("seeing", seeing()), ("hearing", hearing())])))
+}
+
+fn boat() -> String {
+    STANDARD.encode(std::fs::read(qhx_paths::fixture("qwen3vl-tiny/images/boat.png")).unwrap())
+}
+
+#[test]
+fn an_image_is_seen_in_each_interface() {
+    let client = &sensing().client;
+    let url = format!("data:image/png;base64,{}", boat());
+    let text = json!({"type": "text", "text": "Describe this image."});
+    let content = json!([{"type": "image_url", "image_url": {"url": url}}, text]);
+    let messages = json!([{"role": "user", "content": content}]);
+    let body = json!({"model": "seeing", "messages": messages, "temperature": 0});
+    let json = client.post(CHAT, &body).status(200).json();
+    assert_eq!(json["choices"][0]["message"]["content"], "A red boat on a blue sea.");
+    let source = json!({"type": "base64", "media_type": "image/png", "data": boat()});
+    let content = json!([{"type": "image", "source": source}, text]);
+    let messages = json!([{"role": "user", "content": content}]);
+    let body = json!({"model": "seeing", "messages": messages, "temperature": 0, "max_tokens": 40});
+    let message = client.post("/v1/messages", &body).status(200).json();
+    assert_eq!(message["content"][0]["text"], "A red boat on a blue sea.");
+    let count = client.post("/v1/messages/count_tokens", &body).status(200).json();
+    assert_eq!(count["input_tokens"], json["usage"]["prompt_tokens"]);
+    let content = json!([
+        {"type": "input_image", "image_url": url},
+        {"type": "input_text", "text": "Describe this image."},
+    ]);
+    let input = json!([{"role": "user", "content": content}]);
+    let body = json!({"model": "seeing", "input": input, "temperature": 0});
+    let response = client.post("/v1/responses", &body).status(200).json();
+    assert_eq!(response["output"][0]["content"][0]["text"], "A red boat on a blue sea.");
+}
+
+#[test]
+fn what_is_no_image_is_refused() {
+    let client = &sensing().client;
+    for (url, code) in [
+        ("data:image/png;base64,AAAA", "invalid_media"),
+        ("data:image/png;base64,!", "invalid_value"),
+        ("data:text/html,hello", "invalid_value"),
+    ] {
+        let content = json!([{"type": "image_url", "image_url": url}]);
+        let messages = json!([{"role": "user", "content": content}]);
+        let body = json!({"model": "seeing", "messages": messages});
+        assert_eq!(client.post(CHAT, &body).status(400).error()["code"], code, "{url}");
+    }
+    let content =
+        json!([{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}]);
+    let messages = json!([{"role": "user", "content": content}]);
+    let body = json!({"model": "seeing", "messages": messages});
+    let error = client.post(CHAT, &body).status(400).error();
+    assert_eq!(error["code"], "model_not_supported");
+}
+
+/// A form of fields and a file.
+fn form(fields: &[(&str, &str)], file: Option<&[u8]>) -> Response {
+    let mut body = Vec::new();
+    for (name, value) in fields {
+        let head =
+            format!("--b\r\ncontent-disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n");
+        body.extend_from_slice(head.as_bytes());
+    }
+    if let Some(file) = file {
+        let head = "--b\r\ncontent-disposition: form-data; name=\"file\"; filename=\"../../noon.wav\"\r\n\
+            content-type: audio/wav\r\n\r\n";
+        body.extend_from_slice(head.as_bytes());
+        body.extend_from_slice(file);
+        body.extend_from_slice(b"\r\n");
+    }
+    body.extend_from_slice(b"--b--\r\n");
+    let client = sensing().client.clone();
+    let client = client.with("content-type", "multipart/form-data; boundary=b");
+    client.send("POST", "/v1/audio/transcriptions", &body)
+}
+
+#[test]
+fn speech_becomes_text_in_each_format() {
+    let noon = std::fs::read(qhx_paths::fixture("gemma4-tiny/noon.wav")).unwrap();
+    let words = "the boat leaves at noon";
+    let ask = |format| form(&[("model", "hearing"), ("response_format", format)], Some(&noon));
+    assert_eq!(form(&[("model", "hearing")], Some(&noon)).status(200).json()["text"], words);
+    assert_eq!(ask("json").status(200).json()["text"], words);
+    assert_eq!(ask("text").status(200).text(), format!("{words}\n"));
+    let verbose: Value = ask("verbose_json").status(200).json();
+    assert_eq!(verbose["text"], words);
+    let segment = &verbose["segments"][0];
+    assert_eq!((&segment["text"], &segment["start"]), (&json!(words), &json!(0.0)));
+    assert_eq!(segment["end"], verbose["duration"]);
+    let srt = ask("srt").status(200).text();
+    assert!(srt.starts_with("1\n00:00:00,000 --> 00:00:0"), "{srt}");
+    assert!(srt.ends_with(&format!("\n{words}\n\n")), "{srt}");
+    let vtt = ask("vtt").status(200);
+    assert_eq!(vtt.header("content-type"), Some("text/vtt; charset=utf-8"));
+    assert!(vtt.text().starts_with("WEBVTT\n\n00:00:00.000 --> 00:00:0"), "{}", vtt.text());
+}
+
+#[test]
+fn a_form_that_is_wrong_is_refused() {
+    assert_eq!(form(&[], None).status(400).error()["param"], "file");
+    assert_eq!(
+        form(&[("response_format", "pdf")], None).status(400).error()["param"],
+        "response_format"
+    );
+    assert_eq!(form(&[("model", "seeing")], Some(b"a")).status(400).error()["param"], "model");
+    let error = form(&[("model", "hearing")], Some(b"no audio")).status(400).error();
+    assert!(error["message"].as_str().unwrap().contains("file"), "{error}");
+    let json = sensing().client.post("/v1/audio/transcriptions", &json!({})).status(415);
+    assert_eq!(json.error()["code"], "unsupported_media_type");
+    let error = shared().client.clone().with("content-type", "multipart/form-data; boundary=b");
+    let error = error.send("POST", "/v1/audio/transcriptions", b"--b--\r\n").status(501).error();
+    assert!(error["message"].as_str().unwrap().contains("transcribe"), "{error}");
+}

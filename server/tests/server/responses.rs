@@ -1,0 +1,87 @@
+//! `/v1/responses`.
+
+use serde_json::{Value, json};
+
+use crate::bundles::{golden, shared};
+
+const ROUTE: &str = "/v1/responses";
+
+fn body(input: Value, more: Value) -> Value {
+    let mut body = json!({"model": "language", "input": input, "temperature": 0});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+#[test]
+fn an_answer_is_a_response() {
+    let (system, user, answer) = golden("llama3-tiny", "cook");
+    let message = json!({"role": "user", "content": [{"type": "input_text", "text": user}]});
+    for input in [json!(user), json!([message])] {
+        let more = json!({"instructions": system, "metadata": {"a": "b"}});
+        let json = shared().client.post(ROUTE, &body(input, more)).status(200).json();
+        assert_eq!((&json["object"], &json["status"]), (&json!("response"), &json!("completed")));
+        let item = &json["output"][0];
+        assert_eq!((&item["type"], &item["role"]), (&json!("message"), &json!("assistant")));
+        assert_eq!(item["content"][0]["type"], "output_text");
+        assert_eq!(item["content"][0]["text"], answer);
+        assert_eq!(json["metadata"], json!({"a": "b"}));
+        let usage = &json["usage"];
+        let count = |name: &str| usage[name].as_u64().unwrap();
+        assert_eq!(count("total_tokens"), count("input_tokens") + count("output_tokens"));
+    }
+    let cut =
+        shared().client.post(ROUTE, &body(json!(user), json!({"max_output_tokens": 2}))).json();
+    assert_eq!(cut["status"], "incomplete");
+    assert_eq!(cut["incomplete_details"]["reason"], "max_output_tokens");
+}
+
+#[test]
+fn a_stream_has_numbered_events_and_stable_ids() {
+    let (_, user, answer) = golden("llama3-tiny", "sky");
+    let more = json!({"stream": true});
+    let events = shared().client.post(ROUTE, &body(json!(user), more)).status(200).chunks();
+    for (at, event) in events.iter().enumerate() {
+        assert_eq!(event["sequence_number"], at);
+    }
+    let kinds: Vec<_> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    let first = ["created", "in_progress", "output_item.added", "content_part.added"];
+    assert_eq!(kinds[..4], first.map(|kind| format!("response.{kind}")));
+    let last = ["output_text.done", "content_part.done", "output_item.done", "completed"];
+    assert_eq!(kinds[kinds.len() - 4..], last.map(|kind| format!("response.{kind}")));
+    let deltas: String = events.iter().filter_map(|event| event["delta"].as_str()).collect();
+    assert_eq!(deltas, answer);
+    let whole = &events.last().unwrap()["response"];
+    assert_eq!(whole["output"][0]["content"][0]["text"], answer);
+    assert_eq!(events[0]["response"]["id"], whole["id"]);
+    let item = &whole["output"][0]["id"];
+    let ids = events.iter().filter_map(|event| event.get("item_id"));
+    assert!(ids.clone().count() > 5 && ids.into_iter().all(|id| id == item));
+    assert_eq!(events[2]["item"]["id"], *item);
+}
+
+#[test]
+fn a_text_is_of_its_format() {
+    let schema = json!({"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": false});
+    let format = json!({"type": "json_schema", "name": "n", "schema": schema, "strict": true});
+    let more = json!({"text": {"format": format}, "max_output_tokens": 20});
+    let json = shared().client.post(ROUTE, &body(json!("Hello"), more)).status(200).json();
+    let text = json["output"][0]["content"][0]["text"].as_str().unwrap();
+    let answer: Value = serde_json::from_str(text).unwrap();
+    assert!(answer["n"] == 1 || answer["n"] == 2, "{text}");
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    for (input, more, param) in [
+        (json!(null), json!({}), "input"),
+        (json!(1), json!({}), "input"),
+        (json!([{"type": "smell"}]), json!({}), "input[0].type"),
+        (json!([{"type": "function_call", "name": "a"}]), json!({}), "input[0].call_id"),
+        (json!("a"), json!({"previous_response_id": "resp_1"}), "previous_response_id"),
+        (json!("a"), json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+        (json!("a"), json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
+    ] {
+        let error = shared().client.post(ROUTE, &body(input, more)).status(400).error();
+        assert_eq!(error["param"], param);
+    }
+}
