@@ -25,6 +25,7 @@ Examples:
   qhx forge Qwen3.5-0.8B --out qwen35/v81 --target v81
   qhx generate qwen35/v81 'The capital of France is' --max-new 32
   qhx chat qwen35/v81
+  qhx serve qwen35/v81
 
 Results go to standard output, everything else to standard error. Exit codes and environment
 variables are described in docs/cli.md.";
@@ -50,6 +51,7 @@ enum Command {
     Chat(commands::chat::ChatArgs),
     Transcribe(commands::transcribe::TranscribeArgs),
     Rerank(commands::rerank::RerankArgs),
+    Serve(Box<commands::serve::ServeArgs>),
     Embed(commands::embed::EmbedArgs),
     Pull(commands::pull::PullArgs),
     List(commands::pulled::ListArgs),
@@ -124,6 +126,7 @@ fn dispatch(command: Command, app: &mut App) -> Result<Status> {
         Command::Chat(args) => commands::chat::run(&args, app),
         Command::Transcribe(args) => commands::transcribe::run(&args, app),
         Command::Rerank(args) => commands::rerank::run(&args, app),
+        Command::Serve(args) => commands::serve::run(&args, app),
         Command::Embed(args) => commands::embed::run(&args, app),
         Command::Pull(args) => commands::pull::run(&args, app),
         Command::List(args) => commands::pulled::list(&args, app),
@@ -154,6 +157,7 @@ impl Command {
             Self::Chat(args) => Some(&args.backend.libraries),
             Self::Transcribe(args) => Some(&args.backend.libraries),
             Self::Rerank(args) => Some(&args.backend.libraries),
+            Self::Serve(args) => Some(&args.backend.libraries),
             Self::Embed(args) => Some(&args.backend.libraries),
             Self::Verify(args) => Some(&args.backend.libraries),
             Self::Bench(args) => Some(&args.backend.libraries),
@@ -187,7 +191,7 @@ impl Command {
             Self::Plugins(args) => args.wants_json(),
             Self::Doctor(args) => args.json,
             Self::Demo(args) => args.json,
-            Self::Push(_) | Self::Completions(_) | Self::Version => false,
+            Self::Serve(_) | Self::Push(_) | Self::Completions(_) | Self::Version => false,
         }
     }
 }

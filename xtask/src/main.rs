@@ -5,6 +5,7 @@
 mod aarch64;
 mod android;
 mod cargo;
+mod clients;
 mod demo;
 mod kotlin;
 mod miri;
@@ -30,6 +31,7 @@ Usage: cargo xtask COMMAND
       --require-all   a target that is not installed is a failure
   aarch64           build programs for boards and run them under qemu
   python            build the wheel, install it in a fresh environment and run its tests
+  clients           ask `qhx serve` with the official packages of its interfaces
   wheel [--dev]     build the wheel of the Python package, with the programs in it
   kotlin            compile the Kotlin library, lay its archive out and run its tests on a Java virtual machine
   aar               lay the Kotlin library out for Android, with the native part where ANDROID_NDK_HOME is set
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
         Some("check-targets") => targets::parse(&rest).and_then(targets::check),
         Some("aarch64") => aarch64_tier(),
         Some("python") => python::tools().and_then(|tools| python::test(&tools)),
+        Some("clients") => clients::tools().and_then(|tools| clients::test(&tools)),
         Some("wheel") => python::run(&rest),
         Some("kotlin") => kotlin::tier(),
         Some("aar") => android::run(),

@@ -35,17 +35,17 @@ fn folder() -> PathBuf {
 }
 
 /// A program of an environment.
-fn within(environment: &Path, name: &str) -> PathBuf {
+pub(crate) fn within(environment: &Path, name: &str) -> PathBuf {
     let folder = if cfg!(windows) { "Scripts" } else { "bin" };
     environment.join(folder).join(format!("{name}{}", std::env::consts::EXE_SUFFIX))
 }
 
-/// An environment with pip and maturin, which is made where it is not there.
+/// An environment with pip among the tools, which is made where it is not there.
 ///
 /// # Errors
 /// Python is not there, or cannot install anything: for people.
-pub(crate) fn tools() -> Result<PathBuf> {
-    let environment = cargo::tools_folder().join("python");
+pub(crate) fn environment(name: &str) -> Result<PathBuf> {
+    let environment = cargo::tools_folder().join(name);
     let python = within(&environment, "python");
     if !works(Command::new(&python).args(["-m", "pip", "--version"])) {
         if !works(Command::new("python3").args(["-m", "ensurepip", "--version"])) {
@@ -53,6 +53,15 @@ pub(crate) fn tools() -> Result<PathBuf> {
         }
         cargo::run(Command::new("python3").args(["-m", "venv"]).arg(&environment))?;
     }
+    Ok(environment)
+}
+
+/// An environment with pip and maturin, which is made where it is not there.
+///
+/// # Errors
+/// Python is not there, or cannot install anything: for people.
+pub(crate) fn tools() -> Result<PathBuf> {
+    let environment = environment("python")?;
     if !works(Command::new(within(&environment, "maturin")).arg("--version")) {
         cargo::run(pip(&environment).args([
             "install",
@@ -65,7 +74,8 @@ pub(crate) fn tools() -> Result<PathBuf> {
     Ok(environment)
 }
 
-fn pip(environment: &Path) -> Command {
+/// The command that installs into an environment.
+pub(crate) fn pip(environment: &Path) -> Command {
     let mut pip = Command::new(within(environment, "python"));
     pip.args(["-m", "pip", "--disable-pip-version-check"]);
     pip

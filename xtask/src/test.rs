@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cargo::{self, PLUGINS, Result, cargo, works};
-use crate::{aarch64, kotlin, python, targets, windows};
+use crate::{aarch64, clients, kotlin, python, targets, windows};
 
 /// What to run.
 #[derive(Debug, Default)]
@@ -108,6 +108,11 @@ fn tests(
 ) -> Result<()> {
     // Benchmarks have no tests, and are type-checked with the lints.
     run(&mut cargo(&["test", "--workspace", "--exclude", "qhx-benches"]))?;
+    // With the program that they were run with.
+    match clients::tools() {
+        Ok(tools) => clients::test(&tools)?,
+        Err(why) => skipped.add("clients tier", &why),
+    }
     eprintln!("the same with the host-ops linked in");
     // Linking changes no graph, so that the NPU has nothing new to say.
     let linked = |arguments: &[&str]| run(cargo(arguments).env("QHX_SKIP_TIERS", "qnn"));

@@ -16,5 +16,6 @@ pub(crate) mod pulled;
 pub(crate) mod push;
 pub(crate) mod rerank;
 pub(crate) mod runtime;
+pub(crate) mod serve;
 pub(crate) mod transcribe;
 pub(crate) mod verify;

@@ -31,6 +31,8 @@ mod qnn;
 mod reports;
 mod rerank;
 mod run;
+#[cfg(unix)]
+mod serve;
 mod size;
 #[cfg(target_os = "linux")]
 mod streams;

@@ -115,7 +115,7 @@ fn every_command_has_help_with_examples_or_options() {
     let folder = folder();
     for command in [
         "generate", "chat", "embed", "forge", "prepare", "inspect", "verify", "bench", "runtime",
-        "push", "plugins", "doctor", "demo",
+        "push", "plugins", "doctor", "demo", "serve",
     ] {
         let run = Program::qhx(folder.path()).args([command, "--help"]).run().ok();
         assert!(run.stdout.contains("Usage: qhx "), "{command}: {}", run.stdout);

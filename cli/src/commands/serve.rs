@@ -1,0 +1,129 @@
+//! `qhx serve`: bundles over HTTP.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use qhx::{Bundle, CancelToken, Runtime};
+use qhx_core::Result;
+use qhx_server::{Options, Server};
+
+use crate::Status;
+use crate::app::App;
+use crate::args::{BackendArgs, parse_seconds};
+
+const EXAMPLES: &str = "\
+Examples:
+  qhx serve qwen35/v81
+  qhx serve qwen35/v81 code=embedcode/v81 --port 9000
+  qhx serve qwen35/v81 --host 0.0.0.0 --api-key-file keys.txt
+  curl http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Name three rivers.\"}]}'
+
+The address goes to standard output once the server listens, and a line a request to standard error.";
+
+/// Serve bundles over HTTP
+///
+/// Clients of OpenAI's and of Anthropic's interfaces are answered: chats, completions, responses, messages, embeddings
+/// and transcriptions. Several requests take turns on the device; further ones wait.
+///
+/// The first Ctrl-C, or SIGTERM, lets what is under way finish; the second one ends the program.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ServeArgs {
+    /// The bundles: folders, manifests, or manifests' names in their folders. NAME=BUNDLE serves one under another name
+    /// than that of its manifest
+    #[arg(required = true, value_name = "BUNDLE")]
+    pub bundles: Vec<String>,
+    /// The address to listen on; 0.0.0.0 for all of this machine's
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub host: IpAddr,
+    /// The port to listen on; 0 takes a free one
+    #[arg(long, value_name = "PORT", default_value_t = 8080)]
+    pub port: u16,
+    /// Ask for one of the keys in this file: one a line
+    #[arg(long, value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
+    /// Answer pages of this origin, such as https://example.org; * for any. May be given several times
+    #[arg(long, value_name = "ORIGIN")]
+    pub allow_origin: Vec<String>,
+    /// Requests that take turns on the device, each with a state of its own
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub parallel: u16,
+    /// Requests that may wait for their turn; further ones are refused
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub queue: u16,
+    /// Memory for models in MiB, by the size of their files: where it does not hold all, the one that was used the
+    /// longest time ago goes [default: no limit]
+    #[arg(long, value_name = "MIB")]
+    pub memory: Option<u32>,
+    /// Greatest size of a request in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
+    pub max_body: u16,
+    /// Time that a request may take, waiting included
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = parse_seconds)]
+    pub time_limit: Duration,
+    /// Time that requests under way may take once the server is asked to stop
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
+    pub drain: Duration,
+    /// Give the vote for the power mode back after this time without work
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
+    pub idle_release: Duration,
+    /// Print what requests ask, too
+    #[arg(long)]
+    pub log_prompts: bool,
+    #[command(flatten)]
+    pub backend: BackendArgs,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &ServeArgs, app: &mut App) -> Result<Status> {
+    let backend = BackendArgs { idle_release: Some(args.idle_release), ..args.backend.clone() };
+    // Ctrl-C lets models finish what they do.
+    let runtime = app.runtime(&backend, None).cancel(CancelToken::new()).build();
+    let mut options = options(args, &runtime)?.runtime(runtime);
+    if let Some(file) = &args.api_key_file {
+        options = options.api_key_file(file)?;
+    }
+    if !args.host.is_loopback() && args.api_key_file.is_none() {
+        say!("note: others in this network can use the models: --api-key-file asks for a key");
+    }
+    let server = Server::bind(options)?;
+    app.output.line(&format!("http://{}", server.address()))?;
+    let stop = CancelToken::new();
+    let _working = app.interrupts.working_on(&stop);
+    server.run(&stop)?;
+    Ok(Status::Done)
+}
+
+fn options(args: &ServeArgs, runtime: &Runtime) -> Result<Options> {
+    let mut options = Options::default()
+        .listen(args.host, args.port)
+        .parallel(args.parallel.into())
+        .queue(args.queue.into())
+        .memory(args.memory.map(|mebibytes| u64::from(mebibytes) << 20))
+        .max_body(usize::from(args.max_body) << 20)
+        .time_limit(args.time_limit)
+        .drain(args.drain)
+        .log_prompts(args.log_prompts)
+        .on_request(|record| say!("{record}"));
+    for origin in &args.allow_origin {
+        options = options.allow_origin(origin);
+    }
+    for named in &args.bundles {
+        options = add(options, named, runtime)?;
+    }
+    Ok(options)
+}
+
+/// Serves `BUNDLE` or `NAME=BUNDLE`, too.
+fn add(options: Options, named: &str, runtime: &Runtime) -> Result<Options> {
+    let open = |path: &str| -> Result<Bundle> { runtime.bundle(Path::new(path), None) };
+    match named.split_once('=') {
+        Some((name, path)) if !Path::new(named).exists() && !name.is_empty() => {
+            Ok(options.bundle_as(name, open(path)?))
+        }
+        _ => Ok(options.bundle(open(named)?)),
+    }
+}

@@ -1,0 +1,63 @@
+//! `qhx serve`: the program around the server.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::{Child, Command};
+
+use crate::run::{Program, bundle, folder};
+
+/// Starts the server on a free port, and waits for its address.
+fn started(arguments: &[&str], folder: &std::path::Path) -> (Child, String) {
+    let named = format!("model={}", bundle().display());
+    let mut server = Program::qhx(folder)
+        .args(["serve", &named, "--port", "0", "--backend", "cpu"])
+        .args(arguments)
+        .start();
+    let mut line = String::new();
+    let stdout = server.stdout.as_mut().unwrap();
+    BufReader::new(stdout).read_line(&mut line).unwrap();
+    let address = line.trim_end().strip_prefix("http://").expect("an address").to_owned();
+    (server, address)
+}
+
+fn get(address: &str, head: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET {head}\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    response
+}
+
+#[test]
+fn a_server_answers_until_it_is_asked_to_stop() {
+    let folder = folder();
+    std::fs::write(folder.path().join("keys"), "k1\n").unwrap();
+    let (server, address) = started(&["--api-key-file", "keys"], folder.path());
+    assert!(get(&address, "/health HTTP/1.1").contains("{\"status\":\"ok\"}"));
+    assert!(get(&address, "/v1/models HTTP/1.1").starts_with("HTTP/1.1 401 "));
+    let models = get(&address, "/v1/models HTTP/1.1\r\nx-api-key: k1");
+    assert!(models.contains("\"id\":\"model\""), "{models}");
+    let status = Command::new("kill").arg(server.id().to_string()).status().unwrap();
+    assert!(status.success());
+    let output = server.wait_with_output().unwrap();
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{log}");
+    assert!(log.contains(" GET /v1/models 401 ") && log.contains(" GET /v1/models 200 "), "{log}");
+}
+
+#[test]
+fn what_cannot_be_served_says_why() {
+    let folder = folder();
+    let run = |arguments: &[&str]| Program::qhx(folder.path()).args(arguments).run();
+    let bundle = bundle().to_string_lossy().into_owned();
+    let twice = run(&["serve", &bundle, &bundle, "--backend", "cpu"]);
+    assert_eq!(twice.code, 2, "{twice:?}");
+    assert!(twice.stderr.contains("two bundles have the name \"tiny\""), "{twice:?}");
+    assert!(twice.stderr.contains("NAME=BUNDLE"), "{twice:?}");
+    assert_eq!(run(&["serve", "nowhere"]).code, 3);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let busy = run(&["serve", &bundle, "--port", &port, "--backend", "cpu"]);
+    assert_eq!(busy.code, 11, "{busy:?}");
+    assert!(busy.stderr.contains("cannot be listened on"), "{busy:?}");
+}
