@@ -239,9 +239,9 @@ impl Registry {
                     "model {}: {} bytes do not fit the memory budget of {budget} beside models in use",
                     model.name, model.bytes
                 );
-                return Err(qhx::Error::new(ErrorKind::Runtime, message)
-                    .with_source(NoRoom)
-                    .hint("raise --memory, or send fewer requests to different models at once"));
+                return Err(qhx::Error::new(ErrorKind::Runtime, message).with_source(NoRoom).hint(
+                    "raise --model-memory, or send fewer requests to different models at once",
+                ));
             };
             oldest.unload();
         }

@@ -57,7 +57,7 @@ pub(crate) struct ServeArgs {
     /// Memory for models in MiB, by the size of their files: where it does not hold all, the one that was used the
     /// longest time ago goes [default: no limit]
     #[arg(long, value_name = "MIB")]
-    pub memory: Option<u32>,
+    pub model_memory: Option<u32>,
     /// Greatest size of a request in MiB
     #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
     pub max_body: u16,
@@ -102,7 +102,7 @@ fn options(args: &ServeArgs, runtime: &Runtime) -> Result<Options> {
         .listen(args.host, args.port)
         .parallel(args.parallel.into())
         .queue(args.queue.into())
-        .memory(args.memory.map(|mebibytes| u64::from(mebibytes) << 20))
+        .memory(args.model_memory.map(|mebibytes| u64::from(mebibytes) << 20))
         .max_body(usize::from(args.max_body) << 20)
         .time_limit(args.time_limit)
         .drain(args.drain)
