@@ -11,7 +11,8 @@ use qhx_server::{Options, Server};
 
 use crate::client::Client;
 
-fn folder() -> &'static Path {
+/// A folder of this run.
+pub fn folder() -> &'static Path {
     static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
     FOLDER.get_or_init(|| tempfile::tempdir().expect("a temporary folder")).path()
 }
@@ -62,10 +63,9 @@ pub fn hearing() -> &'static Path {
         let checkpoint = folder().join("hearing-checkpoint");
         copy(&fixture("gemma4-tiny"), &checkpoint);
         let file = checkpoint.join("tokenizer_config.json");
-        let text = std::fs::read_to_string(&file).expect("the file is read");
-        let mut config: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-        config.as_object_mut().expect("an object").remove("chat_template");
-        std::fs::write(&file, config.to_string()).expect("the file is written");
+        edit_json(&file, |config| {
+            config.as_object_mut().expect("an object").remove("chat_template");
+        });
         forged("hearing", &checkpoint, |options| {
             options.prefill = Some(vec![24]);
             let more = [("towers", "audio"), ("audio-tokens", "54")];
@@ -82,6 +82,14 @@ pub fn with_template(name: &str, template: &str) -> PathBuf {
     copy(from, &to);
     std::fs::write(to.join("chat_template.jinja"), template).expect("the template is written");
     to.join("language.json")
+}
+
+/// Changes a file of JSON.
+pub fn edit_json(file: &Path, edit: impl FnOnce(&mut serde_json::Value)) {
+    let text = std::fs::read_to_string(file).expect("the file is read");
+    let mut json = serde_json::from_str(&text).expect("the file is JSON");
+    edit(&mut json);
+    std::fs::write(file, json.to_string()).expect("the file is written");
 }
 
 /// Copies a folder.

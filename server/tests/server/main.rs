@@ -8,6 +8,7 @@ mod chat;
 mod client;
 mod completions;
 mod embeddings;
+mod faulty;
 mod hostile;
 mod media;
 mod messages;
