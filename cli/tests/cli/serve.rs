@@ -1,5 +1,7 @@
 //! `qhx serve`: the program around the server.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::{Child, Command};
