@@ -27,6 +27,8 @@ pub struct GraphBuilder {
     names: HashSet<String>,
     scope: String,
     scalars: HashMap<(Elem, usize, u32), TensorId>,
+    /// What [`GraphBuilder::reorder`] made: of a tensor, in an order.
+    reordered: Vec<(TensorId, Arc<[u32]>, TensorId)>,
 }
 
 impl GraphBuilder {
@@ -45,6 +47,7 @@ impl GraphBuilder {
             names: HashSet::new(),
             scope: String::new(),
             scalars: HashMap::new(),
+            reordered: Vec::new(),
         }
     }
 

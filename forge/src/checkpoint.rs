@@ -278,17 +278,12 @@ impl Checkpoint {
         self.tensors.values().any(imported)
     }
 
-    /// The forms of quantized weights that graphs of integers cannot have, with the number of tensors of each.
-    pub(crate) fn rounded_forms(&self) -> BTreeMap<&'static str, usize> {
-        let mut forms = BTreeMap::new();
-        for entry in self.tensors.values() {
-            if let Entry::Imported(tensor) = entry
-                && tensor.is_rounded()
-            {
-                *forms.entry(tensor.form()).or_default() += 1;
-            }
+    /// The form of the tensor `key`, given with its prefix, where another program quantized it.
+    pub(crate) fn form(&self, key: &str) -> Option<&'static str> {
+        match self.tensors.get(key)? {
+            Entry::Imported(tensor) => Some(tensor.form()),
+            Entry::Plain { .. } => None,
         }
-        forms
     }
 
     /// True when the decoder has the tensor `name`, given without prefix. False for a synthetic model,
@@ -452,7 +447,7 @@ impl Checkpoint {
                     ErrorKind::Artifact,
                     format!("tensor {key} is stored as {other:?}, expected F32, F16 or BF16"),
                 )
-                .hint("take the unquantized checkpoint, or one of GPTQ, AWQ or GGUF"));
+                .hint("take the unquantized checkpoint; how it is quantized, config.json has to say in quantization_config"));
             }
         };
         let map = self.shards[shard].clone();
@@ -479,14 +474,14 @@ impl Checkpoint {
                 Entry::Imported(_) => None,
             };
             let names = self.tensors.keys().map(String::as_str);
-            packed::gather(scheme, names, part).map_err(|what| fail(&self.dir, what))?
+            packed::gather(&scheme, names, part).map_err(|what| fail(&self.dir, what))?
         };
         let tensors = Arc::make_mut(&mut self.tensors);
-        for (name, tensor) in quantized {
-            let layer = name.trim_end_matches("weight");
-            packed::PARTS.iter().for_each(|part| drop(tensors.remove(&format!("{layer}{part}"))));
-            tensors.insert(name, Entry::Imported(Imported::Packed(tensor)));
-        }
+        quantized.parts.iter().for_each(|part| drop(tensors.remove(part)));
+        let weights = quantized.weights.into_iter();
+        tensors.extend(
+            weights.map(|(name, tensor)| (name, Entry::Imported(Imported::Packed(tensor)))),
+        );
         Ok(())
     }
 

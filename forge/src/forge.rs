@@ -1,6 +1,6 @@
 //! The whole way: a checkpoint folder in, a bundle folder out.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -159,15 +159,8 @@ fn make(
     if options.precision == Precision::Fp16 && checkpoint.has_quantized_weights() {
         progress.note("the checkpoint's quantized weights are dequantized to f16; --precision w4a16 keeps them");
     }
-    let rounded = checkpoint.rounded_forms();
-    if options.precision != Precision::Fp16 && !rounded.is_empty() {
-        let forms: Vec<_> =
-            rounded.iter().map(|(form, count)| format!("{form} ({count})")).collect();
-        progress.note(&format!(
-            "tensors of forms with a scale for each 16 inputs are rounded to int8 in blocks of 32: {}; all other \
-             quantized weights keep their integers",
-            forms.join(", ")
-        ));
+    if let Some(note) = rounded(checkpoint, &recipe) {
+        progress.note(&note);
     }
     let artifacts = fill(checkpoint, &recipe, &name, options, &mut staging, progress);
     let artifacts = match artifacts {
@@ -189,6 +182,34 @@ fn make(
         bytes,
         check,
         residuals: artifacts.residuals,
+    })
+}
+
+/// Which quantized weights of the checkpoint graphs hold as integers of another form than its own.
+fn rounded(checkpoint: &Checkpoint, recipe: &Recipe) -> Option<String> {
+    let mut names: BTreeMap<&str, (&'static str, Storage)> = BTreeMap::new();
+    let graphs = recipe.contexts.iter().flat_map(|context| &context.graphs);
+    for weight in graphs.flat_map(Graph::weights) {
+        let source = weight.source();
+        let storage = weight.storage();
+        let kept = source.block_form() == storage.form(weight.cols());
+        if let (false, Storage::Int8 | Storage::Blocks(_), Some(form)) =
+            (kept, storage, checkpoint.form(source.name()))
+        {
+            names.insert(source.name(), (form, storage));
+        }
+    }
+    let mut forms: BTreeMap<String, usize> = BTreeMap::new();
+    for (form, storage) in names.values() {
+        *forms.entry(format!("{form} to {storage}")).or_default() += 1;
+    }
+    let forms: Vec<_> = forms.iter().map(|(form, count)| format!("{form} ({count})")).collect();
+    (!forms.is_empty()).then(|| {
+        format!(
+            "quantized weights of forms that graphs do not have are dequantized and rounded: {}; all others keep \
+             their integers",
+            forms.join(", ")
+        )
     })
 }
 

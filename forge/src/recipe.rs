@@ -77,7 +77,12 @@ impl Precision {
     pub fn weight(self, source: Arc<dyn RowSource>) -> Weight {
         let [rows, cols] = source.shape();
         let stored = source.nearest_form().filter(|form| self != Self::Fp16 && form.fits(cols));
-        let storage = stored.map_or_else(|| self.storage(rows, cols), Storage::Blocks);
+        let storage = match stored {
+            // A scale for each output is that of int8, whose scales stay f32.
+            Some(form) if form == QuantizedForm::symmetric(Bits::Eight, cols) => Storage::Int8,
+            Some(form) => Storage::Blocks(form),
+            None => self.storage(rows, cols),
+        };
         Weight::new(source, storage)
     }
 }

@@ -68,6 +68,28 @@ pub trait RowSource: Send + Sync + fmt::Debug {
         let what = format!("{}: the checkpoint holds no quantized values of it", self.name());
         Err(Error::new(ErrorKind::Internal, what))
     }
+
+    /// The same matrix with its columns in the order in which graphs can hold its quantized weights, where blocks are
+    /// no neighbours in its own (GPTQ's `desc_act`). None for all others.
+    fn reordered(&self) -> Option<Reordered> {
+        None
+    }
+}
+
+/// A matrix whose columns are in another order than those of the checkpoint.
+#[derive(Debug, Clone)]
+pub struct Reordered {
+    /// The matrix.
+    pub source: Arc<dyn RowSource>,
+    /// Of each column of it, the column of the checkpoint's matrix. A permutation.
+    pub order: Arc<[u32]>,
+}
+
+impl Reordered {
+    /// The same order of columns over a view of other rows or scales of the matrix.
+    fn over(self, view: impl FnOnce(Arc<dyn RowSource>) -> Arc<dyn RowSource>) -> Self {
+        Self { source: view(self.source), order: self.order }
+    }
 }
 
 /// [`RowSource::read_f32`] of a source with a [`RowSource::block_form`]: the dequantized values.
@@ -344,6 +366,74 @@ impl RowSource for Rows {
     fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
         self.source.read_blocks(self.rows.start + first, out)
     }
+
+    fn reordered(&self) -> Option<Reordered> {
+        let found = self.source.reordered()?;
+        Some(found.over(|source| Arc::new(Self { source, rows: self.rows.clone() })))
+    }
+}
+
+/// The rows of `source` in this order, a permutation: row n is row `order[n]` of it.
+pub fn row_order(source: Arc<dyn RowSource>, order: Arc<[u32]>) -> Arc<dyn RowSource> {
+    Arc::new(RowOrder { source, order })
+}
+
+#[derive(Debug)]
+struct RowOrder {
+    source: Arc<dyn RowSource>,
+    order: Arc<[u32]>,
+}
+
+impl RowOrder {
+    /// Where the rows from `first` on are in the source.
+    fn places(&self, first: usize) -> impl Iterator<Item = usize> {
+        self.order.iter().skip(first).map(|row| *row as usize)
+    }
+}
+
+impl RowSource for RowOrder {
+    fn name(&self) -> &str {
+        self.source.name()
+    }
+
+    fn shape(&self) -> [usize; 2] {
+        self.source.shape()
+    }
+
+    fn stored_dtype(&self) -> DType {
+        self.source.stored_dtype()
+    }
+
+    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
+        let mut rows = out.chunks_exact_mut(self.shape()[1].max(1)).zip(self.places(first));
+        rows.try_for_each(|(row, place)| self.source.read_f32(place, row))
+    }
+
+    fn block_form(&self) -> Option<QuantizedForm> {
+        self.source.block_form()
+    }
+
+    fn nearest_form(&self) -> Option<QuantizedForm> {
+        self.source.nearest_form()
+    }
+
+    fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
+        let QuantizedMut { form, values, scales, offsets } = out;
+        let cols = self.shape()[1].max(1);
+        let blocks = form.blocks(cols).unwrap_or(1);
+        let mut offsets = offsets.chunks_exact_mut(blocks);
+        let rows = values.chunks_exact_mut(cols).zip(scales.chunks_exact_mut(blocks));
+        for ((values, scales), place) in rows.zip(self.places(first)) {
+            let offsets = offsets.next().unwrap_or_default();
+            self.source.read_blocks(place, QuantizedMut { form, values, scales, offsets })?;
+        }
+        Ok(())
+    }
+
+    fn reordered(&self) -> Option<Reordered> {
+        let found = self.source.reordered()?;
+        Some(found.over(|source| row_order(source, Arc::clone(&self.order))))
+    }
 }
 
 #[derive(Debug)]
@@ -388,6 +478,10 @@ impl RowSource for Scaled {
         self.source.read_blocks(first, out.reborrow())?;
         out.scales.iter_mut().for_each(|scale| *scale *= self.factor);
         Ok(())
+    }
+
+    fn reordered(&self) -> Option<Reordered> {
+        Some(self.source.reordered()?.over(|source| scaled(source, self.factor)))
     }
 }
 

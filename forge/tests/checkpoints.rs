@@ -3,6 +3,8 @@
 
 #[path = "checkpoints/encoders.rs"]
 mod encoders;
+#[path = "checkpoints/formats.rs"]
+mod formats;
 #[path = "checkpoints/gguf.rs"]
 mod gguf;
 #[path = "checkpoints/processors.rs"]

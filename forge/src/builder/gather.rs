@@ -1,9 +1,11 @@
 //! Tables and the choice of their rows.
 
+use std::sync::Arc;
+
 use qhx_core::Result;
 
 use super::{GraphBuilder, elements};
-use crate::graph::{Elem, MAX_RANK, Op, Origin, TensorId};
+use crate::graph::{Constant, Elem, MAX_RANK, Op, Origin, TensorId};
 use crate::weight::{Storage, Weight};
 
 impl GraphBuilder {
@@ -20,6 +22,31 @@ impl GraphBuilder {
         }
         let shape = vec![weight.rows(), weight.cols()];
         self.push(name, Elem::Activation, shape, Origin::Weight(weight))
+    }
+
+    /// The columns of x `[rows, columns]` in this order: column n is column `order[n]` of x. Once for each x and order.
+    ///
+    /// # Errors
+    /// When the order is not of as many columns, or names one that is not there.
+    pub fn reorder(&mut self, x: TensorId, order: &Arc<[u32]>) -> Result<TensorId> {
+        let known = self.reordered.iter().find(|(of, by, _)| *of == x && by == order);
+        if let Some((_, _, y)) = known {
+            return Ok(*y);
+        }
+        let columns = self.width(x)?;
+        let places = order.iter().map(|place| i32::try_from(*place));
+        let places: Vec<i32> = places.filter_map(Result::ok).collect();
+        let inside = order.iter().all(|place| (*place as usize) < columns);
+        if self.shape(x)?.len() != 2 || places.len() != columns || !inside {
+            let expected = format!("a matrix and an order of its {columns} columns");
+            return Err(self.misused("reorder", &[x], &expected));
+        }
+        let name = format!("order_{}", self.graph.tensors.len());
+        let constant = Origin::Constant(Constant::Int(Arc::from(places)));
+        let indices = self.push(name, Elem::I32, vec![columns], constant)?;
+        let y = self.gather(x, indices, 1)?;
+        self.reordered.push((x, Arc::clone(order), y));
+        Ok(y)
     }
 
     /// Elements of `x` along `axis`, at the positions in `indices` (`torch.index_select`, `numpy.take`):

@@ -1,4 +1,5 @@
-//! Checkpoints that another program quantized: GGUF files of llama.cpp, and safetensors of GPTQ and AWQ.
+//! Checkpoints that another program quantized: GGUF files of llama.cpp, and safetensors of GPTQ, AWQ,
+//! compressed-tensors, bitsandbytes, FP8 and MXFP4.
 //!
 //! A tensor gets the name that the unquantized checkpoint has for it, so that recipes need not know of any of this.
 //! Quantized weights reach the graphs as they are stored: see [`RowSource::read_blocks`].
@@ -40,13 +41,8 @@ impl Imported {
     pub fn has_quantized_weights(&self) -> bool {
         match self {
             Self::Gguf(tensor) => tensor.has_quantized_weights(),
-            Self::Packed(_) => true,
+            Self::Packed(tensor) => tensor.has_integers(),
         }
-    }
-
-    /// True where graphs have its values in a form that is near to its own.
-    pub fn is_rounded(&self) -> bool {
-        matches!(self, Self::Gguf(tensor) if tensor.is_rounded())
     }
 
     /// The tensor `name` seen as a matrix `shape` of as many elements.

@@ -1,11 +1,15 @@
 //! Parts of layers, from the tensors of a checkpoint.
 
+use std::sync::Arc;
+
 use qhx_core::Result;
 
 use crate::builder::GraphBuilder;
 use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph, TensorId};
+use crate::quantize::QuantizedForm;
 use crate::recipe::{Precision, RecipeOptions};
+use crate::weight::{Reordered, RowSource, row_order};
 
 /// Builds parts of layers from the tensors of a checkpoint. Names of tensors are given without the decoder's
 /// prefix and, unless noted otherwise, without `.weight`: `layers.3.mlp.up_proj`. The last part of such a
@@ -77,11 +81,15 @@ impl<'a> Layers<'a> {
         precision: Precision,
         bias: bool,
     ) -> Result<TensorId> {
-        let source = self.checkpoint.matrix(&format!("{name}.weight"), [outputs, b.width(x)?])?;
-        let bias = bias
-            .then(|| self.checkpoint.values(&format!("{name}.bias"), &[outputs]))
-            .transpose()?;
-        b.linear(last_part(name), x, precision.weight(source), bias)
+        let parts = self.parts(name, [outputs, b.width(x)?], bias)?;
+        parts.build(b, x, precision)
+    }
+
+    /// The weight and, if `bias`, the bias of the projection `name`.
+    fn parts(&self, name: &str, shape: [usize; 2], bias: bool) -> Result<Projection> {
+        let weight = self.checkpoint.matrix(&format!("{name}.weight"), shape)?;
+        let bias = bias.then(|| self.checkpoint.values(&format!("{name}.bias"), &[shape[0]]));
+        Ok(Projection { name: last_part(name).to_owned(), weight, bias: bias.transpose()? })
     }
 
     /// RMSNorm (Zhang and Sennrich 2019, arXiv 1910.07467) along the last axis of x, hidden states or heads, with
@@ -138,11 +146,21 @@ impl<'a> Layers<'a> {
     ) -> Result<TensorId> {
         let hidden = b.width(x)?;
         let [gate, up, down] = mlp.parts.map(|part| format!("{}.{part}", mlp.name));
-        let gate = self.linear(b, x, &gate, mlp.width, mlp.bias)?;
-        let up = self.linear(b, x, &up, mlp.width, mlp.bias)?;
+        let inner = [mlp.width, hidden];
+        let mut gate = self.parts(&gate, inner, mlp.bias)?;
+        let mut up = self.parts(&up, inner, mlp.bias)?;
+        let mut down = self.parts(&down, [hidden, mlp.width], mlp.bias)?;
+        // What stands between them has no order: the outputs before take that of the inputs behind.
+        if let Some(Reordered { source, order }) = down.in_order(self.precision) {
+            down.weight = source;
+            gate.reorder_outputs(&order);
+            up.reorder_outputs(&order);
+        }
+        let gate = gate.build(b, x, self.precision)?;
+        let up = up.build(b, x, self.precision)?;
         let gate = act(b, gate)?;
         let inner = b.mul(gate, up)?;
-        self.linear(b, inner, &down, hidden, mlp.bias)
+        down.build(b, inner, self.precision)
     }
 
     /// Logits `[rows, vocab]` of normalised rows: with `lm_head`, or with the embedding table if `tied` and the
@@ -163,7 +181,7 @@ impl<'a> Layers<'a> {
         let name = if shared { "embed_tokens" } else { "lm_head" };
         let weight = self.checkpoint.matrix(&format!("{name}.weight"), [vocab, b.width(x)?])?;
         let bias = bias.then(|| self.checkpoint.values("lm_head.bias", &[vocab])).transpose()?;
-        b.linear("head", x, self.head.weight(weight), bias)
+        Projection { name: "head".to_owned(), weight, bias }.build(b, x, self.head)
     }
 
     /// The graph `lmhead`: a normalised row `x` `[1, hidden]` to `logits` `[1, vocab]`, see [`Layers::head`].
@@ -176,6 +194,41 @@ impl<'a> Layers<'a> {
         let logits = self.head(&mut b, x, vocab, tied, false)?;
         b.output("logits", logits)?;
         b.finish()
+    }
+}
+
+/// A projection of a checkpoint.
+struct Projection {
+    /// The weight's name in the graph.
+    name: String,
+    weight: Arc<dyn RowSource>,
+    bias: Option<Vec<f32>>,
+}
+
+impl Projection {
+    /// The weight with its inputs in the order in which its integers can be kept, where that is another one.
+    fn in_order(&self, precision: Precision) -> Option<Reordered> {
+        let fits = |form: QuantizedForm| form.fits(self.weight.shape()[1]);
+        let found = self.weight.reordered().filter(|_| precision != Precision::Fp16)?;
+        found.source.block_form().is_some_and(fits).then_some(found)
+    }
+
+    fn reorder_outputs(&mut self, order: &Arc<[u32]>) {
+        self.weight = row_order(Arc::clone(&self.weight), Arc::clone(order));
+        if let Some(bias) = &mut self.bias {
+            let place = |place: &u32| bias.get(*place as usize).copied().unwrap_or(0.0);
+            *bias = order.iter().map(place).collect();
+        }
+    }
+
+    fn build(self, b: &mut GraphBuilder, x: TensorId, precision: Precision) -> Result<TensorId> {
+        let reordered = self.in_order(precision);
+        let Self { name, weight, bias } = self;
+        let (x, weight) = match reordered {
+            Some(Reordered { source, order }) => (b.reorder(x, &order)?, source),
+            None => (x, weight),
+        };
+        b.linear(&name, x, precision.weight(weight), bias)
     }
 }
 

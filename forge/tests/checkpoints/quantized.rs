@@ -1,6 +1,5 @@
 //! Checkpoints that other programs quantized: the graphs get their quantized values, and damaged files are refused.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use qhx_core::backend::{Backend as _, ContextSource};
@@ -20,11 +19,15 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
-use crate::{copy, edit_header, edit_json};
+use crate::{copy, edit_json};
 
 /// Asserts that numbers have the hash that the other program's have.
 #[track_caller]
-fn same<T: bytemuck::NoUninit + Into<f64> + Copy>(found: &[T], expected: &Value, what: &str) {
+pub(super) fn same<T: bytemuck::NoUninit + Into<f64> + Copy>(
+    found: &[T],
+    expected: &Value,
+    what: &str,
+) {
     for (index, value) in expected["first"].as_array().unwrap().iter().enumerate() {
         assert_eq!(found[index].into(), value.as_f64().unwrap(), "{what}: element {index}");
     }
@@ -73,7 +76,7 @@ fn sizes(file: &str, name: &str) -> [usize; 2] {
 
 /// Asserts that integers, scales and offsets stand for the values, up to a part of the largest of the matrix.
 #[track_caller]
-fn close(weight: &Weight, form: QuantizedForm, part: f32, what: &str) {
+pub(super) fn close(weight: &Weight, form: QuantizedForm, part: f32, what: &str) {
     let values = weight.to_f32().unwrap();
     let mut found = vec![0f32; values.len()];
     weight.to_blocks(form).unwrap().as_ref().dequantize(&mut found);
@@ -130,7 +133,7 @@ fn imported_quantized_weights_reach_the_graphs_unchanged() {
 }
 
 /// The graphs of a bundle with 4-bit weights.
-fn graphs_of_four_bits(checkpoint: &Checkpoint) -> Vec<Graph> {
+pub(super) fn graphs_of_four_bits(checkpoint: &Checkpoint) -> Vec<Graph> {
     let options = RecipeOptions {
         precision: Precision::W4A16,
         shards: 1,
@@ -142,7 +145,7 @@ fn graphs_of_four_bits(checkpoint: &Checkpoint) -> Vec<Graph> {
     contexts.into_iter().flat_map(|context| context.graphs).collect()
 }
 
-fn weights(graph: &Graph) -> impl Iterator<Item = &Weight> {
+pub(super) fn weights(graph: &Graph) -> impl Iterator<Item = &Weight> {
     graph.tensors().iter().filter_map(|tensor| match &tensor.origin {
         Origin::Weight(weight) => Some(weight),
         _ => None,
@@ -233,7 +236,7 @@ impl RowSource for Held {
 /// The CPU reads what the NPU would, give or take scales of f32, and a byte for each weight of 4 bits in rows that are
 /// no multiple of 32: as f32 weights were 4 bytes each and more, as int8 with a scale for each 32 1.125.
 #[track_caller]
-fn stays_quantized(graph: &Graph, what: &str) {
+pub(super) fn stays_quantized(graph: &Graph, what: &str) {
     let folder = tempfile::tempdir().unwrap();
     onnx::write(graph, folder.path(), &mut Silent).unwrap();
     let path = folder.path().join(format!("{}.onnx", graph.name()));
@@ -488,53 +491,4 @@ fn gguf_files_of_other_models_name_what_is_read() {
     bytes[at..at + 5].copy_from_slice(b"mamba");
     let error = opened(&bytes).unwrap_err();
     assert!(error.message().contains("\"mamba\" are not read, expected llama, qwen2"), "{error}");
-}
-
-#[test]
-fn layers_of_gptq_and_awq_that_cannot_be_read_say_why() {
-    let down = "model.layers.0.mlp.down_proj";
-    type Edit = fn(&mut Value);
-    let configs: [(Edit, &str); 7] = [
-        (
-            |q| q["quant_method"] = json!("fp8"),
-            "quant_method is \"fp8\", expected \"gptq\" or \"awq\"",
-        ),
-        (|q| q["bits"] = json!(3), "bits is 3, expected 4"),
-        (|q| q["group_size"] = json!(48), "group_size is 48, expected a multiple of 32"),
-        (|q| q["group_size"] = json!(64), "96 inputs in groups of 64"),
-        (|q| q["group_size"] = json!(-1), "down_proj.qzeros has the shape [3, 8], expected [1, 8]"),
-        (|q| q["checkpoint_format"] = json!("marlin"), "\"marlin\", expected \"gptq\""),
-        (
-            |q| *q = json!({"quant_method": "awq", "bits": 4, "version": "gemv"}),
-            "\"gemv\", expected",
-        ),
-    ];
-    for (edit, words) in configs {
-        let dir = copy("quantised/gptq-sym");
-        edit_json(&dir.path().join("config.json"), |c| edit(&mut c["quantization_config"]));
-        refused(dir.path(), words);
-    }
-    let path = |dir: &TempDir| dir.path().join("model.safetensors");
-    let dir = copy("quantised/gptq-sym");
-    edit_header(&path(&dir), |header| {
-        let tensor = header.as_object_mut().unwrap().remove(&format!("{down}.scales")).unwrap();
-        header[format!("{down}.scale")] = tensor;
-    });
-    refused(dir.path(), "down_proj.qweight is there without");
-    // Another order of the inputs.
-    let dir = copy("quantised/gptq-sym");
-    let mut bytes = std::fs::read(path(&dir)).unwrap();
-    // The last tensor of the file is g_idx.
-    let last = bytes.len() - 4;
-    bytes[last..].copy_from_slice(&0i32.to_le_bytes());
-    std::fs::write(path(&dir), bytes).unwrap();
-    refused(dir.path(), "orders the inputs by activation (desc_act)");
-}
-
-#[track_caller]
-fn refused(dir: &Path, words: &str) {
-    let error = Checkpoint::open(dir).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Artifact, "{error}");
-    let report = error.report().to_string();
-    assert!(report.contains(words), "{report}\n  does not say {words:?}");
 }

@@ -280,11 +280,6 @@ impl Tensor {
         self.form.name()
     }
 
-    /// True where 4-bit and int8 bundles have integers of a form of their own, and not those of the file.
-    pub fn is_rounded(&self) -> bool {
-        self.shape.len() > 1 && self.form.block_form() != self.form.nearest_form()
-    }
-
     pub fn has_quantized_weights(&self) -> bool {
         self.form.block_form().is_some()
     }
