@@ -19,6 +19,7 @@ mod plugins_compat;
 mod plugins_services;
 mod plugins_trust;
 mod poisoned;
+mod quantized;
 mod qwen35;
 mod qwen3vl;
 mod sessions;
