@@ -1,5 +1,6 @@
 //! A checkpoint: `config.json` and safetensors as of Hugging Face, or a GGUF file, mapped and read on demand.
 
+mod adapted;
 mod plain;
 mod unread;
 
@@ -15,6 +16,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 use serde_json::Value;
 
+use crate::adapter::Changes;
 use crate::import::packed::{self, Part, Scheme};
 use crate::import::{Imported, gguf};
 use crate::synthetic::Drawn;
@@ -64,6 +66,10 @@ pub struct Checkpoint {
     /// The names under which a tensor is looked for.
     names: fn(&str) -> Vec<String>,
     uses: Arc<Mutex<Uses>>,
+    /// What adapters change of the tensors.
+    changes: Arc<Changes>,
+    /// The adapters, for the identity.
+    adapters: String,
 }
 
 /// A tensor of the checkpoint.
@@ -167,6 +173,8 @@ impl Checkpoint {
             tensors: Arc::default(),
             names: usual_names,
             uses: Arc::default(),
+            changes: Arc::default(),
+            adapters: String::new(),
         })
     }
 
@@ -190,6 +198,8 @@ impl Checkpoint {
             tensors: Arc::default(),
             names: usual_names,
             uses: Arc::default(),
+            changes: Arc::default(),
+            adapters: String::new(),
         })
     }
 
@@ -251,7 +261,8 @@ impl Checkpoint {
     /// Says which checkpoint this is, without reading all of it: configurations, the table of tensors,
     /// lengths and times of modification of the files.
     pub(crate) fn identity(&self) -> String {
-        let mut text = format!("{:?} {} {}", self.seed, self.config, self.generation);
+        let mut text =
+            format!("{:?} {} {}{}", self.seed, self.config, self.generation, self.adapters);
         for file in &self.files {
             let metadata = std::fs::metadata(file).ok();
             let length = metadata.as_ref().map(std::fs::Metadata::len);
@@ -342,6 +353,14 @@ impl Checkpoint {
         let mut out = vec![0f32; len];
         read(&*matrix, 0, &mut out)?;
         Ok(out)
+    }
+
+    /// A tensor of one dimension, as a matrix of one row.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::matrix`].
+    pub(crate) fn vector(&self, name: &str, width: usize) -> Result<Arc<dyn RowSource>> {
+        self.source(name, &[width], [1, width])
     }
 
     /// The value of a tensor without dimensions, such as a bound; it may be infinite.
@@ -436,7 +455,7 @@ impl Checkpoint {
     fn view(&self, key: &str, entry: &Entry, rows: [usize; 2]) -> Result<Arc<dyn RowSource>> {
         let (shard, dtype, bytes) = match entry {
             Entry::Plain { shard, dtype, bytes, .. } => (*shard, *dtype, bytes.clone()),
-            Entry::Imported(tensor) => return tensor.matrix(key, rows),
+            Entry::Imported(tensor) => return self.changes.merged(key, tensor.matrix(key, rows)?),
         };
         let dtype = match dtype {
             Dtype::F32 => DType::F32,
@@ -452,7 +471,8 @@ impl Checkpoint {
         };
         let map = self.shards[shard].clone();
         // Checked when the header was read; a row is sliced with a check again.
-        Ok(Arc::new(Matrix { name: key.to_owned(), map, bytes, dtype, shape: rows }))
+        let matrix = Matrix { name: key.to_owned(), map, bytes, dtype, shape: rows };
+        self.changes.merged(key, Arc::new(matrix))
     }
 
     /// Puts the parts of quantized layers together, where the configuration declares such.
@@ -576,7 +596,7 @@ fn usual_names(name: &str) -> Vec<String> {
 }
 
 /// True for the name of a file, without folders.
-fn is_plain(name: &str) -> bool {
+pub(crate) fn is_plain(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None))
 }

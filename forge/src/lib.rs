@@ -5,6 +5,7 @@
 //! [`compile::Compiler`] such as [`qnn::QnnCompiler`], to a context binary, and everything is put into a folder with
 //! its manifest.
 
+mod adapter;
 pub mod builder;
 mod bundle;
 pub mod calibrate;
@@ -40,6 +41,7 @@ mod synthetic;
 mod text;
 pub mod weight;
 
+pub use adapter::Adapter;
 pub use forge::{ContextReport, Report, forge, forge_checkpoint, forge_with};
 #[doc(hidden)]
 pub use inventory;

@@ -1,6 +1,8 @@
 //! Checkpoints that are damaged, incomplete or hostile: an error that says so, never a panic.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+#[path = "checkpoints/adapters.rs"]
+mod adapters;
 #[path = "checkpoints/encoders.rs"]
 mod encoders;
 #[path = "checkpoints/formats.rs"]

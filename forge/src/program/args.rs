@@ -13,7 +13,7 @@ use super::terminal::args::LibraryArgs;
 use crate::calibrate::{CalibrateOptions, DEFAULT_TOKENS, read_texts};
 use crate::checkpoint::Checkpoint;
 use crate::estimate::DEFAULT_CORNER;
-use crate::{AUTO_SHARDS, CONTEXT_BUDGET, ForgeOptions, Override, Precision, Task, rerank};
+use crate::{AUTO_SHARDS, Adapter, CONTEXT_BUDGET, ForgeOptions, Override, Precision, Task, rerank};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -277,6 +277,10 @@ pub(crate) struct ShapeArgs {
         value_parser = rerank
     )]
     pub rerank: Option<Rerank>,
+    /// An adapter of PEFT (LoRA, DoRA) to merge into the weights: the folder of its adapter_config.json, and what its
+    /// change is multiplied by [default: 1]. May be given several times
+    #[arg(long, value_name = "DIR[=WEIGHT]")]
+    pub lora: Vec<Adapter>,
 }
 
 impl ShapeArgs {
@@ -311,7 +315,7 @@ impl ShapeArgs {
 
     /// The checkpoint of a folder, or of a GGUF file with the folder of its tokenizer.
     fn open(&self, path: &Path) -> Result<Checkpoint> {
-        match &self.tokenizer {
+        let checkpoint = match &self.tokenizer {
             None => Checkpoint::open(path),
             Some(folder) if is_gguf(path) => Checkpoint::open_gguf(path, Some(folder)),
             Some(_) => Err(Error::new(
@@ -319,7 +323,8 @@ impl ShapeArgs {
                 format!("--tokenizer is for GGUF files, and {} is a folder", path.display()),
             )
             .hint("put the tokenizer's files into the checkpoint's folder")),
-        }
+        };
+        checkpoint?.with_adapters(&self.lora)
     }
 
     /// What is asked for with `--target`, or its default.
@@ -354,13 +359,13 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 pub(crate) fn source(path: &Path, shape: &ShapeArgs) -> Result<Checkpoint> {
     let config = path.join("config.json");
     if shape.tokenizer.is_none() && config.is_file() && !Checkpoint::has_weights(path) {
-        return Checkpoint::synthetic(&config, 1);
+        return Checkpoint::synthetic(&config, 1)?.with_adapters(&shape.lora);
     }
     if path.is_dir() || is_gguf(path) {
         return shape.open(path);
     }
     if path.extension().is_some_and(|e| e == "json") {
-        return Checkpoint::synthetic(path, 1);
+        return Checkpoint::synthetic(path, 1)?.with_adapters(&shape.lora);
     }
     Err(Error::new(ErrorKind::Artifact, format!("{}: not a folder", path.display()))
         .hint("expected the folder of a Hugging Face checkpoint, a .gguf file, or a config.json"))
@@ -412,7 +417,9 @@ impl ForgeArgs {
     /// The checkpoint, or the configuration in its place.
     pub(super) fn checkpoint(&self) -> Result<Checkpoint> {
         match (&self.synthetic, &self.checkpoint) {
-            (Some(config), _) => Checkpoint::synthetic(config, self.seed),
+            (Some(config), _) => {
+                Checkpoint::synthetic(config, self.seed)?.with_adapters(&self.shape.lora)
+            }
             (None, Some(path)) => self.shape.open(path),
             // The parser asks for one of them.
             (None, None) => Err(Error::new(ErrorKind::Usage, "no checkpoint is named")),

@@ -1,0 +1,298 @@
+//! Adapters of PEFT (LoRA, arXiv 2106.09685; DoRA, arXiv 2402.09353), merged into a checkpoint's weights as these are
+//! read: some rows at a time, in f32, before anything is quantized.
+
+mod config;
+mod merged;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use qhx_core::{Error, ErrorKind, Result};
+
+use crate::checkpoint::Checkpoint;
+use crate::weight::RowSource;
+use config::Config;
+use merged::{Change, Merged};
+
+/// The tensors of an adapter.
+pub(crate) const TENSORS: &str = "adapter_model.safetensors";
+/// The configuration of an adapter.
+pub(crate) const CONFIG: &str = "adapter_config.json";
+/// What PEFT puts before the names of the model's modules.
+const PREFIX: &str = "base_model.model.";
+
+/// An adapter that is to be merged into a checkpoint.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Adapter {
+    /// The folder with `adapter_config.json` and `adapter_model.safetensors`.
+    pub folder: PathBuf,
+    /// What its change of the weights is multiplied by; 1 is the adapter as it was trained.
+    pub weight: f32,
+}
+
+impl FromStr for Adapter {
+    type Err = Error;
+
+    /// `DIR` or `DIR=WEIGHT`.
+    fn from_str(text: &str) -> Result<Self> {
+        let Some((folder, weight)) = text.rsplit_once('=') else {
+            return Ok(Self { folder: text.into(), weight: 1.0 });
+        };
+        match weight.parse::<f32>() {
+            Ok(weight) if weight.is_finite() => Ok(Self { folder: folder.into(), weight }),
+            // A folder may have the character in its name.
+            Err(_) if Path::new(text).is_dir() => Ok(Self { folder: text.into(), weight: 1.0 }),
+            _ => Err(Error::new(
+                ErrorKind::Usage,
+                format!("adapter {text:?}: the weight is {weight:?}, expected a number"),
+            )
+            .hint("give DIR or DIR=WEIGHT, such as adapter=0.5")),
+        }
+    }
+}
+
+impl fmt::Display for Adapter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.folder.display(), self.weight)
+    }
+}
+
+/// What adapters change of a checkpoint.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Changes {
+    /// By the tensors' names in the checkpoint, in the order of the adapters.
+    of: BTreeMap<String, Vec<Change>>,
+    /// Tensors that an adapter has whole.
+    replaced: BTreeSet<String>,
+}
+
+impl Changes {
+    /// The tensor `key` with what is changed of it. Errors when it is not read as the matrix that adapters change.
+    pub fn merged(&self, key: &str, source: Arc<dyn RowSource>) -> Result<Arc<dyn RowSource>> {
+        let Some(changes) = self.of.get(key) else { return Ok(source) };
+        let [rows, cols] = source.shape();
+        if let Some(other) = changes.iter().find(|change| change.shape() != [rows, cols]) {
+            let what = format!(
+                "tensor {key} is read as [{rows}, {cols}], and an adapter changes it as {:?}",
+                other.shape()
+            );
+            return Err(Error::new(ErrorKind::Artifact, what)
+                .hint("merge the adapter with PEFT, and take that checkpoint"));
+        }
+        Ok(Arc::new(Merged { source, changes: changes.clone() }))
+    }
+}
+
+/// The parts of one module's change, by the ends of their names.
+#[derive(Debug, Default)]
+struct Parts {
+    down: Option<String>,
+    up: Option<String>,
+    magnitude: Option<String>,
+    embedding: bool,
+}
+
+/// What a tensor of an adapter is, and the module that it belongs to.
+enum Part {
+    Down,
+    Up,
+    EmbeddingDown,
+    EmbeddingUp,
+    Magnitude,
+    /// A whole tensor of the model.
+    Whole,
+}
+
+/// The name in the model, without what PEFT puts into it.
+fn of(key: &str) -> (String, Part) {
+    let name = key.strip_prefix(PREFIX).unwrap_or(key);
+    for (end, part) in [
+        (".lora_A.weight", Part::Down),
+        (".lora_B.weight", Part::Up),
+        (".lora_embedding_A", Part::EmbeddingDown),
+        (".lora_embedding_B", Part::EmbeddingUp),
+        (".lora_magnitude_vector", Part::Magnitude),
+        (".lora_magnitude_vector.weight", Part::Magnitude),
+    ] {
+        if let Some(module) = name.strip_suffix(end) {
+            return (module.to_owned(), part);
+        }
+    }
+    (name.replace(".base_layer.", ".").replace("modules_to_save.", ""), Part::Whole)
+}
+
+/// Merges an adapter into a checkpoint.
+///
+/// # Errors
+/// When a file is missing or damaged, an option changes the arithmetic in a way that is not done, or tensors are for
+/// another model.
+pub(crate) fn merge(checkpoint: &mut Checkpoint, adapter: &Adapter) -> Result<()> {
+    let folder = &adapter.folder;
+    let opened = Checkpoint::open_adapter(folder)?;
+    let fail =
+        |what: String| Error::new(ErrorKind::Artifact, format!("{}: {what}", folder.display()));
+    let config = Config::of(opened.config()).map_err(|what| {
+        fail(format!("{CONFIG}: {what}"))
+            .hint("merge the adapter with PEFT (merge_and_unload), and take that checkpoint")
+    })?;
+    let mut modules: BTreeMap<String, Parts> = BTreeMap::new();
+    let mut whole = Vec::new();
+    for key in opened.keys() {
+        let (name, part) = of(key);
+        let parts = match part {
+            Part::Whole => {
+                whole.push((key.to_owned(), name));
+                continue;
+            }
+            _ => modules.entry(name).or_default(),
+        };
+        parts.embedding |= matches!(part, Part::EmbeddingDown | Part::EmbeddingUp);
+        let place = match part {
+            Part::Up | Part::EmbeddingUp => &mut parts.up,
+            Part::Magnitude => &mut parts.magnitude,
+            _ => &mut parts.down,
+        };
+        *place = Some(key.to_owned());
+    }
+    let other = "the adapter is for another model, or for other layers of it";
+    for (module, parts) in &modules {
+        let named = format!("{module}.weight");
+        let (key, shape) = checkpoint.stored(&named).ok_or_else(|| {
+            fail(format!("{module} is no layer of {}", checkpoint.path().display())).hint(other)
+        })?;
+        let change = change(&opened, &config, module, parts, adapter.weight, &shape);
+        let change = change.map_err(|e| e.context(folder.display()))?;
+        checkpoint.change(key, |changes, key| changes.of.entry(key).or_default().push(change));
+    }
+    for (key, name) in whole {
+        replace(checkpoint, &opened, adapter, &key, &name)?;
+    }
+    checkpoint.note_adapter(&opened, adapter);
+    Ok(())
+}
+
+/// Puts a tensor that the adapter has whole in the place of the checkpoint's.
+fn replace(
+    checkpoint: &mut Checkpoint,
+    opened: &Checkpoint,
+    adapter: &Adapter,
+    key: &str,
+    name: &str,
+) -> Result<()> {
+    let fail = |what: String, hint: &str| {
+        let what = format!("{}: tensor {key} {what}", adapter.folder.display());
+        Err(Error::new(ErrorKind::Artifact, what).hint(hint))
+    };
+    let Some((target, shape)) = checkpoint.stored(name) else {
+        let path = checkpoint.path().display().to_string();
+        return fail(
+            format!("is none of {path}"),
+            "biases of an adapter need a model that has them; a tied head has no tensor of its own",
+        );
+    };
+    let found = opened.stored(key).map_or(Vec::new(), |(_, shape)| shape);
+    if found != shape {
+        return fail(
+            format!("has the shape {found:?}, expected {shape:?}"),
+            "the adapter is for another model",
+        );
+    }
+    if adapter.weight != 1.0 {
+        return fail(
+            format!(
+                "is whole (bias, modules_to_save), and the adapter has the weight {}",
+                adapter.weight
+            ),
+            "give this adapter no weight, or merge it with PEFT",
+        );
+    }
+    let tied =
+        checkpoint.text_config().get("tie_word_embeddings") == Some(&serde_json::Value::Bool(true));
+    if tied
+        && target.ends_with("embed_tokens.weight")
+        && checkpoint.stored("lm_head.weight").is_none()
+    {
+        return fail(
+            "is whole, and the model's head is tied to it".to_owned(),
+            "PEFT keeps the old table as head; merge the adapter with PEFT",
+        );
+    }
+    if checkpoint.changes().replaced.contains(&target)
+        || checkpoint.changes().of.contains_key(&target)
+    {
+        return fail(
+            "is changed by another adapter, too".to_owned(),
+            "merge the adapters with PEFT",
+        );
+    }
+    checkpoint.replace(opened, key, &target);
+    checkpoint.change(target, |changes, key| {
+        changes.replaced.insert(key);
+    });
+    Ok(())
+}
+
+/// The change of a module whose weight has this shape.
+fn change(
+    opened: &Checkpoint,
+    config: &Config,
+    module: &str,
+    parts: &Parts,
+    weight: f32,
+    shape: &[usize],
+) -> Result<Change> {
+    let fail = |what: String| Error::new(ErrorKind::Artifact, format!("{module}: {what}"));
+    let (Some(down), Some(up)) = (&parts.down, &parts.up) else {
+        return Err(fail("lora_A or lora_B is missing".to_owned())
+            .hint("the adapter is an incomplete download"));
+    };
+    let &[outputs, inputs] = shape else {
+        return Err(fail(format!("its weight has the shape {shape:?}, expected a matrix"))
+            .hint("adapters of convolutions are not merged; merge with PEFT"));
+    };
+    let (rank, scaling) = config.scaling(module);
+    // Of an embedding A has the tokens and B the hidden states, so that they stand the other way around.
+    let (of_down, of_up) = match parts.embedding {
+        true => ([rank, outputs], [inputs, rank]),
+        false => ([rank, inputs], [outputs, rank]),
+    };
+    for (key, expected) in [(down, of_down), (up, of_up)] {
+        let found = opened.stored(key).map_or(Vec::new(), |(_, shape)| shape);
+        if found != expected {
+            let what = format!(
+                "tensor {key} has the shape {found:?}, expected {expected:?}: rank {rank} on a weight [{outputs}, {inputs}]"
+            );
+            return Err(fail(what).hint("the adapter is for a model of other sizes"));
+        }
+    }
+    let (down, up) = (opened.floats(down, of_down)?, opened.floats(up, of_up)?);
+    let (left, right) = match parts.embedding {
+        true => (merged::transposed(&down, outputs), merged::transposed(&up, rank)),
+        false => (up, down),
+    };
+    let magnitude = match &parts.magnitude {
+        Some(_) if parts.embedding => {
+            return Err(
+                fail("DoRA of an embedding is not merged".to_owned()).hint("merge with PEFT")
+            );
+        }
+        Some(key) => Some(Arc::from(opened.floats(key, [1, outputs])?)),
+        None if config.dora => {
+            return Err(fail("lora_magnitude_vector is missing, and use_dora is true".to_owned()));
+        }
+        None => None,
+    };
+    let scale = scaling * weight;
+    Ok(Change {
+        left: left.into(),
+        right: right.into(),
+        rank,
+        cols: inputs,
+        rows: outputs,
+        scale,
+        magnitude,
+    })
+}

@@ -1,0 +1,231 @@
+//! Adapters of PEFT merged into a checkpoint: weights are those of `merge_and_unload`, and adapters that are damaged or
+//! for another model are refused.
+
+use std::path::Path;
+
+use qhx_core::{Error, ErrorKind};
+use qhx_forge::checkpoint::Checkpoint;
+use qhx_forge::recipe::{Precision, RecipeOptions};
+use qhx_forge::registry::recipe;
+use qhx_forge::weight::{Storage, Weight};
+use qhx_forge::{Adapter, Silent, forge_checkpoint};
+use qhx_paths::fixture;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::quantized::graphs_of_four_bits;
+use crate::{copy, edit_header, edit_json, read_json};
+
+/// Elements between two that the goldens have.
+const STEP: usize = 97;
+
+fn base() -> Checkpoint {
+    Checkpoint::open(&fixture("lora/base")).unwrap()
+}
+
+fn adapter(name: &str, weight: f32) -> Adapter {
+    Adapter { folder: fixture(&format!("lora/{name}")), weight }
+}
+
+fn values(checkpoint: &Checkpoint, name: &str, shape: &[usize]) -> Vec<f32> {
+    match *shape {
+        [rows, cols] => {
+            let source = checkpoint.matrix(name, [rows, cols]).unwrap();
+            Weight::new(source, Storage::Float).to_f32().unwrap()
+        }
+        _ => checkpoint.values(name, shape).unwrap(),
+    }
+}
+
+#[test]
+fn merged_weights_are_those_of_peft() {
+    let merged = read_json(&fixture("lora/merged.json"));
+    let mut seen = 0;
+    for (name, tensors) in merged.as_object().unwrap() {
+        let adapters: Vec<Adapter> = name.split(' ').map(|one| one.parse().unwrap()).collect();
+        let adapters: Vec<_> =
+            adapters.iter().map(|one| adapter(one.folder.to_str().unwrap(), one.weight)).collect();
+        let checkpoint = base().with_adapters(&adapters).unwrap();
+        for (tensor, expected) in tensors.as_object().unwrap() {
+            let shape: Vec<usize> = serde_json::from_value(expected["shape"].clone()).unwrap();
+            let expected: Vec<f32> = serde_json::from_value(expected["values"].clone()).unwrap();
+            let found: Vec<f32> =
+                values(&checkpoint, tensor, &shape).into_iter().step_by(STEP).collect();
+            let peak = expected.iter().fold(0f32, |peak, value| peak.max(value.abs()));
+            assert_eq!(found.len(), expected.len(), "{name}: {tensor}");
+            for (found, expected) in found.iter().zip(&expected) {
+                assert!(
+                    (found - expected).abs() <= 1e-6 * peak,
+                    "{name}: {tensor} has {found}, PEFT {expected}"
+                );
+            }
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 3 + 7 + 3 + 2 + 5 + 7, "tensors that change");
+}
+
+/// What no adapter names stays, and a merge with the weight 0 changes nothing.
+#[test]
+fn other_weights_stay_as_they_are() {
+    let plain = base();
+    let none = base().with_adapters(&[adapter("stabilised", 0.0)]).unwrap();
+    let some = base().with_adapters(&[adapter("dora", 1.0)]).unwrap();
+    let of = |checkpoint: &Checkpoint, name: &str, shape: [usize; 2]| {
+        values(checkpoint, &format!("model.layers.0.{name}.weight"), &shape)
+    };
+    assert_eq!(of(&plain, "mlp.up_proj", [96, 64]), of(&none, "mlp.up_proj", [96, 64]));
+    assert_eq!(of(&plain, "mlp.up_proj", [96, 64]), of(&some, "mlp.up_proj", [96, 64]));
+    assert_ne!(of(&plain, "mlp.gate_proj", [96, 64]), of(&some, "mlp.gate_proj", [96, 64]));
+}
+
+/// Merging comes first: a weight that was integers is dequantized, changed, and quantized by the precision asked for.
+#[test]
+fn quantized_weights_are_merged_before_they_are_quantized_again() {
+    let open = || Checkpoint::open(&fixture("quantised/gptq-asym")).unwrap();
+    let name = "model.layers.0.self_attn.q_proj.weight";
+    let merged = open().with_adapters(&[adapter("plain", 1.0)]).unwrap();
+    let before = values(&open(), name, &[64, 64]);
+    let after = values(&merged, name, &[64, 64]);
+    let change = values(&base().with_adapters(&[adapter("plain", 1.0)]).unwrap(), name, &[64, 64]);
+    let plain = values(&base(), name, &[64, 64]);
+    for at in 0..64 * 64 {
+        let (found, expected) = (after[at] - before[at], change[at] - plain[at]);
+        assert!((found - expected).abs() < 1e-6, "element {at}: {found}, {expected}");
+    }
+    let source = merged.matrix(name, [64, 64]).unwrap();
+    assert!(source.block_form().is_none());
+    let stays = merged.matrix("model.layers.0.mlp.up_proj.weight", [96, 64]).unwrap();
+    assert!(stays.block_form().is_some());
+    assert!(!graphs_of_four_bits(&merged).is_empty());
+}
+
+/// A bundle of another adapter, or of the same with another weight, is another one, which no attempt goes on with.
+#[test]
+fn a_bundle_has_the_merged_weights() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(fixture("quantised/tokenizer.json"), dir.path().join("tokenizer.json")).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixture("lora/base").join(file), dir.path().join(file)).unwrap();
+    }
+    let mut tables = Vec::new();
+    for weight in [0.0, 1.0, 2.0] {
+        let checkpoint = Checkpoint::open(dir.path()).unwrap();
+        let checkpoint = checkpoint.with_adapters(&[adapter("stabilised", weight)]).unwrap();
+        let out = dir.path().join(format!("bundle-{weight}"));
+        let options = qhx_forge::ForgeOptions {
+            max_ctx: Some(16),
+            prefill: Some(vec![]),
+            ..qhx_forge::ForgeOptions::new(&out)
+        };
+        forge_checkpoint(&checkpoint, recipe, &options, &mut Silent).unwrap();
+        let data = std::fs::read_dir(out.join("onnx")).unwrap().map(|file| file.unwrap().path());
+        let decode = data.filter(|path| path.extension().is_some_and(|e| e == "onnx_data"));
+        let bytes: Vec<u8> = decode.flat_map(|path| std::fs::read(path).unwrap()).collect();
+        tables.push(bytes);
+    }
+    assert!(tables[0] != tables[1] && tables[1] != tables[2]);
+}
+
+/// A copy of an adapter, and what is said of it when `edit` has damaged it.
+fn refused(name: &str, words: &str, edit: impl FnOnce(&Path)) {
+    let dir: TempDir = copy(&format!("lora/{name}"));
+    edit(dir.path());
+    let one = Adapter { folder: dir.path().to_owned(), weight: 1.0 };
+    said(base().with_adapters(&[one]), words);
+}
+
+#[track_caller]
+fn said(result: Result<Checkpoint, Error>, words: &str) {
+    let error = result.unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Artifact | ErrorKind::Usage), "{error}");
+    let report = error.report().to_string();
+    assert!(report.contains(words), "{report}\n  does not say {words:?}");
+}
+
+#[test]
+fn adapters_that_cannot_be_merged_say_why() {
+    let configs: [(fn(&mut Value), &str); 10] = [
+        (|c| c["peft_type"] = json!("IA3"), "peft_type is \"IA3\", expected \"LORA\""),
+        (|c| c["r"] = json!(0), "r is 0, expected a rank"),
+        (|c| c["r"] = json!(5), "expected [5, 64]: rank 5 on a weight [64, 64]"),
+        (|c| c["lora_alpha"] = json!("x"), "lora_alpha is \"x\", expected a number"),
+        (|c| c["rank_pattern"] = json!({"(": 2}), "rank_pattern is"),
+        (|c| c["lora_bias"] = json!(true), "lora_bias is true, expected none"),
+        (
+            |c| c["layer_replication"] = json!([[0, 1]]),
+            "layer_replication is [[0,1]], expected none",
+        ),
+        (
+            |c| c["init_lora_weights"] = json!("pissa_niter_4"),
+            "init_lora_weights is \"pissa_niter_4\"",
+        ),
+        (|c| c["use_dora"] = json!(true), "lora_magnitude_vector is missing"),
+        (|c| c["use_hira"] = json!(true), "the key use_hira (true) is not known"),
+    ];
+    for (edit, words) in configs {
+        refused("plain", words, |dir| edit_json(&dir.join("adapter_config.json"), edit));
+    }
+    // A key that nobody knows and that has no value changes nothing.
+    let dir = copy("lora/plain");
+    edit_json(&dir.path().join("adapter_config.json"), |c| c["use_hira"] = Value::Null);
+    let one = Adapter { folder: dir.path().to_owned(), weight: 1.0 };
+    base().with_adapters(&[one]).unwrap();
+}
+
+#[test]
+fn adapters_of_other_models_are_refused() {
+    let tensors = "adapter_model.safetensors";
+    let renamed = |from: &'static str, to: &'static str| {
+        move |dir: &Path| {
+            edit_header(&dir.join(tensors), |header| {
+                let header = header.as_object_mut().unwrap();
+                let keys: Vec<_> =
+                    header.keys().filter(|key| key.contains(from)).cloned().collect();
+                for key in keys {
+                    let tensor = header.remove(&key).unwrap();
+                    header.insert(key.replace(from, to), tensor);
+                }
+            });
+        }
+    };
+    refused(
+        "plain",
+        "model.layers.7.self_attn.q_proj is no layer of",
+        renamed("0.self_attn.q_proj", "7.self_attn.q_proj"),
+    );
+    refused("plain", "lora_A or lora_B is missing", renamed("q_proj.lora_A", "q_proj.lora_C"));
+    refused("biases", "bias is none of", renamed("o_proj.bias", "other_proj.bias"));
+    refused("plain", "holds no adapter_config.json and adapter_model.safetensors", |dir| {
+        std::fs::remove_file(dir.join(tensors)).unwrap();
+    });
+    refused("plain", "not a whole safetensors file", |dir| {
+        let bytes = std::fs::read(dir.join(tensors)).unwrap();
+        std::fs::write(dir.join(tensors), &bytes[..bytes.len() - 5]).unwrap();
+    });
+    refused("plain", "lora_B.weight: element", |dir| {
+        let mut bytes = std::fs::read(dir.join(tensors)).unwrap();
+        let end = bytes.len();
+        bytes[end - 4..].fill(0xff);
+        std::fs::write(dir.join(tensors), bytes).unwrap();
+    });
+    // Whole tensors have no weight, and one place.
+    said(base().with_adapters(&[adapter("whole", 0.5)]), "the adapter has the weight 0.5");
+    said(
+        base().with_adapters(&[adapter("biases", 1.0), adapter("biases", 1.0)]),
+        "changed by another adapter",
+    );
+    let drawn = Checkpoint::synthetic(&fixture("lora/base/config.json"), 1).unwrap();
+    said(drawn.with_adapters(&[adapter("plain", 1.0)]), "a synthetic model has no weights");
+    let error = "folder=x".parse::<Adapter>().unwrap_err();
+    assert!(error.message().contains("the weight is \"x\", expected a number"), "{error}");
+    // Nothing is read that is not there.
+    let options = RecipeOptions {
+        precision: Precision::Fp16,
+        shards: 1,
+        max_ctx: 16,
+        ..RecipeOptions::default()
+    };
+    let merged = base().with_adapters(&[adapter("whole", 1.0)]).unwrap();
+    assert_eq!(recipe(&merged, &options).unwrap().family, "llama");
+}
