@@ -11,9 +11,12 @@ use qhx_op::{
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::pooling::{Pooler, Pooling};
+use crate::modules::Declared;
+use crate::pooling::{Pooler, Poolings};
 
 const NAME: &str = "llama_embed_sharded";
+/// The names of [`Pooling`](crate::pooling::Pooling).
+const POOLINGS: [&str; 6] = ["mean", "last", "cls", "max", "mean_sqrt_len", "weighted_mean"];
 const BUCKETS: &str = "/plan/params/buckets";
 
 #[derive(Debug, Deserialize)]
@@ -23,9 +26,11 @@ struct Params {
     #[serde(default)]
     causal: bool,
     #[serde(default)]
-    pooling: Pooling,
+    pooling: Poolings,
     #[serde(default = "yes")]
     normalize: bool,
+    #[serde(default)]
+    modules: Vec<Declared>,
 }
 
 fn yes() -> bool {
@@ -186,14 +191,26 @@ impl Op for EmbedSharded {
                         "default": false
                     },
                     "pooling": {
-                        "description": "Which rows become the vector.",
-                        "enum": ["mean", "last", "cls"],
+                        "description": "Which rows become the vector. Those of several ways stand one after the other.",
+                        "anyOf": [
+                            {"enum": POOLINGS},
+                            {"type": "array", "minItems": 1, "items": {"enum": POOLINGS}}
+                        ],
                         "default": "mean"
                     },
                     "normalize": {
-                        "description": "Divide by the Euclidean norm.",
+                        "description": "Divide the pooled vector by its Euclidean norm.",
                         "type": "boolean",
                         "default": true
+                    },
+                    "modules": {
+                        "description": "What the pooled vector passes, in order; weights are files of artifacts.modules.",
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "required": ["kind"],
+                            "properties": {"kind": {"enum": ["dense", "layer_norm", "normalize"]}}
+                        }
                     },
                     "tensors": schema::tensors(["x", "y", "cos", "sin", "cmask"])
                 }
@@ -223,6 +240,9 @@ impl Op for EmbedSharded {
         let packing = packing(host, &buckets);
         // A text has at least one token.
         let texts = packing.buckets.last().map_or(1, |bucket| bucket.rows);
+        let Params { pooling, normalize, modules, .. } = params;
+        let pooler = Pooler::open(host, pooling, normalize, &modules, width)?;
+        let width = pooler.outputs();
         let bytes = texts.checked_mul(width).and_then(|count| count.checked_mul(4));
         let bytes = bytes.ok_or_else(|| {
             Error::graph(format!("{texts} vectors of {width} values are more than fit into memory"))
@@ -233,7 +253,7 @@ impl Op for EmbedSharded {
             packing,
             embedding,
             rope,
-            pooler: Pooler::new(params.pooling, params.normalize, width),
+            pooler,
             width,
             vectors,
             tokens: Vec::with_capacity(length),
@@ -369,175 +389,4 @@ fn check_all_parts(host: &Host, parts: &[GraphId]) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use qhx_op::harness::{OpHarness, OpenOp, Step, graph, tensor};
-
-    use super::*;
-
-    const F32: DType = DType::F32;
-
-    /// A part over `rows` positions of two values.
-    fn part(name: &str, rows: usize) -> GraphInfo {
-        let table = |name: &str| tensor(name, F32, [rows, 1]);
-        graph(
-            name,
-            [
-                tensor("x", F32, [rows, 2]),
-                table("cos"),
-                table("sin"),
-                tensor("cmask", F32, [1, rows]),
-            ],
-            [tensor("y", F32, [rows, 2])],
-        )
-    }
-
-    /// A part adds to each row how many positions are visible.
-    fn run(step: &mut Step<'_>) -> Result<()> {
-        let visible = step.input("cmask")?.iter().filter(|value| **value == 0.0).count();
-        let rows: Vec<_> = step.input("x")?.iter().map(|value| value + visible as f32).collect();
-        step.set("y", &rows)
-    }
-
-    fn opened(params: serde_json::Value) -> Result<OpenOp> {
-        // Token t is [t, -t].
-        let table: Vec<u8> =
-            [0f32, 0.0, 1.0, -1.0, 2.0, -2.0].into_iter().flat_map(f32::to_le_bytes).collect();
-        let harness = OpHarness::new()
-            .manifest(json!({
-                "artifacts": {"embed": {"path": "embed.bin", "dtype": "f32"}},
-                "params": {"head_dim": 2, "rope_theta": 1e4},
-                "plan": {"params": params}
-            }))
-            .file("embed.bin", table)
-            .script(run);
-        let graphs = [("a", 6), ("b", 6), ("a4", 4), ("b4", 4), ("a2", 2), ("b2", 2)];
-        graphs
-            .into_iter()
-            .fold(harness, |h, (name, rows)| h.graph(part(name, rows)))
-            .open::<EmbedSharded>()
-    }
-
-    #[test]
-    fn a_text_goes_through_the_parts_of_the_shortest_length_that_holds_it() {
-        let mut op = opened(json!({
-            "parts": ["a", "b"], "buckets": ["a4", "b4", "a2", "b2"], "normalize": false
-        }))
-        .unwrap();
-        assert_eq!((op.info().max_ctx, op.info().embedding_dim), (6, 2));
-        for (tokens, used) in [
-            (&[1, 2][..], ["a2", "b2"]),
-            (&[2], ["a2", "b2"]),
-            (&[1, 2, 0], ["a4", "b4"]),
-            (&[1, 1, 1, 1, 2], ["a", "b"]),
-            (&[1, 2, 0, 1], ["a4", "b4"]),
-        ] {
-            let names = ["a", "b", "a4", "b4", "a2", "b2"];
-            let counts = |op: &OpenOp| names.map(|name| op.executions(name));
-            let before = counts(&op);
-            // The mean of the rows, and the visible positions once for each part.
-            let count = tokens.len() as f32;
-            let mean = tokens.iter().sum::<u32>() as f32 / count;
-            let vector = op.embed(&[Segment::Tokens(tokens)]).unwrap();
-            let expected = [mean + 2.0 * count, 2.0 * count - mean];
-            let near = vector.iter().zip(expected).all(|(v, e)| (v - e).abs() < 1e-5);
-            assert!(near && vector.len() == 2, "{tokens:?}: {vector:?}, expected {expected:?}");
-            for ((name, after), before) in names.iter().zip(counts(&op)).zip(before) {
-                assert_eq!(after - before, usize::from(used.contains(name)), "{tokens:?}, {name}");
-            }
-        }
-        let error = op.embed(&[Segment::Tokens(&[1; 7])]).unwrap_err();
-        assert!(error.message().contains("7 tokens, the encoder takes at most 6"), "{error}");
-    }
-
-    /// An encoder in one part with a row of the mask for each of six positions. A row becomes the sum of those that it
-    /// sees, weighted by their positions so that none stands for another, and of its own rotary table.
-    fn separating(pooling: &str, causal: bool) -> OpenOp {
-        let table: Vec<u8> =
-            [0f32, 0.0, 1.0, -1.0, 2.0, 5.0].into_iter().flat_map(f32::to_le_bytes).collect();
-        let graph = |name: &str, rows: usize| {
-            let table = |name: &str| tensor(name, F32, [rows, 1]);
-            let inputs = [
-                tensor("x", F32, [rows, 2]),
-                table("cos"),
-                table("sin"),
-                tensor("cmask", F32, [rows, rows]),
-            ];
-            graph(name, inputs, [tensor("y", F32, [rows, 2])])
-        };
-        OpHarness::new()
-            .manifest(json!({
-                "artifacts": {"embed": {"path": "embed.bin", "dtype": "f32"}},
-                "params": {"head_dim": 2, "rope_theta": 1e4},
-                "plan": {"params": {
-                    "parts": "enc", "buckets": "enc3", "pooling": pooling, "causal": causal, "normalize": false
-                }}
-            }))
-            .file("embed.bin", table)
-            .graph(graph("enc", 6))
-            .graph(graph("enc3", 3))
-            .script(|step| {
-                let (x, mask, sin) = (step.input("x")?, step.input("cmask")?, step.input("sin")?);
-                let mut y = Vec::new();
-                for (row, mask) in mask.chunks(sin.len()).enumerate() {
-                    let seen = |column: usize| -> f32 {
-                        let keys = x.chunks(2).zip(mask).filter(|(_, mask)| **mask == 0.0);
-                        keys.map(|(key, _)| key[column]).sum()
-                    };
-                    y.extend([seen(0) + 100.0 * sin[row], seen(1) + x[2 * row]]);
-                }
-                step.set("y", &y)
-            })
-            .open::<EmbedSharded>()
-            .unwrap()
-    }
-
-    #[test]
-    fn texts_in_one_graph_are_as_if_each_were_alone() {
-        let texts: [&[u32]; 3] = [&[1, 2], &[2], &[2, 1, 1]];
-        for pooling in ["mean", "last", "cls"] {
-            for causal in [false, true] {
-                let mut op = separating(pooling, causal);
-                let rows: Vec<usize> = op.info().packing.buckets.iter().map(|b| b.rows).collect();
-                assert_eq!(rows, [3, 6]);
-                assert!(op.info().packing.buckets[0].cost < op.info().packing.buckets[1].cost);
-                let alone = texts.map(|text| op.embed(&[Segment::Tokens(text)]).unwrap());
-                assert_eq!(op.executions("enc"), 0);
-                // In either order, and a text alone after others.
-                for order in [[0, 1, 2], [2, 0, 1]] {
-                    let together = op.embed_many(&order.map(|text| texts[text])).unwrap();
-                    let expected: Vec<f32> = order.iter().flat_map(|&t| alone[t].clone()).collect();
-                    assert_eq!(together, expected, "{pooling}, causal {causal}, {order:?}");
-                }
-                assert_eq!(op.executions("enc"), 2, "once for all");
-                assert_eq!(op.embed(&[Segment::Tokens(texts[2])]).unwrap(), alone[2]);
-                assert_eq!(op.embed_many(&texts[..2]).unwrap(), alone[..2].concat());
-                assert_eq!(op.executions("enc"), 2, "three tokens need the shorter graph");
-            }
-        }
-    }
-
-    #[test]
-    fn texts_that_do_not_fit_together_are_an_error() {
-        let mut op = separating("mean", false);
-        for texts in [&[&[1u32; 4][..], &[1; 3]][..], &[&[1], &[]], &[]] {
-            let error = op.embed_many(texts).unwrap_err();
-            assert!(error.message().contains("at most 6 tokens at once"), "{error}");
-        }
-        assert!(op.embed_many(&[&[1], &[7]]).unwrap_err().message().contains("token 7"));
-        // Masks of one row cannot keep texts apart: bundles that have them embed one text at a time.
-        let mut op =
-            opened(json!({"parts": ["a", "b"], "buckets": ["a4", "b4", "a2", "b2"]})).unwrap();
-        assert!(op.info().packing.buckets.is_empty());
-        assert!(op.embed_many(&[&[1], &[1]]).is_err());
-    }
-
-    #[test]
-    fn lengths_that_are_no_shorter_and_parts_without_a_name_are_errors() {
-        let error = opened(json!({"parts": ["a4", "b4"], "buckets": ["a", "b"]})).unwrap_err();
-        let expected = "/plan/params/buckets: graph \"a\" takes 6 rows, expected fewer than the 4";
-        assert!(error.message().contains(expected), "{error}");
-        let error = opened(json!({"parts": ["a", "b"], "buckets": ["a4"]})).unwrap_err();
-        let expected = "graph \"b4\" of context \"b4\" takes or gives the same rows";
-        assert!(error.message().contains(expected), "{error}");
-    }
-}
+mod tests;

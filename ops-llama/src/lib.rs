@@ -9,6 +9,7 @@
 
 mod embed;
 mod generate;
+mod modules;
 mod pooling;
 
 pub use embed::EmbedSharded;

@@ -22,14 +22,35 @@ fn encoder() -> TempDir {
 #[test]
 fn what_an_encoder_does_not_apply_is_refused_by_name() {
     type Edit = fn(&mut Value);
-    let edits: [(&str, Edit, &str); 3] = [
+    let edits: [(&str, Edit, &str); 8] = [
         (
             "modules.json",
             |modules| {
-                let dense = json!({"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"});
-                modules.as_array_mut().unwrap().push(dense);
+                let cnn = json!({"idx": 3, "name": "3", "path": "3_CNN", "type": "sentence_transformers.models.CNN"});
+                modules.as_array_mut().unwrap().push(cnn);
             },
-            "models.Dense",
+            "models.CNN",
+        ),
+        (
+            "modules.json",
+            |modules| drop(modules.as_array_mut().unwrap().remove(1)),
+            "models.Normalize",
+        ),
+        ("modules.json", |modules| modules.as_array_mut().unwrap().truncate(1), "no Pooling"),
+        (
+            "modules.json",
+            |modules| modules[1]["path"] = json!("../1_Pooling"),
+            "expected the name of a folder",
+        ),
+        (
+            "1_Pooling/config.json",
+            |pooling| pooling["pooling_mode"] = json!(["mean", "median"]),
+            "pooling_mode is \"median\"",
+        ),
+        (
+            "1_Pooling/config.json",
+            |pooling| pooling["pooling_mode_median_tokens"] = json!(true),
+            "pooling_mode_median_tokens is on",
         ),
         (
             "1_Pooling/config.json",
@@ -49,5 +70,60 @@ fn what_an_encoder_does_not_apply_is_refused_by_name() {
         assert_eq!(error.kind(), ErrorKind::Artifact);
         assert!(error.message().contains(words), "{error}");
         assert!(error.message().contains(file), "{error}");
+    }
+}
+
+/// The encoder with modules behind its pooling.
+fn with_modules() -> TempDir {
+    let dir = encoder();
+    let from = qhx_paths::fixture("embed-modules");
+    std::fs::copy(from.join("modules.json"), dir.path().join("modules.json")).unwrap();
+    for folder in ["1_Pooling", "2_Dense", "3_LayerNorm", "4_Dense"] {
+        let to = dir.path().join(folder);
+        std::fs::create_dir_all(&to).unwrap();
+        for file in std::fs::read_dir(from.join(folder)).unwrap() {
+            let file = file.unwrap().path();
+            std::fs::copy(&file, to.join(file.file_name().unwrap())).unwrap();
+        }
+    }
+    dir
+}
+
+#[test]
+fn modules_that_do_not_fit_are_refused_by_name() {
+    type Edit = fn(&mut Value);
+    let edits: [(&str, Edit, &str); 7] = [
+        ("2_Dense", |c| c["in_features"] = json!(92), "in_features is 92, expected 276"),
+        ("2_Dense", |c| c["out_features"] = json!(21), "config.json asks for [21, 276]"),
+        (
+            "2_Dense",
+            |c| c["activation_function"] = json!("torch.nn.modules.activation.GELU"),
+            "GELU\", expected Identity",
+        ),
+        (
+            "2_Dense",
+            |c| c["activation_function"] = json!("my.Tanh"),
+            "\"my.Tanh\", expected Identity",
+        ),
+        ("2_Dense", |c| c["use_residual"] = json!(true), "use_residual is true, expected false"),
+        (
+            "2_Dense",
+            |c| c["module_input_name"] = json!("token_embeddings"),
+            "module_input_name is \"token_embeddings\"",
+        ),
+        ("3_LayerNorm", |c| c["dimension"] = json!(7), "dimension is 7, expected 20"),
+    ];
+    let options =
+        RecipeOptions { shards: 1, max_ctx: 64, task: Task::Embed, ..RecipeOptions::default() };
+    for (folder, edit, words) in edits {
+        let dir = with_modules();
+        let apply = || recipe(&Checkpoint::open(dir.path()).unwrap(), &options);
+        let made = apply().unwrap();
+        assert_eq!(made.plan_params["pooling"], json!(["max", "mean_sqrt_len", "weighted_mean"]));
+        assert_eq!(made.plan_params["modules"].as_array().unwrap().len(), 4);
+        edit_json(&dir.path().join(folder).join("config.json"), edit);
+        let error = apply().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Artifact);
+        assert!(error.message().contains(words) && error.message().contains(folder), "{error}");
     }
 }

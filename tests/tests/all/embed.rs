@@ -540,3 +540,40 @@ fn htp_is_near_with_a_checkpoint_of_the_environment() {
     let (_bundle, mut model) = htp(&checkpoint, "v81", false, 2);
     compare(&vectors(&mut model, &goldens), &goldens, 0.9995, "htp v81 fp16");
 }
+
+/// Three ways to pool whose vectors stand one after the other, dense layers, LayerNorm and Normalize, against what the
+/// modules of `sentence-transformers` make of the same rows.
+#[test]
+fn modules_of_sentence_transformers_are_applied() {
+    let checkpoint = tempfile::tempdir().unwrap();
+    let copy = |from: &Path| {
+        for entry in std::fs::read_dir(from).unwrap() {
+            let path = entry.unwrap().path();
+            let to = checkpoint.path().join(path.file_name().unwrap());
+            if path.is_file() {
+                std::fs::copy(&path, to).unwrap();
+                continue;
+            }
+            std::fs::create_dir_all(&to).unwrap();
+            for file in std::fs::read_dir(&path).unwrap() {
+                let file = file.unwrap().path();
+                std::fs::copy(&file, to.join(file.file_name().unwrap())).unwrap();
+            }
+        }
+    };
+    copy(&tiny::fixture(TINY));
+    copy(&tiny::fixture("embed-modules"));
+    let bundle = bundle(checkpoint.path(), |_| ());
+    let mut model = tiny::open(&bundle.manifest, backends::cpu()).unwrap();
+    let vectors = std::fs::read(tiny::fixture("embed-modules/vectors.json")).unwrap();
+    let vectors: Vec<Value> = serde_json::from_slice(&vectors).unwrap();
+    assert_eq!(vectors.len(), 5);
+    for golden in vectors {
+        let found = model.embed(&ids(&golden["ids"])).unwrap().to_vec();
+        let expected: Vec<f32> = serde_json::from_value(golden["vector"].clone()).unwrap();
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(&expected) {
+            assert!((found - expected).abs() < 1e-5, "{found}, expected {expected}");
+        }
+    }
+}

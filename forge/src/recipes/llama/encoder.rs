@@ -8,66 +8,40 @@ use qhx_core::text::Tokenizer;
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Value, json};
 
+use super::modules::Modules;
 use crate::checkpoint::{Checkpoint, read_json_value};
 
 /// How a text becomes a vector.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug)]
 pub(super) struct Encoder {
     pub causal: bool,
-    /// `mean`, `last` or `cls`.
-    pub pooling: &'static str,
-    pub normalize: bool,
+    pub modules: Modules,
     pub query_prefix: String,
     pub document_prefix: String,
 }
 
 impl Encoder {
-    /// Reads what there is.
-    pub fn read(checkpoint: &Checkpoint) -> Result<Self> {
-        let dir = checkpoint.dir();
-        let pooling = read(&dir.join("1_Pooling/config.json"))?;
-        let modules = read(&dir.join("modules.json"))?;
-        let prompts = read(&dir.join("config_sentence_transformers.json"))?;
-        check_modules(checkpoint, modules.as_ref())?;
+    /// Reads what there is beside the checkpoint of a model with `hidden` values a row.
+    pub fn read(checkpoint: &Checkpoint, hidden: usize) -> Result<Self> {
+        let prompts = read(&checkpoint.dir().join("config_sentence_transformers.json"))?;
+        let modules = Modules::read(checkpoint, hidden)?;
         check_eos(checkpoint)?;
-        let prompt = |key: &str| {
-            let value = prompts.as_ref().and_then(|p| p.get("prompts")).and_then(|p| p.get(key));
-            value.and_then(Value::as_str).map(str::to_owned)
-        };
         let declared = prompts.as_ref().and_then(|p| p.get("prompts")).and_then(Value::as_object);
+        let prompt = |key: &str| declared?.get(key)?.as_str().map(str::to_owned);
         let prompted = declared.is_some_and(|all| all.values().any(|prompt| prompt != ""));
-        if prompted && pooling.as_ref().and_then(|p| p.get("include_prompt")) == Some(&json!(false))
-        {
-            let path = dir.join("1_Pooling/config.json");
+        if prompted && modules.without_prompt {
             return Err(unsupported(
-                &path,
+                &checkpoint.dir().join("1_Pooling/config.json"),
                 "include_prompt is false, but a vector here is made of a prompt's tokens, too",
             ));
         }
         Ok(Self {
             causal: !bidirectional(checkpoint.config()),
-            pooling: pool(checkpoint, pooling.as_ref())?,
-            normalize: modules.is_none_or(|m| m.to_string().contains("Normalize")),
+            modules,
             query_prefix: prompt("query").unwrap_or_default(),
             document_prefix: prompt("document").or_else(|| prompt("passage")).unwrap_or_default(),
         })
     }
-}
-
-/// Errors for modules that a vector would have to pass behind the encoder: `Dense`, `LayerNorm` and so on.
-fn check_modules(checkpoint: &Checkpoint, modules: Option<&Value>) -> Result<()> {
-    let all = modules.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-    for module in all {
-        let kind = module.get("type").and_then(Value::as_str).unwrap_or_default();
-        let name = kind.rsplit('.').next().unwrap_or(kind);
-        if !["Transformer", "Pooling", "Normalize"].contains(&name) {
-            let what = format!(
-                "the module {kind:?} is not applied: expected Transformer, Pooling and Normalize"
-            );
-            return Err(unsupported(&checkpoint.dir().join("modules.json"), &what));
-        }
-    }
-    Ok(())
 }
 
 /// Errors when the configuration has each text end with a token that the tokenizer does not add.
@@ -93,7 +67,7 @@ fn check_eos(checkpoint: &Checkpoint) -> Result<()> {
     ))
 }
 
-fn unsupported(path: &Path, what: &str) -> Error {
+pub(super) fn unsupported(path: &Path, what: &str) -> Error {
     Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display()))
         .hint("vectors would be others than those of sentence-transformers")
 }
@@ -116,48 +90,8 @@ pub(super) fn bidirectional(config: &Value) -> bool {
         || kind.ends_with("_bidirec")
 }
 
-fn pool(checkpoint: &Checkpoint, file: Option<&Value>) -> Result<&'static str> {
-    let on = |key: &str| file.and_then(|f| f.get(key)) == Some(&Value::Bool(true));
-    for (key, name) in [
-        ("pooling_mode_mean_tokens", "mean"),
-        ("pooling_mode_lasttoken", "last"),
-        ("pooling_mode_cls_token", "cls"),
-    ] {
-        if on(key) {
-            return Ok(name);
-        }
-    }
-    let path = checkpoint.config_path();
-    if file.is_some() {
-        let path = checkpoint.dir().join("1_Pooling/config.json");
-        return Err(Error::new(
-            ErrorKind::Artifact,
-            format!(
-                "{}: none of pooling_mode_mean_tokens, pooling_mode_lasttoken and \
-                 pooling_mode_cls_token is on; other ways to pool are not supported",
-                path.display()
-            ),
-        ));
-    }
-    match checkpoint.config().get("pooling") {
-        None | Some(Value::Null) => Ok("mean"),
-        Some(value) => match value.as_str() {
-            Some("avg" | "mean") => Ok("mean"),
-            Some("last") => Ok("last"),
-            Some("cls") => Ok("cls"),
-            _ => Err(Error::new(
-                ErrorKind::Artifact,
-                format!(
-                    "{}: pooling is {value}, expected \"avg\", \"last\" or \"cls\"",
-                    path.display()
-                ),
-            )),
-        },
-    }
-}
-
 /// A JSON file, if it is there.
-fn read(path: &Path) -> Result<Option<Value>> {
+pub(super) fn read(path: &Path) -> Result<Option<Value>> {
     if !path.exists() {
         return Ok(None);
     }

@@ -25,6 +25,7 @@
 mod config;
 mod encoder;
 mod layers;
+mod modules;
 
 use std::ops::Range;
 
@@ -36,7 +37,7 @@ use crate::checkpoint::Checkpoint;
 use crate::graph::{Elem, Graph};
 use crate::kit::{
     Attend, AttendInputs, Decoder, DecoderParams, Layers, PREFILL_ROWS, check_shape, decoder,
-    one_or_many, prefill_rows, shards,
+    matrices, one_or_many, prefill_rows, shards,
 };
 use crate::recipe::{ContextPlan, Recipe, RecipeOptions, Task};
 use crate::register_recipe;
@@ -165,8 +166,9 @@ fn layers<'a>(checkpoint: &'a Checkpoint, config: &Config, options: &RecipeOptio
 }
 
 fn embed(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -> Result<Recipe> {
-    let encoder = Encoder::read(checkpoint)?;
-    if encoder.causal {
+    let Encoder { causal, modules, query_prefix, document_prefix } =
+        Encoder::read(checkpoint, config.hidden)?;
+    if causal {
         check_window(config, options)?;
     }
     // Of a decoder that is used as an encoder.
@@ -177,7 +179,7 @@ fn embed(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -> R
         (Vec::<ContextPlan>::new(), Vec::new(), Vec::new());
     for length in bucket_lengths(options)?.into_iter().rev() {
         let attend = AttendInputs {
-            mask_rows: if encoder.causal || length <= SHARED { length } else { 1 },
+            mask_rows: if causal || length <= SHARED { length } else { 1 },
             ..AttendInputs::new(config.heads.dim, length, 0)
         };
         let (name, names) = if length == longest {
@@ -201,12 +203,23 @@ fn embed(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -> R
     if !buckets.is_empty() {
         plan_params.insert("buckets".to_owned(), one_or_many(buckets));
     }
-    plan_params.insert("causal".to_owned(), json!(encoder.causal));
-    plan_params.insert("pooling".to_owned(), json!(encoder.pooling));
-    plan_params.insert("normalize".to_owned(), json!(encoder.normalize));
+    plan_params.insert("causal".to_owned(), json!(causal));
+    let pooling = match *modules.poolings {
+        [one] => json!(one),
+        ref several => json!(several),
+    };
+    plan_params.insert("pooling".to_owned(), pooling);
+    plan_params.insert("normalize".to_owned(), json!(modules.normalize));
+    if !modules.steps.is_empty() {
+        plan_params.insert("modules".to_owned(), Value::Array(modules.steps));
+    }
+    let tables = match modules.files.is_empty() {
+        true => Vec::new(),
+        false => vec![matrices("modules", modules.files)],
+    };
     let mut params = params(config, options);
-    params.insert("query_prefix".to_owned(), json!(encoder.query_prefix));
-    params.insert("document_prefix".to_owned(), json!(encoder.document_prefix));
+    params.insert("query_prefix".to_owned(), json!(query_prefix));
+    params.insert("document_prefix".to_owned(), json!(document_prefix));
     Ok(Recipe {
         family: config.kind.family().to_owned(),
         host_op: "llama_embed_sharded".to_owned(),
@@ -214,7 +227,7 @@ fn embed(checkpoint: &Checkpoint, config: &Config, options: &RecipeOptions) -> R
         embed: checkpoint.matrix("embed_tokens.weight", [config.vocab, config.hidden])?,
         params,
         plan_params,
-        tables: Vec::new(),
+        tables,
     })
 }
 

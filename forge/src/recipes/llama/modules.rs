@@ -1,0 +1,260 @@
+//! `modules.json` of `sentence-transformers`: how rows become a vector, and what that passes.
+
+use std::path::Path;
+
+use qhx_core::{Error, ErrorKind, Result};
+use serde_json::{Value, json};
+
+use super::encoder::{read, unsupported};
+use crate::checkpoint::{Checkpoint, is_plain};
+use crate::kit::MatrixFile;
+
+/// Keys of the ways to pool in older files, and the op's names, in the order in which vectors are joined.
+const FLAGS: [(&str, &str); 6] = [
+    ("pooling_mode_cls_token", "cls"),
+    ("pooling_mode_max_tokens", "max"),
+    ("pooling_mode_mean_tokens", "mean"),
+    ("pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len"),
+    ("pooling_mode_weightedmean_tokens", "weighted_mean"),
+    ("pooling_mode_lasttoken", "last"),
+];
+/// The same of `pooling_mode`.
+const NAMES: [(&str, &str); 6] = [
+    ("cls", "cls"),
+    ("max", "max"),
+    ("mean", "mean"),
+    ("mean_sqrt_len_tokens", "mean_sqrt_len"),
+    ("weightedmean", "weighted_mean"),
+    ("lasttoken", "last"),
+];
+/// The ends of torch's names of activations.
+const ACTIVATIONS: [(&str, &str); 5] = [
+    ("Identity", "identity"),
+    ("Tanh", "tanh"),
+    ("ReLU", "relu"),
+    ("Sigmoid", "sigmoid"),
+    ("SiLU", "silu"),
+];
+/// Epsilon of torch's `LayerNorm`, which the module does not change.
+const EPS: f32 = 1e-5;
+/// The tensors of a module.
+const TENSORS: &str = "model.safetensors";
+/// Where `Pooling` is without a `modules.json`.
+const POOLING: &str = "1_Pooling";
+
+/// What a text's rows pass.
+#[derive(Debug, Default)]
+pub(super) struct Modules {
+    /// The op's names.
+    pub poolings: Vec<&'static str>,
+    /// The pooled vector is divided by its norm, and nothing else is done with it.
+    pub normalize: bool,
+    /// What it passes otherwise, as the op reads it.
+    pub steps: Vec<Value>,
+    /// The weights.
+    pub files: Vec<MatrixFile>,
+    /// Tokens of prompts are not pooled.
+    pub without_prompt: bool,
+}
+
+impl Modules {
+    /// Reads `modules.json` and the folders that it names; without it, `1_Pooling`.
+    pub fn read(checkpoint: &Checkpoint, hidden: usize) -> Result<Self> {
+        let dir = checkpoint.dir();
+        let path = dir.join("modules.json");
+        let Some(listed) = read(&path)? else {
+            let pooling = read(&dir.join(POOLING).join("config.json"))?;
+            let mut modules = Self { normalize: true, ..Self::default() };
+            modules.poolings = match &pooling {
+                Some(config) => modules.pooling(&dir.join(POOLING), config)?,
+                None => vec![declared(checkpoint)?],
+            };
+            return Ok(modules);
+        };
+        let mut modules = Self::default();
+        let list = listed.as_array().map_or(&[][..], Vec::as_slice);
+        let mut width = hidden;
+        for module in list {
+            let kind = module.get("type").and_then(Value::as_str).unwrap_or_default();
+            let name = kind.rsplit('.').next().unwrap_or(kind);
+            let folder = module.get("path").and_then(Value::as_str).unwrap_or_default();
+            if !folder.is_empty() && !is_plain(folder) {
+                let what = format!(
+                    "a module's path is {folder:?}, expected the name of a folder beside it"
+                );
+                return Err(Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display())));
+            }
+            let folder = dir.join(folder);
+            let before = modules.poolings.is_empty();
+            match name {
+                "Transformer" if before => {}
+                "Pooling" if before => {
+                    let config = required(&folder)?;
+                    modules.poolings = modules.pooling(&folder, &config)?;
+                    width = hidden.saturating_mul(modules.poolings.len());
+                }
+                "Dense" if !before => width = modules.dense(&folder, width)?,
+                "LayerNorm" if !before => modules.layer_norm(&folder, width)?,
+                "Normalize" if !before => modules.steps.push(json!({"kind": "normalize"})),
+                _ => {
+                    let what = format!(
+                        "the module {kind:?} is not applied here: expected Transformer, Pooling, and then Dense, \
+                         LayerNorm and Normalize"
+                    );
+                    return Err(unsupported(&path, &what));
+                }
+            }
+        }
+        if modules.poolings.is_empty() {
+            return Err(unsupported(
+                &path,
+                "no Pooling is among the modules: it gives no vector of a text",
+            ));
+        }
+        if modules.files.is_empty() && modules.steps.len() <= 1 {
+            modules.normalize = !modules.steps.is_empty();
+            modules.steps.clear();
+        }
+        Ok(modules)
+    }
+
+    /// The ways to pool of a folder `1_Pooling`.
+    fn pooling(&mut self, folder: &Path, config: &Value) -> Result<Vec<&'static str>> {
+        self.without_prompt = config.get("include_prompt") == Some(&json!(false));
+        let path = folder.join("config.json");
+        let named = |value: &Value| {
+            let found = NAMES.iter().find(|(name, _)| value.as_str() == Some(*name));
+            found.map(|(_, own)| *own).ok_or_else(|| {
+                let names = NAMES.map(|(name, _)| name).join(", ");
+                unsupported(
+                    &path,
+                    &format!("pooling_mode is {value}, expected one or several of {names}"),
+                )
+            })
+        };
+        match config.get("pooling_mode") {
+            None | Some(Value::Null) => {}
+            Some(Value::Array(all)) if !all.is_empty() => return all.iter().map(named).collect(),
+            Some(one) => return Ok(vec![named(one)?]),
+        }
+        let on = |key: &str| config.get(key) == Some(&Value::Bool(true));
+        let unknown = config.as_object().into_iter().flatten().find(|(key, value)| {
+            let known = FLAGS.iter().any(|(flag, _)| key == flag);
+            key.starts_with("pooling_mode_") && !known && **value == Value::Bool(true)
+        });
+        if let Some((key, _)) = unknown {
+            return Err(unsupported(
+                &path,
+                &format!("{key} is on, and is no way to pool that is known"),
+            ));
+        }
+        let found: Vec<_> = FLAGS.iter().filter(|(key, _)| on(key)).map(|(_, own)| *own).collect();
+        if found.is_empty() {
+            let keys = FLAGS.map(|(key, _)| key).join(", ");
+            return Err(unsupported(&path, &format!("none of pooling_mode, {keys} is on")));
+        }
+        Ok(found)
+    }
+
+    /// A dense layer of vectors of `width` values; gives the width behind it.
+    fn dense(&mut self, folder: &Path, width: usize) -> Result<usize> {
+        let config = required(folder)?;
+        let path = folder.join("config.json");
+        let get = |key: &str| config.get(key).unwrap_or(&Value::Null);
+        let bad = |key: &str, expected: &str| {
+            unsupported(&path, &format!("{key} is {}, expected {expected}", get(key)))
+        };
+        let size = |key: &str| get(key).as_u64().and_then(|n| usize::try_from(n).ok());
+        let inputs = size("in_features").filter(|inputs| *inputs == width);
+        let inputs =
+            inputs.ok_or_else(|| bad("in_features", &format!("{width}, the width of a vector")))?;
+        let outputs = size("out_features").filter(|n| *n > 0 && *n < 1 << 24);
+        let outputs = outputs.ok_or_else(|| bad("out_features", "a width"))?;
+        if get("use_residual") == &json!(true) {
+            return Err(bad("use_residual", "false"));
+        }
+        for key in ["module_input_name", "module_output_name"] {
+            if !matches!(get(key), Value::Null) && get(key) != "sentence_embedding" {
+                return Err(bad(key, "\"sentence_embedding\""));
+            }
+        }
+        let activation =
+            get("activation_function").as_str().unwrap_or("torch.nn.modules.activation.Tanh");
+        let name = activation.rsplit('.').next().unwrap_or(activation);
+        let own = ACTIVATIONS
+            .iter()
+            .find(|(torch, _)| activation.starts_with("torch.nn.") && *torch == name);
+        let (_, own) = own.ok_or_else(|| {
+            bad("activation_function", "Identity, Tanh, ReLU, Sigmoid or SiLU of torch.nn")
+        })?;
+        let tensors = Checkpoint::open_beside(folder, "config.json", TENSORS)?;
+        let weight = self.file(&tensors, "weight", "linear.weight", [outputs, inputs])?;
+        let bias = match get("bias") {
+            Value::Bool(false) => None,
+            _ => Some(self.file(&tensors, "bias", "linear.bias", [1, outputs])?),
+        };
+        self.steps.push(json!({
+            "kind": "dense", "inputs": inputs, "outputs": outputs, "weight": weight, "bias": bias, "activation": own
+        }));
+        Ok(outputs)
+    }
+
+    fn layer_norm(&mut self, folder: &Path, width: usize) -> Result<()> {
+        let config = required(folder)?;
+        if config.get("dimension").and_then(Value::as_u64) != Some(width as u64) {
+            let found = config.get("dimension").unwrap_or(&Value::Null);
+            let what = format!("dimension is {found}, expected {width}, the width of a vector");
+            return Err(unsupported(&folder.join("config.json"), &what));
+        }
+        let tensors = Checkpoint::open_beside(folder, "config.json", TENSORS)?;
+        let weight = self.file(&tensors, "weight", "norm.weight", [1, width])?;
+        let bias = self.file(&tensors, "bias", "norm.bias", [1, width])?;
+        self.steps.push(json!({"kind": "layer_norm", "weight": weight, "bias": bias, "eps": EPS}));
+        Ok(())
+    }
+
+    /// Notes a file of weights for the host, and gives its field in the manifest.
+    fn file(
+        &mut self,
+        tensors: &Checkpoint,
+        part: &str,
+        name: &str,
+        shape: [usize; 2],
+    ) -> Result<String> {
+        let source = match shape {
+            [1, width] => tensors.vector(name, width)?,
+            _ => tensors.matrix(name, shape)?,
+        };
+        let field = format!("{part}_{}", self.steps.len());
+        self.files.push(MatrixFile::in_f32(&field, &format!("module_{field}"), source));
+        Ok(field)
+    }
+}
+
+/// The `config.json` of a module.
+fn required(folder: &Path) -> Result<Value> {
+    let path = folder.join("config.json");
+    read(&path)?.ok_or_else(|| {
+        Error::new(ErrorKind::Artifact, format!("{}: missing", path.display()))
+            .hint("modules.json lists it; complete the download")
+    })
+}
+
+/// The way to pool that the configuration of the model itself has.
+fn declared(checkpoint: &Checkpoint) -> Result<&'static str> {
+    match checkpoint.config().get("pooling") {
+        None | Some(Value::Null) => Ok("mean"),
+        Some(value) => match value.as_str() {
+            Some("avg" | "mean") => Ok("mean"),
+            Some("last") => Ok("last"),
+            Some("cls") => Ok("cls"),
+            _ => Err(Error::new(
+                ErrorKind::Artifact,
+                format!(
+                    "{}: pooling is {value}, expected \"avg\", \"last\" or \"cls\"",
+                    checkpoint.config_path().display()
+                ),
+            )),
+        },
+    }
+}
