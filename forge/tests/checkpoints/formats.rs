@@ -9,6 +9,7 @@ use qhx_forge::graph::Op;
 use qhx_forge::quantize::{Bits, QuantizedForm};
 use qhx_forge::recipe::Precision;
 use qhx_forge::weight::{Storage, Weight};
+use qhx_forge::{ForgeOptions, Progress, forge};
 use qhx_paths::fixture;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -501,4 +502,47 @@ fn damaged_files_are_no_panic() {
             }
         }
     }
+}
+
+/// What the forge says while it works.
+#[derive(Default)]
+struct Notes(Vec<String>);
+
+impl Progress for Notes {
+    fn stage(&mut self, _what: &str, _total: u64) {}
+    fn advance(&mut self, _done: u64) {}
+    fn note(&mut self, message: &str) {
+        self.0.push(message.to_owned());
+    }
+}
+
+#[test]
+fn the_forge_says_what_it_rounds() {
+    let notes = |folder: &str, precision| {
+        let dir = copy(&format!("quantised/{folder}"));
+        std::fs::copy(fixture("quantised/tokenizer.json"), dir.path().join("tokenizer.json"))
+            .unwrap();
+        let options = ForgeOptions {
+            max_ctx: Some(16),
+            prefill: Some(vec![]),
+            precision,
+            ..ForgeOptions::new(dir.path().join("bundle"))
+        };
+        let mut notes = Notes::default();
+        forge(dir.path(), &options, &mut notes).unwrap();
+        notes.0.join("\n")
+    };
+    for (folder, words) in [
+        ("nf4", "NF4 to int8 (6), NF4 to int8 in blocks of 32 (1); all others keep"),
+        (
+            "compressed-mixed",
+            "FP8 e4m3 to int8 (2), compressed-tensors to int8 in blocks of 32 (1)",
+        ),
+        ("fp8-block", "FP8 e4m3 to int8 (7)"),
+    ] {
+        let found = notes(folder, Precision::W8A16);
+        assert!(found.contains(words), "{folder}: {found:?} does not say {words:?}");
+    }
+    assert!(!notes("gptq-act", Precision::W8A16).contains("rounded"));
+    assert!(notes("gptq-act", Precision::Fp16).contains("dequantized to f16"));
 }

@@ -2,11 +2,14 @@
 //! programs read.
 
 use std::path::Path;
+use std::sync::Arc;
 
+use qhx_core::backend::Backend;
 use qhx_core::engine::{Prompt, Request};
 use qhx_forge::{ForgeOptions, Precision, Silent, forge};
 use qhx_tests::tiny::{self, fixture};
 use qhx_tests::{backends, replay};
+use qhx_tiers::tier;
 use serde_json::Value;
 
 /// A copy of a fixture with the tokenizer that they have in common.
@@ -22,37 +25,82 @@ fn numbers(value: &Value) -> Vec<u32> {
     serde_json::from_value(value.clone()).expect("tokens")
 }
 
+/// A model of the fixtures: the folder with its tokenizer, a prompt, and the tokens that follow.
+struct Golden {
+    folder: String,
+    checkpoint: tempfile::TempDir,
+    prompt: Vec<u32>,
+    output: Vec<u32>,
+}
+
+/// All whole models.
+fn goldens() -> Vec<Golden> {
+    let read = std::fs::read(fixture("quantised/formats.json")).expect("formats.json");
+    let formats: serde_json::Map<String, Value> = serde_json::from_slice(&read).expect("JSON");
+    let golden = |(folder, record): (String, Value)| {
+        let tokens = record.get("tokens")?;
+        let checkpoint = tempfile::tempdir().expect("a folder");
+        with_tokenizer(&folder, checkpoint.path());
+        let [prompt, output] = ["prompt", "output"].map(|key| numbers(&tokens[key]));
+        Some(Golden { folder, checkpoint, prompt, output })
+    };
+    formats.into_iter().filter_map(golden).collect()
+}
+
+impl Golden {
+    /// Forges a bundle, and compares the first `count` tokens.
+    fn check(
+        &self,
+        backend: Arc<dyn Backend>,
+        count: usize,
+        change: impl FnOnce(&mut ForgeOptions),
+    ) {
+        let out = tempfile::tempdir().expect("a folder");
+        let mut options = ForgeOptions {
+            max_ctx: Some(32),
+            ignore_tensors: vec!["experts".to_owned()],
+            ..ForgeOptions::new(out.path().join("bundle"))
+        };
+        change(&mut options);
+        let label = format!("{}, {options:?}", self.folder);
+        let made = forge(self.checkpoint.path(), &options, &mut Silent);
+        let made = made.unwrap_or_else(|e| panic!("{label}: {e}"));
+        let mut model = tiny::open(&made.manifest, backend).expect("it opens");
+        let request = Request::greedy(Prompt::Tokens(self.prompt.clone()), count);
+        let found = replay::generate(&mut model, &request).tokens;
+        assert_eq!(found, self.output[..count], "{label}");
+    }
+}
+
 /// In f16, with the integers that graphs keep, and with those that they round to int8; prompts token by token and four
 /// tokens at a time.
 #[test]
 fn tokens_are_those_of_the_programs_own_values() {
-    let read = std::fs::read(fixture("quantised/formats.json")).expect("formats.json");
-    let formats: serde_json::Map<String, Value> = serde_json::from_slice(&read).expect("JSON");
-    let whole = formats.iter().filter(|(_, record)| record.get("tokens").is_some());
-    let mut seen = 0;
-    for (folder, record) in whole {
-        let checkpoint = tempfile::tempdir().expect("a folder");
-        with_tokenizer(folder, checkpoint.path());
-        let [prompt, output] = ["prompt", "output"].map(|key| numbers(&record["tokens"][key]));
+    let goldens = goldens();
+    assert_eq!(goldens.len(), 7);
+    for golden in goldens {
+        let count = golden.output.len();
         for (precision, prefill) in
             [(Precision::Fp16, vec![]), (Precision::W8A16, vec![4]), (Precision::W8A16, vec![])]
         {
-            let out = checkpoint.path().join(format!("bundle-{seen}"));
-            let options = ForgeOptions {
-                max_ctx: Some(32),
-                precision,
-                prefill: Some(prefill),
-                ignore_tensors: vec!["experts".to_owned()],
-                ..ForgeOptions::new(&out)
-            };
-            let made = forge(checkpoint.path(), &options, &mut Silent);
-            let made = made.unwrap_or_else(|e| panic!("{folder}: {e}"));
-            let mut model = tiny::open(&made.manifest, backends::cpu()).expect("it opens");
-            let request = Request::greedy(Prompt::Tokens(prompt.clone()), output.len());
-            let found = replay::generate(&mut model, &request).tokens;
-            assert_eq!(found, output, "{folder}, {precision:?}, {:?}", options.prefill);
-            seen += 1;
+            golden.check(backends::cpu(), count, |options| {
+                options.precision = precision;
+                options.prefill = Some(prefill);
+            });
         }
     }
-    assert_eq!(seen, 7 * 3);
+}
+
+/// The same integers on the NPU's library, and activations that are gathered in the order of their inputs.
+#[tier(qnn)]
+#[test]
+fn tokens_on_the_npu_are_those_of_the_programs_own_values() {
+    let libraries = tiny::qnn_libraries();
+    for golden in goldens() {
+        golden.check(backends::qnn(&libraries), 5, |options| {
+            options.precision = Precision::W8A16;
+            options.prefill = Some(vec![4]);
+            options.compiler = Some(backends::compiler(&libraries.0, &libraries.1, "v81"));
+        });
+    }
 }

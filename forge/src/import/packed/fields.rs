@@ -110,3 +110,63 @@ fn spread(bits: usize, words: impl Iterator<Item = u32>, out: &mut [u8]) {
         count -= bits;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use qhx_core::artifacts::Mapped;
+    use safetensors::Dtype;
+
+    use super::*;
+
+    /// A tensor of words in a file.
+    fn part(words: &[u32]) -> Part {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        std::fs::write(file.path(), &bytes).unwrap();
+        let map = Mapped::open(file.path()).unwrap();
+        Part { map, dtype: Dtype::I32, shape: vec![words.len()], bytes: 0..bytes.len() }
+    }
+
+    /// Integers of each width, packed bit by bit into words, with padding and without: one by one and line by line.
+    #[test]
+    fn integers_of_every_width_are_those_that_were_packed() {
+        let len = 75usize;
+        for bits in 1..=8usize {
+            let value = |line: usize, place: usize| ((line * 31 + place * 7) % (1 << bits)) as u32;
+            for padded in [false, true] {
+                let each = 32 / bits;
+                let width = if padded { len.div_ceil(each) } else { Fields::words(bits, len) };
+                let mut words = vec![0u32; 2 * width];
+                for (line, words) in words.chunks_exact_mut(width).enumerate() {
+                    for place in 0..len {
+                        let at = if padded {
+                            place / each * 32 + place % each * bits
+                        } else {
+                            place * bits
+                        };
+                        for bit in (0..bits).filter(|bit| value(line, place) >> bit & 1 == 1) {
+                            words[(at + bit) / 32] |= 1 << ((at + bit) % 32);
+                        }
+                    }
+                }
+                let fields = Fields { padded, ..Fields::new(part(&words), bits, [width, 1]) };
+                let mut lines = vec![0u8; 2 * len];
+                fields.lines(0, len, &mut lines);
+                for (at, found) in lines.iter().enumerate() {
+                    let (line, place) = (at / len, at % len);
+                    assert_eq!(u32::from(*found), value(line, place), "{bits} bits, {padded}");
+                    assert_eq!(fields.get(line, place), *found);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn integers_that_are_stored_less_one_get_it_back() {
+        for (bits, word) in [(2, 0xaaaa_aaaa), (4, 0x7777_7777), (8, 0x7f7f_7f7f)] {
+            let fields = Fields { less_one: true, ..Fields::new(part(&[word]), bits, [1, 1]) };
+            let expected = (word & ((1 << bits) - 1)) as u8 + 1;
+            assert!((0..32 / bits).all(|place| fields.get(0, place) == expected), "{bits} bits");
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Views of a matrix: other rows, in another order, or scaled.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use qhx_core::{DType, Result};
+
+use super::{Reordered, RowSource};
+use crate::quantize::{QuantizedForm, QuantizedMut};
+
+/// The rows of `source` times `factor`, such as a power of two that keeps what is computed with them within f16.
+pub fn scaled(source: Arc<dyn RowSource>, factor: f32) -> Arc<dyn RowSource> {
+    if factor == 1.0 { source } else { Arc::new(Scaled { source, factor }) }
+}
+
+/// These rows of `source`, which has them.
+pub fn row_range(source: &Arc<dyn RowSource>, rows: Range<usize>) -> Arc<dyn RowSource> {
+    Arc::new(Rows { source: Arc::clone(source), rows })
+}
+
+#[derive(Debug)]
+struct Rows {
+    source: Arc<dyn RowSource>,
+    rows: Range<usize>,
+}
+
+impl RowSource for Rows {
+    fn name(&self) -> &str {
+        self.source.name()
+    }
+
+    fn shape(&self) -> [usize; 2] {
+        [self.rows.len(), self.source.shape()[1]]
+    }
+
+    fn stored_dtype(&self) -> DType {
+        self.source.stored_dtype()
+    }
+
+    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
+        self.source.read_f32(self.rows.start + first, out)
+    }
+
+    fn first_row(&self) -> usize {
+        self.source.first_row() + self.rows.start
+    }
+
+    fn block_form(&self) -> Option<QuantizedForm> {
+        self.source.block_form()
+    }
+
+    fn nearest_form(&self) -> Option<QuantizedForm> {
+        self.source.nearest_form()
+    }
+
+    fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
+        self.source.read_blocks(self.rows.start + first, out)
+    }
+
+    fn reordered(&self) -> Option<Reordered> {
+        let found = self.source.reordered()?;
+        Some(found.over(|source| Arc::new(Self { source, rows: self.rows.clone() })))
+    }
+}
+
+/// The rows of `source` in this order, a permutation: row n is row `order[n]` of it.
+pub fn row_order(source: Arc<dyn RowSource>, order: Arc<[u32]>) -> Arc<dyn RowSource> {
+    Arc::new(RowOrder { source, order })
+}
+
+#[derive(Debug)]
+struct RowOrder {
+    source: Arc<dyn RowSource>,
+    order: Arc<[u32]>,
+}
+
+impl RowOrder {
+    /// Where the rows from `first` on are in the source.
+    fn places(&self, first: usize) -> impl Iterator<Item = usize> {
+        self.order.iter().skip(first).map(|row| *row as usize)
+    }
+}
+
+impl RowSource for RowOrder {
+    fn name(&self) -> &str {
+        self.source.name()
+    }
+
+    fn shape(&self) -> [usize; 2] {
+        self.source.shape()
+    }
+
+    fn stored_dtype(&self) -> DType {
+        self.source.stored_dtype()
+    }
+
+    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
+        let mut rows = out.chunks_exact_mut(self.shape()[1].max(1)).zip(self.places(first));
+        rows.try_for_each(|(row, place)| self.source.read_f32(place, row))
+    }
+
+    fn block_form(&self) -> Option<QuantizedForm> {
+        self.source.block_form()
+    }
+
+    fn nearest_form(&self) -> Option<QuantizedForm> {
+        self.source.nearest_form()
+    }
+
+    fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
+        let QuantizedMut { form, values, scales, offsets } = out;
+        let cols = self.shape()[1].max(1);
+        let blocks = form.blocks(cols).unwrap_or(1);
+        let mut offsets = offsets.chunks_exact_mut(blocks);
+        let rows = values.chunks_exact_mut(cols).zip(scales.chunks_exact_mut(blocks));
+        for ((values, scales), place) in rows.zip(self.places(first)) {
+            let offsets = offsets.next().unwrap_or_default();
+            self.source.read_blocks(place, QuantizedMut { form, values, scales, offsets })?;
+        }
+        Ok(())
+    }
+
+    fn reordered(&self) -> Option<Reordered> {
+        let found = self.source.reordered()?;
+        Some(found.over(|source| row_order(source, Arc::clone(&self.order))))
+    }
+}
+
+#[derive(Debug)]
+struct Scaled {
+    source: Arc<dyn RowSource>,
+    factor: f32,
+}
+
+impl RowSource for Scaled {
+    fn name(&self) -> &str {
+        self.source.name()
+    }
+
+    fn shape(&self) -> [usize; 2] {
+        self.source.shape()
+    }
+
+    fn stored_dtype(&self) -> DType {
+        self.source.stored_dtype()
+    }
+
+    fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
+        self.source.read_f32(first, out)?;
+        out.iter_mut().for_each(|value| *value *= self.factor);
+        Ok(())
+    }
+
+    fn first_row(&self) -> usize {
+        self.source.first_row()
+    }
+
+    fn block_form(&self) -> Option<QuantizedForm> {
+        self.source.block_form()
+    }
+
+    fn nearest_form(&self) -> Option<QuantizedForm> {
+        self.source.nearest_form()
+    }
+
+    fn read_blocks(&self, first: usize, out: QuantizedMut<'_>) -> Result<()> {
+        let mut out = out;
+        self.source.read_blocks(first, out.reborrow())?;
+        out.scales.iter_mut().for_each(|scale| *scale *= self.factor);
+        Ok(())
+    }
+
+    fn reordered(&self) -> Option<Reordered> {
+        Some(self.source.reordered()?.over(|source| scaled(source, self.factor)))
+    }
+}
