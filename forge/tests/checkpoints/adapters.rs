@@ -145,7 +145,8 @@ fn said(result: Result<Checkpoint, Error>, words: &str) {
 
 #[test]
 fn adapters_that_cannot_be_merged_say_why() {
-    let configs: [(fn(&mut Value), &str); 10] = [
+    type Edit = fn(&mut Value);
+    let configs: [(Edit, &str); 10] = [
         (|c| c["peft_type"] = json!("IA3"), "peft_type is \"IA3\", expected \"LORA\""),
         (|c| c["r"] = json!(0), "r is 0, expected a rank"),
         (|c| c["r"] = json!(5), "expected [5, 64]: rank 5 on a weight [64, 64]"),

@@ -24,8 +24,7 @@ fn formats() -> serde_json::Map<String, Value> {
 }
 
 fn opened(folder: &str) -> Checkpoint {
-    Checkpoint::open(&fixture(&format!("quantised/{folder}")))
-        .unwrap_or_else(|e| panic!("{folder}: {e}"))
+    Checkpoint::open(&fixture(&format!("quantised/{folder}"))).unwrap()
 }
 
 /// A form of integers, of the folder or of one of its layers.
@@ -241,7 +240,8 @@ fn sizes(header: &mut serde_json::Map<String, Value>, end: &str, shape: Value) {
 
 #[test]
 fn configurations_that_cannot_be_read_say_why() {
-    let cases: [(&str, fn(&mut Value), &str); 21] = [
+    type Edit = fn(&mut Value);
+    let cases: [(&str, Edit, &str); 21] = [
         (
             "gptq-sym",
             |q| q["quant_method"] = json!("quip"),

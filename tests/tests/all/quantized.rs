@@ -1,6 +1,8 @@
 //! Whole models that other programs quantized: greedy tokens are those of `transformers` with the values that these
 //! programs read.
 
+#![allow(clippy::panic, reason = "a test that fails does so by panicking")]
+
 use std::path::Path;
 use std::sync::Arc;
 
