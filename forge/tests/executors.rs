@@ -19,7 +19,7 @@ use qhx_forge::{Silent, onnx};
 use qhx_paths::fixture;
 
 /// Checkpoints, and options of their recipes.
-const FIXTURES: [(&str, &[(&str, &str)]); 18] = [
+const FIXTURES: [(&str, &[(&str, &str)]); 20] = [
     ("embed-mistral-tiny", &[]),
     ("gemma4-tiny", &[]),
     (
@@ -41,6 +41,8 @@ const FIXTURES: [(&str, &[(&str, &str)]); 18] = [
     ("qwen3vl-tiny", &[("image-size", "48"), ("vision", "int8")]),
     ("qwen3vl-tiny", &[("image-patches", "48,24")]),
     ("quantised/awq", &[]),
+    ("quantised/compressed-mixed", &[]),
+    ("quantised/gptq-act", &[]),
 ];
 
 /// What executes each graph of a context on the CPU.
