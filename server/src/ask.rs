@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::http::StatusCode;
 use qhx::{CancelToken, Grammar, Request, SamplingParams, Texts, Tool};
 use serde_json::{Map, Value, json};
 
@@ -328,9 +327,4 @@ fn template_arguments(kwargs: Fields<'_>) -> Result<(Option<bool>, Map<String, V
         }
     }
     Ok((thinking, arguments))
-}
-
-/// The error of a route that nothing here serves yet.
-pub(crate) fn not_served(message: &str) -> ApiError {
-    ApiError::new(StatusCode::NOT_IMPLEMENTED, message).code("not_served")
 }

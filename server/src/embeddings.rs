@@ -1,4 +1,4 @@
-//! `/v1/embeddings`, and `/v1/rerank`, which nothing serves yet.
+//! `/v1/embeddings`.
 
 use std::sync::Arc;
 
@@ -11,7 +11,6 @@ use base64::engine::general_purpose::STANDARD;
 use qhx::{Role, norm};
 use serde_json::{Value, json};
 
-use crate::ask::not_served;
 use crate::completions::tokens;
 use crate::error::{ApiError, Result, json_response};
 use crate::fields::{Fields, wrong};
@@ -21,7 +20,7 @@ use crate::registry::Ability;
 use crate::request::Context;
 
 /// Texts of one request.
-const MAX_INPUTS: usize = 2048;
+pub(crate) const MAX_INPUTS: usize = 2048;
 
 pub(crate) async fn embed(
     Extension(context): Extension<Context>,
@@ -71,10 +70,6 @@ pub(crate) async fn embed(
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     });
     Ok(json_response(StatusCode::OK, &json))
-}
-
-pub(crate) async fn rerank() -> ApiError {
-    not_served("no model here ranks texts: a bundle with a reranker would, and qhx makes none yet")
 }
 
 /// A text, texts, tokens, or lists of tokens.

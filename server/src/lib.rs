@@ -17,7 +17,7 @@
 //! | `pending`, `sse` | what comes of a job, awaited as a whole or streamed |
 //! | `turns`, `ask` | conversations, and how they are answered, whatever interface they came by |
 //! | `answer` | reasoning, text and calls of tools in an answer |
-//! | `chat`, `completions`, `embeddings`, `messages`, `responses`, `audio` | the interfaces |
+//! | `chat`, `completions`, `embeddings`, `rerank`, `messages`, `responses`, `audio` | the interfaces |
 //!
 //! Whatever a client sends is untrusted input. It names models by their names, never by paths, and images and audio by
 //! `data:` URLs, never by files or addresses.
@@ -39,6 +39,7 @@ mod queue;
 mod record;
 mod registry;
 mod request;
+mod rerank;
 mod responses;
 mod routes;
 mod server;

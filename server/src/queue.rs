@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use axum::http::StatusCode;
-use qhx::{CancelToken, Generation, Request, Role, Source, TokenLogprobs, Transcript};
+use qhx::{CancelToken, Generation, Ranked, Request, Role, Source, TokenLogprobs, Transcript};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::error::ApiError;
@@ -34,6 +34,11 @@ pub(crate) enum Work {
     Transcribe {
         source: Source,
         max_new: usize,
+    },
+    /// How well documents answer a query.
+    Rank {
+        query: String,
+        documents: Vec<String>,
     },
     /// Positions of a prompt that has more than text.
     Count(qhx::Prompt),
@@ -73,6 +78,10 @@ pub(crate) enum Update {
         tokens: usize,
     },
     Transcribed(Box<Transcript>),
+    Ranked {
+        ranked: Vec<Ranked>,
+        tokens: usize,
+    },
     Counted(usize),
     Failed(ApiError),
 }

@@ -83,6 +83,7 @@ pub(crate) enum Ability {
     Generate,
     Embed,
     Transcribe,
+    Rerank,
 }
 
 impl Ability {
@@ -91,6 +92,7 @@ impl Ability {
             Self::Generate => "generate text",
             Self::Embed => "embed texts",
             Self::Transcribe => "transcribe audio",
+            Self::Rerank => "rank documents",
         }
     }
 
@@ -103,6 +105,9 @@ impl Ability {
             }
             Self::Transcribe => {
                 "serve a bundle that hears, such as of gemma4_split_generate, whose manifest has params.transcription"
+            }
+            Self::Rerank => {
+                "serve a bundle of a reranker, which `qhx forge --rerank` makes, such as of Qwen3-Reranker"
             }
         }
     }
@@ -275,6 +280,7 @@ impl Served {
             Ability::Generate => self.tasks.contains(&Task::Generate),
             Ability::Embed => self.tasks.contains(&Task::Embed) && !self.can(Ability::Generate),
             Ability::Transcribe => self.bundle.manifest().params.transcription.is_some(),
+            Ability::Rerank => self.bundle.manifest().params.rerank.is_some(),
         }
     }
 
@@ -347,7 +353,7 @@ impl Served {
             "owned_by": "qhx",
             "loaded": self.is_loaded(),
         });
-        let abilities = [Ability::Generate, Ability::Embed, Ability::Transcribe];
+        let abilities = [Ability::Generate, Ability::Embed, Ability::Transcribe, Ability::Rerank];
         let abilities = abilities.into_iter().filter(|ability| self.can(*ability));
         json["abilities"] =
             abilities.map(|ability| format!("{ability:?}").to_lowercase()).collect();

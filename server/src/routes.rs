@@ -23,7 +23,7 @@ use crate::queue::Queue;
 use crate::record::Tally;
 use crate::registry::Registry;
 use crate::request::Context;
-use crate::{audio, chat, completions, embeddings, ids, messages, responses, tokens};
+use crate::{audio, chat, completions, embeddings, ids, messages, rerank, responses, tokens};
 
 /// The page at `/`.
 const PAGE: &str = include_str!("page.html");
@@ -86,7 +86,7 @@ pub(crate) fn router(shared: &Shared) -> Router {
         .route("/v1/chat/completions", post(chat::completions))
         .route("/v1/completions", post(completions::complete))
         .route("/v1/embeddings", post(embeddings::embed))
-        .route("/v1/rerank", post(embeddings::rerank))
+        .route("/v1/rerank", post(rerank::rerank))
         .route("/v1/messages", post(messages::create))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/v1/responses", post(responses::create))

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 
-use qhx::{BackendChoice, Bundle, CancelToken, PluginOptions, Runtime};
+use qhx::{BackendChoice, Bundle, CancelToken, PluginOptions, Runtime, RuntimeBuilder};
+use qhx_core::manifest::Rerank;
 use qhx_forge::{ForgeOptions, Silent, Task, forge};
 use qhx_paths::fixture;
 use qhx_server::{Options, Server};
@@ -35,6 +36,21 @@ pub fn language() -> &'static Path {
 pub fn recurrent() -> &'static Path {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     MADE.get_or_init(|| forged("recurrent", &fixture("qwen35-tied"), |_| {}))
+}
+
+/// Ranks documents: asked to go on with a text.
+pub fn ranking() -> &'static Path {
+    static MADE: OnceLock<PathBuf> = OnceLock::new();
+    MADE.get_or_init(|| {
+        forged("ranking", &fixture("qwen3-tiny"), |options| {
+            options.rerank = Some(Rerank {
+                prompt: "{query}{document}".to_owned(),
+                yes: " P".to_owned(),
+                no: " The".to_owned(),
+                ..Rerank::default()
+            });
+        })
+    })
 }
 
 /// Embeds.
@@ -106,12 +122,20 @@ pub fn copy(from: &Path, to: &Path) {
     }
 }
 
-pub fn runtime() -> Runtime {
+fn builder() -> RuntimeBuilder {
     Runtime::builder()
         .backend(BackendChoice::Cpu)
         .threads(2)
         .plugins(PluginOptions::default().only_named(true))
-        .build()
+}
+
+pub fn runtime() -> Runtime {
+    builder().build()
+}
+
+/// One that keeps states of conversations.
+pub fn keeping() -> Runtime {
+    builder().keep_states(64 << 20).build()
 }
 
 /// Options of a server over bundles, on a free port.

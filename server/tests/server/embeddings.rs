@@ -1,4 +1,4 @@
-//! `/v1/embeddings`, and `/v1/rerank`.
+//! `/v1/embeddings`.
 
 use base64::Engine as _;
 use serde_json::{Value, json};

@@ -10,9 +10,11 @@ mod completions;
 mod embeddings;
 mod faulty;
 mod hostile;
+mod kept;
 mod media;
 mod messages;
 mod models;
+mod rerank;
 mod responses;
 mod serving;
 

@@ -1,0 +1,46 @@
+//! `/v1/rerank`.
+
+use serde_json::json;
+
+use crate::bundles::{Running, options, ranking};
+
+/// The tiny model goes on with Paris behind the first one: `tests/fixtures/qwen3-tiny/goldens.json`.
+const DOCUMENTS: [&str; 3] = ["word привет", "capital of France is", "crab walks"];
+
+#[test]
+fn the_best_document_comes_first_with_its_index_and_its_text() {
+    let running = Running::start(options([("ranking", ranking())]));
+    let ask = |more: serde_json::Value| {
+        let mut body = json!({"query": "The "});
+        let fields = body.as_object_mut().unwrap();
+        fields.extend(more.as_object().unwrap().clone());
+        running.client.post("/v1/rerank", &body)
+    };
+    let all = ask(json!({"documents": DOCUMENTS})).status(200).json();
+    let results = all["results"].as_array().unwrap();
+    let scores: Vec<_> =
+        results.iter().map(|one| one["relevance_score"].as_f64().unwrap()).collect();
+    assert!(scores.is_sorted_by(|a, b| a >= b) && scores.len() == 3, "{all}");
+    assert_eq!(results[0]["index"], 1);
+    assert!(scores[0] > 0.99 && scores[2] < 0.5, "{all}");
+    assert!(all["usage"]["total_tokens"].as_u64().unwrap() > 10, "{all}");
+    let objects = DOCUMENTS.map(|text| json!({"text": text}));
+    let top = ask(json!({"texts": objects, "top_n": 1, "return_documents": true}));
+    let top = top.status(200).json();
+    assert_eq!(top["results"].as_array().unwrap().len(), 1);
+    assert_eq!(top["results"][0]["document"]["text"], DOCUMENTS[1]);
+    assert_eq!(top["results"][0]["relevance_score"].as_f64(), Some(scores[0]), "the same again");
+    for (body, param) in [
+        (json!({}), "documents"),
+        (json!({"documents": []}), "documents"),
+        (json!({"documents": ["a", 1]}), "documents[1]"),
+        (json!({"documents": ["a"], "top_n": 0}), "top_n"),
+        (json!({"documents": ["a"], "query": null}), "query"),
+    ] {
+        let error = ask(body.clone()).status(400).error();
+        assert_eq!(error["param"], param, "{body}: {error}");
+    }
+    let long = "long ".repeat(300);
+    let error = ask(json!({"documents": ["a", long]})).status(400).error();
+    assert_eq!(error["code"], "context_length_exceeded", "{error}");
+}
