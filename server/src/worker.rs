@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 
 use qhx::{
     CancelToken, Embedder, Engine, Error, ErrorKind, Event, FinishReason, Model, Request, Result,
-    Source, caught,
+    Scoring, Source, caught,
 };
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -66,12 +66,15 @@ fn perform(engine: &mut Engine, job: &Job) -> Result<()> {
     let (updates, ticket) = (&job.updates, &job.ticket);
     let update = match &job.work {
         Work::Generate(requests) => {
-            return requests.iter().enumerate().try_for_each(|(choice, request)| {
+            requests.iter().enumerate().try_for_each(|(choice, request)| {
                 generate(engine.model_mut(), choice, request, updates)
-            });
+            })?;
+            // The next turn may come to another session.
+            return engine.model_mut().keep_state();
         }
         Work::Embed(inputs) => embed(engine.embedder_mut()?, inputs, ticket)?,
         Work::Transcribe { source, max_new } => transcribe(engine, source, *max_new, ticket)?,
+        Work::Rank { query, documents } => rank(engine.model_mut(), query, documents, ticket)?,
         Work::Count(prompt) => {
             let model = engine.model_mut();
             let tokens = model.cancellable(ticket, |model| model.encode_prompt(prompt))?;
@@ -136,6 +139,19 @@ fn embed(embedder: &mut Embedder, inputs: &[EmbedInput], ticket: &CancelToken) -
         vectors.push(embedded.map_err(of_input)?);
     }
     Ok(Update::Vectors { vectors, tokens: count })
+}
+
+fn rank(
+    model: &mut Model,
+    query: &str,
+    documents: &[String],
+    ticket: &CancelToken,
+) -> Result<Update> {
+    let ranked = Scoring::of(model)?.rank(model, query, documents, ticket)?;
+    let texts = model.texts();
+    let count = |text: &str| texts.encode(text).map(|tokens| tokens.len());
+    let tokens = documents.iter().map(|text| count(text)).sum::<Result<usize>>()? + count(query)?;
+    Ok(Update::Ranked { ranked, tokens })
 }
 
 fn transcribe(

@@ -58,6 +58,10 @@ pub(crate) struct ServeArgs {
     /// longest time ago goes [default: no limit]
     #[arg(long, value_name = "MIB")]
     pub model_memory: Option<u32>,
+    /// Memory for states of earlier conversations of each model in MiB: a conversation that comes back goes on from its
+    /// state, and one that begins as another did from what both begin with; 0 keeps none
+    #[arg(long, value_name = "MIB", default_value_t = 1024)]
+    pub state_memory: u32,
     /// Greatest size of a request in MiB
     #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
     pub max_body: u16,
@@ -81,7 +85,9 @@ pub(crate) struct ServeArgs {
 pub(crate) fn run(args: &ServeArgs, app: &mut App) -> Result<Status> {
     let backend = BackendArgs { idle_release: Some(args.idle_release), ..args.backend.clone() };
     // Ctrl-C lets models finish what they do.
-    let runtime = app.runtime(&backend, None).cancel(CancelToken::new()).build();
+    let states = usize::try_from(u64::from(args.state_memory) << 20).unwrap_or(usize::MAX);
+    let runtime = app.runtime(&backend, None).keep_states(states).cancel(CancelToken::new());
+    let runtime = runtime.build();
     let mut options = options(args, &runtime)?.runtime(runtime);
     if let Some(file) = &args.api_key_file {
         options = options.api_key_file(file)?;

@@ -13,7 +13,9 @@ use super::terminal::args::LibraryArgs;
 use crate::calibrate::{CalibrateOptions, DEFAULT_TOKENS, read_texts};
 use crate::checkpoint::Checkpoint;
 use crate::estimate::DEFAULT_CORNER;
-use crate::{AUTO_SHARDS, Adapter, CONTEXT_BUDGET, ForgeOptions, Override, Precision, Task, rerank};
+use crate::{
+    AUTO_SHARDS, Adapter, CONTEXT_BUDGET, ForgeOptions, Override, Precision, Task, rerank,
+};
 
 const EXAMPLES: &str = "\
 Examples:

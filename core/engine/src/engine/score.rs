@@ -40,6 +40,7 @@ impl Model {
         allowed: &AllowedTokens,
         scored: &mut Scored,
     ) -> Result<()> {
+        self.keep_state()?;
         self.consumed.clear(&mut self.op)?;
         scored.found.clear();
         let tokens = &prompt.sequence.tokens;
