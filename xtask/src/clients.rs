@@ -15,9 +15,16 @@ fn folder() -> PathBuf {
 /// # Errors
 /// Python is not there, or the clients cannot be installed: for people.
 pub(crate) fn tools() -> Result<PathBuf> {
+    for program in ["chromium", "chromedriver"] {
+        if !Path::new("/usr/bin").join(program).exists() {
+            return Err(
+                "Chromium is not installed: apt-get install chromium chromium-driver".into()
+            );
+        }
+    }
     let environment = python::environment("clients")?;
     let python = python::within(&environment, "python");
-    let modules = "import anthropic, openai, pytest";
+    let modules = "import anthropic, openai, pytest, selenium";
     if !works(Command::new(&python).args(["-c", modules])) {
         let requirements = folder().join("requirements.txt");
         let install = ["install", "--quiet", "--no-compile", "--requirement"];

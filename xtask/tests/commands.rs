@@ -40,6 +40,7 @@ impl Scene {
         scene.script("bin/rustup", r#"echo "$INSTALLED""#);
         // There is no package to be had.
         scene.script("bin/python3", "exit 1");
+        scene.script("bin/java", "exit 1");
         scene.script("bin/qemu-aarch64", "exit 0");
         scene.script("bin/aarch64-linux-gnu-gcc", r#"echo "/lib/$1""#);
         scene.script("built here/qhx", r#"echo "$0 $*" >> "$SCENE/calls""#);
@@ -126,6 +127,7 @@ fn the_last_line_names_every_tier_that_was_left_out() {
     assert!(last.starts_with("passed, without: "), "{last}");
     assert!(last.contains("ray") && last.contains("target aarch64-pc-windows-msvc"), "{last}");
     assert!(last.contains("python tier (Python 3 with venv is not installed"), "{last}");
+    assert!(last.contains("kotlin tier (no JDK") && last.contains("clients tier ("), "{last}");
     assert!(!last.contains("android"), "{last}");
 
     let output = scene.xtask(&["test", "--require-all"]);
