@@ -11,9 +11,18 @@ from selenium.webdriver.support.wait import WebDriverWait
 BROWSER = ["/usr/bin/chromium", "/usr/bin/chromedriver"]
 # Without its services: the browser asks nobody but the server.
 OPTIONS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--window-size=1000,800",
-    "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream",
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--window-size=1000,800",
+    "--use-fake-device-for-media-stream",
+    "--use-fake-ui-for-media-stream",
 ]
 
 

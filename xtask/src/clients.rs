@@ -22,9 +22,10 @@ pub(crate) fn tools() -> Result<PathBuf> {
             );
         }
     }
+    javascript()?;
     let environment = python::environment("clients")?;
     let python = python::within(&environment, "python");
-    let modules = "import anthropic, openai, pytest, selenium";
+    let modules = "import anthropic, langchain_openai, llm, pytest, selenium";
     if !works(Command::new(&python).args(["-c", modules])) {
         let requirements = folder().join("requirements.txt");
         let install = ["install", "--quiet", "--no-compile", "--requirement"];
@@ -34,10 +35,34 @@ pub(crate) fn tools() -> Result<PathBuf> {
     Ok(environment)
 }
 
+/// The folder of the packages that npm installs.
+fn node_modules() -> PathBuf {
+    cargo::tools_folder().join("clients/node_modules")
+}
+
+/// Installs the client for JavaScript, unless it is there.
+fn javascript() -> Result<()> {
+    if node_modules().join("openai").exists() {
+        return Ok(());
+    }
+    if !works(Command::new("npm").arg("--version")) {
+        return Err("npm is not installed: apt-get install npm".into());
+    }
+    let mut install = Command::new("npm");
+    install.args(["install", "--no-audit", "--no-fund", "--no-save", "--ignore-scripts"]);
+    install.arg("--prefix").arg(cargo::tools_folder().join("clients")).arg("openai@7");
+    cargo::run(&mut install).map_err(|why| format!("the clients cannot be installed: {why}"))
+}
+
 /// Runs the tests with the program that is built for tests.
 pub(crate) fn test(tools: &Path) -> Result<()> {
     let qhx = cargo::build(&[&["qhx-cli"][..], &PLUGINS].concat(), &[], "qhx")?;
     let mut pytest = Command::new(python::within(tools, "python"));
     pytest.args(["-B", "-m", "pytest", "--quiet", "-p", "no:cacheprovider"]);
-    cargo::run(pytest.current_dir(folder()).env("QHX_PROGRAM", qhx))
+    cargo::run(
+        pytest
+            .current_dir(folder())
+            .env("QHX_PROGRAM", qhx)
+            .env("QHX_NODE_MODULES", node_modules()),
+    )
 }
