@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use crate::blob::BlobId;
 use crate::head::is_program_name;
+use crate::kind::Kind;
 use crate::listing::{Listing, RemoteFile};
-use crate::local::Kind;
 use crate::name::{Name, is_safe_path};
 
 /// A folder with a bundle.

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use qhx_base::{CancelToken, Error, ErrorKind, Result};
 use serde::Serialize;
@@ -12,49 +11,17 @@ use crate::cache::{Repository, below, make_parent};
 use crate::choose::{Chosen, Selection, Want};
 use crate::fetch::Fetch;
 use crate::http::Client;
-use crate::hub::Hub;
+use crate::hub::{Hub, offline};
+use crate::kind::Kind;
 use crate::links;
-use crate::local::Kind;
 use crate::lock::Lock;
 use crate::name::Name;
+use crate::progress::Progress;
 use crate::record::{Noted, Pull, identity, write};
 use crate::wait::interruptible;
 
 /// Bytes that have to stay free for notes and folders.
 const SPARE: u64 = 16 << 20;
-
-/// How far a download is. Called from several threads.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Progress<'a> {
-    /// So much is wanted, of which some may be there.
-    Begin {
-        /// Number of files.
-        files: usize,
-        /// Bytes of files, each content once.
-        bytes: u64,
-    },
-    /// So many more bytes were there before.
-    Kept(u64),
-    /// So many more bytes came.
-    Fetched(u64),
-    /// So many bytes that were there or came are given up, and come again.
-    Lost(u64),
-    /// Another process fetches this file, and is waited for.
-    Waiting {
-        /// Path in the repository.
-        path: &'a str,
-    },
-    /// An attempt failed, and there will be another one.
-    Retry {
-        /// Path in the repository.
-        path: &'a str,
-        /// Why it failed.
-        error: &'a Error,
-        /// The pause before the next one.
-        wait: Duration,
-    },
-}
 
 /// What was downloaded, or was there.
 #[derive(Debug, Clone, Serialize)]
@@ -188,12 +155,6 @@ impl Hub {
         Err(Error::new(ErrorKind::Io, message)
             .hint("make room, or set HF_HOME to a folder in a file system that has it"))
     }
-}
-
-/// The error of whoever would have to ask a network.
-pub(crate) fn offline(name: &Name) -> Error {
-    Error::new(ErrorKind::Io, format!("{name}: it is not there, and nothing is fetched offline"))
-        .hint("unset HF_HUB_OFFLINE to fetch it")
 }
 
 /// One file of each content, the largest first.

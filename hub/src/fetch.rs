@@ -12,11 +12,11 @@ use ureq::http::{HeaderMap, Response, StatusCode};
 use crate::blob::Hasher;
 use crate::cache::{Repository, make_parent};
 use crate::choose::Chosen;
-use crate::download::Progress;
 use crate::head::{HEAD, program};
 use crate::http::{Client, Failure, encoded};
 use crate::lock::Lock;
 use crate::options::Options;
+use crate::progress::Progress;
 use crate::record::{fault, identity, is_same};
 use crate::wait::pause;
 

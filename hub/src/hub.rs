@@ -5,7 +5,6 @@ use std::time::Duration;
 use qhx_base::{CancelToken, Error, ErrorKind, Result};
 
 use crate::cache::Cache;
-use crate::download::offline;
 use crate::http::{Client, Failure, encoded};
 use crate::listing::{Listing, MAX_BYTES};
 use crate::name::Name;
@@ -95,4 +94,10 @@ fn list_once(client: &Client, url: &str) -> Result<Vec<u8>, Failure> {
     let response = client.get(url, None)?;
     let body = response.into_body().into_with_config().limit(MAX_BYTES).read_to_vec();
     body.map_err(|e| Failure::Passing(Error::caused(ErrorKind::Io, "the list of files", e), None))
+}
+
+/// The error of whoever would have to ask a network.
+pub(crate) fn offline(name: &Name) -> Error {
+    Error::new(ErrorKind::Io, format!("{name}: it is not there, and nothing is fetched offline"))
+        .hint("unset HF_HUB_OFFLINE to fetch it")
 }

@@ -3,34 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use qhx_base::{CancelToken, Error, ErrorKind, Result, snapshot};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::blob::BlobId;
 use crate::cache::{Cache, Repository, below, entries, files_below};
 use crate::choose::{BundleFolder, Want, bundles, within};
+use crate::kind::Kind;
 use crate::links;
 use crate::name::Name;
 use crate::record::{FileCheck, Pull, Record, fault, identity, is_same};
-
-/// What files make up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Kind {
-    /// A bundle.
-    Bundle,
-    /// What a bundle is made of.
-    Checkpoint,
-}
-
-impl Kind {
-    /// The name for people.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Bundle => "bundle",
-            Self::Checkpoint => "checkpoint",
-        }
-    }
-}
 
 /// Something that a name leads to.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::blob::BlobId;
 use crate::cache::{Repository, make_parent};
-use crate::local::Kind;
+use crate::kind::Kind;
 use crate::lock::Lock;
 
 /// Longest note that is read.

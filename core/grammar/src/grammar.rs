@@ -1,11 +1,11 @@
 //! Grammars in words.
 
-use llguidance::JsonCompileOptions;
 use llguidance::api::TopLevelGrammar;
 use qhx_base::{Error, ErrorKind, Result};
 use qhx_text::{CallFormat, Tool};
 use serde_json::{Map, Value};
 
+use crate::schema::compact;
 use crate::tools;
 
 /// Levels of arrays and objects in a schema, as `serde_json` reads them.
@@ -158,20 +158,6 @@ impl Grammar {
             }
         }
     }
-}
-
-/// A schema whose JSON has no spaces, unless it says otherwise.
-pub(crate) fn compact(schema: Value) -> Value {
-    let mut schema = match schema {
-        Value::Object(schema) => schema,
-        // True and false are schemas, too.
-        other => Map::from_iter([("allOf".to_owned(), Value::Array(vec![other]))]),
-    };
-    if !schema.contains_key("x-guidance") {
-        let options = JsonCompileOptions { whitespace_flexible: false, ..Default::default() };
-        schema.insert("x-guidance".to_owned(), serde_json::to_value(options).unwrap_or_default());
-    }
-    Value::Object(schema)
 }
 
 fn check_size(what: &str, bytes: usize) -> Result<()> {

@@ -6,6 +6,7 @@
 
 mod constraint;
 mod grammar;
+mod schema;
 #[cfg(test)]
 mod tests;
 mod tools;

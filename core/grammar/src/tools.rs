@@ -7,7 +7,7 @@ use qhx_base::{Error, ErrorKind, Result};
 use qhx_text::{CallFormat, Tool};
 use serde_json::Value;
 
-use crate::grammar::compact;
+use crate::schema::compact;
 
 /// A text in a grammar.
 pub(crate) fn literal(text: &str) -> String {

@@ -1,0 +1,38 @@
+//! How far a download is.
+
+use std::time::Duration;
+
+use qhx_base::Error;
+
+/// How far a download is. Called from several threads.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Progress<'a> {
+    /// So much is wanted, of which some may be there.
+    Begin {
+        /// Number of files.
+        files: usize,
+        /// Bytes of files, each content once.
+        bytes: u64,
+    },
+    /// So many more bytes were there before.
+    Kept(u64),
+    /// So many more bytes came.
+    Fetched(u64),
+    /// So many bytes that were there or came are given up, and come again.
+    Lost(u64),
+    /// Another process fetches this file, and is waited for.
+    Waiting {
+        /// Path in the repository.
+        path: &'a str,
+    },
+    /// An attempt failed, and there will be another one.
+    Retry {
+        /// Path in the repository.
+        path: &'a str,
+        /// Why it failed.
+        error: &'a Error,
+        /// The pause before the next one.
+        wait: Duration,
+    },
+}
