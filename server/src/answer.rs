@@ -5,14 +5,11 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use qhx::{FinishReason, Generation, PromptToken, Texts, TokenLogprobs, Tool, ToolCall};
 
-use crate::error::{ApiError, Result};
-use crate::pending::{Pending, broken};
+use crate::error::{ApiError, Result, broken};
+use crate::pending::Pending;
 use crate::queue::Update;
-use crate::record::Tally;
-use crate::registry::Info;
-
-/// What models put around their reasoning.
-pub(crate) const THINK: (&str, &str) = ("<think>", "</think>");
+use crate::registry::{Info, THINK};
+use crate::tally::Tally;
 
 /// A part of an answer that came.
 #[derive(Debug, Clone, PartialEq)]

@@ -10,8 +10,8 @@ use axum::response::{IntoResponse as _, Response};
 use qhx::{Chunk, Source, Transcript};
 use serde_json::{Value, json};
 
-use crate::error::{ApiError, Result, json_response};
-use crate::pending::{Pending, broken};
+use crate::error::{ApiError, Result, broken, json_response};
+use crate::pending::Pending;
 use crate::queue::{Update, Work};
 use crate::registry::Ability;
 use crate::request::Context;

@@ -12,9 +12,9 @@ use qhx::{Role, norm};
 use serde_json::{Value, json};
 
 use crate::completions::tokens;
-use crate::error::{ApiError, Result, json_response};
+use crate::error::{ApiError, Result, broken, json_response};
 use crate::fields::{Fields, wrong};
-use crate::pending::{Pending, broken};
+use crate::pending::Pending;
 use crate::queue::{EmbedInput, Update, Work};
 use crate::registry::Ability;
 use crate::request::Context;

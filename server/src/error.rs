@@ -167,6 +167,12 @@ fn plain(message: &str, name: &str) -> String {
     }
 }
 
+/// The error of a job that ended without a result.
+pub(crate) fn broken() -> ApiError {
+    let message = "the work ended without a result; the server's log says why";
+    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

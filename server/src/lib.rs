@@ -11,6 +11,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | `server` | the listening socket, connections, the end |
+//! | `app`, `tally` | what requests share, and what is known of each |
 //! | `routes` | which address is answered by what, and what every request goes through |
 //! | `registry` | the models: loaded when they are asked for, within a memory budget |
 //! | `queue`, `worker` | jobs that wait, and the threads that do them |
@@ -23,6 +24,7 @@
 //! `data:` URLs, never by files or addresses.
 
 mod answer;
+mod app;
 mod ask;
 mod audio;
 mod chat;
@@ -44,6 +46,7 @@ mod responses;
 mod routes;
 mod server;
 mod sse;
+mod tally;
 mod tokens;
 mod turns;
 mod worker;

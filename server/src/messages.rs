@@ -11,10 +11,10 @@ use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Answers, Delta, Step, Usage};
 use crate::ask::{Ask, ToolChoice, sampling, stops};
-use crate::error::{ApiError, Result, json_response};
+use crate::error::{ApiError, Result, broken, json_response};
 use crate::fields::{Fields, wrong};
 use crate::ids;
-use crate::pending::{Pending, broken};
+use crate::pending::Pending;
 use crate::queue::{Update, Work};
 use crate::registry::Ability;
 use crate::request::Context;

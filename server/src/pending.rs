@@ -10,7 +10,7 @@ use qhx::CancelToken;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
 
-use crate::error::{ApiError, Result};
+use crate::error::{ApiError, Result, broken};
 use crate::queue::{Job, Update, Work};
 use crate::registry::Served;
 use crate::request::Context as Asked;
@@ -98,10 +98,4 @@ impl Pending {
     pub(crate) async fn only(mut self) -> Result<Update> {
         self.next().await?.ok_or_else(broken)
     }
-}
-
-/// The error of a job that ended without a result.
-pub(crate) fn broken() -> ApiError {
-    let message = "the work ended without a result; the server's log says why";
-    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message)
 }

@@ -1,12 +1,9 @@
 //! A line a request.
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use qhx_base::escape::shown;
-
-use crate::routes::Shared;
 
 /// A request that is over.
 ///
@@ -50,47 +47,6 @@ impl fmt::Display for Record {
         match &self.prompt {
             Some(prompt) => write!(f, " {}", shown(prompt)),
             None => Ok(()),
-        }
-    }
-}
-
-/// A request under way. Once nobody needs it any more, it is over.
-#[derive(Debug)]
-pub(crate) struct Tally {
-    shared: Shared,
-    record: Mutex<Record>,
-    start: Instant,
-}
-
-/// What a client sees where it has left.
-const LEFT: u16 = 499;
-
-impl Tally {
-    pub(crate) fn new(shared: Shared, id: String, route: String) -> Self {
-        let record = Record { id, route, status: LEFT, ..Record::default() };
-        Self { shared, record: Mutex::new(record), start: Instant::now() }
-    }
-
-    pub(crate) fn update(&self, change: impl FnOnce(&mut Record)) {
-        change(&mut self.record.lock().unwrap_or_else(PoisonError::into_inner));
-    }
-
-    /// Notes a text of the request, if such are asked for.
-    pub(crate) fn prompt(&self, text: impl FnOnce() -> String) {
-        if self.shared.options.log_prompts {
-            let text = text();
-            self.update(|record| record.prompt = Some(text));
-        }
-    }
-}
-
-impl Drop for Tally {
-    fn drop(&mut self) {
-        let record = self.record.get_mut().unwrap_or_else(PoisonError::into_inner);
-        record.time = self.start.elapsed();
-        self.shared.metrics.request(record);
-        if let Some(on_request) = &self.shared.options.on_request {
-            on_request(record);
         }
     }
 }

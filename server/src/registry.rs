@@ -16,6 +16,9 @@ use crate::error::{ApiError, NoRoom};
 use crate::ids;
 use crate::metrics::{Gauges, Metrics};
 
+/// What models put around their reasoning.
+pub(crate) const THINK: (&str, &str) = ("<think>", "</think>");
+
 /// All that is served.
 #[derive(Debug)]
 pub(crate) struct Registry {
@@ -392,7 +395,7 @@ impl Info {
         let probe = || {
             let messages = [Message::user("?")];
             let rendered = self.texts.render(&messages, thinking, &Map::new(), &CancelToken::new());
-            rendered.is_ok_and(|text| text.trim_end().ends_with(crate::answer::THINK.0))
+            rendered.is_ok_and(|text| text.trim_end().ends_with(THINK.0))
         };
         self.opens.get(at).is_some_and(|opens| *opens.get_or_init(probe))
     }

@@ -10,9 +10,9 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use tokio::time::timeout;
 
-use crate::error::{ApiError, Result};
-use crate::record::Tally;
-use crate::routes::Shared;
+use crate::app::Shared;
+use crate::error::{ApiError, Result, broken};
+use crate::tally::Tally;
 
 /// How many times the largest body is read and dropped, so that a client that sends more sees the answer.
 const DRAINED: usize = 8;
@@ -57,7 +57,7 @@ impl Context {
     ) -> Result<T> {
         let context = self.clone();
         let done = tokio::task::spawn_blocking(move || work(context)).await;
-        done.unwrap_or_else(|_| Err(crate::pending::broken()))
+        done.unwrap_or_else(|_| Err(broken()))
     }
 
     /// The body, within the limits.

@@ -10,10 +10,10 @@ use qhx::Ranked;
 use serde_json::{Value, json};
 
 use crate::embeddings::MAX_INPUTS;
-use crate::error::{ApiError, Result, json_response};
+use crate::error::{ApiError, Result, broken, json_response};
 use crate::fields::{Fields, wrong};
 use crate::ids;
-use crate::pending::{Pending, broken};
+use crate::pending::Pending;
 use crate::queue::{Update, Work};
 use crate::registry::Ability;
 use crate::request::Context;

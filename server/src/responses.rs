@@ -9,10 +9,9 @@ use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Answers, Delta, Step, Usage};
 use crate::ask::{Ask, ToolChoice, format, sampling, tools};
-use crate::error::{ApiError, Result, json_response};
+use crate::error::{ApiError, Result, broken, json_response};
 use crate::fields::{Fields, wrong};
 use crate::ids;
-use crate::pending::broken;
 use crate::request::Context;
 use crate::sse::{self, Events, Writer};
 use crate::turns::{Call, Turn, arguments, parts};

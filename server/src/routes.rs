@@ -1,9 +1,8 @@
 //! Which address is answered by what, and what every request goes through.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use axum::body::Body;
 use axum::extract::{MatchedPath, Path, Request, State};
@@ -13,16 +12,12 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use serde_json::json;
-use sha2::{Digest as _, Sha256};
-use subtle::{Choice, ConstantTimeEq as _};
 
+use crate::app::{Peer, Shared};
 use crate::error::{ApiError, Result, json_response};
-use crate::metrics::{Gauges, Metrics};
-use crate::options::Options;
-use crate::queue::Queue;
-use crate::record::Tally;
-use crate::registry::Registry;
+use crate::metrics::Gauges;
 use crate::request::Context;
+use crate::tally::Tally;
 use crate::{audio, chat, completions, embeddings, ids, messages, rerank, responses, tokens};
 
 /// The page at `/`.
@@ -33,47 +28,6 @@ const PAGE_POLICY: &str = "default-src 'self' 'unsafe-inline' data: blob:; frame
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-
-/// What requests share.
-#[derive(Debug)]
-pub(crate) struct App {
-    pub options: Options,
-    pub registry: Registry,
-    pub queue: Queue,
-    pub metrics: Metrics,
-    pub stopping: AtomicBool,
-    keys: Vec<[u8; 32]>,
-}
-
-pub(crate) type Shared = Arc<App>;
-
-/// Where a connection comes from.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Peer(pub SocketAddr);
-
-impl App {
-    pub(crate) fn new(options: Options, registry: Registry) -> Self {
-        Self {
-            queue: Queue::new(options.queue),
-            metrics: Metrics::default(),
-            stopping: AtomicBool::new(false),
-            keys: options.api_keys.iter().map(|key| digest(key)).collect(),
-            registry,
-            options,
-        }
-    }
-
-    /// Whether a key is one of those that are asked for. How long that takes says nothing about them.
-    fn knows(&self, key: &str) -> bool {
-        let key = digest(key);
-        let any = |found: Choice, known: &[u8; 32]| found | known.ct_eq(&key);
-        self.keys.iter().fold(Choice::from(0), any).into()
-    }
-}
-
-fn digest(key: &str) -> [u8; 32] {
-    Sha256::digest(key.as_bytes()).into()
-}
 
 /// All routes.
 pub(crate) fn router(shared: &Shared) -> Router {
@@ -165,7 +119,7 @@ fn admit(shared: &Shared, request: &Request) -> Result<()> {
         // A browser asks without the key.
         return Ok(());
     }
-    if !open && !shared.keys.is_empty() && !key(headers).is_some_and(|key| shared.knows(key)) {
+    if !open && shared.asks_for_keys() && !key(headers).is_some_and(|key| shared.knows(key)) {
         let message = match key(headers) {
             Some(_) => "the API key is wrong",
             None => "there is no API key: expected the header authorization: Bearer KEY",
@@ -200,7 +154,7 @@ fn same_place(shared: &Shared, headers: &HeaderMap) -> Result<()> {
     let local = named.is_empty()
         || named.eq_ignore_ascii_case("localhost")
         || address.parse::<std::net::IpAddr>().is_ok();
-    if shared.options.host.is_loopback() && shared.keys.is_empty() && !local {
+    if shared.options.host.is_loopback() && !shared.asks_for_keys() && !local {
         return forbidden("the server answers to localhost only: see --host and --api-key-file");
     }
     Ok(())

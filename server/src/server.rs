@@ -15,9 +15,10 @@ use qhx::{CancelToken, Error, ErrorKind, Result};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
+use crate::app::{App, Peer, Shared};
 use crate::options::Options;
 use crate::registry::Registry;
-use crate::routes::{App, Peer, Shared, router};
+use crate::routes::router;
 use crate::worker;
 
 /// How often it is looked whether the server is to stop.

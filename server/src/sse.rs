@@ -15,10 +15,10 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::answer::{Answers, Step};
 use crate::ask::Asked;
-use crate::error::{ApiError, Result};
-use crate::pending::{Pending, broken};
-use crate::record::Tally;
+use crate::error::{ApiError, Result, broken};
+use crate::pending::Pending;
 use crate::request;
+use crate::tally::Tally;
 
 /// Keeps proxies from collecting a stream.
 const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");

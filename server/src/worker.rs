@@ -9,10 +9,10 @@ use qhx::{
 };
 use tokio::sync::mpsc::UnboundedSender;
 
+use crate::app::Shared;
 use crate::error::ApiError;
 use crate::queue::{EmbedInput, Job, Update, Work};
 use crate::registry::Seat;
-use crate::routes::Shared;
 
 /// Starts the threads. They end once the queue is closed and empty.
 pub(crate) fn start(shared: &Shared) -> Result<Vec<JoinHandle<()>>> {

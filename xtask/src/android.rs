@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cargo::{self, Result, cargo, works};
-use crate::kotlin::{self, Tools, at};
+use crate::kotlinc::{self, Tools, at};
 
 /// Phones with a Hexagon NPU.
 const TARGET: &str = "aarch64-linux-android";
@@ -17,7 +17,7 @@ const QAIRT: &str = "2.51.0";
 
 /// `cargo xtask aar`: for others, with the native part where an NDK is there.
 pub(crate) fn run() -> Result<()> {
-    let tools = kotlin::tools()?;
+    let tools = kotlinc::tools()?;
     let out = cargo::target_folder()?.join("kotlin");
     let laid = match native() {
         Ok(library) => lay_out(&tools, &out, Some(&library)),
@@ -73,7 +73,7 @@ pub(crate) fn lay_out(tools: &Tools, out: &Path, native: Option<&Path>) -> Resul
     let copy = |from: &Path, to: PathBuf| {
         std::fs::copy(from, &to).map(|_| ()).map_err(|e| format!("{}: {e}", from.display()))
     };
-    copy(&kotlin::library(tools, out)?, content.join("classes.jar"))?;
+    copy(&kotlinc::library(tools, out)?, content.join("classes.jar"))?;
     if let Some(library) = native {
         copy(library, libraries.join("libqhxjni.so"))?;
     }
@@ -92,8 +92,8 @@ pub(crate) fn lay_out(tools: &Tools, out: &Path, native: Option<&Path>) -> Resul
     let pom = std::fs::read_to_string(&pom).map_err(at(&pom))?;
     let pom = pom
         .replace("@VERSION@", version)
-        .replace("@KOTLIN@", kotlin::COMPILER)
-        .replace("@COROUTINES@", kotlin::COROUTINES)
+        .replace("@KOTLIN@", kotlinc::COMPILER)
+        .replace("@COROUTINES@", kotlinc::COROUTINES)
         .replace("@QAIRT@", QAIRT);
     let file = folder.join(format!("qhx-{version}.pom"));
     std::fs::write(&file, pom).map_err(at(&file))?;

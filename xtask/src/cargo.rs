@@ -20,6 +20,9 @@ pub(crate) const PLUGINS: [&str; 5] = [
     "qhx-ops-qwen3vl-plugin",
 ];
 
+/// What the program can do beyond the default: host-ops linked in, Parquet files.
+pub(crate) const PROGRAM: &str = "builtin-ops,parquet";
+
 /// A cargo command in the workspace.
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let mut command = qhx_paths::cargo();

@@ -8,6 +8,7 @@ mod cargo;
 mod clients;
 mod demo;
 mod kotlin;
+mod kotlinc;
 mod miri;
 mod python;
 mod targets;
@@ -83,7 +84,7 @@ fn aarch64_tier() -> cargo::Result<()> {
     }
     let qhx = cargo::build(&["qhx-cli"], &[], "qhx")?;
     let libraries = aarch64::libraries(&qhx)?;
-    aarch64::boards(&aarch64::units(cargo::run)?, &libraries, test::PROGRAM, cargo::run)
+    aarch64::boards(&aarch64::units(cargo::run)?, &libraries, cargo::PROGRAM, cargo::run)
 }
 
 fn windows_tier() -> cargo::Result<()> {

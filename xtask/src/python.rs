@@ -3,8 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::cargo::{self, Result, works};
-use crate::test::PROGRAM;
+use crate::cargo::{self, PROGRAM, Result, works};
 
 /// The programs of the wheel: all of `qhx-cli`.
 const PROGRAMS: [&str; 3] = ["qhx", "qhx_embed", "qhx_generate"];

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::cargo::{self, PLUGINS, Result, cargo, works};
-use crate::{aarch64, clients, kotlin, python, targets, windows};
+use crate::cargo::{self, PLUGINS, PROGRAM, Result, cargo, works};
+use crate::{aarch64, clients, kotlin, kotlinc, python, targets, windows};
 
 /// What to run.
 #[derive(Debug, Default)]
@@ -123,7 +123,7 @@ fn tests(
         Ok(tools) => python::test(&tools)?,
         Err(why) => skipped.add("python tier", &why),
     }
-    match kotlin::tools() {
+    match kotlinc::tools() {
         Ok(tools) => kotlin::test(&tools, libraries, run)?,
         Err(why) => skipped.add("kotlin tier", &why),
     }
@@ -194,9 +194,6 @@ fn keep(qhx: &Path) -> Result<PathBuf> {
 /// plugins.
 const FAMILY_TESTS: [&str; 3] = ["llama::", "embed::", "bad_bundles::"];
 const MORE_FAMILY_TESTS: [&str; 4] = ["qwen35::", "phimoe::", "gemma4::", "qwen3vl::"];
-
-/// What the program can do beyond the default: host-ops linked in, Parquet files.
-pub(crate) const PROGRAM: &str = "builtin-ops,parquet";
 
 const BUILTIN: &str = "qhx-cli/builtin-ops,qhx-cli/parquet,qhx-tests/builtin-ops";
 
