@@ -41,6 +41,7 @@ impl Scene {
         // There is no package to be had.
         scene.script("bin/python3", "exit 1");
         scene.script("bin/java", "exit 1");
+        scene.script("bin/npm", "exit 1");
         scene.script("bin/qemu-aarch64", "exit 0");
         scene.script("bin/aarch64-linux-gnu-gcc", r#"echo "/lib/$1""#);
         scene.script("built here/qhx", r#"echo "$0 $*" >> "$SCENE/calls""#);
