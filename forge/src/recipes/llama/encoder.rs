@@ -2,14 +2,13 @@
 //!
 //! Checkpoints of this kind are laid out in several ways; no single file is depended on.
 
-use std::path::Path;
-
+use qhx_core::Result;
 use qhx_core::text::Tokenizer;
-use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Value, json};
 
+use super::files::{read, unsupported};
 use super::modules::Modules;
-use crate::checkpoint::{Checkpoint, read_json_value};
+use crate::checkpoint::Checkpoint;
 
 /// How a text becomes a vector.
 #[derive(Debug)]
@@ -67,11 +66,6 @@ fn check_eos(checkpoint: &Checkpoint) -> Result<()> {
     ))
 }
 
-pub(super) fn unsupported(path: &Path, what: &str) -> Error {
-    Error::new(ErrorKind::Artifact, format!("{}: {what}", path.display()))
-        .hint("vectors would be others than those of sentence-transformers")
-}
-
 /// Longest text, in tokens, that `sentence-transformers` gives the checkpoint.
 pub(super) fn max_text(checkpoint: &Checkpoint) -> Result<Option<usize>> {
     let file = read(&checkpoint.dir().join("sentence_bert_config.json"))?;
@@ -88,14 +82,6 @@ pub(super) fn bidirectional(config: &Value) -> bool {
         || class.contains("bidirectional")
         || kind == "mistralbidirectional"
         || kind.ends_with("_bidirec")
-}
-
-/// A JSON file, if it is there.
-pub(super) fn read(path: &Path) -> Result<Option<Value>> {
-    if !path.exists() {
-        return Ok(None);
-    }
-    read_json_value(path).map(Some)
 }
 
 #[cfg(test)]

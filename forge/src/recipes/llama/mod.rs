@@ -24,6 +24,7 @@
 
 mod config;
 mod encoder;
+mod files;
 mod layers;
 mod modules;
 

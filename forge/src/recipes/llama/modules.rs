@@ -5,7 +5,7 @@ use std::path::Path;
 use qhx_core::{Error, ErrorKind, Result};
 use serde_json::{Value, json};
 
-use super::encoder::{read, unsupported};
+use super::files::{read, unsupported};
 use crate::checkpoint::{Checkpoint, is_plain};
 use crate::kit::MatrixFile;
 
