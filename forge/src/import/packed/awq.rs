@@ -11,11 +11,11 @@
 
 use safetensors::Dtype;
 
+use super::declared::Declared;
 use super::fields::{Fields, Order};
 use super::integers::{Groups, Integers, Points, Values};
 use super::marlin::{self, OUTPUTS, TILE, Tiles};
 use super::part::{Numbers, Part};
-use super::scheme::Declared;
 use super::{Files, Found, Read, SCALES, Tensor, same_shape};
 
 /// Integers in a word.

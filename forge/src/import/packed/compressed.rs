@@ -12,10 +12,10 @@
 use safetensors::Dtype;
 use serde_json::Value;
 
+use super::declared::Declared;
 use super::fields::Fields;
 use super::integers::{Groups, Integers, Points, Values, groups};
 use super::part::{Numbers, Part};
-use super::scheme::Declared;
 use super::targets::Target;
 use super::{Files, Found, Read, SCALES, Tensor, fp8, mxfp4, same_shape};
 

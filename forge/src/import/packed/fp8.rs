@@ -5,8 +5,8 @@ use safetensors::Dtype;
 use serde_json::Value;
 
 use super::codes::Floats;
+use super::declared::Declared;
 use super::part::{Numbers, Part};
-use super::scheme::Declared;
 use super::{Files, Found, Read, SCALES, Tensor};
 
 /// Scales of inputs, which are for arithmetic in 8 bits.

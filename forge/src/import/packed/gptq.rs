@@ -10,10 +10,10 @@
 use safetensors::Dtype;
 use serde_json::Value;
 
+use super::declared::Declared;
 use super::fields::Fields;
 use super::integers::{Groups, Integers, Points, Values, groups};
 use super::part::Numbers;
-use super::scheme::Declared;
 use super::{Files, Found, Read, SCALES, Tensor, same_shape};
 
 /// The ends of the names of a layer's tensors, beside its bias.

@@ -13,6 +13,7 @@ mod awq;
 mod bitsandbytes;
 mod codes;
 mod compressed;
+mod declared;
 mod fields;
 mod fp8;
 mod gptq;
