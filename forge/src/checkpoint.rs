@@ -2,6 +2,7 @@
 
 mod adapted;
 mod plain;
+pub(crate) mod tokenizer;
 mod unread;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,17 +11,15 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use qhx_core::artifacts::Mapped;
-use qhx_core::text::Tokenizer;
 use qhx_core::{DType, Error, ErrorKind, Result, files};
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 use serde_json::Value;
 
-use crate::adapter::Changes;
+use crate::adapter::changes::Changes;
 use crate::import::packed::{self, Part, Scheme};
 use crate::import::{Imported, gguf};
 use crate::synthetic::Drawn;
-use crate::text;
 use crate::weight::{RowSource, read};
 use plain::Matrix;
 use unread::Uses;
@@ -217,15 +216,6 @@ impl Checkpoint {
     /// looked for.
     pub fn dir(&self) -> &Path {
         &self.dir
-    }
-
-    /// The tokenizer: the `tokenizer.json` of [`Checkpoint::dir`], or that within a GGUF file.
-    ///
-    /// # Errors
-    /// When there is none, or it cannot be read.
-    pub fn tokenizer(&self) -> Result<Tokenizer> {
-        let source = text::source(self)?;
-        Tokenizer::from_bytes(&source.path, &source.bytes)
     }
 
     /// What a GGUF file holds beside its tensors; none for other checkpoints.

@@ -1,7 +1,7 @@
 //! The tokenizer's files, and what the manifest says of chat.
 
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use qhx_core::manifest::{Manifest, SCHEMA_VERSION};
 use qhx_core::text::Tokenizer;
@@ -11,13 +11,11 @@ use serde_json::{Map, Value, json};
 
 use crate::bundle::Staging;
 use crate::chat;
+use crate::checkpoint::tokenizer::{MAX_BYTES, Source, TOKENIZER, source};
 use crate::checkpoint::{Checkpoint, read_json};
-use crate::import::gguf::{self, Embedded};
+use crate::import::gguf;
 use crate::progress::Progress;
 
-/// Longest file that is read; tokenizers of large vocabularies are tens of megabytes.
-const MAX_BYTES: u64 = 256 << 20;
-const TOKENIZER: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
 /// The key of the chat template in `tokenizer_config.json`.
 const TEMPLATE: &str = "chat_template";
@@ -92,41 +90,6 @@ pub(crate) fn copy(
     check_template(staging.root(), artifacts, &chat, &tokenizer)
         .map_err(|e| e.context(dir.display()))?;
     Ok(chat)
-}
-
-/// A tokenizer that a bundle is made with.
-pub(crate) struct Source {
-    /// Where it is, for messages.
-    pub path: PathBuf,
-    /// `tokenizer.json`.
-    pub bytes: Vec<u8>,
-    /// `tokenizer_config.json`, where the tokenizer is not of the folder.
-    config: Option<Value>,
-}
-
-/// The checkpoint's tokenizer: that of the folder, or else that within a GGUF file.
-pub(crate) fn source(checkpoint: &Checkpoint) -> Result<Source> {
-    let path = checkpoint.dir().join(TOKENIZER);
-    if path.exists() {
-        let bytes = files::read(ErrorKind::Artifact, &path, MAX_BYTES)?;
-        return Ok(Source { path, bytes, config: None });
-    }
-    if let Some(inside) = checkpoint.inside()
-        && let Some(Embedded { tokenizer, config }) = inside.tokenizer()?
-    {
-        let path = inside.path().to_owned();
-        return Ok(Source { path, bytes: tokenizer, config: Some(config) });
-    }
-    let hint = match checkpoint.inside() {
-        Some(_) => {
-            "the GGUF file has no tokenizer: put the tokenizer.json of the model's Hugging Face checkpoint beside it, \
-             or name its folder (`--tokenizer`)"
-        }
-        None => {
-            "save the tokenizer with transformers' AutoTokenizer (the fast one) beside the checkpoint"
-        }
-    };
-    Err(Error::new(ErrorKind::Artifact, format!("{}: missing", path.display())).hint(hint))
 }
 
 /// Whether the checkpoint comes with a chat template, as those that are tuned to answer do.

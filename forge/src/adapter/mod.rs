@@ -1,10 +1,11 @@
 //! Adapters of PEFT (LoRA, arXiv 2106.09685; DoRA, arXiv 2402.09353), merged into a checkpoint's weights as these are
 //! read: some rows at a time, in f32, before anything is quantized.
 
+pub(crate) mod changes;
 mod config;
 mod merged;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -13,9 +14,8 @@ use std::sync::Arc;
 use qhx_core::{Error, ErrorKind, Result};
 
 use crate::checkpoint::Checkpoint;
-use crate::weight::RowSource;
 use config::Config;
-use merged::{Change, Merged};
+use merged::Change;
 
 /// The tensors of an adapter.
 pub(crate) const TENSORS: &str = "adapter_model.safetensors";
@@ -57,32 +57,6 @@ impl FromStr for Adapter {
 impl fmt::Display for Adapter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}={}", self.folder.display(), self.weight)
-    }
-}
-
-/// What adapters change of a checkpoint.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Changes {
-    /// By the tensors' names in the checkpoint, in the order of the adapters.
-    of: BTreeMap<String, Vec<Change>>,
-    /// Tensors that an adapter has whole.
-    replaced: BTreeSet<String>,
-}
-
-impl Changes {
-    /// The tensor `key` with what is changed of it. Errors when it is not read as the matrix that adapters change.
-    pub fn merged(&self, key: &str, source: Arc<dyn RowSource>) -> Result<Arc<dyn RowSource>> {
-        let Some(changes) = self.of.get(key) else { return Ok(source) };
-        let [rows, cols] = source.shape();
-        if let Some(other) = changes.iter().find(|change| change.shape() != [rows, cols]) {
-            let what = format!(
-                "tensor {key} is read as [{rows}, {cols}], and an adapter changes it as {:?}",
-                other.shape()
-            );
-            return Err(Error::new(ErrorKind::Artifact, what)
-                .hint("merge the adapter with PEFT, and take that checkpoint"));
-        }
-        Ok(Arc::new(Merged { source, changes: changes.clone() }))
     }
 }
 

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use qhx_core::{Error, ErrorKind, Result};
 
 use super::{Checkpoint, Entry, read_json};
-use crate::adapter::{self, Adapter, CONFIG, Changes, TENSORS};
+use crate::adapter::changes::Changes;
+use crate::adapter::{self, Adapter, CONFIG, TENSORS};
 use crate::weight::read;
 
 impl Checkpoint {
