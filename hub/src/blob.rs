@@ -41,7 +41,7 @@ impl BlobId {
         }
     }
 
-    /// Begins to hash a content of so many bytes.
+    /// Begins to hash a content of `bytes` bytes.
     pub(crate) fn hasher(&self, bytes: u64) -> Hasher {
         match self {
             Self::Sha256(_) => Hasher::Sha256(Box::default()),

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_told_by_name_and_by_content() {
+    fn programs_are_recognised_by_name_and_content() {
         for path in ["a/setup.py", "lib.SO", "libQnn.so.2", "a.b/x.exe", "pytorch_model.pt"] {
             assert!(is_program_name(path), "{path}");
         }

@@ -309,15 +309,15 @@ fn failed(uri: &Uri, error: ureq::Error) -> Failure {
         ureq::Error::Io(e) => matches!(e.kind(), Io::ConnectionRefused | Io::NetworkUnreachable),
         _ => false,
     };
-    let told = Error::new(ErrorKind::Io, format!("{}: {what}", shown(uri))).with_source(error);
+    let failed = Error::new(ErrorKind::Io, format!("{}: {what}", shown(uri))).with_source(error);
     if lasting {
-        Failure::Final(told)
+        Failure::Final(failed)
     } else if unreachable {
-        Failure::Unreachable(told.hint(
+        Failure::Unreachable(failed.hint(
             "is there a network? HF_ENDPOINT names another hub, HTTPS_PROXY a proxy; HF_HUB_OFFLINE=1 asks nobody",
         ))
     } else {
-        Failure::Passing(told, None)
+        Failure::Passing(failed, None)
     }
 }
 

@@ -105,7 +105,7 @@ fn is_revision(text: &str) -> bool {
 }
 
 /// The revision that `text` begins with, and the folder behind it. Of a revision with `/` in its name only those of the
-/// hub itself are told from folders (`refs/pr/1`); in others it is written `%2F`.
+/// hub itself are distinguished from folders (`refs/pr/1`); in others it is written `%2F`.
 fn revision(text: &str) -> (String, Option<&str>) {
     let parts = if text.starts_with("refs/") { 3 } else { 1 };
     let end = text.match_indices('/').nth(parts - 1).map(|(at, _)| at);

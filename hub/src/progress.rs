@@ -15,11 +15,11 @@ pub enum Progress<'a> {
         /// Bytes of files, each content once.
         bytes: u64,
     },
-    /// So many more bytes were there before.
+    /// This number of further bytes was there before.
     Kept(u64),
-    /// So many more bytes came.
+    /// This number of further bytes was fetched.
     Fetched(u64),
-    /// So many bytes that were there or came are given up, and come again.
+    /// This number of bytes that were there or fetched is discarded, and fetched again.
     Lost(u64),
     /// Another process fetches this file, and is waited for.
     Waiting {

@@ -17,7 +17,7 @@ use crate::ids;
 use crate::request::Context;
 use crate::sse::{self, Events, Writer};
 
-/// What a program is told about what answers.
+/// What a program asks about what answers.
 pub(crate) const FINGERPRINT: &str = concat!("qhx-", env!("CARGO_PKG_VERSION"));
 
 pub(crate) async fn completions(

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_told_by_the_names_of_their_folders() {
+    fn paths_are_recognised_by_their_folders() {
         let commit = "a".repeat(COMMIT);
         let root = std::path::absolute("hub").unwrap().join("models--o--n");
         let snapshot = root.join("snapshots").join(&commit);

@@ -43,7 +43,7 @@ fn opened(params: serde_json::Value) -> Result<OpenOp> {
 }
 
 #[test]
-fn a_text_goes_through_the_parts_of_the_shortest_length_that_holds_it() {
+fn a_text_takes_the_graphs_of_the_shortest_length_that_holds_it() {
     let mut op = opened(json!({
         "parts": ["a", "b"], "buckets": ["a4", "b4", "a2", "b2"], "normalize": false
     }))
@@ -224,7 +224,7 @@ fn texts_that_do_not_fit_together_are_an_error() {
 }
 
 #[test]
-fn lengths_that_are_no_shorter_and_parts_without_a_name_are_errors() {
+fn lengths_no_shorter_and_parts_without_names_are_errors() {
     let error = opened(json!({"parts": ["a4", "b4"], "buckets": ["a", "b"]})).unwrap_err();
     let expected = "/plan/params/buckets: graph \"a\" takes 6 rows, expected fewer than the 4";
     assert!(error.message().contains(expected), "{error}");

@@ -13,9 +13,9 @@ use crate::repo::Repo;
 /// How a request fails.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
-    /// The connection ends after so many bytes of the content.
+    /// The connection ends after this number of bytes of the content.
     Cut(u64),
-    /// The connection stays open after so many bytes, and nothing more comes.
+    /// The connection stays open after this number of bytes, and nothing more comes.
     Stall(u64),
     /// This status, with these lines of headers.
     Status(u16, String),
@@ -23,7 +23,7 @@ pub enum Fault {
     WrongBytes,
     /// The whole file, whatever range was asked for.
     IgnoreRange,
-    /// So many bytes at a time, with a pause between.
+    /// This number of bytes at a time, with a pause between.
     Slow(usize, Duration),
     /// A redirect to the same path at this address, as to another host.
     Redirect(String),

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_longer_state_takes_the_place_of_what_it_can_be_truncated_to() {
+    fn a_longer_state_replaces_those_it_can_be_truncated_to() {
         let states = |info: &OpenInfo| kept(1000, info, &[&[1], &[1, 2], &[1, 2]]).counts().states;
         assert_eq!((states(&info(true)), states(&info(false))), (1, 2));
     }

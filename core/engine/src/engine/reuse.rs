@@ -35,7 +35,7 @@ enum Way {
     /// By a snapshot, which stands for these positions.
     Restores(SnapshotId, Sequence),
     /// There is none but the empty one.
-    Anew,
+    Empty,
 }
 
 impl Way {
@@ -44,7 +44,7 @@ impl Way {
         match self {
             Self::Stays(usable) | Self::Truncates(usable) => *usable,
             Self::Restores(_, sequence) => sequence.len(),
-            Self::Anew => 0,
+            Self::Empty => 0,
         }
     }
 }
@@ -93,7 +93,7 @@ impl Consumed {
                 op.restore(id)?;
                 self.sequence = sequence;
             }
-            Way::Anew => {
+            Way::Empty => {
                 self.sequence.clear();
                 op.reset()?;
             }
@@ -113,7 +113,7 @@ impl Consumed {
         }
         let fits = |c: &&Checkpoint| c.sequence.len() < prompt.len() && c.sequence.begins(prompt);
         let best = self.checkpoints.iter().filter(fits).max_by_key(|c| c.sequence.len());
-        best.map_or(Way::Anew, |checkpoint| {
+        best.map_or(Way::Empty, |checkpoint| {
             Way::Restores(checkpoint.id, checkpoint.sequence.clone())
         })
     }

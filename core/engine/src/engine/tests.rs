@@ -440,7 +440,7 @@ fn a_state_that_cannot_be_saved_costs_only_its_reuse() {
 }
 
 #[test]
-fn a_state_that_cannot_be_kept_or_taken_back_costs_only_its_reuse() {
+fn a_state_that_cannot_be_kept_costs_only_its_reuse() {
     let reused = |op: Scripted| {
         let mut model = open(op);
         [1, 2, 1].map(|first| {

@@ -349,7 +349,8 @@ impl Layer<'_> {
     }
 }
 
-/// Whether integers of `bits` bits are padded to words where `len` take so many words; none where they take others.
+/// Whether integers of `bits` bits are padded to words where `len` of them take that number of words; `None` where they
+/// take another number.
 /// Versions before 0.20 pad, which is the same for 1, 2, 4 and 8 bits.
 fn padded(bits: usize, len: usize, words: usize) -> Option<bool> {
     if words == Fields::words(bits, len) {
