@@ -54,15 +54,15 @@ fn javascript() -> Result<()> {
     cargo::run(&mut install).map_err(|why| format!("the clients cannot be installed: {why}"))
 }
 
-/// Runs the tests with the program that is built for tests.
-pub(crate) fn test(tools: &Path) -> Result<()> {
+/// Runs the tests with the program that is built for tests, and on the NPU where its libraries are named.
+pub(crate) fn test(tools: &Path, npu: Option<&(PathBuf, PathBuf)>) -> Result<()> {
     let qhx = cargo::build(&[&["qhx-cli"][..], &PLUGINS].concat(), &[], "qhx")?;
     let mut pytest = Command::new(python::within(tools, "python"));
     pytest.args(["-B", "-m", "pytest", "--quiet", "-p", "no:cacheprovider"]);
-    cargo::run(
-        pytest
-            .current_dir(folder())
-            .env("QHX_PROGRAM", qhx)
-            .env("QHX_NODE_MODULES", node_modules()),
-    )
+    pytest.current_dir(folder());
+    pytest.env("QHX_PROGRAM", qhx).env("QHX_NODE_MODULES", node_modules());
+    if let Some((htp, system)) = npu {
+        pytest.env("QHX_QNN_HTP", htp).env("QHX_QNN_SYSTEM", system);
+    }
+    cargo::run(&mut pytest)
 }

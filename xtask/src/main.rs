@@ -57,7 +57,7 @@ fn main() -> ExitCode {
         Some("check-targets") => targets::parse(&rest).and_then(targets::check),
         Some("aarch64") => aarch64_tier(),
         Some("python") => python::tools().and_then(|tools| python::test(&tools)),
-        Some("clients") => clients::tools().and_then(|tools| clients::test(&tools)),
+        Some("clients") => clients::tools().and_then(|tools| clients::test(&tools, None)),
         Some("wheel") => python::run(&rest),
         Some("kotlin") => kotlin::tier(),
         Some("aar") => android::run(),

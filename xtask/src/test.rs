@@ -110,7 +110,7 @@ fn tests(
     run(&mut cargo(&["test", "--workspace", "--exclude", "qhx-benches"]))?;
     // With the program that they were run with.
     match clients::tools() {
-        Ok(tools) => clients::test(&tools)?,
+        Ok(tools) => clients::test(&tools, libraries)?,
         Err(why) => skipped.add("clients tier", &why),
     }
     eprintln!("the same with the host-ops linked in");
