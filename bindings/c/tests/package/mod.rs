@@ -24,6 +24,7 @@ fn installed(folder: PathBuf, libraries: &[&str]) -> PathBuf {
     copy("include/qhexrt/qhexrt_c.h", &headers);
     copy("package/qhexrt.pc", &pkgconfig);
     copy("package/qhexrtConfig.cmake", &cmake);
+    copy("package/qhexrtConfigVersion.cmake", &cmake);
     for name in libraries {
         symlink(library(name), folder.join("lib").join(name)).unwrap();
     }
@@ -50,6 +51,13 @@ fn cmake_finds_the_package() {
     configure.arg("-S").arg(folder().join("tests/package")).arg("-B").arg(&build);
     ok(configure.arg(format!("-DCMAKE_PREFIX_PATH={}", prefix.display())));
     ok(Command::new("cmake").arg("--build").arg(&build));
+    for (version, found) in [("1", true), ("1.0", true), ("1.99", false), ("2.0", false)] {
+        let mut again = Command::new("cmake");
+        again.arg("-S").arg(folder().join("tests/package")).arg("-B").arg(given.path("versions"));
+        again.arg(format!("-DCMAKE_PREFIX_PATH={}", prefix.display()));
+        let output = again.arg(format!("-DVERSION={version}")).output().unwrap();
+        assert_eq!(output.status.success(), found, "{version}: {output:?}");
+    }
     for program in ["ask-qhexrt", "ask-static"] {
         generates(&given, &mut Command::new(build.join(program)));
     }

@@ -1,0 +1,16 @@
+# The version of the C ABI, which the header says. A newer minor version has all that an older one has.
+set(_qhexrt_number "^#define QHX_ABI_VERSION_(MAJOR|MINOR) ([0-9]+).*")
+file(STRINGS "${CMAKE_CURRENT_LIST_DIR}/../../../include/qhexrt_c.h" _qhexrt_lines REGEX "${_qhexrt_number}")
+foreach(_qhexrt_line IN LISTS _qhexrt_lines)
+  string(REGEX MATCH "${_qhexrt_number}" _qhexrt_match "${_qhexrt_line}")
+  set(_qhexrt_${CMAKE_MATCH_1} "${CMAKE_MATCH_2}")
+endforeach()
+set(PACKAGE_VERSION "${_qhexrt_MAJOR}.${_qhexrt_MINOR}")
+
+set(PACKAGE_VERSION_COMPATIBLE FALSE)
+if(PACKAGE_FIND_VERSION_MAJOR STREQUAL _qhexrt_MAJOR AND PACKAGE_FIND_VERSION VERSION_LESS_EQUAL PACKAGE_VERSION)
+  set(PACKAGE_VERSION_COMPATIBLE TRUE)
+endif()
+if(PACKAGE_FIND_VERSION VERSION_EQUAL PACKAGE_VERSION)
+  set(PACKAGE_VERSION_EXACT TRUE)
+endif()
