@@ -73,7 +73,8 @@ impl Consumed {
         self.settle(op.position());
         let way = self.way(op, prompt);
         if kept.is_on() {
-            let found = kept.find(prompt, op.info(), way.usable());
+            // A copy of all its rows has to save more than a few positions.
+            let found = kept.find(prompt, op.info(), way.usable() + WORTH - 1);
             if self.sequence.len() - self.sequence.common(prompt) >= WORTH {
                 self.keep(op, kept)?;
             }
