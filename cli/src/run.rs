@@ -56,6 +56,10 @@ enum Command {
     Pull(commands::pull::PullArgs),
     List(commands::pulled::ListArgs),
     Remove(commands::pulled::RemoveArgs),
+    #[command(mut_arg("checkpoint", |arg| arg.help(
+        "Folder of the checkpoint, a GGUF file of llama.cpp, or the name OWNER/NAME of one that a hub has, which is \
+         fetched first"
+    )))]
     Forge(Box<ForgeArgs>),
     Prepare(PrepareArgs),
     Inspect(commands::inspect::InspectArgs),

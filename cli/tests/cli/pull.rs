@@ -214,6 +214,27 @@ fn a_download_that_is_killed_goes_on_where_it_was() {
     assert!(sent * 100 <= size * 102, "{sent} bytes sent, {size} wanted");
 }
 
+#[test]
+fn two_processes_that_pull_the_same_fetch_it_once() {
+    let (repo, bytes) = large();
+    let size = repo.bytes();
+    let (server, folder) = (Server::start([repo]), folder());
+    // Slow enough that the second begins while the first fetches.
+    server.fault("decode.bin", Fault::Slow(1 << 14, Duration::from_micros(300)), 1);
+    let mut first = qhx(folder.path(), &server, &["pull", "o/large"]).start();
+    while server.sent() < size / 10 {
+        assert!(first.try_wait().unwrap().is_none(), "it ended");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let second = run(folder.path(), &server, &["pull", "o/large"]).ok();
+    assert!(first.wait().unwrap().success());
+    assert!(
+        std::fs::read(Path::new(second.stdout.trim_end()).join("decode.bin")).unwrap() == bytes
+    );
+    let sent = server.sent();
+    assert!(sent * 100 <= size * 102, "{sent} bytes sent, {size} wanted");
+}
+
 #[cfg(unix)]
 #[test]
 fn a_full_disk_keeps_what_is_there() {
