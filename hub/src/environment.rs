@@ -8,7 +8,7 @@ use qhx_base::{Error, ErrorKind, Result, files};
 use crate::options::{ENDPOINT, Options};
 
 /// The variables that [`Options::from_environment`] reads.
-pub const VARIABLES: [&str; 10] = [
+pub const VARIABLES: [&str; 12] = [
     "HF_ENDPOINT",
     "HF_TOKEN",
     "HF_TOKEN_PATH",
@@ -19,6 +19,8 @@ pub const VARIABLES: [&str; 10] = [
     "HTTPS_PROXY",
     "ALL_PROXY",
     "NO_PROXY",
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
 ];
 
 /// Longest file of a token.
@@ -43,6 +45,7 @@ impl Options {
         };
         options.token = options.token.map(|t| t.trim().to_owned()).filter(|t| !t.is_empty());
         options.proxy = first_text(&["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"])?;
+        options.authorities = path("SSL_CERT_FILE").or_else(|| path("REQUESTS_CA_BUNDLE"));
         options.no_proxy = first_text(&["NO_PROXY", "no_proxy"])?;
         Ok(options)
     }

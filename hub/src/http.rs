@@ -1,12 +1,13 @@
 //! Requests: redirects, the token and which failures another attempt may mend.
 
+use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use qhx_base::{Error, ErrorKind, Result};
+use qhx_base::{Error, ErrorKind, Result, files};
 use rustls::crypto::CryptoProvider;
 use ureq::http::{HeaderMap, Response, StatusCode, Uri};
-use ureq::tls::TlsConfig;
+use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body, Proxy};
 
 use crate::options::Options;
@@ -16,6 +17,9 @@ const MAX_REDIRECTS: usize = 10;
 
 /// How long a host may take to be found and connected to.
 const CONNECT: Duration = Duration::from_secs(20);
+
+/// Longest file of authorities.
+const MAX_AUTHORITIES: u64 = 16 << 20;
 
 /// Longest that a hub's wish to wait is granted.
 const MAX_WAIT: Duration = Duration::from_secs(300);
@@ -59,10 +63,13 @@ impl Client {
         if endpoint.scheme_str() == Some("https") {
             check_processor()?;
         }
-        let tls =
-            TlsConfig::builder().unversioned_rustls_crypto_provider(Arc::clone(&PROVIDER)).build();
+        let mut tls =
+            TlsConfig::builder().unversioned_rustls_crypto_provider(Arc::clone(&PROVIDER));
+        if let Some(file) = &options.authorities {
+            tls = tls.root_certs(authorities(file)?);
+        }
         let agent = Agent::config_builder()
-            .tls_config(tls)
+            .tls_config(tls.build())
             .proxy(proxy(options)?)
             // Redirects are followed here, without the token where they lead elsewhere.
             .max_redirects(0)
@@ -282,6 +289,25 @@ fn redirect(from: &Uri, headers: &HeaderMap) -> Result<Uri> {
     Ok(uri)
 }
 
+/// The authorities of a file.
+fn authorities(file: &Path) -> Result<RootCerts> {
+    let text = files::read_text(ErrorKind::Io, file, MAX_AUTHORITIES)
+        .map_err(|e| e.hint("SSL_CERT_FILE and REQUESTS_CA_BUNDLE name it"))?;
+    let certificates: Vec<_> = parse_pem(text.as_bytes())
+        .filter_map(|item| match item {
+            Ok(PemItem::Certificate(certificate)) => Some(certificate),
+            _ => None,
+        })
+        .collect();
+    if certificates.is_empty() {
+        let message = format!("{}: there is no certificate in it, expected PEM", file.display());
+        return Err(
+            Error::new(ErrorKind::Io, message).hint("SSL_CERT_FILE and REQUESTS_CA_BUNDLE name it")
+        );
+    }
+    Ok(RootCerts::new_with_certs(&certificates))
+}
+
 /// A URL without its query, which may be a signature.
 fn shown(uri: &Uri) -> String {
     let host = uri.host().unwrap_or_default();
@@ -297,19 +323,25 @@ fn failed(uri: &Uri, error: ureq::Error) -> Failure {
         ureq::Error::Io(e) => qhx_base::files::why(e),
         other => other.to_string(),
     };
-    let lasting = matches!(
-        &error,
-        ureq::Error::Tls(_)
-            | ureq::Error::Rustls(_)
-            | ureq::Error::BadUri(_)
-            | ureq::Error::Http(_)
-    );
+    let is_tls = match &error {
+        ureq::Error::Tls(_) | ureq::Error::Rustls(_) => true,
+        // A handshake that fails is an error of reading or writing.
+        ureq::Error::Io(e) => e.get_ref().is_some_and(|e| e.is::<rustls::Error>()),
+        _ => false,
+    };
+    let lasting = is_tls || matches!(&error, ureq::Error::BadUri(_) | ureq::Error::Http(_));
     let unreachable = match &error {
         ureq::Error::HostNotFound => true,
         ureq::Error::Io(e) => matches!(e.kind(), Io::ConnectionRefused | Io::NetworkUnreachable),
         _ => false,
     };
-    let failed = Error::new(ErrorKind::Io, format!("{}: {what}", shown(uri))).with_source(error);
+    let mut failed =
+        Error::new(ErrorKind::Io, format!("{}: {what}", shown(uri))).with_source(error);
+    if is_tls {
+        failed = failed.hint(
+            "where an authority of your own signs: SSL_CERT_FILE names a file of its certificate",
+        );
+    }
     if lasting {
         Failure::Final(failed)
     } else if unreachable {

@@ -23,6 +23,8 @@ pub struct Options {
     pub proxy: Option<String>,
     /// Hosts that are reached without the proxy, separated by commas.
     pub no_proxy: Option<String>,
+    /// A file of certificates in PEM: the authorities that are trusted, instead of those that are built in.
+    pub authorities: Option<PathBuf>,
     /// Files that are fetched at once.
     pub connections: usize,
     /// How often in a row a file may fail without a byte more of it.
@@ -45,6 +47,7 @@ impl Options {
             offline: false,
             proxy: None,
             no_proxy: None,
+            authorities: None,
             connections: 4,
             attempts: 5,
             backoff: Duration::from_secs(1),
@@ -71,6 +74,13 @@ impl Options {
     #[must_use]
     pub fn offline(mut self, offline: bool) -> Self {
         self.offline = offline;
+        self
+    }
+
+    /// A file of certificates in PEM: the authorities that are trusted, instead of those that are built in.
+    #[must_use]
+    pub fn authorities(mut self, file: impl Into<Option<PathBuf>>) -> Self {
+        self.authorities = file.into();
         self
     }
 

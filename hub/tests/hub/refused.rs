@@ -2,7 +2,7 @@
 
 use qhx_base::ErrorKind;
 use qhx_hub::Hub;
-use qhx_hub_server::{Fault, Repo, Server};
+use qhx_hub_server::{CERTIFICATE, Fault, Repo, Server};
 
 use crate::{name, options, pull, repo, tree};
 
@@ -25,6 +25,39 @@ fn a_token_stays_with_the_hub() {
     server.fault("decode.bin", Fault::Redirect(storage.endpoint()), 2);
     pull(&hub, "o/n/v79").unwrap();
     assert_eq!(format!("{:?}", hub.options()).matches("hf_secret").count(), 0);
+}
+
+#[test]
+fn a_hub_over_tls_is_one_that_is_trusted() {
+    let (server, folder) = (Server::start([repo().gated("t")]), tempfile::tempdir().unwrap());
+    let endpoint = server.tls_endpoint();
+    let over_tls = || options(&server, folder.path()).endpoint(&endpoint).token("t".to_owned());
+    let stranger = pull(&Hub::new(over_tls()), "o/n/v81").unwrap_err();
+    assert!(stranger.message().contains("invalid peer certificate"), "{stranger}");
+    assert!(
+        stranger.hint_text().is_some_and(|hint| hint.contains("SSL_CERT_FILE")),
+        "{stranger:?}"
+    );
+    assert!(server.requests().is_empty(), "nothing is asked of a stranger");
+
+    let file = folder.path().join("authorities.pem");
+    std::fs::write(&file, format!("a comment\n{CERTIFICATE}")).unwrap();
+    let hub = Hub::new(over_tls().authorities(file.clone()));
+    assert_eq!(pull(&hub, "o/n/v81").unwrap().fetched_bytes, server.sent());
+    // The host of a certificate is the one that was asked.
+    let elsewhere = endpoint.replace("localhost", "127.0.0.1");
+    let hub = Hub::new(over_tls().endpoint(elsewhere).authorities(file.clone()));
+    let error = pull(&hub, "o/n/v79").unwrap_err();
+    assert!(error.message().contains("certificate"), "{error}");
+
+    for text in ["", "no certificate"] {
+        std::fs::write(&file, text).unwrap();
+        let error = pull(&Hub::new(over_tls().authorities(file.clone())), "o/n/v79").unwrap_err();
+        assert!(
+            error.message().contains("authorities.pem: there is no certificate in it"),
+            "{error}"
+        );
+    }
 }
 
 #[test]

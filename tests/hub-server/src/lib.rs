@@ -6,6 +6,8 @@
 mod answer;
 mod repo;
 mod server;
+mod tls;
 
 pub use repo::{File, Repo};
 pub use server::{Fault, Request, Server};
+pub use tls::CERTIFICATE;

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::answer;
 use crate::repo::Repo;
+use crate::{answer, tls};
 
 /// How a request fails.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,6 +115,11 @@ impl Server {
     /// The value of `HF_ENDPOINT`.
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
+    }
+
+    /// As [`Server::endpoint`] over TLS, for who trusts [`crate::CERTIFICATE`].
+    pub fn tls_endpoint(&self) -> String {
+        tls::before(self.address)
     }
 
     /// Publishes a revision: branches of this name lead to it from now on.
