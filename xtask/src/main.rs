@@ -7,6 +7,7 @@ mod android;
 mod cargo;
 mod clients;
 mod demo;
+mod docs;
 mod kotlin;
 mod kotlinc;
 mod miri;
@@ -34,6 +35,7 @@ Usage: cargo xtask COMMAND
   python            build the wheel, install it in a fresh environment and run its tests
   clients           ask `qhx serve` with the official packages of its interfaces
   wheel [--dev]     build the wheel of the Python package, with the programs in it
+  book              check the links of all pages, and make a book of docs/ with mdBook
   kotlin            compile the Kotlin library, lay its archive out and run its tests on a Java virtual machine
   aar               lay the Kotlin library out for Android, with the native part where ANDROID_NDK_HOME is set
   windows           build the program for Windows and run it under Wine
@@ -59,6 +61,7 @@ fn main() -> ExitCode {
         Some("python") => python::tools().and_then(|tools| python::test(&tools)),
         Some("clients") => clients::tools().and_then(|tools| clients::test(&tools, None)),
         Some("wheel") => python::run(&rest),
+        Some("book") => docs::run(&rest),
         Some("kotlin") => kotlin::tier(),
         Some("aar") => android::run(),
         Some("windows") => windows_tier(),
