@@ -71,6 +71,8 @@ enum Command {
     Doctor(commands::doctor::DoctorArgs),
     Demo(commands::demo::DemoArgs),
     Completions(commands::completions::CompletionsArgs),
+    #[command(hide = true)]
+    Man(commands::man::ManArgs),
     /// Print the version
     Version,
 }
@@ -146,6 +148,11 @@ fn dispatch(command: Command, app: &mut App) -> Result<Status> {
         Command::Doctor(args) => commands::doctor::run(&args, app),
         Command::Demo(args) => commands::demo::run(&args, app),
         Command::Completions(args) => commands::completions::run(&args, Cli::command(), app),
+        Command::Man(args) => {
+            let embed = commands::embed::classic::EmbedClassicArgs::command();
+            let programs = [Cli::command(), commands::classic::ClassicArgs::command(), embed];
+            commands::man::run(&args, programs, app)
+        }
         Command::Version => {
             app.output.line(&format!("qhx {}", env!("CARGO_PKG_VERSION")))?;
             Ok(Status::Done)
@@ -171,7 +178,11 @@ impl Command {
             Self::Forge(_) | Self::Inspect(_) | Self::Runtime(_) => None,
             Self::Pull(args) => Some(&args.libraries),
             Self::List(_) | Self::Remove(_) => None,
-            Self::Push(_) | Self::Plugins(_) | Self::Completions(_) | Self::Version => None,
+            Self::Push(_)
+            | Self::Plugins(_)
+            | Self::Completions(_)
+            | Self::Man(_)
+            | Self::Version => None,
         }
     }
 
@@ -195,7 +206,11 @@ impl Command {
             Self::Plugins(args) => args.wants_json(),
             Self::Doctor(args) => args.json,
             Self::Demo(args) => args.json,
-            Self::Serve(_) | Self::Push(_) | Self::Completions(_) | Self::Version => false,
+            Self::Serve(_)
+            | Self::Push(_)
+            | Self::Completions(_)
+            | Self::Man(_)
+            | Self::Version => false,
         }
     }
 }

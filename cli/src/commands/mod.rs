@@ -10,6 +10,7 @@ pub(crate) mod embed;
 pub(crate) mod forge;
 pub(crate) mod generate;
 pub(crate) mod inspect;
+pub(crate) mod man;
 pub(crate) mod plugins;
 pub(crate) mod pull;
 pub(crate) mod pulled;

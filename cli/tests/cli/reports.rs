@@ -111,6 +111,35 @@ fn completions_for_every_shell() {
 }
 
 #[test]
+fn every_command_has_a_manual_page() {
+    let folder = folder();
+    Program::qhx(folder.path()).args(["man", "pages/man1"]).run().ok();
+    let page = |name: &str| {
+        let path = folder.path().join("pages/man1").join(format!("{name}.1"));
+        std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+    };
+    let help = Program::qhx(folder.path()).args(["--help"]).run().ok().stdout;
+    let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let commands: Vec<&str> = commands
+        .take_while(|line| !line.is_empty())
+        .filter_map(|line| line.split_whitespace().next().filter(|name| *name != "help"))
+        .collect();
+    assert!(commands.contains(&"serve") && commands.contains(&"completions"), "{commands:?}");
+    for command in commands {
+        let page = page(&format!("qhx-{command}"));
+        assert!(page.contains(&format!(".TH qhx-{command} 1")), "{command}: {page}");
+    }
+    assert!(page("qhx").contains("qhx\\-serve(1)"), "{}", page("qhx"));
+    assert!(page("qhx-serve").contains("\\-\\-api\\-key\\-file"), "{}", page("qhx-serve"));
+    assert!(page("qhx-forge-plan").contains("CHECKPOINT"), "{}", page("qhx-forge-plan"));
+    for program in ["qhx_generate", "qhx_embed"] {
+        assert!(page(program).contains(&format!(".TH {program} 1")), "{}", page(program));
+    }
+    // Nobody calls what stands in no help.
+    assert!(!folder.path().join("pages/man1/qhx-man.1").exists());
+}
+
+#[test]
 fn every_command_has_help_with_examples_or_options() {
     let folder = folder();
     for command in [
