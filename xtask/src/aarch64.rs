@@ -9,8 +9,8 @@ use crate::cargo::{self, Result, cargo, works};
 /// Boards with a Hexagon NPU.
 pub(crate) const TARGET: &str = "aarch64-unknown-linux-gnu";
 
-const LINKER: &str = "aarch64-linux-gnu-gcc";
-const EMULATOR: &str = "qemu-aarch64";
+pub(crate) const LINKER: &str = "aarch64-linux-gnu-gcc";
+pub(crate) const EMULATOR: &str = "qemu-aarch64";
 /// Where Debian's and Ubuntu's packages put the libraries for AArch64.
 const ROOT: &str = "/usr/aarch64-linux-gnu";
 

@@ -247,19 +247,19 @@ fn anchors(text: &str) -> BTreeSet<String> {
     anchors
 }
 
-fn read(path: &Path) -> Result<String> {
+pub(crate) fn read(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).map_err(at(path))
 }
 
 /// Writes a file, with the folders above it.
-fn write(path: &Path, content: &str) -> Result<()> {
+pub(crate) fn write(path: &Path, content: &str) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new(""));
     std::fs::create_dir_all(folder).map_err(at(folder))?;
     std::fs::write(path, content).map_err(at(path))
 }
 
 /// Copies a file, with the folders above it.
-fn copy(from: &Path, to: &Path) -> Result<()> {
+pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
     let folder = to.parent().unwrap_or(Path::new(""));
     std::fs::create_dir_all(folder).map_err(at(folder))?;
     std::fs::copy(from, to).map(|_| ()).map_err(at(from))

@@ -12,6 +12,7 @@ mod kotlin;
 mod kotlinc;
 mod miri;
 mod python;
+mod release;
 mod targets;
 mod test;
 mod windows;
@@ -38,6 +39,12 @@ Usage: cargo xtask COMMAND
   book              check the links of all pages, and make a book of docs/ with mdBook
   kotlin            compile the Kotlin library, lay its archive out and run its tests on a Java virtual machine
   aar               lay the Kotlin library out for Android, with the native part where ANDROID_NDK_HOME is set
+  release [OPTIONS] make all packages, install each in a bare system and run the demo there
+      --machine NAME  those of amd64 or arm64 only
+      --profile NAME  built by another profile of cargo than release, to try the packages
+      --url BASE      where the archives will be, for the formula
+      --no-proof, --no-wheel, --no-book
+                      without the bare systems, the Python package, the book
   windows           build the program for Windows and run it under Wine
 ";
 
@@ -64,6 +71,7 @@ fn main() -> ExitCode {
         Some("book") => docs::run(&rest),
         Some("kotlin") => kotlin::tier(),
         Some("aar") => android::run(),
+        Some("release") => release::Options::parse(&rest).and_then(|it| release::run(&it)),
         Some("windows") => windows_tier(),
         Some("help" | "--help" | "-h") => {
             eprint!("{HELP}");

@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::cargo::{self, PROGRAM, Result, works};
 
 /// The programs of the wheel: all of `qhx-cli`.
-const PROGRAMS: [&str; 3] = ["qhx", "qhx_embed", "qhx_generate"];
+pub(crate) const PROGRAMS: [&str; 3] = ["qhx", "qhx_embed", "qhx_generate"];
 
 /// What the wheel is built for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

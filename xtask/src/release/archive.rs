@@ -1,0 +1,117 @@
+//! Archives: programs with their manual pages and completions, and the C library.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{Built, Machine, VERSION, epoch};
+use crate::cargo::{self, Result};
+use crate::docs::{copy, write};
+use crate::python::PROGRAMS;
+
+/// Where each shell looks for completions, below `share`.
+const COMPLETIONS: [(&str, &str); 3] = [
+    ("bash", "bash-completion/completions/qhx"),
+    ("fish", "fish/vendor_completions.d/qhx.fish"),
+    ("zsh", "zsh/site-functions/_qhx"),
+];
+
+/// What the packages of a machine hold.
+pub(super) struct Content<'a> {
+    pub built: &'a Built,
+    /// Manual pages and completions.
+    pub share: &'a Path,
+    /// Licences of what is linked in.
+    pub notices: &'a str,
+}
+
+/// Has the program in `programs` write manual pages and completions into `share`.
+pub(super) fn share(programs: &Path, share: &Path) -> Result<()> {
+    let qhx = programs.join("qhx");
+    cargo::output(Command::new(&qhx).arg("man").arg(share.join("man/man1")))?;
+    for (shell, file) in COMPLETIONS {
+        let script = cargo::output(Command::new(&qhx).args(["completions", shell]))?;
+        write(&share.join(file), &script)?;
+    }
+    Ok(())
+}
+
+impl Content<'_> {
+    /// Lays the programs out in `prefix`: `bin` and `share`.
+    pub(super) fn lay_out(&self, prefix: &Path) -> Result<()> {
+        for program in PROGRAMS {
+            let to = prefix.join("bin").join(program);
+            copy(&self.built.folder.join(program), &to)?;
+            strip(self.built.machine, &to, &["--remove-section=.comment"])?;
+        }
+        cargo::run(Command::new("cp").arg("-r").arg(self.share).arg(prefix))
+    }
+
+    /// Licences and notices, for archives.
+    fn licences(&self, folder: &Path) -> Result<()> {
+        for name in ["LICENSE-MIT", "LICENSE-APACHE"] {
+            copy(&qhx_paths::workspace().join(name), &folder.join(name))?;
+        }
+        write(&folder.join("NOTICES.txt"), self.notices)
+    }
+}
+
+/// Removes what only debuggers read.
+fn strip(machine: Machine, file: &Path, arguments: &[&str]) -> Result<()> {
+    cargo::run(Command::new(machine.strip).args(arguments).arg(file))
+}
+
+/// The archive of the programs.
+pub(super) fn program(content: &Content<'_>, scratch: &Path, out: &Path) -> Result<PathBuf> {
+    let name = format!("qhx-{VERSION}-{}", content.built.machine.target);
+    let folder = scratch.join(&name);
+    content.lay_out(&folder)?;
+    content.licences(&folder)?;
+    for page in ["README.md", "CHANGELOG.md"] {
+        copy(&qhx_paths::workspace().join(page), &folder.join(page))?;
+    }
+    pack(&folder, &name, out)
+}
+
+/// The archive of the C library, as CMake and pkg-config find it.
+pub(super) fn library(content: &Content<'_>, scratch: &Path, out: &Path) -> Result<PathBuf> {
+    let name = format!("qhexrt-{VERSION}-{}", content.built.machine.target);
+    let folder = scratch.join(&name);
+    let source = qhx_paths::workspace();
+    for (from, to) in [
+        ("bindings/c/include/qhexrt_c.h", "include/qhexrt_c.h"),
+        ("bindings/c/include/qhexrt/qhexrt_c.h", "include/qhexrt/qhexrt_c.h"),
+        ("bindings/c/package/qhexrt.pc", "lib/pkgconfig/qhexrt.pc"),
+        ("bindings/c/package/qhexrtConfig.cmake", "lib/cmake/qhexrt/qhexrtConfig.cmake"),
+        (
+            "bindings/c/package/qhexrtConfigVersion.cmake",
+            "lib/cmake/qhexrt/qhexrtConfigVersion.cmake",
+        ),
+        ("docs/c-abi.md", "README.md"),
+        ("examples/c/chat.c", "examples/chat.c"),
+    ] {
+        copy(&source.join(from), &folder.join(to))?;
+    }
+    content.licences(&folder)?;
+    let (shared, archive) = (folder.join("lib/libqhexrt.so.1"), folder.join("lib/libqhexrt.a"));
+    copy(&content.built.folder.join("libqhexrt.so"), &shared)?;
+    copy(&content.built.folder.join("libqhexrt.a"), &archive)?;
+    let link = folder.join("lib/libqhexrt.so");
+    cargo::run(Command::new("ln").args(["-s", "libqhexrt.so.1"]).arg(link))?;
+    strip(content.built.machine, &shared, &["--strip-unneeded"])?;
+    strip(content.built.machine, &archive, &["--strip-debug"])?;
+    pack(&folder, &name, out)
+}
+
+/// Packs a folder into `out`, under a name within the archive: the same bytes whenever the content is the same.
+pub(crate) fn pack(folder: &Path, name: &str, out: &Path) -> Result<PathBuf> {
+    let archive = out.join(format!("{name}.tar.gz"));
+    let (parent, own) = (folder.parent(), folder.file_name().unwrap_or_default());
+    let mut tar = Command::new("tar");
+    tar.args(["--create", "--sort=name", "--owner=0", "--group=0", "--numeric-owner"]);
+    tar.args(["--mode=go=rX,u+rw,a-s", "--use-compress-program=gzip -9n"]);
+    tar.arg(format!("--mtime=@{}", epoch()?));
+    tar.arg(format!("--transform=flags=r;s,^{},{name},", own.to_string_lossy()));
+    tar.arg("--file").arg(&archive).arg("--directory").arg(parent.unwrap_or(folder)).arg(own);
+    cargo::run(&mut tar)?;
+    Ok(archive)
+}
